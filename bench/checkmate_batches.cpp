@@ -1,7 +1,7 @@
 // layer: plan
-// The largest batch of VGG19 within 16 GB at no more than one more forward pass of FLOPs, as in figure 5 of Checkmate
-// (arXiv 1910.02653): by the published strategies in the published accounts, by all of them in one account, and by the
-// joint plan:
+// The largest batch of VGG19 within 16 GB at no more than one more forward pass of FLOPs, as in
+// figure 5 of Checkmate (arXiv 1910.02653): by the published strategies in the published accounts,
+// by all of them in one account, and by the joint plan:
 //   ./dev bench checkmate_batches --out bench/results/checkmate_batches.json
 // Exit code 1 when a claim does not hold.
 #include <fmt/format.h>
@@ -36,14 +36,15 @@ int64_t batch_of(int64_t image_bytes, int times) {
 /// Of a step of one image the one of `batch` images.
 Graph of_batch(Graph graph, int64_t batch) {
   for (GraphTensor& tensor : graph.tensors)
-    if (!may_start_on_host(tensor.kind) && !tensor.id.starts_with("gradient of ")) tensor.bytes *= batch;
+    if (!may_start_on_host(tensor.kind) && !tensor.id.starts_with("gradient of "))
+      tensor.bytes *= batch;
   for (GraphNode& node : graph.nodes) node.algorithms[0].time_s *= static_cast<double>(batch);
   graph.budget_bytes = CheckmateVgg19::kMemory;
   return graph;
 }
 
-/// The same step with parameters, and their gradients from the backward of their layer to the update right after it, as
-/// storages of the plan.
+/// The same step with parameters, and their gradients from the backward of their layer to the
+/// update right after it, as storages of the plan.
 Graph with_parameters(const CheckmateVgg19& vgg) {
   Graph out = vgg.graph;
   std::vector<GraphNode> nodes;
@@ -60,7 +61,8 @@ Graph with_parameters(const CheckmateVgg19& vgg) {
       continue;
     }
     if (!backward)
-      parameter_of[node.layer] = tensor("parameters of " + node.layer, 4 * found->second, TensorKind::kParam);
+      parameter_of[node.layer] =
+          tensor("parameters of " + node.layer, 4 * found->second, TensorKind::kParam);
     const int parameters = parameter_of.at(node.layer);
     node.inputs.push_back(parameters);
     const std::string layer = node.layer;
@@ -71,16 +73,18 @@ Graph with_parameters(const CheckmateVgg19& vgg) {
     const int gradient = tensor("gradient of " + layer, 4 * found->second, TensorKind::kGrad);
     node.outputs.push_back(gradient);
     nodes.push_back(std::move(node));
-    nodes.push_back(
-        {.name = "update " + layer, .inputs = {gradient}, .mutates = {parameters}, .algorithms = {{"flops", 0, 0}}});
+    nodes.push_back({.name = "update " + layer,
+                     .inputs = {gradient},
+                     .mutates = {parameters},
+                     .algorithms = {{"flops", 0, 0}}});
     out.final.push_back(parameters);
   }
   out.nodes = std::move(nodes);
   return out;
 }
 
-/// The largest batch that a search finds a plan for at no more than the cost allowed, and its time over that of every
-/// node once.
+/// The largest batch that a search finds a plan for at no more than the cost allowed, and its time
+/// over that of every node once.
 struct Largest {
   int64_t batch = 0;
   double overhead = 0;
@@ -115,12 +119,13 @@ struct Row {
 };
 
 /// As published, and in the account of twice the parameters with nothing kept past its last reader.
-Row row_of(const CheckmateVgg19& vgg, const StageGraph& graph, const std::string& name, int published,
-           const Stages& as_published, const Stages& stages) {
-  const Timeline timeline = check(vgg.graph, plan_of(graph, stages, std::vector<int>(graph.nodes())));
+Row row_of(const CheckmateVgg19& vgg, const StageGraph& graph, const std::string& name,
+           int published, const Stages& as_published, const Stages& stages) {
+  const Timeline timeline =
+      check(vgg.graph, plan_of(graph, stages, std::vector<int>(graph.nodes())));
   const double once_s = vgg.ceiling() * 3 / 4;
-  return {name, published, batch_of(most_held_bytes(graph, as_published), 4), batch_of(timeline.peak_bytes, 2),
-          timeline.makespan_s / once_s - 1};
+  return {name, published, batch_of(most_held_bytes(graph, as_published), 4),
+          batch_of(timeline.peak_bytes, 2), timeline.makespan_s / once_s - 1};
 }
 
 /// Every node once, everything kept to its last reader.
@@ -132,8 +137,10 @@ Stages all_kept(const StageGraph& graph) {
   return out;
 }
 
-/// Of the checkpoint sets that the greedy strategy can choose the one of least memory within the cost allowed.
-Stages leanest_greedy(const CheckmateVgg19& vgg, const StageGraph& graph, const ChenOptions& options) {
+/// Of the checkpoint sets that the greedy strategy can choose the one of least memory within the
+/// cost allowed.
+Stages leanest_greedy(const CheckmateVgg19& vgg, const StageGraph& graph,
+                      const ChenOptions& options) {
   constexpr int kSegments = 200;
   const auto candidates = chen_candidates(graph, Candidates::kAll);
   const std::vector<int> only(graph.nodes());
@@ -141,10 +148,12 @@ Stages leanest_greedy(const CheckmateVgg19& vgg, const StageGraph& graph, const 
   Stages best;
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int step = 0; step < kSegments; ++step) {
-    auto made = stages_for(graph, greedy_checkpoints(graph, candidates, most * step / kSegments), options);
+    auto made =
+        stages_for(graph, greedy_checkpoints(graph, candidates, most * step / kSegments), options);
     if (!made) continue;
     const int64_t held = most_held_bytes(graph, *made);
-    if (held >= least || check(vgg.graph, plan_of(graph, *made, only)).makespan_s > vgg.ceiling()) continue;
+    if (held >= least || check(vgg.graph, plan_of(graph, *made, only)).makespan_s > vgg.ceiling())
+      continue;
     least = held;
     best = std::move(*made);
   }
@@ -152,7 +161,8 @@ Stages leanest_greedy(const CheckmateVgg19& vgg, const StageGraph& graph, const 
 }
 
 int run(const std::string& file, double time_limit_s) {
-  // Two operations to a multiplication, at what the model of a GPU (plan/device_model.h) has for most of them.
+  // Two operations to a multiplication, at what the model of a GPU (plan/device_model.h) has for
+  // most of them.
   const CheckmateVgg19 vgg = checkmate_vgg19(2 / (0.65 * 11.76e12));
   const StageGraph stages(vgg.graph);
   const auto all = chen_candidates(stages, Candidates::kAll);
@@ -160,19 +170,22 @@ int run(const std::string& file, double time_limit_s) {
     return *stages_for(stages, checkpoints, options);
   };
   std::vector<Row> rows;
-  rows.push_back(row_of(vgg, stages, "keep all", kPublished[0], chen(all, {.liveness = false}), all_kept(stages)));
+  rows.push_back(row_of(vgg, stages, "keep all", kPublished[0], chen(all, {.liveness = false}),
+                        all_kept(stages)));
   rows.push_back(row_of(vgg, stages, "sqrt(n)", kPublished[1],
                         chen(sqrt_checkpoints(all), {.liveness = false, .hold_gradients = true}),
                         chen(sqrt_checkpoints(all), {})));
-  rows.push_back(row_of(vgg, stages, "greedy", kPublished[2], leanest_greedy(vgg, stages, {.liveness = false}),
+  rows.push_back(row_of(vgg, stages, "greedy", kPublished[2],
+                        leanest_greedy(vgg, stages, {.liveness = false}),
                         leanest_greedy(vgg, stages, {})));
   // No plan of the graph takes less than its largest node.
   Graph tight = vgg.graph;
   tight.budget_bytes = floor_of(tight, {.offload = false, .compress = false}).bytes;
   const Baseline program = checkmate(tight, {.time_limit_s = time_limit_s});
-  user_check(program.plan.has_value() && program.time_s <= vgg.ceiling(), "checkmate: no plan at the floor");
-  rows.push_back({"program", kPublished[3], batch_of(tight.budget_bytes, 2), batch_of(tight.budget_bytes, 2),
-                  program.time_s / (vgg.ceiling() * 3 / 4) - 1});
+  user_check(program.plan.has_value() && program.time_s <= vgg.ceiling(),
+             "checkmate: no plan at the floor");
+  rows.push_back({"program", kPublished[3], batch_of(tight.budget_bytes, 2),
+                  batch_of(tight.budget_bytes, 2), program.time_s / (vgg.ceiling() * 3 / 4) - 1});
   Graph image = vgg.graph;
   image.bandwidth = kCopies;
   image.base_bytes = 2 * kParameterBytes;
@@ -183,9 +196,12 @@ int run(const std::string& file, double time_limit_s) {
   whole.bandwidth = kCopies;
   const Largest moved = largest(whole, vgg, options);
   rows.push_back({"joint, parameters too", 0, 0, moved.batch, moved.overhead});
-  fmt::print("largest batch of VGG19, 224 x 224, 16 GB, at most one more forward pass\n{:24}{:>10}{:>14}{:>13}{:>16}\n",
-             "", "published", "as published", "one account", "more time there");
-  Json result = {{"benchmark", "checkmate_batches"}, {"rows", Json::array()}, {"claims", Json::array()}};
+  fmt::print(
+      "largest batch of VGG19, 224 x 224, 16 GB, at most one more forward "
+      "pass\n{:24}{:>10}{:>14}{:>13}{:>16}\n",
+      "", "published", "as published", "one account", "more time there");
+  Json result = {
+      {"benchmark", "checkmate_batches"}, {"rows", Json::array()}, {"claims", Json::array()}};
   bool holds = true;
   const auto claim = [&](const std::string& text, bool truth) {
     fmt::print("claim: {}: {}\n", text, truth ? "holds" : "DOES NOT HOLD");
@@ -193,8 +209,10 @@ int run(const std::string& file, double time_limit_s) {
     holds = holds && truth;
   };
   for (const Row& row : rows) {
-    fmt::print("{:24}{:>10}{:>14}{:>13}{:>15.1f}%\n", row.name, row.published > 0 ? std::to_string(row.published) : "",
-               row.published > 0 ? std::to_string(row.as_published) : "", row.one_account, 100 * row.overhead);
+    fmt::print("{:24}{:>10}{:>14}{:>13}{:>15.1f}%\n", row.name,
+               row.published > 0 ? std::to_string(row.published) : "",
+               row.published > 0 ? std::to_string(row.as_published) : "", row.one_account,
+               100 * row.overhead);
     result["rows"].push_back({{"strategy", row.name},
                               {"published", row.published},
                               {"as_published", row.as_published},
@@ -203,10 +221,13 @@ int run(const std::string& file, double time_limit_s) {
   }
   for (const Row& row : rows)
     if (row.published > 0)
-      claim(fmt::format("{}: {} as published", row.name, row.published), row.published == row.as_published);
-  claim(fmt::format("the joint plan trains the program's batch in less time: {:.1f} % more against {:.1f} %",
-                    100 * joint.overhead, 100 * rows[3].overhead),
-        joint.batch >= rows[3].one_account && joint.overhead < rows[3].overhead);
+      claim(fmt::format("{}: {} as published", row.name, row.published),
+            row.published == row.as_published);
+  claim(
+      fmt::format(
+          "the joint plan trains the program's batch in less time: {:.1f} % more against {:.1f} %",
+          100 * joint.overhead, 100 * rows[3].overhead),
+      joint.batch >= rows[3].one_account && joint.overhead < rows[3].overhead);
   claim(fmt::format("with parameters among what it plans a larger batch: {}", moved.batch),
         moved.batch > rows[3].one_account);
   if (!file.empty()) std::ofstream(file) << result.dump(1) << '\n';
@@ -222,5 +243,6 @@ int main(int argc, char** argv) {
   CLI::App app("Checkmate's largest batches of VGG19");
   app.add_option("--time-limit", time_limit_s, "seconds of solving the program");
   app.add_option("--out", out, "write the result as JSON");
-  return dovetail::run_program(app, argc, argv, [&] { return dovetail::plan::run(out, time_limit_s); });
+  return dovetail::run_program(app, argc, argv,
+                               [&] { return dovetail::plan::run(out, time_limit_s); });
 }

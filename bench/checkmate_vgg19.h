@@ -13,11 +13,13 @@
 
 namespace dovetail::plan {
 
-/// VGG19 at 224 x 224 as Checkmate's experiment on the largest batch has it (experiments/experiment_max_batchsize_*.py
-/// of the code published with it, cost model "flops"): a node for each layer of Keras, ReLUs within convolutions, one
-/// for the loss, one for the backward of each. A backward node reads its layer's output, the output of the next layer
-/// and that one's gradient, and makes a gradient as large as its layer's output. Cost: multiplications of convolutions
-/// and dense layers, others 0; backward twice the forward. Everything grows with the batch.
+/// VGG19 at 224 x 224 as Checkmate's experiment on the largest batch has it
+/// (experiments/experiment_max_batchsize_*.py of the code published with it, cost model "flops"): a
+/// node for each layer of Keras, ReLUs within convolutions, one for the loss, one for the backward
+/// of each. A backward node reads its layer's output, the output of the next layer and that one's
+/// gradient, and makes a gradient as large as its layer's output. Cost: multiplications of
+/// convolutions and dense layers, others 0; backward twice the forward. Everything grows with the
+/// batch.
 struct CheckmateVgg19 {
   static constexpr int64_t kParameters = 143667240;  ///< four bytes each, and as much of gradients
   static constexpr int64_t kMemory = 16'000'000'000;
@@ -48,7 +50,8 @@ inline CheckmateVgg19 checkmate_vgg19(double seconds = 1e-9) {
   for (int block = 0; block < 5; ++block) {
     for (int i = 0; i < depths[block]; ++i) {
       const int64_t made = widths[block] * size * size;
-      layer(fmt::format("block{}_conv{}", block + 1, i + 1), static_cast<double>(9 * channels * made), made);
+      layer(fmt::format("block{}_conv{}", block + 1, i + 1),
+            static_cast<double>(9 * channels * made), made);
       out.parameters[names.back()] = widths[block] * (9 * channels + 1);
       channels = widths[block];
     }
@@ -64,7 +67,8 @@ inline CheckmateVgg19 checkmate_vgg19(double seconds = 1e-9) {
   }
   const auto layers = static_cast<int>(names.size());
   Graph& graph = out.graph;
-  const auto add = [&](const std::string& name, std::vector<int> inputs, int64_t bytes, double cost, TensorKind kind) {
+  const auto add = [&](const std::string& name, std::vector<int> inputs, int64_t bytes, double cost,
+                       TensorKind kind) {
     const auto made = static_cast<int>(graph.tensors.size());
     graph.tensors.push_back({.id = name, .bytes = bytes, .kind = kind});
     graph.nodes.push_back({.name = name,
@@ -74,13 +78,14 @@ inline CheckmateVgg19 checkmate_vgg19(double seconds = 1e-9) {
                            .algorithms = {{"flops", cost, 0}}});
   };
   for (int i = 0; i < layers; ++i)
-    add(names[i], i == 0 ? std::vector<int>{} : std::vector{i - 1}, 4 * floats[i], out.forward_cost[i],
-        TensorKind::kActivation);
+    add(names[i], i == 0 ? std::vector<int>{} : std::vector{i - 1}, 4 * floats[i],
+        out.forward_cost[i], TensorKind::kActivation);
   add("loss", {layers - 1}, 4, 0, TensorKind::kGrad);
   for (int i = layers - 1; i >= 0; --i) {
     std::vector<int> inputs = {i, static_cast<int>(graph.tensors.size()) - 1};
     if (i + 1 < layers) inputs.push_back(i + 1);
-    add("grad " + names[i], std::move(inputs), 4 * floats[i], 2 * out.forward_cost[i], TensorKind::kGrad);
+    add("grad " + names[i], std::move(inputs), 4 * floats[i], 2 * out.forward_cost[i],
+        TensorKind::kGrad);
   }
   graph.budget_bytes = int64_t{1} << 40;
   return out;

@@ -1,7 +1,8 @@
 // layer: ops
-// 3 x 3 convolutions by each algorithm, interleaved in one process: least time of the rounds, the ratio to ATen's time,
-// and the share of our GEMM's rate, measured in the same rounds, that the convolution's own multiplications come to
-// (Winograd does a quarter of these): ./dev bench convolution --rounds 15
+// 3 x 3 convolutions by each algorithm, interleaved in one process: least time of the rounds, the
+// ratio to ATen's time, and the share of our GEMM's rate, measured in the same rounds, that the
+// convolution's own multiplications come to (Winograd does a quarter of these): ./dev bench
+// convolution --rounds 15
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
@@ -53,25 +54,30 @@ std::vector<Way> ways(const Shape& s) {
                    dy = at::randn({s.batch, s.filters, s.size, s.size}),
                    weight = at::randn({s.filters, s.channels, 3, 3}), bias = at::randn({s.filters});
   const auto aten = [=](std::array<bool, 3> mask) {
-    return
-        [=] { at::convolution_backward(dy, x, weight, {{s.filters}}, {1, 1}, {1, 1}, {1, 1}, false, {0, 0}, 1, mask); };
+    return [=] {
+      at::convolution_backward(dy, x, weight, {{s.filters}}, {1, 1}, {1, 1}, {1, 1}, false, {0, 0},
+                               1, mask);
+    };
   };
   std::vector<Way> out = {{"forward", "aten", [=] { at::conv2d(x, weight, bias, 1, 1); }},
                           {"data", "aten", aten({true, false, false})},
                           {"weight", "aten", aten({false, true, true})}};
   for (const auto algorithm : {ConvolutionAlgorithm::kIm2col, ConvolutionAlgorithm::kWinograd}) {
     const ConvolutionOptions options{.padding = {1, 1}, .algorithm = algorithm};
-    const auto add = [&](const char* name_of_pass, ConvolutionPass pass, std::function<void()> run) {
+    const auto add = [&](const char* name_of_pass, ConvolutionPass pass,
+                         std::function<void()> run) {
       if (!why_not(pass, weight.sizes(), options))
         out.push_back({name_of_pass, std::string(name(algorithm)), std::move(run),
                        convolution_workspace_bytes(pass, x.sizes(), weight.sizes(), options)});
     };
     add("forward", ConvolutionPass::kForward, [=] { convolution(x, weight, bias, options); });
-    add("data", ConvolutionPass::kBackwardData, [=] { convolution_backward_data(dy, weight, x.sizes(), options); });
+    add("data", ConvolutionPass::kBackwardData,
+        [=] { convolution_backward_data(dy, weight, x.sizes(), options); });
     add("weight", ConvolutionPass::kBackwardWeight,
         [=] { convolution_backward_weight(dy, x, weight.sizes(), options); });
   }
-  std::stable_sort(out.begin(), out.end(), [](const Way& a, const Way& b) { return a.pass < b.pass; });
+  std::stable_sort(out.begin(), out.end(),
+                   [](const Way& a, const Way& b) { return a.pass < b.pass; });
   return out;
 }
 
@@ -87,7 +93,8 @@ nlohmann::ordered_json run(const Shape& s, int rounds) {
       if (round > 0) way.seconds = std::min(way.seconds, now_seconds() - start_s);
     }
   const double peak = 2.0 * kWidth * kWidth * kWidth / all.back().seconds;
-  const double flops = 18.0 * static_cast<double>(s.batch * s.channels * s.filters * s.size * s.size);
+  const double flops =
+      18.0 * static_cast<double>(s.batch * s.channels * s.filters * s.size * s.size);
   fmt::print("{} x {} to {} of {} x {}\n", s.batch, s.channels, s.filters, s.size, s.size);
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   double aten_s = 0;
@@ -95,9 +102,11 @@ nlohmann::ordered_json run(const Shape& s, int rounds) {
     if (way.name == "aten") aten_s = way.seconds;
     if (way.name == "gemm") continue;
     const double share = flops / way.seconds / peak;
-    fmt::print("  {:<8} {:<9} {:>8.2f} ms  {:>5.2f} x aten  {:>4.0f} % of the GEMM's rate  workspace {:>6.1f} MiB\n",
-               way.pass, way.name, way.seconds * 1e3, way.seconds / aten_s, 100 * share,
-               static_cast<double>(way.workspace_bytes) / (1 << 20));
+    fmt::print(
+        "  {:<8} {:<9} {:>8.2f} ms  {:>5.2f} x aten  {:>4.0f} % of the GEMM's rate  workspace "
+        "{:>6.1f} MiB\n",
+        way.pass, way.name, way.seconds * 1e3, way.seconds / aten_s, 100 * share,
+        static_cast<double>(way.workspace_bytes) / (1 << 20));
     rows.push_back({{"pass", way.pass},
                     {"algorithm", way.name},
                     {"seconds", way.seconds},
@@ -105,7 +114,11 @@ nlohmann::ordered_json run(const Shape& s, int rounds) {
                     {"share_of_gemm", share},
                     {"workspace_bytes", way.workspace_bytes}});
   }
-  return {{"batch", s.batch}, {"channels", s.channels}, {"filters", s.filters}, {"size", s.size}, {"ways", rows}};
+  return {{"batch", s.batch},
+          {"channels", s.channels},
+          {"filters", s.filters},
+          {"size", s.size},
+          {"ways", rows}};
 }
 
 }  // namespace
@@ -120,7 +133,9 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   const c10::NoGradGuard no_grad;
   dovetail::keep_freed_memory();
-  nlohmann::ordered_json out = {{"machine", dovetail::machine_json()}, {"threads", at::get_num_threads()}};
-  for (const dovetail::Shape& shape : dovetail::kShapes) out["shapes"].push_back(dovetail::run(shape, rounds));
+  nlohmann::ordered_json out = {{"machine", dovetail::machine_json()},
+                                {"threads", at::get_num_threads()}};
+  for (const dovetail::Shape& shape : dovetail::kShapes)
+    out["shapes"].push_back(dovetail::run(shape, rounds));
   if (!file.empty()) std::ofstream(file) << out.dump(1) << '\n';
 }

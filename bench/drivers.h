@@ -19,7 +19,8 @@ namespace dovetail::hybrid {
 /// A driver for each of some workers, all on the same rows, each on a thread of its own.
 class Drivers {
  public:
-  Drivers(std::string side, const at::Tensor& x, const std::vector<std::shared_ptr<Workers>>& workers)
+  Drivers(std::string side, const at::Tensor& x,
+          const std::vector<std::shared_ptr<Workers>>& workers)
       : name(std::move(side)), begin_(std::ssize(workers) + 1), end_(std::ssize(workers) + 1) {
     for (size_t node = 0; node < workers.size(); ++node)
       threads_.emplace_back([this, x, node, mine = workers[node]] { drive(x, node, mine); });

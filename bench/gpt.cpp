@@ -93,15 +93,18 @@ int run(int argc, char** argv) {
   auto model = std::make_shared<GPT>(options.model);
   initialize(*model, /*seed=*/1);
   std::map<std::string, at::Tensor> weights;
-  for (const auto& parameter : model->named_parameters()) weights[parameter.key()] = parameter.value().detach();
+  for (const auto& parameter : model->named_parameters())
+    weights[parameter.key()] = parameter.value().detach();
   write_safetensors(options.weights, weights);
   weights.clear();
 
-  Optimizer optimizer(*model, {.lr = options.lr, .betas = {0.9, 0.95}, .eps = 1e-8, .weight_decay = 0.1});
+  Optimizer optimizer(*model,
+                      {.lr = options.lr, .betas = {0.9, 0.95}, .eps = 1e-8, .weight_decay = 0.1});
   if (options.dtype == "bf16") model->set_compute_dtype(at::kBFloat16);
   optimizer.bind(*model);
   model->checkpoint_activations = options.checkpoint;
-  TrainStep step(model, optimizer, world_from_environment(), {.micro_batch = options.batch, .clip = 1.0});
+  TrainStep step(model, optimizer, world_from_environment(),
+                 {.micro_batch = options.batch, .clip = 1.0});
 
   if (!options.budget.empty())
     step.plan_memory({.budget = options.budget,
@@ -112,11 +115,14 @@ int run(int argc, char** argv) {
 
   // torch.randint under the same seed in bench/peer_gpt.py gives the same tokens.
   auto generator = at::make_generator<at::CPUGeneratorImpl>(1);
-  const auto tokens = at::randint(options.model.vocab_size, {options.batch, options.model.context + 1}, generator,
-                                  at::TensorOptions().dtype(at::kLong));
+  const auto tokens =
+      at::randint(options.model.vocab_size, {options.batch, options.model.context + 1}, generator,
+                  at::TensorOptions().dtype(at::kLong));
 
   const auto size = model_size(options.model);
-  reply({{"parameters", size.parameters}, {"flops_per_token", size.flops_per_token}, {"machine", machine_json()}});
+  reply({{"parameters", size.parameters},
+         {"flops_per_token", size.flops_per_token},
+         {"machine", machine_json()}});
 
   for (std::string line; std::getline(std::cin, line);) {
     std::istringstream words(line);
@@ -126,7 +132,8 @@ int run(int argc, char** argv) {
     if (command == "steps") {
       std::vector<double> losses;
       const double begin = now_seconds();
-      for (int64_t i = 0; i < count; ++i) losses.push_back(step.run(tokens, options.lr, /*want_stop=*/false).loss);
+      for (int64_t i = 0; i < count; ++i)
+        losses.push_back(step.run(tokens, options.lr, /*want_stop=*/false).loss);
       reply({{"seconds", now_seconds() - begin}, {"losses", losses}});
     } else if (command == "plan") {  // trains until there is one
       while (!step.memory_plan()->report()) step.run(tokens, options.lr, /*want_stop=*/false);
@@ -147,7 +154,8 @@ int run(int argc, char** argv) {
     } else if (command == "shares") {
       reply(shares_of(step, tokens, options.lr));
     } else {
-      throw UserError(fmt::format("unknown command '{}'", command), "steps N, plan, graph, memory, rate or shares");
+      throw UserError(fmt::format("unknown command '{}'", command),
+                      "steps N, plan, graph, memory, rate or shares");
     }
   }
   return 0;

@@ -1,21 +1,27 @@
-// Two executors of unequal speed share k-means: does what they do together come near the sum of what each does alone?
+// Two executors of unequal speed share k-means: does what they do together come near the sum of
+// what each does alone?
 //
 //   ./dev bench hybrid [--rows N] [--rounds N] [--runs N] [--factor N] [--out FILE]
 //
-// 819,200 rows of 100 float32 in 64 normal clouds that overlap. Executor A is one thread; executor B is another that
-// computes every shard `factor` times (3), and so has a third of A's speed. Sides (A alone, B alone, both) take turns
-// within a round, each on threads bound to processors of their own, and the best round of each counts. Measured:
+// 819,200 rows of 100 float32 in 64 normal clouds that overlap. Executor A is one thread; executor
+// B is another that computes every shard `factor` times (3), and so has a third of A's speed. Sides
+// (A alone, B alone, both) take turns within a round, each on threads bound to processors of their
+// own, and the best round of each counts. Measured:
 //
-//   together   rows a second of both over the sum of the two alone, with 64 centres and with 5. With 5 centres reading
-//              the rows is what an iteration costs: there the goal is that part of it which two threads that only read
-//              reach of the sum of one and one
-//   change     B's factor is doubled and halved again: how many iterations until both are back at 0.9 of what they do
+//   together   rows a second of both over the sum of the two alone, with 64 centres and with 5.
+//   With 5 centres reading
+//              the rows is what an iteration costs: there the goal is that part of it which two
+//              threads that only read reach of the sum of one and one
+//   change     B's factor is doubled and halved again: how many iterations until both are back at
+//   0.9 of what they do
 //              once their shares have settled
-//   runs       fits of five iterations: the mean, the variance, and the standard deviation over the mean of each side
-//   quality    from the same centres the same bits; silhouettes of ten fits of 8192 x 100
+//   runs       fits of five iterations: the mean, the variance, and the standard deviation over the
+//   mean of each side quality    from the same centres the same bits; silhouettes of ten fits of
+//   8192 x 100
 //
-// The paper's table of the same three sides stands beside it: 16 CPU cores, one GPU, both, on other machines and data.
-// A GPU as an executor is not measured here. Exit code 1 when a claim does not hold.
+// The paper's table of the same three sides stands beside it: 16 CPU cores, one GPU, both, on other
+// machines and data. A GPU as an executor is not measured here. Exit code 1 when a claim does not
+// hold.
 //
 // layer: hybrid
 #include <ATen/ATen.h>
@@ -55,7 +61,9 @@ struct Options {
   std::string out;
 };
 
-at::Tensor make_rows(int64_t rows, uint64_t seed) { return rows_in_clouds(rows, kColumns, kClouds, seed); }
+at::Tensor make_rows(int64_t rows, uint64_t seed) {
+  return rows_in_clouds(rows, kColumns, kClouds, seed);
+}
 
 std::atomic<int64_t> g_factor = 1;  ///< how often the slow executor computes a shard
 
@@ -134,24 +142,29 @@ Bandwidth read_bandwidth(const at::Tensor& x, int rounds) {
     for (size_t i = 0; i < 2; ++i) {
       const double begin = now_seconds();
       (i == 0 ? one : two).run("bench.read", {}, data.shards(kKMeansGrain));
-      if (round >= 0) best[i] = std::max(best[i], static_cast<double>(x.nbytes()) / (now_seconds() - begin));
+      if (round >= 0)
+        best[i] = std::max(best[i], static_cast<double>(x.nbytes()) / (now_seconds() - begin));
     }
   return {best[0], best[1]};
 }
 
 /// `allowed`: the part of the sum of both that the machine leaves to two threads at once.
-Json together(Sides& sides, const at::Tensor& x, int64_t k, double allowed, const Options& options, Json& claims) {
+Json together(Sides& sides, const at::Tensor& x, int64_t k, double allowed, const Options& options,
+              Json& claims) {
   g_factor = options.factor;
   const at::Tensor centres = x.slice(0, 0, k).to(at::kDouble);
   const auto best = best_times(sides, centres, options.rounds);
   const double ratio = (1 / best[2]) / (1 / best[0] + 1 / best[1]);
   const auto rows = static_cast<double>(options.rows);
-  fmt::print("\nk = {}, B computes every shard {} times; best of {} rounds\n", k, options.factor, options.rounds);
+  fmt::print("\nk = {}, B computes every shard {} times; best of {} rounds\n", k, options.factor,
+             options.rounds);
   for (size_t i = 0; i < 3; ++i)
-    fmt::print("  {:32}{:9.2f} ms an iteration {:8.2f} M rows/s\n", sides.list()[i]->name, 1e3 * best[i],
-               rows / best[i] / 1e6);
+    fmt::print("  {:32}{:9.2f} ms an iteration {:8.2f} M rows/s\n", sides.list()[i]->name,
+               1e3 * best[i], rows / best[i] / 1e6);
   const double goal = kTogether * allowed;
-  claim(claims, fmt::format("k = {}: together {:.3f} of the sum of both alone, at least {:.3f}", k, ratio, goal),
+  claim(claims,
+        fmt::format("k = {}: together {:.3f} of the sum of both alone, at least {:.3f}", k, ratio,
+                    goal),
         ratio >= goal);
   return {{"clusters", k},
           {"factor", options.factor},
@@ -165,8 +178,9 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// How soon both are as fast as they get after B's speed changes. Each round changes it there and back; the iterations
-/// after a change are watched first and then, in the same round, those when shares have settled. Medians over rounds.
+/// How soon both are as fast as they get after B's speed changes. Each round changes it there and
+/// back; the iterations after a change are watched first and then, in the same round, those when
+/// shares have settled. Medians over rounds.
 Json change(Sides& sides, const at::Tensor& x, const Options& options, Json& claims) {
   constexpr size_t kWatched = 6, kSettled = 4;
   const at::Tensor centres = x.slice(0, 0, kClouds).to(at::kDouble);
@@ -181,22 +195,27 @@ Json change(Sides& sides, const at::Tensor& x, const Options& options, Json& cla
       for (std::vector<double>& seconds : after[to]) seconds.push_back(sides.both.iterate(centres));
       for (size_t i = 0; i < kSettled; ++i) settled[to].push_back(sides.both.iterate(centres));
     }
-  fmt::print("\nB's speed changes, k = {}: throughput of the next iterations over that once settled; medians of {}\n",
-             kClouds, options.rounds);
+  fmt::print(
+      "\nB's speed changes, k = {}: throughput of the next iterations over that once settled; "
+      "medians of {}\n",
+      kClouds, options.rounds);
   Json all = Json::array();
   for (const size_t to : {1U, 0U}) {
     std::vector<double> ratios;
-    for (const std::vector<double>& seconds : after[to]) ratios.push_back(median(settled[to]) / median(seconds));
+    for (const std::vector<double>& seconds : after[to])
+      ratios.push_back(median(settled[to]) / median(seconds));
     fmt::print("  from {} times to {}: {:.3f}   settled {:.2f} ms\n", factors[1 - to], factors[to],
                fmt::join(ratios, " "), 1e3 * median(settled[to]));
     all.push_back({{"from", factors[1 - to]},
                    {"to", factors[to]},
                    {"ratios", ratios},
                    {"settled_ms", 1e3 * median(settled[to])}});
-    claim(claims,
-          fmt::format("back at {} of the new optimum within {} iterations of a change from {} to {}", kBack,
-                      kBackIterations, factors[1 - to], factors[to]),
-          std::all_of(ratios.begin() + kBackIterations - 1, ratios.end(), [](double r) { return r >= kBack; }));
+    claim(
+        claims,
+        fmt::format("back at {} of the new optimum within {} iterations of a change from {} to {}",
+                    kBack, kBackIterations, factors[1 - to], factors[to]),
+        std::all_of(ratios.begin() + kBackIterations - 1, ratios.end(),
+                    [](double r) { return r >= kBack; }));
   }
   return all;
 }
@@ -210,7 +229,8 @@ Spread spread_of(const std::vector<double>& seconds) {
   Spread spread;
   for (const double s : seconds) spread.mean_s += s / static_cast<double>(seconds.size());
   for (const double s : seconds)
-    spread.variance += (s - spread.mean_s) * (s - spread.mean_s) / static_cast<double>(seconds.size() - 1);
+    spread.variance +=
+        (s - spread.mean_s) * (s - spread.mean_s) / static_cast<double>(seconds.size() - 1);
   return spread;
 }
 
@@ -228,24 +248,30 @@ Json runs(Sides& sides, const at::Tensor& x, const Options& options, Json& claim
     const char* side;
     double seconds, variance;
   };
-  constexpr std::array<Paper, 3> kPaper = {
-      {{"16 CPU cores", 33.87, 1.079}, {"1 GPU", 29.83, 0.224}, {"16 CPU cores and 1 GPU", 23.8, 3.443}}};
-  fmt::print("\n{} runs of five iterations, k = {}; beside it the paper's table, of its machines and data\n",
-             options.runs, kClouds);
-  fmt::print("  {:32}{:>10}{:>12}{:>10}   {:24}{:>9}{:>10}{:>10}\n", "", "mean s", "variance", "sd/mean", "paper", "s",
-             "variance", "sd/mean");
+  constexpr std::array<Paper, 3> kPaper = {{{"16 CPU cores", 33.87, 1.079},
+                                            {"1 GPU", 29.83, 0.224},
+                                            {"16 CPU cores and 1 GPU", 23.8, 3.443}}};
+  fmt::print(
+      "\n{} runs of five iterations, k = {}; beside it the paper's table, of its machines and "
+      "data\n",
+      options.runs, kClouds);
+  fmt::print("  {:32}{:>10}{:>12}{:>10}   {:24}{:>9}{:>10}{:>10}\n", "", "mean s", "variance",
+             "sd/mean", "paper", "s", "variance", "sd/mean");
   Json rows = Json::array();
   std::array<Spread, 3> spreads;
   for (size_t i = 0; i < 3; ++i) {
     spreads[i] = spread_of(seconds[i]);
-    fmt::print("  {:32}{:10.4f}{:12.3g}{:10.4f}   {:24}{:9.2f}{:10.3f}{:10.4f}\n", sides.list()[i]->name,
-               spreads[i].mean_s, spreads[i].variance, spreads[i].relative(), kPaper[i].side, kPaper[i].seconds,
-               kPaper[i].variance, std::sqrt(kPaper[i].variance) / kPaper[i].seconds);
-    rows.push_back({{"side", sides.list()[i]->name}, {"seconds", seconds[i]}, {"variance", spreads[i].variance}});
+    fmt::print("  {:32}{:10.4f}{:12.3g}{:10.4f}   {:24}{:9.2f}{:10.3f}{:10.4f}\n",
+               sides.list()[i]->name, spreads[i].mean_s, spreads[i].variance, spreads[i].relative(),
+               kPaper[i].side, kPaper[i].seconds, kPaper[i].variance,
+               std::sqrt(kPaper[i].variance) / kPaper[i].seconds);
+    rows.push_back({{"side", sides.list()[i]->name},
+                    {"seconds", seconds[i]},
+                    {"variance", spreads[i].variance}});
   }
   fmt::print("  {:32}{:>10}\n", "one GPU; one GPU and cores", "not measured");
-  fmt::print("  speed-up over the faster part: {:.3f}, in the paper {:.3f}\n", spreads[0].mean_s / spreads[2].mean_s,
-             kPaper[1].seconds / kPaper[2].seconds);
+  fmt::print("  speed-up over the faster part: {:.3f}, in the paper {:.3f}\n",
+             spreads[0].mean_s / spreads[2].mean_s, kPaper[1].seconds / kPaper[2].seconds);
   claim(claims, "the runs of both vary no more, relative to their mean, than those of a part",
         spreads[2].relative() <= std::max(spreads[0].relative(), spreads[1].relative()));
   return rows;
@@ -255,9 +281,12 @@ Json quality(Sides& sides, const at::Tensor& x, const Options& options, Json& cl
   const at::Tensor centres = x.slice(0, 0, kClouds).to(at::kDouble);
   const auto one = lloyd(sides.a.data, centres, {.iterations = 5}),
              two = lloyd(sides.both.data, centres, {.iterations = 5});
-  claim(claims,
-        fmt::format("from the same centres the same inertia, {:.9g}, centres and labels, to the bit", two.inertia),
-        one.inertia == two.inertia && at::equal(one.centres, two.centres) && at::equal(one.labels, two.labels));
+  claim(
+      claims,
+      fmt::format("from the same centres the same inertia, {:.9g}, centres and labels, to the bit",
+                  two.inertia),
+      one.inertia == two.inertia && at::equal(one.centres, two.centres) &&
+          at::equal(one.labels, two.labels));
   const at::Tensor small = make_rows(8192, 2);
   Sides fits(small);
   bool same = true;
@@ -266,27 +295,30 @@ Json quality(Sides& sides, const at::Tensor& x, const Options& options, Json& cl
     std::array<double, 2> values{};
     for (size_t i = 0; i < 2; ++i) {
       KMeansData& data = i == 0 ? fits.a.data : fits.both.data;
-      const at::Tensor start = initial_centres(data, kClouds, KMeansInit::kPlusPlus, static_cast<uint64_t>(run));
+      const at::Tensor start =
+          initial_centres(data, kClouds, KMeansInit::kPlusPlus, static_cast<uint64_t>(run));
       values[i] = silhouette(small, lloyd(data, start, {.iterations = 50}).labels);
     }
     same = same && values[0] == values[1];
     sum += values[1] / 10;
   }
-  claim(claims, fmt::format("ten fits of 8192 x 100: the same silhouettes, {:.4f} in the mean", sum), same);
+  claim(claims,
+        fmt::format("ten fits of 8192 x 100: the same silhouettes, {:.4f} in the mean", sum), same);
   return {{"inertia", two.inertia}, {"silhouette", sum}};
 }
 
 int bench(const Options& options) {
-  user_check(options.rows > kClouds && options.factor >= 1 && options.rounds > 0 && options.runs > 1,
-             "at least {} rows, a factor of 1, a round and two runs", kClouds + 1);
+  user_check(
+      options.rows > kClouds && options.factor >= 1 && options.rounds > 0 && options.runs > 1,
+      "at least {} rows, a factor of 1, a round and two runs", kClouds + 1);
   fmt::print("{}, load {:.2f}\n", machine().cpu_name, machine().load_average);
   const at::Tensor x = make_rows(options.rows, 1);
   Sides sides(x);
   Json claims = Json::array();
   Json result = {{"benchmark", "hybrid"}, {"machine", machine_json()}, {"rows", options.rows}};
   const Bandwidth read = read_bandwidth(x, options.rounds);
-  fmt::print("reading the rows: {:.1f} GB/s by one thread, {:.1f} GB/s by two, {:.2f} times\n", read.one / 1e9,
-             read.two / 1e9, read.two / read.one);
+  fmt::print("reading the rows: {:.1f} GB/s by one thread, {:.1f} GB/s by two, {:.2f} times\n",
+             read.one / 1e9, read.two / 1e9, read.two / read.one);
   result["read_gb_s"] = {read.one / 1e9, read.two / 1e9};
   result["together"] = {together(sides, x, kClouds, 1, options, claims),
                         together(sides, x, 5, read.allowed(), options, claims)};
@@ -296,7 +328,10 @@ int bench(const Options& options) {
   result["claims"] = claims;
   fmt::print("load {:.2f}\n", machine().load_average);
   if (!options.out.empty()) write_file_atomically(options.out, result.dump(1) + "\n");
-  return std::ranges::all_of(claims, [](const Json& one) { return one["holds"].template get<bool>(); }) ? 0 : 1;
+  return std::ranges::all_of(claims,
+                             [](const Json& one) { return one["holds"].template get<bool>(); })
+             ? 0
+             : 1;
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// Our CPU kernels against ATen's, interleaved in one process: least time of the rounds, ratio, and for matrix products
-// the share of the measured peak of fused multiply-adds. `./dev bench kernels --help`.
+// Our CPU kernels against ATen's, interleaved in one process: least time of the rounds, ratio, and
+// for matrix products the share of the measured peak of fused multiply-adds. `./dev bench kernels
+// --help`.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
@@ -47,7 +48,8 @@ at::Tensor leaf(at::IntArrayRef sizes, at::ScalarType dtype) {
 }
 
 /// Forward and backward, gradients made anew.
-std::function<void()> step(std::vector<at::Tensor> leaves, const std::function<at::Tensor()>& forward) {
+std::function<void()> step(std::vector<at::Tensor> leaves,
+                           const std::function<at::Tensor()>& forward) {
   return [leaves, forward] {
     const at::Tensor y = forward();
     y.backward(y.dim() == 0 ? at::Tensor() : at::ones_like(y));
@@ -55,27 +57,31 @@ std::function<void()> step(std::vector<at::Tensor> leaves, const std::function<a
   };
 }
 
-void add_gemm(std::vector<Case>& cases, const std::string& name, int64_t m, int64_t n, int64_t k, GemmOptions options) {
+void add_gemm(std::vector<Case>& cases, const std::string& name, int64_t m, int64_t n, int64_t k,
+              GemmOptions options) {
   const at::Tensor a = options.transpose_a ? at::randn({k, m}) : at::randn({m, k});
   const at::Tensor b = options.transpose_b ? at::randn({n, k}) : at::randn({k, n});
   cases.push_back({fmt::format("gemm {} {}x{}x{}", name, m, n, k), 2.0 * m * n * k,
                    [=, c = at::empty({m, n})]() mutable { gemm_into(c, a, b, options); },
                    [=, c = at::empty({m, n})]() mutable {
-                     at::mm_out(c, options.transpose_a ? a.t() : a, options.transpose_b ? b.t() : b);
+                     at::mm_out(c, options.transpose_a ? a.t() : a,
+                                options.transpose_b ? b.t() : b);
                    }});
 }
 
 /// The three products of a Linear (in -> out): forward, the input's gradient, the weight's.
-void add_linear_gemms(std::vector<Case>& cases, const Sizes& s, const std::string& role, int64_t in, int64_t out) {
+void add_linear_gemms(std::vector<Case>& cases, const Sizes& s, const std::string& role, int64_t in,
+                      int64_t out) {
   const std::string name = s.model + " " + role;
   add_gemm(cases, name + " forward", s.tokens(), out, in, {.transpose_b = true});
   add_gemm(cases, name + " dx", s.tokens(), in, out, {});
   add_gemm(cases, name + " dweight", out, in, s.tokens(), {.transpose_a = true});
 }
 
-void add_attention(std::vector<Case>& cases, const Sizes& s, at::ScalarType dtype, const std::string& name) {
-  const at::Tensor q = leaf({s.batch, s.length, s.heads, s.head_dim}, dtype), k = leaf(q.sizes(), dtype),
-                   v = leaf(q.sizes(), dtype);
+void add_attention(std::vector<Case>& cases, const Sizes& s, at::ScalarType dtype,
+                   const std::string& name) {
+  const at::Tensor q = leaf({s.batch, s.length, s.heads, s.head_dim}, dtype),
+                   k = leaf(q.sizes(), dtype), v = leaf(q.sizes(), dtype);
   const AttentionOptions options{.rotary_dim = s.head_dim};
   // Two products forward and five backward, half of them above the diagonal.
   const double product = 2.0 * s.batch * s.heads * s.length * s.length * s.head_dim / 2;
@@ -88,22 +94,29 @@ void add_attention(std::vector<Case>& cases, const Sizes& s, at::ScalarType dtyp
                      const at::NoGradGuard no_grad;
                      composed::attention(q, k, v, options);
                    }});
-  cases.push_back({name + " attention", 7 * product, step({q, k, v}, [=] { return attention(q, k, v, options); }),
+  cases.push_back({name + " attention", 7 * product,
+                   step({q, k, v}, [=] { return attention(q, k, v, options); }),
                    step({q, k, v}, [=] { return composed::attention(q, k, v, options); })});
 }
 
-void add_rowwise(std::vector<Case>& cases, const Sizes& s, at::ScalarType dtype, const std::string& name) {
-  const at::Tensor x = leaf({s.tokens(), s.width()}, dtype), wide = leaf({s.tokens(), 2 * s.hidden}, dtype);
+void add_rowwise(std::vector<Case>& cases, const Sizes& s, at::ScalarType dtype,
+                 const std::string& name) {
+  const at::Tensor x = leaf({s.tokens(), s.width()}, dtype),
+                   wide = leaf({s.tokens(), 2 * s.hidden}, dtype);
   const at::Tensor up = leaf({s.tokens(), 4 * s.width()}, dtype);
   const at::Tensor weight = leaf({s.width()}, at::kFloat), bias = leaf({s.width()}, at::kFloat);
   const at::Tensor same_weight = weight.detach().to(dtype).requires_grad_(),
                    same_bias = bias.detach().to(dtype).requires_grad_();
   const int64_t width = s.width();
-  cases.push_back({name + " rms_norm", 0, step({x, weight}, [=] { return dovetail::rms_norm(x, weight, 1e-5); }),
-                   step({x, same_weight}, [=] { return at::rms_norm(x, {width}, same_weight, 1e-5); })});
   cases.push_back(
-      {name + " layer_norm", 0, step({x, weight, bias}, [=] { return dovetail::layer_norm(x, weight, bias, 1e-5); }),
-       step({x, same_weight, same_bias}, [=] { return at::layer_norm(x, {width}, same_weight, same_bias, 1e-5); })});
+      {name + " rms_norm", 0,
+       step({x, weight}, [=] { return dovetail::rms_norm(x, weight, 1e-5); }),
+       step({x, same_weight}, [=] { return at::rms_norm(x, {width}, same_weight, 1e-5); })});
+  cases.push_back(
+      {name + " layer_norm", 0,
+       step({x, weight, bias}, [=] { return dovetail::layer_norm(x, weight, bias, 1e-5); }),
+       step({x, same_weight, same_bias},
+            [=] { return at::layer_norm(x, {width}, same_weight, same_bias, 1e-5); })});
   cases.push_back({name + " swiglu", 0, step({wide}, [=] { return swiglu(wide); }),
                    step({wide}, [=] { return composed::swiglu(wide); })});
   cases.push_back({name + " gelu", 0, step({up}, [=] { return dovetail::gelu(up); }),
@@ -112,24 +125,35 @@ void add_rowwise(std::vector<Case>& cases, const Sizes& s, at::ScalarType dtype,
                    step({up}, [=] { return composed::squared_relu(up); })});
 }
 
-void add_ends(std::vector<Case>& cases, const Sizes& s, at::ScalarType dtype, const std::string& name) {
-  const at::Tensor x = leaf({s.tokens(), s.width()}, dtype), weight = leaf({s.vocab, s.width()}, dtype);
+void add_ends(std::vector<Case>& cases, const Sizes& s, at::ScalarType dtype,
+              const std::string& name) {
+  const at::Tensor x = leaf({s.tokens(), s.width()}, dtype),
+                   weight = leaf({s.vocab, s.width()}, dtype);
   const at::Tensor ids = at::randint(0, s.vocab, {s.tokens()}, at::kLong);
-  cases.push_back({name + " linear_cross_entropy", 6.0 * s.tokens() * s.width() * s.vocab,
-                   step({x, weight}, [=] { return linear_cross_entropy(x, weight, ids); }),
-                   step({x, weight}, [=] { return composed::linear_cross_entropy(x, weight, ids); })});
-  cases.push_back({name + " embedding", 0, step({weight}, [=] { return dovetail::embedding(weight, ids); }),
+  cases.push_back(
+      {name + " linear_cross_entropy", 6.0 * s.tokens() * s.width() * s.vocab,
+       step({x, weight}, [=] { return linear_cross_entropy(x, weight, ids); }),
+       step({x, weight}, [=] { return composed::linear_cross_entropy(x, weight, ids); })});
+  cases.push_back({name + " embedding", 0,
+                   step({weight}, [=] { return dovetail::embedding(weight, ids); }),
                    step({weight}, [=] { return at::embedding(weight, ids); })});
 }
 
 void add_adamw(std::vector<Case>& cases) {
   constexpr int64_t kElements = 10'000'000;
-  const at::Tensor p = at::randn({kElements}), g = at::randn({kElements}), m = at::zeros_like(p), v = at::zeros_like(p);
+  const at::Tensor p = at::randn({kElements}), g = at::randn({kElements}), m = at::zeros_like(p),
+                   v = at::zeros_like(p);
   const at::Tensor count = at::ones({});
-  cases.push_back(
-      {"adamw 10M elements", 0,
-       [=] { adamw_step({{.parameter = p, .gradient = g, .m = m, .v = v, .weight_decay = 0.1}}, {.lr = 1e-4}); },
-       [=] { at::_fused_adamw_({p}, {g}, {m}, {v}, {}, {count}, 1e-4, 0.9, 0.95, 0.1, 1e-8, false, false, {}, {}); }});
+  cases.push_back({"adamw 10M elements", 0,
+                   [=] {
+                     adamw_step(
+                         {{.parameter = p, .gradient = g, .m = m, .v = v, .weight_decay = 0.1}},
+                         {.lr = 1e-4});
+                   },
+                   [=] {
+                     at::_fused_adamw_({p}, {g}, {m}, {v}, {}, {count}, 1e-4, 0.9, 0.95, 0.1, 1e-8,
+                                       false, false, {}, {});
+                   }});
   cases.push_back({"sum of squares 10M elements", 0, [=] { sum_of_squares({g}); },
                    [=] { at::_foreach_norm({g})[0].item<float>(); }});
 }
@@ -164,11 +188,13 @@ struct Result {
   double ours_s, aten_s, flops;
 };
 
-/// The two sides take turns, first one then the other in front, so that a slow moment of the machine meets both.
+/// The two sides take turns, first one then the other in front, so that a slow moment of the
+/// machine meets both.
 Result measure(const Case& c, int rounds) {
   c.ours();
   c.aten();
-  Result result{c.name, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity(), c.flops};
+  Result result{c.name, std::numeric_limits<double>::infinity(),
+                std::numeric_limits<double>::infinity(), c.flops};
   for (int round = 0; round < rounds; ++round) {
     for (const bool ours : {round % 2 == 0, round % 2 != 0}) {
       double& best = ours ? result.ours_s : result.aten_s;
@@ -181,19 +207,25 @@ Result measure(const Case& c, int rounds) {
 void print(const Result& r, double peak) {
   std::string rates;
   if (r.flops > 0) {
-    rates = fmt::format("{:7.1f} {:7.1f} {:5.0f}%", r.flops / r.ours_s * 1e-9, r.flops / r.aten_s * 1e-9,
-                        100 * r.flops / r.ours_s / peak);
+    rates = fmt::format("{:7.1f} {:7.1f} {:5.0f}%", r.flops / r.ours_s * 1e-9,
+                        r.flops / r.aten_s * 1e-9, 100 * r.flops / r.ours_s / peak);
   }
-  fmt::print("{:44} {:9.3f} {:9.3f} {:6.2f}x {}\n", r.name, 1e3 * r.ours_s, 1e3 * r.aten_s, r.aten_s / r.ours_s, rates);
+  fmt::print("{:44} {:9.3f} {:9.3f} {:6.2f}x {}\n", r.name, 1e3 * r.ours_s, 1e3 * r.aten_s,
+             r.aten_s / r.ours_s, rates);
   std::fflush(stdout);
 }
 
 int run(int argc, char** argv) {
   int threads = at::get_num_threads(), rounds = 9;
   std::string only, json_path;
-  CLI::App app("Our CPU kernels against ATen's, interleaved; least time of the rounds.", "bench_kernels");
-  app.add_option("--threads", threads, "threads of both sides")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--rounds", rounds, "rounds of each side")->check(CLI::PositiveNumber)->capture_default_str();
+  CLI::App app("Our CPU kernels against ATen's, interleaved; least time of the rounds.",
+               "bench_kernels");
+  app.add_option("--threads", threads, "threads of both sides")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--rounds", rounds, "rounds of each side")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--only", only, "cases whose name contains this");
   app.add_option("--json", json_path, "also write the figures to this file");
   CLI11_PARSE(app, argc, argv);
@@ -202,20 +234,25 @@ int run(int argc, char** argv) {
 
   const Machine m = machine();
   const double peak = measure_fma_rate();
-  fmt::print("{} | {} | kernels on {} | {} threads | load {:.1f} | FMA peak {:.0f} GFLOP/s\n", m.cpu_name, m.simd,
-             simd_level_name(simd_level()), threads, m.load_average, peak * 1e-9);
-  fmt::print("{:44} {:>9} {:>9} {:>7} {:>7} {:>7} {:>6}\n", "", "ours ms", "ATen ms", "ratio", "GFLOP/s", "ATen",
-             "peak");
+  fmt::print("{} | {} | kernels on {} | {} threads | load {:.1f} | FMA peak {:.0f} GFLOP/s\n",
+             m.cpu_name, m.simd, simd_level_name(simd_level()), threads, m.load_average,
+             peak * 1e-9);
+  fmt::print("{:44} {:>9} {:>9} {:>7} {:>7} {:>7} {:>6}\n", "", "ours ms", "ATen ms", "ratio",
+             "GFLOP/s", "ATen", "peak");
   nlohmann::json results = nlohmann::json::array();
   for (const Case& c : all_cases(only)) {
     const Result r = measure(c, rounds);
     print(r, peak);
-    results.push_back({{"name", r.name}, {"ours_s", r.ours_s}, {"aten_s", r.aten_s}, {"flops", r.flops}});
+    results.push_back(
+        {{"name", r.name}, {"ours_s", r.ours_s}, {"aten_s", r.aten_s}, {"flops", r.flops}});
   }
   if (!json_path.empty()) {
-    std::ofstream(json_path) << nlohmann::json{{"machine", machine_json()}, {"threads", threads},
-                                               {"rounds", rounds},          {"simd", simd_level_name(simd_level())},
-                                               {"fma_peak_flops", peak},    {"results", results}}
+    std::ofstream(json_path) << nlohmann::json{{"machine", machine_json()},
+                                               {"threads", threads},
+                                               {"rounds", rounds},
+                                               {"simd", simd_level_name(simd_level())},
+                                               {"fma_peak_flops", peak},
+                                               {"results", results}}
                                     .dump(2)
                              << "\n";
   }

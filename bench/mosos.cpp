@@ -1,6 +1,7 @@
-// The table of MO-SOS on a model of its GPU (plan/device_model.h): VGG19 at batch 144 and UNet at batch 120, at budgets
-// of 0.8 to 0.4 of the peak, with outputs held and with tensors kept to their last readers, by Checkmate and STR with
-// algorithms chosen after planning, by all decisions at once, and by these with MXFP8:
+// The table of MO-SOS on a model of its GPU (plan/device_model.h): VGG19 at batch 144 and UNet at
+// batch 120, at budgets of 0.8 to 0.4 of the peak, with outputs held and with tensors kept to their
+// last readers, by Checkmate and STR with algorithms chosen after planning, by all decisions at
+// once, and by these with MXFP8:
 //   ./dev bench mosos --out bench/results/mosos.json
 //   ./dev bench mosos --write-graphs DIR     the steps as graph.json, for `dovetail plan`
 //   ./dev bench mosos --read-graphs DIR      plan these: recording the steps takes minutes
@@ -115,9 +116,14 @@ std::optional<Decisions> fastest_decisions(const Graph& graph, const std::vector
 }
 
 SolveOptions options_of(const Arguments& a) {
-  return {.compress = false, .across_steps = false, .least_bytes = kPagedBytes, .time_limit_s = a.time_limit_s / 4};
+  return {.compress = false,
+          .across_steps = false,
+          .least_bytes = kPagedBytes,
+          .time_limit_s = a.time_limit_s / 4};
 }
-MilpOptions milp_of(const Arguments& a) { return {.time_limit_s = a.time_limit_s / 2, .relative_gap = 0.01}; }
+MilpOptions milp_of(const Arguments& a) {
+  return {.time_limit_s = a.time_limit_s / 2, .relative_gap = 0.01};
+}
 
 /// The four plans of a budget, each begun from those before it.
 class Planning {
@@ -194,22 +200,26 @@ struct Peaks {
 
 /// Its budget is the peak with outputs held.
 Graph graph_of_step(const Step& step, const Arguments& a, Peaks& peaks) {
-  Graph graph = a.read.empty() ? graph_on({}, vision_step_at(step.model, step.batch, step.size)).graph
-                               : read_graph(std::filesystem::path(a.read) / (step.model + ".json"));
+  Graph graph = a.read.empty()
+                    ? graph_on({}, vision_step_at(step.model, step.batch, step.size)).graph
+                    : read_graph(std::filesystem::path(a.read) / (step.model + ".json"));
   Graph unlimited = graph;
   unlimited.budget_bytes = std::numeric_limits<int64_t>::max();
   Plan fastest = keep_all(graph);
   peaks.kept = check(unlimited, fastest).peak_bytes;
   peaks.held = peak_with_outputs_held(graph);
   for (Action& action : fastest.actions)
-    if (action.op == Op::kCompute) action.algorithm = static_cast<int>(graph.nodes[action.node].algorithms.size()) - 1;
+    if (action.op == Op::kCompute)
+      action.algorithm = static_cast<int>(graph.nodes[action.node].algorithms.size()) - 1;
   const Timeline timeline = check(unlimited, fastest);
   peaks.fastest = timeline.peak_bytes;
   peaks.least_s = timeline.makespan_s;
   graph.budget_bytes = peaks.held;
   fmt::print(
-      "{} batch {} at {} x {}: {} nodes, {} storages; {:.3f} s with everything kept and the fastest algorithms\n",
-      step.model, step.batch, step.size, step.size, graph.nodes.size(), graph.tensors.size(), peaks.least_s);
+      "{} batch {} at {} x {}: {} nodes, {} storages; {:.3f} s with everything kept and the "
+      "fastest algorithms\n",
+      step.model, step.batch, step.size, step.size, graph.nodes.size(), graph.tensors.size(),
+      peaks.least_s);
   fmt::print(
       "peak {:.2f} GiB with outputs held until their own backward {:.2f} with each tensor "
       "kept to its last reader, {:.2f} with the fastest algorithms' workspaces besides\n",
@@ -219,17 +229,19 @@ Graph graph_of_step(const Step& step, const Arguments& a, Peaks& peaks) {
 
 void print_rows(const std::vector<Row>& rows, double ratio, int64_t budget, const std::string& of) {
   fmt::print("budget {:.2f} GiB, {:.2f} of the peak with {}\n", gib(budget), ratio,
-             of == "held" ? "outputs held until their own backward" : "each tensor kept to its last reader");
-  fmt::print("  {:18}{:>10}{:>10}{:>9}{:>8}{:>9}{:>9}{:>9}{:>9}{:>9}\n", "", "predict s", "simul. s", "solve s", "gap",
-             "conv. s", "other s", "moved", "again", "packed");
+             of == "held" ? "outputs held until their own backward"
+                          : "each tensor kept to its last reader");
+  fmt::print("  {:18}{:>10}{:>10}{:>9}{:>8}{:>9}{:>9}{:>9}{:>9}{:>9}\n", "", "predict s",
+             "simul. s", "solve s", "gap", "conv. s", "other s", "moved", "again", "packed");
   for (const Row& row : rows) {
     if (!row.found) {
       fmt::print("  {:18}{:>10}{:>10}{:>9.1f}\n", row.name, "no plan", "", row.solve_s);
       continue;
     }
-    fmt::print("  {:18}{:>10.4f}{:>10.4f}{:>9.1f}{:>7.2f}%{:>9.4f}{:>9.4f}{:>9.2f}{:>9.2f}{:>9.2f}\n", row.name,
-               row.predicted_s, row.simulated_s, row.solve_s, 100 * row.gap, row.convolution_s, row.other_s,
-               gib(row.moved_bytes), gib(row.again_bytes), gib(row.packed_bytes));
+    fmt::print(
+        "  {:18}{:>10.4f}{:>10.4f}{:>9.1f}{:>7.2f}%{:>9.4f}{:>9.4f}{:>9.2f}{:>9.2f}{:>9.2f}\n",
+        row.name, row.predicted_s, row.simulated_s, row.solve_s, 100 * row.gap, row.convolution_s,
+        row.other_s, gib(row.moved_bytes), gib(row.again_bytes), gib(row.packed_bytes));
   }
 }
 
@@ -261,8 +273,10 @@ class Savings {
     if (checkmate.found) of_checkmate_.push_back(saved(checkmate));
     if (str.found) of_str_.push_back(saved(str));
     for (const Row* other : {&checkmate, &str})
-      never_slower_ = never_slower_ && (!other->found || joint.simulated_s <= other->simulated_s * (1 + 1e-9));
-    packed_never_slower_ = packed_never_slower_ && packed.found && packed.simulated_s <= joint.simulated_s * (1 + 1e-9);
+      never_slower_ =
+          never_slower_ && (!other->found || joint.simulated_s <= other->simulated_s * (1 + 1e-9));
+    packed_never_slower_ = packed_never_slower_ && packed.found &&
+                           packed.simulated_s <= joint.simulated_s * (1 + 1e-9);
     for (const Row& row : rows) longest_s_ = std::max(longest_s_, row.solve_s);
   }
 
@@ -273,7 +287,8 @@ class Savings {
       return out;
     };
     fmt::print(
-        "{}: the joint plan saves {:.2f} % of Checkmate-Auto's time on average (published 13.53 %), {:.2f} % of "
+        "{}: the joint plan saves {:.2f} % of Checkmate-Auto's time on average (published 13.53 "
+        "%), {:.2f} % of "
         "STR-Auto's (4.36 %)\n",
         of, 100 * mean(of_checkmate_), 100 * mean(of_str_));
     result["savings"].push_back({{"of", of},
@@ -282,7 +297,8 @@ class Savings {
                                  {"published_checkmate_auto", 0.1353},
                                  {"published_str_auto", 0.0436}});
     Json& claims = result["claims"];
-    claim(claims, of + ": the joint plan is never slower than Checkmate-Auto and STR-Auto", never_slower_);
+    claim(claims, of + ": the joint plan is never slower than Checkmate-Auto and STR-Auto",
+          never_slower_);
     claim(claims, of + ": with MXFP8 it is never slower than without", packed_never_slower_);
     claim(claims, fmt::format("{}: each plan within {:.0f} s: {:.1f} s", of, limit_s, longest_s_),
           longest_s_ <= limit_s);
@@ -295,7 +311,8 @@ class Savings {
 };
 
 Json tables(const Arguments& a) {
-  Json result = {{"benchmark", "mosos"}, {"cpu", machine().cpu_name}, {"time_limit_s", a.time_limit_s}};
+  Json result = {
+      {"benchmark", "mosos"}, {"cpu", machine().cpu_name}, {"time_limit_s", a.time_limit_s}};
   result["claims"] = Json::array();
   std::map<std::string, Savings> savings;
   for (const std::string& model : a.models) {
@@ -312,12 +329,16 @@ Json tables(const Arguments& a) {
                   {"fastest_s", peaks.least_s}};
     for (const std::string& of : a.of)
       for (const double ratio : a.ratios) {
-        graph.budget_bytes = static_cast<int64_t>(ratio * static_cast<double>(of == "held" ? peaks.held : peaks.kept));
+        graph.budget_bytes = static_cast<int64_t>(
+            ratio * static_cast<double>(of == "held" ? peaks.held : peaks.kept));
         const std::vector<Row> rows = Planning(graph, a).rows();
         print_rows(rows, ratio, graph.budget_bytes, of);
         std::fflush(stdout);
         savings[of].add(rows);
-        Json budget = {{"of", of}, {"ratio", ratio}, {"budget_bytes", graph.budget_bytes}, {"plans", Json::array()}};
+        Json budget = {{"of", of},
+                       {"ratio", ratio},
+                       {"budget_bytes", graph.budget_bytes},
+                       {"plans", Json::array()}};
         for (const Row& row : rows) budget["plans"].push_back(to_json(row));
         steps["budgets"].push_back(std::move(budget));
       }
@@ -332,7 +353,8 @@ int write_graphs(const Arguments& a) {
   for (const Step& step : kSteps) {
     Peaks peaks;
     const Graph graph = graph_of_step(step, a, peaks);
-    std::ofstream(std::filesystem::path(a.written) / (step.model + ".json")) << to_json(graph).dump(1) << '\n';
+    std::ofstream(std::filesystem::path(a.written) / (step.model + ".json"))
+        << to_json(graph).dump(1) << '\n';
   }
   return 0;
 }
@@ -344,7 +366,10 @@ int run(const Arguments& a) {
   const Json result = tables(a);
   if (!a.out.empty()) std::ofstream(a.out) << result.dump(1) << '\n';
   const auto& claims = result["claims"];
-  return std::all_of(claims.begin(), claims.end(), [](const Json& one) { return one["holds"].get<bool>(); }) ? 0 : 1;
+  return std::all_of(claims.begin(), claims.end(),
+                     [](const Json& one) { return one["holds"].get<bool>(); })
+             ? 0
+             : 1;
 }
 
 }  // namespace dovetail::plan
@@ -354,12 +379,14 @@ int main(int argc, char** argv) {
   CLI::App app("Memory plans of VGG19 and UNet on a model of a GPU");
   app.add_option("--models", a.models, "vgg16, vgg19 and unet")->delimiter(',');
   app.add_option("--ratios", a.ratios, "budgets, of the peak")->delimiter(',');
-  app.add_option("--of", a.of, "which peak: held, with outputs until their own backward; kept, to last readers")
+  app.add_option("--of", a.of,
+                 "which peak: held, with outputs until their own backward; kept, to last readers")
       ->delimiter(',')
       ->check(CLI::IsMember({"held", "kept"}));
   app.add_option("--time-limit", a.time_limit_s, "seconds of solving for each plan");
   app.add_option("--read-graphs", a.read, "plan the steps that --write-graphs wrote here");
-  app.add_option("--write-graphs", a.written, "write the steps as graph.json into this folder, and nothing else");
+  app.add_option("--write-graphs", a.written,
+                 "write the steps as graph.json into this folder, and nothing else");
   app.add_option("--out", a.out, "write the result as JSON");
   return dovetail::run_program(app, argc, argv, [&] { return dovetail::plan::run(a); });
 }

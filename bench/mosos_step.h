@@ -15,15 +15,19 @@
 
 namespace dovetail::plan {
 
-/// Forward, backward and a step of SGD with momentum, all parameters updated by one operation. ReLUs write a tensor of
-/// their own, as the operations of MO-SOS do.
+/// Forward, backward and a step of SGD with momentum, all parameters updated by one operation.
+/// ReLUs write a tensor of their own, as the operations of MO-SOS do.
 class VisionStep {
  public:
   VisionStep(const std::string& preset, int64_t batch, int64_t size, int64_t base_width = 64)
-      : model_(make_vision_model(
-            {.preset = preset, .height = size, .width = size, .base_width = base_width, .in_place = false})),
+      : model_(make_vision_model({.preset = preset,
+                                  .height = size,
+                                  .width = size,
+                                  .base_width = base_width,
+                                  .in_place = false})),
         images_(at::zeros({batch, 3, size, size})),
-        targets_(preset == "unet" ? at::zeros({batch, size, size}, at::kLong) : at::zeros({batch}, at::kLong)) {
+        targets_(preset == "unet" ? at::zeros({batch, size, size}, at::kLong)
+                                  : at::zeros({batch}, at::kLong)) {
     const at::NoGradGuard no_grad;  // zeros do: nothing is trained here
     for (const auto& item : model_->named_parameters()) {
       names_.push_back(item.key());
@@ -64,7 +68,8 @@ class VisionStep {
 
 /// A model at a batch that no machine here holds, recorded at two small ones.
 inline CapturedStep vision_step_at(const std::string& preset, int64_t batch, int64_t size) {
-  const CapturedStep one = VisionStep(preset, 1, size).record(), two = VisionStep(preset, 2, size).record();
+  const CapturedStep one = VisionStep(preset, 1, size).record(),
+                     two = VisionStep(preset, 2, size).record();
   return at_batch({one, 1}, {two, 2}, batch);
 }
 

@@ -1,12 +1,13 @@
 // The emulated MXFP8 Linear against BF16's, and what whole models keep for backward under each.
 //
-// usage: ./dev bench mx_linear [--threads N] [--rounds N] [--tokens N] [--widths 1024,2048,4096] [--recipe NAME] [--out
-// FILE]
+// usage: ./dev bench mx_linear [--threads N] [--rounds N] [--tokens N] [--widths 1024,2048,4096]
+// [--recipe NAME] [--out FILE]
 //
-// Forward and backward of one Linear (width x width) in BF16 and with quantized operands take turns, the best round of
-// each counts. Claim: at most 1.30 times BF16's time. Kept bytes: what is alive after the loss of a GPT-2 (124 M) and a
-// Llama (160 M) beyond what was alive before. Claim: at most 0.85 of BF16's. Exit code 1 when a claim does not hold,
-// as the first must with DOVETAIL_DISABLE=mx_quantize.
+// Forward and backward of one Linear (width x width) in BF16 and with quantized operands take
+// turns, the best round of each counts. Claim: at most 1.30 times BF16's time. Kept bytes: what is
+// alive after the loss of a GPT-2 (124 M) and a Llama (160 M) beyond what was alive before. Claim:
+// at most 0.85 of BF16's. Exit code 1 when a claim does not hold, as the first must with
+// DOVETAIL_DISABLE=mx_quantize.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -41,7 +42,9 @@ struct Options {
   std::string recipe = "mxfp8", out;
 };
 
-mx::LinearRecipe find(const std::string& name) { return mx::find_recipe(mx::built_in_recipes(), name).linear; }
+mx::LinearRecipe find(const std::string& name) {
+  return mx::find_recipe(mx::built_in_recipes(), name).linear;
+}
 
 at::Tensor random(at::IntArrayRef sizes, uint64_t seed) {
   return at::randn(sizes, at::make_generator<at::CPUGeneratorImpl>(seed)).to(at::kBFloat16);
@@ -50,7 +53,8 @@ at::Tensor random(at::IntArrayRef sizes, uint64_t seed) {
 class Side {
  public:
   Side(int64_t width, const std::string& recipe)
-      : linear_(make_linear({.in = width, .out = width, .role = LinearRole::kFeedForwardUp, .name = recipe})) {
+      : linear_(make_linear(
+            {.in = width, .out = width, .role = LinearRole::kFeedForwardUp, .name = recipe})) {
     linear_->weight.set_data(random({width, width}, 1));
     linear_->set_recipe(find(recipe));
   }
@@ -72,7 +76,8 @@ class Side {
 
 nlohmann::json time_linear(const Options& options, int64_t width) {
   Side bf16(width, "bf16"), quantized(width, options.recipe);
-  const at::Tensor x = random({options.tokens, width}, 2).requires_grad_(), dy = random({options.tokens, width}, 3);
+  const at::Tensor x = random({options.tokens, width}, 2).requires_grad_(),
+                   dy = random({options.tokens, width}, 3);
   for (int64_t round = 0; round < options.rounds; ++round) {
     bf16.run(x, dy);
     quantized.run(x, dy);
@@ -130,18 +135,21 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(options.threads);
   keep_freed_memory();  // as `dovetail train`
-  nlohmann::json result = {{"benchmark", "mx_linear"}, {"recipe", options.recipe}, {"threads", options.threads},
-                           {"tokens", options.tokens}, {"rounds", options.rounds}, {"machine", machine_json()}};
+  nlohmann::json result = {{"benchmark", "mx_linear"},   {"recipe", options.recipe},
+                           {"threads", options.threads}, {"tokens", options.tokens},
+                           {"rounds", options.rounds},   {"machine", machine_json()}};
   const Machine here = machine();
-  std::cout << fmt::format("mx_linear {}, {} tokens\n{}, {}, {} threads, load {:.2f}\n", options.recipe, options.tokens,
-                           here.cpu_name, here.simd, options.threads, here.load_average);
+  std::cout << fmt::format("mx_linear {}, {} tokens\n{}, {}, {} threads, load {:.2f}\n",
+                           options.recipe, options.tokens, here.cpu_name, here.simd,
+                           options.threads, here.load_average);
   bool holds = true;
   for (const int64_t width : options.widths) {
     const nlohmann::json line = time_linear(options, width);
-    std::cout << fmt::format("width {:5}  bf16 {:8.2f} ms ({:.0f} GFLOP/s)  quantized {:8.2f} ms\n", width,
-                             line["bf16_ms"].get<double>(), line["bf16_gflops"].get<double>(),
-                             line["quantized_ms"].get<double>());
-    holds &= claim(fmt::format("width {} in the time of bf16's", width), line["ratio"].get<double>(), kMostTime);
+    std::cout << fmt::format("width {:5}  bf16 {:8.2f} ms ({:.0f} GFLOP/s)  quantized {:8.2f} ms\n",
+                             width, line["bf16_ms"].get<double>(),
+                             line["bf16_gflops"].get<double>(), line["quantized_ms"].get<double>());
+    holds &= claim(fmt::format("width {} in the time of bf16's", width),
+                   line["ratio"].get<double>(), kMostTime);
     result["linears"].push_back(line);
   }
   for (const char* preset : {"gpt2-124m", "llama-160m"}) {
@@ -149,7 +157,8 @@ int main(int argc, char** argv) {
     std::cout << fmt::format("{}  kept for backward: bf16 {}, quantized {}\n", preset,
                              format_bytes(line["bf16_bytes"].get<double>()),
                              format_bytes(line["quantized_bytes"].get<double>()));
-    holds &= claim(fmt::format("{} keeps of bf16's bytes", preset), line["ratio"].get<double>(), kMostBytes);
+    holds &= claim(fmt::format("{} keeps of bf16's bytes", preset), line["ratio"].get<double>(),
+                   kMostBytes);
     result["models"].push_back(line);
   }
   if (!options.out.empty()) std::ofstream(options.out) << result.dump(2) << "\n";

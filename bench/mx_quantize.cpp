@@ -1,9 +1,10 @@
-// One side of bench/mx_quantize.py: quantizes and copies on request. It reads commands from its input, one a line, and
-// answers each with one line of JSON:
+// One side of bench/mx_quantize.py: quantizes and copies on request. It reads commands from its
+// input, one a line, and answers each with one line of JSON:
 //   time CASE DTYPE   CASE memcpy, row, column, both, random or new; DTYPE fp32 or bf16
 //                     -> {"seconds": ..., "bytes": ...}
-// All but new write memory that is there; new is row with its allocation, as the peers do it; random is row with
-// stochastic rounding. Bytes are those read plus those written. The first line it prints says what it is.
+// All but new write memory that is there; new is row with its allocation, as the peers do it;
+// random is row with stochastic rounding. Bytes are those read plus those written. The first line
+// it prints says what it is.
 //
 // layer: mx
 #include <ATen/ATen.h>
@@ -27,7 +28,9 @@
 namespace dovetail {
 namespace {
 
-int64_t bytes_of(const mx::MXTensor& x) { return x.defined() ? x.codes().numel() + x.scales().numel() : 0; }
+int64_t bytes_of(const mx::MXTensor& x) {
+  return x.defined() ? x.codes().numel() + x.scales().numel() : 0;
+}
 
 /// As many pieces as threads, each one call of memcpy.
 void copy_bytes(const at::Tensor& from, const at::Tensor& to) {
@@ -43,13 +46,17 @@ void copy_bytes(const at::Tensor& from, const at::Tensor& to) {
 class Bench {
  public:
   Bench(int64_t size, const mx::QuantizeSpec& spec)
-      : fp32_(at::randn({size, size})), bf16_(fp32_.to(at::kBFloat16)), copy_(at::zeros_like(fp32_)), spec_(spec) {
+      : fp32_(at::randn({size, size})),
+        bf16_(fp32_.to(at::kBFloat16)),
+        copy_(at::zeros_like(fp32_)),
+        spec_(spec) {
     spec_.copies = mx::Copies::kRowAndColumn;
     out_ = mx::quantize(fp32_, spec_);
   }
 
   nlohmann::json time(const std::string& name, const std::string& dtype) {
-    user_check(dtype == "fp32" || dtype == "bf16", "no dtype is named \"{}\"; use fp32 or bf16", dtype);
+    user_check(dtype == "fp32" || dtype == "bf16", "no dtype is named \"{}\"; use fp32 or bf16",
+               dtype);
     const at::Tensor& x = dtype == "fp32" ? fp32_ : bf16_;
     auto bytes = static_cast<int64_t>(x.nbytes());
     const double begin = now_seconds();
@@ -57,8 +64,9 @@ class Bench {
       copy_bytes(x, copy_);
       return {{"seconds", now_seconds() - begin}, {"bytes", 2 * bytes}};
     }
-    user_check(name == "row" || name == "column" || name == "both" || name == "random" || name == "new",
-               "no case is named \"{}\"; use memcpy, row, column, both, random or new", name);
+    user_check(
+        name == "row" || name == "column" || name == "both" || name == "random" || name == "new",
+        "no case is named \"{}\"; use memcpy, row, column, both, random or new", name);
     spec_.copies = name == "both"     ? mx::Copies::kRowAndColumn
                    : name == "column" ? mx::Copies::kColumn
                                       : mx::Copies::kRow;
@@ -71,8 +79,8 @@ class Bench {
       mx::quantize_into(x, spec_, out_);
       seconds = now_seconds() - begin;
     }
-    bytes +=
-        (name == "column" ? 0 : bytes_of(out_.row)) + (spec_.copies == mx::Copies::kRow ? 0 : bytes_of(out_.column));
+    bytes += (name == "column" ? 0 : bytes_of(out_.row)) +
+             (spec_.copies == mx::Copies::kRow ? 0 : bytes_of(out_.column));
     return {{"seconds", seconds}, {"bytes", bytes}};
   }
 
@@ -86,15 +94,21 @@ int run(int argc, char** argv) {
   int threads = at::get_num_threads();
   int64_t size = 4096;
   std::string format = "e4m3", mode = "round_up";
-  CLI::App app("One side of bench/mx_quantize.py: commands on its input, answers in JSON.", "bench_mx_quantize");
-  app.add_option("--threads", threads, "threads")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--size", size, "rows and columns")->check(CLI::PositiveNumber)->capture_default_str();
+  CLI::App app("One side of bench/mx_quantize.py: commands on its input, answers in JSON.",
+               "bench_mx_quantize");
+  app.add_option("--threads", threads, "threads")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--size", size, "rows and columns")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--format", format, "element format")->capture_default_str();
   app.add_option("--scale-mode", mode, "scale mode")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(threads);
   Bench bench(size, {.format = mx::parse_format(format), .scale_mode = mx::parse_scale_mode(mode)});
-  std::cout << nlohmann::json{{"machine", machine_json()}, {"simd", simd_level_name(simd_level())}} << std::endl;
+  std::cout << nlohmann::json{{"machine", machine_json()}, {"simd", simd_level_name(simd_level())}}
+            << std::endl;
   for (std::string line; std::getline(std::cin, line);) {
     std::istringstream words(line);
     std::string command, name, dtype;

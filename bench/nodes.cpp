@@ -1,12 +1,14 @@
-// Two nodes of unequal speed share k-means, each a runtime of its own: what does the merge between them cost?
+// Two nodes of unequal speed share k-means, each a runtime of its own: what does the merge between
+// them cost?
 //
 //   ./dev bench nodes [--rows N] [--rounds N] [--factor N] [--out FILE]
 //
-// 819,200 rows of 100 float32. Executor A is one thread; executor B is another that computes every shard `factor` times
-// (3). Sides take turns within a round, and the best round of each counts: A alone, B alone, both in one runtime, and
-// both as nodes that send each other their sums over a socket of this machine (Gloo over loopback). Claims: with 64
-// centres, nodes do at least 0.93 of the sum of what each does alone, and the sums are the same bits in all cases.
-// Beside them 5 centres, where an iteration is short, and 1024, where sums are large.
+// 819,200 rows of 100 float32. Executor A is one thread; executor B is another that computes every
+// shard `factor` times (3). Sides take turns within a round, and the best round of each counts: A
+// alone, B alone, both in one runtime, and both as nodes that send each other their sums over a
+// socket of this machine (Gloo over loopback). Claims: with 64 centres, nodes do at least 0.93 of
+// the sum of what each does alone, and the sums are the same bits in all cases. Beside them 5
+// centres, where an iteration is short, and 1024, where sums are large.
 //
 // layer: hybrid
 #include <fmt/format.h>
@@ -69,12 +71,13 @@ Measured measure(std::array<Drivers, 4>& sides, const Nodes& node, const at::Ten
   measured.nodes_of_sum = 1 / best[3] / alone;
   fmt::print("\nk = {}, best of {} rounds\n", k, options.rounds);
   for (size_t i = 0; i < sides.size(); ++i)
-    fmt::print("  {:34}{:9.2f} ms an iteration, {:.3f} of the sum of both alone\n", sides[i].name, 1e3 * best[i],
-               1 / best[i] / alone);
-  fmt::print("  node B has {:.1f} % of the rows in the last iteration, {:.1f} % in the mean\n",
-             100.0 * static_cast<double>(node.report()[1].rows - last) / static_cast<double>(options.rows),
-             100.0 * static_cast<double>(node.report()[1].rows - before) /
-                 static_cast<double>(options.rows * (options.rounds + kLearning)));
+    fmt::print("  {:34}{:9.2f} ms an iteration, {:.3f} of the sum of both alone\n", sides[i].name,
+               1e3 * best[i], 1 / best[i] / alone);
+  fmt::print(
+      "  node B has {:.1f} % of the rows in the last iteration, {:.1f} % in the mean\n",
+      100.0 * static_cast<double>(node.report()[1].rows - last) / static_cast<double>(options.rows),
+      100.0 * static_cast<double>(node.report()[1].rows - before) /
+          static_cast<double>(options.rows * (options.rounds + kLearning)));
   measured.json = {{"clusters", k},
                    {"ms", {1e3 * best[0], 1e3 * best[1], 1e3 * best[2], 1e3 * best[3]}},
                    {"one_runtime", 1 / best[2] / alone},
@@ -91,12 +94,15 @@ int bench(const Options& options) {
   const auto groups = local_groups(2);
   const auto node_a = std::make_shared<Nodes>(groups[0], unequal_executors({false}, factor)),
              node_b = std::make_shared<Nodes>(groups[1], unequal_executors({true}, factor, 1));
-  std::array<Drivers, 4> sides = {Drivers("A alone: one thread", x, {unequal_executors({false}, factor)}),
-                                  Drivers("B alone: one thread, throttled", x, {unequal_executors({true}, factor, 1)}),
-                                  Drivers("A and B in one runtime", x, {unequal_executors({false, true}, factor)}),
-                                  Drivers("A and B as nodes", x, {node_a, node_b})};
-  Json result = {
-      {"benchmark", "nodes"}, {"machine", machine_json()}, {"rows", options.rows}, {"factor", options.factor}};
+  std::array<Drivers, 4> sides = {
+      Drivers("A alone: one thread", x, {unequal_executors({false}, factor)}),
+      Drivers("B alone: one thread, throttled", x, {unequal_executors({true}, factor, 1)}),
+      Drivers("A and B in one runtime", x, {unequal_executors({false, true}, factor)}),
+      Drivers("A and B as nodes", x, {node_a, node_b})};
+  Json result = {{"benchmark", "nodes"},
+                 {"machine", machine_json()},
+                 {"rows", options.rows},
+                 {"factor", options.factor}};
   bool same = true;
   std::optional<bool> fast;  // where 64 centres are measured
   for (const int64_t k : options.clusters) {
@@ -105,12 +111,13 @@ int bench(const Options& options) {
     same = same && measured.same;
     if (k == 64) fast = measured.nodes_of_sum >= kTogether;
   }
-  fmt::print("\nclaim: with 64 centres nodes do at least {} of the sum of both alone: {}\n", kTogether,
+  fmt::print("\nclaim: with 64 centres nodes do at least {} of the sum of both alone: {}\n",
+             kTogether,
              !fast   ? "not measured"
              : *fast ? "holds"
                      : "DOES NOT HOLD");
-  fmt::print("claim: sums of the same bits in all cases: {}\nload {:.2f}\n", same ? "holds" : "DOES NOT HOLD",
-             machine().load_average);
+  fmt::print("claim: sums of the same bits in all cases: {}\nload {:.2f}\n",
+             same ? "holds" : "DOES NOT HOLD", machine().load_average);
   result["claims"] = {{"together", fast ? Json(*fast) : Json()}, {"same_bits", same}};
   if (!options.out.empty()) write_file_atomically(options.out, result.dump(1) + "\n");
   return fast.value_or(true) && same ? 0 : 1;
@@ -124,7 +131,8 @@ int main(int argc, char** argv) {
   dovetail::hybrid::Options options;
   app.add_option("--rows", options.rows, "Rows of 100 columns");
   app.add_option("--rounds", options.rounds, "Rounds, of which the best counts");
-  app.add_option("--clusters", options.clusters, "Numbers of centres; the claim is about 64")->delimiter(',');
+  app.add_option("--clusters", options.clusters, "Numbers of centres; the claim is about 64")
+      ->delimiter(',');
   app.add_option("--factor", options.factor, "How often B computes every shard");
   app.add_option("--out", options.out, "Also write the result as JSON");
   return dovetail::run_program(app, argc, argv, [&] {

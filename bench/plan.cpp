@@ -1,9 +1,11 @@
-// One training step of a convolutional network, captured, profiled, planned at several budgets, twice as in training
-// (the second time from the times and copies of some steps by the first plan), and run by each second plan:
+// One training step of a convolutional network, captured, profiled, planned at several budgets,
+// twice as in training (the second time from the times and copies of some steps by the first plan),
+// and run by each second plan:
 //   ./dev bench plan --model vgg16 --batch 8 --size 64 --ratios 0.8,0.6,0.4 --folder /tmp
-// Convolutions run by the algorithms that each plan chose; what is held against a step with everything kept and by the
-// same algorithms is the loss and all values after some steps, bit for bit; against eager training its time,
-// interleaved. With three batches or more also the line in the batch that the times lie on.
+// Convolutions run by the algorithms that each plan chose; what is held against a step with
+// everything kept and by the same algorithms is the loss and all values after some steps, bit for
+// bit; against eager training its time, interleaved. With three batches or more also the line in
+// the batch that the times lie on.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -47,12 +49,13 @@ struct Arguments {
 class Training : public MomentumStep {
  public:
   explicit Training(const Arguments& a)
-      : MomentumStep(1e-3), model_(make_vision_model({.preset = a.model, .height = a.size, .width = a.size})) {
+      : MomentumStep(1e-3),
+        model_(make_vision_model({.preset = a.model, .height = a.size, .width = a.size})) {
     initialize(*model_, 1);
     const int64_t classes = model_->config().classes;
     images_ = at::randn({a.batch, 3, a.size, a.size});
-    targets_ =
-        a.model == "unet" ? at::randint(0, classes, {a.batch, a.size, a.size}) : at::randint(0, classes, {a.batch});
+    targets_ = a.model == "unet" ? at::randint(0, classes, {a.batch, a.size, a.size})
+                                 : at::randint(0, classes, {a.batch});
     for (const auto& item : model_->named_parameters()) add_parameter(item.key(), item.value());
     for (const auto& item : model_->named_buffers()) add_state(item.key(), item.value());
   }
@@ -85,7 +88,8 @@ void print_algorithms(const Graph& graph) {
   }
 }
 
-/// The algorithms that were chosen for the convolutions: how many nodes, how long they take, and the most workspace.
+/// The algorithms that were chosen for the convolutions: how many nodes, how long they take, and
+/// the most workspace.
 nlohmann::ordered_json chosen(const Graph& graph, const std::vector<int>& algorithms) {
   struct Use {
     int nodes = 0;
@@ -105,8 +109,8 @@ nlohmann::ordered_json chosen(const Graph& graph, const std::vector<int>& algori
   }
   nlohmann::ordered_json out = nlohmann::ordered_json::object();
   for (const auto& [name, use] : uses) {
-    fmt::print("       {:>3} by {:<18} {:>8.1f} ms (aten {:.1f}), workspace up to {:.1f} MiB\n", use.nodes, name,
-               use.time_s * 1e3, use.aten_s * 1e3, mib(use.workspace_bytes));
+    fmt::print("       {:>3} by {:<18} {:>8.1f} ms (aten {:.1f}), workspace up to {:.1f} MiB\n",
+               use.nodes, name, use.time_s * 1e3, use.aten_s * 1e3, mib(use.workspace_bytes));
     out[name] = {{"nodes", use.nodes},
                  {"seconds", use.time_s},
                  {"aten_seconds", use.aten_s},
@@ -135,12 +139,16 @@ class Trial {
     floor_ = floor_of(graph_.graph, options()).bytes;
     fmt::print("{} {} threads\n", machine().cpu_name, at::get_num_threads());
     fmt::print(
-        "{} batch {} at {} x {}: {} nodes, {} storages; captured in {:.1f} s, profiled in {:.1f} s ({} algorithms "
+        "{} batch {} at {} x {}: {} nodes, {} storages; captured in {:.1f} s, profiled in {:.1f} s "
+        "({} algorithms "
         "measured, {} known from {})\n",
-        a.model, a.batch, a.size, a.size, graph_.nodes.size(), graph_.graph.tensors.size(), profiled_s - captured_s,
-        end_s - profiled_s, profile.measured, profile.known, cache.file().string());
-    fmt::print("keeping all {:.1f} MiB, floor {:.1f} MiB; to the {} tier {:.2f} GB/s, back {:.2f} GB/s\n", mib(peak_),
-               mib(floor_), tier(), graph_.graph.bandwidth.to_host / 1e9, graph_.graph.bandwidth.to_device / 1e9);
+        a.model, a.batch, a.size, a.size, graph_.nodes.size(), graph_.graph.tensors.size(),
+        profiled_s - captured_s, end_s - profiled_s, profile.measured, profile.known,
+        cache.file().string());
+    fmt::print(
+        "keeping all {:.1f} MiB, floor {:.1f} MiB; to the {} tier {:.2f} GB/s, back {:.2f} GB/s\n",
+        mib(peak_), mib(floor_), tier(), graph_.graph.bandwidth.to_host / 1e9,
+        graph_.graph.bandwidth.to_device / 1e9);
     print_algorithms(graph_.graph);
     start_ = training_.values();
     random_ = generator().get_state();
@@ -181,11 +189,12 @@ class Trial {
     const double predicted_s = solution.schedule.expected_s;
     const int64_t predicted_bytes = placed.layout.bytes, measured_bytes = executor.resident_bytes();
     fmt::print(
-        "{:>6.2f} {:>9.1f} {:>9.1f} {:>7.4f} {:>8.1f}ms {:>8.1f}ms {:>7.3f} {:>8.3f} {:>9.1f} {:>9.1f} {:>8.1f} "
+        "{:>6.2f} {:>9.1f} {:>9.1f} {:>7.4f} {:>8.1f}ms {:>8.1f}ms {:>7.3f} {:>8.3f} {:>9.1f} "
+        "{:>9.1f} {:>8.1f} "
         "{:>5}\n",
-        ratio, mib(budget), mib(measured_bytes), ratio_of(measured_bytes, predicted_bytes), predicted_s * 1e3,
-        measured_s * 1e3, measured_s / predicted_s, measured_s / eager_s, mib(outcome.to_host_bytes),
-        mib(outcome.again_bytes), solved_s, same ? "same" : "DIFFER");
+        ratio, mib(budget), mib(measured_bytes), ratio_of(measured_bytes, predicted_bytes),
+        predicted_s * 1e3, measured_s * 1e3, measured_s / predicted_s, measured_s / eager_s,
+        mib(outcome.to_host_bytes), mib(outcome.again_bytes), solved_s, same ? "same" : "DIFFER");
     return {{"ratio", ratio},
             {"budget_bytes", budget},
             {"simulated_peak_bytes", solution.schedule.timeline.peak_bytes},
@@ -228,7 +237,8 @@ class Trial {
   }
   const char* tier() const { return a_.folder.empty() ? "memory" : "disk"; }
 
-  /// Into `planned` what the operations and the copies of some steps by `plan` took, with nothing beside a copy.
+  /// Into `planned` what the operations and the copies of some steps by `plan` took, with nothing
+  /// beside a copy.
   void measure_by(const Plan& plan, StepGraph& planned) {
     Executor executor(step_, planned, plan, {.folder = a_.folder, .copies_alone = true});
     executor.run();
@@ -279,7 +289,8 @@ class Trial {
 
 /// Least squares over some batches: seconds of a step with none, and of each image.
 struct Line {
-  double none_s = 0, image_s = 0, farthest = 0;  ///< farthest: of any point from the line, as a part of the point
+  double none_s = 0, image_s = 0,
+         farthest = 0;  ///< farthest: of any point from the line, as a part of the point
   double at(double batch) const { return none_s + image_s * batch; }
 };
 Line line_through(const std::vector<nlohmann::ordered_json>& rows, const char* seconds) {
@@ -293,11 +304,13 @@ Line line_through(const std::vector<nlohmann::ordered_json>& rows, const char* s
   out.image_s = (xy - x * y) / (xx - x * x);
   out.none_s = y - out.image_s * x;
   for (const auto& row : rows)
-    out.farthest = std::max(out.farthest, std::abs(out.at(row["batch"]) / row[seconds].get<double>() - 1));
+    out.farthest =
+        std::max(out.farthest, std::abs(out.at(row["batch"]) / row[seconds].get<double>() - 1));
   return out;
 }
 
-/// The lines of each ratio for which there is a plan at three batches or more, and what they say of one batch more.
+/// The lines of each ratio for which there is a plan at three batches or more, and what they say of
+/// one batch more.
 nlohmann::ordered_json lines(const Arguments& a, const std::vector<nlohmann::ordered_json>& rows) {
   nlohmann::ordered_json out = nlohmann::ordered_json::array();
   for (const double ratio : a.ratios) {
@@ -305,14 +318,17 @@ nlohmann::ordered_json lines(const Arguments& a, const std::vector<nlohmann::ord
     std::copy_if(rows.begin(), rows.end(), std::back_inserter(some),
                  [&](const auto& row) { return row["ratio"] == ratio; });
     if (some.size() < 3) continue;
-    const Line predicted = line_through(some, "predicted_s"), measured = line_through(some, "measured_s");
+    const Line predicted = line_through(some, "predicted_s"),
+               measured = line_through(some, "measured_s");
     const auto batch = static_cast<double>(a.extended_batch);
     fmt::print(
-        "{:>6.2f} over {} batches: predicted {:.1f} + {:.2f} ms an image ({:.1f} % off), measured {:.1f} + {:.2f} ms "
+        "{:>6.2f} over {} batches: predicted {:.1f} + {:.2f} ms an image ({:.1f} % off), measured "
+        "{:.1f} + {:.2f} ms "
         "({:.1f} % off); at {}: {:.2f} s, {:.2f} s, {:.3f} of it\n",
-        ratio, some.size(), 1e3 * predicted.none_s, 1e3 * predicted.image_s, 100 * predicted.farthest,
-        1e3 * measured.none_s, 1e3 * measured.image_s, 100 * measured.farthest, a.extended_batch, predicted.at(batch),
-        measured.at(batch), measured.at(batch) / predicted.at(batch));
+        ratio, some.size(), 1e3 * predicted.none_s, 1e3 * predicted.image_s,
+        100 * predicted.farthest, 1e3 * measured.none_s, 1e3 * measured.image_s,
+        100 * measured.farthest, a.extended_batch, predicted.at(batch), measured.at(batch),
+        measured.at(batch) / predicted.at(batch));
     const auto json = [&](const Line& line) -> nlohmann::ordered_json {
       return {{"none_s", line.none_s},
               {"image_s", line.image_s},
@@ -333,8 +349,9 @@ int run(Arguments a) {
   for (const int64_t batch : a.batches) {
     a.batch = batch;
     Trial trial(a);
-    fmt::print("{:>6} {:>9} {:>9} {:>7} {:>10} {:>10} {:>7} {:>8} {:>9} {:>9} {:>8} {:>5}\n", "ratio", "budget", "peak",
-               "x pred.", "predicted", "measured", "x pred.", "x eager", "offloaded", "again", "solve s", "bits");
+    fmt::print("{:>6} {:>9} {:>9} {:>7} {:>10} {:>10} {:>7} {:>8} {:>9} {:>9} {:>8} {:>5}\n",
+               "ratio", "budget", "peak", "x pred.", "predicted", "measured", "x pred.", "x eager",
+               "offloaded", "again", "solve s", "bits");
     out["trials"].push_back(trial.summary());
     for (const double ratio : a.ratios) {
       nlohmann::ordered_json row = trial.run(ratio);
@@ -357,7 +374,8 @@ int main(int argc, char** argv) {
   dovetail::plan::Arguments a;
   CLI::App app("Memory plans of a training step, predicted and measured");
   app.add_option("--model", a.model, "vgg16, vgg19, resnet50 or unet");
-  app.add_option("--batch", a.batches, "images of a step; of three or more a line in the batch is fitted")
+  app.add_option("--batch", a.batches,
+                 "images of a step; of three or more a line in the batch is fitted")
       ->delimiter(',');
   app.add_option("--extended-batch", a.extended_batch, "the batch that such lines are extended to");
   app.add_option("--size", a.size, "height and width of an image");
@@ -365,7 +383,8 @@ int main(int argc, char** argv) {
   app.add_option("--folder", a.folder, "disk tier: a folder (absent: memory)");
   app.add_option("--rounds", a.rounds, "timed steps, of which the median counts");
   app.add_option("--cache", a.cache, "folder of measured times; \"\": measure anew");
-  app.add_option("--time-limit", a.time_limit_s, "seconds of solving, for each of the two plans of a budget");
+  app.add_option("--time-limit", a.time_limit_s,
+                 "seconds of solving, for each of the two plans of a budget");
   app.add_option("--out", a.out, "write the result as JSON");
   return dovetail::run_program(app, argc, argv, [&] { return dovetail::plan::run(a); });
 }

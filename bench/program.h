@@ -8,7 +8,8 @@
 
 namespace dovetail {
 
-/// main() of a benchmark: reads its options, then `body` gives the exit code; 2, with the reason, after a UserError.
+/// main() of a benchmark: reads its options, then `body` gives the exit code; 2, with the reason,
+/// after a UserError.
 inline int run_program(CLI::App& app, int argc, char** argv, const std::function<int()>& body) {
   CLI11_PARSE(app, argc, argv);
   try {

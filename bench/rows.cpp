@@ -1,6 +1,7 @@
-// One side of bench/rows.py: reads the rows of a config on request. It reads commands from its input, one a line, and
-// answers each with one line of JSON, {"seconds": ..., "rows": ...}:
-//   decode   opens the files and decodes every row on `threads` threads, as the first pass of training does, without
+// One side of bench/rows.py: reads the rows of a config on request. It reads commands from its
+// input, one a line, and answers each with one line of JSON, {"seconds": ..., "rows": ...}:
+//   decode   opens the files and decodes every row on `threads` threads, as the first pass of
+//   training does, without
 //            its statistics
 //   scan     the same with statistics: what RowLoader does before the first step
 //   batches  an epoch of batches of 4096 rows out of decoded rows that are kept, shuffled among all
@@ -42,7 +43,8 @@ int64_t scan(const RowsConfig& config) {
   return statistics.train_rows + statistics.validation_rows;
 }
 
-/// Every step makes the next ones ahead: the rows of an epoch are those between two equal places in that.
+/// Every step makes the next ones ahead: the rows of an epoch are those between two equal places in
+/// that.
 int64_t batches(RowLoader& loader, int64_t batch, int64_t& step) {
   const int64_t steps = std::max<int64_t>(1, loader.num_train_rows() / batch);
   for (int64_t i = 0; i < steps; ++i) loader.step(step++);
@@ -61,7 +63,8 @@ void serve(const RowsConfig& config) {
     if (command == "scan") rows = scan(config);
     if (command == "batches") rows = batches(loader, kBatch, step);
     user_check(rows > 0, "no command `{}`", command);
-    std::cout << fmt::format("{{\"seconds\": {}, \"rows\": {}}}", now_seconds() - begin, rows) << std::endl;
+    std::cout << fmt::format("{{\"seconds\": {}, \"rows\": {}}}", now_seconds() - begin, rows)
+              << std::endl;
   }
 }
 

@@ -2,15 +2,16 @@
 //
 //   ./dev bench simulate_hybrid [--rounds N] [--factor N] [--out FILE]
 //
-// Rows of 100 float32; executor A is one thread, B another that computes every shard `factor` times (3). Alone, each
-// computes iterations of 102,400 and of 409,600 rows: the line through both times is its speed, and what the line
-// leaves at no rows is the driver's. With these figures alone the simulator says how long both together take with
-// 204,800, 409,600 and 819,200 rows, while speeds are learned (the first iteration of a machine) and after: most of it
-// at sizes that were not measured. So it does for two nodes, of A and of B, from these figures and what messages of two
+// Rows of 100 float32; executor A is one thread, B another that computes every shard `factor` times
+// (3). Alone, each computes iterations of 102,400 and of 409,600 rows: the line through both times
+// is its speed, and what the line leaves at no rows is the driver's. With these figures alone the
+// simulator says how long both together take with 204,800, 409,600 and 819,200 rows, while speeds
+// are learned (the first iteration of a machine) and after: most of it at sizes that were not
+// measured. So it does for two nodes, of A and of B, from these figures and what messages of two
 // sizes take between them. Sides take turns within a round, and the best round of each counts.
 //
-// Claims: simulated over measured within 10 % in every case after the first iteration, in one process, and as two
-// nodes. Exit code 1 when one does not hold.
+// Claims: simulated over measured within 10 % in every case after the first iteration, in one
+// process, and as two nodes. Exit code 1 when one does not hold.
 //
 // layer: hybrid
 #include <ATen/ATen.h>
@@ -72,13 +73,15 @@ struct Best {
   }
 };
 
-/// The same rows on executors that are kept, so that their speeds are known from the second iteration on.
+/// The same rows on executors that are kept, so that their speeds are known from the second
+/// iteration on.
 class Side {
  public:
   Side(const at::Tensor& x, const std::vector<bool>& slow, const std::atomic<int64_t>& factor,
        std::vector<int64_t> sizes)
       : runtime_(unequal_executors(slow, factor)), sizes_(std::move(sizes)) {
-    for (const int64_t rows : sizes_) data_.emplace_back(std::make_unique<KMeansData>(x.narrow(0, 0, rows), runtime_));
+    for (const int64_t rows : sizes_)
+      data_.emplace_back(std::make_unique<KMeansData>(x.narrow(0, 0, rows), runtime_));
   }
   void iterate_all(const at::Tensor& centres, Best* best) {
     for (size_t i = 0; i < sizes_.size(); ++i) {
@@ -100,7 +103,8 @@ struct Alone {
 Alone line_through(const Best& best) {
   const double few = best.seconds.at(kAloneRows[0]), many = best.seconds.at(kAloneRows[1]);
   const double row_s = (many - few) / static_cast<double>(kAloneRows[1] - kAloneRows[0]);
-  return {.driver_s = std::max(0.0, few - row_s * static_cast<double>(kAloneRows[0])), .row_s = row_s};
+  return {.driver_s = std::max(0.0, few - row_s * static_cast<double>(kAloneRows[0])),
+          .row_s = row_s};
 }
 
 struct Simulated {
@@ -108,8 +112,9 @@ struct Simulated {
 };
 
 Simulated simulated(const Alone& a, const Alone& b, int64_t rows) {
-  const SimNode node{.devices = {{.name = "A", .speed = {0, a.row_s}}, {.name = "B", .speed = {0, b.row_s}}},
-                     .driver_s = std::min(a.driver_s, b.driver_s)};
+  const SimNode node{
+      .devices = {{.name = "A", .speed = {0, a.row_s}}, {.name = "B", .speed = {0, b.row_s}}},
+      .driver_s = std::min(a.driver_s, b.driver_s)};
   const SimResult result = simulate({node}, {.rows = rows, .grain = kKMeansGrain, .iterations = 6});
   const auto seconds = [](const SimIteration& one) { return one.end_s - one.begin_s; };
   return {seconds(result.iterations.front()), seconds(result.iterations.back())};
@@ -131,9 +136,11 @@ int64_t blocks_of(int64_t first, int64_t end) {
 
 /// An iteration of nodes A and B once they know their speeds.
 double simulated_nodes(const Alone& a, const Alone& b, int64_t rows, int64_t k, const Link& link) {
-  const std::vector<SimNode> nodes = {{.devices = {{.name = "A", .speed = {0, a.row_s}}}, .driver_s = a.driver_s},
-                                      {.devices = {{.name = "B", .speed = {0, b.row_s}}}, .driver_s = b.driver_s}};
-  SimJob job{.rows = rows, .grain = kKMeansGrain, .iterations = 6, .parameter_bytes = sizeof(int64_t)};
+  const std::vector<SimNode> nodes = {
+      {.devices = {{.name = "A", .speed = {0, a.row_s}}}, .driver_s = a.driver_s},
+      {.devices = {{.name = "B", .speed = {0, b.row_s}}}, .driver_s = b.driver_s}};
+  SimJob job{
+      .rows = rows, .grain = kKMeansGrain, .iterations = 6, .parameter_bytes = sizeof(int64_t)};
   const SimOptions options{.scheduling = {.hysteresis = Nodes::kHysteresis}, .network = link};
   const int64_t shards = (rows + kKMeansGrain - 1) / kKMeansGrain,
                 of_a = simulate(nodes, job, options).iterations.back().rows[0] / kKMeansGrain;
@@ -143,8 +150,8 @@ double simulated_nodes(const Alone& a, const Alone& b, int64_t rows, int64_t k, 
   return last.end_s - last.begin_s;
 }
 
-/// What each node sends to the other, as nodes do: when both have computed for a while, after which threads that slept
-/// come late.
+/// What each node sends to the other, as nodes do: when both have computed for a while, after which
+/// threads that slept come late.
 Link measured_link() {
   const auto groups = local_groups(2);
   std::barrier<> computed(2);
@@ -175,11 +182,11 @@ class NodeSides {
   NodeSides(const at::Tensor& x, const std::atomic<int64_t>& factor) {
     for (const int64_t rows : kTogetherRows) {
       const auto groups = local_groups(2);
-      sides_.emplace_back(
-          std::make_unique<Drivers>("nodes", x.narrow(0, 0, rows),
-                                    std::vector<std::shared_ptr<Workers>>{
-                                        std::make_shared<Nodes>(groups[0], unequal_executors({false}, factor)),
-                                        std::make_shared<Nodes>(groups[1], unequal_executors({true}, factor, 1))}));
+      sides_.emplace_back(std::make_unique<Drivers>(
+          "nodes", x.narrow(0, 0, rows),
+          std::vector<std::shared_ptr<Workers>>{
+              std::make_shared<Nodes>(groups[0], unequal_executors({false}, factor)),
+              std::make_shared<Nodes>(groups[1], unequal_executors({true}, factor, 1))}));
     }
   }
   void iterate_all(const at::Tensor& centres, Best* best) {
@@ -193,12 +200,14 @@ class NodeSides {
   std::vector<std::unique_ptr<Drivers>> sides_;
 };
 
-Json compare(const at::Tensor& x, int64_t k, const Link& link, const Options& options, Holds& holds) {
+Json compare(const at::Tensor& x, int64_t k, const Link& link, const Options& options,
+             Holds& holds) {
   const at::Tensor centres = x.slice(0, 0, k).to(at::kDouble);
   const std::vector<int64_t> alone(kAloneRows.begin(), kAloneRows.end()),
       together(kTogetherRows.begin(), kTogetherRows.end());
   const std::atomic<int64_t> factor = options.factor;
-  Side a(x, {false}, factor, alone), b(x, {true}, factor, alone), both(x, {false, true}, factor, together);
+  Side a(x, {false}, factor, alone), b(x, {true}, factor, alone),
+      both(x, {false, true}, factor, together);
   NodeSides nodes(x, factor);
   Best best_a, best_b, best_both, best_first, best_nodes;
   for (int round = -6; round < options.rounds; ++round) {
@@ -206,18 +215,20 @@ Json compare(const at::Tensor& x, int64_t k, const Link& link, const Options& op
     b.iterate_all(centres, round < 0 ? nullptr : &best_b);
     both.iterate_all(centres, round < 0 ? nullptr : &best_both);
     nodes.iterate_all(centres, round < 0 ? nullptr : &best_nodes);
-    Side(x, {false, true}, factor, together).iterate_all(centres, round < 0 ? nullptr : &best_first);
+    Side(x, {false, true}, factor, together)
+        .iterate_all(centres, round < 0 ? nullptr : &best_first);
   }
   const Alone line_a = line_through(best_a), line_b = line_through(best_b);
-  fmt::print("\nk = {}: A {:.4g} us a row, B {:.4g}; the driver {:.3f} ms\n", k, 1e6 * line_a.row_s, 1e6 * line_b.row_s,
-             1e3 * std::min(line_a.driver_s, line_b.driver_s));
-  fmt::print("  {:>8}{:>15}{:>14}{:>14}{:>22}\n", "rows", "", "measured ms", "simulated ms", "simulated / measured");
+  fmt::print("\nk = {}: A {:.4g} us a row, B {:.4g}; the driver {:.3f} ms\n", k, 1e6 * line_a.row_s,
+             1e6 * line_b.row_s, 1e3 * std::min(line_a.driver_s, line_b.driver_s));
+  fmt::print("  {:>8}{:>15}{:>14}{:>14}{:>22}\n", "rows", "", "measured ms", "simulated ms",
+             "simulated / measured");
   Json cases = Json::array();
   for (const int64_t rows : kTogetherRows) {
     const Simulated model = simulated(line_a, line_b, rows);
     const auto line = [&](const char* what, double measured_s, double simulated_s) {
-      fmt::print("  {:>8}{:>15}{:>14.3f}{:>14.3f}{:>22.3f}\n", rows, what, 1e3 * measured_s, 1e3 * simulated_s,
-                 simulated_s / measured_s);
+      fmt::print("  {:>8}{:>15}{:>14.3f}{:>14.3f}{:>22.3f}\n", rows, what, 1e3 * measured_s,
+                 1e3 * simulated_s, simulated_s / measured_s);
       cases.push_back({{"clusters", k},
                        {"rows", rows},
                        {"iteration", what},
@@ -230,7 +241,8 @@ Json compare(const at::Tensor& x, int64_t k, const Link& link, const Options& op
     const double of_nodes_s = simulated_nodes(line_a, line_b, rows, k, link);
     line("nodes", best_nodes.seconds.at(rows), of_nodes_s);
     const auto is_near = [](double ratio) { return std::abs(ratio - 1) <= kWithin; };
-    holds.in_one_process = holds.in_one_process && is_near(model.later_s / best_both.seconds.at(rows));
+    holds.in_one_process =
+        holds.in_one_process && is_near(model.later_s / best_both.seconds.at(rows));
     holds.as_nodes = holds.as_nodes && is_near(of_nodes_s / best_nodes.seconds.at(rows));
   }
   return cases;
@@ -238,16 +250,18 @@ Json compare(const at::Tensor& x, int64_t k, const Link& link, const Options& op
 
 int bench(const Options& options) {
   user_check(options.rounds > 0 && options.factor >= 1, "at least a round and a factor of 1");
-  fmt::print("{}, load {:.2f}; B computes every shard {} times; best of {} rounds\n", machine().cpu_name,
-             machine().load_average, options.factor, options.rounds);
-  const at::Tensor x = at::randn({kTogetherRows.back(), kColumns}, at::detail::createCPUGenerator(1));
+  fmt::print("{}, load {:.2f}; B computes every shard {} times; best of {} rounds\n",
+             machine().cpu_name, machine().load_average, options.factor, options.rounds);
+  const at::Tensor x =
+      at::randn({kTogetherRows.back(), kColumns}, at::detail::createCPUGenerator(1));
   Json result = {{"benchmark", "simulate_hybrid"},
                  {"machine", machine_json()},
                  {"factor", options.factor},
                  {"rounds", options.rounds},
                  {"cases", Json::array()}};
   const Link link = measured_link();
-  fmt::print("between nodes: {:.0f} us and {:.2f} GB/s\n", 1e6 * link.latency_s, 1e-9 * link.bytes_per_s);
+  fmt::print("between nodes: {:.0f} us and {:.2f} GB/s\n", 1e6 * link.latency_s,
+             1e-9 * link.bytes_per_s);
   result["network"] = {{"latency_s", link.latency_s}, {"bytes_per_s", link.bytes_per_s}};
   Holds holds;
   for (const int64_t k : kClusters)
@@ -255,7 +269,8 @@ int bench(const Options& options) {
   for (const auto& [where, held] :
        {std::pair{"in one process", holds.in_one_process}, {"as two nodes", holds.as_nodes}}) {
     const std::string text = fmt::format(
-        "{}, after the first iteration the simulated time is within {:g} % of the measured one", where, 100 * kWithin);
+        "{}, after the first iteration the simulated time is within {:g} % of the measured one",
+        where, 100 * kWithin);
     fmt::print("\nclaim: {}: {}", text, held ? "holds" : "DOES NOT HOLD");
     result["claims"].push_back({{"claim", text}, {"holds", held}});
   }

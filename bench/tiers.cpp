@@ -36,23 +36,27 @@ namespace {
 struct Arguments {
   std::string side = "tiered", policy = "hot", folder = ".", row_dtype = "fp32";
   int64_t rows = 100'000'000, tables = 8, dim = 16, batch = 4096, memory = 0;
-  std::vector<int64_t> phases = {1500, 3000};  ///< steps that are measured are [first, second), [third, fourth), ...
+  std::vector<int64_t> phases = {
+      1500, 3000};  ///< steps that are measured are [first, second), [third, fourth), ...
   int64_t warmup = 300, refresh = 500;
   double zipf = 1.1;
   bool filled = false, ahead = true;
   int threads = 2;
 };
 
-/// Ranks from 1 to n with probability proportional to rank^-s, s > 1, by rejection-inversion (Hoermann and Derflinger,
-/// ACM TOMACS 1996).
+/// Ranks from 1 to n with probability proportional to rank^-s, s > 1, by rejection-inversion
+/// (Hoermann and Derflinger, ACM TOMACS 1996).
 class Zipf {
  public:
-  Zipf(double s, int64_t n) : s_(s), n_(static_cast<double>(n)), low_(integral(0.5)), high_(integral(n_ + 0.5)) {}
+  Zipf(double s, int64_t n)
+      : s_(s), n_(static_cast<double>(n)), low_(integral(0.5)), high_(integral(n_ + 0.5)) {}
 
   int64_t rank(uint64_t seed, uint64_t index) const {
     for (uint64_t attempt = 0;; ++attempt) {
-      const double u = low_ + random_uniform(mix_seed(seed, attempt), RandomStream::kTest, index) * (high_ - low_);
-      const double x = std::pow((1 - s_) * u, 1 / (1 - s_)), k = std::min(std::max(std::round(x), 1.0), n_);
+      const double u = low_ + random_uniform(mix_seed(seed, attempt), RandomStream::kTest, index) *
+                                  (high_ - low_);
+      const double x = std::pow((1 - s_) * u, 1 / (1 - s_)),
+                   k = std::min(std::max(std::round(x), 1.0), n_);
       // The bar of k is as wide as the curve is there where it is above k^-s.
       if (u >= integral(k + 0.5) - std::pow(k, -s_)) return static_cast<int64_t>(k);
     }
@@ -82,7 +86,8 @@ PackSpec spec_of(const Arguments& a) {
                 .seed = 1,
                 .row_dtype = parse_row_dtype(a.row_dtype)};
   for (int64_t t = 0; t < a.tables; ++t) {
-    spec.tables.push_back({.name = fmt::format("table_{}", t), .rows = a.rows / a.tables, .dim = a.dim});
+    spec.tables.push_back(
+        {.name = fmt::format("table_{}", t), .rows = a.rows / a.tables, .dim = a.dim});
     spec.feature_table.push_back(t);
   }
   return spec;
@@ -160,7 +165,9 @@ class Tables {
   }
 
   TierCounters counters() const { return tiered_ ? tiered_->counters() : TierCounters(); }
-  int64_t fast_rows() const { return tiered_ ? tiered_->fast_rows(0) : arguments_.rows / arguments_.tables; }
+  int64_t fast_rows() const {
+    return tiered_ ? tiered_->fast_rows(0) : arguments_.rows / arguments_.tables;
+  }
   int64_t memory_bytes() const { return tiered_ ? tiered_->memory_bytes() : 0; }
 
  private:
@@ -175,7 +182,8 @@ class Tables {
           const auto [weight, state] = tiered_->rows(t, begin, count);
           body(t, begin, weight, state);
         } else {
-          body(t, begin, plain_->stored(t).narrow(0, begin, count), plain_->packed_state(t).narrow(0, begin, count));
+          body(t, begin, plain_->stored(t).narrow(0, begin, count),
+               plain_->packed_state(t).narrow(0, begin, count));
         }
       }
     }
@@ -230,11 +238,13 @@ void run(const Arguments& a) {
     for (int64_t step = p == 0 ? 0 : a.phases[p - 1]; step < last; ++step) {
       if (step == first) {
         before = tables.counters();
-        std::cerr << fmt::format("{} {}: steps {} to {} are measured\n", a.side, a.policy, first, last);
+        std::cerr << fmt::format("{} {}: steps {} to {} are measured\n", a.side, a.policy, first,
+                                 last);
       }
       const Jagged ids = next;
       next = ids_of(a, zipf, step + 1);
-      const double took = tables.step(ids, next, gradients[static_cast<size_t>(step) % gradients.size()]);
+      const double took =
+          tables.step(ids, next, gradients[static_cast<size_t>(step) % gradients.size()]);
       if (step >= first) seconds.push_back(took);
     }
     phases.push_back(phase(a, first, last, seconds, before, tables.counters()));
@@ -269,18 +279,22 @@ int main(int argc, char** argv) {
   app.add_option("--dim", a.dim);
   app.add_option("--row-dtype", a.row_dtype, "fp32, bf16 or mxfp8");
   app.add_option("--batch", a.batch);
-  app.add_option("--phases", a.phases, "steps between which is measured: first, end, first, end, ...")->delimiter(',');
+  app.add_option("--phases", a.phases,
+                 "steps between which is measured: first, end, first, end, ...")
+      ->delimiter(',');
   app.add_option("--warmup", a.warmup);
   app.add_option("--refresh", a.refresh);
   app.add_option("--zipf", a.zipf);
   app.add_option("--threads", a.threads);
   app.add_flag("!--no-prefetch", a.ahead, "rows of a step are asked for when it begins");
-  app.add_flag("--filled", a.filled, "every row is in the file before the first step, as late in a training");
+  app.add_flag("--filled", a.filled,
+               "every row is in the file before the first step, as late in a training");
   CLI11_PARSE(app, argc, argv);
   try {
     dovetail::user_check(!a.phases.empty() && a.phases.size() % 2 == 0 && a.phases[0] >= 0 &&
                              std::ranges::is_sorted(a.phases, std::less_equal<>()),
-                         "--phases {} are no steps that rise, two for each phase", fmt::join(a.phases, ","));
+                         "--phases {} are no steps that rise, two for each phase",
+                         fmt::join(a.phases, ","));
     dovetail::embedding::run(a);
   } catch (const dovetail::UserError& e) {
     std::cerr << dovetail::describe_error(e) << '\n';

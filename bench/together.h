@@ -10,10 +10,12 @@
 #include <utility>
 #include <vector>
 
-/// Every two capabilities at once on every kind of model: what a run with both is held against, or why there is none.
+/// Every two capabilities at once on every kind of model: what a run with both is held against, or
+/// why there is none.
 namespace dovetail::together {
 
-/// One of the engine's capabilities as a run switches it on; an empty setting is none of that model's.
+/// One of the engine's capabilities as a run switches it on; an empty setting is none of that
+/// model's.
 struct Capability {
   const char* name;
   const char* what;  ///< it does to the numbers of a run: how far it may move a loss, relative
@@ -37,14 +39,15 @@ inline const std::array kCapabilities = {
                {"parallel.expert=2"},
                {"parallel.expert=2"},
                {"model.moe.experts=4"}},
-    Capability{"embedding",
-               "rounding: tables are cut over two ranks, in two groups, most of their rows on the disk",
-               1e-6,
-               true,
-               {"embedding.sharding=row"},
-               {"embedding.sharding=row"},
-               {"embedding.sharding=row", "embedding.groups=2", "embedding.memory_bytes=10000",
-                "embedding.step_rows=50", "embedding.warmup_steps=5"}},
+    Capability{
+        "embedding",
+        "rounding: tables are cut over two ranks, in two groups, most of their rows on the disk",
+        1e-6,
+        true,
+        {"embedding.sharding=row"},
+        {"embedding.sharding=row"},
+        {"embedding.sharding=row", "embedding.groups=2", "embedding.memory_bytes=10000",
+         "embedding.step_rows=50", "embedding.warmup_steps=5"}},
     Capability{"plan",
                "no bit",
                0,
@@ -73,10 +76,11 @@ enum : size_t { kMx, kMoe, kEmbedding, kPlan, kFixed, kAuto };
 /// Rounding of another order, seen through roundings to eight bits.
 inline constexpr double kRoundingUnderMx = 1e-3;
 
-/// How far `moved` may move a loss of a run that has `kept` as well, relative; 0: no bit. Shares that follow from times
-/// are others in each run.
+/// How far `moved` may move a loss of a run that has `kept` as well, relative; 0: no bit. Shares
+/// that follow from times are others in each run.
 inline double most_change(size_t moved, size_t kept) {
-  const double most = std::max(kCapabilities[moved].most, kept == kAuto ? kCapabilities[kAuto].most : 0);
+  const double most =
+      std::max(kCapabilities[moved].most, kept == kAuto ? kCapabilities[kAuto].most : 0);
   return most > 0 && kept == kMx ? kRoundingUnderMx : most;
 }
 
@@ -148,19 +152,22 @@ inline std::string pair_name(size_t first, size_t second) {
 
 inline std::string words(const Change& change) {
   if (change.same_bits) return "the same bits";
-  if (change.bound == 0) return fmt::format("**not the same bits** (losses within {:.1e})", change.most);
+  if (change.bound == 0)
+    return fmt::format("**not the same bits** (losses within {:.1e})", change.most);
   if (change.most == 0) return "the same losses";
   return fmt::format("losses within {:.1e} ({:.0e} allowed)", change.most, change.bound);
 }
 
-/// "without plan: the same bits; without mx: losses within 1.2e-02 (5e-02 allowed)", or "refused: why".
+/// "without plan: the same bits; without mx: losses within 1.2e-02 (5e-02 allowed)", or "refused:
+/// why".
 inline std::string words(const Cell& cell, size_t first, size_t second) {
   if (cell.refusal) return "refused: " + *cell.refusal;
-  return fmt::format("without {}: {}; without {}: {}", kCapabilities[first].name, words(cell.without[0]),
-                     kCapabilities[second].name, words(cell.without[1]));
+  return fmt::format("without {}: {}; without {}: {}", kCapabilities[first].name,
+                     words(cell.without[0]), kCapabilities[second].name, words(cell.without[1]));
 }
 
-/// Two ways to divide a job over ranks by balance.mode cannot be in one config: they are one capability.
+/// Two ways to divide a job over ranks by balance.mode cannot be in one config: they are one
+/// capability.
 inline std::vector<std::pair<size_t, size_t>> pairs() {
   std::vector<std::pair<size_t, size_t>> found;
   for (size_t i = 0; i < kCapabilities.size(); ++i)

@@ -84,7 +84,8 @@ class Runs {
   std::optional<std::string> refusal(const Model& model, const Set& with) {
     const Job job = make_job(model, with);
     try {
-      train_on(job.ranks, load_run_config(job.file, job.settings), {.dry_run = true, .quiet = true});
+      train_on(job.ranks, load_run_config(job.file, job.settings),
+               {.dry_run = true, .quiet = true});
     } catch (const UserError& error) {
       return error.what();
     }
@@ -123,7 +124,9 @@ class Runs {
       if (capability.ranks) job.ranks = 2;
     }
     const bool of_rows = model.settings == &Capability::dlrm;
-    const auto path = [this](const std::string& file) { return '"' + (folder_ / file).string() + '"'; };
+    const auto path = [this](const std::string& file) {
+      return '"' + (folder_ / file).string() + '"';
+    };
     job.settings.push_back("run.folder=" + path(name));
     job.settings.push_back(of_rows ? "rows.files=[" + path("clicks.tsv") + "]"
                                    : "data.text=[" + path("text.txt") + "]");
@@ -178,27 +181,32 @@ class Runs {
   static void launch(const Job& job) {
     const char* given = std::getenv("DOVETAIL_BINARY");
     const std::string binary =
-        given != nullptr ? given
-                         : std::filesystem::read_symlink("/proc/self/exe").replace_filename("dovetail").string();
+        given != nullptr
+            ? given
+            : std::filesystem::read_symlink("/proc/self/exe").replace_filename("dovetail").string();
     const std::string log = job.file.string() + ".log";
-    std::string command = fmt::format("{} launch -n {} train {}", quoted(binary), job.ranks, quoted(job.file.string()));
+    std::string command = fmt::format("{} launch -n {} train {}", quoted(binary), job.ranks,
+                                      quoted(job.file.string()));
     for (const std::string& setting : job.settings) command += " --set " + quoted(setting);
     if (std::system((command + " > " + quoted(log) + " 2>&1").c_str()) == 0) return;
     throw std::runtime_error(fmt::format("{} failed:\n{}", command, read_file(log)));
   }
 
   static Change change(const Run& with, const Run& without, double bound) {
-    DOVETAIL_CHECK(!without.refusal, "one capability is refused, two are not: {}", *without.refusal);
-    DOVETAIL_CHECK(std::ssize(with.losses) == kSteps && std::ssize(without.losses) == kSteps, "{} and {} steps",
-                   with.losses.size(), without.losses.size());
-    Change change{.same_bits = with.losses == without.losses && same_tensors(with.end, without.end), .bound = bound};
+    DOVETAIL_CHECK(!without.refusal, "one capability is refused, two are not: {}",
+                   *without.refusal);
+    DOVETAIL_CHECK(std::ssize(with.losses) == kSteps && std::ssize(without.losses) == kSteps,
+                   "{} and {} steps", with.losses.size(), without.losses.size());
+    Change change{.same_bits = with.losses == without.losses && same_tensors(with.end, without.end),
+                  .bound = bound};
     for (size_t i = 0; i < with.losses.size(); ++i)
       change.most = std::max(change.most, std::abs(with.losses[i] / without.losses[i] - 1));
     return change;
   }
 
   static bool same_tensors(const Snapshot& a, const Snapshot& b) {
-    return a.tensors.size() == b.tensors.size() && std::ranges::all_of(a.tensors, [&](const auto& item) {
+    return a.tensors.size() == b.tensors.size() &&
+           std::ranges::all_of(a.tensors, [&](const auto& item) {
              const auto found = b.tensors.find(item.first);
              return found != b.tensors.end() && item.second.sizes() == found->second.sizes() &&
                     at::equal(item.second, found->second);

@@ -1,26 +1,31 @@
-// What each technique of the mixture-of-experts line buys: a layer of experts over ranks, one technique after another.
+// What each technique of the mixture-of-experts line buys: a layer of experts over ranks, one
+// technique after another.
 //
-// usage: ./dev bench tutel [--ranks N] [--tokens T] [--width C] [--hidden H] [--experts E] [--rounds N] [--cluster
-// FILE] [--out FILE]
+// usage: ./dev bench tutel [--ranks N] [--tokens T] [--width C] [--hidden H] [--experts E]
+// [--rounds N] [--cluster FILE] [--out FILE]
 //                          [--plot FILE]
 //
-// Forward and backward, routing included; ranks are threads of this process with one compute thread each, so they share
-// the machine's cores: what overlap can hide here is only what the cores leave. Sides take turns within a round, the
-// best round of each counts, seconds are those of the slowest rank; bytes are the most that a rank's tensors held in a
-// step beyond its parameters. In two loads, even and skewed:
+// Forward and backward, routing included; ranks are threads of this process with one compute thread
+// each, so they share the machine's cores: what overlap can hide here is only what the cores leave.
+// Sides take turns within a round, the best round of each counts, seconds are those of the slowest
+// rank; bytes are the most that a rank's tensors held in a step beyond its parameters. In two
+// loads, even and skewed:
 //
-//   einsum      one-hot (T, E, C) masks for encode and decode (GShard), C as large as the load needs, uniform
+//   einsum      one-hot (T, E, C) masks for encode and decode (GShard), C as large as the load
+//   needs, uniform
 //               all-to-all, one batched product
-//   sparse      the same, rows moved by index (Tutel's fast encode and decode): model.moe.pad_to_capacity
-//   dropless    rows as they are instead of padded to C: grouped products where they lie (MegaBlocks)
-//   overlap n   chunks whose exchange overlaps with another's experts (Tutel's pipelining)
-//   2dh         all-to-all in two stages, nodes of half the ranks each (Tutel)
+//   sparse      the same, rows moved by index (Tutel's fast encode and decode):
+//   model.moe.pad_to_capacity dropless    rows as they are instead of padded to C: grouped products
+//   where they lie (MegaBlocks) overlap n   chunks whose exchange overlaps with another's experts
+//   (Tutel's pipelining) 2dh         all-to-all in two stages, nodes of half the ranks each (Tutel)
 //   shadow n    the n most loaded experts go to the tokens (FasterMoE)
-//   r = 0, ...  fewer experts than ranks, cut in two: Tutel's r; adaptive is the best of them for each load
+//   r = 0, ...  fewer experts than ranks, cut in two: Tutel's r; adaptive is the best of them for
+//   each load
 //
-// Simulated, from a file of costs: linear against 2DH on 64 to 1024 ranks, and the best r and overlap against r = 1
-// without overlap. Claim: sparse is faster than einsum and holds less, dropless is no slower than sparse and holds less
-// under the skewed load. Exit code 1 when it does not hold.
+// Simulated, from a file of costs: linear against 2DH on 64 to 1024 ranks, and the best r and
+// overlap against r = 1 without overlap. Claim: sparse is faster than einsum and holds less,
+// dropless is no slower than sparse and holds less under the skewed load. Exit code 1 when it does
+// not hold.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
@@ -73,18 +78,22 @@ struct Job {
   at::Tensor dy;
 };
 
-Job make_job(const Options& options, const std::shared_ptr<Group>& group, int64_t experts, int cut, double skew) {
+Job make_job(const Options& options, const std::shared_ptr<Group>& group, int64_t experts, int cut,
+             double skew) {
   Job job{.options = options, .group = group};
   const auto seed = static_cast<uint64_t>(group->rank());
   job.ranks.placement = make_placement(experts, options.ranks, cut, options.hidden, false);
   job.ranks.group = group;
-  if (options.ranks % 2 == 0 && options.ranks > 2) job.ranks.nodes = split_by_node(*group, options.ranks / 2);
+  if (options.ranks % 2 == 0 && options.ranks > 2)
+    job.ranks.nodes = split_by_node(*group, options.ranks / 2);
   job.weights.activation = "gelu";
   const int64_t count = job.ranks.placement.count(job.ranks.placement.holder(group->rank())),
                 hidden = options.hidden / cut;
   for (int64_t e = 0; e < count; ++e) {
-    job.weights.up.push_back(random({hidden, options.width}, 10 + seed).mul_(0.05).requires_grad_());
-    job.weights.down.push_back(random({options.width, hidden}, 20 + seed).mul_(0.05).requires_grad_());
+    job.weights.up.push_back(
+        random({hidden, options.width}, 10 + seed).mul_(0.05).requires_grad_());
+    job.weights.down.push_back(
+        random({options.width, hidden}, 20 + seed).mul_(0.05).requires_grad_());
   }
   job.up = random({count, hidden, options.width}, 10 + seed).mul_(0.05).requires_grad_();
   job.down = random({count, options.width, hidden}, 20 + seed).mul_(0.05).requires_grad_();
@@ -103,14 +112,16 @@ Routing routed(const Job& job, Drop drop, int64_t capacity = 0) {
 Routing routed_with_capacity(const Job& job) {
   at::Tensor most = routed(job, Drop::kNone).count.max().view({1});
   int64_t capacity = 0;
-  for (const at::Tensor& of_rank : job.group->all_gather(most)) capacity = std::max(capacity, of_rank.item<int64_t>());
+  for (const at::Tensor& of_rank : job.group->all_gather(most))
+    capacity = std::max(capacity, of_rank.item<int64_t>());
   return routed(job, Drop::kPosition, capacity);
 }
 
 /// Experts of (E, C, M), which travel as (E / W, W C, M).
 at::Tensor batched_experts(const Job& job, const at::Tensor& ecm) {
   const at::Tensor rows = all_to_all_flexible(ecm, job.group, 0, 1);
-  const at::Tensor made = at::bmm(dovetail::gelu(at::bmm(rows, job.up.transpose(1, 2))), job.down.transpose(1, 2));
+  const at::Tensor made =
+      at::bmm(dovetail::gelu(at::bmm(rows, job.up.transpose(1, 2))), job.down.transpose(1, 2));
   return all_to_all_flexible(made, job.group, 1, 0);
 }
 
@@ -128,14 +139,14 @@ at::Tensor by_einsum(const Job& job) {
 
 at::Tensor by_capacity(const Job& job) {
   const Routing routing = routed_with_capacity(job);
-  return parallel_feed_forward(job.x, routing.weight, routing.expert, routing.slot, {.weights = job.weights}, job.ranks,
-                               {}, routing.capacity);
+  return parallel_feed_forward(job.x, routing.weight, routing.expert, routing.slot,
+                               {.weights = job.weights}, job.ranks, {}, routing.capacity);
 }
 
 at::Tensor dropless(const Job& job, const Plan& plan) {
   const Routing routing = routed(job, Drop::kNone);
-  return parallel_feed_forward(job.x, routing.weight, routing.expert, routing.slot, {.weights = job.weights}, job.ranks,
-                               plan);
+  return parallel_feed_forward(job.x, routing.weight, routing.expert, routing.slot,
+                               {.weights = job.weights}, job.ranks, plan);
 }
 
 struct Side {
@@ -148,7 +159,8 @@ struct Side {
 void step(const Job& job, const Side& side) {
   for (const auto* list : {&job.weights.up, &job.weights.down})
     for (const at::Tensor& tensor : *list) tensor.mutable_grad().reset();
-  for (const at::Tensor& tensor : {job.x, job.logits, job.up, job.down}) tensor.mutable_grad().reset();
+  for (const at::Tensor& tensor : {job.x, job.logits, job.up, job.down})
+    tensor.mutable_grad().reset();
   side.forward(job).backward(job.dy);
 }
 
@@ -160,7 +172,8 @@ double largest(Group& group, double value) {
 }
 
 /// Every side on every rank, in turns.
-void measure(const Options& options, std::vector<Side>& sides, int64_t experts, int cut, double skew) {
+void measure(const Options& options, std::vector<Side>& sides, int64_t experts, int cut,
+             double skew) {
   auto groups = local_groups(options.ranks);
   std::vector<std::thread> threads;
   threads.reserve(groups.size());
@@ -201,21 +214,24 @@ nlohmann::ordered_json report(const std::vector<Side>& sides, const std::string&
   std::cout << "\n" << title << "\n";
   auto list = nlohmann::ordered_json::array();
   for (const Side& side : sides) {
-    std::cout << fmt::format("  {:12} {:8.1f} ms  {:5.2f} x   {:8.1f} MB  {:5.2f} x\n", side.name, 1e3 * side.seconds,
-                             side.seconds / sides[0].seconds, 1e-6 * static_cast<double>(side.bytes),
+    std::cout << fmt::format("  {:12} {:8.1f} ms  {:5.2f} x   {:8.1f} MB  {:5.2f} x\n", side.name,
+                             1e3 * side.seconds, side.seconds / sides[0].seconds,
+                             1e-6 * static_cast<double>(side.bytes),
                              static_cast<double>(side.bytes) / static_cast<double>(sides[0].bytes));
     list.push_back({{"name", side.name}, {"seconds", side.seconds}, {"bytes", side.bytes}});
   }
   return {{"title", title}, {"sides", list}};
 }
 
-nlohmann::ordered_json ladder(const Options& options, double skew, const std::string& title, bool& holds) {
+nlohmann::ordered_json ladder(const Options& options, double skew, const std::string& title,
+                              bool& holds) {
   std::vector<Side> sides = {{.name = "einsum", .forward = by_einsum},
                              {.name = "sparse", .forward = by_capacity},
                              by_plan("dropless", {}),
                              by_plan("overlap 2", {.overlap = 2}),
                              by_plan("overlap 4", {.overlap = 4})};
-  if (options.ranks % 2 == 0 && options.ranks > 2) sides.push_back(by_plan("2dh", {.hierarchical = true}));
+  if (options.ranks % 2 == 0 && options.ranks > 2)
+    sides.push_back(by_plan("2dh", {.hierarchical = true}));
   sides.push_back(by_plan("shadow 1", {.shadowed = {0}}));
   sides.push_back(by_plan("shadow 2", {.shadowed = {0, 1}}));
   measure(options, sides, options.experts, 1, skew);
@@ -231,17 +247,19 @@ nlohmann::ordered_json adaptive(const Options& options, double skew, const std::
   return report(sides, title);
 }
 
-std::string bars(const nlohmann::ordered_json& sides, const char* key, double scale, const char* unit, int x, int y) {
+std::string bars(const nlohmann::ordered_json& sides, const char* key, double scale,
+                 const char* unit, int x, int y) {
   double most = 0;
   for (const auto& side : sides) most = std::max(most, side[key].get<double>());
   std::string svg;
   for (const auto& side : sides) {
     const double value = side[key].get<double>();
     svg += fmt::format(
-        "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text><rect x=\"{}\" y=\"{}\" width=\"{:.1f}\" height=\"12\"/>"
+        "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text><rect x=\"{}\" y=\"{}\" "
+        "width=\"{:.1f}\" height=\"12\"/>"
         "<text x=\"{:.1f}\" y=\"{}\">{:.1f} {}</text>\n",
-        x + 64, y + 10, side["name"].get<std::string>(), x + 70, y, 200 * value / most, x + 74 + 200 * value / most,
-        y + 10, scale * value, unit);
+        x + 64, y + 10, side["name"].get<std::string>(), x + 70, y, 200 * value / most,
+        x + 74 + 200 * value / most, y + 10, scale * value, unit);
     y += 17;
   }
   return svg;
@@ -252,15 +270,18 @@ std::string picture(const nlohmann::ordered_json& parts) {
   std::string body;
   int y = 24;
   for (const auto& part : parts) {
-    body += fmt::format("<text class=\"title\" x=\"10\" y=\"{}\">{}</text>\n", y, part["title"].get<std::string>());
-    body +=
-        bars(part["sides"], "seconds", 1e3, "ms", 0, y + 10) + bars(part["sides"], "bytes", 1e-6, "MB", 360, y + 10);
+    body += fmt::format("<text class=\"title\" x=\"10\" y=\"{}\">{}</text>\n", y,
+                        part["title"].get<std::string>());
+    body += bars(part["sides"], "seconds", 1e3, "ms", 0, y + 10) +
+            bars(part["sides"], "bytes", 1e-6, "MB", 360, y + 10);
     y += 40 + 17 * static_cast<int>(part["sides"].size());
   }
   return fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 720 {0}\"><style>text {{ font: 11px system-ui, "
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 720 {0}\"><style>text {{ font: 11px "
+      "system-ui, "
       "sans-serif; "
-      "fill: #333 }} .title {{ font-weight: 600 }} rect {{ fill: #2f5fd0 }}</style><rect width=\"720\" height=\"{0}\" "
+      "fill: #333 }} .title {{ font-weight: 600 }} rect {{ fill: #2f5fd0 }}</style><rect "
+      "width=\"720\" height=\"{0}\" "
       "style=\"fill:#fff\"/>\n{1}</svg>\n",
       y - 10, body);
 }
@@ -279,18 +300,23 @@ nlohmann::ordered_json simulated(const Options& options) {
                          .row_bytes = 4096,
                          .other_row_bytes = 4096,
                          .parameter_bytes = 2};
-    const double linear = simulate(costs, load, {.algorithm = AllToAllAlgorithm::kFlexible}).total_s(),
-                 two = simulate(costs, load, {.algorithm = AllToAllAlgorithm::kHierarchicalFlexible}).total_s();
+    const double linear =
+                     simulate(costs, load, {.algorithm = AllToAllAlgorithm::kFlexible}).total_s(),
+                 two =
+                     simulate(costs, load, {.algorithm = AllToAllAlgorithm::kHierarchicalFlexible})
+                         .total_s();
     LayerLoad few = load;
     few.experts = ranks / 8;
-    const double fixed = simulate(costs, few, {.algorithm = AllToAllAlgorithm::kHierarchicalFlexible}).total_s();
+    const double fixed =
+        simulate(costs, few, {.algorithm = AllToAllAlgorithm::kHierarchicalFlexible}).total_s();
     const LayerTime best = simulate_all(costs, few).front();
     std::cout << fmt::format(
-        "  {:5} ranks  linear {:7.2f} ms  2dh {:7.2f} ms; {} experts: r = 1 without overlap {:7.2f} ms, best {:7.2f} "
+        "  {:5} ranks  linear {:7.2f} ms  2dh {:7.2f} ms; {} experts: r = 1 without overlap "
+        "{:7.2f} ms, best {:7.2f} "
         "ms "
         "(r = {}, overlap {})\n",
-        ranks, 1e3 * linear, 1e3 * two, few.experts, 1e3 * fixed, 1e3 * best.total_s(), best.plan.shards,
-        best.plan.overlap);
+        ranks, 1e3 * linear, 1e3 * two, few.experts, 1e3 * fixed, 1e3 * best.total_s(),
+        best.plan.shards, best.plan.overlap);
     list.push_back({{"ranks", ranks},
                     {"linear_s", linear},
                     {"2dh_s", two},
@@ -304,12 +330,14 @@ nlohmann::ordered_json simulated(const Options& options) {
 
 int run(const Options& options) {
   bool holds = true;
-  const std::string shape = fmt::format("{} ranks, {} tokens each, {} experts of {} x {}, top {}", options.ranks,
-                                        options.tokens, options.experts, options.width, options.hidden, options.k);
+  const std::string shape =
+      fmt::format("{} ranks, {} tokens each, {} experts of {} x {}, top {}", options.ranks,
+                  options.tokens, options.experts, options.width, options.hidden, options.k);
   auto parts = nlohmann::ordered_json::array();
   parts.push_back(ladder(options, 0, shape + ", even load", holds));
   parts.push_back(ladder(options, 0.7, shape + ", skewed load", holds));
-  const std::string few = fmt::format("{} ranks, {} experts cut in two", options.ranks, options.ranks / 2);
+  const std::string few =
+      fmt::format("{} ranks, {} experts cut in two", options.ranks, options.ranks / 2);
   parts.push_back(adaptive(options, 0, few + ", even load"));
   Options small = options;
   small.tokens /= 8;
@@ -332,11 +360,14 @@ int run(const Options& options) {
 int main(int argc, char** argv) {
   Options options;
   CLI::App app("What each technique of a mixture of experts over ranks buys");
-  app.add_option("--ranks", options.ranks, "ranks, threads of this process")->check(CLI::Range(2, 16));
+  app.add_option("--ranks", options.ranks, "ranks, threads of this process")
+      ->check(CLI::Range(2, 16));
   app.add_option("--tokens", options.tokens, "tokens of a rank")->check(CLI::Range(16, 1 << 16));
   app.add_option("--width", options.width, "width of the model")->check(CLI::Range(8, 1 << 14));
-  app.add_option("--hidden", options.hidden, "hidden elements of an expert")->check(CLI::Range(8, 1 << 16));
-  app.add_option("--experts", options.experts, "experts, a multiple of the ranks")->check(CLI::Range(2, 1024));
+  app.add_option("--hidden", options.hidden, "hidden elements of an expert")
+      ->check(CLI::Range(8, 1 << 16));
+  app.add_option("--experts", options.experts, "experts, a multiple of the ranks")
+      ->check(CLI::Range(2, 1024));
   app.add_option("--rounds", options.rounds, "rounds of each side")->check(CLI::Range(1, 1000));
   app.add_option("--cluster", options.cluster, "costs to simulate with");
   app.add_option("--out", options.out, "write the figures here (JSON)");

@@ -12,13 +12,15 @@
 /// What benchmarks of devices of unequal speed share.
 namespace dovetail::hybrid {
 
-/// Executors of one thread each, on processors from `first` on. Those of `slow` compute every shard `factor` times, as
-/// it is then; it must outlive them.
-inline std::shared_ptr<Runtime> unequal_executors(const std::vector<bool>& slow, const std::atomic<int64_t>& factor,
+/// Executors of one thread each, on processors from `first` on. Those of `slow` compute every shard
+/// `factor` times, as it is then; it must outlive them.
+inline std::shared_ptr<Runtime> unequal_executors(const std::vector<bool>& slow,
+                                                  const std::atomic<int64_t>& factor,
                                                   int64_t first = 0) {
   return std::make_shared<Runtime>(
       std::vector<ExecutorSpec>(slow.size()),
-      RuntimeOptions{.first_processor = first, .around = [slow, &factor](size_t executor, int64_t, const auto& work) {
+      RuntimeOptions{.first_processor = first,
+                     .around = [slow, &factor](size_t executor, int64_t, const auto& work) {
                        std::vector<ShardResult> results;
                        results.push_back(work());
                        for (int64_t i = 1; slow[executor] && i < factor; ++i) results[0] = work();

@@ -19,17 +19,20 @@
 
 namespace dovetail::test {
 
-/// Number of inputs that a fuzz test tries: DOVETAIL_FUZZ_INPUTS, or `few`, which takes a few seconds.
+/// Number of inputs that a fuzz test tries: DOVETAIL_FUZZ_INPUTS, or `few`, which takes a few
+/// seconds.
 inline int64_t fuzz_inputs(int64_t few) {
   const char* wanted = std::getenv("DOVETAIL_FUZZ_INPUTS");
   return wanted != nullptr ? std::atoll(wanted) : few;
 }
 
-/// Copy of `seed_input` with one to four changes: a flipped bit, a random byte, a number replaced by an extreme one, a
-/// stretch removed, doubled or moved, the end cut off.
+/// Copy of `seed_input` with one to four changes: a flipped bit, a random byte, a number replaced
+/// by an extreme one, a stretch removed, doubled or moved, the end cut off.
 inline std::string mutated(const std::string& seed_input, std::mt19937_64& random) {
   std::string input = seed_input;
-  const auto below = [&](size_t bound) { return bound == 0 ? size_t{0} : static_cast<size_t>(random() % bound); };
+  const auto below = [&](size_t bound) {
+    return bound == 0 ? size_t{0} : static_cast<size_t>(random() % bound);
+  };
   for (size_t changes = 1 + below(4); changes > 0 && !input.empty(); --changes) {
     const size_t at = below(input.size());
     const size_t length = 1 + below(std::min<size_t>(input.size() - at, 40));
@@ -53,8 +56,8 @@ inline std::string mutated(const std::string& seed_input, std::mt19937_64& rando
         input.resize(at);
         break;
       default: {
-        static const char* const kNumbers[] = {"-1", "18446744073709551615", "9007199254740993", "1e400", "0.5", "null",
-                                               "[]"};
+        static const char* const kNumbers[] = {
+            "-1", "18446744073709551615", "9007199254740993", "1e400", "0.5", "null", "[]"};
         const size_t digit = input.find_first_of("0123456789", at);
         if (digit == std::string::npos) break;
         const size_t end = std::min(input.find_first_not_of("0123456789", digit), input.size());
@@ -92,11 +95,12 @@ inline int64_t peak_resident_mib() {
   return usage.ru_maxrss / 1024;
 }
 
-/// Calls `read(input, i)` with mutations of seed i, the seeds in turn; a seed itself must be read. A UserError in
-/// plain words is a refusal; any other exception fails the test and shows the input. Fails, too, if all mutations are
-/// accepted, all are refused, or memory grows by a GiB.
+/// Calls `read(input, i)` with mutations of seed i, the seeds in turn; a seed itself must be read.
+/// A UserError in plain words is a refusal; any other exception fails the test and shows the input.
+/// Fails, too, if all mutations are accepted, all are refused, or memory grows by a GiB.
 template <class Read>
-void fuzz_each(const std::vector<std::string>& seeds, int64_t few, uint64_t seed, const Read& read) {
+void fuzz_each(const std::vector<std::string>& seeds, int64_t few, uint64_t seed,
+               const Read& read) {
   constexpr int64_t kMaximumMib = 1024;
   for (size_t i = 0; i < seeds.size(); ++i) ASSERT_NO_THROW(read(seeds[i], i)) << escaped(seeds[i]);
   const int64_t resident_mib = peak_resident_mib();
@@ -116,7 +120,8 @@ void fuzz_each(const std::vector<std::string>& seeds, int64_t few, uint64_t seed
     } catch (const std::exception& e) {
       FAIL() << "input " << i << ": " << e.what() << "\n\"" << escaped(input) << "\"";
     }
-    ASSERT_LT(peak_resident_mib() - resident_mib, kMaximumMib) << "input " << i << "\n\"" << escaped(input) << "\"";
+    ASSERT_LT(peak_resident_mib() - resident_mib, kMaximumMib)
+        << "input " << i << "\n\"" << escaped(input) << "\"";
     if (::testing::Test::HasFailure()) FAIL() << "input " << i << "\n\"" << escaped(input) << "\"";
   }
   EXPECT_GT(accepted, 0);

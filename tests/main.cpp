@@ -1,6 +1,6 @@
-// main() of every test program. `--file=loader_test` runs the tests of loader_test.cpp alone, for its ctest entry.
-// An explicit --gtest_filter wins, as in a death test that starts the program again. Each test starts from the same
-// seed: libtorch draws another one for each process.
+// main() of every test program. `--file=loader_test` runs the tests of loader_test.cpp alone, for
+// its ctest entry. An explicit --gtest_filter wins, as in a death test that starts the program
+// again. Each test starts from the same seed: libtorch draws another one for each process.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,8 @@
 
 namespace {
 
-/// gtest filter that names each test of `file`, a source without folder and suffix. Empty if no test is in it.
+/// gtest filter that names each test of `file`, a source without folder and suffix. Empty if no
+/// test is in it.
 std::string filter_by_file(std::string_view file) {
   std::string filter;
   const auto& tests = *testing::UnitTest::GetInstance();
@@ -28,7 +29,8 @@ std::string filter_by_file(std::string_view file) {
 }
 
 class SeedsEachTest : public testing::EmptyTestEventListener {
-  /// Only the CPU's generator: at::manual_seed would look for a GPU before a test has loaded torch's CUDA library.
+  /// Only the CPU's generator: at::manual_seed would look for a GPU before a test has loaded
+  /// torch's CUDA library.
   void OnTestStart(const testing::TestInfo&) override {
     auto generator = at::detail::getDefaultCPUGenerator();
     generator.set_current_seed(0);

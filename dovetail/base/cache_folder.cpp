@@ -16,9 +16,12 @@ std::filesystem::path variable(const char* name) {
 
 std::filesystem::path cache_folder(const std::string& name) {
   if (const auto cache = variable("DOVETAIL_CACHE"); !cache.empty()) return cache / name;
-  if (const auto cache = variable("XDG_CACHE_HOME"); !cache.empty()) return cache / "dovetail" / name;
+  if (const auto cache = variable("XDG_CACHE_HOME"); !cache.empty())
+    return cache / "dovetail" / name;
   const auto home = variable("HOME");
-  user_check(!home.empty(), "neither DOVETAIL_CACHE, XDG_CACHE_HOME nor HOME is set, to keep measured times under");
+  user_check(
+      !home.empty(),
+      "neither DOVETAIL_CACHE, XDG_CACHE_HOME nor HOME is set, to keep measured times under");
   return home / ".cache" / "dovetail" / name;
 }
 

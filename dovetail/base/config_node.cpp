@@ -7,9 +7,10 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-// The only file that sees toml++, which asserts and assumes things that only valid text fulfils: that `[¡]` holds a key
-// (it reports the error itself when the assertion is off), and that no character but the listed blanks gets to the end
-// of its table of Unicode blanks (undefined behaviour for `a¡ = 1`; the right answer there is "no").
+// The only file that sees toml++, which asserts and assumes things that only valid text fulfils:
+// that `[¡]` holds a key (it reports the error itself when the assertion is off), and that no
+// character but the listed blanks gets to the end of its table of Unicode blanks (undefined
+// behaviour for `a¡ = 1`; the right answer there is "no").
 #define TOML_ENABLE_FORMATTERS 0
 #define TOML_MAX_NESTED_VALUES 16
 #define TOML_ASSERT(condition) static_assert(true)
@@ -34,17 +35,20 @@
 namespace dovetail {
 namespace {
 
-// toml++ builds and frees `a.a.a. ...` by recursion: these bounds on a line keep that far from the end of the stack.
+// toml++ builds and frees `a.a.a. ...` by recursion: these bounds on a line keep that far from the
+// end of the stack.
 constexpr size_t kMaxLine = size_t{16} << 10;
 constexpr int kMaxDots = 200;  // without a comma between them: long lists of file names are fine
-// Far deeper than any config is declared; what lies deeper is not looked at, since a key above it is unknown.
+// Far deeper than any config is declared; what lies deeper is not looked at, since a key above it
+// is unknown.
 constexpr int kMaxDepth = 64;
 
 ConfigPlace place_of(const toml::source_region& region) {
   ConfigPlace place;
   place.line = region.begin.line;
   place.column = region.begin.column;
-  const bool one_line = region.begin.line == region.end.line && region.end.column > region.begin.column;
+  const bool one_line =
+      region.begin.line == region.end.line && region.end.column > region.begin.column;
   place.length = one_line ? int64_t{region.end.column} - region.begin.column : 1;
   return place;
 }
@@ -57,8 +61,9 @@ void convert_table(const toml::table& table, int depth, ConfigNode& out) {
   std::vector<Entry> entries;
   for (const auto& [key, value] : table) entries.emplace_back(&key, &value);
   // The order of the text, so that the first mistake is the one reported.
-  std::sort(entries.begin(), entries.end(),
-            [](const Entry& a, const Entry& b) { return a.first->source().begin < b.first->source().begin; });
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+    return a.first->source().begin < b.first->source().begin;
+  });
   for (const auto& [key, value] : entries) {
     out.keys.emplace_back(key->str());
     out.children.push_back(convert(*value, depth + 1));
@@ -110,7 +115,8 @@ std::string line_fault(std::string_view line) {
   int dots = 0;
   for (const char c : line) {
     if (c == ',') dots = 0;
-    if (c == '.' && ++dots > kMaxDots) return fmt::format("this line has more than {} dots", kMaxDots);
+    if (c == '.' && ++dots > kMaxDots)
+      return fmt::format("this line has more than {} dots", kMaxDots);
   }
   return {};
 }
@@ -135,7 +141,8 @@ std::string shortened(const std::string& text) {
   constexpr size_t kMaxBytes = 60;
   if (text.size() <= kMaxBytes) return text;
   size_t end = kMaxBytes;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;  // not inside a UTF-8 sequence
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80)
+    --end;  // not inside a UTF-8 sequence
   return text.substr(0, end) + "...";
 }
 
@@ -147,10 +154,12 @@ const ConfigNode* ConfigNode::find(std::string_view key) const {
 }
 
 ConfigNode* ConfigNode::find(std::string_view key) {
-  return const_cast<ConfigNode*>(std::as_const(*this).find(key));  // NOLINT(cppcoreguidelines-pro-type-const-cast)
+  return const_cast<ConfigNode*>(
+      std::as_const(*this).find(key));  // NOLINT(cppcoreguidelines-pro-type-const-cast)
 }
 
-void ConfigText::fail(const ConfigPlace& place, const std::string& message, const std::string& help) const {
+void ConfigText::fail(const ConfigPlace& place, const std::string& message,
+                      const std::string& help) const {
   if (!place.override_text.empty()) throw UserError(message, help, place.override_text);
   if (place.line == 0) throw UserError(message, help, std::string(name));
   UserError error(message, help, fmt::format("{}:{}:{}", name, place.line, place.column));
@@ -163,14 +172,16 @@ ConfigNode parse_toml(const ConfigText& source) {
   try {
     return convert(toml::parse(source.text, source.name), 0);
   } catch (const toml::parse_error& error) {
-    source.fail(place_of(error.source()), fmt::format("this is not TOML: {}", printable(error.description())),
+    source.fail(place_of(error.source()),
+                fmt::format("this is not TOML: {}", printable(error.description())),
                 "strings need quotes: key = \"value\"");
   }
 }
 
 ConfigNode parse_override_value(std::string_view value, const ConfigPlace& place) {
   const size_t begin = value.find_first_not_of(" \t");
-  value = begin == value.npos ? std::string_view() : value.substr(begin, value.find_last_not_of(" \t") - begin + 1);
+  value = begin == value.npos ? std::string_view()
+                              : value.substr(begin, value.find_last_not_of(" \t") - begin + 1);
   const std::string line = fmt::format("value = {}", value);
   const bool one_line = value.find_first_of("\r\n") == value.npos && line_fault(line).empty();
   try {
@@ -185,9 +196,10 @@ ConfigNode parse_override_value(std::string_view value, const ConfigPlace& place
     const bool meant_as_toml =
         !value.empty() && std::string_view("[{\"'").find(value.front()) != std::string_view::npos;
     if (meant_as_toml) {
-      throw UserError(fmt::format("this value is not TOML: {}", printable(error.description())),
-                      "put the whole argument in single quotes for the shell: --set 'key=[\"a\", \"b\"]'",
-                      place.override_text);
+      throw UserError(
+          fmt::format("this value is not TOML: {}", printable(error.description())),
+          "put the whole argument in single quotes for the shell: --set 'key=[\"a\", \"b\"]'",
+          place.override_text);
     }
   }
   ConfigNode node;
@@ -212,11 +224,13 @@ ConfigNode config_node_from_json(const nlohmann::json& json) {
     out.text = json.get<std::string>();
     // JSON has no such numbers; whether this is one only the key's type can tell.
     out.spells_number = out.text == "nan" || out.text == "inf" || out.text == "-inf";
-    if (out.spells_number) out.number = out.text == "nan" ? NAN : out.text == "inf" ? INFINITY : -INFINITY;
+    if (out.spells_number)
+      out.number = out.text == "nan" ? NAN : out.text == "inf" ? INFINITY : -INFINITY;
   } else if (json.is_boolean()) {
     out.kind = ConfigNode::Kind::kBool;
     out.boolean = json.get<bool>();
-  } else if (json.is_number_integer() && !(json.is_number_unsigned() && json.get<uint64_t>() > INT64_MAX)) {
+  } else if (json.is_number_integer() &&
+             !(json.is_number_unsigned() && json.get<uint64_t>() > INT64_MAX)) {
     out.kind = ConfigNode::Kind::kInteger;
     out.integer = json.get<int64_t>();
   } else if (json.is_number()) {

@@ -11,7 +11,8 @@
 
 namespace dovetail {
 
-/// Where a key or a value stood: line and column of the text (0: nowhere), or the override it came from.
+/// Where a key or a value stood: line and column of the text (0: nowhere), or the override it came
+/// from.
 struct ConfigPlace {
   int64_t line = 0, column = 0, length = 1;
   std::string override_text;
@@ -24,8 +25,8 @@ struct ConfigNode {
   bool boolean = false;
   int64_t integer = 0;
   double number = 0;
-  std::string text;                  ///< a string's value; from an override, any scalar as it was typed
-  bool spells_number = false;        ///< a string of JSON that stands for `number`: "nan", "inf", "-inf"
+  std::string text;            ///< a string's value; from an override, any scalar as it was typed
+  bool spells_number = false;  ///< a string of JSON that stands for `number`: "nan", "inf", "-inf"
   std::vector<std::string> keys;     ///< of a table, in the order of the text
   std::vector<ConfigNode> children;  ///< of a table or a list
   ConfigPlace key_place, place;
@@ -39,12 +40,14 @@ struct ConfigText {
   std::string_view name, text;
 
   /// Throws UserError that points to `place`.
-  [[noreturn]] void fail(const ConfigPlace& place, const std::string& message, const std::string& help) const;
+  [[noreturn]] void fail(const ConfigPlace& place, const std::string& message,
+                         const std::string& help) const;
 };
 
 ConfigNode parse_toml(const ConfigText& source);
 
-/// The value of an override in TOML syntax; what is no TOML but begins like a word or a path is a string.
+/// The value of an override in TOML syntax; what is no TOML but begins like a word or a path is a
+/// string.
 ConfigNode parse_override_value(std::string_view value, const ConfigPlace& place);
 
 ConfigNode config_node_from_json(const nlohmann::json& json);

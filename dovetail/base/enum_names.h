@@ -13,16 +13,19 @@
 
 namespace dovetail {
 
-/// The enumerator whose name is `text` in any case of letters; `names` are in the order of the enumerators. `what` is
-/// the option, for the UserError that lists the valid names: "mx: no format is named ...".
+/// The enumerator whose name is `text` in any case of letters; `names` are in the order of the
+/// enumerators. `what` is the option, for the UserError that lists the valid names: "mx: no format
+/// is named ...".
 template <class Enum, size_t N>
 Enum parse_enum(std::string_view library, std::string_view what, std::string_view text,
                 const std::array<std::string_view, N>& names) {
   std::string lower(text);
-  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
+  std::transform(lower.begin(), lower.end(), lower.begin(),
+                 [](unsigned char c) { return std::tolower(c); });
   const auto found = std::find(names.begin(), names.end(), lower);
   if (found == names.end())
-    throw UserError(fmt::format("{}: no {} is named \"{}\"; valid are {}", library, what, text, fmt::join(names, ", ")),
+    throw UserError(fmt::format("{}: no {} is named \"{}\"; valid are {}", library, what, text,
+                                fmt::join(names, ", ")),
                     fmt::format("use one of {}", fmt::join(names, ", ")));
   return static_cast<Enum>(found - names.begin());
 }

@@ -11,9 +11,12 @@ constexpr int64_t kMaxShown = 120, kShownBefore = 60;
 
 bool continuation(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
 
-// Bytes of the UTF-8 sequence at the start of `text`, 0 when it is none (overlong forms and surrogates included).
+// Bytes of the UTF-8 sequence at the start of `text`, 0 when it is none (overlong forms and
+// surrogates included).
 size_t sequence_length(std::string_view text) {
-  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
+  const auto byte = [&](size_t i) {
+    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U;
+  };
   const unsigned first = byte(0);
   if (first < 0x80) return 1;
   const size_t length = first >= 0xC2 && first < 0xE0   ? 2
@@ -66,11 +69,11 @@ std::string caret_lines(const SourceLine& source, const std::string& help) {
   for (size_t i = 0; i < before.size(); ++i) {
     if (!continuation(before[i])) pad += before[i] == '\t' ? '\t' : ' ';
   }
-  const auto length =
-      static_cast<size_t>(std::clamp<int64_t>(source.length, 1, std::max<int64_t>(kMaxShown - column, 1)));
+  const auto length = static_cast<size_t>(
+      std::clamp<int64_t>(source.length, 1, std::max<int64_t>(kMaxShown - column, 1)));
   const std::string number = std::to_string(source.line), margin(number.size() + 2, ' ');
-  std::string out =
-      fmt::format("\n{}|\n {} | {}\n{}| {}{}", margin, number, shown, margin, pad, std::string(length, '^'));
+  std::string out = fmt::format("\n{}|\n {} | {}\n{}| {}{}", margin, number, shown, margin, pad,
+                                std::string(length, '^'));
   if (!help.empty()) out += " " + help;
   return out;
 }
@@ -78,8 +81,8 @@ std::string caret_lines(const SourceLine& source, const std::string& help) {
 }  // namespace
 
 void check_failed(const char* file, int line, const char* condition, const std::string& message) {
-  throw InternalError(
-      fmt::format("{}:{}: check failed: {}{}{}", file, line, condition, message.empty() ? "" : ": ", message));
+  throw InternalError(fmt::format("{}:{}: check failed: {}{}{}", file, line, condition,
+                                  message.empty() ? "" : ": ", message));
 }
 
 std::string printable(std::string_view text) {
@@ -99,7 +102,8 @@ std::string describe_error(const UserError& error) {
   std::string out = "error: " + printable_lines(error.what());
   if (!error.place().empty()) out += "\n  --> " + printable_lines(error.place());
   const std::string help = printable_lines(error.help());
-  const bool under_caret = error.source() && help.size() <= kMaxCaretHelp && help.find('\n') == std::string::npos;
+  const bool under_caret =
+      error.source() && help.size() <= kMaxCaretHelp && help.find('\n') == std::string::npos;
   if (error.source()) out += caret_lines(*error.source(), under_caret ? help : std::string());
   if (!under_caret && !help.empty()) out += "\nhelp: " + help;
   return out;

@@ -22,10 +22,14 @@ namespace fs = std::filesystem;
 
 [[noreturn]] void throw_errno(std::string_view what, const fs::path& path, int error) {
   std::string help;
-  if (error == ENOSPC || error == EDQUOT) help = "free space on that file system, or choose another place";
-  if (error == EACCES || error == EPERM || error == EROFS) help = "check who owns the folder and may write to it";
+  if (error == ENOSPC || error == EDQUOT)
+    help = "free space on that file system, or choose another place";
+  if (error == EACCES || error == EPERM || error == EROFS)
+    help = "check who owns the folder and may write to it";
   if (error == ENOENT) help = "check the path for a typing mistake; the folder must exist";
-  throw UserError(fmt::format("cannot {} '{}': {}", what, path.string(), std::generic_category().message(error)), help);
+  throw UserError(fmt::format("cannot {} '{}': {}", what, path.string(),
+                              std::generic_category().message(error)),
+                  help);
 }
 
 /// A file descriptor that is closed on the way out.
@@ -54,7 +58,9 @@ size_t read_some(int fd, void* data, size_t bytes, const fs::path& path) {
   return static_cast<size_t>(n);
 }
 
-fs::path folder_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
+fs::path folder_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
 
 }  // namespace
 
@@ -65,7 +71,8 @@ std::string read_file(const fs::path& path) {
   // The size is only a hint: a pipe or a file of /proc has none.
   std::string content(status.st_size > 0 ? static_cast<size_t>(status.st_size) + 1 : 4096, '\0');
   size_t size = 0;
-  while (const size_t n = read_some(file.get(), content.data() + size, content.size() - size, path)) {
+  while (const size_t n =
+             read_some(file.get(), content.data() + size, content.size() - size, path)) {
     size += n;
     if (size == content.size()) content.resize(2 * size);
   }
@@ -75,10 +82,11 @@ std::string read_file(const fs::path& path) {
 
 AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)) {
   static std::atomic<int> count{0};
-  // A process with this id may have been killed before and have left its files: take the next free number.
+  // A process with this id may have been killed before and have left its files: take the next free
+  // number.
   do {
-    temporary_ =
-        folder_of(path_) / fmt::format(".{}.{}-{}.partial", path_.filename().string(), ::getpid(), count.fetch_add(1));
+    temporary_ = folder_of(path_) / fmt::format(".{}.{}-{}.partial", path_.filename().string(),
+                                                ::getpid(), count.fetch_add(1));
     fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   } while (fd_ < 0 && (errno == EINTR || errno == EEXIST));
   if (fd_ < 0) throw_errno("create", path_, errno);
@@ -108,9 +116,11 @@ void AtomicFile::commit() {
   do failed = ::fsync(fd_);
   while (failed != 0 && errno == EINTR);
   if (failed != 0) throw_errno("write", path_, errno);
-  // Not repeated on EINTR: Linux has closed it even then. Network file systems report a full disk here.
+  // Not repeated on EINTR: Linux has closed it even then. Network file systems report a full disk
+  // here.
   if (::close(std::exchange(fd_, -1)) != 0 && errno != EINTR) throw_errno("write", path_, errno);
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) throw_errno("rename a finished file to", path_, errno);
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0)
+    throw_errno("rename a finished file to", path_, errno);
   temporary_.clear();
   sync_folder(folder_of(path_));
 }
@@ -128,7 +138,8 @@ int remove_leftovers(const fs::path& folder) {
     const std::string name = it->path().filename().string();
     if (name.starts_with('.') && name.ends_with(".partial")) found.push_back(it->path());
   }
-  if (error && error != std::errc::no_such_file_or_directory) throw_errno("read", folder, error.value());
+  if (error && error != std::errc::no_such_file_or_directory)
+    throw_errno("read", folder, error.value());
   int removed = 0;
   for (const fs::path& path : found) {
     const bool existed = fs::remove_all(path, error) > 0;
@@ -143,7 +154,8 @@ void sync_folder(const fs::path& folder) {
   int failed = 0;
   do failed = ::fsync(directory.get());
   while (failed != 0 && errno == EINTR);
-  // EINVAL: a file system that has no fsync for folders; renames are durable there by other means or not at all.
+  // EINVAL: a file system that has no fsync for folders; renames are durable there by other means
+  // or not at all.
   if (failed != 0 && errno != EINVAL) throw_errno("write", folder, errno);
 }
 
@@ -167,7 +179,8 @@ MappedFile::~MappedFile() {
 
 void MappedFile::release(size_t begin, size_t end) const {
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-  const size_t first = (begin + page - 1) / page * page, last = end == size_ ? end : end / page * page;
+  const size_t first = (begin + page - 1) / page * page,
+               last = end == size_ ? end : end / page * page;
   // Advice: what stays resident costs memory, not correctness.
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): madvise takes void*
   if (first < last) ::madvise(const_cast<std::byte*>(data_) + first, last - first, MADV_DONTNEED);

@@ -14,11 +14,12 @@ namespace dovetail {
 /// The whole file. Throws UserError (with the reason of the system) when it cannot be read.
 std::string read_file(const std::filesystem::path& path);
 
-/// A file written beside its final name, synced, renamed over it, and its folder synced. Until `commit` returns,
-/// nothing exists under the final name; without `commit` the temporary is removed by the destructor. Temporaries are
-/// named
-/// `.<name>.<pid>-<n>.partial`. Writes go straight to the system: give it more than a few bytes at a time. Throws
-/// UserError on every failed write (a full disk, no permission), leaving what was there.
+/// A file written beside its final name, synced, renamed over it, and its folder synced. Until
+/// `commit` returns, nothing exists under the final name; without `commit` the temporary is removed
+/// by the destructor. Temporaries are named
+/// `.<name>.<pid>-<n>.partial`. Writes go straight to the system: give it more than a few bytes at
+/// a time. Throws UserError on every failed write (a full disk, no permission), leaving what was
+/// there.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path);
@@ -39,14 +40,15 @@ class AtomicFile {
 
 void write_file_atomically(const std::filesystem::path& path, std::string_view content);
 
-/// Remove what killed processes left: `.*.partial` files and folders directly in `folder` (none when it does not
-/// exist). To be called while nobody writes there. Returns how many.
+/// Remove what killed processes left: `.*.partial` files and folders directly in `folder` (none
+/// when it does not exist). To be called while nobody writes there. Returns how many.
 int remove_leftovers(const std::filesystem::path& folder);
 
 /// fsync of a folder, so that a rename inside it survives a power cut.
 void sync_folder(const std::filesystem::path& folder);
 
-/// A read-only memory-mapped file. Throws UserError when it cannot be opened; an empty file maps to an empty span.
+/// A read-only memory-mapped file. Throws UserError when it cannot be opened; an empty file maps to
+/// an empty span.
 class MappedFile {
  public:
   MappedFile() = default;
@@ -56,7 +58,8 @@ class MappedFile {
   MappedFile& operator=(MappedFile&& other) noexcept;
 
   std::span<const std::byte> bytes() const { return {data_, size_}; }
-  /// Pages that lie within bytes [begin, end) are no longer resident in this process; they are read again if needed.
+  /// Pages that lie within bytes [begin, end) are no longer resident in this process; they are read
+  /// again if needed.
   void release(size_t begin, size_t end) const;
 
  private:

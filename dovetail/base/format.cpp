@@ -1,5 +1,5 @@
-// The compiled part of fmt. torch ships fmt's headers alone; header-only, every file of ours would compile this again
-// (6 s each).
+// The compiled part of fmt. torch ships fmt's headers alone; header-only, every file of ours would
+// compile this again (6 s each).
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE

@@ -20,21 +20,23 @@ int count_gpu_device_files() {
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator("/dev", ignored)) {
     const std::string name = entry.path().filename().string();
-    count +=
-        name.starts_with("nvidia") && name.size() > 6 && name.find_first_not_of("0123456789", 6) == std::string::npos;
+    count += name.starts_with("nvidia") && name.size() > 6 &&
+             name.find_first_not_of("0123456789", 6) == std::string::npos;
   }
   return count;
 }
 
 std::string load_gpu() {
   static const std::string reason = [] {
-    if (count_gpu_device_files() == 0) return std::string("this machine has no NVIDIA GPU (no file /dev/nvidia0)");
+    if (count_gpu_device_files() == 0)
+      return std::string("this machine has no NVIDIA GPU (no file /dev/nvidia0)");
     // Found through this library's own search path, which holds torch's folder.
     if (dlopen(kTorchCuda, RTLD_NOW | RTLD_GLOBAL) == nullptr)
       return fmt::format("{} does not load: {}", kTorchCuda, dlerror());
     if (!at::globalContext().hasCUDA())
       return std::string(
-          "torch's CUDA library finds no GPU that it can use: is the driver older than it needs, or "
+          "torch's CUDA library finds no GPU that it can use: is the driver older than it needs, "
+          "or "
           "CUDA_VISIBLE_DEVICES empty?");
     // The allocator has no statistics of a device before torch's context exists.
     at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
@@ -50,7 +52,8 @@ void use_gpu(int index) { at::accelerator::setDeviceIndex(static_cast<c10::Devic
 void use_own_stream() {
   const c10::impl::VirtualGuardImpl gpu(c10::DeviceType::CUDA);
   const c10::Device device = gpu.getDevice();
-  if (gpu.getStream(device) == gpu.getDefaultStream(device)) gpu.exchangeStream(gpu.getStreamFromGlobalPool(device));
+  if (gpu.getStream(device) == gpu.getDefaultStream(device))
+    gpu.exchangeStream(gpu.getStreamFromGlobalPool(device));
 }
 
 GpuMemory gpu_memory() {

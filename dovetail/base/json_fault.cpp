@@ -42,7 +42,8 @@ std::string json_fault(const std::exception& error) {
     shorten_last_read(text);
   }
   if (text.starts_with("cannot use "))
-    return fmt::format("{} is where a list or an object is expected", text.substr(text.rfind(' ') + 1));
+    return fmt::format("{} is where a list or an object is expected",
+                       text.substr(text.rfind(' ') + 1));
   return printable(text);
 }
 

@@ -21,7 +21,7 @@ namespace {
 
 constexpr size_t kPage = 4096;
 constexpr size_t kLeastKept = 128 << 10;  ///< bytes; malloc serves smaller blocks
-constexpr size_t kWasteShare = 8;         ///< 1 / share of a request may be wasted by a larger block
+constexpr size_t kWasteShare = 8;  ///< 1 / share of a request may be wasted by a larger block
 
 class KeptMemory : public c10::Allocator {
  public:
@@ -37,7 +37,9 @@ class KeptMemory : public c10::Allocator {
   }
 
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
-  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
 
   void give_back() {
     const std::lock_guard lock(mutex_);
@@ -72,10 +74,12 @@ class KeptMemory : public c10::Allocator {
   }
 
   Block map(size_t bytes) {
-    const size_t limit = std::max(static_cast<size_t>(with_kept(static_cast<int64_t>(most_in_use_))), in_use_ + bytes);
+    const size_t limit = std::max(
+        static_cast<size_t>(with_kept(static_cast<int64_t>(most_in_use_))), in_use_ + bytes);
     while (!oldest_first_.empty() && in_use_ + free_bytes_ + bytes > limit) unmap_oldest();
     for (;;) {
-      void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      void* address =
+          ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
       if (address != MAP_FAILED) return {address, bytes};
       if (oldest_first_.empty()) return {nullptr, 0};
       while (!oldest_first_.empty()) unmap_oldest();
@@ -100,7 +104,8 @@ class KeptMemory : public c10::Allocator {
     in_use_ -= block.bytes;
     free_bytes_ += block.bytes;
     oldest_first_.push_back(block);
-    // Before its equals: the block that was freed last, whose pages are in the caches, is the first to be taken.
+    // Before its equals: the block that was freed last, whose pages are in the caches, is the first
+    // to be taken.
     free_.emplace_hint(free_.lower_bound(block.bytes), block.bytes, std::prev(oldest_first_.end()));
     return true;
   }
@@ -137,9 +142,11 @@ void keep_freed_memory() {
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, -1);  // none
 #endif
-  KeptMemory::instance = new KeptMemory(c10::GetCPUAllocator());  // tensors outlive static variables
+  KeptMemory::instance =
+      new KeptMemory(c10::GetCPUAllocator());  // tensors outlive static variables
   c10::SetCPUAllocator(KeptMemory::instance);
-  DOVETAIL_CHECK(c10::GetCPUAllocator() == KeptMemory::instance, "another CPU allocator has a higher priority");
+  DOVETAIL_CHECK(c10::GetCPUAllocator() == KeptMemory::instance,
+                 "another CPU allocator has a higher priority");
 }
 
 void give_back_freed_memory() {

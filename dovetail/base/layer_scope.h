@@ -5,8 +5,8 @@
 
 namespace dovetail {
 
-/// The layer that the calling thread is in, for what reports by layer: a module's forward opens a scope with its own
-/// name, and scopes inside one another join to a path, "encoder.conv1".
+/// The layer that the calling thread is in, for what reports by layer: a module's forward opens a
+/// scope with its own name, and scopes inside one another join to a path, "encoder.conv1".
 class LayerScope {
  public:
   explicit LayerScope(std::string_view name);

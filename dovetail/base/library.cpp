@@ -13,7 +13,8 @@ bool has_memory(const at::Tensor& tensor) {
   if (tensor.is_meta()) return true;
   if (!tensor.has_storage()) return false;
   if (tensor.key_set().has(c10::DispatchKey::Python)) return false;
-  return tensor.numel() == 0 || tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr;
+  return tensor.numel() == 0 ||
+         tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr;
 }
 
 }  // namespace
@@ -28,11 +29,14 @@ at::Tensor readable(std::string_view schema, const at::Tensor& tensor) {
                                                         : "sparse or of another layout"),
                     "give a dense strided tensor, such as x.to_dense() or x.dequantize()");
   if (!has_memory(tensor))
-    throw UserError(fmt::format("{}: a tensor has no memory that can be read: it is a DTensor or another wrapper, a "
-                                "tensor of torch.compile's or torch.func's tracing, or its storage was freed",
-                                name),
-                    "give plain tensors, such as DTensor.to_local(); keep the call out of the compiled function with "
-                    "torch.compiler.disable");
+    throw UserError(
+        fmt::format(
+            "{}: a tensor has no memory that can be read: it is a DTensor or another wrapper, a "
+            "tensor of torch.compile's or torch.func's tracing, or its storage was freed",
+            name),
+        "give plain tensors, such as DTensor.to_local(); keep the call out of the compiled "
+        "function with "
+        "torch.compiler.disable");
   return tensor.is_neg() ? tensor.resolve_neg() : tensor;
 }
 

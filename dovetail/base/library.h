@@ -18,14 +18,16 @@ namespace dovetail {
 template <size_t N>
 struct Literal {
   char text[N];
-  constexpr Literal(const char (&literal)[N]) { std::copy_n(literal, N, text); }  // NOLINT: implicit by intent
+  constexpr Literal(const char (&literal)[N]) {
+    std::copy_n(literal, N, text);
+  }  // NOLINT: implicit by intent
   constexpr std::string_view view() const { return {text, N - 1}; }
 };
 
-/// `tensor` as an operator's kernel may read it, with a negative view resolved. UserError naming the operator for a
-/// tensor that is not strided, or whose elements lie nowhere: a DTensor, a tensor of torch.compile's or torch.func's
-/// tracing, freed storage. Tensors of the meta device pass, since kernels give their shapes. `schema` begins with the
-/// operator's name.
+/// `tensor` as an operator's kernel may read it, with a negative view resolved. UserError naming
+/// the operator for a tensor that is not strided, or whose elements lie nowhere: a DTensor, a
+/// tensor of torch.compile's or torch.func's tracing, freed storage. Tensors of the meta device
+/// pass, since kernels give their shapes. `schema` begins with the operator's name.
 at::Tensor readable(std::string_view schema, const at::Tensor& tensor);
 
 /// Arguments without tensors pass as they are.
@@ -34,7 +36,8 @@ template <class T>
 T&& readable(std::string_view, T&& other) {
   return std::forward<T>(other);
 }
-inline std::optional<at::Tensor> readable(std::string_view schema, const std::optional<at::Tensor>& tensor) {
+inline std::optional<at::Tensor> readable(std::string_view schema,
+                                          const std::optional<at::Tensor>& tensor) {
   return tensor ? std::optional(readable(schema, *tensor)) : std::nullopt;
 }
 inline std::vector<at::Tensor> readable(std::string_view schema, at::TensorList tensors) {
@@ -52,8 +55,8 @@ struct CheckedOperator<kSchema, kFunction, Result (*)(Arguments...)> {
   }
 };
 
-/// Defines an operator of a function or a lambda without captures by its schema, or by its name alone, which takes the
-/// schema from the function.
+/// Defines an operator of a function or a lambda without captures by its schema, or by its name
+/// alone, which takes the schema from the function.
 template <Literal kSchema, auto kFunction>
 void define(torch::Library& library) {
   library.def(kSchema.text, &CheckedOperator<kSchema, kFunction, decltype(+kFunction)>::call);

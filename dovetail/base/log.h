@@ -10,7 +10,8 @@ namespace dovetail {
 enum class LogLevel { kQuiet, kInfo, kVerbose };
 void set_log_level(LogLevel level);
 
-/// A line on standard error, whole even when threads and processes write together. Standard output is for results.
+/// A line on standard error, whole even when threads and processes write together. Standard output
+/// is for results.
 void log_line(LogLevel level, const std::string& line);
 
 template <class... Args>

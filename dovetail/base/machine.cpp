@@ -31,16 +31,20 @@ struct Cores {
 
 Cores usable_cores() {
   hwloc_topology_t topology = nullptr;
-  DOVETAIL_CHECK(hwloc_topology_init(&topology) == 0 && hwloc_topology_load(topology) == 0, "hwloc does not start");
-  const std::unique_ptr<hwloc_topology, decltype(&hwloc_topology_destroy)> owner(topology, hwloc_topology_destroy);
-  const std::unique_ptr<hwloc_bitmap_s, decltype(&hwloc_bitmap_free)> mask(hwloc_bitmap_alloc(), hwloc_bitmap_free);
+  DOVETAIL_CHECK(hwloc_topology_init(&topology) == 0 && hwloc_topology_load(topology) == 0,
+                 "hwloc does not start");
+  const std::unique_ptr<hwloc_topology, decltype(&hwloc_topology_destroy)> owner(
+      topology, hwloc_topology_destroy);
+  const std::unique_ptr<hwloc_bitmap_s, decltype(&hwloc_bitmap_free)> mask(hwloc_bitmap_alloc(),
+                                                                           hwloc_bitmap_free);
   if (hwloc_get_cpubind(topology, mask.get(), HWLOC_CPUBIND_PROCESS) != 0) {
     hwloc_bitmap_copy(mask.get(), hwloc_topology_get_allowed_cpuset(topology));
   }
   hwloc_bitmap_and(mask.get(), mask.get(), hwloc_topology_get_allowed_cpuset(topology));
   Cores found;
   found.hardware_threads = hwloc_bitmap_weight(mask.get());
-  for (hwloc_obj_t core = nullptr; (core = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_CORE, core)) != nullptr;) {
+  for (hwloc_obj_t core = nullptr;
+       (core = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_CORE, core)) != nullptr;) {
     found.cores += hwloc_bitmap_intersects(core->cpuset, mask.get());
   }
   // Some virtual machines show no cores, only processing units.
@@ -53,9 +57,11 @@ Cores usable_cores() {
 // Whether the processor has AMX with BF16 and the system saves its registers.
 bool has_amx_bf16() {
   unsigned a = 0, b = 0, c = 0, d = 0;
-  constexpr unsigned kOsXsave = 1U << 27, kAmxBf16 = 1U << 22, kAmxTile = 1U << 24, kTileState = 3U << 17;
+  constexpr unsigned kOsXsave = 1U << 27, kAmxBf16 = 1U << 22, kAmxTile = 1U << 24,
+                     kTileState = 3U << 17;
   if (__get_cpuid(1, &a, &b, &c, &d) == 0 || (c & kOsXsave) == 0) return false;
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kAmxBf16) == 0 || (d & kAmxTile) == 0) return false;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kAmxBf16) == 0 || (d & kAmxTile) == 0)
+    return false;
   unsigned low = 0, high = 0;
   __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return (low & kTileState) == kTileState;
@@ -128,12 +134,15 @@ void reset_peak_resident() {
   const int fd = ::open("/proc/self/clear_refs", O_WRONLY | O_CLOEXEC);
   const bool done = fd >= 0 && ::write(fd, "5", 1) == 1;
   if (fd >= 0) ::close(fd);
-  user_check(done, "this system cannot reset the high-water mark of memory (/proc/self/clear_refs)");
+  user_check(done,
+             "this system cannot reset the high-water mark of memory (/proc/self/clear_refs)");
 }
 
 std::string format_count(double count) { return format_scaled(count, {"", "k", "M", "B", "T"}); }
 
-std::string format_bytes(double bytes) { return format_scaled(bytes, {"B", "kB", "MB", "GB", "TB", "PB"}); }
+std::string format_bytes(double bytes) {
+  return format_scaled(bytes, {"B", "kB", "MB", "GB", "TB", "PB"});
+}
 
 std::string format_duration(double seconds) {
   if (!(seconds >= 0) || seconds > 1e9) return "-";

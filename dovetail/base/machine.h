@@ -32,7 +32,8 @@ enum class GemmType { kFloat32, kBFloat16 };
 /// FLOP/s of at::matmul at 2048 cubed (smaller on slow machines), on a GPU at 8192 cubed.
 double measure_gemm_rate(GemmType type, c10::Device device = c10::kCPU, double seconds = 0.05);
 
-/// Resident memory of this process (Linux). `reset_peak_resident` sets the high-water mark to the present value.
+/// Resident memory of this process (Linux). `reset_peak_resident` sets the high-water mark to the
+/// present value.
 uint64_t resident_bytes();
 uint64_t peak_resident_bytes();
 void reset_peak_resident();

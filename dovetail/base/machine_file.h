@@ -8,12 +8,12 @@
 
 namespace dovetail {
 
-/// What was measured on a machine, by keys, from one process to the next: one JSON file for each machine in a folder.
-/// What tells machines apart is the caller's to say.
+/// What was measured on a machine, by keys, from one process to the next: one JSON file for each
+/// machine in a folder. What tells machines apart is the caller's to say.
 class MachineFile {
  public:
-  /// Reads the file of `machine` in `folder`, if there is one (UserError where it is none of ours); an empty folder:
-  /// nothing is read or kept.
+  /// Reads the file of `machine` in `folder`, if there is one (UserError where it is none of ours);
+  /// an empty folder: nothing is read or kept.
   MachineFile(const std::filesystem::path& folder, nlohmann::json machine);
 
   const std::map<std::string, nlohmann::json>& entries() const { return entries_; }

@@ -13,7 +13,8 @@
 namespace dovetail {
 namespace {
 
-// Shortest of the rounds that fit into `seconds`, of three at least: others on the machine only ever lengthen one.
+// Shortest of the rounds that fit into `seconds`, of three at least: others on the machine only
+// ever lengthen one.
 template <class Round>
 double shortest_round(double seconds, Round round) {
   constexpr int kMinRounds = 3;
@@ -45,10 +46,12 @@ double measure_copy_bandwidth(double seconds) {
 
 double measure_gemm_rate(GemmType type, c10::Device device, double seconds) {
   const c10::NoGradGuard no_grad;
-  const auto options = at::TensorOptions(type == GemmType::kFloat32 ? at::kFloat : at::kBFloat16).device(device);
+  const auto options =
+      at::TensorOptions(type == GemmType::kFloat32 ? at::kFloat : at::kBFloat16).device(device);
   const auto rate_at = [&](int64_t n, double budget) {
-    // Ones, not random numbers: the rate of a GEMM on a CPU does not depend on them, the time to draw them counts. A
-    // GPU does draw less power for them: its rate is an upper bound of what training can reach.
+    // Ones, not random numbers: the rate of a GEMM on a CPU does not depend on them, the time to
+    // draw them counts. A GPU does draw less power for them: its rate is an upper bound of what
+    // training can reach.
     const at::Tensor a = at::ones({n, n}, options), b = at::ones({n, n}, options);
     at::Tensor out = at::empty({n, n}, options);
     const auto product = [&] {

@@ -17,7 +17,8 @@ std::filesystem::path module_path(const std::string& file) {
 void* open_module(const std::filesystem::path& module, const char* entry, const std::string& help) {
   void* handle = dlopen(module.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr)
-    throw UserError(fmt::format("{} does not load: {}", module.filename().string(), dlerror()), help);
+    throw UserError(fmt::format("{} does not load: {}", module.filename().string(), dlerror()),
+                    help);
   void* function = dlsym(handle, entry);
   DOVETAIL_CHECK(function != nullptr, "{} has no {}", module.string(), entry);
   return function;

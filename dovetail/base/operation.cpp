@@ -26,7 +26,8 @@ Held& held() {
 }
 
 void run(const c10::OperatorHandle&, torch::jit::Stack* stack) {
-  const auto body = c10::static_intrusive_pointer_cast<HeldBody>(torch::jit::pop(*stack).toCapsule());
+  const auto body =
+      c10::static_intrusive_pointer_cast<HeldBody>(torch::jit::pop(*stack).toCapsule());
   torch::jit::drop(*stack, 1);  // once: for a recording
   Operands of;
   of.changes = torch::jit::pop(*stack).toTensorVector();
@@ -54,8 +55,10 @@ int64_t take_most_held_bytes() {
   return std::exchange(held().most, held().bytes);
 }
 
-std::vector<at::Tensor> dispatch_operation(const std::string& name, Operands of, OperationBody body, bool once) {
-  static const c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow("dovetail::operation", "");
+std::vector<at::Tensor> dispatch_operation(const std::string& name, Operands of, OperationBody body,
+                                           bool once) {
+  static const c10::OperatorHandle handle =
+      c10::Dispatcher::singleton().findSchemaOrThrow("dovetail::operation", "");
   torch::jit::Stack stack;
   torch::jit::push(stack, name, std::move(of.reads), std::move(of.changes), once,
                    c10::IValue::make_capsule(c10::make_intrusive<HeldBody>(std::move(body))));
@@ -66,7 +69,9 @@ std::vector<at::Tensor> dispatch_operation(const std::string& name, Operands of,
 }  // namespace dovetail
 
 TORCH_LIBRARY_FRAGMENT(dovetail, m) {
-  m.def("operation(str name, Tensor[] reads, Tensor(a!)[] changes, bool once, Capsule body) -> Tensor[]");
+  m.def(
+      "operation(str name, Tensor[] reads, Tensor(a!)[] changes, bool once, Capsule body) -> "
+      "Tensor[]");
   // Explicit: below autograd, and so below a recording.
   m.impl("operation", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
                                       torch::CppFunction::makeFromBoxedFunction<&dovetail::run>()));

@@ -50,7 +50,8 @@ class PieceQueue {
 
 #if defined(__SANITIZE_THREAD__)
 
-// The thread sanitizer does not see the barriers of libgomp and reports races that are none: plain threads there.
+// The thread sanitizer does not see the barriers of libgomp and reports races that are none: plain
+// threads there.
 thread_local bool t_inside = false;
 
 bool inside_parallel_region() { return t_inside; }
@@ -81,7 +82,8 @@ void run_on(int64_t workers, PieceQueue& queue) {
 
 int parallel_workers() { return inside_parallel_region() ? 1 : at::get_num_threads(); }
 
-void parallel_pieces(int64_t size, int64_t grain, const std::function<void(int64_t begin, int64_t end)>& work) {
+void parallel_pieces(int64_t size, int64_t grain,
+                     const std::function<void(int64_t begin, int64_t end)>& work) {
   DOVETAIL_CHECK(size >= 0 && grain > 0, "parallel_pieces over {} in pieces of {}", size, grain);
   PieceQueue queue(size, grain, work);
   const int64_t pieces = size / grain + (size % grain != 0 ? 1 : 0);

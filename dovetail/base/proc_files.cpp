@@ -19,7 +19,8 @@ std::string read_if_there(const fs::path& path) {
 
 std::optional<uint64_t> leading_number(std::string_view text) {
   uint64_t value = 0;
-  if (std::from_chars(text.data(), text.data() + text.size(), value).ec != std::errc()) return std::nullopt;
+  if (std::from_chars(text.data(), text.data() + text.size(), value).ec != std::errc())
+    return std::nullopt;
   return value;
 }
 
@@ -27,10 +28,12 @@ std::optional<uint64_t> leading_number(std::string_view text) {
 struct GroupFiles {
   const char *limit, *usage, *inactive_key;
 };
-constexpr GroupFiles kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "};
+constexpr GroupFiles kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_bytes",
+                                  "total_inactive_file "};
 constexpr GroupFiles kVersion2 = {"memory.max", "memory.current", "inactive_file "};
 
-// Tightens `memory` by one group. The file pages that it holds and does not use are given back when needed.
+// Tightens `memory` by one group. The file pages that it holds and does not use are given back when
+// needed.
 void tighten(SystemMemory& memory, const fs::path& group, const GroupFiles& files) {
   const auto limit = leading_number(read_if_there(group / files.limit));
   if (!limit) return;  // no such file, or "max"
@@ -41,14 +44,16 @@ void tighten(SystemMemory& memory, const fs::path& group, const GroupFiles& file
   memory.available_bytes = std::min(memory.available_bytes, *limit - std::min(*limit, held));
 }
 
-// The group and those above it. Inside a container the path may be the host's, of which only the end is mounted as
-// the root: that is looked at in any case.
-void tighten_along(SystemMemory& memory, fs::path mount, const std::string& path, const GroupFiles& files) {
+// The group and those above it. Inside a container the path may be the host's, of which only the
+// end is mounted as the root: that is looked at in any case.
+void tighten_along(SystemMemory& memory, fs::path mount, const std::string& path,
+                   const GroupFiles& files) {
   tighten(memory, mount, files);
   for (const fs::path& part : fs::path(path).relative_path()) tighten(memory, mount /= part, files);
 }
 
-// The path behind the controllers of a line "4:memory,cpu:/path" of /proc/self/cgroup; version 2 has no controllers.
+// The path behind the controllers of a line "4:memory,cpu:/path" of /proc/self/cgroup; version 2
+// has no controllers.
 std::string group_path(std::string_view groups, std::string_view controller) {
   for (size_t begin = 0; begin < groups.size();) {
     const size_t end = std::min(groups.find('\n', begin), groups.size());
@@ -57,7 +62,8 @@ std::string group_path(std::string_view groups, std::string_view controller) {
     begin = end + 1;
     if (first == line.npos || second == line.npos) continue;
     const std::string names = "," + std::string(line.substr(first + 1, second - first - 1)) + ",";
-    if (names.find("," + std::string(controller) + ",") != names.npos) return std::string(line.substr(second + 1));
+    if (names.find("," + std::string(controller) + ",") != names.npos)
+      return std::string(line.substr(second + 1));
   }
   return {};
 }

@@ -6,8 +6,9 @@
 
 namespace dovetail {
 
-/// Philox4x32-10 (Salmon et al., SC 2011): four random words as a pure function of key and counter. Randomness in
-/// Dovetail is keyed by what it is for (seed, stream, index), never by order of execution.
+/// Philox4x32-10 (Salmon et al., SC 2011): four random words as a pure function of key and counter.
+/// Randomness in Dovetail is keyed by what it is for (seed, stream, index), never by order of
+/// execution.
 std::array<uint32_t, 4> philox(uint64_t key, uint64_t counter_low, uint64_t counter_high);
 
 /// Streams: the high half of the counter, so that two uses of one seed never meet.
@@ -25,7 +26,8 @@ enum class RandomStream : uint64_t {
   kTest = 99
 };
 
-/// A uniform integer in [0, bound) for (seed, stream, index); exact (rejection, no modulo bias). bound > 0.
+/// A uniform integer in [0, bound) for (seed, stream, index); exact (rejection, no modulo bias).
+/// bound > 0.
 uint64_t random_below(uint64_t seed, RandomStream stream, uint64_t index, uint64_t bound);
 
 /// A uniform double in [0, 1) with 53 bits.
@@ -34,7 +36,8 @@ double random_uniform(uint64_t seed, RandomStream stream, uint64_t index);
 /// Two independent standard normal doubles (Box-Muller).
 std::array<double, 2> random_normal(uint64_t seed, RandomStream stream, uint64_t index);
 
-/// A fixed pseudo-random permutation of [0, size): element `index` in O(1) memory (Feistel network with cycle walking).
+/// A fixed pseudo-random permutation of [0, size): element `index` in O(1) memory (Feistel network
+/// with cycle walking).
 uint64_t permuted_index(uint64_t seed, uint64_t index, uint64_t size);
 
 /// Mixes words into one 64-bit key (SplitMix64 finaliser).

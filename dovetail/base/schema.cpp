@@ -14,7 +14,9 @@
 namespace dovetail {
 namespace {
 
-char folded(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c == '-' || c == ' ' ? '_' : c; }
+char folded(char c) {
+  return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c == '-' || c == ' ' ? '_' : c;
+}
 
 // Insertions, deletions, replacements and swaps of neighbours (optimal string alignment).
 int64_t edit_distance(std::string_view a, std::string_view b) {
@@ -55,8 +57,8 @@ std::string text_of(const std::vector<T>& values) {
 
 void check_new_key(const Section::State& state, std::string_view key) {
   const auto known = SchemaAccess::keys(state);
-  DOVETAIL_CHECK(std::find(known.begin(), known.end(), key) == known.end(), "key '{}' is declared twice in [{}]", key,
-                 state.key);
+  DOVETAIL_CHECK(std::find(known.begin(), known.end(), key) == known.end(),
+                 "key '{}' is declared twice in [{}]", key, state.key);
 }
 
 }  // namespace
@@ -84,7 +86,8 @@ Field& Field::unit(std::string_view unit) {
 }
 
 Field& Field::word(std::string_view word, int64_t value) {
-  DOVETAIL_CHECK(std::holds_alternative<int64_t*>(state_->target), "'{}' is no integer", state_->key);
+  DOVETAIL_CHECK(std::holds_alternative<int64_t*>(state_->target), "'{}' is no integer",
+                 state_->key);
   state_->word = word;
   state_->word_value = value;
   return *this;
@@ -95,8 +98,8 @@ Field& Field::required() {
   return *this;
 }
 
-SchemaAccess::Field& SchemaAccess::declare(Section& section, std::string_view key, std::string_view help,
-                                           const Field::Target& target) {
+SchemaAccess::Field& SchemaAccess::declare(Section& section, std::string_view key,
+                                           std::string_view help, const Field::Target& target) {
   check_new_key(section, key);
   Field& field = section.fields.emplace_back();
   field.key = key;
@@ -123,7 +126,8 @@ Field Section::value(std::string_view key, std::vector<int64_t>& member, std::st
 Field Section::value(std::string_view key, std::vector<double>& member, std::string_view help) {
   return Field(SchemaAccess::declare(*state_, key, help, &member));
 }
-Field Section::value(std::string_view key, std::vector<std::string>& member, std::string_view help) {
+Field Section::value(std::string_view key, std::vector<std::string>& member,
+                     std::string_view help) {
   return Field(SchemaAccess::declare(*state_, key, help, &member));
 }
 
@@ -132,13 +136,15 @@ Section& Section::subsection(std::string_view key, std::string_view help) {
   return state_->sections.emplace_back(std::string(key), std::string(help)).section;
 }
 
-void Section::list_impl(std::string_view key, std::string_view help, std::function<void(int64_t)> resize,
+void Section::list_impl(std::string_view key, std::string_view help,
+                        std::function<void(int64_t)> resize,
                         std::function<void(int64_t, Section&)> describe_element,
                         std::function<std::shared_ptr<void>(Section&)> describe_example,
                         std::function<int64_t()> size) {
   check_new_key(*state_, key);
-  state_->lists.push_back({std::string(key), std::string(help), std::move(resize), std::move(describe_element),
-                           std::move(describe_example), std::move(size)});
+  state_->lists.push_back({std::string(key), std::string(help), std::move(resize),
+                           std::move(describe_element), std::move(describe_example),
+                           std::move(size)});
 }
 
 std::vector<std::string> SchemaAccess::keys(const Section& section) {
@@ -151,7 +157,13 @@ std::vector<std::string> SchemaAccess::keys(const Section& section) {
 
 std::string SchemaAccess::type_name(const Field& field) {
   static constexpr std::array<const char*, std::variant_size_v<Field::Target>> kNames = {
-      "bool", "integer", "number", "string", "list of integers", "list of numbers", "string or list of strings"};
+      "bool",
+      "integer",
+      "number",
+      "string",
+      "list of integers",
+      "list of numbers",
+      "string or list of strings"};
   const std::string name = kNames[field.target.index()];
   return field.word.empty() ? name : fmt::format("{} or {}", name, quote_toml(field.word));
 }
@@ -160,7 +172,8 @@ std::string SchemaAccess::range_text(const Field& field) {
   const auto bound = [](double value) { return fmt::format("{}", value); };
   if (!field.choices.empty()) {
     std::string out;
-    for (const std::string& choice : field.choices) out += (out.empty() ? "" : ", ") + quote_toml(choice);
+    for (const std::string& choice : field.choices)
+      out += (out.empty() ? "" : ", ") + quote_toml(choice);
     return out;
   }
   std::string out;
@@ -187,7 +200,8 @@ std::string nearest_word(std::string_view word, const std::vector<std::string>& 
     std::transform(out.begin(), out.end(), out.begin(), folded);
     return out;
   };
-  // Nobody mistypes a word of this length into one of the known ones; and the distance costs their product.
+  // Nobody mistypes a word of this length into one of the known ones; and the distance costs their
+  // product.
   constexpr size_t kLongestWord = 100;
   if (word.size() > kLongestWord) return {};
   const std::string sought = fold(word);
@@ -196,9 +210,10 @@ std::string nearest_word(std::string_view word, const std::vector<std::string>& 
   for (const std::string& candidate : known) {
     const std::string other = fold(candidate);
     const int64_t distance = edit_distance(sought, other);
-    const auto allowed = static_cast<int64_t>(std::max<size_t>(1, std::max(sought.size(), other.size()) / 3));
-    const bool is_start =
-        sought.size() >= 3 && other.size() >= 3 && (other.starts_with(sought) || sought.starts_with(other));
+    const auto allowed =
+        static_cast<int64_t>(std::max<size_t>(1, std::max(sought.size(), other.size()) / 3));
+    const bool is_start = sought.size() >= 3 && other.size() >= 3 &&
+                          (other.starts_with(sought) || sought.starts_with(other));
     if ((distance <= allowed || is_start) && distance < nearest_distance) {
       nearest = candidate;
       nearest_distance = distance;

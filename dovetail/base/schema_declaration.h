@@ -18,8 +18,8 @@ namespace dovetail {
 
 /// One declared key: what it is called, where it is kept, what it may hold.
 struct Field::State {
-  using Target = std::variant<bool*, int64_t*, double*, std::string*, std::vector<int64_t>*, std::vector<double>*,
-                              std::vector<std::string>*>;
+  using Target = std::variant<bool*, int64_t*, double*, std::string*, std::vector<int64_t>*,
+                              std::vector<double>*, std::vector<std::string>*>;
   std::string key, help, unit;
   Target target;
   std::optional<double> low, high, above;
@@ -35,13 +35,15 @@ struct Field::State {
   }
 };
 
-/// A table of the config while its struct describes itself. Nodes never move: fields and sections refer to them.
+/// A table of the config while its struct describes itself. Nodes never move: fields and sections
+/// refer to them.
 struct Section::State {
   struct List {
     std::string key, help;
     std::function<void(int64_t)> resize;
     std::function<void(int64_t, Section&)> describe_element;
-    std::function<std::shared_ptr<void>(Section&)> describe_example;  ///< an element that its caller keeps alive
+    std::function<std::shared_ptr<void>(Section&)>
+        describe_example;  ///< an element that its caller keeps alive
     std::function<int64_t()> size;
   };
 
@@ -57,12 +59,14 @@ struct Section::State {
   std::list<List> lists;
 };
 
-/// What the readers and writers of configs share. (A struct, since `Field` and `Section` name it as their friend.)
+/// What the readers and writers of configs share. (A struct, since `Field` and `Section` name it as
+/// their friend.)
 struct SchemaAccess {
   using Field = dovetail::Field::State;
   using Section = dovetail::Section::State;
 
-  static Field& declare(Section& section, std::string_view key, std::string_view help, const Field::Target& target);
+  static Field& declare(Section& section, std::string_view key, std::string_view help,
+                        const Field::Target& target);
   static std::vector<std::string> keys(const Section& section);
   /// "integer", "list of strings", ...
   static std::string type_name(const Field& field);

@@ -21,7 +21,9 @@ std::string cell(std::string_view text) {
   return out;
 }
 
-std::string code_cell(const std::string& text) { return text.empty() ? "" : "`" + cell(text) + "`"; }
+std::string code_cell(const std::string& text) {
+  return text.empty() ? "" : "`" + cell(text) + "`";
+}
 
 std::string default_text(const FieldState& field) {
   return field.required ? "(required)" : SchemaAccess::value_text(field);
@@ -33,9 +35,10 @@ void reference_section(std::string& out, const SectionState& section, const std:
   if (!section.fields.empty()) {
     out += "| key | type | default | unit | allowed | meaning |\n|---|---|---|---|---|---|\n";
     for (const FieldState& field : section.fields) {
-      out += fmt::format("| `{}` | {} | {} | {} | {} | {} |\n", field.key, SchemaAccess::type_name(field),
-                         field.required ? "(required)" : code_cell(SchemaAccess::value_text(field)), cell(field.unit),
-                         cell(SchemaAccess::range_text(field)), cell(field.help));
+      out += fmt::format("| `{}` | {} | {} | {} | {} | {} |\n", field.key,
+                         SchemaAccess::type_name(field),
+                         field.required ? "(required)" : code_cell(SchemaAccess::value_text(field)),
+                         cell(field.unit), cell(SchemaAccess::range_text(field)), cell(field.help));
     }
     out += "\n";
   }
@@ -60,17 +63,22 @@ std::string explain_field(const FieldState& field, std::string_view path) {
   return out;
 }
 
-std::string explain_section(const SectionState& section, std::string_view heading, std::string_view help) {
-  return fmt::format("{}: {}\n  keys     {}\n", heading, help, fmt::join(SchemaAccess::keys(section), ", "));
+std::string explain_section(const SectionState& section, std::string_view heading,
+                            std::string_view help) {
+  return fmt::format("{}: {}\n  keys     {}\n", heading, help,
+                     fmt::join(SchemaAccess::keys(section), ", "));
 }
 
 // Explains the rest of a path, `key` and what follows it, inside `section`.
 std::string explain_in(const SectionState& section, const std::string& path, std::string_view key) {
   const std::string first(key.substr(0, key.find('.')));
-  const std::string_view rest = first.size() < key.size() ? key.substr(first.size() + 1) : std::string_view();
+  const std::string_view rest =
+      first.size() < key.size() ? key.substr(first.size() + 1) : std::string_view();
   const std::string here = join_path(path, first);
-  const auto deeper = [&](const SectionState& child, const std::string& heading, const std::string& help) {
-    return first.size() < key.size() ? explain_in(child, here, rest) : explain_section(child, heading, help);
+  const auto deeper = [&](const SectionState& child, const std::string& heading,
+                          const std::string& help) {
+    return first.size() < key.size() ? explain_in(child, here, rest)
+                                     : explain_section(child, heading, help);
   };
   for (const FieldState& field : section.fields) {
     if (field.key == key) return explain_field(field, here);

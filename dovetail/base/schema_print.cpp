@@ -14,12 +14,14 @@ using FieldState = SchemaAccess::Field;
 using SectionState = SchemaAccess::Section;
 
 // `heading` is what stands above the keys: "[model]", "[[data.phase]]", or nothing at the root.
-void print_section(std::string& out, const SectionState& section, const std::string& path, const std::string& heading) {
+void print_section(std::string& out, const SectionState& section, const std::string& path,
+                   const std::string& heading) {
   if (!heading.empty()) out += (out.empty() ? "" : "\n") + heading + "\n";
   for (const FieldState& field : section.fields) {
     out += fmt::format("{} = {}\n", field.key, SchemaAccess::value_text(field));
   }
-  // TOML takes whatever follows a heading into its table: empty lists, which have none, come before the first.
+  // TOML takes whatever follows a heading into its table: empty lists, which have none, come before
+  // the first.
   for (const SectionState::List& list : section.lists) {
     if (list.size() == 0) out += fmt::format("{} = []\n", list.key);
   }
@@ -55,8 +57,10 @@ nlohmann::json json_of(const std::vector<double>& values) {
 nlohmann::json section_json(const SectionState& section) {
   nlohmann::json out = nlohmann::json::object();
   for (const FieldState& field : section.fields) {
-    out[field.key] = field.is_word() ? nlohmann::json(field.word)
-                                     : std::visit([](const auto* member) { return json_of(*member); }, field.target);
+    out[field.key] =
+        field.is_word()
+            ? nlohmann::json(field.word)
+            : std::visit([](const auto* member) { return json_of(*member); }, field.target);
   }
   for (const SectionState& child : section.sections) out[child.key] = section_json(child);
   for (const SectionState::List& list : section.lists) {

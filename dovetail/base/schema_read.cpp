@@ -20,7 +20,9 @@ using Kind = ConfigNode::Kind;
 using FieldState = SchemaAccess::Field;
 using SectionState = SchemaAccess::Section;
 
-std::string bracketed(const std::string& path) { return fmt::format("[{}]", path.empty() ? "root" : path); }
+std::string bracketed(const std::string& path) {
+  return fmt::format("[{}]", path.empty() ? "root" : path);
+}
 
 // Paths of all keys called `key` anywhere below `section`.
 void find_elsewhere(const SectionState& section, const std::string& path, std::string_view key,
@@ -28,7 +30,8 @@ void find_elsewhere(const SectionState& section, const std::string& path, std::s
   for (const std::string& name : SchemaAccess::keys(section)) {
     if (name == key) found.push_back(join_path(path, name));
   }
-  for (const SectionState& child : section.sections) find_elsewhere(child, join_path(path, child.key), key, found);
+  for (const SectionState& child : section.sections)
+    find_elsewhere(child, join_path(path, child.key), key, found);
 }
 
 /// Fills the members of a described config from a tree of values.
@@ -41,16 +44,23 @@ class Reader {
  private:
   void read_list(SectionState::List& list, const ConfigNode& node, const std::string& path) const;
   void read_field(const FieldState& field, const ConfigNode& node, const std::string& path) const;
-  void read_value(const FieldState& field, const ConfigNode& node, const std::string& path, bool& out) const;
-  void read_value(const FieldState& field, const ConfigNode& node, const std::string& path, int64_t& out) const;
-  void read_value(const FieldState& field, const ConfigNode& node, const std::string& path, double& out) const;
-  void read_value(const FieldState& field, const ConfigNode& node, const std::string& path, std::string& out) const;
+  void read_value(const FieldState& field, const ConfigNode& node, const std::string& path,
+                  bool& out) const;
+  void read_value(const FieldState& field, const ConfigNode& node, const std::string& path,
+                  int64_t& out) const;
+  void read_value(const FieldState& field, const ConfigNode& node, const std::string& path,
+                  double& out) const;
+  void read_value(const FieldState& field, const ConfigNode& node, const std::string& path,
+                  std::string& out) const;
   template <class T>
-  void read_value(const FieldState& field, const ConfigNode& node, const std::string& path, std::vector<T>& out) const;
-  void check_range(const FieldState& field, const ConfigNode& node, const std::string& path, double value) const;
+  void read_value(const FieldState& field, const ConfigNode& node, const std::string& path,
+                  std::vector<T>& out) const;
+  void check_range(const FieldState& field, const ConfigNode& node, const std::string& path,
+                   double value) const;
   [[noreturn]] void unknown_key(const SectionState& section, const ConfigNode& table, size_t index,
                                 const std::string& path) const;
-  [[noreturn]] void wrong_type(const FieldState& field, const ConfigNode& node, const std::string& path) const;
+  [[noreturn]] void wrong_type(const FieldState& field, const ConfigNode& node,
+                               const std::string& path) const;
 
   const ConfigText& source_;
   const SectionState& root_;
@@ -72,21 +82,23 @@ void Reader::unknown_key(const SectionState& section, const ConfigNode& table, s
       help = fmt::format("known here: {}", fmt::join(known, ", "));
     }
   }
-  source_.fail(table.children[index].key_place, fmt::format("unknown key `{}` in {}", printable(key), bracketed(path)),
-               help);
+  source_.fail(table.children[index].key_place,
+               fmt::format("unknown key `{}` in {}", printable(key), bracketed(path)), help);
 }
 
-void Reader::wrong_type(const FieldState& field, const ConfigNode& node, const std::string& path) const {
+void Reader::wrong_type(const FieldState& field, const ConfigNode& node,
+                        const std::string& path) const {
   const std::string type = SchemaAccess::type_name(field);
-  source_.fail(
-      node.place,
-      fmt::format("{} must be {} {}, not {}", path, type.front() == 'i' ? "an" : "a", type, describe_value(node)),
-      fmt::format("for example: {} = {}", field.key, SchemaAccess::value_text(field)));
+  source_.fail(node.place,
+               fmt::format("{} must be {} {}, not {}", path, type.front() == 'i' ? "an" : "a", type,
+                           describe_value(node)),
+               fmt::format("for example: {} = {}", field.key, SchemaAccess::value_text(field)));
 }
 
-void Reader::check_range(const FieldState& field, const ConfigNode& node, const std::string& path, double value) const {
-  const bool inside =
-      (!field.low || (value >= *field.low && value <= *field.high)) && (!field.above || value > *field.above);
+void Reader::check_range(const FieldState& field, const ConfigNode& node, const std::string& path,
+                         double value) const {
+  const bool inside = (!field.low || (value >= *field.low && value <= *field.high)) &&
+                      (!field.above || value > *field.above);
   if (inside) return;
   const std::string unit = field.unit.empty() ? "" : " " + field.unit;
   const bool integer = node.kind == Kind::kInteger;
@@ -95,40 +107,49 @@ void Reader::check_range(const FieldState& field, const ConfigNode& node, const 
                fmt::format("allowed: {}{}", SchemaAccess::range_text(field), unit));
 }
 
-void Reader::read_value(const FieldState& field, const ConfigNode& node, const std::string& path, bool& out) const {
+void Reader::read_value(const FieldState& field, const ConfigNode& node, const std::string& path,
+                        bool& out) const {
   if (node.kind != Kind::kBool) wrong_type(field, node, path);
   out = node.boolean;
 }
 
-void Reader::read_value(const FieldState& field, const ConfigNode& node, const std::string& path, int64_t& out) const {
+void Reader::read_value(const FieldState& field, const ConfigNode& node, const std::string& path,
+                        int64_t& out) const {
   if (!field.word.empty() && node.kind == Kind::kString && node.text == field.word) {
     out = field.word_value;
     return;
   }
   // 2^63 is the first double that no int64 holds; -2^63 is one.
-  const bool whole = node.kind == Kind::kFloat && std::trunc(node.number) == node.number && node.number >= -0x1p63 &&
-                     node.number < 0x1p63;
+  const bool whole = node.kind == Kind::kFloat && std::trunc(node.number) == node.number &&
+                     node.number >= -0x1p63 && node.number < 0x1p63;
   if (node.kind != Kind::kInteger && !whole) wrong_type(field, node, path);
   out = whole ? static_cast<int64_t>(node.number) : node.integer;
   check_range(field, node, path, static_cast<double>(out));
 }
 
-void Reader::read_value(const FieldState& field, const ConfigNode& node, const std::string& path, double& out) const {
-  if (node.kind != Kind::kInteger && node.kind != Kind::kFloat && !node.spells_number) wrong_type(field, node, path);
+void Reader::read_value(const FieldState& field, const ConfigNode& node, const std::string& path,
+                        double& out) const {
+  if (node.kind != Kind::kInteger && node.kind != Kind::kFloat && !node.spells_number)
+    wrong_type(field, node, path);
   out = node.kind == Kind::kInteger ? static_cast<double>(node.integer) : node.number;
   check_range(field, node, path, out);
 }
 
 void Reader::read_value(const FieldState& field, const ConfigNode& node, const std::string& path,
                         std::string& out) const {
-  const bool typed_word = !node.place.override_text.empty() && node.kind != Kind::kTable && node.kind != Kind::kList;
-  // `--set run.name=7`: the user typed a word; that it looks like a number is no reason to refuse it.
-  if (node.kind != Kind::kString && !(typed_word && !node.text.empty())) wrong_type(field, node, path);
+  const bool typed_word =
+      !node.place.override_text.empty() && node.kind != Kind::kTable && node.kind != Kind::kList;
+  // `--set run.name=7`: the user typed a word; that it looks like a number is no reason to refuse
+  // it.
+  if (node.kind != Kind::kString && !(typed_word && !node.text.empty()))
+    wrong_type(field, node, path);
   out = node.text;
-  if (field.choices.empty() || std::find(field.choices.begin(), field.choices.end(), out) != field.choices.end())
+  if (field.choices.empty() ||
+      std::find(field.choices.begin(), field.choices.end(), out) != field.choices.end())
     return;
   const std::string nearest = nearest_word(out, field.choices);
-  source_.fail(node.place, fmt::format("{} = {} is none of its values", path, quote_toml(printable(out))),
+  source_.fail(node.place,
+               fmt::format("{} = {} is none of its values", path, quote_toml(printable(out))),
                nearest.empty() ? fmt::format("choose one of {}", SchemaAccess::range_text(field))
                                : fmt::format("did you mean {}?", quote_toml(nearest)));
 }
@@ -153,7 +174,8 @@ void Reader::read_value(const FieldState& field, const ConfigNode& node, const s
   }
 }
 
-void Reader::read_field(const FieldState& field, const ConfigNode& node, const std::string& path) const {
+void Reader::read_field(const FieldState& field, const ConfigNode& node,
+                        const std::string& path) const {
   std::visit(
       [&](auto* member) {
         auto value = *member;
@@ -163,11 +185,14 @@ void Reader::read_field(const FieldState& field, const ConfigNode& node, const s
       field.target);
 }
 
-void Reader::read_list(SectionState::List& list, const ConfigNode& node, const std::string& path) const {
-  const bool tables = node.kind == Kind::kList && std::all_of(node.children.begin(), node.children.end(),
-                                                              [](const auto& e) { return e.kind == Kind::kTable; });
+void Reader::read_list(SectionState::List& list, const ConfigNode& node,
+                       const std::string& path) const {
+  const bool tables =
+      node.kind == Kind::kList && std::all_of(node.children.begin(), node.children.end(),
+                                              [](const auto& e) { return e.kind == Kind::kTable; });
   if (!tables) {
-    source_.fail(node.place, fmt::format("{} must be a list of tables, not {}", path, describe_value(node)),
+    source_.fail(node.place,
+                 fmt::format("{} must be a list of tables, not {}", path, describe_value(node)),
                  fmt::format("write [[{}]] above each entry, or {} = [{{ ... }}]", path, list.key));
   }
   list.resize(static_cast<int64_t>(node.children.size()));
@@ -178,32 +203,37 @@ void Reader::read_list(SectionState::List& list, const ConfigNode& node, const s
   }
 }
 
-void Reader::read_section(SectionState& section, const ConfigNode& table, const std::string& path) const {
+void Reader::read_section(SectionState& section, const ConfigNode& table,
+                          const std::string& path) const {
   const auto known = SchemaAccess::keys(section);
   for (size_t i = 0; i < table.keys.size(); ++i) {
-    if (std::find(known.begin(), known.end(), table.keys[i]) == known.end()) unknown_key(section, table, i, path);
+    if (std::find(known.begin(), known.end(), table.keys[i]) == known.end())
+      unknown_key(section, table, i, path);
   }
   for (const FieldState& field : section.fields) {
     const std::string field_path = join_path(path, field.key);
     if (const ConfigNode* node = table.find(field.key)) {
       read_field(field, *node, field_path);
     } else if (field.required) {
-      source_.fail(table.place, fmt::format("{} is missing", field_path),
-                   fmt::format("it has no default: {} ({})", field.help, SchemaAccess::type_name(field)));
+      source_.fail(
+          table.place, fmt::format("{} is missing", field_path),
+          fmt::format("it has no default: {} ({})", field.help, SchemaAccess::type_name(field)));
     }
   }
   for (SectionState& child : section.sections) {
     const std::string child_path = join_path(path, child.key);
     const ConfigNode* node = table.find(child.key);
     if (node != nullptr && node->kind != Kind::kTable) {
-      source_.fail(node->place, fmt::format("{} must be a table, not {}", child_path, describe_value(*node)),
+      source_.fail(node->place,
+                   fmt::format("{} must be a table, not {}", child_path, describe_value(*node)),
                    fmt::format("write [{}] on a line of its own and its keys below", child_path));
     }
     ConfigNode absent;
     read_section(child, node != nullptr ? *node : absent, child_path);
   }
   for (SectionState::List& list : section.lists) {
-    if (const ConfigNode* node = table.find(list.key)) read_list(list, *node, join_path(path, list.key));
+    if (const ConfigNode* node = table.find(list.key))
+      read_list(list, *node, join_path(path, list.key));
   }
 }
 
@@ -229,7 +259,8 @@ void apply_override(ConfigNode& root, const std::string& argument) {
     if (at->kind == Kind::kList) {
       fail(fmt::format("`{}` is a list: it can only be set as a whole", path.substr(0, begin - 1)));
     }
-    if (at->kind != Kind::kTable) fail(fmt::format("`{}` is not a section", path.substr(0, begin - 1)));
+    if (at->kind != Kind::kTable)
+      fail(fmt::format("`{}` is not a section", path.substr(0, begin - 1)));
     ConfigNode* child = at->find(key);
     if (child == nullptr) {
       at->keys.push_back(key);
@@ -264,7 +295,8 @@ void load_config(const Describe& describe, const std::filesystem::path& path,
 
 void config_from_json(const Describe& describe, const nlohmann::json& json, std::string_view name) {
   const ConfigText source{name, ""};
-  if (!json.is_object()) source.fail({}, "this config is not a JSON object", "was the file changed by hand?");
+  if (!json.is_object())
+    source.fail({}, "this config is not a JSON object", "was the file changed by hand?");
   read_config(describe, source, config_node_from_json(json));
 }
 

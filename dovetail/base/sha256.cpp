@@ -69,7 +69,8 @@ bool has_sha_extensions() {
 }
 
 // The instructions keep the state as (a b e f) and (c d g h) and run two rounds each.
-__attribute__((target("sha,sse4.1"))) void compress_sha_extensions(uint32_t state[8], const uint8_t* data,
+__attribute__((target("sha,sse4.1"))) void compress_sha_extensions(uint32_t state[8],
+                                                                   const uint8_t* data,
                                                                    size_t blocks) {
   const __m128i big_endian = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
   const __m128i dcba = _mm_loadu_si128(reinterpret_cast<const __m128i*>(state));
@@ -81,16 +82,20 @@ __attribute__((target("sha,sse4.1"))) void compress_sha_extensions(uint32_t stat
     const __m128i abef_before = abef, cdgh_before = cdgh;
     __m128i w[4];
     for (int i = 0; i < 4; ++i) {
-      w[i] = _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(data) + i), big_endian);
+      w[i] =
+          _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(data) + i), big_endian);
     }
-    for (int i = 0; i < 16; ++i) {  // four rounds each; w[i & 3] holds the schedule words 4i .. 4i+3
+    for (int i = 0; i < 16;
+         ++i) {  // four rounds each; w[i & 3] holds the schedule words 4i .. 4i+3
       __m128i& now = w[i & 3];
       if (i >= 4) {
         const __m128i& last = w[(i + 3) & 3];
         const __m128i middle = _mm_alignr_epi8(last, w[(i + 2) & 3], 4);  // words t-7 of the four
-        now = _mm_sha256msg2_epu32(_mm_add_epi32(_mm_sha256msg1_epu32(now, w[(i + 1) & 3]), middle), last);
+        now = _mm_sha256msg2_epu32(_mm_add_epi32(_mm_sha256msg1_epu32(now, w[(i + 1) & 3]), middle),
+                                   last);
       }
-      const __m128i sum = _mm_add_epi32(now, _mm_load_si128(reinterpret_cast<const __m128i*>(kRound + 4 * i)));
+      const __m128i sum =
+          _mm_add_epi32(now, _mm_load_si128(reinterpret_cast<const __m128i*>(kRound + 4 * i)));
       cdgh = _mm_sha256rnds2_epu32(cdgh, abef, sum);
       abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(sum, 0x0E));
     }
@@ -153,7 +158,8 @@ std::string Sha256::hex_digest() {
   const uint64_t bits = length_ * 8;
   uint8_t tail[72] = {0x80};
   const size_t padding = (length_ % 64 < 56 ? 56 : 120) - length_ % 64;
-  for (int i = 0; i < 8; ++i) tail[padding + static_cast<size_t>(i)] = static_cast<uint8_t>(bits >> (56 - 8 * i));
+  for (int i = 0; i < 8; ++i)
+    tail[padding + static_cast<size_t>(i)] = static_cast<uint8_t>(bits >> (56 - 8 * i));
   update(tail, padding + 8);
   std::string digest;
   for (const uint32_t word : state_) digest += fmt::format("{:08x}", word);
@@ -173,7 +179,8 @@ std::string sha256_of_file(const std::filesystem::path& path) {
   constexpr size_t kAround = size_t{64} << 10;  // a fault maps pages before it, too
   Sha256 hash;
   for (size_t begin = 0; begin < file.bytes().size(); begin += kBlockBytes) {
-    const auto block = file.bytes().subspan(begin, std::min(kBlockBytes, file.bytes().size() - begin));
+    const auto block =
+        file.bytes().subspan(begin, std::min(kBlockBytes, file.bytes().size() - begin));
     hash.update(block.data(), block.size());
     file.release(begin - std::min(begin, kAround), begin + block.size());
   }

@@ -33,19 +33,22 @@ struct Event {
 };
 
 int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
       .count();
 }
 
 OperatorKind kind_of(std::string_view name) {
   static constexpr std::array<std::string_view, 10> kGemmNames = {
-      "aten::mm",     "aten::addmm",    "aten::bmm",           "aten::baddbmm",    "aten::linear",
-      "aten::matmul", "dovetail::gemm", "aten::mkldnn_linear", "aten::_scaled_mm", "aten::_grouped_mm"};
+      "aten::mm",         "aten::addmm",      "aten::bmm",      "aten::baddbmm",
+      "aten::linear",     "aten::matmul",     "dovetail::gemm", "aten::mkldnn_linear",
+      "aten::_scaled_mm", "aten::_grouped_mm"};
   if (name.find("attention") != name.npos || name.find("flash") != name.npos) return kAttention;
   return std::find(kGemmNames.begin(), kGemmNames.end(), name) != kGemmNames.end() ? kGemm : kOther;
 }
 
-// What one thread recorded. Only that thread writes, under a mutex that nobody else holds but the reader at the end.
+// What one thread recorded. Only that thread writes, under a mutex that nobody else holds but the
+// reader at the end.
 struct ThreadLog {
   std::mutex mutex;
   int64_t thread_id = ::syscall(SYS_gettid);
@@ -55,7 +58,8 @@ struct ThreadLog {
   uint64_t dropped = 0;
 };
 
-// `begin_ns` of the recording that runs; what began before it belongs to an earlier one. -1 when none runs.
+// `begin_ns` of the recording that runs; what began before it belongs to an earlier one. -1 when
+// none runs.
 std::atomic<int64_t> g_recording_since{-1};
 
 struct Recorder {
@@ -89,7 +93,8 @@ void record(ThreadLog& log, const char* name, int64_t begin_ns) {
     ++log.dropped;
     return;
   }
-  const auto [entry, added] = log.name_index.try_emplace(name, static_cast<int32_t>(log.names.size()));
+  const auto [entry, added] =
+      log.name_index.try_emplace(name, static_cast<int32_t>(log.names.size()));
   if (added) log.names.emplace_back(name);
   log.events.push_back({entry->second, begin_ns, end_ns});
 }
@@ -118,18 +123,20 @@ void for_each_log(Visit visit) {
 
 void append_json(std::string& out, ThreadLog& log, int process) {
   std::vector<std::string> quoted;
-  for (const std::string& name : log.names) quoted.push_back(nlohmann::json(printable(name)).dump());
+  for (const std::string& name : log.names)
+    quoted.push_back(nlohmann::json(printable(name)).dump());
   for (const Event& event : log.events) {
     // Microseconds with the nanoseconds behind the point, without the rounding of a double.
     const int64_t duration = event.end_ns - event.begin_ns;
-    out += fmt::format(",\n{{\"ph\":\"X\",\"name\":{},\"pid\":{},\"tid\":{},\"ts\":{}.{:03},\"dur\":{}.{:03}}}",
-                       quoted[static_cast<size_t>(event.name)], process, log.thread_id, event.begin_ns / 1000,
-                       event.begin_ns % 1000, duration / 1000, duration % 1000);
+    out += fmt::format(
+        ",\n{{\"ph\":\"X\",\"name\":{},\"pid\":{},\"tid\":{},\"ts\":{}.{:03},\"dur\":{}.{:03}}}",
+        quoted[static_cast<size_t>(event.name)], process, log.thread_id, event.begin_ns / 1000,
+        event.begin_ns % 1000, duration / 1000, duration % 1000);
   }
 }
 
-// Self time by kind over the events of one thread: children are taken out of their parent, and whatever lies in an
-// attention span is attention.
+// Self time by kind over the events of one thread: children are taken out of their parent, and
+// whatever lies in an attention span is attention.
 void add_shares(const ThreadLog& log, std::array<int64_t, 3>& self_ns) {
   std::vector<Event> events = log.events;
   std::sort(events.begin(), events.end(), [](const Event& a, const Event& b) {
@@ -145,7 +152,8 @@ void add_shares(const ThreadLog& log, std::array<int64_t, 3>& self_ns) {
   for (const Event& event : events) {
     while (!open.empty() && open.back().end_ns <= event.begin_ns) open.pop_back();
     OperatorKind kind = kinds[static_cast<size_t>(event.name)];
-    // Asynchronous operators may outlive what began before them: only the part inside the parent is the parent's.
+    // Asynchronous operators may outlive what began before them: only the part inside the parent is
+    // the parent's.
     int64_t end_ns = event.end_ns;
     if (!open.empty()) {
       end_ns = std::min(end_ns, open.back().end_ns);
@@ -175,7 +183,9 @@ void start_trace(bool aten) {
   DOVETAIL_CHECK(!tracing(), "a trace is already being recorded");
   {
     const std::lock_guard lock(recorder().mutex);
-    std::erase_if(recorder().logs, [](const auto& log) { return log.use_count() == 1; });  // of threads that have ended
+    std::erase_if(recorder().logs, [](const auto& log) {
+      return log.use_count() == 1;
+    });  // of threads that have ended
   }
   for_each_log([](ThreadLog& log) {
     log.events.clear();
@@ -187,7 +197,8 @@ void start_trace(bool aten) {
   if (!aten) return;
   recorder().aten_callback = at::addGlobalCallback(
       at::RecordFunctionCallback(operator_begins, operator_ends)
-          .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION, at::RecordScope::USER_SCOPE}));
+          .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION,
+                   at::RecordScope::USER_SCOPE}));
 }
 
 void stop_trace(const std::filesystem::path& path) {
@@ -199,10 +210,10 @@ void stop_trace(const std::filesystem::path& path) {
 
   AtomicFile file(path);
   const int process = ::getpid();
-  file.write(
-      fmt::format("{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n"
-                  "{{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":{},\"args\":{{\"name\":\"dovetail\"}}}}",
-                  process));
+  file.write(fmt::format(
+      "{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n"
+      "{{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":{},\"args\":{{\"name\":\"dovetail\"}}}}",
+      process));
   uint64_t dropped = 0;
   for_each_log([&](ThreadLog& log) {
     std::string text;
@@ -212,7 +223,9 @@ void stop_trace(const std::filesystem::path& path) {
   });
   file.write("\n]}\n");
   file.commit();
-  if (dropped > 0) log_warning("the trace '{}' lacks its last {} events: trace fewer steps", path.string(), dropped);
+  if (dropped > 0)
+    log_warning("the trace '{}' lacks its last {} events: trace fewer steps", path.string(),
+                dropped);
 }
 
 TraceShares trace_shares() {

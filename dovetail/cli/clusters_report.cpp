@@ -17,7 +17,8 @@ constexpr double kWidth = 760, kHeight = 460, kLeft = 70, kRight = 16, kTop = 24
 
 /// Hues a golden angle apart: neighbours in number are far apart in colour.
 std::string colour(int64_t cluster) {
-  return fmt::format("hsl({:.0f} 62% 52%)", std::fmod(210.0 + 137.508 * static_cast<double>(cluster), 360.0));
+  return fmt::format("hsl({:.0f} 62% 52%)",
+                     std::fmod(210.0 + 137.508 * static_cast<double>(cluster), 360.0));
 }
 
 /// A drawing whose axes end where its points do.
@@ -43,15 +44,18 @@ class Plot {
     fmt::format_to(std::back_inserter(body_), format, std::forward<Args>(args)...);
   }
   void text(double px, double py, const char* anchor, const std::string& words) {
-    add("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>", px, py, anchor, escape_html(words));
+    add("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>", px, py, anchor,
+        escape_html(words));
   }
   void axes(const std::string& x_words, const std::string& y_words) {
-    add("<path class=\"grid\" fill=\"none\" d=\"M{0} {1}V{2}H{3}\"/>", kLeft, kTop, kHeight - kBottom, kWidth - kRight);
+    add("<path class=\"grid\" fill=\"none\" d=\"M{0} {1}V{2}H{3}\"/>", kLeft, kTop,
+        kHeight - kBottom, kWidth - kRight);
     text(kWidth - kRight, kHeight - 8, "end", x_words);
     text(4, 14, "start", y_words);
   }
   std::string svg() const {
-    return fmt::format("<svg class=\"plot\" viewBox=\"0 0 {} {}\" role=\"img\">{}</svg>", kWidth, kHeight, body_);
+    return fmt::format("<svg class=\"plot\" viewBox=\"0 0 {} {}\" role=\"img\">{}</svg>", kWidth,
+                       kHeight, body_);
   }
 
  private:
@@ -65,10 +69,12 @@ at::Tensor project(const at::Tensor& x, const hybrid::PrincipalPlane& plane) {
 }
 
 std::string scatter(const ClustersPage& page) {
-  const at::Tensor points = project(page.sample, page.plane), centres = project(page.centres, page.plane);
+  const at::Tensor points = project(page.sample, page.plane),
+                   centres = project(page.centres, page.plane);
   const at::Tensor all = at::cat({points, centres});
   const auto low = std::get<0>(all.min(0)), high = std::get<0>(all.max(0));
-  Plot plot(low[0].item<double>(), high[0].item<double>(), low[1].item<double>(), high[1].item<double>());
+  Plot plot(low[0].item<double>(), high[0].item<double>(), low[1].item<double>(),
+            high[1].item<double>());
   const auto axis = [&](int i) {
     return fmt::format("component {} ({:.1f} % of the variance)", i + 1, 100 * page.plane.share[i]);
   };
@@ -76,14 +82,16 @@ std::string scatter(const ClustersPage& page) {
   const auto* at = points.const_data_ptr<double>();
   const auto* label = page.labels.const_data_ptr<int32_t>();
   for (int64_t i = 0; i < points.size(0); ++i)
-    plot.add("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"2.2\" fill=\"{}\" fill-opacity=\"0.7\"/>", plot.x(at[2 * i]),
-             plot.y(at[2 * i + 1]), colour(label[i]));
+    plot.add("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"2.2\" fill=\"{}\" fill-opacity=\"0.7\"/>",
+             plot.x(at[2 * i]), plot.y(at[2 * i + 1]), colour(label[i]));
   at = centres.const_data_ptr<double>();
   constexpr int64_t kNumbered = 64;
   for (int64_t c = 0; c < centres.size(0); ++c) {
     const double x = plot.x(at[2 * c]), y = plot.y(at[2 * c + 1]);
-    plot.add("<path d=\"M{:.1f} {:.1f}l10 10m0 -10l-10 10\" stroke=\"var(--ink)\" stroke-width=\"2\" fill=\"none\"/>",
-             x - 5, y - 5);
+    plot.add(
+        "<path d=\"M{:.1f} {:.1f}l10 10m0 -10l-10 10\" stroke=\"var(--ink)\" stroke-width=\"2\" "
+        "fill=\"none\"/>",
+        x - 5, y - 5);
     if (centres.size(0) <= kNumbered) plot.text(x + 8, y - 6, "start", std::to_string(c));
   }
   return plot.svg();
@@ -95,10 +103,11 @@ std::string curve(const std::string& measure, const std::vector<double>& values)
   plot.axes("iteration", measure);
   std::string path;
   for (size_t i = 0; i < values.size(); ++i)
-    path +=
-        fmt::format("{}{:.1f} {:.1f}", path.empty() ? 'M' : 'L', plot.x(static_cast<double>(i + 1)), plot.y(values[i]));
+    path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? 'M' : 'L',
+                        plot.x(static_cast<double>(i + 1)), plot.y(values[i]));
   plot.add("<path fill=\"none\" stroke=\"var(--c0)\" stroke-width=\"1.8\" d=\"{}\"/>", path);
-  for (const double value : {*low, *high}) plot.text(kLeft - 8, plot.y(value) + 4, "end", fmt::format("{:.4g}", value));
+  for (const double value : {*low, *high})
+    plot.text(kLeft - 8, plot.y(value) + 4, "end", fmt::format("{:.4g}", value));
   plot.text(plot.x(1), kHeight - kBottom + 18, "middle", "1");
   plot.text(plot.x(static_cast<double>(values.size())), kHeight - kBottom + 18, "middle",
             std::to_string(values.size()));
@@ -110,14 +119,15 @@ std::string sizes_table(const at::Tensor& counts) {
   const auto all = static_cast<double>(counts.sum().item<int64_t>());
   std::string html = "<table>\n<tr><th>cluster</th><th>rows</th><th>share</th></tr>\n";
   for (int64_t c = 0; c < counts.numel(); ++c)
-    html += fmt::format("<tr><td><span style=\"color:{}\">●</span> {}</td><td>{}</td><td>{:.2f} %</td></tr>\n",
-                        colour(c), c, format_grouped(count[c]), 100 * static_cast<double>(count[c]) / all);
+    html += fmt::format(
+        "<tr><td><span style=\"color:{}\">●</span> {}</td><td>{}</td><td>{:.2f} %</td></tr>\n",
+        colour(c), c, format_grouped(count[c]), 100 * static_cast<double>(count[c]) / all);
   return html + "</table>\n";
 }
 
 std::string chart(const std::string& title, const std::string& body) {
-  return fmt::format("<div class=\"chart wide\"><div class=\"top\"><h3>{}</h3></div>{}</div>\n", escape_html(title),
-                     body);
+  return fmt::format("<div class=\"chart wide\"><div class=\"top\"><h3>{}</h3></div>{}</div>\n",
+                     escape_html(title), body);
 }
 
 }  // namespace
@@ -127,17 +137,21 @@ std::string clusters_page(const ClustersPage& page) {
   html += fmt::format(
       "<header><div>\n<div class=\"brand\"><b>Dovetail</b> {} report</div>\n<h1>{}</h1>\n"
       "<p class=\"verdict\">{}</p>\n<p class=\"where\">{}</p>\n</div></header>\n",
-      escape_html(page.algorithm), escape_html(page.title), escape_html(page.verdict), escape_html(page.where));
+      escape_html(page.algorithm), escape_html(page.title), escape_html(page.verdict),
+      escape_html(page.where));
   html += "<div class=\"tiles\">\n";
   for (const auto& [label, value] : page.figures)
-    html += fmt::format("<div class=\"tile\"><div class=\"label\">{}</div><div class=\"value\">{}</div></div>\n",
-                        escape_html(label), escape_html(value));
+    html += fmt::format(
+        "<div class=\"tile\"><div class=\"label\">{}</div><div class=\"value\">{}</div></div>\n",
+        escape_html(label), escape_html(value));
   html += "</div>\n<h2>Clusters</h2>\n<div class=\"charts\">\n";
-  html += chart("A sample of the rows and the centres (crosses) along two principal components", scatter(page));
+  html += chart("A sample of the rows and the centres (crosses) along two principal components",
+                scatter(page));
   if (page.curve.size() > 1)
     html += chart(fmt::format("By iteration: {}", page.measure), curve(page.measure, page.curve));
   html += "</div>\n<h2>Sizes</h2>\n<div class=\"card\">" + sizes_table(page.counts) + "</div>\n";
-  html += fmt::format("<h2>Reproduce</h2>\n<div class=\"command\"><pre>{}</pre></div>\n", escape_html(page.command));
+  html += fmt::format("<h2>Reproduce</h2>\n<div class=\"command\"><pre>{}</pre></div>\n",
+                      escape_html(page.command));
   return html + "</main>\n</body>\n</html>\n";
 }
 

@@ -8,7 +8,8 @@
 
 namespace dovetail::cli {
 
-/// What the page of a clustering is made from: k-means, or a mixture, whose components are its clusters.
+/// What the page of a clustering is made from: k-means, or a mixture, whose components are its
+/// clusters.
 struct ClustersPage {
   std::string title, verdict, where;
   std::string algorithm;                                     ///< in the heading
@@ -22,8 +23,8 @@ struct ClustersPage {
   std::string command;
 };
 
-/// One self-contained page: figures, the sample and the centres along two principal components, the measure by
-/// iteration, the sizes of the clusters.
+/// One self-contained page: figures, the sample and the centres along two principal components, the
+/// measure by iteration, the sizes of the clusters.
 std::string clusters_page(const ClustersPage& page);
 
 }  // namespace dovetail::cli

@@ -31,14 +31,16 @@ struct Comparison {
 Json to_json(const std::vector<Comparison>& comparisons) {
   Json list = Json::array();
   for (const auto& c : comparisons)
-    list.push_back({{"what", c.what}, {"measured_s", c.measured_s}, {"predicted_s", c.predicted_s}});
+    list.push_back(
+        {{"what", c.what}, {"measured_s", c.measured_s}, {"predicted_s", c.predicted_s}});
   return list;
 }
 
 Rows to_rows(const std::vector<Comparison>& comparisons) {
   Rows rows = {{"", "measured (ms)", "predicted (ms)", "predicted / measured"}};
   for (const auto& c : comparisons)
-    rows.push_back({c.what, fmt::format("{:.3f}", c.measured_s * 1e3), fmt::format("{:.3f}", c.predicted_s * 1e3),
+    rows.push_back({c.what, fmt::format("{:.3f}", c.measured_s * 1e3),
+                    fmt::format("{:.3f}", c.predicted_s * 1e3),
                     fmt::format("{:.2f}", c.predicted_s / c.measured_s)});
   return rows;
 }
@@ -53,17 +55,22 @@ class BenchCommand : public Command {
 
   void declare(Arguments& arguments) override {
     arguments.positional("what", &what_, "Measurement: comm").is_required().one_of({"comm"});
-    arguments.option("--out", "FILE", &out_, "Write the cost model here (JSON)").completes(Completion::kFile);
-    arguments.option("--tokens", "N", &tokens_, "Tokens of each rank in the measured layer of experts (2048)")
+    arguments.option("--out", "FILE", &out_, "Write the cost model here (JSON)")
+        .completes(Completion::kFile);
+    arguments
+        .option("--tokens", "N", &tokens_,
+                "Tokens of each rank in the measured layer of experts (2048)")
         .range(8, 1e6);
     arguments.option("--width", "C", &width_, "Width of the layer of experts (256)").range(1, 1e5);
-    arguments.option("--hidden", "H", &hidden_, "Hidden width of the layer's experts (512)").range(1, 1e6);
+    arguments.option("--hidden", "H", &hidden_, "Hidden width of the layer's experts (512)")
+        .range(1, 1e6);
     arguments.flag("--json", json_, "Print the result as JSON");
   }
 
   void run() override {
     const auto world = world_from_environment();
-    user_check(world->size() > 1, "bench comm measures several ranks, but this job has one; run: {}", example());
+    user_check(world->size() > 1,
+               "bench comm measures several ranks, but this job has one; run: {}", example());
     const auto calibration = calibrate(*world, ranks_per_node(*world));
     const auto exchanges = compare_exchanges(calibration);
     const auto layers = compare_layers(world, calibration.model);
@@ -76,10 +83,11 @@ class BenchCommand : public Command {
       return;
     }
     print_model(calibration.model);
-    print("\nAll-to-all, sizes that were not fitted:\n\n" + format_table(to_rows(exchanges), Heading::kFirstRow));
-    print(
-        fmt::format("\nA layer of experts forward ({} tokens a rank, top 2, {} x {}):\n\n", tokens_, width_, hidden_) +
-        format_table(to_rows(layers), Heading::kFirstRow));
+    print("\nAll-to-all, sizes that were not fitted:\n\n" +
+          format_table(to_rows(exchanges), Heading::kFirstRow));
+    print(fmt::format("\nA layer of experts forward ({} tokens a rank, top 2, {} x {}):\n\n",
+                      tokens_, width_, hidden_) +
+          format_table(to_rows(layers), Heading::kFirstRow));
   }
 
  private:
@@ -88,13 +96,15 @@ class BenchCommand : public Command {
     const int m = calibration.model.ranks_per_node;
     for (const auto& sample : calibration.held_out) {
       const double bytes = sample.bytes / sample.messages;
-      list.push_back({fmt::format("{} for each of {} ranks", format_bytes(bytes), m), sample.seconds,
+      list.push_back({fmt::format("{} for each of {} ranks", format_bytes(bytes), m),
+                      sample.seconds,
                       all_to_all_seconds(calibration.model, m, bytes, AllToAllAlgorithm::kLinear)});
     }
     return list;
   }
 
-  std::vector<Comparison> compare_layers(const std::shared_ptr<Group>& world, const CostModel& model) const {
+  std::vector<Comparison> compare_layers(const std::shared_ptr<Group>& world,
+                                         const CostModel& model) const {
     const double row_bytes = 4.0 * static_cast<double>(width_);
     const moe::LayerLoad load{.ranks = world->size(),
                               .experts = world->size(),
@@ -106,23 +116,27 @@ class BenchCommand : public Command {
                               .other_row_bytes = row_bytes};
     std::vector<Comparison> list;
     for (const int overlap : {1, 2, 4})
-      list.push_back(
-          {fmt::format("overlap {}", overlap), moe::measure_forward(world, load, overlap, 9),
-           moe::simulate(model, load, {.algorithm = AllToAllAlgorithm::kFlexible, .overlap = overlap}).forward_s});
+      list.push_back({fmt::format("overlap {}", overlap),
+                      moe::measure_forward(world, load, overlap, 9),
+                      moe::simulate(model, load,
+                                    {.algorithm = AllToAllAlgorithm::kFlexible, .overlap = overlap})
+                          .forward_s});
     return list;
   }
 
   static void print_model(const CostModel& model) {
     const auto link = [](const Link& link) {
-      return fmt::format("{:.1f} us a message, {:.3f} GB/s a rank", link.latency_s * 1e6, link.bytes_per_s / 1e9);
+      return fmt::format("{:.1f} us a message, {:.3f} GB/s a rank", link.latency_s * 1e6,
+                         link.bytes_per_s / 1e9);
     };
-    print(format_table({{"source", model.source},
-                        {"ranks of a node", fmt::format("{}", model.ranks_per_node)},
-                        {"inside a node", link(model.inside)},
-                        {"between nodes", model.between ? link(*model.between) : "not measured: one node"},
-                        {"stride copy", fmt::format("{:.2f} GB/s a rank", model.copy_bytes_per_s / 1e9)},
-                        {"matrix product", fmt::format("{:.1f} us a call, {:.1f} GFLOP/s a rank (fp32)",
-                                                       model.call_s * 1e6, model.flops / 1e9)}}));
+    print(format_table(
+        {{"source", model.source},
+         {"ranks of a node", fmt::format("{}", model.ranks_per_node)},
+         {"inside a node", link(model.inside)},
+         {"between nodes", model.between ? link(*model.between) : "not measured: one node"},
+         {"stride copy", fmt::format("{:.2f} GB/s a rank", model.copy_bytes_per_s / 1e9)},
+         {"matrix product", fmt::format("{:.1f} us a call, {:.1f} GFLOP/s a rank (fp32)",
+                                        model.call_s * 1e6, model.flops / 1e9)}}));
   }
 
   std::string what_, out_;

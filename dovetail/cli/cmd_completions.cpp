@@ -12,7 +12,9 @@ class CompletionsCommand : public Command {
   std::string example() const override { return "eval \"$(dovetail completions bash)\""; }
 
   void declare(Arguments& arguments) override {
-    arguments.positional("shell", &shell_, "bash, zsh or fish").is_required().one_of({"bash", "zsh", "fish"});
+    arguments.positional("shell", &shell_, "bash, zsh or fish")
+        .is_required()
+        .one_of({"bash", "zsh", "fish"});
   }
 
   void run() override { print(completion_script(shell_, all_commands())); }
@@ -23,6 +25,8 @@ class CompletionsCommand : public Command {
 
 }  // namespace
 
-std::unique_ptr<Command> make_completions_command() { return std::make_unique<CompletionsCommand>(); }
+std::unique_ptr<Command> make_completions_command() {
+  return std::make_unique<CompletionsCommand>();
+}
 
 }  // namespace dovetail::cli

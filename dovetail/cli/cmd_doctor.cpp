@@ -37,14 +37,16 @@ std::string driver_version() {
   std::string line;
   std::getline(file, line);
   std::smatch match;
-  return std::regex_search(line, match, std::regex(R"(\s(\d+\.\d+(\.\d+)?)\s)")) ? match[1].str() : "";
+  return std::regex_search(line, match, std::regex(R"(\s(\d+\.\d+(\.\d+)?)\s)")) ? match[1].str()
+                                                                                 : "";
 }
 
 /// NCCL as the torch wheel brings it: site-packages/nvidia/nccl/lib beside site-packages/torch/lib.
 std::string find_nccl() {
   Dl_info info{};
   if (dladdr(reinterpret_cast<void*>(&at::globalContext), &info) == 0) return "";
-  const fs::path site_packages = fs::weakly_canonical(info.dli_fname).parent_path().parent_path().parent_path();
+  const fs::path site_packages =
+      fs::weakly_canonical(info.dli_fname).parent_path().parent_path().parent_path();
   const fs::path library = site_packages / "nvidia/nccl/lib/libnccl.so.2";
   return fs::exists(library) ? library.string() : "";
 }
@@ -64,42 +66,49 @@ struct Problem {
 std::vector<Problem> find_problems(const Machine& m, const Gpu& gpu) {
   std::vector<Problem> problems;
   if (m.load_average > 0.5 * m.cores) {
-    problems.push_back({fmt::format("other programs keep {:.1f} of {} cores busy", m.load_average, m.cores),
-                        "rates below are lower than this machine's, and so is training"});
+    problems.push_back(
+        {fmt::format("other programs keep {:.1f} of {} cores busy", m.load_average, m.cores),
+         "rates below are lower than this machine's, and so is training"});
   }
   if (m.available_bytes < kLittleMemory) {
-    problems.push_back(
-        {fmt::format("only {} of memory is available", format_bytes(static_cast<double>(m.available_bytes))),
-         "end other programs, or train a smaller model (`dovetail train CONFIG --dry-run` says what it needs)"});
+    problems.push_back({fmt::format("only {} of memory is available",
+                                    format_bytes(static_cast<double>(m.available_bytes))),
+                        "end other programs, or train a smaller model (`dovetail train CONFIG "
+                        "--dry-run` says what it needs)"});
   }
   if (m.simd == "none of them")
+    problems.push_back({"this processor has neither AVX2 nor AVX-512",
+                        "kernels run without SIMD, several times slower"});
+  if (const char* threads = std::getenv("OMP_NUM_THREADS");
+      threads != nullptr && std::atoi(threads) < m.cores) {
     problems.push_back(
-        {"this processor has neither AVX2 nor AVX-512", "kernels run without SIMD, several times slower"});
-  if (const char* threads = std::getenv("OMP_NUM_THREADS"); threads != nullptr && std::atoi(threads) < m.cores) {
-    problems.push_back({fmt::format("OMP_NUM_THREADS={} leaves cores of {} unused", threads, m.cores),
-                        "unset it, or set run.threads in the config"});
+        {fmt::format("OMP_NUM_THREADS={} leaves cores of {} unused", threads, m.cores),
+         "unset it, or set run.threads in the config"});
   }
   std::error_code error;
   const fs::space_info disk = fs::space(".", error);
   if (!error && disk.available < kLittleDisk) {
     problems.push_back(
-        {fmt::format("only {} is free on the disk of this folder", format_bytes(static_cast<double>(disk.available))),
+        {fmt::format("only {} is free on the disk of this folder",
+                     format_bytes(static_cast<double>(disk.available))),
          "checkpoints need 12 bytes per parameter each; lower checkpoint.keep or free some space"});
   }
   if (gpu.devices > 0 && !gpu.unusable.empty()) {
-    problems.push_back({"there is a GPU, but " + gpu.unusable, "install the driver and the CUDA build of torch"});
+    problems.push_back(
+        {"there is a GPU, but " + gpu.unusable, "install the driver and the CUDA build of torch"});
   }
   if (gpu.devices > 0 && !gpu.kernels) {
-    problems.push_back({"this build has no kernels of its own for the GPU and composes them of ATen's",
-                        "build where nvcc is found: ./dev build --preset cuda"});
+    problems.push_back(
+        {"this build has no kernels of its own for the GPU and composes them of ATen's",
+         "build where nvcc is found: ./dev build --preset cuda"});
   }
   if (gpu.devices == 0 && !gpu.driver.empty()) {
     problems.push_back({"the NVIDIA driver is loaded, but there are no device files",
                         "in a container, start it with access to the GPU (--gpus all)"});
   }
   if (gpu.devices > 1 && gpu.unusable.empty() && gpu.nccl.empty()) {
-    problems.push_back(
-        {"several GPUs, but NCCL was not found beside torch", "install the CUDA build of torch, which brings it"});
+    problems.push_back({"several GPUs, but NCCL was not found beside torch",
+                        "install the CUDA build of torch, which brings it"});
   }
   return problems;
 }
@@ -107,10 +116,14 @@ std::vector<Problem> find_problems(const Machine& m, const Gpu& gpu) {
 class DoctorCommand : public Command {
  public:
   std::string name() const override { return "doctor"; }
-  std::string summary() const override { return "Report this machine's measured rates and its problems"; }
+  std::string summary() const override {
+    return "Report this machine's measured rates and its problems";
+  }
   std::string example() const override { return "dovetail doctor --json"; }
 
-  void declare(Arguments& arguments) override { arguments.flag("--json", json_, "Print the result as JSON"); }
+  void declare(Arguments& arguments) override {
+    arguments.flag("--json", json_, "Print the result as JSON");
+  }
 
   void run() override {
     const Machine m = machine();
@@ -126,28 +139,32 @@ class DoctorCommand : public Command {
     print(format_table({
         {"version", version_line().substr(0, version_line().size() - 1)},
         {"processor", m.cpu_name},
-        {"cores", fmt::format("{} ({} hardware threads), load {:.2f}", m.cores, m.hardware_threads, m.load_average)},
+        {"cores", fmt::format("{} ({} hardware threads), load {:.2f}", m.cores, m.hardware_threads,
+                              m.load_average)},
         {"SIMD", m.simd},
-        {"memory", fmt::format("{} available of {}", bytes(m.available_bytes), bytes(m.memory_bytes))},
+        {"memory",
+         fmt::format("{} available of {}", bytes(m.available_bytes), bytes(m.memory_bytes))},
         {"copy bandwidth", fmt::format("{:.1f} GB/s read plus written", copy / kGiga)},
-        {"matrix products",
-         fmt::format("fp32 {:.0f} GFLOP/s, bf16 {:.0f} GFLOP/s ({:.2f}x)", fp32 / kGiga, bf16 / kGiga, bf16 / fp32)},
+        {"matrix products", fmt::format("fp32 {:.0f} GFLOP/s, bf16 {:.0f} GFLOP/s ({:.2f}x)",
+                                        fp32 / kGiga, bf16 / kGiga, bf16 / fp32)},
         {"GPU", gpu_line(gpu)},
         {"NCCL", gpu.nccl.empty() ? "not found" : gpu.nccl},
     }));
     print(problems.empty() ? "\nNothing is wrong.\n" : "\n");
-    for (const Problem& problem : problems) print(fmt::format("problem: {}\n  help: {}\n", problem.what, problem.help));
+    for (const Problem& problem : problems)
+      print(fmt::format("problem: {}\n  help: {}\n", problem.what, problem.help));
   }
 
  private:
   static std::string gpu_line(const Gpu& gpu) {
     if (gpu.devices == 0) return "none";
-    return fmt::format("{} (driver {}), {}", gpu.devices, gpu.driver.empty() ? "unknown" : gpu.driver,
+    return fmt::format("{} (driver {}), {}", gpu.devices,
+                       gpu.driver.empty() ? "unknown" : gpu.driver,
                        gpu.unusable.empty() ? "usable" : "not usable: " + gpu.unusable);
   }
 
-  static void print_report_json(const Gpu& gpu, const std::vector<Problem>& problems, double copy, double fp32,
-                                double bf16) {
+  static void print_report_json(const Gpu& gpu, const std::vector<Problem>& problems, double copy,
+                                double fp32, double bf16) {
     nlohmann::ordered_json json = machine_json();
     json["copy_bytes_per_s"] = copy;
     json["gemm_fp32_flops"] = fp32;

@@ -23,33 +23,48 @@ class EvalCommand : public Command {
   std::string summary() const override {
     return "Measure a trained model: validation loss, tasks, the ranking of a recommender";
   }
-  std::string example() const override { return "dovetail eval runs/quickstart --task arc_easy.jsonl --shots 5"; }
+  std::string example() const override {
+    return "dovetail eval runs/quickstart --task arc_easy.jsonl --shots 5";
+  }
 
   void declare(Arguments& arguments) override {
-    arguments.positional("run", &run_, "Folder of a run, of one of its checkpoints, or of an exported recommender")
+    arguments
+        .positional("run", &run_,
+                    "Folder of a run, of one of its checkpoints, or of an exported recommender")
         .is_required()
         .completes(Completion::kFolder);
     arguments
         .option("--data", "PATH", &data_,
-                "Prepared folder whose validation split is read; for a recommender: files of rows, repeatable (the "
+                "Prepared folder whose validation split is read; for a recommender: files of rows, "
+                "repeatable (the "
                 "run's own data)")
         .completes(Completion::kFile);
-    arguments.option("--split", "NAME", &rows_.split, "Split of a recommender's files (validation; with --data all)")
+    arguments
+        .option("--split", "NAME", &rows_.split,
+                "Split of a recommender's files (validation; with --data all)")
         .one_of({"train", "validation", "all"});
-    arguments.option("--max-rows", "N", &rows_.max_rows, "First N rows to read, for a recommender; 0: all (0)")
+    arguments
+        .option("--max-rows", "N", &rows_.max_rows,
+                "First N rows to read, for a recommender; 0: all (0)")
         .range(0, 1e15);
     arguments
         .option("--predictions", "FILE", &rows_.predictions,
                 "CSV to write, for a recommender: file, row and the probability of each task")
         .completes(Completion::kFile);
     arguments
-        .option("--max-tokens", "N", &max_tokens_, "Evenly spread windows of about N tokens; 0: the whole split (0)")
+        .option("--max-tokens", "N", &max_tokens_,
+                "Evenly spread windows of about N tokens; 0: the whole split (0)")
         .range(0, 1e15);
-    arguments.option("--task", "FILE", &tasks_, "Multiple-choice task, JSONL of context, choices, answer; repeatable")
+    arguments
+        .option("--task", "FILE", &tasks_,
+                "Multiple-choice task, JSONL of context, choices, answer; repeatable")
         .completes(Completion::kFile);
-    arguments.option("--shots", "N", &choice_.shots, "Solved items of the task before each question (0)")
+    arguments
+        .option("--shots", "N", &choice_.shots, "Solved items of the task before each question (0)")
         .range(0, 1000);
-    arguments.option("--limit", "N", &choice_.max_items, "Only the first N items of each task; 0: all (0)")
+    arguments
+        .option("--limit", "N", &choice_.max_items,
+                "Only the first N items of each task; 0: all (0)")
         .range(0, 1e9);
     arguments.flag("--json", json_, "Print the result as JSON");
   }
@@ -58,7 +73,8 @@ class EvalCommand : public Command {
     user_check(!tasks_.empty() || (choice_.shots == 0 && choice_.max_items == 0),
                "--shots and --limit are about --task, which is not given; leave them out");
     user_check(max_tokens_ == 0 || tasks_.empty() || !data_.empty(),
-               "--max-tokens is about validation data, but with --task only tasks are measured; give --data too");
+               "--max-tokens is about validation data, but with --task only tasks are measured; "
+               "give --data too");
   }
 
   void run() override {
@@ -67,7 +83,8 @@ class EvalCommand : public Command {
     std::vector<std::vector<MultipleChoiceItem>> tasks;
     for (const std::string& path : tasks_) tasks.push_back(read_multiple_choice(path));
     StoredRun stored = read_stored_run(run_);
-    nlohmann::ordered_json result = {{"checkpoint", stored.checkpoint.string()}, {"step", stored.snapshot.step}};
+    nlohmann::ordered_json result = {{"checkpoint", stored.checkpoint.string()},
+                                     {"step", stored.snapshot.step}};
     std::vector<std::vector<std::string>> rows = {{"checkpoint", stored.checkpoint.string()}};
     check_options(stored.config);
     if (stored.config.recommends()) {
@@ -102,49 +119,59 @@ class EvalCommand : public Command {
     only("--split", !rows_.split.empty(), recommends);
     only("--max-rows", rows_.max_rows > 0, recommends);
     only("--predictions", !rows_.predictions.empty(), recommends);
-    user_check(recommends || data_.size() < 2, "--data names {} folders, but a GPT is measured on one", data_.size());
+    user_check(recommends || data_.size() < 2,
+               "--data names {} folders, but a GPT is measured on one", data_.size());
   }
 
   std::string data_folder(const RunConfig& config) const {
     if (!data_.empty()) return data_.front();
     if (!config.data.path.empty()) return config.data.path;
     if (!config.data.mixture.empty()) return config.data.mixture.front().path;
-    throw UserError("the run's config names no prepared data", "name a folder made by `dovetail prepare` with --data");
+    throw UserError("the run's config names no prepared data",
+                    "name a folder made by `dovetail prepare` with --data");
   }
 
   void add_validation(const LoadedModel& loaded, nlohmann::ordered_json& result, Rows& rows) const {
     const TokenStore store(data_folder(loaded.config));
     if (store.tokenizer().kind() != loaded.tokenizer->kind() ||
         store.tokenizer().serialized() != loaded.tokenizer->serialized()) {
-      throw UserError(fmt::format("{} was prepared with another tokenizer ({}) than the model's ({})",
-                                  store.folder().string(), store.tokenizer().kind(), loaded.tokenizer->kind()),
-                      "prepare the text again with the run's tokenizer: --tokenizer FILE");
+      throw UserError(
+          fmt::format("{} was prepared with another tokenizer ({}) than the model's ({})",
+                      store.folder().string(), store.tokenizer().kind(), loaded.tokenizer->kind()),
+          "prepare the text again with the run's tokenizer: --tokenizer FILE");
     }
     const auto group = world_from_environment();
     if (group->rank() == 0) warn_of_later_tokens(loaded.config.model);
-    const auto validation = validate(*loaded.model, store, *group,
-                                     {.context = loaded.config.model.context, .batch = 8, .max_tokens = max_tokens_});
-    if (!validation) throw UserError(fmt::format("{} has no validation tokens", store.folder().string()));
+    const auto validation =
+        validate(*loaded.model, store, *group,
+                 {.context = loaded.config.model.context, .batch = 8, .max_tokens = max_tokens_});
+    if (!validation)
+      throw UserError(fmt::format("{} has no validation tokens", store.folder().string()));
     result["validation"] = {{"data", store.folder().string()},
                             {"nats_per_token", validation->loss},
                             {"nats_per_byte", validation->nats_per_byte},
                             {"perplexity", std::exp(validation->loss)},
                             {"tokens", validation->tokens}};
     rows.push_back(
-        {"validation", fmt::format("{:.4f} nats per token, {:.4f} per byte, perplexity {:.2f}", validation->loss,
-                                   validation->nats_per_byte, std::exp(validation->loss))});
+        {"validation",
+         fmt::format("{:.4f} nats per token, {:.4f} per byte, perplexity {:.2f}", validation->loss,
+                     validation->nats_per_byte, std::exp(validation->loss))});
     rows.push_back(
-        {"  measured on", fmt::format("{} tokens of {}", format_grouped(validation->tokens), store.folder().string())});
+        {"  measured on", fmt::format("{} tokens of {}", format_grouped(validation->tokens),
+                                      store.folder().string())});
   }
 
-  void add_task(const LoadedModel& loaded, const std::string& path, const std::vector<MultipleChoiceItem>& items,
-                nlohmann::ordered_json& result, Rows& rows) const {
+  void add_task(const LoadedModel& loaded, const std::string& path,
+                const std::vector<MultipleChoiceItem>& items, nlohmann::ordered_json& result,
+                Rows& rows) const {
     TerminalLine line;
     const auto progress = [&](int64_t done, int64_t all) {
       if (line.on_terminal())
-        line.show(fmt::format(" {}  {} of {} items", path, format_grouped(done), format_grouped(all)));
+        line.show(
+            fmt::format(" {}  {} of {} items", path, format_grouped(done), format_grouped(all)));
     };
-    const MultipleChoiceResult r = score_multiple_choice(*loaded.model, *loaded.tokenizer, items, choice_, progress);
+    const MultipleChoiceResult r =
+        score_multiple_choice(*loaded.model, *loaded.tokenizer, items, choice_, progress);
     line.clear();
     result["tasks"].push_back({{"task", path},
                                {"shots", choice_.shots},
@@ -155,9 +182,11 @@ class EvalCommand : public Command {
                                {"accuracy_per_byte", r.accuracy_per_byte},
                                {"chance", r.chance}});
     rows.push_back(
-        {path, fmt::format("accuracy {:.2f} % ± {:.2f}, normalised {:.2f} %, chance {:.2f} %", 100 * r.accuracy,
-                           100 * r.standard_error, 100 * r.accuracy_normalized, 100 * r.chance)});
-    rows.push_back({"  measured on", fmt::format("{} items, {} shots", format_grouped(r.items), choice_.shots)});
+        {path, fmt::format("accuracy {:.2f} % ± {:.2f}, normalised {:.2f} %, chance {:.2f} %",
+                           100 * r.accuracy, 100 * r.standard_error, 100 * r.accuracy_normalized,
+                           100 * r.chance)});
+    rows.push_back({"  measured on",
+                    fmt::format("{} items, {} shots", format_grouped(r.items), choice_.shots)});
   }
 
   std::string run_;

@@ -24,7 +24,9 @@ class ExportCommand : public Command {
     arguments.positional("run", &run_, "Folder of a run, or of one of its checkpoints")
         .is_required()
         .completes(Completion::kFolder);
-    arguments.option("--out", "FOLDER", &out_, "Folder to write").is_required().completes(Completion::kFolder);
+    arguments.option("--out", "FOLDER", &out_, "Folder to write")
+        .is_required()
+        .completes(Completion::kFolder);
     arguments.flag("--json", json_, "Print the result as JSON");
   }
 
@@ -36,7 +38,8 @@ class ExportCommand : public Command {
       export_recommender(TrainedRecommender(std::move(stored)), out_);
     } else {
       const LoadedModel loaded = load_model(stored);
-      export_huggingface(*loaded.model, loaded.tokenizer->kind(), loaded.tokenizer->serialized(), out_);
+      export_huggingface(*loaded.model, loaded.tokenizer->kind(), loaded.tokenizer->serialized(),
+                         out_);
     }
     if (json_) {
       print_json({{"folder", out_}, {"step", step}});

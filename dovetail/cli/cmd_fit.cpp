@@ -35,14 +35,18 @@ const std::array<Model, 4>& models() {
   static const std::array<Model, 4> all = {{
       {"gmm",
        fit_gmm,
-       {.iterations = mixture.iterations, .tolerance = mixture.tolerance, .regularization = mixture.regularization}},
+       {.iterations = mixture.iterations,
+        .tolerance = mixture.tolerance,
+        .regularization = mixture.regularization}},
       {"linear", fit_linear_model, {}},
       {"logistic",
        fit_logistic_model,
        {.iterations = logistic.iterations, .tolerance = logistic.tolerance, .l2 = logistic.l2}},
       {"pca",
        fit_pca,
-       {.components = principal.components, .iterations = principal.iterations, .tolerance = principal.tolerance}},
+       {.components = principal.components,
+        .iterations = principal.iterations,
+        .tolerance = principal.tolerance}},
   }};
   return all;
 }
@@ -61,12 +65,17 @@ void declare_models(Arguments& arguments, FitOptions& options) {
       .goes_with({"linear", "logistic"})
       .is_required();
   arguments
-      .option("--l2", "L", &options.l2,
-              fmt::format("adds L |w|^2 to the sum of squares ({}), or L |w|^2 / 2 to the sum of losses ({})",
-                          linear.l2, logistic.l2))
+      .option(
+          "--l2", "L", &options.l2,
+          fmt::format(
+              "adds L |w|^2 to the sum of squares ({}), or L |w|^2 / 2 to the sum of losses ({})",
+              linear.l2, logistic.l2))
       .goes_with({"linear", "logistic"})
       .range(0, 1e30);
-  arguments.option("--k", "K", &options.k, "components").goes_with({"gmm"}).is_required().range(1, 1 << 20);
+  arguments.option("--k", "K", &options.k, "components")
+      .goes_with({"gmm"})
+      .is_required()
+      .range(1, 1 << 20);
   arguments
       .option("--covariance", "WHAT", &options.covariance,
               fmt::format("full, or diag: columns independent ({})", gmm.covariance))
@@ -74,7 +83,8 @@ void declare_models(Arguments& arguments, FitOptions& options) {
       .one_of({"full", "diag"});
   arguments
       .option("--init", "NAME|FILE", &options.init,
-              fmt::format("start of k-means, whose clusters give the first components, as in dovetail kmeans ({})",
+              fmt::format("start of k-means, whose clusters give the first components, as in "
+                          "dovetail kmeans ({})",
                           gmm.init))
       .goes_with({"gmm"})
       .completes(Completion::kFile);
@@ -83,24 +93,30 @@ void declare_models(Arguments& arguments, FitOptions& options) {
               fmt::format("value added to each variance ({})", gmm.regularization))
       .goes_with({"gmm"})
       .range(0, 1e30);
-  arguments.option("--components", "N", &options.components, fmt::format("directions ({})", pca.components))
+  arguments
+      .option("--components", "N", &options.components,
+              fmt::format("directions ({})", pca.components))
       .goes_with({"pca"})
       .range(1, 1 << 20);
   arguments
-      .option(
-          "--iterations", "N", &options.iterations,
-          fmt::format("maximum number of iterations ({}, {}, {})", gmm.iterations, logistic.iterations, pca.iterations))
+      .option("--iterations", "N", &options.iterations,
+              fmt::format("maximum number of iterations ({}, {}, {})", gmm.iterations,
+                          logistic.iterations, pca.iterations))
       .goes_with({"gmm", "logistic", "pca"})
       .range(1, 1e9);
   arguments
-      .option("--tolerance", "T", &options.tolerance,
-              fmt::format("stop when the log-likelihood of a row changed by less ({}); when no element of the gradient "
-                          "is larger ({}); when directions are right to this part of the largest variance ({})",
-                          gmm.tolerance, logistic.tolerance, pca.tolerance))
+      .option(
+          "--tolerance", "T", &options.tolerance,
+          fmt::format(
+              "stop when the log-likelihood of a row changed by less ({}); when no element of the "
+              "gradient "
+              "is larger ({}); when directions are right to this part of the largest variance ({})",
+              gmm.tolerance, logistic.tolerance, pca.tolerance))
       .goes_with({"gmm", "logistic", "pca"})
       .range(0, 1e30);
   arguments
-      .option("--seed", "N", &options.seed, fmt::format("of the start, and of the sample in a picture ({})", gmm.seed))
+      .option("--seed", "N", &options.seed,
+              fmt::format("of the start, and of the sample in a picture ({})", gmm.seed))
       .goes_with({"gmm", "pca"})
       .range(0, 9e15);
 }
@@ -110,7 +126,9 @@ std::string words_of(const std::string& model, FitOptions options) {
   Arguments arguments;
   declare_models(arguments, options);
   std::string words;
-  const auto add = [&](const std::string& name, const auto& value) { words += fmt::format(" {} {}", name, value); };
+  const auto add = [&](const std::string& name, const auto& value) {
+    words += fmt::format(" {} {}", name, value);
+  };
   for (const Argument& argument : arguments.list()) {
     if (!argument.goes_with_only(model)) continue;
     if (auto* const* text = std::get_if<std::string*>(&argument.target)) add(argument.name, **text);
@@ -141,28 +159,32 @@ class FitCommand : public Command {
   std::string summary() const override {
     return "Fit a mixture, a regression or principal components to a table of numbers";
   }
-  std::string example() const override { return "dovetail fit logistic --data flights.parquet --target late"; }
+  std::string example() const override {
+    return "dovetail fit logistic --data flights.parquet --target late";
+  }
 
   void declare(Arguments& arguments) override {
     arguments
         .positional("model", &model_,
-                    "gmm (mixture of normal distributions), linear or logistic (regression, for any number of "
+                    "gmm (mixture of normal distributions), linear or logistic (regression, for "
+                    "any number of "
                     "classes), pca (principal components)")
         .is_required()
         .one_of({"gmm", "linear", "logistic", "pca"});
     table_.declare_data(arguments);
     declare_models(arguments, given_);
     table_.declare_workers(arguments);
-    arguments.option("--out", "FOLDER", &out_, "Folder of the run (runs/<model>-<name of the file>)")
+    arguments
+        .option("--out", "FOLDER", &out_, "Folder of the run (runs/<model>-<name of the file>)")
         .completes(Completion::kFolder);
     arguments.flag("--json", json_, "Print the result as JSON");
   }
 
   void check() override {
-    user_check(
-        model_ != "linear" || !table_.fresh(),
-        "--fresh starts a stopped job over, but fit linear is one pass that leaves nothing to continue; leave it "
-        "out");
+    user_check(model_ != "linear" || !table_.fresh(),
+               "--fresh starts a stopped job over, but fit linear is one pass that leaves nothing "
+               "to continue; leave it "
+               "out");
     table_.check();
   }
 
@@ -176,11 +198,12 @@ class FitCommand : public Command {
     std::optional<RunFolder> folder;
     if (writes) folder.emplace(path);
     const Matrix matrix = table_.read(
-        *group,
-        {.target = options.target, .target_kind = model_ == "logistic" ? TargetKind::kClass : TargetKind::kNumber});
+        *group, {.target = options.target,
+                 .target_kind = model_ == "logistic" ? TargetKind::kClass : TargetKind::kNumber});
     const auto workers = table_.make_workers(group);
     const std::string words = words_of(model_, options);
-    JobState state(*group, path, "fit " + model_ + " " + table_.table_words() + words + file_words(options.init),
+    JobState state(*group, path,
+                   "fit " + model_ + " " + table_.table_words() + words + file_words(options.init),
                    table_.fresh());
     const double read = now_seconds();
     Json json = {{"folder", path.string()},
@@ -189,14 +212,15 @@ class FitCommand : public Command {
                  {"bad_values", matrix.num_bad},
                  {"rows_left_out", matrix.left_out.size()}};
     FitOutcome outcome{.result = json, .verdict = {}, .figures = {}, .write = {}};
-    const FitContext context{.matrix = matrix,
-                             .workers = workers,
-                             .state = state,
-                             .shows = writes,
-                             .folder = path,
-                             .where = fmt::format("{}, on {}", table_.data(), machine().cpu_name),
-                             .command = fmt::format("dovetail fit {} {}{}{} --out {}", model_, table_.data_words(),
-                                                    words, table_.worker_words(), path.string())};
+    const FitContext context{
+        .matrix = matrix,
+        .workers = workers,
+        .state = state,
+        .shows = writes,
+        .folder = path,
+        .where = fmt::format("{}, on {}", table_.data(), machine().cpu_name),
+        .command = fmt::format("dovetail fit {} {}{}{} --out {}", model_, table_.data_words(),
+                               words, table_.worker_words(), path.string())};
     try {
       model_of(model_).fit(options, context, outcome);
     } catch (const UserError&) {
@@ -239,7 +263,8 @@ class FitCommand : public Command {
     for (const auto& [label, value] : outcome.figures) rows.push_back({label, value});
     rows.push_back({"rows left out", format_grouped(json.at("rows_left_out"))});
     rows.push_back({"seconds", fmt::format("{:.3g}", json.at("seconds").at("fit").get<double>())});
-    for (const auto& [label, value] : TableOptions::worker_figures(json)) rows.push_back({label, value});
+    for (const auto& [label, value] : TableOptions::worker_figures(json))
+      rows.push_back({label, value});
     rows.push_back({"folder", json.at("folder").get<std::string>()});
     print(format_table(rows));
   }

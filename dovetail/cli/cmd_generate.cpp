@@ -12,7 +12,8 @@
 namespace dovetail::cli {
 namespace {
 
-/// The length of `text` without a UTF-8 sequence that is cut off at its end: a token may hold part of a character.
+/// The length of `text` without a UTF-8 sequence that is cut off at its end: a token may hold part
+/// of a character.
 size_t whole_characters(std::string_view text) {
   size_t begin = text.size();
   while (begin > 0 && text.size() - begin < 4) {
@@ -28,24 +29,32 @@ class GenerateCommand : public Command {
  public:
   std::string name() const override { return "generate"; }
   std::string summary() const override { return "Continue a text with a trained model"; }
-  std::string example() const override { return "dovetail generate runs/quickstart --prompt \"def \" --tokens 100"; }
+  std::string example() const override {
+    return "dovetail generate runs/quickstart --prompt \"def \" --tokens 100";
+  }
 
   void declare(Arguments& arguments) override {
     arguments.positional("run", &run_, "Folder of a run, or of one of its checkpoints")
         .is_required()
         .completes(Completion::kFolder);
     arguments.option("--prompt", "TEXT", &prompt_, "Text to continue; without it, a new document");
-    arguments.option("--tokens", "N", &options_.max_tokens, "Maximum number of tokens to add (200)").range(0, 1e9);
-    arguments
-        .option("--temperature", "T", &options_.temperature,
-                "Sampling temperature. Below 1: safer; above 1: wilder; 0: always the most likely token (0.8)")
-        .range(0, 100);
-    arguments.option("--top-k", "K", &options_.top_k, "Choose among the K most likely tokens; 0: all (0)")
+    arguments.option("--tokens", "N", &options_.max_tokens, "Maximum number of tokens to add (200)")
         .range(0, 1e9);
     arguments
-        .option("--top-p", "P", &options_.top_p, "Choose among the most likely tokens with this total probability (1)")
+        .option("--temperature", "T", &options_.temperature,
+                "Sampling temperature. Below 1: safer; above 1: wilder; 0: always the most likely "
+                "token (0.8)")
+        .range(0, 100);
+    arguments
+        .option("--top-k", "K", &options_.top_k,
+                "Choose among the K most likely tokens; 0: all (0)")
+        .range(0, 1e9);
+    arguments
+        .option("--top-p", "P", &options_.top_p,
+                "Choose among the most likely tokens with this total probability (1)")
         .range(1e-6, 1);
-    arguments.option("--seed", "N", &seed_, "Seed; the same seed gives the same text (0)").range(0, 9e15);
+    arguments.option("--seed", "N", &seed_, "Seed; the same seed gives the same text (0)")
+        .range(0, 9e15);
     arguments.flag("--json", json_, "Print the result as JSON");
   }
 
@@ -53,8 +62,10 @@ class GenerateCommand : public Command {
     if (options_.temperature > 0) return;
     const GenerateOptions none;
     const auto unread = [](bool given, const char* option) {
-      user_check(!given, "{} does nothing with --temperature 0, which takes the most likely token; leave it out",
-                 option);
+      user_check(
+          !given,
+          "{} does nothing with --temperature 0, which takes the most likely token; leave it out",
+          option);
     };
     unread(options_.top_k != none.top_k, "--top-k");
     unread(options_.top_p != none.top_p, "--top-p");
@@ -68,7 +79,8 @@ class GenerateCommand : public Command {
     std::vector<int32_t> prompt = tokenizer.encode(prompt_);
     if (prompt.empty()) {
       if (tokenizer.end_of_document() < 0) {
-        throw UserError("this tokenizer has no token that begins a document", "give some text with --prompt");
+        throw UserError("this tokenizer has no token that begins a document",
+                        "give some text with --prompt");
       }
       prompt.push_back(tokenizer.end_of_document());
     }
@@ -87,7 +99,8 @@ class GenerateCommand : public Command {
       tokens.push_back(token);
       text = tokenizer.decode(tokens);
       const size_t end = whole_characters(text);
-      if (!json_ && end > printed) print(replace_invalid_utf8(std::string_view(text).substr(printed, end - printed)));
+      if (!json_ && end > printed)
+        print(replace_invalid_utf8(std::string_view(text).substr(printed, end - printed)));
       printed = std::max(printed, end);
       return true;
     });

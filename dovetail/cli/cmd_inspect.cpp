@@ -32,10 +32,14 @@ class InspectCommand : public Command {
   std::string summary() const override {
     return "Describe and verify a run, checkpoint, data folder, safetensors or tokenizer file";
   }
-  std::string example() const override { return "dovetail inspect runs/quickstart/checkpoints/step-00001000"; }
+  std::string example() const override {
+    return "dovetail inspect runs/quickstart/checkpoints/step-00001000";
+  }
 
   void declare(Arguments& arguments) override {
-    arguments.positional("path", &path_, "File or folder").is_required().completes(Completion::kFile);
+    arguments.positional("path", &path_, "File or folder")
+        .is_required()
+        .completes(Completion::kFile);
     arguments.flag("--json", json_, "Print the result as JSON");
   }
 
@@ -53,7 +57,8 @@ class InspectCommand : public Command {
     }
     print(format_table(facts));
     for (const auto& value : inspection.facts) {
-      if (value.is_array() && !value.empty()) print("\n" + format_table(rows_of(value), Heading::kFirstRow));
+      if (value.is_array() && !value.empty())
+        print("\n" + format_table(rows_of(value), Heading::kFirstRow));
     }
   }
 

@@ -36,27 +36,35 @@ class KMeansCommand : public Command {
     arguments.option("--k", "K", &k_, "Clusters").is_required().range(1, 1 << 24);
     arguments
         .option("--init", "NAME|FILE", &init_,
-                "Start of the centres: k-means++, k-means-parallel, random, first, or a table of K rows (k-means++)")
+                "Start of the centres: k-means++, k-means-parallel, random, first, or a table of K "
+                "rows (k-means++)")
         .completes(Completion::kFile);
-    arguments.option("--iterations", "N", &iterations_, "Maximum number of iterations (300)").range(1, 1e9);
+    arguments.option("--iterations", "N", &iterations_, "Maximum number of iterations (300)")
+        .range(1, 1e9);
     arguments
         .option("--tolerance", "T", &tolerance_,
-                "Stop when the squared move of the centres is below T times the mean variance of the columns (1e-4; "
+                "Stop when the squared move of the centres is below T times the mean variance of "
+                "the columns (1e-4; "
                 "with --batch 0)")
         .range(0, 1e30);
     arguments
         .option("--batch", "N", &batch_.batch,
-                "Rows per mini-batch. Each iteration reads only N rows. 0: all rows, which is Lloyd's algorithm (0)")
+                "Rows per mini-batch. Each iteration reads only N rows. 0: all rows, which is "
+                "Lloyd's algorithm (0)")
         .range(0, 1e15);
     arguments
         .option("--patience", "N", &patience_,
-                "Stop after N iterations without a better smoothed inertia, with --batch; 0: never (10)")
+                "Stop after N iterations without a better smoothed inertia, with --batch; 0: never "
+                "(10)")
         .range(0, 1e9);
     arguments
         .option("--empty", "WHAT", &empty_,
-                "Treatment of a centre without rows: reseed with the farthest row, or keep (reseed; with --batch keep)")
+                "Treatment of a centre without rows: reseed with the farthest row, or keep "
+                "(reseed; with --batch keep)")
         .one_of({"reseed", "keep"});
-    arguments.option("--seed", "N", &seed_, "Seed of the initial centres and of the silhouette's sample (0)")
+    arguments
+        .option("--seed", "N", &seed_,
+                "Seed of the initial centres and of the silhouette's sample (0)")
         .range(0, 9e15);
     table_.declare_workers(arguments);
     arguments.option("--out", "FOLDER", &out_, "Folder of the run (runs/kmeans-<name of the file>)")
@@ -68,8 +76,10 @@ class KMeansCommand : public Command {
     if (batch_.batch == 0) {
       user_check(patience_ < 0, "--patience is about mini-batches; give --batch too");
     } else if (empty_ == "reseed") {
-      throw UserError("--empty reseed looks for the farthest of all rows, which --batch never looks at together",
-                      "leave one of the two out");
+      throw UserError(
+          "--empty reseed looks for the farthest of all rows, which --batch never looks at "
+          "together",
+          "leave one of the two out");
     }
     table_.check();
   }
@@ -85,11 +95,13 @@ class KMeansCommand : public Command {
     const Matrix matrix = table_.read(*group);
     const std::shared_ptr<hybrid::Workers> workers = table_.make_workers(group);
     hybrid::KMeansData data(matrix.x, workers);
-    JobState state(*group, folder_path(), "kmeans " + table_.table_words() + algorithm_words() + file_words(init_),
+    JobState state(*group, folder_path(),
+                   "kmeans " + table_.table_words() + algorithm_words() + file_words(init_),
                    table_.fresh());
     const double read = now_seconds();
     const bool resumed = !state.stopped().empty();
-    const at::Tensor centres = resumed ? state.stopped()[1] : centres_by(init_, matrix, data, k_, seed_);
+    const at::Tensor centres =
+        resumed ? state.stopped()[1] : centres_by(init_, matrix, data, k_, seed_);
     const double begun = now_seconds();
     const hybrid::KMeansResult result = iterate(data, centres, state, writes);
     const double done = now_seconds();
@@ -98,7 +110,8 @@ class KMeansCommand : public Command {
     if (!writes) return;
     const RowSample sample = sample_rows(matrix.x, result.labels, seed_);
     Json json = to_json(matrix, result, sample);
-    json["seconds"] = {{"read", read - start}, {"init", begun - read}, {"iterations", done - begun}};
+    json["seconds"] = {
+        {"read", read - start}, {"init", begun - read}, {"iterations", done - begun}};
     json.update(workers_json);
     json["report"] = (folder->path() / "report.html").string();
     write(*folder, matrix, result, state.lines(), sample, json);
@@ -124,17 +137,22 @@ class KMeansCommand : public Command {
     batch_.seed = static_cast<uint64_t>(seed_);
   }
 
-  hybrid::KMeansResult iterate(hybrid::KMeansData& data, const at::Tensor& centres, JobState& state, bool shows) {
+  hybrid::KMeansResult iterate(hybrid::KMeansData& data, const at::Tensor& centres, JobState& state,
+                               bool shows) {
     TerminalLine terminal;
     const int64_t rows = batch_.batch > 0 ? batch_.batch : data.rows();
     const auto report = [&](const hybrid::LloydIteration& line) {
-      state.add({line.inertia, line.shift, static_cast<double>(line.changed.value_or(-1)), line.seconds}, line.state);
+      state.add(
+          {line.inertia, line.shift, static_cast<double>(line.changed.value_or(-1)), line.seconds},
+          line.state);
       if (!shows || !terminal.on_terminal()) return;
       const std::string changed =
-          line.changed ? fmt::format("  {} labels changed", format_grouped(*line.changed)) : std::string();
-      terminal.show(fmt::format(" iteration {}/{}  inertia {:.6g}  centres moved {:.3g}{}  {} rows/s", line.iteration,
-                                iterations_, line.inertia, line.shift, changed,
-                                format_count(static_cast<double>(rows) / line.seconds)));
+          line.changed ? fmt::format("  {} labels changed", format_grouped(*line.changed))
+                       : std::string();
+      terminal.show(
+          fmt::format(" iteration {}/{}  inertia {:.6g}  centres moved {:.3g}{}  {} rows/s",
+                      line.iteration, iterations_, line.inertia, line.shift, changed,
+                      format_count(static_cast<double>(rows) / line.seconds)));
     };
     lloyd_.state = batch_.state = state.stopped();
     return batch_.batch > 0 ? hybrid::mini_batch(data, centres, batch_, report)
@@ -146,7 +164,8 @@ class KMeansCommand : public Command {
     return std::filesystem::path("runs") / ("kmeans-" + table_.stem());
   }
 
-  Json to_json(const Matrix& matrix, const hybrid::KMeansResult& result, const RowSample& sample) const {
+  Json to_json(const Matrix& matrix, const hybrid::KMeansResult& result,
+               const RowSample& sample) const {
     const double silhouette = hybrid::silhouette(sample.x, sample.labels);
     const auto* count = result.counts.const_data_ptr<int64_t>();
     return {{"folder", folder_path().string()},
@@ -167,7 +186,8 @@ class KMeansCommand : public Command {
   }
 
   void write(const RunFolder& folder, const Matrix& matrix, const hybrid::KMeansResult& result,
-             const std::vector<std::vector<double>>& lines, const RowSample& sample, const Json& json) const {
+             const std::vector<std::vector<double>>& lines, const RowSample& sample,
+             const Json& json) const {
     write_table(folder.path() / "centres.csv", matrix.columns, matrix.original(result.centres));
     write_labels(folder.path() / "labels.csv", result.labels, matrix.left_out);
     folder.write_json("kmeans.json", json);
@@ -182,38 +202,43 @@ class KMeansCommand : public Command {
       text += step.dump() + "\n";
     }
     write_file_atomically(folder.path() / "iterations.jsonl", text);
-    write_file_atomically(folder.path() / "report.html",
-                          clusters_page({.title = folder_path().filename().string(),
-                                         .verdict = verdict(json),
-                                         .where = fmt::format("{}, on {}", table_.data(), machine().cpu_name),
-                                         .algorithm = "k-means",
-                                         .figures = figures(json),
-                                         .measure = "inertia",
-                                         .curve = std::move(inertias),
-                                         .sample = sample.x,
-                                         .labels = sample.labels,
-                                         .centres = result.centres,
-                                         .counts = result.counts,
-                                         .plane = hybrid::principal_plane(sample.x),
-                                         .command = command_line()}));
+    write_file_atomically(
+        folder.path() / "report.html",
+        clusters_page({.title = folder_path().filename().string(),
+                       .verdict = verdict(json),
+                       .where = fmt::format("{}, on {}", table_.data(), machine().cpu_name),
+                       .algorithm = "k-means",
+                       .figures = figures(json),
+                       .measure = "inertia",
+                       .curve = std::move(inertias),
+                       .sample = sample.x,
+                       .labels = sample.labels,
+                       .centres = result.centres,
+                       .counts = result.counts,
+                       .plane = hybrid::principal_plane(sample.x),
+                       .command = command_line()}));
   }
 
   std::string algorithm_words() const {
-    std::string line = fmt::format(" --k {} --init {} --iterations {} --tolerance {} --empty {} --seed {}", k_, init_,
-                                   iterations_, tolerance_, empty_, seed_);
-    if (batch_.batch > 0) line += fmt::format(" --batch {} --patience {}", batch_.batch, batch_.patience);
+    std::string line =
+        fmt::format(" --k {} --init {} --iterations {} --tolerance {} --empty {} --seed {}", k_,
+                    init_, iterations_, tolerance_, empty_, seed_);
+    if (batch_.batch > 0)
+      line += fmt::format(" --batch {} --patience {}", batch_.batch, batch_.patience);
     return line;
   }
 
   std::string command_line() const {
-    return "dovetail kmeans " + table_.data_words() + algorithm_words() + table_.worker_words() + " --out " +
-           folder_path().string();
+    return "dovetail kmeans " + table_.data_words() + algorithm_words() + table_.worker_words() +
+           " --out " + folder_path().string();
   }
 
   static std::string verdict(const Json& json) {
-    return fmt::format("{} rows of {} columns in {} clusters: {} after {} iterations.", format_grouped(json.at("rows")),
-                       format_grouped(json.at("columns")), format_grouped(json.at("k")),
-                       json.at("converged") ? "converged" : "not converged", format_grouped(json.at("iterations")));
+    return fmt::format("{} rows of {} columns in {} clusters: {} after {} iterations.",
+                       format_grouped(json.at("rows")), format_grouped(json.at("columns")),
+                       format_grouped(json.at("k")),
+                       json.at("converged") ? "converged" : "not converged",
+                       format_grouped(json.at("iterations")));
   }
 
   static std::vector<std::pair<std::string, std::string>> figures(const Json& json) {
@@ -226,7 +251,8 @@ class KMeansCommand : public Command {
         {"rows left out", format_grouped(json.at("rows_left_out"))},
         {"bad values", format_grouped(json.at("bad_values"))},
         {"iterations", format_grouped(json.at("iterations"))},
-        {"seconds of iterations", fmt::format("{:.3g}", json.at("seconds").at("iterations").get<double>())}};
+        {"seconds of iterations",
+         fmt::format("{:.3g}", json.at("seconds").at("iterations").get<double>())}};
     for (auto& figure : TableOptions::worker_figures(json)) list.push_back(std::move(figure));
     return list;
   }

@@ -29,10 +29,12 @@ std::vector<char*> exec_words(std::vector<std::string>& words) {
   return pointers;
 }
 
-/// True if `python` can import torch's launcher; asks its import system only, which takes 20 ms, and imports nothing.
+/// True if `python` can import torch's launcher; asks its import system only, which takes 20 ms,
+/// and imports nothing.
 bool has_torch(const std::string& python) {
-  std::vector<std::string> words = {python, "-c",
-                                    "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"};
+  std::vector<std::string> words = {
+      python, "-c",
+      "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"};
   const pid_t child = fork();
   if (child < 0) throw UserError(fmt::format("cannot start {}: {}", python, std::strerror(errno)));
   if (child == 0) {
@@ -50,14 +52,15 @@ std::string python_with_torch() {
   const char* chosen = std::getenv("DOVETAIL_PYTHON");
   std::string python = chosen != nullptr ? chosen : "python3";
   if (has_torch(python)) return python;
-  throw UserError(
-      chosen != nullptr ? fmt::format("DOVETAIL_PYTHON={} has no torch", python) : "python3 on the PATH has no torch",
-      "several ranks are started by torchrun: set DOVETAIL_PYTHON to the Python that has torch, or use `./dev run "
-      "launch ...`");
+  throw UserError(chosen != nullptr ? fmt::format("DOVETAIL_PYTHON={} has no torch", python)
+                                    : "python3 on the PATH has no torch",
+                  "several ranks are started by torchrun: set DOVETAIL_PYTHON to the Python that "
+                  "has torch, or use `./dev run "
+                  "launch ...`");
 }
 
-/// Runs torchrun with the arguments behind the first, which is where ranks meet; a failure is one line in place of a
-/// traceback.
+/// Runs torchrun with the arguments behind the first, which is where ranks meet; a failure is one
+/// line in place of a traceback.
 constexpr const char* kTorchrun = R"(
 import sys
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -90,11 +93,13 @@ void forward_signal(int signal) {
   if (g_torchrun > 0) ::kill(g_torchrun, signal);
 }
 
-/// Starts a program that ends when this one is killed. It has a process group of its own: a terminal's Ctrl-C reaches
-/// this process alone, which passes it on once. `threads` is each rank's OMP_NUM_THREADS unless that is set.
+/// Starts a program that ends when this one is killed. It has a process group of its own: a
+/// terminal's Ctrl-C reaches this process alone, which passes it on once. `threads` is each rank's
+/// OMP_NUM_THREADS unless that is set.
 pid_t start(std::vector<std::string> words, const std::string& job_end, int64_t threads) {
   const pid_t child = fork();
-  if (child < 0) throw UserError(fmt::format("cannot start {}: {}", words[0], std::strerror(errno)));
+  if (child < 0)
+    throw UserError(fmt::format("cannot start {}: {}", words[0], std::strerror(errno)));
   if (child > 0) return child;
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGTERM);
@@ -105,17 +110,20 @@ pid_t start(std::vector<std::string> words, const std::string& job_end, int64_t 
 }
 
 /// Exit code of a process as a shell gives it.
-int shell_code(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
+int shell_code(int status) {
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
 
-/// Waits for torchrun. Once a rank of this machine has ended the job, torchrun has a few seconds to end by itself:
-/// other machines, which know nothing of it, would keep it for minutes.
+/// Waits for torchrun. Once a rank of this machine has ended the job, torchrun has a few seconds to
+/// end by itself: other machines, which know nothing of it, would keep it for minutes.
 int wait_for(pid_t child, const JobEnd& end) {
   constexpr auto kTick = std::chrono::milliseconds(50);
   constexpr int kTicksToEnd = 80;  // 4 s
   int status = 0, ticks = 0;
   while (true) {
     const pid_t ended = waitpid(child, &status, WNOHANG);
-    if (ended == child || (ended < 0 && errno != EINTR)) return end.exit_code().value_or(shell_code(status));
+    if (ended == child || (ended < 0 && errno != EINTR))
+      return end.exit_code().value_or(shell_code(status));
     if (end.exit_code() && ++ticks == kTicksToEnd) ::kill(child, SIGTERM);
     if (ticks == 2 * kTicksToEnd) ::kill(child, SIGKILL);
     std::this_thread::sleep_for(kTick);
@@ -125,24 +133,34 @@ int wait_for(pid_t child, const JobEnd& end) {
 class LaunchCommand : public Command {
  public:
   std::string name() const override { return "launch"; }
-  std::string summary() const override { return "Run a command on several ranks, on one machine or more (torchrun)"; }
-  std::string example() const override { return "dovetail launch -n 2 train configs/quickstart.toml"; }
+  std::string summary() const override {
+    return "Run a command on several ranks, on one machine or more (torchrun)";
+  }
+  std::string example() const override {
+    return "dovetail launch -n 2 train configs/quickstart.toml";
+  }
 
   void declare(Arguments& arguments) override {
-    arguments.option("-n,--ranks", "N", &ranks_, "Ranks on this machine").is_required().range(1, 4096);
-    arguments.option("--nodes", "N", &nodes_, "Number of machines; run the same line on each (1)").range(1, 65536);
+    arguments.option("-n,--ranks", "N", &ranks_, "Ranks on this machine")
+        .is_required()
+        .range(1, 4096);
+    arguments.option("--nodes", "N", &nodes_, "Number of machines; run the same line on each (1)")
+        .range(1, 65536);
     arguments.option("--master", "HOST:PORT", &master_,
                      "Address of one machine where all machines meet, for --nodes > 1");
     arguments
-        .option("--max-restarts", "N", &max_restarts_, "Restarts after a rank dies, each from the last checkpoint (3)")
+        .option("--max-restarts", "N", &max_restarts_,
+                "Restarts after a rank dies, each from the last checkpoint (3)")
         .range(0, 1e6);
-    arguments.remainder("COMMAND...", command_, "A `dovetail` command with its arguments").is_required();
+    arguments.remainder("COMMAND...", command_, "A `dovetail` command with its arguments")
+        .is_required();
   }
 
   void run() override {
     check_command();
     user_check(nodes_ > 1 || master_.empty(),
-               "--master is where several machines meet, but --nodes is 1; give --nodes, or leave --master out");
+               "--master is where several machines meet, but --nodes is 1; give --nodes, or leave "
+               "--master out");
     if (nodes_ > 1 && master_.empty()) {
       throw UserError("--nodes is more than 1, but --master is missing",
                       "name an address of one machine that all reach: --master HOST:29500");
@@ -159,22 +177,24 @@ class LaunchCommand : public Command {
     if (nodes_ == 1) {
       words.emplace_back("--standalone");
     } else {
-      words.insert(words.end(), {"--nnodes", std::to_string(nodes_), "--rdzv-backend", "c10d", "--rdzv-id", "dovetail",
-                                 "--rdzv-endpoint", master_});
+      words.insert(words.end(), {"--nnodes", std::to_string(nodes_), "--rdzv-backend", "c10d",
+                                 "--rdzv-id", "dovetail", "--rdzv-endpoint", master_});
     }
     words.push_back(std::filesystem::read_symlink("/proc/self/exe").string());
     words.insert(words.end(), command_.begin(), command_.end());
     log_line(LogLevel::kVerbose, fmt::format("{}", fmt::join(words, " ")));
 
-    std::string folder = (std::filesystem::temp_directory_path() / "dovetail-launch-XXXXXX").string();
+    std::string folder =
+        (std::filesystem::temp_directory_path() / "dovetail-launch-XXXXXX").string();
     if (mkdtemp(folder.data()) == nullptr)
       throw UserError(fmt::format("cannot make a folder {}: {}", folder, std::strerror(errno)),
                       "set TMPDIR to a folder that can be written");
     const JobEnd end(std::filesystem::path(folder) / "end");
     const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
     if (ranks_ > cores)
-      log_warning("{} ranks share {} cores: they take turns, and a step takes longer than with -n {}", ranks_, cores,
-                  cores);
+      log_warning(
+          "{} ranks share {} cores: they take turns, and a step takes longer than with -n {}",
+          ranks_, cores, cores);
     const int64_t threads = std::max<int64_t>(1, cores / ranks_);
     g_torchrun = start(words, (std::filesystem::path(folder) / "end").string(), threads);
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, forward_signal);

@@ -31,26 +31,33 @@ class PlanCommand : public Command {
  public:
   std::string name() const override { return "plan"; }
   std::string summary() const override {
-    return "Plan the memory of a config's training step, check if it fits, or plan and check a recorded step";
+    return "Plan the memory of a config's training step, check if it fits, or plan and check a "
+           "recorded step";
   }
-  std::string example() const override { return "dovetail plan configs/quickstart.toml --set memory.budget=0.5x"; }
+  std::string example() const override {
+    return "dovetail plan configs/quickstart.toml --set memory.budget=0.5x";
+  }
 
   void declare(Arguments& arguments) override {
     arguments
-        .positional(
-            "step", &step_,
-            "Training config (TOML) whose step is recorded, or a recorded step: graph.json, as in docs/design/plan.md")
+        .positional("step", &step_,
+                    "Training config (TOML) whose step is recorded, or a recorded step: "
+                    "graph.json, as in docs/design/plan.md")
         .is_required()
         .completes(Completion::kFile);
     arguments.option("--set", "KEY=VALUE", &request_.overrides,
                      "Override a key of the config, as section.key=value; repeatable");
     arguments.option("--budget", "BYTES", &request_.budget,
-                     "Memory budget: 6GiB, or 0.5x of the peak with everything kept (memory.budget; the graph's own)");
+                     "Memory budget: 6GiB, or 0.5x of the peak with everything kept "
+                     "(memory.budget; the graph's own)");
     arguments.flag("--fits", fits_,
-                   "For a config: report if it fits on this machine, and the largest batch that does; exit 1 if not");
+                   "For a config: report if it fits on this machine, and the largest batch that "
+                   "does; exit 1 if not");
     arguments.flag("--layers", request_.layers, "Show the decision for each layer, and its reason");
-    arguments.flag("--curve", request_.curve, "Solve for several budgets, and show the step time against the memory");
-    arguments.option("--without", "NAME", &without_, "For a graph: leave a technique out; repeatable")
+    arguments.flag("--curve", request_.curve,
+                   "Solve for several budgets, and show the step time against the memory");
+    arguments
+        .option("--without", "NAME", &without_, "For a graph: leave a technique out; repeatable")
         .one_of({"offload", "recompute", "compress", "algorithms", "across-steps"});
     arguments
         .option("--time-limit", "S", &request_.time_limit_s,
@@ -58,9 +65,12 @@ class PlanCommand : public Command {
         .range(0.01, 3600);
     arguments
         .option("--out", "FILE", &request_.out,
-                "Write the plan (.json). For a config: also write graph.json next to it, or both into a folder")
+                "Write the plan (.json). For a config: also write graph.json next to it, or both "
+                "into a folder")
         .completes(Completion::kFile);
-    arguments.option("--check", "PLAN", &check_, "Check and simulate this plan of a graph instead of planning")
+    arguments
+        .option("--check", "PLAN", &check_,
+                "Check and simulate this plan of a graph instead of planning")
         .completes(Completion::kFile);
     arguments.flag("--json", request_.json, "Print the result as JSON");
   }
@@ -68,9 +78,10 @@ class PlanCommand : public Command {
   void check() override {
     user_check(check_.empty() || (request_.out.empty() && without_.empty() && !request_.curve),
                "--check takes a plan as it is: --out, --without and --curve belong to planning");
-    user_check(request_.time_limit_s == 0 || (check_.empty() && !fits_),
-               "--time-limit is about the search for a plan, but {} searches for none; leave it out",
-               fits_ ? "--fits" : "--check");
+    user_check(
+        request_.time_limit_s == 0 || (check_.empty() && !fits_),
+        "--time-limit is about the search for a plan, but {} searches for none; leave it out",
+        fits_ ? "--fits" : "--check");
     check_set_once(request_.overrides, "memory.budget", !request_.budget.empty(), "--budget");
     check_set_once(request_.overrides, "memory.solve_s", request_.time_limit_s > 0, "--time-limit");
     if (of_graph()) {
@@ -78,7 +89,8 @@ class PlanCommand : public Command {
                  "--set and --fits belong to a training config, but {} is a graph", step_);
     } else {
       user_check(check_.empty() && without_.empty(),
-                 "--check and --without belong to a graph.json, but {} is a training config; `--out FOLDER` writes its "
+                 "--check and --without belong to a graph.json, but {} is a training config; "
+                 "`--out FOLDER` writes its "
                  "graph",
                  step_);
       user_check(!fits_ || (request_.out.empty() && !request_.curve && !request_.layers),
@@ -104,7 +116,8 @@ class PlanCommand : public Command {
     unlimited.budget_bytes = std::numeric_limits<int64_t>::max();
     unlimited.host_bytes.reset();
     const plan::Timeline kept = plan::check(unlimited, plan::keep_all(graph));
-    if (!request_.budget.empty()) graph.budget_bytes = plan::parse_budget(request_.budget, kept.peak_bytes);
+    if (!request_.budget.empty())
+      graph.budget_bytes = plan::parse_budget(request_.budget, kept.peak_bytes);
     if (check_.empty())
       make(graph, kept);
     else
@@ -118,10 +131,12 @@ class PlanCommand : public Command {
       const plan::PlanOutcome outcome = plan::outcome_of(graph, plan, timeline);
       const int64_t places_bytes = plan::lay_out(graph, plan, timeline).bytes + graph.base_bytes;
       if (places_bytes > graph.budget_bytes)
-        throw UserError(fmt::format("the plan holds {} bytes at its peak, but no places for its tensors were found "
-                                    "within {} bytes: they take {}",
-                                    timeline.peak_bytes, graph.budget_bytes, places_bytes),
-                        "raise the budget to that", check_);
+        throw UserError(
+            fmt::format(
+                "the plan holds {} bytes at its peak, but no places for its tensors were found "
+                "within {} bytes: they take {}",
+                timeline.peak_bytes, graph.budget_bytes, places_bytes),
+            "raise the budget to that", check_);
       if (request_.json) {
         Json json = {{"valid", true},
                      {"peak_bytes", timeline.peak_bytes},
@@ -133,11 +148,12 @@ class PlanCommand : public Command {
         json.update(plan::to_json(outcome, graph));
         return print_json(json);
       }
-      print(
-          fmt::format("valid: peak {} MiB in places of {} MiB, of {} MiB, at {:.6g} s, ends at {:.6g} s, host {} MiB, "
-                      "{} operations again\n\n",
-                      mib(timeline.peak_bytes), mib(places_bytes), mib(graph.budget_bytes), timeline.peak_at_s,
-                      timeline.makespan_s, mib(timeline.host_peak_bytes), timeline.again));
+      print(fmt::format(
+          "valid: peak {} MiB in places of {} MiB, of {} MiB, at {:.6g} s, ends at {:.6g} s, host "
+          "{} MiB, "
+          "{} operations again\n\n",
+          mib(timeline.peak_bytes), mib(places_bytes), mib(graph.budget_bytes), timeline.peak_at_s,
+          timeline.makespan_s, mib(timeline.host_peak_bytes), timeline.again));
       say_outcome(outcome, graph);
     } catch (const plan::InvalidPlan& error) {
       throw UserError(fmt::format("{}: {}", check_, error.what()), "", check_);
@@ -170,41 +186,49 @@ class PlanCommand : public Command {
     const plan::Timeline& timeline = made.schedule.timeline;
     plan.claimed_peak_bytes = timeline.peak_bytes;
     plan.claimed_makespan_s = timeline.makespan_s;
-    if (!request_.out.empty()) write_file_atomically(request_.out, plan::to_json(plan, graph).dump(1) + "\n");
+    if (!request_.out.empty())
+      write_file_atomically(request_.out, plan::to_json(plan, graph).dump(1) + "\n");
     const plan::PlanOutcome outcome = plan::outcome_of(graph, plan, timeline);
     int64_t bytes_on_host = 0;  // when the step begins
     for (const int t : plan.starts_on_host) bytes_on_host += graph.tensors[t].bytes;
     std::vector<plan::TradeOff> curve;
-    if (request_.curve) curve = plan::trade_off(graph, options(), floor_bytes, kept.peak_bytes, kCurveBudgets, placed);
+    if (request_.curve)
+      curve =
+          plan::trade_off(graph, options(), floor_bytes, kept.peak_bytes, kCurveBudgets, placed);
     if (request_.json) {
-      Json json = {{"budget_bytes", graph.budget_bytes},
-                   {"keep_all_bytes", kept.peak_bytes},
-                   {"floor_bytes", floor_bytes},
-                   {"peak_bytes", timeline.peak_bytes},
-                   {"places_bytes", placed.bytes},
-                   {"makespan_s", timeline.makespan_s},
-                   {"bound_s", placed.bound_s},
-                   {"gap", gap},
-                   {"again", timeline.again},
-                   {"starts_on_host", {{"tensors", plan.starts_on_host.size()}, {"bytes", bytes_on_host}}},
-                   {"solve_s", made.seconds},
-                   {"complete", made.complete}};
+      Json json = {
+          {"budget_bytes", graph.budget_bytes},
+          {"keep_all_bytes", kept.peak_bytes},
+          {"floor_bytes", floor_bytes},
+          {"peak_bytes", timeline.peak_bytes},
+          {"places_bytes", placed.bytes},
+          {"makespan_s", timeline.makespan_s},
+          {"bound_s", placed.bound_s},
+          {"gap", gap},
+          {"again", timeline.again},
+          {"starts_on_host", {{"tensors", plan.starts_on_host.size()}, {"bytes", bytes_on_host}}},
+          {"solve_s", made.seconds},
+          {"complete", made.complete}};
       json.update(plan::to_json(outcome, graph));
       if (request_.curve) json["curve"] = plan::to_json(curve);
       return print_json(json);
     }
-    print(fmt::format("{} nodes, {} tensors; with everything kept {} MiB; floor {} MiB; budget {} MiB\n",
-                      graph.nodes.size(), graph.tensors.size(), mib(kept.peak_bytes), mib(floor_bytes),
-                      mib(graph.budget_bytes)));
-    print(fmt::format("solved in {:.1f} s: within {:.1f} % of the fastest plan that there can be{}\n\n", made.seconds,
-                      100 * gap, made.complete ? "" : " (--time-limit gives the search more)"));
+    print(fmt::format(
+        "{} nodes, {} tensors; with everything kept {} MiB; floor {} MiB; budget {} MiB\n",
+        graph.nodes.size(), graph.tensors.size(), mib(kept.peak_bytes), mib(floor_bytes),
+        mib(graph.budget_bytes)));
+    print(fmt::format(
+        "solved in {:.1f} s: within {:.1f} % of the fastest plan that there can be{}\n\n",
+        made.seconds, 100 * gap, made.complete ? "" : " (--time-limit gives the search more)"));
     say_outcome(outcome, graph);
     if (!plan.starts_on_host.empty())
       print(
-          fmt::format("\n{} storages of parameters and state, {} MiB, are on the host when the step begins and ends\n",
+          fmt::format("\n{} storages of parameters and state, {} MiB, are on the host when the "
+                      "step begins and ends\n",
                       plan.starts_on_host.size(), mib(bytes_on_host)));
     print(
-        fmt::format("\npeak {} MiB in places of {} MiB; {:.6g} s simulated, {:.3f}x of every operation once at its "
+        fmt::format("\npeak {} MiB in places of {} MiB; {:.6g} s simulated, {:.3f}x of every "
+                    "operation once at its "
                     "fastest ({:.6g} s); {} operations again\n",
                     mib(timeline.peak_bytes), mib(placed.bytes), timeline.makespan_s,
                     timeline.makespan_s / made.bound_s, made.bound_s, timeline.again));

@@ -19,11 +19,13 @@ constexpr int kBarCells = 24;
 
 /// "tokenizing  ━━━━━━━━╸━━━━  56.1 of 74.2 MB  3,914 documents"
 std::string progress_line(const PrepareProgress& progress) {
-  const double share =
-      progress.bytes == 0 ? 0 : static_cast<double>(progress.bytes_done) / static_cast<double>(progress.bytes);
-  return fmt::format(" {}  {}  {} of {}  {} documents", progress.stage, progress_bar(share, kBarCells),
-                     format_bytes(static_cast<double>(progress.bytes_done)),
-                     format_bytes(static_cast<double>(progress.bytes)), format_grouped(progress.documents_done));
+  const double share = progress.bytes == 0 ? 0
+                                           : static_cast<double>(progress.bytes_done) /
+                                                 static_cast<double>(progress.bytes);
+  return fmt::format(
+      " {}  {}  {} of {}  {} documents", progress.stage, progress_bar(share, kBarCells),
+      format_bytes(static_cast<double>(progress.bytes_done)),
+      format_bytes(static_cast<double>(progress.bytes)), format_grouped(progress.documents_done));
 }
 
 class PrepareCommand : public Command {
@@ -37,18 +39,23 @@ class PrepareCommand : public Command {
   void declare(Arguments& arguments) override {
     arguments
         .positional("paths", &paths_,
-                    "Files, folders or globs: .txt, .md, source code, .jsonl, .json, .parquet; also gzip, zstd, bzip2")
+                    "Files, folders or globs: .txt, .md, source code, .jsonl, .json, .parquet; "
+                    "also gzip, zstd, bzip2")
         .completes(Completion::kFile);
     arguments.option("--out", "FOLDER", &out_, "Folder to make").completes(Completion::kFolder);
-    arguments.option("--config", "FILE", &config_, "Prepare the data of this config instead of paths")
+    arguments
+        .option("--config", "FILE", &config_, "Prepare the data of this config instead of paths")
         .completes(Completion::kFile);
     arguments.option("--set", "KEY=VALUE", &overrides_,
                      "A key of the config, such as data.validation_fraction=0.1; repeatable");
     arguments
         .option("--tokenizer", "KIND|FILE", &tokenizer_,
-                "bytes, bpe or sentencepiece (trained on the text), or a tokenizer.json or .model to use")
+                "bytes, bpe or sentencepiece (trained on the text), or a tokenizer.json or .model "
+                "to use")
         .completes(Completion::kFile);
-    arguments.option("--vocab-size", "N", &vocab_size_, "Vocabulary size of a trained tokenizer (2048)").range(1, 1e7);
+    arguments
+        .option("--vocab-size", "N", &vocab_size_, "Vocabulary size of a trained tokenizer (2048)")
+        .range(1, 1e7);
     arguments.flag("--json", json_, "Print the result as JSON");
   }
 
@@ -72,17 +79,19 @@ class PrepareCommand : public Command {
   /// From --config, or from the paths and options, which stand for keys of [data].
   RunConfig resolved() const {
     if (config_.empty() == paths_.empty()) {
-      throw UserError(
-          config_.empty() ? "nothing to prepare: no paths and no --config" : "both paths and --config are given",
-          "for example: " + example());
+      throw UserError(config_.empty() ? "nothing to prepare: no paths and no --config"
+                                      : "both paths and --config are given",
+                      "for example: " + example());
     }
     check_overrides();
     if (!config_.empty()) {
       user_check(tokenizer_.empty() && vocab_size_ == 0,
-                 "with --config the tokenizer is data.tokenizer of the config; use --set data.tokenizer.kind=...");
+                 "with --config the tokenizer is data.tokenizer of the config; use --set "
+                 "data.tokenizer.kind=...");
       return load_run_config(config_, overrides_);
     }
-    if (out_.empty()) throw UserError("--out is missing", "name the folder to make: --out data/mine");
+    if (out_.empty())
+      throw UserError("--out is missing", "name the folder to make: --out data/mine");
     RunConfig config;
     parse_config([&](Section& s) { config.describe(s); }, "", "defaults", overrides_);
     config.data.text = paths_;
@@ -141,18 +150,21 @@ class PrepareCommand : public Command {
 
   static void print_summary(const PrepareResult& r) {
     const auto split = [](int64_t tokens, uint64_t bytes) {
-      return fmt::format("{} tokens of {}", format_grouped(tokens), format_bytes(static_cast<double>(bytes)));
+      return fmt::format("{} tokens of {}", format_grouped(tokens),
+                         format_bytes(static_cast<double>(bytes)));
     };
     print(format_table(
         {{"folder", r.folder.string() + (r.reused ? "  (already up to date)" : "")},
          {"documents", format_grouped(r.documents)},
          {"train", split(r.train_tokens, r.train_bytes)},
          {"validation", split(r.validation_tokens, r.validation_bytes)},
-         {"skipped", fmt::format("{} duplicates, {} too large, {} not UTF-8, {} without text, {} bad records",
-                                 format_grouped(r.duplicates_skipped), format_grouped(r.oversized_skipped),
-                                 format_grouped(r.invalid_skipped), format_grouped(r.empty_skipped),
-                                 format_grouped(r.bad_skipped))},
-         {"passed over", fmt::format("{} files", format_grouped(static_cast<int64_t>(r.passed_over.size())))},
+         {"skipped",
+          fmt::format("{} duplicates, {} too large, {} not UTF-8, {} without text, {} bad records",
+                      format_grouped(r.duplicates_skipped), format_grouped(r.oversized_skipped),
+                      format_grouped(r.invalid_skipped), format_grouped(r.empty_skipped),
+                      format_grouped(r.bad_skipped))},
+         {"passed over",
+          fmt::format("{} files", format_grouped(static_cast<int64_t>(r.passed_over.size())))},
          {"sha256", r.sha256}}));
   }
 

@@ -9,7 +9,8 @@ class SimulateCommand : public Command {
  public:
   std::string name() const override { return "simulate"; }
   std::string summary() const override {
-    return "Predict a layer of experts on up to 4096 ranks, or a job shared by CPU cores and GPUs on thousands of "
+    return "Predict a layer of experts on up to 4096 ranks, or a job shared by CPU cores and GPUs "
+           "on thousands of "
            "nodes";
   }
   std::string example() const override {
@@ -18,7 +19,9 @@ class SimulateCommand : public Command {
   }
 
   void declare(Arguments& arguments) override {
-    arguments.positional("what", &what_, "Simulation: moe or hybrid").is_required().one_of({"moe", "hybrid"});
+    arguments.positional("what", &what_, "Simulation: moe or hybrid")
+        .is_required()
+        .one_of({"moe", "hybrid"});
     Arguments moe, hybrid;
     moe_.declare(moe);
     hybrid_.declare(hybrid);

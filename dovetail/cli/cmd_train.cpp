@@ -14,24 +14,33 @@ namespace {
 class TrainCommand : public Command {
  public:
   std::string name() const override { return "train"; }
-  std::string summary() const override { return "Train a model from a config, or continue a stopped run"; }
-  std::string example() const override { return "dovetail train configs/quickstart.toml --set train.steps=500"; }
+  std::string summary() const override {
+    return "Train a model from a config, or continue a stopped run";
+  }
+  std::string example() const override {
+    return "dovetail train configs/quickstart.toml --set train.steps=500";
+  }
 
   void declare(Arguments& arguments) override {
-    arguments.positional("config", &config_, "Config file (TOML); every key is in `dovetail config --reference`")
+    arguments
+        .positional("config", &config_,
+                    "Config file (TOML); every key is in `dovetail config --reference`")
         .is_required()
         .completes(Completion::kFile);
     arguments.option("--set", "KEY=VALUE", &overrides_,
                      "Override a key of the config, as section.key=value; repeatable");
-    arguments.flag("--dry-run", dry_run_, "Print parameters, FLOPs and the memory estimate, then stop");
-    arguments.flag("--fresh,--no-resume", fresh_,
-                   "Start over: remove the run's checkpoints instead of continuing from the last one");
+    arguments.flag("--dry-run", dry_run_,
+                   "Print parameters, FLOPs and the memory estimate, then stop");
+    arguments.flag(
+        "--fresh,--no-resume", fresh_,
+        "Start over: remove the run's checkpoints instead of continuing from the last one");
     arguments.flag("--quiet", quiet_, "Print no progress, only warnings and errors");
     arguments.flag("--json", json_, "Print the result as JSON");
   }
 
   void check() override {
-    user_check(!dry_run_ || !fresh_, "--fresh does nothing with --dry-run, which removes no checkpoint; leave it out");
+    user_check(!dry_run_ || !fresh_,
+               "--fresh does nothing with --dry-run, which removes no checkpoint; leave it out");
     load_run_config(config_, overrides_);
   }
 
@@ -43,7 +52,8 @@ class TrainCommand : public Command {
     const auto group = world_from_environment({.timeout_s = config.comm.timeout_s});
     // A job that asked for a fresh start and lost a rank goes on from its own checkpoints.
     const TrainResult result =
-        train(config, group, {.dry_run = dry_run_, .resume = !fresh_ || restarted_by_torchrun(), .quiet = quiet_});
+        train(config, group,
+              {.dry_run = dry_run_, .resume = !fresh_ || restarted_by_torchrun(), .quiet = quiet_});
     if (json_) print_json(to_json(config, result));
   }
 

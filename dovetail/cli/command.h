@@ -14,8 +14,8 @@ namespace dovetail::cli {
 /// What a shell offers when it completes the value of an argument.
 enum class Completion { kNone, kFile, kFolder };
 
-/// One option, flag or positional argument. The command line is declared as data: the parser, `--help` and the shell
-/// completions are all made from it.
+/// One option, flag or positional argument. The command line is declared as data: the parser,
+/// `--help` and the shell completions are all made from it.
 struct Argument {
   enum class Kind { kPositional, kOption, kFlag, kRemainder };
   using Target = std::variant<bool*, int64_t*, double*, std::string*, std::vector<std::string>*>;
@@ -30,22 +30,28 @@ struct Argument {
   double high = std::numeric_limits<double>::infinity();
   std::vector<std::string> choices;
   Completion completion = Completion::kNone;
-  /// Values of the command's first positional, with any other of which it is refused; empty: it goes with all.
+  /// Values of the command's first positional, with any other of which it is refused; empty: it
+  /// goes with all.
   std::vector<std::string> only_for = {};
 
   Argument& is_required() { return required = true, *this; }
   Argument& range(double lowest, double highest) { return low = lowest, high = highest, *this; }
   Argument& one_of(std::vector<std::string> values) { return choices = std::move(values), *this; }
   Argument& completes(Completion what) { return completion = what, *this; }
-  Argument& goes_with(std::vector<std::string> firsts) { return only_for = std::move(firsts), *this; }
-  bool goes_with_only(const std::string& first) const { return std::ranges::find(only_for, first) != only_for.end(); }
+  Argument& goes_with(std::vector<std::string> firsts) {
+    return only_for = std::move(firsts), *this;
+  }
+  bool goes_with_only(const std::string& first) const {
+    return std::ranges::find(only_for, first) != only_for.end();
+  }
 };
 
 /// The arguments of one command, in the order in which `--help` shows them.
 class Arguments {
  public:
   Argument& positional(std::string name, Argument::Target target, std::string help);
-  Argument& option(std::string name, std::string value_name, Argument::Target target, std::string help);
+  Argument& option(std::string name, std::string value_name, Argument::Target target,
+                   std::string help);
   Argument& flag(std::string name, bool& target, std::string help);
   /// Those of `others`, which go with one value of the first positional alone.
   void add_only_for(const std::string& first, const Arguments& others);
@@ -66,7 +72,8 @@ class Command {
   virtual std::string summary() const = 0;
   virtual std::string example() const = 0;
   virtual void declare(Arguments& arguments) = 0;
-  /// Whatever can be refused before `run`: `launch` calls it once instead of letting every rank fail.
+  /// Whatever can be refused before `run`: `launch` calls it once instead of letting every rank
+  /// fail.
   virtual void check() {}
   /// Throws UserError (exit 2) or anything else (exit 1).
   virtual void run() = 0;

@@ -25,14 +25,16 @@ constexpr int kFailed = 1, kWrongInput = 2;
 /// Seconds in which a rank's failure is reported after the others lost their connection to it.
 constexpr double kReportedWithin_s = 3;
 
-/// The message for people on standard error, and with `--json` the same as an object on standard output.
+/// The message for people on standard error, and with `--json` the same as an object on standard
+/// output.
 void report(const std::string& text, const nlohmann::ordered_json& error, bool json) {
   const int rank = rank_from_environment();
   std::fputs(((rank == 0 ? "" : fmt::format("[rank {}] ", rank)) + text).c_str(), stderr);
   if (json) print_json({{"error", error}});
 }
 
-/// Reports a failure that a restart cannot mend, once for all ranks of a job. Returns this process' exit code.
+/// Reports a failure that a restart cannot mend, once for all ranks of a job. Returns this process'
+/// exit code.
 int end_with(int exit_code, const std::optional<JobEnd>& job, const std::string& text,
              const nlohmann::ordered_json& error, bool json) {
   if (job && !job->may_report()) return 0;
@@ -65,7 +67,8 @@ int run_command_line(int argc, char** argv) {
   // A pipe whose reader has gone must not kill a training run; `print` handles it for results.
   std::signal(SIGPIPE, SIG_IGN);
   const std::vector<std::string> words(argv + 1, argv + argc);
-  const bool json = std::find(words.begin(), std::find(words.begin(), words.end(), "--"), "--json") != words.end();
+  const bool json = std::find(words.begin(), std::find(words.begin(), words.end(), "--"),
+                              "--json") != words.end();
   const auto job = JobEnd::of_this_rank();
   if (job) job->watch();
   const auto failure = [](const std::string& message) -> nlohmann::ordered_json {

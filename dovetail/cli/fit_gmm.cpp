@@ -23,17 +23,20 @@ Json nested(const at::Tensor& x) {
   return list;
 }
 
-hybrid::Mixture start_of(const FitOptions& options, const FitContext& context, hybrid::MixtureData& data) {
+hybrid::Mixture start_of(const FitOptions& options, const FitContext& context,
+                         hybrid::MixtureData& data) {
   hybrid::KMeansData clusters(context.matrix.x, context.workers);
-  const hybrid::KMeansResult means =
-      hybrid::lloyd(clusters, centres_by(options.init, context.matrix, clusters, options.k, options.seed));
+  const hybrid::KMeansResult means = hybrid::lloyd(
+      clusters, centres_by(options.init, context.matrix, clusters, options.k, options.seed));
   return data.of_labels(means.labels, means.centres, hybrid::parse_covariance(options.covariance),
                         options.regularization);
 }
 
-hybrid::MixtureResult iterate(const FitOptions& options, const FitContext& context, hybrid::MixtureData& data) {
+hybrid::MixtureResult iterate(const FitOptions& options, const FitContext& context,
+                              hybrid::MixtureData& data) {
   const std::vector<at::Tensor>& stopped = context.state.stopped();
-  const hybrid::Mixture start = stopped.empty() ? start_of(options, context, data) : hybrid::Mixture();
+  const hybrid::Mixture start =
+      stopped.empty() ? start_of(options, context, data) : hybrid::Mixture();
   TerminalLine terminal;
   return hybrid::fit_mixture(
       data, start,
@@ -44,15 +47,16 @@ hybrid::MixtureResult iterate(const FitOptions& options, const FitContext& conte
       [&](const hybrid::MixtureIteration& line) {
         context.state.add({line.log_likelihood, line.seconds}, line.state);
         if (context.shows && terminal.on_terminal())
-          terminal.show(fmt::format(" iteration {}/{}  log-likelihood of a row {:.6g}  {} rows/s", line.iteration,
-                                    options.iterations, line.log_likelihood,
+          terminal.show(fmt::format(" iteration {}/{}  log-likelihood of a row {:.6g}  {} rows/s",
+                                    line.iteration, options.iterations, line.log_likelihood,
                                     format_count(static_cast<double>(data.rows()) / line.seconds)));
       });
 }
 
 /// With the verdict and the figures that `outcome` has.
 void write(const RunFolder& run, const FitOptions& options, const FitContext& context,
-           const hybrid::MixtureResult& result, const at::Tensor& counts, const FitOutcome& outcome) {
+           const hybrid::MixtureResult& result, const at::Tensor& counts,
+           const FitOutcome& outcome) {
   const hybrid::Mixture& mixture = result.mixture;
   const Matrix& matrix = context.matrix;
   const std::filesystem::path& folder = run.path();
@@ -67,19 +71,20 @@ void write(const RunFolder& run, const FitOptions& options, const FitContext& co
   std::vector<double> curve;
   for (const std::vector<double>& line : context.state.lines()) curve.push_back(line[0]);
   const RowSample sample = sample_rows(matrix.x, result.labels, options.seed);
-  write_file_atomically(folder / "report.html", clusters_page({.title = folder.filename().string(),
-                                                               .verdict = outcome.verdict,
-                                                               .where = context.where,
-                                                               .algorithm = "mixture",
-                                                               .figures = outcome.figures,
-                                                               .measure = "log-likelihood of a row",
-                                                               .curve = curve,
-                                                               .sample = sample.x,
-                                                               .labels = sample.labels,
-                                                               .centres = mixture.means,
-                                                               .counts = counts,
-                                                               .plane = hybrid::principal_plane(sample.x),
-                                                               .command = context.command}));
+  write_file_atomically(folder / "report.html",
+                        clusters_page({.title = folder.filename().string(),
+                                       .verdict = outcome.verdict,
+                                       .where = context.where,
+                                       .algorithm = "mixture",
+                                       .figures = outcome.figures,
+                                       .measure = "log-likelihood of a row",
+                                       .curve = curve,
+                                       .sample = sample.x,
+                                       .labels = sample.labels,
+                                       .centres = mixture.means,
+                                       .counts = counts,
+                                       .plane = hybrid::principal_plane(sample.x),
+                                       .command = context.command}));
 }
 
 }  // namespace
@@ -100,11 +105,13 @@ void fit_gmm(const FitOptions& options, const FitContext& context, FitOutcome& o
   json["bic"] = result.bic;
   json["aic"] = result.aic;
   json["weights"] = nested(mixture.weights);
-  json["counts"] = std::vector<int64_t>(counts.const_data_ptr<int64_t>(), counts.const_data_ptr<int64_t>() + options.k);
+  json["counts"] = std::vector<int64_t>(counts.const_data_ptr<int64_t>(),
+                                        counts.const_data_ptr<int64_t>() + options.k);
   json["report"] = (context.folder / "report.html").string();
-  outcome.verdict = fmt::format("{} rows of {} columns in {} components: {} after {} iterations.",
-                                format_grouped(data.rows()), matrix.columns.size(), options.k,
-                                result.converged ? "converged" : "not converged", result.iterations);
+  outcome.verdict =
+      fmt::format("{} rows of {} columns in {} components: {} after {} iterations.",
+                  format_grouped(data.rows()), matrix.columns.size(), options.k,
+                  result.converged ? "converged" : "not converged", result.iterations);
   outcome.figures = {{"log-likelihood of a row", fmt::format("{:.6g}", result.log_likelihood)},
                      {"BIC", fmt::format("{:.6g}", result.bic)},
                      {"AIC", fmt::format("{:.6g}", result.aic)},

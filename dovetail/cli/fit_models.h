@@ -32,8 +32,8 @@ struct FitContext {
   std::string where, command;
 };
 
-/// What there is to say about a model, and what writes it into its folder, which node 0 alone does. All else is done by
-/// all nodes.
+/// What there is to say about a model, and what writes it into its folder, which node 0 alone does.
+/// All else is done by all nodes.
 struct FitOutcome {
   nlohmann::ordered_json& result;  ///< of --json; is added to
   std::string verdict;

@@ -27,7 +27,9 @@ void HybridCluster::Node::describe(Section& s) {
   s.value("cores", cores, "CPU cores, of which every GPU binds one").range(0, 1e5);
   s.value("gpus", gpus, "GPUs").range(0, 1e4);
   s.value("driver_s", driver_s, "Of an iteration, before the first lease").unit("s").range(0, 1e6);
-  s.value("add_s", add_s, "To add a shard's partial to the sum of the node").unit("s").range(0, 1e6);
+  s.value("add_s", add_s, "To add a shard's partial to the sum of the node")
+      .unit("s")
+      .range(0, 1e6);
   s.section("core", core, "A core's speed");
   s.section("gpu", gpu, "A GPU's speed");
 }
@@ -36,9 +38,12 @@ void HybridCluster::Job::describe(Section& s) {
   s.value("rows", rows, "Rows, all of which every iteration computes").unit("rows").range(1, 1e12);
   s.value("grain", grain, "Of a shard").unit("rows").range(1, 1e12);
   s.value("iterations", iterations, "Iterations").range(1, 1e6);
-  s.value("parameter_bytes", parameter_bytes, "What an iteration publishes to each node").unit("bytes").range(0, 1e15);
+  s.value("parameter_bytes", parameter_bytes, "What an iteration publishes to each node")
+      .unit("bytes")
+      .range(0, 1e15);
   s.value("partial_bytes", partial_bytes, "A node's sum").unit("bytes").range(0, 1e15);
-  s.value("update_s", update_s, "Of an iteration, that no device shares: from the sum to new parameters")
+  s.value("update_s", update_s,
+          "Of an iteration, that no device shares: from the sum to new parameters")
       .unit("s")
       .range(0, 1e6);
 }
@@ -46,24 +51,31 @@ void HybridCluster::Job::describe(Section& s) {
 void HybridCluster::Network::describe(Section& s) {
   s.value("latency_s", latency_s, "Of a message between nodes").unit("s").range(0, 1e3);
   s.value("bytes_per_s", bytes_per_s, "Of a message between nodes").unit("bytes/s").above(0);
-  s.value("merge", merge, "How parameters and sums travel: a binomial tree, or one node after another")
+  s.value("merge", merge,
+          "How parameters and sums travel: a binomial tree, or one node after another")
       .choices({"tree", "ranks"});
   s.value("add_s", add_s, "To add a node's sum to another").unit("s").range(0, 1e6);
-  s.value("restart_s", restart_s, "From the loss of a node to the iteration's next begin").unit("s").range(0, 1e6);
+  s.value("restart_s", restart_s, "From the loss of a node to the iteration's next begin")
+      .unit("s")
+      .range(0, 1e6);
 }
 
 void HybridCluster::Sharing::describe(Section& s) {
-  s.value("policy", policy, "Among the devices of a node").choices({"stealing", "affine", "static"});
+  s.value("policy", policy, "Among the devices of a node")
+      .choices({"stealing", "affine", "static"});
   s.value("hysteresis", hysteresis, "Shares stay while moving them would gain less").range(0, 10);
-  s.value("lease_factor", lease_factor, "A lease is over after so many times what it should take").range(1, 1e6);
+  s.value("lease_factor", lease_factor, "A lease is over after so many times what it should take")
+      .range(1, 1e6);
   s.value("min_lease_s", min_lease_s, "And not before").unit("s").range(0, 1e6);
   s.value("first_lease_s", first_lease_s, "While the speed is unknown").unit("s").range(0, 1e6);
-  s.value("verify_every", verify_every, "One shard in so many is computed on two devices; 0: none").range(0, 1e9);
+  s.value("verify_every", verify_every, "One shard in so many is computed on two devices; 0: none")
+      .range(0, 1e9);
 }
 
 void HybridCluster::Fault::describe(Section& s) {
   s.value("node", node, "From 0").range(0, 1e7);
-  s.value("device", device, "Of the node, from 0: its free cores, if it has any, then its GPUs").range(0, 1e4);
+  s.value("device", device, "Of the node, from 0: its free cores, if it has any, then its GPUs")
+      .range(0, 1e4);
   s.value("kind", kind, "Every shard throws, nothing goes on, or everything takes longer")
       .choices({"throw", "hang", "slow"});
   s.value("at_s", at_s, "When it begins").unit("s").range(0, 1e12);
@@ -91,8 +103,8 @@ std::vector<hybrid::SimNode> HybridCluster::nodes(const Case& which) const {
                                            .core = sim_device(one.core, "cores"),
                                            .gpu = sim_device(one.gpu, "GPU")}));
     for (const hybrid::SimDevice& device : kinds.back().devices)
-      user_check(device.speed.row_s > 0, "a node has {}, but row_s of [node.{}] is not given", device.name,
-                 device.name == "cores" ? "core" : "gpu");
+      user_check(device.speed.row_s > 0, "a node has {}, but row_s of [node.{}] is not given",
+                 device.name, device.name == "cores" ? "core" : "gpu");
     kinds.back().driver_s = one.driver_s;
     kinds.back().add_s = one.add_s;
   }
@@ -135,10 +147,11 @@ std::vector<hybrid::SimFault> HybridCluster::faults() const {
   for (const Fault& one : fault) {
     const auto at = static_cast<size_t>(one.node), device = static_cast<size_t>(one.device);
     user_check(one.kind == "slow" || one.factor == Fault().factor,
-               "fault.factor = {} does nothing with fault.kind = \"{}\"; leave it out", one.factor, one.kind);
+               "fault.factor = {} does nothing with fault.kind = \"{}\"; leave it out", one.factor,
+               one.kind);
     user_check(at < all.size(), "fault.node: there are nodes 0 to {}, not {}", all.size() - 1, at);
-    user_check(device < all[at].devices.size(), "fault.device: node {} has devices 0 to {}, not {}", at,
-               all[at].devices.size() - 1, device);
+    user_check(device < all[at].devices.size(), "fault.device: node {} has devices 0 to {}, not {}",
+               at, all[at].devices.size() - 1, device);
     list.push_back({.node = at,
                     .device = device,
                     .kind = hybrid::parse_fault_kind(one.kind),
@@ -149,7 +162,8 @@ std::vector<hybrid::SimFault> HybridCluster::faults() const {
   return list;
 }
 
-HybridCluster read_hybrid_cluster(const std::string& file, const std::vector<std::string>& overrides) {
+HybridCluster read_hybrid_cluster(const std::string& file,
+                                  const std::vector<std::string>& overrides) {
   HybridCluster cluster;
   load_config([&](Section& s) { cluster.describe(s); }, file, overrides);
   user_check(!cluster.node.empty(), "{}: no [[node]]", file);

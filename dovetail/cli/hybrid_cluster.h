@@ -53,8 +53,8 @@ struct HybridCluster {
   std::vector<Fault> fault;
   void describe(Section& s);
 
-  /// A case of a study: the first `nodes` nodes, again from the first where there are fewer; other GPUs than they have,
-  /// and cores that only feed them.
+  /// A case of a study: the first `nodes` nodes, again from the first where there are fewer; other
+  /// GPUs than they have, and cores that only feed them.
   struct Case {
     size_t nodes = 1;
     std::optional<int64_t> gpus = std::nullopt;
@@ -71,6 +71,7 @@ struct HybridCluster {
 };
 
 /// From a file, then `overrides`.
-HybridCluster read_hybrid_cluster(const std::string& file, const std::vector<std::string>& overrides);
+HybridCluster read_hybrid_cluster(const std::string& file,
+                                  const std::vector<std::string>& overrides);
 
 }  // namespace dovetail::cli

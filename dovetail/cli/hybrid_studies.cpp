@@ -17,7 +17,8 @@ constexpr int64_t kPaperCores = 16;
 /// What is called the same: times within this part of each other.
 constexpr double kSame = 0.05;
 
-hybrid::SimResult simulate(const HybridCluster& cluster, const HybridCluster::Case& which, uint64_t seed) {
+hybrid::SimResult simulate(const HybridCluster& cluster, const HybridCluster::Case& which,
+                           uint64_t seed) {
   return hybrid::simulate(cluster.nodes(which), cluster.sim_job(), cluster.options(seed));
 }
 
@@ -28,13 +29,15 @@ HybridCluster without_noise(HybridCluster cluster) {
   return cluster;
 }
 
-/// Seconds of the paper's runs that no device shares, so that its hybrid is the best partition of the rest.
+/// Seconds of the paper's runs that no device shares, so that its hybrid is the best partition of
+/// the rest.
 double paper_unshared_s() {
   const double part = static_cast<double>(kPaperCores - 1) / static_cast<double>(kPaperCores);
   double low = 0, high = kPaperHybrid.seconds;
   for (int i = 0; i < 100; ++i) {
     const double middle = (low + high) / 2;
-    const double together = middle + 1 / (part / (kPaperCpu.seconds - middle) + 1 / (kPaperGpu.seconds - middle));
+    const double together =
+        middle + 1 / (part / (kPaperCpu.seconds - middle) + 1 / (kPaperGpu.seconds - middle));
     (together < kPaperHybrid.seconds ? low : high) = middle;
   }
   return low;
@@ -50,24 +53,29 @@ HybridCluster paper_cluster(double unshared_s, const std::vector<std::string>& o
   };
   parse_config(describe, "", "--set", overrides);
   cluster.job.update_s += unshared_s / static_cast<double>(cluster.job.iterations);
-  const double rows = static_cast<double>(cluster.job.rows) * static_cast<double>(cluster.job.iterations);
+  const double rows =
+      static_cast<double>(cluster.job.rows) * static_cast<double>(cluster.job.iterations);
   const auto device = [&](const PaperRow& row, int64_t slots) {
     const double shared_s = row.seconds - unshared_s;
     return HybridCluster::Device{.row_s = shared_s * static_cast<double>(slots) / rows,
                                  .run_noise = std::sqrt(row.variance) / shared_s};
   };
-  cluster.node = {
-      {.cores = kPaperCores, .gpus = 1, .core = device(kPaperCpu, kPaperCores), .gpu = device(kPaperGpu, 1)}};
+  cluster.node = {{.cores = kPaperCores,
+                   .gpus = 1,
+                   .core = device(kPaperCpu, kPaperCores),
+                   .gpu = device(kPaperGpu, 1)}};
   return cluster;
 }
 
 std::string devices_of(int64_t cores, int64_t gpus) {
   std::string gpu = gpus == 0 ? "" : fmt::format("{} GPU{}", gpus, gpus == 1 ? "" : "s");
   if (cores == 0) return gpu;
-  return fmt::format("{} CPU core{}{}{}", cores, cores == 1 ? "" : "s", gpus == 0 ? "" : " and ", gpu);
+  return fmt::format("{} CPU core{}{}{}", cores, cores == 1 ? "" : "s", gpus == 0 ? "" : " and ",
+                     gpu);
 }
 
-NodeCase study_node(const HybridCluster& cluster, const StudyOptions& options, int64_t gpus, bool cores_compute) {
+NodeCase study_node(const HybridCluster& cluster, const StudyOptions& options, int64_t gpus,
+                    bool cores_compute) {
   const HybridCluster::Case which{.gpus = gpus, .cores_compute = cores_compute};
   NodeCase result{.devices = devices_of(cores_compute ? cluster.node[0].cores - gpus : 0, gpus)};
   std::vector<double> seconds;
@@ -75,7 +83,8 @@ NodeCase study_node(const HybridCluster& cluster, const StudyOptions& options, i
     seconds.push_back(simulate(cluster, which, static_cast<uint64_t>(options.seed + run)).seconds);
   const auto runs = static_cast<double>(options.runs);
   for (const double s : seconds) result.seconds += s / runs;
-  for (const double s : seconds) result.variance += (s - result.seconds) * (s - result.seconds) / (runs - 1);
+  for (const double s : seconds)
+    result.variance += (s - result.seconds) * (s - result.seconds) / (runs - 1);
   result.best_s = hybrid::least_seconds(cluster.nodes(which), cluster.sim_job()) +
                   cluster.job.update_s * static_cast<double>(cluster.job.iterations);
   return result;
@@ -85,7 +94,8 @@ NodeCase study_node(const HybridCluster& cluster, const StudyOptions& options, i
 void add_tasks(NodesCase& result, const HybridCluster& cluster, const HybridCluster::Case& which,
                const SimResult& hybrid) {
   const auto nodes = cluster.nodes(which);
-  const auto iterations = static_cast<double>(cluster.job.iterations), grain = static_cast<double>(cluster.job.grain);
+  const auto iterations = static_cast<double>(cluster.job.iterations),
+             grain = static_cast<double>(cluster.job.grain);
   double core_slots = 0, gpu_slots = 0, core_rows = 0, gpu_rows = 0;
   for (size_t n = 0; n < nodes.size(); ++n)
     for (size_t d = 0; d < nodes[n].devices.size(); ++d) {
@@ -108,7 +118,8 @@ NodesCase study_nodes(const HybridCluster& cluster, int64_t nodes, int64_t gpus,
   const auto count = static_cast<size_t>(nodes);
   const HybridCluster::Case both{.nodes = count, .gpus = gpus};
   result.cpu_s = simulate(cluster, {.nodes = count, .gpus = 0}, seed).seconds;
-  result.gpu_s = simulate(cluster, {.nodes = count, .gpus = gpus, .cores_compute = false}, seed).seconds;
+  result.gpu_s =
+      simulate(cluster, {.nodes = count, .gpus = gpus, .cores_compute = false}, seed).seconds;
   const SimResult hybrid = simulate(cluster, both, seed);
   result.hybrid_s = hybrid.seconds;
   add_tasks(result, cluster, both, hybrid);
@@ -122,25 +133,29 @@ void claim_one_node(ReadingResult& result, const HybridCluster& cluster, bool pa
   const double faster = std::min(cpu.seconds, gpu.seconds);
   result.claims.push_back(
       {"on one node CPU cores and a GPU together are faster than either alone",
-       fmt::format("{:.2f} s against {:.2f} and {:.2f}: {:.2f}x{}", hybrid.seconds, cpu.seconds, gpu.seconds,
-                   faster / hybrid.seconds,
-                   paper ? fmt::format(" (paper {:.2f}x)", kPaperGpu.seconds / kPaperHybrid.seconds) : std::string()),
+       fmt::format("{:.2f} s against {:.2f} and {:.2f}: {:.2f}x{}", hybrid.seconds, cpu.seconds,
+                   gpu.seconds, faster / hybrid.seconds,
+                   paper ? fmt::format(" (paper {:.2f}x)", kPaperGpu.seconds / kPaperHybrid.seconds)
+                         : std::string()),
        hybrid.seconds < faster});
   if (paper && !fitted)
-    result.claims.push_back({fmt::format("together they take {} s", kPaperHybrid.seconds),
-                             fmt::format("{:.2f} s; its own speeds allow {:.2f}", hybrid.seconds, hybrid.best_s),
-                             std::abs(hybrid.seconds / kPaperHybrid.seconds - 1) <= kSame});
+    result.claims.push_back(
+        {fmt::format("together they take {} s", kPaperHybrid.seconds),
+         fmt::format("{:.2f} s; its own speeds allow {:.2f}", hybrid.seconds, hybrid.best_s),
+         std::abs(hybrid.seconds / kPaperHybrid.seconds - 1) <= kSame});
   if (paper)
     result.claims.push_back(
         {"runs of both together vary more than runs of either",
-         fmt::format("variance {:.3f} against {:.3f} and {:.3f} (paper {} against {} and {})", hybrid.variance,
-                     cpu.variance, gpu.variance, kPaperHybrid.variance, kPaperCpu.variance, kPaperGpu.variance),
+         fmt::format("variance {:.3f} against {:.3f} and {:.3f} (paper {} against {} and {})",
+                     hybrid.variance, cpu.variance, gpu.variance, kPaperHybrid.variance,
+                     kPaperCpu.variance, kPaperGpu.variance),
          hybrid.variance > std::max(cpu.variance, gpu.variance)});
   const double cores = static_cast<double>(cluster.node[0].cores - 1);
   const double needed = cores * cluster.node[0].gpu.row_s / cluster.node[0].core.row_s;
   result.claims.push_back(
       {fmt::format("one GPU with {} cores is ahead of two GPUs", cores),
-       fmt::format("{:.2f} s against {:.2f}: the cores are as fast as {:.2f} GPUs, so the second GPU must lose more "
+       fmt::format("{:.2f} s against {:.2f}: the cores are as fast as {:.2f} GPUs, so the second "
+                   "GPU must lose more "
                    "than {:.0f} % of its speed beside the first",
                    hybrid.seconds, two.seconds, needed, 100 * std::max(0.0, 1 - needed)),
        hybrid.seconds < two.seconds});
@@ -148,18 +163,22 @@ void claim_one_node(ReadingResult& result, const HybridCluster& cluster, bool pa
 
 /// What stands on several.
 void claim_nodes(ReadingResult& result, const StudyOptions& options) {
-  const NodesCase &one = result.nodes[0], &most = result.nodes[static_cast<size_t>(options.nodes) - 1];
+  const NodesCase &one = result.nodes[0],
+                  &most = result.nodes[static_cast<size_t>(options.nodes) - 1];
   if (options.nodes > 1) {
     result.claims.push_back(
         {"the hybrid's speed-up over the faster kind of device falls back with more nodes",
-         fmt::format("{:.3f}x on one node, {:.3f}x on {}", one.speed_up(), most.speed_up(), most.nodes),
+         fmt::format("{:.3f}x on one node, {:.3f}x on {}", one.speed_up(), most.speed_up(),
+                     most.nodes),
          most.speed_up() < one.speed_up()});
   }
-  const double longer = std::max(one.core_task_s, one.gpu_task_s), apart = std::abs(one.core_task_s - one.gpu_task_s);
+  const double longer = std::max(one.core_task_s, one.gpu_task_s),
+               apart = std::abs(one.core_task_s - one.gpu_task_s);
   result.claims.push_back(
       {"a core's and a GPU's task of an iteration take equally long",
-       fmt::format("{:.4f} s and {:.4f} s, {:.1f} % apart; on {} nodes {:.4f} s and {:.4f} s", one.core_task_s,
-                   one.gpu_task_s, 100 * apart / longer, most.nodes, most.core_task_s, most.gpu_task_s),
+       fmt::format("{:.4f} s and {:.4f} s, {:.1f} % apart; on {} nodes {:.4f} s and {:.4f} s",
+                   one.core_task_s, one.gpu_task_s, 100 * apart / longer, most.nodes,
+                   most.core_task_s, most.gpu_task_s),
        apart <= kSame * longer});
 }
 
@@ -176,31 +195,38 @@ LineChart::Line line_of(const std::string& name, const std::vector<NodesCase>& c
 std::vector<Reading> paper_readings(const std::vector<std::string>& overrides) {
   const double unshared_s = paper_unshared_s();
   return {{"all of a run is shared among the devices", paper_cluster(0, overrides)},
-          {fmt::format("{:.2f} s of each run are not shared", unshared_s), paper_cluster(unshared_s, overrides), true}};
+          {fmt::format("{:.2f} s of each run are not shared", unshared_s),
+           paper_cluster(unshared_s, overrides), true}};
 }
 
 std::vector<std::string> paper_assumptions(const HybridCluster& cluster) {
   const auto& job = cluster.job;
   const auto& network = cluster.network;
-  return {fmt::format("{} rows in shards of {}, {} iterations; every row costs the same", job.rows, job.grain,
-                      job.iterations),
-          fmt::format("{:g} bytes of parameters and {:g} of a node's sum travel in an iteration", job.parameter_bytes,
-                      job.partial_bytes),
-          fmt::format("a message between nodes takes {:g} s and {:g} bytes/s; sums merge {}", network.latency_s,
-                      network.bytes_per_s, network.merge == "tree" ? "along a tree" : "one node after another"),
-          "every node has 16 cores; a second GPU is as fast as the first; starting a shard costs nothing",
-          "the speed of all cores, and that of a GPU, varies from run to run as the variances of the paper's table say",
+  return {fmt::format("{} rows in shards of {}, {} iterations; every row costs the same", job.rows,
+                      job.grain, job.iterations),
+          fmt::format("{:g} bytes of parameters and {:g} of a node's sum travel in an iteration",
+                      job.parameter_bytes, job.partial_bytes),
+          fmt::format("a message between nodes takes {:g} s and {:g} bytes/s; sums merge {}",
+                      network.latency_s, network.bytes_per_s,
+                      network.merge == "tree" ? "along a tree" : "one node after another"),
+          "every node has 16 cores; a second GPU is as fast as the first; starting a shard costs "
+          "nothing",
+          "the speed of all cores, and that of a GPU, varies from run to run as the variances of "
+          "the paper's table say",
           "\"speed-up\" is over the faster kind of device on as many nodes",
           "a \"gradient task\" is what one core or one GPU computes of an iteration"};
 }
 
 ReadingResult study(const Reading& reading, const StudyOptions& options) {
-  DOVETAIL_CHECK(options.runs > 1 && options.nodes > 0, "{} runs, {} nodes", options.runs, options.nodes);
+  DOVETAIL_CHECK(options.runs > 1 && options.nodes > 0, "{} runs, {} nodes", options.runs,
+                 options.nodes);
   ReadingResult result{.name = reading.name};
   HybridCluster cluster = reading.cluster;
   cluster.node.resize(1);
-  user_check(cluster.node[0].cores > 2 && cluster.node[0].core.row_s > 0 && cluster.node[0].gpu.row_s > 0,
-             "the studies compare cores and GPUs: the first [[node]] needs more than two cores, and row_s of both");
+  user_check(
+      cluster.node[0].cores > 2 && cluster.node[0].core.row_s > 0 && cluster.node[0].gpu.row_s > 0,
+      "the studies compare cores and GPUs: the first [[node]] needs more than two cores, and row_s "
+      "of both");
   result.one_node = {study_node(cluster, options, 0, true), study_node(cluster, options, 1, false),
                      study_node(cluster, options, 1, true), study_node(cluster, options, 2, false),
                      study_node(cluster, options, 2, true)};
@@ -230,10 +256,11 @@ std::vector<ScaleCase> study_scale(const HybridCluster& cluster, const StudyOpti
     const double begin = now_seconds();
     for (const bool tree : {true, false}) {
       growing.network.merge = tree ? "tree" : "ranks";
-      const SimResult result =
-          hybrid::simulate(list, growing.sim_job(), growing.options(static_cast<uint64_t>(options.seed)));
+      const SimResult result = hybrid::simulate(
+          list, growing.sim_job(), growing.options(static_cast<uint64_t>(options.seed)));
       one.events += result.events;
-      (tree ? one.tree_s : one.ranks_s) = result.iterations.back().end_s - result.iterations.back().begin_s;
+      (tree ? one.tree_s : one.ranks_s) =
+          result.iterations.back().end_s - result.iterations.back().begin_s;
     }
     one.wall_s = now_seconds() - begin;
     hybrid::SimJob iteration = growing.sim_job();
@@ -256,8 +283,8 @@ FaultsCase study_faults(const HybridCluster& cluster, uint64_t seed) {
     if (!with.lost[n].empty()) result.left_out.push_back(with.lost[n]);
     for (size_t d = 0; d < nodes[n].devices.size(); ++d)
       if (!with.devices[n][d].left_out.empty())
-        result.left_out.push_back(
-            fmt::format("{} of node {}: {}", nodes[n].devices[d].name, n, with.devices[n][d].left_out));
+        result.left_out.push_back(fmt::format("{} of node {}: {}", nodes[n].devices[d].name, n,
+                                              with.devices[n][d].left_out));
   }
   return result;
 }
@@ -268,7 +295,8 @@ LineChart chart_of_nodes(const ReadingResult& result) {
                   .x_label = "nodes",
                   .y_label = "s",
                   .lines = {}};
-  chart.lines.push_back(line_of("CPU cores", result.nodes, 1, [](const NodesCase& one) { return one.cpu_s; }));
+  chart.lines.push_back(
+      line_of("CPU cores", result.nodes, 1, [](const NodesCase& one) { return one.cpu_s; }));
   for (const int64_t gpus : {1, 2}) {
     const char* plural = gpus == 1 ? "GPU" : "GPUs";
     chart.lines.push_back(line_of(fmt::format("{} {}", gpus, plural), result.nodes, gpus,
@@ -286,8 +314,9 @@ LineChart chart_of_speed_up(const std::vector<ReadingResult>& results) {
                   .y_label = "x",
                   .lines = {}};
   for (const ReadingResult& result : results)
-    chart.lines.push_back(line_of(results.size() == 1 ? "hybrid" : fmt::format("reading {}", chart.lines.size() + 1),
-                                  result.nodes, 1, [](const NodesCase& one) { return one.speed_up(); }));
+    chart.lines.push_back(
+        line_of(results.size() == 1 ? "hybrid" : fmt::format("reading {}", chart.lines.size() + 1),
+                result.nodes, 1, [](const NodesCase& one) { return one.speed_up(); }));
   return chart;
 }
 

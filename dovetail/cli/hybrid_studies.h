@@ -12,8 +12,8 @@
 
 namespace dovetail::cli {
 
-/// The table of the paper (CPU-GPU cluster scheduling with uneven shards, k-means): seconds and variance of a run on
-/// one node of 16 cores.
+/// The table of the paper (CPU-GPU cluster scheduling with uneven shards, k-means): seconds and
+/// variance of a run on one node of 16 cores.
 struct PaperRow {
   const char* devices;
   double seconds, variance;
@@ -28,9 +28,10 @@ struct Reading {
   bool fitted = false;  ///< to the time of the paper's hybrid, which it then does not judge
 };
 
-/// The paper's cluster in two readings: all of its times are shared among devices, or each of its runs has as many
-/// seconds that are not as make the best partition of its own speeds take its hybrid's time. `overrides` of job,
-/// network and sharing; speeds are such that its CPU and GPU alone take its times whatever the job.
+/// The paper's cluster in two readings: all of its times are shared among devices, or each of its
+/// runs has as many seconds that are not as make the best partition of its own speeds take its
+/// hybrid's time. `overrides` of job, network and sharing; speeds are such that its CPU and GPU
+/// alone take its times whatever the job.
 std::vector<Reading> paper_readings(const std::vector<std::string>& overrides);
 /// What the paper does not say, as sentences.
 std::vector<std::string> paper_assumptions(const HybridCluster& cluster);
@@ -43,7 +44,8 @@ struct StudyOptions {
 /// Devices of one node, over seeds.
 struct NodeCase {
   std::string devices;
-  double seconds = 0, variance = 0, best_s = 0;  ///< mean; of runs; no schedule is faster without noise
+  double seconds = 0, variance = 0,
+         best_s = 0;  ///< mean; of runs; no schedule is faster without noise
   std::optional<PaperRow> paper = std::nullopt;
 };
 
@@ -52,7 +54,8 @@ struct NodesCase {
   int64_t nodes = 1, gpus = 1;
   double cpu_s = 0, gpu_s = 0, hybrid_s = 0;
   double speed_up() const { return std::min(cpu_s, gpu_s) / hybrid_s; }
-  // Of the hybrid, in an iteration: what a core and a GPU computed, and its part that was spent on neither.
+  // Of the hybrid, in an iteration: what a core and a GPU computed, and its part that was spent on
+  // neither.
   double core_task_s = 0, gpu_task_s = 0, iteration_s = 0;
   double core_shard_s = 0, gpu_shard_s = 0;
 };

@@ -30,7 +30,8 @@ int64_t add_tensors(const SafetensorsFile& file, Json& list) {
   for (const std::string& name : file.names()) {
     const std::vector<int64_t> shape = file.shape(name);
     elements += std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-    list.push_back({{"tensor", name}, {"dtype", c10::toString(file.dtype(name))}, {"shape", shape}});
+    list.push_back(
+        {{"tensor", name}, {"dtype", c10::toString(file.dtype(name))}, {"shape", shape}});
   }
   return elements;
 }
@@ -39,9 +40,10 @@ Inspection inspect_safetensors(const fs::path& path) {
   const SafetensorsFile file(path);
   Json tensors = Json::array();
   const int64_t elements = add_tensors(file, tensors);
-  Inspection result{
-      .kind = "safetensors file",
-      .facts = {{"elements", elements}, {"bytes", fs::file_size(path)}, {"sha256", sha256_of_file(path)}}};
+  Inspection result{.kind = "safetensors file",
+                    .facts = {{"elements", elements},
+                              {"bytes", fs::file_size(path)},
+                              {"sha256", sha256_of_file(path)}}};
   for (const auto& [key, value] : file.metadata()) result.facts["metadata"][key] = value;
   result.facts["tensors"] = tensors;
   return result;
@@ -89,7 +91,8 @@ Inspection inspect_checkpoint(const fs::path& path) {
     result.kind = "delta checkpoint";
     result.facts["builds_on"] = bases_of(checkpoint);
   }
-  if (manifest.state.contains("config")) result.facts["run"] = manifest.state["config"]["run"]["name"];
+  if (manifest.state.contains("config"))
+    result.facts["run"] = manifest.state["config"]["run"]["name"];
   result.facts["tensors"] = tensors;
   return result;
 }
@@ -114,14 +117,16 @@ nlohmann::json last_metrics(const fs::path& run) {
   const size_t end = text.rfind('\n');
   if (end == std::string::npos) return nullptr;
   const size_t begin = end == 0 ? std::string::npos : text.rfind('\n', end - 1);
-  return nlohmann::json::parse(text.substr(begin + 1, end - begin - 1), nullptr, false);  // npos + 1 == 0
+  return nlohmann::json::parse(text.substr(begin + 1, end - begin - 1), nullptr,
+                               false);  // npos + 1 == 0
 }
 
 Inspection inspect_run(const fs::path& path) {
   Inspection result{.kind = "run"};
   const nlohmann::json last = last_metrics(path);
   if (last.is_object()) {
-    for (const char* key : {"step", "tokens", "loss"}) result.facts[key] = last.value(key, nlohmann::json());
+    for (const char* key : {"step", "tokens", "loss"})
+      result.facts[key] = last.value(key, nlohmann::json());
   }
   Json checkpoints = Json::array();
   for (const int64_t step : steps_in(path / "checkpoints")) {
@@ -129,7 +134,8 @@ Inspection inspect_run(const fs::path& path) {
     std::string state = "verified";
     try {
       const StoredCheckpoint verified(checkpoint);
-      if (verified.links().size() > 1) state = fmt::format("verified delta on {}", bases_of(verified));
+      if (verified.links().size() > 1)
+        state = fmt::format("verified delta on {}", bases_of(verified));
     } catch (const UserError& error) {
       state = error.what();
     }
@@ -142,7 +148,8 @@ Inspection inspect_run(const fs::path& path) {
 
 Inspection inspect_huggingface(const fs::path& path) {
   const auto config = nlohmann::json::parse(read_file(path / "config.json"), nullptr, false);
-  if (!config.is_object()) throw UserError(fmt::format("{} is not JSON", (path / "config.json").string()));
+  if (!config.is_object())
+    throw UserError(fmt::format("{} is not JSON", (path / "config.json").string()));
   std::set<fs::path> files;
   for (const auto& entry : fs::directory_iterator(path)) {
     if (entry.path().extension() == ".safetensors") files.insert(entry.path());
@@ -162,7 +169,8 @@ Inspection inspect_folder(const fs::path& path) {
     const auto manifest = nlohmann::json::parse(read_file(path / "manifest.json"), nullptr, false);
     const bool checkpoint =
         step_of_name((fs::absolute(path) / "").parent_path().filename().string()).has_value() ||
-        (manifest.is_object() && manifest.value("format", nlohmann::json()) == "dovetail.checkpoint");
+        (manifest.is_object() &&
+         manifest.value("format", nlohmann::json()) == "dovetail.checkpoint");
     return checkpoint ? inspect_checkpoint(path) : inspect_data(path);
   }
   if (fs::exists(path / "config.toml")) return inspect_run(path);
@@ -179,8 +187,9 @@ Inspection inspect(const fs::path& path) {
   const std::string extension = path.extension().string();
   if (extension == ".safetensors") return inspect_safetensors(path);
   if (extension == ".json" || extension == ".model") return inspect_tokenizer(path);
-  throw UserError(fmt::format("{} is no file that Dovetail knows", path.string()),
-                  "a .safetensors file, a tokenizer.json or a SentencePiece .model can be inspected");
+  throw UserError(
+      fmt::format("{} is no file that Dovetail knows", path.string()),
+      "a .safetensors file, a tokenizer.json or a SentencePiece .model can be inspected");
 }
 
 }  // namespace dovetail::cli

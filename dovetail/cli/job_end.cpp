@@ -19,7 +19,8 @@ std::optional<JobEnd> JobEnd::of_this_rank() {
 }
 
 bool JobEnd::may_report() const {
-  const int fd = ::open((file_.string() + ".reported").c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
+  const int fd =
+      ::open((file_.string() + ".reported").c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
   if (fd < 0) return errno != EEXIST;
   ::close(fd);
   return true;

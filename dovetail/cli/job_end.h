@@ -7,9 +7,10 @@ namespace dovetail::cli {
 
 /// End of a job of several ranks that a restart cannot mend, such as a mistake in its config.
 ///
-/// `dovetail launch` names a file in DOVETAIL_JOB_END and waits. The first rank that fails reports, and puts its exit
-/// code into the file. All ranks of the machine then exit with 0, so torchrun neither restarts them nor reports them;
-/// `launch` exits with the code. A rank that was killed puts nothing there, so torchrun restarts the job.
+/// `dovetail launch` names a file in DOVETAIL_JOB_END and waits. The first rank that fails reports,
+/// and puts its exit code into the file. All ranks of the machine then exit with 0, so torchrun
+/// neither restarts them nor reports them; `launch` exits with the code. A rank that was killed
+/// puts nothing there, so torchrun restarts the job.
 class JobEnd {
  public:
   static constexpr const char* kVariable = "DOVETAIL_JOB_END";
@@ -26,7 +27,8 @@ class JobEnd {
 
   /// Exit code that was announced; nullopt while there is none.
   std::optional<int> exit_code() const;
-  /// Waits for an announcement. A rank may hear of another one's failure before that one has reported it.
+  /// Waits for an announcement. A rank may hear of another one's failure before that one has
+  /// reported it.
   bool announced_within(double seconds) const;
 
  private:

@@ -24,18 +24,21 @@ std::string left_by(const std::filesystem::path& path, const std::string& words,
   if (fresh || !std::filesystem::exists(path)) return "";
   std::string bytes = read_file(path);
   const auto metadata = SafetensorsFile(bytes, path.string()).metadata();
-  if (const auto found = metadata.find(kWords); found != metadata.end() && found->second == words) return bytes;
-  throw UserError(
-      fmt::format("{} holds a job that was stopped, of other options or another table", path.parent_path().string()),
-      "give --fresh to start over, or another --out");
+  if (const auto found = metadata.find(kWords); found != metadata.end() && found->second == words)
+    return bytes;
+  throw UserError(fmt::format("{} holds a job that was stopped, of other options or another table",
+                              path.parent_path().string()),
+                  "give --fresh to start over, or another --out");
 }
 
 }  // namespace
 
-JobState::JobState(Group& group, const std::filesystem::path& folder, const std::string& words, bool fresh)
+JobState::JobState(Group& group, const std::filesystem::path& folder, const std::string& words,
+                   bool fresh)
     : path_(folder / "state.safetensors"), words_(kLayout + words), saves_(group.rank() == 0) {
   const bool starts_over = fresh && !restarted_by_torchrun();
-  const std::string bytes = all_gather_bytes(group, saves_ ? left_by(path_, words_, starts_over) : std::string()).at(0);
+  const std::string bytes =
+      all_gather_bytes(group, saves_ ? left_by(path_, words_, starts_over) : std::string()).at(0);
   if (bytes.empty()) {
     done();
     return;
@@ -49,7 +52,8 @@ JobState::JobState(Group& group, const std::filesystem::path& folder, const std:
     lines_.emplace_back(value, value + lines.size(1));
   }
   if (saves_)
-    log_info("{}: going on after iteration {} of a job that was stopped", path_.parent_path().string(), lines_.size());
+    log_info("{}: going on after iteration {} of a job that was stopped",
+             path_.parent_path().string(), lines_.size());
 }
 
 void JobState::add(std::vector<double> line, const std::vector<at::Tensor>& state) {
@@ -60,7 +64,8 @@ void JobState::add(std::vector<double> line, const std::vector<at::Tensor>& stat
   std::map<std::string, at::Tensor> tensors;
   for (size_t i = 0; i < state.size(); ++i) tensors.emplace(fmt::format("state.{}", i), state[i]);
   std::vector<double> numbers;
-  for (const std::vector<double>& one : lines_) numbers.insert(numbers.end(), one.begin(), one.end());
+  for (const std::vector<double>& one : lines_)
+    numbers.insert(numbers.end(), one.begin(), one.end());
   tensors.emplace("lines", at::tensor(numbers, at::kDouble).view({std::ssize(lines_), -1}));
   try {
     write_safetensors(path_, tensors, {{kWords, words_}});

@@ -15,8 +15,8 @@ struct LineChart {
   std::vector<Line> lines;
 };
 
-/// The chart as an SVG document of 760 x 460, both axes logarithmic: a power of two at each mark of x, of ten at each
-/// of y. InternalError without a point, or with one that is not above zero.
+/// The chart as an SVG document of 760 x 460, both axes logarithmic: a power of two at each mark of
+/// x, of ten at each of y. InternalError without a point, or with one that is not above zero.
 std::string line_chart_svg(const LineChart& chart);
 
 }  // namespace dovetail::cli

@@ -20,7 +20,8 @@ namespace {
 
 constexpr const char* kFooter =
     "`dovetail COMMAND --help` shows a command's options and an example.\n"
-    "Exit codes: 0 done, 1 failed, 2 the input was wrong. With --json, results and errors are one JSON object on\n"
+    "Exit codes: 0 done, 1 failed, 2 the input was wrong. With --json, results and errors are one "
+    "JSON object on\n"
     "standard output; progress and messages for people always go to standard error.";
 
 double parse_number(const Argument& argument, const std::string& word) {
@@ -29,13 +30,15 @@ double parse_number(const Argument& argument, const std::string& word) {
   if (error != std::errc{} || end != word.data() + word.size()) {
     throw UserError(fmt::format("{}: \"{}\" is not a number", argument.name, word));
   }
-  if (std::holds_alternative<int64_t*>(argument.target) && (value != std::floor(value) || std::abs(value) > 9e15)) {
+  if (std::holds_alternative<int64_t*>(argument.target) &&
+      (value != std::floor(value) || std::abs(value) > 9e15)) {
     throw UserError(fmt::format("{}: {} is not a whole number", argument.name, word));
   }
   if (!(value >= argument.low && value <= argument.high)) {
     throw UserError(std::isinf(argument.high)
                         ? fmt::format("{}: {} is below {}", argument.name, word, argument.low)
-                        : fmt::format("{}: {} is outside {} to {}", argument.name, word, argument.low, argument.high));
+                        : fmt::format("{}: {} is outside {} to {}", argument.name, word,
+                                      argument.low, argument.high));
   }
   return value;
 }
@@ -46,7 +49,8 @@ void check_choice(const Argument& argument, const std::string& word) {
     return;
   }
   const std::string nearest = nearest_word(word, argument.choices);
-  throw UserError(fmt::format("{}: \"{}\" is not one of {}", argument.name, word, fmt::join(argument.choices, ", ")),
+  throw UserError(fmt::format("{}: \"{}\" is not one of {}", argument.name, word,
+                              fmt::join(argument.choices, ", ")),
                   nearest.empty() ? "" : fmt::format("did you mean `{}`?", nearest));
 }
 
@@ -59,7 +63,8 @@ void assign(const Argument& argument, const std::vector<std::string>& words) {
       **target = parse_number(argument, word);
     } else if (auto* const* target = std::get_if<std::string*>(&argument.target)) {
       if (word.empty() && argument.value_name != "TEXT")
-        throw UserError(fmt::format("{} is empty", argument.name), "give it a value, or leave it out");
+        throw UserError(fmt::format("{} is empty", argument.name),
+                        "give it a value, or leave it out");
       **target = word;
     } else if (auto* const* target = std::get_if<std::vector<std::string>*>(&argument.target)) {
       (*target)->push_back(word);
@@ -81,9 +86,10 @@ void declare_to(CLI::App& app, const Argument& argument) {
     assign(argument, words);
     return true;
   };
-  const std::string help = argument.only_for.empty()
-                               ? argument.help
-                               : fmt::format("{}: {}", fmt::join(argument.only_for, ", "), argument.help);
+  const std::string help =
+      argument.only_for.empty()
+          ? argument.help
+          : fmt::format("{}: {}", fmt::join(argument.only_for, ", "), argument.help);
   CLI::Option* option = app.add_option(argument.name, callback, help);
   option->type_name(argument.value_name)->required(argument.required && argument.only_for.empty());
   if (std::holds_alternative<std::vector<std::string>*>(argument.target)) {
@@ -95,38 +101,44 @@ void declare_to(CLI::App& app, const Argument& argument) {
 std::vector<std::string> option_names(const Arguments& arguments) {
   std::vector<std::string> names = {"--help"};
   for (const Argument& argument : arguments.list()) {
-    if (argument.name.starts_with("-")) names.push_back(argument.name.substr(argument.name.rfind(',') + 1));
+    if (argument.name.starts_with("-"))
+      names.push_back(argument.name.substr(argument.name.rfind(',') + 1));
   }
   return names;
 }
 
 /// "not expected" errors in our words, with the nearest valid one.
-UserError unexpected_word(const std::string& word, const std::string& command, const std::vector<std::string>& known) {
+UserError unexpected_word(const std::string& word, const std::string& command,
+                          const std::vector<std::string>& known) {
   const std::string plain = word.substr(0, word.find('='));
   const std::string nearest = nearest_word(plain, known);
   const bool is_option = plain.starts_with("-");
   const std::string what = is_option ? "option" : command.empty() ? "command" : "argument";
-  const std::string help = nearest.empty()
-                               ? fmt::format("see `dovetail {}{}--help`", command, command.empty() ? "" : " ")
-                               : fmt::format("did you mean `{}`?", nearest);
-  return UserError(command.empty() ? fmt::format("unknown {} `{}`", what, plain)
-                                   : fmt::format("unknown {} `{}` of `dovetail {}`", what, plain, command),
+  const std::string help = nearest.empty() ? fmt::format("see `dovetail {}{}--help`", command,
+                                                         command.empty() ? "" : " ")
+                                           : fmt::format("did you mean `{}`?", nearest);
+  return UserError(command.empty()
+                       ? fmt::format("unknown {} `{}`", what, plain)
+                       : fmt::format("unknown {} `{}` of `dovetail {}`", what, plain, command),
                    help);
 }
 
 /// An error of the parser in our words.
 std::string fault_of(const CLI::ParseError& error) {
   const std::string text = error.what(), name = text.substr(0, text.find(": "));
-  const auto after = [&](std::string_view words) { return text.substr(text.rfind(words) + words.size()); };
-  constexpr std::string_view kReceived = " required but received ", kRequired = " required ", kMissing = " missing",
-                             kConvert = "Could not convert: ";
+  const auto after = [&](std::string_view words) {
+    return text.substr(text.rfind(words) + words.size());
+  };
+  constexpr std::string_view kReceived = " required but received ", kRequired = " required ",
+                             kMissing = " missing", kConvert = "Could not convert: ";
   if (text.find(kReceived) != std::string::npos) {
     const std::string times = after(kReceived);
     return fmt::format("{} is given {}", name, times == "2" ? "twice" : times + " times");
   }
   if (text.find(kRequired) != std::string::npos && text.ends_with(kMissing)) {
     const std::string rest = after(kRequired);
-    return fmt::format("{} has no value; it needs {}", name, rest.substr(0, rest.size() - kMissing.size()));
+    return fmt::format("{} has no value; it needs {}", name,
+                       rest.substr(0, rest.size() - kMissing.size()));
   }
   if (text.starts_with(kConvert)) {
     const std::string rest = after(kConvert);
@@ -157,9 +169,10 @@ void check_only_for(const Entry& entry) {
     const std::string& first = *std::get<std::string*>(list.front().target);
     const bool given = entry.app->get_option(argument.name)->count() > 0;
     if (given && !argument.goes_with_only(first))
-      throw UserError(fmt::format("{} is an option of `dovetail {} {}`, not of `dovetail {} {}`", argument.name,
-                                  command, fmt::join(argument.only_for, "`, `"), command, first),
-                      fmt::format("see `dovetail {} --help`", command));
+      throw UserError(
+          fmt::format("{} is an option of `dovetail {} {}`, not of `dovetail {} {}`", argument.name,
+                      command, fmt::join(argument.only_for, "`, `"), command, first),
+          fmt::format("see `dovetail {} --help`", command));
     if (!given && argument.required && argument.goes_with_only(first))
       throw UserError(fmt::format("dovetail {} {}: {} is required", command, first, argument.name),
                       "for example: " + entry.command->example());
@@ -179,7 +192,9 @@ void take_remainder(const Entry& entry) {
 
 }  // namespace
 
-std::string version_line() { return fmt::format("dovetail {} (torch {})\n", DOVETAIL_VERSION, TORCH_VERSION); }
+std::string version_line() {
+  return fmt::format("dovetail {} (torch {})\n", DOVETAIL_VERSION, TORCH_VERSION);
+}
 
 Parsed parse_command_line(const std::vector<std::unique_ptr<Command>>& commands,
                           const std::vector<std::string>& words) {
@@ -188,7 +203,8 @@ Parsed parse_command_line(const std::vector<std::unique_ptr<Command>>& commands,
   root.footer(kFooter);
   bool version = false;
   root.add_flag("--version", version, "Print the version and exit");
-  std::vector<Entry> entries(commands.size());  // arguments are referred to by address: never resized
+  std::vector<Entry> entries(
+      commands.size());  // arguments are referred to by address: never resized
   std::vector<std::string> names = {"--help", "--version"};
   for (size_t i = 0; i < commands.size(); ++i) {
     entries[i].command = commands[i].get();
@@ -196,7 +212,8 @@ Parsed parse_command_line(const std::vector<std::unique_ptr<Command>>& commands,
     names.push_back(commands[i]->name());
   }
   const auto chosen = [&]() -> Entry* {
-    const auto found = std::find_if(entries.begin(), entries.end(), [](const Entry& e) { return e.app->parsed(); });
+    const auto found = std::find_if(entries.begin(), entries.end(),
+                                    [](const Entry& e) { return e.app->parsed(); });
     return found == entries.end() ? nullptr : &*found;
   };
   try {
@@ -206,12 +223,14 @@ Parsed parse_command_line(const std::vector<std::unique_ptr<Command>>& commands,
   } catch (const CLI::ExtrasError&) {
     const Entry* entry = chosen();
     if (entry == nullptr) throw unexpected_word(root.remaining(true).at(0), "", names);
-    throw unexpected_word(root.remaining(true).at(0), entry->command->name(), option_names(entry->arguments));
+    throw unexpected_word(root.remaining(true).at(0), entry->command->name(),
+                          option_names(entry->arguments));
   } catch (const CLI::ParseError& error) {
     const Entry* entry = chosen();
     const std::string command = entry == nullptr ? "" : " " + entry->command->name();
-    throw UserError(fmt::format("dovetail{}: {}", command, fault_of(error)),
-                    entry == nullptr ? "see `dovetail --help`" : "for example: " + entry->command->example());
+    throw UserError(
+        fmt::format("dovetail{}: {}", command, fault_of(error)),
+        entry == nullptr ? "see `dovetail --help`" : "for example: " + entry->command->example());
   }
   if (version) return {.text = version_line()};
   const Entry* entry = chosen();

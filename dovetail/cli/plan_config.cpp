@@ -30,11 +30,12 @@ RunConfig load(const PlanRequest& request) {
   RunConfig config = config_of(request);
   if (request.time_limit_s > 0) config.memory.solve_s = request.time_limit_s;
   if (config.recommends())
-    throw UserError(
-        fmt::format("dovetail plan takes steps of a GPT on random tokens, but {} trains recommender.model = "
-                    "\"{}\", whose steps are recorded on its own rows",
-                    request.config, config.recommender.model),
-        "dovetail train with memory.budget makes the plan and writes it to the run's folder, with a report");
+    throw UserError(fmt::format("dovetail plan takes steps of a GPT on random tokens, but {} "
+                                "trains recommender.model = "
+                                "\"{}\", whose steps are recorded on its own rows",
+                                request.config, config.recommender.model),
+                    "dovetail train with memory.budget makes the plan and writes it to the run's "
+                    "folder, with a report");
   if (config.memory.budget.empty())
     throw UserError(fmt::format("{} has no memory.budget to plan for", request.config),
                     "--set memory.budget=0.5x, or --fits to see whether it fits without one");
@@ -56,7 +57,8 @@ class ConfigPlan {
         run_(resolve_trial(config_, *group_)),
         options_(planned_step_options(config_.memory)) {
     options_.curve_budgets = request.curve || !request.out.empty() ? PlannedStep::kCurveBudgets : 0;
-    user_check(group_->size() == 1, "dovetail plan looks at one rank, but this job has {}", group_->size());
+    user_check(group_->size() == 1, "dovetail plan looks at one rank, but this job has {}",
+               group_->size());
     keep_freed_memory();  // as `dovetail train`
   }
 
@@ -86,7 +88,8 @@ class ConfigPlan {
     const std::filesystem::path out = request_.out;
     if (out.extension() == ".json") {
       write_file_atomically(out, plan::to_json(plan().view().plan, plan().graph()).dump(1) + "\n");
-      write_file_atomically(out.parent_path() / "graph.json", plan::to_json(plan().graph()).dump(1) + "\n");
+      write_file_atomically(out.parent_path() / "graph.json",
+                            plan::to_json(plan().graph()).dump(1) + "\n");
       return;
     }
     std::filesystem::create_directories(out);
@@ -113,17 +116,19 @@ class ConfigPlan {
   std::string text() const {
     const MemoryPlanReport& made = *plan().report();
     const plan::Graph& graph = plan().graph();
-    const plan::PlanOutcome outcome = plan::outcome_of(graph, plan().view().plan, plan().view().timeline);
+    const plan::PlanOutcome outcome =
+        plan::outcome_of(graph, plan().view().plan, plan().view().timeline);
     std::string text = fmt::format(
-        "captured {} operations, {} storages; eager peak {} MiB; floor {} MiB; budget {} MiB\nsolved in {:.1f} s\n\n",
+        "captured {} operations, {} storages; eager peak {} MiB; floor {} MiB; budget {} "
+        "MiB\nsolved in {:.1f} s\n\n",
         graph.nodes.size(), graph.tensors.size(), mib(made.keep_all_bytes), mib(made.floor_bytes),
         mib(made.budget_bytes), made.solve_s);
     text += times_and_peaks(outcome) + "\n";
     text += request_.layers ? layer_table(outcome, graph) + "\n" : "";
     text += decision_table(outcome, graph);
     if (request_.curve)
-      text += "\n" + curve_table({plan().view().curve.begin(), plan().view().curve.end()}, made.keep_all_bytes,
-                                 outcome.once_s);
+      text += "\n" + curve_table({plan().view().curve.begin(), plan().view().curve.end()},
+                                 made.keep_all_bytes, outcome.once_s);
     return text;
   }
 
@@ -136,27 +141,31 @@ class ConfigPlan {
     const plan::SolveOptions how = PlannedStep::solve_options(options_);
     const plan::Floor floor = plan::floor_of(graph, how);
     if (graph.budget_bytes < floor.bytes)
-      throw plan::below_floor(graph, floor, "memory.budget",
-                              help_below_floor(run_, group_, graph, config_.memory.budget, how, request_.config) +
-                                  plan().what_would_lower_the_floor());
+      throw plan::below_floor(
+          graph, floor, "memory.budget",
+          help_below_floor(run_, group_, graph, config_.memory.budget, how, request_.config) +
+              plan().what_would_lower_the_floor());
   }
 
   std::string times_and_peaks(const plan::PlanOutcome& outcome) const {
     const PlannedStepView view = plan().view();
     const double measured_s = median_run(view.runs)->seconds;
     const auto of_eager = [&](double seconds) {
-      return fmt::format("{} ({:.3f}x)", plan::format_seconds(seconds), seconds / measured_.eager_s);
+      return fmt::format("{} ({:.3f}x)", plan::format_seconds(seconds),
+                         seconds / measured_.eager_s);
     };
-    const auto held = plan::peak_of(plan::memory_use(view.graph, view.plan, median_run(view.runs)->actions));
+    const auto held =
+        plan::peak_of(plan::memory_use(view.graph, view.plan, median_run(view.runs)->actions));
     const auto bytes = [](auto count) { return mib(static_cast<int64_t>(count)) + " MiB"; };
-    return format_table(
-        {{"", "eager", "predicted", "measured"},
-         {"process", bytes(measured_.eager_process_bytes), bytes(view.process_predicted_bytes),
-          bytes(view.process_bytes)},
-         {"step", plan::format_seconds(measured_.eager_s), of_eager(outcome.expected_s()), of_eager(measured_s)},
-         {"held at the peak", bytes(plan().report()->keep_all_bytes), bytes(view.timeline.peak_bytes), bytes(held)},
-         {"all places", "", bytes(view.places_bytes), bytes(view.used_bytes)}},
-        Heading::kFirstRow);
+    return format_table({{"", "eager", "predicted", "measured"},
+                         {"process", bytes(measured_.eager_process_bytes),
+                          bytes(view.process_predicted_bytes), bytes(view.process_bytes)},
+                         {"step", plan::format_seconds(measured_.eager_s),
+                          of_eager(outcome.expected_s()), of_eager(measured_s)},
+                         {"held at the peak", bytes(plan().report()->keep_all_bytes),
+                          bytes(view.timeline.peak_bytes), bytes(held)},
+                         {"all places", "", bytes(view.places_bytes), bytes(view.used_bytes)}},
+                        Heading::kFirstRow);
   }
 
   const PlanRequest& request_;

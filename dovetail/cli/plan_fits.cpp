@@ -24,16 +24,20 @@ constexpr int kRecordedSteps = 3;       // the first as it is, then two that mus
 
 /// Bytes of a step.
 struct Need {
-  int64_t kept_bytes = 0;                     ///< with everything kept
-  int64_t beside_bytes = 0;                   ///< beside the step: a checkpoint that is being written
+  int64_t kept_bytes = 0;    ///< with everything kept
+  int64_t beside_bytes = 0;  ///< beside the step: a checkpoint that is being written
   int64_t floor_bytes = 0, budget_bytes = 0;  ///< with a budget
 
   int64_t total() const { return (budget_bytes > 0 ? budget_bytes : kept_bytes) + beside_bytes; }
-  bool fits(int64_t available_bytes) const { return total() <= available_bytes && floor_bytes <= budget_bytes; }
+  bool fits(int64_t available_bytes) const {
+    return total() <= available_bytes && floor_bytes <= budget_bytes;
+  }
 };
 
-/// The floor with places. Below `floor_of` no place is looked for: it is found at once, and no placed floor is less.
-int64_t floor_for(const plan::Graph& graph, const plan::SolveOptions& options, int64_t budget_bytes) {
+/// The floor with places. Below `floor_of` no place is looked for: it is found at once, and no
+/// placed floor is less.
+int64_t floor_for(const plan::Graph& graph, const plan::SolveOptions& options,
+                  int64_t budget_bytes) {
   const int64_t bytes = plan::floor_of(graph, options).bytes;
   return bytes > budget_bytes ? bytes : plan::placed_floor_of(graph, options).bytes;
 }
@@ -58,7 +62,8 @@ class Needs {
   Need of(int64_t samples) const {
     if (!a_) {
       const MemoryEstimate estimate = estimate_of(samples);
-      return {.kept_bytes = estimate.total() - estimate.checkpoint, .beside_bytes = estimate.checkpoint};
+      return {.kept_bytes = estimate.total() - estimate.checkpoint,
+              .beside_bytes = estimate.checkpoint};
     }
     const plan::Graph graph = plan::with_samples(*a_, *b_, samples);
     Need need{.kept_bytes = plan::keep_all_bytes(graph), .beside_bytes = run_.memory.checkpoint};
@@ -80,8 +85,9 @@ class Needs {
 
   std::string why_it_is_not_recorded() const {
     if (run_.config.recommends())
-      return fmt::format("a step of recommender.model = \"{}\" is recorded on its own rows, in training alone",
-                         run_.config.recommender.model);
+      return fmt::format(
+          "a step of recommender.model = \"{}\" is recorded on its own rows, in training alone",
+          run_.config.recommender.model);
     try {
       RunConfig planned = run_.config;
       planned.memory.budget = "1x";
@@ -90,13 +96,15 @@ class Needs {
     } catch (const UserError& error) {
       return error.what();
     }
-    return estimate_of(1).total() > available_bytes() ? "not even one sample is estimated to fit" : "";
+    return estimate_of(1).total() > available_bytes() ? "not even one sample is estimated to fit"
+                                                      : "";
   }
 
   /// With the samples asked for and half of them, or as many as are estimated to fit easily.
   void record() {
     int64_t samples = std::max<int64_t>(key_.asked(), kFewestRecorded * 2);
-    while (samples > kFewestRecorded * 2 && estimate_of(samples).total() > available_bytes() / 2) samples /= 2;
+    while (samples > kFewestRecorded * 2 && estimate_of(samples).total() > available_bytes() / 2)
+      samples /= 2;
     const int64_t fewer = samples / 2;
     a_ = plan::Sampled{fewer, record_with(run_, group_, key_, fewer)};
     b_ = plan::Sampled{samples, record_with(run_, group_, key_, samples)};
@@ -113,19 +121,22 @@ class Needs {
 
 std::string in_words(const Need& need, const Needs& needs, int64_t largest) {
   const int64_t available = needs.available_bytes();
-  std::string text = fmt::format("{} ({}): a step with {} = {} takes {} with everything kept",
-                                 need.fits(available) ? "fits" : "does not fit",
-                                 needs.why_estimated().empty() ? "recorded" : "estimated", needs.key().name(),
-                                 needs.key().asked(), plan::binary_size(need.kept_bytes));
+  std::string text =
+      fmt::format("{} ({}): a step with {} = {} takes {} with everything kept",
+                  need.fits(available) ? "fits" : "does not fit",
+                  needs.why_estimated().empty() ? "recorded" : "estimated", needs.key().name(),
+                  needs.key().asked(), plan::binary_size(need.kept_bytes));
   if (need.beside_bytes > 0)
-    text += fmt::format(", and {} beside it while a checkpoint is written", plan::binary_size(need.beside_bytes));
+    text += fmt::format(", and {} beside it while a checkpoint is written",
+                        plan::binary_size(need.beside_bytes));
   text += fmt::format("; {} is available\n", plan::binary_size(available));
   if (need.budget_bytes > 0)
     text += fmt::format("the budget is {}, the floor {}\n", plan::binary_size(need.budget_bytes),
                         plan::binary_size(need.floor_bytes));
   if (!needs.why_estimated().empty()) text += fmt::format("estimated: {}\n", needs.why_estimated());
-  return text + (largest > 0 ? fmt::format("the largest {} that fits is {}\n", needs.key().name(), largest)
-                             : fmt::format("no {} fits\n", needs.key().name()));
+  return text + (largest > 0
+                     ? fmt::format("the largest {} that fits is {}\n", needs.key().name(), largest)
+                     : fmt::format("no {} fits\n", needs.key().name()));
 }
 
 }  // namespace
@@ -133,8 +144,8 @@ std::string in_words(const Need& need, const Needs& needs, int64_t largest) {
 SampleKey::SampleKey(const ResolvedRun& run)
     : accumulates_(run.micro_batch < run.most_samples), asked_(run.micro_batch) {}
 
-plan::Graph record_with(const ResolvedRun& run, const std::shared_ptr<Group>& group, const SampleKey& key,
-                        int64_t samples) {
+plan::Graph record_with(const ResolvedRun& run, const std::shared_ptr<Group>& group,
+                        const SampleKey& key, int64_t samples) {
   // Of several micro-batches two are enough: the others come and go as the second.
   TrialStep trial(run, group, key.accumulates() ? 2 * samples : samples, samples);
   PlannedStep::Options options = planned_step_options(run.config.memory);
@@ -154,10 +165,12 @@ int64_t largest_that(const std::function<bool(int64_t)>& fits) {
   return good;
 }
 
-std::string help_below_floor(const ResolvedRun& run, const std::shared_ptr<Group>& group, const plan::Graph& graph,
-                             const std::string& budget, const plan::SolveOptions& options, const std::string& config) {
+std::string help_below_floor(const ResolvedRun& run, const std::shared_ptr<Group>& group,
+                             const plan::Graph& graph, const std::string& budget,
+                             const plan::SolveOptions& options, const std::string& config) {
   const SampleKey key(run);
-  const std::string search = fmt::format("`dovetail plan {} --fits` searches for the largest that fits", config);
+  const std::string search =
+      fmt::format("`dovetail plan {} --fits` searches for the largest that fits", config);
   if (key.asked() == 1) return "raise the budget: there is but one sample at once";
   const int64_t other = key.asked() / 2 >= kFewestRecorded ? key.asked() / 2 : 2 * key.asked();
   const plan::Sampled a{other, record_with(run, group, key, other)}, b{key.asked(), graph};
@@ -168,7 +181,8 @@ std::string help_below_floor(const ResolvedRun& run, const std::shared_ptr<Group
   });
   if (largest == 0 || largest >= key.asked())
     return fmt::format("raise the budget: no {} is small enough for it", key.name());
-  return fmt::format("lower {} from {} to {}, or raise the budget; {}", key.name(), key.asked(), largest, search);
+  return fmt::format("lower {} from {} to {}, or raise the budget; {}", key.name(), key.asked(),
+                     largest, search);
 }
 
 bool say_whether_it_fits(const PlanRequest& request) {
@@ -177,18 +191,21 @@ bool say_whether_it_fits(const PlanRequest& request) {
   const Needs needs(config, group);
   const int64_t available = needs.available_bytes();
   const Need need = needs.of(needs.key().asked());
-  const int64_t largest = largest_that([&](int64_t samples) { return needs.of(samples).fits(available); });
+  const int64_t largest =
+      largest_that([&](int64_t samples) { return needs.of(samples).fits(available); });
   const bool fits = need.fits(available);
   if (request.json) {
-    nlohmann::ordered_json json = {{"fits", fits},
-                                   {"source", needs.why_estimated().empty() ? "recorded" : "estimated"},
-                                   {"key", needs.key().name()},
-                                   {"asked", needs.key().asked()},
-                                   {"largest", largest},
-                                   {"keep_all_bytes", need.kept_bytes},
-                                   {"beside_bytes", need.beside_bytes},
-                                   {"available_bytes", available}};
-    if (need.budget_bytes > 0) json.update({{"budget_bytes", need.budget_bytes}, {"floor_bytes", need.floor_bytes}});
+    nlohmann::ordered_json json = {
+        {"fits", fits},
+        {"source", needs.why_estimated().empty() ? "recorded" : "estimated"},
+        {"key", needs.key().name()},
+        {"asked", needs.key().asked()},
+        {"largest", largest},
+        {"keep_all_bytes", need.kept_bytes},
+        {"beside_bytes", need.beside_bytes},
+        {"available_bytes", available}};
+    if (need.budget_bytes > 0)
+      json.update({{"budget_bytes", need.budget_bytes}, {"floor_bytes", need.floor_bytes}});
     if (!needs.why_estimated().empty()) json["why_estimated"] = needs.why_estimated();
     print_json(json);
   } else {

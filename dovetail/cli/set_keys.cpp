@@ -22,21 +22,22 @@ bool is_at_or_below(std::string_view key, std::string_view parent) {
 
 }  // namespace
 
-void check_set_keys(const std::vector<std::string>& overrides, const std::vector<std::string_view>& read,
-                    std::string_view command) {
+void check_set_keys(const std::vector<std::string>& overrides,
+                    const std::vector<std::string_view>& read, std::string_view command) {
   for (const std::string& override : overrides) {
     const std::string_view key = key_of(override);
-    user_check(std::ranges::any_of(read, [&](std::string_view parent) { return is_at_or_below(key, parent); }),
-               "--set {} does nothing here: {} reads {}; leave it out", printable(override), command,
-               fmt::join(read, ", "));
+    user_check(std::ranges::any_of(
+                   read, [&](std::string_view parent) { return is_at_or_below(key, parent); }),
+               "--set {} does nothing here: {} reads {}; leave it out", printable(override),
+               command, fmt::join(read, ", "));
   }
 }
 
 void check_set_once(const std::vector<std::string>& overrides, std::string_view key, bool given,
                     std::string_view other) {
   for (const std::string& override : overrides)
-    user_check(!given || !is_at_or_below(key_of(override), key), "both --set {} and {} are given; keep one of them",
-               printable(override), other);
+    user_check(!given || !is_at_or_below(key_of(override), key),
+               "both --set {} and {} are given; keep one of them", printable(override), other);
 }
 
 }  // namespace dovetail::cli

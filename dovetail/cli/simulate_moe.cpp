@@ -47,8 +47,8 @@ std::vector<std::string> to_row(const moe::LayerTime& time) {
 
 /// The fastest plans, and of each algorithm the fastest and the plain one.
 Rows table(const std::vector<moe::LayerTime>& times) {
-  Rows rows = {{"all-to-all", "overlap", "r", "shadowed", "forward (ms)", "backward (ms)", "both (ms)",
-                "of which computing (ms)"}};
+  Rows rows = {{"all-to-all", "overlap", "r", "shadowed", "forward (ms)", "backward (ms)",
+                "both (ms)", "of which computing (ms)"}};
   std::map<AllToAllAlgorithm, bool> seen;
   for (size_t i = 0; i < times.size(); ++i) {
     const auto& plan = times[i].plan;
@@ -69,19 +69,25 @@ void SimulateMoe::declare(Arguments& arguments) {
   arguments.option("--ranks", "N", &ranks_, "Number of ranks").is_required().range(1, 4096);
   arguments
       .option("--experts", "E", &experts_,
-              "Number of experts. If smaller than the number of ranks, a divisor of it (as many as ranks)")
+              "Number of experts. If smaller than the number of ranks, a divisor of it (as many as "
+              "ranks)")
       .range(1, 1e5);
   arguments.option("--tokens", "T", &tokens_, "Tokens of each rank (4096)").range(1, 1e8);
   arguments.option("--width", "C", &width_, "Width of the model (1024)").range(1, 1e6);
   arguments.option("--hidden", "H", &hidden_, "Hidden width of an expert (4096)").range(1, 1e7);
   arguments.option("--top-k", "K", &top_k_, "Experts of each token (2)").range(1, 1024);
-  arguments.option("--skew", "Z", &skew_, "Skew of the load: expert i in proportion to (i + 1)^-Z (0: even)")
+  arguments
+      .option("--skew", "Z", &skew_,
+              "Skew of the load: expert i in proportion to (i + 1)^-Z (0: even)")
       .range(0, 10);
   arguments
-      .option("--payload", "NAME", &payload_,
-              "Format of rows to the experts: fp32, bf16 or mxfp8; other rows are bf16, or fp32 (bf16)")
+      .option(
+          "--payload", "NAME", &payload_,
+          "Format of rows to the experts: fp32, bf16 or mxfp8; other rows are bf16, or fp32 (bf16)")
       .one_of({"fp32", "bf16", "mxfp8"});
-  arguments.option("--most-shadowed", "S", &most_shadowed_, "Maximum number of shadowed experts (8)").range(0, 4096);
+  arguments
+      .option("--most-shadowed", "S", &most_shadowed_, "Maximum number of shadowed experts (8)")
+      .range(0, 4096);
 }
 
 void SimulateMoe::run(const std::string& plot, bool json) const {
@@ -92,13 +98,15 @@ void SimulateMoe::run(const std::string& plot, bool json) const {
   if (json) {
     Json plans = Json::array();
     for (const auto& time : times) plans.push_back(to_json(time));
-    print_json({{"simulated_from", model.source}, {"chosen", to_json(times.front())}, {"plans", plans}});
+    print_json(
+        {{"simulated_from", model.source}, {"chosen", to_json(times.front())}, {"plans", plans}});
     return;
   }
   print(fmt::format("Simulated, not measured; the costs are: {}\n\n", model.source));
   print(format_table(table(times), Heading::kFirstRow));
-  print(fmt::format("\nChosen of {} plans: all_to_all {}, overlap {}, r {}, {} shadowed.\n", times.size(),
-                    dovetail::name(times.front().plan.algorithm), times.front().plan.overlap, times.front().plan.shards,
+  print(fmt::format("\nChosen of {} plans: all_to_all {}, overlap {}, r {}, {} shadowed.\n",
+                    times.size(), dovetail::name(times.front().plan.algorithm),
+                    times.front().plan.overlap, times.front().plan.shards,
                     times.front().plan.shadowed));
 }
 
@@ -119,11 +127,12 @@ moe::LayerLoad SimulateMoe::load_for(int ranks) const {
 
 /// Numbers of ranks that the experts and nodes allow, doubling up to the one that was asked for.
 LineChart SimulateMoe::draw(const CostModel& model) const {
-  LineChart chart{.title = "A layer of experts, forward and backward (simulated)",
-                  .subtitle = "costs: " + model.source,
-                  .x_label = "ranks",
-                  .y_label = "ms",
-                  .lines = {{"linear"}, {"2dh"}, {"flexible"}, {"2dh_flexible"}, {"data parallel"}}};
+  LineChart chart{
+      .title = "A layer of experts, forward and backward (simulated)",
+      .subtitle = "costs: " + model.source,
+      .x_label = "ranks",
+      .y_label = "ms",
+      .lines = {{"linear"}, {"2dh"}, {"flexible"}, {"2dh_flexible"}, {"data parallel"}}};
   for (int ranks = 2; ranks <= ranks_; ranks *= 2) {
     const auto load = load_for(ranks);
     const bool fits = (ranks <= load.experts || ranks % load.experts == 0) &&
@@ -131,9 +140,11 @@ LineChart SimulateMoe::draw(const CostModel& model) const {
     if (!fits) continue;
     std::map<size_t, double> fastest;
     for (const auto& time : moe::simulate_all(model, load, static_cast<int>(most_shadowed_)))
-      fastest.try_emplace(time.plan.shards == 0 ? chart.lines.size() - 1 : static_cast<size_t>(time.plan.algorithm),
-                          time.total_s());
-    for (const auto& [line, seconds] : fastest) chart.lines[line].points.emplace_back(ranks, seconds * 1e3);
+      fastest.try_emplace(
+          time.plan.shards == 0 ? chart.lines.size() - 1 : static_cast<size_t>(time.plan.algorithm),
+          time.total_s());
+    for (const auto& [line, seconds] : fastest)
+      chart.lines[line].points.emplace_back(ranks, seconds * 1e3);
   }
   user_check(!chart.lines.back().points.empty(),
              "--plot: no number of ranks from 2 to {} fits the experts and the nodes", ranks_);

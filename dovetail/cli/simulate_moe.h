@@ -22,7 +22,8 @@ class SimulateMoe {
   LineChart draw(const CostModel& model) const;
 
   std::string cost_, payload_ = "bf16";
-  int64_t ranks_ = 0, experts_ = 0, tokens_ = 4096, width_ = 1024, hidden_ = 4096, top_k_ = 2, most_shadowed_ = 8;
+  int64_t ranks_ = 0, experts_ = 0, tokens_ = 4096, width_ = 1024, hidden_ = 4096, top_k_ = 2,
+          most_shadowed_ = 8;
   double skew_ = 0;
 };
 

@@ -26,7 +26,8 @@ const std::map<std::string, BadValues> kBadValues = {
 std::vector<std::string> parse_names(const char* option, const std::string& text) {
   std::vector<std::string> names;
   for (size_t at = 0; !text.empty() && at <= text.size(); ++at) {
-    const bool quoted = text.size() > at && text[at] == '"' && text.find('"', at + 1) != std::string::npos;
+    const bool quoted =
+        text.size() > at && text[at] == '"' && text.find('"', at + 1) != std::string::npos;
     const size_t begin = quoted ? at + 1 : at;
     const size_t end = quoted ? text.find('"', begin) : std::min(text.find(',', at), text.size());
     names.push_back(text.substr(begin, end - begin));
@@ -52,36 +53,46 @@ nlohmann::ordered_json executors_json(const hybrid::Runtime& runtime) {
 void TableOptions::declare_data(Arguments& arguments) {
   arguments
       .option("--data", "FILE", &data_,
-              "Table: Parquet, .npy, .npz (FILE:NAME) or text with a delimiter or blanks; gzip, zstd and bzip2 are "
+              "Table: Parquet, .npy, .npz (FILE:NAME) or text with a delimiter or blanks; gzip, "
+              "zstd and bzip2 are "
               "unpacked")
       .is_required()
       .completes(Completion::kFile);
   arguments.option("--columns", "LIST", &columns_,
                    "Columns to read, by name or place, such as a,b,7 (all but an index of pandas)");
-  arguments.option("--delimiter", "WHAT", &delimiter_,
-                   "Character between the fields of a text, tab, or blank (found in the first lines)");
-  arguments.option("--decimal", "MARK", &decimal_, "Mark before the fraction of a number in a text (.)")
+  arguments.option(
+      "--delimiter", "WHAT", &delimiter_,
+      "Character between the fields of a text, tab, or blank (found in the first lines)");
+  arguments
+      .option("--decimal", "MARK", &decimal_, "Mark before the fraction of a number in a text (.)")
       .one_of({".", ","});
   arguments
       .option("--header", "WHAT", &header_,
-              "First line of a text: yes for names of columns, no for a row (found out: names, unless all are numbers)")
+              "First line of a text: yes for names of columns, no for a row (found out: names, "
+              "unless all are numbers)")
       .one_of({"yes", "no"});
-  arguments.option("--drop-columns", "LIST", &drop_columns_, "Columns to leave out, by name or place, such as a,3");
+  arguments.option("--drop-columns", "LIST", &drop_columns_,
+                   "Columns to leave out, by name or place, such as a,3");
   arguments
       .option("--bad-values", "WHAT", &bad_values_,
-              "Treatment of a value that is no number: error, zero (a row without its target is left out), or skip its "
+              "Treatment of a value that is no number: error, zero (a row without its target is "
+              "left out), or skip its "
               "row (error)")
       .one_of({"error", "zero", "skip"});
 }
 
 void TableOptions::declare_workers(Arguments& arguments) {
-  arguments.option("--threads", "N", &threads_, "Number of threads; 0: torch's setting (0)").range(0, 4096);
-  arguments.option("--executors", "LIST", &executors_,
-                   "Executors that share the rows by their measured speeds, such as cpu:2,cpu:1,cuda:0. Each is a "
-                   "number of threads on cores of its own, or a GPU (none: --threads share the rows equally)");
+  arguments.option("--threads", "N", &threads_, "Number of threads; 0: torch's setting (0)")
+      .range(0, 4096);
+  arguments.option(
+      "--executors", "LIST", &executors_,
+      "Executors that share the rows by their measured speeds, such as cpu:2,cpu:1,cuda:0. Each is "
+      "a "
+      "number of threads on cores of its own, or a GPU (none: --threads share the rows equally)");
   arguments
       .option("--share", "HOW", &share_,
-              "Shares of executors: stealing (by speed, and idle ones help), affine (by speed), or static (by threads) "
+              "Shares of executors: stealing (by speed, and idle ones help), affine (by speed), or "
+              "static (by threads) "
               "(stealing)")
       .one_of({"stealing", "affine", "static"});
   arguments
@@ -90,30 +101,38 @@ void TableOptions::declare_workers(Arguments& arguments) {
       .range(0, 1e9);
   arguments
       .option("--timeout", "SECONDS", &timeout_s_,
-              "Time after which a silent node counts as dead, with several nodes (dovetail launch) (300)")
+              "Time after which a silent node counts as dead, with several nodes (dovetail launch) "
+              "(300)")
       .range(0.1, 1e6);
-  arguments.flag("--fresh", fresh_, "Start over instead of continuing a stopped job with the same options");
+  arguments.flag("--fresh", fresh_,
+                 "Start over instead of continuing a stopped job with the same options");
 }
 
 void TableOptions::check() const {
   user_check(columns_.empty() || drop_columns_.empty(),
              "--columns and --drop-columns both say which columns to read; give one of them");
-  user_check(delimiter_.size() <= 1 || delimiter_ == "tab" || delimiter_ == "blank" || delimiter_ == "\\t",
-             "--delimiter: \"{}\" is not one character, tab or blank", printable(delimiter_));
-  user_check(delimiter_ != decimal_, "--delimiter and --decimal are both \"{}\"; they must differ", decimal_);
+  user_check(
+      delimiter_.size() <= 1 || delimiter_ == "tab" || delimiter_ == "blank" || delimiter_ == "\\t",
+      "--delimiter: \"{}\" is not one character, tab or blank", printable(delimiter_));
+  user_check(delimiter_ != decimal_, "--delimiter and --decimal are both \"{}\"; they must differ",
+             decimal_);
   if (executors_.empty()) {
-    user_check(share_.empty() && verify_ == 0, "--share and --verify are about --executors, of which there are none");
+    user_check(share_.empty() && verify_ == 0,
+               "--share and --verify are about --executors, of which there are none");
     return;
   }
   hybrid::parse_executors(executors_);
-  user_check(threads_ == 0, "--threads: executors have threads of their own; give only --executors {}", executors_);
+  user_check(threads_ == 0,
+             "--threads: executors have threads of their own; give only --executors {}",
+             executors_);
 }
 
 std::shared_ptr<Group> TableOptions::join() const {
   constexpr double kTimeout = 300;
   auto group = world_from_environment({.timeout_s = timeout_s_ > 0 ? timeout_s_ : kTimeout});
   user_check(timeout_s_ <= 0 || group->size() > 1,
-             "--timeout is about several nodes, but there is one; start more with `dovetail launch`, or leave it out");
+             "--timeout is about several nodes, but there is one; start more with `dovetail "
+             "launch`, or leave it out");
   return group;
 }
 
@@ -136,18 +155,20 @@ Matrix TableOptions::read(const Group& group, MatrixOptions options) const {
     for (const std::string& warning : matrix.warnings) log_warning("{}: {}", data_, warning);
   }
   if (matrix.num_bad > 0 && group.rank() == 0) {
-    log_warning(
-        "{}: {} bad values, {}", data_, format_grouped(matrix.num_bad),
-        bad_values_ == "zero" && matrix.left_out.empty()
-            ? std::string("0 in their place")
-            : fmt::format("{}{} rows {}left out", bad_values_ == "zero" ? "0 in place of features, " : "",
-                          format_grouped(std::ssize(matrix.left_out)), bad_values_ == "zero" ? "without target " : ""));
+    log_warning("{}: {} bad values, {}", data_, format_grouped(matrix.num_bad),
+                bad_values_ == "zero" && matrix.left_out.empty()
+                    ? std::string("0 in their place")
+                    : fmt::format("{}{} rows {}left out",
+                                  bad_values_ == "zero" ? "0 in place of features, " : "",
+                                  format_grouped(std::ssize(matrix.left_out)),
+                                  bad_values_ == "zero" ? "without target " : ""));
     for (const std::string& bad : matrix.first_bad) log_info("  {}", bad);
   }
   return matrix;
 }
 
-std::shared_ptr<hybrid::Workers> TableOptions::make_workers(const std::shared_ptr<Group>& group) const {
+std::shared_ptr<hybrid::Workers> TableOptions::make_workers(
+    const std::shared_ptr<Group>& group) const {
   std::shared_ptr<hybrid::Runtime> executors;
   if (!executors_.empty()) {
     hybrid::SchedulerOptions scheduling{.verify_every = verify_};
@@ -157,7 +178,8 @@ std::shared_ptr<hybrid::Workers> TableOptions::make_workers(const std::shared_pt
     for (const hybrid::ExecutorSpec& executor : list) {
       threads += executor.threads;
       if (executor.device.is_cuda() && neighbours_of(*group).size > 1)
-        throw UserError(fmt::format("executors: all processes of this machine would share {}", executor.device.str()),
+        throw UserError(fmt::format("executors: all processes of this machine would share {}",
+                                    executor.device.str()),
                         "start one process for each machine and list its GPUs");
     }
     executors = std::make_shared<hybrid::Runtime>(
@@ -178,7 +200,8 @@ void TableOptions::finish(hybrid::Workers* workers, nlohmann::ordered_json& resu
     const auto all = all_gather_bytes(nodes->group(), executors.dump());
     for (size_t r = 0; r < all.size(); ++r) {
       const hybrid::Nodes::Report& report = nodes->report()[r];
-      list.push_back({{"rows", report.rows}, {"seconds", report.seconds}, {"rows_moved", report.moved}});
+      list.push_back(
+          {{"rows", report.rows}, {"seconds", report.seconds}, {"rows_moved", report.moved}});
       if (runtime != nullptr) list.back()["executors"] = nlohmann::ordered_json::parse(all[r]);
     }
   } else if (runtime != nullptr) {
@@ -188,21 +211,24 @@ void TableOptions::finish(hybrid::Workers* workers, nlohmann::ordered_json& resu
   if (runtime != nullptr && first_here) runtime->save_speeds();
 }
 
-std::vector<std::pair<std::string, std::string>> TableOptions::worker_figures(const nlohmann::ordered_json& result) {
+std::vector<std::pair<std::string, std::string>> TableOptions::worker_figures(
+    const nlohmann::ordered_json& result) {
   std::vector<std::pair<std::string, std::string>> list;
   const auto add = [&](const nlohmann::ordered_json& of, const std::string& where) {
     for (const auto& executor : of.value("executors", nlohmann::ordered_json::array()))
       list.emplace_back("rows of " + executor.at("name").get<std::string>() + where,
                         format_grouped(executor.at("rows")) +
-                            (executor.contains("left_out") ? ", left out: " + executor.at("left_out").get<std::string>()
-                                                           : std::string()));
+                            (executor.contains("left_out")
+                                 ? ", left out: " + executor.at("left_out").get<std::string>()
+                                 : std::string()));
   };
   add(result, "");
   int64_t number = 0;
   for (const auto& node : result.value("nodes", nlohmann::ordered_json::array())) {
     const std::string name = fmt::format("node {}", number++);
     list.emplace_back("rows of " + name,
-                      fmt::format("{} in {:.3g} s", format_grouped(node.at("rows")), node.at("seconds").get<double>()));
+                      fmt::format("{} in {:.3g} s", format_grouped(node.at("rows")),
+                                  node.at("seconds").get<double>()));
     add(node, " on " + name);
   }
   return list;
@@ -218,7 +244,9 @@ std::string TableOptions::data_words() const {
   return words;
 }
 
-std::string TableOptions::table_words() const { return data_words() + file_words(matrix_file(data_).string()); }
+std::string TableOptions::table_words() const {
+  return data_words() + file_words(matrix_file(data_).string());
+}
 
 std::string TableOptions::worker_words() const {
   std::string words;
@@ -234,24 +262,28 @@ std::string file_words(const std::string& name) {
                      std::filesystem::last_write_time(name).time_since_epoch().count());
 }
 
-void write_table(const std::filesystem::path& path, const std::vector<std::string>& columns, const at::Tensor& rows,
-                 const std::vector<std::string>& names) {
+void write_table(const std::filesystem::path& path, const std::vector<std::string>& columns,
+                 const at::Tensor& rows, const std::vector<std::string>& names) {
   std::string text;
   // Readers pass over an empty line, which would be the header of one column without a name.
-  const auto name_of = [](const std::string& column) { return column.empty() ? "\"\"" : csv_field(column); };
+  const auto name_of = [](const std::string& column) {
+    return column.empty() ? "\"\"" : csv_field(column);
+  };
   for (size_t i = 0; i < columns.size(); ++i) text += (i > 0 ? "," : "") + name_of(columns[i]);
   text += "\n";
   const auto* value = rows.const_data_ptr<double>();
   for (int64_t c = 0; c < rows.size(0); ++c) {
     if (!names.empty()) text += csv_field(names[static_cast<size_t>(c)]);
     for (int64_t p = 0; p < rows.size(1); ++p)
-      fmt::format_to(std::back_inserter(text), "{}{}", p > 0 || !names.empty() ? "," : "", *value++);
+      fmt::format_to(std::back_inserter(text), "{}{}", p > 0 || !names.empty() ? "," : "",
+                     *value++);
     text += "\n";
   }
   write_file_atomically(path, text);
 }
 
-void write_labels(const std::filesystem::path& path, const at::Tensor& labels, const std::vector<int64_t>& left_out) {
+void write_labels(const std::filesystem::path& path, const at::Tensor& labels,
+                  const std::vector<int64_t>& left_out) {
   constexpr size_t kPieceBytes = size_t{1} << 20;
   AtomicFile file(path);
   std::string text = "row,label\n";

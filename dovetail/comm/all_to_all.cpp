@@ -18,8 +18,9 @@ namespace dovetail {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Encoded rows on their way, and what it takes to read them. `planned`: x lies, and what is received shall lie, where
-/// a plan has a place for it, for no longer than it says; what is on the way lies beside that.
+/// Encoded rows on their way, and what it takes to read them. `planned`: x lies, and what is
+/// received shall lie, where a plan has a place for it, for no longer than it says; what is on the
+/// way lies beside that.
 class Transfer {
  public:
   Transfer(const at::Tensor& x, const Exchange& exchange, Payload payload, bool planned)
@@ -53,7 +54,8 @@ class Transfer {
 };
 
 struct PendingRows::State : torch::CustomClassHolder {
-  State(const Exchange& exchange, const Payloads& payloads) : exchange(exchange), payloads(payloads) {}
+  State(const Exchange& exchange, const Payloads& payloads)
+      : exchange(exchange), payloads(payloads) {}
   Exchange exchange;
   Payloads payloads;
   std::unique_ptr<Transfer> forward, backward;
@@ -64,13 +66,14 @@ namespace {
 using State = PendingRows::State;
 using Way = std::unique_ptr<Transfer> State::*;  ///< forward or backward
 
-void start(const c10::intrusive_ptr<State>& state, Way way, const at::Tensor& x, const Exchange& exchange,
-           Payload payload) {
-  operation_once("dovetail::all_to_all_start", {.reads = {x}},
-                 [state, way, exchange, payload, planned = operations_are_recorded()](const Operands& of) {
-                   (*state).*way = std::make_unique<Transfer>(of.reads[0], exchange, payload, planned);
-                   return std::vector<at::Tensor>();
-                 });
+void start(const c10::intrusive_ptr<State>& state, Way way, const at::Tensor& x,
+           const Exchange& exchange, Payload payload) {
+  operation_once(
+      "dovetail::all_to_all_start", {.reads = {x}},
+      [state, way, exchange, payload, planned = operations_are_recorded()](const Operands& of) {
+        (*state).*way = std::make_unique<Transfer>(of.reads[0], exchange, payload, planned);
+        return std::vector<at::Tensor>();
+      });
 }
 
 at::Tensor wait_for(const c10::intrusive_ptr<State>& state, Way way) {
@@ -84,8 +87,9 @@ c10::intrusive_ptr<State> state_of(AutogradContext* context) {
   return c10::static_intrusive_pointer_cast<State>(context->saved_data["state"].toCapsule());
 }
 
-/// The two ends of a transfer. A tensor without elements joins them in the graph: backward comes first to the end,
-/// which starts the gradients on their way, and last to the start, which waits for them.
+/// The two ends of a transfer. A tensor without elements joins them in the graph: backward comes
+/// first to the end, which starts the gradients on their way, and last to the start, which waits
+/// for them.
 class TransferStart : public torch::autograd::Function<TransferStart> {
  public:
   /// `anchor` requires grad, so that the graph is there although x may not.
@@ -105,25 +109,32 @@ class TransferStart : public torch::autograd::Function<TransferStart> {
 
 class TransferEnd : public torch::autograd::Function<TransferEnd> {
  public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& token, const c10::intrusive_ptr<State>& state) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& token,
+                            const c10::intrusive_ptr<State>& state) {
     context->saved_data["state"] = c10::IValue::make_capsule(state);
     return wait_for(state, &State::forward);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto state = state_of(context);
-    start(state, &State::backward, gradients[0], state->exchange.reversed(), state->payloads.backward);
+    start(state, &State::backward, gradients[0], state->exchange.reversed(),
+          state->payloads.backward);
     return {at::empty({0}, gradients[0].options()), at::Tensor()};
   }
 };
 
 void check_rows(const at::Tensor& x, const Exchange& exchange) {
-  DOVETAIL_CHECK(x.dim() >= 1 && x.size(0) == exchange.rows_sent(), "a tensor of {} rows for {} to send",
-                 x.dim() == 0 ? 0 : x.size(0), exchange.rows_sent());
+  DOVETAIL_CHECK(x.dim() >= 1 && x.size(0) == exchange.rows_sent(),
+                 "a tensor of {} rows for {} to send", x.dim() == 0 ? 0 : x.size(0),
+                 exchange.rows_sent());
 }
 
-Exchange even(const std::shared_ptr<Group>& group, int64_t rows) { return {group, even_splits(rows, group->size())}; }
-Exchange even(const NodeGroups& nodes, int64_t rows) { return Exchange::hierarchical_even(nodes, rows); }
+Exchange even(const std::shared_ptr<Group>& group, int64_t rows) {
+  return {group, even_splits(rows, group->size())};
+}
+Exchange even(const NodeGroups& nodes, int64_t rows) {
+  return Exchange::hierarchical_even(nodes, rows);
+}
 int ranks_of(const std::shared_ptr<Group>& group) { return group->size(); }
 int ranks_of(const NodeGroups& nodes) { return nodes.inside->size() * nodes.between->size(); }
 
@@ -131,9 +142,12 @@ template <class Ranks>
 at::Tensor flexible(const at::Tensor& x, const Ranks& ranks, int64_t split_dim, int64_t concat_dim,
                     const Payloads& payloads) {
   const int64_t n = ranks_of(ranks);
-  user_check(x.dim() >= 2 && split_dim >= 0 && concat_dim >= 0 && split_dim < x.dim() && concat_dim < x.dim(),
-             "all_to_all: no dimensions {} and {} in a tensor of {}", split_dim, concat_dim, x.dim());
-  user_check(x.size(split_dim) % n == 0, "all_to_all: dimension {} of size {} does not divide over {} ranks", split_dim,
+  user_check(x.dim() >= 2 && split_dim >= 0 && concat_dim >= 0 && split_dim < x.dim() &&
+                 concat_dim < x.dim(),
+             "all_to_all: no dimensions {} and {} in a tensor of {}", split_dim, concat_dim,
+             x.dim());
+  user_check(x.size(split_dim) % n == 0,
+             "all_to_all: dimension {} of size {} does not divide over {} ranks", split_dim,
              x.size(split_dim), n);
   const auto parts = x.unflatten(split_dim, {n, x.size(split_dim) / n}).movedim(split_dim, 0);
   const int64_t width = parts.size(-1);
@@ -145,8 +159,8 @@ at::Tensor flexible(const at::Tensor& x, const Ranks& ranks, int64_t split_dim, 
 /// The sizes of a scatter: rows from the root alone.
 Splits from_root(const Group& group, const std::vector<int64_t>& rows, int root) {
   const auto size = static_cast<size_t>(group.size());
-  DOVETAIL_CHECK(rows.size() == size && root >= 0 && root < group.size(), "{} sizes and root {} for {} ranks",
-                 rows.size(), root, size);
+  DOVETAIL_CHECK(rows.size() == size && root >= 0 && root < group.size(),
+                 "{} sizes and root {} for {} ranks", rows.size(), root, size);
   Splits splits{std::vector<int64_t>(size, 0), std::vector<int64_t>(size, 0)};
   if (group.rank() == root) splits.send = rows;
   splits.receive[static_cast<size_t>(root)] = rows[static_cast<size_t>(group.rank())];
@@ -166,7 +180,8 @@ at::Tensor PendingRows::wait() {
   return token_.defined() ? TransferEnd::apply(token_, state_) : wait_for(state_, &State::forward);
 }
 
-PendingRows start_all_to_all(const at::Tensor& x, const Exchange& exchange, const Payloads& payloads) {
+PendingRows start_all_to_all(const at::Tensor& x, const Exchange& exchange,
+                             const Payloads& payloads) {
   check_rows(x, exchange);
   auto state = c10::make_intrusive<State>(exchange, payloads);
   if (at::GradMode::is_enabled() && x.is_floating_point()) {
@@ -182,29 +197,30 @@ at::Tensor all_to_all_v(const at::Tensor& x, const Exchange& exchange, const Pay
   return start_all_to_all(x, exchange, payloads).wait();
 }
 
-at::Tensor all_to_all(const at::Tensor& x, const std::shared_ptr<Group>& group, const Payloads& payloads) {
+at::Tensor all_to_all(const at::Tensor& x, const std::shared_ptr<Group>& group,
+                      const Payloads& payloads) {
   return all_to_all_v(x, even(group, x.size(0)), payloads);
 }
 at::Tensor all_to_all(const at::Tensor& x, const NodeGroups& nodes, const Payloads& payloads) {
   return all_to_all_v(x, even(nodes, x.size(0)), payloads);
 }
 
-at::Tensor all_to_all_flexible(const at::Tensor& x, const std::shared_ptr<Group>& group, int64_t split_dim,
-                               int64_t concat_dim, const Payloads& payloads) {
+at::Tensor all_to_all_flexible(const at::Tensor& x, const std::shared_ptr<Group>& group,
+                               int64_t split_dim, int64_t concat_dim, const Payloads& payloads) {
   return flexible(x, group, split_dim, concat_dim, payloads);
 }
-at::Tensor all_to_all_flexible(const at::Tensor& x, const NodeGroups& nodes, int64_t split_dim, int64_t concat_dim,
-                               const Payloads& payloads) {
+at::Tensor all_to_all_flexible(const at::Tensor& x, const NodeGroups& nodes, int64_t split_dim,
+                               int64_t concat_dim, const Payloads& payloads) {
   return flexible(x, nodes, split_dim, concat_dim, payloads);
 }
 
-at::Tensor scatter_rows(const at::Tensor& x, const std::shared_ptr<Group>& group, const std::vector<int64_t>& rows,
-                        int root) {
+at::Tensor scatter_rows(const at::Tensor& x, const std::shared_ptr<Group>& group,
+                        const std::vector<int64_t>& rows, int root) {
   return all_to_all_v(x, Exchange(group, from_root(*group, rows, root)));
 }
 
-at::Tensor gather_rows(const at::Tensor& x, const std::shared_ptr<Group>& group, const std::vector<int64_t>& rows,
-                       int root) {
+at::Tensor gather_rows(const at::Tensor& x, const std::shared_ptr<Group>& group,
+                       const std::vector<int64_t>& rows, int root) {
   return all_to_all_v(x, Exchange(group, from_root(*group, rows, root)).reversed());
 }
 

@@ -6,7 +6,9 @@
 
 namespace dovetail {
 
-at::ScalarType sum_dtype(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
+at::ScalarType sum_dtype(at::ScalarType dtype) {
+  return dtype == at::kDouble ? at::kDouble : at::kFloat;
+}
 
 int64_t Bucket::elements() const { return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}); }
 
@@ -18,13 +20,15 @@ std::vector<Bucket::Piece> Bucket::pieces(int rank) const {
   int64_t offset = 0;
   for (size_t i = 0; i < parameters.size(); offset += sizes[i++]) {
     const int64_t from = std::max(first, offset), to = std::min(end, offset + sizes[i]);
-    if (from < to) out.push_back({.parameter = parameters[i], .begin = from - offset, .size = to - from});
+    if (from < to)
+      out.push_back({.parameter = parameters[i], .begin = from - offset, .size = to - from});
   }
   return out;
 }
 
 std::vector<Bucket> make_buckets(const std::vector<at::Tensor>& parameters,
-                                 const std::vector<std::shared_ptr<Group>>& groups, int64_t bucket_bytes) {
+                                 const std::vector<std::shared_ptr<Group>>& groups,
+                                 int64_t bucket_bytes) {
   struct Open {
     Bucket bucket;
     int64_t used = 0;

@@ -44,14 +44,16 @@ std::vector<LinkSample> measure(Group& group, const auto& sizes) {
   for (const int64_t bytes : sizes) {
     const double others = group.size() - 1;
     const int repeats = bytes >= 1 << 20 ? 9 : 41;
-    samples.push_back({others, others * static_cast<double>(bytes), measure_all_to_all(group, bytes, repeats)});
+    samples.push_back(
+        {others, others * static_cast<double>(bytes), measure_all_to_all(group, bytes, repeats)});
   }
   return samples;
 }
 
 double measure_copy(Group& world) {
   const auto x = at::zeros({512, 8, 1024});
-  return static_cast<double>(x.nbytes()) / slowest_rank_seconds(world, 9, [&] { x.transpose(0, 1).contiguous(); });
+  return static_cast<double>(x.nbytes()) /
+         slowest_rank_seconds(world, 9, [&] { x.transpose(0, 1).contiguous(); });
 }
 
 double measure_product(Group& world, int64_t size, int repeats) {
@@ -65,7 +67,8 @@ double measure_all_to_all(Group& group, int64_t bytes, int repeats) {
   const auto x = at::zeros({group.size(), bytes}, at::kByte);
   auto y = at::empty_like(x);
   const std::vector<int64_t> one(static_cast<size_t>(group.size()), 1);
-  return slowest_rank_seconds(group, repeats, [&] { group.all_to_all_async(y, x, one, one)->wait(); });
+  return slowest_rank_seconds(group, repeats,
+                              [&] { group.all_to_all_async(y, x, one, one)->wait(); });
 }
 
 Calibration calibrate(Group& world, int ranks_per_node) {

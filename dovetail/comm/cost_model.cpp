@@ -17,15 +17,19 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array<std::string_view, 4> kAlgorithmNames = {"linear", "2dh", "flexible", "2dh_flexible"};
+constexpr std::array<std::string_view, 4> kAlgorithmNames = {"linear", "2dh", "flexible",
+                                                             "2dh_flexible"};
 
-Json link_json(const Link& link) { return {{"latency_s", link.latency_s}, {"bytes_per_s", link.bytes_per_s}}; }
+Json link_json(const Link& link) {
+  return {{"latency_s", link.latency_s}, {"bytes_per_s", link.bytes_per_s}};
+}
 
 double number(const nlohmann::json& json, const char* key, const std::string& where) {
   user_check(json.contains(key), "{}: {} is missing", where, key);
   user_check(json[key].is_number(), "{}: {} is {}, not a number", where, key, json[key].dump());
   const double value = json[key].get<double>();
-  user_check(std::isfinite(value) && value >= 0, "{}: {} is {}, not a positive number", where, key, value);
+  user_check(std::isfinite(value) && value >= 0, "{}: {} is {}, not a positive number", where, key,
+             value);
   return value;
 }
 
@@ -35,7 +39,8 @@ double positive(const nlohmann::json& json, const char* key, const std::string& 
   return value;
 }
 
-void check_keys(const nlohmann::json& json, const std::set<std::string>& known, const std::string& where) {
+void check_keys(const nlohmann::json& json, const std::set<std::string>& known,
+                const std::string& where) {
   user_check(json.is_object(), "{}: not an object", where);
   for (const auto& item : json.items())
     user_check(known.contains(item.key()), "{}: unknown key {}; valid are {}", where, item.key(),
@@ -62,11 +67,14 @@ Json to_json(const CostModel& model) {
 }
 
 CostModel parse_cost_model(const nlohmann::json& json, const std::string& where) {
-  check_keys(json, {"ranks_per_node", "inside", "between", "copy_bytes_per_s", "call_s", "flops", "source"}, where);
+  check_keys(
+      json,
+      {"ranks_per_node", "inside", "between", "copy_bytes_per_s", "call_s", "flops", "source"},
+      where);
   CostModel model;
   const double ranks = positive(json, "ranks_per_node", where);
-  user_check(ranks == std::floor(ranks) && ranks <= 1 << 20, "{}: ranks_per_node is {}, not a whole number", where,
-             ranks);
+  user_check(ranks == std::floor(ranks) && ranks <= 1 << 20,
+             "{}: ranks_per_node is {}, not a whole number", where, ranks);
   model.ranks_per_node = static_cast<int>(ranks);
   model.inside = parse_link(json, "inside", where);
   if (json.contains("between")) model.between = parse_link(json, "between", where);
@@ -85,22 +93,28 @@ CostModel read_cost_model(const std::filesystem::path& path) {
   return parse_cost_model(json, path.string());
 }
 
-std::string_view name(AllToAllAlgorithm algorithm) { return kAlgorithmNames[static_cast<size_t>(algorithm)]; }
+std::string_view name(AllToAllAlgorithm algorithm) {
+  return kAlgorithmNames[static_cast<size_t>(algorithm)];
+}
 
 bool is_hierarchical(AllToAllAlgorithm algorithm) {
-  return algorithm == AllToAllAlgorithm::kHierarchical || algorithm == AllToAllAlgorithm::kHierarchicalFlexible;
+  return algorithm == AllToAllAlgorithm::kHierarchical ||
+         algorithm == AllToAllAlgorithm::kHierarchicalFlexible;
 }
 
 bool is_flexible(AllToAllAlgorithm algorithm) {
-  return algorithm == AllToAllAlgorithm::kFlexible || algorithm == AllToAllAlgorithm::kHierarchicalFlexible;
+  return algorithm == AllToAllAlgorithm::kFlexible ||
+         algorithm == AllToAllAlgorithm::kHierarchicalFlexible;
 }
 
-double all_to_all_seconds(const CostModel& model, int ranks, double bytes_per_pair, AllToAllAlgorithm algorithm) {
+double all_to_all_seconds(const CostModel& model, int ranks, double bytes_per_pair,
+                          AllToAllAlgorithm algorithm) {
   if (ranks == 1) return 0;
   const int m = std::min(ranks, model.ranks_per_node), nodes = ranks / m;
   user_check(ranks % m == 0, "{} ranks do not fill nodes of {}", ranks, m);
   user_check(nodes == 1 || model.between.has_value(),
-             "{} ranks are {} nodes of {}, but the cost model has no link between nodes", ranks, nodes, m);
+             "{} ranks are {} nodes of {}, but the cost model has no link between nodes", ranks,
+             nodes, m);
   const Link between = model.between.value_or(Link{});
   if (!is_hierarchical(algorithm)) {
     const double inside = model.inside.seconds(m - 1, (m - 1) * bytes_per_pair);
@@ -108,7 +122,8 @@ double all_to_all_seconds(const CostModel& model, int ranks, double bytes_per_pa
   }
   const double copies = 2 * ranks * bytes_per_pair / model.copy_bytes_per_s;
   const double inside = model.inside.seconds(m - 1, (m - 1) * nodes * bytes_per_pair);
-  return copies + inside + (nodes > 1 ? between.seconds(nodes - 1, (nodes - 1) * m * bytes_per_pair) : 0);
+  return copies + inside +
+         (nodes > 1 ? between.seconds(nodes - 1, (nodes - 1) * m * bytes_per_pair) : 0);
 }
 
 Link fit_link(const std::vector<LinkSample>& samples) {
@@ -119,8 +134,8 @@ Link fit_link(const std::vector<LinkSample>& samples) {
     mm += m * m, mb += m * b, bb += b * b, m1 += m, b1 += b;
   }
   const double determinant = mm * bb - mb * mb;
-  DOVETAIL_CHECK(samples.size() >= 2 && determinant > 1e-12 * mm * bb, "{} samples do not tell latency from bandwidth",
-                 samples.size());
+  DOVETAIL_CHECK(samples.size() >= 2 && determinant > 1e-12 * mm * bb,
+                 "{} samples do not tell latency from bandwidth", samples.size());
   double alpha = (m1 * bb - b1 * mb) / determinant, beta = (mm * b1 - mb * m1) / determinant;
   if (alpha < 0) alpha = 0, beta = b1 / bb;
   if (beta <= 0) beta = 1e-15, alpha = m1 / mm;

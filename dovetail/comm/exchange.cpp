@@ -12,7 +12,9 @@
 namespace dovetail {
 namespace {
 
-int64_t sum(const std::vector<int64_t>& counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
+int64_t sum(const std::vector<int64_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+}
 
 std::vector<int64_t> values_of(const at::Tensor& counts) {
   const auto* data = counts.const_data_ptr<int64_t>();
@@ -25,7 +27,8 @@ at::Tensor empty_rows(const at::Tensor& like, int64_t rows) {
   return at::empty(sizes, like.options());
 }
 
-Exchange::Pending start_linear(Group& group, const at::Tensor& x, const std::vector<int64_t>& receive,
+Exchange::Pending start_linear(Group& group, const at::Tensor& x,
+                               const std::vector<int64_t>& receive,
                                const std::vector<int64_t>& send, std::vector<int64_t> sizes = {},
                                std::vector<size_t> order = {}) {
   auto rows = empty_rows(x, sum(receive));
@@ -42,7 +45,8 @@ std::vector<size_t> transposed(size_t rows, size_t columns) {
 }
 
 /// The stride copy: pieces of `x` of these sizes in another order.
-at::Tensor reordered(const at::Tensor& x, const std::vector<int64_t>& sizes, const std::vector<size_t>& order) {
+at::Tensor reordered(const at::Tensor& x, const std::vector<int64_t>& sizes,
+                     const std::vector<size_t>& order) {
   const auto pieces = x.split_with_sizes(sizes);
   std::vector<at::Tensor> result;
   result.reserve(order.size());
@@ -50,7 +54,8 @@ at::Tensor reordered(const at::Tensor& x, const std::vector<int64_t>& sizes, con
   return at::cat(result);
 }
 
-std::vector<int64_t> reordered(const std::vector<int64_t>& sizes, const std::vector<size_t>& order) {
+std::vector<int64_t> reordered(const std::vector<int64_t>& sizes,
+                               const std::vector<size_t>& order) {
   std::vector<int64_t> result;
   result.reserve(order.size());
   for (const size_t i : order) result.push_back(sizes[i]);
@@ -72,7 +77,8 @@ at::Tensor exchanged_evenly(Group& group, const at::Tensor& x) {
 }  // namespace
 
 Splits even_splits(int64_t rows, int ranks) {
-  user_check(rows % ranks == 0, "all_to_all: {} rows do not divide into equal parts for {} ranks", rows, ranks);
+  user_check(rows % ranks == 0, "all_to_all: {} rows do not divide into equal parts for {} ranks",
+             rows, ranks);
   const std::vector<int64_t> each(static_cast<size_t>(ranks), rows / ranks);
   return {each, each};
 }
@@ -94,10 +100,12 @@ NodeGroups split_by_node(Group& group, int ranks_per_node) {
   return {std::move(inside_group), group.split(between)};
 }
 
-Exchange::Exchange(std::shared_ptr<Group> group, Splits splits) : group_(std::move(group)), splits_(std::move(splits)) {
-  DOVETAIL_CHECK(
-      splits_.send.size() == static_cast<size_t>(group_->size()) && splits_.receive.size() == splits_.send.size(),
-      "{} and {} sizes for {} ranks", splits_.send.size(), splits_.receive.size(), group_->size());
+Exchange::Exchange(std::shared_ptr<Group> group, Splits splits)
+    : group_(std::move(group)), splits_(std::move(splits)) {
+  DOVETAIL_CHECK(splits_.send.size() == static_cast<size_t>(group_->size()) &&
+                     splits_.receive.size() == splits_.send.size(),
+                 "{} and {} sizes for {} ranks", splits_.send.size(), splits_.receive.size(),
+                 group_->size());
 }
 
 Exchange::Exchange(NodeGroups nodes, Splits splits, std::vector<int64_t> middle)
@@ -105,7 +113,8 @@ Exchange::Exchange(NodeGroups nodes, Splits splits, std::vector<int64_t> middle)
 
 Exchange Exchange::hierarchical(NodeGroups nodes, const std::vector<int64_t>& send) {
   const int64_t m = nodes.inside->size(), n = nodes.between->size();
-  DOVETAIL_CHECK(static_cast<int64_t>(send.size()) == n * m, "{} sizes for {} x {} ranks", send.size(), n, m);
+  DOVETAIL_CHECK(static_cast<int64_t>(send.size()) == n * m, "{} sizes for {} x {} ranks",
+                 send.size(), n, m);
   // The sizes themselves take the way of the rows.
   const auto by_place = at::tensor(send, at::kLong).view({n, m}).t().contiguous();
   const auto middle = exchanged_evenly(*nodes.inside, by_place);
@@ -135,28 +144,35 @@ Exchange::Pending Exchange::start(const at::Tensor& x) const {
 }
 
 Exchange::Pending Exchange::start_forward(const at::Tensor& x) const {
-  const auto m = static_cast<size_t>(nodes_.inside->size()), n = static_cast<size_t>(nodes_.between->size());
+  const auto m = static_cast<size_t>(nodes_.inside->size()),
+             n = static_cast<size_t>(nodes_.between->size());
   const auto by_place = transposed(n, m), by_node = transposed(m, n);
-  const auto inside = start_linear(*nodes_.inside, reordered(x, splits_.send, by_place), row_sums(middle_, n),
-                                   row_sums(reordered(splits_.send, by_place), n))
-                          .wait();
-  return start_linear(*nodes_.between, reordered(inside, middle_, by_node), row_sums(splits_.receive, m),
-                      row_sums(reordered(middle_, by_node), m));
+  const auto inside =
+      start_linear(*nodes_.inside, reordered(x, splits_.send, by_place), row_sums(middle_, n),
+                   row_sums(reordered(splits_.send, by_place), n))
+          .wait();
+  return start_linear(*nodes_.between, reordered(inside, middle_, by_node),
+                      row_sums(splits_.receive, m), row_sums(reordered(middle_, by_node), m));
 }
 
 Exchange::Pending Exchange::start_backward(const at::Tensor& x) const {
-  const auto m = static_cast<size_t>(nodes_.inside->size()), n = static_cast<size_t>(nodes_.between->size());
+  const auto m = static_cast<size_t>(nodes_.inside->size()),
+             n = static_cast<size_t>(nodes_.between->size());
   const auto by_place = transposed(n, m), by_node = transposed(m, n);
   const auto of_nodes = reordered(middle_, by_node);
-  const auto between = start_linear(*nodes_.between, x, row_sums(of_nodes, m), row_sums(splits_.send, m)).wait();
+  const auto between =
+      start_linear(*nodes_.between, x, row_sums(of_nodes, m), row_sums(splits_.send, m)).wait();
   const auto arriving = reordered(splits_.receive, by_place);
   return start_linear(*nodes_.inside, reordered(between, of_nodes, by_place), row_sums(arriving, n),
                       row_sums(middle_, n), arriving, by_node);
 }
 
-Exchange::Pending::Pending(std::unique_ptr<Group::Work> work, at::Tensor rows, std::vector<int64_t> sizes,
-                           std::vector<size_t> order)
-    : work_(std::move(work)), rows_(std::move(rows)), sizes_(std::move(sizes)), order_(std::move(order)) {}
+Exchange::Pending::Pending(std::unique_ptr<Group::Work> work, at::Tensor rows,
+                           std::vector<int64_t> sizes, std::vector<size_t> order)
+    : work_(std::move(work)),
+      rows_(std::move(rows)),
+      sizes_(std::move(sizes)),
+      order_(std::move(order)) {}
 
 at::Tensor Exchange::Pending::wait() {
   DOVETAIL_CHECK(work_ != nullptr, "rows that are not under way");

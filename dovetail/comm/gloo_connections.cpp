@@ -14,16 +14,19 @@
 namespace dovetail {
 namespace {
 
-static_assert(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 11,
-              "compare gloo_declarations/ with this torch's ProcessGroupGloo.hpp, see the README there");
+static_assert(
+    TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 11,
+    "compare gloo_declarations/ with this torch's ProcessGroupGloo.hpp, see the README there");
 
 /// Longer than survivors need to hear of one another, short beside any timeout.
 constexpr double kGraceSeconds = 2.0;
 /// How long a rank that is done keeps its connections for those that are not.
 constexpr double kLeaveSeconds = 1.0;
-/// How often a waiting rank looks whether a connection has closed. The first look comes late enough that a healthy step
-/// has none, the next ones often enough that a dead rank is known within a second.
-constexpr auto kFirstLook = std::chrono::milliseconds(200), kNextLooks = std::chrono::milliseconds(400);
+/// How often a waiting rank looks whether a connection has closed. The first look comes late enough
+/// that a healthy step has none, the next ones often enough that a dead rank is known within a
+/// second.
+constexpr auto kFirstLook = std::chrono::milliseconds(200),
+               kNextLooks = std::chrono::milliseconds(400);
 /// From when Gloo closes connections to when it says why.
 constexpr auto kSettle = std::chrono::milliseconds(20);
 /// Point-to-point messages have a tag space of their own in c10d; nothing else here uses it.
@@ -37,9 +40,11 @@ std::string ranks_text(const std::set<int>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
-c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> gloo_options(const std::string& interface, double timeout_s) {
+c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> gloo_options(const std::string& interface,
+                                                                 double timeout_s) {
   using Gloo = c10d::ProcessGroupGloo;
-  auto options = Gloo::Options::create(std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1000)));
+  auto options =
+      Gloo::Options::create(std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1000)));
   options->devices.push_back(interface.empty()   ? Gloo::createDefaultDevice()
                              : interface == "lo" ? Gloo::createDeviceForHostname("127.0.0.1")
                                                  : Gloo::createDeviceForInterface(interface));
@@ -51,7 +56,8 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> gloo_options(const std::stri
 std::string gloo_reason(const std::exception& error) {
   std::string text = error.what();
   text = text.substr(0, text.find('\n'));
-  if (text.starts_with('[') && text.find("] ") != std::string::npos) text = text.substr(text.find("] ") + 2);
+  if (text.starts_with('[') && text.find("] ") != std::string::npos)
+    text = text.substr(text.find("] ") + 2);
   return text.substr(0, text.find(". This is typically"));
 }
 
@@ -67,16 +73,17 @@ void GlooFamily::keep_failure(const std::string& failure) {
 
 std::string GlooCall::text() const { return fmt::format("{} (call {}){}", name, number, among); }
 
-GlooConnections::GlooConnections(std::shared_ptr<GlooFamily> family, std::string name, std::vector<int> ranks)
+GlooConnections::GlooConnections(std::shared_ptr<GlooFamily> family, std::string name,
+                                 std::vector<int> ranks)
     : family_(std::move(family)),
       name_(std::move(name)),
       ranks_(std::move(ranks)),
-      among_(size() == family_->size ? "" : fmt::format(" among ranks {}", fmt::join(ranks_, ", "))),
+      among_(size() == family_->size ? ""
+                                     : fmt::format(" among ranks {}", fmt::join(ranks_, ", "))),
       board_(family_->store, name_, family_->rank, ranks_),
-      gloo_(c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>(name_, family_->store),
-                                                        rank(), size(),
-                                                        gloo_options(family_->interface, family_->options.timeout_s))) {
-}
+      gloo_(c10::make_intrusive<c10d::ProcessGroupGloo>(
+          c10::make_intrusive<c10d::PrefixStore>(name_, family_->store), rank(), size(),
+          gloo_options(family_->interface, family_->options.timeout_s))) {}
 
 int GlooConnections::rank() const {
   return static_cast<int>(std::ranges::find(ranks_, family_->rank) - ranks_.begin());
@@ -88,7 +95,8 @@ void GlooConnections::wait(const GlooCall& call, c10d::Work& work) {
     const auto closed = closed_peers();
     // Where this rank itself has just timed out, the closed connections are its own doing.
     if (!closed.empty() && finished_within(call, work, kSettle)) return;
-    if (board_.judge(call.number, closed).broken) fail(call, std::runtime_error("a connection is closed"));
+    if (board_.judge(call.number, closed).broken)
+      fail(call, std::runtime_error("a connection is closed"));
   }
 }
 
@@ -102,10 +110,12 @@ void GlooConnections::close() noexcept {
 
 void GlooConnections::check_usable(const GlooCall& call) const {
   if (!gloo_)
-    throw CommError(fmt::format("{} on rank {}: the group failed before: {}", call.text(), family_->rank, failure_));
+    throw CommError(fmt::format("{} on rank {}: the group failed before: {}", call.text(),
+                                family_->rank, failure_));
 }
 
-bool GlooConnections::finished_within(const GlooCall& call, c10d::Work& work, std::chrono::milliseconds slice) {
+bool GlooConnections::finished_within(const GlooCall& call, c10d::Work& work,
+                                      std::chrono::milliseconds slice) {
   try {
     return work.wait(slice);
   } catch (const std::exception& error) {
@@ -118,16 +128,18 @@ bool GlooConnections::finished_within(const GlooCall& call, c10d::Work& work, st
 void GlooConnections::fail(const GlooCall& call, const std::exception& error) {
   const auto reason = gloo_reason(error);
   const bool timeout = is_timeout(reason);
-  // After a timeout Gloo has closed every connection of this rank itself, so closed ones say nothing.
+  // After a timeout Gloo has closed every connection of this rank itself, so closed ones say
+  // nothing.
   auto blamed = board_.judge(call.number, timeout ? std::set<int>{} : closed_peers()).blamed;
   board_.post_failed(blamed);
   family_->abort();
   if (blamed.empty()) blamed = board_.silent(kGraceSeconds);
   const auto culprit = blamed.empty()
                            ? std::string("the connection failed")
-                           : fmt::format("{} {}", ranks_text(blamed), timeout ? "did not answer" : "stopped answering");
-  const auto failure =
-      fmt::format("{}: {} (noticed by rank {} of {}: {})", call.text(), culprit, family_->rank, family_->size, reason);
+                           : fmt::format("{} {}", ranks_text(blamed),
+                                         timeout ? "did not answer" : "stopped answering");
+  const auto failure = fmt::format("{}: {} (noticed by rank {} of {}: {})", call.text(), culprit,
+                                   family_->rank, family_->size, reason);
   family_->keep_failure(failure);
   throw CommError(failure);
 }
@@ -145,8 +157,8 @@ std::set<int> GlooConnections::closed_peers() {
   return closed;
 }
 
-/// c10d has no call for this (its abort() does nothing for Gloo), but a receive that times out does just that to all
-/// connections of the rank.
+/// c10d has no call for this (its abort() does nothing for Gloo), but a receive that times out does
+/// just that to all connections of the rank.
 void GlooConnections::abort() noexcept {
   if (!gloo_) return;
   for (int peer = 0; peer < size(); ++peer) {

@@ -66,15 +66,16 @@ class GlooConnections {
     }
   }
 
-  /// Gloo does not always wake a call that is in the middle of a transfer when its connection closes (about one death
-  /// in a hundred left one asleep until the timeout), and not at all while the rank that left lingers. So connections
-  /// and the board are looked at while waiting; every rank has a connection to every other of its group.
+  /// Gloo does not always wake a call that is in the middle of a transfer when its connection
+  /// closes (about one death in a hundred left one asleep until the timeout), and not at all while
+  /// the rank that left lingers. So connections and the board are looked at while waiting; every
+  /// rank has a connection to every other of its group.
   void wait(const GlooCall& call, c10d::Work& work);
   void finished() { --running_; }
 
-  /// The end of this rank's part in the group. Its connections stay until the others are done as well, since a call
-  /// that is over here may still be under way between them; but not long, and not when calls of its own are left
-  /// unfinished.
+  /// The end of this rank's part in the group. Its connections stay until the others are done as
+  /// well, since a call that is over here may still be under way between them; but not long, and
+  /// not when calls of its own are left unfinished.
   void close() noexcept;
 
   /// Closes every connection, which ends the calls of all ranks.

@@ -22,38 +22,43 @@ namespace dovetail {
 namespace {
 
 void check_tensor(const at::Tensor& tensor, const char* call) {
-  DOVETAIL_CHECK(tensor.is_cpu() || tensor.is_cuda(), "{}: a tensor on {}", call, tensor.device().str());
+  DOVETAIL_CHECK(tensor.is_cpu() || tensor.is_cuda(), "{}: a tensor on {}", call,
+                 tensor.device().str());
   DOVETAIL_CHECK(tensor.is_contiguous(), "{}: the tensor is not contiguous", call);
 }
 
 void check_summable(at::ScalarType dtype, const char* call) {
   constexpr at::ScalarType kSummable[] = {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf,
                                           at::kLong,   at::kInt,   at::kChar,     at::kByte};
-  DOVETAIL_CHECK(std::ranges::find(kSummable, dtype) != std::end(kSummable), "{}: no sums of {}", call,
-                 c10::toString(dtype));
+  DOVETAIL_CHECK(std::ranges::find(kSummable, dtype) != std::end(kSummable), "{}: no sums of {}",
+                 call, c10::toString(dtype));
 }
 
-/// torch's flight recorder keeps a map of process groups without a lock, which ranks that are threads of one process
-/// then break (torch 2.11, FlightRecorder::recordWithResetEnabled). We never read it; whoever wants it sets the
-/// variable.
+/// torch's flight recorder keeps a map of process groups without a lock, which ranks that are
+/// threads of one process then break (torch 2.11, FlightRecorder::recordWithResetEnabled). We never
+/// read it; whoever wants it sets the variable.
 void switch_off_flight_recorder() {
   static std::once_flag once;
   std::call_once(once, [] { ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0); });
 }
 
-/// Gloo writes to sockets without MSG_NOSIGNAL, so a peer that died would kill this process with SIGPIPE before any
-/// error came up.
+/// Gloo writes to sockets without MSG_NOSIGNAL, so a peer that died would kill this process with
+/// SIGPIPE before any error came up.
 void ignore_broken_pipes() {
   struct sigaction current{};
-  if (::sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
+  if (::sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL)
+    std::signal(SIGPIPE, SIG_IGN);
 }
 
 /// One dtype for everything that only moves bytes.
-at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.detach().reshape({-1}).view(at::kByte); }
+at::Tensor bytes_of(const at::Tensor& tensor) {
+  return tensor.detach().reshape({-1}).view(at::kByte);
+}
 
 class GlooWork final : public Group::Work {
  public:
-  GlooWork(std::shared_ptr<GlooConnections> connections, GlooCall call, c10::intrusive_ptr<c10d::Work> work)
+  GlooWork(std::shared_ptr<GlooConnections> connections, GlooCall call,
+           c10::intrusive_ptr<c10d::Work> work)
       : connections_(std::move(connections)), call_(std::move(call)), work_(std::move(work)) {}
 
   void wait() override {
@@ -72,7 +77,9 @@ class GlooWork final : public Group::Work {
 class GlooGroup final : public Group {
  public:
   explicit GlooGroup(std::shared_ptr<GlooConnections> connections)
-      : connections_(std::move(connections)), rank_(connections_->rank()), size_(connections_->size()) {}
+      : connections_(std::move(connections)),
+        rank_(connections_->rank()),
+        size_(connections_->size()) {}
   ~GlooGroup() override { connections_->close(); }
 
   int rank() const override { return rank_; }
@@ -92,16 +99,18 @@ class GlooGroup final : public Group {
   std::unique_ptr<Work> reduce_scatter_async(at::Tensor tensor) override {
     check_tensor(tensor, "reduce_scatter");
     check_summable(tensor.scalar_type(), "reduce_scatter");
-    DOVETAIL_CHECK(tensor.numel() % size_ == 0, "reduce_scatter: {} elements for {} ranks", tensor.numel(), size_);
+    DOVETAIL_CHECK(tensor.numel() % size_ == 0, "reduce_scatter: {} elements for {} ranks",
+                   tensor.numel(), size_);
     const auto parts = tensor.detach().view({size_, tensor.numel() / size_});
     auto all = std::make_unique<Works>();
     for (int root = 0; root < size_; ++root)
-      all->works.push_back(start("reduce_scatter", tensor.numel(), [&](c10d::ProcessGroupGloo& gloo) {
-        std::vector<at::Tensor> tensors{parts[root]};
-        c10d::ReduceOptions options;
-        options.rootRank = root;
-        return gloo.reduce(tensors, options);
-      }));
+      all->works.push_back(
+          start("reduce_scatter", tensor.numel(), [&](c10d::ProcessGroupGloo& gloo) {
+            std::vector<at::Tensor> tensors{parts[root]};
+            c10d::ReduceOptions options;
+            options.rootRank = root;
+            return gloo.reduce(tensors, options);
+          }));
     return all;
   }
 
@@ -148,7 +157,8 @@ class GlooGroup final : public Group {
     return std::make_unique<TimedWork>(start("all_to_all", 1,
                                              [&](c10d::ProcessGroupGloo& gloo) {
                                                auto to = bytes_of(output), from = bytes_of(input);
-                                               return gloo.alltoall_base(to, from, receive_bytes, send_bytes);
+                                               return gloo.alltoall_base(to, from, receive_bytes,
+                                                                         send_bytes);
                                              }),
                                        traffic_);
   }
@@ -189,7 +199,8 @@ class GlooGroup final : public Group {
     return counts;
   }
 
-  void count_traffic(const std::vector<int64_t>& receive_bytes, const std::vector<int64_t>& send_bytes) {
+  void count_traffic(const std::vector<int64_t>& receive_bytes,
+                     const std::vector<int64_t>& send_bytes) {
     ++traffic_->calls;
     for (int r = 0; r < size_; ++r) {
       if (r == rank_) continue;
@@ -201,7 +212,8 @@ class GlooGroup final : public Group {
   template <class Start>
   std::unique_ptr<Work> start(const char* name, int64_t elements, Start&& start) {
     const auto call = connections_->next_call(name);
-    if (elements == 0) return std::make_unique<NoWork>();  // every rank has the same shape, so every rank skips it
+    if (elements == 0)
+      return std::make_unique<NoWork>();  // every rank has the same shape, so every rank skips it
     return std::make_unique<GlooWork>(connections_, call, connections_->start(call, start));
   }
 
@@ -219,8 +231,9 @@ std::shared_ptr<Group> join(const std::shared_ptr<GlooFamily>& family, const std
     family->groups.push_back(connections);
     return std::make_shared<GlooGroup>(std::move(connections));
   } catch (const std::exception& error) {
-    throw CommError(fmt::format("rank {} of {} did not connect to the others within {} s: {}", family->rank,
-                                family->size, family->options.timeout_s, gloo_reason(error)));
+    throw CommError(fmt::format("rank {} of {} did not connect to the others within {} s: {}",
+                                family->rank, family->size, family->options.timeout_s,
+                                gloo_reason(error)));
   }
 }
 
@@ -244,14 +257,15 @@ std::shared_ptr<Group> GlooGroup::split(const std::vector<std::vector<int>>& par
 
 }  // namespace
 
-std::shared_ptr<Group> make_gloo_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                       const std::string& interface, const GroupOptions& options) {
+std::shared_ptr<Group> make_gloo_group(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                       int size, const std::string& interface,
+                                       const GroupOptions& options) {
   ignore_broken_pipes();
   switch_off_flight_recorder();
   std::vector<int> ranks(static_cast<size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);
-  const auto family = std::make_shared<GlooFamily>(
-      GlooFamily{.store = store, .interface = interface, .options = options, .rank = rank, .size = size});
+  const auto family = std::make_shared<GlooFamily>(GlooFamily{
+      .store = store, .interface = interface, .options = options, .rank = rank, .size = size});
   return join(family, "world", ranks);
 }
 

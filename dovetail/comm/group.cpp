@@ -22,22 +22,26 @@
 
 namespace dovetail {
 
-void check_all_to_all(const at::Tensor& output, const at::Tensor& input, const std::vector<int64_t>& receive,
-                      const std::vector<int64_t>& send, int size) {
-  const auto check_rows = [&](const at::Tensor& tensor, const std::vector<int64_t>& rows, const char* what) {
-    DOVETAIL_CHECK(rows.size() == static_cast<size_t>(size), "all_to_all: {} counts of rows to {} for {} ranks",
-                   rows.size(), what, size);
+void check_all_to_all(const at::Tensor& output, const at::Tensor& input,
+                      const std::vector<int64_t>& receive, const std::vector<int64_t>& send,
+                      int size) {
+  const auto check_rows = [&](const at::Tensor& tensor, const std::vector<int64_t>& rows,
+                              const char* what) {
+    DOVETAIL_CHECK(rows.size() == static_cast<size_t>(size),
+                   "all_to_all: {} counts of rows to {} for {} ranks", rows.size(), what, size);
     int64_t sum = 0;
     for (const int64_t count : rows) {
       DOVETAIL_CHECK(count >= 0, "all_to_all: {} rows to {}", count, what);
       sum += count;
     }
-    DOVETAIL_CHECK(tensor.dim() >= 1 && tensor.size(0) == sum, "all_to_all: a tensor of {} rows for {} to {}",
+    DOVETAIL_CHECK(tensor.dim() >= 1 && tensor.size(0) == sum,
+                   "all_to_all: a tensor of {} rows for {} to {}",
                    tensor.dim() == 0 ? 0 : tensor.size(0), sum, what);
   };
   check_rows(input, send, "send");
   check_rows(output, receive, "receive");
-  DOVETAIL_CHECK(input.scalar_type() == output.scalar_type() && input.sizes().slice(1) == output.sizes().slice(1),
+  DOVETAIL_CHECK(input.scalar_type() == output.scalar_type() &&
+                     input.sizes().slice(1) == output.sizes().slice(1),
                  "all_to_all: rows of {} {} into rows of {} {}", c10::toString(input.scalar_type()),
                  fmt::join(input.sizes().slice(1), " x "), c10::toString(output.scalar_type()),
                  fmt::join(output.sizes().slice(1), " x "));
@@ -51,9 +55,15 @@ class GroupOfOne final : public Group {
   int size() const override { return 1; }
   void all_reduce(at::Tensor&) override {}
   std::unique_ptr<Work> all_reduce_async(at::Tensor) override { return std::make_unique<NoWork>(); }
-  std::unique_ptr<Work> reduce_scatter_async(at::Tensor) override { return std::make_unique<NoWork>(); }
-  void broadcast(at::Tensor&, int root) override { DOVETAIL_CHECK(root == 0, "broadcast: there is no rank {}", root); }
-  std::vector<at::Tensor> all_gather(const at::Tensor& tensor) override { return {tensor.detach().clone()}; }
+  std::unique_ptr<Work> reduce_scatter_async(at::Tensor) override {
+    return std::make_unique<NoWork>();
+  }
+  void broadcast(at::Tensor&, int root) override {
+    DOVETAIL_CHECK(root == 0, "broadcast: there is no rank {}", root);
+  }
+  std::vector<at::Tensor> all_gather(const at::Tensor& tensor) override {
+    return {tensor.detach().clone()};
+  }
   void barrier() override {}
   std::unique_ptr<Work> all_to_all_async(at::Tensor output, const at::Tensor& input,
                                          const std::vector<int64_t>& receive,
@@ -65,7 +75,8 @@ class GroupOfOne final : public Group {
   }
   Traffic all_to_all_traffic() const override { return {.calls = calls_}; }
   std::shared_ptr<Group> split(const std::vector<std::vector<int>>& parts) override {
-    DOVETAIL_CHECK(parts == std::vector<std::vector<int>>{{0}}, "split: a group of one rank has one part");
+    DOVETAIL_CHECK(parts == std::vector<std::vector<int>>{{0}},
+                   "split: a group of one rank has one part");
     return std::make_shared<GroupOfOne>();
   }
 
@@ -77,13 +88,16 @@ class GroupOfOne final : public Group {
 };
 
 constexpr int64_t kMaxRanks = 1 << 20;
-constexpr const char* kStartedBy = "torchrun sets it: start the job with `dovetail launch -n <ranks> ...`";
+constexpr const char* kStartedBy =
+    "torchrun sets it: start the job with `dovetail launch -n <ranks> ...`";
 
 std::string required(const char* name) {
   const char* value = std::getenv(name);
   if (value == nullptr || *value == '\0')
     throw UserError(
-        fmt::format("RANK or WORLD_SIZE is set, so this is a job of several ranks, but {} is not set", name),
+        fmt::format(
+            "RANK or WORLD_SIZE is set, so this is a job of several ranks, but {} is not set",
+            name),
         kStartedBy);
   return value;
 }
@@ -91,8 +105,11 @@ std::string required(const char* name) {
 int64_t integer(const char* name, const std::string& text, int64_t low, int64_t high) {
   int64_t value = 0;
   const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size() || value < low || value > high)
-    throw UserError(fmt::format("{} is '{}', not a whole number from {} to {}", name, text, low, high), kStartedBy);
+  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size() || value < low ||
+      value > high)
+    throw UserError(
+        fmt::format("{} is '{}', not a whole number from {} to {}", name, text, low, high),
+        kStartedBy);
   return value;
 }
 
@@ -102,12 +119,13 @@ std::string optional(const char* name, const char* fallback) {
 }
 
 void check_options(const GroupOptions& options) {
-  user_check(options.timeout_s > 0 && options.timeout_s < 1e6, "timeout_s is {}, not a positive number of seconds",
-             options.timeout_s);
+  user_check(options.timeout_s > 0 && options.timeout_s < 1e6,
+             "timeout_s is {}, not a positive number of seconds", options.timeout_s);
 }
 
 int64_t restart_count() {
-  return integer("TORCHELASTIC_RESTART_COUNT", optional("TORCHELASTIC_RESTART_COUNT", "0"), 0, 1 << 30);
+  return integer("TORCHELASTIC_RESTART_COUNT", optional("TORCHELASTIC_RESTART_COUNT", "0"), 0,
+                 1 << 30);
 }
 
 c10::intrusive_ptr<c10d::Store> connect_store(int rank, int size, double timeout_s) {
@@ -123,16 +141,19 @@ c10::intrusive_ptr<c10d::Store> connect_store(int rank, int size, double timeout
   options.waitWorkers = false;
   options.timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1000));
   try {
-    // A restarted job meets under another prefix, or it would find the addresses of its dead predecessor.
-    return c10::make_intrusive<c10d::PrefixStore>(fmt::format("dovetail/{}", restart),
-                                                  c10::make_intrusive<c10d::TCPStore>(address, options));
+    // A restarted job meets under another prefix, or it would find the addresses of its dead
+    // predecessor.
+    return c10::make_intrusive<c10d::PrefixStore>(
+        fmt::format("dovetail/{}", restart), c10::make_intrusive<c10d::TCPStore>(address, options));
   } catch (const std::exception& error) {
     const std::string reason = error.what();
     if (reason.find("EADDRINUSE") != std::string::npos)
-      throw UserError(fmt::format("MASTER_PORT = {} is in use by another program on this machine", port),
-                      "set MASTER_PORT to a free port, the same for all ranks");
-    throw CommError(fmt::format("rank {} of {} found no store at MASTER_ADDR:MASTER_PORT = {}:{} within {} s: {}", rank,
-                                size, address, port, timeout_s, reason.substr(0, reason.find('\n'))));
+      throw UserError(
+          fmt::format("MASTER_PORT = {} is in use by another program on this machine", port),
+          "set MASTER_PORT to a free port, the same for all ranks");
+    throw CommError(fmt::format(
+        "rank {} of {} found no store at MASTER_ADDR:MASTER_PORT = {}:{} within {} s: {}", rank,
+        size, address, port, timeout_s, reason.substr(0, reason.find('\n'))));
   }
 }
 
@@ -145,22 +166,25 @@ std::shared_ptr<Group> world_from_environment(const GroupOptions& options) {
   const int64_t size = given_size.empty() ? 1 : integer("WORLD_SIZE", given_size, 1, kMaxRanks);
   if (given_rank.empty() && size == 1) return std::make_shared<GroupOfOne>();
   const auto rank = static_cast<int>(integer("RANK", required("RANK"), 0, kMaxRanks));
-  const auto world_size = static_cast<int>(integer("WORLD_SIZE", required("WORLD_SIZE"), 1, kMaxRanks));
+  const auto world_size =
+      static_cast<int>(integer("WORLD_SIZE", required("WORLD_SIZE"), 1, kMaxRanks));
   if (rank >= world_size)
     throw UserError(fmt::format("RANK is {}, but WORLD_SIZE is {}", rank, world_size), kStartedBy);
   if (world_size == 1) return std::make_shared<GroupOfOne>();
   check_options(options);
   auto interface = optional("GLOO_SOCKET_IFNAME", "");
   if (interface.empty() && optional("LOCAL_WORLD_SIZE", "") == given_size) interface = "lo";
-  return make_gloo_group(connect_store(rank, world_size, options.timeout_s), rank, world_size, interface, options);
+  return make_gloo_group(connect_store(rank, world_size, options.timeout_s), rank, world_size,
+                         interface, options);
 }
 
 Neighbours neighbours_of(const Group& group) {
   const auto size = optional("LOCAL_WORLD_SIZE", "");
   if (size.empty()) return {.rank = group.rank(), .size = group.size()};
   const auto count = integer("LOCAL_WORLD_SIZE", size, 1, kMaxRanks);
-  return {.rank = static_cast<int>(integer("LOCAL_RANK", optional("LOCAL_RANK", "0"), 0, count - 1)),
-          .size = static_cast<int>(count)};
+  return {
+      .rank = static_cast<int>(integer("LOCAL_RANK", optional("LOCAL_RANK", "0"), 0, count - 1)),
+      .size = static_cast<int>(count)};
 }
 
 bool restarted_by_torchrun() { return restart_count() > 0; }
@@ -206,7 +230,8 @@ std::vector<std::string> all_gather_bytes(Group& group, std::string_view bytes, 
   std::string message(reinterpret_cast<const char*>(&length), sizeof(length));
   const size_t first = message.size() + static_cast<size_t>(expected);
   message += bytes;
-  std::vector<std::string> all = all_gather_padded(group, std::string_view(message).substr(0, first), first);
+  std::vector<std::string> all =
+      all_gather_padded(group, std::string_view(message).substr(0, first), first);
   std::vector<size_t> sizes;
   for (const std::string& begin : all) {
     int64_t of_rank = 0;
@@ -219,7 +244,8 @@ std::vector<std::string> all_gather_bytes(Group& group, std::string_view bytes, 
     const auto ends = all_gather_padded(group, rest, longest - first);
     for (size_t r = 0; r < all.size(); ++r) all[r] += ends[r];
   }
-  for (size_t r = 0; r < all.size(); ++r) all[r] = all[r].substr(sizeof(length), sizes[r] - sizeof(length));
+  for (size_t r = 0; r < all.size(); ++r)
+    all[r] = all[r].substr(sizeof(length), sizes[r] - sizeof(length));
   return all;
 }
 

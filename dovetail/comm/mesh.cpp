@@ -16,26 +16,34 @@ void check_axes(const std::vector<Mesh::Axis>& axes, int ranks) {
   int64_t product = 1;
   std::vector<std::string> factors;
   for (size_t i = 0; i < axes.size(); ++i) {
-    user_check(axes[i].size >= 1, "mesh: axis {} has size {}, not a positive one", axes[i].name, axes[i].size);
-    for (size_t j = 0; j < i; ++j) user_check(axes[i].name != axes[j].name, "mesh: axis {} stands twice", axes[i].name);
+    user_check(axes[i].size >= 1, "mesh: axis {} has size {}, not a positive one", axes[i].name,
+               axes[i].size);
+    for (size_t j = 0; j < i; ++j)
+      user_check(axes[i].name != axes[j].name, "mesh: axis {} stands twice", axes[i].name);
     product *= axes[i].size;
     factors.push_back(fmt::format("{} {}", axes[i].name, axes[i].size));
   }
   if (product != ranks)
-    throw UserError(fmt::format("mesh: {} = {} ranks, but the job has {}", fmt::join(factors, " x "), product, ranks),
+    throw UserError(fmt::format("mesh: {} = {} ranks, but the job has {}",
+                                fmt::join(factors, " x "), product, ranks),
                     "choose sizes whose product is the number of ranks, or launch as many ranks");
 }
 
 }  // namespace
 
-Mesh::Mesh(std::shared_ptr<Group> world, std::vector<Axis> axes) : world_(std::move(world)), axes_(std::move(axes)) {
+Mesh::Mesh(std::shared_ptr<Group> world, std::vector<Axis> axes)
+    : world_(std::move(world)), axes_(std::move(axes)) {
   check_axes(axes_, world_->size());
   for (const auto& axis : axes_) groups_.push_back(make_group({axis.name}));
 }
 
-const std::shared_ptr<Group>& Mesh::group(std::string_view axis) const { return groups_[index_of(axis)]; }
+const std::shared_ptr<Group>& Mesh::group(std::string_view axis) const {
+  return groups_[index_of(axis)];
+}
 int Mesh::size(std::string_view axis) const { return axes_[index_of(axis)].size; }
-int Mesh::coordinate(std::string_view axis) const { return coordinate_of(world_->rank(), index_of(axis)); }
+int Mesh::coordinate(std::string_view axis) const {
+  return coordinate_of(world_->rank(), index_of(axis));
+}
 
 std::shared_ptr<Group> Mesh::make_group(const std::vector<std::string>& axes) const {
   std::vector<bool> free(axes_.size(), false);

@@ -24,7 +24,8 @@ std::string text_of(c10d::Store& store, const std::string& key) {
 
 }  // namespace
 
-RankBoard::RankBoard(c10::intrusive_ptr<c10d::Store> store, std::string group, int rank, std::vector<int> ranks)
+RankBoard::RankBoard(c10::intrusive_ptr<c10d::Store> store, std::string group, int rank,
+                     std::vector<int> ranks)
     : store_(std::move(store)), group_(std::move(group)), rank_(rank), ranks_(std::move(ranks)) {}
 RankBoard::~RankBoard() = default;
 
@@ -33,7 +34,9 @@ std::string RankBoard::left_key(int rank) const { return fmt::format("left/{}/{}
 void RankBoard::post(const std::string& key, const std::string& note) {
   try {
     store_->set(key, std::vector<uint8_t>(note.begin(), note.end()));
-    store_->add(kCountKey, 1);       // answered after `set` is done, so the note is there before any connection closes
+    store_->add(
+        kCountKey,
+        1);  // answered after `set` is done, so the note is there before any connection closes
   } catch (const std::exception&) {  // the store is gone: there is nobody to tell
   }
 }
@@ -63,7 +66,8 @@ RankBoard::Note RankBoard::note_of(int rank) const {
 RankBoard::Verdict RankBoard::judge(int64_t call, const std::set<int>& closed) const {
   Verdict verdict;
   try {
-    if (closed.empty() && !store_->check({kCountKey})) return verdict;  // the usual case, in one request
+    if (closed.empty() && !store_->check({kCountKey}))
+      return verdict;  // the usual case, in one request
     for (const int r : ranks_) {
       if (r == rank_) continue;
       const auto note = note_of(r);

@@ -79,15 +79,17 @@ struct GradientReducer::State {
   void take_first_share();
 };
 
-void GradientReducer::State::add_parameter(const at::Tensor& tensor, std::shared_ptr<Group> group, size_t i) {
-  DOVETAIL_CHECK(tensor.defined() && tensor.is_leaf() && tensor.requires_grad() && tensor.is_floating_point() &&
-                     tensor.is_contiguous(),
+void GradientReducer::State::add_parameter(const at::Tensor& tensor, std::shared_ptr<Group> group,
+                                           size_t i) {
+  DOVETAIL_CHECK(tensor.defined() && tensor.is_leaf() && tensor.requires_grad() &&
+                     tensor.is_floating_point() && tensor.is_contiguous(),
                  "parameter {} is not a contiguous floating point leaf that requires grad", i);
   auto& p = parameters.emplace_back();
   p.tensor = tensor;
   p.group = std::move(group);
   p.accumulator = torch::autograd::impl::grad_accumulator(tensor);
-  p.hook = p.accumulator->add_post_hook(std::make_unique<AccumulatedHook>([this, i] { arrived(i); }));
+  p.hook =
+      p.accumulator->add_post_hook(std::make_unique<AccumulatedHook>([this, i] { arrived(i); }));
 }
 
 /// Memory for a bucket's sums, with a view for each of its parameters.
@@ -96,7 +98,8 @@ void GradientReducer::State::make_sums(size_t b) {
   const auto& first = parameters[bucket.parameters.front()].tensor;
   at::Tensor& flat = sums[b].flat;
   const int64_t size = scatter ? bucket.share() * bucket.group->size() : bucket.elements();
-  flat = at::empty({size}, first.options().dtype(sum_dtype(first.scalar_type())).requires_grad(false));
+  flat =
+      at::empty({size}, first.options().dtype(sum_dtype(first.scalar_type())).requires_grad(false));
   flat.slice(0, bucket.elements()).zero_();
   int64_t offset = 0;
   for (const size_t i : bucket.parameters) {
@@ -106,14 +109,16 @@ void GradientReducer::State::make_sums(size_t b) {
   }
 }
 
-/// Moves `.grad()` into the sum. The first gradient of a step overwrites, which spares clearing the buckets.
+/// Moves `.grad()` into the sum. The first gradient of a step overwrites, which spares clearing the
+/// buckets.
 void GradientReducer::State::add_to_sum(Parameter& p) {
   const at::NoGradGuard no_grad;
   auto& grad = p.tensor.mutable_grad();
   if (!p.sum.defined() && !p.alone()) make_sums(p.bucket);
   if (!p.sum.defined())
     p.sum =
-        at::empty(p.tensor.sizes(), p.tensor.options().dtype(sum_dtype(p.tensor.scalar_type())).requires_grad(false));
+        at::empty(p.tensor.sizes(),
+                  p.tensor.options().dtype(sum_dtype(p.tensor.scalar_type())).requires_grad(false));
   if (p.summed)
     p.sum.add_(grad);
   else
@@ -126,13 +131,16 @@ void GradientReducer::State::arrived(size_t i) {
   auto& p = parameters[i];
   if (!p.tensor.grad().defined()) return;  // its function gave no gradient
   if (p.alone()) {
-    // In one rank `.grad()` is the sum, unless adding micro-batches up in 16 bits would lose some of it.
+    // In one rank `.grad()` is the sum, unless adding micro-batches up in 16 bits would lose some
+    // of it.
     const bool narrow = p.tensor.scalar_type() != sum_dtype(p.tensor.scalar_type());
     if (narrow && (p.summed || !armed)) add_to_sum(p);
     return;
   }
   DOVETAIL_CHECK(!(armed && p.arrived),
-                 "parameter {} got a second gradient in the armed backward, after its bucket may have been sent", i);
+                 "parameter {} got a second gradient in the armed backward, after its bucket may "
+                 "have been sent",
+                 i);
   DOVETAIL_CHECK(armed || !scatter, "parameter {} got a gradient before arm()", i);
   add_to_sum(p);
   if (!armed) return;
@@ -141,19 +149,21 @@ void GradientReducer::State::arrived(size_t i) {
   start_ready_buckets();
 }
 
-/// In bucket order on every rank, whatever the order in which gradients arrive: collectives are matched by order.
+/// In bucket order on every rank, whatever the order in which gradients arrive: collectives are
+/// matched by order.
 void GradientReducer::State::start_ready_buckets() {
   for (; started < buckets.size() && sums[started].missing == 0; ++started)
     scatter ? reduce_scatter(started) : all_reduce(started);
 }
 
 void GradientReducer::State::all_reduce(size_t b) {
-  operation("dovetail::all_reduce_start", {.changes = {sums[b].flat}}, [this, b](const Operands& of) {
-    const TraceSpan span("start all_reduce");
-    const UnrecordedAllocations of_the_group;
-    running.push_back({.work = buckets[b].group->all_reduce_async(of.changes[0]), .bucket = b});
-    return std::vector<at::Tensor>();
-  });
+  operation(
+      "dovetail::all_reduce_start", {.changes = {sums[b].flat}}, [this, b](const Operands& of) {
+        const TraceSpan span("start all_reduce");
+        const UnrecordedAllocations of_the_group;
+        running.push_back({.work = buckets[b].group->all_reduce_async(of.changes[0]), .bucket = b});
+        return std::vector<at::Tensor>();
+      });
 }
 
 void GradientReducer::State::reduce_scatter(size_t b) {
@@ -182,19 +192,21 @@ void GradientReducer::State::take_first_share() {
   exposed_s += now_seconds() - start;
   const at::NoGradGuard no_grad;
   const Bucket& bucket = buckets[first.bucket];
-  const at::Tensor part = first.flat.narrow(0, bucket.group->rank() * bucket.share(), bucket.share());
+  const at::Tensor part =
+      first.flat.narrow(0, bucket.group->rank() * bucket.share(), bucket.share());
   at::Tensor& share = sums[first.bucket].share;
   share = share.defined() ? share.add_(part) : part.clone();
 }
 
-GradientReducer::GradientReducer(const std::shared_ptr<Group>& group, std::vector<at::Tensor> parameters,
-                                 Options options)
+GradientReducer::GradientReducer(const std::shared_ptr<Group>& group,
+                                 std::vector<at::Tensor> parameters, Options options)
     : state_(std::make_unique<State>()) {
   DOVETAIL_CHECK(options.bucket_bytes > 0, "bucket_bytes is {}", options.bucket_bytes);
-  DOVETAIL_CHECK(options.groups.empty() || options.groups.size() == parameters.size(), "{} groups for {} parameters",
-                 options.groups.size(), parameters.size());
+  DOVETAIL_CHECK(options.groups.empty() || options.groups.size() == parameters.size(),
+                 "{} groups for {} parameters", options.groups.size(), parameters.size());
   if (options.groups.empty()) options.groups.assign(parameters.size(), group);
-  for (size_t i = 0; i < parameters.size(); ++i) state_->add_parameter(parameters[i], options.groups[i], i);
+  for (size_t i = 0; i < parameters.size(); ++i)
+    state_->add_parameter(parameters[i], options.groups[i], i);
   state_->scatter = options.scatter && group->size() > 1;
   state_->buckets = make_buckets(parameters, options.groups, options.bucket_bytes);
   state_->sums.resize(state_->buckets.size());
@@ -210,13 +222,15 @@ GradientReducer::~GradientReducer() {
 
 void GradientReducer::begin() {
   state_->armed = false;
-  for (auto& running : state_->running) running.work->wait();  // a step that failed half-way, on all ranks alike
+  for (auto& running : state_->running)
+    running.work->wait();  // a step that failed half-way, on all ranks alike
   state_->running.clear();
   state_->exposed_s = 0;
   for (auto& p : state_->parameters) {
     p.tensor.mutable_grad().reset();
     p.summed = false;
-    if (p.alone()) p.sum.reset();  // made where it is needed, and so in a recorded step a tensor of that step
+    if (p.alone())
+      p.sum.reset();  // made where it is needed, and so in a recorded step a tensor of that step
   }
   for (auto& sums : state_->sums) sums.share.reset();
 }
@@ -226,7 +240,8 @@ void GradientReducer::arm() {
   state_->armed = true;
   state_->started = 0;
   for (auto& p : state_->parameters) p.arrived = false;
-  for (size_t b = 0; b < state_->buckets.size(); ++b) state_->sums[b].missing = state_->buckets[b].parameters.size();
+  for (size_t b = 0; b < state_->buckets.size(); ++b)
+    state_->sums[b].missing = state_->buckets[b].parameters.size();
 }
 
 void GradientReducer::finish() {

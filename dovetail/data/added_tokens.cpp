@@ -9,13 +9,15 @@ AddedTokens::AddedTokens(const std::vector<BpeFile::Added>& tokens) {
     Pass& pass = passes_[token.normalized ? 1 : 0];
     pass.ids.emplace(token.content, token.id);
     pass.begins[static_cast<unsigned char>(token.content[0])] = true;
-    if (std::find(pass.lengths.begin(), pass.lengths.end(), token.content.size()) == pass.lengths.end())
+    if (std::find(pass.lengths.begin(), pass.lengths.end(), token.content.size()) ==
+        pass.lengths.end())
       pass.lengths.push_back(token.content.size());
   }
   for (Pass& pass : passes_) std::sort(pass.lengths.rbegin(), pass.lengths.rend());
 }
 
-void AddedTokens::Pass::cut(std::string_view text, const std::function<void(std::string_view)>& plain,
+void AddedTokens::Pass::cut(std::string_view text,
+                            const std::function<void(std::string_view)>& plain,
                             const std::function<void(int32_t)>& token) const {
   size_t begin = 0;
   std::string candidate;

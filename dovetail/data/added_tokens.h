@@ -12,8 +12,8 @@
 
 namespace dovetail {
 
-/// Finds added tokens in text: from left to right, the longest that begins at a place; those that are not `normalized`
-/// first, then the others in what is left between them.
+/// Finds added tokens in text: from left to right, the longest that begins at a place; those that
+/// are not `normalized` first, then the others in what is left between them.
 class AddedTokens {
  public:
   explicit AddedTokens(const std::vector<BpeFile::Added>& tokens);

@@ -23,13 +23,15 @@ void BlockPool::keep(int64_t block, std::shared_ptr<const RowBlock> rows) {
 void BlockPool::want(const std::vector<int64_t>& blocks) {
   const std::lock_guard lock(mutex_);
   std::erase_if(entries_, [&](const auto& entry) {
-    return !entry.second.kept && std::find(blocks.begin(), blocks.end(), entry.first) == blocks.end();
+    return !entry.second.kept &&
+           std::find(blocks.begin(), blocks.end(), entry.first) == blocks.end();
   });
   std::erase_if(queue_, [&](int64_t block) { return !entries_.contains(block); });
   for (const int64_t block : blocks)
     if (entries_.try_emplace(block).second) queue_.push_back(block);
   if (queue_.empty()) return;
-  while (static_cast<int64_t>(threads_.size()) < num_threads_) threads_.emplace_back([this] { read_blocks(); });
+  while (static_cast<int64_t>(threads_.size()) < num_threads_)
+    threads_.emplace_back([this] { read_blocks(); });
   wake_.notify_all();
 }
 
@@ -59,7 +61,8 @@ void BlockPool::read_blocks() {
     }
     lock.lock();
     // It may not be wanted any more.
-    if (const auto entry = entries_.find(block); entry != entries_.end()) entry->second = std::move(done);
+    if (const auto entry = entries_.find(block); entry != entries_.end())
+      entry->second = std::move(done);
     wake_.notify_all();
   }
 }

@@ -34,7 +34,9 @@ class Merger {
       queue_.pop();
       Symbol& left = symbols_[static_cast<size_t>(best.at)];
       // Stale when either side has been merged since: the pair there is another one, or none.
-      if (left.id != best.left || left.next < 0 || symbols_[static_cast<size_t>(left.next)].id != best.right) continue;
+      if (left.id != best.left || left.next < 0 ||
+          symbols_[static_cast<size_t>(left.next)].id != best.right)
+        continue;
       Symbol& right = symbols_[static_cast<size_t>(left.next)];
       left.id = best.result;
       left.next = right.next;
@@ -54,7 +56,8 @@ class Merger {
   };
   struct Candidate {
     int32_t rank, at, left, right, result;
-    bool operator<(const Candidate& other) const {  // the queue's top is its greatest: lowest rank, then leftmost
+    bool operator<(const Candidate& other)
+        const {  // the queue's top is its greatest: lowest rank, then leftmost
       return rank != other.rank ? rank > other.rank : at > other.at;
     }
   };
@@ -80,7 +83,9 @@ struct Workspace {
 class BpeTokenizer : public Tokenizer {
  public:
   BpeTokenizer(std::string content, const std::string& name)
-      : content_(std::move(content)), file_(parse_tokenizer_json(content_, name)), added_(file_.added) {
+      : content_(std::move(content)),
+        file_(parse_tokenizer_json(content_, name)),
+        added_(file_.added) {
     for (size_t rank = 0; rank < file_.merges.size(); ++rank) {
       const auto& merge = file_.merges[rank];
       rules_.at(merge.left, merge.right) = {static_cast<int32_t>(rank), merge.result};
@@ -105,7 +110,8 @@ class BpeTokenizer : public Tokenizer {
   std::string decode(const std::vector<int32_t>& ids) const override {
     std::string text;
     for (const int32_t id : ids) {
-      DOVETAIL_CHECK(id >= 0 && id < vocab_size(), "token {} is outside the vocabulary of {}", id, vocab_size());
+      DOVETAIL_CHECK(id >= 0 && id < vocab_size(), "token {} is outside the vocabulary of {}", id,
+                     vocab_size());
       text += file_.tokens[static_cast<size_t>(id)];
     }
     return text;
@@ -121,7 +127,8 @@ class BpeTokenizer : public Tokenizer {
     std::vector<bool> added(file_.tokens.size());
     for (const auto& token : file_.added) added[static_cast<size_t>(token.id)] = true;
     for (size_t id = 0; id < file_.tokens.size(); ++id)
-      if (!added[id] && !file_.tokens[id].empty()) whole_words_.emplace(file_.tokens[id], static_cast<int32_t>(id));
+      if (!added[id] && !file_.tokens[id].empty())
+        whole_words_.emplace(file_.tokens[id], static_cast<int32_t>(id));
   }
 
   void encode_plain(std::string_view text, Workspace& workspace, std::vector<int32_t>& ids) const {
@@ -141,7 +148,8 @@ class BpeTokenizer : public Tokenizer {
       workspace.ids.push_back(it->second);
       return;
     }
-    for (const char c : word) workspace.ids.push_back(file_.byte_ids[static_cast<unsigned char>(c)]);
+    for (const char c : word)
+      workspace.ids.push_back(file_.byte_ids[static_cast<unsigned char>(c)]);
     workspace.merger.merge(workspace.ids, rules_);
   }
 
@@ -170,7 +178,8 @@ class BpeTokenizer : public Tokenizer {
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> bpe_tokenizer(const std::string& tokenizer_json, const std::string& name) {
+std::unique_ptr<Tokenizer> bpe_tokenizer(const std::string& tokenizer_json,
+                                         const std::string& name) {
   return std::make_unique<BpeTokenizer>(tokenizer_json, name);
 }
 

@@ -40,10 +40,12 @@ WordCounts count_words(const std::vector<std::string_view>& texts, SplitPattern 
   return total;
 }
 
-/// Pair counts over all words, kept exact from merge to merge by looking only at words that hold the merged pair.
+/// Pair counts over all words, kept exact from merge to merge by looking only at words that hold
+/// the merged pair.
 class Trainer {
  public:
-  Trainer(const WordCounts& words, int64_t num_tokens) : num_tokens_(static_cast<size_t>(num_tokens)) {
+  Trainer(const WordCounts& words, int64_t num_tokens)
+      : num_tokens_(static_cast<size_t>(num_tokens)) {
     std::array<int32_t, 256> id_of_byte{};
     for (const uint8_t byte : byte_level_alphabet()) {
       id_of_byte[byte] = static_cast<int32_t>(tokens_.size());
@@ -54,8 +56,11 @@ class Trainer {
       for (const char c : text) symbols_.push_back(id_of_byte[static_cast<unsigned char>(c)]);
     }
     for (uint32_t w = 0; w < words_.size(); ++w)
-      for (uint32_t i = 0; i + 1 < words_[w].length; ++i) change(symbol(w, i), symbol(w, i + 1), words_[w].count, w);
-    pairs_.for_each([&](int32_t left, int32_t right, const Pair& pair) { queue_.push({pair.count, left, right}); });
+      for (uint32_t i = 0; i + 1 < words_[w].length; ++i)
+        change(symbol(w, i), symbol(w, i + 1), words_[w].count, w);
+    pairs_.for_each([&](int32_t left, int32_t right, const Pair& pair) {
+      queue_.push({pair.count, left, right});
+    });
   }
 
   void run() {
@@ -88,7 +93,8 @@ class Trainer {
   struct Candidate {
     int64_t count;
     int32_t left, right;
-    bool operator<(const Candidate& other) const {  // the queue's top is its greatest: most frequent, then lowest ids
+    bool operator<(const Candidate& other)
+        const {  // the queue's top is its greatest: most frequent, then lowest ids
       if (count != other.count) return count < other.count;
       return std::pair(left, right) > std::pair(other.left, other.right);
     }
@@ -110,7 +116,8 @@ class Trainer {
   }
 
   void merge(int32_t left, int32_t right) {
-    const int32_t result = add_token(tokens_[static_cast<size_t>(left)] + tokens_[static_cast<size_t>(right)]);
+    const int32_t result =
+        add_token(tokens_[static_cast<size_t>(left)] + tokens_[static_cast<size_t>(right)]);
     merges_.push_back({left, right, result});
     std::vector<uint32_t> words;
     words.swap(pairs_.at(left, right).words);
@@ -130,7 +137,8 @@ class Trainer {
     const uint32_t length = words_[word].length;
     uint32_t out = 0;
     for (uint32_t in = 0; in < length; ++in, ++out) {
-      const bool found = symbol(word, in) == left && in + 1 < length && symbol(word, in + 1) == right;
+      const bool found =
+          symbol(word, in) == left && in + 1 < length && symbol(word, in + 1) == right;
       if (!found) {
         symbol(word, out) = symbol(word, in);
         continue;
@@ -159,7 +167,8 @@ class Trainer {
   std::unordered_map<std::string, int32_t> id_of_;
   std::vector<BpeFile::Merge> merges_;
   std::vector<Word> words_;
-  std::vector<int32_t> symbols_;  ///< of all words, one after the other; a word shrinks in its place
+  std::vector<int32_t>
+      symbols_;  ///< of all words, one after the other; a word shrinks in its place
   PairTable<Pair> pairs_;
   std::priority_queue<Candidate> queue_;
   std::vector<std::pair<int32_t, int32_t>> grown_;
@@ -167,9 +176,11 @@ class Trainer {
 
 }  // namespace
 
-std::string train_bpe(const std::vector<std::string_view>& texts, int64_t vocab_size, const std::string& split) {
+std::string train_bpe(const std::vector<std::string_view>& texts, int64_t vocab_size,
+                      const std::string& split) {
   user_check(vocab_size >= 257,
-             "a byte-level vocabulary has at least 257 tokens (256 bytes and the end of a document), not {}",
+             "a byte-level vocabulary has at least 257 tokens (256 bytes and the end of a "
+             "document), not {}",
              vocab_size);
   BpeFile file;
   file.split = split_pattern(split);

@@ -28,7 +28,8 @@ const std::array<int32_t, 256>& spelling_of_bytes() {
 
 std::string byte_level_spelling(std::string_view bytes) {
   std::string spelling;
-  for (const char c : bytes) append_utf8(spelling, spelling_of_bytes()[static_cast<unsigned char>(c)]);
+  for (const char c : bytes)
+    append_utf8(spelling, spelling_of_bytes()[static_cast<unsigned char>(c)]);
   return spelling;
 }
 
@@ -43,7 +44,8 @@ std::optional<std::string> byte_level_bytes(std::string_view spelling) {
   std::string bytes;
   for (size_t at = 0; at < spelling.size();) {
     const Character c = character_at(spelling, at);
-    if (c.code < 0 || c.code >= kEndOfSpelling || byte_of_code[static_cast<size_t>(c.code)] < 0) return std::nullopt;
+    if (c.code < 0 || c.code >= kEndOfSpelling || byte_of_code[static_cast<size_t>(c.code)] < 0)
+      return std::nullopt;
     bytes.push_back(static_cast<char>(byte_of_code[static_cast<size_t>(c.code)]));
     at += c.length;
   }
@@ -55,7 +57,8 @@ const std::array<uint8_t, 256>& byte_level_alphabet() {
     std::array<uint8_t, 256> bytes{};
     std::iota(bytes.begin(), bytes.end(), uint8_t{0});
     const auto& codes = spelling_of_bytes();
-    std::sort(bytes.begin(), bytes.end(), [&](uint8_t a, uint8_t b) { return codes[a] < codes[b]; });
+    std::sort(bytes.begin(), bytes.end(),
+              [&](uint8_t a, uint8_t b) { return codes[a] < codes[b]; });
     return bytes;
   }();
   return alphabet;

@@ -69,7 +69,8 @@ bool is_number(std::string_view text, char decimal, double& value) {
   }
   const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
   if (result.ptr != text.data() + text.size()) return false;
-  if (result.ec == std::errc::result_out_of_range) value = std::strtod(std::string(text).c_str(), nullptr);
+  if (result.ec == std::errc::result_out_of_range)
+    value = std::strtod(std::string(text).c_str(), nullptr);
   return true;
 }
 
@@ -87,7 +88,8 @@ Parsed number_of(const Cell& cell, char decimal, double& number, std::string& re
       break;
     case Cell::Kind::kText:
       if (is_missing_word(without_blanks(*cell.text))) return Parsed::kMissing;
-      if (!is_number(*cell.text, decimal, number) && !is_truth(without_blanks(*cell.text), number)) {
+      if (!is_number(*cell.text, decimal, number) &&
+          !is_truth(without_blanks(*cell.text), number)) {
         reason = shown(*cell.text) + " is not a number";
         return Parsed::kBad;
       }
@@ -111,7 +113,8 @@ bool is_whole(std::string_view text, char decimal, int64_t& integer) {
   const size_t point = text.find(decimal);
   if (point == std::string_view::npos || point + 1 == text.size()) return false;
   if (text.find_first_not_of('0', point + 1) != std::string_view::npos) return false;
-  return parse_number(text.substr(0, point), integer) && std::abs(static_cast<double>(integer)) < kExactIntegers;
+  return parse_number(text.substr(0, point), integer) &&
+         std::abs(static_cast<double>(integer)) < kExactIntegers;
 }
 
 bool fits_float32(double number, std::string& reason) {
@@ -120,9 +123,11 @@ bool fits_float32(double number, std::string& reason) {
   return false;
 }
 
-bool text_of(const Cell& cell, std::array<char, 24>& buffer, std::string_view& text, std::string& reason) {
+bool text_of(const Cell& cell, std::array<char, 24>& buffer, std::string_view& text,
+             std::string& reason) {
   int64_t integer = cell.integer;
-  if (cell.kind == Cell::Kind::kInteger || (cell.kind == Cell::Kind::kReal && is_whole(cell.real, integer))) {
+  if (cell.kind == Cell::Kind::kInteger ||
+      (cell.kind == Cell::Kind::kReal && is_whole(cell.real, integer))) {
     const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), integer).ptr;
     text = std::string_view(buffer.data(), static_cast<size_t>(end - buffer.data()));
     return true;
@@ -135,9 +140,10 @@ bool text_of(const Cell& cell, std::array<char, 24>& buffer, std::string_view& t
     text = *cell.text;
     return true;
   }
-  reason = cell.kind == Cell::Kind::kReal
-               ? fmt::format("the float {} is no id; write the column as integers or strings", cell.real)
-               : "a list, where one id is wanted";
+  reason =
+      cell.kind == Cell::Kind::kReal
+          ? fmt::format("the float {} is no id; write the column as integers or strings", cell.real)
+          : "a list, where one id is wanted";
   return false;
 }
 

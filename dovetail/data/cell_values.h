@@ -23,8 +23,8 @@ std::string shown(std::string_view text);
 
 std::string_view without_blanks(std::string_view text);
 
-/// True for a text that means a missing number: nothing, or a word that pandas.read_csv takes so, such as "NA", "nan",
-/// "null", "None", "<NA>" or "#N/A".
+/// True for a text that means a missing number: nothing, or a word that pandas.read_csv takes so,
+/// such as "NA", "nan", "null", "None", "<NA>" or "#N/A".
 bool is_missing_word(std::string_view text);
 
 /// Whether all of the text is a number.
@@ -34,15 +34,15 @@ bool parse_number(std::string_view text, Number& number) {
   return result.ec == std::errc() && result.ptr == text.data() + text.size();
 }
 
-/// Reads a number, "inf" among them, with `decimal` before its fraction and maybe blanks around it. False for anything
-/// else.
+/// Reads a number, "inf" among them, with `decimal` before its fraction and maybe blanks around it.
+/// False for anything else.
 bool is_number(std::string_view text, char decimal, double& value);
 
 /// Reads True or False, as pandas.read_csv does: also in lower or upper case.
 bool is_truth(std::string_view text, double& value);
 
-/// The digits of a plain decimal number of more than 15 of them, which float64 may round: without a plus sign and zeros
-/// at the ends, with '.' before the fraction. Empty for any other text.
+/// The digits of a plain decimal number of more than 15 of them, which float64 may round: without a
+/// plus sign and zeros at the ends, with '.' before the fraction. Empty for any other text.
 std::string plain_number(std::string_view text, char decimal);
 
 /// A finite number or truth; a NaN is a missing one, and so is a text of is_missing_word.
@@ -59,7 +59,8 @@ bool is_whole(std::string_view text, char decimal, int64_t& integer);
 
 /// True for null, an empty text and a NaN, which pandas writes as an empty field of CSV.
 inline bool is_missing(const Cell& cell) {
-  return cell.kind == Cell::Kind::kMissing || (cell.kind == Cell::Kind::kText && cell.text->empty()) ||
+  return cell.kind == Cell::Kind::kMissing ||
+         (cell.kind == Cell::Kind::kText && cell.text->empty()) ||
          (cell.kind == Cell::Kind::kReal && std::isnan(cell.real));
 }
 
@@ -67,7 +68,8 @@ inline bool is_missing(const Cell& cell) {
 inline std::string_view boolean_text(bool value) { return value ? "True" : "False"; }
 
 /// The text that is hashed. Integers and whole floats are written into `buffer`, as integers.
-bool text_of(const Cell& cell, std::array<char, 24>& buffer, std::string_view& text, std::string& reason);
+bool text_of(const Cell& cell, std::array<char, 24>& buffer, std::string_view& text,
+             std::string& reason);
 
 /// Makes `cell` value i of a column of Parquet.
 inline void set_value(const ColumnValues& values, int64_t i, Cell& cell) {
@@ -88,7 +90,8 @@ inline void set_value(const ColumnValues& values, int64_t i, Cell& cell) {
   }
 }
 
-/// `visit(cell)` for each value of a cell until it returns false: of a list, of a text with separators, or the one.
+/// `visit(cell)` for each value of a cell until it returns false: of a list, of a text with
+/// separators, or the one.
 template <class Visit>
 bool for_each_value(const Cell& cell, char separator, Visit&& visit) {
   if (cell.kind == Cell::Kind::kList) {

@@ -25,10 +25,14 @@ uint64_t hex_word(const std::string& sha256, size_t at) {
 /// Keys of files that hold records.
 void check_records(const DataConfig& config, const std::vector<InputFile>& inputs) {
   const DataConfig none;
-  if (std::ranges::any_of(inputs, [](const InputFile& input) { return input.format != InputFormat::kText; })) return;
+  if (std::ranges::any_of(
+          inputs, [](const InputFile& input) { return input.format != InputFormat::kText; }))
+    return;
   const auto unread = [&](const char* key, const std::string& value, const std::string& usual) {
-    user_check(value == usual, "data.{} = \"{}\" does nothing: none of the {} files is JSON or Parquet; leave it out",
-               key, value, inputs.size());
+    user_check(
+        value == usual,
+        "data.{} = \"{}\" does nothing: none of the {} files is JSON or Parquet; leave it out", key,
+        value, inputs.size());
   };
   unread("text_field", config.text_field, none.text_field);
   unread("bad_row", config.bad_row, none.bad_row);
@@ -91,7 +95,8 @@ void Corpus::hash_sources(std::vector<InputFile> inputs) {
       } else {
         source.sha256 = sha256_of_file(source.input.path);
         if (source.input.format != InputFormat::kParquet && !source.input.head.is_plain()) {
-          source.input.content = std::make_shared<MappedInput>(source.input.path, source.input.head);
+          source.input.content =
+              std::make_shared<MappedInput>(source.input.path, source.input.head);
           source.input.text_bytes = source.input.content->bytes().size();
         }
       }
@@ -100,7 +105,9 @@ void Corpus::hash_sources(std::vector<InputFile> inputs) {
   });
 }
 
-Corpus::Digest Corpus::digest_of(const std::string& sha256) { return {hex_word(sha256, 0), hex_word(sha256, 16)}; }
+Corpus::Digest Corpus::digest_of(const std::string& sha256) {
+  return {hex_word(sha256, 0), hex_word(sha256, 16)};
+}
 
 Corpus::Fate Corpus::fate_of(uint64_t bytes, bool valid) const {
   if (config_.max_document_bytes > 0 && bytes > static_cast<uint64_t>(config_.max_document_bytes))
@@ -109,9 +116,10 @@ Corpus::Fate Corpus::fate_of(uint64_t bytes, bool valid) const {
 }
 
 std::string Corpus::Source::reading() const {
-  const bool plain_name = input.format == InputFormat::kParquet     ? input.head.extension == ".parquet"
-                          : input.format == InputFormat::kJsonLines ? input.head.extension == ".jsonl"
-                                                                    : input.format == InputFormat::kText;
+  const bool plain_name = input.format == InputFormat::kParquet ? input.head.extension == ".parquet"
+                          : input.format == InputFormat::kJsonLines
+                              ? input.head.extension == ".jsonl"
+                              : input.format == InputFormat::kText;
   if (plain_name && input.head.is_plain() && input.text_bytes == input.bytes) return {};
   return fmt::format("{} {} {}", static_cast<int>(input.format), input.head.name, input.text_bytes);
 }
@@ -123,25 +131,30 @@ Corpus::Looked Corpus::look_through(const Piece& piece) const {
     places.push_back(fmt::format("{}: {}", problem.place(), problem.what()));
   };
   if (source.input.format == InputFormat::kText) {
-    const Fate fate = source.input.text_bytes == 0 ? Fate::kEmpty : fate_of(source.input.text_bytes, source.valid);
+    const Fate fate = source.input.text_bytes == 0 ? Fate::kEmpty
+                                                   : fate_of(source.input.text_bytes, source.valid);
     looked.documents.push_back({digest_of(source.text_sha256), fate});
-    if (!source.valid) keep(looked.not_utf8, UserError("the text is not UTF-8", {}, source.input.path.string()));
+    if (!source.valid)
+      keep(looked.not_utf8, UserError("the text is not UTF-8", {}, source.input.path.string()));
     return looked;
   }
   read_documents(source.input, piece, config_.text_field, [&](const Document& document) {
     using State = Document::State;
     if (document.state == State::kBad && config_.bad_row == "error")
-      throw UserError(document.problem->what(),
-                      document.problem->help() + "; data.bad_row = \"skip\" leaves such records out",
-                      document.problem->place());
-    // A record is text in JSON or in an Arrow string: invalid there means damaged, for every tokenizer.
+      throw UserError(
+          document.problem->what(),
+          document.problem->help() + "; data.bad_row = \"skip\" leaves such records out",
+          document.problem->place());
+    // A record is text in JSON or in an Arrow string: invalid there means damaged, for every
+    // tokenizer.
     const Fate fate = document.state == State::kText    ? fate_of(document.text.size(), true)
                       : document.state == State::kEmpty ? Fate::kEmpty
                       : document.state == State::kBad   ? Fate::kBad
                                                         : Fate::kInvalid;
     const bool compare = config_.deduplicate && fate == Fate::kKept;
     looked.documents.push_back({compare ? digest_of(sha256_of(document.text)) : Digest{}, fate});
-    if (document.problem != nullptr) keep(fate == Fate::kBad ? looked.bad : looked.not_utf8, *document.problem);
+    if (document.problem != nullptr)
+      keep(fate == Fate::kBad ? looked.bad : looked.not_utf8, *document.problem);
   });
   return looked;
 }
@@ -157,15 +170,16 @@ void Corpus::warn_of(const std::vector<Looked>& looked) const {
   };
   const std::string bad = first(&Looked::bad), not_utf8 = first(&Looked::not_utf8);
   if (bad_ > config_.max_bad_rows)
-    throw UserError(
-        fmt::format("more than data.max_bad_rows = {} bad records; the first:{}", config_.max_bad_rows, bad),
-        "mend the files, or raise data.max_bad_rows");
+    throw UserError(fmt::format("more than data.max_bad_rows = {} bad records; the first:{}",
+                                config_.max_bad_rows, bad),
+                    "mend the files, or raise data.max_bad_rows");
   if (bad_ > 0) log_warning("{} bad records are left out; the first:{}", bad_, bad);
   int64_t kept = 0;
   for (const Source& source : sources_) kept += lossless_ && !source.valid;
   if (!not_utf8.empty())
-    log_warning("{} texts are not UTF-8: {} are left out, {} files are kept byte by byte; the first:{}",
-                invalid_ + kept, invalid_, kept, not_utf8);
+    log_warning(
+        "{} texts are not UTF-8: {} are left out, {} files are kept byte by byte; the first:{}",
+        invalid_ + kept, invalid_, kept, not_utf8);
 }
 
 void Corpus::scan() {
@@ -174,13 +188,15 @@ void Corpus::scan() {
   pieces_ = cut_into_pieces(inputs, config_.text_field);
   std::vector<Looked> looked(pieces_.size());
   parallel_pieces(static_cast<int64_t>(pieces_.size()), 1, [&](int64_t begin, int64_t end) {
-    for (auto p = static_cast<size_t>(begin); p < static_cast<size_t>(end); ++p) looked[p] = look_through(pieces_[p]);
+    for (auto p = static_cast<size_t>(begin); p < static_cast<size_t>(end); ++p)
+      looked[p] = look_through(pieces_[p]);
   });
   std::unordered_set<Digest, DigestHash> known;
   fates_.resize(pieces_.size());
   for (size_t p = 0; p < pieces_.size(); ++p)
     for (Seen& document : looked[p].documents) {
-      if (config_.deduplicate && document.fate == Fate::kKept && !known.insert(document.digest).second)
+      if (config_.deduplicate && document.fate == Fate::kKept &&
+          !known.insert(document.digest).second)
         document.fate = Fate::kDuplicate;
       documents_ += document.fate == Fate::kKept;
       duplicates_ += document.fate == Fate::kDuplicate;
@@ -196,20 +212,26 @@ void Corpus::scan() {
 std::string Corpus::fingerprint(size_t piece) const {
   const Piece& where = pieces_[piece];
   const Source& source = sources_[where.file];
-  std::string key = fmt::format("{}\n{}\n{} {}\n", source.input.relative, source.sha256, where.begin, where.end);
+  std::string key =
+      fmt::format("{}\n{}\n{} {}\n", source.input.relative, source.sha256, where.begin, where.end);
   key += source.reading();
   for (const Fate fate : fates_[piece]) key += fate == Fate::kKept ? '+' : '-';
   return sha256_of(key);
 }
 
 size_t Corpus::tail_begin(std::string_view text) const {
-  auto begin = static_cast<size_t>(static_cast<double>(text.size()) * (1.0 - config_.validation_fraction));
+  auto begin =
+      static_cast<size_t>(static_cast<double>(text.size()) * (1.0 - config_.validation_fraction));
   begin = std::min(begin, text.size());
-  while (begin > 0 && begin < text.size() && (static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80) --begin;
+  while (begin > 0 && begin < text.size() &&
+         (static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80)
+    --begin;
   return begin;
 }
 
-void Corpus::read(size_t piece, const std::function<void(Split, std::string_view, const std::string&)>& visit) const {
+void Corpus::read(
+    size_t piece,
+    const std::function<void(Split, std::string_view, const std::string&)>& visit) const {
   const std::vector<Fate>& fates = fates_[piece];
   if (std::find(fates.begin(), fates.end(), Fate::kKept) == fates.end()) return;
   const Source& source = sources_[pieces_[piece].file];
@@ -223,7 +245,8 @@ void Corpus::read(size_t piece, const std::function<void(Split, std::string_view
     }
     const size_t cut = tail_begin(document.text);
     if (cut > 0) visit(Split::kTrain, document.text.substr(0, cut), document.identity);
-    if (cut < document.text.size()) visit(Split::kValidation, document.text.substr(cut), document.identity);
+    if (cut < document.text.size())
+      visit(Split::kValidation, document.text.substr(cut), document.identity);
   });
 }
 

@@ -16,7 +16,8 @@ namespace dovetail {
 /// Reports from any thread, one at a time.
 class ProgressReport {
  public:
-  explicit ProgressReport(const std::function<void(const PrepareProgress&)>& callback) : callback_(callback) {}
+  explicit ProgressReport(const std::function<void(const PrepareProgress&)>& callback)
+      : callback_(callback) {}
   void begin(const char* stage, int64_t documents, uint64_t bytes);
   void add(int64_t documents, uint64_t bytes);
 
@@ -29,8 +30,9 @@ class ProgressReport {
 /// A number in [0, 1) that depends on `key` alone: the first 53 bits of its SHA-256.
 double hashed_share(std::string_view key);
 
-/// The text that goes into a token store: the documents of the inputs less those that are skipped, and which part of
-/// each belongs to which split. A function of the files' content and the config, whatever the threads.
+/// The text that goes into a token store: the documents of the inputs less those that are skipped,
+/// and which part of each belongs to which split. A function of the files' content and the config,
+/// whatever the threads.
 class Corpus {
  public:
   /// Lists and hashes the inputs. `lossless`: the tokenizer takes text that is not UTF-8.
@@ -41,21 +43,25 @@ class Corpus {
     std::string sha256;       ///< hash of the file
     std::string text_sha256;  ///< hash of a text file's document
     bool valid = true;        ///< UTF-8 (known of text files only)
-    /// How the file is read, where that is not plain from its name: kind, packing, bytes of the text. Else empty.
+    /// How the file is read, where that is not plain from its name: kind, packing, bytes of the
+    /// text. Else empty.
     std::string reading() const;
   };
   const std::vector<Source>& sources() const { return sources_; }
   const std::vector<PassedOver>& passed_over() const { return passed_over_; }
 
-  /// Decides which documents are skipped. To be called once, before what follows. Throws UserError for a bad record, or
-  /// for more than `max_bad_rows`, as configured; warns of skipped ones and of texts that are not UTF-8.
+  /// Decides which documents are skipped. To be called once, before what follows. Throws UserError
+  /// for a bad record, or for more than `max_bad_rows`, as configured; warns of skipped ones and of
+  /// texts that are not UTF-8.
   void scan();
   const std::vector<Piece>& pieces() const { return pieces_; }
   /// Of the content that `read` will hand over, and of how it is split.
   std::string fingerprint(size_t piece) const;
-  /// The kept documents' parts in order; a document that is cut between the splits comes twice. Parts are not empty.
+  /// The kept documents' parts in order; a document that is cut between the splits comes twice.
+  /// Parts are not empty.
   void read(size_t piece,
-            const std::function<void(Split, std::string_view text, const std::string& identity)>& visit) const;
+            const std::function<void(Split, std::string_view text, const std::string& identity)>&
+                visit) const;
 
   int64_t documents() const { return documents_; }
   int64_t duplicates_skipped() const { return duplicates_; }

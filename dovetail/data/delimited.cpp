@@ -13,12 +13,13 @@ namespace dovetail {
 namespace {
 
 const char* find(const char* begin, const char* end, char wanted) {
-  const void* found = begin == end ? nullptr : std::memchr(begin, wanted, static_cast<size_t>(end - begin));
+  const void* found =
+      begin == end ? nullptr : std::memchr(begin, wanted, static_cast<size_t>(end - begin));
   return found == nullptr ? end : static_cast<const char*>(found);
 }
 
-/// Behind the quote that closes the field whose opening quote is at `p`; null if none does. `doubled` counts quotes
-/// that stand for one.
+/// Behind the quote that closes the field whose opening quote is at `p`; null if none does.
+/// `doubled` counts quotes that stand for one.
 const char* behind_quotes(const char* p, const char* end, int64_t& doubled) {
   for (++p;; p += 2) {
     p = find(p, end, '"');
@@ -71,7 +72,8 @@ class DelimitedFile::Splitter {
       const char* next = nullptr;
       if (format_.quotes && p != end && *p == '"') {
         next = quoted(p, end, field, text);
-        if (next != end && *next != format_.delimiter) return refuse(bad, field, "text after the closing quote");
+        if (next != end && *next != format_.delimiter)
+          return refuse(bad, field, "text after the closing quote");
       } else {
         next = find(p, end, format_.delimiter);
         text = std::string_view(p, static_cast<size_t>(next - p));
@@ -93,7 +95,8 @@ class DelimitedFile::Splitter {
     texts_[cell] = text;
   }
 
-  /// The text between quotes, and what comes behind them. Records end outside of quotes, so that these close.
+  /// The text between quotes, and what comes behind them. Records end outside of quotes, so that
+  /// these close.
   const char* quoted(const char* p, const char* end, size_t field, std::string_view& text) {
     int64_t doubled = 0;
     const char* behind = behind_quotes(p, end, doubled);
@@ -132,7 +135,8 @@ DelimitedFile::DelimitedFile(std::filesystem::path path, DelimitedFormat format,
   end_ = data_ + input_->bytes().size();
   begin_ = behind_preface(behind_blank(data_));
   if (!format_.columns.empty()) return;
-  if (begin_ == end_) throw UserError("there are no rows, and no header that names columns", {}, path_.string());
+  if (begin_ == end_)
+    throw UserError("there are no rows, and no header that names columns", {}, path_.string());
   const char* end = record_end(begin_);
   if (end == nullptr) throw UserError("a quote of the header is never closed", {}, path_.string());
   // The names are read as a record of one column would be: as many as there are.
@@ -142,7 +146,8 @@ DelimitedFile::DelimitedFile(std::filesystem::path path, DelimitedFormat format,
     const bool quoted = is_quoted(p, last);
     const char* next = field_end(p, last);
     if (quoted && next != last && *next != format_.delimiter)
-      throw UserError(fmt::format("name {} of the header has text after its closing quote", format_.columns.size() + 1),
+      throw UserError(fmt::format("name {} of the header has text after its closing quote",
+                                  format_.columns.size() + 1),
                       "write a quote inside a name as two", path_.string());
     std::string& name = format_.columns.emplace_back();
     if (quoted)
@@ -156,7 +161,9 @@ DelimitedFile::DelimitedFile(std::filesystem::path path, DelimitedFormat format,
   if (has_row_names()) format_.columns.insert(format_.columns.begin(), "");
 }
 
-bool DelimitedFile::is_quoted(const char* p, const char* end) const { return format_.quotes && p != end && *p == '"'; }
+bool DelimitedFile::is_quoted(const char* p, const char* end) const {
+  return format_.quotes && p != end && *p == '"';
+}
 
 const char* DelimitedFile::field_end(const char* p, const char* end) const {
   int64_t doubled = 0;
@@ -196,7 +203,8 @@ bool DelimitedFile::has_row_names() const {
 const char* DelimitedFile::behind_blank(const char* p) const {
   while (p != end_) {
     const char* at = p;
-    while (at != end_ && (*at == ' ' || *at == '\r' || (*at == '\t' && format_.delimiter != '\t'))) ++at;
+    while (at != end_ && (*at == ' ' || *at == '\r' || (*at == '\t' && format_.delimiter != '\t')))
+      ++at;
     if (at == end_) return at;
     if (*at != '\n') return p;
     p = at + 1;
@@ -252,7 +260,8 @@ std::vector<RecordRange> DelimitedFile::ranges(uint64_t bytes) const {
   return found;
 }
 
-std::pair<RecordRange, RecordRange> DelimitedFile::cut(const RecordRange& range, int64_t rows) const {
+std::pair<RecordRange, RecordRange> DelimitedFile::cut(const RecordRange& range,
+                                                       int64_t rows) const {
   const char* p = data_ + range.begin;
   for (int64_t i = 0; i < rows; ++i) p = behind_blank(record_end(p));
   const auto at = static_cast<uint64_t>(p - data_);
@@ -260,7 +269,8 @@ std::pair<RecordRange, RecordRange> DelimitedFile::cut(const RecordRange& range,
           RecordRange{at, range.end, range.first_row + rows, range.rows - rows}};
 }
 
-void DelimitedFile::read(const RecordRange& range, const std::vector<size_t>& selected, const Visit& visit) const {
+void DelimitedFile::read(const RecordRange& range, const std::vector<size_t>& selected,
+                         const Visit& visit) const {
   Splitter splitter(format_, selected);
   int64_t row = range.first_row;
   for (const char* p = data_ + range.begin; p != data_ + range.end;) {

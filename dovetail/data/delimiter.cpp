@@ -11,7 +11,9 @@
 namespace dovetail {
 namespace {
 
-bool is_blank_text(std::string_view text) { return text.find_first_not_of(" \t\r\f\v") == std::string_view::npos; }
+bool is_blank_text(std::string_view text) {
+  return text.find_first_not_of(" \t\r\f\v") == std::string_view::npos;
+}
 
 /// Fields of a line, outside of quotes.
 std::vector<std::string_view> fields_of(std::string_view line, char delimiter) {
@@ -36,7 +38,8 @@ bool has_quotes_between_tabs(std::string_view text) {
 
 char named_delimiter(std::string_view line) {
   if (line.ends_with('\r')) line.remove_suffix(1);
-  if (line.size() > 1 && line.front() == '"' && line.back() == '"') line = line.substr(1, line.size() - 2);
+  if (line.size() > 1 && line.front() == '"' && line.back() == '"')
+    line = line.substr(1, line.size() - 2);
   return line.size() == 5 && line.starts_with("sep=") ? line[4] : '\0';
 }
 
@@ -47,7 +50,8 @@ char find_delimiter(std::string_view text, char expected, char decimal) {
   text = text.substr(0, kBytes);
   for (size_t at = 0; at < text.size() && lines.size() < kLines;) {
     const size_t end = text.find('\n', at);
-    if (end == std::string_view::npos && !lines.empty() && text.size() == kBytes) break;  // cut within a line
+    if (end == std::string_view::npos && !lines.empty() && text.size() == kBytes)
+      break;  // cut within a line
     std::string_view line = text.substr(at, end - at);
     if (line.ends_with('\r')) line.remove_suffix(1);
     if (!is_blank_text(line) && !line.starts_with('#')) lines.push_back(line);
@@ -64,8 +68,10 @@ char find_delimiter(std::string_view text, char expected, char decimal) {
       if (fields.size() != width) width = 1;
       for (std::string_view field : fields) {
         double value = 0;
-        if (field.size() > 1 && field.front() == '"' && field.back() == '"') field = field.substr(1, field.size() - 2);
-        numbers += is_missing_word(field) || is_number(field, '.', value) || is_number(field, ',', value);
+        if (field.size() > 1 && field.front() == '"' && field.back() == '"')
+          field = field.substr(1, field.size() - 2);
+        numbers +=
+            is_missing_word(field) || is_number(field, '.', value) || is_number(field, ',', value);
         ++all;
       }
     }
@@ -91,12 +97,15 @@ void require_table(std::string_view text, const std::filesystem::path& path) {
   const char next = second == std::string_view::npos ? ' ' : text[second];
   if ((text[first] == '{' && next == '"') || (text[first] == '[' && (next == '{' || next == '[')))
     throw UserError("this is JSON, not a table",
-                    "write it as Parquet, for example by pandas.read_json(file).to_parquet(other), with lines=True for "
+                    "write it as Parquet, for example by pandas.read_json(file).to_parquet(other), "
+                    "with lines=True for "
                     "an object a line",
                     path.string());
-  if (text[first] == '<' && (next == '!' || next == '?' || text.substr(first).find("</") != std::string_view::npos))
+  if (text[first] == '<' &&
+      (next == '!' || next == '?' || text.substr(first).find("</") != std::string_view::npos))
     throw UserError("this is HTML or XML, not a table",
-                    "a page in place of a file comes from a wrong address; get the file again, or write the page's "
+                    "a page in place of a file comes from a wrong address; get the file again, or "
+                    "write the page's "
                     "table by pandas.read_html(file)[0].to_parquet(other)",
                     path.string());
 }

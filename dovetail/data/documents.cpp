@@ -22,8 +22,8 @@ using nlohmann::json;
 
 constexpr uint64_t kJsonLinesPiece = uint64_t{4} << 20;
 
-/// Python's json.dumps writes NaN, Infinity and -Infinity, which JSON does not have, and its json.loads reads numbers
-/// beyond float64: null in their place.
+/// Python's json.dumps writes NaN, Infinity and -Infinity, which JSON does not have, and its
+/// json.loads reads numbers beyond float64: null in their place.
 std::string without_nonfinite(std::string_view text) {
   std::string out;
   bool in_string = false;
@@ -36,7 +36,8 @@ std::string without_nonfinite(std::string_view text) {
       double number = 0;
       if (text[i] == '-' || (text[i] >= '0' && text[i] <= '9')) {
         const auto read = std::from_chars(rest.data(), rest.data() + rest.size(), number);
-        if (read.ec == std::errc::result_out_of_range) word = static_cast<size_t>(read.ptr - rest.data());
+        if (read.ec == std::errc::result_out_of_range)
+          word = static_cast<size_t>(read.ptr - rest.data());
       }
       if (word > 0) {
         out += "null";
@@ -62,7 +63,8 @@ json parse_record(std::string_view text) {
 class JsonRecords {
  public:
   using Visit = std::function<void(const Document&)>;
-  JsonRecords(const InputFile& file, const std::string& field) : input_(file), field_(field), content_(file.content) {
+  JsonRecords(const InputFile& file, const std::string& field)
+      : input_(file), field_(field), content_(file.content) {
     if (!content_) content_ = std::make_shared<MappedInput>(file.path, file.head);
     all_ = content_->bytes();
   }
@@ -71,10 +73,12 @@ class JsonRecords {
     const auto limit = std::min<size_t>(piece.end, all_.size());
     // A line belongs to the piece in which it begins.
     size_t at = piece.begin;
-    if (at > 0 && at <= all_.size() && all_[at - 1] != '\n') at = std::min(all_.find('\n', at), all_.size() - 1) + 1;
+    if (at > 0 && at <= all_.size() && all_[at - 1] != '\n')
+      at = std::min(all_.find('\n', at), all_.size() - 1) + 1;
     while (at < limit) {
       const size_t end = std::min(all_.find('\n', at), all_.size());
-      if (all_.substr(at, end - at).find_first_not_of(" \t\r") != std::string_view::npos) read_record(at, end, visit);
+      if (all_.substr(at, end - at).find_first_not_of(" \t\r") != std::string_view::npos)
+        read_record(at, end, visit);
       at = end + 1;
     }
   }
@@ -88,10 +92,11 @@ class JsonRecords {
       at = end;
     }
     if (at >= all_.size())
-      visit_bad(all_.size(), "the array has no end: the file is cut short", "get or write it again", visit);
-    else if (at = all_.find_first_not_of(" \t\r\n", at + 1); at != std::string_view::npos)
-      visit_bad(at, "text follows the array of records", "a .json file has one array, or one JSON object a line",
+      visit_bad(all_.size(), "the array has no end: the file is cut short", "get or write it again",
                 visit);
+    else if (at = all_.find_first_not_of(" \t\r\n", at + 1); at != std::string_view::npos)
+      visit_bad(at, "text follows the array of records",
+                "a .json file has one array, or one JSON object a line", visit);
   }
 
  private:
@@ -120,7 +125,8 @@ class JsonRecords {
     std::string what, help;
   };
 
-  /// Recognizes by its beginning a file of lines that holds one array, or objects over several lines.
+  /// Recognizes by its beginning a file of lines that holds one array, or objects over several
+  /// lines.
   std::optional<Shape> other_shape() const {
     if (input_.format != InputFormat::kJsonLines) return std::nullopt;
     const size_t begin = all_.find_first_not_of(" \t\r\n");
@@ -130,11 +136,14 @@ class JsonRecords {
       if (all_[first] != '{') return std::nullopt;
       const size_t end = std::min(all_.find('\n', begin), all_.size());
       const bool one_line = json::accept(all_.substr(begin, end - begin));
-      if (one_line && all_.find_first_not_of(" \t\r\n", end) != std::string_view::npos) return std::nullopt;
-      return Shape{"the file holds one JSON array, not one JSON object a line",
-                   fmt::format("name it .json if it is an array of objects, or write its lines: jq -c '.[]' {} > "
-                               "lines.jsonl",
-                               file)};
+      if (one_line && all_.find_first_not_of(" \t\r\n", end) != std::string_view::npos)
+        return std::nullopt;
+      return Shape{
+          "the file holds one JSON array, not one JSON object a line",
+          fmt::format(
+              "name it .json if it is an array of objects, or write its lines: jq -c '.[]' {} > "
+              "lines.jsonl",
+              file)};
     }
     constexpr size_t kLongest = size_t{1} << 20;
     std::istringstream in(std::string(all_.substr(begin, kLongest)));
@@ -144,7 +153,8 @@ class JsonRecords {
     } catch (const json::exception&) {
       return std::nullopt;
     }
-    if (all_.substr(begin, static_cast<size_t>(in.tellg())).find('\n') == std::string_view::npos) return std::nullopt;
+    if (all_.substr(begin, static_cast<size_t>(in.tellg())).find('\n') == std::string_view::npos)
+      return std::nullopt;
     return Shape{"the file holds a JSON object over several lines, not one JSON object a line",
                  fmt::format("write one object a line: jq -c . {} > lines.jsonl", file)};
   }
@@ -155,26 +165,31 @@ class JsonRecords {
     if (const auto shape = other_shape()) return visit_bad(begin, shape->what, shape->help, visit);
     std::string fault = json_fault(error);
     if (fault.find("surrogate") != std::string::npos)
-      return visit_bad(begin, "a text has half a surrogate pair, such as \\ud800, which is no character",
-                       "write it without such halves, in Python: text.encode(\"utf-8\", \"replace\").decode()", visit);
+      return visit_bad(
+          begin, "a text has half a surrogate pair, such as \\ud800, which is no character",
+          "write it without such halves, in Python: text.encode(\"utf-8\", \"replace\").decode()",
+          visit);
     if (fault.starts_with("line ")) fault.erase(0, fault.find(", ") + 2);
-    visit_bad(std::min(begin + error.byte - 1, all_.size()), fmt::format("not valid JSON: {}", fault),
+    visit_bad(std::min(begin + error.byte - 1, all_.size()),
+              fmt::format("not valid JSON: {}", fault),
               input_.head.extension == ".json"
                   ? "a .json file has an array of objects, or one object a line, as jq -c writes it"
                   : "a .jsonl file has one JSON object a line",
               visit);
   }
 
-  void visit_bad(size_t begin, const std::string& what, const std::string& help, const Visit& visit) {
+  void visit_bad(size_t begin, const std::string& what, const std::string& help,
+                 const Visit& visit) {
     Document document{.identity = identity(begin), .state = Document::State::kBad};
     visit_problem(document, begin, what, help, visit);
   }
 
-  void visit_problem(Document& document, size_t begin, const std::string& what, const std::string& help,
-                     const Visit& visit) {
+  void visit_problem(Document& document, size_t begin, const std::string& what,
+                     const std::string& help, const Visit& visit) {
     if (described_ == kProblemsDescribed) return visit(document);
     ++described_;
-    const auto line = 1 + std::count(all_.begin(), all_.begin() + static_cast<ptrdiff_t>(begin), '\n');
+    const auto line =
+        1 + std::count(all_.begin(), all_.begin() + static_cast<ptrdiff_t>(begin), '\n');
     const UserError problem(what, help, fmt::format("{}:{}", input_.path.string(), line));
     document.problem = &problem;
     visit(document);
@@ -206,10 +221,12 @@ class JsonRecords {
       return visit(document);
     }
     if (record.is_array() && described_ < kProblemsDescribed)
-      if (const auto shape = other_shape()) return visit_bad(begin, shape->what, shape->help, visit);
+      if (const auto shape = other_shape())
+        return visit_bad(begin, shape->what, shape->help, visit);
     std::string found = record.is_object() ? "fields" : record.type_name();
     if (record.is_object())
-      for (const auto& [key, value] : record.items()) found += fmt::format(" `{}` ({})", key, value.type_name());
+      for (const auto& [key, value] : record.items())
+        found += fmt::format(" `{}` ({})", key, value.type_name());
     visit_bad(begin, fmt::format("no string `{}` in this record; found {}", field_, found),
               field != record.end() && field->is_structured()
                   ? "write the text as a field of the record itself"
@@ -227,20 +244,24 @@ class JsonRecords {
 void read_parquet(const InputFile& file, int64_t group, const std::string& text_field,
                   const std::function<void(const Document&)>& visit) {
   int described = 0;
-  open_parquet(file.path, text_field)->read(group, [&](int64_t row, std::optional<std::string_view> text) {
-    Document document{.text = text.value_or(""), .identity = fmt::format("{}#{}", file.relative, row)};
-    if (document.text.empty()) document.state = Document::State::kEmpty;
-    if (is_valid_utf8(document.text)) return visit(document);
-    document.state = Document::State::kNotUtf8;
-    const UserError problem("the text is not UTF-8", {}, fmt::format("{}: row {}", file.path.string(), row));
-    if (described++ < kProblemsDescribed) document.problem = &problem;
-    visit(document);
-  });
+  open_parquet(file.path, text_field)
+      ->read(group, [&](int64_t row, std::optional<std::string_view> text) {
+        Document document{.text = text.value_or(""),
+                          .identity = fmt::format("{}#{}", file.relative, row)};
+        if (document.text.empty()) document.state = Document::State::kEmpty;
+        if (is_valid_utf8(document.text)) return visit(document);
+        document.state = Document::State::kNotUtf8;
+        const UserError problem("the text is not UTF-8", {},
+                                fmt::format("{}: row {}", file.path.string(), row));
+        if (described++ < kProblemsDescribed) document.problem = &problem;
+        visit(document);
+      });
 }
 
 }  // namespace
 
-std::vector<Piece> cut_into_pieces(const std::vector<InputFile>& files, const std::string& text_field) {
+std::vector<Piece> cut_into_pieces(const std::vector<InputFile>& files,
+                                   const std::string& text_field) {
   std::vector<Piece> pieces;
   for (size_t f = 0; f < files.size(); ++f) {
     const InputFile& file = files[f];
@@ -258,8 +279,8 @@ std::vector<Piece> cut_into_pieces(const std::vector<InputFile>& files, const st
       case InputFormat::kParquet: {
         const auto reader = open_parquet(file.path, text_field);
         for (int64_t group = 0; group < reader->num_row_groups(); ++group)
-          pieces.push_back(
-              {f, static_cast<uint64_t>(group), static_cast<uint64_t>(group) + 1, reader->group_bytes(group)});
+          pieces.push_back({f, static_cast<uint64_t>(group), static_cast<uint64_t>(group) + 1,
+                            reader->group_bytes(group)});
         break;
       }
     }

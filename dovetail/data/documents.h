@@ -11,15 +11,18 @@
 
 namespace dovetail {
 
-/// The unit of work of `prepare`: a text file, a range of JSON lines, a JSON array, or a row group of a Parquet file.
+/// The unit of work of `prepare`: a text file, a range of JSON lines, a JSON array, or a row group
+/// of a Parquet file.
 struct Piece {
-  size_t file = 0;              ///< index into the inputs
-  uint64_t begin = 0, end = 0;  ///< bytes of text and JSON (the lines that begin there); row groups of Parquet
-  uint64_t bytes = 0;           ///< about so much text
+  size_t file = 0;  ///< index into the inputs
+  uint64_t begin = 0,
+           end = 0;  ///< bytes of text and JSON (the lines that begin there); row groups of Parquet
+  uint64_t bytes = 0;  ///< about so much text
 };
 
 /// All pieces in order. Where they are cut depends on the files alone.
-std::vector<Piece> cut_into_pieces(const std::vector<InputFile>& files, const std::string& text_field);
+std::vector<Piece> cut_into_pieces(const std::vector<InputFile>& files,
+                                   const std::string& text_field);
 
 /// A text file as UTF-8: unpacked, without a byte order mark.
 std::string read_text(const InputFile& file);
@@ -32,13 +35,15 @@ struct Document {
     kBad       ///< no text: broken JSON, no such field, a field of another type
   };
   std::string_view text;  ///< valid during the call
-  std::string
-      identity;  ///< the relative path; for records with '#' and where they begin (byte of JSON, row of Parquet)
+  std::string identity;   ///< the relative path; for records with '#' and where they begin (byte of
+                          ///< JSON, row of Parquet)
   State state = State::kText;
-  const UserError* problem = nullptr;  ///< with its place, for the first documents of a piece that are not UTF-8 or bad
+  const UserError* problem =
+      nullptr;  ///< with its place, for the first documents of a piece that are not UTF-8 or bad
 };
 
-/// Documents of a piece with a `problem` that names a place; counting lines for each one would take too long.
+/// Documents of a piece with a `problem` that names a place; counting lines for each one would take
+/// too long.
 constexpr int kProblemsDescribed = 5;
 
 /// Every document of the piece in order.

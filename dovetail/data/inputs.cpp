@@ -25,7 +25,8 @@ std::vector<std::string> components(const fs::path& path) {
 }
 
 /// Whether path components [p, end) match pattern components [q, end).
-bool matches(const std::vector<std::string>& path, size_t p, const std::vector<std::string>& pattern, size_t q) {
+bool matches(const std::vector<std::string>& path, size_t p,
+             const std::vector<std::string>& pattern, size_t q) {
   if (q == pattern.size()) return p == path.size();
   if (pattern[q] == "**") {
     for (size_t skip = p; skip <= path.size(); ++skip)
@@ -54,17 +55,20 @@ class Lister {
     } else if (is_glob(text)) {
       add_glob(path);
     } else {
-      throw UserError(fmt::format("data.text: {} does not exist", text), "give files, folders or globs that exist");
+      throw UserError(fmt::format("data.text: {} does not exist", text),
+                      "give files, folders or globs that exist");
     }
     if (!matched_)
-      throw UserError(
-          fmt::format(
-              "data.text: {} has no text in it{}{}", text, passed_over_.size() == passed_before ? "" : "; ",
-              describe_passed_over({passed_over_.begin() + static_cast<ptrdiff_t>(passed_before), passed_over_.end()})),
-          passed_over_.size() == passed_before + 1 && !last_remedy_.empty()
-              ? last_remedy_
-              : "a folder is searched for text, source code, .jsonl and .parquet; a glob or a file's own name takes "
-                "any name");
+      throw UserError(fmt::format("data.text: {} has no text in it{}{}", text,
+                                  passed_over_.size() == passed_before ? "" : "; ",
+                                  describe_passed_over(
+                                      {passed_over_.begin() + static_cast<ptrdiff_t>(passed_before),
+                                       passed_over_.end()})),
+                      passed_over_.size() == passed_before + 1 && !last_remedy_.empty()
+                          ? last_remedy_
+                          : "a folder is searched for text, source code, .jsonl and .parquet; a "
+                            "glob or a file's own name takes "
+                            "any name");
     matched_ = false;
   }
 
@@ -79,11 +83,14 @@ class Lister {
       if (line.empty()) continue;
       const std::string place = fmt::format("{}:{}", list.string(), number);
       const size_t tab = line.find('\t');
-      if (tab == std::string::npos || line.find('\t', tab + 1) != std::string::npos || tab + 1 == line.size())
-        throw UserError("data.file_list: not `root<TAB>relative path`", "one file a line, with one tab", place);
+      if (tab == std::string::npos || line.find('\t', tab + 1) != std::string::npos ||
+          tab + 1 == line.size())
+        throw UserError("data.file_list: not `root<TAB>relative path`",
+                        "one file a line, with one tab", place);
       const fs::path relative(line.substr(tab + 1));
       if (relative.is_absolute())
-        throw UserError("data.file_list: the path after the tab is absolute", "give it relative to the root", place);
+        throw UserError("data.file_list: the path after the tab is absolute",
+                        "give it relative to the root", place);
       add_file(fs::path(line.substr(0, tab)) / relative, relative, place, Mention::kNamed);
     }
     if (files_.empty()) throw UserError("data.file_list names no file", {}, list.string());
@@ -91,8 +98,9 @@ class Lister {
 
   Inputs inputs() && {
     // Two roots may hold one relative path: they stay in the order in which they were given.
-    std::stable_sort(files_.begin(), files_.end(),
-                     [](const InputFile& a, const InputFile& b) { return a.relative < b.relative; });
+    std::stable_sort(files_.begin(), files_.end(), [](const InputFile& a, const InputFile& b) {
+      return a.relative < b.relative;
+    });
     std::ranges::sort(passed_over_, {}, &PassedOver::relative);
     return {std::move(files_), std::move(passed_over_)};
   }
@@ -110,13 +118,15 @@ class Lister {
     if (root.empty()) root = ".";
     std::error_code error;
     if (!fs::is_directory(root, error)) return;
-    search(root, [&](const fs::path& relative) { return matches(components(relative), 0, rest, 0); });
+    search(root,
+           [&](const fs::path& relative) { return matches(components(relative), 0, rest, 0); });
   }
 
   template <class Take>
   void search(const fs::path& root, Take&& take) {
     try {
-      for (auto it = fs::recursive_directory_iterator(root); it != fs::recursive_directory_iterator(); ++it) {
+      for (auto it = fs::recursive_directory_iterator(root);
+           it != fs::recursive_directory_iterator(); ++it) {
         const std::string name = it->path().filename().string();
         if (name.starts_with(".")) {
           it.disable_recursion_pending();
@@ -126,36 +136,45 @@ class Lister {
         }
       }
     } catch (const fs::filesystem_error& e) {
-      throw UserError(fmt::format("data.text: cannot search {}: {}", root.string(), e.code().message()));
+      throw UserError(
+          fmt::format("data.text: cannot search {}: {}", root.string(), e.code().message()));
     }
   }
 
   void pass_over(const fs::path& relative, std::string reason) {
-    passed_over_.push_back({printable(relative.lexically_normal().generic_string()), std::move(reason)});
+    passed_over_.push_back(
+        {printable(relative.lexically_normal().generic_string()), std::move(reason)});
   }
 
-  void add_file(const fs::path& path, const fs::path& relative, const std::string& place, Mention mention) {
+  void add_file(const fs::path& path, const fs::path& relative, const std::string& place,
+                Mention mention) {
     std::error_code error;
     InputFile file;
     file.path = path;
     file.relative = relative.lexically_normal().generic_string();
     if (fs::exists(path, error)) file.head = look_at_input(path);
     file.bytes = file.text_bytes = fs::file_size(path, error);
-    if (error) throw UserError(fmt::format("cannot read {}: {}", path.string(), error.message()), {}, place);
+    if (error)
+      throw UserError(fmt::format("cannot read {}: {}", path.string(), error.message()), {}, place);
     if (!is_valid_utf8(file.relative))
-      throw UserError(fmt::format("the name of a file in {} is not UTF-8", path.parent_path().string()), "rename it");
+      throw UserError(
+          fmt::format("the name of a file in {} is not UTF-8", path.parent_path().string()),
+          "rename it");
     if (const std::string reason = set_format(file); !reason.empty()) {
       if (mention == Mention::kFound) {
         last_remedy_ = file.head.remedy;
         return pass_over(relative, reason);
       }
-      throw UserError(fmt::format("this is {}, not text, JSON lines or Parquet", reason), file.head.remedy,
-                      path.string());
+      throw UserError(fmt::format("this is {}, not text, JSON lines or Parquet", reason),
+                      file.head.remedy, path.string());
     }
     matched_ = true;
-    if (file.format == InputFormat::kText && (file.head.extension == ".csv" || file.head.extension == ".tsv"))
-      log_warning("{}: a table is one text here, with its delimiters; write its texts as JSON lines or Parquet",
-                  path.string());
+    if (file.format == InputFormat::kText &&
+        (file.head.extension == ".csv" || file.head.extension == ".tsv"))
+      log_warning(
+          "{}: a table is one text here, with its delimiters; write its texts as JSON lines or "
+          "Parquet",
+          path.string());
     if (seen_.insert(fs::canonical(path, error).string()).second) files_.push_back(std::move(file));
   }
 
@@ -168,9 +187,11 @@ class Lister {
     }
     if (head.kind != InputKind::kText) return head.name;
     if (head.extension == ".parquet")
-      throw UserError(fmt::format("this is {}, not a Parquet file", file.bytes == 0 ? "an empty file" : head.name),
+      throw UserError(fmt::format("this is {}, not a Parquet file",
+                                  file.bytes == 0 ? "an empty file" : head.name),
                       "get or write it again", file.path.string());
-    if (head.extension == ".jsonl" || head.extension == ".ndjson") file.format = InputFormat::kJsonLines;
+    if (head.extension == ".jsonl" || head.extension == ".ndjson")
+      file.format = InputFormat::kJsonLines;
     if (head.extension == ".json")
       file.format = begins_with_array(file) ? InputFormat::kJsonArray : InputFormat::kJsonLines;
     return {};
@@ -194,20 +215,23 @@ class Lister {
 
 const std::vector<std::string>& text_extensions() {
   static const std::vector<std::string> extensions = {
-      ".txt",  ".text", ".md",   ".rst", ".tex", ".org",   ".jsonl", ".ndjson", ".parquet", ".py",   ".pyi",
-      ".pyx",  ".c",    ".h",    ".cc",  ".hh",  ".cpp",   ".hpp",   ".cxx",    ".hxx",     ".cu",   ".cuh",
-      ".m",    ".mm",   ".java", ".kt",  ".js",  ".jsx",   ".mjs",   ".ts",     ".tsx",     ".go",   ".rs",
-      ".rb",   ".php",  ".pl",   ".pm",  ".lua", ".r",     ".jl",    ".scala",  ".swift",   ".cs",   ".fs",
-      ".hs",   ".ml",   ".mli",  ".clj", ".el",  ".lisp",  ".scm",   ".ex",     ".exs",     ".erl",  ".dart",
-      ".zig",  ".f",    ".f90",  ".sql", ".sh",  ".bash",  ".zsh",   ".html",   ".css",     ".scss", ".xml",
-      ".yaml", ".yml",  ".toml", ".ini", ".cfg", ".cmake", ".mk",    ".proto"};
+      ".txt",  ".text", ".md",  ".rst",  ".tex",   ".org",   ".jsonl", ".ndjson", ".parquet",
+      ".py",   ".pyi",  ".pyx", ".c",    ".h",     ".cc",    ".hh",    ".cpp",    ".hpp",
+      ".cxx",  ".hxx",  ".cu",  ".cuh",  ".m",     ".mm",    ".java",  ".kt",     ".js",
+      ".jsx",  ".mjs",  ".ts",  ".tsx",  ".go",    ".rs",    ".rb",    ".php",    ".pl",
+      ".pm",   ".lua",  ".r",   ".jl",   ".scala", ".swift", ".cs",    ".fs",     ".hs",
+      ".ml",   ".mli",  ".clj", ".el",   ".lisp",  ".scm",   ".ex",    ".exs",    ".erl",
+      ".dart", ".zig",  ".f",   ".f90",  ".sql",   ".sh",    ".bash",  ".zsh",    ".html",
+      ".css",  ".scss", ".xml", ".yaml", ".yml",   ".toml",  ".ini",   ".cfg",    ".cmake",
+      ".mk",   ".proto"};
   return extensions;
 }
 
 std::string describe_passed_over(const std::vector<PassedOver>& files) {
   constexpr size_t kShown = 5;
   if (files.empty()) return {};
-  std::string text = fmt::format("passed over {} file{}:", files.size(), files.size() == 1 ? "" : "s");
+  std::string text =
+      fmt::format("passed over {} file{}:", files.size(), files.size() == 1 ? "" : "s");
   for (size_t i = 0; i < std::min(files.size(), kShown); ++i)
     text += fmt::format("{} {} ({})", i == 0 ? "" : ",", files[i].relative, files[i].reason);
   return text + (files.size() > kShown ? ", ..." : "");
@@ -215,8 +239,9 @@ std::string describe_passed_over(const std::vector<PassedOver>& files) {
 
 Inputs list_inputs(const DataConfig& config) {
   if (config.text.empty() == config.file_list.empty())
-    throw UserError(config.text.empty() ? "data.text and data.file_list are both empty: there is no text to prepare"
-                                        : "data.text and data.file_list are both given",
+    throw UserError(config.text.empty()
+                        ? "data.text and data.file_list are both empty: there is no text to prepare"
+                        : "data.text and data.file_list are both given",
                     "give one of them, for example --set data.text=books/");
   Lister lister;
   if (!config.file_list.empty()) lister.add_list(config.file_list);

@@ -15,9 +15,11 @@ enum class InputFormat { kText, kJsonLines, kJsonArray, kParquet };
 
 struct InputFile {
   std::filesystem::path path;  ///< where it is now; never written down
-  std::string relative;     ///< its identity: path below the folder, the glob's fixed part or the list's root, with '/'
-  uint64_t bytes = 0;       ///< size of the file
-  uint64_t text_bytes = 0;  ///< size unpacked and as UTF-8; until the file is opened, the same as `bytes`
+  std::string relative;  ///< its identity: path below the folder, the glob's fixed part or the
+                         ///< list's root, with '/'
+  uint64_t bytes = 0;    ///< size of the file
+  uint64_t text_bytes =
+      0;  ///< size unpacked and as UTF-8; until the file is opened, the same as `bytes`
   InputFormat format = InputFormat::kText;
   InputHead head;
   std::shared_ptr<const MappedInput> content;  ///< JSON that is packed or UTF-16, once opened
@@ -35,12 +37,13 @@ struct Inputs {
 
 /// The files that `config.text` or `config.file_list` means.
 ///
-/// A file that is named, matched by a glob or listed is taken whatever its name. A folder is searched to any depth for
-/// the extensions of text, source code, .jsonl, .ndjson and .parquet, also packed (.jsonl.gz). Names that begin with a
-/// dot are left out. Globs: `*`, `?`, `[...]` within a name, `**` for any folders.
-/// First bytes tell Parquet, packed and binary files; extensions tell JSON from other text. Folders and globs pass over
-/// files that are no text. Throws UserError for an entry that is absent, unreadable or matches nothing, and for a named
-/// or listed file that is no text.
+/// A file that is named, matched by a glob or listed is taken whatever its name. A folder is
+/// searched to any depth for the extensions of text, source code, .jsonl, .ndjson and .parquet,
+/// also packed (.jsonl.gz). Names that begin with a dot are left out. Globs: `*`, `?`, `[...]`
+/// within a name, `**` for any folders. First bytes tell Parquet, packed and binary files;
+/// extensions tell JSON from other text. Folders and globs pass over files that are no text. Throws
+/// UserError for an entry that is absent, unreadable or matches nothing, and for a named or listed
+/// file that is no text.
 Inputs list_inputs(const DataConfig& config);
 
 /// "passed over 3 files: a.png (no extension of a text), ..."; empty if there are none.

@@ -48,15 +48,19 @@ struct Loader::State {
         begin(given.batch * given.rank / given.world),
         end(given.batch * (given.rank + 1) / given.world) {
     DOVETAIL_CHECK(options.batch > 0 && options.context > 0 && options.total_steps > 0,
-                   "batch {}, context {}, {} steps", options.batch, options.context, options.total_steps);
-    DOVETAIL_CHECK(options.rank >= 0 && options.rank < options.world, "rank {} of {}", options.rank, options.world);
+                   "batch {}, context {}, {} steps", options.batch, options.context,
+                   options.total_steps);
+    DOVETAIL_CHECK(options.rank >= 0 && options.rank < options.world, "rank {} of {}", options.rank,
+                   options.world);
     std::vector<SourceConfig> first = config.mixture;
     if (first.empty()) first.push_back({config.path, 1.0});
     add_phase(0.0, first, "data.mixture");
     double from = 0;
     for (const PhaseConfig& phase : config.phase) {
-      user_check(phase.from > from, "data.phase: from = {} does not come after {}", phase.from, from);
-      user_check(!phase.mixture.empty(), "data.phase: the phase from {} on has no mixture", phase.from);
+      user_check(phase.from > from, "data.phase: from = {} does not come after {}", phase.from,
+                 from);
+      user_check(!phase.mixture.empty(), "data.phase: the phase from {} on has no mixture",
+                 phase.from);
       from = phase.from;
       add_phase(from, phase.mixture, "data.phase");
     }
@@ -68,8 +72,9 @@ struct Loader::State {
     for (size_t i = 0; i < sources.size(); ++i)
       if (fs::equivalent(sources[i]->path, path, error)) return i;
     TokenStore store(path);
-    if (!sources.empty() && (store.tokenizer().kind() != sources[0]->store.tokenizer().kind() ||
-                             store.tokenizer().serialized() != sources[0]->store.tokenizer().serialized()))
+    if (!sources.empty() &&
+        (store.tokenizer().kind() != sources[0]->store.tokenizer().kind() ||
+         store.tokenizer().serialized() != sources[0]->store.tokenizer().serialized()))
       throw UserError(fmt::format("{} and {} have different tokenizers", sources[0]->path, path),
                       "prepare one with the tokenizer of the other: data.tokenizer.path");
     const uint64_t seed = mix_seed(options.seed, sources.size());
@@ -80,13 +85,15 @@ struct Loader::State {
 
   void add_phase(double from, const std::vector<SourceConfig>& mixture, const char* key) {
     Phase phase;
-    phase.first_step = static_cast<int64_t>(std::ceil(from * static_cast<double>(options.total_steps)));
+    phase.first_step =
+        static_cast<int64_t>(std::ceil(from * static_cast<double>(options.total_steps)));
     for (const SourceConfig& entry : mixture) {
-      user_check(std::isfinite(entry.weight) && entry.weight > 0, "{}: the weight of {} is {}, not positive", key,
-                 entry.path, entry.weight);
+      user_check(std::isfinite(entry.weight) && entry.weight > 0,
+                 "{}: the weight of {} is {}, not positive", key, entry.path, entry.weight);
       const size_t source = source_index(entry.path);
-      user_check(std::find(phase.sources.begin(), phase.sources.end(), source) == phase.sources.end(),
-                 "{}: {} is in one mixture twice; add up its weights", key, entry.path);
+      user_check(
+          std::find(phase.sources.begin(), phase.sources.end(), source) == phase.sources.end(),
+          "{}: {} is in one mixture twice; add up its weights", key, entry.path);
       phase.sources.push_back(source);
       phase.weights.push_back(entry.weight);
     }
@@ -102,7 +109,8 @@ struct Loader::State {
       Phase& phase = phases[p];
       for (const size_t source : phase.sources) phase.earlier.push_back(drawn[source]);
       if (p + 1 == phases.size()) break;
-      const auto samples = static_cast<uint64_t>((phases[p + 1].first_step - phase.first_step) * options.batch);
+      const auto samples =
+          static_cast<uint64_t>((phases[p + 1].first_step - phase.first_step) * options.batch);
       for (size_t entry = 0; entry < phase.sources.size(); ++entry)
         drawn[phase.sources[entry]] += phase.order.count(entry, samples);
     }
@@ -118,7 +126,8 @@ struct Loader::State {
     const int64_t length = options.context + 1;
     at::Tensor tokens = at::empty({end - begin, length}, at::kLong);
     const Phase& phase = phase_of(step);
-    const auto first = static_cast<uint64_t>(step - phase.first_step) * static_cast<uint64_t>(options.batch);
+    const auto first =
+        static_cast<uint64_t>(step - phase.first_step) * static_cast<uint64_t>(options.batch);
     for (int64_t i = begin; i < end; ++i) {
       const uint64_t sample = first + static_cast<uint64_t>(i);
       const size_t entry = phase.order.source_of(sample);
@@ -150,8 +159,8 @@ at::Tensor Loader::step(int64_t step) {
 }
 
 void Loader::set_part(int64_t begin, int64_t end) {
-  DOVETAIL_CHECK(begin >= 0 && begin < end && end <= state_->options.batch, "samples [{}, {}) of {}", begin, end,
-                 state_->options.batch);
+  DOVETAIL_CHECK(begin >= 0 && begin < end && end <= state_->options.batch,
+                 "samples [{}, {}) of {}", begin, end, state_->options.batch);
   if (begin == state_->begin && end == state_->end) return;
   state_->prefetcher.reset();
   state_->begin = begin;
@@ -168,19 +177,21 @@ std::string Loader::summary() const {
     double weight = 0, samples = 0;
     for (size_t p = 0; p < state_->phases.size(); ++p) {
       const Phase& phase = state_->phases[p];
-      const auto entry =
-          static_cast<size_t>(std::find(phase.sources.begin(), phase.sources.end(), s) - phase.sources.begin());
+      const auto entry = static_cast<size_t>(
+          std::find(phase.sources.begin(), phase.sources.end(), s) - phase.sources.begin());
       if (entry == phase.sources.size()) continue;
-      const int64_t end =
-          p + 1 < state_->phases.size() ? state_->phases[p + 1].first_step : state_->options.total_steps;
+      const int64_t end = p + 1 < state_->phases.size() ? state_->phases[p + 1].first_step
+                                                        : state_->options.total_steps;
       const int64_t steps = std::max<int64_t>(0, end - phase.first_step);
-      samples += static_cast<double>(phase.order.count(entry, static_cast<uint64_t>(steps * state_->options.batch)));
+      samples += static_cast<double>(
+          phase.order.count(entry, static_cast<uint64_t>(steps * state_->options.batch)));
     }
-    weight = samples / (static_cast<double>(state_->options.total_steps) * static_cast<double>(state_->options.batch));
+    weight = samples / (static_cast<double>(state_->options.total_steps) *
+                        static_cast<double>(state_->options.batch));
     if (!lines.empty()) lines += '\n';
     lines += fmt::format("{}: {} tokens, weight {:.3g}, {:.3g} epochs", source.path,
-                         format_count(static_cast<double>(source.store.num_tokens(Split::kTrain))), weight,
-                         samples / static_cast<double>(source.windows.windows()));
+                         format_count(static_cast<double>(source.store.num_tokens(Split::kTrain))),
+                         weight, samples / static_cast<double>(source.windows.windows()));
   }
   return lines;
 }

@@ -18,19 +18,21 @@ struct LoaderOptions {
   int rank = 0, world = 1;  ///< rank r gets samples [r * batch / world, (r + 1) * batch / world)
 };
 
-/// Training samples. Sample i of step s is a function of (seed, s, i) alone: the source by its weight in the phase of
-/// s, the window by a permutation of that source's windows (each once an epoch, a new order and a new offset every
-/// epoch). So it resumes exactly at any step and at another world size. Prefetches the next steps on a thread of its
-/// own.
+/// Training samples. Sample i of step s is a function of (seed, s, i) alone: the source by its
+/// weight in the phase of s, the window by a permutation of that source's windows (each once an
+/// epoch, a new order and a new offset every epoch). So it resumes exactly at any step and at
+/// another world size. Prefetches the next steps on a thread of its own.
 class Loader {
  public:
   Loader(const DataConfig& config, const LoaderOptions& options);
   ~Loader();
 
-  /// Tokens of `step` for this rank: (batch of this rank, T + 1) int64 on CPU. Fast when steps come in order.
+  /// Tokens of `step` for this rank: (batch of this rank, T + 1) int64 on CPU. Fast when steps come
+  /// in order.
   at::Tensor step(int64_t step);
 
-  /// From the next `step` on this rank gets samples [begin, end) of a step. What was prefetched is made again.
+  /// From the next `step` on this rank gets samples [begin, end) of a step. What was prefetched is
+  /// made again.
   void set_part(int64_t begin, int64_t end);
 
   const TokenStore& first_store() const;  ///< tokenizer and validation data of the first source

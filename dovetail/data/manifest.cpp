@@ -41,15 +41,18 @@ class Reader {
     manifest.invalid_skipped = number(root, "invalid_skipped");
     if (root.contains("empty_skipped")) manifest.empty_skipped = number(root, "empty_skipped");
     if (root.contains("bad_skipped")) manifest.bad_skipped = number(root, "bad_skipped");
-    for (int split = 0; split < 2; ++split) read_split(member(root, kSplitNames[split]), manifest.splits[split]);
+    for (int split = 0; split < 2; ++split)
+      read_split(member(root, kSplitNames[split]), manifest.splits[split]);
     for (const json& entry : list(root, "sources"))
-      manifest.sources.push_back({text(entry, "path"), number(entry, "bytes"), digest(entry, "sha256")});
+      manifest.sources.push_back(
+          {text(entry, "path"), number(entry, "bytes"), digest(entry, "sha256")});
     return manifest;
   }
 
  private:
   [[noreturn]] void refuse(const std::string& what) const {
-    throw UserError(fmt::format("the manifest {}", what), "prepare the folder again: dovetail prepare", name_);
+    throw UserError(fmt::format("the manifest {}", what),
+                    "prepare the folder again: dovetail prepare", name_);
   }
 
   const json& member(const json& object, const char* key) const {
@@ -108,12 +111,13 @@ class Reader {
     split.text_bytes = number(part, "text_bytes");
     uint64_t tokens = 0, text_bytes = 0;
     for (const json& entry : list(part, "shards")) {
-      split.shards.push_back(
-          {file_name(entry), number(entry, "tokens"), number(entry, "text_bytes"), digest(entry, "sha256")});
+      split.shards.push_back({file_name(entry), number(entry, "tokens"),
+                              number(entry, "text_bytes"), digest(entry, "sha256")});
       tokens += split.shards.back().tokens;
       text_bytes += split.shards.back().text_bytes;
     }
-    if (tokens != split.tokens || text_bytes != split.text_bytes) refuse("has sums that differ from its shards");
+    if (tokens != split.tokens || text_bytes != split.text_bytes)
+      refuse("has sums that differ from its shards");
   }
 
   const std::string& name_;
@@ -121,7 +125,9 @@ class Reader {
 
 }  // namespace
 
-TokenManifest parse_manifest(std::string_view content, const std::string& name) { return Reader(name).read(content); }
+TokenManifest parse_manifest(std::string_view content, const std::string& name) {
+  return Reader(name).read(content);
+}
 
 std::string write_manifest(const TokenManifest& manifest) {
   const auto& tokenizer = manifest.tokenizer;
@@ -135,8 +141,9 @@ std::string write_manifest(const TokenManifest& manifest) {
                {"invalid_skipped", manifest.invalid_skipped}};
   if (manifest.empty_skipped > 0) root["empty_skipped"] = manifest.empty_skipped;
   if (manifest.bad_skipped > 0) root["bad_skipped"] = manifest.bad_skipped;
-  root["tokenizer"] = {
-      {"kind", tokenizer.kind}, {"vocab_size", tokenizer.vocab_size}, {"trained_on_bytes", tokenizer.trained_on_bytes}};
+  root["tokenizer"] = {{"kind", tokenizer.kind},
+                       {"vocab_size", tokenizer.vocab_size},
+                       {"trained_on_bytes", tokenizer.trained_on_bytes}};
   if (!tokenizer.file.empty()) {
     root["tokenizer"]["file"] = tokenizer.file;
     root["tokenizer"]["sha256"] = tokenizer.sha256;
@@ -145,9 +152,12 @@ std::string write_manifest(const TokenManifest& manifest) {
     const auto& split = manifest.splits[s];
     json shards = json::array();
     for (const auto& shard : split.shards)
-      shards.push_back(
-          {{"file", shard.file}, {"tokens", shard.tokens}, {"text_bytes", shard.text_bytes}, {"sha256", shard.sha256}});
-    root[kSplitNames[s]] = {{"tokens", split.tokens}, {"text_bytes", split.text_bytes}, {"shards", shards}};
+      shards.push_back({{"file", shard.file},
+                        {"tokens", shard.tokens},
+                        {"text_bytes", shard.text_bytes},
+                        {"sha256", shard.sha256}});
+    root[kSplitNames[s]] = {
+        {"tokens", split.tokens}, {"text_bytes", split.text_bytes}, {"shards", shards}};
   }
   json sources = json::array();
   for (const auto& source : manifest.sources)

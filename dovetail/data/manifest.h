@@ -7,8 +7,9 @@
 
 namespace dovetail {
 
-/// manifest.json of a prepared folder: what was prepared, how, and what the folder must hold. It is a function of the
-/// files' content and the settings: no time, no absolute path, so its SHA-256 names a data set.
+/// manifest.json of a prepared folder: what was prepared, how, and what the folder must hold. It is
+/// a function of the files' content and the settings: no time, no absolute path, so its SHA-256
+/// names a data set.
 struct TokenManifest {
   static constexpr const char* kFile = "manifest.json";
 
@@ -32,8 +33,9 @@ struct TokenManifest {
     std::string sha256;
   };
 
-  std::string fingerprint;  ///< SHA-256 of settings and sources: the same fingerprint means nothing to do
-  std::string settings;     ///< JSON text of the settings that determine the result
+  std::string
+      fingerprint;  ///< SHA-256 of settings and sources: the same fingerprint means nothing to do
+  std::string settings;  ///< JSON text of the settings that determine the result
   TokenizerPart tokenizer;
   uint64_t documents = 0, duplicates_skipped = 0, oversized_skipped = 0, invalid_skipped = 0;
   uint64_t empty_skipped = 0, bad_skipped = 0;  ///< written if not 0
@@ -41,7 +43,8 @@ struct TokenManifest {
   std::vector<Source> sources;
 };
 
-/// Throws UserError with `name` when it is not a manifest, is of another version, or contradicts itself.
+/// Throws UserError with `name` when it is not a manifest, is of another version, or contradicts
+/// itself.
 TokenManifest parse_manifest(std::string_view content, const std::string& name);
 std::string write_manifest(const TokenManifest& manifest);
 

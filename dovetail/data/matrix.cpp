@@ -47,8 +47,8 @@ MatrixParts read_parquet_parts(const std::filesystem::path& path, const MatrixOp
   const std::vector<bool> lists = file->select(columns.read);
   for (size_t i = 0; i < lists.size(); ++i)
     if (lists[i])
-      throw UserError(fmt::format("column {} (`{}`) holds lists, not one number a row", columns.read[i],
-                                  printable(columns.names[columns.read[i]])),
+      throw UserError(fmt::format("column {} (`{}`) holds lists, not one number a row",
+                                  columns.read[i], printable(columns.names[columns.read[i]])),
                       fmt::format("write a column for each element, or an array: numpy.save(other, "
                                   "numpy.stack(column)); --drop-columns {} leaves the column out",
                                   columns.read[i]),
@@ -73,8 +73,8 @@ MatrixParts read_parquet_parts(const std::filesystem::path& path, const MatrixOp
   return result;
 }
 
-/// Makes numbers of fields of a text if all are numbers: then "1" and "1.0" are one class. Returns true if all classes
-/// are numbers.
+/// Makes numbers of fields of a text if all are numbers: then "1" and "1.0" are one class. Returns
+/// true if all classes are numbers.
 bool number_classes(std::vector<MatrixPart>& parts, char decimal) {
   const auto is_one = [&](const std::string& text) {
     double value = 0;
@@ -92,7 +92,8 @@ bool number_classes(std::vector<MatrixPart>& parts, char decimal) {
 }
 
 /// One order of all parts' classes, and the index in it of each class of each part.
-void join_classes(const std::vector<MatrixPart>& parts, Matrix& matrix, std::vector<std::vector<int64_t>>& index_of) {
+void join_classes(const std::vector<MatrixPart>& parts, Matrix& matrix,
+                  std::vector<std::vector<int64_t>>& index_of) {
   for (const MatrixPart& part : parts)
     matrix.classes.insert(matrix.classes.end(), part.classes.begin(), part.classes.end());
   const auto value = [](const std::string& text) {
@@ -112,7 +113,8 @@ void join_classes(const std::vector<MatrixPart>& parts, Matrix& matrix, std::vec
   }
 }
 
-void join_target(std::vector<MatrixPart>& parts, int64_t rows, const MatrixOptions& options, Matrix& matrix) {
+void join_target(std::vector<MatrixPart>& parts, int64_t rows, const MatrixOptions& options,
+                 Matrix& matrix) {
   if (options.target_kind == TargetKind::kNumber) {
     matrix.target = at::empty({rows}, at::kDouble);
     auto* to = matrix.target.mutable_data_ptr<double>();
@@ -128,7 +130,8 @@ void join_target(std::vector<MatrixPart>& parts, int64_t rows, const MatrixOptio
     for (const double index : parts[i].target) *to++ = index_of[i][static_cast<size_t>(index)];
 }
 
-/// Adds a warning for a column where float64 makes more than 1 % of the neighbouring numbers equal that were not.
+/// Adds a warning for a column where float64 makes more than 1 % of the neighbouring numbers equal
+/// that were not.
 void warn_of_wide_numbers(const MatrixParts& from, Matrix& matrix) {
   for (size_t c = 0; c < from.read.size(); ++c) {
     WideNumbers all;
@@ -138,11 +141,12 @@ void warn_of_wide_numbers(const MatrixParts& from, Matrix& matrix) {
       all.merged += part.wide[c].merged;
     }
     if (100 * all.merged > all.differ)
-      matrix.warnings.push_back(fmt::format(
-          "column `{}`: float64 rounds its numbers of more than 15 digits, which makes {} of {} differing neighbours "
-          "equal; "
-          "subtract a constant from it before it is written",
-          printable(from.read[c]), all.merged, all.differ));
+      matrix.warnings.push_back(
+          fmt::format("column `{}`: float64 rounds its numbers of more than 15 digits, which makes "
+                      "{} of {} differing neighbours "
+                      "equal; "
+                      "subtract a constant from it before it is written",
+                      printable(from.read[c]), all.merged, all.differ));
   }
 }
 
@@ -161,10 +165,11 @@ Matrix join(MatrixParts from, const MatrixOptions& options, const std::filesyste
       if (matrix.first_bad.size() < kBadKept) matrix.first_bad.push_back(bad);
   }
   if (rows == 0)
-    throw UserError(seen == 0 ? "there are no rows" : fmt::format("all {} rows have a bad value", seen),
-                    seen == 0 ? "the file has names of columns at most; give one with rows"
-                              : "leave out the columns that are no numbers: --drop-columns",
-                    path.string());
+    throw UserError(
+        seen == 0 ? "there are no rows" : fmt::format("all {} rows have a bad value", seen),
+        seen == 0 ? "the file has names of columns at most; give one with rows"
+                  : "leave out the columns that are no numbers: --drop-columns",
+        path.string());
   warn_of_wide_numbers(from, matrix);
   if (!options.target.empty()) join_target(from.parts, rows, options, matrix);
   round_values(from.parts, rows, matrix);
@@ -172,15 +177,16 @@ Matrix join(MatrixParts from, const MatrixOptions& options, const std::filesyste
 }
 
 /// The column of that name, or of that place where no name is so.
-size_t find_column(const std::string& wanted, const char* option, const std::vector<std::string>& names,
-                   const std::filesystem::path& path) {
+size_t find_column(const std::string& wanted, const char* option,
+                   const std::vector<std::string>& names, const std::filesystem::path& path) {
   const auto found = std::ranges::find(names, wanted);
   if (found != names.end()) {
     const auto again = std::find(found + 1, names.end(), wanted);
     if (again == names.end()) return static_cast<size_t>(found - names.begin());
-    throw UserError(fmt::format("{}: columns {} and {} are both named `{}`", option, found - names.begin(),
-                                again - names.begin(), printable(wanted)),
-                    fmt::format("name one by its place: {} {}", option, found - names.begin()), path.string());
+    throw UserError(fmt::format("{}: columns {} and {} are both named `{}`", option,
+                                found - names.begin(), again - names.begin(), printable(wanted)),
+                    fmt::format("name one by its place: {} {}", option, found - names.begin()),
+                    path.string());
   }
   size_t place = 0;
   if (parse_number(wanted, place) && place < names.size()) return place;
@@ -199,16 +205,18 @@ void note_index(const MatrixColumns& columns, const std::vector<size_t>& index, 
                 std::vector<std::string>& notes) {
   for (const size_t column : index)
     if (std::ranges::find(columns.read, column) == columns.read.end())
-      notes.push_back(fmt::format("column {} (`{}`) is {} and is left out; --columns names it", column,
-                                  printable(columns.names[column]), what));
+      notes.push_back(fmt::format("column {} (`{}`) is {} and is left out; --columns names it",
+                                  column, printable(columns.names[column]), what));
 }
 
 MatrixColumns::MatrixColumns(std::vector<std::string> all, const MatrixOptions& options,
                              const std::filesystem::path& path, const std::vector<size_t>& index)
     : names(std::move(all)) {
-  const size_t wanted = options.target.empty() ? kNone : find_column(options.target, "--target", names, path);
+  const size_t wanted =
+      options.target.empty() ? kNone : find_column(options.target, "--target", names, path);
   std::vector<bool> keep(names.size(), options.columns.empty());
-  for (const std::string& column : options.columns) keep[find_column(column, "--columns", names, path)] = true;
+  for (const std::string& column : options.columns)
+    keep[find_column(column, "--columns", names, path)] = true;
   if (options.columns.empty())
     for (const size_t column : index) keep[column] = false;
   for (const std::string& column : options.drop_columns)
@@ -220,10 +228,13 @@ MatrixColumns::MatrixColumns(std::vector<std::string> all, const MatrixOptions& 
   if (read.empty()) throw UserError("no column is left", {}, path.string());
   for (const size_t column : read)
     if (!is_valid_utf8(names[column]))
-      throw UserError(fmt::format("the name of column {} (`{}`) is not UTF-8", column, printable(names[column])),
-                      "save the file as UTF-8, for example by iconv -f latin1 -t utf-8", path.string());
+      throw UserError(fmt::format("the name of column {} (`{}`) is not UTF-8", column,
+                                  printable(names[column])),
+                      "save the file as UTF-8, for example by iconv -f latin1 -t utf-8",
+                      path.string());
   if (wanted != kNone && read.size() == 1)
-    throw UserError(fmt::format("--target: {} is the only column", options.target), {}, path.string());
+    throw UserError(fmt::format("--target: {} is the only column", options.target), {},
+                    path.string());
 }
 
 std::vector<std::string> MatrixColumns::features() const {
@@ -251,19 +262,21 @@ Matrix read_matrix(const std::filesystem::path& path, const MatrixOptions& optio
   InputHead head = look_at_input(file);
   const bool text = head.kind == InputKind::kText;
   if (!text && (!options.delimiter.empty() || options.decimal != '.' || !options.header.empty()))
-    throw UserError(fmt::format("--delimiter, --decimal and --header are for text, but this is {}", head.name),
-                    "leave them out", file.string());
+    throw UserError(
+        fmt::format("--delimiter, --decimal and --header are for text, but this is {}", head.name),
+        "leave them out", file.string());
   if (!member.empty() && head.kind != InputKind::kZip)
-    throw UserError(fmt::format("this is {}, in which there is nothing named {}", head.name, printable(member)),
-                    "a name after a colon is for .npz", file.string());
+    throw UserError(
+        fmt::format("this is {}, in which there is nothing named {}", head.name, printable(member)),
+        "a name after a colon is for .npz", file.string());
   std::vector<std::string> notes;
   if (!head.is_plain()) notes.push_back("read as " + head.name);
   const auto parts = [&] {
     switch (head.kind) {
       case InputKind::kParquet:
         if (head.is_plain()) return read_parquet_parts(file, options);
-        throw UserError(fmt::format("this is {}", head.name), "unpack it first; Parquet is packed in itself",
-                        file.string());
+        throw UserError(fmt::format("this is {}", head.name),
+                        "unpack it first; Parquet is packed in itself", file.string());
       case InputKind::kNpy:
       case InputKind::kZip:
         return read_npy_parts(file, head, member, options);

@@ -13,8 +13,8 @@
 
 namespace dovetail {
 
-/// Numbers of more than 15 digits that follow one another in a column: pairs that differ, and those that float64 makes
-/// equal.
+/// Numbers of more than 15 digits that follow one another in a column: pairs that differ, and those
+/// that float64 makes equal.
 struct WideNumbers {
   int64_t differ = 0, merged = 0;
   std::string last;  ///< as plain_number has it; empty: none yet
@@ -42,10 +42,10 @@ struct MatrixColumns {
   size_t target = kNone;           ///< place in `read`
   static constexpr size_t kNone = static_cast<size_t>(-1);
 
-  /// `index`: columns to pass over unless they are asked for. Throws UserError, naming `path`, for a column that is not
-  /// there or whose name is another's too, and when none is left.
-  MatrixColumns(std::vector<std::string> all, const MatrixOptions& options, const std::filesystem::path& path,
-                const std::vector<size_t>& index = {});
+  /// `index`: columns to pass over unless they are asked for. Throws UserError, naming `path`, for
+  /// a column that is not there or whose name is another's too, and when none is left.
+  MatrixColumns(std::vector<std::string> all, const MatrixOptions& options,
+                const std::filesystem::path& path, const std::vector<size_t>& index = {});
   /// Names of the columns of x.
   std::vector<std::string> features() const;
 };
@@ -72,8 +72,8 @@ struct MatrixParts {
 /// Takes the rows of a part, in their order; one a thread.
 class RowTaker {
  public:
-  RowTaker(const std::filesystem::path& path, const MatrixColumns& columns, const MatrixOptions& options,
-           MatrixPart& part)
+  RowTaker(const std::filesystem::path& path, const MatrixColumns& columns,
+           const MatrixOptions& options, MatrixPart& part)
       : path_(path), columns_(columns), options_(options), part_(part) {}
 
   /// Lines of rows for messages, where rows are not lines.
@@ -117,12 +117,15 @@ class RowTaker {
 /// One text for each number, whatever its form: "1" for "1", "01" and "1.0".
 std::string class_of_digits(std::string_view text, char decimal);
 
-MatrixParts read_text_parts(const std::filesystem::path& path, InputHead head, const MatrixOptions& options);
+MatrixParts read_text_parts(const std::filesystem::path& path, InputHead head,
+                            const MatrixOptions& options);
 /// `member` of an archive, or its only array.
-MatrixParts read_npy_parts(const std::filesystem::path& path, const InputHead& head, const std::string& member,
-                           const MatrixOptions& options);
+MatrixParts read_npy_parts(const std::filesystem::path& path, const InputHead& head,
+                           const std::string& member, const MatrixOptions& options);
 
-/// The part of an archive of the type zip, unpacked and mapped. `name` without ".npy"; empty: the only one.
-MappedFile map_zip_member(const std::filesystem::path& path, const std::string& name, std::string_view& bytes);
+/// The part of an archive of the type zip, unpacked and mapped. `name` without ".npy"; empty: the
+/// only one.
+MappedFile map_zip_member(const std::filesystem::path& path, const std::string& name,
+                          std::string_view& bytes);
 
 }  // namespace dovetail

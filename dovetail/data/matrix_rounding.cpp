@@ -16,7 +16,8 @@ namespace dovetail {
 namespace {
 
 struct Spread {
-  double least = std::numeric_limits<double>::infinity(), largest = -std::numeric_limits<double>::infinity();
+  double least = std::numeric_limits<double>::infinity(),
+         largest = -std::numeric_limits<double>::infinity();
   bool exact = true;  ///< float32 holds each value
 
   void add(double value) {
@@ -49,7 +50,8 @@ void round_values(std::vector<MatrixPart>& parts, int64_t rows, Matrix& matrix) 
   std::vector<std::vector<Spread>> spreads(parts.size(), std::vector<Spread>(width));
   parallel_pieces(std::ssize(parts), 1, [&](int64_t i, int64_t) {
     const std::vector<double>& values = parts[static_cast<size_t>(i)].values;
-    for (size_t at = 0; at < values.size(); ++at) spreads[static_cast<size_t>(i)][at % width].add(values[at]);
+    for (size_t at = 0; at < values.size(); ++at)
+      spreads[static_cast<size_t>(i)][at % width].add(values[at]);
   });
   matrix.origin = at::zeros({static_cast<int64_t>(width)}, at::kDouble);
   auto* const origin = matrix.origin.mutable_data_ptr<double>();
@@ -91,10 +93,11 @@ void round_values(std::vector<MatrixPart>& parts, int64_t rows, Matrix& matrix) 
       all.loss = std::max(all.loss, part[c].loss);
     }
     if (100 * all.merged > all.differ)
-      matrix.warnings.push_back(fmt::format(
-          "column `{}`: float32 rounds its values by up to {:.3g}, which makes {} of {} differing neighbours equal; "
-          "scale it, or split it into columns of a smaller range",
-          printable(matrix.columns[c]), all.loss, all.merged, all.differ));
+      matrix.warnings.push_back(
+          fmt::format("column `{}`: float32 rounds its values by up to {:.3g}, which makes {} of "
+                      "{} differing neighbours equal; "
+                      "scale it, or split it into columns of a smaller range",
+                      printable(matrix.columns[c]), all.loss, all.merged, all.differ));
   }
 }
 

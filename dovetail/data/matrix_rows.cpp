@@ -26,9 +26,13 @@ std::string comma_advice(std::string_view word) {
   double value = 0;
   if (!is_number(word, ',', value)) return {};
   const size_t comma = word.find(',');
-  const bool thousands = word.size() == comma + 4 && comma > 0 && comma <= 4 && word[comma - 1] != '-';
-  return thousands ? fmt::format("; --decimal , reads it as {}. If the comma separates thousands, take it out", value)
-                   : "; for a decimal comma give --decimal ,";
+  const bool thousands =
+      word.size() == comma + 4 && comma > 0 && comma <= 4 && word[comma - 1] != '-';
+  return thousands
+             ? fmt::format(
+                   "; --decimal , reads it as {}. If the comma separates thousands, take it out",
+                   value)
+             : "; for a decimal comma give --decimal ,";
 }
 
 /// True for a text that begins as a date of ISO 8601 does: 2020-01-31.
@@ -36,7 +40,9 @@ bool is_date(std::string_view word) {
   constexpr std::string_view kPattern = "0000-00-00";
   if (word.size() < kPattern.size()) return false;
   for (size_t i = 0; i < kPattern.size(); ++i)
-    if (kPattern[i] == '-' ? word[i] != '-' : std::isdigit(static_cast<unsigned char>(word[i])) == 0) return false;
+    if (kPattern[i] == '-' ? word[i] != '-'
+                           : std::isdigit(static_cast<unsigned char>(word[i])) == 0)
+      return false;
   return true;
 }
 
@@ -75,27 +81,31 @@ void RowTaker::add(double value) {
 }
 
 void RowTaker::add_integer(int64_t value) {
-  if (is_target() && options_.target_kind == TargetKind::kClass) return add_class(std::to_string(value));
+  if (is_target() && options_.target_kind == TargetKind::kClass)
+    return add_class(std::to_string(value));
   const auto rounded = static_cast<double>(value);
   if (std::abs(rounded) >= kExactIntegers) note_wide(std::to_string(value), rounded);
   add(rounded);
 }
 
 void RowTaker::add_boolean(bool value) {
-  if (is_target() && options_.target_kind == TargetKind::kClass) return add_string(boolean_text(value));
+  if (is_target() && options_.target_kind == TargetKind::kClass)
+    return add_string(boolean_text(value));
   add_integer(value ? 1 : 0);
 }
 
 void RowTaker::add_text(std::string_view text) {
   const std::string_view word = without_blanks(text);
-  if (is_missing_word(word)) return add_bad(word.empty() ? "no value" : fmt::format("no value ({})", word));
+  if (is_missing_word(word))
+    return add_bad(word.empty() ? "no value" : fmt::format("no value ({})", word));
   if (is_target() && options_.target_kind == TargetKind::kClass) {
     part_.class_kind = MatrixPart::ClassKind::kFields;
     return add_class(std::string(text));
   }
   double value = 0;
   if (is_number(word, options_.decimal, value)) {
-    if (std::string digits = plain_number(word, options_.decimal); !digits.empty()) note_wide(std::move(digits), value);
+    if (std::string digits = plain_number(word, options_.decimal); !digits.empty())
+      note_wide(std::move(digits), value);
     return add(value);
   }
   if (is_truth(word, value)) return add(value);
@@ -114,7 +124,8 @@ void RowTaker::add_string(std::string_view text) {
 }
 
 void RowTaker::add_digits(std::string_view digits) {
-  if (is_target() && options_.target_kind == TargetKind::kClass) return add_class(class_of_digits(digits, '.'));
+  if (is_target() && options_.target_kind == TargetKind::kClass)
+    return add_class(class_of_digits(digits, '.'));
   add_text(digits);
 }
 
@@ -141,16 +152,18 @@ void RowTaker::add_bad(const std::string& reason) {
   const size_t column = columns_.read.at(column_);
   const bool target = is_target();
   const auto message = [&] {
-    return fmt::format("{} {}, column {} (`{}`): {}", place_, shown_number(), column, printable(columns_.names[column]),
-                       reason);
+    return fmt::format("{} {}, column {} (`{}`): {}", place_, shown_number(), column,
+                       printable(columns_.names[column]), reason);
   };
   if (options_.bad_values == BadValues::kError)
-    throw UserError(message(),
-                    target ? "--bad-values skip leaves such rows out"
-                           : fmt::format("--bad-values zero puts 0 in such places, --bad-values skip leaves such rows "
-                                         "out, --drop-columns {} leaves the column out",
-                                         column),
-                    path_.string());
+    throw UserError(
+        message(),
+        target ? "--bad-values skip leaves such rows out"
+               : fmt::format(
+                     "--bad-values zero puts 0 in such places, --bad-values skip leaves such rows "
+                     "out, --drop-columns {} leaves the column out",
+                     column),
+        path_.string());
   ++part_.num_bad;
   if (part_.first_bad.size() < kBadPlaces) part_.first_bad.push_back(message());
   if (options_.bad_values == BadValues::kSkip) keep_ = false;
@@ -161,7 +174,8 @@ void RowTaker::add_bad(const std::string& reason) {
 }
 
 void RowTaker::end() {
-  DOVETAIL_CHECK(column_ == columns_.read.size(), "{} of {} columns", column_, columns_.read.size());
+  DOVETAIL_CHECK(column_ == columns_.read.size(), "{} of {} columns", column_,
+                 columns_.read.size());
   if (!keep_ || !has_target_) {
     part_.values.resize(row_begin_);
     part_.target.resize(target_begin_);

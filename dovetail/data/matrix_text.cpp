@@ -23,7 +23,8 @@ std::vector<std::string> numbered(size_t count) {
   return names;
 }
 
-/// Names that pandas gives to columns without one: 0, 1, 2 and so on, behind an empty field where it wrote an index.
+/// Names that pandas gives to columns without one: 0, 1, 2 and so on, behind an empty field where
+/// it wrote an index.
 bool are_numbered(const std::vector<std::string>& fields) {
   const size_t index = !fields.empty() && fields[0].empty() ? 1 : 0;
   if (fields.size() < 2) return false;
@@ -32,21 +33,23 @@ bool are_numbered(const std::vector<std::string>& fields) {
   return true;
 }
 
-/// Column names: at least one field is neither a number, True or False, nor a word for a missing one; or all are
-/// numbered as pandas does.
+/// Column names: at least one field is neither a number, True or False, nor a word for a missing
+/// one; or all are numbered as pandas does.
 bool is_header(const std::vector<std::string>& fields, const MatrixOptions& options) {
   if (!options.header.empty()) return options.header == "yes";
   const char decimal = options.decimal;
-  return are_numbered(fields) || std::any_of(fields.begin(), fields.end(), [&](const std::string& field) {
+  return are_numbered(fields) ||
+         std::any_of(fields.begin(), fields.end(), [&](const std::string& field) {
            double value = 0;
-           return !is_missing_word(field) && !is_number(field, decimal, value) && !is_number(field, ',', value) &&
-                  !is_truth(field, value);
+           return !is_missing_word(field) && !is_number(field, decimal, value) &&
+                  !is_number(field, ',', value) && !is_truth(field, value);
          });
 }
 
 bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\f' || c == '\v'; }
 
-/// End of the word that begins at `begin`. A word in quotes, as R writes them, ends at the quote before a blank.
+/// End of the word that begins at `begin`. A word in quotes, as R writes them, ends at the quote
+/// before a blank.
 size_t word_end(std::string_view line, size_t begin) {
   if (line[begin] == '"')
     for (size_t i = begin + 1; (i = line.find('"', i)) != std::string_view::npos; ++i)
@@ -56,7 +59,8 @@ size_t word_end(std::string_view line, size_t begin) {
   return end;
 }
 
-/// Calls visit(number, word) for each word of a line, quotes around it left out. Returns the number of words.
+/// Calls visit(number, word) for each word of a line, quotes around it left out. Returns the number
+/// of words.
 template <class Visit>
 size_t each_word(std::string_view line, const Visit& visit) {
   size_t count = 0;
@@ -66,7 +70,8 @@ size_t each_word(std::string_view line, const Visit& visit) {
     const size_t begin = i;
     i = word_end(line, begin);
     std::string_view word = line.substr(begin, i - begin);
-    if (word.size() > 1 && word.front() == '"' && word.back() == '"') word = word.substr(1, word.size() - 2);
+    if (word.size() > 1 && word.front() == '"' && word.back() == '"')
+      word = word.substr(1, word.size() - 2);
     visit(count++, word);
   }
   return count;
@@ -180,8 +185,8 @@ class BlankSeparated {
 /// Text with a delimiter, whose header, if any, is found out.
 class Delimited {
  public:
-  Delimited(const std::filesystem::path& path, const std::shared_ptr<const MappedInput>& input, char delimiter,
-            const MatrixOptions& options)
+  Delimited(const std::filesystem::path& path, const std::shared_ptr<const MappedInput>& input,
+            char delimiter, const MatrixOptions& options)
       : path_(path) {
     DelimitedFormat format{.delimiter = delimiter,
                            .quotes = delimiter != '\t' || has_quotes_between_tabs(input->bytes())};
@@ -200,14 +205,15 @@ class Delimited {
 
   void read(int64_t part, const MatrixColumns& columns, RowTaker& taker) const {
     taker.line_of = [this](int64_t row) { return file_->line_of(row); };
-    file_->read(ranges_[static_cast<size_t>(part)], columns.read,
-                [&](int64_t row, std::span<const Cell> cells, const BadRow* bad) {
-                  taker.begin("line", row);
-                  if (bad != nullptr) return taker.end_bad(bad->reason);
-                  for (const Cell& cell : cells)
-                    taker.add_text(cell.kind == Cell::Kind::kText ? *cell.text : std::string_view());
-                  taker.end();
-                });
+    file_->read(
+        ranges_[static_cast<size_t>(part)], columns.read,
+        [&](int64_t row, std::span<const Cell> cells, const BadRow* bad) {
+          taker.begin("line", row);
+          if (bad != nullptr) return taker.end_bad(bad->reason);
+          for (const Cell& cell : cells)
+            taker.add_text(cell.kind == Cell::Kind::kText ? *cell.text : std::string_view());
+          taker.end();
+        });
   }
 
  private:
@@ -221,21 +227,25 @@ class Delimited {
 template <class File>
 std::vector<size_t> index_of(const File& file) {
   std::vector<size_t> unnamed;
-  while (file.has_header() && unnamed.size() < file.names().size() && file.names()[unnamed.size()].empty())
+  while (file.has_header() && unnamed.size() < file.names().size() &&
+         file.names()[unnamed.size()].empty())
     unnamed.push_back(unnamed.size());
   return unnamed;
 }
 
 template <class File>
-MatrixParts read_parts(const File& file, const std::filesystem::path& path, const MatrixOptions& options) {
+MatrixParts read_parts(const File& file, const std::filesystem::path& path,
+                       const MatrixOptions& options) {
   const std::vector<size_t> index = index_of(file);
   const MatrixColumns columns(file.names(), options, path, index);
   MatrixParts result(columns);
   note_index(columns, index, "without a name, an index of pandas or R,", result.notes);
   if (options.header.empty() && !file.has_header())
-    result.notes.emplace_back("the first line is a row, since all of it are numbers; --header yes makes it names");
+    result.notes.emplace_back(
+        "the first line is a row, since all of it are numbers; --header yes makes it names");
   if (options.header.empty() && file.has_header() && are_numbered(file.names()))
-    result.notes.emplace_back("the first line numbers the columns, as pandas does; --header no makes it a row");
+    result.notes.emplace_back(
+        "the first line numbers the columns, as pandas does; --header no makes it a row");
   result.parts.resize(static_cast<size_t>(file.num_parts()));
   parallel_pieces(file.num_parts(), 1, [&](int64_t i, int64_t) {
     RowTaker taker(path, columns, options, result.parts[static_cast<size_t>(i)]);
@@ -246,7 +256,8 @@ MatrixParts read_parts(const File& file, const std::filesystem::path& path, cons
 
 }  // namespace
 
-MatrixParts read_text_parts(const std::filesystem::path& path, InputHead head, const MatrixOptions& options) {
+MatrixParts read_text_parts(const std::filesystem::path& path, InputHead head,
+                            const MatrixOptions& options) {
   const auto input = std::make_shared<const MappedInput>(path, std::move(head));
   require_table(input->bytes(), path);
   const std::string& extension = input->head().extension;
@@ -254,14 +265,18 @@ MatrixParts read_text_parts(const std::filesystem::path& path, InputHead head, c
   char delimiter = expected;
   const bool named = !options.delimiter.empty();
   if (named)
-    delimiter = options.delimiter == "tab" ? '\t' : options.delimiter == "blank" ? kBlanks : options.delimiter[0];
+    delimiter = options.delimiter == "tab"     ? '\t'
+                : options.delimiter == "blank" ? kBlanks
+                                               : options.delimiter[0];
   else
     delimiter = find_delimiter(input->bytes(), expected, options.decimal);
-  MatrixParts parts = delimiter == kBlanks ? read_parts(BlankSeparated(path, input, options), path, options)
-                                           : read_parts(Delimited(path, input, delimiter, options), path, options);
+  MatrixParts parts = delimiter == kBlanks
+                          ? read_parts(BlankSeparated(path, input, options), path, options)
+                          : read_parts(Delimited(path, input, delimiter, options), path, options);
   if (!named && delimiter != expected)
-    parts.notes.push_back(fmt::format("{} between fields, found in the first lines; --delimiter names another",
-                                      delimiter_name(delimiter)));
+    parts.notes.push_back(
+        fmt::format("{} between fields, found in the first lines; --delimiter names another",
+                    delimiter_name(delimiter)));
   return parts;
 }
 

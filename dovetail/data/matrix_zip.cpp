@@ -36,7 +36,8 @@ class Fields {
     return value;
   }
   std::string_view part(uint64_t at, uint64_t bytes) const {
-    if (at > file_.size() || bytes > file_.size() - at) refuse_zip(path_, "the archive ends early or is damaged");
+    if (at > file_.size() || bytes > file_.size() - at)
+      refuse_zip(path_, "the archive ends early or is damaged");
     return file_.substr(at, bytes);
   }
 
@@ -63,7 +64,8 @@ void read_extra(const Fields& fields, uint64_t at, uint64_t end, Member& member)
 std::vector<Member> members_of(std::string_view file, const std::filesystem::path& path) {
   const Fields fields(file, path);
   const size_t end = file.rfind("PK\x05\x06");
-  if (end == std::string_view::npos) refuse_zip(path, "the archive has no directory: it ends early");
+  if (end == std::string_view::npos)
+    refuse_zip(path, "the archive has no directory: it ends early");
   uint64_t count = fields.number(end + 10, 2), at = fields.number(end + 16, 4);
   if (at == kInExtra && end >= 20) {
     const uint64_t large = fields.number(end - 12, 8);  // in the locator before it
@@ -87,7 +89,8 @@ std::vector<Member> members_of(std::string_view file, const std::filesystem::pat
   return members;
 }
 
-/// Leaves the arrays in `members`, by their names without ".npy". Throws UserError for an archive of other things.
+/// Leaves the arrays in `members`, by their names without ".npy". Throws UserError for an archive
+/// of other things.
 void keep_arrays(std::vector<Member>& members, const std::filesystem::path& path) {
   std::vector<std::string> others;
   std::erase_if(members, [&](const Member& member) {
@@ -97,15 +100,18 @@ void keep_arrays(std::vector<Member>& members, const std::filesystem::path& path
   });
   for (Member& member : members) member.name.resize(member.name.size() - 4);
   const auto has = [&](std::string_view end) {
-    return std::ranges::any_of(others, [&](const std::string& name) { return name.ends_with(end); });
+    return std::ranges::any_of(others,
+                               [&](const std::string& name) { return name.ends_with(end); });
   };
   if (has("xl/workbook.xml"))
     refuse_zip(path, "this is an Excel workbook, not a table of numbers",
                "write it as Parquet, for example by pandas.read_excel(file).to_parquet(other)");
   if (has("/data.pkl"))
-    refuse_zip(path, "this is a file of torch.save", "write the tensor as an array: numpy.save(other, tensor.numpy())");
+    refuse_zip(path, "this is a file of torch.save",
+               "write the tensor as an array: numpy.save(other, tensor.numpy())");
   if (members.empty() && !others.empty())
-    refuse_zip(path, fmt::format("the archive holds no array of NumPy, only {}", fmt::join(others, ", ")),
+    refuse_zip(path,
+               fmt::format("the archive holds no array of NumPy, only {}", fmt::join(others, ", ")),
                "unpack it first: unzip");
   if (std::ranges::find(members, "format", &Member::name) != members.end() &&
       std::ranges::find(members, "shape", &Member::name) != members.end())
@@ -115,9 +121,11 @@ void keep_arrays(std::vector<Member>& members, const std::filesystem::path& path
 
 }  // namespace
 
-MappedFile map_zip_member(const std::filesystem::path& path, const std::string& name, std::string_view& bytes) {
+MappedFile map_zip_member(const std::filesystem::path& path, const std::string& name,
+                          std::string_view& bytes) {
   const auto view = [](const MappedFile& file) {
-    return std::string_view(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+    return std::string_view(reinterpret_cast<const char*>(file.bytes().data()),
+                            file.bytes().size());
   };
   MappedFile archive(path);
   std::vector<Member> members = members_of(view(archive), path);
@@ -127,27 +135,34 @@ MappedFile map_zip_member(const std::filesystem::path& path, const std::string& 
   auto found = std::ranges::find(members, name, &Member::name);
   if (name.empty() && members.size() == 1) found = members.begin();
   if (found == members.end())
-    throw UserError(name.empty() ? fmt::format("the archive holds {} arrays, not one", members.size())
-                                 : fmt::format("the archive holds no array named {}", printable(name)),
-                    names.empty() ? std::string("write it with numpy.savez")
-                                  : fmt::format("name one after a colon, such as {}:{}; there are {}",
-                                                path.filename().string(), names[0], fmt::join(names, ", ")),
-                    path.string());
+    throw UserError(
+        name.empty() ? fmt::format("the archive holds {} arrays, not one", members.size())
+                     : fmt::format("the archive holds no array named {}", printable(name)),
+        names.empty() ? std::string("write it with numpy.savez")
+                      : fmt::format("name one after a colon, such as {}:{}; there are {}",
+                                    path.filename().string(), names[0], fmt::join(names, ", ")),
+        path.string());
   const Fields fields(view(archive), path);
-  if (fields.part(found->header, 4) != "PK\x03\x04") refuse_zip(path, "the archive's directory is damaged");
-  const uint64_t begin =
-      found->header + 30 + fields.number(found->header + 26, 2) + fields.number(found->header + 28, 2);
+  if (fields.part(found->header, 4) != "PK\x03\x04")
+    refuse_zip(path, "the archive's directory is damaged");
+  const uint64_t begin = found->header + 30 + fields.number(found->header + 26, 2) +
+                         fields.number(found->header + 28, 2);
   constexpr uint64_t kStored = 0, kDeflated = 8;
   if (found->method != kStored && found->method != kDeflated)
-    refuse_zip(path, fmt::format("the archive is packed by method {} of zip, not stored or deflated", found->method));
+    refuse_zip(path,
+               fmt::format("the archive is packed by method {} of zip, not stored or deflated",
+                           found->method));
   bytes = fields.part(begin, found->packed);
   if (found->method == kDeflated) {
     archive = map_stream(*open_unpacked(path, "deflate", begin, found->packed));
     bytes = view(archive);
   }
   if (bytes.size() != found->size || crc32_of(bytes) != found->crc)
-    refuse_zip(path, fmt::format("the array {} does not have the size and checksum that the archive's directory says",
-                                 printable(found->name)));
+    refuse_zip(
+        path,
+        fmt::format(
+            "the array {} does not have the size and checksum that the archive's directory says",
+            printable(found->name)));
   return archive;
 }
 

@@ -34,7 +34,8 @@ struct Magic {
 
 constexpr const char* kUnpack = "unpack it first";
 constexpr const char* kAsParquet = "write it as Parquet with the library that reads it";
-constexpr const char* kLeaveOut = "leave it out, or write its numbers or texts to a file of their own";
+constexpr const char* kLeaveOut =
+    "leave it out, or write its numbers or texts to a file of their own";
 
 /// Formats that no reader takes, for messages.
 constexpr std::array kOthers = {
@@ -46,10 +47,12 @@ constexpr std::array kOthers = {
     Magic{"Rar!", "a RAR archive", kUnpack},
     Magic{"ARROW1\0"sv, "an Arrow or Feather file",
           "write it as Parquet, for example by pandas.read_feather(file).to_parquet(other)"},
-    Magic{"FEA1", "a Feather file", "write it as Parquet, for example by pandas.read_feather(file).to_parquet(other)"},
+    Magic{"FEA1", "a Feather file",
+          "write it as Parquet, for example by pandas.read_feather(file).to_parquet(other)"},
     Magic{"\xFF\xFF\xFF\xFF", "binary data, maybe an Arrow stream",
           "write it as Parquet, for example by to_parquet of the library `datasets`"},
-    Magic{"ORC", "an ORC file", "write it as Parquet, for example by pandas.read_orc(file).to_parquet(other)"},
+    Magic{"ORC", "an ORC file",
+          "write it as Parquet, for example by pandas.read_orc(file).to_parquet(other)"},
     Magic{"Obj\x01", "an Avro file", kAsParquet},
     Magic{"\x89HDF", "an HDF5 file", kAsParquet},
     Magic{"CDF", "a NetCDF file", kAsParquet},
@@ -74,9 +77,11 @@ Packing packing_of(std::string_view head) {
   if (head.starts_with("\x1F\x8B")) return Packing::kGzip;
   if (head.starts_with("\x28\xB5\x2F\xFD")) return Packing::kZstd;
   // A skippable frame, with which some writers of zstd begin.
-  if (head.size() >= 4 && (head[0] & 0xF0) == 0x50 && head.substr(1, 3) == "\x2A\x4D\x18") return Packing::kZstd;
+  if (head.size() >= 4 && (head[0] & 0xF0) == 0x50 && head.substr(1, 3) == "\x2A\x4D\x18")
+    return Packing::kZstd;
   if (head.size() >= 10 && head.starts_with("BZh") && head[3] >= '1' && head[3] <= '9' &&
-      (head.substr(4, 6) == "\x31\x41\x59\x26\x53\x59" || head.substr(4, 6) == "\x17\x72\x45\x38\x50\x90"))
+      (head.substr(4, 6) == "\x31\x41\x59\x26\x53\x59" ||
+       head.substr(4, 6) == "\x17\x72\x45\x38\x50\x90"))
     return Packing::kBzip2;
   return Packing::kNone;
 }
@@ -127,13 +132,17 @@ void set_kind(std::string_view bytes, InputHead& head) {
     head.name = std::move(name);
     head.remedy = remedy;
   };
-  const auto other = [&](std::string name, const char* remedy) { kind(InputKind::kOther, std::move(name), remedy); };
+  const auto other = [&](std::string name, const char* remedy) {
+    kind(InputKind::kOther, std::move(name), remedy);
+  };
   constexpr const char* kUtf8 = "save it as UTF-8";
   if (bytes.starts_with("PAR1")) return kind(InputKind::kParquet, "a Parquet file", kUnpack);
-  if (bytes.starts_with("PARE")) return other("an encrypted Parquet file", "write it without encryption");
+  if (bytes.starts_with("PARE"))
+    return other("an encrypted Parquet file", "write it without encryption");
   if (bytes.starts_with("\x93NUMPY"))
-    return kind(InputKind::kNpy, "a NumPy array",
-                "write it as Parquet, for example by pandas.DataFrame(numpy.load(file)).to_parquet(other)");
+    return kind(
+        InputKind::kNpy, "a NumPy array",
+        "write it as Parquet, for example by pandas.DataFrame(numpy.load(file)).to_parquet(other)");
   if (bytes.starts_with("PK\x03\x04") || bytes.starts_with("PK\x05\x06"))
     return kind(InputKind::kZip, "a zip archive", "unpack it first: unzip");
   if (const Packing again = packing_of(bytes); again != Packing::kNone)
@@ -141,12 +150,14 @@ void set_kind(std::string_view bytes, InputHead& head) {
   for (const Magic& magic : kOthers)
     // Letters alone may begin a text.
     if (bytes.starts_with(magic.bytes) &&
-        ((magic.bytes != "ORC" && magic.bytes != "CDF" && magic.bytes != "FEA1") || is_binary(bytes)))
+        ((magic.bytes != "ORC" && magic.bytes != "CDF" && magic.bytes != "FEA1") ||
+         is_binary(bytes)))
       return other(magic.name, magic.remedy);
   constexpr size_t kTarMagic = 257;
   if (bytes.size() > kTarMagic && bytes.substr(kTarMagic).starts_with("ustar"))
     return other("a tar archive", "unpack it first: tar -xf");
-  if (bytes.starts_with("\xFF\xFE\0\0"sv) || bytes.starts_with("\0\0\xFE\xFF"sv)) return other("text in UTF-32", kUtf8);
+  if (bytes.starts_with("\xFF\xFE\0\0"sv) || bytes.starts_with("\0\0\xFE\xFF"sv))
+    return other("text in UTF-32", kUtf8);
   if (bytes.starts_with("\xFF\xFE")) {
     head.encoding = Encoding::kUtf16Little;
   } else if (bytes.starts_with("\xFE\xFF")) {
@@ -165,15 +176,18 @@ const fs::path& checked_file(const fs::path& path) {
   if (fs::is_directory(path, error))
     throw UserError("this is a folder, not a file", "give a file in it", path.string());
   if (fs::exists(path, error) && !fs::is_regular_file(path, error))
-    throw UserError("this is a pipe or a device, not a file", "write what comes from it to a file, and give that",
-                    path.string());
+    throw UserError("this is a pipe or a device, not a file",
+                    "write what comes from it to a file, and give that", path.string());
   return path;
 }
 
 class FileStream : public ByteStream {
  public:
-  explicit FileStream(const fs::path& path) : path_(checked_file(path)), file_(path, std::ios::binary) {
-    if (!file_) throw UserError(fmt::format("cannot open the file: {}", std::strerror(errno)), {}, path.string());
+  explicit FileStream(const fs::path& path)
+      : path_(checked_file(path)), file_(path, std::ios::binary) {
+    if (!file_)
+      throw UserError(fmt::format("cannot open the file: {}", std::strerror(errno)), {},
+                      path.string());
   }
   size_t read(char* to, size_t bytes) override {
     file_.read(to, static_cast<std::streamsize>(bytes));
@@ -254,7 +268,9 @@ class Utf16Stream : public ByteStream {
     at_ = 0;
     if (size % 2 != 0) refuse("ends within a character");
     for (size_t i = 0; i < size; i += 2) {
-      const auto byte = [&](size_t offset) { return static_cast<unsigned char>(units_[i + offset]); };
+      const auto byte = [&](size_t offset) {
+        return static_cast<unsigned char>(units_[i + offset]);
+      };
       const int32_t unit = big_ ? byte(0) << 8 | byte(1) : byte(1) << 8 | byte(0);
       const bool low = unit >= 0xDC00 && unit < 0xE000;
       if (low != (high_ != 0)) refuse("has half a surrogate pair");
@@ -333,7 +349,8 @@ std::string lower_extension(const fs::path& path) {
 MappedFile map_stream(ByteStream& stream) {
   const UnnamedFile unnamed;
   std::string piece(kPieceBytes, '\0');
-  while (const size_t size = read_all(stream, piece.data(), piece.size())) unnamed.write({piece.data(), size});
+  while (const size_t size = read_all(stream, piece.data(), piece.size()))
+    unnamed.write({piece.data(), size});
   return unnamed.map();
 }
 
@@ -372,7 +389,8 @@ MappedInput::MappedInput(const fs::path& path) : MappedInput(path, look_at_input
 
 MappedInput::MappedInput(const fs::path& path, InputHead head) : head_(std::move(head)) {
   const auto view = [](const MappedFile& file) {
-    return std::string_view(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+    return std::string_view(reinterpret_cast<const char*>(file.bytes().data()),
+                            file.bytes().size());
   };
   std::string piece(kHeadBytes, '\0');
   const auto stream = open_input_stream(path, head_);
@@ -385,7 +403,8 @@ MappedInput::MappedInput(const fs::path& path, InputHead head) : head_(std::move
   if (head_.is_plain() && !returns) {
     file_ = MappedFile(path);
     bytes_ = view(file_);
-    if (head_.kind == InputKind::kText && bytes_.starts_with(kUtf8Mark)) bytes_.remove_prefix(kUtf8Mark.size());
+    if (head_.kind == InputKind::kText && bytes_.starts_with(kUtf8Mark))
+      bytes_.remove_prefix(kUtf8Mark.size());
     return;
   }
   const UnnamedFile unnamed;

@@ -5,8 +5,8 @@
 
 namespace dovetail {
 
-/// A hash table from a pair of token ids (both >= 0) to a Value: open addressing, no removal. Lookups are the inner
-/// loop of BPE, where std::unordered_map costs a cache miss more.
+/// A hash table from a pair of token ids (both >= 0) to a Value: open addressing, no removal.
+/// Lookups are the inner loop of BPE, where std::unordered_map costs a cache miss more.
 template <class Value>
 class PairTable {
  public:
@@ -32,7 +32,8 @@ class PairTable {
   template <class Visit>  // (left, right, value)
   void for_each(Visit&& visit) {
     for (Slot& slot : slots_)
-      if (slot.key != kEmpty) visit(static_cast<int32_t>(slot.key >> 32), static_cast<int32_t>(slot.key), slot.value);
+      if (slot.key != kEmpty)
+        visit(static_cast<int32_t>(slot.key >> 32), static_cast<int32_t>(slot.key), slot.value);
   }
 
  private:

@@ -6,15 +6,17 @@ namespace dovetail {
 namespace {
 
 void* entry(const char* name) {
-  return open_module(module_path(kParquetModule), name,
-                     "reading Parquet and compressed files needs the Arrow libraries of pyarrow: pip install "
-                     "'pyarrow==26.*' beside torch, "
-                     "or convert the data to text (.jsonl, .tsv)");
+  return open_module(
+      module_path(kParquetModule), name,
+      "reading Parquet and compressed files needs the Arrow libraries of pyarrow: pip install "
+      "'pyarrow==26.*' beside torch, "
+      "or convert the data to text (.jsonl, .tsv)");
 }
 
 }  // namespace
 
-std::unique_ptr<ParquetText> open_parquet(const std::filesystem::path& path, const std::string& column) {
+std::unique_ptr<ParquetText> open_parquet(const std::filesystem::path& path,
+                                          const std::string& column) {
   // Tried again after a throw.
   static const auto open = reinterpret_cast<OpenParquetText>(entry(kParquetTextEntry));
   std::unique_ptr<ParquetText> reader;
@@ -29,7 +31,8 @@ std::unique_ptr<ParquetColumns> open_parquet_columns(const std::filesystem::path
   return reader;
 }
 
-std::unique_ptr<ByteStream> open_unpacked(const std::filesystem::path& path, const std::string& codec, uint64_t begin,
+std::unique_ptr<ByteStream> open_unpacked(const std::filesystem::path& path,
+                                          const std::string& codec, uint64_t begin,
                                           uint64_t bytes) {
   static const auto open = reinterpret_cast<OpenUnpacked>(entry(kUnpackedEntry));
   std::unique_ptr<ByteStream> stream;

@@ -11,7 +11,8 @@
 
 namespace dovetail {
 
-/// Makes the items of a sequence ahead of time, on a thread of its own that begins with the first `take`.
+/// Makes the items of a sequence ahead of time, on a thread of its own that begins with the first
+/// `take`.
 template <class Item>
 class Prefetcher {
  public:
@@ -51,7 +52,8 @@ class Prefetcher {
   void run() {
     std::unique_lock lock(mutex_);
     while (true) {
-      wake_.wait(lock, [&] { return stopping_ || (ready_.size() < kAhead && failure_ == nullptr); });
+      wake_.wait(lock,
+                 [&] { return stopping_ || (ready_.size() < kAhead && failure_ == nullptr); });
       if (stopping_) return;
       const int64_t index = next_;
       Item item;

@@ -26,7 +26,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Text of a shard: 64 MB of two-byte tokens at one byte a token, or at about four for a trained vocabulary.
+// Text of a shard: 64 MB of two-byte tokens at one byte a token, or at about four for a trained
+// vocabulary.
 constexpr uint64_t kShardBytesOfBytes = uint64_t{32} << 20;
 constexpr uint64_t kShardBytesOfWords = uint64_t{128} << 20;
 
@@ -37,14 +38,16 @@ constexpr uint64_t kSentencePieceTrainingBytes = uint64_t{4} << 20;
 /// Only one process writes a folder; another one waits for it.
 class FolderLock {
  public:
-  explicit FolderLock(const fs::path& folder) : fd_(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+  explicit FolderLock(const fs::path& folder)
+      : fd_(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
     int result = -1;
     while (fd_ >= 0 && (result = flock(fd_, LOCK_EX)) != 0 && errno == EINTR) {
     }
     if (result != 0) {
       const int reason = errno;
       if (fd_ >= 0) close(fd_);
-      throw UserError(fmt::format("cannot lock the folder {}: {}", folder.string(), std::strerror(reason)));
+      throw UserError(
+          fmt::format("cannot lock the folder {}: {}", folder.string(), std::strerror(reason)));
     }
   }
   ~FolderLock() { close(fd_); }
@@ -87,7 +90,8 @@ class Preparation {
     fs::remove(folder_ / TokenManifest::kFile);
     sync_folder(folder_);
     remove_leftovers(folder_);
-    if (const std::string passed = describe_passed_over(corpus_.passed_over()); !passed.empty()) log_info("{}", passed);
+    if (const std::string passed = describe_passed_over(corpus_.passed_over()); !passed.empty())
+      log_info("{}", passed);
     corpus_.scan();
     manifest_.documents = static_cast<uint64_t>(corpus_.documents());
     manifest_.duplicates_skipped = static_cast<uint64_t>(corpus_.duplicates_skipped());
@@ -96,7 +100,8 @@ class Preparation {
     manifest_.empty_skipped = static_cast<uint64_t>(corpus_.empty_skipped());
     manifest_.bad_skipped = static_cast<uint64_t>(corpus_.bad_skipped());
     user_check(manifest_.documents > 0,
-               "no document is left of {} files: {} too large, {} not UTF-8, {} without text, {} bad records",
+               "no document is left of {} files: {} too large, {} not UTF-8, {} without text, {} "
+               "bad records",
                manifest_.sources.size(), manifest_.oversized_skipped, manifest_.invalid_skipped,
                manifest_.empty_skipped, manifest_.bad_skipped);
     make_tokenizer_file();
@@ -110,7 +115,8 @@ class Preparation {
  private:
   bool trains() const { return given_.empty() && config_.tokenizer.kind != "bytes"; }
 
-  /// What determines the result beside the files. A tokenizer that is given stands there by its content.
+  /// What determines the result beside the files. A tokenizer that is given stands there by its
+  /// content.
   std::string settings() const {
     nlohmann::json tokenizer = {{"kind", config_.tokenizer.kind}};
     if (!given_.empty()) tokenizer["sha256"] = sha256_of(given_);
@@ -125,12 +131,14 @@ class Preparation {
                                {"validation_split", config_.validation_split},
                                {"deduplicate", config_.deduplicate},
                                {"max_document_bytes", config_.max_document_bytes}};
-    // With the default a bad record makes no folder, so it is not written: folders of older versions stay valid.
+    // With the default a bad record makes no folder, so it is not written: folders of older
+    // versions stay valid.
     if (config_.bad_row != "error") settings["bad_row"] = config_.bad_row;
     return settings.dump();
   }
 
-  /// The manifest that is there, when it is of the same files and settings and its shards are complete.
+  /// The manifest that is there, when it is of the same files and settings and its shards are
+  /// complete.
   std::optional<TokenManifest> up_to_date() const {
     const fs::path path = folder_ / TokenManifest::kFile;
     if (!fs::exists(path)) return std::nullopt;
@@ -168,18 +176,20 @@ class Preparation {
     write_file_atomically(folder_ / manifest_.tokenizer.file, content);
   }
 
-  /// Trained on the training split: on all of it, or past the limit on documents drawn by a hash of their identity.
+  /// Trained on the training split: on all of it, or past the limit on documents drawn by a hash of
+  /// their identity.
   std::string train() {
     uint64_t total = 0;
     for (const Piece& piece : corpus_.pieces()) total += piece.bytes;
-    const double share =
-        std::min(1.0, static_cast<double>(training_limit()) / static_cast<double>(std::max<uint64_t>(total, 1)));
+    const double share = std::min(1.0, static_cast<double>(training_limit()) /
+                                           static_cast<double>(std::max<uint64_t>(total, 1)));
     progress_.begin("training the tokenizer", static_cast<int64_t>(corpus_.pieces().size()), total);
     std::vector<std::vector<std::string>> texts(corpus_.pieces().size());
     parallel_pieces(static_cast<int64_t>(texts.size()), 8, [&](int64_t begin, int64_t end) {
       for (auto p = static_cast<size_t>(begin); p < static_cast<size_t>(end); ++p) {
         corpus_.read(p, [&](Split split, std::string_view text, const std::string& identity) {
-          if (split == Split::kTrain && hashed_share("train " + identity) < share) texts[p].emplace_back(text);
+          if (split == Split::kTrain && hashed_share("train " + identity) < share)
+            texts[p].emplace_back(text);
         });
         progress_.add(1, corpus_.pieces()[p].bytes);
       }
@@ -200,10 +210,12 @@ class Preparation {
     uint64_t total = 0;
     for (const Piece& piece : pieces) total += piece.bytes;
     progress_.begin("tokenizing", static_cast<int64_t>(pieces.size()), total);
-    const uint64_t target = config_.tokenizer.kind == "bytes" ? kShardBytesOfBytes : kShardBytesOfWords;
+    const uint64_t target =
+        config_.tokenizer.kind == "bytes" ? kShardBytesOfBytes : kShardBytesOfWords;
     for (size_t begin = 0, number = 0; begin < pieces.size(); ++number) {
       size_t end = begin;
-      for (uint64_t bytes = 0; end < pieces.size() && (end == begin || bytes + pieces[end].bytes <= target); ++end)
+      for (uint64_t bytes = 0;
+           end < pieces.size() && (end == begin || bytes + pieces[end].bytes <= target); ++end)
         bytes += pieces[end].bytes;
       write_shard_pair(begin, end, number);
       begin = end;
@@ -221,7 +233,8 @@ class Preparation {
     const std::string fingerprint = sha256_of(key);
     const auto finished = finished_pair(number, fingerprint);
     if (finished) {
-      for (int split = 0; split < 2; ++split) add_shard(split, (*finished)[static_cast<size_t>(split)]);
+      for (int split = 0; split < 2; ++split)
+        add_shard(split, (*finished)[static_cast<size_t>(split)]);
       for (size_t p = begin; p < end; ++p) progress_.add(1, corpus_.pieces()[p].bytes);
       return;
     }
@@ -241,12 +254,13 @@ class Preparation {
         header.text_bytes += piece.text_bytes[split];
       }
       const std::string name = shard_name(split, number);
-      add_shard(split, {name, header.count, header.text_bytes, write_shard(folder_ / name, header, parts)});
+      add_shard(split, {name, header.count, header.text_bytes,
+                        write_shard(folder_ / name, header, parts)});
     }
   }
 
-  std::optional<std::array<TokenManifest::Shard, 2>> finished_pair(size_t number,
-                                                                   const std::string& fingerprint) const {
+  std::optional<std::array<TokenManifest::Shard, 2>> finished_pair(
+      size_t number, const std::string& fingerprint) const {
     std::array<TokenManifest::Shard, 2> pair;
     for (int split = 0; split < 2; ++split) {
       const std::string name = shard_name(split, number);
@@ -255,7 +269,8 @@ class Preparation {
         const MappedFile file(folder_ / name);
         const ShardHeader header = read_shard_header(file.bytes(), name);
         if (header.fingerprint != fingerprint) return std::nullopt;
-        pair[static_cast<size_t>(split)] = {name, header.count, header.text_bytes, sha256_of_file(folder_ / name)};
+        pair[static_cast<size_t>(split)] = {name, header.count, header.text_bytes,
+                                            sha256_of_file(folder_ / name)};
       } catch (const UserError&) {
         return std::nullopt;  // not ours, or not whole: written anew
       }
@@ -285,11 +300,13 @@ class Preparation {
 
   void check_splits() const {
     user_check(manifest_.splits[0].tokens > 0,
-               "all {} documents fell into the validation split; lower data.validation_fraction", manifest_.documents);
+               "all {} documents fell into the validation split; lower data.validation_fraction",
+               manifest_.documents);
     if (manifest_.splits[1].tokens == 0 && config_.validation_fraction > 0)
-      throw UserError(fmt::format("none of {} documents fell into the validation split (1 in {:.0f})",
-                                  manifest_.documents, 1 / config_.validation_fraction),
-                      "--set data.validation_split=tail holds out the end of each document instead");
+      throw UserError(
+          fmt::format("none of {} documents fell into the validation split (1 in {:.0f})",
+                      manifest_.documents, 1 / config_.validation_fraction),
+          "--set data.validation_split=tail holds out the end of each document instead");
   }
 
   /// Shards and tokenizers of other settings.
@@ -300,8 +317,8 @@ class Preparation {
     std::vector<fs::path> strangers;
     for (const auto& entry : fs::directory_iterator(folder_)) {
       const std::string name = entry.path().filename().string();
-      const bool shard =
-          entry.path().extension() == ".tokens" && (name.starts_with("train-") || name.starts_with("validation-"));
+      const bool shard = entry.path().extension() == ".tokens" &&
+                         (name.starts_with("train-") || name.starts_with("validation-"));
       if ((shard || name == "tokenizer.json" || name == "tokenizer.model") && !ours.contains(name))
         strangers.push_back(entry.path());
     }

@@ -29,10 +29,11 @@ struct PrepareResult {
   bool reused = false;  ///< the folder was already up to date
 };
 
-/// Text to memory-mapped token shards in `folder`: manifest.json (settings, documents' relative paths and hashes,
-/// counts, checksum of each shard), tokenizer file, train-*.tokens, validation-*.tokens. Parallel; a run that was
-/// killed goes on from its finished shards; a folder already made from the same files and settings is left as it is.
-/// Documents are ordered by relative path, so the result does not depend on threads. Throws UserError on unreadable or
+/// Text to memory-mapped token shards in `folder`: manifest.json (settings, documents' relative
+/// paths and hashes, counts, checksum of each shard), tokenizer file, train-*.tokens,
+/// validation-*.tokens. Parallel; a run that was killed goes on from its finished shards; a folder
+/// already made from the same files and settings is left as it is. Documents are ordered by
+/// relative path, so the result does not depend on threads. Throws UserError on unreadable or
 /// unmatched input.
 PrepareResult prepare(const DataConfig& config, const std::filesystem::path& folder,
                       const std::function<void(const PrepareProgress&)>& progress = {});

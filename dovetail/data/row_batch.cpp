@@ -9,19 +9,22 @@
 
 namespace dovetail {
 
-void check_scales(const RowsConfig& config, const std::vector<DenseScale>& scales, const std::string& source) {
+void check_scales(const RowsConfig& config, const std::vector<DenseScale>& scales,
+                  const std::string& source) {
   size_t i = 0;
   for (const DenseConfig& entry : config.dense)
     for (const std::string& column : entry.columns) {
       user_check(i < scales.size() && scales[i].column == column,
-                 "{}: statistics of the dense columns are of others: `{}` has none; it was written by another version "
+                 "{}: statistics of the dense columns are of others: `{}` has none; it was written "
+                 "by another version "
                  "or for another [rows]",
                  source, column);
       ++i;
     }
 }
 
-RowAssembler::RowAssembler(const RowsConfig& config, const RowDecoder& decoder, const std::vector<DenseScale>& scales)
+RowAssembler::RowAssembler(const RowsConfig& config, const RowDecoder& decoder,
+                           const std::vector<DenseScale>& scales)
     : decoder_(decoder) {
   for (const DenseConfig& entry : config.dense)
     for (size_t c = 0; c < entry.columns.size(); ++c) {
@@ -32,7 +35,8 @@ RowAssembler::RowAssembler(const RowsConfig& config, const RowDecoder& decoder, 
         t.scale = column.deviation > 0 ? 1 / column.deviation : 1;
       }
       // ln(1 + 0) is 0, so that only `standard` moves a missing number that counts as 0.
-      t.missing = static_cast<float>(((entry.missing == "mean" ? column.mean : 0) - t.shift) * t.scale);
+      t.missing =
+          static_cast<float>(((entry.missing == "mean" ? column.mean : 0) - t.shift) * t.scale);
       transforms_.push_back(t);
     }
 }
@@ -58,7 +62,8 @@ void RowAssembler::add_numbers(std::span<const RowRef> rows, RowBatch& batch) co
     const double* const numbers = ref.block->dense.data() + ref.row * num_dense;
     for (int64_t d = 0; d < num_dense; ++d) {
       const Transform& t = transforms_[static_cast<size_t>(d)];
-      *dense++ = std::isnan(numbers[d]) ? t.missing : static_cast<float>((numbers[d] - t.shift) * t.scale);
+      *dense++ =
+          std::isnan(numbers[d]) ? t.missing : static_cast<float>((numbers[d] - t.shift) * t.scale);
     }
     labels = std::copy_n(ref.block->labels.data() + ref.row * num_labels, num_labels, labels);
   }
@@ -89,7 +94,8 @@ void RowAssembler::add_ids(std::span<const RowRef> refs, RowBatch& batch) const 
       const auto [begin, length] = span_of(f, b);
       const RowBlock& block = *refs[static_cast<size_t>(b)].block;
       std::copy_n(block.ids.data() + begin, length, ids + offsets[f * rows + b]);
-      if (weights != nullptr) std::copy_n(block.weights.data() + begin, length, weights + offsets[f * rows + b]);
+      if (weights != nullptr)
+        std::copy_n(block.weights.data() + begin, length, weights + offsets[f * rows + b]);
     }
 }
 

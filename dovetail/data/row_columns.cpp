@@ -1,6 +1,6 @@
-// RowDecoder::decode_columns. Some rows at a time, a column at a time: numbers and ids are written row by row into
-// small arrays, from which the rows are then copied as they are. What a row means is said once, by `decode`: a row
-// that has anything out of the ordinary is left to it.
+// RowDecoder::decode_columns. Some rows at a time, a column at a time: numbers and ids are written
+// row by row into small arrays, from which the rows are then copied as they are. What a row means
+// is said once, by `decode`: a row that has anything out of the ordinary is left to it.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -16,8 +16,8 @@ namespace {
 
 constexpr size_t kTile = 256;  ///< rows whose ids, 26 a row, take the half of a first-level cache
 
-/// std::log1p of the whole numbers that counts mostly are. Not an array, whose values the compiler may work out itself,
-/// and rounds as no libm does.
+/// std::log1p of the whole numbers that counts mostly are. Not an array, whose values the compiler
+/// may work out itself, and rounds as no libm does.
 const std::vector<double>& whole_logs() {
   static const std::vector<double> logs = [] {
     std::vector<double> all(1024);
@@ -35,7 +35,9 @@ double log1p_of(double number, std::span<const double> whole) {
   return number > 0 ? std::log1p(number) : std::max(number, 0.0);
 }
 
-bool is_number(const ColumnValues& column) { return !column.is_list && column.kind != ColumnValues::Kind::kText; }
+bool is_number(const ColumnValues& column) {
+  return !column.is_list && column.kind != ColumnValues::Kind::kText;
+}
 
 /// `take(i, there, number)` for each of `rows` rows.
 template <class Take>
@@ -55,13 +57,18 @@ void take_numbers(const ColumnValues& column, size_t first, size_t rows, Take&& 
 class RowDecoder::ColumnTiles {
  public:
   ColumnTiles(const RowDecoder& decoder, std::span<const ColumnValues> columns)
-      : decoder_(decoder), columns_(columns), cells_(columns.size()), plain_(decoder.features_.size()) {
+      : decoder_(decoder),
+        columns_(columns),
+        cells_(columns.size()),
+        plain_(decoder.features_.size()) {
     for (size_t f = 0; f < plain_.size(); ++f) prepare(decoder.features_[f], plain_[f]);
     const auto number = [&](const auto& entry) { return is_number(columns_[entry.column]); };
-    const bool numbers = std::ranges::all_of(decoder.labels_, number) && std::ranges::all_of(decoder.dense_, number);
+    const bool numbers =
+        std::ranges::all_of(decoder.labels_, number) && std::ranges::all_of(decoder.dense_, number);
     by_row_ = !numbers;
-    whole_ = decoder.group_ < 0 && decoder.day_ < 0 &&
-             std::ranges::all_of(plain_, [](const Plain& plain) { return plain.column != nullptr; });
+    whole_ =
+        decoder.group_ < 0 && decoder.day_ < 0 &&
+        std::ranges::all_of(plain_, [](const Plain& plain) { return plain.column != nullptr; });
     labels_.resize(kTile * decoder.labels_.size());
     dense_.resize(kTile * decoder.dense_.size());
     ids_.resize(kTile * plain_.size());
@@ -70,7 +77,8 @@ class RowDecoder::ColumnTiles {
 
   void decode(int64_t first, int64_t rows, int64_t row, RowBlock& out) {
     for (int64_t done = 0; done < rows; done += kTile) {
-      const auto at = static_cast<size_t>(first + done), n = static_cast<size_t>(std::min<int64_t>(kTile, rows - done));
+      const auto at = static_cast<size_t>(first + done),
+                 n = static_cast<size_t>(std::min<int64_t>(kTile, rows - done));
       special_.fill(by_row_ ? 1 : 0);
       if (!by_row_) take(at, n);
       append(at, n, row + done, out);
@@ -89,13 +97,15 @@ class RowDecoder::ColumnTiles {
   void prepare(const Feature& feature, Plain& plain) {
     const ColumnValues& column = columns_[feature.columns[0]];
     const bool text = column.kind == ColumnValues::Kind::kText;
-    if (feature.columns.size() > 1 || feature.weights >= 0 || feature.sequence || !feature.hash || column.is_list ||
-        column.kind == ColumnValues::Kind::kReal || (text && feature.separator != 0))
+    if (feature.columns.size() > 1 || feature.weights >= 0 || feature.sequence || !feature.hash ||
+        column.is_list || column.kind == ColumnValues::Kind::kReal ||
+        (text && feature.separator != 0))
       return;
     plain.column = &column;
     plain.missing_id = table_row(xxh64({}), feature.num_rows);
     plain.word_ids.reserve(column.keys.size());
-    for (const uint64_t key : column.keys) plain.word_ids.push_back(table_row(key, feature.num_rows));
+    for (const uint64_t key : column.keys)
+      plain.word_ids.push_back(table_row(key, feature.num_rows));
     plain.word_there.reserve(column.words.size());
     for (const std::string_view word : column.words) plain.word_there.push_back(!word.empty());
     if (column.booleans)
@@ -106,7 +116,8 @@ class RowDecoder::ColumnTiles {
   /// Rows [first, first + n), to the arrays.
   void take(size_t first, size_t n) {
     const size_t labels = decoder_.labels_.size(), dense = decoder_.dense_.size();
-    for (size_t l = 0; l < labels; ++l) take_label(decoder_.labels_[l], first, n, labels_.data() + l);
+    for (size_t l = 0; l < labels; ++l)
+      take_label(decoder_.labels_[l], first, n, labels_.data() + l);
     for (size_t d = 0; d < dense; ++d) take_dense(decoder_.dense_[d], first, n, dense_.data() + d);
     for (size_t f = 0; f < plain_.size(); ++f)
       if (plain_[f].column != nullptr) take_ids(decoder_.features_[f], plain_[f], first, n, f);
@@ -127,7 +138,8 @@ class RowDecoder::ColumnTiles {
       const bool finite = std::isfinite(number);
       if (!there) number = std::numeric_limits<double>::quiet_NaN();
       if (dense.log1p && there) number = log1p_of(number, logs);
-      special_[i] |= there ? !finite || std::abs(number) > std::numeric_limits<float>::max() : dense.required;
+      special_[i] |=
+          there ? !finite || std::abs(number) > std::numeric_limits<float>::max() : dense.required;
       out[i * decoder_.dense_.size()] = number;
     });
   }
@@ -144,17 +156,22 @@ class RowDecoder::ColumnTiles {
           [&](size_t i) -> uint8_t { return present[i] & word_there[codes[i]]; });
     } else if (plain.column->booleans) {
       const int64_t* const booleans = plain.column->integers.data() + first;
-      take_ids(feature, plain, n, f, [&](size_t i) { return plain.word_ids[static_cast<size_t>(booleans[i])]; }, there);
+      take_ids(
+          feature, plain, n, f,
+          [&](size_t i) { return plain.word_ids[static_cast<size_t>(booleans[i])]; }, there);
     } else {
       const int64_t* const integers = plain.column->integers.data() + first;
       take_ids(
-          feature, plain, n, f, [&](size_t i) { return table_row(integer_key(integers[i]), feature.num_rows); }, there);
+          feature, plain, n, f,
+          [&](size_t i) { return table_row(integer_key(integers[i]), feature.num_rows); }, there);
     }
   }
 
   template <class IdOf, class PresentOf>
-  void take_ids(const Feature& feature, const Plain& plain, size_t n, size_t f, IdOf&& id_of, PresentOf&& present_of) {
-    const uint8_t absent = feature.missing == Missing::kValue ? 1 : 0, bad = feature.missing == Missing::kBadRow;
+  void take_ids(const Feature& feature, const Plain& plain, size_t n, size_t f, IdOf&& id_of,
+                PresentOf&& present_of) {
+    const uint8_t absent = feature.missing == Missing::kValue ? 1 : 0,
+                  bad = feature.missing == Missing::kBadRow;
     const int64_t missing_id = plain.missing_id;
     const size_t stride = plain_.size();
     int64_t* id = ids_.data() + f;
@@ -177,7 +194,8 @@ class RowDecoder::ColumnTiles {
         i = end;
         continue;
       }
-      if (special_[i] != 0 || !append_row(static_cast<int64_t>(first), i, row + static_cast<int64_t>(i), out)) {
+      if (special_[i] != 0 ||
+          !append_row(static_cast<int64_t>(first), i, row + static_cast<int64_t>(i), out)) {
         for (size_t c = 0; c < columns_.size(); ++c)
           set_row_cell(columns_[c], static_cast<int64_t>(first + i), cells_[c]);
         decoder_.decode(cells_, row + static_cast<int64_t>(i), out);
@@ -198,7 +216,8 @@ class RowDecoder::ColumnTiles {
   /// Rows of the arrays that have nothing but plain features.
   void append_whole(size_t begin, size_t end, RowBlock& out) const {
     append_numbers(begin, end, out);
-    const size_t all = (end - begin) * plain_.size(), start = begin * plain_.size(), before = out.ends.size();
+    const size_t all = (end - begin) * plain_.size(), start = begin * plain_.size(),
+                 before = out.ends.size();
     size_t next = out.ids.size();
     out.ids.resize(next + all);
     out.ends.resize(before + all);
@@ -213,8 +232,8 @@ class RowDecoder::ColumnTiles {
     out.num_rows += static_cast<int64_t>(end - begin);
   }
 
-  /// Row `i` of the arrays, number `row`, with what only its cells tell. False, with `out` as it was, if something is
-  /// not good.
+  /// Row `i` of the arrays, number `row`, with what only its cells tell. False, with `out` as it
+  /// was, if something is not good.
   bool append_row(int64_t first, size_t i, int64_t row, RowBlock& out) {
     const size_t before = out.ids.size();
     append_numbers(i, i + 1, out);
@@ -261,8 +280,8 @@ class RowDecoder::ColumnTiles {
   std::vector<uint8_t> there_;
 };
 
-void RowDecoder::decode_columns(std::span<const ColumnValues> columns, int64_t first, int64_t rows, int64_t row,
-                                RowBlock& out) const {
+void RowDecoder::decode_columns(std::span<const ColumnValues> columns, int64_t first, int64_t rows,
+                                int64_t row, RowBlock& out) const {
   ColumnTiles(*this, columns).decode(first, rows, row, out);
 }
 

@@ -17,9 +17,9 @@ struct RowDay {
 /// Whether day `a` comes before day `b`: whole numbers by value, other texts byte by byte.
 bool comes_before(std::string_view a, std::string_view b);
 
-/// Which rows each step of a run takes that goes day by day: those of a day in steps of `batch`, the last one of what
-/// is left; shuffled among the `window` of the day that follow one another. A function of its arguments alone; more
-/// days behind change nothing before them.
+/// Which rows each step of a run takes that goes day by day: those of a day in steps of `batch`,
+/// the last one of what is left; shuffled among the `window` of the day that follow one another. A
+/// function of its arguments alone; more days behind change nothing before them.
 class DayOrder {
  public:
   /// window 0: all rows of a day are one window.

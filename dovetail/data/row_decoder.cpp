@@ -20,7 +20,8 @@ constexpr size_t kBadRowsKept = 8;
 }  // namespace
 
 uint64_t RowBlock::bytes() const {
-  return dense.capacity() * sizeof(double) + (labels.capacity() + weights.capacity()) * sizeof(float) +
+  return dense.capacity() * sizeof(double) +
+         (labels.capacity() + weights.capacity()) * sizeof(float) +
          (groups.capacity() + ids.capacity() + left_out.capacity()) * sizeof(int64_t) +
          ends.capacity() * sizeof(uint32_t) + days.capacity() * sizeof(DayStart);
 }
@@ -35,7 +36,8 @@ RowDecoder::RowDecoder(const RowsConfig& config)
   }
   for (const DenseConfig& entry : config.dense)
     for (const std::string& column : entry.columns)
-      dense_.push_back({column_index(column), entry.missing == "bad_row", entry.transform == "log1p"});
+      dense_.push_back(
+          {column_index(column), entry.missing == "bad_row", entry.transform == "log1p"});
   for (const SparseConfig& entry : config.sparse) features_.push_back(make_feature(entry));
   if (!config.group.empty()) group_ = static_cast<int64_t>(column_index(config.group));
   if (!config.day.empty()) day_ = static_cast<int64_t>(column_index(config.day));
@@ -64,16 +66,19 @@ RowDecoder::Feature RowDecoder::make_feature(const SparseConfig& config) {
   return feature;
 }
 
-void RowDecoder::check_lists(const std::vector<bool>& column_is_list, const std::filesystem::path& path) const {
+void RowDecoder::check_lists(const std::vector<bool>& column_is_list,
+                             const std::filesystem::path& path) const {
   for (const Feature& feature : features_) {
     const std::string& column = columns_[feature.columns[0]];
     const bool list = column_is_list[feature.columns[0]];
     if (list && feature.separator != 0)
-      throw UserError(fmt::format("rows.sparse: column `{}` holds lists, but a separator is given", column),
-                      "leave the separator out", path.string());
+      throw UserError(
+          fmt::format("rows.sparse: column `{}` holds lists, but a separator is given", column),
+          "leave the separator out", path.string());
     if (!list && feature.separator == 0 && feature.max_length > 0)
-      throw UserError(fmt::format("rows.sparse: column `{}` holds one id, but max_length is given", column),
-                      "leave max_length out, or give the separator between its ids", path.string());
+      throw UserError(
+          fmt::format("rows.sparse: column `{}` holds one id, but max_length is given", column),
+          "leave max_length out, or give the separator between its ids", path.string());
   }
 }
 
@@ -99,7 +104,8 @@ void RowDecoder::decode(std::span<const Cell> cells, int64_t row, RowBlock& out)
   const Labels labels = decode_labels(cells, out, bad);
   bool good = labels == Labels::kThere && decode_dense(cells, out, bad);
   int64_t events = -1;
-  for (size_t f = 0; good && f < features_.size(); ++f) good = decode_feature(features_[f], cells, events, out, bad);
+  for (size_t f = 0; good && f < features_.size(); ++f)
+    good = decode_feature(features_[f], cells, events, out, bad);
   good = good && decode_group(cells, out, bad) && decode_day(cells, out, bad);
   if (good) {
     ++out.num_rows;
@@ -125,8 +131,9 @@ void RowDecoder::take_back(size_t ids, RowBlock& out) const {
 }
 
 void RowDecoder::check_ids(const RowBlock& out) {
-  user_check(out.ids.size() <= std::numeric_limits<uint32_t>::max(),
-             "rows: a row group holds more than 2^32 ids; write the Parquet file with smaller row groups");
+  user_check(
+      out.ids.size() <= std::numeric_limits<uint32_t>::max(),
+      "rows: a row group holds more than 2^32 ids; write the Parquet file with smaller row groups");
 }
 
 bool RowDecoder::decode_group(std::span<const Cell> cells, RowBlock& out, BadRow& bad) const {
@@ -155,7 +162,8 @@ bool RowDecoder::decode_day(std::span<const Cell> cells, RowBlock& out, BadRow& 
   return true;
 }
 
-RowDecoder::Labels RowDecoder::decode_labels(std::span<const Cell> cells, RowBlock& out, BadRow& bad) const {
+RowDecoder::Labels RowDecoder::decode_labels(std::span<const Cell> cells, RowBlock& out,
+                                             BadRow& bad) const {
   size_t missing = 0;
   for (const Label& label : labels_) {
     double number = 0;

@@ -24,7 +24,8 @@ struct Cell {
   int64_t begin = 0, end = 0;
 };
 
-/// Makes `cell` what row `row` of a row group holds in a column of Parquet; what its kind does not use stays.
+/// Makes `cell` what row `row` of a row group holds in a column of Parquet; what its kind does not
+/// use stays.
 void set_row_cell(const ColumnValues& values, int64_t row, Cell& cell);
 
 /// A row that could not be understood. Rows count from 1 in their file, its header not among them.
@@ -34,8 +35,8 @@ struct BadRow {
   std::string reason;
 };
 
-/// Rows that lay together in a file, as numbers; only those that were kept. R rows, D dense columns, L labels, F
-/// features.
+/// Rows that lay together in a file, as numbers; only those that were kept. R rows, D dense
+/// columns, L labels, F features.
 struct RowBlock {
   int64_t num_rows = 0;
   std::vector<double> dense;    ///< (R, D) after log1p, NaN where missing
@@ -49,8 +50,9 @@ struct RowBlock {
     int64_t row = 0, number = 0;  ///< of the kept rows, from 0; in the file, from 1
     std::string day;
   };
-  std::vector<DayStart> days;     ///< where the config names a day
-  std::vector<int64_t> left_out;  ///< bad rows and those without label, by their number in the file, ascending
+  std::vector<DayStart> days;  ///< where the config names a day
+  std::vector<int64_t>
+      left_out;  ///< bad rows and those without label, by their number in the file, ascending
   /// Forms of hashed texts.
   enum IdForm : uint8_t { kWholeFloat = 1, kOtherText = 2 };
   std::vector<uint8_t> id_forms;  ///< by column of the decoder, IdForm as bits; empty without texts
@@ -68,9 +70,10 @@ struct RowBlock {
 
 /// Understands rows as the config says.
 ///
-/// The key of an id is XXH64 of its text. An integer of Parquet hashes as its decimal text, a whole float as that
-/// integer, a boolean as True or False, so that a column has the same keys in text and Parquet. The parts of a cross
-/// are joined by the byte 0x1F. The table row is key mod num_rows, unsigned.
+/// The key of an id is XXH64 of its text. An integer of Parquet hashes as its decimal text, a whole
+/// float as that integer, a boolean as True or False, so that a column has the same keys in text
+/// and Parquet. The parts of a cross are joined by the byte 0x1F. The table row is key mod
+/// num_rows, unsigned.
 class RowDecoder {
  public:
   explicit RowDecoder(const RowsConfig& config);
@@ -83,21 +86,23 @@ class RowDecoder {
   bool has_weights() const { return has_weights_; }
   bool has_groups() const { return group_ >= 0; }
 
-  /// Throws UserError, naming `path`, if a separator stands for a column of lists, or a length for a column without.
-  void check_lists(const std::vector<bool>& column_is_list, const std::filesystem::path& path) const;
+  /// Throws UserError, naming `path`, if a separator stands for a column of lists, or a length for
+  /// a column without.
+  void check_lists(const std::vector<bool>& column_is_list,
+                   const std::filesystem::path& path) const;
 
   /// Room in `out` for that many rows.
   void reserve(int64_t rows, RowBlock& out) const;
 
-  /// Appends row number `row` (from 1), or counts it as bad or unlabelled. `cells` are in the order of `columns`. With
-  /// missing_label = "bad_row" a row without label is a bad one.
+  /// Appends row number `row` (from 1), or counts it as bad or unlabelled. `cells` are in the order
+  /// of `columns`. With missing_label = "bad_row" a row without label is a bad one.
   void decode(std::span<const Cell> cells, int64_t row, RowBlock& out) const;
 
-  /// The same for rows [first, first + rows) of a row group of Parquet, of which the first is number `row`. `columns`
-  /// are in the order of `columns`. A column at a time, where its values can be taken without looking at the rest of
-  /// the row.
-  void decode_columns(std::span<const ColumnValues> columns, int64_t first, int64_t rows, int64_t row,
-                      RowBlock& out) const;
+  /// The same for rows [first, first + rows) of a row group of Parquet, of which the first is
+  /// number `row`. `columns` are in the order of `columns`. A column at a time, where its values
+  /// can be taken without looking at the rest of the row.
+  void decode_columns(std::span<const ColumnValues> columns, int64_t first, int64_t rows,
+                      int64_t row, RowBlock& out) const;
 
   /// Counts a row that has no cells, such as one of the wrong width.
   static void add_bad(RowBlock& out, BadRow bad);
@@ -134,14 +139,17 @@ class RowDecoder {
   Labels decode_labels(std::span<const Cell> cells, RowBlock& out, BadRow& bad) const;
   bool decode_dense(std::span<const Cell> cells, RowBlock& out, BadRow& bad) const;
   /// `events`: the ids of the row's sequences so far, or negative.
-  bool decode_feature(const Feature& feature, std::span<const Cell> cells, int64_t& events, RowBlock& out,
-                      BadRow& bad) const;
+  bool decode_feature(const Feature& feature, std::span<const Cell> cells, int64_t& events,
+                      RowBlock& out, BadRow& bad) const;
   bool same_events(const Feature& feature, int64_t length, int64_t& events, BadRow& bad) const;
-  bool decode_cross(const Feature& feature, std::span<const Cell> cells, RowBlock& out, BadRow& bad) const;
+  bool decode_cross(const Feature& feature, std::span<const Cell> cells, RowBlock& out,
+                    BadRow& bad) const;
   bool decode_ids(const Feature& feature, const Cell& cell, RowBlock& out, BadRow& bad) const;
   bool add_missing(const Feature& feature, size_t column, RowBlock& out, BadRow& bad) const;
-  static bool add_hashed(const Feature& feature, const Cell& value, RowBlock& out, std::string& reason);
-  bool add_integer(const Feature& feature, const Cell& value, RowBlock& out, std::string& reason) const;
+  static bool add_hashed(const Feature& feature, const Cell& value, RowBlock& out,
+                         std::string& reason);
+  bool add_integer(const Feature& feature, const Cell& value, RowBlock& out,
+                   std::string& reason) const;
   /// Notes whether a text that is hashed reads like a float.
   void note_form(size_t column, const Cell& value, RowBlock& out) const;
   bool decode_group(std::span<const Cell> cells, RowBlock& out, BadRow& bad) const;

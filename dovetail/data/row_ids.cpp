@@ -33,14 +33,15 @@ int64_t RowDecoder::table_row(uint64_t key, uint64_t num_rows) {
   return static_cast<int64_t>(num_rows == 0 ? key : key % num_rows);
 }
 
-bool RowDecoder::decode_feature(const Feature& feature, std::span<const Cell> cells, int64_t& events, RowBlock& out,
-                                BadRow& bad) const {
+bool RowDecoder::decode_feature(const Feature& feature, std::span<const Cell> cells,
+                                int64_t& events, RowBlock& out, BadRow& bad) const {
   const size_t first = out.ids.size();
   bool good = feature.columns.size() > 1 ? decode_cross(feature, cells, out, bad)
                                          : decode_ids(feature, cells[feature.columns[0]], out, bad);
   if (good && feature.weights >= 0)
     good = decode_weights(feature, cells[static_cast<size_t>(feature.weights)], out, bad);
-  if (good && feature.sequence) good = same_events(feature, static_cast<int64_t>(out.ids.size() - first), events, bad);
+  if (good && feature.sequence)
+    good = same_events(feature, static_cast<int64_t>(out.ids.size() - first), events, bad);
   if (!good) return false;
   if (has_weights_) out.weights.resize(out.ids.size(), 1.0f);
   if (feature.max_length > 0 && out.ids.size() - first > feature.max_length) {
@@ -60,7 +61,8 @@ bool RowDecoder::decode_feature(const Feature& feature, std::span<const Cell> ce
   return true;
 }
 
-bool RowDecoder::same_events(const Feature& feature, int64_t length, int64_t& events, BadRow& bad) const {
+bool RowDecoder::same_events(const Feature& feature, int64_t length, int64_t& events,
+                             BadRow& bad) const {
   if (events < 0) events = length;
   if (length == events) return true;
   bad.column = columns_[feature.columns[0]];
@@ -68,7 +70,8 @@ bool RowDecoder::same_events(const Feature& feature, int64_t length, int64_t& ev
   return false;
 }
 
-bool RowDecoder::add_missing(const Feature& feature, size_t column, RowBlock& out, BadRow& bad) const {
+bool RowDecoder::add_missing(const Feature& feature, size_t column, RowBlock& out,
+                             BadRow& bad) const {
   if (feature.missing == Missing::kValue) out.ids.push_back(table_row(xxh64({}), feature.num_rows));
   if (feature.missing != Missing::kBadRow) return true;
   bad.column = columns_[column];
@@ -76,7 +79,8 @@ bool RowDecoder::add_missing(const Feature& feature, size_t column, RowBlock& ou
   return false;
 }
 
-bool RowDecoder::decode_cross(const Feature& feature, std::span<const Cell> cells, RowBlock& out, BadRow& bad) const {
+bool RowDecoder::decode_cross(const Feature& feature, std::span<const Cell> cells, RowBlock& out,
+                              BadRow& bad) const {
   thread_local std::string joined;
   joined.clear();
   for (const size_t column : feature.columns) {
@@ -96,7 +100,8 @@ bool RowDecoder::decode_cross(const Feature& feature, std::span<const Cell> cell
   return true;
 }
 
-bool RowDecoder::decode_ids(const Feature& feature, const Cell& cell, RowBlock& out, BadRow& bad) const {
+bool RowDecoder::decode_ids(const Feature& feature, const Cell& cell, RowBlock& out,
+                            BadRow& bad) const {
   const size_t column = feature.columns[0];
   if (is_missing(cell)) return add_missing(feature, column, out, bad);
   const bool good = for_each_value(cell, feature.separator, [&](const Cell& value) {
@@ -114,10 +119,12 @@ void RowDecoder::note_form(size_t column, const Cell& value, RowBlock& out) cons
   uint8_t& forms = out.id_forms[column];
   int64_t integer = 0;
   if ((forms & RowBlock::kOtherText) == 0)
-    forms |= is_whole(*value.text, decimal_, integer) ? RowBlock::kWholeFloat : RowBlock::kOtherText;
+    forms |=
+        is_whole(*value.text, decimal_, integer) ? RowBlock::kWholeFloat : RowBlock::kOtherText;
 }
 
-bool RowDecoder::add_hashed(const Feature& feature, const Cell& value, RowBlock& out, std::string& reason) {
+bool RowDecoder::add_hashed(const Feature& feature, const Cell& value, RowBlock& out,
+                            std::string& reason) {
   std::array<char, 24> buffer;
   std::string_view text;
   if (is_missing(value)) {
@@ -134,7 +141,8 @@ bool RowDecoder::add_hashed(const Feature& feature, const Cell& value, RowBlock&
   return true;
 }
 
-bool RowDecoder::add_integer(const Feature& feature, const Cell& value, RowBlock& out, std::string& reason) const {
+bool RowDecoder::add_integer(const Feature& feature, const Cell& value, RowBlock& out,
+                             std::string& reason) const {
   int64_t id = value.integer;
   if (is_missing(value))
     reason = "an id of the list is missing";
@@ -145,13 +153,15 @@ bool RowDecoder::add_integer(const Feature& feature, const Cell& value, RowBlock
   else if (feature.num_rows > 0 && static_cast<uint64_t>(id) >= feature.num_rows)
     reason =
         fmt::format("the id {} is out of range; the table has {} rows",
-                    value.kind == Cell::Kind::kText ? printable(*value.text) : std::to_string(id), feature.num_rows);
+                    value.kind == Cell::Kind::kText ? printable(*value.text) : std::to_string(id),
+                    feature.num_rows);
   else
     out.ids.push_back(id);
   return reason.empty();
 }
 
-bool RowDecoder::decode_weights(const Feature& feature, const Cell& cell, RowBlock& out, BadRow& bad) const {
+bool RowDecoder::decode_weights(const Feature& feature, const Cell& cell, RowBlock& out,
+                                BadRow& bad) const {
   const size_t first = out.weights.size(), wanted = out.ids.size();
   const auto add = [&](const Cell& value) {
     double weight = 0;

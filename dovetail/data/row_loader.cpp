@@ -22,9 +22,12 @@ class BlockStarts {
   explicit BlockStarts(int64_t first_block) : first_block_(first_block) {}
   void add(int64_t num_rows) { starts_.push_back(starts_.back() + num_rows); }
   int64_t block_of(int64_t row) const {
-    return first_block_ + (std::upper_bound(starts_.begin(), starts_.end(), row) - starts_.begin()) - 1;
+    return first_block_ +
+           (std::upper_bound(starts_.begin(), starts_.end(), row) - starts_.begin()) - 1;
   }
-  int64_t start_of(int64_t block) const { return starts_[static_cast<size_t>(block - first_block_)]; }
+  int64_t start_of(int64_t block) const {
+    return starts_[static_cast<size_t>(block - first_block_)];
+  }
 
  private:
   int64_t first_block_;
@@ -34,15 +37,19 @@ class BlockStarts {
 }  // namespace
 
 RowOrder::RowOrder(uint64_t seed, int64_t num_rows, int64_t window)
-    : seed_(seed), num_rows_(num_rows), window_(window == 0 ? num_rows : std::min(window, num_rows)) {
+    : seed_(seed),
+      num_rows_(num_rows),
+      window_(window == 0 ? num_rows : std::min(window, num_rows)) {
   DOVETAIL_CHECK(num_rows > 0 && window >= 0, "{} rows in windows of {}", num_rows, window);
 }
 
 int64_t RowOrder::row(int64_t epoch, int64_t position) const {
   const int64_t window = position / window_, first = window * window_;
   const auto size = static_cast<uint64_t>(std::min(window_, num_rows_ - first));
-  const uint64_t key = mix_seed(mix_seed(seed_, static_cast<uint64_t>(epoch)), static_cast<uint64_t>(window));
-  return first + static_cast<int64_t>(permuted_index(key, static_cast<uint64_t>(position - first), size));
+  const uint64_t key =
+      mix_seed(mix_seed(seed_, static_cast<uint64_t>(epoch)), static_cast<uint64_t>(window));
+  return first +
+         static_cast<int64_t>(permuted_index(key, static_cast<uint64_t>(position - first), size));
 }
 
 struct RowLoader::State {
@@ -59,7 +66,8 @@ struct RowLoader::State {
   std::optional<std::pair<int64_t, int64_t>> own_part;  ///< none: the rank-th of parts of one size
   bool kept = true;                                     ///< all blocks are in the pools for good
 
-  State(const RowsConfig& rows, const RowLoaderOptions& given, std::unique_ptr<RowReader> opened, RowScan scan)
+  State(const RowsConfig& rows, const RowLoaderOptions& given, std::unique_ptr<RowReader> opened,
+        RowScan scan)
       : config(rows),
         options(given),
         reader(std::move(opened)),
@@ -73,7 +81,8 @@ struct RowLoader::State {
         train_pool(*reader, config.threads),
         validation_pool(*reader, config.threads) {
     DOVETAIL_CHECK(options.batch > 0, "batch {}", options.batch);
-    DOVETAIL_CHECK(options.rank >= 0 && options.rank < options.world, "rank {} of {}", options.rank, options.world);
+    DOVETAIL_CHECK(options.rank >= 0 && options.rank < options.world, "rank {} of {}", options.rank,
+                   options.world);
     for (int64_t b = 0; b < reader->num_blocks(); ++b) {
       ScannedBlock& block = scan.blocks[static_cast<size_t>(b)];
       const bool train = b < reader->num_train_blocks();
@@ -86,8 +95,8 @@ struct RowLoader::State {
     }
   }
 
-  /// The blocks of the windows that hold positions [begin, end), counted on through the epochs, of the window after
-  /// them, and as many more as there are threads.
+  /// The blocks of the windows that hold positions [begin, end), counted on through the epochs, of
+  /// the window after them, and as many more as there are threads.
   std::vector<int64_t> wanted_blocks(int64_t begin, int64_t end) const {
     const int64_t rows = statistics.train_rows, window = order.window();
     std::vector<int64_t> blocks;
@@ -96,7 +105,8 @@ struct RowLoader::State {
     };
     const auto add_windows = [&](int64_t first, int64_t last) {
       const int64_t until = std::min((last / window + 1) * window, rows);
-      for (int64_t b = train_starts.block_of(first / window * window); b <= train_starts.block_of(until - 1); ++b)
+      for (int64_t b = train_starts.block_of(first / window * window);
+           b <= train_starts.block_of(until - 1); ++b)
         add(b);
       return until;
     };
@@ -107,15 +117,18 @@ struct RowLoader::State {
       at += last + 1 - first;
     }
     add_windows(ahead, ahead);
-    for (int64_t i = 0, next = blocks.back() + 1; i < config.threads && next < reader->num_train_blocks(); ++i)
+    for (int64_t i = 0, next = blocks.back() + 1;
+         i < config.threads && next < reader->num_train_blocks(); ++i)
       add(next++);
     return blocks;
   }
 
-  /// The blocks of the windows that a step of a day takes from, and as many more as there are threads.
+  /// The blocks of the windows that a step of a day takes from, and as many more as there are
+  /// threads.
   std::vector<int64_t> wanted_blocks(int64_t step) const {
     const auto [first, last] = days.windows(step);
-    const int64_t end = std::min(train_starts.block_of(last - 1) + 1 + config.threads, reader->num_train_blocks());
+    const int64_t end =
+        std::min(train_starts.block_of(last - 1) + 1 + config.threads, reader->num_train_blocks());
     std::vector<int64_t> blocks;
     for (int64_t b = train_starts.block_of(first); b < end; ++b) blocks.push_back(b);
     return blocks;
@@ -156,7 +169,8 @@ struct RowLoader::State {
       if (blocks.empty() || blocks.back() != block) blocks.push_back(block);
     }
     if (!kept && !blocks.empty()) {
-      for (int64_t ahead = 0; ahead < config.threads && blocks.back() + 1 < reader->num_blocks(); ++ahead)
+      for (int64_t ahead = 0; ahead < config.threads && blocks.back() + 1 < reader->num_blocks();
+           ++ahead)
         blocks.push_back(blocks.back() + 1);
       validation_pool.want(blocks);
     }
@@ -164,7 +178,8 @@ struct RowLoader::State {
   }
 
   /// The batch of `rows`, which count the kept rows in file order.
-  RowBatch gather(const std::vector<int64_t>& rows, const BlockStarts& starts, BlockPool& pool) const {
+  RowBatch gather(const std::vector<int64_t>& rows, const BlockStarts& starts,
+                  BlockPool& pool) const {
     std::map<int64_t, std::shared_ptr<const RowBlock>> blocks;
     std::vector<RowRef> refs;
     for (const int64_t row : rows) {
@@ -199,8 +214,8 @@ RowBatch RowLoader::step(int64_t step) {
 }
 
 void RowLoader::set_part(int64_t begin, int64_t end) {
-  DOVETAIL_CHECK(begin >= 0 && begin < end && end <= state_->options.batch, "rows [{}, {}) of {}", begin, end,
-                 state_->options.batch);
+  DOVETAIL_CHECK(begin >= 0 && begin < end && end <= state_->options.batch, "rows [{}, {}) of {}",
+                 begin, end, state_->options.batch);
   if (state_->own_part == std::pair(begin, end)) return;
   state_->prefetcher.reset();
   state_->own_part = {begin, end};
@@ -208,8 +223,8 @@ void RowLoader::set_part(int64_t begin, int64_t end) {
 }
 
 RowBatch RowLoader::validation(int64_t begin, int64_t end) {
-  DOVETAIL_CHECK(begin >= 0 && begin <= end && end <= num_validation_rows(), "rows [{}, {}) of {} for validation",
-                 begin, end, num_validation_rows());
+  DOVETAIL_CHECK(begin >= 0 && begin <= end && end <= num_validation_rows(),
+                 "rows [{}, {}) of {} for validation", begin, end, num_validation_rows());
   return state_->read_forward(begin, end, state_->validation_starts);
 }
 
@@ -217,7 +232,8 @@ const DayOrder& RowLoader::days() const { return state_->days; }
 
 RowBatch RowLoader::day(int64_t day, int64_t begin, int64_t end) {
   const RowDay& rows = days().days().at(static_cast<size_t>(day));
-  DOVETAIL_CHECK(begin >= 0 && begin <= end && end <= rows.num_rows, "rows [{}, {}) of {}", begin, end, rows.num_rows);
+  DOVETAIL_CHECK(begin >= 0 && begin <= end && end <= rows.num_rows, "rows [{}, {}) of {}", begin,
+                 end, rows.num_rows);
   return state_->read_forward(rows.first_row + begin, rows.first_row + end, state_->train_starts);
 }
 
@@ -228,14 +244,17 @@ const RowStatistics& RowLoader::statistics() const { return state_->statistics; 
 std::string RowLoader::summary() const {
   const RowStatistics& s = statistics();
   std::string left_out;
-  if (s.unlabelled > 0) left_out += fmt::format(", {} without label left out", format_grouped(s.unlabelled));
+  if (s.unlabelled > 0)
+    left_out += fmt::format(", {} without label left out", format_grouped(s.unlabelled));
   if (s.bad > 0) left_out += fmt::format(", {} bad left out", format_grouped(s.bad));
   if (state_->config.by_day())
-    return fmt::format("{} rows of {} days, from {} to {}{}; decoded rows are {}", format_grouped(s.train_rows),
-                       format_grouped(std::ssize(s.days)), s.days.front().name, s.days.back().name, left_out,
+    return fmt::format("{} rows of {} days, from {} to {}{}; decoded rows are {}",
+                       format_grouped(s.train_rows), format_grouped(std::ssize(s.days)),
+                       s.days.front().name, s.days.back().name, left_out,
                        state_->kept ? "kept" : "read again");
-  return fmt::format("{} rows to train on, {} for validation{}; decoded rows are {}", format_grouped(s.train_rows),
-                     format_grouped(s.validation_rows), left_out, state_->kept ? "kept" : "read again every epoch");
+  return fmt::format("{} rows to train on, {} for validation{}; decoded rows are {}",
+                     format_grouped(s.train_rows), format_grouped(s.validation_rows), left_out,
+                     state_->kept ? "kept" : "read again every epoch");
 }
 
 }  // namespace dovetail

@@ -14,13 +14,15 @@ namespace dovetail {
 
 struct RowLoaderOptions {
   uint64_t seed = 0;
-  int64_t batch = 1;                    ///< rows of a step over all ranks
-  int rank = 0, world = 1;              ///< rank r gets rows [r * batch / world, (r + 1) * batch / world) of a step
-  std::vector<DenseScale> scales = {};  ///< of the run's checkpoint; empty: those of the training rows
+  int64_t batch = 1;  ///< rows of a step over all ranks
+  int rank = 0,
+      world = 1;  ///< rank r gets rows [r * batch / world, (r + 1) * batch / world) of a step
+  std::vector<DenseScale> scales =
+      {};  ///< of the run's checkpoint; empty: those of the training rows
 };
 
-/// Where the training rows come in an epoch: each once, shuffled among the `window` that follow one another in the
-/// files. A function of its arguments alone.
+/// Where the training rows come in an epoch: each once, shuffled among the `window` that follow one
+/// another in the files. A function of its arguments alone.
 class RowOrder {
  public:
   /// window 0: all rows are one window.
@@ -35,13 +37,14 @@ class RowOrder {
   int64_t num_rows_, window_;
 };
 
-/// Batches of rows. Row i of step s is the one that RowOrder has at position s * batch + i, counted on through the
-/// epochs: a function of (seed, epoch, position) alone, so that it resumes exactly at any step and at another world
-/// size, with no state to save. With config.day steps are those of DayOrder, once. Prefetches the next steps on a
-/// thread of its own and decodes on `config.threads` others.
+/// Batches of rows. Row i of step s is the one that RowOrder has at position s * batch + i, counted
+/// on through the epochs: a function of (seed, epoch, position) alone, so that it resumes exactly
+/// at any step and at another world size, with no state to save. With config.day steps are those of
+/// DayOrder, once. Prefetches the next steps on a thread of its own and decodes on `config.threads`
+/// others.
 ///
-/// Memory: all decoded rows if they fit `config.cache_bytes`, else those of the windows that a step touches and of one
-/// ahead (rounded up to blocks) and of `threads` blocks more; four batches.
+/// Memory: all decoded rows if they fit `config.cache_bytes`, else those of the windows that a step
+/// touches and of one ahead (rounded up to blocks) and of `threads` blocks more; four batches.
 class RowLoader {
  public:
   /// Reads all rows once: scan_rows tells what it throws.
@@ -51,8 +54,8 @@ class RowLoader {
   /// This rank's rows of `step`. Fast when steps come in order.
   RowBatch step(int64_t step);
 
-  /// From the next `step` on this rank gets rows [begin, end) of a step, as far as it has so many. What was prefetched
-  /// is made again.
+  /// From the next `step` on this rank gets rows [begin, end) of a step, as far as it has so many.
+  /// What was prefetched is made again.
   void set_part(int64_t begin, int64_t end);
 
   /// Rows [begin, end) of validation, in the order of the files. Fast when calls go forward.

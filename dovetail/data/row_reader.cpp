@@ -22,23 +22,25 @@ namespace fs = std::filesystem;
 constexpr uint64_t kBlockBytes = uint64_t{2} << 20;
 
 /// Where each wanted column stands among those of a file.
-std::vector<size_t> find_columns(const std::vector<std::string>& wanted, const std::vector<std::string>& there,
-                                 const fs::path& path) {
+std::vector<size_t> find_columns(const std::vector<std::string>& wanted,
+                                 const std::vector<std::string>& there, const fs::path& path) {
   std::vector<size_t> found;
   for (const std::string& name : wanted) {
     const auto at = std::find(there.begin(), there.end(), name);
     if (at == there.end()) {
       const std::string nearest = nearest_word(name, there);
-      throw UserError(
-          fmt::format("rows: no column `{}`; found {}", name, printable(fmt::format("{}", fmt::join(there, ", ")))),
-          there.size() == 1 ? "the header was read as one column; rows.delimiter names the character between fields"
-          : nearest.empty() ? "name the columns of [rows] as the file does"
-                            : fmt::format("did you mean `{}`?", nearest),
-          path.string());
+      throw UserError(fmt::format("rows: no column `{}`; found {}", name,
+                                  printable(fmt::format("{}", fmt::join(there, ", ")))),
+                      there.size() == 1 ? "the header was read as one column; rows.delimiter names "
+                                          "the character between fields"
+                      : nearest.empty() ? "name the columns of [rows] as the file does"
+                                        : fmt::format("did you mean `{}`?", nearest),
+                      path.string());
     }
     if (std::find(at + 1, there.end(), name) != there.end())
       throw UserError(fmt::format("rows: the file has two columns `{}`", printable(name)),
-                      "rename one of them; columns that [rows] does not name may share a name", path.string());
+                      "rename one of them; columns that [rows] does not name may share a name",
+                      path.string());
     found.push_back(static_cast<size_t>(at - there.begin()));
   }
   return found;
@@ -88,12 +90,13 @@ class TextSource : public SourceFile {
 
   void read(const Block& block, const RowDecoder& decoder, RowBlock& out) const override {
     decoder.reserve(block.range.rows, out);
-    file_.read(block.range, selected_, [&](int64_t row, std::span<const Cell> cells, const BadRow* bad) {
-      if (bad != nullptr)
-        RowDecoder::add_bad(out, *bad);
-      else
-        decoder.decode(cells, row, out);
-    });
+    file_.read(block.range, selected_,
+               [&](int64_t row, std::span<const Cell> cells, const BadRow* bad) {
+                 if (bad != nullptr)
+                   RowDecoder::add_bad(out, *bad);
+                 else
+                   decoder.decode(cells, row, out);
+               });
   }
 
  private:
@@ -131,7 +134,8 @@ class ParquetSource : public SourceFile {
     const std::vector<ColumnValues> columns = reader->read(block.group);
     give(std::move(reader));
     decoder.reserve(block.range.rows, out);
-    decoder.decode_columns(columns, block.group_row, block.range.rows, block.range.first_row + 1, out);
+    decoder.decode_columns(columns, block.group_row, block.range.rows, block.range.first_row + 1,
+                           out);
   }
 
  private:
@@ -171,34 +175,40 @@ std::string format_of(const RowsConfig& config, const fs::path& path, const Inpu
   return {};
 }
 
-/// The delimiter that a format has by its name, unless it leaves the first line whole while another one does not.
-char delimiter_of(const RowsConfig& config, const std::string& format, const fs::path& path, std::string_view text) {
+/// The delimiter that a format has by its name, unless it leaves the first line whole while another
+/// one does not.
+char delimiter_of(const RowsConfig& config, const std::string& format, const fs::path& path,
+                  std::string_view text) {
   if (!config.delimiter.empty()) return config.delimiter[0];
   const char expected = format == "csv" ? ',' : format == "tsv" ? '\t' : kBlanks;
   const std::string_view line = text.substr(0, text.find('\n'));
-  if (config.format != "auto" || (expected != kBlanks && line.find(expected) != std::string_view::npos))
+  if (config.format != "auto" ||
+      (expected != kBlanks && line.find(expected) != std::string_view::npos))
     return expected;
   const char found = find_delimiter(text, expected, config.decimal[0]);
   if (found == kBlanks)
     throw UserError("no delimiter cuts the first lines into equally many fields",
                     "rows.delimiter names the character between fields", path.string());
   if (found != expected)
-    log_info("{}: {} between fields, found in the first lines; rows.delimiter names another", path.string(),
-             delimiter_name(found));
+    log_info("{}: {} between fields, found in the first lines; rows.delimiter names another",
+             path.string(), delimiter_name(found));
   return found;
 }
 
-std::unique_ptr<SourceFile> open_source(const RowsConfig& config, const fs::path& path, const RowDecoder& decoder) {
+std::unique_ptr<SourceFile> open_source(const RowsConfig& config, const fs::path& path,
+                                        const RowDecoder& decoder) {
   const InputHead head = look_at_input(path);
   const std::string format = format_of(config, path, head);
   if (format == "parquet") {
     if (head.kind != InputKind::kParquet || !head.is_plain())
-      throw UserError(fmt::format("this is {}, not Parquet", head.name),
-                      head.kind == InputKind::kText ? "rows.format = \"auto\" finds the format" : head.remedy,
-                      path.string());
+      throw UserError(
+          fmt::format("this is {}, not Parquet", head.name),
+          head.kind == InputKind::kText ? "rows.format = \"auto\" finds the format" : head.remedy,
+          path.string());
     if (!config.delimiter.empty() || !config.header || config.decimal != ".")
       throw UserError(
-          "rows.delimiter, rows.decimal, rows.header and rows.columns are for text; a Parquet file names its columns",
+          "rows.delimiter, rows.decimal, rows.header and rows.columns are for text; a Parquet file "
+          "names its columns",
           "leave them out", path.string());
     return std::make_unique<ParquetSource>(path, decoder);
   }
@@ -206,8 +216,10 @@ std::unique_ptr<SourceFile> open_source(const RowsConfig& config, const fs::path
   require_text(head, path, "text with a delimiter");
   require_table(input->bytes(), path);
   const char delimiter = delimiter_of(config, format, path, input->bytes());
-  const bool quotes = (format.empty() ? delimiter != '\t' : format == "csv") || has_quotes_between_tabs(input->bytes());
-  return std::make_unique<TextSource>(path, DelimitedFormat{delimiter, quotes, config.columns}, decoder, input);
+  const bool quotes = (format.empty() ? delimiter != '\t' : format == "csv") ||
+                      has_quotes_between_tabs(input->bytes());
+  return std::make_unique<TextSource>(path, DelimitedFormat{delimiter, quotes, config.columns},
+                                      decoder, input);
 }
 
 }  // namespace
@@ -263,7 +275,9 @@ const fs::path& RowReader::file_of(int64_t block) const {
   return state_->files[state_->blocks[static_cast<size_t>(block)].file]->path();
 }
 
-int64_t RowReader::first_row(int64_t block) const { return state_->blocks[static_cast<size_t>(block)].range.first_row; }
+int64_t RowReader::first_row(int64_t block) const {
+  return state_->blocks[static_cast<size_t>(block)].range.first_row;
+}
 
 RowBlock RowReader::read(int64_t block) const {
   DOVETAIL_CHECK(block >= 0 && block < num_blocks(), "block {} of {}", block, num_blocks());
@@ -278,9 +292,11 @@ std::vector<fs::path> expand_files(const std::vector<std::string>& patterns) {
   for (const std::string& pattern : patterns) {
     glob_t found{};
     const int status = ::glob(pattern.c_str(), GLOB_ERR, nullptr, &found);
-    for (size_t i = 0; status == 0 && i < found.gl_pathc; ++i) files.emplace_back(found.gl_pathv[i]);
+    for (size_t i = 0; status == 0 && i < found.gl_pathc; ++i)
+      files.emplace_back(found.gl_pathv[i]);
     ::globfree(&found);
-    user_check(status == 0, "rows.files: {} names no file; give files or globs that exist", printable(pattern));
+    user_check(status == 0, "rows.files: {} names no file; give files or globs that exist",
+               printable(pattern));
   }
   return files;
 }

@@ -11,12 +11,13 @@
 
 namespace dovetail {
 
-/// The rows of the files of a config, in blocks that can be read in any order: a row group of Parquet, about 2 MiB of
-/// text. Opening it finds where blocks begin, without decoding (one pass over the bytes of text, the footer of
-/// Parquet).
+/// The rows of the files of a config, in blocks that can be read in any order: a row group of
+/// Parquet, about 2 MiB of text. Opening it finds where blocks begin, without decoding (one pass
+/// over the bytes of text, the footer of Parquet).
 class RowReader {
  public:
-  /// Throws UserError for a config that is no good, files that cannot be read and columns that they lack.
+  /// Throws UserError for a config that is no good, files that cannot be read and columns that they
+  /// lack.
   explicit RowReader(const RowsConfig& config);
   ~RowReader();
 
@@ -28,8 +29,8 @@ class RowReader {
   const std::filesystem::path& file_of(int64_t block) const;
   int64_t first_row(int64_t block) const;  ///< of the rows of its file, from 0
 
-  /// The rows of a block that could be understood, and the count of the others. Only the columns of the config are
-  /// decoded (of Parquet, only they are read). Safe from several threads.
+  /// The rows of a block that could be understood, and the count of the others. Only the columns of
+  /// the config are decoded (of Parquet, only they are read). Safe from several threads.
   RowBlock read(int64_t block) const;
 
  private:
@@ -37,8 +38,8 @@ class RowReader {
   std::unique_ptr<State> state_;
 };
 
-/// The files that names and globs stand for: in the order given, those of a glob by name. Throws UserError for one that
-/// is not there.
+/// The files that names and globs stand for: in the order given, those of a glob by name. Throws
+/// UserError for one that is not there.
 std::vector<std::filesystem::path> expand_files(const std::vector<std::string>& patterns);
 
 }  // namespace dovetail

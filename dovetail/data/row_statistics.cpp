@@ -30,7 +30,8 @@ class SeenIds {
   void add(int64_t id) {
     auto& word = words_[slot(id) / 64];
     const uint64_t bit = uint64_t{1} << slot(id) % 64;
-    if ((word.load(std::memory_order_relaxed) & bit) == 0) word.fetch_or(bit, std::memory_order_relaxed);
+    if ((word.load(std::memory_order_relaxed) & bit) == 0)
+      word.fetch_or(bit, std::memory_order_relaxed);
   }
   bool has(int64_t id) const {
     return (words_[slot(id) / 64].load(std::memory_order_relaxed) >> slot(id) % 64 & 1) != 0;
@@ -51,7 +52,8 @@ class SeenIds {
 struct Moments {
   int64_t count = 0, missing = 0;
   double mean = 0, squares = 0;
-  double lowest = std::numeric_limits<double>::infinity(), highest = -std::numeric_limits<double>::infinity();
+  double lowest = std::numeric_limits<double>::infinity(),
+         highest = -std::numeric_limits<double>::infinity();
 
   void add(double x) {
     if (std::isnan(x)) {
@@ -65,7 +67,9 @@ struct Moments {
     highest = std::max(highest, x);
   }
 
-  double deviation() const { return count == 0 ? 0 : std::sqrt(squares / static_cast<double>(count)); }
+  double deviation() const {
+    return count == 0 ? 0 : std::sqrt(squares / static_cast<double>(count));
+  }
 
   void merge(const Moments& other) {
     missing += other.missing;
@@ -96,7 +100,8 @@ class Scan {
   Scan(const RowsConfig& config, const RowReader& reader)
       : config_(config), reader_(reader), summaries_(static_cast<size_t>(reader.num_blocks())) {
     out_.blocks.resize(summaries_.size());
-    for (const SparseConfig& feature : config.sparse) seen_.emplace_back(static_cast<uint64_t>(feature.num_rows));
+    for (const SparseConfig& feature : config.sparse)
+      seen_.emplace_back(static_cast<uint64_t>(feature.num_rows));
   }
 
   RowScan run() {
@@ -134,7 +139,8 @@ class Scan {
       auto rows = std::make_shared<RowBlock>(reader_.read(b));
       summarise(*rows, train, summary);
       scanned.num_rows = rows->num_rows;
-      if (keep_ && (bytes_ += rows->bytes()) > static_cast<uint64_t>(config_.cache_bytes)) keep_ = false;
+      if (keep_ && (bytes_ += rows->bytes()) > static_cast<uint64_t>(config_.cache_bytes))
+        keep_ = false;
       if (keep_) scanned.rows = std::move(rows);
     } catch (...) {
       const std::lock_guard lock(mutex_);
@@ -160,12 +166,14 @@ class Scan {
     summary.first_day.resize(num_dense);
     summary.days = rows.days;
     summary.id_forms = rows.id_forms;
-    const auto first_day = static_cast<size_t>(rows.days.size() > 1 ? rows.days[1].row : rows.num_rows);
+    const auto first_day =
+        static_cast<size_t>(rows.days.size() > 1 ? rows.days[1].row : rows.num_rows);
     if (train) {
       for (size_t r = 0; r < static_cast<size_t>(rows.num_rows); ++r) {
         for (size_t d = 0; d < num_dense; ++d) {
           summary.dense[d].add(rows.dense[r * num_dense + d]);
-          if (config_.by_day() && r < first_day) summary.first_day[d].add(rows.dense[r * num_dense + d]);
+          if (config_.by_day() && r < first_day)
+            summary.first_day[d].add(rows.dense[r * num_dense + d]);
         }
         for (size_t l = 0; l < num_labels; ++l)
           summary.labels[l].add(static_cast<double>(rows.labels[r * num_labels + l]));
@@ -197,7 +205,8 @@ class Scan {
 
   std::string describe(int64_t block, const BadRow& bad) const {
     const std::string column = bad.column.empty() ? "" : fmt::format(", column `{}`", bad.column);
-    return fmt::format("{}: row {}{}: {}", reader_.file_of(block).string(), bad.row, column, bad.reason);
+    return fmt::format("{}: row {}{}: {}", reader_.file_of(block).string(), bad.row, column,
+                       bad.reason);
   }
 
   void check_bad_rows(int64_t begin, int64_t end) {
@@ -212,17 +221,20 @@ class Scan {
     if (bad <= allowed()) return;
     const std::string& first = out_.statistics.bad_rows.front();
     if (config_.bad_row == "error")
-      throw UserError("a bad row: " + first, "mend it, or set rows.bad_row = \"skip\" to leave such rows out");
+      throw UserError("a bad row: " + first,
+                      "mend it, or set rows.bad_row = \"skip\" to leave such rows out");
     std::string all;
     for (const std::string& row : out_.statistics.bad_rows) all += "\n  " + row;
-    throw UserError(fmt::format("more than rows.max_bad_rows = {} bad rows; the first:{}", config_.max_bad_rows, all),
+    throw UserError(fmt::format("more than rows.max_bad_rows = {} bad rows; the first:{}",
+                                config_.max_bad_rows, all),
                     "mend the files or the columns of [rows], or raise rows.max_bad_rows");
   }
 
   void merge() {
     RowStatistics& s = out_.statistics;
     const auto num_train = static_cast<size_t>(reader_.num_train_blocks());
-    std::vector<Moments> dense(static_cast<size_t>(reader_.decoder().num_dense())), first_day(dense.size());
+    std::vector<Moments> dense(static_cast<size_t>(reader_.decoder().num_dense())),
+        first_day(dense.size());
     std::vector<Moments> labels(static_cast<size_t>(reader_.decoder().num_labels()));
     for (const SparseConfig& feature : config_.sparse) {
       s.sparse.push_back({.feature = feature.feature_name()});
@@ -234,7 +246,8 @@ class Scan {
       s.bad += summary.bad;
       s.unlabelled += summary.unlabelled;
       for (size_t i = 0; i < dense.size(); ++i) dense[i].merge(summary.dense[i]);
-      if (s.days.empty() || (s.days.size() == 1 && summary.num_rows > 0 && summary.days[0].day == s.days[0].name))
+      if (s.days.empty() ||
+          (s.days.size() == 1 && summary.num_rows > 0 && summary.days[0].day == s.days[0].name))
         for (size_t i = 0; i < dense.size(); ++i) first_day[i].merge(summary.first_day[i]);
       merge_days(static_cast<int64_t>(b));
       for (size_t i = 0; i < labels.size(); ++i) labels[i].merge(summary.labels[i]);
@@ -249,22 +262,25 @@ class Scan {
       for (const std::string& column : entry.columns) {
         const Moments& m = dense[i];
         const Moments& scale = config_.by_day() ? first_day[i] : m;
-        s.dense.push_back(
-            {column, m.count, m.missing, m.mean, m.deviation(), m.lowest, m.highest, entry.transform == "standard"});
+        s.dense.push_back({column, m.count, m.missing, m.mean, m.deviation(), m.lowest, m.highest,
+                           entry.transform == "standard"});
         s.scales.push_back({column, scale.mean, scale.deviation()});
         ++i;
       }
     find_float_ids();
     if (s.train_rows == 0)
-      throw UserError(fmt::format("rows: none of {} rows is left to train on; {} have no label, {} are bad, {} are for "
-                                  "validation",
-                                  reader_.num_rows(), s.unlabelled, s.bad, s.validation_rows),
-                      "see rows.label and rows.validation_fraction");
+      throw UserError(
+          fmt::format(
+              "rows: none of {} rows is left to train on; {} have no label, {} are bad, {} are for "
+              "validation",
+              reader_.num_rows(), s.unlabelled, s.bad, s.validation_rows),
+          "see rows.label and rows.validation_fraction");
   }
 
   void find_seen_labels() {
     std::set<std::string> inputs;
-    for (const DenseConfig& entry : config_.dense) inputs.insert(entry.columns.begin(), entry.columns.end());
+    for (const DenseConfig& entry : config_.dense)
+      inputs.insert(entry.columns.begin(), entry.columns.end());
     for (const SparseConfig& feature : config_.sparse) {
       inputs.insert(feature.columns.begin(), feature.columns.end());
       inputs.insert(feature.weights);
@@ -293,10 +309,12 @@ class Scan {
       RowDay& last = days.back();
       if (start.day != last.name && !comes_before(last.name, start.day))
         throw UserError(
-            "rows.day: " + describe(block, {start.number, config_.day,
-                                            fmt::format("\"{}\" comes after \"{}\"", start.day, last.name)}),
+            "rows.day: " +
+                describe(block, {start.number, config_.day,
+                                 fmt::format("\"{}\" comes after \"{}\"", start.day, last.name)}),
             "write the rows in the order of their days, such as 20130131 or 2013-01-31");
-      if (start.day != last.name) days.push_back({.name = start.day, .first_row = last.first_row + last.num_rows});
+      if (start.day != last.name)
+        days.push_back({.name = start.day, .first_row = last.first_row + last.num_rows});
       days.back().num_rows += end - start.row;
     }
   }
@@ -324,10 +342,13 @@ class Scan {
 
 }  // namespace
 
-RowScan scan_rows(const RowsConfig& config, const RowReader& reader) { return Scan(config, reader).run(); }
+RowScan scan_rows(const RowsConfig& config, const RowReader& reader) {
+  return Scan(config, reader).run();
+}
 
 void FloatIds::add(const std::filesystem::path& file, const std::vector<uint8_t>& id_forms) {
-  if (files_.empty() || files_.back().first != file.string()) files_.emplace_back(file.string(), id_forms);
+  if (files_.empty() || files_.back().first != file.string())
+    files_.emplace_back(file.string(), id_forms);
   std::vector<uint8_t>& forms = files_.back().second;
   forms.resize(std::max(forms.size(), id_forms.size()));
   for (size_t c = 0; c < id_forms.size(); ++c) forms[c] |= id_forms[c];
@@ -345,7 +366,8 @@ std::vector<std::string> float_id_warnings(const std::map<std::string, std::stri
   std::vector<std::string> warnings;
   for (const auto& [column, file] : float_ids)
     warnings.push_back(
-        fmt::format("{}: all ids of column `{}` read like 7.0, so they are not the id 7 of other files; write the "
+        fmt::format("{}: all ids of column `{}` read like 7.0, so they are not the id 7 of other "
+                    "files; write the "
                     "column as integers (pandas: astype(\"Int64\"))",
                     file, printable(column)));
   return warnings;
@@ -355,33 +377,39 @@ std::vector<std::string> row_warnings(const RowStatistics& s) {
   std::vector<std::string> warnings;
   for (size_t i = 0; i < s.labels.size(); ++i)
     if (s.label_mean[i] == 0 || s.label_mean[i] == 1)
-      warnings.push_back(fmt::format("label `{}` is {} in all of the training rows: there is nothing to learn",
-                                     s.labels[i], s.label_mean[i]));
+      warnings.push_back(
+          fmt::format("label `{}` is {} in all of the training rows: there is nothing to learn",
+                      s.labels[i], s.label_mean[i]));
   for (const std::string& column : s.seen_labels)
-    warnings.push_back(fmt::format("the model sees its own label: column `{}` of rows.label is also an input", column));
+    warnings.push_back(fmt::format(
+        "the model sees its own label: column `{}` of rows.label is also an input", column));
   for (const DenseStatistics& d : s.dense)
     if (d.count == 0 || (d.missing == 0 && d.lowest == d.highest))
-      warnings.push_back(d.count == 0
-                             ? fmt::format("dense column `{}` is missing in all of the training rows", d.column)
-                             : fmt::format("dense column `{}` is {} in all of the training rows", d.column, d.lowest));
+      warnings.push_back(
+          d.count == 0
+              ? fmt::format("dense column `{}` is missing in all of the training rows", d.column)
+              : fmt::format("dense column `{}` is {} in all of the training rows", d.column,
+                            d.lowest));
   for (const DenseStatistics& d : s.dense) {
     constexpr double kRounding = 1.0 / (1 << 24), kNoticed = 1e-3;
     const double loss = kRounding * std::max(std::abs(d.lowest), std::abs(d.highest));
     if (d.count > 0 && !d.standard && d.deviation > 0 && loss > kNoticed * d.deviation)
-      warnings.push_back(
-          fmt::format("dense column `{}`: float32 rounds numbers of {:.6g} by {:.3g}, but their deviation "
-                      "is {:.3g}; set transform = \"standard\"",
-                      d.column, d.highest, loss, d.deviation));
+      warnings.push_back(fmt::format(
+          "dense column `{}`: float32 rounds numbers of {:.6g} by {:.3g}, but their deviation "
+          "is {:.3g}; set transform = \"standard\"",
+          d.column, d.highest, loss, d.deviation));
   }
   for (const SparseStatistics& f : s.sparse) {
     if (f.distinct <= 1 && f.shortest == f.longest)
-      warnings.push_back(fmt::format("feature `{}` is the same in all of the training rows", f.feature));
+      warnings.push_back(
+          fmt::format("feature `{}` is the same in all of the training rows", f.feature));
     if (static_cast<double>(f.unseen) > kHighShare * static_cast<double>(f.validation_ids))
-      warnings.push_back(fmt::format("feature `{}`: {:.0f} % of its ids in validation are in no training row",
-                                     f.feature,
-                                     100.0 * static_cast<double>(f.unseen) / static_cast<double>(f.validation_ids)));
+      warnings.push_back(fmt::format(
+          "feature `{}`: {:.0f} % of its ids in validation are in no training row", f.feature,
+          100.0 * static_cast<double>(f.unseen) / static_cast<double>(f.validation_ids)));
   }
-  for (std::string& warning : float_id_warnings(s.float_ids)) warnings.push_back(std::move(warning));
+  for (std::string& warning : float_id_warnings(s.float_ids))
+    warnings.push_back(std::move(warning));
   const int64_t all = s.train_rows + s.validation_rows + s.bad + s.unlabelled;
   if (static_cast<double>(s.bad) > kHighShare * static_cast<double>(all))
     warnings.push_back(fmt::format("{} of {} rows are bad and left out", s.bad, all));

@@ -21,7 +21,8 @@ struct DenseStatistics {
   bool standard = false;  ///< the mean is subtracted in float64 before the numbers become float32
 };
 
-/// A feature. Ids are told apart by id mod 2^24, so that in larger tables `distinct` and `unseen` are lower bounds.
+/// A feature. Ids are told apart by id mod 2^24, so that in larger tables `distinct` and `unseen`
+/// are lower bounds.
 struct SparseStatistics {
   std::string feature;
   int64_t ids = 0, distinct = 0;                 ///< of the training rows
@@ -39,9 +40,11 @@ struct RowStatistics {
   std::vector<double> label_mean;        ///< over the training rows that have it
   std::vector<DenseStatistics> dense;
   std::vector<SparseStatistics> sparse;
-  std::map<std::string, std::string> float_ids;  ///< by column, the first file in which all hashed ids read like 7.0
-  std::vector<DenseScale> scales;  ///< over the training rows; of a run that goes day by day, over the first day
-  std::vector<RowDay> days;        ///< of such a run, whose rows are all training rows
+  std::map<std::string, std::string>
+      float_ids;  ///< by column, the first file in which all hashed ids read like 7.0
+  std::vector<DenseScale>
+      scales;  ///< over the training rows; of a run that goes day by day, over the first day
+  std::vector<RowDay> days;  ///< of such a run, whose rows are all training rows
 };
 
 /// A block that was read, which rows it gave.
@@ -50,7 +53,8 @@ struct ScannedBlock {
   std::shared_ptr<const RowBlock> rows;  ///< null where not kept
 };
 
-/// Finds columns of a file whose hashed ids all read like 7.0, as pandas writes integers beside missing ones.
+/// Finds columns of a file whose hashed ids all read like 7.0, as pandas writes integers beside
+/// missing ones.
 class FloatIds {
  public:
   /// Takes a block of a file. Blocks of one file follow one another.
@@ -70,16 +74,16 @@ struct RowScan {
   std::vector<ScannedBlock> blocks;
 };
 
-/// Reads every row once on `config.threads` threads. All decoded blocks are kept if they fit `config.cache_bytes`, else
-/// none. Throws UserError for the first bad row in the order of the files, or for one more than `max_bad_rows`, as
-/// configured, if no training row is left, and if the days do not rise (comes_before). The result does not depend on
-/// the threads.
+/// Reads every row once on `config.threads` threads. All decoded blocks are kept if they fit
+/// `config.cache_bytes`, else none. Throws UserError for the first bad row in the order of the
+/// files, or for one more than `max_bad_rows`, as configured, if no training row is left, and if
+/// the days do not rise (comes_before). The result does not depend on the threads.
 RowScan scan_rows(const RowsConfig& config, const RowReader& reader);
 
-/// Findings that make training pointless or worse. Labels: one class only, or also a dense column or id. Dense columns:
-/// constant, or rounded by float32 by more than 1/1000 of their deviation. Features: more than a tenth of the
-/// validation ids unseen in training. Hashed columns of text: all ids of a file read like 7.0. Rows: more than a tenth
-/// left out as bad.
+/// Findings that make training pointless or worse. Labels: one class only, or also a dense column
+/// or id. Dense columns: constant, or rounded by float32 by more than 1/1000 of their deviation.
+/// Features: more than a tenth of the validation ids unseen in training. Hashed columns of text:
+/// all ids of a file read like 7.0. Rows: more than a tenth left out as bad.
 std::vector<std::string> row_warnings(const RowStatistics& statistics);
 
 }  // namespace dovetail

@@ -60,7 +60,8 @@ struct RowStream::State {
   /// Waits for `block` and begins to read those after it.
   void open() {
     std::vector<int64_t> wanted;
-    for (int64_t b = block; b < std::min(block + 1 + config.threads, end_block); ++b) wanted.push_back(b);
+    for (int64_t b = block; b < std::min(block + 1 + config.threads, end_block); ++b)
+      wanted.push_back(b);
     pool.want(wanted);
     rows = pool.get(block);
     numbers = numbers_of(*rows, reader.first_row(block));
@@ -68,7 +69,8 @@ struct RowStream::State {
     float_ids.add(reader.file_of(block), rows->id_forms);
     num_bad += rows->num_bad;
     num_unlabelled += rows->num_unlabelled;
-    if (files.empty() || files.back() != reader.file_of(block)) files.push_back(reader.file_of(block));
+    if (files.empty() || files.back() != reader.file_of(block))
+      files.push_back(reader.file_of(block));
     if (rows->num_bad > 0 && (config.bad_row == "error" || num_bad > config.max_bad_rows)) refuse();
   }
 
@@ -77,11 +79,13 @@ struct RowStream::State {
     const std::string column = bad.column.empty() ? "" : fmt::format(", column `{}`", bad.column);
     const bool skips = config.bad_row == "skip";
     throw UserError(
-        fmt::format(
-            "{}: {}row {}{}: {}", files.back().string(),
-            skips ? fmt::format("more than rows.max_bad_rows = {} bad rows, such as ", config.max_bad_rows) : "",
-            bad.row, column, bad.reason),
-        skips ? "mend the rows" : "mend it; a run with rows.bad_row = \"skip\" leaves such rows out");
+        fmt::format("{}: {}row {}{}: {}", files.back().string(),
+                    skips ? fmt::format("more than rows.max_bad_rows = {} bad rows, such as ",
+                                        config.max_bad_rows)
+                          : "",
+                    bad.row, column, bad.reason),
+        skips ? "mend the rows"
+              : "mend it; a run with rows.bad_row = \"skip\" leaves such rows out");
   }
 
   /// The next row; false at the end.
@@ -92,7 +96,8 @@ struct RowStream::State {
   }
 };
 
-RowStream::RowStream(const RowsConfig& config, RowSplit split, const std::vector<DenseScale>& scales)
+RowStream::RowStream(const RowsConfig& config, RowSplit split,
+                     const std::vector<DenseScale>& scales)
     : state_(std::make_unique<State>(config, split, scales)) {}
 
 RowStream::~RowStream() = default;
@@ -108,11 +113,11 @@ StreamedRows RowStream::next(int64_t rows, RankPart part) {
   }
   const int64_t taken = std::ssize(refs), begin = taken * part.rank / part.world,
                 end = taken * (part.rank + 1) / part.world;
-  return {
-      .taken = taken,
-      .batch = s.assembler.batch(std::span(refs).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin))),
-      .files = {files.begin() + begin, files.begin() + end},
-      .numbers = {numbers.begin() + begin, numbers.begin() + end}};
+  return {.taken = taken,
+          .batch = s.assembler.batch(std::span(refs).subspan(static_cast<size_t>(begin),
+                                                             static_cast<size_t>(end - begin))),
+          .files = {files.begin() + begin, files.begin() + end},
+          .numbers = {numbers.begin() + begin, numbers.begin() + end}};
 }
 
 const std::vector<std::filesystem::path>& RowStream::files() const { return state_->files; }

@@ -10,7 +10,8 @@
 
 namespace dovetail {
 
-/// Which rows of the files: those that a run with this config trains on, those it holds out, or all.
+/// Which rows of the files: those that a run with this config trains on, those it holds out, or
+/// all.
 enum class RowSplit { kTrain, kValidation, kAll };
 
 /// "train", "validation", "all". Throws UserError for another name.
@@ -29,17 +30,18 @@ struct StreamedRows {
   std::vector<int64_t> numbers;  ///< and where it stands there, from 1
 };
 
-/// Rows read once, from the first to the last, with nothing measured on them: what is scored by a model that was
-/// trained elsewhere. Memory: the blocks of a batch and `config.threads` ahead.
+/// Rows read once, from the first to the last, with nothing measured on them: what is scored by a
+/// model that was trained elsewhere. Memory: the blocks of a batch and `config.threads` ahead.
 class RowStream {
  public:
   /// `scales` are the model's. Throws as RowReader does.
   RowStream(const RowsConfig& config, RowSplit split, const std::vector<DenseScale>& scales);
   ~RowStream();
 
-  /// Takes the next `rows` rows that could be understood and have a label, fewer at the end, at last none, and gives
-  /// this rank's: of n those in [n * rank / world, n * (rank + 1) / world). Throws UserError for the first bad row, or
-  /// for one more than config.max_bad_rows, as configured.
+  /// Takes the next `rows` rows that could be understood and have a label, fewer at the end, at
+  /// last none, and gives this rank's: of n those in [n * rank / world, n * (rank + 1) / world).
+  /// Throws UserError for the first bad row, or for one more than config.max_bad_rows, as
+  /// configured.
   StreamedRows next(int64_t rows, RankPart part = {});
 
   const std::vector<std::filesystem::path>& files() const;

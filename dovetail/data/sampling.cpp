@@ -44,13 +44,15 @@ uint64_t MixtureOrder::count(size_t source, uint64_t samples) const {
   return scaled(samples, shares_[source]);
 }
 
-WindowOrder::WindowOrder(uint64_t seed, int64_t num_tokens, int64_t context, const std::string& name)
+WindowOrder::WindowOrder(uint64_t seed, int64_t num_tokens, int64_t context,
+                         const std::string& name)
     : seed_(seed), context_(context) {
   if (num_tokens < context + 1)
-    throw UserError(fmt::format("{} has {} training tokens, a sample of context {} needs {}", name, num_tokens, context,
-                                context + 1),
+    throw UserError(fmt::format("{} has {} training tokens, a sample of context {} needs {}", name,
+                                num_tokens, context, context + 1),
                     "prepare more text, or lower the context");
-  // As many as fit at any offset below the context; a source with hardly one window has fewer offsets.
+  // As many as fit at any offset below the context; a source with hardly one window has fewer
+  // offsets.
   windows_ = std::max<int64_t>(1, (num_tokens - context) / context);
   offsets_ = std::min(context, num_tokens - windows_ * context);
 }
@@ -59,7 +61,8 @@ int64_t WindowOrder::begin(uint64_t index) const {
   const auto windows = static_cast<uint64_t>(windows_);
   const uint64_t epoch = index / windows;
   const uint64_t window = permuted_index(mix_seed(seed_, epoch), index % windows, windows);
-  const uint64_t offset = random_below(seed_, RandomStream::kShuffle, epoch, static_cast<uint64_t>(offsets_));
+  const uint64_t offset =
+      random_below(seed_, RandomStream::kShuffle, epoch, static_cast<uint64_t>(offsets_));
   return static_cast<int64_t>(offset) + static_cast<int64_t>(window) * context_;
 }
 

@@ -6,11 +6,12 @@
 
 namespace dovetail {
 
-/// Which source a sample of a mixture comes from, and which of that source's samples it is: in closed form, O(sources).
+/// Which source a sample of a mixture comes from, and which of that source's samples it is: in
+/// closed form, O(sources).
 ///
-/// Shares are exact at every length: of the first n samples, source j has its share to within one. Sample n goes to the
-/// first source iff floor((n + 1) p) > floor(n p), p its share in units of 2^-32; else it is sample n - floor(n p) of
-/// the mixture of the others.
+/// Shares are exact at every length: of the first n samples, source j has its share to within one.
+/// Sample n goes to the first source iff floor((n + 1) p) > floor(n p), p its share in units of
+/// 2^-32; else it is sample n - floor(n p) of the mixture of the others.
 class MixtureOrder {
  public:
   explicit MixtureOrder(const std::vector<double>& weights);
@@ -23,8 +24,9 @@ class MixtureOrder {
   std::vector<uint64_t> shares_;  ///< of what the sources before leave over, in units of 2^-32
 };
 
-/// Where the windows of T + 1 tokens of a source lie. Every epoch has the same number of them, begins at an offset of
-/// its own below T (so that windows are cut elsewhere) and takes them in an order of its own.
+/// Where the windows of T + 1 tokens of a source lie. Every epoch has the same number of them,
+/// begins at an offset of its own below T (so that windows are cut elsewhere) and takes them in an
+/// order of its own.
 class WindowOrder {
  public:
   /// Throws UserError, with `name`, if there is no whole window.

@@ -37,7 +37,8 @@ class SentencePieceTokenizer : public Tokenizer {
 
   std::string decode(const std::vector<int32_t>& ids) const override {
     for (const int32_t id : ids)
-      DOVETAIL_CHECK(id >= 0 && id < vocab_size(), "token {} is outside the vocabulary of {}", id, vocab_size());
+      DOVETAIL_CHECK(id >= 0 && id < vocab_size(), "token {} is outside the vocabulary of {}", id,
+                     vocab_size());
     std::string text;
     const auto status = processor_.Decode(std::vector<int>(ids.begin(), ids.end()), &text);
     DOVETAIL_CHECK(status.ok(), "SentencePiece: {}", status.ToString());
@@ -54,7 +55,8 @@ class SentencePieceTokenizer : public Tokenizer {
   sentencepiece::SentencePieceProcessor processor_;
 };
 
-/// Hands the lines of texts to the trainer, each with its newline, cut where it would be skipped for its length.
+/// Hands the lines of texts to the trainer, each with its newline, cut where it would be skipped
+/// for its length.
 class Lines : public sentencepiece::SentenceIterator {
  public:
   static constexpr size_t kLongest = 4096;
@@ -90,13 +92,15 @@ class Lines : public sentencepiece::SentenceIterator {
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> sentencepiece_tokenizer(const std::string& model, const std::string& name) {
+std::unique_ptr<Tokenizer> sentencepiece_tokenizer(const std::string& model,
+                                                   const std::string& name) {
   return std::make_unique<SentencePieceTokenizer>(model, name);
 }
 
 std::string train_sentencepiece(const std::vector<std::string_view>& texts, int64_t vocab_size) {
-  // Lossless: no normalization, no prefix space, white space kept, and bytes for what the vocabulary does not have.
-  // The number of threads is fixed because sums of probabilities depend on it.
+  // Lossless: no normalization, no prefix space, white space kept, and bytes for what the
+  // vocabulary does not have. The number of threads is fixed because sums of probabilities depend
+  // on it.
   const std::unordered_map<std::string, std::string> options = {
       {"model_type", "unigram"},
       {"vocab_size", std::to_string(vocab_size)},
@@ -120,8 +124,8 @@ std::string train_sentencepiece(const std::vector<std::string_view>& texts, int6
   std::string model;
   const auto status = sentencepiece::SentencePieceTrainer::Train(options, &lines, &model);
   if (!status.ok())
-    throw UserError(fmt::format("SentencePiece cannot train a vocabulary of {} on this text: {}", vocab_size,
-                                status.error_message()),
+    throw UserError(fmt::format("SentencePiece cannot train a vocabulary of {} on this text: {}",
+                                vocab_size, status.error_message()),
                     "give more text or a smaller data.tokenizer.vocab_size");
   return model;
 }

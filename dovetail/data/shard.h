@@ -9,7 +9,8 @@
 
 namespace dovetail {
 
-/// The header of a token shard: 64 bytes, little-endian, followed by `count` tokens of `width` bytes, unsigned.
+/// The header of a token shard: 64 bytes, little-endian, followed by `count` tokens of `width`
+/// bytes, unsigned.
 ///
 ///     offset  0  8 bytes   "DVTLTOKS"
 ///             8  uint32    version (1)
@@ -25,13 +26,15 @@ struct ShardHeader {
   std::string fingerprint;  ///< 64 hexadecimal digits
 };
 
-/// The header of a shard whose file holds exactly its tokens. Throws UserError with `name` and the reason.
+/// The header of a shard whose file holds exactly its tokens. Throws UserError with `name` and the
+/// reason.
 ShardHeader read_shard_header(std::span<const std::byte> file, const std::string& name);
 
 /// Bytes a token for a vocabulary.
 uint32_t token_width(int64_t vocab_size);
 
-/// Written atomically. `parts`, one after the other, are its header.count tokens. Returns the file's SHA-256.
+/// Written atomically. `parts`, one after the other, are its header.count tokens. Returns the
+/// file's SHA-256.
 std::string write_shard(const std::filesystem::path& path, const ShardHeader& header,
                         const std::vector<std::span<const int32_t>>& parts);
 

@@ -8,7 +8,8 @@
 namespace dovetail {
 namespace {
 
-constexpr std::string_view kGpt2Regex = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kGpt2Regex =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 constexpr std::string_view kLlama3Regex =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
     R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
@@ -60,7 +61,8 @@ size_t contraction(std::string_view text, bool ignore_case) {
   }
 }
 
-/// \s+(?!\S)|\s+ on a run of white space [0, end): it leaves its last character to the word that follows, if any.
+/// \s+(?!\S)|\s+ on a run of white space [0, end): it leaves its last character to the word that
+/// follows, if any.
 size_t white_space(std::string_view text, size_t end) {
   if (end == text.size()) return end;
   size_t last = end - 1;

@@ -50,9 +50,9 @@ std::unique_ptr<Tokenizer> open_tokenizer(const std::filesystem::path& folder,
   }
   auto tokenizer = make_tokenizer(part.kind, content, name);
   if (tokenizer->vocab_size() != part.vocab_size)
-    throw UserError(
-        fmt::format("the manifest says {} tokens, its tokenizer has {}", part.vocab_size, tokenizer->vocab_size()),
-        "prepare the folder again: dovetail prepare", name);
+    throw UserError(fmt::format("the manifest says {} tokens, its tokenizer has {}",
+                                part.vocab_size, tokenizer->vocab_size()),
+                    "prepare the folder again: dovetail prepare", name);
   return tokenizer;
 }
 
@@ -61,7 +61,8 @@ std::unique_ptr<Tokenizer> open_tokenizer(const std::filesystem::path& folder,
 TokenStore::TokenStore(const std::filesystem::path& folder, Verify verify) : folder_(folder) {
   const auto manifest_path = folder / TokenManifest::kFile;
   if (!std::filesystem::exists(manifest_path))
-    throw UserError(fmt::format("{} is not a prepared folder: it has no {}", folder.string(), TokenManifest::kFile),
+    throw UserError(fmt::format("{} is not a prepared folder: it has no {}", folder.string(),
+                                TokenManifest::kFile),
                     "make it from text: dovetail prepare");
   const std::string content = read_file(manifest_path);
   sha256_ = sha256_of(content);
@@ -73,9 +74,11 @@ TokenStore::TokenStore(const std::filesystem::path& folder, Verify verify) : fol
     int64_t begin = 0;
     for (const auto& part : manifest.splits[split].shards) {
       const auto path = folder / part.file;
-      Shard shard{MappedFile(path), begin, static_cast<int64_t>(part.tokens), static_cast<int>(width)};
+      Shard shard{MappedFile(path), begin, static_cast<int64_t>(part.tokens),
+                  static_cast<int>(width)};
       const ShardHeader header = read_shard_header(shard.file.bytes(), path.string());
-      if (header.count != part.tokens || header.text_bytes != part.text_bytes || header.width != width)
+      if (header.count != part.tokens || header.text_bytes != part.text_bytes ||
+          header.width != width)
         throw UserError("token shard does not belong to the manifest beside it",
                         "prepare the folder again: dovetail prepare", path.string());
       if (verify == Verify::kChecksums) {
@@ -83,7 +86,8 @@ TokenStore::TokenStore(const std::filesystem::path& folder, Verify verify) : fol
         const std::byte* tokens = shard.file.bytes().data() + ShardHeader::kBytes;
         const bool outside = width == 2 ? any_at_least<uint16_t>(tokens, shard.count, vocab_size())
                                         : any_at_least<uint32_t>(tokens, shard.count, vocab_size());
-        user_check(!outside, "{}: a token is outside the vocabulary of {}", path.string(), vocab_size());
+        user_check(!outside, "{}: a token is outside the vocabulary of {}", path.string(),
+                   vocab_size());
       }
       begin += shard.count;
       if (shard.count > 0) shards_[split].push_back(std::move(shard));
@@ -100,16 +104,18 @@ uint64_t TokenStore::num_bytes(Split split) const { return bytes_[static_cast<si
 
 void TokenStore::read(Split split, int64_t begin, int64_t count, int64_t* out) const {
   const int64_t size = num_tokens(split);
-  DOVETAIL_CHECK(begin >= 0 && count >= 0 && begin <= size && count <= size - begin, "tokens {} + {} of {}", begin,
-                 count, size);
+  DOVETAIL_CHECK(begin >= 0 && count >= 0 && begin <= size && count <= size - begin,
+                 "tokens {} + {} of {}", begin, count, size);
   const auto& shards = shards_[static_cast<size_t>(split)];
-  auto shard = std::upper_bound(shards.begin(), shards.end(), begin,
-                                [](int64_t position, const Shard& s) { return position < s.begin; });
+  auto shard =
+      std::upper_bound(shards.begin(), shards.end(), begin,
+                       [](int64_t position, const Shard& s) { return position < s.begin; });
   if (shard != shards.begin()) --shard;
   for (; count > 0; ++shard) {
     const int64_t offset = begin - shard->begin;
     const int64_t here = std::min(count, shard->count - offset);
-    const std::byte* tokens = shard->file.bytes().data() + ShardHeader::kBytes + offset * shard->width;
+    const std::byte* tokens =
+        shard->file.bytes().data() + ShardHeader::kBytes + offset * shard->width;
     if (shard->width == 2)
       widen<uint16_t>(tokens, here, out);
     else

@@ -13,8 +13,9 @@ namespace dovetail {
 
 enum class Split { kTrain, kValidation };
 
-/// A folder written by `prepare`, opened: checked against its manifest (sizes; checksums on request) and memory-mapped.
-/// Throws UserError with file and reason when it is absent, truncated, foreign or of another version.
+/// A folder written by `prepare`, opened: checked against its manifest (sizes; checksums on
+/// request) and memory-mapped. Throws UserError with file and reason when it is absent, truncated,
+/// foreign or of another version.
 class TokenStore {
  public:
   enum class Verify { kSizes, kChecksums };
@@ -28,7 +29,8 @@ class TokenStore {
   const std::string& sha256() const { return sha256_; }
   const std::filesystem::path& folder() const { return folder_; }
 
-  /// Tokens [begin, begin + count) of the split's concatenation into `out`. In range, or InternalError.
+  /// Tokens [begin, begin + count) of the split's concatenation into `out`. In range, or
+  /// InternalError.
   void read(Split split, int64_t begin, int64_t count, int64_t* out) const;
 
  private:

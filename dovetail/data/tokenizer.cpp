@@ -22,7 +22,8 @@ class BytesTokenizer : public Tokenizer {
     std::string text;
     text.reserve(ids.size());
     for (const int32_t id : ids) {
-      DOVETAIL_CHECK(id >= 0 && id <= kEndOfDocument, "token {} is outside the vocabulary of {}", id, vocab_size());
+      DOVETAIL_CHECK(id >= 0 && id <= kEndOfDocument, "token {} is outside the vocabulary of {}",
+                     id, vocab_size());
       if (id != kEndOfDocument) text.push_back(static_cast<char>(id));
     }
     return text;
@@ -46,13 +47,15 @@ std::unique_ptr<Tokenizer> make_tokenizer(const std::string& kind, const std::st
   if (kind == "bytes") return bytes_tokenizer();
   if (kind == "bpe") return bpe_tokenizer(content, name);
   if (kind == "sentencepiece") return sentencepiece_tokenizer(content, name);
-  throw UserError(fmt::format("{}: unknown kind of tokenizer `{}`", name, kind), "use bytes, bpe or sentencepiece");
+  throw UserError(fmt::format("{}: unknown kind of tokenizer `{}`", name, kind),
+                  "use bytes, bpe or sentencepiece");
 }
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::filesystem::path& path) {
   const std::string content = read_file(path);
   const size_t first = content.find_first_not_of(" \t\r\n");
-  const bool json = path.extension() == ".json" || (first != std::string::npos && content[first] == '{');
+  const bool json =
+      path.extension() == ".json" || (first != std::string::npos && content[first] == '{');
   return make_tokenizer(json ? "bpe" : "sentencepiece", content, path.string());
 }
 

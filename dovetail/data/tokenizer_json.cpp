@@ -38,25 +38,30 @@ class TokenizerReader {
     read_model(member(root, "model", "the file"), file);
     read_added_tokens(root, file);
     if (!unspelled_.empty())
-      refuse(fmt::format("has token {}, which neither spells bytes nor is an added token", *unspelled_.begin()));
+      refuse(fmt::format("has token {}, which neither spells bytes nor is an added token",
+                         *unspelled_.begin()));
     return file;
   }
 
  private:
   [[noreturn]] void refuse(const std::string& what) const {
-    throw UserError(fmt::format("tokenizer.json {}", what),
-                    "byte-level BPE as GPT-2 and Llama-3 use it is supported; or use a SentencePiece model", name_);
+    throw UserError(
+        fmt::format("tokenizer.json {}", what),
+        "byte-level BPE as GPT-2 and Llama-3 use it is supported; or use a SentencePiece model",
+        name_);
   }
 
   const json& member(const json& object, const char* key, std::string_view where) const {
     const auto it = object.is_object() ? object.find(key) : object.end();
-    if (!object.is_object() || it == object.end()) refuse(fmt::format("has no `{}` in {}", key, where));
+    if (!object.is_object() || it == object.end())
+      refuse(fmt::format("has no `{}` in {}", key, where));
     return *it;
   }
 
   std::string text_member(const json& object, const char* key, std::string_view where) const {
     const json& value = member(object, key, where);
-    if (!value.is_string()) refuse(fmt::format("has a `{}` in {} that is not a string", key, where));
+    if (!value.is_string())
+      refuse(fmt::format("has a `{}` in {} that is not a string", key, where));
     return value.get<std::string>();
   }
 
@@ -75,7 +80,8 @@ class TokenizerReader {
   }
 
   void require_false(const json& object, const char* key, std::string_view where) const {
-    if (flag(object, key, false)) refuse(fmt::format("has `{}` in {}, which is not supported", key, where));
+    if (flag(object, key, false))
+      refuse(fmt::format("has `{}` in {}, which is not supported", key, where));
   }
 
   void read_decoder(const json& root) const {
@@ -88,12 +94,15 @@ class TokenizerReader {
     const json& outer = member(root, "pre_tokenizer", "the file");
     const std::string type = text_member(outer, "type", "pre_tokenizer");
     if (type == "ByteLevel") {
-      if (!read_byte_level(outer)) refuse("has the pre_tokenizer ByteLevel without a split (use_regex = false)");
+      if (!read_byte_level(outer))
+        refuse("has the pre_tokenizer ByteLevel without a split (use_regex = false)");
       return SplitPattern::kGpt2;
     }
-    if (type != "Sequence") refuse(fmt::format("has the pre_tokenizer {}, which is not supported", type));
+    if (type != "Sequence")
+      refuse(fmt::format("has the pre_tokenizer {}, which is not supported", type));
     const json& parts = member(outer, "pretokenizers", "pre_tokenizer");
-    if (!parts.is_array() || parts.size() != 2 || text_member(parts[0], "type", "pre_tokenizer") != "Split" ||
+    if (!parts.is_array() || parts.size() != 2 ||
+        text_member(parts[0], "type", "pre_tokenizer") != "Split" ||
         text_member(parts[1], "type", "pre_tokenizer") != "ByteLevel")
       refuse("has a pre_tokenizer Sequence other than [Split, ByteLevel]");
     if (read_byte_level(parts[1])) refuse("splits twice: by Split and by ByteLevel with use_regex");
@@ -110,7 +119,8 @@ class TokenizerReader {
   SplitPattern read_split(const json& part) const {
     if (text_member(part, "behavior", "Split") != "Isolated" || flag(part, "invert", false))
       refuse("has a Split that is not `Isolated` or is inverted");
-    const std::string regex = text_member(member(part, "pattern", "Split"), "Regex", "the pattern of Split");
+    const std::string regex =
+        text_member(member(part, "pattern", "Split"), "Regex", "the pattern of Split");
     for (const SplitPattern known : {SplitPattern::kGpt2, SplitPattern::kLlama3})
       if (regex == split_regex(known)) return known;
     refuse(fmt::format("splits by the pattern {}, which is neither GPT-2's nor Llama-3's", regex));
@@ -131,7 +141,8 @@ class TokenizerReader {
   }
 
   int32_t token_id(const json& value, size_t entries) const {
-    // Holes are allowed, a vocabulary that is mostly holes is a broken file (and would cost its memory).
+    // Holes are allowed, a vocabulary that is mostly holes is a broken file (and would cost its
+    // memory).
     const uint64_t limit = 2 * entries + 1024;
     if (!value.is_number_unsigned() || value.get<uint64_t>() >= limit)
       refuse(fmt::format("has the token id {} with {} tokens", shown(value), entries));
@@ -150,7 +161,8 @@ class TokenizerReader {
   }
 
   void read_vocabulary(const json& vocabulary, BpeFile& file) {
-    if (!vocabulary.is_object() || vocabulary.empty()) refuse("has a model.vocab that is not an object of tokens");
+    if (!vocabulary.is_object() || vocabulary.empty())
+      refuse("has a model.vocab that is not an object of tokens");
     for (const auto& [spelling, value] : vocabulary.items()) {
       const int32_t id = token_id(value, vocabulary.size());
       auto bytes = byte_level_bytes(spelling);
@@ -159,10 +171,12 @@ class TokenizerReader {
       id_of_spelling_.emplace(spelling, id);
     }
     for (size_t byte = 0; byte < file.byte_ids.size(); ++byte) {
-      const auto it = id_of_spelling_.find(byte_level_spelling(std::string(1, static_cast<char>(byte))));
+      const auto it =
+          id_of_spelling_.find(byte_level_spelling(std::string(1, static_cast<char>(byte))));
       if (it == id_of_spelling_.end())
         refuse(
-            fmt::format("has no token for byte 0x{:02X}, so text would be lost (a trainer needs the whole alphabet: "
+            fmt::format("has no token for byte 0x{:02X}, so text would be lost (a trainer needs "
+                        "the whole alphabet: "
                         "initial_alphabet = ByteLevel.alphabet())",
                         byte));
       file.byte_ids[byte] = it->second;
@@ -171,7 +185,8 @@ class TokenizerReader {
 
   int32_t id_of(const std::string& spelling) const {
     const auto it = id_of_spelling_.find(spelling);
-    if (it == id_of_spelling_.end()) refuse(fmt::format("merges `{}`, which is not in model.vocab", spelling));
+    if (it == id_of_spelling_.end())
+      refuse(fmt::format("merges `{}`, which is not in model.vocab", spelling));
     return it->second;
   }
 
@@ -189,7 +204,8 @@ class TokenizerReader {
           pair.emplace(text.substr(0, space), text.substr(space + 1));
       }
       if (!pair) refuse(fmt::format("has the merge {}, which is not a pair", shown(merge)));
-      file.merges.push_back({id_of(pair->first), id_of(pair->second), id_of(pair->first + pair->second)});
+      file.merges.push_back(
+          {id_of(pair->first), id_of(pair->second), id_of(pair->first + pair->second)});
     }
   }
 
@@ -201,7 +217,8 @@ class TokenizerReader {
       BpeFile::Added token;
       token.content = text_member(entry, "content", "added_tokens");
       if (token.content.empty()) refuse("has an added token without content");
-      for (const char* key : {"single_word", "lstrip", "rstrip"}) require_false(entry, key, "added_tokens");
+      for (const char* key : {"single_word", "lstrip", "rstrip"})
+        require_false(entry, key, "added_tokens");
       token.special = flag(entry, "special", false);
       token.normalized = flag(entry, "normalized", !token.special);
       token.id = token_id(member(entry, "id", "added_tokens"), file.tokens.size() + it->size());
@@ -211,7 +228,8 @@ class TokenizerReader {
         id_of_spelling_.emplace(token.content, token.id);
       } else {
         if (known->second != token.id)
-          refuse(fmt::format("numbers the added token {} differently in model.vocab", token.content));
+          refuse(
+              fmt::format("numbers the added token {} differently in model.vocab", token.content));
         file.tokens[static_cast<size_t>(token.id)] = token.content;
         unspelled_.erase(token.id);
       }
@@ -226,13 +244,18 @@ class TokenizerReader {
 };
 
 json byte_level_json(bool use_regex) {
-  return {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", use_regex}};
+  return {{"type", "ByteLevel"},
+          {"add_prefix_space", false},
+          {"trim_offsets", true},
+          {"use_regex", use_regex}};
 }
 
 json pre_tokenizer_json(SplitPattern split) {
   if (split == SplitPattern::kGpt2) return byte_level_json(true);
-  const json cut = {
-      {"type", "Split"}, {"pattern", {{"Regex", split_regex(split)}}}, {"behavior", "Isolated"}, {"invert", false}};
+  const json cut = {{"type", "Split"},
+                    {"pattern", {{"Regex", split_regex(split)}}},
+                    {"behavior", "Isolated"},
+                    {"invert", false}};
   return {{"type", "Sequence"}, {"pretokenizers", json::array({cut, byte_level_json(false)})}};
 }
 
@@ -252,7 +275,8 @@ std::string write_tokenizer_json(const BpeFile& file) {
   for (size_t id = 0; id < spelling.size(); ++id) vocabulary[spelling[id]] = id;
   json merges = json::array();
   for (const auto& merge : file.merges)
-    merges.push_back({spelling[static_cast<size_t>(merge.left)], spelling[static_cast<size_t>(merge.right)]});
+    merges.push_back(
+        {spelling[static_cast<size_t>(merge.left)], spelling[static_cast<size_t>(merge.right)]});
   json added = json::array();
   for (const auto& token : file.added)
     added.push_back({{"id", token.id},

@@ -8,11 +8,12 @@
 namespace dovetail {
 namespace {
 
-// Unicode's White_Space property. It differs from category Z: controls are in, the zero-width U+200B is not.
+// Unicode's White_Space property. It differs from category Z: controls are in, the zero-width
+// U+200B is not.
 bool is_white_space(int32_t code) {
-  return (code >= 0x09 && code <= 0x0D) || code == 0x20 || code == 0x85 || code == 0xA0 || code == 0x1680 ||
-         (code >= 0x2000 && code <= 0x200A) || code == 0x2028 || code == 0x2029 || code == 0x202F || code == 0x205F ||
-         code == 0x3000;
+  return (code >= 0x09 && code <= 0x0D) || code == 0x20 || code == 0x85 || code == 0xA0 ||
+         code == 0x1680 || (code >= 0x2000 && code <= 0x200A) || code == 0x2028 || code == 0x2029 ||
+         code == 0x202F || code == 0x205F || code == 0x3000;
 }
 
 CharacterClass classify(int32_t code) {
@@ -60,7 +61,8 @@ std::string replace_invalid_utf8(std::string_view text) {
   std::string valid;
   for (size_t at = 0; at < text.size();) {
     const Character character = character_at(text, at);
-    valid += character.code == Character::kInvalid ? std::string_view("\uFFFD") : text.substr(at, character.length);
+    valid += character.code == Character::kInvalid ? std::string_view("\uFFFD")
+                                                   : text.substr(at, character.length);
     at += character.length;
   }
   return valid;

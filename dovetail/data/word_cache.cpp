@@ -7,7 +7,8 @@ namespace dovetail {
 
 size_t WordCache::place_of(std::string_view word) const {
   size_t place = std::hash<std::string_view>{}(word) & (kSlots - 1);
-  while (slots_[place].length != 0 && std::string_view(text_).substr(slots_[place].text, slots_[place].length) != word)
+  while (slots_[place].length != 0 &&
+         std::string_view(text_).substr(slots_[place].text, slots_[place].length) != word)
     place = (place + 1) & (kSlots - 1);
   return place;
 }

@@ -7,7 +7,8 @@
 
 namespace dovetail {
 
-/// Tokens of words encoded before: most words of a text are repeats. Bounded; starts over when it is full.
+/// Tokens of words encoded before: most words of a text are repeats. Bounded; starts over when it
+/// is full.
 class WordCache {
  public:
   WordCache() : slots_(kSlots) {}

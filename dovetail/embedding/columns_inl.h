@@ -1,5 +1,6 @@
 // Rows of any width in blocks of vectors that stay in registers.
-// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through foreach_target.
+// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
+// foreach_target.
 #if defined(DOVETAIL_EMBEDDING_COLUMNS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DOVETAIL_EMBEDDING_COLUMNS_INL_H_
 #undef DOVETAIL_EMBEDDING_COLUMNS_INL_H_
@@ -39,12 +40,14 @@ HWY_INLINE void each_block(int64_t dim, const Body& body) {
     body(Block<2>{column});
     column += 2 * kLanes;
   }
-  for (; column < dim; column += kLanes) body(Block<1>{column, dim - column < kLanes ? dim - column : kLanes});
+  for (; column < dim; column += kLanes)
+    body(Block<1>{column, dim - column < kLanes ? dim - column : kLanes});
 }
 
 /// sum[v] = sum[v] + scale * from, over a block.
 template <class B>
-HWY_INLINE void add_scaled(const B& block, float scale, const float* from, FloatVector (&sum)[B::kCount]) {
+HWY_INLINE void add_scaled(const B& block, float scale, const float* from,
+                           FloatVector (&sum)[B::kCount]) {
   const FloatVector factor = splat(scale);
   for (int v = 0; v < B::kCount; ++v)
     sum[v] = hn::MulAdd(factor, load(from + block.column + v * kLanes, block.left(v)), sum[v]);

@@ -4,7 +4,8 @@
 
 #include "dovetail/embedding/lookup.h"
 
-/// lookup.h in ATen's operators, table by table: what switched-off kernels use. Arguments have been checked.
+/// lookup.h in ATen's operators, table by table: what switched-off kernels use. Arguments have been
+/// checked.
 namespace dovetail::embedding::composed {
 
 void pool(const PackedTables& tables, const Jagged& batch, const at::Tensor& y);

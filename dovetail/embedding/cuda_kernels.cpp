@@ -18,7 +18,8 @@ bool has_cuda_kernels() { return table() != nullptr; }
 
 const CudaKernels& cuda_kernels() {
   user_check(has_cuda_kernels(),
-             "embedding: this build has no kernels for tables on a GPU; build where nvcc is found, or keep them on the "
+             "embedding: this build has no kernels for tables on a GPU; build where nvcc is found, "
+             "or keep them on the "
              "CPU");
   return *table();
 }

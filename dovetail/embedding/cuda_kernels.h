@@ -63,7 +63,8 @@ struct CudaGradient {
   CudaBatch batch;
   const float* gradient;
   int64_t gradient_stride;
-  int64_t first_bag;  ///< of its bags among those of all micro-batches: (sample, feature), the feature running first
+  int64_t first_bag;  ///< of its bags among those of all micro-batches: (sample, feature), the
+                      ///< feature running first
 };
 
 /// An id of a batch: its bag, and what the bag's gradient is multiplied by.
@@ -72,31 +73,32 @@ struct CudaOccurrence {
   float scale;
 };
 
-/// `update` of lookup.h. A row of at most kCudaSerial occurrences has the sum of their order; one of more is summed in
-/// kCudaParts parts that follow one another and are equally long within one, which are added in their order. So no bit
-/// depends on the GPU, on how a batch was cut or on what else is in the pack.
+/// `update` of lookup.h. A row of at most kCudaSerial occurrences has the sum of their order; one
+/// of more is summed in kCudaParts parts that follow one another and are equally long within one,
+/// which are added in their order. So no bit depends on the GPU, on how a batch was cut or on what
+/// else is in the pack.
 struct CudaUpdateProblem {
   CudaPack pack;
   UpdateScalars scalars;
   int64_t num_parts;
-  const CudaGradient *parts, *parts_on_gpu;          ///< the same
-  int64_t bags, count;                               ///< bags and ids of all parts, each below 2^31; ids at least one
-  int row_bits;                                      ///< rows of all tables are numbers below 2^row_bits, at most 2^32
-  uint32_t* bag_begins;                              ///< (bags + 1), as scratch, as are all below
-  uint32_t *keys, *sorted_keys;                      ///< (count)
+  const CudaGradient *parts, *parts_on_gpu;  ///< the same
+  int64_t bags, count;           ///< bags and ids of all parts, each below 2^31; ids at least one
+  int row_bits;                  ///< rows of all tables are numbers below 2^row_bits, at most 2^32
+  uint32_t* bag_begins;          ///< (bags + 1), as scratch, as are all below
+  uint32_t *keys, *sorted_keys;  ///< (count)
   CudaOccurrence *occurrences, *sorted_occurrences;  ///< (count)
-  uint32_t* row_begins;                              ///< (count): of each distinct row, its first occurrence
-  uint32_t* long_rows;                               ///< (count)
-  uint32_t* counts;                                  ///< (2), 0 before: distinct rows, and those that are long
-  void* scratch;                                     ///< update_scratch bytes
+  uint32_t* row_begins;  ///< (count): of each distinct row, its first occurrence
+  uint32_t* long_rows;   ///< (count)
+  uint32_t* counts;      ///< (2), 0 before: distinct rows, and those that are long
+  void* scratch;         ///< update_scratch bytes
   size_t scratch_bytes;
 };
 
 inline constexpr uint32_t kCudaSerial = 256;
 inline constexpr int kCudaParts = 16;
 
-/// Our kernels for tables on a GPU: work is queued on torch's current stream. They live in the library of
-/// dovetail/ops/cuda_kernels.h.
+/// Our kernels for tables on a GPU: work is queued on torch's current stream. They live in the
+/// library of dovetail/ops/cuda_kernels.h.
 struct CudaKernels {
   void (*check)(const CudaCheckProblem& problem);
   void (*pool)(const CudaPoolProblem& problem);
@@ -104,8 +106,8 @@ struct CudaKernels {
   void (*update)(const CudaUpdateProblem& problem);
 };
 
-/// Throws UserError in a build without nvcc: there is no other way for tables on a GPU. Opens the library at the first
-/// call, which needs a GPU in use.
+/// Throws UserError in a build without nvcc: there is no other way for tables on a GPU. Opens the
+/// library at the first call, which needs a GPU in use.
 const CudaKernels& cuda_kernels();
 /// Whether this build has them.
 bool has_cuda_kernels();

@@ -21,11 +21,16 @@ Jagged part_of(const Jagged& batch, int64_t size, int64_t number) {
 
 }  // namespace
 
-DistributedTables::DistributedTables(PackSpec spec, EmbeddingPlan plan, std::shared_ptr<Group> group, Payloads payloads,
-                                     const std::optional<TierOptions>& tiers, const HashedOptions& hashed,
-                                     Changes changes)
-    : spec_(std::move(spec)), plan_(std::move(plan)), group_(std::move(group)), pack_of_(spec_.tables.size()) {
-  DOVETAIL_CHECK(plan_.ranks == group_->size(), "a plan for {} ranks on {}", plan_.ranks, group_->size());
+DistributedTables::DistributedTables(PackSpec spec, EmbeddingPlan plan,
+                                     std::shared_ptr<Group> group, Payloads payloads,
+                                     const std::optional<TierOptions>& tiers,
+                                     const HashedOptions& hashed, Changes changes)
+    : spec_(std::move(spec)),
+      plan_(std::move(plan)),
+      group_(std::move(group)),
+      pack_of_(spec_.tables.size()) {
+  DOVETAIL_CHECK(plan_.ranks == group_->size(), "a plan for {} ranks on {}", plan_.ranks,
+                 group_->size());
   for (const int64_t t : spec_.feature_table) {
     const TableSpec& table = spec_.tables[static_cast<size_t>(t)];
     feature_rows_.push_back(table.hashed ? kAnyKey : table.rows);
@@ -39,24 +44,28 @@ DistributedTables::DistributedTables(PackSpec spec, EmbeddingPlan plan, std::sha
     for (const int64_t t : plan_.packs[i].tables) pack_of_[static_cast<size_t>(t)] = i;
     std::optional<TierOptions> of_pack = bytes[i] > 0 ? tiers : std::nullopt;
     if (of_pack)
-      of_pack->memory_bytes = static_cast<int64_t>(static_cast<double>(tiers->memory_bytes) *
-                                                   static_cast<double>(bytes[i]) / static_cast<double>(all_bytes));
-    packs_.push_back(std::make_unique<ShardedPack>(spec_, plan_, plan_.packs[i], group_->rank(), payloads, of_pack,
-                                                   hashed, changes));
+      of_pack->memory_bytes =
+          static_cast<int64_t>(static_cast<double>(tiers->memory_bytes) *
+                               static_cast<double>(bytes[i]) / static_cast<double>(all_bytes));
+    packs_.push_back(std::make_unique<ShardedPack>(spec_, plan_, plan_.packs[i], group_->rank(),
+                                                   payloads, of_pack, hashed, changes));
   }
 }
 
-TableStep DistributedTables::start(const Jagged& batch, int64_t micro_batch, int64_t micro_batches) {
+TableStep DistributedTables::start(const Jagged& batch, int64_t micro_batch,
+                                   int64_t micro_batches) {
   check_jagged(batch, feature_rows_);
-  DOVETAIL_CHECK(micro_batch * micro_batches >= batch.samples, "{} micro-batches of {} for {} samples", micro_batches,
-                 micro_batch, batch.samples);
+  DOVETAIL_CHECK(micro_batch * micro_batches >= batch.samples,
+                 "{} micro-batches of {} for {} samples", micro_batches, micro_batch,
+                 batch.samples);
   const TraceSpan span("dovetail::embedding_ids");
   TableStep step;
   step.samples_ = batch.samples;
   step.micro_batch_ = micro_batch;
   step.micro_batches_ = micro_batches;
   step.pooled_.resize(static_cast<size_t>(micro_batches));
-  const auto ranks = static_cast<int64_t>(group_->size()), count = static_cast<int64_t>(packs_.size());
+  const auto ranks = static_cast<int64_t>(group_->size()),
+             count = static_cast<int64_t>(packs_.size());
   std::vector<Message> messages;
   for (const auto& pack : packs_) {
     const Jagged own = embedding::features_of(batch, pack->features());
@@ -77,12 +86,14 @@ TableStep DistributedTables::start(const Jagged& batch, int64_t micro_batch, int
   const at::Tensor counts = at::empty({ranks, count}, at::kLong);
   for (size_t i = 0; i < messages.size(); ++i)
     counts.select(1, static_cast<int64_t>(i)).copy_(at::tensor(messages[i].counts, at::kLong));
-  const at::Tensor arriving = Exchange(group_, even_splits(ranks, group_->size())).start(counts).wait();
+  const at::Tensor arriving =
+      Exchange(group_, even_splits(ranks, group_->size())).start(counts).wait();
   for (size_t i = 0; i < messages.size(); ++i) {
     const at::Tensor of_pack = arriving.select(1, static_cast<int64_t>(i)).contiguous();
     const auto* data = of_pack.const_data_ptr<int64_t>();
     step.packs_[i].receive.assign(data, data + ranks);
-    step.packs_[i].ids = Exchange(group_, {messages[i].counts, step.packs_[i].receive}).start(messages[i].elements);
+    step.packs_[i].ids =
+        Exchange(group_, {messages[i].counts, step.packs_[i].receive}).start(messages[i].elements);
   }
   return step;
 }
@@ -113,9 +124,11 @@ void DistributedTables::begin(TableStep& step, bool training) {
 }
 
 void DistributedTables::gather(TableStep& step, int64_t micro_batch) {
-  const int64_t first = micro_batch == 0 ? 0 : std::min(micro_batch * step.micro_batch_, step.samples_),
+  const int64_t first =
+                    micro_batch == 0 ? 0 : std::min(micro_batch * step.micro_batch_, step.samples_),
                 samples = std::min(step.micro_batch_, step.samples_ - first);
-  step.pooled_[static_cast<size_t>(micro_batch)] = allocate(samples * columns_).view({samples, columns_});
+  step.pooled_[static_cast<size_t>(micro_batch)] =
+      allocate(samples * columns_).view({samples, columns_});
   for (int64_t g = 0; g < plan_.groups; ++g) gather_group(step, micro_batch, g);
 }
 
@@ -135,7 +148,8 @@ void DistributedTables::gather_group(TableStep& step, int64_t micro_batch, int64
   }
   for (auto& [i, message] : messages)
     step.packs_[i].pooled[m] =
-        Exchange(group_, {message.counts, packs_[i]->pooled_counts(step.pooled_[m].size(0))}).start(message.elements);
+        Exchange(group_, {message.counts, packs_[i]->pooled_counts(step.pooled_[m].size(0))})
+            .start(message.elements);
 }
 
 at::Tensor DistributedTables::wait(TableStep& step, int64_t micro_batch) {
@@ -149,7 +163,8 @@ at::Tensor DistributedTables::wait(TableStep& step, int64_t micro_batch) {
   return std::move(step.pooled_[m]);
 }
 
-void DistributedTables::add_gradient(TableStep& step, int64_t micro_batch, const at::Tensor& gradient) {
+void DistributedTables::add_gradient(TableStep& step, int64_t micro_batch,
+                                     const at::Tensor& gradient) {
   const TraceSpan span("dovetail::embedding_gradient");
   const auto m = static_cast<size_t>(micro_batch);
   for (size_t i = 0; i < packs_.size(); ++i) {
@@ -159,8 +174,8 @@ void DistributedTables::add_gradient(TableStep& step, int64_t micro_batch, const
       continue;
     }
     const Message message = packs_[i]->write_gradient(in.own[m], gradient);
-    in.gradients[m] =
-        Exchange(group_, {message.counts, packs_[i]->gradient_counts(in.received[m])}).start(message.elements);
+    in.gradients[m] = Exchange(group_, {message.counts, packs_[i]->gradient_counts(in.received[m])})
+                          .start(message.elements);
   }
 }
 
@@ -169,8 +184,10 @@ void DistributedTables::update(TableStep& step) {
     for (size_t i = 0; i < packs_.size(); ++i) {
       if (packs_[i]->alone()) continue;
       TableStep::InPack& in = step.packs_[i];
-      std::vector<PooledGradient> gradients = packs_[i]->read_gradients(in.gradients[m].wait(), in.received[m]);
-      for (size_t r = 0; r < gradients.size(); ++r) in.of_ranks[r].push_back(std::move(gradients[r]));
+      std::vector<PooledGradient> gradients =
+          packs_[i]->read_gradients(in.gradients[m].wait(), in.received[m]);
+      for (size_t r = 0; r < gradients.size(); ++r)
+        in.of_ranks[r].push_back(std::move(gradients[r]));
     }
   }
   for (size_t i = 0; i < packs_.size(); ++i) {

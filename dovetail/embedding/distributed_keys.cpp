@@ -9,7 +9,9 @@ namespace dovetail::embedding {
 namespace {
 
 /// Places of int64 keys in the order of their bits, without a sign.
-at::Tensor ascending(const at::Tensor& keys) { return at::argsort(keys ^ std::numeric_limits<int64_t>::min()); }
+at::Tensor ascending(const at::Tensor& keys) {
+  return at::argsort(keys ^ std::numeric_limits<int64_t>::min());
+}
 
 KeyCounts select(const KeyCounts& counts, const at::Tensor& places) {
   return {.keys = counts.keys.index_select(0, places),
@@ -42,20 +44,27 @@ KeyCounts DistributedTables::to_rank_zero(const KeyCounts& own) const {
 }
 
 KeyCounts DistributedTables::from_rank_zero(const KeyCounts& own) const {
-  const auto whole = [&](const at::Tensor& part) { return from_rank_zero(part, {rows_of_rank_zero(part)}, at::kLong); };
-  return {.keys = whole(own.keys), .occurrences = whole(own.occurrences), .last_step = whole(own.last_step)};
+  const auto whole = [&](const at::Tensor& part) {
+    return from_rank_zero(part, {rows_of_rank_zero(part)}, at::kLong);
+  };
+  return {.keys = whole(own.keys),
+          .occurrences = whole(own.occurrences),
+          .last_step = whole(own.last_step)};
 }
 
 KeyedRows DistributedTables::read_keys(int64_t table, RowSet which) const {
   const ShardedPack& pack = pack_of(table);
   const int64_t local = pack.local_table(table), dim = spec_.tables[static_cast<size_t>(table)].dim;
   const at::Tensor none = at::empty({0}, at::kLong);
-  KeyedRows own{.known = {none, none, none, none},
-                .weight = at::empty({0, stored_width(spec_.row_dtype, dim)}, stored_type(spec_.row_dtype)),
-                .state = at::empty({0, state_per_row(spec_, table)}, at::kFloat),
-                .candidates = {none, none, none, none}};
-  const bool replicated = plan_.tables[static_cast<size_t>(table)].sharding == Sharding::kReplicated;
-  if (local >= 0 && (!replicated || group_->rank() == 0)) own = pack.hashed()->contents(local, which);
+  KeyedRows own{
+      .known = {none, none, none, none},
+      .weight = at::empty({0, stored_width(spec_.row_dtype, dim)}, stored_type(spec_.row_dtype)),
+      .state = at::empty({0, state_per_row(spec_, table)}, at::kFloat),
+      .candidates = {none, none, none, none}};
+  const bool replicated =
+      plan_.tables[static_cast<size_t>(table)].sharding == Sharding::kReplicated;
+  if (local >= 0 && (!replicated || group_->rank() == 0))
+    own = pack.hashed()->contents(local, which);
   if (plan_.ranks == 1) return own;
   const std::vector<int64_t> counts = counts_of_ranks(own.known.keys.numel());
   KeyedRows all{.known = to_rank_zero(own.known),
@@ -79,15 +88,18 @@ void DistributedTables::write_keys(int64_t table, const KeyedRows& contents) {
       return from_rank_zero(part, {rows_of_rank_zero(part), width}, dtype);
     };
     all.known = from_rank_zero(contents.known);
-    all.weight = rows(contents.weight, stored_width(spec_.row_dtype, dim), stored_type(spec_.row_dtype));
+    all.weight =
+        rows(contents.weight, stored_width(spec_.row_dtype, dim), stored_type(spec_.row_dtype));
     const int64_t state = state_per_row(spec_, table);
-    all.state =
-        state > 0 ? rows(contents.state, state, at::kFloat) : at::empty({all.known.keys.numel(), 0}, at::kFloat);
+    all.state = state > 0 ? rows(contents.state, state, at::kFloat)
+                          : at::empty({all.known.keys.numel(), 0}, at::kFloat);
     all.candidates = from_rank_zero(contents.candidates);
   }
   if (local < 0) return;
   if (plan_.ranks > 1 && plan_.tables[static_cast<size_t>(table)].sharding == Sharding::kRowWise) {
-    const auto places = [&](const KeyCounts& counts) { return own_places(counts.keys, group_->rank(), plan_.ranks); };
+    const auto places = [&](const KeyCounts& counts) {
+      return own_places(counts.keys, group_->rank(), plan_.ranks);
+    };
     const at::Tensor own = places(all.known);
     all = {.known = select(all.known, own),
            .weight = all.weight.index_select(0, own),
@@ -101,7 +113,8 @@ std::optional<HashedCounters> DistributedTables::hashed_counters() const {
   std::optional<HashedCounters> sum;
   for (size_t i = 0; i < packs_.size(); ++i) {
     const HashedTables* hashed = packs_[i]->hashed();
-    const bool counted_elsewhere = plan_.packs[i].sharding == Sharding::kReplicated && group_->rank() != 0;
+    const bool counted_elsewhere =
+        plan_.packs[i].sharding == Sharding::kReplicated && group_->rank() != 0;
     if (hashed == nullptr || counted_elsewhere) continue;
     sum = sum ? *sum + hashed->counters() : hashed->counters();
   }

@@ -37,7 +37,8 @@ void check_options(const HashedOptions& options) {
   }
   if (options.admission == Admission::kProbability)
     user_check(options.probability > 0 && options.probability <= 1,
-               "embedding: probability is {}, but must be above 0 and at most 1", options.probability);
+               "embedding: probability is {}, but must be above 0 and at most 1",
+               options.probability);
   if (options.eviction == Eviction::kAge || options.admission == Admission::kCount)
     check("max_age", options.max_age, 1);
   if (options.eviction == Eviction::kFrequency) check("keep_rows", options.keep_rows, 1);
@@ -57,9 +58,11 @@ Eviction parse_eviction(std::string_view name) {
 PackSpec HashedTables::packed_spec(PackSpec spec, const HashedOptions& options, Changes changes) {
   check_options(options);
   for (TableSpec& table : spec.tables) {
-    user_check(table.rows < int64_t{1} << 31, "embedding: table \"{}\" may have {} rows, but must be below 2^31",
-               table.name, table.rows);
-    user_check(table.rows >= 1, "embedding: table \"{}\" may have {} rows, but must have room for one", table.name,
+    user_check(table.rows < int64_t{1} << 31,
+               "embedding: table \"{}\" may have {} rows, but must be below 2^31", table.name,
+               table.rows);
+    user_check(table.rows >= 1,
+               "embedding: table \"{}\" may have {} rows, but must have room for one", table.name,
                table.rows);
     table.rows = rows_within(spec, table, options, changes) + 1;
   }
@@ -73,14 +76,16 @@ HashedTables::HashedTables(const PackSpec& spec, const HashedOptions& options, C
       packed_(packed_spec(spec, options, changes), PackedTables::Initial::kUnset) {
   for (size_t t = 0; t < spec.tables.size(); ++t) {
     const TableSpec& from = spec.tables[t];
-    tables_.push_back(std::make_unique<Table>(initial_rows(spec.seed, from), mix_seed(spec.seed, name_key(from.name))));
+    tables_.push_back(std::make_unique<Table>(initial_rows(spec.seed, from),
+                                              mix_seed(spec.seed, name_key(from.name))));
     Table& table = *tables_.back();
     const auto number = static_cast<int64_t>(t);
     table.rows = packed_.spec().tables[t].rows - 1;
     table.capped = table.rows < from.rows;
     if (from.max_bytes > 0) {
       table.keys = Keys(table.rows, changes);
-      if (options.admission == Admission::kCount) table.candidates = Keys(options.max_candidates, changes);
+      if (options.admission == Admission::kCount)
+        table.candidates = Keys(options.max_candidates, changes);
     }
     table.row_bytes = row_bytes(spec.row_dtype, from.dim);
     table.state_width = state_per_row(spec.optimizer.kind, from.dim);
@@ -97,7 +102,8 @@ HashedTables::HashedTables(const PackSpec& spec, const HashedOptions& options, C
 
 Jagged HashedTables::begin(const Jagged& keys) {
   check_jagged(keys, feature_rows_);
-  user_check(!in_step_, "embedding: a step of hashed tables begins before the last has ended; call end first");
+  user_check(!in_step_,
+             "embedding: a step of hashed tables begins before the last has ended; call end first");
   const TraceSpan span("dovetail::embedding_hashed_begin");
   in_step_ = true;
   Jagged slots = keys;
@@ -111,7 +117,8 @@ Jagged HashedTables::begin(const Jagged& keys) {
 
 void HashedTables::begin_table(int64_t t, const Jagged& keys, int64_t* slots) {
   Table& table = *tables_[static_cast<size_t>(t)];
-  const int64_t *values = keys.values.const_data_ptr<int64_t>(), *offsets = keys.offsets.const_data_ptr<int64_t>();
+  const int64_t *values = keys.values.const_data_ptr<int64_t>(),
+                *offsets = keys.offsets.const_data_ptr<int64_t>();
   SlotMap<uint64_t> numbers(16);
   std::vector<NewKey> fresh;
   const auto each_key = [&](const auto& body) {
@@ -126,7 +133,8 @@ void HashedTables::begin_table(int64_t t, const Jagged& keys, int64_t* slots) {
     entry.changed = true;
   };
   each_key([&](int64_t i, uint64_t key) {
-    if (i + kAhead < keys.values.size(0)) table.keys.prefetch(static_cast<uint64_t>(values[i + kAhead]));
+    if (i + kAhead < keys.values.size(0))
+      table.keys.prefetch(static_cast<uint64_t>(values[i + kAhead]));
     const uint32_t number = table.keys.find(key);
     slots[i] = number == kNone ? 0 : static_cast<int64_t>(number) + 1;
     if (number != kNone) {
@@ -202,7 +210,8 @@ bool HashedTables::is_admitted(Table& table, const NewKey& key) const {
 }
 
 void HashedTables::end() {
-  user_check(in_step_, "embedding: a step of hashed tables ends that has not begun; call begin first");
+  user_check(in_step_,
+             "embedding: a step of hashed tables ends that has not begun; call begin first");
   const TraceSpan span("dovetail::embedding_hashed_end");
   in_step_ = false;
   ++step_;
@@ -217,10 +226,12 @@ void HashedTables::end() {
   });
 }
 
-/// That the counts of all are halved is worked out when a count is asked for: a halving would else change each row.
+/// That the counts of all are halved is worked out when a count is asked for: a halving would else
+/// change each row.
 int64_t HashedTables::occurrences_after(const Keys::Entry& entry, int64_t steps) const {
   if (options_.eviction != Eviction::kFrequency) return entry.occurrences;
-  const int64_t halvings = steps / options_.evict_steps - (entry.last_step - 1) / options_.evict_steps;
+  const int64_t halvings =
+      steps / options_.evict_steps - (entry.last_step - 1) / options_.evict_steps;
   return entry.occurrences >> std::clamp<int64_t>(halvings, 0, 63);
 }
 
@@ -229,18 +240,20 @@ void HashedTables::evict(Table& table) const {
   std::vector<uint32_t> leaving;
   for (uint32_t i = 0; i < entries.size(); ++i) {
     if (!entries[i].taken) continue;
-    if (options_.eviction == Eviction::kFrequency || step_ - entries[i].last_step > options_.max_age)
+    if (options_.eviction == Eviction::kFrequency ||
+        step_ - entries[i].last_step > options_.max_age)
       leaving.push_back(i);
   }
   if (options_.eviction == Eviction::kFrequency) {
     const int64_t excess = table.keys.size() - options_.keep_rows;
     if (excess <= 0) return;
-    std::nth_element(leaving.begin(), leaving.begin() + excess - 1, leaving.end(), [&](uint32_t a, uint32_t b) {
-      const auto rank = [&](const Keys::Entry& e) {
-        return std::tuple(occurrences_after(e, step_ - 1), e.last_step, e.key);
-      };
-      return rank(entries[a]) < rank(entries[b]);
-    });
+    std::nth_element(leaving.begin(), leaving.begin() + excess - 1, leaving.end(),
+                     [&](uint32_t a, uint32_t b) {
+                       const auto rank = [&](const Keys::Entry& e) {
+                         return std::tuple(occurrences_after(e, step_ - 1), e.last_step, e.key);
+                       };
+                       return rank(entries[a]) < rank(entries[b]);
+                     });
     leaving.resize(static_cast<size_t>(excess));
   }
   for (const uint32_t number : leaving) table.keys.erase(number);
@@ -278,11 +291,13 @@ Jagged HashedTables::find(const Jagged& keys) const {
   check_jagged(keys, feature_rows_);
   Jagged slots = keys;
   slots.values = at::empty_like(keys.values);
-  const int64_t *values = keys.values.const_data_ptr<int64_t>(), *offsets = keys.offsets.const_data_ptr<int64_t>();
+  const int64_t *values = keys.values.const_data_ptr<int64_t>(),
+                *offsets = keys.offsets.const_data_ptr<int64_t>();
   int64_t* to = slots.values.mutable_data_ptr<int64_t>();
   parallel_pieces(keys.features, 1, [&](int64_t begin, int64_t end) {
     for (int64_t f = begin; f < end; ++f) {
-      const Table& table = *tables_[static_cast<size_t>(spec_.feature_table[static_cast<size_t>(f)])];
+      const Table& table =
+          *tables_[static_cast<size_t>(spec_.feature_table[static_cast<size_t>(f)])];
       for (int64_t i = offsets[f * keys.samples]; i < offsets[(f + 1) * keys.samples]; ++i) {
         const uint32_t number = table.keys.find(static_cast<uint64_t>(values[i]));
         to[i] = number == kNone ? 0 : static_cast<int64_t>(number) + 1;
@@ -301,7 +316,9 @@ void HashedTables::forget_changes() {
 }
 
 KeyedRows HashedTables::contents(int64_t t, RowSet which) const {
-  user_check(!in_step_, "embedding: the contents of a hashed table are asked for within a step; call end first");
+  user_check(
+      !in_step_,
+      "embedding: the contents of a hashed table are asked for within a step; call end first");
   const Table& table = *tables_.at(static_cast<size_t>(t));
   const std::vector<int64_t> numbers = table.keys.ascending(which);
   const at::Tensor rows = at::tensor(numbers, at::kLong) + 1;
@@ -315,13 +332,17 @@ void HashedTables::load(int64_t t, const KeyedRows& contents) {
   user_check(!in_step_, "embedding: a hashed table is loaded within a step; call end first");
   Table& table = *tables_.at(static_cast<size_t>(t));
   const TableSpec& spec = spec_.tables[static_cast<size_t>(t)];
-  const auto check = [&](const char* name, const at::Tensor& x, at::IntArrayRef sizes, at::ScalarType dtype) {
-    user_check(x.defined() && x.sizes() == sizes && x.scalar_type() == dtype && x.is_cpu() && x.is_contiguous(),
-               "embedding: {} of table \"{}\" must be {} {}, contiguous, on the CPU, but is {}", name, spec.name,
-               fmt::format("({})", fmt::join(sizes, ", ")), c10::toString(dtype), describe(x));
+  const auto check = [&](const char* name, const at::Tensor& x, at::IntArrayRef sizes,
+                         at::ScalarType dtype) {
+    user_check(x.defined() && x.sizes() == sizes && x.scalar_type() == dtype && x.is_cpu() &&
+                   x.is_contiguous(),
+               "embedding: {} of table \"{}\" must be {} {}, contiguous, on the CPU, but is {}",
+               name, spec.name, fmt::format("({})", fmt::join(sizes, ", ")), c10::toString(dtype),
+               describe(x));
   };
   const auto check_counts = [&](const KeyCounts& counts, const char* what) {
-    user_check(counts.keys.defined(), "embedding: there are no {} for table \"{}\"", what, spec.name);
+    user_check(counts.keys.defined(), "embedding: there are no {} for table \"{}\"", what,
+               spec.name);
     const int64_t n = counts.keys.numel();
     check(what, counts.keys, {n}, at::kLong);
     check("occurrences", counts.occurrences, {n}, at::kLong);
@@ -330,9 +351,11 @@ void HashedTables::load(int64_t t, const KeyedRows& contents) {
   };
   const int64_t n = check_counts(contents.known, "keys");
   check_counts(contents.candidates, "candidates");
-  check("weight", contents.weight, {n, stored_width(spec_.row_dtype, spec.dim)}, stored_type(spec_.row_dtype));
+  check("weight", contents.weight, {n, stored_width(spec_.row_dtype, spec.dim)},
+        stored_type(spec_.row_dtype));
   check("state", contents.state, {n, table.state_width}, at::kFloat);
-  user_check(n <= table.rows, "embedding: table \"{}\" may have {} rows, but {} are to be loaded; raise its {}",
+  user_check(n <= table.rows,
+             "embedding: table \"{}\" may have {} rows, but {} are to be loaded; raise its {}",
              spec.name, table.rows, n, table.capped ? "max_bytes" : "rows");
   table.keys.load(contents.known, spec.name);
   table.candidates.load(contents.candidates, spec.name);

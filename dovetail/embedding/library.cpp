@@ -19,7 +19,8 @@ using Tables = c10::intrusive_ptr<TrainedTables>;
 
 UpdateTime parse_update_time(const std::string& name) {
   if (name == "backward") return UpdateTime::kInBackward;
-  user_check(name == "apply", "embedding: no time of update is named \"{}\"; use backward or apply", name);
+  user_check(name == "apply", "embedding: no time of update is named \"{}\"; use backward or apply",
+             name);
   return UpdateTime::kOnApply;
 }
 
@@ -38,15 +39,18 @@ OptimizerSpec optimizer_from(const std::string& name, const double* numbers) {
 /// The general optimizer stands before those of the tables.
 Tables make_tables(const std::vector<std::string>& names, const std::vector<int64_t>& rows,
                    const std::vector<int64_t>& dims, const std::vector<std::string>& poolings,
-                   const std::vector<int64_t>& feature_table, const std::vector<std::string>& optimizers,
-                   const std::vector<double>& numbers, const std::string& update, int64_t seed,
-                   const std::string& row_dtype, at::Device device) {
-  user_check(rows.size() == names.size() && dims.size() == names.size() && poolings.size() == names.size(),
-             "embedding: {} names of tables, {} rows, {} dims, {} poolings; there must be one of each", names.size(),
-             rows.size(), dims.size(), poolings.size());
+                   const std::vector<int64_t>& feature_table,
+                   const std::vector<std::string>& optimizers, const std::vector<double>& numbers,
+                   const std::string& update, int64_t seed, const std::string& row_dtype,
+                   at::Device device) {
+  user_check(
+      rows.size() == names.size() && dims.size() == names.size() && poolings.size() == names.size(),
+      "embedding: {} names of tables, {} rows, {} dims, {} poolings; there must be one of each",
+      names.size(), rows.size(), dims.size(), poolings.size());
   user_check(
       optimizers.size() == names.size() + 1 && numbers.size() == kNumbers * optimizers.size(),
-      "embedding: {} optimizers with {} numbers for {} tables, but there must be the general one and one for each "
+      "embedding: {} optimizers with {} numbers for {} tables, but there must be the general one "
+      "and one for each "
       "table, each with lr, momentum, beta1, beta2, eps, weight_decay",
       optimizers.size(), numbers.size(), names.size());
   PackSpec spec{.feature_table = feature_table,
@@ -54,11 +58,12 @@ Tables make_tables(const std::vector<std::string>& names, const std::vector<int6
                 .seed = static_cast<uint64_t>(seed),
                 .row_dtype = parse_row_dtype(row_dtype)};
   for (size_t t = 0; t < names.size(); ++t)
-    spec.tables.push_back({.name = names[t],
-                           .rows = rows[t],
-                           .dim = dims[t],
-                           .pooling = parse_pooling(poolings[t]),
-                           .optimizer = optimizer_from(optimizers[t + 1], numbers.data() + kNumbers * (t + 1))});
+    spec.tables.push_back(
+        {.name = names[t],
+         .rows = rows[t],
+         .dim = dims[t],
+         .pooling = parse_pooling(poolings[t]),
+         .optimizer = optimizer_from(optimizers[t + 1], numbers.data() + kNumbers * (t + 1))});
   return c10::make_intrusive<TrainedTables>(spec, parse_update_time(update), device);
 }
 
@@ -70,8 +75,10 @@ at::Tensor as_int64(const at::Tensor& numbers) {
 at::Tensor library_lookup(const Tables& tables, const at::Tensor& values, const at::Tensor& offsets,
                           const std::optional<at::Tensor>& weights) {
   const auto features = std::ssize(tables->spec().feature_table);
-  user_check(offsets.dim() == 1 && offsets.numel() >= 1 && features > 0 && (offsets.numel() - 1) % features == 0,
-             "embedding: offsets must be ({} features * samples + 1), but has {} elements", features, offsets.numel());
+  user_check(offsets.dim() == 1 && offsets.numel() >= 1 && features > 0 &&
+                 (offsets.numel() - 1) % features == 0,
+             "embedding: offsets must be ({} features * samples + 1), but has {} elements",
+             features, offsets.numel());
   return lookup(tables, {.values = as_int64(values),
                          .offsets = as_int64(offsets),
                          .weights = weights.value_or(at::Tensor()),
@@ -95,10 +102,13 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
   dovetail::define<"embedding_tables", dovetail::embedding::make_tables>(m);
   dovetail::define<"embedding_lookup", dovetail::embedding::library_lookup>(m);
   dovetail::define<"embedding_apply", [](const Tables& tables) { tables->apply(); }>(m);
-  dovetail::define<"embedding_set_lr", [](const Tables& tables, double lr) { tables->set_lr(lr); }>(m);
-  dovetail::define<"embedding_weight", [](const Tables& tables, int64_t table) { return tables->stored(table); }>(m);
+  dovetail::define<"embedding_set_lr", [](const Tables& tables, double lr) { tables->set_lr(lr); }>(
+      m);
+  dovetail::define<"embedding_weight",
+                   [](const Tables& tables, int64_t table) { return tables->stored(table); }>(m);
   dovetail::define<"embedding_state", dovetail::embedding::library_state>(m);
   dovetail::define<"embedding_waiting", [](const Tables& tables) { return tables->waiting(); }>(m);
   dovetail::define<"embedding_steps", [](const Tables& tables) { return tables->steps(); }>(m);
-  dovetail::define<"embedding_set_steps", [](const Tables& tables, int64_t steps) { tables->set_steps(steps); }>(m);
+  dovetail::define<"embedding_set_steps",
+                   [](const Tables& tables, int64_t steps) { tables->set_steps(steps); }>(m);
 }

@@ -24,7 +24,8 @@ namespace dovetail::embedding {
 
 namespace {
 
-/// An output beyond this does not stay in the caches until it is read, and need not be read before it is written.
+/// An output beyond this does not stay in the caches until it is read, and need not be read before
+/// it is written.
 constexpr int64_t kStreamBytes = int64_t{8} << 20;
 constexpr int64_t kVectorBytes = 64, kVector = kVectorBytes / static_cast<int64_t>(sizeof(float));
 /// Samples of a feature that are one piece of work.
@@ -35,15 +36,17 @@ bool kernels_on(const PackedTables& tables) {
 }
 
 PoolProblem pool_problem(const PackedTables& tables, const Jagged& batch, const at::Tensor& y) {
-  PoolProblem problem{.dtype = tables.spec().row_dtype,
-                      .values = batch.values.const_data_ptr<int64_t>(),
-                      .offsets = batch.offsets.const_data_ptr<int64_t>(),
-                      .weights = data_or_null(batch.weights),
-                      .samples = batch.samples,
-                      .y = y.mutable_data_ptr<float>(),
-                      .columns = tables.columns(),
-                      .stream = tables.columns() % kVector == 0 && static_cast<int64_t>(y.nbytes()) > kStreamBytes &&
-                                reinterpret_cast<uintptr_t>(y.const_data_ptr()) % kVectorBytes == 0};
+  PoolProblem problem{
+      .dtype = tables.spec().row_dtype,
+      .values = batch.values.const_data_ptr<int64_t>(),
+      .offsets = batch.offsets.const_data_ptr<int64_t>(),
+      .weights = data_or_null(batch.weights),
+      .samples = batch.samples,
+      .y = y.mutable_data_ptr<float>(),
+      .columns = tables.columns(),
+      .stream = tables.columns() % kVector == 0 &&
+                static_cast<int64_t>(y.nbytes()) > kStreamBytes &&
+                reinterpret_cast<uintptr_t>(y.const_data_ptr()) % kVectorBytes == 0};
   for (const FeatureLayout& feature : tables.features()) {
     const TableSpec& table = tables.spec().tables[static_cast<size_t>(feature.table)];
     problem.features.push_back({.rows = tables.row_data(feature.table),
@@ -62,7 +65,8 @@ int64_t rows_out(const PackedTables& tables, const Jagged& batch) {
   return batch.values.defined() ? batch.values.numel() : 0;
 }
 
-void check_output(const PackedTables& tables, const Jagged& batch, const at::Tensor& y, const char* what) {
+void check_output(const PackedTables& tables, const Jagged& batch, const at::Tensor& y,
+                  const char* what) {
   const int64_t rows = rows_out(tables, batch);
   user_check(y.defined() && y.dim() == 2 && y.size(0) == rows && y.size(1) == tables.columns() &&
                  y.scalar_type() == at::kFloat && y.device() == tables.device(),
@@ -92,10 +96,11 @@ void copy_rows(PoolProblem problem, const Jagged& batch) {
   });
 }
 
-/// One update of a pack. A table with few occurrences is one piece of work: listed, sorted and updated while its keys
-/// lie in the cache. Those of a table with many are listed by ranges of samples, distributed to ranges of rows, and
-/// each range of rows is a piece; so many tables at a time as have kWaveIds ids, for lists of all ids would take as
-/// much memory as half of their gradients at a dimension of 16.
+/// One update of a pack. A table with few occurrences is one piece of work: listed, sorted and
+/// updated while its keys lie in the cache. Those of a table with many are listed by ranges of
+/// samples, distributed to ranges of rows, and each range of rows is a piece; so many tables at a
+/// time as have kWaveIds ids, for lists of all ids would take as much memory as half of their
+/// gradients at a dimension of 16.
 class Update {
  public:
   Update(const PackedTables& tables, const std::vector<PooledGradient>& parts)
@@ -106,7 +111,8 @@ class Update {
 
   void run() {
     for (size_t next = 0; next < large_.size() || !pieces_.empty();) {
-      for (int64_t ids = 0; next < large_.size() && (ids == 0 || ids + large_[next].count <= kWaveIds); ++next) {
+      for (int64_t ids = 0;
+           next < large_.size() && (ids == 0 || ids + large_[next].count <= kWaveIds); ++next) {
         add_distribution(large_[next]);
         ids += large_[next].count;
       }
@@ -118,7 +124,8 @@ class Update {
   }
 
  private:
-  static constexpr int64_t kWholeTable = 1 << 15, kListed = 1 << 14, kWaveIds = 1 << 18, kNoDistribution = -1;
+  static constexpr int64_t kWholeTable = 1 << 15, kListed = 1 << 14, kWaveIds = 1 << 18,
+                           kNoDistribution = -1;
   static constexpr int kRangeBits = 8;
 
   struct LargeTable {
@@ -127,7 +134,8 @@ class Update {
   struct Piece {
     int64_t table, distribution, begin, count, cost;
   };
-  /// The keys of a table with many occurrences: ranges of rows are those with the same row >> shift.
+  /// The keys of a table with many occurrences: ranges of rows are those with the same row >>
+  /// shift.
   struct Distribution {
     int64_t table;
     int shift;
@@ -151,7 +159,8 @@ class Update {
       for (int64_t i = begin; i < end; ++i) distribute(listings_[static_cast<size_t>(i)]);
     });
     // The longest first, so that none begins when all others have ended.
-    std::stable_sort(pieces_.begin(), pieces_.end(), [](const Piece& a, const Piece& b) { return a.cost > b.cost; });
+    std::stable_sort(pieces_.begin(), pieces_.end(),
+                     [](const Piece& a, const Piece& b) { return a.cost > b.cost; });
     parallel_pieces(static_cast<int64_t>(pieces_.size()), 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) work(pieces_[static_cast<size_t>(i)]);
     });
@@ -181,8 +190,10 @@ class Update {
     state_.push_back(tables_.packed_state(t).mutable_data_ptr<float>());
     row_bits_.push_back(std::bit_width(static_cast<uint64_t>(spec.rows - 1)));
     int64_t count = 0;
-    for (const MicroBatch& batch : batches_) count += count_occurrences(columns_.back(), batch, batch.samples);
-    user_check(count < int64_t{1} << 32, "embedding: table \"{}\" has {} ids in one update, but 2^32 - 1 are the most",
+    for (const MicroBatch& batch : batches_)
+      count += count_occurrences(columns_.back(), batch, batch.samples);
+    user_check(count < int64_t{1} << 32,
+               "embedding: table \"{}\" has {} ids in one update, but 2^32 - 1 are the most",
                spec.name, count);
     if (count > kWholeTable) {
       large_.push_back({t, count});
@@ -208,7 +219,8 @@ class Update {
       const int64_t grain = std::max<int64_t>(1, batch.samples * kListed / ids);
       for (int64_t begin = 0; begin < batch.samples; begin += grain) {
         const int64_t end = std::min(begin + grain, batch.samples);
-        const int64_t here = count_occurrences(columns, batch, end) - count_occurrences(columns, batch, begin);
+        const int64_t here =
+            count_occurrences(columns, batch, end) - count_occurrences(columns, batch, begin);
         listings_.push_back({index, m, begin, end, first, here, {}});
         first += here;
       }
@@ -218,8 +230,9 @@ class Update {
   void list(Listing& listing) const {
     const Distribution& to = distributions_[static_cast<size_t>(listing.distribution)];
     uint64_t* keys = to.listed.get() + listing.first;
-    list_occurrences(columns_[static_cast<size_t>(to.table)], batches_[listing.batch], listing.begin, listing.end,
-                     static_cast<uint64_t>(listing.first), keys, to.occurrences.get() + listing.first);
+    list_occurrences(columns_[static_cast<size_t>(to.table)], batches_[listing.batch],
+                     listing.begin, listing.end, static_cast<uint64_t>(listing.first), keys,
+                     to.occurrences.get() + listing.first);
     for (int64_t i = 0; i < listing.count; ++i) ++listing.in_range[row_of(keys[i]) >> to.shift];
   }
 
@@ -233,22 +246,24 @@ class Update {
       for (Listing& listing : listings_) {
         if (listing.distribution == index) place += std::exchange(listing.in_range[range], place);
       }
-      if (place > begin) pieces_.push_back({table.table, index, begin, place - begin, (place - begin) * dim});
+      if (place > begin)
+        pieces_.push_back({table.table, index, begin, place - begin, (place - begin) * dim});
     }
   }
 
   void distribute(Listing& listing) const {
     const Distribution& to = distributions_[static_cast<size_t>(listing.distribution)];
     for (int64_t i = listing.first; i < listing.first + listing.count; ++i)
-      to.ranged[static_cast<size_t>(listing.in_range[row_of(to.listed[static_cast<size_t>(i)]) >> to.shift]++)] =
+      to.ranged[static_cast<size_t>(
+          listing.in_range[row_of(to.listed[static_cast<size_t>(i)]) >> to.shift]++)] =
           to.listed[static_cast<size_t>(i)];
   }
 
   void work(const Piece& piece) const {
     if (piece.distribution == kNoDistribution) return work_on_table(piece);
     const Distribution& from = distributions_[static_cast<size_t>(piece.distribution)];
-    sort_and_update(piece, from.ranged.get() + piece.begin, from.listed.get() + piece.begin, from.shift,
-                    from.occurrences.get());
+    sort_and_update(piece, from.ranged.get() + piece.begin, from.listed.get() + piece.begin,
+                    from.shift, from.occurrences.get());
   }
 
   void work_on_table(const Piece& piece) const {
@@ -257,27 +272,29 @@ class Update {
     const TableColumns& columns = columns_[static_cast<size_t>(piece.table)];
     uint64_t first = 0;
     for (const MicroBatch& batch : batches_) {
-      list_occurrences(columns, batch, 0, batch.samples, first, keys.data() + first, occurrences.data() + first);
+      list_occurrences(columns, batch, 0, batch.samples, first, keys.data() + first,
+                       occurrences.data() + first);
       first += static_cast<uint64_t>(count_occurrences(columns, batch, batch.samples));
     }
-    sort_and_update(piece, keys.data(), keys.data() + kWholeTable, row_bits_[static_cast<size_t>(piece.table)],
-                    occurrences.data());
+    sort_and_update(piece, keys.data(), keys.data() + kWholeTable,
+                    row_bits_[static_cast<size_t>(piece.table)], occurrences.data());
   }
 
   void sort_and_update(const Piece& piece, uint64_t* keys, uint64_t* scratch, int bits,
                        const Occurrence* occurrences) const {
     const auto t = static_cast<size_t>(piece.table);
-    update_rows({.keys = sort_keys(keys, scratch, piece.count, bits),
-                 .count = piece.count,
-                 .occurrences = occurrences,
-                 .dim = tables_.spec().tables[t].dim,
-                 .dtype = tables_.spec().row_dtype,
-                 .rows = rows_[t],
-                 .row_bytes = row_bytes(tables_.spec().row_dtype, tables_.spec().tables[t].dim),
-                 .rounding = rounding_[t],
-                 .state = state_[t],
-                 .state_width = state_per_row(tables_.spec().optimizer.kind, tables_.spec().tables[t].dim)},
-                scalars_);
+    update_rows(
+        {.keys = sort_keys(keys, scratch, piece.count, bits),
+         .count = piece.count,
+         .occurrences = occurrences,
+         .dim = tables_.spec().tables[t].dim,
+         .dtype = tables_.spec().row_dtype,
+         .rows = rows_[t],
+         .row_bytes = row_bytes(tables_.spec().row_dtype, tables_.spec().tables[t].dim),
+         .rounding = rounding_[t],
+         .state = state_[t],
+         .state_width = state_per_row(tables_.spec().optimizer.kind, tables_.spec().tables[t].dim)},
+        scalars_);
   }
 
   const PackedTables& tables_;
@@ -313,12 +330,14 @@ void pool_into(const PackedTables& tables, const Jagged& batch, const at::Tensor
   if (!kernels_on(tables)) return composed::pool(tables, batch, y);
   const PoolProblem problem = pool_problem(tables, batch, y);
   if (tables.unpooled()) return copy_rows(problem, batch);
-  // A feature at a time, not a sample: the pages of one table and of the output fit into the TLB, those of all do not.
+  // A feature at a time, not a sample: the pages of one table and of the output fit into the TLB,
+  // those of all do not.
   const int64_t pieces_of_feature = (batch.samples + kPoolSamples - 1) / kPoolSamples;
   parallel_pieces(batch.features * pieces_of_feature, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t first = i % pieces_of_feature * kPoolSamples;
-      pool_samples(problem, i / pieces_of_feature, first, std::min(first + kPoolSamples, batch.samples));
+      pool_samples(problem, i / pieces_of_feature, first,
+                   std::min(first + kPoolSamples, batch.samples));
     }
   });
 }

@@ -39,7 +39,8 @@ struct PackOnGpu {
       const TableSpec& table = from.spec().tables[t];
       const auto number = static_cast<int64_t>(t);
       const RowRounding rounding = from.rounding(number);
-      DOVETAIL_CHECK(rounding.row_of == nullptr, "rows of \"{}\" hold others, on a GPU", table.name);
+      DOVETAIL_CHECK(rounding.row_of == nullptr, "rows of \"{}\" hold others, on a GPU",
+                     table.name);
       all.push_back({.rows = from.row_data(number),
                      .state = from.packed_state(number).mutable_data_ptr<float>(),
                      .first_row = rows,
@@ -55,11 +56,14 @@ struct PackOnGpu {
     }
     for (const FeatureLayout& feature : from.features()) {
       const TableSpec& table = from.spec().tables[static_cast<size_t>(feature.table)];
-      looked_up.push_back({.table = feature.table, .column = feature.column, .mean = table.pooling == Pooling::kMean});
+      looked_up.push_back({.table = feature.table,
+                           .column = feature.column,
+                           .mean = table.pooling == Pooling::kMean});
     }
     tables = to_gpu(all, from.device());
     features = to_gpu(looked_up, from.device());
-    pack.storage = from.spec().row_dtype == RowDtype::kFloat32 ? Storage::kFloat32 : Storage::kBFloat16;
+    pack.storage =
+        from.spec().row_dtype == RowDtype::kFloat32 ? Storage::kFloat32 : Storage::kBFloat16;
     pack.tables = items_in<CudaTable>(tables);
     pack.features = items_in<CudaFeature>(features);
     pack.num_tables = std::ssize(all);
@@ -101,8 +105,10 @@ void pool_on_gpu(const PackedTables& tables, const Jagged& batch, const at::Tens
   if (batch.features * batch.samples == 0) return;
   const c10::DeviceGuard guard(tables.device());
   const PackOnGpu pack(tables);
-  cuda_kernels().pool(
-      {.pack = pack.pack, .batch = on_gpu(batch), .y = y.mutable_data_ptr<float>(), .columns = tables.columns()});
+  cuda_kernels().pool({.pack = pack.pack,
+                       .batch = on_gpu(batch),
+                       .y = y.mutable_data_ptr<float>(),
+                       .columns = tables.columns()});
 }
 
 void update_on_gpu(const PackedTables& tables, const std::vector<PooledGradient>& micro_batches) {
@@ -122,15 +128,19 @@ void update_on_gpu(const PackedTables& tables, const std::vector<PooledGradient>
   }
   if (count == 0) return;
   user_check(bags < INT32_MAX && count < INT32_MAX && pack.rows <= int64_t{1} << 32,
-             "embedding: an update on a GPU may have 2^31 - 2 bags and ids of 2^32 rows, but has {} and {} of {}", bags,
-             count, pack.rows);
-  const int row_bits = std::max(1, static_cast<int>(std::bit_width(static_cast<uint64_t>(pack.rows - 1))));
+             "embedding: an update on a GPU may have 2^31 - 2 bags and ids of 2^32 rows, but has "
+             "{} and {} of {}",
+             bags, count, pack.rows);
+  const int row_bits =
+      std::max(1, static_cast<int>(std::bit_width(static_cast<uint64_t>(pack.rows - 1))));
   const at::Tensor on_gpu = to_gpu(parts, tables.device());
   const auto bytes = at::TensorOptions(tables.device()).dtype(at::kByte);
-  const auto words = [&](int64_t n) { return at::empty({n * static_cast<int64_t>(sizeof(uint32_t))}, bytes); };
+  const auto words = [&](int64_t n) {
+    return at::empty({n * static_cast<int64_t>(sizeof(uint32_t))}, bytes);
+  };
   const at::Tensor bag_begins = words(bags + 1), keys = words(count), sorted_keys = words(count),
-                   occurrences = words(2 * count), sorted_occurrences = words(2 * count), row_begins = words(count),
-                   long_rows = words(count), counts = words(2).zero_();
+                   occurrences = words(2 * count), sorted_occurrences = words(2 * count),
+                   row_begins = words(count), long_rows = words(count), counts = words(2).zero_();
   const size_t scratch_bytes = cuda_kernels().update_scratch(bags, count, row_bits);
   const at::Tensor scratch = at::empty({static_cast<int64_t>(scratch_bytes)}, bytes);
   static_assert(sizeof(CudaOccurrence) == 2 * sizeof(uint32_t));

@@ -15,7 +15,8 @@ namespace dovetail::embedding {
 namespace {
 
 /// Of rows, one for each id of a batch, those of some features, one feature after another.
-std::vector<at::Tensor> rows_of(const at::Tensor& rows, const Jagged& batch, const std::vector<int64_t>& features) {
+std::vector<at::Tensor> rows_of(const at::Tensor& rows, const Jagged& batch,
+                                const std::vector<int64_t>& features) {
   const auto* offsets = batch.offsets.const_data_ptr<int64_t>();
   std::vector<at::Tensor> parts;
   for (const int64_t f : features) {
@@ -31,17 +32,19 @@ TrainedTables::TrainedTables(const PackSpec& spec, UpdateTime time, at::Device d
     : spec_(spec), time_(time), anchor_(at::zeros({}).requires_grad_()) {
   check_spec(spec_);
   const std::vector<std::vector<int64_t>> alike = tables_by_optimizer(spec_);
-  user_check(
-      device.is_cpu() || alike.size() <= 1,
-      "embedding: {} optimizers are asked for on {}, where the tables of a collection have one; make a collection "
-      "for each",
-      alike.size(), device.str());
+  user_check(device.is_cpu() || alike.size() <= 1,
+             "embedding: {} optimizers are asked for on {}, where the tables of a collection have "
+             "one; make a collection "
+             "for each",
+             alike.size(), device.str());
   for (const std::vector<int64_t>& tables : alike) add_pack(tables, device);
-  for (const int64_t t : spec_.feature_table) feature_rows_.push_back(spec_.tables[static_cast<size_t>(t)].rows);
+  for (const int64_t t : spec_.feature_table)
+    feature_rows_.push_back(spec_.tables[static_cast<size_t>(t)].rows);
 }
 
 void TrainedTables::add_pack(const std::vector<int64_t>& tables, at::Device device) {
-  const std::vector<int64_t> features = features_of(spec_, {.tables = tables}), columns = whole_columns(spec_);
+  const std::vector<int64_t> features = features_of(spec_, {.tables = tables}),
+                             columns = whole_columns(spec_);
   PackSpec pack{.tables = {},
                 .feature_table = {},
                 .optimizer = optimizer_of(spec_, tables.front()),
@@ -53,12 +56,14 @@ void TrainedTables::add_pack(const std::vector<int64_t>& tables, at::Device devi
   }
   const bool pools = pack.tables.front().pooling != Pooling::kNone;
   for (const int64_t f : features) {
-    const auto table = std::ranges::lower_bound(tables, spec_.feature_table[static_cast<size_t>(f)]);
+    const auto table =
+        std::ranges::lower_bound(tables, spec_.feature_table[static_cast<size_t>(f)]);
     pack.feature_table.push_back(table - tables.begin());
     if (pools) pack.feature_columns.push_back(columns[static_cast<size_t>(f)]);
   }
   pack.columns = columns.back();
-  packs_.push_back({tables, features, PackedTables(std::move(pack), PackedTables::Initial::kDrawn, device)});
+  packs_.push_back(
+      {tables, features, PackedTables(std::move(pack), PackedTables::Initial::kDrawn, device)});
 }
 
 std::pair<const TrainedTables::Pack*, int64_t> TrainedTables::pack_of(int64_t table) const {
@@ -91,7 +96,8 @@ at::Tensor TrainedTables::pool(const Jagged& batch) const {
   if (packs_.size() == 1) return embedding::pool(packs_.front().tables, batch);
   check_jagged(batch, feature_rows_);
   const int64_t rows = unpooled() ? batch.values.numel() : batch.samples,
-                columns = unpooled() ? packs_.front().tables.columns() : whole_columns(spec_).back();
+                columns =
+                    unpooled() ? packs_.front().tables.columns() : whole_columns(spec_).back();
   at::Tensor y = allocate(rows * columns).view({rows, columns});
   for (const Pack& pack : packs_) {
     const Jagged own = embedding::features_of(batch, pack.features);
@@ -125,10 +131,12 @@ void TrainedTables::update(const std::vector<PooledGradient>& micro_batches) {
 
 void TrainedTables::apply() {
   user_check(time_ == UpdateTime::kOnApply,
-             "embedding: apply was called, but every backward has been a step already; make the tables with "
+             "embedding: apply was called, but every backward has been a step already; make the "
+             "tables with "
              "update = \"apply\"");
   if (queue_.empty()) return;
-  std::sort(queue_.begin(), queue_.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::sort(queue_.begin(), queue_.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<PooledGradient> micro_batches;
   for (auto& [number, part] : queue_) micro_batches.push_back(std::move(part));
   queue_.clear();

@@ -14,12 +14,12 @@
 
 namespace dovetail::embedding {
 
-/// When the gradients of lookups become an update: as soon as each of them is there, or all of them together at
-/// `apply`.
+/// When the gradients of lookups become an update: as soon as each of them is there, or all of them
+/// together at `apply`.
 enum class UpdateTime { kInBackward, kOnApply };
 
-/// Tables that learn from the backward of their lookups, without a gradient of their rows ever being stored. Those of
-/// one optimizer are looked up and updated as one.
+/// Tables that learn from the backward of their lookups, without a gradient of their rows ever
+/// being stored. Those of one optimizer are looked up and updated as one.
 class TrainedTables : public torch::CustomClassHolder {
  public:
   /// Throws UserError as PackedTables, which may have one optimizer on a GPU.
@@ -28,9 +28,9 @@ class TrainedTables : public torch::CustomClassHolder {
   const PackSpec& spec() const { return spec_; }
   /// As PackedTables of all features would.
   at::Tensor pool(const Jagged& batch) const;
-  /// One update of all gradients since the last, in the order of their lookups (not of their backwards): lookups of the
-  /// micro-batches of a batch, in order, give the bits of the whole batch. Without any, nothing happens. Throws
-  /// UserError under kInBackward.
+  /// One update of all gradients since the last, in the order of their lookups (not of their
+  /// backwards): lookups of the micro-batches of a batch, in order, give the bits of the whole
+  /// batch. Without any, nothing happens. Throws UserError under kInBackward.
   void apply();
   /// Gradients that wait for `apply`.
   int64_t waiting() const { return static_cast<int64_t>(queue_.size()); }
@@ -60,14 +60,16 @@ class TrainedTables : public torch::CustomClassHolder {
   std::vector<Pack> packs_;
   std::vector<int64_t> feature_rows_;
   const UpdateTime time_;
-  at::Tensor anchor_;  // what makes autograd call the backward: the rows themselves have no gradient
+  at::Tensor
+      anchor_;  // what makes autograd call the backward: the rows themselves have no gradient
   int64_t lookups_ = 0;
   std::vector<std::pair<int64_t, PooledGradient>> queue_;
 };
 
-/// `pool`, whose backward hands the gradient of its output to the tables. Under kInBackward each backward is a step of
-/// the optimizer, and every lookup of a graph must have been made before. The gradient must stay as it is until
-/// `apply`. Throws UserError for weights that require a gradient: they get none.
+/// `pool`, whose backward hands the gradient of its output to the tables. Under kInBackward each
+/// backward is a step of the optimizer, and every lookup of a graph must have been made before. The
+/// gradient must stay as it is until `apply`. Throws UserError for weights that require a gradient:
+/// they get none.
 at::Tensor lookup(const c10::intrusive_ptr<TrainedTables>& tables, const Jagged& batch);
 
 }  // namespace dovetail::embedding

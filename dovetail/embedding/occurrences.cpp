@@ -11,14 +11,15 @@ namespace {
 constexpr int kMaxDigitBits = 10;
 
 /// The usual case, without a loop over bags: one feature, one id in each bag.
-bool list_single(const TableColumns& table, const MicroBatch& batch, int64_t begin, int64_t end, uint64_t first,
-                 uint64_t* keys, Occurrence* occurrences) {
+bool list_single(const TableColumns& table, const MicroBatch& batch, int64_t begin, int64_t end,
+                 uint64_t first, uint64_t* keys, Occurrence* occurrences) {
   if (table.features.size() != 1 || batch.weights) return false;
   const int64_t* offsets = batch.offsets + table.features[0] * batch.samples;
   if (offsets[end] - offsets[begin] != end - begin) return false;
   uint64_t uneven = 0;
 #pragma omp simd reduction(| : uneven)
-  for (int64_t b = begin; b < end; ++b) uneven |= static_cast<uint64_t>(offsets[b + 1] - offsets[b]) ^ 1;
+  for (int64_t b = begin; b < end; ++b)
+    uneven |= static_cast<uint64_t>(offsets[b + 1] - offsets[b]) ^ 1;
   if (uneven) return false;
   const int64_t* values = batch.values + offsets[begin];
   const int64_t first_row = table.unpooled ? offsets[begin] : begin;
@@ -39,8 +40,8 @@ int64_t count_occurrences(const TableColumns& table, const MicroBatch& batch, in
   return count;
 }
 
-void list_occurrences(const TableColumns& table, const MicroBatch& batch, int64_t begin, int64_t end, uint64_t first,
-                      uint64_t* keys, Occurrence* occurrences) {
+void list_occurrences(const TableColumns& table, const MicroBatch& batch, int64_t begin,
+                      int64_t end, uint64_t first, uint64_t* keys, Occurrence* occurrences) {
   if (list_single(table, batch, begin, end, first, keys, occurrences)) return;
   for (int64_t b = begin; b < end; ++b) {
     for (size_t k = 0; k < table.features.size(); ++k) {

@@ -11,7 +11,8 @@ namespace dovetail::embedding {
 
 namespace {
 
-constexpr std::array<std::string_view, 5> kOptimizerNames = {"sgd", "momentum", "adagrad", "rowwise_adagrad", "adam"};
+constexpr std::array<std::string_view, 5> kOptimizerNames = {"sgd", "momentum", "adagrad",
+                                                             "rowwise_adagrad", "adam"};
 
 }  // namespace
 
@@ -28,19 +29,20 @@ OptimizerKind parse_optimizer(std::string_view name) {
 UpdateScalars update_scalars(const OptimizerSpec& spec, int64_t step) {
   const auto t = static_cast<double>(step);
   const double correction = std::sqrt(1 - std::pow(spec.beta2, t)) / (1 - std::pow(spec.beta1, t));
-  return {.kind = spec.kind,
-          .lr = static_cast<float>(spec.kind == OptimizerKind::kAdam ? spec.lr * correction : spec.lr),
-          .momentum = static_cast<float>(spec.momentum),
-          .rest1 = static_cast<float>(1 - spec.beta1),
-          .rest2 = static_cast<float>(1 - spec.beta2),
-          .eps = static_cast<float>(spec.eps),
-          .weight_decay = static_cast<float>(spec.weight_decay)};
+  return {
+      .kind = spec.kind,
+      .lr = static_cast<float>(spec.kind == OptimizerKind::kAdam ? spec.lr * correction : spec.lr),
+      .momentum = static_cast<float>(spec.momentum),
+      .rest1 = static_cast<float>(1 - spec.beta1),
+      .rest2 = static_cast<float>(1 - spec.beta2),
+      .eps = static_cast<float>(spec.eps),
+      .weight_decay = static_cast<float>(spec.weight_decay)};
 }
 
 void check_optimizer(const OptimizerSpec& spec) {
   const auto check = [](const char* name, double value, double below) {
-    user_check(std::isfinite(value) && value >= 0 && value < below, "embedding: {} is {}, but must lie in [0, {})",
-               name, value, below);
+    user_check(std::isfinite(value) && value >= 0 && value < below,
+               "embedding: {} is {}, but must lie in [0, {})", name, value, below);
   };
   check("lr", spec.lr, INFINITY);
   check("momentum", spec.momentum, 1);

@@ -5,16 +5,17 @@
 
 namespace dovetail::embedding {
 
-/// Optimizers of sparse gradients. Of a step, only the rows that occur in its batch change, and their state only; a row
-/// that occurs in it changes once, however often it occurs. With G the sum of the row's gradients over all of its
-/// occurrences, plus weight_decay * w (decay of L2 kind as in torch.optim's SGD, Adagrad and Adam, of touched rows):
+/// Optimizers of sparse gradients. Of a step, only the rows that occur in its batch change, and
+/// their state only; a row that occurs in it changes once, however often it occurs. With G the sum
+/// of the row's gradients over all of its occurrences, plus weight_decay * w (decay of L2 kind as
+/// in torch.optim's SGD, Adagrad and Adam, of touched rows):
 ///   kSgd            w -= lr * G
-///   kMomentum       u = momentum * u + G;  w -= lr * u                              (torch.optim.SGD, dampening 0)
-///   kAdagrad        s += G^2;  w -= lr * G / (sqrt(s) + eps)
-///   kRowWiseAdagrad s += mean over the row of G^2 (one s per row);  w -= lr / (sqrt(s) + eps) * G
-///   kAdam           m += (1 - beta1) (G - m);  v += (1 - beta2) (G^2 - v)           (torch.optim.SparseAdam)
-///                   w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps), t the number of steps of all
-///                   rows together
+///   kMomentum       u = momentum * u + G;  w -= lr * u (torch.optim.SGD, dampening 0) kAdagrad s
+///   += G^2;  w -= lr * G / (sqrt(s) + eps) kRowWiseAdagrad s += mean over the row of G^2 (one s
+///   per row);  w -= lr / (sqrt(s) + eps) * G kAdam           m += (1 - beta1) (G - m);  v += (1 -
+///   beta2) (G^2 - v)           (torch.optim.SparseAdam)
+///                   w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps), t the
+///                   number of steps of all rows together
 enum class OptimizerKind { kSgd, kMomentum, kAdagrad, kRowWiseAdagrad, kAdam };
 
 /// "sgd", "momentum", "adagrad", "rowwise_adagrad", "adam".

@@ -22,7 +22,9 @@ constexpr std::array<std::string_view, 4> kShardings = {"row", "table", "column"
 /// Columns are cut between vectors of this many.
 constexpr int64_t kColumnUnit = 4;
 
-const TableSpec& table_of(const PackSpec& spec, int64_t t) { return spec.tables[static_cast<size_t>(t)]; }
+const TableSpec& table_of(const PackSpec& spec, int64_t t) {
+  return spec.tables[static_cast<size_t>(t)];
+}
 
 int64_t bytes_of(const PackSpec& spec, int64_t t) {
   const TableSpec& table = table_of(spec, t);
@@ -36,8 +38,8 @@ bool has_row_wise_state(const PackSpec& spec, int64_t t) {
 }
 
 bool columns_can_be_cut(const PackSpec& spec, int64_t t, int64_t ranks) {
-  return !has_row_wise_state(spec, t) && spec.row_dtype != RowDtype::kMXFP8 && !table_of(spec, t).hashed &&
-         table_of(spec, t).dim >= kColumnUnit * ranks;
+  return !has_row_wise_state(spec, t) && spec.row_dtype != RowDtype::kMXFP8 &&
+         !table_of(spec, t).hashed && table_of(spec, t).dim >= kColumnUnit * ranks;
 }
 
 /// Of `count` units in equal parts, where part `index` begins.
@@ -59,24 +61,25 @@ std::vector<PlannedTable> measure_tables(const PackSpec& spec, const PlanOptions
 
 void check_column_wise(const PackSpec& spec, int64_t ranks) {
   user_check(spec.row_dtype != RowDtype::kMXFP8,
-             "embedding: mxfp8 has one scale for 32 elements of a row, which column-wise tables would cut; use another "
+             "embedding: mxfp8 has one scale for 32 elements of a row, which column-wise tables "
+             "would cut; use another "
              "sharding, or bf16");
   for (int64_t t = 0; t < std::ssize(spec.tables); ++t) {
     const TableSpec& table = table_of(spec, t);
-    user_check(
-        !has_row_wise_state(spec, t),
-        "embedding: table \"{}\": row-wise Adagrad has one state for a whole row, which column-wise tables would "
-        "cut; use another sharding, or adagrad",
-        table.name);
-    user_check(
-        !table.hashed,
-        "embedding: the keys of table \"{}\", which has no fixed vocabulary, are of whole rows, which column-wise "
-        "tables would cut; use another sharding",
-        table.name);
-    user_check(
-        table.dim >= kColumnUnit * ranks,
-        "embedding: table \"{}\" has {} columns, too few to be cut over {} ranks ({} each); use another sharding",
-        table.name, table.dim, ranks, kColumnUnit);
+    user_check(!has_row_wise_state(spec, t),
+               "embedding: table \"{}\": row-wise Adagrad has one state for a whole row, which "
+               "column-wise tables would "
+               "cut; use another sharding, or adagrad",
+               table.name);
+    user_check(!table.hashed,
+               "embedding: the keys of table \"{}\", which has no fixed vocabulary, are of whole "
+               "rows, which column-wise "
+               "tables would cut; use another sharding",
+               table.name);
+    user_check(table.dim >= kColumnUnit * ranks,
+               "embedding: table \"{}\" has {} columns, too few to be cut over {} ranks ({} each); "
+               "use another sharding",
+               table.name, table.dim, ranks, kColumnUnit);
   }
 }
 
@@ -89,10 +92,11 @@ void choose_sharding(const PackSpec& spec, int64_t ranks, std::vector<PlannedTab
   for (size_t t = 0; t < tables.size(); ++t) {
     const auto number = static_cast<int64_t>(t);
     const double share = 1 / static_cast<double>(ranks);
-    const bool too_large =
-        tables[t].volume > share * volume || static_cast<double>(bytes_of(spec, number)) > share * bytes;
+    const bool too_large = tables[t].volume > share * volume ||
+                           static_cast<double>(bytes_of(spec, number)) > share * bytes;
     const bool may_be_cut = ranks > 1 && !spec.tables[t].hashed;
-    const Sharding cut = columns_can_be_cut(spec, number, ranks) ? Sharding::kColumnWise : Sharding::kRowWise;
+    const Sharding cut =
+        columns_can_be_cut(spec, number, ranks) ? Sharding::kColumnWise : Sharding::kRowWise;
     tables[t].sharding = may_be_cut && too_large ? cut : Sharding::kTableWise;
   }
 }
@@ -101,7 +105,8 @@ void place_whole_tables(int64_t ranks, std::vector<PlannedTable>& tables) {
   std::vector<size_t> whole;
   for (size_t t = 0; t < tables.size(); ++t)
     if (tables[t].sharding == Sharding::kTableWise) whole.push_back(t);
-  std::ranges::stable_sort(whole, [&](size_t a, size_t b) { return tables[a].volume > tables[b].volume; });
+  std::ranges::stable_sort(whole,
+                           [&](size_t a, size_t b) { return tables[a].volume > tables[b].volume; });
   std::vector<double> loads(static_cast<size_t>(ranks), 0);
   for (const size_t t : whole) {
     const size_t rank = least(loads);
@@ -119,8 +124,10 @@ void pack_tables(const PackSpec& spec, EmbeddingPlan& plan, bool packing) {
   for (size_t t = 0; t < plan.tables.size(); ++t) {
     const PlannedTable& table = plan.tables[t];
     const bool hashed = spec.tables[t].hashed;
-    const auto [place, fresh] = pack_of.try_emplace({table.sharding, hashed, optimizer[t]}, plan.packs.size());
-    if (fresh || !packing) plan.packs.push_back({.tables = {}, .sharding = table.sharding, .hashed = hashed});
+    const auto [place, fresh] =
+        pack_of.try_emplace({table.sharding, hashed, optimizer[t]}, plan.packs.size());
+    if (fresh || !packing)
+      plan.packs.push_back({.tables = {}, .sharding = table.sharding, .hashed = hashed});
     PlannedPack& pack = packing ? plan.packs[place->second] : plan.packs.back();
     pack.tables.push_back(static_cast<int64_t>(t));
     pack.volume += table.volume;
@@ -159,7 +166,9 @@ void split_packs(EmbeddingPlan& plan) {
     if (parts > 1) replace(plan, i, parts);
   }
   while (static_cast<int64_t>(plan.packs.size()) < plan.groups) {
-    const auto divisible_volume = [](const PlannedPack& pack) { return pack.tables.size() > 1 ? pack.volume : -1; };
+    const auto divisible_volume = [](const PlannedPack& pack) {
+      return pack.tables.size() > 1 ? pack.volume : -1;
+    };
     const auto largest = std::ranges::max_element(plan.packs, {}, divisible_volume);
     replace(plan, static_cast<size_t>(largest - plan.packs.begin()), 2);
   }
@@ -168,7 +177,8 @@ void split_packs(EmbeddingPlan& plan) {
 void group_packs(EmbeddingPlan& plan) {
   std::vector<size_t> order(plan.packs.size());
   std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, [&](size_t a, size_t b) { return plan.packs[a].volume > plan.packs[b].volume; });
+  std::ranges::stable_sort(
+      order, [&](size_t a, size_t b) { return plan.packs[a].volume > plan.packs[b].volume; });
   std::vector<double> loads(static_cast<size_t>(plan.groups), 0);
   for (const size_t i : order) {
     const size_t group = least(loads);
@@ -183,7 +193,8 @@ nlohmann::ordered_json to_json(const OptimizerSpec& optimizer) {
   nlohmann::ordered_json json = {{"kind", name(optimizer.kind)}, {"lr", optimizer.lr}};
   if (optimizer.kind == OptimizerKind::kMomentum) json["momentum"] = optimizer.momentum;
   if (optimizer.kind == OptimizerKind::kAdam) json["betas"] = {optimizer.beta1, optimizer.beta2};
-  if (optimizer.kind != OptimizerKind::kSgd && optimizer.kind != OptimizerKind::kMomentum) json["eps"] = optimizer.eps;
+  if (optimizer.kind != OptimizerKind::kSgd && optimizer.kind != OptimizerKind::kMomentum)
+    json["eps"] = optimizer.eps;
   json["weight_decay"] = optimizer.weight_decay;
   return json;
 }
@@ -201,12 +212,13 @@ EmbeddingPlan make_plan(const PackSpec& spec, const PlanOptions& options) {
   user_check(options.groups >= 1 && options.groups <= std::max<int64_t>(tables, 1),
              "embedding: {} tables cannot be in {} groups", tables, options.groups);
   for (const TableSpec& table : spec.tables)
-    user_check(
-        table.pooling != Pooling::kNone,
-        "embedding: table \"{}\" has pooling none, but tables over ranks send pooled rows; look each place of its "
-        "bags up as a feature of its own, with bags of one id",
-        table.name);
-  EmbeddingPlan plan{.ranks = options.ranks, .groups = options.groups, .tables = measure_tables(spec, options)};
+    user_check(table.pooling != Pooling::kNone,
+               "embedding: table \"{}\" has pooling none, but tables over ranks send pooled rows; "
+               "look each place of its "
+               "bags up as a feature of its own, with bags of one id",
+               table.name);
+  EmbeddingPlan plan{
+      .ranks = options.ranks, .groups = options.groups, .tables = measure_tables(spec, options)};
   if (tables == 0) return plan;
   if (options.sharding) {
     if (*options.sharding == Sharding::kColumnWise) check_column_wise(spec, options.ranks);
@@ -224,8 +236,9 @@ EmbeddingPlan make_plan(const PackSpec& spec, const PlanOptions& options) {
 std::vector<std::vector<int64_t>> tables_by_optimizer(const PackSpec& spec) {
   std::vector<std::vector<int64_t>> alike;
   for (int64_t t = 0; t < std::ssize(spec.tables); ++t) {
-    const auto found = std::ranges::find_if(
-        alike, [&](const auto& tables) { return optimizer_of(spec, tables.front()) == optimizer_of(spec, t); });
+    const auto found = std::ranges::find_if(alike, [&](const auto& tables) {
+      return optimizer_of(spec, tables.front()) == optimizer_of(spec, t);
+    });
     if (found == alike.end()) {
       alike.push_back({t});
     } else {
@@ -237,14 +250,16 @@ std::vector<std::vector<int64_t>> tables_by_optimizer(const PackSpec& spec) {
 
 std::vector<int64_t> whole_columns(const PackSpec& spec) {
   std::vector<int64_t> columns = {0};
-  for (const int64_t t : spec.feature_table) columns.push_back(columns.back() + table_of(spec, t).dim);
+  for (const int64_t t : spec.feature_table)
+    columns.push_back(columns.back() + table_of(spec, t).dim);
   return columns;
 }
 
 std::vector<int64_t> features_of(const PackSpec& spec, const PlannedPack& pack) {
   std::vector<int64_t> features;
   for (size_t f = 0; f < spec.feature_table.size(); ++f)
-    if (std::ranges::binary_search(pack.tables, spec.feature_table[f])) features.push_back(static_cast<int64_t>(f));
+    if (std::ranges::binary_search(pack.tables, spec.feature_table[f]))
+      features.push_back(static_cast<int64_t>(f));
   return features;
 }
 
@@ -265,7 +280,9 @@ TableSpec local_table(const PackSpec& spec, const EmbeddingPlan& plan, int64_t t
     case Sharding::kColumnWise: {
       const int64_t units = table.dim / kColumnUnit;
       const int64_t first = kColumnUnit * part_begin(units, plan.ranks, rank);
-      const int64_t end = rank + 1 == plan.ranks ? table.dim : kColumnUnit * part_begin(units, plan.ranks, rank + 1);
+      const int64_t end = rank + 1 == plan.ranks
+                              ? table.dim
+                              : kColumnUnit * part_begin(units, plan.ranks, rank + 1);
       table.slice = {.first_column = first};
       table.dim = end - first;
       return table;
@@ -277,8 +294,8 @@ TableSpec local_table(const PackSpec& spec, const EmbeddingPlan& plan, int64_t t
   DOVETAIL_CHECK(false, "no such sharding");
 }
 
-PackSpec local_spec(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack, int64_t rank,
-                    std::vector<int64_t>& features) {
+PackSpec local_spec(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack,
+                    int64_t rank, std::vector<int64_t>& features) {
   PackSpec local{.tables = {},
                  .feature_table = {},
                  .optimizer = optimizer_of(spec, pack.tables.front()),
@@ -304,28 +321,33 @@ PackSpec local_spec(const PackSpec& spec, const EmbeddingPlan& plan, const Plann
   return local;
 }
 
-int64_t bytes_on(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack, int64_t rank) {
+int64_t bytes_on(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack,
+                 int64_t rank) {
   std::vector<int64_t> features;
   const PackSpec local = local_spec(spec, plan, pack, rank, features);
   int64_t bytes = 0;
-  for (size_t t = 0; t < local.tables.size(); ++t) bytes += bytes_of(local, static_cast<int64_t>(t));
+  for (size_t t = 0; t < local.tables.size(); ++t)
+    bytes += bytes_of(local, static_cast<int64_t>(t));
   return bytes;
 }
 
 std::string print(const PackSpec& spec, const EmbeddingPlan& plan) {
   double volume = 0;
   for (const PlannedPack& pack : plan.packs) volume += pack.volume;
-  std::string text = fmt::format("{:>4} {:>5}  {:<10} {:>7} {:>9} {:<22} {:>7}  {}\n", "pack", "group", "sharding",
-                                 "tables", "features", "optimizer", "volume", "MB on each rank");
+  std::string text =
+      fmt::format("{:>4} {:>5}  {:<10} {:>7} {:>9} {:<22} {:>7}  {}\n", "pack", "group", "sharding",
+                  "tables", "features", "optimizer", "volume", "MB on each rank");
   for (size_t i = 0; i < plan.packs.size(); ++i) {
     const PlannedPack& pack = plan.packs[i];
     std::vector<std::string> megabytes;
     for (int64_t r = 0; r < plan.ranks; ++r)
-      megabytes.push_back(fmt::format("{:.1f}", 1e-6 * static_cast<double>(bytes_on(spec, plan, pack, r))));
+      megabytes.push_back(
+          fmt::format("{:.1f}", 1e-6 * static_cast<double>(bytes_on(spec, plan, pack, r))));
     const OptimizerSpec& optimizer = optimizer_of(spec, pack.tables.front());
     text += fmt::format("{:>4} {:>5}  {:<10} {:>7} {:>9} {:<22} {:>5.1f} %  {}\n", i, pack.group,
                         plan.ranks == 1 ? "local" : name(pack.sharding), pack.tables.size(),
-                        features_of(spec, pack).size(), fmt::format("{} {}", name(optimizer.kind), optimizer.lr),
+                        features_of(spec, pack).size(),
+                        fmt::format("{} {}", name(optimizer.kind), optimizer.lr),
                         100 * pack.volume / volume, fmt::join(megabytes, " "));
   }
   return text;
@@ -341,7 +363,8 @@ nlohmann::ordered_json to_json(const PackSpec& spec, const EmbeddingPlan& plan) 
                                       {"dim", table_of(spec, t).dim},
                                       {"volume", plan.tables[static_cast<size_t>(t)].volume}};
       if (pack.hashed) table["hashed"] = true;
-      if (pack.sharding == Sharding::kTableWise) table["rank"] = plan.tables[static_cast<size_t>(t)].rank;
+      if (pack.sharding == Sharding::kTableWise)
+        table["rank"] = plan.tables[static_cast<size_t>(t)].rank;
       tables.push_back(std::move(table));
     }
     std::vector<int64_t> bytes;
@@ -353,8 +376,10 @@ nlohmann::ordered_json to_json(const PackSpec& spec, const EmbeddingPlan& plan) 
                      {"bytes", bytes},
                      {"tables", std::move(tables)}});
   }
-  return {
-      {"ranks", plan.ranks}, {"groups", plan.groups}, {"row_dtype", name(spec.row_dtype)}, {"packs", std::move(packs)}};
+  return {{"ranks", plan.ranks},
+          {"groups", plan.groups},
+          {"row_dtype", name(spec.row_dtype)},
+          {"packs", std::move(packs)}};
 }
 
 }  // namespace dovetail::embedding

@@ -19,7 +19,8 @@ namespace HWY_NAMESPACE {
 using embedding::PoolFeature;
 using embedding::PoolProblem;
 
-/// Bags whose rows are on their way while one is summed; rows that are on their way while one is copied.
+/// Bags whose rows are on their way while one is summed; rows that are on their way while one is
+/// copied.
 constexpr int64_t kAhead = 12, kCopyAhead = 24;
 /// Rows of a bag that are asked for ahead; those behind them follow while these are summed.
 constexpr int64_t kRowsAhead = 4;
@@ -31,15 +32,18 @@ HWY_INLINE void prefetch_bag(const PoolProblem& p, const PoolFeature& feature, c
 }
 
 template <class Row>
-HWY_INLINE void pool_bag(const PoolProblem& p, const PoolFeature& feature, const int64_t* bag, float* y) {
-  const float mean = feature.mean && bag[1] > bag[0] ? 1.0f / static_cast<float>(bag[1] - bag[0]) : 1.0f;
+HWY_INLINE void pool_bag(const PoolProblem& p, const PoolFeature& feature, const int64_t* bag,
+                         float* y) {
+  const float mean =
+      feature.mean && bag[1] > bag[0] ? 1.0f / static_cast<float>(bag[1] - bag[0]) : 1.0f;
   each_block(feature.dim, [&](const auto& block) {
     constexpr int kCount = std::decay_t<decltype(block)>::kCount;
     FloatVector sum[kCount];
     for (int v = 0; v < kCount; ++v) sum[v] = splat(0.0f);
     for (int64_t i = bag[0]; i < bag[1]; ++i) {
       if (bag[1] - i > kRowsAhead)
-        prefetch_bytes(feature.rows + p.values[i + kRowsAhead] * feature.row_bytes, feature.row_bytes);
+        prefetch_bytes(feature.rows + p.values[i + kRowsAhead] * feature.row_bytes,
+                       feature.row_bytes);
       const Row row(feature.rows + p.values[i] * feature.row_bytes, feature.dim);
       const FloatVector weight = splat(p.weights ? p.weights[i] : 1.0f);
       for (int v = 0; v < kCount; ++v)
@@ -59,10 +63,12 @@ HWY_INLINE void pool_bag(const PoolProblem& p, const PoolFeature& feature, const
 
 /// Rows into y, one for each sample: bags of one id without weights.
 template <class Row, bool kStream>
-HWY_INLINE void copy_rows(const PoolFeature& feature, const int64_t* ids, int64_t count, float* y, int64_t columns) {
+HWY_INLINE void copy_rows(const PoolFeature& feature, const int64_t* ids, int64_t count, float* y,
+                          int64_t columns) {
   const char* rows = feature.rows;
   const int64_t bytes = feature.row_bytes;
-  for (int64_t i = 0; i < std::min(kCopyAhead, count); ++i) prefetch_bytes(rows + ids[i] * bytes, bytes);
+  for (int64_t i = 0; i < std::min(kCopyAhead, count); ++i)
+    prefetch_bytes(rows + ids[i] * bytes, bytes);
   for (int64_t i = 0; i < count; ++i) {
     if (i + kCopyAhead < count) prefetch_bytes(rows + ids[i + kCopyAhead] * bytes, bytes);
     const Row row(rows + ids[i] * bytes, feature.dim);
@@ -95,11 +101,13 @@ void pool_rows(const PoolProblem& p, int64_t f, int64_t begin, int64_t end) {
   const int64_t* bags = p.offsets + f * p.samples;
   if (!p.weights && are_single(bags + begin, end - begin)) {
     const auto copy = p.stream ? copy_rows<Row, true> : copy_rows<Row, false>;
-    copy(feature, p.values + bags[begin], end - begin, p.y + begin * p.columns + feature.column, p.columns);
+    copy(feature, p.values + bags[begin], end - begin, p.y + begin * p.columns + feature.column,
+         p.columns);
     if (p.stream) hwy::FlushStream();
     return;
   }
-  for (int64_t b = begin; b < std::min(begin + kAhead, end); ++b) prefetch_bag(p, feature, bags + b);
+  for (int64_t b = begin; b < std::min(begin + kAhead, end); ++b)
+    prefetch_bag(p, feature, bags + b);
   for (int64_t b = begin; b < end; ++b) {
     if (b + kAhead < end) prefetch_bag(p, feature, bags + b + kAhead);
     pool_bag<Row>(p, feature, bags + b, p.y + b * p.columns + feature.column);

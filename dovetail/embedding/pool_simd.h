@@ -22,11 +22,13 @@ struct PoolProblem {
   int64_t samples;
   float* y;
   int64_t columns;  ///< floats between the rows of y
-  bool stream;      ///< whether y is written past the caches; its rows and columns then begin at vectors' boundaries
+  bool stream;      ///< whether y is written past the caches; its rows and columns then begin at
+                    ///< vectors' boundaries
 };
 
-/// y[b, column of f onwards] = the sum of weight * row over the bag (f, b), in order, for samples [begin, end) of one
-/// feature f; over a mean's bag times 1 / its size; zero for an empty bag. On the calling thread.
+/// y[b, column of f onwards] = the sum of weight * row over the bag (f, b), in order, for samples
+/// [begin, end) of one feature f; over a mean's bag times 1 / its size; zero for an empty bag. On
+/// the calling thread.
 void pool_samples(const PoolProblem& problem, int64_t feature, int64_t begin, int64_t end);
 
 }  // namespace dovetail::embedding

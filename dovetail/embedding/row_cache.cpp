@@ -24,12 +24,15 @@ TierPolicy parse_tier_policy(std::string_view name) {
   for (size_t i = 0; i < kPolicyNames.size(); ++i) {
     if (name == kPolicyNames[i]) return static_cast<TierPolicy>(i);
   }
-  throw UserError(fmt::format("embedding: no policy of the fast tier is named \"{}\"", name), "use hot, lru or lfu");
+  throw UserError(fmt::format("embedding: no policy of the fast tier is named \"{}\"", name),
+                  "use hot, lru or lfu");
 }
 
-RowCache::RowCache(const RowCacheOptions& options) : options_(options), map_(options.fast_rows + options.staging_rows) {
-  DOVETAIL_CHECK(holds_all() || options.policy == TierPolicy::kHot || options.fast_rows % kWays == 0,
-                 "{} rows in sets of {}", options.fast_rows, kWays);
+RowCache::RowCache(const RowCacheOptions& options)
+    : options_(options), map_(options.fast_rows + options.staging_rows) {
+  DOVETAIL_CHECK(
+      holds_all() || options.policy == TierPolicy::kHot || options.fast_rows % kWays == 0,
+      "{} rows in sets of {}", options.fast_rows, kWays);
   const auto slots = static_cast<size_t>(options.fast_rows + options.staging_rows);
   row_of_.resize(slots, kNoRow);
   flags_.resize(slots);
@@ -52,7 +55,8 @@ int64_t RowCache::bytes_for(const RowCacheOptions& options) {
   return common + options.fast_rows * word + 2 * options.rows + 8 * bitmap_words(options.rows);
 }
 
-void RowCache::begin(const std::vector<Ids>& ids, std::string_view table, std::vector<RowMove>& moves) {
+void RowCache::begin(const std::vector<Ids>& ids, std::string_view table,
+                     std::vector<RowMove>& moves) {
   DOVETAIL_CHECK(used_.empty(), "a step begins before the last has ended");
   ++step_;
   // First all that is there, so that no row of this step leaves for another.
@@ -60,7 +64,8 @@ void RowCache::begin(const std::vector<Ids>& ids, std::string_view table, std::v
     for (int64_t i = 0; i < part.count; ++i) {
       if (i + kCountsAhead < part.count) {
         map_.prefetch(static_cast<uint32_t>(part.ids[i + kCountsAhead]));
-        if (counts()) __builtin_prefetch(&counts_[static_cast<size_t>(part.ids[i + kCountsAhead])], 1);
+        if (counts())
+          __builtin_prefetch(&counts_[static_cast<size_t>(part.ids[i + kCountsAhead])], 1);
       }
       part.slots[i] = find(part.ids[i]);
       if (part.slots[i] >= 0) use(part.slots[i]);
@@ -98,7 +103,8 @@ bool RowCache::look_up(const std::vector<Ids>& ids, std::vector<RowMove>& moves)
   SlotMap<uint32_t> brought(16);
   for (const Ids& part : ids) {
     for (int64_t i = 0; i < part.count; ++i) {
-      if (i + kCountsAhead < part.count) map_.prefetch(static_cast<uint32_t>(part.ids[i + kCountsAhead]));
+      if (i + kCountsAhead < part.count)
+        map_.prefetch(static_cast<uint32_t>(part.ids[i + kCountsAhead]));
       part.slots[i] = find(part.ids[i]);
       if (part.slots[i] >= 0) continue;
       const auto row = static_cast<uint32_t>(part.ids[i]);
@@ -131,7 +137,8 @@ void RowCache::end(Rows changed, std::vector<RowMove>& passed) {
   used_.clear();
   staged_ = 0;
   const int64_t since = step_ - options_.warmup_steps;
-  const bool refresh = since > 0 && options_.refresh_steps > 0 && since % options_.refresh_steps == 0;
+  const bool refresh =
+      since > 0 && options_.refresh_steps > 0 && since % options_.refresh_steps == 0;
   if (counts() && (since == 0 || refresh)) choose_hot();
 }
 
@@ -186,14 +193,16 @@ int64_t RowCache::place_in_set(int64_t row) const {
   for (int64_t slot = first; slot < first + kWays; ++slot) {
     const auto s = static_cast<size_t>(slot);
     if (row_of_[s] == kNoRow) return slot;
-    if ((flags_[s] & kUsed) == 0 && (best < 0 || rank_[s] < rank_[static_cast<size_t>(best)])) best = slot;
+    if ((flags_[s] & kUsed) == 0 && (best < 0 || rank_[s] < rank_[static_cast<size_t>(best)]))
+      best = slot;
   }
   return best;
 }
 
 int64_t RowCache::stage(std::string_view table) {
   user_check(staged_ < options_.staging_rows,
-             "embedding: a step reads more than {} distinct rows of table \"{}\" that are not in the fast tier; raise "
+             "embedding: a step reads more than {} distinct rows of table \"{}\" that are not in "
+             "the fast tier; raise "
              "step_rows, or take smaller batches",
              options_.staging_rows, table);
   return options_.fast_rows + staged_++;
@@ -240,12 +249,14 @@ void RowCache::mark_hot() {
 
 void RowCache::halve_counts() {
   std::map<int64_t, int64_t> halved;
-  for (const auto& [row, high] : high_counts_) halved[row] = (high + counts_[static_cast<size_t>(row)]) / 2;
+  for (const auto& [row, high] : high_counts_)
+    halved[row] = (high + counts_[static_cast<size_t>(row)]) / 2;
   for (uint16_t& c : counts_) c /= 2;
   high_counts_.clear();
   for (const auto& [row, all] : halved) {
     counts_[static_cast<size_t>(row)] = static_cast<uint16_t>(all);
-    if (const int64_t high = all - counts_[static_cast<size_t>(row)]; high > 0) high_counts_[row] = high;
+    if (const int64_t high = all - counts_[static_cast<size_t>(row)]; high > 0)
+      high_counts_[row] = high;
   }
 }
 

@@ -18,7 +18,8 @@ namespace {
 constexpr int64_t kHeader = 2;
 
 /// The rank's tables; of one rank they write into the whole collection's output.
-PackSpec rank_spec(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack, int64_t rank) {
+PackSpec rank_spec(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack,
+                   int64_t rank) {
   std::vector<int64_t> features;
   PackSpec local = local_spec(spec, plan, pack, rank, features);
   if (plan.ranks > 1) return local;
@@ -33,16 +34,21 @@ int64_t elements_of_row(Payload payload, int64_t columns) {
 }
 
 /// Message elements as rows of `columns` float32.
-at::Tensor decode_rows(const at::Tensor& elements, Payload payload, int64_t samples, int64_t columns) {
-  return decode(elements.view({samples, elements_of_row(payload, columns)}), payload, columns, at::kFloat);
+at::Tensor decode_rows(const at::Tensor& elements, Payload payload, int64_t samples,
+                       int64_t columns) {
+  return decode(elements.view({samples, elements_of_row(payload, columns)}), payload, columns,
+                at::kFloat);
 }
 
-at::Tensor encode_rows(const at::Tensor& rows, Payload payload) { return encode(rows, payload).view(-1); }
+at::Tensor encode_rows(const at::Tensor& rows, Payload payload) {
+  return encode(rows, payload).view(-1);
+}
 
 }  // namespace
 
-ShardedPack::ShardedPack(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack, int64_t rank,
-                         const Payloads& payloads, const std::optional<TierOptions>& tiers, const HashedOptions& hashed,
+ShardedPack::ShardedPack(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack,
+                         int64_t rank, const Payloads& payloads,
+                         const std::optional<TierOptions>& tiers, const HashedOptions& hashed,
                          Changes changes)
     : sharding_(pack.sharding),
       ranks_(plan.ranks),
@@ -116,7 +122,8 @@ void ShardedPack::write(int64_t local, const at::Tensor& rows, const TableConten
   const auto* row = rows.const_data_ptr<int64_t>();
   for (int64_t i = 0, end = 0; i < count; i = end) {
     for (end = i + 1; end < count && row[end] == row[end - 1] + 1;) ++end;
-    tiers_->set_rows(local, row[i], contents.weight.narrow(0, i, end - i), contents.state.narrow(0, i, end - i));
+    tiers_->set_rows(local, row[i], contents.weight.narrow(0, i, end - i),
+                     contents.state.narrow(0, i, end - i));
   }
 }
 
@@ -129,7 +136,8 @@ void ShardedPack::mark_changed(const std::vector<PooledGradient>& gradients) {
         const auto *ids = part.batch.values.const_data_ptr<int64_t>(),
                    *offsets = part.batch.offsets.const_data_ptr<int64_t>();
         for (const int64_t f : tables().features_of(t))
-          for (int64_t i = offsets[f * part.batch.samples]; i < offsets[(f + 1) * part.batch.samples]; ++i) {
+          for (int64_t i = offsets[f * part.batch.samples];
+               i < offsets[(f + 1) * part.batch.samples]; ++i) {
             const int64_t row = tiers_ ? tiers_->row_in(t, ids[i]) : ids[i];
             updated.mark(row);
             if (changed != nullptr) changed->mark(row);
@@ -156,7 +164,9 @@ void ShardedPack::begin(std::vector<Jagged>& received, bool training) {
   training_ = training;
   if (!(tiers_ && training) && !hashed_) return;
   const Jagged ids = side_by_side(received);
-  const Jagged slots = tiers_ ? tiers_->begin(ids) : training ? hashed_->begin(ids) : hashed_->find(ids);
+  const Jagged slots = tiers_     ? tiers_->begin(ids)
+                       : training ? hashed_->begin(ids)
+                                  : hashed_->find(ids);
   int64_t first = 0;
   for (Jagged& batch : received) {
     batch = samples_of(slots, first, batch.samples);
@@ -178,8 +188,8 @@ void ShardedPack::end() {
   if (hashed_ && training_) hashed_->end();
 }
 
-ShardedPack::Part ShardedPack::make_part(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack,
-                                         int64_t rank) const {
+ShardedPack::Part ShardedPack::make_part(const PackSpec& spec, const EmbeddingPlan& plan,
+                                         const PlannedPack& pack, int64_t rank) const {
   Part part;
   std::vector<int64_t> numbers;
   const PackSpec local = local_spec(spec, plan, pack, rank, numbers);
@@ -187,7 +197,8 @@ ShardedPack::Part ShardedPack::make_part(const PackSpec& spec, const EmbeddingPl
     const int64_t f = std::ranges::lower_bound(features_, numbers[i]) - features_.begin();
     const TableSpec& table = local.tables[static_cast<size_t>(local.feature_table[i])];
     const int64_t whole = feature_column_[static_cast<size_t>(f)] + table.slice.first_column;
-    const bool follows = !part.runs.empty() && part.runs.back().whole + part.runs.back().width == whole;
+    const bool follows =
+        !part.runs.empty() && part.runs.back().whole + part.runs.back().width == whole;
     if (follows) {
       part.runs.back().width += table.dim;
     } else {
@@ -218,7 +229,8 @@ void ShardedPack::each_destination(int64_t feature, int64_t id, const Emit& emit
 
 void ShardedPack::write_id(int64_t id, int32_t* words) const {
   words[0] = std::bit_cast<int32_t>(static_cast<uint32_t>(id));
-  if (id_words_ > 1) words[1] = std::bit_cast<int32_t>(static_cast<uint32_t>(static_cast<uint64_t>(id) >> 32));
+  if (id_words_ > 1)
+    words[1] = std::bit_cast<int32_t>(static_cast<uint32_t>(static_cast<uint64_t>(id) >> 32));
 }
 
 int64_t ShardedPack::read_id(const int32_t* words) const {
@@ -231,9 +243,10 @@ Message ShardedPack::write_ids(const Jagged& batch) const {
   const auto ranks = static_cast<size_t>(ranks_);
   const int64_t* values = batch.values.const_data_ptr<int64_t>();
   const int64_t* offsets = batch.offsets.const_data_ptr<int64_t>();
-  // Of each feature and rank: how many ids go there, then the number of its first among the rank's; where its lengths
-  // begin in the message.
-  std::vector<std::vector<int64_t>> ids_at(features_.size(), std::vector<int64_t>(ranks, 0)), lengths_at = ids_at;
+  // Of each feature and rank: how many ids go there, then the number of its first among the rank's;
+  // where its lengths begin in the message.
+  std::vector<std::vector<int64_t>> ids_at(features_.size(), std::vector<int64_t>(ranks, 0)),
+      lengths_at = ids_at;
   parallel_pieces(batch.features, 1, [&](int64_t begin, int64_t end) {
     for (int64_t f = begin; f < end; ++f)
       for (int64_t i = offsets[f * batch.samples]; i < offsets[(f + 1) * batch.samples]; ++i)
@@ -271,13 +284,15 @@ Message ShardedPack::write_ids(const Jagged& batch) const {
   parallel_pieces(batch.features, 1, [&](int64_t begin, int64_t end) {
     for (int64_t f = begin; f < end; ++f) {
       for (int64_t b = 0; b < batch.samples; ++b) {
-        for (int64_t i = offsets[f * batch.samples + b]; i < offsets[f * batch.samples + b + 1]; ++i) {
+        for (int64_t i = offsets[f * batch.samples + b]; i < offsets[f * batch.samples + b + 1];
+             ++i) {
           each_destination(f, values[i], [&](int64_t r, int64_t row) {
             ++words[lengths_at[size_t(f)][size_t(r)] + b];
             const int64_t number = ids_at[size_t(f)][size_t(r)]++;
             int32_t* ids = words + ids_begin[size_t(r)];
             write_id(row, ids + id_words_ * number);
-            if (weights) ids[id_words_ * ids_of_rank[size_t(r)] + number] = std::bit_cast<int32_t>(weights[i]);
+            if (weights)
+              ids[id_words_ * ids_of_rank[size_t(r)] + number] = std::bit_cast<int32_t>(weights[i]);
           });
         }
       }
@@ -286,7 +301,8 @@ Message ShardedPack::write_ids(const Jagged& batch) const {
   return message;
 }
 
-std::vector<Jagged> ShardedPack::read_ids(const at::Tensor& words, const std::vector<int64_t>& counts) const {
+std::vector<Jagged> ShardedPack::read_ids(const at::Tensor& words,
+                                          const std::vector<int64_t>& counts) const {
   std::vector<Jagged> received;
   const int32_t* next = words.const_data_ptr<int32_t>();
   const auto features = static_cast<int64_t>(parts_[static_cast<size_t>(rank_)].features.size());
@@ -306,7 +322,8 @@ std::vector<Jagged> ShardedPack::read_ids(const at::Tensor& words, const std::ve
     auto* values = batch.values.mutable_data_ptr<int64_t>();
     for (int64_t i = 0; i < ids; ++i) values[i] = read_id(rows + id_words_ * i);
     if (weighted)
-      std::transform(rows + id_words_ * ids, rows + (id_words_ + 1) * ids, batch.weights.mutable_data_ptr<float>(),
+      std::transform(rows + id_words_ * ids, rows + (id_words_ + 1) * ids,
+                     batch.weights.mutable_data_ptr<float>(),
                      [](int32_t bits) { return std::bit_cast<float>(bits); });
     received.push_back(std::move(batch));
     next += count;
@@ -332,17 +349,21 @@ Message ShardedPack::pool_received(const std::vector<Jagged>& received) const {
 
 std::vector<int64_t> ShardedPack::pooled_counts(int64_t samples) const {
   std::vector<int64_t> counts;
-  for (const Part& part : parts_) counts.push_back(samples * elements_of_row(payloads_.forward, part.columns));
+  for (const Part& part : parts_)
+    counts.push_back(samples * elements_of_row(payloads_.forward, part.columns));
   return counts;
 }
 
-void ShardedPack::add_pooled(const at::Tensor& elements, const Jagged& batch, const at::Tensor& y) const {
+void ShardedPack::add_pooled(const at::Tensor& elements, const Jagged& batch,
+                             const at::Tensor& y) const {
   const std::vector<at::Tensor> of_ranks = elements.split_with_sizes(pooled_counts(batch.samples));
   for (size_t r = 0; r < parts_.size(); ++r) {
     const Part& part = parts_[r];
-    const at::Tensor rows = decode_rows(of_ranks[r], payloads_.forward, batch.samples, part.columns);
+    const at::Tensor rows =
+        decode_rows(of_ranks[r], payloads_.forward, batch.samples, part.columns);
     for (const Run& run : part.runs) {
-      const at::Tensor to = y.narrow(1, run.whole, run.width), from = rows.narrow(1, run.own, run.width);
+      const at::Tensor to = y.narrow(1, run.whole, run.width),
+                       from = rows.narrow(1, run.own, run.width);
       if (sharding_ == Sharding::kRowWise && r > 0) {
         to.add_(from);
       } else {
@@ -350,11 +371,13 @@ void ShardedPack::add_pooled(const at::Tensor& elements, const Jagged& batch, co
       }
     }
   }
-  for (size_t f = 0; f < features_.size(); ++f) scale_mean(batch, f, y.narrow(1, feature_column_[f], feature_dim_[f]));
+  for (size_t f = 0; f < features_.size(); ++f)
+    scale_mean(batch, f, y.narrow(1, feature_column_[f], feature_dim_[f]));
 }
 
 void ShardedPack::pool_replica(const Jagged& batch, const at::Tensor& y) const {
-  const at::Tensor rows = allocate(batch.samples * tables().columns()).view({batch.samples, tables().columns()});
+  const at::Tensor rows =
+      allocate(batch.samples * tables().columns()).view({batch.samples, tables().columns()});
   pool_batch(batch, rows);
   for (const Run& run : parts_[static_cast<size_t>(rank_)].runs)
     y.narrow(1, run.whole, run.width).copy_(rows.narrow(1, run.own, run.width));
@@ -363,18 +386,21 @@ void ShardedPack::pool_replica(const Jagged& batch, const at::Tensor& y) const {
 void ShardedPack::scale_mean(const Jagged& batch, size_t feature, const at::Tensor& columns) const {
   if (!mean_by_samples_[feature]) return;
   const at::Tensor sizes =
-      batch.offsets.narrow(0, static_cast<int64_t>(feature) * batch.samples, batch.samples + 1).diff();
+      batch.offsets.narrow(0, static_cast<int64_t>(feature) * batch.samples, batch.samples + 1)
+          .diff();
   columns.mul_(at::reciprocal(sizes.clamp_min(1).to(at::kFloat)).unsqueeze(1));
 }
 
-at::Tensor ShardedPack::own_columns(const Jagged& batch, const at::Tensor& gradient, const Part& part) const {
+at::Tensor ShardedPack::own_columns(const Jagged& batch, const at::Tensor& gradient,
+                                    const Part& part) const {
   std::vector<at::Tensor> pieces = {gradient.narrow(1, 0, 0)};
   for (const Run& run : part.runs) pieces.push_back(gradient.narrow(1, run.whole, run.width));
   at::Tensor rows = at::cat(pieces, 1);
   int64_t column = 0;
   for (const int64_t f : part.features) {
     if (sharding_ != Sharding::kRowWise) break;
-    scale_mean(batch, static_cast<size_t>(f), rows.narrow(1, column, feature_dim_[static_cast<size_t>(f)]));
+    scale_mean(batch, static_cast<size_t>(f),
+               rows.narrow(1, column, feature_dim_[static_cast<size_t>(f)]));
     column += feature_dim_[static_cast<size_t>(f)];
   }
   return rows;
@@ -385,7 +411,8 @@ Message ShardedPack::write_gradient(const Jagged& batch, const at::Tensor& gradi
   std::vector<at::Tensor> of_ranks;
   for (const Part& part : parts_) {
     const bool again = same_for_all() && !of_ranks.empty();
-    of_ranks.push_back(again ? of_ranks.front() : encode_rows(own_columns(batch, gradient, part), payloads_.backward));
+    of_ranks.push_back(again ? of_ranks.front()
+                             : encode_rows(own_columns(batch, gradient, part), payloads_.backward));
     message.counts.push_back(of_ranks.back().numel());
   }
   message.elements = at::cat(of_ranks);
@@ -405,9 +432,9 @@ std::vector<PooledGradient> ShardedPack::read_gradients(const at::Tensor& elemen
   const std::vector<at::Tensor> of_ranks = elements.split_with_sizes(gradient_counts(received));
   std::vector<PooledGradient> gradients;
   for (size_t r = 0; r < received.size(); ++r)
-    gradients.push_back(
-        {.batch = received[r],
-         .gradient = decode_rows(of_ranks[r], payloads_.backward, received[r].samples, tables().columns())});
+    gradients.push_back({.batch = received[r],
+                         .gradient = decode_rows(of_ranks[r], payloads_.backward,
+                                                 received[r].samples, tables().columns())});
   return gradients;
 }
 

@@ -8,8 +8,8 @@
 
 namespace dovetail::embedding {
 
-/// Keys and the slots they are in: open addressing with linear probing, whose places are at most two thirds taken. An
-/// erased key leaves no mark: those behind it move up.
+/// Keys and the slots they are in: open addressing with linear probing, whose places are at most
+/// two thirds taken. An erased key leaves no mark: those behind it move up.
 template <class Key>
 class SlotMap {
  public:
@@ -18,7 +18,9 @@ class SlotMap {
   /// Room for `keys` keys.
   explicit SlotMap(int64_t keys) : places_(static_cast<size_t>(places_for(keys))) {}
 
-  static int64_t bytes_for(int64_t keys) { return places_for(keys) * static_cast<int64_t>(sizeof(Place)); }
+  static int64_t bytes_for(int64_t keys) {
+    return places_for(keys) * static_cast<int64_t>(sizeof(Place));
+  }
 
   int64_t bytes() const { return static_cast<int64_t>(places_.size() * sizeof(Place)); }
   int64_t size() const { return size_; }
@@ -68,8 +70,8 @@ class SlotMap {
   static int64_t places_for(int64_t keys) { return keys + keys / 2 + 3; }
 
   size_t home_of(Key key) const {
-    // Two rounds of a multiplicative mix, so that keys in sequence or of equal low bits spread; then the range
-    // reduction of Lemire (ACM TOMACS 2019).
+    // Two rounds of a multiplicative mix, so that keys in sequence or of equal low bits spread;
+    // then the range reduction of Lemire (ACM TOMACS 2019).
     uint64_t x = static_cast<uint64_t>(key) * 0xBF58476D1CE4E5B9;
     x = (x ^ x >> 31) * 0x94D049BB133111EB;
     __extension__ using Product = unsigned __int128;

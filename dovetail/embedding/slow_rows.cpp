@@ -24,10 +24,11 @@ constexpr int64_t kChunkBytes = int64_t{1} << 20;
 int open_unnamed(const std::filesystem::path& folder, const std::string& table) {
   std::string path = (folder / ".rows.XXXXXX").string();
   const int fd = mkostemp(path.data(), O_CLOEXEC);
-  user_check(fd >= 0, "embedding: no file can be made in {} for the rows of table \"{}\": {}", folder.string(), table,
-             std::strerror(errno));
+  user_check(fd >= 0, "embedding: no file can be made in {} for the rows of table \"{}\": {}",
+             folder.string(), table, std::strerror(errno));
   unlink(path.c_str());
-  posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);  // advice: rows that lie around one are not read with it
+  posix_fadvise(fd, 0, 0,
+                POSIX_FADV_RANDOM);  // advice: rows that lie around one are not read with it
   return fd;
 }
 
@@ -48,13 +49,15 @@ SlowRows::SlowRows(const Options& options, const InitialRows& initial)
   if (options.folder.empty()) {
     void* memory = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    user_check(memory != MAP_FAILED, "embedding: there is no memory for {} bytes of table \"{}\": {}", bytes,
+    user_check(memory != MAP_FAILED,
+               "embedding: there is no memory for {} bytes of table \"{}\": {}", bytes,
                options.table, std::strerror(errno));
     memory_ = static_cast<char*>(memory);
     return;
   }
   fd_ = open_unnamed(options.folder, options.table);
-  user_check(ftruncate(fd_, bytes) == 0, "embedding: no file of {} bytes can be made in {} for table \"{}\": {}", bytes,
+  user_check(ftruncate(fd_, bytes) == 0,
+             "embedding: no file of {} bytes can be made in {} for table \"{}\": {}", bytes,
              options.folder.string(), options.table, std::strerror(errno));
 }
 
@@ -110,8 +113,10 @@ void SlowRows::mark_written(int64_t row) {
 }
 
 void SlowRows::read_range(int64_t begin, int64_t count, char* stored, float* state) const {
-  const int64_t rows = std::clamp<int64_t>(kChunkBytes / record_bytes_, 1, std::max<int64_t>(1, count));
-  const auto chunk = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(rows * record_bytes_));
+  const int64_t rows =
+      std::clamp<int64_t>(kChunkBytes / record_bytes_, 1, std::max<int64_t>(1, count));
+  const auto chunk =
+      std::make_unique_for_overwrite<char[]>(static_cast<size_t>(rows * record_bytes_));
   const auto row_bytes = static_cast<size_t>(row_bytes_);
   for (int64_t first = begin; first < begin + count; first += rows) {
     const int64_t here = std::min(rows, begin + count - first);
@@ -119,22 +124,27 @@ void SlowRows::read_range(int64_t begin, int64_t count, char* stored, float* sta
     for (int64_t i = 0; i < here; ++i) {
       char* row = stored + (first - begin + i) * row_bytes_;
       std::memcpy(row, chunk.get() + i * record_bytes_, row_bytes);
-      copy_bytes(state + (first - begin + i) * options_.state_width, chunk.get() + i * record_bytes_ + row_bytes,
+      copy_bytes(state + (first - begin + i) * options_.state_width,
+                 chunk.get() + i * record_bytes_ + row_bytes,
                  static_cast<size_t>(record_bytes_) - row_bytes);
-      if (!written(first + i)) initial_.store(options_.dtype, static_cast<uint64_t>(first + i), row);
+      if (!written(first + i))
+        initial_.store(options_.dtype, static_cast<uint64_t>(first + i), row);
     }
   }
 }
 
 void SlowRows::write_range(int64_t begin, int64_t count, const char* stored, const float* state) {
-  const int64_t rows = std::clamp<int64_t>(kChunkBytes / record_bytes_, 1, std::max<int64_t>(1, count));
-  const auto chunk = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(rows * record_bytes_));
+  const int64_t rows =
+      std::clamp<int64_t>(kChunkBytes / record_bytes_, 1, std::max<int64_t>(1, count));
+  const auto chunk =
+      std::make_unique_for_overwrite<char[]>(static_cast<size_t>(rows * record_bytes_));
   const auto row_bytes = static_cast<size_t>(row_bytes_);
   for (int64_t first = begin; first < begin + count; first += rows) {
     const int64_t here = std::min(rows, begin + count - first);
     for (int64_t i = 0; i < here; ++i, stored += row_bytes_, state += options_.state_width) {
       std::memcpy(chunk.get() + i * record_bytes_, stored, row_bytes);
-      copy_bytes(chunk.get() + i * record_bytes_ + row_bytes, state, static_cast<size_t>(record_bytes_) - row_bytes);
+      copy_bytes(chunk.get() + i * record_bytes_ + row_bytes, state,
+                 static_cast<size_t>(record_bytes_) - row_bytes);
     }
     write_bytes(first, chunk.get(), here * record_bytes_);
     for (int64_t i = 0; i < here; ++i) mark_written(first + i);
@@ -149,7 +159,8 @@ void SlowRows::read_bytes(int64_t row, char* to, int64_t bytes) const {
     return;
   }
   for (int64_t at = 0; at < bytes;) {
-    const ssize_t done = pread(fd_, to + at, static_cast<size_t>(bytes - at), row * record_bytes_ + at);
+    const ssize_t done =
+        pread(fd_, to + at, static_cast<size_t>(bytes - at), row * record_bytes_ + at);
     if (done <= 0) fail("read", row, done < 0 ? errno : EIO);
     at += done;
   }
@@ -161,7 +172,8 @@ void SlowRows::write_bytes(int64_t row, const char* from, int64_t bytes) const {
     return;
   }
   for (int64_t at = 0; at < bytes;) {
-    const ssize_t done = pwrite(fd_, from + at, static_cast<size_t>(bytes - at), row * record_bytes_ + at);
+    const ssize_t done =
+        pwrite(fd_, from + at, static_cast<size_t>(bytes - at), row * record_bytes_ + at);
     if (done <= 0) fail("written", row, done < 0 ? errno : ENOSPC);
     at += done;
   }
@@ -173,9 +185,10 @@ bool SlowRows::written(int64_t row) const {
 }
 
 void SlowRows::fail(const char* what, int64_t row, int error) const {
-  throw UserError(fmt::format("embedding: row {} of table \"{}\" cannot be {} in {}: {}", row, options_.table, what,
-                              options_.folder.string(), std::strerror(error)),
-                  "the tables are lost with it; look for room and errors of the disk, and resume from a checkpoint");
+  throw UserError(fmt::format("embedding: row {} of table \"{}\" cannot be {} in {}: {}", row,
+                              options_.table, what, options_.folder.string(), std::strerror(error)),
+                  "the tables are lost with it; look for room and errors of the disk, and resume "
+                  "from a checkpoint");
 }
 
 }  // namespace dovetail::embedding

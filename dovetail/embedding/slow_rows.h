@@ -10,9 +10,10 @@
 
 namespace dovetail::embedding {
 
-/// The slow tier of a table: records of a stored row and its optimizer's state, in a file or in RAM. A record that was
-/// never written is the row's initial value with a state of zero, and takes no room. The file has no name, so that
-/// nothing is left of it when the process ends, however it ends.
+/// The slow tier of a table: records of a stored row and its optimizer's state, in a file or in
+/// RAM. A record that was never written is the row's initial value with a state of zero, and takes
+/// no room. The file has no name, so that nothing is left of it when the process ends, however it
+/// ends.
 ///
 /// Calls for different rows may come from different threads.
 class SlowRows {
@@ -33,13 +34,14 @@ class SlowRows {
   /// What it takes beside the records themselves.
   static int64_t bytes_for(int64_t rows) { return (rows + 63) / 64 * 8; }
 
-  /// Begins to read what a record's read or write will need from the disk, without waiting for it: a write changes a
-  /// part of a page.
+  /// Begins to read what a record's read or write will need from the disk, without waiting for it:
+  /// a write changes a part of a page.
   void advise(int64_t row) const;
   /// Throws UserError, as write does, when the system cannot.
   void read(int64_t row, void* stored, float* state);
   void write(int64_t row, const void* stored, const float* state);
-  /// (count, row_bytes) and (count, state_width) of rows [begin, begin + count), in as few reads as there can be.
+  /// (count, row_bytes) and (count, state_width) of rows [begin, begin + count), in as few reads as
+  /// there can be.
   void read_range(int64_t begin, int64_t count, char* stored, float* state) const;
   /// Writes the same, in as few writes as there can be.
   void write_range(int64_t begin, int64_t count, const char* stored, const float* state);

@@ -19,7 +19,8 @@ namespace {
 /// Rows whose moves are one piece of work.
 constexpr int64_t kMoves = 64;
 
-RowCacheOptions cache_options(const TableSpec& table, const TierOptions& options, int64_t fast_rows) {
+RowCacheOptions cache_options(const TableSpec& table, const TierOptions& options,
+                              int64_t fast_rows) {
   const bool whole = fast_rows >= table.rows;
   const bool sets = options.policy != TierPolicy::kHot && !whole;
   return {.policy = options.policy,
@@ -36,33 +37,37 @@ int64_t bytes_of(const PackSpec& spec, const TierOptions& options, int64_t fast_
   int64_t bytes = 0;
   for (const TableSpec& table : spec.tables) {
     const RowCacheOptions cache = cache_options(table, options, fast_rows);
-    const int64_t state_bytes = state_per_row(spec.optimizer.kind, table.dim) * static_cast<int64_t>(sizeof(float));
+    const int64_t state_bytes =
+        state_per_row(spec.optimizer.kind, table.dim) * static_cast<int64_t>(sizeof(float));
     bytes += RowCache::bytes_for(cache) + SlowRows::bytes_for(table.rows) +
-             (cache.fast_rows + cache.staging_rows) * (row_bytes(spec.row_dtype, table.dim) + state_bytes);
+             (cache.fast_rows + cache.staging_rows) *
+                 (row_bytes(spec.row_dtype, table.dim) + state_bytes);
   }
   return bytes;
 }
 
 /// The most fast rows of a table (or all that it has) for which the memory suffices.
 int64_t choose_fast_rows(const PackSpec& spec, const TierOptions& options) {
-  user_check(options.step_rows >= 1, "embedding: step_rows of the tiers is {}, but must be 1 or more",
-             options.step_rows);
+  user_check(options.step_rows >= 1,
+             "embedding: step_rows of the tiers is {}, but must be 1 or more", options.step_rows);
   user_check(options.warmup_steps >= 1 && options.refresh_steps >= 0,
-             "embedding: warmup_steps of the tiers is {} and refresh_steps {}, but they must be 1 or more and 0 or "
+             "embedding: warmup_steps of the tiers is {} and refresh_steps {}, but they must be 1 "
+             "or more and 0 or "
              "more",
              options.warmup_steps, options.refresh_steps);
   int64_t low = RowCache::kWays, high = low;
   for (const TableSpec& table : spec.tables) {
-    user_check(table.rows <= int64_t{1} << 31, "embedding: table \"{}\" has {} rows, but 2^31 are the most", table.name,
+    user_check(table.rows <= int64_t{1} << 31,
+               "embedding: table \"{}\" has {} rows, but 2^31 are the most", table.name,
                table.rows);
     high = std::max(high, table.rows);
   }
   const int64_t least = bytes_of(spec, options, low);
-  user_check(
-      least <= options.memory_bytes,
-      "embedding: {} tables get {} bytes of memory_bytes, but need {} with {} rows each in the fast tier and {} in "
-      "the staging area; raise it, or lower step_rows",
-      spec.tables.size(), options.memory_bytes, least, low, options.step_rows);
+  user_check(least <= options.memory_bytes,
+             "embedding: {} tables get {} bytes of memory_bytes, but need {} with {} rows each in "
+             "the fast tier and {} in "
+             "the staging area; raise it, or lower step_rows",
+             spec.tables.size(), options.memory_bytes, least, low, options.step_rows);
   while (low < high) {
     const int64_t middle = low + (high - low + 1) / 2;
     if (bytes_of(spec, options, middle) <= options.memory_bytes) {
@@ -110,7 +115,8 @@ TieredTables::TieredTables(const PackSpec& spec, const TierOptions& options, int
     own.state_width = state_width;
     fast_.set_rows_held(static_cast<int64_t>(t), own.cache.rows_in());
   }
-  for (const int64_t table : spec.feature_table) feature_rows_.push_back(spec.tables[static_cast<size_t>(table)].rows);
+  for (const int64_t table : spec.feature_table)
+    feature_rows_.push_back(spec.tables[static_cast<size_t>(table)].rows);
 }
 
 /// body(table, move) for the moves of all tables, on all threads.
@@ -132,7 +138,8 @@ void TieredTables::each_move(const Body& body) const {
 
 template <class Body>
 void TieredTables::each_table(const Jagged& ids, const at::Tensor& slots, const Body& body) const {
-  const int64_t *from = ids.values.const_data_ptr<int64_t>(), *offsets = ids.offsets.const_data_ptr<int64_t>();
+  const int64_t *from = ids.values.const_data_ptr<int64_t>(),
+                *offsets = ids.offsets.const_data_ptr<int64_t>();
   int64_t* to = slots.mutable_data_ptr<int64_t>();
   parallel_pieces(static_cast<int64_t>(tables_.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
@@ -149,7 +156,8 @@ void TieredTables::each_table(const Jagged& ids, const at::Tensor& slots, const 
 
 Jagged TieredTables::begin(const Jagged& ids) {
   check_jagged(ids, feature_rows_);
-  user_check(!in_step_, "embedding: a step of the tiers begins before the last has ended; call end first");
+  user_check(!in_step_,
+             "embedding: a step of the tiers begins before the last has ended; call end first");
   const TraceSpan span("dovetail::embedding_tiers_begin");
   in_step_ = true;
   steps_at_begin_ = fast_.steps();
@@ -174,7 +182,8 @@ Jagged TieredTables::begin(const Jagged& ids) {
 void TieredTables::pool_into(const Jagged& ids, const at::Tensor& y) const {
   check_jagged(ids, feature_rows_);
   user_check(!in_step_, "embedding: the tiers are looked up within a step; call end first");
-  DOVETAIL_CHECK(!fast_.unpooled(), "rows of a batch without pooling are not in the order of its samples");
+  DOVETAIL_CHECK(!fast_.unpooled(),
+                 "rows of a batch without pooling are not in the order of its samples");
   Jagged slots = ids;
   slots.values = at::empty_like(ids.values);
   std::atomic<int64_t> too_many = -1;
@@ -184,12 +193,14 @@ void TieredTables::pool_into(const Jagged& ids, const at::Tensor& y) const {
   });
   if (too_many >= 0) {
     user_check(ids.samples > 1,
-               "embedding: one sample reads more than {} rows of table \"{}\" that are not in the fast tier; raise "
+               "embedding: one sample reads more than {} rows of table \"{}\" that are not in the "
+               "fast tier; raise "
                "step_rows",
                options_.step_rows, spec_.tables[static_cast<size_t>(too_many)].name);
     const int64_t half = ids.samples / 2;
     pool_into(samples_of(ids, 0, half), y.narrow(0, 0, half));
-    return pool_into(samples_of(ids, half, ids.samples - half), y.narrow(0, half, ids.samples - half));
+    return pool_into(samples_of(ids, half, ids.samples - half),
+                     y.narrow(0, half, ids.samples - half));
   }
   each_move([](const Table& table, const RowMove& move) { table.slow.advise(move.row); });
   each_move([](Table& table, const RowMove& move) {
@@ -202,10 +213,12 @@ void TieredTables::prefetch(const Jagged& ids) const {
   check_jagged(ids, feature_rows_);
   if (options_.folder.empty()) return;
   const TraceSpan span("dovetail::embedding_tiers_prefetch");
-  const int64_t *values = ids.values.const_data_ptr<int64_t>(), *offsets = ids.offsets.const_data_ptr<int64_t>();
+  const int64_t *values = ids.values.const_data_ptr<int64_t>(),
+                *offsets = ids.offsets.const_data_ptr<int64_t>();
   parallel_pieces(ids.features, 1, [&](int64_t begin, int64_t end) {
     for (int64_t f = begin; f < end; ++f) {
-      const Table& table = *tables_[static_cast<size_t>(spec_.feature_table[static_cast<size_t>(f)])];
+      const Table& table =
+          *tables_[static_cast<size_t>(spec_.feature_table[static_cast<size_t>(f)])];
       for (int64_t i = offsets[f * ids.samples]; i < offsets[(f + 1) * ids.samples]; ++i)
         if (table.cache.find(values[i]) < 0) table.slow.advise(values[i]);
     }
@@ -215,7 +228,8 @@ void TieredTables::prefetch(const Jagged& ids) const {
 void TieredTables::end() {
   user_check(in_step_, "embedding: a step of the tiers ends that has not begun; call begin first");
   const TraceSpan span("dovetail::embedding_tiers_end");
-  const auto changed = fast_.steps() == steps_at_begin_ ? RowCache::Rows::kSame : RowCache::Rows::kChanged;
+  const auto changed =
+      fast_.steps() == steps_at_begin_ ? RowCache::Rows::kSame : RowCache::Rows::kChanged;
   parallel_pieces(static_cast<int64_t>(tables_.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       Table& table = *tables_[static_cast<size_t>(t)];
@@ -228,16 +242,18 @@ void TieredTables::end() {
 }
 
 TieredTables::Table& TieredTables::checked(int64_t table, int64_t begin, int64_t count) const {
-  user_check(!in_step_, "embedding: rows of the tiers are read or written within a step; call end first");
-  user_check(table >= 0 && table < static_cast<int64_t>(tables_.size()), "embedding: there is no table {} of {}", table,
-             tables_.size());
+  user_check(!in_step_,
+             "embedding: rows of the tiers are read or written within a step; call end first");
+  user_check(table >= 0 && table < static_cast<int64_t>(tables_.size()),
+             "embedding: there is no table {} of {}", table, tables_.size());
   const int64_t rows = spec_.tables[static_cast<size_t>(table)].rows;
-  user_check(begin >= 0 && count >= 0 && begin + count <= rows, "embedding: there are no rows {} to {} of {}", begin,
-             begin + count, rows);
+  user_check(begin >= 0 && count >= 0 && begin + count <= rows,
+             "embedding: there are no rows {} to {} of {}", begin, begin + count, rows);
   return *tables_[static_cast<size_t>(table)];
 }
 
-std::pair<at::Tensor, at::Tensor> TieredTables::rows(int64_t table, int64_t begin, int64_t count) const {
+std::pair<at::Tensor, at::Tensor> TieredTables::rows(int64_t table, int64_t begin,
+                                                     int64_t count) const {
   const Table& from = checked(table, begin, count);
   const int64_t width = stored_width(spec_.row_dtype, spec_.tables[static_cast<size_t>(table)].dim);
   const at::Tensor stored = at::empty({count, width}, stored_type(spec_.row_dtype)),
@@ -257,7 +273,8 @@ std::pair<at::Tensor, at::Tensor> TieredTables::rows(int64_t table, int64_t begi
 std::pair<at::Tensor, at::Tensor> TieredTables::rows(int64_t table, const at::Tensor& rows) const {
   const int64_t count = rows.numel();
   const auto* row = rows.const_data_ptr<int64_t>();
-  const Table& from = count == 0 ? checked(table, 0, 0) : checked(table, row[0], row[count - 1] - row[0] + 1);
+  const Table& from =
+      count == 0 ? checked(table, 0, 0) : checked(table, row[0], row[count - 1] - row[0] + 1);
   if (count > 0 && row[count - 1] - row[0] + 1 == count) return this->rows(table, row[0], count);
   const int64_t width = stored_width(spec_.row_dtype, spec_.tables[static_cast<size_t>(table)].dim);
   const at::Tensor stored = at::empty({count, width}, stored_type(spec_.row_dtype)),
@@ -278,12 +295,15 @@ std::pair<at::Tensor, at::Tensor> TieredTables::rows(int64_t table, const at::Te
   return {stored, state};
 }
 
-void TieredTables::set_rows(int64_t table, int64_t begin, const at::Tensor& stored, const at::Tensor& state) {
+void TieredTables::set_rows(int64_t table, int64_t begin, const at::Tensor& stored,
+                            const at::Tensor& state) {
   Table& to = checked(table, begin, stored.dim() == 2 ? stored.size(0) : 0);
-  const auto check = [&](const char* name, const at::Tensor& x, int64_t columns, at::ScalarType type) {
-    user_check(
-        x.dim() == 2 && x.size(0) == stored.size(0) && x.size(1) == columns && x.scalar_type() == type && x.is_cpu(),
-        "embedding: {} must be (rows, {}) {} on the CPU, but is {}", name, columns, c10::toString(type), describe(x));
+  const auto check = [&](const char* name, const at::Tensor& x, int64_t columns,
+                         at::ScalarType type) {
+    user_check(x.dim() == 2 && x.size(0) == stored.size(0) && x.size(1) == columns &&
+                   x.scalar_type() == type && x.is_cpu(),
+               "embedding: {} must be (rows, {}) {} on the CPU, but is {}", name, columns,
+               c10::toString(type), describe(x));
   };
   check("rows", stored, stored_width(spec_.row_dtype, spec_.tables[static_cast<size_t>(table)].dim),
         stored_type(spec_.row_dtype));

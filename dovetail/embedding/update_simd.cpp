@@ -40,7 +40,8 @@ HWY_INLINE void prefetch_occurrence(const UpdateProblem& p, int64_t i) {
 
 /// sum = G without decay, of occurrences [begin, end).
 template <OptimizerKind kKind>
-HWY_INLINE void sum_gradients(const UpdateProblem& p, int64_t begin, int64_t end, float* HWY_RESTRICT sum) {
+HWY_INLINE void sum_gradients(const UpdateProblem& p, int64_t begin, int64_t end,
+                              float* HWY_RESTRICT sum) {
   each_block(p.dim, [&](const auto& block) {
     constexpr int kCount = std::decay_t<decltype(block)>::kCount;
     FloatVector total[kCount];
@@ -56,8 +57,8 @@ HWY_INLINE void sum_gradients(const UpdateProblem& p, int64_t begin, int64_t end
 
 /// The step of one vector of a row; `state` is where its part of the row's state begins.
 template <OptimizerKind kKind>
-HWY_INLINE FloatVector stepped(FloatVector w, FloatVector g, float* state, int64_t dim, int64_t left,
-                               const UpdateScalars& c, FloatVector row_rate) {
+HWY_INLINE FloatVector stepped(FloatVector w, FloatVector g, float* state, int64_t dim,
+                               int64_t left, const UpdateScalars& c, FloatVector row_rate) {
   if constexpr (kKind == OptimizerKind::kSgd || kKind == OptimizerKind::kRowWiseAdagrad) {
     return hn::NegMulAdd(row_rate, g, w);
   } else if constexpr (kKind == OptimizerKind::kMomentum) {
@@ -78,9 +79,10 @@ HWY_INLINE FloatVector stepped(FloatVector w, FloatVector g, float* state, int64
   }
 }
 
-/// sum = G, with decay, whose last vector is filled up with zeros; returns its squares, to be summed over the lanes.
-HWY_INLINE FloatVector decay_and_square(float* HWY_RESTRICT sum, const float* HWY_RESTRICT w, int64_t dim,
-                                        float decay) {
+/// sum = G, with decay, whose last vector is filled up with zeros; returns its squares, to be
+/// summed over the lanes.
+HWY_INLINE FloatVector decay_and_square(float* HWY_RESTRICT sum, const float* HWY_RESTRICT w,
+                                        int64_t dim, float decay) {
   FloatVector squares = splat(0.0f);
   for (int64_t i = 0; i < dim; i += kLanes) {
     const FloatVector g = hn::MulAdd(splat(decay), load(w + i, dim - i), load(sum + i));
@@ -92,7 +94,8 @@ HWY_INLINE FloatVector decay_and_square(float* HWY_RESTRICT sum, const float* HW
 
 /// lr, or of kRowWiseAdagrad lr / (sqrt(s) + eps) after s has been updated.
 template <OptimizerKind kKind>
-HWY_INLINE float rate_of_row(FloatVector squares, float* state, int64_t dim, const UpdateScalars& c) {
+HWY_INLINE float rate_of_row(FloatVector squares, float* state, int64_t dim,
+                             const UpdateScalars& c) {
   if constexpr (kKind != OptimizerKind::kRowWiseAdagrad) return c.lr;
   *state += sum_lanes(squares) / static_cast<float>(dim);
   return c.lr / (std::sqrt(*state) + c.eps);
@@ -104,10 +107,11 @@ HWY_INLINE bool needs_squares(const UpdateScalars& c) {
   return kKind == OptimizerKind::kRowWiseAdagrad || c.weight_decay != 0;
 }
 
-/// One row whose kVectors vectors stay in registers from its gradients' sum to its step: sum_gradients,
-/// decay_and_square and the step in one, with their bits.
+/// One row whose kVectors vectors stay in registers from its gradients' sum to its step:
+/// sum_gradients, decay_and_square and the step in one, with their bits.
 template <OptimizerKind kKind, class Row, int kVectors>
-HWY_INLINE void update_row(const UpdateProblem& p, int64_t begin, int64_t end, const UpdateScalars& c) {
+HWY_INLINE void update_row(const UpdateProblem& p, int64_t begin, int64_t end,
+                           const UpdateScalars& c) {
   const auto row = static_cast<int64_t>(row_of(p.keys[begin]));
   FloatVector g[kVectors], w[kVectors];
   for (int v = 0; v < kVectors; ++v) g[v] = splat(0.0f);
@@ -131,7 +135,8 @@ HWY_INLINE void update_row(const UpdateProblem& p, int64_t begin, int64_t end, c
   }
   const FloatVector rate = splat(rate_of_row<kKind>(squares, state, p.dim, c));
   for (int v = 0; v < kVectors; ++v)
-    store(stepped<kKind>(w[v], g[v], state + v * kLanes, p.dim, kLanes, c, rate), to + v * kLanes, kLanes);
+    store(stepped<kKind>(w[v], g[v], state + v * kLanes, p.dim, kLanes, c, rate), to + v * kLanes,
+          kLanes);
   if constexpr (!std::is_same_v<Row, Float32Row>)
     encode_elements(p.dtype, widened, p.dim, p.rounding.words(row), stored);
 }
@@ -164,11 +169,13 @@ void update(const UpdateProblem& p, const UpdateScalars& c) {
     float* w = kInPlace ? reinterpret_cast<float*>(stored) : widened;
     if constexpr (!kInPlace) decode_elements<Row>(stored, p.dim, w);
     float* state = p.state + static_cast<int64_t>(row) * p.state_width;
-    const FloatVector squares = needs_squares<kKind>(c) ? decay_and_square(sum, w, p.dim, c.weight_decay) : splat(0.0f);
+    const FloatVector squares =
+        needs_squares<kKind>(c) ? decay_and_square(sum, w, p.dim, c.weight_decay) : splat(0.0f);
     const FloatVector rate = splat(rate_of_row<kKind>(squares, state, p.dim, c));
     for (int64_t i = 0; i < p.dim; i += kLanes) {
       const int64_t left = p.dim - i;
-      store(stepped<kKind>(load(w + i, left), load(sum + i), state + i, p.dim, left, c, rate), w + i, left);
+      store(stepped<kKind>(load(w + i, left), load(sum + i), state + i, p.dim, left, c, rate),
+            w + i, left);
     }
     if constexpr (!kInPlace) encode_elements(p.dtype, w, p.dim, p.rounding.words(row), stored);
   }

@@ -21,7 +21,8 @@ struct UpdateProblem {
   int64_t state_width;  ///< floats of state that a row has
 };
 
-/// One update of every row that occurs: G is summed in float32 in the order of the keys. On the calling thread.
+/// One update of every row that occurs: G is summed in float32 in the order of the keys. On the
+/// calling thread.
 void update_rows(const UpdateProblem& problem, const UpdateScalars& scalars);
 
 }  // namespace dovetail::embedding

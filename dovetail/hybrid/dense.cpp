@@ -48,7 +48,8 @@ Cholesky cholesky(const at::Tensor& matrix, double tolerance) {
     const bool depends = !(pivot > tolerance * from[j * n + j]);
     if (depends) result.dependent.push_back(j);
     lower[j * n + j] = depends ? 1 : std::sqrt(pivot);
-    for (int64_t i = j + 1; i < n; ++i) lower[i * n + j] = depends ? 0 : left(i, j) / lower[j * n + j];
+    for (int64_t i = j + 1; i < n; ++i)
+      lower[i * n + j] = depends ? 0 : left(i, j) / lower[j * n + j];
     if (depends)
       for (int64_t p = 0; p < j; ++p) lower[j * n + p] = 0;
   }
@@ -97,7 +98,8 @@ Eigen eigen(const at::Tensor& matrix) {
         for (int64_t i = 0; i < n; ++i) turn(v[i * n + p], v[i * n + q]);
       }
   }
-  const auto [values, order] = at::sort(work.diagonal(), /*stable=*/true, /*dim=*/0, /*descending=*/true);
+  const auto [values, order] =
+      at::sort(work.diagonal(), /*stable=*/true, /*dim=*/0, /*descending=*/true);
   return {values.contiguous(), turned.index_select(1, order)};
 }
 

@@ -10,8 +10,9 @@
 
 namespace dovetail::hybrid {
 
-/// Copies on a device of tensors in this process' memory, each made when it is first asked for and kept as long as its
-/// original lives: the shards of an executor's share are brought to it once. Nobody may write into an original.
+/// Copies on a device of tensors in this process' memory, each made when it is first asked for and
+/// kept as long as its original lives: the shards of an executor's share are brought to it once.
+/// Nobody may write into an original.
 class DeviceCopies {
  public:
   explicit DeviceCopies(c10::Device device) : device_(device) {}

@@ -78,8 +78,9 @@ ShardResult Job::compute(int64_t index, DeviceCopies& copies) const {
   for (size_t i = 0; i < data_.size(); ++i) {
     const at::Tensor own = narrow(data_[i], index);
     const bool is_written = std::ranges::find(writes_, i) != writes_.end();
-    rows.push_back(is_written ? own.to(there, own.scalar_type(), /*non_blocking=*/false, /*copy=*/true)
-                              : copies.of(own));
+    rows.push_back(is_written
+                       ? own.to(there, own.scalar_type(), /*non_blocking=*/false, /*copy=*/true)
+                       : copies.of(own));
   }
   for (const at::Tensor& tensor : whole_) whole.push_back(copies.of(tensor));
   for (const at::Tensor& parameter : parameters_) parameters.push_back(copies.of(parameter));
@@ -103,13 +104,15 @@ void Job::accept(int64_t index, ShardResult result) {
   sum_.add({.first = place_ + index, .partial = std::move(result.partial)});
 }
 
-std::string job_key(const std::string& task, const Parameters& parameters, const std::vector<Shard>& shards) {
+std::string job_key(const std::string& task, const Parameters& parameters,
+                    const std::vector<Shard>& shards) {
   std::string key = task;
   for (const at::Tensor& parameter : parameters) key += " " + text_of(parameter, 0);
   key += " on";
   for (const at::Tensor& tensor : rows_of(shards.at(0))) key += " " + text_of(tensor, 1);
   for (const at::Tensor& tensor : whole_of(shards[0])) key += " of " + text_of(tensor, 1);
-  return key + fmt::format(", 2^{} rows", std::bit_width(static_cast<uint64_t>(all_of(shards).size)) - 1);
+  return key +
+         fmt::format(", 2^{} rows", std::bit_width(static_cast<uint64_t>(all_of(shards).size)) - 1);
 }
 
 uint64_t digest_of(const std::vector<at::Tensor>& tensors) {

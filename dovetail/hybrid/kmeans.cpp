@@ -20,15 +20,16 @@
 namespace dovetail::hybrid {
 namespace {
 
-/// Moves each centre without rows to the row farthest from its own, which leaves that centre's sum. Returns whether
-/// there was any.
+/// Moves each centre without rows to the row farthest from its own, which leaves that centre's sum.
+/// Returns whether there was any.
 bool reseed(KMeansData& data, const at::Tensor& centres, Partial& partial) {
   at::Tensor &sums = partial.tensors[0], &counts = partial.tensors[1];
   const at::Tensor empty = (counts == 0).nonzero().flatten();
   if (empty.numel() == 0) return false;
   const at::Tensor squares = data.distances(centres).squares;
   // By distance, then by number: a stable sort, whose order does not depend on threads.
-  const at::Tensor farthest = std::get<1>(at::sort(squares, /*stable=*/true, /*dim=*/0, /*descending=*/true));
+  const at::Tensor farthest =
+      std::get<1>(at::sort(squares, /*stable=*/true, /*dim=*/0, /*descending=*/true));
   for (int64_t i = 0; i < std::min(empty.numel(), data.rows()); ++i) {
     const auto row = farthest[i].item<int64_t>();
     if (squares[row].item<double>() == 0) return i > 0;  // every other row is a centre
@@ -42,7 +43,8 @@ bool reseed(KMeansData& data, const at::Tensor& centres, Partial& partial) {
   return true;
 }
 
-/// Over a matrix of centres, row by row: torch cuts a sum of everything at once by the number of threads.
+/// Over a matrix of centres, row by row: torch cuts a sum of everything at once by the number of
+/// threads.
 double sum_of(const at::Tensor& x) { return x.sum(1).sum().item<double>(); }
 
 /// sums / counts, and of centres without rows what they were.
@@ -54,9 +56,12 @@ at::Tensor means(const Partial& partial, const at::Tensor& before) {
 }  // namespace
 
 at::Tensor checked_centres(const at::Tensor& centres, int64_t columns) {
-  user_check(centres.dim() == 2 && centres.size(0) > 0 && centres.size(1) == columns && !centres.is_complex(),
-             "kmeans: centres must be a real matrix of {} columns, but are {}", columns, describe(centres));
-  user_check(centres.size(0) <= kMaxCentres, "kmeans: {} centres; there may be {}", centres.size(0), kMaxCentres);
+  user_check(centres.dim() == 2 && centres.size(0) > 0 && centres.size(1) == columns &&
+                 !centres.is_complex(),
+             "kmeans: centres must be a real matrix of {} columns, but are {}", columns,
+             describe(centres));
+  user_check(centres.size(0) <= kMaxCentres, "kmeans: {} centres; there may be {}", centres.size(0),
+             kMaxCentres);
   at::Tensor c = centres.to(at::kDouble).contiguous();
   user_check(at::isfinite(c).all().item<bool>(), "kmeans: a centre is not finite");
   return c;
@@ -89,7 +94,8 @@ Partial KMeansData::assign(const at::Tensor& centres) {
 
 Partial KMeansData::assign_batch(const at::Tensor& rows, const at::Tensor& centres) const {
   const ResidentData batch({rows}, 0, {x_});
-  return run("kmeans.batch", {checked_centres(centres, columns()), shift_}, batch.shards(kKMeansBatchGrain));
+  return run("kmeans.batch", {checked_centres(centres, columns()), shift_},
+             batch.shards(kKMeansBatchGrain));
 }
 
 KMeansData::Distances KMeansData::distances(const at::Tensor& centres) {
@@ -112,8 +118,9 @@ double KMeansData::include(const at::Tensor& points) {
   constexpr int64_t kFew = 16;
   if (points.size(0) <= kFew) {
     const auto shards = static_cast<int64_t>(resident_.shards(kKMeansGrain).size());
-    masses_ =
-        run("kmeans.include", {checked_centres(points, columns()), at::scalar_tensor(shards, at::kLong)}).tensors[0];
+    masses_ = run("kmeans.include",
+                  {checked_centres(points, columns()), at::scalar_tensor(shards, at::kLong)})
+                  .tensors[0];
   } else {
     const at::Tensor before = closest().clone();
     assign(points);
@@ -123,20 +130,24 @@ double KMeansData::include(const at::Tensor& points) {
     for (const at::Tensor& part : nearest.split(kKMeansGrain)) sums.push_back(part.sum());
     masses_ = at::stack(sums);
   }
-  return masses_.cumsum(0)[-1].item<double>();  // one after another: a sum would depend on the number of threads
+  return masses_.cumsum(0)[-1]
+      .item<double>();  // one after another: a sum would depend on the number of threads
 }
 
 at::Tensor KMeansData::draw(const at::Tensor& uniform) const {
   const at::Tensor upto = masses_.cumsum(0), shards = draw_by_mass(masses_, uniform);
-  const at::Tensor mass = masses_.index_select(0, shards), before = upto.index_select(0, shards) - mass;
-  const at::Tensor within = ((uniform * upto[-1] - before) / mass).clamp(0, std::nextafter(1.0, 0.0));
+  const at::Tensor mass = masses_.index_select(0, shards),
+                   before = upto.index_select(0, shards) - mass;
+  const at::Tensor within =
+      ((uniform * upto[-1] - before) / mass).clamp(0, std::nextafter(1.0, 0.0));
   return run("kmeans.draw", {shards, within}).tensors[0];
 }
 
 at::Tensor draw_by_mass(const at::Tensor& mass, const at::Tensor& uniform) {
   const at::Tensor upto = mass.cumsum(0);
   // To the right: never an index without mass, as one that begins where another ends.
-  return at::searchsorted(upto, uniform * upto[-1], /*out_int32=*/false, /*right=*/true).clamp_max(mass.numel() - 1);
+  return at::searchsorted(upto, uniform * upto[-1], /*out_int32=*/false, /*right=*/true)
+      .clamp_max(mass.numel() - 1);
 }
 
 at::Tensor KMeansData::potentials(const at::Tensor& points) const {
@@ -157,7 +168,8 @@ double KMeansData::inertia_of(const Partial& partial, const at::Tensor& centres)
 
 double KMeansData::mean_variance(const Partial& partial) const {
   const at::Tensor mean = shifted_sums(partial).sum(0) / partial.weight;
-  const double square = total_square_ / static_cast<double>(rows()) - mean.square().sum().item<double>();
+  const double square =
+      total_square_ / static_cast<double>(rows()) - mean.square().sum().item<double>();
   return std::max(0.0, square) / static_cast<double>(columns());
 }
 
@@ -168,7 +180,8 @@ EmptyCluster parse_empty_cluster(std::string_view name) {
 
 KMeansResult lloyd(KMeansData& data, const at::Tensor& initial, const LloydOptions& options,
                    const std::function<void(const LloydIteration&)>& report) {
-  user_check(options.iterations > 0, "kmeans: {} iterations; there must be at least 1", options.iterations);
+  user_check(options.iterations > 0, "kmeans: {} iterations; there must be at least 1",
+             options.iterations);
   user_check(options.tolerance >= 0, "kmeans: the tolerance is {}, below 0", options.tolerance);
   KMeansResult result{.centres = checked_centres(initial, data.columns())};
   data.forget_labels();
@@ -186,7 +199,8 @@ KMeansResult lloyd(KMeansData& data, const at::Tensor& initial, const LloydOptio
     LloydIteration line{.iteration = ++result.iterations,
                         .inertia = report ? data.inertia_of(partial, result.centres) : 0,
                         .changed = changed};
-    const bool moved_one = options.empty == EmptyCluster::kReseed && reseed(data, result.centres, partial);
+    const bool moved_one =
+        options.empty == EmptyCluster::kReseed && reseed(data, result.centres, partial);
     const at::Tensor next = means(partial, result.centres);
     const double moved = sum_of((next - result.centres).square());
     const at::Tensor before = std::exchange(result.centres, next);
@@ -194,11 +208,12 @@ KMeansResult lloyd(KMeansData& data, const at::Tensor& initial, const LloydOptio
     result.converged = settled || moved <= limit;
     line.shift = std::sqrt(moved);
     line.seconds = now_seconds() - start;
-    if (!result.converged) line.state = {at::scalar_tensor(result.iterations, at::kLong), before, next};
+    if (!result.converged)
+      line.state = {at::scalar_tensor(result.iterations, at::kLong), before, next};
     if (report) report(line);
   }
-  result.counts =
-      settled ? at::bincount(data.labels(), {}, result.centres.size(0)) : data.assign(result.centres).tensors[1];
+  result.counts = settled ? at::bincount(data.labels(), {}, result.centres.size(0))
+                          : data.assign(result.centres).tensors[1];
   result.inertia = data.distances(result.centres).inertia;
   result.labels = data.labels();
   return result;

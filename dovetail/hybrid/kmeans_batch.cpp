@@ -16,7 +16,8 @@ namespace {
 /// Whether an exponentially weighted mean of the inertia of a row has not become less for long.
 class Patience {
  public:
-  Patience(int64_t iterations, double weight) : iterations_(iterations), weight_(std::min(1.0, weight)) {}
+  Patience(int64_t iterations, double weight)
+      : iterations_(iterations), weight_(std::min(1.0, weight)) {}
 
   bool is_over(double inertia) {
     // The first one is of the initial centres.
@@ -28,7 +29,8 @@ class Patience {
   }
 
   at::Tensor state() const {
-    return at::tensor({static_cast<double>(count_), static_cast<double>(waited_), smooth_, least_}, at::kDouble);
+    return at::tensor({static_cast<double>(count_), static_cast<double>(waited_), smooth_, least_},
+                      at::kDouble);
   }
   void go_on_from(const at::Tensor& state) {
     const auto* number = state.const_data_ptr<double>();
@@ -50,17 +52,20 @@ at::Tensor batch_rows(int64_t rows, int64_t batch, int64_t iteration, uint64_t s
   auto* row = list.mutable_data_ptr<int64_t>();
   seed = mix_seed(seed, name_key("kmeans.batch"));
   for (int64_t i = 0; i < batch; ++i) {
-    const auto place = static_cast<uint64_t>(iteration * batch + i), size = static_cast<uint64_t>(rows);
+    const auto place = static_cast<uint64_t>(iteration * batch + i),
+               size = static_cast<uint64_t>(rows);
     row[i] = static_cast<int64_t>(permuted_index(mix_seed(seed, place / size), place % size, size));
   }
   return list;
 }
 
-KMeansResult mini_batch(KMeansData& data, const at::Tensor& initial, const MiniBatchOptions& options,
+KMeansResult mini_batch(KMeansData& data, const at::Tensor& initial,
+                        const MiniBatchOptions& options,
                         const std::function<void(const LloydIteration&)>& report) {
-  user_check(options.batch > 0 && options.batch <= data.rows(), "kmeans: batches of {} rows of {}", options.batch,
-             data.rows());
-  user_check(options.iterations > 0, "kmeans: {} iterations; there must be at least 1", options.iterations);
+  user_check(options.batch > 0 && options.batch <= data.rows(), "kmeans: batches of {} rows of {}",
+             options.batch, data.rows());
+  user_check(options.iterations > 0, "kmeans: {} iterations; there must be at least 1",
+             options.iterations);
   const auto rows = static_cast<double>(data.rows()), batch = static_cast<double>(options.batch);
   KMeansResult result{.centres = checked_centres(initial, data.columns())};
   at::Tensor seen = at::zeros({initial.size(0), 1}, at::kDouble);
@@ -73,15 +78,17 @@ KMeansResult mini_batch(KMeansData& data, const at::Tensor& initial, const MiniB
   }
   while (!result.converged && result.iterations < options.iterations) {
     const double start = now_seconds();
-    const Partial partial =
-        data.assign_batch(batch_rows(data.rows(), options.batch, result.iterations, options.seed), result.centres);
+    const Partial partial = data.assign_batch(
+        batch_rows(data.rows(), options.batch, result.iterations, options.seed), result.centres);
     const at::Tensor upto = seen + partial.tensors[1].unsqueeze(1);
-    const at::Tensor next = at::where(upto > seen, (result.centres * seen + partial.tensors[0]) / upto, result.centres);
+    const at::Tensor next =
+        at::where(upto > seen, (result.centres * seen + partial.tensors[0]) / upto, result.centres);
     const double moved = (next - result.centres).square().sum(1).sum().item<double>();
     const double inertia = partial.tensors[2].item<double>() / batch;
     seen = upto;
     result.centres = next;
-    const bool settled = options.tolerance > 0 && moved <= options.tolerance * data.mean_variance(partial);
+    const bool settled =
+        options.tolerance > 0 && moved <= options.tolerance * data.mean_variance(partial);
     result.converged = patience.is_over(inertia) || settled;
     ++result.iterations;
     if (!report) continue;
@@ -89,7 +96,8 @@ KMeansResult mini_batch(KMeansData& data, const at::Tensor& initial, const MiniB
                         .inertia = inertia * rows,
                         .shift = std::sqrt(moved),
                         .seconds = now_seconds() - start};
-    if (!result.converged) line.state = {at::scalar_tensor(result.iterations, at::kLong), next, seen, patience.state()};
+    if (!result.converged)
+      line.state = {at::scalar_tensor(result.iterations, at::kLong), next, seen, patience.state()};
     report(line);
   }
   result.counts = data.assign(result.centres).tensors[1];

@@ -16,7 +16,8 @@
 namespace dovetail::hybrid {
 namespace {
 
-constexpr std::array<std::string_view, 4> kNames = {"k-means++", "k-means-parallel", "random", "first"};
+constexpr std::array<std::string_view, 4> kNames = {"k-means++", "k-means-parallel", "random",
+                                                    "first"};
 
 /// Uniform numbers of [0, 1), one after another.
 class Draws {
@@ -47,7 +48,8 @@ at::Tensor any_row(const KMeansData& data, Draws& draws) {
 at::Tensor random_rows(const KMeansData& data, int64_t count, uint64_t seed) {
   std::vector<int64_t> index;
   for (int64_t i = 0; i < count; ++i)
-    index.push_back(static_cast<int64_t>(permuted_index(mix_seed(seed, name_key("kmeans")), static_cast<uint64_t>(i),
+    index.push_back(static_cast<int64_t>(permuted_index(mix_seed(seed, name_key("kmeans")),
+                                                        static_cast<uint64_t>(i),
                                                         static_cast<uint64_t>(data.rows()))));
   return rows_at(data, at::tensor(index, at::kLong));
 }
@@ -65,8 +67,8 @@ class PointSet {
   virtual ~PointSet() = default;
   /// One of them (1, D), drawn in proportion to what each weighs.
   virtual at::Tensor first(Draws& draws) const = 0;
-  /// Some (count, D), in proportion to their potentials: weights times squared distances to the closest point that was
-  /// included.
+  /// Some (count, D), in proportion to their potentials: weights times squared distances to the
+  /// closest point that was included.
   virtual at::Tensor draw(Draws& draws, int64_t count) const = 0;
   /// Which of the candidates, included, would leave the least sum of potentials.
   virtual int64_t best_of(const at::Tensor& candidates) = 0;
@@ -79,7 +81,9 @@ class AllRows : public PointSet {
  public:
   explicit AllRows(KMeansData& data) : data_(data) { data.forget_closest(); }
   at::Tensor first(Draws& draws) const override { return any_row(data_, draws); }
-  at::Tensor draw(Draws& draws, int64_t count) const override { return rows_at(data_, data_.draw(draws.next(count))); }
+  at::Tensor draw(Draws& draws, int64_t count) const override {
+    return rows_at(data_, data_.draw(draws.next(count)));
+  }
   int64_t best_of(const at::Tensor& candidates) override {
     return data_.potentials(candidates).argmin().item<int64_t>();
   }
@@ -94,11 +98,14 @@ class WeightedPoints : public PointSet {
  public:
   WeightedPoints(const at::Tensor& points, const at::Tensor& weights)
       : points_(points), weights_(weights), data_(points.to(at::kFloat)) {
-    data_.assign(points.slice(0, 0, 1));  // all labels are 0: `distances` of one centre are those of all points to it
+    data_.assign(points.slice(
+        0, 0, 1));  // all labels are 0: `distances` of one centre are those of all points to it
     closest_ = at::full_like(weights, std::numeric_limits<double>::infinity());
   }
   at::Tensor first(Draws& draws) const override { return drawn(weights_, draws, 1); }
-  at::Tensor draw(Draws& draws, int64_t count) const override { return drawn(closest_ * weights_, draws, count); }
+  at::Tensor draw(Draws& draws, int64_t count) const override {
+    return drawn(closest_ * weights_, draws, count);
+  }
   int64_t best_of(const at::Tensor& candidates) override {
     int64_t best = 0;
     double least = std::numeric_limits<double>::infinity();
@@ -119,14 +126,16 @@ class WeightedPoints : public PointSet {
   at::Tensor drawn(const at::Tensor& mass, Draws& draws, int64_t count) const {
     return points_.index_select(0, draw_by_mass(mass, draws.next(count)));
   }
-  at::Tensor closest_with(const at::Tensor& point) { return at::minimum(data_.distances(point).squares, closest_); }
+  at::Tensor closest_with(const at::Tensor& point) {
+    return at::minimum(data_.distances(point).squares, closest_);
+  }
 
   at::Tensor points_, weights_, closest_;
   KMeansData data_;
 };
 
-/// K of the points by k-means++, each the best of some that are drawn. Where fewer than K differ, the first of them
-/// again.
+/// K of the points by k-means++, each the best of some that are drawn. Where fewer than K differ,
+/// the first of them again.
 at::Tensor plus_plus(PointSet&& points, int64_t num_centres, Draws& draws) {
   const auto trials = static_cast<int64_t>(2 + std::log(static_cast<double>(num_centres)));
   std::vector<at::Tensor> chosen = {points.first(draws)};
@@ -166,13 +175,18 @@ at::Tensor parallel(KMeansData& data, int64_t num_centres, Draws& draws) {
 
 }  // namespace
 
-KMeansInit parse_kmeans_init(std::string_view name) { return parse_enum<KMeansInit>("kmeans", "init", name, kNames); }
+KMeansInit parse_kmeans_init(std::string_view name) {
+  return parse_enum<KMeansInit>("kmeans", "init", name, kNames);
+}
 
-bool is_kmeans_init(std::string_view name) { return std::find(kNames.begin(), kNames.end(), name) != kNames.end(); }
+bool is_kmeans_init(std::string_view name) {
+  return std::find(kNames.begin(), kNames.end(), name) != kNames.end();
+}
 
 at::Tensor initial_centres(KMeansData& data, int64_t num_centres, KMeansInit init, uint64_t seed) {
   user_check(num_centres >= 1, "kmeans: {} centres; there must be at least 1", num_centres);
-  user_check(num_centres <= data.rows(), "kmeans: {} centres of {} rows; there must be a row for each", num_centres,
+  user_check(num_centres <= data.rows(),
+             "kmeans: {} centres of {} rows; there must be a row for each", num_centres,
              data.rows());
   Draws draws(seed);
   switch (init) {

@@ -1,5 +1,6 @@
 // The best two centres of rows, by two orders of the same sum.
-// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through foreach_target.
+// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
+// foreach_target.
 #if defined(DOVETAIL_HYBRID_KMEANS_NEAREST_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DOVETAIL_HYBRID_KMEANS_NEAREST_INL_H_
 #undef DOVETAIL_HYBRID_KMEANS_NEAREST_INL_H_
@@ -18,11 +19,12 @@ HWY_BEFORE_NAMESPACE();
 namespace dovetail {
 namespace HWY_NAMESPACE {
 
-// Many centres: rows across lanes. A tile of kTileColumns rows, transposed, stays in the first-level cache while strips
-// of centres go by.
+// Many centres: rows across lanes. A tile of kTileColumns rows, transposed, stays in the
+// first-level cache while strips of centres go by.
 
 /// to[p * kTileColumns + i] = x[i][p] - shift[p]; behind the last row that row again.
-HWY_INLINE void transpose_shifted(const float* x, int64_t rows, int64_t dim, const float* shift, float* to) {
+HWY_INLINE void transpose_shifted(const float* x, int64_t rows, int64_t dim, const float* shift,
+                                  float* to) {
   const auto line = [&](int64_t i) { return x + std::min(i, rows - 1) * dim; };
   int64_t i = 0;
 #if HWY_TARGET != HWY_SCALAR
@@ -51,9 +53,10 @@ HWY_INLINE void transpose_shifted(const float* x, int64_t rows, int64_t dim, con
 
 /// The centres of a strip, `first` the number of its first.
 template <int kCentres>
-HWY_NOINLINE void take_strip(int64_t terms, const float* strip, const float* rows, float first, const float* upcoming,
-                             NearestRows& nearest) {
-  const Tile<kCentres> tile = multiply<kCentres, 1>(terms, strip, kTileRows, rows, kTileColumns, upcoming);
+HWY_NOINLINE void take_strip(int64_t terms, const float* strip, const float* rows, float first,
+                             const float* upcoming, NearestRows& nearest) {
+  const Tile<kCentres> tile =
+      multiply<kCentres, 1>(terms, strip, kTileRows, rows, kTileColumns, upcoming);
 #pragma GCC unroll 2
   for (int j = 0; j < kTileVectors; ++j) {
     Nearest n = nearest.get(j * kLanes);
@@ -74,11 +77,12 @@ TakeStrip strip_of(int64_t centres, std::integer_sequence<int, kCentres...>) {
   return kStrips[centres - 1];
 }
 
-HWY_INLINE void nearest_of_many(const AssignProblem& p, const Centres& centres, int64_t begin, int64_t count,
-                                float* rows, NearestRows& nearest) {
+HWY_INLINE void nearest_of_many(const AssignProblem& p, const Centres& centres, int64_t begin,
+                                int64_t count, float* rows, NearestRows& nearest) {
   transpose_shifted(p.x + begin * p.dim, count, p.dim, centres.shift.get(), rows);
   for (int64_t j = 0; j < kTileColumns; j += kLanes) {
-    store(load(p.norm + begin + std::min(j, count), std::max<int64_t>(count - j, 0)), rows + p.dim * kTileColumns + j);
+    store(load(p.norm + begin + std::min(j, count), std::max<int64_t>(count - j, 0)),
+          rows + p.dim * kTileColumns + j);
     store(splat(1.0f), rows + (p.dim + 1) * kTileColumns + j);
     nearest.set({splat(kFar), splat(kFar), splat(0.0f)}, j);
   }
@@ -86,23 +90,26 @@ HWY_INLINE void nearest_of_many(const AssignProblem& p, const Centres& centres, 
   const int64_t terms = p.dim + 2, piece = terms / kUpcomingSteps * 2 * kLineFloats;
   const float *next = p.x + (begin + kTileColumns) * p.dim, *next_end = next + kTileColumns * p.dim;
   const float* strip = centres.packed.get();
-  for (int64_t c = 0; c < p.num_centres; c += kTileRows, strip += centres.strip_floats, next += piece) {
-    const auto take_it =
-        strip_of(std::min<int64_t>(kTileRows, p.num_centres - c), std::make_integer_sequence<int, kTileRows>());
+  for (int64_t c = 0; c < p.num_centres;
+       c += kTileRows, strip += centres.strip_floats, next += piece) {
+    const auto take_it = strip_of(std::min<int64_t>(kTileRows, p.num_centres - c),
+                                  std::make_integer_sequence<int, kTileRows>());
     take_it(terms, strip, rows, static_cast<float>(c), next < next_end ? next : nullptr, nearest);
   }
 }
 
 /// Labels of a tile of rows. Returns how many changed.
-HWY_INLINE int64_t label_of_many(const AssignProblem& p, const Centres& centres, int64_t begin, int64_t count,
-                                 float* rows, NearestRows& nearest) {
+HWY_INLINE int64_t label_of_many(const AssignProblem& p, const Centres& centres, int64_t begin,
+                                 int64_t count, float* rows, NearestRows& nearest) {
   nearest_of_many(p, centres, begin, count, rows, nearest);
   bool proven = true;
   for (int64_t j = 0; j < count; j += kLanes) {
-    const FloatVector upper = hn::Add(load(nearest.best + j), centres.doubt(load(p.norm + begin + j, count - j)));
+    const FloatVector upper =
+        hn::Add(load(nearest.best + j), centres.doubt(load(p.norm + begin + j, count - j)));
     proven = proven && hn::AllTrue(FloatTag(), hn::Lt(upper, load(nearest.second + j)));
   }
-  if (HWY_UNLIKELY(!proven)) settle(p, centres, begin, count, nearest.best, nearest.second, nearest.index);
+  if (HWY_UNLIKELY(!proven))
+    settle(p, centres, begin, count, nearest.best, nearest.second, nearest.index);
   int64_t changed = 0;
   for (int64_t i = 0; i < count; ++i) {
     const auto label = static_cast<int32_t>(nearest.index[i]);
@@ -114,8 +121,8 @@ HWY_INLINE int64_t label_of_many(const AssignProblem& p, const Centres& centres,
 }
 
 #if HWY_TARGET != HWY_SCALAR
-// Few centres: columns across lanes, so that rows are read as they lie. kBlocks rows at a time, one for each block of
-// four lanes, times all centres are in registers.
+// Few centres: columns across lanes, so that rows are read as they lie. kBlocks rows at a time, one
+// for each block of four lanes, times all centres are in registers.
 constexpr int kBlocks = static_cast<int>(kLanes / 4);
 constexpr int64_t kFewCentres = 6;
 
@@ -126,9 +133,10 @@ struct RowsByLabel {
   int64_t count[kFewCentres];
 };
 
-/// Memory that will be read next, asked for line by line, most of it while rows are labelled and the rest while they
-/// are added: all at once would fill the buffers of the memory's requests and stop the arithmetic. What was not asked
-/// for costs twice its time, since nothing else is done while it comes.
+/// Memory that will be read next, asked for line by line, most of it while rows are labelled and
+/// the rest while they are added: all at once would fill the buffers of the memory's requests and
+/// stop the arithmetic. What was not asked for costs twice its time, since nothing else is done
+/// while it comes.
 struct ReadAhead {
   const float *at, *end;
   HWY_INLINE void ask(int lines) {
@@ -153,7 +161,8 @@ HWY_INLINE FloatVector fold_halves(FloatVector v, FloatVector w) {
 HWY_INLINE FloatVector fold_blocks(const FloatVector (&v)[kBlocks]) {
   if constexpr (kBlocks == 4) {
     const FloatVector even = fold_halves(v[0], v[2]), odd = fold_halves(v[1], v[3]);
-    return hn::Add(hn::OddEvenBlocks(odd, even), hn::SwapAdjacentBlocks(hn::OddEvenBlocks(even, odd)));
+    return hn::Add(hn::OddEvenBlocks(odd, even),
+                   hn::SwapAdjacentBlocks(hn::OddEvenBlocks(even, odd)));
   } else if constexpr (kBlocks == 2) {
     return fold_halves(v[0], v[1]);
   } else {
@@ -180,8 +189,8 @@ struct FewSums {
 
 /// One vector of columns of kBlocks rows times all centres.
 template <int kCentres, class Load>
-HWY_INLINE void multiply_columns(const Load& load_row, FloatVector shift, const float* centres, int64_t row_floats,
-                                 FewSums<kCentres>& sums) {
+HWY_INLINE void multiply_columns(const Load& load_row, FloatVector shift, const float* centres,
+                                 int64_t row_floats, FewSums<kCentres>& sums) {
   FloatVector y[kBlocks];
 #pragma GCC unroll 4
   for (int b = 0; b < kBlocks; ++b) y[b] = hn::Sub(load_row(b), shift);
@@ -194,8 +203,8 @@ HWY_INLINE void multiply_columns(const Load& load_row, FloatVector shift, const 
 }
 
 template <int kCentres>
-HWY_INLINE FewSums<kCentres> few_products(const float* const (&row)[kBlocks], int64_t dim, const Centres& centres,
-                                          ReadAhead& ahead) {
+HWY_INLINE FewSums<kCentres> few_products(const float* const (&row)[kBlocks], int64_t dim,
+                                          const Centres& centres, ReadAhead& ahead) {
   const FloatTag d;
   FewSums<kCentres> sums;
 #pragma GCC unroll 8
@@ -220,12 +229,13 @@ HWY_INLINE FewSums<kCentres> few_products(const float* const (&row)[kBlocks], in
 
 /// Of kLanes rows from `begin` on; `count` of them are there.
 template <int kCentres>
-HWY_INLINE Nearest nearest_of_few(const AssignProblem& p, const Centres& centres, int64_t begin, int64_t count,
-                                  FloatVector norm, ReadAhead& ahead) {
+HWY_INLINE Nearest nearest_of_few(const AssignProblem& p, const Centres& centres, int64_t begin,
+                                  int64_t count, FloatVector norm, ReadAhead& ahead) {
   FloatVector quarter[kCentres][4];
   for (int q = 0; q < 4; ++q) {
     const float* row[kBlocks];
-    for (int b = 0; b < kBlocks; ++b) row[b] = p.x + (begin + std::min<int64_t>(kBlocks * q + b, count - 1)) * p.dim;
+    for (int b = 0; b < kBlocks; ++b)
+      row[b] = p.x + (begin + std::min<int64_t>(kBlocks * q + b, count - 1)) * p.dim;
     const FewSums<kCentres> sums = few_products<kCentres>(row, p.dim, centres, ahead);
 #pragma GCC unroll 8
     for (int c = 0; c < kCentres; ++c) quarter[c][q] = fold_blocks(sums.v[c]);
@@ -240,13 +250,14 @@ HWY_INLINE Nearest nearest_of_few(const AssignProblem& p, const Centres& centres
   for (int c = 0; c < kCentres; ++c) {
     const auto i = static_cast<size_t>(c);
     const FloatVector rest = hn::MulAdd(norm, splat(centres.slope[i]), splat(centres.base[i]));
-    take(hn::Add(hn::TableLookupLanes(fold_lanes(quarter[c]), in_order), rest), splat(static_cast<float>(c)), n);
+    take(hn::Add(hn::TableLookupLanes(fold_lanes(quarter[c]), in_order), rest),
+         splat(static_cast<float>(c)), n);
   }
   return n;
 }
 
-HWY_NOINLINE FloatVector settle(const AssignProblem& p, const Centres& centres, int64_t begin, int64_t count,
-                                const Nearest& n) {
+HWY_NOINLINE FloatVector settle(const AssignProblem& p, const Centres& centres, int64_t begin,
+                                int64_t count, const Nearest& n) {
   HWY_ALIGN float best[kLanes], second[kLanes], index[kLanes];
   store(n.best, best);
   store(n.second, second);
@@ -255,16 +266,18 @@ HWY_NOINLINE FloatVector settle(const AssignProblem& p, const Centres& centres, 
   return load(index);
 }
 
-/// Labels of up to kLanes rows, `first` of their block, which are put with the others of their label. Returns how many
-/// changed.
+/// Labels of up to kLanes rows, `first` of their block, which are put with the others of their
+/// label. Returns how many changed.
 template <int kCentres>
-HWY_NOINLINE int64_t label_of_few(const AssignProblem& p, const Centres& centres, int64_t begin, int64_t count,
-                                  int64_t first, RowsByLabel& by_label, ReadAhead& ahead) {
+HWY_NOINLINE int64_t label_of_few(const AssignProblem& p, const Centres& centres, int64_t begin,
+                                  int64_t count, int64_t first, RowsByLabel& by_label,
+                                  ReadAhead& ahead) {
   const hn::RebindToSigned<FloatTag> d;
   const FloatVector norm = load(p.norm + begin, count);
   const Nearest n = nearest_of_few<kCentres>(p, centres, begin, count, norm, ahead);
   FloatVector index = n.index;
-  if (HWY_UNLIKELY(!hn::AllTrue(FloatTag(), hn::Lt(hn::Add(n.best, centres.doubt(norm)), n.second))))
+  if (HWY_UNLIKELY(
+          !hn::AllTrue(FloatTag(), hn::Lt(hn::Add(n.best, centres.doubt(norm)), n.second))))
     index = settle(p, centres, begin, count, n);
   const auto label = hn::ConvertTo(d, index), row = hn::Iota(d, static_cast<int32_t>(first));
   const auto there = hn::FirstN(d, static_cast<size_t>(count));
@@ -281,8 +294,8 @@ HWY_NOINLINE int64_t label_of_few(const AssignProblem& p, const Centres& centres
   return static_cast<int64_t>(hn::CountTrue(d, hn::And(hn::Ne(label, hn::Load(d, before)), there)));
 }
 
-using LabelOfFew = int64_t (*)(const AssignProblem&, const Centres&, int64_t, int64_t, int64_t, RowsByLabel&,
-                               ReadAhead&);
+using LabelOfFew = int64_t (*)(const AssignProblem&, const Centres&, int64_t, int64_t, int64_t,
+                               RowsByLabel&, ReadAhead&);
 template <int... kCentres>
 LabelOfFew few_of(int64_t centres, std::integer_sequence<int, kCentres...>) {
   static constexpr LabelOfFew kFew[] = {label_of_few<kCentres + 1>...};

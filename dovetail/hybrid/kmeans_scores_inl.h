@@ -1,5 +1,6 @@
 // The scores that rank centres, with the bound of their rounding; squared distances in float64.
-// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through foreach_target.
+// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
+// foreach_target.
 #if defined(DOVETAIL_HYBRID_KMEANS_SCORES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DOVETAIL_HYBRID_KMEANS_SCORES_INL_H_
 #undef DOVETAIL_HYBRID_KMEANS_SCORES_INL_H_
@@ -29,7 +30,9 @@ using DoubleVector = hn::Vec<DoubleTag>;
 using HalfTag = hn::Rebind<float, DoubleTag>;
 constexpr int64_t kDoubles = static_cast<int64_t>(hn::MaxLanes(DoubleTag()));
 
-HWY_INLINE DoubleVector widen(const float* from) { return hn::PromoteTo(DoubleTag(), hn::LoadU(HalfTag(), from)); }
+HWY_INLINE DoubleVector widen(const float* from) {
+  return hn::PromoteTo(DoubleTag(), hn::LoadU(HalfTag(), from));
+}
 HWY_INLINE DoubleVector widen(const double* from) { return hn::LoadU(DoubleTag(), from); }
 
 // Sums in float64 have eight lanes on every instruction set, and are then added in one order.
@@ -66,27 +69,31 @@ HWY_INLINE double squared_distance(const float* x, const T* point, int64_t dim) 
 //
 //   score = |d|^2 - 2 y d - e,   e = g |d| (2 |y| + |d|)
 //
-// where e bounds the rounding of the float32 arithmetic before it: g = n u / (1 - n u) for n = D + 8 roundings of unit
-// u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 3.1): one each for y, d, |d|^2 and the terms of e,
-// the others of the sum, in any order. A score is thus no more than the true value, and less by 2 e at most: the best
-// is proven when its score + 2 e is below all others.
+// where e bounds the rounding of the float32 arithmetic before it: g = n u / (1 - n u) for n = D +
+// 8 roundings of unit u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 3.1): one
+// each for y, d, |d|^2 and the terms of e, the others of the sum, in any order. A score is thus no
+// more than the true value, and less by 2 e at most: the best is proven when its score + 2 e is
+// below all others.
 
-/// Centres as the loops below read them: strips of kTileRows (the last of them narrower), [strip][D + 2][kTileRows]:
-/// -2 d, then what |y| and 1 are multiplied with. Of few centres rows instead, [K][row_floats].
+/// Centres as the loops below read them: strips of kTileRows (the last of them narrower), [strip][D
+/// + 2][kTileRows]: -2 d, then what |y| and 1 are multiplied with. Of few centres rows instead,
+/// [K][row_floats].
 class Centres {
  public:
   Centres(const AssignProblem& p, bool as_rows)
       : row_floats(ceil_to_lanes(p.dim)), length_(static_cast<size_t>(p.num_centres)) {
     const int64_t k = p.num_centres, dim = p.dim;
     strip_floats = (dim + 2) * kTileRows;
-    const int64_t floats = as_rows ? k * row_floats : (k + kTileRows - 1) / kTileRows * strip_floats;
+    const int64_t floats =
+        as_rows ? k * row_floats : (k + kTileRows - 1) / kTileRows * strip_floats;
     packed = hwy::AllocateAligned<float>(static_cast<size_t>(floats));
     std::fill_n(packed.get(), floats, 0.0f);
     shift = hwy::AllocateAligned<float>(static_cast<size_t>(row_floats));
     std::fill(std::copy_n(p.shift, dim, shift.get()), shift.get() + row_floats, 0.0f);
     constexpr double kUnit = 0x1p-24;
     const double roundings = static_cast<double>(dim + 8) * kUnit;
-    const double g = roundings < 0.5 ? roundings / (1 - roundings) : std::numeric_limits<double>::infinity();
+    const double g =
+        roundings < 0.5 ? roundings / (1 - roundings) : std::numeric_limits<double>::infinity();
     twice_g_ = static_cast<float>(2 * g * (1 + 4 * kUnit));
     for (int64_t c = 0; c < k; ++c) {
       float* to = as_rows ? row(c) : packed.get() + c / kTileRows * strip_floats + c % kTileRows;
@@ -114,7 +121,8 @@ class Centres {
   /// 2 e of the best score of a row; at the most, over all centres.
   FloatVector doubt(FloatVector norm) const {
     const FloatVector longest = splat(longest_);
-    return hn::MulAdd(hn::Mul(longest, splat(twice_g_)), hn::MulAdd(splat(2.0f), norm, longest), splat(kUnderflow));
+    return hn::MulAdd(hn::Mul(longest, splat(twice_g_)), hn::MulAdd(splat(2.0f), norm, longest),
+                      splat(kUnderflow));
   }
   float doubt(float norm, int32_t centre) const {
     const float length = length_[static_cast<size_t>(centre)];
@@ -173,8 +181,8 @@ HWY_NOINLINE int32_t exact_nearest(const AssignProblem& p, const float* x) {
 }
 
 /// Replaces the indices of those of `count` rows from `begin` on whose best score is not proven.
-HWY_NOINLINE void settle(const AssignProblem& p, const Centres& centres, int64_t begin, int64_t count,
-                         const float* best, const float* second, float* index) {
+HWY_NOINLINE void settle(const AssignProblem& p, const Centres& centres, int64_t begin,
+                         int64_t count, const float* best, const float* second, float* index) {
   for (int64_t i = 0; i < count; ++i) {
     if (!(best[i] + centres.doubt(p.norm[begin + i], static_cast<int32_t>(index[i])) < second[i]))
       index[i] = static_cast<float>(exact_nearest(p, p.x + (begin + i) * p.dim));

@@ -20,15 +20,16 @@ namespace HWY_NAMESPACE {
 // Vectors of sums that stay in registers while rows go by.
 constexpr int kSumVectors = kLanes >= 16 ? 16 : 8;
 
-/// sums[0 ..] += the rows of x, `dim` apart, that `order` names: kVectors vectors of float64, the last of which has
-/// `last` columns.
+/// sums[0 ..] += the rows of x, `dim` apart, that `order` names: kVectors vectors of float64, the
+/// last of which has `last` columns.
 template <int kVectors, class Ask>
-HWY_INLINE void add_columns(const float* x, int64_t dim, const int32_t* order, int64_t rows, int64_t last, double* sums,
-                            const Ask& ask) {
+HWY_INLINE void add_columns(const float* x, int64_t dim, const int32_t* order, int64_t rows,
+                            int64_t last, double* sums, const Ask& ask) {
   const DoubleTag d;
   const HalfTag half;
   const auto there = hn::FirstN(half, static_cast<size_t>(last));
-  // x * 1 + s is s + x on the units of products: those of sums have their hands full with the conversion of x.
+  // x * 1 + s is s + x on the units of products: those of sums have their hands full with the
+  // conversion of x.
   const DoubleVector one = hn::Set(d, 1.0);
   DoubleVector s[kVectors];
 #pragma GCC unroll 16
@@ -47,13 +48,15 @@ HWY_INLINE void add_columns(const float* x, int64_t dim, const int32_t* order, i
 
 /// Calls body with the number of vectors, 1 to kSumVectors, as a constant.
 template <class Body, int... kVectors>
-HWY_INLINE void with_vectors(int64_t count, const Body& body, std::integer_sequence<int, kVectors...>) {
+HWY_INLINE void with_vectors(int64_t count, const Body& body,
+                             std::integer_sequence<int, kVectors...>) {
   ((count == kVectors + 1 && (body(std::integral_constant<int, kVectors + 1>()), true)) || ...);
 }
 
 /// sums (D) += the rows of one centre, in their order. ask() is called once for each.
 template <class Ask>
-HWY_INLINE void add_run(const float* x, int64_t dim, const int32_t* order, int64_t rows, double* sums, const Ask& ask) {
+HWY_INLINE void add_run(const float* x, int64_t dim, const int32_t* order, int64_t rows,
+                        double* sums, const Ask& ask) {
   const auto none = [] {};
   int64_t column = 0;
   for (; column + kSumVectors * kDoubles < dim; column += kSumVectors * kDoubles)
@@ -62,7 +65,8 @@ HWY_INLINE void add_run(const float* x, int64_t dim, const int32_t* order, int64
   with_vectors(
       vectors,
       [&](auto count) HWY_ATTR {
-        add_columns<count()>(x + column, dim, order, rows, dim - column - (vectors - 1) * kDoubles, sums + column, ask);
+        add_columns<count()>(x + column, dim, order, rows, dim - column - (vectors - 1) * kDoubles,
+                             sums + column, ask);
       },
       std::make_integer_sequence<int, kSumVectors>());
 }
@@ -132,8 +136,8 @@ double NormsFrom(const float* x, const float* point, int64_t rows, int64_t dim, 
   return sum;
 }
 
-double SquaredDistances(const float* x, const double* centres, const int32_t* label, int64_t rows, int64_t dim,
-                        double* squares) {
+double SquaredDistances(const float* x, const double* centres, const int32_t* label, int64_t rows,
+                        int64_t dim, double* squares) {
   double sum = 0;
   for (int64_t i = 0; i < rows; ++i) {
     squares[i] = squared_distance(x + i * dim, centres + label[i] * dim, dim);
@@ -149,7 +153,8 @@ void AddPotentials(const float* x, const double* points, int64_t count, int64_t 
       potentials[j] += std::min(closest[i], squared_distance(x + i * dim, points + j * dim, dim));
 }
 
-double IncludePoints(const float* x, const double* points, int64_t count, int64_t rows, int64_t dim, double* closest) {
+double IncludePoints(const float* x, const double* points, int64_t count, int64_t rows, int64_t dim,
+                     double* closest) {
   double sum = 0;
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < count; ++j)
@@ -172,14 +177,16 @@ HWY_EXPORT(SquaredDistances);
 HWY_EXPORT(AddPotentials);
 HWY_EXPORT(IncludePoints);
 
-int64_t assign_rows(const AssignProblem& problem) { return HWY_DYNAMIC_DISPATCH(AssignRows)(problem); }
+int64_t assign_rows(const AssignProblem& problem) {
+  return HWY_DYNAMIC_DISPATCH(AssignRows)(problem);
+}
 
 double norms_from(const float* x, const float* point, int64_t rows, int64_t dim, float* norm) {
   return HWY_DYNAMIC_DISPATCH(NormsFrom)(x, point, rows, dim, norm);
 }
 
-double squared_distances(const float* x, const double* centres, const int32_t* label, int64_t rows, int64_t dim,
-                         double* squares) {
+double squared_distances(const float* x, const double* centres, const int32_t* label, int64_t rows,
+                         int64_t dim, double* squares) {
   return HWY_DYNAMIC_DISPATCH(SquaredDistances)(x, centres, label, rows, dim, squares);
 }
 
@@ -188,7 +195,8 @@ void add_potentials(const float* x, const double* points, int64_t count, int64_t
   HWY_DYNAMIC_DISPATCH(AddPotentials)(x, points, count, rows, dim, closest, potentials);
 }
 
-double include_points(const float* x, const double* points, int64_t count, int64_t rows, int64_t dim, double* closest) {
+double include_points(const float* x, const double* points, int64_t count, int64_t rows,
+                      int64_t dim, double* closest) {
   return HWY_DYNAMIC_DISPATCH(IncludePoints)(x, points, count, rows, dim, closest);
 }
 

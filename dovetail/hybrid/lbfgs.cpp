@@ -23,7 +23,8 @@ Lbfgs::Lbfgs(std::function<Slope(const at::Tensor&)> function, const std::vector
 }
 
 std::vector<at::Tensor> Lbfgs::state() const {
-  std::vector<at::Tensor> state = {point_, at::scalar_tensor(slope_.value, at::kDouble), slope_.gradient};
+  std::vector<at::Tensor> state = {point_, at::scalar_tensor(slope_.value, at::kDouble),
+                                   slope_.gradient};
   for (const Pair& pair : pairs_) state.insert(state.end(), {pair.move, pair.change});
   return state;
 }
@@ -56,15 +57,17 @@ bool Lbfgs::step() {
   for (double length = 1; length >= kSmallest; length /= 2) {
     at::Tensor next = point_ + length * along;
     Slope there = function_(next);
-    // Near the end values differ by less than their rounding, and the derivative decides (Hager, Zhang 2005, (4.1)).
+    // Near the end values differ by less than their rounding, and the derivative decides (Hager,
+    // Zhang 2005, (4.1)).
     const bool falls = there.value <= slope_.value + kEnough * length * fall;
     const bool flat = there.value <= slope_.value + kRounding * std::abs(slope_.value) &&
                       sum_of_products(along, there.gradient) <= (2 * kEnough - 1) * fall;
     if (!falls && !flat) continue;
     Pair pair{.move = next - point_, .change = there.gradient - slope_.gradient};
     pair.product = sum_of_products(pair.move, pair.change);
-    const bool better = there.value < slope_.value || sum_of_products(there.gradient, there.gradient) <
-                                                          sum_of_products(slope_.gradient, slope_.gradient);
+    const bool better =
+        there.value < slope_.value || sum_of_products(there.gradient, there.gradient) <
+                                          sum_of_products(slope_.gradient, slope_.gradient);
     point_ = std::move(next);
     slope_ = std::move(there);
     if (!(pair.product > 0)) return better;

@@ -11,13 +11,15 @@ namespace dovetail::hybrid {
 
 MicroBatchShares::MicroBatchShares(std::vector<int64_t> shares, double gain)
     : shares_(std::move(shares)), gain_(gain), history_(shares_.size()) {
-  DOVETAIL_CHECK(std::ranges::all_of(shares_, [](int64_t share) { return share > 0; }), "a rank without micro-batches");
+  DOVETAIL_CHECK(std::ranges::all_of(shares_, [](int64_t share) { return share > 0; }),
+                 "a rank without micro-batches");
 }
 
 std::optional<MicroBatchShares::Move> MicroBatchShares::add(std::span<const int64_t> micro_batches,
                                                             std::span<const double> seconds) {
   DOVETAIL_CHECK(micro_batches.size() == shares_.size() && seconds.size() == shares_.size(),
-                 "{} counts and {} times of {} ranks", micro_batches.size(), seconds.size(), shares_.size());
+                 "{} counts and {} times of {} ranks", micro_batches.size(), seconds.size(),
+                 shares_.size());
   std::vector<DeviceCost> costs;
   size_t least = kLeastTimes;
   for (size_t r = 0; r < shares_.size(); ++r) {

@@ -30,10 +30,11 @@ struct Mixture {
 };
 
 struct MixtureOptions {
-  int64_t iterations = 100;            ///< at most
-  double tolerance = 1e-3;             ///< ends when the mean log-likelihood of a row changed by less
-  double regularization = 1e-6;        ///< is added to every variance
-  std::vector<at::Tensor> state = {};  ///< of the last iteration of a run that was stopped, which this one goes on with
+  int64_t iterations = 100;      ///< at most
+  double tolerance = 1e-3;       ///< ends when the mean log-likelihood of a row changed by less
+  double regularization = 1e-6;  ///< is added to every variance
+  std::vector<at::Tensor> state =
+      {};  ///< of the last iteration of a run that was stopped, which this one goes on with
 };
 
 struct MixtureIteration {
@@ -59,9 +60,11 @@ class MixtureData {
 
   explicit MixtureData(const at::Tensor& x, std::shared_ptr<Workers> workers = nullptr);
 
-  /// The mixture whose components are the rows of each label (N) int32 in [0, K). Sums are taken about points (K, D)
-  /// near those rows, such as the centres of k-means, which costs no digits however far they are from each other.
-  Mixture of_labels(const at::Tensor& labels, const at::Tensor& points, Covariance covariance, double regularization);
+  /// The mixture whose components are the rows of each label (N) int32 in [0, K). Sums are taken
+  /// about points (K, D) near those rows, such as the centres of k-means, which costs no digits
+  /// however far they are from each other.
+  Mixture of_labels(const at::Tensor& labels, const at::Tensor& points, Covariance covariance,
+                    double regularization);
 
   /// One step of expectation and maximization; labels become those of `before`.
   struct Step {
@@ -78,10 +81,11 @@ class MixtureData {
   TableData table_;
 };
 
-/// Expectation and maximization (Dempster, Laird, Rubin 1977) from a mixture on. Ends at the tolerance or after the
-/// iterations. Does not look at `start` where it goes on from a state. UserError when a covariance is not positive. The
-/// same bits for any number of threads.
-MixtureResult fit_mixture(MixtureData& data, const Mixture& start, const MixtureOptions& options = {},
+/// Expectation and maximization (Dempster, Laird, Rubin 1977) from a mixture on. Ends at the
+/// tolerance or after the iterations. Does not look at `start` where it goes on from a state.
+/// UserError when a covariance is not positive. The same bits for any number of threads.
+MixtureResult fit_mixture(MixtureData& data, const Mixture& start,
+                          const MixtureOptions& options = {},
                           const std::function<void(const MixtureIteration&)>& report = {});
 
 }  // namespace dovetail::hybrid

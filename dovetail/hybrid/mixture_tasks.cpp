@@ -9,7 +9,8 @@
 #include "dovetail/hybrid/products_simd.h"
 #include "dovetail/hybrid/rows.h"
 
-/// The tasks of mixtures on a CPU, on the tensors of MixtureData. Legend: N rows, D columns, K components.
+/// The tasks of mixtures on a CPU, on the tensors of MixtureData. Legend: N rows, D columns, K
+/// components.
 namespace dovetail::hybrid {
 namespace {
 
@@ -21,11 +22,13 @@ class Sums {
         dim_(dim),
         counts_(at::zeros({num}, at::kDouble)),
         sums_(at::zeros({num, dim}, at::kDouble)),
-        squares_(full ? at::zeros({num, dim, dim}, at::kDouble) : at::zeros({num, dim}, at::kDouble)) {}
+        squares_(full ? at::zeros({num, dim, dim}, at::kDouble)
+                      : at::zeros({num, dim}, at::kDouble)) {}
 
   /// Of one component: y (rows, D), r (rows), `stride` apart.
   void add(int64_t k, const double* y, const double* r, int64_t stride, int64_t rows) {
-    double &count = counts_.mutable_data_ptr<double>()[k], *sum = sums_.mutable_data_ptr<double>() + k * dim_;
+    double &count = counts_.mutable_data_ptr<double>()[k],
+           *sum = sums_.mutable_data_ptr<double>() + k * dim_;
     double* square = squares_.mutable_data_ptr<double>() + k * (full_ ? dim_ * dim_ : dim_);
     weighted_.resize(static_cast<size_t>(rows * dim_));
     for (int64_t i = 0; i < rows; ++i) {
@@ -60,9 +63,9 @@ class Sums {
   std::vector<double> weighted_;
 };
 
-/// Parameters: points (K, D) float64, whether covariances are full () bool. Data: labels are read. Partial: of each
-/// label the number of its rows (K), and the sums of x - point (K, D) and of their products (K, D, D) or squares (K,
-/// D).
+/// Parameters: points (K, D) float64, whether covariances are full () bool. Data: labels are read.
+/// Partial: of each label the number of its rows (K), and the sums of x - point (K, D) and of their
+/// products (K, D, D) or squares (K, D).
 Partial start_task(const Parameters& parameters, const Shard& shard) {
   const auto data = rows_of(shard);
   const int64_t num = parameters[0].size(0), dim = parameters[0].size(1);
@@ -123,18 +126,20 @@ class Distances {
   std::vector<double> z_;
 };
 
-/// Parameters: means (K, D), roots (K, D, D) or (K, D), constants (K), float64, as mixture.cpp makes them. Partial: the
-/// sums of responsibilities (K), of these times x - mean (K, D) and times its products (K, D, D) or squares (K, D), and
-/// the log-likelihood ().
+/// Parameters: means (K, D), roots (K, D, D) or (K, D), constants (K), float64, as mixture.cpp
+/// makes them. Partial: the sums of responsibilities (K), of these times x - mean (K, D) and times
+/// its products (K, D, D) or squares (K, D), and the log-likelihood ().
 Partial expect_task(const Parameters& parameters, const Shard& shard) {
   const auto data = rows_of(shard);
   const int64_t num = parameters[0].size(0), dim = parameters[0].size(1);
   const auto* x = data[MixtureData::kX].const_data_ptr<float>();
   auto* label = data[MixtureData::kLabels].mutable_data_ptr<int32_t>();
-  const auto *means = parameters[0].const_data_ptr<double>(), *constants = parameters[2].const_data_ptr<double>();
+  const auto *means = parameters[0].const_data_ptr<double>(),
+             *constants = parameters[2].const_data_ptr<double>();
   Sums sums(num, dim, parameters[1].dim() == 3);
   Distances distances(parameters[1], dim);
-  std::vector<double> y(static_cast<size_t>(kBlockRows * dim)), r(static_cast<size_t>(kBlockRows * num));
+  std::vector<double> y(static_cast<size_t>(kBlockRows * dim)),
+      r(static_cast<size_t>(kBlockRows * num));
   double log_likelihood = 0;
   for (int64_t begin = 0; begin < shard.size; begin += kBlockRows) {
     const int64_t rows = std::min(kBlockRows, shard.size - begin);

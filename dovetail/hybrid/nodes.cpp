@@ -29,7 +29,9 @@ Range meet(Range a, Range b) {
 
 int64_t size_of(Range range) { return range.second - range.first; }
 
-Range range_of(const std::vector<int64_t>& bounds, size_t node) { return {bounds[node], bounds[node + 1]}; }
+Range range_of(const std::vector<int64_t>& bounds, size_t node) {
+  return {bounds[node], bounds[node + 1]};
+}
 
 std::vector<int64_t> bounds_of(const std::vector<int64_t>& shares) {
   std::vector<int64_t> bounds = {0};
@@ -54,16 +56,17 @@ void append(std::string& bytes, const std::string& text) {
   bytes += text;
 }
 
-/// Failure and its help; numbers of 64 bits: whether it is the user's, seconds, blocks, tensors of a block; of each
-/// tensor dtype and sizes, which all blocks share; of each block its place and weight. Then all bytes of the tensors.
+/// Failure and its help; numbers of 64 bits: whether it is the user's, seconds, blocks, tensors of
+/// a block; of each tensor dtype and sizes, which all blocks share; of each block its place and
+/// weight. Then all bytes of the tensors.
 std::string pack(const Told& told) {
   const std::vector<at::Tensor> shapes =
       told.blocks.empty() ? std::vector<at::Tensor>() : told.blocks[0].partial.tensors;
   std::string bytes;
   append(bytes, told.failure);
   append(bytes, told.help);
-  for (const int64_t number : {int64_t{told.by_the_user}, std::bit_cast<int64_t>(told.seconds), std::ssize(told.blocks),
-                               static_cast<int64_t>(std::ssize(shapes))})
+  for (const int64_t number : {int64_t{told.by_the_user}, std::bit_cast<int64_t>(told.seconds),
+                               std::ssize(told.blocks), static_cast<int64_t>(std::ssize(shapes))})
     append(bytes, number);
   for (const at::Tensor& tensor : shapes) {
     append(bytes, static_cast<int64_t>(tensor.scalar_type()));
@@ -71,7 +74,8 @@ std::string pack(const Told& told) {
     for (const int64_t size : tensor.sizes()) append(bytes, size);
   }
   for (const BlockSum& block : told.blocks)
-    for (const int64_t number : {block.first, block.count, std::bit_cast<int64_t>(block.partial.weight)})
+    for (const int64_t number :
+         {block.first, block.count, std::bit_cast<int64_t>(block.partial.weight)})
       append(bytes, number);
   for (const BlockSum& block : told.blocks)
     for (const at::Tensor& tensor : block.partial.tensors) {
@@ -110,7 +114,8 @@ Told unpack(std::string_view bytes) {
   told.by_the_user = reader.number() != 0;
   told.seconds = std::bit_cast<double>(reader.number());
   told.blocks.resize(static_cast<size_t>(reader.number()));
-  std::vector<std::pair<at::ScalarType, std::vector<int64_t>>> shapes(static_cast<size_t>(reader.number()));
+  std::vector<std::pair<at::ScalarType, std::vector<int64_t>>> shapes(
+      static_cast<size_t>(reader.number()));
   for (auto& [type, sizes] : shapes) {
     type = static_cast<at::ScalarType>(reader.number());
     sizes.resize(static_cast<size_t>(reader.number()));
@@ -133,7 +138,9 @@ Told unpack(std::string_view bytes) {
 }  // namespace
 
 Nodes::Nodes(std::shared_ptr<Group> group, std::shared_ptr<Runtime> executors)
-    : group_(std::move(group)), executors_(std::move(executors)), reports_(static_cast<size_t>(group_->size())) {}
+    : group_(std::move(group)),
+      executors_(std::move(executors)),
+      reports_(static_cast<size_t>(group_->size())) {}
 
 Nodes::Bounds Nodes::bounds_for(Table& table, int64_t shards) const {
   const auto nodes = static_cast<int64_t>(reports_.size());
@@ -145,8 +152,11 @@ Nodes::Bounds Nodes::bounds_for(Table& table, int64_t shards) const {
   // A node without any shard would no longer be measured.
   std::vector<DeviceCost> costs(reports_.size(), {.row_s = 0, .min_rows = shards >= nodes ? 1 : 0});
   for (const auto& [key, times] : table.times) {
-    if (!std::ranges::all_of(times.nodes, [](const SpeedHistory& node) { return node.speed().has_value(); })) continue;
-    for (size_t r = 0; r < costs.size(); ++r) costs[r].row_s += times.recent * times.nodes[r].speed()->row_s;
+    if (!std::ranges::all_of(times.nodes,
+                             [](const SpeedHistory& node) { return node.speed().has_value(); }))
+      continue;
+    for (size_t r = 0; r < costs.size(); ++r)
+      costs[r].row_s += times.recent * times.nodes[r].speed()->row_s;
   }
   if (costs[0].row_s > 0) shares = move_shares(shares, shards, costs, 1, kHysteresis);
   return bounds_of(shares);
@@ -158,8 +168,9 @@ class Nodes::Comparison {
   Comparison(Group& group, std::string task, uint64_t digest)
       : task_(std::move(task)), digests_(at::empty({group.size()}, at::kLong)) {
     const std::vector<int64_t> one_each(static_cast<size_t>(group.size()), 1);
-    work_ = group.all_to_all_async(digests_, at::full({group.size()}, std::bit_cast<int64_t>(digest), at::kLong),
-                                   one_each, one_each);
+    work_ = group.all_to_all_async(
+        digests_, at::full({group.size()}, std::bit_cast<int64_t>(digest), at::kLong), one_each,
+        one_each);
   }
 
   /// Before anything that depends on it is sent. CommError where a node runs another job.
@@ -169,10 +180,11 @@ class Nodes::Comparison {
     work_.reset();
     for (int64_t r = 1; r < digests_.size(0); ++r)
       if (digests_[r].item<int64_t>() != digests_[0].item<int64_t>())
-        throw CommError(fmt::format(
-            "nodes 0 and {} run different jobs: their data or parameters of {} differ. Give all nodes the same table, "
-            "options and version of dovetail",
-            r, task_));
+        throw CommError(
+            fmt::format("nodes 0 and {} run different jobs: their data or parameters of {} differ. "
+                        "Give all nodes the same table, "
+                        "options and version of dovetail",
+                        r, task_));
   }
 
  private:
@@ -181,16 +193,17 @@ class Nodes::Comparison {
   std::unique_ptr<Group::Work> work_;  ///< null when checked
 };
 
-Nodes::Comparison Nodes::compare(const std::string& task, const std::string& key, const Parameters& parameters,
-                                 const Shard& all, int64_t shards) {
-  uint64_t digest = digest_of(parameters) ^ name_key(fmt::format("{}, {} shards of {} rows", key, shards, all.size));
+Nodes::Comparison Nodes::compare(const std::string& task, const std::string& key,
+                                 const Parameters& parameters, const Shard& all, int64_t shards) {
+  uint64_t digest = digest_of(parameters) ^
+                    name_key(fmt::format("{}, {} shards of {} rows", key, shards, all.size));
   if (known_.insert(all.data).second) digest ^= digest_of({rows_of(all, 0)});
   return Comparison(*group_, task, digest);
 }
 
 /// This node's part, as the others are told.
-std::string Nodes::compute(const std::string& task, const Parameters& parameters, const std::vector<Shard>& shards,
-                           const Bounds& bounds) {
+std::string Nodes::compute(const std::string& task, const Parameters& parameters,
+                           const std::vector<Shard>& shards, const Bounds& bounds) {
   const auto [begin, end] = range_of(bounds, static_cast<size_t>(group_->rank()));
   const std::vector<Shard> mine(shards.begin() + begin, shards.begin() + end);
   Told told;
@@ -230,7 +243,8 @@ Partial Nodes::merge(const std::string& task, Times& times, const Bounds& bounds
   return sum_of(sum.take(0, bounds.back()));
 }
 
-Partial Nodes::run(const std::string& task, const Parameters& parameters, const std::vector<Shard>& shards) {
+Partial Nodes::run(const std::string& task, const Parameters& parameters,
+                   const std::vector<Shard>& shards) {
   DOVETAIL_CHECK(!shards.empty(), "task {} on no shards", task);
   const std::string key = job_key(task, parameters, shards);
   const Shard all = all_of(shards);
@@ -239,7 +253,8 @@ Partial Nodes::run(const std::string& task, const Parameters& parameters, const 
   Comparison same = compare(task, key, parameters, all, std::ssize(shards));
   Bounds rows;
   for (const int64_t place : bounds)
-    rows.push_back(place < std::ssize(shards) ? shards[static_cast<size_t>(place)].begin - all.begin : all.size);
+    rows.push_back(place < std::ssize(shards) ? shards[static_cast<size_t>(place)].begin - all.begin
+                                              : all.size);
   bring_rows(all, rows, same);
   for (auto& [other, times] : table.times) times.recent *= 0.9;
   Times& times = table.times[key];
@@ -251,12 +266,15 @@ Partial Nodes::run(const std::string& task, const Parameters& parameters, const 
   times.longest = std::ssize(*std::ranges::max_element(told, {}, &std::string::size));
   Partial sum = merge(task, times, bounds, told);
   for (size_t r = 0; r < reports_.size(); ++r) reports_[r].rows += size_of(range_of(rows, r));
-  for (const size_t index : find_task(task, all.location.type()).writes) written_[{all.data, index}] = rows;
+  for (const size_t index : find_task(task, all.location.type()).writes)
+    written_[{all.data, index}] = rows;
   return sum;
 }
 
-/// Rows of a tensor of the data that lie on nodes `from` come to node r so that it has all of to[r].
-void Nodes::move_rows(const Shard& all, size_t index, const Bounds& from, const std::vector<Range>& to) {
+/// Rows of a tensor of the data that lie on nodes `from` come to node r so that it has all of
+/// to[r].
+void Nodes::move_rows(const Shard& all, size_t index, const Bounds& from,
+                      const std::vector<Range>& to) {
   const auto me = static_cast<size_t>(group_->rank());
   const at::Tensor before = rows_of(all, index);
   std::vector<int64_t> send, receive;
@@ -271,13 +289,17 @@ void Nodes::move_rows(const Shard& all, size_t index, const Bounds& from, const 
   std::vector<int64_t> shape = before.sizes().vec();
   shape[0] = std::accumulate(receive.begin(), receive.end(), int64_t{0});
   const at::Tensor output = at::empty(shape, before.options());
-  group_->all_to_all_async(output, parts.empty() ? before.narrow(0, 0, 0) : at::cat(parts), receive, send)->wait();
+  group_
+      ->all_to_all_async(output, parts.empty() ? before.narrow(0, 0, 0) : at::cat(parts), receive,
+                         send)
+      ->wait();
   if (shape[0] == 0) return;
   // Nobody writes into a tensor that a late thread may still read.
   const at::Tensor after = before.clone();
   int64_t next = 0;
   for (size_t r = 0; r < to.size(); ++r) {
-    after.narrow(0, meet(range_of(from, r), to[me]).first, receive[r]).copy_(output.narrow(0, next, receive[r]));
+    after.narrow(0, meet(range_of(from, r), to[me]).first, receive[r])
+        .copy_(output.narrow(0, next, receive[r]));
     next += receive[r];
   }
   put_rows(all, index, after);
@@ -287,8 +309,8 @@ void Nodes::move_rows(const Shard& all, size_t index, const Bounds& from, const 
 void Nodes::bring_rows(const Shard& all, const Bounds& bounds, Comparison& same) {
   std::vector<Range> to;
   for (size_t r = 0; r < reports_.size(); ++r) to.push_back(range_of(bounds, r));
-  for (auto place = written_.lower_bound({all.data, 0}); place != written_.end() && place->first.first == all.data;
-       ++place) {
+  for (auto place = written_.lower_bound({all.data, 0});
+       place != written_.end() && place->first.first == all.data; ++place) {
     if (place->second == bounds) continue;
     same.check();
     move_rows(all, place->first.second, place->second, to);

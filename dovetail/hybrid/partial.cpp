@@ -8,7 +8,8 @@
 namespace dovetail::hybrid {
 
 void Partial::add(const Partial& other) {
-  DOVETAIL_CHECK(tensors.size() == other.tensors.size(), "{} tensors and {}", tensors.size(), other.tensors.size());
+  DOVETAIL_CHECK(tensors.size() == other.tensors.size(), "{} tensors and {}", tensors.size(),
+                 other.tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) tensors[i].add_(other.tensors[i]);
   weight += other.weight;
 }
@@ -23,9 +24,10 @@ void TreeSum::add(BlockSum block) {
         const auto next = blocks_.lower_bound(block.first);
         const bool meets_next = next != blocks_.end() && next->first < block.first + block.count;
         const bool meets_last =
-            next != blocks_.begin() && std::prev(next)->first + std::prev(next)->second.count > block.first;
-        DOVETAIL_CHECK(!meets_next && !meets_last, "a second partial of one of {} shards from {} on", block.count,
-                       block.first);
+            next != blocks_.begin() &&
+            std::prev(next)->first + std::prev(next)->second.count > block.first;
+        DOVETAIL_CHECK(!meets_next && !meets_last,
+                       "a second partial of one of {} shards from {} on", block.count, block.first);
         blocks_.emplace(block.first, std::move(block));
         return;
       }
@@ -45,7 +47,8 @@ std::vector<BlockSum> TreeSum::take(int64_t first, int64_t count) {
     DOVETAIL_CHECK(begin == next, "shard {} has no partial", next);
     next += block.count;
   }
-  DOVETAIL_CHECK(next == first + count, "partials of shards [{}, {}), not [{}, {})", first, next, first, first + count);
+  DOVETAIL_CHECK(next == first + count, "partials of shards [{}, {}), not [{}, {})", first, next,
+                 first, first + count);
   std::vector<BlockSum> blocks;
   for (auto& [begin, block] : blocks_) blocks.push_back(std::move(block));
   blocks_.clear();
@@ -56,7 +59,8 @@ Partial sum_of(std::vector<BlockSum> blocks) {
   int64_t next = 0;
   Partial sum;
   for (BlockSum& block : blocks) {
-    DOVETAIL_CHECK(block.first == next, "a block from shard {} on after {} shards", block.first, next);
+    DOVETAIL_CHECK(block.first == next, "a block from shard {} on after {} shards", block.first,
+                   next);
     next += block.count;
     if (block.first == 0) {
       sum = std::move(block.partial);

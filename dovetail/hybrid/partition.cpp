@@ -15,8 +15,9 @@ double seconds_for(const DeviceCost& device, int64_t grains, int64_t grain) {
   return grains == 0 ? 0 : device.start_s + device.row_s * static_cast<double>(grains * grain);
 }
 
-/// When all of `devices` with `open` are done with `rows` rows that can be cut anywhere. Closes those that are better
-/// not used: the one with the latest start first, since its leaving moves T the least towards the others.
+/// When all of `devices` with `open` are done with `rows` rows that can be cut anywhere. Closes
+/// those that are better not used: the one with the latest start first, since its leaving moves T
+/// the least towards the others.
 double common_end(double rows, std::span<const DeviceCost> devices, std::vector<bool>& open) {
   while (true) {
     double numerator = rows, denominator = 0;
@@ -36,8 +37,8 @@ double common_end(double rows, std::span<const DeviceCost> devices, std::vector<
 }
 
 /// Whole grains of each device, none more than in the best partition.
-std::vector<int64_t> round_down(int64_t grains, std::span<const DeviceCost> devices, const std::vector<int64_t>& most,
-                                int64_t grain) {
+std::vector<int64_t> round_down(int64_t grains, std::span<const DeviceCost> devices,
+                                const std::vector<int64_t>& most, int64_t grain) {
   std::vector<int64_t> share(devices.size(), 0);
   std::vector<bool> full(devices.size(), false);
   int64_t left = grains;
@@ -49,7 +50,8 @@ std::vector<int64_t> round_down(int64_t grains, std::span<const DeviceCost> devi
     for (size_t i = 0; i < devices.size(); ++i) {
       if (!open[i] || full[i]) continue;
       const double rows = (end - devices[i].start_s) / devices[i].row_s;
-      // A hair below, so that a share of whole grains is not lifted above the best by rounding of T.
+      // A hair below, so that a share of whole grains is not lifted above the best by rounding of
+      // T.
       share[i] = static_cast<int64_t>(std::floor(rows / static_cast<double>(grain) * (1 - 1e-12)));
       if (share[i] < most[i]) continue;
       share[i] = most[i];
@@ -68,20 +70,22 @@ void check(int64_t rows, std::span<const DeviceCost> devices, int64_t grain) {
   DOVETAIL_CHECK(rows >= 0 && grain >= 1, "{} rows in grains of {}", rows, grain);
   int64_t least = 0;
   for (const DeviceCost& device : devices) {
-    DOVETAIL_CHECK(std::isfinite(device.row_s) && device.row_s > 0 && std::isfinite(device.start_s) &&
-                       device.start_s >= 0 && device.max_rows >= 0,
-                   "a device of {} s + {} s a row, at most {} rows", device.start_s, device.row_s, device.max_rows);
-    DOVETAIL_CHECK(device.min_rows >= 0 && device.min_rows % grain == 0 && device.min_rows <= device.max_rows,
-                   "a device with at least {} and at most {} rows in grains of {}", device.min_rows, device.max_rows,
-                   grain);
+    DOVETAIL_CHECK(std::isfinite(device.row_s) && device.row_s > 0 &&
+                       std::isfinite(device.start_s) && device.start_s >= 0 && device.max_rows >= 0,
+                   "a device of {} s + {} s a row, at most {} rows", device.start_s, device.row_s,
+                   device.max_rows);
+    DOVETAIL_CHECK(
+        device.min_rows >= 0 && device.min_rows % grain == 0 && device.min_rows <= device.max_rows,
+        "a device with at least {} and at most {} rows in grains of {}", device.min_rows,
+        device.max_rows, grain);
     least += device.min_rows;
   }
   DOVETAIL_CHECK(least <= rows, "devices that have {} of {} rows in any case", least, rows);
 }
 
 /// Grains of each device that can have `most`, without regard to min_rows.
-std::vector<int64_t> share_out(int64_t grains, std::span<const DeviceCost> devices, const std::vector<int64_t>& most,
-                               int64_t grain) {
+std::vector<int64_t> share_out(int64_t grains, std::span<const DeviceCost> devices,
+                               const std::vector<int64_t>& most, int64_t grain) {
   std::vector<int64_t> share = round_down(grains, devices, most, grain);
   int64_t left = grains;
   for (const int64_t taken : share) left -= taken;
@@ -91,12 +95,13 @@ std::vector<int64_t> share_out(int64_t grains, std::span<const DeviceCost> devic
   const auto offer = [&](size_t i) {
     if (share[i] < most[i]) next.emplace(seconds_for(devices[i], share[i] + 1, grain), i);
   };
-  // Speeds of very different sizes leave no digits of T for some shares: the device that is done last gives grains
-  // back.
+  // Speeds of very different sizes leave no digits of T for some shares: the device that is done
+  // last gives grains back.
   for (; left < 0; ++left) {
     size_t last = 0;
     for (size_t i = 1; i < devices.size(); ++i)
-      if (seconds_for(devices[i], share[i], grain) > seconds_for(devices[last], share[last], grain)) last = i;
+      if (seconds_for(devices[i], share[i], grain) > seconds_for(devices[last], share[last], grain))
+        last = i;
     --share[last];
   }
   for (size_t i = 0; i < devices.size(); ++i) offer(i);
@@ -111,16 +116,19 @@ std::vector<int64_t> share_out(int64_t grains, std::span<const DeviceCost> devic
 
 }  // namespace
 
-double seconds_of(std::span<const int64_t> shares, std::span<const DeviceCost> devices, int64_t grain) {
+double seconds_of(std::span<const int64_t> shares, std::span<const DeviceCost> devices,
+                  int64_t grain) {
   double last_s = 0;
-  for (size_t i = 0; i < devices.size(); ++i) last_s = std::max(last_s, seconds_for(devices[i], shares[i], grain));
+  for (size_t i = 0; i < devices.size(); ++i)
+    last_s = std::max(last_s, seconds_for(devices[i], shares[i], grain));
   return last_s;
 }
 
 Partition partition(int64_t rows, std::span<const DeviceCost> devices, int64_t grain) {
   check(rows, devices, grain);
   const int64_t grains = (rows + grain - 1) / grain;
-  std::vector<DeviceCost> rest(devices.begin(), devices.end());  // of what each has in any case, which delays its start
+  std::vector<DeviceCost> rest(
+      devices.begin(), devices.end());  // of what each has in any case, which delays its start
   std::vector<int64_t> most;
   int64_t room = 0, left = grains;
   for (DeviceCost& device : rest) {
@@ -130,8 +138,8 @@ Partition partition(int64_t rows, std::span<const DeviceCost> devices, int64_t g
     room += least + most.back();
     left -= least;
   }
-  user_check(room >= grains, "hybrid: the devices' memories hold {} rows in grains of {}, not {}", room * grain, grain,
-             rows);
+  user_check(room >= grains, "hybrid: the devices' memories hold {} rows in grains of {}, not {}",
+             room * grain, grain, rows);
   Partition result{.rows = share_out(left, rest, most, grain)};
   std::vector<int64_t>& share = result.rows;
   for (size_t i = 0; i < share.size(); ++i) share[i] += devices[i].min_rows / grain;
@@ -143,8 +151,9 @@ Partition partition(int64_t rows, std::span<const DeviceCost> devices, int64_t g
   return result;
 }
 
-std::vector<int64_t> move_shares(std::span<const int64_t> before, int64_t rows, std::span<const DeviceCost> devices,
-                                 int64_t grain, double hysteresis) {
+std::vector<int64_t> move_shares(std::span<const int64_t> before, int64_t rows,
+                                 std::span<const DeviceCost> devices, int64_t grain,
+                                 double hysteresis) {
   const Partition best = partition(rows, devices, grain);
   const int64_t grains = (rows + grain - 1) / grain;
   const bool covers = std::accumulate(before.begin(), before.end(), int64_t{0}) == grains;

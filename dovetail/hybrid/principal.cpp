@@ -19,7 +19,8 @@ namespace {
 /// More directions than asked for: those just beyond decide how fast the last one settles.
 constexpr int64_t kMore = 8;
 
-/// Parameters: mean (D), directions V (D, R) float64. Partial: the sum of z z^T V (D, R), z = x - mean.
+/// Parameters: mean (D), directions V (D, R) float64. Partial: the sum of z z^T V (D, R), z = x -
+/// mean.
 Partial times_task(const Parameters& parameters, const Shard& shard) {
   const at::Tensor x = rows_of(shard, 0);
   const int64_t dim = x.size(1), num = parameters[1].size(1);
@@ -89,8 +90,9 @@ PrincipalResult fit_principal(const TableData& data, const PrincipalOptions& opt
                               const std::function<void(const PrincipalIteration&)>& report) {
   const int64_t dim = data.columns(), wanted = options.components;
   user_check(wanted >= 1 && wanted <= dim, "principal components: {} of {} columns", wanted, dim);
-  user_check(options.iterations > 0 && options.tolerance >= 0, "principal components: {} iterations and tolerance {}",
-             options.iterations, options.tolerance);
+  user_check(options.iterations > 0 && options.tolerance >= 0,
+             "principal components: {} iterations and tolerance {}", options.iterations,
+             options.tolerance);
   const double all = data.variance().sum().item<double>();
   at::Tensor basis = first_directions(dim, std::min(dim, wanted + kMore), options.seed);
   PrincipalResult result;
@@ -105,7 +107,8 @@ PrincipalResult fit_principal(const TableData& data, const PrincipalOptions& opt
     const at::Tensor within = times(basis.t(), image);
     const Eigen best = eigen((within + within.t()) / 2);
     const at::Tensor vectors = times(basis, best.vectors), images = times(image, best.vectors);
-    const at::Tensor wrong = (images - vectors * best.values).narrow(1, 0, wanted).square().sum(0).sqrt();
+    const at::Tensor wrong =
+        (images - vectors * best.values).narrow(1, 0, wanted).square().sum(0).sqrt();
     const double largest = best.values[0].item<double>();
     const double residual = largest > 0 ? wrong.max().item<double>() / largest : 0;
     result.directions = vectors.narrow(1, 0, wanted).contiguous();

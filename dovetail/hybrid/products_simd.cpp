@@ -21,11 +21,13 @@ using ProductTag = hn::ScalableTag<double>;
 constexpr int64_t kWide = HWY_LANES(double);
 constexpr int64_t kPanel = 2 * kWide;
 
-/// kRows rows of c from (i, j) on, `columns` (1 to kPanel) wide: with six rows, twelve sums hide the latency of an FMA.
+/// kRows rows of c from (i, j) on, `columns` (1 to kPanel) wide: with six rows, twelve sums hide
+/// the latency of an FMA.
 template <int kRows>
 HWY_INLINE void add_tile(const ProductProblem& p, int64_t i, int64_t j, int64_t columns) {
   const ProductTag d;
-  const auto left = static_cast<size_t>(std::min(columns, kWide)), right = static_cast<size_t>(columns) - left;
+  const auto left = static_cast<size_t>(std::min(columns, kWide)),
+             right = static_cast<size_t>(columns) - left;
   const auto first = hn::FirstN(d, left), second = hn::FirstN(d, right);
   hn::Vec<ProductTag> sum[kRows][2];
   double* c = p.c + i * p.c_row + j;

@@ -10,7 +10,8 @@
 #include "dovetail/hybrid/regression.h"
 #include "dovetail/hybrid/rows.h"
 
-/// The tasks of regression on a CPU, on the tensors of RegressionData. Legend: N rows, D columns, M outputs.
+/// The tasks of regression on a CPU, on the tensors of RegressionData. Legend: N rows, D columns, M
+/// outputs.
 namespace dovetail::hybrid {
 namespace {
 
@@ -29,15 +30,16 @@ void for_blocks(const Shard& shard, const at::Tensor& mean, const Take& take) {
   }
 }
 
-/// Parameters: mean (D), near () float64. Of z = x - mean and v = y - near the sums Z^T Z (D, D), Z^T v (D), of z (D),
-/// and of v and v^2 (2).
+/// Parameters: mean (D), near () float64. Of z = x - mean and v = y - near the sums Z^T Z (D, D),
+/// Z^T v (D), of z (D), and of v and v^2 (2).
 Partial products_task(const Parameters& parameters, const Shard& shard) {
   const at::Tensor target = rows_of(shard, RegressionData::kTarget);
   const auto* y = target.const_data_ptr<double>();
   const int64_t dim = parameters[0].size(0);
   const double near = parameters[1].item<double>();
-  const at::Tensor squares = at::zeros({dim, dim}, at::kDouble), products = at::zeros({dim}, at::kDouble),
-                   sums = at::zeros({dim}, at::kDouble), moments = at::zeros({2}, at::kDouble);
+  const at::Tensor squares = at::zeros({dim, dim}, at::kDouble),
+                   products = at::zeros({dim}, at::kDouble), sums = at::zeros({dim}, at::kDouble),
+                   moments = at::zeros({2}, at::kDouble);
   auto *product = products.mutable_data_ptr<double>(), *sum = sums.mutable_data_ptr<double>(),
        *moment = moments.mutable_data_ptr<double>();
   for_blocks(shard, parameters[0], [&](int64_t begin, int64_t rows, const double* z) {
@@ -64,7 +66,8 @@ Partial products_task(const Parameters& parameters, const Shard& shard) {
   return {{squares, products, sums, moments}, static_cast<double>(shard.size)};
 }
 
-/// Parameters: mean (D), coefficients (D), constant () float64. Partial: the sum of (y - z coefficients - constant)^2.
+/// Parameters: mean (D), coefficients (D), constant () float64. Partial: the sum of (y - z
+/// coefficients - constant)^2.
 Partial residuals_task(const Parameters& parameters, const Shard& shard) {
   const at::Tensor target = rows_of(shard, RegressionData::kTarget);
   const auto* y = target.const_data_ptr<double>();
@@ -82,8 +85,9 @@ Partial residuals_task(const Parameters& parameters, const Shard& shard) {
   return {{at::scalar_tensor(sum, at::kDouble)}, static_cast<double>(shard.size)};
 }
 
-/// Scores (M) of a row become the derivatives of its loss, the loss is returned, and whether the class is the first of
-/// the highest scores in `right`. One output is the score of class 1, that of class 0 being 0.
+/// Scores (M) of a row become the derivatives of its loss, the loss is returned, and whether the
+/// class is the first of the highest scores in `right`. One output is the score of class 1, that of
+/// class 0 being 0.
 double derive(double* score, int64_t outputs, int64_t target, bool& right) {
   if (outputs == 1) {
     const double s = *score, other = std::exp(-std::abs(s));
@@ -99,9 +103,9 @@ double derive(double* score, int64_t outputs, int64_t target, bool& right) {
   return of_row.log_sum - own;
 }
 
-/// Parameters: coefficients (M, D), intercepts (M), mean (D), float64: scores are z coefficients^T + intercepts.
-/// Partial: the gradient of the loss by the coefficients and, last, by the intercepts (M, D + 1); the loss (); the rows
-/// of which the highest score is that of the class () int64.
+/// Parameters: coefficients (M, D), intercepts (M), mean (D), float64: scores are z coefficients^T
+/// + intercepts. Partial: the gradient of the loss by the coefficients and, last, by the intercepts
+/// (M, D + 1); the loss (); the rows of which the highest score is that of the class () int64.
 Partial gradient_task(const Parameters& parameters, const Shard& shard) {
   const at::Tensor target = rows_of(shard, RegressionData::kTarget);
   const auto* y = target.const_data_ptr<int64_t>();
@@ -113,7 +117,8 @@ Partial gradient_task(const Parameters& parameters, const Shard& shard) {
   double loss = 0;
   int64_t hits = 0;
   for_blocks(shard, parameters[2], [&](int64_t begin, int64_t rows, const double* z) {
-    for (int64_t i = 0; i < rows; ++i) std::copy_n(intercepts, outputs, scores.data() + i * outputs);
+    for (int64_t i = 0; i < rows; ++i)
+      std::copy_n(intercepts, outputs, scores.data() + i * outputs);
     add_product({.a = z,
                  .a_row = dim + 1,
                  .a_column = 1,

@@ -10,10 +10,12 @@
 namespace dovetail::hybrid {
 
 const at::Tensor& check_rows(const char* who, const at::Tensor& x) {
-  user_check(x.dim() == 2 && x.scalar_type() == at::kFloat && x.device().is_cpu() && x.is_contiguous(),
-             "{}: x must be a contiguous float32 matrix on the CPU, but is {}", who, describe(x));
-  user_check(x.size(0) > 0 && x.size(1) > 0, "{}: x has {} rows and {} columns; both must be at least 1", who,
-             x.size(0), x.size(1));
+  user_check(
+      x.dim() == 2 && x.scalar_type() == at::kFloat && x.device().is_cpu() && x.is_contiguous(),
+      "{}: x must be a contiguous float32 matrix on the CPU, but is {}", who, describe(x));
+  user_check(x.size(0) > 0 && x.size(1) > 0,
+             "{}: x has {} rows and {} columns; both must be at least 1", who, x.size(0),
+             x.size(1));
   return x;
 }
 
@@ -29,12 +31,15 @@ void refuse_values(const char* who, const at::Tensor& x) {
     const at::Tensor part = x.slice(0, begin, std::min(begin + kPiece, x.size(0)));
     const at::Tensor bad = at::isfinite(part).logical_not().nonzero();
     if (bad.numel() == 0) continue;
-    throw UserError(fmt::format("{}: {} in row {}, column {} of x", who, part[bad[0][0]][bad[0][1]].item<float>(),
+    throw UserError(fmt::format("{}: {} in row {}, column {} of x", who,
+                                part[bad[0][0]][bad[0][1]].item<float>(),
                                 begin + bad[0][0].item<int64_t>(), bad[0][1].item<int64_t>()),
                     "leave such rows out, or put numbers in their place");
   }
-  throw UserError(fmt::format("{}: the values are too large: the mean of a column is not finite in float32", who),
-                  "scale the columns");
+  throw UserError(
+      fmt::format("{}: the values are too large: the mean of a column is not finite in float32",
+                  who),
+      "scale the columns");
 }
 
 }  // namespace dovetail::hybrid

@@ -28,15 +28,17 @@ namespace dovetail::hybrid {
 namespace {
 
 [[noreturn]] void refuse_executors(std::string_view text) {
-  throw UserError(fmt::format("executors: \"{}\" is no list of executors", text),
-                  "name each with its number of threads, GPUs with their own, for example: cpu:2,cpu:1,cuda:0");
+  throw UserError(
+      fmt::format("executors: \"{}\" is no list of executors", text),
+      "name each with its number of threads, GPUs with their own, for example: cpu:2,cpu:1,cuda:0");
 }
 
 std::vector<std::string> names_of(const std::vector<ExecutorSpec>& executors) {
   std::vector<std::string> names;
   std::map<std::string, int> seen;
   for (const ExecutorSpec& executor : executors) {
-    const std::string name = executor.device.is_cpu() ? fmt::format("cpu:{}", executor.threads) : executor.device.str();
+    const std::string name =
+        executor.device.is_cpu() ? fmt::format("cpu:{}", executor.threads) : executor.device.str();
     const int before = seen[name]++;
     names.push_back(before == 0 ? name : fmt::format("{} ({})", name, before));
   }
@@ -48,12 +50,13 @@ void check_gpus(const std::vector<ExecutorSpec>& executors) {
     if (!executor.device.is_cuda()) continue;
     const std::string reason = load_gpu();
     user_check(reason.empty(), "executors: {}: {}", executor.device.str(), reason);
-    user_check(executor.device.index() < at::accelerator::deviceCount(), "executors: there is no {}",
-               executor.device.str());
+    user_check(executor.device.index() < at::accelerator::deviceCount(),
+               "executors: there is no {}", executor.device.str());
   }
 }
 
-/// Before its first shard: the thread's own number of threads in parallel regions, which torch sets at first use.
+/// Before its first shard: the thread's own number of threads in parallel regions, which torch sets
+/// at first use.
 void compute_alone() {
   at::get_num_threads();
   omp_set_num_threads(1);
@@ -76,7 +79,8 @@ std::vector<ExecutorSpec> parse_executors(std::string_view text) {
     ExecutorSpec executor;
     if (whole && kind == "cpu:" && number >= 1) {
       executor.threads = number;
-    } else if (whole && kind == "cuda:" && number >= 0 && number < std::numeric_limits<c10::DeviceIndex>::max()) {
+    } else if (whole && kind == "cuda:" && number >= 0 &&
+               number < std::numeric_limits<c10::DeviceIndex>::max()) {
       executor.device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(number));
     } else {
       refuse_executors(text);
@@ -93,7 +97,8 @@ struct Runtime::State {
   void work_on(const std::shared_ptr<Job>& job, const Lease& lease);
   bool compute(const std::shared_ptr<Job>& job, const Lease& lease, int64_t shard);
   std::vector<ShardResult> results_of(const Job& job, const Lease& lease, int64_t shard);
-  void deliver(const std::shared_ptr<Job>& job, const Lease& lease, int64_t shard, std::vector<ShardResult> results);
+  void deliver(const std::shared_ptr<Job>& job, const Lease& lease, int64_t shard,
+               std::vector<ShardResult> results);
   std::vector<std::pair<int64_t, ShardResult>> take_counted();
   bool accept(std::unique_lock<std::mutex>& lock);
   bool is_over() const { return accepting == 0 && (error || accepted == std::ssize(shard_rows)); }
@@ -111,12 +116,14 @@ struct Runtime::State {
 
   std::mutex mutex;  ///< of all below
   std::condition_variable changed, finished;
-  std::map<std::string, Scheduler> schedulers;                  ///< by job_key
-  std::shared_ptr<Job> job;                                     ///< while one is run
-  Scheduler* scheduler = nullptr;                               ///< of the job
-  std::map<std::pair<int64_t, size_t>, ShardResult> delivered;  ///< by shard and executor, while none counts
+  std::map<std::string, Scheduler> schedulers;  ///< by job_key
+  std::shared_ptr<Job> job;                     ///< while one is run
+  Scheduler* scheduler = nullptr;               ///< of the job
+  std::map<std::pair<int64_t, size_t>, ShardResult>
+      delivered;  ///< by shard and executor, while none counts
   std::vector<int64_t> shard_rows;
-  int64_t accepted = 0, accepting = 0;  ///< shards; threads that are in `accept`, for which the driver waits
+  int64_t accepted = 0,
+          accepting = 0;  ///< shards; threads that are in `accept`, for which the driver waits
   std::exception_ptr error;
   double wake_s = 0;  ///< when the driver wakes by itself
   bool stopping = false;
@@ -127,14 +134,17 @@ struct Runtime::State {
 Runtime::Runtime(const std::vector<ExecutorSpec>& executors, RuntimeOptions options)
     : state_(std::make_unique<State>()) {
   user_check(!executors.empty(), "hybrid: no executors");
-  const bool one_kind = std::ranges::all_of(
-      executors, [&](const ExecutorSpec& executor) { return executor.device.type() == executors[0].device.type(); });
+  const bool one_kind = std::ranges::all_of(executors, [&](const ExecutorSpec& executor) {
+    return executor.device.type() == executors[0].device.type();
+  });
   if (!one_kind && options.scheduling.verify_every > 0)
-    throw UserError("hybrid: results of CPUs and GPUs differ by rounding, so they cannot verify each other",
-                    "use executors of one kind, or no verification");
+    throw UserError(
+        "hybrid: results of CPUs and GPUs differ by rounding, so they cannot verify each other",
+        "use executors of one kind, or no verification");
   check_gpus(executors);
   state_->executors = executors;
-  for (std::string& name : names_of(executors)) state_->reports.push_back({.name = std::move(name)});
+  for (std::string& name : names_of(executors))
+    state_->reports.push_back({.name = std::move(name)});
   for (const ExecutorSpec& executor : executors) state_->copies.emplace_back(executor.device);
   state_->options = std::move(options);
   state_->store.emplace(state_->options.speeds);
@@ -144,14 +154,17 @@ Runtime::Runtime(const std::vector<ExecutorSpec>& executors, RuntimeOptions opti
   size_t count = 0;
   for (const ExecutorSpec& executor : executors) count += static_cast<size_t>(executor.threads);
   if (bound && first + count > processors.size())
-    throw UserError(fmt::format("hybrid: executors of {} threads, but this process may use {} of {} processors", count,
-                                processors.size() - std::min(first, processors.size()), processors.size()),
-                    "use fewer threads");
+    throw UserError(
+        fmt::format("hybrid: executors of {} threads, but this process may use {} of {} processors",
+                    count, processors.size() - std::min(first, processors.size()),
+                    processors.size()),
+        "use fewer threads");
   size_t next = first;
   for (size_t i = 0; i < executors.size(); ++i)
     for (int64_t slot = 0; slot < executors[i].threads; ++slot, ++next)
       state_->threads.emplace_back(
-          [state = state_.get(), i, slot, processor = bound ? std::optional(processors[next]) : std::nullopt] {
+          [state = state_.get(), i, slot,
+           processor = bound ? std::optional(processors[next]) : std::nullopt] {
             state->work(i, slot, processor);
           });
 }
@@ -189,7 +202,8 @@ std::optional<Lease> Runtime::State::ask(size_t executor, int64_t slot) {
   if (!job || error) return std::nullopt;
   try {
     const auto lease = scheduler->next(executor, slot, now_seconds());
-    if (lease && lease->deadline_s < wake_s) finished.notify_one();  // the driver wakes earlier from now on
+    if (lease && lease->deadline_s < wake_s)
+      finished.notify_one();  // the driver wakes earlier from now on
     return lease;
   } catch (...) {
     end_with(std::current_exception());
@@ -208,7 +222,8 @@ void Runtime::State::work_on(const std::shared_ptr<Job>& current, const Lease& l
     if (!compute(current, lease, lease.begin + i)) return;
 }
 
-std::vector<ShardResult> Runtime::State::results_of(const Job& current, const Lease& lease, int64_t shard) {
+std::vector<ShardResult> Runtime::State::results_of(const Job& current, const Lease& lease,
+                                                    int64_t shard) {
   const auto compute = [&] { return current.compute(shard, copies[lease.device]); };
   if (options.around) return options.around(lease.device, shard, compute);
   std::vector<ShardResult> results;
@@ -217,7 +232,8 @@ std::vector<ShardResult> Runtime::State::results_of(const Job& current, const Le
 }
 
 /// False when the rest of the lease is of no use.
-bool Runtime::State::compute(const std::shared_ptr<Job>& current, const Lease& lease, int64_t shard) {
+bool Runtime::State::compute(const std::shared_ptr<Job>& current, const Lease& lease,
+                             int64_t shard) {
   std::exception_ptr thrown;
   std::string reason;
   try {
@@ -321,7 +337,8 @@ void Runtime::State::drive(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-Partial Runtime::run(const std::string& task, const Parameters& parameters, const std::vector<Shard>& shards) {
+Partial Runtime::run(const std::string& task, const Parameters& parameters,
+                     const std::vector<Shard>& shards) {
   DOVETAIL_CHECK(!shards.empty(), "task {} on no shards", task);
   return sum_of(run_blocks(task, parameters, shards, 0));
 }
@@ -366,7 +383,8 @@ void Runtime::save_speeds() {
   State& s = *state_;
   const std::lock_guard lock(s.mutex);
   for (const auto& [key, scheduler] : s.schedulers)
-    for (size_t i = 0; i < s.executors.size(); ++i) s.store->put(s.speed_key(key, i), scheduler.history(i));
+    for (size_t i = 0; i < s.executors.size(); ++i)
+      s.store->put(s.speed_key(key, i), scheduler.history(i));
   s.store->save();
 }
 

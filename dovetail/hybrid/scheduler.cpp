@@ -25,8 +25,8 @@ Scheduler::Scheduler(std::vector<SchedulerDevice> devices, const SchedulerOption
              "hybrid: to verify shards takes two executors, and there is one");
   state_->options = options;
   for (SchedulerDevice& device : devices) {
-    DOVETAIL_CHECK(device.slots > 0 && device.ratio > 0, "device {} of {} slots and ratio {}", device.name,
-                   device.slots, device.ratio);
+    DOVETAIL_CHECK(device.slots > 0 && device.ratio > 0, "device {} of {} slots and ratio {}",
+                   device.name, device.slots, device.ratio);
     std::vector<SlotState> slots(static_cast<size_t>(device.slots));
     state_->devices.push_back({.given = std::move(device), .slots = std::move(slots), .own = {}});
   }
@@ -37,8 +37,8 @@ Scheduler::Scheduler(Scheduler&&) noexcept = default;
 
 void Scheduler::begin(const std::vector<int64_t>& shard_rows, double now_s) {
   State& s = *state_;
-  DOVETAIL_CHECK(!shard_rows.empty() && std::ranges::min(shard_rows) > 0, "an iteration over {} shards",
-                 shard_rows.size());
+  DOVETAIL_CHECK(!shard_rows.empty() && std::ranges::min(shard_rows) > 0,
+                 "an iteration over {} shards", shard_rows.size());
   s.learn();
   for (auto& [id, open] : s.leases) {
     open.over = true;
@@ -58,7 +58,8 @@ void Scheduler::begin(const std::vector<int64_t>& shard_rows, double now_s) {
     device.own = {next, next + shares[d]};
     next += shares[d];
   }
-  for (; next < s.book.size(); ++next) s.returned.push_back(next);  // no slot is free: whoever comes back first
+  for (; next < s.book.size(); ++next)
+    s.returned.push_back(next);  // no slot is free: whoever comes back first
 }
 
 Lease Scheduler::State::lease(size_t d, int64_t slot, ShardRange shards, double now_s) {
@@ -74,11 +75,12 @@ Lease Scheduler::State::lease(size_t d, int64_t slot, ShardRange shards, double 
                     .deadline_s = now_s + lease_s(expected)};
   device.slots[static_cast<size_t>(slot)].lease = lease.id;
   device.rows += rows;
-  leases.emplace(lease.id, OpenLease{.lease = lease,
-                                     .rows = rows,
-                                     .since_s = now_s,
-                                     .expected_s = expected.value_or(0),
-                                     .came = std::vector<bool>(static_cast<size_t>(lease.count), false)});
+  leases.emplace(lease.id,
+                 OpenLease{.lease = lease,
+                           .rows = rows,
+                           .since_s = now_s,
+                           .expected_s = expected.value_or(0),
+                           .came = std::vector<bool>(static_cast<size_t>(lease.count), false)});
   return lease;
 }
 
@@ -101,7 +103,8 @@ std::optional<Lease> Scheduler::next(size_t d, int64_t slot, double now_s) {
 void Scheduler::deliver(const Lease& lease, int64_t shard, double now_s, uint64_t digest) {
   State& s = *state_;
   DeviceState& device = s.devices.at(lease.device);
-  DOVETAIL_CHECK(shard >= lease.begin && shard < lease.begin + lease.count, "shard {} is not in the lease", shard);
+  DOVETAIL_CHECK(shard >= lease.begin && shard < lease.begin + lease.count,
+                 "shard {} is not in the lease", shard);
   if (const auto open = s.leases.find(lease.id); open != s.leases.end()) {
     open->second.came[static_cast<size_t>(shard - lease.begin)] = true;
     if (std::ranges::all_of(open->second.came, std::identity())) {
@@ -116,7 +119,8 @@ void Scheduler::deliver(const Lease& lease, int64_t shard, double now_s, uint64_
   const ShardBook::Result result = s.book.deliver(shard, lease.device, digest);
   if (result.outcome == ShardBook::Outcome::kCounts) s.counted.push_back({shard, result.device});
   for (const size_t wrong : result.wrong)
-    s.leave_out(wrong, fmt::format("its result of shard {} is not the one that two others have", shard));
+    s.leave_out(wrong,
+                fmt::format("its result of shard {} is not the one that two others have", shard));
   if (result.outcome == ShardBook::Outcome::kOpen) s.checks.push_back(shard);
   s.settle_checks();
 }
@@ -128,7 +132,8 @@ bool Scheduler::fail(const Lease& lease, int64_t shard, const std::string& reaso
     s.end_lease(open);
   }
   if (lease.iteration != s.iteration || s.devices.at(lease.device).left_out) return true;
-  if (!s.book.done(shard) && s.book.failed(shard, lease.device) >= s.options.max_attempts) return false;
+  if (!s.book.done(shard) && s.book.failed(shard, lease.device) >= s.options.max_attempts)
+    return false;
   s.miss(lease.device, reason);
   return true;
 }
@@ -156,7 +161,8 @@ void Scheduler::State::end_lease(std::map<int64_t, OpenLease>::iterator open) {
 
 void Scheduler::State::miss(size_t d, const std::string& reason) {
   if (++devices[d].misses >= options.max_misses)
-    leave_out(d, fmt::format("{} leases in a row came to nothing, the last one because {}", devices[d].misses, reason));
+    leave_out(d, fmt::format("{} leases in a row came to nothing, the last one because {}",
+                             devices[d].misses, reason));
 }
 
 void Scheduler::State::leave_out(size_t d, const std::string& reason) {
@@ -167,7 +173,8 @@ void Scheduler::State::leave_out(size_t d, const std::string& reason) {
   for (auto& [id, open] : leases)
     if (open.lease.device == d && open.lease.iteration == iteration) open_rest(open);
   settle_checks();
-  if (std::ranges::any_of(devices, [](const DeviceState& other) { return !other.left_out; })) return;
+  if (std::ranges::any_of(devices, [](const DeviceState& other) { return !other.left_out; }))
+    return;
   std::vector<std::string> all;
   for (const DeviceState& other : devices) all.push_back(other.given.name + ": " + *other.left_out);
   throw DevicesLost(fmt::format("hybrid: no executor is left; {}", fmt::join(all, "; ")));
@@ -187,8 +194,9 @@ void Scheduler::State::settle_checks() {
     }
     std::vector<std::string> names;
     for (const size_t voter : book.voters(shard)) names.push_back(devices[voter].given.name);
-    throw DevicesLost(fmt::format("hybrid: {} have different results of shard {}, and no other executor can decide",
-                                  fmt::join(names, " and "), shard));
+    throw DevicesLost(fmt::format(
+        "hybrid: {} have different results of shard {}, and no other executor can decide",
+        fmt::join(names, " and "), shard));
   }
 }
 
@@ -231,28 +239,33 @@ double Scheduler::State::expire_shares(double now_s) {
 
 void Scheduler::State::refuse_silence(double now_s) {
   for (size_t d = 0; d < devices.size(); ++d)
-    if (!devices[d].left_out) leave_out(d, fmt::format("it has been silent since {:.3g} s", now_s - begun_s));
+    if (!devices[d].left_out)
+      leave_out(d, fmt::format("it has been silent since {:.3g} s", now_s - begun_s));
 }
 
 double Scheduler::expire(double now_s) {
   State& s = *state_;
   if (done()) return kNever;
   const double lease_end = s.expire_leases(now_s), share_end = s.expire_shares(now_s);
-  const bool someone =
-      std::ranges::any_of(s.devices, [](const DeviceState& device) { return device.usable_slots() > 0; });
+  const bool someone = std::ranges::any_of(
+      s.devices, [](const DeviceState& device) { return device.usable_slots() > 0; });
   if (someone) return std::min(lease_end, share_end);
   const double end = s.last_over_s + s.options.first_lease_s;
   if (end <= now_s) s.refuse_silence(now_s);
   return std::min({lease_end, share_end, end});
 }
 
-std::vector<Scheduler::Counted> Scheduler::take_counted() { return std::exchange(state_->counted, {}); }
+std::vector<Scheduler::Counted> Scheduler::take_counted() {
+  return std::exchange(state_->counted, {});
+}
 
 bool Scheduler::is_verified(int64_t shard) const { return state_->book.is_verified(shard); }
 
 bool Scheduler::done() const { return state_->book.all_done(); }
 
-void Scheduler::leave_out(size_t device, const std::string& reason) { state_->leave_out(device, reason); }
+void Scheduler::leave_out(size_t device, const std::string& reason) {
+  state_->leave_out(device, reason);
+}
 
 const std::optional<std::string>& Scheduler::left_out(size_t device) const {
   return state_->devices.at(device).left_out;
@@ -264,6 +277,8 @@ std::vector<int64_t> Scheduler::shares() const {
   return shares;
 }
 
-const SpeedHistory& Scheduler::history(size_t device) const { return state_->devices.at(device).given.history; }
+const SpeedHistory& Scheduler::history(size_t device) const {
+  return state_->devices.at(device).given.history;
+}
 
 }  // namespace dovetail::hybrid

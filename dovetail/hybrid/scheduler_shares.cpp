@@ -8,9 +8,11 @@
 namespace dovetail::hybrid {
 namespace {
 
-/// Leases of an iteration whose times the history gets: as many as tell it that the machine has changed.
+/// Leases of an iteration whose times the history gets: as many as tell it that the machine has
+/// changed.
 constexpr size_t kTimesKept = SpeedHistory::kChanged;
-/// Leases of a device whose speed is unknown differ in size, so that its start can be told from its slope.
+/// Leases of a device whose speed is unknown differ in size, so that its start can be told from its
+/// slope.
 constexpr std::array<int64_t, 3> kProbes = {1, 2, 4};
 
 }  // namespace
@@ -20,12 +22,15 @@ int64_t DeviceState::usable_slots() const {
 }
 
 std::optional<double> DeviceState::expected_s(int64_t num_rows) const {
-  if (const auto speed = given.history.speed()) return speed->start_s + speed->row_s * static_cast<double>(num_rows);
+  if (const auto speed = given.history.speed())
+    return speed->start_s + speed->row_s * static_cast<double>(num_rows);
   if (times.empty()) return std::nullopt;
-  return times.back().seconds * static_cast<double>(num_rows) / static_cast<double>(times.back().rows);
+  return times.back().seconds * static_cast<double>(num_rows) /
+         static_cast<double>(times.back().rows);
 }
 
-/// Of the times of the last iteration, some, evenly spread: a history costs as much a time, however short.
+/// Of the times of the last iteration, some, evenly spread: a history costs as much a time, however
+/// short.
 void Scheduler::State::learn() {
   for (DeviceState& device : devices) {
     const size_t kept = std::min(kTimesKept, device.times.size());
@@ -38,8 +43,9 @@ void Scheduler::State::learn() {
 }
 
 bool Scheduler::State::knows_all() const {
-  return std::ranges::all_of(
-      devices, [](const DeviceState& device) { return device.usable_slots() == 0 || device.given.history.speed(); });
+  return std::ranges::all_of(devices, [](const DeviceState& device) {
+    return device.usable_slots() == 0 || device.given.history.speed();
+  });
 }
 
 /// Shards of each device.
@@ -69,7 +75,8 @@ std::vector<int64_t> Scheduler::State::divide() const {
   return shares;
 }
 
-/// When the device would be done with what it has: a lease that is overdue is expected to take as long again.
+/// When the device would be done with what it has: a lease that is overdue is expected to take as
+/// long again.
 double Scheduler::State::left_s(size_t d, double now_s) const {
   const DeviceState& device = devices[d];
   double seconds = device.expected_s(book.rows(device.own.begin, device.own.size())).value_or(0);
@@ -84,12 +91,14 @@ double Scheduler::State::left_s(size_t d, double now_s) const {
 int64_t Scheduler::State::lease_size(DeviceState& device) const {
   const auto slots = static_cast<double>(std::max<int64_t>(1, device.usable_slots()));
   const double part = options.policy == SharePolicy::kStealing ? kBigPart : 1;
-  const auto most = std::max<int64_t>(1, std::llround(part * static_cast<double>(device.own.size()) / slots));
+  const auto most =
+      std::max<int64_t>(1, std::llround(part * static_cast<double>(device.own.size()) / slots));
   const auto speed = device.given.history.speed();
   if (!speed) return std::min(most, kProbes[static_cast<size_t>(device.probes++) % kProbes.size()]);
   const double shard_s = speed->row_s * static_cast<double>(book.rows(device.own.begin, 1));
   const double least = speed->start_s / (kStartPart * shard_s);
-  return least >= static_cast<double>(most) ? most : std::max<int64_t>(1, std::llround(std::ceil(least)));
+  return least >= static_cast<double>(most) ? most
+                                            : std::max<int64_t>(1, std::llround(std::ceil(least)));
 }
 
 /// How welcome a device is to a shard that any may take; -1: it must not.
@@ -134,7 +143,8 @@ std::optional<int64_t> Scheduler::State::steal(size_t thief, double now_s) {
   }
   if (!victim) return std::nullopt;
   const int64_t shard = devices[*victim].own.end - 1;
-  if (devices[thief].rows + book.rows(shard, 1) > devices[thief].given.max_rows) return std::nullopt;
+  if (devices[thief].rows + book.rows(shard, 1) > devices[thief].given.max_rows)
+    return std::nullopt;
   if (devices[thief].expected_s(book.rows(shard, 1)).value_or(0) > latest) return std::nullopt;
   --devices[*victim].own.end;
   return shard;
@@ -149,13 +159,15 @@ std::optional<ShardRange> Scheduler::State::pick(size_t d, double now_s) {
     device.own.begin += std::min(lease_size(device), device.own.size());
     return ShardRange{begin, device.own.begin};
   }
-  if (options.policy == SharePolicy::kStealing || (options.policy == SharePolicy::kAffine && !knows_all()))
+  if (options.policy == SharePolicy::kStealing ||
+      (options.policy == SharePolicy::kAffine && !knows_all()))
     if (const auto shard = steal(d, now_s)) return ShardRange{*shard, *shard + 1};
   return std::nullopt;
 }
 
 double Scheduler::State::lease_s(std::optional<double> expected_s) const {
-  return expected_s ? std::max(options.min_lease_s, options.lease_factor * *expected_s) : options.first_lease_s;
+  return expected_s ? std::max(options.min_lease_s, options.lease_factor * *expected_s)
+                    : options.first_lease_s;
 }
 
 }  // namespace dovetail::hybrid

@@ -10,7 +10,8 @@
 #include "dovetail/hybrid/scheduler.h"
 #include "dovetail/hybrid/shard_book.h"
 
-/// What a Scheduler keeps: leases and what ends them (scheduler.cpp), shares and who takes what (scheduler_shares.cpp).
+/// What a Scheduler keeps: leases and what ends them (scheduler.cpp), shares and who takes what
+/// (scheduler_shares.cpp).
 namespace dovetail::hybrid {
 
 inline constexpr double kNever = std::numeric_limits<double>::infinity();

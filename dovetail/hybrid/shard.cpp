@@ -31,7 +31,8 @@ struct Store {
   }
   void put(int64_t id, size_t index, at::Tensor tensor) {
     const std::lock_guard lock(mutex);
-    if (const auto found = data.find(id); found != data.end()) std::swap(found->second.tensors.at(index), tensor);
+    if (const auto found = data.find(id); found != data.end())
+      std::swap(found->second.tensors.at(index), tensor);
   }
 
   std::mutex mutex;
@@ -46,11 +47,13 @@ Store& store() {
 
 }  // namespace
 
-ResidentData::ResidentData(std::vector<at::Tensor> tensors, int64_t first_row, std::vector<at::Tensor> whole)
+ResidentData::ResidentData(std::vector<at::Tensor> tensors, int64_t first_row,
+                           std::vector<at::Tensor> whole)
     : first_row_(first_row), rows_(tensors.at(0).size(0)), location_(tensors.at(0).device()) {
   for (const at::Tensor& tensor : tensors)
-    DOVETAIL_CHECK(tensor.size(0) == rows_ && tensor.device() == location_, "{} rows on {} beside {} on {}",
-                   tensor.size(0), tensor.device().str(), rows_, location_.str());
+    DOVETAIL_CHECK(tensor.size(0) == rows_ && tensor.device() == location_,
+                   "{} rows on {} beside {} on {}", tensor.size(0), tensor.device().str(), rows_,
+                   location_.str());
   const std::lock_guard lock(store().mutex);
   id_ = store().next++;
   store().data.emplace(id_, Entry{std::move(tensors), first_row, std::move(whole)});
@@ -65,8 +68,10 @@ std::vector<Shard> ResidentData::shards(int64_t grain) const {
   DOVETAIL_CHECK(grain > 0, "shards of {} rows", grain);
   std::vector<Shard> all;
   for (int64_t begin = 0; begin < rows_; begin += grain)
-    all.push_back(
-        {.data = id_, .begin = first_row_ + begin, .size = std::min(grain, rows_ - begin), .location = location_});
+    all.push_back({.data = id_,
+                   .begin = first_row_ + begin,
+                   .size = std::min(grain, rows_ - begin),
+                   .location = location_});
   return all;
 }
 

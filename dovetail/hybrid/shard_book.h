@@ -7,10 +7,12 @@
 
 namespace dovetail::hybrid {
 
-/// What became of each shard of an iteration: whose result counts, who failed it, and for verified ones who agrees.
+/// What became of each shard of an iteration: whose result counts, who failed it, and for verified
+/// ones who agrees.
 class ShardBook {
  public:
-  /// The shards' rows, in order. Of every `verify_every` one is verified (0: none), another one in each iteration.
+  /// The shards' rows, in order. Of every `verify_every` one is verified (0: none), another one in
+  /// each iteration.
   void begin(const std::vector<int64_t>& rows, int64_t iteration, int64_t verify_every);
 
   int64_t size() const { return static_cast<int64_t>(shards_.size()); }
@@ -27,7 +29,8 @@ class ShardBook {
   enum class Outcome {
     kDropped,  ///< a result of it counts already, or this device's second one of a verified shard
     kCounts,   ///< that of `device`
-    kOpen,     ///< another device must compute it: the first result of a verified shard, or no two agree
+    kOpen,     ///< another device must compute it: the first result of a verified shard, or no two
+               ///< agree
   };
   struct Result {
     Outcome outcome;
@@ -36,7 +39,8 @@ class ShardBook {
   };
   Result deliver(int64_t shard, size_t device, uint64_t digest);
 
-  /// No other device can compute it: its only result counts. Of several, which differ, none does: false.
+  /// No other device can compute it: its only result counts. Of several, which differ, none does:
+  /// false.
   bool accept_unverified(int64_t shard, size_t& device);
   /// The devices that computed a verified shard.
   std::vector<size_t> voters(int64_t shard) const;

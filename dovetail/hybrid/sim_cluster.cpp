@@ -20,9 +20,14 @@ namespace {
 class ClusterRun {
  public:
   ClusterRun(const std::vector<SimNode>& nodes, const SimJob& job, const SimOptions& options)
-      : nodes_(nodes), job_(job), options_(options), histories_(nodes.size()), shares_(nodes.size(), 0) {
+      : nodes_(nodes),
+        job_(job),
+        options_(options),
+        histories_(nodes.size()),
+        shares_(nodes.size(), 0) {
     for (size_t i = 0; i < nodes.size(); ++i)
-      runs_.emplace_back(i, nodes[i], options.faults, options.scheduling, options.seed, options.observer);
+      runs_.emplace_back(i, nodes[i], options.faults, options.scheduling, options.seed,
+                         options.observer);
     result_.lost.resize(nodes.size());
   }
 
@@ -70,7 +75,8 @@ class ClusterRun {
 
   /// Shards of each node.
   void divide(const std::vector<size_t>& list) {
-    const bool known = std::ranges::all_of(list, [this](size_t node) { return histories_[node].speed().has_value(); });
+    const bool known = std::ranges::all_of(
+        list, [this](size_t node) { return histories_[node].speed().has_value(); });
     std::vector<DeviceCost> costs;
     costs.reserve(list.size());
     std::vector<int64_t> before;
@@ -88,7 +94,8 @@ class ClusterRun {
   /// False when nodes were lost.
   bool attempt(SimIteration& iteration) {
     const std::vector<size_t> list = alive();
-    if (list.empty()) throw UserError(fmt::format("hybrid: no node is left; {}", fmt::join(result_.lost, "; ")));
+    if (list.empty())
+      throw UserError(fmt::format("hybrid: no node is left; {}", fmt::join(result_.lost, "; ")));
     divide(list);
     iteration.begin_s = now_s_;
     iteration.rows.assign(nodes_.size(), 0);
@@ -101,7 +108,8 @@ class ClusterRun {
       const size_t node = list[i];
       std::vector<int64_t> rows(static_cast<size_t>(shares_[node]), job_.grain);
       shard += shares_[node];
-      if (!rows.empty() && shard * job_.grain > job_.rows) rows.back() -= shard * job_.grain - job_.rows;
+      if (!rows.empty() && shard * job_.grain > job_.rows)
+        rows.back() -= shard * job_.grain - job_.rows;
       iteration.rows[node] = std::accumulate(rows.begin(), rows.end(), int64_t{0});
       if (!rows.empty()) ready_s[i] = compute(node, rows, begin_s[i]);
       lost = lost || !result_.lost[node].empty();
@@ -111,10 +119,11 @@ class ClusterRun {
       now_s_ = iteration.computed_s + options_.restart_s;
       return false;
     }
-    DOVETAIL_CHECK(std::accumulate(iteration.rows.begin(), iteration.rows.end(), int64_t{0}) == job_.rows,
-                   "shares of {} rows", job_.rows);
-    now_s_ = job_.update_s +
-             merged_s(options_.merge, options_.network, job_.partial_bytes, options_.merge_add_s, std::move(ready_s));
+    DOVETAIL_CHECK(
+        std::accumulate(iteration.rows.begin(), iteration.rows.end(), int64_t{0}) == job_.rows,
+        "shares of {} rows", job_.rows);
+    now_s_ = job_.update_s + merged_s(options_.merge, options_.network, job_.partial_bytes,
+                                      options_.merge_add_s, std::move(ready_s));
     iteration.end_s = now_s_;
     return true;
   }
@@ -148,7 +157,8 @@ MergeOrder parse_merge_order(std::string_view name) {
   return parse_enum<MergeOrder>("hybrid", "order of merging", name, kNames);
 }
 
-std::vector<double> published_s(MergeOrder order, const Link& link, double bytes, size_t nodes, double begin_s) {
+std::vector<double> published_s(MergeOrder order, const Link& link, double bytes, size_t nodes,
+                                double begin_s) {
   std::vector<double> at_s(nodes, begin_s);
   const double message_s = link.seconds(1, bytes);
   if (order == MergeOrder::kRanks) {
@@ -162,7 +172,8 @@ std::vector<double> published_s(MergeOrder order, const Link& link, double bytes
   return at_s;
 }
 
-double merged_s(MergeOrder order, const Link& link, double bytes, double add_s, std::vector<double> ready_s) {
+double merged_s(MergeOrder order, const Link& link, double bytes, double add_s,
+                std::vector<double> ready_s) {
   const double message_s = link.seconds(1, bytes) + add_s;
   const size_t nodes = ready_s.size();
   if (order == MergeOrder::kRanks) {
@@ -175,9 +186,11 @@ double merged_s(MergeOrder order, const Link& link, double bytes, double add_s, 
   return ready_s[0];
 }
 
-SimResult simulate(const std::vector<SimNode>& nodes, const SimJob& job, const SimOptions& options) {
+SimResult simulate(const std::vector<SimNode>& nodes, const SimJob& job,
+                   const SimOptions& options) {
   DOVETAIL_CHECK(!nodes.empty() && job.rows > 0 && job.grain > 0 && job.iterations > 0,
-                 "{} nodes, {} rows in grains of {}, {} iterations", nodes.size(), job.rows, job.grain, job.iterations);
+                 "{} nodes, {} rows in grains of {}, {} iterations", nodes.size(), job.rows,
+                 job.grain, job.iterations);
   for (const SimFault& fault : options.faults)
     DOVETAIL_CHECK(fault.node < nodes.size(), "a fault of node {} of {}", fault.node, nodes.size());
   return ClusterRun(nodes, job, options).run();
@@ -186,7 +199,8 @@ SimResult simulate(const std::vector<SimNode>& nodes, const SimJob& job, const S
 double least_seconds(const std::vector<SimNode>& nodes, const SimJob& job) {
   double rows_per_s = 0;
   for (const SimNode& node : nodes)
-    for (const SimDevice& device : node.devices) rows_per_s += static_cast<double>(device.slots) / device.speed.row_s;
+    for (const SimDevice& device : node.devices)
+      rows_per_s += static_cast<double>(device.slots) / device.speed.row_s;
   return static_cast<double>(job.rows) * static_cast<double>(job.iterations) / rows_per_s;
 }
 

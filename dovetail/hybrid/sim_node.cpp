@@ -20,13 +20,17 @@ constexpr double kNeverEnds = std::numeric_limits<double>::infinity();
 double noise_factor(uint64_t seed, uint64_t index, double deviation) {
   if (deviation == 0) return 1;
   const double variance = std::log1p(deviation * deviation);
-  return std::exp(std::sqrt(variance) * random_normal(seed, RandomStream::kSample, index)[0] - variance / 2);
+  return std::exp(std::sqrt(variance) * random_normal(seed, RandomStream::kSample, index)[0] -
+                  variance / 2);
 }
 
 std::vector<SchedulerDevice> scheduler_devices(const SimNode& node) {
   std::vector<SchedulerDevice> devices;
   for (const SimDevice& device : node.devices)
-    devices.push_back({.name = device.name, .slots = device.slots, .ratio = device.ratio, .max_rows = device.max_rows});
+    devices.push_back({.name = device.name,
+                       .slots = device.slots,
+                       .ratio = device.ratio,
+                       .max_rows = device.max_rows});
   return devices;
 }
 
@@ -38,11 +42,12 @@ SimFault::Kind parse_fault_kind(std::string_view name) {
 }
 
 SimNode make_sim_node(const NodeParts& parts) {
-  user_check(parts.cores >= parts.gpus, "hybrid: every GPU binds a core, but there are {} cores for {} GPUs",
-             parts.cores, parts.gpus);
-  const int64_t free_cores = parts.cores_compute ? parts.cores - parts.gpus : 0;
-  user_check(free_cores + parts.gpus > 0, "hybrid: nothing computes in a node of {} cores and {} GPUs", parts.cores,
+  user_check(parts.cores >= parts.gpus,
+             "hybrid: every GPU binds a core, but there are {} cores for {} GPUs", parts.cores,
              parts.gpus);
+  const int64_t free_cores = parts.cores_compute ? parts.cores - parts.gpus : 0;
+  user_check(free_cores + parts.gpus > 0,
+             "hybrid: nothing computes in a node of {} cores and {} GPUs", parts.cores, parts.gpus);
   SimNode node;
   if (free_cores > 0) {
     node.devices.push_back(parts.core);
@@ -67,16 +72,19 @@ SimNodeRun::SimNodeRun(size_t index, const SimNode& node, const std::vector<SimF
       uses_(node.devices.size()) {
   for (const SimFault& fault : faults) {
     if (fault.node != index) continue;
-    DOVETAIL_CHECK(fault.device < faults_.size() && fault.factor >= 1, "a fault of device {}, {} times", fault.device,
-                   fault.factor);
+    DOVETAIL_CHECK(fault.device < faults_.size() && fault.factor >= 1,
+                   "a fault of device {}, {} times", fault.device, fault.factor);
     faults_[fault.device].push_back(fault);
   }
   for (size_t d = 0; d < node.devices.size(); ++d) {
     const SimDevice& device = node.devices[d];
-    DOVETAIL_CHECK(device.speed.row_s > 0 && device.speed.start_s >= 0 && device.noise >= 0 && device.run_noise >= 0,
-                   "device {} of {} s + {} s a row", device.name, device.speed.start_s, device.speed.row_s);
+    DOVETAIL_CHECK(device.speed.row_s > 0 && device.speed.start_s >= 0 && device.noise >= 0 &&
+                       device.run_noise >= 0,
+                   "device {} of {} s + {} s a row", device.name, device.speed.start_s,
+                   device.speed.row_s);
     run_factor_.push_back(noise_factor(mix_seed(seed_, d), 0, device.run_noise));
-    for (int64_t slot = 0; slot < device.slots; ++slot) slots_.push_back({.device = d, .slot = slot});
+    for (int64_t slot = 0; slot < device.slots; ++slot)
+      slots_.push_back({.device = d, .slot = slot});
   }
 }
 
@@ -85,7 +93,8 @@ double SimNodeRun::iterate(const std::vector<int64_t>& shard_rows, double begin_
   ++iteration_;
   shard_rows_ = shard_rows;
   counted_.assign(shard_rows.size(), 0);
-  while (!arrivals_.empty() && arrivals_.top().at_s <= now_s_) {  // of the last iteration: of no use any more
+  while (!arrivals_.empty() &&
+         arrivals_.top().at_s <= now_s_) {  // of the last iteration: of no use any more
     slots_[arrivals_.top().slot].busy = false;
     arrivals_.pop();
   }
@@ -108,7 +117,8 @@ double SimNodeRun::iterate(const std::vector<int64_t>& shard_rows, double begin_
     ask_all();
   }
   for (size_t i = 0; i < counted_.size(); ++i)
-    DOVETAIL_CHECK(counted_[i] == 1, "shard {} of node {} counts {} times", i, index_, int{counted_[i]});
+    DOVETAIL_CHECK(counted_[i] == 1, "shard {} of node {} counts {} times", i, index_,
+                   int{counted_[i]});
   for (size_t d = 0; d < uses_.size(); ++d) uses_[d].left_out = scheduler_.left_out(d).value_or("");
   return now_s_ = std::max(now_s_, added_s_);
 }
@@ -126,7 +136,8 @@ void SimNodeRun::ask(Slot& slot) {
   slot.lease = *lease;
   slot.next_shard = lease->begin;
   slot.since_s = now_s_;
-  slot.factor = run_factor_[slot.device] * noise_factor(mix_seed(seed_, slot.device), static_cast<uint64_t>(lease->id),
+  slot.factor = run_factor_[slot.device] * noise_factor(mix_seed(seed_, slot.device),
+                                                        static_cast<uint64_t>(lease->id),
                                                         node_.devices[slot.device].noise);
   note(SimEvent::What::kLease, slot, lease->begin);
   compute_next(slot, now_s_, true);
@@ -138,11 +149,12 @@ void SimNodeRun::compute_next(Slot& slot, double from_s, bool first) {
   const auto rows = static_cast<double>(shard_rows_[static_cast<size_t>(slot.next_shard)]);
   const double work_s = slot.factor * ((first ? speed.start_s : 0) + speed.row_s * rows);
   const double at_s = finish_s(slot.device, from_s, work_s);
-  if (at_s < kNeverEnds) arrivals_.push({at_s, ++order_, static_cast<size_t>(&slot - slots_.data())});
+  if (at_s < kNeverEnds)
+    arrivals_.push({at_s, ++order_, static_cast<size_t>(&slot - slots_.data())});
 }
 
-/// When `work_s` seconds of work are done that the device begins at from_s: its rate changes where faults begin and
-/// end.
+/// When `work_s` seconds of work are done that the device begins at from_s: its rate changes where
+/// faults begin and end.
 double SimNodeRun::finish_s(size_t device, double from_s, double work_s) const {
   while (true) {
     double rate = 1, change_s = kNeverEnds;
@@ -165,7 +177,8 @@ double SimNodeRun::finish_s(size_t device, double from_s, double work_s) const {
 
 bool SimNodeRun::throws_at(size_t device, double at_s) const {
   return std::ranges::any_of(faults_[device], [at_s](const SimFault& fault) {
-    return fault.kind == SimFault::Kind::kThrow && at_s >= fault.at_s && at_s < fault.at_s + fault.for_s;
+    return fault.kind == SimFault::Kind::kThrow && at_s >= fault.at_s &&
+           at_s < fault.at_s + fault.for_s;
   });
 }
 
@@ -180,7 +193,8 @@ void SimNodeRun::arrive(const Arrival& arrival) {
   if (throws_at(slot.device, now_s_)) {
     note(SimEvent::What::kThrow, slot, shard);
     user_check(scheduler_.fail(slot.lease, shard, "it threw"),
-               "hybrid: the simulated job ends at {:.6g} s: shard {} of node {} threw on every device that tried it",
+               "hybrid: the simulated job ends at {:.6g} s: shard {} of node {} threw on every "
+               "device that tried it",
                now_s_, shard, index_);
     ask(slot);
     return;

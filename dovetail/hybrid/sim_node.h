@@ -11,8 +11,8 @@
 
 namespace dovetail::hybrid {
 
-/// A simulated device: a lease of s rows takes a slot start_s + row_s * s seconds, times its noise, longer while faults
-/// last.
+/// A simulated device: a lease of s rows takes a slot start_s + row_s * s seconds, times its noise,
+/// longer while faults last.
 struct SimDevice {
   std::string name;
   int64_t slots = 1;
@@ -26,12 +26,13 @@ struct SimDevice {
 struct SimNode {
   std::vector<SimDevice> devices;
   double driver_s = 0;  ///< of an iteration, before its first lease
-  double add_s = 0;     ///< to add one shard's partial to the sum of the node: one after another, beside the devices
+  double add_s = 0;     ///< to add one shard's partial to the sum of the node: one after another,
+                        ///< beside the devices
 };
 
-/// A node of `cores` like `core` and `gpus` like `gpu`. Every GPU binds a core, which feeds it and computes nothing
-/// else; the other cores are one device of as many slots, unless `cores_compute` is false. UserError when there are
-/// fewer cores than GPUs, or nothing that computes.
+/// A node of `cores` like `core` and `gpus` like `gpu`. Every GPU binds a core, which feeds it and
+/// computes nothing else; the other cores are one device of as many slots, unless `cores_compute`
+/// is false. UserError when there are fewer cores than GPUs, or nothing that computes.
 struct NodeParts {
   int64_t cores = 1, gpus = 0;
   bool cores_compute = true;
@@ -68,19 +69,20 @@ struct SimDeviceUse {
   std::string left_out = {};     ///< why, if it was
 };
 
-/// The Scheduler of a node and its devices in virtual time. A slot computes its lease shard by shard and delivers each,
-/// as a thread of the runtime does; slots without work ask again after everything that happens.
+/// The Scheduler of a node and its devices in virtual time. A slot computes its lease shard by
+/// shard and delivers each, as a thread of the runtime does; slots without work ask again after
+/// everything that happens.
 class SimNodeRun {
  public:
   using Observer = std::function<void(const SimEvent&)>;
 
   /// `faults` of other nodes are passed over.
-  SimNodeRun(size_t index, const SimNode& node, const std::vector<SimFault>& faults, const SchedulerOptions& scheduling,
-             uint64_t seed, Observer observer = {});
+  SimNodeRun(size_t index, const SimNode& node, const std::vector<SimFault>& faults,
+             const SchedulerOptions& scheduling, uint64_t seed, Observer observer = {});
 
-  /// One iteration over shards of so many rows from begin_s on (not before the last one's end): when the node has its
-  /// sum. Throws DevicesLost, at now_s(); InternalError where a shard does not count exactly once; UserError when a
-  /// shard threw max_attempts times, which ends the job.
+  /// One iteration over shards of so many rows from begin_s on (not before the last one's end):
+  /// when the node has its sum. Throws DevicesLost, at now_s(); InternalError where a shard does
+  /// not count exactly once; UserError when a shard threw max_attempts times, which ends the job.
   double iterate(const std::vector<int64_t>& shard_rows, double begin_s);
 
   double now_s() const { return now_s_; }
@@ -100,7 +102,9 @@ class SimNodeRun {
     double at_s;
     int64_t order;
     size_t slot;  ///< index into slots_
-    bool operator>(const Arrival& other) const { return at_s != other.at_s ? at_s > other.at_s : order > other.order; }
+    bool operator>(const Arrival& other) const {
+      return at_s != other.at_s ? at_s > other.at_s : order > other.order;
+    }
   };
 
   void ask(Slot& slot);

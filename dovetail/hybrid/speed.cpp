@@ -20,7 +20,8 @@ double median(std::vector<double> values) {
 }  // namespace
 
 void SpeedHistory::add(int64_t rows, double seconds) {
-  DOVETAIL_CHECK(rows > 0 && seconds > 0 && std::isfinite(seconds), "{} rows in {} s", rows, seconds);
+  DOVETAIL_CHECK(rows > 0 && seconds > 0 && std::isfinite(seconds), "{} rows in {} s", rows,
+                 seconds);
   const Time time{static_cast<double>(rows), seconds};
   if (speed_) {
     const double ratio = seconds / (speed_->start_s + speed_->row_s * time.rows);
@@ -43,7 +44,8 @@ Speed SpeedHistory::fit() const {
   for (size_t i = 0; i < times_.size(); ++i)
     for (size_t j = 0; j < i; ++j)
       if (times_[i].rows != times_[j].rows)
-        slopes.push_back((times_[i].seconds - times_[j].seconds) / (times_[i].rows - times_[j].rows));
+        slopes.push_back((times_[i].seconds - times_[j].seconds) /
+                         (times_[i].rows - times_[j].rows));
   const double slope = slopes.empty() ? 0 : median(slopes);
   for (const Time& time : times_) rest.push_back(time.seconds - slope * time.rows);
   const double start = median(rest);

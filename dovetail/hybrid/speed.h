@@ -11,12 +11,13 @@ struct Speed {
   double start_s = 0, row_s = 0;
 };
 
-/// How fast a device runs a task, out of the times that were measured: the median of the slopes between any two of them
-/// (Theil 1950, Sen 1968) and the median of what is left. Up to 29 % of the times may be anything without moving it
-/// far. Of shards of one size the start is 0: only a ratio of speeds can then be known.
+/// How fast a device runs a task, out of the times that were measured: the median of the slopes
+/// between any two of them (Theil 1950, Sen 1968) and the median of what is left. Up to 29 % of the
+/// times may be anything without moving it far. Of shards of one size the start is 0: only a ratio
+/// of speeds can then be known.
 ///
-/// Keeps the latest kKept times. When the latest kChanged of them are all slower, or all faster, than predicted by more
-/// than a quarter, the machine has changed: earlier times are forgotten.
+/// Keeps the latest kKept times. When the latest kChanged of them are all slower, or all faster,
+/// than predicted by more than a quarter, the machine has changed: earlier times are forgotten.
 class SpeedHistory {
  public:
   static constexpr size_t kKept = 48, kChanged = 4;

@@ -33,11 +33,13 @@ SpeedHistory SpeedStore::find(const std::string& key) const {
   try {
     for (const nlohmann::json& time : *times) {
       const double rows = time.at(0).get<double>(), seconds = time.at(1).get<double>();
-      user_check(rows >= 1 && seconds > 0, "{}: {} rows in {} s; remove the file", where, rows, seconds);
+      user_check(rows >= 1 && seconds > 0, "{}: {} rows in {} s; remove the file", where, rows,
+                 seconds);
       history.add(static_cast<int64_t>(rows), seconds);
     }
   } catch (const nlohmann::json::exception& error) {
-    throw UserError(fmt::format("{}: no file of speeds: {}", where, json_fault(error)), "remove the file");
+    throw UserError(fmt::format("{}: no file of speeds: {}", where, json_fault(error)),
+                    "remove the file");
   }
   return history;
 }

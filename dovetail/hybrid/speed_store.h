@@ -8,8 +8,8 @@
 
 namespace dovetail::hybrid {
 
-/// Histories of speeds from one process to the next, for each machine (processor, instruction set, cores). Keys say
-/// what was run, on what (see Runtime).
+/// Histories of speeds from one process to the next, for each machine (processor, instruction set,
+/// cores). Keys say what was run, on what (see Runtime).
 class SpeedStore {
  public:
   /// As MachineFile; UserError also for entries that are no times.

@@ -50,6 +50,8 @@ Partial TableData::run(const std::string& task, const Parameters& parameters) co
   return run_on(workers_.get(), task, parameters, resident_.shards(kTableGrain));
 }
 
-at::Tensor TableData::tensor(size_t index) const { return rows_on(workers_.get(), resident_, index); }
+at::Tensor TableData::tensor(size_t index) const {
+  return rows_on(workers_.get(), resident_, index);
+}
 
 }  // namespace dovetail::hybrid

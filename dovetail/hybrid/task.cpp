@@ -20,8 +20,10 @@ std::map<std::string, Variants>& registry() {
 
 }  // namespace
 
-void register_task(const std::string& name, c10::DeviceType device, Task task, std::vector<size_t> writes) {
-  const bool fresh = registry()[name].emplace(device, TaskVariant{std::move(task), std::move(writes)}).second;
+void register_task(const std::string& name, c10::DeviceType device, Task task,
+                   std::vector<size_t> writes) {
+  const bool fresh =
+      registry()[name].emplace(device, TaskVariant{std::move(task), std::move(writes)}).second;
   DOVETAIL_CHECK(fresh, "task {} is registered twice for {}", name, c10::DeviceTypeName(device));
 }
 
@@ -32,11 +34,12 @@ const TaskVariant& find_task(const std::string& name, c10::DeviceType device) {
   if (variant != found->second.end()) return variant->second;
   std::vector<std::string> there;
   for (const auto& [type, task] : found->second) there.push_back(c10::DeviceTypeName(type, true));
-  throw UserError(fmt::format("task {} does not run on {}, only on {}", name, c10::DeviceTypeName(device, true),
-                              fmt::join(there, ", ")));
+  throw UserError(fmt::format("task {} does not run on {}, only on {}", name,
+                              c10::DeviceTypeName(device, true), fmt::join(there, ", ")));
 }
 
-Partial run_task(const std::string& name, const Parameters& parameters, const std::vector<Shard>& shards) {
+Partial run_task(const std::string& name, const Parameters& parameters,
+                 const std::vector<Shard>& shards) {
   DOVETAIL_CHECK(!shards.empty(), "task {} on no shards", name);
   return sum_of(run_task_blocks(name, parameters, shards, 0));
 }

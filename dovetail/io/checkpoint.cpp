@@ -26,7 +26,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Tensors that nobody else can change any more: those that the snapshot alone holds, and copies of the others.
+/// Tensors that nobody else can change any more: those that the snapshot alone holds, and copies of
+/// the others.
 std::map<std::string, at::Tensor> finite_tensors(Snapshot snapshot) {
   for (auto& [name, tensor] : snapshot.tensors) {
     DOVETAIL_CHECK(tensor.defined(), "checkpoint: tensor '{}' is undefined", name);
@@ -34,13 +35,16 @@ std::map<std::string, at::Tensor> finite_tensors(Snapshot snapshot) {
     const bool own = tensor.is_cpu() && tensor.is_contiguous() && tensor.use_count() == 1 &&
                      tensor.storage().use_count() == 1 && !tensor.requires_grad();
     if (!own)
-      tensor = tensor.detach().to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true).contiguous();
+      tensor = tensor.detach()
+                   .to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true)
+                   .contiguous();
   }
   return std::move(snapshot.tensors);
 }
 
 /// Names in order, cut into files of at most `shard_bytes`.
-std::vector<std::vector<std::string>> shards_of(const std::map<std::string, at::Tensor>& tensors, int64_t shard_bytes) {
+std::vector<std::vector<std::string>> shards_of(const std::map<std::string, at::Tensor>& tensors,
+                                                int64_t shard_bytes) {
   std::vector<std::vector<std::string>> shards;
   int64_t used = 0;
   for (const auto& [name, tensor] : tensors) {
@@ -67,13 +71,17 @@ void remove_folder(const fs::path& folder) {
   user_check(!error, "cannot remove {}: {}", folder.string(), error.message());
 }
 
-/// Puts `partial` in the place of `final_path`, at no moment leaving something unfinished under that name.
+/// Puts `partial` in the place of `final_path`, at no moment leaving something unfinished under
+/// that name.
 void publish(const fs::path& partial, const fs::path& final_path) {
   if (!fs::exists(final_path)) return rename_or_throw(partial, final_path);
   if (::renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, final_path.c_str(), RENAME_EXCHANGE) != 0) {
-    user_check(errno == EINVAL || errno == ENOSYS, "cannot replace {}: {}", final_path.string(), std::strerror(errno));
-    // A file system without exchange (NFS): the old one steps aside under a name that `clean` removes.
-    const auto aside = final_path.parent_path() / fmt::format(".{}.old.partial", final_path.filename().string());
+    user_check(errno == EINVAL || errno == ENOSYS, "cannot replace {}: {}", final_path.string(),
+               std::strerror(errno));
+    // A file system without exchange (NFS): the old one steps aside under a name that `clean`
+    // removes.
+    const auto aside =
+        final_path.parent_path() / fmt::format(".{}.old.partial", final_path.filename().string());
     remove_folder(aside);
     rename_or_throw(final_path, aside);
     rename_or_throw(partial, final_path);
@@ -91,12 +99,13 @@ void make_empty_folder(const fs::path& folder) {
   user_check(!error, "cannot make {}: {}", folder.string(), error.message());
 }
 
-/// The steps that must stay so that those of `kept` can be read: what deltas build on. One whose manifest cannot be
-/// read can be used by nobody, and needs nothing.
+/// The steps that must stay so that those of `kept` can be read: what deltas build on. One whose
+/// manifest cannot be read can be used by nobody, and needs nothing.
 std::set<int64_t> with_bases(const fs::path& folder, std::set<int64_t> kept) {
   for (auto newest = kept.rbegin(); newest != kept.rend(); ++newest) {
     try {
-      if (const auto base = read_manifest(folder / step_name(*newest)).base) kept.insert(base->step);
+      if (const auto base = read_manifest(folder / step_name(*newest)).base)
+        kept.insert(base->step);
     } catch (const UserError&) {
       continue;
     }
@@ -104,7 +113,8 @@ std::set<int64_t> with_bases(const fs::path& folder, std::set<int64_t> kept) {
   return kept;
 }
 
-/// Renamed before it is emptied, so that a kill half-way leaves no partial folder under a final name.
+/// Renamed before it is emptied, so that a kill half-way leaves no partial folder under a final
+/// name.
 void remove_checkpoint(const fs::path& path) {
   const auto aside = path.parent_path() / fmt::format(".{}.old.partial", path.filename().string());
   remove_folder(aside);
@@ -122,9 +132,12 @@ struct CheckpointFolder::State {
   std::optional<ManifestBase> base;         ///< of the same
   std::optional<ManifestBase> saved;        ///< the last save
 
-  fs::path partial_of(int64_t step) const { return folder / fmt::format(".{}.partial", step_name(step)); }
+  fs::path partial_of(int64_t step) const {
+    return folder / fmt::format(".{}.partial", step_name(step));
+  }
   void write(CheckpointManifest manifest, std::map<std::string, at::Tensor> tensors);
-  void write_whole(CheckpointManifest& manifest, std::map<std::string, at::Tensor>& tensors, const fs::path& partial);
+  void write_whole(CheckpointManifest& manifest, std::map<std::string, at::Tensor>& tensors,
+                   const fs::path& partial);
   /// Gives a full disk its space back.
   void abandon(int64_t step);
   UserError not_written(int64_t step, const char* reason) const;
@@ -140,14 +153,16 @@ void CheckpointFolder::State::abandon(int64_t step) {
 
 UserError CheckpointFolder::State::not_written(int64_t step, const char* reason) const {
   const auto kept = steps_in(folder);
-  return UserError(fmt::format("the checkpoint of step {} was not written: {}", step, reason),
-                   kept.empty()
-                       ? fmt::format("free space in {} or choose another folder", folder.string())
-                       : fmt::format("free space in {}; its earlier checkpoints are untouched, the newest is {}",
-                                     folder.string(), step_name(kept.back())));
+  return UserError(
+      fmt::format("the checkpoint of step {} was not written: {}", step, reason),
+      kept.empty()
+          ? fmt::format("free space in {} or choose another folder", folder.string())
+          : fmt::format("free space in {}; its earlier checkpoints are untouched, the newest is {}",
+                        folder.string(), step_name(kept.back())));
 }
 
-void CheckpointFolder::State::write_whole(CheckpointManifest& manifest, std::map<std::string, at::Tensor>& tensors,
+void CheckpointFolder::State::write_whole(CheckpointManifest& manifest,
+                                          std::map<std::string, at::Tensor>& tensors,
                                           const fs::path& partial) {
   if (streamed) {
     streamed->finish(manifest);
@@ -158,8 +173,9 @@ void CheckpointFolder::State::write_whole(CheckpointManifest& manifest, std::map
   for (size_t i = 0; i < shards.size(); ++i) {
     std::map<std::string, at::Tensor> shard;
     for (const auto& name : shards[i]) shard.insert(tensors.extract(name));
-    ManifestFile file{.name = fmt::format("tensors-{:05}-of-{:05}.safetensors", i + 1, shards.size()),
-                      .tensors = shards[i]};
+    ManifestFile file{
+        .name = fmt::format("tensors-{:05}-of-{:05}.safetensors", i + 1, shards.size()),
+        .tensors = shards[i]};
     file.sha256 = write_safetensors(partial / file.name, shard);
     file.bytes = fs::file_size(partial / file.name);
     manifest.files.push_back(std::move(file));
@@ -170,7 +186,8 @@ void CheckpointFolder::State::write_whole(CheckpointManifest& manifest, std::map
   sync_folder(folder);
 }
 
-void CheckpointFolder::State::write(CheckpointManifest manifest, std::map<std::string, at::Tensor> tensors) {
+void CheckpointFolder::State::write(CheckpointManifest manifest,
+                                    std::map<std::string, at::Tensor> tensors) {
   const int64_t step = manifest.step;
   try {
     write_whole(manifest, tensors, partial_of(step));
@@ -191,15 +208,18 @@ void CheckpointFolder::State::write(CheckpointManifest manifest, std::map<std::s
 void CheckpointFolder::State::prune(int64_t newest) const {
   const std::vector<int64_t> steps = steps_in(folder);
   const auto later = std::ranges::upper_bound(steps, newest);
-  std::set<int64_t> kept(later - std::min<int64_t>(options.keep, later - steps.begin()), steps.end());
+  std::set<int64_t> kept(later - std::min<int64_t>(options.keep, later - steps.begin()),
+                         steps.end());
   kept = with_bases(folder, std::move(kept));
   // A delta goes before what it builds on: a kill in between leaves no chain without its beginning.
   for (auto step = std::make_reverse_iterator(later); step != steps.rend(); ++step)
     if (!kept.contains(*step)) remove_checkpoint(folder / step_name(*step));
 }
 
-CheckpointFolder::CheckpointFolder(fs::path folder, Options options) : state_(std::make_unique<State>()) {
-  user_check(options.keep >= 1, "checkpoint.keep is {}, but at least one checkpoint must stay", options.keep);
+CheckpointFolder::CheckpointFolder(fs::path folder, Options options)
+    : state_(std::make_unique<State>()) {
+  user_check(options.keep >= 1, "checkpoint.keep is {}, but at least one checkpoint must stay",
+             options.keep);
   DOVETAIL_CHECK(options.shard_bytes > 0, "shard_bytes is {}", options.shard_bytes);
   state_->folder = std::move(folder);
   state_->options = options;
@@ -219,7 +239,8 @@ void CheckpointFolder::clean() {
 
 StreamedTensors& CheckpointFolder::begin(int64_t step, CheckpointKind kind) {
   wait();
-  DOVETAIL_CHECK(kind == CheckpointKind::kFull || state_->saved, "a delta of step {} builds on no save", step);
+  DOVETAIL_CHECK(kind == CheckpointKind::kFull || state_->saved,
+                 "a delta of step {} builds on no save", step);
   state_->base = kind == CheckpointKind::kDelta ? state_->saved : std::nullopt;
   try {
     make_empty_folder(state_->partial_of(step));
@@ -236,16 +257,18 @@ void CheckpointFolder::save_async(Snapshot snapshot) {
   std::map<std::string, at::Tensor> tensors;
   try {
     if (state_->streamed) state_->streamed->check();
-    manifest_text(manifest);  // a state that cannot be written is told here, before tensors are copied
+    manifest_text(
+        manifest);  // a state that cannot be written is told here, before tensors are copied
     tensors = finite_tensors(std::move(snapshot));
   } catch (const UserError&) {
     if (state_->streamed) state_->abandon(manifest.step);
     throw;
   }
-  state_->save = std::async(std::launch::async, [state = state_.get(), manifest = std::move(manifest),
-                                                 tensors = std::move(tensors)]() mutable {
-    state->write(std::move(manifest), std::move(tensors));
-  });
+  state_->save =
+      std::async(std::launch::async, [state = state_.get(), manifest = std::move(manifest),
+                                      tensors = std::move(tensors)]() mutable {
+        state->write(std::move(manifest), std::move(tensors));
+      });
 }
 
 void CheckpointFolder::wait() {

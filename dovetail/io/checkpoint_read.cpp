@@ -26,10 +26,11 @@ StoredCheckpoint::Link open_link(const fs::path& path, CheckpointManifest& manif
   StoredCheckpoint::Link link{.step = manifest.step, .rows_of = std::move(manifest.rows_of)};
   for (const auto& file : manifest.files) {
     const auto tensors = std::make_shared<const SafetensorsFile>(path / file.name);
-    user_check(tensors->names() == file.tensors, "{}: {} holds other tensors than the manifest says", path.string(),
-               file.name);
+    user_check(tensors->names() == file.tensors,
+               "{}: {} holds other tensors than the manifest says", path.string(), file.name);
     for (const auto& name : file.tensors)
-      user_check(link.files.emplace(name, tensors).second, "{}: tensor '{}' is in two files", path.string(), name);
+      user_check(link.files.emplace(name, tensors).second, "{}: tensor '{}' is in two files",
+                 path.string(), name);
   }
   return link;
 }
@@ -40,7 +41,8 @@ using RowsOf = std::map<std::string, std::string>;
 std::string keys_of(const RowsOf& rows_of, const std::string& name) {
   const std::string& numbers = rows_of.at(name);
   if (rows_of.contains(numbers)) return numbers;
-  const bool are_keys = std::ranges::any_of(rows_of, [&](const auto& rows) { return rows.second == name; });
+  const bool are_keys =
+      std::ranges::any_of(rows_of, [&](const auto& rows) { return rows.second == name; });
   return are_keys ? name : "";
 }
 
@@ -49,12 +51,15 @@ void check_rows(const fs::path& path, const StoredCheckpoint::Link& link, const 
                 const StoredCheckpoint::Link& first) {
   const std::vector<int64_t> whole = first.files.at(name)->shape(name);
   const std::string& numbers = link.rows_of.at(name);
-  user_check(link.files.contains(name) && link.files.contains(numbers), "{}: rows of '{}' are missing", path.string(),
-             name);
-  const std::vector<int64_t> shape = link.files.at(name)->shape(name), rows = link.files.at(numbers)->shape(numbers);
-  const bool are_keys = keys_of(link.rows_of, name) == name;  // beside those that are gone, not one of them each
-  user_check(link.files.at(numbers)->dtype(numbers) == at::kLong && rows.size() == 1 && !shape.empty() &&
-                 shape.size() == whole.size() && (are_keys || shape[0] == rows[0]) &&
+  user_check(link.files.contains(name) && link.files.contains(numbers),
+             "{}: rows of '{}' are missing", path.string(), name);
+  const std::vector<int64_t> shape = link.files.at(name)->shape(name),
+                             rows = link.files.at(numbers)->shape(numbers);
+  const bool are_keys =
+      keys_of(link.rows_of, name) == name;  // beside those that are gone, not one of them each
+  user_check(link.files.at(numbers)->dtype(numbers) == at::kLong && rows.size() == 1 &&
+                 !shape.empty() && shape.size() == whole.size() &&
+                 (are_keys || shape[0] == rows[0]) &&
                  std::equal(shape.begin() + 1, shape.end(), whole.begin() + 1) &&
                  link.files.at(name)->dtype(name) == first.files.at(name)->dtype(name),
              "{}: rows of '{}' do not fit to the checkpoint that they change", path.string(), name);
@@ -74,41 +79,48 @@ std::vector<KeyPlace> places_of(const std::vector<StoredCheckpoint::Link>& links
   std::vector<KeyPlace> places;
   for (int64_t row = 0; row < tensor.numel(); ++row)
     places.push_back({static_cast<uint64_t>(tensor.const_data_ptr<int64_t>()[row]), link, row});
-  user_check(std::ranges::adjacent_find(places, std::greater_equal(), &KeyPlace::key) == places.end(),
-             "{}: the keys '{}' do not ascend", step_name(links[link].step), keys);
+  user_check(
+      std::ranges::adjacent_find(places, std::greater_equal(), &KeyPlace::key) == places.end(),
+      "{}: the keys '{}' do not ascend", step_name(links[link].step), keys);
   return places;
 }
 
-std::vector<KeyPlace> without(const std::vector<KeyPlace>& places, const std::vector<KeyPlace>& others) {
+std::vector<KeyPlace> without(const std::vector<KeyPlace>& places,
+                              const std::vector<KeyPlace>& others) {
   std::vector<KeyPlace> left;
-  std::ranges::set_difference(places, others, std::back_inserter(left), {}, &KeyPlace::key, &KeyPlace::key);
+  std::ranges::set_difference(places, others, std::back_inserter(left), {}, &KeyPlace::key,
+                              &KeyPlace::key);
   return left;
 }
 
 /// Where the rows of a chain's whole tensors are, ascending by their keys.
-std::vector<KeyPlace> merged_keys(const std::vector<StoredCheckpoint::Link>& links, const std::string& keys) {
+std::vector<KeyPlace> merged_keys(const std::vector<StoredCheckpoint::Link>& links,
+                                  const std::string& keys) {
   const std::string& removed = links.back().rows_of.at(keys);
   std::vector<KeyPlace> all = places_of(links, 0, keys);
   for (size_t i = 1; i < links.size(); ++i) {
-    const std::vector<KeyPlace> gone = places_of(links, i, removed), fresh = places_of(links, i, keys);
+    const std::vector<KeyPlace> gone = places_of(links, i, removed),
+                                fresh = places_of(links, i, keys);
     user_check(std::ranges::includes(all, gone, {}, &KeyPlace::key, &KeyPlace::key),
                "{}: '{}' has keys that {} does not have", step_name(links[i].step), removed,
                step_name(links[i - 1].step));
     std::vector<KeyPlace> merged;
-    std::ranges::merge(without(without(all, gone), fresh), fresh, std::back_inserter(merged), {}, &KeyPlace::key,
-                       &KeyPlace::key);
+    std::ranges::merge(without(without(all, gone), fresh), fresh, std::back_inserter(merged), {},
+                       &KeyPlace::key, &KeyPlace::key);
     all = std::move(merged);
   }
   return all;
 }
 
 /// The same of the numbers of rows, which only become more.
-std::vector<KeyPlace> merged_numbers(const std::vector<StoredCheckpoint::Link>& links, const std::string& numbers) {
+std::vector<KeyPlace> merged_numbers(const std::vector<StoredCheckpoint::Link>& links,
+                                     const std::string& numbers) {
   std::vector<KeyPlace> all = places_of(links, 0, numbers);
   for (size_t i = 1; i < links.size(); ++i) {
     const std::vector<KeyPlace> fresh = places_of(links, i, numbers);
     std::vector<KeyPlace> merged;
-    std::ranges::merge(without(all, fresh), fresh, std::back_inserter(merged), {}, &KeyPlace::key, &KeyPlace::key);
+    std::ranges::merge(without(all, fresh), fresh, std::back_inserter(merged), {}, &KeyPlace::key,
+                       &KeyPlace::key);
     all = std::move(merged);
   }
   return all;
@@ -125,8 +137,9 @@ at::Tensor read_places(const std::vector<StoredCheckpoint::Link>& links, const s
   shape[0] = std::ssize(all);
   at::Tensor whole = at::empty(shape, links.front().files.at(name)->dtype(name));
   for (size_t i = 0; i < links.size(); ++i)
-    whole.index_copy_(0, at::tensor(places[i], at::kLong),
-                      links[i].files.at(name)->read(name).index_select(0, at::tensor(rows[i], at::kLong)));
+    whole.index_copy_(
+        0, at::tensor(places[i], at::kLong),
+        links[i].files.at(name)->read(name).index_select(0, at::tensor(rows[i], at::kLong)));
   return whole;
 }
 
@@ -148,7 +161,8 @@ std::string offer_earlier(const fs::path& refused) {
     const int64_t earlier = steps.back();
     steps.pop_back();
     const auto path = normal.parent_path() / step_name(earlier);
-    if (earlier < *step && verifies(path)) return fmt::format("the earlier {} verifies: use that one", path.string());
+    if (earlier < *step && verifies(path))
+      return fmt::format("the earlier {} verifies: use that one", path.string());
   }
   return "there is no earlier checkpoint beside it that verifies";
 }
@@ -165,11 +179,12 @@ StoredCheckpoint::StoredCheckpoint(const fs::path& path) {
     const fs::path at = folder / step_name(base->step);
     try {
       manifest = read_manifest(at);
-      user_check(manifest.checksum == base->checksum, "{}: another one than when the delta was written", at.string());
+      user_check(manifest.checksum == base->checksum,
+                 "{}: another one than when the delta was written", at.string());
       links_.push_back(open_link(at, manifest));
     } catch (const UserError& error) {
-      throw UserError(fmt::format("{} builds on {}, which cannot be used: {}", paths.back().string(),
-                                  step_name(base->step), error.what()),
+      throw UserError(fmt::format("{} builds on {}, which cannot be used: {}",
+                                  paths.back().string(), step_name(base->step), error.what()),
                       error.help());
     }
     paths.push_back(at);
@@ -177,27 +192,29 @@ StoredCheckpoint::StoredCheckpoint(const fs::path& path) {
   std::ranges::reverse(links_);
   std::ranges::reverse(paths);
   for (const auto& [name, rows] : links_.front().rows_of) {
-    user_check(links_.front().files.contains(name), "{}: rows of '{}' are missing", paths[0].string(), name);
+    user_check(links_.front().files.contains(name), "{}: rows of '{}' are missing",
+               paths[0].string(), name);
     check_rows(paths[0], links_.front(), name, links_.front());
   }
   for (size_t i = 1; i < links_.size(); ++i) {
-    user_check(links_[i].rows_of == links_.back().rows_of, "{}: rows of other tensors than in {}", paths[i].string(),
-               paths.back().string());
+    user_check(links_[i].rows_of == links_.back().rows_of, "{}: rows of other tensors than in {}",
+               paths[i].string(), paths.back().string());
     for (const auto& [name, rows] : links_[i].rows_of) {
       const auto whole = links_.front().files.find(name);
-      user_check(whole != links_.front().files.end(), "{}: rows of '{}', which {} does not have", paths[i].string(),
-                 name, paths.front().string());
+      user_check(whole != links_.front().files.end(), "{}: rows of '{}', which {} does not have",
+                 paths[i].string(), name, paths.front().string());
       check_rows(paths[i], links_[i], name, links_.front());
       const auto some = links_.front().rows_of.find(name);
-      user_check(some == links_.front().rows_of.end() || some->second == rows, "{}: rows of '{}' do not go by '{}'",
-                 paths[i].string(), name, rows);
+      user_check(some == links_.front().rows_of.end() || some->second == rows,
+                 "{}: rows of '{}' do not go by '{}'", paths[i].string(), name, rows);
     }
   }
 }
 
 /// True for the numbers of the rows of a tensor that the first link does not have as a whole.
 bool StoredCheckpoint::numbers_rows(const std::string& name) const {
-  return std::ranges::any_of(links_.front().rows_of, [&](const auto& rows) { return rows.second == name; });
+  return std::ranges::any_of(links_.front().rows_of,
+                             [&](const auto& rows) { return rows.second == name; });
 }
 
 std::vector<std::string> StoredCheckpoint::names() const {
@@ -214,7 +231,8 @@ std::vector<std::string> StoredCheckpoint::names() const {
 at::Tensor StoredCheckpoint::read(const std::string& name) const {
   const Link& newest = links_.back();
   const auto found = newest.files.find(name);
-  user_check(found != newest.files.end(), "the checkpoint of step {} has no tensor '{}'", step(), name);
+  user_check(found != newest.files.end(), "the checkpoint of step {} has no tensor '{}'", step(),
+             name);
   if (numbers_rows(name)) return read_places(links_, name, merged_numbers(links_, name));
   if (const auto some = links_.front().rows_of.find(name); some != links_.front().rows_of.end())
     return read_places(links_, name, merged_numbers(links_, some->second));
@@ -224,7 +242,8 @@ at::Tensor StoredCheckpoint::read(const std::string& name) const {
   at::Tensor whole = links_.front().files.at(name)->read(name);
   for (size_t i = 1; i < links_.size(); ++i) {
     const std::string& rows = links_[i].rows_of.at(name);
-    whole.index_copy_(0, links_[i].files.at(rows)->read(rows), links_[i].files.at(name)->read(name));
+    whole.index_copy_(0, links_[i].files.at(rows)->read(rows),
+                      links_[i].files.at(name)->read(name));
   }
   return whole;
 }
@@ -255,7 +274,8 @@ std::optional<StoredCheckpoint> latest_checkpoint(const fs::path& folder) {
   }
   if (found > 0)
     throw UserError(
-        fmt::format("none of the {} checkpoints in {} can be used (the reasons are above)", found, folder.string()),
+        fmt::format("none of the {} checkpoints in {} can be used (the reasons are above)", found,
+                    folder.string()),
         "restore one, or move the folder away to start afresh");
   return std::nullopt;
 }

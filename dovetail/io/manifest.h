@@ -24,25 +24,27 @@ struct ManifestBase {
   std::string checksum;
 };
 
-/// `manifest.json`: what a checkpoint's folder must hold to be whole. It carries the sha256 of its own other members.
+/// `manifest.json`: what a checkpoint's folder must hold to be whole. It carries the sha256 of its
+/// own other members.
 struct CheckpointManifest {
   int64_t step = 0;
   std::vector<ManifestFile> files;
   nlohmann::json state;
   std::optional<ManifestBase> base = {};  ///< of a delta
-  /// Names of tensors with some rows alone, each with the name of a tensor (n) int64, ascending, that numbers them. A
-  /// full checkpoint has updated rows; its reader knows the others. A delta has changed rows. Its numbers may be named
-  /// themselves: these are keys, ascending without a sign, and their own numbers are keys without a row anymore.
+  /// Names of tensors with some rows alone, each with the name of a tensor (n) int64, ascending,
+  /// that numbers them. A full checkpoint has updated rows; its reader knows the others. A delta
+  /// has changed rows. Its numbers may be named themselves: these are keys, ascending without a
+  /// sign, and their own numbers are keys without a row anymore.
   std::map<std::string, std::string> rows_of = {};
   std::string checksum = {};  ///< of its text
 };
 
-/// Its text, whose checksum it gets. Throws UserError when the state is not exactly representable in JSON (NaN,
-/// infinity, invalid UTF-8).
+/// Its text, whose checksum it gets. Throws UserError when the state is not exactly representable
+/// in JSON (NaN, infinity, invalid UTF-8).
 std::string manifest_text(CheckpointManifest& manifest);
 
-/// Reads and checks the manifest alone. Throws UserError: absent, foreign, newer, damaged, of another step than the
-/// folder's name.
+/// Reads and checks the manifest alone. Throws UserError: absent, foreign, newer, damaged, of
+/// another step than the folder's name.
 CheckpointManifest read_manifest(const std::filesystem::path& checkpoint);
 
 /// Checks that every file has its size and sha256. Throws UserError naming the file.

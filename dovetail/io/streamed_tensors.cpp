@@ -13,7 +13,8 @@
 namespace dovetail {
 namespace {
 
-/// NaN and infinity both come through the minimum or the maximum: one pass over memory and no temporary.
+/// NaN and infinity both come through the minimum or the maximum: one pass over memory and no
+/// temporary.
 bool all_finite(const at::Tensor& tensor) {
   if (!tensor.is_floating_point() || tensor.numel() == 0) return true;
   const bool narrow = tensor.element_size() < 2;  // no reductions over 8-bit floats in ATen
@@ -30,8 +31,10 @@ struct NotFinite : UserError {
 
 void check_finite(const std::string& name, const at::Tensor& tensor, int64_t step) {
   if (all_finite(tensor)) return;
-  throw NotFinite(fmt::format("checkpoint of step {} refused: '{}' has a NaN or an infinity", step, name),
-                  "the run has diverged; go on from the last checkpoint, with a lower learning rate or clipping");
+  throw NotFinite(
+      fmt::format("checkpoint of step {} refused: '{}' has a NaN or an infinity", step, name),
+      "the run has diverged; go on from the last checkpoint, with a lower learning rate or "
+      "clipping");
 }
 
 StreamedTensors::StreamedTensors(std::filesystem::path folder, int64_t step)
@@ -42,10 +45,10 @@ void StreamedTensors::begin(const std::vector<StreamedTensor>& tensors) try {
   if (failed()) return;
   for (const StreamedTensor& tensor : tensors) {
     const std::string file = fmt::format("rows-{:05}.safetensors", ++count_);
-    open_.push_back(
-        {.name = tensor.name,
-         .file = file,
-         .stream = std::make_unique<SafetensorsStream>(folder_ / file, tensor.name, tensor.dtype, tensor.shape)});
+    open_.push_back({.name = tensor.name,
+                     .file = file,
+                     .stream = std::make_unique<SafetensorsStream>(folder_ / file, tensor.name,
+                                                                   tensor.dtype, tensor.shape)});
     if (!tensor.rows.empty()) rows_of_[tensor.name] = tensor.rows;
   }
 } catch (const UserError&) {
@@ -54,7 +57,8 @@ void StreamedTensors::begin(const std::vector<StreamedTensor>& tensors) try {
 
 void StreamedTensors::append(const std::vector<at::Tensor>& rows) try {
   if (failed()) return;
-  DOVETAIL_CHECK(rows.size() == open_.size(), "checkpoint: {} blocks for {} tensors", rows.size(), open_.size());
+  DOVETAIL_CHECK(rows.size() == open_.size(), "checkpoint: {} blocks for {} tensors", rows.size(),
+                 open_.size());
   for (size_t i = 0; i < rows.size(); ++i) {
     check_finite(open_[i].name, rows[i], step_);
     open_[i].stream->append(rows[i]);

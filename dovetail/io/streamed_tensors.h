@@ -24,9 +24,9 @@ struct StreamedTensor {
   std::string rows = {};
 };
 
-/// Tensors of a checkpoint that go to the disk block by block while it is saved, each into a file of its own: what is
-/// in memory is a block. After a failure nothing more is written, and `finish` throws it: who hands out blocks with
-/// other ranks goes on to the end.
+/// Tensors of a checkpoint that go to the disk block by block while it is saved, each into a file
+/// of its own: what is in memory is a block. After a failure nothing more is written, and `finish`
+/// throws it: who hands out blocks with other ranks goes on to the end.
 class StreamedTensors {
  public:
   /// Files in `folder`, of the checkpoint of `step`.

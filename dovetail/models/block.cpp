@@ -15,7 +15,8 @@ namespace dovetail {
 namespace {
 
 struct BlockHolder : torch::CustomClassHolder {
-  BlockHolder(std::shared_ptr<Block> held, moe::Pass of) : block(std::move(held)), pass(std::move(of)) {}
+  BlockHolder(std::shared_ptr<Block> held, moe::Pass of)
+      : block(std::move(held)), pass(std::move(of)) {}
   std::shared_ptr<Block> block;
   moe::Pass pass;
 };
@@ -23,16 +24,20 @@ struct BlockHolder : torch::CustomClassHolder {
 class CheckpointedBlock : public torch::autograd::Function<CheckpointedBlock> {
  public:
   /// {x} or {x, router_loss}.
-  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const at::Tensor& x_btc,
-                                                const std::shared_ptr<Block>& block, const moe::Pass& pass) {
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
+                                                const at::Tensor& x_btc,
+                                                const std::shared_ptr<Block>& block,
+                                                const moe::Pass& pass) {
     context->save_for_backward({x_btc});
-    context->saved_data["block"] = c10::IValue::make_capsule(c10::make_intrusive<BlockHolder>(block, pass));
+    context->saved_data["block"] =
+        c10::IValue::make_capsule(c10::make_intrusive<BlockHolder>(block, pass));
     return outputs(block->forward(x_btc, pass));
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& gradients) {
-    const auto holder = c10::static_intrusive_pointer_cast<BlockHolder>(context->saved_data["block"].toCapsule());
+    const auto holder =
+        c10::static_intrusive_pointer_cast<BlockHolder>(context->saved_data["block"].toCapsule());
     const auto x_btc = context->get_saved_variables()[0].detach().requires_grad_();
     torch::autograd::variable_list again;
     moe::Pass pass = holder->pass;
@@ -55,10 +60,12 @@ class CheckpointedBlock : public torch::autograd::Function<CheckpointedBlock> {
 
 }  // namespace
 
-Norm::Norm(const ModelConfig& config, c10::Device device) : rms_(config.norm == "rmsnorm"), eps_(config.norm_eps) {
+Norm::Norm(const ModelConfig& config, c10::Device device)
+    : rms_(config.norm == "rmsnorm"), eps_(config.norm_eps) {
   const auto options = torch::dtype(torch::kFloat32).device(device);
   weight = register_parameter("weight", torch::empty({config.width}, options));
-  if (config.bias && !rms_) bias = register_parameter("bias", torch::empty({config.width}, options));
+  if (config.bias && !rms_)
+    bias = register_parameter("bias", torch::empty({config.width}, options));
 }
 
 std::shared_ptr<const RowOperation> Norm::operation() const {
@@ -66,11 +73,13 @@ std::shared_ptr<const RowOperation> Norm::operation() const {
 }
 
 NormedSum Norm::of_sum(const at::Tensor& x, const at::Tensor& branch) const {
-  return rms_ ? rms_norm_of_sum(x, branch, weight, eps_) : layer_norm_of_sum(x, branch, weight, bias, eps_);
+  return rms_ ? rms_norm_of_sum(x, branch, weight, eps_)
+              : layer_norm_of_sum(x, branch, weight, bias, eps_);
 }
 
 Embedding::Embedding(int64_t rows, int64_t width, c10::Device device) {
-  weight = register_parameter("weight", torch::empty({rows, width}, torch::dtype(torch::kFloat32).device(device)));
+  weight = register_parameter(
+      "weight", torch::empty({rows, width}, torch::dtype(torch::kFloat32).device(device)));
 }
 
 Attention::Attention(const ModelConfig& config, const std::string& name, c10::Device device)
@@ -94,8 +103,8 @@ Attention::Attention(const ModelConfig& config, const std::string& name, c10::De
                                              .input_stays = true}));  // attention keeps its result
 }
 
-at::Tensor Attention::forward(const at::Tensor& x_btc, const std::shared_ptr<const RowOperation>& norm,
-                              CacheSlot* slot) {
+at::Tensor Attention::forward(const at::Tensor& x_btc,
+                              const std::shared_ptr<const RowOperation>& norm, CacheSlot* slot) {
   const auto batch = x_btc.size(0), tokens = x_btc.size(1);
   const AttentionOptions options{.rotary_dim = rotary_dim_, .theta = theta_};
   const at::Tensor qkv = qkv_->forward(x_btc, norm);
@@ -122,29 +131,33 @@ Block::Block(const ModelConfig& config, int64_t index, c10::Device device,
              std::shared_ptr<const moe::ExpertRanks> ranks)
     : name_(fmt::format("blocks.{}", index)) {
   attention_norm_ = register_module("attention_norm", std::make_shared<Norm>(config, device));
-  attention_ = register_module("attention", std::make_shared<Attention>(config, name_ + ".attention", device));
+  attention_ = register_module("attention",
+                               std::make_shared<Attention>(config, name_ + ".attention", device));
   ffn_norm_ = register_module("ffn_norm", std::make_shared<Norm>(config, device));
   if (moe::has_experts(config.moe, index)) {
-    moe_ = register_module("moe",
-                           std::make_shared<moe::Layer>(config.moe, moe::Layer::Options{.width = config.width,
-                                                                                        .activation = config.activation,
-                                                                                        .bias = config.bias,
-                                                                                        .name = name_ + ".moe",
-                                                                                        .device = device,
-                                                                                        .ranks = std::move(ranks)}));
+    moe_ =
+        register_module("moe", std::make_shared<moe::Layer>(
+                                   config.moe, moe::Layer::Options{.width = config.width,
+                                                                   .activation = config.activation,
+                                                                   .bias = config.bias,
+                                                                   .name = name_ + ".moe",
+                                                                   .device = device,
+                                                                   .ranks = std::move(ranks)}));
   } else {
-    ffn_ = register_module("ffn", std::make_shared<FeedForward>(FeedForward::Options{.in = config.width,
-                                                                                     .width = config.ffn_width,
-                                                                                     .activation = config.activation,
-                                                                                     .bias = config.bias,
-                                                                                     .name = name_ + ".ffn",
-                                                                                     .device = device}));
+    ffn_ = register_module(
+        "ffn", std::make_shared<FeedForward>(FeedForward::Options{.in = config.width,
+                                                                  .width = config.ffn_width,
+                                                                  .activation = config.activation,
+                                                                  .bias = config.bias,
+                                                                  .name = name_ + ".ffn",
+                                                                  .device = device}));
   }
 }
 
 BlockOutput Block::forward(const at::Tensor& x_btc, const moe::Pass& pass, CacheSlot* slot) {
   const LayerScope block(name_);
-  // A GPU has one kernel for a residual sum and its norm. On a CPU a Linear makes the norm's rows as it quantizes them.
+  // A GPU has one kernel for a residual sum and its norm. On a CPU a Linear makes the norm's rows
+  // as it quantizes them.
   const bool joins_sums = x_btc.is_cuda();
   NormedSum residual{.sum = x_btc, .normal = {}};
   at::Tensor branch;
@@ -161,15 +174,18 @@ BlockOutput Block::forward(const at::Tensor& x_btc, const moe::Pass& pass, Cache
   if (joins_sums) residual = ffn_norm_->of_sum(residual.sum, branch);
   const at::Tensor& x = residual.sum;
   if (ffn_) {
-    const at::Tensor y = joins_sums ? ffn_->forward(residual.normal) : ffn_->forward(x, ffn_norm_->operation());
+    const at::Tensor y =
+        joins_sums ? ffn_->forward(residual.normal) : ffn_->forward(x, ffn_norm_->operation());
     return {x + y, {}};
   }
   // Router and experts read the norm's result.
-  const moe::Layer::Output made = moe_->forward(joins_sums ? residual.normal : ffn_norm_->forward(x), pass);
+  const moe::Layer::Output made =
+      moe_->forward(joins_sums ? residual.normal : ffn_norm_->forward(x), pass);
   return {x + made.y, made.loss};
 }
 
-BlockOutput checkpointed_forward(const std::shared_ptr<Block>& block, const at::Tensor& x_btc, const moe::Pass& pass) {
+BlockOutput checkpointed_forward(const std::shared_ptr<Block>& block, const at::Tensor& x_btc,
+                                 const moe::Pass& pass) {
   DOVETAIL_CHECK(x_btc.requires_grad(), "the input of a checkpointed block has no gradient");
   const torch::autograd::variable_list made = CheckpointedBlock::apply(x_btc, block, pass);
   return {made[0], made.size() > 1 ? made[1] : at::Tensor()};

@@ -9,8 +9,8 @@
 
 namespace dovetail {
 
-/// A decoder-only transformer. The config of `preset` is where parsing starts, so a key that the user gives wins over
-/// it.
+/// A decoder-only transformer. The config of `preset` is where parsing starts, so a key that the
+/// user gives wins over it.
 struct ModelConfig {
   std::string preset = "tiny";
   int64_t layers = 4;
@@ -34,8 +34,8 @@ struct ModelConfig {
   void describe(Section& s);
 };
 
-/// tiny, gpt2-124m, llama-160m, llama-1b, nemotron-843m, nemotron-2b, nemotron-8b. All but tiny fix the vocabulary,
-/// since their name counts it.
+/// tiny, gpt2-124m, llama-160m, llama-1b, nemotron-843m, nemotron-2b, nemotron-8b. All but tiny fix
+/// the vocabulary, since their name counts it.
 struct ModelPreset {
   const char* name;
   const char* help;
@@ -45,8 +45,9 @@ const std::vector<ModelPreset>& model_presets();
 /// Throws UserError naming the nearest preset.
 const ModelPreset& model_preset(const std::string& name);
 
-/// Zeros (defaults that depend on other keys) resolved, everything checked (heads divide width, ...). Throws UserError
-/// naming model.<key>. Resolving again changes nothing. `tokenizer_vocab` may be 0 when vocab_size is given.
+/// Zeros (defaults that depend on other keys) resolved, everything checked (heads divide width,
+/// ...). Throws UserError naming model.<key>. Resolving again changes nothing. `tokenizer_vocab`
+/// may be 0 when vocab_size is given.
 ModelConfig resolve_model_config(const ModelConfig& config, int64_t tokenizer_vocab);
 
 /// Leading elements of each head that are rotated: 0 with learned positions. Of a resolved config.

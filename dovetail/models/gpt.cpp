@@ -19,15 +19,17 @@ namespace {
 constexpr int64_t kPaddingToken = -100;
 
 void check_tokens(const at::Tensor& tokens, const char* shape) {
-  user_check(tokens.dim() == 2 && tokens.scalar_type() == at::kLong, "gpt: tokens must be {} int64, but are [{}] {}",
-             shape, fmt::join(tokens.sizes(), ", "), c10::toString(tokens.scalar_type()));
+  user_check(tokens.dim() == 2 && tokens.scalar_type() == at::kLong,
+             "gpt: tokens must be {} int64, but are [{}] {}", shape,
+             fmt::join(tokens.sizes(), ", "), c10::toString(tokens.scalar_type()));
 }
 
 /// Only on the CPU: elsewhere the answer would cost a synchronisation in every step.
 void check_ids(const at::Tensor& tokens, int64_t vocab_size) {
   if (!tokens.is_cpu() || tokens.numel() == 0) return;
   operation("dovetail::check_ids", {.reads = {tokens}}, [vocab_size](const Operands& of) {
-    const auto lowest = of.reads[0].min().item<int64_t>(), highest = of.reads[0].max().item<int64_t>();
+    const auto lowest = of.reads[0].min().item<int64_t>(),
+               highest = of.reads[0].max().item<int64_t>();
     user_check(lowest >= 0 && highest < vocab_size, "gpt: token {} is not one of the model's {}",
                lowest < 0 ? lowest : highest, vocab_size);
     return std::vector<at::Tensor>();
@@ -55,28 +57,33 @@ struct GPT::State {
   void prepare(KvCache& cache, const at::Tensor& x_btc) const {
     if (cache.keys.empty()) {
       for (size_t i = 0; i < blocks.size(); ++i) {
-        const std::vector<int64_t> shape = {x_btc.size(0), config.context, config.kv_heads, config.head_dim};
+        const std::vector<int64_t> shape = {x_btc.size(0), config.context, config.kv_heads,
+                                            config.head_dim};
         cache.keys.push_back(at::empty(shape, x_btc.options()));
         cache.values.push_back(at::empty(shape, x_btc.options()));
       }
     }
     user_check(cache.keys.size() == blocks.size() && cache.keys[0].size(0) == x_btc.size(0) &&
                    cache.keys[0].scalar_type() == x_btc.scalar_type(),
-               "gpt: the cache holds {} blocks of {} sequences in {}, but {} blocks of {} in {} are asked for",
-               cache.keys.size(), cache.keys[0].size(0), c10::toString(cache.keys[0].scalar_type()), blocks.size(),
-               x_btc.size(0), c10::toString(x_btc.scalar_type()));
+               "gpt: the cache holds {} blocks of {} sequences in {}, but {} blocks of {} in {} "
+               "are asked for",
+               cache.keys.size(), cache.keys[0].size(0), c10::toString(cache.keys[0].scalar_type()),
+               blocks.size(), x_btc.size(0), c10::toString(x_btc.scalar_type()));
   }
 };
 
-GPT::GPT(const ModelConfig& config, c10::Device device, std::shared_ptr<const moe::ExpertRanks> ranks)
+GPT::GPT(const ModelConfig& config, c10::Device device,
+         std::shared_ptr<const moe::ExpertRanks> ranks)
     : torch::nn::Module("GPT"), state_(std::make_unique<State>()) {
   state_->ranks = std::move(ranks);
   const auto& c = state_->config = config;
   DOVETAIL_CHECK(c.kv_heads > 0 && c.head_dim > 0 && c.ffn_width > 0 && c.vocab_size > 0,
                  "GPT takes a config that resolve_model_config has completed");
-  state_->embed = register_module("embed", std::make_shared<Embedding>(c.vocab_size, c.width, device));
+  state_->embed =
+      register_module("embed", std::make_shared<Embedding>(c.vocab_size, c.width, device));
   if (c.positions == "learned") {
-    state_->positions = register_module("positions", std::make_shared<Embedding>(c.context, c.width, device));
+    state_->positions =
+        register_module("positions", std::make_shared<Embedding>(c.context, c.width, device));
   }
   torch::nn::ModuleList blocks;
   register_module("blocks", blocks);
@@ -86,9 +93,11 @@ GPT::GPT(const ModelConfig& config, c10::Device device, std::shared_ptr<const mo
   }
   state_->norm = register_module("norm", std::make_shared<Norm>(c, device));
   if (!c.tied) {
-    state_->head = register_module(
-        "head",
-        make_linear({.in = c.width, .out = c.vocab_size, .role = LinearRole::kHead, .name = "head", .device = device}));
+    state_->head = register_module("head", make_linear({.in = c.width,
+                                                        .out = c.vocab_size,
+                                                        .role = LinearRole::kHead,
+                                                        .name = "head",
+                                                        .device = device}));
   }
 }
 
@@ -97,14 +106,17 @@ GPT::~GPT() = default;
 const ModelConfig& GPT::config() const { return state_->config; }
 const std::shared_ptr<const moe::ExpertRanks>& GPT::expert_ranks() const { return state_->ranks; }
 
-std::optional<moe::ExpertSlice> GPT::expert_slice(const std::string& parameter, at::IntArrayRef sizes) const {
+std::optional<moe::ExpertSlice> GPT::expert_slice(const std::string& parameter,
+                                                  at::IntArrayRef sizes) const {
   const auto name = moe::parse_expert_name(parameter);
   if (!state_->ranks || !name) return std::nullopt;
   return moe::expert_slice(name->rest, sizes, state_->config.activation, state_->ranks->placement,
                            state_->ranks->group->rank());
 }
 
-at::Tensor GPT::features(const at::Tensor& tokens, KvCache* cache) { return run_blocks(tokens, cache, {}).x; }
+at::Tensor GPT::features(const at::Tensor& tokens, KvCache* cache) {
+  return run_blocks(tokens, cache, {}).x;
+}
 
 BlockOutput GPT::run_blocks(const at::Tensor& tokens, KvCache* cache, const moe::Pass& pass) {
   check_tokens(tokens, "(batch, tokens)");
@@ -112,12 +124,14 @@ BlockOutput GPT::run_blocks(const at::Tensor& tokens, KvCache* cache, const moe:
   const at::AutoGradMode grad_mode(at::GradMode::is_enabled() && cache == nullptr);
   check_ids(tokens, state_->config.vocab_size);
   const auto length = tokens.size(1), begin = cache != nullptr ? cache->length : 0;
-  user_check(begin + length <= state_->config.context, "gpt: {} tokens are more than model.context = {}",
-             begin + length, state_->config.context);
+  user_check(begin + length <= state_->config.context,
+             "gpt: {} tokens are more than model.context = {}", begin + length,
+             state_->config.context);
   at::Tensor x_btc;
   {
     const LayerScope part("embed");
-    x_btc = dovetail::embedding(state_->embed->weight, on_device(tokens, state_->embed->weight.device()));
+    x_btc = dovetail::embedding(state_->embed->weight,
+                                on_device(tokens, state_->embed->weight.device()));
     if (state_->positions) x_btc = x_btc + state_->positions->weight.narrow(0, begin, length);
   }
   moe::Pass of_tokens = pass;
@@ -134,11 +148,12 @@ BlockOutput GPT::run_blocks(const at::Tensor& tokens, KvCache* cache, const moe:
     cache->length += length;
   } else {
     for (const auto& block : state_->blocks) {
-      // An input without gradient (a frozen embedding) cannot start a block's backward: that block keeps its
-      // activations.
-      const bool recompute = checkpoint_activations && at::GradMode::is_enabled() && x_btc.requires_grad();
-      const BlockOutput made =
-          recompute ? checkpointed_forward(block, x_btc, of_tokens) : block->forward(x_btc, of_tokens);
+      // An input without gradient (a frozen embedding) cannot start a block's backward: that block
+      // keeps its activations.
+      const bool recompute =
+          checkpoint_activations && at::GradMode::is_enabled() && x_btc.requires_grad();
+      const BlockOutput made = recompute ? checkpointed_forward(block, x_btc, of_tokens)
+                                         : block->forward(x_btc, of_tokens);
       x_btc = made.x;
       if (made.router_loss.defined())
         router_loss = router_loss.defined() ? router_loss + made.router_loss : made.router_loss;
@@ -149,8 +164,8 @@ BlockOutput GPT::run_blocks(const at::Tensor& tokens, KvCache* cache, const moe:
 }
 
 at::Tensor GPT::head_logits(const at::Tensor& features) {
-  const auto logits =
-      state_->head ? state_->head->forward(features) : dovetail::linear(features, state_->embed->weight);
+  const auto logits = state_->head ? state_->head->forward(features)
+                                   : dovetail::linear(features, state_->embed->weight);
   return logits.scalar_type() == at::kDouble ? logits : logits.to(at::kFloat);
 }
 
@@ -166,7 +181,8 @@ LossSum GPT::loss(const at::Tensor& tokens, const moe::Pass& pass) {
   of_loss.measuring = !pass.training;
   const auto [x_btc, router_loss] = run_blocks(inputs, nullptr, of_loss);
   const LayerScope part("head");
-  const auto sum = dovetail::linear_cross_entropy(x_btc.reshape({-1, state_->config.width}), state_->head_weight(),
+  const auto sum = dovetail::linear_cross_entropy(x_btc.reshape({-1, state_->config.width}),
+                                                  state_->head_weight(),
                                                   on_device(targets.reshape({-1}), x_btc.device()));
   // Counting tokens on a GPU would wait for it.
   const int64_t num_targets = tokens.is_cuda() ? 0 : count_targets(tokens);
@@ -194,7 +210,8 @@ at::Tensor GPT::logits_with_cache(const at::Tensor& tokens, KvCache& cache) {
 
 void GPT::set_compute_dtype(at::ScalarType dtype) {
   user_check(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kDouble,
-             "gpt: {} is not a compute dtype; use float32, bfloat16 or float64", c10::toString(dtype));
+             "gpt: {} is not a compute dtype; use float32, bfloat16 or float64",
+             c10::toString(dtype));
   const auto wide_dtype = dtype == at::kBFloat16 ? at::kFloat : dtype;
   for (const auto& module : modules(/*include_self=*/false)) {
     const bool stays_wide = module->as<Norm>() != nullptr || module->as<moe::Router>() != nullptr;

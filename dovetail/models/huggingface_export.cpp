@@ -18,7 +18,8 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-/// The bytes tokenizer in Hugging Face's form: byte-level BPE without a merge, for which the split makes no difference.
+/// The bytes tokenizer in Hugging Face's form: byte-level BPE without a merge, for which the split
+/// makes no difference.
 std::string bytes_tokenizer_json(int32_t end_of_document) {
   BpeFile file;
   for (int byte = 0; byte < 256; ++byte) {
@@ -26,12 +27,14 @@ std::string bytes_tokenizer_json(int32_t end_of_document) {
     file.byte_ids[static_cast<size_t>(byte)] = byte;
   }
   file.tokens.emplace_back();
-  file.added.push_back({.content = "<|endoftext|>", .id = end_of_document, .special = true, .normalized = false});
+  file.added.push_back(
+      {.content = "<|endoftext|>", .id = end_of_document, .special = true, .normalized = false});
   return write_tokenizer_json(file);
 }
 
 /// Writes the tokenizer's files and its ids into `config`.
-void export_tokenizer(const std::string& kind, const std::string& content, const fs::path& folder, Json& config) {
+void export_tokenizer(const std::string& kind, const std::string& content, const fs::path& folder,
+                      Json& config) {
   const auto tokenizer = make_tokenizer(kind, content, "tokenizer");
   const auto end = tokenizer->end_of_document();
   if (end >= 0) config["bos_token_id"] = config["eos_token_id"] = end;
@@ -41,7 +44,8 @@ void export_tokenizer(const std::string& kind, const std::string& content, const
   }
   const std::string json = kind == "bytes" ? bytes_tokenizer_json(end) : content;
   // Without the class transformers would rebuild the tokenizer in the manner of the architecture.
-  Json tokenizer_config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"clean_up_tokenization_spaces", false}};
+  Json tokenizer_config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                           {"clean_up_tokenization_spaces", false}};
   for (const auto& added : Json::parse(json).value("added_tokens", Json::array())) {
     if (end >= 0 && added.value("id", -1) == end) {
       tokenizer_config["bos_token"] = tokenizer_config["eos_token"] = added.value("content", "");
@@ -68,15 +72,16 @@ std::map<std::string, at::Tensor> export_tensors(GPT& model, HuggingfaceArchitec
 
 }  // namespace
 
-void export_huggingface(GPT& model, const std::string& tokenizer_kind, const std::string& tokenizer_content,
-                        const fs::path& folder) {
+void export_huggingface(GPT& model, const std::string& tokenizer_kind,
+                        const std::string& tokenizer_content, const fs::path& folder) {
   const torch::NoGradGuard no_grad;
   const auto architecture = huggingface_architecture(model.config());
   fs::create_directories(folder);
   auto config = to_huggingface_config(architecture, model.config());
   export_tokenizer(tokenizer_kind, tokenizer_content, folder, config);
   // transformers refuses a file without this entry.
-  write_safetensors(folder / "model.safetensors", export_tensors(model, architecture), {{"format", "pt"}});
+  write_safetensors(folder / "model.safetensors", export_tensors(model, architecture),
+                    {{"format", "pt"}});
   write_file_atomically(folder / "config.json", config.dump(1) + "\n");
 }
 

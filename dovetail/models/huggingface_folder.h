@@ -18,9 +18,10 @@ namespace dovetail {
 nlohmann::json read_json_file(const std::filesystem::path& path);
 
 /// The tensors of a Hugging Face folder: of `model.safetensors`, or else of the shards that
-/// `model.safetensors.index.json` names. Where both are there, the whole file is taken, as transformers does, with a
-/// warning. Without an index, shards named `model-00001-of-00002.safetensors` are read if all are there. Prefixes of
-/// wrappers of PyTorch are removed with a warning if all names have them. Throws UserError naming files that are
+/// `model.safetensors.index.json` names. Where both are there, the whole file is taken, as
+/// transformers does, with a warning. Without an index, shards named
+/// `model-00001-of-00002.safetensors` are read if all are there. Prefixes of wrappers of PyTorch
+/// are removed with a warning if all names have them. Throws UserError naming files that are
 /// missing, or files of other formats that are there instead.
 class TensorFolder {
  public:
@@ -29,8 +30,8 @@ class TensorFolder {
   const std::filesystem::path& path() const { return folder_; }
   bool contains(const std::string& name) const { return file_of_.contains(name); }
   at::Tensor read(const std::string& name);
-  /// Shape of a tensor of weights. Throws UserError for integers and 8-bit floats, which are codes of quantized
-  /// weights.
+  /// Shape of a tensor of weights. Throws UserError for integers and 8-bit floats, which are codes
+  /// of quantized weights.
   std::vector<int64_t> weight_shape(const std::string& name);
   /// The weights as float32. Throws as `weight_shape` does.
   at::Tensor read_weight(const std::string& name);

@@ -18,13 +18,15 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// The first key of `config` that the architecture cannot express with what it would have to be; empty when there is
-/// none.
+/// The first key of `config` that the architecture cannot express with what it would have to be;
+/// empty when there is none.
 std::string llama_like_obstacle(const ModelConfig& c) {
   if (c.norm != "rmsnorm") return "model.norm = \"" + c.norm + "\" (it has rmsnorm)";
-  if (c.activation != "swiglu") return "model.activation = \"" + c.activation + "\" (it has swiglu)";
+  if (c.activation != "swiglu")
+    return "model.activation = \"" + c.activation + "\" (it has swiglu)";
   if (c.positions != "rotary") return "model.positions = \"" + c.positions + "\" (it has rotary)";
-  if (c.rotary_fraction != 1) return fmt::format("model.rotary_fraction = {} (it has 1)", c.rotary_fraction);
+  if (c.rotary_fraction != 1)
+    return fmt::format("model.rotary_fraction = {} (it has 1)", c.rotary_fraction);
   if (c.bias) return "model.bias = true (it has false)";
   return {};
 }
@@ -40,13 +42,17 @@ std::string mixtral_obstacle(const ModelConfig& c) {
   if (m.router != "top_k") return "model.moe.router = \"" + m.router + "\" (it has top_k)";
   if (m.score != "softmax") return "model.moe.score = \"" + m.score + "\" (it has softmax)";
   if (m.normalize != "before" || m.k == 1)
-    return fmt::format("model.moe.normalize = \"{}\" with k = {} (its weights add to 1)", m.normalize, m.k);
+    return fmt::format("model.moe.normalize = \"{}\" with k = {} (its weights add to 1)",
+                       m.normalize, m.k);
   if (m.scale != 1) return fmt::format("model.moe.scale = {} (it has 1)", m.scale);
   if (m.num_groups != 1) return fmt::format("model.moe.num_groups = {} (it has 1)", m.num_groups);
-  if (m.shared_experts > 0) return fmt::format("model.moe.shared_experts = {} (it has none)", m.shared_experts);
+  if (m.shared_experts > 0)
+    return fmt::format("model.moe.shared_experts = {} (it has none)", m.shared_experts);
   if (m.every != 1) return fmt::format("model.moe.every = {} (it has 1)", m.every);
-  if (m.bias_update_rate > 0) return fmt::format("model.moe.bias_update_rate = {} (it has none)", m.bias_update_rate);
-  if (m.second_expert != "always") return "model.moe.second_expert = \"" + m.second_expert + "\" (it has always)";
+  if (m.bias_update_rate > 0)
+    return fmt::format("model.moe.bias_update_rate = {} (it has none)", m.bias_update_rate);
+  if (m.second_expert != "always")
+    return "model.moe.second_expert = \"" + m.second_expert + "\" (it has always)";
   return llama_like_obstacle(c);
 }
 
@@ -56,8 +62,10 @@ std::string gpt2_obstacle(const ModelConfig& c) {
   if (c.positions != "learned") return "model.positions = \"" + c.positions + "\" (it has learned)";
   if (!c.bias) return "model.bias = false (it has true)";
   if (c.moe.experts > 0) return fmt::format("model.moe.experts = {} (it has none)", c.moe.experts);
-  if (c.kv_heads != c.heads) return fmt::format("model.kv_heads = {} (it has as many as heads)", c.kv_heads);
-  if (c.heads * c.head_dim != c.width) return fmt::format("model.head_dim = {} (it has width / heads)", c.head_dim);
+  if (c.kv_heads != c.heads)
+    return fmt::format("model.kv_heads = {} (it has as many as heads)", c.kv_heads);
+  if (c.heads * c.head_dim != c.width)
+    return fmt::format("model.head_dim = {} (it has width / heads)", c.head_dim);
   return {};
 }
 
@@ -75,21 +83,26 @@ void visit_llama(const ModelConfig& c, const Visit& visit) {
             {theirs + "self_attn.k_proj.weight", kv_width},
             {theirs + "self_attn.v_proj.weight", kv_width}},
            c.width});
-    visit({ours + "attention.out.weight", {{theirs + "self_attn.o_proj.weight", c.width}}, q_width});
+    visit(
+        {ours + "attention.out.weight", {{theirs + "self_attn.o_proj.weight", c.width}}, q_width});
     visit({ours + "ffn_norm.weight", {{theirs + "post_attention_layernorm.weight", c.width}}});
     if (c.moe.experts == 0) {
       visit({ours + "ffn.up.weight",
-             {{theirs + "mlp.gate_proj.weight", c.ffn_width}, {theirs + "mlp.up_proj.weight", c.ffn_width}},
+             {{theirs + "mlp.gate_proj.weight", c.ffn_width},
+              {theirs + "mlp.up_proj.weight", c.ffn_width}},
              c.width});
       visit({ours + "ffn.down.weight", {{theirs + "mlp.down_proj.weight", c.width}}, c.ffn_width});
       continue;
     }
-    visit({ours + "moe.router.weight", {{theirs + "block_sparse_moe.gate.weight", c.moe.experts}}, c.width});
+    visit({ours + "moe.router.weight",
+           {{theirs + "block_sparse_moe.gate.weight", c.moe.experts}},
+           c.width});
     for (int64_t e = 0; e < c.moe.experts; ++e) {
       const auto our_expert = fmt::format("{}moe.experts.{}.", ours, e),
                  their_expert = fmt::format("{}block_sparse_moe.experts.{}.", theirs, e);
       visit({our_expert + "up.weight",
-             {{their_expert + "w1.weight", c.moe.ffn_width}, {their_expert + "w3.weight", c.moe.ffn_width}},
+             {{their_expert + "w1.weight", c.moe.ffn_width},
+              {their_expert + "w3.weight", c.moe.ffn_width}},
              c.width});
       visit({our_expert + "down.weight", {{their_expert + "w2.weight", c.width}}, c.moe.ffn_width});
     }
@@ -106,7 +119,8 @@ void visit_gpt2(const ModelConfig& c, const Visit& visit) {
     visit({ours + ".bias", {{theirs + ".bias", c.width}}});
   };
   // GPT-2 stores its Linear weights (in, out).
-  const auto add_linear = [&](const std::string& ours, const std::string& theirs, int64_t in, int64_t out) {
+  const auto add_linear = [&](const std::string& ours, const std::string& theirs, int64_t in,
+                              int64_t out) {
     visit({ours + ".weight", {{theirs + ".weight", out}}, in, true});
     visit({ours + ".bias", {{theirs + ".bias", out}}});
   };
@@ -126,7 +140,8 @@ void visit_gpt2(const ModelConfig& c, const Visit& visit) {
 /// Reads keys of a config.json; every complaint names the key.
 class ConfigReader {
  public:
-  explicit ConfigReader(const Json& json, std::string prefix = {}) : json_(json), prefix_(std::move(prefix)) {
+  explicit ConfigReader(const Json& json, std::string prefix = {})
+      : json_(json), prefix_(std::move(prefix)) {
     user_check(json.is_object(), "{} is not a JSON object", prefix_.empty() ? "it" : prefix_);
   }
 
@@ -140,8 +155,8 @@ class ConfigReader {
     if constexpr (std::is_same_v<T, bool>) {
       fits = value.is_boolean();
     } else if constexpr (std::is_same_v<T, int64_t>) {
-      fits =
-          value.is_number_integer() && (!value.is_number_unsigned() || std::in_range<int64_t>(value.get<uint64_t>()));
+      fits = value.is_number_integer() &&
+             (!value.is_number_unsigned() || std::in_range<int64_t>(value.get<uint64_t>()));
     } else if constexpr (std::is_same_v<T, double>) {
       fits = value.is_number();
     }
@@ -159,16 +174,21 @@ class ConfigReader {
   void require(const std::string& key, std::initializer_list<T> supported) const {
     if (!has(key)) return;
     const Json values = std::vector<T>(supported);
-    user_check(std::ranges::find(supported, get<T>(key)) != supported.end(), "{}{} = {} is not supported, only {}",
-               prefix_, key, json_[key].dump(), values.size() == 1 ? values[0].dump() : values.dump());
+    user_check(std::ranges::find(supported, get<T>(key)) != supported.end(),
+               "{}{} = {} is not supported, only {}", prefix_, key, json_[key].dump(),
+               values.size() == 1 ? values[0].dump() : values.dump());
   }
 
   void refuse(const std::string& key, const std::string& help = {}) const {
     if (has(key))
-      throw UserError(fmt::format("{}{} = {} is not supported, only null", prefix_, key, json_[key].dump()), help);
+      throw UserError(
+          fmt::format("{}{} = {} is not supported, only null", prefix_, key, json_[key].dump()),
+          help);
   }
 
-  ConfigReader section(const std::string& key) const { return ConfigReader(json_[key], prefix_ + key + "."); }
+  ConfigReader section(const std::string& key) const {
+    return ConfigReader(json_[key], prefix_ + key + ".");
+  }
   const Json& json() const { return json_; }
 
  private:
@@ -176,7 +196,8 @@ class ConfigReader {
   std::string prefix_;
 };
 
-/// transformers' load loss is k where the load is even, and a mean over layers; ours is 1, and added over layers.
+/// transformers' load loss is k where the load is even, and a mean over layers; ours is 1, and
+/// added over layers.
 double load_loss_of(double router_aux_loss_coef, const ModelConfig& c) {
   return router_aux_loss_coef * static_cast<double>(c.moe.k) / static_cast<double>(c.layers);
 }
@@ -184,8 +205,8 @@ double router_aux_loss_coef_of(const ModelConfig& c) {
   return c.moe.load_loss * static_cast<double>(c.layers) / static_cast<double>(c.moe.k);
 }
 
-/// transformers 5 has rope_parameters; before it were rope_theta and rope_scaling. The order is transformers' own:
-/// rope_scaling hides rope_parameters, and the theta of either hides rope_theta.
+/// transformers 5 has rope_parameters; before it were rope_theta and rope_scaling. The order is
+/// transformers' own: rope_scaling hides rope_parameters, and the theta of either hides rope_theta.
 double read_rope_theta(const ConfigReader& reader, double absent) {
   const double theta = reader.get<double>("rope_theta", absent);
   for (const auto* key : {"rope_scaling", "rope_parameters"}) {
@@ -204,29 +225,35 @@ double read_rope_theta(const ConfigReader& reader, double absent) {
 
 /// Keys of other programs' variants, which transformers' own classes of these names do not read.
 void refuse_variants(const ConfigReader& reader, int64_t context) {
-  reader.refuse("quantization_config", "dequantize the model with transformers and save it as bfloat16");
+  reader.refuse("quantization_config",
+                "dequantize the model with transformers and save it as bfloat16");
   reader.refuse("transformers_weights", "save the model with save_pretrained(...)");
-  for (const auto* key : {"final_logit_softcapping", "attn_logit_softcapping", "logit_softcapping",
-                          "query_pre_attn_scalar", "attention_multiplier", "attention_chunk_size", "no_rope_layers"})
+  for (const auto* key :
+       {"final_logit_softcapping", "attn_logit_softcapping", "logit_softcapping",
+        "query_pre_attn_scalar", "attention_multiplier", "attention_chunk_size", "no_rope_layers"})
     reader.refuse(key);
-  for (const auto* key : {"partial_rotary_factor", "rotary_pct", "embedding_multiplier", "residual_multiplier",
-                          "logits_scaling", "logit_scale", "rope_scaling_factor"})
+  for (const auto* key :
+       {"partial_rotary_factor", "rotary_pct", "embedding_multiplier", "residual_multiplier",
+        "logits_scaling", "logit_scale", "rope_scaling_factor"})
     reader.require<double>(key, {1.0});
-  for (const auto* key : {"use_qk_norm", "qk_norm", "qk_layernorm", "use_alibi", "alibi", "parallel_attn",
-                          "use_parallel_residual", "is_encoder_decoder"})
+  for (const auto* key : {"use_qk_norm", "qk_norm", "qk_layernorm", "use_alibi", "alibi",
+                          "parallel_attn", "use_parallel_residual", "is_encoder_decoder"})
     reader.require<bool>(key, {false});
   reader.require<bool>("is_causal", {true});
   if (reader.has("layer_types"))
     for (const auto& type : reader.json()["layer_types"])
-      user_check(type == "full_attention", "layer_types has {}; only \"full_attention\" is supported", type.dump());
+      user_check(type == "full_attention",
+                 "layer_types has {}; only \"full_attention\" is supported", type.dump());
   if (reader.has("sliding_window") && reader.get<bool>("use_sliding_window", true)) {
     const auto window = reader.get<int64_t>("sliding_window");
-    user_check(window >= context, "sliding_window = {} is not supported, only null or at least the context of {}",
+    user_check(window >= context,
+               "sliding_window = {} is not supported, only null or at least the context of {}",
                window, context);
   }
 }
 
-ModelConfig read_llama(const ConfigReader& reader, double absent_theta = 10000.0, double absent_eps = 1e-6) {
+ModelConfig read_llama(const ConfigReader& reader, double absent_theta = 10000.0,
+                       double absent_eps = 1e-6) {
   reader.require<std::string>("hidden_act", {"silu", "swish"});
   reader.require<bool>("attention_bias", {false});
   reader.require<bool>("mlp_bias", {false});
@@ -253,14 +280,17 @@ ModelConfig read_mixtral(const ConfigReader& reader) {
   if (!reader.json().contains("num_key_value_heads")) c.kv_heads = 8;
   c.moe.experts = reader.get<int64_t>("num_local_experts");
   c.moe.k = reader.get<int64_t>("num_experts_per_tok");
-  user_check(c.moe.k > 1, "num_experts_per_tok = 1 is not supported: its weight would be 1 whatever the router says");
+  user_check(
+      c.moe.k > 1,
+      "num_experts_per_tok = 1 is not supported: its weight would be 1 whatever the router says");
   c.moe.load_loss = load_loss_of(reader.get<double>("router_aux_loss_coef", 0.0), c);
   return c;
 }
 
 ModelConfig read_gpt2(const ConfigReader& reader) {
   // Three spellings of one function.
-  reader.require<std::string>("activation_function", {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"});
+  reader.require<std::string>("activation_function",
+                              {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"});
   reader.require<bool>("scale_attn_weights", {true});
   reader.require<bool>("scale_attn_by_inverse_layer_idx", {false});
   reader.require<bool>("add_cross_attention", {false});
@@ -297,15 +327,16 @@ ModelConfig resolved(ModelConfig config) {
 }  // namespace
 
 HuggingfaceArchitecture huggingface_architecture(const ModelConfig& config) {
-  const auto llama = llama_obstacle(config), mixtral = mixtral_obstacle(config), gpt2 = gpt2_obstacle(config);
+  const auto llama = llama_obstacle(config), mixtral = mixtral_obstacle(config),
+             gpt2 = gpt2_obstacle(config);
   if (llama.empty()) return HuggingfaceArchitecture::kLlama;
   if (mixtral.empty()) return HuggingfaceArchitecture::kMixtral;
   if (gpt2.empty()) return HuggingfaceArchitecture::kGpt2;
-  throw UserError(
-      fmt::format("Hugging Face's architectures cannot express this model: llama not {}, mixtral not {}, gpt2 "
-                  "not {}",
-                  llama, mixtral, gpt2),
-      "use the checkpoint itself, or train with the sizes of a llama or gpt2 preset");
+  throw UserError(fmt::format("Hugging Face's architectures cannot express this model: llama not "
+                              "{}, mixtral not {}, gpt2 "
+                              "not {}",
+                              llama, mixtral, gpt2),
+                  "use the checkpoint itself, or train with the sizes of a llama or gpt2 preset");
 }
 
 std::vector<int64_t> TensorLayout::shape_of(const Part& part) const {
@@ -315,7 +346,8 @@ std::vector<int64_t> TensorLayout::shape_of(const Part& part) const {
 
 void visit_huggingface_tensors(HuggingfaceArchitecture architecture, const ModelConfig& config,
                                const std::function<void(const TensorLayout&)>& visit) {
-  architecture == HuggingfaceArchitecture::kGpt2 ? visit_gpt2(config, visit) : visit_llama(config, visit);
+  architecture == HuggingfaceArchitecture::kGpt2 ? visit_gpt2(config, visit)
+                                                 : visit_llama(config, visit);
 }
 
 Json to_huggingface_config(HuggingfaceArchitecture architecture, const ModelConfig& c) {
@@ -373,10 +405,11 @@ HuggingfaceModel from_huggingface_config(const Json& json, const std::string& na
     const ConfigReader reader(json);
     const auto type = reader.get<std::string>("model_type");
     if (type == "llama") return {HuggingfaceArchitecture::kLlama, resolved(read_llama(reader))};
-    if (type == "mixtral") return {HuggingfaceArchitecture::kMixtral, resolved(read_mixtral(reader))};
+    if (type == "mixtral")
+      return {HuggingfaceArchitecture::kMixtral, resolved(read_mixtral(reader))};
     if (type == "gpt2") return {HuggingfaceArchitecture::kGpt2, resolved(read_gpt2(reader))};
-    throw UserError(
-        fmt::format("model_type = \"{}\" is not supported, only \"llama\", \"mixtral\" and \"gpt2\"", type));
+    throw UserError(fmt::format(
+        "model_type = \"{}\" is not supported, only \"llama\", \"mixtral\" and \"gpt2\"", type));
   } catch (const UserError& error) {
     throw UserError(error.what(), error.help(), name);
   }

@@ -14,8 +14,8 @@ namespace dovetail {
 
 enum class HuggingfaceArchitecture { kLlama, kMixtral, kGpt2 };
 
-/// One of our parameters as Hugging Face tensors: its rows in order, `rows` of each; `transposed` where theirs is (in,
-/// out). A vector has 0 columns.
+/// One of our parameters as Hugging Face tensors: its rows in order, `rows` of each; `transposed`
+/// where theirs is (in, out). A vector has 0 columns.
 struct TensorLayout {
   struct Part {
     std::string name;
@@ -30,8 +30,9 @@ struct TensorLayout {
   std::vector<int64_t> shape_of(const Part& part) const;
 };
 
-/// Calls `visit` with every parameter of a model of this (resolved) config. No list of them is made: a config.json can
-/// ask for more than memory holds, and `visit` ends the walk by an exception.
+/// Calls `visit` with every parameter of a model of this (resolved) config. No list of them is
+/// made: a config.json can ask for more than memory holds, and `visit` ends the walk by an
+/// exception.
 void visit_huggingface_tensors(HuggingfaceArchitecture architecture, const ModelConfig& config,
                                const std::function<void(const TensorLayout&)>& visit);
 
@@ -39,7 +40,8 @@ void visit_huggingface_tensors(HuggingfaceArchitecture architecture, const Model
 HuggingfaceArchitecture huggingface_architecture(const ModelConfig& config);
 
 /// config.json without what belongs to the tokenizer.
-nlohmann::json to_huggingface_config(HuggingfaceArchitecture architecture, const ModelConfig& config);
+nlohmann::json to_huggingface_config(HuggingfaceArchitecture architecture,
+                                     const ModelConfig& config);
 
 struct HuggingfaceModel {
   HuggingfaceArchitecture architecture;

@@ -46,7 +46,8 @@ void initialize(GPT& model, uint64_t seed, double noise) {
     } else if (name.ends_with("norm.weight")) {
       parameter.fill_(1);
     } else {
-      const bool into_residual = name.ends_with(".attention.out.weight") || name.ends_with(".down.weight");
+      const bool into_residual =
+          name.ends_with(".attention.out.weight") || name.ends_with(".down.weight");
       const double std = into_residual ? residual_std : config.init_std;
       const auto key = mix_seed(seed, name_key(item.key()));
       parameter.copy_(own(normal_values(whole, std, key)));

@@ -13,30 +13,47 @@
 
 namespace dovetail {
 
-std::shared_ptr<Linear> tower_linear(int64_t in, int64_t out, const std::string& name, c10::Device device, bool bias) {
-  return make_linear({.in = in, .out = out, .bias = bias, .role = LinearRole::kTower, .name = name, .device = device});
+std::shared_ptr<Linear> tower_linear(int64_t in, int64_t out, const std::string& name,
+                                     c10::Device device, bool bias) {
+  return make_linear({.in = in,
+                      .out = out,
+                      .bias = bias,
+                      .role = LinearRole::kTower,
+                      .name = name,
+                      .device = device});
 }
 
 std::shared_ptr<Linear> head_linear(int64_t in, const std::string& name, c10::Device device) {
-  return make_linear({.in = in, .out = 1, .bias = true, .role = LinearRole::kHead, .name = name, .device = device});
+  return make_linear({.in = in,
+                      .out = 1,
+                      .bias = true,
+                      .role = LinearRole::kHead,
+                      .name = name,
+                      .device = device});
 }
 
-at::Tensor candidate_of(const RecommenderConfig& config, const RecommenderInputs& inputs, const at::Tensor& features) {
+at::Tensor candidate_of(const RecommenderConfig& config, const RecommenderInputs& inputs,
+                        const at::Tensor& features) {
   std::vector<at::Tensor> targets;
   for (const auto& sequence : inputs.sequences)
     if (sequence.target >= 0)
-      targets.push_back(features.narrow(1, embedded_width(config, inputs, sequence.target), config.dim));
+      targets.push_back(
+          features.narrow(1, embedded_width(config, inputs, sequence.target), config.dim));
   return at::cat(targets, 1);
 }
 
 int64_t num_targets(const RecommenderInputs& inputs) {
-  return std::ranges::count_if(inputs.sequences, [](const auto& sequence) { return sequence.target >= 0; });
+  return std::ranges::count_if(inputs.sequences,
+                               [](const auto& sequence) { return sequence.target >= 0; });
 }
 
-Tower::Tower(int64_t in, const std::vector<int64_t>& widths, const std::string& name, c10::Device device) : out_(in) {
+Tower::Tower(int64_t in, const std::vector<int64_t>& widths, const std::string& name,
+             c10::Device device)
+    : out_(in) {
   for (const int64_t width : widths) {
     const auto number = std::to_string(layers_.size());
-    layers_.push_back(register_module(number, tower_linear(out_, width, name + "." + number, device)));
+    layers_.push_back(
+        register_module(number, tower_linear(out_, width, name + "." + number, device)));
     out_ = width;
   }
 }
@@ -47,7 +64,8 @@ at::Tensor Tower::forward(at::Tensor x) {
 }
 
 EmbeddedColumns::EmbeddedColumns(const RecommenderConfig& config, const RecommenderInputs& inputs)
-    : features(embedded_width(config, inputs, inputs.sparse)), wide(has_wide_part(config) ? inputs.sparse : 0) {
+    : features(embedded_width(config, inputs, inputs.sparse)),
+      wide(has_wide_part(config) ? inputs.sparse : 0) {
   if (!reads_sequences(config)) return;
   const int64_t sequences = std::ssize(inputs.sequences), pairs = std::ssize(inputs.co_actions);
   events = sequences * inputs.length * config.dim;
@@ -68,18 +86,21 @@ double Recommender::products_per_sample() const {
 }
 
 at::Tensor Recommender::features(const RecommenderBatch& batch) const {
-  DOVETAIL_CHECK(batch.embedded.size(1) == columns_.all(), "{} columns, not {}", batch.embedded.size(1),
-                 columns_.all());
+  DOVETAIL_CHECK(batch.embedded.size(1) == columns_.all(), "{} columns, not {}",
+                 batch.embedded.size(1), columns_.all());
   return batch.embedded.narrow(1, 0, columns_.features);
 }
 
 at::Tensor Recommender::events(const RecommenderBatch& batch) const {
-  const at::Tensor all = batch.embedded.narrow(1, columns_.features + columns_.wide, columns_.events);
-  return all.view({-1, std::ssize(inputs_.sequences), inputs_.length, config_.dim}).transpose(1, 2).flatten(2);
+  const at::Tensor all =
+      batch.embedded.narrow(1, columns_.features + columns_.wide, columns_.events);
+  return all.view({-1, std::ssize(inputs_.sequences), inputs_.length, config_.dim})
+      .transpose(1, 2)
+      .flatten(2);
 }
 
-std::shared_ptr<Recommender> make_recommender(const RecommenderConfig& config, const RecommenderInputs& inputs,
-                                              c10::Device device) {
+std::shared_ptr<Recommender> make_recommender(const RecommenderConfig& config,
+                                              const RecommenderInputs& inputs, c10::Device device) {
   check(config, inputs);
   if (config.model == "din") return make_din(config, inputs, device);
   if (config.model == "dien") return make_dien(config, inputs, device);

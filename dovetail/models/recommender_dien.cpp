@@ -7,24 +7,26 @@
 namespace dovetail {
 namespace {
 
-/// h' = (1 - a u) h + a u h~ with u = s(W_u x + U_u h), r = s(W_r x + U_r h), h~ = tanh(W_h x + r (U_h h)), biases in
-/// W; a = 1 in a GRU, the attention in an AUGRU.
+/// h' = (1 - a u) h + a u h~ with u = s(W_u x + U_u h), r = s(W_r x + U_r h), h~ = tanh(W_h x + r
+/// (U_h h)), biases in W; a = 1 in a GRU, the attention in an AUGRU.
 class GatedRecurrence : public torch::nn::Module {
  public:
   GatedRecurrence(int64_t in, int64_t width, const std::string& name, c10::Device device) {
     input_ = register_module("input", tower_linear(in, 3 * width, name + ".input", device));
-    state_ = register_module("state", tower_linear(width, 3 * width, name + ".state", device, /*bias=*/false));
+    state_ = register_module(
+        "state", tower_linear(width, 3 * width, name + ".state", device, /*bias=*/false));
   }
 
-  /// x (B, L, in), mask (B, L) bool, attention (B, L) or undefined: the states (B, L, width) from one of zeros. Where
-  /// there is no event the state stays.
+  /// x (B, L, in), mask (B, L) bool, attention (B, L) or undefined: the states (B, L, width) from
+  /// one of zeros. Where there is no event the state stays.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& mask, const at::Tensor& attention) {
     const at::Tensor projected = input_->forward(x);
     at::Tensor state = at::zeros({x.size(0), projected.size(2) / 3}, projected.options());
     std::vector<at::Tensor> states;
     for (int64_t t = 0; t < x.size(1); ++t) {
       const at::Tensor here = mask.select(1, t).unsqueeze(1);
-      const at::Tensor scale = attention.defined() ? attention.select(1, t).unsqueeze(1) : at::Tensor();
+      const at::Tensor scale =
+          attention.defined() ? attention.select(1, t).unsqueeze(1) : at::Tensor();
       state = at::where(here, next(projected.select(1, t), state, scale), state);
       states.push_back(state);
     }
@@ -49,7 +51,8 @@ class AuxiliaryNet : public torch::nn::Module {
   AuxiliaryNet(int64_t in, const std::vector<int64_t>& widths, c10::Device device) {
     for (const int64_t width : widths) {
       const auto number = std::to_string(layers_.size());
-      layers_.push_back(register_module(number, tower_linear(in, width, "auxiliary." + number, device)));
+      layers_.push_back(
+          register_module(number, tower_linear(in, width, "auxiliary." + number, device)));
       in = width;
     }
     out_ = register_module("out", head_linear(in, "auxiliary.out", device));
@@ -77,15 +80,20 @@ class Dien : public Recommender {
  public:
   Dien(const RecommenderConfig& config, const RecommenderInputs& inputs, c10::Device device)
       : Recommender(config, inputs) {
-    const int64_t event = std::ssize(inputs.sequences) * config.dim, candidate = num_targets(inputs) * config.dim;
+    const int64_t event = std::ssize(inputs.sequences) * config.dim,
+                  candidate = num_targets(inputs) * config.dim;
     const int64_t width = config.interest;
-    extractor_ = register_module("extractor", std::make_shared<GatedRecurrence>(event, width, "extractor", device));
-    attention_ = register_module("attention", tower_linear(candidate, width, "attention", device, /*bias=*/false));
-    evolution_ = register_module("evolution", std::make_shared<GatedRecurrence>(width, width, "evolution", device));
+    extractor_ = register_module(
+        "extractor", std::make_shared<GatedRecurrence>(event, width, "extractor", device));
+    attention_ = register_module(
+        "attention", tower_linear(candidate, width, "attention", device, /*bias=*/false));
+    evolution_ = register_module(
+        "evolution", std::make_shared<GatedRecurrence>(width, width, "evolution", device));
     if (has_negatives(config))
-      auxiliary_ =
-          register_module("auxiliary", std::make_shared<AuxiliaryNet>(width + event, config.auxiliary, device));
-    const int64_t all = inputs.dense + embedded_width(config, inputs, inputs.sparse) + event + width;
+      auxiliary_ = register_module(
+          "auxiliary", std::make_shared<AuxiliaryNet>(width + event, config.auxiliary, device));
+    const int64_t all =
+        inputs.dense + embedded_width(config, inputs, inputs.sparse) + event + width;
     deep_ = register_module("deep", std::make_shared<Tower>(all, config.deep, "deep", device));
     head_ = register_module("head", head_linear(deep_->out(), "head", device));
   }
@@ -93,44 +101,53 @@ class Dien : public Recommender {
   RecommenderOutput forward(const RecommenderBatch& batch) override {
     const at::Tensor features = this->features(batch), events = this->events(batch);
     const at::Tensor states = extractor_->forward(events, batch.mask, {});
-    const at::Tensor evolved = evolution_->forward(states, batch.mask, attention(features, states, batch.mask));
+    const at::Tensor evolved =
+        evolution_->forward(states, batch.mask, attention(features, states, batch.mask));
     const at::Tensor interest = evolved.select(1, inputs().length - 1);
     RecommenderOutput out;
-    out.logits = head_->forward(deep_->forward(at::cat({batch.dense, features, events.sum(1), interest}, 1)));
-    if (auxiliary_ && batch.negative_mask.defined()) out.auxiliary = auxiliary(batch, events, states);
+    out.logits = head_->forward(
+        deep_->forward(at::cat({batch.dense, features, events.sum(1), interest}, 1)));
+    if (auxiliary_ && batch.negative_mask.defined())
+      out.auxiliary = auxiliary(batch, events, states);
     return out;
   }
 
   double products_per_sample() const override {
     const auto length = static_cast<double>(inputs().length);
     const double recurrent = elements_of_matrices(*extractor_) + elements_of_matrices(*evolution_);
-    double products =
-        Recommender::products_per_sample() + (length - 1) * recurrent + length * static_cast<double>(config().interest);
+    double products = Recommender::products_per_sample() + (length - 1) * recurrent +
+                      length * static_cast<double>(config().interest);
     if (auxiliary_) products += (2 * (length - 1) - 1) * elements_of_matrices(*auxiliary_);
     return products;
   }
 
  private:
   /// (B, L), over the events of a sample 1 in sum; zero where there is none.
-  at::Tensor attention(const at::Tensor& features, const at::Tensor& states, const at::Tensor& mask) {
+  at::Tensor attention(const at::Tensor& features, const at::Tensor& states,
+                       const at::Tensor& mask) {
     const at::Tensor projected = attention_->forward(candidate_of(config(), inputs(), features));
     const at::Tensor scores = at::bmm(states, projected.unsqueeze(2)).squeeze(2);
     // The lowest finite number and not -inf: a sample without any event would get NaN.
-    const at::Tensor kept = scores.masked_fill(mask.logical_not(), std::numeric_limits<float>::lowest());
+    const at::Tensor kept =
+        scores.masked_fill(mask.logical_not(), std::numeric_limits<float>::lowest());
     return at::softmax(kept, 1) * mask;
   }
 
-  at::Tensor auxiliary(const RecommenderBatch& batch, const at::Tensor& events, const at::Tensor& states) {
+  at::Tensor auxiliary(const RecommenderBatch& batch, const at::Tensor& events,
+                       const at::Tensor& states) {
     const int64_t following = inputs().length - 1;
-    const at::Tensor negatives = batch.embedded.narrow(1, columns().features + columns().events, columns().negatives)
-                                     .view({-1, std::ssize(inputs().sequences), following, config().dim})
-                                     .transpose(1, 2)
-                                     .flatten(2);
+    const at::Tensor negatives =
+        batch.embedded.narrow(1, columns().features + columns().events, columns().negatives)
+            .view({-1, std::ssize(inputs().sequences), following, config().dim})
+            .transpose(1, 2)
+            .flatten(2);
     const at::Tensor before = states.narrow(1, 0, following);
-    const at::Tensor happened = auxiliary_->forward(at::cat({before, events.narrow(1, 1, following)}, 2));
+    const at::Tensor happened =
+        auxiliary_->forward(at::cat({before, events.narrow(1, 1, following)}, 2));
     const at::Tensor drawn = auxiliary_->forward(at::cat({before, negatives}, 2));
     const at::Tensor losses = at::softplus(-happened) + at::softplus(drawn);
-    return (losses * batch.negative_mask).sum() * (config().auxiliary_weight / static_cast<double>(following));
+    return (losses * batch.negative_mask).sum() *
+           (config().auxiliary_weight / static_cast<double>(following));
   }
 
   std::shared_ptr<GatedRecurrence> extractor_, evolution_;
@@ -142,8 +159,8 @@ class Dien : public Recommender {
 
 }  // namespace
 
-std::shared_ptr<Recommender> make_dien(const RecommenderConfig& config, const RecommenderInputs& inputs,
-                                       c10::Device device) {
+std::shared_ptr<Recommender> make_dien(const RecommenderConfig& config,
+                                       const RecommenderInputs& inputs, c10::Device device) {
   return std::make_shared<Dien>(config, inputs, device);
 }
 

@@ -5,15 +5,17 @@
 namespace dovetail {
 namespace {
 
-/// Layers with PReLU (He et al. 2015), then one output. Not Dice, which Zhou et al. prefer: its statistics are of a
-/// batch, and would change with how it is cut.
+/// Layers with PReLU (He et al. 2015), then one output. Not Dice, which Zhou et al. prefer: its
+/// statistics are of a batch, and would change with how it is cut.
 class ActivationUnit : public torch::nn::Module {
  public:
   ActivationUnit(int64_t in, const std::vector<int64_t>& widths, c10::Device device) {
     for (const int64_t width : widths) {
       const auto number = std::to_string(layers_.size());
-      layers_.push_back(register_module(number, tower_linear(in, width, "attention." + number, device)));
-      slopes_.push_back(register_parameter(number + "_slope", at::empty({width}, at::TensorOptions().device(device))));
+      layers_.push_back(
+          register_module(number, tower_linear(in, width, "attention." + number, device)));
+      slopes_.push_back(register_parameter(number + "_slope",
+                                           at::empty({width}, at::TensorOptions().device(device))));
       in = width;
     }
     out_ = register_module("out", head_linear(in, "attention.out", device));
@@ -38,9 +40,10 @@ class Din : public Recommender {
  public:
   Din(const RecommenderConfig& config, const RecommenderInputs& inputs, c10::Device device)
       : Recommender(config, inputs) {
-    const int64_t event = std::ssize(inputs.sequences) * config.dim, candidate = num_targets(inputs) * config.dim;
-    attention_ =
-        register_module("attention", std::make_shared<ActivationUnit>(event + 3 * candidate, config.attention, device));
+    const int64_t event = std::ssize(inputs.sequences) * config.dim,
+                  candidate = num_targets(inputs) * config.dim;
+    attention_ = register_module("attention", std::make_shared<ActivationUnit>(
+                                                  event + 3 * candidate, config.attention, device));
     const int64_t all = inputs.dense + embedded_width(config, inputs, inputs.sparse) + event;
     deep_ = register_module("deep", std::make_shared<Tower>(all, config.deep, "deep", device));
     head_ = register_module("head", head_linear(deep_->out(), "head", device));
@@ -48,7 +51,8 @@ class Din : public Recommender {
 
   RecommenderOutput forward(const RecommenderBatch& batch) override {
     const at::Tensor features = this->features(batch), events = this->events(batch);
-    const at::Tensor interest = at::bmm(weights(features, events, batch.mask).unsqueeze(1), events).squeeze(1);
+    const at::Tensor interest =
+        at::bmm(weights(features, events, batch.mask).unsqueeze(1), events).squeeze(1);
     return {head_->forward(deep_->forward(at::cat({batch.dense, features, interest}, 1))), {}};
   }
 
@@ -57,7 +61,8 @@ class Din : public Recommender {
     for (const auto& parameter : attention_->parameters())
       if (parameter.dim() == 2) of_attention += static_cast<double>(parameter.numel());
     const auto length = static_cast<double>(inputs().length);
-    return Recommender::products_per_sample() + (length - 1) * of_attention + static_cast<double>(columns().events);
+    return Recommender::products_per_sample() + (length - 1) * of_attention +
+           static_cast<double>(columns().events);
   }
 
  private:
@@ -68,8 +73,11 @@ class Din : public Recommender {
       if (inputs().sequences[static_cast<size_t>(s)].target >= 0)
         compared.push_back(events.narrow(2, s * config().dim, config().dim));
     const at::Tensor same = at::cat(compared, 2);
-    const at::Tensor candidate = candidate_of(config(), inputs(), features).unsqueeze(1).expand_as(same);
-    return attention_->forward(at::cat({candidate, events, candidate - same, candidate * same}, 2)) * mask;
+    const at::Tensor candidate =
+        candidate_of(config(), inputs(), features).unsqueeze(1).expand_as(same);
+    return attention_->forward(
+               at::cat({candidate, events, candidate - same, candidate * same}, 2)) *
+           mask;
   }
 
   std::shared_ptr<ActivationUnit> attention_;
@@ -79,8 +87,8 @@ class Din : public Recommender {
 
 }  // namespace
 
-std::shared_ptr<Recommender> make_din(const RecommenderConfig& config, const RecommenderInputs& inputs,
-                                      c10::Device device) {
+std::shared_ptr<Recommender> make_din(const RecommenderConfig& config,
+                                      const RecommenderInputs& inputs, c10::Device device) {
   return std::make_shared<Din>(config, inputs, device);
 }
 

@@ -11,7 +11,9 @@ int64_t pairs(int64_t vectors) { return vectors * (vectors - 1) / 2; }
 class Interaction : public Recommender {
  public:
   Interaction(const RecommenderConfig& config, const RecommenderInputs& inputs, c10::Device device);
-  RecommenderOutput forward(const RecommenderBatch& batch) override { return {logit(batch).unsqueeze(1), {}}; }
+  RecommenderOutput forward(const RecommenderBatch& batch) override {
+    return {logit(batch).unsqueeze(1), {}};
+  }
   double products_per_sample() const override;
 
  private:
@@ -26,14 +28,17 @@ class Interaction : public Recommender {
   std::shared_ptr<Linear> head_;                             ///< of what the parts found
 };
 
-Interaction::Interaction(const RecommenderConfig& config, const RecommenderInputs& inputs, c10::Device device)
+Interaction::Interaction(const RecommenderConfig& config, const RecommenderInputs& inputs,
+                         c10::Device device)
     : Recommender(config, inputs) {
   const int64_t all = inputs.dense + embedded_width(config, inputs, inputs.sparse);
   if (config.model == "dlrm") {
     std::vector<int64_t> widths = config.bottom;
     widths.push_back(config.dim);
-    bottom_ = register_module("bottom", std::make_shared<Tower>(inputs.dense, widths, "bottom", device));
-    deep_ = std::make_shared<Tower>(config.dim + pairs(inputs.sparse + 1), config.deep, "deep", device);
+    bottom_ =
+        register_module("bottom", std::make_shared<Tower>(inputs.dense, widths, "bottom", device));
+    deep_ =
+        std::make_shared<Tower>(config.dim + pairs(inputs.sparse + 1), config.deep, "deep", device);
   } else {
     deep_ = std::make_shared<Tower>(all, config.deep, "deep", device);
   }
@@ -50,10 +55,12 @@ void Interaction::make_cross(int64_t width, c10::Device device) {
   for (int64_t i = 0; i < config().cross_layers; ++i) {
     if (rank > 0) {
       const auto name = fmt::format("cross_down{}", i);
-      cross_down_.push_back(register_module(name, tower_linear(width, rank, name, device, /*bias=*/false)));
+      cross_down_.push_back(
+          register_module(name, tower_linear(width, rank, name, device, /*bias=*/false)));
     }
     const auto name = fmt::format("cross{}", i);
-    cross_.push_back(register_module(name, tower_linear(rank > 0 ? rank : width, width, name, device)));
+    cross_.push_back(
+        register_module(name, tower_linear(rank > 0 ? rank : width, width, name, device)));
   }
 }
 
@@ -61,7 +68,8 @@ void Interaction::make_cross(int64_t width, c10::Device device) {
 at::Tensor Interaction::products_of_pairs(const at::Tensor& embeddings) const {
   const int64_t count = embeddings.size(1);
   const at::Tensor products = at::bmm(embeddings, embeddings.transpose(1, 2));
-  const at::Tensor place = at::tril_indices(count, count, -1, at::TensorOptions(at::kLong).device(products.device()));
+  const at::Tensor place =
+      at::tril_indices(count, count, -1, at::TensorOptions(at::kLong).device(products.device()));
   return products.flatten(1).index_select(1, place[0] * count + place[1]);
 }
 
@@ -93,20 +101,22 @@ at::Tensor Interaction::logit(const RecommenderBatch& batch) {
                      batch.embedded.narrow(1, columns().features, columns().wide).sum(1);
   if (wide_) logit = logit + wide_->forward(batch.dense).squeeze(1);
   // All pairs at once: half of (the sum's square less the squares' sum).
-  if (model == "deepfm") logit = logit + 0.5 * (vectors().sum(1).square() - vectors().square().sum(1)).sum(1);
+  if (model == "deepfm")
+    logit = logit + 0.5 * (vectors().sum(1).square() - vectors().square().sum(1)).sum(1);
   return logit;
 }
 
 double Interaction::products_per_sample() const {
   const int64_t vectors = inputs().sparse + 1;
-  const double of_pairs = config().model == "dlrm" ? static_cast<double>(vectors * vectors * config().dim) : 0;
+  const double of_pairs =
+      config().model == "dlrm" ? static_cast<double>(vectors * vectors * config().dim) : 0;
   return Recommender::products_per_sample() + of_pairs;
 }
 
 }  // namespace
 
-std::shared_ptr<Recommender> make_interaction(const RecommenderConfig& config, const RecommenderInputs& inputs,
-                                              c10::Device device) {
+std::shared_ptr<Recommender> make_interaction(const RecommenderConfig& config,
+                                              const RecommenderInputs& inputs, c10::Device device) {
   return std::make_shared<Interaction>(config, inputs, device);
 }
 

@@ -13,12 +13,16 @@ class Mmoe : public Recommender {
     const int64_t all = inputs.dense + embedded_width(config, inputs, inputs.sparse);
     for (int64_t i = 0; i < config.experts; ++i) {
       const auto name = fmt::format("expert{}", i);
-      experts_.push_back(register_module(name, std::make_shared<Tower>(all, config.expert, name, device)));
+      experts_.push_back(
+          register_module(name, std::make_shared<Tower>(all, config.expert, name, device)));
     }
     for (int64_t k = 0; k < inputs.tasks; ++k) {
-      const auto gate = fmt::format("gate{}", k), task = fmt::format("task{}", k), head = fmt::format("head{}", k);
-      gates_.push_back(register_module(gate, tower_linear(all, config.experts, gate, device, /*bias=*/false)));
-      tasks_.push_back(register_module(task, std::make_shared<Tower>(experts_[0]->out(), config.deep, task, device)));
+      const auto gate = fmt::format("gate{}", k), task = fmt::format("task{}", k),
+                 head = fmt::format("head{}", k);
+      gates_.push_back(
+          register_module(gate, tower_linear(all, config.experts, gate, device, /*bias=*/false)));
+      tasks_.push_back(register_module(
+          task, std::make_shared<Tower>(experts_[0]->out(), config.deep, task, device)));
       heads_.push_back(register_module(head, head_linear(tasks_.back()->out(), head, device)));
     }
   }
@@ -37,7 +41,8 @@ class Mmoe : public Recommender {
   }
 
   double products_per_sample() const override {
-    const auto mixed = static_cast<double>(std::ssize(tasks_) * config().experts * experts_[0]->out());
+    const auto mixed =
+        static_cast<double>(std::ssize(tasks_) * config().experts * experts_[0]->out());
     return Recommender::products_per_sample() + mixed;
   }
 
@@ -48,8 +53,8 @@ class Mmoe : public Recommender {
 
 }  // namespace
 
-std::shared_ptr<Recommender> make_mmoe(const RecommenderConfig& config, const RecommenderInputs& inputs,
-                                       c10::Device device) {
+std::shared_ptr<Recommender> make_mmoe(const RecommenderConfig& config,
+                                       const RecommenderInputs& inputs, c10::Device device) {
   return std::make_shared<Mmoe>(config, inputs, device);
 }
 

@@ -15,11 +15,14 @@ namespace {
 
 int64_t qkv_width(const ModelConfig& c) { return (c.heads + 2 * c.kv_heads) * c.head_dim; }
 
-int64_t norm_size(const ModelConfig& c) { return c.norm == "layernorm" && c.bias ? 2 * c.width : c.width; }
+int64_t norm_size(const ModelConfig& c) {
+  return c.norm == "layernorm" && c.bias ? 2 * c.width : c.width;
+}
 
-// Resident memory that is no tensor, measured by training a model of width 1. 8 MB are pages of libraries that the
-// first step touches first. The rest are autograd's nodes, stacks and small objects. Products in bfloat16 are oneDNN's,
-// which generates code for each shape where the CPU has such instructions.
+// Resident memory that is no tensor, measured by training a model of width 1. 8 MB are pages of
+// libraries that the first step touches first. The rest are autograd's nodes, stacks and small
+// objects. Products in bfloat16 are oneDNN's, which generates code for each shape where the CPU has
+// such instructions.
 constexpr int64_t kBeside = int64_t{12} << 20, kBesideBFloat16 = int64_t{24} << 20;
 
 /// One feed-forward, and which share of the tokens goes through it: of E experts each takes k / E.
@@ -36,8 +39,10 @@ struct BlockParts {
   std::vector<FeedForwardPart> ffns;
 };
 
-/// The blocks with their recipes: those of `linears`, in the order of `quantizable_linears`, or none if it is empty.
-std::vector<BlockParts> blocks_of(const ModelConfig& c, const std::vector<mx::LinearRecipe>& linears) {
+/// The blocks with their recipes: those of `linears`, in the order of `quantizable_linears`, or
+/// none if it is empty.
+std::vector<BlockParts> blocks_of(const ModelConfig& c,
+                                  const std::vector<mx::LinearRecipe>& linears) {
   size_t used = 0;
   const auto next = [&] {
     if (linears.empty()) return mx::LinearRecipe{};
@@ -68,8 +73,9 @@ std::vector<BlockParts> blocks_of(const ModelConfig& c, const std::vector<mx::Li
   return blocks;
 }
 
-/// Parameters of one block: those of matrices and those of norms and biases, those that stay in float32, those of
-/// experts that are not shared, and how many of matrices and of biases one token does not meet.
+/// Parameters of one block: those of matrices and those of norms and biases, those that stay in
+/// float32, those of experts that are not shared, and how many of matrices and of biases one token
+/// does not meet.
 struct BlockSize {
   int64_t matrix = 0, vector = 0, wide = 0, routed = 0;
   double matrix_beside = 0, vector_beside = 0;
@@ -105,7 +111,8 @@ bool is_grouped(const BlockParts& block) {
          });
 }
 
-/// Bytes per token that a block keeps for backward, `element` bytes to an element of the compute dtype.
+/// Bytes per token that a block keeps for backward, `element` bytes to an element of the compute
+/// dtype.
 double block_bytes(const ModelConfig& c, const BlockParts& block, int64_t element) {
   constexpr double kFloat = sizeof(float), kIndex = sizeof(int64_t);
   const auto bytes_of = [&](int64_t elements) { return static_cast<double>(elements * element); };
@@ -114,7 +121,8 @@ double block_bytes(const ModelConfig& c, const BlockParts& block, int64_t elemen
     return recipe.quantizes() ? 0.0 : bytes_of(elements);
   };
   // Inputs of both norms; queries, keys and values; attention's result, which attention.out reads.
-  double bytes = bytes_of(2 * c.width + qkv_width(c) + c.heads * c.head_dim) + input(block.qkv, c.width);
+  double bytes =
+      bytes_of(2 * c.width + qkv_width(c) + c.heads * c.head_dim) + input(block.qkv, c.width);
   const bool grouped = is_grouped(block);
   for (const FeedForwardPart& ffn : block.ffns) {
     double kept = bytes_of(up_width(c.activation, ffn.width));
@@ -125,17 +133,19 @@ double block_bytes(const ModelConfig& c, const BlockParts& block, int64_t elemen
     }
     if (!block.has_experts) kept += input(ffn.up, c.width);
     if (ffn.routed && !grouped) {
-      // Its rows, as codes if it is quantized; its result, which the gradient of the weight reads; that weight; their
-      // product in float32, which ATen's index_add keeps.
-      kept += ffn.up.quantizes() ? static_cast<double>(c.width) * (1 + 1.0 / mx::kBlock) : bytes_of(c.width);
+      // Its rows, as codes if it is quantized; its result, which the gradient of the weight reads;
+      // that weight; their product in float32, which ATen's index_add keeps.
+      kept += ffn.up.quantizes() ? static_cast<double>(c.width) * (1 + 1.0 / mx::kBlock)
+                                 : bytes_of(c.width);
       kept += bytes_of(c.width) + static_cast<double>(c.width + 1) * kFloat + 2 * kIndex;
     }
     bytes += ffn.share * kept;
   }
   if (block.has_experts) {
-    // What router and shared experts read, in float32 beside a copy if it is not that; scores and logits.
-    bytes +=
-        static_cast<double>(c.width) * kFloat + (element < static_cast<int64_t>(sizeof(float)) ? bytes_of(c.width) : 0);
+    // What router and shared experts read, in float32 beside a copy if it is not that; scores and
+    // logits.
+    bytes += static_cast<double>(c.width) * kFloat +
+             (element < static_cast<int64_t>(sizeof(float)) ? bytes_of(c.width) : 0);
     bytes += 3 * static_cast<double>(c.moe.experts) * kFloat;
   }
   // rstd (and mean) of both norms, log-sum-exp of each head.
@@ -149,15 +159,18 @@ int64_t logits_rows(int64_t tokens, int64_t vocab_size, int64_t element) {
   return std::clamp(kChunkBytes / (vocab_size * element), std::min(tokens, kLeastRows), tokens);
 }
 
-/// Bytes of the kernels' buffers. A product packs its operands: three panels of at most 8 MiB, or all of a small
-/// operand (ops/gemm_simd.cpp). Each thread has a block of rows and one head's keys and values with their gradients.
+/// Bytes of the kernels' buffers. A product packs its operands: three panels of at most 8 MiB, or
+/// all of a small operand (ops/gemm_simd.cpp). Each thread has a block of rows and one head's keys
+/// and values with their gradients.
 int64_t kernel_buffers(const ModelConfig& c, int64_t tokens, int64_t rows_of_logits, int threads) {
-  constexpr int64_t kFloat = sizeof(float), kPanels = 3 * (int64_t{8} << 20), kRows = 112 * 768 * kFloat;
+  constexpr int64_t kFloat = sizeof(float), kPanels = 3 * (int64_t{8} << 20),
+                    kRows = 112 * 768 * kFloat;
   const int64_t ffn = c.moe.experts > 0 ? c.moe.ffn_width : c.ffn_width;
   const int64_t widest = std::max({c.width, ffn, c.heads * c.head_dim});
   const int64_t operand = std::max(widest * std::max(tokens, up_width(c.activation, ffn)),
                                    c.width * std::max(c.vocab_size, rows_of_logits));
-  return std::min(kPanels, operand * kFloat) + threads * (kRows + 5 * c.context * c.head_dim * kFloat);
+  return std::min(kPanels, operand * kFloat) +
+         threads * (kRows + 5 * c.context * c.head_dim * kFloat);
 }
 
 }  // namespace
@@ -166,7 +179,8 @@ ModelSize model_size(const ModelConfig& c) {
   const auto table = c.vocab_size * c.width;
   const auto positions = c.positions == "learned" ? c.context * c.width : 0;
   ModelSize size;
-  double met = static_cast<double>(table), beside = 0;  // by a token: of matrices; of all parameters
+  double met = static_cast<double>(table),
+         beside = 0;  // by a token: of matrices; of all parameters
   for (const BlockParts& block : blocks_of(c, {})) {
     const BlockSize of_block = block_size(c, block);
     size.parameters_without_embedding += of_block.total();
@@ -205,13 +219,16 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   MemoryEstimate estimate;
   estimate.weights = (parameters - wide) * element + wide * kFloat;
   estimate.optimizer =
-      (2 * parameters * kFloat + (options.bfloat16 ? (parameters - wide) * kFloat : 0)) / options.optimizer_ranks;
+      (2 * parameters * kFloat + (options.bfloat16 ? (parameters - wide) * kFloat : 0)) /
+      options.optimizer_ranks;
 
   int64_t all_blocks = 0, largest_block = 0;
   for (const BlockParts& block : blocks) {
     auto bytes = static_cast<int64_t>(static_cast<double>(tokens) * block_bytes(c, block, element));
-    // Rows that came, which the experts keep, and rows that came back, which their weights' gradients need.
-    if (options.expert_ranks > 1 && block.has_experts) bytes += 2 * tokens * c.moe.k * c.width * element;
+    // Rows that came, which the experts keep, and rows that came back, which their weights'
+    // gradients need.
+    if (options.expert_ranks > 1 && block.has_experts)
+      bytes += 2 * tokens * c.moe.k * c.width * element;
     all_blocks += options.recompute ? stream : bytes;
     largest_block = std::max(largest_block, bytes);
   }
@@ -219,43 +236,51 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   const auto sums = parameters * kFloat / options.gradient_ranks;
   // A bucket that waits to be scattered: the largest is the embedding's.
   const auto bucket = options.gradient_ranks > 1 ? c.vocab_size * c.width * kFloat : 0;
-  const auto gradients =
-      options.bfloat16 && !options.accumulate && !options.distributed ? estimate.weights : sums + bucket;
-  // Gradients that outlive a micro-batch; without them those of later blocks are made as activations go.
+  const auto gradients = options.bfloat16 && !options.accumulate && !options.distributed
+                             ? estimate.weights
+                             : sums + bucket;
+  // Gradients that outlive a micro-batch; without them those of later blocks are made as
+  // activations go.
   const auto held = options.accumulate || options.distributed ? sums : 0;
 
   // Beginning of backward. The head's gradients, of its input and matrix, are made in forward.
   const auto rows_of_logits = logits_rows(tokens, c.vocab_size, element);
   const auto logits = rows_of_logits * c.vocab_size * element;
   const auto head_workspace = stream + logits;  // the head's input, a chunk of logits
-  // In backward of the last feed-forward. ffn.down, quantized, has the gradients of the activation and of ffn.up beside
-  // each other and, if its quantizer reads whole tensors, the activation. ffn.up, quantized, has two copies of its
-  // gradient beside it and one of its input, but no result any more. Beside the gradient of a matrix stands its copy.
-  // Copies are float32 on a CPU that multiplies no bfloat16.
+  // In backward of the last feed-forward. ffn.down, quantized, has the gradients of the activation
+  // and of ffn.up beside each other and, if its quantizer reads whole tensors, the activation.
+  // ffn.up, quantized, has two copies of its gradient beside it and one of its input, but no result
+  // any more. Beside the gradient of a matrix stands its copy. Copies are float32 on a CPU that
+  // multiplies no bfloat16.
   const int64_t copy = mx::emulates_in_bfloat16() ? element : kFloat;
   int64_t ffn_workspace = 0, routed_workspace = 0;
   for (const FeedForwardPart& ffn : blocks.back().ffns) {
     const auto up = up_width(c.activation, ffn.width);
     const bool by_rows = ffn.down.activation.format && ffn.down.activation.is_microscaling();
     auto row_bytes = std::max(up, ffn.width) * element;
-    if (ffn.down.quantizes()) row_bytes = std::max(row_bytes, ((by_rows ? 1 : 2) * ffn.width + up) * element);
+    if (ffn.down.quantizes())
+      row_bytes = std::max(row_bytes, ((by_rows ? 1 : 2) * ffn.width + up) * element);
     if (ffn.up.gradient.format) row_bytes = std::max(row_bytes, (2 * up + c.width) * copy);
     const auto rows = static_cast<int64_t>(static_cast<double>(tokens) * ffn.share);
     if (ffn.routed && is_grouped(blocks.back())) {
-      // All experts at once: the activation and its gradient, that of `up`'s result, then those of the matrices.
+      // All experts at once: the activation and its gradient, that of `up`'s result, then those of
+      // the matrices.
       routed_workspace += (rows * (2 * ffn.width + up) + c.width * (ffn.width + up)) * element;
       continue;
     }
     const auto matrix_bytes = element + (ffn.down.weight.format ? copy : 0);
     ffn_workspace = std::max(ffn_workspace, rows * row_bytes + matrix_bytes * c.width * ffn.width);
   }
-  if (routed_workspace > 0) routed_workspace += tokens * c.width * kFloat;  // sums of the gradients of their tokens
+  if (routed_workspace > 0)
+    routed_workspace += tokens * c.width * kFloat;  // sums of the gradients of their tokens
   ffn_workspace = std::max(ffn_workspace, routed_workspace);
   const auto begin = MemoryEstimate{.gradients = held + table,
                                     .activations = all_blocks + stream,
                                     .workspace = stream + std::max(head_workspace, ffn_workspace)};
-  // Its end: a tied matrix has two gradients for a moment, that of the head and that of the embedding.
-  const auto end = MemoryEstimate{.gradients = gradients + (c.tied || held > 0 ? table : 0), .workspace = stream};
+  // Its end: a tied matrix has two gradients for a moment, that of the head and that of the
+  // embedding.
+  const auto end = MemoryEstimate{.gradients = gradients + (c.tied || held > 0 ? table : 0),
+                                  .workspace = stream};
   const auto& peak = begin.of_step() > end.of_step() ? begin : end;
   estimate.gradients = peak.gradients;
   estimate.activations = peak.activations;

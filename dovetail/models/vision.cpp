@@ -19,8 +19,8 @@
 namespace dovetail {
 namespace {
 
-/// Outputs that an input value of a convolution goes into, or for unet inputs that an output value comes from; strides
-/// aside.
+/// Outputs that an input value of a convolution goes into, or for unet inputs that an output value
+/// comes from; strides aside.
 int64_t fan(const VisionModel& model, std::string_view name, const at::Tensor& weight) {
   if (model.config().preset != "unet") return weight.size(0) * weight[0][0].numel();
   // Kernels of an up-sampling do not overlap.
@@ -34,14 +34,14 @@ VisionModel::VisionModel(VisionConfig config) : config_(std::move(config)) {}
 
 void VisionModel::check_images(const at::Tensor& images) const {
   const at::Tensor weight = parameters().front();
-  user_check(images.dim() == 4 && images.size(1) == config_.channels && images.size(2) == config_.height &&
-                 images.size(3) == config_.width,
-             "{}: images must be [batch, {}, {}, {}], but are [{}]", config_.preset, config_.channels, config_.height,
-             config_.width, fmt::join(images.sizes(), ", "));
+  user_check(images.dim() == 4 && images.size(1) == config_.channels &&
+                 images.size(2) == config_.height && images.size(3) == config_.width,
+             "{}: images must be [batch, {}, {}, {}], but are [{}]", config_.preset,
+             config_.channels, config_.height, config_.width, fmt::join(images.sizes(), ", "));
   user_check(images.scalar_type() == weight.scalar_type() && images.device() == weight.device(),
              "{}: images are {} on {}, but the parameters {} on {}", config_.preset,
-             c10::toString(images.scalar_type()), images.device().str(), c10::toString(weight.scalar_type()),
-             weight.device().str());
+             c10::toString(images.scalar_type()), images.device().str(),
+             c10::toString(weight.scalar_type()), weight.device().str());
 }
 
 LossSum VisionModel::loss(const at::Tensor& images, const at::Tensor& targets) {
@@ -49,25 +49,28 @@ LossSum VisionModel::loss(const at::Tensor& images, const at::Tensor& targets) {
   std::vector<int64_t> expected = logits.sizes().vec();
   expected.erase(expected.begin() + 1);
   user_check(targets.scalar_type() == at::kLong && targets.sizes() == at::IntArrayRef(expected),
-             "{}: targets must be [{}] int64, but are [{}] {}", config_.preset, fmt::join(expected, ", "),
-             fmt::join(targets.sizes(), ", "), c10::toString(targets.scalar_type()));
+             "{}: targets must be [{}] int64, but are [{}] {}", config_.preset,
+             fmt::join(expected, ", "), fmt::join(targets.sizes(), ", "),
+             c10::toString(targets.scalar_type()));
   const LayerScope scope("loss");
   if (logits.scalar_type() != at::kDouble) logits = logits.to(at::kFloat);
   // By default -100 would be left out of the sum, but not of the weight.
   constexpr int64_t kIgnored = std::numeric_limits<int64_t>::min();
-  return {at::cross_entropy_loss(logits, targets, /*weight=*/{}, at::Reduction::Sum, kIgnored), targets.numel()};
+  return {at::cross_entropy_loss(logits, targets, /*weight=*/{}, at::Reduction::Sum, kIgnored),
+          targets.numel()};
 }
 
 std::shared_ptr<VisionModel> make_vision_model(const VisionConfig& config, c10::Device device) {
   VisionConfig c = config;
   if (c.classes == 0) c.classes = c.preset == "unet" ? 2 : 1000;
   user_check(c.classes > 0 && c.channels > 0 && c.base_width > 0 && c.height > 0 && c.width > 0,
-             "{}: {} classes, images of {} x {} x {} and a base width of {} must all be positive", c.preset, c.classes,
-             c.channels, c.height, c.width, c.base_width);
+             "{}: {} classes, images of {} x {} x {} and a base width of {} must all be positive",
+             c.preset, c.classes, c.channels, c.height, c.width, c.base_width);
   if (c.preset == "vgg16" || c.preset == "vgg19") return make_vgg(c, device);
   if (c.preset == "resnet50") return make_resnet50(c, device);
   if (c.preset == "unet") return make_unet(c, device);
-  throw UserError(fmt::format("there is no vision model `{}`", c.preset), "use vgg16, vgg19, resnet50 or unet");
+  throw UserError(fmt::format("there is no vision model `{}`", c.preset),
+                  "use vgg16, vgg19, resnet50 or unet");
 }
 
 void initialize(VisionModel& model, uint64_t seed) {
@@ -80,11 +83,13 @@ void initialize(VisionModel& model, uint64_t seed) {
       parameter.fill_(name.ends_with(".weight") ? 1 : 0);
       continue;
     }
-    const double std =
-        parameter.dim() == 2 ? kLinearStd : std::sqrt(2.0 / static_cast<double>(fan(model, name, parameter)));
+    const double std = parameter.dim() == 2
+                           ? kLinearStd
+                           : std::sqrt(2.0 / static_cast<double>(fan(model, name, parameter)));
     parameter.copy_(normal_values(parameter.sizes(), std, mix_seed(seed, name_key(name))));
   }
-  for (auto& item : model.named_buffers()) item.value().fill_(item.key().ends_with("running_var") ? 1 : 0);
+  for (auto& item : model.named_buffers())
+    item.value().fill_(item.key().ends_with("running_var") ? 1 : 0);
 }
 
 }  // namespace dovetail

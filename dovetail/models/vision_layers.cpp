@@ -9,15 +9,19 @@
 namespace dovetail {
 namespace {
 
-at::Tensor float_parameter(torch::nn::Module& module, const char* name, at::IntArrayRef sizes, c10::Device device) {
-  return module.register_parameter(name, at::empty(sizes, at::TensorOptions(at::kFloat).device(device)));
+at::Tensor float_parameter(torch::nn::Module& module, const char* name, at::IntArrayRef sizes,
+                           c10::Device device) {
+  return module.register_parameter(name,
+                                   at::empty(sizes, at::TensorOptions(at::kFloat).device(device)));
 }
 
 }  // namespace
 
-Convolution::Convolution(const Options& options) : stride_(options.stride), padding_(options.kernel / 2) {
+Convolution::Convolution(const Options& options)
+    : stride_(options.stride), padding_(options.kernel / 2) {
   DOVETAIL_CHECK(options.kernel % 2 == 1, "a kernel of {} cannot be padded evenly", options.kernel);
-  weight_ = float_parameter(*this, "weight", {options.out, options.in, options.kernel, options.kernel}, options.device);
+  weight_ = float_parameter(
+      *this, "weight", {options.out, options.in, options.kernel, options.kernel}, options.device);
   if (options.bias) bias_ = float_parameter(*this, "bias", {options.out}, options.device);
 }
 
@@ -29,7 +33,9 @@ Upsampling::Upsampling(int64_t in, int64_t out, c10::Device device)
     : weight_(float_parameter(*this, "weight", {in, out, 2, 2}, device)),
       bias_(float_parameter(*this, "bias", {out}, device)) {}
 
-at::Tensor Upsampling::forward(const at::Tensor& x) const { return at::conv_transpose2d(x, weight_, bias_, {2, 2}); }
+at::Tensor Upsampling::forward(const at::Tensor& x) const {
+  return at::conv_transpose2d(x, weight_, bias_, {2, 2});
+}
 
 BatchNorm::BatchNorm(int64_t channels, c10::Device device)
     : weight_(float_parameter(*this, "weight", {channels}, device)),
@@ -44,7 +50,8 @@ at::Tensor BatchNorm::forward(const at::Tensor& x) {
   constexpr double kMomentum = 0.1, kEpsilon = 1e-5;
   if (is_training()) {
     user_check(x.numel() != x.size(1),
-               "{}: a batch norm in training needs more than one value to a channel, but its input is [{}]; give more "
+               "{}: a batch norm in training needs more than one value to a channel, but its input "
+               "is [{}]; give more "
                "images or larger ones",
                current_layer(), fmt::join(x.sizes(), ", "));
     batches_.add_(1);
@@ -65,7 +72,9 @@ at::Tensor Relu::forward(const at::Tensor& x) const {
   return at::relu_(y);
 }
 
-at::Tensor Dropout::forward(const at::Tensor& x) const { return at::dropout(x, 0.5, is_training()); }
+at::Tensor Dropout::forward(const at::Tensor& x) const {
+  return at::dropout(x, 0.5, is_training());
+}
 
 at::Tensor MaxPool::forward(const at::Tensor& x) const {
   const int64_t padding = kernel_ % 2 == 1 ? kernel_ / 2 : 0;

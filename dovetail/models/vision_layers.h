@@ -13,11 +13,12 @@
 
 #include "dovetail/base/layer_scope.h"
 
-/// The layers that the vision models are built of. Images are (B, channels, height, width); parameters are float32 and
-/// uninitialised.
+/// The layers that the vision models are built of. Images are (B, channels, height, width);
+/// parameters are float32 and uninitialised.
 namespace dovetail {
 
-/// A layer and the name that its parent registers it under; a call of it runs in the LayerScope of that name.
+/// A layer and the name that its parent registers it under; a call of it runs in the LayerScope of
+/// that name.
 template <class Layer>
 class Child {
  public:
@@ -51,8 +52,8 @@ class Sequence : public torch::nn::Module {
   std::vector<std::function<at::Tensor(const at::Tensor&)>> steps_;
 };
 
-/// A square kernel of odd size, padded with kernel / 2 zeros on each side. weight (out, in, kernel, kernel); bias
-/// (out).
+/// A square kernel of odd size, padded with kernel / 2 zeros on each side. weight (out, in, kernel,
+/// kernel); bias (out).
 class Convolution : public torch::nn::Module {
  public:
   struct Options {
@@ -68,7 +69,8 @@ class Convolution : public torch::nn::Module {
   at::Tensor weight_, bias_;
 };
 
-/// Transposed convolution of kernel 2 and stride 2, which doubles height and width. weight (in, out, 2, 2); bias (out).
+/// Transposed convolution of kernel 2 and stride 2, which doubles height and width. weight (in,
+/// out, 2, 2); bias (out).
 class Upsampling : public torch::nn::Module {
  public:
   Upsampling(int64_t in, int64_t out, c10::Device device);
@@ -78,8 +80,9 @@ class Upsampling : public torch::nn::Module {
   at::Tensor weight_, bias_;
 };
 
-/// Ioffe and Szegedy 2015 (arXiv 1502.03167). weight, bias; buffers running_mean, running_var and num_batches_tracked,
-/// which a forward in training mode updates (momentum 0.1, the variance unbiased).
+/// Ioffe and Szegedy 2015 (arXiv 1502.03167). weight, bias; buffers running_mean, running_var and
+/// num_batches_tracked, which a forward in training mode updates (momentum 0.1, the variance
+/// unbiased).
 class BatchNorm : public torch::nn::Module {
  public:
   BatchNorm(int64_t channels, c10::Device device);
@@ -89,7 +92,8 @@ class BatchNorm : public torch::nn::Module {
   at::Tensor weight_, bias_, mean_, variance_, batches_;
 };
 
-/// Fully connected, by ATen: dovetail::linear is not seen below autograd. weight (out, in); bias (out).
+/// Fully connected, by ATen: dovetail::linear is not seen below autograd. weight (out, in); bias
+/// (out).
 class Dense : public torch::nn::Module {
  public:
   Dense(int64_t in, int64_t out, c10::Device device);

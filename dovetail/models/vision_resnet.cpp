@@ -10,11 +10,13 @@
 namespace dovetail {
 namespace {
 
-constexpr int64_t kExpansion = 4;  // a bottleneck's output has so many times the channels of its inner part
+constexpr int64_t kExpansion =
+    4;  // a bottleneck's output has so many times the channels of its inner part
 
-std::shared_ptr<Convolution> convolution(int64_t in, int64_t out, int64_t kernel, int64_t stride, c10::Device device) {
-  return std::make_shared<Convolution>(
-      Convolution::Options{.in = in, .out = out, .kernel = kernel, .stride = stride, .device = device});
+std::shared_ptr<Convolution> convolution(int64_t in, int64_t out, int64_t kernel, int64_t stride,
+                                         c10::Device device) {
+  return std::make_shared<Convolution>(Convolution::Options{
+      .in = in, .out = out, .kernel = kernel, .stride = stride, .device = device});
 }
 
 struct BottleneckOptions {
@@ -23,7 +25,8 @@ struct BottleneckOptions {
   c10::Device device = c10::kCPU;
 };
 
-/// relu(bn3(conv3(relu(bn2(conv2(relu(bn1(conv1(x)))))))) + x), x projected where the shapes differ.
+/// relu(bn3(conv3(relu(bn2(conv2(relu(bn1(conv1(x)))))))) + x), x projected where the shapes
+/// differ.
 class Bottleneck : public torch::nn::Module {
  public:
   explicit Bottleneck(const BottleneckOptions& o);
@@ -100,8 +103,11 @@ ResNet50::ResNet50(const VisionConfig& config, c10::Device device)
   int64_t in = config.base_width, inner = config.base_width;
   for (const int depth : {3, 4, 6, 3}) {
     const auto stage = std::ssize(stages_) + 1;
-    const BottleneckOptions first{
-        .in = in, .inner = inner, .stride = stage == 1 ? 1 : 2, .in_place = config.in_place, .device = device};
+    const BottleneckOptions first{.in = in,
+                                  .inner = inner,
+                                  .stride = stage == 1 ? 1 : 2,
+                                  .in_place = config.in_place,
+                                  .device = device};
     stages_.emplace_back(*this, fmt::format("layer{}", stage), make_stage(first, depth));
     in = inner * kExpansion;
     inner *= 2;

@@ -19,7 +19,8 @@ struct LevelOptions {
   c10::Device device = c10::kCPU;
 
   std::shared_ptr<Convolution> convolution(int64_t from) const {
-    return std::make_shared<Convolution>(Convolution::Options{.in = from, .out = out, .bias = true, .device = device});
+    return std::make_shared<Convolution>(
+        Convolution::Options{.in = from, .out = out, .bias = true, .device = device});
   }
 };
 
@@ -37,7 +38,8 @@ class DoubleConvolution : public torch::nn::Module {
   Child<Relu> relu_;
 };
 
-/// The skip (B, out, 2 H, 2 W) beside the up-sampled x (B, in, H, W), in = 2 out, then two convolutions.
+/// The skip (B, out, 2 H, 2 W) beside the up-sampled x (B, in, H, W), in = 2 out, then two
+/// convolutions.
 class Expansion : public torch::nn::Module {
  public:
   explicit Expansion(const LevelOptions& o)
@@ -55,7 +57,8 @@ class Expansion : public torch::nn::Module {
   Child<Relu> relu_;
 };
 
-/// down1 to down4, whose results are skips, then bottom, then up4 to up1, which read the skips of their numbers.
+/// down1 to down4, whose results are skips, then bottom, then up4 to up1, which read the skips of
+/// their numbers.
 class UNet : public VisionModel {
  public:
   UNet(const VisionConfig& config, c10::Device device);
@@ -76,18 +79,21 @@ UNet::UNet(const VisionConfig& config, c10::Device device)
   };
   int64_t in = config.channels, out = config.base_width;
   for (int64_t i = 1; i <= kLevels; ++i) {
-    down_.emplace_back(*this, fmt::format("down{}", i), std::make_shared<DoubleConvolution>(level(in, out)));
+    down_.emplace_back(*this, fmt::format("down{}", i),
+                       std::make_shared<DoubleConvolution>(level(in, out)));
     in = out;
     out *= 2;
   }
   bottom_.emplace(*this, "bottom", std::make_shared<DoubleConvolution>(level(in, out)));
   for (int64_t i = kLevels; i > 0; --i) {
-    up_.emplace_back(*this, fmt::format("up{}", i), std::make_shared<Expansion>(level(out, out / 2)));
+    up_.emplace_back(*this, fmt::format("up{}", i),
+                     std::make_shared<Expansion>(level(out, out / 2)));
     out /= 2;
   }
-  head_.emplace(*this, "head",
-                std::make_shared<Convolution>(Convolution::Options{
-                    .in = out, .out = config.classes, .kernel = 1, .bias = true, .device = device}));
+  head_.emplace(
+      *this, "head",
+      std::make_shared<Convolution>(Convolution::Options{
+          .in = out, .out = config.classes, .kernel = 1, .bias = true, .device = device}));
 }
 
 at::Tensor UNet::forward(const at::Tensor& images) {
@@ -111,7 +117,8 @@ at::Tensor UNet::forward(const at::Tensor& images) {
 std::shared_ptr<VisionModel> make_unet(const VisionConfig& config, c10::Device device) {
   constexpr int64_t kMultiple = 1 << kLevels;
   user_check(config.height % kMultiple == 0 && config.width % kMultiple == 0,
-             "unet: images of {} x {} cannot be halved four times; height and width must be multiples of {}",
+             "unet: images of {} x {} cannot be halved four times; height and width must be "
+             "multiples of {}",
              config.height, config.width, kMultiple);
   return std::make_shared<UNet>(config, device);
 }

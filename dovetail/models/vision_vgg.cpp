@@ -25,15 +25,16 @@ class Vgg : public VisionModel {
 /// Stages of 3 x 3 convolutions, each with its ReLU; a pooling after each stage.
 std::shared_ptr<Sequence> make_features(const VisionConfig& config, c10::Device device) {
   const bool deeper = config.preset == "vgg19";
-  const std::array<int, kStages> depth = deeper ? std::array{2, 2, 4, 4, 4} : std::array{2, 2, 3, 3, 3};
+  const std::array<int, kStages> depth =
+      deeper ? std::array{2, 2, 4, 4, 4} : std::array{2, 2, 3, 3, 3};
   constexpr std::array<int, kStages> kWidth = {1, 2, 4, 8, 8};
   auto features = std::make_shared<Sequence>();
   int64_t in = config.channels;
   for (size_t stage = 0; stage < kStages; ++stage) {
     const int64_t out = kWidth[stage] * config.base_width;
     for (int i = 0; i < depth[stage]; ++i) {
-      features->add(
-          std::make_shared<Convolution>(Convolution::Options{.in = in, .out = out, .bias = true, .device = device}));
+      features->add(std::make_shared<Convolution>(
+          Convolution::Options{.in = in, .out = out, .bias = true, .device = device}));
       features->add(std::make_shared<Relu>(config.in_place));
       in = out;
     }
@@ -70,8 +71,8 @@ at::Tensor Vgg::forward(const at::Tensor& images) {
 std::shared_ptr<VisionModel> make_vgg(const VisionConfig& config, c10::Device device) {
   constexpr int64_t kSmallest = 1 << kStages;
   user_check(config.height >= kSmallest && config.width >= kSmallest,
-             "{}: images of {} x {} are too small for five halvings; the smallest are {} x {}", config.preset,
-             config.height, config.width, kSmallest, kSmallest);
+             "{}: images of {} x {} are too small for five halvings; the smallest are {} x {}",
+             config.preset, config.height, config.width, kSmallest, kSmallest);
   return std::make_shared<Vgg>(config, device);
 }
 

@@ -24,9 +24,10 @@ constexpr double kLeastColumn = 1e-300;
 constexpr double kMostScore = 1 << 14, kScoreUnit = 0x1p-32;
 constexpr int64_t kUnreached = std::numeric_limits<int64_t>::max();
 
-/// Tokens are placed one after another, each by the cheapest path token -> expert -> ... -> expert with a free slot, on
-/// which every expert hands one of its tokens on. Each expert has `floor` slots of its own; beyond them it may take one
-/// more, of which there are T mod E for all: node E of the graph, through which that one passes from expert to expert.
+/// Tokens are placed one after another, each by the cheapest path token -> expert -> ... -> expert
+/// with a free slot, on which every expert hands one of its tokens on. Each expert has `floor`
+/// slots of its own; beyond them it may take one more, of which there are T mod E for all: node E
+/// of the graph, through which that one passes from expert to expert.
 class BalancedAssignment {
  public:
   BalancedAssignment(std::vector<int64_t> cost, int64_t tokens, int64_t experts)
@@ -50,13 +51,16 @@ class BalancedAssignment {
   using Move = std::pair<int64_t, int64_t>;  ///< what moving a token costs, the token
   using Moves = std::priority_queue<Move, std::vector<Move>, std::greater<>>;
 
-  int64_t cost(int64_t token, int64_t expert) const { return cost_[static_cast<size_t>(token * experts_ + expert)]; }
+  int64_t cost(int64_t token, int64_t expert) const {
+    return cost_[static_cast<size_t>(token * experts_ + expert)];
+  }
   int64_t count(int64_t expert) const { return count_[static_cast<size_t>(expert)]; }
 
   /// The cheapest token to move; {kUnreached, -1} without any.
   Move cheapest(int64_t from, int64_t to) {
     Moves& moves = moves_[static_cast<size_t>(from * experts_ + to)];
-    while (!moves.empty() && expert_of_[static_cast<size_t>(moves.top().second)] != from) moves.pop();
+    while (!moves.empty() && expert_of_[static_cast<size_t>(moves.top().second)] != from)
+      moves.pop();
     return moves.empty() ? Move{kUnreached, -1} : moves.top();
   }
 
@@ -64,11 +68,14 @@ class BalancedAssignment {
     expert_of_[static_cast<size_t>(token)] = static_cast<int32_t>(expert);
     for (int64_t to = 0; to < experts_; ++to) {
       if (to != expert)
-        moves_[static_cast<size_t>(expert * experts_ + to)].emplace(cost(token, to) - cost(token, expert), token);
+        moves_[static_cast<size_t>(expert * experts_ + to)].emplace(
+            cost(token, to) - cost(token, expert), token);
     }
   }
 
-  int64_t& edge(int64_t from, int64_t to) { return edges_[static_cast<size_t>(from * (experts_ + 1) + to)]; }
+  int64_t& edge(int64_t from, int64_t to) {
+    return edges_[static_cast<size_t>(from * (experts_ + 1) + to)];
+  }
 
   /// The edges of an expert whose tokens have changed.
   void refresh(int64_t expert) {
@@ -107,7 +114,9 @@ class BalancedAssignment {
     for (int64_t node = 0; node <= experts_; ++node) {
       const bool free = node == experts_ ? extra_left_ > 0 : count(node) < floor_;
       const int64_t distance = distance_[static_cast<size_t>(node)];
-      if (free && distance != kUnreached && (end < 0 || distance < distance_[static_cast<size_t>(end)])) end = node;
+      if (free && distance != kUnreached &&
+          (end < 0 || distance < distance_[static_cast<size_t>(end)]))
+        end = node;
     }
     DOVETAIL_CHECK(end >= 0, "no slot can be reached for token {}", token);
     if (end == experts_) --extra_left_;
@@ -118,7 +127,8 @@ class BalancedAssignment {
   void hand_on(int64_t token, int64_t end) {
     std::vector<std::pair<int64_t, int64_t>> moved;  // token, its new expert
     int64_t node = end;
-    for (int64_t from = before_[static_cast<size_t>(node)]; from >= 0; from = before_[static_cast<size_t>(node)]) {
+    for (int64_t from = before_[static_cast<size_t>(node)]; from >= 0;
+         from = before_[static_cast<size_t>(node)]) {
       if (from < experts_ && node < experts_) moved.emplace_back(cheapest(from, node).second, node);
       node = from;
     }
@@ -143,8 +153,10 @@ class BalancedAssignment {
   std::vector<int64_t> edges_;  ///< (from, to), of experts and the node of the extra slots
 };
 
-/// One round: the factors of the rows, then of the columns. Returns how much these changed, over their mean.
-double scale_both(const double* mass, std::vector<double>& of_token, std::vector<double>& of_expert) {
+/// One round: the factors of the rows, then of the columns. Returns how much these changed, over
+/// their mean.
+double scale_both(const double* mass, std::vector<double>& of_token,
+                  std::vector<double>& of_expert) {
   const size_t experts = of_expert.size();
   std::vector<double> column(experts, 0.0);
   for (size_t t = 0; t < of_token.size(); ++t) {
@@ -169,21 +181,27 @@ at::Tensor scaled_plan(const at::Tensor& scores) {
   if (tokens == 0) return x;
   at::Tensor plan = at::nan_to_num((x - x.amax(1, true)).exp(), 1.0).contiguous();
   auto* mass = plan.mutable_data_ptr<double>();
-  std::vector<double> of_token(static_cast<size_t>(tokens)), of_expert(static_cast<size_t>(experts), 1.0);
-  for (int round = 0; round < kSinkhornRounds && scale_both(mass, of_token, of_expert) > kSinkhornTolerance; ++round) {
+  std::vector<double> of_token(static_cast<size_t>(tokens)),
+      of_expert(static_cast<size_t>(experts), 1.0);
+  for (int round = 0;
+       round < kSinkhornRounds && scale_both(mass, of_token, of_expert) > kSinkhornTolerance;
+       ++round) {
   }
   for (size_t t = 0; t < of_token.size(); ++t) {
-    for (size_t e = 0; e < of_expert.size(); ++e) mass[t * of_expert.size() + e] *= of_token[t] * of_expert[e];
+    for (size_t e = 0; e < of_expert.size(); ++e)
+      mass[t * of_expert.size() + e] *= of_token[t] * of_expert[e];
   }
   return plan;
 }
 
 at::Tensor balanced(const at::Tensor& scores) {
   const int64_t tokens = scores.size(0), experts = scores.size(1);
-  const at::Tensor x = at::nan_to_num(scores.detach().to(at::kDouble), -kMostScore).clamp(-kMostScore, kMostScore);
+  const at::Tensor x =
+      at::nan_to_num(scores.detach().to(at::kDouble), -kMostScore).clamp(-kMostScore, kMostScore);
   const at::Tensor units = (x * (-1 / kScoreUnit)).round().to(at::kLong).contiguous();
   const auto* cost = units.const_data_ptr<int64_t>();
-  const std::vector<int32_t> expert = BalancedAssignment({cost, cost + units.numel()}, tokens, experts).solve();
+  const std::vector<int32_t> expert =
+      BalancedAssignment({cost, cost + units.numel()}, tokens, experts).solve();
   return at::tensor(at::ArrayRef<int32_t>(expert), at::kInt);
 }
 

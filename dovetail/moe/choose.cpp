@@ -26,12 +26,13 @@ T rank(T score) {
   return std::isnan(score) ? -std::numeric_limits<T>::infinity() : score;
 }
 
-/// The indices of the largest values so far, descending; among equals the one that came first. Complete after `size`
-/// offers.
+/// The indices of the largest values so far, descending; among equals the one that came first.
+/// Complete after `size` offers.
 template <class T>
 class Largest {
  public:
-  explicit Largest(int64_t size) : values_(static_cast<size_t>(size)), indices_(static_cast<size_t>(size)) {}
+  explicit Largest(int64_t size)
+      : values_(static_cast<size_t>(size)), indices_(static_cast<size_t>(size)) {}
 
   void clear() { filled_ = 0; }
   void offer(T value, int64_t index) {
@@ -108,8 +109,8 @@ class Chooser {
 
 /// `out` of the choices beyond the `capacity` largest of their expert is set.
 template <class T>
-void drop_smallest(const at::Tensor& expert, const at::Tensor& weight, int64_t experts, int64_t capacity,
-                   std::vector<char>& out) {
+void drop_smallest(const at::Tensor& expert, const at::Tensor& weight, int64_t experts,
+                   int64_t capacity, std::vector<char>& out) {
   const auto* e = expert.const_data_ptr<int32_t>();
   const auto* w = weight.const_data_ptr<T>();
   std::vector<std::vector<int64_t>> choices(static_cast<size_t>(experts));
@@ -119,14 +120,17 @@ void drop_smallest(const at::Tensor& expert, const at::Tensor& weight, int64_t e
   for (auto& of_expert : choices) {
     const auto kept = std::min(of_expert.size(), static_cast<size_t>(capacity));
     // A token chooses an expert once, so choices in index order are tokens in index order.
-    std::stable_sort(of_expert.begin(), of_expert.end(), [w](int64_t a, int64_t b) { return rank(w[a]) > rank(w[b]); });
+    std::stable_sort(of_expert.begin(), of_expert.end(),
+                     [w](int64_t a, int64_t b) { return rank(w[a]) > rank(w[b]); });
     for (size_t i = kept; i < of_expert.size(); ++i) out[static_cast<size_t>(of_expert[i])] = 1;
   }
 }
 
-at::Tensor choose_experts_on_cpu(const at::Tensor& scores, const at::Tensor& bias, const RoutingSpec& spec) {
+at::Tensor choose_experts_on_cpu(const at::Tensor& scores, const at::Tensor& bias,
+                                 const RoutingSpec& spec) {
   const int64_t tokens = scores.size(0), experts = scores.size(1);
-  at::Tensor chosen = at::empty({tokens, spec.k}, scores.options().dtype(at::kInt).requires_grad(false));
+  at::Tensor chosen =
+      at::empty({tokens, spec.k}, scores.options().dtype(at::kInt).requires_grad(false));
   auto* to = chosen.mutable_data_ptr<int32_t>();
   AT_DISPATCH_FLOATING_TYPES(scores.scalar_type(), "choose_experts", [&] {
     const auto* from = scores.const_data_ptr<scalar_t>();
@@ -142,15 +146,17 @@ at::Tensor choose_experts_on_cpu(const at::Tensor& scores, const at::Tensor& bia
   return chosen;
 }
 
-at::Tensor assign_slots_on_cpu(const at::Tensor& expert, const at::Tensor& weight, const at::Tensor& order,
-                               const at::Tensor& drawn_out, int64_t experts, int64_t capacity,
-                               const RoutingSpec& spec) {
+at::Tensor assign_slots_on_cpu(const at::Tensor& expert, const at::Tensor& weight,
+                               const at::Tensor& order, const at::Tensor& drawn_out,
+                               int64_t experts, int64_t capacity, const RoutingSpec& spec) {
   const int64_t k = expert.size(1);
   at::Tensor slots = at::full(expert.sizes(), kDropped, expert.options());
   const auto* e = expert.const_data_ptr<int32_t>();
   auto* slot = slots.mutable_data_ptr<int32_t>();
   const bool* drawn = drawn_out.defined() ? drawn_out.const_data_ptr<bool>() : nullptr;
-  const auto is_drawn = [&](int64_t token, int64_t choice) { return drawn != nullptr && choice == 1 && drawn[token]; };
+  const auto is_drawn = [&](int64_t token, int64_t choice) {
+    return drawn != nullptr && choice == 1 && drawn[token];
+  };
 
   std::vector<char> out(static_cast<size_t>(expert.numel()), 0);
   if (spec.draw_frees_slot) {
@@ -159,8 +165,9 @@ at::Tensor assign_slots_on_cpu(const at::Tensor& expert, const at::Tensor& weigh
     }
   }
   if (spec.drop == Drop::kProbability) {
-    AT_DISPATCH_FLOATING_TYPES(weight.scalar_type(), "drop_smallest",
-                               [&] { drop_smallest<scalar_t>(expert, weight, experts, capacity, out); });
+    AT_DISPATCH_FLOATING_TYPES(weight.scalar_type(), "drop_smallest", [&] {
+      drop_smallest<scalar_t>(expert, weight, experts, capacity, out);
+    });
   }
   std::vector<int64_t> taken(static_cast<size_t>(experts), 0);
   const SlotSequence sequence{.order = order.const_data_ptr<int64_t>(),
@@ -179,17 +186,21 @@ at::Tensor assign_slots_on_cpu(const at::Tensor& expert, const at::Tensor& weigh
 
 }  // namespace
 
-at::Tensor choose_experts(const at::Tensor& scores, const at::Tensor& bias, const RoutingSpec& spec) {
+at::Tensor choose_experts(const at::Tensor& scores, const at::Tensor& bias,
+                          const RoutingSpec& spec) {
   if (scores.is_cuda()) return gpu::choose_experts(scores, bias, spec);
-  return operation("dovetail::moe_choose_experts", {.reads = {scores, bias}}, [spec](const Operands& of) {
-    return std::vector{choose_experts_on_cpu(of.reads[0], of.reads[1], spec)};
-  })[0];
+  return operation("dovetail::moe_choose_experts", {.reads = {scores, bias}},
+                   [spec](const Operands& of) {
+                     return std::vector{choose_experts_on_cpu(of.reads[0], of.reads[1], spec)};
+                   })[0];
 }
 
 at::Tensor count_choices(const at::Tensor& expert, int64_t experts) {
   if (expert.is_cuda()) return gpu::count_choices(expert, experts);
   return operation("dovetail::moe_count_choices", {.reads = {expert.reshape({-1})}},
-                   [experts](const Operands& of) { return std::vector{at::bincount(of.reads[0], {}, experts)}; })[0];
+                   [experts](const Operands& of) {
+                     return std::vector{at::bincount(of.reads[0], {}, experts)};
+                   })[0];
 }
 
 at::Tensor visiting_order(const at::Tensor& scores, const RoutingSpec& spec) {
@@ -198,20 +209,23 @@ at::Tensor visiting_order(const at::Tensor& scores, const RoutingSpec& spec) {
 }
 
 at::Tensor assign_slots(const at::Tensor& expert, const at::Tensor& weight, const at::Tensor& order,
-                        const at::Tensor& drawn_out, int64_t experts, int64_t capacity, const RoutingSpec& spec) {
-  if (expert.is_cuda()) return gpu::assign_slots(expert, weight, order, drawn_out, experts, capacity, spec);
-  return operation(
-      "dovetail::moe_assign_slots", {.reads = {expert, weight, order, drawn_out}}, [=](const Operands& of) {
-        return std::vector{
-            assign_slots_on_cpu(of.reads[0], of.reads[1], of.reads[2], of.reads[3], experts, capacity, spec)};
-      })[0];
+                        const at::Tensor& drawn_out, int64_t experts, int64_t capacity,
+                        const RoutingSpec& spec) {
+  if (expert.is_cuda())
+    return gpu::assign_slots(expert, weight, order, drawn_out, experts, capacity, spec);
+  return operation("dovetail::moe_assign_slots", {.reads = {expert, weight, order, drawn_out}},
+                   [=](const Operands& of) {
+                     return std::vector{assign_slots_on_cpu(of.reads[0], of.reads[1], of.reads[2],
+                                                            of.reads[3], experts, capacity, spec)};
+                   })[0];
 }
 
 at::Tensor choose_rows(const at::Tensor& scores, int64_t capacity) {
   if (scores.is_cuda()) return gpu::choose_rows(scores, capacity);
   const int64_t tokens = scores.size(0), experts = scores.size(1);
   const at::Tensor by_expert = scores.t().contiguous();
-  at::Tensor chosen = at::empty({experts, capacity}, scores.options().dtype(at::kInt).requires_grad(false));
+  at::Tensor chosen =
+      at::empty({experts, capacity}, scores.options().dtype(at::kInt).requires_grad(false));
   auto* to = chosen.mutable_data_ptr<int32_t>();
   AT_DISPATCH_FLOATING_TYPES(scores.scalar_type(), "choose_rows", [&] {
     const auto* from = by_expert.const_data_ptr<scalar_t>();
@@ -220,10 +234,11 @@ at::Tensor choose_rows(const at::Tensor& scores, int64_t capacity) {
       for (int64_t e = begin; e < end; ++e) {
         const auto* of_expert = from + e * tokens;
         std::iota(rows.begin(), rows.end(), 0);
-        std::partial_sort(rows.begin(), rows.begin() + capacity, rows.end(), [of_expert](int32_t a, int32_t b) {
-          const auto rank_a = rank(of_expert[a]), rank_b = rank(of_expert[b]);
-          return rank_a > rank_b || (rank_a == rank_b && a < b);
-        });
+        std::partial_sort(rows.begin(), rows.begin() + capacity, rows.end(),
+                          [of_expert](int32_t a, int32_t b) {
+                            const auto rank_a = rank(of_expert[a]), rank_b = rank(of_expert[b]);
+                            return rank_a > rank_b || (rank_a == rank_b && a < b);
+                          });
         std::copy(rows.begin(), rows.begin() + capacity, to + e * capacity);
       }
     });

@@ -26,8 +26,8 @@ at::Tensor comparable(const at::Tensor& scores) {
   return scores.nan_to_num(-kInfinity, kInfinity, -kInfinity);
 }
 
-at::Tensor largest(const at::Tensor& scores, const at::Tensor& bias, int64_t k, const at::Tensor& groups,
-                   int64_t group_size) {
+at::Tensor largest(const at::Tensor& scores, const at::Tensor& bias, int64_t k,
+                   const at::Tensor& groups, int64_t group_size) {
   at::Tensor chosen = at::empty({scores.size(0), k}, scores.options().dtype(at::kInt));
   if (scores.size(0) == 0) return chosen;
   cuda_kernels_for(kOp).choose({.wide = scores.scalar_type() == at::kDouble,
@@ -43,7 +43,8 @@ at::Tensor largest(const at::Tensor& scores, const at::Tensor& bias, int64_t k, 
   return chosen;
 }
 
-at::Tensor score_groups(const at::Tensor& scores, const at::Tensor& bias, const RoutingSpec& spec, int64_t group_size) {
+at::Tensor score_groups(const at::Tensor& scores, const at::Tensor& bias, const RoutingSpec& spec,
+                        int64_t group_size) {
   at::Tensor group_scores = at::empty({scores.size(0), spec.groups}, scores.options());
   if (scores.size(0) == 0) return group_scores;
   const int64_t wanted = spec.group_score == GroupScore::kTop2 ? 2 : 1;
@@ -63,8 +64,8 @@ struct Slots {
 };
 
 /// expert (T, k) in the order of `sequence`; `capacity` below 0: nothing is dropped for it.
-Slots take_slots(const at::Tensor& expert, const SlotSequence& sequence, const at::Tensor& out, const at::Tensor& drawn,
-                 int64_t experts, int64_t capacity) {
+Slots take_slots(const at::Tensor& expert, const SlotSequence& sequence, const at::Tensor& out,
+                 const at::Tensor& drawn, int64_t experts, int64_t capacity) {
   Slots found{.slot = at::empty(expert.sizes(), expert.options()),
               .count = at::zeros({experts}, expert.options().dtype(at::kLong))};
   if (expert.numel() == 0) return found;
@@ -82,17 +83,18 @@ Slots take_slots(const at::Tensor& expert, const SlotSequence& sequence, const a
 }
 
 /// Choices beyond the `capacity` largest of their expert, and those of `out`: (n) bool.
-at::Tensor beyond_largest(const at::Tensor& expert, const at::Tensor& weight, const at::Tensor& out, int64_t experts,
-                          int64_t capacity) {
-  const at::Tensor by_weight =
-      at::argsort(comparable(weight.reshape({-1})), /*stable=*/true, /*dim=*/0, /*descending=*/true);
+at::Tensor beyond_largest(const at::Tensor& expert, const at::Tensor& weight, const at::Tensor& out,
+                          int64_t experts, int64_t capacity) {
+  const at::Tensor by_weight = at::argsort(comparable(weight.reshape({-1})), /*stable=*/true,
+                                           /*dim=*/0, /*descending=*/true);
   const at::Tensor rank = rank_choices(expert.reshape({-1}), by_weight, out, experts).rank;
   return at::logical_or(rank < 0, rank >= capacity);
 }
 
 }  // namespace
 
-at::Tensor choose_experts(const at::Tensor& scores, const at::Tensor& bias, const RoutingSpec& spec) {
+at::Tensor choose_experts(const at::Tensor& scores, const at::Tensor& bias,
+                          const RoutingSpec& spec) {
   const int64_t group_size = scores.size(1) / spec.groups;
   at::Tensor groups;
   if (spec.top_groups < spec.groups)
@@ -100,8 +102,10 @@ at::Tensor choose_experts(const at::Tensor& scores, const at::Tensor& bias, cons
   return largest(scores, bias, spec.k, groups, group_size);
 }
 
-Ranks rank_choices(const at::Tensor& expert, const at::Tensor& order, const at::Tensor& out, int64_t experts) {
-  const SlotSequence sequence{.order = pointer<int64_t>(order), .tokens = expert.numel(), .k = 1, .by_token = true};
+Ranks rank_choices(const at::Tensor& expert, const at::Tensor& order, const at::Tensor& out,
+                   int64_t experts) {
+  const SlotSequence sequence{
+      .order = pointer<int64_t>(order), .tokens = expert.numel(), .k = 1, .by_token = true};
   const Slots found = take_slots(expert, sequence, out, {}, experts, kDropped);
   return {.rank = found.slot, .count = found.count};
 }
@@ -111,7 +115,8 @@ at::Tensor count_choices(const at::Tensor& expert, int64_t experts) {
 }
 
 at::Tensor assign_slots(const at::Tensor& expert, const at::Tensor& weight, const at::Tensor& order,
-                        const at::Tensor& drawn_out, int64_t experts, int64_t capacity, const RoutingSpec& spec) {
+                        const at::Tensor& drawn_out, int64_t experts, int64_t capacity,
+                        const RoutingSpec& spec) {
   at::Tensor out;
   if (spec.draw_frees_slot && drawn_out.defined()) {
     out = at::zeros(expert.sizes(), expert.options().dtype(at::kBool));
@@ -122,12 +127,14 @@ at::Tensor assign_slots(const at::Tensor& expert, const at::Tensor& weight, cons
                               .tokens = expert.size(0),
                               .k = expert.size(1),
                               .by_token = spec.slot_order == SlotOrder::kToken};
-  return take_slots(expert, sequence, out, drawn_out, experts, spec.drop == Drop::kPosition ? capacity : kDropped).slot;
+  return take_slots(expert, sequence, out, drawn_out, experts,
+                    spec.drop == Drop::kPosition ? capacity : kDropped)
+      .slot;
 }
 
 at::Tensor choose_rows(const at::Tensor& scores, int64_t capacity) {
-  const at::Tensor order =
-      at::argsort(comparable(scores.t().contiguous()), /*stable=*/true, /*dim=*/1, /*descending=*/true);
+  const at::Tensor order = at::argsort(comparable(scores.t().contiguous()), /*stable=*/true,
+                                       /*dim=*/1, /*descending=*/true);
   return order.narrow(1, 0, capacity).to(at::kInt).contiguous();
 }
 

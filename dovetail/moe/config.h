@@ -16,7 +16,8 @@ struct Config {
   int64_t ffn_width = 0;  ///< of an expert; 0: model.ffn_width
   int64_t shared_experts = 0;
   int64_t every = 1;  ///< the last of every so many blocks has experts
-  std::string score = "softmax", normalize = "before", slot_order = "choice", drop = "none", group_score = "top2";
+  std::string score = "softmax", normalize = "before", slot_order = "choice", drop = "none",
+              group_score = "top2";
   std::string capacity_rule = "tutel", load_count = "all_choices";
   double capacity_factor = 1, scale = 1;
   double eval_capacity_factor = 0;  ///< for validation losses; 0: no capacity
@@ -38,16 +39,17 @@ bool has_experts(const Config& config, int64_t index);
 /// Matrices (experts, width) of a router.
 int64_t router_matrices(const Config& config);
 
-/// Throws UserError naming model.moe.<key>, also for keys that would have no effect. `width` is the width of the
-/// model's feed-forward: 0 stands for it. load_scope "auto" becomes "global_batch" where there is a load loss.
+/// Throws UserError naming model.moe.<key>, also for keys that would have no effect. `width` is the
+/// width of the model's feed-forward: 0 stands for it. load_scope "auto" becomes "global_batch"
+/// where there is a load loss.
 Config resolve(const Config& config, int64_t width);
 
-/// Version 0.1 wrote load_scope = "micro_batch", its default, also where no load loss reads it: it becomes "auto"
-/// there. For stored configs.
+/// Version 0.1 wrote load_scope = "micro_batch", its default, also where no load loss reads it: it
+/// becomes "auto" there. For stored configs.
 void forget_unread_scope(Config& config);
 
-/// The key by which a token's experts depend on later tokens when a loss is measured, "router = \"expert_choice\"";
-/// empty: on none.
+/// The key by which a token's experts depend on later tokens when a loss is measured, "router =
+/// \"expert_choice\""; empty: on none.
 std::string reads_later_tokens(const Config& config);
 /// Throws UserError if tokens cannot be decoded one by one.
 void check_decodes(const Config& config);

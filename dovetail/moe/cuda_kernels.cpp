@@ -13,7 +13,9 @@ const CudaKernels* cuda_kernels() {
 const CudaKernels& cuda_kernels_for(const char* op) {
   const CudaKernels* kernels = cuda_kernels();
   user_check(kernels != nullptr,
-             "{}: this build has no kernels for the GPU; build where nvcc is found, or give it tensors on the CPU", op);
+             "{}: this build has no kernels for the GPU; build where nvcc is found, or give it "
+             "tensors on the CPU",
+             op);
   return *kernels;
 }
 

@@ -7,18 +7,21 @@
 
 namespace dovetail::moe {
 
-/// The k columns of the largest score + bias of each row, descending, ties to the lowest column; NaN as -infinity.
+/// The k columns of the largest score + bias of each row, descending, ties to the lowest column;
+/// NaN as -infinity.
 struct ChooseProblem {
   bool wide;  ///< scores and bias are float64, else float32
   int64_t rows, columns, k;
-  const void* scores;     ///< (rows, columns)
-  const void* bias;       ///< (columns); null: 0
-  const int32_t* groups;  ///< (rows, top_groups): a row's columns lie in these groups; null: anywhere
+  const void* scores;  ///< (rows, columns)
+  const void* bias;    ///< (columns); null: 0
+  const int32_t*
+      groups;  ///< (rows, top_groups): a row's columns lie in these groups; null: anywhere
   int64_t top_groups, group_size;
   int32_t* chosen;  ///< (rows, k)
 };
 
-/// score[r][g] = the sum of the `summed` largest score + bias of the columns of group g; NaN as -infinity.
+/// score[r][g] = the sum of the `summed` largest score + bias of the columns of group g; NaN as
+/// -infinity.
 struct GroupScoreProblem {
   bool wide;
   int64_t rows, groups, group_size;
@@ -28,8 +31,8 @@ struct GroupScoreProblem {
   void* group_scores;  ///< (rows, groups)
 };
 
-/// Slots that the choices of a sequence take, one expert's counted from 0 in the order of the sequence. Integer prefix
-/// sums over tiles of fixed size: the same on every GPU.
+/// Slots that the choices of a sequence take, one expert's counted from 0 in the order of the
+/// sequence. Integer prefix sums over tiles of fixed size: the same on every GPU.
 struct SlotProblem {
   SlotSequence sequence;
   int64_t experts;
@@ -42,7 +45,8 @@ struct SlotProblem {
   int64_t* count;         ///< (experts): slots taken, those from `capacity` on too
 };
 
-/// Rows of kept choices sorted by expert: that of choice c, kept where slot[c] >= 0, is begin[expert[c]] + rank[c].
+/// Rows of kept choices sorted by expert: that of choice c, kept where slot[c] >= 0, is
+/// begin[expert[c]] + rank[c].
 struct RowsProblem {
   int64_t choices, k;
   const int32_t *expert, *rank;  ///< rank below 0: not kept
@@ -52,14 +56,15 @@ struct RowsProblem {
   int32_t* row;                  ///< (choices): -1 where not kept
 };
 
-/// `gather_rows` of rows_simd.h, to place[i] instead of i where `place` is not null, for `y` and `other`.
+/// `gather_rows` of rows_simd.h, to place[i] instead of i where `place` is not null, for `y` and
+/// `other`.
 struct PlacedRowsProblem {
   GatherRowsProblem rows;
   const int64_t* place;
 };
 
-/// y[t] = sum over the j with row[t][j] >= 0, in their order, of weight[row] x[place[row]]; y (tokens, width) float32;
-/// weight null: 1; place null: row itself.
+/// y[t] = sum over the j with row[t][j] >= 0, in their order, of weight[row] x[place[row]]; y
+/// (tokens, width) float32; weight null: 1; place null: row itself.
 struct SumRowsProblem {
   Storage storage;
   int64_t tokens, width, k;
@@ -70,8 +75,8 @@ struct SumRowsProblem {
   float* y;
 };
 
-/// Our kernels for CUDA tensors: pointers are to the current GPU's memory, work is queued on torch's current stream.
-/// They live in the library of dovetail/ops/cuda_kernels.h.
+/// Our kernels for CUDA tensors: pointers are to the current GPU's memory, work is queued on
+/// torch's current stream. They live in the library of dovetail/ops/cuda_kernels.h.
 struct CudaKernels {
   void (*choose)(const ChooseProblem& problem);
   void (*score_groups)(const GroupScoreProblem& problem);

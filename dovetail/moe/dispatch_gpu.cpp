@@ -38,18 +38,21 @@ void sort_rows(const at::Tensor& expert, const Ranks& ranks, Dispatch& out) {
 
 Dispatch dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts) {
   // By slots and not by their numbers: a draw may have left some empty.
-  const at::Tensor slots = slot.view({-1}), by_slot = at::argsort(slots, /*stable=*/true, /*dim=*/0);
+  const at::Tensor slots = slot.view({-1}),
+                   by_slot = at::argsort(slots, /*stable=*/true, /*dim=*/0);
   const Ranks ranks = rank_choices(expert.view({-1}), by_slot, slots < 0, experts);
   const at::Tensor counts = ranks.count.cpu();
   Dispatch out;
   out.begin.push_back(0);
-  for (int64_t e = 0; e < experts; ++e) out.begin.push_back(out.begin.back() + counts.const_data_ptr<int64_t>()[e]);
+  for (int64_t e = 0; e < experts; ++e)
+    out.begin.push_back(out.begin.back() + counts.const_data_ptr<int64_t>()[e]);
   sort_rows(expert, ranks, out);
   return out;
 }
 
-void take_tokens(const at::Tensor& x, const Dispatch& to, const at::Tensor& place, const at::Tensor& weight,
-                 const at::Tensor& other, at::Tensor& y, at::Tensor& dots) {
+void take_tokens(const at::Tensor& x, const Dispatch& to, const at::Tensor& place,
+                 const at::Tensor& weight, const at::Tensor& other, at::Tensor& y,
+                 at::Tensor& dots) {
   if (to.rows() == 0) return;
   cuda_kernels_for("moe_dispatch")
       .gather_rows({.rows = {.storage = storage_of(x),
@@ -64,8 +67,10 @@ void take_tokens(const at::Tensor& x, const Dispatch& to, const at::Tensor& plac
                     .place = places_or_null(place)});
 }
 
-at::Tensor sum_rows(const at::Tensor& rows, const at::Tensor& weight, const Dispatch& to, const at::Tensor& place) {
-  at::Tensor y = at::empty({to.row_of_token.size(0), rows.size(1)}, rows.options().dtype(at::kFloat));
+at::Tensor sum_rows(const at::Tensor& rows, const at::Tensor& weight, const Dispatch& to,
+                    const at::Tensor& place) {
+  at::Tensor y =
+      at::empty({to.row_of_token.size(0), rows.size(1)}, rows.options().dtype(at::kFloat));
   if (y.numel() == 0) return y;
   cuda_kernels_for("moe_combine")
       .sum_rows({.storage = storage_of(rows),

@@ -17,7 +17,8 @@ at::Tensor uniform_draws(uint64_t key, int64_t first_token, int64_t tokens) {
   at::Tensor draws = at::empty({tokens}, at::kDouble);
   auto* draw = draws.mutable_data_ptr<double>();
   for (int64_t t = 0; t < tokens; ++t)
-    draw[t] = random_uniform(key, RandomStream::kRoutingDraw, static_cast<uint64_t>(first_token + t));
+    draw[t] =
+        random_uniform(key, RandomStream::kRoutingDraw, static_cast<uint64_t>(first_token + t));
   return draws;
 }
 
@@ -41,8 +42,8 @@ at::Tensor hash_choices(uint64_t key, const at::Tensor& tokens, int64_t experts,
   for (int64_t t = 0; t < ids.numel(); ++t) {
     const uint64_t of_token = mix_seed(key, static_cast<uint64_t>(id[t]));
     for (int64_t j = 0; j < k; ++j)
-      choice[t * k + j] =
-          static_cast<int32_t>(permuted_index(of_token, static_cast<uint64_t>(j), static_cast<uint64_t>(experts)));
+      choice[t * k + j] = static_cast<int32_t>(
+          permuted_index(of_token, static_cast<uint64_t>(j), static_cast<uint64_t>(experts)));
   }
   return choices;
 }

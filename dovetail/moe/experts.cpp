@@ -42,7 +42,8 @@ void weigh(const at::Tensor& weight, at::Tensor& y, at::Tensor& dy, const at::Te
 }
 
 /// The gradient of h.
-at::Tensor activation_gradient(const RowOperation& activation, const at::Tensor& h, const at::Tensor& dy) {
+at::Tensor activation_gradient(const RowOperation& activation, const at::Tensor& h,
+                               const at::Tensor& dy) {
   if (activation.has_rows(h)) return activation.gradients(h, {}, dy).x;
   const at::AutoGradMode enabled(true);
   const at::Tensor x = h.detach().requires_grad_();
@@ -58,7 +59,8 @@ std::vector<Run> runs_of_width(at::TensorList down) {
   std::vector<Run> runs;
   for (int64_t e = 0; e < static_cast<int64_t>(down.size()); ++e) {
     const int64_t width = down[static_cast<size_t>(e)].size(1);
-    if (runs.empty() || runs.back().width != width) runs.push_back({.first = e, .end = e, .width = width});
+    if (runs.empty() || runs.back().width != width)
+      runs.push_back({.first = e, .end = e, .width = width});
     runs.back().end = e + 1;
   }
   return runs;
@@ -75,7 +77,8 @@ class ByExpert {
   ByExpert(const Dispatch& to, const std::vector<Run>& runs, at::TensorList matrices) {
     for (size_t i = 0; i < runs.size(); ++i) {
       for (int64_t e = runs[i].first; e < runs[i].end; ++e)
-        views_.push_back(matrices[i].narrow(0, to.first_row(e) - to.first_row(runs[i].first), to.rows(e)));
+        views_.push_back(
+            matrices[i].narrow(0, to.first_row(e) - to.first_row(runs[i].first), to.rows(e)));
     }
   }
   const at::Tensor& operator[](int64_t e) const { return views_[static_cast<size_t>(e)]; }
@@ -86,17 +89,19 @@ class ByExpert {
 
 /// `count` rounded up to one of sixteen sizes between a power of two and the next.
 int64_t usual_size(int64_t count) {
-  const auto step = std::max<int64_t>(8, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(count))) / 16);
+  const auto step =
+      std::max<int64_t>(8, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(count))) / 16);
   return (count + step - 1) / step * step;
 }
 
-/// oneDNN, which multiplies bfloat16, writes code for every shape that it meets, and experts have another number of
-/// rows in every step. So they get rows of weight 0 beside their own, up to the next usual size: of token 0, and of a
-/// choice behind the last. Modules get rows of zeros.
+/// oneDNN, which multiplies bfloat16, writes code for every shape that it meets, and experts have
+/// another number of rows in every step. So they get rows of weight 0 beside their own, up to the
+/// next usual size: of token 0, and of a choice behind the last. Modules get rows of zeros.
 Dispatch with_usual_sizes(const Dispatch& to, const at::Tensor& x, const at::Tensor& weight) {
   if (x.scalar_type() != at::kBFloat16 || multiplies_bfloat16_rows()) return to;
   Dispatch out{.begin = {0}, .choice = {}, .token = {}};
-  for (int64_t e = 0; e < to.experts(); ++e) out.begin.push_back(out.begin.back() + usual_size(to.rows(e)));
+  for (int64_t e = 0; e < to.experts(); ++e)
+    out.begin.push_back(out.begin.back() + usual_size(to.rows(e)));
   out.choice = at::full({out.rows()}, weight.numel(), to.choice.options());
   out.token = at::zeros({out.rows()}, to.token.options());
   for (int64_t e = 0; e < to.experts(); ++e) {
@@ -106,12 +111,14 @@ Dispatch with_usual_sizes(const Dispatch& to, const at::Tensor& x, const at::Ten
   return out;
 }
 
-/// In an operation. A recorded step has a row for every choice, whichever its expert: all sizes are those of any step.
+/// In an operation. A recorded step has a row for every choice, whichever its expert: all sizes are
+/// those of any step.
 Dispatch of_this_step(const variable_list& reads, size_t count, const DispatchNumbers& numbers) {
   const Dispatch given = dispatch_behind(reads, count, numbers);
   Dispatch to = given.known();
   user_check(to.rows() == given.choice.size(0),
-             "experts: {} of {} choices were dropped, but without padding a recorded step has a row for each",
+             "experts: {} of {} choices were dropped, but without padding a recorded step has a "
+             "row for each",
              given.choice.size(0) - to.rows(), given.choice.size(0));
   return to;
 }
@@ -121,7 +128,8 @@ variable_list matrices(const Dispatch& to, const std::vector<Run>& runs, int64_t
                        const at::TensorOptions& options) {
   variable_list out;
   for (const Run& run : runs)
-    out.push_back(at::empty({to.first_row(run.end) - to.first_row(run.first), wide * run.width}, options));
+    out.push_back(
+        at::empty({to.first_row(run.end) - to.first_row(run.first), wide * run.width}, options));
   return out;
 }
 
@@ -135,7 +143,9 @@ struct Places {
   size_t up_bias(int64_t e) const { return static_cast<size_t>(2 + 2 * experts + e); }
   size_t down_bias(int64_t e) const { return static_cast<size_t>(2 + 3 * experts + e); }
   size_t count() const { return static_cast<size_t>(2 + (bias ? 4 : 2) * experts); }
-  at::TensorList downs(at::TensorList tensors) const { return tensors.slice(down(0), static_cast<size_t>(experts)); }
+  at::TensorList downs(at::TensorList tensors) const {
+    return tensors.slice(down(0), static_cast<size_t>(experts));
+  }
 };
 
 class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
@@ -145,8 +155,8 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     auto made = operation("dovetail::experts", {.reads = with_dispatch(tensors.vec(), to)},
                           [numbers = numbers_of(to), activation, bias](const Operands& of) {
                             const size_t count = of.reads.size() - kDispatchTensors;
-                            return run(at::TensorList(of.reads).slice(0, count), of_this_step(of.reads, count, numbers),
-                                       activation, bias);
+                            return run(at::TensorList(of.reads).slice(0, count),
+                                       of_this_step(of.reads, count, numbers), activation, bias);
                           });
     variable_list saved = tensors.vec();
     saved.insert(saved.end(), made.begin() + 1, made.end());
@@ -162,22 +172,23 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     const Places at{.experts = to.experts(), .bias = context->saved_data["bias"].toBool()};
     Operands of{.reads = saved};
     of.reads.push_back(gradients[0]);
-    variable_list out =
-        operation("dovetail::experts_gradient", std::move(of),
-                  [numbers = numbers_of(to), at, activation = context->saved_data["activation"].toStringRef(),
-                   wants_x = context->needs_input_grad(Places::kX)](const Operands& given) {
-                    return differentiate(given.reads,
-                                         of_this_step(given.reads, given.reads.size() - 1 - kDispatchTensors, numbers),
-                                         at, activation, wants_x);
-                  });
+    variable_list out = operation(
+        "dovetail::experts_gradient", std::move(of),
+        [numbers = numbers_of(to), at, activation = context->saved_data["activation"].toStringRef(),
+         wants_x = context->needs_input_grad(Places::kX)](const Operands& given) {
+          return differentiate(
+              given.reads,
+              of_this_step(given.reads, given.reads.size() - 1 - kDispatchTensors, numbers), at,
+              activation, wants_x);
+        });
     out.resize(at.count() + 3);  // and the other arguments'
     return out;
   }
 
  private:
   /// y, the weight of each row, h of each run.
-  static variable_list run(at::TensorList tensors, const Dispatch& kept, const std::string& activation_name,
-                           bool bias) {
+  static variable_list run(at::TensorList tensors, const Dispatch& kept,
+                           const std::string& activation_name, bool bias) {
     const TraceSpan span("dovetail::experts");
     const Places at{.experts = kept.experts(), .bias = bias};
     const auto activation = activation_operation(activation_name);
@@ -191,11 +202,12 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
 
     std::vector<GemmCall> calls;
     for (int64_t e = 0; e < at.experts; ++e)
-      calls.push_back(
-          {h_of[e],
-           x,
-           tensors[at.up(e)],
-           {.transpose_b = true, .bias = bias ? tensors[at.up_bias(e)] : at::Tensor(), .a_rows = token[e]}});
+      calls.push_back({h_of[e],
+                       x,
+                       tensors[at.up(e)],
+                       {.transpose_b = true,
+                        .bias = bias ? tensors[at.up_bias(e)] : at::Tensor(),
+                        .a_rows = token[e]}});
     gemm_group(calls);
     variable_list a;
     for (const at::Tensor& matrix : h) a.push_back(activation->apply(matrix));
@@ -219,11 +231,13 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
   }
 
   /// saved: what `forward` saved, and dy behind it. The gradients of its tensors.
-  static variable_list differentiate(const variable_list& saved, const Dispatch& kept, const Places& at,
-                                     const std::string& activation_name, bool wants_x) {
+  static variable_list differentiate(const variable_list& saved, const Dispatch& kept,
+                                     const Places& at, const std::string& activation_name,
+                                     bool wants_x) {
     const TraceSpan span("dovetail::experts_backward");
     const auto activation = activation_operation(activation_name);
-    const at::Tensor &x = saved[Places::kX], &weight = saved[Places::kWeight], &row_weight = saved[at.count()];
+    const at::Tensor &x = saved[Places::kX], &weight = saved[Places::kWeight],
+                     &row_weight = saved[at.count()];
     const Dispatch to = with_usual_sizes(kept, x, weight);
     const at::Tensor dy = saved.back().to(x.scalar_type()).contiguous();
     const auto runs = runs_of_width(at.downs(saved));
@@ -235,21 +249,24 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     const auto run_calls = [&calls] { gemm_group(std::exchange(calls, {})); };
     {
       const ByExpert da_of(to, runs, da);
-      for (int64_t e = 0; e < at.experts; ++e) calls.push_back({da_of[e], dy, saved[at.down(e)], {.a_rows = token[e]}});
+      for (int64_t e = 0; e < at.experts; ++e)
+        calls.push_back({da_of[e], dy, saved[at.down(e)], {.a_rows = token[e]}});
       run_calls();
     }
     at::Tensor row_dweight = at::empty(row_weight.sizes(), row_weight.options());
     for (size_t i = 0; i < runs.size(); ++i) {
       a.push_back(activation->apply(h[i]));
       const int64_t first = to.first_row(runs[i].first);
-      weigh(row_weight.narrow(0, first, a[i].size(0)), a[i], da[i], row_dweight.narrow(0, first, a[i].size(0)));
+      weigh(row_weight.narrow(0, first, a[i].size(0)), a[i], da[i],
+            row_dweight.narrow(0, first, a[i].size(0)));
     }
 
     if (at.bias) {  // of which the weights' gradients are products too
       const at::Tensor of_bias = at::empty({to.rows(), 1}, x.options());
       const ByExpert of_expert(to, of_bias);
       for (int64_t e = 0; e < at.experts; ++e)
-        calls.push_back({of_expert[e], dy, saved[at.down_bias(e)].unsqueeze(1), {.a_rows = token[e]}});
+        calls.push_back(
+            {of_expert[e], dy, saved[at.down_bias(e)].unsqueeze(1), {.a_rows = token[e]}});
       run_calls();
       row_dweight.add_(of_bias.squeeze(1));
     }
@@ -257,13 +274,19 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     // What only down's gradients read goes before up's are made.
     variable_list out(at.count());
     const ByExpert weights(to, row_weight.to(x.scalar_type()));
-    const auto gradient = [&](size_t place) { return out[place] = at::empty(saved[place].sizes(), x.options()); };
+    const auto gradient = [&](size_t place) {
+      return out[place] = at::empty(saved[place].sizes(), x.options());
+    };
     {
       const ByExpert a_of(to, runs, a);
       for (int64_t e = 0; e < at.experts; ++e) {
-        calls.push_back({gradient(at.down(e)), dy, a_of[e], {.transpose_a = true, .a_rows = token[e]}});
+        calls.push_back(
+            {gradient(at.down(e)), dy, a_of[e], {.transpose_a = true, .a_rows = token[e]}});
         if (at.bias)
-          calls.push_back({gradient(at.down_bias(e)).unsqueeze(0), weights[e].unsqueeze(0), dy, {.b_rows = token[e]}});
+          calls.push_back({gradient(at.down_bias(e)).unsqueeze(0),
+                           weights[e].unsqueeze(0),
+                           dy,
+                           {.b_rows = token[e]}});
       }
       run_calls();
     }
@@ -277,17 +300,22 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     if (wants_x) {
       dx = at::zeros(x.sizes(), weight.options());
       for (int64_t e = 0; e < at.experts; ++e)
-        calls.push_back(
-            {dx, dh_of[e], saved[at.up(e)], {.accumulate = true, .c_rows = token[e].narrow(0, 0, kept.rows(e))}});
+        calls.push_back({dx,
+                         dh_of[e],
+                         saved[at.up(e)],
+                         {.accumulate = true, .c_rows = token[e].narrow(0, 0, kept.rows(e))}});
     }
     for (int64_t e = 0; e < at.experts; ++e) {
       const at::Tensor up_sums = at.bias ? gradient(at.up_bias(e)) : at::Tensor();
-      calls.push_back(
-          {gradient(at.up(e)), dh_of[e], x, {.transpose_a = true, .row_sums = up_sums, .b_rows = token[e]}});
+      calls.push_back({gradient(at.up(e)),
+                       dh_of[e],
+                       x,
+                       {.transpose_a = true, .row_sums = up_sums, .b_rows = token[e]}});
     }
     run_calls();
     if (dx.defined()) out[Places::kX] = dx.to(x.scalar_type());
-    const at::Tensor dweight = at::zeros({weight.numel() + 1}, weight.options()).index_copy_(0, to.choice, row_dweight);
+    const at::Tensor dweight =
+        at::zeros({weight.numel() + 1}, weight.options()).index_copy_(0, to.choice, row_dweight);
     out[Places::kWeight] = dweight.narrow(0, 0, weight.numel()).view(weight.sizes());
     return out;
   }
@@ -296,27 +324,32 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
 void check_expert(const at::Tensor& x, const ExpertWeights& experts, size_t e) {
   const at::Tensor &up = experts.up[e], &down = experts.down[e];
   const int64_t width = down.dim() == 2 ? down.size(1) : -1;
-  user_check(down.dim() == 2 && down.size(0) == x.size(1), "experts: down of expert {} must be [{}, width], but is {}",
-             e, x.size(1), describe(down));
-  user_check(up.dim() == 2 && up.size(0) == up_width(experts.activation, width) && up.size(1) == x.size(1),
-             "experts: up of expert {} must be [{}, {}], but is {}", e, up_width(experts.activation, width), x.size(1),
-             describe(up));
-  user_check(up.scalar_type() == x.scalar_type() && down.scalar_type() == x.scalar_type(),
-             "experts: x and the experts must share one dtype: x is {}, up of expert {} is {}, down {}", describe(x), e,
-             describe(up), describe(down));
+  user_check(down.dim() == 2 && down.size(0) == x.size(1),
+             "experts: down of expert {} must be [{}, width], but is {}", e, x.size(1),
+             describe(down));
+  user_check(
+      up.dim() == 2 && up.size(0) == up_width(experts.activation, width) && up.size(1) == x.size(1),
+      "experts: up of expert {} must be [{}, {}], but is {}", e,
+      up_width(experts.activation, width), x.size(1), describe(up));
+  user_check(
+      up.scalar_type() == x.scalar_type() && down.scalar_type() == x.scalar_type(),
+      "experts: x and the experts must share one dtype: x is {}, up of expert {} is {}, down {}",
+      describe(x), e, describe(up), describe(down));
 }
 
 at::TensorList of_run(const variable_list& list, const Run& run) {
   if (list.empty()) return {};
-  return at::TensorList(list).slice(static_cast<size_t>(run.first), static_cast<size_t>(run.end - run.first));
+  return at::TensorList(list).slice(static_cast<size_t>(run.first),
+                                    static_cast<size_t>(run.end - run.first));
 }
 
 void refuse_if_recorded(const Dispatch& to, const char* what) {
   if (to.is_known()) return;
-  throw UserError(
-      fmt::format("moe: {} have tensors of other sizes in each step without padding, which a recorded step cannot",
-                  what),
-      "pad them (model.moe.drop = \"position\", pad_to_capacity = true), or train without memory.budget");
+  throw UserError(fmt::format("moe: {} have tensors of other sizes in each step without padding, "
+                              "which a recorded step cannot",
+                              what),
+                  "pad them (model.moe.drop = \"position\", pad_to_capacity = true), or train "
+                  "without memory.budget");
 }
 
 bool by_rows_on_gpu(const at::Tensor& x) {
@@ -326,17 +359,18 @@ bool by_rows_on_gpu(const at::Tensor& x) {
 
 }  // namespace
 
-at::Tensor feed_forward_rows(const at::Tensor& rows, const std::vector<int64_t>& count, const ExpertWeights& experts) {
+at::Tensor feed_forward_rows(const at::Tensor& rows, const std::vector<int64_t>& count,
+                             const ExpertWeights& experts) {
   const auto activation = activation_operation(experts.activation);
   variable_list made;
   int64_t first = 0;
   for (const Run& run : runs_of_width(experts.down)) {
     const std::vector<int64_t> of_experts(count.begin() + run.first, count.begin() + run.end);
     const int64_t size = std::accumulate(of_experts.begin(), of_experts.end(), int64_t{0});
-    const at::Tensor h =
-        grouped_linear(rows.narrow(0, first, size), of_run(experts.up, run), of_experts, of_run(experts.up_bias, run));
-    made.push_back(
-        grouped_linear(activation->apply(h), of_run(experts.down, run), of_experts, of_run(experts.down_bias, run)));
+    const at::Tensor h = grouped_linear(rows.narrow(0, first, size), of_run(experts.up, run),
+                                        of_experts, of_run(experts.up_bias, run));
+    made.push_back(grouped_linear(activation->apply(h), of_run(experts.down, run), of_experts,
+                                  of_run(experts.down_bias, run)));
     first += size;
   }
   return made.size() == 1 ? made[0] : at::cat(made);
@@ -345,18 +379,21 @@ at::Tensor feed_forward_rows(const at::Tensor& rows, const std::vector<int64_t>&
 at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
                         const ExpertWeights& experts) {
   user_check(x.dim() == 2 && weight.dim() == 2 && weight.size(0) == x.size(0),
-             "experts: x must be (T, C) and weight (T, k): x is {}, weight is {}", describe(x), describe(weight));
+             "experts: x must be (T, C) and weight (T, k): x is {}, weight is {}", describe(x),
+             describe(weight));
   const auto sums = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  user_check(weight.scalar_type() == sums, "experts: weight must be {}: x is {}, weight is {}", at::toString(sums),
-             describe(x), describe(weight));
+  user_check(weight.scalar_type() == sums, "experts: weight must be {}: x is {}, weight is {}",
+             at::toString(sums), describe(x), describe(weight));
   const size_t count = experts.experts();
   user_check(static_cast<int64_t>(count) == to.experts() && experts.down.size() == count,
-             "experts: {} rows of choices for {} up and {} down matrices", to.experts(), count, experts.down.size());
+             "experts: {} rows of choices for {} up and {} down matrices", to.experts(), count,
+             experts.down.size());
   for (size_t e = 0; e < count; ++e) check_expert(x, experts, e);
   const bool bias = !experts.up_bias.empty();
-  user_check(experts.up_bias.size() == (bias ? count : 0) && experts.down_bias.size() == experts.up_bias.size(),
-             "experts: {} experts have {} biases of up and {} of down", count, experts.up_bias.size(),
-             experts.down_bias.size());
+  user_check(experts.up_bias.size() == (bias ? count : 0) &&
+                 experts.down_bias.size() == experts.up_bias.size(),
+             "experts: {} experts have {} biases of up and {} of down", count,
+             experts.up_bias.size(), experts.down_bias.size());
   if (by_rows_on_gpu(x)) {
     std::vector<int64_t> rows;
     for (int64_t e = 0; e < to.experts(); ++e) rows.push_back(to.rows(e));
@@ -366,12 +403,15 @@ at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dis
     const auto activation = activation_operation(experts.activation);
     return apply_experts(x, weight, to, [&](int64_t expert, const at::Tensor& rows) {
       const auto e = static_cast<size_t>(expert);
-      const auto bias_of = [&](const std::vector<at::Tensor>& biases) { return bias ? biases[e] : at::Tensor(); };
+      const auto bias_of = [&](const std::vector<at::Tensor>& biases) {
+        return bias ? biases[e] : at::Tensor();
+      };
       const at::Tensor h = linear(rows, experts.up[e], bias_of(experts.up_bias));
       return linear(activation->apply(h), experts.down[e], bias_of(experts.down_bias));
     });
   }
-  // Products in bfloat16 add up in float32 where they have many terms, that is where an expert has many rows.
+  // Products in bfloat16 add up in float32 where they have many terms, that is where an expert has
+  // many rows.
   if (x.scalar_type() != at::kFloat) refuse_if_recorded(to, "experts in bfloat16");
   if (!use_kernel(Kernel::kGemm, x)) refuse_if_recorded(to, "experts multiplied by ATen");
   variable_list tensors = {x.contiguous(), weight};
@@ -382,13 +422,16 @@ at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dis
 
 at::Tensor apply_experts(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
                          const std::function<at::Tensor(int64_t, const at::Tensor&)>& expert) {
-  refuse_if_recorded(to, "experts of which each is an operation of its own (quantized ones, float64)");
+  refuse_if_recorded(to,
+                     "experts of which each is an operation of its own (quantized ones, float64)");
   const at::Tensor weights = weight.reshape({-1, 1});
   at::Tensor y = at::zeros(x.sizes(), weights.options().requires_grad(false));
   for (int64_t e = 0; e < to.experts(); ++e) {
     const at::Tensor token = to.of_expert(to.token, e), choice = to.of_expert(to.choice, e);
-    const int64_t rows = token.size(0), usual = x.scalar_type() == at::kBFloat16 ? usual_size(rows) : rows;
-    const at::Tensor of_expert = expert(e, at::constant_pad_nd(x.index_select(0, token), {0, 0, 0, usual - rows}));
+    const int64_t rows = token.size(0),
+                  usual = x.scalar_type() == at::kBFloat16 ? usual_size(rows) : rows;
+    const at::Tensor of_expert =
+        expert(e, at::constant_pad_nd(x.index_select(0, token), {0, 0, 0, usual - rows}));
     y.index_add_(0, token, of_expert.narrow(0, 0, rows) * weights.index_select(0, choice));
   }
   return y;

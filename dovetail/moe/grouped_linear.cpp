@@ -25,17 +25,19 @@ void multiply(const at::Tensor& y, const at::Tensor& x, at::TensorList weight, a
   const auto x_of = x.split_with_sizes(count), y_of = y.split_with_sizes(count);
   std::vector<GemmCall> calls;
   for (size_t e = 0; e < count.size(); ++e)
-    calls.push_back({y_of[e],
-                     x_of[e],
-                     weight[e],
-                     {.transpose_b = true, .bias = bias.empty() ? at::Tensor() : bias[e].contiguous()}});
+    calls.push_back(
+        {y_of[e],
+         x_of[e],
+         weight[e],
+         {.transpose_b = true, .bias = bias.empty() ? at::Tensor() : bias[e].contiguous()}});
   gemm_group(calls);
 }
 
-/// Of each group the gradients, from dy (rows, out). `dx` may be undefined, `dweight` and `dbias` empty; without
-/// dweight there is no dbias.
-void multiply_backward(const at::Tensor& dx, at::TensorList dweight, at::TensorList dbias, const at::Tensor& dy,
-                       const at::Tensor& x, at::TensorList weight, const std::vector<int64_t>& count) {
+/// Of each group the gradients, from dy (rows, out). `dx` may be undefined, `dweight` and `dbias`
+/// empty; without dweight there is no dbias.
+void multiply_backward(const at::Tensor& dx, at::TensorList dweight, at::TensorList dbias,
+                       const at::Tensor& dy, const at::Tensor& x, at::TensorList weight,
+                       const std::vector<int64_t>& count) {
   const TraceSpan span("dovetail::grouped_linear_backward");
   const auto x_of = x.split_with_sizes(count), dy_of = dy.contiguous().split_with_sizes(count);
   const auto dx_of = dx.defined() ? dx.split_with_sizes(count) : variable_list();
@@ -43,19 +45,24 @@ void multiply_backward(const at::Tensor& dx, at::TensorList dweight, at::TensorL
   for (size_t e = 0; e < count.size(); ++e) {
     if (dx.defined()) calls.push_back({dx_of[e], dy_of[e], weight[e]});
     if (!dweight.empty())
-      calls.push_back(
-          {dweight[e], dy_of[e], x_of[e], {.transpose_a = true, .row_sums = dbias.empty() ? at::Tensor() : dbias[e]}});
+      calls.push_back({dweight[e],
+                       dy_of[e],
+                       x_of[e],
+                       {.transpose_a = true, .row_sums = dbias.empty() ? at::Tensor() : dbias[e]}});
   }
   gemm_group(calls);
 }
 
 /// The groups' parts of a stacked tensor; none of an undefined one.
-variable_list parts_of(const at::Tensor& stacked) { return stacked.defined() ? stacked.unbind() : variable_list(); }
+variable_list parts_of(const at::Tensor& stacked) {
+  return stacked.defined() ? stacked.unbind() : variable_list();
+}
 
 class GroupedLinearFunction : public torch::autograd::Function<GroupedLinearFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
-                            const std::optional<at::Tensor>& bias, const std::vector<int64_t>& count) {
+                            const std::optional<at::Tensor>& bias,
+                            const std::vector<int64_t>& count) {
     context->save_for_backward({x, weight});
     context->saved_data["count"] = count;
     context->saved_data["bias"] = bias.has_value();
@@ -81,7 +88,8 @@ class GroupedLinearFunction : public torch::autograd::Function<GroupedLinearFunc
 /// The groups' weights stand behind x, their biases behind these.
 class GroupedLinearsFunction : public torch::autograd::Function<GroupedLinearsFunction> {
  public:
-  static at::Tensor forward(AutogradContext* context, at::TensorList tensors, const std::vector<int64_t>& count) {
+  static at::Tensor forward(AutogradContext* context, at::TensorList tensors,
+                            const std::vector<int64_t>& count) {
     context->save_for_backward(tensors.vec());
     context->saved_data["count"] = count;
     const size_t groups = count.size();
@@ -96,10 +104,11 @@ class GroupedLinearsFunction : public torch::autograd::Function<GroupedLinearsFu
     const size_t groups = count.size();
     variable_list out(saved.size() + 1);  // and the counts'
     if (context->needs_input_grad(0)) out[0] = at::empty(saved[0].sizes(), saved[0].options());
-    for (size_t i = 1; i < saved.size(); ++i) out[i] = at::empty(saved[i].sizes(), saved[i].options());
+    for (size_t i = 1; i < saved.size(); ++i)
+      out[i] = at::empty(saved[i].sizes(), saved[i].options());
     multiply_backward(out[0], at::TensorList(out).slice(1, groups),
-                      at::TensorList(out).slice(1 + groups, saved.size() - 1 - groups), gradients[0], saved[0],
-                      at::TensorList(saved).slice(1, groups), count);
+                      at::TensorList(out).slice(1 + groups, saved.size() - 1 - groups),
+                      gradients[0], saved[0], at::TensorList(saved).slice(1, groups), count);
     return out;
   }
 };
@@ -108,18 +117,21 @@ class GroupedLinearsFunction : public torch::autograd::Function<GroupedLinearsFu
 
 at::Tensor grouped_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& count,
                           const at::Tensor& bias) {
-  user_check(weight.dim() == 3 && x.dim() == 2 && x.size(1) == weight.size(2),
-             "grouped_linear: x must be (rows, in) and weight (experts, out, in): x is {}, weight is {}", describe(x),
-             describe(weight));
+  user_check(
+      weight.dim() == 3 && x.dim() == 2 && x.size(1) == weight.size(2),
+      "grouped_linear: x must be (rows, in) and weight (experts, out, in): x is {}, weight is {}",
+      describe(x), describe(weight));
   user_check(x.scalar_type() == weight.scalar_type() && x.device() == weight.device(),
-             "grouped_linear: x and weight must share dtype and device: x is {}, weight is {}", describe(x),
-             describe(weight));
-  user_check(count.dim() == 1 && count.size(0) == weight.size(0) && count.scalar_type() == at::kLong && count.is_cpu(),
-             "grouped_linear: count must be ({}) int64 on the CPU, but is {}", weight.size(0), describe(count));
+             "grouped_linear: x and weight must share dtype and device: x is {}, weight is {}",
+             describe(x), describe(weight));
+  user_check(count.dim() == 1 && count.size(0) == weight.size(0) &&
+                 count.scalar_type() == at::kLong && count.is_cpu(),
+             "grouped_linear: count must be ({}) int64 on the CPU, but is {}", weight.size(0),
+             describe(count));
   user_check(!bias.defined() || (bias.dim() == 2 && bias.sizes() == weight.sizes().slice(0, 2) &&
                                  bias.scalar_type() == weight.scalar_type()),
-             "grouped_linear: bias must be [{}, {}] of weight's dtype, but is {}", weight.size(0), weight.size(1),
-             describe(bias));
+             "grouped_linear: bias must be [{}, {}] of weight's dtype, but is {}", weight.size(0),
+             weight.size(1), describe(bias));
   const at::Tensor in_order = count.contiguous();
   const std::vector<int64_t> counts(in_order.const_data_ptr<int64_t>(),
                                     in_order.const_data_ptr<int64_t>() + in_order.numel());
@@ -128,15 +140,18 @@ at::Tensor grouped_linear(const at::Tensor& x, const at::Tensor& weight, const a
     user_check(of_group >= 0, "grouped_linear: count holds {}", of_group);
     rows += of_group;
   }
-  user_check(rows == x.size(0), "grouped_linear: count adds to {}, but x has {} rows", rows, x.size(0));
-  return GroupedLinearFunction::apply(x.contiguous(), weight, bias.defined() ? std::optional(bias) : std::nullopt,
-                                      counts);
+  user_check(rows == x.size(0), "grouped_linear: count adds to {}, but x has {} rows", rows,
+             x.size(0));
+  return GroupedLinearFunction::apply(x.contiguous(), weight,
+                                      bias.defined() ? std::optional(bias) : std::nullopt, counts);
 }
 
-at::Tensor grouped_linear(const at::Tensor& x, at::TensorList weight, const std::vector<int64_t>& count,
-                          at::TensorList bias) {
-  DOVETAIL_CHECK(!weight.empty() && weight.size() == count.size() && (bias.empty() || bias.size() == count.size()),
-                 "{} groups have {} weights and {} biases", count.size(), weight.size(), bias.size());
+at::Tensor grouped_linear(const at::Tensor& x, at::TensorList weight,
+                          const std::vector<int64_t>& count, at::TensorList bias) {
+  DOVETAIL_CHECK(!weight.empty() && weight.size() == count.size() &&
+                     (bias.empty() || bias.size() == count.size()),
+                 "{} groups have {} weights and {} biases", count.size(), weight.size(),
+                 bias.size());
   variable_list tensors = {x.contiguous()};
   tensors.insert(tensors.end(), weight.begin(), weight.end());
   tensors.insert(tensors.end(), bias.begin(), bias.end());

@@ -25,8 +25,8 @@ class ExpertList : public torch::nn::Module {
 
 Layer::Layer(const Config& config, const Options& options)
     : config_(config), activation_(options.activation), ranks_(options.ranks) {
-  DOVETAIL_CHECK(config.experts > 0 && config.ffn_width > 0, "{}: {} experts of width {}", options.name, config.experts,
-                 config.ffn_width);
+  DOVETAIL_CHECK(config.experts > 0 && config.ffn_width > 0, "{}: {} experts of width {}",
+                 options.name, config.experts, config.ffn_width);
   const auto feed_forward = [&](int64_t width, const std::string& name) {
     return std::make_shared<FeedForward>(FeedForward::Options{.in = options.width,
                                                               .width = width,
@@ -35,17 +35,20 @@ Layer::Layer(const Config& config, const Options& options)
                                                               .name = options.name + "." + name,
                                                               .device = options.device});
   };
-  router_ = register_module("router", std::make_shared<Router>(config, options.width, options.name, options.device));
+  router_ = register_module(
+      "router", std::make_shared<Router>(config, options.width, options.name, options.device));
   const Placement placement = ranks_ ? ranks_->placement : Placement{.experts = config.experts};
   const int holder = ranks_ ? placement.holder(ranks_->group->rank()) : 0;
   plan_.shards = placement.cut;
   const auto experts = register_module("experts", std::make_shared<ExpertList>());
   for (int64_t e = placement.first(holder); e < placement.first(holder + 1); ++e) {
-    experts_.push_back(feed_forward(config.ffn_width / placement.cut, fmt::format("experts.{}", e)));
+    experts_.push_back(
+        feed_forward(config.ffn_width / placement.cut, fmt::format("experts.{}", e)));
     experts->add(e, experts_.back());
   }
   if (config.shared_experts > 0)
-    shared_ = register_module("shared", feed_forward(config.shared_experts * config.ffn_width, "shared"));
+    shared_ =
+        register_module("shared", feed_forward(config.shared_experts * config.ffn_width, "shared"));
   reset_load();
 }
 
@@ -63,10 +66,12 @@ Layer::Output Layer::forward(const at::Tensor& x, const Pass& pass) {
   const std::optional<int64_t> capacity = padded_capacity(routing, pass);
   at::Tensor y;
   if (ranks_) {
-    y = parallel_feed_forward(rows, routing.weight, routing.expert, routing.slot, local, *ranks_, plan_, capacity);
+    y = parallel_feed_forward(rows, routing.weight, routing.expert, routing.slot, local, *ranks_,
+                              plan_, capacity);
   } else if (capacity) {
-    y = padded_feed_forward(rows, routing.weight,
-                            padded_dispatch(routing.expert, routing.slot, config_.experts, *capacity), local);
+    y = padded_feed_forward(
+        rows, routing.weight,
+        padded_dispatch(routing.expert, routing.slot, config_.experts, *capacity), local);
   } else {
     const Dispatch to = dispatch(routing.expert, routing.slot, config_.experts);
     y = local.modules ? apply_experts(rows, routing.weight, to, local.modules)
@@ -79,30 +84,33 @@ Layer::Output Layer::forward(const at::Tensor& x, const Pass& pass) {
 }
 
 void Layer::add_to_load(const Routing& routing) {
-  operation_once("dovetail::moe_count_load", {.reads = {routing.count, routing.slot}}, [this](const Operands& of) {
-    const at::Tensor counts = of.reads[0].cpu();
-    const auto* count = counts.const_data_ptr<int64_t>();
-    for (size_t e = 0; e < load_.count.size(); ++e) {
-      load_.count[e] += count[e];
-      load_.dropped += count[e];
-    }
-    load_.dropped -= (of.reads[1] >= 0).sum().item<int64_t>();
-    return std::vector<at::Tensor>();
-  });
+  operation_once("dovetail::moe_count_load", {.reads = {routing.count, routing.slot}},
+                 [this](const Operands& of) {
+                   const at::Tensor counts = of.reads[0].cpu();
+                   const auto* count = counts.const_data_ptr<int64_t>();
+                   for (size_t e = 0; e < load_.count.size(); ++e) {
+                     load_.count[e] += count[e];
+                     load_.dropped += count[e];
+                   }
+                   load_.dropped -= (of.reads[1] >= 0).sum().item<int64_t>();
+                   return std::vector<at::Tensor>();
+                 });
 }
 
 std::optional<int64_t> Layer::padded_capacity(const Routing& routing, const Pass& pass) const {
   const RoutingSpec spec = router_->spec_of(pass);
   if (!config_.pad_to_capacity || spec.drop == Drop::kNone) return std::nullopt;
   if (!ranks_) return routing.capacity;
-  if (spec.capacity_factor > 0 && pass.most_tokens > 0) return capacity(spec, pass.most_tokens, config_.experts, 0);
+  if (spec.capacity_factor > 0 && pass.most_tokens > 0)
+    return capacity(spec, pass.most_tokens, config_.experts, 0);
   const std::vector<int64_t> own(static_cast<size_t>(ranks_->placement.ranks), routing.capacity);
   return std::ranges::max(exchange_sizes(*ranks_->group, own).receive);
 }
 
 bool Layer::quantized() const {
-  return std::ranges::any_of(experts_,
-                             [](const auto& expert) { return expert->up().quantized() || expert->down().quantized(); });
+  return std::ranges::any_of(experts_, [](const auto& expert) {
+    return expert->up().quantized() || expert->down().quantized();
+  });
 }
 
 LocalExperts Layer::local_experts() const {
@@ -121,10 +129,12 @@ LocalExperts Layer::local_experts() const {
   return local;
 }
 
-std::vector<std::pair<std::string, std::shared_ptr<Layer>>> layers_of(const torch::nn::Module& model) {
+std::vector<std::pair<std::string, std::shared_ptr<Layer>>> layers_of(
+    const torch::nn::Module& model) {
   std::vector<std::pair<std::string, std::shared_ptr<Layer>>> layers;
   for (const auto& item : model.named_modules("", /*include_self=*/false))
-    if (auto layer = std::dynamic_pointer_cast<Layer>(item.value())) layers.emplace_back(item.key(), std::move(layer));
+    if (auto layer = std::dynamic_pointer_cast<Layer>(item.value()))
+      layers.emplace_back(item.key(), std::move(layer));
   return layers;
 }
 

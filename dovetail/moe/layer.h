@@ -17,9 +17,10 @@
 
 namespace dovetail::moe {
 
-/// y = sum over a token's experts of weight * expert(x), and the shared experts of x (Shazeer et al. 2017).
-/// Parameters: the Router's, experts.<e>.up and .down as a FeedForward's, shared.up and .down. Where experts are spread
-/// over ranks a Layer has those of its own rank, under their numbers among all, in slices if they are cut.
+/// y = sum over a token's experts of weight * expert(x), and the shared experts of x (Shazeer et
+/// al. 2017). Parameters: the Router's, experts.<e>.up and .down as a FeedForward's, shared.up and
+/// .down. Where experts are spread over ranks a Layer has those of its own rank, under their
+/// numbers among all, in slices if they are cut.
 class Layer : public torch::nn::Module {
  public:
   struct Options {
@@ -37,7 +38,8 @@ class Layer : public torch::nn::Module {
     at::Tensor y;     ///< as x
     at::Tensor loss;  ///< scalar: the Router's
   };
-  /// x (..., C). Tokens that all experts dropped get 0 (and the shared experts): the residual carries them on.
+  /// x (..., C). Tokens that all experts dropped get 0 (and the shared experts): the residual
+  /// carries them on.
   Output forward(const at::Tensor& x, const Pass& pass = {});
 
   /// Of the forward passes since `reset_load`.
@@ -55,8 +57,8 @@ class Layer : public torch::nn::Module {
   Router& router() { return *router_; }
   const std::shared_ptr<const ExpertRanks>& ranks() const { return ranks_; }
 
-  /// How rows and experts meet from the next forward pass on: the same on all ranks. At first experts stay where they
-  /// are, without overlap.
+  /// How rows and experts meet from the next forward pass on: the same on all ranks. At first
+  /// experts stay where they are, without overlap.
   void set_plan(Plan plan) { plan_ = std::move(plan); }
   const Plan& plan() const { return plan_; }
   /// Whether some expert runs as a module of its own, which only its own rank can.
@@ -66,9 +68,9 @@ class Layer : public torch::nn::Module {
   void add_to_load(const Routing& routing);
   /// The experts of this rank: as one operation, or as modules if they are quantized.
   LocalExperts local_experts() const;
-  /// Rows that each expert's are padded to, if a capacity asks for it: the largest capacity of any rank. It follows
-  /// from pass.most_tokens by every rule but Tutel's with a factor of 0 or below, which counts choices; then and
-  /// without it the ranks tell each other.
+  /// Rows that each expert's are padded to, if a capacity asks for it: the largest capacity of any
+  /// rank. It follows from pass.most_tokens by every rule but Tutel's with a factor of 0 or below,
+  /// which counts choices; then and without it the ranks tell each other.
   std::optional<int64_t> padded_capacity(const Routing& routing, const Pass& pass) const;
 
   Config config_;
@@ -82,6 +84,7 @@ class Layer : public torch::nn::Module {
 };
 
 /// The Layers within `model` with their names, in the order of the model.
-std::vector<std::pair<std::string, std::shared_ptr<Layer>>> layers_of(const torch::nn::Module& model);
+std::vector<std::pair<std::string, std::shared_ptr<Layer>>> layers_of(
+    const torch::nn::Module& model);
 
 }  // namespace dovetail::moe

@@ -24,10 +24,10 @@ std::string_view view(c10::string_view text) { return {text.data(), text.size()}
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> library_route(
     const at::Tensor& logits, int64_t k, c10::string_view score, c10::string_view normalize,
     c10::string_view slot_order, c10::string_view drop, double capacity_factor, int64_t capacity,
-    bool batch_prioritized, const std::optional<at::Tensor>& bias, int64_t num_groups, int64_t top_groups, double scale,
-    c10::string_view aux, c10::string_view group_score, c10::string_view capacity_rule,
-    const std::optional<at::Tensor>& draw, bool draw_frees_slot, c10::string_view router,
-    const std::optional<at::Tensor>& chosen, int64_t sequence) {
+    bool batch_prioritized, const std::optional<at::Tensor>& bias, int64_t num_groups,
+    int64_t top_groups, double scale, c10::string_view aux, c10::string_view group_score,
+    c10::string_view capacity_rule, const std::optional<at::Tensor>& draw, bool draw_frees_slot,
+    c10::string_view router, const std::optional<at::Tensor>& chosen, int64_t sequence) {
   const RoutingSpec spec = {.k = k,
                             .selection = parse_selection(view(router)),
                             .score = parse_score(view(score)),
@@ -49,7 +49,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
                                 {.bias = bias.value_or(at::Tensor()),
                                  .draw = draw.value_or(at::Tensor()),
                                  .chosen = chosen.value_or(at::Tensor())});
-  return {routing.expert, routing.slot, routing.weight, routing.count, routing.load_loss, routing.z_loss};
+  return {routing.expert, routing.slot,      routing.weight,
+          routing.count,  routing.load_loss, routing.z_loss};
 }
 
 at::Tensor library_sinkhorn(const at::Tensor& logits) {
@@ -59,10 +60,12 @@ at::Tensor library_sinkhorn(const at::Tensor& logits) {
 
 at::Tensor library_base(const at::Tensor& logits) {
   check_logits_on_cpu("moe_base", logits);
-  return logits.is_meta() ? at::empty({logits.size(0)}, logits.options().dtype(at::kInt)) : assign_balanced(logits);
+  return logits.is_meta() ? at::empty({logits.size(0)}, logits.options().dtype(at::kInt))
+                          : assign_balanced(logits);
 }
 
-std::tuple<at::Tensor, at::Tensor> library_expert_choice(const at::Tensor& logits, int64_t capacity) {
+std::tuple<at::Tensor, at::Tensor> library_expert_choice(const at::Tensor& logits,
+                                                         int64_t capacity) {
   const ExpertChoice choice = choose_tokens(logits, capacity);
   return {choice.token, choice.weight};
 }
@@ -72,9 +75,11 @@ Dispatch checked_dispatch(const at::Tensor& expert, const at::Tensor& slot, int6
   for (const auto& [name, x] : {std::pair("expert_idx", expert), std::pair("slot", slot)})
     user_check(x.dim() == 2 && x.sizes() == expert.sizes() && x.scalar_type() == at::kInt &&
                    x.device() == expert.device() && (x.is_cpu() || x.is_cuda()),
-               "moe: {} must be (T, k) int32 on the CPU or a CUDA device, but is {}", name, describe(x));
+               "moe: {} must be (T, k) int32 on the CPU or a CUDA device, but is {}", name,
+               describe(x));
   const at::Tensor kept = expert.masked_select(slot >= 0);
-  user_check(kept.numel() == 0 || (kept.min().item<int32_t>() >= 0 && kept.max().item<int32_t>() < experts),
+  user_check(kept.numel() == 0 ||
+                 (kept.min().item<int32_t>() >= 0 && kept.max().item<int32_t>() < experts),
              "moe: expert_idx must lie in 0 to {}", experts - 1);
   return dispatch(expert.contiguous(), slot.contiguous(), experts);
 }
@@ -87,21 +92,23 @@ std::tuple<at::Tensor, at::Tensor> library_dispatch(const at::Tensor& x, const a
   return {dispatch_rows(x, to), count};
 }
 
-at::Tensor library_combine(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& expert,
-                           const at::Tensor& slot, int64_t experts) {
-  user_check(weight.sizes() == expert.sizes(), "moe_combine: weight must be as expert_idx, {}, but is {}",
-             describe(expert), describe(weight));
+at::Tensor library_combine(const at::Tensor& rows, const at::Tensor& weight,
+                           const at::Tensor& expert, const at::Tensor& slot, int64_t experts) {
+  user_check(weight.sizes() == expert.sizes(),
+             "moe_combine: weight must be as expert_idx, {}, but is {}", describe(expert),
+             describe(weight));
   return combine_rows(rows, weight, checked_dispatch(expert, slot, experts));
 }
 
-at::Tensor library_grouped_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& count,
-                                  const std::optional<at::Tensor>& bias) {
+at::Tensor library_grouped_linear(const at::Tensor& x, const at::Tensor& weight,
+                                  const at::Tensor& count, const std::optional<at::Tensor>& bias) {
   return grouped_linear(x, weight, count, bias.value_or(at::Tensor()));
 }
 
 at::Tensor library_experts(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& expert,
-                           const at::Tensor& slot, at::TensorList up, at::TensorList down, at::TensorList up_bias,
-                           at::TensorList down_bias, c10::string_view activation) {
+                           const at::Tensor& slot, at::TensorList up, at::TensorList down,
+                           at::TensorList up_bias, at::TensorList down_bias,
+                           c10::string_view activation) {
   return feed_forward(x, weight, checked_dispatch(expert, slot, static_cast<int64_t>(up.size())),
                       {.activation = std::string(view(activation)),
                        .up = up.vec(),
@@ -116,30 +123,43 @@ at::Tensor library_experts(const at::Tensor& x, const at::Tensor& weight, const 
 
 TORCH_LIBRARY_FRAGMENT(dovetail, m) {
   dovetail::define<
-      "moe_route(Tensor logits, int k, str score=\"softmax\", str normalize=\"before\", str slot_order=\"choice\", "
-      "str drop=\"position\", float capacity_factor=1.0, int capacity=0, bool batch_prioritized=False, "
-      "Tensor? bias=None, int num_groups=1, int top_groups=1, float scale=1.0, str aux=\"first_choice\", "
-      "str group_score=\"top2\", str capacity_rule=\"tutel\", Tensor? draw=None, bool draw_frees_slot=False, "
+      "moe_route(Tensor logits, int k, str score=\"softmax\", str normalize=\"before\", str "
+      "slot_order=\"choice\", "
+      "str drop=\"position\", float capacity_factor=1.0, int capacity=0, bool "
+      "batch_prioritized=False, "
+      "Tensor? bias=None, int num_groups=1, int top_groups=1, float scale=1.0, str "
+      "aux=\"first_choice\", "
+      "str group_score=\"top2\", str capacity_rule=\"tutel\", Tensor? draw=None, bool "
+      "draw_frees_slot=False, "
       "str router=\"top_k\", Tensor? chosen=None, int sequence=0) "
-      "-> (Tensor expert_idx, Tensor slot, Tensor weight, Tensor count, Tensor aux_loss, Tensor z_loss)",
+      "-> (Tensor expert_idx, Tensor slot, Tensor weight, Tensor count, Tensor aux_loss, Tensor "
+      "z_loss)",
       dovetail::moe::library_route>(m);
   dovetail::define<"moe_sinkhorn(Tensor logits) -> Tensor", dovetail::moe::library_sinkhorn>(m);
   dovetail::define<"moe_base(Tensor logits) -> Tensor expert_idx", dovetail::moe::library_base>(m);
-  dovetail::define<"moe_importance_loss(Tensor weight, Tensor expert_idx, int num_experts) -> Tensor",
-                   dovetail::moe::importance_loss>(m);
-  dovetail::define<"moe_smooth_load_loss(Tensor logits, Tensor noise, Tensor noise_scale, int k) -> Tensor",
-                   dovetail::moe::smooth_load_loss>(m);
-  dovetail::define<"moe_expert_choice(Tensor logits, int capacity) -> (Tensor token_idx, Tensor weight)",
-                   dovetail::moe::library_expert_choice>(m);
   dovetail::define<
-      "moe_dispatch(Tensor x, Tensor expert_idx, Tensor slot, int num_experts) -> (Tensor rows, Tensor count)",
+      "moe_importance_loss(Tensor weight, Tensor expert_idx, int num_experts) -> Tensor",
+      dovetail::moe::importance_loss>(m);
+  dovetail::define<
+      "moe_smooth_load_loss(Tensor logits, Tensor noise, Tensor noise_scale, int k) -> Tensor",
+      dovetail::moe::smooth_load_loss>(m);
+  dovetail::define<
+      "moe_expert_choice(Tensor logits, int capacity) -> (Tensor token_idx, Tensor weight)",
+      dovetail::moe::library_expert_choice>(m);
+  dovetail::define<
+      "moe_dispatch(Tensor x, Tensor expert_idx, Tensor slot, int num_experts) -> (Tensor rows, "
+      "Tensor count)",
       dovetail::moe::library_dispatch>(m);
-  dovetail::define<"moe_combine(Tensor rows, Tensor weight, Tensor expert_idx, Tensor slot, int num_experts) -> Tensor",
-                   dovetail::moe::library_combine>(m);
-  dovetail::define<"grouped_linear(Tensor x, Tensor weight, Tensor count, Tensor? bias=None) -> Tensor",
-                   dovetail::moe::library_grouped_linear>(m);
   dovetail::define<
-      "moe_experts(Tensor x, Tensor weight, Tensor expert_idx, Tensor slot, Tensor[] up, Tensor[] down, "
+      "moe_combine(Tensor rows, Tensor weight, Tensor expert_idx, Tensor slot, int num_experts) -> "
+      "Tensor",
+      dovetail::moe::library_combine>(m);
+  dovetail::define<
+      "grouped_linear(Tensor x, Tensor weight, Tensor count, Tensor? bias=None) -> Tensor",
+      dovetail::moe::library_grouped_linear>(m);
+  dovetail::define<
+      "moe_experts(Tensor x, Tensor weight, Tensor expert_idx, Tensor slot, Tensor[] up, Tensor[] "
+      "down, "
       "Tensor[] up_bias, Tensor[] down_bias, str activation) -> Tensor",
       dovetail::moe::library_experts>(m);
 }

@@ -18,7 +18,8 @@ namespace dovetail::moe {
 
 namespace {
 
-/// A chunk of this rank's tokens and its rows for other ranks, and of the rows that come those of each expert.
+/// A chunk of this rank's tokens and its rows for other ranks, and of the rows that come those of
+/// each expert.
 struct Chunk {
   at::Tensor x, weight;
   Dispatch to;
@@ -31,10 +32,11 @@ at::Tensor shard_weight(const at::Tensor& weight, const Plan& plan) {
   return plan.shards == 1 ? weight : weight.unsqueeze(2).expand({-1, -1, plan.shards}).flatten(1);
 }
 
-/// Chunks of slots for padded rows. Of an expert that is whole on `copies` groups of ranks each group has every
-/// copies-th slot.
-std::vector<Chunk> make_padded_chunks(const at::Tensor& x, const at::Tensor& weight, const Choices& parts,
-                                      int64_t part_count, const Plan& plan, int copies, int64_t capacity) {
+/// Chunks of slots for padded rows. Of an expert that is whole on `copies` groups of ranks each
+/// group has every copies-th slot.
+std::vector<Chunk> make_padded_chunks(const at::Tensor& x, const at::Tensor& weight,
+                                      const Choices& parts, int64_t part_count, const Plan& plan,
+                                      int copies, int64_t capacity) {
   std::vector<Chunk> chunks;
   for (int64_t i = 0; i < plan.overlap; ++i) {
     const int64_t first = capacity * i / plan.overlap, end = capacity * (i + 1) / plan.overlap;
@@ -42,20 +44,24 @@ std::vector<Chunk> make_padded_chunks(const at::Tensor& x, const at::Tensor& wei
     const at::Tensor slot = at::where(inside, parts.slot - first, -1).to(at::kInt);
     chunks.push_back({.x = x,
                       .weight = shard_weight(weight, plan),
-                      .to = padded_dispatch(parts.expert, slot, part_count, (end - first + copies - 1) / copies)});
+                      .to = padded_dispatch(parts.expert, slot, part_count,
+                                            (end - first + copies - 1) / copies)});
   }
   return chunks;
 }
 
-std::vector<Chunk> make_chunks(const at::Tensor& x, const at::Tensor& weight, const Choices& parts, int64_t part_count,
-                               const Plan& plan) {
+std::vector<Chunk> make_chunks(const at::Tensor& x, const at::Tensor& weight, const Choices& parts,
+                               int64_t part_count, const Plan& plan) {
   const at::Tensor part_weight = shard_weight(weight, plan);
-  if (plan.overlap == 1) return {{.x = x, .weight = part_weight, .to = dispatch(parts.expert, parts.slot, part_count)}};
+  if (plan.overlap == 1)
+    return {{.x = x, .weight = part_weight, .to = dispatch(parts.expert, parts.slot, part_count)}};
   const auto xs = x.tensor_split(plan.overlap), weights = part_weight.tensor_split(plan.overlap),
-             experts = parts.expert.tensor_split(plan.overlap), slots = parts.slot.tensor_split(plan.overlap);
+             experts = parts.expert.tensor_split(plan.overlap),
+             slots = parts.slot.tensor_split(plan.overlap);
   std::vector<Chunk> chunks;
   for (size_t i = 0; i < xs.size(); ++i)
-    chunks.push_back({.x = xs[i], .weight = weights[i], .to = dispatch(experts[i], slots[i], part_count)});
+    chunks.push_back(
+        {.x = xs[i], .weight = weights[i], .to = dispatch(experts[i], slots[i], part_count)});
   return chunks;
 }
 
@@ -63,7 +69,8 @@ std::vector<Chunk> make_chunks(const at::Tensor& x, const at::Tensor& weight, co
 void exchange_counts(std::vector<Chunk>& chunks, const ExpertRanks& ranks, const Plan& plan) {
   const Placement& placement = ranks.placement;
   const Parts parts{placement};
-  const int64_t own = placement.count(placement.holder(ranks.group->rank())), n = std::ssize(chunks);
+  const int64_t own = placement.count(placement.holder(ranks.group->rank())),
+                n = std::ssize(chunks);
   at::Tensor table = at::empty({parts.count(), n}, at::kLong);
   auto* counts = table.mutable_data_ptr<int64_t>();
   for (int64_t part = 0; part < parts.count(); ++part)
@@ -79,11 +86,13 @@ void exchange_counts(std::vector<Chunk>& chunks, const ExpertRanks& ranks, const
     std::vector<std::vector<int64_t>> by_rank(static_cast<size_t>(placement.ranks));
     Splits rows;
     for (int rank = 0; rank < placement.ranks; ++rank) {
-      rows.send.push_back(chunks[c].to.first_row(parts.first(rank) + splits.send[static_cast<size_t>(rank)]) -
-                          chunks[c].to.first_row(parts.first(rank)));
+      rows.send.push_back(
+          chunks[c].to.first_row(parts.first(rank) + splits.send[static_cast<size_t>(rank)]) -
+          chunks[c].to.first_row(parts.first(rank)));
       rows.receive.push_back(0);
       for (int64_t e = 0; e < own; ++e) {
-        by_rank[static_cast<size_t>(rank)].push_back(coming[(rank * own + e) * n + static_cast<int64_t>(c)]);
+        by_rank[static_cast<size_t>(rank)].push_back(
+            coming[(rank * own + e) * n + static_cast<int64_t>(c)]);
         rows.receive.back() += by_rank[static_cast<size_t>(rank)].back();
       }
     }
@@ -98,7 +107,8 @@ void plan_padded(std::vector<Chunk>& chunks, const ExpertRanks& ranks, const Pla
   const Placement& placement = ranks.placement;
   const int64_t own = placement.count(placement.holder(ranks.group->rank()));
   user_check(!plan.hierarchical || placement.experts % placement.holders() == 0,
-             "2DH of rows that are padded to a capacity needs as many experts on every rank, but {} are spread over {}",
+             "2DH of rows that are padded to a capacity needs as many experts on every rank, but "
+             "{} are spread over {}",
              placement.experts, placement.holders());
   for (Chunk& chunk : chunks) {
     Splits rows;
@@ -108,36 +118,42 @@ void plan_padded(std::vector<Chunk>& chunks, const ExpertRanks& ranks, const Pla
     }
     const std::vector<int64_t> of_sender(static_cast<size_t>(own), chunk.to.capacity);
     chunk.local = arriving(std::vector(static_cast<size_t>(placement.ranks), of_sender), own);
-    chunk.exchange.emplace(plan.hierarchical ? Exchange::hierarchical_even(*ranks.nodes, chunk.to.places())
-                                             : Exchange(ranks.group, std::move(rows)));
+    chunk.exchange.emplace(plan.hierarchical
+                               ? Exchange::hierarchical_even(*ranks.nodes, chunk.to.places())
+                               : Exchange(ranks.group, std::move(rows)));
   }
 }
 
-at::Tensor run_experts(const at::Tensor& x, const Dispatch& to, const LocalExperts& experts, at::ScalarType sums) {
+at::Tensor run_experts(const at::Tensor& x, const Dispatch& to, const LocalExperts& experts,
+                       at::ScalarType sums) {
   const at::Tensor ones = at::ones({x.size(0), 1}, x.options().dtype(sums).requires_grad(false));
-  return experts.modules ? apply_experts(x, ones, to, experts.modules) : feed_forward(x, ones, to, experts.weights);
+  return experts.modules ? apply_experts(x, ones, to, experts.modules)
+                         : feed_forward(x, ones, to, experts.weights);
 }
 
-/// Rows to the experts and back, those of each chunk in their tokens: dispatch 0, dispatch 1, combine 0, dispatch 2,
-/// combine 1, ...
+/// Rows to the experts and back, those of each chunk in their tokens: dispatch 0, dispatch 1,
+/// combine 0, dispatch 2, combine 1, ...
 std::vector<at::Tensor> exchange_rows(const std::vector<Chunk>& chunks, const LocalExperts& experts,
                                       const ExpertRanks& ranks) {
   std::vector<PendingRows> there, back;
   const auto start = [&](const Chunk& chunk) {
-    there.push_back(start_all_to_all(dispatch_rows(chunk.x, chunk.to), *chunk.exchange, ranks.dispatch));
+    there.push_back(
+        start_all_to_all(dispatch_rows(chunk.x, chunk.to), *chunk.exchange, ranks.dispatch));
   };
   start(chunks.front());
   for (size_t i = 0; i < chunks.size(); ++i) {
     if (i + 1 < chunks.size()) start(chunks[i + 1]);
     const at::Tensor rows = there[i].wait();
-    const at::Tensor made = run_experts(rows, chunks[i].local, experts, chunks[i].weight.scalar_type());
+    const at::Tensor made =
+        run_experts(rows, chunks[i].local, experts, chunks[i].weight.scalar_type());
     // Results are float32 sums, which only this payload carries whole.
     const bool whole = ranks.combine.forward == Payload::kFloat32;
-    back.push_back(
-        start_all_to_all(whole ? made : made.to(rows.scalar_type()), chunks[i].exchange->reversed(), ranks.combine));
+    back.push_back(start_all_to_all(whole ? made : made.to(rows.scalar_type()),
+                                    chunks[i].exchange->reversed(), ranks.combine));
   }
   std::vector<at::Tensor> y;
-  for (size_t i = 0; i < chunks.size(); ++i) y.push_back(combine_rows(back[i].wait(), chunks[i].weight, chunks[i].to));
+  for (size_t i = 0; i < chunks.size(); ++i)
+    y.push_back(combine_rows(back[i].wait(), chunks[i].weight, chunks[i].to));
   return y;
 }
 
@@ -149,7 +165,8 @@ Parameters parameters_of(const ExpertWeights& weights, size_t e) {
   return {weights.up[e], weights.down[e], weights.up_bias[e], weights.down_bias[e]};
 }
 
-/// Of `cut` slices of each parameter of an expert: those of up lie in the rows of its gate and of its own.
+/// Of `cut` slices of each parameter of an expert: those of up lie in the rows of its gate and of
+/// its own.
 Parameters joined(const std::vector<Parameters>& slices, const std::string& activation) {
   if (slices.size() == 1) return slices[0];
   std::vector<at::Tensor> up, down;
@@ -160,11 +177,11 @@ Parameters joined(const std::vector<Parameters>& slices, const std::string& acti
   return {at::cat(up, 1).flatten(0, 1), at::cat(down, 1)};
 }
 
-/// `experts` (ascending) whole, or as far as the slices go that this rank gets of them: every rank sends its own slices
-/// to those that `wants(to, from)`. All ranks together.
+/// `experts` (ascending) whole, or as far as the slices go that this rank gets of them: every rank
+/// sends its own slices to those that `wants(to, from)`. All ranks together.
 template <class Wants>
-ExpertWeights gather_experts(const ExpertWeights& own, const std::vector<int64_t>& experts, const ExpertRanks& ranks,
-                             const Wants& wants) {
+ExpertWeights gather_experts(const ExpertWeights& own, const std::vector<int64_t>& experts,
+                             const ExpertRanks& ranks, const Wants& wants) {
   const TraceSpan span("gather experts");
   const Placement& placement = ranks.placement;
   const int me = ranks.group->rank();
@@ -181,13 +198,15 @@ ExpertWeights gather_experts(const ExpertWeights& own, const std::vector<int64_t
     for (const at::Tensor& parameter :
          parameters_of(own, static_cast<size_t>(e - placement.first(placement.holder(me)))))
       flat.push_back(parameter.reshape({-1}));
-  const at::Tensor mine = flat.empty() ? at::empty({0}, shapes[0].options().requires_grad(false)) : at::cat(flat);
+  const at::Tensor mine =
+      flat.empty() ? at::empty({0}, shapes[0].options().requires_grad(false)) : at::cat(flat);
   Splits splits;
   std::vector<at::Tensor> copies;
   for (int rank = 0; rank < placement.ranks; ++rank) {
     const bool sends = wants(rank, me), receives = wants(me, rank);
     splits.send.push_back(sends ? mine.numel() : 0);
-    splits.receive.push_back(receives ? elements * std::ssize(of_holder(placement.holder(rank))) : 0);
+    splits.receive.push_back(receives ? elements * std::ssize(of_holder(placement.holder(rank)))
+                                      : 0);
     if (sends) copies.push_back(mine);
   }
   const at::Tensor buffer = copies.empty() ? mine.narrow(0, 0, 0) : at::cat(copies);
@@ -203,7 +222,8 @@ ExpertWeights gather_experts(const ExpertWeights& own, const std::vector<int64_t
   for (int rank = 0; rank < placement.ranks; ++rank) {
     if (!wants(me, rank)) continue;
     for (const int64_t e : of_holder(placement.holder(rank))) {
-      const auto place = static_cast<size_t>(std::ranges::lower_bound(experts, e) - experts.begin());
+      const auto place =
+          static_cast<size_t>(std::ranges::lower_bound(experts, e) - experts.begin());
       Parameters& slice = slices[place].emplace_back();
       for (const at::Tensor& like : shapes) slice.push_back((piece++)->view(like.sizes()));
     }
@@ -225,24 +245,30 @@ std::vector<int64_t> range(int64_t first, int64_t end) {
 
 void check_plan(const Plan& plan, const ExpertRanks& ranks, const LocalExperts& local) {
   const int cut = ranks.placement.cut;
-  DOVETAIL_CHECK(plan.shards >= 0 && plan.shards <= cut && (plan.shards == 0 || cut % plan.shards == 0),
-                 "r = {} with experts in {} slices", plan.shards, cut);
-  DOVETAIL_CHECK(plan.overlap >= 1 && (!plan.hierarchical || ranks.nodes), "overlap {}, or no nodes", plan.overlap);
+  DOVETAIL_CHECK(
+      plan.shards >= 0 && plan.shards <= cut && (plan.shards == 0 || cut % plan.shards == 0),
+      "r = {} with experts in {} slices", plan.shards, cut);
+  DOVETAIL_CHECK(plan.overlap >= 1 && (!plan.hierarchical || ranks.nodes),
+                 "overlap {}, or no nodes", plan.overlap);
   DOVETAIL_CHECK(!local.modules || (plan.shards == cut && plan.shadowed.empty()),
                  "experts that are modules cannot be gathered");
 }
 
 }  // namespace
 
-at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& expert,
-                                 const at::Tensor& slot, const LocalExperts& local, const ExpertRanks& ranks,
+at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight,
+                                 const at::Tensor& expert, const at::Tensor& slot,
+                                 const LocalExperts& local, const ExpertRanks& ranks,
                                  const Plan& plan, std::optional<int64_t> capacity) {
   check_plan(plan, ranks, local);
-  user_check(!x.is_cuda(), "experts over ranks have no version for CUDA; train on one rank or on the CPU, x is {}",
-             describe(x));
+  user_check(
+      !x.is_cuda(),
+      "experts over ranks have no version for CUDA; train on one rank or on the CPU, x is {}",
+      describe(x));
   if (!capacity && operations_are_recorded())
     throw UserError(
-        "moe: without padding ranks exchange other numbers of rows in each step, which a recorded step cannot",
+        "moe: without padding ranks exchange other numbers of rows in each step, which a recorded "
+        "step cannot",
         "pad them (model.moe.pad_to_capacity = true), or train without memory.budget");
   const Placement& placement = ranks.placement;
   const Choices choices{expert, slot};
@@ -250,7 +276,8 @@ at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight, 
   const std::vector<int64_t> here = gathers_all ? range(0, placement.experts) : plan.shadowed;
   at::Tensor y;
   if (!here.empty()) {
-    const ExpertWeights whole = gather_experts(local.weights, here, ranks, [](int, int) { return true; });
+    const ExpertWeights whole =
+        gather_experts(local.weights, here, ranks, [](int, int) { return true; });
     const Choices of_here = choices_of_shadowed(choices, placement, here);
     y = feed_forward(x, weight, dispatch(of_here.expert, of_here.slot, std::ssize(here)), whole);
   }
@@ -264,8 +291,8 @@ at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight, 
       return placement.holder(to) == placement.holder(from) &&
              placement.slice(from) / copies == placement.slice(to) % plan.shards;
     };
-    mine.weights =
-        gather_experts(local.weights, range(placement.first(holder), placement.first(holder + 1)), ranks, wants);
+    mine.weights = gather_experts(
+        local.weights, range(placement.first(holder), placement.first(holder + 1)), ranks, wants);
   }
   const Parts parts{placement};
   const Choices of_parts = choices_of_parts(choices, placement, plan);
@@ -310,12 +337,17 @@ std::optional<ExpertName> parse_expert_name(std::string_view name) {
   return out;
 }
 
-ExpertSlice expert_slice(std::string_view parameter, at::IntArrayRef own_sizes, const std::string& activation,
-                         const Placement& placement, int rank) {
+ExpertSlice expert_slice(std::string_view parameter, at::IntArrayRef own_sizes,
+                         const std::string& activation, const Placement& placement, int rank) {
   if (parameter == "down.bias")  // where experts are not cut alone
-    return {.whole = own_sizes.vec(), .outer = 1, .hidden = own_sizes[0], .first = 0, .count = own_sizes[0]};
+    return {.whole = own_sizes.vec(),
+            .outer = 1,
+            .hidden = own_sizes[0],
+            .first = 0,
+            .count = own_sizes[0]};
   const bool down = parameter == "down.weight";
-  ExpertSlice slice{.whole = own_sizes.vec(), .outer = down ? own_sizes[0] : up_width(activation, 1)};
+  ExpertSlice slice{.whole = own_sizes.vec(),
+                    .outer = down ? own_sizes[0] : up_width(activation, 1)};
   slice.count = down ? own_sizes[1] : own_sizes[0] / slice.outer;
   slice.hidden = slice.count * placement.cut;
   slice.first = slice.count * placement.slice(rank);

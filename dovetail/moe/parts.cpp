@@ -11,12 +11,14 @@ namespace dovetail::moe {
 namespace {
 
 /// expert and slot (T, k shards) of the parts.
-std::vector<at::Tensor> of_parts(const Choices& choices, const Placement& placement, const Plan& plan) {
+std::vector<at::Tensor> of_parts(const Choices& choices, const Placement& placement,
+                                 const Plan& plan) {
   const Parts parts{placement};
   const int64_t count = choices.expert.numel();
   const int copies = placement.cut / plan.shards;  // groups of ranks that have the whole expert
   std::vector<int> holder_of(static_cast<size_t>(placement.experts));
-  for (int64_t e = 0; e < placement.experts; ++e) holder_of[static_cast<size_t>(e)] = placement.holder_of(e);
+  for (int64_t e = 0; e < placement.experts; ++e)
+    holder_of[static_cast<size_t>(e)] = placement.holder_of(e);
   for (const int64_t e : plan.shadowed) holder_of[static_cast<size_t>(e)] = -1;
   const at::Tensor expert = choices.expert.contiguous(), slot = choices.slot.contiguous();
   const auto* of_expert = expert.const_data_ptr<int32_t>();
@@ -38,7 +40,8 @@ std::vector<at::Tensor> of_parts(const Choices& choices, const Placement& placem
 
 /// token and choice of `arriving`, whose rows are `first` of their sender on.
 std::vector<at::Tensor> rows_of_experts(const std::vector<std::vector<int64_t>>& counts,
-                                        const std::vector<std::vector<int64_t>>& first, int64_t rows) {
+                                        const std::vector<std::vector<int64_t>>& first,
+                                        int64_t rows) {
   std::vector<at::Tensor> out = {at::empty({rows}, at::kInt), at::empty({rows}, at::kLong)};
   auto* token = out[0].mutable_data_ptr<int32_t>();
   auto* choice = out[1].mutable_data_ptr<int64_t>();
@@ -57,22 +60,27 @@ std::vector<at::Tensor> rows_of_experts(const std::vector<std::vector<int64_t>>&
 }  // namespace
 
 Choices choices_of_parts(const Choices& choices, const Placement& placement, const Plan& plan) {
-  const auto made = operation(
-      "dovetail::moe_parts", {.reads = {choices.expert, choices.slot}},
-      [placement, plan](const Operands& of) { return of_parts({of.reads[0], of.reads[1]}, placement, plan); });
+  const auto made = operation("dovetail::moe_parts", {.reads = {choices.expert, choices.slot}},
+                              [placement, plan](const Operands& of) {
+                                return of_parts({of.reads[0], of.reads[1]}, placement, plan);
+                              });
   return {made[0], made[1]};
 }
 
-Choices choices_of_shadowed(const Choices& choices, const Placement& placement, const std::vector<int64_t>& shadowed) {
+Choices choices_of_shadowed(const Choices& choices, const Placement& placement,
+                            const std::vector<int64_t>& shadowed) {
   std::vector<int32_t> index(static_cast<size_t>(placement.experts), -1);
-  for (size_t i = 0; i < shadowed.size(); ++i) index[static_cast<size_t>(shadowed[i])] = static_cast<int32_t>(i);
+  for (size_t i = 0; i < shadowed.size(); ++i)
+    index[static_cast<size_t>(shadowed[i])] = static_cast<int32_t>(i);
   const at::Tensor of_choice = at::tensor(index, at::kInt).take(choices.expert.to(at::kLong));
   return {of_choice.clamp_min(0), at::where(of_choice < 0, -1, choices.slot).to(at::kInt)};
 }
 
 Dispatch arriving(const std::vector<std::vector<int64_t>>& counts, int64_t experts) {
   std::vector<std::vector<int64_t>> first(counts.size());
-  Dispatch out{.begin = std::vector<int64_t>(static_cast<size_t>(experts) + 1, 0), .choice = {}, .token = {}};
+  Dispatch out{.begin = std::vector<int64_t>(static_cast<size_t>(experts) + 1, 0),
+               .choice = {},
+               .token = {}};
   int64_t rows = 0;
   for (size_t r = 0; r < counts.size(); ++r) {
     for (size_t e = 0; e < counts[r].size(); ++e) {
@@ -82,8 +90,9 @@ Dispatch arriving(const std::vector<std::vector<int64_t>>& counts, int64_t exper
     }
   }
   std::partial_sum(out.begin.begin(), out.begin.end(), out.begin.begin());
-  const auto made = operation("dovetail::moe_arriving_rows", {},
-                              [counts, first, rows](const Operands&) { return rows_of_experts(counts, first, rows); });
+  const auto made = operation(
+      "dovetail::moe_arriving_rows", {},
+      [counts, first, rows](const Operands&) { return rows_of_experts(counts, first, rows); });
   out.token = made[0];
   out.choice = made[1];
   return out;

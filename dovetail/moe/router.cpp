@@ -17,9 +17,11 @@ namespace {
 
 constexpr double kLeastNoise = 0.01;
 
-/// Choices for sequences that begin at position `first`. The position alone decides, so a cache changes nothing.
+/// Choices for sequences that begin at position `first`. The position alone decides, so a cache
+/// changes nothing.
 at::Tensor choices_by_position(const at::Tensor& logits, int64_t k, int64_t length, int64_t first) {
-  const at::Tensor chosen = assign_in_turn(first + length, logits.size(1), k).narrow(0, first, length);
+  const at::Tensor chosen =
+      assign_in_turn(first + length, logits.size(1), k).narrow(0, first, length);
   return chosen.repeat({length == 0 ? 0 : logits.size(0) / length, 1}).to(logits.device());
 }
 
@@ -28,10 +30,13 @@ at::Tensor choices_by_position(const at::Tensor& logits, int64_t k, int64_t leng
 Router::Router(const Config& config, int64_t width, const std::string& name, c10::Device device)
     : config_(config), spec_(routing_spec(config)), name_key_(name_key(name)) {
   const auto options = torch::dtype(torch::kFloat32).device(device);
-  if (config.router != "hash") weight = register_parameter("weight", torch::empty({config.experts, width}, options));
+  if (config.router != "hash")
+    weight = register_parameter("weight", torch::empty({config.experts, width}, options));
   if (config.router == "noisy_top_k")
-    noise_weight = register_parameter("noise_weight", torch::empty({config.experts, width}, options));
-  if (config.bias_update_rate > 0) bias = register_buffer("bias", torch::zeros({config.experts}, options));
+    noise_weight =
+        register_parameter("noise_weight", torch::empty({config.experts, width}, options));
+  if (config.bias_update_rate > 0)
+    bias = register_buffer("bias", torch::zeros({config.experts}, options));
 }
 
 Router::Output Router::forward(const at::Tensor& x, const Pass& pass) {
@@ -52,16 +57,19 @@ RoutingSpec Router::spec_of(const Pass& pass) const {
 }
 
 Router::Output Router::by_hash(const at::Tensor& rows, const Pass& pass) const {
-  DOVETAIL_CHECK(pass.tokens.defined() && pass.tokens.numel() == rows.size(0), "hash routing of {} rows has {} tokens",
-                 rows.size(0), pass.tokens.defined() ? pass.tokens.numel() : 0);
+  DOVETAIL_CHECK(pass.tokens.defined() && pass.tokens.numel() == rows.size(0),
+                 "hash routing of {} rows has {} tokens", rows.size(0),
+                 pass.tokens.defined() ? pass.tokens.numel() : 0);
   const auto dtype = rows.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor logits =
       at::zeros({rows.size(0), config_.experts}, rows.options().dtype(dtype).requires_grad(false));
-  const at::Tensor chosen = rows.is_meta() ? at::empty({rows.size(0), spec_.k}, rows.options().dtype(at::kInt))
-                                           : hashed(pass.tokens.to(at::kCPU));
+  const at::Tensor chosen = rows.is_meta()
+                                ? at::empty({rows.size(0), spec_.k}, rows.options().dtype(at::kInt))
+                                : hashed(pass.tokens.to(at::kCPU));
   Output out;
   out.routing = route(logits, spec_of(pass), {.chosen = chosen.to(rows.device())});
-  out.routing.weight = (out.routing.slot >= 0).to(dtype) * (spec_.scale / static_cast<double>(spec_.k));
+  out.routing.weight =
+      (out.routing.slot >= 0).to(dtype) * (spec_.scale / static_cast<double>(spec_.k));
   return out;
 }
 
@@ -90,32 +98,35 @@ Router::Output Router::by_logits(const at::Tensor& rows, int64_t sequence, const
     const at::Tensor scale = at::softplus(dovetail::linear(x, noise_weight)) + kLeastNoise;
     const at::Tensor noise = this->noise(pass, logits);
     out.routing = route(logits + noise * scale, spec, inputs);
-    out.loss = config_.importance_loss * importance_loss(out.routing.weight, out.routing.expert, config_.experts) +
+    out.loss = config_.importance_loss *
+                   importance_loss(out.routing.weight, out.routing.expert, config_.experts) +
                config_.smooth_load_loss * smooth_load_loss(logits, noise, scale, spec.k);
   } else {
     out.routing = route(logits, spec, inputs);
   }
-  const at::Tensor losses = config_.load_loss * load_loss(out.routing, pass) + config_.z_loss * out.routing.z_loss;
+  const at::Tensor losses =
+      config_.load_loss * load_loss(out.routing, pass) + config_.z_loss * out.routing.z_loss;
   out.loss = out.loss.defined() ? out.loss + losses : losses;
   return out;
 }
 
 at::Tensor Router::draws(const Pass& pass, const at::Tensor& rows) const {
   if (!pass.training || config_.second_expert != "random") return {};
-  return operation(
-             "dovetail::moe_uniform_draws", {},
-             [seed = pass.seed, key = name_key_, first = pass.first_token, tokens = rows.size(0)](const Operands&) {
-               return std::vector{uniform_draws(mix_seed(seed.now(), key), first, tokens)};
-             })[0]
+  return operation("dovetail::moe_uniform_draws", {},
+                   [seed = pass.seed, key = name_key_, first = pass.first_token,
+                    tokens = rows.size(0)](const Operands&) {
+                     return std::vector{uniform_draws(mix_seed(seed.now(), key), first, tokens)};
+                   })[0]
       .to(rows.device());
 }
 
 at::Tensor Router::noise(const Pass& pass, const at::Tensor& logits) const {
-  return operation("dovetail::moe_normal_draws", {},
-                   [seed = pass.seed, key = name_key_, first = pass.first_token, tokens = logits.size(0),
-                    experts = config_.experts](const Operands&) {
-                     return std::vector{normal_draws(mix_seed(seed.now(), key), first, tokens, experts)};
-                   })[0]
+  return operation(
+             "dovetail::moe_normal_draws", {},
+             [seed = pass.seed, key = name_key_, first = pass.first_token, tokens = logits.size(0),
+              experts = config_.experts](const Operands&) {
+               return std::vector{normal_draws(mix_seed(seed.now(), key), first, tokens, experts)};
+             })[0]
       .to(logits.options());
 }
 
@@ -129,7 +140,8 @@ at::Tensor Router::load_loss(const Routing& routing, const Pass& pass) {
        options = routing.mean_score.options()](const Operands& of) {
         if (!again) {
           const UnrecordedAllocations of_the_sums;
-          const at::Tensor counts = count_choices(of.reads[0], config_.experts).to(at::kCPU, at::kDouble);
+          const at::Tensor counts =
+              count_choices(of.reads[0], config_.experts).to(at::kCPU, at::kDouble);
           at::Tensor sums = at::cat({counts, counts.sum().view({1})});
           if (sum_over_ranks) sum_over_ranks(sums);
           step_counts_ = step_counts_.defined() ? step_counts_ + sums : sums;

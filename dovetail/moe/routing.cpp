@@ -23,38 +23,44 @@ constexpr double kLeastSum = 1e-20;
 constexpr int64_t kLeastMeshCapacity = 4;
 
 void check_chosen(const at::Tensor& chosen, const at::Tensor& logits, const RoutingSpec& spec) {
-  user_check(spec.selection == Selection::kTopK, "moe_route: chosen stands in place of router; leave one of them out");
+  user_check(spec.selection == Selection::kTopK,
+             "moe_route: chosen stands in place of router; leave one of them out");
   user_check(chosen.dim() == 2 && chosen.size(0) == logits.size(0) && chosen.size(1) == spec.k &&
                  (chosen.scalar_type() == at::kInt || chosen.scalar_type() == at::kLong) &&
                  chosen.device() == logits.device(),
-             "moe_route: chosen must be int32 or int64 and [{}, {}], k experts a token, but is {}", logits.size(0),
-             spec.k, describe(chosen));
+             "moe_route: chosen must be int32 or int64 and [{}, {}], k experts a token, but is {}",
+             logits.size(0), spec.k, describe(chosen));
   if (chosen.is_meta() || chosen.numel() == 0) return;
-  operation("dovetail::moe_check_chosen", {.reads = {chosen}}, [experts = logits.size(1)](const Operands& of) {
-    const at::Tensor sorted = std::get<0>(of.reads[0].sort(1));
-    const bool distinct = !(sorted.slice(1, 1) == sorted.slice(1, 0, -1)).any().item<bool>();
-    user_check(distinct && sorted.min().item<int64_t>() >= 0 && sorted.max().item<int64_t>() < experts,
-               "moe_route: chosen must name different experts for a token, 0 to {}", experts - 1);
-    return std::vector<at::Tensor>();
-  });
+  operation(
+      "dovetail::moe_check_chosen", {.reads = {chosen}},
+      [experts = logits.size(1)](const Operands& of) {
+        const at::Tensor sorted = std::get<0>(of.reads[0].sort(1));
+        const bool distinct = !(sorted.slice(1, 1) == sorted.slice(1, 0, -1)).any().item<bool>();
+        user_check(
+            distinct && sorted.min().item<int64_t>() >= 0 && sorted.max().item<int64_t>() < experts,
+            "moe_route: chosen must name different experts for a token, 0 to {}", experts - 1);
+        return std::vector<at::Tensor>();
+      });
 }
 
 void check_inputs(const RoutingInputs& inputs, const at::Tensor& logits, const RoutingSpec& spec) {
   const auto& [bias, draw, chosen] = inputs;
   const auto is_vector = [&](const at::Tensor& x, int64_t size) {
-    return x.dim() == 1 && x.size(0) == size && at::isFloatingType(x.scalar_type()) && x.device() == logits.device();
+    return x.dim() == 1 && x.size(0) == size && at::isFloatingType(x.scalar_type()) &&
+           x.device() == logits.device();
   };
   user_check(!bias.defined() || is_vector(bias, logits.size(1)),
-             "moe_route: bias must be floating and [{}], one number an expert, but is {}", logits.size(1),
-             describe(bias));
+             "moe_route: bias must be floating and [{}], one number an expert, but is {}",
+             logits.size(1), describe(bias));
   user_check(!bias.defined() || (spec.selection == Selection::kTopK && !chosen.defined()),
-             "moe_route: bias is added where router = \"top_k\" chooses, but the experts are chosen otherwise");
+             "moe_route: bias is added where router = \"top_k\" chooses, but the experts are "
+             "chosen otherwise");
   if (chosen.defined()) check_chosen(chosen, logits, spec);
   if (!draw.defined()) return;
   user_check(spec.k == 2, "moe_route: draw is for the second of two choices, but k = {}", spec.k);
   user_check(is_vector(draw, logits.size(0)),
-             "moe_route: draw must be floating and [{}], one number a token, but is {}", logits.size(0),
-             describe(draw));
+             "moe_route: draw must be floating and [{}], one number a token, but is {}",
+             logits.size(0), describe(draw));
 }
 
 /// Contiguous: ATen computes strided elements by other instructions, and equal logits must tie.
@@ -62,12 +68,15 @@ at::Tensor computed(const at::Tensor& logits) {
   return logits.to(logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat).contiguous();
 }
 
-at::Tensor select(const at::Tensor& x, const at::Tensor& scores, const RoutingInputs& inputs, const RoutingSpec& spec) {
+at::Tensor select(const at::Tensor& x, const at::Tensor& scores, const RoutingInputs& inputs,
+                  const RoutingSpec& spec) {
   if (inputs.chosen.defined()) return inputs.chosen.to(at::kInt).contiguous();
   const at::Tensor& bias = inputs.bias;
   switch (spec.selection) {
     case Selection::kTopK:
-      return choose_experts(scores, bias.defined() ? bias.detach().to(scores.scalar_type()).contiguous() : bias, spec);
+      return choose_experts(
+          scores, bias.defined() ? bias.detach().to(scores.scalar_type()).contiguous() : bias,
+          spec);
     case Selection::kSinkhorn:
       check_logits_on_cpu("moe_route: router = \"sinkhorn\"", x);
       return choose_experts(sinkhorn(x), {}, spec);
@@ -105,7 +114,8 @@ at::Tensor load_loss(const at::Tensor& shares, const Routing& routing, const Rou
   const at::Tensor expert = routing.expert.narrow(1, 0, counted);
   at::Tensor sum = at::zeros({}, shares.options());
   for (int64_t begin = 0; begin < tokens; begin += size)
-    sum = sum + load_balance(count_choices(expert.narrow(0, begin, size), experts), static_cast<double>(size * counted),
+    sum = sum + load_balance(count_choices(expert.narrow(0, begin, size), experts),
+                             static_cast<double>(size * counted),
                              shares.narrow(0, begin, size).mean(0));
   return sum / (tokens / size);
 }
@@ -127,7 +137,8 @@ void check_logits(const char* op, const at::Tensor& logits) {
 
 void check_logits_on_cpu(const char* op, const at::Tensor& logits) {
   check_logits(op, logits);
-  user_check(!logits.is_cuda(), "{}: has no version for CUDA; logits must be on the CPU, but are {}", op,
+  user_check(!logits.is_cuda(),
+             "{}: has no version for CUDA; logits must be on the CPU, but are {}", op,
              describe(logits));
 }
 
@@ -135,18 +146,21 @@ at::Tensor load_balance(const at::Tensor& counts, double choices, const at::Tens
   return relative_load(counts, choices, mean_score.options()).dot(mean_score);
 }
 
-at::Tensor relative_load(const at::Tensor& counts, double choices, const at::TensorOptions& options) {
+at::Tensor relative_load(const at::Tensor& counts, double choices,
+                         const at::TensorOptions& options) {
   return counts.to(options) * (static_cast<double>(counts.size(0)) / choices);
 }
 
 int64_t capacity(const RoutingSpec& spec, int64_t tokens, int64_t experts, int64_t largest_count) {
-  const double factor = spec.capacity_factor, t = static_cast<double>(tokens), e = static_cast<double>(experts),
-               k = static_cast<double>(spec.k);
+  const double factor = spec.capacity_factor, t = static_cast<double>(tokens),
+               e = static_cast<double>(experts), k = static_cast<double>(spec.k);
   if (spec.capacity > 0) return spec.capacity;
   switch (spec.capacity_rule) {
     case CapacityRule::kTutel: {
       const int64_t share = (tokens + experts - 1) / experts;
-      const auto of = [&](double cf) { return spec.k * static_cast<int64_t>(cf * static_cast<double>(share)); };
+      const auto of = [&](double cf) {
+        return spec.k * static_cast<int64_t>(cf * static_cast<double>(share));
+      };
       if (factor > 0) return of(factor);
       return factor == 0 ? largest_count : std::min(largest_count, of(-factor));
     }
@@ -164,20 +178,22 @@ int64_t capacity(const RoutingSpec& spec, int64_t tokens, int64_t experts, int64
 }
 
 void check_spec(std::string_view owner, const RoutingSpec& spec, int64_t experts) {
-  user_check(spec.k >= 1 && spec.k <= experts, "{}: k = {} must be 1 to {}, the number of experts", owner, spec.k,
-             experts);
-  user_check(spec.groups >= 1 && experts % spec.groups == 0, "{}: num_groups = {} does not divide the {} experts",
-             owner, spec.groups, experts);
-  user_check(spec.top_groups >= 1 && spec.top_groups <= spec.groups, "{}: top_groups = {} must be 1 to num_groups = {}",
-             owner, spec.top_groups, spec.groups);
+  user_check(spec.k >= 1 && spec.k <= experts, "{}: k = {} must be 1 to {}, the number of experts",
+             owner, spec.k, experts);
+  user_check(spec.groups >= 1 && experts % spec.groups == 0,
+             "{}: num_groups = {} does not divide the {} experts", owner, spec.groups, experts);
+  user_check(spec.top_groups >= 1 && spec.top_groups <= spec.groups,
+             "{}: top_groups = {} must be 1 to num_groups = {}", owner, spec.top_groups,
+             spec.groups);
   const int64_t candidates = experts / spec.groups * spec.top_groups;
-  user_check(spec.k <= candidates, "{}: k = {} is more than the {} experts of top_groups = {}", owner, spec.k,
-             candidates, spec.top_groups);
+  user_check(spec.k <= candidates, "{}: k = {} is more than the {} experts of top_groups = {}",
+             owner, spec.k, candidates, spec.top_groups);
   user_check(spec.selection == Selection::kTopK || (spec.groups == 1 && spec.top_groups == 1),
-             "{}: num_groups and top_groups are read by top-k routers, not by router = \"{}\"", owner,
-             kSelectionNames[static_cast<size_t>(spec.selection)]);
+             "{}: num_groups and top_groups are read by top-k routers, not by router = \"{}\"",
+             owner, kSelectionNames[static_cast<size_t>(spec.selection)]);
   user_check(spec.selection != Selection::kBase || spec.k == 1,
-             "{}: router = \"base\" gives each token one expert, but k = {}; use k = 1", owner, spec.k);
+             "{}: router = \"base\" gives each token one expert, but k = {}; use k = 1", owner,
+             spec.k);
   user_check(std::isfinite(spec.scale), "{}: scale = {} must be finite", owner, spec.scale);
   user_check(std::isfinite(spec.capacity_factor), "{}: capacity_factor = {} must be finite", owner,
              spec.capacity_factor);
@@ -185,10 +201,11 @@ void check_spec(std::string_view owner, const RoutingSpec& spec, int64_t experts
   user_check(spec.capacity >= 0, "{}: capacity = {} must not be negative", owner, spec.capacity);
   if (spec.drop != Drop::kNone && spec.capacity == 0 && spec.capacity_factor <= 0 &&
       spec.capacity_rule != CapacityRule::kTutel) {
-    throw UserError(fmt::format("{}: capacity_factor = {} has no meaning by this capacity_rule; only tutel's "
-                                "knows 0 and below",
-                                owner, spec.capacity_factor),
-                    "use drop = \"none\" for routing without a capacity");
+    throw UserError(
+        fmt::format("{}: capacity_factor = {} has no meaning by this capacity_rule; only tutel's "
+                    "knows 0 and below",
+                    owner, spec.capacity_factor),
+        "use drop = \"none\" for routing without a capacity");
   }
 }
 
@@ -198,7 +215,8 @@ Routing route(const at::Tensor& logits, const RoutingSpec& spec, const RoutingIn
   check_spec("moe_route", spec, experts);
   check_inputs(inputs, logits, spec);
   user_check(spec.sequence == 0 || tokens % spec.sequence == 0,
-             "moe_route: sequence = {} does not divide the {} rows of logits", spec.sequence, tokens);
+             "moe_route: sequence = {} does not divide the {} rows of logits", spec.sequence,
+             tokens);
   const at::Tensor x = computed(logits);
   if (x.is_meta()) return shapes_alone(x, spec.k);
   const TraceSpan span("dovetail::moe_route");
@@ -212,13 +230,15 @@ Routing route(const at::Tensor& logits, const RoutingSpec& spec, const RoutingIn
   const at::Tensor chosen = scores.gather(1, routing.expert.to(at::kLong));
   const at::Tensor chosen_fixed = chosen.detach().contiguous();
   at::Tensor drawn_out;
-  if (inputs.draw.defined()) drawn_out = 2 * normalized(chosen_fixed, {}).select(1, 1) < inputs.draw;
+  if (inputs.draw.defined())
+    drawn_out = 2 * normalized(chosen_fixed, {}).select(1, 1) < inputs.draw;
   if (spec.drop != Drop::kNone) {
     const bool reads_count = spec.capacity == 0 && spec.capacity_factor <= 0 && tokens > 0;
-    routing.capacity = capacity(spec, tokens, experts, reads_count ? routing.count.max().item<int64_t>() : 0);
+    routing.capacity =
+        capacity(spec, tokens, experts, reads_count ? routing.count.max().item<int64_t>() : 0);
   }
-  routing.slot = assign_slots(routing.expert, chosen_fixed, visiting_order(fixed, spec), drawn_out, experts,
-                              routing.capacity, spec);
+  routing.slot = assign_slots(routing.expert, chosen_fixed, visiting_order(fixed, spec), drawn_out,
+                              experts, routing.capacity, spec);
 
   const at::Tensor kept = routing.slot >= 0;
   routing.weight = chosen;
@@ -241,10 +261,12 @@ ExpertChoice choose_tokens(const at::Tensor& logits, int64_t capacity) {
   check_logits("moe_expert_choice", logits);
   const int64_t tokens = logits.size(0), experts = logits.size(1);
   user_check(capacity >= 1 && capacity <= tokens,
-             "moe_expert_choice: capacity = {} must be 1 to {}, the number of tokens", capacity, tokens);
+             "moe_expert_choice: capacity = {} must be 1 to {}, the number of tokens", capacity,
+             tokens);
   const at::Tensor x = computed(logits);
   if (x.is_meta())
-    return {at::empty({experts, capacity}, x.options().dtype(at::kInt)), at::empty({experts, capacity}, x.options())};
+    return {at::empty({experts, capacity}, x.options().dtype(at::kInt)),
+            at::empty({experts, capacity}, x.options())};
   const TraceSpan span("dovetail::moe_expert_choice");
   const at::Tensor scores = at::softmax(x, 1);
   const at::Tensor token = choose_rows(scores.detach(), capacity);
@@ -276,7 +298,8 @@ Routing route_by_experts(const at::Tensor& logits, int64_t k, double scale) {
     routing.slot.mutable_data_ptr<int32_t>()[at] = static_cast<int32_t>(i % slots);
     source.mutable_data_ptr<int64_t>()[at] = i;
   }
-  const at::Tensor weight = chosen.weight.reshape({-1}).index_select(0, source.view({-1})).view({tokens, most});
+  const at::Tensor weight =
+      chosen.weight.reshape({-1}).index_select(0, source.view({-1})).view({tokens, most});
   routing.weight = at::where(routing.slot >= 0, weight * scale, at::zeros({}, x.options()));
   routing.count.fill_(slots);
   routing.load_loss = at::zeros({}, x.options());
@@ -288,7 +311,9 @@ Routing route_by_experts(const at::Tensor& logits, int64_t k, double scale) {
 Selection parse_selection(std::string_view text) {
   return parse_enum<Selection>("moe", "router", text, kSelectionNames);
 }
-Score parse_score(std::string_view text) { return parse_enum<Score>("moe", "score", text, kScoreNames); }
+Score parse_score(std::string_view text) {
+  return parse_enum<Score>("moe", "score", text, kScoreNames);
+}
 Normalize parse_normalize(std::string_view text) {
   return parse_enum<Normalize>("moe", "normalize", text, kNormalizeNames);
 }
@@ -299,7 +324,9 @@ Drop parse_drop(std::string_view text) { return parse_enum<Drop>("moe", "drop", 
 GroupScore parse_group_score(std::string_view text) {
   return parse_enum<GroupScore>("moe", "group_score", text, kGroupScoreNames);
 }
-LoadCount parse_load_count(std::string_view text) { return parse_enum<LoadCount>("moe", "aux", text, kLoadCountNames); }
+LoadCount parse_load_count(std::string_view text) {
+  return parse_enum<LoadCount>("moe", "aux", text, kLoadCountNames);
+}
 CapacityRule parse_capacity_rule(std::string_view text) {
   return parse_enum<CapacityRule>("moe", "capacity_rule", text, kCapacityRuleNames);
 }

@@ -9,9 +9,10 @@
 
 namespace dovetail::moe {
 
-/// `tensors` and behind them those of `to`, of which and `numbers_of(to)` `dispatch_behind` makes it again: what an
-/// operation reads, and what it captures.
-inline torch::autograd::variable_list with_dispatch(torch::autograd::variable_list tensors, const Dispatch& to) {
+/// `tensors` and behind them those of `to`, of which and `numbers_of(to)` `dispatch_behind` makes
+/// it again: what an operation reads, and what it captures.
+inline torch::autograd::variable_list with_dispatch(torch::autograd::variable_list tensors,
+                                                    const Dispatch& to) {
   tensors.insert(tensors.end(), {to.choice, to.token, to.row_of_token, to.first});
   return tensors;
 }
@@ -31,17 +32,20 @@ inline Dispatch dispatch_behind(const torch::autograd::variable_list& tensors, s
           .first = tensors[count + 3]};
 }
 
-/// Saves `tensors` and, behind them, what `saved_dispatch` makes a Dispatch of again: backward sorts nothing.
-inline void save_with_dispatch(torch::autograd::AutogradContext* context, torch::autograd::variable_list tensors,
-                               const Dispatch& to) {
+/// Saves `tensors` and, behind them, what `saved_dispatch` makes a Dispatch of again: backward
+/// sorts nothing.
+inline void save_with_dispatch(torch::autograd::AutogradContext* context,
+                               torch::autograd::variable_list tensors, const Dispatch& to) {
   context->save_for_backward(with_dispatch(std::move(tensors), to));
   context->saved_data["begin"] = to.begin;
   context->saved_data["capacity"] = to.capacity;
 }
 
-inline Dispatch saved_dispatch(torch::autograd::AutogradContext* context, const torch::autograd::variable_list& saved) {
-  return dispatch_behind(saved, saved.size() - kDispatchTensors,
-                         {context->saved_data["begin"].toIntVector(), context->saved_data["capacity"].toInt()});
+inline Dispatch saved_dispatch(torch::autograd::AutogradContext* context,
+                               const torch::autograd::variable_list& saved) {
+  return dispatch_behind(
+      saved, saved.size() - kDispatchTensors,
+      {context->saved_data["begin"].toIntVector(), context->saved_data["capacity"].toInt()});
 }
 
 }  // namespace dovetail::moe

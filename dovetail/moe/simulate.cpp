@@ -16,16 +16,19 @@ using Seconds = std::vector<double>;  // by rank
 struct Nodes {
   int size, count;  // ranks of a node, nodes
   Nodes(const CostModel& model, int ranks)
-      : size(std::min(ranks, model.ranks_per_node)), count(ranks / std::min(ranks, model.ranks_per_node)) {
+      : size(std::min(ranks, model.ranks_per_node)),
+        count(ranks / std::min(ranks, model.ranks_per_node)) {
     user_check(ranks % size == 0, "simulate: {} ranks do not fill nodes of {}", ranks, size);
-    user_check(count == 1 || model.between.has_value(),
-               "simulate: {} ranks are {} nodes of {}, but the cost model has no link between nodes", ranks, count,
-               size);
+    user_check(
+        count == 1 || model.between.has_value(),
+        "simulate: {} ranks are {} nodes of {}, but the cost model has no link between nodes",
+        ranks, count, size);
   }
   int ranks() const { return size * count; }
 };
 
-/// A stage of an exchange: who must have started before a rank is done, and what sending and receiving take it.
+/// A stage of an exchange: who must have started before a rank is done, and what sending and
+/// receiving take it.
 struct Stage {
   enum class Among { kAll, kNode, kPlace } among;
   Seconds copy, send, receive;
@@ -34,12 +37,15 @@ struct Stage {
 size_t index(int i) { return static_cast<size_t>(i); }
 
 Placement placement_of(const LayerLoad& load) {
-  user_check(load.ranks >= 1 && load.experts >= 1, "simulate: {} experts and {} ranks", load.experts, load.ranks);
+  user_check(load.ranks >= 1 && load.experts >= 1, "simulate: {} experts and {} ranks",
+             load.experts, load.ranks);
   const int least = (load.ranks + load.experts - 1) / load.experts;
-  const Placement placement{
-      .experts = load.experts, .ranks = load.ranks, .cut = load.cut == 0 ? std::max(1, least) : load.cut};
+  const Placement placement{.experts = load.experts,
+                            .ranks = load.ranks,
+                            .cut = load.cut == 0 ? std::max(1, least) : load.cut};
   user_check(load.ranks % placement.cut == 0 && placement.holders() <= load.experts,
-             "simulate: {} experts, {} ranks for each, do not fit {} ranks", load.experts, placement.cut, load.ranks);
+             "simulate: {} experts, {} ranks for each, do not fit {} ranks", load.experts,
+             placement.cut, load.ranks);
   return placement;
 }
 
@@ -51,18 +57,20 @@ Seconds run_stage(const Stage& stage, const Nodes& nodes, const Seconds& start) 
   };
   std::vector<double> last(index(nodes.ranks()), 0);  // by group
   for (int r = 0; r < nodes.ranks(); ++r)
-    last[index(group_of(r))] = std::max(last[index(group_of(r))], start[index(r)] + stage.copy[index(r)]);
+    last[index(group_of(r))] =
+        std::max(last[index(group_of(r))], start[index(r)] + stage.copy[index(r)]);
   Seconds end(start.size());
   for (int r = 0; r < nodes.ranks(); ++r) {
     const size_t i = index(r);
-    end[i] = std::max(start[i] + stage.copy[i] + stage.send[i], last[index(group_of(r))] + stage.receive[i]);
+    end[i] = std::max(start[i] + stage.copy[i] + stage.send[i],
+                      last[index(group_of(r))] + stage.receive[i]);
   }
   return end;
 }
 
 /// The stages of an exchange in which every rank sends b[p] bytes to rank p.
-std::vector<Stage> dispatch_stages(const CostModel& model, const Nodes& nodes, AllToAllAlgorithm algorithm,
-                                   const std::vector<double>& b) {
+std::vector<Stage> dispatch_stages(const CostModel& model, const Nodes& nodes,
+                                   AllToAllAlgorithm algorithm, const std::vector<double>& b) {
   const int ranks = nodes.ranks(), m = nodes.size, n = nodes.count;
   const Link between = model.between.value_or(Link{.bytes_per_s = 1e30});
   const double all = std::accumulate(b.begin(), b.end(), 0.0);
@@ -78,7 +86,8 @@ std::vector<Stage> dispatch_stages(const CostModel& model, const Nodes& nodes, A
       const size_t i = index(p);
       const double near = of_node[index(p / m)] - b[i], far = all - of_node[index(p / m)];
       stage.send[i] = model.inside.seconds(m - 1, near) + between.seconds(ranks - m, far);
-      stage.receive[i] = model.inside.seconds(m - 1, (m - 1) * b[i]) + between.seconds(ranks - m, (ranks - m) * b[i]);
+      stage.receive[i] = model.inside.seconds(m - 1, (m - 1) * b[i]) +
+                         between.seconds(ranks - m, (ranks - m) * b[i]);
     }
     return {stage};
   }
@@ -122,18 +131,23 @@ class Builder {
       : model_(model), load_(load), plan_(plan), nodes_(model, load.ranks) {
     const int e = load.experts;
     placement_ = placement_of(load);
-    user_check(plan.overlap >= 1 && plan.overlap <= 8, "simulate: overlap {} is not from 1 to 8", plan.overlap);
+    user_check(plan.overlap >= 1 && plan.overlap <= 8, "simulate: overlap {} is not from 1 to 8",
+               plan.overlap);
     user_check(plan.shards >= 0 && (plan.shards == 0 || placement_.cut % plan.shards == 0),
-               "simulate: r = {} does not divide the {} ranks of an expert", plan.shards, placement_.cut);
-    user_check(plan.shadowed >= 0 && plan.shadowed < e, "simulate: {} of {} experts shadowed", plan.shadowed, e);
+               "simulate: r = {} does not divide the {} ranks of an expert", plan.shards,
+               placement_.cut);
+    user_check(plan.shadowed >= 0 && plan.shadowed < e, "simulate: {} of {} experts shadowed",
+               plan.shadowed, e);
     share_ = load.choices_of;
     if (share_.empty())
       for (int i = 0; i < e; ++i) share_.push_back(std::pow(i + 1.0, -load.skew));
-    user_check(std::ssize(share_) == e, "simulate: the load of {} experts for {}", share_.size(), e);
+    user_check(std::ssize(share_) == e, "simulate: the load of {} experts for {}", share_.size(),
+               e);
     const double sum = std::accumulate(share_.begin(), share_.end(), 0.0);
     for (double& share : share_) share = sum > 0 ? share / sum : 1.0 / e;
     shadowed_.assign(index(e), false);
-    for (const int64_t i : most_loaded(share_, plan.shadowed)) shadowed_[static_cast<size_t>(i)] = true;
+    for (const int64_t i : most_loaded(share_, plan.shadowed))
+      shadowed_[static_cast<size_t>(i)] = true;
   }
 
   const Nodes& nodes() const { return nodes_; }
@@ -142,7 +156,8 @@ class Builder {
     Work work{.rows_to = std::vector<double>(index(load_.ranks), 0),
               .compute_s = std::vector<double>(index(load_.ranks), 0)};
     if (plan_.shards == 0) {
-      for (int e = 0; e < load_.experts; ++e) work.local_s += expert_s(choices() * share_[index(e)], 1, 1);
+      for (int e = 0; e < load_.experts; ++e)
+        work.local_s += expert_s(choices() * share_[index(e)], 1, 1);
       work.parameters_s = gather_s(load_.ranks, load_.experts * expert_bytes(), /*near=*/false);
       return work;
     }
@@ -150,9 +165,10 @@ class Builder {
       if (shadowed_[index(e)]) work.local_s += expert_s(choices() * share_[index(e)], 1, 1);
     work.parameters_s = broadcast_s(plan_.shadowed * expert_bytes());
     if (placement_.cut > plan_.shards) {
-      const auto experts = static_cast<double>(placement_.count(placement_.holders() - 1));  // the most of any
-      work.parameters_s +=
-          gather_s(placement_.cut / plan_.shards, experts * expert_bytes() / plan_.shards, /*near=*/true);
+      const auto experts =
+          static_cast<double>(placement_.count(placement_.holders() - 1));  // the most of any
+      work.parameters_s += gather_s(placement_.cut / plan_.shards,
+                                    experts * expert_bytes() / plan_.shards, /*near=*/true);
     }
     for (int p = 0; p < load_.ranks; ++p) add_rank(work, p);
     return work;
@@ -161,23 +177,28 @@ class Builder {
  private:
   double choices() const { return static_cast<double>(load_.tokens) * load_.top_k; }
   double expert_bytes() const {
-    return 2.0 * static_cast<double>(load_.width) * static_cast<double>(load_.hidden) * load_.parameter_bytes;
+    return 2.0 * static_cast<double>(load_.width) * static_cast<double>(load_.hidden) *
+           load_.parameter_bytes;
   }
 
   /// Two products of `rows` rows with 1 / `shards` of an expert, in `pieces` pieces.
   double expert_s(double rows, int shards, int pieces) const {
-    const double flops = 4.0 * rows * static_cast<double>(load_.width) * static_cast<double>(load_.hidden) / shards;
+    const double flops =
+        4.0 * rows * static_cast<double>(load_.width) * static_cast<double>(load_.hidden) / shards;
     return 2.0 * pieces * model_.call_s + flops / model_.flops;
   }
 
   void add_rank(Work& work, int p) const {
-    const int holder = placement_.holder(p), pieces = is_flexible(plan_.algorithm) ? 1 : load_.ranks;
+    const int holder = placement_.holder(p),
+              pieces = is_flexible(plan_.algorithm) ? 1 : load_.ranks;
     for (int64_t e = placement_.first(holder); e < placement_.first(holder + 1); ++e) {
       if (shadowed_[static_cast<size_t>(e)]) continue;
       // Each group of ranks that have the whole expert gets its part of the rows.
-      const double from_each = choices() * share_[static_cast<size_t>(e)] * plan_.shards / placement_.cut;
+      const double from_each =
+          choices() * share_[static_cast<size_t>(e)] * plan_.shards / placement_.cut;
       work.rows_to[index(p)] += from_each;
-      work.compute_s[index(p)] += expert_s(from_each * load_.ranks, plan_.shards, pieces * plan_.overlap);
+      work.compute_s[index(p)] +=
+          expert_s(from_each * load_.ranks, plan_.shards, pieces * plan_.overlap);
     }
   }
 
@@ -191,7 +212,8 @@ class Builder {
   /// A pipelined tree.
   double broadcast_s(double bytes) const {
     if (bytes == 0 || load_.ranks == 1) return 0;
-    return (nodes_.count == 1 ? model_.inside : *model_.between).seconds(std::ceil(std::log2(load_.ranks)), bytes);
+    return (nodes_.count == 1 ? model_.inside : *model_.between)
+        .seconds(std::ceil(std::log2(load_.ranks)), bytes);
   }
 
   const CostModel& model_;
@@ -203,13 +225,14 @@ class Builder {
   std::vector<bool> shadowed_;
 };
 
-/// One direction of the layer. `work_factor` is 1 forward and 2 backward; experts move before forward, their gradients
-/// after backward.
-double pass_s(const std::vector<Stage>& there, const std::vector<Stage>& back, const Nodes& nodes, const Work& work,
-              int overlap, double work_factor) {
+/// One direction of the layer. `work_factor` is 1 forward and 2 backward; experts move before
+/// forward, their gradients after backward.
+double pass_s(const std::vector<Stage>& there, const std::vector<Stage>& back, const Nodes& nodes,
+              const Work& work, int overlap, double work_factor) {
   const bool forward = work_factor == 1;
   const auto ranks = index(nodes.ranks());
-  Seconds comm(ranks, forward ? work.parameters_s : 0), compute(ranks, comm[0] + work_factor * work.local_s);
+  Seconds comm(ranks, forward ? work.parameters_s : 0),
+      compute(ranks, comm[0] + work_factor * work.local_s);
   std::vector<Seconds> computed(index(overlap));
   const auto dispatch = [&](int chunk) {
     comm = run(there, nodes, comm);
@@ -252,7 +275,8 @@ LayerTime simulate(const CostModel& model, const LayerLoad& load, const LayerPla
     return time;
   }
   const auto stages = [&](double row_bytes) {
-    return dispatch_stages(model, nodes, plan.algorithm, chunk_bytes(work.rows_to, row_bytes, plan.overlap));
+    return dispatch_stages(model, nodes, plan.algorithm,
+                           chunk_bytes(work.rows_to, row_bytes, plan.overlap));
   };
   const auto there = stages(load.row_bytes), other = stages(load.other_row_bytes);
   time.forward_s = pass_s(there, reversed(other), nodes, work, plan.overlap, 1);
@@ -271,20 +295,27 @@ std::vector<int64_t> most_loaded(const std::vector<double>& choices, int count) 
   return experts;
 }
 
-std::vector<LayerTime> simulate_all(const CostModel& model, const LayerLoad& load, int most_shadowed) {
+std::vector<LayerTime> simulate_all(const CostModel& model, const LayerLoad& load,
+                                    int most_shadowed) {
   std::vector<LayerTime> times = {simulate(model, load, {.shards = 0})};
   const int cut = placement_of(load).cut;
-  for (const auto algorithm : {AllToAllAlgorithm::kLinear, AllToAllAlgorithm::kHierarchical,
-                               AllToAllAlgorithm::kFlexible, AllToAllAlgorithm::kHierarchicalFlexible})
+  for (const auto algorithm :
+       {AllToAllAlgorithm::kLinear, AllToAllAlgorithm::kHierarchical, AllToAllAlgorithm::kFlexible,
+        AllToAllAlgorithm::kHierarchicalFlexible})
     for (int overlap = 1; overlap <= 8; ++overlap)
       for (int shards = 1; shards <= cut; ++shards) {
         if (cut % shards != 0) continue;
-        for (int shadowed = 0; shadowed <= most_shadowed && shadowed < load.experts; shadowed += std::max(1, shadowed))
-          times.push_back(simulate(
-              model, load, {.algorithm = algorithm, .overlap = overlap, .shards = shards, .shadowed = shadowed}));
+        for (int shadowed = 0; shadowed <= most_shadowed && shadowed < load.experts;
+             shadowed += std::max(1, shadowed))
+          times.push_back(simulate(model, load,
+                                   {.algorithm = algorithm,
+                                    .overlap = overlap,
+                                    .shards = shards,
+                                    .shadowed = shadowed}));
       }
-  std::stable_sort(times.begin(), times.end(),
-                   [](const LayerTime& a, const LayerTime& b) { return a.total_s() < b.total_s(); });
+  std::stable_sort(times.begin(), times.end(), [](const LayerTime& a, const LayerTime& b) {
+    return a.total_s() < b.total_s();
+  });
   return times;
 }
 

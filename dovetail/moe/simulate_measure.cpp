@@ -21,7 +21,8 @@ void run_forward(const at::Tensor& x, const Exchange& exchange, const Expert& ex
   std::vector<PendingRows> there, back;
   there.push_back(start_all_to_all(chunks[0], exchange));
   for (int i = 0; i < overlap; ++i) {
-    if (i + 1 < overlap) there.push_back(start_all_to_all(chunks[static_cast<size_t>(i) + 1], exchange));
+    if (i + 1 < overlap)
+      there.push_back(start_all_to_all(chunks[static_cast<size_t>(i) + 1], exchange));
     const auto rows = there[static_cast<size_t>(i)].wait();
     back.push_back(start_all_to_all(expert(rows), exchange.reversed()));
   }
@@ -30,12 +31,14 @@ void run_forward(const at::Tensor& x, const Exchange& exchange, const Expert& ex
 
 }  // namespace
 
-double measure_forward(const std::shared_ptr<Group>& group, const LayerLoad& load, int overlap, int repeats) {
+double measure_forward(const std::shared_ptr<Group>& group, const LayerLoad& load, int overlap,
+                       int repeats) {
   const int64_t rows = load.tokens * load.top_k;
-  user_check(
-      load.ranks == group->size() && load.experts == load.ranks && rows % (overlap * load.ranks) == 0,
-      "simulate: what is measured has one expert a rank and rows in equal chunks: {} experts, {} rows, overlap {}",
-      load.experts, rows, overlap);
+  user_check(load.ranks == group->size() && load.experts == load.ranks &&
+                 rows % (overlap * load.ranks) == 0,
+             "simulate: what is measured has one expert a rank and rows in equal chunks: {} "
+             "experts, {} rows, overlap {}",
+             load.experts, rows, overlap);
   const at::NoGradGuard no_grad;
   const auto x = at::ones({rows, load.width});
   const Expert expert{at::ones({load.width, load.hidden}), at::ones({load.hidden, load.width})};

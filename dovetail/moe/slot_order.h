@@ -9,12 +9,13 @@ namespace dovetail::moe {
 
 /// Whether an entry stands before another: values descend, ties go to the lowest index.
 template <class T>
-DOVETAIL_HOST_DEVICE bool stands_before(T value, int64_t index, T other_value, int64_t other_index) {
+DOVETAIL_HOST_DEVICE bool stands_before(T value, int64_t index, T other_value,
+                                        int64_t other_index) {
   return value > other_value || (value == other_value && index < other_index);
 }
 
-/// Who takes slots one after another: token by token, or all first choices, then all second ones and so on; tokens in
-/// `order`, null: by index.
+/// Who takes slots one after another: token by token, or all first choices, then all second ones
+/// and so on; tokens in `order`, null: by index.
 struct SlotSequence {
   const int64_t* order;
   int64_t tokens, k;
@@ -30,7 +31,9 @@ struct SlotSequence {
 
 /// Entries of a sequence that one block of threads ranks.
 inline constexpr int kSlotTile = 256;
-DOVETAIL_HOST_DEVICE inline int64_t slot_tiles(int64_t size) { return (size + kSlotTile - 1) / kSlotTile; }
+DOVETAIL_HOST_DEVICE inline int64_t slot_tiles(int64_t size) {
+  return (size + kSlotTile - 1) / kSlotTile;
+}
 
 /// How many of `size` keys before and behind the i-th are equal to it.
 struct Equals {

@@ -1,5 +1,6 @@
-// Elements of bfloat16 through a format with three mantissa bits in lanes of 16 bits, twice as many as in float32.
-// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through foreach_target.
+// Elements of bfloat16 through a format with three mantissa bits in lanes of 16 bits, twice as many
+// as in float32. Compiled once per instruction set: included by *_simd.cpp after simd_config.h,
+// through foreach_target.
 #if defined(DOVETAIL_MX_BFLOAT16_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DOVETAIL_MX_BFLOAT16_INL_H_
 #undef DOVETAIL_MX_BFLOAT16_INL_H_
@@ -32,8 +33,8 @@ HWY_INLINE WordVector load_words(const BFloat16* x) {
   return hn::LoadU(WordTag(), reinterpret_cast<const uint16_t*>(x));
 }
 
-/// For loops over bfloat16. The tables go by the five lowest of its fraction's seven bits: the four that are rounded
-/// away, and the last that stays, to which ties are even.
+/// For loops over bfloat16. The tables go by the five lowest of its fraction's seven bits: the four
+/// that are rounded away, and the last that stays, to which ties are even.
 struct WordConstants {
   explicit WordConstants(const ElementSpec& spec) {
     constexpr int kDropped = 4, kUnit = 1 << kDropped, kBit = 1 << 7;
@@ -46,19 +47,23 @@ struct WordConstants {
       // What is lost, n units of 2^-7, is 2^(j - 7) * (n / 2^j), j = floor(log2(n)).
       const auto lost = static_cast<unsigned>(std::min(dropped, kUnit - dropped));
       const int log = static_cast<int>(std::bit_width(lost)) - 1;
-      residue_table[i] =
-          lost == 0 ? 0xffff : static_cast<uint16_t>((7 - log) * kBit - (static_cast<int>(lost << (7 - log)) - kBit));
+      residue_table[i] = lost == 0
+                             ? 0xffff
+                             : static_cast<uint16_t>((7 - log) * kBit -
+                                                     (static_cast<int>(lost << (7 - log)) - kBit));
     }
     round = hn::Load(WordTag(), round_table);
     residue = hn::Load(WordTag(), residue_table);
-    min_normal = word_splat(static_cast<uint16_t>((spec.min_exponent + bits::kExponentBias) * kBit));
+    min_normal =
+        word_splat(static_cast<uint16_t>((spec.min_exponent + bits::kExponentBias) * kBit));
   }
   WordVector round;       ///< to be added to the bits of a scaled number: makes 2^4 times its code
   WordVector residue;     ///< to be taken, saturating, from the exponent's bits: makes the error
   WordVector min_normal;  ///< of the format
 };
 
-/// A format that this is for: three mantissa bits, and so many exponents that smaller numbers are rare.
+/// A format that this is for: three mantissa bits, and so many exponents that smaller numbers are
+/// rare.
 HWY_INLINE bool fits_words(const ElementSpec& spec) {
   return spec.mantissa_bits == 3 && spec.max_exponent - spec.min_exponent >= 8;
 }
@@ -78,18 +83,21 @@ struct FloatPair {
 
 /// kBlock elements in units of their scales.
 struct EncodedWords {
-  WordVector codes;          ///< with their signs, in the high bytes
-  WordVector scaled, error;  ///< magnitudes as bfloat16: what is rounded, and what that loses, which is exact
-  uint32_t small;            ///< lanes below the smallest normal number but not zero, for which all this is wrong
+  WordVector codes;  ///< with their signs, in the high bytes
+  WordVector scaled,
+      error;  ///< magnitudes as bfloat16: what is rounded, and what that loses, which is exact
+  uint32_t
+      small;  ///< lanes below the smallest normal number but not zero, for which all this is wrong
 };
 
-/// The codes that `encode` makes, of elements that do not saturate. `exponents`: those of the scales, as bits of
-/// bfloat16 modulo 2^16.
+/// The codes that `encode` makes, of elements that do not saturate. `exponents`: those of the
+/// scales, as bits of bfloat16 modulo 2^16.
 HWY_INLINE EncodedWords encode_words(const WordConstants& c, WordVector x, WordVector exponents) {
   const WordVector magnitude_mask = word_splat(0x7fff), magnitude = hn::And(x, magnitude_mask);
   const __mmask32 nonzero = _mm512_test_epi16_mask(magnitude.raw, magnitude.raw);
   const WordVector scaled{_mm512_maskz_sub_epi16(nonzero, magnitude.raw, exponents.raw)};
-  const WordVector shifted{_mm512_maskz_add_epi16(nonzero, scaled.raw, lookup_word(c.round, magnitude).raw)};
+  const WordVector shifted{
+      _mm512_maskz_add_epi16(nonzero, scaled.raw, lookup_word(c.round, magnitude).raw)};
   return {hn::IfVecThenElse(magnitude_mask, hn::ShiftLeft<4>(shifted), x), scaled,
           hn::SaturatedSub(hn::And(scaled, word_splat(0x7f80)), lookup_word(c.residue, magnitude)),
           _mm512_mask_cmplt_epi16_mask(nonzero, scaled.raw, c.min_normal.raw)};
@@ -97,7 +105,8 @@ HWY_INLINE EncodedWords encode_words(const WordConstants& c, WordVector x, WordV
 
 /// The codes of two vectors, one after the other.
 HWY_INLINE ByteVector join_codes(const EncodedWords& first, const EncodedWords& second) {
-  return hn::ConcatOdd(ByteTag(), hn::BitCast(ByteTag(), second.codes), hn::BitCast(ByteTag(), first.codes));
+  return hn::ConcatOdd(ByteTag(), hn::BitCast(ByteTag(), second.codes),
+                       hn::BitCast(ByteTag(), first.codes));
 }
 
 /// Adds up as `encode` does with the vectors of `load_pack`: even lanes, then odd ones.
@@ -113,12 +122,14 @@ HWY_INLINE void accumulate(const EncodedWords& words, Energies& even, Energies& 
 class RowWords {
  public:
   explicit RowWords(const WordConstants& constants) : constants_(constants) {}
-  /// The elements at x, whose scales begin at `block`. False, and nothing done, where one of them is small.
+  /// The elements at x, whose scales begin at `block`. False, and nothing done, where one of them
+  /// is small.
   template <class Sink>
-  HWY_INLINE bool encode(const Scales& s, int64_t block, const BFloat16* x, Energies& total, Sink& sink,
-                         uint8_t* to) const {
-    const EncodedWords words[] = {encode_words(constants_, load_words(x), exponents(s, block)),
-                                  encode_words(constants_, load_words(x + kBlock), exponents(s, block + 1))};
+  HWY_INLINE bool encode(const Scales& s, int64_t block, const BFloat16* x, Energies& total,
+                         Sink& sink, uint8_t* to) const {
+    const EncodedWords words[] = {
+        encode_words(constants_, load_words(x), exponents(s, block)),
+        encode_words(constants_, load_words(x + kBlock), exponents(s, block + 1))};
     if ((words[0].small | words[1].small) != 0) return false;
     DOVETAIL_UNROLL
     for (int i = 0; i < 2; ++i) {
@@ -143,9 +154,11 @@ class RowWords {
 class TileWords {
  public:
   TileWords(const WordConstants& constants, const Scales& s)
-      : constants_(constants), exponents_{exponents(s.exponents), exponents(s.exponents + kBlock)} {}
+      : constants_(constants),
+        exponents_{exponents(s.exponents), exponents(s.exponents + kBlock)} {}
   template <class Sink>
-  HWY_INLINE bool encode(const BFloat16* x, Energies (&energies)[kPack], Sink& sink, uint8_t* to) const {
+  HWY_INLINE bool encode(const BFloat16* x, Energies (&energies)[kPack], Sink& sink,
+                         uint8_t* to) const {
     const EncodedWords words[] = {encode_words(constants_, load_words(x), exponents_[0]),
                                   encode_words(constants_, load_words(x + kBlock), exponents_[1])};
     if ((words[0].small | words[1].small) != 0) return false;

@@ -4,10 +4,11 @@
 
 #include "dovetail/base/host_device.h"
 
-/// One element and one scale of a microscaling format, in integer arithmetic alone: exact for subnormal numbers
-/// whatever the processor's flush-to-zero and denormals-are-zero bits say, and the same on CPU and GPU. The vector
-/// kernels are held against these functions, and leave to them the blocks that floating-point arithmetic cannot do
-/// exactly. Sources: OCP Microscaling Formats v1.0; scale rounding of arXiv 2506.08027, algorithm 1.
+/// One element and one scale of a microscaling format, in integer arithmetic alone: exact for
+/// subnormal numbers whatever the processor's flush-to-zero and denormals-are-zero bits say, and
+/// the same on CPU and GPU. The vector kernels are held against these functions, and leave to them
+/// the blocks that floating-point arithmetic cannot do exactly. Sources: OCP Microscaling Formats
+/// v1.0; scale rounding of arXiv 2506.08027, algorithm 1.
 namespace dovetail::mx {
 
 /// A block shares one scale 2^(byte - 127).
@@ -16,9 +17,10 @@ constexpr int kBlock = 32;
 constexpr int kScaleBias = 127, kLargestScale = 254, kScaleNan = 255;
 
 /// An element format. A magnitude code is E << mantissa_bits | m and stands for
-///   (2^mantissa_bits + m) * 2^(min_exponent + E - 1 - mantissa_bits), or m * 2^(min_exponent - mantissa_bits) if E =
-///   0.
-/// MXINT8 is the case with one exponent bit that is never set beyond 1: k * 2^-6, stored in two's complement.
+///   (2^mantissa_bits + m) * 2^(min_exponent + E - 1 - mantissa_bits), or m * 2^(min_exponent -
+///   mantissa_bits) if E = 0.
+/// MXINT8 is the case with one exponent bit that is never set beyond 1: k * 2^-6, stored in two's
+/// complement.
 struct ElementSpec {
   int bits;               ///< of a code, sign included
   int mantissa_bits;      ///< also the position of E in a code
@@ -30,17 +32,20 @@ struct ElementSpec {
 };
 
 namespace bits {
-constexpr uint32_t kSign = 0x80000000, kMagnitude = 0x7fffffff, kInfinity = 0x7f800000, kFraction = 0x007fffff;
+constexpr uint32_t kSign = 0x80000000, kMagnitude = 0x7fffffff, kInfinity = 0x7f800000,
+                   kFraction = 0x007fffff;
 constexpr uint32_t kQuietNan = 0x7fc00000;
 constexpr int kFractionBits = 23, kExponentBias = 127;
 }  // namespace bits
 
 /// The format's largest number, as the bits of a float32.
 DOVETAIL_HOST_DEVICE constexpr uint32_t largest_bits(const ElementSpec& spec) {
-  return static_cast<uint32_t>(spec.max_exponent + bits::kExponentBias) << bits::kFractionBits | spec.max_fraction;
+  return static_cast<uint32_t>(spec.max_exponent + bits::kExponentBias) << bits::kFractionBits |
+         spec.max_fraction;
 }
 
-/// A finite positive number as significand * 2^(exponent - 23), significand in [2^23, 2^24); zero has significand 0.
+/// A finite positive number as significand * 2^(exponent - 23), significand in [2^23, 2^24); zero
+/// has significand 0.
 struct Magnitude {
   uint32_t significand;
   int exponent;
@@ -59,9 +64,11 @@ DOVETAIL_HOST_DEVICE constexpr Magnitude normalize(uint32_t magnitude_bits) {
   return {significand, exponent};
 }
 
-/// The scale byte of a block whose largest magnitude is `amax_bits` (float32, sign bit clear). `addend` (see
-/// `scale_addend`) is added to the 23 fraction bits; a carry raises the exponent by one. NaN and infinity give 255.
-DOVETAIL_HOST_DEVICE constexpr int scale_byte(uint32_t amax_bits, const ElementSpec& spec, uint32_t addend) {
+/// The scale byte of a block whose largest magnitude is `amax_bits` (float32, sign bit clear).
+/// `addend` (see `scale_addend`) is added to the 23 fraction bits; a carry raises the exponent by
+/// one. NaN and infinity give 255.
+DOVETAIL_HOST_DEVICE constexpr int scale_byte(uint32_t amax_bits, const ElementSpec& spec,
+                                              uint32_t addend) {
   if (amax_bits >= bits::kInfinity) return kScaleNan;
   const Magnitude amax = normalize(amax_bits);
   if (amax.significand == 0) return 0;
@@ -72,22 +79,27 @@ DOVETAIL_HOST_DEVICE constexpr int scale_byte(uint32_t amax_bits, const ElementS
 }
 
 /// Whether the number is beyond the format's largest under this scale, so that it saturates.
-DOVETAIL_HOST_DEVICE constexpr bool saturates(uint32_t magnitude_bits, int scale, const ElementSpec& spec) {
+DOVETAIL_HOST_DEVICE constexpr bool saturates(uint32_t magnitude_bits, int scale,
+                                              const ElementSpec& spec) {
   const Magnitude x = normalize(magnitude_bits);
   const int exponent = x.exponent - (scale - kScaleBias);
-  if (x.significand == 0 || exponent != spec.max_exponent) return x.significand != 0 && exponent > spec.max_exponent;
+  if (x.significand == 0 || exponent != spec.max_exponent)
+    return x.significand != 0 && exponent > spec.max_exponent;
   return (x.significand & bits::kFraction) > spec.max_fraction;
 }
 
 /// What is left of a significand after `shift` bits: rounded to nearest, ties to even.
 DOVETAIL_HOST_DEVICE constexpr uint32_t shift_to_nearest(uint32_t significand, int shift) {
   if (shift > bits::kFractionBits + 1) return 0;  // below half of the last place
-  const uint32_t half = 1u << (shift - 1), kept = significand >> shift, rest = significand & ((half << 1) - 1);
+  const uint32_t half = 1u << (shift - 1), kept = significand >> shift,
+                 rest = significand & ((half << 1) - 1);
   return kept + (rest > half || (rest == half && (kept & 1)) ? 1 : 0);
 }
 
-/// The same rounded up with the probability of what is cut off, to within 2^-32: `random` is uniform over 32 bits.
-DOVETAIL_HOST_DEVICE constexpr uint32_t shift_at_random(uint32_t significand, int shift, uint32_t random) {
+/// The same rounded up with the probability of what is cut off, to within 2^-32: `random` is
+/// uniform over 32 bits.
+DOVETAIL_HOST_DEVICE constexpr uint32_t shift_at_random(uint32_t significand, int shift,
+                                                        uint32_t random) {
   const uint64_t fixed = shift > 63 ? 0 : (static_cast<uint64_t>(significand) << 32) >> shift;
   return static_cast<uint32_t>((fixed + random) >> 32);
 }
@@ -98,9 +110,10 @@ struct ElementRounding {
   uint32_t random = 0;
 };
 
-/// The magnitude code of a number (float32, sign bit clear) divided by 2^(scale - 127), saturated. NaN and infinity
-/// saturate too.
-DOVETAIL_HOST_DEVICE constexpr uint32_t encode_magnitude(uint32_t magnitude_bits, int scale, const ElementSpec& spec,
+/// The magnitude code of a number (float32, sign bit clear) divided by 2^(scale - 127), saturated.
+/// NaN and infinity saturate too.
+DOVETAIL_HOST_DEVICE constexpr uint32_t encode_magnitude(uint32_t magnitude_bits, int scale,
+                                                         const ElementSpec& spec,
                                                          ElementRounding rounding = {}) {
   if (magnitude_bits >= bits::kInfinity) return spec.max_code;
   const Magnitude x = normalize(magnitude_bits);
@@ -111,26 +124,30 @@ DOVETAIL_HOST_DEVICE constexpr uint32_t encode_magnitude(uint32_t magnitude_bits
   const int shift = bits::kFractionBits - spec.mantissa_bits + (place - exponent);
   const uint32_t kept = rounding.stochastic ? shift_at_random(x.significand, shift, rounding.random)
                                             : shift_to_nearest(x.significand, shift);
-  // `kept` includes the leading one of a normal number, so that rounding up into the next binade is the right code.
-  const uint32_t code = (static_cast<uint32_t>(place - spec.min_exponent) << spec.mantissa_bits) + kept;
+  // `kept` includes the leading one of a normal number, so that rounding up into the next binade is
+  // the right code.
+  const uint32_t code =
+      (static_cast<uint32_t>(place - spec.min_exponent) << spec.mantissa_bits) + kept;
   return code < spec.max_code ? code : spec.max_code;
 }
 
 /// The sign put on a magnitude code. MXINT8 has no negative zero.
-DOVETAIL_HOST_DEVICE constexpr uint8_t signed_code(uint32_t code, bool negative, const ElementSpec& spec) {
+DOVETAIL_HOST_DEVICE constexpr uint8_t signed_code(uint32_t code, bool negative,
+                                                   const ElementSpec& spec) {
   if (!negative) return static_cast<uint8_t>(code);
   if (spec.twos_complement) return static_cast<uint8_t>(0u - code);
   return static_cast<uint8_t>(code | 1u << (spec.bits - 1));
 }
 
-DOVETAIL_HOST_DEVICE constexpr uint8_t encode(uint32_t float_bits, int scale, const ElementSpec& spec,
+DOVETAIL_HOST_DEVICE constexpr uint8_t encode(uint32_t float_bits, int scale,
+                                              const ElementSpec& spec,
                                               ElementRounding rounding = {}) {
   const uint32_t code = encode_magnitude(float_bits & bits::kMagnitude, scale, spec, rounding);
   return signed_code(code, (float_bits & bits::kSign) != 0, spec);
 }
 
-/// significand * 2^exponent as float32, significand < 2^24: exact down to 2^-149, which every format with every scale
-/// stays above; infinity from 2^128 on.
+/// significand * 2^exponent as float32, significand < 2^24: exact down to 2^-149, which every
+/// format with every scale stays above; infinity from 2^128 on.
 DOVETAIL_HOST_DEVICE constexpr uint32_t assemble(uint32_t significand, int exponent) {
   if (significand == 0) return 0;
   while (significand >> bits::kFractionBits == 0 && exponent > -149) {
@@ -143,8 +160,9 @@ DOVETAIL_HOST_DEVICE constexpr uint32_t assemble(uint32_t significand, int expon
   return static_cast<uint32_t>(field) << bits::kFractionBits | (significand & bits::kFraction);
 }
 
-/// The float32 that a code stands for under a scale byte. E4M3's 0x7f, E5M2's codes from 0x7c and any code under scale
-/// 255 are NaN or infinity, though `encode` makes none of them. Bits above `spec.bits` are ignored.
+/// The float32 that a code stands for under a scale byte. E4M3's 0x7f, E5M2's codes from 0x7c and
+/// any code under scale 255 are NaN or infinity, though `encode` makes none of them. Bits above
+/// `spec.bits` are ignored.
 DOVETAIL_HOST_DEVICE constexpr uint32_t decode(uint8_t code, int scale, const ElementSpec& spec) {
   const uint32_t top = 1u << (spec.bits - 1);
   const bool negative = (code & top) != 0;
@@ -152,7 +170,8 @@ DOVETAIL_HOST_DEVICE constexpr uint32_t decode(uint8_t code, int scale, const El
   if (spec.twos_complement && negative) magnitude = top - magnitude;
   const uint32_t sign = negative ? bits::kSign : 0;
   if (scale == kScaleNan) return bits::kQuietNan;
-  const uint32_t field = magnitude >> spec.mantissa_bits, low = magnitude & ((1u << spec.mantissa_bits) - 1);
+  const uint32_t field = magnitude >> spec.mantissa_bits,
+                 low = magnitude & ((1u << spec.mantissa_bits) - 1);
   if (magnitude > spec.max_code && !spec.twos_complement)
     return sign | bits::kInfinity | low << (bits::kFractionBits - spec.mantissa_bits);
   const int unit = spec.min_exponent - spec.mantissa_bits + scale - kScaleBias;
@@ -160,9 +179,11 @@ DOVETAIL_HOST_DEVICE constexpr uint32_t decode(uint8_t code, int scale, const El
   return sign | assemble(low | 1u << spec.mantissa_bits, unit + static_cast<int>(field) - 1);
 }
 
-/// Nearest even, as `decode` needs it: subnormal numbers included; infinities and NaN stay what they are.
+/// Nearest even, as `decode` needs it: subnormal numbers included; infinities and NaN stay what
+/// they are.
 DOVETAIL_HOST_DEVICE constexpr uint16_t round_to_bfloat16(uint32_t float_bits) {
-  if ((float_bits & bits::kMagnitude) > bits::kInfinity) return static_cast<uint16_t>(float_bits >> 16 | 0x40);
+  if ((float_bits & bits::kMagnitude) > bits::kInfinity)
+    return static_cast<uint16_t>(float_bits >> 16 | 0x40);
   return static_cast<uint16_t>((float_bits + 0x7fff + (float_bits >> 16 & 1)) >> 16);
 }
 

@@ -8,8 +8,9 @@
 
 namespace dovetail::mx {
 
-/// y (rows, cols) = a (rows, depth) b (cols, depth)^T [+ bias (cols), bfloat16], all row-major; `narrow`: y is
-/// bfloat16, else float32 and without bias. Pointers are aligned to 16 bytes; scales are `swizzled_scales`.
+/// y (rows, cols) = a (rows, depth) b (cols, depth)^T [+ bias (cols), bfloat16], all row-major;
+/// `narrow`: y is bfloat16, else float32 and without bias. Pointers are aligned to 16 bytes; scales
+/// are `swizzled_scales`.
 struct NativeProblem {
   struct Matrix {
     const void* codes = nullptr;
@@ -23,10 +24,12 @@ struct NativeProblem {
   void* y = nullptr;
 };
 
-/// Our kernels for CUDA tensors. Problems are those of the CPU kernels with pointers to the current GPU's memory; work
-/// is queued on torch's current stream. They live in the library of dovetail/ops/cuda_kernels.h.
+/// Our kernels for CUDA tensors. Problems are those of the CPU kernels with pointers to the current
+/// GPU's memory; work is queued on torch's current stream. They live in the library of
+/// dovetail/ops/cuda_kernels.h.
 struct CudaKernels {
-  /// Row and column, from one read of x, or square. `counts`: waits for the GPU and adds; null: neither.
+  /// Row and column, from one read of x, or square. `counts`: waits for the GPU and adds; null:
+  /// neither.
   void (*quantize)(const QuantizeProblem& problem, QuantizeCounts* counts);
   void (*dequantize_to_float32)(const DequantizeProblem& problem, float* y);
   void (*dequantize_to_bfloat16)(const DequantizeProblem& problem, uint16_t* y);

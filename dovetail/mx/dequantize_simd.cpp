@@ -16,8 +16,12 @@ HWY_BEFORE_NAMESPACE();
 namespace dovetail::mx {
 namespace HWY_NAMESPACE {
 
-HWY_INLINE void store_exactly(uint32_t float_bits, float* to) { *to = std::bit_cast<float>(float_bits); }
-HWY_INLINE void store_exactly(uint32_t float_bits, uint16_t* to) { *to = round_to_bfloat16(float_bits); }
+HWY_INLINE void store_exactly(uint32_t float_bits, float* to) {
+  *to = std::bit_cast<float>(float_bits);
+}
+HWY_INLINE void store_exactly(uint32_t float_bits, uint16_t* to) {
+  *to = round_to_bfloat16(float_bits);
+}
 
 /// The scale byte of (row, col) under the blocks of p.
 HWY_INLINE const uint8_t* scale_at(const DequantizeProblem& p, int64_t row, int64_t col) {
@@ -28,7 +32,8 @@ HWY_INLINE const uint8_t* scale_at(const DequantizeProblem& p, int64_t row, int6
 template <class T>
 void decode_exactly(const DequantizeProblem& p, int64_t row, int64_t begin, int64_t end, T* y) {
   for (int64_t i = begin; i < end; ++i)
-    store_exactly(decode(p.codes[row * p.cols + i], *scale_at(p, row, i), p.spec), y + row * p.cols + i);
+    store_exactly(decode(p.codes[row * p.cols + i], *scale_at(p, row, i), p.spec),
+                  y + row * p.cols + i);
 }
 
 #if HWY_TARGET == HWY_SCALAR
@@ -46,13 +51,16 @@ template <bool kTwosComplement>
 HWY_INLINE BitsVector decode_lanes(const ElementSpec& spec, BitsVector codes, BitsVector scale) {
   const BitsTag d;
   const hn::RebindToSigned<BitsTag> di;
-  const FloatVector factor = as_float(hn::IfThenElse(hn::Eq(scale, splat(kScaleNan)), splat(bits::kQuietNan),
-                                                     hn::ShiftLeft<bits::kFractionBits>(scale)));
+  const FloatVector factor =
+      as_float(hn::IfThenElse(hn::Eq(scale, splat(kScaleNan)), splat(bits::kQuietNan),
+                              hn::ShiftLeft<bits::kFractionBits>(scale)));
   if constexpr (kTwosComplement) {
     const auto units = hn::ShiftRight<24>(hn::BitCast(di, hn::ShiftLeft<24>(codes)));
-    return as_bits(hn::Mul(hn::Mul(hn::ConvertTo(FloatTag(), units), hn::Set(FloatTag(), 0x1p-6f)), factor));
+    return as_bits(
+        hn::Mul(hn::Mul(hn::ConvertTo(FloatTag(), units), hn::Set(FloatTag(), 0x1p-6f)), factor));
   }
-  const auto base = static_cast<uint32_t>(spec.min_exponent - 1 + bits::kExponentBias) << bits::kFractionBits;
+  const auto base = static_cast<uint32_t>(spec.min_exponent - 1 + bits::kExponentBias)
+                    << bits::kFractionBits;
   const uint32_t top = 1u << (spec.bits - 1), one = 1u << bits::kFractionBits;
   const BitsVector magnitude = hn::And(codes, splat(top - 1));
   const BitsVector fraction =
@@ -60,11 +68,13 @@ HWY_INLINE BitsVector decode_lanes(const ElementSpec& spec, BitsVector codes, Bi
   const BitsVector normal = hn::Add(fraction, splat(base));
   // E = 0 as a number with E = 1, without its implicit one: exact, and no number here is subnormal.
   const auto small = hn::Lt(magnitude, splat(1u << spec.mantissa_bits));
-  const FloatVector subnormal = hn::Sub(as_float(hn::Add(normal, splat(one))), as_float(splat(base + one)));
+  const FloatVector subnormal =
+      hn::Sub(as_float(hn::Add(normal, splat(one))), as_float(splat(base + one)));
   const auto beyond = hn::Gt(magnitude, splat(spec.max_code));
   const BitsVector finite = hn::IfThenElse(small, as_bits(subnormal), normal);
   const BitsVector value = hn::IfThenElse(beyond, hn::Or(normal, splat(bits::kInfinity)), finite);
-  const BitsVector sign = hn::IfThenElseZero(hn::Ne(hn::And(codes, splat(top)), hn::Zero(d)), splat(bits::kSign));
+  const BitsVector sign =
+      hn::IfThenElseZero(hn::Ne(hn::And(codes, splat(top)), hn::Zero(d)), splat(bits::kSign));
   return as_bits(hn::Mul(as_float(hn::Or(value, sign)), factor));
 }
 
@@ -83,7 +93,8 @@ void dequantize_row(const DequantizeProblem& p, int64_t row, T* y) {
   int64_t i = 0;
   for (; i + kLanes <= p.cols; i += kLanes) {
     const uint8_t* scales = scale_at(p, row, i);
-    const BitsVector scale = p.col_block == 1 ? hn::PromoteTo(d, hn::LoadU(d8, scales)) : splat(*scales);
+    const BitsVector scale =
+        p.col_block == 1 ? hn::PromoteTo(d, hn::LoadU(d8, scales)) : splat(*scales);
     if (HWY_UNLIKELY(!hn::AllTrue(d, hn::Gt(scale, splat(kSmallestNormalScale - 1))))) {
       decode_exactly(p, row, i, i + kLanes, y);
     } else {
@@ -127,18 +138,22 @@ HWY_EXPORT(DequantizeToBFloat16);
 
 namespace {
 
-int64_t grain_of(const DequantizeProblem& p) { return std::max<int64_t>(1, 65536 / std::max<int64_t>(1, p.cols)); }
+int64_t grain_of(const DequantizeProblem& p) {
+  return std::max<int64_t>(1, 65536 / std::max<int64_t>(1, p.cols));
+}
 
 }  // namespace
 
 void dequantize_blocks(const DequantizeProblem& p, float* y) {
-  parallel_pieces(p.rows, grain_of(p),
-                  [&](int64_t begin, int64_t end) { HWY_DYNAMIC_DISPATCH(DequantizeToFloat32)(p, begin, end, y); });
+  parallel_pieces(p.rows, grain_of(p), [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(DequantizeToFloat32)(p, begin, end, y);
+  });
 }
 
 void dequantize_blocks(const DequantizeProblem& p, uint16_t* y) {
-  parallel_pieces(p.rows, grain_of(p),
-                  [&](int64_t begin, int64_t end) { HWY_DYNAMIC_DISPATCH(DequantizeToBFloat16)(p, begin, end, y); });
+  parallel_pieces(p.rows, grain_of(p), [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(DequantizeToBFloat16)(p, begin, end, y);
+  });
 }
 
 }  // namespace dovetail::mx

@@ -6,11 +6,13 @@
 
 namespace dovetail::mx {
 
-/// Constants of one format for rounding by addition, the technique that `encode` of quantize_inl.h describes.
+/// Constants of one format for rounding by addition, the technique that `encode` of quantize_inl.h
+/// describes.
 struct Encoder {
   explicit Encoder(const ElementSpec& spec)
       : shift(static_cast<uint32_t>(bits::kFractionBits - spec.mantissa_bits)),
-        min_normal(static_cast<uint32_t>(spec.min_exponent + bits::kExponentBias) << bits::kFractionBits),
+        min_normal(static_cast<uint32_t>(spec.min_exponent + bits::kExponentBias)
+                   << bits::kFractionBits),
         code_mask((1u << (spec.bits - 1)) - 1),
         sign_shift(static_cast<uint32_t>(32 - spec.bits)),
         max_bits(largest_bits(spec)),

@@ -11,9 +11,12 @@ std::shared_ptr<const RowOperation> activation_operation(const std::string& name
   return squared_relu_operation();
 }
 
-int64_t up_width(const std::string& activation, int64_t width) { return activation == "swiglu" ? 2 * width : width; }
+int64_t up_width(const std::string& activation, int64_t width) {
+  return activation == "swiglu" ? 2 * width : width;
+}
 
-FeedForward::FeedForward(const Options& options) : activation_(activation_operation(options.activation)) {
+FeedForward::FeedForward(const Options& options)
+    : activation_(activation_operation(options.activation)) {
   up_ = register_module("up", make_linear({.in = options.in,
                                            .out = up_width(options.activation, options.width),
                                            .bias = options.bias,
@@ -28,7 +31,8 @@ FeedForward::FeedForward(const Options& options) : activation_(activation_operat
                                                .device = options.device}));
 }
 
-at::Tensor FeedForward::forward(const at::Tensor& x, const mx::QuantizedLinear::Prologue& prologue) {
+at::Tensor FeedForward::forward(const at::Tensor& x,
+                                const mx::QuantizedLinear::Prologue& prologue) {
   return down_->forward(up_->forward(x, prologue), activation_);
 }
 

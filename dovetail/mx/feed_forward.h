@@ -15,8 +15,8 @@ std::shared_ptr<const RowOperation> activation_operation(const std::string& name
 /// Rows of `up`: gate, then up for swiglu.
 int64_t up_width(const std::string& activation, int64_t width);
 
-/// down(activation(up(x))): a block's, or one expert's. up.weight (width or, gate then up for swiglu, 2 width, in),
-/// down.weight (in, width).
+/// down(activation(up(x))): a block's, or one expert's. up.weight (width or, gate then up for
+/// swiglu, 2 width, in), down.weight (in, width).
 class FeedForward : public torch::nn::Module {
  public:
   struct Options {

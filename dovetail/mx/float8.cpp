@@ -17,7 +17,9 @@
 
 namespace dovetail::mx {
 
-at::ScalarType float8_type(Format format) { return format == Format::kE5M2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn; }
+at::ScalarType float8_type(Format format) {
+  return format == Format::kE5M2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn;
+}
 
 namespace {
 
@@ -28,7 +30,8 @@ struct Layout {
 /// A tensor of these sizes as the matrix in which its blocks lie.
 Layout layout_of(at::IntArrayRef sizes, Float8Blocks blocks) {
   const int64_t elements = c10::multiply_integers(sizes);
-  const int64_t rows = blocks == Float8Blocks::kColumn ? sizes[0] : elements / std::max<int64_t>(sizes.back(), 1);
+  const int64_t rows =
+      blocks == Float8Blocks::kColumn ? sizes[0] : elements / std::max<int64_t>(sizes.back(), 1);
   const int64_t cols = elements / std::max<int64_t>(rows, 1);
   switch (blocks) {
     case Float8Blocks::kTensor:
@@ -57,10 +60,13 @@ void check_input(const at::Tensor& x, const Float8Spec& spec) {
   user_check(spec.format == Format::kE4M3 || spec.format == Format::kE5M2,
              "mx::quantize_float8: the format must be e4m3 or e5m2, but is {}", name(spec.format));
   user_check(x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16,
-             "mx::quantize_float8: x must be float32 or bfloat16, but is {}; convert it first", describe(x));
-  user_check(x.is_cpu() || x.is_cuda(), "mx::quantize_float8: x must be on the CPU or a GPU, but is {}", describe(x));
+             "mx::quantize_float8: x must be float32 or bfloat16, but is {}; convert it first",
+             describe(x));
+  user_check(x.is_cpu() || x.is_cuda(),
+             "mx::quantize_float8: x must be on the CPU or a GPU, but is {}", describe(x));
   const int64_t least = spec.blocks == Float8Blocks::kSquare ? 2 : 1;
-  user_check(x.dim() >= least && (least == 1 || x.dim() == 2), "mx::quantize_float8: x must have {}, but is {}",
+  user_check(x.dim() >= least && (least == 1 || x.dim() == 2),
+             "mx::quantize_float8: x must have {}, but is {}",
              least == 2 ? "two dimensions" : "a dimension", describe(x));
   user_check(spec.amax == 0 || spec.blocks == Float8Blocks::kTensor,
              "mx::quantize_float8: a largest magnitude from outside is for a whole tensor");
@@ -68,9 +74,10 @@ void check_input(const at::Tensor& x, const Float8Spec& spec) {
 
 /// Largest magnitude of each block of x (rows, cols), float32.
 at::Tensor block_amax(const at::Tensor& x, const Layout& l) {
-  const int64_t down = (l.rows + l.row_block - 1) / l.row_block, across = (l.cols + l.col_block - 1) / l.col_block;
-  const at::Tensor padded =
-      at::constant_pad_nd(x.abs(), {0, across * l.col_block - l.cols, 0, down * l.row_block - l.rows});
+  const int64_t down = (l.rows + l.row_block - 1) / l.row_block,
+                across = (l.cols + l.col_block - 1) / l.col_block;
+  const at::Tensor padded = at::constant_pad_nd(
+      x.abs(), {0, across * l.col_block - l.cols, 0, down * l.row_block - l.rows});
   return padded.view({down, l.row_block, across, l.col_block}).amax({1, 3});
 }
 
@@ -82,13 +89,15 @@ at::Tensor of_elements(const at::Tensor& of_blocks, const Layout& l) {
       .narrow(1, 0, l.cols);
 }
 
-/// The numbers and codes of the CPU, by ATen's operations; nothing is counted, and nothing waits for the GPU.
+/// The numbers and codes of the CPU, by ATen's operations; nothing is counted, and nothing waits
+/// for the GPU.
 Float8 quantize_on_gpu(const at::Tensor& x_in, const Float8Spec& spec) {
   constexpr double kSmallestAmax = 0x1p-80, kNan = std::numeric_limits<double>::quiet_NaN();
   const Layout l = layout_of(x_in.sizes(), spec.blocks);
   Float8 out;
   const auto value_type = spec.power_of_two ? x_in.scalar_type() : at::kFloat;
-  at::Tensor scales = at::ones(float8_scale_sizes(x_in.sizes(), spec.blocks), x_in.options().dtype(at::kFloat));
+  at::Tensor scales =
+      at::ones(float8_scale_sizes(x_in.sizes(), spec.blocks), x_in.options().dtype(at::kFloat));
   at::Tensor codes = at::empty(x_in.sizes(), x_in.options().dtype(at::kByte));
   at::Tensor values = at::empty(x_in.sizes(), x_in.options().dtype(value_type));
   if (x_in.numel() > 0) {
@@ -101,7 +110,8 @@ Float8 quantize_on_gpu(const at::Tensor& x_in, const Float8Spec& spec) {
     factor = at::where(finite, factor, 0.0);
     const at::Tensor scale = at::where(finite, factor.reciprocal(), kNan);
     const at::Tensor of_element = of_elements(factor, l);
-    const at::Tensor scaled = at::where(of_element == 0, 0.0, x.mul(of_element).clamp(-largest, largest));
+    const at::Tensor scaled =
+        at::where(of_element == 0, 0.0, x.mul(of_element).clamp(-largest, largest));
     const at::Tensor elements = scaled.to(float8_type(spec.format));
     codes = elements.view(at::kByte).view(x_in.sizes());
     values = elements.to(at::kFloat).mul(of_elements(scale, l)).to(value_type).view(x_in.sizes());
@@ -123,7 +133,8 @@ void raise_column_maxima(const Float8Problem& p, PieceRange piece, uint32_t* mos
   });
 }
 
-void encode_float8_piece(const Float8Problem& p, PieceRange piece, const ColumnScales& scales, Statistics& statistics) {
+void encode_float8_piece(const Float8Problem& p, PieceRange piece, const ColumnScales& scales,
+                         Statistics& statistics) {
   constexpr int kOne = kScaleBias;
   for_each_element(p.cols, piece, [&](int64_t index, int64_t column) {
     const float factor = scales.factor[column], scale = scales.scale[column];
@@ -139,11 +150,13 @@ void encode_float8_piece(const Float8Problem& p, PieceRange piece, const ColumnS
       static_cast<float*>(p.values)[index] = value;
     }
     if (factor == 0) return;
-    const double unit = static_cast<double>(scale), error = static_cast<double>(scaled) - static_cast<double>(element);
+    const double unit = static_cast<double>(scale),
+                 error = static_cast<double>(scaled) - static_cast<double>(element);
     statistics.signal += std::pow(static_cast<double>(scaled) * unit, 2);
     statistics.error += std::pow(error * unit, 2);
     if (element == 0 && (x & bits::kMagnitude) != 0) ++statistics.underflows;
-    if (p.amax > 0 && (x & bits::kMagnitude) > std::bit_cast<uint32_t>(p.amax)) ++statistics.saturations;
+    if (p.amax > 0 && (x & bits::kMagnitude) > std::bit_cast<uint32_t>(p.amax))
+      ++statistics.saturations;
   });
 }
 
@@ -154,27 +167,30 @@ Float8 quantize_float8(const at::Tensor& x_in, const Float8Spec& spec) {
   simd_level();  // DOVETAIL_SIMD takes effect before the first kernel runs
   const at::Tensor x = x_in.detach().contiguous();
   const Layout layout = layout_of(x.sizes(), spec.blocks);
-  const at::Tensor scales = at::ones(float8_scale_sizes(x.sizes(), spec.blocks), x.options().dtype(at::kFloat));
+  const at::Tensor scales =
+      at::ones(float8_scale_sizes(x.sizes(), spec.blocks), x.options().dtype(at::kFloat));
   Float8 out;
   if (spec.values) {
-    out.values = at::empty(x.sizes(), x.options().dtype(spec.power_of_two ? x.scalar_type() : at::kFloat));
+    out.values =
+        at::empty(x.sizes(), x.options().dtype(spec.power_of_two ? x.scalar_type() : at::kFloat));
   } else {
-    out.tensor = {at::empty(x.sizes(), x.options().dtype(at::kByte)), scales, spec.format, spec.blocks};
+    out.tensor = {at::empty(x.sizes(), x.options().dtype(at::kByte)), scales, spec.format,
+                  spec.blocks};
   }
-  out.statistics =
-      quantize_float8_blocks({.rows = layout.rows,
-                              .cols = layout.cols,
-                              .row_block = layout.row_block,
-                              .col_block = layout.col_block,
-                              .source = x.scalar_type() == at::kFloat ? Source::kFloat32 : Source::kBFloat16,
-                              .x = x.const_data_ptr(),
-                              .spec = element_spec(spec.format),
-                              .power_of_two = spec.power_of_two,
-                              .amax = spec.amax,
-                              .by_codec = !kernel_enabled(Kernel::kQuantize),
-                              .codes = spec.values ? nullptr : out.tensor.codes.mutable_data_ptr<uint8_t>(),
-                              .values = spec.values ? out.values.mutable_data_ptr() : nullptr,
-                              .scales = scales.mutable_data_ptr<float>()});
+  out.statistics = quantize_float8_blocks(
+      {.rows = layout.rows,
+       .cols = layout.cols,
+       .row_block = layout.row_block,
+       .col_block = layout.col_block,
+       .source = x.scalar_type() == at::kFloat ? Source::kFloat32 : Source::kBFloat16,
+       .x = x.const_data_ptr(),
+       .spec = element_spec(spec.format),
+       .power_of_two = spec.power_of_two,
+       .amax = spec.amax,
+       .by_codec = !kernel_enabled(Kernel::kQuantize),
+       .codes = spec.values ? nullptr : out.tensor.codes.mutable_data_ptr<uint8_t>(),
+       .values = spec.values ? out.values.mutable_data_ptr() : nullptr,
+       .scales = scales.mutable_data_ptr<float>()});
   return out;
 }
 
@@ -183,9 +199,10 @@ at::Tensor dequantize(const Float8Tensor& x, at::ScalarType dtype) {
   if (x.codes.is_cuda()) {
     if (x.codes.numel() == 0) return at::empty(x.codes.sizes(), x.codes.options().dtype(dtype));
     const Layout l = layout_of(x.codes.sizes(), x.blocks);
-    const at::Tensor of_blocks =
-        x.scales.reshape({(l.rows + l.row_block - 1) / l.row_block, (l.cols + l.col_block - 1) / l.col_block});
-    const at::Tensor numbers = x.codes.contiguous().view(float8_type(x.format)).view({l.rows, l.cols}).to(at::kFloat);
+    const at::Tensor of_blocks = x.scales.reshape(
+        {(l.rows + l.row_block - 1) / l.row_block, (l.cols + l.col_block - 1) / l.col_block});
+    const at::Tensor numbers =
+        x.codes.contiguous().view(float8_type(x.format)).view({l.rows, l.cols}).to(at::kFloat);
     return numbers.mul(of_elements(of_blocks, l)).view(x.codes.sizes()).to(dtype);
   }
   const ElementSpec& spec = element_spec(x.format);
@@ -203,7 +220,8 @@ at::Tensor dequantize(const Float8Tensor& x, at::ScalarType dtype) {
     for (int64_t row = begin; row < end; ++row) {
       const float* of_row = scales + row / layout.row_block * blocks;
       for (int64_t col = 0; col < layout.cols; ++col)
-        to[row * layout.cols + col] = elements[codes[row * layout.cols + col]] * of_row[col / layout.col_block];
+        to[row * layout.cols + col] =
+            elements[codes[row * layout.cols + col]] * of_row[col / layout.col_block];
     }
   });
   return y.to(dtype);

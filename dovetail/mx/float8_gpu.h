@@ -4,8 +4,8 @@
 
 namespace dovetail::mx {
 
-/// FP8 codes of x and of its transpose from one read. Sizes are multiples of 16 and not 0, pointers aligned to 16
-/// bytes.
+/// FP8 codes of x and of its transpose from one read. Sizes are multiples of 16 and not 0, pointers
+/// aligned to 16 bytes.
 struct Float8GpuProblem {
   /// Scales: one; of 1x128 for codes and of 128x1 for transposed codes; of 128x128.
   enum class Kind { kWhole, kLines, kSquare };
@@ -18,7 +18,8 @@ struct Float8GpuProblem {
   uint32_t* most = nullptr;  ///< kWhole: bits of the largest magnitude; `float8_amax` raises it
   uint8_t* codes = nullptr;
   uint8_t* transposed = nullptr;  ///< (cols, rows)
-  /// kLines: (col blocks, rows) and (row blocks, cols); kSquare: (row blocks, col blocks) and its transpose.
+  /// kLines: (col blocks, rows) and (row blocks, cols); kSquare: (row blocks, col blocks) and its
+  /// transpose.
   float* scales = nullptr;
   float* column_scales = nullptr;
   int64_t scale_stride = 0, column_scale_stride = 0;

@@ -23,7 +23,8 @@ namespace HWY_NAMESPACE {
 void RaiseColumnMaxima(const Float8Problem& p, PieceRange piece, uint32_t* most) {
   raise_column_maxima(p, piece, most);
 }
-void EncodePiece(const Float8Problem& p, PieceRange piece, const ColumnScales& scales, Statistics& statistics) {
+void EncodePiece(const Float8Problem& p, PieceRange piece, const ColumnScales& scales,
+                 Statistics& statistics) {
   encode_float8_piece(p, piece, scales, statistics);
 }
 #else
@@ -37,9 +38,12 @@ HWY_INLINE BitsVector load_some(const T* x, int64_t count) {
   return load_bits(padded);
 }
 
-HWY_INLINE void store_all(BitsVector v, float* to) { hn::StoreU(v, BitsTag(), reinterpret_cast<uint32_t*>(to)); }
+HWY_INLINE void store_all(BitsVector v, float* to) {
+  hn::StoreU(v, BitsTag(), reinterpret_cast<uint32_t*>(to));
+}
 HWY_INLINE void store_all(BitsVector v, BFloat16* to) {  // exact in 16 bits
-  hn::StoreU(hn::TruncateTo(HalfTag(), hn::ShiftRight<16>(v)), HalfTag(), reinterpret_cast<uint16_t*>(to));
+  hn::StoreU(hn::TruncateTo(HalfTag(), hn::ShiftRight<16>(v)), HalfTag(),
+             reinterpret_cast<uint16_t*>(to));
 }
 HWY_INLINE void store_all(BitsVector v, uint8_t* to) {
   const hn::Rebind<uint8_t, BitsTag> d8;
@@ -66,7 +70,8 @@ void raise_maxima(const Float8Problem& p, PieceRange piece, uint32_t* most) {
 }
 
 void RaiseColumnMaxima(const Float8Problem& p, PieceRange piece, uint32_t* most) {
-  return p.source == Source::kFloat32 ? raise_maxima<float>(p, piece, most) : raise_maxima<BFloat16>(p, piece, most);
+  return p.source == Source::kFloat32 ? raise_maxima<float>(p, piece, most)
+                                      : raise_maxima<BFloat16>(p, piece, most);
 }
 
 template <class T, class Out>
@@ -85,18 +90,22 @@ void encode_piece(const Float8Problem& p, PieceRange piece, const ColumnScales& 
     const T* x = static_cast<const T*>(p.x) + at;
     for (int64_t i = 0; i < piece.cols; i += kLanes) {
       const int64_t count = std::min(kLanes, piece.cols - i);
-      const FloatVector factor = hn::Load(d, scales.factor + i), scale = hn::Load(d, scales.scale + i);
+      const FloatVector factor = hn::Load(d, scales.factor + i),
+                        scale = hn::Load(d, scales.scale + i);
       const auto finite = hn::RebindMask(BitsTag(), hn::Ne(factor, hn::Zero(d)));
       const BitsVector v = hn::IfThenElseZero(finite, load_some(x + i, count));
       Energies energies = {hn::Zero(d), hn::Zero(d)};
-      const BitsVector encoded = encode<Out, false, Path::kClamp>(constants, v, factor, scale, energies);
+      const BitsVector encoded =
+          encode<Out, false, Path::kClamp>(constants, v, factor, scale, energies);
       store_some(encoded, count, out + at + i);
-      const FloatVector ratio = hn::IfThenElseZero(hn::Ne(factor, hn::Zero(d)), hn::Div(scale, hn::Set(d, largest)));
+      const FloatVector ratio =
+          hn::IfThenElseZero(hn::Ne(factor, hn::Zero(d)), hn::Div(scale, hn::Set(d, largest)));
       const FloatVector weight = hn::Mul(ratio, ratio);
       signal = hn::MulAdd(energies.signal, weight, signal);
       error = hn::MulAdd(energies.error, weight, error);
       const BitsVector size = hn::And(v, splat(bits::kMagnitude));
-      const auto vanished = hn::And(hn::Ne(size, splat(0)), hn::Eq(hn::And(encoded, magnitude), splat(0)));
+      const auto vanished =
+          hn::And(hn::Ne(size, splat(0)), hn::Eq(hn::And(encoded, magnitude), splat(0)));
       statistics.underflows += count_true(vanished);
       statistics.saturations += count_true(hn::Gt(size, most));
     }
@@ -108,13 +117,16 @@ void encode_piece(const Float8Problem& p, PieceRange piece, const ColumnScales& 
 }
 
 template <class T>
-void encode_piece_of(const Float8Problem& p, PieceRange piece, const ColumnScales& scales, Statistics& statistics) {
+void encode_piece_of(const Float8Problem& p, PieceRange piece, const ColumnScales& scales,
+                     Statistics& statistics) {
   if (p.codes) return encode_piece<T>(p, piece, scales, p.codes, statistics);
-  if (p.power_of_two) return encode_piece<T>(p, piece, scales, static_cast<T*>(p.values), statistics);
+  if (p.power_of_two)
+    return encode_piece<T>(p, piece, scales, static_cast<T*>(p.values), statistics);
   return encode_piece<T>(p, piece, scales, static_cast<float*>(p.values), statistics);
 }
 
-void EncodePiece(const Float8Problem& p, PieceRange piece, const ColumnScales& scales, Statistics& statistics) {
+void EncodePiece(const Float8Problem& p, PieceRange piece, const ColumnScales& scales,
+                 Statistics& statistics) {
   return p.source == Source::kFloat32 ? encode_piece_of<float>(p, piece, scales, statistics)
                                       : encode_piece_of<BFloat16>(p, piece, scales, statistics);
 }
@@ -152,7 +164,8 @@ BlockScale choose_scale(const Float8Problem& p, uint32_t most, Statistics& stati
   }
   const float amax = p.amax > 0 ? p.amax : std::bit_cast<float>(most);
   float factor = std::bit_cast<float>(largest_bits(p.spec)) / std::max(amax, kSmallestAmax);
-  if (p.power_of_two) factor = std::bit_cast<float>(std::bit_cast<uint32_t>(factor) & bits::kInfinity);
+  if (p.power_of_two)
+    factor = std::bit_cast<float>(std::bit_cast<uint32_t>(factor) & bits::kInfinity);
   const float scale = 1 / factor;
   statistics.amax_bits = std::max(statistics.amax_bits, most);
   if (p.amax > 0 && most > std::bit_cast<uint32_t>(p.amax)) ++statistics.saturating_blocks;
@@ -168,7 +181,8 @@ BlockScale choose_scale(const Float8Problem& p, uint32_t most, Statistics& stati
 }
 
 /// A piece whose blocks it holds whole.
-void quantize_piece(const Float8Problem& p, PieceRange piece, const BlockScale* whole, Statistics& statistics) {
+void quantize_piece(const Float8Problem& p, PieceRange piece, const BlockScale* whole,
+                    Statistics& statistics) {
   ColumnScales columns;
   if (whole) {
     std::fill_n(columns.factor, piece.cols, whole->factor);
@@ -180,7 +194,8 @@ void quantize_piece(const Float8Problem& p, PieceRange piece, const BlockScale* 
     float* scales = p.scales + piece.row / p.row_block * blocks + piece.col / p.col_block;
     for (int64_t begin = 0; begin < piece.cols; begin += p.col_block) {
       const int64_t count = std::min(p.col_block, piece.cols - begin);
-      const BlockScale block = choose_scale(p, *std::max_element(most + begin, most + begin + count), statistics);
+      const BlockScale block =
+          choose_scale(p, *std::max_element(most + begin, most + begin + count), statistics);
       std::fill_n(columns.factor + begin, count, block.factor);
       std::fill_n(columns.scale + begin, count, block.scale);
       scales[begin / p.col_block] = block.scale;
@@ -201,7 +216,8 @@ Statistics quantize_float8_blocks(const Float8Problem& p) {
   if (p.rows == 0 || p.cols == 0) return {};
   const int64_t chunks = (p.cols + kPieceColumns - 1) / kPieceColumns;
   const int64_t strip = p.whole() ? kStripRows : p.row_block, strips = (p.rows + strip - 1) / strip;
-  const int64_t grain = std::max<int64_t>(1, kGrainElements / (strip * std::min(p.cols, kPieceColumns)));
+  const int64_t grain =
+      std::max<int64_t>(1, kGrainElements / (strip * std::min(p.cols, kPieceColumns)));
   const int64_t items = strips * chunks;
   const auto parts = static_cast<size_t>((items + grain - 1) / grain);
   const auto for_each_piece = [&](auto visit) {
@@ -209,7 +225,8 @@ Statistics quantize_float8_blocks(const Float8Problem& p) {
       for (int64_t item = begin; item < end; ++item) {
         const int64_t row = item / chunks * strip, col = item % chunks * kPieceColumns;
         visit(static_cast<size_t>(begin / grain),
-              PieceRange{row, std::min(strip, p.rows - row), col, std::min(kPieceColumns, p.cols - col)});
+              PieceRange{row, std::min(strip, p.rows - row), col,
+                         std::min(kPieceColumns, p.cols - col)});
       }
     });
   };
@@ -226,8 +243,9 @@ Statistics quantize_float8_blocks(const Float8Problem& p) {
     *p.scales = scale.scale;
   }
   std::vector<Statistics> counts(parts);
-  for_each_piece(
-      [&](size_t part, PieceRange piece) { quantize_piece(p, piece, p.whole() ? &scale : nullptr, counts[part]); });
+  for_each_piece([&](size_t part, PieceRange piece) {
+    quantize_piece(p, piece, p.whole() ? &scale : nullptr, counts[part]);
+  });
   for (const Statistics& part : counts) sum.add(part);
   return sum;
 }

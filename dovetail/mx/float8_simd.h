@@ -26,13 +26,15 @@ struct Float8Problem {
 
 Statistics quantize_float8_blocks(const Float8Problem& problem);
 
-/// For the columns of a piece: by what to multiply before rounding (0 in a block that is not finite), and after.
+/// For the columns of a piece: by what to multiply before rounding (0 in a block that is not
+/// finite), and after.
 struct ColumnScales {
   alignas(64) float factor[kPieceColumns];
   alignas(64) float scale[kPieceColumns];
 };
 
-/// most[i] = max(most[i], |column i of the piece|), as bits of float32; for processors without vectors.
+/// most[i] = max(most[i], |column i of the piece|), as bits of float32; for processors without
+/// vectors.
 void raise_column_maxima(const Float8Problem& problem, PieceRange piece, uint32_t* most);
 void encode_float8_piece(const Float8Problem& problem, PieceRange piece, const ColumnScales& scales,
                          Statistics& statistics);

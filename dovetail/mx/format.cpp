@@ -59,7 +59,8 @@ constexpr std::array<ElementSpec, 6> kSpecs = {{
      .twos_complement = true},
 }};
 
-constexpr std::array<std::string_view, 6> kFormatNames = {"e4m3", "e5m2", "e3m2", "e2m3", "e2m1", "mxint8"};
+constexpr std::array<std::string_view, 6> kFormatNames = {"e4m3", "e5m2", "e3m2",
+                                                          "e2m3", "e2m1", "mxint8"};
 constexpr std::array<std::string_view, 4> kScaleModeNames = {"round_up", "floor", "ceil", "even"};
 constexpr std::array<std::string_view, 2> kNonFiniteNames = {"poison", "saturate"};
 constexpr std::array<std::string_view, 2> kRoundingNames = {"nearest_even", "stochastic"};
@@ -68,12 +69,15 @@ constexpr std::array<std::string_view, 2> kRoundingNames = {"nearest_even", "sto
 
 const ElementSpec& element_spec(Format format) { return kSpecs[static_cast<size_t>(format)]; }
 
-float largest_number(Format format) { return std::bit_cast<float>(largest_bits(element_spec(format))); }
+float largest_number(Format format) {
+  return std::bit_cast<float>(largest_bits(element_spec(format)));
+}
 
 uint32_t scale_addend(const ElementSpec& spec, ScaleMode mode) {
   switch (mode) {
     case ScaleMode::kRoundUp:
-      return bits::kFraction - spec.max_fraction;  // carries where the fraction is beyond the largest number's
+      return bits::kFraction -
+             spec.max_fraction;  // carries where the fraction is beyond the largest number's
     case ScaleMode::kFloor:
       return 0;
     case ScaleMode::kCeil:
@@ -93,16 +97,22 @@ int smallest_exact_bfloat16_exponent(Format format) {
 
 std::string_view name(Format format) { return kFormatNames[static_cast<size_t>(format)]; }
 std::string_view name(ScaleMode mode) { return kScaleModeNames[static_cast<size_t>(mode)]; }
-std::string_view name(NonFinite non_finite) { return kNonFiniteNames[static_cast<size_t>(non_finite)]; }
+std::string_view name(NonFinite non_finite) {
+  return kNonFiniteNames[static_cast<size_t>(non_finite)];
+}
 std::string_view name(Rounding rounding) { return kRoundingNames[static_cast<size_t>(rounding)]; }
 
-Format parse_format(std::string_view text) { return parse_enum<Format>("mx", "format", text, kFormatNames); }
+Format parse_format(std::string_view text) {
+  return parse_enum<Format>("mx", "format", text, kFormatNames);
+}
 ScaleMode parse_scale_mode(std::string_view text) {
   return parse_enum<ScaleMode>("mx", "scale mode", text, kScaleModeNames);
 }
 NonFinite parse_non_finite(std::string_view text) {
   return parse_enum<NonFinite>("mx", "treatment of non-finite blocks", text, kNonFiniteNames);
 }
-Rounding parse_rounding(std::string_view text) { return parse_enum<Rounding>("mx", "rounding", text, kRoundingNames); }
+Rounding parse_rounding(std::string_view text) {
+  return parse_enum<Rounding>("mx", "rounding", text, kRoundingNames);
+}
 
 }  // namespace dovetail::mx

@@ -9,19 +9,23 @@
 
 namespace dovetail::mx {
 
-/// The column copy that was made last on this thread, and of what: Linears with one input come one after another.
+/// The column copy that was made last on this thread, and of what: Linears with one input come one
+/// after another.
 class LastInput {
  public:
   /// Codes and scales; undefined if they are of something else, or gone.
   std::pair<at::Tensor, at::Tensor> find(const at::Tensor& x, const OperandRecipe& operand) const {
-    if (x.is_inference() || operand != operand_ || x.unsafeGetTensorImpl() != x_._unsafe_get_target()) return {};
+    if (x.is_inference() || operand != operand_ ||
+        x.unsafeGetTensorImpl() != x_._unsafe_get_target())
+      return {};
     if (x_.expired() || x._version() != version_) return {};
     const auto codes = codes_.lock(), scales = scales_.lock();
     if (!codes || !scales) return {};
     return {at::Tensor(codes), at::Tensor(scales)};
   }
 
-  void remember(const at::Tensor& x, const OperandRecipe& operand, const at::Tensor& codes, const at::Tensor& scales) {
+  void remember(const at::Tensor& x, const OperandRecipe& operand, const at::Tensor& codes,
+                const at::Tensor& scales) {
     if (x.is_inference()) return;
     operand_ = operand;
     version_ = x._version();

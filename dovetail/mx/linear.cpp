@@ -29,10 +29,12 @@ const char* role_name(LinearRole role) {
 }
 
 Linear::Linear(Options options) : options_(std::move(options)) {
-  DOVETAIL_CHECK(options_.in > 0 && options_.out > 0, "{} would be {} x {}", options_.name, options_.out, options_.in);
+  DOVETAIL_CHECK(options_.in > 0 && options_.out > 0, "{} would be {} x {}", options_.name,
+                 options_.out, options_.in);
   const auto tensor_options = torch::dtype(torch::kFloat32).device(options_.device);
   weight = register_parameter("weight", torch::empty({options_.out, options_.in}, tensor_options));
-  if (options_.bias) bias = register_parameter("bias", torch::empty({options_.out}, tensor_options));
+  if (options_.bias)
+    bias = register_parameter("bias", torch::empty({options_.out}, tensor_options));
 }
 
 at::Tensor Linear::forward(const at::Tensor& x, const mx::QuantizedLinear::Prologue& prologue) {
@@ -41,12 +43,14 @@ at::Tensor Linear::forward(const at::Tensor& x, const mx::QuantizedLinear::Prolo
 }
 
 void Linear::set_recipe(const mx::LinearRecipe& recipe, mx::Gemm gemm) {
-  quantized_ = recipe.quantizes()
-                   ? std::make_shared<mx::QuantizedLinear>(recipe, options_.name, gemm, options_.input_stays)
-                   : nullptr;
+  quantized_ = recipe.quantizes() ? std::make_shared<mx::QuantizedLinear>(
+                                        recipe, options_.name, gemm, options_.input_stays)
+                                  : nullptr;
 }
 
-std::shared_ptr<Linear> make_linear(Linear::Options options) { return std::make_shared<Linear>(std::move(options)); }
+std::shared_ptr<Linear> make_linear(Linear::Options options) {
+  return std::make_shared<Linear>(std::move(options));
+}
 
 std::vector<std::shared_ptr<Linear>> quantizable_linears(const torch::nn::Module& model) {
   std::vector<std::shared_ptr<Linear>> found;

@@ -16,7 +16,8 @@ enum class LinearRole { kQkv, kAttentionOut, kFeedForwardUp, kFeedForwardDown, k
 /// "qkv", "attention_out", "ffn_up", "ffn_down", "tower", "head".
 const char* role_name(LinearRole role);
 
-/// A Linear layer that knows its role and full name ("blocks.3.ffn.up"). weight (out, in); bias (out) or undefined.
+/// A Linear layer that knows its role and full name ("blocks.3.ffn.up"). weight (out, in); bias
+/// (out) or undefined.
 class Linear : public torch::nn::Module {
  public:
   struct Options {
@@ -45,10 +46,12 @@ class Linear : public torch::nn::Module {
   std::shared_ptr<mx::QuantizedLinear> quantized_;
 };
 
-/// The only way to make a Linear. Parameters are float32 and uninitialised; `initialize` of the model fills them.
+/// The only way to make a Linear. Parameters are float32 and uninitialised; `initialize` of the
+/// model fills them.
 std::shared_ptr<Linear> make_linear(Linear::Options options);
 
-/// The Linears within `model` that a recipe may quantize: all but the head, in the order of the model.
+/// The Linears within `model` that a recipe may quantize: all but the head, in the order of the
+/// model.
 std::vector<std::shared_ptr<Linear>> quantizable_linears(const torch::nn::Module& model);
 
 }  // namespace dovetail

@@ -14,9 +14,12 @@ namespace {
 
 /// x: a tensor or rows that are made.
 template <class X>
-OperandCopies quantize_microscaling(const X& x, const OperandRecipe& recipe, const OperandRequest& request) {
-  QuantizeSpec spec = {
-      .format = *recipe.format, .scale_mode = recipe.scale_mode, .rounding = recipe.rounding, .seed = request.seed};
+OperandCopies quantize_microscaling(const X& x, const OperandRecipe& recipe,
+                                    const OperandRequest& request) {
+  QuantizeSpec spec = {.format = *recipe.format,
+                       .scale_mode = recipe.scale_mode,
+                       .rounding = recipe.rounding,
+                       .seed = request.seed};
   spec.count = request.count;
   spec.row_values = spec.square_values = !request.as_codes;
   spec.column_values = !request.kept && !request.as_codes;
@@ -26,7 +29,8 @@ OperandCopies quantize_microscaling(const X& x, const OperandRecipe& recipe, con
     spec.copies = request.row ? Copies::kRowAndColumn : Copies::kColumn;
   }
   const Quantized made = quantize(x, spec);
-  if (made.square_values.defined()) return {made.square_values, made.square_values, {}, {}, made.square_statistics};
+  if (made.square_values.defined())
+    return {made.square_values, made.square_values, {}, {}, made.square_statistics};
   return {made.row_values,
           made.column_values,
           made.column.codes(),
@@ -42,8 +46,10 @@ Float8Blocks float8_blocks(const OperandRecipe& recipe, bool along_rows) {
   return along_rows ? Float8Blocks::kRow : Float8Blocks::kColumn;
 }
 
-OperandCopies quantize_float8(const at::Tensor& x, const OperandRecipe& recipe, const OperandRequest& request) {
-  Float8Spec spec = {.format = *recipe.format, .power_of_two = !recipe.float32_scales, .amax = request.amax};
+OperandCopies quantize_float8(const at::Tensor& x, const OperandRecipe& recipe,
+                              const OperandRequest& request) {
+  Float8Spec spec = {
+      .format = *recipe.format, .power_of_two = !recipe.float32_scales, .amax = request.amax};
   const auto make = [&](bool along_rows, bool values) {
     spec.blocks = float8_blocks(recipe, along_rows);
     spec.values = values;
@@ -72,24 +78,32 @@ OperandCopies quantize_float8(const at::Tensor& x, const OperandRecipe& recipe, 
 
 }  // namespace
 
-OperandCopies quantize_operand(const at::Tensor& x, const OperandRecipe& recipe, const OperandRequest& request) {
-  return recipe.is_microscaling() ? quantize_microscaling(x, recipe, request) : quantize_float8(x, recipe, request);
+OperandCopies quantize_operand(const at::Tensor& x, const OperandRecipe& recipe,
+                               const OperandRequest& request) {
+  return recipe.is_microscaling() ? quantize_microscaling(x, recipe, request)
+                                  : quantize_float8(x, recipe, request);
 }
 
-OperandCopies quantize_operand(const MadeRows& x, const OperandRecipe& recipe, const OperandRequest& request) {
+OperandCopies quantize_operand(const MadeRows& x, const OperandRecipe& recipe,
+                               const OperandRequest& request) {
   DOVETAIL_CHECK(recipe.is_microscaling(), "{} is not read by rows", name(*recipe.format));
   return quantize_microscaling(x, recipe, request);
 }
 
-at::Tensor dequantize_kept(const at::Tensor& codes, const at::Tensor& scales, const OperandRecipe& recipe,
-                           at::ScalarType dtype) {
-  if (recipe.is_microscaling()) return dequantize(MXTensor(codes, scales, *recipe.format, Orientation::kColumn), dtype);
-  return dequantize(Float8Tensor{codes, scales, *recipe.format, float8_blocks(recipe, false)}, dtype);
+at::Tensor dequantize_kept(const at::Tensor& codes, const at::Tensor& scales,
+                           const OperandRecipe& recipe, at::ScalarType dtype) {
+  if (recipe.is_microscaling())
+    return dequantize(MXTensor(codes, scales, *recipe.format, Orientation::kColumn), dtype);
+  return dequantize(Float8Tensor{codes, scales, *recipe.format, float8_blocks(recipe, false)},
+                    dtype);
 }
 
-bool emulates_in_bfloat16() { return has_bfloat16_instructions() && simd_level() == SimdLevel::kAvx512; }
+bool emulates_in_bfloat16() {
+  return has_bfloat16_instructions() && simd_level() == SimdLevel::kAvx512;
+}
 
-at::ScalarType emulation_dtype(const at::Tensor& x, const OperandRecipe& a, const OperandRecipe& b) {
+at::ScalarType emulation_dtype(const at::Tensor& x, const OperandRecipe& a,
+                               const OperandRecipe& b) {
   const bool instructions = x.is_cuda() || emulates_in_bfloat16();
   const bool exact = !a.float32_scales && !b.float32_scales;
   return instructions && exact && x.scalar_type() == at::kBFloat16 ? at::kBFloat16 : at::kFloat;

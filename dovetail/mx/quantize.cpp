@@ -34,9 +34,11 @@ std::optional<Source> source_of(at::ScalarType dtype) {
   }
 }
 
-MXTensor empty_codes(at::IntArrayRef sizes, at::Device device, Format format, Orientation orientation) {
+MXTensor empty_codes(at::IntArrayRef sizes, at::Device device, Format format,
+                     Orientation orientation) {
   const auto bytes = at::TensorOptions(at::kByte).device(device);
-  return {at::empty(sizes, bytes), at::empty(scale_sizes(sizes, orientation), bytes), format, orientation};
+  return {at::empty(sizes, bytes), at::empty(scale_sizes(sizes, orientation), bytes), format,
+          orientation};
 }
 
 /// Those of values, which nobody reads, for as long as a kernel writes them.
@@ -45,8 +47,10 @@ using UnreadScales = std::vector<at::Tensor>;
 QuantizeTarget target_of(const MXTensor& codes, const at::Tensor& values, Orientation orientation,
                          UnreadScales& unread) {
   if (codes.defined())
-    return {.codes = codes.codes().mutable_data_ptr<uint8_t>(), .scales = codes.scales().mutable_data_ptr<uint8_t>()};
-  unread.push_back(at::empty(scale_sizes(values.sizes(), orientation), values.options().dtype(at::kByte)));
+    return {.codes = codes.codes().mutable_data_ptr<uint8_t>(),
+            .scales = codes.scales().mutable_data_ptr<uint8_t>()};
+  unread.push_back(
+      at::empty(scale_sizes(values.sizes(), orientation), values.options().dtype(at::kByte)));
   return {.scales = unread.back().mutable_data_ptr<uint8_t>(), .values = values.mutable_data_ptr()};
 }
 QuantizeTarget row_target(const Quantized& out, UnreadScales& unread) {
@@ -59,14 +63,15 @@ QuantizeTarget square_target(const Quantized& out, UnreadScales& unread) {
   return target_of(out.square, out.square_values, Orientation::kSquare, unread);
 }
 
-/// x, but for where it lies, as a matrix whose rows are what a row copy lays its blocks along, or whose columns are
-/// what a column copy does. Both at once need x to be a matrix, or a vector, which has one row and `cols` column blocks
-/// of one element.
+/// x, but for where it lies, as a matrix whose rows are what a row copy lays its blocks along, or
+/// whose columns are what a column copy does. Both at once need x to be a matrix, or a vector,
+/// which has one row and `cols` column blocks of one element.
 QuantizeProblem problem_of(at::IntArrayRef sizes, at::ScalarType dtype, const QuantizeSpec& spec,
                            Orientation orientation) {
   const ElementSpec& element = element_spec(spec.format);
   const int64_t count = c10::multiply_integers(sizes);
-  const int64_t rows = orientation == Orientation::kRow ? count / std::max<int64_t>(sizes.back(), 1) : sizes.front();
+  const int64_t rows =
+      orientation == Orientation::kRow ? count / std::max<int64_t>(sizes.back(), 1) : sizes.front();
   return {.rows = rows,
           .cols = count / std::max<int64_t>(rows, 1),
           .source = *source_of(dtype),
@@ -79,32 +84,38 @@ QuantizeProblem problem_of(at::IntArrayRef sizes, at::ScalarType dtype, const Qu
           .stream = count >= kStreamedBytes};
 }
 
-bool wants_row(const QuantizeSpec& spec) { return spec.copies == Copies::kRow || spec.copies == Copies::kRowAndColumn; }
+bool wants_row(const QuantizeSpec& spec) {
+  return spec.copies == Copies::kRow || spec.copies == Copies::kRowAndColumn;
+}
 bool wants_column(const QuantizeSpec& spec) {
   return spec.copies == Copies::kColumn || spec.copies == Copies::kRowAndColumn;
 }
 
-void check_copy(const MXTensor& copy, const at::Tensor& x, const QuantizeSpec& spec, Orientation orientation) {
+void check_copy(const MXTensor& copy, const at::Tensor& x, const QuantizeSpec& spec,
+                Orientation orientation) {
   user_check(copy.defined() && copy.sizes() == x.sizes() && copy.format() == spec.format &&
                  copy.orientation() == orientation && copy.codes().device() == x.device(),
-             "mx::quantize_into: x is {}, but its {} copy is {}, {}", describe(x), name(orientation),
-             describe(copy.codes()), name(copy.format()));
+             "mx::quantize_into: x is {}, but its {} copy is {}, {}", describe(x),
+             name(orientation), describe(copy.codes()), name(copy.format()));
 }
 
 void check_input(const at::Tensor& x, const QuantizeSpec& spec) {
   user_check(x.defined(), "mx::quantize: x is undefined");
   user_check(source_of(x.scalar_type()).has_value(),
-             "mx::quantize: x must be float32, bfloat16 or float16, but is {}; convert it first", describe(x));
+             "mx::quantize: x must be float32, bfloat16 or float16, but is {}; convert it first",
+             describe(x));
   const bool values = spec.row_values || spec.column_values || spec.square_values;
-  user_check(!values || x.scalar_type() != at::kHalf, "mx::quantize: values are float32 or bfloat16, but x is {}",
+  user_check(!values || x.scalar_type() != at::kHalf,
+             "mx::quantize: values are float32 or bfloat16, but x is {}", describe(x));
+  user_check(x.dim() >= 1, "mx::quantize: x must have a dimension to lay blocks along, but is {}",
              describe(x));
-  user_check(x.dim() >= 1, "mx::quantize: x must have a dimension to lay blocks along, but is {}", describe(x));
-  user_check(x.is_cpu() || x.is_cuda() || x.is_meta(), "mx::quantize: x must be on the CPU or a GPU, but is {}",
-             describe(x));
+  user_check(x.is_cpu() || x.is_cuda() || x.is_meta(),
+             "mx::quantize: x must be on the CPU or a GPU, but is {}", describe(x));
 }
 
 const CudaKernels& gpu_kernels() {
-  user_check(kernel_enabled(Kernel::kQuantize), "mx: mx_quantize is switched off, and a GPU has no other way");
+  user_check(kernel_enabled(Kernel::kQuantize),
+             "mx: mx_quantize is switched off, and a GPU has no other way");
   const CudaKernels* kernels = cuda_kernels();
   user_check(kernels != nullptr, "mx: this build has no kernels for the GPU: there was no nvcc");
   return *kernels;
@@ -119,15 +130,19 @@ QuantizeCounts run(const QuantizeProblem& problem, const at::Tensor& x, bool cou
   return counts;
 }
 
-Quantized empty_copies(at::IntArrayRef sizes, const at::TensorOptions& options, const QuantizeSpec& spec) {
+Quantized empty_copies(at::IntArrayRef sizes, const at::TensorOptions& options,
+                       const QuantizeSpec& spec) {
   Quantized out;
-  const auto make = [&](bool wanted, bool as_values, Orientation orientation, MXTensor& codes, at::Tensor& numbers) {
+  const auto make = [&](bool wanted, bool as_values, Orientation orientation, MXTensor& codes,
+                        at::Tensor& numbers) {
     if (wanted && as_values) numbers = at::empty(sizes, options);
-    if (wanted && !as_values) codes = empty_codes(sizes, options.device(), spec.format, orientation);
+    if (wanted && !as_values)
+      codes = empty_codes(sizes, options.device(), spec.format, orientation);
   };
   make(wants_row(spec), spec.row_values, Orientation::kRow, out.row, out.row_values);
   make(wants_column(spec), spec.column_values, Orientation::kColumn, out.column, out.column_values);
-  make(spec.copies == Copies::kSquare, spec.square_values, Orientation::kSquare, out.square, out.square_values);
+  make(spec.copies == Copies::kSquare, spec.square_values, Orientation::kSquare, out.square,
+       out.square_values);
   return out;
 }
 
@@ -171,15 +186,16 @@ void quantize_into_checked(const at::Tensor& x_in, const QuantizeSpec& spec, Qua
 
 Quantized quantize(const at::Tensor& x, const QuantizeSpec& spec) {
   check_input(x, spec);
-  Quantized out =
-      empty_copies(x.sizes(), x.options().memory_format(at::MemoryFormat::Contiguous).requires_grad(false), spec);
+  Quantized out = empty_copies(
+      x.sizes(), x.options().memory_format(at::MemoryFormat::Contiguous).requires_grad(false),
+      spec);
   quantize_into_checked(x, spec, out);
   return out;
 }
 
 Quantized quantize(const MadeRows& x, const QuantizeSpec& spec) {
-  DOVETAIL_CHECK(x.sizes.size() == 2 && (x.dtype == at::kFloat || x.dtype == at::kBFloat16), "{} sizes of {}",
-                 x.sizes.size(), c10::toString(x.dtype));
+  DOVETAIL_CHECK(x.sizes.size() == 2 && (x.dtype == at::kFloat || x.dtype == at::kBFloat16),
+                 "{} sizes of {}", x.sizes.size(), c10::toString(x.dtype));
   Quantized out = empty_copies(x.sizes, at::TensorOptions(x.dtype), spec);
   const TraceSpan span("dovetail::mx_quantize");
   simd_level();
@@ -201,16 +217,19 @@ void quantize_into(const at::Tensor& x, const QuantizeSpec& spec, Quantized& out
 }
 
 MXTensor requantize(const MXTensor& row) {
-  user_check(row.defined() && row.format() == Format::kE4M3 && row.orientation() == Orientation::kRow,
-             "mx::requantize: a row copy in e4m3 is needed, but this is {}",
-             row.defined() ? fmt::format("a {} copy in {}", name(row.orientation()), name(row.format())) : "undefined");
+  user_check(
+      row.defined() && row.format() == Format::kE4M3 && row.orientation() == Orientation::kRow,
+      "mx::requantize: a row copy in e4m3 is needed, but this is {}",
+      row.defined() ? fmt::format("a {} copy in {}", name(row.orientation()), name(row.format()))
+                    : "undefined");
   return quantize(dequantize(row), {.format = Format::kE4M3, .copies = Copies::kColumn}).column;
 }
 
 at::Tensor dequantize(const MXTensor& x, at::ScalarType dtype) {
   user_check(x.defined(), "mx::dequantize: the tensor is undefined");
   user_check(dtype == at::kFloat || dtype == at::kBFloat16,
-             "mx::dequantize: a microscaling tensor becomes float32 or bfloat16, not {}", c10::toString(dtype));
+             "mx::dequantize: a microscaling tensor becomes float32 or bfloat16, not {}",
+             c10::toString(dtype));
   at::Tensor y = at::empty(x.sizes(), x.codes().options().dtype(dtype));
   dequantize_into(x, y);
   return y;
@@ -221,10 +240,10 @@ void dequantize_into(const MXTensor& x, const at::Tensor& y) {
   const at::Device device = x.codes().device();
   user_check(device.is_cpu() || device.is_cuda() || device.is_meta(),
              "mx::dequantize: codes must be on the CPU or a GPU, but are {}", describe(x.codes()));
-  user_check((dtype == at::kFloat || dtype == at::kBFloat16) && y.sizes() == x.sizes() && y.is_contiguous() &&
-                 y.device() == device,
-             "mx::dequantize_into: the numbers of codes that are {} do not go into {}", describe(x.codes()),
-             describe(y));
+  user_check((dtype == at::kFloat || dtype == at::kBFloat16) && y.sizes() == x.sizes() &&
+                 y.is_contiguous() && y.device() == device,
+             "mx::dequantize_into: the numbers of codes that are {} do not go into {}",
+             describe(x.codes()), describe(y));
   const TraceSpan span("dovetail::mx_dequantize");
   simd_level();
   if (y.is_meta() || y.numel() == 0) return;
@@ -242,10 +261,12 @@ void dequantize_into(const MXTensor& x, const at::Tensor& y) {
   const c10::OptionalDeviceGuard guard(device.is_cuda() ? std::optional(device) : std::nullopt);
   if (dtype == at::kFloat) {
     auto* to = y.mutable_data_ptr<float>();
-    device.is_cuda() ? gpu_kernels().dequantize_to_float32(problem, to) : dequantize_blocks(problem, to);
+    device.is_cuda() ? gpu_kernels().dequantize_to_float32(problem, to)
+                     : dequantize_blocks(problem, to);
   } else {
     auto* to = static_cast<uint16_t*>(y.mutable_data_ptr());
-    device.is_cuda() ? gpu_kernels().dequantize_to_bfloat16(problem, to) : dequantize_blocks(problem, to);
+    device.is_cuda() ? gpu_kernels().dequantize_to_bfloat16(problem, to)
+                     : dequantize_blocks(problem, to);
   }
 }
 

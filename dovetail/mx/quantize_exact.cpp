@@ -11,7 +11,8 @@ namespace dovetail::mx {
 namespace {
 
 /// What a code under a scale byte is to the target.
-void put(const QuantizeProblem& p, const QuantizeTarget& target, int64_t index, uint8_t code, int byte) {
+void put(const QuantizeProblem& p, const QuantizeTarget& target, int64_t index, uint8_t code,
+         int byte) {
   if (!target.values) {
     target.codes[index] = code;
   } else if (p.source == Source::kFloat32) {
@@ -21,10 +22,12 @@ void put(const QuantizeProblem& p, const QuantizeTarget& target, int64_t index, 
   }
 }
 
-/// The number as double, by integers: a processor that flushes subnormal float32 to zero does not touch it.
+/// The number as double, by integers: a processor that flushes subnormal float32 to zero does not
+/// touch it.
 double value_of(uint32_t float_bits) {
   const Magnitude x = normalize(float_bits & bits::kMagnitude);
-  const double magnitude = std::ldexp(static_cast<double>(x.significand), x.exponent - bits::kFractionBits);
+  const double magnitude =
+      std::ldexp(static_cast<double>(x.significand), x.exponent - bits::kFractionBits);
   return float_bits & bits::kSign ? -magnitude : magnitude;
 }
 
@@ -53,7 +56,8 @@ struct BlockMaximum {
 BlockMaximum block_maximum(const QuantizeProblem& p, PieceRange block) {
   BlockMaximum found;
   for_each_element(p.cols, block, [&](int64_t index, int64_t) {
-    const uint32_t magnitude = load_bits(p.source, p.x, index - p.first_row * p.cols) & bits::kMagnitude;
+    const uint32_t magnitude =
+        load_bits(p.source, p.x, index - p.first_row * p.cols) & bits::kMagnitude;
     if (magnitude >= bits::kInfinity) {
       found.non_finite = true;
     } else {
@@ -71,15 +75,16 @@ void QuantizeCounts::add(const QuantizeCounts& other) {
   square.add(other.square);
 }
 
-void quantize_exactly(const QuantizeProblem& p, PieceRange block, const QuantizeTarget& target, uint8_t* scale,
-                      Statistics& statistics) {
+void quantize_exactly(const QuantizeProblem& p, PieceRange block, const QuantizeTarget& target,
+                      uint8_t* scale, Statistics& statistics) {
   const BlockMaximum amax = block_maximum(p, block);
   statistics.elements += block.rows * block.cols;
   ++statistics.blocks;
   statistics.non_finite_blocks += amax.non_finite;
   if (amax.non_finite && !p.saturate_non_finite) {
     *scale = kScaleNan;
-    for_each_element(p.cols, block, [&](int64_t index, int64_t) { put(p, target, index, 0, kScaleNan); });
+    for_each_element(p.cols, block,
+                     [&](int64_t index, int64_t) { put(p, target, index, 0, kScaleNan); });
     return;
   }
   const int byte = scale_byte(amax.finite, p.spec, p.addend);
@@ -89,14 +94,17 @@ void quantize_exactly(const QuantizeProblem& p, PieceRange block, const Quantize
   if (amax.finite != 0) {
     statistics.min_scale = std::min(statistics.min_scale, byte);
     statistics.max_scale = std::max(statistics.max_scale, byte);
-    statistics.floor_saturated_blocks += saturates(amax.finite, scale_byte(amax.finite, p.spec, 0), p.spec);
+    statistics.floor_saturated_blocks +=
+        saturates(amax.finite, scale_byte(amax.finite, p.spec, 0), p.spec);
   }
   const int exponent = byte - kScaleBias;
   RandomWords random(p.seed);
   int64_t saturations = 0;
   for_each_element(p.cols, block, [&](int64_t index, int64_t) {
-    const uint32_t x = load_bits(p.source, p.x, index - p.first_row * p.cols), magnitude = x & bits::kMagnitude;
-    const ElementRounding rounding{p.stochastic, p.stochastic ? random.at(static_cast<uint64_t>(index)) : 0};
+    const uint32_t x = load_bits(p.source, p.x, index - p.first_row * p.cols),
+                   magnitude = x & bits::kMagnitude;
+    const ElementRounding rounding{p.stochastic,
+                                   p.stochastic ? random.at(static_cast<uint64_t>(index)) : 0};
     const uint8_t code = encode(x, byte, p.spec, rounding);
     put(p, target, index, code, byte);
     if (magnitude >= bits::kInfinity) {
@@ -115,13 +123,16 @@ void quantize_exactly(const QuantizeProblem& p, PieceRange block, const Quantize
 }
 
 void quantize_piece_exactly(const QuantizeProblem& p, PieceRange piece, QuantizeCounts& counts) {
-  const auto every_block = [&](const QuantizeTarget& target, int64_t rows, int64_t cols, Statistics& statistics) {
+  const auto every_block = [&](const QuantizeTarget& target, int64_t rows, int64_t cols,
+                               Statistics& statistics) {
     if (!target.wanted()) return;
     const int64_t scale_cols = (p.cols + cols - 1) / cols;
     for (int64_t row = piece.row; row < piece.row + piece.rows; row += rows) {
       for (int64_t col = piece.col; col < piece.col + piece.cols; col += cols) {
-        const PieceRange block{row, std::min(rows, p.rows - row), col, std::min(cols, p.cols - col)};
-        quantize_exactly(p, block, target, target.scales + row / rows * scale_cols + col / cols, statistics);
+        const PieceRange block{row, std::min(rows, p.rows - row), col,
+                               std::min(cols, p.cols - col)};
+        quantize_exactly(p, block, target, target.scales + row / rows * scale_cols + col / cols,
+                         statistics);
       }
     }
   };

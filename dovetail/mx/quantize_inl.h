@@ -1,5 +1,6 @@
 // One vector of elements through a microscaling format, and the reductions around it.
-// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through foreach_target.
+// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
+// foreach_target.
 #if defined(DOVETAIL_MX_QUANTIZE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DOVETAIL_MX_QUANTIZE_INL_H_
 #undef DOVETAIL_MX_QUANTIZE_INL_H_
@@ -17,7 +18,8 @@
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
-// Loops over a few vectors that are meant to stay in registers; -O2 alone keeps them as loops over memory.
+// Loops over a few vectors that are meant to stay in registers; -O2 alone keeps them as loops over
+// memory.
 #undef DOVETAIL_UNROLL
 #define DOVETAIL_UNROLL _Pragma("GCC unroll 8")
 
@@ -53,19 +55,21 @@ HWY_INLINE BitsVector splat(uint32_t value) { return hn::Set(BitsTag(), value); 
 HWY_INLINE FloatVector as_float(BitsVector v) { return hn::BitCast(FloatTag(), v); }
 HWY_INLINE BitsVector as_bits(FloatVector v) { return hn::BitCast(BitsTag(), v); }
 
-/// Bits of the input type, in the low half for 16 bits, made those of a float32. The magnitudes keep their order.
+/// Bits of the input type, in the low half for 16 bits, made those of a float32. The magnitudes
+/// keep their order.
 template <class T>
 HWY_INLINE BitsVector widen(BitsVector v) {
   if constexpr (sizeof(T) == 4) return v;
   if constexpr (std::is_same_v<T, BFloat16>) return hn::ShiftLeft<16>(v);
   if constexpr (std::is_same_v<T, Float16>) {
-    // A subnormal gets the exponent -14 and loses the implicit one by a subtraction of normal numbers.
+    // A subnormal gets the exponent -14 and loses the implicit one by a subtraction of normal
+    // numbers.
     constexpr uint32_t kSmallestNormal = 113u << 23;
     const BitsVector sign = hn::ShiftLeft<16>(hn::And(v, splat(0x8000)));
     const BitsVector magnitude = hn::ShiftLeft<13>(hn::And(v, splat(0x7fff)));
     const BitsVector normal = hn::Add(magnitude, splat(112u << 23));
-    const BitsVector subnormal =
-        as_bits(hn::Sub(as_float(hn::Add(magnitude, splat(kSmallestNormal))), as_float(splat(kSmallestNormal))));
+    const BitsVector subnormal = as_bits(hn::Sub(
+        as_float(hn::Add(magnitude, splat(kSmallestNormal))), as_float(splat(kSmallestNormal))));
     const BitsVector infinite = hn::Or(magnitude, splat(bits::kInfinity));
     const BitsVector finite = hn::IfThenElse(hn::Lt(magnitude, splat(1u << 23)), subnormal, normal);
     return hn::Or(sign, hn::IfThenElse(hn::Lt(magnitude, splat(31u << 23)), finite, infinite));
@@ -78,10 +82,12 @@ HWY_INLINE BitsVector load_bits(const float* from) {
 }
 template <class T>
 HWY_INLINE BitsVector load_bits(const T* from) {
-  return widen<T>(hn::PromoteTo(BitsTag(), hn::LoadU(HalfTag(), reinterpret_cast<const uint16_t*>(from))));
+  return widen<T>(
+      hn::PromoteTo(BitsTag(), hn::LoadU(HalfTag(), reinterpret_cast<const uint16_t*>(from))));
 }
 
-/// kPacked elements. Those of 16 bits come as even and odd ones of 2 kLanes, which costs least; `pack` knows.
+/// kPacked elements. Those of 16 bits come as even and odd ones of 2 kLanes, which costs least;
+/// `pack` knows.
 HWY_INLINE void load_pack(const float* from, BitsVector (&to)[kPack]) {
   DOVETAIL_UNROLL
   for (int v = 0; v < kPack; ++v) to[v] = load_bits(from + v * kLanes);
@@ -90,7 +96,8 @@ template <class T>
 HWY_INLINE void load_pack(const T* from, BitsVector (&to)[kPack]) {
   DOVETAIL_UNROLL
   for (int v = 0; v < kPack; v += 2) {
-    const BitsVector pairs = hn::LoadU(BitsTag(), reinterpret_cast<const uint32_t*>(from + v * kLanes));
+    const BitsVector pairs =
+        hn::LoadU(BitsTag(), reinterpret_cast<const uint32_t*>(from + v * kLanes));
     if constexpr (std::is_same_v<T, BFloat16>) {
       to[v] = hn::ShiftLeft<16>(pairs);
       to[v + 1] = hn::And(pairs, splat(0xffff0000));
@@ -107,7 +114,8 @@ HWY_INLINE void load_for_pack(const float* from, FloatVector (&to)[kPack]) {
   const FloatTag d;
   DOVETAIL_UNROLL
   for (int v = 0; v < kPack; v += 2) {
-    const FloatVector low = hn::LoadU(d, from + v * kLanes), high = hn::LoadU(d, from + (v + 1) * kLanes);
+    const FloatVector low = hn::LoadU(d, from + v * kLanes),
+                      high = hn::LoadU(d, from + (v + 1) * kLanes);
     to[v] = sizeof(T) == 4 ? low : hn::ConcatEven(d, high, low);
     to[v + 1] = sizeof(T) == 4 ? high : hn::ConcatOdd(d, high, low);
   }
@@ -122,7 +130,8 @@ HWY_INLINE BitsVector select_bits(BitsVector mask, BitsVector yes, BitsVector no
 #endif
 }
 
-/// An Encoder in registers, for the length of a loop whose stores the compiler must take for stores to an Encoder.
+/// An Encoder in registers, for the length of a loop whose stores the compiler must take for stores
+/// to an Encoder.
 struct Constants {
   BitsVector magnitude, exponent, shift, min_normal, code_mask, sign_shift, max_bits, magic;
   BitsVector steps;  ///< of Path::kTable, by the low bits of the exponent
@@ -142,10 +151,10 @@ struct Energies {
   FloatVector signal, error;  ///< in units of the block's scale
 };
 
-/// How `encode` finds 2^(e + shift): by arithmetic; so too where numbers beyond the largest may come and are clamped;
-/// or in a table of 16 exponents, which AVX-512 looks up in one instruction, with the exponent's part of the code in
-/// it. kWords: the same, but for packs of bfloat16 that `encode_words` can do. kRandom: `encode_at_random` instead,
-/// which clamps too.
+/// How `encode` finds 2^(e + shift): by arithmetic; so too where numbers beyond the largest may
+/// come and are clamped; or in a table of 16 exponents, which AVX-512 looks up in one instruction,
+/// with the exponent's part of the code in it. kWords: the same, but for packs of bfloat16 that
+/// `encode_words` can do. kRandom: `encode_at_random` instead, which clamps too.
 enum class Path { kPlain, kClamp, kTable, kWords, kRandom };
 
 HWY_INLINE bool fits_table(const ElementSpec& spec) {
@@ -168,13 +177,16 @@ HWY_INLINE void accumulate(FloatVector scaled, FloatVector rounded, Energies& en
   energies.error = hn::MulAdd(difference, difference, energies.error);
 }
 
-/// What goes to memory of type Out for x: its magnitude code with a sign, or the number it stands for.
+/// What goes to memory of type Out for x: its magnitude code with a sign, or the number it stands
+/// for.
 template <class Out, bool kTwosComplement>
-HWY_INLINE BitsVector with_sign(const Constants& c, BitsVector x, BitsVector code, FloatVector rounded,
-                                FloatVector scale) {
+HWY_INLINE BitsVector with_sign(const Constants& c, BitsVector x, BitsVector code,
+                                FloatVector rounded, FloatVector scale) {
   if constexpr (!std::is_same_v<Out, uint8_t>) {
-    const BitsVector magnitude = as_bits(hn::Mul(rounded, scale)), sign = hn::AndNot(c.magnitude, x);
-    if constexpr (kTwosComplement) return hn::IfThenZeroElse(hn::Eq(magnitude, splat(0)), hn::Or(magnitude, sign));
+    const BitsVector magnitude = as_bits(hn::Mul(rounded, scale)),
+                     sign = hn::AndNot(c.magnitude, x);
+    if constexpr (kTwosComplement)
+      return hn::IfThenZeroElse(hn::Eq(magnitude, splat(0)), hn::Or(magnitude, sign));
     return hn::Or(magnitude, sign);
   }
   if constexpr (kTwosComplement) {
@@ -185,23 +197,28 @@ HWY_INLINE BitsVector with_sign(const Constants& c, BitsVector x, BitsVector cod
   return select_bits(c.code_mask, code, hn::Shr(x, c.sign_shift));
 }
 
-/// A vector as what goes to memory of type Out, one element in each lane: codes (uint8_t), or the numbers they stand
-/// for as float32. Its energies are added up. `inverse` is the power of two that divides by the scale: an exact
-/// product, whose result below 2^-126 is zero in any case; `scale` multiplies by it.
+/// A vector as what goes to memory of type Out, one element in each lane: codes (uint8_t), or the
+/// numbers they stand for as float32. Its energies are added up. `inverse` is the power of two that
+/// divides by the scale: an exact product, whose result below 2^-126 is zero in any case; `scale`
+/// multiplies by it.
 ///
-/// t + 2^(e + shift), e the exponent of t or the smallest normal one, has its last place at that of the format: the
-/// addition is the rounding (the technique of Dekker 1971), and its low bits count units of that place. `magic` also
-/// holds the constant that makes these bits, plus the exponent, the code; it is even, so ties fall as they should.
+/// t + 2^(e + shift), e the exponent of t or the smallest normal one, has its last place at that of
+/// the format: the addition is the rounding (the technique of Dekker 1971), and its low bits count
+/// units of that place. `magic` also holds the constant that makes these bits, plus the exponent,
+/// the code; it is even, so ties fall as they should.
 template <class Out, bool kTwosComplement, Path kPath>
-HWY_INLINE BitsVector encode(const Constants& c, BitsVector x, FloatVector inverse, FloatVector scale,
-                             Energies& energies) {
+HWY_INLINE BitsVector encode(const Constants& c, BitsVector x, FloatVector inverse,
+                             FloatVector scale, Energies& energies) {
   const FloatVector scaled = hn::Mul(as_float(hn::And(x, c.magnitude)), inverse);
-  const BitsVector t = kPath == Path::kClamp ? hn::Min(as_bits(scaled), c.max_bits) : as_bits(scaled);
+  const BitsVector t =
+      kPath == Path::kClamp ? hn::Min(as_bits(scaled), c.max_bits) : as_bits(scaled);
   const BitsVector normal = hn::Max(t, c.min_normal), place = hn::And(normal, c.exponent);
-  const FloatVector step = as_float(kPath == Path::kTable ? lookup_step(c, normal) : hn::Add(place, c.magic));
+  const FloatVector step =
+      as_float(kPath == Path::kTable ? lookup_step(c, normal) : hn::Add(place, c.magic));
   const FloatVector sum = hn::Add(as_float(t), step), rounded = hn::Sub(sum, step);
   accumulate(scaled, rounded, energies);
-  const BitsVector code = kPath == Path::kTable ? as_bits(sum) : hn::Add(as_bits(sum), hn::Shr(place, c.shift));
+  const BitsVector code =
+      kPath == Path::kTable ? as_bits(sum) : hn::Add(as_bits(sum), hn::Shr(place, c.shift));
   return with_sign<Out, kTwosComplement>(c, x, code, rounded, scale);
 }
 
@@ -214,25 +231,34 @@ HWY_INLINE FloatVector scale_of(FloatVector inverse) {
 template <class T>
 HWY_INLINE ByteVector pack(const BitsVector (&codes)[kPack]) {
   const hn::Repartition<uint16_t, BitsTag> d16;
-  const auto low = hn::OddEven(hn::BitCast(d16, hn::ShiftLeft<16>(codes[2])), hn::BitCast(d16, codes[0]));
-  const auto high = hn::OddEven(hn::BitCast(d16, hn::ShiftLeft<16>(codes[3])), hn::BitCast(d16, codes[1]));
-  const BitsVector quads =
-      select_bits(splat(0x00ff00ff), hn::BitCast(BitsTag(), low), hn::BitCast(BitsTag(), hn::ShiftLeft<8>(high)));
-  // Bytes of four neighbouring lanes: by vector for float32, pairs of even and odd by two vectors for 16 bits.
-  alignas(16) static constexpr uint8_t kByVector[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
-  alignas(16) static constexpr uint8_t kByPair[16] = {0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15};
-  const ByteVector bytes = hn::TableLookupBytes(hn::BitCast(ByteTag(), quads),
-                                                hn::LoadDup128(ByteTag(), sizeof(T) == 4 ? kByVector : kByPair));
+  const auto low =
+      hn::OddEven(hn::BitCast(d16, hn::ShiftLeft<16>(codes[2])), hn::BitCast(d16, codes[0]));
+  const auto high =
+      hn::OddEven(hn::BitCast(d16, hn::ShiftLeft<16>(codes[3])), hn::BitCast(d16, codes[1]));
+  const BitsVector quads = select_bits(splat(0x00ff00ff), hn::BitCast(BitsTag(), low),
+                                       hn::BitCast(BitsTag(), hn::ShiftLeft<8>(high)));
+  // Bytes of four neighbouring lanes: by vector for float32, pairs of even and odd by two vectors
+  // for 16 bits.
+  alignas(16) static constexpr uint8_t kByVector[16] = {0, 4, 8,  12, 1, 5, 9,  13,
+                                                        2, 6, 10, 14, 3, 7, 11, 15};
+  alignas(16) static constexpr uint8_t kByPair[16] = {0, 1, 4, 5, 8,  9,  12, 13,
+                                                      2, 3, 6, 7, 10, 11, 14, 15};
+  const ByteVector bytes =
+      hn::TableLookupBytes(hn::BitCast(ByteTag(), quads),
+                           hn::LoadDup128(ByteTag(), sizeof(T) == 4 ? kByVector : kByPair));
   if constexpr (kLanes == 4) return bytes;
-  constexpr int64_t kPart = sizeof(T) == 4 ? kLanes / 4 : kLanes / 2, kWords = sizeof(T) == 4 ? 1 : 2;
+  constexpr int64_t kPart = sizeof(T) == 4 ? kLanes / 4 : kLanes / 2,
+                    kWords = sizeof(T) == 4 ? 1 : 2;
   alignas(64) static constexpr auto kOrder = [] {
     std::array<int32_t, kLanes> order = {};
     for (int64_t i = 0; i < kLanes; ++i)
-      order[static_cast<size_t>(i)] = static_cast<int32_t>(i % kPart / kWords * 4 + i / kPart * kWords + i % kWords);
+      order[static_cast<size_t>(i)] =
+          static_cast<int32_t>(i % kPart / kWords * 4 + i / kPart * kWords + i % kWords);
     return order;
   }();
-  return hn::BitCast(
-      ByteTag(), hn::TableLookupLanes(hn::BitCast(BitsTag(), bytes), hn::SetTableIndices(BitsTag(), kOrder.data())));
+  return hn::BitCast(ByteTag(),
+                     hn::TableLookupLanes(hn::BitCast(BitsTag(), bytes),
+                                          hn::SetTableIndices(BitsTag(), kOrder.data())));
 }
 
 /// Past the caches where `stream` says so and the address can.
@@ -248,7 +274,8 @@ HWY_INLINE void store_codes(ByteVector codes, bool stream, uint8_t* to) {
 template <class T, class Out, bool kTwosComplement>
 class Sink {
  public:
-  Sink(const Encoder& f, bool stream) : mask_(hn::Set(ByteTag(), static_cast<uint8_t>(f.code_mask))), stream_(stream) {}
+  Sink(const Encoder& f, bool stream)
+      : mask_(hn::Set(ByteTag(), static_cast<uint8_t>(f.code_mask))), stream_(stream) {}
   HWY_INLINE void put(const BitsVector (&encoded)[kPack], uint8_t* to) {
     const ByteVector bytes = pack<T>(encoded);
     store_codes(bytes, stream_, to);
@@ -256,21 +283,25 @@ class Sink {
   }
   /// Codes of which none is zero but for a zero.
   HWY_INLINE void put_bytes(ByteVector codes, uint8_t* to) { store_codes(codes, stream_, to); }
-  HWY_INLINE bool has_zero() const { return !hn::AllTrue(ByteTag(), hn::Ne(least_, hn::Zero(ByteTag()))); }
+  HWY_INLINE bool has_zero() const {
+    return !hn::AllTrue(ByteTag(), hn::Ne(least_, hn::Zero(ByteTag())));
+  }
 
  private:
   ByteVector mask_, least_ = hn::Set(ByteTag(), 255);
   bool stream_;
 };
 
-/// The same for numbers of the type they came from, in the order in which `load_pack` has brought them.
+/// The same for numbers of the type they came from, in the order in which `load_pack` has brought
+/// them.
 template <class T, bool kTwosComplement>
 class Sink<T, T, kTwosComplement> {
  public:
   Sink(const Encoder&, bool) {}
   HWY_INLINE void put(const BitsVector (&encoded)[kPack], T* to) {
     DOVETAIL_UNROLL
-    for (int v = 0; v < kPack; ++v) least_ = hn::Min(least_, hn::And(encoded[v], splat(bits::kMagnitude)));
+    for (int v = 0; v < kPack; ++v)
+      least_ = hn::Min(least_, hn::And(encoded[v], splat(bits::kMagnitude)));
     auto* words = reinterpret_cast<uint32_t*>(to);
     if constexpr (sizeof(T) == 4) {
       DOVETAIL_UNROLL
@@ -278,7 +309,8 @@ class Sink<T, T, kTwosComplement> {
     } else {  // exact in 16 bits: the low halves are zero
       DOVETAIL_UNROLL
       for (int v = 0; v < kPack; v += 2)
-        hn::StoreU(hn::Or(hn::ShiftRight<16>(encoded[v]), encoded[v + 1]), BitsTag(), words + v / 2 * kLanes);
+        hn::StoreU(hn::Or(hn::ShiftRight<16>(encoded[v]), encoded[v + 1]), BitsTag(),
+                   words + v / 2 * kLanes);
     }
   }
   HWY_INLINE bool has_zero() const { return !hn::AllTrue(BitsTag(), hn::Ne(least_, splat(0))); }
@@ -287,8 +319,8 @@ class Sink<T, T, kTwosComplement> {
   BitsVector least_ = splat(bits::kMagnitude);
 };
 
-/// Asks for the memory of a pack that is needed later: memory would be idle while a piece that lies in the cache is
-/// encoded.
+/// Asks for the memory of a pack that is needed later: memory would be idle while a piece that lies
+/// in the cache is encoded.
 template <class T>
 HWY_INLINE void prefetch_pack(const T* x) {
   for (int64_t byte = 0; byte < kPacked * static_cast<int64_t>(sizeof(T)); byte += kLine)
@@ -297,7 +329,8 @@ HWY_INLINE void prefetch_pack(const T* x) {
 
 /// The integers as wide as T, in which magnitudes are compared.
 template <class T>
-using MagnitudeTag = hn::Repartition<std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>, BitsTag>;
+using MagnitudeTag =
+    hn::Repartition<std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>, BitsTag>;
 template <class T>
 using MagnitudeVector = hn::Vec<MagnitudeTag<T>>;
 
@@ -310,7 +343,8 @@ HWY_INLINE MagnitudeVector<T> lane_maxima(const T* x) {
   const auto mask = hn::Set(d, static_cast<U>(static_cast<U>(~U{0}) >> 1));
   const auto* from = reinterpret_cast<const U*>(x);
   auto most = hn::And(hn::LoadU(d, from), mask);
-  for (int64_t i = kStep; i < kBlock; i += kStep) most = hn::Max(most, hn::And(hn::LoadU(d, from + i), mask));
+  for (int64_t i = kStep; i < kBlock; i += kStep)
+    most = hn::Max(most, hn::And(hn::LoadU(d, from + i), mask));
   return most;
 }
 
@@ -344,7 +378,9 @@ HWY_INLINE void four_block_maxima(const T* x, uint32_t* amax) {
 
 HWY_INLINE float sum_lanes(FloatVector v) { return hn::GetLane(hn::SumOfLanes(FloatTag(), v)); }
 HWY_INLINE int64_t sum_counts(BitsVector v) { return hn::GetLane(hn::SumOfLanes(BitsTag(), v)); }
-HWY_INLINE int64_t count_true(hn::Mask<BitsTag> mask) { return static_cast<int64_t>(hn::CountTrue(BitsTag(), mask)); }
+HWY_INLINE int64_t count_true(hn::Mask<BitsTag> mask) {
+  return static_cast<int64_t>(hn::CountTrue(BitsTag(), mask));
+}
 
 #endif  // HWY_SCALAR
 }  // namespace HWY_NAMESPACE

@@ -32,24 +32,30 @@ void QuantizePiece(const QuantizeProblem& p, PieceRange piece, QuantizeCounts& c
 
 /// An Encoder with its vectors, made once for many loops.
 struct VectorEncoder : Encoder {
-  explicit VectorEncoder(const ElementSpec& spec) : Encoder(spec), constants(constants_of(*this)), words(spec) {}
+  explicit VectorEncoder(const ElementSpec& spec)
+      : Encoder(spec), constants(constants_of(*this)), words(spec) {}
   Constants constants;
   WordConstants words;
 };
 
-/// Words of stochastic rounding for the elements of a piece, made once for all orientations. A row's begin kWordsMargin
-/// after its memory, so that a call's first word is aligned where the row's is, and go on up to whole groups.
+/// Words of stochastic rounding for the elements of a piece, made once for all orientations. A
+/// row's begin kWordsMargin after its memory, so that a call's first word is aligned where the
+/// row's is, and go on up to whole groups.
 constexpr int64_t kWordsMargin = kLine / 4, kWordsStride = kChunk + kGroup + 2 * kWordsMargin;
 
 uint32_t* words_memory(int64_t rows) {
-  return reinterpret_cast<uint32_t*>(workspace(Workspace::kRandomWords, static_cast<size_t>(rows * kWordsStride)));
+  return reinterpret_cast<uint32_t*>(
+      workspace(Workspace::kRandomWords, static_cast<size_t>(rows * kWordsStride)));
 }
 
 /// Words for `count` elements from (row, col) on, at most kChunk.
-void fill_words(const QuantizeProblem& p, int64_t row, int64_t col, int64_t count, uint32_t* memory) {
-  const int64_t index = row * p.cols + col, before = index % 4, padded = (count + kGroup - 1) / kGroup * kGroup;
-  fill_philox(p.seed, static_cast<uint64_t>(index / 4), static_cast<uint64_t>(RandomStream::kQuantize),
-              (before + padded + 3) / 4, memory + kWordsMargin - before);
+void fill_words(const QuantizeProblem& p, int64_t row, int64_t col, int64_t count,
+                uint32_t* memory) {
+  const int64_t index = row * p.cols + col, before = index % 4,
+                padded = (count + kGroup - 1) / kGroup * kGroup;
+  fill_philox(p.seed, static_cast<uint64_t>(index / 4),
+              static_cast<uint64_t>(RandomStream::kQuantize), (before + padded + 3) / 4,
+              memory + kWordsMargin - before);
 }
 
 /// The words of vector v of a pack, in the order in which `load_pack` brings elements of T.
@@ -62,23 +68,26 @@ HWY_INLINE BitsVector words_of(const uint32_t* words, int v) {
   return v % 2 == 0 ? hn::ConcatEven(d, high, low) : hn::ConcatOdd(d, high, low);
 }
 
-/// Vector v of a pack through `encode`, or through `encode_at_random` with the words from words[offset] on.
+/// Vector v of a pack through `encode`, or through `encode_at_random` with the words from
+/// words[offset] on.
 template <class T, class Out, bool kTwosComplement, Path kPath>
-HWY_INLINE BitsVector encode_vector(const Constants& constants, BitsVector x, int v, const uint32_t* words,
-                                    int64_t offset, FloatVector inverse, Energies& energies, BitsVector& underflows) {
+HWY_INLINE BitsVector encode_vector(const Constants& constants, BitsVector x, int v,
+                                    const uint32_t* words, int64_t offset, FloatVector inverse,
+                                    Energies& energies, BitsVector& underflows) {
   if constexpr (kPath == Path::kRandom) {
-    return encode_at_random<Out, kTwosComplement>(constants, x, words_of<T>(words + offset, v), inverse,
-                                                  scale_of(inverse), energies, underflows);
+    return encode_at_random<Out, kTwosComplement>(constants, x, words_of<T>(words + offset, v),
+                                                  inverse, scale_of(inverse), energies, underflows);
   } else {
     return encode<Out, kTwosComplement, kPath>(constants, x, inverse, scale_of(inverse), energies);
   }
 }
 
-/// What becomes of `blocks` blocks of one row, a multiple of four, with their scales in s; `next` is what will be read
-/// then. `words`: of stochastic rounding, null otherwise.
+/// What becomes of `blocks` blocks of one row, a multiple of four, with their scales in s; `next`
+/// is what will be read then. `words`: of stochastic rounding, null otherwise.
 template <class T, bool kTwosComplement, Path kPath, class Out>
-void encode_row(const QuantizeProblem& p, const VectorEncoder& f, const Scales& s, const T* x, const uint32_t* words,
-                int64_t blocks, const T* next, Out* out, Statistics& statistics) {
+void encode_row(const QuantizeProblem& p, const VectorEncoder& f, const Scales& s, const T* x,
+                const uint32_t* words, int64_t blocks, const T* next, Out* out,
+                Statistics& statistics) {
   constexpr int kBlockVectors = std::min<int64_t>(kPack, kBlock / kLanes);
   constexpr Path kVectorPath = kPath == Path::kWords ? Path::kTable : kPath;
   const Constants constants = f.constants;
@@ -96,12 +105,13 @@ void encode_row(const QuantizeProblem& p, const VectorEncoder& f, const Scales& 
     DOVETAIL_UNROLL
     for (int v = 0; v < kPack; v += kBlockVectors) {
       const int64_t block = (i + v * kLanes) / kBlock;
-      const FloatVector inverse = hn::Set(FloatTag(), s.inverse[block]), weight = hn::Set(FloatTag(), s.weight[block]);
+      const FloatVector inverse = hn::Set(FloatTag(), s.inverse[block]),
+                        weight = hn::Set(FloatTag(), s.weight[block]);
       Energies energies = {hn::Zero(FloatTag()), hn::Zero(FloatTag())};
       DOVETAIL_UNROLL
       for (int j = v; j < v + kBlockVectors; ++j)
-        packed[j] = encode_vector<T, Out, kTwosComplement, kVectorPath>(constants, packed[j], j, words, i, inverse,
-                                                                        energies, underflows);
+        packed[j] = encode_vector<T, Out, kTwosComplement, kVectorPath>(
+            constants, packed[j], j, words, i, inverse, energies, underflows);
       total.signal = hn::MulAdd(energies.signal, weight, total.signal);
       total.error = hn::MulAdd(energies.error, weight, total.error);
     }
@@ -115,19 +125,25 @@ void encode_row(const QuantizeProblem& p, const VectorEncoder& f, const Scales& 
 }
 
 template <class T, bool kTwosComplement, class Out>
-void encode_row(const QuantizeProblem& p, const VectorEncoder& f, const Scales& s, const T* x, const uint32_t* words,
-                int64_t blocks, const T* next, Out* out, Statistics& statistics) {
+void encode_row(const QuantizeProblem& p, const VectorEncoder& f, const Scales& s, const T* x,
+                const uint32_t* words, int64_t blocks, const T* next, Out* out,
+                Statistics& statistics) {
   if (p.stochastic)
-    return encode_row<T, kTwosComplement, Path::kRandom>(p, f, s, x, words, blocks, next, out, statistics);
+    return encode_row<T, kTwosComplement, Path::kRandom>(p, f, s, x, words, blocks, next, out,
+                                                         statistics);
   if (s.saturates)
-    return encode_row<T, kTwosComplement, Path::kClamp>(p, f, s, x, words, blocks, next, out, statistics);
+    return encode_row<T, kTwosComplement, Path::kClamp>(p, f, s, x, words, blocks, next, out,
+                                                        statistics);
   if constexpr (kHasWords<T, Out>) {
     if (fits_words(p.spec))
-      return encode_row<T, kTwosComplement, Path::kWords>(p, f, s, x, words, blocks, next, out, statistics);
+      return encode_row<T, kTwosComplement, Path::kWords>(p, f, s, x, words, blocks, next, out,
+                                                          statistics);
   }
   if (fits_table(p.spec))
-    return encode_row<T, kTwosComplement, Path::kTable>(p, f, s, x, words, blocks, next, out, statistics);
-  return encode_row<T, kTwosComplement, Path::kPlain>(p, f, s, x, words, blocks, next, out, statistics);
+    return encode_row<T, kTwosComplement, Path::kTable>(p, f, s, x, words, blocks, next, out,
+                                                        statistics);
+  return encode_row<T, kTwosComplement, Path::kPlain>(p, f, s, x, words, blocks, next, out,
+                                                      statistics);
 }
 
 /// The memory of a target as Out.
@@ -142,13 +158,16 @@ HWY_INLINE Out* memory_of(const QuantizeTarget& target) {
 
 /// Blocks along a row: `count` elements from (row, col), whole groups of four blocks.
 template <class T, bool kTwosComplement, class Out>
-bool quantize_groups(const QuantizeProblem& p, const VectorEncoder& f, const T* x, const uint32_t* words,
-                     int64_t blocks, int64_t used_blocks, Out* out, uint8_t* scales, Statistics& statistics) {
+bool quantize_groups(const QuantizeProblem& p, const VectorEncoder& f, const T* x,
+                     const uint32_t* words, int64_t blocks, int64_t used_blocks, Out* out,
+                     uint8_t* scales, Statistics& statistics) {
   Scales s;
-  for (int64_t block = 0; block < blocks; block += 4) four_block_maxima(x + block * kBlock, s.amax + block);
+  for (int64_t block = 0; block < blocks; block += 4)
+    four_block_maxima(x + block * kBlock, s.amax + block);
   for (int64_t block = blocks; block % kLanes != 0; ++block) s.amax[block] = 0;
   if (!choose_scales<T>(p, f, s, used_blocks, scales, statistics)) return false;
-  encode_row<T, kTwosComplement>(p, f, s, x, words, blocks, x + (p.column.wanted() ? p.cols : blocks * kBlock), out,
+  encode_row<T, kTwosComplement>(p, f, s, x, words, blocks,
+                                 x + (p.column.wanted() ? p.cols : blocks * kBlock), out,
                                  statistics);
   return true;
 }
@@ -163,19 +182,20 @@ HWY_INLINE const T* at(const QuantizeProblem& p, int64_t row, int64_t col) {
 
 /// Up to kChunk elements of a row.
 template <class T, bool kTwosComplement, class Out>
-void quantize_row(const QuantizeProblem& p, const VectorEncoder& f, int64_t row, int64_t col, int64_t count,
-                  const uint32_t* words, Statistics& statistics) {
+void quantize_row(const QuantizeProblem& p, const VectorEncoder& f, int64_t row, int64_t col,
+                  int64_t count, const uint32_t* words, Statistics& statistics) {
   const T* x = at<T>(p, row, col);
   Out* out = memory_of<Out>(p.row) + row * p.cols + col;
   uint8_t* scales = p.row.scales + row * ceil_div(p.cols, kBlock) + col / kBlock;
   const auto exactly = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i += kBlock)
-      quantize_exactly(p, {row, 1, col + i, std::min(kBlock + i, end) - i}, p.row, scales + i / kBlock, statistics);
+      quantize_exactly(p, {row, 1, col + i, std::min(kBlock + i, end) - i}, p.row,
+                       scales + i / kBlock, statistics);
   };
   const int64_t whole = count / kGroup * kGroup, rest = count - whole;
   if (whole > 0) {
-    const bool done =
-        quantize_groups<T, kTwosComplement>(p, f, x, words, whole / kBlock, whole / kBlock, out, scales, statistics);
+    const bool done = quantize_groups<T, kTwosComplement>(p, f, x, words, whole / kBlock,
+                                                          whole / kBlock, out, scales, statistics);
     if (done) statistics.elements += whole;
     if (!done) exactly(0, whole);
   }
@@ -183,8 +203,9 @@ void quantize_row(const QuantizeProblem& p, const VectorEncoder& f, int64_t row,
   HWY_ALIGN T padded[kGroup] = {};
   HWY_ALIGN Out padded_out[kGroup];
   std::memcpy(padded, x + whole, static_cast<size_t>(std::min(rest, kGroup)) * sizeof(T));
-  if (!quantize_groups<T, kTwosComplement>(p, f, padded, words ? words + whole : words, 4, ceil_div(rest, kBlock),
-                                           padded_out, scales + whole / kBlock, statistics))
+  if (!quantize_groups<T, kTwosComplement>(p, f, padded, words ? words + whole : words, 4,
+                                           ceil_div(rest, kBlock), padded_out,
+                                           scales + whole / kBlock, statistics))
     return exactly(whole, count);
   statistics.elements += rest;
   std::memcpy(out + whole, padded_out, static_cast<size_t>(rest) * sizeof(Out));
@@ -199,7 +220,8 @@ void raise_maxima(const T* x, int64_t count, U* most) {
   const auto* from = reinterpret_cast<const U*>(x);
   int64_t i = 0;
   for (; i + kStep <= count; i += kStep)
-    hn::StoreU(hn::Max(hn::LoadU(d, most + i), hn::And(hn::LoadU(d, from + i), hn::Set(d, kMask))), d, most + i);
+    hn::StoreU(hn::Max(hn::LoadU(d, most + i), hn::And(hn::LoadU(d, from + i), hn::Set(d, kMask))),
+               d, most + i);
   for (; i < count; ++i) most[i] = std::max<U>(most[i], from[i] & kMask);
 }
 
@@ -210,10 +232,12 @@ struct Tile {
   int64_t stride;
 };
 
-/// What becomes of a tile whose column blocks have their scales in s. `words`: as rows of a piece have them.
+/// What becomes of a tile whose column blocks have their scales in s. `words`: as rows of a piece
+/// have them.
 template <class T, bool kTwosComplement, Path kPath, class Out>
 void encode_tile(const QuantizeProblem& p, const VectorEncoder& f, const Scales& s, Tile<const T> x,
-                 const uint32_t* words, int64_t rows, const T* next, Tile<Out> out, Statistics& statistics) {
+                 const uint32_t* words, int64_t rows, const T* next, Tile<Out> out,
+                 Statistics& statistics) {
   constexpr Path kVectorPath = kPath == Path::kWords ? Path::kTable : kPath;
   const Constants constants = f.constants;
   [[maybe_unused]] const TileWords tile_words(f.words, s);
@@ -229,7 +253,8 @@ void encode_tile(const QuantizeProblem& p, const VectorEncoder& f, const Scales&
     BitsVector packed[kPack];
     prefetch_pack(next + row * kPacked);
     if constexpr (kPath == Path::kWords) {
-      if (tile_words.encode(x.data + row * x.stride, energies, sink, out.data + row * out.stride)) continue;
+      if (tile_words.encode(x.data + row * x.stride, energies, sink, out.data + row * out.stride))
+        continue;
     }
     load_pack(x.data + row * x.stride, packed);
     DOVETAIL_UNROLL
@@ -249,67 +274,79 @@ void encode_tile(const QuantizeProblem& p, const VectorEncoder& f, const Scales&
   if (!s.saturates && (kPath == Path::kRandom || !sink.has_zero())) return;
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t i = 0; i < kPacked; i += kLanes)
-      count_limits<kPath>(p, f, x.data + row * x.stride + i, hn::Load(BitsTag(), s.byte + i), s.saturates, statistics);
+      count_limits<kPath>(p, f, x.data + row * x.stride + i, hn::Load(BitsTag(), s.byte + i),
+                          s.saturates, statistics);
   }
 }
 
 template <class T, bool kTwosComplement, class Out>
 void encode_tile(const QuantizeProblem& p, const VectorEncoder& f, const Scales& s, Tile<const T> x,
-                 const uint32_t* words, int64_t rows, const T* next, Tile<Out> out, Statistics& statistics) {
+                 const uint32_t* words, int64_t rows, const T* next, Tile<Out> out,
+                 Statistics& statistics) {
   if (p.stochastic)
-    return encode_tile<T, kTwosComplement, Path::kRandom>(p, f, s, x, words, rows, next, out, statistics);
-  if (s.saturates) return encode_tile<T, kTwosComplement, Path::kClamp>(p, f, s, x, words, rows, next, out, statistics);
+    return encode_tile<T, kTwosComplement, Path::kRandom>(p, f, s, x, words, rows, next, out,
+                                                          statistics);
+  if (s.saturates)
+    return encode_tile<T, kTwosComplement, Path::kClamp>(p, f, s, x, words, rows, next, out,
+                                                         statistics);
   if constexpr (kHasWords<T, Out>) {
     if (fits_words(p.spec))
-      return encode_tile<T, kTwosComplement, Path::kWords>(p, f, s, x, words, rows, next, out, statistics);
+      return encode_tile<T, kTwosComplement, Path::kWords>(p, f, s, x, words, rows, next, out,
+                                                           statistics);
   }
   if (fits_table(p.spec))
-    return encode_tile<T, kTwosComplement, Path::kTable>(p, f, s, x, words, rows, next, out, statistics);
-  return encode_tile<T, kTwosComplement, Path::kPlain>(p, f, s, x, words, rows, next, out, statistics);
+    return encode_tile<T, kTwosComplement, Path::kTable>(p, f, s, x, words, rows, next, out,
+                                                         statistics);
+  return encode_tile<T, kTwosComplement, Path::kPlain>(p, f, s, x, words, rows, next, out,
+                                                       statistics);
 }
 
 /// Blocks down the columns of a tile, at most kPacked of them, whose maxima are known.
 template <class T, class U, bool kTwosComplement, class Out>
-void quantize_tile(const QuantizeProblem& p, const VectorEncoder& f, PieceRange tile, const U* maxima,
-                   const uint32_t* words, const T* next, Statistics& statistics) {
+void quantize_tile(const QuantizeProblem& p, const VectorEncoder& f, PieceRange tile,
+                   const U* maxima, const uint32_t* words, const T* next, Statistics& statistics) {
   Scales s;
   const auto [row, rows, col, width] = tile;
   for (int64_t i = 0; i < kPacked; ++i) s.amax[i] = i < width ? maxima[i] : 0;
   uint8_t* scales = p.column.scales + row / kBlock * p.cols + col;
   if (!choose_scales<T>(p, f, s, width, scales, statistics)) {
-    for (int64_t i = 0; i < width; ++i) quantize_exactly(p, {row, rows, col + i, 1}, p.column, scales + i, statistics);
+    for (int64_t i = 0; i < width; ++i)
+      quantize_exactly(p, {row, rows, col + i, 1}, p.column, scales + i, statistics);
     return;
   }
   statistics.elements += rows * width;
   const T* x = at<T>(p, row, col);
   Out* out = memory_of<Out>(p.column) + row * p.cols + col;
   if (width == kPacked)
-    return encode_tile<T, kTwosComplement>(p, f, s, {x, p.cols}, words, rows, next, Tile<Out>{out, p.cols}, statistics);
+    return encode_tile<T, kTwosComplement>(p, f, s, {x, p.cols}, words, rows, next,
+                                           Tile<Out>{out, p.cols}, statistics);
   for (int64_t i = ceil_div(width, kLanes) * kLanes; i < kPacked; ++i)
     s.byte[i] = s.exponents[i] = 0, s.inverse[i] = s.weight[i] = 0;
   HWY_ALIGN T padded[kBlock * kPacked] = {};
   HWY_ALIGN Out padded_out[kBlock * kPacked];
   for (int64_t i = 0; i < rows; ++i)
     std::memcpy(padded + i * kPacked, x + i * p.cols, static_cast<size_t>(width) * sizeof(T));
-  encode_tile<T, kTwosComplement>(p, f, s, {padded, kPacked}, words, rows, padded, Tile<Out>{padded_out, kPacked},
-                                  statistics);
+  encode_tile<T, kTwosComplement>(p, f, s, {padded, kPacked}, words, rows, padded,
+                                  Tile<Out>{padded_out, kPacked}, statistics);
   for (int64_t i = 0; i < rows; ++i)
-    std::memcpy(out + i * p.cols, padded_out + i * kPacked, static_cast<size_t>(width) * sizeof(Out));
+    std::memcpy(out + i * p.cols, padded_out + i * kPacked,
+                static_cast<size_t>(width) * sizeof(Out));
 }
 
 /// Blocks of 32 x 32 of a strip whose column maxima are known.
 template <class T, class U, bool kTwosComplement, class Out>
-void quantize_squares(const QuantizeProblem& p, const VectorEncoder& f, PieceRange piece, const U* maxima,
-                      const uint32_t* words, Statistics& statistics) {
+void quantize_squares(const QuantizeProblem& p, const VectorEncoder& f, PieceRange piece,
+                      const U* maxima, const uint32_t* words, Statistics& statistics) {
   const auto [row, rows, col, count] = piece;
   const int64_t blocks = ceil_div(count, kBlock), padded_blocks = ceil_div(count, kGroup) * 4;
   Scales s = {};
-  for (int64_t i = 0; i < count; ++i) s.amax[i / kBlock] = std::max<uint32_t>(s.amax[i / kBlock], maxima[i]);
+  for (int64_t i = 0; i < count; ++i)
+    s.amax[i / kBlock] = std::max<uint32_t>(s.amax[i / kBlock], maxima[i]);
   uint8_t* scales = p.square.scales + row / kBlock * ceil_div(p.cols, kBlock) + col / kBlock;
   if (!choose_scales<T>(p, f, s, blocks, scales, statistics)) {
     for (int64_t i = 0; i < blocks; ++i)
-      quantize_exactly(p, {row, rows, col + i * kBlock, std::min(kBlock + 0L, count - i * kBlock)}, p.square,
-                       scales + i, statistics);
+      quantize_exactly(p, {row, rows, col + i * kBlock, std::min(kBlock + 0L, count - i * kBlock)},
+                       p.square, scales + i, statistics);
     return;
   }
   statistics.elements += rows * count;
@@ -320,12 +357,14 @@ void quantize_squares(const QuantizeProblem& p, const VectorEncoder& f, PieceRan
     Out* out = memory_of<Out>(p.square) + r * p.cols + col;
     const uint32_t* row_words = words ? words + (r - row) * kWordsStride : words;
     if (count % kGroup == 0) {
-      encode_row<T, kTwosComplement>(p, f, s, x, row_words, blocks, x + kBlock * p.cols, out, statistics);
+      encode_row<T, kTwosComplement>(p, f, s, x, row_words, blocks, x + kBlock * p.cols, out,
+                                     statistics);
       continue;
     }
     std::memcpy(padded, x, static_cast<size_t>(count) * sizeof(T));
     std::memset(padded + count, 0, static_cast<size_t>(padded_blocks * kBlock - count) * sizeof(T));
-    encode_row<T, kTwosComplement>(p, f, s, padded, row_words, padded_blocks, padded, padded_out, statistics);
+    encode_row<T, kTwosComplement>(p, f, s, padded, row_words, padded_blocks, padded, padded_out,
+                                   statistics);
     std::memcpy(out, padded_out, static_cast<size_t>(count) * sizeof(Out));
   }
 }
@@ -358,7 +397,8 @@ void quantize_piece(const QuantizeProblem& p, PieceRange piece, QuantizeCounts& 
         const int64_t count = std::min(kChunk, cols - i);
         if (memory) fill_words(p, r, col + i, count, memory + place);
         if (p.row.wanted())
-          quantize_row<T, kTwosComplement, Out>(p, f, r, col + i, count, words ? words + place : words, counts.row);
+          quantize_row<T, kTwosComplement, Out>(p, f, r, col + i, count,
+                                                words ? words + place : words, counts.row);
       }
       if (down) raise_maxima(at<T>(p, r, col), cols, maxima);
     }
@@ -371,9 +411,11 @@ void quantize_piece(const QuantizeProblem& p, PieceRange piece, QuantizeCounts& 
       using Out = std::remove_pointer_t<decltype(memory)>;
       for (int64_t i = 0; i < cols; i += kPacked) {
         // Each tile asks for the 32nd part of it that is one row's.
-        const int64_t ahead = std::min<int64_t>(i / kPacked * kBlock / ceil_div(kChunk, kPacked), kBlock - 1);
-        quantize_tile<T, U, kTwosComplement, Out>(p, f, {row, rows, col + i, std::min(kPacked, cols - i)}, maxima + i,
-                                                  words ? words + i : words, next + ahead * p.cols, counts.column);
+        const int64_t ahead =
+            std::min<int64_t>(i / kPacked * kBlock / ceil_div(kChunk, kPacked), kBlock - 1);
+        quantize_tile<T, U, kTwosComplement, Out>(
+            p, f, {row, rows, col + i, std::min(kPacked, cols - i)}, maxima + i,
+            words ? words + i : words, next + ahead * p.cols, counts.column);
       }
     });
   }
@@ -424,12 +466,14 @@ QuantizeCounts quantize_blocks(const QuantizeProblem& p, const RowMaker& make) {
   const int64_t items = make ? strips : strips * across, item_width = make ? p.cols : width;
   const int64_t grain = std::max<int64_t>(1, kPieceElements / (item_width * height));
   std::vector<QuantizeCounts> parts(static_cast<size_t>((items + grain - 1) / grain));
-  const auto quantize_piece = [&](const QuantizeProblem& problem, int64_t row, int64_t col, QuantizeCounts& counts) {
+  const auto quantize_piece = [&](const QuantizeProblem& problem, int64_t row, int64_t col,
+                                  QuantizeCounts& counts) {
     HWY_DYNAMIC_DISPATCH(QuantizePiece)
     (problem, {row, std::min(height, p.rows - row), col, std::min(width, p.cols - col)}, counts);
   };
-  const auto strip_floats =
-      static_cast<size_t>(height * p.cols) * (p.source == Source::kFloat32 ? 4 : 2) / sizeof(float) + 1;
+  const auto strip_floats = static_cast<size_t>(height * p.cols) *
+                                (p.source == Source::kFloat32 ? 4 : 2) / sizeof(float) +
+                            1;
   parallel_pieces(items, grain, [&](int64_t begin, int64_t end) {
     QuantizeCounts& counts = parts[static_cast<size_t>(begin / grain)];
     for (int64_t item = begin; item < end; ++item) {
@@ -442,7 +486,8 @@ QuantizeCounts quantize_blocks(const QuantizeProblem& p, const RowMaker& make) {
       void* strip = workspace(Workspace::kMadeRows, strip_floats);
       make(made.first_row, std::min(height, p.rows - made.first_row), strip);
       made.x = strip;
-      for (int64_t col = 0; col < p.cols; col += width) quantize_piece(made, made.first_row, col, counts);
+      for (int64_t col = 0; col < p.cols; col += width)
+        quantize_piece(made, made.first_row, col, counts);
     }
   });
   QuantizeCounts sum;

@@ -13,7 +13,8 @@ enum class Source { kFloat32, kBFloat16, kFloat16 };
 
 /// The bits of the same number as float32; every float16 is one.
 DOVETAIL_HOST_DEVICE constexpr uint32_t widen_float16(uint16_t half) {
-  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, field = half >> 10 & 31, low = half & 0x3ff;
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, field = half >> 10 & 31,
+                 low = half & 0x3ff;
   if (field == 31) return sign | bits::kInfinity | low << 13;
   if (field == 0) return sign | assemble(low, -24);
   return sign | (field + 127 - 15) << bits::kFractionBits | low << 13;
@@ -31,8 +32,8 @@ DOVETAIL_HOST_DEVICE inline uint32_t load_bits(Source source, const void* x, int
   return 0;
 }
 
-/// Where codes (rows, cols), or instead of them the numbers they stand for in x's dtype (not for float16), and scales
-/// go; all null: not asked for.
+/// Where codes (rows, cols), or instead of them the numbers they stand for in x's dtype (not for
+/// float16), and scales go; all null: not asked for.
 struct QuantizeTarget {
   uint8_t* codes = nullptr;
   uint8_t* scales = nullptr;
@@ -40,7 +41,8 @@ struct QuantizeTarget {
   DOVETAIL_HOST_DEVICE bool wanted() const { return codes || values; }
 };
 
-/// x (rows, cols) contiguous. Any of the first two targets together, from one read of x, or the third alone.
+/// x (rows, cols) contiguous. Any of the first two targets together, from one read of x, or the
+/// third alone.
 struct QuantizeProblem {
   int64_t rows = 0, cols = 0;
   Source source = Source::kFloat32;
@@ -52,8 +54,9 @@ struct QuantizeProblem {
   bool stochastic = false;
   bool by_codec = false;  ///< all of it
   uint64_t seed = 0;
-  bool stream = false;  ///< codes go past the caches, which they would not fit into: no line is read to be overwritten
-  QuantizeTarget row;   ///< blocks 1 x 32; scales (rows, ceil(cols / 32))
+  bool stream = false;    ///< codes go past the caches, which they would not fit into: no line is
+                          ///< read to be overwritten
+  QuantizeTarget row;     ///< blocks 1 x 32; scales (rows, ceil(cols / 32))
   QuantizeTarget column;  ///< blocks 32 x 1; scales (ceil(rows / 32), cols)
   QuantizeTarget square;  ///< blocks 32 x 32; scales (ceil(rows / 32), ceil(cols / 32))
 };
@@ -66,8 +69,9 @@ struct QuantizeCounts {
 /// Rows [row, row + rows) of x to `to`, contiguous.
 using RowMaker = std::function<void(int64_t row, int64_t rows, void* to)>;
 
-/// Quantizes on all threads. The result, the sums of `QuantizeCounts` included, does not depend on their number. With
-/// `make` there is no x: each thread makes a few rows at a time, which stay in its second-level cache.
+/// Quantizes on all threads. The result, the sums of `QuantizeCounts` included, does not depend on
+/// their number. With `make` there is no x: each thread makes a few rows at a time, which stay in
+/// its second-level cache.
 QuantizeCounts quantize_blocks(const QuantizeProblem& problem, const RowMaker& make = {});
 
 /// Rows [row, row + rows) by columns [col, col + cols).
@@ -75,7 +79,8 @@ struct PieceRange {
   int64_t row, rows, col, cols;
 };
 
-/// Calls visit(row-major index, column within the piece) for the elements of a piece of a matrix with `cols` columns.
+/// Calls visit(row-major index, column within the piece) for the elements of a piece of a matrix
+/// with `cols` columns.
 template <class Visit>
 void for_each_element(int64_t cols, PieceRange piece, Visit visit) {
   for (int64_t row = piece.row; row < piece.row + piece.rows; ++row) {
@@ -83,20 +88,23 @@ void for_each_element(int64_t cols, PieceRange piece, Visit visit) {
   }
 }
 
-/// What is quantized at a time: these many columns at most, of one row or of 32; 32 rows of them are a quarter of a
-/// megabyte in float32, which stays in the second-level cache from one orientation to the other.
+/// What is quantized at a time: these many columns at most, of one row or of 32; 32 rows of them
+/// are a quarter of a megabyte in float32, which stays in the second-level cache from one
+/// orientation to the other.
 constexpr int64_t kPieceColumns = 2048;
 
-/// One block of any shape, by the codec alone: what the vector kernels do not do exactly (blocks with subnormal or
-/// non-finite numbers). `scale` is one byte, the block's.
-void quantize_exactly(const QuantizeProblem& problem, PieceRange block, const QuantizeTarget& target, uint8_t* scale,
-                      Statistics& statistics);
+/// One block of any shape, by the codec alone: what the vector kernels do not do exactly (blocks
+/// with subnormal or non-finite numbers). `scale` is one byte, the block's.
+void quantize_exactly(const QuantizeProblem& problem, PieceRange block,
+                      const QuantizeTarget& target, uint8_t* scale, Statistics& statistics);
 
-/// The same for every block of a piece and every target; where there are no vectors, or they are switched off.
-void quantize_piece_exactly(const QuantizeProblem& problem, PieceRange piece, QuantizeCounts& counts);
+/// The same for every block of a piece and every target; where there are no vectors, or they are
+/// switched off.
+void quantize_piece_exactly(const QuantizeProblem& problem, PieceRange piece,
+                            QuantizeCounts& counts);
 
-/// Codes (rows, cols) contiguous, in blocks of row_block x col_block (32, or 1); scales (ceil(rows / row_block),
-/// ceil(cols / col_block)).
+/// Codes (rows, cols) contiguous, in blocks of row_block x col_block (32, or 1); scales (ceil(rows
+/// / row_block), ceil(cols / col_block)).
 struct DequantizeProblem {
   int64_t rows = 0, cols = 0;
   int64_t row_block = 1, col_block = kBlock;

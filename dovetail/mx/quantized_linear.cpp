@@ -34,21 +34,27 @@ struct Holder : torch::CustomClassHolder {
 
 at::Tensor as_rows(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
-std::optional<at::Tensor> optional(const at::Tensor& x) { return x.defined() ? std::optional(x) : std::nullopt; }
+std::optional<at::Tensor> optional(const at::Tensor& x) {
+  return x.defined() ? std::optional(x) : std::nullopt;
+}
 
-/// Codes and scales of x's column copy, by an operation whose name says which they are (plan/packable.h).
+/// Codes and scales of x's column copy, by an operation whose name says which they are
+/// (plan/packable.h).
 std::pair<at::Tensor, at::Tensor> column_codes(const at::Tensor& x, const OperandRecipe& recipe) {
   const std::string format =
       fmt::format("dovetail::mx_column_codes.{}.{}", name(*recipe.format), name(recipe.scale_mode));
-  const auto made = operation(format.c_str(), {.reads = {as_rows(x)}}, [recipe](const Operands& of) {
-    const OperandCopies copies = quantize_operand(of.reads[0], recipe, {.kept = true, .count = false});
-    return std::vector{copies.codes, copies.scales};
-  });
+  const auto made =
+      operation(format.c_str(), {.reads = {as_rows(x)}}, [recipe](const Operands& of) {
+        const OperandCopies copies =
+            quantize_operand(of.reads[0], recipe, {.kept = true, .count = false});
+        return std::vector{copies.codes, copies.scales};
+      });
   return {made[0], made[1]};
 }
 
 /// a @ b, b transposed if asked, of operands in one dtype, as `dtype`.
-at::Tensor product(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options, at::ScalarType dtype) {
+at::Tensor product(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options,
+                   at::ScalarType dtype) {
   return gemm(a, b, options).to(dtype);
 }
 
@@ -60,12 +66,14 @@ int64_t scaling_of(Blocks blocks) {
 }
 
 /// a (rows, depth) times b (cols, depth) transposed, of codes: both contiguous.
-at::Tensor float8_product(const at::Tensor& a, const at::Tensor& a_scales, Blocks a_blocks, const at::Tensor& b,
-                          const at::Tensor& b_scales, Blocks b_blocks, const std::optional<at::Tensor>& bias = {}) {
+at::Tensor float8_product(const at::Tensor& a, const at::Tensor& a_scales, Blocks a_blocks,
+                          const at::Tensor& b, const at::Tensor& b_scales, Blocks b_blocks,
+                          const std::optional<at::Tensor>& bias = {}) {
   constexpr int64_t kPlain = static_cast<int64_t>(at::blas::SwizzleType::NO_SWIZZLE);
   const bool fused = bias && a_blocks == Blocks::kTensor;
-  at::Tensor y = at::_scaled_mm_v2(a, b.t(), {a_scales}, {scaling_of(a_blocks)}, {kPlain}, {b_scales},
-                                   {scaling_of(b_blocks)}, {kPlain}, fused ? bias : std::nullopt, at::kBFloat16);
+  at::Tensor y = at::_scaled_mm_v2(a, b.t(), {a_scales}, {scaling_of(a_blocks)}, {kPlain},
+                                   {b_scales}, {scaling_of(b_blocks)}, {kPlain},
+                                   fused ? bias : std::nullopt, at::kBFloat16);
   return bias && !fused ? y.add_(*bias) : y;
 }
 
@@ -73,50 +81,58 @@ at::Tensor float8_product(const at::Tensor& a, const at::Tensor& a_scales, Block
 
 class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinearFunction> {
  public:
-  /// `prologue_weight`, `prologue_bias`: those that the holder's prologue knows too, here for the graph.
-  /// `trains_weight`: its gradient will be asked for.
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
-                            const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& prologue_weight,
-                            const std::optional<at::Tensor>& prologue_bias, const c10::intrusive_ptr<Holder>& holder,
-                            bool trains_weight) {
+  /// `prologue_weight`, `prologue_bias`: those that the holder's prologue knows too, here for the
+  /// graph. `trains_weight`: its gradient will be asked for.
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                            const std::optional<at::Tensor>& prologue_weight,
+                            const std::optional<at::Tensor>& prologue_bias,
+                            const c10::intrusive_ptr<Holder>& holder, bool trains_weight) {
     QuantizedLinear& layer = *holder->layer;
     const RowOperation* prologue = holder->prologue.get();
     const OperandRecipe& recipe = layer.recipe_.activation;
     KeptInput kept;
-    kept.by_rows = prologue != nullptr && recipe.format && recipe.is_microscaling() && prologue->has_rows(x);
-    const at::Tensor input = kept.by_rows ? x.contiguous() : as_rows(prologue != nullptr ? prologue->apply(x) : x);
-    const bool needs_column = recipe.format && trains_weight && prologue == nullptr && !layer.input_stays_;
+    kept.by_rows =
+        prologue != nullptr && recipe.format && recipe.is_microscaling() && prologue->has_rows(x);
+    const at::Tensor input =
+        kept.by_rows ? x.contiguous() : as_rows(prologue != nullptr ? prologue->apply(x) : x);
+    const bool needs_column =
+        recipe.format && trains_weight && prologue == nullptr && !layer.input_stays_;
     kept.column_later = needs_column && layer.leaves_column_to_plan(input);
     const bool keeps_column = needs_column && !kept.column_later;
     if (keeps_column) std::tie(kept.codes, kept.scales) = last_input().find(x, recipe);
     // Codes for FP8 products lie otherwise than those for emulated ones.
     if (kept.codes.defined() && !recipe.is_microscaling() &&
-        (kept.codes.scalar_type() != at::kByte) != layer.multiplies_float8(input, input.size(0), weight))
+        (kept.codes.scalar_type() != at::kByte) !=
+            layer.multiplies_float8(input, input.size(0), weight))
       kept.codes = kept.scales = at::Tensor();
     const bool makes_column = keeps_column && !kept.codes.defined();
     if (kept.by_rows) kept.x = input;
 
-    const QuantizedLinear::Call call = recipe.format ? layer.next_call(Operand::kActivation) : QuantizedLinear::Call{};
-    const auto made =
-        operation("dovetail::mx_linear",
-                  {.reads = {input, weight, bias.value_or(at::Tensor()), prologue_weight.value_or(at::Tensor()),
-                             prologue_bias.value_or(at::Tensor())}},
-                  [holder, call, makes_column, by_rows = kept.by_rows](const Operands& of) {
-                    return multiply(*holder, of.reads, call, {.row = true, .kept = makes_column}, by_rows);
-                  });
+    const QuantizedLinear::Call call =
+        recipe.format ? layer.next_call(Operand::kActivation) : QuantizedLinear::Call{};
+    const auto made = operation(
+        "dovetail::mx_linear",
+        {.reads = {input, weight, bias.value_or(at::Tensor()),
+                   prologue_weight.value_or(at::Tensor()), prologue_bias.value_or(at::Tensor())}},
+        [holder, call, makes_column, by_rows = kept.by_rows](const Operands& of) {
+          return multiply(*holder, of.reads, call, {.row = true, .kept = makes_column}, by_rows);
+        });
     if (makes_column) {
       kept.codes = made[1];
       kept.scales = made[2];
       last_input().remember(x, recipe, kept.codes, kept.scales);
     }
     kept.statistics = {made[3], made[4]};
-    if (!kept.by_rows && !kept.codes.defined() && (trains_weight || prologue != nullptr)) kept.x = x;
-    context->save_for_backward({weight, kept.codes, kept.scales, kept.x, kept.statistics.rstd, kept.statistics.mean});
+    if (!kept.by_rows && !kept.codes.defined() && (trains_weight || prologue != nullptr))
+      kept.x = x;
+    context->save_for_backward(
+        {weight, kept.codes, kept.scales, kept.x, kept.statistics.rstd, kept.statistics.mean});
     context->saved_data["holder"] = c10::IValue::make_capsule(holder);
     context->saved_data["by_rows"] = kept.by_rows;
     context->saved_data["column_later"] = kept.column_later;
-    context->saved_data["optional_inputs"] =
-        std::vector<int64_t>{bias.has_value(), prologue_weight.has_value(), prologue_bias.has_value()};
+    context->saved_data["optional_inputs"] = std::vector<int64_t>{
+        bias.has_value(), prologue_weight.has_value(), prologue_bias.has_value()};
     context->saved_data["sizes"] = x.sizes();
     auto sizes = x.sizes().vec();
     sizes.back() = weight.size(0);
@@ -127,8 +143,13 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
                                                  torch::autograd::variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const at::Tensor& weight = saved[0];
-    KeptInput kept = {saved[1], saved[2], saved[3], {saved[4], saved[5]}, context->saved_data["by_rows"].toBool()};
-    const auto holder = c10::static_intrusive_pointer_cast<Holder>(context->saved_data["holder"].toCapsule());
+    KeptInput kept = {saved[1],
+                      saved[2],
+                      saved[3],
+                      {saved[4], saved[5]},
+                      context->saved_data["by_rows"].toBool()};
+    const auto holder =
+        c10::static_intrusive_pointer_cast<Holder>(context->saved_data["holder"].toCapsule());
     const RowOperation* prologue = holder->prologue.get();
     const at::Tensor dy = as_rows(gradients[0]);
     // Inputs that are not there have no number.
@@ -136,15 +157,18 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     std::vector<bool> wants_optional;
     for (const int64_t there : context->saved_data["optional_inputs"].toIntVector())
       wants_optional.push_back(there != 0 && context->needs_input_grad(edge++));
-    const Wanted wanted = {.input = context->needs_input_grad(0) || wants_optional[1] || wants_optional[2],
-                           .weight = context->needs_input_grad(1),
-                           .bias = wants_optional[0]};
+    const Wanted wanted = {
+        .input = context->needs_input_grad(0) || wants_optional[1] || wants_optional[2],
+        .weight = context->needs_input_grad(1),
+        .bias = wants_optional[0]};
 
     if (context->saved_data["column_later"].toBool()) {
-      if (wanted.weight) std::tie(kept.codes, kept.scales) = column_codes(kept.x, holder->layer->recipe_.activation);
+      if (wanted.weight)
+        std::tie(kept.codes, kept.scales) = column_codes(kept.x, holder->layer->recipe_.activation);
       kept.x.reset();
     }
-    at::Tensor x, input;  // the prologue's graph, from x to its result, where that is not made by rows
+    at::Tensor x,
+        input;  // the prologue's graph, from x to its result, where that is not made by rows
     if (kept.x.defined() && !kept.by_rows) {
       const at::AutoGradMode with_grad(prologue != nullptr && wanted.input);
       x = kept.x.detach();
@@ -152,9 +176,13 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
       input = prologue != nullptr ? prologue->apply(x) : x;
     }
     const auto of_prologue = kept.by_rows ? prologue->parameters() : RowOperation::Parameters{};
-    const at::Tensor read = kept.by_rows ? kept.x : input.defined() && wanted.weight ? input.detach() : at::Tensor();
-    const bool quantizes = holder->layer->recipe_.gradient.format && (wanted.input || wanted.weight);
-    const auto call = quantizes ? holder->layer->next_call(Operand::kGradient) : QuantizedLinear::Call{};
+    const at::Tensor read = kept.by_rows                       ? kept.x
+                            : input.defined() && wanted.weight ? input.detach()
+                                                               : at::Tensor();
+    const bool quantizes =
+        holder->layer->recipe_.gradient.format && (wanted.input || wanted.weight);
+    const auto call =
+        quantizes ? holder->layer->next_call(Operand::kGradient) : QuantizedLinear::Call{};
     const std::vector<at::Tensor> of = {dy,
                                         weight,
                                         kept.codes,
@@ -164,13 +192,15 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
                                         kept.statistics.mean,
                                         of_prologue.weight,
                                         of_prologue.bias};
-    const std::vector<at::Tensor> made = gradient_operations(holder, of, call, wanted, kept.by_rows);
+    const std::vector<at::Tensor> made =
+        gradient_operations(holder, of, call, wanted, kept.by_rows);
 
     RowOperation::Gradients before = {.x = made[0], .parameters = {made[3], made[4]}};
     if (before.x.defined() && !kept.by_rows && prologue != nullptr)
       before = gradients_of(*prologue, x, input, before.x.view(input.sizes()));
     if (before.x.defined()) before.x = before.x.view(context->saved_data["sizes"].toIntVector());
-    return {before.x, made[1], made[2], before.parameters.weight, before.parameters.bias, at::Tensor(), at::Tensor()};
+    return {before.x,     made[1],     made[2], before.parameters.weight, before.parameters.bias,
+            at::Tensor(), at::Tensor()};
   }
 
  private:
@@ -185,11 +215,11 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     bool input = false, weight = false, bias = false;
   };
 
-  /// of: x (by rows: in front of the prologue), weight, bias, the prologue's weight and bias. y, the kept codes and
-  /// scales if `request` is for them, and by rows the prologue's statistics.
+  /// of: x (by rows: in front of the prologue), weight, bias, the prologue's weight and bias. y,
+  /// the kept codes and scales if `request` is for them, and by rows the prologue's statistics.
   static std::vector<at::Tensor> multiply(const Holder& holder, const std::vector<at::Tensor>& of,
-                                          const QuantizedLinear::Call& call, const OperandRequest& request,
-                                          bool by_rows) {
+                                          const QuantizedLinear::Call& call,
+                                          const OperandRequest& request, bool by_rows) {
     QuantizedLinear& layer = *holder.layer;
     const at::Tensor &x = of[0], &weight = of[1], &bias = of[2];
     RowOperation::Statistics statistics;
@@ -198,8 +228,8 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
       const auto of_x = layer.float8_codes(Operand::kActivation, x),
                  of_w = layer.float8_codes(Operand::kWeight, weight);
       const LinearRecipe& r = layer.recipe_;
-      const at::Tensor y = float8_product(of_x.row, of_x.row_scales, r.activation.blocks, of_w.row, of_w.row_scales,
-                                          r.weight.blocks, optional(bias));
+      const at::Tensor y = float8_product(of_x.row, of_x.row_scales, r.activation.blocks, of_w.row,
+                                          of_w.row_scales, r.weight.blocks, optional(bias));
       if (!request.kept) return {y, {}, {}, {}, {}};
       return {y, of_x.column, of_x.column_scales, {}, {}};
     }
@@ -212,7 +242,8 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
       input.row = x;
     }
     const int64_t width = input.row.defined() ? input.row.size(-1) : input.row_codes.sizes()[1];
-    user_check(width == weight.size(1), "{}: weight is {}, but the operation before it gives rows of {}", layer.name_,
+    user_check(width == weight.size(1),
+               "{}: weight is {}, but the operation before it gives rows of {}", layer.name_,
                describe(weight), width);
     const OperandCopies of_weight = layer.weight_copies(weight, {.row = true});
     at::Tensor y;
@@ -220,20 +251,25 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
       y = native_product(input.row_codes, of_weight.row_codes, x.scalar_type(),
                          bias.defined() ? bias.to(x.scalar_type()) : bias);
     } else {
-      const at::ScalarType dtype = emulation_dtype(x, layer.recipe_.activation, layer.recipe_.weight);
-      y = product(input.row.to(dtype), of_weight.row.to(dtype),
-                  {.transpose_b = true, .bias = bias.defined() ? bias.to(dtype).contiguous() : bias}, x.scalar_type());
+      const at::ScalarType dtype =
+          emulation_dtype(x, layer.recipe_.activation, layer.recipe_.weight);
+      y = product(
+          input.row.to(dtype), of_weight.row.to(dtype),
+          {.transpose_b = true, .bias = bias.defined() ? bias.to(dtype).contiguous() : bias},
+          x.scalar_type());
     }
     return {y, input.codes, input.scales, statistics.rstd, statistics.mean};
   }
 
-  /// What `differentiate` gives, by one operation; in a recorded step by one for each product, so that a plan need not
-  /// have the operands of both at a time. Then dy is counted where its rows are made.
+  /// What `differentiate` gives, by one operation; in a recorded step by one for each product, so
+  /// that a plan need not have the operands of both at a time. Then dy is counted where its rows
+  /// are made.
   static std::vector<at::Tensor> gradient_operations(const c10::intrusive_ptr<Holder>& holder,
                                                      const std::vector<at::Tensor>& of,
-                                                     const QuantizedLinear::Call& call, const Wanted& wanted,
-                                                     bool by_rows) {
-    const auto one = [&](const char* name, const Wanted& some, const QuantizedLinear::Call& of_call) {
+                                                     const QuantizedLinear::Call& call,
+                                                     const Wanted& wanted, bool by_rows) {
+    const auto one = [&](const char* name, const Wanted& some,
+                         const QuantizedLinear::Call& of_call) {
       Operands operands{.reads = of};
       std::vector<at::Tensor>& reads = operands.reads;
       // FP8 products on a GPU ask for the weight's sizes.
@@ -243,39 +279,45 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
       if (!some.input) reads[5] = reads[6] = at::Tensor();
       if (!some.weight) reads[2] = reads[3] = at::Tensor();
       if (!some.weight && !(some.input && by_rows)) reads[4] = at::Tensor();
-      return operation(name, std::move(operands), [holder, of_call, some, by_rows](const Operands& given) {
-        return differentiate(*holder, given.reads, of_call, some, by_rows);
-      });
+      return operation(name, std::move(operands),
+                       [holder, of_call, some, by_rows](const Operands& given) {
+                         return differentiate(*holder, given.reads, of_call, some, by_rows);
+                       });
     };
     if (!operations_are_recorded() || !wanted.input || !wanted.weight)
       return one("dovetail::mx_linear_gradient", wanted, call);
-    const auto of_weight = one("dovetail::mx_linear_weight_gradient", {.weight = true, .bias = wanted.bias},
-                               {.number = call.number, .recorded = true, .counts = false});
+    const auto of_weight =
+        one("dovetail::mx_linear_weight_gradient", {.weight = true, .bias = wanted.bias},
+            {.number = call.number, .recorded = true, .counts = false});
     auto made = one("dovetail::mx_linear_input_gradient", {.input = true}, call);
     made[1] = of_weight[1];
     made[2] = of_weight[2];
     return made;
   }
 
-  /// of: dy, weight, the kept codes and scales or x (not by rows: the prologue's result), the prologue's statistics,
-  /// its weight and bias. The gradients of x, weight, bias, and by rows of the prologue's parameters; without rows x's
-  /// is that of the prologue's result.
-  static std::vector<at::Tensor> differentiate(const Holder& holder, const std::vector<at::Tensor>& of,
-                                               const QuantizedLinear::Call& call, const Wanted& wanted, bool by_rows) {
+  /// of: dy, weight, the kept codes and scales or x (not by rows: the prologue's result), the
+  /// prologue's statistics, its weight and bias. The gradients of x, weight, bias, and by rows of
+  /// the prologue's parameters; without rows x's is that of the prologue's result.
+  static std::vector<at::Tensor> differentiate(const Holder& holder,
+                                               const std::vector<at::Tensor>& of,
+                                               const QuantizedLinear::Call& call,
+                                               const Wanted& wanted, bool by_rows) {
     QuantizedLinear& layer = *holder.layer;
     const at::Tensor &dy = of[0], &weight = of[1];
     const at::ScalarType made = dy.scalar_type();
     const auto prologue = by_rows ? holder.prologue->with({of[7], of[8]}) : nullptr;
     // Each operand goes when its product is done: they are as large as activations.
     at::Tensor dinput, dweight, dbias;
-    if (!by_rows && (wanted.input || wanted.weight) && layer.multiplies_float8(dy, dy.size(0), weight)) {
+    if (!by_rows && (wanted.input || wanted.weight) &&
+        layer.multiplies_float8(dy, dy.size(0), weight)) {
       const LinearRecipe& r = layer.recipe_;
       const auto codes = layer.float8_codes(Operand::kGradient, dy);
       if (wanted.weight) {
-        QuantizedLinear::Codes of_x{.row = {}, .column = of[2], .row_scales = {}, .column_scales = of[3]};
+        QuantizedLinear::Codes of_x{
+            .row = {}, .column = of[2], .row_scales = {}, .column_scales = of[3]};
         if (!of_x.column.defined()) of_x = layer.float8_codes(Operand::kActivation, as_rows(of[4]));
-        dweight = float8_product(codes.column, codes.column_scales, r.gradient.blocks, of_x.column, of_x.column_scales,
-                                 r.activation.blocks);
+        dweight = float8_product(codes.column, codes.column_scales, r.gradient.blocks, of_x.column,
+                                 of_x.column_scales, r.activation.blocks);
       }
       if (wanted.input) {
         const auto of_weight = layer.float8_codes(Operand::kWeight, weight);
@@ -285,21 +327,27 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
       if (wanted.bias) dbias = gemm(at::ones({1, dy.size(0)}, dy.options()), dy).squeeze(0);
       return {dinput, dweight, dbias, {}, {}};
     }
-    OperandCopies of_dy = gradient_copies(layer, dy, {.row = wanted.input, .column = wanted.weight}, call);
+    OperandCopies of_dy =
+        gradient_copies(layer, dy, {.row = wanted.input, .column = wanted.weight}, call);
     if (wanted.weight) {
-      const at::ScalarType dtype = emulation_dtype(dy, layer.recipe_.gradient, layer.recipe_.activation);
-      const OperandCopies of_x = input_columns(layer, prologue.get(), {of[2], of[3], of[4], {}, by_rows}, dtype);
-      dweight = layer.gemm_ == Gemm::kNative
-                    ? native_product(of_dy.column_codes, of_x.column_codes, made)
-                    : product(of_dy.column.to(dtype), of_x.column.to(dtype), {.transpose_a = true}, made);
+      const at::ScalarType dtype =
+          emulation_dtype(dy, layer.recipe_.gradient, layer.recipe_.activation);
+      const OperandCopies of_x =
+          input_columns(layer, prologue.get(), {of[2], of[3], of[4], {}, by_rows}, dtype);
+      dweight =
+          layer.gemm_ == Gemm::kNative
+              ? native_product(of_dy.column_codes, of_x.column_codes, made)
+              : product(of_dy.column.to(dtype), of_x.column.to(dtype), {.transpose_a = true}, made);
     }
     of_dy.column.reset();
     of_dy.column_codes = {};
     if (wanted.input) {
-      const at::ScalarType dtype = emulation_dtype(dy, layer.recipe_.gradient, layer.recipe_.weight);
+      const at::ScalarType dtype =
+          emulation_dtype(dy, layer.recipe_.gradient, layer.recipe_.weight);
       const OperandCopies of_weight = layer.weight_copies(weight, {.column = true});
-      dinput = layer.gemm_ == Gemm::kNative ? native_product(of_dy.row_codes, of_weight.column_codes, made)
-                                            : product(of_dy.row.to(dtype), of_weight.column.to(dtype), {}, made);
+      dinput = layer.gemm_ == Gemm::kNative
+                   ? native_product(of_dy.row_codes, of_weight.column_codes, made)
+                   : product(of_dy.row.to(dtype), of_weight.column.to(dtype), {}, made);
     }
     of_dy = {};
     if (wanted.bias) dbias = column_sums(dy);
@@ -308,8 +356,8 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     return {before.x, dweight, dbias, before.parameters.weight, before.parameters.bias};
   }
 
-  static OperandCopies gradient_copies(QuantizedLinear& layer, const at::Tensor& dy, OperandRequest request,
-                                       const QuantizedLinear::Call& call) {
+  static OperandCopies gradient_copies(QuantizedLinear& layer, const at::Tensor& dy,
+                                       OperandRequest request, const QuantizedLinear::Call& call) {
     OperandCopies copies;
     if (layer.recipe_.gradient.format && (request.row || request.column)) {
       request.seed = mix_seed(layer.seed_, call.number);
@@ -319,9 +367,10 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     return copies;
   }
 
-  /// The column copy that the weight's gradient reads; kept.x is the prologue's result where that is not made by rows.
-  static OperandCopies input_columns(QuantizedLinear& layer, const RowOperation* prologue, const KeptInput& kept,
-                                     at::ScalarType dtype) {
+  /// The column copy that the weight's gradient reads; kept.x is the prologue's result where that
+  /// is not made by rows.
+  static OperandCopies input_columns(QuantizedLinear& layer, const RowOperation* prologue,
+                                     const KeptInput& kept, at::ScalarType dtype) {
     const OperandRecipe& recipe = layer.recipe_.activation;
     OperandCopies copies;
     if (kept.codes.defined() && layer.gemm_ == Gemm::kNative) {
@@ -350,13 +399,16 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     const auto found = torch::autograd::grad({input}, leaves, {dinput});
     RowOperation::Gradients result = {.x = found[0], .parameters = {}};
     size_t next = 1;
-    if (parameters.weight.defined() && parameters.weight.requires_grad()) result.parameters.weight = found[next++];
-    if (parameters.bias.defined() && parameters.bias.requires_grad()) result.parameters.bias = found[next];
+    if (parameters.weight.defined() && parameters.weight.requires_grad())
+      result.parameters.weight = found[next++];
+    if (parameters.bias.defined() && parameters.bias.requires_grad())
+      result.parameters.bias = found[next];
     return result;
   }
 };
 
-QuantizedLinear::QuantizedLinear(const LinearRecipe& recipe, std::string name, Gemm gemm, bool input_stays)
+QuantizedLinear::QuantizedLinear(const LinearRecipe& recipe, std::string name, Gemm gemm,
+                                 bool input_stays)
     : recipe_(recipe), name_(std::move(name)), gemm_(gemm), input_stays_(input_stays) {
   for (const Operand operand : kOperands) {
     const OperandRecipe& how = recipe_.of(operand);
@@ -376,12 +428,14 @@ void QuantizedLinear::begin_step(uint64_t seed, bool count) {
 LinearStatistics QuantizedLinear::statistics() const {
   LinearStatistics sums = statistics_;
   for (const Operand operand : kOperands)
-    for (const Statistics& of_call : recorded_[static_cast<size_t>(operand)]) sums.of(operand).add(of_call);
+    for (const Statistics& of_call : recorded_[static_cast<size_t>(operand)])
+      sums.of(operand).add(of_call);
   for (const Operand operand : kOperands) {
     const at::Tensor& seen = seen_[static_cast<size_t>(operand)];
     if (!seen.defined()) continue;
     Statistics& of_operand = sums.of(operand);
-    of_operand.amax_bits = std::max(of_operand.amax_bits, static_cast<uint32_t>(seen.item<int32_t>()));
+    of_operand.amax_bits =
+        std::max(of_operand.amax_bits, static_cast<uint32_t>(seen.item<int32_t>()));
   }
   return sums;
 }
@@ -403,7 +457,8 @@ void QuantizedLinear::remember_amax(Operand operand, float amax) {
 }
 
 template <class X>
-OperandCopies QuantizedLinear::quantized(Operand operand, const X& x, OperandRequest request, const Call& call) {
+OperandCopies QuantizedLinear::quantized(Operand operand, const X& x, OperandRequest request,
+                                         const Call& call) {
   const OperandRecipe& how = recipe_.of(operand);
   request.amax = amax_for(operand);
   request.count = count_ && call.counts;
@@ -427,8 +482,10 @@ OperandCopies QuantizedLinear::quantized(Operand operand, const X& x, OperandReq
   return copies;
 }
 
-bool QuantizedLinear::multiplies_float8(const at::Tensor& x, int64_t rows, const at::Tensor& weight) const {
-  if (!x.is_cuda() || x.scalar_type() != at::kBFloat16 || rows == 0 || weight.numel() == 0) return false;
+bool QuantizedLinear::multiplies_float8(const at::Tensor& x, int64_t rows,
+                                        const at::Tensor& weight) const {
+  if (!x.is_cuda() || x.scalar_type() != at::kBFloat16 || rows == 0 || weight.numel() == 0)
+    return false;
   bool blocks = false, tensors = false;
   for (const Operand operand : kOperands) {
     const OperandRecipe& how = recipe_.of(operand);
@@ -436,10 +493,12 @@ bool QuantizedLinear::multiplies_float8(const at::Tensor& x, int64_t rows, const
     (how.blocks == Blocks::kTensor ? tensors : blocks) = true;
   }
   if (blocks == tensors || recipe_.activation.format == Format::kE5M2 ||
-      (recipe_.weight.format == Format::kE5M2 && recipe_.gradient.format == Format::kE5M2) || cuda_kernels() == nullptr)
+      (recipe_.weight.format == Format::kE5M2 && recipe_.gradient.format == Format::kE5M2) ||
+      cuda_kernels() == nullptr)
     return false;
   const int64_t multiple = blocks ? kFloat8Block : 16;
-  if (rows % multiple != 0 || weight.size(0) % multiple != 0 || weight.size(1) % multiple != 0) return false;
+  if (rows % multiple != 0 || weight.size(0) % multiple != 0 || weight.size(1) % multiple != 0)
+    return false;
   const NativeDevice device = native_device(x.device());
   const int capability = 10 * device.major + device.minor;
   return blocks ? capability == 90 : capability >= 89;
@@ -448,10 +507,12 @@ bool QuantizedLinear::multiplies_float8(const at::Tensor& x, int64_t rows, const
 QuantizedLinear::Codes QuantizedLinear::float8_codes(Operand operand, const at::Tensor& x_in) {
   const OperandRecipe& how = recipe_.of(operand);
   const auto address = reinterpret_cast<uintptr_t>(x_in.const_data_ptr());
-  const at::Tensor x =
-      x_in.is_contiguous() && address % 16 == 0 ? x_in.detach() : x_in.detach().clone(at::MemoryFormat::Contiguous);
+  const at::Tensor x = x_in.is_contiguous() && address % 16 == 0
+                           ? x_in.detach()
+                           : x_in.detach().clone(at::MemoryFormat::Contiguous);
   const int64_t rows = x.size(0), cols = x.size(1);
-  const auto codes = x.options().dtype(float8_type(*how.format)), numbers = x.options().dtype(at::kFloat);
+  const auto codes = x.options().dtype(float8_type(*how.format)),
+             numbers = x.options().dtype(at::kFloat);
   Codes made = {.row = at::empty({rows, cols}, codes),
                 .column = at::empty({cols, rows}, codes),
                 .row_scales = {},
@@ -501,25 +562,29 @@ float QuantizedLinear::amax_for(Operand operand) const {
   if (!history.defined()) return 0;
   const auto* known = history.const_data_ptr<float>();
   const float most = *std::max_element(known, known + history.numel());
-  return most > 0 ? most : largest_number(*recipe_.of(operand).format);  // nothing is known: the scale 1
+  return most > 0 ? most
+                  : largest_number(*recipe_.of(operand).format);  // nothing is known: the scale 1
 }
 
 template <class X>
 OperandCopies QuantizedLinear::activation_again(const X& x) {
-  return quantize_operand(
-      x, recipe_.activation,
-      {.column = true, .as_codes = gemm_ == Gemm::kNative, .amax = amax_for(Operand::kActivation), .count = false});
+  return quantize_operand(x, recipe_.activation,
+                          {.column = true,
+                           .as_codes = gemm_ == Gemm::kNative,
+                           .amax = amax_for(Operand::kActivation),
+                           .count = false});
 }
 
-OperandCopies QuantizedLinear::weight_copies(const at::Tensor& weight, const OperandRequest& request) {
+OperandCopies QuantizedLinear::weight_copies(const at::Tensor& weight,
+                                             const OperandRequest& request) {
   if (recipe_.weight.format) return quantized(Operand::kWeight, weight, request, {});
   OperandCopies copies;
   copies.row = copies.column = weight;
   return copies;
 }
 
-at::Tensor QuantizedLinear::forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                                    const Prologue& prologue) {
+at::Tensor QuantizedLinear::forward(const at::Tensor& x, const at::Tensor& weight,
+                                    const at::Tensor& bias, const Prologue& prologue) {
   const auto check = [&](bool fine, const char* what, const at::Tensor& tensor) {
     user_check(fine, "{}: {}; it is {}", name_, what, describe(tensor));
   };
@@ -530,16 +595,21 @@ at::Tensor QuantizedLinear::forward(const at::Tensor& x, const at::Tensor& weigh
   check(weight.scalar_type() == x.scalar_type() && weight.device() == x.device(),
         "weight must have x's dtype and device", weight);
   check(x.is_cpu() || x.is_cuda() || x.is_meta(), "x must be on the CPU or a GPU", x);
-  check(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0)), "bias must be (out)", bias);
-  check(prologue != nullptr || x.size(-1) == weight.size(1), "the last size of x must be weight's second", x);
+  check(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0)),
+        "bias must be (out)", bias);
+  check(prologue != nullptr || x.size(-1) == weight.size(1),
+        "the last size of x must be weight's second", x);
   if (gemm_ == Gemm::kNative) {
     std::string obstacle = native_obstacle(recipe_, weight.size(1), weight.size(0));
     if (obstacle.empty() && !x.is_meta()) obstacle = native_obstacle(native_device(x.device()));
-    if (!obstacle.empty()) throw UserError(fmt::format("{}: {}", name_, obstacle), "use emulated products");
+    if (!obstacle.empty())
+      throw UserError(fmt::format("{}: {}", name_, obstacle), "use emulated products");
   }
   if (x.is_meta()) return at::linear(prologue != nullptr ? prologue->apply(x) : x, weight, bias);
-  const RowOperation::Parameters beside = prologue != nullptr ? prologue->parameters() : RowOperation::Parameters{};
-  return QuantizedLinearFunction::apply(x, weight, optional(bias), optional(beside.weight), optional(beside.bias),
+  const RowOperation::Parameters beside =
+      prologue != nullptr ? prologue->parameters() : RowOperation::Parameters{};
+  return QuantizedLinearFunction::apply(x, weight, optional(bias), optional(beside.weight),
+                                        optional(beside.bias),
                                         c10::make_intrusive<Holder>(shared_from_this(), prologue),
                                         at::GradMode::is_enabled() && weight.requires_grad());
 }

@@ -1,5 +1,6 @@
 // Philox in vectors, and one vector of elements rounded with its words.
-// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through foreach_target.
+// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
+// foreach_target.
 #if defined(DOVETAIL_MX_RANDOM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DOVETAIL_MX_RANDOM_INL_H_
 #undef DOVETAIL_MX_RANDOM_INL_H_
@@ -23,29 +24,39 @@ using WideVector = hn::Vec<WideTag>;
 constexpr int64_t kPhiloxCalls = kLanes / 2;
 constexpr int kPhiloxRounds = 10;
 
-/// Words of Philox4x32-10 (Salmon et al., SC 2011; `philox_words` of base/philox.h) for `calls` counters from `counter`
-/// on, four a counter, in order; and words of further ones up to a whole vector of calls.
-inline void fill_philox(uint64_t key, uint64_t counter, uint64_t counter_high, int64_t calls, uint32_t* to) {
-  constexpr uint32_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57, kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;
+/// Words of Philox4x32-10 (Salmon et al., SC 2011; `philox_words` of base/philox.h) for `calls`
+/// counters from `counter` on, four a counter, in order; and words of further ones up to a whole
+/// vector of calls.
+inline void fill_philox(uint64_t key, uint64_t counter, uint64_t counter_high, int64_t calls,
+                        uint32_t* to) {
+  constexpr uint32_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57, kWeyl0 = 0x9E3779B9,
+                     kWeyl1 = 0xBB67AE85;
   const WideTag d;
-  // Words 0 and 2 lie in the high halves of the lanes, 1 and 3 in the low ones: as a product leaves them.
+  // Words 0 and 2 lie in the high halves of the lanes, 1 and 3 in the low ones: as a product leaves
+  // them.
   WideVector key0[kPhiloxRounds], key1[kPhiloxRounds];
   for (int round = 0; round < kPhiloxRounds; ++round) {
     const auto rounds = static_cast<uint32_t>(round);
-    key0[round] = hn::Set(d, static_cast<uint64_t>(static_cast<uint32_t>(key) + rounds * kWeyl0) << 32);
-    key1[round] = hn::Set(d, static_cast<uint64_t>(static_cast<uint32_t>(key >> 32) + rounds * kWeyl1) << 32);
+    key0[round] =
+        hn::Set(d, static_cast<uint64_t>(static_cast<uint32_t>(key) + rounds * kWeyl0) << 32);
+    key1[round] =
+        hn::Set(d, static_cast<uint64_t>(static_cast<uint32_t>(key >> 32) + rounds * kWeyl1) << 32);
   }
   // Interleaving at the end puts even lanes, then odd ones, into order.
   HWY_ALIGN uint64_t offsets[kPhiloxCalls];
-  for (int64_t i = 0; i < kPhiloxCalls; ++i) offsets[i] = static_cast<uint64_t>(i / 2 + i % 2 * (kPhiloxCalls / 2));
+  for (int64_t i = 0; i < kPhiloxCalls; ++i)
+    offsets[i] = static_cast<uint64_t>(i / 2 + i % 2 * (kPhiloxCalls / 2));
   const WideVector offset = hn::Load(d, offsets), high = hn::Set(d, counter_high);
   const BitsVector multiplier0 = splat(kMultiplier0), multiplier1 = splat(kMultiplier1);
-  const auto swap = [](WideVector v) { return hn::BitCast(WideTag(), hn::Shuffle2301(hn::BitCast(BitsTag(), v))); };
+  const auto swap = [](WideVector v) {
+    return hn::BitCast(WideTag(), hn::Shuffle2301(hn::BitCast(BitsTag(), v)));
+  };
   const auto times = [](WideVector v, BitsVector multiplier) {
     return hn::MulEven(hn::BitCast(BitsTag(), hn::ShiftRight<32>(v)), multiplier);
   };
   for (int64_t call = 0; call < calls; call += kPhiloxCalls, to += 2 * kLanes) {
-    WideVector x01 = swap(hn::Add(hn::Set(d, counter + static_cast<uint64_t>(call)), offset)), x23 = swap(high);
+    WideVector x01 = swap(hn::Add(hn::Set(d, counter + static_cast<uint64_t>(call)), offset)),
+               x23 = swap(high);
 #pragma GCC unroll 10
     for (int round = 0; round < kPhiloxRounds; ++round) {
       const WideVector product0 = times(x01, multiplier0), product1 = times(x23, multiplier1);
@@ -59,25 +70,30 @@ inline void fill_philox(uint64_t key, uint64_t counter, uint64_t counter_high, i
   }
 }
 
-/// `encode` where each element is rounded up with the probability of what is cut off: the codec's `shift_at_random`.
-/// `random` has a word for each element; `underflows` counts, lane by lane, the elements that become zero.
+/// `encode` where each element is rounded up with the probability of what is cut off: the codec's
+/// `shift_at_random`. `random` has a word for each element; `underflows` counts, lane by lane, the
+/// elements that become zero.
 ///
-/// t in units of the format's last place is a fixed-point number with 32 bits of fraction; what lies behind them is cut
-/// off. A carry out of fraction + random is the rounding.
+/// t in units of the format's last place is a fixed-point number with 32 bits of fraction; what
+/// lies behind them is cut off. A carry out of fraction + random is the rounding.
 template <class Out, bool kTwosComplement>
-HWY_INLINE BitsVector encode_at_random(const Constants& c, BitsVector x, BitsVector random, FloatVector inverse,
-                                       FloatVector scale, Energies& energies, BitsVector& underflows) {
+HWY_INLINE BitsVector encode_at_random(const Constants& c, BitsVector x, BitsVector random,
+                                       FloatVector inverse, FloatVector scale, Energies& energies,
+                                       BitsVector& underflows) {
   const BitsTag d;
   const hn::RebindToSigned<BitsTag> di;
   const BitsVector magnitude = hn::And(x, c.magnitude);
   const FloatVector scaled = hn::Mul(as_float(magnitude), inverse);
-  const BitsVector t = hn::Min(as_bits(scaled), c.max_bits), place = hn::And(hn::Max(t, c.min_normal), c.exponent);
-  // With its leading one at bit 30, the significand has to go right by this much, or left, to be the fraction; 32 bits
-  // further to the right it is the whole part. Every shift by 31 gives zero.
-  const BitsVector significand =
-      hn::Or(hn::And(hn::ShiftLeft<7>(t), splat(bits::kFraction << 7)), splat(1u << (bits::kFractionBits + 7)));
-  const BitsVector cut = hn::ShiftRight<bits::kFractionBits>(hn::Sub(place, hn::And(t, c.exponent)));
-  const auto right = hn::BitCast(di, hn::Sub(hn::Add(cut, c.shift), splat(bits::kFractionBits + 2)));
+  const BitsVector t = hn::Min(as_bits(scaled), c.max_bits),
+                   place = hn::And(hn::Max(t, c.min_normal), c.exponent);
+  // With its leading one at bit 30, the significand has to go right by this much, or left, to be
+  // the fraction; 32 bits further to the right it is the whole part. Every shift by 31 gives zero.
+  const BitsVector significand = hn::Or(hn::And(hn::ShiftLeft<7>(t), splat(bits::kFraction << 7)),
+                                        splat(1u << (bits::kFractionBits + 7)));
+  const BitsVector cut =
+      hn::ShiftRight<bits::kFractionBits>(hn::Sub(place, hn::And(t, c.exponent)));
+  const auto right =
+      hn::BitCast(di, hn::Sub(hn::Add(cut, c.shift), splat(bits::kFractionBits + 2)));
   const auto zero = hn::Zero(di), most = hn::Set(di, 31);
   const BitsVector left_shift = hn::BitCast(d, hn::Max(hn::Neg(right), zero));
   const BitsVector right_shift = hn::BitCast(d, hn::Min(hn::Max(right, zero), most));
@@ -86,9 +102,10 @@ HWY_INLINE BitsVector encode_at_random(const Constants& c, BitsVector x, BitsVec
   const auto carry = hn::Lt(hn::Add(fraction, random), random);
   const BitsVector kept = hn::Sub(hn::Shr(significand, whole_shift), hn::VecFromMask(d, carry));
 
-  const BitsVector unit =
-      hn::Sub(place, hn::ShiftLeft<bits::kFractionBits>(hn::Sub(splat(bits::kFractionBits), c.shift)));
-  const FloatVector rounded = hn::Mul(hn::ConvertTo(FloatTag(), hn::BitCast(di, kept)), as_float(unit));
+  const BitsVector unit = hn::Sub(
+      place, hn::ShiftLeft<bits::kFractionBits>(hn::Sub(splat(bits::kFractionBits), c.shift)));
+  const FloatVector rounded =
+      hn::Mul(hn::ConvertTo(FloatTag(), hn::BitCast(di, kept)), as_float(unit));
   accumulate(scaled, rounded, energies);
   const auto vanished = hn::And(hn::Eq(kept, splat(0)), hn::Ne(magnitude, splat(0)));
   underflows = hn::Sub(underflows, hn::VecFromMask(d, vanished));

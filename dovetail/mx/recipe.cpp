@@ -12,7 +12,8 @@ namespace dovetail::mx {
 
 namespace {
 
-// The same words as [[precision.recipes]] in a run's config. What is left out is E4M3, 1x32, round_up, nearest_even.
+// The same words as [[precision.recipes]] in a run's config. What is left out is E4M3, 1x32,
+// round_up, nearest_even.
 constexpr std::string_view kBuiltIn = R"toml(
 [[recipe]]
 name = "bf16"
@@ -115,16 +116,18 @@ gradient = { blocks = "1x128", scale_mode = "float32" }
 constexpr std::string_view kNone = "none", kFloat32 = "float32";
 constexpr std::array<std::string_view, 5> kBlocks = {"1x32", "32x32", "1x128", "128x128", "tensor"};
 
-OperandRecipe make_operand(const RecipeSection& recipe, const RecipeSection::OperandSection& section, Operand operand) {
+OperandRecipe make_operand(const RecipeSection& recipe,
+                           const RecipeSection::OperandSection& section, Operand operand) {
   const auto check = [&](bool fine, std::string_view problem, const char* help) {
     if (!fine)
-      throw UserError(fmt::format("precision recipe \"{}\": {} {}", recipe.name, name(operand), problem), help);
+      throw UserError(
+          fmt::format("precision recipe \"{}\": {} {}", recipe.name, name(operand), problem), help);
   };
   const RecipeSection::OperandSection unset;
   OperandRecipe result;
   if (section.format == kNone) {
-    check(section.rounding == unset.rounding && section.blocks == unset.blocks && section.history == unset.history &&
-              section.scale_mode == unset.scale_mode,
+    check(section.rounding == unset.rounding && section.blocks == unset.blocks &&
+              section.history == unset.history && section.scale_mode == unset.scale_mode,
           "has options of quantization, but format = \"none\"", "leave them out, or name a format");
     return result;
   }
@@ -138,23 +141,29 @@ OperandRecipe make_operand(const RecipeSection& recipe, const RecipeSection::Ope
   result.history = section.history;
   result.rounding = parse_rounding(section.rounding);
   const bool square = result.blocks == Blocks::k32x32 || result.blocks == Blocks::k128x128;
-  check(!square || operand == Operand::kWeight, fmt::format("cannot have blocks of {}", section.blocks),
+  check(!square || operand == Operand::kWeight,
+        fmt::format("cannot have blocks of {}", section.blocks),
         "only weights are small enough in one place for it; use blocks along the reduction");
   if (result.is_microscaling()) {
     check(!result.float32_scales, "cannot have float32 scales in blocks of 32",
-          "microscaling formats have powers of two; use blocks = \"1x128\", \"128x128\" or \"tensor\"");
+          "microscaling formats have powers of two; use blocks = \"1x128\", \"128x128\" or "
+          "\"tensor\"");
   } else {
     check(result.format == Format::kE4M3 || result.format == Format::kE5M2,
-          fmt::format("cannot be {} in blocks of {}", section.format, section.blocks), "use e4m3 or e5m2");
+          fmt::format("cannot be {} in blocks of {}", section.format, section.blocks),
+          "use e4m3 or e5m2");
     check(result.float32_scales || result.scale_mode == ScaleMode::kRoundUp,
-          fmt::format("cannot have scale_mode = \"{}\" in blocks of {}", section.scale_mode, section.blocks),
+          fmt::format("cannot have scale_mode = \"{}\" in blocks of {}", section.scale_mode,
+                      section.blocks),
           "use float32 or round_up");
   }
-  check(result.history == 0 || result.blocks == Blocks::kTensor, "cannot have delayed scaling in blocks",
-        "history goes with blocks = \"tensor\"");
-  check(result.rounding == Rounding::kNearestEven || (operand == Operand::kGradient && result.is_microscaling()),
+  check(result.history == 0 || result.blocks == Blocks::kTensor,
+        "cannot have delayed scaling in blocks", "history goes with blocks = \"tensor\"");
+  check(result.rounding == Rounding::kNearestEven ||
+            (operand == Operand::kGradient && result.is_microscaling()),
         "cannot be rounded stochastically",
-        "forward and backward must see the same numbers; only gradients in microscaling blocks may be rounded so");
+        "forward and backward must see the same numbers; only gradients in microscaling blocks may "
+        "be rounded so");
   return result;
 }
 
@@ -168,23 +177,32 @@ std::string_view name(Operand operand) {
 }
 
 OperandRecipe& LinearRecipe::of(Operand operand) {
-  return operand == Operand::kWeight ? weight : operand == Operand::kActivation ? activation : gradient;
+  return operand == Operand::kWeight       ? weight
+         : operand == Operand::kActivation ? activation
+                                           : gradient;
 }
-const OperandRecipe& LinearRecipe::of(Operand operand) const { return const_cast<LinearRecipe*>(this)->of(operand); }
+const OperandRecipe& LinearRecipe::of(Operand operand) const {
+  return const_cast<LinearRecipe*>(this)->of(operand);
+}
 
 void RecipeSection::OperandSection::describe(Section& s) {
-  s.value("format", format, "Format of the elements; none: high precision, as in the rest of the model")
+  s.value("format", format,
+          "Format of the elements; none: high precision, as in the rest of the model")
       .choices({"none", "e4m3", "e5m2", "e3m2", "e2m3", "e2m1", "mxint8"});
   s.value("blocks", blocks,
-          "Elements that share a scale. Microscaling: 1x32 along the reduction, or 32x32 of a weight. FP8: 1x128 along "
+          "Elements that share a scale. Microscaling: 1x32 along the reduction, or 32x32 of a "
+          "weight. FP8: 1x128 along "
           "the reduction, 128x128 of a weight, or the whole tensor")
       .choices(std::vector<std::string>(kBlocks.begin(), kBlocks.end()));
   s.value("scale_mode", scale_mode,
-          "Rule for a scale by the block's largest magnitude. Powers of two: round_up (arXiv 2506.08027), floor (OCP "
-          "v1.0), ceil and even (as in torchao). float32: a scale that fills the format's range, only for FP8")
+          "Rule for a scale by the block's largest magnitude. Powers of two: round_up (arXiv "
+          "2506.08027), floor (OCP "
+          "v1.0), ceil and even (as in torchao). float32: a scale that fills the format's range, "
+          "only for FP8")
       .choices({"round_up", "floor", "ceil", "even", std::string(kFloat32)});
   s.value("history", history,
-          "Delayed scaling of whole tensors: number of earlier steps whose largest magnitude sets the scale; 0: the "
+          "Delayed scaling of whole tensors: number of earlier steps whose largest magnitude sets "
+          "the scale; 0: the "
           "tensor's own magnitude")
       .unit("steps")
       .range(0, 65536);
@@ -195,7 +213,8 @@ void RecipeSection::OperandSection::describe(Section& s) {
 void RecipeSection::describe(Section& s) {
   s.value("name", name, "Name for precision.recipe and precision.override").required();
   s.value("help", help, "Purpose of the recipe");
-  s.value("high_precision_ends", high_precision_ends, "Blocks at each end of the model that are not quantized")
+  s.value("high_precision_ends", high_precision_ends,
+          "Blocks at each end of the model that are not quantized")
       .range(0, 1e6);
   s.section("weight", weight, "Weights of Linears");
   s.section("activation", activation, "Inputs of Linears");
@@ -214,7 +233,8 @@ Recipe make_recipe(const RecipeSection& section) {
 const std::vector<Recipe>& built_in_recipes() {
   static const std::vector<Recipe> recipes = [] {
     std::vector<RecipeSection> sections;
-    parse_config([&](Section& s) { s.list("recipe", sections, "Recipes"); }, kBuiltIn, "recipe.cpp");
+    parse_config([&](Section& s) { s.list("recipe", sections, "Recipes"); }, kBuiltIn,
+                 "recipe.cpp");
     std::vector<Recipe> made;
     made.reserve(sections.size());
     for (const RecipeSection& section : sections) made.push_back(make_recipe(section));
@@ -229,7 +249,8 @@ const Recipe& find_recipe(const std::vector<Recipe>& recipes, std::string_view n
     if (recipe.name == name) return recipe;
     names.push_back(recipe.name);
   }
-  throw UserError(fmt::format("no precision recipe is named \"{}\"; there are {}", name, fmt::join(names, ", ")),
+  throw UserError(fmt::format("no precision recipe is named \"{}\"; there are {}", name,
+                              fmt::join(names, ", ")),
                   fmt::format("use one of {}", fmt::join(names, ", ")));
 }
 

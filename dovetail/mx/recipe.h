@@ -13,9 +13,9 @@
 /// How the three tensors of a Linear are quantized in training, as data.
 namespace dovetail::mx {
 
-/// Elements that share a scale. 1x32: microscaling, along each product's reduction; 32x32 for weights only, one copy
-/// for both products. The others are FP8 (float8.h): 1x128 along the reduction, 128x128 for weights only, one scale for
-/// the whole tensor.
+/// Elements that share a scale. 1x32: microscaling, along each product's reduction; 32x32 for
+/// weights only, one copy for both products. The others are FP8 (float8.h): 1x128 along the
+/// reduction, 128x128 for weights only, one scale for the whole tensor.
 enum class Blocks { k1x32, k32x32, k1x128, k128x128, kTensor };
 /// "1x32", "32x32", "1x128", "128x128", "tensor".
 std::string_view name(Blocks blocks);
@@ -26,7 +26,8 @@ struct OperandRecipe {
   Blocks blocks = Blocks::k1x32;
   ScaleMode scale_mode = ScaleMode::kRoundUp;  ///< of scales that are powers of two
   bool float32_scales = false;                 ///< FP8 only: no powers of two
-  int64_t history = 0;  ///< whole tensors only: > 0: delayed scaling, by the largest magnitude of so many earlier steps
+  int64_t history = 0;  ///< whole tensors only: > 0: delayed scaling, by the largest magnitude of
+                        ///< so many earlier steps
   Rounding rounding = Rounding::kNearestEven;  ///< microscaled gradients only may be stochastic
 
   bool is_microscaling() const { return blocks == Blocks::k1x32 || blocks == Blocks::k32x32; }
@@ -34,7 +35,8 @@ struct OperandRecipe {
 };
 
 enum class Operand { kWeight, kActivation, kGradient };
-constexpr std::array<Operand, 3> kOperands = {Operand::kWeight, Operand::kActivation, Operand::kGradient};
+constexpr std::array<Operand, 3> kOperands = {Operand::kWeight, Operand::kActivation,
+                                              Operand::kGradient};
 /// "weight", "activation", "gradient".
 std::string_view name(Operand operand);
 
@@ -70,8 +72,9 @@ struct RecipeSection {
   void describe(Section& s);
 };
 
-/// Throws UserError naming recipe and operand for what cannot be: stochastic rounding of what forward and backward both
-/// read, square blocks of anything but a weight, a float32 scale for blocks of 32, delayed scaling of blocks.
+/// Throws UserError naming recipe and operand for what cannot be: stochastic rounding of what
+/// forward and backward both read, square blocks of anything but a weight, a float32 scale for
+/// blocks of 32, delayed scaling of blocks.
 Recipe make_recipe(const RecipeSection& section);
 
 /// bf16 and the quantizing recipes that come with Dovetail.

@@ -1,5 +1,6 @@
 // The scales of a group of blocks, and the counts that follow from them.
-// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through foreach_target.
+// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
+// foreach_target.
 #if defined(DOVETAIL_MX_SCALES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DOVETAIL_MX_SCALES_INL_H_
 #undef DOVETAIL_MX_SCALES_INL_H_
@@ -22,12 +23,14 @@ namespace HWY_NAMESPACE {
 
 constexpr int64_t kChunk = kPieceColumns;
 constexpr int64_t kChunkBlocks = kChunk / kBlock;
-constexpr int64_t kGroup = 4 * kBlock;               // whole groups of a row go through without copies
-constexpr uint32_t kSmallestNormalAmax = 47u << 23;  // 2^-80: below it half of the last place may be subnormal
-constexpr uint32_t kSmallestRandomAmax = 67u << 23;  // 2^-60: below it 2^-32 of the last place may be
+constexpr int64_t kGroup = 4 * kBlock;  // whole groups of a row go through without copies
+constexpr uint32_t kSmallestNormalAmax =
+    47u << 23;  // 2^-80: below it half of the last place may be subnormal
+constexpr uint32_t kSmallestRandomAmax = 67u
+                                         << 23;  // 2^-60: below it 2^-32 of the last place may be
 
-/// What the blocks of one group need: for each the scale byte, 2^-X, and 4^(X - largest X), which adds up energies; and
-/// X as the exponent of a bfloat16, modulo 2^16, twice.
+/// What the blocks of one group need: for each the scale byte, 2^-X, and 4^(X - largest X), which
+/// adds up energies; and X as the exponent of a bfloat16, modulo 2^16, twice.
 struct Scales {
   HWY_ALIGN uint32_t amax[kChunkBlocks];  ///< bits of the input type, then of float32
   HWY_ALIGN uint32_t byte[kChunkBlocks];
@@ -39,15 +42,16 @@ struct Scales {
 };
 static_assert(kPacked <= kChunkBlocks, "a tile of columns is a group too");
 
-/// Counts of one call, added to the statistics when the call has found nothing that it leaves to `quantize_exactly`.
+/// Counts of one call, added to the statistics when the call has found nothing that it leaves to
+/// `quantize_exactly`.
 struct ScaleCounts {
   BitsVector most, least_byte, most_byte, special;
   int64_t zero, saturating, floor_saturated;
 };
 
 template <class T>
-HWY_INLINE void choose_scale(const QuantizeProblem& p, const Encoder& f, BitsVector smallest, Scales& s, int64_t i,
-                             ScaleCounts& counts) {
+HWY_INLINE void choose_scale(const QuantizeProblem& p, const Encoder& f, BitsVector smallest,
+                             Scales& s, int64_t i, ScaleCounts& counts) {
   const BitsTag d;
   const hn::RebindToSigned<BitsTag> di;
   const BitsVector a = widen<T>(hn::Load(d, s.amax + i));
@@ -56,27 +60,30 @@ HWY_INLINE void choose_scale(const QuantizeProblem& p, const Encoder& f, BitsVec
   const BitsVector byte = hn::BitCast(d, hn::Max(shifted, hn::Zero(di)));
   const auto zero = hn::Eq(a, splat(0));
   const auto tiny = hn::Lt(hn::Sub(a, splat(1)), smallest);
-  const auto special =
-      hn::Or(hn::Or(tiny, hn::Gt(a, splat(bits::kInfinity - 1))), hn::Gt(byte, splat(kLargestScale - 1)));
+  const auto special = hn::Or(hn::Or(tiny, hn::Gt(a, splat(bits::kInfinity - 1))),
+                              hn::Gt(byte, splat(kLargestScale - 1)));
   counts.special = hn::Or(counts.special, hn::VecFromMask(d, special));
   counts.most = hn::Max(counts.most, a);
   counts.most_byte = hn::Max(counts.most_byte, byte);
   counts.least_byte = hn::Min(counts.least_byte, hn::IfThenElse(zero, splat(255), byte));
   counts.zero += count_true(zero);
-  counts.floor_saturated += count_true(hn::Gt(hn::And(a, splat(bits::kFraction)), splat(p.spec.max_fraction)));
-  const BitsVector limit =
-      hn::Add(hn::ShiftLeft<bits::kFractionBits>(hn::Sub(byte, splat(kScaleBias))), splat(f.max_bits));
+  counts.floor_saturated +=
+      count_true(hn::Gt(hn::And(a, splat(bits::kFraction)), splat(p.spec.max_fraction)));
+  const BitsVector limit = hn::Add(
+      hn::ShiftLeft<bits::kFractionBits>(hn::Sub(byte, splat(kScaleBias))), splat(f.max_bits));
   counts.saturating += count_true(hn::Gt(a, limit));
   hn::Store(a, d, s.amax + i);
   hn::Store(byte, d, s.byte + i);
-  hn::Store(as_float(hn::ShiftLeft<bits::kFractionBits>(hn::Sub(splat(254), byte))), FloatTag(), s.inverse + i);
+  hn::Store(as_float(hn::ShiftLeft<bits::kFractionBits>(hn::Sub(splat(254), byte))), FloatTag(),
+            s.inverse + i);
 }
 
-/// s.amax to everything else of s, for `count` blocks; beyond them, up to whole vectors, amax must be zero. The scale
-/// bytes go to `scales`. False, and nothing counted, where a block needs `quantize_exactly`.
+/// s.amax to everything else of s, for `count` blocks; beyond them, up to whole vectors, amax must
+/// be zero. The scale bytes go to `scales`. False, and nothing counted, where a block needs
+/// `quantize_exactly`.
 template <class T>
-bool choose_scales(const QuantizeProblem& p, const Encoder& f, Scales& s, int64_t count, uint8_t* scales,
-                   Statistics& statistics) {
+bool choose_scales(const QuantizeProblem& p, const Encoder& f, Scales& s, int64_t count,
+                   uint8_t* scales, Statistics& statistics) {
   const BitsTag d;
   const hn::RebindToSigned<BitsTag> di;
   const int64_t padded = hwy::RoundUpTo(static_cast<size_t>(count), static_cast<size_t>(kLanes));
@@ -90,9 +97,11 @@ bool choose_scales(const QuantizeProblem& p, const Encoder& f, Scales& s, int64_
     const auto byte = hn::BitCast(di, hn::Load(d, s.byte + i));
     const auto twice = hn::ShiftLeft<1>(hn::Sub(byte, hn::Set(di, s.largest)));
     const auto field = hn::Max(hn::Add(twice, hn::Set(di, bits::kExponentBias)), hn::Zero(di));
-    hn::Store(hn::BitCast(FloatTag(), hn::ShiftLeft<bits::kFractionBits>(field)), FloatTag(), s.weight + i);
+    hn::Store(hn::BitCast(FloatTag(), hn::ShiftLeft<bits::kFractionBits>(field)), FloatTag(),
+              s.weight + i);
     const auto exponent = hn::ShiftLeft<7>(hn::Sub(hn::BitCast(d, byte), splat(kScaleBias)));
-    hn::Store(hn::Or(hn::ShiftLeft<16>(exponent), hn::And(exponent, splat(0xffff))), d, s.exponents + i);
+    hn::Store(hn::Or(hn::ShiftLeft<16>(exponent), hn::And(exponent, splat(0xffff))), d,
+              s.exponents + i);
     const hn::Rebind<uint8_t, BitsTag> d8;
     if (i + kLanes <= count) {
       hn::StoreU(hn::DemoteTo(d8, byte), d8, scales + i);
@@ -104,9 +113,10 @@ bool choose_scales(const QuantizeProblem& p, const Encoder& f, Scales& s, int64_
   statistics.zero_blocks += counts.zero - (padded - count);
   statistics.saturating_blocks += counts.saturating;
   statistics.floor_saturated_blocks += counts.floor_saturated;
-  statistics.amax_bits = std::max(statistics.amax_bits, hn::GetLane(hn::MaxOfLanes(d, counts.most)));
-  statistics.min_scale =
-      std::min(statistics.min_scale, static_cast<int>(hn::GetLane(hn::MinOfLanes(d, counts.least_byte))));
+  statistics.amax_bits =
+      std::max(statistics.amax_bits, hn::GetLane(hn::MaxOfLanes(d, counts.most)));
+  statistics.min_scale = std::min(
+      statistics.min_scale, static_cast<int>(hn::GetLane(hn::MinOfLanes(d, counts.least_byte))));
   statistics.max_scale = std::max(statistics.max_scale, s.largest);
   return true;
 }
@@ -117,23 +127,26 @@ HWY_INLINE BitsVector underflow_limit(const ElementSpec& spec, BitsVector byte) 
   return hn::ShiftLeft<bits::kFractionBits>(hn::Add(byte, splat(last)));
 }
 HWY_INLINE BitsVector saturation_limit(const Encoder& f, BitsVector byte) {
-  return hn::Add(hn::ShiftLeft<bits::kFractionBits>(hn::Sub(byte, splat(kScaleBias))), splat(f.max_bits));
+  return hn::Add(hn::ShiftLeft<bits::kFractionBits>(hn::Sub(byte, splat(kScaleBias))),
+                 splat(f.max_bits));
 }
 
-/// Only where a zero is among the codes, or a block saturates, are the elements looked at once more. What underflows at
-/// random is counted there.
+/// Only where a zero is among the codes, or a block saturates, are the elements looked at once
+/// more. What underflows at random is counted there.
 template <Path kPath, class T>
-HWY_INLINE void count_limits(const QuantizeProblem& p, const Encoder& f, const T* x, BitsVector byte, bool saturates,
-                             Statistics& statistics) {
+HWY_INLINE void count_limits(const QuantizeProblem& p, const Encoder& f, const T* x,
+                             BitsVector byte, bool saturates, Statistics& statistics) {
   const BitsVector magnitude = hn::And(load_bits(x), splat(bits::kMagnitude));
   if constexpr (kPath != Path::kRandom)
-    statistics.underflows += count_true(hn::Lt(hn::Sub(magnitude, splat(1)), underflow_limit(p.spec, byte)));
+    statistics.underflows +=
+        count_true(hn::Lt(hn::Sub(magnitude, splat(1)), underflow_limit(p.spec, byte)));
   if (saturates) statistics.saturations += count_true(hn::Gt(magnitude, saturation_limit(f, byte)));
 }
 
 void add_energies(const Energies& energies, int largest, Statistics& statistics) {
   constexpr int kFractionBits = 52, kBias = 1023;
-  const auto unit = std::bit_cast<double>(static_cast<uint64_t>(2 * (largest - kScaleBias) + kBias) << kFractionBits);
+  const auto unit = std::bit_cast<double>(static_cast<uint64_t>(2 * (largest - kScaleBias) + kBias)
+                                          << kFractionBits);
   statistics.signal += static_cast<double>(sum_lanes(energies.signal)) * unit;
   statistics.error += static_cast<double>(sum_lanes(energies.error)) * unit;
 }

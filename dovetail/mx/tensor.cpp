@@ -26,12 +26,14 @@ void check_bytes(const char* what, const at::Tensor& x) {
 
 }  // namespace
 
-std::string_view name(Orientation orientation) { return kOrientationNames[static_cast<size_t>(orientation)]; }
+std::string_view name(Orientation orientation) {
+  return kOrientationNames[static_cast<size_t>(orientation)];
+}
 
 Orientation parse_orientation(std::string_view text) {
   const auto found = std::find(kOrientationNames.begin(), kOrientationNames.end(), text);
-  user_check(found != kOrientationNames.end(), "mx: no orientation is named \"{}\"; valid are {}", text,
-             fmt::join(kOrientationNames, ", "));
+  user_check(found != kOrientationNames.end(), "mx: no orientation is named \"{}\"; valid are {}",
+             text, fmt::join(kOrientationNames, ", "));
   return static_cast<Orientation>(found - kOrientationNames.begin());
 }
 
@@ -49,15 +51,19 @@ std::vector<int64_t> scale_sizes(at::IntArrayRef sizes, Orientation orientation)
 }
 
 MXTensor::MXTensor(at::Tensor codes, at::Tensor scales, Format format, Orientation orientation)
-    : codes_(std::move(codes)), scales_(std::move(scales)), format_(format), orientation_(orientation) {
+    : codes_(std::move(codes)),
+      scales_(std::move(scales)),
+      format_(format),
+      orientation_(orientation) {
   check_bytes("codes", codes_);
   check_bytes("scales", scales_);
   const auto expected = scale_sizes(codes_.sizes(), orientation);
   user_check(scales_.sizes() == at::IntArrayRef(expected),
-             "mx: codes [{}] in {} blocks of 32 need scales [{}], but these are [{}]", fmt::join(codes_.sizes(), ", "),
-             name(orientation), fmt::join(expected, ", "), fmt::join(scales_.sizes(), ", "));
-  user_check(codes_.device() == scales_.device(), "mx: codes are on {} but scales on {}", codes_.device().str(),
-             scales_.device().str());
+             "mx: codes [{}] in {} blocks of 32 need scales [{}], but these are [{}]",
+             fmt::join(codes_.sizes(), ", "), name(orientation), fmt::join(expected, ", "),
+             fmt::join(scales_.sizes(), ", "));
+  user_check(codes_.device() == scales_.device(), "mx: codes are on {} but scales on {}",
+             codes_.device().str(), scales_.device().str());
   codes_ = codes_.contiguous();
   scales_ = scales_.contiguous();
 }
@@ -84,7 +90,8 @@ at::Tensor pack_codes(const at::Tensor& codes_in, Format format) {
   const ElementSpec& spec = element_spec(format);
   const at::Tensor codes = codes_in.contiguous().view({-1});
   if (spec.bits == 8) return codes.clone();
-  const int64_t count = codes.numel(), group = spec.bits == 6 ? 4 : 2, group_bytes = group * spec.bits / 8;
+  const int64_t count = codes.numel(), group = spec.bits == 6 ? 4 : 2,
+                group_bytes = group * spec.bits / 8;
   at::Tensor packed = at::empty({packed_size(count, spec)}, codes.options());
   const auto* from = codes.const_data_ptr<uint8_t>();
   auto* to = packed.mutable_data_ptr<uint8_t>();
@@ -104,11 +111,15 @@ at::Tensor unpack_codes(const at::Tensor& packed_in, Format format, at::IntArray
   const at::Tensor packed = packed_in.contiguous().view({-1});
   int64_t count = 1;
   bool fits = true;
-  for (const int64_t size : sizes) fits = fits && size >= 0 && !__builtin_mul_overflow(count, size, &count);
-  fits = fits && count <= 8 * std::max<int64_t>(packed.numel(), 1);  // before anything of that size is taken
-  user_check(fits, "mx: [{}] are not the sizes of {} bytes of codes", fmt::join(sizes, ", "), packed.numel());
-  user_check(packed.numel() == packed_size(count, spec), "mx: [{}] codes of {} take {} bytes, but there are {}",
-             fmt::join(sizes, ", "), name(format), packed_size(count, spec), packed.numel());
+  for (const int64_t size : sizes)
+    fits = fits && size >= 0 && !__builtin_mul_overflow(count, size, &count);
+  fits = fits && count <= 8 * std::max<int64_t>(packed.numel(),
+                                                1);  // before anything of that size is taken
+  user_check(fits, "mx: [{}] are not the sizes of {} bytes of codes", fmt::join(sizes, ", "),
+             packed.numel());
+  user_check(packed.numel() == packed_size(count, spec),
+             "mx: [{}] codes of {} take {} bytes, but there are {}", fmt::join(sizes, ", "),
+             name(format), packed_size(count, spec), packed.numel());
   at::Tensor codes = at::empty(sizes, packed.options());
   if (spec.bits == 8) return codes.copy_(packed.view(sizes));
   const auto* from = packed.const_data_ptr<uint8_t>();

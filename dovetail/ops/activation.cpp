@@ -31,7 +31,8 @@ const char* name(Activation activation) {
 }
 
 void check_input(Activation activation, const at::Tensor& x) {
-  user_check(at::isFloatingType(x.scalar_type()), "{}: x must be floating, but is {}", name(activation), describe(x));
+  user_check(at::isFloatingType(x.scalar_type()), "{}: x must be floating, but is {}",
+             name(activation), describe(x));
   user_check(activation != Activation::kSwiGlu || (x.dim() >= 1 && x.size(-1) % 2 == 0),
              "swiglu: the last size of x, gate and up, must be even; x is {}", describe(x));
 }
@@ -46,7 +47,11 @@ std::vector<int64_t> output_sizes(Activation activation, const at::Tensor& x) {
 ActivationProblem problem(Activation activation, const at::Tensor& x) {
   const int64_t width = activation == Activation::kSwiGlu ? x.size(-1) / 2 : x.numel();
   const int64_t rows = activation == Activation::kSwiGlu ? x.numel() / x.size(-1) : 1;
-  return {.activation = activation, .storage = storage_of(x), .rows = rows, .width = width, .x = x.const_data_ptr()};
+  return {.activation = activation,
+          .storage = storage_of(x),
+          .rows = rows,
+          .width = width,
+          .x = x.const_data_ptr()};
 }
 
 /// x contiguous.
@@ -69,7 +74,8 @@ at::Tensor gradient(Activation activation, const at::Tensor& x, const at::Tensor
 
 class ActivationFunction : public torch::autograd::Function<ActivationFunction> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x_in, int64_t number) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x_in,
+                            int64_t number) {
     const at::Tensor x = x_in.contiguous();
     context->save_for_backward({x});
     context->saved_data["activation"] = number;
@@ -81,14 +87,19 @@ class ActivationFunction : public torch::autograd::Function<ActivationFunction> 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
     const auto activation = static_cast<Activation>(context->saved_data["activation"].toInt());
-    const at::Tensor dx = operation(
-        "dovetail::activation_gradient", {.reads = {context->get_saved_variables()[0], gradients[0].contiguous()}},
-        [activation](const Operands& of) { return std::vector{gradient(activation, of.reads[0], of.reads[1])}; })[0];
+    const at::Tensor dx =
+        operation("dovetail::activation_gradient",
+                  {.reads = {context->get_saved_variables()[0], gradients[0].contiguous()}},
+                  [activation](const Operands& of) {
+                    return std::vector{gradient(activation, of.reads[0], of.reads[1])};
+                  })[0];
     return {dx, at::Tensor()};
   }
 };
 
-bool by_activation_kernel(const at::Tensor& x) { return use_kernel(Kernel::kActivation, x) && x.numel() > 0; }
+bool by_activation_kernel(const at::Tensor& x) {
+  return use_kernel(Kernel::kActivation, x) && x.numel() > 0;
+}
 
 at::Tensor by_composition(Activation activation, const at::Tensor& x) {
   switch (activation) {
@@ -117,18 +128,22 @@ class ActivationOperation : public RowOperation {
   std::shared_ptr<const RowOperation> with(const Parameters&) const override {
     return std::make_shared<ActivationOperation>(activation_);
   }
-  bool has_rows(const at::Tensor& x) const override { return x.is_cpu() && by_activation_kernel(x); }
+  bool has_rows(const at::Tensor& x) const override {
+    return x.is_cpu() && by_activation_kernel(x);
+  }
 
   MadeRows rows(const at::Tensor& x, Statistics&) const override {
     check_input(activation_, x);
     const int64_t width = x.size(-1), out = output_sizes(activation_, x).back();
-    const ActivationProblem all = {.activation = activation_, .storage = storage_of(x), .width = out};
+    const ActivationProblem all = {
+        .activation = activation_, .storage = storage_of(x), .width = out};
     return {.sizes = {x.numel() / width, out},
             .dtype = x.scalar_type(),
             .make = [all, x, width](int64_t row, int64_t rows, void* to) {
               ActivationProblem part = all;
               part.rows = rows;
-              part.x = static_cast<const char*>(x.const_data_ptr()) + row * width * x.element_size();
+              part.x =
+                  static_cast<const char*>(x.const_data_ptr()) + row * width * x.element_size();
               activation_forward(part, to);
             }};
   }

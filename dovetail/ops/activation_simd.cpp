@@ -15,8 +15,8 @@ HWY_BEFORE_NAMESPACE();
 namespace dovetail {
 namespace HWY_NAMESPACE {
 
-// tanh(u) = 2 sigmoid(2 u) - 1, so GELU's tanh form is x * sigmoid(kGeluScale * (x + kGeluCube x^3)): no cancellation
-// for x << 0.
+// tanh(u) = 2 sigmoid(2 u) - 1, so GELU's tanh form is x * sigmoid(kGeluScale * (x + kGeluCube
+// x^3)): no cancellation for x << 0.
 constexpr float kGeluScale = 1.5957691216057308f;  // 2 sqrt(2 / pi)
 constexpr float kGeluCube = 0.044715f;
 
@@ -28,7 +28,8 @@ struct Gelu {
   static FloatVector forward(FloatVector x) { return hn::Mul(x, gate(x)); }
   static FloatVector backward(FloatVector x, FloatVector dy) {
     const FloatVector s = gate(x);
-    const FloatVector inner = hn::MulAdd(splat(3 * kGeluCube * kGeluScale), hn::Mul(x, x), splat(kGeluScale));
+    const FloatVector inner =
+        hn::MulAdd(splat(3 * kGeluCube * kGeluScale), hn::Mul(x, x), splat(kGeluScale));
     const FloatVector slope = hn::Mul(hn::Mul(x, s), hn::Sub(splat(1.0f), s));
     return hn::Mul(dy, hn::MulAdd(slope, inner, s));
   }
@@ -58,7 +59,8 @@ template <class T>
 void swiglu_backward_row(const T* x, const T* dy, int64_t width, T* dx) {
   for (int64_t i = 0; i < width; i += kLanes) {
     const int64_t left = width - i;
-    const FloatVector gate = load(x + i, left), up = load(x + width + i, left), grad = load(dy + i, left);
+    const FloatVector gate = load(x + i, left), up = load(x + width + i, left),
+                      grad = load(dy + i, left);
     const FloatVector s = sigmoid(gate), silu = hn::Mul(gate, s);
     // d silu / d gate = s * (1 + gate * (1 - s)) = s + silu * (1 - s)
     const FloatVector slope = hn::MulAdd(silu, hn::Sub(splat(1.0f), s), s);
@@ -67,7 +69,8 @@ void swiglu_backward_row(const T* x, const T* dy, int64_t width, T* dx) {
   }
 }
 
-constexpr int64_t kPiece = 16384;  // elements: some tens of kilobytes, in cache from the first to the second operand
+constexpr int64_t kPiece =
+    16384;  // elements: some tens of kilobytes, in cache from the first to the second operand
 
 template <class T>
 void swiglu(const ActivationProblem& p, const T* dy, T* out) {
@@ -76,7 +79,8 @@ void swiglu(const ActivationProblem& p, const T* dy, T* out) {
   parallel_pieces(p.rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       if (dy) {
-        swiglu_backward_row(x + row * 2 * p.width, dy + row * p.width, p.width, out + row * 2 * p.width);
+        swiglu_backward_row(x + row * 2 * p.width, dy + row * p.width, p.width,
+                            out + row * 2 * p.width);
       } else {
         swiglu_forward_row(x + row * 2 * p.width, p.width, out + row * p.width);
       }

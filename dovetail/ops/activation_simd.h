@@ -16,7 +16,8 @@ struct ActivationProblem {
   const void* x;
 };
 
-void activation_forward(const ActivationProblem& problem, void* y);                    ///< y (rows, width)
-void activation_backward(const ActivationProblem& problem, const void* dy, void* dx);  ///< dx like x
+void activation_forward(const ActivationProblem& problem, void* y);  ///< y (rows, width)
+void activation_backward(const ActivationProblem& problem, const void* dy,
+                         void* dx);  ///< dx like x
 
 }  // namespace dovetail

@@ -19,26 +19,31 @@ namespace dovetail {
 namespace {
 
 void check_tensor(const AdamWTensor& t, size_t index) {
-  user_check(t.parameter.defined() && t.parameter.is_contiguous() &&
-                 (t.parameter.scalar_type() == at::kFloat || t.parameter.scalar_type() == at::kDouble),
-             "adamw_step: parameter {} must be contiguous float32 or float64, but is {}", index, describe(t.parameter));
+  user_check(
+      t.parameter.defined() && t.parameter.is_contiguous() &&
+          (t.parameter.scalar_type() == at::kFloat || t.parameter.scalar_type() == at::kDouble),
+      "adamw_step: parameter {} must be contiguous float32 or float64, but is {}", index,
+      describe(t.parameter));
   user_check(t.gradient.defined() && t.gradient.sizes() == t.parameter.sizes(),
-             "adamw_step: gradient {} must have the shape of its parameter {}, but is {}", index, describe(t.parameter),
-             describe(t.gradient));
+             "adamw_step: gradient {} must have the shape of its parameter {}, but is {}", index,
+             describe(t.parameter), describe(t.gradient));
   const auto gradient = t.gradient.scalar_type();
   user_check(gradient == at::kFloat || gradient == at::kDouble || gradient == at::kBFloat16,
-             "adamw_step: gradient {} must be float32, float64 or bfloat16, but is {}", index, describe(t.gradient));
+             "adamw_step: gradient {} must be float32, float64 or bfloat16, but is {}", index,
+             describe(t.gradient));
   for (const at::Tensor* moment : {&t.m, &t.v}) {
-    user_check(moment->defined() && moment->sizes() == t.parameter.sizes() && moment->is_contiguous() &&
-                   moment->scalar_type() == t.parameter.scalar_type(),
-               "adamw_step: the moments of parameter {} must be contiguous and like it, {}, but one is {}", index,
-               describe(t.parameter), describe(*moment));
+    user_check(
+        moment->defined() && moment->sizes() == t.parameter.sizes() && moment->is_contiguous() &&
+            moment->scalar_type() == t.parameter.scalar_type(),
+        "adamw_step: the moments of parameter {} must be contiguous and like it, {}, but one is {}",
+        index, describe(t.parameter), describe(*moment));
   }
   if (!t.compute_copy.defined()) return;
-  user_check(t.compute_copy.sizes() == t.parameter.sizes() && t.compute_copy.is_contiguous() &&
-                 t.compute_copy.scalar_type() == at::kBFloat16,
-             "adamw_step: compute copy {} must be contiguous bfloat16 of the shape of {}, but is {}", index,
-             describe(t.parameter), describe(t.compute_copy));
+  user_check(
+      t.compute_copy.sizes() == t.parameter.sizes() && t.compute_copy.is_contiguous() &&
+          t.compute_copy.scalar_type() == at::kBFloat16,
+      "adamw_step: compute copy {} must be contiguous bfloat16 of the shape of {}, but is {}",
+      index, describe(t.parameter), describe(t.compute_copy));
 }
 
 void step_composed(const AdamWTensor& t, const AdamWOptions& o) {
@@ -46,7 +51,8 @@ void step_composed(const AdamWTensor& t, const AdamWOptions& o) {
   const at::Tensor gradient = t.gradient.to(parameter.scalar_type()) * o.grad_scale;
   m.mul_(o.beta1).add_(gradient, 1 - o.beta1);
   v.mul_(o.beta2).addcmul_(gradient, gradient, 1 - o.beta2);
-  const double correction1 = 1 - std::pow(o.beta1, o.step), correction2 = 1 - std::pow(o.beta2, o.step);
+  const double correction1 = 1 - std::pow(o.beta1, o.step),
+               correction2 = 1 - std::pow(o.beta2, o.step);
   parameter.mul_(1 - o.lr * t.weight_decay);
   parameter.addcdiv_(m, (v / correction2).sqrt_().add_(o.eps), -o.lr / correction1);
   if (t.compute_copy.defined()) at::Tensor(t.compute_copy).copy_(parameter);
@@ -71,13 +77,15 @@ std::vector<Piece> cut(const std::vector<at::Tensor>& tensors) {
 }
 
 const void* element(const at::Tensor& x, int64_t index) {
-  return static_cast<const char*>(x.const_data_ptr()) + index * static_cast<int64_t>(x.element_size());
+  return static_cast<const char*>(x.const_data_ptr()) +
+         index * static_cast<int64_t>(x.element_size());
 }
 
 void step_by_kernel(const std::vector<AdamWTensor>& tensors, const AdamWOptions& o) {
   std::vector<at::Tensor> gradients;
   for (const AdamWTensor& t : tensors) gradients.push_back(t.gradient.contiguous());
-  const double correction1 = 1 - std::pow(o.beta1, o.step), correction2 = 1 - std::pow(o.beta2, o.step);
+  const double correction1 = 1 - std::pow(o.beta1, o.step),
+               correction2 = 1 - std::pow(o.beta2, o.step);
   const AdamWScalars scalars{.beta1 = static_cast<float>(o.beta1),
                              .beta2 = static_cast<float>(o.beta2),
                              .eps = static_cast<float>(o.eps),
@@ -88,16 +96,18 @@ void step_by_kernel(const std::vector<AdamWTensor>& tensors, const AdamWOptions&
                              .rest2 = static_cast<float>(1 - o.beta2)};
   const auto span_of = [&](const Piece& piece) {
     const AdamWTensor& t = tensors[piece.tensor];
-    return AdamWSpan{.parameter = t.parameter.mutable_data_ptr<float>() + piece.begin,
-                     .gradient = element(gradients[piece.tensor], piece.begin),
-                     .gradient_storage = storage_of(t.gradient),
-                     .m = t.m.mutable_data_ptr<float>() + piece.begin,
-                     .v = t.v.mutable_data_ptr<float>() + piece.begin,
-                     .compute_copy = t.compute_copy.defined()
-                                         ? static_cast<uint16_t*>(t.compute_copy.mutable_data_ptr()) + piece.begin
-                                         : nullptr,
-                     .count = piece.count,
-                     .decay = static_cast<float>(1 - o.lr * t.weight_decay)};
+    return AdamWSpan{
+        .parameter = t.parameter.mutable_data_ptr<float>() + piece.begin,
+        .gradient = element(gradients[piece.tensor], piece.begin),
+        .gradient_storage = storage_of(t.gradient),
+        .m = t.m.mutable_data_ptr<float>() + piece.begin,
+        .v = t.v.mutable_data_ptr<float>() + piece.begin,
+        .compute_copy =
+            t.compute_copy.defined()
+                ? static_cast<uint16_t*>(t.compute_copy.mutable_data_ptr()) + piece.begin
+                : nullptr,
+        .count = piece.count,
+        .decay = static_cast<float>(1 - o.lr * t.weight_decay)};
   };
   std::vector<AdamWSpan> on_gpu;  // whole tensors: the launch shares their elements out
   std::vector<Piece> pieces;
@@ -111,7 +121,8 @@ void step_by_kernel(const std::vector<AdamWTensor>& tensors, const AdamWOptions&
   }
   if (!on_gpu.empty()) cuda_kernels()->adamw(on_gpu, scalars);
   parallel_pieces(static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) adamw_span(span_of(pieces[static_cast<size_t>(i)]), scalars);
+    for (int64_t i = begin; i < end; ++i)
+      adamw_span(span_of(pieces[static_cast<size_t>(i)]), scalars);
   });
   // Autograd learns from its version that a weight which it has saved is another now.
   for (const AdamWTensor& t : tensors) {
@@ -133,7 +144,8 @@ at::Tensor squares_off_cpu(const std::vector<at::Tensor>& contiguous) {
     const at::Tensor& t = contiguous[piece.tensor];
     pieces.push_back({element(t, piece.begin), storage_of(t), piece.count});
   }
-  at::Tensor sums = at::empty({static_cast<int64_t>(pieces.size())}, contiguous.front().options().dtype(at::kDouble));
+  at::Tensor sums = at::empty({static_cast<int64_t>(pieces.size())},
+                              contiguous.front().options().dtype(at::kDouble));
   cuda_kernels()->squares(pieces, sums.mutable_data_ptr<double>());
   return sums;
 }
@@ -147,7 +159,8 @@ void adamw_step(const std::vector<AdamWTensor>& tensors, const AdamWOptions& opt
   const at::NoGradGuard no_grad;
   std::vector<AdamWTensor> for_kernel;
   for (const AdamWTensor& t : tensors) {
-    const bool fits = t.parameter.scalar_type() == at::kFloat && t.gradient.scalar_type() != at::kDouble;
+    const bool fits =
+        t.parameter.scalar_type() == at::kFloat && t.gradient.scalar_type() != at::kDouble;
     if (fits && use_kernel(Kernel::kAdamW, t.parameter)) {
       for_kernel.push_back(t);
     } else {
@@ -178,7 +191,12 @@ at::Tensor squares_of_pieces(const std::vector<at::Tensor>& tensors) {
   for (size_t i = 0; i < pieces.size(); ++i) {
     const at::Tensor& t = contiguous[pieces[i].tensor];
     if (!use_kernel(Kernel::kAdamW, t))
-      sum[i] = t.flatten().narrow(0, pieces[i].begin, pieces[i].count).to(at::kDouble).square().sum().item<double>();
+      sum[i] = t.flatten()
+                   .narrow(0, pieces[i].begin, pieces[i].count)
+                   .to(at::kDouble)
+                   .square()
+                   .sum()
+                   .item<double>();
   }
   return sums;
 }

@@ -16,8 +16,10 @@ namespace HWY_NAMESPACE {
 template <class T>
 void step(const AdamWSpan& s, const AdamWScalars& c) {
   const T* gradient = static_cast<const T*>(s.gradient);
-  const FloatVector beta1 = splat(c.beta1), beta2 = splat(c.beta2), rest1 = splat(c.rest1), rest2 = splat(c.rest2);
-  const FloatVector scale = splat(c.grad_scale), decay = splat(s.decay), eps = splat(c.eps), size = splat(c.step_size);
+  const FloatVector beta1 = splat(c.beta1), beta2 = splat(c.beta2), rest1 = splat(c.rest1),
+                    rest2 = splat(c.rest2);
+  const FloatVector scale = splat(c.grad_scale), decay = splat(s.decay), eps = splat(c.eps),
+                    size = splat(c.step_size);
   const FloatVector correction = splat(c.inverse_correction);
   for (int64_t i = 0; i < s.count; i += kLanes) {
     const int64_t left = s.count - i;
@@ -25,7 +27,8 @@ void step(const AdamWSpan& s, const AdamWScalars& c) {
     const FloatVector m = hn::MulAdd(beta1, load(s.m + i, left), hn::Mul(rest1, g));
     const FloatVector v = hn::MulAdd(beta2, load(s.v + i, left), hn::Mul(rest2, hn::Mul(g, g)));
     const FloatVector root = hn::MulAdd(hn::Sqrt(v), correction, eps);
-    const FloatVector p = hn::NegMulAdd(size, hn::Div(m, root), hn::Mul(decay, load(s.parameter + i, left)));
+    const FloatVector p =
+        hn::NegMulAdd(size, hn::Div(m, root), hn::Mul(decay, load(s.parameter + i, left)));
     store(m, s.m + i, left);
     store(v, s.v + i, left);
     store(p, s.parameter + i, left);
@@ -55,7 +58,8 @@ double squares(const T* x, int64_t count) {
   auto low = hn::Zero(d), high = hn::Zero(d);
   for (int64_t i = 0; i < count; i += kLanes) {
     const FloatVector v = load(x + i, count - i);
-    const auto a = hn::PromoteTo(d, hn::LowerHalf(half, v)), b = hn::PromoteTo(d, hn::UpperHalf(half, v));
+    const auto a = hn::PromoteTo(d, hn::LowerHalf(half, v)),
+               b = hn::PromoteTo(d, hn::UpperHalf(half, v));
     low = hn::MulAdd(a, a, low);
     high = hn::MulAdd(b, b, high);
   }
@@ -78,7 +82,9 @@ namespace dovetail {
 HWY_EXPORT(AdamW);
 HWY_EXPORT(SumOfSquares);
 
-void adamw_span(const AdamWSpan& span, const AdamWScalars& scalars) { HWY_DYNAMIC_DISPATCH(AdamW)(span, scalars); }
+void adamw_span(const AdamWSpan& span, const AdamWScalars& scalars) {
+  HWY_DYNAMIC_DISPATCH(AdamW)(span, scalars);
+}
 
 double sum_of_squares_span(const void* x, Storage storage, int64_t count) {
   return HWY_DYNAMIC_DISPATCH(SumOfSquares)(x, storage, count);

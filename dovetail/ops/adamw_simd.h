@@ -21,7 +21,8 @@ struct AdamWScalars {
   float beta1, beta2, eps, grad_scale;
   float step_size;           ///< lr / (1 - beta1^t)
   float inverse_correction;  ///< 1 / sqrt(1 - beta2^t)
-  float rest1, rest2;        ///< 1 - beta: from float64, since float32's 1 - 0.999f is off by 1e-5 of itself
+  float rest1,
+      rest2;  ///< 1 - beta: from float64, since float32's 1 - 0.999f is off by 1e-5 of itself
 };
 
 /// On the calling thread.

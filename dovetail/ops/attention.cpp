@@ -25,32 +25,41 @@ namespace dovetail {
 namespace {
 
 void check_rotary(int64_t head_dim, AttentionOptions options) {
-  user_check(options.rotary_dim >= 0 && options.rotary_dim % 2 == 0 && options.rotary_dim <= head_dim,
-             "attention: rotary_dim is {} but must be even and at most the head size {}", options.rotary_dim, head_dim);
+  user_check(
+      options.rotary_dim >= 0 && options.rotary_dim % 2 == 0 && options.rotary_dim <= head_dim,
+      "attention: rotary_dim is {} but must be even and at most the head size {}",
+      options.rotary_dim, head_dim);
   user_check(options.theta > 0, "attention: theta is {} but must be positive", options.theta);
 }
 
-void check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionOptions options) {
-  user_check(q.dim() == 4 && k.dim() == 4 && v.dim() == 4,
-             "attention: q, k and v must be (batch, length, heads, head size); q is {}, k is {}, v is {}", describe(q),
+void check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     AttentionOptions options) {
+  user_check(
+      q.dim() == 4 && k.dim() == 4 && v.dim() == 4,
+      "attention: q, k and v must be (batch, length, heads, head size); q is {}, k is {}, v is {}",
+      describe(q), describe(k), describe(v));
+  user_check(k.sizes() == v.sizes(), "attention: k and v must have one shape; k is {}, v is {}",
              describe(k), describe(v));
-  user_check(k.sizes() == v.sizes(), "attention: k and v must have one shape; k is {}, v is {}", describe(k),
-             describe(v));
   user_check(q.size(0) == k.size(0) && q.size(3) == k.size(3),
-             "attention: q and k must agree in batch and head size; q is {}, k is {}", describe(q), describe(k));
+             "attention: q and k must agree in batch and head size; q is {}, k is {}", describe(q),
+             describe(k));
   user_check(k.size(2) > 0 && q.size(2) % k.size(2) == 0,
-             "attention: the {} heads of q must be a multiple of the {} heads of k", q.size(2), k.size(2));
-  user_check(k.size(1) >= q.size(1), "attention: {} queries need at least as many keys, there are {}", q.size(1),
+             "attention: the {} heads of q must be a multiple of the {} heads of k", q.size(2),
+             k.size(2));
+  user_check(k.size(1) >= q.size(1),
+             "attention: {} queries need at least as many keys, there are {}", q.size(1),
              k.size(1));
-  user_check(q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type() && q.device() == k.device() &&
-                 q.device() == v.device() && at::isFloatingType(q.scalar_type()),
-             "attention: q, k and v must share a floating dtype and device; q is {}, k is {}, v is {}", describe(q),
-             describe(k), describe(v));
+  user_check(
+      q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type() &&
+          q.device() == k.device() && q.device() == v.device() &&
+          at::isFloatingType(q.scalar_type()),
+      "attention: q, k and v must share a floating dtype and device; q is {}, k is {}, v is {}",
+      describe(q), describe(k), describe(v));
   check_rotary(q.size(3), options);
 }
 
-/// cos and sin (positions, rotary_dim / 2) in float32 of angles computed in float64. The last table is kept: a model
-/// uses one.
+/// cos and sin (positions, rotary_dim / 2) in float32 of angles computed in float64. The last table
+/// is kept: a model uses one.
 struct RotaryTable {
   int64_t rotary_dim = 0, positions = 0;
   double theta = 0;
@@ -61,7 +70,8 @@ std::shared_ptr<const RotaryTable> rotary_table(int64_t positions, AttentionOpti
   static std::mutex mutex;
   static std::shared_ptr<const RotaryTable> last;
   const std::lock_guard lock(mutex);
-  if (last && last->rotary_dim == options.rotary_dim && last->theta == options.theta && last->positions >= positions)
+  if (last && last->rotary_dim == options.rotary_dim && last->theta == options.theta &&
+      last->positions >= positions)
     return last;
   auto table = std::make_shared<RotaryTable>();
   table->rotary_dim = options.rotary_dim;
@@ -69,8 +79,10 @@ std::shared_ptr<const RotaryTable> rotary_table(int64_t positions, AttentionOpti
   table->positions = positions;
   for (int64_t position = 0; position < positions; ++position) {
     for (int64_t i = 0; i < options.rotary_dim / 2; ++i) {
-      const double exponent = -2.0 * static_cast<double>(i) / static_cast<double>(options.rotary_dim);
-      const double angle = static_cast<double>(position) * std::exp(exponent * std::log(options.theta));
+      const double exponent =
+          -2.0 * static_cast<double>(i) / static_cast<double>(options.rotary_dim);
+      const double angle =
+          static_cast<double>(position) * std::exp(exponent * std::log(options.theta));
       table->cosine.push_back(static_cast<float>(std::cos(angle)));
       table->sine.push_back(static_cast<float>(std::sin(angle)));
     }
@@ -78,7 +90,9 @@ std::shared_ptr<const RotaryTable> rotary_table(int64_t positions, AttentionOpti
   return last = table;
 }
 
-HeadsView view(const at::Tensor& x) { return {x.const_data_ptr(), x.stride(0), x.stride(1), x.stride(2)}; }
+HeadsView view(const at::Tensor& x) {
+  return {x.const_data_ptr(), x.stride(0), x.stride(1), x.stride(2)};
+}
 MutableHeadsView mutable_view(const at::Tensor& x) {
   return {x.mutable_data_ptr(), x.stride(0), x.stride(1), x.stride(2)};
 }
@@ -98,15 +112,18 @@ AttentionShape shape_of(const at::Tensor& q, const at::Tensor& k, const RotaryTa
           .sine = table.sine.data()};
 }
 
-/// Queries, keys and values, or their gradients: (batch, length, heads, head size) each, last dimension contiguous.
+/// Queries, keys and values, or their gradients: (batch, length, heads, head size) each, last
+/// dimension contiguous.
 struct Heads {
   at::Tensor q, k, v;
 };
 
-/// Views of what one product made: qkv (batch, length, (heads + 2 kv_heads) * head size), contiguous.
+/// Views of what one product made: qkv (batch, length, (heads + 2 kv_heads) * head size),
+/// contiguous.
 Heads split_heads(const at::Tensor& qkv, int64_t heads, int64_t kv_heads) {
   // One split rather than three narrows: its backward is one concatenation.
-  const auto parts = qkv.view({qkv.size(0), qkv.size(1), heads + 2 * kv_heads, qkv.size(2) / (heads + 2 * kv_heads)})
+  const auto parts = qkv.view({qkv.size(0), qkv.size(1), heads + 2 * kv_heads,
+                               qkv.size(2) / (heads + 2 * kv_heads)})
                          .split_with_sizes({heads, kv_heads, kv_heads}, /*dim=*/2);
   return {parts[0], parts[1], parts[2]};
 }
@@ -116,14 +133,15 @@ std::vector<at::Tensor> forward_heads(const Heads& x, AttentionOptions options) 
   const TraceSpan span("dovetail::attention");
   const auto table = rotary_table(x.k.size(1), options);
   const at::Tensor out = at::empty(x.q.sizes(), x.q.options());
-  const at::Tensor logsumexp = at::empty({x.q.size(0), x.q.size(2), x.q.size(1)}, x.q.options().dtype(at::kFloat));
+  const at::Tensor logsumexp =
+      at::empty({x.q.size(0), x.q.size(2), x.q.size(1)}, x.q.options().dtype(at::kFloat));
   attention_forward(shape_of(x.q, x.k, *table), view(x.q), view(x.k), view(x.v), mutable_view(out),
                     logsumexp.mutable_data_ptr<float>());
   return {out, logsumexp};
 }
 
-void backward_heads(const Heads& x, const at::Tensor& out, const at::Tensor& logsumexp, const at::Tensor& gradient,
-                    const Heads& dx, AttentionOptions options) {
+void backward_heads(const Heads& x, const at::Tensor& out, const at::Tensor& logsumexp,
+                    const at::Tensor& gradient, const Heads& dx, AttentionOptions options) {
   const TraceSpan span("dovetail::attention");
   const auto table = rotary_table(x.k.size(1), options);
   const at::Tensor dout = rows_contiguous(gradient);
@@ -141,17 +159,19 @@ void save_options(torch::autograd::AutogradContext* context, AttentionOptions op
   context->saved_data["theta"] = options.theta;
 }
 AttentionOptions saved_options(torch::autograd::AutogradContext* context) {
-  return {.rotary_dim = context->saved_data["rotary_dim"].toInt(), .theta = context->saved_data["theta"].toDouble()};
+  return {.rotary_dim = context->saved_data["rotary_dim"].toInt(),
+          .theta = context->saved_data["theta"].toDouble()};
 }
 
 class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
-                            const at::Tensor& v, AttentionOptions options) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q,
+                            const at::Tensor& k, const at::Tensor& v, AttentionOptions options) {
     const Heads x = {rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)};
-    const auto made = operation("dovetail::attention", {.reads = {x.q, x.k, x.v}}, [options](const Operands& of) {
-      return forward_heads({of.reads[0], of.reads[1], of.reads[2]}, options);
-    });
+    const auto made =
+        operation("dovetail::attention", {.reads = {x.q, x.k, x.v}}, [options](const Operands& of) {
+          return forward_heads({of.reads[0], of.reads[1], of.reads[2]}, options);
+        });
     context->save_for_backward({x.q, x.k, x.v, made[0], made[1]});
     save_options(context, options);
     return made[0];
@@ -161,22 +181,24 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
                                                  torch::autograd::variable_list gradients) {
     Operands of{.reads = context->get_saved_variables()};
     of.reads.push_back(gradients[0]);
-    const auto made = operation(
-        "dovetail::attention_gradient", std::move(of), [options = saved_options(context)](const Operands& saved) {
-          const Heads x = {saved.reads[0], saved.reads[1], saved.reads[2]};
-          const Heads dx = {at::empty(x.q.sizes(), x.q.options()), at::empty(x.k.sizes(), x.k.options()),
-                            at::empty(x.v.sizes(), x.v.options())};
-          backward_heads(x, saved.reads[3], saved.reads[4], saved.reads[5], dx, options);
-          return std::vector{dx.q, dx.k, dx.v};
-        });
+    const auto made =
+        operation("dovetail::attention_gradient", std::move(of),
+                  [options = saved_options(context)](const Operands& saved) {
+                    const Heads x = {saved.reads[0], saved.reads[1], saved.reads[2]};
+                    const Heads dx = {at::empty(x.q.sizes(), x.q.options()),
+                                      at::empty(x.k.sizes(), x.k.options()),
+                                      at::empty(x.v.sizes(), x.v.options())};
+                    backward_heads(x, saved.reads[3], saved.reads[4], saved.reads[5], dx, options);
+                    return std::vector{dx.q, dx.k, dx.v};
+                  });
     return {made[0], made[1], made[2], at::Tensor()};
   }
 };
 
 class JoinedAttentionFunction : public torch::autograd::Function<JoinedAttentionFunction> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& qkv_in, int64_t heads,
-                            int64_t kv_heads, AttentionOptions options) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& qkv_in,
+                            int64_t heads, int64_t kv_heads, AttentionOptions options) {
     const at::Tensor qkv = qkv_in.contiguous();
     const auto made = operation("dovetail::attention", {.reads = {qkv}}, [=](const Operands& of) {
       return forward_heads(split_heads(of.reads[0], heads, kv_heads), options);
@@ -190,25 +212,29 @@ class JoinedAttentionFunction : public torch::autograd::Function<JoinedAttention
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
-    const int64_t heads = context->saved_data["heads"].toInt(), kv_heads = context->saved_data["kv_heads"].toInt();
+    const int64_t heads = context->saved_data["heads"].toInt(),
+                  kv_heads = context->saved_data["kv_heads"].toInt();
     Operands of{.reads = context->get_saved_variables()};
     of.reads.push_back(gradients[0]);
-    const auto made = operation("dovetail::attention_gradient", std::move(of),
-                                [heads, kv_heads, options = saved_options(context)](const Operands& saved) {
-                                  const at::Tensor& qkv = saved.reads[0];
-                                  const at::Tensor dqkv = at::empty(qkv.sizes(), qkv.options());
-                                  backward_heads(split_heads(qkv, heads, kv_heads), saved.reads[1], saved.reads[2],
-                                                 saved.reads[3], split_heads(dqkv, heads, kv_heads), options);
-                                  return std::vector{dqkv};
-                                });
+    const auto made = operation(
+        "dovetail::attention_gradient", std::move(of),
+        [heads, kv_heads, options = saved_options(context)](const Operands& saved) {
+          const at::Tensor& qkv = saved.reads[0];
+          const at::Tensor dqkv = at::empty(qkv.sizes(), qkv.options());
+          backward_heads(split_heads(qkv, heads, kv_heads), saved.reads[1], saved.reads[2],
+                         saved.reads[3], split_heads(dqkv, heads, kv_heads), options);
+          return std::vector{dqkv};
+        });
     return {made[0], at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
-// On a GPU the products and the softmax are ATen's, which has cuDNN and flash attention; ours rotates.
+// On a GPU the products and the softmax are ATen's, which has cuDNN and flash attention; ours
+// rotates.
 
-/// (2, positions, rotary_dim / 2) float32 on `device`: cosines, then sines, of at least `positions`. A device's last
-/// table is kept; its length is a power of two, so that generation does not make one a token.
+/// (2, positions, rotary_dim / 2) float32 on `device`: cosines, then sines, of at least
+/// `positions`. A device's last table is kept; its length is a power of two, so that generation
+/// does not make one a token.
 at::Tensor gpu_rotary_table(int64_t positions, c10::Device device, AttentionOptions options) {
   struct Made {
     c10::Device device;
@@ -217,7 +243,8 @@ at::Tensor gpu_rotary_table(int64_t positions, c10::Device device, AttentionOpti
     at::Tensor table;
   };
   static std::mutex mutex;
-  static auto& last = *new std::vector<Made>;  // never destroyed: the driver may be gone when the process ends
+  static auto& last =
+      *new std::vector<Made>;  // never destroyed: the driver may be gone when the process ends
   const std::lock_guard lock(mutex);
   const auto same_device = [&](const Made& made) { return made.device == device; };
   auto at = std::find_if(last.begin(), last.end(), same_device);
@@ -226,7 +253,8 @@ at::Tensor gpu_rotary_table(int64_t positions, c10::Device device, AttentionOpti
     return at->table;
   const UnrecordedAllocations kept_beyond_this_operation;
   constexpr uint64_t kFewest = 1024;
-  const auto rows = static_cast<int64_t>(std::bit_ceil(std::max(kFewest, static_cast<uint64_t>(positions))));
+  const auto rows =
+      static_cast<int64_t>(std::bit_ceil(std::max(kFewest, static_cast<uint64_t>(positions))));
   const auto values = rotary_table(rows, options);
   const int64_t half = options.rotary_dim / 2;
   const at::Tensor host = at::empty({2, rows, half}, at::kFloat);
@@ -242,10 +270,10 @@ struct RotatedHeads {
   bool rotated = true;
 };
 
-/// Parts are (B, T, heads, D) of one batch, length, head size and dtype, their last dimension contiguous; the first
-/// position is `position`.
-void rotate_on_gpu(std::initializer_list<RotatedHeads> heads, int64_t position, AttentionOptions options,
-                   bool inverse) {
+/// Parts are (B, T, heads, D) of one batch, length, head size and dtype, their last dimension
+/// contiguous; the first position is `position`.
+void rotate_on_gpu(std::initializer_list<RotatedHeads> heads, int64_t position,
+                   AttentionOptions options, bool inverse) {
   const TraceSpan span("dovetail::rotate");
   const at::Tensor& x = heads.begin()->from;
   RotaryProblem problem = {.storage = storage_of(x),
@@ -264,12 +292,14 @@ void rotate_on_gpu(std::initializer_list<RotatedHeads> heads, int64_t position, 
   }
   std::vector<RotaryPart> parts;
   for (const auto& [from, to, rotated] : heads)
-    parts.push_back({.heads = from.size(2), .rotated = rotated, .from = view(from), .to = mutable_view(to)});
+    parts.push_back(
+        {.heads = from.size(2), .rotated = rotated, .from = view(from), .to = mutable_view(to)});
   cuda_kernels()->rotate(problem, parts);
 }
 
 /// One tensor of heads rotated, or its gradient rotated back.
-at::Tensor rotated_on_gpu(const at::Tensor& x_in, int64_t position, AttentionOptions options, bool inverse) {
+at::Tensor rotated_on_gpu(const at::Tensor& x_in, int64_t position, AttentionOptions options,
+                          bool inverse) {
   return operation("dovetail::rotate", {.reads = {rows_contiguous(x_in)}}, [=](const Operands& of) {
     const at::Tensor& x = of.reads[0];
     const at::Tensor to = at::empty(x.sizes(), x.options());
@@ -280,8 +310,8 @@ at::Tensor rotated_on_gpu(const at::Tensor& x_in, int64_t position, AttentionOpt
 
 class RotateFunction : public torch::autograd::Function<RotateFunction> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, int64_t position,
-                            AttentionOptions options) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            int64_t position, AttentionOptions options) {
     context->saved_data["position"] = position;
     save_options(context, options);
     return rotated_on_gpu(x, position, options, /*inverse=*/false);
@@ -289,7 +319,8 @@ class RotateFunction : public torch::autograd::Function<RotateFunction> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
-    const at::Tensor dx = rotated_on_gpu(gradients[0], context->saved_data["position"].toInt(), saved_options(context),
+    const at::Tensor dx = rotated_on_gpu(gradients[0], context->saved_data["position"].toInt(),
+                                         saved_options(context),
                                          /*inverse=*/true);
     return {dx, at::Tensor(), at::Tensor()};
   }
@@ -298,8 +329,9 @@ class RotateFunction : public torch::autograd::Function<RotateFunction> {
 /// Queries, keys and values of qkv, rotated. Backward writes one gradient in one pass.
 class JoinedHeadsFunction : public torch::autograd::Function<JoinedHeadsFunction> {
  public:
-  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const at::Tensor& qkv_in,
-                                                int64_t heads, int64_t kv_heads, AttentionOptions options) {
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
+                                                const at::Tensor& qkv_in, int64_t heads,
+                                                int64_t kv_heads, AttentionOptions options) {
     save_options(context, options);
     const at::Tensor qkv = qkv_in.detach().contiguous();
     if (options.rotary_dim == 0) {
@@ -311,40 +343,46 @@ class JoinedHeadsFunction : public torch::autograd::Function<JoinedHeadsFunction
       const Heads x = split_heads(of.reads[0], heads, kv_heads);
       const Heads y = {at::empty(x.q.sizes(), x.q.options()), at::empty(x.k.sizes(), x.k.options()),
                        at::empty(x.v.sizes(), x.v.options())};
-      rotate_on_gpu({{x.q, y.q}, {x.k, y.k}, {x.v, y.v, false}}, /*position=*/0, options, /*inverse=*/false);
+      rotate_on_gpu({{x.q, y.q}, {x.k, y.k}, {x.v, y.v, false}}, /*position=*/0, options,
+                    /*inverse=*/false);
       return std::vector{y.q, y.k, y.v};
     });
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
-    const Operands of = {
-        .reads = {rows_contiguous(gradients[0]), rows_contiguous(gradients[1]), rows_contiguous(gradients[2])}};
-    const auto made = operation("dovetail::rotate", of, [options = saved_options(context)](const Operands& read) {
-      const at::Tensor &dq = read.reads[0], &dk = read.reads[1], &dv = read.reads[2];
-      const int64_t heads = dq.size(2), kv_heads = dk.size(2);
-      const at::Tensor dqkv = at::empty({dq.size(0), dq.size(1), (heads + 2 * kv_heads) * dq.size(3)}, dq.options());
-      const Heads to = split_heads(dqkv, heads, kv_heads);
-      rotate_on_gpu({{dq, to.q}, {dk, to.k}, {dv, to.v, false}}, /*position=*/0, options, /*inverse=*/true);
-      return std::vector{dqkv};
-    });
+    const Operands of = {.reads = {rows_contiguous(gradients[0]), rows_contiguous(gradients[1]),
+                                   rows_contiguous(gradients[2])}};
+    const auto made =
+        operation("dovetail::rotate", of, [options = saved_options(context)](const Operands& read) {
+          const at::Tensor &dq = read.reads[0], &dk = read.reads[1], &dv = read.reads[2];
+          const int64_t heads = dq.size(2), kv_heads = dk.size(2);
+          const at::Tensor dqkv = at::empty(
+              {dq.size(0), dq.size(1), (heads + 2 * kv_heads) * dq.size(3)}, dq.options());
+          const Heads to = split_heads(dqkv, heads, kv_heads);
+          rotate_on_gpu({{dq, to.q}, {dk, to.k}, {dv, to.v, false}}, /*position=*/0, options,
+                        /*inverse=*/true);
+          return std::vector{dqkv};
+        });
     return {made[0], at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
 at::Tensor rotate_by_kernel(const at::Tensor& x, int64_t position, AttentionOptions options) {
-  return options.rotary_dim == 0 || x.numel() == 0 ? x : RotateFunction::apply(x, position, options);
+  return options.rotary_dim == 0 || x.numel() == 0 ? x
+                                                   : RotateFunction::apply(x, position, options);
 }
 
-at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionOptions options,
-                  bool by_kernel) {
+at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                  AttentionOptions options, bool by_kernel) {
   const TraceSpan span("dovetail::attention");
   return composed::attention(q, k, v, options, by_kernel ? rotate_by_kernel : composed::rotate);
 }
 
 }  // namespace
 
-at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionOptions options) {
+at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     AttentionOptions options) {
   check_attention(q, k, v, options);
   if (q.is_meta()) return empty_on_meta({q, k, v}, q.sizes(), q.scalar_type());
   const bool by_kernel = use_kernel(Kernel::kAttention, q) && q.numel() > 0;
@@ -352,13 +390,15 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   return attend(q, k, v, options, by_kernel);
 }
 
-at::Tensor attention(const at::Tensor& qkv, int64_t heads, int64_t kv_heads, AttentionOptions options) {
-  user_check(
-      qkv.dim() == 3 && heads > 0 && kv_heads > 0 && heads % kv_heads == 0 && qkv.size(2) > 0 &&
-          qkv.size(2) % (heads + 2 * kv_heads) == 0 && at::isFloatingType(qkv.scalar_type()),
-      "attention: qkv must be floating and (batch, length, (heads + 2 kv_heads) * head size), heads a multiple of "
-      "kv_heads; it is {} for {} heads and {} kv_heads",
-      describe(qkv), heads, kv_heads);
+at::Tensor attention(const at::Tensor& qkv, int64_t heads, int64_t kv_heads,
+                     AttentionOptions options) {
+  user_check(qkv.dim() == 3 && heads > 0 && kv_heads > 0 && heads % kv_heads == 0 &&
+                 qkv.size(2) > 0 && qkv.size(2) % (heads + 2 * kv_heads) == 0 &&
+                 at::isFloatingType(qkv.scalar_type()),
+             "attention: qkv must be floating and (batch, length, (heads + 2 kv_heads) * head "
+             "size), heads a multiple of "
+             "kv_heads; it is {} for {} heads and {} kv_heads",
+             describe(qkv), heads, kv_heads);
   check_rotary(qkv.size(2) / (heads + 2 * kv_heads), options);
   if (use_kernel(Kernel::kAttention, qkv) && qkv.numel() > 0) {
     if (qkv.is_cpu()) return JoinedAttentionFunction::apply(qkv, heads, kv_heads, options);
@@ -370,11 +410,13 @@ at::Tensor attention(const at::Tensor& qkv, int64_t heads, int64_t kv_heads, Att
 }
 
 at::Tensor rotate(const at::Tensor& x, int64_t position, AttentionOptions options) {
-  user_check(x.dim() == 4, "rotate: x must be (batch, length, heads, head size), but is {}", describe(x));
+  user_check(x.dim() == 4, "rotate: x must be (batch, length, heads, head size), but is {}",
+             describe(x));
   check_rotary(x.size(3), options);
   if (x.is_meta()) return at::empty_like(x);
   const at::NoGradGuard no_grad;
-  if (x.is_cuda() && use_kernel(Kernel::kAttention, x)) return rotate_by_kernel(x, position, options);
+  if (x.is_cuda() && use_kernel(Kernel::kAttention, x))
+    return rotate_by_kernel(x, position, options);
   return composed::rotate(x, position, options);
 }
 

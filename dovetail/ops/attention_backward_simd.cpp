@@ -13,9 +13,10 @@
 #include "dovetail/ops/workspace.h"
 #include "hwy/highway.h"
 
-// Backward of flash attention, probabilities recomputed from the log-sum-exp of forward. With s = q k / sqrt(D), p =
-// softmax(s):
-//   dv = p^T do;  dp = do v^T;  ds = p (dp - rowsum(do o));  dq = ds k / sqrt(D);  dk = ds^T q / sqrt(D).
+// Backward of flash attention, probabilities recomputed from the log-sum-exp of forward. With s = q
+// k / sqrt(D), p = softmax(s):
+//   dv = p^T do;  dp = do v^T;  ds = p (dp - rowsum(do o));  dq = ds k / sqrt(D);  dk = ds^T q /
+//   sqrt(D).
 
 HWY_BEFORE_NAMESPACE();
 namespace dovetail {
@@ -24,10 +25,10 @@ namespace HWY_NAMESPACE {
 /// Buffers of one task, one key-value head; rows are `width` long.
 struct BackwardBuffers {
   float *key_rows, *key_panels, *value_panels, *dkey_rows, *dvalue_rows;  // S rows
-  float *query_rows, *queries, *dout_rows, *douts, *dqueries;             // a strip: [query][d] and [d][query]
-  float *probabilities, *dscores;                                         // [key][query]
-  float *delta, *logsumexp;                                               // [query]
-  int64_t keys, width;                                                    // S rounded up to whole panels
+  float *query_rows, *queries, *dout_rows, *douts, *dqueries;  // a strip: [query][d] and [d][query]
+  float *probabilities, *dscores;                              // [key][query]
+  float *delta, *logsumexp;                                    // [query]
+  int64_t keys, width;                                         // S rounded up to whole panels
 };
 
 BackwardBuffers backward_buffers(const AttentionShape& s) {
@@ -35,7 +36,8 @@ BackwardBuffers backward_buffers(const AttentionShape& s) {
   f.keys = round_up(s.keys, kHeadRows);
   f.width = padded_head_dim(s);
   const int64_t all = f.keys * f.width, strip = kQueries * f.width, block = kKeys * kQueries;
-  float* next = workspace(Workspace::kAttention, static_cast<size_t>(5 * all + 5 * strip + 2 * block + 2 * kQueries));
+  float* next = workspace(Workspace::kAttention,
+                          static_cast<size_t>(5 * all + 5 * strip + 2 * block + 2 * kQueries));
   const auto take = [&next](int64_t count) {
     float* taken = next;
     next += count;
@@ -43,7 +45,8 @@ BackwardBuffers backward_buffers(const AttentionShape& s) {
   };
   for (float** buffer : {&f.key_rows, &f.key_panels, &f.value_panels, &f.dkey_rows, &f.dvalue_rows})
     *buffer = take(all);
-  for (float** buffer : {&f.query_rows, &f.queries, &f.dout_rows, &f.douts, &f.dqueries}) *buffer = take(strip);
+  for (float** buffer : {&f.query_rows, &f.queries, &f.dout_rows, &f.douts, &f.dqueries})
+    *buffer = take(strip);
   for (float** buffer : {&f.probabilities, &f.dscores}) *buffer = take(block);
   for (float** buffer : {&f.delta, &f.logsumexp}) *buffer = take(kQueries);
   return f;
@@ -51,15 +54,16 @@ BackwardBuffers backward_buffers(const AttentionShape& s) {
 
 /// The strip's queries and output gradients in both layouts, and delta = rowsum(dout * out).
 template <class T>
-void load_strip(const AttentionShape& s, const HeadsView& q, const AttentionGradients& g, const BackwardBuffers& f,
-                int64_t b, int64_t h, int64_t query) {
+void load_strip(const AttentionShape& s, const HeadsView& q, const AttentionGradients& g,
+                const BackwardBuffers& f, int64_t b, int64_t h, int64_t query) {
   const int64_t count = std::min(kQueries, s.queries - query);
   const float scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
   load_rows<T>(s, q, b, query, h, count, kQueries, query + s.keys - s.queries, scale, f.query_rows);
   transpose({f.query_rows, f.width}, kQueries, f.width, f.queries, kQueries);
   load_rows<T>(s, g.dout, b, query, h, count, kQueries, -1, 1.0f, f.dout_rows);
   transpose({f.dout_rows, f.width}, kQueries, f.width, f.douts, kQueries);
-  // The queries that a short strip lacks have zero rows: probabilities of 1 there meet zero gradients.
+  // The queries that a short strip lacks have zero rows: probabilities of 1 there meet zero
+  // gradients.
   std::fill_n(f.delta, kQueries, 0.0f);
   std::fill_n(f.logsumexp, kQueries, 0.0f);
   for (int64_t i = 0; i < count; ++i) {
@@ -74,14 +78,15 @@ void load_strip(const AttentionShape& s, const HeadsView& q, const AttentionGrad
 }
 
 /// From scores and dp to probabilities and ds, in place.
-HWY_INLINE void score_gradients(const AttentionShape& s, const BackwardBuffers& f, int64_t query, int64_t key,
-                                int64_t keys) {
+HWY_INLINE void score_gradients(const AttentionShape& s, const BackwardBuffers& f, int64_t query,
+                                int64_t key, int64_t keys) {
   const int64_t first_hidden = query + s.keys - s.queries + 1 - key;
 #pragma GCC unroll 2
   for (int64_t j = 0; j < kTileVectors; ++j) {
     const FloatVector shift = load(f.logsumexp + j * kLanes), delta = load(f.delta + j * kLanes);
     for (int64_t i = 0; i < keys; ++i) {
-      float *p_at = f.probabilities + i * kQueries + j * kLanes, *ds_at = f.dscores + i * kQueries + j * kLanes;
+      float *p_at = f.probabilities + i * kQueries + j * kLanes,
+            *ds_at = f.dscores + i * kQueries + j * kLanes;
       FloatVector p = exponential_or_zero(hn::Sub(load(p_at), shift));
       if (i >= first_hidden) p = hn::IfThenZeroElse(hidden_lanes(s, query, key + i, j), p);
       store(p, p_at);
@@ -91,18 +96,20 @@ HWY_INLINE void score_gradients(const AttentionShape& s, const BackwardBuffers& 
 }
 
 /// sums[key][d] += sum over the strip's queries of weights[key][query] * rows[query][d].
-HWY_INLINE void add_to_keys(const float* weights, int64_t keys, const float* rows, int64_t width, float* sums) {
+HWY_INLINE void add_to_keys(const float* weights, int64_t keys, const float* rows, int64_t width,
+                            float* sums) {
   for (int64_t d = 0; d < width; d += kTileColumns) {
     for (int64_t i = 0; i < keys; i += kHeadRows) {
-      const auto tile = multiply<kHeadRows, kQueries>(kQueries, weights + i * kQueries, 1, rows + d, width);
+      const auto tile =
+          multiply<kHeadRows, kQueries>(kQueries, weights + i * kQueries, 1, rows + d, width);
       store_tile(tile, sums + i * width + d, width, kHeadRows, kTileColumns, TileInit::kAccumulate);
     }
   }
 }
 
 template <class T>
-void store_query_gradients(const AttentionShape& s, const BackwardBuffers& f, const MutableHeadsView& dq, int64_t b,
-                           int64_t h, int64_t query) {
+void store_query_gradients(const AttentionShape& s, const BackwardBuffers& f,
+                           const MutableHeadsView& dq, int64_t b, int64_t h, int64_t query) {
   const float scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
   transpose({f.dqueries, kQueries}, f.width, kQueries, f.query_rows, f.width);
   for (int64_t i = 0; i < std::min(kQueries, s.queries - query); ++i) {
@@ -115,13 +122,14 @@ void store_query_gradients(const AttentionShape& s, const BackwardBuffers& f, co
 }
 
 template <class T>
-void backward_strip(const AttentionShape& s, const HeadsView& q, const AttentionGradients& g, const BackwardBuffers& f,
-                    int64_t b, int64_t h, int64_t query) {
+void backward_strip(const AttentionShape& s, const HeadsView& q, const AttentionGradients& g,
+                    const BackwardBuffers& f, int64_t b, int64_t h, int64_t query) {
   const int64_t limit = key_limit(s, query);
   load_strip<T>(s, q, g, f, b, h, query);
   std::fill_n(f.dqueries, f.width * kQueries, 0.0f);
   for (int64_t key = 0; key < limit; key += kKeys) {
-    // Keys up to a whole panel: those beyond the limit are hidden from every query of the strip, so they add zeros.
+    // Keys up to a whole panel: those beyond the limit are hidden from every query of the strip, so
+    // they add zeros.
     const int64_t keys = round_up(std::min(limit, key + kKeys), kHeadRows) - key;
     score_block(f.key_panels, key, key + keys, f.width, f.queries, f.probabilities);
     score_block(f.value_panels, key, key + keys, f.width, f.douts, f.dscores);
@@ -134,8 +142,8 @@ void backward_strip(const AttentionShape& s, const HeadsView& q, const Attention
 }
 
 template <class T>
-void store_key_gradients(const AttentionShape& s, const BackwardBuffers& f, const AttentionGradients& g, int64_t b,
-                         int64_t head) {
+void store_key_gradients(const AttentionShape& s, const BackwardBuffers& f,
+                         const AttentionGradients& g, int64_t b, int64_t head) {
   const int64_t cached = s.keys - s.queries;
   for (int64_t t = 0; t < s.keys; ++t) {
     float* row = f.dkey_rows + t * f.width;
@@ -164,16 +172,18 @@ void backward(const AttentionShape& s, const HeadsView& q, const HeadsView& k, c
       std::fill_n(f.dkey_rows, f.keys * f.width, 0.0f);
       std::fill_n(f.dvalue_rows, f.keys * f.width, 0.0f);
       for (int64_t h = head * group; h < (head + 1) * group; ++h) {
-        for (int64_t query = 0; query < s.queries; query += kQueries) backward_strip<T>(s, q, g, f, b, h, query);
+        for (int64_t query = 0; query < s.queries; query += kQueries)
+          backward_strip<T>(s, q, g, f, b, h, query);
       }
       store_key_gradients<T>(s, f, g, b, head);
     }
   });
 }
 
-void AttentionBackward(const AttentionShape& s, const HeadsView& q, const HeadsView& k, const HeadsView& v,
-                       const AttentionGradients& g) {
-  return s.storage == Storage::kFloat32 ? backward<float>(s, q, k, v, g) : backward<BFloat16>(s, q, k, v, g);
+void AttentionBackward(const AttentionShape& s, const HeadsView& q, const HeadsView& k,
+                       const HeadsView& v, const AttentionGradients& g) {
+  return s.storage == Storage::kFloat32 ? backward<float>(s, q, k, v, g)
+                                        : backward<BFloat16>(s, q, k, v, g);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -185,8 +195,8 @@ namespace dovetail {
 
 HWY_EXPORT(AttentionBackward);
 
-void attention_backward(const AttentionShape& shape, const HeadsView& q, const HeadsView& k, const HeadsView& v,
-                        const AttentionGradients& gradients) {
+void attention_backward(const AttentionShape& shape, const HeadsView& q, const HeadsView& k,
+                        const HeadsView& v, const AttentionGradients& gradients) {
   HWY_DYNAMIC_DISPATCH(AttentionBackward)(shape, q, k, v, gradients);
 }
 

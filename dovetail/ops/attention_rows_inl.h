@@ -1,5 +1,6 @@
-// Rows of heads on their way between memory and the attention kernels: conversion, rotary positions, padding.
-// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through foreach_target.
+// Rows of heads on their way between memory and the attention kernels: conversion, rotary
+// positions, padding. Compiled once per instruction set: included by *_simd.cpp after
+// simd_config.h, through foreach_target.
 #if defined(DOVETAIL_OPS_ATTENTION_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DOVETAIL_OPS_ATTENTION_ROWS_INL_H_
 #undef DOVETAIL_OPS_ATTENTION_ROWS_INL_H_
@@ -19,19 +20,22 @@ HWY_BEFORE_NAMESPACE();
 namespace dovetail {
 namespace HWY_NAMESPACE {
 
-// Rows of the left operand in attention's products: a divisor of the usual head sizes, unlike GEMM's 12 or 6.
+// Rows of the left operand in attention's products: a divisor of the usual head sizes, unlike
+// GEMM's 12 or 6.
 #if HWY_TARGET == HWY_AVX3
 constexpr int kHeadRows = 8;
 #else
 constexpr int kHeadRows = 4;
 #endif
-// Queries worked on together: one strip of tile columns, so that softmax statistics are lanes and need no horizontal
-// sums.
+// Queries worked on together: one strip of tile columns, so that softmax statistics are lanes and
+// need no horizontal sums.
 constexpr int64_t kQueries = kTileColumns;
 // Keys per block: scores of a block (kKeys x kQueries) stay in the first-level cache.
 constexpr int64_t kKeys = 128;
 
-HWY_INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+HWY_INLINE int64_t round_up(int64_t n, int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
 
 /// Rows padded with zeros to whole strips of tile columns.
 HWY_INLINE int64_t padded_head_dim(const AttentionShape& s) {
@@ -40,11 +44,13 @@ HWY_INLINE int64_t padded_head_dim(const AttentionShape& s) {
 
 template <class T>
 HWY_INLINE const T* row_of(const HeadsView& view, int64_t b, int64_t t, int64_t h) {
-  return static_cast<const T*>(view.data) + b * view.batch_stride + t * view.time_stride + h * view.head_stride;
+  return static_cast<const T*>(view.data) + b * view.batch_stride + t * view.time_stride +
+         h * view.head_stride;
 }
 template <class T>
 HWY_INLINE T* row_of(const MutableHeadsView& view, int64_t b, int64_t t, int64_t h) {
-  return static_cast<T*>(view.data) + b * view.batch_stride + t * view.time_stride + h * view.head_stride;
+  return static_cast<T*>(view.data) + b * view.batch_stride + t * view.time_stride +
+         h * view.head_stride;
 }
 
 /// `count` elements become float32 in `to`, times `scale`.
@@ -54,24 +60,26 @@ HWY_INLINE void load_row(const T* from, int64_t count, float scale, float* to) {
     store(hn::Mul(load(from + i, count - i), splat(scale)), to + i, count - i);
 }
 
-/// Turns pairs (i, i + half) of `row` by the angles of `position`, backwards when `direction` is -1.
+/// Turns pairs (i, i + half) of `row` by the angles of `position`, backwards when `direction` is
+/// -1.
 HWY_INLINE void rotate_row(const AttentionShape& s, int64_t position, float direction, float* row) {
   const int64_t half = s.rotary_dim / 2;
   const float *cosine = s.cosine + position * half, *sine = s.sine + position * half;
   for (int64_t i = 0; i < half; i += kLanes) {
     const int64_t left = half - i;
-    const FloatVector c = load(cosine + i, left), n = hn::Mul(splat(direction), load(sine + i, left));
+    const FloatVector c = load(cosine + i, left),
+                      n = hn::Mul(splat(direction), load(sine + i, left));
     const FloatVector a = load(row + i, left), b = load(row + half + i, left);
     store(hn::NegMulAdd(b, n, hn::Mul(a, c)), row + i, left);
     store(hn::MulAdd(a, n, hn::Mul(b, c)), row + half + i, left);
   }
 }
 
-/// Rows t .. t + count of a head to `to` (rows, padded), zero beyond the head size and beyond `count`.
-/// Rotated when `position` (of row t) is not negative.
+/// Rows t .. t + count of a head to `to` (rows, padded), zero beyond the head size and beyond
+/// `count`. Rotated when `position` (of row t) is not negative.
 template <class T>
-void load_rows(const AttentionShape& s, const HeadsView& view, int64_t b, int64_t t, int64_t h, int64_t count,
-               int64_t rows, int64_t position, float scale, float* to) {
+void load_rows(const AttentionShape& s, const HeadsView& view, int64_t b, int64_t t, int64_t h,
+               int64_t count, int64_t rows, int64_t position, float scale, float* to) {
   const int64_t width = padded_head_dim(s);
   for (int64_t i = 0; i < rows; ++i, to += width) {
     if (i >= count) {
@@ -86,28 +94,34 @@ void load_rows(const AttentionShape& s, const HeadsView& view, int64_t b, int64_
 
 /// The keys of a head, rotated: those of a cache (before S - T) already are.
 template <class T>
-void load_keys(const AttentionShape& s, const HeadsView& k, int64_t b, int64_t g, int64_t rows, float* to) {
+void load_keys(const AttentionShape& s, const HeadsView& k, int64_t b, int64_t g, int64_t rows,
+               float* to) {
   const int64_t cached = s.keys - s.queries;
   load_rows<T>(s, k, b, 0, g, cached, cached, -1, 1.0f, to);
-  load_rows<T>(s, k, b, cached, g, s.queries, rows - cached, cached, 1.0f, to + cached * padded_head_dim(s));
+  load_rows<T>(s, k, b, cached, g, s.queries, rows - cached, cached, 1.0f,
+               to + cached * padded_head_dim(s));
 }
 
-/// Rows (rows, padded) as panels of kHeadRows: panel p holds [d][row of the panel]. `rows` is a multiple of kHeadRows.
+/// Rows (rows, padded) as panels of kHeadRows: panel p holds [d][row of the panel]. `rows` is a
+/// multiple of kHeadRows.
 HWY_INLINE void pack_panels(const float* from, int64_t rows, int64_t width, float* to) {
   pack_transposed<kHeadRows>({from, width}, rows, width, to);
 }
 
 /// scores[key][query] of keys key .. key_end, from panels of keys and queries [d][query].
-HWY_INLINE void score_block(const float* panels, int64_t key, int64_t key_end, int64_t width, const float* queries,
-                            float* scores) {
+HWY_INLINE void score_block(const float* panels, int64_t key, int64_t key_end, int64_t width,
+                            const float* queries, float* scores) {
   for (int64_t i = key; i < key_end; i += kHeadRows) {
-    const auto tile = multiply<kHeadRows, 1>(width, panels + i * width, kHeadRows, queries, kTileColumns);
-    store_tile(tile, scores + (i - key) * kQueries, kQueries, kHeadRows, kTileColumns, TileInit::kZero);
+    const auto tile =
+        multiply<kHeadRows, 1>(width, panels + i * width, kHeadRows, queries, kTileColumns);
+    store_tile(tile, scores + (i - key) * kQueries, kQueries, kHeadRows, kTileColumns,
+               TileInit::kZero);
   }
 }
 
 /// sums[d][query] (+)= sum over keys of rows[key][d] * weights[key][query].
-HWY_INLINE void weigh_block(const float* rows, int64_t keys, int64_t width, const float* weights, float* sums) {
+HWY_INLINE void weigh_block(const float* rows, int64_t keys, int64_t width, const float* weights,
+                            float* sums) {
   for (int64_t d = 0; d < width; d += kHeadRows) {
     const auto tile = multiply<kHeadRows, 1>(keys, rows + d, width, weights, kQueries);
     store_tile(tile, sums + d * kQueries, kQueries, kHeadRows, kTileColumns, TileInit::kAccumulate);
@@ -121,7 +135,8 @@ HWY_INLINE int64_t key_limit(const AttentionShape& s, int64_t query) {
 
 /// The lanes (queries) of vector j of a strip that do not see `key`; `query` is the strip's first.
 HWY_INLINE auto hidden_lanes(const AttentionShape& s, int64_t query, int64_t key, int64_t j) {
-  const FloatVector position = hn::Add(hn::Iota(FloatTag(), 0.0f), splat(static_cast<float>(j * kLanes)));
+  const FloatVector position =
+      hn::Add(hn::Iota(FloatTag(), 0.0f), splat(static_cast<float>(j * kLanes)));
   return hn::Lt(position, splat(static_cast<float>(key - (query + s.keys - s.queries))));
 }
 

@@ -14,9 +14,9 @@
 #include "dovetail/ops/workspace.h"
 #include "hwy/highway.h"
 
-// Flash attention (Dao et al. 2022, 2023) with everything transposed: scores are [key][query], so that a strip of
-// queries fills the tile's columns, softmax runs down the lanes, and the probabilities are the packed right operand of
-// the next product.
+// Flash attention (Dao et al. 2022, 2023) with everything transposed: scores are [key][query], so
+// that a strip of queries fills the tile's columns, softmax runs down the lanes, and the
+// probabilities are the packed right operand of the next product.
 
 HWY_BEFORE_NAMESPACE();
 namespace dovetail {
@@ -34,8 +34,9 @@ ForwardBuffers forward_buffers(const AttentionShape& s) {
   f.width = padded_head_dim(s);
   // The rows before packing and the query's own share a buffer: never needed together.
   const int64_t rows = std::max(f.key_rows, kQueries) * f.width, strip = kQueries * f.width;
-  float* next = workspace(Workspace::kAttention,
-                          static_cast<size_t>(2 * f.key_rows * f.width + rows + 2 * strip + kKeys * kQueries));
+  float* next = workspace(
+      Workspace::kAttention,
+      static_cast<size_t>(2 * f.key_rows * f.width + rows + 2 * strip + kKeys * kQueries));
   const auto take = [&next](int64_t count) {
     float* taken = next;
     next += count;
@@ -55,12 +56,15 @@ struct SoftmaxState {
   FloatVector maximum[kTileVectors], sum[kTileVectors];
 };
 
-/// Scores of a block become e^(score - maximum); `sums` and the state are brought to the new maximum.
-HWY_INLINE void softmax_block(float* scores, int64_t keys, SoftmaxState& state, float* sums, int64_t width) {
+/// Scores of a block become e^(score - maximum); `sums` and the state are brought to the new
+/// maximum.
+HWY_INLINE void softmax_block(float* scores, int64_t keys, SoftmaxState& state, float* sums,
+                              int64_t width) {
 #pragma GCC unroll 2
   for (int j = 0; j < kTileVectors; ++j) {
     FloatVector maximum = state.maximum[j];
-    for (int64_t i = 0; i < keys; ++i) maximum = hn::Max(maximum, load(scores + i * kQueries + j * kLanes));
+    for (int64_t i = 0; i < keys; ++i)
+      maximum = hn::Max(maximum, load(scores + i * kQueries + j * kLanes));
     const FloatVector shrink = exponential_or_zero(hn::Sub(state.maximum[j], maximum));
     FloatVector sum = hn::Mul(state.sum[j], shrink);
     for (int64_t i = 0; i < keys; ++i) {
@@ -79,7 +83,8 @@ HWY_INLINE void softmax_block(float* scores, int64_t keys, SoftmaxState& state, 
 }
 
 /// Minus infinity where a query may not look; `key` is the block's first.
-HWY_INLINE void hide_future(const AttentionShape& s, int64_t query, int64_t key, int64_t keys, float* scores) {
+HWY_INLINE void hide_future(const AttentionShape& s, int64_t query, int64_t key, int64_t keys,
+                            float* scores) {
   const int64_t first = std::max<int64_t>(0, query + s.keys - s.queries + 1 - key);
   const FloatVector minus_infinity = splat(-std::numeric_limits<float>::infinity());
   for (int64_t i = first; i < keys; ++i) {
@@ -91,8 +96,8 @@ HWY_INLINE void hide_future(const AttentionShape& s, int64_t query, int64_t key,
 }
 
 template <class T>
-void forward_strip(const AttentionShape& s, const HeadsView& q, const ForwardBuffers& f, int64_t b, int64_t h,
-                   int64_t query, const MutableHeadsView& out, float* logsumexp) {
+void forward_strip(const AttentionShape& s, const HeadsView& q, const ForwardBuffers& f, int64_t b,
+                   int64_t h, int64_t query, const MutableHeadsView& out, float* logsumexp) {
   const int64_t count = std::min(kQueries, s.queries - query), limit = key_limit(s, query);
   const float scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
   load_rows<T>(s, q, b, query, h, count, kQueries, query + s.keys - s.queries, scale, f.rows);
@@ -120,7 +125,8 @@ void forward_strip(const AttentionShape& s, const HeadsView& q, const ForwardBuf
     const float* row = f.rows + i * f.width;
     T* to = row_of<T>(out, b, query + i, h);
     const FloatVector inverse = splat(1.0f / sum[i]);
-    for (int64_t d = 0; d < s.head_dim; d += kLanes) store(hn::Mul(load(row + d), inverse), to + d, s.head_dim - d);
+    for (int64_t d = 0; d < s.head_dim; d += kLanes)
+      store(hn::Mul(load(row + d), inverse), to + d, s.head_dim - d);
     logsumexp[i] = maximum[i] + std::log(sum[i]);
   }
 }
@@ -138,14 +144,15 @@ void forward(const AttentionShape& s, const HeadsView& q, const HeadsView& k, co
       load_rows<T>(s, v, b, 0, g, s.keys, f.key_rows, -1, 1.0f, f.values);
       for (int64_t h = g * group; h < (g + 1) * group; ++h) {
         for (int64_t query = 0; query < s.queries; query += kQueries)
-          forward_strip<T>(s, q, f, b, h, query, out, logsumexp + (b * s.heads + h) * s.queries + query);
+          forward_strip<T>(s, q, f, b, h, query, out,
+                           logsumexp + (b * s.heads + h) * s.queries + query);
       }
     }
   });
 }
 
-void AttentionForward(const AttentionShape& s, const HeadsView& q, const HeadsView& k, const HeadsView& v,
-                      const MutableHeadsView& out, float* logsumexp) {
+void AttentionForward(const AttentionShape& s, const HeadsView& q, const HeadsView& k,
+                      const HeadsView& v, const MutableHeadsView& out, float* logsumexp) {
   return s.storage == Storage::kFloat32 ? forward<float>(s, q, k, v, out, logsumexp)
                                         : forward<BFloat16>(s, q, k, v, out, logsumexp);
 }
@@ -159,8 +166,8 @@ namespace dovetail {
 
 HWY_EXPORT(AttentionForward);
 
-void attention_forward(const AttentionShape& shape, const HeadsView& q, const HeadsView& k, const HeadsView& v,
-                       const MutableHeadsView& out, float* logsumexp) {
+void attention_forward(const AttentionShape& shape, const HeadsView& q, const HeadsView& k,
+                       const HeadsView& v, const MutableHeadsView& out, float* logsumexp) {
   HWY_DYNAMIC_DISPATCH(AttentionForward)(shape, q, k, v, out, logsumexp);
 }
 

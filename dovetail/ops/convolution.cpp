@@ -25,15 +25,17 @@ struct Problem {
   ColumnShape columns;
 
   Problem(at::IntArrayRef x, at::IntArrayRef weight, const ConvolutionOptions& o) {
-    user_check(x.size() == 4 && weight.size() == 4 && x[1] == weight[1],
-               "convolution: x [{}] must be (N, C, H, W) and weight [{}] (K, C, R, S) with the same C",
-               fmt::join(x, ", "), fmt::join(weight, ", "));
-    user_check(*std::min_element(weight.begin(), weight.end()) > 0 && x[1] > 0 && x[2] > 0 && x[3] > 0,
-               "convolution: of x [{}] and weight [{}] only the batch may be empty", fmt::join(x, ", "),
-               fmt::join(weight, ", "));
+    user_check(
+        x.size() == 4 && weight.size() == 4 && x[1] == weight[1],
+        "convolution: x [{}] must be (N, C, H, W) and weight [{}] (K, C, R, S) with the same C",
+        fmt::join(x, ", "), fmt::join(weight, ", "));
+    user_check(
+        *std::min_element(weight.begin(), weight.end()) > 0 && x[1] > 0 && x[2] > 0 && x[3] > 0,
+        "convolution: of x [{}] and weight [{}] only the batch may be empty", fmt::join(x, ", "),
+        fmt::join(weight, ", "));
     user_check(std::min(o.stride[0], o.stride[1]) > 0 && std::min(o.padding[0], o.padding[1]) >= 0,
-               "convolution: stride [{}] must be positive and padding [{}] not negative", fmt::join(o.stride, ", "),
-               fmt::join(o.padding, ", "));
+               "convolution: stride [{}] must be positive and padding [{}] not negative",
+               fmt::join(o.stride, ", "), fmt::join(o.padding, ", "));
     std::array<int64_t, 2> out;
     for (int i = 0; i < 2; ++i) {
       const int64_t room = x[2 + i] + 2 * o.padding[i] - weight[2 + i];
@@ -50,12 +52,14 @@ struct Problem {
   /// The columns of an image are the image.
   bool pointwise() const {
     const ColumnShape& c = columns;
-    return c.kernel_height == 1 && c.kernel_width == 1 && c.stride_height == 1 && c.stride_width == 1 &&
-           c.pad_height == 0 && c.pad_width == 0;
+    return c.kernel_height == 1 && c.kernel_width == 1 && c.stride_height == 1 &&
+           c.stride_width == 1 && c.pad_height == 0 && c.pad_width == 0;
   }
   int64_t image_floats() const { return columns.channels * columns.height * columns.width; }
   int64_t out_floats() const { return filters * columns.pixels(); }
-  std::array<int64_t, 4> out_sizes() const { return {batch, filters, columns.out_height, columns.out_width}; }
+  std::array<int64_t, 4> out_sizes() const {
+    return {batch, filters, columns.out_height, columns.out_width};
+  }
 
   WinogradProblem winograd(ConvolutionPass pass) const {
     const bool backward = pass == ConvolutionPass::kBackwardData;
@@ -72,19 +76,22 @@ struct Problem {
 
   int64_t workspace_floats(ConvolutionPass pass, ConvolutionAlgorithm algorithm) const {
     if (batch == 0) return 0;
-    if (algorithm == ConvolutionAlgorithm::kWinograd) return winograd_workspace_floats(winograd(pass));
+    if (algorithm == ConvolutionAlgorithm::kWinograd)
+      return winograd_workspace_floats(winograd(pass));
     return (pointwise() ? 0 : columns.rows() * columns.pixels()) +
            (pass == ConvolutionPass::kBackwardWeight ? filters : 0);
   }
 };
 
 void check_tensor(const char* what, const at::Tensor& tensor, at::IntArrayRef sizes) {
-  user_check(tensor.defined() && tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.sizes() == sizes,
-             "convolution: {} must be [{}] float32 on the CPU; it is {}", what, fmt::join(sizes, ", "),
-             describe(tensor));
+  user_check(tensor.defined() && tensor.is_cpu() && tensor.scalar_type() == at::kFloat &&
+                 tensor.sizes() == sizes,
+             "convolution: {} must be [{}] float32 on the CPU; it is {}", what,
+             fmt::join(sizes, ", "), describe(tensor));
 }
 
-void check_applies(ConvolutionPass pass, at::IntArrayRef weight, const ConvolutionOptions& options) {
+void check_applies(ConvolutionPass pass, at::IntArrayRef weight,
+                   const ConvolutionOptions& options) {
   if (const auto reason = why_not(pass, weight, options))
     throw UserError(fmt::format("convolution: {} {}", name(options.algorithm), *reason),
                     "use im2col, or at::convolution");
@@ -116,13 +123,13 @@ GemmProblem product(int64_t m, int64_t n, int64_t k, MatrixView a, MatrixView b,
 
 void multiply(const GemmProblem& problem) { gemm_float32({&problem, 1}); }
 
-void forward_columns(const Problem& p, const float* x, const float* weight, const float* bias, float* y,
-                     float* columns) {
+void forward_columns(const Problem& p, const float* x, const float* weight, const float* bias,
+                     float* y, float* columns) {
   const int64_t terms = p.columns.rows(), pixels = p.columns.pixels();
   for (int64_t n = 0; n < p.batch; ++n, x += p.image_floats(), y += p.out_floats()) {
     if (!p.pointwise()) image_to_columns(p.columns, x, columns);
-    GemmProblem one =
-        product(p.filters, pixels, terms, {weight, terms, 1}, {p.pointwise() ? x : columns, pixels, 1}, y);
+    GemmProblem one = product(p.filters, pixels, terms, {weight, terms, 1},
+                              {p.pointwise() ? x : columns, pixels, 1}, y);
     if (bias != nullptr) {
       one.accumulate = true;
       for (int64_t k = 0; k < p.filters; ++k) std::fill_n(y + k * pixels, pixels, bias[k]);
@@ -131,24 +138,26 @@ void forward_columns(const Problem& p, const float* x, const float* weight, cons
   }
 }
 
-void backward_data_columns(const Problem& p, const float* dy, const float* weight, float* dx, float* columns) {
+void backward_data_columns(const Problem& p, const float* dy, const float* weight, float* dx,
+                           float* columns) {
   const int64_t terms = p.columns.rows(), pixels = p.columns.pixels();
   for (int64_t n = 0; n < p.batch; ++n, dy += p.out_floats(), dx += p.image_floats()) {
-    multiply(product(terms, pixels, p.filters, {weight, 1, terms}, {dy, pixels, 1}, p.pointwise() ? dx : columns));
+    multiply(product(terms, pixels, p.filters, {weight, 1, terms}, {dy, pixels, 1},
+                     p.pointwise() ? dx : columns));
     if (!p.pointwise()) columns_to_image(p.columns, columns, dx);
   }
 }
 
-void backward_weight_columns(const Problem& p, const float* dy, const float* x, float* dweight, float* dbias,
-                             float* scratch) {
+void backward_weight_columns(const Problem& p, const float* dy, const float* x, float* dweight,
+                             float* dbias, float* scratch) {
   const int64_t terms = p.columns.rows(), pixels = p.columns.pixels();
   float* const sums = scratch;
   float* const columns = scratch + p.filters;
   std::fill_n(dbias, p.filters, 0.0f);
   for (int64_t n = 0; n < p.batch; ++n, dy += p.out_floats(), x += p.image_floats()) {
     if (!p.pointwise()) image_to_columns(p.columns, x, columns);
-    GemmProblem one =
-        product(p.filters, terms, pixels, {dy, pixels, 1}, {p.pointwise() ? x : columns, 1, pixels}, dweight);
+    GemmProblem one = product(p.filters, terms, pixels, {dy, pixels, 1},
+                              {p.pointwise() ? x : columns, 1, pixels}, dweight);
     one.accumulate = n > 0;
     one.row_sums = sums;
     multiply(one);
@@ -159,7 +168,9 @@ void backward_weight_columns(const Problem& p, const float* dy, const float* x, 
 
 }  // namespace
 
-std::string_view name(ConvolutionAlgorithm algorithm) { return kNames[static_cast<size_t>(algorithm)]; }
+std::string_view name(ConvolutionAlgorithm algorithm) {
+  return kNames[static_cast<size_t>(algorithm)];
+}
 
 ConvolutionAlgorithm convolution_algorithm(std::string_view name) {
   for (size_t i = 0; i < kNames.size(); ++i)
@@ -173,15 +184,19 @@ std::optional<std::string> why_not(ConvolutionPass pass, at::IntArrayRef weight_
   if (options.algorithm == ConvolutionAlgorithm::kIm2col) return std::nullopt;
   if (pass == ConvolutionPass::kBackwardWeight) return "does not make gradients of weights";
   if (weight_sizes.size() != 4 || weight_sizes[2] != 3 || weight_sizes[3] != 3)
-    return fmt::format("is for filters of 3 x 3, and the weight is [{}]", fmt::join(weight_sizes, ", "));
+    return fmt::format("is for filters of 3 x 3, and the weight is [{}]",
+                       fmt::join(weight_sizes, ", "));
   if (options.stride != std::array<int64_t, 2>{1, 1})
     return fmt::format("is for stride 1, not [{}]", fmt::join(options.stride, ", "));
-  if (pass == ConvolutionPass::kBackwardData && std::max(options.padding[0], options.padding[1]) > 2)
-    return fmt::format("goes back to data with padding up to 2, not [{}]", fmt::join(options.padding, ", "));
+  if (pass == ConvolutionPass::kBackwardData &&
+      std::max(options.padding[0], options.padding[1]) > 2)
+    return fmt::format("goes back to data with padding up to 2, not [{}]",
+                       fmt::join(options.padding, ", "));
   return std::nullopt;
 }
 
-int64_t convolution_workspace_bytes(ConvolutionPass pass, at::IntArrayRef x_sizes, at::IntArrayRef weight_sizes,
+int64_t convolution_workspace_bytes(ConvolutionPass pass, at::IntArrayRef x_sizes,
+                                    at::IntArrayRef weight_sizes,
                                     const ConvolutionOptions& options) {
   check_applies(pass, weight_sizes, options);
   const Problem problem(x_sizes, weight_sizes, options);
@@ -207,14 +222,15 @@ at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const at::
     forward_columns(p, from, w, data_or_null(biases), y.mutable_data_ptr<float>(), scratch.data());
   } else {
     WinogradProblem problem = p.winograd(ConvolutionPass::kForward);
-    problem.x = from, problem.weight = w, problem.bias = data_or_null(biases), problem.y = y.mutable_data_ptr<float>();
+    problem.x = from, problem.weight = w, problem.bias = data_or_null(biases),
+    problem.y = y.mutable_data_ptr<float>();
     convolve_winograd(problem, scratch.data());
   }
   return y;
 }
 
-at::Tensor convolution_backward_data(const at::Tensor& dy, const at::Tensor& weight, at::IntArrayRef x_sizes,
-                                     const ConvolutionOptions& options) {
+at::Tensor convolution_backward_data(const at::Tensor& dy, const at::Tensor& weight,
+                                     at::IntArrayRef x_sizes, const ConvolutionOptions& options) {
   const TraceSpan span("dovetail::convolution_backward_data");
   simd_level();
   check_applies(ConvolutionPass::kBackwardData, weight.sizes(), options);
@@ -237,7 +253,8 @@ at::Tensor convolution_backward_data(const at::Tensor& dy, const at::Tensor& wei
 }
 
 ConvolutionGradients convolution_backward_weight(const at::Tensor& dy, const at::Tensor& x,
-                                                 at::IntArrayRef weight_sizes, const ConvolutionOptions& options) {
+                                                 at::IntArrayRef weight_sizes,
+                                                 const ConvolutionOptions& options) {
   const TraceSpan span("dovetail::convolution_backward_weight");
   simd_level();
   check_applies(ConvolutionPass::kBackwardWeight, weight_sizes, options);
@@ -248,7 +265,8 @@ ConvolutionGradients convolution_backward_weight(const at::Tensor& dy, const at:
   const at::Tensor xs = x.contiguous(), from = dy.contiguous();
   const Scratch scratch(p.workspace_floats(ConvolutionPass::kBackwardWeight, options.algorithm));
   backward_weight_columns(p, from.const_data_ptr<float>(), xs.const_data_ptr<float>(),
-                          out.weight.mutable_data_ptr<float>(), out.bias.mutable_data_ptr<float>(), scratch.data());
+                          out.weight.mutable_data_ptr<float>(), out.bias.mutable_data_ptr<float>(),
+                          scratch.data());
   return out;
 }
 

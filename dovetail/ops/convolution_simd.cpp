@@ -17,11 +17,13 @@ HWY_BEFORE_NAMESPACE();
 namespace dovetail {
 namespace HWY_NAMESPACE {
 
-/// Outputs [begin, end) of a line read an element of an image's line of `size`: output o that at o * stride + offset.
+/// Outputs [begin, end) of a line read an element of an image's line of `size`: output o that at o
+/// * stride + offset.
 struct Inside {
   Inside(int64_t outputs, int64_t size, int64_t stride, int64_t offset)
       : begin(std::clamp<int64_t>(offset >= 0 ? 0 : (stride - 1 - offset) / stride, 0, outputs)),
-        end(std::clamp<int64_t>(size <= offset ? 0 : (size - offset + stride - 1) / stride, begin, outputs)) {}
+        end(std::clamp<int64_t>(size <= offset ? 0 : (size - offset + stride - 1) / stride, begin,
+                                outputs)) {}
   int64_t begin, end;
 };
 
@@ -74,7 +76,8 @@ void ToImage(const ColumnShape& s, const float* columns, float* image) {
       std::fill_n(to, s.height * s.width, 0.0f);
       for (int64_t tap = 0; tap < taps; ++tap) {
         const float* from = columns + (channel * taps + tap) * s.pixels();
-        const int64_t top = tap / s.kernel_width - s.pad_height, left = tap % s.kernel_width - s.pad_width;
+        const int64_t top = tap / s.kernel_width - s.pad_height,
+                      left = tap % s.kernel_width - s.pad_width;
         const Inside inside(s.out_width, s.width, s.stride_width, left);
         if (inside.begin == inside.end) continue;
         for (int64_t y = 0; y < s.out_height; ++y, from += s.out_width) {

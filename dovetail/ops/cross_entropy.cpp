@@ -20,8 +20,9 @@ namespace dovetail {
 
 namespace {
 
-/// Rows of logits held at a time. 8 MiB of them stay in the last-level cache; but each chunk reads the weight and reads
-/// and writes its gradient once, so that fewer than kLeastRows would make memory the bound for a large vocabulary.
+/// Rows of logits held at a time. 8 MiB of them stay in the last-level cache; but each chunk reads
+/// the weight and reads and writes its gradient once, so that fewer than kLeastRows would make
+/// memory the bound for a large vocabulary.
 constexpr int64_t kChunkBytes = int64_t{8} << 20;
 constexpr int64_t kLeastRows = 512;
 /// On a GPU products want thousands of rows: 5,336 of GPT-2's vocabulary in bfloat16.
@@ -36,7 +37,8 @@ int64_t chunk_rows(const at::Tensor& x, int64_t vocab) {
   return (rows + chunks - 1) / chunks;
 }
 
-/// What CrossEntropyProblem says, by ATen: losses; `logits` overwritten with their gradient if `gradient`.
+/// What CrossEntropyProblem says, by ATen: losses; `logits` overwritten with their gradient if
+/// `gradient`.
 at::Tensor losses_composed(at::Tensor& logits, const at::Tensor& targets, bool gradient) {
   const at::Tensor kept = targets.ne(kIgnoredTarget), safe = targets.clamp_min(0).unsqueeze(1);
   const at::Tensor wide = logits.scalar_type() == at::kDouble ? logits : logits.to(at::kFloat);
@@ -75,7 +77,8 @@ void check_targets(const at::Tensor& targets, int64_t vocab) {
   const int64_t* target = targets.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < targets.numel(); ++i)
     user_check(target[i] == kIgnoredTarget || (target[i] >= 0 && target[i] < vocab),
-               "linear_cross_entropy: target {} of token {} is outside of the vocabulary of {} (and not {}, left out)",
+               "linear_cross_entropy: target {} of token {} is outside of the vocabulary of {} "
+               "(and not {}, left out)",
                target[i], i, vocab, kIgnoredTarget);
 }
 
@@ -83,20 +86,25 @@ struct LossAndGradients {
   at::Tensor loss, dx, dweight;
 };
 
-LossAndGradients run(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets, bool need_dx,
-                     bool need_dweight) {
+LossAndGradients run(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
+                     bool need_dx, bool need_dweight) {
   check_targets(targets, weight.size(0));
   const int64_t rows = x.size(0), vocab = weight.size(0);
-  const auto loss_options = x.options().dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  const auto loss_options =
+      x.options().dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
   LossAndGradients result;
   if (need_dx) result.dx = at::empty_like(x, at::MemoryFormat::Contiguous);
   if (need_dweight)
-    result.dweight = rows == 0 ? at::zeros_like(weight) : at::empty_like(weight, at::MemoryFormat::Contiguous);
+    result.dweight =
+        rows == 0 ? at::zeros_like(weight) : at::empty_like(weight, at::MemoryFormat::Contiguous);
   const int64_t chunk = rows == 0 ? 0 : chunk_rows(x, vocab);
   const at::Tensor buffer = at::empty({chunk, vocab}, x.options());
-  // Sums over several chunks in bfloat16 would lose digits; cuBLAS adds bfloat16 products to float32.
-  const bool wide_sum = need_dweight && x.is_cuda() && x.scalar_type() == at::kBFloat16 && chunk < rows;
-  at::Tensor sum = wide_sum ? at::empty(weight.sizes(), x.options().dtype(at::kFloat)) : result.dweight;
+  // Sums over several chunks in bfloat16 would lose digits; cuBLAS adds bfloat16 products to
+  // float32.
+  const bool wide_sum =
+      need_dweight && x.is_cuda() && x.scalar_type() == at::kBFloat16 && chunk < rows;
+  at::Tensor sum =
+      wide_sum ? at::empty(weight.sizes(), x.options().dtype(at::kFloat)) : result.dweight;
   std::vector<at::Tensor> losses;
   for (int64_t row = 0; row < rows; row += chunk) {
     const int64_t count = std::min(chunk, rows - row);
@@ -116,39 +124,43 @@ LossAndGradients run(const at::Tensor& x, const at::Tensor& weight, const at::Te
   }
   if (wide_sum) result.dweight.copy_(sum);
   // Summed in float64: float32 would lose a digit or two over thousands of tokens.
-  result.loss = rows == 0 ? at::zeros({}, loss_options) : at::cat(losses).sum(at::kDouble).to(loss_options.dtype());
+  result.loss = rows == 0 ? at::zeros({}, loss_options)
+                          : at::cat(losses).sum(at::kDouble).to(loss_options.dtype());
   return result;
 }
 
 class LinearCrossEntropyFunction : public torch::autograd::Function<LinearCrossEntropyFunction> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
-                            const at::Tensor& targets) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const at::Tensor& weight, const at::Tensor& targets) {
     const bool need_dx = x.requires_grad(), need_dweight = weight.requires_grad();
-    const auto made = operation(
-        "dovetail::linear_cross_entropy", {.reads = {x, weight, targets}}, [need_dx, need_dweight](const Operands& of) {
-          const LossAndGradients result = run(of.reads[0], of.reads[1], of.reads[2], need_dx, need_dweight);
-          return std::vector{result.loss, result.dx, result.dweight};
-        });
-    context->saved_data["gradients"] = std::vector<at::Tensor>{made[1].defined() ? made[1] : at::empty({0}),
-                                                               made[2].defined() ? made[2] : at::empty({0})};
+    const auto made = operation("dovetail::linear_cross_entropy", {.reads = {x, weight, targets}},
+                                [need_dx, need_dweight](const Operands& of) {
+                                  const LossAndGradients result = run(
+                                      of.reads[0], of.reads[1], of.reads[2], need_dx, need_dweight);
+                                  return std::vector{result.loss, result.dx, result.dweight};
+                                });
+    context->saved_data["gradients"] = std::vector<at::Tensor>{
+        made[1].defined() ? made[1] : at::empty({0}), made[2].defined() ? made[2] : at::empty({0})};
     return made[0];
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
-    user_check(context->saved_data.count("gradients") > 0,
-               "linear_cross_entropy: its gradients were handed over by the first backward and are gone");
+    user_check(
+        context->saved_data.count("gradients") > 0,
+        "linear_cross_entropy: its gradients were handed over by the first backward and are gone");
     // Handed over rather than shared: autograd then keeps them as .grad without a copy.
     std::vector<at::Tensor> stored = context->saved_data["gradients"].toTensorVector();
     context->saved_data.erase("gradients");
-    operation("dovetail::scale", {.reads = {gradients[0]}, .changes = stored}, [](const Operands& of) {
-      const at::Tensor& scale = of.reads[0];
-      const bool is_one = scale.is_cpu() && scale.item<double>() == 1.0;
-      for (const at::Tensor& gradient : of.changes)
-        if (!is_one) gradient.mul_(scale);
-      return std::vector<at::Tensor>();
-    });
+    operation("dovetail::scale", {.reads = {gradients[0]}, .changes = stored},
+              [](const Operands& of) {
+                const at::Tensor& scale = of.reads[0];
+                const bool is_one = scale.is_cpu() && scale.item<double>() == 1.0;
+                for (const at::Tensor& gradient : of.changes)
+                  if (!is_one) gradient.mul_(scale);
+                return std::vector<at::Tensor>();
+              });
     torch::autograd::variable_list result(3);
     for (size_t i = 0; i < 2; ++i)
       if (context->needs_input_grad(i)) result[i] = std::move(stored[i]);
@@ -156,25 +168,31 @@ class LinearCrossEntropyFunction : public torch::autograd::Function<LinearCrossE
   }
 };
 
-void check_linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets) {
+void check_linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight,
+                                const at::Tensor& targets) {
   user_check(x.dim() == 2 && weight.dim() == 2 && x.size(1) == weight.size(1) && weight.size(0) > 0,
-             "linear_cross_entropy: x must be (tokens, width) and weight (vocab, width); x is {}, weight is {}",
+             "linear_cross_entropy: x must be (tokens, width) and weight (vocab, width); x is {}, "
+             "weight is {}",
              describe(x), describe(weight));
-  user_check(
-      x.scalar_type() == weight.scalar_type() && x.device() == weight.device() && at::isFloatingType(x.scalar_type()),
-      "linear_cross_entropy: x and weight must share a floating dtype and device; x is {}, weight is {}", describe(x),
-      describe(weight));
-  user_check(targets.dim() == 1 && targets.size(0) == x.size(0) && targets.scalar_type() == at::kLong &&
-                 targets.device() == x.device(),
-             "linear_cross_entropy: targets must be int64 [{}] on the device of x, but are {}", x.size(0),
-             describe(targets));
+  user_check(x.scalar_type() == weight.scalar_type() && x.device() == weight.device() &&
+                 at::isFloatingType(x.scalar_type()),
+             "linear_cross_entropy: x and weight must share a floating dtype and device; x is {}, "
+             "weight is {}",
+             describe(x), describe(weight));
+  user_check(targets.dim() == 1 && targets.size(0) == x.size(0) &&
+                 targets.scalar_type() == at::kLong && targets.device() == x.device(),
+             "linear_cross_entropy: targets must be int64 [{}] on the device of x, but are {}",
+             x.size(0), describe(targets));
 }
 
 }  // namespace
 
-at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets) {
+at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight,
+                                const at::Tensor& targets) {
   check_linear_cross_entropy(x, weight, targets);
-  if (x.is_meta()) return empty_on_meta({x, weight}, {}, x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  if (x.is_meta())
+    return empty_on_meta({x, weight}, {},
+                         x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
   const at::Tensor contiguous = targets.contiguous();
   if (x.is_cpu() && !kernel_enabled(Kernel::kCrossEntropy)) {
     check_targets(contiguous, weight.size(0));

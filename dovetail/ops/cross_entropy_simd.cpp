@@ -57,7 +57,8 @@ void row(T* x, int64_t n, int64_t target, float* loss, bool gradient) {
     if (gradient) std::fill_n(x, n, T{0});
     return;
   }
-  const float maximum = row_maximum(x, n), sum = row_sum(x, n, maximum), at_target = to_float(x[target]);
+  const float maximum = row_maximum(x, n), sum = row_sum(x, n, maximum),
+              at_target = to_float(x[target]);
   *loss = std::log(sum) + (maximum - at_target);
   if (!gradient) return;
   const FloatVector shift = splat(maximum), scale = splat(1.0f / sum);
@@ -65,8 +66,8 @@ void row(T* x, int64_t n, int64_t target, float* loss, bool gradient) {
     const int64_t left = n - i;
     store(hn::Mul(exponential_or_zero(hn::Sub(load(x + i, left), shift)), scale), x + i, left);
   }
-  // From the loss rather than from the rounded probability: 1 - p is exact to float32 also where p rounds to 1 in
-  // bfloat16.
+  // From the loss rather than from the rounded probability: 1 - p is exact to float32 also where p
+  // rounds to 1 in bfloat16.
   HWY_ALIGN T corrected[kLanes];
   store(splat(std::expm1(-*loss)), corrected);
   x[target] = corrected[0];
@@ -94,7 +95,9 @@ namespace dovetail {
 
 HWY_EXPORT(CrossEntropyRows);
 
-void cross_entropy_rows(const CrossEntropyProblem& problem) { HWY_DYNAMIC_DISPATCH(CrossEntropyRows)(problem); }
+void cross_entropy_rows(const CrossEntropyProblem& problem) {
+  HWY_DYNAMIC_DISPATCH(CrossEntropyRows)(problem);
+}
 
 }  // namespace dovetail
 #endif

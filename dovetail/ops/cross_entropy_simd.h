@@ -6,9 +6,9 @@
 
 namespace dovetail {
 
-/// losses[i] = log(sum(exp(logits[i]))) - logits[i, targets[i]], zero where the target is `kIgnoredTarget`.
-/// With `gradient`, logits (rows, vocab), contiguous, are overwritten with softmax - one-hot (zero for ignored rows).
-/// Every other target must lie in [0, vocab).
+/// losses[i] = log(sum(exp(logits[i]))) - logits[i, targets[i]], zero where the target is
+/// `kIgnoredTarget`. With `gradient`, logits (rows, vocab), contiguous, are overwritten with
+/// softmax - one-hot (zero for ignored rows). Every other target must lie in [0, vocab).
 constexpr int64_t kIgnoredTarget = -100;
 
 struct CrossEntropyProblem {

@@ -9,8 +9,9 @@ namespace dovetail {
 void* open_cuda_library(const char* entry) {
   const auto library = module_path(kCudaLibrary);
   if (!std::filesystem::exists(library)) return nullptr;
-  return open_module(library, entry,
-                     "it is made for the CUDA of torch 2.11; remove it to do without our kernels on the GPU");
+  return open_module(
+      library, entry,
+      "it is made for the CUDA of torch 2.11; remove it to do without our kernels on the GPU");
 }
 
 const CudaKernels* cuda_kernels() {

@@ -18,8 +18,9 @@ namespace dovetail {
 namespace {
 
 constexpr std::array<const char*, 3> kLevelNames = {"scalar", "avx2", "avx512"};
-constexpr std::array<const char*, 9> kKernelNames = {
-    "gemm", "attention", "norm", "activation", "cross_entropy", "embedding", "adamw", "mx_quantize", "experts"};
+constexpr std::array<const char*, 9> kKernelNames = {"gemm",       "attention",     "norm",
+                                                     "activation", "cross_entropy", "embedding",
+                                                     "adamw",      "mx_quantize",   "experts"};
 
 uint32_t parse_kernels(std::string_view names, const std::string& place) {
   uint32_t mask = 0;
@@ -47,8 +48,9 @@ std::atomic<uint32_t>& disabled_mask() {
 
 /// True if GPUs have this kernel, too.
 bool has_gpu_kernel(Kernel kernel) {
-  return kernel == Kernel::kNorm || kernel == Kernel::kActivation || kernel == Kernel::kCrossEntropy ||
-         kernel == Kernel::kAdamW || kernel == Kernel::kGemm || kernel == Kernel::kAttention;
+  return kernel == Kernel::kNorm || kernel == Kernel::kActivation ||
+         kernel == Kernel::kCrossEntropy || kernel == Kernel::kAdamW || kernel == Kernel::kGemm ||
+         kernel == Kernel::kAttention;
 }
 
 SimdLevel level_from_environment() {
@@ -59,7 +61,8 @@ SimdLevel level_from_environment() {
     if (std::string_view(name) != kLevelNames[i]) continue;
     if (static_cast<SimdLevel>(i) > best)
       throw UserError(fmt::format("this processor has no {}", name),
-                      fmt::format("the best it can run is {}", simd_level_name(best)), "DOVETAIL_SIMD");
+                      fmt::format("the best it can run is {}", simd_level_name(best)),
+                      "DOVETAIL_SIMD");
     return static_cast<SimdLevel>(i);
   }
   throw UserError(fmt::format("no instruction set is named \"{}\"", name),
@@ -88,7 +91,8 @@ std::vector<SimdLevel> available_simd_levels() {
 SimdLevel simd_level() { return current_level().load(std::memory_order_relaxed); }
 
 void set_simd_level(SimdLevel level) {
-  user_check(static_cast<int>(level) <= simd::best_target(), "this processor has no {}", simd_level_name(level));
+  user_check(static_cast<int>(level) <= simd::best_target(), "this processor has no {}",
+             simd_level_name(level));
   current_level() = level;
   simd::restrict_targets(static_cast<int>(level));
 }
@@ -101,21 +105,27 @@ bool kernel_enabled(Kernel kernel) {
 
 bool use_kernel(Kernel kernel, const at::Tensor& x) {
   simd_level();  // DOVETAIL_SIMD takes effect before the first kernel runs
-  if (!kernel_enabled(kernel) || (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16)) return false;
+  if (!kernel_enabled(kernel) ||
+      (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16))
+    return false;
   if (x.is_cuda()) return has_gpu_kernel(kernel) && cuda_kernels() != nullptr;
   return x.is_cpu();
 }
 
 Storage storage_of(const at::Tensor& x) {
-  DOVETAIL_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16, "{}", describe(x));
+  DOVETAIL_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16, "{}",
+                 describe(x));
   return x.scalar_type() == at::kFloat ? Storage::kFloat32 : Storage::kBFloat16;
 }
 
-const float* data_or_null(const at::Tensor& x) { return x.defined() ? x.const_data_ptr<float>() : nullptr; }
+const float* data_or_null(const at::Tensor& x) {
+  return x.defined() ? x.const_data_ptr<float>() : nullptr;
+}
 
 std::string describe(const at::Tensor& x) {
   if (!x.defined()) return "(undefined)";
-  return fmt::format("[{}] {} on {}", fmt::join(x.sizes(), ", "), c10::toString(x.scalar_type()), x.device().str());
+  return fmt::format("[{}] {} on {}", fmt::join(x.sizes(), ", "), c10::toString(x.scalar_type()),
+                     x.device().str());
 }
 
 }  // namespace dovetail

@@ -17,8 +17,8 @@ namespace dovetail {
 
 namespace {
 
-/// Token positions grouped by id, in order within an id: those of id i are positions[starts[i]] .. positions[starts[i +
-/// 1] - 1].
+/// Token positions grouped by id, in order within an id: those of id i are positions[starts[i]] ..
+/// positions[starts[i + 1] - 1].
 struct PositionsOfIds {
   std::vector<int64_t> starts, positions;
 };
@@ -50,7 +50,8 @@ void sum_rows(const PositionsOfIds& groups, const at::Tensor& dy, const at::Tens
   parallel_pieces(vocab, std::max<int64_t>(1, 16384 / width), [&](int64_t begin, int64_t end) {
     std::vector<float> sum(static_cast<size_t>(width));
     for (int64_t id = begin; id < end; ++id) {
-      const int64_t first = groups.starts[static_cast<size_t>(id)], last = groups.starts[static_cast<size_t>(id) + 1];
+      const int64_t first = groups.starts[static_cast<size_t>(id)],
+                    last = groups.starts[static_cast<size_t>(id) + 1];
       if (first == last) {
         std::fill_n(to + id * width, width, T(0));
         continue;
@@ -83,7 +84,8 @@ at::Tensor look_up(const at::Tensor& weight, const at::Tensor& ids) {
   char* to = static_cast<char*>(y.mutable_data_ptr());
   parallel_pieces(ids.numel(), 64, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t)
-      std::memcpy(to + static_cast<size_t>(t) * bytes, from + static_cast<size_t>(id[t]) * bytes, bytes);
+      std::memcpy(to + static_cast<size_t>(t) * bytes, from + static_cast<size_t>(id[t]) * bytes,
+                  bytes);
   });
   return y;
 }
@@ -108,16 +110,20 @@ class EmbeddingFunction : public torch::autograd::Function<EmbeddingFunction> {
     const at::Tensor weight = weight_in.contiguous(), ids = ids_in.contiguous();
     context->save_for_backward({ids});
     context->saved_data["vocab"] = weight.size(0);
-    return operation("dovetail::embedding", {.reads = {weight, ids}},
-                     [](const Operands& of) { return std::vector{look_up(of.reads[0], of.reads[1])}; })[0];
+    return operation("dovetail::embedding", {.reads = {weight, ids}}, [](const Operands& of) {
+      return std::vector{look_up(of.reads[0], of.reads[1])};
+    })[0];
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
     const int64_t vocab = context->saved_data["vocab"].toInt();
-    const at::Tensor dweight = operation(
-        "dovetail::embedding_gradient", {.reads = {context->get_saved_variables()[0], gradients[0].contiguous()}},
-        [vocab](const Operands& of) { return std::vector{weight_gradient(of.reads[0], of.reads[1], vocab)}; })[0];
+    const at::Tensor dweight =
+        operation("dovetail::embedding_gradient",
+                  {.reads = {context->get_saved_variables()[0], gradients[0].contiguous()}},
+                  [vocab](const Operands& of) {
+                    return std::vector{weight_gradient(of.reads[0], of.reads[1], vocab)};
+                  })[0];
     return {dweight, at::Tensor()};
   }
 };
@@ -128,7 +134,8 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids) {
   user_check(weight.dim() == 2 && at::isFloatingType(weight.scalar_type()),
              "embedding: weight must be floating and (vocab, width), but is {}", describe(weight));
   user_check(ids.scalar_type() == at::kLong && ids.device() == weight.device(),
-             "embedding: ids must be int64 on the device of weight {}, but are {}", describe(weight), describe(ids));
+             "embedding: ids must be int64 on the device of weight {}, but are {}",
+             describe(weight), describe(ids));
   if (weight.is_meta()) {
     auto sizes = ids.sizes().vec();
     sizes.push_back(weight.size(1));

@@ -17,7 +17,8 @@ HWY_BEFORE_NAMESPACE();
 namespace dovetail {
 namespace HWY_NAMESPACE {
 
-// Independent sums: two units of four cycles' latency need eight to be kept busy, and AVX2 has sixteen registers.
+// Independent sums: two units of four cycles' latency need eight to be kept busy, and AVX2 has
+// sixteen registers.
 constexpr int kSums = 10;
 
 /// Operations done. The result of the sums goes to `sink`, so that they are not optimized away.

@@ -19,18 +19,21 @@ namespace dovetail {
 
 namespace {
 
-void check_vector(const char* name, const at::Tensor& vector, int64_t size, const at::Tensor& like) {
-  user_check(!vector.defined() || (vector.dim() == 1 && vector.size(0) == size && vector.is_contiguous() &&
-                                   vector.scalar_type() == like.scalar_type() && vector.device() == like.device()),
-             "gemm: {} must be [{}], contiguous, of the dtype and device of {}; it is {}", name, size, describe(like),
-             describe(vector));
+void check_vector(const char* name, const at::Tensor& vector, int64_t size,
+                  const at::Tensor& like) {
+  user_check(!vector.defined() ||
+                 (vector.dim() == 1 && vector.size(0) == size && vector.is_contiguous() &&
+                  vector.scalar_type() == like.scalar_type() && vector.device() == like.device()),
+             "gemm: {} must be [{}], contiguous, of the dtype and device of {}; it is {}", name,
+             size, describe(like), describe(vector));
 }
 
 void check_rows(const char* name, const at::Tensor& rows, const at::Tensor& c) {
-  user_check(!rows.defined() || (rows.dim() == 1 && rows.is_contiguous() && rows.scalar_type() == at::kInt &&
-                                 rows.device() == c.device()),
-             "gemm: {} must be one contiguous dimension of int32 on the device of c, which is {}; it is {}", name,
-             describe(c), describe(rows));
+  user_check(!rows.defined() || (rows.dim() == 1 && rows.is_contiguous() &&
+                                 rows.scalar_type() == at::kInt && rows.device() == c.device()),
+             "gemm: {} must be one contiguous dimension of int32 on the device of c, which is {}; "
+             "it is {}",
+             name, describe(c), describe(rows));
 }
 
 /// An operand as it is stored, and as it takes part.
@@ -49,26 +52,30 @@ struct Operand {
 };
 
 void check_operands(const at::Tensor& c, const Operand& a, const Operand& b, bool c_rows) {
-  user_check(a.width() == b.height(), "gemm: the inner sizes differ: op(a) is {} x {} (a {}), op(b) is {} x {} (b {})",
+  user_check(a.width() == b.height(),
+             "gemm: the inner sizes differ: op(a) is {} x {} (a {}), op(b) is {} x {} (b {})",
              a.height(), a.width(), describe(a.stored), b.height(), b.width(), describe(b.stored));
   user_check(c.dim() == 2 && (c_rows || c.size(0) == a.height()) && c.size(1) == b.width(),
-             "gemm: c must be [{}, {}] for a {} and b {}, but is {}", a.height(), b.width(), describe(a.stored),
-             describe(b.stored), describe(c));
-  const bool same_dtype = a.stored.scalar_type() == c.scalar_type() ||
-                          (c_rows && a.stored.scalar_type() == at::kBFloat16 && c.scalar_type() == at::kFloat);
-  user_check(same_dtype && a.stored.scalar_type() == b.stored.scalar_type() && a.stored.device() == b.stored.device() &&
-                 a.stored.device() == c.device(),
-             "gemm: a, b and c must share dtype and device: a is {}, b is {}, c is {}", describe(a.stored),
-             describe(b.stored), describe(c));
+             "gemm: c must be [{}, {}] for a {} and b {}, but is {}", a.height(), b.width(),
+             describe(a.stored), describe(b.stored), describe(c));
+  const bool same_dtype =
+      a.stored.scalar_type() == c.scalar_type() ||
+      (c_rows && a.stored.scalar_type() == at::kBFloat16 && c.scalar_type() == at::kFloat);
+  user_check(same_dtype && a.stored.scalar_type() == b.stored.scalar_type() &&
+                 a.stored.device() == b.stored.device() && a.stored.device() == c.device(),
+             "gemm: a, b and c must share dtype and device: a is {}, b is {}, c is {}",
+             describe(a.stored), describe(b.stored), describe(c));
 }
 
-void check_options(const at::Tensor& c, const Operand& a, const Operand& b, const GemmOptions& options) {
+void check_options(const at::Tensor& c, const Operand& a, const Operand& b,
+                   const GemmOptions& options) {
   check_rows("a_rows", options.a_rows, c);
   check_rows("b_rows", options.b_rows, c);
   check_rows("c_rows", options.c_rows, c);
   const bool c_rows = options.c_rows.defined();
   user_check(!c_rows || (options.accumulate && options.c_rows.size(0) <= a.height()),
-             "gemm: c_rows needs accumulate and at most as many rows of c as the product's {}", a.height());
+             "gemm: c_rows needs accumulate and at most as many rows of c as the product's {}",
+             a.height());
   user_check(c_rows || !options.c_weights.defined(), "gemm: c_weights needs c_rows");
   check_operands(c, a, b, c_rows);
   check_vector("bias", options.bias, b.width(), b.stored);
@@ -76,21 +83,24 @@ void check_options(const at::Tensor& c, const Operand& a, const Operand& b, cons
   if (c_rows) check_vector("c_weights", options.c_weights, options.c_rows.size(0), c);
   user_check(!options.accumulate || !options.bias.defined() || c_rows,
              "gemm: bias and accumulate exclude each other without c_rows");
-  user_check(b.width() <= 1 || c.stride(1) == 1, "gemm: the rows of c must be contiguous, its strides are [{}, {}]",
-             c.stride(0), c.stride(1));
+  user_check(b.width() <= 1 || c.stride(1) == 1,
+             "gemm: the rows of c must be contiguous, its strides are [{}, {}]", c.stride(0),
+             c.stride(1));
 }
 
-/// A view of `x` for the kernel, which needs one stride of 1; `copy` keeps the copy that is made when neither is.
+/// A view of `x` for the kernel, which needs one stride of 1; `copy` keeps the copy that is made
+/// when neither is.
 MatrixView matrix_view(const at::Tensor& x, at::Tensor& copy) {
   const bool fits = (x.stride(1) == 1 || x.size(1) == 1) || (x.stride(0) == 1 || x.size(0) == 1);
   copy = fits ? x : x.contiguous();
-  // A dimension of one element may have any stride; the kernel is told the one that lets it see contiguous rows or
-  // columns.
+  // A dimension of one element may have any stride; the kernel is told the one that lets it see
+  // contiguous rows or columns.
   const bool rows = copy.stride(1) == 1 || copy.size(1) == 1;
   return {copy.const_data_ptr<float>(), rows ? copy.stride(0) : 1, rows ? 1 : copy.stride(1)};
 }
 
-/// The same for an operand; rows are read where they lie if these are contiguous and of more than one element.
+/// The same for an operand; rows are read where they lie if these are contiguous and of more than
+/// one element.
 MatrixView matrix_view(const Operand& x, at::Tensor& copy) {
   const bool in_place = x.rows.defined() && x.stored.stride(1) == 1 && x.stored.stride(0) > 1;
   if (!in_place) return matrix_view(x.matrix(), copy);
@@ -107,7 +117,8 @@ struct KernelCall {
 };
 
 KernelCall kernel_call(const GemmCall& call, const Operand& a, const Operand& b) {
-  const auto &bias = call.options.bias, &row_sums = call.options.row_sums, &c_rows = call.options.c_rows;
+  const auto &bias = call.options.bias, &row_sums = call.options.row_sums,
+             &c_rows = call.options.c_rows;
   KernelCall out;
   out.problem = {.m = c_rows.defined() ? c_rows.size(0) : a.height(),
                  .n = b.width(),
@@ -124,7 +135,8 @@ KernelCall kernel_call(const GemmCall& call, const Operand& a, const Operand& b)
   return out;
 }
 
-/// An operand in pairs of terms: these are rows, or aligned neighbours in a row; none where they are neither.
+/// An operand in pairs of terms: these are rows, or aligned neighbours in a row; none where they
+/// are neither.
 std::optional<MatrixView> pair_view(const Operand& x, bool left) {
   const at::Tensor& stored = x.stored;
   const int32_t* line = x.rows.defined() ? x.rows.const_data_ptr<int32_t>() : nullptr;
@@ -139,19 +151,23 @@ std::optional<MatrixView> pair_view(const Operand& x, bool left) {
                       .terms = x.stored_rows()};
   }
   const auto* data = static_cast<const float*>(stored.const_data_ptr());
-  if (stored.size(1) % 2 != 0 || stride % 2 != 0 || reinterpret_cast<uintptr_t>(data) % sizeof(float) != 0 ||
-      stride == 2)
+  if (stored.size(1) % 2 != 0 || stride % 2 != 0 ||
+      reinterpret_cast<uintptr_t>(data) % sizeof(float) != 0 || stride == 2)
     return std::nullopt;
-  return MatrixView{
-      .data = data, .row_stride = left ? stride / 2 : 1, .column_stride = left ? 1 : stride / 2, .line = line};
+  return MatrixView{.data = data,
+                    .row_stride = left ? stride / 2 : 1,
+                    .column_stride = left ? 1 : stride / 2,
+                    .line = line};
 }
 
 /// Whether the kernel can do a call in bfloat16, which is then in `out`.
 bool pair_call(const GemmCall& call, const Operand& a, const Operand& b, KernelCall& out) {
   const GemmOptions& options = call.options;
-  const bool rows = options.a_rows.defined() || options.b_rows.defined() || options.c_rows.defined();
+  const bool rows =
+      options.a_rows.defined() || options.b_rows.defined() || options.c_rows.defined();
   const bool sums = options.c_rows.defined() && call.c.scalar_type() == at::kFloat;
-  if (!rows || !multiplies_bfloat16_rows() || a.stored.scalar_type() != at::kBFloat16 || (options.accumulate && !sums))
+  if (!rows || !multiplies_bfloat16_rows() || a.stored.scalar_type() != at::kBFloat16 ||
+      (options.accumulate && !sums))
     return false;
   const auto left = pair_view(a, true), right = pair_view(b, false);
   if (!left || !right) return false;
@@ -163,20 +179,21 @@ bool pair_call(const GemmCall& call, const Operand& a, const Operand& b, KernelC
   }
   const at::Tensor& c = out.sum.defined() ? out.sum : call.c;
   const bool halves = c.scalar_type() == at::kBFloat16;
-  out.problem = {.m = options.c_rows.defined() ? options.c_rows.size(0) : a.height(),
-                 .n = b.width(),
-                 .k = pairs,
-                 .a = *left,
-                 .b = *right,
-                 .c = halves ? nullptr : c.mutable_data_ptr<float>(),
-                 .ldc = c.stride(0),
-                 .bias = data_or_null(out.bias_copy),
-                 .accumulate = options.accumulate,
-                 .row_sums = nullptr,
-                 .c_row = options.c_rows.defined() ? options.c_rows.const_data_ptr<int32_t>() : nullptr,
-                 .c_weight = data_or_null(options.c_weights),
-                 .pairs = true,
-                 .c_halves = halves ? static_cast<uint16_t*>(c.mutable_data_ptr()) : nullptr};
+  out.problem = {
+      .m = options.c_rows.defined() ? options.c_rows.size(0) : a.height(),
+      .n = b.width(),
+      .k = pairs,
+      .a = *left,
+      .b = *right,
+      .c = halves ? nullptr : c.mutable_data_ptr<float>(),
+      .ldc = c.stride(0),
+      .bias = data_or_null(out.bias_copy),
+      .accumulate = options.accumulate,
+      .row_sums = nullptr,
+      .c_row = options.c_rows.defined() ? options.c_rows.const_data_ptr<int32_t>() : nullptr,
+      .c_weight = data_or_null(options.c_weights),
+      .pairs = true,
+      .c_halves = halves ? static_cast<uint16_t*>(c.mutable_data_ptr()) : nullptr};
   return true;
 }
 
@@ -207,7 +224,8 @@ void gemm_by_aten(const GemmCall& call, const at::Tensor& a, const at::Tensor& b
   at::Tensor c = call.c;
   const GemmOptions& options = call.options;
   if (options.c_rows.defined()) {
-    const at::Tensor product = options.bias.defined() ? at::addmm(options.bias, a, b) : at::mm(a, b);
+    const at::Tensor product =
+        options.bias.defined() ? at::addmm(options.bias, a, b) : at::mm(a, b);
     add_to_rows(c, product.narrow(0, 0, options.c_rows.size(0)), options);
   } else if (options.accumulate) {
     c.addmm_(a, b);
@@ -223,7 +241,8 @@ void gemm_by_aten(const GemmCall& call, const at::Tensor& a, const at::Tensor& b
 
 bool multiplies_bfloat16_rows() {
   static const bool amx = machine().simd == "AMX BF16";  // which oneDNN uses, and is faster
-  return simd_level() == SimdLevel::kAvx512 && !amx && kernel_enabled(Kernel::kGemm) && multiplies_pairs();
+  return simd_level() == SimdLevel::kAvx512 && !amx && kernel_enabled(Kernel::kGemm) &&
+         multiplies_pairs();
 }
 
 void gemm_group(std::span<const GemmCall> calls) {
@@ -234,9 +253,10 @@ void gemm_group(std::span<const GemmCall> calls) {
   GroupedProducts on_gpu(calls);
   for (const GemmCall& call : calls) {
     const auto& [c, a, b, options] = call;
-    user_check(a.dim() == 2 && b.dim() == 2, "gemm: a and b must be matrices, a is {}, b is {}", describe(a),
-               describe(b));
-    const Operand left{a, options.a_rows, options.transpose_a}, right{b, options.b_rows, options.transpose_b};
+    user_check(a.dim() == 2 && b.dim() == 2, "gemm: a and b must be matrices, a is {}, b is {}",
+               describe(a), describe(b));
+    const Operand left{a, options.a_rows, options.transpose_a},
+        right{b, options.b_rows, options.transpose_b};
     check_options(c, left, right, options);
     const bool empty = c.numel() == 0 || left.height() == 0 || left.width() == 0;
     const bool kernel = use_kernel(Kernel::kGemm, c) && c.is_cpu() && !empty;
@@ -246,7 +266,8 @@ void gemm_group(std::span<const GemmCall> calls) {
     } else if (kernel && pair_call(call, left, right, in_pairs)) {
       kernel_calls.push_back(std::move(in_pairs));
       if (options.row_sums.defined()) sum_rows(left.matrix(), options);
-    } else if (const at::Tensor l = left.matrix(), r = right.matrix(); !empty && on_gpu.take(call, l, r)) {
+    } else if (const at::Tensor l = left.matrix(), r = right.matrix();
+               !empty && on_gpu.take(call, l, r)) {
       sum_rows(l, options);
     } else {
       gemm_by_aten(call, l, r);
@@ -262,16 +283,18 @@ void gemm_group(std::span<const GemmCall> calls) {
   }
 }
 
-void gemm_into(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
+void gemm_into(at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
+               const GemmOptions& options) {
   const GemmCall call{c, a, b, options};
   gemm_group({&call, 1});
 }
 
 at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
-  user_check(a.dim() == 2 && b.dim() == 2, "gemm: a and b must be matrices, a is {}, b is {}", describe(a),
-             describe(b));
+  user_check(a.dim() == 2 && b.dim() == 2, "gemm: a and b must be matrices, a is {}, b is {}",
+             describe(a), describe(b));
   user_check(!options.accumulate, "gemm: accumulate needs a result to add to; call gemm_into");
-  const Operand left{a, options.a_rows, options.transpose_a}, right{b, options.b_rows, options.transpose_b};
+  const Operand left{a, options.a_rows, options.transpose_a},
+      right{b, options.b_rows, options.transpose_b};
   at::Tensor c = at::empty({left.height(), right.width()}, a.options());
   gemm_into(c, a, b, options);
   return c;

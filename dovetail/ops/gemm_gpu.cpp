@@ -14,7 +14,8 @@ constexpr uintptr_t kAlignment = 16;
 
 /// False where no stride of x is 1.
 bool describe_operand(const at::Tensor& x, GroupedProduct::Operand& out) {
-  const bool rows = x.stride(1) == 1 || x.size(1) == 1, columns = x.stride(0) == 1 || x.size(0) == 1;
+  const bool rows = x.stride(1) == 1 || x.size(1) == 1,
+             columns = x.stride(0) == 1 || x.size(0) == 1;
   if (!rows && !columns) return false;
   // A dimension of one element may have any stride: cuBLAS wants no less than a line's elements.
   out = {.data = x.const_data_ptr(),
@@ -27,8 +28,8 @@ bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) 
 
 }  // namespace
 
-bool describe_product(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b, bool accumulate,
-                      GroupedProduct& out) {
+bool describe_product(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
+                      bool accumulate, GroupedProduct& out) {
   if (!describe_operand(a, out.a) || !describe_operand(b, out.b)) return false;
   out.m = c.size(0);
   out.n = c.size(1);
@@ -36,7 +37,8 @@ bool describe_product(const at::Tensor& c, const at::Tensor& a, const at::Tensor
   out.c = c.mutable_data_ptr();
   out.c_stride = std::max(c.stride(0), c.size(1));
   out.accumulate = accumulate;
-  return c.scalar_type() != at::kBFloat16 || (aligned(out.a.data) && aligned(out.b.data) && aligned(out.c));
+  return c.scalar_type() != at::kBFloat16 ||
+         (aligned(out.a.data) && aligned(out.b.data) && aligned(out.c));
 }
 
 GroupedProducts::GroupedProducts(std::span<const GemmCall> calls) {
@@ -48,9 +50,11 @@ GroupedProducts::GroupedProducts(std::span<const GemmCall> calls) {
 
 bool GroupedProducts::take(const GemmCall& call, const at::Tensor& a, const at::Tensor& b) {
   const GemmOptions& options = call.options;
-  if (kernels_ == nullptr || call.c.scalar_type() != dtype_ || options.c_rows.defined()) return false;
+  if (kernels_ == nullptr || call.c.scalar_type() != dtype_ || options.c_rows.defined())
+    return false;
   GroupedProduct product;
-  if (!describe_product(call.c, a, b, options.accumulate || options.bias.defined(), product)) return false;
+  if (!describe_product(call.c, a, b, options.accumulate || options.bias.defined(), product))
+    return false;
   if (options.bias.defined()) at::Tensor(call.c).copy_(options.bias.expand_as(call.c));
   products_.push_back(product);
   operands_.insert(operands_.end(), {a, b});

@@ -22,22 +22,24 @@ HWY_BEFORE_NAMESPACE();
 namespace dovetail {
 namespace HWY_NAMESPACE {
 
-// Blocking after Goto and van de Geijn (2008): a panel of b is packed once by all threads and read from the shared
-// cache, a block of a (kTaskRows x kDepth) is packed by the thread that uses it and stays in its second-level cache,
-// and one strip of b (kDepth x kTileColumns) in its first.
+// Blocking after Goto and van de Geijn (2008): a panel of b is packed once by all threads and read
+// from the shared cache, a block of a (kTaskRows x kDepth) is packed by the thread that uses it and
+// stays in its second-level cache, and one strip of b (kDepth x kTileColumns) in its first.
 constexpr int64_t kDepth = kLanes == 16 ? 768 : 384;
 constexpr int64_t kTaskRows = 96;
 constexpr int64_t kPanelFloats = int64_t{2} << 20;
 
 HWY_INLINE int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// The part of b packed at a time: columns [column, column + columns), terms [depth, depth + depths).
+/// The part of b packed at a time: columns [column, column + columns), terms [depth, depth +
+/// depths).
 struct Panel {
   int64_t column, columns, depth, depths;
   int64_t slice;  // packed by slices of so many terms, each by strips of kTileColumns
 };
 
-/// Packs `count` rows of a (or columns of b) from `index` on, terms [depth, depth + k); strides as a's.
+/// Packs `count` rows of a (or columns of b) from `index` on, terms [depth, depth + k); strides as
+/// a's.
 template <int64_t kWidth>
 void pack(const MatrixView& x, int64_t index, int64_t count, int64_t depth, int64_t k, float* to) {
   if (x.halves) {
@@ -57,9 +59,11 @@ void add_row_sums(const float* packed, int64_t rows, int64_t k, bool add, float*
   for (int64_t i = 0; i < rows; i += kTileRows, packed += kTileRows * k) {
     FloatVector chains[kChains][kVectors];
     for (auto& chain : chains) std::fill_n(chain, kVectors, splat(0.0f));
-    // A vector may reach into the next term or, at the end, into the slack of the workspace: lanes that are not used.
+    // A vector may reach into the next term or, at the end, into the slack of the workspace: lanes
+    // that are not used.
     const auto add_term = [&](int64_t p, FloatVector(&chain)[kVectors]) {
-      for (int64_t v = 0; v < kVectors; ++v) chain[v] = hn::Add(chain[v], load(packed + p * kTileRows + v * kLanes));
+      for (int64_t v = 0; v < kVectors; ++v)
+        chain[v] = hn::Add(chain[v], load(packed + p * kTileRows + v * kLanes));
     };
     int64_t p = 0;
     for (; p + kChains <= k; p += kChains) {
@@ -69,7 +73,8 @@ void add_row_sums(const float* packed, int64_t rows, int64_t k, bool add, float*
     for (; p < k; ++p) add_term(p, chains[0]);
     HWY_ALIGN float tile[kVectors * kLanes];
     for (int64_t v = 0; v < kVectors; ++v)
-      store(hn::Add(hn::Add(chains[0][v], chains[1][v]), hn::Add(chains[2][v], chains[3][v])), tile + v * kLanes);
+      store(hn::Add(hn::Add(chains[0][v], chains[1][v]), hn::Add(chains[2][v], chains[3][v])),
+            tile + v * kLanes);
     for (int64_t r = 0; r < std::min<int64_t>(kTileRows, rows - i); ++r)
       sums[i + r] = (add ? sums[i + r] : 0) + tile[r];
   }
@@ -80,8 +85,8 @@ MatrixView transposed(const MatrixView& x) {
 }
 
 /// One tile of a product of packed operands. Memory from `upcoming` on is asked for meanwhile.
-HWY_INLINE Tile<kTileRows> multiply_tile(const GemmProblem& g, int64_t k, const float* a, const float* b,
-                                         const float* upcoming) {
+HWY_INLINE Tile<kTileRows> multiply_tile(const GemmProblem& g, int64_t k, const float* a,
+                                         const float* b, const float* upcoming) {
 #if HWY_TARGET == HWY_AVX3
   if (g.pairs) return multiply_pairs(k, a, b, upcoming);
 #endif
@@ -89,12 +94,15 @@ HWY_INLINE Tile<kTileRows> multiply_tile(const GemmProblem& g, int64_t k, const 
 }
 
 /// Packs strips [strip, strip_end) of slice `slice` of the panel.
-void pack_part(const GemmProblem& g, const Panel& panel, int64_t slice, int64_t strip, int64_t strip_end, float* to) {
+void pack_part(const GemmProblem& g, const Panel& panel, int64_t slice, int64_t strip,
+               int64_t strip_end, float* to) {
   const int64_t strips = ceil_divide(panel.columns, kTileColumns);
   const int64_t offset = slice * panel.slice, depth = std::min(panel.slice, panel.depths - offset);
   const int64_t column = strip * kTileColumns;
-  pack<kTileColumns>(transposed(g.b), panel.column + column, std::min(strip_end * kTileColumns, panel.columns) - column,
-                     panel.depth + offset, depth, to + offset * strips * kTileColumns + column * depth);
+  pack<kTileColumns>(transposed(g.b), panel.column + column,
+                     std::min(strip_end * kTileColumns, panel.columns) - column,
+                     panel.depth + offset, depth,
+                     to + offset * strips * kTileColumns + column * depth);
 }
 
 /// What `pack` with these arguments will read, asked for a few lines at a time.
@@ -138,27 +146,34 @@ struct Task {
 };
 
 /// While it runs, `next_a` and `next_b` are asked for.
-void multiply_block(const GemmProblem& g, const Panel& panel, const float* panel_packed, const Task& task,
-                    const Upcoming& next_a, Upcoming next_b) {
-  float* a = workspace(Workspace::kGemmRows, static_cast<size_t>((kTaskRows + kTileRows) * panel.slice));
+void multiply_block(const GemmProblem& g, const Panel& panel, const float* panel_packed,
+                    const Task& task, const Upcoming& next_a, Upcoming next_b) {
+  float* a =
+      workspace(Workspace::kGemmRows, static_cast<size_t>((kTaskRows + kTileRows) * panel.slice));
   const int64_t strips = ceil_divide(panel.columns, kTileColumns), row = task.row, rows = task.rows;
   const int64_t calls = (task.strip_end - task.strip) * ceil_divide(rows, kTileRows);
-  const int64_t b_lines = ceil_divide(next_b.size(), calls * ceil_divide(panel.depths, panel.slice));
+  const int64_t b_lines =
+      ceil_divide(next_b.size(), calls * ceil_divide(panel.depths, panel.slice));
   for (int64_t offset = 0; offset < panel.depths; offset += panel.slice) {
     const int64_t k = std::min(panel.slice, panel.depths - offset), next = offset + panel.slice;
     pack<kTileRows>(g.a, row, rows, panel.depth + offset, k, a);
-    Upcoming upcoming_a = next < panel.depths
-                              ? Upcoming(g.a, row, rows, panel.depth + next, std::min(panel.slice, panel.depths - next))
-                              : next_a;
+    Upcoming upcoming_a = next < panel.depths ? Upcoming(g.a, row, rows, panel.depth + next,
+                                                         std::min(panel.slice, panel.depths - next))
+                                              : next_a;
     const int64_t a_lines = ceil_divide(upcoming_a.size(), calls);
     const bool first = panel.depth + offset == 0;
-    if (g.row_sums && panel.column + task.strip == 0) add_row_sums(a, rows, k, !first, g.row_sums + row);
-    const TileInit init = !first || g.accumulate ? TileInit::kAccumulate : g.bias ? TileInit::kBias : TileInit::kZero;
+    if (g.row_sums && panel.column + task.strip == 0)
+      add_row_sums(a, rows, k, !first, g.row_sums + row);
+    const TileInit init = !first || g.accumulate ? TileInit::kAccumulate
+                          : g.bias               ? TileInit::kBias
+                                                 : TileInit::kZero;
     const float* packed = panel_packed + offset * strips * kTileColumns;
     for (int64_t s = task.strip; s < task.strip_end; ++s) {
       const float* b = packed + s * kTileColumns * k;
-      const float* next_strip = packed + (s + 1 < task.strip_end ? s + 1 : task.strip) * kTileColumns * k;
-      const int64_t column = panel.column + s * kTileColumns, columns = std::min(kTileColumns, g.n - column);
+      const float* next_strip =
+          packed + (s + 1 < task.strip_end ? s + 1 : task.strip) * kTileColumns * k;
+      const int64_t column = panel.column + s * kTileColumns,
+                    columns = std::min(kTileColumns, g.n - column);
       for (int64_t i = 0; i < rows; i += kTileRows) {
         const int64_t tile_rows = std::min<int64_t>(kTileRows, rows - i);
         float* c = g.c + (g.c_row ? 0 : row + i) * g.ldc + column;
@@ -169,10 +184,12 @@ void multiply_block(const GemmProblem& g, const Panel& panel, const float* panel
         }
         upcoming_a.ask(a_lines);
         next_b.ask(b_lines);
-        const auto tile = multiply_tile(g, k, a + i * k, b, next_strip + i * kTileColumns * k / rows);
+        const auto tile =
+            multiply_tile(g, k, a + i * k, b, next_strip + i * kTileColumns * k / rows);
         if (g.c_row) {
           add_tile_to_rows(tile, c, g.ldc, tile_rows, columns, g.c_row + row + i,
-                           g.c_weight ? g.c_weight + row + i : nullptr, first && g.bias ? g.bias + column : nullptr);
+                           g.c_weight ? g.c_weight + row + i : nullptr,
+                           first && g.bias ? g.bias + column : nullptr);
         } else if (g.c_halves) {
           store_tile(tile, g.c_halves + (row + i) * g.ldc + column, g.ldc, tile_rows, columns,
                      g.bias ? g.bias + column : nullptr);
@@ -184,7 +201,8 @@ void multiply_block(const GemmProblem& g, const Panel& panel, const float* panel
   }
 }
 
-/// One panel of one problem: its packing in parts, then its product in tasks, which need all of these parts.
+/// One panel of one problem: its packing in parts, then its product in tasks, which need all of
+/// these parts.
 struct Stage {
   const GemmProblem* g;
   Panel panel;
@@ -204,12 +222,12 @@ struct Progress {
   std::unique_ptr<std::atomic<int64_t>[]> tasks_of_columns;
 };
 
-// Packed panels alive at once: one that is read, one that is filled meanwhile, and one whose last readers may not be
-// done.
+// Packed panels alive at once: one that is read, one that is filled meanwhile, and one whose last
+// readers may not be done.
 constexpr int64_t kPanels = 3;
 
-/// Products in stages, for threads that take pieces of work in their order: the packing of stage i + 1 comes before the
-/// product of stage i, so that a piece hardly ever waits for those before it.
+/// Products in stages, for threads that take pieces of work in their order: the packing of stage i
+/// + 1 comes before the product of stage i, so that a piece hardly ever waits for those before it.
 class Pipeline {
  public:
   explicit Pipeline(std::span<const GemmProblem> problems) {
@@ -225,7 +243,8 @@ class Pipeline {
     }
     progress_ = std::vector<Progress>(stages_.size());
     for (int64_t i = 0; i < stages; ++i)
-      progress_[i].tasks_of_columns = std::make_unique<std::atomic<int64_t>[]>(stages_[i].column_blocks);
+      progress_[i].tasks_of_columns =
+          std::make_unique<std::atomic<int64_t>[]>(stages_[i].column_blocks);
     for (int64_t i = 0; i <= stages; ++i) {
       if (i < stages) add_pieces(i, Kind::kPack, stages_[i].parts);
       if (i > 0) add_pieces(i - 1, Kind::kMultiply, stages_[i - 1].tasks());
@@ -255,10 +274,13 @@ class Pipeline {
     if (g.m == 0 || g.n == 0) return;
     // Slices of equal length, so that the last is not a short one.
     const int64_t slice = ceil_divide(g.k, ceil_divide(g.k, kDepth));
-    // Problems that add to the same rows have the same n, and then the same columns whatever their k.
+    // Problems that add to the same rows have the same n, and then the same columns whatever their
+    // k.
     const int64_t max_slice = g.c_row ? kDepth : slice;
-    const int64_t max_columns = std::max(kTileColumns, kPanelFloats / max_slice / kTileColumns * kTileColumns);
-    const int64_t columns = ceil_divide(ceil_divide(g.n, ceil_divide(g.n, max_columns)), kTileColumns) * kTileColumns;
+    const int64_t max_columns =
+        std::max(kTileColumns, kPanelFloats / max_slice / kTileColumns * kTileColumns);
+    const int64_t columns =
+        ceil_divide(ceil_divide(g.n, ceil_divide(g.n, max_columns)), kTileColumns) * kTileColumns;
     const int64_t depths = std::max<int64_t>(1, kPanelFloats / (columns * slice)) * slice;
     panel_floats_ = std::max(panel_floats_, columns * std::min(depths, g.k));
     for (int64_t column = 0; column < g.n; column += columns) {
@@ -268,8 +290,10 @@ class Pipeline {
                           .depth = depth,
                           .depths = std::min(depths, g.k - depth),
                           .slice = slice};
-        stages_.push_back(
-            {.g = &g, .panel = panel, .after = stage_before(g, panel), .row_blocks = ceil_divide(g.m, kTaskRows)});
+        stages_.push_back({.g = &g,
+                           .panel = panel,
+                           .after = stage_before(g, panel),
+                           .row_blocks = ceil_divide(g.m, kTaskRows)});
       }
     }
   }
@@ -286,11 +310,13 @@ class Pipeline {
   void cut(Stage& stage, int64_t row_blocks) const {
     const int64_t strips = stage.strips();
     stage.strips_per_part = std::clamp<int64_t>(strips / (2 * workers_), 1, 8);
-    stage.parts = ceil_divide(strips, stage.strips_per_part) * ceil_divide(stage.panel.depths, stage.panel.slice);
-    // Few rows: cut the columns too, so that there are some tasks for every thread. Where stages add to the same
-    // columns, cut these the same way for each, so that one need not wait for all of the other. No sum depends on the
-    // cut.
-    const int64_t wanted = stage.g->c_row ? 2 + workers_ / 4 : ceil_divide(4 * workers_, row_blocks);
+    stage.parts = ceil_divide(strips, stage.strips_per_part) *
+                  ceil_divide(stage.panel.depths, stage.panel.slice);
+    // Few rows: cut the columns too, so that there are some tasks for every thread. Where stages
+    // add to the same columns, cut these the same way for each, so that one need not wait for all
+    // of the other. No sum depends on the cut.
+    const int64_t wanted =
+        stage.g->c_row ? 2 + workers_ / 4 : ceil_divide(4 * workers_, row_blocks);
     stage.strips_per_task = std::max(std::min<int64_t>(4, strips), ceil_divide(strips, wanted));
     stage.column_blocks = ceil_divide(strips, stage.strips_per_task);
   }
@@ -316,8 +342,8 @@ class Pipeline {
     if (i >= kPanels) wait(progress_[i - kPanels].tasks, stages_[i - kPanels].tasks());
     const int64_t of_slice = ceil_divide(stage.strips(), stage.strips_per_part);
     const int64_t strip = part % of_slice * stage.strips_per_part;
-    pack_part(*stage.g, stage.panel, part / of_slice, strip, std::min(strip + stage.strips_per_part, stage.strips()),
-              stage.packed);
+    pack_part(*stage.g, stage.panel, part / of_slice, strip,
+              std::min(strip + stage.strips_per_part, stage.strips()), stage.packed);
     progress_[i].parts.fetch_add(1, std::memory_order_release);
   }
 
@@ -335,10 +361,11 @@ class Pipeline {
     const Stage& stage = stages_[i];
     const int64_t block = number / stage.row_blocks;
     wait(progress_[i].parts, stage.parts);
-    if (stage.after >= 0) wait(progress_[stage.after].tasks_of_columns[block], stages_[stage.after].row_blocks);
+    if (stage.after >= 0)
+      wait(progress_[stage.after].tasks_of_columns[block], stages_[stage.after].row_blocks);
     if (failed_) return;
-    multiply_block(*stage.g, stage.panel, stage.packed, task_of(stage, number), rows_after(i, number),
-                   panel_share(i + 2, number, stage.tasks()));
+    multiply_block(*stage.g, stage.panel, stage.packed, task_of(stage, number),
+                   rows_after(i, number), panel_share(i + 2, number, stage.tasks()));
     progress_[i].tasks_of_columns[block].fetch_add(1, std::memory_order_release);
     progress_[i].tasks.fetch_add(1, std::memory_order_release);
   }
@@ -346,24 +373,27 @@ class Pipeline {
   /// The rows of a that this thread is likely to pack after task `number` of stage i.
   Upcoming rows_after(int64_t i, int64_t number) const {
     number += workers_;
-    for (; i < std::ssize(stages_) && number >= stages_[i].tasks(); ++i) number -= stages_[i].tasks();
+    for (; i < std::ssize(stages_) && number >= stages_[i].tasks(); ++i)
+      number -= stages_[i].tasks();
     if (i == std::ssize(stages_)) return {};
     const Task task = task_of(stages_[i], number);
     const Panel& panel = stages_[i].panel;
     return {stages_[i].g->a, task.row, task.rows, panel.depth, std::min(panel.slice, panel.depths)};
   }
 
-  /// One of `shares` of what the panel of stage i is packed from: the stage after the next, whose packing comes first
-  /// when this one is done.
+  /// One of `shares` of what the panel of stage i is packed from: the stage after the next, whose
+  /// packing comes first when this one is done.
   Upcoming panel_share(int64_t i, int64_t share, int64_t shares) const {
     if (i >= std::ssize(stages_)) return {};
     const Panel& panel = stages_[i].panel;
-    return Upcoming(transposed(stages_[i].g->b), panel.column, panel.columns, panel.depth, panel.depths)
+    return Upcoming(transposed(stages_[i].g->b), panel.column, panel.columns, panel.depth,
+                    panel.depths)
         .share(share, shares);
   }
 
   void wait(const std::atomic<int64_t>& done, int64_t count) const {
-    constexpr int kSpins = 2000;  // some microseconds; then the thread that is waited for may need this processor
+    constexpr int kSpins =
+        2000;  // some microseconds; then the thread that is waited for may need this processor
     for (int spin = 0; done.load(std::memory_order_acquire) < count && !failed_; ++spin) {
       if (spin < kSpins) {
         hwy::Pause();
@@ -381,7 +411,8 @@ class Pipeline {
   std::atomic<bool> failed_{false};
 };
 
-static_assert(HWY_TARGET != HWY_AVX3 || kDepth >= kBFloat16Pairs, "bfloat16 is stored by the first slice of terms");
+static_assert(HWY_TARGET != HWY_AVX3 || kDepth >= kBFloat16Pairs,
+              "bfloat16 is stored by the first slice of terms");
 
 void Gemm(std::span<const GemmProblem> problems) { Pipeline(problems).run(); }
 

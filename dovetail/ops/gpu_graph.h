@@ -7,16 +7,18 @@ namespace dovetail {
 /// Work of a GPU that is recorded once and queued again by one call: a CUDA graph.
 class GpuGraph {
  public:
-  /// Records what `work` queues on the current stream, without running it. That stream must not be the default one
-  /// (`use_own_stream` in base/gpu.h). `work` must not wait for the GPU or copy from memory that is not pinned.
-  /// Tensors that `work` makes keep their addresses as long as the graph lives. Throws c10::Error, or what `work`
-  /// throws; either leaves no graph behind.
+  /// Records what `work` queues on the current stream, without running it. That stream must not be
+  /// the default one
+  /// (`use_own_stream` in base/gpu.h). `work` must not wait for the GPU or copy from memory that is
+  /// not pinned. Tensors that `work` makes keep their addresses as long as the graph lives. Throws
+  /// c10::Error, or what `work` throws; either leaves no graph behind.
   explicit GpuGraph(const std::function<void()>& work);
   ~GpuGraph();
   GpuGraph(const GpuGraph&) = delete;
   GpuGraph& operator=(const GpuGraph&) = delete;
 
-  /// Queues the recorded work on the current stream. It reads and writes the addresses that it was recorded with.
+  /// Queues the recorded work on the current stream. It reads and writes the addresses that it was
+  /// recorded with.
   void replay();
 
  private:

@@ -5,52 +5,58 @@
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/gemm.h"
 
-/// torch.ops.dovetail.*: one registration for all devices, since each function chooses its path by the tensor's device.
+/// torch.ops.dovetail.*: one registration for all devices, since each function chooses its path by
+/// the tensor's device.
 namespace dovetail {
 
 namespace {
 
-at::Tensor library_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+at::Tensor library_linear(const at::Tensor& x, const at::Tensor& weight,
+                          const std::optional<at::Tensor>& bias) {
   return linear(x, weight, bias.value_or(at::Tensor()));
 }
 
-at::Tensor library_layer_norm(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                              double eps) {
+at::Tensor library_layer_norm(const at::Tensor& x, const at::Tensor& weight,
+                              const std::optional<at::Tensor>& bias, double eps) {
   return layer_norm(x, weight, bias.value_or(at::Tensor()), eps);
 }
 
-at::Tensor library_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t rotary_dim,
-                             double theta) {
+at::Tensor library_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             int64_t rotary_dim, double theta) {
   return attention(q, k, v, {.rotary_dim = rotary_dim, .theta = theta});
 }
 
-at::Tensor library_gemm(const at::Tensor& a, const at::Tensor& b, bool transpose_a, bool transpose_b) {
+at::Tensor library_gemm(const at::Tensor& a, const at::Tensor& b, bool transpose_a,
+                        bool transpose_b) {
   return gemm(a, b, {.transpose_a = transpose_a, .transpose_b = transpose_b});
 }
 
-ConvolutionOptions convolution_options(at::IntArrayRef stride, at::IntArrayRef padding, std::string_view algorithm) {
+ConvolutionOptions convolution_options(at::IntArrayRef stride, at::IntArrayRef padding,
+                                       std::string_view algorithm) {
   return {.stride = {stride[0], stride[1]},
           .padding = {padding[0], padding[1]},
           .algorithm = convolution_algorithm(algorithm)};
 }
 
-at::Tensor library_convolution(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                               at::IntArrayRef stride, at::IntArrayRef padding, std::string_view algorithm) {
-  return convolution(x, weight, bias.value_or(at::Tensor()), convolution_options(stride, padding, algorithm));
+at::Tensor library_convolution(const at::Tensor& x, const at::Tensor& weight,
+                               const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
+                               at::IntArrayRef padding, std::string_view algorithm) {
+  return convolution(x, weight, bias.value_or(at::Tensor()),
+                     convolution_options(stride, padding, algorithm));
 }
 
-at::Tensor library_convolution_backward_data(const at::Tensor& dy, const at::Tensor& weight, at::IntArrayRef x_sizes,
-                                             at::IntArrayRef stride, at::IntArrayRef padding,
-                                             std::string_view algorithm) {
-  return convolution_backward_data(dy, weight, x_sizes, convolution_options(stride, padding, algorithm));
+at::Tensor library_convolution_backward_data(const at::Tensor& dy, const at::Tensor& weight,
+                                             at::IntArrayRef x_sizes, at::IntArrayRef stride,
+                                             at::IntArrayRef padding, std::string_view algorithm) {
+  return convolution_backward_data(dy, weight, x_sizes,
+                                   convolution_options(stride, padding, algorithm));
 }
 
-std::tuple<at::Tensor, at::Tensor> library_convolution_backward_weight(const at::Tensor& dy, const at::Tensor& x,
-                                                                       at::IntArrayRef weight_sizes,
-                                                                       at::IntArrayRef stride, at::IntArrayRef padding,
-                                                                       std::string_view algorithm, bool bias) {
-  const ConvolutionGradients out =
-      convolution_backward_weight(dy, x, weight_sizes, convolution_options(stride, padding, algorithm));
+std::tuple<at::Tensor, at::Tensor> library_convolution_backward_weight(
+    const at::Tensor& dy, const at::Tensor& x, at::IntArrayRef weight_sizes, at::IntArrayRef stride,
+    at::IntArrayRef padding, std::string_view algorithm, bool bias) {
+  const ConvolutionGradients out = convolution_backward_weight(
+      dy, x, weight_sizes, convolution_options(stride, padding, algorithm));
   return {out.weight, bias ? out.bias : at::Tensor()};
 }
 
@@ -59,26 +65,33 @@ std::tuple<at::Tensor, at::Tensor> library_convolution_backward_weight(const at:
 }  // namespace dovetail
 
 TORCH_LIBRARY(dovetail, m) {
-  dovetail::define<"gemm(Tensor a, Tensor b, bool transpose_a=False, bool transpose_b=False) -> Tensor",
-                   dovetail::library_gemm>(m);
-  dovetail::define<"linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor", dovetail::library_linear>(m);
+  dovetail::define<
+      "gemm(Tensor a, Tensor b, bool transpose_a=False, bool transpose_b=False) -> Tensor",
+      dovetail::library_gemm>(m);
+  dovetail::define<"linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
+                   dovetail::library_linear>(m);
   dovetail::define<"rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", dovetail::rms_norm>(m);
   dovetail::define<"layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> Tensor",
                    dovetail::library_layer_norm>(m);
-  dovetail::define<"attention(Tensor q, Tensor k, Tensor v, int rotary_dim=0, float theta=10000.0) -> Tensor",
-                   dovetail::library_attention>(m);
+  dovetail::define<
+      "attention(Tensor q, Tensor k, Tensor v, int rotary_dim=0, float theta=10000.0) -> Tensor",
+      dovetail::library_attention>(m);
   dovetail::define<"swiglu(Tensor x) -> Tensor", dovetail::swiglu>(m);
   dovetail::define<"gelu(Tensor x) -> Tensor", dovetail::gelu>(m);
   dovetail::define<"squared_relu(Tensor x) -> Tensor", dovetail::squared_relu>(m);
   dovetail::define<"linear_cross_entropy(Tensor x, Tensor weight, Tensor targets) -> Tensor",
                    dovetail::linear_cross_entropy>(m);
   dovetail::define<"embedding(Tensor weight, Tensor ids) -> Tensor", dovetail::embedding>(m);
-  m.def("convolution(Tensor x, Tensor weight, Tensor? bias, int[2] stride, int[2] padding, str algorithm) -> Tensor");
   m.def(
-      "convolution_backward_data(Tensor dy, Tensor weight, int[] x_sizes, int[2] stride, int[2] padding, "
+      "convolution(Tensor x, Tensor weight, Tensor? bias, int[2] stride, int[2] padding, str "
+      "algorithm) -> Tensor");
+  m.def(
+      "convolution_backward_data(Tensor dy, Tensor weight, int[] x_sizes, int[2] stride, int[2] "
+      "padding, "
       "str algorithm) -> Tensor");
   m.def(
-      "convolution_backward_weight(Tensor dy, Tensor x, int[] weight_sizes, int[2] stride, int[2] padding, "
+      "convolution_backward_weight(Tensor dy, Tensor x, int[] weight_sizes, int[2] stride, int[2] "
+      "padding, "
       "str algorithm, bool bias) -> (Tensor, Tensor)");
 }
 
@@ -86,5 +99,6 @@ TORCH_LIBRARY(dovetail, m) {
 TORCH_LIBRARY_IMPL(dovetail, CompositeExplicitAutograd, m) {
   dovetail::implement<"convolution", dovetail::library_convolution>(m);
   dovetail::implement<"convolution_backward_data", dovetail::library_convolution_backward_data>(m);
-  dovetail::implement<"convolution_backward_weight", dovetail::library_convolution_backward_weight>(m);
+  dovetail::implement<"convolution_backward_weight", dovetail::library_convolution_backward_weight>(
+      m);
 }

@@ -18,7 +18,8 @@ namespace {
 /// x, weight, bias -> y.
 std::vector<at::Tensor> product(const Operands& of) {
   const at::Tensor &x = of.reads[0], &weight = of.reads[1], &bias = of.reads[2];
-  if (x.is_cuda()) return {at::linear(x, weight, bias)};  // cuBLASLt adds the bias at the product's end
+  if (x.is_cuda())
+    return {at::linear(x, weight, bias)};  // cuBLASLt adds the bias at the product's end
   auto sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
   at::Tensor y = at::empty(sizes, x.options());
@@ -33,7 +34,8 @@ std::vector<at::Tensor> weight_gradient(const Operands& of, bool wants_bias) {
   const at::Tensor &dy = of.reads[0], x = of.reads[1].reshape({dy.size(0), -1});
   if (dy.is_cuda()) return {at::mm(dy.t(), x), wants_bias ? column_sums(dy) : at::Tensor()};
   at::Tensor dweight = at::empty({dy.size(1), x.size(1)}, dy.options());
-  // dy's columns are summed on their way into the product: the bias' gradient needs no pass of its own.
+  // dy's columns are summed on their way into the product: the bias' gradient needs no pass of its
+  // own.
   const at::Tensor dbias = wants_bias ? at::empty({dy.size(1)}, dy.options()) : at::Tensor();
   gemm_into(dweight, dy, x, {.transpose_a = true, .row_sums = dbias});
   return {dweight, dbias};
@@ -41,11 +43,13 @@ std::vector<at::Tensor> weight_gradient(const Operands& of, bool wants_bias) {
 
 class LinearFunction : public torch::autograd::Function<LinearFunction> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
-                            const std::optional<at::Tensor>& bias) {  // an input that is a tensor must be defined
+  static at::Tensor forward(
+      torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+      const std::optional<at::Tensor>& bias) {  // an input that is a tensor must be defined
     context->save_for_backward({x, weight});
     context->saved_data["has_bias"] = bias.has_value();
-    return operation("dovetail::linear", {.reads = {x, weight, bias.value_or(at::Tensor())}}, product)[0];
+    return operation("dovetail::linear", {.reads = {x, weight, bias.value_or(at::Tensor())}},
+                     product)[0];
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -55,24 +59,28 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
     const at::Tensor dy = gradients[0].reshape({-1, weight.size(0)});
     at::Tensor dx, dweight, dbias;
     if (context->needs_input_grad(0))
-      dx = operation("dovetail::gemm", {.reads = {dy, weight}},
-                     [](const Operands& of) { return std::vector{gemm(of.reads[0], of.reads[1])}; })[0]
+      dx = operation(
+               "dovetail::gemm", {.reads = {dy, weight}},
+               [](const Operands& of) { return std::vector{gemm(of.reads[0], of.reads[1])}; })[0]
                .view(x.sizes());
-    const bool wants_bias = context->saved_data["has_bias"].toBool() && context->needs_input_grad(2);
+    const bool wants_bias =
+        context->saved_data["has_bias"].toBool() && context->needs_input_grad(2);
     if (context->needs_input_grad(1)) {
-      const auto made = operation("dovetail::linear_gradient", {.reads = {dy, x}},
-                                  [wants_bias](const Operands& of) { return weight_gradient(of, wants_bias); });
+      const auto made =
+          operation("dovetail::linear_gradient", {.reads = {dy, x}},
+                    [wants_bias](const Operands& of) { return weight_gradient(of, wants_bias); });
       dweight = made[0], dbias = made[1];
     } else if (wants_bias) {
-      dbias = operation("dovetail::column_sums", {.reads = {dy}},
-                        [](const Operands& of) { return std::vector{column_sums(of.reads[0])}; })[0];
+      dbias = operation("dovetail::column_sums", {.reads = {dy}}, [](const Operands& of) {
+        return std::vector{column_sums(of.reads[0])};
+      })[0];
     }
     return {dx, dweight, dbias};
   }
 };
 
-/// Float32 on a CPU, where bfloat16 is ATen's own: oneDNN has AMX and AVX512-BF16 kernels. On a GPU what is ours is the
-/// gradient of the bias.
+/// Float32 on a CPU, where bfloat16 is ATen's own: oneDNN has AMX and AVX512-BF16 kernels. On a GPU
+/// what is ours is the gradient of the bias.
 bool by_function(const at::Tensor& x, const at::Tensor& bias) {
   if (!use_kernel(Kernel::kGemm, x) || x.numel() == 0) return false;
   return x.is_cuda() ? bias.defined() : x.scalar_type() == at::kFloat;
@@ -81,22 +89,25 @@ bool by_function(const at::Tensor& x, const at::Tensor& bias) {
 }  // namespace
 
 at::Tensor column_sums(const at::Tensor& x) {
-  user_check(x.dim() == 2 && at::isFloatingType(x.scalar_type()), "column_sums: x must be a floating matrix, but is {}",
-             describe(x));
+  user_check(x.dim() == 2 && at::isFloatingType(x.scalar_type()),
+             "column_sums: x must be a floating matrix, but is {}", describe(x));
   if (x.is_cuda() && use_kernel(Kernel::kGemm, x) && x.numel() > 0) {
     const at::Tensor rows = x.contiguous(), sums = at::empty({x.size(1)}, x.options());
-    cuda_kernels()->column_sums(storage_of(x), rows.const_data_ptr(), x.size(0), x.size(1), sums.mutable_data_ptr());
+    cuda_kernels()->column_sums(storage_of(x), rows.const_data_ptr(), x.size(0), x.size(1),
+                                sums.mutable_data_ptr());
     return sums;
   }
   return gemm(at::ones({1, x.size(0)}, x.options()), x).squeeze(0);
 }
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  user_check(weight.dim() == 2 && x.dim() >= 1 && x.size(-1) == weight.size(1),
-             "linear: the last size of x must be the second of weight (out, in); x is {}, weight is {}", describe(x),
-             describe(weight));
+  user_check(
+      weight.dim() == 2 && x.dim() >= 1 && x.size(-1) == weight.size(1),
+      "linear: the last size of x must be the second of weight (out, in); x is {}, weight is {}",
+      describe(x), describe(weight));
   user_check(x.scalar_type() == weight.scalar_type() && x.device() == weight.device(),
-             "linear: x and weight must share dtype and device; x is {}, weight is {}", describe(x), describe(weight));
+             "linear: x and weight must share dtype and device; x is {}, weight is {}", describe(x),
+             describe(weight));
   user_check(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0)),
              "linear: bias must be [{}], but is {}", weight.size(0), describe(bias));
   const at::Tensor same_bias = bias.defined() ? bias.to(x.scalar_type()) : bias;

@@ -15,11 +15,13 @@ class EmptyOnMeta : public torch::autograd::Function<EmptyOnMeta> {
     return at::empty(sizes, inputs.front().options().dtype(dtype));
   }
 
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& /*gradients*/) {
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context,
+      const torch::autograd::variable_list& /*gradients*/) {
     torch::autograd::variable_list made;
     for (const at::Tensor& input : context->get_saved_variables())
-      made.push_back(at::isFloatingType(input.scalar_type()) ? at::empty_like(input) : at::Tensor());
+      made.push_back(at::isFloatingType(input.scalar_type()) ? at::empty_like(input)
+                                                             : at::Tensor());
     made.resize(made.size() + 2);  // none of sizes and dtype
     return made;
   }

@@ -1,5 +1,6 @@
-// The register tile that every FP32 matrix product of ours is made of, and the packing of its operands.
-// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through foreach_target.
+// The register tile that every FP32 matrix product of ours is made of, and the packing of its
+// operands. Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
+// foreach_target.
 #if defined(DOVETAIL_OPS_MICRO_KERNEL_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DOVETAIL_OPS_MICRO_KERNEL_INL_H_
 #undef DOVETAIL_OPS_MICRO_KERNEL_INL_H_
@@ -20,8 +21,8 @@ HWY_BEFORE_NAMESPACE();
 namespace dovetail {
 namespace HWY_NAMESPACE {
 
-// A tile of kTileRows x kTileColumns accumulators fills the registers: of AVX-512's 32, 24 accumulators, 2 of b, 1 of
-// a; of AVX2's 16, 12 + 2 + 1.
+// A tile of kTileRows x kTileColumns accumulators fills the registers: of AVX-512's 32, 24
+// accumulators, 2 of b, 1 of a; of AVX2's 16, 12 + 2 + 1.
 constexpr int kTileVectors = 2;
 constexpr int64_t kTileColumns = kTileVectors * kLanes;
 #if HWY_TARGET == HWY_AVX3
@@ -39,12 +40,13 @@ struct Tile {
   FloatVector v[kRows][kTileVectors];
 };
 
-/// body(r) for r < kRows, each a constant of its own: a loop, even an unrolled one, does not always leave a tile in
-/// registers.
+/// body(r) for r < kRows, each a constant of its own: a loop, even an unrolled one, does not always
+/// leave a tile in registers.
 template <int kRows, class Body>
 HWY_INLINE void each_tile_row(const Body& body) {
-  [&]<int... r>(std::integer_sequence<int, r...>)
-      HWY_ATTR { (body(std::integral_constant<int, r>()), ...); }(std::make_integer_sequence<int, kRows>());
+  [&]<int... r>(std::integer_sequence<int, r...>) HWY_ATTR {
+    (body(std::integral_constant<int, r>()), ...);
+  }(std::make_integer_sequence<int, kRows>());
 }
 
 // Terms of a product in which two lines of memory are asked for that the next one will read.
@@ -55,12 +57,14 @@ HWY_INLINE void prefetch_to_second_level(const float* at) { __builtin_prefetch(a
 
 /// One term of each element of a tile.
 template <int kRows, int kRowStride>
-HWY_INLINE void multiply_step(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, int64_t b_step,
-                              Tile<kRows>& tile) {
+HWY_INLINE void multiply_step(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b,
+                              int64_t b_step, Tile<kRows>& tile) {
   const FloatTag d;
-  // b streams from the second-level cache: ask for it some steps ahead. Beyond its end this is only a hint.
+  // b streams from the second-level cache: ask for it some steps ahead. Beyond its end this is only
+  // a hint.
   hwy::Prefetch(b + kPrefetchSteps * b_step);
-  if constexpr (kTileColumns * sizeof(float) > 64) hwy::Prefetch(b + kPrefetchSteps * b_step + kTileColumns / 2);
+  if constexpr (kTileColumns * sizeof(float) > 64)
+    hwy::Prefetch(b + kPrefetchSteps * b_step + kTileColumns / 2);
   const FloatVector b0 = hn::LoadU(d, b), b1 = hn::LoadU(d, b + kLanes);
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -70,11 +74,12 @@ HWY_INLINE void multiply_step(const float* HWY_RESTRICT a, const float* HWY_REST
   }
 }
 
-/// tile[r][j] = sum over p < k of a[r * kRowStride + p * a_step] * b[p * b_step + j], added in the order of p. Memory
-/// from `upcoming` on (null: none) is asked for meanwhile.
+/// tile[r][j] = sum over p < k of a[r * kRowStride + p * a_step] * b[p * b_step + j], added in the
+/// order of p. Memory from `upcoming` on (null: none) is asked for meanwhile.
 template <int kRows, int kRowStride>
-HWY_INLINE Tile<kRows> multiply(int64_t k, const float* HWY_RESTRICT a, int64_t a_step, const float* HWY_RESTRICT b,
-                                int64_t b_step, const float* upcoming = nullptr) {
+HWY_INLINE Tile<kRows> multiply(int64_t k, const float* HWY_RESTRICT a, int64_t a_step,
+                                const float* HWY_RESTRICT b, int64_t b_step,
+                                const float* upcoming = nullptr) {
   const FloatTag d;
   Tile<kRows> tile;
 #pragma GCC unroll 16
@@ -95,16 +100,20 @@ HWY_INLINE Tile<kRows> multiply(int64_t k, const float* HWY_RESTRICT a, int64_t 
 }
 
 #if HWY_TARGET == HWY_AVX3
-/// The same of packed operands whose terms are pairs of bfloat16, summed in float32: first the second of a pair.
+/// The same of packed operands whose terms are pairs of bfloat16, summed in float32: first the
+/// second of a pair.
 inline HWY_NOINLINE __attribute__((target("avx512bf16"))) Tile<kTileRows> multiply_pairs(
-    int64_t k, const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, const float* HWY_RESTRICT upcoming) {
+    int64_t k, const float* HWY_RESTRICT a, const float* HWY_RESTRICT b,
+    const float* HWY_RESTRICT upcoming) {
   __m512 sums[kTileRows][kTileVectors];
 #pragma GCC unroll 16
   for (auto& row : sums) row[0] = row[1] = _mm512_setzero_ps();
   for (int64_t p = 0; p < k; ++p, a += kTileRows, b += kTileColumns) {
     _mm_prefetch(reinterpret_cast<const char*>(b + kPrefetchSteps * kTileColumns), _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(b + kPrefetchSteps * kTileColumns + kLanes), _MM_HINT_T0);
-    if (p % 4 == 0) _mm_prefetch(reinterpret_cast<const char*>(upcoming + p * (kLineFloats / 4)), _MM_HINT_T1);
+    _mm_prefetch(reinterpret_cast<const char*>(b + kPrefetchSteps * kTileColumns + kLanes),
+                 _MM_HINT_T0);
+    if (p % 4 == 0)
+      _mm_prefetch(reinterpret_cast<const char*>(upcoming + p * (kLineFloats / 4)), _MM_HINT_T1);
     const auto b0 = reinterpret_cast<__m512bh>(_mm512_loadu_ps(b)),
                b1 = reinterpret_cast<__m512bh>(_mm512_loadu_ps(b + kLanes));
 #pragma GCC unroll 16
@@ -148,28 +157,31 @@ HWY_INLINE void store_full(const Tile<kRows>& tile, float* HWY_RESTRICT c, int64
       float* to = c + r * ldc + j * kLanes;
       FloatVector value = tile.v[r][j];
       if constexpr (kInit == TileInit::kAccumulate) value = hn::Add(hn::LoadU(d, to), value);
-      if constexpr (kInit == TileInit::kBias) value = hn::Add(hn::LoadU(d, bias + j * kLanes), value);
+      if constexpr (kInit == TileInit::kBias)
+        value = hn::Add(hn::LoadU(d, bias + j * kLanes), value);
       hn::StoreU(value, d, to);
     }
   }
 }
 
 /// c [+]= the `rows` x `columns` corner of a tile that was stored contiguously.
-inline HWY_NOINLINE void store_corner(const float* tile, float* c, int64_t ldc, int64_t rows, int64_t columns,
-                                      TileInit init, const float* bias) {
+inline HWY_NOINLINE void store_corner(const float* tile, float* c, int64_t ldc, int64_t rows,
+                                      int64_t columns, TileInit init, const float* bias) {
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t j = 0; j < columns; ++j) {
       const float value = tile[r * kTileColumns + j];
       float& to = c[r * ldc + j];
-      to = init == TileInit::kAccumulate ? to + value : init == TileInit::kBias ? bias[j] + value : value;
+      to = init == TileInit::kAccumulate ? to + value
+           : init == TileInit::kBias     ? bias[j] + value
+                                         : value;
     }
   }
 }
 
 /// The `rows` x `columns` corner of the tile goes to c.
 template <int kRows>
-HWY_INLINE void store_tile(const Tile<kRows>& tile, float* c, int64_t ldc, int64_t rows, int64_t columns, TileInit init,
-                           const float* bias = nullptr) {
+HWY_INLINE void store_tile(const Tile<kRows>& tile, float* c, int64_t ldc, int64_t rows,
+                           int64_t columns, TileInit init, const float* bias = nullptr) {
   if (rows < kRows || columns < kTileColumns) {
     HWY_ALIGN float values[kRows * kTileColumns];
     store_full<kRows, TileInit::kZero>(tile, values, kTileColumns, nullptr);
@@ -187,8 +199,8 @@ HWY_INLINE void store_tile(const Tile<kRows>& tile, float* c, int64_t ldc, int64
 
 /// The `rows` x `columns` corner of the tile, rounded, goes to c.
 template <int kRows>
-HWY_INLINE void store_tile(const Tile<kRows>& tile, BFloat16* c, int64_t ldc, int64_t rows, int64_t columns,
-                           const float* bias) {
+HWY_INLINE void store_tile(const Tile<kRows>& tile, BFloat16* c, int64_t ldc, int64_t rows,
+                           int64_t columns, const float* bias) {
   HWY_ALIGN float padded[kTileColumns] = {};
   if (bias) std::copy_n(bias, columns, padded);
   HWY_ALIGN float values[kRows * kTileColumns];
@@ -206,8 +218,9 @@ HWY_INLINE void prefetch_rows(const float* c, int64_t ldc, int64_t rows, const i
 
 /// c[row[r]] += weight[r] * the `rows` x `columns` corner of the tile.
 template <int kRows>
-HWY_INLINE void add_tile_to_rows(const Tile<kRows>& tile, float* c, int64_t ldc, int64_t rows, int64_t columns,
-                                 const int32_t* row, const float* weight, const float* bias) {
+HWY_INLINE void add_tile_to_rows(const Tile<kRows>& tile, float* c, int64_t ldc, int64_t rows,
+                                 int64_t columns, const int32_t* row, const float* weight,
+                                 const float* bias) {
   HWY_ALIGN float values[kRows * kTileColumns];
   if (bias) {
     HWY_ALIGN float padded[kTileColumns] = {};
@@ -231,13 +244,16 @@ struct Lines {
   int64_t stride;
   const int32_t* index = nullptr;
   const float* operator[](int64_t i) const { return first + (index ? index[i] : i) * stride; }
-  Lines from(int64_t i) const { return index ? Lines{first, stride, index + i} : Lines{first + i * stride, stride}; }
+  Lines from(int64_t i) const {
+    return index ? Lines{first, stride, index + i} : Lines{first + i * stride, stride};
+  }
 };
 
 #if HWY_TARGET != HWY_SCALAR
 /// to[p * to_stride + i] = element p of v_i, four of four.
 template <class V>
-HWY_INLINE void store_transposed(V v0, V v1, V v2, V v3, float* HWY_RESTRICT to, int64_t to_stride) {
+HWY_INLINE void store_transposed(V v0, V v1, V v2, V v3, float* HWY_RESTRICT to,
+                                 int64_t to_stride) {
   const hn::FixedTag<float, 4> d;
   const hn::RepartitionToWide<decltype(d)> dw;
   const auto low01 = hn::BitCast(dw, hn::InterleaveLower(d, v0, v1));
@@ -251,10 +267,10 @@ HWY_INLINE void store_transposed(V v0, V v1, V v2, V v3, float* HWY_RESTRICT to,
 }
 #endif
 
-/// to[p * to_stride + i] = from[i][p] for i < count and p < k. While four rows are read the next four are asked for, up
-/// to row `upcoming`: 0 where all are in the first-level cache.
-HWY_INLINE void transpose(const Lines& from, int64_t count, int64_t k, float* HWY_RESTRICT to, int64_t to_stride,
-                          int64_t upcoming = 0) {
+/// to[p * to_stride + i] = from[i][p] for i < count and p < k. While four rows are read the next
+/// four are asked for, up to row `upcoming`: 0 where all are in the first-level cache.
+HWY_INLINE void transpose(const Lines& from, int64_t count, int64_t k, float* HWY_RESTRICT to,
+                          int64_t to_stride, int64_t upcoming = 0) {
   int64_t in_fours = 0;
 #if HWY_TARGET != HWY_SCALAR
   // Known before their loop, so that of a constant count the compiler sees how many rows are left.
@@ -286,21 +302,23 @@ HWY_INLINE void transpose(const Lines& from, int64_t count, int64_t k, float* HW
   }
 }
 
-// A packed operand is a row of tiles, each kWidth rows of a or columns of b wide: [tile][term][row or column of the
-// tile]. What the last tile lacks is zero.
+// A packed operand is a row of tiles, each kWidth rows of a or columns of b wide: [tile][term][row
+// or column of the tile]. What the last tile lacks is zero.
 
 /// Packs from[i][p] for i < count and p < k.
 template <int64_t kWidth>
-HWY_INLINE void pack_transposed(const Lines& from, int64_t count, int64_t k, float* HWY_RESTRICT to) {
+HWY_INLINE void pack_transposed(const Lines& from, int64_t count, int64_t k,
+                                float* HWY_RESTRICT to) {
   for (int64_t i = 0; i < count; i += kWidth, to += kWidth * k) {
     const int64_t filled = std::min(count - i, kWidth);
     transpose(from.from(i), filled, k, to, kWidth, count - i);
-    for (int64_t p = 0; filled < kWidth && p < k; ++p) std::fill_n(to + p * kWidth + filled, kWidth - filled, 0.0f);
+    for (int64_t p = 0; filled < kWidth && p < k; ++p)
+      std::fill_n(to + p * kWidth + filled, kWidth - filled, 0.0f);
   }
 }
 
-/// Packs from[p][i] for i < count and p < k, in the order of memory: terms outside, so that each line and each page is
-/// met once.
+/// Packs from[p][i] for i < count and p < k, in the order of memory: terms outside, so that each
+/// line and each page is met once.
 template <int64_t kWidth>
 HWY_INLINE void pack_straight(const Lines& from, int64_t count, int64_t k, float* HWY_RESTRICT to) {
   constexpr int64_t kAhead = 6;  // lines
@@ -312,16 +330,17 @@ HWY_INLINE void pack_straight(const Lines& from, int64_t count, int64_t k, float
     }
     float* out = to;
     int64_t i = 0;
-    for (; i + kWidth <= count; i += kWidth, out += kWidth * k) std::memcpy(out, line + i, kWidth * sizeof(float));
+    for (; i + kWidth <= count; i += kWidth, out += kWidth * k)
+      std::memcpy(out, line + i, kWidth * sizeof(float));
     if (i < count) std::fill(std::copy(line + i, line + count, out), out + kWidth, 0.0f);
   }
 }
 
-/// Packs pairs (from[2p][i], from[2p + 1][i]) of bfloat16 for i < count and first <= p < first + k; beyond `terms` the
-/// second is zero.
+/// Packs pairs (from[2p][i], from[2p + 1][i]) of bfloat16 for i < count and first <= p < first + k;
+/// beyond `terms` the second is zero.
 template <int64_t kWidth>
-HWY_INLINE void pack_pairs(const BFloat16* from, int64_t stride, const int32_t* line, int64_t terms, int64_t count,
-                           int64_t first, int64_t k, float* HWY_RESTRICT to) {
+HWY_INLINE void pack_pairs(const BFloat16* from, int64_t stride, const int32_t* line, int64_t terms,
+                           int64_t count, int64_t first, int64_t k, float* HWY_RESTRICT to) {
   constexpr int64_t kStep = kWidth % kLanes == 0 ? kLanes : kWidth % 4 == 0 && kLanes > 1 ? 4 : 1;
   const hn::CappedTag<uint32_t, static_cast<size_t>(kStep)> d;
   const hn::Rebind<uint16_t, decltype(d)> d16;
@@ -338,7 +357,8 @@ HWY_INLINE void pack_pairs(const BFloat16* from, int64_t stride, const int32_t* 
                             hn::ShiftLeft<16>(hn::PromoteTo(d, hn::LoadU(d16, high + j)))),
                      d, out + j);
       } else {
-        for (int64_t j = 0; j < kWidth; ++j) out[j] = i + j < count ? low[j] | static_cast<uint32_t>(high[j]) << 16 : 0;
+        for (int64_t j = 0; j < kWidth; ++j)
+          out[j] = i + j < count ? low[j] | static_cast<uint32_t>(high[j]) << 16 : 0;
       }
     }
   }

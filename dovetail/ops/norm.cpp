@@ -18,21 +18,24 @@ namespace dovetail {
 
 namespace {
 
-void check_norm(const char* name, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+void check_norm(const char* name, const at::Tensor& x, const at::Tensor& weight,
+                const at::Tensor& bias) {
   user_check(x.dim() >= 1 && at::isFloatingType(x.scalar_type()),
              "{}: x must be a floating tensor with rows, but is {}", name, describe(x));
   for (const at::Tensor* parameter : {&weight, &bias}) {
     if (parameter == &bias && !bias.defined()) continue;
-    user_check(parameter->defined() && parameter->dim() == 1 && parameter->size(0) == x.size(-1) &&
-                   at::isFloatingType(parameter->scalar_type()) && parameter->device() == x.device(),
-               "{}: {} must be floating and [{}], the last size of x {}, but is {}", name,
-               parameter == &weight ? "weight" : "bias", x.size(-1), describe(x), describe(*parameter));
+    user_check(
+        parameter->defined() && parameter->dim() == 1 && parameter->size(0) == x.size(-1) &&
+            at::isFloatingType(parameter->scalar_type()) && parameter->device() == x.device(),
+        "{}: {} must be floating and [{}], the last size of x {}, but is {}", name,
+        parameter == &weight ? "weight" : "bias", x.size(-1), describe(x), describe(*parameter));
   }
 }
 
-/// x contiguous; weight and bias float32, contiguous; rstd, and mean for layer norm, float32 (rows).
-NormProblem problem(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& mean,
-                    const at::Tensor& rstd, double eps) {
+/// x contiguous; weight and bias float32, contiguous; rstd, and mean for layer norm, float32
+/// (rows).
+NormProblem problem(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                    const at::Tensor& mean, const at::Tensor& rstd, double eps) {
   return {.rows = x.numel() / x.size(-1),
           .width = x.size(-1),
           .storage = storage_of(x),
@@ -45,13 +48,16 @@ NormProblem problem(const at::Tensor& x, const at::Tensor& weight, const at::Ten
           .rstd = rstd.mutable_data_ptr<float>()};
 }
 
-at::Tensor float_contiguous(const at::Tensor& x) { return x.defined() ? x.to(at::kFloat).contiguous() : x; }
+at::Tensor float_contiguous(const at::Tensor& x) {
+  return x.defined() ? x.to(at::kFloat).contiguous() : x;
+}
 
-/// RMS norm where `centered` is false, layer norm otherwise. x and branch (contiguous; branch, on a GPU alone, may be
-/// undefined), weight, bias -> y, rstd, mean, x + branch.
+/// RMS norm where `centered` is false, layer norm otherwise. x and branch (contiguous; branch, on a
+/// GPU alone, may be undefined), weight, bias -> y, rstd, mean, x + branch.
 std::vector<at::Tensor> normalize(const Operands& of, double eps, bool centered) {
   const TraceSpan span("dovetail::norm");
-  const at::Tensor &x = of.reads[0], &weight = of.reads[1], &bias = of.reads[2], &branch = of.reads[3];
+  const at::Tensor &x = of.reads[0], &weight = of.reads[1], &bias = of.reads[2],
+                   &branch = of.reads[3];
   const at::Tensor y = at::empty(x.sizes(), x.options());
   const at::Tensor rstd = at::empty({x.numel() / x.size(-1)}, x.options().dtype(at::kFloat));
   const at::Tensor mean = centered ? at::empty_like(rstd) : at::Tensor();
@@ -60,42 +66,51 @@ std::vector<at::Tensor> normalize(const Operands& of, double eps, bool centered)
   const NormProblem norm = problem(x, wide_weight, wide_bias, mean, rstd, eps);
   if (x.is_cuda()) {
     cuda_kernels()->norm_forward(norm, branch.defined() ? branch.const_data_ptr() : nullptr,
-                                 sum.defined() ? sum.mutable_data_ptr() : nullptr, y.mutable_data_ptr());
+                                 sum.defined() ? sum.mutable_data_ptr() : nullptr,
+                                 y.mutable_data_ptr());
   } else {
     norm_forward(norm, y.mutable_data_ptr());
   }
   return {y, rstd, mean, sum};
 }
 
-/// x, dy and dsum contiguous. dsum is added to x's gradient, on a GPU alone; it may be undefined. The gradients of
-/// weight and, if it is defined, bias have their dtypes.
-RowOperation::Gradients norm_gradients(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                                       const at::Tensor& mean, const at::Tensor& rstd, const at::Tensor& dy,
+/// x, dy and dsum contiguous. dsum is added to x's gradient, on a GPU alone; it may be undefined.
+/// The gradients of weight and, if it is defined, bias have their dtypes.
+RowOperation::Gradients norm_gradients(const at::Tensor& x, const at::Tensor& weight,
+                                       const at::Tensor& bias, const at::Tensor& mean,
+                                       const at::Tensor& rstd, const at::Tensor& dy,
                                        const at::Tensor& dsum = {}) {
   const TraceSpan span("dovetail::norm");
   const at::Tensor dx = at::empty(x.sizes(), x.options()), wide_weight = float_contiguous(weight);
   const at::Tensor dweight = at::empty(weight.sizes(), wide_weight.options());
-  const at::Tensor dbias = bias.defined() ? at::empty(bias.sizes(), wide_weight.options()) : at::Tensor();
+  const at::Tensor dbias =
+      bias.defined() ? at::empty(bias.sizes(), wide_weight.options()) : at::Tensor();
   const NormProblem norm = problem(x, wide_weight, {}, mean, rstd, 0.0);
   float *to_weight = dweight.mutable_data_ptr<float>(), *to_bias = nullptr;
   if (dbias.defined()) to_bias = dbias.mutable_data_ptr<float>();
   if (x.is_cuda()) {
-    cuda_kernels()->norm_backward(norm, dy.const_data_ptr(), dsum.defined() ? dsum.const_data_ptr() : nullptr,
+    cuda_kernels()->norm_backward(norm, dy.const_data_ptr(),
+                                  dsum.defined() ? dsum.const_data_ptr() : nullptr,
                                   dx.mutable_data_ptr(), to_weight, to_bias);
   } else {
     norm_backward(norm, dy.const_data_ptr(), dx.mutable_data_ptr(), to_weight, to_bias);
   }
-  return {dx, {dweight.to(weight.scalar_type()), dbias.defined() ? dbias.to(bias.scalar_type()) : dbias}};
+  return {
+      dx,
+      {dweight.to(weight.scalar_type()), dbias.defined() ? dbias.to(bias.scalar_type()) : dbias}};
 }
 
 class NormFunction : public torch::autograd::Function<NormFunction> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x_in, const at::Tensor& weight,
-                            const std::optional<at::Tensor>& bias_in, double eps, bool centered) {
-    const at::Tensor bias = bias_in.value_or(at::Tensor());  // an input that is a tensor must be defined
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x_in,
+                            const at::Tensor& weight, const std::optional<at::Tensor>& bias_in,
+                            double eps, bool centered) {
+    const at::Tensor bias =
+        bias_in.value_or(at::Tensor());  // an input that is a tensor must be defined
     const at::Tensor x = x_in.contiguous();
-    const auto made = operation("dovetail::norm", {.reads = {x, weight, bias, at::Tensor()}},
-                                [eps, centered](const Operands& of) { return normalize(of, eps, centered); });
+    const auto made =
+        operation("dovetail::norm", {.reads = {x, weight, bias, at::Tensor()}},
+                  [eps, centered](const Operands& of) { return normalize(of, eps, centered); });
     context->save_for_backward({x, weight, bias, made[2], made[1]});
     return made[0];
   }
@@ -103,14 +118,14 @@ class NormFunction : public torch::autograd::Function<NormFunction> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
     const auto saved = context->get_saved_variables();
-    const auto made =
-        operation("dovetail::norm_gradient",
-                  {.reads = {saved[0], saved[1], saved[2], saved[3], saved[4], gradients[0].contiguous()}},
-                  [](const Operands& of) {
-                    const auto& [x, parameters] =
-                        norm_gradients(of.reads[0], of.reads[1], of.reads[2], of.reads[3], of.reads[4], of.reads[5]);
-                    return std::vector{x, parameters.weight, parameters.bias};
-                  });
+    const auto made = operation(
+        "dovetail::norm_gradient",
+        {.reads = {saved[0], saved[1], saved[2], saved[3], saved[4], gradients[0].contiguous()}},
+        [](const Operands& of) {
+          const auto& [x, parameters] = norm_gradients(of.reads[0], of.reads[1], of.reads[2],
+                                                       of.reads[3], of.reads[4], of.reads[5]);
+          return std::vector{x, parameters.weight, parameters.bias};
+        });
     return {made[0], made[1], made[2], at::Tensor(), at::Tensor()};
   }
 };
@@ -118,13 +133,18 @@ class NormFunction : public torch::autograd::Function<NormFunction> {
 /// {x + branch, its norm} of CUDA tensors.
 class NormOfSumFunction : public torch::autograd::Function<NormOfSumFunction> {
  public:
-  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const at::Tensor& x_in,
-                                                const std::optional<at::Tensor>& branch_in, const at::Tensor& weight,
-                                                const std::optional<at::Tensor>& bias_in, double eps, bool centered) {
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
+                                                const at::Tensor& x_in,
+                                                const std::optional<at::Tensor>& branch_in,
+                                                const at::Tensor& weight,
+                                                const std::optional<at::Tensor>& bias_in,
+                                                double eps, bool centered) {
     const at::Tensor bias = bias_in.value_or(at::Tensor());
-    const at::Tensor x = x_in.contiguous(), branch = branch_in ? branch_in->contiguous() : at::Tensor();
-    const auto made = operation("dovetail::norm_of_sum", {.reads = {x, weight, bias, branch}},
-                                [eps, centered](const Operands& of) { return normalize(of, eps, centered); });
+    const at::Tensor x = x_in.contiguous(),
+                     branch = branch_in ? branch_in->contiguous() : at::Tensor();
+    const auto made =
+        operation("dovetail::norm_of_sum", {.reads = {x, weight, bias, branch}},
+                  [eps, centered](const Operands& of) { return normalize(of, eps, centered); });
     const at::Tensor& sum = branch.defined() ? made[3] : x;
     context->save_for_backward({sum, weight, bias, made[2], made[1]});
     context->saved_data["branch"] = branch.defined();
@@ -135,12 +155,12 @@ class NormOfSumFunction : public torch::autograd::Function<NormOfSumFunction> {
                                                  torch::autograd::variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const auto made = operation("dovetail::norm_of_sum_gradient",
-                                {.reads = {saved[0], saved[1], saved[2], saved[3], saved[4], gradients[1].contiguous(),
-                                           gradients[0].contiguous()}},
+                                {.reads = {saved[0], saved[1], saved[2], saved[3], saved[4],
+                                           gradients[1].contiguous(), gradients[0].contiguous()}},
                                 [](const Operands& of) {
-                                  const auto& [sum, parameters] =
-                                      norm_gradients(of.reads[0], of.reads[1], of.reads[2], of.reads[3], of.reads[4],
-                                                     of.reads[5], of.reads[6]);
+                                  const auto& [sum, parameters] = norm_gradients(
+                                      of.reads[0], of.reads[1], of.reads[2], of.reads[3],
+                                      of.reads[4], of.reads[5], of.reads[6]);
                                   return std::vector{sum, parameters.weight, parameters.bias};
                                 });
     const at::Tensor of_branch = context->saved_data["branch"].toBool() ? made[0] : at::Tensor();
@@ -172,8 +192,8 @@ class NormOperation : public RowOperation {
     return {.sizes = {count, width},
             .dtype = x.scalar_type(),
             .make = [x, weight = float_contiguous(weight_.detach()),
-                     bias = bias_.defined() ? float_contiguous(bias_.detach()) : bias_, statistics, eps = eps_,
-                     width](int64_t row, int64_t rows, void* to) {
+                     bias = bias_.defined() ? float_contiguous(bias_.detach()) : bias_, statistics,
+                     eps = eps_, width](int64_t row, int64_t rows, void* to) {
               NormProblem part = problem(x, weight, bias, statistics.mean, statistics.rstd, eps);
               part.rows = rows;
               part.x = static_cast<const char*>(part.x) + row * width * x.element_size();
@@ -183,7 +203,8 @@ class NormOperation : public RowOperation {
             }};
   }
 
-  Gradients gradients(const at::Tensor& x, const Statistics& statistics, const at::Tensor& dy) const override {
+  Gradients gradients(const at::Tensor& x, const Statistics& statistics,
+                      const at::Tensor& dy) const override {
     return norm_gradients(x, weight_, bias_, statistics.mean, statistics.rstd, dy.contiguous());
   }
 
@@ -193,11 +214,12 @@ class NormOperation : public RowOperation {
   bool centered_;
 };
 
-NormedSum norm_of_sum(const char* name, const at::Tensor& x, const at::Tensor& branch, const at::Tensor& weight,
-                      const at::Tensor& bias, double eps, bool centered) {
+NormedSum norm_of_sum(const char* name, const at::Tensor& x, const at::Tensor& branch,
+                      const at::Tensor& weight, const at::Tensor& bias, double eps, bool centered) {
   check_norm(name, x, weight, bias);
-  user_check(!branch.defined() || (branch.sizes() == x.sizes() && branch.scalar_type() == x.scalar_type()),
-             "{}: branch must be like x {}, but is {}", name, describe(x), describe(branch));
+  user_check(
+      !branch.defined() || (branch.sizes() == x.sizes() && branch.scalar_type() == x.scalar_type()),
+      "{}: branch must be like x {}, but is {}", name, describe(x), describe(branch));
   if (!x.is_cuda() || !by_norm_kernel(x)) {
     const at::Tensor sum = branch.defined() ? x + branch : x;
     return {sum, centered ? layer_norm(sum, weight, bias, eps) : rms_norm(sum, weight, eps)};
@@ -205,7 +227,8 @@ NormedSum norm_of_sum(const char* name, const at::Tensor& x, const at::Tensor& b
   const auto optional = [](const at::Tensor& tensor) {
     return tensor.defined() ? std::optional(tensor) : std::nullopt;
   };
-  const auto made = NormOfSumFunction::apply(x, optional(branch), weight, optional(bias), eps, centered);
+  const auto made =
+      NormOfSumFunction::apply(x, optional(branch), weight, optional(bias), eps, centered);
   return {made[0], made[1]};
 }
 
@@ -214,7 +237,8 @@ NormedSum norm_of_sum(const char* name, const at::Tensor& x, const at::Tensor& b
 std::shared_ptr<const RowOperation> rms_norm_operation(const at::Tensor& weight, double eps) {
   return std::make_shared<NormOperation>(weight, at::Tensor(), eps, false);
 }
-std::shared_ptr<const RowOperation> layer_norm_operation(const at::Tensor& weight, const at::Tensor& bias, double eps) {
+std::shared_ptr<const RowOperation> layer_norm_operation(const at::Tensor& weight,
+                                                         const at::Tensor& bias, double eps) {
   return std::make_shared<NormOperation>(weight, bias, eps, true);
 }
 
@@ -225,15 +249,19 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   return NormFunction::apply(x, weight, std::optional<at::Tensor>(), eps, false);
 }
 
-at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps) {
+at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                      double eps) {
   check_norm("layer_norm", x, weight, bias);
-  if (x.is_meta() && bias.defined()) return empty_on_meta({x, weight, bias}, x.sizes(), x.scalar_type());
+  if (x.is_meta() && bias.defined())
+    return empty_on_meta({x, weight, bias}, x.sizes(), x.scalar_type());
   if (x.is_meta()) return empty_on_meta({x, weight}, x.sizes(), x.scalar_type());
   if (!by_norm_kernel(x)) return composed::layer_norm(x, weight, bias, eps);
-  return NormFunction::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt, eps, true);
+  return NormFunction::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt, eps,
+                             true);
 }
 
-NormedSum rms_norm_of_sum(const at::Tensor& x, const at::Tensor& branch, const at::Tensor& weight, double eps) {
+NormedSum rms_norm_of_sum(const at::Tensor& x, const at::Tensor& branch, const at::Tensor& weight,
+                          double eps) {
   return norm_of_sum("rms_norm_of_sum", x, branch, weight, {}, eps, false);
 }
 

@@ -17,8 +17,8 @@ HWY_BEFORE_NAMESPACE();
 namespace dovetail {
 namespace HWY_NAMESPACE {
 
-/// Sum over the row of f(x[i .. i + lanes)); two accumulators hide the latency of the addition. f must give zero beyond
-/// the end.
+/// Sum over the row of f(x[i .. i + lanes)); two accumulators hide the latency of the addition. f
+/// must give zero beyond the end.
 template <class T, class F>
 HWY_INLINE float sum_row(const T* x, int64_t width, F f) {
   FloatVector even = splat(0.0f), odd = splat(0.0f);
@@ -57,16 +57,19 @@ void forward_row(const NormProblem& p, int64_t row, T* y_data) {
   const FloatVector scale = splat(rstd);
   for (int64_t i = 0; i < p.width; i += kLanes) {
     const int64_t left = p.width - i;
-    FloatVector value = hn::Mul(hn::Mul(hn::Sub(load(x + i, left), center), scale), load(p.weight + i, left));
+    FloatVector value =
+        hn::Mul(hn::Mul(hn::Sub(load(x + i, left), center), scale), load(p.weight + i, left));
     if (p.bias) value = hn::Add(value, load(p.bias + i, left));
     store(value, y + i, left);
   }
 }
 
 /// The row's part of the weight gradient goes to dweight (and dbias), and dx is written:
-///   dx = rstd * (g - [mean(g)] - xhat * mean(g * xhat)), g = dy * weight, xhat = (x - mean) * rstd.
+///   dx = rstd * (g - [mean(g)] - xhat * mean(g * xhat)), g = dy * weight, xhat = (x - mean) *
+///   rstd.
 template <class T>
-void backward_row(const NormProblem& p, int64_t row, const T* dy_data, T* dx_data, float* dweight, float* dbias) {
+void backward_row(const NormProblem& p, int64_t row, const T* dy_data, T* dx_data, float* dweight,
+                  float* dbias) {
   const T* x = static_cast<const T*>(p.x) + row * p.width;
   const T* dy = dy_data + row * p.width;
   T* dx = dx_data + row * p.width;
@@ -75,7 +78,8 @@ void backward_row(const NormProblem& p, int64_t row, const T* dy_data, T* dx_dat
   for (int64_t i = 0; i < p.width; i += kLanes) {
     // Beyond the end dy reads as zero, so nothing is added there.
     const int64_t left = p.width - i;
-    const FloatVector grad = load(dy + i, left), xhat = hn::Mul(hn::Sub(load(x + i, left), center), scale);
+    const FloatVector grad = load(dy + i, left),
+                      xhat = hn::Mul(hn::Sub(load(x + i, left), center), scale);
     const FloatVector g = hn::Mul(grad, load(p.weight + i, left));
     sum_g = hn::Add(sum_g, g);
     sum_gx = hn::MulAdd(g, xhat, sum_gx);
@@ -105,21 +109,23 @@ void forward_rows(const NormProblem& p, void* y) {
 void sum_parts(const float* from, int64_t parts, int64_t width, float* to) {
   for (int64_t i = 0; i < width; i += kLanes) {
     FloatVector sum = splat(0.0f);
-    for (int64_t part = 0; part < parts; ++part) sum = hn::Add(sum, load(from + part * width + i, width - i));
+    for (int64_t part = 0; part < parts; ++part)
+      sum = hn::Add(sum, load(from + part * width + i, width - i));
     store(sum, to + i, width - i);
   }
 }
 
 template <class T>
 void backward_rows(const NormProblem& p, const void* dy, void* dx, float* dweight, float* dbias) {
-  const int64_t grain = std::max<int64_t>(16, (p.rows + 63) / 64), parts = (p.rows + grain - 1) / grain;
+  const int64_t grain = std::max<int64_t>(16, (p.rows + 63) / 64),
+                parts = (p.rows + grain - 1) / grain;
   const size_t size = static_cast<size_t>(parts * p.width);
   std::vector<float> dweight_parts(size), dbias_parts(dbias ? size : 0);
   parallel_pieces(p.rows, grain, [&](int64_t begin, int64_t end) {
     const int64_t offset = begin / grain * p.width;
     for (int64_t row = begin; row < end; ++row)
-      backward_row(p, row, static_cast<const T*>(dy), static_cast<T*>(dx), dweight_parts.data() + offset,
-                   dbias ? dbias_parts.data() + offset : nullptr);
+      backward_row(p, row, static_cast<const T*>(dy), static_cast<T*>(dx),
+                   dweight_parts.data() + offset, dbias ? dbias_parts.data() + offset : nullptr);
   });
   sum_parts(dweight_parts.data(), parts, p.width, dweight);
   if (dbias) sum_parts(dbias_parts.data(), parts, p.width, dbias);
@@ -144,9 +150,12 @@ namespace dovetail {
 HWY_EXPORT(NormForward);
 HWY_EXPORT(NormBackward);
 
-void norm_forward(const NormProblem& problem, void* y) { HWY_DYNAMIC_DISPATCH(NormForward)(problem, y); }
+void norm_forward(const NormProblem& problem, void* y) {
+  HWY_DYNAMIC_DISPATCH(NormForward)(problem, y);
+}
 
-void norm_backward(const NormProblem& problem, const void* dy, void* dx, float* dweight, float* dbias) {
+void norm_backward(const NormProblem& problem, const void* dy, void* dx, float* dweight,
+                   float* dbias) {
   HWY_DYNAMIC_DISPATCH(NormBackward)(problem, dy, dx, dweight, dbias);
 }
 

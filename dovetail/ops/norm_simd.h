@@ -6,7 +6,8 @@
 
 namespace dovetail {
 
-/// Legend: N rows, C width. x, y, dy, dx (N, C) contiguous in `storage`; weight, bias (C) and the rest float32.
+/// Legend: N rows, C width. x, y, dy, dx (N, C) contiguous in `storage`; weight, bias (C) and the
+/// rest float32.
 struct NormProblem {
   int64_t rows, width;
   Storage storage;
@@ -20,8 +21,9 @@ struct NormProblem {
 
 void norm_forward(const NormProblem& problem, void* y);
 
-/// dx (N, C); `dweight` and `dbias` (C) float32, dbias may be null. Rows are summed in parts that depend on N alone,
-/// the parts in order.
-void norm_backward(const NormProblem& problem, const void* dy, void* dx, float* dweight, float* dbias);
+/// dx (N, C); `dweight` and `dbias` (C) float32, dbias may be null. Rows are summed in parts that
+/// depend on N alone, the parts in order.
+void norm_backward(const NormProblem& problem, const void* dy, void* dx, float* dweight,
+                   float* dbias);
 
 }  // namespace dovetail

@@ -7,8 +7,9 @@
 #include <memory>
 #include <vector>
 
-/// Operations on each row of x (..., C) alone, an activation or a norm, that stand in front of a product. Who reads the
-/// result a few rows at a time, as a quantizer does, need not have all of it in memory.
+/// Operations on each row of x (..., C) alone, an activation or a norm, that stand in front of a
+/// product. Who reads the result a few rows at a time, as a quantizer does, need not have all of it
+/// in memory.
 namespace dovetail {
 
 /// A matrix whose rows are made when they are read.
@@ -33,8 +34,8 @@ class RowOperation {
 
   /// Whether the kernel that `rows` and `gradients` need is there for x and switched on.
   virtual bool has_rows(const at::Tensor& x) const = 0;
-  /// What `gradients` reads of the forward pass beside x, float32 (N) each, filled by `MadeRows::make`: nothing for an
-  /// activation, 1 / std (and the mean) for a norm.
+  /// What `gradients` reads of the forward pass beside x, float32 (N) each, filled by
+  /// `MadeRows::make`: nothing for an activation, 1 / std (and the mean) for a norm.
   struct Statistics {
     at::Tensor rstd, mean;
   };
@@ -44,7 +45,8 @@ class RowOperation {
     at::Tensor x;
     Parameters parameters;
   };
-  virtual Gradients gradients(const at::Tensor& x, const Statistics& statistics, const at::Tensor& dy) const = 0;
+  virtual Gradients gradients(const at::Tensor& x, const Statistics& statistics,
+                              const at::Tensor& dy) const = 0;
   /// The same operation of other parameters: those of `parameters` where they lie now.
   virtual std::shared_ptr<const RowOperation> with(const Parameters& other) const = 0;
 };
@@ -53,6 +55,7 @@ std::shared_ptr<const RowOperation> swiglu_operation();
 std::shared_ptr<const RowOperation> gelu_operation();
 std::shared_ptr<const RowOperation> squared_relu_operation();
 std::shared_ptr<const RowOperation> rms_norm_operation(const at::Tensor& weight, double eps);
-std::shared_ptr<const RowOperation> layer_norm_operation(const at::Tensor& weight, const at::Tensor& bias, double eps);
+std::shared_ptr<const RowOperation> layer_norm_operation(const at::Tensor& weight,
+                                                         const at::Tensor& bias, double eps);
 
 }  // namespace dovetail

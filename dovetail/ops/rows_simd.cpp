@@ -19,9 +19,10 @@ namespace HWY_NAMESPACE {
 template <class Body>
 void each_row(int64_t rows, int64_t width, const Body& body) {
   constexpr int64_t kPiece = 16384;
-  parallel_pieces(rows, std::max<int64_t>(1, kPiece / std::max<int64_t>(1, width)), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) body(row);
-  });
+  parallel_pieces(rows, std::max<int64_t>(1, kPiece / std::max<int64_t>(1, width)),
+                  [&](int64_t begin, int64_t end) {
+                    for (int64_t row = begin; row < end; ++row) body(row);
+                  });
 }
 
 template <class T>
@@ -72,7 +73,9 @@ void weigh(const WeighRowsProblem& p) {
   });
 }
 
-void AddRows(const AddRowsProblem& p) { return p.storage == Storage::kFloat32 ? add<float>(p) : add<BFloat16>(p); }
+void AddRows(const AddRowsProblem& p) {
+  return p.storage == Storage::kFloat32 ? add<float>(p) : add<BFloat16>(p);
+}
 void GatherRows(const GatherRowsProblem& p) {
   return p.storage == Storage::kFloat32 ? gather<float>(p) : gather<BFloat16>(p);
 }

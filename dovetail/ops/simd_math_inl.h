@@ -1,5 +1,6 @@
 // Vectors of float32 out of float32 or bfloat16 memory, and the functions the kernels need of them.
-// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through foreach_target.
+// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
+// foreach_target.
 #if defined(DOVETAIL_OPS_SIMD_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DOVETAIL_OPS_SIMD_MATH_INL_H_
 #undef DOVETAIL_OPS_SIMD_MATH_INL_H_
@@ -28,11 +29,13 @@ HWY_INLINE FloatVector splat(float value) { return hn::Set(FloatTag(), value); }
 
 HWY_INLINE FloatVector load(const float* from) { return hn::LoadU(FloatTag(), from); }
 HWY_INLINE FloatVector load(const BFloat16* from) {
-  return hn::BitCast(FloatTag(), hn::ShiftLeft<16>(hn::PromoteTo(BitsTag(), hn::LoadU(BFloat16Tag(), from))));
+  return hn::BitCast(FloatTag(),
+                     hn::ShiftLeft<16>(hn::PromoteTo(BitsTag(), hn::LoadU(BFloat16Tag(), from))));
 }
 
 HWY_INLINE void store(FloatVector value, float* to) { hn::StoreU(value, FloatTag(), to); }
-/// Rounds to nearest even; a NaN stays one (its payload's top bits are kept, and the quiet bit set).
+/// Rounds to nearest even; a NaN stays one (its payload's top bits are kept, and the quiet bit
+/// set).
 HWY_INLINE void store(FloatVector value, BFloat16* to) {
   const BitsTag d;
   const auto bits = hn::BitCast(d, value);
@@ -41,10 +44,12 @@ HWY_INLINE void store(FloatVector value, BFloat16* to) {
   const auto quiet = hn::Or(bits, hn::Set(d, 0x00400000));
   const auto is_nan = hn::Gt(hn::And(bits, hn::Set(d, 0x7fffffff)), hn::Set(d, 0x7f800000));
   const auto high = hn::ShiftRight<16>(hn::IfThenElse(is_nan, quiet, rounded));
-  hn::StoreU(hn::DemoteTo(BFloat16Tag(), hn::BitCast(hn::RebindToSigned<FloatTag>(), high)), BFloat16Tag(), to);
+  hn::StoreU(hn::DemoteTo(BFloat16Tag(), hn::BitCast(hn::RebindToSigned<FloatTag>(), high)),
+             BFloat16Tag(), to);
 }
 
-/// The same for the last `count` < kLanes elements of a row; what is beyond reads as zero and is not written.
+/// The same for the last `count` < kLanes elements of a row; what is beyond reads as zero and is
+/// not written.
 template <class T>
 HWY_NOINLINE FloatVector load_tail(const T* from, int64_t count) {
   HWY_ALIGN T values[kLanes] = {};
@@ -66,7 +71,8 @@ HWY_INLINE void store(FloatVector value, T* to, int64_t count) {
 HWY_INLINE float sum_lanes(FloatVector v) { return hn::GetLane(hn::SumOfLanes(FloatTag(), v)); }
 HWY_INLINE float max_lanes(FloatVector v) { return hn::GetLane(hn::MaxOfLanes(FloatTag(), v)); }
 
-/// The greater of x and a bound, and the smaller; NaN comes through, which the instructions for it do not agree on.
+/// The greater of x and a bound, and the smaller; NaN comes through, which the instructions for it
+/// do not agree on.
 HWY_INLINE FloatVector at_least(float bound, FloatVector x) {
   return hn::IfThenElse(hn::Lt(x, splat(bound)), splat(bound), x);
 }
@@ -74,7 +80,8 @@ HWY_INLINE FloatVector at_most(float bound, FloatVector x) {
   return hn::IfThenElse(hn::Gt(x, splat(bound)), splat(bound), x);
 }
 
-/// e^x within 2 ulp for x in [-87, 88]; clamped beyond, so never zero or infinite. NaN comes through.
+/// e^x within 2 ulp for x in [-87, 88]; clamped beyond, so never zero or infinite. NaN comes
+/// through.
 HWY_INLINE FloatVector exponential(FloatVector x) {
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> di;

@@ -9,11 +9,12 @@
 namespace dovetail {
 namespace {
 
-// Tiles of input and output that are in memory at once: about what the caches hold beside the packed operands, or half
-// of the transformed filters, which are read again for each block of tiles.
+// Tiles of input and output that are in memory at once: about what the caches hold beside the
+// packed operands, or half of the transformed filters, which are read again for each block of
+// tiles.
 constexpr int64_t kTileFloats = int64_t{1} << 20;
-// Behind the tiles of a channel, so that rows of tiles are written in whole vectors; behind a point, so that the 36 of
-// a tile do not fall on the same lines of the cache.
+// Behind the tiles of a channel, so that rows of tiles are written in whole vectors; behind a
+// point, so that the 36 of a tile do not fall on the same lines of the cache.
 constexpr int64_t kSlack = 16;
 
 int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -61,11 +61,13 @@ void filter_rows(const WinogradWeights& p, int64_t begin, int64_t end) {
   constexpr int64_t kTaps = 9;
   const int64_t of_out = p.in_channels * kTaps;
   const int64_t columns = p.transposed ? p.out_channels : p.in_channels;
-  const int64_t row_step = p.transposed ? kTaps : of_out, column_step = p.transposed ? of_out : kTaps;
+  const int64_t row_step = p.transposed ? kTaps : of_out,
+                column_step = p.transposed ? of_out : kTaps;
   for (int64_t column = 0; column < columns; column += kLanes) {
     const int64_t count = std::min(kLanes, columns - column);
     HWY_ALIGN int32_t lane[kLanes];  // the last column again where there are fewer than lanes
-    for (int64_t l = 0; l < kLanes; ++l) lane[l] = static_cast<int32_t>(std::min(l, count - 1) * column_step);
+    for (int64_t l = 0; l < kLanes; ++l)
+      lane[l] = static_cast<int32_t>(std::min(l, count - 1) * column_step);
     const auto index = hn::Load(IndexTag(), lane);
     for (int64_t row = begin; row < end; ++row) {
       const float* filter = p.weight + row * row_step + column * column_step;
@@ -75,7 +77,8 @@ void filter_rows(const WinogradWeights& p, int64_t begin, int64_t end) {
         FloatVector g[3], done[kWindow];
         for (int i = 0; i < 3; ++i) {
           const int tap = 3 * i + j;
-          g[i] = hn::GatherIndex(FloatTag(), filter + (p.transposed ? kTaps - 1 - tap : tap), index);
+          g[i] =
+              hn::GatherIndex(FloatTag(), filter + (p.transposed ? kTaps - 1 - tap : tap), index);
         }
         filter_transform(g, done);
         for (int i = 0; i < kWindow; ++i) half[i][j] = done[i];
@@ -98,7 +101,8 @@ void Weights(const WinogradWeights& p) {
 /// One row of tiles: its six rows of x with zeros around, first transformed down the columns.
 struct TileRow {
   explicit TileRow(int64_t columns)
-      : width(kTile * ((columns + kLanes - 1) / kLanes * kLanes) + std::max<int64_t>(kTile, kLanes)),
+      : width(kTile * ((columns + kLanes - 1) / kLanes * kLanes) +
+              std::max<int64_t>(kTile, kLanes)),
         data(static_cast<size_t>(kWindow * width)) {}
   float* row(int64_t i) { return data.data() + i * width; }
 
@@ -132,7 +136,8 @@ void Input(const WinogradInput& p) {
   parallel_pieces(p.channels, 1, [&](int64_t begin, int64_t end) {
     TileRow window(tiles.columns);
     for (int64_t channel = begin; channel < end; ++channel)
-      for (int64_t r = 0; r < tiles.count; ++r) {  // upwards: a row's surplus lanes are overwritten by the next
+      for (int64_t r = 0; r < tiles.count;
+           ++r) {  // upwards: a row's surplus lanes are overwritten by the next
         const int64_t image = (tiles.first + r) / tiles.rows, row = (tiles.first + r) % tiles.rows;
         fill(window, p, p.x + (image * p.channels + channel) * p.height * p.width, row * kTile);
         float* v = p.v + channel * tiles.stride + r * tiles.columns;
@@ -143,15 +148,17 @@ void Input(const WinogradInput& p) {
             hn::LoadInterleaved4(FloatTag(), at, d[0], d[1], d[2], d[3]);
             hn::LoadInterleaved4(FloatTag(), at + kTile, d[4], d[5], d[6], d[7]);
             input_transform(d, done);
-            for (int64_t j = 0; j < kWindow; ++j) store(done[j], v + (kWindow * i + j) * tiles.plane + tile);
+            for (int64_t j = 0; j < kWindow; ++j)
+              store(done[j], v + (kWindow * i + j) * tiles.plane + tile);
           }
       }
   });
 }
 
-/// Tiles [tile, tile + kLanes) of a row of tiles: `rows` of its four rows of y, of which `width` elements exist.
-HWY_INLINE void write_tiles(const float* m, int64_t plane, FloatVector bias, int64_t rows, int64_t y_stride,
-                            int64_t width, float* y) {
+/// Tiles [tile, tile + kLanes) of a row of tiles: `rows` of its four rows of y, of which `width`
+/// elements exist.
+HWY_INLINE void write_tiles(const float* m, int64_t plane, FloatVector bias, int64_t rows,
+                            int64_t y_stride, int64_t width, float* y) {
   FloatVector half[kTile][kWindow];
   for (int64_t j = 0; j < kWindow; ++j) {
     FloatVector column[kWindow], done[kTile];
@@ -184,7 +191,8 @@ void Output(const WinogradOutput& p) {
         float* y = p.y + ((image * p.channels + channel) * p.height + row * kTile) * p.width;
         const int64_t rows = std::min(kTile, p.height - row * kTile);
         for (int64_t tile = 0; tile < tiles.columns; tile += kLanes)
-          write_tiles(m + tile, tiles.plane, bias, rows, p.width, p.width - kTile * tile, y + kTile * tile);
+          write_tiles(m + tile, tiles.plane, bias, rows, p.width, p.width - kTile * tile,
+                      y + kTile * tile);
       }
     }
   });

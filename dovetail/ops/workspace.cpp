@@ -27,8 +27,9 @@ Buffer allocate(size_t count) {
   // Large panels are walked with many strides at once: huge pages spare their TLB misses.
   const size_t alignment = bytes >= kHugePageBytes ? kHugePageBytes : 64;
   bytes = (bytes + alignment - 1) / alignment * alignment;
-  Buffer buffer{std::unique_ptr<float, Free>(static_cast<float*>(std::aligned_alloc(alignment, bytes))),
-                bytes / sizeof(float)};
+  Buffer buffer{
+      std::unique_ptr<float, Free>(static_cast<float*>(std::aligned_alloc(alignment, bytes))),
+      bytes / sizeof(float)};
   if (!buffer.data) throw std::bad_alloc();
 #if defined(__linux__)
   if (alignment == kHugePageBytes) madvise(buffer.data.get(), bytes, MADV_HUGEPAGE);

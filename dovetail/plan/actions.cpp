@@ -15,14 +15,16 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array<std::string_view, 8> kOpNames = {"compute",   "offload",  "prefetch",   "free",
-                                                      "free_host", "compress", "decompress", "free_packed"};
+constexpr std::array<std::string_view, 8> kOpNames = {
+    "compute", "offload", "prefetch", "free", "free_host", "compress", "decompress", "free_packed"};
 
 class PlanReader {
  public:
   PlanReader(const Graph& graph, std::string where) : graph_(graph), where_(std::move(where)) {
-    for (size_t n = 0; n < graph.nodes.size(); ++n) node_of_[graph.nodes[n].name] = static_cast<int>(n);
-    for (size_t t = 0; t < graph.tensors.size(); ++t) tensor_of_[graph.tensors[t].id] = static_cast<int>(t);
+    for (size_t n = 0; n < graph.nodes.size(); ++n)
+      node_of_[graph.nodes[n].name] = static_cast<int>(n);
+    for (size_t t = 0; t < graph.tensors.size(); ++t)
+      tensor_of_[graph.tensors[t].id] = static_cast<int>(t);
   }
 
   Plan read(const nlohmann::json& json) {
@@ -35,7 +37,8 @@ class PlanReader {
         plan.starts_on_host.push_back(
             look_up(tensor_of_, id.get<std::string>(), where_ + ": starts_on_host", "tensor"));
       }
-    for (const auto& action : fields.list("actions")) plan.actions.push_back(read_action(action, plan.actions.size()));
+    for (const auto& action : fields.list("actions"))
+      plan.actions.push_back(read_action(action, plan.actions.size()));
     if (fields.has("claims")) {
       const Fields claims(fields.at("claims"), where_ + ": claims", {"peak_bytes", "makespan"});
       if (claims.has("peak_bytes")) plan.claimed_peak_bytes = claims.bytes("peak_bytes");
@@ -50,7 +53,8 @@ class PlanReader {
     const Fields fields(json, at, {"id", "op", "node", "algo", "tensor", "codec", "deps"});
     const std::string op = fields.text("op");
     const auto found = std::find(kOpNames.begin(), kOpNames.end(), op);
-    user_check(found != kOpNames.end(), "{}: unknown op \"{}\"; valid are {}", at, op, fmt::join(kOpNames, ", "));
+    user_check(found != kOpNames.end(), "{}: unknown op \"{}\"; valid are {}", at, op,
+               fmt::join(kOpNames, ", "));
     Action action{.op = static_cast<Op>(found - kOpNames.begin())};
     if (action.op == Op::kCompute) {
       action.node = look_up(node_of_, fields.text("node"), at, "node");
@@ -62,16 +66,18 @@ class PlanReader {
     if (fields.has("deps"))
       for (const auto& id : fields.list("deps")) {
         const auto earlier = position_of_.find(id.dump());
-        user_check(earlier != position_of_.end(), "{}: dep {} is not issued earlier", at, id.dump());
+        user_check(earlier != position_of_.end(), "{}: dep {} is not issued earlier", at,
+                   id.dump());
         action.waits.push_back(earlier->second);
       }
     const std::string id = fields.has("id") ? fields.at("id").dump() : std::to_string(position);
-    user_check(position_of_.emplace(id, static_cast<int>(position)).second, "{}: duplicate id {}", at, id);
+    user_check(position_of_.emplace(id, static_cast<int>(position)).second, "{}: duplicate id {}",
+               at, id);
     return action;
   }
 
-  static int look_up(const std::map<std::string, int>& names, const std::string& name, const std::string& at,
-                     const char* what) {
+  static int look_up(const std::map<std::string, int>& names, const std::string& name,
+                     const std::string& at, const char* what) {
     const auto found = names.find(name);
     user_check(found != names.end(), "{}: unknown {} \"{}\"", at, what, name);
     return found->second;
@@ -79,15 +85,16 @@ class PlanReader {
 
   int algorithm(int node, const std::string& name, const std::string& at) const {
     const auto& algorithms = graph_.nodes[node].algorithms;
-    const auto found =
-        std::find_if(algorithms.begin(), algorithms.end(), [&](const auto& a) { return a.name == name; });
-    user_check(found != algorithms.end(), "{}: {} has no algorithm \"{}\"", at, graph_.nodes[node].name, name);
+    const auto found = std::find_if(algorithms.begin(), algorithms.end(),
+                                    [&](const auto& a) { return a.name == name; });
+    user_check(found != algorithms.end(), "{}: {} has no algorithm \"{}\"", at,
+               graph_.nodes[node].name, name);
     return static_cast<int>(found - algorithms.begin());
   }
 
   int codec(const std::string& name, const std::string& at) const {
-    const auto found =
-        std::find_if(graph_.codecs.begin(), graph_.codecs.end(), [&](const auto& c) { return c.name == name; });
+    const auto found = std::find_if(graph_.codecs.begin(), graph_.codecs.end(),
+                                    [&](const auto& c) { return c.name == name; });
     user_check(found != graph_.codecs.end(), "{}: unknown codec \"{}\"", at, name);
     return static_cast<int>(found - graph_.codecs.begin());
   }

@@ -19,13 +19,15 @@ namespace {
 
 using Kind = CapturedArgument::Kind;
 
-/// An argument of one number to a dimension, or of one for both; nothing where there are other dimensions.
+/// An argument of one number to a dimension, or of one for both; nothing where there are other
+/// dimensions.
 std::optional<std::array<int64_t, 2>> two_integers(const c10::IValue& value) {
   std::vector<int64_t> all;
   if (value.isIntList()) {
     all = value.toIntVector();
   } else {
-    for (const c10::SymInt& number : value.toSymIntVector()) all.push_back(number.guard_int(__FILE__, __LINE__));
+    for (const c10::SymInt& number : value.toSymIntVector())
+      all.push_back(number.guard_int(__FILE__, __LINE__));
   }
   if (all.size() != 1 && all.size() != 2) return std::nullopt;
   return std::array{all.front(), all.back()};
@@ -42,8 +44,8 @@ bool contiguous(const TensorUse& use) {
 
 CapturedArgument value(c10::IValue given) { return {.value = std::move(given)}; }
 
-/// An operation in the place of `captured`, which makes `makes` out of `arguments`. What it allocates is still to be
-/// found.
+/// An operation in the place of `captured`, which makes `makes` out of `arguments`. What it
+/// allocates is still to be found.
 CapturedOperation in_place_of(const CapturedOperation& captured, const char* name,
                               std::vector<CapturedArgument> arguments, std::vector<int> makes) {
   CapturedOperation out{.handle = c10::Dispatcher::singleton().findSchemaOrThrow(name, ""),
@@ -54,7 +56,8 @@ CapturedOperation in_place_of(const CapturedOperation& captured, const char* nam
                         .makes = std::move(makes)};
   for (const CapturedArgument& argument : out.arguments)
     for (const TensorUse& use : argument.uses)
-      if (use.storage >= 0 && std::find(out.reads.begin(), out.reads.end(), use.storage) == out.reads.end())
+      if (use.storage >= 0 &&
+          std::find(out.reads.begin(), out.reads.end(), use.storage) == out.reads.end())
         out.reads.push_back(use.storage);
   return out;
 }
@@ -68,25 +71,29 @@ struct Convolution {
     Convolution out{.operation = operation, .backward = backward};
     const auto& a = operation.arguments;
     for (size_t i = 0; i < (backward ? 3 : 2); ++i)
-      if (a[i].kind != Kind::kTensor || a[i].uses[0].dtype != at::kFloat || !contiguous(a[i].uses[0]) ||
-          a[i].uses[0].sizes.size() != 4)
+      if (a[i].kind != Kind::kTensor || a[i].uses[0].dtype != at::kFloat ||
+          !contiguous(a[i].uses[0]) || a[i].uses[0].sizes.size() != 4)
         return std::nullopt;
-    // bias or its sizes, stride, padding, dilation, transposed, output_padding, groups [, output_mask]
+    // bias or its sizes, stride, padding, dilation, transposed, output_padding, groups [,
+    // output_mask]
     const size_t bias = backward ? 3 : 2;
-    if (a[bias].kind == Kind::kTensor && (a[bias].uses[0].dtype != at::kFloat || !contiguous(a[bias].uses[0])))
+    if (a[bias].kind == Kind::kTensor &&
+        (a[bias].uses[0].dtype != at::kFloat || !contiguous(a[bias].uses[0])))
       return std::nullopt;
     const auto stride = two_integers(a[bias + 1].value), padding = two_integers(a[bias + 2].value);
     const auto dilation = two_integers(a[bias + 3].value);
-    if (!stride || !padding || dilation != std::array<int64_t, 2>{1, 1} || a[bias + 4].value.toBool() ||
-        a[bias + 6].value.toInt() != 1)
+    if (!stride || !padding || dilation != std::array<int64_t, 2>{1, 1} ||
+        a[bias + 4].value.toBool() || a[bias + 6].value.toInt() != 1)
       return std::nullopt;
     out.options.stride = *stride;
     out.options.padding = *padding;
     if (!backward) return out;
     const c10::List<bool> mask = a[10].value.toBoolList();
     out.data = mask[0], out.weight = mask[1], out.bias = mask[2];
-    const auto asked = static_cast<size_t>(out.data) + static_cast<size_t>(out.weight) + static_cast<size_t>(out.bias);
-    if (operation.makes.size() != asked || asked == 0 || (out.bias && !out.weight)) return std::nullopt;
+    const auto asked = static_cast<size_t>(out.data) + static_cast<size_t>(out.weight) +
+                       static_cast<size_t>(out.bias);
+    if (operation.makes.size() != asked || asked == 0 || (out.bias && !out.weight))
+      return std::nullopt;
     return out;
   }
 
@@ -100,7 +107,8 @@ struct Convolution {
 
   std::vector<CapturedArgument> geometry(std::string_view algorithm) const {
     return {value(std::vector<int64_t>(options.stride.begin(), options.stride.end())),
-            value(std::vector<int64_t>(options.padding.begin(), options.padding.end())), value(std::string(algorithm))};
+            value(std::vector<int64_t>(options.padding.begin(), options.padding.end())),
+            value(std::string(algorithm))};
   }
 
   bool applies(ConvolutionPass pass, ConvolutionAlgorithm algorithm) const {
@@ -126,10 +134,12 @@ std::vector<Pass> forward_passes(const Convolution& c) {
   std::vector<Pass> out;
   for (const auto algorithm : kAlgorithms) {
     if (!c.applies(ConvolutionPass::kForward, algorithm)) continue;
-    std::vector<CapturedArgument> arguments(c.operation.arguments.begin(), c.operation.arguments.begin() + 3);
+    std::vector<CapturedArgument> arguments(c.operation.arguments.begin(),
+                                            c.operation.arguments.begin() + 3);
     append(arguments, c.geometry(name(algorithm)));
-    out.push_back({std::string(name(algorithm)),
-                   in_place_of(c.operation, "dovetail::convolution", std::move(arguments), c.operation.makes)});
+    out.push_back(
+        {std::string(name(algorithm)), in_place_of(c.operation, "dovetail::convolution",
+                                                   std::move(arguments), c.operation.makes)});
   }
   return out;
 }
@@ -138,7 +148,8 @@ std::vector<Pass> forward_passes(const Convolution& c) {
 Pass masked(const Convolution& c, std::array<bool, 3> mask, std::vector<int> makes) {
   std::vector<CapturedArgument> arguments = c.operation.arguments;
   arguments[10] = value(c10::IValue(c10::List<bool>({mask[0], mask[1], mask[2]})));
-  return {"aten", in_place_of(c.operation, "aten::convolution_backward", std::move(arguments), std::move(makes))};
+  return {"aten", in_place_of(c.operation, "aten::convolution_backward", std::move(arguments),
+                              std::move(makes))};
 }
 
 std::vector<Pass> data_passes(const Convolution& c) {
@@ -149,15 +160,17 @@ std::vector<Pass> data_passes(const Convolution& c) {
     std::vector<CapturedArgument> arguments = {c.operation.arguments[0], c.operation.arguments[2],
                                                value(c.x_use().sizes)};
     append(arguments, c.geometry(name(algorithm)));
-    out.push_back({std::string(name(algorithm)), in_place_of(c.operation, "dovetail::convolution_backward_data",
-                                                             std::move(arguments), {c.operation.makes[0]})});
+    out.push_back({std::string(name(algorithm)),
+                   in_place_of(c.operation, "dovetail::convolution_backward_data",
+                               std::move(arguments), {c.operation.makes[0]})});
   }
   return out;
 }
 
 std::vector<Pass> weight_passes(const Convolution& c) {
   if (!c.weight) return {};
-  const std::vector<int> makes(c.operation.makes.begin() + (c.data ? 1 : 0), c.operation.makes.end());
+  const std::vector<int> makes(c.operation.makes.begin() + (c.data ? 1 : 0),
+                               c.operation.makes.end());
   std::vector<Pass> out = {masked(c, {false, true, c.bias}, makes)};
   for (const auto algorithm : kAlgorithms) {
     if (!c.applies(ConvolutionPass::kBackwardWeight, algorithm)) continue;
@@ -166,32 +179,38 @@ std::vector<Pass> weight_passes(const Convolution& c) {
     append(arguments, c.geometry(name(algorithm)));
     arguments.push_back(value(c.bias));
     out.push_back({std::string(name(algorithm)),
-                   in_place_of(c.operation, "dovetail::convolution_backward_weight", std::move(arguments), makes)});
+                   in_place_of(c.operation, "dovetail::convolution_backward_weight",
+                               std::move(arguments), makes)});
   }
   return out;
 }
 
 /// Name and operations of each algorithm beside the captured one.
-std::vector<std::pair<std::string, std::vector<CapturedOperation>>> alternatives(const Convolution& c) {
+std::vector<std::pair<std::string, std::vector<CapturedOperation>>> alternatives(
+    const Convolution& c) {
   std::vector<std::pair<std::string, std::vector<CapturedOperation>>> out;
   if (!c.backward) {
-    for (Pass& pass : forward_passes(c)) out.emplace_back(pass.name, std::vector{std::move(pass.operation)});
+    for (Pass& pass : forward_passes(c))
+      out.emplace_back(pass.name, std::vector{std::move(pass.operation)});
     return out;
   }
   const std::vector<Pass> data = data_passes(c), weight = weight_passes(c);
   if (data.empty() || weight.empty()) {
     const auto& only = data.empty() ? weight : data;
-    for (size_t i = 1; i < only.size(); ++i) out.emplace_back(only[i].name, std::vector{only[i].operation});
+    for (size_t i = 1; i < only.size(); ++i)
+      out.emplace_back(only[i].name, std::vector{only[i].operation});
     return out;
   }
   for (size_t d = 0; d < data.size(); ++d)
     for (size_t w = 0; w < weight.size(); ++w)
       if (d > 0 || w > 0)
-        out.emplace_back(data[d].name + ", " + weight[w].name, std::vector{data[d].operation, weight[w].operation});
+        out.emplace_back(data[d].name + ", " + weight[w].name,
+                         std::vector{data[d].operation, weight[w].operation});
   return out;
 }
 
-/// What an operation allocates, from running it on zeros; once before, since first calls allocate otherwise.
+/// What an operation allocates, from running it on zeros; once before, since first calls allocate
+/// otherwise.
 void record_memory(CapturedOperation& operation) {
   std::vector<std::pair<int, at::Tensor>> scratch;
   CapturedOperation on_scratch = operation;
@@ -206,13 +225,15 @@ void record_memory(CapturedOperation& operation) {
     }
   const auto run = [&] {
     std::vector<at::Tensor> made;
-    for_each_tensor(call(on_scratch, [&](int storage) { return scratch[storage].second.storage(); }),
-                    [&](const at::Tensor& tensor) { made.push_back(tensor); });
+    for_each_tensor(
+        call(on_scratch, [&](int storage) { return scratch[storage].second.storage(); }),
+        [&](const at::Tensor& tensor) { made.push_back(tensor); });
     return made;
   };
   run();
   const CapturedStep recorded = record_step(run, found);
-  DOVETAIL_CHECK(recorded.operations.size() == 1 && recorded.operations[0].makes.size() == operation.makes.size(),
+  DOVETAIL_CHECK(recorded.operations.size() == 1 &&
+                     recorded.operations[0].makes.size() == operation.makes.size(),
                  "{} is not one operation of {} results", operation.name, operation.makes.size());
   operation.memory = recorded.operations[0].memory;
   operation.makes_allocation = recorded.operations[0].makes_allocation;
@@ -223,12 +244,14 @@ void find_memory(CapturedOperation& operation, ProfileCache& cache) {
   if (const auto known = cache.find(key)) {
     operation.makes_allocation = known->at("makes").get<std::vector<int>>();
     for (const nlohmann::json& event : known->at("events"))
-      operation.memory.push_back({event.at(0).get<int>(), event.at(1).get<int64_t>(), event.at(2).get<bool>()});
+      operation.memory.push_back(
+          {event.at(0).get<int>(), event.at(1).get<int64_t>(), event.at(2).get<bool>()});
     return;
   }
   record_memory(operation);
   nlohmann::json events = nlohmann::json::array();
-  for (const MemoryEvent& event : operation.memory) events.push_back({event.allocation, event.bytes, event.ends});
+  for (const MemoryEvent& event : operation.memory)
+    events.push_back({event.allocation, event.bytes, event.ends});
   cache.put(key, {{"makes", operation.makes_allocation}, {"events", events}});
 }
 
@@ -244,7 +267,8 @@ void add_convolution_algorithms(const CapturedStep& step, StepGraph& graph, Prof
     algorithms[0].name = "aten";
     for (auto& [name, operations] : alternatives(*convolution)) {
       for (CapturedOperation& operation : operations) find_memory(operation, cache);
-      operations.insert(operations.end(), captured.operations.begin() + 1, captured.operations.end());
+      operations.insert(operations.end(), captured.operations.begin() + 1,
+                        captured.operations.end());
       NodeVariant variant{.operations = std::move(operations)};
       variant.memory = place_allocations(variant.operations, graph.tensor_of_storage);
       algorithms.push_back({.name = name, .workspace_bytes = variant.memory.workspace_bytes});

@@ -17,7 +17,8 @@ bool same_value(const c10::IValue& a, const c10::IValue& b) {
   }
   if (a.isGenerator() || b.isGenerator()) return a.isGenerator() && b.isGenerator();
   if (a.isCapsule() || b.isCapsule()) return a.isCapsule() && b.isCapsule();
-  if (a.isDouble() && b.isDouble() && std::isnan(a.toDouble()) && std::isnan(b.toDouble())) return true;
+  if (a.isDouble() && b.isDouble() && std::isnan(a.toDouble()) && std::isnan(b.toDouble()))
+    return true;
   return a == b;
 }
 

@@ -52,18 +52,21 @@ void offer_greedy(Fastest& fastest, Candidates which, const ChenOptions& options
   const auto sqrt = stages_for(graph, sqrt_checkpoints(candidates), options);
   if (!sqrt) return;
   const Graph unlimited = without_budget(graph.graph());
-  const int64_t peak = check(unlimited, plan_of(graph, *sqrt, least_workspace_algorithms(unlimited))).peak_bytes;
+  const int64_t peak =
+      check(unlimited, plan_of(graph, *sqrt, least_workspace_algorithms(unlimited))).peak_bytes;
   for (int step = 0; step < kSteps; ++step)
-    fastest.offer(
-        stages_for(graph, greedy_checkpoints(graph, candidates, (peak - graph.resident_bytes()) * step / 20), options));
+    fastest.offer(stages_for(
+        graph, greedy_checkpoints(graph, candidates, (peak - graph.resident_bytes()) * step / 20),
+        options));
 }
 
 }  // namespace
 
 const Algorithm& least_workspace_algorithm(const GraphNode& node) {
-  return *std::min_element(node.algorithms.begin(), node.algorithms.end(), [](const Algorithm& a, const Algorithm& b) {
-    return std::pair(a.workspace_bytes, a.time_s) < std::pair(b.workspace_bytes, b.time_s);
-  });
+  return *std::min_element(
+      node.algorithms.begin(), node.algorithms.end(), [](const Algorithm& a, const Algorithm& b) {
+        return std::pair(a.workspace_bytes, a.time_s) < std::pair(b.workspace_bytes, b.time_s);
+      });
 }
 
 std::vector<int> least_workspace_algorithms(const Graph& graph) {
@@ -112,10 +115,12 @@ Decisions decisions_of(const Graph& graph, const Plan& plan) {
                 .algorithms = least_workspace_algorithms(graph)};
   int latest = -1;  // node that has run for the first time
   std::vector<char> ran(graph.nodes.size());
-  std::vector<int> away(graph.tensors.size(), -1), codec(graph.tensors.size());  // gap that it is away in
+  std::vector<int> away(graph.tensors.size(), -1),
+      codec(graph.tensors.size());  // gap that it is away in
   const auto gap_of = [&](int tensor) {
     for (size_t g = 0; g < gaps.size(); ++g)
-      if (gaps[g].tensor == tensor && !gaps[g].wraps && gaps[g].from <= latest && latest < gaps[g].to)
+      if (gaps[g].tensor == tensor && !gaps[g].wraps && gaps[g].from <= latest &&
+          latest < gaps[g].to)
         return static_cast<int>(g);
     return -1;
   };
@@ -171,7 +176,8 @@ Baseline checkmate(const Graph& graph, const MilpOptions& options) {
   if (seen.budget_bytes < floor_of(seen, alone).bytes) return out;
   const double started_s = now_seconds();
   Fastest start{.graph = stages};
-  for (const Candidates which : {Candidates::kAll, Candidates::kArticulation}) offer_greedy(start, which, {});
+  for (const Candidates which : {Candidates::kAll, Candidates::kArticulation})
+    offer_greedy(start, which, {});
   try {
     const Solution greedy = solve(seen, alone);
     start.offer(stages_of(stages, greedy.schedule.plan));

@@ -15,9 +15,11 @@ int64_t parse_budget(const std::string& text, int64_t keep_all_bytes) {
   std::string_view unit(rest, static_cast<size_t>(text.data() + text.size() - rest));
   while (unit.starts_with(' ')) unit.remove_prefix(1);
   const double bytes = share * static_cast<double>(keep_all_bytes);
-  if (error == std::errc() && unit == "x" && bytes >= 1 && bytes < 0x1p62) return static_cast<int64_t>(bytes);
-  throw UserError(fmt::format("\"{}\" is not a memory budget", text),
-                  "write bytes with a unit (6GiB, 512MiB) or a share of the peak with everything kept (0.5x)");
+  if (error == std::errc() && unit == "x" && bytes >= 1 && bytes < 0x1p62)
+    return static_cast<int64_t>(bytes);
+  throw UserError(
+      fmt::format("\"{}\" is not a memory budget", text),
+      "write bytes with a unit (6GiB, 512MiB) or a share of the peak with everything kept (0.5x)");
 }
 
 }  // namespace dovetail::plan

@@ -29,7 +29,8 @@ struct CapturedArgument {
   std::vector<TensorUse> uses;  ///< one for kTensor
 };
 
-/// An allocation inside an operation, or the end of one, in the order in which they happened on the calling thread.
+/// An allocation inside an operation, or the end of one, in the order in which they happened on the
+/// calling thread.
 struct MemoryEvent {
   int allocation = 0;  ///< counted from 0 within the operation
   int64_t bytes = 0;
@@ -46,10 +47,12 @@ struct CapturedOperation {
   double seconds = 0;   ///< that it took when it was recorded
   bool once = false;    ///< may not run again (base/operation.h)
   std::vector<CapturedArgument> arguments;
-  std::vector<int> reads;             ///< storages, each once
-  std::vector<int> writes;            ///< storages that existed before and are changed, with or without a word of it
-  std::vector<int> makes;             ///< storages that it makes
-  std::vector<int> makes_allocation;  ///< for each of `makes` the allocation that it lies in, or -1: no bytes
+  std::vector<int> reads;  ///< storages, each once
+  std::vector<int>
+      writes;  ///< storages that existed before and are changed, with or without a word of it
+  std::vector<int> makes;  ///< storages that it makes
+  std::vector<int>
+      makes_allocation;  ///< for each of `makes` the allocation that it lies in, or -1: no bytes
   std::vector<MemoryEvent> memory;
 };
 
@@ -57,9 +60,11 @@ struct CapturedStorage {
   std::string name;
   int64_t bytes = 0;
   TensorKind kind = TensorKind::kActivation;
-  at::Tensor external;    ///< a tensor that holds a storage that the step found; undefined if the step made it
+  at::Tensor external;    ///< a tensor that holds a storage that the step found; undefined if the
+                          ///< step made it
   bool declared = false;  ///< in StepTensors
-  /// True for a storage that the step found undeclared: others may refer to its memory, so no plan moves it.
+  /// True for a storage that the step found undeclared: others may refer to its memory, so no plan
+  /// moves it.
   bool is_fixed() const { return external.defined() && !declared; }
 };
 

@@ -17,8 +17,12 @@ constexpr double kMakespanTolerance = 0.02;  // of a claimed makespan, relative
 /// Bytes charged and released over time; releases at a moment come before charges at the same one.
 class Ledger {
  public:
-  void charge(double time_s, int64_t bytes) { changes_.push_back({picoseconds(time_s), 1, bytes, time_s}); }
-  void release(double time_s, int64_t bytes) { changes_.push_back({picoseconds(time_s), 0, -bytes, time_s}); }
+  void charge(double time_s, int64_t bytes) {
+    changes_.push_back({picoseconds(time_s), 1, bytes, time_s});
+  }
+  void release(double time_s, int64_t bytes) {
+    changes_.push_back({picoseconds(time_s), 0, -bytes, time_s});
+  }
 
   /// Bytes over time, and through `peak` the most of them.
   std::vector<MemoryPoint> over_time(MemoryPoint& peak) {
@@ -89,8 +93,9 @@ class Simulation {
         after = std::max(after, timeline_.actions[wait].end_s);
       }
       if (action.op != Op::kCompute)
-        require(graph_.tensors[action.tensor].alias_of < 0, "{} must name the storage {}, not its view {}",
-                name(action.op), id(graph_.root(action.tensor)), id(action.tensor));
+        require(graph_.tensors[action.tensor].alias_of < 0,
+                "{} must name the storage {}, not its view {}", name(action.op),
+                id(graph_.root(action.tensor)), id(action.tensor));
       timeline_.actions.push_back(issue(action, after));
       timeline_.makespan_s = std::max(timeline_.makespan_s, timeline_.actions.back().end_s);
     }
@@ -118,16 +123,20 @@ class Simulation {
       for (const auto* list : {&node.inputs, &node.mutates})
         for (const int t : *list) {
           const std::pair read{graph_.root(t), final_version_[graph_.root(t)]};
-          if (std::find(reads_[n].begin(), reads_[n].end(), read) == reads_[n].end()) reads_[n].push_back(read);
+          if (std::find(reads_[n].begin(), reads_[n].end(), read) == reads_[n].end())
+            reads_[n].push_back(read);
         }
-      for (const int t : node.mutates) writes_[n].emplace_back(graph_.root(t), ++final_version_[graph_.root(t)]);
+      for (const int t : node.mutates)
+        writes_[n].emplace_back(graph_.root(t), ++final_version_[graph_.root(t)]);
     }
   }
 
   void start_on_host(int t) {
     const GraphTensor& tensor = graph_.tensors[t];
-    require(tensor.alias_of < 0, "starts_on_host must name the storage {}, not its view {}", id(graph_.root(t)), id(t));
-    require(may_start_on_host(tensor.kind), "{} {} may not start on the host", name(tensor.kind), id(t));
+    require(tensor.alias_of < 0, "starts_on_host must name the storage {}, not its view {}",
+            id(graph_.root(t)), id(t));
+    require(may_start_on_host(tensor.kind), "{} {} may not start on the host", name(tensor.kind),
+            id(t));
     require(!host_[t], "{} starts on the host twice", id(t));
     host_[t] = Copy{};
     host_memory_.charge(0, tensor.bytes);
@@ -148,14 +157,16 @@ class Simulation {
       case Op::kFree:
         return free(action.tensor, after);
       case Op::kFreeHost: {
-        require(host_[action.tensor].has_value(), "free_host of {}: no host copy", id(action.tensor));
+        require(host_[action.tensor].has_value(), "free_host of {}: no host copy",
+                id(action.tensor));
         const double at = std::max(host_[action.tensor]->last_s, after);
         host_memory_.release(at, bytes_of(action.tensor));
         host_[action.tensor].reset();
         return {at, at};
       }
       case Op::kFreePacked: {
-        require(packed_[action.tensor].has_value(), "free_packed of {}: no packed copy", id(action.tensor));
+        require(packed_[action.tensor].has_value(), "free_packed of {}: no packed copy",
+                id(action.tensor));
         const double at = std::max(packed_[action.tensor]->last_s, after);
         memory_.release(at, packed_[action.tensor]->bytes);
         packed_[action.tensor].reset();
@@ -177,31 +188,35 @@ class Simulation {
       const auto& copy = on_host ? host_[tensor] : device_[tensor];
       require(copy.has_value(), "{} reads {}, which is not on the {}", node.name, id(tensor),
               on_host ? "host" : "device");
-      require(!on_host || !device_[tensor], "{} changes {} on the host while it is on the device, too", node.name,
-              id(tensor));
-      require(copy->version == version, "{} reads version {} of {} but needs version {}", node.name, copy->version,
-              id(tensor), version);
-      require(copy->exact || graph_.tensors[tensor].lossy_ok, "{} reads a lossy copy of {}", node.name, id(tensor));
-      require(!copy->coded || !node.reads_unpacked, "{} reads a copy of {} that was packed", node.name, id(tensor));
+      require(!on_host || !device_[tensor],
+              "{} changes {} on the host while it is on the device, too", node.name, id(tensor));
+      require(copy->version == version, "{} reads version {} of {} but needs version {}", node.name,
+              copy->version, id(tensor), version);
+      require(copy->exact || graph_.tensors[tensor].lossy_ok, "{} reads a lossy copy of {}",
+              node.name, id(tensor));
+      require(!copy->coded || !node.reads_unpacked, "{} reads a copy of {} that was packed",
+              node.name, id(tensor));
       start = std::max(start, copy->ready_s);
       lossy = lossy || !copy->exact;
     }
     const double end = start + algorithm.time_s;
     for (const auto& [tensor, version] : reads_[action.node])
-      if (!algorithm.finds_on_host(tensor)) device_[tensor]->last_s = std::max(device_[tensor]->last_s, end);
+      if (!algorithm.finds_on_host(tensor))
+        device_[tensor]->last_s = std::max(device_[tensor]->last_s, end);
     for (const auto& [tensor, version] : writes_[action.node]) {
       if (algorithm.finds_on_host(tensor)) {
-        require(!packed_[tensor], "{} writes {} while a copy of its old version is kept", node.name, id(tensor));
-        require(host_[tensor]->last_s <= start + kTimeTolerance, "{} writes {} while it is being fetched", node.name,
+        require(!packed_[tensor], "{} writes {} while a copy of its old version is kept", node.name,
                 id(tensor));
+        require(host_[tensor]->last_s <= start + kTimeTolerance,
+                "{} writes {} while it is being fetched", node.name, id(tensor));
         host_[tensor]->version = version;
         host_[tensor]->ready_s = host_[tensor]->last_s = end;
         continue;
       }
-      require(!host_[tensor] && !packed_[tensor], "{} writes {} while a copy of its old version is kept", node.name,
-              id(tensor));
-      require(device_[tensor]->offload_end <= start + kTimeTolerance, "{} writes {} while it is being offloaded",
-              node.name, id(tensor));
+      require(!host_[tensor] && !packed_[tensor],
+              "{} writes {} while a copy of its old version is kept", node.name, id(tensor));
+      require(device_[tensor]->offload_end <= start + kTimeTolerance,
+              "{} writes {} while it is being offloaded", node.name, id(tensor));
       device_[tensor]->version = version;
       device_[tensor]->ready_s = end;
     }
@@ -235,8 +250,11 @@ class Simulation {
     const double end = start + static_cast<double>(bytes_of(tensor)) / graph_.bandwidth.to_host;
     copy->last_s = std::max(copy->last_s, end);
     copy->offload_end = end;
-    host_[tensor] =
-        Copy{.version = copy->version, .exact = copy->exact, .coded = copy->coded, .ready_s = end, .last_s = end};
+    host_[tensor] = Copy{.version = copy->version,
+                         .exact = copy->exact,
+                         .coded = copy->coded,
+                         .ready_s = end,
+                         .last_s = end};
     host_memory_.charge(start, bytes_of(tensor));
     to_host_free_s_ = end;
     return {start, end};
@@ -248,8 +266,11 @@ class Simulation {
     require(!device_[tensor], "prefetch of {}: already on the device", id(tensor));
     const double start = copy_start(to_device_free_s_, after, copy->ready_s);
     const double end = start + static_cast<double>(bytes_of(tensor)) / graph_.bandwidth.to_device;
-    device_[tensor] =
-        Copy{.version = copy->version, .exact = copy->exact, .coded = copy->coded, .ready_s = end, .last_s = end};
+    device_[tensor] = Copy{.version = copy->version,
+                           .exact = copy->exact,
+                           .coded = copy->coded,
+                           .ready_s = end,
+                           .last_s = end};
     memory_.charge(start, bytes_of(tensor));
     copy->last_s = std::max(copy->last_s, end);
     to_device_free_s_ = end;
@@ -261,7 +282,8 @@ class Simulation {
     const Codec& codec = graph_.codecs[action.codec];
     auto& copy = device_[t];
     require(copy.has_value(), "compress of {}: not on the device", id(t));
-    require(graph_.tensors[t].lossy_ok || codec.max_error == 0, "{} may not be stored with loss", id(t));
+    require(graph_.tensors[t].lossy_ok || codec.max_error == 0, "{} may not be stored with loss",
+            id(t));
     require(graph_.may_be_packed(t, action.codec), "{} does not fit into {}", id(t), codec.name);
     require(!packed_[t], "{} is packed already", id(t));
     const double start = std::max({compute_free_s_, after, copy->ready_s});
@@ -283,9 +305,14 @@ class Simulation {
     require(packed.has_value(), "decompress of {}: no packed copy", id(t));
     require(!device_[t], "decompress of {}: already on the device", id(t));
     const double start = std::max({compute_free_s_, after, packed->ready_s});
-    const double end = start + static_cast<double>(bytes_of(t)) / graph_.codecs[packed->codec].decode_bytes_per_s;
+    const double end =
+        start + static_cast<double>(bytes_of(t)) / graph_.codecs[packed->codec].decode_bytes_per_s;
     packed->last_s = end;
-    device_[t] = Copy{.version = packed->version, .exact = packed->exact, .coded = true, .ready_s = end, .last_s = end};
+    device_[t] = Copy{.version = packed->version,
+                      .exact = packed->exact,
+                      .coded = true,
+                      .ready_s = end,
+                      .last_s = end};
     memory_.charge(start, bytes_of(t));
     compute_free_s_ = end;
     return {start, end};
@@ -294,7 +321,8 @@ class Simulation {
   Span free(int t, double after) {
     const auto kind = graph_.tensors[t].kind;
     require(device_[t].has_value(), "free of {}: not on the device", id(t));
-    require(!may_start_on_host(kind) || host_[t], "free of {} {} without a host copy", name(kind), id(t));
+    require(!may_start_on_host(kind) || host_[t], "free of {} {} without a host copy", name(kind),
+            id(t));
     const double at = std::max({device_[t]->last_s, device_[t]->ready_s, after});
     memory_.release(at, bytes_of(t));
     device_[t].reset();
@@ -306,9 +334,11 @@ class Simulation {
     int out = -1;
     for (int a = 0; a < static_cast<int>(plan_.actions.size()); ++a) {
       const Op op = plan_.actions[a].op;
-      const bool takes = op == Op::kCompute || op == Op::kPrefetch || op == Op::kCompress || op == Op::kDecompress;
+      const bool takes =
+          op == Op::kCompute || op == Op::kPrefetch || op == Op::kCompress || op == Op::kDecompress;
       const double start_s = timeline_.actions[a].start_s;
-      if (takes && start_s <= time_s && (out < 0 || start_s >= timeline_.actions[out].start_s)) out = a;
+      if (takes && start_s <= time_s && (out < 0 || start_s >= timeline_.actions[out].start_s))
+        out = a;
     }
     return out;
   }
@@ -318,16 +348,18 @@ class Simulation {
   }
 
   void finish() {
-    for (size_t n = 0; n < graph_.nodes.size(); ++n) require(runs_[n] > 0, "node {} never runs", graph_.nodes[n].name);
+    for (size_t n = 0; n < graph_.nodes.size(); ++n)
+      require(runs_[n] > 0, "node {} never runs", graph_.nodes[n].name);
     for (const int t : plan_.starts_on_host) {
       require(host_[t].has_value(), "{} starts on the host but is not there at the end", id(t));
-      require(host_[t]->version == final_version_[t], "{} ends on the host as version {}, not {}", id(t),
-              host_[t]->version, final_version_[t]);
+      require(host_[t]->version == final_version_[t], "{} ends on the host as version {}, not {}",
+              id(t), host_[t]->version, final_version_[t]);
       require(host_[t]->exact, "{} ends on the host as a lossy copy", id(t));
     }
     for (const int tensor : graph_.final) {
       const int t = graph_.root(tensor);
-      if (std::find(plan_.starts_on_host.begin(), plan_.starts_on_host.end(), t) != plan_.starts_on_host.end())
+      if (std::find(plan_.starts_on_host.begin(), plan_.starts_on_host.end(), t) !=
+          plan_.starts_on_host.end())
         continue;
       require(device_[t].has_value(), "{} is not on the device at the end", id(tensor));
       require(device_[t]->version == final_version_[t], "{} ends as version {}, not {}", id(tensor),
@@ -341,25 +373,29 @@ class Simulation {
     timeline_.peak_at_s = peak.time_s;
     timeline_.host_peak_bytes = host_peak.bytes;
     if (peak.bytes > graph_.budget_bytes) at_ = begun_by(peak.time_s);
-    require(peak.bytes <= graph_.budget_bytes, "over the budget: {} > {} bytes at {:.6g} s, {}", peak.bytes,
-            graph_.budget_bytes, peak.time_s, at_ < 0 ? "when the step begins" : "in " + in_words(plan_.actions[at_]));
+    require(peak.bytes <= graph_.budget_bytes, "over the budget: {} > {} bytes at {:.6g} s, {}",
+            peak.bytes, graph_.budget_bytes, peak.time_s,
+            at_ < 0 ? "when the step begins" : "in " + in_words(plan_.actions[at_]));
     if (graph_.host_bytes)
-      require(host_peak.bytes <= *graph_.host_bytes, "over the host's budget: {} > {} bytes", host_peak.bytes,
-              *graph_.host_bytes);
+      require(host_peak.bytes <= *graph_.host_bytes, "over the host's budget: {} > {} bytes",
+              host_peak.bytes, *graph_.host_bytes);
     if (plan_.claimed_peak_bytes)
       require(*plan_.claimed_peak_bytes >= peak.bytes, "claims a peak of {} bytes but takes {}",
               *plan_.claimed_peak_bytes, peak.bytes);
     if (plan_.claimed_makespan_s)
       require(std::abs(*plan_.claimed_makespan_s - timeline_.makespan_s) <=
-                  1e-6 * std::max(1.0, timeline_.makespan_s) + kMakespanTolerance * timeline_.makespan_s,
-              "claims to end at {:.6g} s but ends at {:.6g} s", *plan_.claimed_makespan_s, timeline_.makespan_s);
+                  1e-6 * std::max(1.0, timeline_.makespan_s) +
+                      kMakespanTolerance * timeline_.makespan_s,
+              "claims to end at {:.6g} s but ends at {:.6g} s", *plan_.claimed_makespan_s,
+              timeline_.makespan_s);
   }
 
   const Graph& graph_;
   const Plan& plan_;
   std::vector<std::optional<Copy>> device_, host_, packed_;
   std::vector<int> runs_;
-  std::vector<std::vector<std::pair<int, int>>> reads_, writes_;  // a node's storages and their versions
+  std::vector<std::vector<std::pair<int, int>>> reads_,
+      writes_;  // a node's storages and their versions
   std::vector<int> final_version_;
   Ledger memory_, host_memory_;
   double compute_free_s_ = 0, to_host_free_s_ = 0, to_device_free_s_ = 0;

@@ -33,7 +33,8 @@ bool fits(const StageGraph& graph, const Stages& stages) {
 CheckmateProgram::CheckmateProgram(const StageGraph& graph, double budget_bytes)
     : graph_(graph), budget_bytes_(budget_bytes - static_cast<double>(graph.resident_bytes())) {
   double once_s = 0;
-  for (const GraphNode& node : graph.graph().nodes) once_s += least_workspace_algorithm(node).time_s;
+  for (const GraphNode& node : graph.graph().nodes)
+    once_s += least_workspace_algorithm(node).time_s;
   if (once_s > 0) unit_s_ = once_s / kUnits;
   unit_bytes_ = std::max(budget_bytes_, 1.0) / kUnits;
   add_columns();
@@ -46,7 +47,8 @@ CheckmateProgram::CheckmateProgram(const StageGraph& graph, double budget_bytes)
 
 double CheckmateProgram::made(int node) const {
   double out = 0;
-  for (const int value : graph_.makes(node)) out += static_cast<double>(graph_.graph().tensors[value].bytes);
+  for (const int value : graph_.makes(node))
+    out += static_cast<double>(graph_.graph().tensors[value].bytes);
   return out;
 }
 
@@ -117,18 +119,21 @@ void CheckmateProgram::add_memory(int t) {
     if (i == 0)
       for (const int value : graph_.values()) {
         if (keeps(t, value) >= 0)
-          row.emplace_back(keeps(t, value), -mass(static_cast<double>(graph_.graph().tensors[value].bytes)));
+          row.emplace_back(keeps(t, value),
+                           -mass(static_cast<double>(graph_.graph().tensors[value].bytes)));
       }
     else
       row.emplace_back(used_[t][i - 1], -1);
     for (; next < freed_[t].size() && freed_[t][next].node < i; ++next)
-      row.emplace_back(freed_[t][next].column,
-                       mass(static_cast<double>(graph_.graph().tensors[freed_[t][next].value].bytes)));
+      row.emplace_back(
+          freed_[t][next].column,
+          mass(static_cast<double>(graph_.graph().tensors[freed_[t][next].value].bytes)));
     if (runs(t, i) >= 0) row.emplace_back(runs(t, i), -mass(made(i)));
     program_.add_row(0, 0, std::move(row));
     const double workspace = mass(static_cast<double>(graph_.least_workspace(i)));
     if (workspace > 0 && runs(t, i) >= 0)
-      program_.add_row(-LinearProgram::kInfinity, mass(budget_bytes_), {{used_[t][i], 1}, {runs(t, i), workspace}});
+      program_.add_row(-LinearProgram::kInfinity, mass(budget_bytes_),
+                       {{used_[t][i], 1}, {runs(t, i), workspace}});
   }
 }
 
@@ -144,7 +149,8 @@ Stages CheckmateProgram::stages(const std::vector<double>& values) const {
   Stages out = no_stages(graph_);
   for (size_t t = 0; t < out.runs.size(); ++t) {
     for (size_t i = 0; i <= t; ++i) out.runs[t][i] = runs_[t][i] >= 0 && values[runs_[t][i]] > 0.5;
-    for (size_t v = 0; v < out.keeps[t].size(); ++v) out.keeps[t][v] = keeps_[t][v] >= 0 && values[keeps_[t][v]] > 0.5;
+    for (size_t v = 0; v < out.keeps[t].size(); ++v)
+      out.keeps[t][v] = keeps_[t][v] >= 0 && values[keeps_[t][v]] > 0.5;
   }
   return out;
 }
@@ -172,7 +178,8 @@ std::vector<double> CheckmateProgram::point(const Stages& stages) const {
       for (; next < freed_[t].size() && freed_[t][next].node == i; ++next) {
         const int value = freed_[t][next].value;
         const auto& readers = graph_.readers(value);
-        if (!runs_now || kept(t + 1, value) || std::any_of(readers.begin(), readers.end(), [&](int reader) {
+        if (!runs_now || kept(t + 1, value) ||
+            std::any_of(readers.begin(), readers.end(), [&](int reader) {
               return reader > i && reader <= t && stages.runs[t][reader] != 0;
             }))
           continue;
@@ -189,11 +196,13 @@ std::optional<CheckmateSolution> solve_checkmate(const Graph& graph, const MilpO
   const StageGraph stages(graph);
   const double once_s = time_of(stages, no_stages(stages));
   if (start && fits(stages, *start) && time_of(stages, *start) <= once_s)
-    return CheckmateSolution{.stages = *start, .time_s = once_s, .bound_s = once_s};  // nothing is faster
+    return CheckmateSolution{
+        .stages = *start, .time_s = once_s, .bound_s = once_s};  // nothing is faster
   CheckmateProgram checkmate(stages, static_cast<double>(graph.budget_bytes));
   if (start) {
     std::vector<double> point = checkmate.point(*start);
-    if (checkmate.program().violation(point) <= kMilpTolerance) checkmate.program().start = std::move(point);
+    if (checkmate.program().violation(point) <= kMilpTolerance)
+      checkmate.program().start = std::move(point);
   }
   const MilpResult result = solve_milp(checkmate.program(), options);
   if (result.values.empty()) return {};
@@ -206,7 +215,8 @@ std::optional<CheckmateSolution> solve_checkmate(const Graph& graph, const MilpO
   return out;
 }
 
-std::optional<CheckmateSolution> round_checkmate(const Graph& graph, const MilpOptions& options, double epsilon) {
+std::optional<CheckmateSolution> round_checkmate(const Graph& graph, const MilpOptions& options,
+                                                 double epsilon) {
   const StageGraph stages(graph);
   CheckmateProgram checkmate(stages, (1 - epsilon) * static_cast<double>(graph.budget_bytes));
   MilpOptions relaxed = options;

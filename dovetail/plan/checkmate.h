@@ -8,11 +8,12 @@
 
 namespace dovetail::plan {
 
-/// Checkmate's integer program of a step (Jain et al. 2020, section 4): R and S of every stage, memory by the recursion
-/// of U over the nodes of a stage with FREE, minimising the time of all runs, each node by its algorithm of least
-/// workspace; that workspace counts while the node runs. As published, but for two things: each of several values that
-/// a node makes is kept by itself, and FREE is at most each of the factors that it is the product of, one row each,
-/// where the paper adds them up: the same integer points, and less between them.
+/// Checkmate's integer program of a step (Jain et al. 2020, section 4): R and S of every stage,
+/// memory by the recursion of U over the nodes of a stage with FREE, minimising the time of all
+/// runs, each node by its algorithm of least workspace; that workspace counts while the node runs.
+/// As published, but for two things: each of several values that a node makes is kept by itself,
+/// and FREE is at most each of the factors that it is the product of, one row each, where the paper
+/// adds them up: the same integer points, and less between them.
 class CheckmateProgram {
  public:
   /// Memory within `budget_bytes`. The graph must outlive this.
@@ -52,13 +53,15 @@ struct CheckmateSolution {
   double seconds = 0;  ///< of solving
 };
 
-/// The best solution found; nothing where there is none, or the time is over before one is found. `start`: stages to
-/// begin from, if they fit.
+/// The best solution found; nothing where there is none, or the time is over before one is found.
+/// `start`: stages to begin from, if they fit.
 std::optional<CheckmateSolution> solve_checkmate(const Graph& graph, const MilpOptions& options,
                                                  const std::optional<Stages>& start = {});
 
-/// Two-phase rounding (their section 5): the linear relaxation within (1 - epsilon) of the budget, S rounded at a
-/// half, the fewest runs for that. Nothing where the result does not fit, which the paper does not exclude either.
-std::optional<CheckmateSolution> round_checkmate(const Graph& graph, const MilpOptions& options, double epsilon = 0.1);
+/// Two-phase rounding (their section 5): the linear relaxation within (1 - epsilon) of the budget,
+/// S rounded at a half, the fewest runs for that. Nothing where the result does not fit, which the
+/// paper does not exclude either.
+std::optional<CheckmateSolution> round_checkmate(const Graph& graph, const MilpOptions& options,
+                                                 double epsilon = 0.1);
 
 }  // namespace dovetail::plan

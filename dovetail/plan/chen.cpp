@@ -13,15 +13,17 @@ namespace {
 int forward_nodes(const StageGraph& graph) {
   const auto& tensors = graph.graph().tensors;
   int n = 0;
-  while (n < graph.nodes() && std::none_of(
-                                  graph.makes(n).begin(), graph.makes(n).end(),
-                                  [&](int value) { return tensors[value].kind == TensorKind::kGrad; }))
+  while (n < graph.nodes() &&
+         std::none_of(
+             graph.makes(n).begin(), graph.makes(n).end(),
+             [&](int value) { return tensors[value].kind == TensorKind::kGrad; }))
     ++n;
   return n;
 }
 
-/// Of each backward node the forward node that it belongs to: by layer, the last of one with the first; what has no
-/// layer of a forward node, with the next backward node that has, and after all of them -1.
+/// Of each backward node the forward node that it belongs to: by layer, the last of one with the
+/// first; what has no layer of a forward node, with the next backward node that has, and after all
+/// of them -1.
 std::vector<int> mirrors(const StageGraph& graph, int forward) {
   std::map<std::string, std::vector<int>> of_layer;
   for (int n = 0; n < forward; ++n) of_layer[graph.graph().nodes[n].layer].push_back(n);
@@ -55,7 +57,9 @@ std::vector<int> chen_candidates(const StageGraph& graph, Candidates which) {
     const bool passed = std::any_of(graph.values().begin(), graph.values().end(), [&](int value) {
       const auto& readers = graph.readers(value);
       return graph.producer(value) < n &&
-             std::any_of(readers.begin(), readers.end(), [&](int reader) { return reader > n && reader < forward; });
+             std::any_of(
+                 readers.begin(), readers.end(),
+                 [&](int reader) { return reader > n && reader < forward; });
     });
     if (!passed) out.push_back(n);
   }
@@ -77,7 +81,8 @@ std::vector<int> greedy_checkpoints(const StageGraph& graph, const std::vector<i
   const int forward = forward_nodes(graph);
   for (int n = 0; n < forward; ++n) {
     for (const int value : graph.makes(n)) made += graph.graph().tensors[value].bytes;
-    if (made <= segment_bytes || !std::binary_search(candidates.begin(), candidates.end(), n)) continue;
+    if (made <= segment_bytes || !std::binary_search(candidates.begin(), candidates.end(), n))
+      continue;
     out.push_back(n);
     made = 0;
   }

@@ -18,7 +18,8 @@
 namespace dovetail::plan {
 namespace {
 
-// Elements in a row are split over threads by rows, so a storage is taken for a matrix of rows of this length.
+// Elements in a row are split over threads by rows, so a storage is taken for a matrix of rows of
+// this length.
 constexpr int64_t kRow = 64 * kBlock;
 
 std::byte* unconst(const std::byte* bytes) { return const_cast<std::byte*>(bytes); }
@@ -29,24 +30,28 @@ struct Piece {
   mx::MXTensor packed;
 };
 
-std::vector<Piece> pieces(const PackedForm& form, std::byte* values, int64_t elements, std::byte* packed) {
+std::vector<Piece> pieces(const PackedForm& form, std::byte* values, int64_t elements,
+                          std::byte* packed) {
   std::vector<Piece> out;
   std::byte* codes = packed;
   std::byte* scales = packed + elements;
-  const mx::Orientation orientation = form.columns > 0 ? mx::Orientation::kColumn : mx::Orientation::kRow;
+  const mx::Orientation orientation =
+      form.columns > 0 ? mx::Orientation::kColumn : mx::Orientation::kRow;
   const auto add = [&](std::array<int64_t, 2> sizes) {
     const int64_t count = sizes[0] * sizes[1];
     if (count == 0) return;
     const auto of_scales = mx::scale_sizes(sizes, orientation);
     out.push_back({at::from_blob(values, sizes, at::TensorOptions(form.dtype)),
                    {at::from_blob(codes, sizes, at::TensorOptions(at::kByte)),
-                    at::from_blob(scales, of_scales, at::TensorOptions(at::kByte)), form.format, orientation}});
+                    at::from_blob(scales, of_scales, at::TensorOptions(at::kByte)), form.format,
+                    orientation}});
     values += count * static_cast<int64_t>(c10::elementSize(form.dtype));
     codes += count;
     scales += of_scales[0] * of_scales[1];
   };
   if (form.columns > 0) {
-    DOVETAIL_CHECK(elements % (kBlock * form.columns) == 0, "{} elements in {} columns", elements, form.columns);
+    DOVETAIL_CHECK(elements % (kBlock * form.columns) == 0, "{} elements in {} columns", elements,
+                   form.columns);
     add({elements / form.columns, form.columns});
   } else {
     add({elements / kRow, kRow});
@@ -79,7 +84,8 @@ void pack(const PackedForm& form, const std::byte* from, int64_t elements, std::
 }
 
 void unpack(const PackedForm& form, const std::byte* from, int64_t elements, std::byte* to) {
-  for (const Piece& piece : pieces(form, to, elements, unconst(from))) mx::dequantize_into(piece.packed, piece.values);
+  for (const Piece& piece : pieces(form, to, elements, unconst(from)))
+    mx::dequantize_into(piece.packed, piece.values);
 }
 
 Codec codec_of(const PackedForm& form, double max_error) {

@@ -23,11 +23,13 @@
 namespace dovetail::plan {
 namespace {
 
-constexpr int64_t kMovedAtOnce = int64_t{16} << 20;  // bytes that may be there twice while tensors move to the arena
+constexpr int64_t kMovedAtOnce =
+    int64_t{16} << 20;  // bytes that may be there twice while tensors move to the arena
 
 c10::Storage storage_at(std::byte* address, int64_t bytes) {
   return c10::Storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes),
-                      c10::DataPtr(address, c10::Device(c10::DeviceType::CPU)), /*allocator=*/nullptr,
+                      c10::DataPtr(address, c10::Device(c10::DeviceType::CPU)),
+                      /*allocator=*/nullptr,
                       /*resizable=*/false);
 }
 
@@ -41,9 +43,9 @@ void check_algorithms(const Plan& plan, const Graph& graph) {
     if (first < 0) first = action.algorithm;
     const GraphNode& node = graph.nodes[action.node];
     if (first != action.algorithm)
-      throw InvalidPlan(static_cast<int>(a),
-                        fmt::format("{} runs by \"{}\" and again by \"{}\"", node.name, node.algorithms[first].name,
-                                    node.algorithms[action.algorithm].name));
+      throw InvalidPlan(static_cast<int>(a), fmt::format("{} runs by \"{}\" and again by \"{}\"",
+                                                         node.name, node.algorithms[first].name,
+                                                         node.algorithms[action.algorithm].name));
   }
 }
 
@@ -63,8 +65,9 @@ struct Executor::State : StepMemory {
   std::vector<std::byte*> between_steps;  // of each tensor that the step finds: where it then lies
   std::vector<std::byte*> packed;         // of each tensor: its packed form
   std::vector<int> codec_of;              // of each tensor: that of its packed form
-  std::vector<at::Tensor> random_state;   // of each node that runs again and draws: before its first run of the step
-  std::vector<int> runs;                  // of each node in this step
+  std::vector<at::Tensor>
+      random_state;  // of each node that runs again and draws: before its first run of the step
+  std::vector<int> runs;  // of each node in this step
   std::vector<bool> runs_again;
   // Handed-over copies of each action, and of each tensor the fetch that its readers await.
   std::vector<int64_t> copy_number;
@@ -74,7 +77,7 @@ struct Executor::State : StepMemory {
   // The step as far as it has come.
   int next_action = 0;
   int64_t last_out = 0, last_in = 0;  // copies
-  std::optional<NodeRun> how;         // the node that runs, its workspace, and the generator after it
+  std::optional<NodeRun> how;  // the node that runs, its workspace, and the generator after it
   std::byte* workspace = nullptr;
   std::optional<at::Tensor> random_after;
   int computing = -1;  // the action of it, in a called step
@@ -98,7 +101,8 @@ struct Executor::State : StepMemory {
       DOVETAIL_CHECK(static_cast<int64_t>(storage.nbytes()) == captured.bytes,
                      "{} has changed its size since the capture", captured.name);
       std::memcpy(between_steps[t], storage.data(), storage.nbytes());
-      storage.set_data_ptr_noswap(c10::DataPtr(between_steps[t], c10::Device(c10::DeviceType::CPU)));
+      storage.set_data_ptr_noswap(
+          c10::DataPtr(between_steps[t], c10::Device(c10::DeviceType::CPU)));
       moved_bytes += captured.bytes;
       if (moved_bytes < kMovedAtOnce) continue;
       give_back_freed_memory();
@@ -145,8 +149,9 @@ struct Executor::State : StepMemory {
     host_offset.assign(graph.graph.tensors.size(), -1);
     const auto find_slot = [&](int t) {
       if (host_offset[t] >= 0) return;
-      user_check(tensor(t).bytes >= kPagedBytes, "plan: {} of {} bytes is too small to be offloaded; from {} on",
-                 tensor(t).id, tensor(t).bytes, kPagedBytes);
+      user_check(tensor(t).bytes >= kPagedBytes,
+                 "plan: {} of {} bytes is too small to be offloaded; from {} on", tensor(t).id,
+                 tensor(t).bytes, kPagedBytes);
       host_offset[t] = host_bytes;
       host_bytes += tensor(t).bytes;
     };
@@ -158,14 +163,16 @@ struct Executor::State : StepMemory {
 
   void check_codecs() const {
     for (const Action& action : plan.actions)
-      user_check(action.op != Op::kCompress || (static_cast<size_t>(action.codec) < graph.forms.size() &&
-                                                tensor(action.tensor).codecs.has_value()),
-                 "plan: {} is packed by {}, but it is not known how", tensor(action.tensor).id,
-                 graph.graph.codecs[action.codec].name);
+      user_check(
+          action.op != Op::kCompress || (static_cast<size_t>(action.codec) < graph.forms.size() &&
+                                         tensor(action.tensor).codecs.has_value()),
+          "plan: {} is packed by {}, but it is not known how", tensor(action.tensor).id,
+          graph.graph.codecs[action.codec].name);
   }
 
   int64_t elements(int t, const PackedForm& form) const {
-    return step.storages[graph.storage_of_tensor[t]].bytes / static_cast<int64_t>(c10::elementSize(form.dtype));
+    return step.storages[graph.storage_of_tensor[t]].bytes /
+           static_cast<int64_t>(c10::elementSize(form.dtype));
   }
 
   void compress(int a) {
@@ -239,7 +246,9 @@ struct Executor::State : StepMemory {
         std::byte* address = address_of(s);
         const bool elsewhere = address == nullptr && step.storages[s].external.defined();
         return elsewhere ? step.storages[s].external.storage()
-                         : storage_at(address, address == nullptr ? 0 : step.storages[s].bytes);  // 0: without bytes
+                         : storage_at(address, address == nullptr
+                                                   ? 0
+                                                   : step.storages[s].bytes);  // 0: without bytes
       });
     }
     end_compute(a);
@@ -249,9 +258,9 @@ struct Executor::State : StepMemory {
     std::vector<PlannedPlace> places;
     places.reserve(planned.size());
     for (const AllocationPlace& place : planned)
-      places.push_back(
-          {place.storage >= 0 ? address[graph.tensor_of_storage[place.storage]] : workspace + place.workspace_offset,
-           place.bytes});
+      places.push_back({place.storage >= 0 ? address[graph.tensor_of_storage[place.storage]]
+                                           : workspace + place.workspace_offset,
+                        place.bytes});
     return places;
   }
 
@@ -270,16 +279,18 @@ struct Executor::State : StepMemory {
     if (operation != graph.nodes[n].first) return;
     for (;;) {
       const int a = next_action++;
-      DOVETAIL_CHECK(static_cast<size_t>(a) < plan.actions.size(), "{} is not in the plan", graph.graph.nodes[n].name);
+      DOVETAIL_CHECK(static_cast<size_t>(a) < plan.actions.size(), "{} is not in the plan",
+                     graph.graph.nodes[n].name);
       const Action& action = plan.actions[a];
       if (action.op != Op::kCompute || runs[action.node] > 0) {
         advance(a);
         continue;
       }
-      user_check(action.node == n,
-                 "plan: {} runs before {}, other than in the recorded step, so that no function can be "
-                 "called",
-                 graph.graph.nodes[action.node].name, graph.graph.nodes[n].name);
+      user_check(
+          action.node == n,
+          "plan: {} runs before {}, other than in the recorded step, so that no function can be "
+          "called",
+          graph.graph.nodes[action.node].name, graph.graph.nodes[n].name);
       wait_before(a);
       begin_compute(a);
       computing = a;
@@ -294,7 +305,8 @@ struct Executor::State : StepMemory {
   }
 
   std::vector<PlannedPlace> places_of(int operation) override {
-    return places_of(how->memory.places[operation - graph.nodes[node_of_operation[operation]].first]);
+    return places_of(
+        how->memory.places[operation - graph.nodes[node_of_operation[operation]].first]);
   }
 
   void check_can_be_called() const {
@@ -302,10 +314,13 @@ struct Executor::State : StepMemory {
       if (action.op != Op::kCompute || action.algorithm == 0) continue;
       const NodeRun captured = run_of(step, graph.nodes[action.node], 0),
                     other = run_of(step, graph.nodes[action.node], action.algorithm);
-      user_check(!runs_again[action.node] && std::ranges::equal(captured.operations, other.operations, {},
-                                                                &CapturedOperation::name, &CapturedOperation::name),
-                 "plan: {} runs by \"{}\", other than it was captured, so that no function can be called",
-                 graph.graph.nodes[action.node].name, graph.graph.nodes[action.node].algorithms[action.algorithm].name);
+      user_check(
+          !runs_again[action.node] &&
+              std::ranges::equal(captured.operations, other.operations, {},
+                                 &CapturedOperation::name, &CapturedOperation::name),
+          "plan: {} runs by \"{}\", other than it was captured, so that no function can be called",
+          graph.graph.nodes[action.node].name,
+          graph.graph.nodes[action.node].algorithms[action.algorithm].name);
     }
   }
 
@@ -315,7 +330,8 @@ struct Executor::State : StepMemory {
       if (between_steps[t] == nullptr) continue;
       const c10::Storage& storage = step.storages[graph.storage_of_tensor[t]].external.storage();
       if (storage.data() != between_steps[t])
-        storage.set_data_ptr_noswap(c10::DataPtr(between_steps[t], c10::Device(c10::DeviceType::CPU)));
+        storage.set_data_ptr_noswap(
+            c10::DataPtr(between_steps[t], c10::Device(c10::DeviceType::CPU)));
     }
   }
 
@@ -344,18 +360,19 @@ struct Executor::State : StepMemory {
         break;
       case Op::kOffload:
         await_data(t);
-        copy_number[a] = to_host.enqueue([this, a, from = address[t], at = host_offset[t], bytes = tensor(t).bytes] {
-          timed(a, [&] { host->write(at, from, bytes); });
-        });
+        copy_number[a] = to_host.enqueue(
+            [this, a, from = address[t], at = host_offset[t], bytes = tensor(t).bytes] {
+              timed(a, [&] { host->write(at, from, bytes); });
+            });
         offload_of[t] = a;
         break;
       case Op::kPrefetch:
         address[t] = arena->data() + layout.result[a];
-        copy_number[a] = to_device.enqueue(
-            [this, a, written = offload_number(t), to = address[t], at = host_offset[t], bytes = tensor(t).bytes] {
-              to_host.wait(written);
-              timed(a, [&] { host->read(at, to, bytes); });
-            });
+        copy_number[a] = to_device.enqueue([this, a, written = offload_number(t), to = address[t],
+                                            at = host_offset[t], bytes = tensor(t).bytes] {
+          to_host.wait(written);
+          timed(a, [&] { host->read(at, to, bytes); });
+        });
         fetch_of[t] = copy_number[a];
         break;
       case Op::kCompress:
@@ -464,7 +481,8 @@ std::vector<at::Tensor> Executor::results() const {
   std::vector<at::Tensor> out;
   for (const TensorUse& use : state_->step.results) {
     const int t = state_->graph.tensor_of_storage[use.storage];
-    out.push_back(tensor_of(use, storage_at(state_->address[t], state_->step.storages[use.storage].bytes)));
+    out.push_back(
+        tensor_of(use, storage_at(state_->address[t], state_->step.storages[use.storage].bytes)));
   }
   return out;
 }

@@ -31,7 +31,8 @@ uint64_t of_piece(const std::byte* data, int64_t bytes) {
   words = {};
   std::memcpy(words.data(), data + at, static_cast<size_t>(bytes - at));
   uint64_t hash = static_cast<uint64_t>(bytes);
-  for (size_t lane = 0; lane < lanes.size(); ++lane) hash = mix(hash, mix(lanes[lane], words[lane]));
+  for (size_t lane = 0; lane < lanes.size(); ++lane)
+    hash = mix(hash, mix(lanes[lane], words[lane]));
   return hash;
 }
 

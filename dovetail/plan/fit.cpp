@@ -13,8 +13,10 @@ namespace dovetail::plan {
 namespace {
 
 int64_t on_line(const Sampled& a, int64_t at_a, const Sampled& b, int64_t at_b, int64_t samples) {
-  const double slope = static_cast<double>(at_b - at_a) / static_cast<double>(b.samples - a.samples);
-  return std::max<int64_t>(at_b + std::llround(slope * static_cast<double>(samples - b.samples)), 0);
+  const double slope =
+      static_cast<double>(at_b - at_a) / static_cast<double>(b.samples - a.samples);
+  return std::max<int64_t>(at_b + std::llround(slope * static_cast<double>(samples - b.samples)),
+                           0);
 }
 
 /// "aten::convolution_backward:7" as "convolution backward".
@@ -35,14 +37,17 @@ Graph with_samples(const Sampled& a, const Sampled& b, int64_t samples) {
     return std::equal(left.begin(), left.end(), right.begin(), right.end(),
                       [&](const auto& l, const auto& r) { return member(l) == member(r); });
   };
-  user_check(
-      same(a.graph.tensors, b.graph.tensors, [](const GraphTensor& t) { return std::pair(t.kind, t.alias_of); }) &&
-          same(a.graph.nodes, b.graph.nodes, [](const GraphNode& n) { return std::tie(n.name, n.inputs, n.outputs); }),
-      "plan: a step of {} samples has other operations than one of {}: what another number takes is not known",
-      a.samples, b.samples);
+  user_check(same(a.graph.tensors, b.graph.tensors,
+                  [](const GraphTensor& t) { return std::pair(t.kind, t.alias_of); }) &&
+                 same(a.graph.nodes, b.graph.nodes,
+                      [](const GraphNode& n) { return std::tie(n.name, n.inputs, n.outputs); }),
+             "plan: a step of {} samples has other operations than one of {}: what another number "
+             "takes is not known",
+             a.samples, b.samples);
   Graph out = b.graph;
   for (size_t t = 0; t < out.tensors.size(); ++t)
-    out.tensors[t].bytes = planned_bytes(on_line(a, a.graph.tensors[t].bytes, b, b.graph.tensors[t].bytes, samples));
+    out.tensors[t].bytes =
+        planned_bytes(on_line(a, a.graph.tensors[t].bytes, b, b.graph.tensors[t].bytes, samples));
   for (size_t n = 0; n < out.nodes.size(); ++n)
     for (size_t i = 0; i < out.nodes[n].algorithms.size(); ++i) {
       int64_t& workspace = out.nodes[n].algorithms[i].workspace_bytes;
@@ -61,11 +66,14 @@ int64_t keep_all_bytes(const Graph& graph) {
   return check(unlimited, keep_all(unlimited)).peak_bytes;
 }
 
-UserError below_floor(const Graph& graph, const Floor& floor, const std::string& what, const std::string& help) {
+UserError below_floor(const Graph& graph, const Floor& floor, const std::string& what,
+                      const std::string& help) {
   const bool close = binary_size(graph.budget_bytes) == binary_size(floor.bytes);
-  const auto size = [&](int64_t bytes) { return close ? fmt::format("{} bytes", bytes) : binary_size(bytes); };
-  std::string message =
-      fmt::format("{} = {} is below the floor of this step, {}\n  ", what, size(graph.budget_bytes), size(floor.bytes));
+  const auto size = [&](int64_t bytes) {
+    return close ? fmt::format("{} bytes", bytes) : binary_size(bytes);
+  };
+  std::string message = fmt::format("{} = {} is below the floor of this step, {}\n  ", what,
+                                    size(graph.budget_bytes), size(floor.bytes));
   const int64_t held = floor.bytes - floor.gaps_bytes;
   if (floor.node < 0) {
     message += "that is what it keeps of its inputs, parameters and state when it begins";
@@ -86,14 +94,16 @@ UserError below_floor(const Graph& graph, const Floor& floor, const std::string&
     int64_t read = changed + sum(node.inputs);
     const int64_t workspace = floor.workspace_bytes;
     read = std::min(read, held - made - workspace);  // less what it finds on the host
-    message += fmt::format("the largest single operation is {}{} (inputs {}, outputs {}, workspace {}",
-                           words(node.name), node.layer.empty() ? "" : fmt::format(" of `{}`", node.layer),
-                           binary_size(read), binary_size(made), binary_size(workspace));
+    message +=
+        fmt::format("the largest single operation is {}{} (inputs {}, outputs {}, workspace {}",
+                    words(node.name), node.layer.empty() ? "" : fmt::format(" of `{}`", node.layer),
+                    binary_size(read), binary_size(made), binary_size(workspace));
     if (const int64_t rest = held - read - made - workspace; rest > 0)
       message += fmt::format("; {} beside it may not leave", binary_size(rest));
     message += ")";
   }
-  if (floor.gaps_bytes > 0) message += fmt::format(", and gaps between places take {}", binary_size(floor.gaps_bytes));
+  if (floor.gaps_bytes > 0)
+    message += fmt::format(", and gaps between places take {}", binary_size(floor.gaps_bytes));
   return UserError(message, help);
 }
 

@@ -18,7 +18,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array<std::string_view, 6> kKindNames = {"input", "param", "state", "activation", "grad", "output"};
+constexpr std::array<std::string_view, 6> kKindNames = {"input",      "param", "state",
+                                                        "activation", "grad",  "output"};
 
 TensorKind parse_kind(const Fields& fields) {
   const std::string text = fields.text("kind");
@@ -35,21 +36,24 @@ class GraphReader {
  public:
   GraphReader(const nlohmann::json& json, std::string where)
       : fields_(json, std::move(where),
-                {"version", "budget_bytes", "bandwidth", "host_bytes", "base_bytes", "codecs", "tensors", "nodes",
-                 "final"}) {}
+                {"version", "budget_bytes", "bandwidth", "host_bytes", "base_bytes", "codecs",
+                 "tensors", "nodes", "final"}) {}
 
   Graph read() {
     fields_.version_1();
     graph_.budget_bytes = fields_.bytes("budget_bytes");
     if (fields_.has("host_bytes")) graph_.host_bytes = fields_.bytes("host_bytes");
     if (fields_.has("base_bytes")) graph_.base_bytes = fields_.bytes("base_bytes", kMostBytes);
-    const Fields bandwidth(fields_.at("bandwidth"), place("bandwidth"), {"d2h", "h2d", "duplex", "slowdown"});
-    graph_.bandwidth = {bandwidth.rate("d2h"), bandwidth.rate("h2d"), bandwidth.flag("duplex", true),
+    const Fields bandwidth(fields_.at("bandwidth"), place("bandwidth"),
+                           {"d2h", "h2d", "duplex", "slowdown"});
+    graph_.bandwidth = {bandwidth.rate("d2h"), bandwidth.rate("h2d"),
+                        bandwidth.flag("duplex", true),
                         bandwidth.has("slowdown") ? bandwidth.number("slowdown") : 0};
     read_codecs();
     read_tensors();
     int index = 0;
-    for (const auto& node : fields_.list("nodes")) read_node(node, place(fmt::format("nodes[{}]", index++)));
+    for (const auto& node : fields_.list("nodes"))
+      read_node(node, place(fmt::format("nodes[{}]", index++)));
     if (fields_.has("final")) graph_.final = tensors(fields_.list("final"), place("final"));
     check_order();
     check_sums();
@@ -57,13 +61,16 @@ class GraphReader {
   }
 
  private:
-  std::string place(const std::string& inside) const { return fmt::format("{}: {}", fields_.where(), inside); }
+  std::string place(const std::string& inside) const {
+    return fmt::format("{}: {}", fields_.where(), inside);
+  }
 
   void read_codecs() {
     if (!fields_.has("codecs")) return;
     user_check(fields_.at("codecs").is_object(), "{}: not an object", place("codecs"));
     for (const auto& item : fields_.at("codecs").items()) {
-      const Fields codec(item.value(), place("codecs." + item.key()), {"ratio", "enc_Bps", "dec_Bps", "max_err"});
+      const Fields codec(item.value(), place("codecs." + item.key()),
+                         {"ratio", "enc_Bps", "dec_Bps", "max_err"});
       graph_.codecs.push_back({.name = item.key(),
                                .ratio = codec.number("ratio"),
                                .encode_bytes_per_s = codec.rate("enc_Bps"),
@@ -77,10 +84,13 @@ class GraphReader {
     for (const auto& json : fields_.list("tensors")) {
       const auto at = place(fmt::format("tensors[{}]", graph_.tensors.size()));
       const Fields tensor(json, at, {"id", "bytes", "kind", "alias_of", "lossy_ok", "codecs"});
-      GraphTensor made{.id = tensor.text("id"), .kind = parse_kind(tensor), .lossy_ok = tensor.flag("lossy_ok", false)};
+      GraphTensor made{.id = tensor.text("id"),
+                       .kind = parse_kind(tensor),
+                       .lossy_ok = tensor.flag("lossy_ok", false)};
       if (tensor.has("codecs")) made.codecs = codecs(tensor.list("codecs"), at + ": codecs");
       aliases.push_back(tensor.has("alias_of") ? tensor.text("alias_of") : "");
-      if (tensor.has("bytes") || aliases.back().empty()) made.bytes = tensor.bytes("bytes", kMostBytes);
+      if (tensor.has("bytes") || aliases.back().empty())
+        made.bytes = tensor.bytes("bytes", kMostBytes);
       user_check(tensor_of_.emplace(made.id, static_cast<int>(graph_.tensors.size())).second,
                  "{}: a tensor before it is named \"{}\" too", at, made.id);
       graph_.tensors.push_back(std::move(made));
@@ -89,16 +99,17 @@ class GraphReader {
       if (!aliases[i].empty()) graph_.tensors[i].alias_of = tensor(aliases[i], place("alias_of"));
     for (size_t i = 0; i < aliases.size(); ++i) {
       int at = static_cast<int>(i);
-      for (size_t steps = 0; graph_.tensors[at].alias_of >= 0; ++steps, at = graph_.tensors[at].alias_of)
-        user_check(steps <= aliases.size(), "{}: the views of \"{}\" lead back to it", fields_.where(),
-                   graph_.tensors[i].id);
+      for (size_t steps = 0; graph_.tensors[at].alias_of >= 0;
+           ++steps, at = graph_.tensors[at].alias_of)
+        user_check(steps <= aliases.size(), "{}: the views of \"{}\" lead back to it",
+                   fields_.where(), graph_.tensors[i].id);
     }
   }
 
   void read_node(const nlohmann::json& json, const std::string& at) {
-    const Fields node(
-        json, at,
-        {"name", "layer", "inputs", "outputs", "mutates", "random", "recomputable", "reads_unpacked", "algos"});
+    const Fields node(json, at,
+                      {"name", "layer", "inputs", "outputs", "mutates", "random", "recomputable",
+                       "reads_unpacked", "algos"});
     GraphNode made{.name = node.text("name"),
                    .layer = node.has("layer") ? node.text("layer") : "",
                    .inputs = tensors(node.list("inputs"), at + ": inputs"),
@@ -110,20 +121,22 @@ class GraphReader {
     for (const auto& algorithm : node.list("algos")) {
       const Fields fields(algorithm, fmt::format("{}: algos[{}]", at, made.algorithms.size()),
                           {"name", "time", "workspace", "host"});
-      made.algorithms.push_back({fields.text("name"), fields.number("time"), fields.bytes("workspace", kMostBytes)});
+      made.algorithms.push_back(
+          {fields.text("name"), fields.number("time"), fields.bytes("workspace", kMostBytes)});
       if (!fields.has("host")) continue;
       made.algorithms.back().on_host = tensors(fields.list("host"), fields.where() + ": host");
       for (const int t : made.algorithms.back().on_host)
         user_check(graph_.tensors[t].alias_of < 0 && may_start_on_host(graph_.tensors[t].kind) &&
                        std::find(made.mutates.begin(), made.mutates.end(), t) != made.mutates.end(),
-                   "{}: host names \"{}\", which is no parameter or state that the node mutates", fields.where(),
-                   graph_.tensors[t].id);
+                   "{}: host names \"{}\", which is no parameter or state that the node mutates",
+                   fields.where(), graph_.tensors[t].id);
     }
     user_check(!made.algorithms.empty(), "{}: algos is empty", at);
     user_check(made.algorithms[0].on_host.empty(),
                "{}: algos[0] has a host, but the first has to find all on the device", at);
     for (const GraphNode& other : graph_.nodes)
-      user_check(other.name != made.name, "{}: a node before it is named \"{}\" too", at, made.name);
+      user_check(other.name != made.name, "{}: a node before it is named \"{}\" too", at,
+                 made.name);
     graph_.nodes.push_back(std::move(made));
   }
 
@@ -160,8 +173,8 @@ class GraphReader {
     for (const GraphNode& node : graph_.nodes) {
       for (const auto* reads : {&node.inputs, &node.mutates})
         for (const int t : *reads)
-          user_check(made[graph_.root(t)], "{}: node \"{}\" reads \"{}\" before any node made it", fields_.where(),
-                     node.name, graph_.tensors[t].id);
+          user_check(made[graph_.root(t)], "{}: node \"{}\" reads \"{}\" before any node made it",
+                     fields_.where(), node.name, graph_.tensors[t].id);
       for (const int t : node.outputs) {
         if (graph_.root(t) != t) continue;
         user_check(!produced[t] && !made[t], "{}: tensor \"{}\" has two producers", fields_.where(),
@@ -171,26 +184,29 @@ class GraphReader {
     }
   }
 
-  /// Refuses sums of sizes beyond the bound. Refuses times that float64 does not hold to a nanosecond, to which
-  /// schedules compare them.
+  /// Refuses sums of sizes beyond the bound. Refuses times that float64 does not hold to a
+  /// nanosecond, to which schedules compare them.
   void check_sums() const {
     constexpr double kLongestS = 1e6;
     double bytes = 0, seconds = 0;
     for (const GraphTensor& tensor : graph_.tensors) bytes += static_cast<double>(tensor.bytes);
     for (const GraphNode& node : graph_.nodes)
       seconds += std::ranges::max(node.algorithms, {}, &Algorithm::time_s).time_s;
-    user_check(bytes <= kMostBytes, "{}: all tensors have {:.4g} bytes; up to {:.4g} are planned", place("tensors"),
-               bytes, kMostBytes);
+    user_check(bytes <= kMostBytes, "{}: all tensors have {:.4g} bytes; up to {:.4g} are planned",
+               place("tensors"), bytes, kMostBytes);
     for (const Codec& codec : graph_.codecs)
       user_check(codec.ratio * bytes <= kMostBytes,
                  "{}: a ratio of {} packs all tensors to {:.4g} bytes; up to {:.4g} are planned",
                  place("codecs." + codec.name), codec.ratio, codec.ratio * bytes, kMostBytes);
-    user_check(seconds <= kLongestS, "{}: all operations take {:.3g} s; a step of up to {:.0e} s is planned",
+    user_check(seconds <= kLongestS,
+               "{}: all operations take {:.3g} s; a step of up to {:.0e} s is planned",
                place("nodes"), seconds, kLongestS);
-    for (const auto& [key, rate] : {std::pair("d2h", graph_.bandwidth.to_host), {"h2d", graph_.bandwidth.to_device}})
-      user_check(bytes <= kLongestS * rate,
-                 "{}: {} bytes a second copy all tensors in {:.3g} s; a step of up to {:.0e} s is planned",
-                 place(fmt::format("bandwidth: {}", key)), rate, bytes / rate, kLongestS);
+    for (const auto& [key, rate] :
+         {std::pair("d2h", graph_.bandwidth.to_host), {"h2d", graph_.bandwidth.to_device}})
+      user_check(
+          bytes <= kLongestS * rate,
+          "{}: {} bytes a second copy all tensors in {:.3g} s; a step of up to {:.0e} s is planned",
+          place(fmt::format("bandwidth: {}", key)), rate, bytes / rate, kLongestS);
   }
 
   Fields fields_;
@@ -206,7 +222,9 @@ bool resident_at_start(TensorKind kind) {
   return kind == TensorKind::kInput || kind == TensorKind::kParam || kind == TensorKind::kState;
 }
 
-bool may_start_on_host(TensorKind kind) { return kind == TensorKind::kParam || kind == TensorKind::kState; }
+bool may_start_on_host(TensorKind kind) {
+  return kind == TensorKind::kParam || kind == TensorKind::kState;
+}
 
 bool Algorithm::finds_on_host(int tensor) const {
   return std::find(on_host.begin(), on_host.end(), tensor) != on_host.end();
@@ -225,12 +243,14 @@ int Graph::root(int tensor) const {
 
 bool Graph::may_be_packed(int tensor, int codec) const {
   const GraphTensor& t = tensors[tensor];
-  const bool holds = !t.codecs || std::find(t.codecs->begin(), t.codecs->end(), codec) != t.codecs->end();
+  const bool holds =
+      !t.codecs || std::find(t.codecs->begin(), t.codecs->end(), codec) != t.codecs->end();
   return holds && (t.lossy_ok || codecs[codec].max_error == 0);
 }
 
 int64_t Graph::packed_bytes(int tensor, int codec) const {
-  return static_cast<int64_t>(std::ceil(static_cast<double>(tensors[tensor].bytes) * codecs[codec].ratio));
+  return static_cast<int64_t>(
+      std::ceil(static_cast<double>(tensors[tensor].bytes) * codecs[codec].ratio));
 }
 
 nlohmann::ordered_json to_json(const Graph& graph) {
@@ -240,8 +260,9 @@ nlohmann::ordered_json to_json(const Graph& graph) {
     return out;
   };
   Json json = {{"version", 1}, {"budget_bytes", graph.budget_bytes}};
-  json["bandwidth"] = {
-      {"d2h", graph.bandwidth.to_host}, {"h2d", graph.bandwidth.to_device}, {"duplex", graph.bandwidth.duplex}};
+  json["bandwidth"] = {{"d2h", graph.bandwidth.to_host},
+                       {"h2d", graph.bandwidth.to_device},
+                       {"duplex", graph.bandwidth.duplex}};
   if (graph.bandwidth.slowdown > 0) json["bandwidth"]["slowdown"] = graph.bandwidth.slowdown;
   if (graph.host_bytes) json["host_bytes"] = *graph.host_bytes;
   json["base_bytes"] = graph.base_bytes;
@@ -270,8 +291,9 @@ nlohmann::ordered_json to_json(const Graph& graph) {
     one["recomputable"] = node.recomputable;
     if (node.reads_unpacked) one["reads_unpacked"] = true;
     for (const Algorithm& algorithm : node.algorithms) {
-      one["algos"].push_back(
-          {{"name", algorithm.name}, {"time", algorithm.time_s}, {"workspace", algorithm.workspace_bytes}});
+      one["algos"].push_back({{"name", algorithm.name},
+                              {"time", algorithm.time_s},
+                              {"workspace", algorithm.workspace_bytes}});
       if (!algorithm.on_host.empty()) one["algos"].back()["host"] = ids(algorithm.on_host);
     }
     json["nodes"].push_back(std::move(one));
@@ -280,7 +302,9 @@ nlohmann::ordered_json to_json(const Graph& graph) {
   return json;
 }
 
-Graph parse_graph(const nlohmann::json& json, const std::string& where) { return GraphReader(json, where).read(); }
+Graph parse_graph(const nlohmann::json& json, const std::string& where) {
+  return GraphReader(json, where).read();
+}
 
 nlohmann::json read_json(const std::filesystem::path& path) {
   try {
@@ -290,6 +314,8 @@ nlohmann::json read_json(const std::filesystem::path& path) {
   }
 }
 
-Graph read_graph(const std::filesystem::path& path) { return parse_graph(read_json(path), path.string()); }
+Graph read_graph(const std::filesystem::path& path) {
+  return parse_graph(read_json(path), path.string());
+}
 
 }  // namespace dovetail::plan

@@ -15,7 +15,8 @@ namespace dovetail::plan {
 namespace {
 
 constexpr const char* kSameOperations =
-    "a planned step calls the same operators on the same shapes each time: choose by numbers (torch::where, a factor "
+    "a planned step calls the same operators on the same shapes each time: choose by numbers "
+    "(torch::where, a factor "
     "of "
     "0) in place of branches, or train without a plan";
 
@@ -24,7 +25,8 @@ std::string described(const CapturedOperation& operation) {
 }
 
 [[noreturn]] void differs(const CapturedOperation& operation, const std::string& what) {
-  throw UserError(fmt::format("plan: the step differs from the recorded one at {}: {}", described(operation), what),
+  throw UserError(fmt::format("plan: the step differs from the recorded one at {}: {}",
+                              described(operation), what),
                   kSameOperations);
 }
 
@@ -36,13 +38,14 @@ void Guide::run(const std::function<void()>& work, const CallChecks& checks) {
   storages_ = {};
   next_ = 0;
   for (size_t s = 0; s < step_.storages.size(); ++s)
-    if (step_.storages[s].external.defined()) storages_.add(step_.storages[s].external, static_cast<int>(s));
+    if (step_.storages[s].external.defined())
+      storages_.add(step_.storages[s].external, static_cast<int>(s));
   try {
     Interception::run(*this, work);
     if (next_ < step_.calls.size())
-      throw UserError(
-          fmt::format("plan: the step ends where the recorded one calls {}", step_.calls[next_].handle.schema().name()),
-          kSameOperations);
+      throw UserError(fmt::format("plan: the step ends where the recorded one calls {}",
+                                  step_.calls[next_].handle.schema().name()),
+                      kSameOperations);
   } catch (...) {
     hold_all();
     throw;
@@ -52,18 +55,22 @@ void Guide::run(const std::function<void()>& work, const CallChecks& checks) {
 void Guide::hold_all() {
   drop_gradients(step_, storages_);
   for (const auto& [index, storage] : storages_.held())
-    if (!step_.storages[index].external.defined() && storage.use_count() > 0) held_.push_back(storage);
+    if (!step_.storages[index].external.defined() && storage.use_count() > 0)
+      held_.push_back(storage);
 }
 
-void Guide::handle(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+void Guide::handle(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                   torch::jit::Stack* stack) {
   const std::string name = operation_name(op, *stack);
   if (next_ == step_.calls.size())
-    throw UserError(fmt::format("plan: the step calls {} where the recorded one ends", name), kSameOperations);
+    throw UserError(fmt::format("plan: the step calls {} where the recorded one ends", name),
+                    kSameOperations);
   const CapturedCall& call = step_.calls[next_];
   if (call.handle != op || (call.operation >= 0 && step_.operations[call.operation].name != name))
     throw UserError(
         fmt::format("plan: the step calls {} where the recorded one calls {} (call {})", name,
-                    call.operation < 0 ? call.handle.schema().name() : described(step_.operations[call.operation]),
+                    call.operation < 0 ? call.handle.schema().name()
+                                       : described(step_.operations[call.operation]),
                     next_),
         kSameOperations);
   ++next_;
@@ -72,7 +79,8 @@ void Guide::handle(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torc
   const Storages found = take_arguments(operation, *stack);
   memory_.reach(call.operation);
   for (const auto& [index, storage] : found)
-    if (std::byte* address = memory_.address_of(index); address != nullptr && address != storage.data())
+    if (std::byte* address = memory_.address_of(index);
+        address != nullptr && address != storage.data())
       storage.set_data_ptr_noswap(c10::DataPtr(address, c10::Device(c10::DeviceType::CPU)));
   run_operation(operation, found, [&] {
     const std::vector<PlannedPlace> places = memory_.places_of(call.operation);
@@ -83,7 +91,8 @@ void Guide::handle(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torc
   memory_.leave(call.operation);
 }
 
-Guide::Storages Guide::take_arguments(CapturedOperation& operation, const torch::jit::Stack& stack) {
+Guide::Storages Guide::take_arguments(CapturedOperation& operation,
+                                      const torch::jit::Stack& stack) {
   Storages found;
   const auto& arguments = operation.handle.schema().arguments();
   const size_t first = stack.size() - arguments.size();
@@ -93,23 +102,28 @@ Guide::Storages Guide::take_arguments(CapturedOperation& operation, const torch:
       if (!tensor.defined() || is_number_as_tensor(tensor)) return TensorUse{};
       const int index = storages_.find(tensor);
       if (index < 0)
-        differs(operation, fmt::format("\"{}\" is a tensor that the recorded step did not have", arguments[i].name()));
+        differs(operation, fmt::format("\"{}\" is a tensor that the recorded step did not have",
+                                       arguments[i].name()));
       found.emplace_back(index, tensor.storage());
       return use_of(tensor, index);
     });
     if (given.kind != recorded.kind || given.uses != recorded.uses)
-      differs(operation, fmt::format("argument \"{}\" has another shape or storage", arguments[i].name()));
+      differs(operation,
+              fmt::format("argument \"{}\" has another shape or storage", arguments[i].name()));
     if (same_value(given.value, recorded.value)) {
-      if (!checks_.same_numbers) recorded.value = std::move(given.value);  // the body of an operation, too
+      if (!checks_.same_numbers)
+        recorded.value = std::move(given.value);  // the body of an operation, too
       continue;
     }
-    const std::string change = fmt::format("argument \"{}\" is {}, and was {} when it was recorded",
-                                           arguments[i].name(), text_of(given.value), text_of(recorded.value));
+    const std::string change =
+        fmt::format("argument \"{}\" is {}, and was {} when it was recorded", arguments[i].name(),
+                    text_of(given.value), text_of(recorded.value));
     if (!is_number(given.value) || !is_number(recorded.value)) differs(operation, change);
     if (checks_.same_numbers)
-      throw UserError(
-          fmt::format("plan: {}: {}; steps since then ran with the recorded number", described(operation), change),
-          "let each step call its function (PlannedStep::Options::replay), or give the number as a tensor");
+      throw UserError(fmt::format("plan: {}: {}; steps since then ran with the recorded number",
+                                  described(operation), change),
+                      "let each step call its function (PlannedStep::Options::replay), or give the "
+                      "number as a tensor");
     recorded.value = std::move(given.value);
   }
   return found;
@@ -119,14 +133,16 @@ void Guide::run_operation(CapturedOperation& operation, const Storages& found,
                           const std::function<void()>& call) const {
   if (!checks_.writes) return call();
   Fingerprints bytes;
-  for (const auto& [index, storage] : found) bytes.unchanged(index, *storage.unsafeGetStorageImpl());
+  for (const auto& [index, storage] : found)
+    bytes.unchanged(index, *storage.unsafeGetStorageImpl());
   call();
   for (const auto& [index, storage] : found)
-    if (!bytes.unchanged(index, *storage.unsafeGetStorageImpl()) && !contains(operation.writes, index))
-      throw UserError(
-          fmt::format("plan: {} has changed {}, which it did not when it was recorded; the plan may have run it twice",
-                      described(operation), step_.storages[index].name),
-          "record steps in which it changes it: plan once that has begun");
+    if (!bytes.unchanged(index, *storage.unsafeGetStorageImpl()) &&
+        !contains(operation.writes, index))
+      throw UserError(fmt::format("plan: {} has changed {}, which it did not when it was recorded; "
+                                  "the plan may have run it twice",
+                                  described(operation), step_.storages[index].name),
+                      "record steps in which it changes it: plan once that has begun");
 }
 
 void Guide::take_results(const CapturedOperation& operation, const torch::jit::Stack& stack) {
@@ -135,8 +151,8 @@ void Guide::take_results(const CapturedOperation& operation, const torch::jit::S
   for (size_t i = 0; i < results; ++i)
     captured_argument(stack[stack.size() - results + i], [&](const at::Tensor& tensor) {
       if (!tensor.defined() || storages_.find(tensor) >= 0) return TensorUse{};
-      if (made == operation.makes.size() ||
-          static_cast<int64_t>(tensor.storage().nbytes()) != step_.storages[operation.makes[made]].bytes)
+      if (made == operation.makes.size() || static_cast<int64_t>(tensor.storage().nbytes()) !=
+                                                step_.storages[operation.makes[made]].bytes)
         differs(operation, "it gives other tensors");
       storages_.add(tensor, operation.makes[made++]);
       return TensorUse{};
@@ -146,18 +162,21 @@ void Guide::take_results(const CapturedOperation& operation, const torch::jit::S
 
 void Guide::find_held() {
   hold_all();
-  if (checks_.same_numbers) return;  // other steps do not call the function: what it holds is never read
+  if (checks_.same_numbers)
+    return;  // other steps do not call the function: what it holds is never read
   for (const auto& [index, weak] : storages_.held()) {
     const auto storage = step_.storages[index].external.defined() ? nullptr : weak.lock();
     if (!storage) continue;
     if (step_.storages[index].kind != TensorKind::kOutput)
       throw UserError(
-          fmt::format("plan: after the step the caller still holds the tensor that {} made, which it did not "
+          fmt::format("plan: after the step the caller still holds the tensor that {} made, which "
+                      "it did not "
                       "when it was recorded: its memory is no longer there",
                       step_.storages[index].name),
           "copy it within the step into a tensor that was made before, or hold it in every step");
     if (storage->nbytes() > 0)
-      storage->set_data_ptr_noswap(c10::DataPtr(memory_.address_of(index), c10::Device(c10::DeviceType::CPU)));
+      storage->set_data_ptr_noswap(
+          c10::DataPtr(memory_.address_of(index), c10::Device(c10::DeviceType::CPU)));
   }
 }
 

@@ -16,7 +16,8 @@
 namespace dovetail::plan {
 namespace {
 
-constexpr int64_t kMostBytesAtOnce = int64_t{1} << 30;  // the system moves less than 2 GiB in one call
+constexpr int64_t kMostBytesAtOnce = int64_t{1}
+                                     << 30;  // the system moves less than 2 GiB in one call
 
 std::string reason() { return std::strerror(errno); }
 
@@ -35,7 +36,8 @@ HostTier::HostTier(const std::filesystem::path& folder, int64_t bytes) {
   user_check(fd_ >= 0, "plan: no file can be made in {}: {}", folder.string(), reason());
   if (const int error = ::posix_fallocate(fd_, 0, mapped_bytes_); error != 0) {
     ::close(fd_);
-    throw UserError(fmt::format("plan: {} has no room for {} bytes: {}", folder.string(), bytes, std::strerror(error)));
+    throw UserError(fmt::format("plan: {} has no room for {} bytes: {}", folder.string(), bytes,
+                                std::strerror(error)));
   }
   map(MAP_SHARED);
 }
@@ -46,11 +48,13 @@ HostTier::~HostTier() {
 }
 
 void HostTier::map(int flags) {
-  void* address = ::mmap(nullptr, static_cast<size_t>(mapped_bytes_), PROT_READ | PROT_WRITE, flags, fd_, 0);
+  void* address =
+      ::mmap(nullptr, static_cast<size_t>(mapped_bytes_), PROT_READ | PROT_WRITE, flags, fd_, 0);
   if (address == MAP_FAILED) {
     const std::string why = reason();
     if (fd_ >= 0) ::close(fd_);
-    throw UserError(fmt::format("plan: {} bytes of the host tier cannot be mapped: {}", mapped_bytes_, why));
+    throw UserError(
+        fmt::format("plan: {} bytes of the host tier cannot be mapped: {}", mapped_bytes_, why));
   }
   data_ = static_cast<std::byte*>(address);
 }
@@ -61,8 +65,10 @@ void HostTier::write(int64_t offset, const std::byte* data, int64_t bytes) {
     return;
   }
   while (bytes > 0) {
-    const auto done = ::pwrite(fd_, data, static_cast<size_t>(std::min(bytes, kMostBytesAtOnce)), offset);
-    user_check(done > 0 || errno == EINTR, "plan: a tensor cannot be written to disk: {}", reason());
+    const auto done =
+        ::pwrite(fd_, data, static_cast<size_t>(std::min(bytes, kMostBytesAtOnce)), offset);
+    user_check(done > 0 || errno == EINTR, "plan: a tensor cannot be written to disk: {}",
+               reason());
     if (done < 0) continue;
     data += done, offset += done, bytes -= done;
   }
@@ -74,8 +80,10 @@ void HostTier::read(int64_t offset, std::byte* data, int64_t bytes) {
     return;
   }
   while (bytes > 0) {
-    const auto done = ::pread(fd_, data, static_cast<size_t>(std::min(bytes, kMostBytesAtOnce)), offset);
-    user_check(done > 0 || errno == EINTR, "plan: a tensor cannot be read back from disk: {}", reason());
+    const auto done =
+        ::pread(fd_, data, static_cast<size_t>(std::min(bytes, kMostBytesAtOnce)), offset);
+    user_check(done > 0 || errno == EINTR, "plan: a tensor cannot be read back from disk: {}",
+               reason());
     if (done < 0) continue;
     data += done, offset += done, bytes -= done;
   }

@@ -12,12 +12,14 @@
 
 namespace dovetail::plan {
 
-/// The slow, large memory under the device tier: a file without a name in a folder, written and read past the page
-/// cache where the file system can (O_DIRECT), or plain memory. Slots are one for each tensor that goes there. All of
-/// it is mapped, so that what lies there can be read and written between two steps as any other memory.
+/// The slow, large memory under the device tier: a file without a name in a folder, written and
+/// read past the page cache where the file system can (O_DIRECT), or plain memory. Slots are one
+/// for each tensor that goes there. All of it is mapped, so that what lies there can be read and
+/// written between two steps as any other memory.
 class HostTier {
  public:
-  /// In `folder`; empty: in memory. UserError with the system's reason when the file cannot be made that large.
+  /// In `folder`; empty: in memory. UserError with the system's reason when the file cannot be made
+  /// that large.
   HostTier(const std::filesystem::path& folder, int64_t bytes);
   ~HostTier();
   HostTier(const HostTier&) = delete;
@@ -27,9 +29,9 @@ class HostTier {
   void write(int64_t offset, const std::byte* data, int64_t bytes);
   void read(int64_t offset, std::byte* data, int64_t bytes);
   bool direct() const { return direct_; }
-  /// The first byte of the mapping, a multiple of kPage. What is written there, `read` gives, and what `write` has been
-  /// given is seen there: the system keeps a shared mapping and direct reads and writes of its file the same, if they
-  /// do not happen at the same time.
+  /// The first byte of the mapping, a multiple of kPage. What is written there, `read` gives, and
+  /// what `write` has been given is seen there: the system keeps a shared mapping and direct reads
+  /// and writes of its file the same, if they do not happen at the same time.
   std::byte* data() const { return data_; }
 
  private:

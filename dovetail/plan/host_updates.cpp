@@ -33,7 +33,8 @@ void add_host_updates(const CapturedStep& step, StepGraph& graph) {
     std::vector<int> state, all;
     for (const int t : node.mutates) {
       const GraphTensor& tensor = graph.graph.tensors[t];
-      if (tensor.alias_of >= 0 || !may_start_on_host(tensor.kind) || tensor.bytes < kPagedBytes) continue;
+      if (tensor.alias_of >= 0 || !may_start_on_host(tensor.kind) || tensor.bytes < kPagedBytes)
+        continue;
       all.push_back(t);
       if (tensor.kind == TensorKind::kState && users[t] == 1) state.push_back(t);
     }
@@ -57,7 +58,8 @@ void share_times(Graph& graph, const Plan& plan) {
     if (action.op != Op::kCompute) continue;
     auto& algorithms = graph.nodes[action.node].algorithms;
     const double time_s = algorithms[action.algorithm].time_s;
-    if (std::any_of(algorithms.begin(), algorithms.end(), [](const Algorithm& a) { return !a.on_host.empty(); }))
+    if (std::any_of(algorithms.begin(), algorithms.end(),
+                    [](const Algorithm& a) { return !a.on_host.empty(); }))
       for (Algorithm& algorithm : algorithms) algorithm.time_s = time_s;
   }
 }

@@ -14,9 +14,11 @@ constexpr auto kHandled = c10::DispatchKey::Fake;
 
 thread_local OperationHandler* handler_now = nullptr;
 
-void pass_to_handler(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+void pass_to_handler(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                     torch::jit::Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard below(kHandled);
-  const c10::DispatchKeySet rest = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kHandled);
+  const c10::DispatchKeySet rest =
+      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kHandled);
   if (handler_now == nullptr) return op.redispatchBoxed(rest, stack);
   handler_now->handle(op, rest, stack);
 }
@@ -61,7 +63,8 @@ bool is_own_operation(const c10::OperatorHandle& operation) {
 
 std::string operation_name(const c10::OperatorHandle& operation, const torch::jit::Stack& stack) {
   const auto& schema = operation.schema();
-  return is_own_operation(operation) ? stack[stack.size() - schema.arguments().size()].toStringRef() : schema.name();
+  return is_own_operation(operation) ? stack[stack.size() - schema.arguments().size()].toStringRef()
+                                     : schema.name();
 }
 
 }  // namespace dovetail::plan

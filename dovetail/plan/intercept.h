@@ -12,13 +12,14 @@ namespace dovetail::plan {
 class OperationHandler {
  public:
   virtual ~OperationHandler() = default;
-  /// Replaces the arguments on `stack` by the results. `keys` are the dispatch keys below this one. Operators that it
-  /// calls itself do not come here.
-  virtual void handle(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) = 0;
+  /// Replaces the arguments on `stack` by the results. `keys` are the dispatch keys below this one.
+  /// Operators that it calls itself do not come here.
+  virtual void handle(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
+                      torch::jit::Stack* stack) = 0;
 };
 
-/// Sends operators to a handler: a boxed fallback at DispatchKey::Fake. It is registered while one of these lives, and
-/// acts only on the thread that is in `run`.
+/// Sends operators to a handler: a boxed fallback at DispatchKey::Fake. It is registered while one
+/// of these lives, and acts only on the thread that is in `run`.
 class Interception {
  public:
   Interception();
@@ -30,7 +31,8 @@ class Interception {
   static void run(OperationHandler& handler, const std::function<void()>& work);
 };
 
-/// "aten::mm"; for dovetail::operation (base/operation.h) the name that it was called with. `stack` has its arguments.
+/// "aten::mm"; for dovetail::operation (base/operation.h) the name that it was called with. `stack`
+/// has its arguments.
 std::string operation_name(const c10::OperatorHandle& operation, const torch::jit::Stack& stack);
 bool is_own_operation(const c10::OperatorHandle& operation);
 

@@ -17,29 +17,34 @@ namespace {
 constexpr double kBetter = 1e-7;             // of a makespan: what counts as faster
 constexpr double kPartOfImprovement = 0.25;  // of the greedy search's time, after each program
 
-/// Longer than any plan worth having: every node ten times, every storage copied and packed at each of its gaps.
+/// Longer than any plan worth having: every node ten times, every storage copied and packed at each
+/// of its gaps.
 double ample_s(const Graph& graph, const Scheduler& scheduler) {
   constexpr int kRuns = 10;
   double out = 0;
   for (const GraphNode& node : graph.nodes) {
     double slowest_s = 0;
-    for (const Algorithm& algorithm : node.algorithms) slowest_s = std::max(slowest_s, algorithm.time_s);
+    for (const Algorithm& algorithm : node.algorithms)
+      slowest_s = std::max(slowest_s, algorithm.time_s);
     out += kRuns * slowest_s;
   }
   for (const Gap& gap : scheduler.gaps()) {
     const auto bytes = static_cast<double>(graph.tensors[gap.tensor].bytes);
     out += bytes / graph.bandwidth.to_host + bytes / graph.bandwidth.to_device;
-    for (const Codec& codec : graph.codecs) out += bytes / codec.encode_bytes_per_s + bytes / codec.decode_bytes_per_s;
+    for (const Codec& codec : graph.codecs)
+      out += bytes / codec.encode_bytes_per_s + bytes / codec.decode_bytes_per_s;
   }
   return out;
 }
 
-/// Entries of the memory rows, about: what a program can be solved with in the time that a plan may take.
+/// Entries of the memory rows, about: what a program can be solved with in the time that a plan may
+/// take.
 bool is_too_large(const Graph& graph, const Scheduler& scheduler) {
   constexpr int64_t kMost = 60'000;
   int64_t covered = 0;
   for (const Gap& gap : scheduler.gaps())
-    covered += gap.wraps ? static_cast<int64_t>(graph.nodes.size()) - (gap.from - gap.to) : gap.to - gap.from;
+    covered += gap.wraps ? static_cast<int64_t>(graph.nodes.size()) - (gap.from - gap.to)
+                         : gap.to - gap.from;
   return covered > kMost;
 }
 
@@ -81,7 +86,9 @@ class JointSearch {
   double gap_of(double expected_s) const {
     return expected_s > report_.bound_s ? (expected_s - report_.bound_s) / expected_s : 0;
   }
-  bool is_closed(double expected_s) const { return gap_of(expected_s) <= std::max(milp_.relative_gap, kBetter); }
+  bool is_closed(double expected_s) const {
+    return gap_of(expected_s) <= std::max(milp_.relative_gap, kBetter);
+  }
   bool is_closed() { return has_plan() && is_closed(expected_s()); }
 
   void search() {
@@ -90,7 +97,8 @@ class JointSearch {
       search_.wander([&] { return now_seconds() > started_s + milp_.time_limit_s; });
       return;
     }
-    JointProgram joint(graph_, scheduler_, options_, has_plan() ? expected_s() : ample_s(graph_, scheduler_));
+    JointProgram joint(graph_, scheduler_, options_,
+                       has_plan() ? expected_s() : ample_s(graph_, scheduler_));
     report_.columns = joint.program().columns();
     report_.rows = joint.program().rows();
     if (has_plan()) start_from(joint, *search_.best());
@@ -125,7 +133,8 @@ class JointSearch {
   /// The solver has a process of its own: the search goes on meanwhile.
   MilpResult solve_beside(const LinearProgram& program, const MilpOptions& milp) {
     auto result = std::async(std::launch::async, [&] { return solve_milp(program, milp); });
-    search_.wander([&] { return result.wait_for(std::chrono::seconds(0)) == std::future_status::ready; });
+    search_.wander(
+        [&] { return result.wait_for(std::chrono::seconds(0)) == std::future_status::ready; });
     return result.get();
   }
 
@@ -146,15 +155,18 @@ class JointSearch {
 
 }  // namespace
 
-JointSolution solve_jointly(const Graph& graph, const SolveOptions& options, const MilpOptions& milp) {
+JointSolution solve_jointly(const Graph& graph, const SolveOptions& options,
+                            const MilpOptions& milp) {
   return JointSearch(graph, options, milp).run();
 }
 
 JointSolution solve_jointly(const Graph& graph, const SolveOptions& options) {
-  constexpr double kGreedy = 0.3, kPrograms = 0.6;  // of the time; improving what programs find takes the rest
+  constexpr double kGreedy = 0.3,
+                   kPrograms = 0.6;  // of the time; improving what programs find takes the rest
   SolveOptions greedy = options;
   greedy.time_limit_s *= kGreedy;
-  return solve_jointly(graph, greedy, MilpOptions{.time_limit_s = kPrograms * options.time_limit_s});
+  return solve_jointly(graph, greedy,
+                       MilpOptions{.time_limit_s = kPrograms * options.time_limit_s});
 }
 
 }  // namespace dovetail::plan

@@ -11,7 +11,8 @@ constexpr double kHalf = 0.5;
 
 /// A schedule's actions by the stage in which they are issued.
 struct Stages {
-  std::vector<double> begin_s, start_s;  // of each stage: when the one before has done all, when its node starts
+  std::vector<double> begin_s,
+      start_s;  // of each stage: when the one before has done all, when its node starts
   std::vector<int> of_action;
 };
 
@@ -29,16 +30,20 @@ Stages find_stages(const Graph& graph, const Schedule& schedule) {
       out.begin_s.back() = spans[i].end_s;  // when the node's results leave
     }
   }
-  DOVETAIL_CHECK(out.start_s.size() == graph.nodes.size(), "a schedule of {} nodes of {}", out.start_s.size(),
-                 graph.nodes.size());
+  DOVETAIL_CHECK(out.start_s.size() == graph.nodes.size(), "a schedule of {} nodes of {}",
+                 out.start_s.size(), graph.nodes.size());
   return out;
 }
 
 }  // namespace
 
 Decisions JointProgram::decisions(const std::vector<double>& values) const {
-  const auto chosen = [&](int column) { return column >= 0 && values[static_cast<size_t>(column)] > kHalf; };
-  Decisions out{.gaps = std::vector<Keep>(gaps_.size()), .codec = std::vector<int>(gaps_.size()), .algorithms = only_};
+  const auto chosen = [&](int column) {
+    return column >= 0 && values[static_cast<size_t>(column)] > kHalf;
+  };
+  Decisions out{.gaps = std::vector<Keep>(gaps_.size()),
+                .codec = std::vector<int>(gaps_.size()),
+                .algorithms = only_};
   for (size_t g = 0; g < gaps_.size(); ++g) {
     const GapColumns& gap = columns_[g];
     if (chosen(gap.host)) out.gaps[g] = Keep::kHost;
@@ -52,8 +57,10 @@ Decisions JointProgram::decisions(const std::vector<double>& values) const {
     for (size_t a = 0; a < choice_[n].size(); ++a) {
       if (!chosen(choice_[n][a])) continue;
       out.algorithms[n] = static_cast<int>(a);
-      for (const int t : graph_.nodes[n].algorithms[a].on_host)  // also those that are left out of the program
-        for (const int g : scheduler_.gaps_on_host(static_cast<int>(n), t)) out.gaps[g] = Keep::kHost;
+      for (const int t :
+           graph_.nodes[n].algorithms[a].on_host)  // also those that are left out of the program
+        for (const int g : scheduler_.gaps_on_host(static_cast<int>(n), t))
+          out.gaps[g] = Keep::kHost;
     }
   return out;
 }
@@ -88,7 +95,8 @@ void JointProgram::exclude(const Decisions& decisions) {
   at_most(std::move(same), most);
 }
 
-std::vector<double> JointProgram::point(const Decisions& decisions, const Schedule& schedule) const {
+std::vector<double> JointProgram::point(const Decisions& decisions,
+                                        const Schedule& schedule) const {
   const Stages stages = find_stages(graph_, schedule);
   const auto& actions = schedule.plan.actions;
   const auto& spans = schedule.timeline.actions;
@@ -112,8 +120,10 @@ std::vector<double> JointProgram::point(const Decisions& decisions, const Schedu
   std::vector<int> last(gaps_.size(), -1);
   const auto set_aside = [&](int g) {
     if (last[g] < 0 || actions[last[g]].op == Op::kCompute) return;
-    const auto& aside = actions[last[g]].op == Op::kPrefetch ? columns_[g].fetch_aside : columns_[g].unpack_aside;
-    if (const auto column = aside.find(stages.of_action[last[g]]); column != aside.end()) set(column->second, 1);
+    const auto& aside =
+        actions[last[g]].op == Op::kPrefetch ? columns_[g].fetch_aside : columns_[g].unpack_aside;
+    if (const auto column = aside.find(stages.of_action[last[g]]); column != aside.end())
+      set(column->second, 1);
   };
   std::vector<double> offloaded_s(jobs_.size(), -1);
   for (size_t i = 0; i < actions.size(); ++i) {
@@ -121,11 +131,13 @@ std::vector<double> JointProgram::point(const Decisions& decisions, const Schedu
     const int stage = stages.of_action[i];
     const auto gap_of = [&](int tensor) {
       for (const int g : scheduler_.gaps_of_[tensor])
-        if (!scheduler_.is_moot(decisions, g) && (covers(g, stage) || stage == gaps_[g].to)) return g;
+        if (!scheduler_.is_moot(decisions, g) && (covers(g, stage) || stage == gaps_[g].to))
+          return g;
       return -1;
     };
     if (action.op == Op::kCompute && action.node < stage) {
-      if (const auto run = runs_.find({stage, action.node}); run != runs_.end()) set(run->second, 1);
+      if (const auto run = runs_.find({stage, action.node}); run != runs_.end())
+        set(run->second, 1);
       if (const auto run = run_s_.find({stage, action.node}); run != run_s_.end())
         set(run->second, time(graph_.nodes[action.node].algorithms[action.algorithm].time_s));
       for (const int t : graph_.nodes[action.node].outputs) {
@@ -133,9 +145,9 @@ std::vector<double> JointProgram::point(const Decisions& decisions, const Schedu
         const int g = gap_of(t);
         if (g < 0 || decisions.gaps[g] == Keep::kResident) continue;
         // Made again early it stays; what was unpacked aside is packed no more.
-        if (last[g] < 0
-                ? stage == gaps_[g].to || decisions.gaps[g] == Keep::kAgainEarly
-                : stage == gaps_[g].to && actions[last[g]].op == Op::kDecompress && stages.of_action[last[g]] < stage) {
+        if (last[g] < 0 ? stage == gaps_[g].to || decisions.gaps[g] == Keep::kAgainEarly
+                        : stage == gaps_[g].to && actions[last[g]].op == Op::kDecompress &&
+                              stages.of_action[last[g]] < stage) {
           set_aside(g);
           last[g] = static_cast<int>(i);
         }
@@ -154,7 +166,8 @@ std::vector<double> JointProgram::point(const Decisions& decisions, const Schedu
       for (size_t j = 0; j < jobs_.size(); ++j) {
         const auto& writers = scheduler_.writers_[action.tensor];
         const auto next = std::upper_bound(writers.begin(), writers.end(), jobs_[j].made_by);
-        if (jobs_[j].tensor != action.tensor || stage <= jobs_[j].made_by || (next != writers.end() && stage > *next))
+        if (jobs_[j].tensor != action.tensor || stage <= jobs_[j].made_by ||
+            (next != writers.end() && stage > *next))
           continue;
         offloaded_s[j] = spans[i].end_s;
       }
@@ -164,11 +177,13 @@ std::vector<double> JointProgram::point(const Decisions& decisions, const Schedu
   std::vector<double> job_end_s;
   for (size_t j = 0; j < jobs_.size(); ++j) {
     const int n = jobs_[j].made_by;
-    const double made_s = n < 0 ? 0 : stages.start_s[n] + graph_.nodes[n].algorithms[decisions.algorithms[n]].time_s;
+    const double made_s =
+        n < 0 ? 0 : stages.start_s[n] + graph_.nodes[n].algorithms[decisions.algorithms[n]].time_s;
     stream_s = offloaded_s[j] >= 0 ? offloaded_s[j] : std::max(stream_s, made_s);
     set(jobs_[j].end, time(stream_s));
     job_end_s.push_back(stream_s);
-    if (offloaded_s[j] >= 0 && (jobs_[j].gaps.size() > 1 || jobs_[j].optional)) set(jobs_[j].column, 1);
+    if (offloaded_s[j] >= 0 && (jobs_[j].gaps.size() > 1 || jobs_[j].optional))
+      set(jobs_[j].column, 1);
   }
   for (size_t g = 0; g < gaps_.size(); ++g) {
     const GapColumns& gap = columns_[g];
@@ -179,7 +194,8 @@ std::vector<double> JointProgram::point(const Decisions& decisions, const Schedu
         if (no_copy || job_end_s[gap.job] <= stages.start_s[by_stage]) set(column, 1);
     };
     const bool moot = scheduler_.is_moot(decisions, static_cast<int>(g));
-    if (!moot && decisions.gaps[g] == Keep::kHost && scheduler_.is_read_on_host(decisions, static_cast<int>(g))) {
+    if (!moot && decisions.gaps[g] == Keep::kHost &&
+        scheduler_.is_read_on_host(decisions, static_cast<int>(g))) {
       set_aside(static_cast<int>(g));  // what is fetched in it is for what runs again
       set(gap.host, 1);
       set_ended();
@@ -192,10 +208,14 @@ std::vector<double> JointProgram::point(const Decisions& decisions, const Schedu
     const Action& by = actions[last[g]];
     const int stage = stages.of_action[last[g]];
     if (by.op == Op::kCompute) {
-      const auto lost = std::any_of(gap.unpack_aside.begin(), gap.unpack_aside.end(),
-                                    [&](const auto& aside) { return out[static_cast<size_t>(aside.second)] != 0; });
+      const auto lost = std::any_of(
+          gap.unpack_aside.begin(), gap.unpack_aside.end(),
+          [&](const auto& aside) { return out[static_cast<size_t>(aside.second)] != 0; });
       const auto early = gap.again_early.find(stage);
-      set(lost ? gap.packed[decisions.codec[g]] : early != gap.again_early.end() ? early->second : gap.again, 1);
+      set(lost                             ? gap.packed[decisions.codec[g]]
+          : early != gap.again_early.end() ? early->second
+                                           : gap.again,
+          1);
       continue;
     }
     if (by.op == Op::kDecompress) {

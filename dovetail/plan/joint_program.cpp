@@ -30,8 +30,8 @@ double best_algorithm_s(const GraphNode& node) {
 
 }  // namespace
 
-JointProgram::JointProgram(const Graph& graph, const Scheduler& scheduler, const SolveOptions& options,
-                           double longest_s)
+JointProgram::JointProgram(const Graph& graph, const Scheduler& scheduler,
+                           const SolveOptions& options, double longest_s)
     : graph_(graph),
       scheduler_(scheduler),
       gaps_(scheduler.gaps()),
@@ -72,7 +72,8 @@ void JointProgram::find_tight_stages() {
   for (int n = 0; n < stages_; ++n) {
     const GraphNode& node = graph_.nodes[n];
     int64_t most = 0;
-    for (const Algorithm& algorithm : node.algorithms) most = std::max(most, algorithm.workspace_bytes);
+    for (const Algorithm& algorithm : node.algorithms)
+      most = std::max(most, algorithm.workspace_bytes);
     kept_bytes_.push_back(kept->slot_bytes[n] - node.algorithms[0].workspace_bytes);
     tight_.push_back(kept_bytes_.back() + most > graph_.budget_bytes);
   }
@@ -97,7 +98,8 @@ void JointProgram::leave_out_the_smallest() {
     left_out_[g] = true;
     if (gaps_[g].wraps) bytes_at_start_ -= size;
     // Before its first use a tensor that wraps has two gaps.
-    if (gaps_[g].from < 0 && !gaps_[g].wraps && scheduler_.wrapped_gap(gaps_[g].tensor) >= 0) continue;
+    if (gaps_[g].from < 0 && !gaps_[g].wraps && scheduler_.wrapped_gap(gaps_[g].tensor) >= 0)
+      continue;
     for (int n = 0; n < stages_; ++n)
       if (covers(g, n)) kept_bytes_[n] -= size;
   }
@@ -135,13 +137,16 @@ void JointProgram::add_algorithms() {
              std::pair(algorithms[b].time_s, algorithms[b].workspace_bytes);
     };
     only_[n] = fastest_algorithm(graph_.nodes[n]);
-    std::vector<size_t> of_use;  // no other is as fast with as little, and finds the same on the host
+    std::vector<size_t>
+        of_use;  // no other is as fast with as little, and finds the same on the host
     for (size_t a = 0; a < algorithms.size(); ++a)
       if (may_be_chosen(graph_, scheduler_, n, static_cast<int>(a), options_) &&
           std::none_of(algorithms.begin(), algorithms.end(), [&](const Algorithm& other) {
             const auto b = static_cast<size_t>(&other - algorithms.data());
-            return other.time_s <= algorithms[a].time_s && other.workspace_bytes <= algorithms[a].workspace_bytes &&
-                   other.on_host == algorithms[a].on_host && (before(b, a) || (b < a && !before(a, b)));
+            return other.time_s <= algorithms[a].time_s &&
+                   other.workspace_bytes <= algorithms[a].workspace_bytes &&
+                   other.on_host == algorithms[a].on_host &&
+                   (before(b, a) || (b < a && !before(a, b)));
           }))
         of_use.push_back(a);
     if (of_use.size() < 2) continue;  // it is the fastest
@@ -159,8 +164,10 @@ void JointProgram::add_gaps() {
     if (tensor.bytes < options_.least_bytes || left_out_[g]) continue;
     const bool may_leave = may_be_offloaded(graph_, gaps_[g], options_);
     if (gaps_[g].wraps && !may_leave) continue;
-    // What starts on the host saves the copy of any other gap; what is found there needs no memory, and no copy back.
-    const auto together = gaps_[g].wraps ? scheduler_.gaps_of_[gaps_[g].tensor] : std::vector{static_cast<int>(g)};
+    // What starts on the host saves the copy of any other gap; what is found there needs no memory,
+    // and no copy back.
+    const auto together =
+        gaps_[g].wraps ? scheduler_.gaps_of_[gaps_[g].tensor] : std::vector{static_cast<int>(g)};
     gap.moves = gaps_[g].wraps && bytes_at_start_ > graph_.budget_bytes;
     for (int n = 0; n < stages_; ++n) {
       gap.moves = gap.moves || !on_host(n, gaps_[g].tensor).empty();
@@ -233,7 +240,8 @@ void JointProgram::add_slots(int g) {
 }
 
 void JointProgram::add_jobs() {
-  std::map<std::array<int, 4>, std::vector<int>> versions;  // in the order in which their copies are issued
+  std::map<std::array<int, 4>, std::vector<int>>
+      versions;  // in the order in which their copies are issued
   for (size_t g = 0; g < gaps_.size(); ++g) {
     if (columns_[g].host < 0) continue;
     const int t = gaps_[g].tensor;
@@ -245,7 +253,8 @@ void JointProgram::add_jobs() {
       const auto& list = mutates != 0 ? node.mutates : node.outputs;
       for (place = 0; graph_.root(list[place]) != t;) ++place;
     }
-    if (made_by >= 0 || !gaps_[g].wraps) versions[{made_by, mutates, place, t}].push_back(static_cast<int>(g));
+    if (made_by >= 0 || !gaps_[g].wraps)
+      versions[{made_by, mutates, place, t}].push_back(static_cast<int>(g));
   }
   for (auto& [key, gaps] : versions) {
     // No copy of what starts on the host as it is there, or was changed there.
@@ -311,7 +320,8 @@ void JointProgram::add_runs() {
   for (size_t g = 0; g < gaps_.size(); ++g) {
     GapColumns& gap = columns_[g];
     if (gap.again < 0) continue;
-    at_least({{runs_.at({gaps_[g].to, scheduler_.producer_[gaps_[g].tensor]}), 1}, {gap.again, -1}}, 0);
+    at_least({{runs_.at({gaps_[g].to, scheduler_.producer_[gaps_[g].tensor]}), 1}, {gap.again, -1}},
+             0);
     for (int n = gaps_[g].from + 1; n < gaps_[g].to; ++n) {
       const auto run = runs_.find({n, scheduler_.producer_[gaps_[g].tensor]});
       if (run == runs_.end()) continue;
@@ -337,26 +347,29 @@ void JointProgram::add_choices() {
   }
 }
 
-/// A run again finds what it reads, or is preceded by what makes it so: a fetch or a codec aside from the one at the
-/// gap's end, another run again.
+/// A run again finds what it reads, or is preceded by what makes it so: a fetch or a codec aside
+/// from the one at the gap's end, another run again.
 void JointProgram::add_inputs_of_runs() {
   for (const auto& [key, run] : runs_) {
     const auto [stage, node] = key;
     for (const int t : scheduler_.reads_[node]) {
       const auto of_input = runs_.find({stage, scheduler_.producer_[t]});
       const int g = gap_at(t, stage);
-      if (of_input == runs_.end() && free_runs_.contains({stage, scheduler_.producer_[t]})) continue;
+      if (of_input == runs_.end() && free_runs_.contains({stage, scheduler_.producer_[t]}))
+        continue;
       if (!present(t, stage)) at_least({{of_input->second, 1}, {run, -1}}, 0);
       if (g < 0 || !columns_[g].moves) continue;
       GapColumns& gap = columns_[g];
-      const bool packs = std::any_of(gap.packed.begin(), gap.packed.end(), [](int c) { return c >= 0; });
+      const bool packs =
+          std::any_of(gap.packed.begin(), gap.packed.end(), [](int c) { return c >= 0; });
       if (gap.host >= 0 && !gap.fetch_aside.contains(stage)) {
         gap.fetch_aside[stage] = binary();
         at_least({{gap.host, 1}, {gap.fetch_aside[stage], -1}}, 0);
       }
       if (packs && !gap.unpack_aside.contains(stage)) gap.unpack_aside[stage] = binary();
       Entries there = {{run, -1}, {gap.keep, 1}};
-      Entries made = {{run, -1}};  // >= -1 if it was not made again though that is what becomes of it
+      Entries made = {
+          {run, -1}};  // >= -1 if it was not made again though that is what becomes of it
       for (const Slot& slot : gap.fetches)
         if (slot.first <= stage && !gaps_[g].wraps) there.emplace_back(slot.column, 1);
       for (const auto* aside : {&gap.fetch_aside, &gap.unpack_aside})
@@ -380,7 +393,8 @@ void JointProgram::add_inputs_of_runs() {
     Entries once, lost;
     for (const int column : gap.packed)
       if (column >= 0) once.emplace_back(column, 1);
-    for (const auto& [stage, column] : gap.unpack_aside) once.emplace_back(column, -1), lost.emplace_back(column, -1);
+    for (const auto& [stage, column] : gap.unpack_aside)
+      once.emplace_back(column, -1), lost.emplace_back(column, -1);
     at_least(std::move(once), 0);
     // What was unpacked aside is not packed any more: its reader needs it made again.
     const auto run = runs_.find({gaps_[g].to, scheduler_.producer_[gaps_[g].tensor]});
@@ -389,7 +403,8 @@ void JointProgram::add_inputs_of_runs() {
   }
 }
 
-/// What is made of a lossy copy is no exact copy; and some nodes read none that went through a codec.
+/// What is made of a lossy copy is no exact copy; and some nodes read none that went through a
+/// codec.
 void JointProgram::add_exactness(int node, int stage, int column) {
   const auto& outputs = graph_.nodes[node].outputs;
   const bool unpacked = graph_.nodes[node].reads_unpacked;

@@ -12,26 +12,30 @@
 
 namespace dovetail::plan {
 
-/// The 0-1 program of a step: decisions of every gap in the way of the budget and of every node's algorithm, chosen
-/// together (the joint model of MO-SOS; STR and the like are the same model with techniques switched off).
+/// The 0-1 program of a step: decisions of every gap in the way of the budget and of every node's
+/// algorithm, chosen together (the joint model of MO-SOS; STR and the like are the same model with
+/// techniques switched off).
 ///
-/// Columns, in stages, one a node: binaries of what becomes of a gap; of the stage in which its fetch starts; of the
-/// stage by which its offload has ended; of nodes that run again at a stage; of each node's algorithm. And the clocks:
-/// where a stage begins, where its node starts, where each offload ends. A gap that wraps is two: of the stages before
-/// its tensor's first use, with the fetch, and of those after its last, with the offload if the step wrote it; a tensor
-/// that starts on the host needs no other copy of what it then is.
+/// Columns, in stages, one a node: binaries of what becomes of a gap; of the stage in which its
+/// fetch starts; of the stage by which its offload has ended; of nodes that run again at a stage;
+/// of each node's algorithm. And the clocks: where a stage begins, where its node starts, where
+/// each offload ends. A gap that wraps is two: of the stages before its tensor's first use, with
+/// the fetch, and of those after its last, with the offload if the step wrote it; a tensor that
+/// starts on the host needs no other copy of what it then is.
 ///
-/// Every row is a condition that the schedule of any decisions meets: memory at the start of each node, of each run
-/// again and around each codec; what is run again finds its inputs; the streams do not do two copies at once. So the
-/// program is a relaxation: point() of a schedule is feasible, and no schedule is expected to take less (expected_s)
-/// than the least objective. Random schedules bear that out, and do not prove it. It is not the scheduler itself, which
-/// may need longer for the same decisions. In large steps it is looser still: what is made again finds for nothing what
-/// it depends on through more than a few others, and the smallest storages, together less than a thousandth of the
-/// budget, take no memory between their uses.
+/// Every row is a condition that the schedule of any decisions meets: memory at the start of each
+/// node, of each run again and around each codec; what is run again finds its inputs; the streams
+/// do not do two copies at once. So the program is a relaxation: point() of a schedule is feasible,
+/// and no schedule is expected to take less (expected_s) than the least objective. Random schedules
+/// bear that out, and do not prove it. It is not the scheduler itself, which may need longer for
+/// the same decisions. In large steps it is looser still: what is made again finds for nothing what
+/// it depends on through more than a few others, and the smallest storages, together less than a
+/// thousandth of the budget, take no memory between their uses.
 class JointProgram {
  public:
   /// Only schedules of at most `longest_s` count. `scheduler` must outlive this and be of `graph`.
-  JointProgram(const Graph& graph, const Scheduler& scheduler, const SolveOptions& options, double longest_s);
+  JointProgram(const Graph& graph, const Scheduler& scheduler, const SolveOptions& options,
+               double longest_s);
 
   LinearProgram& program() { return program_; }
   const LinearProgram& program() const { return program_; }
@@ -39,11 +43,12 @@ class JointProgram {
   double seconds(double objective) const { return objective * unit_s_; }
   double objective(double seconds) const { return seconds / unit_s_; }
 
-  /// Whether a gap covers a stage at which not everything fits, or wraps and is of use to others of its tensor; else it
-  /// stays resident here.
+  /// Whether a gap covers a stage at which not everything fits, or wraps and is of use to others of
+  /// its tensor; else it stays resident here.
   bool moves(int gap) const { return columns_[gap].moves; }
   Decisions decisions(const std::vector<double>& values) const;
-  /// The values that a schedule has in the program; feasible if what does not move here is resident there.
+  /// The values that a schedule has in the program; feasible if what does not move here is resident
+  /// there.
   std::vector<double> point(const Decisions& decisions, const Schedule& schedule) const;
   /// From now on these decisions are not a solution.
   void exclude(const Decisions& decisions);
@@ -55,9 +60,9 @@ class JointProgram {
   };
   struct GapColumns {
     bool moves = false;
-    int keep = -1, host = -1, again = -1, job = -1;                    // job: index of the offload, or none
-    std::vector<int> packed;                                           // of each codec, or -1
-    std::vector<Slot> fetches;                                         // the latest first
+    int keep = -1, host = -1, again = -1, job = -1;  // job: index of the offload, or none
+    std::vector<int> packed;                         // of each codec, or -1
+    std::vector<Slot> fetches;                       // the latest first
     std::map<int, int> ended, again_early, fetch_aside, unpack_aside;  // by stage
   };
   struct Job {  // a copy to the host of one version of a storage
@@ -85,7 +90,8 @@ class JointProgram {
   bool covers(int gap, int stage) const { return gaps_[gap].covers(stage); }
   /// Of a gap's stages the first at which its tensor can be fetched for its end.
   int first_fetch(int gap) const { return gaps_[gap].wraps ? 0 : gaps_[gap].from + 1; }
-  /// Whether a tensor may start on the host: then the version that it starts with need not be copied there.
+  /// Whether a tensor may start on the host: then the version that it starts with need not be
+  /// copied there.
   int host_at_start(int tensor) const {
     const int gap = scheduler_.wrapped_gap(tensor);
     return gap < 0 ? -1 : columns_[gap].host;
@@ -139,17 +145,18 @@ class JointProgram {
   const double longest_s_, unit_s_, unit_bytes_;
   LinearProgram program_;
   int stages_ = 0, end_ = -1;
-  std::vector<int> beside_;               // seconds of copies out and in beside computing, where these cost any
-  Entries computing_;                     // of all that is computed, less its seconds
-  double computing_s_ = 0;                // of what is computed in any case, which has no column
-  std::vector<double> soonest_s_;         // of each stage, by the fastest algorithms
-  std::vector<bool> left_out_;            // of each gap: its tensor takes no memory in it
-  std::vector<int64_t> kept_bytes_;       // of each stage, if nothing leaves, without workspace
-  int64_t bytes_at_start_ = 0;            // if nothing starts on the host
-  std::vector<bool> tight_;               // if the largest workspaces do not fit then
-  std::vector<int> begin_, start_;        // clocks of each stage
-  std::vector<std::vector<int>> choice_;  // of each node: a column an algorithm, or -1; empty: one only
-  std::vector<int> only_;                 // the algorithm of a node without choice
+  std::vector<int> beside_;  // seconds of copies out and in beside computing, where these cost any
+  Entries computing_;        // of all that is computed, less its seconds
+  double computing_s_ = 0;   // of what is computed in any case, which has no column
+  std::vector<double> soonest_s_;    // of each stage, by the fastest algorithms
+  std::vector<bool> left_out_;       // of each gap: its tensor takes no memory in it
+  std::vector<int64_t> kept_bytes_;  // of each stage, if nothing leaves, without workspace
+  int64_t bytes_at_start_ = 0;       // if nothing starts on the host
+  std::vector<bool> tight_;          // if the largest workspaces do not fit then
+  std::vector<int> begin_, start_;   // clocks of each stage
+  std::vector<std::vector<int>>
+      choice_;             // of each node: a column an algorithm, or -1; empty: one only
+  std::vector<int> only_;  // the algorithm of a node without choice
   std::vector<GapColumns> columns_;
   std::vector<Job> jobs_;
   std::map<std::pair<int, int>, int> runs_;   // stage, node: the node runs again

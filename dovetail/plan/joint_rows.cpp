@@ -9,18 +9,22 @@
 namespace dovetail::plan {
 namespace {
 
-constexpr int kAllFetchStages = 64;  // stages; above, only the nearest fetches are looked at together
-constexpr int kFetchStarts = 16;     // stages before each reader from which on the fetch stream's load is bounded
-constexpr int kOffloadStarts = 24;   // the same for the offload stream
+constexpr int kAllFetchStages =
+    64;  // stages; above, only the nearest fetches are looked at together
+constexpr int kFetchStarts =
+    16;  // stages before each reader from which on the fetch stream's load is bounded
+constexpr int kOffloadStarts = 24;  // the same for the offload stream
 
 }  // namespace
 
 void JointProgram::add_times() {
   for (int n = 0; n < stages_; ++n) {
-    Entries work = {{start_[n], 1}, {begin_[n], -1}}, compute = {{begin_[n + 1], 1}, {start_[n], -1}};
+    Entries work = {{start_[n], 1}, {begin_[n], -1}},
+            compute = {{begin_[n + 1], 1}, {start_[n], -1}};
     add_algorithm_time(compute, n, -1);
     double least_s = choice_[n].empty() ? graph_.nodes[n].algorithms[only_[n]].time_s : 0;
-    for (auto run = runs_.lower_bound({n, -1}); run != runs_.end() && run->first.first == n; ++run) {
+    for (auto run = runs_.lower_bound({n, -1}); run != runs_.end() && run->first.first == n;
+         ++run) {
       const int p = run->first.second;
       const auto& algorithms = graph_.nodes[p].algorithms;
       if (choice_[p].empty()) {
@@ -49,16 +53,19 @@ void JointProgram::add_times() {
         const double decode_s = size / graph_.codecs[c].decode_bytes_per_s;
         soonest_s = std::min(soonest_s, decode_s);
         latest_s = std::max(latest_s, decode_s);
-        if (gaps_[g].from == n) compute.emplace_back(column, -time(size / graph_.codecs[c].encode_bytes_per_s));
+        if (gaps_[g].from == n)
+          compute.emplace_back(column, -time(size / graph_.codecs[c].encode_bytes_per_s));
         if (gaps_[g].to == n) work.emplace_back(column, -time(decode_s));
       }
       for (const auto& [stage, column] : columns_[g].unpack_aside) {
         if (stage == n) work.emplace_back(column, -time(soonest_s));
-        if (gaps_[g].to == n) work.emplace_back(column, time(latest_s));  // it is not unpacked again
+        if (gaps_[g].to == n)
+          work.emplace_back(column, time(latest_s));  // it is not unpacked again
       }
     }
     for (const Entries* stage : {&work, &compute})
-      computing_.insert(computing_.end(), stage->begin() + 2, stage->end());  // behind the two clocks
+      computing_.insert(computing_.end(), stage->begin() + 2,
+                        stage->end());  // behind the two clocks
     computing_s_ += least_s;
     at_least(std::move(work), 0);
     at_least(std::move(compute), time(least_s));
@@ -68,10 +75,12 @@ void JointProgram::add_times() {
 /// What the chosen algorithm takes, where there is a choice.
 void JointProgram::add_algorithm_time(Entries& out, int node, double sign) const {
   for (size_t a = 0; a < choice_[node].size(); ++a)
-    if (choice_[node][a] >= 0) out.emplace_back(choice_[node][a], sign * time(graph_.nodes[node].algorithms[a].time_s));
+    if (choice_[node][a] >= 0)
+      out.emplace_back(choice_[node][a], sign * time(graph_.nodes[node].algorithms[a].time_s));
 }
 
-/// All fetches that start at stage j or later for readers up to b lie between the two, one after the other.
+/// All fetches that start at stage j or later for readers up to b lie between the two, one after
+/// the other.
 void JointProgram::add_fetch_stream() {
   for (int b = 0; b < stages_; ++b) {
     std::set<int> starts;
@@ -118,10 +127,12 @@ void JointProgram::add_offload_stream() {
     if (job.made_by >= 0) {
       made.emplace_back(start_[job.made_by], -1);
       add_algorithm_time(made, job.made_by, -1);
-      if (choice_[job.made_by].empty()) made_s = graph_.nodes[job.made_by].algorithms[only_[job.made_by]].time_s;
+      if (choice_[job.made_by].empty())
+        made_s = graph_.nodes[job.made_by].algorithms[only_[job.made_by]].time_s;
     }
     at_least(std::move(made), time(made_s));
-    // If `column` is 1, and there is a copy, `stage` starts no earlier than `later_s` after its end.
+    // If `column` is 1, and there is a copy, `stage` starts no earlier than `later_s` after its
+    // end.
     const auto awaited = [&](int stage, int column, double later_s) {
       const double most = time(longest_s_ - soonest_s_[stage]);
       Entries entries = {{start_[stage], 1}, {job.end, -1}, {column, -most - time(later_s)}};
@@ -131,7 +142,8 @@ void JointProgram::add_offload_stream() {
     for (const int g : job.gaps) {
       for (const auto& [stage, column] : columns_[g].ended) awaited(stage, column, 0);
       const bool fetched = on_host(gaps_[g].to, job.tensor).empty();
-      if (!gaps_[g].wraps) awaited(gaps_[g].to, columns_[g].host, fetched ? to_device_s(job.tensor) : 0);
+      if (!gaps_[g].wraps)
+        awaited(gaps_[g].to, columns_[g].host, fetched ? to_device_s(job.tensor) : 0);
     }
     const auto& writers = scheduler_.writers_[job.tensor];
     const auto writer = std::upper_bound(writers.begin(), writers.end(), job.made_by);
@@ -140,15 +152,17 @@ void JointProgram::add_offload_stream() {
   for (size_t g = 0; g < gaps_.size(); ++g) {
     const double fetch_s = to_device_s(gaps_[g].tensor);
     for (const Slot& slot : columns_[g].fetches) both.emplace_back(slot.column, -time(fetch_s));
-    for (const auto& [stage, column] : columns_[g].fetch_aside) both.emplace_back(column, -time(fetch_s));
+    for (const auto& [stage, column] : columns_[g].fetch_aside)
+      both.emplace_back(column, -time(fetch_s));
   }
   add_falling_behind();
   if (!jobs_.empty()) at_least({{end_, 1}, {jobs_.back().end, -1}}, 0);
   if (!graph_.bandwidth.duplex) at_least(std::move(both), 0);
 }
 
-/// What computing falls behind during copies is expected beside the step's end. In each direction copies are one at a
-/// time, so what they take longer than computing stands still they are beside it.
+/// What computing falls behind during copies is expected beside the step's end. In each direction
+/// copies are one at a time, so what they take longer than computing stands still they are beside
+/// it.
 void JointProgram::add_falling_behind() {
   if (graph_.bandwidth.slowdown <= 0) return;
   Entries out = {{end_, 1}}, in = {{end_, 1}};
@@ -156,7 +170,8 @@ void JointProgram::add_falling_behind() {
   for (size_t g = 0; g < gaps_.size(); ++g) {
     const double fetch_s = to_device_s(gaps_[g].tensor);
     for (const Slot& slot : columns_[g].fetches) in.emplace_back(slot.column, -time(fetch_s));
-    for (const auto& [stage, column] : columns_[g].fetch_aside) in.emplace_back(column, -time(fetch_s));
+    for (const auto& [stage, column] : columns_[g].fetch_aside)
+      in.emplace_back(column, -time(fetch_s));
   }
   for (auto* direction : {&out, &in}) {
     const int beside = clock(0, longest_s_);
@@ -179,17 +194,20 @@ int JointProgram::ended_by(const Job& job, int stage) const {
   return -1;
 }
 
-/// All copies to the host of what is made by node k or later that have ended when a stage starts lie between the two,
-/// one after the other. Says in one row what `awaited` says of each copy and, of parts of copies, says only with those.
+/// All copies to the host of what is made by node k or later that have ended when a stage starts
+/// lie between the two, one after the other. Says in one row what `awaited` says of each copy and,
+/// of parts of copies, says only with those.
 void JointProgram::add_offload_load() {
   for (int stage = 0; stage < stages_; ++stage) {
     if (!tight_[stage]) continue;
     std::map<int, Entries> made_by;
     for (const Job& job : jobs_)
-      if (const int column = ended_by(job, stage); column >= 0 && job.made_by < stage && !job.optional)
+      if (const int column = ended_by(job, stage);
+          column >= 0 && job.made_by < stage && !job.optional)
         made_by[job.made_by].emplace_back(column, -time(to_host_s(job.tensor)));
     Entries load = {{start_[stage], 1}};
-    const int apart = stages_ > kAllFetchStages ? 1 + static_cast<int>(made_by.size()) / kOffloadStarts : 1;
+    const int apart =
+        stages_ > kAllFetchStages ? 1 + static_cast<int>(made_by.size()) / kOffloadStarts : 1;
     int left = static_cast<int>(made_by.size());
     for (auto made = made_by.rbegin(); made != made_by.rend(); ++made) {
       load.insert(load.end(), made->second.begin(), made->second.end());
@@ -207,18 +225,21 @@ void JointProgram::add_offload_load() {
   }
 }
 
-/// What a gap's tensor takes at a stage within the gap (of one that starts on the host this is in place of what the gap
-/// from the start of the step counts, where it is kept), of offloads what is under way when the node of stage `leaving`
-/// starts; without runs of stage `before` or later, and fetches of either or later.
+/// What a gap's tensor takes at a stage within the gap (of one that starts on the host this is in
+/// place of what the gap from the start of the step counts, where it is kept), of offloads what is
+/// under way when the node of stage `leaving` starts; without runs of stage `before` or later, and
+/// fetches of either or later.
 void JointProgram::add_resident(Level& out, int g, int before, int leaving) const {
   const GapColumns& gap = columns_[g];
   const double size = mass(bytes(gaps_[g].tensor));
   const bool wraps = gaps_[g].wraps, after_use = wraps && before > gaps_[g].from;
   out.entries.emplace_back(gap.keep, size);
   for (size_t c = 0; c < gap.packed.size(); ++c)
-    if (gap.packed[c] >= 0) out.entries.emplace_back(gap.packed[c], packed_mass(g, static_cast<int>(c)));
+    if (gap.packed[c] >= 0)
+      out.entries.emplace_back(gap.packed[c], packed_mass(g, static_cast<int>(c)));
   for (const Slot& slot : gap.fetches)
-    if (slot.last < std::min(before, leaving) && !after_use) out.entries.emplace_back(slot.column, size);
+    if (slot.last < std::min(before, leaving) && !after_use)
+      out.entries.emplace_back(slot.column, size);
   for (const auto& [stage, column] : gap.again_early)
     if (stage < before) out.entries.emplace_back(column, size);
   double most = 0;  // packed, until it is unpacked aside
@@ -237,8 +258,8 @@ double JointProgram::packed_mass(int gap, int codec) const {
   return mass(static_cast<double>(graph_.packed_bytes(gaps_[gap].tensor, codec)));
 }
 
-/// What is held while the node of a stage runs, without its workspace: when it starts if `leaving` is that stage, when
-/// it ends if that is the next one.
+/// What is held while the node of a stage runs, without its workspace: when it starts if `leaving`
+/// is that stage, when it ends if that is the next one.
 JointProgram::Level JointProgram::level_at(int stage, int leaving) const {
   Level out{.bytes = kept_bytes_[stage]};
   for (size_t g = 0; g < gaps_.size(); ++g) {
@@ -249,9 +270,10 @@ JointProgram::Level JointProgram::level_at(int stage, int leaving) const {
   return out;
 }
 
-/// What is held at least before the node of a stage runs, with the first `brought` of what it reads there; without the
-/// storages of `not_counted` and those that the node may find on the host.
-JointProgram::Level JointProgram::level_before(int stage, size_t brought, const std::vector<int>& not_counted) const {
+/// What is held at least before the node of a stage runs, with the first `brought` of what it reads
+/// there; without the storages of `not_counted` and those that the node may find on the host.
+JointProgram::Level JointProgram::level_before(int stage, size_t brought,
+                                               const std::vector<int>& not_counted) const {
   Level out{.bytes = kept_bytes_[stage]};
   for (const int t : graph_.nodes[stage].outputs)
     if (graph_.tensors[t].alias_of < 0) out.bytes -= graph_.tensors[t].bytes;
@@ -261,8 +283,9 @@ JointProgram::Level JointProgram::level_before(int stage, size_t brought, const 
   for (size_t g = 0; g < gaps_.size(); ++g) {
     const int t = gaps_[g].tensor;
     if (gaps_[g].to == stage && !on_host(stage, t).empty()) continue;
-    const bool ends = gaps_[g].to == stage && std::find(reads.begin(), reads.begin() + static_cast<int64_t>(brought),
-                                                        t) == reads.begin() + static_cast<int64_t>(brought);
+    const bool ends = gaps_[g].to == stage &&
+                      std::find(reads.begin(), reads.begin() + static_cast<int64_t>(brought), t) ==
+                          reads.begin() + static_cast<int64_t>(brought);
     if (!columns_[g].moves || !(ends || covers(static_cast<int>(g), stage))) continue;
     out.bytes -= graph_.tensors[t].bytes;
     if (!contains(not_counted, t)) add_resident(out, static_cast<int>(g), stage, stage);
@@ -274,7 +297,8 @@ JointProgram::Level JointProgram::level_before(int stage, size_t brought, const 
 void JointProgram::add_budget(Level level) {
   double most = mass(static_cast<double>(level.bytes));
   for (const auto& [column, value] : level.entries) most += std::max(value, 0.0);
-  if (most > kUnits) at_most(std::move(level.entries), kUnits - mass(static_cast<double>(level.bytes)));
+  if (most > kUnits)
+    at_most(std::move(level.entries), kUnits - mass(static_cast<double>(level.bytes)));
 }
 
 void JointProgram::add_memory_of_node(int node, Level level) {
@@ -282,7 +306,8 @@ void JointProgram::add_memory_of_node(int node, Level level) {
   if (choice_[node].empty()) level.bytes += algorithms[only_[node]].workspace_bytes;
   for (size_t a = 0; a < choice_[node].size(); ++a)
     if (choice_[node][a] >= 0)
-      level.entries.emplace_back(choice_[node][a], mass(static_cast<double>(graph_.extra_bytes(algorithms[a]))));
+      level.entries.emplace_back(choice_[node][a],
+                                 mass(static_cast<double>(graph_.extra_bytes(algorithms[a]))));
   add_budget(std::move(level));
 }
 
@@ -301,7 +326,8 @@ void JointProgram::add_memory() {
     double fetched = 0;
     for (size_t g = 0; g < gaps_.size(); ++g)
       for (const Slot& slot : columns_[g].fetches)
-        if (slot.last == n && covers(static_cast<int>(g), n)) fetched += mass(bytes(gaps_[g].tensor));
+        if (slot.last == n && covers(static_cast<int>(g), n))
+          fetched += mass(bytes(gaps_[g].tensor));
     if (fetched == 0) continue;
     Level at_end = level_at(n, n + 1);
     for (const int g : scheduler_.gaps_from_[n + 1])
@@ -347,7 +373,8 @@ void JointProgram::add_memory_of_run(int node, int stage, int column) {
 /// A storage is there in both forms while a codec works.
 void JointProgram::add_memory_of_codecs(int g) {
   const GapColumns& gap = columns_[g];
-  if (std::all_of(gap.packed.begin(), gap.packed.end(), [](int column) { return column < 0; })) return;
+  if (std::all_of(gap.packed.begin(), gap.packed.end(), [](int column) { return column < 0; }))
+    return;
   const auto [tensor, from, to, wraps] = gaps_[g];
   Level after = level_at(from, from + 1);
   for (const int earlier : scheduler_.gaps_from_[from + 1]) {
@@ -357,14 +384,16 @@ void JointProgram::add_memory_of_codecs(int g) {
     add_resident(after, earlier, 0, stages_);
   }
   const auto& reads = scheduler_.reads_[to];
-  const auto place = static_cast<size_t>(std::find(reads.begin(), reads.end(), tensor) - reads.begin());
+  const auto place =
+      static_cast<size_t>(std::find(reads.begin(), reads.end(), tensor) - reads.begin());
   Level before = level_before(to, place, {});
   for (size_t c = 0; c < gap.packed.size(); ++c) {
     if (gap.packed[c] < 0) continue;
     after.entries.emplace_back(gap.packed[c], packed_mass(g, static_cast<int>(c)));
     before.entries.emplace_back(gap.packed[c], mass(bytes(tensor)));
   }
-  for (const auto& [stage, column] : gap.unpack_aside) before.entries.emplace_back(column, -mass(bytes(tensor)));
+  for (const auto& [stage, column] : gap.unpack_aside)
+    before.entries.emplace_back(column, -mass(bytes(tensor)));
   add_budget(std::move(after));
   add_budget(std::move(before));
 }

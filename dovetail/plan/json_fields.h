@@ -14,16 +14,18 @@
 
 namespace dovetail::plan {
 
-/// The keys of one object of a file, read with errors that name the place: "graph.json: nodes[3]: time is \"fast\",
-/// not a number".
+/// The keys of one object of a file, read with errors that name the place: "graph.json: nodes[3]:
+/// time is \"fast\", not a number".
 class Fields {
  public:
-  Fields(const nlohmann::json& json, std::string where, std::initializer_list<std::string_view> known)
+  Fields(const nlohmann::json& json, std::string where,
+         std::initializer_list<std::string_view> known)
       : json_(json), where_(std::move(where)) {
     user_check(json.is_object(), "{}: not an object", where_);
     for (const auto& item : json.items())
       user_check(std::find(known.begin(), known.end(), item.key()) != known.end(),
-                 "{}: unknown key \"{}\"; valid are {}", where_, item.key(), fmt::join(known, ", "));
+                 "{}: unknown key \"{}\"; valid are {}", where_, item.key(),
+                 fmt::join(known, ", "));
   }
 
   const std::string& where() const { return where_; }
@@ -47,7 +49,8 @@ class Fields {
     const nlohmann::json& found = at(key);
     user_check(found.is_number(), "{}: {} is {}, not a number", where_, key, found.dump());
     const auto value = found.get<double>();
-    user_check(std::isfinite(value) && value >= 0, "{}: {} is {}; it must not be negative", where_, key, value);
+    user_check(std::isfinite(value) && value >= 0, "{}: {} is {}; it must not be negative", where_,
+               key, value);
     return value;
   }
   double rate(const char* key) const {
@@ -58,12 +61,14 @@ class Fields {
   int64_t bytes(const char* key, double most = 4e18) const {
     const double value = number(key);
     user_check(value == std::floor(value), "{}: {} is {}, not a whole number", where_, key, value);
-    user_check(value <= most, "{}: {} is {:.4g} bytes; up to {:.4g} are planned", where_, key, value, most);
+    user_check(value <= most, "{}: {} is {:.4g} bytes; up to {:.4g} are planned", where_, key,
+               value, most);
     return static_cast<int64_t>(value);
   }
   bool flag(const char* key, bool otherwise) const {
     if (!has(key)) return otherwise;
-    user_check(json_[key].is_boolean(), "{}: {} is {}, neither true nor false", where_, key, json_[key].dump());
+    user_check(json_[key].is_boolean(), "{}: {} is {}, neither true nor false", where_, key,
+               json_[key].dump());
     return json_[key].get<bool>();
   }
   void version_1() const {

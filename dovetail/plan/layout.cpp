@@ -26,7 +26,8 @@ class Arranger {
     double soonest_s = std::numeric_limits<double>::infinity();
     for (int a = end_ - 1; a >= 0; --a) {
       const Op op = plan.actions[a].op;
-      if (computes(op) || op == Op::kPrefetch) soonest_s = std::min(soonest_s, timeline.actions[a].start_s);
+      if (computes(op) || op == Op::kPrefetch)
+        soonest_s = std::min(soonest_s, timeline.actions[a].start_s);
       no_sooner_s_[a] = soonest_s;
     }
   }
@@ -36,7 +37,8 @@ class Arranger {
     std::vector<bool> away(graph_.tensors.size());
     for (const int t : plan_.starts_on_host) away[t] = true;
     for (size_t t = 0; t < graph_.tensors.size(); ++t)
-      if (resident_at_start(graph_.tensors[t].kind) && !away[t]) home[t] = open(static_cast<int>(t), -1);
+      if (resident_at_start(graph_.tensors[t].kind) && !away[t])
+        home[t] = open(static_cast<int>(t), -1);
     home_ = home;
     for (int a = 0; a < end_; ++a) visit(a);
     for (Held& held : held_)
@@ -47,7 +49,8 @@ class Arranger {
     for (const Held& held : held_) blocks.push_back({held.block.bytes, held.block.spans, anywhere});
     const Packing packing = pack(blocks, graph_.budget_bytes - graph_.base_bytes);
     const auto offset = [&](int block) { return block < 0 ? -1 : packing.offsets[block]; };
-    Layout out{.bytes = packing.bytes, .outputs = std::vector<std::vector<int64_t>>(plan_.actions.size())};
+    Layout out{.bytes = packing.bytes,
+               .outputs = std::vector<std::vector<int64_t>>(plan_.actions.size())};
     for (const int block : home) out.home.push_back(offset(block));
     for (int a = 0; a < end_; ++a) {
       out.result.push_back(offset(target_[a]));
@@ -65,8 +68,9 @@ class Arranger {
   };
 
   bool sizes_are_planned() const {
-    return std::all_of(graph_.tensors.begin(), graph_.tensors.end(),
-                       [](const GraphTensor& tensor) { return tensor.bytes == planned_bytes(tensor.bytes); });
+    return std::all_of(graph_.tensors.begin(), graph_.tensors.end(), [](const GraphTensor& tensor) {
+      return tensor.bytes == planned_bytes(tensor.bytes);
+    });
   }
 
   /// A span of the tensor's memory that begins with action `from`.
@@ -87,7 +91,8 @@ class Arranger {
       case Op::kCompute: {
         const GraphNode& node = graph_.nodes[action.node];
         for (const int t : node.outputs) outputs_[a].push_back(open(t, a));
-        if (const int64_t workspace = node.algorithms[action.algorithm].workspace_bytes; workspace > 0) {
+        if (const int64_t workspace = node.algorithms[action.algorithm].workspace_bytes;
+            workspace > 0) {
           target_[a] = static_cast<int>(held_.size());
           held_.push_back({.block = {.bytes = workspace, .spans = {{a, a + 1}}}});
         }
@@ -102,7 +107,8 @@ class Arranger {
       case Op::kFree: {
         Held& held = held_[block_of_[action.tensor]];
         const int until = held.block.spans.back().second = free_from(a);
-        if (offload_of_[action.tensor] >= 0) held.left.emplace_back(offload_of_[action.tensor], until);
+        if (offload_of_[action.tensor] >= 0)
+          held.left.emplace_back(offload_of_[action.tensor], until);
         offload_of_[action.tensor] = -1;
         break;
       }
@@ -110,7 +116,8 @@ class Arranger {
         break;
       case Op::kCompress:
         target_[a] = packed_of_[action.tensor] = static_cast<int>(held_.size());
-        held_.push_back({.block = {.bytes = graph_.packed_bytes(action.tensor, action.codec), .spans = {{a, -1}}}});
+        held_.push_back({.block = {.bytes = graph_.packed_bytes(action.tensor, action.codec),
+                                   .spans = {{a, -1}}}});
         break;
       case Op::kDecompress:
         target_[a] = open(action.tensor, a);
@@ -121,8 +128,8 @@ class Arranger {
     }
   }
 
-  /// The first action that may have what the free `a` gives back: bytes are charged until it ends on the clock of the
-  /// simulation, so that neither this one nor any listed later starts before.
+  /// The first action that may have what the free `a` gives back: bytes are charged until it ends
+  /// on the clock of the simulation, so that neither this one nor any listed later starts before.
   int free_from(int a) const {
     const double end_s = timeline_.actions[a].end_s;
     const auto until = std::partition_point(no_sooner_s_.begin() + a + 1, no_sooner_s_.end(),
@@ -130,7 +137,8 @@ class Arranger {
     return static_cast<int>(until - no_sooner_s_.begin());
   }
 
-  /// Who takes a place that a copy to the host leaves waits for that copy: on a real clock it may be late.
+  /// Who takes a place that a copy to the host leaves waits for that copy: on a real clock it may
+  /// be late.
   std::vector<std::vector<int>> waits(const Packing& packing) const {
     std::vector<std::vector<int>> out(plan_.actions.size());
     for (size_t b = 0; b < held_.size(); ++b)
@@ -160,7 +168,8 @@ class Arranger {
   std::vector<int> home_;
   std::vector<int> target_;
   std::vector<std::vector<int>> outputs_;
-  std::vector<double> no_sooner_s_;  // than this does an action take a place, or any listed after it
+  std::vector<double>
+      no_sooner_s_;  // than this does an action take a place, or any listed after it
 };
 
 }  // namespace

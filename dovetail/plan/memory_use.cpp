@@ -57,7 +57,9 @@ class UseLedger {
   static int64_t tick(double time_s) { return std::llround(time_s * 1e12); }
 
   int64_t bytes(int tensor) const { return graph_.tensors[tensor].bytes; }
-  void change(double time_s, int tensor, int64_t bytes) { changes_.push_back({time_s, purposes_[tensor], bytes}); }
+  void change(double time_s, int tensor, int64_t bytes) {
+    changes_.push_back({time_s, purposes_[tensor], bytes});
+  }
 
   void visit(int a) {
     const Action& action = plan_.actions[a];
@@ -82,7 +84,8 @@ class UseLedger {
         changes_.push_back({span.start_s, Purpose::kCompressed, graph_.packed_bytes(t, codec_[t])});
         return;
       case Op::kOffload:
-        read_until_s_[t] = span.end_s;  // on a real clock a copy may end after the free that follows it
+        read_until_s_[t] =
+            span.end_s;  // on a real clock a copy may end after the free that follows it
         return;
       case Op::kFree:
         return change(std::max(span.end_s, read_until_s_[t]), t, -bytes(t));
@@ -125,19 +128,23 @@ std::vector<Purpose> purposes_of(const Graph& graph) {
     }
   }
   for (const GraphNode& node : graph.nodes) {
-    const bool updates = std::any_of(node.mutates.begin(), node.mutates.end(),
-                                     [&](int t) { return may_start_on_host(graph.tensors[graph.root(t)].kind); });
+    const bool updates = std::any_of(node.mutates.begin(), node.mutates.end(), [&](int t) {
+      return may_start_on_host(graph.tensors[graph.root(t)].kind);
+    });
     if (!updates) continue;
     for (const int t : node.inputs)
-      if (graph.tensors[graph.root(t)].kind == TensorKind::kGrad) out[graph.root(t)] = Purpose::kGradients;
+      if (graph.tensors[graph.root(t)].kind == TensorKind::kGrad)
+        out[graph.root(t)] = Purpose::kGradients;
   }
   return out;
 }
 
 int64_t MemoryUse::total() const { return std::accumulate(bytes.begin(), bytes.end(), int64_t{0}); }
 
-std::vector<MemoryUse> memory_use(const Graph& graph, const Plan& plan, std::span<const Timeline::Span> actions) {
-  DOVETAIL_CHECK(actions.size() == plan.actions.size(), "{} spans of {} actions", actions.size(), plan.actions.size());
+std::vector<MemoryUse> memory_use(const Graph& graph, const Plan& plan,
+                                  std::span<const Timeline::Span> actions) {
+  DOVETAIL_CHECK(actions.size() == plan.actions.size(), "{} spans of {} actions", actions.size(),
+                 plan.actions.size());
   return UseLedger(graph, plan, actions).over_time();
 }
 
@@ -153,7 +160,8 @@ std::vector<MemoryUse> thin_out(const std::vector<MemoryUse>& use, size_t most) 
   const double end_s = use.back().time_s;
   size_t piece = 0;
   for (const MemoryUse& at : use) {
-    const auto here = static_cast<size_t>(static_cast<double>(most - 1) * (end_s > 0 ? at.time_s / end_s : 0));
+    const auto here =
+        static_cast<size_t>(static_cast<double>(most - 1) * (end_s > 0 ? at.time_s / end_s : 0));
     if (out.empty() || here > piece) {
       out.push_back(at);
       piece = here;

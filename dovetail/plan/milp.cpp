@@ -33,24 +33,27 @@ constexpr double kGrace = 0.1, kGraceSeconds = 2;
 constexpr int kNotLoaded = 127;  // the loader's exit status
 constexpr std::chrono::milliseconds kExit(2000), kExitPoll(1);
 
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
 
 /// The child process and our end of the socket to it. What is left of it when this ends is killed.
 class Child {
  public:
   explicit Child(const std::filesystem::path& program) : program_(program) {
     std::array<int, 2> ends{};
-    user_check(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) == 0, "no socket for {}: {}",
-               program.string(), std::strerror(errno));
+    user_check(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) == 0,
+               "no socket for {}: {}", program.string(), std::strerror(errno));
     socket_ = ends[0];
     const int error = spawn(ends[1]);
     close(ends[1]);
     if (error == 0) return;
     close(socket_);
-    throw UserError(
-        fmt::format("cannot start {}, which solves integer programs: {}", program.string(), std::strerror(error)),
-        "it belongs to dovetail: in a source tree `./dev build dovetail-milp` makes it, else install "
-        "dovetail again");
+    throw UserError(fmt::format("cannot start {}, which solves integer programs: {}",
+                                program.string(), std::strerror(error)),
+                    "it belongs to dovetail: in a source tree `./dev build dovetail-milp` makes "
+                    "it, else install "
+                    "dovetail again");
   }
   ~Child() {
     close(socket_);
@@ -61,15 +64,19 @@ class Child {
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
-  /// Sends what is left in `out` and appends what comes to `in`, waiting `wait_s` at most for the socket to be ready
-  /// for either. False when the child has closed it.
-  bool exchange(std::vector<uint8_t>& out, size_t& sent, std::vector<uint8_t>& in, double wait_s) const {
+  /// Sends what is left in `out` and appends what comes to `in`, waiting `wait_s` at most for the
+  /// socket to be ready for either. False when the child has closed it.
+  bool exchange(std::vector<uint8_t>& out, size_t& sent, std::vector<uint8_t>& in,
+                double wait_s) const {
     const bool sending = sent < out.size();
-    pollfd ready{.fd = socket_, .events = static_cast<int16_t>(sending ? POLLIN | POLLOUT : POLLIN), .revents = 0};
+    pollfd ready{.fd = socket_,
+                 .events = static_cast<int16_t>(sending ? POLLIN | POLLOUT : POLLIN),
+                 .revents = 0};
     poll(&ready, 1, static_cast<int>(std::clamp(1000 * wait_s, 0.0, 1e6)) + 1);
     if (sending && (ready.revents & POLLOUT) != 0) {
       // Without SIGPIPE, and without waiting for a child that does not read.
-      const ssize_t now = ::send(socket_, out.data() + sent, out.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+      const ssize_t now =
+          ::send(socket_, out.data() + sent, out.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
       if (now > 0) sent += static_cast<size_t>(now);
     }
     if ((ready.revents & (POLLIN | POLLHUP | POLLERR)) == 0) return true;
@@ -84,12 +91,14 @@ class Child {
     const auto begin = Clock::now();
     while (!reap(WNOHANG) && Clock::now() - begin < kExit) std::this_thread::sleep_for(kExitPoll);
     if (pid_ == 0 && WIFEXITED(status_) && WEXITSTATUS(status_) == kNotLoaded)
-      throw UserError(fmt::format("{}, which solves integer programs, does not load its libraries", program_.string()),
+      throw UserError(fmt::format("{}, which solves integer programs, does not load its libraries",
+                                  program_.string()),
                       "it needs HiGHS: pip install 'highsbox==1.15.*' beside dovetail");
     DOVETAIL_CHECK(pid_ == 0, "{} sends no more and does not end", program_.string());
-    DOVETAIL_CHECK(!WIFSIGNALED(status_), "{} was killed by signal {} ({})", program_.string(), WTERMSIG(status_),
-                   strsignal(WTERMSIG(status_)));
-    DOVETAIL_CHECK(false, "{} ended without an answer, exit status {}", program_.string(), WEXITSTATUS(status_));
+    DOVETAIL_CHECK(!WIFSIGNALED(status_), "{} was killed by signal {} ({})", program_.string(),
+                   WTERMSIG(status_), strsignal(WTERMSIG(status_)));
+    DOVETAIL_CHECK(false, "{} ended without an answer, exit status {}", program_.string(),
+                   WEXITSTATUS(status_));
   }
 
  private:
@@ -108,7 +117,8 @@ class Child {
     return error;
   }
 
-  /// True when the child has ended and is gone from the system's table; its number may be another's from then on.
+  /// True when the child has ended and is gone from the system's table; its number may be another's
+  /// from then on.
   bool reap(int flags) {
     pid_t ended = 0;
     while ((ended = waitpid(pid_, &status_, flags)) < 0 && errno == EINTR) {
@@ -125,7 +135,8 @@ class Child {
   int status_ = 0;
 };
 
-nlohmann::json to_message(const LinearProgram& program, const MilpOptions& options, bool is_linear, bool with_start) {
+nlohmann::json to_message(const LinearProgram& program, const MilpOptions& options, bool is_linear,
+                          bool with_start) {
   nlohmann::json message = {
       {"time_limit_s", options.time_limit_s},
       {"relative_gap", options.relative_gap},
@@ -164,7 +175,8 @@ class Answer {
   bool take(const nlohmann::json& message) {
     const std::string status = message.value("status", "");
     DOVETAIL_CHECK(status != "error", "dovetail-milp: {}", message.value("message", ""));
-    DOVETAIL_CHECK(status != "unbounded", "an integer program of {} columns and {} rows has no least value",
+    DOVETAIL_CHECK(status != "unbounded",
+                   "an integer program of {} columns and {} rows has no least value",
                    program_.columns(), program_.rows());
     result_.bound = message.at("bound").get<double>();
     result_.nodes = message.at("nodes").get<int64_t>();
@@ -181,7 +193,8 @@ class Answer {
       result_.bound = exact ? result_.objective : std::min(result_.bound, result_.objective);
       const double distance = result_.objective - result_.bound;
       result_.gap = distance == 0 ? 0 : distance / std::abs(result_.objective);
-      result_.status = optimal_ || result_.gap <= relative_gap ? MilpResult::kOptimal : MilpResult::kFeasible;
+      result_.status =
+          optimal_ || result_.gap <= relative_gap ? MilpResult::kOptimal : MilpResult::kFeasible;
     } else if (infeasible_) {
       result_.status = MilpResult::kInfeasible;
       result_.bound = LinearProgram::kInfinity;
@@ -199,12 +212,15 @@ class Answer {
 MilpResult solve_linear(const LinearProgram& program, const MilpOptions& options) {
   const auto begin = Clock::now();
   const double deadline_s = (1 + kGrace) * options.time_limit_s + kGraceSeconds;
-  const bool is_linear = options.relax || std::ranges::find(program.integer, 1) == program.integer.end();
+  const bool is_linear =
+      options.relax || std::ranges::find(program.integer, 1) == program.integer.end();
   Answer answer(program, is_linear);
   if (program.start) answer.offer(*program.start);
 
-  Child child(options.program.empty() ? module_path("../bin/dovetail-milp").lexically_normal() : options.program);
-  std::vector<uint8_t> out = milp::to_bytes(to_message(program, options, is_linear, program.start && !is_linear));
+  Child child(options.program.empty() ? module_path("../bin/dovetail-milp").lexically_normal()
+                                      : options.program);
+  std::vector<uint8_t> out =
+      milp::to_bytes(to_message(program, options, is_linear, program.start && !is_linear));
   std::vector<uint8_t> in;
   size_t sent = 0;
   while (seconds_since(begin) < deadline_s) {
@@ -218,9 +234,11 @@ MilpResult solve_linear(const LinearProgram& program, const MilpOptions& options
 
 }  // namespace
 
-int LinearProgram::add_column(double column_cost, double column_lower, double column_upper, bool is_integer) {
-  DOVETAIL_CHECK(std::isfinite(column_cost) && !std::isnan(column_lower) && !std::isnan(column_upper),
-                 "column {}: cost {} in [{}, {}]", columns(), column_cost, column_lower, column_upper);
+int LinearProgram::add_column(double column_cost, double column_lower, double column_upper,
+                              bool is_integer) {
+  DOVETAIL_CHECK(
+      std::isfinite(column_cost) && !std::isnan(column_lower) && !std::isnan(column_upper),
+      "column {}: cost {} in [{}, {}]", columns(), column_cost, column_lower, column_upper);
   cost.push_back(column_cost);
   lower.push_back(column_lower);
   upper.push_back(column_upper);
@@ -228,13 +246,15 @@ int LinearProgram::add_column(double column_cost, double column_lower, double co
   return columns() - 1;
 }
 
-int LinearProgram::add_row(double lowest, double highest, std::vector<std::pair<int, double>> entries) {
-  DOVETAIL_CHECK(!std::isnan(lowest) && !std::isnan(highest), "row {} in [{}, {}]", rows(), lowest, highest);
+int LinearProgram::add_row(double lowest, double highest,
+                           std::vector<std::pair<int, double>> entries) {
+  DOVETAIL_CHECK(!std::isnan(lowest) && !std::isnan(highest), "row {} in [{}, {}]", rows(), lowest,
+                 highest);
   std::ranges::stable_sort(entries, {}, &std::pair<int, double>::first);
   for (size_t e = 0; e < entries.size(); ++e) {
     const auto [column, coefficient] = entries[e];
-    DOVETAIL_CHECK(column >= 0 && column < columns() && std::isfinite(coefficient), "row {}: {} of column {} of {}",
-                   rows(), coefficient, column, columns());
+    DOVETAIL_CHECK(column >= 0 && column < columns() && std::isfinite(coefficient),
+                   "row {}: {} of column {} of {}", rows(), coefficient, column, columns());
     if (e > 0 && entries[e - 1].first == column) {
       value.back() += coefficient;
       continue;
@@ -272,18 +292,21 @@ double LinearProgram::violation(const std::vector<double>& values) const {
 
 MilpResult solve_milp(const LinearProgram& program, const MilpOptions& options) {
   DOVETAIL_CHECK(options.time_limit_s >= 0 && options.relative_gap >= 0 && options.threads >= 1,
-                 "time limit {} s, gap {}, {} threads", options.time_limit_s, options.relative_gap, options.threads);
+                 "time limit {} s, gap {}, {} threads", options.time_limit_s, options.relative_gap,
+                 options.threads);
   if (program.start) {
-    DOVETAIL_CHECK(program.start->size() == program.cost.size(), "a start of {} values for {} columns",
-                   program.start->size(), program.cost.size());
-    DOVETAIL_CHECK(program.violation(*program.start) <= kMilpTolerance, "the start breaks the program by {}",
-                   program.violation(*program.start));
+    DOVETAIL_CHECK(program.start->size() == program.cost.size(),
+                   "a start of {} values for {} columns", program.start->size(),
+                   program.cost.size());
+    DOVETAIL_CHECK(program.violation(*program.start) <= kMilpTolerance,
+                   "the start breaks the program by {}", program.violation(*program.start));
   }
   if (!options.cutoff) return solve_linear(program, options);
   LinearProgram limited = program;
   std::vector<std::pair<int, double>> entries;
   for (int c = 0; c < program.columns(); ++c)
-    if (program.cost[static_cast<size_t>(c)] != 0) entries.emplace_back(c, program.cost[static_cast<size_t>(c)]);
+    if (program.cost[static_cast<size_t>(c)] != 0)
+      entries.emplace_back(c, program.cost[static_cast<size_t>(c)]);
   limited.add_row(-LinearProgram::kInfinity, *options.cutoff - program.offset, entries);
   if (limited.start && limited.violation(*limited.start) > kMilpTolerance) limited.start.reset();
   return solve_linear(limited, options);

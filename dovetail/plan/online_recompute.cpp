@@ -15,14 +15,17 @@
 namespace dovetail::plan {
 namespace {
 
-constexpr int64_t kLeastFreed = 4096;      // bytes: less is not worth an operation
-constexpr int64_t kFreedAtOnce = 4 << 20;  // bytes: the process gives memory back once that much was freed
-constexpr int64_t kMostAgain = 10;  // runs for each recorded operation: with more the limit is too low to be reached
+constexpr int64_t kLeastFreed = 4096;  // bytes: less is not worth an operation
+constexpr int64_t kFreedAtOnce =
+    4 << 20;  // bytes: the process gives memory back once that much was freed
+constexpr int64_t kMostAgain =
+    10;  // runs for each recorded operation: with more the limit is too low to be reached
 
 /// Maximum bytes that an operation allocates at a time.
 int64_t peak_of(const std::vector<MemoryEvent>& events) {
   int64_t now = 0, peak = 0;
-  for (const MemoryEvent& event : events) peak = std::max(peak, now += event.ends ? -event.bytes : event.bytes);
+  for (const MemoryEvent& event : events)
+    peak = std::max(peak, now += event.ends ? -event.bytes : event.bytes);
   return peak;
 }
 
@@ -30,7 +33,8 @@ int64_t peak_of(const std::vector<MemoryEvent>& events) {
 
 void OnlineRecompute::add(const at::Tensor& tensor, bool made) {
   const auto bytes = static_cast<int64_t>(tensor.storage().nbytes());
-  entries_.push_back({.impl = tensor.storage().getWeakStorageImpl(), .bytes = bytes, .made = made, .used = now_});
+  entries_.push_back(
+      {.impl = tensor.storage().getWeakStorageImpl(), .bytes = bytes, .made = made, .used = now_});
   readers_.emplace_back();
   if (!made) found_bytes_ += bytes;
 }
@@ -62,7 +66,8 @@ void OnlineRecompute::before(const CapturedOperation& operation) {
   const size_t index = runs_.size();
   const bool known = limit_.previous != nullptr && index < limit_.previous->operations.size() &&
                      limit_.previous->operations[index].name == operation.name;
-  const int64_t need = known ? peak_of(limit_.previous->operations[index].memory) : most_[operation.name];
+  const int64_t need =
+      known ? peak_of(limit_.previous->operations[index].memory) : most_[operation.name];
   kept_before_ = held_bytes(/*everything_kept=*/true);
   keep_all_bytes_ = std::max(keep_all_bytes_, kept_before_ + need);
   make_room(need);
@@ -72,16 +77,18 @@ void OnlineRecompute::before(const CapturedOperation& operation) {
 void OnlineRecompute::after(bool gives_memory) {
   const CapturedOperation& operation = step_.operations.back();
   const int index = static_cast<int>(runs_.size());
-  Run& run =
-      runs_.emplace_back(Run{.random = operation.random ? random_ : at::Tensor(), .bytes = peak_of(operation.memory)});
+  Run& run = runs_.emplace_back(
+      Run{.random = operation.random ? random_ : at::Tensor(), .bytes = peak_of(operation.memory)});
   most_[operation.name] = std::max(most_[operation.name], run.bytes);
-  keep_all_bytes_ = std::max({keep_all_bytes_, kept_before_ + run.bytes, held_bytes(/*everything_kept=*/true)});
+  keep_all_bytes_ =
+      std::max({keep_all_bytes_, kept_before_ + run.bytes, held_bytes(/*everything_kept=*/true)});
   for (const int written : operation.writes) {
     for (const int s : lost_by_writing(written)) {
       Entry& entry = entries_[s];
       if (entry.is_held() && !entry.is_there())
         throw UserError(
-            fmt::format("plan: {} changes {} unseen, which {} is made from: a recorded step within a budget "
+            fmt::format("plan: {} changes {} unseen, which {} is made from: a recorded step within "
+                        "a budget "
                         "cannot make that again",
                         operation.name, step_.storages[written].name, step_.storages[s].name),
             "name it in the operator's schema, or raise the budget");
@@ -93,7 +100,8 @@ void OnlineRecompute::after(bool gives_memory) {
       run.reads.push_back(s);
       readers_[s].push_back(index);
     }
-  const bool changes_one = operation.writes.size() == 1 && operation.makes.empty() && !operation.once;
+  const bool changes_one =
+      operation.writes.size() == 1 && operation.makes.empty() && !operation.once;
   for (const int s : operation.writes) {
     Entry& entry = entries_[s];
     entry.fixed = entry.fixed || !changes_one;
@@ -112,9 +120,11 @@ void OnlineRecompute::after(bool gives_memory) {
   make_room(0);
 }
 
-/// Keeps sources that are fixed for results that can be recomputed. A lost source of backward is a gradient that is
-/// still summed: autograd adds to it in place only while nobody else holds it. Its results become lost, too.
-void OnlineRecompute::keep_sources(const CapturedOperation& operation, const std::vector<int>& reads) {
+/// Keeps sources that are fixed for results that can be recomputed. A lost source of backward is a
+/// gradient that is still summed: autograd adds to it in place only while nobody else holds it. Its
+/// results become lost, too.
+void OnlineRecompute::keep_sources(const CapturedOperation& operation,
+                                   const std::vector<int>& reads) {
   std::vector<int> sources, results;
   bool lost = false;
   for (const int s : reads)
@@ -145,8 +155,8 @@ c10::Storage OnlineRecompute::storage_of(int s) const {
   return entry.own ? *entry.own : c10::Storage(entry.impl.lock());
 }
 
-/// Those of `wanted` that are not there, and the storages that are needed to make them and are not there either, in an
-/// order in which they can be made.
+/// Those of `wanted` that are not there, and the storages that are needed to make them and are not
+/// there either, in an order in which they can be made.
 std::vector<int> OnlineRecompute::missing(const std::vector<int>& wanted) const {
   std::vector<int> out, open = wanted;
   std::unordered_set<int> seen(wanted.begin(), wanted.end());
@@ -154,7 +164,8 @@ std::vector<int> OnlineRecompute::missing(const std::vector<int>& wanted) const 
     const int s = open.back();
     open.pop_back();
     if (entries_[s].is_there()) continue;
-    DOVETAIL_CHECK(!entries_[s].fixed && !entries_[s].by.empty(), "{} cannot be made again", step_.storages[s].name);
+    DOVETAIL_CHECK(!entries_[s].fixed && !entries_[s].by.empty(), "{} cannot be made again",
+                   step_.storages[s].name);
     out.push_back(s);
     for (const int operation : entries_[s].by)
       for (const int source : runs_[operation].reads)
@@ -210,12 +221,13 @@ void OnlineRecompute::run_again(int index, int wanted) {
     if (!seen.insert(storage).second) return;
     const int s = operation.makes.at(made++);
     Entry& entry = entries_[s];
-    DOVETAIL_CHECK(static_cast<int64_t>(storage->nbytes()) == entry.bytes, "{} gives other sizes again",
-                   operation.name);
+    DOVETAIL_CHECK(static_cast<int64_t>(storage->nbytes()) == entry.bytes,
+                   "{} gives other sizes again", operation.name);
     const bool is_whole = entry.by.size() == 1;  // no later operation has changed it
     if (entry.is_there() || (s != wanted && (entry.locks == 0 || !is_whole))) return;
     if (entry.is_held()) {
-      entry.impl.lock()->set_data_ptr_noswap(storage->set_data_ptr(c10::DataPtr(nullptr, at::kCPU)));
+      entry.impl.lock()->set_data_ptr_noswap(
+          storage->set_data_ptr(c10::DataPtr(nullptr, at::kCPU)));
       entry.freed = false;
     } else {
       entry.own = tensor.storage();
@@ -233,18 +245,20 @@ double OnlineRecompute::cost(const Entry& entry) const {
 
 void OnlineRecompute::make_room(int64_t bytes) {
   int64_t held = held_bytes(/*everything_kept=*/false);
-  if (again_ > kMostAgain * static_cast<int64_t>(runs_.size())) allowance_ = std::max(allowance_, held + bytes);
-  const int64_t limit = std::max(allowance_, limit_.bytes(std::max({keep_all_bytes_, found_bytes_, kLeastFreed})));
+  if (again_ > kMostAgain * static_cast<int64_t>(runs_.size()))
+    allowance_ = std::max(allowance_, held + bytes);
+  const int64_t limit =
+      std::max(allowance_, limit_.bytes(std::max({keep_all_bytes_, found_bytes_, kLeastFreed})));
   if (held + bytes <= limit) return;
   while (held + bytes > limit) {
     Entry* cheapest = nullptr;
     double least = std::numeric_limits<double>::max();
     for (Entry& entry : entries_) {
-      if (!entry.made || entry.fixed || entry.without_values || entry.locks > 0 || entry.bytes < kLeastFreed ||
-          !entry.is_there())
+      if (!entry.made || entry.fixed || entry.without_values || entry.locks > 0 ||
+          entry.bytes < kLeastFreed || !entry.is_there())
         continue;
-      const double score =
-          cost(entry) / (static_cast<double>(entry.bytes) * static_cast<double>(1 + now_ - entry.used));
+      const double score = cost(entry) / (static_cast<double>(entry.bytes) *
+                                          static_cast<double>(1 + now_ - entry.used));
       if (score < least) {
         least = score;
         cheapest = &entry;
@@ -265,7 +279,8 @@ void OnlineRecompute::make_room(int64_t bytes) {
   freed_bytes_ = 0;
 }
 
-/// Storages that cannot be made again once `storage` has changed, as operations that make them have read it.
+/// Storages that cannot be made again once `storage` has changed, as operations that make them have
+/// read it.
 std::vector<int> OnlineRecompute::lost_by_writing(int storage) const {
   std::vector<int> out, open = {storage};
   std::unordered_set<int> seen = {storage};
@@ -273,9 +288,11 @@ std::vector<int> OnlineRecompute::lost_by_writing(int storage) const {
     const int s = open.back();
     open.pop_back();
     for (const int operation : readers_[s])
-      for (const auto* list : {&step_.operations[operation].makes, &step_.operations[operation].writes})
+      for (const auto* list :
+           {&step_.operations[operation].makes, &step_.operations[operation].writes})
         for (const int result : *list) {
-          if (!entries_[result].made || entries_[result].lost || !seen.insert(result).second) continue;
+          if (!entries_[result].made || entries_[result].lost || !seen.insert(result).second)
+            continue;
           out.push_back(result);
           open.push_back(result);
         }

@@ -10,12 +10,14 @@ namespace dovetail::plan {
 
 at::Tensor tensor_of(const TensorUse& use, c10::Storage storage) {
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(use.dtype));
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
+      c10::scalarTypeToTypeMeta(use.dtype));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(use.sizes, use.strides, use.offset);
   return tensor;
 }
 
-torch::jit::Stack call(const CapturedOperation& operation, const std::function<c10::Storage(int)>& storage_of) {
+torch::jit::Stack call(const CapturedOperation& operation,
+                       const std::function<c10::Storage(int)>& storage_of) {
   const auto tensor = [&](const TensorUse& use) {
     return use.storage < 0 ? at::Tensor() : tensor_of(use, storage_of(use.storage));
   };
@@ -44,12 +46,14 @@ torch::jit::Stack call(const CapturedOperation& operation, const std::function<c
       }
     }
   }
-  const c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  const c10::impl::ExcludeDispatchKeyGuard below(
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   operation.handle.callBoxed(stack);
   return stack;
 }
 
-void for_each_tensor(const torch::jit::Stack& stack, const std::function<void(const at::Tensor&)>& visit) {
+void for_each_tensor(const torch::jit::Stack& stack,
+                     const std::function<void(const at::Tensor&)>& visit) {
   for (const c10::IValue& value : stack) {
     if (value.isTensor() && value.toTensor().defined()) visit(value.toTensor());
     if (value.isTensorList())

@@ -16,9 +16,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array kFates = {Fate::kKept, Fate::kOffloaded, Fate::kOnHost, Fate::kRecomputed, Fate::kCompressed};
-constexpr std::array<std::string_view, kFates.size()> kFateNames = {"kept", "offloaded", "updated on the host",
-                                                                    "recomputed", "compressed"};
+constexpr std::array kFates = {Fate::kKept, Fate::kOffloaded, Fate::kOnHost, Fate::kRecomputed,
+                               Fate::kCompressed};
+constexpr std::array<std::string_view, kFates.size()> kFateNames = {
+    "kept", "offloaded", "updated on the host", "recomputed", "compressed"};
 constexpr double kNoTime_s = 1e-9;
 
 const Algorithm& fastest(const GraphNode& node) { return node.algorithms[fastest_algorithm(node)]; }
@@ -46,16 +47,20 @@ class Count {
       if (storage) out_.storages.push_back(std::move(*storage));
     for (StorageOutcome& storage : out_.storages) {
       std::sort(storage.fates.begin(), storage.fates.end());
-      if (storage.copied_s == 0 && std::count(storage.fates.begin(), storage.fates.end(), Fate::kOnHost) > 0)
+      if (storage.copied_s == 0 &&
+          std::count(storage.fates.begin(), storage.fates.end(), Fate::kOnHost) > 0)
         std::erase(storage.fates, Fate::kOffloaded);  // it starts there, and stays
-      storage.fates.erase(std::unique(storage.fates.begin(), storage.fates.end()), storage.fates.end());
+      storage.fates.erase(std::unique(storage.fates.begin(), storage.fates.end()),
+                          storage.fates.end());
       if (storage.fates.empty()) storage.fates = {Fate::kKept};
     }
     return std::move(out_);
   }
 
  private:
-  double seconds(int action) const { return timeline_.actions[action].end_s - timeline_.actions[action].start_s; }
+  double seconds(int action) const {
+    return timeline_.actions[action].end_s - timeline_.actions[action].start_s;
+  }
 
   void find_storages() {
     const Scheduler scheduler(graph_);
@@ -70,11 +75,13 @@ class Count {
     auto& storage = of_[tensor];
     if (storage) return *storage;
     const auto bytes = static_cast<double>(graph_.tensors[tensor].bytes);
-    storage = StorageOutcome{.tensor = tensor,
-                             .round_trip_s = bytes / graph_.bandwidth.to_host + bytes / graph_.bandwidth.to_device};
+    storage = StorageOutcome{
+        .tensor = tensor,
+        .round_trip_s = bytes / graph_.bandwidth.to_host + bytes / graph_.bandwidth.to_device};
     for (const GraphNode& node : graph_.nodes) {
       const auto uses = [&](const std::vector<int>& list) {
-        return std::any_of(list.begin(), list.end(), [&](int t) { return graph_.root(t) == tensor; });
+        return std::any_of(list.begin(), list.end(),
+                           [&](int t) { return graph_.root(t) == tensor; });
       };
       if (!uses(node.outputs) && !uses(node.inputs) && !uses(node.mutates)) continue;
       storage->layer = node.layer;
@@ -114,8 +121,9 @@ class Count {
   }
 
   void count_packed(const Action& action) {
-    auto found = std::find_if(out_.packed.begin(), out_.packed.end(),
-                              [&](const PackedOutcome& packed) { return packed.codec == action.codec; });
+    auto found =
+        std::find_if(out_.packed.begin(), out_.packed.end(),
+                     [&](const PackedOutcome& packed) { return packed.codec == action.codec; });
     if (found == out_.packed.end()) found = out_.packed.insert(found, {.codec = action.codec});
     ++found->times;
     found->bytes += graph_.tensors[action.tensor].bytes;
@@ -126,8 +134,9 @@ class Count {
     const GraphNode& node = graph_.nodes[action.node];
     const Algorithm &used = node.algorithms[action.algorithm], &best = fastest(node);
     if (runs_[action.node]++ == 0) {
-      out_.algorithms_to_choose += std::count_if(node.algorithms.begin(), node.algorithms.end(),
-                                                 [](const Algorithm& a) { return a.on_host.empty(); }) > 1;
+      out_.algorithms_to_choose +=
+          std::count_if(node.algorithms.begin(), node.algorithms.end(),
+                        [](const Algorithm& a) { return a.on_host.empty(); }) > 1;
       for (const int t : used.on_host) {
         add(t, Fate::kOnHost);
         out_.on_host_bytes += graph_.tensors[t].bytes;
@@ -225,17 +234,18 @@ Json to_json(const OutcomeRow& row) {
 }
 
 std::string why_offloaded(const OutcomeRow& row) {
-  const std::string hidden = row.waited_s <= kNoTime_s
-                                 ? "hidden behind computing"
-                                 : fmt::format("computing waits {} for them", format_seconds(row.waited_s));
+  const std::string hidden = row.waited_s <= kNoTime_s ? "hidden behind computing"
+                                                       : fmt::format("computing waits {} for them",
+                                                                     format_seconds(row.waited_s));
   if (row.made_once == row.storages)
     return fmt::format("cannot be made again; copies {}, {}", format_seconds(row.copied_s), hidden);
   if (row.made_once > 0)
-    return fmt::format("{} of {} cannot be made again, the others take {}; copies {}, {}", row.made_once, row.storages,
-                       format_seconds(row.make_again_s), format_seconds(row.copied_s), hidden);
+    return fmt::format("{} of {} cannot be made again, the others take {}; copies {}, {}",
+                       row.made_once, row.storages, format_seconds(row.make_again_s),
+                       format_seconds(row.copied_s), hidden);
   if (row.round_trip_s < row.make_again_s)
-    return fmt::format("copies {} < again {}; {}", format_seconds(row.round_trip_s), format_seconds(row.make_again_s),
-                       hidden);
+    return fmt::format("copies {} < again {}; {}", format_seconds(row.round_trip_s),
+                       format_seconds(row.make_again_s), hidden);
   return fmt::format("copies {}, {}; again {} of computing", format_seconds(row.copied_s), hidden,
                      format_seconds(row.make_again_s));
 }
@@ -261,7 +271,8 @@ std::vector<OutcomeRow> rows_by_fate(const PlanOutcome& outcome, const Graph& gr
 
 std::vector<OutcomeRow> rows_by_layer(const PlanOutcome& outcome, const Graph& graph) {
   std::map<std::string, int> order;
-  for (const GraphNode& node : graph.nodes) order.emplace(node.layer, static_cast<int>(order.size()));
+  for (const GraphNode& node : graph.nodes)
+    order.emplace(node.layer, static_cast<int>(order.size()));
   std::map<std::pair<int, Fate>, OutcomeRow> rows;
   for (const StorageOutcome& storage : outcome.storages)
     for (const Fate fate : storage.fates) {
@@ -282,26 +293,30 @@ std::string why(const OutcomeRow& row) {
     case Fate::kKept:
       return row.made_once == row.storages
                  ? fmt::format("fits; copies would take {}", format_seconds(row.round_trip_s))
-                 : fmt::format("fits; copies would take {}, again {}", format_seconds(row.round_trip_s),
-                               format_seconds(row.make_again_s));
+                 : fmt::format("fits; copies would take {}, again {}",
+                               format_seconds(row.round_trip_s), format_seconds(row.make_again_s));
     case Fate::kOffloaded:
       return why_offloaded(row);
     case Fate::kOnHost:
-      return fmt::format("updated where it lies; copies would take {}", format_seconds(row.round_trip_s));
+      return fmt::format("updated where it lies; copies would take {}",
+                         format_seconds(row.round_trip_s));
     case Fate::kRecomputed:
       return row.again_s <= row.round_trip_s
-                 ? fmt::format("again {} < copies {}", format_seconds(row.again_s), format_seconds(row.round_trip_s))
-                 : fmt::format("again {}; with copies, {}, no faster step was found", format_seconds(row.again_s),
-                               format_seconds(row.round_trip_s));
+                 ? fmt::format("again {} < copies {}", format_seconds(row.again_s),
+                               format_seconds(row.round_trip_s))
+                 : fmt::format("again {}; with copies, {}, no faster step was found",
+                               format_seconds(row.again_s), format_seconds(row.round_trip_s));
     case Fate::kCompressed:
-      return fmt::format("packing {}; copies {}", format_seconds(row.packed_s), format_seconds(row.round_trip_s));
+      return fmt::format("packing {}; copies {}", format_seconds(row.packed_s),
+                         format_seconds(row.round_trip_s));
   }
   return "";
 }
 
 std::string error_in_words(const Codec& codec) {
-  return codec.max_error == 0 ? "without loss"
-                              : fmt::format("off by up to {:.3g} of a block's largest", codec.max_error);
+  return codec.max_error == 0
+             ? "without loss"
+             : fmt::format("off by up to {:.3g} of a block's largest", codec.max_error);
 }
 
 std::string format_seconds(double seconds) {

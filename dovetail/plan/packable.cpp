@@ -9,8 +9,8 @@
 namespace dovetail::plan {
 namespace {
 
-/// An argument of an operator of the backward pass that takes a lossy copy. For operations of ours (base/operation.h)
-/// `argument` counts their reads, and `count`, if not 0, is the number of these.
+/// An argument of an operator of the backward pass that takes a lossy copy. For operations of ours
+/// (base/operation.h) `argument` counts their reads, and `count`, if not 0, is the number of these.
 struct Tolerant {
   std::string_view name;
   int argument = 0;
@@ -24,7 +24,8 @@ constexpr std::array kTolerant = {
     Tolerant{"aten::bmm", 1},
     Tolerant{"aten::convolution_backward", 1},
     Tolerant{"dovetail::linear_gradient", 1},
-    // What a quantized Linear kept of its input: an operand, or what a norm or an activation in front of it read.
+    // What a quantized Linear kept of its input: an operand, or what a norm or an activation in
+    // front of it read.
     Tolerant{"dovetail::mx_linear_gradient", 4},
     Tolerant{"dovetail::mx_linear_weight_gradient", 4},
     Tolerant{"dovetail::mx_linear_input_gradient", 4},
@@ -54,7 +55,9 @@ constexpr std::array kTolerant = {
     Tolerant{"aten::avg_pool2d_backward", 1},
 };
 
-bool is_ours(const CapturedOperation& operation) { return operation.handle.schema().name() == "dovetail::operation"; }
+bool is_ours(const CapturedOperation& operation) {
+  return operation.handle.schema().name() == "dovetail::operation";
+}
 
 /// "aten::mul.Tensor": which mul it is matters.
 std::string full_name(const CapturedOperation& operation) {
@@ -79,7 +82,8 @@ bool spans(const TensorUse& use, int64_t bytes) {
     count *= use.sizes[d];
     last += (use.sizes[d] - 1) * use.strides[d];
   }
-  return count > 0 && last == count - 1 && count * static_cast<int64_t>(c10::elementSize(use.dtype)) == bytes;
+  return count > 0 && last == count - 1 &&
+         count * static_cast<int64_t>(c10::elementSize(use.dtype)) == bytes;
 }
 
 bool is_contiguous(const TensorUse& use) {
@@ -90,9 +94,11 @@ bool is_contiguous(const TensorUse& use) {
 }
 
 /// "dovetail::mx_column_codes.e4m3.round_up" of a matrix.
-std::optional<PackedForm> form_of_columns(const CapturedOperation& operation, const TensorUse& use) {
+std::optional<PackedForm> form_of_columns(const CapturedOperation& operation,
+                                          const TensorUse& use) {
   constexpr std::string_view kName = "dovetail::mx_column_codes.";
-  if (!is_ours(operation) || !operation.name.starts_with(kName) || use.sizes.size() != 2) return std::nullopt;
+  if (!is_ours(operation) || !operation.name.starts_with(kName) || use.sizes.size() != 2)
+    return std::nullopt;
   const std::string form = operation.name.substr(kName.size());
   const size_t dot = form.find('.');
   if (use.sizes[0] % kBlock != 0) return std::nullopt;
@@ -103,15 +109,22 @@ std::optional<PackedForm> form_of_columns(const CapturedOperation& operation, co
 }
 
 /// What the operation makes of its argument, if it quantizes all of it in whole blocks.
-std::optional<PackedForm> form_made(const CapturedOperation& operation, const TensorUse& use, int64_t bytes) {
+std::optional<PackedForm> form_made(const CapturedOperation& operation, const TensorUse& use,
+                                    int64_t bytes) {
   if (!spans(use, bytes) || !is_contiguous(use)) return std::nullopt;
   if (operation.name != "dovetail::mx_quantize") return form_of_columns(operation, use);
   if (use.dtype != at::kFloat) return std::nullopt;
-  const auto text = [&](size_t argument) { return operation.arguments[argument].value.toStringRef(); };
+  const auto text = [&](size_t argument) {
+    return operation.arguments[argument].value.toStringRef();
+  };
   const auto dimensions = static_cast<int64_t>(use.sizes.size());
-  const int64_t axis_in = operation.arguments[3].value.toInt(), axis = axis_in < 0 ? axis_in + dimensions : axis_in;
-  if (mx::parse_non_finite(text(4)) != mx::NonFinite::kPoison || use.sizes[axis] % kBlock != 0) return std::nullopt;
-  PackedForm form{.dtype = use.dtype, .format = mx::parse_format(text(1)), .scale_mode = mx::parse_scale_mode(text(2))};
+  const int64_t axis_in = operation.arguments[3].value.toInt(),
+                axis = axis_in < 0 ? axis_in + dimensions : axis_in;
+  if (mx::parse_non_finite(text(4)) != mx::NonFinite::kPoison || use.sizes[axis] % kBlock != 0)
+    return std::nullopt;
+  PackedForm form{.dtype = use.dtype,
+                  .format = mx::parse_format(text(1)),
+                  .scale_mode = mx::parse_scale_mode(text(2))};
   if (axis == dimensions - 1) return form;
   if (axis > 0) return std::nullopt;
   form.columns = bytes / static_cast<int64_t>(c10::elementSize(use.dtype)) / use.sizes[0];
@@ -121,7 +134,8 @@ std::optional<PackedForm> form_made(const CapturedOperation& operation, const Te
 /// What a recorded step says of one storage.
 struct Uses {
   std::optional<at::ScalarType> dtype;
-  bool one_dtype = true, spanned = false, backward = false, tolerant = true, made_by_forward = false;
+  bool one_dtype = true, spanned = false, backward = false, tolerant = true,
+       made_by_forward = false;
   std::optional<PackedForm> form;  // that backward makes of it
   bool one_form = true;            // and nothing else
 };
@@ -154,7 +168,8 @@ std::vector<Uses> uses_of(const CapturedStep& step, const StepGraph& graph) {
 
 int codec_for(StepGraph& graph, const PackedForm& form, double max_error) {
   for (size_t c = 0; c < graph.forms.size(); ++c)
-    if (graph.forms[c] == form && graph.graph.codecs[c].max_error == max_error) return static_cast<int>(c);
+    if (graph.forms[c] == form && graph.graph.codecs[c].max_error == max_error)
+      return static_cast<int>(c);
   graph.forms.push_back(form);
   graph.graph.codecs.push_back(codec_of(form, max_error));
   return static_cast<int>(graph.forms.size()) - 1;
@@ -175,7 +190,8 @@ void for_each_packable(const CapturedStep& step, StepGraph& graph, Visit&& visit
     GraphTensor& tensor = graph.graph.tensors[t];
     if (!tensor.codecs) tensor.codecs.emplace();
     const Uses& of = uses[graph.storage_of_tensor[t]];
-    if (tensor.kind == TensorKind::kActivation && !changes[t] && of.backward && of.one_dtype && of.spanned)
+    if (tensor.kind == TensorKind::kActivation && !changes[t] && of.backward && of.one_dtype &&
+        of.spanned)
       visit(tensor, of);
   }
 }
@@ -184,9 +200,12 @@ void for_each_packable(const CapturedStep& step, StepGraph& graph, Visit&& visit
 
 void allow_loss(const CapturedStep& step, StepGraph& graph) {
   for_each_packable(step, graph, [&](GraphTensor& tensor, const Uses& of) {
-    if (!of.made_by_forward || !of.tolerant || (of.dtype != at::kFloat && of.dtype != at::kBFloat16)) return;
+    if (!of.made_by_forward || !of.tolerant ||
+        (of.dtype != at::kFloat && of.dtype != at::kBFloat16))
+      return;
     tensor.lossy_ok = true;
-    if (tensor.codecs->empty()) tensor.codecs->push_back(codec_for(graph, {.dtype = *of.dtype}, kLargestError));
+    if (tensor.codecs->empty())
+      tensor.codecs->push_back(codec_for(graph, {.dtype = *of.dtype}, kLargestError));
   });
 }
 
@@ -197,7 +216,8 @@ void allow_same_codes(const CapturedStep& step, StepGraph& graph) {
 }
 
 void measure_codecs(StepGraph& graph, int64_t bytes, int rounds) {
-  for (size_t c = 0; c < graph.forms.size(); ++c) measure(graph.forms[c], bytes, rounds, graph.graph.codecs[c]);
+  for (size_t c = 0; c < graph.forms.size(); ++c)
+    measure(graph.forms[c], bytes, rounds, graph.graph.codecs[c]);
 }
 
 }  // namespace dovetail::plan

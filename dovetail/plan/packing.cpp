@@ -42,13 +42,15 @@ class Packer {
       in_the_way_.clear();
       compared_ += static_cast<int64_t>(meets_[b].size());
       for (const int other : meets_[b])
-        if (out.offsets[other] >= 0) in_the_way_.emplace_back(out.offsets[other], blocks_[other].bytes);
+        if (out.offsets[other] >= 0)
+          in_the_way_.emplace_back(out.offsets[other], blocks_[other].bytes);
       std::sort(in_the_way_.begin(), in_the_way_.end());
       int64_t at = 0;
       for (const auto& [offset, bytes] : in_the_way_) {
         if (offset >= at + blocks_[b].bytes) break;
         if (offset + bytes > at)
-          at = blocks_[b].anywhere ? offset + bytes : round_up(offset + bytes, alignment_of(blocks_[b].bytes));
+          at = blocks_[b].anywhere ? offset + bytes
+                                   : round_up(offset + bytes, alignment_of(blocks_[b].bytes));
       }
       out.offsets[b] = at;
       out.bytes = std::max(out.bytes, at + blocks_[b].bytes);
@@ -64,7 +66,8 @@ class Packer {
   std::vector<int> highest(const Packing& packing) const {
     std::vector<int> out;
     for (size_t b = 0; b < blocks_.size(); ++b)
-      if (packing.offsets[b] + blocks_[b].bytes == packing.bytes) out.push_back(static_cast<int>(b));
+      if (packing.offsets[b] + blocks_[b].bytes == packing.bytes)
+        out.push_back(static_cast<int>(b));
     return out;
   }
 
@@ -75,8 +78,8 @@ class Packer {
   int64_t compared_ = 0;
 };
 
-/// Of each block the most that is held at a time at which it is, itself among it. No packing is smaller than the
-/// largest.
+/// Of each block the most that is held at a time at which it is, itself among it. No packing is
+/// smaller than the largest.
 std::vector<int64_t> most_held_beside(const std::vector<Block>& blocks) {
   std::map<int, int64_t> held;  // from each time on
   for (const Block& block : blocks)
@@ -102,7 +105,8 @@ constexpr int64_t kWork = 24'000'000;
 /// How `improve` changes an order.
 enum class Move {
   kHighest,  ///< a block that ends highest comes earlier, by any number of blocks
-  kBeside    ///< such a block, or one held beside it, comes right before another block that is held beside it
+  kBeside    ///< such a block, or one held beside it, comes right before another block that is held
+             ///< beside it
 };
 
 struct Ordered {
@@ -141,13 +145,14 @@ bool move_forward(const Packer& packer, const Packing& now, Move move, std::mins
   return true;
 }
 
-/// Moves blocks forward as long as that does not make the packing larger, and until it has not made it smaller for
-/// long. Compares no more than `work` pairs.
+/// Moves blocks forward as long as that does not make the packing larger, and until it has not made
+/// it smaller for long. Compares no more than `work` pairs.
 Packing improve(Packer& packer, Ordered now, Move move, int64_t least, int64_t work) {
   std::minstd_rand random(1);
   const int64_t until = packer.compared() + work;
   const int64_t patience = 500 + 20 * static_cast<int64_t>(now.order.size());
-  for (int64_t tries = 0; now.packing.bytes > least && packer.compared() < until && tries < patience; ++tries) {
+  for (int64_t tries = 0;
+       now.packing.bytes > least && packer.compared() < until && tries < patience; ++tries) {
     std::vector<int> order = now.order;
     if (!move_forward(packer, now.packing, move, random, order)) continue;
     Packing made = packer.first_fit(order);
@@ -168,18 +173,29 @@ Packing pack(const std::vector<Block>& blocks, int64_t enough) {
   if (blocks.empty()) return {};
   const std::vector<int64_t> beside = most_held_beside(blocks);
   const int64_t least = std::max(*std::max_element(beside.begin(), beside.end()), enough);
-  const auto length = [&](int b) { return blocks[b].spans.back().second - blocks[b].spans.front().first; };
+  const auto length = [&](int b) {
+    return blocks[b].spans.back().second - blocks[b].spans.front().first;
+  };
   const auto begin = [&](int b) { return blocks[b].spans.front().first; };
   const std::vector<std::function<bool(int, int)>> orders = {
-      [&](int a, int b) { return std::pair(-blocks[a].bytes, begin(a)) < std::pair(-blocks[b].bytes, begin(b)); },
-      [&](int a, int b) { return std::pair(-length(a), -blocks[a].bytes) < std::pair(-length(b), -blocks[b].bytes); },
       [&](int a, int b) {
-        return static_cast<double>(blocks[a].bytes) * length(a) > static_cast<double>(blocks[b].bytes) * length(b);
+        return std::pair(-blocks[a].bytes, begin(a)) < std::pair(-blocks[b].bytes, begin(b));
+      },
+      [&](int a, int b) {
+        return std::pair(-length(a), -blocks[a].bytes) < std::pair(-length(b), -blocks[b].bytes);
+      },
+      [&](int a, int b) {
+        return static_cast<double>(blocks[a].bytes) * length(a) >
+               static_cast<double>(blocks[b].bytes) * length(b);
       },
       [&](int a, int b) { return begin(a) < begin(b); },
       // What is held at the fullest time lies without gaps, the rest where that leaves room.
-      [&](int a, int b) { return std::pair(-beside[a], -blocks[a].bytes) < std::pair(-beside[b], -blocks[b].bytes); },
-      [&](int a, int b) { return std::pair(-beside[a], -length(a)) < std::pair(-beside[b], -length(b)); }};
+      [&](int a, int b) {
+        return std::pair(-beside[a], -blocks[a].bytes) < std::pair(-beside[b], -blocks[b].bytes);
+      },
+      [&](int a, int b) {
+        return std::pair(-beside[a], -length(a)) < std::pair(-beside[b], -length(b));
+      }};
   Packer packer(blocks);
   std::vector<Ordered> starts;
   for (const auto& before : orders) {
@@ -194,7 +210,8 @@ Packing pack(const std::vector<Block>& blocks, int64_t enough) {
   for (const Move move : {Move::kHighest, Move::kBeside})
     for (const Ordered& start : starts) {
       if (best.bytes <= least) return best;
-      Packing made = improve(packer, start, move, least, kWork / static_cast<int64_t>(2 * starts.size()));
+      Packing made =
+          improve(packer, start, move, least, kWork / static_cast<int64_t>(2 * starts.size()));
       if (made.bytes < best.bytes) best = std::move(made);
     }
   return best;

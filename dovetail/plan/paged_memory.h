@@ -9,9 +9,9 @@
 
 namespace dovetail::plan {
 
-/// Memory in a file without a name in a folder, mapped: where memory is short, the system writes it to the file and
-/// takes its pages. Each piece is a mapping of its own; what has been given back takes no room in the file either. May
-/// be used from several threads.
+/// Memory in a file without a name in a folder, mapped: where memory is short, the system writes it
+/// to the file and takes its pages. Each piece is a mapping of its own; what has been given back
+/// takes no room in the file either. May be used from several threads.
 class PagedMemory {
  public:
   /// UserError with the system's reason when no file can be made in `folder`.
@@ -32,9 +32,10 @@ class PagedMemory {
   std::map<std::byte*, int64_t> pieces_;  // address, bytes
 };
 
-/// While one lives, all CPU tensors of kPagedBytes or more that the process makes, but for those of no plan
-/// (UnrecordedAllocations), lie in PagedMemory in `folder`: a step that needs more memory than there is runs, slowly.
-/// They stay there until they are freed. The last one made counts, and ends first.
+/// While one lives, all CPU tensors of kPagedBytes or more that the process makes, but for those of
+/// no plan (UnrecordedAllocations), lie in PagedMemory in `folder`: a step that needs more memory
+/// than there is runs, slowly. They stay there until they are freed. The last one made counts, and
+/// ends first.
 class PagedAllocations {
  public:
   explicit PagedAllocations(const std::filesystem::path& folder);

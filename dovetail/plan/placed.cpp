@@ -16,8 +16,8 @@ namespace dovetail::plan {
 
 namespace {
 
-/// Plans within the budget of `graph` that are found at once: one of a search, and those with everything away. Each set
-/// of decisions comes once.
+/// Plans within the budget of `graph` that are found at once: one of a search, and those with
+/// everything away. Each set of decisions comes once.
 class FoundAtOnce {
  public:
   FoundAtOnce(const Graph& graph, const SolveOptions& options) : graph_(graph), at_once_(options) {
@@ -62,8 +62,8 @@ class FoundAtOnce {
   std::vector<Decisions> visited_;
 };
 
-/// The plan of `placed_floor_of`: at the floor itself, or else at budgets that descend to the first without a plan. The
-/// search is slow where there is none.
+/// The plan of `placed_floor_of`: at the floor itself, or else at budgets that descend to the first
+/// without a plan. The search is slow where there is none.
 PlacedSolution least_placed(const Graph& graph, const SolveOptions& options) {
   constexpr int kBudgets = 8;
   const int64_t floor = floor_of(graph, options).bytes;
@@ -92,7 +92,10 @@ Floor with_gaps(Floor floor, int64_t placed_bytes) {
 class PlacedSearch {
  public:
   PlacedSearch(const Graph& graph, const SolveOptions& options)
-      : graph_(graph), options_(options), floor_bytes_(floor_of(graph, options).bytes), started_s_(now_seconds()) {}
+      : graph_(graph),
+        options_(options),
+        floor_bytes_(floor_of(graph, options).bytes),
+        started_s_(now_seconds()) {}
 
   PlacedSolution run() {
     const bool has_plan = search();
@@ -106,11 +109,13 @@ class PlacedSearch {
   /// By how much its places are beyond the budget, or 0: then it is kept, if it is the fastest.
   int64_t take(PlacedSolution made) {
     if (made.bytes > graph_.budget_bytes) return made.bytes - graph_.budget_bytes;
-    if (!best_ || made.solution.schedule.expected_s < best_->solution.schedule.expected_s) best_ = std::move(made);
+    if (!best_ || made.solution.schedule.expected_s < best_->solution.schedule.expected_s)
+      best_ = std::move(made);
     return 0;
   }
 
-  /// Takes the best plan for the budget, then for less. False if the budget itself has no plan, with or without places.
+  /// Takes the best plan for the budget, then for less. False if the budget itself has no plan,
+  /// with or without places.
   bool search() {
     constexpr int kTimes = 6;
     Graph within = graph_;
@@ -135,17 +140,22 @@ class PlacedSearch {
     return true;
   }
 
-  /// Slower plans, of ever less memory: so whether there is an answer does not depend on the time that there is.
+  /// Slower plans, of ever less memory: so whether there is an answer does not depend on the time
+  /// that there is.
   void take_what_is_found_at_once(bool has_plan) {
     constexpr int kTimes = 9;
     for (int i = 0; i < kTimes && !best_ && has_plan; ++i) {
-      const int64_t budget_bytes = graph_.budget_bytes - (graph_.budget_bytes - floor_bytes_) * i / (kTimes - 1);
-      has_plan = FoundAtOnce(graph_, options_).visit(budget_bytes, [&](PlacedSolution made) { take(std::move(made)); });
+      const int64_t budget_bytes =
+          graph_.budget_bytes - (graph_.budget_bytes - floor_bytes_) * i / (kTimes - 1);
+      has_plan = FoundAtOnce(graph_, options_).visit(budget_bytes, [&](PlacedSolution made) {
+        take(std::move(made));
+      });
     }
     if (best_) return;
     PlacedSolution least = least_placed(graph_, options_);
     if (least.bytes > graph_.budget_bytes)
-      throw below_floor(graph_, with_gaps(floor_of(graph_, options_), least.bytes), "the budget", "raise the budget");
+      throw below_floor(graph_, with_gaps(floor_of(graph_, options_), least.bytes), "the budget",
+                        "raise the budget");
     take(std::move(least));
   }
 
@@ -172,20 +182,25 @@ Floor placed_floor_of(const Graph& graph, const SolveOptions& options) {
   return with_gaps(floor_of(graph, how), least_placed(graph, how).bytes);
 }
 
-int64_t placed_floor_bytes(const Graph& graph, const SolveOptions& options, const PlacedSolution& known) {
+int64_t placed_floor_bytes(const Graph& graph, const SolveOptions& options,
+                           const PlacedSolution& known) {
   return std::min(known.bytes, placed_floor_of(graph, options).bytes);
 }
 
-PlacedSolution solve_placed(const Graph& graph, const SolveOptions& options, const PlanCache& cache) {
+PlacedSolution solve_placed(const Graph& graph, const SolveOptions& options,
+                            const PlanCache& cache) {
   SolveOptions how = options;
   how.fetches_wait = false;
   double bound_s = least_s(graph);
-  const auto fits = [&](const Solution& solution) { return with_places(graph, solution).bytes <= graph.budget_bytes; };
-  Solution found = solve_known(cache, graph, how, fits, [&](const Graph& within, const SolveOptions& next) {
-    PlacedSolution made = PlacedSearch(within, next).run();
-    bound_s = made.bound_s;
-    return std::move(made.solution);
-  });
+  const auto fits = [&](const Solution& solution) {
+    return with_places(graph, solution).bytes <= graph.budget_bytes;
+  };
+  Solution found =
+      solve_known(cache, graph, how, fits, [&](const Graph& within, const SolveOptions& next) {
+        PlacedSolution made = PlacedSearch(within, next).run();
+        bound_s = made.bound_s;
+        return std::move(made.solution);
+      });
   PlacedSolution out = with_places(graph, std::move(found));
   out.bound_s = std::min(bound_s, out.solution.schedule.expected_s);
   DOVETAIL_CHECK(out.bytes <= graph.budget_bytes, "a placed plan of {} bytes", out.bytes);

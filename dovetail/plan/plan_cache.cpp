@@ -43,12 +43,12 @@ template <class T>
 std::vector<T> numbers(const Fields& fields, const char* key, int below, size_t count) {
   std::vector<T> out;
   for (const nlohmann::json& one : fields.list(key)) {
-    user_check(one.is_number_integer() && one >= 0 && one < below, "{}: {} holds {}; remove the file", fields.where(),
-               key, one.dump());
+    user_check(one.is_number_integer() && one >= 0 && one < below,
+               "{}: {} holds {}; remove the file", fields.where(), key, one.dump());
     out.push_back(static_cast<T>(one.get<int>()));
   }
-  user_check(out.size() == count, "{}: {} has {} numbers, not {}; remove the file", fields.where(), key, out.size(),
-             count);
+  user_check(out.size() == count, "{}: {} has {} numbers, not {}; remove the file", fields.where(),
+             key, out.size(), count);
   return out;
 }
 
@@ -59,7 +59,8 @@ std::filesystem::path PlanCache::file_of(const Graph& graph, const SolveOptions&
   return folder_ / fmt::format("{}.json", sha256_of(key.dump()).substr(0, 32));
 }
 
-std::vector<PlanCache::Known> PlanCache::find(const Graph& graph, const SolveOptions& options) const {
+std::vector<PlanCache::Known> PlanCache::find(const Graph& graph,
+                                              const SolveOptions& options) const {
   std::vector<Known> out;
   if (folder_.empty()) return out;
   const std::filesystem::path file = file_of(graph, options);
@@ -69,12 +70,15 @@ std::vector<PlanCache::Known> PlanCache::find(const Graph& graph, const SolveOpt
   fields.version_1();
   const size_t gaps = find_gaps(graph).size(), nodes = graph.nodes.size();
   int algorithms = 1;
-  for (const GraphNode& node : graph.nodes) algorithms = std::max(algorithms, static_cast<int>(node.algorithms.size()));
+  for (const GraphNode& node : graph.nodes)
+    algorithms = std::max(algorithms, static_cast<int>(node.algorithms.size()));
   for (const nlohmann::json& one : fields.list("plans")) {
-    const Fields plan(one, file.string() + ": plans", {"budget_bytes", "gaps", "codecs", "algorithms"});
+    const Fields plan(one, file.string() + ": plans",
+                      {"budget_bytes", "gaps", "codecs", "algorithms"});
     Known known{.budget_bytes = plan.bytes("budget_bytes")};
     known.decisions.gaps = numbers<Keep>(plan, "gaps", static_cast<int>(Keep::kPacked) + 1, gaps);
-    known.decisions.codec = numbers<int>(plan, "codecs", std::max(static_cast<int>(graph.codecs.size()), 1), gaps);
+    known.decisions.codec =
+        numbers<int>(plan, "codecs", std::max(static_cast<int>(graph.codecs.size()), 1), gaps);
     known.decisions.algorithms = numbers<int>(plan, "algorithms", algorithms, nodes);
     for (size_t n = 0; n < nodes; ++n)
       user_check(known.decisions.algorithms[n] < static_cast<int>(graph.nodes[n].algorithms.size()),
@@ -98,7 +102,8 @@ void PlanCache::put(const Graph& graph, const SolveOptions& options, const Known
                      {"codecs", one.decisions.codec},
                      {"algorithms", one.decisions.algorithms}});
   std::filesystem::create_directories(folder_);
-  write_file_atomically(file_of(graph, options), Json{{"version", 1}, {"plans", plans}}.dump() + "\n");
+  write_file_atomically(file_of(graph, options),
+                        Json{{"version", 1}, {"plans", plans}}.dump() + "\n");
 }
 
 Solution solve_known(const PlanCache& cache, const Graph& graph, const SolveOptions& options,

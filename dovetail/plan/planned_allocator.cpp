@@ -36,19 +36,23 @@ class FrontAllocator : public c10::Allocator {
   }
 
   c10::DataPtr allocate(size_t bytes) override {
-    if (current.places == nullptr || bytes == 0 || !allocations_are_recorded()) return unplanned(bytes);
+    if (current.places == nullptr || bytes == 0 || !allocations_are_recorded())
+      return unplanned(bytes);
     const auto& places = *current.places;
     if (current.next >= places.size() || places[current.next].bytes != static_cast<int64_t>(bytes))
-      throw UserError(
-          fmt::format("plan: {} asks for {} bytes where {} were planned: its shapes differ from the captured step",
-                      *current.operation, bytes, current.next < places.size() ? places[current.next].bytes : 0),
-          "capture and plan the step anew");
+      throw UserError(fmt::format("plan: {} asks for {} bytes where {} were planned: its shapes "
+                                  "differ from the captured step",
+                                  *current.operation, bytes,
+                                  current.next < places.size() ? places[current.next].bytes : 0),
+                      "capture and plan the step anew");
     std::byte* address = places[current.next++].address;
     return {address, address, &release, c10::Device(c10::DeviceType::CPU)};
   }
 
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
-  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
 
   std::shared_ptr<PagedMemory> paged() {
     const std::unique_lock lock(mutex_);
@@ -87,8 +91,8 @@ class FrontAllocator : public c10::Allocator {
     DOVETAIL_CHECK(c10::GetCPUAllocator() == this, "another CPU allocator has a higher priority");
   }
 
-  /// Of planned memory nothing is to be done. An allocation without its DataPtr (oneDNN's) comes here from wherever it
-  /// was made.
+  /// Of planned memory nothing is to be done. An allocation without its DataPtr (oneDNN's) comes
+  /// here from wherever it was made.
   static void release(void* pointer) {
     FrontAllocator& self = instance();
     std::shared_ptr<PagedMemory> paged;
@@ -109,13 +113,14 @@ class FrontAllocator : public c10::Allocator {
   c10::Allocator* behind_;
   std::mutex mutex_;
   std::vector<std::pair<std::byte*, std::byte*>> regions_;
-  std::shared_ptr<PagedMemory> paged_;                                    // of what is allocated now
+  std::shared_ptr<PagedMemory> paged_;  // of what is allocated now
   std::unordered_map<void*, std::shared_ptr<PagedMemory>> paged_pieces_;  // and what lives of it
 };
 
 }  // namespace
 
-PlannedAllocations::PlannedAllocations(const std::string& operation, const std::vector<PlannedPlace>& places) {
+PlannedAllocations::PlannedAllocations(const std::string& operation,
+                                       const std::vector<PlannedPlace>& places) {
   DOVETAIL_CHECK(current.places == nullptr, "planned operations do not nest");
   current = {&operation, &places, 0};
 }
@@ -127,8 +132,10 @@ PagedAllocations::PagedAllocations(const std::filesystem::path& folder)
 
 PagedAllocations::~PagedAllocations() { FrontAllocator::instance().page(std::move(before_)); }
 
-Arena::Arena(int64_t bytes) : bytes_(std::max<int64_t>((bytes + kPage - 1) / kPage * kPage, kPage)) {
-  void* data = ::mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+Arena::Arena(int64_t bytes)
+    : bytes_(std::max<int64_t>((bytes + kPage - 1) / kPage * kPage, kPage)) {
+  void* data = ::mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   user_check(data != MAP_FAILED, "plan: the system has no {} bytes for the step", bytes_);
   data_ = static_cast<std::byte*>(data);
   FrontAllocator::instance().add(data_, data_ + bytes_);
@@ -136,12 +143,15 @@ Arena::Arena(int64_t bytes) : bytes_(std::max<int64_t>((bytes + kPage - 1) / kPa
 
 int64_t Arena::resident_bytes() const {
   std::vector<unsigned char> pages(static_cast<size_t>(bytes_ / kPage));
-  DOVETAIL_CHECK(::mincore(data_, static_cast<size_t>(bytes_), pages.data()) == 0, "mincore: {}", std::strerror(errno));
-  return kPage * std::count_if(pages.begin(), pages.end(), [](unsigned char page) { return (page & 1) != 0; });
+  DOVETAIL_CHECK(::mincore(data_, static_cast<size_t>(bytes_), pages.data()) == 0, "mincore: {}",
+                 std::strerror(errno));
+  return kPage * std::count_if(pages.begin(), pages.end(),
+                               [](unsigned char page) { return (page & 1) != 0; });
 }
 
 void Arena::drop(int64_t offset, int64_t bytes) {
-  const int64_t begin = (offset + kPage - 1) / kPage * kPage, end = (offset + bytes) / kPage * kPage;
+  const int64_t begin = (offset + kPage - 1) / kPage * kPage,
+                end = (offset + bytes) / kPage * kPage;
   if (begin < end) ::madvise(data_ + begin, static_cast<size_t>(end - begin), MADV_DONTNEED);
 }
 

@@ -39,13 +39,15 @@ class Computing {
 
  private:
   static constexpr int64_t kWidth = 384;
-  at::Tensor a_ = at::ones({kWidth, kWidth}), b_ = at::ones({kWidth, kWidth}), c_ = at::empty({kWidth, kWidth});
+  at::Tensor a_ = at::ones({kWidth, kWidth}), b_ = at::ones({kWidth, kWidth}),
+             c_ = at::empty({kWidth, kWidth});
 };
 constexpr double kComputedAlone_s = 0.05;
 // Of plans that are as fast as each other the one that copies less is wanted.
 constexpr double kLeastSlowdown = 0.02;
 
-/// keep_all, but each node runs by all these algorithms, one after another; by its first where there are none.
+/// keep_all, but each node runs by all these algorithms, one after another; by its first where
+/// there are none.
 Plan with_each_algorithm(const Graph& graph, const std::vector<std::vector<int>>& algorithms) {
   const Plan once = keep_all(graph);
   Plan plan;
@@ -56,7 +58,8 @@ Plan with_each_algorithm(const Graph& graph, const std::vector<std::vector<int>>
     }
     for (const int algorithm : algorithms[action.node]) {
       if (algorithm != algorithms[action.node].front())
-        for (const int t : graph.nodes[action.node].outputs) plan.actions.push_back({.op = Op::kFree, .tensor = t});
+        for (const int t : graph.nodes[action.node].outputs)
+          plan.actions.push_back({.op = Op::kFree, .tensor = t});
       action.algorithm = algorithm;
       plan.actions.push_back(action);
     }
@@ -69,7 +72,8 @@ Plan with_each_algorithm(const Graph& graph, const std::vector<std::vector<int>>
 Plan keep_all(const Graph& graph) {
   std::vector<int> last(graph.tensors.size(), -1);
   for (size_t n = 0; n < graph.nodes.size(); ++n)
-    for (const auto* list : {&graph.nodes[n].inputs, &graph.nodes[n].outputs, &graph.nodes[n].mutates})
+    for (const auto* list :
+         {&graph.nodes[n].inputs, &graph.nodes[n].outputs, &graph.nodes[n].mutates})
       for (const int t : *list) last[graph.root(t)] = static_cast<int>(n);
   for (const int t : graph.final) last[graph.root(t)] = -1;
   Plan plan;
@@ -87,9 +91,10 @@ void set_times(Graph& graph, const Plan& plan, std::span<const Executor::Run> ru
   for (size_t a = 0; a < plan.actions.size(); ++a)
     if (plan.actions[a].op == Op::kCompute)
       for (const Executor::Run& run : runs)
-        seconds[{plan.actions[a].node, plan.actions[a].algorithm}].push_back(run.actions[a].end_s -
-                                                                             run.actions[a].start_s);
-  for (auto& [what, all] : seconds) graph.nodes[what.first].algorithms[what.second].time_s = median(std::move(all));
+        seconds[{plan.actions[a].node, plan.actions[a].algorithm}].push_back(
+            run.actions[a].end_s - run.actions[a].start_s);
+  for (auto& [what, all] : seconds)
+    graph.nodes[what.first].algorithms[what.second].time_s = median(std::move(all));
 }
 
 void limit_bandwidth(Graph& graph, const Plan& plan, std::span<const Executor::Run> runs) {
@@ -172,13 +177,15 @@ Bandwidth measure_bandwidth(const std::filesystem::path& folder, int64_t bytes, 
   std::vector<double> out, in, slowdowns;
   for (int round = 0; round < rounds; ++round) {
     const double start_s = now_seconds();
-    const double alone = computing.rate_until([&] { return now_seconds() - start_s > kComputedAlone_s; });
+    const double alone =
+        computing.rate_until([&] { return now_seconds() - start_s > kComputedAlone_s; });
     const double writing = copy(out, [&] { host.write(0, arena.data(), arena.bytes()); });
     const double reading = copy(in, [&] { host.read(0, arena.data(), arena.bytes()); });
     slowdowns.push_back(std::clamp(1 - (writing + reading) / (2 * alone), kLeastSlowdown, 1.0));
   }
   const auto size = static_cast<double>(arena.bytes());
-  return {.to_host = size / median(out), .to_device = size / median(in), .slowdown = median(slowdowns)};
+  return {
+      .to_host = size / median(out), .to_device = size / median(in), .slowdown = median(slowdowns)};
 }
 
 }  // namespace dovetail::plan

@@ -23,7 +23,8 @@ namespace {
 /// The digest of the library that our kernels are in.
 std::string kernels_digest() {
   Dl_info info{};
-  DOVETAIL_CHECK(::dladdr(reinterpret_cast<const void*>(&why_not), &info) != 0, "the kernels are in no file");
+  DOVETAIL_CHECK(::dladdr(reinterpret_cast<const void*>(&why_not), &info) != 0,
+                 "the kernels are in no file");
   return sha256_of_file(info.dli_fname).substr(0, 16);
 }
 
@@ -38,8 +39,8 @@ nlohmann::json this_machine() {
 
 std::string text_of(const TensorUse& use) {
   if (use.storage < 0) return "none";
-  return fmt::format("{}[{}]({})+{}", c10::toString(use.dtype), fmt::join(use.sizes, ","), fmt::join(use.strides, ","),
-                     use.offset);
+  return fmt::format("{}[{}]({})+{}", c10::toString(use.dtype), fmt::join(use.sizes, ","),
+                     fmt::join(use.strides, ","), use.offset);
 }
 
 /// Nothing where it cannot be told from another.

@@ -10,8 +10,8 @@
 
 namespace dovetail::plan {
 
-/// What was measured of operations, for each processor, instruction set, number of threads, version of torch and build
-/// of our kernels.
+/// What was measured of operations, for each processor, instruction set, number of threads, version
+/// of torch and build of our kernels.
 class ProfileCache : public MachineFile {
  public:
   /// As MachineFile.
@@ -21,8 +21,8 @@ class ProfileCache : public MachineFile {
   static std::filesystem::path default_folder();
 };
 
-/// What operations are, as text: names, and of each argument the sizes, strides and dtype, or the value. Nothing where
-/// one has a value that cannot be compared: a body of ours (base/operation.h).
+/// What operations are, as text: names, and of each argument the sizes, strides and dtype, or the
+/// value. Nothing where one has a value that cannot be compared: a body of ours (base/operation.h).
 std::optional<std::string> key_of(std::span<const CapturedOperation> operations);
 
 }  // namespace dovetail::plan

@@ -12,8 +12,8 @@
 namespace dovetail::plan {
 namespace {
 
-constexpr std::array<std::string_view, 5> kKeepNames = {"kept", "offloaded", "recomputed", "recomputed early",
-                                                        "compressed"};
+constexpr std::array<std::string_view, 5> kKeepNames = {"kept", "offloaded", "recomputed",
+                                                        "recomputed early", "compressed"};
 
 Graph without_budget(Graph graph) {
   graph.budget_bytes = std::numeric_limits<int64_t>::max() / 2;
@@ -32,7 +32,8 @@ std::vector<Gap> find_gaps(const Graph& graph) {
     const GraphNode& node = graph.nodes[n];
     for (const auto* list : {&node.inputs, &node.outputs, &node.mutates})
       for (const int t : *list)
-        if (auto& users = used_by[graph.root(t)]; users.empty() || users.back() != n) users.push_back(n);
+        if (auto& users = used_by[graph.root(t)]; users.empty() || users.back() != n)
+          users.push_back(n);
     for (const Algorithm& algorithm : node.algorithms)
       for (const int t : algorithm.on_host) found_on_host[t] = true;
   }
@@ -52,13 +53,14 @@ std::vector<Gap> find_gaps(const Graph& graph) {
     if (may_start_on_host(tensor.kind) && last >= 0 && (rests || found_on_host[t]))
       gaps.push_back({static_cast<int>(t), last, first, /*wraps=*/true});
   }
-  std::stable_sort(gaps.begin(), gaps.end(), [](const Gap& a, const Gap& b) { return a.from < b.from; });
+  std::stable_sort(gaps.begin(), gaps.end(),
+                   [](const Gap& a, const Gap& b) { return a.from < b.from; });
   return gaps;
 }
 
 bool may_be_packed(const Graph& graph, const Gap& gap, int codec) {
-  return !resident_at_start(graph.tensors[gap.tensor].kind) && !graph.nodes[gap.to].reads_unpacked &&
-         graph.may_be_packed(gap.tensor, codec);
+  return !resident_at_start(graph.tensors[gap.tensor].kind) &&
+         !graph.nodes[gap.to].reads_unpacked && graph.may_be_packed(gap.tensor, codec);
 }
 
 Scheduler::Scheduler(const Graph& graph, bool fetches_wait)
@@ -89,7 +91,8 @@ Scheduler::Scheduler(const Graph& graph, bool fetches_wait)
       if (graph.tensors[t].alias_of < 0) producer_[t] = last_use_[t] = static_cast<int>(n);
     for (const int t : reads_[n]) last_use_[t] = static_cast<int>(n);
   }
-  for (size_t t = 0; t < graph.tensors.size(); ++t) stays_[t] = resident_at_start(graph.tensors[t].kind);
+  for (size_t t = 0; t < graph.tensors.size(); ++t)
+    stays_[t] = resident_at_start(graph.tensors[t].kind);
   for (const int t : graph.final) stays_[graph.root(t)] = true;
 }
 
@@ -105,12 +108,14 @@ bool Scheduler::can_be_made_again(int gap) const {
 
 bool Scheduler::is_moot(const Decisions& decisions, int gap) const {
   const int wrapped = wrapped_gap_[gaps_[gap].tensor];
-  return gaps_[gap].from < 0 && wrapped >= 0 && wrapped != gap && decisions.gaps[wrapped] == Keep::kHost;
+  return gaps_[gap].from < 0 && wrapped >= 0 && wrapped != gap &&
+         decisions.gaps[wrapped] == Keep::kHost;
 }
 
 bool Scheduler::is_read_on_host(const Decisions& decisions, int gap) const {
   const int reader = gaps_[gap].to;
-  return graph_.nodes[reader].algorithms[decisions.algorithms[reader]].finds_on_host(gaps_[gap].tensor);
+  return graph_.nodes[reader].algorithms[decisions.algorithms[reader]].finds_on_host(
+      gaps_[gap].tensor);
 }
 
 std::vector<int> Scheduler::gaps_on_host(int node, int tensor) const {
@@ -120,11 +125,14 @@ std::vector<int> Scheduler::gaps_on_host(int node, int tensor) const {
   return out;
 }
 
-/// Of each gap the node before which its fetch is issued, no earlier than memory allows; `held`: bytes at each node. By
-/// Order::kLastFirst each as late as lets it end before its reader and before the fetch after it, the last one first;
-/// by kFirstFirst each as early as can be, the first one first.
-std::vector<int> Scheduler::times_of_fetches(const Decisions& decisions, const std::vector<int>& needed_at,
-                                             std::vector<int64_t> held, int64_t budget_bytes, Order order) const {
+/// Of each gap the node before which its fetch is issued, no earlier than memory allows; `held`:
+/// bytes at each node. By Order::kLastFirst each as late as lets it end before its reader and
+/// before the fetch after it, the last one first; by kFirstFirst each as early as can be, the first
+/// one first.
+std::vector<int> Scheduler::times_of_fetches(const Decisions& decisions,
+                                             const std::vector<int>& needed_at,
+                                             std::vector<int64_t> held, int64_t budget_bytes,
+                                             Order order) const {
   std::vector<int> out(gaps_.size()), away;
   for (size_t g = 0; g < gaps_.size(); ++g) {
     out[g] = gaps_[g].to;
@@ -147,9 +155,11 @@ std::vector<int> Scheduler::times_of_fetches(const Decisions& decisions, const s
     for (int n = at; n < gap.to; ++n)
       if (held[n] + bytes > budget_bytes) at = gap.to;  // it cannot stay from there on
     for (int n = at; n < gap.to; ++n) held[n] += bytes;
-    next_s = std::min(next_s, start_s[at]) - static_cast<double>(bytes) / graph_.bandwidth.to_device;
+    next_s =
+        std::min(next_s, start_s[at]) - static_cast<double>(bytes) / graph_.bandwidth.to_device;
     const int first = gap.wraps ? 0 : gap.from + 1;
-    while (at > first && (!last_first || start_s[at] > next_s) && held[at - 1] + bytes <= budget_bytes)
+    while (at > first && (!last_first || start_s[at] > next_s) &&
+           held[at - 1] + bytes <= budget_bytes)
       held[--at] += bytes;
     out[g] = at;
   }
@@ -166,8 +176,8 @@ BesideComputing beside_computing(const Plan& plan, const Timeline& timeline) {
     if (op != Op::kOffload && op != Op::kPrefetch) continue;
     double& both_s = op == Op::kOffload ? out.out_s : out.in_s;
     const Timeline::Span& copy = timeline.actions[a];
-    auto beside =
-        std::partition_point(work.begin(), work.end(), [&](const auto& w) { return w.end_s <= copy.start_s; });
+    auto beside = std::partition_point(work.begin(), work.end(),
+                                       [&](const auto& w) { return w.end_s <= copy.start_s; });
     for (; beside != work.end() && beside->start_s < copy.end_s; ++beside)
       both_s += std::min(copy.end_s, beside->end_s) - std::max(copy.start_s, beside->start_s);
   }
@@ -180,7 +190,8 @@ double expected_s(const Graph& graph, const Plan& plan, const Timeline& timeline
   return timeline.makespan_s + graph.bandwidth.slowdown * (beside.out_s + beside.in_s);
 }
 
-std::optional<Schedule> Scheduler::schedule(const Decisions& decisions, int64_t budget_bytes, Misfit* misfit) const {
+std::optional<Schedule> Scheduler::schedule(const Decisions& decisions, int64_t budget_bytes,
+                                            Misfit* misfit) const {
   std::vector<int> at_end(gaps_.size());
   for (size_t g = 0; g < gaps_.size(); ++g) at_end[g] = gaps_[g].to;
   Walk late(*this, decisions, at_end, budget_bytes);
@@ -188,21 +199,23 @@ std::optional<Schedule> Scheduler::schedule(const Decisions& decisions, int64_t 
     if (misfit != nullptr) *misfit = late.misfit();
     return std::nullopt;
   }
-  const std::vector<int64_t> held = late.schedule().slot_bytes, settled = late.schedule().settled_bytes;
+  const std::vector<int64_t> held = late.schedule().slot_bytes,
+                             settled = late.schedule().settled_bytes;
   std::optional<Schedule> out;
   // All are plans; fetching early is the faster one but for what it may make others wait.
   const auto offer = [&](Walk& walk) {
     Schedule made = std::move(walk.schedule());
     made.timeline = check(unlimited_, made.plan);
     if (graph_.host_bytes && made.timeline.host_peak_bytes > *graph_.host_bytes) return;
-    DOVETAIL_CHECK(made.timeline.peak_bytes <= budget_bytes, "a schedule of {} bytes for a budget of {}",
-                   made.timeline.peak_bytes, budget_bytes);
+    DOVETAIL_CHECK(made.timeline.peak_bytes <= budget_bytes,
+                   "a schedule of {} bytes for a budget of {}", made.timeline.peak_bytes,
+                   budget_bytes);
     made.expected_s = expected_s(graph_, made.plan, made.timeline);
     if (!out || made.expected_s < out->expected_s) out = std::move(made);
   };
   std::vector<std::pair<std::vector<int>, bool>> tried;
-  const auto attempt = [&](const std::vector<int>& needed_at, const std::vector<int64_t>& bytes, Order order,
-                           bool patient) {
+  const auto attempt = [&](const std::vector<int>& needed_at, const std::vector<int64_t>& bytes,
+                           Order order, bool patient) {
     tried.emplace_back(times_of_fetches(decisions, needed_at, bytes, budget_bytes, order), patient);
     if (std::find(tried.begin(), tried.end() - 1, tried.back()) != tried.end() - 1) return;
     Walk walk(*this, decisions, tried.back().first, budget_bytes, patient);
@@ -210,7 +223,8 @@ std::optional<Schedule> Scheduler::schedule(const Decisions& decisions, int64_t 
   };
   attempt(at_end, held, Order::kLastFirst, /*patient=*/false);
   attempt(late.needed_at(), held, Order::kLastFirst, /*patient=*/false);
-  if (fetches_wait_ && std::find(decisions.gaps.begin(), decisions.gaps.end(), Keep::kHost) != decisions.gaps.end()) {
+  if (fetches_wait_ && std::find(decisions.gaps.begin(), decisions.gaps.end(), Keep::kHost) !=
+                           decisions.gaps.end()) {
     attempt(late.needed_at(), settled, Order::kLastFirst, /*patient=*/true);
     attempt(late.needed_at(), settled, Order::kFirstFirst, /*patient=*/true);
   }

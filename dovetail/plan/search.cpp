@@ -26,19 +26,22 @@ std::vector<std::string> roles_of(const Graph& graph) {
     std::string layer = node.layer;
     for (char& c : layer)
       if (c >= '0' && c <= '9') c = '#';
-    out.push_back(fmt::format("{} {} {}", layer, node.name.substr(0, node.name.rfind(':')), in_layer));
+    out.push_back(
+        fmt::format("{} {} {}", layer, node.name.substr(0, node.name.rfind(':')), in_layer));
   }
   return out;
 }
 
-/// Gaps of equal tensors between nodes of equal roles, which the blocks of a model repeat; those of two or more.
+/// Gaps of equal tensors between nodes of equal roles, which the blocks of a model repeat; those of
+/// two or more.
 std::vector<std::vector<int>> alike(const Graph& graph, const std::vector<Gap>& gaps) {
   const std::vector<std::string> roles = roles_of(graph);
   std::map<std::tuple<std::string, std::string, bool, int64_t>, std::vector<int>> found;
   for (size_t g = 0; g < gaps.size(); ++g) {
     const Gap& gap = gaps[g];
-    found[{gap.from < 0 ? "" : roles[gap.from], roles[gap.to], gap.wraps, graph.tensors[gap.tensor].bytes}].push_back(
-        static_cast<int>(g));
+    found[{gap.from < 0 ? "" : roles[gap.from], roles[gap.to], gap.wraps,
+           graph.tensors[gap.tensor].bytes}]
+        .push_back(static_cast<int>(g));
   }
   std::vector<std::vector<int>> out;
   for (auto& [key, members] : found)
@@ -48,7 +51,8 @@ std::vector<std::vector<int>> alike(const Graph& graph, const std::vector<Gap>& 
 
 int64_t excess_of(const Schedule& schedule, int64_t budget_bytes) {
   int64_t out = 0;
-  for (const int64_t bytes : schedule.settled_bytes) out += std::max<int64_t>(bytes - budget_bytes, 0);
+  for (const int64_t bytes : schedule.settled_bytes)
+    out += std::max<int64_t>(bytes - budget_bytes, 0);
   return out;
 }
 
@@ -81,12 +85,15 @@ bool may_be_chosen(const Graph& graph, const Scheduler& scheduler, int node, int
   const std::vector<int>& on_host = graph.nodes[node].algorithms[algorithm].on_host;
   return allowed.algorithms && std::all_of(on_host.begin(), on_host.end(), [&](int t) {
            const std::vector<int> gaps = scheduler.gaps_on_host(node, t);
-           const auto& all = scheduler.gaps_of(t);  // one has to end here, else the node before has it on the device
+           const auto& all = scheduler.gaps_of(
+               t);  // one has to end here, else the node before has it on the device
            const int wrapped = scheduler.wrapped_gap(t);
            return wrapped >= 0 && scheduler.gaps()[wrapped].from == node &&
-                  std::any_of(all.begin(), all.end(), [&](int g) { return scheduler.gaps()[g].to == node; }) &&
-                  std::all_of(gaps.begin(), gaps.end(),
-                              [&](int g) { return may_be_offloaded(graph, scheduler.gaps()[g], allowed); });
+                  std::any_of(all.begin(), all.end(),
+                              [&](int g) { return scheduler.gaps()[g].to == node; }) &&
+                  std::all_of(gaps.begin(), gaps.end(), [&](int g) {
+                    return may_be_offloaded(graph, scheduler.gaps()[g], allowed);
+                  });
          });
 }
 
@@ -104,7 +111,9 @@ Search::Search(const Graph& graph, const SolveOptions& options)
       started_s_(now_seconds()) {}
 
 bool Search::in_time() const { return in_time(1); }
-bool Search::in_time(double part) const { return now_seconds() < started_s_ + part * options_.time_limit_s; }
+bool Search::in_time(double part) const {
+  return now_seconds() < started_s_ + part * options_.time_limit_s;
+}
 
 Decisions Search::all_resident() const {
   Decisions out{.gaps = std::vector<Keep>(scheduler_.gaps().size()),
@@ -113,7 +122,9 @@ Decisions Search::all_resident() const {
   return out;
 }
 
-Decisions Search::all_away(Keep keep, const SolveOptions& allowed) const { return most_away(keep, allowed, 0); }
+Decisions Search::all_away(Keep keep, const SolveOptions& allowed) const {
+  return most_away(keep, allowed, 0);
+}
 
 Decisions Search::most_away(Keep keep, const SolveOptions& allowed, int period) const {
   Decisions out = all_resident();
@@ -121,8 +132,8 @@ Decisions Search::most_away(Keep keep, const SolveOptions& allowed, int period) 
   for (size_t g = 0; g < out.gaps.size(); ++g) {
     const auto possible = ways(static_cast<int>(g), allowed, false);
     if (possible.empty() || (period > 0 && ++count % period == 0)) continue;
-    const auto wanted =
-        std::find_if(possible.begin(), possible.end(), [&](const auto& way) { return way.first == keep; });
+    const auto wanted = std::find_if(possible.begin(), possible.end(),
+                                     [&](const auto& way) { return way.first == keep; });
     std::tie(out.gaps[g], out.codec[g]) = wanted == possible.end() ? possible.front() : *wanted;
   }
   for (int n = 0; n < static_cast<int>(graph_.nodes.size()) && allowed.algorithms; ++n) {
@@ -140,8 +151,9 @@ Decisions Search::most_away(Keep keep, const SolveOptions& allowed, int period) 
 bool Search::offer(const Decisions& decisions) {
   auto made = scheduler_.schedule(decisions, graph_.budget_bytes);
   if (!made) return false;
-  const bool known = std::any_of(candidates_.begin(), candidates_.end(),
-                                 [&](const Candidate& other) { return same(other.decisions, decisions); });
+  const bool known =
+      std::any_of(candidates_.begin(), candidates_.end(),
+                  [&](const Candidate& other) { return same(other.decisions, decisions); });
   if (!known) candidates_.push_back({.decisions = decisions, .expected_s = made->expected_s});
   if (!best_ || made->expected_s < best_->schedule.expected_s)
     best_ = Solution{.decisions = decisions, .schedule = std::move(*made)};
@@ -152,7 +164,8 @@ void Search::offer(const Solution& solution) {
   if (!best_ || solution.schedule.expected_s < best_->schedule.expected_s) best_ = solution;
 }
 
-void Search::descend(Decisions decisions, int64_t budget_bytes, const SolveOptions& allowed, Until until) {
+void Search::descend(Decisions decisions, int64_t budget_bytes, const SolveOptions& allowed,
+                     Until until) {
   const auto goes_on = [&] { return in_time() || (until == Until::kPlan && !best_); };
   auto now = scheduler_.schedule(decisions, kNoBudget);
   int64_t excess = now ? excess_of(*now, budget_bytes) : 0;
@@ -160,16 +173,19 @@ void Search::descend(Decisions decisions, int64_t budget_bytes, const SolveOptio
   while (now && excess > 0 && goes_on()) {
     Decisions chosen;
     std::array<double, 3> least = {2, 0, 0};
-    for (const auto& change : together ? changes_of_alike(decisions, in_the_way(*now, budget_bytes), allowed, false)
-                                       : changes(decisions, *now, budget_bytes, allowed)) {
+    for (const auto& change :
+         together ? changes_of_alike(decisions, in_the_way(*now, budget_bytes), allowed, false)
+                  : changes(decisions, *now, budget_bytes, allowed)) {
       Decisions changed = decisions;
       change(changed);
       const auto made = scheduler_.schedule(changed, kNoBudget);
       if (!made) continue;
       const auto gained = static_cast<double>(excess - excess_of(*made, budget_bytes));
       const double cost_s = std::max(made->expected_s - now->expected_s, 0.0);
-      // What gains nothing by itself may with the next change: after all that gains, the least loss first.
-      const std::array<double, 3> rank = {gained > 0 ? 0.0 : 1.0, gained > 0 ? cost_s / gained : -gained, -gained};
+      // What gains nothing by itself may with the next change: after all that gains, the least loss
+      // first.
+      const std::array<double, 3> rank = {gained > 0 ? 0.0 : 1.0,
+                                          gained > 0 ? cost_s / gained : -gained, -gained};
       if (rank < least) least = rank, chosen = std::move(changed);
       if (!goes_on()) break;
     }
@@ -185,8 +201,8 @@ void Search::descend(Decisions decisions, int64_t budget_bytes, const SolveOptio
   if (now) offer(decisions);
 }
 
-/// Whether the changed decisions are a plan that takes at most that part of the time of those before, and then in
-/// their place.
+/// Whether the changed decisions are a plan that takes at most that part of the time of those
+/// before, and then in their place.
 bool Search::attempt(Candidate& from, Decisions changed, double part) {
   auto made = scheduler_.schedule(changed, graph_.budget_bytes);
   if (!made || made->expected_s > from.expected_s * part) return false;
@@ -207,9 +223,10 @@ bool Search::attempt_each(Candidate& from, const std::vector<Change>& changes) {
   return better;
 }
 
-/// Keeps as many of these gaps resident at once as leaves a plan of at most that part of the time: all, or else what it
-/// can of each half.
-void Search::take_back(Candidate& from, std::span<const int> gaps, double part, const std::function<bool()>& goes_on) {
+/// Keeps as many of these gaps resident at once as leaves a plan of at most that part of the time:
+/// all, or else what it can of each half.
+void Search::take_back(Candidate& from, std::span<const int> gaps, double part,
+                       const std::function<bool()>& goes_on) {
   if (gaps.empty() || !goes_on()) return;
   Decisions changed = from.decisions;
   for (const int g : gaps) take(changed, g, {Keep::kResident, 0});
@@ -225,8 +242,9 @@ void Search::improve(Candidate& candidate, bool pairs) {
   take_back(candidate, away, kFaster, [&] { return in_time(); });
   bool better = true;
   while (better && in_time()) {
-    better = attempt_each(candidate, changes_of_alike(candidate.decisions, alike_, options_, true)) ||
-             attempt_each(candidate, single_changes(candidate.decisions));
+    better =
+        attempt_each(candidate, changes_of_alike(candidate.decisions, alike_, options_, true)) ||
+        attempt_each(candidate, single_changes(candidate.decisions));
     if (better || !pairs) continue;
     // One change does not help: two at once, of which one may give the other its memory.
     const auto all = single_changes(candidate.decisions);
@@ -242,8 +260,9 @@ void Search::improve(Candidate& candidate, bool pairs) {
 
 void Search::improve_all() {
   const auto fastest_first = [&] {
-    std::stable_sort(candidates_.begin(), candidates_.end(),
-                     [](const Candidate& a, const Candidate& b) { return a.expected_s < b.expected_s; });
+    std::stable_sort(
+        candidates_.begin(), candidates_.end(),
+        [](const Candidate& a, const Candidate& b) { return a.expected_s < b.expected_s; });
   };
   for (const bool pairs : {false, true}) {
     fastest_first();
@@ -257,7 +276,8 @@ void Search::keep_what_need_not_wrap() {
   if (!best_) return;
   std::vector<int> wrapping;
   for (size_t g = 0; g < scheduler_.gaps().size(); ++g)
-    if (scheduler_.gaps()[g].wraps && best_->decisions.gaps[g] == Keep::kHost) wrapping.push_back(static_cast<int>(g));
+    if (scheduler_.gaps()[g].wraps && best_->decisions.gaps[g] == Keep::kHost)
+      wrapping.push_back(static_cast<int>(g));
   Candidate from{.decisions = best_->decisions, .expected_s = best_->schedule.expected_s};
   take_back(from, wrapping, 1, [&] { return in_time(kLatest); });
 }

@@ -12,19 +12,22 @@
 
 namespace dovetail::plan {
 
-/// Index of a node's fastest algorithm that finds nothing on the host; of several the one with the least workspace.
+/// Index of a node's fastest algorithm that finds nothing on the host; of several the one with the
+/// least workspace.
 int fastest_algorithm(const GraphNode& node);
 /// Every node once, by its fastest algorithm of all.
 double least_s(const Graph& graph);
-/// Whether a node may run by an algorithm: what that finds on the host may be there, and no later node uses it.
+/// Whether a node may run by an algorithm: what that finds on the host may be there, and no later
+/// node uses it.
 bool may_be_chosen(const Graph& graph, const Scheduler& scheduler, int node, int algorithm,
                    const SolveOptions& allowed);
 /// Whether a gap may be spent on the host.
 bool may_be_offloaded(const Graph& graph, const Gap& gap, const SolveOptions& allowed);
 
-/// The search for decisions that `solve` and `solve_jointly` share. It keeps the plan within the budget that is
-/// expected to take the least, and the decisions from which to look for better ones; it ends at the deadline that
-/// `options.time_limit_s` sets when it is made. Graph and options must outlive it.
+/// The search for decisions that `solve` and `solve_jointly` share. It keeps the plan within the
+/// budget that is expected to take the least, and the decisions from which to look for better ones;
+/// it ends at the deadline that `options.time_limit_s` sets when it is made. Graph and options must
+/// outlive it.
 class Search {
  public:
   Search(const Graph& graph, const SolveOptions& options);
@@ -35,7 +38,8 @@ class Search {
   bool in_time(double part) const;
 
   Decisions all_resident() const;
-  /// Of what may go by `allowed` everything away, by `keep` where it can be; with the least workspaces.
+  /// Of what may go by `allowed` everything away, by `keep` where it can be; with the least
+  /// workspaces.
   Decisions all_away(Keep keep, const SolveOptions& allowed) const;
   /// The same, but every `period`-th of those stays.
   Decisions most_away(Keep keep, const SolveOptions& allowed, int period) const;
@@ -48,15 +52,18 @@ class Search {
     kDeadline,
     kPlan,  ///< and on after the deadline, as long as there is no plan
   };
-  /// From these decisions greedily below `budget_bytes` (at most the one asked for), with the techniques of `allowed`,
-  /// and offers those.
-  void descend(Decisions decisions, int64_t budget_bytes, const SolveOptions& allowed, Until until = Until::kDeadline);
-  /// All that were offered, the fastest first: single decisions changed while that makes a plan faster, then pairs.
+  /// From these decisions greedily below `budget_bytes` (at most the one asked for), with the
+  /// techniques of `allowed`, and offers those.
+  void descend(Decisions decisions, int64_t budget_bytes, const SolveOptions& allowed,
+               Until until = Until::kDeadline);
+  /// All that were offered, the fastest first: single decisions changed while that makes a plan
+  /// faster, then pairs.
   void improve_all();
-  /// From the best plan on, until `stop`: random changes of a few decisions, for a while also those that make the plan
-  /// a little slower.
+  /// From the best plan on, until `stop`: random changes of a few decisions, for a while also those
+  /// that make the plan a little slower.
   void wander(const std::function<bool()>& stop);
-  /// What starts on the host and makes nothing faster there stays where it is used; until a tenth after the deadline.
+  /// What starts on the host and makes nothing faster there stays where it is used; until a tenth
+  /// after the deadline.
   void keep_what_need_not_wrap();
 
   /// Nothing if no plan has been found.
@@ -71,21 +78,24 @@ class Search {
   };
 
   std::vector<std::pair<Keep, int>> ways(int gap, const SolveOptions& allowed, bool resident) const;
-  /// Decides a gap, or a node's algorithm, and with it what cannot stay as it was: a node that found on the host what
-  /// is not there any more, gaps of what it now finds there.
+  /// Decides a gap, or a node's algorithm, and with it what cannot stay as it was: a node that
+  /// found on the host what is not there any more, gaps of what it now finds there.
   void take(Decisions& decisions, int gap, const std::pair<Keep, int>& way) const;
   void run_by(Decisions& decisions, int node, int algorithm) const;
-  /// Of the node that changes a gap's tensor, those of its algorithms that find the tensor on the host.
+  /// Of the node that changes a gap's tensor, those of its algorithms that find the tensor on the
+  /// host.
   std::vector<std::pair<int, int>> on_host(int gap, const SolveOptions& allowed) const;
   std::vector<std::vector<int>> in_the_way(const Schedule& now, int64_t budget_bytes) const;
-  std::vector<Change> changes_of_alike(const Decisions& decisions, const std::vector<std::vector<int>>& alike,
+  std::vector<Change> changes_of_alike(const Decisions& decisions,
+                                       const std::vector<std::vector<int>>& alike,
                                        const SolveOptions& allowed, bool moved) const;
   std::vector<Change> single_changes(const Decisions& decisions) const;
   std::vector<Change> changes(const Decisions& decisions, const Schedule& now, int64_t budget_bytes,
                               const SolveOptions& allowed) const;
   bool attempt(Candidate& from, Decisions changed, double part);
   bool attempt_each(Candidate& from, const std::vector<Change>& changes);
-  void take_back(Candidate& from, std::span<const int> gaps, double part, const std::function<bool()>& goes_on);
+  void take_back(Candidate& from, std::span<const int> gaps, double part,
+                 const std::function<bool()>& goes_on);
   void improve(Candidate& candidate, bool pairs);
   void change_at_random(Decisions& decisions);
 

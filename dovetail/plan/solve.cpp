@@ -26,9 +26,10 @@ const Algorithm& smallest_algorithm(const Graph& graph, const Scheduler& schedul
   return *least;
 }
 
-/// From where the search starts: everything away, by each technique; and what is found greedily for several budgets up
-/// to the one asked for, since a smaller one leaves room for copies under way, with all techniques and with some. Where
-/// that gives no plan by the deadline, the first budgets are tried to the end, until there is a plan.
+/// From where the search starts: everything away, by each technique; and what is found greedily for
+/// several budgets up to the one asked for, since a smaller one leaves room for copies under way,
+/// with all techniques and with some. Where that gives no plan by the deadline, the first budgets
+/// are tried to the end, until there is a plan.
 void begin(const Graph& graph, const SolveOptions& options, int64_t floor_bytes, Search& search) {
   constexpr int kBudgets = 6, kToTheEnd = 2, kLongestPeriod = 32;
   constexpr double kPartOfTime = 0.6;
@@ -83,8 +84,9 @@ Floor floor_of(const Graph& graph, const SolveOptions& options) {
   DOVETAIL_CHECK(kept.has_value(), "a step that keeps all does not run");
   std::vector<int64_t> bytes = kept->slot_bytes;
   for (size_t n = 0; n < nodes; ++n)
-    bytes[n] += graph.extra_bytes(smallest_algorithm(graph, scheduler, static_cast<int>(n), options)) -
-                graph.nodes[n].algorithms[0].workspace_bytes;
+    bytes[n] +=
+        graph.extra_bytes(smallest_algorithm(graph, scheduler, static_cast<int>(n), options)) -
+        graph.nodes[n].algorithms[0].workspace_bytes;
   const auto may_wrap = [&](int tensor) {
     const int gap = scheduler.wrapped_gap(tensor);
     return gap >= 0 && may_be_offloaded(graph, scheduler.gaps()[gap], options);
@@ -107,7 +109,8 @@ Floor floor_of(const Graph& graph, const SolveOptions& options) {
   Floor out;
   for (size_t n = 0; n < nodes; ++n)
     if (bytes[n] > out.bytes) out = {bytes[n], static_cast<int>(n)};
-  if (out.node >= 0) out.workspace_bytes = smallest_algorithm(graph, scheduler, out.node, options).workspace_bytes;
+  if (out.node >= 0)
+    out.workspace_bytes = smallest_algorithm(graph, scheduler, out.node, options).workspace_bytes;
   // What is there when the step begins, and cannot be away then, has to fit then.
   int64_t at_start = graph.base_bytes;
   for (size_t t = 0; t < graph.tensors.size(); ++t) {
@@ -124,10 +127,12 @@ Solution solve(const Graph& graph, const SolveOptions& options) {
   const Floor floor = floor_of(graph, options);
   if (graph.budget_bytes < floor.bytes)
     throw UserError(
-        fmt::format("plan: the budget of {} bytes is below the floor of this step, {} bytes, {}", graph.budget_bytes,
-                    floor.bytes,
-                    floor.node < 0 ? "which what it keeps of its inputs, parameters and state takes when it begins"
-                                   : fmt::format("which node {} needs", graph.nodes[floor.node].name)),
+        fmt::format(
+            "plan: the budget of {} bytes is below the floor of this step, {} bytes, {}",
+            graph.budget_bytes, floor.bytes,
+            floor.node < 0
+                ? "which what it keeps of its inputs, parameters and state takes when it begins"
+                : fmt::format("which node {} needs", graph.nodes[floor.node].name)),
         "raise the budget, lower the batch, or allow more techniques");
   Search search(graph, options);
   if (options.start) search.offer(*options.start);
@@ -135,13 +140,14 @@ Solution solve(const Graph& graph, const SolveOptions& options) {
   search.improve_all();
   search.keep_what_need_not_wrap();
   if (!search.best())
-    throw UserError(
-        fmt::format("plan: no plan within {} bytes was found; the floor is {} bytes", graph.budget_bytes, floor.bytes),
-        "raise the budget, or allow more techniques");
+    throw UserError(fmt::format("plan: no plan within {} bytes was found; the floor is {} bytes",
+                                graph.budget_bytes, floor.bytes),
+                    "raise the budget, or allow more techniques");
   return finish(graph, search, started_s);
 }
 
-std::optional<Solution> improve(const Graph& graph, const SolveOptions& options, const Decisions& decisions) {
+std::optional<Solution> improve(const Graph& graph, const SolveOptions& options,
+                                const Decisions& decisions) {
   const double started_s = now_seconds();
   Search search(graph, options);
   if (!search.offer(decisions)) search.descend(decisions, graph.budget_bytes, options);
@@ -150,15 +156,15 @@ std::optional<Solution> improve(const Graph& graph, const SolveOptions& options,
   return finish(graph, search, started_s);
 }
 
-std::vector<Solution> solve_each(const Graph& graph, const SolveOptions& options,
-                                 const std::vector<int64_t>& budgets_bytes,
-                                 const std::function<Solution(const Graph&, const SolveOptions&)>& one) {
+std::vector<Solution> solve_each(
+    const Graph& graph, const SolveOptions& options, const std::vector<int64_t>& budgets_bytes,
+    const std::function<Solution(const Graph&, const SolveOptions&)>& one) {
   std::vector<Solution> out;
   SolveOptions next = options;
   Graph within = graph;
   for (const int64_t bytes : budgets_bytes) {
-    DOVETAIL_CHECK(bytes >= within.budget_bytes || out.empty(), "budgets must ascend: {} after {} bytes", bytes,
-                   within.budget_bytes);
+    DOVETAIL_CHECK(bytes >= within.budget_bytes || out.empty(),
+                   "budgets must ascend: {} after {} bytes", bytes, within.budget_bytes);
     within.budget_bytes = bytes;
     Solution made = one(within, next);
     if (!out.empty() && made.schedule.expected_s > out.back().schedule.expected_s) {

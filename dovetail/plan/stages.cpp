@@ -12,7 +12,10 @@ namespace {
 class Writer {
  public:
   Writer(const StageGraph& graph, const Stages& stages, const std::vector<int>& algorithms)
-      : graph_(graph), stages_(stages), algorithms_(algorithms), there_(graph.graph().tensors.size()) {}
+      : graph_(graph),
+        stages_(stages),
+        algorithms_(algorithms),
+        there_(graph.graph().tensors.size()) {}
 
   Plan write() {
     for (int t = 0; t < graph_.nodes(); ++t) {
@@ -27,10 +30,12 @@ class Writer {
 
  private:
   bool needed_after(int t, int value, int node) const {
-    if (t + 1 == graph_.nodes() ? graph_.last_use(value) > t : stages_.keeps[t + 1][value] != 0) return true;
+    if (t + 1 == graph_.nodes() ? graph_.last_use(value) > t : stages_.keeps[t + 1][value] != 0)
+      return true;
     const auto& readers = graph_.readers(value);
-    return std::any_of(readers.begin(), readers.end(),
-                       [&](int reader) { return reader > node && reader <= t && stages_.runs[t][reader] != 0; });
+    return std::any_of(readers.begin(), readers.end(), [&](int reader) {
+      return reader > node && reader <= t && stages_.runs[t][reader] != 0;
+    });
   }
 
   void run(int t, int i) {
@@ -79,7 +84,8 @@ StageGraph::StageGraph(const Graph& graph)
       resident_bytes_(graph.base_bytes) {
   for (const GraphTensor& tensor : graph.tensors)
     if (tensor.alias_of < 0 && resident_at_start(tensor.kind)) resident_bytes_ += tensor.bytes;
-  std::vector<std::vector<int>> users(graph.tensors.size());  // of each storage, nodes that read or make it so far
+  std::vector<std::vector<int>> users(
+      graph.tensors.size());  // of each storage, nodes that read or make it so far
   for (int n = 0; n < nodes(); ++n) {
     const GraphNode& node = graph.nodes[n];
     if (node.runs_once()) last_run_[n] = n;
@@ -108,7 +114,9 @@ StageGraph::StageGraph(const Graph& graph)
 int64_t StageGraph::least_workspace(int node) const {
   const auto& algorithms = graph_.nodes[node].algorithms;
   return std::min_element(algorithms.begin(), algorithms.end(),
-                          [](const Algorithm& a, const Algorithm& b) { return a.workspace_bytes < b.workspace_bytes; })
+                          [](const Algorithm& a, const Algorithm& b) {
+                            return a.workspace_bytes < b.workspace_bytes;
+                          })
       ->workspace_bytes;
 }
 
@@ -162,7 +170,8 @@ std::optional<Stages> stages_of(const StageGraph& graph, const Plan& plan) {
     if (action.op == Op::kFree) {
       there[action.tensor] = 0;
       // Freed before anything ran in this stage: it was not kept for it.
-      if (std::none_of(ran.begin(), ran.end(), [](char c) { return c != 0; })) out.keeps[t][action.tensor] = 0;
+      if (std::none_of(ran.begin(), ran.end(), [](char c) { return c != 0; }))
+        out.keeps[t][action.tensor] = 0;
       continue;
     }
     if (action.op != Op::kCompute || ran[action.node] || action.node > t) return {};

@@ -26,13 +26,14 @@ class Builder {
     add_tensors();
     for (size_t n = 0; n < made_.nodes.size(); ++n) add_node(n);
     for (size_t s = 0; s < step_.storages.size(); ++s) {
-      const bool written = std::any_of(step_.operations.begin(), step_.operations.end(), [&](const auto& operation) {
-        return contains(operation.writes, static_cast<int>(s));
-      });
+      const bool written = std::any_of(
+          step_.operations.begin(), step_.operations.end(),
+          [&](const auto& operation) { return contains(operation.writes, static_cast<int>(s)); });
       const TensorKind kind = step_.storages[s].kind;
       if (kind == TensorKind::kParam || kind == TensorKind::kState || kind == TensorKind::kOutput ||
           (written && kind == TensorKind::kInput))
-        if (made_.tensor_of_storage[s] >= 0) made_.graph.final.push_back(made_.tensor_of_storage[s]);
+        if (made_.tensor_of_storage[s] >= 0)
+          made_.graph.final.push_back(made_.tensor_of_storage[s]);
     }
     return std::move(made_);
   }
@@ -48,24 +49,28 @@ class Builder {
                                      [&](int storage) { return node_of[storage] == latest; });
       if (!joins) made_.nodes.push_back({.first = static_cast<int>(o)});
       made_.nodes.back().last = static_cast<int>(o) + 1;
-      for (const int storage : operation.makes) node_of[storage] = static_cast<int>(made_.nodes.size()) - 1;
+      for (const int storage : operation.makes)
+        node_of[storage] = static_cast<int>(made_.nodes.size()) - 1;
     }
   }
 
   void find_uses() {
     for (size_t n = 0; n < made_.nodes.size(); ++n)
       for (int o = made_.nodes[n].first; o < made_.nodes[n].last; ++o)
-        for (const auto* list : {&step_.operations[o].reads, &step_.operations[o].writes, &step_.operations[o].makes})
+        for (const auto* list :
+             {&step_.operations[o].reads, &step_.operations[o].writes, &step_.operations[o].makes})
           for (const int storage : *list) {
             if (first_use_[storage] < 0) first_use_[storage] = static_cast<int>(n);
             last_use_[storage] = static_cast<int>(n);
           }
     for (const auto& operation : step_.operations)
-      for (const int storage : operation.writes) is_fixed_and_written_[storage] = step_.storages[storage].is_fixed();
+      for (const int storage : operation.writes)
+        is_fixed_and_written_[storage] = step_.storages[storage].is_fixed();
   }
 
   bool is_local(int storage) const {
-    return !step_.storages[storage].external.defined() && step_.storages[storage].kind != TensorKind::kOutput &&
+    return !step_.storages[storage].external.defined() &&
+           step_.storages[storage].kind != TensorKind::kOutput &&
            first_use_[storage] == last_use_[storage];
   }
 
@@ -81,7 +86,8 @@ class Builder {
       if (is_local(static_cast<int>(s))) continue;
       made_.tensor_of_storage[s] = static_cast<int>(made_.graph.tensors.size());
       made_.storage_of_tensor.push_back(static_cast<int>(s));
-      made_.graph.tensors.push_back({.id = storage.name, .bytes = planned_bytes(storage.bytes), .kind = storage.kind});
+      made_.graph.tensors.push_back(
+          {.id = storage.name, .bytes = planned_bytes(storage.bytes), .kind = storage.kind});
     }
   }
 
@@ -95,7 +101,8 @@ class Builder {
       out.random = out.random || operation.random;
       out.recomputable = out.recomputable && !operation.once;
       for (const auto* list : {&operation.reads, &operation.writes})
-        for (const int storage : *list) out.recomputable = out.recomputable && !is_fixed_and_written_[storage];
+        for (const int storage : *list)
+          out.recomputable = out.recomputable && !is_fixed_and_written_[storage];
       for (const int storage : operation.makes) makes.push_back(storage);
       for (const int storage : operation.reads)
         if (!contains(makes, storage)) add_tensor(out.inputs, storage);
@@ -106,7 +113,8 @@ class Builder {
     double recorded_s = 0;
     for (int o = node.first; o < node.last; ++o) recorded_s += step_.operations[o].seconds;
     node.memory = place_allocations(run_of(step_, node, 0).operations, made_.tensor_of_storage);
-    out.algorithms = {{.name = "captured", .time_s = recorded_s, .workspace_bytes = node.memory.workspace_bytes}};
+    out.algorithms = {
+        {.name = "captured", .time_s = recorded_s, .workspace_bytes = node.memory.workspace_bytes}};
     made_.graph.nodes.push_back(std::move(out));
   }
 
@@ -116,14 +124,17 @@ class Builder {
 
   const CapturedStep& step_;
   std::vector<int> first_use_, last_use_;
-  std::vector<bool> is_fixed_and_written_;  // so that each operation on it runs once, where it was recorded
+  std::vector<bool>
+      is_fixed_and_written_;  // so that each operation on it runs once, where it was recorded
   StepGraph made_;
 };
 
-/// The allocations of a node's operations that go to its workspace, over the time that they are held.
+/// The allocations of a node's operations that go to its workspace, over the time that they are
+/// held.
 class WorkspaceBlocks {
  public:
-  explicit WorkspaceBlocks(const std::vector<int>& tensor_of_storage) : tensor_of_storage_(tensor_of_storage) {}
+  explicit WorkspaceBlocks(const std::vector<int>& tensor_of_storage)
+      : tensor_of_storage_(tensor_of_storage) {}
 
   void add(const CapturedOperation& operation) {
     const int index = static_cast<int>(memory_.places.size());
@@ -132,14 +143,16 @@ class WorkspaceBlocks {
     for (const MemoryEvent& event : operation.memory) {
       ++time_;
       if (event.ends) {
-        if (block_of[event.allocation] >= 0) blocks_[block_of[event.allocation]].spans[0].second = time_;
+        if (block_of[event.allocation] >= 0)
+          blocks_[block_of[event.allocation]].spans[0].second = time_;
         continue;
       }
       places.push_back({.bytes = event.bytes});
-      const auto made =
-          std::find(operation.makes_allocation.begin(), operation.makes_allocation.end(), event.allocation);
-      const int storage =
-          made == operation.makes_allocation.end() ? -1 : operation.makes[made - operation.makes_allocation.begin()];
+      const auto made = std::find(operation.makes_allocation.begin(),
+                                  operation.makes_allocation.end(), event.allocation);
+      const int storage = made == operation.makes_allocation.end()
+                              ? -1
+                              : operation.makes[made - operation.makes_allocation.begin()];
       if (storage >= 0 && tensor_of_storage_[storage] >= 0) {
         places.back().storage = storage;
         block_of.push_back(-1);
@@ -151,10 +164,12 @@ class WorkspaceBlocks {
       users_.emplace_back(index, static_cast<int>(places.size()) - 1);
     }
     ++time_;
-    // What the operation leaves behind without its being a storage of ours is held to the node's end.
+    // What the operation leaves behind without its being a storage of ours is held to the node's
+    // end.
     for (const auto* list : {&operation.reads, &operation.writes, &operation.makes})
       for (const int storage : *list)
-        if (block_of_storage_.contains(storage)) blocks_[block_of_storage_[storage]].spans[0].second = time_;
+        if (block_of_storage_.contains(storage))
+          blocks_[block_of_storage_[storage]].spans[0].second = time_;
   }
 
   NodeMemory place() {
@@ -163,7 +178,8 @@ class WorkspaceBlocks {
     const Packing packing = pack(blocks_);
     for (size_t b = 0; b < blocks_.size(); ++b)
       memory_.places[users_[b].first][users_[b].second].workspace_offset = packing.offsets[b];
-    for (const auto& [storage, block] : block_of_storage_) memory_.local.emplace_back(storage, packing.offsets[block]);
+    for (const auto& [storage, block] : block_of_storage_)
+      memory_.local.emplace_back(storage, packing.offsets[block]);
     memory_.workspace_bytes = packing.bytes;
     return std::move(memory_);
   }
@@ -181,14 +197,16 @@ class WorkspaceBlocks {
 
 StepGraph graph_of(const CapturedStep& step) { return Builder(step).build(); }
 
-NodeMemory place_allocations(std::span<const CapturedOperation> operations, const std::vector<int>& tensor_of_storage) {
+NodeMemory place_allocations(std::span<const CapturedOperation> operations,
+                             const std::vector<int>& tensor_of_storage) {
   WorkspaceBlocks blocks(tensor_of_storage);
   for (const CapturedOperation& operation : operations) blocks.add(operation);
   return blocks.place();
 }
 
 NodeRun run_of(const CapturedStep& step, const StepNode& node, int algorithm) {
-  if (algorithm > 0) return {node.variants[algorithm - 1].operations, node.variants[algorithm - 1].memory};
+  if (algorithm > 0)
+    return {node.variants[algorithm - 1].operations, node.variants[algorithm - 1].memory};
   return {std::span(step.operations).subspan(node.first, node.last - node.first), node.memory};
 }
 

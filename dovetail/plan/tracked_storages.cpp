@@ -9,10 +9,12 @@ bool is_number_as_tensor(const at::Tensor& tensor) {
 }
 
 TensorUse use_of(const at::Tensor& tensor, int storage) {
-  return {storage, tensor.sizes().vec(), tensor.strides().vec(), tensor.storage_offset(), tensor.scalar_type()};
+  return {storage, tensor.sizes().vec(), tensor.strides().vec(), tensor.storage_offset(),
+          tensor.scalar_type()};
 }
 
-CapturedArgument captured_argument(const c10::IValue& value, const std::function<TensorUse(const at::Tensor&)>& visit) {
+CapturedArgument captured_argument(const c10::IValue& value,
+                                   const std::function<TensorUse(const at::Tensor&)>& visit) {
   CapturedArgument out;
   if (value.isTensor() && !is_number_as_tensor(value.toTensor())) {
     out.kind = CapturedArgument::Kind::kTensor;
@@ -20,8 +22,9 @@ CapturedArgument captured_argument(const c10::IValue& value, const std::function
   } else if (value.isTensorList()) {
     out.kind = CapturedArgument::Kind::kTensorList;
     for (const at::Tensor& tensor : value.toTensorVector()) out.uses.push_back(visit(tensor));
-  } else if (value.isList() && std::any_of(value.toListRef().begin(), value.toListRef().end(),
-                                           [](const c10::IValue& element) { return element.isTensor(); })) {
+  } else if (value.isList() &&
+             std::any_of(value.toListRef().begin(), value.toListRef().end(),
+                         [](const c10::IValue& element) { return element.isTensor(); })) {
     out.kind = CapturedArgument::Kind::kOptionalTensorList;
     for (const c10::IValue& element : value.toListRef())
       out.uses.push_back(visit(element.isTensor() ? element.toTensor() : at::Tensor()));

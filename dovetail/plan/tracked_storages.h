@@ -12,7 +12,8 @@
 
 namespace dovetail::plan {
 
-/// Indices of the storages that a step uses. It holds them weakly, so that no later storage has the address of one.
+/// Indices of the storages that a step uses. It holds them weakly, so that no later storage has the
+/// address of one.
 class TrackedStorages {
  public:
   /// -1 if it is not one.
@@ -38,8 +39,10 @@ bool is_number_as_tensor(const at::Tensor& tensor);
 
 TensorUse use_of(const at::Tensor& tensor, int storage);
 
-/// An argument as the dispatcher passes it, `visit` giving the use of each tensor in it. A wrapped number is a value.
-CapturedArgument captured_argument(const c10::IValue& value, const std::function<TensorUse(const at::Tensor&)>& visit);
+/// An argument as the dispatcher passes it, `visit` giving the use of each tensor in it. A wrapped
+/// number is a value.
+CapturedArgument captured_argument(const c10::IValue& value,
+                                   const std::function<TensorUse(const at::Tensor&)>& visit);
 
 /// Resets each gradient of `step.parameters` that lies in a storage that the step has made.
 void drop_gradients(const CapturedStep& step, const TrackedStorages& storages);

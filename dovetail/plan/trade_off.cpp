@@ -22,16 +22,19 @@ std::optional<PlacedSolution> try_to_place(const Graph& graph, const SolveOption
 
 }  // namespace
 
-std::vector<TradeOff> trade_off(const Graph& graph, const SolveOptions& options, int64_t floor_bytes,
-                                int64_t keep_all_bytes, int budgets, const PlacedSolution& known) {
+std::vector<TradeOff> trade_off(const Graph& graph, const SolveOptions& options,
+                                int64_t floor_bytes, int64_t keep_all_bytes, int budgets,
+                                const PlacedSolution& known) {
   std::set<int64_t> asked = {graph.budget_bytes};
-  for (int i = 1; i <= budgets; ++i) asked.insert(floor_bytes + (keep_all_bytes - floor_bytes) * i / budgets);
+  for (int i = 1; i <= budgets; ++i)
+    asked.insert(floor_bytes + (keep_all_bytes - floor_bytes) * i / budgets);
   std::vector<TradeOff> curve;
   Graph within = graph;
   SolveOptions next = options;
   for (const int64_t budget : asked) {
     within.budget_bytes = budget;
-    std::optional<PlacedSolution> found = budget == graph.budget_bytes ? known : try_to_place(within, next);
+    std::optional<PlacedSolution> found =
+        budget == graph.budget_bytes ? known : try_to_place(within, next);
     if (found && (curve.empty() || found->solution.schedule.expected_s < curve.back().expected_s)) {
       curve.push_back({budget, found->solution.schedule.expected_s, found->bytes});
       next.start = std::move(found->solution.decisions);
@@ -45,8 +48,9 @@ std::vector<TradeOff> trade_off(const Graph& graph, const SolveOptions& options,
 nlohmann::ordered_json to_json(const std::vector<TradeOff>& curve) {
   nlohmann::ordered_json json = nlohmann::ordered_json::array();
   for (const TradeOff& point : curve)
-    json.push_back(
-        {{"budget_bytes", point.budget_bytes}, {"expected_s", point.expected_s}, {"placed_bytes", point.placed_bytes}});
+    json.push_back({{"budget_bytes", point.budget_bytes},
+                    {"expected_s", point.expected_s},
+                    {"placed_bytes", point.placed_bytes}});
   return json;
 }
 

@@ -104,13 +104,15 @@ int Walk::issue(Action action, double end_s) {
   return static_cast<int>(ends_.size()) - 1;
 }
 
-bool Walk::fit(double& start_s, double duration_s, int64_t bytes, int64_t until_end, std::vector<int>& waits) {
+bool Walk::fit(double& start_s, double duration_s, int64_t bytes, int64_t until_end,
+               std::vector<int>& waits) {
   while (true) {
     const int64_t most = level_.most(start_s, start_s + duration_s, bytes, until_end);
     if (most <= budget_) {
       if (at_ >= 0) {
         schedule_.slot_bytes[at_] = std::max(schedule_.slot_bytes[at_], most);
-        schedule_.settled_bytes[at_] = std::max(schedule_.settled_bytes[at_], held_ + bytes + until_end);
+        schedule_.settled_bytes[at_] =
+            std::max(schedule_.settled_bytes[at_], held_ + bytes + until_end);
       }
       return true;
     }
@@ -130,14 +132,15 @@ bool Walk::compute(int n) {
   const Algorithm& how = node.algorithms[algorithm];
   double start = compute_free_s_;
   for (const int t : s_.reads_[n])
-    start = std::max(start, is_on_host(n, t) ? std::max(now_[t].host_ready_s, now_[t].host_last_s) : now_[t].ready_s);
+    start = std::max(start, is_on_host(n, t) ? std::max(now_[t].host_ready_s, now_[t].host_last_s)
+                                             : now_[t].ready_s);
   int64_t bytes = 0;
   for (const int t : node.outputs)
     if (graph_.tensors[t].alias_of < 0) bytes += bytes_of(t);
   Action action{.op = Op::kCompute, .node = n, .algorithm = algorithm};
   if (!fit(start, how.time_s, bytes, how.workspace_bytes, action.waits)) return false;
-  const bool lossy =
-      n != at_ && std::any_of(s_.reads_[n].begin(), s_.reads_[n].end(), [&](int t) { return !now_[t].exact; });
+  const bool lossy = n != at_ && std::any_of(s_.reads_[n].begin(), s_.reads_[n].end(),
+                                             [&](int t) { return !now_[t].exact; });
   const double end = start + how.time_s;
   for (const int t : s_.reads_[n]) {
     Now& now = now_[t];
@@ -187,7 +190,8 @@ bool Walk::fetch(int t, bool must) {
   double start = copy_start(to_device_free_s_, now.host_ready_s);
   const double duration = static_cast<double>(bytes_of(t)) / graph_.bandwidth.to_device;
   Action action{.op = Op::kPrefetch, .tensor = t};
-  if (!must && !patient_ && level_.most(start, start + duration, bytes_of(t), 0) > budget_) return false;
+  if (!must && !patient_ && level_.most(start, start + duration, bytes_of(t), 0) > budget_)
+    return false;
   if (!fit(start, duration, bytes_of(t), 0, action.waits)) return false;
   const double end = start + duration;
   to_device_free_s_ = end;
@@ -213,7 +217,8 @@ void Walk::free(int t) {
 bool Walk::compress(int t, int codec) {
   Now& now = now_[t];
   double start = std::max(compute_free_s_, now.ready_s);
-  const double duration = static_cast<double>(bytes_of(t)) / graph_.codecs[codec].encode_bytes_per_s;
+  const double duration =
+      static_cast<double>(bytes_of(t)) / graph_.codecs[codec].encode_bytes_per_s;
   Action action{.op = Op::kCompress, .tensor = t, .codec = codec};
   if (!fit(start, duration, graph_.packed_bytes(t, codec), 0, action.waits)) return false;
   charge(start, graph_.packed_bytes(t, codec));
@@ -229,7 +234,8 @@ bool Walk::compress(int t, int codec) {
 bool Walk::decompress(int t) {
   Now& now = now_[t];
   double start = std::max(compute_free_s_, now.packed_ready_s);
-  const double duration = static_cast<double>(bytes_of(t)) / graph_.codecs[now.codec].decode_bytes_per_s;
+  const double duration =
+      static_cast<double>(bytes_of(t)) / graph_.codecs[now.codec].decode_bytes_per_s;
   Action action{.op = Op::kDecompress, .tensor = t};
   if (!fit(start, duration, bytes_of(t), 0, action.waits)) return false;
   charge(start, bytes_of(t));
@@ -259,7 +265,8 @@ bool Walk::find_on_host(int t) {
   const Now& now = now_[t];
   const int wrapped = s_.wrapped_gap_[t];
   gap_of_[t] = -1;
-  return (now.on_host && !now.resident && now.host_exact && wrapped >= 0 && decisions_.gaps[wrapped] == Keep::kHost) ||
+  return (now.on_host && !now.resident && now.host_exact && wrapped >= 0 &&
+          decisions_.gaps[wrapped] == Keep::kHost) ||
          fail(0);
 }
 
@@ -270,10 +277,13 @@ bool Walk::bring(int t, int reader) {
   const int wanted = changed == writers.begin() ? 0 : *std::prev(changed) + 1;
   if (version_[t] != wanted) return fail(0);
   gap_of_[t] = reader == at_ ? -1 : gap_of_[t];
-  if (gap_of_[t] >= 0 && !now.resident && now.on_host) needed_at_[gap_of_[t]] = std::min(needed_at_[gap_of_[t]], at_);
-  if (!now.resident && !(now.packed ? decompress(t) : now.on_host ? fetch(t, true) : make_again(t))) return false;
+  if (gap_of_[t] >= 0 && !now.resident && now.on_host)
+    needed_at_[gap_of_[t]] = std::min(needed_at_[gap_of_[t]], at_);
+  if (!now.resident && !(now.packed ? decompress(t) : now.on_host ? fetch(t, true) : make_again(t)))
+    return false;
   if (now.packed && reader == at_) free_packed(t);  // another's sake made it again meanwhile
-  const bool will_do = (now.exact || graph_.tensors[t].lossy_ok) && !(now.coded && graph_.nodes[reader].reads_unpacked);
+  const bool will_do = (now.exact || graph_.tensors[t].lossy_ok) &&
+                       !(now.coded && graph_.nodes[reader].reads_unpacked);
   return will_do || fail(0);
 }
 
@@ -317,7 +327,8 @@ void Walk::fetch_early() {
   waiting_.erase(waiting_.begin(), waiting_.lower_bound({at_, -1}));
   for (const auto& [to, t] : waiting_) {
     const int gap = gap_of_[t];
-    if (gap < 0 || now_[t].resident || !now_[t].on_host || fetch_at_[gap] > at_ || decisions_.gaps[gap] != Keep::kHost)
+    if (gap < 0 || now_[t].resident || !now_[t].on_host || fetch_at_[gap] > at_ ||
+        decisions_.gaps[gap] != Keep::kHost)
       continue;
     if (!fetch(t, false)) break;
   }
@@ -338,7 +349,8 @@ void Walk::drop_copies(int t) {
 
 void Walk::offload_if_it_leaves(int t, int made_by) {
   const auto next_write = std::upper_bound(s_.writers_[t].begin(), s_.writers_[t].end(), made_by);
-  const int until = next_write == s_.writers_[t].end() ? std::numeric_limits<int>::max() : *next_write;
+  const int until =
+      next_write == s_.writers_[t].end() ? std::numeric_limits<int>::max() : *next_write;
   for (const int g : s_.gaps_of_[t]) {
     const Gap& gap = s_.gaps_[g];
     if (gap.from < made_by || gap.from >= until || decisions_.gaps[g] != Keep::kHost) continue;

@@ -86,7 +86,8 @@ void on_rank_zero(Group& group, const std::string& what, const std::function<voi
   }
   for (bool done = false; !done;) {
     at::Tensor flag = at::zeros({1}, at::kDouble);
-    if (running.valid() && running.wait_for(std::chrono::seconds(1)) == std::future_status::ready) flag.fill_(1.0);
+    if (running.valid() && running.wait_for(std::chrono::seconds(1)) == std::future_status::ready)
+      flag.fill_(1.0);
     group.all_reduce(flag);
     done = flag.item<double>() > 0;
   }

@@ -26,9 +26,10 @@ struct RunSection {
 
 struct TrainSection {
   static constexpr int64_t kPass = 0, kAuto = -1;
-  int64_t steps = 1000;     ///< kPass: those of one pass over rows.day
-  int64_t batch = 8;        ///< samples of a step over all ranks and micro-batches
-  int64_t micro_batch = 0;  ///< samples at once on a rank; 0: all of the rank's; kAuto: of recommenders, measured
+  int64_t steps = 1000;  ///< kPass: those of one pass over rows.day
+  int64_t batch = 8;     ///< samples of a step over all ranks and micro-batches
+  int64_t micro_batch =
+      0;  ///< samples at once on a rank; 0: all of the rank's; kAuto: of recommenders, measured
   bool checkpoint_activations = false;
   double clip = 1.0;              ///< global gradient norm; 0: none
   int64_t max_skipped_steps = 3;  ///< non-finite steps in a row before the run stops
@@ -64,7 +65,7 @@ struct PrecisionOverride {
 };
 
 struct PrecisionSection {
-  std::string recipe = "auto";    ///< auto | fp32 | bf16 | fp64 (exactness tests) | a quantizing one
+  std::string recipe = "auto";  ///< auto | fp32 | bf16 | fp64 (exactness tests) | a quantizing one
   std::string gemm = "emulated";  ///< emulated | native
   std::vector<PrecisionOverride> overrides;
   std::vector<mx::RecipeSection> recipes;
@@ -73,10 +74,11 @@ struct PrecisionSection {
 
 /// Training within a memory budget (train/planned_step.h).
 struct MemorySection {
-  std::string budget;                        ///< plan::parse_budget; empty: none
-  std::string folder;                        ///< where tensors are offloaded to; empty: nothing is
-  std::string host_bytes;                    ///< parse_byte_size: limit of what lies in `folder`; empty: none
-  std::vector<std::string> allow = {kAuto};  ///< PlannedStep::kTechniques, or all that change no result
+  std::string budget;      ///< plan::parse_budget; empty: none
+  std::string folder;      ///< where tensors are offloaded to; empty: nothing is
+  std::string host_bytes;  ///< parse_byte_size: limit of what lies in `folder`; empty: none
+  std::vector<std::string> allow = {
+      kAuto};  ///< PlannedStep::kTechniques, or all that change no result
   static constexpr const char* kAuto = "auto";
   double solve_s = 30;
   void describe(Section& s);
@@ -91,9 +93,10 @@ struct CheckpointSection {
 };
 
 struct EvalSection {
-  int64_t every_steps = 250;    ///< 0: only at the end
-  int64_t max_tokens = 200000;  ///< of the validation split while training; the last evaluation reads all (0: all)
-  int64_t max_rows = 0;         ///< the same of a recommender's
+  int64_t every_steps = 250;  ///< 0: only at the end
+  int64_t max_tokens =
+      200000;  ///< of the validation split while training; the last evaluation reads all (0: all)
+  int64_t max_rows = 0;  ///< the same of a recommender's
   void describe(Section& s);
 };
 
@@ -114,20 +117,24 @@ struct CommSection {
 };
 
 struct ParallelSection {
-  std::string shard = "none";  ///< none | optimizer | gradients: what a rank keeps its share of alone
-  int64_t expert = 1;          ///< ranks that the experts of every layer are spread over
-  int64_t expert_tensor = 0;  ///< ranks that one expert is cut over; 0: 1, or as many as it takes to give all an expert
-  int64_t r = 1;              ///< as moe::Plan::shards; kAuto
-  int64_t overlap = 1;        ///< as moe::Plan's; kAuto
+  std::string shard =
+      "none";          ///< none | optimizer | gradients: what a rank keeps its share of alone
+  int64_t expert = 1;  ///< ranks that the experts of every layer are spread over
+  int64_t expert_tensor =
+      0;  ///< ranks that one expert is cut over; 0: 1, or as many as it takes to give all an expert
+  int64_t r = 1;                      ///< as moe::Plan::shards; kAuto
+  int64_t overlap = 1;                ///< as moe::Plan's; kAuto
   std::string all_to_all = "linear";  ///< linear | 2dh | auto
-  int64_t shadow = 0;                 ///< experts of the most recent load that every rank gathers; kAuto
+  int64_t shadow = 0;  ///< experts of the most recent load that every rank gathers; kAuto
   std::string dispatch = "unchanged", combine = "unchanged";  ///< payloads
   int64_t ranks_per_node = 0;                                 ///< 0: those of this machine
   std::string costs;  ///< file of a cost model; empty: measured where something is chosen
   int64_t choose_every = 100;
   static constexpr int64_t kAuto = -1;
   bool shards() const { return shard != "none"; }
-  bool chooses() const { return r == kAuto || overlap == kAuto || shadow == kAuto || all_to_all == "auto"; }
+  bool chooses() const {
+    return r == kAuto || overlap == kAuto || shadow == kAuto || all_to_all == "auto";
+  }
   void describe(Section& s);
   bool operator==(const ParallelSection&) const = default;
 };
@@ -180,10 +187,12 @@ struct EmbeddingSection {
   double weight_decay = 0;
   std::vector<EmbeddingOverride> overrides;
   std::string sharding = "auto";  ///< auto | row | table | column | replicated
-  std::string exchange = "fp32";  ///< of pooled rows and their gradients between ranks: fp32 | bf16 | mxfp8
+  std::string exchange =
+      "fp32";  ///< of pooled rows and their gradients between ranks: fp32 | bf16 | mxfp8
   bool packing = true;
   int64_t groups = 1;
-  int64_t memory_bytes = 0;  ///< of a rank for rows and state, the others on the disk; 0: all in memory
+  int64_t memory_bytes =
+      0;  ///< of a rank for rows and state, the others on the disk; 0: all in memory
   std::string policy = "hot";
   int64_t warmup_steps = 100, refresh_steps = 1000, step_rows = 0;
   DynamicSection dynamic;
@@ -212,7 +221,9 @@ struct RunConfig {
   bool recommends() const { return !recommender.model.empty(); }
   /// What steps and losses count: "token" or "sample".
   const char* unit() const { return recommends() ? "sample" : "token"; }
-  std::filesystem::path folder() const { return run.folder.empty() ? "runs/" + run.name : run.folder; }
+  std::filesystem::path folder() const {
+    return run.folder.empty() ? "runs/" + run.name : run.folder;
+  }
 };
 
 /// Throws UserError if the schedule does not fit into a run of so many steps.
@@ -220,12 +231,13 @@ void check_schedule(const ScheduleSection& schedule, int64_t steps);
 /// The same for all keys that depend on the length of a run.
 void check_length(const RunConfig& config, int64_t steps);
 
-/// Throws UserError for keys that contradict one another (batch divisible, warm-up shorter than the run, ...) or would
-/// have no effect.
+/// Throws UserError for keys that contradict one another (batch divisible, warm-up shorter than the
+/// run, ...) or would have no effect.
 void check_run_config(const RunConfig& config);
 
 /// The config of a file with its `--set`s; presets applied, and checked.
-RunConfig load_run_config(const std::filesystem::path& path, const std::vector<std::string>& overrides);
+RunConfig load_run_config(const std::filesystem::path& path,
+                          const std::vector<std::string>& overrides);
 /// The same without a file.
 RunConfig default_run_config(const std::vector<std::string>& overrides);
 

@@ -40,7 +40,8 @@ nlohmann::ordered_json ExpertLoad::statistics(int64_t step, Group& group) const 
   auto layer = layers_.begin();
   for (const LayerChoices& load : sum_loads(layers_, group)) {
     const auto experts = static_cast<double>(load.count.size());
-    const double choices = std::max(1.0, std::accumulate(load.count.begin(), load.count.end(), 0.0));
+    const double choices =
+        std::max(1.0, std::accumulate(load.count.begin(), load.count.end(), 0.0));
     std::vector<double> relative;
     double entropy = 0;
     for (const double count : load.count) {

@@ -35,9 +35,10 @@ class ExpertLoad {
   bool empty() const { return layers_.empty(); }
   /// Before a step's first forward pass.
   void begin_step();
-  /// What was routed since, on all ranks, which call this together: a line of experts.jsonl: {"step", "layers":
-  /// [{"layer", "load": [share of the choices that each expert got, times the number of experts: 1 is even], "entropy":
-  /// of these shares, over log E, "dropped": share of the choices}]}.
+  /// What was routed since, on all ranks, which call this together: a line of experts.jsonl:
+  /// {"step", "layers":
+  /// [{"layer", "load": [share of the choices that each expert got, times the number of experts: 1
+  /// is even], "entropy": of these shares, over log E, "dropped": share of the choices}]}.
   nlohmann::ordered_json statistics(int64_t step, Group& group) const;
 
  private:

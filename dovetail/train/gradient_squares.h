@@ -7,11 +7,13 @@
 
 namespace dovetail {
 
-/// Sums of squares of the pieces of all gradients in order (ops/adamw.h), in one tensor; in a recorded step in one for
-/// each gradient, by an operation of its own, for a plan moves each gradient on its own.
+/// Sums of squares of the pieces of all gradients in order (ops/adamw.h), in one tensor; in a
+/// recorded step in one for each gradient, by an operation of its own, for a plan moves each
+/// gradient on its own.
 std::vector<at::Tensor> squares_of(const std::vector<at::Tensor>& gradients);
 
-/// Float64 scalars or vectors on the CPU, undefined ones as they are: one read for all that lie on a GPU.
+/// Float64 scalars or vectors on the CPU, undefined ones as they are: one read for all that lie on
+/// a GPU.
 std::vector<at::Tensor> read_together(std::span<const at::Tensor> values);
 
 /// All of them, on the CPU, added up in order: the same bits either way.

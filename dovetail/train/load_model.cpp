@@ -19,7 +19,8 @@ namespace dovetail {
 namespace {
 
 constexpr std::string_view kModelPrefix = "model.";
-constexpr std::string_view kBase64Digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+constexpr std::string_view kBase64Digits =
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
 /// Base64 (RFC 4648): a SentencePiece model is binary, which a JSON string cannot hold.
 std::string encode_base64(std::string_view bytes) {
@@ -27,7 +28,8 @@ std::string encode_base64(std::string_view bytes) {
   out.reserve((bytes.size() + 2) / 3 * 4);
   for (size_t i = 0; i < bytes.size(); i += 3) {
     uint32_t word = 0;
-    for (size_t k = 0; k < 3; ++k) word = word << 8 | (i + k < bytes.size() ? static_cast<uint8_t>(bytes[i + k]) : 0);
+    for (size_t k = 0; k < 3; ++k)
+      word = word << 8 | (i + k < bytes.size() ? static_cast<uint8_t>(bytes[i + k]) : 0);
     for (size_t k = 0; k < 4; ++k) {
       out += i + k > bytes.size() ? '=' : kBase64Digits[word >> (18 - 6 * k) & 63];
     }
@@ -53,7 +55,8 @@ std::string decode_base64(std::string_view text) {
   return out;
 }
 
-Snapshot read_run_or_checkpoint(const std::filesystem::path& path, std::filesystem::path& checkpoint) {
+Snapshot read_run_or_checkpoint(const std::filesystem::path& path,
+                                std::filesystem::path& checkpoint) {
   namespace fs = std::filesystem;
   if (!fs::exists(path)) {
     throw UserError(fmt::format("{} does not exist", path.string()),
@@ -71,19 +74,23 @@ Snapshot read_run_or_checkpoint(const std::filesystem::path& path, std::filesyst
     }
   }
   throw UserError(fmt::format("{} holds no checkpoint", path.string()),
-                  "give a run's folder (runs/<name>) or one of its checkpoints; a run saves its first one after "
+                  "give a run's folder (runs/<name>) or one of its checkpoints; a run saves its "
+                  "first one after "
                   "checkpoint.every_steps steps or when it ends");
 }
 
-void load_parameters(GPT& model, const Snapshot& snapshot, const std::filesystem::path& checkpoint) {
+void load_parameters(GPT& model, const Snapshot& snapshot,
+                     const std::filesystem::path& checkpoint) {
   const torch::NoGradGuard no_grad;
   for (auto& item : model.named_parameters()) {
     const auto found = snapshot.tensors.find(std::string(kModelPrefix) + item.key());
-    user_check(found != snapshot.tensors.end(), "{}: tensor {}{} is missing, which the stored config asks for",
-               checkpoint.string(), kModelPrefix, item.key());
+    user_check(found != snapshot.tensors.end(),
+               "{}: tensor {}{} is missing, which the stored config asks for", checkpoint.string(),
+               kModelPrefix, item.key());
     user_check(found->second.sizes() == item.value().sizes(),
-               "{}: tensor {} has shape {}, the stored config asks for {}", checkpoint.string(), found->first,
-               fmt::join(found->second.sizes(), "x"), fmt::join(item.value().sizes(), "x"));
+               "{}: tensor {} has shape {}, the stored config asks for {}", checkpoint.string(),
+               found->first, fmt::join(found->second.sizes(), "x"),
+               fmt::join(item.value().sizes(), "x"));
     item.value().copy_(found->second);
   }
   RouterBias(model).load(snapshot.tensors);
@@ -96,10 +103,11 @@ nlohmann::json tokenizer_state(const Tokenizer& tokenizer) {
 }
 
 std::unique_ptr<Tokenizer> tokenizer_from_state(const nlohmann::json& state) {
-  user_check(state.is_object() && state.contains("kind") && state.contains("content") && state["kind"].is_string() &&
-                 state["content"].is_string(),
+  user_check(state.is_object() && state.contains("kind") && state.contains("content") &&
+                 state["kind"].is_string() && state["content"].is_string(),
              "the checkpoint's tokenizer entry has no kind and content");
-  return make_tokenizer(state["kind"], decode_base64(state["content"].get_ref<const std::string&>()),
+  return make_tokenizer(state["kind"],
+                        decode_base64(state["content"].get_ref<const std::string&>()),
                         "the checkpoint's tokenizer");
 }
 
@@ -113,8 +121,10 @@ StoredRun read_stored_run(const std::filesystem::path& path) {
   }
   const std::string name = stored.checkpoint.string();
   const nlohmann::json& state = stored.snapshot.state;
-  user_check(state.is_object() && state.contains("config") && state.contains("tokenizer"),
-             "{}: its manifest holds no config and tokenizer; it is not a checkpoint of a training run", name);
+  user_check(
+      state.is_object() && state.contains("config") && state.contains("tokenizer"),
+      "{}: its manifest holds no config and tokenizer; it is not a checkpoint of a training run",
+      name);
   config_from_json([&](Section& s) { stored.config.describe(s); }, state["config"], name);
   moe::forget_unread_scope(stored.config.model.moe);
   return stored;
@@ -126,8 +136,8 @@ LoadedModel load_model(const std::filesystem::path& run_or_checkpoint) {
 
 LoadedModel load_model(const StoredRun& stored) {
   if (stored.config.recommends())
-    throw UserError(fmt::format("{} is of a recommender ({}), not of a GPT", stored.checkpoint.string(),
-                                stored.config.recommender.model),
+    throw UserError(fmt::format("{} is of a recommender ({}), not of a GPT",
+                                stored.checkpoint.string(), stored.config.recommender.model),
                     "`dovetail eval` measures it, `dovetail export` writes it for PyTorch");
   LoadedModel loaded{.model = nullptr,
                      .tokenizer = tokenizer_from_state(stored.snapshot.state["tokenizer"]),

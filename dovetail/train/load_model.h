@@ -22,12 +22,12 @@ struct StoredRun {
   std::filesystem::path checkpoint;  ///< its own folder
 };
 
-/// `path` is a run's folder (its newest checkpoint that verifies), a checkpoint's, or that of an exported recommender.
-/// Throws UserError when it is none of these, or when no checkpoint is good.
+/// `path` is a run's folder (its newest checkpoint that verifies), a checkpoint's, or that of an
+/// exported recommender. Throws UserError when it is none of these, or when no checkpoint is good.
 StoredRun read_stored_run(const std::filesystem::path& path);
 
-/// A model out of a checkpoint, ready to evaluate, generate or export: float32 (float64 for a run of recipe fp64) on
-/// the CPU.
+/// A model out of a checkpoint, ready to evaluate, generate or export: float32 (float64 for a run
+/// of recipe fp64) on the CPU.
 struct LoadedModel {
   std::shared_ptr<GPT> model;
   std::unique_ptr<Tokenizer> tokenizer;
@@ -45,8 +45,8 @@ LoadedModel load_model(const std::filesystem::path& run_or_checkpoint);
 nlohmann::json tokenizer_state(const Tokenizer& tokenizer);
 std::unique_ptr<Tokenizer> tokenizer_from_state(const nlohmann::json& state);
 
-/// A checkpoint of step 0 with the weights of `model` and no optimizer moments: where a run that starts from imported
-/// weights begins.
+/// A checkpoint of step 0 with the weights of `model` and no optimizer moments: where a run that
+/// starts from imported weights begins.
 Snapshot initial_snapshot(GPT& model, const Tokenizer& tokenizer, const RunConfig& config);
 
 }  // namespace dovetail

@@ -15,11 +15,12 @@
 
 namespace dovetail {
 
-/// A recommender out of a checkpoint or an export, ready to score rows: its tables whole, in memory and without their
-/// optimizer's state, on the CPU.
+/// A recommender out of a checkpoint or an export, ready to score rows: its tables whole, in memory
+/// and without their optimizer's state, on the CPU.
 class TrainedRecommender {
  public:
-  /// Takes the tensors. Throws UserError when they, or the statistics of dense columns, are not those of the config.
+  /// Takes the tensors. Throws UserError when they, or the statistics of dense columns, are not
+  /// those of the config.
   explicit TrainedRecommender(StoredRun stored);
 
   const RunConfig& config() const { return config_; }
@@ -28,8 +29,8 @@ class TrainedRecommender {
   const std::vector<DenseScale>& scales() const { return scales_; }
   /// (B, tasks), float32: the log-odds of a batch whose dense columns were scaled so.
   at::Tensor logits(const RowBatch& batch) const;
-  /// "model.<parameter>", "embedding.<table>.weight" (rows, dim) and, of a table without a fixed vocabulary, its keys,
-  /// "embedding.<table>.keys" (rows); views.
+  /// "model.<parameter>", "embedding.<table>.weight" (rows, dim) and, of a table without a fixed
+  /// vocabulary, its keys, "embedding.<table>.keys" (rows); views.
   std::map<std::string, at::Tensor> tensors() const;
 
  private:
@@ -41,16 +42,19 @@ class TrainedRecommender {
   std::vector<DenseScale> scales_;
   std::shared_ptr<Recommender> model_;
   RecommenderLookups lookups_;
-  embedding::PackedTables tables_;  ///< without a fixed vocabulary the rows of `keys_`, behind one of zeros
-  std::vector<at::Tensor> keys_;    ///< of each table (rows) int64, ascending by their bits; or undefined
+  embedding::PackedTables
+      tables_;  ///< without a fixed vocabulary the rows of `keys_`, behind one of zeros
+  std::vector<at::Tensor>
+      keys_;  ///< of each table (rows) int64, ascending by their bits; or undefined
 };
 
-/// Writes model.safetensors and recommender.json (docs/recommenders.md) into `folder`, which `dovetail eval` and
-/// dovetail.recommender.load of the Python package read.
+/// Writes model.safetensors and recommender.json (docs/recommenders.md) into `folder`, which
+/// `dovetail eval` and dovetail.recommender.load of the Python package read.
 void export_recommender(const TrainedRecommender& recommender, const std::filesystem::path& folder);
 
 bool is_exported_recommender(const std::filesystem::path& folder);
-/// What a checkpoint would hold, but no optimizer. Throws UserError for files that were changed or are newer.
+/// What a checkpoint would hold, but no optimizer. Throws UserError for files that were changed or
+/// are newer.
 Snapshot read_exported_recommender(const std::filesystem::path& folder);
 
 }  // namespace dovetail

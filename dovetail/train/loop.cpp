@@ -26,7 +26,8 @@ TrainingLoop::TrainingLoop(const ResolvedRun& run, std::shared_ptr<Group> group,
 
 void TrainingLoop::open_output(RunFolder& folder, bool quiet) {
   output_.emplace(folder, config(), state_.step, total_steps_, quiet);
-  checkpoints_.emplace(folder.checkpoints(), CheckpointFolder::Options{.keep = config().checkpoint.keep});
+  checkpoints_.emplace(folder.checkpoints(),
+                       CheckpointFolder::Options{.keep = config().checkpoint.keep});
 }
 
 void TrainingLoop::run() {
@@ -61,7 +62,8 @@ bool TrainingLoop::advance() {
 
 bool TrainingLoop::take_step(StepTimings& timings) {
   const int64_t number = state_.step + 1;
-  const double lr = learning_rate(config().schedule, config().optimizer.lr, state_.step, total_steps_);
+  const double lr =
+      learning_rate(config().schedule, config().optimizer.lr, state_.step, total_steps_);
   moved_.reset();
   if (output_) output_->begin_step(number);
   const double begin_s = now_seconds();
@@ -88,14 +90,17 @@ bool TrainingLoop::take_step(StepTimings& timings) {
   timings.tokens_per_s = static_cast<double>(outcome.tokens) / step_s;
   timings.memory_bytes = run_.device.is_cuda() ? gpu_allocated_bytes() : resident_bytes();
   const double peak_flops = run_.precision.peak_flops * group_->size();
-  if (peak_flops > 0) timings.utilization = timings.tokens_per_s * run_.size.flops_per_token / peak_flops;
+  if (peak_flops > 0)
+    timings.utilization = timings.tokens_per_s * run_.size.flops_per_token / peak_flops;
   return outcome.stop;
 }
 
-void TrainingLoop::balance(int64_t micro_batches, double compute_s, const PlannedStep* planned, int64_t next) {
+void TrainingLoop::balance(int64_t micro_batches, double compute_s, const PlannedStep* planned,
+                           int64_t next) {
   if (!shares_.automatic() || next > total_steps_) return;
   const bool tells = planned == nullptr || planned->runs_by_plan();
-  if (auto move = shares_.add(*group_, tells ? micro_batches : 0, compute_s)) moved_.emplace(next, std::move(*move));
+  if (auto move = shares_.add(*group_, tells ? micro_batches : 0, compute_s))
+    moved_.emplace(next, std::move(*move));
   state_.shares = shares_.micro_batches();
 }
 
@@ -105,7 +110,8 @@ void TrainingLoop::report_shares() {
   said_shares_ = true;
   if (!moved_) return;
   output()->write_shares(shares_line(moved_->first, moved_->second));
-  output()->say(fmt::format("balance: from step {} on {}", moved_->first, move_line(moved_->second)));
+  output()->say(
+      fmt::format("balance: from step {} on {}", moved_->first, move_line(moved_->second)));
 }
 
 void TrainingLoop::evaluate_if_due(StepTimings& timings) {
@@ -126,13 +132,16 @@ void TrainingLoop::check_skipped() {
   if (!state_.last->skipped) return;
   const char* which = std::isfinite(state_.last->loss) ? "gradient norm" : "loss";
   const std::string what = fmt::format("step {}: the {} is not finite", state_.step, which);
-  if (output_) output_->warn(fmt::format("{}: skipped, {} in a row", what, state_.skipped_in_a_row));
+  if (output_)
+    output_->warn(fmt::format("{}: skipped, {} in a row", what, state_.skipped_in_a_row));
   if (state_.skipped_in_a_row < config().train.max_skipped_steps) return;
-  throw std::runtime_error(fmt::format(
-      "{} for {} steps in a row (train.max_skipped_steps); lower optimizer.lr or lengthen schedule.warmup_steps. "
-      "Checkpoints hold finite weights only; {}",
-      what, state_.skipped_in_a_row,
-      saved_step_ < 0 ? "none was saved by this process" : fmt::format("the last one is step {}", saved_step_)));
+  throw std::runtime_error(
+      fmt::format("{} for {} steps in a row (train.max_skipped_steps); lower optimizer.lr or "
+                  "lengthen schedule.warmup_steps. "
+                  "Checkpoints hold finite weights only; {}",
+                  what, state_.skipped_in_a_row,
+                  saved_step_ < 0 ? "none was saved by this process"
+                                  : fmt::format("the last one is step {}", saved_step_)));
 }
 
 void TrainingLoop::save_if_due(bool stopping, StepTimings& timings) {
@@ -141,14 +150,17 @@ void TrainingLoop::save_if_due(bool stopping, StepTimings& timings) {
   if (!due) return;
   const double begin_s = now_seconds();
   std::map<std::string, at::Tensor> tensors = checkpoint_tensors();
-  const auto kind = saves_++ % config().checkpoint.full_every == 0 ? CheckpointKind::kFull : CheckpointKind::kDelta;
+  const auto kind = saves_++ % config().checkpoint.full_every == 0 ? CheckpointKind::kFull
+                                                                   : CheckpointKind::kDelta;
   StreamedTensors* streamed = nullptr;
-  on_rank_zero(*group_, "beginning a checkpoint", [&] { streamed = &checkpoints_->begin(state_.step, kind); });
+  on_rank_zero(*group_, "beginning a checkpoint",
+               [&] { streamed = &checkpoints_->begin(state_.step, kind); });
   stream_tensors(kind, streamed);
   on_rank_zero(*group_, "saving a checkpoint", [&] {
     // The checkpoint builds on these lines: they must be on the disk before it gets its name.
     output_->sync();
-    checkpoints_->save_async({.step = state_.step, .tensors = std::move(tensors), .state = checkpoint_state()});
+    checkpoints_->save_async(
+        {.step = state_.step, .tensors = std::move(tensors), .state = checkpoint_state()});
   });
   saved_step_ = state_.step;
   timings.checkpoint_ms = 1e3 * (now_seconds() - begin_s);

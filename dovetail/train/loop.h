@@ -18,16 +18,16 @@
 
 namespace dovetail {
 
-/// The loop over steps, whatever is trained: signals and the time limit, logs, steps that were not finite, evaluation,
-/// checkpoints.
+/// The loop over steps, whatever is trained: signals and the time limit, logs, steps that were not
+/// finite, evaluation, checkpoints.
 class TrainingLoop {
  public:
   virtual ~TrainingLoop() = default;
   TrainingLoop(const TrainingLoop&) = delete;
   TrainingLoop& operator=(const TrainingLoop&) = delete;
 
-  /// Trains until the last step, a signal or the time limit, and saves. All ranks together. Throws std::runtime_error
-  /// after train.max_skipped_steps steps in a row that were not finite.
+  /// Trains until the last step, a signal or the time limit, and saves. All ranks together. Throws
+  /// std::runtime_error after train.max_skipped_steps steps in a row that were not finite.
   void run();
 
   bool complete() const { return state_.step >= total_steps_; }
@@ -46,7 +46,8 @@ class TrainingLoop {
   void open_output(RunFolder& folder, bool quiet);
 
   /// Step `number`; `timings` gets what data and communication took.
-  virtual StepOutcome train_step(int64_t number, double lr, bool want_stop, StepTimings& timings) = 0;
+  virtual StepOutcome train_step(int64_t number, double lr, bool want_stop,
+                                 StepTimings& timings) = 0;
   /// Records of the step beside its metrics.
   virtual void report_step() = 0;
   virtual std::optional<Validation> evaluate() = 0;
@@ -56,12 +57,14 @@ class TrainingLoop {
   virtual int64_t updates() const = 0;
   /// What a checkpoint holds, on rank 0.
   virtual std::map<std::string, at::Tensor> checkpoint_tensors() = 0;
-  /// What of it is too large to be copied: written before the others, all ranks together; `to` is null but on rank 0.
+  /// What of it is too large to be copied: written before the others, all ranks together; `to` is
+  /// null but on rank 0.
   virtual void stream_tensors(CheckpointKind /*kind*/, StreamedTensors* /*to*/) {}
   virtual nlohmann::json checkpoint_state() const = 0;
 
-  /// balance.mode = "auto": what this rank computed of a step, in its forward and backward passes alone; shares may
-  /// move from step `next` on. With a memory plan (or null) only steps by it count. All ranks together.
+  /// balance.mode = "auto": what this rank computed of a step, in its forward and backward passes
+  /// alone; shares may move from step `next` on. With a memory plan (or null) only steps by it
+  /// count. All ranks together.
   void balance(int64_t micro_batches, double compute_s, const PlannedStep* planned, int64_t next);
 
   const RunConfig& config() const { return run_.config; }
@@ -86,9 +89,10 @@ class TrainingLoop {
   void save_if_due(bool stopping, StepTimings& timings);
   bool time_is_up() const;
 
-  std::optional<RunOutput> output_;                             ///< rank 0
-  std::optional<CheckpointFolder> checkpoints_;                 ///< rank 0
-  std::optional<std::pair<int64_t, BatchShares::Move>> moved_;  ///< after the last step, from that step on
+  std::optional<RunOutput> output_;              ///< rank 0
+  std::optional<CheckpointFolder> checkpoints_;  ///< rank 0
+  std::optional<std::pair<int64_t, BatchShares::Move>>
+      moved_;  ///< after the last step, from that step on
   bool said_shares_ = false;
   int64_t total_steps_, saved_step_ = -1, saves_ = 0;
   double begin_s_ = 0;

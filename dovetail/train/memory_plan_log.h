@@ -7,8 +7,8 @@
 
 namespace dovetail {
 
-/// What a run tells of its memory plan: once there is one, what it came to, and its files; those again when steps by it
-/// were measured.
+/// What a run tells of its memory plan: once there is one, what it came to, and its files; those
+/// again when steps by it were measured.
 class MemoryPlanLog {
  public:
   /// After a step. `folder` is the run's. On rank 0: others have plans of their own.

@@ -35,7 +35,8 @@ Json points(const std::vector<plan::MemoryUse>& use) {
 /// Of each stream [[start, end, what]], seconds; neighbours of one layer are one.
 class Streams {
  public:
-  Streams(const PlannedStepView& step, const Spans& spans, double step_s) : narrow_s_(kNarrow * step_s) {
+  Streams(const PlannedStepView& step, const Spans& spans, double step_s)
+      : narrow_s_(kNarrow * step_s) {
     std::vector<int> runs(step.graph.nodes.size());
     for (size_t a = 0; a < spans.size(); ++a) {
       const plan::Action& action = step.plan.actions[a];
@@ -66,7 +67,8 @@ class Streams {
  private:
   void add(const char* stream, const std::string& what, const plan::Timeline::Span& span) {
     Json& bars = json_[stream];
-    if (!bars.empty() && bars.back()[2] == what && span.start_s - bars.back()[1].get<double>() <= narrow_s_)
+    if (!bars.empty() && bars.back()[2] == what &&
+        span.start_s - bars.back()[1].get<double>() <= narrow_s_)
       bars.back()[1] = microseconds(span.end_s);
     else
       bars.push_back({microseconds(span.start_s), microseconds(span.end_s), what});
@@ -104,7 +106,8 @@ Json memory_record(const PlannedStepView& step) {
   const auto simulated = plan::memory_use(step.graph, step.plan, step.timeline.actions);
 
   Json purposes = Json::array();
-  for (size_t p = 0; p < plan::kPurposes; ++p) purposes.push_back(plan::name(static_cast<plan::Purpose>(p)));
+  for (size_t p = 0; p < plan::kPurposes; ++p)
+    purposes.push_back(plan::name(static_cast<plan::Purpose>(p)));
   record["step"]["keep_all_s"] = kept.makespan_s;
   record["step"]["measured_s"] = run == nullptr ? Json() : Json(run->seconds);
   record["peak"] = {{"keep_all_bytes", kept.peak_bytes},
@@ -113,9 +116,12 @@ Json memory_record(const PlannedStepView& step) {
                     {"used_bytes", nullptr},
                     {"measured_bytes", nullptr}};
   if (step.process_predicted_bytes > 0)
-    record["process"] = {{"predicted_bytes", step.process_predicted_bytes}, {"measured_bytes", step.process_bytes}};
-  record["memory"] = {{"purposes", purposes}, {"kept", points(kept_use)}, {"simulated", points(simulated)}};
-  record["streams"] = {{"simulated", Streams(step, step.timeline.actions, step.timeline.makespan_s).json()}};
+    record["process"] = {{"predicted_bytes", step.process_predicted_bytes},
+                         {"measured_bytes", step.process_bytes}};
+  record["memory"] = {
+      {"purposes", purposes}, {"kept", points(kept_use)}, {"simulated", points(simulated)}};
+  record["streams"] = {
+      {"simulated", Streams(step, step.timeline.actions, step.timeline.makespan_s).json()}};
   if (run != nullptr) {
     const auto measured = plan::memory_use(step.graph, step.plan, run->actions);
     record["peak"]["used_bytes"] = step.used_bytes;

@@ -11,8 +11,8 @@ namespace dovetail {
 struct MemorySection;
 struct RunConfig;
 
-/// Throws UserError where [memory] says something that cannot be, and where it has a budget for a run whose steps are
-/// not all alike, naming what makes them differ.
+/// Throws UserError where [memory] says something that cannot be, and where it has a budget for a
+/// run whose steps are not all alike, naming what makes them differ.
 void check_memory(const RunConfig& config);
 
 /// Null without a budget or a folder; made before anything that a planned step works on.

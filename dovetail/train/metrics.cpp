@@ -37,8 +37,8 @@ KeptLines leading_lines(std::string_view text, int64_t last_step) {
   while (kept.bytes < text.size()) {
     const size_t end = text.find('\n', kept.bytes);
     if (end == std::string_view::npos) break;
-    const auto line =
-        nlohmann::json::parse(text.substr(kept.bytes, end - kept.bytes), nullptr, /*allow_exceptions=*/false);
+    const auto line = nlohmann::json::parse(text.substr(kept.bytes, end - kept.bytes), nullptr,
+                                            /*allow_exceptions=*/false);
     if (!line.is_object() || !line.contains("step") || !line["step"].is_number_integer()) break;
     const auto step = line["step"].get<int64_t>();
     if (step <= kept.last_step || step > last_step) break;
@@ -47,7 +47,8 @@ KeptLines leading_lines(std::string_view text, int64_t last_step) {
   return kept;
 }
 
-/// The keys of one task, in the line itself where there is one and in "tasks" by name where there are several.
+/// The keys of one task, in the line itself where there is one and in "tasks" by name where there
+/// are several.
 void put_ranking(nlohmann::ordered_json& line, const TaskRanking& task) {
   line["auc"] = finite_or_null(task.metrics.auc);
   if (task.metrics.auc_error > 0) line["auc_error"] = task.metrics.auc_error;
@@ -62,7 +63,8 @@ void put_tasks(nlohmann::ordered_json& line, const std::vector<TaskRanking>& tas
 }
 
 double number_or_nan(const nlohmann::json& line, const char* key) {
-  return line.at(key).is_null() ? std::numeric_limits<double>::quiet_NaN() : line.at(key).get<double>();
+  return line.at(key).is_null() ? std::numeric_limits<double>::quiet_NaN()
+                                : line.at(key).get<double>();
 }
 
 TaskRanking ranking_from_json(const std::string& name, const nlohmann::json& line) {
@@ -91,7 +93,8 @@ Validation validation_from_json(const nlohmann::json& line) {
   validation.day = line.value("day", "");
   if (line.contains("auc")) validation.tasks.push_back(ranking_from_json("", line));
   if (line.contains("tasks"))
-    for (const auto& [name, task] : line.at("tasks").items()) validation.tasks.push_back(ranking_from_json(name, task));
+    for (const auto& [name, task] : line.at("tasks").items())
+      validation.tasks.push_back(ranking_from_json(name, task));
   return validation;
 }
 
@@ -137,7 +140,8 @@ StepMetrics step_metrics_from_json(const nlohmann::json& line) {
 }
 
 nlohmann::ordered_json to_json(const TaskRanking& task) {
-  nlohmann::ordered_json json = {{"samples", task.metrics.rows}, {"log_loss", finite_or_null(task.metrics.log_loss)}};
+  nlohmann::ordered_json json = {{"samples", task.metrics.rows},
+                                 {"log_loss", finite_or_null(task.metrics.log_loss)}};
   put_ranking(json, task);
   return json;
 }
@@ -145,14 +149,14 @@ nlohmann::ordered_json to_json(const TaskRanking& task) {
 nlohmann::ordered_json to_json(const StepTimings& timings) {
   // Microseconds are finer than these clocks are steady; whole numbers keep the file small.
   const auto rounded = [](double value) { return std::round(value * 1000.0) / 1000.0; };
-  nlohmann::ordered_json line = {
-      {"step", timings.step},
-      {"time_s", rounded(timings.time_s)},
-      {"step_ms", rounded(timings.step_ms)},
-      {"data_ms", rounded(timings.data_ms)},
-      {"communication_ms", rounded(timings.communication_ms)},
-      {timings.samples ? "samples_per_s" : "tokens_per_s", std::round(timings.tokens_per_s * 10.0) / 10.0},
-      {"memory_bytes", timings.memory_bytes}};
+  nlohmann::ordered_json line = {{"step", timings.step},
+                                 {"time_s", rounded(timings.time_s)},
+                                 {"step_ms", rounded(timings.step_ms)},
+                                 {"data_ms", rounded(timings.data_ms)},
+                                 {"communication_ms", rounded(timings.communication_ms)},
+                                 {timings.samples ? "samples_per_s" : "tokens_per_s",
+                                  std::round(timings.tokens_per_s * 10.0) / 10.0},
+                                 {"memory_bytes", timings.memory_bytes}};
   if (timings.compute_ms > 0) line["compute_ms"] = rounded(timings.compute_ms);
   if (timings.hit_rate) line["hit_rate"] = std::round(*timings.hit_rate * 1e5) / 1e5;
   if (timings.utilization > 0) line["utilization"] = std::round(timings.utilization * 1e5) / 1e5;

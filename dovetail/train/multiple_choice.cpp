@@ -17,7 +17,8 @@
 namespace dovetail {
 namespace {
 
-constexpr const char* kExampleLine = R"({"context": "2 + 2 =", "choices": ["3", "4"], "answer": 1})";
+constexpr const char* kExampleLine =
+    R"({"context": "2 + 2 =", "choices": ["3", "4"], "answer": 1})";
 constexpr std::string_view kWhiteSpace = " \t\n\r\f\v";
 
 MultipleChoiceItem parse_item(std::string_view line, const std::string& place) {
@@ -42,7 +43,8 @@ MultipleChoiceItem parse_item(std::string_view line, const std::string& place) {
   if (!json["answer"].is_number_integer()) throw fail("\"answer\" is not the index of a choice");
   item.answer = json["answer"];
   if (item.answer < 0 || item.answer >= static_cast<int64_t>(item.choices.size())) {
-    throw fail(fmt::format("\"answer\" is {}, but the choices are 0 to {}", item.answer, item.choices.size() - 1));
+    throw fail(fmt::format("\"answer\" is {}, but the choices are 0 to {}", item.answer,
+                           item.choices.size() - 1));
   }
   return item;
 }
@@ -51,7 +53,8 @@ std::string prompt_of(const std::vector<MultipleChoiceItem>& items, size_t index
   std::string prompt;
   for (size_t i = 0; i < items.size() && shots > 0; ++i) {
     if (i == index) continue;
-    prompt += fmt::format("{} {}\n\n", items[i].context, items[i].choices[static_cast<size_t>(items[i].answer)]);
+    prompt += fmt::format("{} {}\n\n", items[i].context,
+                          items[i].choices[static_cast<size_t>(items[i].answer)]);
     --shots;
   }
   return prompt + items[index].context;
@@ -62,7 +65,8 @@ struct TokenizedItem {
   std::vector<std::vector<int32_t>> continuations;
 };
 
-TokenizedItem tokenize(const Tokenizer& tokenizer, std::string prompt, const std::vector<std::string>& choices) {
+TokenizedItem tokenize(const Tokenizer& tokenizer, std::string prompt,
+                       const std::vector<std::string>& choices) {
   const size_t kept = prompt.find_last_not_of(kWhiteSpace) + 1;  // npos + 1 == 0
   const std::string moved = prompt.substr(kept);
   prompt.resize(kept);
@@ -70,12 +74,15 @@ TokenizedItem tokenize(const Tokenizer& tokenizer, std::string prompt, const std
   item.prompt = tokenizer.encode(prompt);
   for (const std::string& choice : choices) {
     std::vector<int32_t> whole = tokenizer.encode(fmt::format("{}{} {}", prompt, moved, choice));
-    user_check(whole.size() > item.prompt.size(), "the choice \"{}\" adds no token to its context", choice);
-    item.continuations.emplace_back(whole.begin() + static_cast<std::ptrdiff_t>(item.prompt.size()), whole.end());
+    user_check(whole.size() > item.prompt.size(), "the choice \"{}\" adds no token to its context",
+               choice);
+    item.continuations.emplace_back(whole.begin() + static_cast<std::ptrdiff_t>(item.prompt.size()),
+                                    whole.end());
   }
   if (item.prompt.empty()) {
-    user_check(tokenizer.end_of_document() >= 0,
-               "an item has an empty context, and this tokenizer has no token to begin a text with");
+    user_check(
+        tokenizer.end_of_document() >= 0,
+        "an item has an empty context, and this tokenizer has no token to begin a text with");
     item.prompt.push_back(tokenizer.end_of_document());
   }
   return item;
@@ -83,7 +90,8 @@ TokenizedItem tokenize(const Tokenizer& tokenizer, std::string prompt, const std
 
 /// The index of the highest score; the first of equals.
 template <class Weight>
-int64_t best_choice(const std::vector<double>& scores, const std::vector<std::string>& choices, const Weight& weight) {
+int64_t best_choice(const std::vector<double>& scores, const std::vector<std::string>& choices,
+                    const Weight& weight) {
   size_t best = 0;
   for (size_t i = 1; i < scores.size(); ++i) {
     if (scores[i] / weight(choices[i]) > scores[best] / weight(choices[best])) best = i;
@@ -92,7 +100,8 @@ int64_t best_choice(const std::vector<double>& scores, const std::vector<std::st
 }
 
 double code_points(const std::string& text) {
-  return static_cast<double>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+  return static_cast<double>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
 }
 
 at::Tensor row_of(const std::vector<int32_t>& tokens, size_t begin, size_t end) {
@@ -103,7 +112,8 @@ at::Tensor row_of(const std::vector<int32_t>& tokens, size_t begin, size_t end) 
 
 }  // namespace
 
-std::vector<MultipleChoiceItem> parse_multiple_choice(std::string_view jsonl, const std::string& name) {
+std::vector<MultipleChoiceItem> parse_multiple_choice(std::string_view jsonl,
+                                                      const std::string& name) {
   std::vector<MultipleChoiceItem> items;
   int64_t number = 0;
   while (!jsonl.empty()) {
@@ -115,7 +125,8 @@ std::vector<MultipleChoiceItem> parse_multiple_choice(std::string_view jsonl, co
     items.push_back(parse_item(line, fmt::format("{}:{}", name, number)));
   }
   if (items.empty())
-    throw UserError(fmt::format("{} holds no items", name), fmt::format("a line looks like {}", kExampleLine));
+    throw UserError(fmt::format("{} holds no items", name),
+                    fmt::format("a line looks like {}", kExampleLine));
   return items;
 }
 
@@ -123,16 +134,19 @@ std::vector<MultipleChoiceItem> read_multiple_choice(const std::filesystem::path
   return parse_multiple_choice(read_file(path), path.string());
 }
 
-std::vector<double> continuation_log_likelihoods(GPT& model, std::vector<int32_t> prompt,
-                                                 const std::vector<std::vector<int32_t>>& continuations) {
+std::vector<double> continuation_log_likelihoods(
+    GPT& model, std::vector<int32_t> prompt,
+    const std::vector<std::vector<int32_t>>& continuations) {
   const c10::NoGradGuard no_grad;
   const auto context = static_cast<size_t>(model.config().context);
   size_t longest = 0;
   for (const auto& continuation : continuations) longest = std::max(longest, continuation.size());
-  user_check(longest <= context, "a choice has {} tokens, more than model.context = {}", longest, context);
+  user_check(longest <= context, "a choice has {} tokens, more than model.context = {}", longest,
+             context);
   // The last token of a continuation is predicted, never read.
   const size_t fits = context - longest + 1;
-  if (prompt.size() > fits) prompt.erase(prompt.begin(), prompt.end() - static_cast<std::ptrdiff_t>(fits));
+  if (prompt.size() > fits)
+    prompt.erase(prompt.begin(), prompt.end() - static_cast<std::ptrdiff_t>(fits));
 
   KvCache cache;
   if (prompt.size() > 1) model.logits_with_cache(row_of(prompt, 0, prompt.size() - 1), cache);
@@ -142,9 +156,10 @@ std::vector<double> continuation_log_likelihoods(GPT& model, std::vector<int32_t
     cache.length = shared;  // the positions behind it are written over
     std::vector<int32_t> read = {prompt.back()};
     read.insert(read.end(), continuation.begin(), continuation.end() - 1);
-    const at::Tensor logits_tv = model.logits_with_cache(row_of(read, 0, read.size()), cache).squeeze(0);
-    const at::Tensor chosen =
-        at::log_softmax(logits_tv, -1, at::kDouble).gather(1, row_of(continuation, 0, continuation.size()).t());
+    const at::Tensor logits_tv =
+        model.logits_with_cache(row_of(read, 0, read.size()), cache).squeeze(0);
+    const at::Tensor chosen = at::log_softmax(logits_tv, -1, at::kDouble)
+                                  .gather(1, row_of(continuation, 0, continuation.size()).t());
     sums.push_back(chosen.sum().item<double>());
   }
   return sums;
@@ -155,19 +170,23 @@ MultipleChoiceResult score_multiple_choice(GPT& model, const Tokenizer& tokenize
                                            const MultipleChoiceOptions& options,
                                            const std::function<void(int64_t, int64_t)>& progress) {
   user_check(options.shots >= 0 && options.shots < static_cast<int64_t>(items.size()),
-             "{} shots need at least {} items, but the task has {}", options.shots, options.shots + 1, items.size());
-  const size_t count =
-      options.max_items > 0 ? std::min(items.size(), static_cast<size_t>(options.max_items)) : items.size();
+             "{} shots need at least {} items, but the task has {}", options.shots,
+             options.shots + 1, items.size());
+  const size_t count = options.max_items > 0
+                           ? std::min(items.size(), static_cast<size_t>(options.max_items))
+                           : items.size();
   int64_t right = 0, right_per_character = 0, right_per_byte = 0;
   double chance = 0;
   for (size_t i = 0; i < count; ++i) {
     const auto& [context, choices, answer] = items[i];
     const TokenizedItem item = tokenize(tokenizer, prompt_of(items, i, options.shots), choices);
-    const std::vector<double> scores = continuation_log_likelihoods(model, item.prompt, item.continuations);
+    const std::vector<double> scores =
+        continuation_log_likelihoods(model, item.prompt, item.continuations);
     right += best_choice(scores, choices, [](const std::string&) { return 1.0; }) == answer;
     right_per_character += best_choice(scores, choices, code_points) == answer;
-    right_per_byte +=
-        best_choice(scores, choices, [](const std::string& c) { return static_cast<double>(c.size()); }) == answer;
+    right_per_byte += best_choice(scores, choices, [](const std::string& c) {
+                        return static_cast<double>(c.size());
+                      }) == answer;
     chance += 1.0 / static_cast<double>(choices.size());
     if (progress) progress(static_cast<int64_t>(i + 1), static_cast<int64_t>(count));
   }
@@ -177,7 +196,8 @@ MultipleChoiceResult score_multiple_choice(GPT& model, const Tokenizer& tokenize
                               .accuracy_normalized = static_cast<double>(right_per_character) / n,
                               .accuracy_per_byte = static_cast<double>(right_per_byte) / n,
                               .chance = chance / n};
-  if (count > 1) result.standard_error = std::sqrt(result.accuracy * (1 - result.accuracy) / (n - 1));
+  if (count > 1)
+    result.standard_error = std::sqrt(result.accuracy * (1 - result.accuracy) / (n - 1));
   return result;
 }
 

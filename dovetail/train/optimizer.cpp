@@ -26,26 +26,29 @@ at::Tensor range(const at::Tensor& tensor, const Bucket::Piece& piece) {
 }
 
 bool has_moments(const std::map<std::string, at::Tensor>& tensors) {
-  return std::ranges::any_of(tensors, [](const auto& item) { return item.first.starts_with("optimizer."); });
+  return std::ranges::any_of(tensors,
+                             [](const auto& item) { return item.first.starts_with("optimizer."); });
 }
 
 }  // namespace
 
-Optimizer::Optimizer(const torch::nn::Module& model, const OptimizerSection& config, OptimizerSharding sharding)
+Optimizer::Optimizer(const torch::nn::Module& model, const OptimizerSection& config,
+                     OptimizerSharding sharding)
     : config_(config), sharding_(std::move(sharding)) {
   if (sharding_.group && sharding_.group->size() == 1) sharding_.group.reset();
   for (const auto& item : model.named_parameters()) {
     DOVETAIL_CHECK(item.value().scalar_type() == at::kFloat, "{} is not float32", item.key());
     names_.push_back(item.key());
-    // Shares the values: set_compute_dtype gives the parameter new storage where it changes the dtype, and the float32
-    // values stay here.
+    // Shares the values: set_compute_dtype gives the parameter new storage where it changes the
+    // dtype, and the float32 values stay here.
     initial_.push_back(item.value().detach());
   }
 }
 
 void Optimizer::bind(const torch::nn::Module& model) {
   const auto named = model.named_parameters();
-  DOVETAIL_CHECK(named.size() == names_.size(), "{} parameters became {}", names_.size(), named.size());
+  DOVETAIL_CHECK(named.size() == names_.size(), "{} parameters became {}", names_.size(),
+                 named.size());
   for (size_t i = 0; i < names_.size(); ++i) {
     DOVETAIL_CHECK(named[i].key() == names_[i], "{} became {}", names_[i], named[i].key());
     parameters_.push_back(named[i].value());
@@ -57,7 +60,8 @@ void Optimizer::bind(const torch::nn::Module& model) {
     if (dtype == part.weights.scalar_type())
       part.master = part.weights;
     else if (sharded())
-      part.master = range(initial, part.piece).to(part.weights.device(), dtype, /*non_blocking=*/false, /*copy=*/true);
+      part.master = range(initial, part.piece)
+                        .to(part.weights.device(), dtype, /*non_blocking=*/false, /*copy=*/true);
     else
       part.master = initial.to(part.weights.device());
     part.m = at::zeros_like(part.master);
@@ -69,7 +73,8 @@ void Optimizer::bind(const torch::nn::Module& model) {
 void Optimizer::make_parts() {
   if (!sharded()) {
     for (size_t i = 0; i < parameters_.size(); ++i)
-      parts_.push_back({.piece = {.parameter = i, .size = parameters_[i].numel()}, .weights = parameters_[i].detach()});
+      parts_.push_back({.piece = {.parameter = i, .size = parameters_[i].numel()},
+                        .weights = parameters_[i].detach()});
     return;
   }
   const std::vector groups(parameters_.size(), sharding_.group);
@@ -77,8 +82,10 @@ void Optimizer::make_parts() {
   for (size_t b = 0; b < buckets_.size(); ++b) {
     int64_t offset = 0;
     for (const Bucket::Piece& piece : buckets_[b].pieces(sharding_.group->rank())) {
-      parts_.push_back(
-          {.piece = piece, .bucket = b, .offset = offset, .weights = range(parameters_[piece.parameter], piece)});
+      parts_.push_back({.piece = piece,
+                        .bucket = b,
+                        .offset = offset,
+                        .weights = range(parameters_[piece.parameter], piece)});
       offset += piece.size;
     }
   }
@@ -103,8 +110,9 @@ void Optimizer::update(const GradientReducer& gradients) {
 std::vector<std::vector<size_t>> Optimizer::updated_together() const {
   int64_t elements = 0;
   for (const Part& part : parts_) elements += part.piece.size;
-  // Threads share the work best in one call. A plan has all that an operation reads and changes in memory at once, and
-  // so gets an operation for each large parameter and for every few that are small beside the model.
+  // Threads share the work best in one call. A plan has all that an operation reads and changes in
+  // memory at once, and so gets an operation for each large parameter and for every few that are
+  // small beside the model.
   constexpr int64_t kParts = 32, kMost = 1 << 16;
   const int64_t most = operations_are_recorded() ? std::min(elements / kParts, kMost) : elements;
   std::vector<std::vector<size_t>> out;
@@ -132,11 +140,14 @@ void Optimizer::update_some(const std::vector<size_t>& which, const GradientRedu
   std::vector<double> decay;
   for (const size_t i : which) {
     const Part& part = parts_[i];
-    of.reads.push_back(sharded() ? gradients.share(part.bucket).narrow(0, part.offset, part.piece.size)
-                                 : gradients.gradient(part.piece.parameter));
-    for (const at::Tensor& tensor : {part.master, part.m, part.v, part.has_master() ? part.weights : at::Tensor()})
+    of.reads.push_back(sharded()
+                           ? gradients.share(part.bucket).narrow(0, part.offset, part.piece.size)
+                           : gradients.gradient(part.piece.parameter));
+    for (const at::Tensor& tensor :
+         {part.master, part.m, part.v, part.has_master() ? part.weights : at::Tensor()})
       of.changes.push_back(tensor);
-    // Matrices (Linear and embedding weights) decay; vectors (norms, biases) do not (Brown et al. 2020, and nanoGPT).
+    // Matrices (Linear and embedding weights) decay; vectors (norms, biases) do not (Brown et al.
+    // 2020, and nanoGPT).
     decay.push_back(parameters_[part.piece.parameter].dim() >= 2 ? config_.weight_decay : 0.0);
   }
   operation("dovetail::adamw", std::move(of), [this, decay](const Operands& given) {
@@ -175,25 +186,30 @@ void Optimizer::gather_weights() {
       longest = std::max(longest, bytes);
     }
     const auto own = static_cast<size_t>(group.rank());
-    const auto copy = [](const std::vector<at::Tensor>& pieces, const at::Tensor& flat, auto&& copy_piece) {
+    const auto copy = [](const std::vector<at::Tensor>& pieces, const at::Tensor& flat,
+                         auto&& copy_piece) {
       int64_t offset = 0;
       for (const at::Tensor& piece : pieces) {
         copy_piece(piece, flat.narrow(0, offset, piece.numel()));
         offset += piece.numel();
       }
     };
-    const at::Tensor mine = at::zeros({longest}, parameters_.front().options().dtype(at::kByte).requires_grad(false));
-    copy(shares[own], mine, [](const at::Tensor& piece, const at::Tensor& place) { place.copy_(piece); });
+    const at::Tensor mine =
+        at::zeros({longest}, parameters_.front().options().dtype(at::kByte).requires_grad(false));
+    copy(shares[own], mine,
+         [](const at::Tensor& piece, const at::Tensor& place) { place.copy_(piece); });
     const std::vector<at::Tensor> all = group.all_gather(mine);
     for (size_t rank = 0; rank < all.size(); ++rank)
       if (rank != own)
-        copy(shares[rank], all[rank], [](const at::Tensor& piece, const at::Tensor& place) { piece.copy_(place); });
+        copy(shares[rank], all[rank],
+             [](const at::Tensor& piece, const at::Tensor& place) { piece.copy_(place); });
   }
 }
 
 std::vector<int64_t> Optimizer::sizes_on_ranks(size_t parameter) const {
-  const auto bucket = std::ranges::find_if(
-      buckets_, [&](const Bucket& b) { return std::ranges::find(b.parameters, parameter) != b.parameters.end(); });
+  const auto bucket = std::ranges::find_if(buckets_, [&](const Bucket& b) {
+    return std::ranges::find(b.parameters, parameter) != b.parameters.end();
+  });
   std::vector<int64_t> sizes(static_cast<size_t>(sharding_.group->size()), 0);
   for (size_t rank = 0; rank < sizes.size(); ++rank)
     for (const Bucket::Piece& piece : bucket->pieces(static_cast<int>(rank)))
@@ -202,14 +218,16 @@ std::vector<int64_t> Optimizer::sizes_on_ranks(size_t parameter) const {
 }
 
 const Optimizer::Part* Optimizer::part_of(size_t parameter) const {
-  const auto found = std::ranges::find(parts_, parameter, [](const Part& part) { return part.piece.parameter; });
+  const auto found =
+      std::ranges::find(parts_, parameter, [](const Part& part) { return part.piece.parameter; });
   return found == parts_.end() ? nullptr : &*found;
 }
 
 at::Tensor Optimizer::gathered(size_t parameter, at::Tensor Part::* which) const {
   const at::Tensor& like = parameters_[parameter];
   const Part* part = part_of(parameter);
-  const at::Tensor mine = part == nullptr ? at::empty({0}, sum_dtype(like.scalar_type())) : (part->*which).cpu();
+  const at::Tensor mine =
+      part == nullptr ? at::empty({0}, sum_dtype(like.scalar_type())) : (part->*which).cpu();
   const at::Tensor all = gather_rows(mine, sharding_.group, sizes_on_ranks(parameter), 0);
   return sharding_.group->rank() == 0 ? all.view(like.sizes()) : at::Tensor();
 }
@@ -230,9 +248,11 @@ std::map<std::string, at::Tensor> Optimizer::tensors() const {
   std::map<std::string, at::Tensor> result;
   for (size_t i = 0; i < names_.size(); ++i) {
     const bool has_master = parameters_[i].scalar_type() != sum_dtype(parameters_[i].scalar_type());
-    const auto whole = [&](at::Tensor Part::* which) { return sharded() ? gathered(i, which) : parts_[i].*which; };
-    const at::Tensor master = has_master ? whole(&Part::master) : parameters_[i].detach(), m = whole(&Part::m),
-                     v = whole(&Part::v);
+    const auto whole = [&](at::Tensor Part::* which) {
+      return sharded() ? gathered(i, which) : parts_[i].*which;
+    };
+    const at::Tensor master = has_master ? whole(&Part::master) : parameters_[i].detach(),
+                     m = whole(&Part::m), v = whole(&Part::v);
     if (sharded() && sharding_.group->rank() != 0) continue;
     result["model." + names_[i]] = master;
     result["optimizer.m." + names_[i]] = m;
@@ -244,22 +264,27 @@ std::map<std::string, at::Tensor> Optimizer::tensors() const {
 void Optimizer::check(const std::map<std::string, at::Tensor>& tensors) const {
   std::map<std::string, at::IntArrayRef> own;
   for (size_t i = 0; i < names_.size(); ++i)
-    for (const char* kind : {"model.", "optimizer.m.", "optimizer.v."}) own[kind + names_[i]] = parameters_[i].sizes();
+    for (const char* kind : {"model.", "optimizer.m.", "optimizer.v."})
+      own[kind + names_[i]] = parameters_[i].sizes();
   const auto check = [](bool fits, const std::string& fault) {
     if (!fits)
       throw UserError(fault,
-                      "resume with the config that the checkpoint was written with (config.toml of its run), or "
+                      "resume with the config that the checkpoint was written with (config.toml of "
+                      "its run), or "
                       "begin a new run with another run.name");
   };
   for (const auto& [name, value] : tensors)
-    check(own.contains(name), fmt::format("the checkpoint holds a tensor \"{}\" that this model does not have", name));
+    check(own.contains(name),
+          fmt::format("the checkpoint holds a tensor \"{}\" that this model does not have", name));
   const bool moments = has_moments(tensors);
   for (const auto& [name, sizes] : own) {
     const auto found = tensors.find(name);
     if (found == tensors.end() && !moments && name.starts_with("optimizer.")) continue;
-    check(found != tensors.end(), fmt::format("the checkpoint lacks the tensor \"{}\" of this model", name));
-    check(found->second.sizes() == sizes, fmt::format("\"{}\" has shape {} in the checkpoint and {} in this model",
-                                                      name, found->second.sizes().vec(), sizes.vec()));
+    check(found != tensors.end(),
+          fmt::format("the checkpoint lacks the tensor \"{}\" of this model", name));
+    check(found->second.sizes() == sizes,
+          fmt::format("\"{}\" has shape {} in the checkpoint and {} in this model", name,
+                      found->second.sizes().vec(), sizes.vec()));
   }
 }
 
@@ -297,8 +322,10 @@ void Optimizer::scatter(const std::map<std::string, at::Tensor>& tensors, int64_
     parameters_[i].detach().view({-1}).copy_(weights);
     if (part != nullptr && part->has_master()) part->master.copy_(range(weights, part->piece));
     if (!moments) continue;
-    for (const auto& [kind, which] : {std::pair("optimizer.m.", &Part::m), std::pair("optimizer.v.", &Part::v)}) {
-      const at::Tensor mine = scatter_rows(of_rank_zero(kind, 0), sharding_.group, sizes_on_ranks(i), 0);
+    for (const auto& [kind, which] :
+         {std::pair("optimizer.m.", &Part::m), std::pair("optimizer.v.", &Part::v)}) {
+      const at::Tensor mine =
+          scatter_rows(of_rank_zero(kind, 0), sharding_.group, sizes_on_ranks(i), 0);
       if (part != nullptr) (part->*which).copy_(mine);
     }
   }

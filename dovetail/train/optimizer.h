@@ -18,8 +18,8 @@
 
 namespace dovetail {
 
-/// Ranks that share out the state of an Optimizer, and the size of buckets, as for the GradientReducer. No group, or a
-/// group of one: the state is whole.
+/// Ranks that share out the state of an Optimizer, and the size of buckets, as for the
+/// GradientReducer. No group, or a group of one: the state is whole.
 struct OptimizerSharding {
   std::shared_ptr<Group> group;
   int64_t bucket_bytes = 0;
@@ -31,44 +31,50 @@ struct OptimizerSharding {
 ///     model.set_compute_dtype(at::kBFloat16);         // masters keep the float32 values
 ///     optimizer.bind(model);
 ///
-/// Masters and moments are float32 (float64 for float64 parameters). A parameter that is float32 itself is its own
-/// master.
+/// Masters and moments are float32 (float64 for float64 parameters). A parameter that is float32
+/// itself is its own master.
 ///
-/// With a sharding a rank has masters and moments of its share of each bucket alone (ZeRO-1, Rajbhandari et al. 2020).
-/// `update` changes the weights of that share and gathers the others. All ranks call `update`, `tensors` and `scatter`
-/// together.
+/// With a sharding a rank has masters and moments of its share of each bucket alone (ZeRO-1,
+/// Rajbhandari et al. 2020). `update` changes the weights of that share and gathers the others. All
+/// ranks call `update`, `tensors` and `scatter` together.
 class Optimizer {
  public:
-  Optimizer(const torch::nn::Module& model, const OptimizerSection& config, OptimizerSharding sharding = {});
+  Optimizer(const torch::nn::Module& model, const OptimizerSection& config,
+            OptimizerSharding sharding = {});
 
-  /// After the module got its compute dtype: takes up its parameters again, makes the moments (zero).
+  /// After the module got its compute dtype: takes up its parameters again, makes the moments
+  /// (zero).
   void bind(const torch::nn::Module& model);
 
   /// The parameters that gradients belong to, in the order of the module.
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
 
-  /// The numbers of the update that follows; counts it. Nothing: there is none, `update` leaves all as it is.
+  /// The numbers of the update that follows; counts it. Nothing: there is none, `update` leaves all
+  /// as it is.
   struct Numbers {
     double lr = 0, grad_scale = 1;
   };
   void set_update(std::optional<Numbers> numbers);
-  /// One update with gradient(i) * grad_scale for parameter i, written to masters and to the module's own weights. In a
-  /// recorded step the numbers are those of the last `set_update` before it runs.
+  /// One update with gradient(i) * grad_scale for parameter i, written to masters and to the
+  /// module's own weights. In a recorded step the numbers are those of the last `set_update` before
+  /// it runs.
   void update(const GradientReducer& gradients);
   /// Updates made so far (skipped steps do not count), t of the bias correction.
   int64_t updates() const { return updates_; }
 
   bool sharded() const { return sharding_.group != nullptr; }
 
-  /// State that an update reads and writes beside gradients and the module's own weights, by name. Sharded: this
-  /// rank's.
+  /// State that an update reads and writes beside gradients and the module's own weights, by name.
+  /// Sharded: this rank's.
   std::vector<std::pair<std::string, at::Tensor>> state() const;
 
-  /// "model.<name>" (masters), "optimizer.m.<name>", "optimizer.v.<name>": the live tensors, not copies. Sharded: rank
-  /// 0 gets whole tensors, gathered one by one onto the CPU, and the others nothing.
+  /// "model.<name>" (masters), "optimizer.m.<name>", "optimizer.v.<name>": the live tensors, not
+  /// copies. Sharded: rank 0 gets whole tensors, gathered one by one onto the CPU, and the others
+  /// nothing.
   std::map<std::string, at::Tensor> tensors() const;
-  /// Copies values in; also into the module's weights. A set without any moments (imported weights) leaves them zero.
-  /// UserError naming a tensor that is missing, surplus, or of another shape. For state that is whole.
+  /// Copies values in; also into the module's weights. A set without any moments (imported weights)
+  /// leaves them zero. UserError naming a tensor that is missing, surplus, or of another shape. For
+  /// state that is whole.
   void load(const std::map<std::string, at::Tensor>& tensors, int64_t updates);
   /// The same for sharded state, from rank 0's whole tensors; errors of rank 0 end all ranks.
   void scatter(const std::map<std::string, at::Tensor>& tensors, int64_t updates);

@@ -41,7 +41,9 @@ constexpr int kMeasuredPackings = 3;
 constexpr double kFirstPlan = 0.25;   // of the time for solving
 constexpr double kShareOfCurve = 30;  // of that time one budget of the curve gets 1 / 30
 
-int64_t grown_bytes(uint64_t now, uint64_t before) { return now > before ? static_cast<int64_t>(now - before) : 0; }
+int64_t grown_bytes(uint64_t now, uint64_t before) {
+  return now > before ? static_cast<int64_t>(now - before) : 0;
+}
 
 }  // namespace
 
@@ -64,17 +66,21 @@ struct PlannedStep::State {
   int64_t planned_steps = 0;              // by either plan
 
   bool is_for(const Inputs& given, const Constants& numbers) const {
-    return numbers == constants && std::ranges::equal(given, inputs, [](const auto& named, const at::Tensor& input) {
+    return numbers == constants &&
+           std::ranges::equal(given, inputs, [](const auto& named, const at::Tensor& input) {
              return named.second.sizes() == input.sizes();
            });
   }
 
-  plan::LaterSteps later() const { return options.replay ? plan::LaterSteps::kReplayed : plan::LaterSteps::kCalled; }
+  plan::LaterSteps later() const {
+    return options.replay ? plan::LaterSteps::kReplayed : plan::LaterSteps::kCalled;
+  }
 
   plan::Executor::Run run_planned() {
     const bool checked = options.check_steps > 0 && planned_steps++ % options.check_steps == 0;
     if (options.replay && !checked) return executor->run();
-    return executor->run([this] { work(inputs); }, {.same_numbers = options.replay, .writes = checked});
+    return executor->run([this] { work(inputs); },
+                         {.same_numbers = options.replay, .writes = checked});
   }
 
   void take(const Inputs& given, const Constants& numbers) {
@@ -87,16 +93,18 @@ struct PlannedStep::State {
     }
     for (size_t i = 0; i < numbers.size(); ++i)
       if (numbers[i] != constants.at(i))
-        throw UserError(fmt::format("memory.budget: a step has {} {}, but its plan is for {}", numbers[i].first,
-                                    numbers[i].second, constants[i].second),
+        throw UserError(fmt::format("memory.budget: a step has {} {}, but its plan is for {}",
+                                    numbers[i].first, numbers[i].second, constants[i].second),
                         kOneSize);
-    DOVETAIL_CHECK(given.size() == inputs.size(), "{} inputs became {}", inputs.size(), given.size());
+    DOVETAIL_CHECK(given.size() == inputs.size(), "{} inputs became {}", inputs.size(),
+                   given.size());
     for (size_t i = 0; i < inputs.size(); ++i) {
       const auto& [name, tensor] = given[i];
-      DOVETAIL_CHECK(name == tensors.inputs[i].first, "input {} became {}", tensors.inputs[i].first, name);
+      DOVETAIL_CHECK(name == tensors.inputs[i].first, "input {} became {}", tensors.inputs[i].first,
+                     name);
       if (tensor.sizes() != inputs[i].sizes())
-        throw UserError(fmt::format("memory.budget: a step has {} {}, but its plan is for {}", name, describe(tensor),
-                                    describe(inputs[i])),
+        throw UserError(fmt::format("memory.budget: a step has {} {}, but its plan is for {}", name,
+                                    describe(tensor), describe(inputs[i])),
                         kOneSize);
       inputs[i].copy_(tensor);
     }
@@ -111,7 +119,8 @@ struct PlannedStep::State {
     return {.bytes = [bytes](int64_t) { return bytes; }, .previous = &*captured};
   }
 
-  /// Records a step, the first one for its memory limit alone: gradients and moments come to exist in it.
+  /// Records a step, the first one for its memory limit alone: gradients and moments come to exist
+  /// in it.
   void record() {
     const plan::LaterSteps how = steps == 1 ? plan::LaterSteps::kNone : later();
     plan::CapturedStep step = plan::record_step(
@@ -133,7 +142,8 @@ struct PlannedStep::State {
     out.graph.host_bytes = allowed.host_bytes;
     // Rates are assumed until they are measured.
     out.graph.bandwidth = {.to_host = kAssumedBytesPerS, .to_device = kAssumedBytesPerS};
-    for (plan::Codec& codec : out.graph.codecs) codec.encode_bytes_per_s = codec.decode_bytes_per_s = kAssumedBytesPerS;
+    for (plan::Codec& codec : out.graph.codecs)
+      codec.encode_bytes_per_s = codec.decode_bytes_per_s = kAssumedBytesPerS;
     return out;
   }
 
@@ -146,7 +156,8 @@ struct PlannedStep::State {
   plan::PlacedSolution solve(double time_limit_s) {
     plan::SolveOptions how = solve_options(options);
     how.time_limit_s = time_limit_s;
-    plan::PlacedSolution made = plan::solve_placed(graph.graph, how, plan::PlanCache(options.plans));
+    plan::PlacedSolution made =
+        plan::solve_placed(graph.graph, how, plan::PlanCache(options.plans));
     plan = made.solution.schedule.plan;
     solved_s += made.solution.seconds;
     return made;
@@ -159,28 +170,33 @@ struct PlannedStep::State {
       Options more = options;
       more.*allowed = true;
       if (more.folder.empty()) more.folder = "FOLDER";
-      if (plan::floor_of(graph_allowing(more).graph, solve_options(more)).bytes >= floor.bytes) continue;
+      if (plan::floor_of(graph_allowing(more).graph, solve_options(more)).bytes >= floor.bytes)
+        continue;
       out += out.empty() ? "; " : " or ";
-      out += allowed == &Options::offload ? "memory.folder" : fmt::format("memory.allow = [\"{}\"]", name);
+      out += allowed == &Options::offload ? "memory.folder"
+                                          : fmt::format("memory.allow = [\"{}\"]", name);
     }
     return out.empty() ? out : out + " would lower the floor";
   }
 
   void run_profiled() {
     if (profiled.empty()) {
-      const int64_t budget = graph.graph.budget_bytes = plan::parse_budget(options.budget, kept().peak_bytes);
+      const int64_t budget = graph.graph.budget_bytes =
+          plan::parse_budget(options.budget, kept().peak_bytes);
       const plan::Floor floor = plan::floor_of(graph.graph, solve_options(options));
       if (budget < floor.bytes)
-        throw plan::below_floor(graph.graph, floor, "memory.budget",
-                                fmt::format("raise the budget or lower the batch{}; `dovetail plan CONFIG --fits` "
-                                            "searches for the largest that fits",
-                                            what_would_lower(floor)));
+        throw plan::below_floor(
+            graph.graph, floor, "memory.budget",
+            fmt::format("raise the budget or lower the batch{}; `dovetail plan CONFIG --fits` "
+                        "searches for the largest that fits",
+                        what_would_lower(floor)));
       if (options.offload)
-        graph.graph.bandwidth =
-            plan::measure_bandwidth(options.folder, std::min(kMeasuredCopyBytes, budget / 2), kMeasuredCopies);
+        graph.graph.bandwidth = plan::measure_bandwidth(
+            options.folder, std::min(kMeasuredCopyBytes, budget / 2), kMeasuredCopies);
       plan::measure_codecs(graph, std::min(kMeasuredPackingBytes, budget / 2), kMeasuredPackings);
       solve(kFirstPlan * options.solve_s);
-      executor.emplace(*captured, graph, plan, plan::Executor::Options{.folder = options.folder, .copies_alone = true});
+      executor.emplace(*captured, graph, plan,
+                       plan::Executor::Options{.folder = options.folder, .copies_alone = true});
     }
     profiled.push_back(run_planned());
   }
@@ -195,10 +211,13 @@ struct PlannedStep::State {
     const plan::Solution& solution = placed.solution;
     plan::SolveOptions quick = solve_options(options);
     quick.time_limit_s /= kShareOfCurve;
-    const int64_t floor_bytes = plan::placed_floor_bytes(graph.graph, solve_options(options), placed);
+    const int64_t floor_bytes =
+        plan::placed_floor_bytes(graph.graph, solve_options(options), placed);
     if (options.curve_budgets > 0)
-      curve = plan::trade_off(graph.graph, quick, floor_bytes, all.peak_bytes, options.curve_budgets, placed);
-    const plan::PlanOutcome outcome = plan::outcome_of(graph.graph, plan, solution.schedule.timeline);
+      curve = plan::trade_off(graph.graph, quick, floor_bytes, all.peak_bytes,
+                              options.curve_budgets, placed);
+    const plan::PlanOutcome outcome =
+        plan::outcome_of(graph.graph, plan, solution.schedule.timeline);
     MemoryPlanReport made{.budget_bytes = graph.graph.budget_bytes,
                           .keep_all_bytes = all.peak_bytes,
                           .floor_bytes = floor_bytes,
@@ -218,11 +237,12 @@ struct PlannedStep::State {
     options.paged.reset();
     made.step_bytes = executor->arena_bytes() + graph.graph.base_bytes;
     if (options.idle_bytes > 0) {
-      const int64_t beside = grown_bytes(resident_bytes(), options.idle_bytes) - executor->resident_bytes();
+      const int64_t beside =
+          grown_bytes(resident_bytes(), options.idle_bytes) - executor->resident_bytes();
       made.process_bytes = executor->arena_bytes() + std::max<int64_t>(beside, 0);
     }
-    DOVETAIL_CHECK(made.step_bytes <= made.budget_bytes, "a plan takes {} bytes of a budget of {}", made.step_bytes,
-                   made.budget_bytes);
+    DOVETAIL_CHECK(made.step_bytes <= made.budget_bytes, "a plan takes {} bytes of a budget of {}",
+                   made.step_bytes, made.budget_bytes);
     report = made;
   }
 };
@@ -247,7 +267,8 @@ nlohmann::ordered_json to_json(const MemoryPlanReport& report) {
           {"slowdown", report.bandwidth.slowdown}};
 }
 
-PlannedStep::PlannedStep(Work work, plan::StepTensors tensors, Options options) : state_(std::make_unique<State>()) {
+PlannedStep::PlannedStep(Work work, plan::StepTensors tensors, Options options)
+    : state_(std::make_unique<State>()) {
   plan::parse_budget(options.budget, 1 << 30);  // says now what is wrong with it
   state_->work = std::move(work);
   state_->tensors = std::move(tensors);
@@ -300,16 +321,17 @@ bool PlannedStep::is_measured() const { return state_->runs.size() == kMeasuredS
 PlannedStepView PlannedStep::view() const {
   const State& s = *state_;
   DOVETAIL_CHECK(s.report, "there is no plan yet");
-  return {
-      .graph = s.graph.graph,
-      .plan = s.plan,
-      .timeline = s.executor->predicted(),
-      .places_bytes = s.report->step_bytes,
-      .used_bytes = measured_bytes(),
-      .process_predicted_bytes = s.report->process_bytes,
-      .process_bytes = s.options.idle_bytes > 0 ? grown_bytes(peak_resident_bytes(), s.options.idle_bytes) : int64_t{0},
-      .runs = s.runs,
-      .curve = s.curve};
+  return {.graph = s.graph.graph,
+          .plan = s.plan,
+          .timeline = s.executor->predicted(),
+          .places_bytes = s.report->step_bytes,
+          .used_bytes = measured_bytes(),
+          .process_predicted_bytes = s.report->process_bytes,
+          .process_bytes = s.options.idle_bytes > 0
+                               ? grown_bytes(peak_resident_bytes(), s.options.idle_bytes)
+                               : int64_t{0},
+          .runs = s.runs,
+          .curve = s.curve};
 }
 
 plan::SolveOptions PlannedStep::solve_options(const Options& options) {
@@ -328,7 +350,8 @@ std::string PlannedStep::what_would_lower_the_floor() const {
 void PlannedStep::write(const std::filesystem::path& folder) const {
   if (!state_->report) return;
   write_file_atomically(folder / "graph.json", plan::to_json(state_->graph.graph).dump(1) + "\n");
-  write_file_atomically(folder / "plan.json", plan::to_json(state_->plan, state_->graph.graph).dump(1) + "\n");
+  write_file_atomically(folder / "plan.json",
+                        plan::to_json(state_->plan, state_->graph.graph).dump(1) + "\n");
   nlohmann::ordered_json record = to_json(*state_->report);
   record.update(memory_record(view()));
   write_file_atomically(folder / "memory_plan.json", record.dump() + "\n");

@@ -25,29 +25,38 @@ Precision probe(c10::Device device) {
           .peak_flops = faster ? bf16 : fp32};
 }
 
-Precision decide(const std::string& recipe, const std::optional<std::string>& kept, c10::Device device) {
+Precision decide(const std::string& recipe, const std::optional<std::string>& kept,
+                 c10::Device device) {
   if (kept && recipe != "auto" && recipe != *kept) {
-    throw UserError(fmt::format("precision.recipe = \"{}\", but this run was trained in {} so far", recipe, *kept),
-                    fmt::format("use \"{}\" or \"auto\" to resume it, or another run.name to begin a new run", *kept));
+    throw UserError(
+        fmt::format("precision.recipe = \"{}\", but this run was trained in {} so far", recipe,
+                    *kept),
+        fmt::format("use \"{}\" or \"auto\" to resume it, or another run.name to begin a new run",
+                    *kept));
   }
   if (recipe == "auto" && !kept) return probe(device);
-  Precision precision = {.name = kept.value_or(recipe), .reason = kept && recipe == "auto" ? "as the run began" : ""};
+  Precision precision = {.name = kept.value_or(recipe),
+                         .reason = kept && recipe == "auto" ? "as the run began" : ""};
   const at::ScalarType compute = compute_dtype(precision.name);
   if (compute == at::kFloat) precision.peak_flops = measure_gemm_rate(GemmType::kFloat32, device);
-  if (compute == at::kBFloat16) precision.peak_flops = measure_gemm_rate(GemmType::kBFloat16, device);
+  if (compute == at::kBFloat16)
+    precision.peak_flops = measure_gemm_rate(GemmType::kBFloat16, device);
   return precision;
 }
 
 }  // namespace
 
-Precision resolve_precision(const std::string& recipe, const std::optional<std::string>& kept, c10::Device device,
-                            Group& group) {
+Precision resolve_precision(const std::string& recipe, const std::optional<std::string>& kept,
+                            c10::Device device, Group& group) {
   Precision precision;
   on_rank_zero(group, "choosing the precision", [&] { precision = decide(recipe, kept, device); });
-  const nlohmann::json shared = broadcast_json(
-      group, {{"name", precision.name}, {"reason", precision.reason}, {"peak_flops", precision.peak_flops}});
-  precision = {
-      .recipe = recipe, .name = shared["name"], .reason = shared["reason"], .peak_flops = shared["peak_flops"]};
+  const nlohmann::json shared = broadcast_json(group, {{"name", precision.name},
+                                                       {"reason", precision.reason},
+                                                       {"peak_flops", precision.peak_flops}});
+  precision = {.recipe = recipe,
+               .name = shared["name"],
+               .reason = shared["reason"],
+               .peak_flops = shared["peak_flops"]};
   precision.compute = compute_dtype(precision.name);
   return precision;
 }

@@ -29,7 +29,8 @@ std::string rate(double per_second) {
 std::string progress_bar(double fraction, int cells) {
   const int halves = static_cast<int>(std::lround(std::clamp(fraction, 0.0, 1.0) * 2 * cells));
   std::string text;
-  for (int i = 0; i < cells; ++i) text += 2 * i + 2 <= halves ? "━" : (2 * i + 1 == halves ? "╸" : "─");
+  for (int i = 0; i < cells; ++i)
+    text += 2 * i + 2 <= halves ? "━" : (2 * i + 1 == halves ? "╸" : "─");
   return text;
 }
 
@@ -56,7 +57,8 @@ void TerminalLine::clear() {
 }
 
 std::string progress_text(const ProgressState& state, int columns) {
-  const double fraction = static_cast<double>(state.step) / static_cast<double>(std::max<int64_t>(1, state.steps));
+  const double fraction =
+      static_cast<double>(state.step) / static_cast<double>(std::max<int64_t>(1, state.steps));
   const int digits = static_cast<int>(fmt::formatted_size("{}", state.steps));
   const std::string head = fmt::format("step {:>{}}/{}", state.step, digits, state.steps);
   std::string tail = fmt::format("{:3.0f} %  loss {:.3f}", std::floor(fraction * 100), state.loss);
@@ -68,7 +70,8 @@ std::string progress_text(const ProgressState& state, int columns) {
 
   const int room = columns - static_cast<int>(head.size() + tail.size()) - 6;
   if (columns > 0 && room >= kShortestBar) {
-    return fmt::format(" {}  {}  {}", head, progress_bar(fraction, std::min(room, kLongestBar)), tail);
+    return fmt::format(" {}  {}  {}", head, progress_bar(fraction, std::min(room, kLongestBar)),
+                       tail);
   }
   return fmt::format(" {}  {}", head, tail);
 }
@@ -83,7 +86,9 @@ Progress::Progress(int64_t first_step, int64_t steps, Mode mode)
 void Progress::update(ProgressState state, double step_s) {
   // The first step of a process warms caches up and says little about the rest.
   const bool early = state.step - first_step_ <= 2;
-  const auto average = [early](double mean, double value) { return early ? value : 0.95 * mean + 0.05 * value; };
+  const auto average = [early](double mean, double value) {
+    return early ? value : 0.95 * mean + 0.05 * value;
+  };
   mean_step_s_ = average(mean_step_s_, step_s);
   mean_s_per_token_ = average(mean_s_per_token_, 1.0 / state.tokens_per_s);
   if (mode_ == Mode::kOff) return;

@@ -6,8 +6,8 @@
 
 namespace dovetail {
 
-/// One line at the bottom of the terminal (standard error) that is written over; nothing when that is not a terminal.
-/// Ten times a second at most, so it may be shown from an inner loop.
+/// One line at the bottom of the terminal (standard error) that is written over; nothing when that
+/// is not a terminal. Ten times a second at most, so it may be shown from an inner loop.
 class TerminalLine {
  public:
   TerminalLine();
@@ -38,17 +38,20 @@ struct ProgressState {
   double eta_s = 0;
 };
 
-/// " step  640/1000  ━━━━━━━━╸━━━━━━━  64 %  loss 1.912  val 1.934  18.4k tok/s  41 % of peak  eta 1:12". The bar takes
-/// what `columns` leaves and is left out when that is less than 8, or when `columns` is 0 (plain lines).
+/// " step  640/1000  ━━━━━━━━╸━━━━━━━  64 %  loss 1.912  val 1.934  18.4k tok/s  41 % of peak  eta
+/// 1:12". The bar takes what `columns` leaves and is left out when that is less than 8, or when
+/// `columns` is 0 (plain lines).
 std::string progress_text(const ProgressState& state, int columns);
 
-/// A bar on a terminal; elsewhere a plain line after every tenth of the run, and when there was none for 30 s.
+/// A bar on a terminal; elsewhere a plain line after every tenth of the run, and when there was
+/// none for 30 s.
 class Progress {
  public:
   enum class Mode { kAutomatic, kOff };
   Progress(int64_t first_step, int64_t steps, Mode mode);
 
-  /// After each step. `step_s` is how long it took, everything included. Rates and eta are moving averages.
+  /// After each step. `step_s` is how long it took, everything included. Rates and eta are moving
+  /// averages.
   void update(ProgressState state, double step_s);
   void finish() { line_.clear(); }
   /// Makes room for a log line; the bar comes back with the next update.

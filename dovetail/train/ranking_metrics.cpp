@@ -17,8 +17,8 @@ constexpr double kUndefined = std::numeric_limits<double>::quiet_NaN();
 constexpr double kBinsPerUnit = 1024, kLargestLogit = 32;
 static_assert(2 * kLargestLogit * kBinsPerUnit == RankingSums::kBins);
 
-/// Pairs that are ranked rightly, counted twice so that ties are whole numbers, of scores that come in groups of equal
-/// ones from low to high.
+/// Pairs that are ranked rightly, counted twice so that ties are whole numbers, of scores that come
+/// in groups of equal ones from low to high.
 class PairCount {
  public:
   void add_ties(uint64_t negatives, uint64_t positives) {
@@ -45,7 +45,8 @@ struct Scored {
 
 /// AUC of rows in any order, which it sorts.
 double auc_of(std::span<Scored> rows) {
-  std::sort(rows.begin(), rows.end(), [](const Scored& a, const Scored& b) { return a.score < b.score; });
+  std::sort(rows.begin(), rows.end(),
+            [](const Scored& a, const Scored& b) { return a.score < b.score; });
   PairCount pairs;
   for (size_t at = 0; at < rows.size();) {
     const double score = rows[at].score;
@@ -57,8 +58,8 @@ double auc_of(std::span<Scored> rows) {
 }
 
 at::Tensor vector_of(const at::Tensor& values, const char* name) {
-  DOVETAIL_CHECK(values.dim() == 1 && values.is_floating_point(), "{} has {} dimensions of {}", name, values.dim(),
-                 c10::toString(values.scalar_type()));
+  DOVETAIL_CHECK(values.dim() == 1 && values.is_floating_point(), "{} has {} dimensions of {}",
+                 name, values.dim(), c10::toString(values.scalar_type()));
   return values.detach().to(at::kCPU, at::kDouble).contiguous();
 }
 
@@ -72,11 +73,13 @@ double softplus(double z) { return std::max(z, 0.0) + std::log1p(std::exp(-std::
 
 }  // namespace
 
-RankingSums::RankingSums() : counts(at::zeros({2, kBins}, at::kLong)), sums(at::zeros({3}, at::kDouble)) {}
+RankingSums::RankingSums()
+    : counts(at::zeros({2, kBins}, at::kLong)), sums(at::zeros({3}, at::kDouble)) {}
 
 void RankingSums::add(const at::Tensor& logits, const at::Tensor& labels) {
   const at::Tensor logits_n = vector_of(logits, "logits"), labels_n = vector_of(labels, "labels");
-  DOVETAIL_CHECK(logits_n.numel() == labels_n.numel(), "{} logits, {} labels", logits_n.numel(), labels_n.numel());
+  DOVETAIL_CHECK(logits_n.numel() == labels_n.numel(), "{} logits, {} labels", logits_n.numel(),
+                 labels_n.numel());
   const auto* const z = logits_n.const_data_ptr<double>();
   const auto* const y = labels_n.const_data_ptr<double>();
   auto* const count = counts.mutable_data_ptr<int64_t>();
@@ -122,7 +125,8 @@ double grouped_auc(const at::Tensor& scores, const at::Tensor& labels, const at:
   const at::Tensor scores_n = vector_of(scores, "scores"), labels_n = vector_of(labels, "labels");
   const at::Tensor groups_n = groups.to(at::kCPU, at::kLong).contiguous();
   DOVETAIL_CHECK(scores_n.numel() == labels_n.numel() && scores_n.sizes() == groups_n.sizes(),
-                 "{} scores, {} labels, {} groups", scores_n.numel(), labels_n.numel(), groups_n.numel());
+                 "{} scores, {} labels, {} groups", scores_n.numel(), labels_n.numel(),
+                 groups_n.numel());
   const auto* const score = scores_n.const_data_ptr<double>();
   const auto* const label = labels_n.const_data_ptr<double>();
   const auto* const group = groups_n.const_data_ptr<int64_t>();
@@ -155,23 +159,25 @@ std::vector<std::string> ranking_warnings(std::span<const RankingMetrics> valida
   if (validations.empty()) return warnings;
   const RankingMetrics& last = validations.back();
   if (last.positives == 0 || last.positives == last.rows) {
-    warnings.push_back(
-        fmt::format("all {} labels of the validation rows are {}: there is no AUC; look at rows.label "
-                    "and at the order of the rows",
-                    last.rows, last.positives == 0 ? "negative" : "positive"));
+    warnings.push_back(fmt::format(
+        "all {} labels of the validation rows are {}: there is no AUC; look at rows.label "
+        "and at the order of the rows",
+        last.rows, last.positives == 0 ? "negative" : "positive"));
     return warnings;
   }
-  const auto positives = static_cast<double>(last.positives), negatives = static_cast<double>(last.rows) - positives;
+  const auto positives = static_cast<double>(last.positives),
+             negatives = static_cast<double>(last.rows) - positives;
   // The deviation of Mann-Whitney's U under the null hypothesis, as a share of the pairs.
   const double deviation = std::sqrt((positives + negatives + 1) / (12 * positives * negatives));
   const double near = std::max(kNear, 3 * deviation);
   const auto recent = validations.last(std::min(kPatience, validations.size()));
-  if (recent.size() == kPatience &&
-      std::all_of(recent.begin(), recent.end(), [&](const auto& m) { return std::abs(m.auc - 0.5) < near; }))
-    warnings.push_back(
-        fmt::format("the AUC is stuck at 0.5 ({:.4f} in the last of {} validations): the model ranks as "
-                    "chance does; look at the features and the learning rate",
-                    last.auc, kPatience));
+  if (recent.size() == kPatience && std::all_of(recent.begin(), recent.end(), [&](const auto& m) {
+        return std::abs(m.auc - 0.5) < near;
+      }))
+    warnings.push_back(fmt::format(
+        "the AUC is stuck at 0.5 ({:.4f} in the last of {} validations): the model ranks as "
+        "chance does; look at the features and the learning rate",
+        last.auc, kPatience));
   return warnings;
 }
 

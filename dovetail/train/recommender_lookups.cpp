@@ -16,8 +16,8 @@
 namespace dovetail {
 namespace {
 
-/// Features of [rows] that a model reads as bags, one that pools nothing once for each place of its bag, and as
-/// sequences.
+/// Features of [rows] that a model reads as bags, one that pools nothing once for each place of its
+/// bag, and as sequences.
 std::pair<std::vector<int64_t>, std::vector<int64_t>> split_features(const RunConfig& config) {
   std::vector<int64_t> singles, sequences;
   for (int64_t f = 0; f < std::ssize(config.rows.sparse); ++f) {
@@ -25,7 +25,8 @@ std::pair<std::vector<int64_t>, std::vector<int64_t>> split_features(const RunCo
     if (reads_sequences(config.recommender) && feature.sequence) {
       sequences.push_back(f);
     } else {
-      singles.insert(singles.end(), static_cast<size_t>(feature.pools() ? 1 : feature.max_length), f);
+      singles.insert(singles.end(), static_cast<size_t>(feature.pools() ? 1 : feature.max_length),
+                     f);
     }
   }
   return {std::move(singles), std::move(sequences)};
@@ -43,7 +44,9 @@ int64_t place_of(const std::vector<int64_t>& features, int64_t feature) {
 
 std::string_view trimmed(std::string_view text) {
   const size_t first = text.find_first_not_of(' ');
-  return first == std::string_view::npos ? "" : text.substr(first, text.find_last_not_of(' ') - first + 1);
+  return first == std::string_view::npos
+             ? ""
+             : text.substr(first, text.find_last_not_of(' ') - first + 1);
 }
 
 RecommenderInputs::CoAction parse_co_action(const std::string& text, const RowsConfig& rows,
@@ -51,18 +54,23 @@ RecommenderInputs::CoAction parse_co_action(const std::string& text, const RowsC
                                             const std::vector<int64_t>& sequences) {
   const size_t star = std::min(text.find('*'), text.size());
   const std::string_view item = trimmed(std::string_view(text).substr(0, star)),
-                         sequence = trimmed(std::string_view(text).substr(std::min(star + 1, text.size())));
-  const RecommenderInputs::CoAction pair = {.item = place_of(singles, rows.feature_index(item)),
-                                            .sequence = place_of(sequences, rows.feature_index(sequence))};
+                         sequence = trimmed(
+                             std::string_view(text).substr(std::min(star + 1, text.size())));
+  const RecommenderInputs::CoAction pair = {
+      .item = place_of(singles, rows.feature_index(item)),
+      .sequence = place_of(sequences, rows.feature_index(sequence))};
   if (pair.item < 0 || pair.sequence < 0)
     throw UserError(
-        fmt::format("recommender.co_action: \"{}\" is no feature times a sequence of [[rows.sparse]]", text),
+        fmt::format(
+            "recommender.co_action: \"{}\" is no feature times a sequence of [[rows.sparse]]",
+            text),
         "for example co_action = [\"item * clicked_items\"]");
-  const SparseConfig& of_item = rows.sparse[static_cast<size_t>(singles[static_cast<size_t>(pair.item)])];
-  user_check(
-      of_item.pools(),
-      "recommender.co_action: \"{}\" has pooling = \"none\", but a micro-MLP is of one id; give it another pooling",
-      of_item.feature_name());
+  const SparseConfig& of_item =
+      rows.sparse[static_cast<size_t>(singles[static_cast<size_t>(pair.item)])];
+  user_check(of_item.pools(),
+             "recommender.co_action: \"{}\" has pooling = \"none\", but a micro-MLP is of one id; "
+             "give it another pooling",
+             of_item.feature_name());
   return pair;
 }
 
@@ -71,7 +79,8 @@ int64_t dim_of(const RunConfig& config, int64_t feature) {
   return own == 0 ? config.recommender.dim : own;
 }
 
-/// Of a table: bags of one id, which are what a feature without pooling looks up, may be pooled either way.
+/// Of a table: bags of one id, which are what a feature without pooling looks up, may be pooled
+/// either way.
 const std::string& pooling_of(const RunConfig& config, int64_t feature) {
   const SparseConfig& from = config.rows.sparse[static_cast<size_t>(feature)];
   return from.pooling.empty() || !from.pools() ? config.embedding.pooling : from.pooling;
@@ -82,10 +91,12 @@ void check_dims(const RunConfig& config, const std::vector<int64_t>& sequences) 
   const bool compares = config.recommender.model == "dlrm" || config.recommender.model == "deepfm";
   for (int64_t f = 0; f < std::ssize(config.rows.sparse); ++f) {
     const SparseConfig& feature = config.rows.sparse[static_cast<size_t>(f)];
-    user_check(dim_of(config, f) == config.recommender.dim || (!compares && place_of(sequences, f) < 0),
-               "rows.sparse.{}: dim = {}, but recommender.model = \"{}\" compares it with what has recommender.dim = "
-               "{}; leave it out",
-               feature.feature_name(), feature.dim, config.recommender.model, config.recommender.dim);
+    user_check(
+        dim_of(config, f) == config.recommender.dim || (!compares && place_of(sequences, f) < 0),
+        "rows.sparse.{}: dim = {}, but recommender.model = \"{}\" compares it with what has "
+        "recommender.dim = "
+        "{}; leave it out",
+        feature.feature_name(), feature.dim, config.recommender.model, config.recommender.dim);
   }
 }
 
@@ -94,15 +105,16 @@ void check_unpooled(const RunConfig& config, const std::vector<int64_t>& sequenc
   for (const int64_t f : sequences) {
     const SparseConfig& feature = config.rows.sparse[static_cast<size_t>(f)];
     user_check(feature.pools(),
-               "rows.sparse.{}: pooling = \"none\" does nothing, for recommender.model = \"{}\" reads each event of a "
+               "rows.sparse.{}: pooling = \"none\" does nothing, for recommender.model = \"{}\" "
+               "reads each event of a "
                "sequence; leave it out",
                feature.feature_name(), config.recommender.model);
     const int64_t owner = owner_of(config.rows, feature);
-    user_check(
-        owner < 0 || config.rows.sparse[static_cast<size_t>(owner)].pools(),
-        "rows.sparse.{}: pooling = \"none\" gives several embeddings, but recommender.model = \"{}\" compares the "
-        "events of \"{}\" with one; leave it out",
-        feature.table, config.recommender.model, feature.feature_name());
+    user_check(owner < 0 || config.rows.sparse[static_cast<size_t>(owner)].pools(),
+               "rows.sparse.{}: pooling = \"none\" gives several embeddings, but recommender.model "
+               "= \"{}\" compares the "
+               "events of \"{}\" with one; leave it out",
+               feature.table, config.recommender.model, feature.feature_name());
   }
 }
 
@@ -117,8 +129,9 @@ RecommenderInputs recommender_inputs(const RunConfig& config) {
   const auto [singles, sequences] = split_features(config);
   check_dims(config, sequences);
   check_unpooled(config, sequences);
-  RecommenderInputs inputs = {
-      .dense = config.rows.num_dense(), .sparse = std::ssize(singles), .tasks = std::ssize(config.rows.label)};
+  RecommenderInputs inputs = {.dense = config.rows.num_dense(),
+                              .sparse = std::ssize(singles),
+                              .tasks = std::ssize(config.rows.label)};
   for (const int64_t f : singles) inputs.dims.push_back(dim_of(config, f));
   for (const int64_t f : sequences) {
     const SparseConfig& feature = config.rows.sparse[static_cast<size_t>(f)];
@@ -135,7 +148,8 @@ RecommenderInputs recommender_inputs(const RunConfig& config) {
   return inputs;
 }
 
-RecommenderLookups::RecommenderLookups(const RunConfig& config) : config_(config), inputs_(recommender_inputs(config)) {
+RecommenderLookups::RecommenderLookups(const RunConfig& config)
+    : config_(config), inputs_(recommender_inputs(config)) {
   pack_.seed = static_cast<uint64_t>(config.run.seed);
   pack_.row_dtype = embedding::parse_row_dtype(config.embedding.row_dtype);
   std::tie(singles_, sequences_) = split_features(config);
@@ -151,7 +165,9 @@ RecommenderLookups::RecommenderLookups(const RunConfig& config) : config_(config
     for (int64_t i = 0; i < std::ssize(singles_); ++i) {
       const int64_t f = singles_[static_cast<size_t>(i)];
       const bool pools = config.rows.sparse[static_cast<size_t>(f)].pools();
-      add({.feature = f, .what = pools ? What::kBag : What::kEvent, .event = i - place_of(singles_, f)},
+      add({.feature = f,
+           .what = pools ? What::kBag : What::kEvent,
+           .event = i - place_of(singles_, f)},
           table_of[static_cast<size_t>(f)]);
     }
     return table_of;
@@ -174,12 +190,13 @@ bool RecommenderLookups::are_features() const {
 
 int64_t RecommenderLookups::add_table(const std::string& name, int64_t feature, int64_t dim) {
   const SparseConfig& from = config_.rows.sparse[static_cast<size_t>(feature)];
-  pack_.tables.push_back({.name = name,
-                          .rows = from.hashed() ? from.max_rows : from.num_rows,
-                          .dim = dim,
-                          .pooling = embedding::parse_pooling(pooling_of(config_, feature)),
-                          .hashed = from.hashed(),
-                          .max_bytes = from.max_bytes.empty() ? 0 : parse_byte_size(from.max_bytes).value()});
+  pack_.tables.push_back(
+      {.name = name,
+       .rows = from.hashed() ? from.max_rows : from.num_rows,
+       .dim = dim,
+       .pooling = embedding::parse_pooling(pooling_of(config_, feature)),
+       .hashed = from.hashed(),
+       .max_bytes = from.max_bytes.empty() ? 0 : parse_byte_size(from.max_bytes).value()});
   return std::ssize(pack_.tables) - 1;
 }
 
@@ -215,7 +232,8 @@ void RecommenderLookups::add_co_actions() {
   for (const auto& pair : inputs_.co_actions) {
     const int64_t sequence = sequences_[static_cast<size_t>(pair.sequence)];
     const int64_t table = add_table(names(pair) + ".input", sequence, config.micro.front());
-    for (int64_t l = 0; l < inputs_.length; ++l) add({.feature = sequence, .what = What::kEvent, .event = l}, table);
+    for (int64_t l = 0; l < inputs_.length; ++l)
+      add({.feature = sequence, .what = What::kEvent, .event = l}, table);
   }
 }
 
@@ -227,7 +245,8 @@ bool RecommenderLookups::same_event(const RowBatch& batch, const Event& a, const
   });
 }
 
-std::vector<RecommenderLookups::Event> RecommenderLookups::draw_negatives(const RowBatch& batch, uint64_t key) const {
+std::vector<RecommenderLookups::Event> RecommenderLookups::draw_negatives(const RowBatch& batch,
+                                                                          uint64_t key) const {
   const int64_t samples = batch.dense.size(0), length = inputs_.length;
   const int64_t* begin = offsets_of(batch, sequences_.front());
   std::vector<Event> events;
@@ -242,7 +261,8 @@ std::vector<RecommenderLookups::Event> RecommenderLookups::draw_negatives(const 
   return drawn;
 }
 
-embedding::Jagged RecommenderLookups::ids(const RowBatch& batch, std::optional<uint64_t> negatives_key) const {
+embedding::Jagged RecommenderLookups::ids(const RowBatch& batch,
+                                          std::optional<uint64_t> negatives_key) const {
   const int64_t samples = batch.dense.size(0);
   if (are_features_)
     return {.values = batch.values,
@@ -251,7 +271,8 @@ embedding::Jagged RecommenderLookups::ids(const RowBatch& batch, std::optional<u
             .features = size(),
             .samples = samples};
   std::vector<Event> negatives;
-  if (negatives_key && has_negatives(config_.recommender)) negatives = draw_negatives(batch, *negatives_key);
+  if (negatives_key && has_negatives(config_.recommender))
+    negatives = draw_negatives(batch, *negatives_key);
   std::vector<int64_t> taken;  // places in the batch's values
   embedding::Jagged ids = {.values = {},
                            .offsets = at::empty({size() * samples + 1}, at::kLong),
@@ -281,7 +302,8 @@ embedding::Jagged RecommenderLookups::ids(const RowBatch& batch, std::optional<u
 }
 
 /// Which of the samples' bags of lookups [first, first + count) hold an id, (samples, count).
-at::Tensor RecommenderLookups::filled(const embedding::Jagged& ids, int64_t first, int64_t count) const {
+at::Tensor RecommenderLookups::filled(const embedding::Jagged& ids, int64_t first,
+                                      int64_t count) const {
   const at::Tensor begin = ids.offsets.narrow(0, first * ids.samples, count * ids.samples),
                    end = ids.offsets.narrow(0, first * ids.samples + 1, count * ids.samples);
   return end.gt(begin).view({count, ids.samples}).t();
@@ -292,12 +314,17 @@ at::Tensor RecommenderLookups::mask(const embedding::Jagged& ids) const {
 }
 
 at::Tensor RecommenderLookups::negative_mask(const embedding::Jagged& ids) const {
-  return has_negatives(config_.recommender) ? filled(ids, first_negative_, inputs_.length - 1) : at::Tensor();
+  return has_negatives(config_.recommender) ? filled(ids, first_negative_, inputs_.length - 1)
+                                            : at::Tensor();
 }
 
-RecommenderBatch RecommenderLookups::model_input(const at::Tensor& dense, const embedding::Jagged& ids,
+RecommenderBatch RecommenderLookups::model_input(const at::Tensor& dense,
+                                                 const embedding::Jagged& ids,
                                                  at::Tensor embedded) const {
-  return {.dense = dense, .embedded = std::move(embedded), .mask = mask(ids), .negative_mask = negative_mask(ids)};
+  return {.dense = dense,
+          .embedded = std::move(embedded),
+          .mask = mask(ids),
+          .negative_mask = negative_mask(ids)};
 }
 
 }  // namespace dovetail

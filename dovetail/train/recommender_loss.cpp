@@ -19,7 +19,8 @@ at::Tensor task_scales(const at::Tensor& labels, const std::vector<double>& weig
 at::Tensor loss_sum(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor& scales) {
   const at::Tensor missing = labels.isnan();
   const at::Tensor weights = scales.expand_as(labels).masked_fill(missing, 0);
-  return at::binary_cross_entropy_with_logits(logits, labels.masked_fill(missing, 0), weights, {}, at::Reduction::Sum);
+  return at::binary_cross_entropy_with_logits(logits, labels.masked_fill(missing, 0), weights, {},
+                                              at::Reduction::Sum);
 }
 
 }  // namespace dovetail

@@ -20,14 +20,16 @@ namespace {
 /// What a step is given, in this order; the masks where the model reads them.
 enum Input : size_t { kDense, kLabels, kScales, kEvents, kNegatives };
 
-at::Tensor samples_of(const std::vector<at::Tensor>& inputs, Input which, int64_t first, int64_t count) {
+at::Tensor samples_of(const std::vector<at::Tensor>& inputs, Input which, int64_t first,
+                      int64_t count) {
   return which < inputs.size() ? inputs[which].narrow(0, first, count) : at::Tensor();
 }
 
 }  // namespace
 
-RecommenderStep::RecommenderStep(std::shared_ptr<Recommender> model, const RecommenderLookups& lookups,
-                                 Optimizer& optimizer, std::shared_ptr<Group> group, Options options)
+RecommenderStep::RecommenderStep(std::shared_ptr<Recommender> model,
+                                 const RecommenderLookups& lookups, Optimizer& optimizer,
+                                 std::shared_ptr<Group> group, Options options)
     : model_(std::move(model)),
       lookups_(lookups),
       optimizer_(optimizer),
@@ -39,26 +41,33 @@ RecommenderStep::RecommenderStep(std::shared_ptr<Recommender> model, const Recom
 void RecommenderStep::plan_memory(PlannedStep::Options options) {
   options.replay = true;  // `now_` is read anew by operations
   plan::StepTensors tensors;
-  for (const auto& item : model_->named_parameters()) tensors.parameters.emplace_back(item.key(), item.value());
+  for (const auto& item : model_->named_parameters())
+    tensors.parameters.emplace_back(item.key(), item.value());
   tensors.state = optimizer_.state();
   tensors.state.emplace_back("judged", judged_);
-  planned_.emplace([this](const std::vector<at::Tensor>& inputs) { work(inputs); }, std::move(tensors),
-                   std::move(options));
+  planned_.emplace([this](const std::vector<at::Tensor>& inputs) { work(inputs); },
+                   std::move(tensors), std::move(options));
 }
 
 PlannedStep::Inputs RecommenderStep::inputs_of(const StepRows& rows) {
-  PlannedStep::Inputs inputs = {{"dense features", rows.batch.dense},
-                                {"labels", rows.batch.labels},
-                                {"scales", task_scales(rows.batch.labels, options_.task_weights, *group_)}};
-  if (const at::Tensor events = lookups_.mask(rows.ids); events.defined()) inputs.emplace_back("events", events);
+  PlannedStep::Inputs inputs = {
+      {"dense features", rows.batch.dense},
+      {"labels", rows.batch.labels},
+      {"scales", task_scales(rows.batch.labels, options_.task_weights, *group_)}};
+  if (const at::Tensor events = lookups_.mask(rows.ids); events.defined())
+    inputs.emplace_back("events", events);
   if (const at::Tensor negatives = lookups_.negative_mask(rows.ids); negatives.defined())
     inputs.emplace_back("negatives", negatives);
   return inputs;
 }
 
-StepOutcome RecommenderStep::run(StepRows& rows, embedding::DistributedTables& tables, const StartNext& start_next,
-                                 double lr, bool want_stop) {
-  now_ = {.rows = &rows, .tables = &tables, .start_next = &start_next, .lr = lr, .want_stop = want_stop};
+StepOutcome RecommenderStep::run(StepRows& rows, embedding::DistributedTables& tables,
+                                 const StartNext& start_next, double lr, bool want_stop) {
+  now_ = {.rows = &rows,
+          .tables = &tables,
+          .start_next = &start_next,
+          .lr = lr,
+          .want_stop = want_stop};
   const PlannedStep::Inputs inputs = inputs_of(rows);
   if (planned_) {
     planned_->run(inputs, {{"micro-batches", rows.tables.micro_batches()}});
@@ -70,7 +79,8 @@ StepOutcome RecommenderStep::run(StepRows& rows, embedding::DistributedTables& t
   return now_.outcome;
 }
 
-void RecommenderStep::pass(StepRows& rows, embedding::DistributedTables& tables, const StartNext& start_next) {
+void RecommenderStep::pass(StepRows& rows, embedding::DistributedTables& tables,
+                           const StartNext& start_next) {
   now_ = {.rows = &rows, .tables = &tables, .start_next = &start_next};
   std::vector<at::Tensor> given;
   for (const auto& [name, tensor] : inputs_of(rows)) given.push_back(tensor);
@@ -87,7 +97,9 @@ void RecommenderStep::work(const std::vector<at::Tensor>& inputs) {
   of.reads.push_back(losses.auxiliary);
   operation("dovetail::judge", std::move(of), [this](const Operands& given) {
     const UnrecordedAllocations of_the_group;
-    const auto value = [](const at::Tensor& sum) { return sum.defined() ? sum.item<double>() : 0.0; };
+    const auto value = [](const at::Tensor& sum) {
+      return sum.defined() ? sum.item<double>() : 0.0;
+    };
     const std::vector<at::Tensor> reads = read_together(given.reads);
     const std::span squares = std::span(reads).first(reads.size() - 2);
     now_.outcome = judge(value(reads[squares.size()]), value(reads.back()), sum_of_pieces(squares));
@@ -112,7 +124,8 @@ RecommenderStep::Losses RecommenderStep::add_gradients(const std::vector<at::Ten
   return losses;
 }
 
-/// (samples of the micro-batch, columns). A plan has a place for them, but none for those that the tables give.
+/// (samples of the micro-batch, columns). A plan has a place for them, but none for those that the
+/// tables give.
 at::Tensor RecommenderStep::look_up(int64_t micro_batch) {
   return operation_once("dovetail::lookup", {}, [this, micro_batch](const Operands&) {
     embedding::DistributedTables& tables = *now_.tables;
@@ -133,8 +146,8 @@ at::Tensor RecommenderStep::look_up(int64_t micro_batch) {
   })[0];
 }
 
-void RecommenderStep::run_dense(const std::vector<at::Tensor>& inputs, int64_t first, const at::Tensor& pooled,
-                                bool last, Losses& losses) {
+void RecommenderStep::run_dense(const std::vector<at::Tensor>& inputs, int64_t first,
+                                const at::Tensor& pooled, bool last, Losses& losses) {
   const int64_t samples = pooled.size(0);
   const auto add = [](at::Tensor& to, const at::Tensor& part) {
     const at::Tensor detached = part.detach().to(at::kDouble);
@@ -147,10 +160,11 @@ void RecommenderStep::run_dense(const std::vector<at::Tensor>& inputs, int64_t f
     at::Tensor sum;
     {
       const TraceSpan span("forward");
-      const RecommenderOutput found = model_->forward({.dense = samples_of(inputs, kDense, at, count),
-                                                       .embedded = embedded,
-                                                       .mask = samples_of(inputs, kEvents, at, count),
-                                                       .negative_mask = samples_of(inputs, kNegatives, at, count)});
+      const RecommenderOutput found =
+          model_->forward({.dense = samples_of(inputs, kDense, at, count),
+                           .embedded = embedded,
+                           .mask = samples_of(inputs, kEvents, at, count),
+                           .negative_mask = samples_of(inputs, kNegatives, at, count)});
       sum = loss_sum(found.logits, samples_of(inputs, kLabels, at, count), inputs[kScales]);
       add(losses.sum, sum);
       if (found.auxiliary.defined()) {
@@ -161,12 +175,15 @@ void RecommenderStep::run_dense(const std::vector<at::Tensor>& inputs, int64_t f
     if (last && begin + options_.grain >= samples) reducer_.arm();
     const TraceSpan span("backward");
     sum.backward();
-    operation_once("dovetail::table_gradient", {.reads = {embedded.grad()}}, [this, begin, count](const Operands& of) {
-      const UnrecordedAllocations of_the_tables;
-      at::Tensor to = now_.gradient.narrow(0, begin, count);
-      at::div_out(to, of.reads[0], at::native::wrapped_scalar_tensor(static_cast<double>(now_.rows->rows)));
-      return std::vector<at::Tensor>();
-    });
+    operation_once("dovetail::table_gradient", {.reads = {embedded.grad()}},
+                   [this, begin, count](const Operands& of) {
+                     const UnrecordedAllocations of_the_tables;
+                     at::Tensor to = now_.gradient.narrow(0, begin, count);
+                     at::div_out(
+                         to, of.reads[0],
+                         at::native::wrapped_scalar_tensor(static_cast<double>(now_.rows->rows)));
+                     return std::vector<at::Tensor>();
+                   });
   }
 }
 
@@ -181,7 +198,8 @@ void RecommenderStep::send_gradient(int64_t micro_batch) {
 
 StepOutcome RecommenderStep::judge(double loss_sum, double auxiliary_sum, double squares) const {
   const auto weight = static_cast<double>(now_.rows->rows);
-  const std::vector<double> sums = sum_over_ranks(*group_, {loss_sum, now_.want_stop ? 1.0 : 0.0, auxiliary_sum});
+  const std::vector<double> sums =
+      sum_over_ranks(*group_, {loss_sum, now_.want_stop ? 1.0 : 0.0, auxiliary_sum});
   StepOutcome outcome = {.loss = sums[0] / weight,
                          .grad_norm = std::sqrt(squares) / weight,
                          .tokens = now_.rows->rows,

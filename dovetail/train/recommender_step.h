@@ -27,14 +27,14 @@ struct StepRows {
   embedding::TableStep tables;
 };
 
-/// One step of a recommender over all ranks, without the update of its tables: forward and backward of the
-/// micro-batches, reduction, guard, update of the dense part. While a micro-batch is in the dense part, the rows of the
-/// next one are on their way. The dense part takes `grain` samples at a time, so that its sums have the same bits
-/// however the batch is cut into micro-batches.
+/// One step of a recommender over all ranks, without the update of its tables: forward and backward
+/// of the micro-batches, reduction, guard, update of the dense part. While a micro-batch is in the
+/// dense part, the rows of the next one are on their way. The dense part takes `grain` samples at a
+/// time, so that its sums have the same bits however the batch is cut into micro-batches.
 ///
-/// A plan is of the dense part: a micro-batch's rows come out of one operation, pooled, and their gradient goes into
-/// another. What the tables take, rows on their way and pooled rows and gradients among it, is theirs and not the
-/// budget's.
+/// A plan is of the dense part: a micro-batch's rows come out of one operation, pooled, and their
+/// gradient goes into another. What the tables take, rows on their way and pooled rows and
+/// gradients among it, is theirs and not the budget's.
 class RecommenderStep {
  public:
   struct Options {
@@ -44,8 +44,8 @@ class RecommenderStep {
     std::vector<double> task_weights = {};  ///< as task_scales
   };
   /// `lookups` must outlive it; `optimizer` is bound to `model` already.
-  RecommenderStep(std::shared_ptr<Recommender> model, const RecommenderLookups& lookups, Optimizer& optimizer,
-                  std::shared_ptr<Group> group, Options options);
+  RecommenderStep(std::shared_ptr<Recommender> model, const RecommenderLookups& lookups,
+                  Optimizer& optimizer, std::shared_ptr<Group> group, Options options);
   RecommenderStep(const RecommenderStep&) = delete;  // a recorded step refers to it
   RecommenderStep& operator=(const RecommenderStep&) = delete;
 
@@ -54,12 +54,14 @@ class RecommenderStep {
   /// Null without one.
   const PlannedStep* memory_plan() const { return planned_ ? &*planned_ : nullptr; }
 
-  /// Starts the lookups of the step after, while the rows of this one are on their way; null if there is none.
+  /// Starts the lookups of the step after, while the rows of this one are on their way; null if
+  /// there is none.
   using StartNext = std::function<embedding::TableStep*()>;
 
-  /// All ranks together. Where it is skipped nothing was updated; else `rows.tables` waits for its update.
-  StepOutcome run(StepRows& rows, embedding::DistributedTables& tables, const StartNext& start_next, double lr,
-                  bool want_stop);
+  /// All ranks together. Where it is skipped nothing was updated; else `rows.tables` waits for its
+  /// update.
+  StepOutcome run(StepRows& rows, embedding::DistributedTables& tables, const StartNext& start_next,
+                  double lr, bool want_stop);
   /// Forward and backward alone.
   void pass(StepRows& rows, embedding::DistributedTables& tables, const StartNext& start_next);
 
@@ -92,8 +94,8 @@ class RecommenderStep {
   Losses add_gradients(const std::vector<at::Tensor>& inputs);
   at::Tensor look_up(int64_t micro_batch);
   /// Forward and backward of a micro-batch, whose samples are those from `first` on.
-  void run_dense(const std::vector<at::Tensor>& inputs, int64_t first, const at::Tensor& pooled, bool last,
-                 Losses& losses);
+  void run_dense(const std::vector<at::Tensor>& inputs, int64_t first, const at::Tensor& pooled,
+                 bool last, Losses& losses);
   void send_gradient(int64_t micro_batch);
   StepOutcome judge(double loss_sum, double auxiliary_sum, double squares) const;
 

@@ -44,8 +44,10 @@ embedding::HashedOptions hashed_options(const DynamicSection& config) {
 }
 
 /// Nothing where all rows are in memory.
-std::optional<embedding::TierOptions> tier_options(const RunConfig& config, const embedding::PackSpec& spec,
-                                                   const embedding::EmbeddingPlan& plan, int64_t memory_bytes) {
+std::optional<embedding::TierOptions> tier_options(const RunConfig& config,
+                                                   const embedding::PackSpec& spec,
+                                                   const embedding::EmbeddingPlan& plan,
+                                                   int64_t memory_bytes) {
   const EmbeddingSection& section = config.embedding;
   if (memory_bytes == 0) return std::nullopt;
   double most_ids = 1;
@@ -62,9 +64,11 @@ std::optional<embedding::TierOptions> tier_options(const RunConfig& config, cons
 
 }  // namespace
 
-RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr<Group> group, RunFolder* folder,
-                                         bool quiet, RunState state, const StoredCheckpoint* checkpoint)
-    : TrainingLoop(run, std::move(group), std::move(state)), resident_before_(static_cast<double>(resident_bytes())) {
+RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr<Group> group,
+                                         RunFolder* folder, bool quiet, RunState state,
+                                         const StoredCheckpoint* checkpoint)
+    : TrainingLoop(run, std::move(group), std::move(state)),
+      resident_before_(static_cast<double>(resident_bytes())) {
   const RunConfig& config = run_.config;
   const auto seed = static_cast<uint64_t>(config.run.seed);
   std::shared_ptr<plan::PagedAllocations> paged = paged_until_there_is_a_plan(config.memory);
@@ -112,13 +116,16 @@ RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr
 void RecommenderTraining::count_steps() {
   const int64_t pass = loader_->days().num_steps(), asked = config().train.steps;
   user_check(loader_->days().days().size() > 1,
-             "rows.day: all rows are of the day {}, but a run by days is measured on the days after the first; give "
+             "rows.day: all rows are of the day {}, but a run by days is measured on the days "
+             "after the first; give "
              "more rows, or leave rows.day out",
              loader_->days().days()[0].name);
-  user_check(asked <= pass, "train.steps = {}, but the {} days of rows.files are {} steps; use \"pass\" or less", asked,
-             loader_->days().days().size(), pass);
+  user_check(asked <= pass,
+             "train.steps = {}, but the {} days of rows.files are {} steps; use \"pass\" or less",
+             asked, loader_->days().days().size(), pass);
   user_check(state_.step <= pass,
-             "the checkpoint is of step {}, but the days of rows.files are {} steps; put the files back that it was "
+             "the checkpoint is of step {}, but the days of rows.files are {} steps; put the files "
+             "back that it was "
              "trained on",
              state_.step, pass);
   if (asked == TrainSection::kPass) set_total_steps(pass);
@@ -140,8 +147,10 @@ void RecommenderTraining::count_ids() {
 
 embedding::EmbeddingPlan RecommenderTraining::plan_for(int64_t groups) const {
   const EmbeddingSection& section = config().embedding;
-  embedding::PlanOptions options{
-      .ranks = group_->size(), .packing = section.packing, .groups = groups, .ids_per_sample = ids_per_sample_};
+  embedding::PlanOptions options{.ranks = group_->size(),
+                                 .packing = section.packing,
+                                 .groups = groups,
+                                 .ids_per_sample = ids_per_sample_};
   if (section.sharding != "auto") options.sharding = embedding::parse_sharding(section.sharding);
   return embedding::make_plan(lookups_->pack(), options);
 }
@@ -154,8 +163,10 @@ void RecommenderTraining::build_tables(const TableSizes& sizes) {
   const Payload payload = parse_payload(config().embedding.exchange);
   tables_.reset();
   tables_.emplace(spec, plan, tables_group_, Payloads{.forward = payload, .backward = payload},
-                  tier_options(config(), spec, plan, sizes.memory_bytes), hashed_options(config().embedding.dynamic),
-                  config().checkpoint.full_every > 1 ? embedding::Changes::kTracked : embedding::Changes::kUntracked);
+                  tier_options(config(), spec, plan, sizes.memory_bytes),
+                  hashed_options(config().embedding.dynamic),
+                  config().checkpoint.full_every > 1 ? embedding::Changes::kTracked
+                                                     : embedding::Changes::kUntracked);
 }
 
 StepRows RecommenderTraining::start_lookups(int64_t step) {
@@ -163,10 +174,11 @@ StepRows RecommenderTraining::start_lookups(int64_t step) {
     const BatchShares::Range range = shares_.range(group_->rank());
     loader_->set_part(range.begin, range.end);
   }
-  StepRows found{.step = step,
-                 .rows = config().rows.by_day() ? loader_->days().num_rows(step) : config().train.batch,
-                 .micro_batch = sizes_.micro_batch,
-                 .batch = loader_->step(step)};
+  StepRows found{
+      .step = step,
+      .rows = config().rows.by_day() ? loader_->days().num_rows(step) : config().train.batch,
+      .micro_batch = sizes_.micro_batch,
+      .batch = loader_->step(step)};
   const auto seed = static_cast<uint64_t>(config().run.seed);
   found.ids = lookups_->ids(found.batch, mix_seed(seed, static_cast<uint64_t>(step + 1)));
   const int64_t parts = (shares_.most_samples() + sizes_.micro_batch - 1) / sizes_.micro_batch;
@@ -187,19 +199,24 @@ StepRows RecommenderTraining::take_step(int64_t step) {
   return now;
 }
 
-StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want_stop, StepTimings& timings) {
+StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want_stop,
+                                            StepTimings& timings) {
   const double begin_s = now_seconds();
   StepRows now = take_step(number - 1);
   timings.data_ms = 1e3 * (now_seconds() - begin_s);
-  const StepOutcome outcome = step_->run(now, *tables_, start_after(now.step, number == total_steps()), lr, want_stop);
+  const StepOutcome outcome =
+      step_->run(now, *tables_, start_after(now.step, number == total_steps()), lr, want_stop);
   timings.communication_ms = 1e3 * step_->gradients().exposed_s();
   timings.compute_ms = 1e3 * step_->compute_s();
   const int64_t micro_batches = (now.ids.samples + sizes_.micro_batch - 1) / sizes_.micro_batch;
   if (now.rows == config().train.batch)
-    balance(micro_batches, step_->compute_s(), step_->memory_plan(), ahead_ ? number + 2 : number + 1);
+    balance(micro_batches, step_->compute_s(), step_->memory_plan(),
+            ahead_ ? number + 2 : number + 1);
   if (const auto tiers = tables_->tier_counters()) {
-    const int64_t hits = tiers->hits - tiers_before_.hits, misses = tiers->misses - tiers_before_.misses;
-    timings.hit_rate = static_cast<double>(hits) / static_cast<double>(std::max<int64_t>(1, hits + misses));
+    const int64_t hits = tiers->hits - tiers_before_.hits,
+                  misses = tiers->misses - tiers_before_.misses;
+    timings.hit_rate =
+        static_cast<double>(hits) / static_cast<double>(std::max<int64_t>(1, hits + misses));
     tiers_before_ = *tiers;
   }
 
@@ -228,10 +245,12 @@ void RecommenderTraining::report_step() {
 
 std::optional<Validation> RecommenderTraining::evaluate() {
   if (config().rows.by_day()) return std::nullopt;
-  const int64_t limit = complete() ? 0 : config().eval.max_rows, all = loader_->num_validation_rows();
+  const int64_t limit = complete() ? 0 : config().eval.max_rows,
+                all = loader_->num_validation_rows();
   const int64_t rows = limit > 0 ? std::min(limit, all) : all;
   if (rows == 0) return std::nullopt;
-  return validate_rows(rows, [&](int64_t begin, int64_t end) { return loader_->validation(begin, end); });
+  return validate_rows(rows,
+                       [&](int64_t begin, int64_t end) { return loader_->validation(begin, end); });
 }
 
 std::optional<Validation> RecommenderTraining::evaluate_before(int64_t number) {
@@ -240,19 +259,21 @@ std::optional<Validation> RecommenderTraining::evaluate_before(int64_t number) {
   if (day == 0 || loader_->days().first_step(day) != number - 1) return std::nullopt;
   const RowDay& rows = loader_->days().days()[static_cast<size_t>(day)];
   const int64_t limit = config().eval.max_rows;
-  Validation found = validate_rows(limit > 0 ? std::min(limit, rows.num_rows) : rows.num_rows,
-                                   [&](int64_t begin, int64_t end) { return loader_->day(day, begin, end); });
+  Validation found =
+      validate_rows(limit > 0 ? std::min(limit, rows.num_rows) : rows.num_rows,
+                    [&](int64_t begin, int64_t end) { return loader_->day(day, begin, end); });
   found.day = rows.name;
   if (output() == nullptr) return found;
   for (const TaskRanking& task : found.tasks)
-    output()->say(fmt::format("{} {}{}: {} rows, {}, log loss {:.4f}, calibration {:.3f}", config().rows.day, found.day,
-                              found.tasks.size() > 1 ? ", " + task.name : "", task.metrics.rows,
-                              describe_auc(task.metrics), task.metrics.log_loss, task.metrics.calibration));
+    output()->say(
+        fmt::format("{} {}{}: {} rows, {}, log loss {:.4f}, calibration {:.3f}", config().rows.day,
+                    found.day, found.tasks.size() > 1 ? ", " + task.name : "", task.metrics.rows,
+                    describe_auc(task.metrics), task.metrics.log_loss, task.metrics.calibration));
   return found;
 }
 
-Validation RecommenderTraining::validate_rows(int64_t rows,
-                                              const std::function<RowBatch(int64_t begin, int64_t end)>& read) {
+Validation RecommenderTraining::validate_rows(
+    int64_t rows, const std::function<RowBatch(int64_t begin, int64_t end)>& read) {
   const at::NoGradGuard no_grad;
   const TraceSpan span("validate");
   const int64_t rank = group_->rank(), ranks = group_->size(), at_once = scored_at_once(config());
@@ -261,7 +282,9 @@ Validation RecommenderTraining::validate_rows(int64_t rows,
     const int64_t count = std::min(rows - first, at_once);
     const RowBatch batch = read(first + count * rank / ranks, first + count * (rank + 1) / ranks);
     const embedding::Jagged ids = lookups_->ids(batch);
-    scored.add(model_->forward(lookups_->model_input(batch.dense, ids, tables_->lookup(ids))).logits, batch);
+    scored.add(
+        model_->forward(lookups_->model_input(batch.dense, ids, tables_->lookup(ids))).logits,
+        batch);
   }
   Validation found = scored.measure(config(), rows, group_);
   warn_of_rankings(found);
@@ -273,17 +296,20 @@ void RecommenderTraining::warn_of_rankings(const Validation& found) {
     validations_[k].push_back(found.tasks[k].metrics);
     if (output() == nullptr) continue;
     for (const std::string& line : ranking_warnings(validations_[k]))
-      output()->warn(found.tasks.size() > 1 ? fmt::format("{}: {}", found.tasks[k].name, line) : line);
+      output()->warn(found.tasks.size() > 1 ? fmt::format("{}: {}", found.tasks[k].name, line)
+                                            : line);
   }
 }
 
 void RecommenderTraining::finish(const RunFolder&, bool quiet) {
   if (quiet) return;
   if (const auto tiers = tables_->tier_counters())
-    log_info("rows in memory: {:.1f} % of accesses{}; {} read from the disk, {} written", 100 * tiers->hit_rate(),
-             tiers->counted == 0 ? ""
-                                 : fmt::format(", {:.1f} % if the most frequent rows of the last count were there",
-                                               100 * tiers->ideal_hit_rate()),
+    log_info("rows in memory: {:.1f} % of accesses{}; {} read from the disk, {} written",
+             100 * tiers->hit_rate(),
+             tiers->counted == 0
+                 ? ""
+                 : fmt::format(", {:.1f} % if the most frequent rows of the last count were there",
+                               100 * tiers->ideal_hit_rate()),
              format_bytes(static_cast<double>(tiers->bytes_read)),
              format_bytes(static_cast<double>(tiers->bytes_written)));
   if (keys_before_.found + keys_before_.admitted > 0) log_info("{}", counters_line(keys_before_));
@@ -293,12 +319,15 @@ void RecommenderTraining::finish(const RunFolder&, bool quiet) {
     const bool one = found.tasks.size() == 1;
     log_info("{}{}: {} rows, {}, log loss {:.4f}, normalised entropy {:.4f}, calibration {:.3f}",
              found.day.empty() ? "validation" : fmt::format("{} {}", config().rows.day, found.day),
-             one ? "" : " of " + task.name, one ? found.tokens : task.metrics.rows, describe_auc(task.metrics),
-             one ? found.loss : task.metrics.log_loss, task.metrics.normalized_entropy, task.metrics.calibration);
+             one ? "" : " of " + task.name, one ? found.tokens : task.metrics.rows,
+             describe_auc(task.metrics), one ? found.loss : task.metrics.log_loss,
+             task.metrics.normalized_entropy, task.metrics.calibration);
   }
 }
 
-std::map<std::string, at::Tensor> RecommenderTraining::checkpoint_tensors() { return optimizer_->tensors(); }
+std::map<std::string, at::Tensor> RecommenderTraining::checkpoint_tensors() {
+  return optimizer_->tensors();
+}
 
 void RecommenderTraining::stream_tensors(CheckpointKind kind, StreamedTensors* to) {
   save_tables(*tables_, kind, to);

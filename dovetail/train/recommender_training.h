@@ -22,14 +22,15 @@ namespace dovetail {
 
 /// A run with its recommender, tables, optimizers and rows in memory.
 ///
-/// A step is synchronous: all rows of its batch are looked up before any is updated. Its gradients are those of the
-/// mean loss of the batch (task_scales says what that is for several tasks); train.clip is of the dense part's. Tables
-/// are spread over the ranks, the dense part is on each (RecommenderStep).
+/// A step is synchronous: all rows of its batch are looked up before any is updated. Its gradients
+/// are those of the mean loss of the batch (task_scales says what that is for several tasks);
+/// train.clip is of the dense part's. Tables are spread over the ranks, the dense part is on each
+/// (RecommenderStep).
 class RecommenderTraining : public TrainingLoop {
  public:
   /// `checkpoint` (rank 0's; null: a new run) is restored. `folder` is null on other ranks than 0.
-  RecommenderTraining(const ResolvedRun& run, std::shared_ptr<Group> group, RunFolder* folder, bool quiet,
-                      RunState state, const StoredCheckpoint* checkpoint);
+  RecommenderTraining(const ResolvedRun& run, std::shared_ptr<Group> group, RunFolder* folder,
+                      bool quiet, RunState state, const StoredCheckpoint* checkpoint);
 
   std::string data_summary() const override { return loader_->summary(); }
   void finish(const RunFolder& folder, bool quiet) override;
@@ -53,7 +54,8 @@ class RecommenderTraining : public TrainingLoop {
   void count_ids();
   embedding::EmbeddingPlan plan_for(int64_t groups) const;
   void build_tables(const TableSizes& sizes);
-  /// What the config leaves open, by steps on tables that are thrown away; `record` stays null if it leaves nothing.
+  /// What the config leaves open, by steps on tables that are thrown away; `record` stays null if
+  /// it leaves nothing.
   TableSizes choose_sizes(nlohmann::ordered_json& record);
   /// Seconds of one of some steps with the tables that are built, over all ranks.
   double time_steps(int64_t micro_batch);
@@ -61,7 +63,8 @@ class RecommenderTraining : public TrainingLoop {
   /// The length of the run, where its days decide it.
   void count_steps();
   /// How the model ranks rows [0, rows), of which `read(begin, end)` gives a part.
-  Validation validate_rows(int64_t rows, const std::function<RowBatch(int64_t begin, int64_t end)>& read);
+  Validation validate_rows(int64_t rows,
+                           const std::function<RowBatch(int64_t begin, int64_t end)>& read);
   void warn_of_rankings(const Validation& found);
 
   std::shared_ptr<Recommender> model_;
@@ -75,9 +78,9 @@ class RecommenderTraining : public TrainingLoop {
   std::optional<Optimizer> optimizer_;
   std::optional<RecommenderStep> step_;
   std::optional<RowLoader> loader_;
-  embedding::HashedCounters keys_before_;                 ///< of all ranks, up to the last line of tables.jsonl
-  embedding::TierCounters tiers_before_;                  ///< of this rank, up to the last step
-  std::optional<StepRows> ahead_;                         ///< of the next step
+  embedding::HashedCounters keys_before_;  ///< of all ranks, up to the last line of tables.jsonl
+  embedding::TierCounters tiers_before_;   ///< of this rank, up to the last step
+  std::optional<StepRows> ahead_;          ///< of the next step
   std::vector<std::vector<RankingMetrics>> validations_;  ///< of each task, of this process
   MemoryPlanLog memory_plan_log_;
 };

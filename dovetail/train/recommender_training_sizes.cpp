@@ -36,14 +36,15 @@ double RecommenderTraining::time_steps(int64_t micro_batch) {
 
 TableSizes RecommenderTraining::choose_sizes(nlohmann::ordered_json& record) {
   const bool memory = config().embedding.memory_bytes == EmbeddingSection::kAuto;
-  const bool cuts =
-      config().embedding.groups == EmbeddingSection::kAuto || config().train.micro_batch == TrainSection::kAuto;
+  const bool cuts = config().embedding.groups == EmbeddingSection::kAuto ||
+                    config().train.micro_batch == TrainSection::kAuto;
   const embedding::PackSpec& spec = lookups_->pack();
   std::vector<TableSizes> candidates = candidate_sizes(run_, std::ssize(spec.tables));
   if (!memory && !cuts) return candidates.front();  // nothing is left open
-  const double available =
-      least_over_ranks(*group_, static_cast<double>(run_.available_bytes) / static_cast<double>(run_.local_ranks));
-  const auto rows = static_cast<double>(most_table_bytes(spec, plan_for(candidates.front().groups)));
+  const double available = least_over_ranks(
+      *group_, static_cast<double>(run_.available_bytes) / static_cast<double>(run_.local_ranks));
+  const auto rows =
+      static_cast<double>(most_table_bytes(spec, plan_for(candidates.front().groups)));
   if (memory && rows > available / 2)
     for (TableSizes& sizes : candidates) sizes.memory_bytes = static_cast<int64_t>(available / 4);
   if (complete() || (candidates.size() == 1 && !memory)) return candidates.front();
@@ -54,9 +55,11 @@ TableSizes RecommenderTraining::choose_sizes(nlohmann::ordered_json& record) {
   });
   TableSizes chosen = candidates[simplest_of_fastest(step_s)];
   if (memory) {
-    const double tables_then = chosen.memory_bytes > 0 ? static_cast<double>(chosen.memory_bytes) : rows;
+    const double tables_then =
+        chosen.memory_bytes > 0 ? static_cast<double>(chosen.memory_bytes) : rows;
     const double took = static_cast<double>(peak_resident_bytes()) - resident_before_ - tables_then;
-    chosen.memory_bytes = memory_for_rows(available, -least_over_ranks(*group_, -std::max(0.0, took)), rows);
+    chosen.memory_bytes =
+        memory_for_rows(available, -least_over_ranks(*group_, -std::max(0.0, took)), rows);
   }
   record = sizes_json(chosen, candidates, step_s);
   return chosen;

@@ -28,7 +28,8 @@ TaskRanking rank_task(const std::string& name, const at::Tensor& logits, const a
     found.metrics.auc_error = 0;
   }
   if (!groups.defined()) return found;
-  const at::Tensor all_logits = to_rank_zero(group, logits), all_labels = to_rank_zero(group, labels),
+  const at::Tensor all_logits = to_rank_zero(group, logits),
+                   all_labels = to_rank_zero(group, labels),
                    all_groups = to_rank_zero(group, groups);
   if (group->rank() == 0) found.gauc = grouped_auc(all_logits, all_labels, all_groups);
   return found;
@@ -50,14 +51,16 @@ void ScoredRows::add(const at::Tensor& logits, const RowBatch& batch) {
 at::Tensor ScoredRows::logits() const { return at::cat(logits_); }
 at::Tensor ScoredRows::labels() const { return at::cat(labels_); }
 
-Validation ScoredRows::measure(const RunConfig& config, int64_t rows, const std::shared_ptr<Group>& group) const {
+Validation ScoredRows::measure(const RunConfig& config, int64_t rows,
+                               const std::shared_ptr<Group>& group) const {
   const at::Tensor logits = this->logits(), labels = this->labels(),
                    groups = groups_.empty() ? at::Tensor() : at::cat(groups_);
   const std::vector<double>& weights = config.recommender.task_weights;
   Validation found{.tokens = rows};
   for (int64_t k = 0; k < labels.size(1); ++k) {
     const auto task = static_cast<size_t>(k);
-    found.tasks.push_back(rank_task(config.rows.label[task], logits.select(1, k), labels.select(1, k), groups, group));
+    found.tasks.push_back(rank_task(config.rows.label[task], logits.select(1, k),
+                                    labels.select(1, k), groups, group));
     found.loss += (weights.empty() ? 1 : weights[task]) * found.tasks.back().metrics.log_loss;
   }
   return found;

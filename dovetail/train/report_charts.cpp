@@ -45,11 +45,13 @@ Axes read_axes(const RunFiles& run) {
 }
 
 /// More than a screen can show, and a third of the bytes of a double in full.
-Json six_digits(double value) { return std::isfinite(value) ? Json(std::stod(fmt::format("{:.6g}", value))) : Json(); }
+Json six_digits(double value) {
+  return std::isfinite(value) ? Json(std::stod(fmt::format("{:.6g}", value))) : Json();
+}
 
 /// One curve: [step, tokens, hours, value] a point, values that are absent or not finite left out.
-Json make_series(const char* name, const char* style, const std::vector<Json>& lines, const char* key, const Axes& axes,
-                 double scale = 1) {
+Json make_series(const char* name, const char* style, const std::vector<Json>& lines,
+                 const char* key, const Axes& axes, double scale = 1) {
   std::vector<int64_t> steps;
   std::vector<double> values;
   for (const Json& line : lines) {
@@ -60,8 +62,8 @@ Json make_series(const char* name, const char* style, const std::vector<Json>& l
   }
   Json points = Json::array();
   for (const size_t i : thin_out(values)) {
-    points.push_back({steps[i], six_digits(Axes::at(axes.tokens, steps[i])), six_digits(Axes::at(axes.hours, steps[i])),
-                      six_digits(values[i])});
+    points.push_back({steps[i], six_digits(Axes::at(axes.tokens, steps[i])),
+                      six_digits(Axes::at(axes.hours, steps[i])), six_digits(values[i])});
   }
   return {{"name", name}, {"style", style}, {"points", std::move(points)}};
 }
@@ -73,7 +75,8 @@ void add_chart(Json& charts, const std::string& title, const char* format, const
   for (const Json& curve : series) {
     if (!curve["points"].empty()) kept.push_back(curve);
   }
-  if (!kept.empty()) charts.push_back({{"title", title}, {"format", format}, {"scale", scale}, {"series", kept}});
+  if (!kept.empty())
+    charts.push_back({{"title", title}, {"format", format}, {"scale", scale}, {"series", kept}});
 }
 
 /// The lines of the evaluations as they are of one task: its keys beside the step.
@@ -95,8 +98,8 @@ void add_rankings(Json& charts, const RunFiles& run, const Axes& axes) {
     const bool one = tasks.size() == 1;
     const std::vector<Json>& lines = one ? run.metrics : lines_of_task(run.metrics, task);
     const auto series = [&](std::vector<Json>& chart, const std::string& name, const char* key) {
-      chart.push_back(
-          make_series((one ? name : fmt::format("{}, {}", task, name)).c_str(), "points", lines, key, axes));
+      chart.push_back(make_series((one ? name : fmt::format("{}, {}", task, name)).c_str(),
+                                  "points", lines, key, axes));
     };
     series(auc, "all rows", "auc");
     series(auc, "within groups", "gauc");
@@ -104,12 +107,16 @@ void add_rankings(Json& charts, const RunFiles& run, const Axes& axes) {
     series(fit, "calibration", "calibration");
     if (!one) series(fit, "log loss (nats)", "log_loss");
   }
-  add_chart(charts, run.config.rows.by_day() ? "AUC (each day, before it was trained on)" : "AUC (validation)",
-            "number", "linear", auc);
-  add_chart(charts, "Fit of probabilities (validation; 1: as the labels' mean)", "number", "linear", fit);
+  add_chart(
+      charts,
+      run.config.rows.by_day() ? "AUC (each day, before it was trained on)" : "AUC (validation)",
+      "number", "linear", auc);
+  add_chart(charts, "Fit of probabilities (validation; 1: as the labels' mean)", "number", "linear",
+            fit);
 }
 
-/// Shares stay until they move: a line where each span of steps with the same ones begins and where it ends.
+/// Shares stay until they move: a line where each span of steps with the same ones begins and where
+/// it ends.
 void add_shares(Json& charts, const RunFiles& run, const Axes& axes) {
   if (run.balance.empty() || run.metrics.empty()) return;
   std::vector<Json> lines;
@@ -124,7 +131,8 @@ void add_shares(Json& charts, const RunFiles& run, const Axes& axes) {
   for (size_t i = 0; i < run.balance.size(); ++i) {
     const Json shares = value_at(run.balance[i], {"shares"});
     const auto begin = run.balance[i]["step"].get<int64_t>();
-    const int64_t end = i + 1 < run.balance.size() ? run.balance[i + 1]["step"].get<int64_t>() - 1 : last;
+    const int64_t end =
+        i + 1 < run.balance.size() ? run.balance[i + 1]["step"].get<int64_t>() - 1 : last;
     add(begin, shares);
     if (end > begin) add(end, shares);
   }
@@ -150,11 +158,13 @@ Json make_charts(const RunFiles& run) {
   add_rankings(charts, run, axes);
   add_chart(charts, fmt::format("Auxiliary loss (nats per {})", unit), "number", "linear",
             {make_series("training", "noisy", metrics, "auxiliary_loss", axes)});
-  add_chart(charts, "Learning rate", "small", "linear", {make_series("learning rate", "line", metrics, "lr", axes)});
+  add_chart(charts, "Learning rate", "small", "linear",
+            {make_series("learning rate", "line", metrics, "lr", axes)});
   add_chart(charts, "Gradient norm (before clipping)", "number", "log",
             {make_series("gradient norm", "noisy", metrics, "grad_norm", axes)});
   add_chart(charts, fmt::format("Throughput ({}s per second)", unit), "count", "linear",
-            {make_series((unit + "s per second").c_str(), "noisy", timings, (unit + "s_per_s").c_str(), axes)});
+            {make_series((unit + "s per second").c_str(), "noisy", timings,
+                         (unit + "s_per_s").c_str(), axes)});
   add_chart(charts, "Utilisation (% of measured peak)", "percent", "linear",
             {make_series("utilisation", "noisy", timings, "utilization", axes, 100)});
   add_chart(charts, "Memory (resident)", "bytes", "linear",
@@ -162,7 +172,8 @@ Json make_charts(const RunFiles& run) {
   std::vector<Json> times = {make_series("step", "noisy", timings, "step_ms", axes),
                              make_series("waiting for data", "line", timings, "data_ms", axes)};
   if (value_at(run.machine, {"ranks"}) != 1)
-    times.push_back(make_series("waiting for the network", "line", timings, "communication_ms", axes));
+    times.push_back(
+        make_series("waiting for the network", "line", timings, "communication_ms", axes));
   add_chart(charts, "Step time (ms)", "number", "linear", times);
   add_shares(charts, run, axes);
   const std::vector<Json> experts = experts_by_step(run);
@@ -192,7 +203,8 @@ std::vector<size_t> thin_out(const std::vector<double>& y, size_t max_points) {
     const auto begin = y.begin() + static_cast<std::ptrdiff_t>(1 + b * inner / buckets);
     const auto end = y.begin() + static_cast<std::ptrdiff_t>(1 + (b + 1) * inner / buckets);
     const auto [low, high] = std::minmax_element(begin, end);
-    const auto [first, second] = std::minmax({low - y.begin(), high - y.begin()});  // by value, unlike minmax(a, b)
+    const auto [first, second] =
+        std::minmax({low - y.begin(), high - y.begin()});  // by value, unlike minmax(a, b)
     kept.push_back(static_cast<size_t>(first));
     if (second != first) kept.push_back(static_cast<size_t>(second));
   }

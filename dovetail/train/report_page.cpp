@@ -10,7 +10,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string escaped(const Json& object, const char* key) { return escape_html(object.at(key).get<std::string>()); }
+std::string escaped(const Json& object, const char* key) {
+  return escape_html(object.at(key).get<std::string>());
+}
 
 /// JSON inside a <script>: without '<' there is neither an end tag nor a comment in it.
 std::string script_json(const Json& json) {
@@ -27,7 +29,8 @@ std::string header(const Json& data) {
   if (!where.empty()) where = " on " + where;
   return fmt::format(
       "<header><div>\n<div class=\"brand\"><b>Dovetail</b> training report</div>\n"
-      "<h1>{}<span class=\"state{}\">{}</span></h1>\n<p class=\"verdict\">{}</p>\n<p class=\"where\">model "
+      "<h1>{}<span class=\"state{}\">{}</span></h1>\n<p class=\"verdict\">{}</p>\n<p "
+      "class=\"where\">model "
       "{}{}</p>\n</div>\n"
       "<button id=\"theme\" title=\"light or dark\">◐</button>\n</header>\n",
       escaped(data, "name"), finished ? " finished" : "", finished ? "finished" : "not finished",
@@ -73,19 +76,23 @@ std::string quantization(const Json& data) {
   const Json& panel = data.at("quantization");
   if (panel.is_null()) return "";
   std::string html = fmt::format(
-      "<h2>Quantization</h2>\n<p>Step {}, the tensors with the most noise first. <i>Underflow</i>: elements that "
+      "<h2>Quantization</h2>\n<p>Step {}, the tensors with the most noise first. <i>Underflow</i>: "
+      "elements that "
       "became "
-      "zero; <i>saturation</i>: elements beyond the format's largest number.</p>\n<div class=\"card\"><table>\n",
+      "zero; <i>saturation</i>: elements beyond the format's largest number.</p>\n<div "
+      "class=\"card\"><table>\n",
       panel.at("step").dump());
   html += "<tr>";
-  for (const char* column : {"layer", "tensor", "format", "signal to noise", "underflow", "saturation",
-                             "blocks that saturate", "that would under floor", "largest", "scales"}) {
+  for (const char* column :
+       {"layer", "tensor", "format", "signal to noise", "underflow", "saturation",
+        "blocks that saturate", "that would under floor", "largest", "scales"}) {
     html += fmt::format("<th>{}</th>", column);
   }
   html += "</tr>\n";
   for (const Json& row : panel.at("rows")) {
     html += "<tr>";
-    for (const Json& cell : row) html += fmt::format("<td>{}</td>", escape_html(cell.get<std::string>()));
+    for (const Json& cell : row)
+      html += fmt::format("<td>{}</td>", escape_html(cell.get<std::string>()));
     html += "</tr>\n";
   }
   return html + "</table></div>\n";
@@ -95,15 +102,18 @@ std::string experts(const Json& data) {
   const Json& panel = data.at("experts");
   if (panel.is_null()) return "";
   std::string html = fmt::format(
-      "<h2>Experts</h2>\n<p>Load of each expert from step {} to {}, an expert a row, the first on top; 1 is an even "
+      "<h2>Experts</h2>\n<p>Load of each expert from step {} to {}, an expert a row, the first on "
+      "top; 1 is an even "
       "share.</p>\n<p class=\"legend\">",
       panel.at("first").dump(), panel.at("last").dump());
   for (const Json& band : panel.at("bands"))
-    html += fmt::format("<span style=\"--mark:{}\">{}</span> ", escaped(band, "colour"), escaped(band, "words"));
+    html += fmt::format("<span style=\"--mark:{}\">{}</span> ", escaped(band, "colour"),
+                        escaped(band, "words"));
   html += "</p>\n<div class=\"charts\">\n";
   for (const Json& layer : panel.at("layers"))
     html += fmt::format(
-        "<div class=\"chart\"><div class=\"top\"><h3>{}</h3><span class=\"legend\">{}</span></div>{}</div>\n",
+        "<div class=\"chart\"><div class=\"top\"><h3>{}</h3><span "
+        "class=\"legend\">{}</span></div>{}</div>\n",
         escaped(layer, "layer"), escaped(layer, "plan"), layer.at("map").get<std::string>());
   return html + "</div>\n";
 }
@@ -114,17 +124,19 @@ std::string table(const Json& rows, std::initializer_list<const char*> heads) {
   html += "</tr>\n";
   for (const Json& row : rows) {
     html += "<tr>";
-    for (const Json& cell : row) html += fmt::format("<td>{}</td>", escape_html(cell.get<std::string>()));
+    for (const Json& cell : row)
+      html += fmt::format("<td>{}</td>", escape_html(cell.get<std::string>()));
     html += "</tr>\n";
   }
   return html + "</table>\n";
 }
 
 std::string chart_box(const char* kind, const char* title, const Json& legend, const Json& svg) {
-  std::string html =
-      fmt::format("<div class=\"chart{}\"><div class=\"top\"><h3>{}</h3><span class=\"legend\">", kind, title);
+  std::string html = fmt::format(
+      "<div class=\"chart{}\"><div class=\"top\"><h3>{}</h3><span class=\"legend\">", kind, title);
   for (const Json& item : legend)
-    html += fmt::format("<span style=\"--mark:{}\">{}</span> ", escaped(item, "colour"), escaped(item, "words"));
+    html += fmt::format("<span style=\"--mark:{}\">{}</span> ", escaped(item, "colour"),
+                        escaped(item, "words"));
   return html + "</span></div>" + svg.get<std::string>() + "</div>\n";
 }
 
@@ -135,17 +147,23 @@ std::string memory(const Json& data) {
                       {{"words", "made again"}, {"colour", "var(--c1)"}},
                       {{"words", "to the slow tier"}, {"colour", "var(--c2)"}},
                       {{"words", "and back"}, {"colour", "var(--c3)"}}};
-  std::string html = fmt::format("<h2>Memory plan</h2>\n<p>{}</p>\n<div class=\"charts\">\n", escaped(panel, "words"));
-  html += chart_box(" wide", "Memory over one step, simulated by purpose", panel.at("legend"), panel.at("chart"));
+  std::string html = fmt::format("<h2>Memory plan</h2>\n<p>{}</p>\n<div class=\"charts\">\n",
+                                 escaped(panel, "words"));
+  html += chart_box(" wide", "Memory over one step, simulated by purpose", panel.at("legend"),
+                    panel.at("chart"));
   html += chart_box(" wide", "Streams of the step", lanes, panel.at("streams"));
   if (!panel.at("curve").get<std::string>().empty())
     html += chart_box("", "Time against memory", Json::array(), panel.at("curve"));
   html += "<div class=\"chart\"><div class=\"top\"><h3>Predicted and measured</h3></div>" +
           table(panel.at("compared"), {"", "everything kept", "predicted", "measured", ""}) +
           "<div class=\"top\"><h3>Decisions</h3></div>" +
-          table(panel.at("decisions"), {"", "storages", "bytes", "cost in time"}) + "</div>\n</div>\n";
-  return html + "<details><summary>what was decided in each layer, and why</summary>\n<div class=\"card\">" +
-         table(panel.at("layers"), {"layer", "decision", "storages", "bytes", "why"}) + "</div></details>\n";
+          table(panel.at("decisions"), {"", "storages", "bytes", "cost in time"}) +
+          "</div>\n</div>\n";
+  return html +
+         "<details><summary>what was decided in each layer, and why</summary>\n<div "
+         "class=\"card\">" +
+         table(panel.at("layers"), {"layer", "decision", "storages", "bytes", "why"}) +
+         "</div></details>\n";
 }
 
 std::string decisions(const Json& data) {
@@ -154,8 +172,9 @@ std::string decisions(const Json& data) {
       "<h2>Decisions</h2>\n<div "
       "class=\"card\"><table>\n<tr><th>what</th><th>asked</th><th>chosen</th><th>why</th></tr>\n";
   for (const Json& d : data.at("decisions")) {
-    html += fmt::format("<tr><td class=\"key\"><code>{}</code></td><td>{}</td><td>{}</td><td>{}</td></tr>\n",
-                        escaped(d, "what"), escaped(d, "asked"), escaped(d, "chosen"), escaped(d, "reason"));
+    html += fmt::format(
+        "<tr><td class=\"key\"><code>{}</code></td><td>{}</td><td>{}</td><td>{}</td></tr>\n",
+        escaped(d, "what"), escaped(d, "asked"), escaped(d, "chosen"), escaped(d, "reason"));
   }
   return html + "</table></div>\n";
 }
@@ -164,7 +183,8 @@ std::string machine_panel(const Json& data) {
   if (data.at("machine").empty()) return "";
   std::string html = "<h2>Machine and data</h2>\n<div class=\"card\"><table>\n";
   for (const Json& row : data.at("machine")) {
-    html += fmt::format("<tr><td class=\"key\">{}</td><td>{}</td></tr>\n", escape_html(row.at(0).get<std::string>()),
+    html += fmt::format("<tr><td class=\"key\">{}</td><td>{}</td></tr>\n",
+                        escape_html(row.at(0).get<std::string>()),
                         escape_html(row.at(1).get<std::string>()));
   }
   return html + "</table></div>\n";
@@ -184,7 +204,8 @@ std::string commands(const Json& data) {
 std::string page_head(const std::string& title) {
   return fmt::format(
       "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{} · Dovetail</title>\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{} · "
+      "Dovetail</title>\n"
       "<style>{}</style>\n</head>\n<body>\n<main>\n",
       escape_html(title), kReportStyle);
 }
@@ -218,17 +239,23 @@ std::string escape_html(const std::string& text) {
 
 std::string report_page(const Json& data) {
   std::string html = page_head(data.at("name").get<std::string>());
-  html += header(data) + tiles(data) + fmt::format(kAxes, escaped(data, "unit")) + kControls + samples(data) +
-          memory(data) + experts(data) + quantization(data) + decisions(data) + machine_panel(data) + commands(data);
+  html += header(data) + tiles(data) + fmt::format(kAxes, escaped(data, "unit")) + kControls +
+          samples(data) + memory(data) + experts(data) + quantization(data) + decisions(data) +
+          machine_panel(data) + commands(data);
   html += fmt::format(
-      "<h2>Config</h2>\n<details><summary>the resolved config, every key</summary>\n<pre>{}</pre></details>\n",
+      "<h2>Config</h2>\n<details><summary>the resolved config, every "
+      "key</summary>\n<pre>{}</pre></details>\n",
       escaped(data, "config"));
   html +=
-      "<footer>Made by <code>dovetail report</code> from metrics.jsonl, timings.jsonl, quantization.jsonl, "
-      "experts.jsonl, balance.jsonl, memory_plan.json and machine.json of the run.</footer>\n</main>\n";
-  const Json plotted = {
-      {"unit", data.at("unit")}, {"charts", data.at("charts")}, {"skipped_steps", data.at("skipped_steps")}};
-  html += "<script type=\"application/json\" id=\"data\">" + script_json(plotted) + "</script>\n<script>";
+      "<footer>Made by <code>dovetail report</code> from metrics.jsonl, timings.jsonl, "
+      "quantization.jsonl, "
+      "experts.jsonl, balance.jsonl, memory_plan.json and machine.json of the "
+      "run.</footer>\n</main>\n";
+  const Json plotted = {{"unit", data.at("unit")},
+                        {"charts", data.at("charts")},
+                        {"skipped_steps", data.at("skipped_steps")}};
+  html += "<script type=\"application/json\" id=\"data\">" + script_json(plotted) +
+          "</script>\n<script>";
   html += kReportScript;
   return html + "</script>\n</body>\n</html>\n";
 }

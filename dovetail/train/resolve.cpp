@@ -34,14 +34,16 @@ at::Device resolve_device(const RunConfig& config, Group& group) {
   const bool routes = config.model.moe.experts > 0;
   if (routes || config.recommends()) {
     if (device == "auto") return at::kCPU;
-    throw UserError(routes ? "model.moe: tokens are routed to experts on the CPU only, but run.device is a GPU"
-                           : "recommender.model: tables are on the CPU only, but run.device is a GPU",
-                    "use run.device = \"cpu\"");
+    throw UserError(
+        routes ? "model.moe: tokens are routed to experts on the CPU only, but run.device is a GPU"
+               : "recommender.model: tables are on the CPU only, but run.device is a GPU",
+        "use run.device = \"cpu\"");
   }
   const std::string reason = load_gpu();
   const Neighbours neighbours = neighbours_of(group);
   if (device == "auto") {
-    // Ranks that share a GPU are slower than one rank on it: either each rank has a GPU of its own, or all use the CPU.
+    // Ranks that share a GPU are slower than one rank on it: either each rank has a GPU of its own,
+    // or all use the CPU.
     const bool own = reason.empty() && neighbours.size <= count_gpus();
     if (sum_over_ranks(group, {own ? 1.0 : 0.0})[0] < group.size()) return at::kCPU;
   }
@@ -58,17 +60,20 @@ void prepare_text(const DataConfig& data, bool quiet) {
   TerminalLine line;
   const double begin_s = now_seconds();
   const PrepareResult result = prepare(data, data.path, [&line, quiet](const PrepareProgress& p) {
-    const double fraction = p.bytes > 0 ? static_cast<double>(p.bytes_done) / static_cast<double>(p.bytes) : 0.0;
+    const double fraction =
+        p.bytes > 0 ? static_cast<double>(p.bytes_done) / static_cast<double>(p.bytes) : 0.0;
     if (quiet) return;
     line.show(fmt::format(" {}  {}  {} of {}", p.stage, progress_bar(fraction, 24),
-                          format_bytes(static_cast<double>(p.bytes_done)), format_bytes(static_cast<double>(p.bytes))));
+                          format_bytes(static_cast<double>(p.bytes_done)),
+                          format_bytes(static_cast<double>(p.bytes))));
   });
   line.clear();
   if (quiet) return;
   log_info("text: {} documents, {} ({} for validation) in {}{}", result.documents,
            format_bytes(static_cast<double>(result.train_bytes + result.validation_bytes)),
            format_bytes(static_cast<double>(result.validation_bytes)), result.folder.string(),
-           result.reused ? ", prepared earlier" : fmt::format(", prepared in {:.1f} s", now_seconds() - begin_s));
+           result.reused ? ", prepared earlier"
+                         : fmt::format(", prepared in {:.1f} s", now_seconds() - begin_s));
 }
 
 std::vector<std::string> source_folders(const DataConfig& data) {
@@ -81,7 +86,8 @@ std::vector<std::string> source_folders(const DataConfig& data) {
   return folders;
 }
 
-/// Keys about preparing text must say how the folders were made, unless there is text to make them anew.
+/// Keys about preparing text must say how the folders were made, unless there is text to make them
+/// anew.
 DataSummary summarize_stores(const RunConfig& config, bool has_text) {
   DataSummary summary;
   for (const std::string& folder : source_folders(config.data)) {
@@ -95,15 +101,19 @@ DataSummary summarize_stores(const RunConfig& config, bool has_text) {
     }
     summary.sha256.push_back(store.sha256());
   }
-  if (summary.validation_tokens < 2) check_nothing_held_out(config.eval, "prepared data that hold no validation split");
+  if (summary.validation_tokens < 2)
+    check_nothing_held_out(config.eval, "prepared data that hold no validation split");
   return summary;
 }
 
-/// What a dry run knows without preparing anything. A trained tokenizer is taken to reach the size that it may.
+/// What a dry run knows without preparing anything. A trained tokenizer is taken to reach the size
+/// that it may.
 DataSummary summarize_config(const DataConfig& data) {
   const TokenizerConfig& config = data.tokenizer;
-  if (config.kind == "bytes") return {.tokenizer_kind = "bytes", .tokenizer_vocab = bytes_tokenizer()->vocab_size()};
-  if (config.path.empty()) return {.tokenizer_kind = config.kind, .tokenizer_vocab = config.vocab_size};
+  if (config.kind == "bytes")
+    return {.tokenizer_kind = "bytes", .tokenizer_vocab = bytes_tokenizer()->vocab_size()};
+  if (config.path.empty())
+    return {.tokenizer_kind = config.kind, .tokenizer_vocab = config.vocab_size};
   const auto tokenizer = load_tokenizer(config.path);
   return {.tokenizer_kind = tokenizer->kind(), .tokenizer_vocab = tokenizer->vocab_size()};
 }
@@ -115,24 +125,30 @@ DataSummary resolve_data(RunConfig& config, Group& group, const TrainOptions& op
   std::vector<std::string> unprepared;
   for (const std::string& folder : source_folders(data)) {
     if (std::filesystem::exists(std::filesystem::path(folder) / "manifest.json")) continue;
-    if (std::find(unprepared.begin(), unprepared.end(), folder) == unprepared.end()) unprepared.push_back(folder);
+    if (std::find(unprepared.begin(), unprepared.end(), folder) == unprepared.end())
+      unprepared.push_back(folder);
   }
   if (options.dry_run) {
     if (unprepared.empty()) return summarize_stores(config, has_text);
     if (group.rank() == 0 && !options.quiet)
-      log_info("not prepared yet: {}; the vocabulary is taken to be data.tokenizer's", fmt::join(unprepared, ", "));
+      log_info("not prepared yet: {}; the vocabulary is taken to be data.tokenizer's",
+               fmt::join(unprepared, ", "));
     return summarize_config(data);
   }
   if (!has_text && !unprepared.empty() && data.mixture.empty()) {
-    throw UserError(fmt::format("there is nothing to train on: no data.text, and {} holds no prepared data", data.path),
-                    "name text (--set 'data.text=[\"my.txt\"]'), or a folder made by `dovetail prepare` (data.path)");
+    throw UserError(
+        fmt::format("there is nothing to train on: no data.text, and {} holds no prepared data",
+                    data.path),
+        "name text (--set 'data.text=[\"my.txt\"]'), or a folder made by `dovetail prepare` "
+        "(data.path)");
   }
-  if (has_text) on_rank_zero(group, "preparing the text", [&] { prepare_text(data, options.quiet); });
+  if (has_text)
+    on_rank_zero(group, "preparing the text", [&] { prepare_text(data, options.quiet); });
   return summarize_stores(config, has_text);
 }
 
-/// Counts of the whole batch are known in time only where a step has one micro-batch. A sequence's always are, so the
-/// loss does not depend on how a batch is cut.
+/// Counts of the whole batch are known in time only where a step has one micro-batch. A sequence's
+/// always are, so the loss does not depend on how a batch is cut.
 void resolve_load_scope(RunConfig& config, const std::string& asked) {
   std::string& scope = config.model.moe.load_scope;
   const bool cuts = config.train.micro_batch > 0 && config.train.micro_batch < config.train.batch;
@@ -148,14 +164,15 @@ ResolvedRun place_run(const RunConfig& config, Group& group) {
   run.local_ranks = neighbours_of(group).size;
   const Machine here = machine();
   run.available_bytes = run.device.is_cuda() ? gpu_memory().free_bytes : here.available_bytes;
-  run.threads =
-      config.run.threads > 0 ? static_cast<int>(config.run.threads) : std::max(1, here.cores / run.local_ranks);
+  run.threads = config.run.threads > 0 ? static_cast<int>(config.run.threads)
+                                       : std::max(1, here.cores / run.local_ranks);
   at::set_num_threads(run.threads);
-  user_check(config.train.batch >= group.size(), "train.batch = {} leaves some of the {} ranks without a sample",
-             config.train.batch, group.size());
+  user_check(config.train.batch >= group.size(),
+             "train.batch = {} leaves some of the {} ranks without a sample", config.train.batch,
+             group.size());
   run.most_samples = BatchShares(config, group.size()).most_possible();
-  const int64_t asked =
-      config.train.micro_batch == TrainSection::kAuto ? config.recommender.grain : config.train.micro_batch;
+  const int64_t asked = config.train.micro_batch == TrainSection::kAuto ? config.recommender.grain
+                                                                        : config.train.micro_batch;
   run.micro_batch = asked > 0 ? std::min(asked, run.most_samples) : run.most_samples;
   return run;
 }
@@ -174,12 +191,13 @@ ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOption
   resolve_load_scope(run.config, config.model.moe.load_scope);
   if (!config.log.sample_prompts.empty()) moe::check_decodes(run.config.model.moe);
   ParallelSection& parallel = run.config.parallel;
-  if (parallel.expert > 1 && parallel.ranks_per_node == 0 && (parallel.all_to_all != "linear" || parallel.chooses()))
+  if (parallel.expert > 1 && parallel.ranks_per_node == 0 &&
+      (parallel.all_to_all != "linear" || parallel.chooses()))
     parallel.ranks_per_node = std::min<int64_t>(run.local_ranks, parallel.expert);
   check_parallel(run.config);
   user_check(run.config.model.vocab_size >= run.data.tokenizer_vocab,
-             "model.vocab_size = {} is smaller than the tokenizer's, {}", run.config.model.vocab_size,
-             run.data.tokenizer_vocab);
+             "model.vocab_size = {} is smaller than the tokenizer's, {}",
+             run.config.model.vocab_size, run.data.tokenizer_vocab);
   return run;
 }
 
@@ -190,15 +208,18 @@ void check_memory_plan(const ResolvedRun& run) {
   const moe::Config& moe = run.config.model.moe;
   if (!run.config.memory.budget.empty() && moe.experts > 0 && !moe.pad_to_capacity &&
       run.precision.compute != at::kFloat)
-    throw UserError(
-        fmt::format("memory.budget does not work with dropless experts (model.moe.pad_to_capacity = false) and the "
-                    "recipe {}: tensors of experts that are in bfloat16 or quantized have other sizes in each step",
-                    run.precision.name),
-        "give experts a capacity (drop = \"position\") and pad_to_capacity = true, set precision.recipe = \"fp32\", or "
-        "leave memory.budget out");
+    throw UserError(fmt::format("memory.budget does not work with dropless experts "
+                                "(model.moe.pad_to_capacity = false) and the "
+                                "recipe {}: tensors of experts that are in bfloat16 or quantized "
+                                "have other sizes in each step",
+                                run.precision.name),
+                    "give experts a capacity (drop = \"position\") and pad_to_capacity = true, set "
+                    "precision.recipe = \"fp32\", or "
+                    "leave memory.budget out");
 }
 
-void resolve_precision_and_size(ResolvedRun& run, Group& group, const std::optional<std::string>& kept_precision) {
+void resolve_precision_and_size(ResolvedRun& run, Group& group,
+                                const std::optional<std::string>& kept_precision) {
   if (run.config.recommends()) return resolve_recommender_size(run, group);
   run.precision = resolve_precision(run.config.precision.recipe, kept_precision, run.device, group);
   // On the meta device: what is wrong with the recipes of layers shows before any memory is taken.
@@ -208,21 +229,23 @@ void resolve_precision_and_size(ResolvedRun& run, Group& group, const std::optio
   check_memory_plan(run);
   run.size = model_size(run.config.model);
   const ParallelSection& parallel = run.config.parallel;
-  run.memory = memory_estimate(run.config.model, {.micro_batch = run.micro_batch,
-                                                  .accumulate = run.micro_batch < run.most_samples,
-                                                  .bfloat16 = run.precision.compute == at::kBFloat16,
-                                                  .linears = quantization.recipes(),
-                                                  .recompute = run.config.train.checkpoint_activations,
-                                                  .distributed = group.size() > 1,
-                                                  .optimizer_ranks = parallel.shards() ? group.size() : 1,
-                                                  .gradient_ranks = parallel.shard == "gradients" ? group.size() : 1,
-                                                  .expert_ranks = parallel.expert,
-                                                  .checkpoints = group.rank() == 0,
-                                                  .threads = run.threads});
+  run.memory = memory_estimate(run.config.model,
+                               {.micro_batch = run.micro_batch,
+                                .accumulate = run.micro_batch < run.most_samples,
+                                .bfloat16 = run.precision.compute == at::kBFloat16,
+                                .linears = quantization.recipes(),
+                                .recompute = run.config.train.checkpoint_activations,
+                                .distributed = group.size() > 1,
+                                .optimizer_ranks = parallel.shards() ? group.size() : 1,
+                                .gradient_ranks = parallel.shard == "gradients" ? group.size() : 1,
+                                .expert_ranks = parallel.expert,
+                                .checkpoints = group.rank() == 0,
+                                .threads = run.threads});
   if (run.precision.compute == at::kDouble) {
     // The estimate is for FP32; every tensor of a step is twice as wide in FP64.
-    for (int64_t* part : {&run.memory.weights, &run.memory.gradients, &run.memory.optimizer, &run.memory.activations,
-                          &run.memory.workspace, &run.memory.checkpoint, &run.memory.all_gradients}) {
+    for (int64_t* part : {&run.memory.weights, &run.memory.gradients, &run.memory.optimizer,
+                          &run.memory.activations, &run.memory.workspace, &run.memory.checkpoint,
+                          &run.memory.all_gradients}) {
       *part *= 2;
     }
   }
@@ -243,7 +266,8 @@ double tokens_that_hide_weights(double flops, double bytes_per_s, int64_t elemen
 int64_t most_memory(const ResolvedRun& run) {
   const int64_t every = run.config.checkpoint.every_steps;
   const bool saves_between_steps = every > 0 && every < run.config.train.steps;
-  return saves_between_steps ? std::max(run.memory.total(), run.memory.while_saving()) : run.memory.total();
+  return saves_between_steps ? std::max(run.memory.total(), run.memory.while_saving())
+                             : run.memory.total();
 }
 
 std::string summary_line(const ResolvedRun& run) {
@@ -251,20 +275,27 @@ std::string summary_line(const ResolvedRun& run) {
   std::string line =
       run.config.recommends()
           ? recommender_summary(run)
-          : fmt::format("gpt {} parameters{} · {} {} · context {} · {}",
-                        format_count(static_cast<double>(run.size.parameters)),
-                        model.moe.experts > 0
-                            ? fmt::format(", {} active", format_count(static_cast<double>(run.size.active_parameters)))
-                            : "",
-                        run.data.tokenizer_kind, run.data.tokenizer_vocab, model.context, run.precision.name);
+          : fmt::format(
+                "gpt {} parameters{} · {} {} · context {} · {}",
+                format_count(static_cast<double>(run.size.parameters)),
+                model.moe.experts > 0
+                    ? fmt::format(", {} active",
+                                  format_count(static_cast<double>(run.size.active_parameters)))
+                    : "",
+                run.data.tokenizer_kind, run.data.tokenizer_vocab, model.context,
+                run.precision.name);
   if (!run.precision.reason.empty()) line += fmt::format(" ({})", run.precision.reason);
-  const auto of_machine = [&](int64_t bytes) { return format_bytes(static_cast<double>(bytes) * run.local_ranks); };
-  line += fmt::format(" · {}FLOP/{} · needs {} more of {} available", format_count(run.size.flops_per_token),
-                      run.config.unit(), of_machine(run.memory.total()),
+  const auto of_machine = [&](int64_t bytes) {
+    return format_bytes(static_cast<double>(bytes) * run.local_ranks);
+  };
+  line += fmt::format(" · {}FLOP/{} · needs {} more of {} available",
+                      format_count(run.size.flops_per_token), run.config.unit(),
+                      of_machine(run.memory.total()),
                       format_bytes(static_cast<double>(run.available_bytes)));
   if (most_memory(run) > run.memory.total())
     line += fmt::format(" (up to {} while a checkpoint is written)", of_machine(most_memory(run)));
-  for (const std::string& sha256 : run.data.sha256) line += fmt::format(" · data sha256 {}", sha256);
+  for (const std::string& sha256 : run.data.sha256)
+    line += fmt::format(" · data sha256 {}", sha256);
   return line;
 }
 

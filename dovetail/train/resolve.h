@@ -15,10 +15,11 @@
 
 namespace dovetail {
 
-/// What is known of the text before training: the prepared folders, or for a dry run without any, what the config says.
+/// What is known of the text before training: the prepared folders, or for a dry run without any,
+/// what the config says.
 struct DataSummary {
-  std::vector<std::string>
-      sha256;  ///< of each source's manifest, in the order of the config; empty: nothing prepared yet
+  std::vector<std::string> sha256;  ///< of each source's manifest, in the order of the config;
+                                    ///< empty: nothing prepared yet
   std::string tokenizer_kind;
   int64_t tokenizer_vocab = 0;
   int64_t train_tokens = 0, validation_tokens = 0;  ///< of the first source
@@ -39,26 +40,28 @@ struct ResolvedRun {
   int local_ranks = 1;           ///< ranks on this machine
 };
 
-/// Device, threads (set for the calling thread), data and model sizes; everything but the precision, which a resumed
-/// run has decided already. Prepares the text on rank 0 if the config names any, except in a dry run. All ranks
-/// together.
+/// Device, threads (set for the calling thread), data and model sizes; everything but the
+/// precision, which a resumed run has decided already. Prepares the text on rank 0 if the config
+/// names any, except in a dry run. All ranks together.
 ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOptions& options);
 
 /// Precision, cost and memory.
-void resolve_precision_and_size(ResolvedRun& run, Group& group, const std::optional<std::string>& kept_precision);
+void resolve_precision_and_size(ResolvedRun& run, Group& group,
+                                const std::optional<std::string>& kept_precision);
 
 /// Tokens that an expert multiplies at a time where the load is even; 0: no experts.
 double tokens_of_an_expert(const RunConfig& config, int64_t micro_batch);
-/// Those below which its product takes longer to read the weights than to multiply by them: n tokens are 2 n FLOPs for
-/// each weight of `element` bytes.
+/// Those below which its product takes longer to read the weights than to multiply by them: n
+/// tokens are 2 n FLOPs for each weight of `element` bytes.
 double tokens_that_hide_weights(double flops, double bytes_per_s, int64_t element);
 
-/// Maximum bytes that training takes on this rank. A run that saves between steps adds a copy to a step's peak.
+/// Maximum bytes that training takes on this rank. A run that saves between steps adds a copy to a
+/// step's peak.
 int64_t most_memory(const ResolvedRun& run);
 
-/// "gpt 3.2 M parameters · bpe 2048 · context 256 · fp32 (bf16 probed: ...) · 19 MFLOP/token · needs 0.4 GB more of 23
-/// GB available (up to 0.5 GB while a checkpoint is written) · text sha256 5c1e...". Memory counts all ranks of this
-/// machine.
+/// "gpt 3.2 M parameters · bpe 2048 · context 256 · fp32 (bf16 probed: ...) · 19 MFLOP/token ·
+/// needs 0.4 GB more of 23 GB available (up to 0.5 GB while a checkpoint is written) · text sha256
+/// 5c1e...". Memory counts all ranks of this machine.
 std::string summary_line(const ResolvedRun& run);
 
 }  // namespace dovetail

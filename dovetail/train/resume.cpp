@@ -40,9 +40,13 @@ std::vector<Difference> differences(const nlohmann::json& stored, const nlohmann
   std::map<std::string, std::pair<std::string, std::string>> values;
   const nlohmann::json flat_stored = stored.flatten(), flat_now = now.flatten();
   // An empty list is flattened to null: the same as none.
-  const auto text = [](const nlohmann::json& value) { return value.is_null() ? std::string() : value.dump(); };
-  for (const auto& [pointer, value] : flat_stored.items()) values[dotted(pointer)].first = text(value);
-  for (const auto& [pointer, value] : flat_now.items()) values[dotted(pointer)].second = text(value);
+  const auto text = [](const nlohmann::json& value) {
+    return value.is_null() ? std::string() : value.dump();
+  };
+  for (const auto& [pointer, value] : flat_stored.items())
+    values[dotted(pointer)].first = text(value);
+  for (const auto& [pointer, value] : flat_now.items())
+    values[dotted(pointer)].second = text(value);
   std::vector<Difference> result;
   for (const auto& [key, value] : values) {
     if (value.first != value.second) result.push_back({key, value.first, value.second});
@@ -60,19 +64,22 @@ nlohmann::json in_words_of_now(const nlohmann::json& stored, const std::string& 
 }
 
 bool starts_with_any(std::string_view key, std::initializer_list<std::string_view> prefixes) {
-  return std::any_of(prefixes.begin(), prefixes.end(), [&](std::string_view p) { return key.starts_with(p); });
+  return std::any_of(prefixes.begin(), prefixes.end(),
+                     [&](std::string_view p) { return key.starts_with(p); });
 }
 
 /// All of [rows] but where they lie and what only costs time or memory.
 bool decides_which_rows(std::string_view key) {
-  return key.starts_with("rows.") && !starts_with_any(key, {"rows.files", "rows.threads", "rows.cache_bytes"});
+  return key.starts_with("rows.") &&
+         !starts_with_any(key, {"rows.files", "rows.threads", "rows.cache_bytes"});
 }
 
 bool is_a_number_of_an_override(std::string_view key) {
   constexpr std::string_view kNumbers[] = {".lr", ".momentum", ".eps", ".weight_decay"};
   return key.starts_with("embedding.override.") &&
          (key.find(".betas") != std::string_view::npos ||
-          std::ranges::any_of(kNumbers, [&](std::string_view number) { return key.ends_with(number); }));
+          std::ranges::any_of(kNumbers,
+                              [&](std::string_view number) { return key.ends_with(number); }));
 }
 
 bool decides_what_is_trained(std::string_view key) {
@@ -80,29 +87,33 @@ bool decides_what_is_trained(std::string_view key) {
          (key.starts_with("model.") && key != "model.preset" && key != "model.moe.load_scope" &&
           key != "model.moe.eval_capacity_factor") ||
          key == "run.seed" || key == "train.batch" || key == "train.init_noise" ||
-         starts_with_any(key,
-                         {"precision.override.", "precision.recipes.", "embedding.optimizer", "embedding.pooling"}) ||
+         starts_with_any(key, {"precision.override.", "precision.recipes.", "embedding.optimizer",
+                               "embedding.pooling"}) ||
          (key.starts_with("recommender.") && key != "recommender.grain") || decides_which_rows(key);
 }
 
-/// The order in which prepared text is read. How it was prepared shows in its sha256; where it lies does not matter.
+/// The order in which prepared text is read. How it was prepared shows in its sha256; where it lies
+/// does not matter.
 bool mixes_the_data(std::string_view key) {
   return starts_with_any(key, {"data.mixture.", "data.phase."}) && !key.ends_with(".path");
 }
 
 bool changes_the_rest(std::string_view key) {
-  constexpr std::string_view kOfRows[] = {"embedding.lr",  "embedding.momentum",     "embedding.betas",
-                                          "embedding.eps", "embedding.weight_decay", "embedding.exchange"};
-  return starts_with_any(key,
-                         {"optimizer.", "schedule.", "parallel.dispatch", "parallel.combine", "embedding.dynamic."}) ||
+  constexpr std::string_view kOfRows[] = {"embedding.lr",           "embedding.momentum",
+                                          "embedding.betas",        "embedding.eps",
+                                          "embedding.weight_decay", "embedding.exchange"};
+  return starts_with_any(key, {"optimizer.", "schedule.", "parallel.dispatch", "parallel.combine",
+                               "embedding.dynamic."}) ||
          is_a_number_of_an_override(key) || std::ranges::find(kOfRows, key) != std::end(kOfRows) ||
-         key == "recommender.grain" || key == "model.moe.load_scope" || key == "train.steps" || key == "train.clip" ||
-         key == "train.micro_batch" || key == "train.checkpoint_activations" || key.starts_with("rows.files");
+         key == "recommender.grain" || key == "model.moe.load_scope" || key == "train.steps" ||
+         key == "train.clip" || key == "train.micro_batch" ||
+         key == "train.checkpoint_activations" || key.starts_with("rows.files");
 }
 
 }  // namespace
 
-nlohmann::json checkpoint_state(const RunState& state, const ResolvedRun& run, const Tokenizer* tokenizer, int ranks) {
+nlohmann::json checkpoint_state(const RunState& state, const ResolvedRun& run,
+                                const Tokenizer* tokenizer, int ranks) {
   RunConfig config = run.config;
   return {{"config", config_to_json([&](Section& s) { config.describe(s); })},
           {"tokenizer", tokenizer == nullptr ? nlohmann::json() : tokenizer_state(*tokenizer)},
@@ -124,14 +135,17 @@ nlohmann::json checkpoint_state(const RunState& state, const ResolvedRun& run, c
 nlohmann::json to_json(const std::vector<DenseScale>& scales) {
   auto list = nlohmann::json::array();
   for (const DenseScale& scale : scales)
-    list.push_back({{"column", scale.column}, {"mean", scale.mean}, {"deviation", scale.deviation}});
+    list.push_back(
+        {{"column", scale.column}, {"mean", scale.mean}, {"deviation", scale.deviation}});
   return list;
 }
 
 std::vector<DenseScale> dense_scales(const nlohmann::json& state) {
   std::vector<DenseScale> scales;
   for (const nlohmann::json& scale : state.value("dense_scales", nlohmann::json::array()))
-    scales.push_back({.column = scale.at("column"), .mean = scale.at("mean"), .deviation = scale.at("deviation")});
+    scales.push_back({.column = scale.at("column"),
+                      .mean = scale.at("mean"),
+                      .deviation = scale.at("deviation")});
   return scales;
 }
 
@@ -152,16 +166,22 @@ std::optional<std::string> stored_precision(const nlohmann::json& state) {
   return state["precision"].get<std::string>();
 }
 
-std::vector<std::string> check_same_run(const nlohmann::json& state, const ResolvedRun& run, int64_t step, int ranks) {
+std::vector<std::string> check_same_run(const nlohmann::json& state, const ResolvedRun& run,
+                                        int64_t step, int ranks) {
   RunConfig config = run.config;
   const nlohmann::json now = config_to_json([&](Section& s) { config.describe(s); });
-  const bool same_text = !state.contains("data_sha256") || state["data_sha256"] == nlohmann::json(run.data.sha256);
-  // A finished run would name files that it has not read. With rows.day it goes on with another day.
-  const bool finished = step >= config.train.steps && config.train.steps > 0 && !config.rows.by_day();
+  const bool same_text =
+      !state.contains("data_sha256") || state["data_sha256"] == nlohmann::json(run.data.sha256);
+  // A finished run would name files that it has not read. With rows.day it goes on with another
+  // day.
+  const bool finished =
+      step >= config.train.steps && config.train.steps > 0 && !config.rows.by_day();
   std::vector<std::string> refused, changed;
-  for (const Difference& d : differences(in_words_of_now(state.at("config"), run.config.run.folder), now)) {
-    const std::string text = fmt::format("{} was {}, is {}", d.key, d.stored.empty() ? "absent" : d.stored,
-                                         d.now.empty() ? "absent" : d.now);
+  for (const Difference& d :
+       differences(in_words_of_now(state.at("config"), run.config.run.folder), now)) {
+    const std::string text =
+        fmt::format("{} was {}, is {}", d.key, d.stored.empty() ? "absent" : d.stored,
+                    d.now.empty() ? "absent" : d.now);
     const bool changes_data = mixes_the_data(d.key) || (!same_text && d.key.starts_with("data."));
     // Before the first step (imported weights) nothing is settled but the model and its weights.
     if (step == 0 ? starts_with_any(d.key, {"model.", "recommender.", "train.init_noise"})
@@ -173,21 +193,23 @@ std::vector<std::string> check_same_run(const nlohmann::json& state, const Resol
       changed.push_back(text);
   }
   if (!same_text) {
-    refused.push_back(fmt::format("the text was {}, is {} (sha256 of the prepared manifests)",
-                                  fmt::join(state["data_sha256"].get<std::vector<std::string>>(), " "),
-                                  fmt::join(run.data.sha256, " ")));
+    refused.push_back(
+        fmt::format("the text was {}, is {} (sha256 of the prepared manifests)",
+                    fmt::join(state["data_sha256"].get<std::vector<std::string>>(), " "),
+                    fmt::join(run.data.sha256, " ")));
   }
   if (!refused.empty()) {
-    throw UserError(
-        fmt::format("{} holds another run at step {}: {}", run.config.run.folder, step, fmt::join(refused, "; ")),
-        "put these back to resume it, or begin a new run with another run.name");
+    throw UserError(fmt::format("{} holds another run at step {}: {}", run.config.run.folder, step,
+                                fmt::join(refused, "; ")),
+                    "put these back to resume it, or begin a new run with another run.name");
   }
   std::vector<std::string> warnings;
-  if (!changed.empty()) warnings.push_back(fmt::format("from step {} on: {}", step + 1, fmt::join(changed, "; ")));
+  if (!changed.empty())
+    warnings.push_back(fmt::format("from step {} on: {}", step + 1, fmt::join(changed, "; ")));
   if (state.contains("ranks") && state["ranks"] != ranks) {
-    warnings.push_back(
-        fmt::format("the run had {} ranks and now has {}: the same samples in the same order, other rounding",
-                    state["ranks"].get<int>(), ranks));
+    warnings.push_back(fmt::format(
+        "the run had {} ranks and now has {}: the same samples in the same order, other rounding",
+        state["ranks"].get<int>(), ranks));
   }
   return warnings;
 }
@@ -198,10 +220,13 @@ void restore(Optimizer& optimizer, const GPT& model, const ExpertParallel& paral
   std::map<std::string, at::Tensor> own = optimizer.tensors();
   // Imported weights have no moments: they stay zero.
   const bool no_moments =
-      broadcast_json(
-          group, std::ranges::none_of(tensors, [](const auto& item) { return item.first.starts_with("optimizer."); }))
+      broadcast_json(group, std::ranges::none_of(tensors,
+                                                 [](const auto& item) {
+                                                   return item.first.starts_with("optimizer.");
+                                                 }))
           .get<bool>();
-  if (no_moments) std::erase_if(own, [](const auto& item) { return item.first.starts_with("optimizer."); });
+  if (no_moments)
+    std::erase_if(own, [](const auto& item) { return item.first.starts_with("optimizer."); });
   const auto parts = parallel.scattered(model, own, tensors);
   on_rank_zero(group, "restoring the checkpoint", [&] { optimizer.load(parts, updates); });
   if (group.size() == 1) return;

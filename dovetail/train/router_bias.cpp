@@ -26,7 +26,8 @@ void RouterBias::end_step(Group& group) {
 
 std::map<std::string, at::Tensor> RouterBias::tensors() const {
   std::map<std::string, at::Tensor> found;
-  for (const auto& [name, layer] : layers_) found[fmt::format("{}bias.{}", kTensorPrefix, name)] = layer->router().bias;
+  for (const auto& [name, layer] : layers_)
+    found[fmt::format("{}bias.{}", kTensorPrefix, name)] = layer->router().bias;
   return found;
 }
 
@@ -35,8 +36,8 @@ void RouterBias::load(const std::map<std::string, at::Tensor>& tensors) {
   for (auto& [name, tensor] : own) {
     const auto found = tensors.find(name);
     user_check(found != tensors.end() && found->second.sizes() == tensor.sizes(),
-               "the checkpoint has no {} of {} experts, which model.moe.bias_update_rate asks for", name,
-               tensor.size(0));
+               "the checkpoint has no {} of {} experts, which model.moe.bias_update_rate asks for",
+               name, tensor.size(0));
     tensor.copy_(found->second);
   }
   for (const auto& [name, tensor] : tensors)

@@ -40,15 +40,18 @@ RunFolder::~RunFolder() { ::close(lock_); }
 void RunFolder::forget_earlier_run() const {
   for (const std::filesystem::path& folder : {checkpoints(), path_ / "events"}) {
     if (!std::filesystem::exists(folder)) continue;
-    std::filesystem::rename(folder, path_ / fmt::format(".{}.{}.partial", folder.filename().string(), ::getpid()));
+    std::filesystem::rename(
+        folder, path_ / fmt::format(".{}.{}.partial", folder.filename().string(), ::getpid()));
   }
-  for (const char* name : {"graph.json", "plan.json", "memory_plan.json"}) std::filesystem::remove(path_ / name);
+  for (const char* name : {"graph.json", "plan.json", "memory_plan.json"})
+    std::filesystem::remove(path_ / name);
   remove_leftovers(path_);
 }
 
 void RunFolder::write_config(const RunConfig& config) const {
   RunConfig copy = config;
-  write_file_atomically(path_ / "config.toml", config_to_toml([&](Section& s) { copy.describe(s); }));
+  write_file_atomically(path_ / "config.toml",
+                        config_to_toml([&](Section& s) { copy.describe(s); }));
 }
 
 void RunFolder::write_json(const char* name, const nlohmann::ordered_json& content) const {

@@ -11,8 +11,8 @@ namespace dovetail {
 /// The folder of a run, held by this process alone.
 class RunFolder {
  public:
-  /// Makes the folder, takes its lock and removes what killed processes left half-written. Throws UserError when
-  /// another process holds the lock.
+  /// Makes the folder, takes its lock and removes what killed processes left half-written. Throws
+  /// UserError when another process holds the lock.
   explicit RunFolder(std::filesystem::path path);
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
@@ -21,9 +21,9 @@ class RunFolder {
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
 
-  /// Removes the checkpoints and events of what ran here before, each folder at once: a kill leaves it whole or gone;
-  /// and its memory plan, which the next run may have none of.
-  /// The other files are written anew by the next run.
+  /// Removes the checkpoints and events of what ran here before, each folder at once: a kill leaves
+  /// it whole or gone; and its memory plan, which the next run may have none of. The other files
+  /// are written anew by the next run.
   void forget_earlier_run() const;
 
   /// config.toml: the resolved config.

@@ -19,12 +19,14 @@ namespace {
 constexpr const char *kQuantizationFile = "quantization.jsonl", *kExpertsFile = "experts.jsonl",
                      *kTablesFile = "tables.jsonl", *kBalanceFile = "balance.jsonl";
 
-void add_rankings(const std::vector<TaskRanking>& tasks, std::vector<std::pair<std::string, double>>& values) {
+void add_rankings(const std::vector<TaskRanking>& tasks,
+                  std::vector<std::pair<std::string, double>>& values) {
   for (const TaskRanking& task : tasks) {
     const std::string of = tasks.size() > 1 ? " " + task.name : "";
-    values.insert(values.end(), {{"ranking/auc" + of, task.metrics.auc},
-                                 {"ranking/normalized_entropy" + of, task.metrics.normalized_entropy},
-                                 {"ranking/calibration" + of, task.metrics.calibration}});
+    values.insert(values.end(),
+                  {{"ranking/auc" + of, task.metrics.auc},
+                   {"ranking/normalized_entropy" + of, task.metrics.normalized_entropy},
+                   {"ranking/calibration" + of, task.metrics.calibration}});
     if (tasks.size() > 1) values.emplace_back("ranking/log_loss" + of, task.metrics.log_loss);
     if (task.gauc) values.emplace_back("ranking/gauc" + of, *task.gauc);
   }
@@ -35,35 +37,43 @@ std::string auc_text(const std::vector<TaskRanking>& tasks) {
   std::vector<std::string> parts;
   parts.reserve(tasks.size());
   for (const TaskRanking& task : tasks)
-    parts.push_back(fmt::format("{}{:.4f}", tasks.size() > 1 ? task.name + " " : "", task.metrics.auc));
+    parts.push_back(
+        fmt::format("{}{:.4f}", tasks.size() > 1 ? task.name + " " : "", task.metrics.auc));
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 
 }  // namespace
 
-RunOutput::RunOutput(const RunFolder& folder, const RunConfig& config, int64_t first_step, int64_t total_steps,
-                     bool quiet)
+RunOutput::RunOutput(const RunFolder& folder, const RunConfig& config, int64_t first_step,
+                     int64_t total_steps, bool quiet)
     : folder_(folder),
       log_(config.log),
       unit_(config.unit()),
       first_step_(first_step),
       metrics_(folder.path() / "metrics.jsonl", first_step),
       timings_(folder.path() / "timings.jsonl", first_step),
-      progress_(first_step, total_steps, quiet ? Progress::Mode::kOff : Progress::Mode::kAutomatic) {
+      progress_(first_step, total_steps,
+                quiet ? Progress::Mode::kOff : Progress::Mode::kAutomatic) {
   if (metrics_.last_kept() < first_step) {
-    log_warning("{}/metrics.jsonl ends at step {}, the checkpoint is of step {}: the steps between are missing from it",
-                folder.path().string(), metrics_.last_kept(), first_step);
+    log_warning(
+        "{}/metrics.jsonl ends at step {}, the checkpoint is of step {}: the steps between are "
+        "missing from it",
+        folder.path().string(), metrics_.last_kept(), first_step);
   }
-  for (auto [log, file] : {std::pair{&quantization_, kQuantizationFile}, std::pair{&experts_, kExpertsFile},
-                           std::pair{&tables_, kTablesFile}, std::pair{&balance_, kBalanceFile}}) {
-    if (std::filesystem::exists(folder.path() / file)) log->emplace(folder.path() / file, first_step);
+  for (auto [log, file] :
+       {std::pair{&quantization_, kQuantizationFile}, std::pair{&experts_, kExpertsFile},
+        std::pair{&tables_, kTablesFile}, std::pair{&balance_, kBalanceFile}}) {
+    if (std::filesystem::exists(folder.path() / file))
+      log->emplace(folder.path() / file, first_step);
   }
   // A run that has nothing left to train needs no event file.
-  if (log_.tensorboard && first_step < total_steps) events_.emplace(folder.path() / "events", first_step + 1);
+  if (log_.tensorboard && first_step < total_steps)
+    events_.emplace(folder.path() / "events", first_step + 1);
 }
 
 bool RunOutput::traced(int64_t step) const {
-  return std::find(log_.trace_steps.begin(), log_.trace_steps.end(), step) != log_.trace_steps.end();
+  return std::find(log_.trace_steps.begin(), log_.trace_steps.end(), step) !=
+         log_.trace_steps.end();
 }
 
 void RunOutput::begin_step(int64_t step) {
@@ -85,10 +95,11 @@ void RunOutput::write(const StepMetrics& metrics, const StepTimings& timings) {
   if (events_) {
     const std::string rate_name = "speed/" + unit_ + "s_per_s";
     std::vector<std::pair<std::string, double>> named;
-    std::vector<std::pair<std::string_view, double>> values = {{"loss/train", metrics.loss},
-                                                               {"optimizer/lr", metrics.lr},
-                                                               {"optimizer/grad_norm", metrics.grad_norm},
-                                                               {rate_name, timings.tokens_per_s}};
+    std::vector<std::pair<std::string_view, double>> values = {
+        {"loss/train", metrics.loss},
+        {"optimizer/lr", metrics.lr},
+        {"optimizer/grad_norm", metrics.grad_norm},
+        {rate_name, timings.tokens_per_s}};
     if (metrics.validation) values.emplace_back("loss/validation", metrics.validation->loss);
     if (metrics.validation) add_rankings(metrics.validation->tasks, named);
     values.insert(values.end(), named.begin(), named.end());
@@ -115,7 +126,8 @@ void RunOutput::write_quantization(const nlohmann::ordered_json& statistics) {
   for (const auto& t : statistics.at("tensors")) {
     for (const char* what : {"underflow", "saturation", "sqnr_db"}) {
       if (t[what].is_number())
-        named.emplace_back(fmt::format("{}/{} {}", what, t["layer"].get<std::string>(), t["tensor"].get<std::string>()),
+        named.emplace_back(fmt::format("{}/{} {}", what, t["layer"].get<std::string>(),
+                                       t["tensor"].get<std::string>()),
                            t[what].get<double>());
     }
   }

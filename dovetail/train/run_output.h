@@ -13,12 +13,13 @@
 
 namespace dovetail {
 
-/// What rank 0 writes and shows while training: metrics.jsonl, timings.jsonl, quantization.jsonl, experts.jsonl,
-/// tables.jsonl, balance.jsonl, events, traces, the progress bar.
+/// What rank 0 writes and shows while training: metrics.jsonl, timings.jsonl, quantization.jsonl,
+/// experts.jsonl, tables.jsonl, balance.jsonl, events, traces, the progress bar.
 class RunOutput {
  public:
   /// Cuts the logs back to `first_step` steps and says so if metrics.jsonl does not reach that far.
-  RunOutput(const RunFolder& folder, const RunConfig& config, int64_t first_step, int64_t total_steps, bool quiet);
+  RunOutput(const RunFolder& folder, const RunConfig& config, int64_t first_step,
+            int64_t total_steps, bool quiet);
 
   void begin_step(int64_t step);  ///< starts a trace if log.trace_steps names it
   void end_step(int64_t step);    ///< writes it

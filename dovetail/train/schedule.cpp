@@ -26,9 +26,11 @@ double learning_rate(const ScheduleSection& schedule, double lr, int64_t step, i
   const double x = fraction_between(step, warmup, steps);
   if (schedule.decay == "constant") return lr;
   if (schedule.decay == "linear") return lr * (1.0 - (1.0 - low) * x);
-  if (schedule.decay == "cosine") return lr * (low + (1.0 - low) * 0.5 * (1.0 + std::cos(std::numbers::pi * x)));
+  if (schedule.decay == "cosine")
+    return lr * (low + (1.0 - low) * 0.5 * (1.0 + std::cos(std::numbers::pi * x)));
   DOVETAIL_CHECK(schedule.decay == "wsd", "schedule.decay = {}", schedule.decay);
-  const auto decay_steps = static_cast<int64_t>(std::ceil(schedule.decay_fraction * static_cast<double>(steps)));
+  const auto decay_steps =
+      static_cast<int64_t>(std::ceil(schedule.decay_fraction * static_cast<double>(steps)));
   return lr * (1.0 - (1.0 - low) * fraction_between(step, steps - decay_steps, steps));
 }
 

@@ -33,19 +33,21 @@ TrainStep::TrainStep(std::shared_ptr<GPT> model, Optimizer& optimizer, std::shar
 void TrainStep::plan_memory(PlannedStep::Options options) {
   options.replay = true;  // `now_` is read anew by operations
   plan::StepTensors tensors;
-  for (const auto& item : model_->named_parameters()) tensors.parameters.emplace_back(item.key(), item.value());
+  for (const auto& item : model_->named_parameters())
+    tensors.parameters.emplace_back(item.key(), item.value());
   tensors.state = optimizer_.state();
   tensors.state.emplace_back("judged", judged_);
-  planned_.emplace([this](const std::vector<at::Tensor>& inputs) { work(inputs.front()); }, std::move(tensors),
-                   std::move(options));
+  planned_.emplace([this](const std::vector<at::Tensor>& inputs) { work(inputs.front()); },
+                   std::move(tensors), std::move(options));
 }
 
-StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop, const StepPlace& place) {
+StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop,
+                           const StepPlace& place) {
   DOVETAIL_CHECK(tokens.size(0) > 0, "a rank without samples");
   now_ = {.lr = lr, .want_stop = want_stop, .place = place, .weight = count_targets(tokens)};
   if (planned_) {
-    planned_->run({{"tokens", tokens}},
-                  {{"first sample", place.first_sample}, {"most samples of a rank", place.most_samples}});
+    planned_->run({{"tokens", tokens}}, {{"first sample", place.first_sample},
+                                         {"most samples of a rank", place.most_samples}});
   } else {
     work(tokens);
   }
@@ -64,7 +66,8 @@ void TrainStep::work(const at::Tensor& tokens) {
     const double squares = sum_of_pieces(std::span(reads).first(reads.size() - 2));
     const at::Tensor &loss = reads[reads.size() - 2], &router = reads.back();
     now_.outcome =
-        judge(loss.item<double>(), router.defined() ? std::optional(router.item<double>()) : std::nullopt, squares);
+        judge(loss.item<double>(),
+              router.defined() ? std::optional(router.item<double>()) : std::nullopt, squares);
     return std::vector<at::Tensor>();
   });
   optimizer_.update(reducer_);
@@ -78,7 +81,8 @@ TrainStep::Gradients TrainStep::make_gradients(const at::Tensor& tokens) {
 TrainStep::Gradients TrainStep::make_gradients_by_graph(const at::Tensor& tokens) {
   const bool wanted = options_.cuda_graph && graph_failure_.empty() && now_.place.graphed;
   if (wanted && !recorded_ && --steps_before_graph_ < 0) record_graph(tokens);
-  if (!wanted || !recorded_ || tokens.sizes() != recorded_->tokens.sizes()) return make_gradients(tokens);
+  if (!wanted || !recorded_ || tokens.sizes() != recorded_->tokens.sizes())
+    return make_gradients(tokens);
   // Pinned: a copy from other memory waits for all work before it.
   recorded_->tokens.copy_(tokens.pin_memory(), /*non_blocking=*/true);
   reducer_.replace(recorded_->gradients);
@@ -91,7 +95,8 @@ void TrainStep::record_graph(const at::Tensor& tokens) {
   reducer_.begin();  // frees the gradients of the previous step, which a recording could not
   try {
     recorded.tokens = tokens.to(optimizer_.parameters().front().device());
-    recorded.graph = std::make_unique<GpuGraph>([&] { recorded.made = make_gradients(recorded.tokens); });
+    recorded.graph =
+        std::make_unique<GpuGraph>([&] { recorded.made = make_gradients(recorded.tokens); });
   } catch (const c10::Error& error) {
     graph_failure_ = error.what_without_backtrace();
     return;
@@ -109,7 +114,8 @@ TrainStep::Losses TrainStep::add_gradients(const at::Tensor& tokens) {
     to = to.defined() ? to + detached : detached;
   };
   moe::Pass pass = {.training = true, .seed = moe::StepSeed::at(&now_.place.seed)};
-  if (group_->size() > 1) pass.sum_over_ranks = [this](at::Tensor& sums) { group_->all_reduce(sums); };
+  if (group_->size() > 1)
+    pass.sum_over_ranks = [this](at::Tensor& sums) { group_->all_reduce(sums); };
   // Ranks that meet in every forward pass make as many of them, some of nothing.
   const moe::Config& moe = model_->config().moe;
   const bool meet = model_->expert_ranks() || reducer_.scatters() ||
@@ -123,7 +129,8 @@ TrainStep::Losses TrainStep::add_gradients(const at::Tensor& tokens) {
     {
       const TraceSpan span("forward");
       pass.first_token = (place.first_sample + first) * (tokens.size(1) - 1);
-      pass.most_tokens = std::min(place.most_samples - first, options_.micro_batch) * (tokens.size(1) - 1);
+      pass.most_tokens =
+          std::min(place.most_samples - first, options_.micro_batch) * (tokens.size(1) - 1);
       loss = model_->loss(tokens.narrow(0, std::min(first, samples), size), pass);
     }
     const bool reduced = reducer_.scatters() || first + options_.micro_batch >= passes_over;
@@ -138,14 +145,16 @@ TrainStep::Losses TrainStep::add_gradients(const at::Tensor& tokens) {
   return losses;
 }
 
-/// Squares of this rank's share of the gradients that several ranks hold: over all ranks they are the global norm.
+/// Squares of this rank's share of the gradients that several ranks hold: over all ranks they are
+/// the global norm.
 std::vector<at::Tensor> TrainStep::squares_of_share() const {
   std::vector<at::Tensor> share;
   if (reducer_.scatters()) {
     for (size_t b = 0; b < reducer_.buckets().size(); ++b) share.push_back(reducer_.share(b));
     return squares_of(share);
   }
-  // Holders of the same experts count alike; a rank with more experts has other indices behind them.
+  // Holders of the same experts count alike; a rank with more experts has other indices behind
+  // them.
   std::map<const Group*, int> count;
   for (size_t i = 0; i < reducer_.size(); ++i) {
     const Group& holders = reducer_.group(i);
@@ -172,13 +181,15 @@ void guard_update(StepOutcome& outcome, const UpdateNumbers& of, Optimizer& opti
   outcome.skipped = !std::isfinite(outcome.loss) || !std::isfinite(outcome.grad_norm);
   if (outcome.skipped) return optimizer.set_update(std::nullopt);
   const bool clipped = of.clip > 0 && outcome.grad_norm > of.clip;
-  optimizer.set_update(
-      Optimizer::Numbers{.lr = of.lr, .grad_scale = (clipped ? of.clip / outcome.grad_norm : 1.0) / of.weight});
+  optimizer.set_update(Optimizer::Numbers{
+      .lr = of.lr, .grad_scale = (clipped ? of.clip / outcome.grad_norm : 1.0) / of.weight});
 }
 
-StepOutcome TrainStep::judge(double loss_sum, std::optional<double> router_sum, double squares) const {
-  const std::vector<double> sums = sum_over_ranks(*group_, {loss_sum, static_cast<double>(now_.weight), squares,
-                                                            now_.want_stop ? 1.0 : 0.0, router_sum.value_or(0.0)});
+StepOutcome TrainStep::judge(double loss_sum, std::optional<double> router_sum,
+                             double squares) const {
+  const std::vector<double> sums =
+      sum_over_ranks(*group_, {loss_sum, static_cast<double>(now_.weight), squares,
+                               now_.want_stop ? 1.0 : 0.0, router_sum.value_or(0.0)});
   StepOutcome outcome = {.loss = sums[0] / sums[1],
                          .grad_norm = std::sqrt(sums[2]) / sums[1],
                          .tokens = static_cast<int64_t>(sums[1]),

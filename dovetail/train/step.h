@@ -21,9 +21,10 @@ struct StepOptions {
   int64_t bucket_bytes = 4 << 20;
   /// The ranks that hold each parameter of the optimizer; empty: all of the group.
   std::vector<std::shared_ptr<Group>> gradient_groups = {};
-  bool scatter_gradients = false;  ///< GradientReducer::Options::scatter, for an optimizer whose state is sharded
-  /// Forward and backward on a GPU are one CUDA graph from the third step on. For one rank whose steps differ in their
-  /// tokens alone; its thread has a stream of its own (`use_own_stream`).
+  bool scatter_gradients =
+      false;  ///< GradientReducer::Options::scatter, for an optimizer whose state is sharded
+  /// Forward and backward on a GPU are one CUDA graph from the third step on. For one rank whose
+  /// steps differ in their tokens alone; its thread has a stream of its own (`use_own_stream`).
   bool cuda_graph = false;
 };
 
@@ -31,8 +32,9 @@ struct StepOptions {
 struct StepPlace {
   uint64_t seed = 0;         ///< of the step, the same on all ranks
   int64_t first_sample = 0;  ///< index of the rank's first sample in the batch of all ranks
-  int64_t most_samples = 0;  ///< maximum over ranks: where micro-batches meet all make as many forward passes
-  bool graphed = true;       ///< false: this step does more than others, so no CUDA graph runs it
+  int64_t most_samples =
+      0;  ///< maximum over ranks: where micro-batches meet all make as many forward passes
+  bool graphed = true;  ///< false: this step does more than others, so no CUDA graph runs it
 };
 
 /// What all ranks agree on after a step: the same bits on each.
@@ -46,7 +48,8 @@ struct StepOutcome {
   bool stop = false;                     ///< a rank wants to stop
 };
 
-/// How long passes of a step took, one after another; in a recorded step, too, whose plan may do more or less between.
+/// How long passes of a step took, one after another; in a recorded step, too, whose plan may do
+/// more or less between.
 struct StepClock {
   double seconds = 0;
 
@@ -65,11 +68,13 @@ struct UpdateNumbers {
 /// Skips the step where loss or norm is not finite; else says what the optimizer's next update is.
 void guard_update(StepOutcome& outcome, const UpdateNumbers& of, Optimizer& optimizer);
 
-/// One optimizer step over all ranks: forward and backward of the micro-batches, reduction, guard, update.
+/// One optimizer step over all ranks: forward and backward of the micro-batches, reduction, guard,
+/// update.
 class TrainStep {
  public:
   /// `optimizer` is bound to `model` already, in its final dtype and on its device.
-  TrainStep(std::shared_ptr<GPT> model, Optimizer& optimizer, std::shared_ptr<Group> group, StepOptions options);
+  TrainStep(std::shared_ptr<GPT> model, Optimizer& optimizer, std::shared_ptr<Group> group,
+            StepOptions options);
   TrainStep(const TrainStep&) = delete;  // a recorded step refers to it
   TrainStep& operator=(const TrainStep&) = delete;
 
@@ -81,8 +86,9 @@ class TrainStep {
   /// tokens (samples of this rank, T + 1) on the CPU. All ranks together.
   StepOutcome run(const at::Tensor& tokens, double lr, bool want_stop, const StepPlace& place = {});
 
-  /// Seconds that forward and backward of the last step's micro-batches took. Waiting for other ranks' sums does not
-  /// count; waits of spread experts do, and of scattered gradients for memory. 0 on a GPU, which is done later.
+  /// Seconds that forward and backward of the last step's micro-batches took. Waiting for other
+  /// ranks' sums does not count; waits of spread experts do, and of scattered gradients for memory.
+  /// 0 on a GPU, which is done later.
   double compute_s() const { return now_.clock.seconds; }
 
   /// True once forward and backward have been recorded as a CUDA graph.
@@ -94,7 +100,8 @@ class TrainStep {
   const GradientReducer& gradients() const { return reducer_; }
 
  private:
-  /// What a step is given beside its tokens, and what it comes to: a recorded step reads and writes it anew each time.
+  /// What a step is given beside its tokens, and what it comes to: a recorded step reads and writes
+  /// it anew each time.
   struct Now {
     double lr = 0;
     bool want_stop = false;
@@ -140,7 +147,8 @@ class TrainStep {
     std::unique_ptr<GpuGraph> graph;
   };
   std::optional<Recorded> recorded_;
-  int64_t steps_before_graph_ = 2;  ///< in them libraries allocate what no graph may: handles, workspaces
+  int64_t steps_before_graph_ =
+      2;  ///< in them libraries allocate what no graph may: handles, workspaces
   std::string graph_failure_;
 };
 

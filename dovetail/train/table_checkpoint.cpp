@@ -32,20 +32,23 @@ Names names_of(const embedding::TableSpec& table) {
 
 int64_t rows_at_once(const embedding::PackSpec& spec, int64_t t) {
   const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
-  const int64_t state_bytes = embedding::state_per_row(spec, t) * static_cast<int64_t>(sizeof(float));
-  return std::max<int64_t>(1, kBlockBytes / (embedding::row_bytes(spec.row_dtype, table.dim) + state_bytes));
+  const int64_t state_bytes =
+      embedding::state_per_row(spec, t) * static_cast<int64_t>(sizeof(float));
+  return std::max<int64_t>(
+      1, kBlockBytes / (embedding::row_bytes(spec.row_dtype, table.dim) + state_bytes));
 }
 
 /// Tensors of a table with `rows` rows of it.
-std::vector<StreamedTensor> tensors_of(const embedding::PackSpec& spec, int64_t t, embedding::RowSet which,
-                                       int64_t rows) {
+std::vector<StreamedTensor> tensors_of(const embedding::PackSpec& spec, int64_t t,
+                                       embedding::RowSet which, int64_t rows) {
   const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
   const Names names = names_of(table);
   const std::string numbers = which == embedding::RowSet::kAll ? "" : names.rows;
-  std::vector<StreamedTensor> tensors = {{names.weight,
-                                          embedding::stored_type(spec.row_dtype),
-                                          {rows, embedding::stored_width(spec.row_dtype, table.dim)},
-                                          numbers}};
+  std::vector<StreamedTensor> tensors = {
+      {names.weight,
+       embedding::stored_type(spec.row_dtype),
+       {rows, embedding::stored_width(spec.row_dtype, table.dim)},
+       numbers}};
   if (const int64_t width = embedding::state_per_row(spec, t); width > 0)
     tensors.push_back({names.state, at::kFloat, {rows, width}, numbers});
   if (!numbers.empty()) tensors.push_back({numbers, at::kLong, {rows}});
@@ -57,9 +60,10 @@ void check_numbers(const at::Tensor& rows, const embedding::TableSpec& table) {
   if (rows.numel() == 0) return;
   const auto* first = rows.const_data_ptr<int64_t>();
   const auto* last = first + rows.numel() - 1;
-  user_check(
-      *first >= 0 && *last < table.rows && std::adjacent_find(first, last + 1, std::greater_equal<>()) == last + 1,
-      "the checkpoint's rows of table \"{}\" are not ascending numbers below {}", table.name, table.rows);
+  user_check(*first >= 0 && *last < table.rows &&
+                 std::adjacent_find(first, last + 1, std::greater_equal<>()) == last + 1,
+             "the checkpoint's rows of table \"{}\" are not ascending numbers below {}", table.name,
+             table.rows);
 }
 
 /// Throws UserError unless the checkpoint has the rows and the state of these tables and no others.
@@ -72,7 +76,8 @@ void check_tables(const embedding::PackSpec& spec, const StoredCheckpoint& from)
     const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
     if (table.hashed) {
       for (const std::string& name : hashed_tensors(spec, t))
-        user_check(others.erase(name) > 0, "the checkpoint lacks the tensor \"{}\" of this model", name);
+        user_check(others.erase(name) > 0, "the checkpoint lacks the tensor \"{}\" of this model",
+                   name);
       continue;
     }
     const StoredCheckpoint::Link& full = from.links().front();
@@ -86,27 +91,31 @@ void check_tables(const embedding::PackSpec& spec, const StoredCheckpoint& from)
       const std::vector<int64_t> shape = files.at(tensor.name)->shape(tensor.name);
       const at::ScalarType dtype = files.at(tensor.name)->dtype(tensor.name);
       user_check(shape == tensor.shape && dtype == tensor.dtype,
-                 "the checkpoint's \"{}\" is ({}) {}, but the table is ({}) {}, as embedding.row_dtype = \"{}\" has it",
-                 tensor.name, fmt::join(shape, ", "), c10::toString(dtype), fmt::join(tensor.shape, ", "),
-                 c10::toString(tensor.dtype), embedding::name(spec.row_dtype));
+                 "the checkpoint's \"{}\" is ({}) {}, but the table is ({}) {}, as "
+                 "embedding.row_dtype = \"{}\" has it",
+                 tensor.name, fmt::join(shape, ", "), c10::toString(dtype),
+                 fmt::join(tensor.shape, ", "), c10::toString(tensor.dtype),
+                 embedding::name(spec.row_dtype));
     }
   }
   if (!others.empty())
-    throw UserError(fmt::format("the checkpoint's \"{}\" is not a table of this model", *others.begin()));
+    throw UserError(
+        fmt::format("the checkpoint's \"{}\" is not a table of this model", *others.begin()));
 }
 
-/// Rows [first, first + count) of what a link holds of a table. Throws UserError for numbers that the table does not
-/// have.
-embedding::TableRows read_block(const StoredCheckpoint::Link& link, const embedding::TableSpec& table, int64_t first,
-                                int64_t count) {
+/// Rows [first, first + count) of what a link holds of a table. Throws UserError for numbers that
+/// the table does not have.
+embedding::TableRows read_block(const StoredCheckpoint::Link& link,
+                                const embedding::TableSpec& table, int64_t first, int64_t count) {
   const Names names = names_of(table);
   const auto read = [&](const std::string& name) {
     const auto file = link.files.find(name);
     return file == link.files.end() ? at::Tensor() : file->second->read_rows(name, first, count);
   };
   const bool whole = !link.rows_of.contains(names.weight);
-  embedding::TableRows found = {.rows = whole ? at::arange(first, first + count, at::kLong) : read(names.rows),
-                                .contents = {.weight = read(names.weight), .state = read(names.state)}};
+  embedding::TableRows found = {
+      .rows = whole ? at::arange(first, first + count, at::kLong) : read(names.rows),
+      .contents = {.weight = read(names.weight), .state = read(names.state)}};
   check_numbers(found.rows, table);
   return found;
 }
@@ -129,12 +138,14 @@ nlohmann::json rows_in(const embedding::PackSpec& spec, const StoredCheckpoint& 
 
 bool is_of_table(const std::string& tensor) { return tensor.starts_with(kTables); }
 
-void save_tables(const embedding::DistributedTables& tables, CheckpointKind kind, StreamedTensors* to) {
+void save_tables(const embedding::DistributedTables& tables, CheckpointKind kind,
+                 StreamedTensors* to) {
   const embedding::PackSpec& spec = tables.spec();
   for (int64_t t = 0; t < std::ssize(spec.tables); ++t) {
     const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
     if (table.hashed) continue;
-    auto which = kind == CheckpointKind::kFull ? embedding::RowSet::kUpdated : embedding::RowSet::kChanged;
+    auto which =
+        kind == CheckpointKind::kFull ? embedding::RowSet::kUpdated : embedding::RowSet::kChanged;
     int64_t rows = tables.num_rows(t, which);
     if (which == embedding::RowSet::kUpdated && 2 * rows >= table.rows) {
       which = embedding::RowSet::kAll;
@@ -143,7 +154,8 @@ void save_tables(const embedding::DistributedTables& tables, CheckpointKind kind
     if (to != nullptr) to->begin(tensors_of(spec, t, which, rows));
     const int64_t block = rows_at_once(spec, t);
     for (int64_t first = 0; first < table.rows; first += block) {
-      const embedding::TableRows found = tables.read_rows(t, first, std::min(block, table.rows - first), which);
+      const embedding::TableRows found =
+          tables.read_rows(t, first, std::min(block, table.rows - first), which);
       if (to == nullptr) continue;
       std::vector<at::Tensor> tensors = {found.contents.weight};
       if (found.contents.state.defined()) tensors.push_back(found.contents.state);
@@ -160,9 +172,11 @@ void add_initial_rows(const embedding::PackSpec& spec, std::map<std::string, at:
     if (numbers.empty()) continue;
     const at::Tensor rows = std::move(numbers.mapped());
     check_numbers(rows, table);
-    const std::vector<int64_t> shape = {rows.numel(), embedding::stored_width(spec.row_dtype, table.dim)};
-    user_check(tensors.at(names.weight).sizes() == shape, "the checkpoint's \"{}\" is ({}), but the table is ({})",
-               names.weight, fmt::join(tensors.at(names.weight).sizes(), ", "), fmt::join(shape, ", "));
+    const std::vector<int64_t> shape = {rows.numel(),
+                                        embedding::stored_width(spec.row_dtype, table.dim)};
+    user_check(tensors.at(names.weight).sizes() == shape,
+               "the checkpoint's \"{}\" is ({}), but the table is ({})", names.weight,
+               fmt::join(tensors.at(names.weight).sizes(), ", "), fmt::join(shape, ", "));
     const embedding::InitialRows initial = embedding::initial_rows(spec.seed, table);
     const int64_t bytes = embedding::row_bytes(spec.row_dtype, table.dim);
     at::Tensor weight = at::empty({table.rows, embedding::stored_width(spec.row_dtype, table.dim)},
@@ -172,7 +186,8 @@ void add_initial_rows(const embedding::PackSpec& spec, std::map<std::string, at:
       initial.store(spec.row_dtype, static_cast<uint64_t>(row), first + row * bytes);
     tensors[names.weight] = weight.index_copy_(0, rows, tensors.at(names.weight));
     if (const auto state = tensors.find(names.state); state != tensors.end())
-      state->second = at::zeros({table.rows, state->second.size(1)}).index_copy_(0, rows, state->second);
+      state->second =
+          at::zeros({table.rows, state->second.size(1)}).index_copy_(0, rows, state->second);
   }
 }
 
@@ -191,7 +206,8 @@ void load_tables(embedding::DistributedTables& tables, const StoredCheckpoint* f
       for (int64_t first = 0; first < rows; first += block) {
         embedding::TableRows found;
         if (from != nullptr)
-          found = read_block(from->links()[link], spec.tables[t], first, std::min(block, rows - first));
+          found =
+              read_block(from->links()[link], spec.tables[t], first, std::min(block, rows - first));
         tables.write_rows(static_cast<int64_t>(t), found);
       }
     }

@@ -26,7 +26,8 @@ constexpr std::array<uint32_t, 256> crc32c_table() {
   return table;
 }
 
-/// TFRecord stores checksums rotated and offset, so that the checksum of data with a checksum in it stays meaningful.
+/// TFRecord stores checksums rotated and offset, so that the checksum of data with a checksum in it
+/// stays meaningful.
 uint32_t masked_crc(std::string_view data) { return std::rotr(crc32c(data), 15) + 0xa282ead8u; }
 
 /// Little-endian bytes of a fixed-width value; protobuf and TFRecord both want them so.
@@ -38,13 +39,15 @@ void append_fixed(std::string& out, T value) {
   out.append(bytes, sizeof(T));
 }
 
-// Protobuf's wire format: a key (field number, wire type), then a varint (0), eight bytes (1), a length and bytes (2)
-// or four bytes (5).
+// Protobuf's wire format: a key (field number, wire type), then a varint (0), eight bytes (1), a
+// length and bytes (2) or four bytes (5).
 void append_varint(std::string& out, uint64_t value) {
   for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>(value | 0x80));
   out.push_back(static_cast<char>(value));
 }
-void append_key(std::string& out, uint32_t field, uint32_t wire_type) { append_varint(out, field << 3 | wire_type); }
+void append_key(std::string& out, uint32_t field, uint32_t wire_type) {
+  append_varint(out, field << 3 | wire_type);
+}
 void append_integer(std::string& out, uint32_t field, int64_t value) {
   append_key(out, field, 0);
   append_varint(out, static_cast<uint64_t>(value));
@@ -64,7 +67,8 @@ void append_float(std::string& out, uint32_t field, float value) {
 }
 
 // Field numbers of event.proto and summary.proto.
-constexpr uint32_t kEventWallTime = 1, kEventStep = 2, kEventFileVersion = 3, kEventSummary = 5, kEventSessionLog = 7;
+constexpr uint32_t kEventWallTime = 1, kEventStep = 2, kEventFileVersion = 3, kEventSummary = 5,
+                   kEventSessionLog = 7;
 constexpr uint32_t kSummaryValue = 1, kValueTag = 1, kValueSimple = 2;
 constexpr uint32_t kSessionStatus = 1, kSessionStart = 1;
 
@@ -73,7 +77,8 @@ std::string event_file_name() {
   char host[256] = "localhost";
   ::gethostname(host, sizeof(host) - 1);
   return fmt::format("events.out.tfevents.{:010d}.{}.{}.{}",
-                     std::chrono::duration_cast<std::chrono::seconds>(now).count(), host, ::getpid(),
+                     std::chrono::duration_cast<std::chrono::seconds>(now).count(), host,
+                     ::getpid(),
                      std::chrono::duration_cast<std::chrono::microseconds>(now).count() % 1000000);
 }
 
@@ -102,7 +107,8 @@ EventWriter::EventWriter(const std::filesystem::path& folder, int64_t first_step
 
 EventWriter::~EventWriter() { ::close(fd_); }
 
-void EventWriter::scalars(int64_t step, const std::vector<std::pair<std::string_view, double>>& values) {
+void EventWriter::scalars(int64_t step,
+                          const std::vector<std::pair<std::string_view, double>>& values) {
   std::string summary;
   for (const auto& [tag, number] : values) {
     std::string value;
@@ -117,7 +123,8 @@ void EventWriter::scalars(int64_t step, const std::vector<std::pair<std::string_
 
 void EventWriter::write_event(int64_t step, std::string_view what) {
   std::string event;
-  const auto now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch());
+  const auto now =
+      std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch());
   append_double(event, kEventWallTime, now.count());
   append_integer(event, kEventStep, step);
   event.append(what);

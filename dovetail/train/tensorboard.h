@@ -8,11 +8,12 @@
 
 namespace dovetail {
 
-/// Scalars for TensorBoard: an event file, which is TFRecord framing (length and data, each with a masked CRC-32C)
-/// around protobuf `Event` messages (tensorflow/core/util/event.proto, version "brain.Event:2").
+/// Scalars for TensorBoard: an event file, which is TFRecord framing (length and data, each with a
+/// masked CRC-32C) around protobuf `Event` messages (tensorflow/core/util/event.proto, version
+/// "brain.Event:2").
 ///
-/// Each process writes a file of its own. It begins with a session start at `first_step`, on which TensorBoard drops
-/// what an earlier process of the run wrote at that step or later.
+/// Each process writes a file of its own. It begins with a session start at `first_step`, on which
+/// TensorBoard drops what an earlier process of the run wrote at that step or later.
 class EventWriter {
  public:
   /// Makes `folder` if need be. Throws UserError if the file cannot be written.

@@ -46,8 +46,8 @@ std::vector<std::string> command_line() {
   return words;
 }
 
-/// The most memory that training has held at a time: on a CPU resident bytes above what the process had before, on a
-/// GPU what its allocator gave out.
+/// The most memory that training has held at a time: on a CPU resident bytes above what the process
+/// had before, on a GPU what its allocator gave out.
 class PeakMemory {
  public:
   explicit PeakMemory(at::Device device) : on_gpu_(device.is_cuda()) {
@@ -70,8 +70,8 @@ class PeakMemory {
 };
 
 /// machine.json (docs/training.md).
-nlohmann::ordered_json machine_record(const ResolvedRun& run, const TrainingLoop& training, int ranks,
-                                      uint64_t peak_bytes, bool finished) {
+nlohmann::ordered_json machine_record(const ResolvedRun& run, const TrainingLoop& training,
+                                      int ranks, uint64_t peak_bytes, bool finished) {
   return {{"version", DOVETAIL_VERSION},
           {"command_line", command_line()},
           {"machine", machine_json()},
@@ -80,7 +80,9 @@ nlohmann::ordered_json machine_record(const ResolvedRun& run, const TrainingLoop
           {"threads", run.threads},
           {"device", run.device.str()},
           {"precision",
-           {{"recipe", run.precision.recipe}, {"compute", run.precision.name}, {"reason", run.precision.reason}}},
+           {{"recipe", run.precision.recipe},
+            {"compute", run.precision.name},
+            {"reason", run.precision.reason}}},
           {"parameters", run.size.parameters},
           {"flops_per_token", run.size.flops_per_token},
           {"tokens_of_an_expert", tokens_of_an_expert(run.config, run.micro_batch)},
@@ -111,24 +113,28 @@ void say_how_full_experts_are(const ResolvedRun& run) {
   const double tokens = tokens_of_an_expert(run.config, run.micro_batch);
   if (tokens == 0 || run.precision.peak_flops == 0 || !run.device.is_cpu()) return;
   const int64_t element = run.precision.compute == at::kBFloat16 ? 2 : 4;
-  const int64_t bytes = model.moe.experts / run.config.parallel.expert * model.width * model.moe.ffn_width *
-                        (up_width(model.activation, 1) + 1) * element;
+  const int64_t bytes = model.moe.experts / run.config.parallel.expert * model.width *
+                        model.moe.ffn_width * (up_width(model.activation, 1) + 1) * element;
   if (bytes <= std::max<int64_t>(kUsualCache, sysconf(_SC_LEVEL3_CACHE_SIZE))) return;
-  const double least = tokens_that_hide_weights(run.precision.peak_flops, measure_copy_bandwidth(), element);
+  const double least =
+      tokens_that_hide_weights(run.precision.peak_flops, measure_copy_bandwidth(), element);
   if (tokens >= least) return;
   log_warning(
-      "experts get {:.0f} tokens each at a time if the load is even; below about {:.0f} their products wait for "
-      "weights from memory on this machine: raise train.micro_batch, or have fewer or narrower experts",
+      "experts get {:.0f} tokens each at a time if the load is even; below about {:.0f} their "
+      "products wait for "
+      "weights from memory on this machine: raise train.micro_batch, or have fewer or narrower "
+      "experts",
       tokens, least);
 }
 
 /// Names what keeps run.device = "auto" from a GPU that is there.
 void say_why_not_the_gpu(const ResolvedRun& run, int ranks) {
-  if (run.config.run.device != "auto" || run.device.is_cuda() || count_gpu_device_files() == 0) return;
+  if (run.config.run.device != "auto" || run.device.is_cuda() || count_gpu_device_files() == 0)
+    return;
   const char* reason = run.config.model.moe.experts > 0 ? "experts run on the CPU only (model.moe)"
                        : run.config.recommends()        ? "recommenders run on the CPU only"
                        : ranks > 1                      ? "its ranks are more than its GPUs"
-                                                        : "it cannot be used; `dovetail doctor` says why";
+                                   : "it cannot be used; `dovetail doctor` says why";
   log_info("device: cpu, although this machine has a GPU: {}", reason);
 }
 
@@ -137,7 +143,8 @@ void say_what_is_trained(const ResolvedRun& run, int ranks) {
   say_how_full_experts_are(run);
   warn_of_later_tokens(run.config.model);
   say_why_not_the_gpu(run, ranks);
-  if (const std::string unread = unread_ffn_width(run.config.model); !run.config.recommends() && !unread.empty())
+  if (const std::string unread = unread_ffn_width(run.config.model);
+      !run.config.recommends() && !unread.empty())
     log_warning("{}", unread);
   if (const std::string keys = keys_of_several_ranks(run.config); ranks == 1 && !keys.empty())
     log_warning("{}: about what ranks exchange, so without effect on one rank", keys);
@@ -150,7 +157,8 @@ void say_what_is_trained(const ResolvedRun& run, int ranks) {
   }
 }
 
-/// Rank 0 opens the run's folder and reads its newest good checkpoint, if any; all ranks learn its step and state.
+/// Rank 0 opens the run's folder and reads its newest good checkpoint, if any; all ranks learn its
+/// step and state.
 struct StartingPoint {
   std::unique_ptr<RunFolder> folder;           ///< rank 0
   std::optional<StoredCheckpoint> checkpoint;  ///< rank 0
@@ -169,7 +177,8 @@ StartingPoint open_run(const ResolvedRun& run, Group& group, const TrainOptions&
     start.checkpoint = latest_checkpoint(start.folder->checkpoints());
     if (!start.checkpoint) return;
     found = {{"step", start.checkpoint->step()}, {"state", start.checkpoint->state()}};
-    for (const std::string& warning : check_same_run(found["state"], run, found["step"], group.size())) {
+    for (const std::string& warning :
+         check_same_run(found["state"], run, found["step"], group.size())) {
       log_warning("{}", warning);
     }
   });
@@ -182,7 +191,8 @@ StartingPoint open_run(const ResolvedRun& run, Group& group, const TrainOptions&
   return start;
 }
 
-std::unique_ptr<TrainingLoop> make_training(const ResolvedRun& run, const std::shared_ptr<Group>& group, bool quiet,
+std::unique_ptr<TrainingLoop> make_training(const ResolvedRun& run,
+                                            const std::shared_ptr<Group>& group, bool quiet,
                                             const StartingPoint& start) {
   RunFolder* folder = start.folder.get();
   if (run.config.recommends())
@@ -207,7 +217,8 @@ TrainResult result_of(const TrainingLoop& training) {
 
 }  // namespace
 
-TrainResult train(const RunConfig& config, std::shared_ptr<Group> group, const TrainOptions& options) {
+TrainResult train(const RunConfig& config, std::shared_ptr<Group> group,
+                  const TrainOptions& options) {
   const bool speaks = group->rank() == 0 && !options.quiet;
   ResolvedRun run = resolve_run(config, *group, options);
   if (options.dry_run) {
@@ -226,7 +237,8 @@ TrainResult train(const RunConfig& config, std::shared_ptr<Group> group, const T
   const std::unique_ptr<TrainingLoop> training = make_training(run, group, options.quiet, start);
   start.checkpoint.reset();
   const auto write_machine = [&](bool finished) {
-    folder->write_json("machine.json", machine_record(run, *training, group->size(), peak.bytes(), finished));
+    folder->write_json("machine.json",
+                       machine_record(run, *training, group->size(), peak.bytes(), finished));
   };
   on_rank_zero(*group, "writing the run's config", [&] {
     folder->write_config(run.config);

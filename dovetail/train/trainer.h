@@ -11,24 +11,28 @@ namespace dovetail {
 
 struct TrainOptions {
   bool dry_run = false;  ///< print sizes and stop (meta device)
-  bool resume = true;  ///< go on from the newest good checkpoint of the run's folder; false: remove them and start over
+  bool resume = true;  ///< go on from the newest good checkpoint of the run's folder; false: remove
+                       ///< them and start over
   bool quiet = false;  ///< no progress and no summary; warnings stay
 };
 
 struct TrainResult {
   int64_t steps = 0;
-  double loss = 0;                                 ///< nats per token, or per sample, of the last step
-  std::optional<double> validation_loss;           ///< nats per token or per sample, if any are held out
+  double loss = 0;                        ///< nats per token, or per sample, of the last step
+  std::optional<double> validation_loss;  ///< nats per token or per sample, if any are held out
   std::optional<double> validation_nats_per_byte;  ///< for text
-  bool interrupted = false;                        ///< SIGINT, SIGTERM or the time limit: saved and stopped early
+  bool interrupted = false;  ///< SIGINT, SIGTERM or the time limit: saved and stopped early
 };
 
-/// The main job: from config to a trained model in the run's folder (docs/training.md says what lies there).
+/// The main job: from config to a trained model in the run's folder (docs/training.md says what
+/// lies there).
 ///
-/// All ranks of `group` together, with the same config. Throws UserError for what the user can mend (before training
-/// begins, except for a full disk), CommError when another rank is gone, std::runtime_error after
-/// train.max_skipped_steps non-finite steps in a row. Sets the number of threads of the calling thread.
-TrainResult train(const RunConfig& config, std::shared_ptr<Group> group, const TrainOptions& options);
+/// All ranks of `group` together, with the same config. Throws UserError for what the user can mend
+/// (before training begins, except for a full disk), CommError when another rank is gone,
+/// std::runtime_error after train.max_skipped_steps non-finite steps in a row. Sets the number of
+/// threads of the calling thread.
+TrainResult train(const RunConfig& config, std::shared_ptr<Group> group,
+                  const TrainOptions& options);
 
 /// Asks a running `train` to finish its step, save and return; async-signal-safe.
 void request_stop();

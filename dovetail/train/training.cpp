@@ -23,7 +23,8 @@ namespace dovetail {
 namespace {
 
 /// Why forward and backward of the run cannot be one CUDA graph; empty if they can.
-std::string cuda_graph_obstacle(const ResolvedRun& run, const Group& group, const Quantization& quantization) {
+std::string cuda_graph_obstacle(const ResolvedRun& run, const Group& group,
+                                const Quantization& quantization) {
   if (!run.device.is_cuda()) return "the run is on the CPU";
   if (cuda_kernels() == nullptr) return "this build has no kernels for the GPU";
   if (group.size() > 1) return "ranks exchange gradients while backward runs";
@@ -31,7 +32,8 @@ std::string cuda_graph_obstacle(const ResolvedRun& run, const Group& group, cons
   for (const auto& layer : quantization.layers()) {
     const mx::LinearRecipe& recipe = layer->quantized()->recipe();
     for (const mx::Operand operand : mx::kOperands) {
-      if (recipe.of(operand).history > 0) return "delayed scaling changes the scales from step to step";
+      if (recipe.of(operand).history > 0)
+        return "delayed scaling changes the scales from step to step";
       if (recipe.of(operand).rounding == mx::Rounding::kStochastic)
         return "stochastic rounding changes its seed from step to step";
     }
@@ -41,20 +43,23 @@ std::string cuda_graph_obstacle(const ResolvedRun& run, const Group& group, cons
 
 }  // namespace
 
-Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFolder* folder, bool quiet, RunState state,
-                   const std::map<std::string, at::Tensor>& tensors)
+Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFolder* folder,
+                   bool quiet, RunState state, const std::map<std::string, at::Tensor>& tensors)
     : TrainingLoop(run, std::move(group), std::move(state)), parallel_(run.config, group_) {
   const RunConfig& config = run_.config;
-  // One rank's whole training runs on this stream, which a graph can record. Several ranks keep the default stream,
-  // which their communication threads share.
-  if (run_.device.is_cuda() && group_->size() == 1 && config.run.cuda_graph != "off") use_own_stream();
+  // One rank's whole training runs on this stream, which a graph can record. Several ranks keep the
+  // default stream, which their communication threads share.
+  if (run_.device.is_cuda() && group_->size() == 1 && config.run.cuda_graph != "off")
+    use_own_stream();
   const uint64_t idle_bytes = resident_bytes();
   std::shared_ptr<plan::PagedAllocations> paged = paged_until_there_is_a_plan(config.memory);
   model_ = std::make_shared<GPT>(config.model, c10::kCPU, parallel_.ranks());
   model_->checkpoint_activations = config.train.checkpoint_activations;
-  if (!resumed()) initialize(*model_, static_cast<uint64_t>(config.run.seed), config.train.init_noise);
+  if (!resumed())
+    initialize(*model_, static_cast<uint64_t>(config.run.seed), config.train.init_noise);
   OptimizerSharding sharding;
-  if (config.parallel.shards()) sharding = {.group = group_, .bucket_bytes = config.train.bucket_bytes};
+  if (config.parallel.shards())
+    sharding = {.group = group_, .bucket_bytes = config.train.bucket_bytes};
   optimizer_.emplace(*model_, config.optimizer, std::move(sharding));
   model_->set_compute_dtype(run_.precision.compute);
   model_->to(run_.device);
@@ -62,12 +67,13 @@ Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFold
   optimizer_->bind(*model_);
   expert_load_.emplace(*model_);
   router_bias_.emplace(*model_);
-  plans_.emplace(*model_, config, run_.micro_batch * config.model.context, run_.precision.compute, parallel_, *group_);
+  plans_.emplace(*model_, config, run_.micro_batch * config.model.context, run_.precision.compute,
+                 parallel_, *group_);
   if (folder != nullptr && !quiet && !plans_->choice().empty()) log_info("{}", plans_->choice());
   if (resumed()) restore_from(tensors);
   const std::string no_graph = cuda_graph_obstacle(run_, *group_, *quantization_);
-  user_check(config.run.cuda_graph != "on" || no_graph.empty(), "run.cuda_graph = \"on\", but {}; use \"auto\"",
-             no_graph);
+  user_check(config.run.cuda_graph != "on" || no_graph.empty(),
+             "run.cuda_graph = \"on\", but {}; use \"auto\"", no_graph);
   step_.emplace(model_, *optimizer_, group_,
                 StepOptions{.micro_batch = run_.micro_batch,
                             .clip = config.train.clip,
@@ -106,7 +112,8 @@ void Training::restore_from(const std::map<std::string, at::Tensor>& tensors) {
 void Training::finish(const RunFolder& folder, bool quiet) {
   // A model whose experts are spread would need all ranks; its checkpoint is whole.
   std::shared_ptr<GPT> whole = model_;
-  if (model_->expert_ranks() && !config().log.sample_prompts.empty()) whole = load_model(folder.path()).model;
+  if (model_->expert_ranks() && !config().log.sample_prompts.empty())
+    whole = load_model(folder.path()).model;
   auto samples = nlohmann::ordered_json::array();
   for (const Sample& sample : continue_prompts(*whole, store().tokenizer(), config())) {
     samples.push_back({{"prompt", sample.prompt}, {"continuation", sample.continuation}});
@@ -121,8 +128,10 @@ StepOutcome Training::train_step(int64_t number, double lr, bool want_stop, Step
   loader_->set_part(range.begin, range.end);
   const at::Tensor tokens = loader_->step(number - 1);
   timings.data_ms = 1e3 * (now_seconds() - begin_s);
-  const uint64_t seed = mix_seed(static_cast<uint64_t>(config().run.seed), static_cast<uint64_t>(number));
-  quantization_->begin_step(mix_seed(seed, static_cast<uint64_t>(group_->rank())), quantization_report_due(number));
+  const uint64_t seed =
+      mix_seed(static_cast<uint64_t>(config().run.seed), static_cast<uint64_t>(number));
+  quantization_->begin_step(mix_seed(seed, static_cast<uint64_t>(group_->rank())),
+                            quantization_report_due(number));
   expert_load_->begin_step();
   const StepOutcome outcome = step_->run(tokens, lr, want_stop,
                                          {.seed = seed,
@@ -135,8 +144,8 @@ StepOutcome Training::train_step(int64_t number, double lr, bool want_stop, Step
   }
   timings.communication_ms = 1e3 * step_->gradients().exposed_s();
   timings.compute_ms = 1e3 * step_->compute_s();
-  balance((range.size() + run_.micro_batch - 1) / run_.micro_batch, step_->compute_s(), step_->memory_plan(),
-          number + 1);
+  balance((range.size() + run_.micro_batch - 1) / run_.micro_batch, step_->compute_s(),
+          step_->memory_plan(), number + 1);
   return outcome;
 }
 
@@ -172,14 +181,16 @@ std::optional<Validation> Training::evaluate() {
 
 bool Training::quantization_report_due(int64_t step) const {
   const int64_t every = config().log.quantization_every;
-  const bool here = group_->rank() == 0 || parallel_.ranks();  // others' experts are theirs to count
+  const bool here =
+      group_->rank() == 0 || parallel_.ranks();  // others' experts are theirs to count
   if (!here || every == 0 || quantization_->layers().empty()) return false;
   return step % every == 0 || step >= config().train.steps;
 }
 
 void Training::report_quantization() {
   if (!quantization_report_due(state_.step)) return;
-  const nlohmann::ordered_json statistics = parallel_.joined(quantization_->statistics(state_.step));
+  const nlohmann::ordered_json statistics =
+      parallel_.joined(quantization_->statistics(state_.step));
   if (output() == nullptr) return;
   output()->write_quantization(statistics);
   for (const std::string& line : quantization_->warnings(statistics)) output()->warn(line);

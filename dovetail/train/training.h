@@ -21,9 +21,10 @@ namespace dovetail {
 /// A run with its GPT, optimizer and data in memory.
 class Training : public TrainingLoop {
  public:
-  /// `tensors` (rank 0's; may be empty: a new run) are restored. `folder` is null on other ranks than 0.
-  Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFolder* folder, bool quiet, RunState state,
-           const std::map<std::string, at::Tensor>& tensors);
+  /// `tensors` (rank 0's; may be empty: a new run) are restored. `folder` is null on other ranks
+  /// than 0.
+  Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFolder* folder, bool quiet,
+           RunState state, const std::map<std::string, at::Tensor>& tensors);
 
   std::string data_summary() const override { return loader_->summary(); }
   /// Continues log.sample_prompts.

@@ -15,7 +15,8 @@ ResolvedRun resolve_trial(const RunConfig& config, Group& group) {
   return run;
 }
 
-TrialStep::TrialStep(const ResolvedRun& run, std::shared_ptr<Group> group, int64_t samples, int64_t micro_batch)
+TrialStep::TrialStep(const ResolvedRun& run, std::shared_ptr<Group> group, int64_t samples,
+                     int64_t micro_batch)
     : run_(run), model_(std::make_shared<GPT>(run.config.model)) {
   const RunConfig& config = run.config;
   initialize(*model_, static_cast<uint64_t>(config.run.seed), config.train.init_noise);
@@ -23,9 +24,10 @@ TrialStep::TrialStep(const ResolvedRun& run, std::shared_ptr<Group> group, int64
   model_->set_compute_dtype(run.precision.compute);
   quantization_.emplace(*model_, config.precision, run.precision.name);
   optimizer_->bind(*model_);
-  step_.emplace(
-      model_, *optimizer_, std::move(group),
-      StepOptions{.micro_batch = micro_batch, .clip = config.train.clip, .bucket_bytes = config.train.bucket_bytes});
+  step_.emplace(model_, *optimizer_, std::move(group),
+                StepOptions{.micro_batch = micro_batch,
+                            .clip = config.train.clip,
+                            .bucket_bytes = config.train.bucket_bytes});
   auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(config.run.seed));
   tokens_ = at::randint(config.model.vocab_size, {samples, config.model.context + 1}, generator,
                         at::TensorOptions().dtype(at::kLong));
@@ -34,7 +36,8 @@ TrialStep::TrialStep(const ResolvedRun& run, std::shared_ptr<Group> group, int64
 double TrialStep::run() {
   const double begin_s = now_seconds();
   quantization_->begin_step(static_cast<uint64_t>(run_.config.run.seed), /*count=*/false);
-  step_->run(tokens_, run_.config.optimizer.lr, /*want_stop=*/false, {.most_samples = tokens_.size(0)});
+  step_->run(tokens_, run_.config.optimizer.lr, /*want_stop=*/false,
+             {.most_samples = tokens_.size(0)});
   return now_seconds() - begin_s;
 }
 

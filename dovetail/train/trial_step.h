@@ -11,15 +11,16 @@
 
 namespace dovetail {
 
-/// The run of a config as far as its step's size goes, for a look at it: data that is not prepared stays so, and
-/// nothing is written. UserError as `train`.
+/// The run of a config as far as its step's size goes, for a look at it: data that is not prepared
+/// stays so, and nothing is written. UserError as `train`.
 ResolvedRun resolve_trial(const RunConfig& config, Group& group);
 
 /// The training steps of a GPT's run, on random tokens in place of its data, apart from its folder.
 class TrialStep {
  public:
   /// `samples` of this rank a step, `micro_batch` of them at once.
-  TrialStep(const ResolvedRun& run, std::shared_ptr<Group> group, int64_t samples, int64_t micro_batch);
+  TrialStep(const ResolvedRun& run, std::shared_ptr<Group> group, int64_t samples,
+            int64_t micro_batch);
 
   /// Takes a step; its seconds.
   double run();

@@ -28,8 +28,9 @@ constexpr std::string_view kOfGpt[] = {"/model/",
                                        "/log/quantization_every",
                                        "/log/experts_every",
                                        "/log/sample_"};
-constexpr std::string_view kOfRecommender[] = {
-    "/recommender/", "/rows/", "/embedding/", "/eval/max_rows", "/log/tables_every", "/checkpoint/full_every"};
+constexpr std::string_view kOfRecommender[] = {"/recommender/",     "/rows/",
+                                               "/embedding/",       "/eval/max_rows",
+                                               "/log/tables_every", "/checkpoint/full_every"};
 
 void check_unread(bool given, std::string_view key, const std::string& beside) {
   user_check(!given, "{} does nothing with {}; leave it out", key, beside);
@@ -39,13 +40,14 @@ void check_logs(const RunConfig& config) {
   const LogSection none, &log = config.log;
   const auto given = [](int64_t every, int64_t usual) { return every != usual && every != 0; };
   const bool hashed = std::ranges::any_of(config.rows.sparse, &SparseConfig::hashed);
-  check_unread(given(log.experts_every, none.experts_every) && config.model.moe.experts == 0, "log.experts_every",
-               "model.moe.experts = 0");
+  check_unread(given(log.experts_every, none.experts_every) && config.model.moe.experts == 0,
+               "log.experts_every", "model.moe.experts = 0");
   check_unread(given(log.tables_every, none.tables_every) && !hashed, "log.tables_every",
                "num_rows in each feature of rows.sparse, whose tables admit all ids");
-  check_unread(given(log.quantization_every, none.quantization_every) && !quantizes(config.precision),
-               "log.quantization_every",
-               fmt::format("precision.recipe = \"{}\", which quantizes nothing", config.precision.recipe));
+  check_unread(
+      given(log.quantization_every, none.quantization_every) && !quantizes(config.precision),
+      "log.quantization_every",
+      fmt::format("precision.recipe = \"{}\", which quantizes nothing", config.precision.recipe));
 }
 
 /// Evaluations while training, whose number of tokens or rows is limited.
@@ -53,8 +55,10 @@ void check_evaluations(const RunConfig& config) {
   const EvalSection none, &eval = config.eval;
   const bool by_day = config.recommends() && config.rows.by_day();
   const std::string at_the_end = "eval.every_steps = 0: the evaluation at the end reads all";
-  check_unread(eval.every_steps == 0 && eval.max_tokens != none.max_tokens, "eval.max_tokens", at_the_end);
-  check_unread(eval.every_steps == 0 && !by_day && eval.max_rows != none.max_rows, "eval.max_rows", at_the_end);
+  check_unread(eval.every_steps == 0 && eval.max_tokens != none.max_tokens, "eval.max_tokens",
+               at_the_end);
+  check_unread(eval.every_steps == 0 && !by_day && eval.max_rows != none.max_rows, "eval.max_rows",
+               at_the_end);
   const bool text = !config.data.text.empty() || !config.data.file_list.empty();
   if (config.recommends() && !by_day && config.rows.validation_fraction == 0)
     check_nothing_held_out(eval, "rows.validation_fraction = 0");
@@ -73,7 +77,9 @@ bool pools(const RunConfig& config) {
 
 void check_sections(const RunConfig& given) {
   RunConfig config = given, untouched;
-  const auto flat = [](RunConfig& c) { return config_to_json([&](Section& s) { c.describe(s); }).flatten(); };
+  const auto flat = [](RunConfig& c) {
+    return config_to_json([&](Section& s) { c.describe(s); }).flatten();
+  };
   const bool recommends = config.recommends();
   check_unread(recommends && config.model.preset != untouched.model.preset, "model.preset",
                fmt::format("recommender.model = \"{}\"", config.recommender.model));
@@ -82,26 +88,32 @@ void check_sections(const RunConfig& given) {
   const nlohmann::json none = flat(untouched), all = flat(config);
   for (const auto& [pointer, value] : all.items()) {
     const std::string_view key = pointer;
-    const bool foreign = std::ranges::any_of(others, [&](std::string_view prefix) { return key.starts_with(prefix); });
+    const bool foreign = std::ranges::any_of(
+        others, [&](std::string_view prefix) { return key.starts_with(prefix); });
     if (!foreign || (none.contains(pointer) && none[pointer] == value)) continue;
     std::string dotted(key.substr(1));
     std::ranges::replace(dotted, '/', '.');
-    throw UserError(
-        fmt::format("{} = {} does nothing: this run trains a {}", dotted, value.dump(),
-                    recommends ? fmt::format("recommender (recommender.model = \"{}\")", config.recommender.model)
-                               : "GPT ([model])"),
-        recommends ? "leave it out" : "leave it out, or say which recommender to train (recommender.model)");
+    throw UserError(fmt::format("{} = {} does nothing: this run trains a {}", dotted, value.dump(),
+                                recommends ? fmt::format("recommender (recommender.model = \"{}\")",
+                                                         config.recommender.model)
+                                           : "GPT ([model])"),
+                    recommends
+                        ? "leave it out"
+                        : "leave it out, or say which recommender to train (recommender.model)");
   }
 }
 
 void check_effects(const RunConfig& config) {
   const CheckpointSection checkpoint;
-  check_unread(config.checkpoint.every_steps == 0 && config.checkpoint.full_every != checkpoint.full_every,
-               "checkpoint.full_every", "checkpoint.every_steps = 0: the checkpoint at the end is full");
+  check_unread(
+      config.checkpoint.every_steps == 0 && config.checkpoint.full_every != checkpoint.full_every,
+      "checkpoint.full_every", "checkpoint.every_steps = 0: the checkpoint at the end is full");
   check_logs(config);
   check_evaluations(config);
-  user_check(!config.recommends() || pools(config) || config.embedding.pooling == EmbeddingSection().pooling,
-             "embedding.pooling = \"{}\" does nothing: no feature of rows.sparse is pooled by it; leave it out",
+  user_check(!config.recommends() || pools(config) ||
+                 config.embedding.pooling == EmbeddingSection().pooling,
+             "embedding.pooling = \"{}\" does nothing: no feature of rows.sparse is pooled by it; "
+             "leave it out",
              config.embedding.pooling);
 }
 
@@ -114,7 +126,8 @@ void forget_unread_keys(RunConfig& stored) {
 
 void check_nothing_held_out(const EvalSection& eval, const std::string& why) {
   const EvalSection none;
-  check_unread(eval.every_steps != none.every_steps && eval.every_steps != 0, "eval.every_steps", why);
+  check_unread(eval.every_steps != none.every_steps && eval.every_steps != 0, "eval.every_steps",
+               why);
   check_unread(eval.max_tokens != none.max_tokens, "eval.max_tokens", why);
   check_unread(eval.max_rows != none.max_rows, "eval.max_rows", why);
 }
@@ -138,8 +151,10 @@ std::string unread_ffn_width(const ModelConfig& resolved) {
   if (read || resolved.ffn_width == resolved.moe.ffn_width ||
       resolved.ffn_width == resolve_model_config(usual, 0).ffn_width)
     return {};
-  return fmt::format("model.ffn_width = {}: without effect, for each block has experts, of model.moe.ffn_width = {}",
-                     resolved.ffn_width, resolved.moe.ffn_width);
+  return fmt::format(
+      "model.ffn_width = {}: without effect, for each block has experts, of model.moe.ffn_width = "
+      "{}",
+      resolved.ffn_width, resolved.moe.ffn_width);
 }
 
 }  // namespace dovetail

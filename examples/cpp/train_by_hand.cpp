@@ -1,4 +1,5 @@
-// A GPT trained from C++ without the trainer: model, loss as a sum, AdamW. Learns to count modulo 17.
+// A GPT trained from C++ without the trainer: model, loss as a sum, AdamW. Learns to count
+// modulo 17.
 #include <dovetail/models/gpt.h>
 #include <dovetail/ops/adamw.h>
 #include <torch/torch.h>
@@ -18,8 +19,9 @@ int main() {
 
   std::vector<dovetail::AdamWTensor> states;
   for (auto& parameter : model.parameters()) {
-    states.push_back(
-        {.parameter = parameter.detach(), .m = torch::zeros_like(parameter), .v = torch::zeros_like(parameter)});
+    states.push_back({.parameter = parameter.detach(),
+                      .m = torch::zeros_like(parameter),
+                      .v = torch::zeros_like(parameter)});
   }
 
   double loss_per_token = 0;
@@ -31,7 +33,8 @@ int main() {
     loss.sum.backward();
     const auto parameters = model.parameters();
     for (size_t i = 0; i < states.size(); ++i) states[i].gradient = parameters[i].grad();
-    dovetail::adamw_step(states, {.lr = 3e-3, .grad_scale = 1.0 / static_cast<double>(loss.weight), .step = step});
+    dovetail::adamw_step(
+        states, {.lr = 3e-3, .grad_scale = 1.0 / static_cast<double>(loss.weight), .step = step});
     loss_per_token = loss.sum.item<double>() / static_cast<double>(loss.weight);
     if (step % 20 == 0) std::printf("step %3ld  loss %.4f nats per token\n", step, loss_per_token);
   }

@@ -15,7 +15,8 @@ TEST(ByteSize, IsANumberWithAUnit) {
 }
 
 TEST(ByteSize, IsNothingElse) {
-  for (const char* text : {"", "MiB", "-1", "0", "0.5", "nan", "inf", "64 mib", "64MiB.", "1e30", "0.5x", " 64"})
+  for (const char* text :
+       {"", "MiB", "-1", "0", "0.5", "nan", "inf", "64 mib", "64MiB.", "1e30", "0.5x", " 64"})
     EXPECT_EQ(parse_byte_size(text), std::nullopt) << text;
 }
 

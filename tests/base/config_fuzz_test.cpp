@@ -18,12 +18,16 @@ using test::SampleConfig;
 
 const std::vector<std::string>& seeds() {
   static const std::vector<std::string> texts = {
-      "name = \"small\"\nseed = 7\n\n[model]\nlayers = 12\nnorm = \"layernorm\"  # a comment\ntied = false\n"
-      "[model.moe]\nexperts = 16\n\n[optimizer]\nlr = 6e-4\nbetas = [0.9, 0.95]\nwarmup_tokens = 2e6\n",
+      "name = \"small\"\nseed = 7\n\n[model]\nlayers = 12\nnorm = \"layernorm\"  # a comment\ntied "
+      "= false\n"
+      "[model.moe]\nexperts = 16\n\n[optimizer]\nlr = 6e-4\nbetas = [0.9, 0.95]\nwarmup_tokens = "
+      "2e6\n",
       "[data]\ntext = ['a.txt', \"b\\u00e9.txt\"]\n[[data.phase]]\nfrom = 0.6\n"
-      "mixture = [{ path = \"wiki\", weight = 0.7 }, { path = \"code\", weight = 0.3 }]\n[[data.phase]]\n"
+      "mixture = [{ path = \"wiki\", weight = 0.7 }, { path = \"code\", weight = 0.3 "
+      "}]\n[[data.phase]]\n"
       "[[data.phase.mixture]]\npath = '''\nmany\nlines'''\n",
-      "seed = 0x7f\r\nscale = -inf\r\nmodel.layers = 1_000\r\n\"name\" = \"\"\"\\\n  folded \\t text\"\"\"\r\n"
+      "seed = 0x7f\r\nscale = -inf\r\nmodel.layers = 1_000\r\n\"name\" = \"\"\"\\\n  folded \\t "
+      "text\"\"\"\r\n"
       "optimizer = { lr = 0.5, milestones = [1, 2,\n 3] }\r\n"};
   return texts;
 }
@@ -95,7 +99,8 @@ class Choices {
 };
 
 void mutate(std::string& text, Choices& choose) {
-  const size_t at = choose.below(text.size() + 1), length = choose.below(std::min<size_t>(text.size() - at, 12) + 1);
+  const size_t at = choose.below(text.size() + 1),
+               length = choose.below(std::min<size_t>(text.size() - at, 12) + 1);
   switch (choose.below(6)) {
     case 0:
       text.insert(at, tokens()[choose.below(tokens().size())]);
@@ -119,8 +124,8 @@ void mutate(std::string& text, Choices& choose) {
   }
 }
 
-// The law: an input is either refused with a UserError that can be printed anywhere, or what was read survives being
-// written and read again.
+// The law: an input is either refused with a UserError that can be printed anywhere, or what was
+// read survives being written and read again.
 void expect_read_or_refused(const std::string& text, const std::vector<std::string>& overrides) {
   SampleConfig config, again;
   try {
@@ -147,14 +152,16 @@ TEST(ConfigFuzz, MutatedFiles) {
 }
 
 TEST(ConfigFuzz, MutatedOverrides) {
-  static const std::vector<std::string> arguments = {"model.layers=12", "name=word", "optimizer.betas=[0.5, 0.6]",
-                                                     "data.phase=[{from=0.5, mixture=[{path='a'}]}]", "scale=-1e-3"};
+  static const std::vector<std::string> arguments = {
+      "model.layers=12", "name=word", "optimizer.betas=[0.5, 0.6]",
+      "data.phase=[{from=0.5, mixture=[{path='a'}]}]", "scale=-1e-3"};
   const uint64_t inputs = static_cast<uint64_t>(test::fuzz_inputs(20'000)) / 10;
   for (uint64_t i = 0; i < inputs; ++i) {
     Choices choose(mix_seed(i, 1));
     std::string argument = arguments[choose.below(arguments.size())];
     for (size_t n = choose.below(4) + 1; n > 0; --n) mutate(argument, choose);
-    ASSERT_NO_THROW(expect_read_or_refused(seeds()[0], {argument})) << "input " << i << ": " << argument;
+    ASSERT_NO_THROW(expect_read_or_refused(seeds()[0], {argument}))
+        << "input " << i << ": " << argument;
     if (HasFailure()) FAIL() << "input " << i << ": " << argument;
   }
 }

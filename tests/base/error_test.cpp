@@ -23,13 +23,15 @@ TEST(DescribeError, GivesALongHelpALineOfItsOwn) {
   const std::string help(100, 'h');
   UserError error("message", help, "run.toml:12:1");
   error.show({12, "x = 1", 1, 1});
-  EXPECT_EQ(describe_error(error), "error: message\n  --> run.toml:12:1\n    |\n 12 | x = 1\n    | ^\nhelp: " + help);
+  EXPECT_EQ(describe_error(error),
+            "error: message\n  --> run.toml:12:1\n    |\n 12 | x = 1\n    | ^\nhelp: " + help);
 }
 
 TEST(DescribeError, WithoutASourceLine) {
   EXPECT_EQ(describe_error(UserError("message")), "error: message");
   EXPECT_EQ(describe_error(UserError("message", "do this")), "error: message\nhelp: do this");
-  EXPECT_EQ(describe_error(UserError("message", "do this", "a.toml")), "error: message\n  --> a.toml\nhelp: do this");
+  EXPECT_EQ(describe_error(UserError("message", "do this", "a.toml")),
+            "error: message\n  --> a.toml\nhelp: do this");
 }
 
 std::string caret_line(const std::string& text, int64_t column, int64_t length) {

@@ -29,7 +29,8 @@ using ::testing::HasSubstr;
 
 std::set<std::string> names_in(const fs::path& folder) {
   std::set<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename().string());
+  for (const auto& entry : fs::directory_iterator(folder))
+    names.insert(entry.path().filename().string());
   return names;
 }
 
@@ -77,7 +78,8 @@ TEST(AtomicFile, AppearsOnlyAtCommit) {
   EXPECT_FALSE(fs::exists(path));
   const auto during = names_in(folder.path());
   ASSERT_EQ(during.size(), 1U);
-  EXPECT_THAT(*during.begin(), ::testing::MatchesRegex("\\.result\\.bin\\.[0-9]+-[0-9]+\\.partial"));
+  EXPECT_THAT(*during.begin(),
+              ::testing::MatchesRegex("\\.result\\.bin\\.[0-9]+-[0-9]+\\.partial"));
   file.write("whole");
   EXPECT_EQ(file.bytes_written(), 10U);
   file.commit();
@@ -119,10 +121,12 @@ TEST(AtomicFile, IsNotUsedAfterCommit) {
 
 TEST(AtomicFile, SaysWhyItCannot) {
   const TemporaryFolder folder;
-  EXPECT_THAT(message_of([&] { AtomicFile(folder / "none/f"); }), HasSubstr("No such file or directory"));
+  EXPECT_THAT(message_of([&] { AtomicFile(folder / "none/f"); }),
+              HasSubstr("No such file or directory"));
   fs::create_directory(folder / "taken");
   std::ofstream(folder / "taken/inside") << "x";
-  EXPECT_THAT(message_of([&] { write_file_atomically(folder / "taken", "x"); }), HasSubstr("directory"));
+  EXPECT_THAT(message_of([&] { write_file_atomically(folder / "taken", "x"); }),
+              HasSubstr("directory"));
   EXPECT_EQ(names_in(folder.path()), std::set<std::string>{"taken"});
 }
 
@@ -135,7 +139,8 @@ TEST(AtomicFile, ReportsAWriteThatIsCutShort) {
   auto* const handler = ::signal(SIGXFSZ, SIG_IGN);
   const struct rlimit small{100'000, before.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
-  const std::string message = message_of([&] { write_file_atomically(folder / "f", std::string(300'000, 'x')); });
+  const std::string message =
+      message_of([&] { write_file_atomically(folder / "f", std::string(300'000, 'x')); });
   ::setrlimit(RLIMIT_FSIZE, &before);
   ::signal(SIGXFSZ, handler);
   EXPECT_EQ(message, "cannot write '" + (folder / "f").string() + "': File too large");
@@ -149,14 +154,16 @@ TEST(AtomicFile, AFullDiskLosesNothing) {
   enum { kFine = 0, kNoMount = 77, kWrong = 1 };
   const pid_t child = ::fork();
   if (child == 0) {
-    if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+    if (::unshare(CLONE_NEWNS) != 0 ||
+        ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
         ::mount("none", folder.path().c_str(), "tmpfs", 0, "size=64k") != 0) {
       ::_exit(kNoMount);
     }
     write_file_atomically(folder / "f", "old");
-    const std::string message = message_of([&] { write_file_atomically(folder / "f", std::string(1'000'000, 'x')); });
-    const bool fine = message.find("No space left on device") != message.npos && read_file(folder / "f") == "old" &&
-                      names_in(folder.path()).size() == 1;
+    const std::string message =
+        message_of([&] { write_file_atomically(folder / "f", std::string(1'000'000, 'x')); });
+    const bool fine = message.find("No space left on device") != message.npos &&
+                      read_file(folder / "f") == "old" && names_in(folder.path()).size() == 1;
     ::_exit(fine ? kFine : kWrong);
   }
   int status = 0;
@@ -176,7 +183,8 @@ TEST(RemoveLeftovers, TakesPartialFilesAndFoldersOnly) {
   fs::create_directories(folder / "deeper");
   std::ofstream(folder / "deeper/.b.partial") << "x";
   EXPECT_EQ(remove_leftovers(folder.path()), 2);
-  EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{"a", ".hidden", "not.partial", "deeper"}));
+  EXPECT_EQ(names_in(folder.path()),
+            (std::set<std::string>{"a", ".hidden", "not.partial", "deeper"}));
   EXPECT_TRUE(fs::exists(folder / "deeper/.b.partial"));
   EXPECT_EQ(remove_leftovers(folder.path()), 0);
   EXPECT_EQ(remove_leftovers(folder / "none"), 0);
@@ -216,7 +224,8 @@ TEST(MappedFile, ShowsTheBytes) {
 
 TEST(MappedFile, SaysWhyItCannot) {
   const TemporaryFolder folder;
-  EXPECT_THAT(message_of([&] { MappedFile(folder / "none"); }), HasSubstr("No such file or directory"));
+  EXPECT_THAT(message_of([&] { MappedFile(folder / "none"); }),
+              HasSubstr("No such file or directory"));
   EXPECT_THAT(message_of([&] { MappedFile(folder.path()); }), HasSubstr("not a regular file"));
 }
 

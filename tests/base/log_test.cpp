@@ -44,7 +44,8 @@ TEST_F(Log, ShowsWhatTheLevelAllows) {
 TEST_F(Log, LinesOfThreadsAndProcessesStayWhole) {
   constexpr int kWriters = 4, kLines = 500;
   const auto write_lines = [](int writer) {
-    for (int i = 0; i < kLines; ++i) log_info("{}", std::string(200, static_cast<char>('a' + writer)));
+    for (int i = 0; i < kLines; ++i)
+      log_info("{}", std::string(200, static_cast<char>('a' + writer)));
   };
   const std::string out = captured([&] {
     const pid_t child = ::fork();
@@ -61,7 +62,8 @@ TEST_F(Log, LinesOfThreadsAndProcessesStayWhole) {
   std::istringstream lines(out);
   for (std::string line; std::getline(lines, line);) ++counts[line];
   EXPECT_EQ(counts.size(), static_cast<size_t>(kWriters + 1));
-  for (int i = 0; i <= kWriters; ++i) EXPECT_EQ(counts[std::string(200, static_cast<char>('a' + i))], kLines) << i;
+  for (int i = 0; i <= kWriters; ++i)
+    EXPECT_EQ(counts[std::string(200, static_cast<char>('a' + i))], kLines) << i;
 }
 
 }  // namespace

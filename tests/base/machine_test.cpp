@@ -41,7 +41,9 @@ TEST(Machine, SimdIsWhatTheKernelSays) {
   std::ifstream file("/proc/cpuinfo");
   const std::string text(std::istreambuf_iterator<char>(file), {});
   const std::string flags = " " + line_value(text, "flags") + " ";
-  const auto has = [&](const std::string& flag) { return flags.find(" " + flag + " ") != flags.npos; };
+  const auto has = [&](const std::string& flag) {
+    return flags.find(" " + flag + " ") != flags.npos;
+  };
   const std::string expected = has("amx_bf16") && has("amx_tile") ? "AMX BF16"
                                : has("avx512_bf16")               ? "AVX-512 BF16"
                                : has("avx512f")                   ? "AVX-512"
@@ -79,7 +81,9 @@ class SystemMemoryFiles : public ::testing::Test {
     EXPECT_EQ(memory.total_bytes, total);
     EXPECT_EQ(memory.available_bytes, available);
   }
-  void SetUp() override { write("proc/meminfo", "MemTotal:  1000 kB\nMemFree: 5 kB\nMemAvailable:   800 kB\n"); }
+  void SetUp() override {
+    write("proc/meminfo", "MemTotal:  1000 kB\nMemFree: 5 kB\nMemAvailable:   800 kB\n");
+  }
 
   test::TemporaryFolder root_;
 };
@@ -133,7 +137,8 @@ TEST(ResidentMemory, ThePeakStaysUntilItIsReset) {
   reset_peak_resident();
   const uint64_t before = peak_resident_bytes();
   EXPECT_GE(before + (uint64_t{1} << 20), resident_bytes());
-  void* const memory = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const memory =
+      ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(memory, MAP_FAILED);
   std::memset(memory, 1, kBytes);
   EXPECT_GE(resident_bytes(), before + kMost / 2);
@@ -144,8 +149,9 @@ TEST(ResidentMemory, ThePeakStaysUntilItIsReset) {
 }
 
 TEST(Rates, ArePositiveAndFinite) {
-  for (const double rate : {measure_copy_bandwidth(0.01), measure_gemm_rate(GemmType::kFloat32, at::kCPU, 0.01),
-                            measure_gemm_rate(GemmType::kBFloat16, at::kCPU, 0.01)}) {
+  for (const double rate :
+       {measure_copy_bandwidth(0.01), measure_gemm_rate(GemmType::kFloat32, at::kCPU, 0.01),
+        measure_gemm_rate(GemmType::kBFloat16, at::kCPU, 0.01)}) {
     EXPECT_TRUE(std::isfinite(rate));
     EXPECT_GT(rate, 1e6);
   }
@@ -181,7 +187,8 @@ TEST(Format, Durations) {
   EXPECT_EQ(format_duration(72), "1:12");
   EXPECT_EQ(format_duration(3723), "1:02:03");
   EXPECT_EQ(format_duration(360'000), "100:00:00");
-  for (const double none : {-1.0, double{NAN}, double{INFINITY}, 1e300}) EXPECT_EQ(format_duration(none), "-");
+  for (const double none : {-1.0, double{NAN}, double{INFINITY}, 1e300})
+    EXPECT_EQ(format_duration(none), "-");
 }
 
 }  // namespace

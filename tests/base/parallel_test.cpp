@@ -34,7 +34,8 @@ TEST_P(Parallel, PiecesAreFixedByTheGrain) {
   for (const int64_t size : {0, 1, 7, 64, 1000, 1001}) {
     for (const int64_t grain : {1, 7, 64, 5000}) {
       Pieces expected, seen;
-      for (int64_t begin = 0; begin < size; begin += grain) expected.emplace(begin, std::min(begin + grain, size));
+      for (int64_t begin = 0; begin < size; begin += grain)
+        expected.emplace(begin, std::min(begin + grain, size));
       std::mutex mutex;
       parallel_pieces(size, grain, [&](int64_t begin, int64_t end) {
         const std::lock_guard lock(mutex);
@@ -50,7 +51,8 @@ TEST_P(Parallel, WorkIsDoneWhenItReturns) {
   parallel_pieces(std::ssize(squares), 1000, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) squares[static_cast<size_t>(i)] = i * i;
   });
-  for (int64_t i = 0; i < std::ssize(squares); ++i) ASSERT_EQ(squares[static_cast<size_t>(i)], i * i);
+  for (int64_t i = 0; i < std::ssize(squares); ++i)
+    ASSERT_EQ(squares[static_cast<size_t>(i)], i * i);
 }
 
 TEST_P(Parallel, AnExceptionComesBackAfterAllHaveStopped) {

@@ -16,14 +16,16 @@ namespace {
 using Words = std::array<uint32_t, 4>;
 constexpr auto kStream = RandomStream::kTest;
 
-// Sum of (observed - expected)^2 / expected. Its mean is the number of cells less one; six standard deviations above
-// that is no chance for a generator that is right, and the numbers are fixed: no run differs from another.
+// Sum of (observed - expected)^2 / expected. Its mean is the number of cells less one; six standard
+// deviations above that is no chance for a generator that is right, and the numbers are fixed: no
+// run differs from another.
 void expect_uniform(const std::vector<int64_t>& counts) {
   int64_t total = 0;
   for (const int64_t count : counts) total += count;
   const double expected = static_cast<double>(total) / static_cast<double>(counts.size());
   double statistic = 0;
-  for (const int64_t count : counts) statistic += std::pow(static_cast<double>(count) - expected, 2) / expected;
+  for (const int64_t count : counts)
+    statistic += std::pow(static_cast<double>(count) - expected, 2) / expected;
   const double freedom = static_cast<double>(counts.size()) - 1;
   EXPECT_LT(statistic, freedom + 6 * std::sqrt(2 * freedom) + 6);
 }
@@ -42,7 +44,8 @@ TEST(RandomBelow, IsUniformAlsoWhereManyDrawsAreRefused) {
     for (uint64_t i = 0; i < 20'000; ++i) ++counts[random_below(5, kStream, i, bound)];
     expect_uniform(counts);
   }
-  // A quarter of all draws is refused for this bound; without that the first third would come up twice as often.
+  // A quarter of all draws is refused for this bound; without that the first third would come up
+  // twice as often.
   const uint64_t bound = 3ULL << 62;
   std::vector<int64_t> thirds(3);
   for (uint64_t i = 0; i < 20'000; ++i) {
@@ -90,7 +93,8 @@ TEST(RandomNormal, HasTheMomentsAndTheQuantilesOfTheNormalDistribution) {
       first += x;
       second += x * x;
       fourth += x * x * x * x;
-      ++counts[std::min<size_t>(31, static_cast<size_t>(32 * 0.5 * std::erfc(-x / std::sqrt(2.0))))];
+      ++counts[std::min<size_t>(31,
+                                static_cast<size_t>(32 * 0.5 * std::erfc(-x / std::sqrt(2.0))))];
     }
   }
   constexpr double kSamples = 2.0 * kDraws;

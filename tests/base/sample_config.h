@@ -31,7 +31,9 @@ struct SampleConfig {
   };
   struct Moe {
     int64_t experts = 0;
-    void describe(Section& s) { s.value("experts", experts, "Experts, 0 for a dense model").range(0, 65536); }
+    void describe(Section& s) {
+      s.value("experts", experts, "Experts, 0 for a dense model").range(0, 65536);
+    }
     bool operator==(const Moe&) const = default;
   };
   struct Model {
@@ -41,7 +43,8 @@ struct SampleConfig {
     Moe moe;
     void describe(Section& s) {
       s.value("layers", layers, "Transformer blocks").range(1, 10000).unit("blocks");
-      s.value("norm", norm, "Normalisation before each sub-block").choices({"rmsnorm", "layernorm"});
+      s.value("norm", norm, "Normalisation before each sub-block")
+          .choices({"rmsnorm", "layernorm"});
       s.value("tied", tied, "Whether the head is the embedding");
       s.section("moe", moe, "Mixture of experts");
     }
@@ -62,7 +65,9 @@ struct SampleConfig {
     std::vector<int64_t> milestones;
     int64_t warmup_tokens = 0;
     void describe(Section& s) {
-      s.value("lr", lr, "Learning rate").above(0).range(-std::numeric_limits<double>::infinity(), 1);
+      s.value("lr", lr, "Learning rate")
+          .above(0)
+          .range(-std::numeric_limits<double>::infinity(), 1);
       s.value("betas", betas, "Decay of the moments | two numbers").range(0, 1);
       s.value("milestones", milestones, "Steps at which to save");
       s.value("warmup_tokens", warmup_tokens, "Linear warm-up")

@@ -29,12 +29,13 @@ constexpr auto kStream = RandomStream::kTest;
 
 // Characters that a printer can get wrong.
 std::string random_string(uint64_t key) {
-  static const std::vector<std::string> kPieces = {"a",  "é",  "漢",     "🙂",   "\"",      "\\",     "'",
-                                                   "\n", "\t", "\r",     "\x01", "\x7F",    "#",      "=",
-                                                   "[",  "]",  "\"\"\"", " ",    "\\u0041", "\u0085", ","};
+  static const std::vector<std::string> kPieces = {
+      "a",    "é", "漢", "🙂", "\"", "\\",     "'", "\n",      "\t",     "\r", "\x01",
+      "\x7F", "#", "=",  "[",  "]",  "\"\"\"", " ", "\\u0041", "\u0085", ","};
   std::string out;
   const uint64_t length = random_below(key, kStream, 0, 8);
-  for (uint64_t i = 1; i <= length; ++i) out += kPieces[random_below(key, kStream, i, kPieces.size())];
+  for (uint64_t i = 1; i <= length; ++i)
+    out += kPieces[random_below(key, kStream, i, kPieces.size())];
   return out;
 }
 
@@ -52,13 +53,15 @@ SampleConfig random_config(uint64_t key) {
   config.name = random_string(mix_seed(key, 1));
   config.seed = std::bit_cast<int64_t>(mix_seed(key, 2));
   config.scale = random_double(key);
-  config.model = {1 + static_cast<int64_t>(random_below(key, kStream, 3, 100)), "layernorm", key % 2 == 0, {7}};
-  for (uint64_t i = 0; i < key % 4; ++i) config.data.text.push_back(random_string(mix_seed(key, 10 + i)));
+  config.model = {
+      1 + static_cast<int64_t>(random_below(key, kStream, 3, 100)), "layernorm", key % 2 == 0, {7}};
+  for (uint64_t i = 0; i < key % 4; ++i)
+    config.data.text.push_back(random_string(mix_seed(key, 10 + i)));
   for (uint64_t i = 0; i < key % 3; ++i) {
     SampleConfig::Phase phase{random_uniform(key, kStream, 20 + i), {}};
     for (uint64_t j = 0; j < (key / 3 + i) % 3; ++j) {
-      phase.mixture.push_back(
-          {random_string(mix_seed(key, 30 + j)), std::abs(random_double(mix_seed(key, j))) + 1e-300});
+      phase.mixture.push_back({random_string(mix_seed(key, 30 + j)),
+                               std::abs(random_double(mix_seed(key, j))) + 1e-300});
     }
     config.data.phase.push_back(phase);
   }
@@ -90,14 +93,15 @@ TEST(ConfigToJson, ReadsBackToTheSameValues) {
 TEST(ConfigToToml, IsReadable) {
   SampleConfig config;
   config.data.phase = {{0.5, {{"wiki", 2}}}};
-  EXPECT_EQ(config_to_toml(config.describer()),
-            "name = \"run\"\nseed = 1\nscale = 1.0\n"
-            "\n[model]\nlayers = 4\nnorm = \"rmsnorm\"\ntied = true\n"
-            "\n[model.moe]\nexperts = 0\n"
-            "\n[data]\ntext = []\n"
-            "\n[[data.phase]]\nfrom = 0.5\n"
-            "\n[[data.phase.mixture]]\npath = \"wiki\"\nweight = 2.0\n"
-            "\n[optimizer]\nlr = 0.0006\nbetas = [0.9, 0.95]\nmilestones = []\nwarmup_tokens = 0\n");
+  EXPECT_EQ(
+      config_to_toml(config.describer()),
+      "name = \"run\"\nseed = 1\nscale = 1.0\n"
+      "\n[model]\nlayers = 4\nnorm = \"rmsnorm\"\ntied = true\n"
+      "\n[model.moe]\nexperts = 0\n"
+      "\n[data]\ntext = []\n"
+      "\n[[data.phase]]\nfrom = 0.5\n"
+      "\n[[data.phase.mixture]]\npath = \"wiki\"\nweight = 2.0\n"
+      "\n[optimizer]\nlr = 0.0006\nbetas = [0.9, 0.95]\nmilestones = []\nwarmup_tokens = 0\n");
 }
 
 TEST(ConfigPrinters, KeepWhatIsNoFiniteNumber) {
@@ -114,15 +118,16 @@ TEST(ConfigPrinters, KeepWhatIsNoFiniteNumber) {
   }
 }
 
-// What Python's parser, which is not ours, makes of the TOML files of a folder, in the order of their names.
+// What Python's parser, which is not ours, makes of the TOML files of a folder, in the order of
+// their names.
 nlohmann::json python_reads(const std::filesystem::path& folder) {
   const char* python = ::getenv("DOVETAIL_PYTHON");
   const std::string script =
       "import json, pathlib, sys, tomllib; "
       "print(json.dumps([tomllib.loads(p.read_bytes().decode()) for p in "
       "sorted(pathlib.Path(sys.argv[1]).iterdir())]))";
-  const std::string command =
-      std::string(python != nullptr ? python : "python3") + " -c '" + script + "' " + folder.string();
+  const std::string command = std::string(python != nullptr ? python : "python3") + " -c '" +
+                              script + "' " + folder.string();
   const std::unique_ptr<FILE, int (*)(FILE*)> pipe(::popen(command.c_str(), "r"), ::pclose);
   std::string out;
   char buffer[4096];
@@ -135,7 +140,8 @@ TEST(ConfigPrinters, PythonReadsTheSame) {
   nlohmann::json expected = nlohmann::json::array();
   for (uint64_t key = 1000; key < 1050; ++key) {
     SampleConfig config = random_config(key);
-    write_file_atomically(folder / (std::to_string(key) + ".toml"), config_to_toml(config.describer()));
+    write_file_atomically(folder / (std::to_string(key) + ".toml"),
+                          config_to_toml(config.describer()));
     expected.push_back(config_to_json(config.describer()));
   }
   EXPECT_EQ(python_reads(folder.path()), expected);
@@ -165,18 +171,21 @@ TEST(ConfigFromJson, ErrorsNameTheFileAndTheKey) {
 TEST(ConfigReference, HasATableForEverySection) {
   SampleConfig config;
   const std::string page = config_reference(config.describer());
-  for (const char* heading : {"## `[model]`", "## `[model.moe]`", "## `[data]`", "## `[[data.phase]]`",
-                              "## `[[data.phase.mixture]]`", "## `[optimizer]`"}) {
+  for (const char* heading :
+       {"## `[model]`", "## `[model.moe]`", "## `[data]`", "## `[[data.phase]]`",
+        "## `[[data.phase.mixture]]`", "## `[optimizer]`"}) {
     EXPECT_THAT(page, HasSubstr(heading));
   }
-  EXPECT_THAT(page, HasSubstr("| `layers` | integer | `4` | blocks | 1 to 10000 | Transformer blocks |\n"));
+  EXPECT_THAT(
+      page, HasSubstr("| `layers` | integer | `4` | blocks | 1 to 10000 | Transformer blocks |\n"));
   EXPECT_THAT(page, HasSubstr("| `path` | string | (required) |"));
   EXPECT_THAT(page, HasSubstr("Decay of the moments \\| two numbers |"));
   // Every row of a table has the six cells of its head.
   std::istringstream lines(page);
   for (std::string line; std::getline(lines, line);) {
     int bars = 0;
-    for (size_t i = 0; i < line.size(); ++i) bars += line[i] == '|' && (i == 0 || line[i - 1] != '\\');
+    for (size_t i = 0; i < line.size(); ++i)
+      bars += line[i] == '|' && (i == 0 || line[i - 1] != '\\');
     EXPECT_EQ(bars, line.starts_with('|') ? 7 : 0) << line;
   }
 }
@@ -189,9 +198,12 @@ TEST(ExplainKey, SaysWhatTheKeyIs) {
             "  default  4\n"
             "  allowed  1 to 10000\n"
             "  unit     blocks\n");
-  EXPECT_THAT(explain_key(config.describer(), "model.norm"), HasSubstr("allowed  \"rmsnorm\", \"layernorm\""));
-  EXPECT_THAT(explain_key(config.describer(), "data.phase.mixture.path"), HasSubstr("default  (required)"));
-  EXPECT_EQ(explain_key(config.describer(), "model"), "[model]: The model\n  keys     layers, norm, tied, moe\n");
+  EXPECT_THAT(explain_key(config.describer(), "model.norm"),
+              HasSubstr("allowed  \"rmsnorm\", \"layernorm\""));
+  EXPECT_THAT(explain_key(config.describer(), "data.phase.mixture.path"),
+              HasSubstr("default  (required)"));
+  EXPECT_EQ(explain_key(config.describer(), "model"),
+            "[model]: The model\n  keys     layers, norm, tied, moe\n");
   EXPECT_EQ(explain_key(config.describer(), "data.phase"),
             "[[data.phase]]: Phases in their order\n  keys     from, mixture\n");
 }

@@ -79,7 +79,9 @@ warmup_tokens = 2e6
   EXPECT_EQ(config.optimizer.warmup_tokens, 2'000'000);
 }
 
-TEST(ParseConfig, AStringIsAListOfOne) { EXPECT_THAT(parsed("data.text = 'a.txt'").data.text, ElementsAre("a.txt")); }
+TEST(ParseConfig, AStringIsAListOfOne) {
+  EXPECT_THAT(parsed("data.text = 'a.txt'").data.text, ElementsAre("a.txt"));
+}
 
 TEST(ParseConfig, ListsReplaceWhatWasThere) {
   SampleConfig config;
@@ -100,7 +102,8 @@ TEST(ParseConfig, IntegersToTheirLimits) {
   EXPECT_EQ(parsed("seed = -9223372036854775808.0").seed, INT64_MIN);
   EXPECT_EQ(parsed("seed = 1e18").seed, 1'000'000'000'000'000'000);
   for (const char* value : {"9223372036854775808.0", "1e300", "inf", "nan", "1.5"}) {
-    EXPECT_THAT(error_of(std::string("seed = ") + value), HasSubstr("seed must be an integer")) << value;
+    EXPECT_THAT(error_of(std::string("seed = ") + value), HasSubstr("seed must be an integer"))
+        << value;
   }
 }
 
@@ -129,13 +132,17 @@ TEST(ConfigErrors, TheFirstMistakeOfTheFileIsNamed) {
 }
 
 TEST(ConfigErrors, PointToDottedQuotedInlineAndNestedKeys) {
-  EXPECT_THAT(error_of("model.layerz = 2"), HasSubstr("run.toml:1:7\n   |\n 1 | model.layerz = 2\n   |       ^^^^^^ "));
+  EXPECT_THAT(error_of("model.layerz = 2"),
+              HasSubstr("run.toml:1:7\n   |\n 1 | model.layerz = 2\n   |       ^^^^^^ "));
   EXPECT_THAT(error_of("\"nam\" = 2"), HasSubstr("run.toml:1:1"));
-  EXPECT_THAT(error_of("[model.moo]\nexperts = 2"),
-              HasSubstr("run.toml:1:8\n   |\n 1 | [model.moo]\n   |        ^^^ did you mean `moe`?"));
+  EXPECT_THAT(
+      error_of("[model.moo]\nexperts = 2"),
+      HasSubstr("run.toml:1:8\n   |\n 1 | [model.moo]\n   |        ^^^ did you mean `moe`?"));
   const std::string in_list = error_of("data.phase = [\n  { from = 0.1 },\n  { form = 0.2 },\n]");
   EXPECT_THAT(in_list, HasSubstr("unknown key `form` in [data.phase[1]]"));
-  EXPECT_THAT(in_list, HasSubstr("run.toml:3:5\n   |\n 3 |   { form = 0.2 },\n   |     ^^^^ did you mean `from`?"));
+  EXPECT_THAT(
+      in_list,
+      HasSubstr("run.toml:3:5\n   |\n 3 |   { form = 0.2 },\n   |     ^^^^ did you mean `from`?"));
 }
 
 TEST(ConfigErrors, WrongType) {
@@ -145,19 +152,25 @@ TEST(ConfigErrors, WrongType) {
             "   |\n"
             " 2 | layers = \"many\"\n"
             "   |          ^^^^^^ for example: layers = 4");
-  EXPECT_THAT(error_of("seed = '" + std::string(59, 'a') + "éé'"), HasSubstr(std::string(59, 'a') + "...\""));
-  EXPECT_THAT(error_of("model.tied = 1"), HasSubstr("model.tied must be a bool, not the integer 1"));
+  EXPECT_THAT(error_of("seed = '" + std::string(59, 'a') + "éé'"),
+              HasSubstr(std::string(59, 'a') + "...\""));
+  EXPECT_THAT(error_of("model.tied = 1"),
+              HasSubstr("model.tied must be a bool, not the integer 1"));
   EXPECT_THAT(error_of("name = 1"), HasSubstr("name must be a string, not the integer 1"));
   EXPECT_THAT(error_of("scale = true"), HasSubstr("scale must be a number, not true"));
-  EXPECT_THAT(error_of("scale = 2024-01-01"), HasSubstr("scale must be a number, not a date or time"));
+  EXPECT_THAT(error_of("scale = 2024-01-01"),
+              HasSubstr("scale must be a number, not a date or time"));
   EXPECT_THAT(error_of("seed = [1]"), HasSubstr("seed must be an integer, not a list of 1"));
   EXPECT_THAT(error_of("seed = {a = 1}"), HasSubstr("seed must be an integer, not a table"));
-  EXPECT_THAT(error_of("optimizer.betas = 0.9"), HasSubstr("optimizer.betas must be a list of numbers"));
+  EXPECT_THAT(error_of("optimizer.betas = 0.9"),
+              HasSubstr("optimizer.betas must be a list of numbers"));
   EXPECT_THAT(error_of("optimizer.milestones = [1, 'x']"), HasSubstr("run.toml:1:28"));
   EXPECT_THAT(error_of("data.text = ['a', 2]"), HasSubstr("data.text[1] must be a string"));
   EXPECT_THAT(error_of("model = 3"), HasSubstr("model must be a table, not the integer 3"));
-  EXPECT_THAT(error_of("[[model]]\nlayers = 3"), HasSubstr("model must be a table, not a list of 1"));
-  EXPECT_THAT(error_of("[data.phase]\nfrom = 0.1"), HasSubstr("data.phase must be a list of tables, not a table"));
+  EXPECT_THAT(error_of("[[model]]\nlayers = 3"),
+              HasSubstr("model must be a table, not a list of 1"));
+  EXPECT_THAT(error_of("[data.phase]\nfrom = 0.1"),
+              HasSubstr("data.phase must be a list of tables, not a table"));
   EXPECT_THAT(error_of("[data.phase]\nfrom = 0.1"), HasSubstr("[[data.phase]]"));
   EXPECT_THAT(error_of("data.phase = [1]"), HasSubstr("data.phase must be a list of tables"));
 }
@@ -171,7 +184,8 @@ TEST(ConfigErrors, OutOfRange) {
             "   |          ^^^^^ allowed: 1 to 10000 blocks");
   EXPECT_THAT(error_of("optimizer.lr = 0"), HasSubstr("allowed: above 0, at most 1"));
   EXPECT_THAT(error_of("optimizer.lr = nan"), HasSubstr("out of range"));
-  EXPECT_THAT(error_of("optimizer.betas = [0.9, 1.5]"), HasSubstr("optimizer.betas[1] = 1.5 is out of range"));
+  EXPECT_THAT(error_of("optimizer.betas = [0.9, 1.5]"),
+              HasSubstr("optimizer.betas[1] = 1.5 is out of range"));
   EXPECT_THAT(error_of("optimizer.warmup_tokens = -1"), HasSubstr("allowed: at least 0 tokens"));
   EXPECT_EQ(parsed("model.layers = 1\noptimizer.betas = [0, 1]").model.layers, 1);
   EXPECT_EQ(parsed("model.layers = 10000\noptimizer.lr = 1.0").optimizer.lr, 1.0);
@@ -180,7 +194,8 @@ TEST(ConfigErrors, OutOfRange) {
 
 TEST(ConfigErrors, Choices) {
   EXPECT_THAT(error_of("model.norm = 'rmsnrom'"), HasSubstr("did you mean \"rmsnorm\"?"));
-  EXPECT_THAT(error_of("model.norm = 'batch'"), HasSubstr("choose one of \"rmsnorm\", \"layernorm\""));
+  EXPECT_THAT(error_of("model.norm = 'batch'"),
+              HasSubstr("choose one of \"rmsnorm\", \"layernorm\""));
 }
 
 TEST(ConfigErrors, MissingRequiredKey) {
@@ -202,8 +217,8 @@ TEST(ConfigErrors, MissingRequiredKey) {
 }
 
 TEST(ConfigErrors, Syntax) {
-  for (const char* toml :
-       {"a = ", "[model", "name = \"open", "seed = 1\nseed = 2", "name = word", "\xFF\xFE", "a = 1 b = 2"}) {
+  for (const char* toml : {"a = ", "[model", "name = \"open", "seed = 1\nseed = 2", "name = word",
+                           "\xFF\xFE", "a = 1 b = 2"}) {
     const std::string error = error_of(toml);
     EXPECT_THAT(error, HasSubstr("this is not TOML")) << toml;
     EXPECT_THAT(error, HasSubstr("--> run.toml:")) << toml;
@@ -211,8 +226,8 @@ TEST(ConfigErrors, Syntax) {
 }
 
 TEST(ConfigErrors, OtherBlanksAndLettersInKeysAreRefusedNotUndefined) {
-  for (const char* toml :
-       {"a\u00A1 = 1", "\u00A1 = 1", "\u3041 = 1", "a = \u00A1", "\u2070 = 1", "\uFEFE = 1", "[\u00AD]"}) {
+  for (const char* toml : {"a\u00A1 = 1", "\u00A1 = 1", "\u3041 = 1", "a = \u00A1", "\u2070 = 1",
+                           "\uFEFE = 1", "[\u00AD]"}) {
     EXPECT_THAT(error_of(toml), HasSubstr("this is not TOML")) << toml;
   }
 }
@@ -233,8 +248,9 @@ TEST(ConfigErrors, AbsurdInputEndsInAnError) {
 
 TEST(Overrides, ReplaceTheFileAndTheLastWins) {
   const std::string toml = "[model]\nlayers = 2\n[optimizer]\nbetas = [0.1, 0.2]\n";
-  const SampleConfig config = parsed(toml, {"model.layers=3", "model.layers=5", "optimizer.betas=[0.5,0.6]",
-                                            "model.moe.experts = 2e1", "scale=-1e-3"});
+  const SampleConfig config =
+      parsed(toml, {"model.layers=3", "model.layers=5", "optimizer.betas=[0.5,0.6]",
+                    "model.moe.experts = 2e1", "scale=-1e-3"});
   EXPECT_EQ(config.model.layers, 5);
   EXPECT_EQ(config.model.moe.experts, 20);
   EXPECT_THAT(config.optimizer.betas, ElementsAre(0.5, 0.6));
@@ -262,24 +278,29 @@ TEST(Overrides, WordsAreStrings) {
 }
 
 TEST(Overrides, SetWholeLists) {
-  const SampleConfig config = parsed("[[data.phase]]\nfrom = 0.1\n", {"data.phase=[{from=0.5}, {from=0.7}]"});
+  const SampleConfig config =
+      parsed("[[data.phase]]\nfrom = 0.1\n", {"data.phase=[{from=0.5}, {from=0.7}]"});
   ASSERT_EQ(config.data.phase.size(), 2U);
   EXPECT_EQ(config.data.phase[1].from, 0.7);
 }
 
 TEST(Overrides, ErrorsPointToTheArgument) {
   EXPECT_EQ(error_of("", {"model.layres=3"}),
-            "error: unknown key `layres` in [model]\n  --> --set model.layres=3\nhelp: did you mean `layers`?");
+            "error: unknown key `layres` in [model]\n  --> --set model.layres=3\nhelp: did you "
+            "mean `layers`?");
   EXPECT_EQ(error_of("", {"modle.layers=3"}),
-            "error: unknown key `modle` in [root]\n  --> --set modle.layers=3\nhelp: did you mean `model`?");
-  EXPECT_THAT(error_of("", {"model.layers=many"}), HasSubstr("not the string \"many\"\n  --> --set model.layers=many"));
+            "error: unknown key `modle` in [root]\n  --> --set modle.layers=3\nhelp: did you mean "
+            "`model`?");
+  EXPECT_THAT(error_of("", {"model.layers=many"}),
+              HasSubstr("not the string \"many\"\n  --> --set model.layers=many"));
   EXPECT_THAT(error_of("", {"model.layers=0"}), HasSubstr("model.layers = 0 is out of range"));
   EXPECT_THAT(error_of("", {"model.layers"}), HasSubstr("has no `=`"));
   for (const char* argument : {"=3", ".a=3", "model.=3", "model..layers=3"}) {
     EXPECT_THAT(error_of("", {argument}), HasSubstr("has an empty key")) << argument;
   }
   EXPECT_THAT(error_of("name = 'x'", {"name.layers=3"}), HasSubstr("`name` is not a section"));
-  EXPECT_THAT(error_of("[[data.phase]]", {"data.phase.from=0.1"}), HasSubstr("`data.phase` is a list"));
+  EXPECT_THAT(error_of("[[data.phase]]", {"data.phase.from=0.1"}),
+              HasSubstr("`data.phase` is a list"));
   EXPECT_THAT(error_of("", {"optimizer.betas=[0.1"}), HasSubstr("this value is not TOML"));
   EXPECT_THAT(error_of("", {"name=\"open"}), HasSubstr("this value is not TOML"));
   EXPECT_THAT(error_of("", {"name=a\nseed = 3"}), HasSubstr("control characters"));

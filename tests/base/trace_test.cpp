@@ -26,7 +26,8 @@ struct Span {
   int64_t thread;
   double begin_us, end_us;
   bool holds(const Span& other) const {
-    return this != &other && thread == other.thread && begin_us <= other.begin_us && other.end_us <= end_us;
+    return this != &other && thread == other.thread && begin_us <= other.begin_us &&
+           other.end_us <= end_us;
   }
 };
 
@@ -48,8 +49,8 @@ std::vector<Span> traced(bool aten, const std::function<void()>& work) {
 }
 
 int count(const std::vector<Span>& spans, const std::string& name) {
-  return static_cast<int>(
-      std::count_if(spans.begin(), spans.end(), [&](const Span& span) { return span.name == name; }));
+  return static_cast<int>(std::count_if(spans.begin(), spans.end(),
+                                        [&](const Span& span) { return span.name == name; }));
 }
 
 // Long enough to show in a trace with a resolution of a nanosecond, whatever else the machine does.
@@ -69,7 +70,8 @@ TEST(Trace, SpansNestAsTheyWereWritten) {
   ASSERT_EQ(spans.size(), 4U);
   ASSERT_EQ(count(spans, "outer"), 1);
   EXPECT_EQ(count(spans, "inner \"quoted\""), 3);
-  const auto outer = std::find_if(spans.begin(), spans.end(), [](const Span& span) { return span.name == "outer"; });
+  const auto outer = std::find_if(spans.begin(), spans.end(),
+                                  [](const Span& span) { return span.name == "outer"; });
   for (const Span& span : spans) {
     if (span.name != "outer") {
       EXPECT_TRUE(outer->holds(span));
@@ -150,13 +152,15 @@ TEST(Trace, EachThreadHasALaneAndMayRunOnDuringStop) {
   EXPECT_EQ(workers.count(*mains.begin()), 0U);
 }
 
-// The definition, straight: the kind of a moment is that of the innermost span over it, except that whatever an
-// attention span holds is attention.
+// The definition, straight: the kind of a moment is that of the innermost span over it, except that
+// whatever an attention span holds is attention.
 TraceShares shares_by_definition(const std::vector<Span>& spans) {
-  const std::set<std::string> gemm = {"aten::mm",     "aten::addmm",  "aten::bmm",     "aten::baddbmm",
-                                      "aten::linear", "aten::matmul", "dovetail::gemm"};
+  const std::set<std::string> gemm = {"aten::mm",      "aten::addmm",  "aten::bmm",
+                                      "aten::baddbmm", "aten::linear", "aten::matmul",
+                                      "dovetail::gemm"};
   const auto is_attention = [](const Span& span) {
-    return span.name.find("attention") != span.name.npos || span.name.find("flash") != span.name.npos;
+    return span.name.find("attention") != span.name.npos ||
+           span.name.find("flash") != span.name.npos;
   };
   TraceShares shares;
   for (const Span& span : spans) {
@@ -165,11 +169,14 @@ TraceShares shares_by_definition(const std::vector<Span>& spans) {
     for (const Span& other : spans) {
       in_attention = in_attention || (other.holds(span) && is_attention(other));
       if (!span.holds(other)) continue;
-      const bool direct = std::none_of(spans.begin(), spans.end(),
-                                       [&](const Span& middle) { return span.holds(middle) && middle.holds(other); });
+      const bool direct = std::none_of(spans.begin(), spans.end(), [&](const Span& middle) {
+        return span.holds(middle) && middle.holds(other);
+      });
       if (direct) self -= other.end_us - other.begin_us;
     }
-    (in_attention ? shares.attention_s : gemm.count(span.name) > 0 ? shares.gemm_s : shares.other_s) += self * 1e-6;
+    (in_attention                ? shares.attention_s
+     : gemm.count(span.name) > 0 ? shares.gemm_s
+                                 : shares.other_s) += self * 1e-6;
     shares.total_s += self * 1e-6;
   }
   return shares;

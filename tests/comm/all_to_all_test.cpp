@@ -23,8 +23,8 @@ using Sizes = std::vector<std::vector<int64_t>>;  // [from][to]
 
 size_t index(int64_t i) { return static_cast<size_t>(i); }
 
-/// Row counts between all pairs: uneven, with zeros, a rank that gets nothing and one that sends nothing; the last of
-/// them all zero.
+/// Row counts between all pairs: uneven, with zeros, a rank that gets nothing and one that sends
+/// nothing; the last of them all zero.
 Sizes some_sizes(int ranks, int which) {
   Sizes sizes(index(ranks), std::vector<int64_t>(index(ranks), 0));
   if (which == 3) return sizes;
@@ -44,17 +44,21 @@ int64_t sum(const std::vector<int64_t>& counts) {
 
 /// What every rank holds before: numbers that differ by rank and element, exact in every dtype.
 at::Tensor rows_of(int rank, int64_t rows, int64_t width, at::ScalarType dtype) {
-  return (torch::arange(rows * width, at::kLong) * 7 + rank * 31).remainder(120).view({rows, width}).to(dtype);
+  return (torch::arange(rows * width, at::kLong) * 7 + rank * 31)
+      .remainder(120)
+      .view({rows, width})
+      .to(dtype);
 }
 
-/// The definition in one process: rank `to` gets, from each rank in order, the rows that stand after those for the
-/// ranks before `to`.
+/// The definition in one process: rank `to` gets, from each rank in order, the rows that stand
+/// after those for the ranks before `to`.
 at::Tensor expected(const std::vector<at::Tensor>& x, const Sizes& sizes, int to) {
   std::vector<at::Tensor> rows;
   for (size_t from = 0; from < x.size(); ++from) {
     int64_t begin = 0;
     for (int before = 0; before < to; ++before) begin += sizes[from][index(before)];
-    for (int64_t i = 0; i < sizes[from][index(to)]; ++i) rows.push_back(x[from].narrow(0, begin + i, 1));
+    for (int64_t i = 0; i < sizes[from][index(to)]; ++i)
+      rows.push_back(x[from].narrow(0, begin + i, 1));
   }
   return rows.empty() ? x[0].narrow(0, 0, 0) : torch::cat(rows);
 }
@@ -78,7 +82,8 @@ struct Case {
 };
 std::vector<Case> cases() {
   std::vector<Case> list;
-  for (const int ranks : {1, 2, 3, 4}) list.push_back({fmt::format("linear_{}", ranks), ranks, linear});
+  for (const int ranks : {1, 2, 3, 4})
+    list.push_back({fmt::format("linear_{}", ranks), ranks, linear});
   for (const auto& [ranks, node] : {std::pair{1, 1}, {4, 1}, {4, 2}, {4, 4}, {6, 2}, {6, 3}})
     list.push_back({fmt::format("nodes_of_{}_in_{}", node, ranks), ranks, hierarchical(node)});
   return list;
@@ -97,15 +102,18 @@ TEST_P(AllToAll, MovesRowsOfEveryDtypeAndCount) {
       const auto exchange = GetParam().plan(group, sizes[index(rank)]);
       for (int from = 0; from < n; ++from)
         EXPECT_EQ(exchange.splits().receive[index(from)], sizes[index(from)][index(rank)]);
-      for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kByte, at::kInt, at::kLong})
+      for (const auto dtype :
+           {at::kFloat, at::kDouble, at::kBFloat16, at::kByte, at::kInt, at::kLong})
         for (const int64_t width : {1, 5, 0}) {
           std::vector<at::Tensor> x;
           for (int r = 0; r < n; ++r) x.push_back(rows_of(r, sum(sizes[index(r)]), width, dtype));
           const auto y = all_to_all_v(x[index(rank)], exchange);
           ASSERT_EQ(y.scalar_type(), dtype);
-          EXPECT_TRUE(torch::equal(y, expected(x, sizes, rank))) << dtype << " width " << width << " sizes " << which;
+          EXPECT_TRUE(torch::equal(y, expected(x, sizes, rank)))
+              << dtype << " width " << width << " sizes " << which;
           const auto back = all_to_all_v(y, exchange.reversed());
-          EXPECT_TRUE(torch::equal(back, x[index(rank)])) << dtype << " width " << width << " sizes " << which;
+          EXPECT_TRUE(torch::equal(back, x[index(rank)]))
+              << dtype << " width " << width << " sizes " << which;
         }
     }
   });
@@ -133,13 +141,15 @@ TEST_P(AllToAll, GradientsAreThoseOfOneProcess) {
       const auto exchange = GetParam().plan(group, sizes[rank]);
       auto leaf = x[rank].clone().requires_grad_();
       (all_to_all_v(leaf, exchange).square() * weight[rank]).sum().backward();
-      const auto reference = leaves[rank].grad().defined() ? leaves[rank].grad() : torch::zeros_like(x[rank]);
+      const auto reference =
+          leaves[rank].grad().defined() ? leaves[rank].grad() : torch::zeros_like(x[rank]);
       EXPECT_TRUE(torch::equal(leaf.grad(), reference)) << "sizes " << which;
     });
   }
 }
 
-/// Ranks 0 and 1 differ in what requires grad; every one makes the same calls, or this would hang or be refused.
+/// Ranks 0 and 1 differ in what requires grad; every one makes the same calls, or this would hang
+/// or be refused.
 TEST_P(AllToAll, EveryRankTakesPartInBackward) {
   const int n = GetParam().ranks;
   expect_all_succeed(n, [&](std::shared_ptr<Group> group) {
@@ -152,7 +162,8 @@ TEST_P(AllToAll, EveryRankTakesPartInBackward) {
       EXPECT_FALSE(x.grad().defined());
       return;
     }
-    for (int to = 0; to < n; ++to) EXPECT_TRUE(x.grad().narrow(0, 2 * to, 2).eq(2 * (to + 1)).all().item<bool>());
+    for (int to = 0; to < n; ++to)
+      EXPECT_TRUE(x.grad().narrow(0, 2 * to, 2).eq(2 * (to + 1)).all().item<bool>());
   });
 }
 
@@ -168,9 +179,11 @@ TEST_P(AllToAll, OverlapsWithWhatIsComputedInBetween) {
       return first.wait().square().sum() + second.wait().pow(3).sum() + between;
     };
     const auto serial = [&] {
-      return all_to_all_v(x, exchange).square().sum() + all_to_all_v(x * 2, exchange).pow(3).sum() + x.sin().sum();
+      return all_to_all_v(x, exchange).square().sum() + all_to_all_v(x * 2, exchange).pow(3).sum() +
+             x.sin().sum();
     };
-    const auto a = torch::autograd::grad({chunked()}, {x})[0], b = torch::autograd::grad({serial()}, {x})[0];
+    const auto a = torch::autograd::grad({chunked()}, {x})[0],
+               b = torch::autograd::grad({serial()}, {x})[0];
     EXPECT_TRUE(torch::allclose(a, b, 1e-14, 1e-14));
   });
 }
@@ -182,7 +195,8 @@ TEST(AllToAllUniform, IsTheSameAsBothAlgorithms) {
     const auto reference = expected(x, Sizes(4, std::vector<int64_t>(4, 2)), group->rank());
     const auto mine = x[index(group->rank())];
     EXPECT_TRUE(torch::equal(all_to_all(mine, group), reference));
-    EXPECT_TRUE(torch::equal(all_to_all(mine.t().contiguous().t(), group), reference)) << "other strides";
+    EXPECT_TRUE(torch::equal(all_to_all(mine.t().contiguous().t(), group), reference))
+        << "other strides";
     const auto nodes = split_by_node(*group, 2);
     EXPECT_TRUE(torch::equal(all_to_all(mine, nodes), reference));
     EXPECT_THROW(all_to_all(mine.narrow(0, 0, 7), group), UserError);
@@ -238,7 +252,8 @@ TEST(ScatterAndGather, MoveRowsFromAndToTheRoot) {
       const auto scattered = scatter_rows(x, group, rows, root);
       EXPECT_TRUE(torch::equal(scattered, mine));
       (scattered * (group->rank() + 1)).sum().backward();
-      auto factor = torch::cat({torch::full({2, 4}, 1.0), torch::full({5, 4}, 3.0)}).to(at::kDouble);
+      auto factor =
+          torch::cat({torch::full({2, 4}, 1.0), torch::full({5, 4}, 3.0)}).to(at::kDouble);
       EXPECT_TRUE(torch::equal(x.grad(), is_root ? factor : factor.narrow(0, 0, 0)));
 
       auto part = mine.clone().requires_grad_();
@@ -255,7 +270,8 @@ TEST(Payloads, RowsArriveAsTheFormatHoldsThem) {
     for (const auto dtype : {at::kFloat, at::kBFloat16})
       for (const int64_t width : {64, 33, 1}) {
         std::vector<at::Tensor> x;
-        for (const auto& rows : values) x.push_back(rows.narrow(1, 0, width).to(dtype).contiguous());
+        for (const auto& rows : values)
+          x.push_back(rows.narrow(1, 0, width).to(dtype).contiguous());
         const auto sent = expected(x, Sizes(2, {3, 3}), group->rank());
         const auto with = [&](Payload payload) {
           return all_to_all(x[index(group->rank())], group, {.forward = payload});
@@ -263,10 +279,13 @@ TEST(Payloads, RowsArriveAsTheFormatHoldsThem) {
         EXPECT_TRUE(torch::equal(with(Payload::kUnchanged), sent));
         EXPECT_TRUE(torch::equal(with(Payload::kFloat32), sent));
         EXPECT_TRUE(torch::equal(with(Payload::kBFloat16), sent.to(at::kBFloat16).to(dtype)));
-        EXPECT_TRUE(torch::equal(with(Payload::kMXFP8), mx::dequantize(mx::quantize(sent).row).to(dtype)));
+        EXPECT_TRUE(
+            torch::equal(with(Payload::kMXFP8), mx::dequantize(mx::quantize(sent).row).to(dtype)));
       }
-    EXPECT_THROW(all_to_all(torch::ones({4, 32}, at::kDouble), group, {.forward = Payload::kMXFP8}), UserError);
-    EXPECT_THROW(all_to_all(torch::ones({4, 2, 32}), group, {.forward = Payload::kMXFP8}), UserError);
+    EXPECT_THROW(all_to_all(torch::ones({4, 32}, at::kDouble), group, {.forward = Payload::kMXFP8}),
+                 UserError);
+    EXPECT_THROW(all_to_all(torch::ones({4, 2, 32}), group, {.forward = Payload::kMXFP8}),
+                 UserError);
   });
 }
 
@@ -274,7 +293,9 @@ TEST(Payloads, EachDirectionHasItsOwn) {
   expect_all_succeed(2, [&](std::shared_ptr<Group> group) {
     auto x = torch::randn({4, 32}).requires_grad_();
     const auto weight = torch::randn({4, 32});
-    (all_to_all(x, group, {.forward = Payload::kMXFP8, .backward = Payload::kBFloat16}) * weight).sum().backward();
+    (all_to_all(x, group, {.forward = Payload::kMXFP8, .backward = Payload::kBFloat16}) * weight)
+        .sum()
+        .backward();
     EXPECT_TRUE(torch::equal(x.grad(), all_to_all(weight.to(at::kBFloat16), group).to(at::kFloat)));
   });
 }
@@ -288,7 +309,8 @@ TEST(Payloads, BytesOnTheWireAreCounted) {
       const auto after = group->all_to_all_traffic();
       EXPECT_EQ(after.calls - before.calls, 1);
       EXPECT_EQ(after.bytes_sent - before.bytes_sent, after.bytes_received - before.bytes_received);
-      EXPECT_EQ(after.bytes_sent - before.bytes_sent, kRows / 3 * 2 * row_bytes(payload, kWidth, x.scalar_type()));
+      EXPECT_EQ(after.bytes_sent - before.bytes_sent,
+                kRows / 3 * 2 * row_bytes(payload, kWidth, x.scalar_type()));
       return static_cast<double>(after.bytes_sent - before.bytes_sent);
     };
     const auto x = torch::randn({kRows, kWidth});
@@ -299,7 +321,8 @@ TEST(Payloads, BytesOnTheWireAreCounted) {
 }
 
 TEST(Payloads, HaveNames) {
-  for (const auto payload : {Payload::kUnchanged, Payload::kFloat32, Payload::kBFloat16, Payload::kMXFP8})
+  for (const auto payload :
+       {Payload::kUnchanged, Payload::kFloat32, Payload::kBFloat16, Payload::kMXFP8})
     EXPECT_EQ(parse_payload(name(payload)), payload);
   EXPECT_THROW(parse_payload("fp7"), UserError);
 }
@@ -311,7 +334,8 @@ TEST(AllToAllMisuse, IsRefused) {
     EXPECT_THROW(Exchange(group, {{1, 1, 1}, {1, 1}}), InternalError);
     auto out = torch::ones({2, 2});
     EXPECT_THROW(group->all_to_all_async(out, torch::ones({2, 3}), {1, 1}, {1, 1}), InternalError);
-    EXPECT_THROW(group->all_to_all_async(out, torch::ones({2, 2}, at::kInt), {1, 1}, {1, 1}), InternalError);
+    EXPECT_THROW(group->all_to_all_async(out, torch::ones({2, 2}, at::kInt), {1, 1}, {1, 1}),
+                 InternalError);
     EXPECT_THROW(group->all_to_all_async(out, torch::ones({2, 2}), {1, 1}, {3, -1}), InternalError);
 
     const at::Tensor ids = all_to_all_v(torch::ones({2, 2}, at::kLong), exchange);

@@ -21,7 +21,8 @@ double by_messages(const CostModel& model, int ranks, double bytes, bool hierarc
   double seconds = 0;
   const int m = model.ranks_per_node;
   if (!hierarchical) {
-    for (int peer = 1; peer < ranks; ++peer) seconds += (peer < m ? model.inside : *model.between).seconds(1, bytes);
+    for (int peer = 1; peer < ranks; ++peer)
+      seconds += (peer < m ? model.inside : *model.between).seconds(1, bytes);
     return seconds;
   }
   for (int copy = 0; copy < 2; ++copy)
@@ -108,9 +109,10 @@ TEST(Calibration, IsTheSameOnEveryRankAndNearWhatItMeasured) {
     ASSERT_EQ(calibration.held_out.size(), 4U);
     if (world->rank() != 0) return;
     for (const auto& sample : calibration.held_out) {
-      const double predicted =
-          all_to_all_seconds(calibration.model, 2, sample.bytes / sample.messages, AllToAllAlgorithm::kLinear);
-      // Threads of one busy process: only the order of magnitude is sure. `bench comm` prints the figures.
+      const double predicted = all_to_all_seconds(
+          calibration.model, 2, sample.bytes / sample.messages, AllToAllAlgorithm::kLinear);
+      // Threads of one busy process: only the order of magnitude is sure. `bench comm` prints the
+      // figures.
       EXPECT_GT(predicted / sample.seconds, 0.1) << sample.bytes;
       EXPECT_LT(predicted / sample.seconds, 10) << sample.bytes;
     }

@@ -31,8 +31,8 @@ TEST_F(CudaGroup, MovesTensorsOfAGpuAsThoseOfACpu) {
       EXPECT_TRUE(torch::equal(sum.cpu(), of_rank(2, dtype).to(at::kDouble).mul(3).to(dtype)));
       const at::Tensor parts = of_rank(group->rank(), dtype).to(at::kCUDA);
       group->reduce_scatter_async(parts)->wait();
-      EXPECT_TRUE(
-          torch::equal(parts[group->rank()].cpu(), of_rank(1, dtype).to(at::kDouble).mul(3).to(dtype)[group->rank()]));
+      EXPECT_TRUE(torch::equal(parts[group->rank()].cpu(),
+                               of_rank(1, dtype).to(at::kDouble).mul(3).to(dtype)[group->rank()]));
       at::Tensor shared = of_rank(group->rank(), dtype).to(at::kCUDA);
       group->broadcast(shared, 1);
       EXPECT_TRUE(torch::equal(shared.cpu(), of_rank(1, dtype)));
@@ -43,7 +43,8 @@ TEST_F(CudaGroup, MovesTensorsOfAGpuAsThoseOfACpu) {
     const at::Tensor rows = of_rank(group->rank(), at::kFloat).to(at::kCUDA);
     const at::Tensor received = torch::empty_like(rows);
     group->all_to_all_async(received, rows, {1, 1, 1}, {1, 1, 1})->wait();
-    for (int r = 0; r < 3; ++r) EXPECT_TRUE(torch::equal(received[r].cpu(), of_rank(r, at::kFloat)[group->rank()]));
+    for (int r = 0; r < 3; ++r)
+      EXPECT_TRUE(torch::equal(received[r].cpu(), of_rank(r, at::kFloat)[group->rank()]));
   });
 }
 

@@ -40,7 +40,8 @@ TEST(Connecting, EndsAtTheTimeout) {
   } catch (const CommError& error) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 0 of 2"), HasSubstr("0.5 s")));
   }
-  for (const auto* name : {"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) ::unsetenv(name);
+  for (const auto* name : {"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
+    ::unsetenv(name);
 }
 
 class Environment : public ::testing::Test {
@@ -49,7 +50,8 @@ class Environment : public ::testing::Test {
     for (const auto* name : kNames) ::unsetenv(name);
   }
   void SetUp() override { TearDown(); }
-  static std::string error_with(const std::map<std::string, std::string>& variables, const GroupOptions& options = {}) {
+  static std::string error_with(const std::map<std::string, std::string>& variables,
+                                const GroupOptions& options = {}) {
     for (const auto* name : kNames) ::unsetenv(name);
     for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
     try {
@@ -80,13 +82,16 @@ TEST_F(Environment, WithoutRankOrWithOneRankThereIsNoNetwork) {
 TEST_F(Environment, NamesTheVariableThatIsMissingOrWrong) {
   EXPECT_THAT(error_with({{"WORLD_SIZE", "2"}}), HasSubstr("but RANK is not set"));
   EXPECT_THAT(error_with({{"RANK", "0"}}), HasSubstr("but WORLD_SIZE is not set"));
-  EXPECT_THAT(error_with({{"RANK", "0"}, {"WORLD_SIZE", "2"}}), HasSubstr("but MASTER_ADDR is not set"));
+  EXPECT_THAT(error_with({{"RANK", "0"}, {"WORLD_SIZE", "2"}}),
+              HasSubstr("but MASTER_ADDR is not set"));
   EXPECT_THAT(error_with({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}}),
               HasSubstr("but MASTER_PORT is not set"));
   EXPECT_THAT(error_with({{"RANK", "0"}, {"WORLD_SIZE", "two"}}), HasSubstr("WORLD_SIZE is 'two'"));
   EXPECT_THAT(error_with({{"RANK", "-1"}, {"WORLD_SIZE", "2"}}), HasSubstr("RANK is '-1'"));
-  EXPECT_THAT(error_with({{"RANK", "2"}, {"WORLD_SIZE", "2"}}), HasSubstr("RANK is 2, but WORLD_SIZE is 2"));
-  const std::map<std::string, std::string> good = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}};
+  EXPECT_THAT(error_with({{"RANK", "2"}, {"WORLD_SIZE", "2"}}),
+              HasSubstr("RANK is 2, but WORLD_SIZE is 2"));
+  const std::map<std::string, std::string> good = {
+      {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}};
   auto bad_port = good;
   bad_port["MASTER_PORT"] = "65536";
   EXPECT_THAT(error_with(bad_port), HasSubstr("MASTER_PORT is '65536'"));

@@ -33,16 +33,18 @@ double seconds_of(const std::function<void()>& call) {
 class Collectives : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, ::testing::Values(1, 2, 3, 4));
 
-const std::vector<std::vector<int64_t>> kShapes = {{}, {0}, {1}, {31}, {33}, {3, 0, 2}, {7, 11}, {1009}, {3, 20011}};
+const std::vector<std::vector<int64_t>> kShapes = {{},        {0},     {1},    {31},      {33},
+                                                   {3, 0, 2}, {7, 11}, {1009}, {3, 20011}};
 
 TEST_P(Collectives, AllReduceSumsEveryDtypeAndShape) {
   const int n = GetParam();
   expect_all_succeed(n, [&](std::shared_ptr<Group> group) {
     EXPECT_EQ(group->size(), n);
-    for (const auto dtype :
-         {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kChar, at::kByte})
+    for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf, at::kLong, at::kInt,
+                             at::kChar, at::kByte})
       for (const auto& shape : kShapes) {
-        // Sums stay small whole numbers, so they are exact in every dtype, and differ by element and rank.
+        // Sums stay small whole numbers, so they are exact in every dtype, and differ by element
+        // and rank.
         const auto base = torch::ones(shape).flatten().cumsum(0).remainder(5).reshape(shape);
         auto tensor = (base * (group->rank() + 1)).to(dtype);
         group->all_reduce(tensor);
@@ -73,11 +75,14 @@ TEST_P(Collectives, ReduceScatterGivesEachRankItsPartOfTheSum) {
   const int n = GetParam();
   expect_all_succeed(n, [&](std::shared_ptr<Group> group) {
     const auto each = [&](auto&& of_tensor) {
-      for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf, at::kLong, at::kByte})
+      for (const auto dtype :
+           {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf, at::kLong, at::kByte})
         for (const int64_t share : {0, 1, 31, 33, 1009, 300007}) of_tensor(dtype, share);
     };
     // As in all_reduce: small whole numbers that differ by element and rank. All run at once.
-    const auto base = [&](int64_t share) { return torch::ones({n * share}).cumsum(0).remainder(5); };
+    const auto base = [&](int64_t share) {
+      return torch::ones({n * share}).cumsum(0).remainder(5);
+    };
     std::vector<at::Tensor> tensors;
     std::vector<std::unique_ptr<Group::Work>> works;
     each([&](at::ScalarType dtype, int64_t share) {
@@ -88,7 +93,8 @@ TEST_P(Collectives, ReduceScatterGivesEachRankItsPartOfTheSum) {
     each([&](at::ScalarType dtype, int64_t share) {
       works[i]->wait();
       const auto part = tensors[i++].narrow(0, group->rank() * share, share);
-      const auto sum = (base(share) * (n * (n + 1) / 2)).to(dtype).narrow(0, group->rank() * share, share);
+      const auto sum =
+          (base(share) * (n * (n + 1) / 2)).to(dtype).narrow(0, group->rank() * share, share);
       EXPECT_TRUE(torch::equal(part, sum)) << dtype << " " << share;
     });
   });
@@ -100,12 +106,14 @@ TEST_P(Collectives, BroadcastAndAllGatherMoveTheBitsOfEveryDtype) {
     return (torch::ones(shape).flatten().cumsum(0).remainder(2 + rank)).reshape(shape).to(dtype);
   };
   expect_all_succeed(n, [&](std::shared_ptr<Group> group) {
-    for (const auto dtype : {at::kDouble, at::kBFloat16, at::kBool, at::kShort, at::kFloat8_e4m3fn, at::kLong})
+    for (const auto dtype :
+         {at::kDouble, at::kBFloat16, at::kBool, at::kShort, at::kFloat8_e4m3fn, at::kLong})
       for (const auto& shape : kShapes) {
         for (int root = 0; root < n; ++root) {
           auto tensor = of_rank(group->rank(), dtype, shape);
           group->broadcast(tensor, root);
-          EXPECT_TRUE(torch::equal(tensor.to(at::kFloat), of_rank(root, dtype, shape).to(at::kFloat)));
+          EXPECT_TRUE(
+              torch::equal(tensor.to(at::kFloat), of_rank(root, dtype, shape).to(at::kFloat)));
         }
         const auto mine = of_rank(group->rank(), dtype, shape);
         const auto all = group->all_gather(mine);
@@ -113,8 +121,8 @@ TEST_P(Collectives, BroadcastAndAllGatherMoveTheBitsOfEveryDtype) {
         for (int r = 0; r < n; ++r) {
           EXPECT_EQ(all[static_cast<size_t>(r)].scalar_type(), dtype);
           EXPECT_EQ(all[static_cast<size_t>(r)].sizes(), mine.sizes());
-          EXPECT_TRUE(
-              torch::equal(all[static_cast<size_t>(r)].to(at::kFloat), of_rank(r, dtype, shape).to(at::kFloat)));
+          EXPECT_TRUE(torch::equal(all[static_cast<size_t>(r)].to(at::kFloat),
+                                   of_rank(r, dtype, shape).to(at::kFloat)));
         }
       }
   });
@@ -125,7 +133,8 @@ TEST_P(Collectives, TheSameRanksGiveTheSameBits) {
   const auto run = [&] {
     std::vector<at::Tensor> sums(static_cast<size_t>(n));
     expect_all_succeed(n, [&](std::shared_ptr<Group> group) {
-      auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(group->rank()));
+      auto generator =
+          at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(group->rank()));
       auto tensor = torch::randn({100003}, generator);
       group->all_reduce(tensor);
       sums[static_cast<size_t>(group->rank())] = tensor;
@@ -166,7 +175,8 @@ TEST_P(Collectives, MisuseIsAnInternalError) {
   });
 }
 
-/// One of four dies (its group is destroyed); the others are in an all-reduce, also those that do not talk to it.
+/// One of four dies (its group is destroyed); the others are in an all-reduce, also those that do
+/// not talk to it.
 TEST(DeadRank, EveryOtherRankNamesItAtOnce) {
   for (int dead = 0; dead < 4; ++dead) {
     std::vector<std::string> errors;
@@ -184,15 +194,16 @@ TEST(DeadRank, EveryOtherRankNamesItAtOnce) {
     EXPECT_LT(took, 20);
     for (int r = 0; r < 4; ++r)
       EXPECT_THAT(errors[static_cast<size_t>(r)],
-                  r == dead
-                      ? ::testing::Eq("")
-                      : ::testing::Matcher<std::string>(AllOf(
-                            HasSubstr("all_reduce (call "), HasSubstr(fmt::format("rank {} stopped answering", dead)))))
+                  r == dead ? ::testing::Eq("")
+                            : ::testing::Matcher<std::string>(
+                                  AllOf(HasSubstr("all_reduce (call "),
+                                        HasSubstr(fmt::format("rank {} stopped answering", dead)))))
           << "rank " << r;
   }
 }
 
-/// Gloo leaves a call that was in the middle of a transfer asleep; it must not wait for the timeout.
+/// Gloo leaves a call that was in the middle of a transfer asleep; it must not wait for the
+/// timeout.
 TEST(DeadRank, DyingInTheMiddleOfATransferIsNoticedAtOnce) {
   for (int round = 0; round < 3; ++round) {
     std::vector<std::string> errors;
@@ -242,16 +253,19 @@ TEST(DeadRank, EveryCollectiveNoticesAndTheGroupStaysUnusable) {
       } catch (const CommError& error) {
         first = error.what();
       }
-      EXPECT_THAT(first, AllOf(HasSubstr(fmt::format("{} (call 2)", name)), HasSubstr("rank 1 stopped answering")));
+      EXPECT_THAT(first, AllOf(HasSubstr(fmt::format("{} (call 2)", name)),
+                               HasSubstr("rank 1 stopped answering")));
       auto tensor = torch::ones({4});
       group->all_reduce(tensor);
     });
     EXPECT_EQ(errors[1], "");
-    for (const int r : {0, 2}) EXPECT_THAT(errors[static_cast<size_t>(r)], HasSubstr("failed before: " + name));
+    for (const int r : {0, 2})
+      EXPECT_THAT(errors[static_cast<size_t>(r)], HasSubstr("failed before: " + name));
   }
 }
 
-/// Of four ranks in two pairs one dies; the error of its pair ends the other pair's too, in the world's numbers.
+/// Of four ranks in two pairs one dies; the error of its pair ends the other pair's too, in the
+/// world's numbers.
 TEST(DeadRank, AFailureInASubgroupEndsAllGroups) {
   for (int dead = 0; dead < 4; ++dead) {
     std::vector<std::string> errors;
@@ -277,7 +291,8 @@ TEST(DeadRank, AFailureInASubgroupEndsAllGroups) {
     EXPECT_LT(took, 20);
     for (int r = 0; r < 4; ++r)
       if (r != dead) {
-        EXPECT_THAT(errors[static_cast<size_t>(r)], HasSubstr(fmt::format("rank {} stopped answering", dead)));
+        EXPECT_THAT(errors[static_cast<size_t>(r)],
+                    HasSubstr(fmt::format("rank {} stopped answering", dead)));
       }
   }
 }
@@ -289,33 +304,35 @@ TEST(DeadRank, AnErrorOnOneRankEndsTheOthers) {
     while (true) group->barrier();
   });
   EXPECT_EQ(errors[2], "bad record");
-  for (const int r : {0, 1}) EXPECT_THAT(errors[static_cast<size_t>(r)], HasSubstr("rank 2 stopped answering"));
+  for (const int r : {0, 1})
+    EXPECT_THAT(errors[static_cast<size_t>(r)], HasSubstr("rank 2 stopped answering"));
 }
 
 TEST(SilentRank, IsNamedAfterTheTimeout) {
   std::atomic<int> done = 0;
-  const auto errors = run_ranks(3,
-                                [&](std::shared_ptr<Group> group) {
-                                  group->barrier();
-                                  if (group->rank() == 1) {
-                                    while (done < 2) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-                                    return;
-                                  }
-                                  auto tensor = torch::ones({4});
-                                  double took = 0;
-                                  std::string text;
-                                  took = seconds_of([&] {
-                                    try {
-                                      group->all_reduce(tensor);
-                                    } catch (const CommError& error) {
-                                      text = error.what();
-                                    }
-                                  });
-                                  ++done;
-                                  EXPECT_GE(took, 0.9);
-                                  EXPECT_THAT(text, AllOf(HasSubstr("all_reduce (call 2)"), HasSubstr("rank 1 ")));
-                                },
-                                {.timeout_s = 1});
+  const auto errors =
+      run_ranks(3,
+                [&](std::shared_ptr<Group> group) {
+                  group->barrier();
+                  if (group->rank() == 1) {
+                    while (done < 2) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                    return;
+                  }
+                  auto tensor = torch::ones({4});
+                  double took = 0;
+                  std::string text;
+                  took = seconds_of([&] {
+                    try {
+                      group->all_reduce(tensor);
+                    } catch (const CommError& error) {
+                      text = error.what();
+                    }
+                  });
+                  ++done;
+                  EXPECT_GE(took, 0.9);
+                  EXPECT_THAT(text, AllOf(HasSubstr("all_reduce (call 2)"), HasSubstr("rank 1 ")));
+                },
+                {.timeout_s = 1});
   EXPECT_THAT(errors, ElementsAre("", "", ""));
 }
 
@@ -332,8 +349,8 @@ TEST(SilentRank, InAnAllToAllOfASubgroupIsNamedAfterTheTimeout) {
             try {
               pair->all_to_all_async(x.clone(), x, {1, 1}, {1, 1})->wait();
             } catch (const CommError& error) {
-              EXPECT_THAT(error.what(),
-                          AllOf(HasSubstr("all_to_all (call 1) among ranks 1, 2"), HasSubstr("rank 1 did not answer")));
+              EXPECT_THAT(error.what(), AllOf(HasSubstr("all_to_all (call 1) among ranks 1, 2"),
+                                              HasSubstr("rank 1 did not answer")));
             }
           });
           EXPECT_GE(took, 0.9);

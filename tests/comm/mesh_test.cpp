@@ -19,7 +19,8 @@ using ::testing::HasSubstr;
 /// The world's ranks that are in `group`, in its order.
 std::vector<int64_t> members(Group& group, int64_t rank) {
   std::vector<int64_t> ranks;
-  for (const auto& one : group.all_gather(torch::full({1}, rank, at::kLong))) ranks.push_back(one.item<int64_t>());
+  for (const auto& one : group.all_gather(torch::full({1}, rank, at::kLong)))
+    ranks.push_back(one.item<int64_t>());
   return ranks;
 }
 
@@ -92,7 +93,8 @@ TEST(Mesh, SizesThatDoNotFitAreRefused) {
       }
       return "";
     };
-    EXPECT_THAT(message({{"data", 2}, {"expert", 3}}), HasSubstr("data 2 x expert 3 = 6 ranks, but the job has 2"));
+    EXPECT_THAT(message({{"data", 2}, {"expert", 3}}),
+                HasSubstr("data 2 x expert 3 = 6 ranks, but the job has 2"));
     EXPECT_THAT(message({{"data", 0}}), HasSubstr("data has size 0"));
     EXPECT_THAT(message({{"data", 1}, {"data", 2}}), HasSubstr("data stands twice"));
     EXPECT_THROW(world->split({{0}}), InternalError);

@@ -13,9 +13,11 @@
 
 namespace dovetail {
 
-/// Runs `body` as every rank of a local group, each on a thread of its own that owns its group: it is destroyed when
-/// the body returns or throws, as in a process that ends. Returns what each rank threw, "" for nothing.
-inline std::vector<std::string> run_ranks(int size, const std::function<void(std::shared_ptr<Group>)>& body,
+/// Runs `body` as every rank of a local group, each on a thread of its own that owns its group: it
+/// is destroyed when the body returns or throws, as in a process that ends. Returns what each rank
+/// threw, "" for nothing.
+inline std::vector<std::string> run_ranks(int size,
+                                          const std::function<void(std::shared_ptr<Group>)>& body,
                                           const GroupOptions& options = {}) {
   auto groups = local_groups(size, options);
   std::vector<std::string> errors(groups.size());

@@ -25,8 +25,8 @@ constexpr int64_t kSamples = 16;
 /// Odd sizes, a parameter used twice, one used by a branch that some samples take, one never used.
 struct Model : torch::nn::Module {
   explicit Model(at::ScalarType dtype) {
-    auto generator =
-        at::make_generator<at::CPUGeneratorImpl>(uint64_t{3});  // the ranks are threads: not the global one
+    auto generator = at::make_generator<at::CPUGeneratorImpl>(
+        uint64_t{3});  // the ranks are threads: not the global one
     const auto add = [&](const char* name, std::vector<int64_t> shape) {
       return register_parameter(name, torch::randn(shape, generator, at::kDouble).div(4).to(dtype));
     };
@@ -45,7 +45,8 @@ struct Model : torch::nn::Module {
     for (int64_t i = begin; i < end; ++i) {
       auto h = torch::tanh(torch::matmul(embedding[i % 13], hidden) + bias);
       if (i % 4 == 1) h = h * sometimes;
-      const auto logits = torch::matmul(torch::matmul(h, back), embedding.t());  // tied to the input
+      const auto logits =
+          torch::matmul(torch::matmul(h, back), embedding.t());  // tied to the input
       total = total + torch::logsumexp(logits, 0) - logits[(i * 5) % 13];
     }
     return total;
@@ -56,8 +57,10 @@ struct Model : torch::nn::Module {
 
 using Gradients = std::vector<at::Tensor>;
 
-/// The gradient of one step over `ranks`, every rank with `micro_batches`; rank 0's, after comparing all ranks' bits.
-Gradients step_gradient(int ranks, int micro_batches, at::ScalarType dtype, int64_t bucket_bytes, int steps = 1) {
+/// The gradient of one step over `ranks`, every rank with `micro_batches`; rank 0's, after
+/// comparing all ranks' bits.
+Gradients step_gradient(int ranks, int micro_batches, at::ScalarType dtype, int64_t bucket_bytes,
+                        int steps = 1) {
   std::vector<Gradients> results(static_cast<size_t>(ranks));
   const auto body = [&](std::shared_ptr<Group> group) {
     Model model(dtype);
@@ -90,7 +93,8 @@ Gradients reference(at::ScalarType dtype) {
   Model model(dtype);
   model.loss(0, kSamples).backward();
   Gradients gradients;
-  for (const auto& p : model.parameters()) gradients.push_back(p.grad().defined() ? p.grad() : torch::zeros_like(p));
+  for (const auto& p : model.parameters())
+    gradients.push_back(p.grad().defined() ? p.grad() : torch::zeros_like(p));
   return gradients;
 }
 
@@ -110,9 +114,11 @@ TEST(GradientReducer, AnyRanksMicroBatchesAndBucketsGiveTheGradientOfTheWholeBat
   for (const int ranks : {1, 2, 4})
     for (const int micro_batches : {1, 2, 4})
       for (const int64_t bucket_bytes : {1, 600, 1 << 20})
-        EXPECT_LT(largest_relative_difference(step_gradient(ranks, micro_batches, at::kDouble, bucket_bytes), expected),
+        EXPECT_LT(largest_relative_difference(
+                      step_gradient(ranks, micro_batches, at::kDouble, bucket_bytes), expected),
                   1e-10)
-            << ranks << " ranks, " << micro_batches << " micro-batches, buckets of " << bucket_bytes;
+            << ranks << " ranks, " << micro_batches << " micro-batches, buckets of "
+            << bucket_bytes;
 }
 
 /// A recorded step writes into the tensors of its recording, whatever a step in between has left.
@@ -124,7 +130,8 @@ TEST(GradientReducer, ReplacedSumsStandInForTheLastStep) {
       reducer.begin();
       for (int k = 0; k < micro_batches; ++k) {
         if (k + 1 == micro_batches) reducer.arm();
-        model.loss(begin + k * size / micro_batches, begin + (k + 1) * size / micro_batches).backward();
+        model.loss(begin + k * size / micro_batches, begin + (k + 1) * size / micro_batches)
+            .backward();
       }
       reducer.finish();
       Gradients sums;
@@ -134,17 +141,21 @@ TEST(GradientReducer, ReplacedSumsStandInForTheLastStep) {
     const Gradients recorded = step(0, 8);
     EXPECT_FALSE(torch::equal(step(8, 8)[0], recorded[0]));
     reducer.replace(recorded);
-    for (size_t i = 0; i < recorded.size(); ++i) EXPECT_TRUE(reducer.gradient(i).is_same(recorded[i])) << i;
+    for (size_t i = 0; i < recorded.size(); ++i)
+      EXPECT_TRUE(reducer.gradient(i).is_same(recorded[i])) << i;
     EXPECT_FALSE(torch::equal(step(8, 8)[0], recorded[0])) << "begin forgets them";
   }
 }
 
-/// The gradient of the second of two steps with `scatter`, put together from the shares of all ranks.
-Gradients scattered_gradient(int ranks, int micro_batches, at::ScalarType dtype, int64_t bucket_bytes) {
+/// The gradient of the second of two steps with `scatter`, put together from the shares of all
+/// ranks.
+Gradients scattered_gradient(int ranks, int micro_batches, at::ScalarType dtype,
+                             int64_t bucket_bytes) {
   Gradients result(Model(dtype).parameters().size());
   expect_all_succeed(ranks, [&](std::shared_ptr<Group> group) {
     Model model(dtype);
-    GradientReducer reducer(group, model.parameters(), {.bucket_bytes = bucket_bytes, .scatter = true});
+    GradientReducer reducer(group, model.parameters(),
+                            {.bucket_bytes = bucket_bytes, .scatter = true});
     const int64_t share = kSamples / ranks, micro = share / micro_batches;
     for (int step = 0; step < 2; ++step) {
       reducer.begin();
@@ -158,14 +169,16 @@ Gradients scattered_gradient(int ranks, int micro_batches, at::ScalarType dtype,
     for (size_t b = 0; b < reducer.buckets().size(); ++b) {
       const Bucket& bucket = reducer.buckets()[b];
       EXPECT_EQ(reducer.share(b).numel(), bucket.share());
-      EXPECT_EQ(reducer.share(b).storage().nbytes(), reducer.share(b).nbytes()) << "the bucket is still there";
+      EXPECT_EQ(reducer.share(b).storage().nbytes(), reducer.share(b).nbytes())
+          << "the bucket is still there";
       const auto all = torch::cat(group->all_gather(reducer.share(b)));
       EXPECT_TRUE(all.slice(0, bucket.elements()).eq(0).all().item<bool>()) << "padding";
       int64_t offset = 0;
       for (size_t k = 0; k < bucket.parameters.size(); offset += bucket.sizes[k++]) {
         const size_t i = bucket.parameters[k];
         if (group->rank() == 0)
-          result[i] = all.narrow(0, offset, bucket.sizes[k]).view(model.parameters()[i].sizes()).clone();
+          result[i] =
+              all.narrow(0, offset, bucket.sizes[k]).view(model.parameters()[i].sizes()).clone();
       }
     }
     EXPECT_THROW(reducer.gradient(0), InternalError);
@@ -180,9 +193,11 @@ TEST(GradientReducer, SharesAreThoseOfTheGradientOfTheWholeBatch) {
     for (const int micro_batches : {1, 2, 4})
       for (const int64_t bucket_bytes : {1, 600, 1 << 20})
         EXPECT_LT(
-            largest_relative_difference(scattered_gradient(ranks, micro_batches, at::kDouble, bucket_bytes), expected),
+            largest_relative_difference(
+                scattered_gradient(ranks, micro_batches, at::kDouble, bucket_bytes), expected),
             1e-10)
-            << ranks << " ranks, " << micro_batches << " micro-batches, buckets of " << bucket_bytes;
+            << ranks << " ranks, " << micro_batches << " micro-batches, buckets of "
+            << bucket_bytes;
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     const auto gradient = scattered_gradient(2, 2, dtype, 600);
     for (const auto& g : gradient) EXPECT_EQ(g.scalar_type(), at::kFloat);
@@ -193,7 +208,8 @@ TEST(GradientReducer, SharesAreThoseOfTheGradientOfTheWholeBatch) {
 TEST(GradientReducer, SharesOfAllReducedBucketsAreRangesOfThem) {
   for (const int n : {2, 3, 4})
     expect_all_succeed(n, [&](std::shared_ptr<Group> group) {
-      const auto matrix = torch::ones({7, 5}).requires_grad_(), vector = torch::ones({3}).requires_grad_();
+      const auto matrix = torch::ones({7, 5}).requires_grad_(),
+                 vector = torch::ones({3}).requires_grad_();
       GradientReducer reducer(group, {matrix, vector}, {});
       reducer.begin();
       reducer.arm();
@@ -204,8 +220,9 @@ TEST(GradientReducer, SharesOfAllReducedBucketsAreRangesOfThem) {
       int64_t offset = 0;
       for (const Bucket::Piece& piece : bucket.pieces(group->rank())) {
         const auto of_share = reducer.share(0).narrow(0, offset, piece.size);
-        EXPECT_TRUE(
-            torch::equal(of_share, reducer.gradient(piece.parameter).flatten().narrow(0, piece.begin, piece.size)));
+        EXPECT_TRUE(torch::equal(
+            of_share,
+            reducer.gradient(piece.parameter).flatten().narrow(0, piece.begin, piece.size)));
         offset += piece.size;
       }
       EXPECT_EQ(offset, reducer.share(0).numel());
@@ -223,7 +240,8 @@ TEST(GradientReducer, Float32AgreesToItsPrecision) {
 
 TEST(GradientReducer, TheSameRanksGiveTheSameBits) {
   for (const int ranks : {1, 2, 3, 4}) {
-    const auto a = step_gradient(ranks, 2, at::kFloat, 300), b = step_gradient(ranks, 2, at::kFloat, 300);
+    const auto a = step_gradient(ranks, 2, at::kFloat, 300),
+               b = step_gradient(ranks, 2, at::kFloat, 300);
     for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(torch::equal(a[i], b[i]));
   }
 }
@@ -231,12 +249,14 @@ TEST(GradientReducer, TheSameRanksGiveTheSameBits) {
 TEST(GradientReducer, EveryStepStartsAfresh) {
   for (const int ranks : {1, 2})
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-      const auto once = step_gradient(ranks, 2, dtype, 600), thrice = step_gradient(ranks, 2, dtype, 600, /*steps=*/3);
+      const auto once = step_gradient(ranks, 2, dtype, 600),
+                 thrice = step_gradient(ranks, 2, dtype, 600, /*steps=*/3);
       for (size_t i = 0; i < once.size(); ++i) EXPECT_TRUE(torch::equal(once[i], thrice[i]));
     }
 }
 
-/// A parameter whose gradient in micro-batch k of rank r is `value(r, k)`: the sum is known exactly.
+/// A parameter whose gradient in micro-batch k of rank r is `value(r, k)`: the sum is known
+/// exactly.
 at::Tensor sum_of_bf16(int ranks, int micro_batches, const std::function<float(int, int)>& value) {
   at::Tensor result;
   expect_all_succeed(ranks, [&](std::shared_ptr<Group> group) {
@@ -277,8 +297,8 @@ TEST(GradientReducer, AGroupOfOneCopiesNothing) {
 }
 
 TEST(GradientReducer, SumsAreReducedWhileBackwardRuns) {
-  // The bucket of the last parameter is on its way before backward reaches the first: a hook there waits until every
-  // rank's has come.
+  // The bucket of the last parameter is on its way before backward reaches the first: a hook there
+  // waits until every rank's has come.
   std::atomic<int> started = 0;
   expect_all_succeed(2, [&](std::shared_ptr<Group> group) {
     struct Counting final : Group {
@@ -291,9 +311,13 @@ TEST(GradientReducer, SumsAreReducedWhileBackwardRuns) {
         ++*started;
         return inner->all_reduce_async(t);
       }
-      std::unique_ptr<Work> reduce_scatter_async(at::Tensor t) override { return inner->reduce_scatter_async(t); }
+      std::unique_ptr<Work> reduce_scatter_async(at::Tensor t) override {
+        return inner->reduce_scatter_async(t);
+      }
       void broadcast(at::Tensor& t, int root) override { inner->broadcast(t, root); }
-      std::vector<at::Tensor> all_gather(const at::Tensor& t) override { return inner->all_gather(t); }
+      std::vector<at::Tensor> all_gather(const at::Tensor& t) override {
+        return inner->all_gather(t);
+      }
       void barrier() override { inner->barrier(); }
       std::unique_ptr<Work> all_to_all_async(at::Tensor output, const at::Tensor& input,
                                              const std::vector<int64_t>& receive,
@@ -301,7 +325,9 @@ TEST(GradientReducer, SumsAreReducedWhileBackwardRuns) {
         return inner->all_to_all_async(output, input, receive, send);
       }
       Traffic all_to_all_traffic() const override { return inner->all_to_all_traffic(); }
-      std::shared_ptr<Group> split(const std::vector<std::vector<int>>& parts) override { return inner->split(parts); }
+      std::shared_ptr<Group> split(const std::vector<std::vector<int>>& parts) override {
+        return inner->split(parts);
+      }
     };
     auto counting = std::make_shared<Counting>();
     counting->inner = group;
@@ -323,7 +349,8 @@ TEST(GradientReducer, SumsAreReducedWhileBackwardRuns) {
 }
 
 TEST(GradientReducer, RanksThatUseOtherParametersStillMatch) {
-  // Rank r uses parameter r only, so gradients arrive in another order, or not at all, on every rank.
+  // Rank r uses parameter r only, so gradients arrive in another order, or not at all, on every
+  // rank.
   expect_all_succeed(4, [&](std::shared_ptr<Group> group) {
     std::vector<at::Tensor> parameters;
     for (int i = 0; i < 5; ++i) parameters.push_back(torch::ones({1000 + i}).requires_grad_());
@@ -333,7 +360,8 @@ TEST(GradientReducer, RanksThatUseOtherParametersStillMatch) {
     (parameters[static_cast<size_t>(group->rank())] * (group->rank() + 1)).sum().backward();
     reducer.finish();
     for (int i = 0; i < 5; ++i)
-      EXPECT_TRUE(reducer.gradient(static_cast<size_t>(i)).eq(i < 4 ? i + 1 : 0).all().item<bool>());
+      EXPECT_TRUE(
+          reducer.gradient(static_cast<size_t>(i)).eq(i < 4 ? i + 1 : 0).all().item<bool>());
   });
 }
 
@@ -376,8 +404,8 @@ TEST(GradientReducer, AStepThatFailedHalfWayIsForgotten) {
 TEST(GradientReducer, ItsHooksGoWithIt) {
   expect_all_succeed(2, [&](std::shared_ptr<Group> group) {
     auto parameter = torch::ones({3}).requires_grad_();
-    auto reducer =
-        std::make_unique<GradientReducer>(group, std::vector<at::Tensor>{parameter}, GradientReducer::Options{});
+    auto reducer = std::make_unique<GradientReducer>(group, std::vector<at::Tensor>{parameter},
+                                                     GradientReducer::Options{});
     const auto loss = parameter.sum();  // its graph keeps the accumulator that has the hook
     reducer.reset();
     loss.backward();
@@ -419,7 +447,8 @@ TEST(GradientReducer, MisuseIsAnInternalError) {
     reducer.arm();
     EXPECT_THROW(reducer.arm(), InternalError);
     parameter.sum().backward();
-    EXPECT_THROW(parameter.sum().backward(), InternalError);  // a second gradient after the bucket was sent
+    EXPECT_THROW(parameter.sum().backward(),
+                 InternalError);  // a second gradient after the bucket was sent
     reducer.finish();
     EXPECT_THROW(GradientReducer(group, {torch::ones({3})}, {}), InternalError);
     EXPECT_THROW(GradientReducer(group, {parameter * 2}, {}), InternalError);

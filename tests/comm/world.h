@@ -37,7 +37,8 @@ class World {
   int size() const { return size_; }
 
   /// The wait statuses of all ranks, which run the test `name` below with a few more variables.
-  std::vector<int> run(const std::string& name, int restart, const std::vector<std::string>& more) const {
+  std::vector<int> run(const std::string& name, int restart,
+                       const std::vector<std::string>& more) const {
     std::vector<pid_t> pids;
     for (int rank = 0; rank < size_; ++rank) {
       std::vector<std::string> variables = {fmt::format("RANK={}", rank),
@@ -56,10 +57,11 @@ class World {
         if (!std::string_view(*e).starts_with("OMP_NUM_THREADS=")) environment.push_back(*e);
       environment.push_back(nullptr);
       const auto filter = fmt::format("--gtest_filter=Rank.{}", name);
-      const char* const arguments[] = {"/proc/self/exe", filter.c_str(), "--gtest_brief=1", nullptr};
+      const char* const arguments[] = {"/proc/self/exe", filter.c_str(), "--gtest_brief=1",
+                                       nullptr};
       pid_t pid = -1;
-      EXPECT_EQ(::posix_spawn(&pid, "/proc/self/exe", nullptr, nullptr, const_cast<char* const*>(arguments),
-                              environment.data()),
+      EXPECT_EQ(::posix_spawn(&pid, "/proc/self/exe", nullptr, nullptr,
+                              const_cast<char* const*>(arguments), environment.data()),
                 0);
       pids.push_back(pid);
     }
@@ -85,7 +87,8 @@ class World {
       return time;
     };
     const auto statuses =
-        run(name, restart, {fmt::format("DOVETAIL_TEST_DEAD={}", dead), "DOVETAIL_TEST_FOLDER=" + folder});
+        run(name, restart,
+            {fmt::format("DOVETAIL_TEST_DEAD={}", dead), "DOVETAIL_TEST_FOLDER=" + folder});
     for (int r = 0; r < size_; ++r) {
       const int status = statuses[static_cast<size_t>(r)];
       if (r == dead) {
@@ -95,7 +98,8 @@ class World {
       EXPECT_EQ(status, 0) << "rank " << r;
       const double after_s = time_of(fmt::format("rank{}", r)) - time_of("death");
       EXPECT_GT(after_s, 0);
-      EXPECT_LT(after_s, 1.0) << "rank " << r << " of " << size_ << " when rank " << dead << " died";
+      EXPECT_LT(after_s, 1.0) << "rank " << r << " of " << size_ << " when rank " << dead
+                              << " died";
       ::testing::Test::RecordProperty(fmt::format("death_of_{}_known_by_{}_s", dead, r),
                                       fmt::format("{:.3f}", after_s));
     }

@@ -47,16 +47,17 @@ TEST(Rank, LosesOne) {
   }
 }
 
-/// In a mesh of 2 x 2, each rank exchanges rows along its own expert axis while one is killed in the middle of it: the
-/// rank beside it notices in that all-to-all, those of the other row in a sum over the data axis or in the world.
-/// Each writes how long after the death it knew.
+/// In a mesh of 2 x 2, each rank exchanges rows along its own expert axis while one is killed in
+/// the middle of it: the rank beside it notices in that all-to-all, those of the other row in a sum
+/// over the data axis or in the world. Each writes how long after the death it knew.
 TEST(Rank, LosesOneInAllToAll) {
   if (!is_rank()) GTEST_SKIP() << "runs only as a rank of World.*";
   const auto world = world_from_environment();
   const Mesh mesh(world, {{"data", 2}, {"expert", 2}});
   const Deaths deaths;
   const auto& expert = mesh.group("expert");
-  const auto x = torch::ones({16 << 10, 256});  // 16 MB: takes long enough to be in the middle of it
+  const auto x =
+      torch::ones({16 << 10, 256});  // 16 MB: takes long enough to be in the middle of it
   auto gradient = torch::ones({1000});
   std::thread killer;
   world->barrier();
@@ -76,8 +77,8 @@ TEST(Rank, LosesOneInAllToAll) {
   if (killer.joinable()) killer.join();
 }
 
-/// Rank 0 stops with its sockets full, so that rank 1 is in the middle of sending when rank 0 is killed. Gloo would
-/// leave that call asleep until the timeout.
+/// Rank 0 stops with its sockets full, so that rank 1 is in the middle of sending when rank 0 is
+/// killed. Gloo would leave that call asleep until the timeout.
 TEST(Rank, LosesOneThatDoesNotRead) {
   if (!is_rank()) GTEST_SKIP() << "runs only as a rank of World.*";
   const auto group = world_from_environment();
@@ -94,7 +95,8 @@ TEST(Rank, LosesOneThatDoesNotRead) {
   } catch (const CommError& error) {
     EXPECT_THAT(error.what(), HasSubstr("rank 0 stopped answering"));
   }
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(45)) << "waited for the timeout of 60 s";
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(45))
+      << "waited for the timeout of 60 s";
   if (stop.joinable()) stop.join();
 }
 
@@ -110,7 +112,8 @@ TEST(World, AKilledProcessIsNamedByAllOthersAlsoWhenItIsRankZero) {
   const World world(3);
   int restart = 0;
   for (const int dead : {0, 2}) {
-    const auto statuses = world.run("LosesOne", restart++, {fmt::format("DOVETAIL_TEST_DEAD={}", dead)});
+    const auto statuses =
+        world.run("LosesOne", restart++, {fmt::format("DOVETAIL_TEST_DEAD={}", dead)});
     for (int r = 0; r < 3; ++r) {
       const int status = statuses[static_cast<size_t>(r)];
       EXPECT_TRUE(r == dead ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL : status == 0)
@@ -122,7 +125,8 @@ TEST(World, AKilledProcessIsNamedByAllOthersAlsoWhenItIsRankZero) {
 TEST(World, ARankKilledInAllToAllIsNamedByAllOthersWithinASecond) {
   if (is_rank()) GTEST_SKIP() << "this is a rank";
   const World world(4);
-  for (int dead = 0; dead < world.size(); ++dead) world.expect_death_is_known("LosesOneInAllToAll", dead, dead);
+  for (int dead = 0; dead < world.size(); ++dead)
+    world.expect_death_is_known("LosesOneInAllToAll", dead, dead);
 }
 
 TEST(World, AProcessThatDiesInTheMiddleOfATransferIsNoticedBeforeTheTimeout) {

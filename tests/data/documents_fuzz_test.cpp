@@ -13,9 +13,10 @@
 namespace dovetail::documents_fuzz_test {
 namespace {
 
-const std::string kRecords = R"([{"text": "one \" ]", "n": [1, {"a": "}"}]}, {"text": null, "x": NaN},)"
-                             "\n"
-                             R"( {"text": ""}, {"body": 1}, {"text": "two \\"}, ["three"], {"text": "vier é"}])";
+const std::string kRecords =
+    R"([{"text": "one \" ]", "n": [1, {"a": "}"}]}, {"text": null, "x": NaN},)"
+    "\n"
+    R"( {"text": ""}, {"body": 1}, {"text": "two \\"}, ["three"], {"text": "vier é"}])";
 
 std::vector<std::string> texts_in(const InputFile& file) {
   std::vector<std::string> texts;
@@ -32,7 +33,8 @@ std::vector<std::string> parsed(const std::string& content) {
   const auto root = nlohmann::json::parse(content, nullptr, /*allow_exceptions=*/false);
   if (root.is_array())
     for (const auto& record : root)
-      if (record.is_object() && record.contains("text") && record["text"].is_string() && record["text"] != "")
+      if (record.is_object() && record.contains("text") && record["text"].is_string() &&
+          record["text"] != "")
         texts.push_back(record["text"]);
   return texts;
 }
@@ -56,12 +58,14 @@ TEST(DocumentsFuzz, AnArrayGivesTheTextsOfAParserOfWholeFiles) {
 TEST(DocumentsFuzz, LinesAreReadOrNamed) {
   const TemporaryFolder folder;
   std::string lines = kRecords.substr(1, kRecords.size() - 2);
-  for (size_t at = 0; (at = lines.find("}, ", at)) != std::string::npos;) lines.replace(at, 3, "}\r\n");
+  for (size_t at = 0; (at = lines.find("}, ", at)) != std::string::npos;)
+    lines.replace(at, 3, "}\r\n");
   test::fuzz({lines, "\xEF\xBB\xBF" + lines}, 1000, 43, [&](const std::string& input) {
     DataConfig config;
     config.text = {folder.write("records.jsonl", input).string()};
     for (const InputFile& file : list_inputs(config).files)
-      for (const std::string& text : texts_in(file)) EXPECT_TRUE(is_valid_utf8(text)) << test::escaped(input);
+      for (const std::string& text : texts_in(file))
+        EXPECT_TRUE(is_valid_utf8(text)) << test::escaped(input);
   });
 }
 

@@ -14,8 +14,8 @@ using ::testing::ElementsAre;
 class Inputs : public ::testing::Test {
  protected:
   Inputs() {
-    for (const char* name :
-         {"a.txt", "b.md", "c.bin", ".d.txt", "s/e.py", "s/f.jsonl", "s/t/g.txt", "s/.u/h.txt", "Z.txt"})
+    for (const char* name : {"a.txt", "b.md", "c.bin", ".d.txt", "s/e.py", "s/f.jsonl", "s/t/g.txt",
+                             "s/.u/h.txt", "Z.txt"})
       folder_.write(name, name);
   }
 
@@ -37,7 +37,8 @@ class Inputs : public ::testing::Test {
 };
 
 TEST_F(Inputs, AFolderIsSearchedForText) {
-  EXPECT_THAT(list({at("")}), ElementsAre("Z.txt", "a.txt", "b.md", "s/e.py", "s/f.jsonl", "s/t/g.txt"));
+  EXPECT_THAT(list({at("")}),
+              ElementsAre("Z.txt", "a.txt", "b.md", "s/e.py", "s/f.jsonl", "s/t/g.txt"));
   EXPECT_THAT(list({at("s")}), ElementsAre("e.py", "f.jsonl", "t/g.txt"));
 }
 
@@ -50,7 +51,8 @@ TEST_F(Inputs, AFolderListsWhatItPassesOver) {
   config.text = {at("s")};
   const auto inputs = list_inputs(config);
   std::vector<std::string> passed;
-  for (const PassedOver& file : inputs.passed_over) passed.push_back(file.relative + ": " + file.reason);
+  for (const PassedOver& file : inputs.passed_over)
+    passed.push_back(file.relative + ": " + file.reason);
   EXPECT_THAT(passed, ElementsAre("photo.PNG: no extension of a text", "video.ts: binary data"));
   EXPECT_EQ(describe_passed_over(inputs.passed_over),
             "passed over 2 files: photo.PNG (no extension of a text), video.ts (binary data)");
@@ -95,8 +97,8 @@ TEST_F(Inputs, AListNamesRootAndRelativePath) {
   const std::string root = folder_.path().string();
   EXPECT_THAT(list_of(root + "\ts/e.py\n\n" + root + "/s\tt/g.txt\n" + root + "\tc.bin"),
               ElementsAre("c.bin", "s/e.py", "t/g.txt"));
-  for (const std::string& bad :
-       {std::string("no tab\n"), root + "\t\n", root + "\ta\tb\n", root + "\t/etc/passwd\n", root + "\tabsent\n"}) {
+  for (const std::string& bad : {std::string("no tab\n"), root + "\t\n", root + "\ta\tb\n",
+                                 root + "\t/etc/passwd\n", root + "\tabsent\n"}) {
     try {
       list_of(root + "\ta.txt\n" + bad);
       FAIL() << bad;

@@ -17,7 +17,8 @@ namespace dovetail::loader_test {
 namespace {
 
 /// A prepared folder of `size` bytes of text, all `letter` or, without one, counting up.
-std::string prepared(const TemporaryFolder& folder, const std::string& name, size_t size, char letter = 0) {
+std::string prepared(const TemporaryFolder& folder, const std::string& name, size_t size,
+                     char letter = 0) {
   std::string text(size, letter);
   if (letter == 0)
     for (size_t i = 0; i < size; ++i) text[i] = static_cast<char>('!' + i % 90);
@@ -28,7 +29,8 @@ std::string prepared(const TemporaryFolder& folder, const std::string& name, siz
   return (folder.path() / name).string();
 }
 
-std::vector<at::Tensor> steps(const DataConfig& config, const LoaderOptions& options, int64_t begin, int64_t end) {
+std::vector<at::Tensor> steps(const DataConfig& config, const LoaderOptions& options, int64_t begin,
+                              int64_t end) {
   Loader loader(config, options);
   std::vector<at::Tensor> out;
   for (int64_t step = begin; step < end; ++step) out.push_back(loader.step(step));
@@ -76,7 +78,8 @@ TEST_F(LoaderTest, IsAFunctionOfTheStepInAnyOrder) {
       EXPECT_TRUE(at::equal(loader.step(step), expected[static_cast<size_t>(step)])) << step;
     // Resumed in the middle.
     const auto resumed = steps(config, options, 11, 20);
-    for (size_t i = 0; i < resumed.size(); ++i) EXPECT_TRUE(at::equal(resumed[i], expected[11 + i]));
+    for (size_t i = 0; i < resumed.size(); ++i)
+      EXPECT_TRUE(at::equal(resumed[i], expected[11 + i]));
   }
 }
 
@@ -86,7 +89,8 @@ TEST_F(LoaderTest, RanksTogetherHaveTheSamples) {
   for (const int world : {2, 3, 4, 10}) {
     options.world = world;
     std::vector<std::vector<at::Tensor>> of_rank;
-    for (options.rank = 0; options.rank < world; ++options.rank) of_rank.push_back(steps(mixed_, options, 0, 12));
+    for (options.rank = 0; options.rank < world; ++options.rank)
+      of_rank.push_back(steps(mixed_, options, 0, 12));
     for (size_t s = 0; s < expected.size(); ++s) {
       std::vector<at::Tensor> parts;
       for (const auto& mine : of_rank) parts.push_back(mine[s]);
@@ -96,11 +100,15 @@ TEST_F(LoaderTest, RanksTogetherHaveTheSamples) {
 }
 
 TEST_F(LoaderTest, GivesThePartThatItIsTold) {
-  const LoaderOptions options{.seed = 4, .batch = 10, .context = 5, .total_steps = 12, .rank = 1, .world = 2};
-  const auto expected = steps(mixed_, {.seed = 4, .batch = 10, .context = 5, .total_steps = 12}, 0, 12);
+  const LoaderOptions options{
+      .seed = 4, .batch = 10, .context = 5, .total_steps = 12, .rank = 1, .world = 2};
+  const auto expected =
+      steps(mixed_, {.seed = 4, .batch = 10, .context = 5, .total_steps = 12}, 0, 12);
   Loader loader(mixed_, options);
   const auto expect_part = [&](int64_t step, int64_t begin, int64_t end) {
-    EXPECT_TRUE(at::equal(loader.step(step), expected[static_cast<size_t>(step)].slice(0, begin, end))) << step;
+    EXPECT_TRUE(
+        at::equal(loader.step(step), expected[static_cast<size_t>(step)].slice(0, begin, end)))
+        << step;
   };
   expect_part(0, 5, 10);
   loader.set_part(9, 10);  // of steps, too, that were made ahead
@@ -132,7 +140,8 @@ TEST_F(LoaderTest, MixesInPhases) {
   const auto all = steps(mixed_, options, 0, 100);
   const auto count = [&](char letter, size_t begin, size_t end) {
     int64_t samples = 0;
-    for (size_t s = begin; s < end; ++s) samples += all[s].select(1, 0).eq(letter).sum().item<int64_t>();
+    for (size_t s = begin; s < end; ++s)
+      samples += all[s].select(1, 0).eq(letter).sum().item<int64_t>();
     return samples;
   };
   EXPECT_EQ(count('a', 0, 60), 360);
@@ -158,7 +167,8 @@ TEST_F(LoaderTest, RefusesWhatCannotBeSampled) {
     Loader loader(mixed_, options);
     FAIL() << "c has 101 tokens";
   } catch (const UserError& e) {
-    EXPECT_THAT(e.what(), ::testing::AllOf(::testing::HasSubstr("101"), ::testing::HasSubstr("151")));
+    EXPECT_THAT(e.what(),
+                ::testing::AllOf(::testing::HasSubstr("101"), ::testing::HasSubstr("151")));
   }
   DataConfig twice = mixed_;
   twice.mixture.push_back(twice.mixture[0]);

@@ -44,8 +44,8 @@ void fuzz_text(const std::string& name, char delimiter, const std::string& optio
   test::fuzz({plain, odd}, 4000, seed + 1, [&](const std::string& input) {
     const auto path = folder.write(name, input);
     test::expect_sound(read_matrix(path, {.bad_values = BadValues::kZero}));
-    test::expect_sound(
-        read_matrix(path, {.bad_values = BadValues::kSkip, .target = "0", .target_kind = TargetKind::kClass}));
+    test::expect_sound(read_matrix(
+        path, {.bad_values = BadValues::kSkip, .target = "0", .target_kind = TargetKind::kClass}));
   });
 }
 
@@ -60,14 +60,14 @@ std::string little_endian(uint64_t number, size_t bytes) {
 }
 
 /// An array of 6 numbers in the format of numpy.save.
-std::string npy(const std::string& type, bool columns_first, const std::string& shape, std::string_view values,
-                char version = 1) {
+std::string npy(const std::string& type, bool columns_first, const std::string& shape,
+                std::string_view values, char version = 1) {
   std::string header = fmt::format("{{'descr': '{}', 'fortran_order': {}, 'shape': ({}), }}", type,
                                    columns_first ? "True" : "False", shape);
   header.resize((header.size() + 24) / 16 * 16 - 11, ' ');
   header += '\n';
-  return "\x93NUMPY"s + version + '\0' + little_endian(header.size(), version == 1 ? 2 : 4) + header +
-         std::string(values);
+  return "\x93NUMPY"s + version + '\0' + little_endian(header.size(), version == 1 ? 2 : 4) +
+         header + std::string(values);
 }
 
 constexpr std::string_view kFloats =
@@ -86,26 +86,31 @@ double decoded(const char* at, bool big) {
 /// The array, if its header is exactly as NumPy writes it and its values are finite in float32.
 std::optional<test::Table> strict_array(const std::string& file) {
   if (!file.starts_with("\x93NUMPY\x01\0"sv) || file.size() < 10) return std::nullopt;
-  const size_t length = static_cast<unsigned char>(file[8]) + (size_t{static_cast<unsigned char>(file[9])} << 8);
+  const size_t length =
+      static_cast<unsigned char>(file[8]) + (size_t{static_cast<unsigned char>(file[9])} << 8);
   if (file.size() < 10 + length) return std::nullopt;
   const std::string header = file.substr(10, length), data = file.substr(10 + length);
   char order = 0, kind = 0, first[6] = "";
   unsigned size = 0, rows = 0, columns = 0;
-  if (std::sscanf(header.c_str(), "{'descr': '%c%c%1u', 'fortran_order': %5[A-Za-z], 'shape': (%4u, %4u)", &order,
+  if (std::sscanf(header.c_str(),
+                  "{'descr': '%c%c%1u', 'fortran_order': %5[A-Za-z], 'shape': (%4u, %4u)", &order,
                   &kind, &size, first, &rows, &columns) != 6)
     return std::nullopt;
   const bool columns_first = std::string(first) == "True", big = order == '>';
-  std::string again = fmt::format("{{'descr': '{}{}{}', 'fortran_order': {}, 'shape': ({}, {}), }}", order, kind, size,
-                                  columns_first ? "True" : "False", rows, columns);
+  std::string again =
+      fmt::format("{{'descr': '{}{}{}', 'fortran_order': {}, 'shape': ({}, {}), }}", order, kind,
+                  size, columns_first ? "True" : "False", rows, columns);
   again.resize(std::max(again.size(), header.size() - std::min<size_t>(header.size(), 1)), ' ');
   const std::string type{kind, static_cast<char>('0' + size)};
-  if (again + '\n' != header || (order != '<' && !big) || (type != "f4" && type != "f8" && type != "i2"))
+  if (again + '\n' != header || (order != '<' && !big) ||
+      (type != "f4" && type != "f8" && type != "i2"))
     return std::nullopt;
   if (rows == 0 || columns == 0 || size_t{rows} * columns * size > data.size()) return std::nullopt;
   test::Table table(rows, std::vector<double>(columns));
   for (unsigned r = 0; r < rows; ++r)
     for (unsigned c = 0; c < columns; ++c) {
-      const char* at = data.data() + size_t{size} * (columns_first ? c * rows + r : r * columns + c);
+      const char* at =
+          data.data() + size_t{size} * (columns_first ? c * rows + r : r * columns + c);
       const double value = type == "f4"   ? decoded<float>(at, big)
                            : type == "f8" ? decoded<double>(at, big)
                                           : decoded<int16_t>(at, big);
@@ -144,12 +149,13 @@ constexpr std::string_view kDeflated =
 /// The array by itself, as numpy.savez stores it.
 std::string stored_npz(const std::string& array, uint64_t crc) {
   const std::string name = "x.npy";
-  const std::string common = "\x14\0\0\0\0\0\0\0\x21\0"s + little_endian(crc, 4) + little_endian(array.size(), 4) +
-                             little_endian(array.size(), 4) + little_endian(name.size(), 2) + little_endian(0, 2);
+  const std::string common = "\x14\0\0\0\0\0\0\0\x21\0"s + little_endian(crc, 4) +
+                             little_endian(array.size(), 4) + little_endian(array.size(), 4) +
+                             little_endian(name.size(), 2) + little_endian(0, 2);
   const std::string local = "PK\x03\x04"s + common + name + array;
   const std::string central = "PK\x01\x02\x14\x03"s + common + std::string(14, '\0') + name;
-  return local + central + "PK\x05\x06"s + std::string(4, '\0') + "\x01\0\x01\0"s + little_endian(central.size(), 4) +
-         little_endian(local.size(), 4) + std::string(2, '\0');
+  return local + central + "PK\x05\x06"s + std::string(4, '\0') + "\x01\0\x01\0"s +
+         little_endian(central.size(), 4) + little_endian(local.size(), 4) + std::string(2, '\0');
 }
 
 TEST(MatrixFuzz, NpzGivesTheArrayOrIsRefused) {
@@ -157,11 +163,12 @@ TEST(MatrixFuzz, NpzGivesTheArrayOrIsRefused) {
   test::Table numbers;
   for (int i = 0; i < 6; ++i) numbers.push_back({2.0 * i, 2.0 * i + 1});
   const test::Table floats = {{1, 2}, {3, 4}, {-5, 6}};
-  const std::vector<std::string> seeds = {std::string(kDeflated),
-                                          stored_npz(npy("<f4", false, "3, 2", kFloats), 0x328fc913)};
+  const std::vector<std::string> seeds = {
+      std::string(kDeflated), stored_npz(npy("<f4", false, "3, 2", kFloats), 0x328fc913)};
   test::fuzz_each(seeds, 4000, 149, [&](const std::string& input, size_t i) {
     const Matrix matrix = read_matrix(folder.write("x.npz", input));
-    input.starts_with("PK") ? test::expect_values(matrix, i == 0 ? numbers : floats) : test::expect_sound(matrix);
+    input.starts_with("PK") ? test::expect_values(matrix, i == 0 ? numbers : floats)
+                            : test::expect_sound(matrix);
   });
 }
 

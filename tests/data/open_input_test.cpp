@@ -34,7 +34,9 @@ class OpenInput : public ::testing::Test {
     while (const size_t size = stream->read(part.data(), part.size())) all.append(part, 0, size);
     return all;
   }
-  std::string name_of(std::string_view content) { return look_at_input(folder_.write("x", content)).name; }
+  std::string name_of(std::string_view content) {
+    return look_at_input(folder_.write("x", content)).name;
+  }
   std::string refusal(std::string_view content) {
     try {
       bytes_of("x", content);
@@ -59,7 +61,8 @@ TEST_F(OpenInput, PassesOverZerosAfterMembersOfGzip) {
   constexpr size_t kFirst = 28;
   for (const size_t zeros : {1, 600, 200'000}) {
     const std::string padding(zeros, '\0');
-    const std::string between = std::string(kGzip.substr(0, kFirst)) + padding + std::string(kGzip.substr(kFirst));
+    const std::string between =
+        std::string(kGzip.substr(0, kFirst)) + padding + std::string(kGzip.substr(kFirst));
     EXPECT_EQ(bytes_of("x.csv", std::string(kGzip) + padding), kText) << zeros;
     EXPECT_EQ(streamed("x.csv", between + padding, 3), kText) << zeros;
     EXPECT_THAT(refusal(std::string(kGzip) + padding + "x"), HasSubstr("damaged")) << zeros;
@@ -67,8 +70,10 @@ TEST_F(OpenInput, PassesOverZerosAfterMembersOfGzip) {
 }
 
 TEST_F(OpenInput, RefusesStreamsThatEndEarlyOrAreDamaged) {
-  // Damages a byte of a checksum, of data and of a block header. This Zstandard stream has no checksum.
-  for (const auto& [packed, at] : {std::pair(kGzip, 22), std::pair(kBzip2, 42), std::pair(kZstd, 6)}) {
+  // Damages a byte of a checksum, of data and of a block header. This Zstandard stream has no
+  // checksum.
+  for (const auto& [packed, at] :
+       {std::pair(kGzip, 22), std::pair(kBzip2, 42), std::pair(kZstd, 6)}) {
     EXPECT_THAT(refusal(packed.substr(0, packed.size() - 3)), HasSubstr("ends early"));
     std::string damaged(packed);
     damaged[static_cast<size_t>(at)] ^= '\x55';
@@ -87,7 +92,8 @@ TEST_F(OpenInput, DropsMarksAndConvertsUtf16) {
                      "\xFF\xFE"
                      "a\0\xFC\0\x3D\xD8\x00\xDE\n\0"sv),
             "a\xC3\xBC\xF0\x9F\x98\x80\n");
-  EXPECT_EQ(bytes_of("x", "\xFE\xFF\0a\0\xFC\xD8\x3D\xDE\x00\0\n"sv), "a\xC3\xBC\xF0\x9F\x98\x80\n");
+  EXPECT_EQ(bytes_of("x", "\xFE\xFF\0a\0\xFC\xD8\x3D\xDE\x00\0\n"sv),
+            "a\xC3\xBC\xF0\x9F\x98\x80\n");
   EXPECT_THAT(refusal("\xFF\xFE"
                       "a\0\x3D\xD8"sv),
               HasSubstr("half a surrogate pair"));
@@ -116,7 +122,9 @@ TEST_F(OpenInput, NamesKindsByTheirBytes) {
 }
 
 TEST_F(OpenInput, TheExtensionIsInLowerCaseAndBeforeThatOfThePacking) {
-  const auto extension = [&](const std::string& name) { return look_at_input(folder_.write(name, "a")).extension; };
+  const auto extension = [&](const std::string& name) {
+    return look_at_input(folder_.write(name, "a")).extension;
+  };
   EXPECT_EQ(extension("DATA.CSV"), ".csv");
   EXPECT_EQ(extension("data.Tsv.GZ"), ".tsv");
   EXPECT_EQ(extension("data"), "");

@@ -1,6 +1,6 @@
 // ctest-labels: fuzz
-// Mutated Parquet files are read or refused, as a matrix, as rows and as texts. tools/make_parquet_fixtures.py makes
-// the seeds.
+// Mutated Parquet files are read or refused, as a matrix, as rows and as texts.
+// tools/make_parquet_fixtures.py makes the seeds.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -27,12 +27,14 @@ std::string fixture(const std::string& name) {
 
 TEST(ParquetFuzz, MatricesAreReadOrRefused) {
   const TemporaryFolder folder;
-  const MatrixOptions whole = {.columns = {"flag"}, .target = "city", .target_kind = TargetKind::kClass};
+  const MatrixOptions whole = {
+      .columns = {"flag"}, .target = "city", .target_kind = TargetKind::kClass};
   const MatrixOptions some = {.bad_values = BadValues::kSkip, .columns = {"small", "real", "flag"}};
-  test::fuzz_each({fixture("bare.parquet"), fixture("few.parquet")}, 1000, 151,
-                  [&](const std::string& input, size_t i) {
-                    test::expect_sound(read_matrix(folder.write("x.parquet", input), i == 0 ? whole : some));
-                  });
+  test::fuzz_each(
+      {fixture("bare.parquet"), fixture("few.parquet")}, 1000, 151,
+      [&](const std::string& input, size_t i) {
+        test::expect_sound(read_matrix(folder.write("x.parquet", input), i == 0 ? whole : some));
+      });
 }
 
 TEST(ParquetFuzz, RowsAreReadOrRefused) {
@@ -45,32 +47,35 @@ TEST(ParquetFuzz, RowsAreReadOrRefused) {
   RowsConfig rows = bare;
   rows.sparse = {{.columns = {"city"}, .num_rows = 7}, {.columns = {"tags"}, .max_length = 1}};
   rows.dense = {{.columns = {"real"}, .transform = "log1p"}, {.columns = {"small"}}};
-  test::fuzz_each(
-      {fixture("bare.parquet"), fixture("few.parquet")}, 1000, 157, [&](const std::string& input, size_t i) {
-        folder.write("x.parquet", input);
-        const RowReader reader(i == 0 ? bare : rows);
-        int64_t seen = 0;
-        for (int64_t b = 0; b < reader.num_blocks(); ++b) {
-          const RowBlock block = reader.read(b);
-          seen += block.num_rows + block.num_bad + block.num_unlabelled;
-          EXPECT_EQ(block.ends.size(), static_cast<size_t>(block.num_rows * reader.decoder().num_features()));
-        }
-        EXPECT_EQ(seen, reader.num_rows());
-      });
+  test::fuzz_each({fixture("bare.parquet"), fixture("few.parquet")}, 1000, 157,
+                  [&](const std::string& input, size_t i) {
+                    folder.write("x.parquet", input);
+                    const RowReader reader(i == 0 ? bare : rows);
+                    int64_t seen = 0;
+                    for (int64_t b = 0; b < reader.num_blocks(); ++b) {
+                      const RowBlock block = reader.read(b);
+                      seen += block.num_rows + block.num_bad + block.num_unlabelled;
+                      EXPECT_EQ(
+                          block.ends.size(),
+                          static_cast<size_t>(block.num_rows * reader.decoder().num_features()));
+                    }
+                    EXPECT_EQ(seen, reader.num_rows());
+                  });
 }
 
 TEST(ParquetFuzz, TextsAreReadOrRefused) {
   const TemporaryFolder folder;
-  test::fuzz({fixture("string.parquet"), fixture("large_string.parquet"), fixture("dictionary.parquet")}, 1000, 163,
-             [&](const std::string& input) {
-               const auto reader = open_parquet(folder.write("x.parquet", input), "text");
-               uint64_t bytes = 0;
-               for (int64_t group = 0; group < reader->num_row_groups(); ++group)
-                 reader->read(group, [&](int64_t, std::optional<std::string_view> text) {
-                   for (const char c : text.value_or("")) bytes += static_cast<unsigned char>(c);
-                 });
-               EXPECT_LT(bytes, uint64_t{1} << 30);
-             });
+  test::fuzz(
+      {fixture("string.parquet"), fixture("large_string.parquet"), fixture("dictionary.parquet")},
+      1000, 163, [&](const std::string& input) {
+        const auto reader = open_parquet(folder.write("x.parquet", input), "text");
+        uint64_t bytes = 0;
+        for (int64_t group = 0; group < reader->num_row_groups(); ++group)
+          reader->read(group, [&](int64_t, std::optional<std::string_view> text) {
+            for (const char c : text.value_or("")) bytes += static_cast<unsigned char>(c);
+          });
+        EXPECT_LT(bytes, uint64_t{1} << 30);
+      });
 }
 
 }  // namespace

@@ -67,15 +67,16 @@ TEST_P(Parquet, GivesTheColumnRowByRow) {
   EXPECT_EQ(empty, 7);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, Parquet, ::testing::Values("string.parquet", "large_string.parquet"),
-                         [](const auto& info) {
-                           return std::string(info.param).substr(0, std::string(info.param).find('.'));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, Parquet, ::testing::Values("string.parquet", "large_string.parquet"),
+    [](const auto& info) {
+      return std::string(info.param).substr(0, std::string(info.param).find('.'));
+    });
 
 TEST(ParquetErrors, NameFileAndColumn) {
   EXPECT_THAT(refusal(fixture("string.parquet"), "body"),
-              ::testing::AllOf(HasSubstr("`body`"), HasSubstr("`number` (int64)"), HasSubstr("text_field"),
-                               HasSubstr("string.parquet")));
+              ::testing::AllOf(HasSubstr("`body`"), HasSubstr("`number` (int64)"),
+                               HasSubstr("text_field"), HasSubstr("string.parquet")));
   EXPECT_THAT(refusal(fixture("string.parquet"), "number"), HasSubstr("int64"));
   EXPECT_THAT(refusal(fixture("string.parquet"), "nested"), HasSubstr("struct"));
   EXPECT_THAT(refusal(fixture("absent.parquet"), "text"), HasSubstr("absent.parquet"));
@@ -92,8 +93,9 @@ TEST(ParquetErrors, DamageIsTheUsersErrorNotACrash) {
       "PAR1" + whole.substr(whole.size() / 2), page};
   for (const std::string& content : damaged)
     EXPECT_THAT(refusal(folder.write("damaged.parquet", content), "text"),
-                ::testing::AllOf(HasSubstr("the Parquet file is damaged or cut short"), HasSubstr("download or write"),
-                                 HasSubstr("damaged.parquet"), Not(HasSubstr("hrift")), Not(HasSubstr("Exception"))));
+                ::testing::AllOf(HasSubstr("the Parquet file is damaged or cut short"),
+                                 HasSubstr("download or write"), HasSubstr("damaged.parquet"),
+                                 Not(HasSubstr("hrift")), Not(HasSubstr("Exception"))));
 }
 
 TEST(ParquetErrors, AnyByteOfTheFooterIsReadOrRefused) {
@@ -105,7 +107,8 @@ TEST(ParquetErrors, AnyByteOfTheFooterIsReadOrRefused) {
       std::string damaged = whole;
       damaged[i] = static_cast<char>(damaged[i] ^ flip);
       std::string said;
-      ASSERT_NO_THROW(said = refusal(folder.write("damaged.parquet", damaged), "text")) << i << " " << flip;
+      ASSERT_NO_THROW(said = refusal(folder.write("damaged.parquet", damaged), "text"))
+          << i << " " << flip;
       refused += said != "accepted";
     }
   EXPECT_GT(refused, 0);
@@ -118,7 +121,8 @@ TEST(ParquetErrors, ACodeBeyondItsDictionaryIsDamage) {
   for (size_t i = 4; i < whole.size() / 2; ++i) {
     std::string damaged = whole;
     damaged[i] = '\xff';
-    named += refusal(folder.write("damaged.parquet", damaged), "text").find("out of bounds") != std::string::npos;
+    named += refusal(folder.write("damaged.parquet", damaged), "text").find("out of bounds") !=
+             std::string::npos;
   }
   EXPECT_GT(named, 0);
 }

@@ -40,7 +40,8 @@ class Prepare : public ::testing::Test {
   /// 40 documents in folders, among them one duplicate and files that are no text.
   Prepare() {
     for (int i = 0; i < 40; ++i)
-      folder_.write(fmt::format("text/{}/{:02}.txt", i % 3, i), fmt::format("document {} says {}\n", i, i * i));
+      folder_.write(fmt::format("text/{}/{:02}.txt", i % 3, i),
+                    fmt::format("document {} says {}\n", i, i * i));
     folder_.write("text/0/copy.md", "document 3 says 9\n");
     folder_.write("text/0/picture.png", "not text");
     folder_.write("text/.hidden/x.txt", "hidden");
@@ -49,7 +50,9 @@ class Prepare : public ::testing::Test {
     config_.validation_fraction = 0.25;
   }
 
-  PrepareResult run(const std::string& name = "out") { return prepare(config_, folder_.path() / name); }
+  PrepareResult run(const std::string& name = "out") {
+    return prepare(config_, folder_.path() / name);
+  }
 
   std::string refusal() {
     try {
@@ -68,8 +71,10 @@ TEST_F(Prepare, KeepsEveryDocumentInOneSplit) {
   const PrepareResult result = run();
   EXPECT_EQ(result.documents, 41);
   const TokenStore store(result.folder, TokenStore::Verify::kChecksums);
-  const std::string train = text_of(store, Split::kTrain), validation = text_of(store, Split::kValidation);
-  EXPECT_EQ(train.size(), result.train_bytes + static_cast<size_t>(std::count(train.begin(), train.end(), '|')));
+  const std::string train = text_of(store, Split::kTrain),
+                    validation = text_of(store, Split::kValidation);
+  EXPECT_EQ(train.size(),
+            result.train_bytes + static_cast<size_t>(std::count(train.begin(), train.end(), '|')));
   EXPECT_EQ(static_cast<int64_t>(train.size()), result.train_tokens);
   EXPECT_EQ(static_cast<int64_t>(validation.size()), result.validation_tokens);
   EXPECT_EQ(store.num_bytes(Split::kValidation), result.validation_bytes);
@@ -104,7 +109,8 @@ TEST_F(Prepare, SaysTheSameOnAnyNumberOfThreads) {
 TEST_F(Prepare, WritesNoAbsolutePath) {
   const PrepareResult result = run();
   for (const auto& entry : std::filesystem::directory_iterator(result.folder))
-    EXPECT_EQ(read_file(entry.path()).find(folder_.path().string()), std::string::npos) << entry.path();
+    EXPECT_EQ(read_file(entry.path()).find(folder_.path().string()), std::string::npos)
+        << entry.path();
   // So the same text in another place is the same data set.
   std::filesystem::rename(folder_.path() / "text", folder_.path() / "moved");
   config_.text = {(folder_.path() / "moved").string()};
@@ -168,9 +174,11 @@ TEST_F(Prepare, DropsDuplicatesAndLargeDocuments) {
 }
 
 TEST_F(Prepare, GoesOnAfterItWasStopped) {
-  config_.text = {folder_.write("large.txt", std::string(1000, 'y')).string(), (folder_.path() / "text").string()};
+  config_.text = {folder_.write("large.txt", std::string(1000, 'y')).string(),
+                  (folder_.path() / "text").string()};
   const PrepareResult undisturbed = run("undisturbed");
-  // Stopped at each of its reports in turn: a killed process leaves what the exception leaves, and temporaries.
+  // Stopped at each of its reports in turn: a killed process leaves what the exception leaves, and
+  // temporaries.
   int stops = 0;
   for (bool finished = false; !finished; ++stops) {
     int reports = 0;
@@ -242,7 +250,8 @@ TEST_F(Prepare, CutsTheTailBetweenCharacters) {
     config_.validation_split = "tail";
     config_.validation_fraction = fraction;
     const TokenStore store(run().folder);
-    std::string train = text_of(store, Split::kTrain), validation = text_of(store, Split::kValidation);
+    std::string train = text_of(store, Split::kTrain),
+                validation = text_of(store, Split::kValidation);
     EXPECT_NE(static_cast<unsigned char>(validation[0]) & 0xC0, 0x80) << fraction;
     train.pop_back();
     validation.pop_back();
@@ -262,7 +271,8 @@ TEST_F(Prepare, KeepsBytesThatAreNotUtf8WhereItCan) {
   }
   config_.tokenizer.kind = "sentencepiece";
   config_.tokenizer.path =
-      (std::filesystem::path(std::getenv("DOVETAIL_TEST_DATA")) / "tokenizers/sp_unigram.model").string();
+      (std::filesystem::path(std::getenv("DOVETAIL_TEST_DATA")) / "tokenizers/sp_unigram.model")
+          .string();
   const PrepareResult result = run();
   EXPECT_EQ(result.invalid_skipped, 1);
   EXPECT_EQ(result.documents, 1);
@@ -275,7 +285,8 @@ TEST_F(Prepare, TrainsOnTheTrainingSplitAlone) {
   const std::string validation = text_of(bytes, Split::kValidation);
   for (int i = 0; i < 40; ++i) {
     const bool held_out = validation.find(fmt::format("document {} says", i)) != std::string::npos;
-    folder_.write(fmt::format("text/{}/{:02}.txt", i % 3, i), held_out ? "zebra zebra zebra" : "horse horse horse");
+    folder_.write(fmt::format("text/{}/{:02}.txt", i % 3, i),
+                  held_out ? "zebra zebra zebra" : "horse horse horse");
   }
   config_.tokenizer.kind = "bpe";
   config_.tokenizer.vocab_size = 300;
@@ -287,7 +298,8 @@ TEST_F(Prepare, TrainsOnTheTrainingSplitAlone) {
 TEST_F(Prepare, TakesAGivenTokenizer) {
   config_.tokenizer.kind = "bpe";
   config_.tokenizer.path =
-      (std::filesystem::path(std::getenv("DOVETAIL_TEST_DATA")) / "tokenizers/llama3.json").string();
+      (std::filesystem::path(std::getenv("DOVETAIL_TEST_DATA")) / "tokenizers/llama3.json")
+          .string();
   const PrepareResult result = run();
   EXPECT_EQ(read_file(result.folder / "tokenizer.json"), read_file(config_.tokenizer.path));
   EXPECT_THAT(text_of(TokenStore(result.folder), Split::kTrain), HasSubstr("document 3 says 9\n|"));
@@ -298,7 +310,8 @@ TEST_F(Prepare, ReadsJsonLines) {
   std::set<std::string> texts;
   // Long enough for several pieces, so that lines lie across their borders.
   for (int i = 0; i < 900; ++i) {
-    const std::string text = fmt::format("record {} ", i) + std::string(static_cast<size_t>(i * 37 % 11000), 'x');
+    const std::string text =
+        fmt::format("record {} ", i) + std::string(static_cast<size_t>(i * 37 % 11000), 'x');
     texts.insert(text);
     lines += nlohmann::json{{"id", i}, {"body", text}}.dump() + (i % 10 == 0 ? "\r\n\n" : "\n");
   }
@@ -334,13 +347,14 @@ TEST_F(Prepare, ReadsLinesThatBeginWhereAPieceBegins) {
 
 TEST_F(Prepare, NamesTheRecordThatIsWrong) {
   config_.text = {folder_.write("bad.jsonl", "{\"text\": \"fine\"}\n{\"body\": 1}\n").string()};
-  EXPECT_THAT(refusal(),
-              ::testing::AllOf(HasSubstr("bad.jsonl:2"), HasSubstr("`body` (number)"), HasSubstr("text_field")));
+  EXPECT_THAT(refusal(), ::testing::AllOf(HasSubstr("bad.jsonl:2"), HasSubstr("`body` (number)"),
+                                          HasSubstr("text_field")));
   config_.text = {folder_.write("bad.jsonl", "{\"text\": \"fine\"}\n\n{\"text\"").string()};
   EXPECT_THAT(refusal(), ::testing::AllOf(HasSubstr("bad.jsonl:3"), HasSubstr("JSON")));
   config_.text = {folder_.write("bad.jsonl", "[1]").string()};
   EXPECT_THAT(refusal(), HasSubstr("found array"));
-  config_.text = {folder_.write("bad.jsonl", "{\"text\": \"\xff\"}\n{\"text\": \"fine\"}").string()};
+  config_.text = {
+      folder_.write("bad.jsonl", "{\"text\": \"\xff\"}\n{\"text\": \"fine\"}").string()};
   config_.validation_fraction = 0;
   EXPECT_EQ(run().invalid_skipped, 1);
 }
@@ -378,7 +392,8 @@ TEST_F(Prepare, ReportsProgress) {
     last = progress.bytes_done;
     total = progress.bytes;
   });
-  EXPECT_THAT(stages, ::testing::UnorderedElementsAre("reading", "training the tokenizer", "tokenizing"));
+  EXPECT_THAT(stages,
+              ::testing::UnorderedElementsAre("reading", "training the tokenizer", "tokenizing"));
   EXPECT_EQ(last, total);
 }
 

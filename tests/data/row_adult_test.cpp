@@ -53,7 +53,8 @@ num_rows = 32
 )";
 
 std::filesystem::path adult() {
-  return std::filesystem::path(std::getenv("DOVETAIL_TEST_DATA")) / "../../../shared/data/adult.tsv";
+  return std::filesystem::path(std::getenv("DOVETAIL_TEST_DATA")) /
+         "../../../shared/data/adult.tsv";
 }
 
 std::vector<std::string> fields_of(const std::string& line) {
@@ -89,7 +90,9 @@ TEST(Adult, IsReadAsItsLinesSay) {
         {fields[6], 64}, {fields[7], 64}, {fields[9], 64}, {fields[7] + "\x1f" + fields[9], 1000}};
     for (int64_t f = 0; f < 4; ++f) {
       const auto& [text, size] = hashed[static_cast<size_t>(f)];
-      EXPECT_EQ(batch.values[f * rows + b].item<int64_t>(), static_cast<int64_t>(xxh64(text) % size)) << line;
+      EXPECT_EQ(batch.values[f * rows + b].item<int64_t>(),
+                static_cast<int64_t>(xxh64(text) % size))
+          << line;
     }
     EXPECT_EQ(batch.values[4 * rows + b].item<int64_t>(), std::stoll(fields[14]));
   }

@@ -16,7 +16,9 @@ using Kind = ColumnValues::Kind;
 
 class Columns : public ::testing::TestWithParam<uint64_t> {
  protected:
-  int64_t below(int64_t bound) { return static_cast<int64_t>(random_() % static_cast<uint64_t>(bound)); }
+  int64_t below(int64_t bound) {
+    return static_cast<int64_t>(random_() % static_cast<uint64_t>(bound));
+  }
   bool one_in(int64_t n) { return below(n) == 0; }
 
   void add_value(ColumnValues& out) {
@@ -24,7 +26,8 @@ class Columns : public ::testing::TestWithParam<uint64_t> {
     if (out.kind == Kind::kText) {
       out.codes.push_back(static_cast<int32_t>(below(std::ssize(out.words))));
     } else if (out.kind == Kind::kInteger) {
-      const int64_t numbers[] = {0, 1, -3, below(2000), int64_t{1} << 40, std::numeric_limits<int64_t>::min()};
+      const int64_t numbers[] = {
+          0, 1, -3, below(2000), int64_t{1} << 40, std::numeric_limits<int64_t>::min()};
       out.integers.push_back(out.booleans ? below(2) : numbers[below(std::ssize(numbers))]);
     } else {
       const double kInfinity = std::numeric_limits<double>::infinity();
@@ -34,7 +37,8 @@ class Columns : public ::testing::TestWithParam<uint64_t> {
   }
 
   ColumnValues column(Kind kind, bool list, int64_t rows) {
-    static const char* const kWords[] = {"", "a", "17", "3.5", "x|y||z", "long enough for a lane of thirty-two bytes"};
+    static const char* const kWords[] = {
+        "", "a", "17", "3.5", "x|y||z", "long enough for a lane of thirty-two bytes"};
     ColumnValues out;
     out.kind = kind;
     out.is_list = list;
@@ -54,7 +58,8 @@ class Columns : public ::testing::TestWithParam<uint64_t> {
 
   std::string name(const std::string& of) { return of + std::to_string(below(3)); }
 
-  /// Texts t0 to t2, integers i, reals r, lists of each tl, il, rl; now and then a group, a day, a text for a number.
+  /// Texts t0 to t2, integers i, reals r, lists of each tl, il, rl; now and then a group, a day, a
+  /// text for a number.
   RowsConfig config() {
     static const char* const kMissingNumber[] = {"zero", "mean", "bad_row"};
     static const char* const kMissingId[] = {"empty", "value", "bad_row"};
@@ -69,9 +74,14 @@ class Columns : public ::testing::TestWithParam<uint64_t> {
                               .transform = one_in(2) ? "log1p" : "none"});
     const bool plain = one_in(2);
     for (int64_t f = below(5); f > 0; --f) {
-      SparseConfig feature{.num_rows = one_in(2) ? 0 : 1 + below(1000), .missing = kMissingId[below(3)]};
+      SparseConfig feature{.num_rows = one_in(2) ? 0 : 1 + below(1000),
+                           .missing = kMissingId[below(3)]};
       const int64_t what = plain ? below(2) : below(8);
-      feature.columns = {name(what == 0 ? "t" : what == 1 ? "i" : what == 2 ? "r" : what < 5 ? "tl" : "t")};
+      feature.columns = {name(what == 0   ? "t"
+                              : what == 1 ? "i"
+                              : what == 2 ? "r"
+                              : what < 5  ? "tl"
+                                          : "t")};
       if (what == 3) feature.max_length = 2;
       if (what == 5) feature.columns.push_back(name("i"));
       if (what == 6) feature.separator = "|";
@@ -89,7 +99,8 @@ class Columns : public ::testing::TestWithParam<uint64_t> {
 };
 
 template <class Number>
-void expect_same(const std::vector<Number>& got, const std::vector<Number>& wanted, const char* what) {
+void expect_same(const std::vector<Number>& got, const std::vector<Number>& wanted,
+                 const char* what) {
   ASSERT_EQ(got.size(), wanted.size()) << what;
   for (size_t i = 0; i < got.size(); ++i)
     ASSERT_EQ(std::memcmp(&got[i], &wanted[i], sizeof(Number)), 0)
@@ -128,7 +139,9 @@ TEST_P(Columns, AreTheirRows) {
     const int64_t rows = below(700), first = rows == 0 ? 0 : below(rows), count = rows - first;
     std::vector<ColumnValues> columns;
     for (const std::string& name : decoder.columns()) {
-      const Kind kind = name[0] == 't' ? Kind::kText : name[0] == 'i' ? Kind::kInteger : Kind::kReal;
+      const Kind kind = name[0] == 't'   ? Kind::kText
+                        : name[0] == 'i' ? Kind::kInteger
+                                         : Kind::kReal;
       columns.push_back(column(kind, name[1] == 'l', rows));
     }
     RowBlock got, wanted;

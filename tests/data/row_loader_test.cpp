@@ -27,8 +27,8 @@ std::string line(int64_t i) {
     tags += fmt::format("{}tag{}", j == 0 ? "" : "|", i + j);
     weights += fmt::format("{}{}", j == 0 ? "" : "|", j + 1);
   }
-  return fmt::format("{}\t{}\t{}\t{}\t{}\tuser{}\n", i % 2, i % 10 == 7 ? "" : std::to_string(i), i, tags, weights,
-                     i % 5);
+  return fmt::format("{}\t{}\t{}\t{}\t{}\tuser{}\n", i % 2, i % 10 == 7 ? "" : std::to_string(i), i,
+                     tags, weights, i % 5);
 }
 
 class RowLoaderTest : public ::testing::Test {
@@ -47,35 +47,40 @@ class RowLoaderTest : public ::testing::Test {
     config_.columns = {"y", "n", "id", "tags", "weights", "user"};
     config_.label = {"y", "n > 100"};
     config_.missing_label = "mask";
-    config_.dense = {{.columns = {"n"}}, {.columns = {"n"}, .missing = "mean", .transform = "standard"}};
-    config_.sparse = {{.columns = {"id"}, .ids = "integer", .num_rows = kRows},
-                      {.columns = {"tags"}, .num_rows = 1000, .separator = "|", .weights = "weights"}};
+    config_.dense = {{.columns = {"n"}},
+                     {.columns = {"n"}, .missing = "mean", .transform = "standard"}};
+    config_.sparse = {
+        {.columns = {"id"}, .ids = "integer", .num_rows = kRows},
+        {.columns = {"tags"}, .num_rows = 1000, .separator = "|", .weights = "weights"}};
     config_.group = "user";
     config_.validation_fraction = 0.2;
     config_.shuffle_window = 30;
   }
 
-  static std::vector<RowBatch> steps(const RowsConfig& config, const RowLoaderOptions& options, int64_t begin,
-                                     int64_t end) {
+  static std::vector<RowBatch> steps(const RowsConfig& config, const RowLoaderOptions& options,
+                                     int64_t begin, int64_t end) {
     RowLoader loader(config, options);
     std::vector<RowBatch> out;
     for (int64_t step = begin; step < end; ++step) out.push_back(loader.step(step));
     return out;
   }
 
-  static int64_t id_of(const RowBatch& batch, int64_t row) { return batch.values[row].item<int64_t>(); }
+  static int64_t id_of(const RowBatch& batch, int64_t row) {
+    return batch.values[row].item<int64_t>();
+  }
 
   /// Every part of a row, looked up as the layout says.
   static std::string describe(const RowBatch& batch, int64_t b) {
     const int64_t rows = batch.labels.size(0);
     std::string text;
     for (int64_t f = 0; f < 2; ++f)
-      for (int64_t i = batch.offsets[f * rows + b].item<int64_t>(); i < batch.offsets[f * rows + b + 1].item<int64_t>();
-           ++i)
-        text += fmt::format("{}:{}:{} ", f, batch.values[i].item<int64_t>(), batch.weights[i].item<float>());
-    return text + fmt::format("{} {} {} {} {}", batch.dense[b][0].item<float>(), batch.dense[b][1].item<float>(),
-                              batch.labels[b][0].item<float>(), batch.labels[b][1].item<float>(),
-                              batch.groups[b].item<int64_t>());
+      for (int64_t i = batch.offsets[f * rows + b].item<int64_t>();
+           i < batch.offsets[f * rows + b + 1].item<int64_t>(); ++i)
+        text += fmt::format("{}:{}:{} ", f, batch.values[i].item<int64_t>(),
+                            batch.weights[i].item<float>());
+    return text + fmt::format("{} {} {} {} {}", batch.dense[b][0].item<float>(),
+                              batch.dense[b][1].item<float>(), batch.labels[b][0].item<float>(),
+                              batch.labels[b][1].item<float>(), batch.groups[b].item<int64_t>());
   }
 
   static std::vector<std::string> rows_of(const std::vector<RowBatch>& batches) {
@@ -119,8 +124,10 @@ TEST_F(RowLoaderTest, GivesEachRowAsItsLineSays) {
         EXPECT_TRUE(std::isnan(batch.labels[b][1].item<float>()));
       }
       EXPECT_EQ(batch.dense[b][0].item<float>(), there ? static_cast<float>(i) : 0);
-      EXPECT_NEAR(batch.dense[b][1].item<float>(), there ? (static_cast<double>(i) - mean) / deviation : 0, 1e-6);
-      EXPECT_EQ(batch.groups[b].item<int64_t>(), static_cast<int64_t>(xxh64(fmt::format("user{}", i % 5))));
+      EXPECT_NEAR(batch.dense[b][1].item<float>(),
+                  there ? (static_cast<double>(i) - mean) / deviation : 0, 1e-6);
+      EXPECT_EQ(batch.groups[b].item<int64_t>(),
+                static_cast<int64_t>(xxh64(fmt::format("user{}", i % 5))));
       const int64_t first = batch.offsets[20 + b].item<int64_t>();
       ASSERT_EQ(batch.offsets[20 + b + 1].item<int64_t>() - first, i % 3);
       for (int64_t j = 0; j < i % 3; ++j) {
@@ -139,12 +146,15 @@ TEST_F(RowLoaderTest, TakesEachRowOnceAnEpochWithinItsWindow) {
   for (const RowBatch& batch : batches)
     for (int64_t b = 0; b < 5; ++b) order.push_back(id_of(batch, b));
   for (const int64_t epoch : {0, 1}) {
-    const std::set<int64_t> seen(order.begin() + epoch * kTrain, order.begin() + (epoch + 1) * kTrain);
+    const std::set<int64_t> seen(order.begin() + epoch * kTrain,
+                                 order.begin() + (epoch + 1) * kTrain);
     EXPECT_EQ(seen.size(), static_cast<size_t>(kTrain));
     EXPECT_EQ(*seen.rbegin(), kTrain - 1);
-    for (int64_t p = 0; p < kTrain; ++p) EXPECT_EQ(order[static_cast<size_t>(epoch * kTrain + p)] / 30, p / 30);
+    for (int64_t p = 0; p < kTrain; ++p)
+      EXPECT_EQ(order[static_cast<size_t>(epoch * kTrain + p)] / 30, p / 30);
   }
-  EXPECT_FALSE(std::equal(order.begin(), order.begin() + kTrain, order.begin() + kTrain)) << "epochs differ";
+  EXPECT_FALSE(std::equal(order.begin(), order.begin() + kTrain, order.begin() + kTrain))
+      << "epochs differ";
   EXPECT_FALSE(std::is_sorted(order.begin(), order.begin() + kTrain));
   EXPECT_NE(rows_of(steps(config_, {.seed = 4, .batch = 5}, 0, 1)),
             rows_of(steps(config_, {.seed = 3, .batch = 5}, 0, 1)));
@@ -153,11 +163,13 @@ TEST_F(RowLoaderTest, TakesEachRowOnceAnEpochWithinItsWindow) {
 TEST_F(RowLoaderTest, WindowsOfOneAndOfAll) {
   config_.shuffle_window = 1;
   const auto in_order = steps(config_, {.seed = 3, .batch = 53}, 0, 6);
-  for (int64_t p = 0; p < 6 * 53; ++p) EXPECT_EQ(id_of(in_order[static_cast<size_t>(p / 53)], p % 53), p % kTrain);
+  for (int64_t p = 0; p < 6 * 53; ++p)
+    EXPECT_EQ(id_of(in_order[static_cast<size_t>(p / 53)], p % 53), p % kTrain);
   config_.shuffle_window = 0;
   int64_t far = 0;
   const auto mixed = steps(config_, {.seed = 3, .batch = 53}, 0, 5);
-  for (int64_t p = 0; p < kTrain; ++p) far += std::abs(id_of(mixed[static_cast<size_t>(p / 53)], p % 53) - p) > 60;
+  for (int64_t p = 0; p < kTrain; ++p)
+    far += std::abs(id_of(mixed[static_cast<size_t>(p / 53)], p % 53) - p) > 60;
   EXPECT_GT(far, kTrain / 4);
 }
 
@@ -171,7 +183,8 @@ TEST_F(RowLoaderTest, IsAFunctionOfTheStep) {
       const int64_t end = batch == 12 ? 60 : 3;
       const auto expected = steps(config_, options, 0, end);
       config_.cache_bytes = 0;
-      EXPECT_EQ(rows_of(steps(config_, options, 0, end)), rows_of(expected)) << "read again, window " << window;
+      EXPECT_EQ(rows_of(steps(config_, options, 0, end)), rows_of(expected))
+          << "read again, window " << window;
       const auto resumed = steps(config_, options, end / 2, end);
       EXPECT_EQ(rows_of(resumed), rows_of({expected.begin() + end / 2, expected.end()}));
       for (const int world : {2, 3}) {
@@ -201,7 +214,9 @@ TEST_F(RowLoaderTest, GivesThePartThatItIsTold) {
         first.set_part(0, step < 4 ? 11 : 2);
         second.set_part(step < 4 ? 11 : 2, 12);
       }
-      EXPECT_EQ(rows_of({first.step(step), second.step(step)}), rows_of({expected[static_cast<size_t>(step)]})) << step;
+      EXPECT_EQ(rows_of({first.step(step), second.step(step)}),
+                rows_of({expected[static_cast<size_t>(step)]}))
+          << step;
     }
   }
 }
@@ -232,7 +247,8 @@ TEST_F(RowLoaderTest, ValidationIsTheLastRowsInOrder) {
 }
 
 TEST_F(RowLoaderTest, LeavesOutBadRowsOrRefusesThem) {
-  config_.files.push_back(folder_.write("bad.tsv", line(1000) + "0\tx\n" + line(5) + line(2000)).string());
+  config_.files.push_back(
+      folder_.write("bad.tsv", line(1000) + "0\tx\n" + line(5) + line(2000)).string());
   const auto refusal = [&] {
     try {
       RowLoader(config_, {});
@@ -241,18 +257,22 @@ TEST_F(RowLoaderTest, LeavesOutBadRowsOrRefusesThem) {
     }
     return std::string("accepted");
   };
-  EXPECT_THAT(refusal(), ::testing::AllOf(HasSubstr("bad.tsv: row 1, column `id`: the id 1000 is out of range"),
-                                          HasSubstr("rows.bad_row")));
+  EXPECT_THAT(refusal(), ::testing::AllOf(
+                             HasSubstr("bad.tsv: row 1, column `id`: the id 1000 is out of range"),
+                             HasSubstr("rows.bad_row")));
   config_.bad_row = "skip";
   config_.max_bad_rows = 2;
-  EXPECT_THAT(refusal(), ::testing::AllOf(HasSubstr("bad.tsv: row 1"), HasSubstr("bad.tsv: row 2: 2 fields, not 6"),
+  EXPECT_THAT(refusal(), ::testing::AllOf(HasSubstr("bad.tsv: row 1"),
+                                          HasSubstr("bad.tsv: row 2: 2 fields, not 6"),
                                           HasSubstr("bad.tsv: row 4")));
   config_.max_bad_rows = 3;
   RowLoader loader(config_, {.batch = 3});
   EXPECT_EQ(loader.statistics().bad, 3);
   EXPECT_EQ(loader.statistics().bad_rows.size(), 3u);
   EXPECT_EQ(loader.num_train_rows() + loader.num_validation_rows(), kRows + 1);
-  EXPECT_EQ(id_of(loader.validation(loader.num_validation_rows() - 1, loader.num_validation_rows()), 0), 5);
+  EXPECT_EQ(
+      id_of(loader.validation(loader.num_validation_rows() - 1, loader.num_validation_rows()), 0),
+      5);
   EXPECT_THAT(loader.summary(), HasSubstr("3 bad left out"));
 }
 
@@ -307,11 +327,13 @@ TEST_F(RowLoaderTest, WarnsOfWhatTeachesNothing) {
   config.dense = {{.columns = {"same", "nothing", "few"}}};
   config.sparse = {{.columns = {"a"}}, {.columns = {"few"}}};
   const std::vector<std::string> warnings = row_warnings(RowLoader(config, {}).statistics());
-  EXPECT_THAT(warnings, ::testing::ElementsAre(HasSubstr("label `y` is 1"), HasSubstr("`same` is 5"),
-                                               HasSubstr("`nothing` is missing"), HasSubstr("feature `a` is the same"),
-                                               HasSubstr("feature `few`: 100 %")));
+  EXPECT_THAT(warnings, ::testing::ElementsAre(
+                            HasSubstr("label `y` is 1"), HasSubstr("`same` is 5"),
+                            HasSubstr("`nothing` is missing"), HasSubstr("feature `a` is the same"),
+                            HasSubstr("feature `few`: 100 %")));
   config.label = {"y > 2"};
-  EXPECT_THAT(row_warnings(RowLoader(config, {}).statistics()), ::testing::Contains(HasSubstr("label `y > 2` is 0")));
+  EXPECT_THAT(row_warnings(RowLoader(config, {}).statistics()),
+              ::testing::Contains(HasSubstr("label `y > 2` is 0")));
 }
 
 TEST_F(RowLoaderTest, NeedsARowToTrainOn) {

@@ -1,4 +1,5 @@
-// One table as Parquet and as CSV, which pandas wrote (tools/make_parquet_fixtures.py), gives the same rows.
+// One table as Parquet and as CSV, which pandas wrote (tools/make_parquet_fixtures.py), gives the
+// same rows.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -32,7 +33,8 @@ RowsConfig config_of(const std::string& path) {
 }
 
 RowsConfig fixture(const std::string& name) {
-  return config_of((std::filesystem::path(std::getenv("DOVETAIL_TEST_DATA")) / "parquet" / name).string());
+  return config_of(
+      (std::filesystem::path(std::getenv("DOVETAIL_TEST_DATA")) / "parquet" / name).string());
 }
 
 RowBlock read(const RowsConfig& config) {
@@ -44,7 +46,8 @@ RowBlock read(const RowsConfig& config) {
 /// Bad rows as "row/column/reason".
 std::vector<std::string> bad_rows(const RowBlock& rows) {
   std::vector<std::string> all;
-  for (const BadRow& bad : rows.bad_rows) all.push_back(fmt::format("{}/{}/{}", bad.row, bad.column, bad.reason));
+  for (const BadRow& bad : rows.bad_rows)
+    all.push_back(fmt::format("{}/{}/{}", bad.row, bad.column, bad.reason));
   return all;
 }
 
@@ -74,7 +77,8 @@ INSTANTIATE_TEST_SUITE_P(Formats, RowPairs, ::testing::Values("parquet", "csv"),
 
 TEST_P(RowPairs, ABooleanIsTheIdThatPandasWrites) {
   const int64_t yes = key("True"), no = key("False");
-  EXPECT_THAT(read(config_of_ids({{.columns = {"member"}}})).ids, ElementsAre(yes, no, no, yes, yes, no));
+  EXPECT_THAT(read(config_of_ids({{.columns = {"member"}}})).ids,
+              ElementsAre(yes, no, no, yes, yes, no));
   const RowBlock maybe = read(config_of_ids({{.columns = {"maybe"}}}));
   EXPECT_THAT(maybe.ids, ElementsAre(yes, no, yes, no));
   EXPECT_THAT(maybe.ends, ElementsAre(1u, 1u, 2u, 3u, 3u, 4u));
@@ -113,37 +117,44 @@ TEST_P(RowPairs, ABooleanIsALabelAndANumber) {
 }
 
 TEST_P(RowPairs, AnIntegerThatANullMadeAFloatIsThatInteger) {
-  const RowBlock rows = read(config_of_ids({{.columns = {"shop"}, .ids = "integer", .num_rows = 13}}));
+  const RowBlock rows =
+      read(config_of_ids({{.columns = {"shop"}, .ids = "integer", .num_rows = 13}}));
   EXPECT_THAT(bad_rows(rows), ElementsAre());
   EXPECT_THAT(rows.ids, ElementsAre(7, 9, 7, 0, 12));
   EXPECT_THAT(rows.ends, ElementsAre(1u, 1u, 2u, 3u, 4u, 5u));
   EXPECT_THAT(read_lists({.columns = {"shops"}, .ids = "integer"}).ids, ElementsAre(7, 9, 0, 12));
-  EXPECT_THAT(bad_rows(read(config_of_ids({{.columns = {"shop"}, .ids = "integer", .num_rows = 12}}))),
-              ElementsAre(HasSubstr("6/shop/the id 12")));
+  EXPECT_THAT(
+      bad_rows(read(config_of_ids({{.columns = {"shop"}, .ids = "integer", .num_rows = 12}}))),
+      ElementsAre(HasSubstr("6/shop/the id 12")));
 }
 
 TEST_P(RowPairs, AnEmptyTextIsMissing) {
   const RowBlock rows = read(config_of_ids({{.columns = {"city"}}}));
   EXPECT_THAT(rows.ids, ElementsAre(key("a"), key("b"), key("a")));
   EXPECT_THAT(rows.ends, ElementsAre(1u, 1u, 1u, 2u, 2u, 3u));
-  EXPECT_THAT(read(config_of_ids({{.columns = {"city", "member"}}})).ends, ElementsAre(1u, 1u, 1u, 2u, 2u, 3u));
+  EXPECT_THAT(read(config_of_ids({{.columns = {"city", "member"}}})).ends,
+              ElementsAre(1u, 1u, 1u, 2u, 2u, 3u));
   EXPECT_THAT(read(config_of_ids({{.columns = {"city"}, .missing = "value"}})).ids,
               ElementsAre(key("a"), key(""), key(""), key("b"), key(""), key("a")));
   EXPECT_THAT(bad_rows(read(config_of_ids({{.columns = {"city"}, .missing = "bad_row"}}))),
-              ElementsAre("2/city/the id is missing", "3/city/the id is missing", "5/city/the id is missing"));
-  EXPECT_THAT(bad_rows(read_lists({.columns = {"words"}})), ElementsAre("2/words/an id of the list is missing"));
+              ElementsAre("2/city/the id is missing", "3/city/the id is missing",
+                          "5/city/the id is missing"));
+  EXPECT_THAT(bad_rows(read_lists({.columns = {"words"}})),
+              ElementsAre("2/words/an id of the list is missing"));
   RowsConfig by_day = config_of_ids({{.columns = {"member"}}});
   by_day.validation_fraction = RowsConfig().validation_fraction;
   by_day.day = "city";
   EXPECT_THAT(bad_rows(read(by_day)),
-              ElementsAre("2/city/the day is missing", "3/city/the day is missing", "5/city/the day is missing"));
+              ElementsAre("2/city/the day is missing", "3/city/the day is missing",
+                          "5/city/the day is missing"));
 }
 
 TEST_P(RowPairs, ANumberBeyondFloat32IsABadRow) {
   RowsConfig config = config_of_ids({});
   config.dense = {{.columns = {"far"}}};
   const RowBlock rows = read(config);
-  EXPECT_THAT(bad_rows(rows), ElementsAre("2/far/1e+39 is beyond float32", "3/far/-1e+39 is beyond float32"));
+  EXPECT_THAT(bad_rows(rows),
+              ElementsAre("2/far/1e+39 is beyond float32", "3/far/-1e+39 is beyond float32"));
   EXPECT_EQ(rows.num_rows, 4);
   config.dense[0].transform = "log1p";
   EXPECT_EQ(read(config).num_bad, 0);
@@ -202,15 +213,17 @@ class RowTexts : public ::testing::Test {
 };
 
 TEST_F(RowTexts, IntegersMayHaveAFractionOfZeros) {
-  RowsConfig config = config_of_text("ids.csv",
-                                     "y,a\n1,1.0\n0,-3.00\n1,9007199254740991.0\n0,9007199254740993.0\n1,1.5\n"
-                                     "1,18446744073709551615\n1,x.0\n0,nan\n");
+  RowsConfig config =
+      config_of_text("ids.csv",
+                     "y,a\n1,1.0\n0,-3.00\n1,9007199254740991.0\n0,9007199254740993.0\n1,1.5\n"
+                     "1,18446744073709551615\n1,x.0\n0,nan\n");
   config.sparse[0].ids = "integer";
   const RowBlock rows = read(config);
   EXPECT_THAT(rows.ids, ElementsAre(1, -3, 9007199254740991, -1));
-  EXPECT_THAT(bad_rows(rows),
-              ElementsAre("4/a/\"9007199254740993.0\" is not an integer", "5/a/\"1.5\" is not an integer",
-                          "7/a/\"x.0\" is not an integer", "8/a/\"nan\" is not an integer"));
+  EXPECT_THAT(
+      bad_rows(rows),
+      ElementsAre("4/a/\"9007199254740993.0\" is not an integer", "5/a/\"1.5\" is not an integer",
+                  "7/a/\"x.0\" is not an integer", "8/a/\"nan\" is not an integer"));
 }
 
 TEST_F(RowTexts, WarnsOfHashedIdsThatAllReadLikeFloats) {

@@ -1,5 +1,6 @@
 // ctest-labels: fuzz
-// Rows of Parquet files that pyarrow wrote: tools/make_parquet_fixtures.py has the formulas that are repeated here.
+// Rows of Parquet files that pyarrow wrote: tools/make_parquet_fixtures.py has the formulas that
+// are repeated here.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -71,32 +72,34 @@ int64_t key(const std::string& text) { return static_cast<int64_t>(xxh64(text));
 /// Texts in dictionaries, without, and in dictionaries that give way to plain pages.
 class RowParquetFile : public ::testing::TestWithParam<const char*> {
  protected:
-  static RowsConfig config_of_file(std::vector<SparseConfig> sparse, std::vector<DenseConfig> dense = {}) {
+  static RowsConfig config_of_file(std::vector<SparseConfig> sparse,
+                                   std::vector<DenseConfig> dense = {}) {
     RowsConfig config = config_of(std::move(sparse), std::move(dense));
     config.files = {fixture(GetParam())};
     return config;
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Encodings, RowParquetFile,
-                         ::testing::Values("rows.parquet", "rows_plain.parquet", "rows_fallback.parquet"),
-                         [](const auto& info) {
-                           return std::string(info.param).substr(0, std::string(info.param).find('.'));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Encodings, RowParquetFile,
+    ::testing::Values("rows.parquet", "rows_plain.parquet", "rows_fallback.parquet"),
+    [](const auto& info) {
+      return std::string(info.param).substr(0, std::string(info.param).find('.'));
+    });
 
 TEST_P(RowParquetFile, GivesEveryTypeAsTheFileHoldsIt) {
-  const RowReader reader(
-      config_of_file({{.columns = {"city"}},
-                      {.columns = {"kind"}, .num_rows = 7},
-                      {.columns = {"number"}},
-                      {.columns = {"ids"}, .ids = "integer", .num_rows = 2},
-                      {.columns = {"pair"}, .max_length = 1},
-                      {.columns = {"city", "small"}}},
-                     {{.columns = {"real", "small"}}, {.columns = {"delay"}, .transform = "log1p"}}));
+  const RowReader reader(config_of_file(
+      {{.columns = {"city"}},
+       {.columns = {"kind"}, .num_rows = 7},
+       {.columns = {"number"}},
+       {.columns = {"ids"}, .ids = "integer", .num_rows = 2},
+       {.columns = {"pair"}, .max_length = 1},
+       {.columns = {"city", "small"}}},
+      {{.columns = {"real", "small"}}, {.columns = {"delay"}, .transform = "log1p"}}));
   EXPECT_EQ(reader.num_rows(), 50);
   EXPECT_EQ(reader.num_blocks(), 3);
-  const auto city = ids_of(reader, 0), kind = ids_of(reader, 1), number = ids_of(reader, 2), ids = ids_of(reader, 3),
-             pair = ids_of(reader, 4), cross = ids_of(reader, 5);
+  const auto city = ids_of(reader, 0), kind = ids_of(reader, 1), number = ids_of(reader, 2),
+             ids = ids_of(reader, 3), pair = ids_of(reader, 4), cross = ids_of(reader, 5);
   std::vector<double> dense;
   std::vector<float> labels;
   for (const RowBlock& block : read_all(reader)) {
@@ -115,7 +118,9 @@ TEST_P(RowParquetFile, GivesEveryTypeAsTheFileHoldsIt) {
     EXPECT_EQ(number[r], Ids{key(std::to_string(i * 1000003 - 7))}) << i;
     EXPECT_EQ(ids[r], i % 3 == 0 ? Ids{} : i % 3 == 1 ? Ids{0} : (Ids{0, 1})) << i;
     EXPECT_EQ(pair[r], Ids{key(std::to_string(i + 1))}) << i;
-    EXPECT_EQ(cross[r], i % 10 == 3 ? Ids{} : Ids{key(fmt::format("city {}\x1f{}", i % 6, i % 5 - 2))}) << i;
+    EXPECT_EQ(cross[r],
+              i % 10 == 3 ? Ids{} : Ids{key(fmt::format("city {}\x1f{}", i % 6, i % 5 - 2))})
+        << i;
     if (i % 13 == 4 || i % 13 == 5)
       EXPECT_TRUE(std::isnan(dense[3 * r])) << i;
     else
@@ -129,8 +134,9 @@ TEST_P(RowParquetFile, GivesEveryTypeAsTheFileHoldsIt) {
 }
 
 TEST_P(RowParquetFile, WeightsStandBesideTheirIds) {
-  const RowReader reader(config_of_file(
-      {{.columns = {"tags"}, .weights = "tag_weights", .max_length = 2}, {.columns = {"city"}, .missing = "value"}}));
+  const RowReader reader(
+      config_of_file({{.columns = {"tags"}, .weights = "tag_weights", .max_length = 2},
+                      {.columns = {"city"}, .missing = "value"}}));
   int64_t i = 0;
   for (const RowBlock& block : read_all(reader)) {
     ASSERT_EQ(block.weights.size(), block.ids.size());
@@ -156,7 +162,8 @@ std::string bytes_of(const std::string& name) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// Bytes of pages: behind the first 4 of the file, before its footer, whose length its last 8 begin with.
+/// Bytes of pages: behind the first 4 of the file, before its footer, whose length its last 8 begin
+/// with.
 size_t page_bytes(const std::string& file) {
   uint32_t footer = 0;
   std::memcpy(&footer, file.data() + file.size() - 8, sizeof(footer));
@@ -172,8 +179,9 @@ TEST_P(RowParquetFile, DamagedPagesAreReadOrRefused) {
     std::string damaged = whole;
     for (int changes = 0; changes < 4; ++changes)
       damaged[4 + random() % page_bytes(whole)] = static_cast<char>(random());
-    RowsConfig config = config_of({{.columns = {"city"}}, {.columns = {"kind"}}, {.columns = {"number"}}},
-                                  {{.columns = {"real", "small", "delay"}}});
+    RowsConfig config =
+        config_of({{.columns = {"city"}}, {.columns = {"kind"}}, {.columns = {"number"}}},
+                  {{.columns = {"real", "small", "delay"}}});
     config.files = {folder.write("damaged.parquet", damaged).string()};
     refused += refusal(config) != "accepted";
   }
@@ -189,7 +197,8 @@ TEST(RowParquet, ACodeThatNamesNoWordIsDamage) {
     damaged[4 + i] = '\xff';
     RowsConfig config = config_of({{.columns = {"city"}}});
     config.files = {folder.write("damaged.parquet", damaged).string()};
-    named += refusal(config).find("names a word that its dictionary does not have") != std::string::npos;
+    named +=
+        refusal(config).find("names a word that its dictionary does not have") != std::string::npos;
   }
   EXPECT_GT(named, 10);
 }
@@ -260,21 +269,27 @@ TEST(RowParquet, CutsValidationOutOfARowGroup) {
 }
 
 TEST(RowParquet, RefusesWhatItCannotGive) {
-  EXPECT_THAT(
-      refusal(config_of({{.columns = {"citi"}}})),
-      ::testing::AllOf(HasSubstr("no column `citi`"), HasSubstr("did you mean `city`"), HasSubstr("rows.parquet")));
+  EXPECT_THAT(refusal(config_of({{.columns = {"citi"}}})),
+              ::testing::AllOf(HasSubstr("no column `citi`"), HasSubstr("did you mean `city`"),
+                               HasSubstr("rows.parquet")));
   EXPECT_THAT(refusal(config_of({{.columns = {"day"}}})), HasSubstr("date32"));
   EXPECT_THAT(refusal(config_of({{.columns = {"nested"}}})), HasSubstr("struct"));
-  EXPECT_THAT(refusal(config_of({{.columns = {"real"}}})), HasSubstr("row 2 column real: the float 0.25 is no id"));
-  EXPECT_THAT(refusal(config_of({{.columns = {"tags"}, .separator = "|"}})), HasSubstr("holds lists"));
-  EXPECT_THAT(refusal(config_of({{.columns = {"city"}, .max_length = 3}})), HasSubstr("holds one id"));
-  EXPECT_THAT(refusal(config_of({{.columns = {"city"}, .missing = "bad_row"}})), HasSubstr("row 4 column city"));
+  EXPECT_THAT(refusal(config_of({{.columns = {"real"}}})),
+              HasSubstr("row 2 column real: the float 0.25 is no id"));
+  EXPECT_THAT(refusal(config_of({{.columns = {"tags"}, .separator = "|"}})),
+              HasSubstr("holds lists"));
+  EXPECT_THAT(refusal(config_of({{.columns = {"city"}, .max_length = 3}})),
+              HasSubstr("holds one id"));
+  EXPECT_THAT(refusal(config_of({{.columns = {"city"}, .missing = "bad_row"}})),
+              HasSubstr("row 4 column city"));
   EXPECT_THAT(refusal(config_of({{.columns = {"pair"}, .ids = "integer", .num_rows = 50}})),
               HasSubstr("row 50 column pair: the id 50 is out of range"));
-  EXPECT_THAT(refusal(config_of({{.columns = {"tags"}, .weights = "ids"}})), HasSubstr("weights for"));
+  EXPECT_THAT(refusal(config_of({{.columns = {"tags"}, .weights = "ids"}})),
+              HasSubstr("weights for"));
   EXPECT_THAT(refusal(config_of({}, {{.columns = {"city"}}})),
               HasSubstr("row 1 column city: \"city 0\" is not a number"));
-  EXPECT_THAT(refusal(config_of({}, {{.columns = {"real"}, .missing = "bad_row"}})), HasSubstr("row 5 column real"));
+  EXPECT_THAT(refusal(config_of({}, {{.columns = {"real"}, .missing = "bad_row"}})),
+              HasSubstr("row 5 column real"));
   RowsConfig text_keys = config_of({{.columns = {"city"}}});
   text_keys.delimiter = ";";
   EXPECT_THAT(refusal(text_keys), HasSubstr("rows.delimiter"));

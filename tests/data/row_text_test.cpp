@@ -58,7 +58,8 @@ class RowText : public ::testing::Test {
 };
 
 TEST_F(RowText, ReadsTabsWithAndWithoutHeader) {
-  const RowBlock with = read(config_of("with.tsv", "y\tb\ta\n1\tx\tone\n0\ty\ttwo\r\n1\t\t\"q\"\n"));
+  const RowBlock with =
+      read(config_of("with.tsv", "y\tb\ta\n1\tx\tone\n0\ty\ttwo\r\n1\t\t\"q\"\n"));
   EXPECT_THAT(with.ids, ElementsAre(key("one"), key("two"), key("\"q\"")));
   EXPECT_THAT(with.labels, ElementsAre(1, 0, 1));
   RowsConfig config = config_of("without.tsv", "1|x|one\n0|y|\n1|z|two");
@@ -92,7 +93,8 @@ TEST_F(RowText, GivesBackRandomTextInAnyRanges) {
     for (uint64_t field = 0; field < 2; ++field) {
       const uint64_t length = random_below(1, RandomStream::kTest, 2 * row + field, 9) + 1;
       for (uint64_t i = 0; i < length; ++i)
-        fields[field] += alphabet[random_below(2, RandomStream::kTest, 100 * row + 10 * field + i, alphabet.size())];
+        fields[field] += alphabet[random_below(2, RandomStream::kTest, 100 * row + 10 * field + i,
+                                               alphabet.size())];
       std::string quoted;
       for (const char c : fields[field]) quoted += c == '"' ? "\"\"" : std::string(1, c);
       const bool plain = fields[field].find_first_of(",\"\n\r") == std::string::npos;
@@ -137,24 +139,26 @@ TEST_F(RowText, LocatesEveryBadRow) {
   EXPECT_THAT(rows.labels, ElementsAre(1, 0));
   EXPECT_THAT(rows.dense, ElementsAre(2.5, 1));
   EXPECT_THAT(rows.ids, ElementsAre(key("x"), 0, key("x"), 8));
-  EXPECT_THAT(
-      bad_rows(config),
-      ElementsAre("2//3 fields, not 4", "3//5 fields, not 4", "4/n/\"3,5\" is not a number", "5/n/inf is not finite",
-                  "6/n/inf is not finite", "7/id/the id 9 is out of range; the table has 9 rows",
-                  "8/id/the id -1 is out of range; the table has 9 rows", "9/id/\"2x\" is not an integer"));
+  EXPECT_THAT(bad_rows(config),
+              ElementsAre("2//3 fields, not 4", "3//5 fields, not 4", "4/n/\"3,5\" is not a number",
+                          "5/n/inf is not finite", "6/n/inf is not finite",
+                          "7/id/the id 9 is out of range; the table has 9 rows",
+                          "8/id/the id -1 is out of range; the table has 9 rows",
+                          "9/id/\"2x\" is not an integer"));
 }
 
 TEST_F(RowText, NamesInQuotesAreThoseOfAnyOtherField) {
   RowsConfig config = config_of("names.csv", "y,\"a \"\"b\"\", c\"\n1,one\n");
   config.sparse[0].columns = {"a \"b\", c"};
   EXPECT_THAT(read(config).ids, ElementsAre(key("one")));
-  EXPECT_THAT(refusal(config_of("names.csv", "y,\"a\"b\"c,d\n1,one\n")), HasSubstr("name 2 of the header"));
+  EXPECT_THAT(refusal(config_of("names.csv", "y,\"a\"b\"c,d\n1,one\n")),
+              HasSubstr("name 2 of the header"));
 }
 
 TEST_F(RowText, LocatesBadQuotes) {
   const RowsConfig config = config_of("quotes.csv", "y,a\n1,\"x\"z\n1,5\" pipe\n1,ok\n");
-  EXPECT_THAT(bad_rows(config),
-              ElementsAre("1/a/text after the closing quote", "2/a/a quote inside a field that is not in quotes"));
+  EXPECT_THAT(bad_rows(config), ElementsAre("1/a/text after the closing quote",
+                                            "2/a/a quote inside a field that is not in quotes"));
   EXPECT_THAT(read(config).ids, ElementsAre(key("ok")));
   EXPECT_THAT(refusal(config_of("open.csv", "y,a\n1,x\n1,\"y\n1,z\n")),
               ::testing::AllOf(HasSubstr("never closed"), HasSubstr("open.csv: row 2")));
@@ -175,7 +179,8 @@ TEST_F(RowText, SplitsListsAndTheirWeights) {
   EXPECT_THAT(rows.weights, ElementsAre(1, 2, 0.5, 4));
   EXPECT_THAT(rows.ends, ElementsAre(3u, 3u, 4u));
   EXPECT_THAT(bad_rows(config),
-              ElementsAre("4/w/1 weights for 2 ids", "5/a/an id of the list is missing", "6/w/\"x\" is not a number"));
+              ElementsAre("4/w/1 weights for 2 ids", "5/a/an id of the list is missing",
+                          "6/w/\"x\" is not a number"));
   config.sparse[0].max_length = 1;
   EXPECT_THAT(read(config).ids, ElementsAre(key("r"), key("q")));
   EXPECT_THAT(read(config).weights, ElementsAre(0.5, 4));
@@ -189,18 +194,20 @@ TEST_F(RowText, SequencesOfARowTellOfTheSameEvents) {
                                 "1\tp|q|r\tx|y\tx\n"
                                 "1\t\tx\tx\n"
                                 "0\tp\tx\t\n");
-  config.sparse = {{.columns = {"a"}, .separator = "|", .max_length = 2, .sequence = true},
-                   {.columns = {"c"}},
-                   {.columns = {"b"}, .separator = "|", .max_length = 2, .sequence = true, .table = "c"}};
+  config.sparse = {
+      {.columns = {"a"}, .separator = "|", .max_length = 2, .sequence = true},
+      {.columns = {"c"}},
+      {.columns = {"b"}, .separator = "|", .max_length = 2, .sequence = true, .table = "c"}};
   const RowBlock rows = read(config);
-  EXPECT_THAT(rows.ids, ElementsAre(key("q"), key("r"), key("x"), key("y"), key("z"), key("x"), key("p"), key("x")));
+  EXPECT_THAT(rows.ids, ElementsAre(key("q"), key("r"), key("x"), key("y"), key("z"), key("x"),
+                                    key("p"), key("x")));
   EXPECT_THAT(rows.ends, ElementsAre(2u, 3u, 5u, 5u, 6u, 6u, 7u, 7u, 8u));
-  EXPECT_THAT(bad_rows(config),
-              ElementsAre("3/b/a sequence of 2 ids beside one of 3", "4/b/a sequence of 1 ids beside one of 0"));
+  EXPECT_THAT(bad_rows(config), ElementsAre("3/b/a sequence of 2 ids beside one of 3",
+                                            "4/b/a sequence of 1 ids beside one of 0"));
   for (SparseConfig& feature : config.sparse)
     if (feature.sequence) feature.keep = "first";
-  EXPECT_THAT(read(config).ids,
-              ElementsAre(key("p"), key("q"), key("x"), key("x"), key("y"), key("x"), key("p"), key("x")));
+  EXPECT_THAT(read(config).ids, ElementsAre(key("p"), key("q"), key("x"), key("x"), key("y"),
+                                            key("x"), key("p"), key("x")));
 }
 
 TEST_F(RowText, RefusesSequencesAndSharedTablesThatDoNotFit) {
@@ -208,9 +215,10 @@ TEST_F(RowText, RefusesSequencesAndSharedTablesThatDoNotFit) {
     RowsConfig config;
     config.files = {"rows.tsv"};
     config.label = {"y"};
-    config.sparse = {{.columns = {"item"}, .num_rows = 9},
-                     {.columns = {"items"}, .num_rows = 9, .max_length = 4, .sequence = true, .table = "item"},
-                     {.columns = {"places"}, .num_rows = 5, .max_length = 4, .sequence = true}};
+    config.sparse = {
+        {.columns = {"item"}, .num_rows = 9},
+        {.columns = {"items"}, .num_rows = 9, .max_length = 4, .sequence = true, .table = "item"},
+        {.columns = {"places"}, .num_rows = 5, .max_length = 4, .sequence = true}};
     change(config.sparse);
     try {
       config.check();
@@ -221,14 +229,21 @@ TEST_F(RowText, RefusesSequencesAndSharedTablesThatDoNotFit) {
   };
   using Features = std::vector<SparseConfig>;
   EXPECT_EQ(refused([](Features&) {}), "accepted");
-  EXPECT_THAT(refused([](Features& f) { f[0].keep = "first"; }), HasSubstr("rows.sparse.item: keep"));
+  EXPECT_THAT(refused([](Features& f) { f[0].keep = "first"; }),
+              HasSubstr("rows.sparse.item: keep"));
   EXPECT_THAT(refused([](Features& f) { f[1].max_length = 0; }), HasSubstr("give max_length"));
-  EXPECT_THAT(refused([](Features& f) { f[2].max_length = 3; }), HasSubstr("keeps the last 3 and items the last 4"));
-  EXPECT_THAT(refused([](Features& f) { f[2].keep = "first"; }), HasSubstr("keeps the first 4 and items the last 4"));
-  EXPECT_THAT(refused([](Features& f) { f[1].missing = "value"; }), HasSubstr("an event of a sequence"));
-  EXPECT_THAT(refused([](Features& f) { f[1].table = "itms"; }), HasSubstr("\"itms\" is no feature"));
-  EXPECT_THAT(refused([](Features& f) { f[2].table = "items"; }), HasSubstr("has no table of its own"));
-  EXPECT_THAT(refused([](Features& f) { f[2].table = "places"; }), HasSubstr("has no table of its own"));
+  EXPECT_THAT(refused([](Features& f) { f[2].max_length = 3; }),
+              HasSubstr("keeps the last 3 and items the last 4"));
+  EXPECT_THAT(refused([](Features& f) { f[2].keep = "first"; }),
+              HasSubstr("keeps the first 4 and items the last 4"));
+  EXPECT_THAT(refused([](Features& f) { f[1].missing = "value"; }),
+              HasSubstr("an event of a sequence"));
+  EXPECT_THAT(refused([](Features& f) { f[1].table = "itms"; }),
+              HasSubstr("\"itms\" is no feature"));
+  EXPECT_THAT(refused([](Features& f) { f[2].table = "items"; }),
+              HasSubstr("has no table of its own"));
+  EXPECT_THAT(refused([](Features& f) { f[2].table = "places"; }),
+              HasSubstr("has no table of its own"));
   EXPECT_THAT(refused([](Features& f) { f[1].num_rows = 8; }), HasSubstr("hash for 8 rows"));
   EXPECT_THAT(refused([](Features& f) { f[1].ids = "integer"; }), HasSubstr("integer for 9 rows"));
   EXPECT_THAT(refused([](Features& f) {
@@ -262,16 +277,19 @@ TEST_F(RowText, RefusesConfigsThatContradictThemselves) {
     return refusal(config);
   };
   EXPECT_THAT(refused([](RowsConfig& c) { c.files.clear(); }), HasSubstr("rows.files"));
-  EXPECT_THAT(refused([](RowsConfig& c) { c.files = {"/absent/*.tsv"}; }), HasSubstr("names no file"));
+  EXPECT_THAT(refused([](RowsConfig& c) { c.files = {"/absent/*.tsv"}; }),
+              HasSubstr("names no file"));
   EXPECT_THAT(refused([](RowsConfig& c) { c.label.clear(); }), HasSubstr("rows.label"));
   EXPECT_THAT(refused([](RowsConfig& c) { c.label = {"y > ten"}; }), HasSubstr("column > number"));
   EXPECT_THAT(refused([](RowsConfig& c) { c.sparse.clear(); }), HasSubstr("nothing to learn"));
-  EXPECT_THAT(refused([](RowsConfig& c) { c.columns = {"y", "a", "b"}; }), HasSubstr("rows.header"));
+  EXPECT_THAT(refused([](RowsConfig& c) { c.columns = {"y", "a", "b"}; }),
+              HasSubstr("rows.header"));
   EXPECT_THAT(refused([](RowsConfig& c) { c.header = false; }), HasSubstr("rows.columns"));
   EXPECT_THAT(refused([](RowsConfig& c) { c.missing_label = "mask"; }), HasSubstr("mask"));
   EXPECT_THAT(refused([](RowsConfig& c) { c.delimiter = "ab"; }), HasSubstr("rows.delimiter"));
   EXPECT_THAT(refused([](RowsConfig& c) { c.max_bad_rows = 5; }), HasSubstr("max_bad_rows"));
-  EXPECT_THAT(refused([](RowsConfig& c) { c.sparse.push_back(c.sparse[0]); }), HasSubstr("named \"a\""));
+  EXPECT_THAT(refused([](RowsConfig& c) { c.sparse.push_back(c.sparse[0]); }),
+              HasSubstr("named \"a\""));
   EXPECT_THAT(refused([](RowsConfig& c) { c.sparse[0].max_length = 2; }), HasSubstr("max_length"));
   EXPECT_THAT(refused([](RowsConfig& c) {
                 c.sparse[0].columns = {"a", "b"};

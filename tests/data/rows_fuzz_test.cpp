@@ -26,15 +26,19 @@ struct Row {
 /// Rows below the header "y,a,n": a label 0 or 1, a word of small letters and a number.
 std::optional<std::vector<Row>> strict_rows(std::string_view text, char delimiter) {
   const std::string header = {'y', delimiter, 'a', delimiter, 'n', '\n'};
-  if (!text.starts_with(header) || !text.ends_with('\n') || text.size() == header.size()) return std::nullopt;
+  if (!text.starts_with(header) || !text.ends_with('\n') || text.size() == header.size())
+    return std::nullopt;
   std::vector<Row> rows;
-  for (const std::string_view line : test::cut(text.substr(header.size(), text.size() - header.size() - 1), '\n')) {
+  for (const std::string_view line :
+       test::cut(text.substr(header.size(), text.size() - header.size() - 1), '\n')) {
     const auto fields = test::cut(line, delimiter);
-    if (fields.size() != 3 || (fields[0] != "0" && fields[0] != "1") || fields[1].empty()) return std::nullopt;
+    if (fields.size() != 3 || (fields[0] != "0" && fields[0] != "1") || fields[1].empty())
+      return std::nullopt;
     const bool word = std::ranges::all_of(fields[1], [](char c) { return c >= 'a' && c <= 'z'; });
     const auto number = test::strict_number(fields[2]);
     if (!word || !number) return std::nullopt;
-    rows.push_back({fields[0] == "1" ? 1.0F : 0.0F, static_cast<int64_t>(xxh64(fields[1])), *number});
+    rows.push_back(
+        {fields[0] == "1" ? 1.0F : 0.0F, static_cast<int64_t>(xxh64(fields[1])), *number});
   }
   return rows;
 }
@@ -48,7 +52,8 @@ void fuzz_rows(const std::string& name, char delimiter, uint64_t seed) {
   config.files = {(folder.path() / name).string()};
   config.label = {"y"};
   config.dense = {{.columns = {"n"}}};
-  config.sparse = {{.columns = {"a"}}, {.name = "words", .columns = {"a"}, .separator = " ", .max_length = 2}};
+  config.sparse = {{.columns = {"a"}},
+                   {.name = "words", .columns = {"a"}, .separator = " ", .max_length = 2}};
   config.validation_fraction = 0.3;
   int64_t compared = 0;
   test::fuzz({plain, plain, odd}, 4000, seed, [&](const std::string& input) {
@@ -63,7 +68,8 @@ void fuzz_rows(const std::string& name, char delimiter, uint64_t seed) {
       ASSERT_EQ(block.labels.size(), static_cast<size_t>(block.num_rows));
       for (int64_t r = 0; r < block.num_rows; ++r) {
         const auto at = static_cast<size_t>(block.begin(r, 0, 2));
-        rows.push_back({block.labels[static_cast<size_t>(r)], at < block.ids.size() ? block.ids[at] : 0,
+        rows.push_back({block.labels[static_cast<size_t>(r)],
+                        at < block.ids.size() ? block.ids[at] : 0,
                         block.dense[static_cast<size_t>(r)]});
       }
     }

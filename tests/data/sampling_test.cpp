@@ -11,8 +11,8 @@ namespace dovetail::sampling_test {
 namespace {
 
 TEST(MixtureOrder, GivesEverySourceItsShareAtEveryLength) {
-  for (const std::vector<double>& weights :
-       std::vector<std::vector<double>>{{1}, {1, 1}, {0.7, 0.3}, {3, 1, 1}, {1e-6, 1}, {0.1, 0.2, 0.3, 0.4, 0.5}}) {
+  for (const std::vector<double>& weights : std::vector<std::vector<double>>{
+           {1}, {1, 1}, {0.7, 0.3}, {3, 1, 1}, {1e-6, 1}, {0.1, 0.2, 0.3, 0.4, 0.5}}) {
     const MixtureOrder order(weights);
     double total = 0;
     for (const double weight : weights) total += weight;

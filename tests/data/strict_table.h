@@ -12,7 +12,8 @@
 
 #include "dovetail/data/matrix.h"
 
-/// A second reader of texts with a delimiter, for what is beyond doubt: it gives nothing for any other text.
+/// A second reader of texts with a delimiter, for what is beyond doubt: it gives nothing for any
+/// other text.
 namespace dovetail::test {
 
 using Table = std::vector<std::vector<double>>;
@@ -25,7 +26,8 @@ inline std::optional<double> strict_number(std::string_view text) {
     return end - at >= 1 && end - at <= 6 ? end : std::string_view::npos;
   };
   size_t at = skip_digits(text.starts_with('-') ? 1 : 0);
-  if (at != std::string_view::npos && at < text.size()) at = text[at] == '.' ? skip_digits(at + 1) : at;
+  if (at != std::string_view::npos && at < text.size())
+    at = text[at] == '.' ? skip_digits(at + 1) : at;
   if (at != text.size()) return std::nullopt;
   return std::strtod(std::string(text).c_str(), nullptr);
 }
@@ -43,9 +45,11 @@ inline std::vector<std::string_view> cut(std::string_view text, char at) {
 /// Rows of numbers below the header "a,b,c", each line ended by a line feed.
 inline std::optional<Table> strict_table(std::string_view text, char delimiter = ',') {
   const std::string header = {'a', delimiter, 'b', delimiter, 'c', '\n'};
-  if (!text.starts_with(header) || !text.ends_with('\n') || text.size() == header.size()) return std::nullopt;
+  if (!text.starts_with(header) || !text.ends_with('\n') || text.size() == header.size())
+    return std::nullopt;
   Table table;
-  for (const std::string_view line : cut(text.substr(header.size(), text.size() - header.size() - 1), '\n')) {
+  for (const std::string_view line :
+       cut(text.substr(header.size(), text.size() - header.size() - 1), '\n')) {
     std::vector<double>& row = table.emplace_back();
     for (const std::string_view field : cut(line, delimiter)) {
       const auto number = strict_number(field);
@@ -77,7 +81,8 @@ inline void expect_values(const Matrix& matrix, const Table& table) {
   const float* x = matrix.x.const_data_ptr<float>();
   const double* origin = matrix.origin.const_data_ptr<double>();
   for (const auto& row : table)
-    for (size_t c = 0; c < row.size(); ++c) ASSERT_EQ(*x++, static_cast<float>(row[c] - origin[c])) << "column " << c;
+    for (size_t c = 0; c < row.size(); ++c)
+      ASSERT_EQ(*x++, static_cast<float>(row[c] - origin[c])) << "column " << c;
 }
 
 }  // namespace dovetail::test

@@ -45,7 +45,8 @@ class Store : public ::testing::Test {
     std::vector<int32_t> tokens(count);
     for (size_t i = 0; i < count; ++i) tokens[i] = static_cast<int32_t>((part.tokens + i) % 257);
     const std::string name = fmt::format("{}-{}.tokens", split, part.shards.size());
-    const std::string sha256 = write_shard(folder_.path() / name, {2, count, count, kFingerprint}, {tokens});
+    const std::string sha256 =
+        write_shard(folder_.path() / name, {2, count, count, kFingerprint}, {tokens});
     part.shards.push_back({name, count, count, sha256});
     part.tokens += count;
     part.text_bytes += count;
@@ -73,7 +74,8 @@ TEST_F(Store, ReadsAnyRangeAcrossShards) {
   EXPECT_EQ(store.num_bytes(Split::kTrain), 177u);
   for (int64_t begin = 0; begin <= 177; ++begin)
     for (int64_t count = 0; begin + count <= 177; count += 1 + count / 7) {
-      std::vector<int64_t> out(static_cast<size_t>(count) + 1, -7), expected(static_cast<size_t>(count));
+      std::vector<int64_t> out(static_cast<size_t>(count) + 1, -7),
+          expected(static_cast<size_t>(count));
       store.read(Split::kTrain, begin, count, out.data());
       EXPECT_EQ(out.back(), -7);
       out.pop_back();
@@ -93,14 +95,16 @@ TEST_F(Store, RangesOutsideAreOurOwnMistake) {
 }
 
 TEST_F(Store, ItsNameIsTheManifestsChecksum) {
-  EXPECT_EQ(TokenStore(folder_.path()).sha256(), sha256_of_file(folder_.path() / TokenManifest::kFile));
+  EXPECT_EQ(TokenStore(folder_.path()).sha256(),
+            sha256_of_file(folder_.path() / TokenManifest::kFile));
 }
 
 TEST_F(Store, RefusesWhatIsNotWhole) {
   const auto shard = folder_.path() / "0-2.tokens";
   const std::string whole = folder_.read("0-2.tokens");
   std::filesystem::resize_file(shard, whole.size() - 2);
-  EXPECT_THAT(refusal(), ::testing::AllOf(HasSubstr("77 tokens"), HasSubstr("0-2.tokens"), HasSubstr("prepare")));
+  EXPECT_THAT(refusal(), ::testing::AllOf(HasSubstr("77 tokens"), HasSubstr("0-2.tokens"),
+                                          HasSubstr("prepare")));
   std::filesystem::resize_file(shard, 10);
   EXPECT_THAT(refusal(), HasSubstr("truncated"));
   folder_.write("0-2.tokens", std::string(whole.size(), 'x'));
@@ -122,12 +126,14 @@ TEST_F(Store, FindsDamageByItsChecksum) {
   damaged.back() = static_cast<char>(damaged.back() ^ 1);
   folder_.write("0-0.tokens", damaged);
   EXPECT_EQ(refusal(), "accepted");
-  EXPECT_THAT(refusal(TokenStore::Verify::kChecksums), ::testing::AllOf(HasSubstr("SHA-256"), HasSubstr("0-0.tokens")));
+  EXPECT_THAT(refusal(TokenStore::Verify::kChecksums),
+              ::testing::AllOf(HasSubstr("SHA-256"), HasSubstr("0-0.tokens")));
 }
 
 TEST_F(Store, FindsTokensOutsideTheVocabulary) {
   const std::vector<int32_t> tokens = {1, 257};
-  const std::string sha256 = write_shard(folder_.path() / "1-0.tokens", {2, 2, 2, kFingerprint}, {tokens});
+  const std::string sha256 =
+      write_shard(folder_.path() / "1-0.tokens", {2, 2, 2, kFingerprint}, {tokens});
   manifest_.splits[1].shards = {{"1-0.tokens", 2, 2, sha256}};
   manifest_.splits[1].tokens = manifest_.splits[1].text_bytes = 2;
   save();
@@ -147,13 +153,15 @@ TEST_F(Store, RefusesForeignAndOtherManifests) {
   EXPECT_THAT(with([](auto& m) { m.erase("train"); }), HasSubstr("`train`"));
   EXPECT_THAT(with([](auto& m) { m["train"]["tokens"] = 178; }), HasSubstr("sums"));
   EXPECT_THAT(with([](auto& m) { m["train"]["tokens"] = -1; }), HasSubstr("count"));
-  EXPECT_THAT(with([](auto& m) { m["train"]["shards"][0]["file"] = "../0-0.tokens"; }), HasSubstr("outside"));
+  EXPECT_THAT(with([](auto& m) { m["train"]["shards"][0]["file"] = "../0-0.tokens"; }),
+              HasSubstr("outside"));
   EXPECT_THAT(with([](auto& m) { m["tokenizer"]["vocab_size"] = 300; }), HasSubstr("300"));
   EXPECT_THAT(with([](auto& m) { m["tokenizer"]["kind"] = "runes"; }), HasSubstr("`file`"));
   folder_.write(TokenManifest::kFile, "{");
   EXPECT_THAT(refusal(), HasSubstr("JSON"));
   std::filesystem::remove(folder_.path() / TokenManifest::kFile);
-  EXPECT_THAT(refusal(), ::testing::AllOf(HasSubstr("not a prepared folder"), HasSubstr("dovetail prepare")));
+  EXPECT_THAT(refusal(),
+              ::testing::AllOf(HasSubstr("not a prepared folder"), HasSubstr("dovetail prepare")));
 }
 
 TEST_F(Store, ManifestComesBackAsItWas) {
@@ -181,7 +189,8 @@ TEST_F(Store, FuzzedManifestsAreReadOrRefused) {
   test::fuzz({write_manifest(manifest_)}, 3000, 17, [](const std::string& input) {
     const TokenManifest manifest = parse_manifest(input, "fuzzed");
     // A manifest that was read can be written and read again.
-    EXPECT_EQ(write_manifest(parse_manifest(write_manifest(manifest), "again")), write_manifest(manifest));
+    EXPECT_EQ(write_manifest(parse_manifest(write_manifest(manifest), "again")),
+              write_manifest(manifest));
   });
 }
 

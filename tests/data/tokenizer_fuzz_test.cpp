@@ -52,21 +52,23 @@ TEST(TokenizerJsonFuzz, StructuresAreReadOrRefused) {
 
 TEST(SentencePieceFuzz, ModelsAreReadOrRefused) {
   const auto model = [](const char* name) {
-    return read_file(std::filesystem::path(std::getenv("DOVETAIL_TEST_DATA")) / "tokenizers" / name);
+    return read_file(std::filesystem::path(std::getenv("DOVETAIL_TEST_DATA")) / "tokenizers" /
+                     name);
   };
   const std::string text = "the cats don't sit; 1234 \xff\xe2\x80 \u4e2d";
-  test::fuzz({model("sp_bpe.model"), model("sp_unigram.model")}, 300, 31, [&](const std::string& input) {
-    const auto tokenizer = sentencepiece_tokenizer(input, "fuzzed.model");
-    for (const int32_t id : tokenizer->encode(text)) {
-      ASSERT_GE(id, 0);
-      ASSERT_LT(id, tokenizer->vocab_size());
-    }
-  });
+  test::fuzz({model("sp_bpe.model"), model("sp_unigram.model")}, 300, 31,
+             [&](const std::string& input) {
+               const auto tokenizer = sentencepiece_tokenizer(input, "fuzzed.model");
+               for (const int32_t id : tokenizer->encode(text)) {
+                 ASSERT_GE(id, 0);
+                 ASSERT_LT(id, tokenizer->vocab_size());
+               }
+             });
 }
 
 TEST(SentencePieceFuzz, APieceThatBeginsWithNulIsRefused) {
-  const std::string model =
-      read_file(std::filesystem::path(std::getenv("DOVETAIL_TEST_DATA")) / "tokenizers" / "sp_unigram.model");
+  const std::string model = read_file(std::filesystem::path(std::getenv("DOVETAIL_TEST_DATA")) /
+                                      "tokenizers" / "sp_unigram.model");
   // A field of pieces: message of 8 bytes, piece of one NUL, score 0.
   const std::string piece("\x0a\x08\x0a\x01\x00\x15\x00\x00\x00\x00", 10);
   EXPECT_THROW(sentencepiece_tokenizer(model + piece, "nul.model"), UserError);

@@ -13,7 +13,8 @@
 #include "dovetail/data/split.h"
 #include "dovetail/data/utf8.h"
 
-// The files are made by the PyPI packages `tokenizers` and `sentencepiece`: tools/make_tokenizer_fixtures.py.
+// The files are made by the PyPI packages `tokenizers` and `sentencepiece`:
+// tools/make_tokenizer_fixtures.py.
 
 namespace dovetail::tokenizer_test {
 namespace {
@@ -22,7 +23,8 @@ using nlohmann::json;
 
 std::filesystem::path fixture(const std::string& name) {
   const char* folder = std::getenv("DOVETAIL_TEST_DATA");
-  return std::filesystem::path(folder != nullptr ? folder : "tests/data_files") / "tokenizers" / name;
+  return std::filesystem::path(folder != nullptr ? folder : "tests/data_files") / "tokenizers" /
+         name;
 }
 
 json fixture_json(const std::string& name) { return json::parse(read_file(fixture(name))); }
@@ -75,7 +77,8 @@ TEST_P(Oracle, ComesBackFromItsSerialization) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Fixtures, Oracle,
-                         ::testing::Values("gpt2", "llama3", "old_merges", "ignore_merges", "sp_bpe", "sp_unigram"),
+                         ::testing::Values("gpt2", "llama3", "old_merges", "ignore_merges",
+                                           "sp_bpe", "sp_unigram"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST(ByteLevelBpe, KeepsAnyBytes) {
@@ -109,7 +112,8 @@ TEST(CharacterClasses, AreThoseOfTheRegularExpressions) {
   const auto for_runs = [&](const char* name, const auto& visit) {
     const auto bounds = classes.at(name).get<std::vector<int32_t>>();
     for (size_t i = 0; i < bounds.size(); i += 2)
-      for (int32_t code = bounds[i]; code <= bounds[i + 1]; ++code) visit(static_cast<size_t>(code));
+      for (int32_t code = bounds[i]; code <= bounds[i + 1]; ++code)
+        visit(static_cast<size_t>(code));
   };
   for_runs("letter", [&](size_t code) { expected[code] = CharacterClass::kLetter; });
   for_runs("number", [&](size_t code) { expected[code] = CharacterClass::kNumber; });
@@ -126,7 +130,8 @@ TEST(CharacterClasses, AreThoseOfTheRegularExpressions) {
 TEST(Utf8, RefusesWhatIsNotACharacter) {
   EXPECT_TRUE(is_valid_utf8("a\u00e9\u4e2d\U0001f600"));
   // Lone continuation, truncated, overlong, surrogate, past U+10FFFF.
-  for (const char* bad : {"\x80", "\xc3", "\xc0\xaf", "\xe0\x80\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xff"}) {
+  for (const char* bad :
+       {"\x80", "\xc3", "\xc0\xaf", "\xe0\x80\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xff"}) {
     EXPECT_FALSE(is_valid_utf8(bad));
     EXPECT_EQ(character_at(bad, 0).length, 1u);
   }
@@ -192,7 +197,8 @@ TEST(TrainBpe, RefusesAVocabularyWithoutRoomForBytes) {
 
 TEST(TrainSentencePiece, MakesATokenizerThatKeepsText) {
   const std::string text = read_file(fixture("training.txt"));
-  const auto tokenizer = make_tokenizer("sentencepiece", train_sentencepiece({text}, 450), "trained");
+  const auto tokenizer =
+      make_tokenizer("sentencepiece", train_sentencepiece({text}, 450), "trained");
   EXPECT_LE(tokenizer->vocab_size(), 450);
   EXPECT_GE(tokenizer->end_of_document(), 0);
   EXPECT_EQ(tokenizer->kind(), "sentencepiece");
@@ -200,7 +206,9 @@ TEST(TrainSentencePiece, MakesATokenizerThatKeepsText) {
   EXPECT_EQ(tokenizer->decode(tokenizer->encode(other)), other);
 }
 
-TEST(TrainSentencePiece, SaysWhenThereIsTooLittleText) { EXPECT_THROW(train_sentencepiece({}, 450), UserError); }
+TEST(TrainSentencePiece, SaysWhenThereIsTooLittleText) {
+  EXPECT_THROW(train_sentencepiece({}, 450), UserError);
+}
 
 TEST(Bytes, AreTheirOwnIds) {
   const auto tokenizer = bytes_tokenizer();
@@ -230,24 +238,34 @@ TEST(TokenizerJson, NamesWhatItDoesNotSupport) {
   using ::testing::HasSubstr;
   EXPECT_EQ(refusal([](json&) {}), "accepted");
   EXPECT_THAT(refusal([](json& d) { d["normalizer"] = {{"type", "NFC"}}; }), HasSubstr("NFC"));
-  EXPECT_THAT(refusal([](json& d) { d["truncation"] = {{"max_length", 5}}; }), HasSubstr("truncation"));
+  EXPECT_THAT(refusal([](json& d) { d["truncation"] = {{"max_length", 5}}; }),
+              HasSubstr("truncation"));
   EXPECT_THAT(refusal([](json& d) { d["model"]["type"] = "WordPiece"; }), HasSubstr("WordPiece"));
   EXPECT_THAT(refusal([](json& d) { d["model"]["dropout"] = 0.1; }), HasSubstr("dropout"));
   EXPECT_THAT(refusal([](json& d) { d["model"]["unk_token"] = "?"; }), HasSubstr("unk_token"));
-  EXPECT_THAT(refusal([](json& d) { d["model"]["byte_fallback"] = true; }), HasSubstr("byte_fallback"));
-  EXPECT_THAT(refusal([](json& d) { d["model"]["end_of_word_suffix"] = "</w>"; }), HasSubstr("end_of_word_suffix"));
-  EXPECT_THAT(refusal([](json& d) { d["pre_tokenizer"] = {{"type", "Metaspace"}}; }), HasSubstr("Metaspace"));
-  EXPECT_THAT(refusal([](json& d) { d["pre_tokenizer"]["add_prefix_space"] = true; }), HasSubstr("add_prefix_space"));
-  EXPECT_THAT(refusal([](json& d) { d["pre_tokenizer"]["use_regex"] = false; }), HasSubstr("use_regex"));
+  EXPECT_THAT(refusal([](json& d) { d["model"]["byte_fallback"] = true; }),
+              HasSubstr("byte_fallback"));
+  EXPECT_THAT(refusal([](json& d) { d["model"]["end_of_word_suffix"] = "</w>"; }),
+              HasSubstr("end_of_word_suffix"));
+  EXPECT_THAT(refusal([](json& d) { d["pre_tokenizer"] = {{"type", "Metaspace"}}; }),
+              HasSubstr("Metaspace"));
+  EXPECT_THAT(refusal([](json& d) { d["pre_tokenizer"]["add_prefix_space"] = true; }),
+              HasSubstr("add_prefix_space"));
+  EXPECT_THAT(refusal([](json& d) { d["pre_tokenizer"]["use_regex"] = false; }),
+              HasSubstr("use_regex"));
   EXPECT_THAT(refusal([](json& d) { d["decoder"]["type"] = "Metaspace"; }), HasSubstr("decoder"));
   EXPECT_THAT(refusal([](json& d) { d["added_tokens"][0]["lstrip"] = true; }), HasSubstr("lstrip"));
   EXPECT_THAT(refusal([](json& d) { d["added_tokens"][0]["id"] = 5; }), HasSubstr("5"));
-  EXPECT_THAT(refusal([](json& d) { d["added_tokens"][0]["id"] = 1000000000; }), HasSubstr("1000000000"));
-  EXPECT_THAT(refusal([](json& d) { d["added_tokens"][0]["content"] = ""; }), HasSubstr("without content"));
+  EXPECT_THAT(refusal([](json& d) { d["added_tokens"][0]["id"] = 1000000000; }),
+              HasSubstr("1000000000"));
+  EXPECT_THAT(refusal([](json& d) { d["added_tokens"][0]["content"] = ""; }),
+              HasSubstr("without content"));
   EXPECT_THAT(refusal([](json& d) { d["model"]["vocab"].erase("a"); }), HasSubstr("byte 0x61"));
   EXPECT_THAT(refusal([](json& d) { d["model"]["vocab"]["two words"] = 700; }), HasSubstr("700"));
-  EXPECT_THAT(refusal([](json& d) { d["model"]["merges"].push_back("a b c"); }), HasSubstr("not a pair"));
-  EXPECT_THAT(refusal([](json& d) { d["model"]["merges"].push_back({"a", "never"}); }), HasSubstr("never"));
+  EXPECT_THAT(refusal([](json& d) { d["model"]["merges"].push_back("a b c"); }),
+              HasSubstr("not a pair"));
+  EXPECT_THAT(refusal([](json& d) { d["model"]["merges"].push_back({"a", "never"}); }),
+              HasSubstr("never"));
   const std::string other = fixture_json("llama3.json")["pre_tokenizer"].dump();
   json changed = json::parse(other);
   changed["pretokenizers"][0]["pattern"]["Regex"] = "\\w+";
@@ -255,7 +273,9 @@ TEST(TokenizerJson, NamesWhatItDoesNotSupport) {
 }
 
 TEST(TokenizerJson, TakesThePostProcessorForWhatItIs) {
-  EXPECT_EQ(refusal([](json& d) { d["post_processor"] = {{"type", "ByteLevel"}, {"trim_offsets", false}}; }),
+  EXPECT_EQ(refusal([](json& d) {
+              d["post_processor"] = {{"type", "ByteLevel"}, {"trim_offsets", false}};
+            }),
             "accepted");
 }
 

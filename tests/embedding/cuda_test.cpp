@@ -22,16 +22,23 @@ class CudaTables : public ::testing::Test {
  protected:
   void SetUp() override {
     if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-    if (!has_cuda_kernels()) GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
+    if (!has_cuda_kernels())
+      GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
   }
 };
 
-constexpr OptimizerKind kKinds[] = {OptimizerKind::kSgd, OptimizerKind::kMomentum, OptimizerKind::kAdagrad,
-                                    OptimizerKind::kRowWiseAdagrad, OptimizerKind::kAdam};
+constexpr OptimizerKind kKinds[] = {OptimizerKind::kSgd, OptimizerKind::kMomentum,
+                                    OptimizerKind::kAdagrad, OptimizerKind::kRowWiseAdagrad,
+                                    OptimizerKind::kAdam};
 
-/// Widths of every team of lanes, of whole vectors and not; one table with two features, one with few rows.
+/// Widths of every team of lanes, of whole vectors and not; one table with two features, one with
+/// few rows.
 PackSpec spec_of(OptimizerKind kind, RowDtype dtype) {
-  return {.tables = {{"a", 97, 16}, {"b", 3, 5, Pooling::kMean}, {"c", 41, 64}, {"d", 50, 260}, {"e", 20, 1024}},
+  return {.tables = {{"a", 97, 16},
+                     {"b", 3, 5, Pooling::kMean},
+                     {"c", 41, 64},
+                     {"d", 50, 260},
+                     {"e", 20, 1024}},
           .feature_table = {1, 0, 2, 0, 3, 4},
           .optimizer = {.kind = kind, .lr = 0.05, .eps = 1e-3, .weight_decay = 0.01},
           .seed = 3,
@@ -44,7 +51,9 @@ Jagged on_gpu(Jagged batch) {
   return batch;
 }
 
-PackedTables on_gpu(const PackSpec& spec) { return PackedTables(spec, PackedTables::Initial::kDrawn, at::kCUDA); }
+PackedTables on_gpu(const PackSpec& spec) {
+  return PackedTables(spec, PackedTables::Initial::kDrawn, at::kCUDA);
+}
 
 /// Batches of a step: one, or the same samples in two.
 std::vector<Jagged> cut(const Jagged& batch, bool twice) {
@@ -60,7 +69,8 @@ void train(PackedTables& tables, const std::vector<Jagged>& batches, const at::T
     const at::Tensor part = gradient.narrow(0, first, batch.samples);
     first += batch.samples;
     const bool gpu = tables.device().is_cuda();
-    parts.push_back({.batch = gpu ? on_gpu(batch) : batch, .gradient = gpu ? part.to(at::kCUDA) : part});
+    parts.push_back(
+        {.batch = gpu ? on_gpu(batch) : batch, .gradient = gpu ? part.to(at::kCUDA) : part});
   }
   update(tables, parts);
 }
@@ -87,12 +97,13 @@ TEST_F(CudaTables, PoolAsTheCpuBitForBit) {
   }
 }
 
-/// SGD, momentum, Adagrad and Adam are sums and steps element by element; row-wise Adagrad also adds squares, in an
-/// order of its own.
+/// SGD, momentum, Adagrad and Adam are sums and steps element by element; row-wise Adagrad also
+/// adds squares, in an order of its own.
 TEST_F(CudaTables, UpdateAsTheCpu) {
   for (const OptimizerKind kind : kKinds) {
     for (const bool twice : {false, true}) {
-      SCOPED_TRACE(fmt::format("optimizer {}, {}", static_cast<int>(kind), twice ? "in two micro-batches" : "at once"));
+      SCOPED_TRACE(fmt::format("optimizer {}, {}", static_cast<int>(kind),
+                               twice ? "in two micro-batches" : "at once"));
       PackedTables cpu(spec_of(kind, RowDtype::kFloat32)), gpu = on_gpu(cpu.spec());
       for (uint64_t step = 1; step <= 5; ++step) {
         const std::vector<Jagged> batches = cut(random_batch(cpu, 67, step, step % 2 == 0), twice);
@@ -103,13 +114,15 @@ TEST_F(CudaTables, UpdateAsTheCpu) {
       for (int64_t t = 0; t < 5; ++t) {
         expect_close(gpu.weight(t).cpu(), cpu.weight(t).to(at::kDouble), 2e-6, "rows");
         if (kind != OptimizerKind::kSgd)
-          expect_close(gpu.packed_state(t).cpu(), cpu.packed_state(t).to(at::kDouble), 2e-6, "state");
+          expect_close(gpu.packed_state(t).cpu(), cpu.packed_state(t).to(at::kDouble), 2e-6,
+                       "state");
       }
     }
   }
 }
 
-/// Rounded by the same words: all but numbers that lie a rounding error beside a step of the format.
+/// Rounded by the same words: all but numbers that lie a rounding error beside a step of the
+/// format.
 TEST_F(CudaTables, RoundRowsAsTheCpu) {
   PackedTables cpu(spec_of(OptimizerKind::kAdagrad, RowDtype::kBFloat16)), gpu = on_gpu(cpu.spec());
   const Jagged batch = random_batch(cpu, 67, 1, false);
@@ -122,16 +135,20 @@ TEST_F(CudaTables, RoundRowsAsTheCpu) {
   }
 }
 
-/// Rows of many occurrences are summed in parts: close to their sum, and whatever else there is with the same bits.
+/// Rows of many occurrences are summed in parts: close to their sum, and whatever else there is
+/// with the same bits.
 TEST_F(CudaTables, RowsOfManyOccurrencesAreTheirSum) {
   const auto spec = [](bool alone) {
-    PackSpec of_tables{.tables = {{"hot", 5, 16}}, .feature_table = {0}, .optimizer = {.kind = OptimizerKind::kSgd}};
+    PackSpec of_tables{.tables = {{"hot", 5, 16}},
+                       .feature_table = {0},
+                       .optimizer = {.kind = OptimizerKind::kSgd}};
     if (!alone) of_tables.tables.push_back({"wide", 4, 260});
     if (!alone) of_tables.feature_table.push_back(1);
     return of_tables;
   };
   const int64_t samples = 20000;
-  const at::Tensor ids = at::arange(samples).remainder(3).mul(at::arange(samples).remainder(2)).to(at::kCUDA);
+  const at::Tensor ids =
+      at::arange(samples).remainder(3).mul(at::arange(samples).remainder(2)).to(at::kCUDA);
   const at::Tensor gradient = normal({samples, 16}, 1).to(at::kCUDA);
   const Jagged batch = {ids, at::arange(samples + 1).to(at::kCUDA), {}, 1, samples};
   PackedTables alone = on_gpu(spec(true)), again = on_gpu(spec(true)), beside = on_gpu(spec(false));
@@ -139,18 +156,21 @@ TEST_F(CudaTables, RowsOfManyOccurrencesAreTheirSum) {
   update(alone, {{batch, gradient}});
   update(again, {{batch, gradient}});
   expect_same_bits(again.weight(0).cpu(), alone.weight(0).cpu());
-  const at::Tensor sums = at::zeros({5, 16}, at::kDouble).index_add_(0, ids.cpu(), gradient.cpu().to(at::kDouble));
+  const at::Tensor sums =
+      at::zeros({5, 16}, at::kDouble).index_add_(0, ids.cpu(), gradient.cpu().to(at::kDouble));
   expect_close(alone.weight(0).cpu(), before - 0.01 * sums, 1e-5, "rows");
   const at::Tensor wide = normal({samples, 260}, 2).to(at::kCUDA);
-  const Jagged both = {at::cat({ids, ids}), at::arange(2 * samples + 1).to(at::kCUDA), {}, 2, samples};
+  const Jagged both = {
+      at::cat({ids, ids}), at::arange(2 * samples + 1).to(at::kCUDA), {}, 2, samples};
   update(beside, {{both, at::cat({gradient, wide}, 1)}});
   expect_same_bits(beside.weight(0).cpu(), alone.weight(0).cpu());
   PackedTables parts = on_gpu(spec(true));
   std::vector<PooledGradient> micro_batches;
   for (int64_t first = 0; first < samples; first += 7000) {
     const int64_t count = std::min<int64_t>(7000, samples - first);
-    micro_batches.push_back({{ids.narrow(0, first, count), at::arange(count + 1).to(at::kCUDA), {}, 1, count},
-                             gradient.narrow(0, first, count)});
+    micro_batches.push_back(
+        {{ids.narrow(0, first, count), at::arange(count + 1).to(at::kCUDA), {}, 1, count},
+         gradient.narrow(0, first, count)});
   }
   update(parts, micro_batches);
   expect_same_bits(parts.weight(0).cpu(), alone.weight(0).cpu());
@@ -159,7 +179,8 @@ TEST_F(CudaTables, RowsOfManyOccurrencesAreTheirSum) {
 TEST_F(CudaTables, WhatIsWrongIsNamedAsOnTheCpu) {
   PackedTables gpu = on_gpu(spec_of(OptimizerKind::kSgd, RowDtype::kFloat32));
   Jagged batch = on_gpu(random_batch(gpu, 4, 1, false));
-  EXPECT_THAT(user_error([&] { pool(gpu, random_batch(gpu, 4, 1, false)); }), HasSubstr("values must be"));
+  EXPECT_THAT(user_error([&] { pool(gpu, random_batch(gpu, 4, 1, false)); }),
+              HasSubstr("values must be"));
   Jagged bad = batch;
   bad.values = batch.values.clone();
   bad.values[batch.values.numel() - 1] = 20;
@@ -172,7 +193,8 @@ TEST_F(CudaTables, WhatIsWrongIsNamedAsOnTheCpu) {
   EXPECT_THAT(user_error([&] { pool(gpu, bad); }), HasSubstr("offsets must ascend"));
   bad.offsets = batch.offsets + 1;
   EXPECT_THAT(user_error([&] { pool(gpu, bad); }), HasSubstr("offsets must go from 0"));
-  EXPECT_THAT(user_error([&] { update(gpu, {{batch, at::zeros({4, gpu.columns()})}}); }), HasSubstr("Float on cuda:0"));
+  EXPECT_THAT(user_error([&] { update(gpu, {{batch, at::zeros({4, gpu.columns()})}}); }),
+              HasSubstr("Float on cuda:0"));
   PackSpec wide = {.tables = {{"w", 2, 1025}}, .feature_table = {0}};
   EXPECT_THAT(user_error([&] { on_gpu(wide); }), HasSubstr("at most 1024"));
   wide.row_dtype = RowDtype::kMXFP8;

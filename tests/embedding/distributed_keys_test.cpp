@@ -34,22 +34,25 @@ struct Layout {
 };
 
 PackSpec spec_of(const Layout& layout) {
-  return {.tables = {{.name = "users", .rows = 200, .dim = 8, .pooling = layout.pooling, .hashed = true},
-                     {.name = "items", .rows = 120, .dim = 5, .pooling = layout.pooling, .hashed = true}},
+  return {.tables =
+              {{.name = "users", .rows = 200, .dim = 8, .pooling = layout.pooling, .hashed = true},
+               {.name = "items", .rows = 120, .dim = 5, .pooling = layout.pooling, .hashed = true}},
           .feature_table = {1, 0, 1},
           .optimizer = {.kind = OptimizerKind::kAdagrad, .lr = 0.05, .eps = 1e-3},
           .seed = 3,
           .row_dtype = layout.row_dtype};
 }
 
-/// Bags of 0 to 3 keys of all 64 bits, of which there are 40 a feature and step, some of them in other steps too.
+/// Bags of 0 to 3 keys of all 64 bits, of which there are 40 a feature and step, some of them in
+/// other steps too.
 Jagged batch_of(int64_t step, bool weighted) {
   std::vector<int64_t> values, offsets = {0};
   for (uint64_t f = 0; f < 3; ++f) {
     for (uint64_t b = 0; b < kSamples; ++b) {
       const uint64_t place = (static_cast<uint64_t>(step) * 3 + f) * kSamples + b;
       for (uint64_t i = 0; i < random_below(1, RandomStream::kTest, place, 4); ++i) {
-        const uint64_t key = random_below(2, RandomStream::kTest, 4 * place + i, 40) + static_cast<uint64_t>(step) / 3;
+        const uint64_t key = random_below(2, RandomStream::kTest, 4 * place + i, 40) +
+                             static_cast<uint64_t>(step) / 3;
         values.push_back(static_cast<int64_t>(mix_seed(key, f == 1 ? 1 : 0)));
       }
       offsets.push_back(std::ssize(values));
@@ -57,7 +60,8 @@ Jagged batch_of(int64_t step, bool weighted) {
   }
   return {.values = ids_from(values),
           .offsets = ids_from(offsets),
-          .weights = weighted ? normal({std::ssize(values)}, static_cast<uint64_t>(step)) : at::Tensor(),
+          .weights =
+              weighted ? normal({std::ssize(values)}, static_cast<uint64_t>(step)) : at::Tensor(),
           .features = 3,
           .samples = kSamples};
 }
@@ -83,15 +87,17 @@ Trained train_at_once(const Layout& layout) {
   return trained;
 }
 
-at::Tensor step_on_rank(DistributedTables& tables, const Group& group, const Layout& layout, int64_t number) {
+at::Tensor step_on_rank(DistributedTables& tables, const Group& group, const Layout& layout,
+                        int64_t number) {
   const int64_t first = kSamples * group.rank() / layout.ranks,
                 count = kSamples * (group.rank() + 1) / layout.ranks - first,
                 most = (kSamples + layout.ranks - 1) / layout.ranks,
                 size = (most + layout.micro_batches - 1) / layout.micro_batches;
-  const at::Tensor gradient = normal({kSamples, 18}, 10 + static_cast<uint64_t>(number)).narrow(0, first, count);
+  const at::Tensor gradient =
+      normal({kSamples, 18}, 10 + static_cast<uint64_t>(number)).narrow(0, first, count);
   std::vector<at::Tensor> pooled;
-  TableStep step =
-      tables.start(samples_of(batch_of(number, layout.weighted), first, count), size, layout.micro_batches);
+  TableStep step = tables.start(samples_of(batch_of(number, layout.weighted), first, count), size,
+                                layout.micro_batches);
   tables.begin(step);
   tables.gather(step, 0);
   for (int64_t m = 0; m < layout.micro_batches; ++m) {
@@ -104,18 +110,21 @@ at::Tensor step_on_rank(DistributedTables& tables, const Group& group, const Lay
   return at::cat(pooled);
 }
 
-/// On the ranks of a layout; at step `moved` the tables are saved and loaded into new ones of `then`.
-Trained train_distributed(const Layout& layout, int64_t moved = kSteps, const Layout* then = nullptr) {
+/// On the ranks of a layout; at step `moved` the tables are saved and loaded into new ones of
+/// `then`.
+Trained train_distributed(const Layout& layout, int64_t moved = kSteps,
+                          const Layout* then = nullptr) {
   const PackSpec spec = spec_of(layout);
   Trained trained;
   trained.pooled.resize(static_cast<size_t>(kSteps));
   std::vector<KeyedRows> saved(2);
   const auto train = [&](const Layout& now, int64_t from, int64_t to) {
-    std::vector<std::vector<at::Tensor>> pooled(static_cast<size_t>(to - from),
-                                                std::vector<at::Tensor>(static_cast<size_t>(now.ranks)));
+    std::vector<std::vector<at::Tensor>> pooled(
+        static_cast<size_t>(to - from), std::vector<at::Tensor>(static_cast<size_t>(now.ranks)));
     expect_all_succeed(now.ranks, [&](const std::shared_ptr<Group>& group) {
-      DistributedTables tables(spec, make_plan(spec, {.ranks = now.ranks, .sharding = now.sharding}), group, {}, {},
-                               now.options);
+      DistributedTables tables(spec,
+                               make_plan(spec, {.ranks = now.ranks, .sharding = now.sharding}),
+                               group, {}, {}, now.options);
       for (int64_t t = 0; t < 2 && from > 0; ++t)
         tables.write_keys(t, group->rank() == 0 ? saved[static_cast<size_t>(t)] : KeyedRows());
       tables.set_steps(from, from);
@@ -151,7 +160,8 @@ void expect_same(const Trained& found, const Trained& expected, bool same_bits) 
       expect_close(a, b.to(at::kDouble), 1e-6, what);
     }
   };
-  for (size_t i = 0; i < found.pooled.size(); ++i) compare(found.pooled[i], expected.pooled[i], "pooled");
+  for (size_t i = 0; i < found.pooled.size(); ++i)
+    compare(found.pooled[i], expected.pooled[i], "pooled");
   for (size_t t = 0; t < 2; ++t) {
     const KeyedRows &a = found.tables[t], &b = expected.tables[t];
     EXPECT_GT(b.known.keys.numel(), 20);
@@ -181,14 +191,28 @@ const HashedOptions kRarest = {.admission = Admission::kProbability,
 
 TEST(DistributedKeys, AreOneTableOfAllKeys) {
   for (const Layout& layout :
-       {Layout{.sharding = Sharding::kTableWise, .ranks = 1, .options = kRarest, .micro_batches = 3},
+       {Layout{
+            .sharding = Sharding::kTableWise, .ranks = 1, .options = kRarest, .micro_batches = 3},
         Layout{.sharding = Sharding::kTableWise, .ranks = 2, .options = kRarest, .weighted = true},
-        Layout{.sharding = Sharding::kTableWise, .ranks = 3, .options = kCounted, .micro_batches = 2},
-        Layout{.sharding = Sharding::kReplicated, .ranks = 3, .options = kRarest, .pooling = Pooling::kMean},
+        Layout{
+            .sharding = Sharding::kTableWise, .ranks = 3, .options = kCounted, .micro_batches = 2},
+        Layout{.sharding = Sharding::kReplicated,
+               .ranks = 3,
+               .options = kRarest,
+               .pooling = Pooling::kMean},
         Layout{.sharding = Sharding::kRowWise, .ranks = 2, .options = kCounted, .micro_batches = 2},
-        Layout{.sharding = Sharding::kRowWise, .ranks = 4, .pooling = Pooling::kMean, .weighted = true},
-        Layout{.sharding = Sharding::kTableWise, .ranks = 2, .options = kCounted, .row_dtype = RowDtype::kBFloat16},
-        Layout{.sharding = Sharding::kRowWise, .ranks = 3, .micro_batches = 2, .row_dtype = RowDtype::kMXFP8}}) {
+        Layout{.sharding = Sharding::kRowWise,
+               .ranks = 4,
+               .pooling = Pooling::kMean,
+               .weighted = true},
+        Layout{.sharding = Sharding::kTableWise,
+               .ranks = 2,
+               .options = kCounted,
+               .row_dtype = RowDtype::kBFloat16},
+        Layout{.sharding = Sharding::kRowWise,
+               .ranks = 3,
+               .micro_batches = 2,
+               .row_dtype = RowDtype::kMXFP8}}) {
     SCOPED_TRACE(fmt::format("{} on {} ranks", name(layout.sharding), layout.ranks));
     const Trained expected = train_at_once(layout), found = train_distributed(layout);
     expect_same(found, expected, layout.sharding != Sharding::kRowWise);
@@ -215,7 +239,8 @@ TEST(DistributedKeys, ARankMayHaveItsShareOfTheRows) {
   PackSpec spec = spec_of(layout);
   spec.tables[0].rows = 7;
   expect_all_succeed(2, [&](const std::shared_ptr<Group>& group) {
-    DistributedTables tables(spec, make_plan(spec, {.ranks = 2, .sharding = Sharding::kRowWise}), group);
+    DistributedTables tables(spec, make_plan(spec, {.ranks = 2, .sharding = Sharding::kRowWise}),
+                             group);
     for (int64_t step = 1; step <= 3; ++step) step_on_rank(tables, *group, layout, step);
     EXPECT_GT(tables.hashed_counters()->refused_full, 0);
     const KeyedRows rows = tables.read_keys(0);
@@ -237,7 +262,8 @@ TEST(DistributedKeys, ARankMayHaveItsShareOfTheBytes) {
   for (const int ranks : {1, 2}) {
     int64_t found = 0;
     expect_all_succeed(ranks, [&](const std::shared_ptr<Group>& group) {
-      DistributedTables tables(spec, make_plan(spec, {.ranks = ranks, .sharding = Sharding::kRowWise}), group);
+      DistributedTables tables(
+          spec, make_plan(spec, {.ranks = ranks, .sharding = Sharding::kRowWise}), group);
       TableStep step = tables.start(keys, 4, 1);
       tables.begin(step);
       tables.gather(step, 0);

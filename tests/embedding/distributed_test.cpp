@@ -34,8 +34,9 @@ struct Layout {
 };
 
 void PrintTo(const Layout& l, std::ostream* out) {
-  *out << (l.sharding ? name(*l.sharding) : "auto") << " on " << l.ranks() << " ranks, packing " << l.packing << ", "
-       << l.groups << " groups, " << l.micro_batches << " micro-batches, " << (l.weighted ? "weighted" : "not weighted")
+  *out << (l.sharding ? name(*l.sharding) : "auto") << " on " << l.ranks() << " ranks, packing "
+       << l.packing << ", " << l.groups << " groups, " << l.micro_batches << " micro-batches, "
+       << (l.weighted ? "weighted" : "not weighted")
        << (l.pooling == Pooling::kMean ? ", mean" : ", sum");
 }
 
@@ -52,7 +53,10 @@ PackSpec spec_of(const Layout& layout) {
 }
 
 PlanOptions options_of(const Layout& layout) {
-  return {.ranks = layout.ranks(), .sharding = layout.sharding, .packing = layout.packing, .groups = layout.groups};
+  return {.ranks = layout.ranks(),
+          .sharding = layout.sharding,
+          .packing = layout.packing,
+          .groups = layout.groups};
 }
 
 /// What is compared: pooled rows of all samples, and the tables after some steps.
@@ -88,8 +92,8 @@ Trained train_packed(const Layout& layout) {
 }
 
 /// Two micro-batches are under way at a time, as in training.
-at::Tensor step_on_rank(DistributedTables& tables, const Jagged& batch, const at::Tensor& gradient, int64_t parts,
-                        int64_t most_samples) {
+at::Tensor step_on_rank(DistributedTables& tables, const Jagged& batch, const at::Tensor& gradient,
+                        int64_t parts, int64_t most_samples) {
   const int64_t size = (most_samples + parts - 1) / parts;
   std::vector<at::Tensor> pooled;
   TableStep step = tables.start(batch, size, parts);
@@ -108,7 +112,8 @@ at::Tensor step_on_rank(DistributedTables& tables, const Jagged& batch, const at
 Trained train_distributed(const Layout& layout) {
   const PackSpec spec = spec_of(layout);
   const PackedTables shapes(spec);
-  std::vector<std::vector<at::Tensor>> pooled(kSteps, std::vector<at::Tensor>(layout.samples.size()));
+  std::vector<std::vector<at::Tensor>> pooled(kSteps,
+                                              std::vector<at::Tensor>(layout.samples.size()));
   Trained trained;
   expect_all_succeed(layout.ranks(), [&](const std::shared_ptr<Group>& group) {
     DistributedTables tables(spec, make_plan(spec, options_of(layout)), group);
@@ -117,7 +122,8 @@ Trained train_distributed(const Layout& layout) {
     for (int r = 0; r < group->rank(); ++r) first += layout.samples[static_cast<size_t>(r)];
     for (uint64_t step = 1; step <= kSteps; ++step) {
       const Jagged batch = batch_of(shapes, layout, step);
-      const at::Tensor gradient = gradient_of(batch.samples, tables.columns(), step).narrow(0, first, count);
+      const at::Tensor gradient =
+          gradient_of(batch.samples, tables.columns(), step).narrow(0, first, count);
       pooled[step - 1][static_cast<size_t>(group->rank())] =
           step_on_rank(tables, samples_of(batch, first, count), gradient, layout.micro_batches,
                        *std::ranges::max_element(layout.samples));
@@ -130,7 +136,8 @@ Trained train_distributed(const Layout& layout) {
       if (contents.state.defined()) trained.states.push_back(contents.state.clone());
     }
   });
-  for (const std::vector<at::Tensor>& of_ranks : pooled) trained.pooled.push_back(at::cat(of_ranks));
+  for (const std::vector<at::Tensor>& of_ranks : pooled)
+    trained.pooled.push_back(at::cat(of_ranks));
   return trained;
 }
 
@@ -139,8 +146,10 @@ class EveryLayout : public ::testing::TestWithParam<Layout> {};
 TEST_P(EveryLayout, IsOnePackOnOneRank) {
   const Layout& layout = GetParam();
   const Trained expected = train_packed(layout), found = train_distributed(layout);
-  // Bags whose rows lie on several ranks are added in another order; what a rank pools whole is not.
-  const bool same_bits = layout.ranks() == 1 || (layout.sharding && *layout.sharding != Sharding::kRowWise);
+  // Bags whose rows lie on several ranks are added in another order; what a rank pools whole is
+  // not.
+  const bool same_bits =
+      layout.ranks() == 1 || (layout.sharding && *layout.sharding != Sharding::kRowWise);
   const auto compare = [&](const at::Tensor& a, const at::Tensor& b, const char* what) {
     if (same_bits) {
       expect_same_bits(a, b, what);
@@ -155,17 +164,26 @@ TEST_P(EveryLayout, IsOnePackOnOneRank) {
   }
 }
 
-constexpr auto kRow = Sharding::kRowWise, kTable = Sharding::kTableWise, kColumn = Sharding::kColumnWise,
-               kReplicated = Sharding::kReplicated;
+constexpr auto kRow = Sharding::kRowWise, kTable = Sharding::kTableWise,
+               kColumn = Sharding::kColumnWise, kReplicated = Sharding::kReplicated;
 
 INSTANTIATE_TEST_SUITE_P(
     Embedding, EveryLayout,
     ::testing::Values(
         Layout{.sharding = {}, .samples = {12}, .groups = 2, .micro_batches = 3},
-        Layout{.sharding = {}, .samples = {12}, .packing = false, .weighted = true, .pooling = Pooling::kMean},
-        Layout{.sharding = {}, .samples = {12}, .packing = false, .groups = 3, .optimizer = OptimizerKind::kSgd},
+        Layout{.sharding = {},
+               .samples = {12},
+               .packing = false,
+               .weighted = true,
+               .pooling = Pooling::kMean},
+        Layout{.sharding = {},
+               .samples = {12},
+               .packing = false,
+               .groups = 3,
+               .optimizer = OptimizerKind::kSgd},
         Layout{.sharding = kRow, .samples = {7, 5}},
-        Layout{.sharding = kRow, .samples = {7, 5}, .groups = 2, .micro_batches = 2, .weighted = true},
+        Layout{
+            .sharding = kRow, .samples = {7, 5}, .groups = 2, .micro_batches = 2, .weighted = true},
         Layout{.sharding = kRow,
                .samples = {4, 0, 5, 3},
                .pooling = Pooling::kMean,
@@ -184,12 +202,24 @@ INSTANTIATE_TEST_SUITE_P(
                .weighted = true,
                .pooling = Pooling::kMean,
                .optimizer = OptimizerKind::kRowWiseAdagrad},
-        Layout{.sharding = kTable, .samples = {7, 5}, .packing = false, .groups = 4, .micro_batches = 4},
+        Layout{.sharding = kTable,
+               .samples = {7, 5},
+               .packing = false,
+               .groups = 4,
+               .micro_batches = 4},
         Layout{.sharding = kColumn, .samples = {7, 5}, .pooling = Pooling::kMean},
-        Layout{.sharding = kColumn, .samples = {4, 3, 0, 5}, .groups = 2, .micro_batches = 2, .weighted = true},
+        Layout{.sharding = kColumn,
+               .samples = {4, 3, 0, 5},
+               .groups = 2,
+               .micro_batches = 2,
+               .weighted = true},
         Layout{.sharding = kColumn, .samples = {5, 6, 7}, .optimizer = OptimizerKind::kAdagrad},
         Layout{.sharding = kReplicated, .samples = {7, 5}, .micro_batches = 2},
-        Layout{.sharding = kReplicated, .samples = {3, 0, 5}, .groups = 3, .weighted = true, .pooling = Pooling::kMean},
+        Layout{.sharding = kReplicated,
+               .samples = {3, 0, 5},
+               .groups = 3,
+               .weighted = true,
+               .pooling = Pooling::kMean},
         Layout{.sharding = {}, .samples = {7, 5}},
         Layout{.sharding = {},
                .samples = {4, 3, 5, 0},
@@ -201,17 +231,27 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(DistributedTables, RowsOfLowPrecisionHaveTheBitsOfOneRank) {
   constexpr auto kBFloat16 = RowDtype::kBFloat16, kMXFP8 = RowDtype::kMXFP8;
   for (const Layout& layout :
-       {Layout{.sharding = {}, .samples = {12}, .packing = false, .micro_batches = 3, .row_dtype = kMXFP8},
+       {Layout{.sharding = {},
+               .samples = {12},
+               .packing = false,
+               .micro_batches = 3,
+               .row_dtype = kMXFP8},
         Layout{.sharding = kRow, .samples = {7, 5}, .micro_batches = 2, .row_dtype = kBFloat16},
-        Layout{.sharding = kRow, .samples = {4, 0, 5, 3}, .groups = 2, .weighted = true, .row_dtype = kBFloat16},
+        Layout{.sharding = kRow,
+               .samples = {4, 0, 5, 3},
+               .groups = 2,
+               .weighted = true,
+               .row_dtype = kBFloat16},
         Layout{.sharding = kRow, .samples = {7, 5}, .row_dtype = kMXFP8},
         Layout{.sharding = kRow,
                .samples = {4, 0, 5, 3},
                .optimizer = OptimizerKind::kRowWiseAdagrad,
                .row_dtype = kMXFP8},
-        Layout{.sharding = kTable, .samples = {7, 5}, .pooling = Pooling::kMean, .row_dtype = kMXFP8},
+        Layout{
+            .sharding = kTable, .samples = {7, 5}, .pooling = Pooling::kMean, .row_dtype = kMXFP8},
         Layout{.sharding = kColumn, .samples = {7, 2, 1, 2}, .row_dtype = kBFloat16},
-        Layout{.sharding = kReplicated, .samples = {3, 0, 5}, .micro_batches = 2, .row_dtype = kMXFP8},
+        Layout{
+            .sharding = kReplicated, .samples = {3, 0, 5}, .micro_batches = 2, .row_dtype = kMXFP8},
         Layout{.sharding = {}, .samples = {4, 3, 5, 0}, .groups = 3, .row_dtype = kMXFP8}}) {
     const Trained expected = train_packed(layout), found = train_distributed(layout);
     for (size_t t = 0; t < expected.weights.size(); ++t) {
@@ -222,9 +262,11 @@ TEST(DistributedTables, RowsOfLowPrecisionHaveTheBitsOfOneRank) {
 }
 
 TEST(DistributedTables, RepeatTheirBits) {
-  const Layout layout{.sharding = kRow, .samples = {4, 0, 5, 3}, .weighted = true, .pooling = Pooling::kMean};
+  const Layout layout{
+      .sharding = kRow, .samples = {4, 0, 5, 3}, .weighted = true, .pooling = Pooling::kMean};
   const Trained once = train_distributed(layout), again = train_distributed(layout);
-  for (size_t t = 0; t < once.weights.size(); ++t) expect_same_bits(once.weights[t], again.weights[t], "weight");
+  for (size_t t = 0; t < once.weights.size(); ++t)
+    expect_same_bits(once.weights[t], again.weights[t], "weight");
 }
 
 TEST(DistributedTables, AreReadAndWrittenWhole) {
@@ -252,7 +294,8 @@ TEST(DistributedTables, WhereNothingChangedThereAreNoRows) {
     const Layout layout{.sharding = sharding, .samples = {1, 1, 1}};
     const PackSpec spec = spec_of(layout);
     expect_all_succeed(3, [&](const std::shared_ptr<Group>& group) {
-      DistributedTables tables(spec, make_plan(spec, options_of(layout)), group, {}, {}, {}, Changes::kTracked);
+      DistributedTables tables(spec, make_plan(spec, options_of(layout)), group, {}, {}, {},
+                               Changes::kTracked);
       const TableRows found = tables.read_rows(0, 0, 90, RowSet::kChanged);
       if (group->rank() != 0) return;
       EXPECT_EQ(found.rows.numel(), 0) << name(sharding);
@@ -271,10 +314,13 @@ TEST(DistributedTables, SendsRowsInTheDtypeThatIsAsked) {
   std::vector<int64_t> bytes;
   for (const Payload payload : {Payload::kUnchanged, Payload::kBFloat16, Payload::kMXFP8}) {
     expect_all_succeed(2, [&](const std::shared_ptr<Group>& group) {
-      DistributedTables tables(spec, make_plan(spec, options_of(layout)), group, {payload, payload});
+      DistributedTables tables(spec, make_plan(spec, options_of(layout)), group,
+                               {payload, payload});
       const at::Tensor own = exact.narrow(0, 6 * group->rank(), 6);
       const at::Tensor found = tables.lookup(samples_of(batch, 6 * group->rank(), 6));
-      const double tolerance = payload == Payload::kUnchanged ? 1e-6 : payload == Payload::kBFloat16 ? 5e-3 : 7e-2;
+      const double tolerance = payload == Payload::kUnchanged  ? 1e-6
+                               : payload == Payload::kBFloat16 ? 5e-3
+                                                               : 7e-2;
       const double error = (found - own).norm().item<double>() / own.norm().item<double>();
       EXPECT_LT(error, tolerance);
       if (payload != Payload::kUnchanged) {
@@ -297,9 +343,11 @@ TEST(DistributedTables, SendGradientsInTheDtypeThatIsAsked) {
   std::vector<at::Tensor> moved;  // what the step changed of the first table
   for (const Payload payload : {Payload::kUnchanged, Payload::kBFloat16, Payload::kMXFP8}) {
     expect_all_succeed(2, [&](const std::shared_ptr<Group>& group) {
-      DistributedTables tables(spec, make_plan(spec, options_of(layout)), group, {Payload::kUnchanged, payload});
+      DistributedTables tables(spec, make_plan(spec, options_of(layout)), group,
+                               {Payload::kUnchanged, payload});
       const int64_t first = 6 * group->rank();
-      step_on_rank(tables, samples_of(batch, first, 6), gradient_of(12, tables.columns(), 1).narrow(0, first, 6), 1, 6);
+      step_on_rank(tables, samples_of(batch, first, 6),
+                   gradient_of(12, tables.columns(), 1).narrow(0, first, 6), 1, 6);
       if (group->rank() == 0) bytes.push_back(tables.traffic().bytes_sent);
       const TableContents found = tables.read(0);
       if (group->rank() == 0) moved.push_back(found.weight - before.weight(0));
@@ -316,12 +364,13 @@ TEST(DistributedTables, SendGradientsInTheDtypeThatIsAsked) {
   EXPECT_GT(error(2), 3e-3);
 }
 
-/// Of a step: one message of all counts, then for each pack one of ids and, of each micro-batch, one of pooled rows and
-/// one of gradients.
+/// Of a step: one message of all counts, then for each pack one of ids and, of each micro-batch,
+/// one of pooled rows and one of gradients.
 TEST(DistributedTables, APackIsOneExchangeEachWay) {
   for (const bool packing : {true, false}) {
     for (const int64_t parts : {1, 3}) {
-      const Layout layout{.sharding = kRow, .samples = {6, 6}, .packing = packing, .micro_batches = parts};
+      const Layout layout{
+          .sharding = kRow, .samples = {6, 6}, .packing = packing, .micro_batches = parts};
       const PackSpec spec = spec_of(layout);
       const EmbeddingPlan plan = make_plan(spec, options_of(layout));
       ASSERT_EQ(plan.packs.size(), packing ? 1 : 4);
@@ -343,7 +392,8 @@ TEST(DistributedTables, NameTheIdThatIsOutside) {
   DistributedTables tables(spec, make_plan(spec, options_of(layout)), local_groups(1)[0]);
   Jagged batch = batch_of(PackedTables(spec), layout, 1);
   batch.values.fill_(1000);
-  EXPECT_THAT([&] { tables.lookup(batch); }, ThrowsMessage<UserError>(HasSubstr("is outside of its table")));
+  EXPECT_THAT([&] { tables.lookup(batch); },
+              ThrowsMessage<UserError>(HasSubstr("is outside of its table")));
 }
 
 }  // namespace

@@ -34,7 +34,11 @@ PackSpec spec_of(OptimizerKind kind) {
 
 /// One feature, one key in each bag.
 Jagged single(const std::vector<int64_t>& keys) {
-  return {ids_from(keys), at::arange(static_cast<int64_t>(keys.size()) + 1), {}, 1, static_cast<int64_t>(keys.size())};
+  return {ids_from(keys),
+          at::arange(static_cast<int64_t>(keys.size()) + 1),
+          {},
+          1,
+          static_cast<int64_t>(keys.size())};
 }
 
 PackSpec one_table(int64_t rows) {
@@ -89,7 +93,8 @@ TEST(HashedTables, InitialValuesFollowFromTheKeyAlone) {
   expect_same_bits(y, pool(apart.packed(), apart.find(single(keys))));
   const uint64_t stream = mix_seed(9, name_key("t"));
   for (size_t i = 0; i < keys.size(); ++i) {
-    const auto words = philox(stream, static_cast<uint64_t>(keys[i]), static_cast<uint64_t>(RandomStream::kInitialize));
+    const auto words = philox(stream, static_cast<uint64_t>(keys[i]),
+                              static_cast<uint64_t>(RandomStream::kInitialize));
     for (size_t d = 0; d < 4; ++d)
       EXPECT_NEAR(y[static_cast<int64_t>(i)][static_cast<int64_t>(d)].item<double>(),
                   ((words[d] >> 8) * 0x1p-23 - 1) / 10, 1e-8);
@@ -120,7 +125,9 @@ class Oracle {
   struct Row {
     int64_t occurrences = 0, last_step = 0;
     int64_t now = 0;  ///< occurrences, as halved since
-    bool operator==(const Row& other) const { return occurrences == other.occurrences && last_step == other.last_step; }
+    bool operator==(const Row& other) const {
+      return occurrences == other.occurrences && last_step == other.last_step;
+    }
   };
 
   void step(const std::vector<int64_t>& ids) {
@@ -137,7 +144,8 @@ class Oracle {
     }
     for (const int64_t key : order) {
       if (rows.contains(key)) continue;
-      const int64_t all = counts[key] + (candidates.contains(key) ? candidates[key].occurrences : 0);
+      const int64_t all =
+          counts[key] + (candidates.contains(key) ? candidates[key].occurrences : 0);
       if (!admits(key, counts[key], all)) continue;
       if (static_cast<int64_t>(rows.size()) == rows_) {
         refused_full += counts[key];
@@ -151,14 +159,16 @@ class Oracle {
   }
 
   std::map<int64_t, Row> rows, candidates;
-  int64_t found = 0, admitted = 0, not_admitted = 0, refused_full = 0, refused_candidates = 0, evicted = 0;
+  int64_t found = 0, admitted = 0, not_admitted = 0, refused_full = 0, refused_candidates = 0,
+          evicted = 0;
 
  private:
   bool admits(int64_t key, int64_t count, int64_t all) {
     if (options_.admission == Admission::kAlways) return true;
     if (options_.admission == Admission::kProbability) {
-      const double u = random_uniform(mix_seed(mix_seed(9, name_key("t")), static_cast<uint64_t>(step_)),
-                                      RandomStream::kAdmission, static_cast<uint64_t>(key));
+      const double u =
+          random_uniform(mix_seed(mix_seed(9, name_key("t")), static_cast<uint64_t>(step_)),
+                         RandomStream::kAdmission, static_cast<uint64_t>(key));
       double none = 1;
       for (int64_t i = 0; i < count; ++i) none *= 1 - options_.probability;
       if (u >= 1 - none) not_admitted += count;
@@ -175,8 +185,11 @@ class Oracle {
   }
 
   void evict() {
-    const auto old = [&](const auto& entry) { return step_ - entry.second.last_step > options_.max_age; };
-    if (options_.eviction == Eviction::kAge) evicted += static_cast<int64_t>(std::erase_if(rows, old));
+    const auto old = [&](const auto& entry) {
+      return step_ - entry.second.last_step > options_.max_age;
+    };
+    if (options_.eviction == Eviction::kAge)
+      evicted += static_cast<int64_t>(std::erase_if(rows, old));
     std::erase_if(candidates, old);
     if (options_.eviction != Eviction::kFrequency) return;
     while (static_cast<int64_t>(rows.size()) > options_.keep_rows) {
@@ -236,14 +249,21 @@ HashedCounters like_oracle(const HashedOptions& options, int64_t capacity, int t
 
 TEST(HashedTables, AdmissionAndEvictionAreTheirDefinitions) {
   EXPECT_GT(like_oracle({}, 100, 1).refused_full, 0);
-  const HashedCounters counted = like_oracle(
-      {.admission = Admission::kCount, .min_count = 3, .max_candidates = 60, .evict_steps = 7, .max_age = 20}, 80, 1);
+  const HashedCounters counted = like_oracle({.admission = Admission::kCount,
+                                              .min_count = 3,
+                                              .max_candidates = 60,
+                                              .evict_steps = 7,
+                                              .max_age = 20},
+                                             80, 1);
   EXPECT_GT(counted.refused_full, 0);
   EXPECT_GT(counted.refused_candidates, 0);
   EXPECT_GT(counted.not_admitted, 0);
   EXPECT_GT(counted.candidates_evicted, 0);
-  EXPECT_GT(like_oracle({.admission = Admission::kProbability, .probability = 0.2}, 1000, 1).not_admitted, 0);
-  EXPECT_GT(like_oracle({.eviction = Eviction::kAge, .evict_steps = 5, .max_age = 8}, 400, 2).evicted, 0);
+  EXPECT_GT(
+      like_oracle({.admission = Admission::kProbability, .probability = 0.2}, 1000, 1).not_admitted,
+      0);
+  EXPECT_GT(
+      like_oracle({.eviction = Eviction::kAge, .evict_steps = 5, .max_age = 8}, 400, 2).evicted, 0);
   EXPECT_GT(like_oracle({.admission = Admission::kCount,
                          .min_count = 2,
                          .max_candidates = 1000,
@@ -279,7 +299,8 @@ TEST(HashedTables, WhatIsSavedCanBeLoaded) {
     PackSpec spec = one_table(200);
     spec.row_dtype = dtype;
     HashedTables first(spec, options), second(spec, options);
-    for (int64_t step = 1; step <= 10; ++step) train(first, single(skewed_keys(step)), static_cast<uint64_t>(step));
+    for (int64_t step = 1; step <= 10; ++step)
+      train(first, single(skewed_keys(step)), static_cast<uint64_t>(step));
     train(second, single({1, 2, 3}), 1);
     second.load(0, first.contents(0));
     second.set_steps(first.steps());
@@ -313,9 +334,10 @@ TEST(HashedTables, MemoryGrowsWithTheRows) {
   EXPECT_LT(tables.memory_bytes(), 20000 * 150);
 }
 
-/// New keys all the time, each in two steps and twice in each, with what else may take memory: candidates, evictions,
-/// and what a delta has to know.
-void expect_within(int64_t max_bytes, RowDtype dtype, const HashedOptions& options, Changes changes) {
+/// New keys all the time, each in two steps and twice in each, with what else may take memory:
+/// candidates, evictions, and what a delta has to know.
+void expect_within(int64_t max_bytes, RowDtype dtype, const HashedOptions& options,
+                   Changes changes) {
   PackSpec spec = one_table(1000000);
   spec.row_dtype = dtype;
   spec.tables[0].max_bytes = max_bytes;
@@ -331,13 +353,15 @@ void expect_within(int64_t max_bytes, RowDtype dtype, const HashedOptions& optio
   }
   EXPECT_EQ(most, tables.most_rows(0));
   EXPECT_LE(tables.memory_bytes(), max_bytes);
-  const int64_t of_candidates = options.admission == Admission::kCount ? 40 * options.max_candidates : 0;
-  EXPECT_GT(tables.memory_bytes(), max_bytes - of_candidates - 400) << "one row more would have fitted";
+  const int64_t of_candidates =
+      options.admission == Admission::kCount ? 40 * options.max_candidates : 0;
+  EXPECT_GT(tables.memory_bytes(), max_bytes - of_candidates - 400)
+      << "one row more would have fitted";
   const HashedCounters counters = tables.counters();
   EXPECT_GT(counters.refused_memory, 0);
   EXPECT_EQ(counters.refused_full, 0);
-  EXPECT_EQ(counters.found + counters.not_admitted + counters.refused_memory + counters.refused_candidates +
-                2 * counters.admitted,
+  EXPECT_EQ(counters.found + counters.not_admitted + counters.refused_memory +
+                counters.refused_candidates + 2 * counters.admitted,
             60 * 200);
   // As many rows fit whatever they hold.
   HashedTables again(spec, options, changes);
@@ -349,18 +373,23 @@ void expect_within(int64_t max_bytes, RowDtype dtype, const HashedOptions& optio
 TEST(HashedTables, TakeNoMoreThanTheirMaxBytes) {
   for (const RowDtype dtype : {RowDtype::kFloat32, RowDtype::kBFloat16}) {
     expect_within(200000, dtype, {}, Changes::kUntracked);
-    expect_within(150000, dtype, {.eviction = Eviction::kAge, .evict_steps = 20, .max_age = 25}, Changes::kTracked);
-    expect_within(
-        150000, dtype,
-        {.admission = Admission::kCount, .min_count = 3, .max_candidates = 500, .evict_steps = 3, .max_age = 2},
-        Changes::kTracked);
+    expect_within(150000, dtype, {.eviction = Eviction::kAge, .evict_steps = 20, .max_age = 25},
+                  Changes::kTracked);
+    expect_within(150000, dtype,
+                  {.admission = Admission::kCount,
+                   .min_count = 3,
+                   .max_candidates = 500,
+                   .evict_steps = 3,
+                   .max_age = 2},
+                  Changes::kTracked);
   }
 }
 
 /// Counted by the process's memory, not by the tables.
 TEST(HashedTables, MaxBytesHoldForTheProcess) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "a sanitizer's shadow memory, and what it keeps of freed blocks, count as resident";
+  GTEST_SKIP()
+      << "a sanitizer's shadow memory, and what it keeps of freed blocks, count as resident";
 #endif
   constexpr int64_t kMaxBytes = int64_t{48} << 20, kSteps = 200, kKeys = 4096;
   PackSpec spec = one_table(10000000);
@@ -369,11 +398,13 @@ TEST(HashedTables, MaxBytesHoldForTheProcess) {
   const auto before = static_cast<int64_t>(resident_bytes());
   HashedTables tables(spec, {});
   for (int64_t step = 0; step < kSteps; ++step) {
-    tables.begin({at::arange(step * kKeys, (step + 1) * kKeys), at::arange(kKeys + 1), {}, 1, kKeys});
+    tables.begin(
+        {at::arange(step * kKeys, (step + 1) * kKeys), at::arange(kKeys + 1), {}, 1, kKeys});
     tables.end();
   }
   const int64_t taken = static_cast<int64_t>(resident_bytes()) - before;
-  EXPECT_LT(taken, kMaxBytes + (int64_t{4} << 20)) << "what the last step needed for its keys comes on top";
+  EXPECT_LT(taken, kMaxBytes + (int64_t{4} << 20))
+      << "what the last step needed for its keys comes on top";
   EXPECT_GT(taken, kMaxBytes * 4 / 5);
   EXPECT_EQ(tables.counters().rows, tables.most_rows(0));
   EXPECT_GT(tables.counters().refused_memory, kSteps * kKeys / 2);
@@ -390,7 +421,8 @@ TEST(HashedTables, TheSmallerOfBothCapsHolds) {
   const int64_t fitting = tables_of(1000000, 100000).most_rows(0);
   EXPECT_GT(fitting, 700);  // 16 bytes of a row, as many of state, some 70 of its key
   EXPECT_LT(fitting, 1100);
-  for (const auto& [rows, max_bytes] : {std::pair<int64_t, int64_t>{20, 1 << 20}, {1000000, 4000}}) {
+  for (const auto& [rows, max_bytes] :
+       {std::pair<int64_t, int64_t>{20, 1 << 20}, {1000000, 4000}}) {
     HashedTables tables = tables_of(rows, max_bytes);
     const int64_t most = tables.most_rows(0);
     tables.begin({at::arange(500), at::arange(501), {}, 1, 500});
@@ -402,17 +434,21 @@ TEST(HashedTables, TheSmallerOfBothCapsHolds) {
   // The values that a row begins with follow from the rows that there may be, not from what fits.
   HashedTables few = tables_of(100, 4000), all = tables_of(100, 0);
   ASSERT_LT(few.most_rows(0), 100);
-  expect_same_bits(pool(few.packed(), few.begin(single({42}))), pool(all.packed(), all.begin(single({42}))));
+  expect_same_bits(pool(few.packed(), few.begin(single({42}))),
+                   pool(all.packed(), all.begin(single({42}))));
   PackSpec spec = one_table(1000);
   spec.tables[0].max_bytes = 500;
   EXPECT_THAT(user_error([&] { HashedTables(spec, {}); }), HasSubstr("has max_bytes = 500"));
   spec.tables[0].max_bytes = 1 << 20;
-  EXPECT_THAT(user_error([&] { HashedTables(spec, {.admission = Admission::kCount, .max_candidates = 1 << 20}); }),
+  EXPECT_THAT(user_error([&] {
+                HashedTables(spec, {.admission = Admission::kCount, .max_candidates = 1 << 20});
+              }),
               HasSubstr("for max_candidates; raise it, or lower those"));
   HashedTables full = tables_of(1000000, 1 << 20), small = tables_of(1000000, 4000);
   full.begin({at::arange(500), at::arange(501), {}, 1, 500});
   full.end();
-  EXPECT_THAT(user_error([&] { small.load(0, full.contents(0)); }), HasSubstr("raise its max_bytes"));
+  EXPECT_THAT(user_error([&] { small.load(0, full.contents(0)); }),
+              HasSubstr("raise its max_bytes"));
 }
 
 TEST(HashedTables, WhatCannotBeIsRefused) {
@@ -421,7 +457,8 @@ TEST(HashedTables, WhatCannotBeIsRefused) {
   };
   EXPECT_THAT(error({.admission = Admission::kCount}), HasSubstr("max_candidates is 0"));
   EXPECT_THAT(error({.admission = Admission::kCount, .min_count = 0}), HasSubstr("min_count is 0"));
-  EXPECT_THAT(error({.admission = Admission::kProbability, .probability = 0}), HasSubstr("probability is 0"));
+  EXPECT_THAT(error({.admission = Admission::kProbability, .probability = 0}),
+              HasSubstr("probability is 0"));
   EXPECT_THAT(error({.eviction = Eviction::kFrequency}), HasSubstr("keep_rows is 0"));
   EXPECT_THAT(error({.eviction = Eviction::kAge, .max_age = 0}), HasSubstr("max_age is 0"));
   EXPECT_THAT(error({.evict_steps = 0}), HasSubstr("evict_steps is 0"));
@@ -437,7 +474,8 @@ TEST(HashedTables, WhatCannotBeIsRefused) {
   rows.known.keys.fill_(7);
   EXPECT_THAT(user_error([&] { tables.load(0, rows); }), HasSubstr("key 7 is there twice"));
   rows.weight = rows.weight.narrow(1, 0, 3);
-  EXPECT_THAT(user_error([&] { tables.load(0, rows); }), HasSubstr("weight of table \"t\" must be (2, 4)"));
+  EXPECT_THAT(user_error([&] { tables.load(0, rows); }),
+              HasSubstr("weight of table \"t\" must be (2, 4)"));
 }
 
 }  // namespace

@@ -18,8 +18,9 @@ using dovetail::testing::Threads;
 using testing::random_batch;
 using testing::Reference;
 
-constexpr OptimizerKind kKinds[] = {OptimizerKind::kSgd, OptimizerKind::kMomentum, OptimizerKind::kAdagrad,
-                                    OptimizerKind::kRowWiseAdagrad, OptimizerKind::kAdam};
+constexpr OptimizerKind kKinds[] = {OptimizerKind::kSgd, OptimizerKind::kMomentum,
+                                    OptimizerKind::kAdagrad, OptimizerKind::kRowWiseAdagrad,
+                                    OptimizerKind::kAdam};
 
 /// Widths around the vectors', both poolings, a table of two features and one of one row.
 PackSpec mixed(OptimizerKind kind, double weight_decay = 0) {
@@ -38,13 +39,15 @@ at::Tensor gradient_for(const PackedTables& tables, int64_t samples, uint64_t se
   return normal({samples, tables.columns()}, seed);
 }
 
-void expect_like_reference(const PackedTables& tables, const Reference& reference, double tolerance) {
+void expect_like_reference(const PackedTables& tables, const Reference& reference,
+                           double tolerance) {
   for (size_t t = 0; t < tables.spec().tables.size(); ++t) {
     const std::string& name = tables.spec().tables[t].name;
     expect_close(tables.weight(static_cast<int64_t>(t)), reference.weight[t], tolerance, name);
     for (const auto& [part, state] : tables.state(static_cast<int64_t>(t))) {
       const at::Tensor expected = part == "v" ? reference.second[t] : reference.first[t];
-      expect_close(state, state.dim() == 1 ? expected.select(1, 0) : expected, tolerance, name + " " + part);
+      expect_close(state, state.dim() == 1 ? expected.select(1, 0) : expected, tolerance,
+                   name + " " + part);
     }
   }
 }
@@ -144,17 +147,20 @@ TEST(EmbeddingLookup, ManyLargeTablesAreAsEachAlone) {
   const at::Tensor gradient = normal({kSamples, 20}, 1);
   update(tables, {{{at::cat(values), at::cat(ends), {}, 5, kSamples}, gradient}});
   for (size_t t = 0; t < sizes.size(); ++t) {
-    PackedTables one({.tables = {spec.tables[t]}, .feature_table = {0}, .optimizer = spec.optimizer});
+    PackedTables one(
+        {.tables = {spec.tables[t]}, .feature_table = {0}, .optimizer = spec.optimizer});
     const at::Tensor before = one.weight(0).clone();
     const auto column = static_cast<int64_t>(4 * t);
     update(one, {{alone[t], gradient.slice(1, column, column + 4)}});
     expect_same_bits(tables.weight(static_cast<int64_t>(t)), one.weight(0), spec.tables[t].name);
-    expect_same_bits(tables.packed_state(static_cast<int64_t>(t)), one.packed_state(0), spec.tables[t].name);
+    expect_same_bits(tables.packed_state(static_cast<int64_t>(t)), one.packed_state(0),
+                     spec.tables[t].name);
     EXPECT_FALSE(at::equal(before, one.weight(0)));
   }
 }
 
-/// Enough ids in one table for its keys to be distributed to ranges of rows, most of them of few rows.
+/// Enough ids in one table for its keys to be distributed to ranges of rows, most of them of few
+/// rows.
 TEST(EmbeddingLookup, ManyOccurrencesAreSummedInTheSameOrder) {
   const PackSpec spec = {.tables = {{"many", 5000, 17}, {"few", 3, 8, Pooling::kMean}},
                          .feature_table = {0, 1, 0},
@@ -162,7 +168,8 @@ TEST(EmbeddingLookup, ManyOccurrencesAreSummedInTheSameOrder) {
   constexpr int64_t kSamples = 11000;
   const auto generator = at::detail::createCPUGenerator(1);
   const at::Tensor wide = at::randint(0, 5000, {2, kSamples, 2}, generator, at::kLong);
-  const at::Tensor ids = at::where(wide % 3 == 0, wide, wide % 7), few = at::randint(0, 3, {2 * kSamples}, at::kLong);
+  const at::Tensor ids = at::where(wide % 3 == 0, wide, wide % 7),
+                   few = at::randint(0, 3, {2 * kSamples}, at::kLong);
   const Jagged batch = {.values = at::cat({ids[0].flatten(), few, ids[1].flatten()}),
                         .offsets = at::arange(3 * kSamples + 1) * 2,
                         .features = 3,
@@ -183,8 +190,10 @@ TEST(EmbeddingLookup, ManyOccurrencesAreSummedInTheSameOrder) {
     }
   }
   // The same sums by index_add in float64.
-  const at::Tensor both = at::cat({gradient.narrow(1, 0, 17), gradient.narrow(1, 25, 17)}).to(at::kDouble);
-  const at::Tensor sum = at::zeros({5000, 17}, at::kDouble).index_add_(0, ids.flatten(), both.repeat_interleave(2, 0));
+  const at::Tensor both =
+      at::cat({gradient.narrow(1, 0, 17), gradient.narrow(1, 25, 17)}).to(at::kDouble);
+  const at::Tensor sum =
+      at::zeros({5000, 17}, at::kDouble).index_add_(0, ids.flatten(), both.repeat_interleave(2, 0));
   expect_close(runs.front()->state(0)[0].second, sum * 0.1, 1e-4);
 }
 
@@ -198,13 +207,15 @@ TEST(EmbeddingLookup, OutputsThatAreStreamedAreTheSame) {
   }
 }
 
-/// Bags of one id have a path of their own, which ids with weights do not take; rows of a few vectors one of updates.
+/// Bags of one id have a path of their own, which ids with weights do not take; rows of a few
+/// vectors one of updates.
 TEST(EmbeddingLookup, SingleIdsAreTheSame) {
   at_every_simd_level([] {
     for (const int64_t samples : {33, 12000}) {
-      PackedTables tables({.tables = {{"t", 50, 64}, {"u", 20, 32}, {"v", 30, 128}, {"w", 9, 21}},
-                           .feature_table = {0, 1, 2, 3},
-                           .optimizer = {.kind = OptimizerKind::kRowWiseAdagrad, .weight_decay = 0.1}});
+      PackedTables tables(
+          {.tables = {{"t", 50, 64}, {"u", 20, 32}, {"v", 30, 128}, {"w", 9, 21}},
+           .feature_table = {0, 1, 2, 3},
+           .optimizer = {.kind = OptimizerKind::kRowWiseAdagrad, .weight_decay = 0.1}});
       tables.weight(0)[7].fill_(-0.0f);
       const auto generator = at::detail::createCPUGenerator(1);
       Jagged batch = {.values = at::randint(0, 9, {4 * samples}, generator, at::kLong),
@@ -250,7 +261,8 @@ TEST(EmbeddingLookup, PackingDoesNotChangeABit) {
         sizes.push_back(offsets.diff());
       }
       const at::Tensor offsets = at::cat({at::zeros({1}, at::kLong), at::cat(sizes).cumsum(0)});
-      const Jagged part = {at::cat(values), offsets, at::cat(weights), static_cast<int64_t>(features.size()), 19};
+      const Jagged part = {at::cat(values), offsets, at::cat(weights),
+                           static_cast<int64_t>(features.size()), 19};
       const int64_t first = packed.features()[static_cast<size_t>(features[0])].column;
       expect_same_bits(pool(single, part).narrow(1, 0, alone.tables[0].dim),
                        pooled.narrow(1, first, alone.tables[0].dim));
@@ -291,9 +303,9 @@ TEST(EmbeddingLookup, GradientsOfTheWrongShapeAreRefusedBeforeAnythingChanges) {
   PackedTables tables({.tables = {{"t", 10, 4}}, .feature_table = {0}});
   const Jagged batch = {testing::ids_from({3}), testing::ids_from({0, 1}), {}, 1, 1};
   const at::Tensor before = tables.weight(0).clone();
-  EXPECT_THAT(
-      dovetail::testing::user_error([&] { update(tables, {{batch, at::ones({1, 4})}, {batch, at::ones({1, 5})}}); }),
-      ::testing::HasSubstr("must be (1, 4)"));
+  EXPECT_THAT(dovetail::testing::user_error(
+                  [&] { update(tables, {{batch, at::ones({1, 4})}, {batch, at::ones({1, 5})}}); }),
+              ::testing::HasSubstr("must be (1, 4)"));
   expect_same_bits(tables.weight(0), before);
 }
 

@@ -56,7 +56,8 @@ class Oracle {
       slots_[s].used = false;
     }
     const int64_t since = step_ - options_.warmup_steps;
-    if (options_.policy == TierPolicy::kHot && since >= 0 && since % options_.refresh_steps == 0) choose();
+    if (options_.policy == TierPolicy::kHot && since >= 0 && since % options_.refresh_steps == 0)
+      choose();
     return passed;
   }
 
@@ -84,7 +85,8 @@ class Oracle {
     int64_t first = 0, last = options_.fast_rows, best = -1;
     if (options_.policy != TierPolicy::kHot) {
       const auto sets = static_cast<uint64_t>(options_.fast_rows / RowCache::kWays);
-      first = static_cast<int64_t>(mix_seed(0, static_cast<uint64_t>(row)) % sets) * RowCache::kWays;
+      first =
+          static_cast<int64_t>(mix_seed(0, static_cast<uint64_t>(row)) % sets) * RowCache::kWays;
       last = first + RowCache::kWays;
     }
     for (int64_t s = first; s < last; ++s)
@@ -131,8 +133,10 @@ class Oracle {
 std::vector<int64_t> skewed_ids(int64_t step, int64_t count, int64_t rows) {
   std::vector<int64_t> ids;
   for (int64_t i = 0; i < count; ++i) {
-    const double u = random_uniform(1, RandomStream::kTest, static_cast<uint64_t>(step * count + i));
-    ids.push_back((static_cast<int64_t>(static_cast<double>(rows) * u * u * u * u) + step / 20 * 7) % rows);
+    const double u =
+        random_uniform(1, RandomStream::kTest, static_cast<uint64_t>(step * count + i));
+    ids.push_back(
+        (static_cast<int64_t>(static_cast<double>(rows) * u * u * u * u) + step / 20 * 7) % rows);
   }
   return ids;
 }
@@ -154,7 +158,8 @@ TEST(RowCache, EveryPolicyIsItsDefinition) {
         std::vector<int64_t> slots(ids.size());
         std::vector<RowMove> moves, expected, passed;
         // In two ranges, as of two features.
-        cache.begin({{ids.data(), slots.data(), 23}, {ids.data() + 23, slots.data() + 23, 37}}, "t", moves);
+        cache.begin({{ids.data(), slots.data(), 23}, {ids.data() + 23, slots.data() + 23, 37}}, "t",
+                    moves);
         ASSERT_EQ(slots, oracle.begin(ids, expected)) << "step " << step;
         ASSERT_EQ(moves.size(), expected.size());
         for (size_t i = 0; i < moves.size(); ++i) {
@@ -180,7 +185,8 @@ TEST(RowCache, EveryPolicyIsItsDefinition) {
 }
 
 TEST(RowCache, CountsGoOnBeyondSixteenBits) {
-  RowCache cache({.rows = 100, .fast_rows = 2, .staging_rows = 4, .warmup_steps = 2, .refresh_steps = 1});
+  RowCache cache(
+      {.rows = 100, .fast_rows = 2, .staging_rows = 4, .warmup_steps = 2, .refresh_steps = 1});
   std::vector<int64_t> ids(200000, 7), slots(ids.size());
   ids.insert(ids.end(), {3, 3, 5});
   slots.resize(ids.size());

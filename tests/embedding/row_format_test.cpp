@@ -25,7 +25,8 @@ using testing::Reference;
 
 constexpr RowDtype kLow[] = {RowDtype::kBFloat16, RowDtype::kMXFP8};
 
-std::vector<float> through(RowDtype dtype, const std::vector<float>& values, const RowWords& words) {
+std::vector<float> through(RowDtype dtype, const std::vector<float>& values,
+                           const RowWords& words) {
   const auto dim = static_cast<int64_t>(values.size());
   std::vector<char> stored(static_cast<size_t>(row_bytes(dtype, dim)));
   encode_row(dtype, values.data(), dim, words, stored.data());
@@ -34,7 +35,8 @@ std::vector<float> through(RowDtype dtype, const std::vector<float>& values, con
   return found;
 }
 
-/// The two neighbours of x in a format with so many bits of fraction and a smallest exponent, in double.
+/// The two neighbours of x in a format with so many bits of fraction and a smallest exponent, in
+/// double.
 std::pair<double, double> neighbours(double x, int fraction_bits, int smallest_exponent) {
   const int exponent = x == 0 ? smallest_exponent : std::max(std::ilogb(x), smallest_exponent);
   const double place = std::ldexp(1.0, exponent - fraction_bits);
@@ -77,14 +79,16 @@ TEST(RowFormat, EveryElementBecomesANeighbourAndTheMeanIsItself) {
         const std::vector<float> found = through(dtype, row, {.key = 5, .row = draw});
         for (size_t i = 0; i < row.size(); ++i) {
           ASSERT_TRUE(found[i] == near[i].first || found[i] == near[i].second)
-              << name(dtype) << " " << dim << " element " << i << ": " << row[i] << " became " << found[i];
+              << name(dtype) << " " << dim << " element " << i << ": " << row[i] << " became "
+              << found[i];
           sums[i] += found[i];
         }
       }
       for (size_t i = 0; i < row.size(); ++i) {
         const auto [low, high] = near[i];
         const double standard_error = std::sqrt((row[i] - low) * (high - row[i]) / kDraws);
-        EXPECT_NEAR(sums[i] / kDraws, row[i], 5 * standard_error) << name(dtype) << " element " << i;
+        EXPECT_NEAR(sums[i] / kDraws, row[i], 5 * standard_error)
+            << name(dtype) << " element " << i;
       }
     }
   }
@@ -103,7 +107,8 @@ TEST(RowFormat, MXFP8IsThatOfQuantize) {
   const mx::MXTensor whole = mx::quantize(x).row;
   for (int64_t r = 0; r < 5; ++r) {
     const at::Tensor stored = at::empty({70 + 3}, at::kByte), row = x[r].contiguous();
-    encode_row(RowDtype::kMXFP8, row.const_data_ptr<float>(), 70, {.key = 1}, stored.mutable_data_ptr());
+    encode_row(RowDtype::kMXFP8, row.const_data_ptr<float>(), 70, {.key = 1},
+               stored.mutable_data_ptr());
     expect_same_bits(stored.narrow(0, 70, 3), whole.scales()[r]);
     at::Tensor back = at::empty({70}, at::kFloat);
     decode_row(RowDtype::kMXFP8, stored.const_data_ptr(), 70, back.mutable_data_ptr<float>());
@@ -114,11 +119,13 @@ TEST(RowFormat, MXFP8IsThatOfQuantize) {
 TEST(RowFormat, TinyHugeAndUndefinedNumbers) {
   for (const float x : {1e-30f, 3e-38f, 1e-40f, 3e38f}) {
     const std::vector<float> row(33, x);
-    for (const float found : through(RowDtype::kMXFP8, row, {.key = 4})) EXPECT_NEAR(found / x, 1, 0.13) << x;
+    for (const float found : through(RowDtype::kMXFP8, row, {.key = 4}))
+      EXPECT_NEAR(found / x, 1, 0.13) << x;
   }
   std::vector<float> row(40, 1.0f);
   row[3] = NAN;
-  const std::vector<float> mxfp8 = through(RowDtype::kMXFP8, row, {}), bf16 = through(RowDtype::kBFloat16, row, {});
+  const std::vector<float> mxfp8 = through(RowDtype::kMXFP8, row, {}),
+                           bf16 = through(RowDtype::kBFloat16, row, {});
   for (size_t i = 0; i < 32; ++i) EXPECT_TRUE(std::isnan(mxfp8[i]));
   EXPECT_EQ(mxfp8[32], 1);
   EXPECT_TRUE(std::isnan(bf16[3]));
@@ -129,7 +136,9 @@ TEST(RowFormat, TinyHugeAndUndefinedNumbers) {
 
 TEST(RowFormat, BytesShrink) {
   const auto bytes = [](RowDtype dtype) {
-    return PackedTables({.tables = {{"t", 1000, 64}}, .optimizer = {.kind = OptimizerKind::kSgd}, .row_dtype = dtype})
+    return PackedTables({.tables = {{"t", 1000, 64}},
+                         .optimizer = {.kind = OptimizerKind::kSgd},
+                         .row_dtype = dtype})
         .stored(0)
         .nbytes();
   };
@@ -137,12 +146,13 @@ TEST(RowFormat, BytesShrink) {
   EXPECT_EQ(bytes(RowDtype::kBFloat16), 128000);
   EXPECT_EQ(bytes(RowDtype::kMXFP8), 66000);
   EXPECT_THAT(user_error([] { parse_row_dtype("fp4"); }), HasSubstr("fp4"));
-  EXPECT_THAT(
-      user_error([] {
-        make_plan({.tables = {{"t", 8, 64}}, .optimizer = {.kind = OptimizerKind::kSgd}, .row_dtype = RowDtype::kMXFP8},
-                  {.ranks = 2, .sharding = Sharding::kColumnWise});
-      }),
-      HasSubstr("mxfp8 has one scale for 32 elements"));
+  EXPECT_THAT(user_error([] {
+                make_plan({.tables = {{"t", 8, 64}},
+                           .optimizer = {.kind = OptimizerKind::kSgd},
+                           .row_dtype = RowDtype::kMXFP8},
+                          {.ranks = 2, .sharding = Sharding::kColumnWise});
+              }),
+              HasSubstr("mxfp8 has one scale for 32 elements"));
 }
 
 PackSpec spec_of(RowDtype dtype, OptimizerKind kind) {
@@ -153,7 +163,8 @@ PackSpec spec_of(RowDtype dtype, OptimizerKind kind) {
           .row_dtype = dtype};
 }
 
-/// Pooled rows are the exact sums of what the rows stand for; an update leaves each row beside the exact one.
+/// Pooled rows are the exact sums of what the rows stand for; an update leaves each row beside the
+/// exact one.
 TEST(RowFormat, LookupsAndUpdatesAreTheReferenceUpToOneRounding) {
   for (const RowDtype dtype : kLow) {
     for (const auto kind : {OptimizerKind::kSgd, OptimizerKind::kMomentum, OptimizerKind::kAdagrad,
@@ -166,11 +177,14 @@ TEST(RowFormat, LookupsAndUpdatesAreTheReferenceUpToOneRounding) {
       update(tables, {{batch, gradient}});
       reference.update(batch, gradient);
       for (int64_t t = 0; t < 3; ++t) {
-        const at::Tensor exact = reference.weight[static_cast<size_t>(t)], found = tables.weight(t).to(at::kDouble);
-        // A unit in the last place: 2^-7 of a number, or 2^-3 of it and 2^-9 * 2^X <= 2^-9 * 2 / 448 of the largest.
+        const at::Tensor exact = reference.weight[static_cast<size_t>(t)],
+                         found = tables.weight(t).to(at::kDouble);
+        // A unit in the last place: 2^-7 of a number, or 2^-3 of it and 2^-9 * 2^X <= 2^-9 * 2 /
+        // 448 of the largest.
         const at::Tensor amax = std::get<0>(exact.abs().max(1, true));
-        const at::Tensor place =
-            dtype == RowDtype::kBFloat16 ? exact.abs() * 0x1p-7 : exact.abs() * 0x1p-3 + amax * (0x1p-8 / 448);
+        const at::Tensor place = dtype == RowDtype::kBFloat16
+                                     ? exact.abs() * 0x1p-7
+                                     : exact.abs() * 0x1p-3 + amax * (0x1p-8 / 448);
         EXPECT_TRUE(((found - exact).abs() <= place * 1.001 + 1e-6).all().item<bool>())
             << name(dtype) << " table " << t;
         EXPECT_FALSE(at::allclose(found, exact, 1e-6, 1e-9));
@@ -189,9 +203,11 @@ TEST(RowFormat, SmallUpdatesMoveRowsThatNearestWouldLeave) {
     const at::Tensor begin = at::ones({64}, at::kFloat);
     encode_row(dtype, begin.const_data_ptr<float>(), 64, {}, tables.row_data(0));
     const Jagged batch{testing::ids_from({0}), testing::ids_from({0, 1}), {}, 1, 1};
-    constexpr double kStep = 0x1p-12;  // a 32nd of bfloat16's last place below one, a 512th of E4M3's
+    constexpr double kStep =
+        0x1p-12;  // a 32nd of bfloat16's last place below one, a 512th of E4M3's
     for (int i = 0; i < 1024; ++i) update(tables, {{batch, at::full({1, 64}, kStep, at::kFloat)}});
-    // Each element has moved by 1024 * 2^-12 on the mean; the mean over 64 is within some places of it.
+    // Each element has moved by 1024 * 2^-12 on the mean; the mean over 64 is within some places of
+    // it.
     EXPECT_NEAR(tables.weight(0).mean().item<double>(), 0.75, 0.03) << name(dtype);
     const auto nearest = static_cast<float>(1 - kStep);
     EXPECT_EQ(static_cast<float>(c10::BFloat16(nearest)), 1);

@@ -22,22 +22,28 @@ using testing::random_batch;
 constexpr int64_t kSamples = 12;
 constexpr uint64_t kSteps = 4;
 
-/// Two tables of the general optimizer, one with another rate of it, one of another kind, one without state.
+/// Two tables of the general optimizer, one with another rate of it, one of another kind, one
+/// without state.
 PackSpec mixed() {
   const OptimizerSpec general{.kind = OptimizerKind::kAdagrad, .lr = 0.05, .eps = 1e-3};
   OptimizerSpec fast = general;
   fast.lr = 0.2;
-  return {.tables = {{.name = "a", .rows = 90, .dim = 24},
-                     {.name = "adam",
-                      .rows = 17,
-                      .dim = 16,
-                      .optimizer = OptimizerSpec{.kind = OptimizerKind::kAdam, .lr = 0.01, .weight_decay = 0.1}},
-                     {.name = "b", .rows = 20, .dim = 16},
-                     {.name = "fast", .rows = 31, .dim = 16, .optimizer = fast},
-                     {.name = "sgd", .rows = 25, .dim = 16, .optimizer = OptimizerSpec{.kind = OptimizerKind::kSgd}}},
-          .feature_table = {1, 0, 2, 1, 3, 4},
-          .optimizer = general,
-          .seed = 3};
+  return {
+      .tables = {{.name = "a", .rows = 90, .dim = 24},
+                 {.name = "adam",
+                  .rows = 17,
+                  .dim = 16,
+                  .optimizer =
+                      OptimizerSpec{.kind = OptimizerKind::kAdam, .lr = 0.01, .weight_decay = 0.1}},
+                 {.name = "b", .rows = 20, .dim = 16},
+                 {.name = "fast", .rows = 31, .dim = 16, .optimizer = fast},
+                 {.name = "sgd",
+                  .rows = 25,
+                  .dim = 16,
+                  .optimizer = OptimizerSpec{.kind = OptimizerKind::kSgd}}},
+      .feature_table = {1, 0, 2, 1, 3, 4},
+      .optimizer = general,
+      .seed = 3};
 }
 
 /// What `set_lr(lr)` makes of the rates.
@@ -46,7 +52,8 @@ double rate_of_step(uint64_t step) { return 0.05 / static_cast<double>(step); }
 /// The features' columns in the output of the whole collection.
 std::vector<int64_t> columns_of(const PackSpec& spec) {
   std::vector<int64_t> columns = {0};
-  for (const int64_t t : spec.feature_table) columns.push_back(columns.back() + spec.tables[size_t(t)].dim);
+  for (const int64_t t : spec.feature_table)
+    columns.push_back(columns.back() + spec.tables[size_t(t)].dim);
   return columns;
 }
 
@@ -73,7 +80,8 @@ struct Alone {
     const std::vector<int64_t> columns = columns_of(whole);
     for (size_t t = 0; t < tables.size(); ++t) {
       std::vector<at::Tensor> own;
-      for (const int64_t f : features[t]) own.push_back(gradient.slice(1, columns[size_t(f)], columns[size_t(f) + 1]));
+      for (const int64_t f : features[t])
+        own.push_back(gradient.slice(1, columns[size_t(f)], columns[size_t(f) + 1]));
       tables[t].set_lr(rates[t] / 0.05 * lr);
       update(tables[t], {{embedding::features_of(batch, features[t]), at::cat(own, 1)}});
     }
@@ -118,13 +126,16 @@ void expect_as_alone(const Layout& layout) {
   if (layout.tiers) tiers = {.policy = TierPolicy::kLru, .memory_bytes = 70000, .step_rows = 60};
   expect_all_succeed(layout.ranks, [&](const std::shared_ptr<Group>& group) {
     DistributedTables tables(
-        spec, make_plan(spec, {.ranks = layout.ranks, .sharding = layout.sharding, .packing = layout.packing}), group,
-        {}, tiers);
+        spec,
+        make_plan(spec,
+                  {.ranks = layout.ranks, .sharding = layout.sharding, .packing = layout.packing}),
+        group, {}, tiers);
     const int64_t first = kSamples * group->rank() / layout.ranks,
                   count = kSamples * (group->rank() + 1) / layout.ranks - first;
     for (uint64_t step = 1; step <= kSteps; ++step) {
       tables.set_lr(rate_of_step(step));
-      step_of_rank(tables, samples_of(batches[step - 1], first, count), gradients[step - 1].narrow(0, first, count));
+      step_of_rank(tables, samples_of(batches[step - 1], first, count),
+                   gradients[step - 1].narrow(0, first, count));
     }
     for (int64_t t = 0; t < 5; ++t) {
       const TableContents found = tables.read(t);
@@ -133,7 +144,8 @@ void expect_as_alone(const Layout& layout) {
       expect_close(found.weight, alone.tables[size_t(t)].weight(0).to(at::kDouble), 1e-6, name);
       const at::Tensor state = alone.tables[size_t(t)].packed_state(0);
       EXPECT_EQ(found.state.defined() && found.state.numel() > 0, state.numel() > 0) << name;
-      if (state.numel() > 0) expect_close(found.state, state.to(at::kDouble), 1e-6, name + " state");
+      if (state.numel() > 0)
+        expect_close(found.state, state.to(at::kDouble), 1e-6, name + " state");
     }
   });
 }
@@ -164,7 +176,8 @@ TEST(TableOptimizers, PacksHaveOne) {
       EXPECT_EQ(seen.size(), 5);
     }
   }
-  const EmbeddingPlan plan = make_plan(spec, {.ids_per_sample = {1, 1, 1, 1, 3, 3}});  // no pack is split
+  const EmbeddingPlan plan =
+      make_plan(spec, {.ids_per_sample = {1, 1, 1, 1, 3, 3}});  // no pack is split
   ASSERT_EQ(plan.packs.size(), 4);
   EXPECT_EQ(plan.packs[0].tables, (std::vector<int64_t>{0, 2}));
   EXPECT_THAT(print(spec, plan), HasSubstr("adagrad 0.05"));
@@ -187,7 +200,8 @@ TEST(TableOptimizers, OnlyThoseWithAStateOfWholeRowsCannotBeCutByColumns) {
   const PlanOptions columns{.ranks = 2, .sharding = Sharding::kColumnWise};
   EXPECT_EQ(make_plan(spec, columns).tables[0].sharding, Sharding::kColumnWise);
   spec.tables[2].optimizer = OptimizerSpec{.kind = OptimizerKind::kRowWiseAdagrad};
-  EXPECT_THAT(user_error([&] { make_plan(spec, columns); }), HasSubstr("table \"b\": row-wise Adagrad"));
+  EXPECT_THAT(user_error([&] { make_plan(spec, columns); }),
+              HasSubstr("table \"b\": row-wise Adagrad"));
 }
 
 TEST(TableOptimizers, WhatCannotBeIsRefused) {

@@ -8,28 +8,33 @@
 #include "dovetail/embedding/lookup.h"
 #include "tests/ops/testing.h"
 
-/// What the tests of embeddings share: random batches, and lookups and updates in float64 from their definitions.
+/// What the tests of embeddings share: random batches, and lookups and updates in float64 from
+/// their definitions.
 namespace dovetail::embedding::testing {
 
 inline at::Tensor ids_from(const std::vector<int64_t>& x) { return at::tensor(x, at::kLong); }
 
 /// Bags of 0 to 4 ids, drawn from few rows so that they repeat within bags and between features.
-inline Jagged random_batch(const PackedTables& tables, int64_t samples, uint64_t seed, bool weighted) {
+inline Jagged random_batch(const PackedTables& tables, int64_t samples, uint64_t seed,
+                           bool weighted) {
   auto generator = at::detail::createCPUGenerator(seed);
   std::vector<int64_t> values, offsets = {0};
   for (const int64_t rows : tables.feature_rows()) {
     const at::Tensor sizes = at::randint(0, 5, {samples}, generator, at::kLong);
-    const at::Tensor ids = at::randint(0, std::max<int64_t>(1, rows), {samples * 4}, generator, at::kLong);
+    const at::Tensor ids =
+        at::randint(0, std::max<int64_t>(1, rows), {samples * 4}, generator, at::kLong);
     int64_t used = 0;
     for (int64_t b = 0; b < samples; ++b) {
-      for (int64_t i = 0; i < sizes[b].item<int64_t>(); ++i) values.push_back(ids[used++].item<int64_t>());
+      for (int64_t i = 0; i < sizes[b].item<int64_t>(); ++i)
+        values.push_back(ids[used++].item<int64_t>());
       offsets.push_back(static_cast<int64_t>(values.size()));
     }
   }
   const auto count = static_cast<int64_t>(values.size());
   return {.values = ids_from(values),
           .offsets = ids_from(offsets),
-          .weights = weighted ? at::randn({count}, generator, at::TensorOptions(at::kFloat)) : at::Tensor(),
+          .weights = weighted ? at::randn({count}, generator, at::TensorOptions(at::kFloat))
+                              : at::Tensor(),
           .features = static_cast<int64_t>(tables.feature_rows().size()),
           .samples = samples};
 }
@@ -59,7 +64,8 @@ class Reference {
     std::map<std::pair<int64_t, int64_t>, at::Tensor> sums;
     each_id(batch, [&](const FeatureLayout& feature, int64_t sample, int64_t id, double scale) {
       const int64_t dim = weight[static_cast<size_t>(feature.table)].size(1);
-      const at::Tensor part = gradient[sample].narrow(0, feature.column, dim).to(at::kDouble) * scale;
+      const at::Tensor part =
+          gradient[sample].narrow(0, feature.column, dim).to(at::kDouble) * scale;
       const auto [place, fresh] = sums.try_emplace({feature.table, id}, part);
       if (!fresh) place->second = place->second + part;
     });
@@ -80,12 +86,15 @@ class Reference {
     const int64_t* offsets = batch.offsets.const_data_ptr<int64_t>();
     for (int64_t f = 0; f < batch.features; ++f) {
       const FeatureLayout& feature = tables_.features()[static_cast<size_t>(f)];
-      const bool mean = tables_.spec().tables[static_cast<size_t>(feature.table)].pooling == Pooling::kMean;
+      const bool mean =
+          tables_.spec().tables[static_cast<size_t>(feature.table)].pooling == Pooling::kMean;
       for (int64_t b = 0; b < batch.samples; ++b) {
-        const int64_t begin = offsets[f * batch.samples + b], end = offsets[f * batch.samples + b + 1];
+        const int64_t begin = offsets[f * batch.samples + b],
+                      end = offsets[f * batch.samples + b + 1];
         for (int64_t i = begin; i < end; ++i) {
           const double w = batch.weights.defined() ? batch.weights[i].item<double>() : 1;
-          body(feature, b, batch.values[i].item<int64_t>(), mean ? w / static_cast<double>(end - begin) : w);
+          body(feature, b, batch.values[i].item<int64_t>(),
+               mean ? w / static_cast<double>(end - begin) : w);
         }
       }
     }

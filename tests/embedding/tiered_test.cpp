@@ -21,8 +21,9 @@ using dovetail::testing::user_error;
 using ::testing::HasSubstr;
 using testing::random_batch;
 
-constexpr OptimizerKind kKinds[] = {OptimizerKind::kSgd, OptimizerKind::kMomentum, OptimizerKind::kAdagrad,
-                                    OptimizerKind::kRowWiseAdagrad, OptimizerKind::kAdam};
+constexpr OptimizerKind kKinds[] = {OptimizerKind::kSgd, OptimizerKind::kMomentum,
+                                    OptimizerKind::kAdagrad, OptimizerKind::kRowWiseAdagrad,
+                                    OptimizerKind::kAdam};
 
 PackSpec spec_of(OptimizerKind kind, RowDtype row_dtype = RowDtype::kFloat32) {
   return {.tables = {{"large", 3000, 16}, {"middle", 700, 5, Pooling::kMean}, {"small", 20, 33}},
@@ -35,18 +36,21 @@ PackSpec spec_of(OptimizerKind kind, RowDtype row_dtype = RowDtype::kFloat32) {
 /// What a share of all rows needs, beside the least.
 int64_t memory_for(const PackSpec& spec, TierOptions options, double share) {
   options.memory_bytes = INT64_MAX / 2;
-  return static_cast<int64_t>(share * static_cast<double>(TieredTables(spec, options).memory_bytes()));
+  return static_cast<int64_t>(share *
+                              static_cast<double>(TieredTables(spec, options).memory_bytes()));
 }
 
 /// A batch of which a part is drawn anew in each step and a part from few rows.
 Jagged batch_of(const PackedTables& tables, uint64_t step) {
   Jagged batch = random_batch(tables, 24, step, step % 2 == 0);
-  const at::Tensor few = at::rand({batch.values.numel()}, at::detail::createCPUGenerator(step)) < 0.7;
+  const at::Tensor few =
+      at::rand({batch.values.numel()}, at::detail::createCPUGenerator(step)) < 0.7;
   batch.values = at::where(few, batch.values % 20, batch.values);
   return batch;
 }
 
-at::Tensor train(PackedTables& tables, const Jagged& ids, const at::Tensor& gradient, int64_t parts) {
+at::Tensor train(PackedTables& tables, const Jagged& ids, const at::Tensor& gradient,
+                 int64_t parts) {
   std::vector<PooledGradient> list;
   std::vector<at::Tensor> all;
   for (int64_t m = 0; m < parts; ++m) {
@@ -60,7 +64,8 @@ at::Tensor train(PackedTables& tables, const Jagged& ids, const at::Tensor& grad
 
 /// 100 steps of tables that are whole in memory, each followed by a lookup without an update.
 struct PlainRun {
-  explicit PlainRun(OptimizerKind kind, RowDtype row_dtype = RowDtype::kFloat32) : tables(spec_of(kind, row_dtype)) {
+  explicit PlainRun(OptimizerKind kind, RowDtype row_dtype = RowDtype::kFloat32)
+      : tables(spec_of(kind, row_dtype)) {
     for (uint64_t step = 1; step <= 100; ++step) {
       ids.push_back(batch_of(tables, step));
       gradients.push_back(normal({24, tables.columns()}, step));
@@ -119,8 +124,8 @@ TEST_F(TieredTablesTest, ChangeNoBit) {
       for (const double share : {0.3, 0.7, 1.0}) {
         const bool in_file = share < 0.5;
         if (kind != OptimizerKind::kRowWiseAdagrad && !in_file) continue;
-        SCOPED_TRACE(
-            fmt::format("optimizer {}, policy {}, share {}", static_cast<int>(kind), static_cast<int>(policy), share));
+        SCOPED_TRACE(fmt::format("optimizer {}, policy {}, share {}", static_cast<int>(kind),
+                                 static_cast<int>(policy), share));
         const Threads threads(kind == OptimizerKind::kRowWiseAdagrad && in_file ? 2 : 1);
         TierOptions options = {.policy = policy,
                                .step_rows = 120,
@@ -140,8 +145,11 @@ TEST_F(TieredTablesTest, ChangeNoBitOfRowsOfLowPrecision) {
     const PlainRun plain(OptimizerKind::kRowWiseAdagrad, row_dtype);
     for (const TierPolicy policy : {TierPolicy::kHot, TierPolicy::kLru}) {
       SCOPED_TRACE(fmt::format("{}, policy {}", name(row_dtype), static_cast<int>(policy)));
-      TierOptions options = {
-          .policy = policy, .step_rows = 120, .warmup_steps = 10, .refresh_steps = 20, .folder = folder_};
+      TierOptions options = {.policy = policy,
+                             .step_rows = 120,
+                             .warmup_steps = 10,
+                             .refresh_steps = 20,
+                             .folder = folder_};
       options.memory_bytes = memory_for(plain.tables.spec(), options, 0.4);
       expect_like_plain(plain, options, 3);
     }
@@ -150,7 +158,8 @@ TEST_F(TieredTablesTest, ChangeNoBitOfRowsOfLowPrecision) {
 
 TEST_F(TieredTablesTest, RecordsOfLowPrecisionAreSmaller) {
   const auto record_bytes = [](RowDtype dtype) {
-    return SlowRows({.table = "t", .rows = 8, .dim = 64, .state_width = 1, .dtype = dtype}, {1, "t", 0.1f, 64})
+    return SlowRows({.table = "t", .rows = 8, .dim = 64, .state_width = 1, .dtype = dtype},
+                    {1, "t", 0.1f, 64})
         .record_bytes();
   };
   EXPECT_EQ(record_bytes(RowDtype::kFloat32), 4 * 64 + 4);
@@ -171,7 +180,8 @@ TEST_F(TieredTablesTest, SmallTablesAreFastAsAWholeAndTheOthersShare) {
 
 TEST_F(TieredTablesTest, CountsSayWhatMoved) {
   const PackSpec spec = {.tables = {{"t", 1000, 4}}, .feature_table = {0}};
-  TierOptions options = {.policy = TierPolicy::kLru, .memory_bytes = 2500, .step_rows = 32, .folder = folder_};
+  TierOptions options = {
+      .policy = TierPolicy::kLru, .memory_bytes = 2500, .step_rows = 32, .folder = folder_};
   TieredTables tiers(spec, options);
   ASSERT_EQ(tiers.fast_rows(0), 16);
   const auto step = [&](int64_t first) {
@@ -181,7 +191,8 @@ TEST_F(TieredTablesTest, CountsSayWhatMoved) {
     tiers.end();
   };
   for (const int64_t first : {0, 0, 100, 0}) step(first);
-  // One set: the second step finds its rows, the third takes the places of all, the last has to read what that wrote.
+  // One set: the second step finds its rows, the third takes the places of all, the last has to
+  // read what that wrote.
   const TierCounters counters = tiers.counters();
   EXPECT_EQ(counters.hits, 16);
   EXPECT_EQ(counters.misses, 48);
@@ -193,13 +204,15 @@ TEST_F(TieredTablesTest, CountsSayWhatMoved) {
   EXPECT_EQ(counters.bytes_written, 32 * 20);
 }
 
-/// Steps of training alone, and the same with evaluations between them: the same places, counts and moves of rows.
+/// Steps of training alone, and the same with evaluations between them: the same places, counts and
+/// moves of rows.
 TEST_F(TieredTablesTest, AnEvaluationLeavesNoTrace) {
   const PlainRun plain(OptimizerKind::kRowWiseAdagrad);
   for (const TierPolicy policy : {TierPolicy::kHot, TierPolicy::kLru, TierPolicy::kLfu}) {
     for (const double share : {0.3, 0.7, 1.0}) {
       SCOPED_TRACE(fmt::format("policy {}, share {}", static_cast<int>(policy), share));
-      TierOptions options = {.policy = policy, .step_rows = 120, .warmup_steps = 10, .refresh_steps = 20};
+      TierOptions options = {
+          .policy = policy, .step_rows = 120, .warmup_steps = 10, .refresh_steps = 20};
       options.memory_bytes = memory_for(plain.tables.spec(), options, share);
       TieredTables alone(plain.tables.spec(), options), evaluated(plain.tables.spec(), options);
       const auto look_up = [&](size_t i) {
@@ -268,11 +281,16 @@ TEST_F(TieredTablesTest, RowsCanBeSet) {
 
 TEST_F(TieredTablesTest, WhatCannotBeIsRefused) {
   const PackSpec spec = spec_of(OptimizerKind::kSgd);
-  const auto error = [&](const TierOptions& options) { return user_error([&] { TieredTables(spec, options); }); };
-  EXPECT_THAT(error({.memory_bytes = 1000, .step_rows = 10}), HasSubstr("get 1000 bytes of memory_bytes, but need"));
+  const auto error = [&](const TierOptions& options) {
+    return user_error([&] { TieredTables(spec, options); });
+  };
+  EXPECT_THAT(error({.memory_bytes = 1000, .step_rows = 10}),
+              HasSubstr("get 1000 bytes of memory_bytes, but need"));
   EXPECT_THAT(error({.memory_bytes = 1 << 20}), HasSubstr("step_rows"));
-  EXPECT_THAT(error({.memory_bytes = 1 << 20, .step_rows = 10, .warmup_steps = 0}), HasSubstr("warmup_steps"));
-  EXPECT_THAT(error({.memory_bytes = 1 << 20, .step_rows = 10, .folder = "/nowhere"}), HasSubstr("/nowhere"));
+  EXPECT_THAT(error({.memory_bytes = 1 << 20, .step_rows = 10, .warmup_steps = 0}),
+              HasSubstr("warmup_steps"));
+  EXPECT_THAT(error({.memory_bytes = 1 << 20, .step_rows = 10, .folder = "/nowhere"}),
+              HasSubstr("/nowhere"));
   TieredTables tiers(spec, {.memory_bytes = 1 << 20, .step_rows = 10});
   EXPECT_THAT(user_error([&] { tiers.end(); }), HasSubstr("call begin first"));
   const Jagged none = {testing::ids_from({}), testing::ids_from({0}), {}, 4, 0};
@@ -289,7 +307,8 @@ TEST_F(TieredTablesTest, AFullDiskIsAnError) {
   rlimit before{};
   getrlimit(RLIMIT_FSIZE, &before);
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  SlowRows rows({.table = "t", .rows = 100, .dim = 4, .state_width = 1, .folder = folder_}, {1, "t", 0.1f, 4});
+  SlowRows rows({.table = "t", .rows = 100, .dim = 4, .state_width = 1, .folder = folder_},
+                {1, "t", 0.1f, 4});
   const rlimit small = {1000, before.rlim_max};
   setrlimit(RLIMIT_FSIZE, &small);
   const float w[4] = {}, s[1] = {};

@@ -26,7 +26,9 @@ constexpr int64_t kSamples = 13;
 
 /// A table of two features, one of one row, one that is looked up by the last feature alone.
 PackSpec spec_of(OptimizerKind kind, int64_t dim, Pooling pooling = Pooling::kNone) {
-  return {.tables = {{"shared", 7, dim, pooling}, {"one", 1, dim, pooling}, {"other", 40, dim, pooling}},
+  return {.tables = {{"shared", 7, dim, pooling},
+                     {"one", 1, dim, pooling},
+                     {"other", 40, dim, pooling}},
           .feature_table = {0, 1, 0, 2},
           .optimizer = {.kind = kind, .lr = 0.05, .eps = 1e-3},
           .seed = 3};
@@ -37,8 +39,10 @@ std::vector<int64_t> table_of_ids(const PackSpec& spec, const Jagged& batch) {
   std::vector<int64_t> tables;
   const auto* offsets = batch.offsets.const_data_ptr<int64_t>();
   for (int64_t f = 0; f < batch.features; ++f)
-    tables.insert(tables.end(), static_cast<size_t>(offsets[(f + 1) * batch.samples] - offsets[f * batch.samples]),
-                  spec.feature_table[static_cast<size_t>(f)]);
+    tables.insert(
+        tables.end(),
+        static_cast<size_t>(offsets[(f + 1) * batch.samples] - offsets[f * batch.samples]),
+        spec.feature_table[static_cast<size_t>(f)]);
   return tables;
 }
 
@@ -46,7 +50,8 @@ std::vector<int64_t> table_of_ids(const PackSpec& spec, const Jagged& batch) {
 void expect_like_torch(OptimizerKind kind, int64_t dim, bool weighted) {
   PackedTables tables(spec_of(kind, dim));
   std::vector<at::Tensor> dense;
-  for (int64_t t = 0; t < 3; ++t) dense.push_back(tables.weight(t).to(at::kDouble).requires_grad_());
+  for (int64_t t = 0; t < 3; ++t)
+    dense.push_back(tables.weight(t).to(at::kDouble).requires_grad_());
   torch::optim::SGD sgd(dense, torch::optim::SGDOptions(0.05));
   torch::optim::Adagrad adagrad(dense, torch::optim::AdagradOptions(0.05).eps(1e-3));
   for (uint64_t step = 1; step <= 3; ++step) {
@@ -54,7 +59,8 @@ void expect_like_torch(OptimizerKind kind, int64_t dim, bool weighted) {
     const std::vector<int64_t> table = table_of_ids(tables.spec(), batch);
     std::vector<at::Tensor> rows = {at::empty({0, dim}, at::kDouble)};
     for (size_t i = 0; i < table.size(); ++i)
-      rows.push_back(at::embedding(dense[static_cast<size_t>(table[i])], batch.values.slice(0, i, i + 1)));
+      rows.push_back(
+          at::embedding(dense[static_cast<size_t>(table[i])], batch.values.slice(0, i, i + 1)));
     at::Tensor expected = at::cat(rows);
     if (weighted) expected = expected * batch.weights.unsqueeze(1);
     expect_close(pool(tables, batch), expected.detach(), 5e-6, "rows");
@@ -97,9 +103,11 @@ void expect_same_tables(const PackedTables& a, const PackedTables& b) {
   for (size_t i = 0; i < x.size(); ++i) expect_same_bits(x[i], y[i], std::to_string(i));
 }
 
-/// Each id with the gradient of its bag is what a sum does: the same bits, so rows are added in the same order.
+/// Each id with the gradient of its bag is what a sum does: the same bits, so rows are added in the
+/// same order.
 TEST(UnpooledLookup, OfTheGradientsOfSumsIsASum) {
-  for (const OptimizerKind kind : {OptimizerKind::kMomentum, OptimizerKind::kRowWiseAdagrad, OptimizerKind::kAdam}) {
+  for (const OptimizerKind kind :
+       {OptimizerKind::kMomentum, OptimizerKind::kRowWiseAdagrad, OptimizerKind::kAdam}) {
     for (const bool weighted : {false, true}) {
       PackedTables rows(spec_of(kind, 16)), sums(spec_of(kind, 16, Pooling::kSum));
       for (uint64_t step = 1; step <= 3; ++step) {
@@ -108,7 +116,8 @@ TEST(UnpooledLookup, OfTheGradientsOfSumsIsASum) {
         std::vector<at::Tensor> of_ids = {gradient.narrow(0, 0, 0).narrow(1, 0, 16)};
         for (int64_t f = 0; f < batch.features; ++f)
           of_ids.push_back(gradient.narrow(1, 16 * f, 16)
-                               .repeat_interleave(batch.offsets.narrow(0, f * kSamples, kSamples + 1).diff(), 0));
+                               .repeat_interleave(
+                                   batch.offsets.narrow(0, f * kSamples, kSamples + 1).diff(), 0));
         update(rows, {{batch, at::cat(of_ids)}});
         update(sums, {{batch, gradient}});
         expect_same_tables(rows, sums);
@@ -120,7 +129,8 @@ TEST(UnpooledLookup, OfTheGradientsOfSumsIsASum) {
 TEST(UnpooledLookup, MicroBatchesAndThreadsDoNotChangeABit) {
   PackedTables whole(spec_of(OptimizerKind::kAdam, 16));
   const Jagged batch = random_batch(whole, kSamples, 5, true);
-  const at::Tensor gradient = normal({batch.values.numel(), 16}, 6) * 100, rows = pool(whole, batch);
+  const at::Tensor gradient = normal({batch.values.numel(), 16}, 6) * 100,
+                   rows = pool(whole, batch);
   update(whole, {{batch, gradient}});
   const auto of_samples = [&](const at::Tensor& all, int64_t begin, int64_t end) {
     std::vector<at::Tensor> parts;
@@ -152,31 +162,36 @@ TEST(UnpooledLookup, LargeBatchesAreTheSame) {
                       .optimizer = {.kind = OptimizerKind::kSgd, .lr = 0.5}};
   PackedTables tables(spec);
   constexpr int64_t kMany = 20000;
-  const at::Tensor values = at::arange(2 * kMany).remainder(30), offsets = at::arange(2 * kMany + 1);
+  const at::Tensor values = at::arange(2 * kMany).remainder(30),
+                   offsets = at::arange(2 * kMany + 1);
   const at::Tensor before = tables.weight(0).clone(), gradient = normal({2 * kMany, 8}, 1);
   const Jagged batch{values, offsets, {}, 2, kMany};
   expect_same_bits(pool(tables, batch), before.index_select(0, values));
   update(tables, {{batch, gradient}});
-  const at::Tensor sums = at::zeros({30, 8}, at::kDouble).index_add_(0, values, gradient.to(at::kDouble));
+  const at::Tensor sums =
+      at::zeros({30, 8}, at::kDouble).index_add_(0, values, gradient.to(at::kDouble));
   expect_close(tables.weight(0), before.to(at::kDouble) - 0.5 * sums, 1e-4, "rows");
 }
 
-/// One id in every bag of a table's only feature, behind a feature of no ids or of two: ids and samples are not
-/// numbered alike.
+/// One id in every bag of a table's only feature, behind a feature of no ids or of two: ids and
+/// samples are not numbered alike.
 TEST(UnpooledLookup, SingleIdsAreTheSame) {
-  const PackSpec spec{.tables = {{"first", 5, 8, Pooling::kNone}, {"single", 30, 8, Pooling::kNone}},
-                      .feature_table = {0, 1},
-                      .optimizer = {.kind = OptimizerKind::kSgd, .lr = 0.5}};
+  const PackSpec spec{
+      .tables = {{"first", 5, 8, Pooling::kNone}, {"single", 30, 8, Pooling::kNone}},
+      .feature_table = {0, 1},
+      .optimizer = {.kind = OptimizerKind::kSgd, .lr = 0.5}};
   for (const int64_t ids_of_first : {0, 2}) {
     PackedTables tables(spec);
     const int64_t behind = ids_of_first * kSamples;
     const at::Tensor ids = at::arange(kSamples).remainder(4);
-    const Jagged batch{at::cat({at::arange(behind).remainder(5), ids}),
-                       at::cat({ids_of_first * at::arange(kSamples + 1), behind + at::arange(1, kSamples + 1)}),
-                       {},
-                       2,
-                       kSamples};
-    const at::Tensor before = tables.weight(1).clone(), gradient = normal({behind + kSamples, 8}, 1);
+    const Jagged batch{
+        at::cat({at::arange(behind).remainder(5), ids}),
+        at::cat({ids_of_first * at::arange(kSamples + 1), behind + at::arange(1, kSamples + 1)}),
+        {},
+        2,
+        kSamples};
+    const at::Tensor before = tables.weight(1).clone(),
+                     gradient = normal({behind + kSamples, 8}, 1);
     expect_same_bits(pool(tables, batch).narrow(0, behind, kSamples), before.index_select(0, ids));
     update(tables, {{batch, gradient}});
     const at::Tensor of_ids = gradient.narrow(0, behind, kSamples).to(at::kDouble),
@@ -195,7 +210,9 @@ TEST(UnpooledLookup, WithoutIdsGivesNoRows) {
 }
 
 TEST(UnpooledLookup, WhatCannotBeIsRefused) {
-  const auto refusal = [](const PackSpec& spec) { return user_error([&] { PackedTables tables(spec); }); };
+  const auto refusal = [](const PackSpec& spec) {
+    return user_error([&] { PackedTables tables(spec); });
+  };
   PackSpec spec = spec_of(OptimizerKind::kSgd, 4);
   spec.tables[2].pooling = Pooling::kMean;
   EXPECT_THAT(refusal(spec), HasSubstr("only one of them has pooling none"));
@@ -203,7 +220,8 @@ TEST(UnpooledLookup, WhatCannotBeIsRefused) {
   spec.tables[1].dim = 5;
   EXPECT_THAT(refusal(spec), HasSubstr("4 and 5 elements"));
   spec = spec_of(OptimizerKind::kSgd, 4);
-  EXPECT_THAT(user_error([&] { make_plan(spec, {}); }), HasSubstr("table \"shared\" has pooling none"));
+  EXPECT_THAT(user_error([&] { make_plan(spec, {}); }),
+              HasSubstr("table \"shared\" has pooling none"));
   PackedTables tables(spec);
   const Jagged batch = random_batch(tables, kSamples, 1, false);
   EXPECT_THAT(user_error([&] { update(tables, {{batch, at::zeros({kSamples, 4})}}); }),

@@ -47,7 +47,8 @@ TEST(PrincipalPlane, HoldsTheLargestEigenvaluesOfTheCovariance) {
   const at::Tensor x = normal({300, 5}, 1) * at::tensor({1.0f, 9.0f, 0.1f, 4.0f, 1.0f}) + 100;
   const PrincipalPlane plane = principal_plane(x);
   const at::Tensor centred = x.to(at::kDouble) - x.to(at::kDouble).mean(0);
-  const at::Tensor variances = std::get<0>(at::linalg_eigh(centred.t().matmul(centred) / 300));  // ascending
+  const at::Tensor variances =
+      std::get<0>(at::linalg_eigh(centred.t().matmul(centred) / 300));  // ascending
   const double all = variances.sum().item<double>();
   for (int64_t i = 0; i < 2; ++i) {
     const double largest = variances[4 - i].item<double>();
@@ -57,7 +58,8 @@ TEST(PrincipalPlane, HoldsTheLargestEigenvaluesOfTheCovariance) {
     EXPECT_NEAR(plane.share[i], largest / all, 1e-9);
     EXPECT_GT(direction[direction.abs().argmax()].item<double>(), 0);
   }
-  EXPECT_NEAR(plane.directions.select(1, 0).dot(plane.directions.select(1, 1)).item<double>(), 0, 1e-12);
+  EXPECT_NEAR(plane.directions.select(1, 0).dot(plane.directions.select(1, 1)).item<double>(), 0,
+              1e-12);
 }
 
 TEST(PrincipalPlane, OfOneRowOrOneColumnHasNoSecondDirection) {

@@ -15,7 +15,8 @@ TEST(Cholesky, IsThatOfTorch) {
     const Cholesky factor = cholesky(a, 1e-12);
     EXPECT_TRUE(factor.dependent.empty());
     expect_close(factor.lower, at::linalg_cholesky(a), 1e-10);
-    expect_close(inverse_of_lower(factor.lower).matmul(factor.lower), at::eye(dim, at::kDouble), 1e-10);
+    expect_close(inverse_of_lower(factor.lower).matmul(factor.lower), at::eye(dim, at::kDouble),
+                 1e-10);
     EXPECT_TRUE(at::equal(inverse_of_lower(factor.lower).triu(1), at::zeros_like(a)));
   }
 }
@@ -28,13 +29,16 @@ TEST(Cholesky, NamesColumnsThatOthersDetermineAndSolvesForTheRest) {
   const Cholesky factor = cholesky(a, 1e-12);
   EXPECT_EQ(factor.dependent, (std::vector<int64_t>{2, 4}));
   const at::Tensor kept = at::tensor({0, 1, 3, 5}, at::kLong);
-  const auto of_kept = [&](const at::Tensor& m) { return m.index_select(0, kept).index_select(1, kept); };
+  const auto of_kept = [&](const at::Tensor& m) {
+    return m.index_select(0, kept).index_select(1, kept);
+  };
   expect_close(of_kept(factor.lower.matmul(factor.lower.t())), of_kept(a), 1e-10);
 }
 
 TEST(Eigen, IsThatOfTorch) {
   for (const int64_t dim : {1, 2, 9, 24}) {
-    const at::Tensor x = normal({dim + 3, dim}, 1, at::kDouble) * at::pow(10.0, at::arange(dim) % 5);
+    const at::Tensor x =
+        normal({dim + 3, dim}, 1, at::kDouble) * at::pow(10.0, at::arange(dim) % 5);
     for (const at::Tensor& a : {x.t().matmul(x), x.narrow(0, 0, 1).t().matmul(x.narrow(0, 0, 1))}) {
       const Eigen ours = eigen(a);
       const auto [values, vectors] = at::linalg_eigh(a);

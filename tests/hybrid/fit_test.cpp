@@ -1,6 +1,6 @@
-// Mixtures, regression and mini-batches: the same bits on any number of threads, on executors that fail and on two
-// nodes, and what their algorithms promise. Their values against scikit-learn: tests/cli/test_fit.py,
-// tests/python/test_kmeans.py.
+// Mixtures, regression and mini-batches: the same bits on any number of threads, on executors that
+// fail and on two nodes, and what their algorithms promise. Their values against scikit-learn:
+// tests/cli/test_fit.py, tests/python/test_kmeans.py.
 #include <ATen/Parallel.h>
 
 #include <atomic>
@@ -24,7 +24,8 @@ using Shared = std::shared_ptr<Workers>;
 /// Five shards: sums in another order, or along another tree, have other bits.
 constexpr int64_t kRows = 9 * kTableGrain / 2;
 
-/// Three executors, where one piece of work in three is thrown away after it was done, or delivered twice.
+/// Three executors, where one piece of work in three is thrown away after it was done, or delivered
+/// twice.
 Shared failing() {
   const auto count = std::make_shared<std::atomic<int>>(0);
   return std::make_shared<Runtime>(
@@ -78,8 +79,10 @@ TEST(Mixture, IsTheSameBitsWhoeverComputes) {
   for (const Covariance covariance : {Covariance::kFull, Covariance::kDiagonal})
     expect_same_bits([&](const Shared& workers) -> std::vector<at::Tensor> {
       MixtureData data(x, workers);
-      const MixtureResult result = fit_mixture(data, start_of(data, x, 3, covariance), {.iterations = 4});
-      return {result.mixture.means, result.mixture.covariances, result.labels, number(result.log_likelihood)};
+      const MixtureResult result =
+          fit_mixture(data, start_of(data, x, 3, covariance), {.iterations = 4});
+      return {result.mixture.means, result.mixture.covariances, result.labels,
+              number(result.log_likelihood)};
     });
 }
 
@@ -88,7 +91,8 @@ TEST(Mixture, OfLabelsHasTheirMomentsHoweverFarFromZeroTheyAre) {
   const at::Tensor labels = (at::arange(900, at::kLong) % 2).to(at::kInt);
   MixtureData data(x.to(at::kFloat).contiguous());
   const Mixture mixture =
-      data.of_labels(labels, at::tensor({0.0, 1e4}, at::kDouble).unsqueeze(1).expand({2, 3}), Covariance::kFull, 0);
+      data.of_labels(labels, at::tensor({0.0, 1e4}, at::kDouble).unsqueeze(1).expand({2, 3}),
+                     Covariance::kFull, 0);
   for (int64_t k = 0; k < 2; ++k) {
     const at::Tensor rows = x.to(at::kFloat).to(at::kDouble).slice(0, k, 900, 2);
     const at::Tensor centred = rows - rows.mean(0);
@@ -120,7 +124,8 @@ TEST(Mixture, RefusesWhatIsNone) {
   EXPECT_THROW(fit_mixture(data, bad), UserError) << "of rank one";
   EXPECT_THROW(fit_mixture(data, good, {.iterations = 0}), UserError);
   EXPECT_THROW(parse_covariance("tied"), UserError);
-  EXPECT_THROW(data.of_labels(at::full({50}, 3, at::kInt), good.means, Covariance::kFull, 0), UserError);
+  EXPECT_THROW(data.of_labels(at::full({50}, 3, at::kInt), good.means, Covariance::kFull, 0),
+               UserError);
   x[3][1] = NAN;
   EXPECT_THROW(MixtureData{x}, UserError);
 }
@@ -144,18 +149,21 @@ TEST(Regression, IsTheSameBitsWhoeverComputes) {
 TEST(Regression, LogisticEndsWhereTheGradientOfItsObjectiveIsZero) {
   // The objective as autograd sees it, in float64.
   const at::Tensor x = normal({400, 4}, 1) * at::tensor({1.0f, 100.0f, 0.01f, 5.0f}) + 3;
-  const at::Tensor y = (normal({400}, 2) + x.select(1, 0)).mul(1.5).floor().to(at::kLong).clamp(2, 5) - 2;
+  const at::Tensor y =
+      (normal({400}, 2) + x.select(1, 0)).mul(1.5).floor().to(at::kLong).clamp(2, 5) - 2;
   RegressionData data(x.contiguous(), y);
   const LogisticResult result = fit_logistic(data, 4, {.l2 = 0.3, .tolerance = 1e-10});
   ASSERT_TRUE(result.converged);
   const at::Tensor scores = x.to(at::kDouble).matmul(result.coefficients.t()) + result.intercepts;
   const at::Tensor wrong = at::softmax(scores, 1) - at::one_hot(y, 4).to(at::kDouble);
-  const at::Tensor by_w = wrong.t().matmul(x.to(at::kDouble) - x.to(at::kDouble).mean(0)) + 0.3 * result.coefficients;
+  const at::Tensor by_w =
+      wrong.t().matmul(x.to(at::kDouble) - x.to(at::kDouble).mean(0)) + 0.3 * result.coefficients;
   const at::Tensor scale = x.to(at::kDouble).var(0, /*unbiased=*/false).sqrt();
   EXPECT_LT((by_w / scale).abs().max().item<double>(), 1e-6);
   EXPECT_LT(wrong.sum(0).abs().max().item<double>(), 1e-6);
   EXPECT_NEAR(result.loss, at::nll_loss(at::log_softmax(scores, 1), y).item<double>(), 1e-12);
-  EXPECT_NEAR(result.accuracy, (scores.argmax(1) == y).to(at::kDouble).mean().item<double>(), 1e-12);
+  EXPECT_NEAR(result.accuracy, (scores.argmax(1) == y).to(at::kDouble).mean().item<double>(),
+              1e-12);
 }
 
 TEST(Regression, RefusesTargetsThatDoNotFit) {
@@ -174,7 +182,8 @@ TEST(Regression, RefusesTargetsThatDoNotFit) {
 TEST(Principal, IsTheSameBitsWhoeverComputes) {
   const at::Tensor x = normal({kRows, 12}, 1);
   expect_same_bits([&](const Shared& workers) -> std::vector<at::Tensor> {
-    const PrincipalResult result = fit_principal(TableData("pca", x, workers), {.components = 3, .iterations = 4});
+    const PrincipalResult result =
+        fit_principal(TableData("pca", x, workers), {.components = 3, .iterations = 4});
     return {result.directions, result.variances, result.shares};
   });
 }
@@ -206,8 +215,9 @@ TEST(MiniBatch, CentresAreTheMeansOfAllThatCameToThem) {
   KMeansData data(x);
   at::Tensor centres = start.clone(), seen = at::zeros({5}, at::kDouble);
   std::vector<double> inertias;
-  const KMeansResult result = mini_batch(data, start, {.batch = kBatch, .iterations = 6, .patience = 0, .seed = 4},
-                                         [&](const LloydIteration& line) { inertias.push_back(line.inertia); });
+  const KMeansResult result =
+      mini_batch(data, start, {.batch = kBatch, .iterations = 6, .patience = 0, .seed = 4},
+                 [&](const LloydIteration& line) { inertias.push_back(line.inertia); });
   for (int64_t i = 0; i < 6; ++i) {
     const at::Tensor rows = batch_rows(1000, kBatch, i, 4);
     const Reference step = assign_reference(x.index_select(0, rows), centres);

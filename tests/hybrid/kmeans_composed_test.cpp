@@ -1,5 +1,5 @@
-// The tasks that GPUs run are composed of ATen's operations, which any device has: here on the CPU, beside its own
-// tasks.
+// The tasks that GPUs run are composed of ATen's operations, which any device has: here on the CPU,
+// beside its own tasks.
 #include <ATen/ATen.h>
 
 #include "dovetail/hybrid/task.h"
@@ -33,19 +33,23 @@ TEST(KMeansComposed, TasksAreThoseOfTheCpu) {
   for (const auto& [task, parameters] : jobs) {
     SCOPED_TRACE(task);
     EXPECT_EQ(find_task(task, at::kCUDA).writes, find_task(task, at::kCPU).writes);
-    const Partial composed = ours.run(task, at::kCUDA, parameters), expected = theirs.run(task, at::kCPU, parameters);
+    const Partial composed = ours.run(task, at::kCUDA, parameters),
+                  expected = theirs.run(task, at::kCPU, parameters);
     EXPECT_EQ(composed.weight, expected.weight);
     ASSERT_EQ(composed.tensors.size(), expected.tensors.size());
     for (size_t i = 0; i < expected.tensors.size(); ++i) {
       ASSERT_EQ(composed.tensors[i].scalar_type(), expected.tensors[i].scalar_type());
       expect_close(composed.tensors[i], expected.tensors[i], 1e-12);
     }
-    EXPECT_TRUE(at::equal(ours.data.tensor(KMeansData::kLabels), theirs.data.tensor(KMeansData::kLabels)));
-    expect_close(ours.data.tensor(KMeansData::kSquares), theirs.data.tensor(KMeansData::kSquares), 1e-12);
+    EXPECT_TRUE(
+        at::equal(ours.data.tensor(KMeansData::kLabels), theirs.data.tensor(KMeansData::kLabels)));
+    expect_close(ours.data.tensor(KMeansData::kSquares), theirs.data.tensor(KMeansData::kSquares),
+                 1e-12);
     // At least the norm, at most some ulp above.
     const at::Tensor norms = (x.to(at::kDouble) - shift.to(at::kDouble)).square().sum(1).sqrt();
     EXPECT_TRUE((ours.data.tensor(KMeansData::kNorms).to(at::kDouble) >= norms).all().item<bool>());
-    expect_close(ours.data.tensor(KMeansData::kNorms), theirs.data.tensor(KMeansData::kNorms), 1e-6);
+    expect_close(ours.data.tensor(KMeansData::kNorms), theirs.data.tensor(KMeansData::kNorms),
+                 1e-6);
   }
 }
 
@@ -57,8 +61,11 @@ TEST(KMeansComposed, CutsRowsWhereThereAreManyCentres) {
   theirs.run("kmeans.norms", at::kCPU, {shift});
   const Partial composed = ours.run("kmeans.assign", at::kCUDA, {centres, shift});
   const Partial expected = theirs.run("kmeans.assign", at::kCPU, {centres, shift});
-  for (size_t i = 0; i < expected.tensors.size(); ++i) expect_close(composed.tensors[i], expected.tensors[i], 1e-12);
-  EXPECT_EQ((ours.data.tensor(KMeansData::kLabels) != theirs.data.tensor(KMeansData::kLabels)).sum().item<int64_t>(),
+  for (size_t i = 0; i < expected.tensors.size(); ++i)
+    expect_close(composed.tensors[i], expected.tensors[i], 1e-12);
+  EXPECT_EQ((ours.data.tensor(KMeansData::kLabels) != theirs.data.tensor(KMeansData::kLabels))
+                .sum()
+                .item<int64_t>(),
             0);
 }
 

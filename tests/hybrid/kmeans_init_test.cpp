@@ -8,7 +8,8 @@
 namespace dovetail::hybrid::testing::kmeans_init_test {
 namespace {
 
-constexpr KMeansInit kAll[] = {KMeansInit::kPlusPlus, KMeansInit::kParallel, KMeansInit::kRandom, KMeansInit::kFirst};
+constexpr KMeansInit kAll[] = {KMeansInit::kPlusPlus, KMeansInit::kParallel, KMeansInit::kRandom,
+                               KMeansInit::kFirst};
 
 /// Tight clouds far apart: `rows` of them each, and of the first a hundred times as many.
 at::Tensor uneven_clouds(int64_t clouds, int64_t rows) {
@@ -45,7 +46,8 @@ TEST(KMeansInit, TakesRowsAndTheSameOnesForASeedAndAnyNumberOfThreads) {
 TEST(KMeansInit, FirstAreTheFirstAndRandomAreDifferentRows) {
   const at::Tensor x = at::arange(20, at::kFloat).unsqueeze(1);
   KMeansData data(x);
-  EXPECT_TRUE(at::equal(initial_centres(data, 3, KMeansInit::kFirst, 0), x.slice(0, 0, 3).to(at::kDouble)));
+  EXPECT_TRUE(
+      at::equal(initial_centres(data, 3, KMeansInit::kFirst, 0), x.slice(0, 0, 3).to(at::kDouble)));
   const at::Tensor all = initial_centres(data, 20, KMeansInit::kRandom, 3);
   EXPECT_TRUE(at::equal(std::get<0>(all.sort(0)), x.to(at::kDouble)));
 }
@@ -68,13 +70,18 @@ TEST(KMeansInit, DrawsAreThoseOfOneSumOverAllRows) {
   for (const int64_t count : {1, 3}) {
     data.forget_closest();
     data.include(points.slice(0, 0, count));
-    const at::Tensor squares = at::cdist(x.to(at::kDouble), points.slice(0, 0, count)).square().amin(1);
-    const at::Tensor uniform = at::rand({200}, at::make_generator<at::CPUGeneratorImpl>(7), at::kDouble);
-    const at::Tensor upto = squares.cumsum(0), place = uniform * upto[-1], rows = data.draw(uniform);
+    const at::Tensor squares =
+        at::cdist(x.to(at::kDouble), points.slice(0, 0, count)).square().amin(1);
+    const at::Tensor uniform =
+        at::rand({200}, at::make_generator<at::CPUGeneratorImpl>(7), at::kDouble);
+    const at::Tensor upto = squares.cumsum(0), place = uniform * upto[-1],
+                     rows = data.draw(uniform);
     // Where the sums come within rounding of the place, the next row is as right.
     const double near = 1e-9 * upto[-1].item<double>();
     EXPECT_TRUE((upto.index_select(0, rows) >= place - near).all().item<bool>());
-    EXPECT_TRUE((upto.index_select(0, rows) - squares.index_select(0, rows) <= place + near).all().item<bool>());
+    EXPECT_TRUE((upto.index_select(0, rows) - squares.index_select(0, rows) <= place + near)
+                    .all()
+                    .item<bool>());
     EXPECT_GT(std::get<0>(at::_unique(rows)).numel(), 190);
   }
 }

@@ -20,8 +20,10 @@ void expect_as_reference(const at::Tensor& x, const at::Tensor& centres, const s
   EXPECT_EQ(partial.weight, static_cast<double>(x.size(0)));
   const double square = x.to(at::kDouble).square().sum().item<double>();
   EXPECT_NEAR(data.distances(centres).inertia, expected.inertia, 1e-12 * expected.inertia);
-  EXPECT_NEAR(data.inertia_of(partial, centres), expected.inertia, 1e-9 * expected.inertia + 1e-13 * square);
-  EXPECT_EQ(data.assign(centres).tensors[2].item<int64_t>(), 0) << "the same centres change no label";
+  EXPECT_NEAR(data.inertia_of(partial, centres), expected.inertia,
+              1e-9 * expected.inertia + 1e-13 * square);
+  EXPECT_EQ(data.assign(centres).tensors[2].item<int64_t>(), 0)
+      << "the same centres change no label";
 }
 
 TEST(KMeansAssign, IsTheNearestCentreInFloat64ForEveryShape) {
@@ -30,7 +32,8 @@ TEST(KMeansAssign, IsTheNearestCentreInFloat64ForEveryShape) {
          {std::pair<int64_t, int64_t>{1, 1}, {31, 2}, {33, 17}, {65, 16}, {130, 100}, {7, 300}}) {
       for (const int64_t k : {1, 2, 5, 6, 7, 12, 13, 29}) {
         const at::Tensor x = normal({rows, dim}, static_cast<uint64_t>(rows + dim));
-        expect_as_reference(x, normal({k, dim}, 5, at::kDouble), fmt::format("{} x {}, {} centres", rows, dim, k));
+        expect_as_reference(x, normal({k, dim}, 5, at::kDouble),
+                            fmt::format("{} x {}, {} centres", rows, dim, k));
       }
     }
   });
@@ -46,11 +49,13 @@ TEST(KMeansAssign, SurvivesColumnsOfVeryDifferentScaleAndOffset) {
 }
 
 TEST(KMeansAssign, DecidesInFloat64WhatFloat32CannotTell) {
-  // Rows at the middle of two centres, a step of 2^-20 to one side: far below the rounding of |x|^2 - 2 x c + |c|^2.
+  // Rows at the middle of two centres, a step of 2^-20 to one side: far below the rounding of |x|^2
+  // - 2 x c + |c|^2.
   at_every_simd_level([] {
     for (const int64_t k : {2, 9}) {
       const int64_t dim = 40;
-      const at::Tensor centres = at::cat({normal({1, dim}, 3, at::kDouble), normal({k - 1, dim}, 4, at::kDouble) * 8});
+      const at::Tensor centres =
+          at::cat({normal({1, dim}, 3, at::kDouble), normal({k - 1, dim}, 4, at::kDouble) * 8});
       const at::Tensor a = centres[0], b = centres[1];
       const at::Tensor step = (at::arange(200, at::kDouble) % 2 * 2 - 1).unsqueeze(1) * 0x1p-20;
       const at::Tensor x = ((a + b) / 2 + step * (b - a)).to(at::kFloat).contiguous();
@@ -78,7 +83,8 @@ TEST(KMeansAssign, DecidesWhereSquaresOverflowOrUnderflowInFloat32) {
         KMeansData data(x);
         const at::Tensor centres = normal({k, 18}, 2, at::kDouble) * scale;
         data.assign(centres);
-        EXPECT_TRUE(at::equal(data.labels(), assign_reference(x, centres).labels)) << scale << ", " << k;
+        EXPECT_TRUE(at::equal(data.labels(), assign_reference(x, centres).labels))
+            << scale << ", " << k;
       }
     }
   });
@@ -100,7 +106,8 @@ TEST(KMeansAssign, IsTheSameBitsForAnyNumberOfThreads) {
 
 TEST(KMeansAssign, IsTheSameBitsOnAvx2AndAvx512) {
   for (const int64_t k : {3, 11}) {
-    // Pairs of centres that differ by less than float32 can tell: which is nearer is decided in float64.
+    // Pairs of centres that differ by less than float32 can tell: which is nearer is decided in
+    // float64.
     const at::Tensor x = raw_features(2000, 37, 11, 6), some = some_rows(x, k);
     const at::Tensor centres = at::cat({some, some + normal({k, 37}, 7, at::kDouble) * 1e-9});
     KMeansData data(x);

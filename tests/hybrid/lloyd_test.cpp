@@ -49,8 +49,9 @@ TEST(Lloyd, StopsWhenTheCentresMoveByLessThanTheTolerance) {
   KMeansData data(x);
   const double limit = 1e-3 * x.to(at::kDouble).var(0, false).mean().item<double>();
   std::vector<double> moved;
-  const KMeansResult result = lloyd(data, some_rows(x, 10), {.tolerance = 1e-3},
-                                    [&](const LloydIteration& line) { moved.push_back(line.shift * line.shift); });
+  const KMeansResult result =
+      lloyd(data, some_rows(x, 10), {.tolerance = 1e-3},
+            [&](const LloydIteration& line) { moved.push_back(line.shift * line.shift); });
   ASSERT_TRUE(result.converged);
   ASSERT_GE(moved.size(), 2U);
   EXPECT_LE(moved.back(), limit);

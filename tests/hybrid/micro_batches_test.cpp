@@ -32,22 +32,27 @@ double last_end(const std::vector<int64_t>& shares, const Seconds& seconds) {
   return end;
 }
 
-/// The least time of any way to give `left` micro-batches to ranks from `rank` on, at least one to each.
+/// The least time of any way to give `left` micro-batches to ranks from `rank` on, at least one to
+/// each.
 double best_end(std::vector<int64_t>& shares, size_t rank, int64_t left, const Seconds& seconds) {
   if (rank + 1 == shares.size()) {
     shares[rank] = left;
     return last_end(shares, seconds);
   }
   double best = HUGE_VAL;
-  for (shares[rank] = 1; shares[rank] <= left - std::ssize(shares) + static_cast<int64_t>(rank) + 1; ++shares[rank])
+  for (shares[rank] = 1; shares[rank] <= left - std::ssize(shares) + static_cast<int64_t>(rank) + 1;
+       ++shares[rank])
     best = std::min(best, best_end(shares, rank + 1, left - shares[rank], seconds));
   return best;
 }
 
 TEST(MicroBatchShares, AreInProportionToSpeed) {
   MicroBatchShares shares({4, 4}, 0.05);
-  const Seconds seconds = [](size_t r, int64_t n) { return (r == 0 ? 0.1 : 0.3) * static_cast<double>(n); };
-  for (size_t i = 1; i < MicroBatchShares::kLeastTimes; ++i) EXPECT_FALSE(take_step(shares, seconds));
+  const Seconds seconds = [](size_t r, int64_t n) {
+    return (r == 0 ? 0.1 : 0.3) * static_cast<double>(n);
+  };
+  for (size_t i = 1; i < MicroBatchShares::kLeastTimes; ++i)
+    EXPECT_FALSE(take_step(shares, seconds));
   const auto move = take_step(shares, seconds);
   ASSERT_TRUE(move);
   EXPECT_THAT(move->from, ElementsAre(4, 4));
@@ -58,14 +63,16 @@ TEST(MicroBatchShares, AreInProportionToSpeed) {
   for (int i = 0; i < 50; ++i) EXPECT_FALSE(take_step(shares, seconds));
 }
 
-// Any number of ranks with any speeds end with shares that no other ones beat by more than the gain asked for.
+// Any number of ranks with any speeds end with shares that no other ones beat by more than the gain
+// asked for.
 TEST(MicroBatchShares, ComeWithinTheGainOfTheBestThereAre) {
   std::mt19937 random(5);
   for (int trial = 0; trial < 60; ++trial) {
     const size_t ranks = 2 + random() % 3;
     const auto count = static_cast<int64_t>(ranks + random() % 12);
     std::vector<double> each;
-    for (size_t r = 0; r < ranks; ++r) each.push_back(1e-3 * static_cast<double>(5 + random() % 95));
+    for (size_t r = 0; r < ranks; ++r)
+      each.push_back(1e-3 * static_cast<double>(5 + random() % 95));
     const Seconds seconds = [&](size_t r, int64_t n) { return each[r] * static_cast<double>(n); };
     std::vector<int64_t> even(ranks, count / static_cast<int64_t>(ranks)), other(ranks);
     even[0] += count - std::accumulate(even.begin(), even.end(), int64_t{0});
@@ -73,7 +80,8 @@ TEST(MicroBatchShares, ComeWithinTheGainOfTheBestThereAre) {
     for (int i = 0; i < 30; ++i) take_step(shares, seconds);
     EXPECT_THAT(shares.shares(), Each(Ge(1)));
     EXPECT_EQ(std::accumulate(shares.shares().begin(), shares.shares().end(), int64_t{0}), count);
-    EXPECT_LE((1 - 0.05) * last_end(shares.shares(), seconds), best_end(other, 0, count, seconds) * (1 + 1e-9))
+    EXPECT_LE((1 - 0.05) * last_end(shares.shares(), seconds),
+              best_end(other, 0, count, seconds) * (1 + 1e-9))
         << trial;
   }
 }
@@ -95,7 +103,9 @@ TEST(MicroBatchShares, StayForNoiseAndForLessThanTheGain) {
   std::mt19937 random(7);
   std::uniform_real_distribution<double> noise(0.95, 1.05);
   MicroBatchShares shares({32, 32}, 0.05), restless({32, 32}, 0);
-  const Seconds seconds = [&](size_t, int64_t n) { return 0.1 * noise(random) * static_cast<double>(n); };
+  const Seconds seconds = [&](size_t, int64_t n) {
+    return 0.1 * noise(random) * static_cast<double>(n);
+  };
   bool moved = false;
   for (int i = 0; i < 500; ++i) {
     EXPECT_FALSE(take_step(shares, seconds)) << i;
@@ -105,8 +115,9 @@ TEST(MicroBatchShares, StayForNoiseAndForLessThanTheGain) {
   // 3 % to be won: 33 : 31 ends at 3.3 s, 32 : 32 at 3.4 s.
   MicroBatchShares nearly({32, 32}, 0.05);
   for (int i = 0; i < 20; ++i)
-    EXPECT_FALSE(
-        take_step(nearly, [](size_t r, int64_t n) { return (r == 0 ? 0.1 : 0.10625) * static_cast<double>(n); }));
+    EXPECT_FALSE(take_step(nearly, [](size_t r, int64_t n) {
+      return (r == 0 ? 0.1 : 0.10625) * static_cast<double>(n);
+    }));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Nodes as threads of this process, over Gloo: the bits of one, wherever their ranges meet, and errors by name.
-// ctest-labels: threads
+// Nodes as threads of this process, over Gloo: the bits of one, wherever their ranges meet, and
+// errors by name. ctest-labels: threads
 #include "dovetail/hybrid/nodes.h"
 
 #include <ATen/ATen.h>
@@ -18,17 +18,19 @@ using ::testing::HasSubstr;
 
 std::shared_ptr<Runtime> pausing(double seconds) {
   return std::make_shared<Runtime>(
-      executors({1}), RuntimeOptions{.binding = kUnbound, .around = [seconds](size_t, int64_t, auto& work) {
-                                       pause(seconds);
-                                       return once(work);
-                                     }});
+      executors({1}),
+      RuntimeOptions{.binding = kUnbound, .around = [seconds](size_t, int64_t, auto& work) {
+                       pause(seconds);
+                       return once(work);
+                     }});
 }
 
 /// What run_task gives on `rows` rows, job after job, and the rows then.
 struct Expected {
   explicit Expected(int64_t rows) : numbers(rows) {
     for (int64_t i = 0; i < kJobs; ++i)
-      sums.push_back(run_task("test.advance", {factor(i)}, numbers.shards()).tensors[0].item<double>());
+      sums.push_back(
+          run_task("test.advance", {factor(i)}, numbers.shards()).tensors[0].item<double>());
   }
   void expect_of(Nodes& nodes) const {
     Numbers ours(numbers.resident.tensor(0).size(0));
@@ -71,7 +73,8 @@ TEST(Nodes, ShareByTheirSpeedAndRowsFollow) {
     EXPECT_EQ(report[0].rows + report[1].rows, kRows * kJobs);
     EXPECT_LT(report[0].rows, kRows * kJobs * 2 / 5);
     EXPECT_GT(report[0].rows, kRows / 2);
-    EXPECT_GT(report[1].moved, kRows / 5) << "of the first job's rows node 1 computes more in the second";
+    EXPECT_GT(report[1].moved, kRows / 5)
+        << "of the first job's rows node 1 computes more in the second";
     EXPECT_LT(report[1].moved, kRows) << "rows move where boundaries do, not with every job";
     EXPECT_TRUE(at::equal(ours.rows(numbers.resident, 1), alone.state()));
   });
@@ -92,7 +95,8 @@ TEST(Nodes, BringRowsOnceWhereverTheyAreRead) {
     Numbers numbers(kRows);
     ours.run("test.advance", {factor(0)}, numbers.shards());  // of unknown speeds: a half each
     for (int i = 0; i < 5; ++i)
-      EXPECT_EQ(ours.run("test.read_state", {}, numbers.shards()).tensors[0].item<double>(), expected);
+      EXPECT_EQ(ours.run("test.read_state", {}, numbers.shards()).tensors[0].item<double>(),
+                expected);
     EXPECT_GT(ours.report()[1].moved, 0);
     EXPECT_LE(ours.report()[1].moved, kRows / 2) << "rows came more than once";
   });
@@ -118,7 +122,8 @@ TEST(Nodes, AllThrowWhatOneDidAndNameIt) {
     }
     Numbers second(210), third(560);
     const std::vector<Shard> all = third.shards();
-    EXPECT_NO_THROW(ours.run("test.advance", {factor(0)}, second.shards())) << "the failed job stays";
+    EXPECT_NO_THROW(ours.run("test.advance", {factor(0)}, second.shards()))
+        << "the failed job stays";
     try {
       ours.run("test.fail_in_the_second_half", {}, {all.begin() + 40, all.end()});
       ADD_FAILURE() << "added up";
@@ -131,7 +136,8 @@ TEST(Nodes, AllThrowWhatOneDidAndNameIt) {
 TEST(Nodes, RefuseToAddUpDifferentJobs) {
   enum class Other { kParameter, kRowMore, kShardMore, kValue };
   run_nodes(3, [&](int node, const std::shared_ptr<Group>& group) {
-    for (const Other other : {Other::kParameter, Other::kRowMore, Other::kShardMore, Other::kValue}) {
+    for (const Other other :
+         {Other::kParameter, Other::kRowMore, Other::kShardMore, Other::kValue}) {
       const bool differs = node == 2;
       Nodes ours(group, nullptr);
       int64_t rows = 278;  // 40 shards, the last of five rows
@@ -140,11 +146,12 @@ TEST(Nodes, RefuseToAddUpDifferentJobs) {
       Numbers numbers(rows);
       if (differs && other == Other::kValue) numbers.resident.tensor(0)[270] += 1e-9;
       try {
-        ours.run("test.advance", {factor(differs && other == Other::kParameter ? 1 : 0)}, numbers.shards());
+        ours.run("test.advance", {factor(differs && other == Other::kParameter ? 1 : 0)},
+                 numbers.shards());
         ADD_FAILURE() << "added up";
       } catch (const CommError& error) {
-        EXPECT_THAT(error.what(),
-                    HasSubstr("nodes 0 and 2 run different jobs: their data or parameters of test.advance differ"));
+        EXPECT_THAT(error.what(), HasSubstr("nodes 0 and 2 run different jobs: their data or "
+                                            "parameters of test.advance differ"));
       }
     }
   });
@@ -158,8 +165,8 @@ TEST(Nodes, DrawCentresWithoutMovingDistances) {
     const auto nodes = std::make_shared<Nodes>(group, pausing(0.01));
     KMeansData data(x, nodes);
     EXPECT_TRUE(at::equal(initial_centres(data, 12, KMeansInit::kPlusPlus, 3), expected));
-    // Ranges follow the speeds, which a busy machine changes, by a shard now and then. All distances for each of the 11
-    // further centres would be 770,000 rows.
+    // Ranges follow the speeds, which a busy machine changes, by a shard now and then. All
+    // distances for each of the 11 further centres would be 770,000 rows.
     EXPECT_LE(nodes->report()[0].moved + nodes->report()[1].moved, 770000 / 4);
   });
 }
@@ -175,15 +182,17 @@ TEST(Nodes, ClusterAsOneDoes) {
   const at::Tensor x = raw_features(70000, 4, 9, 5);  // five shards
   const auto cluster = [&](const std::shared_ptr<Workers>& workers, KMeansInit init) {
     KMeansData data(x, workers);
-    at::Tensor centres = initial_centres(data, 20, init, 3);  // more than 16: passes over labels and squares
-    centres[7] = 1e9;                                         // loses its rows and takes the farthest one
+    at::Tensor centres =
+        initial_centres(data, 20, init, 3);  // more than 16: passes over labels and squares
+    centres[7] = 1e9;                        // loses its rows and takes the farthest one
     return lloyd(data, centres, {.iterations = 4});
   };
   const auto by_batches = [&](const std::shared_ptr<Workers>& workers) {
     KMeansData data(x, workers);
     return mini_batch(data, some_rows(x, 5), {.batch = 4000, .iterations = 6});
   };
-  const KMeansResult plus = cluster(nullptr, KMeansInit::kPlusPlus), parallel = cluster(nullptr, KMeansInit::kParallel),
+  const KMeansResult plus = cluster(nullptr, KMeansInit::kPlusPlus),
+                     parallel = cluster(nullptr, KMeansInit::kParallel),
                      batches = by_batches(nullptr);
   for (const int count : {2, 3})
     run_nodes(count, [&](int node, const std::shared_ptr<Group>& group) {

@@ -36,7 +36,8 @@ inline std::vector<std::string> errors_of(int nodes, const Node& node) {
 
 inline void run_nodes(int nodes, const Node& node) {
   const auto errors = errors_of(nodes, node);
-  for (size_t r = 0; r < errors.size(); ++r) EXPECT_EQ(errors[r], "") << "node " << r << " of " << nodes;
+  for (size_t r = 0; r < errors.size(); ++r)
+    EXPECT_EQ(errors[r], "") << "node " << r << " of " << nodes;
 }
 
 }  // namespace dovetail::hybrid::testing

@@ -1,4 +1,5 @@
-// Shares of devices of unequal speed, against every possible partition and against an integer program.
+// Shares of devices of unequal speed, against every possible partition and against an integer
+// program.
 #include "dovetail/hybrid/partition.h"
 
 #include <gtest/gtest.h>
@@ -19,11 +20,13 @@
 namespace dovetail::hybrid::partition_test {
 namespace {
 
-double end_of(const std::vector<int64_t>& grains, const std::vector<DeviceCost>& devices, int64_t grain) {
+double end_of(const std::vector<int64_t>& grains, const std::vector<DeviceCost>& devices,
+              int64_t grain) {
   double end = 0;
   for (size_t i = 0; i < devices.size(); ++i)
     if (grains[i] > 0)
-      end = std::max(end, devices[i].start_s + devices[i].row_s * static_cast<double>(grains[i] * grain));
+      end = std::max(
+          end, devices[i].start_s + devices[i].row_s * static_cast<double>(grains[i] * grain));
   return end;
 }
 
@@ -32,7 +35,8 @@ double best_of_all(int64_t grains, const std::vector<DeviceCost>& devices, int64
   double best = std::numeric_limits<double>::infinity();
   std::vector<int64_t> share(devices.size(), 0);
   const std::function<void(size_t, int64_t)> search = [&](size_t i, int64_t left) {
-    const int64_t least = devices[i].min_rows / grain, most = std::min(left, devices[i].max_rows / grain);
+    const int64_t least = devices[i].min_rows / grain,
+                  most = std::min(left, devices[i].max_rows / grain);
     if (i + 1 == devices.size()) {
       if (left < least || left > most) return;
       share[i] = left;
@@ -58,10 +62,12 @@ std::vector<Case> random_cases(int count) {
   };
   std::vector<Case> cases;
   for (int i = 0; i < count; ++i) {
-    Case c{.grains = static_cast<int64_t>(random() % 14), .grain = 1 + static_cast<int64_t>(random() % 3) * 7};
+    Case c{.grains = static_cast<int64_t>(random() % 14),
+           .grain = 1 + static_cast<int64_t>(random() % 3) * 7};
     int64_t room = 0;
     for (size_t d = 0, devices = 1 + random() % 4; d < devices; ++d) {
-      c.devices.push_back({.start_s = random() % 3 == 0 ? 0 : between(1e-3, 10), .row_s = between(1e-2, 1)});
+      c.devices.push_back(
+          {.start_s = random() % 3 == 0 ? 0 : between(1e-3, 10), .row_s = between(1e-2, 1)});
       if (random() % 3 == 0) c.devices.back().max_rows = static_cast<int64_t>(random() % 50);
       room += std::min<int64_t>(c.devices.back().max_rows / c.grain, 100);
     }
@@ -115,31 +121,38 @@ TEST(Partition, AgreesWithAnIntegerProgramOfHighs) {
   std::vector<Case> cases = random_cases(25);
   // And of the size of a real job: 16 cores and two GPUs.
   Case job{.grains = 500, .grain = 1024};
-  for (int i = 0; i < 16; ++i) job.devices.push_back({.start_s = 1e-4, .row_s = 5e-6 * (1 + 0.01 * i)});
-  for (int i = 0; i < 2; ++i) job.devices.push_back({.start_s = 2e-3, .row_s = 4e-7, .max_rows = 100 * 1024});
+  for (int i = 0; i < 16; ++i)
+    job.devices.push_back({.start_s = 1e-4, .row_s = 5e-6 * (1 + 0.01 * i)});
+  for (int i = 0; i < 2; ++i)
+    job.devices.push_back({.start_s = 2e-3, .row_s = 4e-7, .max_rows = 100 * 1024});
   cases.push_back(job);
   nlohmann::json programs = nlohmann::json::array();
   for (const Case& c : cases) {
     nlohmann::json devices = nlohmann::json::array();
     for (const DeviceCost& d : c.devices)
-      devices.push_back({d.start_s, d.row_s * static_cast<double>(c.grain), std::min(d.max_rows / c.grain, c.grains)});
+      devices.push_back({d.start_s, d.row_s * static_cast<double>(c.grain),
+                         std::min(d.max_rows / c.grain, c.grains)});
     programs.push_back({{"grains", c.grains}, {"devices", devices}});
   }
   const test::TemporaryFolder folder;
   const auto in = folder.path() / "programs.json", out = folder.path() / "ends.json";
   std::ofstream(in) << programs;
   const std::string script = (test::tests_folder() / "hybrid/partition_oracle.py").string();
-  ASSERT_EQ(std::system(fmt::format("{} {} '{}' '{}'", python, script, in.string(), out.string()).c_str()), 0);
+  ASSERT_EQ(std::system(
+                fmt::format("{} {} '{}' '{}'", python, script, in.string(), out.string()).c_str()),
+            0);
   const auto ends = nlohmann::json::parse(read_file(out));
   for (size_t i = 0; i < cases.size(); ++i) {
-    const Partition p = partition(cases[i].grains * cases[i].grain, cases[i].devices, cases[i].grain);
+    const Partition p =
+        partition(cases[i].grains * cases[i].grain, cases[i].devices, cases[i].grain);
     EXPECT_NEAR(p.seconds, ends[i].get<double>(), 1e-6 * (1 + p.seconds)) << i;
   }
 }
 
 TEST(Partition, EndsTogetherWhereGrainsAreSmall) {
   // T = (N + sum a/b) / sum 1/b.
-  const std::vector<DeviceCost> devices = {{.start_s = 1, .row_s = 1e-3}, {.start_s = 3, .row_s = 1e-4}};
+  const std::vector<DeviceCost> devices = {{.start_s = 1, .row_s = 1e-3},
+                                           {.start_s = 3, .row_s = 1e-4}};
   const double end = (1e6 + 1 / 1e-3 + 3 / 1e-4) / (1 / 1e-3 + 1 / 1e-4);
   const Partition p = partition(1000000, devices, 1);
   EXPECT_NEAR(p.seconds, end, 1e-3);
@@ -168,18 +181,23 @@ TEST(Partition, HandsOutEveryGrainOnceWhateverTheSpeeds) {
 }
 
 TEST(Partition, GivesTheShortGrainToTheLast) {
-  EXPECT_EQ(partition(25, std::vector<DeviceCost>{{.row_s = 1}, {.row_s = 1}}, 10).rows, (std::vector<int64_t>{20, 5}));
-  EXPECT_EQ(partition(0, std::vector<DeviceCost>{{.row_s = 1}}, 10).rows, (std::vector<int64_t>{0}));
+  EXPECT_EQ(partition(25, std::vector<DeviceCost>{{.row_s = 1}, {.row_s = 1}}, 10).rows,
+            (std::vector<int64_t>{20, 5}));
+  EXPECT_EQ(partition(0, std::vector<DeviceCost>{{.row_s = 1}}, 10).rows,
+            (std::vector<int64_t>{0}));
 }
 
 TEST(Partition, RefusesMoreThanTheMemoriesHold) {
-  const std::vector<DeviceCost> devices = {{.row_s = 1, .max_rows = 25}, {.row_s = 1, .max_rows = 19}};
+  const std::vector<DeviceCost> devices = {{.row_s = 1, .max_rows = 25},
+                                           {.row_s = 1, .max_rows = 19}};
   EXPECT_EQ(partition(30, devices, 10).rows, (std::vector<int64_t>{20, 10}));
   EXPECT_THROW(partition(40, devices, 10), UserError);
   EXPECT_THROW(partition(1, std::vector<DeviceCost>{{.row_s = 0}}, 1), InternalError);
-  for (const DeviceCost& device : {DeviceCost{.row_s = 1, .min_rows = 5}, DeviceCost{.row_s = 1, .min_rows = 30},
-                                   DeviceCost{.row_s = 1, .max_rows = 9, .min_rows = 10}})
-    EXPECT_THROW(partition(20, std::vector{device, DeviceCost{.row_s = 1}}, 10), InternalError) << device.min_rows;
+  for (const DeviceCost& device :
+       {DeviceCost{.row_s = 1, .min_rows = 5}, DeviceCost{.row_s = 1, .min_rows = 30},
+        DeviceCost{.row_s = 1, .max_rows = 9, .min_rows = 10}})
+    EXPECT_THROW(partition(20, std::vector{device, DeviceCost{.row_s = 1}}, 10), InternalError)
+        << device.min_rows;
 }
 
 TEST(MoveShares, OnlyForMoreThanTheHysteresis) {
@@ -190,7 +208,8 @@ TEST(MoveShares, OnlyForMoreThanTheHysteresis) {
   EXPECT_EQ(move_shares(before, 200, devices, 10, 0.09), best);
   EXPECT_EQ(move_shares(best, 200, devices, 10, 0), best);
   EXPECT_EQ(move_shares(before, 195, devices, 10, 0.11), before) << "the last grain is short";
-  EXPECT_EQ(move_shares(std::vector<int64_t>{0, 0}, 200, devices, 10, 10), best) << "of no rows yet";
+  EXPECT_EQ(move_shares(std::vector<int64_t>{0, 0}, 200, devices, 10, 10), best)
+      << "of no rows yet";
   // What a device has in any case is counted in both: here it is last whatever the others have.
   const std::vector<DeviceCost> slow = {{.row_s = 1}, {.row_s = 1}, {.row_s = 50, .min_rows = 1}};
   const std::vector<int64_t> kept = {6, 1, 1};

@@ -1,5 +1,5 @@
-// Threads that come back when their job is long over: nothing that they read has changed, nothing that they write
-// counts. ctest-labels: threads
+// Threads that come back when their job is long over: nothing that they read has changed, nothing
+// that they write counts. ctest-labels: threads
 #include <atomic>
 #include <future>
 #include <memory>
@@ -41,19 +41,21 @@ TEST(Runtime, DropsWhatAHungExecutorDeliversInALaterJob) {
   EXPECT_TRUE(at::equal(ours.state(), theirs.state()));
 }
 
-/// Executor 1 sleeps before a shard of the job that is begun after `arm`, until `wake`; what it computes then is kept.
+/// Executor 1 sleeps before a shard of the job that is begun after `arm`, until `wake`; what it
+/// computes then is kept.
 class LateReader {
  public:
   RuntimeOptions options() {
-    return {.scheduling = {.min_lease_s = 0.001, .first_lease_s = 0.3},
-            .binding = kUnbound,
-            .around = [this](size_t executor, int64_t shard, const std::function<ShardResult()>& work) {
-              const bool late = executor == 1 && armed_.exchange(false);
-              while (late && !awake_) pause(0.001);
-              auto results = once(work);
-              if (late) came_.set_value({shard, results[0]});
-              return results;
-            }};
+    return {
+        .scheduling = {.min_lease_s = 0.001, .first_lease_s = 0.3},
+        .binding = kUnbound,
+        .around = [this](size_t executor, int64_t shard, const std::function<ShardResult()>& work) {
+          const bool late = executor == 1 && armed_.exchange(false);
+          while (late && !awake_) pause(0.001);
+          auto results = once(work);
+          if (late) came_.set_value({shard, results[0]});
+          return results;
+        }};
   }
   void arm() { armed_ = true; }
   bool slept() const { return !armed_; }
@@ -93,7 +95,8 @@ TEST(Runtime, LetsALateThreadReadWhatItsJobBeganWith) {
     const auto [shard, result] = late.wake();
     ResidentData old({at::zeros_like(before), before});
     old.put(0, rows_of(numbers.resident.shards(100)[0], 0));
-    const Partial expected = find_task(task, at::kCPU).run({factor(1)}, old.shards(7)[static_cast<size_t>(shard)]);
+    const Partial expected =
+        find_task(task, at::kCPU).run({factor(1)}, old.shards(7)[static_cast<size_t>(shard)]);
     EXPECT_EQ(result.partial.tensors[0].item<double>(), expected.tensors[0].item<double>()) << task;
   }
 }

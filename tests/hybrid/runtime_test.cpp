@@ -1,6 +1,5 @@
-// Real executors that throw, hang, lose results, are slow or deliver twice: the result has the bits of the undisturbed
-// run.
-// ctest-labels: threads
+// Real executors that throw, hang, lose results, are slow or deliver twice: the result has the bits
+// of the undisturbed run. ctest-labels: threads
 #include "dovetail/hybrid/runtime.h"
 
 #include <sched.h>
@@ -22,7 +21,8 @@ namespace {
 
 TEST(Runtime, HasTheBitsOfRunTask) {
   for (const auto& list : {executors({1}), executors({2}), executors({1, 1}), executors({2, 1, 3})})
-    for (const SharePolicy policy : {SharePolicy::kStatic, SharePolicy::kAffine, SharePolicy::kStealing}) {
+    for (const SharePolicy policy :
+         {SharePolicy::kStatic, SharePolicy::kAffine, SharePolicy::kStealing}) {
       Runtime runtime(list, {.scheduling = {.policy = policy}, .binding = kUnbound});
       expect_same_as_run_task(runtime, 5, 200);
       int64_t rows = 0;
@@ -84,29 +84,33 @@ TEST(Runtime, HasTheSameBitsAfterAThousandFaults) {
   int injected = 0;
   for (int round = 0; injected < 1000; ++round) {
     ASSERT_LT(round, 100);
-    Runtime runtime(executors({1, 2, 1}), {.scheduling = {.policy = static_cast<SharePolicy>(round % 3),
-                                                          .min_lease_s = 0.002,
-                                                          .first_lease_s = 5,
-                                                          .max_misses = 1 << 20,
-                                                          .max_attempts = 1 << 20,
-                                                          .verify_every = round % 4 == 0 ? 5 : 0},
-                                           .binding = kUnbound,
-                                           .around = std::ref(faults)});
+    Runtime runtime(executors({1, 2, 1}),
+                    {.scheduling = {.policy = static_cast<SharePolicy>(round % 3),
+                                    .min_lease_s = 0.002,
+                                    .first_lease_s = 5,
+                                    .max_misses = 1 << 20,
+                                    .max_attempts = 1 << 20,
+                                    .verify_every = round % 4 == 0 ? 5 : 0},
+                     .binding = kUnbound,
+                     .around = std::ref(faults)});
     expect_same_as_run_task(runtime, 10, 100);
     injected = 0;
-    for (const auto& [fault, count] : faults.counts()) injected += fault == Fault::kNone ? 0 : count;
+    for (const auto& [fault, count] : faults.counts())
+      injected += fault == Fault::kNone ? 0 : count;
   }
   set_log_level(LogLevel::kInfo);
-  for (const auto& [fault, count] : faults.counts()) EXPECT_GT(count, 150) << "fault " << static_cast<int>(fault);
+  for (const auto& [fault, count] : faults.counts())
+    EXPECT_GT(count, 150) << "fault " << static_cast<int>(fault);
 }
 
 TEST(Runtime, RethrowsWhatFailsEverywhereAndGoesOn) {
   set_log_level(LogLevel::kQuiet);
   std::atomic<bool> bad = true;
-  Runtime runtime(executors({1, 1}), {.binding = kUnbound, .around = [&](size_t, int64_t shard, const auto& work) {
-                                        if (bad && shard == 3) throw UserError("shard 3 is bad", "mend it");
-                                        return once(work);
-                                      }});
+  Runtime runtime(executors({1, 1}),
+                  {.binding = kUnbound, .around = [&](size_t, int64_t shard, const auto& work) {
+                     if (bad && shard == 3) throw UserError("shard 3 is bad", "mend it");
+                     return once(work);
+                   }});
   Numbers numbers(100);
   try {
     runtime.run("test.advance", {factor(0)}, numbers.shards());
@@ -115,7 +119,8 @@ TEST(Runtime, RethrowsWhatFailsEverywhereAndGoesOn) {
     EXPECT_STREQ(error.what(), "shard 3 is bad");
     EXPECT_EQ(error.help(), "mend it");
   }
-  EXPECT_TRUE(at::equal(numbers.state(), Numbers(100).state())) << "a job that failed left something";
+  EXPECT_TRUE(at::equal(numbers.state(), Numbers(100).state()))
+      << "a job that failed left something";
   bad = false;
   expect_same_as_run_task(runtime, 3, 100);
   set_log_level(LogLevel::kInfo);
@@ -124,12 +129,13 @@ TEST(Runtime, RethrowsWhatFailsEverywhereAndGoesOn) {
 TEST(Runtime, LeavesOutAnExecutorThatFailsAndEndsWithoutAny) {
   set_log_level(LogLevel::kQuiet);
   std::atomic<bool> all = false;
-  Runtime runtime(executors({1, 1}), {.binding = kUnbound, .around = [&](size_t executor, int64_t, const auto& work) {
-                                        if (executor == 1 || all)
-                                          throw std::runtime_error(executor == 1 ? "no fan" : "no power");
-                                        pause(0.001);
-                                        return once(work);
-                                      }});
+  Runtime runtime(executors({1, 1}),
+                  {.binding = kUnbound, .around = [&](size_t executor, int64_t, const auto& work) {
+                     if (executor == 1 || all)
+                       throw std::runtime_error(executor == 1 ? "no fan" : "no power");
+                     pause(0.001);
+                     return once(work);
+                   }});
   expect_same_as_run_task(runtime, 3, 200);
   const auto report = runtime.report();
   EXPECT_FALSE(report[0].left_out);
@@ -215,7 +221,8 @@ TEST(Runtime, KeepsSpeedsFromOneProcessToTheNext) {
     runtime.run("test.advance", {factor(0)}, numbers.shards());
     const int64_t rows = runtime.report()[1].rows;
     EXPECT_GT(rows, 0);
-    EXPECT_LT(rows, 700 / 3) << "about a fifth, in the first job: of unknown speeds shares are equal";
+    EXPECT_LT(rows, 700 / 3)
+        << "about a fifth, in the first job: of unknown speeds shares are equal";
   }
 }
 
@@ -227,8 +234,8 @@ TEST(Runtime, TellsItsExecutorsFromText) {
   EXPECT_EQ(list[1].ratio, 16);
   EXPECT_EQ(list[2].device, c10::Device(c10::kCUDA, 3));
   EXPECT_EQ(list[2].threads, 1);
-  for (const char* text : {"", "cpu", "cpu:", "cpu:0", "cpu:1,", ",cpu:1", "cpu:1x", "gpu:1", "cpu:-1", "2", "cuda",
-                           "cuda:", "cuda:-1", "cuda:1000"})
+  for (const char* text : {"", "cpu", "cpu:", "cpu:0", "cpu:1,", ",cpu:1", "cpu:1x", "gpu:1",
+                           "cpu:-1", "2", "cuda", "cuda:", "cuda:-1", "cuda:1000"})
     EXPECT_THROW(parse_executors(text), UserError) << text;
 }
 
@@ -238,7 +245,9 @@ TEST(Runtime, RefusesToVerifyAGpuByACpuAndAGpuThatIsNotThere) {
     const Runtime runtime(mixed, {.scheduling = {.verify_every = 5}});
     ADD_FAILURE() << "verifies";
   } catch (const UserError& error) {
-    EXPECT_STREQ(error.what(), "hybrid: results of CPUs and GPUs differ by rounding, so they cannot verify each other");
+    EXPECT_STREQ(
+        error.what(),
+        "hybrid: results of CPUs and GPUs differ by rounding, so they cannot verify each other");
   }
   EXPECT_THROW(Runtime(far, {}), UserError);
 }
@@ -249,18 +258,20 @@ TEST(KMeans, HasTheSameBitsOnExecutorsThatFail) {
   const at::Tensor centres = some_rows(x, 8);
   KMeansData alone(x);
   std::vector<int64_t> changed, expected_changed;
-  const KMeansResult expected = lloyd(alone, centres, {.iterations = 6}, [&](const LloydIteration& line) {
-    expected_changed.push_back(line.changed.value());
-  });
+  const KMeansResult expected =
+      lloyd(alone, centres, {.iterations = 6},
+            [&](const LloydIteration& line) { expected_changed.push_back(line.changed.value()); });
   Faults faults;
   KMeansData shared(
-      x, std::make_shared<Runtime>(
-             executors({1, 1, 1}),
-             RuntimeOptions{.scheduling = {.min_lease_s = 0.003, .max_misses = 1 << 20, .max_attempts = 1 << 20},
-                            .binding = kUnbound,
-                            .around = std::ref(faults)}));
-  const KMeansResult result = lloyd(shared, centres, {.iterations = 6},
-                                    [&](const LloydIteration& line) { changed.push_back(line.changed.value()); });
+      x, std::make_shared<Runtime>(executors({1, 1, 1}),
+                                   RuntimeOptions{.scheduling = {.min_lease_s = 0.003,
+                                                                 .max_misses = 1 << 20,
+                                                                 .max_attempts = 1 << 20},
+                                                  .binding = kUnbound,
+                                                  .around = std::ref(faults)}));
+  const KMeansResult result =
+      lloyd(shared, centres, {.iterations = 6},
+            [&](const LloydIteration& line) { changed.push_back(line.changed.value()); });
   EXPECT_EQ(changed, expected_changed);
   EXPECT_TRUE(at::equal(result.centres, expected.centres));
   EXPECT_TRUE(at::equal(result.labels, expected.labels));

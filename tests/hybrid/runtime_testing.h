@@ -16,10 +16,13 @@ namespace dovetail::hybrid::testing {
 
 inline constexpr auto kUnbound = RuntimeOptions::Binding::kNone;
 
-inline void pause(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+inline void pause(double seconds) {
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+}
 
-/// Data x (N), state (N). The state becomes state * 3 + x times the parameter, modulo 1; the partial is a sum whose
-/// bits depend on the order, of the state before: a shard that runs twice on rows that it wrote gives another one.
+/// Data x (N), state (N). The state becomes state * 3 + x times the parameter, modulo 1; the
+/// partial is a sum whose bits depend on the order, of the state before: a shard that runs twice on
+/// rows that it wrote gives another one.
 inline Partial advance(const Parameters& parameters, const Shard& shard) {
   const auto rows = rows_of(shard);
   const auto* x = rows[0].const_data_ptr<double>();
@@ -43,7 +46,9 @@ struct Numbers {
   ResidentData resident;
 };
 
-inline at::Tensor factor(int64_t i) { return at::scalar_tensor(0.1 + static_cast<double>(i), at::kDouble); }
+inline at::Tensor factor(int64_t i) {
+  return at::scalar_tensor(0.1 + static_cast<double>(i), at::kDouble);
+}
 
 inline std::vector<ExecutorSpec> executors(std::initializer_list<int64_t> threads) {
   std::vector<ExecutorSpec> list;

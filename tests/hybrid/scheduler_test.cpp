@@ -1,4 +1,5 @@
-// Who gets which shard, under a virtual clock: the law is that every shard counts once, whatever happens to leases.
+// Who gets which shard, under a virtual clock: the law is that every shard counts once, whatever
+// happens to leases.
 #include "dovetail/hybrid/scheduler.h"
 
 #include <gtest/gtest.h>
@@ -56,7 +57,8 @@ struct World {
     const auto lease = scheduler.next(d, slot, now_s);
     if (!lease) return;
     const Mishap what = mishap(d);
-    const double takes_s = truth[d].start_s + truth[d].row_s * static_cast<double>(lease->count * rows);
+    const double takes_s =
+        truth[d].start_s + truth[d].row_s * static_cast<double>(lease->count * rows);
     const bool long_gone = what == Mishap::kSilence || what == Mishap::kLate;
     events.push_back({now_s + takes_s * (long_gone ? 20 : 1), *lease, what});
     std::ranges::push_heap(events, std::greater());
@@ -90,11 +92,14 @@ struct World {
 
 std::vector<SchedulerDevice> devices(size_t count, int64_t slots = 1) {
   std::vector<SchedulerDevice> list;
-  for (size_t i = 0; i < count; ++i) list.push_back({.name = fmt::format("device {}", i), .slots = slots});
+  for (size_t i = 0; i < count; ++i)
+    list.push_back({.name = fmt::format("device {}", i), .slots = slots});
   return list;
 }
 
-int64_t sum(const std::vector<int64_t>& values) { return std::accumulate(values.begin(), values.end(), int64_t{0}); }
+int64_t sum(const std::vector<int64_t>& values) {
+  return std::accumulate(values.begin(), values.end(), int64_t{0});
+}
 
 TEST(Scheduler, CountsEveryShardOnceWhateverHappens) {
   std::mt19937 random(5);
@@ -102,7 +107,8 @@ TEST(Scheduler, CountsEveryShardOnceWhateverHappens) {
   for (int i = 0; i < 400; ++i) {
     World world{.slots = 1 + static_cast<int64_t>(random() % 3)};
     for (size_t d = 0, n = 2 + random() % 3; d < n; ++d)
-      world.truth.push_back({.start_s = random() % 2 * 0.01, .row_s = 1e-4 * static_cast<double>(1 + random() % 20)});
+      world.truth.push_back(
+          {.start_s = random() % 2 * 0.01, .row_s = 1e-4 * static_cast<double>(1 + random() % 20)});
     world.mishap = [&](size_t) {
       if (random() % 4 != 0) return Mishap::kNone;
       ++mishaps;
@@ -143,7 +149,8 @@ TEST(Scheduler, SharesByTheGivenRatioAndStealsNothing) {
   list[0].ratio = 3;
   World world{.truth = {{0, 1e-4}, {0, 1e-4}}};
   Scheduler scheduler(list, {.policy = SharePolicy::kStatic});
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(world.iterate(scheduler, 40).computed, (std::vector<int64_t>{30, 10})) << i;
+  for (int i = 0; i < 3; ++i)
+    EXPECT_EQ(world.iterate(scheduler, 40).computed, (std::vector<int64_t>{30, 10})) << i;
 }
 
 TEST(Scheduler, StealsFromADeviceThatBecomesSlowAndMovesTheBoundary) {
@@ -200,12 +207,15 @@ TEST(Scheduler, KeepsAStartSmallAndATenthForTheTail) {
 }
 
 TEST(Scheduler, GivesTheShardsOfASilentDeviceToAnotherAndDropsWhatComesLate) {
-  for (const SharePolicy policy : {SharePolicy::kStatic, SharePolicy::kAffine, SharePolicy::kStealing}) {
+  for (const SharePolicy policy :
+       {SharePolicy::kStatic, SharePolicy::kAffine, SharePolicy::kStealing}) {
     World world{.truth = {{0, 1e-4}, {0, 1e-4}}};
     Scheduler scheduler(devices(2), {.policy = policy, .min_lease_s = 0});
     world.iterate(scheduler, 20);
     bool first = true;
-    world.mishap = [&](size_t d) { return d == 1 && std::exchange(first, false) ? Mishap::kLate : Mishap::kNone; };
+    world.mishap = [&](size_t d) {
+      return d == 1 && std::exchange(first, false) ? Mishap::kLate : Mishap::kNone;
+    };
     const auto outcome = world.iterate(scheduler, 20);
     for (const auto& by : outcome.counted) EXPECT_EQ(by, std::vector<size_t>{0});
     EXPECT_FALSE(scheduler.left_out(1));
@@ -220,7 +230,8 @@ TEST(Scheduler, LeavesOutADeviceThatFailsAgainAndAgainWithItsReason) {
   const auto outcome = world.iterate(scheduler, 20);
   EXPECT_EQ(outcome.computed, (std::vector<int64_t>{20, 0}));
   ASSERT_TRUE(scheduler.left_out(1));
-  EXPECT_NE(scheduler.left_out(1)->find("it was told to"), std::string::npos) << *scheduler.left_out(1);
+  EXPECT_NE(scheduler.left_out(1)->find("it was told to"), std::string::npos)
+      << *scheduler.left_out(1);
   world.iterate(scheduler, 20);
   EXPECT_EQ(scheduler.shares(), (std::vector<int64_t>{20, 0}));
 }
@@ -247,7 +258,8 @@ TEST(Scheduler, EndsWhenNobodyIsLeft) {
     world.iterate(scheduler, 20);
     FAIL() << "done";
   } catch (const DevicesLost& error) {
-    EXPECT_NE(std::string(error.what()).find("device 1: it has been silent"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("device 1: it has been silent"), std::string::npos)
+        << error.what();
   }
 }
 
@@ -280,7 +292,8 @@ TEST(Scheduler, VerifiesOthersInTheNextIteration) {
   for (int i = 0; i < 3; ++i) {
     const auto outcome = world.iterate(scheduler, 9);
     EXPECT_EQ(sum(outcome.computed), 12);
-    for (int64_t shard = 0; shard < 9; ++shard) verified[static_cast<size_t>(shard)] += scheduler.is_verified(shard);
+    for (int64_t shard = 0; shard < 9; ++shard)
+      verified[static_cast<size_t>(shard)] += scheduler.is_verified(shard);
   }
   EXPECT_EQ(verified, std::vector<int>(9, 1));
 }
@@ -290,7 +303,8 @@ TEST(Scheduler, RespectsWhatAMemoryHolds) {
   list[0].max_rows = 500;
   World world{.truth = {{0, 1e-5}, {0, 1e-3}}};
   Scheduler scheduler(list);
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(world.iterate(scheduler, 20).computed, (std::vector<int64_t>{5, 15})) << i;
+  for (int i = 0; i < 3; ++i)
+    EXPECT_EQ(world.iterate(scheduler, 20).computed, (std::vector<int64_t>{5, 15})) << i;
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// The laws of a simulated job: no schedule is faster than all devices together, without noise its time is that of the
-// partition, shards count once whatever fails, nodes without links scale ideally, a seed has one trace.
+// The laws of a simulated job: no schedule is faster than all devices together, without noise its
+// time is that of the partition, shards count once whatever fails, nodes without links scale
+// ideally, a seed has one trace.
 #include "dovetail/hybrid/sim_cluster.h"
 
 #include <gmock/gmock.h>
@@ -19,13 +20,18 @@ namespace {
 const Link kNoCost{.latency_s = 0, .bytes_per_s = std::numeric_limits<double>::infinity()};
 
 SimDevice device(double row_s, int64_t slots = 1, double start_s = 0) {
-  return {.name = fmt::format("device of {} s a row", row_s), .slots = slots, .speed = {start_s, row_s}};
+  return {.name = fmt::format("device of {} s a row", row_s),
+          .slots = slots,
+          .speed = {start_s, row_s}};
 }
 
 /// 16 cores, of which each GPU binds one; the GPU is as fast as 14 of them.
 SimNode node_of(int64_t gpus, bool cores_compute = true) {
-  return make_sim_node(
-      {.cores = 16, .gpus = gpus, .cores_compute = cores_compute, .core = device(1.4e-4), .gpu = device(1e-5)});
+  return make_sim_node({.cores = 16,
+                        .gpus = gpus,
+                        .cores_compute = cores_compute,
+                        .core = device(1.4e-4),
+                        .gpu = device(1e-5)});
 }
 
 int64_t rows_of(const SimResult& result) {
@@ -42,8 +48,8 @@ TEST(SimCluster, IsNeverFasterThanAllDevicesTogether) {
     std::vector<SimNode> nodes(static_cast<size_t>(1 + below(5)));
     for (SimNode& node : nodes) {
       for (int64_t d = 0, n = 1 + below(3); d < n; ++d)
-        node.devices.push_back(
-            device(1e-6 * static_cast<double>(1 + below(20)), 1 + below(4), 1e-4 * static_cast<double>(below(2))));
+        node.devices.push_back(device(1e-6 * static_cast<double>(1 + below(20)), 1 + below(4),
+                                      1e-4 * static_cast<double>(below(2))));
       node.add_s = 1e-5 * static_cast<double>(below(2));
     }
     const SimJob job{.rows = 1 + below(100000),
@@ -51,7 +57,8 @@ TEST(SimCluster, IsNeverFasterThanAllDevicesTogether) {
                      .iterations = 1 + below(4),
                      .parameter_bytes = 1e4,
                      .partial_bytes = 1e4};
-    SimOptions options{.merge = static_cast<MergeOrder>(below(2)), .network = i % 2 == 0 ? kNoCost : Link{1e-4, 1e8}};
+    SimOptions options{.merge = static_cast<MergeOrder>(below(2)),
+                       .network = i % 2 == 0 ? kNoCost : Link{1e-4, 1e8}};
     options.scheduling.policy = static_cast<SharePolicy>(i % 3);
     options.faults = {{.kind = SimFault::Kind::kSlow, .at_s = 0.01, .for_s = 0.02, .factor = 3}};
     const SimResult result = simulate(nodes, job, options);
@@ -61,7 +68,8 @@ TEST(SimCluster, IsNeverFasterThanAllDevicesTogether) {
 }
 
 TEST(SimCluster, WithoutNoiseTakesTheTimeOfTheBestPartition) {
-  const std::vector<std::vector<double>> nodes = {{1e-5}, {1e-5, 3e-5}, {1e-5, 2e-5, 7e-5}, {2e-5, 1.4e-4, 1e-6}};
+  const std::vector<std::vector<double>> nodes = {
+      {1e-5}, {1e-5, 3e-5}, {1e-5, 2e-5, 7e-5}, {2e-5, 1.4e-4, 1e-6}};
   for (const auto& speeds : nodes) {
     SimNode node;
     std::vector<DeviceCost> costs;
@@ -104,12 +112,13 @@ TEST(SimCluster, CountsEachShardOnceWhateverFails) {
     for (size_t n = 0; n < nodes.size(); ++n)
       for (size_t d = 0; d < nodes[n].devices.size(); ++d) {
         if (n == 0 && d == 0) continue;  // one device is there to the end
-        options.faults.push_back({.node = n,
-                                  .device = d,
-                                  .kind = static_cast<SimFault::Kind>(random() % 3),
-                                  .at_s = 0.001 * static_cast<double>(random() % 400),
-                                  .for_s = random() % 2 == 0 ? std::numeric_limits<double>::infinity() : 0.05,
-                                  .factor = 20});
+        options.faults.push_back(
+            {.node = n,
+             .device = d,
+             .kind = static_cast<SimFault::Kind>(random() % 3),
+             .at_s = 0.001 * static_cast<double>(random() % 400),
+             .for_s = random() % 2 == 0 ? std::numeric_limits<double>::infinity() : 0.05,
+             .factor = 20});
       }
     int64_t count_events = 0;
     options.observer = [&](const SimEvent& event) {
@@ -121,7 +130,8 @@ TEST(SimCluster, CountsEachShardOnceWhateverFails) {
     int64_t attempts = 0;
     for (const SimIteration& iteration : result.iterations) {
       attempts += iteration.attempts;
-      EXPECT_EQ(std::accumulate(iteration.rows.begin(), iteration.rows.end(), int64_t{0}), job.rows);
+      EXPECT_EQ(std::accumulate(iteration.rows.begin(), iteration.rows.end(), int64_t{0}),
+                job.rows);
     }
     if (attempts == job.iterations) {
       EXPECT_EQ(count_events, 160 * job.iterations) << i;
@@ -129,9 +139,11 @@ TEST(SimCluster, CountsEachShardOnceWhateverFails) {
     } else {
       EXPECT_GT(count_events, 160 * job.iterations) << i;
     }
-    lost += std::ranges::count_if(result.lost, [](const std::string& reason) { return !reason.empty(); });
+    lost += std::ranges::count_if(result.lost,
+                                  [](const std::string& reason) { return !reason.empty(); });
     for (const auto& devices : result.devices)
-      left_out += std::ranges::count_if(devices, [](const SimDeviceUse& use) { return !use.left_out.empty(); });
+      left_out += std::ranges::count_if(
+          devices, [](const SimDeviceUse& use) { return !use.left_out.empty(); });
   }
   EXPECT_GT(throws, 100);
   EXPECT_GT(lost, 10);
@@ -146,8 +158,10 @@ TEST(SimCluster, FaultsTakeTheirTime) {
     options.faults = {fault};
     return simulate(nodes, job, options).seconds;
   };
-  EXPECT_DOUBLE_EQ(seconds({.kind = SimFault::Kind::kSlow, .at_s = 0.5, .factor = 3}), 0.5 + 3 * 0.5);
-  EXPECT_DOUBLE_EQ(seconds({.kind = SimFault::Kind::kSlow, .at_s = 0.5, .for_s = 0.6, .factor = 3}), 0.5 + 0.6 + 0.3);
+  EXPECT_DOUBLE_EQ(seconds({.kind = SimFault::Kind::kSlow, .at_s = 0.5, .factor = 3}),
+                   0.5 + 3 * 0.5);
+  EXPECT_DOUBLE_EQ(seconds({.kind = SimFault::Kind::kSlow, .at_s = 0.5, .for_s = 0.6, .factor = 3}),
+                   0.5 + 0.6 + 0.3);
   EXPECT_DOUBLE_EQ(seconds({.kind = SimFault::Kind::kHang, .at_s = 0.5, .for_s = 2}), 3);
   // What it throws away at 1 s it computes again.
   EXPECT_DOUBLE_EQ(seconds({.kind = SimFault::Kind::kThrow, .at_s = 0, .for_s = 1.5}), 2);
@@ -165,7 +179,8 @@ TEST(SimCluster, ALostNodeIsLeftOutWithTheSchedulersReason) {
   EXPECT_EQ(result.iterations[0].attempts, 2);
   EXPECT_EQ(result.iterations[1].rows, (std::vector<int64_t>{100000, 0}));
   EXPECT_THAT(result.lost[1], ::testing::HasSubstr("hybrid: no executor is left"));
-  // The first node alone takes 1 s an iteration, after the silence was noticed and the job was started again.
+  // The first node alone takes 1 s an iteration, after the silence was noticed and the job was
+  // started again.
   EXPECT_GT(result.seconds, 7 + 2 + 2);
   EXPECT_LT(result.seconds, 7 + 2 * 2 + 2.5);
 }
@@ -178,13 +193,16 @@ TEST(SimCluster, MoreNodesWithoutLinkCostScaleIdeally) {
     SimJob all = one;
     all.rows *= static_cast<int64_t>(nodes);
     for (const MergeOrder order : {MergeOrder::kTree, MergeOrder::kRanks})
-      EXPECT_NEAR(simulate(list, all, {.merge = order, .network = kNoCost}).seconds, alone, 1e-9 * alone) << nodes;
+      EXPECT_NEAR(simulate(list, all, {.merge = order, .network = kNoCost}).seconds, alone,
+                  1e-9 * alone)
+          << nodes;
   }
 }
 
 TEST(SimCluster, NodesOfUnequalSpeedGetSharesByTheirMeasuredSpeed) {
   const std::vector<SimNode> nodes = {{.devices = {device(1e-5)}}, {.devices = {device(3e-5)}}};
-  const SimResult result = simulate(nodes, {.rows = 100000, .grain = 100, .iterations = 3}, {.network = kNoCost});
+  const SimResult result =
+      simulate(nodes, {.rows = 100000, .grain = 100, .iterations = 3}, {.network = kNoCost});
   EXPECT_EQ(result.iterations[0].rows, (std::vector<int64_t>{50000, 50000}));
   EXPECT_EQ(result.iterations[2].rows, (std::vector<int64_t>{75000, 25000}));
 }
@@ -193,7 +211,8 @@ TEST(SimCluster, LinksTakeLatencyAndBytesInTheOrderThatWasAsked) {
   const Link link{.latency_s = 1, .bytes_per_s = 10};  // 20 bytes: 3 s
   EXPECT_EQ(published_s(MergeOrder::kRanks, link, 20, 4, 5), (std::vector<double>{5, 8, 11, 14}));
   EXPECT_EQ(published_s(MergeOrder::kTree, link, 20, 4, 5), (std::vector<double>{5, 11, 8, 11}));
-  EXPECT_EQ(published_s(MergeOrder::kTree, link, 20, 6, 0), (std::vector<double>{0, 9, 6, 9, 3, 6}));
+  EXPECT_EQ(published_s(MergeOrder::kTree, link, 20, 6, 0),
+            (std::vector<double>{0, 9, 6, 9, 3, 6}));
   EXPECT_EQ(merged_s(MergeOrder::kRanks, link, 20, 0, {0, 0, 0, 0}), 9);
   EXPECT_EQ(merged_s(MergeOrder::kTree, link, 20, 0, {0, 0, 0, 0}), 6);
   EXPECT_EQ(merged_s(MergeOrder::kTree, link, 20, 0.5, {0, 0, 0, 0, 0}), 3 * 3.5);
@@ -224,7 +243,8 @@ TEST(SimCluster, ASeedHasOneTrace) {
     options.observer = [&](const SimEvent& e) {
       events.emplace_back(static_cast<int>(e.what), e.at_s, e.node, e.device, e.slot, e.shard);
     };
-    simulate(std::vector<SimNode>(3, node), {.rows = 40000, .grain = 250, .iterations = 2}, options);
+    simulate(std::vector<SimNode>(3, node), {.rows = 40000, .grain = 250, .iterations = 2},
+             options);
     return events;
   };
   const auto first = trace(1);

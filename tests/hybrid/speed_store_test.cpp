@@ -12,7 +12,8 @@ namespace {
 
 SpeedHistory history_of(double row_s) {
   SpeedHistory history;
-  for (const int64_t rows : {100, 500, 900}) history.add(rows, 0.01 + row_s * static_cast<double>(rows));
+  for (const int64_t rows : {100, 500, 900})
+    history.add(rows, 0.01 + row_s * static_cast<double>(rows));
   return history;
 }
 

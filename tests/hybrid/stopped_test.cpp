@@ -1,5 +1,5 @@
-// A run that was stopped after any of its iterations, and goes on from the state that this one reported, ends with the
-// bits of a run that was not.
+// A run that was stopped after any of its iterations, and goes on from the state that this one
+// reported, ends with the bits of a run that was not.
 #include <ATen/ATen.h>
 
 #include "dovetail/hybrid/kmeans_batch.h"
@@ -20,8 +20,8 @@ struct Course {
   bool converged = true;
 };
 
-/// `fit` goes on from a state, or starts where it is empty, and takes more than `least` iterations. Each but one that
-/// converged has a state.
+/// `fit` goes on from a state, or starts where it is empty, and takes more than `least` iterations.
+/// Each but one that converged has a state.
 template <class Fit>
 void expect_to_go_on(int64_t least, const Fit& fit) {
   const Course whole = fit(State());
@@ -36,7 +36,8 @@ void expect_to_go_on(int64_t least, const Fit& fit) {
     EXPECT_EQ(rest.iterations, iterations);
     EXPECT_EQ(std::ssize(rest.states), iterations - done);
     for (size_t i = 0; i < whole.result.size(); ++i)
-      EXPECT_TRUE(at::equal(rest.result[i], whole.result[i])) << "tensor " << i << " after " << done;
+      EXPECT_TRUE(at::equal(rest.result[i], whole.result[i]))
+          << "tensor " << i << " after " << done;
   }
 }
 
@@ -57,13 +58,14 @@ TEST(Stopped, LloydGoesOnUntilNoLabelChanges) {
   expect_to_go_on(3, [&](const State& state) {
     KMeansData data(x);
     std::vector<State> states;
-    const KMeansResult result = lloyd(data, start, {.tolerance = 0, .state = state}, [&](const LloydIteration& line) {
-      states.push_back(line.state);
-      if (state.empty()) changed.push_back(*line.changed);
-      if (!state.empty()) {
-        EXPECT_EQ(*line.changed, changed.at(static_cast<size_t>(line.iteration - 1)));
-      }
-    });
+    const KMeansResult result =
+        lloyd(data, start, {.tolerance = 0, .state = state}, [&](const LloydIteration& line) {
+          states.push_back(line.state);
+          if (state.empty()) changed.push_back(*line.changed);
+          if (!state.empty()) {
+            EXPECT_EQ(*line.changed, changed.at(static_cast<size_t>(line.iteration - 1)));
+          }
+        });
     EXPECT_TRUE(result.converged);
     return course_of(result, std::move(states));
   });
@@ -76,9 +78,9 @@ TEST(Stopped, LloydAndMiniBatchesGoOnToTheLastIterationTheyMay) {
       KMeansData data(x);
       std::vector<State> states;
       const auto add = [&](const LloydIteration& line) { states.push_back(line.state); };
-      const KMeansResult result = batches
-                                      ? mini_batch(data, start, {.batch = 300, .iterations = 4, .state = state}, add)
-                                      : lloyd(data, start, {.iterations = 4, .tolerance = 0, .state = state}, add);
+      const KMeansResult result =
+          batches ? mini_batch(data, start, {.batch = 300, .iterations = 4, .state = state}, add)
+                  : lloyd(data, start, {.iterations = 4, .tolerance = 0, .state = state}, add);
       EXPECT_FALSE(result.converged);
       return course_of(result, std::move(states));
     });
@@ -89,9 +91,9 @@ TEST(Stopped, MiniBatchesGoOnUntilPatienceIsOver) {
   const auto fit = [&](const State& state) {
     KMeansData data(x);
     std::vector<State> states;
-    const KMeansResult result =
-        mini_batch(data, some_rows(x, 6), {.batch = 300, .iterations = 100, .patience = 4, .state = state},
-                   [&](const LloydIteration& line) { states.push_back(line.state); });
+    const KMeansResult result = mini_batch(
+        data, some_rows(x, 6), {.batch = 300, .iterations = 100, .patience = 4, .state = state},
+        [&](const LloydIteration& line) { states.push_back(line.state); });
     EXPECT_TRUE(result.converged);
     return course_of(result, std::move(states));
   };
@@ -103,14 +105,17 @@ TEST(Stopped, AMixtureGoesOnWithoutItsStart) {
   const at::Tensor labels = (at::arange(900, at::kInt) % 3).to(at::kInt);
   const auto fit = [&](const State& state) {
     MixtureData data(x.contiguous());
-    const Mixture start = state.empty() ? data.of_labels(labels, some_rows(x, 3), Covariance::kFull, 1e-3) : Mixture();
+    const Mixture start = state.empty()
+                              ? data.of_labels(labels, some_rows(x, 3), Covariance::kFull, 1e-3)
+                              : Mixture();
     Course run;
-    const MixtureResult result = fit_mixture(data, start, {.tolerance = 1e-4, .state = state},
-                                             [&](const MixtureIteration& line) { run.states.push_back(line.state); });
+    const MixtureResult result =
+        fit_mixture(data, start, {.tolerance = 1e-4, .state = state},
+                    [&](const MixtureIteration& line) { run.states.push_back(line.state); });
     EXPECT_TRUE(result.converged);
     run.iterations = result.iterations;
-    run.result = {result.mixture.weights, result.mixture.means, result.mixture.covariances, result.labels,
-                  number(result.log_likelihood)};
+    run.result = {result.mixture.weights, result.mixture.means, result.mixture.covariances,
+                  result.labels, number(result.log_likelihood)};
     return run;
   };
   expect_to_go_on(2, fit);
@@ -138,8 +143,9 @@ TEST(Stopped, LogisticRegressionGoesOnWithItsPairs) {
   const auto fit = [&](const State& state) {
     RegressionData data(x, y);
     Course run;
-    const LogisticResult result = fit_logistic(
-        data, 3, {.state = state}, [&](const LogisticIteration& line) { run.states.push_back(line.state); });
+    const LogisticResult result =
+        fit_logistic(data, 3, {.state = state},
+                     [&](const LogisticIteration& line) { run.states.push_back(line.state); });
     EXPECT_TRUE(result.converged);
     run.iterations = result.iterations;
     run.result = {result.coefficients, result.intercepts, number(result.loss)};

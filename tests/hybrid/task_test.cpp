@@ -19,7 +19,8 @@ Partial partial_of(int64_t i) { return {{at::tensor({value(i), 1.0}, at::kDouble
 
 // The definition: halves of a block of a power of two; blocks one after another.
 double block_of(int64_t first, int64_t count) {
-  return count == 1 ? value(first) : block_of(first, count / 2) + block_of(first + count / 2, count / 2);
+  return count == 1 ? value(first)
+                    : block_of(first, count / 2) + block_of(first + count / 2, count / 2);
 }
 
 double tree_of(int64_t shards) {
@@ -85,7 +86,8 @@ TEST(ResidentData, IsCutIntoShardsThatCoverEachRowOnce) {
   rows.reserve(shards.size());
   for (const Shard& shard : shards) rows.push_back(rows_of(shard).at(0));
   EXPECT_TRUE(at::equal(at::cat(rows), x));
-  EXPECT_EQ(rows[1].const_data_ptr<double>(), x.const_data_ptr<double>() + 4) << "a view, not a copy";
+  EXPECT_EQ(rows[1].const_data_ptr<double>(), x.const_data_ptr<double>() + 4)
+      << "a view, not a copy";
 }
 
 TEST(ResidentData, CountsRowsFromWhereItWasTold) {

@@ -31,7 +31,8 @@ struct Reference {
 
 inline Reference assign_reference(const at::Tensor& x, const at::Tensor& centres) {
   const int64_t n = x.size(0), dim = x.size(1), k = centres.size(0);
-  Reference r{at::empty({n}, at::kInt), at::zeros({k, dim}, at::kDouble), at::zeros({k}, at::kLong)};
+  Reference r{at::empty({n}, at::kInt), at::zeros({k, dim}, at::kDouble),
+              at::zeros({k}, at::kLong)};
   const auto* rows = x.const_data_ptr<float>();
   const auto* c = centres.const_data_ptr<double>();
   auto* sums = r.sums.mutable_data_ptr<double>();
@@ -48,7 +49,8 @@ inline Reference assign_reference(const at::Tensor& x, const at::Tensor& centres
     r.inertia += best;
     r.labels.mutable_data_ptr<int32_t>()[i] = label;
     ++r.counts.mutable_data_ptr<int64_t>()[label];
-    for (int64_t p = 0; p < dim; ++p) sums[label * dim + p] += static_cast<double>(rows[i * dim + p]);
+    for (int64_t p = 0; p < dim; ++p)
+      sums[label * dim + p] += static_cast<double>(rows[i * dim + p]);
   }
   return r;
 }
@@ -60,7 +62,8 @@ inline at::Tensor raw_features(int64_t rows, int64_t dim, int64_t clouds, uint64
   const at::Tensor power = at::arange(dim, at::kDouble) % 7 - 3;
   const at::Tensor scale = at::pow(10.0, power);
   const at::Tensor offset = at::pow(10.0, at::arange(dim, at::kDouble) % 5 + 1);
-  return (((middle.index_select(0, which) + normal({rows, dim}, seed + 1, at::kDouble)) + offset) * scale)
+  return (((middle.index_select(0, which) + normal({rows, dim}, seed + 1, at::kDouble)) + offset) *
+          scale)
       .to(at::kFloat)
       .contiguous();
 }

@@ -47,16 +47,17 @@ std::string message_of(const std::function<void()>& call) {
 /// Tensors that differ in every step, of every kind a trainer stores.
 Snapshot snapshot_of(int64_t step, int64_t size = 1000) {
   torch::manual_seed(step);
-  return {
-      .step = step,
-      .tensors = {{"model.w", torch::randn({size})},
-                  {"model.half", torch::randn({7, 5}).to(at::kBFloat16)},
-                  {"optimizer.m.w", torch::randn({size}).to(at::kDouble)},
-                  {"optimizer.v.w", torch::rand({3, size}).t()},
-                  {"scalar", torch::tensor(step)},
-                  {"empty", torch::empty({0, 3})}},
-      .state = {
-          {"seed", 7}, {"position", step * 12}, {"lr", 0.1 + 1e-17}, {"config", {{"a", nullptr}, {"b", "\u00e9"}}}}};
+  return {.step = step,
+          .tensors = {{"model.w", torch::randn({size})},
+                      {"model.half", torch::randn({7, 5}).to(at::kBFloat16)},
+                      {"optimizer.m.w", torch::randn({size}).to(at::kDouble)},
+                      {"optimizer.v.w", torch::rand({3, size}).t()},
+                      {"scalar", torch::tensor(step)},
+                      {"empty", torch::empty({0, 3})}},
+          .state = {{"seed", 7},
+                    {"position", step * 12},
+                    {"lr", 0.1 + 1e-17},
+                    {"config", {{"a", nullptr}, {"b", "\u00e9"}}}}};
 }
 
 void expect_same(const Snapshot& a, const Snapshot& b) {
@@ -73,7 +74,8 @@ void expect_same(const Snapshot& a, const Snapshot& b) {
 std::vector<std::string> hidden_names(const fs::path& folder) {
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(folder))
-    if (entry.path().filename().string().starts_with('.')) names.push_back(entry.path().filename().string());
+    if (entry.path().filename().string().starts_with('.'))
+      names.push_back(entry.path().filename().string());
   return names;
 }
 
@@ -95,7 +97,8 @@ class Checkpoint : public ::testing::Test {
   std::vector<int64_t> steps() const { return CheckpointFolder(folder_, {}).steps(); }
   fs::path path_of(int64_t step) const { return CheckpointFolder(folder_, {}).path_of(step); }
 
-  void edit_manifest(int64_t step, const std::function<void(nlohmann::json&)>& edit, bool sign = true) const {
+  void edit_manifest(int64_t step, const std::function<void(nlohmann::json&)>& edit,
+                     bool sign = true) const {
     auto content = nlohmann::json::parse(read_file(path_of(step) / "manifest.json"));
     edit(content);
     content.erase("checksum");
@@ -138,12 +141,15 @@ TEST_F(Checkpoint, AnEmptySnapshotIsOne) {
 }
 
 TEST_F(Checkpoint, ShardsHoldAtMostTheirSizeAndTogetherEverything) {
-  // In order of names: empty 0, model.half 70, model.w 4000, optimizer.m.w 8000, optimizer.v.w 12000, scalar 8 bytes.
-  for (const auto& [shard_bytes, expected] : std::map<int64_t, size_t>{{1, 6}, {5000, 4}, {12070, 2}, {1 << 30, 1}}) {
+  // In order of names: empty 0, model.half 70, model.w 4000, optimizer.m.w 8000, optimizer.v.w
+  // 12000, scalar 8 bytes.
+  for (const auto& [shard_bytes, expected] :
+       std::map<int64_t, size_t>{{1, 6}, {5000, 4}, {12070, 2}, {1 << 30, 1}}) {
     save({3}, {.shard_bytes = shard_bytes});
     expect_same(read_checkpoint(path_of(3)), snapshot_of(3));
     size_t files = 0;
-    for (const auto& entry : fs::directory_iterator(path_of(3))) files += entry.path().extension() == ".safetensors";
+    for (const auto& entry : fs::directory_iterator(path_of(3)))
+      files += entry.path().extension() == ".safetensors";
     EXPECT_EQ(files, expected) << shard_bytes;
   }
 }
@@ -160,7 +166,8 @@ TEST_F(Checkpoint, TrainingMayGoOnWhileItIsWritten) {
 TEST_F(Checkpoint, KeepsTheNewestOfTheStepsUpToTheLastSaved) {
   save({10, 20, 30, 40}, {.keep = 2});
   EXPECT_THAT(steps(), ElementsAre(30, 40));
-  save({35}, {.keep = 2});  // the run went back to 30: 40 is another future, and 35 must not be the one that goes
+  save({35}, {.keep = 2});  // the run went back to 30: 40 is another future, and 35 must not be the
+                            // one that goes
   EXPECT_THAT(steps(), ElementsAre(30, 35, 40));
   save({41}, {.keep = 1});
   EXPECT_THAT(steps(), ElementsAre(41));
@@ -187,8 +194,8 @@ TEST_F(Checkpoint, ALeftoverOfTheSameStepDoesNotGetIntoIt) {
 }
 
 TEST_F(Checkpoint, RefusesNonFiniteTensorsByName) {
-  for (const double bad :
-       {std::nan(""), std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity()})
+  for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity(),
+                           -std::numeric_limits<double>::infinity()})
     for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kFloat8_e5m2}) {
       auto snapshot = snapshot_of(1);
       auto tensor = torch::zeros({1000});
@@ -220,8 +227,8 @@ TEST_F(Checkpoint, RefusesADamagedFileAndOffersTheEarlierOne) {
   auto flipped = whole;
   flipped[flipped.size() - 5] ^= 1;
   write_file_atomically(file, flipped);
-  EXPECT_THAT(refused(),
-              AllOf(HasSubstr("tensors-00002-of-00004.safetensors is damaged"), HasSubstr("step-00000002 verifies")));
+  EXPECT_THAT(refused(), AllOf(HasSubstr("tensors-00002-of-00004.safetensors is damaged"),
+                               HasSubstr("step-00000002 verifies")));
   write_file_atomically(file, whole.substr(0, whole.size() - 1));
   EXPECT_THAT(refused(), HasSubstr("cut short"));
   write_file_atomically(file, whole + "x");
@@ -234,7 +241,8 @@ TEST_F(Checkpoint, RefusesADamagedFileAndOffersTheEarlierOne) {
   EXPECT_THAT(refused(), HasSubstr("step-00000001 verifies"));
   fs::remove_all(path_of(1));
   EXPECT_THAT(refused(), HasSubstr("no earlier checkpoint"));
-  EXPECT_THAT(message_of([&] { read_latest_checkpoint(folder_); }), HasSubstr("none of the 2 checkpoints"));
+  EXPECT_THAT(message_of([&] { read_latest_checkpoint(folder_); }),
+              HasSubstr("none of the 2 checkpoints"));
 }
 
 TEST_F(Checkpoint, RefusesADamagedForeignOrNewerManifest) {
@@ -256,15 +264,19 @@ TEST_F(Checkpoint, RefusesADamagedForeignOrNewerManifest) {
   EXPECT_THAT(refused_with(""), HasSubstr("damaged"));
   EXPECT_THAT(refused_with(whole.substr(0, whole.size() / 2)), HasSubstr("damaged"));
   EXPECT_THAT(refused_with("[]"), HasSubstr("not a Dovetail checkpoint"));
-  EXPECT_THAT(refused_with(R"({"architectures": ["LlamaForCausalLM"]})"), HasSubstr("not a Dovetail checkpoint"));
+  EXPECT_THAT(refused_with(R"({"architectures": ["LlamaForCausalLM"]})"),
+              HasSubstr("not a Dovetail checkpoint"));
   EXPECT_THAT(edited([](auto& m) { m["version"] = 5; }), HasSubstr("newer Dovetail"));
   EXPECT_THAT(edited([](auto& m) { m["version"] = "1"; }), HasSubstr("damaged"));
-  EXPECT_THAT(edited([](auto& m) { m["state"]["seed"] = 8; }, /*sign=*/false), HasSubstr("checksum"));
+  EXPECT_THAT(edited([](auto& m) { m["state"]["seed"] = 8; }, /*sign=*/false),
+              HasSubstr("checksum"));
   EXPECT_THAT(edited([](auto& m) { m.erase("state"); }), HasSubstr("incomplete"));
   EXPECT_THAT(edited([](auto& m) { m["files"][0].erase("sha256"); }), HasSubstr("incomplete"));
   EXPECT_THAT(edited([](auto& m) { m["step"] = 3; }), HasSubstr("holds step 3"));
-  EXPECT_THAT(edited([](auto& m) { m["files"][0]["name"] = "../x"; }), HasSubstr("leaves the folder"));
-  EXPECT_THAT(edited([](auto& m) { m["files"][0]["tensors"].erase(0); }), HasSubstr("other tensors"));
+  EXPECT_THAT(edited([](auto& m) { m["files"][0]["name"] = "../x"; }),
+              HasSubstr("leaves the folder"));
+  EXPECT_THAT(edited([](auto& m) { m["files"][0]["tensors"].erase(0); }),
+              HasSubstr("other tensors"));
   write_file_atomically(manifest, whole);
   EXPECT_EQ(read_checkpoint(path_of(2)).step, 2);
 
@@ -275,8 +287,10 @@ TEST_F(Checkpoint, RefusesADamagedForeignOrNewerManifest) {
 
 TEST_F(Checkpoint, SaysWhenThePathIsNoCheckpoint) {
   fs::create_directories(folder_ / "model");
-  EXPECT_THAT(message_of([&] { read_checkpoint(folder_ / "absent"); }), HasSubstr("no such checkpoint"));
-  EXPECT_THAT(message_of([&] { read_checkpoint(folder_ / "model"); }), HasSubstr("no manifest.json"));
+  EXPECT_THAT(message_of([&] { read_checkpoint(folder_ / "absent"); }),
+              HasSubstr("no such checkpoint"));
+  EXPECT_THAT(message_of([&] { read_checkpoint(folder_ / "model"); }),
+              HasSubstr("no manifest.json"));
   save({4});
   fs::rename(path_of(4), folder_ / "best");  // a copy under a name of the user's own is fine
   EXPECT_EQ(read_checkpoint(folder_ / "best").step, 4);
@@ -287,7 +301,8 @@ TEST_F(Checkpoint, SaysWhenThePathIsNoCheckpoint) {
 TEST_F(Checkpoint, CleanRemovesLeftoversOnly) {
   save({1});
   fs::create_directories(folder_ / ".step-00000002.partial" / "deep");
-  write_file_atomically(folder_ / ".step-00000002.partial" / "tensors-00001-of-00001.safetensors", "half");
+  write_file_atomically(folder_ / ".step-00000002.partial" / "tensors-00001-of-00001.safetensors",
+                        "half");
   fs::create_directories(folder_ / ".step-00000001.old.partial");
   write_file_atomically(folder_ / "notes.txt", "mine");
   CheckpointFolder(folder_, {}).clean();
@@ -296,9 +311,10 @@ TEST_F(Checkpoint, CleanRemovesLeftoversOnly) {
   expect_same(read_latest_checkpoint(folder_), snapshot_of(1));
 }
 
-/// The law of a save that fails: its error says why, the earlier ones stay, nothing is left over, and the next save
-/// works.
-void expect_a_failed_save_to_lose_nothing(const fs::path& folder, const std::function<void()>& restrict,
+/// The law of a save that fails: its error says why, the earlier ones stay, nothing is left over,
+/// and the next save works.
+void expect_a_failed_save_to_lose_nothing(const fs::path& folder,
+                                          const std::function<void()>& restrict,
                                           const std::function<void()>& release) {
   CheckpointFolder checkpoints(folder, {});
   for (const int64_t step : {1, 2}) {
@@ -311,7 +327,8 @@ void expect_a_failed_save_to_lose_nothing(const fs::path& folder, const std::fun
   checkpoints.save_async(snapshot_of(4, 100000));
   const auto seen_by_next_save = message_of([&] { checkpoints.save_async(snapshot_of(5)); });
   release();
-  EXPECT_THAT(message, AllOf(HasSubstr("step 3 was not written"), HasSubstr("the newest is step-00000002")));
+  EXPECT_THAT(message,
+              AllOf(HasSubstr("step 3 was not written"), HasSubstr("the newest is step-00000002")));
   EXPECT_THAT(seen_by_next_save, HasSubstr("step 4 was not written"));
   EXPECT_THAT(hidden_names(folder), ElementsAre());
   EXPECT_THAT(checkpoints.steps(), ElementsAre(1, 2));
@@ -341,7 +358,8 @@ TEST_F(Checkpoint, AFullDiskLosesNoEarlierCheckpoint) {
   std::string skipped;
   // A mount namespace belongs to a thread: the tmpfs goes away with this one, whatever happens.
   std::thread([&] {
-    if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+    if (::unshare(CLONE_NEWNS) != 0 ||
+        ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
         ::mount("tmpfs", folder_.c_str(), "tmpfs", 0, "size=512k") != 0) {
       skipped = std::strerror(errno);
       return;
@@ -352,7 +370,8 @@ TEST_F(Checkpoint, AFullDiskLosesNoEarlierCheckpoint) {
   if (!skipped.empty()) GTEST_SKIP() << "a tmpfs cannot be mounted here: " << skipped;
 }
 
-/// Not a test of its own: the process that the next test kills. Saves from the newest step on, for ever.
+/// Not a test of its own: the process that the next test kills. Saves from the newest step on, for
+/// ever.
 TEST(CheckpointChild, SavesUntilKilled) {
   const char* folder = std::getenv(test::kChildFolder);
   if (!folder) GTEST_SKIP() << "runs only as the child of Checkpoint.KilledAtAnyMoment...";
@@ -360,7 +379,8 @@ TEST(CheckpointChild, SavesUntilKilled) {
   checkpoints.clean();
   ASSERT_TRUE(hidden_names(folder).empty());
   for (int64_t step = read_latest_checkpoint(folder).step;; ++step) {
-    checkpoints.save_async(snapshot_of(std::max<int64_t>(step, 0)));  // the newest is replaced first
+    checkpoints.save_async(
+        snapshot_of(std::max<int64_t>(step, 0)));  // the newest is replaced first
     checkpoints.wait();
     ASSERT_EQ(::write(test::kSavesFd, "s", 1), 1);
   }
@@ -376,7 +396,8 @@ TEST_F(Checkpoint, KilledAtAnyMomentLeavesOnlyWholeCheckpoints) {
     for (const int64_t step : found) expect_same(read_checkpoint(path_of(step)), snapshot_of(step));
     newest = found.back();
   };
-  test::kill_at_random_moments("CheckpointChild.*", folder_, rounds, std::chrono::milliseconds(30), check);
+  test::kill_at_random_moments("CheckpointChild.*", folder_, rounds, std::chrono::milliseconds(30),
+                               check);
   if (HasFatalFailure()) return;
   std::printf("%d of %d kills met a save\n", interrupted, rounds);
   EXPECT_GT(interrupted, 0) << "no kill met a save: the test proved nothing";

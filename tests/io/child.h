@@ -25,10 +25,12 @@ namespace dovetail::test {
 constexpr int kSavesFd = 100;  // not standard output, where gtest speaks
 constexpr const char* kChildFolder = "DOVETAIL_TEST_SAVE_FOREVER";
 
-/// This program again, with the tests of `filter` alone: kChildFolder is `folder` there, and kSavesFd writes to
-/// `output`.
-inline pid_t start_child(const std::string& filter, const std::filesystem::path& folder, int output) {
-  std::vector<std::string> variables = {std::string(kChildFolder) + "=" + folder.string(), "OMP_NUM_THREADS=1"};
+/// This program again, with the tests of `filter` alone: kChildFolder is `folder` there, and
+/// kSavesFd writes to `output`.
+inline pid_t start_child(const std::string& filter, const std::filesystem::path& folder,
+                         int output) {
+  std::vector<std::string> variables = {std::string(kChildFolder) + "=" + folder.string(),
+                                        "OMP_NUM_THREADS=1"};
   std::vector<char*> environment;
   for (auto& variable : variables) environment.push_back(variable.data());
   for (char** e = environ; *e; ++e) environment.push_back(*e);
@@ -39,18 +41,19 @@ inline pid_t start_child(const std::string& filter, const std::filesystem::path&
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, output, kSavesFd);
   pid_t pid = -1;
-  EXPECT_EQ(
-      ::posix_spawn(&pid, "/proc/self/exe", &actions, nullptr, const_cast<char* const*>(arguments), environment.data()),
-      0);
+  EXPECT_EQ(::posix_spawn(&pid, "/proc/self/exe", &actions, nullptr,
+                          const_cast<char* const*>(arguments), environment.data()),
+            0);
   posix_spawn_file_actions_destroy(&actions);
   return pid;
 }
 
-/// Kills a child with the tests of `filter` a random while of less than `longest` after its first save into `folder`,
-/// so that a slow start (a sanitizer) is never all that is killed; `rounds` times. After each, `check` gets the steps
-/// of the checkpoints that are there, of which there must be some, and the newest no older than in the round before.
-inline void kill_at_random_moments(const std::string& filter, const std::filesystem::path& folder, int rounds,
-                                   std::chrono::microseconds longest,
+/// Kills a child with the tests of `filter` a random while of less than `longest` after its first
+/// save into `folder`, so that a slow start (a sanitizer) is never all that is killed; `rounds`
+/// times. After each, `check` gets the steps of the checkpoints that are there, of which there must
+/// be some, and the newest no older than in the round before.
+inline void kill_at_random_moments(const std::string& filter, const std::filesystem::path& folder,
+                                   int rounds, std::chrono::microseconds longest,
                                    const std::function<void(const std::vector<int64_t>&)>& check) {
   std::mt19937 random(11);
   int64_t newest = -1;

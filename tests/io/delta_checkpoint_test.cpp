@@ -34,7 +34,9 @@ using ::testing::HasSubstr;
 constexpr int64_t kRows = 50, kWidth = 3;
 
 /// Step s changes these rows, of which some are those of the step before.
-std::set<int64_t> rows_of_step(int64_t step) { return {step % kRows, (step + 1) % kRows, 7 * step % kRows}; }
+std::set<int64_t> rows_of_step(int64_t step) {
+  return {step % kRows, (step + 1) % kRows, 7 * step % kRows};
+}
 
 /// What a row is after `step`: the last step that changed it, or -1.
 float value_after(int64_t row, int64_t step) {
@@ -45,12 +47,13 @@ float value_after(int64_t row, int64_t step) {
 
 at::Tensor rows_after(int64_t step, const std::vector<int64_t>& rows) {
   at::Tensor values = at::empty({std::ssize(rows), kWidth});
-  for (int64_t i = 0; i < std::ssize(rows); ++i) values[i].fill_(value_after(rows[static_cast<size_t>(i)], step));
+  for (int64_t i = 0; i < std::ssize(rows); ++i)
+    values[i].fill_(value_after(rows[static_cast<size_t>(i)], step));
   return values;
 }
 
-/// Keys with a row after `step`, each with the step that changed it last: a step changes three keys, one of them often
-/// for the first time, and takes two others away.
+/// Keys with a row after `step`, each with the step that changed it last: a step changes three
+/// keys, one of them often for the first time, and takes two others away.
 std::map<uint64_t, int64_t> keyed_after(int64_t step) {
   const auto key = [](int64_t i) { return static_cast<uint64_t>(i % 23) * 0xB21642C8590B2165; };
   std::map<uint64_t, int64_t> rows;
@@ -78,9 +81,11 @@ std::map<std::string, at::Tensor> keyed_tensors(const std::map<uint64_t, int64_t
   return {{"k.keys", numbers_of(keys)}, {"k.weight", values}};
 }
 
-void add(StreamedTensors& to, const at::Tensor& keys, const at::Tensor& values, const at::Tensor& removed) {
+void add(StreamedTensors& to, const at::Tensor& keys, const at::Tensor& values,
+         const at::Tensor& removed) {
   if (!removed.defined()) {
-    to.begin({{"k.keys", at::kLong, {keys.size(0)}}, {"k.weight", at::kFloat, {values.size(0), kWidth}}});
+    to.begin({{"k.keys", at::kLong, {keys.size(0)}},
+              {"k.weight", at::kFloat, {values.size(0), kWidth}}});
     return to.append({keys, values});
   }
   to.begin({{"k.keys", at::kLong, {keys.size(0)}, "k.removed"},
@@ -97,7 +102,8 @@ void add_keyed(StreamedTensors& to, int64_t step, int64_t since) {
     if (!rows.contains(key)) removed.push_back(key);
   std::erase_if(rows, [&](const auto& row) { return row.second <= since; });
   const std::map<std::string, at::Tensor> tensors = keyed_tensors(rows);
-  add(to, tensors.at("k.keys"), tensors.at("k.weight"), since < 0 ? at::Tensor() : numbers_of(removed));
+  add(to, tensors.at("k.keys"), tensors.at("k.weight"),
+      since < 0 ? at::Tensor() : numbers_of(removed));
 }
 
 std::vector<int64_t> all_rows() {
@@ -112,7 +118,8 @@ void save(CheckpointFolder& checkpoints, int64_t step, int64_t since = -1) {
   StreamedTensors& to = checkpoints.begin(step, kind);
   std::set<int64_t> changed;
   for (int64_t s = since + 1; s <= step; ++s) changed.merge(rows_of_step(s));
-  const std::vector<int64_t> rows = since < 0 ? all_rows() : std::vector(changed.begin(), changed.end());
+  const std::vector<int64_t> rows =
+      since < 0 ? all_rows() : std::vector(changed.begin(), changed.end());
   const at::Tensor values = rows_after(step, rows), numbers = at::tensor(rows, at::kLong);
   const int64_t count = values.size(0), half = count / 2;
   if (since < 0) {
@@ -125,7 +132,8 @@ void save(CheckpointFolder& checkpoints, int64_t step, int64_t since = -1) {
     to.append({values.narrow(0, half, count - half), numbers.narrow(0, half, count - half)});
   }
   add_keyed(to, step, since);
-  checkpoints.save_async({.step = step, .tensors = {{"dense", at::full({4}, step)}}, .state = {{"at", step}}});
+  checkpoints.save_async(
+      {.step = step, .tensors = {{"dense", at::full({4}, step)}}, .state = {{"at", step}}});
   checkpoints.wait();
 }
 
@@ -176,12 +184,14 @@ TEST_F(DeltaCheckpoint, OfAnyLengthOfChainIsWhatAFullOneWouldHold) {
   const StoredCheckpoint newest(path_of(12));
   EXPECT_EQ(newest.links().size(), 6);
   EXPECT_THAT(newest.names(), ElementsAre("dense", "k.keys", "k.weight", "t.weight"));
-  EXPECT_EQ(newest.links()[1].files.at("t.weight")->shape("t.weight")[0], 5) << "other rows than changed";
+  EXPECT_EQ(newest.links()[1].files.at("t.weight")->shape("t.weight")[0], 5)
+      << "other rows than changed";
 }
 
 TEST_F(DeltaCheckpoint, StreamedTensorsAreTheFilesOfTensorsAtOnce) {
   save_chain(2);
-  const std::string whole = write_safetensors(folder_ / "whole.safetensors", {{"t.weight", rows_after(2, all_rows())}});
+  const std::string whole =
+      write_safetensors(folder_ / "whole.safetensors", {{"t.weight", rows_after(2, all_rows())}});
   EXPECT_EQ(sha256_of_file(path_of(2) / "rows-00001.safetensors"), whole);
 }
 
@@ -210,10 +220,10 @@ TEST_F(DeltaCheckpoint, NamesTheLinkThatIsMissing) {
   save_chain(8);
   fs::remove_all(path_of(4));
   for (const int64_t step : {6, 8})
-    EXPECT_THAT(
-        message_of([&] { read_checkpoint(path_of(step)); }),
-        AllOf(HasSubstr("builds on step-00000004, which cannot be used"), HasSubstr("no such checkpoint folder"),
-              HasSubstr("the earlier " + path_of(2).string() + " verifies")));
+    EXPECT_THAT(message_of([&] { read_checkpoint(path_of(step)); }),
+                AllOf(HasSubstr("builds on step-00000004, which cannot be used"),
+                      HasSubstr("no such checkpoint folder"),
+                      HasSubstr("the earlier " + path_of(2).string() + " verifies")));
   expect_step(read_latest_checkpoint(folder_), 2);
 }
 
@@ -223,8 +233,9 @@ TEST_F(DeltaCheckpoint, NamesTheFileOfALinkThatIsDamaged) {
   std::string content = read_file(file);
   content.back() ^= 1;
   write_file_atomically(file, content);
-  EXPECT_THAT(message_of([&] { read_checkpoint(path_of(8)); }),
-              AllOf(HasSubstr("builds on step-00000006"), HasSubstr("rows-00001.safetensors is damaged")));
+  EXPECT_THAT(
+      message_of([&] { read_checkpoint(path_of(8)); }),
+      AllOf(HasSubstr("builds on step-00000006"), HasSubstr("rows-00001.safetensors is damaged")));
   expect_step(read_latest_checkpoint(folder_), 4);
 }
 
@@ -247,7 +258,8 @@ TEST_F(DeltaCheckpoint, AnOlderProgramRefusesIt) {
     checkpoints.save_async({.step = step});
     checkpoints.wait();
   }
-  EXPECT_EQ(nlohmann::json::parse(read_file(path_of(8) / "manifest.json"))["version"], 2) << "without keys";
+  EXPECT_EQ(nlohmann::json::parse(read_file(path_of(8) / "manifest.json"))["version"], 2)
+      << "without keys";
 }
 
 TEST_F(DeltaCheckpoint, TakesRowsOfRemovedKeysAway) {
@@ -263,7 +275,8 @@ TEST_F(DeltaCheckpoint, TakesRowsOfRemovedKeysAway) {
 }
 
 TEST_F(DeltaCheckpoint, RefusesKeysThatFitNothing) {
-  const auto error_of = [&](const at::Tensor& keys, const at::Tensor& values, const at::Tensor& removed) {
+  const auto error_of = [&](const at::Tensor& keys, const at::Tensor& values,
+                            const at::Tensor& removed) {
     CheckpointFolder checkpoints(folder_, {});
     save(checkpoints, 2);
     StreamedTensors& to = checkpoints.begin(4, CheckpointKind::kDelta);
@@ -276,15 +289,18 @@ TEST_F(DeltaCheckpoint, RefusesKeysThatFitNothing) {
   const at::Tensor none = numbers_of({}), one = numbers_of({5}), two = numbers_of({5, 7});
   const auto values = [](int64_t rows) { return at::ones({rows, kWidth}); };
   EXPECT_EQ(error_of(two, values(2), none), "no error");
-  EXPECT_THAT(error_of(two, values(2), one),
-              AllOf(HasSubstr("step-00000004: 'k.removed' has keys that step-00000002 does not have")));
+  EXPECT_THAT(
+      error_of(two, values(2), one),
+      AllOf(HasSubstr("step-00000004: 'k.removed' has keys that step-00000002 does not have")));
   EXPECT_THAT(error_of(two.flip(0), values(2), none), HasSubstr("the keys 'k.keys' do not ascend"));
   EXPECT_THAT(error_of(two, values(1), none), HasSubstr("rows of 'k.weight' do not fit"));
-  EXPECT_THAT(error_of(two, values(2).to(at::kDouble), none), HasSubstr("rows of 'k.weight' do not fit"));
+  EXPECT_THAT(error_of(two, values(2).to(at::kDouble), none),
+              HasSubstr("rows of 'k.weight' do not fit"));
 }
 
 /// Saves rows with their numbers: a full checkpoint that leaves the others out, or a delta.
-void save_rows(CheckpointFolder& checkpoints, int64_t step, CheckpointKind kind, const std::vector<int64_t>& rows) {
+void save_rows(CheckpointFolder& checkpoints, int64_t step, CheckpointKind kind,
+               const std::vector<int64_t>& rows) {
   StreamedTensors& to = checkpoints.begin(step, kind);
   const int64_t count = std::ssize(rows);
   to.begin({{"t.weight", at::kFloat, {count, kWidth}, "t.rows"}, {"t.rows", at::kLong, {count}}});
@@ -299,7 +315,8 @@ TEST_F(DeltaCheckpoint, AFullOneMayHoldSomeRowsToWhichDeltasAddOthers) {
   save_rows(checkpoints, 4, CheckpointKind::kDelta, {1, 7});
   save_rows(checkpoints, 6, CheckpointKind::kDelta, {});
   save_rows(checkpoints, 8, CheckpointKind::kDelta, {9, 40});
-  const auto expect = [&](int64_t step, const std::vector<int64_t>& rows, const std::vector<float>& values) {
+  const auto expect = [&](int64_t step, const std::vector<int64_t>& rows,
+                          const std::vector<float>& values) {
     const StoredCheckpoint stored(path_of(step));
     EXPECT_THAT(stored.names(), ElementsAre("t.rows", "t.weight"));
     EXPECT_TRUE(at::equal(stored.read("t.rows"), at::tensor(rows, at::kLong))) << step;
@@ -310,12 +327,14 @@ TEST_F(DeltaCheckpoint, AFullOneMayHoldSomeRowsToWhichDeltasAddOthers) {
   expect(6, {1, 3, 7, 9}, {4, 2, 4, 2});
   expect(8, {1, 3, 7, 9, 40}, {4, 2, 4, 8, 8});
   const auto version = [&](int64_t step) {
-    return nlohmann::json::parse(read_file(path_of(step) / "manifest.json"))["version"].get<int64_t>();
+    return nlohmann::json::parse(read_file(path_of(step) / "manifest.json"))["version"]
+        .get<int64_t>();
   };
   EXPECT_EQ(version(2), 4) << "a program that knows whole tensors alone refuses it";
   EXPECT_EQ(version(4), 2);
   save_rows(checkpoints, 10, CheckpointKind::kFull, {7, 3});
-  EXPECT_THAT(message_of([&] { read_checkpoint(path_of(10)); }), HasSubstr("the keys 't.rows' do not ascend"));
+  EXPECT_THAT(message_of([&] { read_checkpoint(path_of(10)); }),
+              HasSubstr("the keys 't.rows' do not ascend"));
 }
 
 TEST_F(DeltaCheckpoint, RefusesNaNInABlockAndLeavesNothing) {
@@ -347,13 +366,15 @@ TEST_F(DeltaCheckpoint, ADiskThatTakesNoMoreLosesNoEarlierCheckpoint) {
   const std::string message = message_of([&] { checkpoints.wait(); });
   ::setrlimit(RLIMIT_FSIZE, &old);
   std::signal(SIGXFSZ, old_handler);
-  EXPECT_THAT(message, AllOf(HasSubstr("the checkpoint of step 6 was not written"), HasSubstr("File too large"),
-                             HasSubstr("the newest is step-00000004")));
+  EXPECT_THAT(message,
+              AllOf(HasSubstr("the checkpoint of step 6 was not written"),
+                    HasSubstr("File too large"), HasSubstr("the newest is step-00000004")));
   EXPECT_FALSE(fs::exists(folder_ / ".step-00000006.partial"));
   expect_step(read_latest_checkpoint(folder_), 4);
 }
 
-/// Not a test of its own: the process that the next test kills. Saves from the newest step on, for ever.
+/// Not a test of its own: the process that the next test kills. Saves from the newest step on, for
+/// ever.
 TEST(DeltaChild, SavesUntilKilled) {
   const char* folder = std::getenv(test::kChildFolder);
   if (!folder) GTEST_SKIP() << "runs only as the child of DeltaCheckpoint.KilledAtAnyMoment...";
@@ -372,7 +393,8 @@ TEST_F(DeltaCheckpoint, KilledAtAnyMomentLeavesOnlyWholeChains) {
   const auto check = [&](const std::vector<int64_t>& found) {
     for (const int64_t step : found) expect_step(read_checkpoint(path_of(step)), step);
   };
-  test::kill_at_random_moments("DeltaChild.*", folder_, rounds, std::chrono::milliseconds(60), check);
+  test::kill_at_random_moments("DeltaChild.*", folder_, rounds, std::chrono::milliseconds(60),
+                               check);
 }
 
 }  // namespace

@@ -16,7 +16,8 @@
 namespace dovetail::files_fuzz_test {
 namespace {
 
-/// The text with the checksum of its own content, where it is a JSON object: so a mutation reaches the fields.
+/// The text with the checksum of its own content, where it is a JSON object: so a mutation reaches
+/// the fields.
 std::string with_checksum(const std::string& text) {
   auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return text;
@@ -49,8 +50,9 @@ TEST(MXTensorFuzz, FilesAreReadOrRefused) {
   const test::TemporaryFolder folder;
   write_safetensors(folder / "w.safetensors", content.tensors, content.metadata);
   test::fuzz({read_file(folder / "w.safetensors")}, 2000, 53, [&](const std::string& input) {
-    const std::vector<char> bytes(input.begin(),
-                                  input.end());  // Exact size: the address sanitizer sees a read beyond it.
+    const std::vector<char> bytes(
+        input.begin(),
+        input.end());  // Exact size: the address sanitizer sees a read beyond it.
     const SafetensorsFile file({bytes.data(), bytes.size()}, "fuzz");
     read_mx_tensor(file, "w");
   });

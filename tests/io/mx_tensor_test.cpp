@@ -30,12 +30,14 @@ TEST(MxTensorFile, GivesBackEveryFormatInEveryOrientation) {
   for (const Format format :
        {Format::kE4M3, Format::kE5M2, Format::kE3M2, Format::kE2M3, Format::kE2M1, Format::kInt8}) {
     for (const Copies copies : {Copies::kRow, Copies::kColumn, Copies::kSquare}) {
-      const std::string name = std::string(mx::name(format)) + std::to_string(static_cast<int>(copies));
+      const std::string name =
+          std::string(mx::name(format)) + std::to_string(static_cast<int>(copies));
       put_mx_tensor(name, written[name] = some(format, copies), content);
     }
   }
   put_mx_tensor("empty", written["empty"] = some(Format::kE2M1, Copies::kRow, {0, 5}), content);
-  put_mx_tensor("deep", written["deep"] = some(Format::kE3M2, Copies::kColumn, {33, 2, 3}), content);
+  put_mx_tensor("deep", written["deep"] = some(Format::kE3M2, Copies::kColumn, {33, 2, 3}),
+                content);
   write_safetensors(folder / "x.safetensors", content.tensors, content.metadata);
   const SafetensorsFile file(folder / "x.safetensors");
   for (const auto& [name, x] : written) {
@@ -44,7 +46,9 @@ TEST(MxTensorFile, GivesBackEveryFormatInEveryOrientation) {
     EXPECT_TRUE(at::equal(y.scales(), x.scales())) << name;
     EXPECT_EQ(y.format(), x.format()) << name;
     EXPECT_EQ(y.orientation(), x.orientation()) << name;
-    EXPECT_EQ(file.read(name + ".codes").numel() + file.read(name + ".scales").numel(), x.packed_bytes()) << name;
+    EXPECT_EQ(file.read(name + ".codes").numel() + file.read(name + ".scales").numel(),
+              x.packed_bytes())
+        << name;
   }
 }
 
@@ -68,18 +72,24 @@ TEST(MxTensorFile, WhatDoesNotFitIsNamed) {
   EXPECT_EQ(refusal([](SafetensorsContent&) {}), "accepted");
   EXPECT_THAT(refusal([](SafetensorsContent& c) { c.metadata.erase("w"); }),
               AllOf(HasSubstr("x.safetensors"), HasSubstr("\"w\"")));
-  EXPECT_THAT(refusal([](SafetensorsContent& c) { c.tensors.erase("w.scales"); }), HasSubstr("w.scales"));
-  EXPECT_THAT(refusal([](SafetensorsContent& c) { c.tensors["w.scales"] = at::zeros({37, 3}, at::kByte); }),
-              HasSubstr("[37, 3]"));
+  EXPECT_THAT(refusal([](SafetensorsContent& c) { c.tensors.erase("w.scales"); }),
+              HasSubstr("w.scales"));
+  EXPECT_THAT(
+      refusal([](SafetensorsContent& c) { c.tensors["w.scales"] = at::zeros({37, 3}, at::kByte); }),
+      HasSubstr("[37, 3]"));
   EXPECT_THAT(with_metadata("{"), AllOf(HasSubstr("x.safetensors"), HasSubstr("metadata")));
   EXPECT_THAT(with_metadata(R"({"format": "e2m1", "orientation": "row"})"), HasSubstr("shape"));
-  EXPECT_THAT(with_metadata(R"({"format": "e9m9", "orientation": "row", "shape": [37, 45]})"), HasSubstr("e9m9"));
-  EXPECT_THAT(with_metadata(R"({"format": "e2m1", "orientation": "up", "shape": [37, 45]})"), HasSubstr("\"up\""));
-  EXPECT_THAT(with_metadata(R"({"format": "e2m1", "orientation": "row", "shape": [37, 47]})"), HasSubstr("870 bytes"));
+  EXPECT_THAT(with_metadata(R"({"format": "e9m9", "orientation": "row", "shape": [37, 45]})"),
+              HasSubstr("e9m9"));
+  EXPECT_THAT(with_metadata(R"({"format": "e2m1", "orientation": "up", "shape": [37, 45]})"),
+              HasSubstr("\"up\""));
+  EXPECT_THAT(with_metadata(R"({"format": "e2m1", "orientation": "row", "shape": [37, 47]})"),
+              HasSubstr("870 bytes"));
   for (const char* shape : {"[-37, -45]", "[4294967296, 4294967296]", "[9223372036854775807, 2]"}) {
-    EXPECT_THAT(
-        with_metadata((R"({"format": "e2m1", "orientation": "row", "shape": )" + std::string(shape) + "}").c_str()),
-        HasSubstr("are not the sizes"))
+    EXPECT_THAT(with_metadata((R"({"format": "e2m1", "orientation": "row", "shape": )" +
+                               std::string(shape) + "}")
+                                  .c_str()),
+                HasSubstr("are not the sizes"))
         << shape;
   }
 }

@@ -66,18 +66,19 @@ void expect_same(const at::Tensor& a, const at::Tensor& b) {
   EXPECT_EQ(std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()), 0);
 }
 
-const std::vector<std::pair<std::string, at::ScalarType>> kDtypes = {{"F64", at::kDouble},
-                                                                     {"F32", at::kFloat},
-                                                                     {"F16", at::kHalf},
-                                                                     {"BF16", at::kBFloat16},
-                                                                     {"I64", at::kLong},
-                                                                     {"I32", at::kInt},
-                                                                     {"I16", at::kShort},
-                                                                     {"I8", at::kChar},
-                                                                     {"U8", at::kByte},
-                                                                     {"BOOL", at::kBool},
-                                                                     {"F8_E4M3", at::kFloat8_e4m3fn},
-                                                                     {"F8_E5M2", at::kFloat8_e5m2}};
+const std::vector<std::pair<std::string, at::ScalarType>> kDtypes = {
+    {"F64", at::kDouble},
+    {"F32", at::kFloat},
+    {"F16", at::kHalf},
+    {"BF16", at::kBFloat16},
+    {"I64", at::kLong},
+    {"I32", at::kInt},
+    {"I16", at::kShort},
+    {"I8", at::kChar},
+    {"U8", at::kByte},
+    {"BOOL", at::kBool},
+    {"F8_E4M3", at::kFloat8_e4m3fn},
+    {"F8_E5M2", at::kFloat8_e5m2}};
 
 TEST_F(Safetensors, ReadsEveryDtypeOfThePythonPackage) {
   const SafetensorsFile file(fixture("dtypes.safetensors"));
@@ -91,7 +92,8 @@ TEST_F(Safetensors, ReadsEveryDtypeOfThePythonPackage) {
 
 TEST_F(Safetensors, ReadsOddShapesAndNames) {
   const SafetensorsFile file(fixture("shapes.safetensors"));
-  EXPECT_THAT(file.names(), ::testing::ElementsAre("a", "b", "empty", "odd \"name\"\n\u00e9", "scalar"));
+  EXPECT_THAT(file.names(),
+              ::testing::ElementsAre("a", "b", "empty", "odd \"name\"\n\u00e9", "scalar"));
   EXPECT_EQ(file.metadata().at("format"), "pt");
   EXPECT_EQ(file.read("scalar").item<float>(), 2.5f);
   EXPECT_EQ(file.shape("empty"), (std::vector<int64_t>{3, 0, 2}));
@@ -101,21 +103,26 @@ TEST_F(Safetensors, ReadsOddShapesAndNames) {
 }
 
 TEST_F(Safetensors, NamesTypesThatAreNotOursAsUnsupportedNotAsDamage) {
-  for (const auto* dtype :
-       {"F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "U16", "U32", "U64", "C64"}) {
-    const auto header = fmt::format(R"({{"w":{{"dtype":"{}","shape":[8],"data_offsets":[0,8]}}}})", dtype);
+  for (const auto* dtype : {"F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ",
+                            "U16", "U32", "U64", "C64"}) {
+    const auto header =
+        fmt::format(R"({{"w":{{"dtype":"{}","shape":[8],"data_offsets":[0,8]}}}})", dtype);
     try {
       const auto bytes = file_of(header, 8);
       const SafetensorsFile file(bytes, "x.safetensors");
       ADD_FAILURE() << dtype;
     } catch (const UserError& error) {
-      EXPECT_EQ(std::string(error.what()).find(fmt::format("x.safetensors: tensor 'w' has dtype {}, ", dtype)), 0u);
+      EXPECT_EQ(std::string(error.what())
+                    .find(fmt::format("x.safetensors: tensor 'w' has dtype {}, ", dtype)),
+                0u);
       EXPECT_THAT(error.what(), HasSubstr("not supported"));
       EXPECT_THAT(error.help(), ::testing::Not(HasSubstr("damaged")));
     }
   }
-  const auto unknown = refusal(file_of(R"({"w":{"dtype":"F99","shape":[8],"data_offsets":[0,8]}})", 8));
-  EXPECT_THAT(unknown, ::testing::AllOf(HasSubstr("not a usable safetensors file"), HasSubstr("'F99'")));
+  const auto unknown =
+      refusal(file_of(R"({"w":{"dtype":"F99","shape":[8],"data_offsets":[0,8]}})", 8));
+  EXPECT_THAT(unknown,
+              ::testing::AllOf(HasSubstr("not a usable safetensors file"), HasSubstr("'F99'")));
 }
 
 TEST_F(Safetensors, WritesTheBytesThatThePythonPackageWrites) {
@@ -132,7 +139,8 @@ TEST_F(Safetensors, WritesTheBytesThatThePythonPackageWrites) {
 TEST_F(Safetensors, RoundTripsAnyStridesAndSizes) {
   torch::manual_seed(1);
   std::map<std::string, at::Tensor> tensors;
-  for (const int64_t size : {0, 1, 31, 33, 1009}) tensors[fmt::format("v{}", size)] = torch::randn({size});
+  for (const int64_t size : {0, 1, 31, 33, 1009})
+    tensors[fmt::format("v{}", size)] = torch::randn({size});
   tensors["transposed"] = torch::randn({5, 7}).t();
   tensors["sliced"] = torch::randn({9, 4}).slice(0, 1, 8, 2);
   tensors["expanded"] = torch::randn({1, 3}).expand({4, 3});
@@ -175,7 +183,8 @@ TEST_F(Safetensors, NamesTheNearestTensor) {
 }
 
 TEST_F(Safetensors, RefusesToWriteWhatTheFormatCannotHold) {
-  EXPECT_THROW(write_safetensors(folder_ / "t", {{"c", torch::zeros({2}, at::kComplexFloat)}}), UserError);
+  EXPECT_THROW(write_safetensors(folder_ / "t", {{"c", torch::zeros({2}, at::kComplexFloat)}}),
+               UserError);
   EXPECT_THROW(write_safetensors(folder_ / "t", {{"__metadata__", torch::zeros({2})}}), UserError);
   EXPECT_THROW(write_safetensors(folder_ / "t", {{"\xff", torch::zeros({2})}}), UserError);
   EXPECT_THROW(write_safetensors(folder_ / "absent" / "t", {{"a", torch::zeros({2})}}), UserError);
@@ -215,10 +224,15 @@ TEST_F(Safetensors, RefusesWithTheReason) {
       {file_of(a(R"({"dtype":"F32","shape":2,"data_offsets":[0,8]})"), 8), "not a list"},
       {file_of(a(R"({"dtype":"F32","shape":[-2],"data_offsets":[0,8]})"), 8), "not a size"},
       {file_of(a(R"({"dtype":"F32","shape":[2.0],"data_offsets":[0,8]})"), 8), "not a size"},
-      {file_of(a(R"({"dtype":"F32","shape":[18446744073709551615],"data_offsets":[0,8]})"), 8), "not a size"},
-      {file_of(a(R"({"dtype":"F32","shape":[4611686018427387904],"data_offsets":[0,0]})"), 0), "overflows"},
-      {file_of(a(R"({"dtype":"F32","shape":[4294967296,4294967297],"data_offsets":[0,0]})"), 0), "overflows"},
-      {file_of(a(R"({"dtype":"F32","shape":[0,4611686018427387904,4611686018427387904],"data_offsets":[0,0]})"), 0),
+      {file_of(a(R"({"dtype":"F32","shape":[18446744073709551615],"data_offsets":[0,8]})"), 8),
+       "not a size"},
+      {file_of(a(R"({"dtype":"F32","shape":[4611686018427387904],"data_offsets":[0,0]})"), 0),
+       "overflows"},
+      {file_of(a(R"({"dtype":"F32","shape":[4294967296,4294967297],"data_offsets":[0,0]})"), 0),
+       "overflows"},
+      {file_of(
+           a(R"({"dtype":"F32","shape":[0,4611686018427387904,4611686018427387904],"data_offsets":[0,0]})"),
+           0),
        "overflows"},
       {file_of(a(R"({"dtype":"F32","shape":[2],"data_offsets":[0]})"), 8), "pair"},
       {file_of(a(R"({"dtype":"F32","shape":[2],"data_offsets":[0,-8]})"), 8), "pair"},
@@ -238,11 +252,13 @@ TEST_F(Safetensors, RefusesWithTheReason) {
       {file_of(R"({"__metadata__":[]})", 0), "not an object"},
   };
   for (const auto& [bytes, reason] : cases)
-    EXPECT_THAT(refusal(bytes), HasSubstr(reason)) << bytes.substr(0, std::min<size_t>(bytes.size(), 200));
+    EXPECT_THAT(refusal(bytes), HasSubstr(reason))
+        << bytes.substr(0, std::min<size_t>(bytes.size(), 200));
 }
 
 TEST_F(Safetensors, TakesEmptyShapesWithAnyOtherSizeThatATenTakes) {
-  const std::string bytes = file_of(R"({"a":{"dtype":"F32","shape":[0,1099511627776],"data_offsets":[0,0]}})", 0);
+  const std::string bytes =
+      file_of(R"({"a":{"dtype":"F32","shape":[0,1099511627776],"data_offsets":[0,0]}})", 0);
   EXPECT_EQ(SafetensorsFile(bytes, "x").read("a").numel(), 0);
 }
 
@@ -254,9 +270,12 @@ TEST_F(Safetensors, RefusesABoolThatIsNotOne) {
   EXPECT_THROW(file.read("a"), UserError);
 }
 
-/// One of: another byte, a number that does not fit, a piece removed, doubled or moved, another length.
+/// One of: another byte, a number that does not fit, a piece removed, doubled or moved, another
+/// length.
 std::string mutated(std::string bytes, std::mt19937_64& random) {
-  const auto below = [&](size_t bound) { return bound == 0 ? size_t{0} : static_cast<size_t>(random() % bound); };
+  const auto below = [&](size_t bound) {
+    return bound == 0 ? size_t{0} : static_cast<size_t>(random() % bound);
+  };
   const char* const words[] = {"18446744073709551616",
                                "-1",
                                "1e9",
@@ -298,10 +317,11 @@ std::string mutated(std::string bytes, std::mt19937_64& random) {
         break;
     }
   }
-  // Half of the inputs get the header length right again, so that mutations reach the JSON and what is behind it.
+  // Half of the inputs get the header length right again, so that mutations reach the JSON and what
+  // is behind it.
   if (bytes.size() > 8 && below(2) == 0) {
-    const uint64_t length =
-        std::min<size_t>(bytes.size() - 8, bytes.rfind('}') == std::string::npos ? 0 : bytes.rfind('}') - 7);
+    const uint64_t length = std::min<size_t>(
+        bytes.size() - 8, bytes.rfind('}') == std::string::npos ? 0 : bytes.rfind('}') - 7);
     std::memcpy(bytes.data(), &length, 8);
   }
   return bytes;
@@ -311,11 +331,13 @@ TEST_F(Safetensors, FuzzedFilesAreReadOrRefused) {
   const int64_t inputs = test::fuzz_inputs(20000);
   const std::string seeds[] = {
       read_file(fixture("dtypes.safetensors")), read_file(fixture("shapes.safetensors")),
-      file_of(R"({"__metadata__":{"k":"v"},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 8)};
+      file_of(R"({"__metadata__":{"k":"v"},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
+              8)};
   std::mt19937_64 random(7);
   int64_t accepted = 0, refused = 0;
   for (int64_t i = 0; i < inputs; ++i) {
-    // On the heap and of the exact size, so that the address sanitizer sees a read one byte past it.
+    // On the heap and of the exact size, so that the address sanitizer sees a read one byte past
+    // it.
     const std::string text = mutated(seeds[random() % std::size(seeds)], random);
     const std::vector<char> bytes(text.begin(), text.end());
     try {

@@ -7,13 +7,15 @@
 #include <cstdint>
 #include <memory>
 
-/// Bytes of tensors that this thread (which also runs backward on a CPU) allocates while the meter lives. Unlike
-/// resident memory it counts exactly and the same every time.
+/// Bytes of tensors that this thread (which also runs backward on a CPU) allocates while the meter
+/// lives. Unlike resident memory it counts exactly and the same every time.
 namespace dovetail::testing {
 
 class AllocationMeter {
  public:
-  AllocationMeter() : counter_(std::make_shared<Counter>()), guard_(c10::DebugInfoKind::PROFILER_STATE, counter_) {}
+  AllocationMeter()
+      : counter_(std::make_shared<Counter>()),
+        guard_(c10::DebugInfoKind::PROFILER_STATE, counter_) {}
 
   int64_t current() const { return counter_->current; }
   int64_t peak() const { return counter_->peak; }

@@ -25,13 +25,14 @@ std::string error_of(const std::function<void()>& action) {
 }
 
 TEST(ModelConfig, PresetsHaveTheParametersOfTheirNames) {
-  const std::pair<const char*, double> expected[] = {{"gpt2-124m", 124e6},   {"llama-160m", 160e6},
-                                                     {"llama-1b", 1.24e9},   {"nemotron-843m", 843e6},
-                                                     {"nemotron-2b", 2.0e9}, {"nemotron-8b", 8.0e9}};
+  const std::pair<const char*, double> expected[] = {
+      {"gpt2-124m", 124e6},     {"llama-160m", 160e6},  {"llama-1b", 1.24e9},
+      {"nemotron-843m", 843e6}, {"nemotron-2b", 2.0e9}, {"nemotron-8b", 8.0e9}};
   for (const auto& [name, parameters] : expected) {
     const auto config = resolve_model_config(model_preset(name).config, 0);
     EXPECT_EQ(config.preset, name);
-    EXPECT_NEAR(static_cast<double>(model_size(config).parameters), parameters, 0.01 * parameters) << name;
+    EXPECT_NEAR(static_cast<double>(model_size(config).parameters), parameters, 0.01 * parameters)
+        << name;
     EXPECT_EQ(config.vocab_size % 64, 0) << name;
   }
 }
@@ -59,7 +60,8 @@ TEST(ModelConfig, AnUnknownPresetNamesTheNearest) {
 TEST(ModelConfig, ParsesItsKeysFromToml) {
   ModelConfig config;
   const auto describe = [&](Section& s) { config.describe(s); };
-  parse_config(describe, "layers = 3\nnorm = \"layernorm\"\nrotary_fraction = 0.25\ntied = false\n", "x.toml");
+  parse_config(describe, "layers = 3\nnorm = \"layernorm\"\nrotary_fraction = 0.25\ntied = false\n",
+               "x.toml");
   EXPECT_EQ(config.layers, 3);
   EXPECT_EQ(config.norm, "layernorm");
   EXPECT_EQ(config.rotary_fraction, 0.25);

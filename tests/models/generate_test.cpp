@@ -23,11 +23,13 @@ std::vector<int32_t> as_prompt(const at::Tensor& tokens) {
 }
 
 /// Greedy decoding without a cache, reading the window that `generate` promises.
-std::vector<int32_t> greedy_reference(GPT& model, std::vector<int32_t> history, int64_t max_tokens) {
+std::vector<int32_t> greedy_reference(GPT& model, std::vector<int32_t> history,
+                                      int64_t max_tokens) {
   const torch::NoGradGuard no_grad;
   const auto context = static_cast<size_t>(model.config().context);
   std::vector<int32_t> generated, window = history;
-  if (window.size() > context) window.erase(window.begin(), window.end() - static_cast<int64_t>(context));
+  if (window.size() > context)
+    window.erase(window.begin(), window.end() - static_cast<int64_t>(context));
   for (int64_t i = 0; i < max_tokens; ++i) {
     if (window.size() > context)
       window.erase(window.begin(), window.end() - static_cast<int64_t>(context - context / 2));
@@ -49,7 +51,8 @@ TEST(Generate, CachedLogitsEqualUncached) {
       int64_t at = 0;
       for (const auto piece : pieces) {
         const auto logits = model->logits_with_cache(tokens.narrow(1, at, piece), cache);
-        EXPECT_LT(largest_difference(logits, expected.narrow(1, at, piece)), 1e-4) << variant.name << " at " << at;
+        EXPECT_LT(largest_difference(logits, expected.narrow(1, at, piece)), 1e-4)
+            << variant.name << " at " << at;
         EXPECT_FALSE(logits.requires_grad());
         at += piece;
         EXPECT_EQ(cache.length, at);
@@ -63,7 +66,8 @@ TEST(Generate, ACacheBelongsToItsModelAndBatch) {
   KvCache cache;
   model->logits_with_cache(random_tokens(2, 5, 67), cache);
   EXPECT_THROW(model->logits_with_cache(random_tokens(3, 1, 67), cache), UserError);
-  EXPECT_THROW(model->logits_with_cache(random_tokens(2, 15, 67), cache), UserError);  // 20 of a context of 19
+  EXPECT_THROW(model->logits_with_cache(random_tokens(2, 15, 67), cache),
+               UserError);  // 20 of a context of 19
   EXPECT_NO_THROW(model->logits_with_cache(random_tokens(2, 14, 67), cache));
   KvCache fresh;
   make_model(testing::nemotron_variant())->logits_with_cache(random_tokens(2, 5, 53), fresh);
@@ -88,7 +92,8 @@ TEST(Generate, WorksWithAContextOfOne) {
   auto config = testing::gpt2_variant();
   config.context = 1;
   const auto model = make_model(config);
-  EXPECT_EQ(generate(*model, {3, 4}, {.max_tokens = 5, .temperature = 0}), greedy_reference(*model, {3, 4}, 5));
+  EXPECT_EQ(generate(*model, {3, 4}, {.max_tokens = 5, .temperature = 0}),
+            greedy_reference(*model, {3, 4}, 5));
 }
 
 TEST(Generate, TheSeedDecides) {
@@ -124,22 +129,27 @@ TEST(Generate, StopsWhereItIsTold) {
 TEST(Generate, NeverChoosesRowsBehindTheVocabulary) {
   const testing::Threads one(1);
   const auto model = make_model(testing::llama_variant());
-  for (const auto token : generate(*model, {1}, {.max_tokens = 200, .temperature = 5, .vocab_size = 11}))
+  for (const auto token :
+       generate(*model, {1}, {.max_tokens = 200, .temperature = 5, .vocab_size = 11}))
     EXPECT_LT(token, 11);
 }
 
 /// Relative frequencies of `draws` samples.
-std::vector<double> frequencies(const at::Tensor& logits, const GenerateOptions& options, int draws = 20000) {
+std::vector<double> frequencies(const at::Tensor& logits, const GenerateOptions& options,
+                                int draws = 20000) {
   std::vector<double> result(static_cast<size_t>(logits.numel()));
   for (int i = 0; i < draws; ++i) {
-    result[static_cast<size_t>(sample_token(logits, options, static_cast<uint64_t>(i)))] += 1.0 / draws;
+    result[static_cast<size_t>(sample_token(logits, options, static_cast<uint64_t>(i)))] +=
+        1.0 / draws;
   }
   return result;
 }
 
-void expect_frequencies(const at::Tensor& logits, const GenerateOptions& options, const std::vector<double>& expected) {
+void expect_frequencies(const at::Tensor& logits, const GenerateOptions& options,
+                        const std::vector<double>& expected) {
   const auto measured = frequencies(logits, options);
-  for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(measured[i], expected[i], expected[i] > 0 ? 0.012 : 0) << i;
+  for (size_t i = 0; i < expected.size(); ++i)
+    EXPECT_NEAR(measured[i], expected[i], expected[i] > 0 ? 0.012 : 0) << i;
 }
 
 TEST(SampleToken, DrawsFromTheSoftmaxAtTheTemperature) {
@@ -151,7 +161,8 @@ TEST(SampleToken, DrawsFromTheSoftmaxAtTheTemperature) {
 TEST(SampleToken, KeepsTheLikelyTokensOnly) {
   const auto logits = at::tensor({0.0f, std::log(2.0f), std::log(5.0f), std::log(2.0f)});
   expect_frequencies(logits, {.temperature = 1, .top_k = 1}, {0, 0, 1, 0});
-  expect_frequencies(logits, {.temperature = 1, .top_k = 2}, {0, 2.0 / 7, 5.0 / 7, 0});  // equals: the lower id
+  expect_frequencies(logits, {.temperature = 1, .top_k = 2},
+                     {0, 2.0 / 7, 5.0 / 7, 0});  // equals: the lower id
   expect_frequencies(logits, {.temperature = 1, .top_k = 99}, {0.1, 0.2, 0.5, 0.2});
   expect_frequencies(logits, {.temperature = 1, .top_p = 0.45}, {0, 0, 1, 0});
   expect_frequencies(logits, {.temperature = 1, .top_p = 0.65}, {0, 2.0 / 7, 5.0 / 7, 0});

@@ -22,24 +22,28 @@ std::map<std::string, at::Tensor> gradients(GPT& model, const at::Tensor& tokens
   model.zero_grad();
   model.loss(tokens).sum.backward();
   std::map<std::string, at::Tensor> result;
-  for (const auto& item : model.named_parameters()) result[item.key()] = item.value().grad().clone();
+  for (const auto& item : model.named_parameters())
+    result[item.key()] = item.value().grad().clone();
   return result;
 }
 
 TEST(Gpt, NamesItsParameters) {
   const auto llama = make_model(testing::llama_variant());
-  EXPECT_THAT(llama->named_parameters().keys(),
-              ::testing::UnorderedElementsAre(
-                  "embed.weight", "blocks.0.attention_norm.weight", "blocks.0.attention.qkv.weight",
-                  "blocks.0.attention.out.weight", "blocks.0.ffn_norm.weight", "blocks.0.ffn.up.weight",
-                  "blocks.0.ffn.down.weight", "blocks.1.attention_norm.weight", "blocks.1.attention.qkv.weight",
-                  "blocks.1.attention.out.weight", "blocks.1.ffn_norm.weight", "blocks.1.ffn.up.weight",
-                  "blocks.1.ffn.down.weight", "norm.weight", "head.weight"));
+  EXPECT_THAT(
+      llama->named_parameters().keys(),
+      ::testing::UnorderedElementsAre(
+          "embed.weight", "blocks.0.attention_norm.weight", "blocks.0.attention.qkv.weight",
+          "blocks.0.attention.out.weight", "blocks.0.ffn_norm.weight", "blocks.0.ffn.up.weight",
+          "blocks.0.ffn.down.weight", "blocks.1.attention_norm.weight",
+          "blocks.1.attention.qkv.weight", "blocks.1.attention.out.weight",
+          "blocks.1.ffn_norm.weight", "blocks.1.ffn.up.weight", "blocks.1.ffn.down.weight",
+          "norm.weight", "head.weight"));
   const auto gpt2 = make_model(testing::gpt2_variant());
   EXPECT_THAT(gpt2->named_parameters().keys(),
-              ::testing::IsSupersetOf({"positions.weight", "blocks.1.attention.qkv.bias", "blocks.1.attention.out.bias",
-                                       "blocks.1.attention_norm.bias", "blocks.0.ffn_norm.bias", "blocks.0.ffn.up.bias",
-                                       "blocks.0.ffn.down.bias", "norm.bias"}));
+              ::testing::IsSupersetOf(
+                  {"positions.weight", "blocks.1.attention.qkv.bias", "blocks.1.attention.out.bias",
+                   "blocks.1.attention_norm.bias", "blocks.0.ffn_norm.bias", "blocks.0.ffn.up.bias",
+                   "blocks.0.ffn.down.bias", "norm.bias"}));
   EXPECT_FALSE(gpt2->named_parameters().contains("head.weight"));
 }
 
@@ -53,8 +57,8 @@ TEST(Gpt, IsBuiltOnTheMetaDeviceWithTheParametersOfModelSize) {
     for (const auto& item : model.named_parameters()) {
       EXPECT_TRUE(item.value().is_meta());
       parameters += item.value().numel();
-      const bool table =
-          item.key() == "embed.weight" || item.key() == "positions.weight" || item.key() == "head.weight";
+      const bool table = item.key() == "embed.weight" || item.key() == "positions.weight" ||
+                         item.key() == "head.weight";
       if (!table) without_embedding += item.value().numel();
     }
     EXPECT_EQ(parameters, model_size(resolved).parameters) << name;
@@ -66,7 +70,8 @@ TEST(Gpt, RunsOnTheMetaDevice) {
   for (const auto& variant : variants()) {
     const auto config = resolve_model_config(variant.config, 0);
     GPT model(config, c10::kMeta);
-    const auto tokens = at::empty({2, config.context + 1}, torch::dtype(torch::kLong).device(c10::kMeta));
+    const auto tokens =
+        at::empty({2, config.context + 1}, torch::dtype(torch::kLong).device(c10::kMeta));
     const auto loss = model.loss(tokens);
     EXPECT_EQ(loss.sum.dim(), 0);
     EXPECT_EQ(loss.weight, 2 * config.context);
@@ -87,7 +92,8 @@ TEST(Gpt, LossIsTheSumOfTheCrossEntropiesOfItsLogits) {
     const auto logits = model->logits(tokens.slice(1, 0, -1));
     EXPECT_EQ(logits.sizes(), (std::vector<int64_t>{3, 8, model->config().vocab_size}));
     EXPECT_EQ(logits.scalar_type(), at::kFloat);
-    const auto mean = at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), tokens.slice(1, 1).reshape({-1}));
+    const auto mean = at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}),
+                                             tokens.slice(1, 1).reshape({-1}));
     EXPECT_EQ(loss.weight, 24);
     EXPECT_NEAR(loss.sum.item<double>(), mean.item<double>() * 24, 1e-4 * 24) << variant.name;
   }
@@ -132,7 +138,8 @@ TEST(Gpt, NoPositionSeesALaterOne) {
     const auto before = model->logits(tokens);
     tokens[0][7] = (tokens[0][7].item<int64_t>() + 1) % model->config().vocab_size;
     const auto after = model->logits(tokens);
-    EXPECT_LT(largest_difference(before.slice(1, 0, 7), after.slice(1, 0, 7)), 1e-5) << variant.name;
+    EXPECT_LT(largest_difference(before.slice(1, 0, 7), after.slice(1, 0, 7)), 1e-5)
+        << variant.name;
     EXPECT_GT(largest_difference(before.slice(1, 7), after.slice(1, 7)), 1e-3) << variant.name;
   }
 }
@@ -140,7 +147,8 @@ TEST(Gpt, NoPositionSeesALaterOne) {
 TEST(Gpt, GradientReachesEveryParameter) {
   for (const auto& variant : variants()) {
     const auto model = make_model(variant.config);
-    for (const auto& [name, gradient] : gradients(*model, random_tokens(4, 12, model->config().vocab_size))) {
+    for (const auto& [name, gradient] :
+         gradients(*model, random_tokens(4, 12, model->config().vocab_size))) {
       EXPECT_TRUE(gradient.isfinite().all().item<bool>()) << variant.name << " " << name;
       EXPECT_GT(gradient.abs().max().item<double>(), 0) << variant.name << " " << name;
     }
@@ -177,9 +185,11 @@ TEST(Gpt, BFloat16IsCloseToFloat32) {
     const auto tokens = random_tokens(2, 10, exact->config().vocab_size);
     const auto expected = exact->logits(tokens), logits = rounded->logits(tokens);
     EXPECT_EQ(logits.scalar_type(), at::kFloat);
-    EXPECT_LT(largest_difference(logits, expected), 0.1 * expected.abs().max().item<double>()) << variant.name;
+    EXPECT_LT(largest_difference(logits, expected), 0.1 * expected.abs().max().item<double>())
+        << variant.name;
     EXPECT_GT(largest_difference(logits, expected), 0) << variant.name;
-    EXPECT_NEAR(rounded->loss(tokens).sum.item<double>() / exact->loss(tokens).sum.item<double>(), 1, 0.05)
+    EXPECT_NEAR(rounded->loss(tokens).sum.item<double>() / exact->loss(tokens).sum.item<double>(),
+                1, 0.05)
         << variant.name;
   }
 }
@@ -201,7 +211,8 @@ TEST(Gpt, SetComputeDtypeKeepsTheParametersAndTheNormsInFloat32) {
     EXPECT_EQ(item.value().grad().scalar_type(), item.value().scalar_type()) << item.key();
   }
   model->set_compute_dtype(at::kDouble);
-  for (const auto& item : model->named_parameters()) EXPECT_EQ(item.value().scalar_type(), at::kDouble) << item.key();
+  for (const auto& item : model->named_parameters())
+    EXPECT_EQ(item.value().scalar_type(), at::kDouble) << item.key();
   EXPECT_EQ(model->logits(random_tokens(1, 4, 61)).scalar_type(), at::kDouble);
   EXPECT_EQ(model->loss(random_tokens(1, 4, 61)).sum.scalar_type(), at::kDouble);
   EXPECT_THROW(model->set_compute_dtype(at::kHalf), UserError);

@@ -57,7 +57,8 @@ class ImportFuzz : public ::testing::Test {
     const auto imported = import_huggingface(folders_[i]);
     const auto ours = models_[i]->named_parameters(), theirs = imported->named_parameters();
     ASSERT_EQ(theirs.size(), ours.size());
-    for (const auto& parameter : ours) EXPECT_TRUE(at::equal(theirs[parameter.key()], parameter.value()));
+    for (const auto& parameter : ours)
+      EXPECT_TRUE(at::equal(theirs[parameter.key()], parameter.value()));
   }
 
   test::TemporaryFolder folder_;
@@ -84,7 +85,8 @@ TEST_F(ImportFuzz, HeadersOfSafetensorsAreImportedOrRefused) {
     const uint64_t length = input.size();
     const std::string prefix(reinterpret_cast<const char*>(&length), sizeof length);
     test::overwrite(folders_[i] / "model.safetensors", prefix + input + data[i]);
-    EXPECT_EQ(import_huggingface(folders_[i])->named_parameters().size(), models_[i]->named_parameters().size());
+    EXPECT_EQ(import_huggingface(folders_[i])->named_parameters().size(),
+              models_[i]->named_parameters().size());
   });
 }
 
@@ -102,7 +104,8 @@ TEST_F(ImportFuzz, IndexesOfShardsGiveTheModelOrAreRefused) {
     write_safetensors(folder / "a.safetensors", shards[0]);
     write_safetensors(folder / "b.safetensors", shards[1]);
     std::filesystem::remove(folder / "model.safetensors");
-    indexes.push_back(nlohmann::json{{"metadata", {{"total_size", 100}}}, {"weight_map", weight_map}}.dump(1));
+    indexes.push_back(
+        nlohmann::json{{"metadata", {{"total_size", 100}}}, {"weight_map", weight_map}}.dump(1));
   }
   test::fuzz_each(indexes, 1500, 97, [&](const std::string& input, size_t i) {
     test::overwrite(folders_[i] / "model.safetensors.index.json", input);
@@ -115,7 +118,8 @@ TEST_F(ImportFuzz, TokenizersAreReadOrRefused) {
   test::fuzz({read_file(path)}, 500, 101, [&](const std::string& input) {
     test::overwrite(path, input);
     const auto tokenizer = load_tokenizer(path);
-    for (const int32_t id : tokenizer->encode("the cats\xff 12")) EXPECT_LT(id, tokenizer->vocab_size());
+    for (const int32_t id : tokenizer->encode("the cats\xff 12"))
+      EXPECT_LT(id, tokenizer->vocab_size());
   });
 }
 

@@ -22,7 +22,8 @@ ModelConfig wide_config(int64_t layers = 2) {
   return resolve_model_config(c, 0);
 }
 
-std::shared_ptr<GPT> initialized(const ModelConfig& config, uint64_t seed, at::ScalarType dtype = at::kFloat) {
+std::shared_ptr<GPT> initialized(const ModelConfig& config, uint64_t seed,
+                                 at::ScalarType dtype = at::kFloat) {
   auto model = std::make_shared<GPT>(config);
   model->set_compute_dtype(dtype);
   initialize(*model, seed);
@@ -47,7 +48,8 @@ TEST(Initialize, DependsOnSeedAndNameAlone) {
   EXPECT_FALSE(at::equal(a["embed.weight"], other_seed["embed.weight"]));
   EXPECT_FALSE(at::equal(a["embed.weight"], a["head.weight"]));
   EXPECT_FALSE(at::equal(a["blocks.0.ffn.up.weight"], a["blocks.1.ffn.up.weight"]));
-  for (const auto* name : {"embed.weight", "blocks.1.ffn.up.weight", "blocks.0.attention.qkv.weight", "head.weight"}) {
+  for (const auto* name :
+       {"embed.weight", "blocks.1.ffn.up.weight", "blocks.0.attention.qkv.weight", "head.weight"}) {
     EXPECT_TRUE(at::equal(a[name], deeper[name])) << name;
   }
 }
@@ -70,7 +72,8 @@ TEST(Initialize, RoundsTheSameValuesToEveryDtype) {
   const auto exact = initialized(wide_config(), 5)->named_parameters();
   const auto rounded = initialized(wide_config(), 5, at::kBFloat16)->named_parameters();
   for (const auto& item : rounded) {
-    EXPECT_TRUE(at::equal(item.value(), exact[item.key()].to(item.value().scalar_type()))) << item.key();
+    EXPECT_TRUE(at::equal(item.value(), exact[item.key()].to(item.value().scalar_type())))
+        << item.key();
   }
 }
 
@@ -84,13 +87,16 @@ TEST(Initialize, HasTheStatedDistribution) {
     } else if (name.ends_with("norm.weight")) {
       EXPECT_TRUE(values.eq(1).all().item<bool>()) << name;
     } else {
-      const bool into_residual = name.ends_with("attention.out.weight") || name.ends_with("ffn.down.weight");
-      const double std = into_residual ? config.init_std / 2 : config.init_std;  // sqrt(2 * 2 layers)
+      const bool into_residual =
+          name.ends_with("attention.out.weight") || name.ends_with("ffn.down.weight");
+      const double std =
+          into_residual ? config.init_std / 2 : config.init_std;  // sqrt(2 * 2 layers)
       const auto count = static_cast<double>(values.numel());
       // Five standard errors of mean, standard deviation and fourth moment of a normal sample.
       EXPECT_NEAR(values.mean().item<double>(), 0, 5 * std / std::sqrt(count)) << name;
       EXPECT_NEAR(values.std().item<double>(), std, 5 * std / std::sqrt(2 * count)) << name;
-      EXPECT_NEAR((values / std).pow(4).mean().item<double>(), 3, 5 * std::sqrt(96 / count)) << name;
+      EXPECT_NEAR((values / std).pow(4).mean().item<double>(), 3, 5 * std::sqrt(96 / count))
+          << name;
     }
   }
 }

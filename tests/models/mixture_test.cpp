@@ -42,17 +42,20 @@ std::map<std::string, at::Tensor> gradients(GPT& model, const at::Tensor& tokens
   const LossSum loss = model.loss(tokens, {.training = true, .seed = 5});
   loss.trained().backward();
   std::map<std::string, at::Tensor> result;
-  for (const auto& item : model.named_parameters()) result[item.key()] = item.value().grad().clone();
+  for (const auto& item : model.named_parameters())
+    result[item.key()] = item.value().grad().clone();
   return result;
 }
 
 TEST(Mixture, EverySecondBlockHasExperts) {
   const auto model = make_model(mixture());
   const auto names = model->named_parameters().keys();
-  EXPECT_THAT(names, ::testing::IsSupersetOf({"blocks.0.ffn.up.weight", "blocks.1.moe.router.weight",
-                                              "blocks.1.moe.experts.0.up.weight", "blocks.1.moe.experts.5.down.weight",
-                                              "blocks.1.moe.shared.down.weight", "blocks.2.ffn.down.weight"}));
-  for (const auto& name : names) EXPECT_FALSE(name.starts_with("blocks.1.ffn.") || name.starts_with("blocks.0.moe."));
+  EXPECT_THAT(names, ::testing::IsSupersetOf(
+                         {"blocks.0.ffn.up.weight", "blocks.1.moe.router.weight",
+                          "blocks.1.moe.experts.0.up.weight", "blocks.1.moe.experts.5.down.weight",
+                          "blocks.1.moe.shared.down.weight", "blocks.2.ffn.down.weight"}));
+  for (const auto& name : names)
+    EXPECT_FALSE(name.starts_with("blocks.1.ffn.") || name.starts_with("blocks.0.moe."));
 }
 
 class Size : public ::testing::TestWithParam<const char*> {};
@@ -85,7 +88,8 @@ TEST(Mixture, TheRoutersLossTrainsTheRouterAlone) {
   EXPECT_GT(loss.router.item<double>(), 2 * 0.01 * static_cast<double>(loss.weight));
   model->zero_grad();
   loss.router.backward();
-  EXPECT_GT(model->named_parameters()["blocks.1.moe.router.weight"].grad().abs().max().item<double>(), 0);
+  EXPECT_GT(
+      model->named_parameters()["blocks.1.moe.router.weight"].grad().abs().max().item<double>(), 0);
   EXPECT_FALSE(model->named_parameters()["blocks.3.moe.experts.0.up.weight"].grad().defined());
   EXPECT_FALSE(make_model(testing::llama_variant())->loss(tokens).router.defined());
 }
@@ -95,19 +99,22 @@ TEST(Mixture, RoutersStayInFloat32UnderBfloat16) {
   const auto parameters = model->named_parameters();
   EXPECT_EQ(parameters["blocks.1.moe.router.weight"].scalar_type(), at::kFloat);
   EXPECT_EQ(parameters["blocks.1.moe.experts.0.up.weight"].scalar_type(), at::kBFloat16);
-  EXPECT_EQ(make_model(mixture(), 1, at::kDouble)->named_parameters()["blocks.1.moe.router.weight"].scalar_type(),
+  EXPECT_EQ(make_model(mixture(), 1, at::kDouble)
+                ->named_parameters()["blocks.1.moe.router.weight"]
+                .scalar_type(),
             at::kDouble);
 }
 
 TEST(Mixture, RecomputingGivesTheSameBits) {
-  for (const auto& [router, dtype] : std::vector<std::pair<const char*, at::ScalarType>>{{"top_k", at::kFloat},
-                                                                                         {"top_k", at::kBFloat16},
-                                                                                         {"noisy_top_k", at::kDouble},
-                                                                                         {"sinkhorn", at::kFloat},
-                                                                                         {"base", at::kFloat},
-                                                                                         {"balanced", at::kFloat},
-                                                                                         {"expert_choice", at::kFloat},
-                                                                                         {"hash", at::kFloat}}) {
+  for (const auto& [router, dtype] :
+       std::vector<std::pair<const char*, at::ScalarType>>{{"top_k", at::kFloat},
+                                                           {"top_k", at::kBFloat16},
+                                                           {"noisy_top_k", at::kDouble},
+                                                           {"sinkhorn", at::kFloat},
+                                                           {"base", at::kFloat},
+                                                           {"balanced", at::kFloat},
+                                                           {"expert_choice", at::kFloat},
+                                                           {"hash", at::kFloat}}) {
     ModelConfig config = mixture_by(router);
     if (config.moe.router == "top_k") config.moe.second_expert = "random";
     const auto model = make_model(config, 1, dtype);
@@ -121,7 +128,8 @@ TEST(Mixture, RecomputingGivesTheSameBits) {
   }
 }
 
-/// Every router whose choice for a token depends on no later token, with every way to drop and to pad in training.
+/// Every router whose choice for a token depends on no later token, with every way to drop and to
+/// pad in training.
 std::vector<std::pair<std::string, ModelConfig>> causal_mixtures() {
   std::vector<std::pair<std::string, ModelConfig>> found;
   for (const char* router : {"top_k", "noisy_top_k", "sinkhorn", "base", "balanced", "hash"}) {
@@ -139,8 +147,10 @@ std::vector<std::pair<std::string, ModelConfig>> causal_mixtures() {
             c.moe.pad_to_capacity = rule == std::string("switch");
             c.moe.eval_capacity_factor = rule == std::string("megatron") ? 0.7 : 0;
           }
-          if (k == 2 && router != std::string("hash")) c.moe.second_expert = "random", c.moe.normalize = "after";
-          found.emplace_back(std::string(router) + " " + drop + " " + rule + " " + std::to_string(k), c);
+          if (k == 2 && router != std::string("hash"))
+            c.moe.second_expert = "random", c.moe.normalize = "after";
+          found.emplace_back(
+              std::string(router) + " " + drop + " " + rule + " " + std::to_string(k), c);
         }
       }
     }
@@ -154,9 +164,11 @@ TEST(Decoding, WithACacheEqualsReadingTheWholePrefix) {
     const auto tokens = random_tokens(2, 12, model->config().vocab_size);
     const auto whole = model->logits(tokens);
     KvCache cache;
-    for (const auto& [begin, size] : {std::pair<int64_t, int64_t>{0, 3}, {3, 1}, {4, 1}, {5, 2}, {7, 5}}) {
+    for (const auto& [begin, size] :
+         {std::pair<int64_t, int64_t>{0, 3}, {3, 1}, {4, 1}, {5, 2}, {7, 5}}) {
       const auto step = model->logits_with_cache(tokens.narrow(1, begin, size), cache);
-      EXPECT_LT((step - whole.narrow(1, begin, size)).abs().max().item<double>(), 1e-11) << name << " at " << begin;
+      EXPECT_LT((step - whole.narrow(1, begin, size)).abs().max().item<double>(), 1e-11)
+          << name << " at " << begin;
     }
   }
 }
@@ -177,14 +189,16 @@ TEST(Decoding, ChoosesTheTokensThatTheWholePrefixDoes) {
 TEST(Decoding, RefusesExpertsThatChooseAmongLaterTokens) {
   const auto model = make_model(mixture_by("expert_choice"));
   EXPECT_THAT([&] { generate(*model, {1, 2}, {.max_tokens = 1}); },
-              ::testing::ThrowsMessage<UserError>(::testing::HasSubstr("model.moe.router = \"expert_choice\"")));
+              ::testing::ThrowsMessage<UserError>(
+                  ::testing::HasSubstr("model.moe.router = \"expert_choice\"")));
   EXPECT_EQ(moe::reads_later_tokens(model->config().moe), "router = \"expert_choice\"");
   EXPECT_EQ(moe::reads_later_tokens(mixture().moe), "");
 }
 
 TEST(Mixture, EvaluationHasACapacityOnlyWhereAFactorAsksForOne) {
   ModelConfig config = mixture();
-  config.moe.drop = "position", config.moe.capacity_rule = "switch", config.moe.capacity_factor = 0.1;
+  config.moe.drop = "position", config.moe.capacity_rule = "switch",
+  config.moe.capacity_factor = 0.1;
   const auto dropped_in = [&](double factor) {
     config.moe.eval_capacity_factor = factor;
     const auto model = make_model(config);
@@ -198,10 +212,12 @@ TEST(Mixture, EvaluationHasACapacityOnlyWhereAFactorAsksForOne) {
 }
 
 TEST(Mixture, RunsOnTheMetaDevice) {
-  for (const char* router : {"top_k", "noisy_top_k", "sinkhorn", "balanced", "expert_choice", "hash"}) {
+  for (const char* router :
+       {"top_k", "noisy_top_k", "sinkhorn", "balanced", "expert_choice", "hash"}) {
     const auto config = resolve_model_config(mixture_by(router), 0);
     GPT model(config, c10::kMeta);
-    const auto loss = model.loss(at::empty({2, config.context + 1}, torch::dtype(torch::kLong).device(c10::kMeta)));
+    const auto loss = model.loss(
+        at::empty({2, config.context + 1}, torch::dtype(torch::kLong).device(c10::kMeta)));
     EXPECT_EQ(loss.sum.dim(), 0);
     ASSERT_EQ(loss.router.defined(), config.moe.router != "hash");
     if (loss.router.defined()) {

@@ -15,12 +15,14 @@ inline double largest_difference(const at::Tensor& a, const at::Tensor& b) {
   return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
 }
 
-/// Exit status of a script of tests/models/ under the environment's Python, or -1 where DOVETAIL_PYTHON is not set.
+/// Exit status of a script of tests/models/ under the environment's Python, or -1 where
+/// DOVETAIL_PYTHON is not set.
 inline int run_oracle(const std::string& script, const std::string& arguments) {
   const char* python = std::getenv("DOVETAIL_PYTHON");
   if (python == nullptr) return -1;
   const auto path = test::tests_folder() / "models" / script;
-  return std::system(("'" + std::string(python) + "' '" + path.string() + "' " + arguments).c_str());
+  return std::system(
+      ("'" + std::string(python) + "' '" + path.string() + "' " + arguments).c_str());
 }
 
 }  // namespace dovetail::testing

@@ -1,4 +1,5 @@
-// The model against the same transformer written out in PyTorch (gpt_oracle.py), which shares no code with ours.
+// The model against the same transformer written out in PyTorch (gpt_oracle.py), which shares no
+// code with ours.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -17,9 +18,11 @@ class Oracle : public ::testing::Test {
     for (const auto& variant : testing::variants()) {
       const auto model = testing::make_model(variant.config, 1, at::kDouble);
       auto config = model->config();
-      write_file_atomically(path(variant, ".json"), config_to_json([&](Section& s) { config.describe(s); }).dump());
+      write_file_atomically(path(variant, ".json"),
+                            config_to_json([&](Section& s) { config.describe(s); }).dump());
       std::map<std::string, at::Tensor> tensors = {{"tokens", tokens(config)}};
-      for (const auto& item : model->named_parameters()) tensors[item.key()] = item.value().detach();
+      for (const auto& item : model->named_parameters())
+        tensors[item.key()] = item.value().detach();
       write_safetensors(path(variant, ".safetensors"), tensors);
     }
     status_ = testing::run_oracle("gpt_oracle.py", folder_->path().string());
@@ -42,7 +45,8 @@ class Oracle : public ::testing::Test {
     return ids;
   }
 
-  /// Largest error of logits, loss and every gradient, each relative to the largest value expected there.
+  /// Largest error of logits, loss and every gradient, each relative to the largest value expected
+  /// there.
   static void expect_close(at::ScalarType dtype, double tolerance) {
     for (const auto& variant : testing::variants()) {
       const SafetensorsFile expected(path(variant, ".expected.safetensors"));
@@ -51,7 +55,8 @@ class Oracle : public ::testing::Test {
       const auto compare = [&](const std::string& name, const at::Tensor& ours) {
         const auto theirs = expected.read(name);
         ASSERT_EQ(ours.sizes(), theirs.sizes()) << variant.name << " " << name;
-        EXPECT_LT(testing::largest_difference(ours, theirs), tolerance * theirs.abs().max().item<double>())
+        EXPECT_LT(testing::largest_difference(ours, theirs),
+                  tolerance * theirs.abs().max().item<double>())
             << variant.name << " " << name;
       };
       compare("logits", model->logits(ids.slice(1, 0, -1).clamp_min(0)));
@@ -59,7 +64,8 @@ class Oracle : public ::testing::Test {
       compare("loss", loss.sum.detach());
       EXPECT_EQ(loss.weight, 3 * model->config().context - 5);
       loss.sum.backward();
-      for (const auto& item : model->named_parameters()) compare("grad." + item.key(), item.value().grad());
+      for (const auto& item : model->named_parameters())
+        compare("grad." + item.key(), item.value().grad());
     }
   }
 

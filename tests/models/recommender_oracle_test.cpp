@@ -1,5 +1,5 @@
-// DIN, DIEN, CAN and MMoE against their papers' definitions in PyTorch (recommender_oracle.py), which share no code
-// with ours.
+// DIN, DIEN, CAN and MMoE against their papers' definitions in PyTorch (recommender_oracle.py),
+// which share no code with ours.
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
@@ -32,9 +32,11 @@ RecommenderConfig config_of(const std::string& model) {
 
 std::vector<Case> cases() {
   // Two sequences share tables with features, the third one tells of the events alone.
-  const RecommenderInputs histories = {.dense = 2, .sparse = 4, .sequences = {{3}, {-1}, {0}}, .length = kLength};
+  const RecommenderInputs histories = {
+      .dense = 2, .sparse = 4, .sequences = {{3}, {-1}, {0}}, .length = kLength};
   Case din = {"din", config_of("din"), histories}, dien = {"dien", config_of("dien"), histories},
-       plain = {"dien_without_auxiliary", config_of("dien"), histories}, can = {"can", config_of("can"), histories},
+       plain = {"dien_without_auxiliary", config_of("dien"), histories},
+       can = {"can", config_of("can"), histories},
        mmoe = {"mmoe", config_of("mmoe"), {.dense = 2, .sparse = 4, .tasks = 3}};
   din.config.attention = {6, 5};
   dien.config.interest = 8;
@@ -71,7 +73,8 @@ RecommenderBatch batch_of(const Case& c) {
   if (c.inputs.sequences.empty()) return batch;
   const int64_t first = c.inputs.sparse * c.config.dim, sequences = std::ssize(c.inputs.sequences);
   const at::Tensor events = batch.embedded.narrow(1, first, sequences * kLength * c.config.dim);
-  const at::Tensor mask = batch.mask.unsqueeze(1).unsqueeze(3).expand({kSamples, sequences, kLength, c.config.dim});
+  const at::Tensor mask =
+      batch.mask.unsqueeze(1).unsqueeze(3).expand({kSamples, sequences, kLength, c.config.dim});
   events.mul_(mask.reshape({kSamples, -1}));
   return batch;
 }
@@ -92,20 +95,24 @@ class RecommenderOracle : public ::testing::Test {
     nlohmann::json targets = nlohmann::json::array(), pairs = nlohmann::json::array();
     for (const auto& sequence : c.inputs.sequences) targets.push_back(sequence.target);
     for (const auto& pair : c.inputs.co_actions) pairs.push_back({pair.item, pair.sequence});
-    const nlohmann::json inputs = {{"dense", c.inputs.dense},   {"sparse", c.inputs.sparse}, {"tasks", c.inputs.tasks},
-                                   {"length", c.inputs.length}, {"targets", targets},        {"co_actions", pairs}};
+    const nlohmann::json inputs = {{"dense", c.inputs.dense}, {"sparse", c.inputs.sparse},
+                                   {"tasks", c.inputs.tasks}, {"length", c.inputs.length},
+                                   {"targets", targets},      {"co_actions", pairs}};
     write_file_atomically(
         path(c, ".json"),
-        nlohmann::json({{"config", config_to_json([&](Section& s) { config.describe(s); })}, {"inputs", inputs}})
+        nlohmann::json({{"config", config_to_json([&](Section& s) { config.describe(s); })},
+                        {"inputs", inputs}})
             .dump());
     const RecommenderBatch batch = batch_of(c);
-    std::map<std::string, at::Tensor> tensors = {{"dense", batch.dense},
-                                                 {"embedded", batch.embedded},
-                                                 {"mask", batch.mask.to(at::kFloat)},
-                                                 {"negative_mask", batch.negative_mask.to(at::kFloat)},
-                                                 {"cotangent", cotangent_of(c)}};
+    std::map<std::string, at::Tensor> tensors = {
+        {"dense", batch.dense},
+        {"embedded", batch.embedded},
+        {"mask", batch.mask.to(at::kFloat)},
+        {"negative_mask", batch.negative_mask.to(at::kFloat)},
+        {"cotangent", cotangent_of(c)}};
     const auto model = model_of(c);
-    for (const auto& item : model->named_parameters()) tensors["model." + item.key()] = item.value().detach();
+    for (const auto& item : model->named_parameters())
+      tensors["model." + item.key()] = item.value().detach();
     write_safetensors(path(c, ".safetensors"), tensors);
   }
 
@@ -130,9 +137,11 @@ TEST_F(RecommenderOracle, ForwardAndGradientsAgree) {
     const auto compare = [&](const std::string& name, const at::Tensor& ours) {
       const at::Tensor theirs = expected.read(name);
       ASSERT_EQ(ours.sizes(), theirs.sizes()) << c.name << " " << name;
-      EXPECT_LT(testing::largest_difference(ours, theirs), 1e-5 * std::max(1.0, theirs.abs().max().item<double>()))
+      EXPECT_LT(testing::largest_difference(ours, theirs),
+                1e-5 * std::max(1.0, theirs.abs().max().item<double>()))
           << c.name << " " << name;
-      EXPECT_GT(theirs.abs().max().item<double>(), name == "auxiliary" ? -1 : 1e-4) << c.name << " " << name;
+      EXPECT_GT(theirs.abs().max().item<double>(), name == "auxiliary" ? -1 : 1e-4)
+          << c.name << " " << name;
     };
     const auto model = model_of(c);
     RecommenderBatch batch = batch_of(c);
@@ -145,7 +154,8 @@ TEST_F(RecommenderOracle, ForwardAndGradientsAgree) {
     compare("logits", found.logits.detach());
     compare("auxiliary", found.auxiliary.defined() ? found.auxiliary.detach() : at::zeros({}));
     compare("grad.embedded", batch.embedded.grad());
-    for (const auto& item : model->named_parameters()) compare("grad." + item.key(), item.value().grad());
+    for (const auto& item : model->named_parameters())
+      compare("grad." + item.key(), item.value().grad());
   }
 }
 
@@ -154,10 +164,12 @@ TEST_F(RecommenderOracle, EachDefiningTermMatters) {
   int terms = 0;
   for (const Case& c : cases()) {
     const SafetensorsFile expected(path(c, ".expected.safetensors"));
-    const at::Tensor with = at::cat({expected.read("logits").flatten(), expected.read("auxiliary").view(1)});
+    const at::Tensor with =
+        at::cat({expected.read("logits").flatten(), expected.read("auxiliary").view(1)});
     for (const auto& name : expected.names()) {
       if (!name.starts_with("without.") || c.name == "dien_without_auxiliary") continue;
-      EXPECT_GT(testing::largest_difference(with, expected.read(name)), 1e-2) << c.name << " " << name;
+      EXPECT_GT(testing::largest_difference(with, expected.read(name)), 1e-2)
+          << c.name << " " << name;
       ++terms;
     }
   }

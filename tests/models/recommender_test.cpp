@@ -31,7 +31,8 @@ struct Parameters {
   /// W x + b of the Linear `name`.
   Vector linear(const std::string& name, const Vector& x) const {
     const Vector w = to_vector(named.at(name + ".weight"));
-    Vector y = named.contains(name + ".bias") ? to_vector(named.at(name + ".bias")) : Vector(w.size() / x.size());
+    Vector y = named.contains(name + ".bias") ? to_vector(named.at(name + ".bias"))
+                                              : Vector(w.size() / x.size());
     for (size_t o = 0; o < y.size(); ++o)
       for (size_t i = 0; i < x.size(); ++i) y[o] += w[o * x.size() + i] * x[i];
     return y;
@@ -78,7 +79,8 @@ double by_definition(const RecommenderConfig& config, const Parameters& p, const
       const Vector product = p.linear("cross" + std::to_string(l), in);
       for (size_t i = 0; i < x.size(); ++i) x[i] += all[i] * product[i];
     }
-    if (config.cross == "stacked") return p.linear("head", p.tower("deep", x, config.deep.size()))[0];
+    if (config.cross == "stacked")
+      return p.linear("head", p.tower("deep", x, config.deep.size()))[0];
     return p.linear("head", join(x, p.tower("deep", all, config.deep.size())))[0];
   }
   double logit = p.linear("head", p.tower("deep", all, config.deep.size()))[0];
@@ -106,7 +108,8 @@ void expect_definition(const RecommenderConfig& config, const RecommenderInputs&
   const torch::NoGradGuard no_grad;
   for (auto& item : model->named_parameters())  // biases too
     item.value().copy_(testing::normal(item.value().sizes(), name_key(item.key())) * 0.5);
-  const int64_t samples = 4, columns = inputs.sparse * (config.dim + (has_wide_part(config) ? 1 : 0));
+  const int64_t samples = 4,
+                columns = inputs.sparse * (config.dim + (has_wide_part(config) ? 1 : 0));
   const at::Tensor dense = testing::normal({samples, inputs.dense}, 1),
                    embedded = testing::normal({samples, columns}, 2);
   const at::Tensor logits = model->forward({.dense = dense, .embedded = embedded}).logits;
@@ -116,9 +119,10 @@ void expect_definition(const RecommenderConfig& config, const RecommenderInputs&
     Matrix embeddings;
     for (int64_t f = 0; f < inputs.sparse; ++f)
       embeddings.push_back(to_vector(embedded[b].narrow(0, f * config.dim, config.dim)));
-    const Vector wide =
-        to_vector(embedded[b].narrow(0, inputs.sparse * config.dim, columns - inputs.sparse * config.dim));
-    const double expected = by_definition(config, parameters, to_vector(dense[b]), embeddings, wide);
+    const Vector wide = to_vector(
+        embedded[b].narrow(0, inputs.sparse * config.dim, columns - inputs.sparse * config.dim));
+    const double expected =
+        by_definition(config, parameters, to_vector(dense[b]), embeddings, wide);
     EXPECT_NEAR(logits[b].item<double>(), expected, 1e-4 * (1 + std::abs(expected)));
   }
 }
@@ -128,7 +132,8 @@ TEST(Recommender, IsItsDefinition) {
     SCOPED_TRACE(model);
     expect_definition(config_of(model), {.dense = 4, .sparse = 6});
     expect_definition(config_of(model), {.dense = 1, .sparse = 1});
-    if (std::string(model) != "dlrm") expect_definition(config_of(model), {.dense = 0, .sparse = 3});
+    if (std::string(model) != "dlrm")
+      expect_definition(config_of(model), {.dense = 0, .sparse = 3});
   }
   RecommenderConfig config = config_of("dcnv2");
   config.cross_rank = 2;
@@ -155,7 +160,8 @@ TEST(Recommender, BeginsByGlorotAndByName) {
 }
 
 TEST(Recommender, SlopesOfPReluBeginAtAQuarter) {
-  const auto model = make_recommender(config_of("din"), {.dense = 1, .sparse = 2, .sequences = {{0}}, .length = 3});
+  const auto model = make_recommender(config_of("din"),
+                                      {.dense = 1, .sparse = 2, .sequences = {{0}}, .length = 3});
   initialize(*model, 1);
   EXPECT_TRUE(at::equal(model->named_parameters()["attention.0_slope"], at::full({36}, 0.25)));
 }
@@ -164,8 +170,10 @@ TEST(Recommender, CountsWhatItMultiplies) {
   const auto flops = [](const RecommenderConfig& config, const RecommenderInputs& inputs) {
     return flops_per_sample(*make_recommender(config, inputs));
   };
-  EXPECT_EQ(flops(config_of("wide_deep"), {.dense = 4, .sparse = 6}), 6 * (34 * 7 + 7 * 3 + 3 * 1 + 4 * 1));
-  const RecommenderInputs history = {.dense = 4, .sparse = 6, .sequences = {{2}, {-1}}, .length = 9};
+  EXPECT_EQ(flops(config_of("wide_deep"), {.dense = 4, .sparse = 6}),
+            6 * (34 * 7 + 7 * 3 + 3 * 1 + 4 * 1));
+  const RecommenderInputs history = {
+      .dense = 4, .sparse = 6, .sequences = {{2}, {-1}}, .length = 9};
   const int deep = 7 * 3 + 3 * 1;
   RecommenderConfig config = config_of("din");
   config.attention = {8};
@@ -174,7 +182,8 @@ TEST(Recommender, CountsWhatItMultiplies) {
   config.interest = 8;
   config.auxiliary = {6};
   const int gru = 3 * 8 * (10 + 8), augru = 3 * 8 * (8 + 8), auxiliary = 18 * 6 + 6 * 1;
-  EXPECT_EQ(flops(config, history), 6 * (52 * 7 + deep + 9 * (gru + augru) + 5 * 8 + 9 * 8 + 2 * 8 * auxiliary));
+  EXPECT_EQ(flops(config, history),
+            6 * (52 * 7 + deep + 9 * (gru + augru) + 5 * 8 + 9 * 8 + 2 * 8 * auxiliary));
   config = config_of("can");
   config.micro = {4, 3, 2};
   RecommenderInputs pairs = history;
@@ -188,26 +197,35 @@ TEST(Recommender, CountsWhatItMultiplies) {
 }
 
 TEST(Recommender, RefusesWhatItsModelDoesNotRead) {
-  const auto message = [](auto change, const char* model = "deepfm", RecommenderInputs inputs = {4, 6}) {
+  const auto message = [](auto change, const char* model = "deepfm",
+                          RecommenderInputs inputs = {4, 6}) {
     RecommenderConfig config = config_of(model);
     change(config);
     return testing::user_error([&] { check(config, inputs); });
   };
   EXPECT_THAT(message([](auto& c) { c.bottom = {3}; }), HasSubstr("recommender.bottom is dlrm's"));
-  EXPECT_THAT(message([](auto& c) { c.cross_rank = 3; }, "dlrm"), HasSubstr("recommender.cross_rank is dcnv2's"));
-  EXPECT_THAT(message([](auto& c) { c.attention = {3}; }), HasSubstr("recommender.attention is din's"));
-  EXPECT_THAT(message([](auto& c) { c.interest = 3; }), HasSubstr("recommender.interest is dien's"));
-  EXPECT_THAT(message([](auto& c) { c.auxiliary = {3}; }), HasSubstr("recommender.auxiliary is dien's"));
-  EXPECT_THAT(message([](auto& c) { c.auxiliary_weight = 3; }), HasSubstr("recommender.auxiliary_weight is dien's"));
+  EXPECT_THAT(message([](auto& c) { c.cross_rank = 3; }, "dlrm"),
+              HasSubstr("recommender.cross_rank is dcnv2's"));
+  EXPECT_THAT(message([](auto& c) { c.attention = {3}; }),
+              HasSubstr("recommender.attention is din's"));
+  EXPECT_THAT(message([](auto& c) { c.interest = 3; }),
+              HasSubstr("recommender.interest is dien's"));
+  EXPECT_THAT(message([](auto& c) { c.auxiliary = {3}; }),
+              HasSubstr("recommender.auxiliary is dien's"));
+  EXPECT_THAT(message([](auto& c) { c.auxiliary_weight = 3; }),
+              HasSubstr("recommender.auxiliary_weight is dien's"));
   EXPECT_THAT(message([](auto& c) { c.micro = {3, 1}; }), HasSubstr("recommender.micro is can's"));
   EXPECT_THAT(message([](auto& c) { c.orders = 3; }), HasSubstr("recommender.orders is can's"));
-  EXPECT_THAT(message([](auto& c) { c.co_action = {"a * b"}; }), HasSubstr("recommender.co_action is can's"));
+  EXPECT_THAT(message([](auto& c) { c.co_action = {"a * b"}; }),
+              HasSubstr("recommender.co_action is can's"));
   EXPECT_THAT(message([](auto& c) { c.experts = 3; }), HasSubstr("recommender.experts is mmoe's"));
   EXPECT_THAT(message([](auto& c) { c.expert = {3}; }), HasSubstr("recommender.expert is mmoe's"));
-  EXPECT_THAT(message([](auto& c) { c.task_weights = {3}; }), HasSubstr("recommender.task_weights is mmoe's"));
+  EXPECT_THAT(message([](auto& c) { c.task_weights = {3}; }),
+              HasSubstr("recommender.task_weights is mmoe's"));
   EXPECT_THAT(message([](auto& c) { c.task_weights = {3}; }, "mmoe", {.sparse = 6, .tasks = 2}),
               HasSubstr("task_weights has 1 entries, but rows.label names 2"));
-  EXPECT_THAT(message([](auto&) {}, "deepfm", {.sparse = 6, .tasks = 2}), HasSubstr("rows.label names 2 tasks"));
+  EXPECT_THAT(message([](auto&) {}, "deepfm", {.sparse = 6, .tasks = 2}),
+              HasSubstr("rows.label names 2 tasks"));
   EXPECT_THAT(message([](auto&) {}, "din"), HasSubstr("[rows] names no sequence"));
   EXPECT_THAT(message([](auto&) {}, "dien", {.sparse = 6, .sequences = {{-1}}, .length = 4}),
               HasSubstr("no sequence shares a feature's table"));
@@ -215,7 +233,8 @@ TEST(Recommender, RefusesWhatItsModelDoesNotRead) {
               HasSubstr("sequences keep one"));
   EXPECT_THAT(message([](auto&) {}, "can", {.sparse = 6, .sequences = {{-1}}, .length = 4}),
               HasSubstr("has no co-action"));
-  EXPECT_THAT(message([](auto& c) { c.micro = {3}; }, "can", {.sparse = 6, .sequences = {{0}}, .length = 4}),
+  EXPECT_THAT(message([](auto& c) { c.micro = {3}; }, "can",
+                      {.sparse = 6, .sequences = {{0}}, .length = 4}),
               HasSubstr("recommender.micro = [3] is no MLP"));
   EXPECT_THAT(message([](auto&) {}, "dlrm", {0, 6}), HasSubstr("needs a dense feature"));
   EXPECT_THAT(message([](auto&) {}, "deepfm", {4, 0}), HasSubstr("needs a sparse feature"));

@@ -14,11 +14,13 @@ namespace {
 using testing::make_model;
 using testing::random_tokens;
 
-std::map<std::string, at::Tensor> gradients(GPT& model, const std::vector<at::Tensor>& micro_batches) {
+std::map<std::string, at::Tensor> gradients(GPT& model,
+                                            const std::vector<at::Tensor>& micro_batches) {
   model.zero_grad();
   for (const auto& tokens : micro_batches) model.loss(tokens).sum.backward();
   std::map<std::string, at::Tensor> result;
-  for (const auto& item : model.named_parameters()) result[item.key()] = item.value().grad().clone();
+  for (const auto& item : model.named_parameters())
+    result[item.key()] = item.value().grad().clone();
   return result;
 }
 
@@ -27,7 +29,8 @@ TEST(Recompute, GivesTheSameBits) {
     for (const auto& variant : testing::variants()) {
       const auto model = make_model(variant.config, 1, dtype);
       const auto vocab = model->config().vocab_size;
-      const std::vector<at::Tensor> batches = {random_tokens(3, 11, vocab, 1), random_tokens(1, 6, vocab, 2)};
+      const std::vector<at::Tensor> batches = {random_tokens(3, 11, vocab, 1),
+                                               random_tokens(1, 6, vocab, 2)};
       const auto kept = gradients(*model, batches);
       const auto kept_loss = model->loss(batches[0]).sum;
       model->checkpoint_activations = true;
@@ -42,7 +45,9 @@ TEST(Recompute, GivesTheSameBits) {
 
 struct CountingHook : torch::autograd::PostAccumulateGradHook {
   explicit CountingHook(int& count) : count(count) {}
-  void operator()(const torch::autograd::Variable& parameter) override { count += parameter.grad().defined() ? 1 : 0; }
+  void operator()(const torch::autograd::Variable& parameter) override {
+    count += parameter.grad().defined() ? 1 : 0;
+  }
   int& count;
 };
 
@@ -51,7 +56,8 @@ TEST(Recompute, RunsTheHooksOfEachGradientOnce) {
   model->checkpoint_activations = true;
   std::map<std::string, int> counts;
   for (const auto& item : model->named_parameters()) {
-    torch::autograd::impl::set_post_acc_grad_hooks(item.value(), std::make_unique<CountingHook>(counts[item.key()]));
+    torch::autograd::impl::set_post_acc_grad_hooks(
+        item.value(), std::make_unique<CountingHook>(counts[item.key()]));
   }
   model->loss(random_tokens(2, 9, 61)).sum.backward();
   for (const auto& [name, count] : counts) EXPECT_EQ(count, 1) << name;

@@ -13,7 +13,8 @@
 namespace dovetail::size_test {
 namespace {
 
-/// Large enough that what the formula leaves out (ids, norms' gradients) does not count, small enough for a second.
+/// Large enough that what the formula leaves out (ids, norms' gradients) does not count, small
+/// enough for a second.
 ModelConfig scaled(ModelConfig c, int64_t width, int64_t vocab_size) {
   c.layers = 3;
   c.width = width;
@@ -33,14 +34,16 @@ int64_t measured_peak(const ModelConfig& config, const MemoryEstimateOptions& op
   model->checkpoint_activations = options.recompute;
   const auto linears = quantizable_linears(*model);
   for (size_t i = 0; i < options.linears.size(); ++i) linears.at(i)->set_recipe(options.linears[i]);
-  const auto tokens = testing::random_tokens(options.micro_batch, config.context + 1, config.vocab_size);
+  const auto tokens =
+      testing::random_tokens(options.micro_batch, config.context + 1, config.vocab_size);
   const testing::AllocationMeter meter;
   if (options.accumulate) model->loss(tokens).trained().backward();
   model->loss(tokens).trained().backward();
   return meter.peak();
 }
 
-void expect_within_a_fifth(const ModelConfig& config, const MemoryEstimateOptions& options, const std::string& what) {
+void expect_within_a_fifth(const ModelConfig& config, const MemoryEstimateOptions& options,
+                           const std::string& what) {
   const auto estimate = memory_estimate(config, options);
   const auto expected = estimate.activations + estimate.gradients + estimate.workspace;
   const auto measured = measured_peak(config, options);
@@ -50,10 +53,13 @@ void expect_within_a_fifth(const ModelConfig& config, const MemoryEstimateOption
 
 TEST(MemoryEstimate, IsWithinAFifthOfWhatAStepAllocates) {
   for (const auto& variant : testing::variants()) {
-    const auto many_tokens = scaled(variant.config, 96, 512), many_weights = scaled(variant.config, 160, 4096);
+    const auto many_tokens = scaled(variant.config, 96, 512),
+               many_weights = scaled(variant.config, 160, 4096);
     expect_within_a_fifth(many_tokens, {.micro_batch = 8}, variant.name);
-    expect_within_a_fifth(many_tokens, {.micro_batch = 8, .recompute = true}, variant.name + " recompute");
-    expect_within_a_fifth(many_tokens, {.micro_batch = 8, .accumulate = true}, variant.name + " accumulate");
+    expect_within_a_fifth(many_tokens, {.micro_batch = 8, .recompute = true},
+                          variant.name + " recompute");
+    expect_within_a_fifth(many_tokens, {.micro_batch = 8, .accumulate = true},
+                          variant.name + " accumulate");
     expect_within_a_fifth(many_weights, {.micro_batch = 1}, variant.name + " one sample");
     expect_within_a_fifth(many_weights, {.micro_batch = 1, .accumulate = true},
                           variant.name + " one sample, accumulate");
@@ -71,8 +77,10 @@ TEST(MemoryEstimate, KnowsWhatExpertsKeep) {
   expect_within_a_fifth(many_tokens, {.micro_batch = 8}, "experts");
   expect_within_a_fifth(many_tokens, {.micro_batch = 8, .recompute = true}, "experts, recompute");
   expect_within_a_fifth(many_tokens, {.micro_batch = 8, .bfloat16 = true}, "experts, bfloat16");
-  const std::vector<mx::LinearRecipe> all(static_cast<size_t>(many_tokens.layers) * (2 + 2 * 9), mxfp8);
-  expect_within_a_fifth(many_tokens, {.micro_batch = 8, .bfloat16 = true, .linears = all}, "experts, mxfp8");
+  const std::vector<mx::LinearRecipe> all(static_cast<size_t>(many_tokens.layers) * (2 + 2 * 9),
+                                          mxfp8);
+  expect_within_a_fifth(many_tokens, {.micro_batch = 8, .bfloat16 = true, .linears = all},
+                        "experts, mxfp8");
   mixture.moe.every = 3;
   expect_within_a_fifth(scaled(mixture, 96, 512), {.micro_batch = 8}, "experts in one block");
 }
@@ -87,13 +95,17 @@ TEST(MemoryEstimate, KnowsWhatQuantizedLinearsKeep) {
       return std::vector<mx::LinearRecipe>(static_cast<size_t>(4 * many_tokens.layers), recipe);
     };
     for (const bool bfloat16 : {false, true}) {
-      expect_within_a_fifth(many_tokens, {.micro_batch = 8, .bfloat16 = bfloat16, .linears = all(mxfp8)}, variant.name);
+      expect_within_a_fifth(many_tokens,
+                            {.micro_batch = 8, .bfloat16 = bfloat16, .linears = all(mxfp8)},
+                            variant.name);
     }
-    expect_within_a_fifth(many_tokens, {.micro_batch = 8, .linears = all(gradients_only)}, variant.name + " gradients");
+    expect_within_a_fifth(many_tokens, {.micro_batch = 8, .linears = all(gradients_only)},
+                          variant.name + " gradients");
     // One block of three, as high_precision_ends and overrides leave it.
     std::vector<mx::LinearRecipe> one_block(static_cast<size_t>(4 * many_tokens.layers));
     std::fill_n(one_block.begin() + 4, 4, mxfp8);
-    expect_within_a_fifth(many_tokens, {.micro_batch = 8, .linears = one_block}, variant.name + " one block");
+    expect_within_a_fifth(many_tokens, {.micro_batch = 8, .linears = one_block},
+                          variant.name + " one block");
     const auto kept = [&](const std::vector<mx::LinearRecipe>& linears) {
       return memory_estimate(many_tokens, {.micro_batch = 8, .linears = linears}).activations;
     };
@@ -104,7 +116,8 @@ TEST(MemoryEstimate, KnowsWhatQuantizedLinearsKeep) {
 TEST(MemoryEstimate, CountsWeightsAndOptimizerExactly) {
   for (const bool bfloat16 : {false, true}) {
     for (const auto& variant : testing::variants()) {
-      const auto model = testing::make_model(variant.config, 1, bfloat16 ? at::kBFloat16 : at::kFloat);
+      const auto model =
+          testing::make_model(variant.config, 1, bfloat16 ? at::kBFloat16 : at::kFloat);
       int64_t weights = 0, parameters = 0, masters = 0;
       for (const auto& parameter : model->parameters()) {
         weights += static_cast<int64_t>(parameter.nbytes());
@@ -125,7 +138,8 @@ TEST(MemoryEstimate, KnowsWhatSpreadExpertsKeepAndWhatIsElsewhere) {
   mixture.moe.ffn_width = 96;
   const auto config = scaled(mixture, 96, 512);
   const MemoryEstimateOptions options{.micro_batch = 8, .expert_ranks = 2};
-  const auto estimate = memory_estimate(config, options), whole = memory_estimate(config, {.micro_batch = 8});
+  const auto estimate = memory_estimate(config, options),
+             whole = memory_estimate(config, {.micro_batch = 8});
   const int64_t elsewhere = config.layers * 4 * 3 * 96 * 96;
   EXPECT_EQ(estimate.weights, whole.weights - 4 * elsewhere);
   EXPECT_EQ(estimate.optimizer, whole.optimizer - 8 * elsewhere);
@@ -145,12 +159,15 @@ TEST(MemoryEstimate, KnowsWhatSpreadExpertsKeepAndWhatIsElsewhere) {
 
 TEST(MemoryEstimate, EachOptionMovesItTheRightWay) {
   const auto config = resolve_model_config(model_preset("nemotron-2b").config, 0);
-  const auto total = [&](MemoryEstimateOptions options) { return memory_estimate(config, options).total(); };
+  const auto total = [&](MemoryEstimateOptions options) {
+    return memory_estimate(config, options).total();
+  };
   EXPECT_LT(total({.micro_batch = 4, .recompute = true}), total({.micro_batch = 4}));
   EXPECT_LT(total({.micro_batch = 1}), total({.micro_batch = 2}));
   EXPECT_LT(total({.micro_batch = 4, .bfloat16 = true}), total({.micro_batch = 4}));
   EXPECT_LT(total({.micro_batch = 4}), total({.micro_batch = 4, .accumulate = true}));
-  EXPECT_EQ(total({.micro_batch = 4, .distributed = true}), total({.micro_batch = 4, .accumulate = true}));
+  EXPECT_EQ(total({.micro_batch = 4, .distributed = true}),
+            total({.micro_batch = 4, .accumulate = true}));
   EXPECT_LT(total({.distributed = true, .optimizer_ranks = 4}), total({.distributed = true}));
   EXPECT_LT(total({.distributed = true, .optimizer_ranks = 4, .gradient_ranks = 4}),
             total({.distributed = true, .optimizer_ranks = 4}));

@@ -1,5 +1,5 @@
-// The vision models against transformers' ResNet and against VGG and U-Net in torch.nn (vision_oracle.py), which share
-// no code with ours.
+// The vision models against transformers' ResNet and against VGG and U-Net in torch.nn
+// (vision_oracle.py), which share no code with ours.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -29,7 +29,8 @@ struct Case {
 };
 
 std::vector<Case> cases() {
-  const VisionConfig vgg16{.preset = "vgg16", .classes = 7, .channels = 2, .height = 45, .width = 64, .base_width = 2};
+  const VisionConfig vgg16{
+      .preset = "vgg16", .classes = 7, .channels = 2, .height = 45, .width = 64, .base_width = 2};
   VisionConfig vgg19 = vgg16, resnet = vgg16, unet = vgg16;
   vgg19.preset = "vgg19";
   resnet.preset = "resnet50";
@@ -52,9 +53,11 @@ std::shared_ptr<VisionModel> model_of(const Case& c, at::ScalarType dtype) {
   for (auto& item : model->named_parameters()) {
     at::Tensor& parameter = item.value();
     const bool scale = parameter.dim() == 1 && item.key().ends_with(".weight");
-    const double inputs = static_cast<double>(parameter.numel()) / static_cast<double>(parameter.size(0));
+    const double inputs =
+        static_cast<double>(parameter.numel()) / static_cast<double>(parameter.size(0));
     const double std = parameter.dim() == 1 ? 0.3 : std::sqrt(2 / inputs);
-    parameter.copy_(testing::normal(parameter.sizes(), name_key(item.key())) * std + (scale ? 1 : 0));
+    parameter.copy_(testing::normal(parameter.sizes(), name_key(item.key())) * std +
+                    (scale ? 1 : 0));
   }
   for (auto& item : model->named_buffers())
     if (item.value().dim() == 1)
@@ -71,7 +74,8 @@ at::Tensor images_of(const Case& c) {
 at::Tensor targets_of(const Case& c) {
   std::vector<int64_t> sizes = {kBatch};
   if (c.config.preset == "unet") sizes.insert(sizes.end(), {c.config.height, c.config.width});
-  return at::randint(c.config.classes, sizes, at::detail::createCPUGenerator(6), at::TensorOptions(at::kLong));
+  return at::randint(c.config.classes, sizes, at::detail::createCPUGenerator(6),
+                     at::TensorOptions(at::kLong));
 }
 
 class VisionOracle : public ::testing::Test {
@@ -90,9 +94,11 @@ class VisionOracle : public ::testing::Test {
                                  {"base_width", c.config.base_width},
                                  {"training", c.training}};
     write_file_atomically(path(c, ".json"), spec.dump());
-    std::map<std::string, at::Tensor> tensors = {{"images", images_of(c).to(at::kDouble)}, {"targets", targets_of(c)}};
+    std::map<std::string, at::Tensor> tensors = {{"images", images_of(c).to(at::kDouble)},
+                                                 {"targets", targets_of(c)}};
     const auto model = model_of(c, at::kDouble);
-    for (const auto& item : model->named_parameters()) tensors["model." + item.key()] = item.value().detach();
+    for (const auto& item : model->named_parameters())
+      tensors["model." + item.key()] = item.value().detach();
     for (const auto& item : model->named_buffers()) tensors["model." + item.key()] = item.value();
     write_safetensors(path(c, ".safetensors"), tensors);
   }
@@ -106,7 +112,8 @@ class VisionOracle : public ::testing::Test {
     return folder_->path() / (c.name + suffix);
   }
 
-  /// Largest error of logits, loss, buffers and every gradient, each relative to the largest value expected there.
+  /// Largest error of logits, loss, buffers and every gradient, each relative to the largest value
+  /// expected there.
   static void expect_close(at::ScalarType dtype, double tolerance) {
     for (const Case& c : cases()) {
       // There a ReLU whose sign turns by rounding moves gradients by a tenth, in the reference too.
@@ -117,8 +124,10 @@ class VisionOracle : public ::testing::Test {
         const at::Tensor theirs = expected.read(name);
         ASSERT_EQ(ours.sizes(), theirs.sizes()) << c.name << " " << name;
         const double largest = theirs.abs().max().item<double>();
-        EXPECT_LE(testing::largest_difference(ours, theirs), tolerance * largest) << c.name << " " << name;
-        EXPECT_TRUE(largest > 1e-4 || name.ends_with("num_batches_tracked")) << c.name << " " << name << " is idle";
+        EXPECT_LE(testing::largest_difference(ours, theirs), tolerance * largest)
+            << c.name << " " << name;
+        EXPECT_TRUE(largest > 1e-4 || name.ends_with("num_batches_tracked"))
+            << c.name << " " << name << " is idle";
         ++compared;
       };
       const auto model = model_of(c, dtype);
@@ -128,7 +137,8 @@ class VisionOracle : public ::testing::Test {
       loss.sum.backward();
       compare("loss", loss.sum.detach());
       compare("grad.images", images.grad());
-      for (const auto& item : model->named_parameters()) compare("grad." + item.key(), item.value().grad());
+      for (const auto& item : model->named_parameters())
+        compare("grad." + item.key(), item.value().grad());
       for (const auto& item : model->named_buffers()) compare("buffer." + item.key(), item.value());
       compare("logits", model->forward(images).detach());
       EXPECT_EQ(compared, expected.names().size()) << c.name;

@@ -30,7 +30,8 @@ VisionConfig small_config(const std::string& preset) {
   return {.preset = preset, .classes = 5, .height = 48, .width = 32, .base_width = 2};
 }
 
-std::shared_ptr<VisionModel> small_model(const VisionConfig& config, at::ScalarType dtype = at::kFloat) {
+std::shared_ptr<VisionModel> small_model(const VisionConfig& config,
+                                         at::ScalarType dtype = at::kFloat) {
   auto model = make_vision_model(config);
   initialize(*model, 3);
   model->to(dtype);
@@ -44,16 +45,20 @@ at::Tensor images_of(const VisionConfig& c, int64_t batch, at::ScalarType dtype 
 at::Tensor targets_of(const VisionConfig& c, int64_t batch) {
   std::vector<int64_t> sizes = {batch};
   if (c.preset == "unet") sizes.insert(sizes.end(), {c.height, c.width});
-  return at::randint(c.classes, sizes, at::detail::createCPUGenerator(6), at::TensorOptions(at::kLong));
+  return at::randint(c.classes, sizes, at::detail::createCPUGenerator(6),
+                     at::TensorOptions(at::kLong));
 }
 
 int64_t count_of(const VisionConfig& config) {
   int64_t count = 0;
-  for (const auto& parameter : make_vision_model(config, c10::kMeta)->parameters()) count += parameter.numel();
+  for (const auto& parameter : make_vision_model(config, c10::kMeta)->parameters())
+    count += parameter.numel();
   return count;
 }
 
-int64_t convolution_parameters(int64_t kernel, int64_t in, int64_t out) { return kernel * kernel * in * out + out; }
+int64_t convolution_parameters(int64_t kernel, int64_t in, int64_t out) {
+  return kernel * kernel * in * out + out;
+}
 
 TEST_F(Vision, HasThePublishedNumberOfParameters) {
   EXPECT_EQ(count_of({.preset = "vgg16"}), 138'357'544);
@@ -65,8 +70,8 @@ TEST_F(Vision, HasThePublishedNumberOfParameters) {
     in = width;
   }
   for (const int64_t width : {512, 256, 128, 64})
-    unet += convolution_parameters(2, 2 * width, width) + convolution_parameters(3, 2 * width, width) +
-            convolution_parameters(3, width, width);
+    unet += convolution_parameters(2, 2 * width, width) +
+            convolution_parameters(3, 2 * width, width) + convolution_parameters(3, width, width);
   EXPECT_EQ(unet, 31'031'810);
   EXPECT_EQ(count_of({.preset = "unet"}), unet);
 }
@@ -92,14 +97,16 @@ TEST_F(Vision, NamesTheStateAsTorchvision) {
     std::vector<std::string> names;
     for (const char* kind : {"weight", "bias"}) {
       for (const int number : numbers) names.push_back(fmt::format("features.{}.{}", number, kind));
-      for (const int number : {0, 3, 6}) names.push_back(fmt::format("classifier.{}.{}", number, kind));
+      for (const int number : {0, 3, 6})
+        names.push_back(fmt::format("classifier.{}.{}", number, kind));
     }
     EXPECT_EQ(state_names(preset), sorted(names));
   }
   std::vector<std::string> names = {"fc.weight", "fc.bias"};
   const auto pair = [&](const std::string& convolution, const std::string& norm) {
     names.push_back(convolution + ".weight");
-    for (const char* kind : {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"})
+    for (const char* kind :
+         {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"})
       names.push_back(fmt::format("{}.{}", norm, kind));
   };
   pair("conv1", "bn1");
@@ -107,7 +114,8 @@ TEST_F(Vision, NamesTheStateAsTorchvision) {
   for (size_t stage = 0; stage < kDepth.size(); ++stage) {
     for (int block = 0; block < kDepth[stage]; ++block) {
       const auto prefix = fmt::format("layer{}.{}.", stage + 1, block);
-      for (const int i : {1, 2, 3}) pair(fmt::format("{}conv{}", prefix, i), fmt::format("{}bn{}", prefix, i));
+      for (const int i : {1, 2, 3})
+        pair(fmt::format("{}conv{}", prefix, i), fmt::format("{}bn{}", prefix, i));
       if (block == 0) pair(prefix + "downsample.0", prefix + "downsample.1");
     }
   }
@@ -119,8 +127,11 @@ TEST_F(Vision, GivesLogitsAtEverySizeItTakes) {
     std::string preset;
     int64_t height, width;
   };
-  for (const auto& [preset, height, width] :
-       {Case{"vgg16", 227, 227}, {"vgg19", 32, 33}, {"resnet50", 224, 224}, {"resnet50", 37, 1}, {"unet", 16, 48}}) {
+  for (const auto& [preset, height, width] : {Case{"vgg16", 227, 227},
+                                              {"vgg19", 32, 33},
+                                              {"resnet50", 224, 224},
+                                              {"resnet50", 37, 1},
+                                              {"unet", 16, 48}}) {
     VisionConfig config = small_config(preset);
     config.height = height;
     config.width = width;
@@ -170,8 +181,11 @@ TEST_F(Vision, LossIsASum) {
       EXPECT_EQ(whole.weight, preset == "unet" ? 5 * config.height * config.width : 5);
       const double expected = whole.sum.item<double>();
       EXPECT_EQ(whole.sum.scalar_type(), dtype);
-      EXPECT_NEAR(first.sum.item<double>() + rest.sum.item<double>(), expected, tolerance * expected) << preset;
-      EXPECT_GT(expected, static_cast<double>(whole.weight)) << preset;  // -log(1 / 5) = 1.6 each, not their mean
+      EXPECT_NEAR(first.sum.item<double>() + rest.sum.item<double>(), expected,
+                  tolerance * expected)
+          << preset;
+      EXPECT_GT(expected, static_cast<double>(whole.weight))
+          << preset;  // -log(1 / 5) = 1.6 each, not their mean
     }
   }
 }
@@ -199,8 +213,10 @@ TEST_F(Vision, RunsEachLayerInTheScopeOfItsNameAndNeverWaits) {
     const VisionConfig config = small_config(preset);
     const auto model = small_model(config);
     Seen all;
-    for (const auto& item : model->named_parameters()) all.owner[item.value().storage().data()] = item.key();
-    for (const auto& item : model->named_buffers()) all.owner[item.value().storage().data()] = item.key();
+    for (const auto& item : model->named_parameters())
+      all.owner[item.value().storage().data()] = item.key();
+    for (const auto& item : model->named_buffers())
+      all.owner[item.value().storage().data()] = item.key();
     seen = &all;
     const auto handle = at::addThreadLocalCallback(
         at::RecordFunctionCallback(see).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
@@ -211,9 +227,11 @@ TEST_F(Vision, RunsEachLayerInTheScopeOfItsNameAndNeverWaits) {
     at::removeCallback(handle);
     for (const auto& [storage, name] : all.owner) {
       ASSERT_TRUE(in_forward.contains(name)) << preset << ": no ATen operator reads " << name;
-      EXPECT_EQ(in_forward.at(name), std::set<std::string>{name.substr(0, name.rfind('.'))}) << preset;
+      EXPECT_EQ(in_forward.at(name), std::set<std::string>{name.substr(0, name.rfind('.'))})
+          << preset;
     }
-    for (const char* waits : {"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"})
+    for (const char* waits :
+         {"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"})
       EXPECT_FALSE(all.operators.contains(waits)) << preset << " calls " << waits;
   }
 }
@@ -232,7 +250,8 @@ TEST_F(Vision, IsTheSameInPlace) {
       return found;
     };
     const auto with = gradients(true), without = gradients(false);
-    for (size_t i = 0; i < with.size(); ++i) EXPECT_TRUE(at::equal(with[i], without[i])) << preset << " " << i;
+    for (size_t i = 0; i < with.size(); ++i)
+      EXPECT_TRUE(at::equal(with[i], without[i])) << preset << " " << i;
   }
 }
 
@@ -250,15 +269,17 @@ TEST_F(Vision, InitialValuesFollowSeedAndName) {
     const char *preset, *name;
     double std;
   };
-  for (const auto& [preset, name, std] : {Case{"vgg16", "features.7.weight", std::sqrt(2.0 / (9 * 32))},
-                                          {"vgg16", "classifier.3.weight", 0.01},
-                                          {"resnet50", "conv1.weight", std::sqrt(2.0 / (49 * 16))},
-                                          {"resnet50", "layer2.0.downsample.0.weight", std::sqrt(2.0 / 128)},
-                                          {"unet", "up2.upsample.weight", std::sqrt(2.0 / 64)},
-                                          {"unet", "up2.conv1.weight", std::sqrt(2.0 / (9 * 64))}}) {
+  for (const auto& [preset, name, std] :
+       {Case{"vgg16", "features.7.weight", std::sqrt(2.0 / (9 * 32))},
+        {"vgg16", "classifier.3.weight", 0.01},
+        {"resnet50", "conv1.weight", std::sqrt(2.0 / (49 * 16))},
+        {"resnet50", "layer2.0.downsample.0.weight", std::sqrt(2.0 / 128)},
+        {"unet", "up2.upsample.weight", std::sqrt(2.0 / 64)},
+        {"unet", "up2.conv1.weight", std::sqrt(2.0 / (9 * 64))}}) {
     VisionConfig config = small_config(preset);
     config.base_width = 16;
-    const auto model = make_vision_model(config), again = make_vision_model(config), other = make_vision_model(config);
+    const auto model = make_vision_model(config), again = make_vision_model(config),
+               other = make_vision_model(config);
     for (auto& buffer : model->buffers()) buffer.fill_(7);
     initialize(*model, 3);
     initialize(*again, 3);
@@ -266,22 +287,29 @@ TEST_F(Vision, InitialValuesFollowSeedAndName) {
     const at::Tensor values = model->named_parameters()[name];
     EXPECT_TRUE(at::equal(values, again->named_parameters()[name])) << preset;
     EXPECT_FALSE(at::equal(values, other->named_parameters()[name])) << preset;
-    const double allowed = 5 * std / std::sqrt(2 * static_cast<double>(values.numel()));  // five standard errors
+    const double allowed =
+        5 * std / std::sqrt(2 * static_cast<double>(values.numel()));  // five standard errors
     EXPECT_NEAR(values.std().item<double>(), std, allowed) << preset << " " << name;
     for (const auto& item : model->named_parameters())
       if (item.value().dim() == 1) {
-        EXPECT_TRUE(item.value().eq(item.key().ends_with("weight") ? 1 : 0).all().item<bool>()) << item.key();
+        EXPECT_TRUE(item.value().eq(item.key().ends_with("weight") ? 1 : 0).all().item<bool>())
+            << item.key();
       }
     for (const auto& item : model->named_buffers())
-      EXPECT_TRUE(item.value().eq(item.key().ends_with("running_var") ? 1 : 0).all().item<bool>()) << item.key();
+      EXPECT_TRUE(item.value().eq(item.key().ends_with("running_var") ? 1 : 0).all().item<bool>())
+          << item.key();
   }
 }
 
 TEST_F(Vision, RefusesWhatDoesNotFit) {
-  const auto made = [](VisionConfig config) { return testing::user_error([&] { make_vision_model(config); }); };
+  const auto made = [](VisionConfig config) {
+    return testing::user_error([&] { make_vision_model(config); });
+  };
   EXPECT_THAT(made({.preset = "unet", .height = 40, .width = 64}), ::testing::HasSubstr("40 x 64"));
-  EXPECT_THAT(made({.preset = "unet", .height = 32, .width = 31}), ::testing::HasSubstr("multiples of 16"));
-  EXPECT_THAT(made({.preset = "vgg19", .height = 224, .width = 31}), ::testing::HasSubstr("224 x 31"));
+  EXPECT_THAT(made({.preset = "unet", .height = 32, .width = 31}),
+              ::testing::HasSubstr("multiples of 16"));
+  EXPECT_THAT(made({.preset = "vgg19", .height = 224, .width = 31}),
+              ::testing::HasSubstr("224 x 31"));
   EXPECT_THAT(made({.preset = "vgg11"}), ::testing::HasSubstr("`vgg11`"));
   EXPECT_THAT(made({.classes = -1}), ::testing::HasSubstr("-1 classes"));
 
@@ -295,7 +323,8 @@ TEST_F(Vision, RefusesWhatDoesNotFit) {
   EXPECT_THAT(lost(images.to(at::kDouble), targets), ::testing::HasSubstr("images are Double"));
   EXPECT_THAT(lost(images, targets_of(config, 3)), ::testing::HasSubstr("are [3] Long"));
   EXPECT_THAT(lost(images, targets.to(at::kInt)), ::testing::HasSubstr("are [2] Int"));
-  EXPECT_THROW(model->loss(images, at::full({2}, -100, at::kLong)), c10::Error);  // no target stands for padding
+  EXPECT_THROW(model->loss(images, at::full({2}, -100, at::kLong)),
+               c10::Error);  // no target stands for padding
 
   VisionConfig tiny = config;
   tiny.height = tiny.width = 32;  // 1 x 1 in the last stage

@@ -23,7 +23,8 @@ class CudaDispatch : public ::testing::Test {
  protected:
   void SetUp() override {
     if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-    if (cuda_kernels() == nullptr) GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
+    if (cuda_kernels() == nullptr)
+      GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
   }
 };
 
@@ -38,7 +39,8 @@ struct Case {
 
 std::vector<Case> cases() {
   const auto routed = [](const at::Tensor& logits, const RoutingSpec& spec) {
-    return route(logits, spec, {.draw = spec.k == 2 ? random({logits.size(0)}, 2).abs() : at::Tensor()});
+    return route(logits, spec,
+                 {.draw = spec.k == 2 ? random({logits.size(0)}, 2).abs() : at::Tensor()});
   };
   at::Tensor one_expert = at::zeros({65, 5}, at::kDouble);
   one_expert.select(1, 3).fill_(9);
@@ -47,7 +49,8 @@ std::vector<Case> cases() {
           {"all to one expert", 5, routed(one_expert, {.k = 1, .drop = Drop::kNone})},
           {"drops and draws", 7, routed(random({611, 7}, 3), {.k = 2, .capacity_factor = 0.7})},
           {"empty experts", 300, routed(random({90, 300}, 4), {.k = 2, .drop = Drop::kNone})},
-          {"many choices", 64, routed(random({333, 64}, 5), {.k = 8, .slot_order = SlotOrder::kToken})}};
+          {"many choices", 64,
+           routed(random({333, 64}, 5), {.k = 8, .slot_order = SlotOrder::kToken})}};
 }
 
 TEST_F(CudaDispatch, RowsAreThoseOfTheCpu) {
@@ -62,13 +65,14 @@ TEST_F(CudaDispatch, RowsAreThoseOfTheCpu) {
 }
 
 /// There and back, with the gradients of x, the rows and the weights.
-std::vector<at::Tensor> there_and_back(const Case& c, int64_t width, at::ScalarType dtype, at::Device device,
-                                       int64_t capacity) {
+std::vector<at::Tensor> there_and_back(const Case& c, int64_t width, at::ScalarType dtype,
+                                       at::Device device, int64_t capacity) {
   const auto sums = dtype == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor expert = c.routing.expert.to(device), slot = c.routing.slot.to(device);
-  const Dispatch to =
-      capacity > 0 ? padded_dispatch(expert, slot, c.experts, capacity) : dispatch(expert, slot, c.experts);
-  const at::Tensor x = random({c.routing.expert.size(0), width}, 6).to(device, dtype).requires_grad_();
+  const Dispatch to = capacity > 0 ? padded_dispatch(expert, slot, c.experts, capacity)
+                                   : dispatch(expert, slot, c.experts);
+  const at::Tensor x =
+      random({c.routing.expert.size(0), width}, 6).to(device, dtype).requires_grad_();
   const at::Tensor weight = c.routing.weight.detach().to(device, sums).requires_grad_();
   const at::Tensor rows = dispatch_rows(x, to);
   const at::Tensor made = (rows * random(rows.sizes(), 7).to(device, dtype));
@@ -94,9 +98,11 @@ TEST_F(CudaDispatch, RowsGoThereAndBackAsOnTheCpu) {
           const auto cpu = there_and_back(c, width, dtype, at::kCPU, capacity),
                      gpu = there_and_back(c, width, dtype, at::kCUDA, capacity);
           EXPECT_TRUE(at::equal(gpu[0], cpu[0]));
-          // A weight's gradient sums `width` products, each rounded once: errors grow as the root of their number.
+          // A weight's gradient sums `width` products, each rounded once: errors grow as the root
+          // of their number.
           const double of_sums = tolerance * std::sqrt(static_cast<double>(width));
-          for (size_t i = 1; i < gpu.size(); ++i) expect_close(gpu[i], cpu[i], i == 3 ? of_sums : tolerance, kNames[i]);
+          for (size_t i = 1; i < gpu.size(); ++i)
+            expect_close(gpu[i], cpu[i], i == 3 ? of_sums : tolerance, kNames[i]);
         }
       }
     }
@@ -113,8 +119,10 @@ TEST_F(CudaDispatch, TheSameBitsTwice) {
 TEST_F(CudaDispatch, TensorsElsewhereAreNamed) {
   const Case c = cases().back();
   const Dispatch to = dispatch(on_gpu(c.routing.expert), on_gpu(c.routing.slot), c.experts);
-  EXPECT_THAT(user_error([&] { dispatch_rows(at::zeros({333, 4}), to); }), ::testing::HasSubstr("choices are on cuda"));
-  EXPECT_THAT(user_error([&] { dispatch_rows(on_gpu(at::zeros({332, 4})), to); }), ::testing::HasSubstr("333 tokens"));
+  EXPECT_THAT(user_error([&] { dispatch_rows(at::zeros({333, 4}), to); }),
+              ::testing::HasSubstr("choices are on cuda"));
+  EXPECT_THAT(user_error([&] { dispatch_rows(on_gpu(at::zeros({332, 4})), to); }),
+              ::testing::HasSubstr("333 tokens"));
 }
 
 }  // namespace

@@ -25,7 +25,8 @@ class CudaExperts : public ::testing::Test {
  protected:
   void SetUp() override {
     if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-    if (cuda_kernels() == nullptr) GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
+    if (cuda_kernels() == nullptr)
+      GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
   }
 };
 
@@ -33,10 +34,12 @@ struct Precision {
   at::ScalarType dtype;
   double tolerance;
 };
-constexpr Precision kPrecisions[] = {{at::kFloat, 2e-5}, {at::kBFloat16, 3e-2}, {at::kDouble, 1e-12}};
+constexpr Precision kPrecisions[] = {
+    {at::kFloat, 2e-5}, {at::kBFloat16, 3e-2}, {at::kDouble, 1e-12}};
 
 /// A leaf of random values, as large as sums of `terms` products of them stay about 1.
-at::Tensor leaf(at::IntArrayRef sizes, uint64_t seed, int64_t terms, at::Device device, at::ScalarType dtype) {
+at::Tensor leaf(at::IntArrayRef sizes, uint64_t seed, int64_t terms, at::Device device,
+                at::ScalarType dtype) {
   const at::Tensor values = random(sizes, seed) / std::sqrt(static_cast<double>(terms));
   return values.to(at::kBFloat16).to(device, dtype).requires_grad_();
 }
@@ -45,45 +48,57 @@ at::Tensor leaf(at::IntArrayRef sizes, uint64_t seed, int64_t terms, at::Device 
 std::vector<at::Tensor> results(const at::Tensor& y, const std::vector<at::Tensor>& leaves) {
   y.backward(random(y.sizes(), 50).to(at::kBFloat16).to(y.options()));
   std::vector<at::Tensor> all = {y.detach().cpu()};
-  for (const at::Tensor& x : leaves) all.push_back((x.grad().defined() ? x.grad() : at::zeros_like(x)).cpu());
+  for (const at::Tensor& x : leaves)
+    all.push_back((x.grad().defined() ? x.grad() : at::zeros_like(x)).cpu());
   return all;
 }
 
-void expect_all_close(const std::vector<at::Tensor>& gpu, const std::vector<at::Tensor>& cpu, double tolerance) {
+void expect_all_close(const std::vector<at::Tensor>& gpu, const std::vector<at::Tensor>& cpu,
+                      double tolerance) {
   for (size_t i = 0; i < cpu.size(); ++i)
     expect_close(gpu[i], cpu[i], tolerance, i == 0 ? "y" : "gradient " + std::to_string(i - 1));
 }
 
 double worst_error(const at::Tensor& x, const at::Tensor& exact) {
-  return exact.numel() == 0 ? 0 : (x.to(at::kDouble) - exact.to(at::kDouble)).abs().max().item<double>();
+  return exact.numel() == 0
+             ? 0
+             : (x.to(at::kDouble) - exact.to(at::kDouble)).abs().max().item<double>();
 }
 
-/// bfloat16 rounds what lies between the products, so an error of one element says little. The GPU's largest error
-/// against float64 may be twice the CPU's in bfloat16, plus a rounding of the largest element.
-void expect_as_exact_as_the_cpu(const std::vector<at::Tensor>& gpu, const std::vector<at::Tensor>& cpu,
+/// bfloat16 rounds what lies between the products, so an error of one element says little. The
+/// GPU's largest error against float64 may be twice the CPU's in bfloat16, plus a rounding of the
+/// largest element.
+void expect_as_exact_as_the_cpu(const std::vector<at::Tensor>& gpu,
+                                const std::vector<at::Tensor>& cpu,
                                 const std::vector<at::Tensor>& exact) {
   for (size_t i = 0; i < cpu.size(); ++i) {
     ASSERT_EQ(gpu[i].sizes(), exact[i].sizes());
     const double largest = exact[i].numel() == 0 ? 0 : exact[i].abs().max().item<double>();
-    EXPECT_LE(worst_error(gpu[i], exact[i]), 2 * worst_error(cpu[i], exact[i]) + largest / 256) << "result " << i;
+    EXPECT_LE(worst_error(gpu[i], exact[i]), 2 * worst_error(cpu[i], exact[i]) + largest / 256)
+        << "result " << i;
   }
 }
 
 TEST_F(CudaExperts, GroupedLinearIsThatOfTheCpu) {
   // Widths on 16 bytes in bfloat16 and others; empty groups; one group of all.
   for (const auto& [in, out] : {std::pair<int64_t, int64_t>(64, 48), {33, 7}, {1, 1}}) {
-    for (const std::vector<int64_t>& counts : {std::vector<int64_t>{0, 0}, {0, 130, 0}, {5, 1, 64, 0, 33}, {17}}) {
+    for (const std::vector<int64_t>& counts :
+         {std::vector<int64_t>{0, 0}, {0, 130, 0}, {5, 1, 64, 0, 33}, {17}}) {
       for (const bool bias : {false, true}) {
         for (const auto& [dtype, tolerance] : kPrecisions) {
           const auto run = [&](at::Device device) {
             const at::Tensor count = at::tensor(counts, at::kLong);
             const int64_t groups = std::ssize(counts);
-            std::vector<at::Tensor> leaves = {leaf({count.sum().item<int64_t>(), in}, 1, 1, device, dtype),
-                                              leaf({groups, out, in}, 2, in, device, dtype)};
+            std::vector<at::Tensor> leaves = {
+                leaf({count.sum().item<int64_t>(), in}, 1, 1, device, dtype),
+                leaf({groups, out, in}, 2, in, device, dtype)};
             if (bias) leaves.push_back(leaf({groups, out}, 3, 1, device, dtype));
-            return results(grouped_linear(leaves[0], leaves[1], count, bias ? leaves[2] : at::Tensor()), leaves);
+            return results(
+                grouped_linear(leaves[0], leaves[1], count, bias ? leaves[2] : at::Tensor()),
+                leaves);
           };
-          SCOPED_TRACE(std::to_string(in) + " x " + std::to_string(out) + " " + c10::toString(dtype));
+          SCOPED_TRACE(std::to_string(in) + " x " + std::to_string(out) + " " +
+                       c10::toString(dtype));
           expect_all_close(run(at::kCUDA), run(at::kCPU), tolerance);
         }
       }
@@ -93,7 +108,8 @@ TEST_F(CudaExperts, GroupedLinearIsThatOfTheCpu) {
 
 /// A layer's experts of width 24, or of all widths, with and without padding.
 std::vector<at::Tensor> run_experts(const Routing& routing, const std::vector<int64_t>& widths,
-                                    const std::string& activation, bool pad, at::ScalarType dtype, at::Device device) {
+                                    const std::string& activation, bool pad, at::ScalarType dtype,
+                                    at::Device device) {
   constexpr int64_t kWidth = 40;
   const auto sums = dtype == at::kDouble ? at::kDouble : at::kFloat;
   std::vector<at::Tensor> leaves = {leaf({routing.expert.size(0), kWidth}, 1, 1, device, dtype),
@@ -108,33 +124,39 @@ std::vector<at::Tensor> run_experts(const Routing& routing, const std::vector<in
     for (const auto* list : {&experts.up, &experts.down, &experts.up_bias, &experts.down_bias})
       leaves.push_back(list->back());
   }
-  const Dispatch to = dispatch(routing.expert.to(device), routing.slot.to(device), std::ssize(widths));
+  const Dispatch to =
+      dispatch(routing.expert.to(device), routing.slot.to(device), std::ssize(widths));
   if (!pad) return results(feed_forward(leaves[0], leaves[1], to, experts), leaves);
   int64_t most = 1;
   for (int64_t e = 0; e < to.experts(); ++e) most = std::max(most, to.rows(e));
-  const Dispatch full = padded_dispatch(routing.expert.to(device), routing.slot.to(device), std::ssize(widths), most);
-  const at::Tensor y = padded_feed_forward(leaves[0], leaves[1], full, {.weights = experts, .modules = {}});
+  const Dispatch full =
+      padded_dispatch(routing.expert.to(device), routing.slot.to(device), std::ssize(widths), most);
+  const at::Tensor y =
+      padded_feed_forward(leaves[0], leaves[1], full, {.weights = experts, .modules = {}});
   return results(y, leaves);
 }
 
 TEST_F(CudaExperts, FeedForwardsAreThoseOfTheCpu) {
   at::Tensor one_expert = at::zeros({50, 4}, at::kDouble);
   one_expert.select(1, 2).fill_(9);
-  const std::vector<Routing> routings = {route(random({0, 4}, 4), {.k = 2, .drop = Drop::kNone}),
-                                         route(one_expert, {.k = 1, .drop = Drop::kNone}),
-                                         route(random({203, 4}, 5), {.k = 2, .capacity_factor = 0.6})};
+  const std::vector<Routing> routings = {
+      route(random({0, 4}, 4), {.k = 2, .drop = Drop::kNone}),
+      route(one_expert, {.k = 1, .drop = Drop::kNone}),
+      route(random({203, 4}, 5), {.k = 2, .capacity_factor = 0.6})};
   for (const Routing& routing : routings) {
-    for (const std::vector<int64_t>& widths : {std::vector<int64_t>{24, 24, 24, 24}, {8, 8, 31, 16}}) {
+    for (const std::vector<int64_t>& widths :
+         {std::vector<int64_t>{24, 24, 24, 24}, {8, 8, 31, 16}}) {
       for (const char* activation : {"swiglu", "gelu", "relu2"}) {
         for (const bool pad : {false, true}) {
           for (const auto& [dtype, tolerance] : kPrecisions) {
-            SCOPED_TRACE(std::to_string(routing.expert.size(0)) + " tokens, " + activation + (pad ? ", padded " : " ") +
-                         c10::toString(dtype));
+            SCOPED_TRACE(std::to_string(routing.expert.size(0)) + " tokens, " + activation +
+                         (pad ? ", padded " : " ") + c10::toString(dtype));
             const auto run = [&](at::ScalarType with, at::Device device) {
               return run_experts(routing, widths, activation, pad, with, device);
             };
             if (dtype == at::kBFloat16) {
-              expect_as_exact_as_the_cpu(run(dtype, at::kCUDA), run(dtype, at::kCPU), run(at::kDouble, at::kCPU));
+              expect_as_exact_as_the_cpu(run(dtype, at::kCUDA), run(dtype, at::kCPU),
+                                         run(at::kDouble, at::kCPU));
             } else {  // squaring doubles the relative error of what it is given
               expect_all_close(run(dtype, at::kCUDA), run(dtype, at::kCPU),
                                std::string(activation) == "relu2" ? 2 * tolerance : tolerance);

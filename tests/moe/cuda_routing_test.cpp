@@ -23,39 +23,47 @@ class CudaRouting : public ::testing::Test {
  protected:
   void SetUp() override {
     if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-    if (cuda_kernels() == nullptr) GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
+    if (cuda_kernels() == nullptr)
+      GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
   }
 };
 
 at::Tensor on_gpu(const at::Tensor& x) { return x.defined() ? x.to(at::kCUDA) : x; }
 
 // Tokens and experts: none, one, fewer than a warp, tiles that are full and others.
-const std::vector<std::pair<int64_t, int64_t>> kSizes = {{0, 4}, {1, 4}, {37, 12}, {128, 40}, {700, 8}, {1031, 260}};
+const std::vector<std::pair<int64_t, int64_t>> kSizes = {{0, 4},    {1, 4},   {37, 12},
+                                                         {128, 40}, {700, 8}, {1031, 260}};
 
 /// Scores as routers meet them, ties alone, one expert for all, and what is no number.
 std::vector<at::Tensor> score_cases(int64_t tokens, int64_t experts) {
-  at::Tensor one_expert = at::zeros({tokens, experts}, at::kDouble), broken = random({tokens, experts}, 5);
+  at::Tensor one_expert = at::zeros({tokens, experts}, at::kDouble),
+             broken = random({tokens, experts}, 5);
   one_expert.select(1, experts - 1).fill_(1);
   broken.masked_fill_(random({tokens, experts}, 6) > 1, std::numeric_limits<double>::quiet_NaN());
   broken.masked_fill_(random({tokens, experts}, 7) > 1, -std::numeric_limits<double>::infinity());
-  return {at::softmax(random({tokens, experts}, 3), 1), (random({tokens, experts}, 4) * 2).round() / 8,
-          at::zeros({tokens, experts}, at::kDouble), one_expert, broken};
+  return {at::softmax(random({tokens, experts}, 3), 1),
+          (random({tokens, experts}, 4) * 2).round() / 8, at::zeros({tokens, experts}, at::kDouble),
+          one_expert, broken};
 }
 
 TEST_F(CudaRouting, ExpertsAreThoseThatTheCpuChooses) {
   for (const auto& [tokens, experts] : kSizes) {
     for (const at::Tensor& wide : score_cases(tokens, experts)) {
       for (const auto dtype : {at::kFloat, at::kDouble}) {
-        const at::Tensor scores = wide.to(dtype), bias = (random({experts}, 8).to(dtype) * 4).round() / 8;
-        for (const auto& spec : {RoutingSpec{.k = 1},
-                                 {.k = 4},
-                                 {.k = 2, .groups = 4, .top_groups = 2},
-                                 {.k = 2, .groups = 4, .top_groups = 3, .group_score = GroupScore::kMax},
-                                 {.k = 1, .groups = experts, .top_groups = 2}}) {
+        const at::Tensor scores = wide.to(dtype),
+                         bias = (random({experts}, 8).to(dtype) * 4).round() / 8;
+        for (const auto& spec :
+             {RoutingSpec{.k = 1},
+              {.k = 4},
+              {.k = 2, .groups = 4, .top_groups = 2},
+              {.k = 2, .groups = 4, .top_groups = 3, .group_score = GroupScore::kMax},
+              {.k = 1, .groups = experts, .top_groups = 2}}) {
           for (const at::Tensor& added : {at::Tensor(), bias}) {
             const at::Tensor expected = choose_experts(scores, added, spec);
-            EXPECT_TRUE(at::equal(choose_experts(on_gpu(scores), on_gpu(added), spec).cpu(), expected))
-                << tokens << " tokens, " << experts << " experts, k " << spec.k << ", groups " << spec.groups;
+            EXPECT_TRUE(
+                at::equal(choose_experts(on_gpu(scores), on_gpu(added), spec).cpu(), expected))
+                << tokens << " tokens, " << experts << " experts, k " << spec.k << ", groups "
+                << spec.groups;
           }
         }
       }
@@ -67,26 +75,33 @@ TEST_F(CudaRouting, SlotsAndCountsAreThoseOfTheCpu) {
   for (const auto& [tokens, experts] : kSizes) {
     for (const at::Tensor& wide : score_cases(tokens, experts)) {
       const at::Tensor scores = wide.to(at::kFloat), expert = choose_experts(scores, {}, {.k = 2});
-      const at::Tensor weight = scores.gather(1, expert.to(at::kLong)), drawn = random({tokens}, 9) > 0;
-      EXPECT_TRUE(at::equal(count_choices(on_gpu(expert), experts).cpu(), count_choices(expert, experts)));
-      const at::Tensor first = expert.narrow(1, 0, 1);
+      const at::Tensor weight = scores.gather(1, expert.to(at::kLong)),
+                       drawn = random({tokens}, 9) > 0;
       EXPECT_TRUE(
-          at::equal(count_choices(on_gpu(expert).narrow(1, 0, 1), experts).cpu(), count_choices(first, experts)));
+          at::equal(count_choices(on_gpu(expert), experts).cpu(), count_choices(expert, experts)));
+      const at::Tensor first = expert.narrow(1, 0, 1);
+      EXPECT_TRUE(at::equal(count_choices(on_gpu(expert).narrow(1, 0, 1), experts).cpu(),
+                            count_choices(first, experts)));
       for (const auto slot_order : {SlotOrder::kChoice, SlotOrder::kToken}) {
         for (const auto drop : {Drop::kPosition, Drop::kProbability, Drop::kNone}) {
           for (const auto& [prioritized, frees, capacity] :
-               {std::tuple<bool, bool, int64_t>(false, false, 0), {true, false, 3}, {false, true, 17}}) {
-            const RoutingSpec spec = {
-                .slot_order = slot_order, .batch_prioritized = prioritized, .drop = drop, .draw_frees_slot = frees};
+               {std::tuple<bool, bool, int64_t>(false, false, 0),
+                {true, false, 3},
+                {false, true, 17}}) {
+            const RoutingSpec spec = {.slot_order = slot_order,
+                                      .batch_prioritized = prioritized,
+                                      .drop = drop,
+                                      .draw_frees_slot = frees};
             for (const at::Tensor& drawn_out : {at::Tensor(), drawn}) {
-              const at::Tensor expected =
-                  assign_slots(expert, weight, visiting_order(scores, spec), drawn_out, experts, capacity, spec);
+              const at::Tensor expected = assign_slots(expert, weight, visiting_order(scores, spec),
+                                                       drawn_out, experts, capacity, spec);
               const at::Tensor found =
-                  assign_slots(on_gpu(expert), on_gpu(weight), visiting_order(on_gpu(scores), spec), on_gpu(drawn_out),
-                               experts, capacity, spec);
+                  assign_slots(on_gpu(expert), on_gpu(weight), visiting_order(on_gpu(scores), spec),
+                               on_gpu(drawn_out), experts, capacity, spec);
               EXPECT_TRUE(at::equal(found.cpu(), expected))
-                  << tokens << " tokens, " << experts << " experts, capacity " << capacity << ", drop "
-                  << static_cast<int>(drop) << ", order " << static_cast<int>(slot_order);
+                  << tokens << " tokens, " << experts << " experts, capacity " << capacity
+                  << ", drop " << static_cast<int>(drop) << ", order "
+                  << static_cast<int>(slot_order);
             }
           }
         }
@@ -101,7 +116,9 @@ TEST_F(CudaRouting, RowsOfExpertsThatChooseAreThoseOfTheCpu) {
 }
 
 /// Logits an eighth apart, so that a processor's own exp decides nothing.
-at::Tensor steps(int64_t tokens, int64_t experts) { return (random({tokens, experts}, 10) * 8).round() / 8; }
+at::Tensor steps(int64_t tokens, int64_t experts) {
+  return (random({tokens, experts}, 10) * 8).round() / 8;
+}
 
 TEST_F(CudaRouting, RoutesAndGradientsAreThoseOfTheCpu) {
   for (const auto& [tokens, experts] : kSizes) {
@@ -142,13 +159,15 @@ TEST_F(CudaRouting, WhatHasNoVersionForCudaSaysSo) {
   for (const auto selection : {Selection::kSinkhorn, Selection::kBase})
     EXPECT_THAT(user_error([&] { route(logits, {.k = 1, .selection = selection}); }),
                 ::testing::HasSubstr("no version for CUDA"));
-  EXPECT_THAT(user_error([&] { route_by_experts(logits, 2, 1); }), ::testing::HasSubstr("no version for CUDA"));
+  EXPECT_THAT(user_error([&] { route_by_experts(logits, 2, 1); }),
+              ::testing::HasSubstr("no version for CUDA"));
 }
 
 TEST_F(CudaRouting, TheSameBitsTwice) {
   const at::Tensor logits = on_gpu(random({4099, 64}, 14));
   const Routing a = route(logits, {.k = 8}), b = route(logits, {.k = 8});
-  EXPECT_TRUE(at::equal(a.expert, b.expert) && at::equal(a.slot, b.slot) && at::equal(a.weight, b.weight));
+  EXPECT_TRUE(at::equal(a.expert, b.expert) && at::equal(a.slot, b.slot) &&
+              at::equal(a.weight, b.weight));
 }
 
 }  // namespace

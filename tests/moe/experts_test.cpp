@@ -44,7 +44,8 @@ struct Case {
     Case out = *this;
     out.x = leaf(x, dtype);
     out.weight = leaf(weight, weight_dtype);
-    for (auto* list : {&out.experts.up, &out.experts.down, &out.experts.up_bias, &out.experts.down_bias}) {
+    for (auto* list :
+         {&out.experts.up, &out.experts.down, &out.experts.up_bias, &out.experts.down_bias}) {
       for (at::Tensor& tensor : *list) tensor = leaf(tensor, dtype);
     }
     return out;
@@ -52,8 +53,8 @@ struct Case {
 };
 
 /// Experts of the given widths; a width of none of them is a multiple of a vector.
-Case make(const std::string& activation, const std::vector<int64_t>& widths, bool bias, const RoutingSpec& spec,
-          int64_t tokens = 203) {
+Case make(const std::string& activation, const std::vector<int64_t>& widths, bool bias,
+          const RoutingSpec& spec, int64_t tokens = 203) {
   Case c{.x = normal({tokens, kWidth}, 1), .experts = {.activation = activation}};
   const auto experts = static_cast<int64_t>(widths.size());
   c.routing = route(normal({tokens, experts}, 2), spec);
@@ -79,7 +80,9 @@ at::Tensor activate(const std::string& activation, const at::Tensor& h) {
 /// By the definition: choice by choice, token by token.
 at::Tensor by_loops(const Case& c) {
   std::vector<at::Tensor> rows;
-  const auto bias = [](const std::vector<at::Tensor>& of, size_t e) { return of.empty() ? at::Tensor() : of[e]; };
+  const auto bias = [](const std::vector<at::Tensor>& of, size_t e) {
+    return of.empty() ? at::Tensor() : of[e];
+  };
   for (int64_t t = 0; t < c.x.size(0); ++t) {
     at::Tensor y = at::zeros({kWidth}, c.x.options());
     for (int64_t j = 0; j < c.weight.size(1); ++j) {
@@ -96,7 +99,8 @@ at::Tensor by_loops(const Case& c) {
 
 std::vector<at::Tensor> gradients(const at::Tensor& y, const Case& c) {
   const at::Tensor dy = normal(y.sizes(), 99).to(y.scalar_type());
-  auto found = torch::autograd::grad({y}, c.leaves(), {dy}, std::nullopt, false, /*allow_unused=*/true);
+  auto found =
+      torch::autograd::grad({y}, c.leaves(), {dy}, std::nullopt, false, /*allow_unused=*/true);
   const auto leaves = c.leaves();
   for (size_t i = 0; i < found.size(); ++i) {
     if (!found[i].defined()) found[i] = at::zeros_like(leaves[i]);
@@ -113,7 +117,8 @@ void expect_definition(const Case& of, at::ScalarType dtype, double tolerance) {
   for (size_t i = 0; i < found.size(); ++i) {
     EXPECT_EQ(found[i].scalar_type(), c.leaves()[i].scalar_type());
     const double scale = std::max(1.0, wanted[i].abs().max().item<double>());
-    expect_close(found[i].to(at::kDouble) / scale, wanted[i] / scale, tolerance, fmt::format("gradient {}", i));
+    expect_close(found[i].to(at::kDouble) / scale, wanted[i] / scale, tolerance,
+                 fmt::format("gradient {}", i));
   }
 }
 
@@ -128,16 +133,19 @@ TEST(Experts, AreTheirDefinitionTokenByToken) {
     }
     // Widths of their own, in runs; more experts than some get tokens; choices that were dropped.
     expect_definition(make("swiglu", {8, 8, 50, 3, 3, 70}, true, all), at::kFloat, 2e-5);
-    expect_definition(make("gelu", std::vector<int64_t>(40, 9), true, {.k = 1, .drop = Drop::kNone}, 11), at::kFloat,
-                      2e-5);
-    expect_definition(make("swiglu", {21, 21, 21}, true, {.k = 2, .capacity_factor = 0.4}), at::kFloat, 2e-5);
+    expect_definition(
+        make("gelu", std::vector<int64_t>(40, 9), true, {.k = 1, .drop = Drop::kNone}, 11),
+        at::kFloat, 2e-5);
+    expect_definition(make("swiglu", {21, 21, 21}, true, {.k = 2, .capacity_factor = 0.4}),
+                      at::kFloat, 2e-5);
     expect_definition(make("swiglu", {33, 33, 20}, true, all), at::kBFloat16, 6e-2);
   });
 }
 
 TEST(Experts, HaveTheSameBitsForAnyNumberOfThreads) {
   const Case c =
-      make("gelu", std::vector<int64_t>(7, 300), true, {.k = 3, .drop = Drop::kNone}, 1000).in(at::kFloat, at::kFloat);
+      make("gelu", std::vector<int64_t>(7, 300), true, {.k = 3, .drop = Drop::kNone}, 1000)
+          .in(at::kFloat, at::kFloat);
   const auto run = [&c](int threads) {
     const testing::Threads count(threads);
     const at::Tensor y = feed_forward(c.x, c.weight, c.to(), c.experts);
@@ -153,10 +161,12 @@ TEST(Experts, HaveTheSameBitsForAnyNumberOfThreads) {
 }
 
 TEST(Experts, TakeNoTokens) {
-  const Case c = make("swiglu", {4, 5}, true, {.k = 1, .drop = Drop::kNone}, 0).in(at::kFloat, at::kFloat);
+  const Case c =
+      make("swiglu", {4, 5}, true, {.k = 1, .drop = Drop::kNone}, 0).in(at::kFloat, at::kFloat);
   const at::Tensor y = feed_forward(c.x, c.weight, c.to(), c.experts);
   EXPECT_EQ(y.sizes(), c.x.sizes());
-  for (const at::Tensor& gradient : gradients(y, c)) EXPECT_EQ(gradient.abs().sum().item<float>(), 0);
+  for (const at::Tensor& gradient : gradients(y, c))
+    EXPECT_EQ(gradient.abs().sum().item<float>(), 0);
 }
 
 TEST(Experts, SayWhichTensorDoesNotFit) {
@@ -164,13 +174,18 @@ TEST(Experts, SayWhichTensorDoesNotFit) {
   const auto message = [&good](auto change) {
     Case c = good;
     change(c);
-    return user_error([&] { feed_forward(c.x, c.weight, dispatch(c.routing.expert, c.routing.slot, 2), c.experts); });
+    return user_error([&] {
+      feed_forward(c.x, c.weight, dispatch(c.routing.expert, c.routing.slot, 2), c.experts);
+    });
   };
   EXPECT_THAT(message([](Case& c) { c.experts.up[1] = at::zeros({5, kWidth}); }),
               HasSubstr("up of expert 1 must be [10, 40], but is [5, 40]"));
-  EXPECT_THAT(message([](Case& c) { c.experts.down[0] = at::zeros({3, 4}); }), HasSubstr("down of expert 0 must be"));
-  EXPECT_THAT(message([](Case& c) { c.experts.up[0] = c.experts.up[0].to(at::kBFloat16); }), HasSubstr("one dtype"));
-  EXPECT_THAT(message([](Case& c) { c.weight = c.weight.to(at::kDouble); }), HasSubstr("weight must be Float"));
+  EXPECT_THAT(message([](Case& c) { c.experts.down[0] = at::zeros({3, 4}); }),
+              HasSubstr("down of expert 0 must be"));
+  EXPECT_THAT(message([](Case& c) { c.experts.up[0] = c.experts.up[0].to(at::kBFloat16); }),
+              HasSubstr("one dtype"));
+  EXPECT_THAT(message([](Case& c) { c.weight = c.weight.to(at::kDouble); }),
+              HasSubstr("weight must be Float"));
   EXPECT_THAT(message([](Case& c) { c.experts.up_bias.resize(1); }), HasSubstr("biases"));
   EXPECT_THAT(message([](Case& c) { c.experts.up.pop_back(); }), HasSubstr("matrices"));
 }

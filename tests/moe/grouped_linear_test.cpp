@@ -43,7 +43,8 @@ template <class F>
 at::Tensor group_by_group(const at::Tensor& x, F f) {
   std::vector<at::Tensor> made;
   int64_t first = 0;
-  for (size_t e = 0; e < kCount.size(); first += kCount[e], ++e) made.push_back(f(e, x.narrow(0, first, kCount[e])));
+  for (size_t e = 0; e < kCount.size(); first += kCount[e], ++e)
+    made.push_back(f(e, x.narrow(0, first, kCount[e])));
   return at::cat(made);
 }
 
@@ -53,7 +54,8 @@ TEST(GroupedLinear, WeightsOfTheirOwnAreThoseOfEachGroup) {
     if (bias) sizes.insert(sizes.end(), kCount.size(), {5});
     const auto found = run(sizes, [&](const std::vector<at::Tensor>& leaves) {
       const at::TensorList all(leaves);
-      return grouped_linear(leaves[0], all.slice(1, 4), kCount, bias ? all.slice(5, 4) : at::TensorList());
+      return grouped_linear(leaves[0], all.slice(1, 4), kCount,
+                            bias ? all.slice(5, 4) : at::TensorList());
     });
     const auto expected = run(sizes, [&](const std::vector<at::Tensor>& leaves) {
       return group_by_group(leaves[0], [&](size_t e, const at::Tensor& rows) {
@@ -77,9 +79,12 @@ TEST(GroupedLinear, FeedForwardsOfRowsAreThoseOfEachExpert) {
       return std::vector(leaves.begin() + static_cast<int64_t>(1 + 4 * i),
                          leaves.begin() + static_cast<int64_t>(5 + 4 * i));
     };
-    return feed_forward_rows(
-        leaves[0], kCount,
-        {.activation = "relu2", .up = part(0), .down = part(1), .up_bias = part(2), .down_bias = part(3)});
+    return feed_forward_rows(leaves[0], kCount,
+                             {.activation = "relu2",
+                              .up = part(0),
+                              .down = part(1),
+                              .up_bias = part(2),
+                              .down_bias = part(3)});
   });
   const auto expected = run(sizes, [&](const std::vector<at::Tensor>& leaves) {
     return group_by_group(leaves[0], [&](size_t e, const at::Tensor& rows) {

@@ -31,10 +31,12 @@ Config config(int64_t experts = 5, int64_t k = 2) {
 
 std::shared_ptr<Layer> layer(const Config& config, at::ScalarType dtype = at::kDouble) {
   auto made = std::make_shared<Layer>(
-      config, Layer::Options{.width = kWidth, .activation = "swiglu", .bias = true, .name = "blocks.0.moe"});
+      config, Layer::Options{
+                  .width = kWidth, .activation = "swiglu", .bias = true, .name = "blocks.0.moe"});
   const at::NoGradGuard no_grad;
   uint64_t seed = 1;
-  for (auto& parameter : made->parameters()) parameter.copy_(0.5 * random(parameter.sizes(), seed++));
+  for (auto& parameter : made->parameters())
+    parameter.copy_(0.5 * random(parameter.sizes(), seed++));
   made->to(dtype);
   return made;
 }
@@ -65,8 +67,9 @@ at::Tensor by_loops(const Layer& layer, const Routing& routing, const at::Tensor
 std::vector<at::Tensor> gradients(const at::Tensor& loss, Layer& layer, const at::Tensor& x) {
   std::vector<at::Tensor> leaves = layer.parameters();
   leaves.push_back(x);
-  auto found = torch::autograd::grad({loss}, leaves, {}, /*retain_graph=*/true, /*create_graph=*/false,
-                                     /*allow_unused=*/true);
+  auto found =
+      torch::autograd::grad({loss}, leaves, {}, /*retain_graph=*/true, /*create_graph=*/false,
+                            /*allow_unused=*/true);
   for (size_t i = 0; i < found.size(); ++i) {
     if (!found[i].defined()) found[i] = at::zeros_like(leaves[i]);
   }
@@ -77,14 +80,16 @@ void expect_plain_loops(const Config& config, const at::Tensor& rows) {
   const auto made = layer(config);
   const at::Tensor x = rows.clone().requires_grad_(), direction = random(rows.sizes(), 99);
   const Layer::Output out = made->forward(x, {.training = true});
-  const Routing routing = route(at::linear(x, made->named_parameters()["router.weight"]), routing_spec(config));
+  const Routing routing =
+      route(at::linear(x, made->named_parameters()["router.weight"]), routing_spec(config));
   const at::Tensor expected = by_loops(*made, routing, x, config.shared_experts > 0);
   EXPECT_TRUE(at::allclose(out.y, expected, 1e-12, 1e-12));
   const at::Tensor losses = config.load_loss * routing.load_loss + config.z_loss * routing.z_loss;
   EXPECT_TRUE(at::allclose(out.loss, losses, 1e-12, 1e-12));
   const auto found = gradients((out.y * direction).sum() + out.loss, *made, x);
   const auto wanted = gradients((expected * direction).sum() + losses, *made, x);
-  for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::allclose(found[i], wanted[i], 1e-11, 1e-12)) << i;
+  for (size_t i = 0; i < found.size(); ++i)
+    EXPECT_TRUE(at::allclose(found[i], wanted[i], 1e-11, 1e-12)) << i;
 }
 
 TEST(MoeLayer, IsItsExpertsTokenByToken) {
@@ -118,13 +123,15 @@ TEST(MoeLayer, ExpertsThatChooseTheirTokens) {
   c.z_loss = 0.1;
   const auto made = layer(resolve(c, kFfnWidth));
   const at::Tensor x = random({kTokens, kWidth}, 50).requires_grad_();
-  const at::Tensor logits = at::linear(x, made->named_parameters()["router.weight"]), p = at::softmax(logits, 1);
+  const at::Tensor logits = at::linear(x, made->named_parameters()["router.weight"]),
+                   p = at::softmax(logits, 1);
   std::vector<at::Tensor> rows(kTokens, at::zeros({kWidth}, at::kDouble));
   for (int64_t e = 0; e < 5; ++e) {
     std::vector<int64_t> best(kTokens);
     std::iota(best.begin(), best.end(), 0);
-    std::stable_sort(best.begin(), best.end(),
-                     [&](int64_t a, int64_t b) { return p[a][e].item<double>() > p[b][e].item<double>(); });
+    std::stable_sort(best.begin(), best.end(), [&](int64_t a, int64_t b) {
+      return p[a][e].item<double>() > p[b][e].item<double>();
+    });
     for (size_t i = 0; i < 15; ++i) {  // ceil(37 * 2 / 5)
       auto& y = rows[static_cast<size_t>(best[i])];
       y = y + 1.5 * p[best[i]][e] * feed_forward(*made, "experts." + std::to_string(e), x[best[i]]);
@@ -139,7 +146,8 @@ TEST(MoeLayer, ExpertsThatChooseTheirTokens) {
   EXPECT_EQ(made->load().dropped, 0);
   const auto found = gradients((out.y * direction).sum() + out.loss, *made, x);
   const auto wanted = gradients((expected * direction).sum() + z_loss, *made, x);
-  for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::allclose(found[i], wanted[i], 1e-11, 1e-12)) << i;
+  for (size_t i = 0; i < found.size(); ++i)
+    EXPECT_TRUE(at::allclose(found[i], wanted[i], 1e-11, 1e-12)) << i;
 
   EXPECT_EQ(made->forward(at::empty({0, kWidth}, at::kDouble)).y.size(0), 0);
   made->forward(x.narrow(0, 0, 1));  // every expert takes the only token
@@ -159,7 +167,9 @@ TEST(MoeLayer, HashedTokensAreTheMeanOfTheirExperts) {
   for (int64_t t = 0; t < 9; ++t) {
     at::Tensor expected = at::zeros({kWidth}, at::kDouble);
     for (int64_t j = 0; j < 2; ++j)
-      expected += 0.5 * feed_forward(*made, "experts." + std::to_string(expert[1][t][j].item<int>()), x[1][t]);
+      expected +=
+          0.5 *
+          feed_forward(*made, "experts." + std::to_string(expert[1][t][j].item<int>()), x[1][t]);
     EXPECT_TRUE(at::allclose(y[1][t], expected, 1e-12, 1e-12));
   }
 }
@@ -194,7 +204,8 @@ TEST(MoeLayer, DroppedTokensGetNothing) {
 TEST(MoeLayer, ExpertsWithoutTokensHaveGradientsOfZero) {
   const auto made = layer(config(5, 1));
   made->forward(random({1, kWidth}, 53)).y.sum().backward();
-  for (const auto& item : made->named_parameters()) EXPECT_TRUE(item.value().grad().defined()) << item.key();
+  for (const auto& item : made->named_parameters())
+    EXPECT_TRUE(item.value().grad().defined()) << item.key();
 }
 
 TEST(MoeLayer, RoutesInFloat32WhateverTheExpertsComputeIn) {
@@ -204,7 +215,8 @@ TEST(MoeLayer, RoutesInFloat32WhateverTheExpertsComputeIn) {
     if (!parameter.is_same(weight)) parameter.set_data(parameter.detach().to(at::kBFloat16));
   }
   const at::Tensor x = random({64, kWidth}, 54).to(at::kBFloat16);
-  const at::Tensor counts = route(at::linear(x.to(at::kFloat), weight), routing_spec(config())).count;
+  const at::Tensor counts =
+      route(at::linear(x.to(at::kFloat), weight), routing_spec(config())).count;
   EXPECT_EQ(made->forward(x).y.scalar_type(), at::kBFloat16);
   EXPECT_TRUE(at::equal(at::tensor(made->load().count), counts));
 }
@@ -213,7 +225,8 @@ TEST(MoeLayer, IsTheSameWithAndWithoutItsKernel) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     const auto made = layer(config(), at::kFloat);
     for (auto& parameter : made->named_parameters()) {
-      if (parameter.key() != "router.weight") parameter.value().set_data(parameter.value().detach().to(dtype));
+      if (parameter.key() != "router.weight")
+        parameter.value().set_data(parameter.value().detach().to(dtype));
     }
     const at::Tensor x = random({64, kWidth}, 54).to(dtype);
     const auto all = [&made, &x] {
@@ -238,7 +251,8 @@ TEST(MoeLayer, QuantizesItsExperts) {
   ASSERT_EQ(linears.size(), 8u);
   EXPECT_EQ(linears.front()->options().name, "blocks.0.moe.experts.0.up");
   const at::Tensor x = random({64, kWidth}, 55).to(at::kFloat), plain = made->forward(x).y;
-  for (const auto& linear : linears) linear->set_recipe(mx::find_recipe(mx::built_in_recipes(), "mxfp8").linear);
+  for (const auto& linear : linears)
+    linear->set_recipe(mx::find_recipe(mx::built_in_recipes(), "mxfp8").linear);
   const at::Tensor quantized = made->forward(x).y;
   EXPECT_FALSE(at::equal(quantized, plain));
   EXPECT_LT((quantized - plain).norm().item<float>(), 0.1 * plain.norm().item<float>());
@@ -252,7 +266,8 @@ TEST(MoeConfig, SaysWhatCannotBe) {
     return resolve(c, kFfnWidth);
   };
   EXPECT_EQ(resolve_with([](Config&) {}).ffn_width, kFfnWidth);
-  EXPECT_THAT([&] { resolve_with([](Config& c) { c.k = 9; }); }, ThrowsMessage<UserError>(HasSubstr("k = 9 must be")));
+  EXPECT_THAT([&] { resolve_with([](Config& c) { c.k = 9; }); },
+              ThrowsMessage<UserError>(HasSubstr("k = 9 must be")));
   EXPECT_THAT([&] { resolve_with([](Config& c) { c.num_groups = 3; }); },
               ThrowsMessage<UserError>(HasSubstr("model.moe: num_groups = 3 does not divide")));
   EXPECT_THAT([&] { resolve_with([](Config& c) { c.capacity_factor = 2; }); },

@@ -42,8 +42,9 @@ struct Layout {
 };
 
 void PrintTo(const Layout& l, std::ostream* out) {
-  *out << l.experts << " experts on " << l.ranks() << " ranks, cut " << l.cut << ", r " << l.plan.shards << ", overlap "
-       << l.plan.overlap << ", " << l.plan.shadowed.size() << " shadowed" << (l.plan.hierarchical ? ", 2dh" : "");
+  *out << l.experts << " experts on " << l.ranks() << " ranks, cut " << l.cut << ", r "
+       << l.plan.shards << ", overlap " << l.plan.overlap << ", " << l.plan.shadowed.size()
+       << " shadowed" << (l.plan.hierarchical ? ", 2dh" : "");
 }
 
 Config config_of(const Layout& layout) {
@@ -60,7 +61,8 @@ Config config_of(const Layout& layout) {
   return resolve(c, kFfnWidth);
 }
 
-std::shared_ptr<Layer> make_layer(const Layout& layout, std::shared_ptr<const ExpertRanks> ranks = nullptr) {
+std::shared_ptr<Layer> make_layer(const Layout& layout,
+                                  std::shared_ptr<const ExpertRanks> ranks = nullptr) {
   return std::make_shared<Layer>(config_of(layout), Layer::Options{.width = kWidth,
                                                                    .activation = layout.activation,
                                                                    .bias = layout.bias,
@@ -68,9 +70,11 @@ std::shared_ptr<Layer> make_layer(const Layout& layout, std::shared_ptr<const Ex
                                                                    .ranks = std::move(ranks)});
 }
 
-std::shared_ptr<const ExpertRanks> ranks_of(const Layout& layout, const std::shared_ptr<Group>& group) {
+std::shared_ptr<const ExpertRanks> ranks_of(const Layout& layout,
+                                            const std::shared_ptr<Group>& group) {
   auto ranks = std::make_shared<ExpertRanks>();
-  ranks->placement = make_placement(layout.experts, layout.ranks(), layout.cut, kFfnWidth, layout.bias);
+  ranks->placement =
+      make_placement(layout.experts, layout.ranks(), layout.cut, kFfnWidth, layout.bias);
   ranks->group = group;
   if (layout.plan.hierarchical) ranks->nodes = split_by_node(*group, layout.ranks_per_node);
   return ranks;
@@ -82,18 +86,22 @@ struct Made {
   std::map<std::string, at::Tensor> gradients;
 };
 
-Made run(Layer& layer, const at::Tensor& all_x, int64_t first, int64_t count, const Pass& pass = {.training = true}) {
+Made run(Layer& layer, const at::Tensor& all_x, int64_t first, int64_t count,
+         const Pass& pass = {.training = true}) {
   const at::Tensor x = all_x.narrow(0, first, count).detach().clone().requires_grad_();
-  const at::Tensor direction = random(all_x.sizes(), 99).to(x.scalar_type()).narrow(0, first, count);
+  const at::Tensor direction =
+      random(all_x.sizes(), 99).to(x.scalar_type()).narrow(0, first, count);
   const at::Tensor y = layer.forward(x, pass).y;
   (y * direction).sum().backward();
   Made made{.y = y.detach(), .dx = x.grad()};
   for (const auto& item : layer.named_parameters())
-    made.gradients[item.key()] = item.value().grad().defined() ? item.value().grad() : at::zeros_like(item.value());
+    made.gradients[item.key()] =
+        item.value().grad().defined() ? item.value().grad() : at::zeros_like(item.value());
   return made;
 }
 
-void expect_near(const at::Tensor& got, const at::Tensor& want, double tolerance, const std::string& what) {
+void expect_near(const at::Tensor& got, const at::Tensor& want, double tolerance,
+                 const std::string& what) {
   const double scale = want.numel() == 0 ? 1 : std::max(1e-3, want.abs().max().item<double>());
   const double error = want.numel() == 0 ? 0 : (got - want).abs().max().item<double>() / scale;
   EXPECT_LE(error, tolerance) << what;
@@ -109,7 +117,8 @@ Reference reference(const Layout& layout, at::ScalarType dtype) {
   Reference out{.layer = make_layer(layout)};
   const at::NoGradGuard no_grad;
   uint64_t seed = 1;
-  for (auto& parameter : out.layer->parameters()) parameter.copy_(0.5 * random(parameter.sizes(), seed++));
+  for (auto& parameter : out.layer->parameters())
+    parameter.copy_(0.5 * random(parameter.sizes(), seed++));
   out.layer->to(dtype);
   out.x = random({layout.all_tokens(), kWidth}, 98).to(dtype);
   const at::AutoGradMode grad(true);
@@ -118,12 +127,12 @@ Reference reference(const Layout& layout, at::ScalarType dtype) {
 }
 
 /// What the rank's parameter of this name holds of the reference's.
-at::Tensor part_of(const at::Tensor& whole, const std::string& name, const at::Tensor& like, const Layout& layout,
-                   const ExpertRanks& ranks) {
+at::Tensor part_of(const at::Tensor& whole, const std::string& name, const at::Tensor& like,
+                   const Layout& layout, const ExpertRanks& ranks) {
   if (!name.starts_with("experts.")) return whole;
   const std::string parameter = name.substr(name.find('.', std::string("experts.").size()) + 1);
-  const ExpertSlice slice =
-      expert_slice(parameter, like.sizes(), layout.activation, ranks.placement, ranks.group->rank());
+  const ExpertSlice slice = expert_slice(parameter, like.sizes(), layout.activation,
+                                         ranks.placement, ranks.group->rank());
   EXPECT_EQ(at::IntArrayRef(slice.whole), whole.sizes()) << name;
   return slice.of(whole.contiguous()).reshape(like.sizes());
 }
@@ -142,7 +151,8 @@ Made run_rank(const Layout& layout, const Reference& whole, const std::shared_pt
   }
   const auto before = layout.tokens.begin();
   return run(*layer, whole.x, std::accumulate(before, before + group->rank(), int64_t{0}),
-             layout.tokens[static_cast<size_t>(group->rank())], {.training = true, .most_tokens = layout.most_tokens});
+             layout.tokens[static_cast<size_t>(group->rank())],
+             {.training = true, .most_tokens = layout.most_tokens});
 }
 
 /// Every rank against the same tokens of one rank with all experts.
@@ -163,8 +173,9 @@ void expect_as_one_rank(const Layout& layout, at::ScalarType dtype, double toler
     for (const auto& [name, gradient] : made.gradients) {
       EXPECT_TRUE(at::equal(gradient, again.gradients.at(name))) << rank << name;
       if (name.starts_with("experts.")) {
-        expect_near(gradient, part_of(whole.made.gradients.at(name), name, gradient, layout, *ranks), tolerance,
-                    rank + name);
+        expect_near(gradient,
+                    part_of(whole.made.gradients.at(name), name, gradient, layout, *ranks),
+                    tolerance, rank + name);
       } else {
         at::Tensor& sum = replicated[name];
         sum = sum.defined() ? sum + gradient : gradient;
@@ -173,7 +184,8 @@ void expect_as_one_rank(const Layout& layout, at::ScalarType dtype, double toler
   });
   for (const auto& error : errors) EXPECT_EQ(error, "");
   EXPECT_EQ(replicated.size(), layout.bias ? 5 : 3);  // router and shared expert
-  for (const auto& [name, gradient] : replicated) expect_near(gradient, whole.made.gradients.at(name), tolerance, name);
+  for (const auto& [name, gradient] : replicated)
+    expect_near(gradient, whole.made.gradients.at(name), tolerance, name);
 }
 
 std::vector<Layout> layouts() {
@@ -208,8 +220,8 @@ INSTANTIATE_TEST_SUITE_P(Experts, Spread, ::testing::ValuesIn(layouts()));
 TEST_P(Spread, IsAsOneRankInFloat64) { expect_as_one_rank(GetParam(), at::kDouble, 1e-12); }
 TEST_P(Spread, IsAsOneRankInFloat32) { expect_as_one_rank(GetParam(), at::kFloat, 1e-5); }
 
-/// Padded to a capacity against dropless rows of the same choices, on the same ranks; the largest capacity is known or
-/// agreed on.
+/// Padded to a capacity against dropless rows of the same choices, on the same ranks; the largest
+/// capacity is known or agreed on.
 void expect_padded_as_dropless(Layout layout, at::ScalarType dtype, double tolerance) {
   const Reference whole = reference(layout, dtype);
   Layout padded = layout, agreed = layout;
@@ -217,7 +229,8 @@ void expect_padded_as_dropless(Layout layout, at::ScalarType dtype, double toler
   padded.most_tokens = std::ranges::max(layout.tokens);
   expect_all_succeed(layout.ranks(), [&](const std::shared_ptr<Group>& group) {
     const Made want = run_rank(layout, whole, group), made = run_rank(padded, whole, group),
-               again = run_rank(padded, whole, group), by_agreement = run_rank(agreed, whole, group);
+               again = run_rank(padded, whole, group),
+               by_agreement = run_rank(agreed, whole, group);
     const std::string rank = "rank " + std::to_string(group->rank()) + " ";
     expect_near(made.y, want.y, tolerance, rank + "y");
     expect_near(made.dx, want.dx, tolerance, rank + "dx");
@@ -241,7 +254,8 @@ TEST_P(Spread, PaddedToACapacityIsAsDropless) {
 }
 
 TEST(Padded, OfOneRankIsAsDropless) {
-  for (const auto& [dtype, tolerance] : {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}, {at::kBFloat16, 3e-2}}) {
+  for (const auto& [dtype, tolerance] :
+       {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}, {at::kBFloat16, 3e-2}}) {
     for (const double factor : {0.5, 1.0, -2.0}) {  // Tutel's below 0: as needed
       Layout layout{5, 1, {}, {40}, "gelu", true};
       layout.capacity_factor = factor;
@@ -289,7 +303,8 @@ TEST(Padded, NeedsACapacity) {
   Config config;
   config.experts = 4;
   config.pad_to_capacity = true;
-  EXPECT_THAT([&] { resolve(config, 8); }, ThrowsMessage<UserError>(HasSubstr("pad_to_capacity needs a capacity")));
+  EXPECT_THAT([&] { resolve(config, 8); },
+              ThrowsMessage<UserError>(HasSubstr("pad_to_capacity needs a capacity")));
 }
 
 TEST(Spread, AllTokensToOneExpert) {
@@ -298,7 +313,8 @@ TEST(Spread, AllTokensToOneExpert) {
   const Reference whole = reference(layout, at::kDouble);
   {
     const at::NoGradGuard no_grad;
-    whole.layer->named_parameters()["router.weight"].zero_();  // ties go to experts 0 and 1, both of rank 0
+    whole.layer->named_parameters()["router.weight"]
+        .zero_();  // ties go to experts 0 and 1, both of rank 0
     for (auto& parameter : whole.layer->parameters()) parameter.mutable_grad().reset();
   }
   const Made alone = run(*whole.layer, whole.x, 0, layout.all_tokens());
@@ -323,23 +339,28 @@ TEST(Spread, RoundedPayloadsStayNearAndAreCounted) {
   for (const auto& [payload, bytes] : {std::pair{Payload::kUnchanged, 4 * kRow},
                                        {Payload::kBFloat16, 2 * kRow},
                                        {Payload::kMXFP8, kRow + kRow / 32}}) {
-    expect_all_succeed(2, [&, payload = payload, bytes = bytes](const std::shared_ptr<Group>& group) {
+    expect_all_succeed(2, [&, payload = payload,
+                           bytes = bytes](const std::shared_ptr<Group>& group) {
       auto ranks = std::make_shared<ExpertRanks>();
       ranks->placement = make_placement(8, 2, 0, 64, false);
       ranks->group = group;
       ranks->dispatch.forward = payload;
-      Layer layer(config, {.width = kRow, .activation = "gelu", .name = "blocks.0.moe", .ranks = ranks});
+      Layer layer(config,
+                  {.width = kRow, .activation = "gelu", .name = "blocks.0.moe", .ranks = ranks});
       const at::NoGradGuard no_grad;
       uint64_t seed = 1;
-      for (auto& item : layer.named_parameters()) item.value().copy_(0.1 * random(item.value().sizes(), seed++));
+      for (auto& item : layer.named_parameters())
+        item.value().copy_(0.1 * random(item.value().sizes(), seed++));
       const at::Tensor x = random({kTokens, kRow}, 98).to(at::kFloat);
       layer.reset_load();
       const int64_t before = group->all_to_all_traffic().bytes_sent;
       layer.forward(x);
       const int64_t sent = group->all_to_all_traffic().bytes_sent - before;
-      // To the other rank: sizes of its four experts, rows there, and results back for the rows that came.
+      // To the other rank: sizes of its four experts, rows there, and results back for the rows
+      // that came.
       int64_t to_other = 0;
-      for (int64_t e = 0; e < 4; ++e) to_other += layer.load().count[static_cast<size_t>(4 * (1 - group->rank()) + e)];
+      for (int64_t e = 0; e < 4; ++e)
+        to_other += layer.load().count[static_cast<size_t>(4 * (1 - group->rank()) + e)];
       at::Tensor from_other = at::full({1}, to_other, at::kLong);
       group->all_reduce(from_other);
       const int64_t back = from_other.item<int64_t>() - to_other;
@@ -356,25 +377,30 @@ TEST(Spread, ResultsInBfloat16AreThoseOfOneRankWhereTheyAreSentInFloat32) {
     all.down.push_back(random({kWidth, kFfnWidth}, 10 + e).to(at::kBFloat16));
   }
   const at::Tensor x = random({kTokens, kWidth}, 98).to(at::kBFloat16);
-  const Routing routing = route(random({kTokens, 6}, 97).to(at::kFloat), {.k = 2, .drop = Drop::kNone});
-  const at::Tensor alone = feed_forward(x, routing.weight, dispatch(routing.expert, routing.slot, 6), all);
+  const Routing routing =
+      route(random({kTokens, 6}, 97).to(at::kFloat), {.k = 2, .drop = Drop::kNone});
+  const at::Tensor alone =
+      feed_forward(x, routing.weight, dispatch(routing.expert, routing.slot, 6), all);
   // Without our bfloat16 kernel one rank rounds each expert's result as well.
   const double rounding = multiplies_bfloat16_rows() ? 1e-3 : 0;
   for (const auto& [payload, least, most] :
        {std::tuple{Payload::kFloat32, 0.0, 1e-5}, {Payload::kUnchanged, rounding, 0.1}}) {
-    expect_all_succeed(2, [&, payload = payload, least = least, most = most](const std::shared_ptr<Group>& group) {
-      ExpertRanks ranks{.placement = make_placement(6, 2, 1, kFfnWidth, false), .group = group};
-      ranks.combine.forward = payload;
-      LocalExperts local{.weights = {.activation = "gelu"}, .modules = {}};
-      for (size_t e = 0; e < 3; ++e) {
-        local.weights.up.push_back(all.up[3 * static_cast<size_t>(group->rank()) + e]);
-        local.weights.down.push_back(all.down[3 * static_cast<size_t>(group->rank()) + e]);
-      }
-      const at::Tensor y = parallel_feed_forward(x, routing.weight, routing.expert, routing.slot, local, ranks, {});
-      const double error = (y - alone).abs().max().item<double>() / alone.abs().max().item<double>();
-      EXPECT_GE(error, least);
-      EXPECT_LE(error, most);
-    });
+    expect_all_succeed(
+        2, [&, payload = payload, least = least, most = most](const std::shared_ptr<Group>& group) {
+          ExpertRanks ranks{.placement = make_placement(6, 2, 1, kFfnWidth, false), .group = group};
+          ranks.combine.forward = payload;
+          LocalExperts local{.weights = {.activation = "gelu"}, .modules = {}};
+          for (size_t e = 0; e < 3; ++e) {
+            local.weights.up.push_back(all.up[3 * static_cast<size_t>(group->rank()) + e]);
+            local.weights.down.push_back(all.down[3 * static_cast<size_t>(group->rank()) + e]);
+          }
+          const at::Tensor y = parallel_feed_forward(x, routing.weight, routing.expert,
+                                                     routing.slot, local, ranks, {});
+          const double error =
+              (y - alone).abs().max().item<double>() / alone.abs().max().item<double>();
+          EXPECT_GE(error, least);
+          EXPECT_LE(error, most);
+        });
   }
 }
 
@@ -398,7 +424,8 @@ TEST(Placement, RefusesWhatDoesNotFit) {
   EXPECT_EQ(make_placement(2, 4, 0, 8, false).cut, 2);
   EXPECT_EQ(make_placement(8, 4, 0, 8, true).cut, 1);
   const auto refused = [](int64_t experts, int ranks, int cut, bool bias, const char* message) {
-    EXPECT_THAT([&] { make_placement(experts, ranks, cut, 8, bias); }, ThrowsMessage<UserError>(HasSubstr(message)));
+    EXPECT_THAT([&] { make_placement(experts, ranks, cut, 8, bias); },
+                ThrowsMessage<UserError>(HasSubstr(message)));
   };
   EXPECT_EQ(make_placement(3, 4, 0, 8, false).holders(), 2);
   refused(2, 4, 1, false, "4 holders of experts");

@@ -7,6 +7,8 @@
 namespace dovetail::moe {
 
 /// Standard normal values in float64, the same for the same seed.
-inline at::Tensor random(at::IntArrayRef sizes, uint64_t seed) { return testing::normal(sizes, seed, at::kDouble); }
+inline at::Tensor random(at::IntArrayRef sizes, uint64_t seed) {
+  return testing::normal(sizes, seed, at::kDouble);
+}
 
 }  // namespace dovetail::moe

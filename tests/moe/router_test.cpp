@@ -56,7 +56,8 @@ at::Tensor in_parts(Router& router, const at::Tensor& x, const Pass& pass,
 }
 
 TEST(Router, TheBiasMovesTowardsAnEvenLoadAndChoosesOnly) {
-  const auto made = router(config([](Config& c) { c.score = "sigmoid", c.bias_update_rate = 0.5; }));
+  const auto made =
+      router(config([](Config& c) { c.score = "sigmoid", c.bias_update_rate = 0.5; }));
   EXPECT_TRUE(at::equal(made->bias, at::zeros({6})));
   const at::Tensor x = tokens();
   std::vector<double> expected(6, 0.0);
@@ -100,7 +101,8 @@ TEST(Router, TheRandomSecondExpertIsDrawnByTheTokensIndexInTraining) {
     const Pass pass = {.training = true, .seed = static_cast<uint64_t>(run)};
     share += slots(made->forward(x, pass).routing).select(1, 1).to(at::kDouble) / kRuns;
   }
-  EXPECT_LT((share - (2 * weight).clamp_max(1)).abs().max().item<double>(), 5 * 0.5 / std::sqrt(kRuns));
+  EXPECT_LT((share - (2 * weight).clamp_max(1)).abs().max().item<double>(),
+            5 * 0.5 / std::sqrt(kRuns));
 
   EXPECT_TRUE(at::equal(in_parts(*made, x, kTraining, slots), kept));
   EXPECT_FALSE(at::equal(slots(made->forward(x, {.training = true, .seed = 8}).routing), kept));
@@ -108,13 +110,15 @@ TEST(Router, TheRandomSecondExpertIsDrawnByTheTokensIndexInTraining) {
 }
 
 TEST(Router, NoisyTopKChoosesByNoisyLogitsInTrainingAlone) {
-  const auto made = router(config([](Config& c) { c.router = "noisy_top_k", c.importance_loss = 0.3; }));
+  const auto made =
+      router(config([](Config& c) { c.router = "noisy_top_k", c.importance_loss = 0.3; }));
   const at::Tensor x = tokens(), clean = at::linear(x, made->weight);
   const auto names = made->named_parameters().keys();
   EXPECT_EQ(names, (std::vector<std::string>{"weight", "noise_weight"}));
   const Router::Output out = made->forward(x, kTraining), calm = made->forward(x, {});
   const at::Tensor noise = normal_draws(mix_seed(7, name_key("blocks.0.moe")), 0, kTokens, 6);
-  const at::Tensor noisy = clean + noise * (at::log1p(at::exp(at::linear(x, made->noise_weight))) + 0.01);
+  const at::Tensor noisy =
+      clean + noise * (at::log1p(at::exp(at::linear(x, made->noise_weight))) + 0.01);
   const Routing expected = route(noisy, {.drop = Drop::kNone});
   EXPECT_TRUE(at::equal(out.routing.expert, expected.expert));
   EXPECT_TRUE(at::allclose(out.routing.weight, expected.weight, 1e-12));
@@ -123,15 +127,19 @@ TEST(Router, NoisyTopKChoosesByNoisyLogitsInTrainingAlone) {
 
   const auto logits_of = [](const Routing& routing) { return routing.weight; };
   EXPECT_TRUE(at::allclose(in_parts(*made, x, kTraining, logits_of), out.routing.weight, 1e-12));
-  EXPECT_FALSE(at::equal(made->forward(x, {.training = true, .seed = 8}).routing.expert, out.routing.expert));
+  EXPECT_FALSE(at::equal(made->forward(x, {.training = true, .seed = 8}).routing.expert,
+                         out.routing.expert));
 
   at::Tensor importance = at::zeros({6}, at::kDouble);
   for (int64_t t = 0; t < kTokens; ++t) {
-    for (int64_t j = 0; j < 2; ++j) importance[expected.expert[t][j].item<int>()] += expected.weight[t][j];
+    for (int64_t j = 0; j < 2; ++j)
+      importance[expected.expert[t][j].item<int>()] += expected.weight[t][j];
   }
-  const double mean = importance.mean().item<double>(), variance = importance.var(false).item<double>();
+  const double mean = importance.mean().item<double>(),
+               variance = importance.var(false).item<double>();
   const auto counted = route(noisy, {.drop = Drop::kNone, .load_count = LoadCount::kAllChoices});
-  EXPECT_NEAR(out.loss.item<double>(), 0.3 * variance / (mean * mean) + 0.01 * counted.load_loss.item<double>(), 1e-12);
+  EXPECT_NEAR(out.loss.item<double>(),
+              0.3 * variance / (mean * mean) + 0.01 * counted.load_loss.item<double>(), 1e-12);
 }
 
 TEST(Router, NoiseIsNormal) {
@@ -160,13 +168,15 @@ TEST(Router, BalancedChoicesAreForTraining) {
   const at::Tensor sequences = tokens().view({4, 12, kWidth});
   const at::Tensor expert = balanced->forward(sequences, {}).routing.expert.view({4, 12, 2});
   EXPECT_TRUE(at::equal(expert[3], expert[0]));
-  EXPECT_TRUE(
-      at::equal(balanced->forward(sequences.narrow(1, 5, 2), {.first_position = 5}).routing.expert[0], expert[0][5]));
+  EXPECT_TRUE(at::equal(
+      balanced->forward(sequences.narrow(1, 5, 2), {.first_position = 5}).routing.expert[0],
+      expert[0][5]));
 }
 
 TEST(Router, HashingSpreadsTheVocabularyAndReadsNothingElse) {
   const auto hash = config([](Config& c) { c.router = "hash", c.scale = 3; });
-  Router made(hash, kWidth, "blocks.0.moe", at::kCPU), other(hash, kWidth, "blocks.1.moe", at::kCPU);
+  Router made(hash, kWidth, "blocks.0.moe", at::kCPU),
+      other(hash, kWidth, "blocks.1.moe", at::kCPU);
   EXPECT_TRUE(made.parameters().empty());
   constexpr int64_t kVocabulary = 6000;
   const at::Tensor x = random({kVocabulary, kWidth}, 1), ids = at::arange(kVocabulary);
@@ -180,11 +190,14 @@ TEST(Router, HashingSpreadsTheVocabularyAndReadsNothingElse) {
   const at::Tensor some = at::tensor({17, 17, 5999, 0}, at::kLong);
   EXPECT_TRUE(at::equal(expert_of(made, some), expert.index_select(0, some)));
   EXPECT_FALSE(at::equal(expert_of(other, ids), expert));
-  EXPECT_TRUE(at::equal(made.forward(x, {.tokens = ids}).routing.weight, at::full({kVocabulary, 2}, 1.5, at::kDouble)));
+  EXPECT_TRUE(at::equal(made.forward(x, {.tokens = ids}).routing.weight,
+                        at::full({kVocabulary, 2}, 1.5, at::kDouble)));
 }
 
 TEST(Router, TheLoadLossOfSequencesIsTheMeanOfTheirs) {
-  const auto with = [](const char* scope) { return config([=](Config& c) { c.load_scope = scope, c.load_loss = 2; }); };
+  const auto with = [](const char* scope) {
+    return config([=](Config& c) { c.load_scope = scope, c.load_loss = 2; });
+  };
   const auto whole = router(with("micro_batch")), sequences = router(with("sequence"));
   const at::Tensor x = tokens().view({4, 12, kWidth});
   at::Tensor mean = at::zeros({}, at::kDouble);
@@ -195,7 +208,8 @@ TEST(Router, TheLoadLossOfSequencesIsTheMeanOfTheirs) {
 }
 
 TEST(Router, TheLoadLossOfTheGlobalBatchCountsMicroBatchesAndRanks) {
-  const auto made = router(config([](Config& c) { c.load_scope = "global_batch", c.load_loss = 1; }));
+  const auto made =
+      router(config([](Config& c) { c.load_scope = "global_batch", c.load_loss = 1; }));
   const at::Tensor x = tokens(), here = x.narrow(0, 0, 30), next = x.narrow(0, 30, 18);
   const auto counts = [&](const at::Tensor& rows) {
     return route(at::linear(rows, made->weight), {.drop = Drop::kNone}).count.to(at::kDouble);
@@ -205,12 +219,17 @@ TEST(Router, TheLoadLossOfTheGlobalBatchCountsMicroBatchesAndRanks) {
     return (6 * (count / count.sum() * p).sum()).item<double>();
   };
   Pass pass = kTraining;
-  pass.sum_over_ranks = [&](at::Tensor& sums) { sums += at::tensor({5, 0, 0, 0, 0, 1, 6}, at::kDouble); };
-  const at::Tensor of_others = at::tensor({5, 0, 0, 0, 0, 1}, at::kDouble), after_one = counts(here) + of_others;
+  pass.sum_over_ranks = [&](at::Tensor& sums) {
+    sums += at::tensor({5, 0, 0, 0, 0, 1, 6}, at::kDouble);
+  };
+  const at::Tensor of_others = at::tensor({5, 0, 0, 0, 0, 1}, at::kDouble),
+                   after_one = counts(here) + of_others;
   EXPECT_NEAR(made->forward(here, pass).loss.item<double>(), loss(here, after_one), 1e-12);
   Pass again = pass;
   again.again = true;
-  again.sum_over_ranks = [](at::Tensor&) { ADD_FAILURE() << "ranks do not meet in a recomputation"; };
+  again.sum_over_ranks = [](at::Tensor&) {
+    ADD_FAILURE() << "ranks do not meet in a recomputation";
+  };
   EXPECT_NEAR(made->forward(here, again).loss.item<double>(), loss(here, after_one), 1e-12);
   const at::Tensor after_two = after_one + counts(next) + of_others;
   EXPECT_NEAR(made->forward(next, pass).loss.item<double>(), loss(next, after_two), 1e-12);
@@ -228,11 +247,14 @@ TEST(RouterConfig, RefusesWhatWouldDoNothing) {
   expect_refused("model.moe.second_expert", [](Config& c) { c.second_expert = "random", c.k = 3; });
   expect_refused("model.moe.draw_frees_slot", [](Config& c) { c.draw_frees_slot = true; });
   expect_refused("model.moe.importance_loss", [](Config& c) { c.importance_loss = 1; });
-  expect_refused("model.moe.smooth_load_loss", [](Config& c) { c.router = "sinkhorn", c.smooth_load_loss = 1; });
-  expect_refused("k = 2", [](Config& c) { c.router = "base"; });
-  expect_refused("model.moe.load_scope", [](Config& c) { c.load_loss = 0, c.load_scope = "sequence"; });
   expect_refused("model.moe.smooth_load_loss",
-                 [](Config& c) { c.router = "noisy_top_k", c.smooth_load_loss = 1, c.num_groups = 2; });
+                 [](Config& c) { c.router = "sinkhorn", c.smooth_load_loss = 1; });
+  expect_refused("k = 2", [](Config& c) { c.router = "base"; });
+  expect_refused("model.moe.load_scope",
+                 [](Config& c) { c.load_loss = 0, c.load_scope = "sequence"; });
+  expect_refused("model.moe.smooth_load_loss", [](Config& c) {
+    c.router = "noisy_top_k", c.smooth_load_loss = 1, c.num_groups = 2;
+  });
   for (const char* name : {"sinkhorn", "base", "balanced", "expert_choice", "hash"}) {
     const auto with = [name](auto change) {
       return [name, change](Config& c) {
@@ -249,10 +271,13 @@ TEST(RouterConfig, RefusesWhatWouldDoNothing) {
   }
   for (const char* name : {"expert_choice", "hash"}) {
     expect_refused("model.moe.score", [=](Config& c) { c.router = name, c.score = "sigmoid"; });
-    expect_refused("model.moe.normalize", [=](Config& c) { c.router = name, c.normalize = "none"; });
-    expect_refused("model.moe.second_expert", [=](Config& c) { c.router = name, c.second_expert = "random"; });
+    expect_refused("model.moe.normalize",
+                   [=](Config& c) { c.router = name, c.normalize = "none"; });
+    expect_refused("model.moe.second_expert",
+                   [=](Config& c) { c.router = name, c.second_expert = "random"; });
   }
-  expect_refused("model.moe.drop", [](Config& c) { c.router = "expert_choice", c.drop = "position"; });
+  expect_refused("model.moe.drop",
+                 [](Config& c) { c.router = "expert_choice", c.drop = "position"; });
   expect_refused("model.moe.drop", [](Config& c) { c.router = "hash", c.drop = "probability"; });
   expect_refused("model.moe.z_loss", [](Config& c) { c.router = "hash", c.z_loss = 0.1; });
   expect_refused("eval_capacity_factor", [](Config& c) { c.eval_capacity_factor = 2; });

@@ -27,11 +27,13 @@ LayerLoad even_load(int ranks, int experts) {
           .parameter_bytes = 2};
 }
 
-/// Without skew and overlap nothing waits: exchanges and products one after another, by their formulas.
+/// Without skew and overlap nothing waits: exchanges and products one after another, by their
+/// formulas.
 TEST(Simulate, AnEvenLoadWithoutOverlapIsTheSumOfItsParts) {
   for (const int ranks : {4, 8, 64})
-    for (const auto algorithm : {AllToAllAlgorithm::kLinear, AllToAllAlgorithm::kHierarchical,
-                                 AllToAllAlgorithm::kFlexible, AllToAllAlgorithm::kHierarchicalFlexible}) {
+    for (const auto algorithm :
+         {AllToAllAlgorithm::kLinear, AllToAllAlgorithm::kHierarchical,
+          AllToAllAlgorithm::kFlexible, AllToAllAlgorithm::kHierarchicalFlexible}) {
       const auto load = even_load(ranks, 2 * ranks);
       const double rows = 1024.0 * 2, pieces = is_flexible(algorithm) ? 1 : ranks;
       const double exchange = all_to_all_seconds(cluster(), ranks, rows / ranks * 1024, algorithm);
@@ -52,10 +54,13 @@ TEST(Simulate, DataParallelMovesExpertsAndNoRows) {
   EXPECT_NEAR(time.backward_s, gather + 2 * compute, 1e-9);
 }
 
-/// Twice the shards: twice the rows on the way, no experts gathered when every rank of an expert is a shard.
+/// Twice the shards: twice the rows on the way, no experts gathered when every rank of an expert is
+/// a shard.
 TEST(Simulate, ShardsTradeExpertsForRows) {
   auto load = even_load(8, 2);
-  const auto seconds = [&](int shards) { return simulate(cluster(), load, {.shards = shards}).forward_s; };
+  const auto seconds = [&](int shards) {
+    return simulate(cluster(), load, {.shards = shards}).forward_s;
+  };
   load.hidden = 1 << 16;  // large experts: rather move rows
   load.tokens = 64;
   EXPECT_LT(seconds(4), seconds(1));
@@ -68,7 +73,8 @@ TEST(Simulate, OverlapHidesTheShorterOfTheTwoStreams) {
   auto model = cluster();
   model.call_s = model.inside.latency_s = model.between->latency_s = 0;  // chunks cost nothing
   const auto load = even_load(8, 8);
-  const auto serial = simulate(model, load, {.overlap = 1}), chunked = simulate(model, load, {.overlap = 8});
+  const auto serial = simulate(model, load, {.overlap = 1}),
+             chunked = simulate(model, load, {.overlap = 8});
   const double compute = serial.compute_s / 3, exchange = serial.forward_s - compute;
   EXPECT_LT(chunked.forward_s, serial.forward_s);
   EXPECT_GE(chunked.forward_s, std::max(compute, exchange));
@@ -76,7 +82,8 @@ TEST(Simulate, OverlapHidesTheShorterOfTheTwoStreams) {
               0.15 * serial.forward_s);
   // With latency there is a best degree, and more is worse.
   model.between->latency_s = 1e-3;
-  EXPECT_GT(simulate(model, load, {.overlap = 8}).forward_s, simulate(model, load, {.overlap = 1}).forward_s);
+  EXPECT_GT(simulate(model, load, {.overlap = 8}).forward_s,
+            simulate(model, load, {.overlap = 1}).forward_s);
 }
 
 TEST(Simulate, SkewWaitsForTheHottestExpertAndShadowingHelps) {
@@ -85,7 +92,8 @@ TEST(Simulate, SkewWaitsForTheHottestExpertAndShadowingHelps) {
   load.tokens = 8192;
   const double even = simulate(cluster(), load, {}).total_s();
   load.skew = 1.0;
-  const auto skewed = simulate(cluster(), load, {}), shadowed = simulate(cluster(), load, {.shadowed = 1});
+  const auto skewed = simulate(cluster(), load, {}),
+             shadowed = simulate(cluster(), load, {.shadowed = 1});
   EXPECT_GT(skewed.total_s(), 1.5 * even);
   EXPECT_LT(shadowed.total_s(), skewed.total_s());
   // The busiest rank's rows are the first expert's share of all.
@@ -95,7 +103,8 @@ TEST(Simulate, SkewWaitsForTheHottestExpertAndShadowingHelps) {
   EXPECT_NEAR(skewed.compute_s, 3 * (2 * 16 * 1e-6 + rows * 4 * 512 * 64 / 1e13), 1e-9);
 }
 
-/// Where computing costs nothing: the rank of the hottest expert receives from all others, then sends as much back.
+/// Where computing costs nothing: the rank of the hottest expert receives from all others, then
+/// sends as much back.
 TEST(Simulate, TheHottestRanksLinkBoundsASkewedExchange) {
   auto model = cluster();
   model.call_s = model.inside.latency_s = 0;
@@ -103,7 +112,8 @@ TEST(Simulate, TheHottestRanksLinkBoundsASkewedExchange) {
   auto load = even_load(4, 4);
   load.skew = 1.0;
   const double hottest = 2048.0 / (1 + 1 / 2.0 + 1 / 3.0 + 1 / 4.0) * 1024;
-  EXPECT_NEAR(simulate(model, load, {}).forward_s, 2 * 3 * hottest / model.inside.bytes_per_s, 1e-12);
+  EXPECT_NEAR(simulate(model, load, {}).forward_s, 2 * 3 * hottest / model.inside.bytes_per_s,
+              1e-12);
 }
 
 TEST(Simulate, ChoosesTheFastestOfAllPlansAlsoWith4096Ranks) {
@@ -111,7 +121,8 @@ TEST(Simulate, ChoosesTheFastestOfAllPlansAlsoWith4096Ranks) {
   // Data parallel, and 4 algorithms x 8 degrees x r of 1, 2, 4 x 0, 1, 2 shadowed experts.
   EXPECT_EQ(times.size(), 1U + 4 * 8 * 3 * 3);
   for (size_t i = 1; i < times.size(); ++i) EXPECT_LE(times[i - 1].total_s(), times[i].total_s());
-  const auto large = simulate(cluster(), even_load(4096, 4096), {.algorithm = AllToAllAlgorithm::kHierarchical});
+  const auto large =
+      simulate(cluster(), even_load(4096, 4096), {.algorithm = AllToAllAlgorithm::kHierarchical});
   EXPECT_TRUE(std::isfinite(large.total_s()));
   EXPECT_LT(large.total_s(), simulate(cluster(), even_load(4096, 4096), {}).total_s());
 }
@@ -129,7 +140,8 @@ TEST(Simulate, WhatDoesNotFitIsRefused) {
 
 TEST(Simulate, TheLayerThatIsMeasuredRuns) {
   expect_all_succeed(2, [&](std::shared_ptr<Group> group) {
-    const LayerLoad load{.ranks = 2, .experts = 2, .tokens = 64, .width = 16, .hidden = 32, .top_k = 2};
+    const LayerLoad load{
+        .ranks = 2, .experts = 2, .tokens = 64, .width = 16, .hidden = 32, .top_k = 2};
     for (const int overlap : {1, 2, 4}) EXPECT_GT(measure_forward(group, load, overlap, 3), 0);
     EXPECT_THROW(measure_forward(group, load, 3, 1), UserError);
     group->barrier();

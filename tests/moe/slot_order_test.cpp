@@ -19,7 +19,8 @@ std::vector<int64_t> permutation(int64_t size) {
 }
 
 TEST(SlotOrder, SequencesGoTokenByTokenOrChoiceByChoice) {
-  for (const auto& [tokens, k] : {std::pair<int64_t, int64_t>(0, 2), {1, 1}, {5, 1}, {7, 3}, {1, 4}}) {
+  for (const auto& [tokens, k] :
+       {std::pair<int64_t, int64_t>(0, 2), {1, 1}, {5, 1}, {7, 3}, {1, 4}}) {
     const auto order = permutation(tokens);
     std::vector<int64_t> by_token, by_choice, by_index;
     for (const int64_t t : order) {
@@ -30,7 +31,8 @@ TEST(SlotOrder, SequencesGoTokenByTokenOrChoiceByChoice) {
       for (int64_t t = 0; t < tokens; ++t) by_index.push_back(t * k + j);
     }
     const auto found = [&](const int64_t* in_order, bool token_first) {
-      const SlotSequence sequence{.order = in_order, .tokens = tokens, .k = k, .by_token = token_first};
+      const SlotSequence sequence{
+          .order = in_order, .tokens = tokens, .k = k, .by_token = token_first};
       std::vector<int64_t> choices;
       for (int64_t i = 0; i < sequence.size(); ++i) choices.push_back(sequence.choice(i));
       return choices;
@@ -47,7 +49,8 @@ TEST(SlotOrder, TilesAddUpToThePlaceAmongEqualKeys) {
   for (const int64_t size : {1, 31, kSlotTile - 1, kSlotTile, kSlotTile + 1, 3 * kSlotTile + 7}) {
     std::mt19937 random(2);
     std::vector<int32_t> keys(static_cast<size_t>(size)), before(kKeys, 0), seen(kKeys, 0);
-    for (int32_t& key : keys) key = static_cast<int32_t>(random() % kKeys * (random() % 2));  // most are 0
+    for (int32_t& key : keys)
+      key = static_cast<int32_t>(random() % kKeys * (random() % 2));  // most are 0
     for (int64_t tile = 0; tile < slot_tiles(size); ++tile) {
       const int64_t first = tile * kSlotTile;
       const int held = static_cast<int>(std::min<int64_t>(kSlotTile, size - first));
@@ -67,10 +70,13 @@ TEST(SlotOrder, TilesAddUpToThePlaceAmongEqualKeys) {
 
 TEST(SlotOrder, StandsBeforeIsTheOrderOfAStableSort) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  const std::vector<double> values = {0.5, -kInfinity, 0.5, 0.25, 0.0, -0.0, kInfinity, -kInfinity, 0.25};
-  std::vector<int64_t> sorted = permutation(static_cast<int64_t>(values.size())), expected(values.size());
+  const std::vector<double> values = {0.5,  -kInfinity, 0.5,        0.25, 0.0,
+                                      -0.0, kInfinity,  -kInfinity, 0.25};
+  std::vector<int64_t> sorted = permutation(static_cast<int64_t>(values.size())),
+                       expected(values.size());
   const auto value = [&](int64_t i) { return values[static_cast<size_t>(i)]; };
-  std::ranges::sort(sorted, [&](int64_t a, int64_t b) { return stands_before(value(a), a, value(b), b); });
+  std::ranges::sort(sorted,
+                    [&](int64_t a, int64_t b) { return stands_before(value(a), a, value(b), b); });
   std::iota(expected.begin(), expected.end(), 0);
   std::ranges::stable_sort(expected, [&](int64_t a, int64_t b) { return value(a) > value(b); });
   EXPECT_EQ(sorted, expected);

@@ -11,8 +11,9 @@
 namespace dovetail::moe::world_test {
 namespace {
 
-/// Every rank has two experts and every token one of each rank: while a rank's experts run, all others wait for their
-/// results in the layer's second all-to-all. One dies there, in the third layer, when they have all come to wait.
+/// Every rank has two experts and every token one of each rank: while a rank's experts run, all
+/// others wait for their results in the layer's second all-to-all. One dies there, in the third
+/// layer, when they have all come to wait.
 TEST(Rank, LosesOneAmongItsExperts) {
   if (!is_rank()) GTEST_SKIP() << "runs only as a rank of World.*";
   const Deaths deaths;
@@ -32,7 +33,8 @@ TEST(Rank, LosesOneAmongItsExperts) {
   const at::Tensor expert = at::arange(0, 2 * size, 2, at::kInt).expand({6, size}).contiguous(),
                    slot = at::arange(6, at::kInt).unsqueeze(1).expand({6, size}).contiguous();
   try {
-    for (; layers < 100; ++layers) parallel_feed_forward(x, weight, expert, slot, local, ranks, {}).sum().backward();
+    for (; layers < 100; ++layers)
+      parallel_feed_forward(x, weight, expert, slot, local, ranks, {}).sum().backward();
     FAIL() << "nobody died";
   } catch (const CommError& error) {
     deaths.known(rank, error);
@@ -42,7 +44,8 @@ TEST(Rank, LosesOneAmongItsExperts) {
 TEST(World, ARankKilledInALayerIsNamedByAllOthersWithinASecond) {
   if (is_rank()) GTEST_SKIP() << "this is a rank";
   const World world(4);
-  for (int dead = 0; dead < world.size(); ++dead) world.expect_death_is_known("LosesOneAmongItsExperts", dead, dead);
+  for (int dead = 0; dead < world.size(); ++dead)
+    world.expect_death_is_known("LosesOneAmongItsExperts", dead, dead);
 }
 
 }  // namespace

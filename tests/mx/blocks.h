@@ -40,8 +40,10 @@ inline std::vector<uint32_t> bits_of_tensor(const at::Tensor& x_in) {
   const auto* from = static_cast<const uint16_t*>(x.const_data_ptr());
   const bool half = x.scalar_type() == at::kHalf;
   for (size_t i = 0; i < bits.size(); ++i) {
-    const bool zero = (from[i] & 0x7fff) == 0;  // which torch's function counts the leading zeros of: undefined
-    bits[i] = half && !zero ? c10::detail::fp16_ieee_to_fp32_bits(from[i]) : static_cast<uint32_t>(from[i]) << 16;
+    const bool zero =
+        (from[i] & 0x7fff) == 0;  // which torch's function counts the leading zeros of: undefined
+    bits[i] = half && !zero ? c10::detail::fp16_ieee_to_fp32_bits(from[i])
+                            : static_cast<uint32_t>(from[i]) << 16;
   }
   return bits;
 }
@@ -53,28 +55,33 @@ inline at::Tensor ordinary_values(at::IntArrayRef sizes, uint64_t seed, at::Scal
   return x.mul(spread.mul(2).exp()).mul(spread.lt(2)).to(dtype);
 }
 
-/// Numbers and midpoints of the format under all sorts of scales, each or one ulp beside; subnormal numbers; with
-/// `non_finite` now and then a NaN or an infinity.
-inline at::Tensor adversarial_values(at::IntArrayRef sizes, uint64_t seed, Format format, bool non_finite,
-                                     at::ScalarType dtype) {
+/// Numbers and midpoints of the format under all sorts of scales, each or one ulp beside; subnormal
+/// numbers; with `non_finite` now and then a NaN or an infinity.
+inline at::Tensor adversarial_values(at::IntArrayRef sizes, uint64_t seed, Format format,
+                                     bool non_finite, at::ScalarType dtype) {
   const auto& table = reference::numbers(format);
   uint64_t index = 0;
-  const auto below = [&](uint64_t bound) { return random_below(seed, RandomStream::kTest, index++, bound); };
+  const auto below = [&](uint64_t bound) {
+    return random_below(seed, RandomStream::kTest, index++, bound);
+  };
   at::Tensor x = at::empty(sizes, dtype);
   const bool wide = dtype == at::kFloat;
   for (int64_t i = 0; i < x.numel(); ++i) {
     // Exponents change from row to row, so that most blocks hold numbers of one size.
     const int64_t row = i / x.size(-1);
     const int exponents[] = {-130, -115, -80, -20, 0, 40, 110};
-    const int exponent = exponents[row % 7] / (dtype == at::kHalf ? 8 : 1) + static_cast<int>(below(3));
+    const int exponent =
+        exponents[row % 7] / (dtype == at::kHalf ? 8 : 1) + static_cast<int>(below(3));
     const size_t code = below(table.size() - 1);
-    const double number = std::ldexp(below(2) ? table[code] : (table[code] + table[code + 1]) / 2, exponent);
+    const double number =
+        std::ldexp(below(2) ? table[code] : (table[code] + table[code + 1]) / 2, exponent);
     const auto rounded = static_cast<float>(std::min(number, 3e38));
     uint32_t bits = std::bit_cast<uint32_t>(rounded);
     if (dtype == at::kHalf) bits = c10::detail::fp16_ieee_from_fp32_value(rounded);
     if (dtype == at::kBFloat16) bits >>= 16;
     const uint32_t infinity = wide ? 0x7f800000 : dtype == at::kHalf ? 0x7c00 : 0x7f80;
-    bits = std::min<uint32_t>(bits + (bits > 0 ? static_cast<uint32_t>(below(3)) - 1 : 0), infinity - 1);
+    bits = std::min<uint32_t>(bits + (bits > 0 ? static_cast<uint32_t>(below(3)) - 1 : 0),
+                              infinity - 1);
     if (non_finite && below(150) == 0) bits = infinity + static_cast<uint32_t>(below(2));
     if (below(20) == 0) bits = static_cast<uint32_t>(below(3));
     if (below(2)) bits |= wide ? 0x80000000 : 0x8000;
@@ -84,8 +91,8 @@ inline at::Tensor adversarial_values(at::IntArrayRef sizes, uint64_t seed, Forma
   return x;
 }
 
-inline void expect_same(const MXTensor& actual, const Statistics& s, const reference::Result& expected,
-                        const std::string& what) {
+inline void expect_same(const MXTensor& actual, const Statistics& s,
+                        const reference::Result& expected, const std::string& what) {
   const auto* codes = actual.codes().const_data_ptr<uint8_t>();
   const auto* scales = actual.scales().const_data_ptr<uint8_t>();
   ASSERT_EQ(actual.scales().numel(), static_cast<int64_t>(expected.scales.size())) << what;

@@ -18,7 +18,8 @@ class CudaFloat8 : public ::testing::Test {
  protected:
   void SetUp() override {
     if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-    if (cuda_kernels() == nullptr) GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
+    if (cuda_kernels() == nullptr)
+      GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
   }
 };
 
@@ -47,13 +48,16 @@ TEST_F(CudaFloat8, CodesAndScalesAreThoseOfTheCpu) {
   using B = Float8Blocks;
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     for (const bool finite : {true, false}) {
-      for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{128, 256}, {17, 131}, {300, 144}}) {
+      for (const auto& [rows, cols] :
+           {std::pair<int64_t, int64_t>{128, 256}, {17, 131}, {300, 144}}) {
         for (const auto blocks : {B::kTensor, B::kRow, B::kColumn, B::kSquare}) {
           for (const auto format : {Format::kE4M3, Format::kE5M2}) {
             for (const bool power_of_two : {true, false}) {
-              SCOPED_TRACE(fmt::format("{} x {} blocks {} {} {}", rows, cols, static_cast<int>(blocks),
-                                       c10::toString(dtype), power_of_two));
-              const Float8Spec spec = {.format = format, .blocks = blocks, .power_of_two = power_of_two};
+              SCOPED_TRACE(fmt::format("{} x {} blocks {} {} {}", rows, cols,
+                                       static_cast<int>(blocks), c10::toString(dtype),
+                                       power_of_two));
+              const Float8Spec spec = {
+                  .format = format, .blocks = blocks, .power_of_two = power_of_two};
               const at::Tensor x = values(rows, cols, dtype, finite);
               const Float8Tensor expected = quantize_float8(x, spec).tensor;
               const Float8Tensor found = quantize_float8(x.to(at::kCUDA), spec).tensor;
@@ -72,7 +76,8 @@ TEST_F(CudaFloat8, KernelMakesTheCodesOfTheCpuAndOfTheTranspose) {
   using Kind = Float8GpuProblem::Kind;
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     for (const bool finite : {true, false}) {
-      for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{128, 256}, {16, 16}, {272, 144}}) {
+      for (const auto& [rows, cols] :
+           {std::pair<int64_t, int64_t>{128, 256}, {16, 16}, {272, 144}}) {
         for (const auto kind : {Kind::kWhole, Kind::kLines, Kind::kSquare}) {
           for (const auto format : {Format::kE4M3, Format::kE5M2}) {
             for (const bool power_of_two : {true, false}) {
@@ -81,29 +86,36 @@ TEST_F(CudaFloat8, KernelMakesTheCodesOfTheCpuAndOfTheTranspose) {
               const at::Tensor x = values(rows, cols, dtype, finite), on_gpu = x.to(at::kCUDA);
               const int64_t down = (rows + 127) / 128, across = (cols + 127) / 128;
               const bool lines = kind == Kind::kLines, whole = kind == Kind::kWhole;
-              const auto bytes = on_gpu.options().dtype(at::kByte), numbers = on_gpu.options().dtype(at::kFloat);
-              const at::Tensor codes = at::empty({rows, cols}, bytes), transposed = at::empty({cols, rows}, bytes);
+              const auto bytes = on_gpu.options().dtype(at::kByte),
+                         numbers = on_gpu.options().dtype(at::kFloat);
+              const at::Tensor codes = at::empty({rows, cols}, bytes),
+                               transposed = at::empty({cols, rows}, bytes);
               const at::Tensor most = at::zeros({}, bytes.dtype(at::kInt));
-              const at::Tensor scales = at::empty({lines ? across : down, lines ? rows : across}, numbers);
-              const at::Tensor column_scales = at::empty({lines ? down : across, lines ? cols : down}, numbers);
-              const Float8GpuProblem p = {.kind = kind,
-                                          .rows = rows,
-                                          .cols = cols,
-                                          .narrow = dtype == at::kBFloat16,
-                                          .x = on_gpu.const_data_ptr(),
-                                          .e5m2 = format == Format::kE5M2,
-                                          .power_of_two = power_of_two,
-                                          .most = reinterpret_cast<uint32_t*>(most.mutable_data_ptr<int32_t>()),
-                                          .codes = codes.mutable_data_ptr<uint8_t>(),
-                                          .transposed = transposed.mutable_data_ptr<uint8_t>(),
-                                          .scales = scales.mutable_data_ptr<float>(),
-                                          .column_scales = column_scales.mutable_data_ptr<float>(),
-                                          .scale_stride = lines ? rows : across,
-                                          .column_scale_stride = lines ? cols : down};
+              const at::Tensor scales =
+                  at::empty({lines ? across : down, lines ? rows : across}, numbers);
+              const at::Tensor column_scales =
+                  at::empty({lines ? down : across, lines ? cols : down}, numbers);
+              const Float8GpuProblem p = {
+                  .kind = kind,
+                  .rows = rows,
+                  .cols = cols,
+                  .narrow = dtype == at::kBFloat16,
+                  .x = on_gpu.const_data_ptr(),
+                  .e5m2 = format == Format::kE5M2,
+                  .power_of_two = power_of_two,
+                  .most = reinterpret_cast<uint32_t*>(most.mutable_data_ptr<int32_t>()),
+                  .codes = codes.mutable_data_ptr<uint8_t>(),
+                  .transposed = transposed.mutable_data_ptr<uint8_t>(),
+                  .scales = scales.mutable_data_ptr<float>(),
+                  .column_scales = column_scales.mutable_data_ptr<float>(),
+                  .scale_stride = lines ? rows : across,
+                  .column_scale_stride = lines ? cols : down};
               if (whole) cuda_kernels()->float8_amax(p);
               cuda_kernels()->quantize_float8(p);
               const auto on_cpu = [&](Float8Blocks blocks) {
-                return quantize_float8(x, {.format = format, .blocks = blocks, .power_of_two = power_of_two}).tensor;
+                return quantize_float8(
+                           x, {.format = format, .blocks = blocks, .power_of_two = power_of_two})
+                    .tensor;
               };
               const Float8Tensor row = on_cpu(whole   ? Float8Blocks::kTensor
                                               : lines ? Float8Blocks::kRow
@@ -127,24 +139,28 @@ TEST_F(CudaFloat8, KernelMakesTheCodesOfTheCpuAndOfTheTranspose) {
 
 /// Sizes with FP8 products, and without.
 TEST_F(CudaFloat8, ALinearIsThatOfTheCpu) {
-  for (const char* recipe : {"fp8_tensor", "fp8_tensor_delayed", "fp8_block", "fp8_block_float32"}) {
+  for (const char* recipe :
+       {"fp8_tensor", "fp8_tensor_delayed", "fp8_block", "fp8_block_float32"}) {
     for (const auto& [rows, in, out] :
          {std::tuple<int64_t, int64_t, int64_t>{256, 384, 128}, {48, 80, 32}, {23, 96, 40}}) {
       for (const auto dtype : {at::kFloat, at::kBFloat16}) {
         SCOPED_TRACE(fmt::format("{} {} {} {} {}", recipe, rows, in, out, c10::toString(dtype)));
         const auto run = [&](at::DeviceType device) {
-          const auto linear = std::make_shared<QuantizedLinear>(find_recipe(built_in_recipes(), recipe).linear, "x");
+          const auto linear = std::make_shared<QuantizedLinear>(
+              find_recipe(built_in_recipes(), recipe).linear, "x");
           linear->begin_step(1);
           const auto leaf = [&](std::vector<int64_t> sizes, uint64_t seed) {
             return ordinary_values(sizes, seed, dtype).to(device).requires_grad_();
           };
-          const at::Tensor x = leaf({rows, in}, 1), weight = leaf({out, in}, 2), bias = leaf({out}, 3);
+          const at::Tensor x = leaf({rows, in}, 1), weight = leaf({out, in}, 2),
+                           bias = leaf({out}, 3);
           const at::Tensor y = linear->forward(x, weight, bias);
           y.backward(leaf({rows, out}, 4).detach());
           if (linear->amax_history(Operand::kActivation).defined()) {
             EXPECT_EQ(linear->statistics().activation.amax(), x.abs().max().item<float>());
           }
-          return std::vector<at::Tensor>{y.detach().cpu(), x.grad().cpu(), weight.grad().cpu(), bias.grad().cpu()};
+          return std::vector<at::Tensor>{y.detach().cpu(), x.grad().cpu(), weight.grad().cpu(),
+                                         bias.grad().cpu()};
         };
         const auto expected = run(at::kCPU), found = run(at::kCUDA), again = run(at::kCUDA);
         for (size_t i = 0; i < expected.size(); ++i) {

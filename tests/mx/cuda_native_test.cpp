@@ -19,14 +19,16 @@ class CudaNative : public ::testing::Test {
  protected:
   void SetUp() override {
     if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-    if (cuda_kernels() == nullptr) GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
+    if (cuda_kernels() == nullptr)
+      GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
     obstacle_ = native_obstacle(native_device({at::kCUDA, 0}));
   }
   std::string obstacle_;
 };
 
 MXTensor copy_of(const at::Tensor& x, Format format, bool row) {
-  const Quantized made = quantize(x.to(at::kCUDA), {.format = format, .copies = row ? Copies::kRow : Copies::kColumn});
+  const Quantized made =
+      quantize(x.to(at::kCUDA), {.format = format, .copies = row ? Copies::kRow : Copies::kColumn});
   return row ? made.row : made.column;
 }
 
@@ -41,7 +43,8 @@ void expect_close(const at::Tensor& found, const at::Tensor& expected) {
   const double tolerance = found.scalar_type() == at::kFloat ? 1e-5 : 4e-3;
   const at::Tensor wide = expected.cpu().to(at::kDouble);
   ASSERT_EQ(found.sizes(), wide.sizes());
-  EXPECT_LE((found.cpu().to(at::kDouble) - wide).norm().item<double>(), tolerance * wide.norm().item<double>());
+  EXPECT_LE((found.cpu().to(at::kDouble) - wide).norm().item<double>(),
+            tolerance * wide.norm().item<double>());
 }
 
 TEST_F(CudaNative, IsRefusedByNameOnAnOlderGpu) {
@@ -54,7 +57,8 @@ TEST_F(CudaNative, IsRefusedByNameOnAnOlderGpu) {
 TEST_F(CudaNative, ProductIsThatOfTheNumbersThatTheCodesStandFor) {
   if (!obstacle_.empty()) GTEST_SKIP() << obstacle_;
   using F = Format;
-  for (const auto& [rows, depth, cols] : {std::tuple(128, 128, 128), {1, 32, 16}, {65, 96, 112}, {257, 272, 48}}) {
+  for (const auto& [rows, depth, cols] :
+       {std::tuple(128, 128, 128), {1, 32, 16}, {65, 96, 112}, {257, 272, 48}}) {
     for (const auto& [a_format, b_format] :
          {std::pair(F::kE4M3, F::kE4M3), {F::kE5M2, F::kE4M3}, {F::kE4M3, F::kE5M2}}) {
       for (const bool a_row : {true, false}) {
@@ -64,12 +68,15 @@ TEST_F(CudaNative, ProductIsThatOfTheNumbersThatTheCodesStandFor) {
             const auto shape = [](bool row, int64_t size, int64_t along) {
               return row ? std::vector<int64_t>{size, along} : std::vector<int64_t>{along, size};
             };
-            const MXTensor a = copy_of(ordinary_values(shape(a_row, rows, depth), 1, at::kFloat), a_format, a_row);
-            const MXTensor b = copy_of(ordinary_values(shape(b_row, cols, depth), 2, at::kFloat), b_format, b_row);
+            const MXTensor a =
+                copy_of(ordinary_values(shape(a_row, rows, depth), 1, at::kFloat), a_format, a_row);
+            const MXTensor b =
+                copy_of(ordinary_values(shape(b_row, cols, depth), 2, at::kFloat), b_format, b_row);
             const at::Tensor bias = ordinary_values({cols}, 3, dtype),
                              product = along_blocks(a).mm(along_blocks(b).t());
             expect_close(native_product(a, b, dtype), product);
-            expect_close(native_product(a, b, dtype, bias.to(at::kCUDA)), product + bias.to(at::kDouble));
+            expect_close(native_product(a, b, dtype, bias.to(at::kCUDA)),
+                         product + bias.to(at::kDouble));
           }
         }
       }
@@ -93,8 +100,8 @@ TEST_F(CudaNative, ALinearIsTheEmulatedOne) {
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
       SCOPED_TRACE(fmt::format("{} {}", recipe, c10::toString(dtype)));
       const auto run = [&](Gemm gemm) {
-        const auto linear =
-            std::make_shared<QuantizedLinear>(find_recipe(built_in_recipes(), recipe).linear, "x", gemm);
+        const auto linear = std::make_shared<QuantizedLinear>(
+            find_recipe(built_in_recipes(), recipe).linear, "x", gemm);
         const auto leaf = [&](std::vector<int64_t> sizes, uint64_t seed) {
           return ordinary_values(sizes, seed, dtype).to(at::kCUDA).requires_grad_();
         };

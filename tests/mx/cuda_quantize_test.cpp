@@ -18,7 +18,8 @@ class CudaQuantize : public ::testing::Test {
  protected:
   void SetUp() override {
     if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-    if (cuda_kernels() == nullptr) GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
+    if (cuda_kernels() == nullptr)
+      GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
   }
 };
 
@@ -50,7 +51,8 @@ void expect_same_copies(const Quantized& gpu, const Quantized& cpu) {
     EXPECT_TRUE(at::equal(a.codes().cpu(), b.codes()));
     EXPECT_TRUE(at::equal(a.scales().cpu(), b.scales()));
     for (const auto dtype : {at::kFloat, at::kBFloat16})
-      EXPECT_TRUE(same_bits(dequantize(a, dtype).nan_to_num(-1), dequantize(b, dtype).nan_to_num(-1)));
+      EXPECT_TRUE(
+          same_bits(dequantize(a, dtype).nan_to_num(-1), dequantize(b, dtype).nan_to_num(-1)));
   };
   copies(gpu.row, cpu.row);
   copies(gpu.column, cpu.column);
@@ -75,18 +77,25 @@ void expect_same(const at::Tensor& x, QuantizeSpec spec) {
 
 TEST_F(CudaQuantize, MakesTheBitsAndCountsOfTheCpu) {
   uint64_t seed = 1;
-  for (const auto& [rows, cols] : {std::pair(1, 1), {31, 33}, {32, 128}, {65, 260}, {127, 131}, {3, 4096}, {70, 544}}) {
+  for (const auto& [rows, cols] :
+       {std::pair(1, 1), {31, 33}, {32, 128}, {65, 260}, {127, 131}, {3, 4096}, {70, 544}}) {
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
       for (const Format format : kFormats) {
-        for (const ScaleMode mode : {ScaleMode::kRoundUp, ScaleMode::kFloor, ScaleMode::kCeil, ScaleMode::kEven}) {
-          for (const Copies copies : {Copies::kRow, Copies::kColumn, Copies::kRowAndColumn, Copies::kSquare}) {
-            SCOPED_TRACE(::testing::Message() << rows << " x " << cols << " " << name(format) << " " << name(mode));
+        for (const ScaleMode mode :
+             {ScaleMode::kRoundUp, ScaleMode::kFloor, ScaleMode::kCeil, ScaleMode::kEven}) {
+          for (const Copies copies :
+               {Copies::kRow, Copies::kColumn, Copies::kRowAndColumn, Copies::kSquare}) {
+            SCOPED_TRACE(::testing::Message()
+                         << rows << " x " << cols << " " << name(format) << " " << name(mode));
             const auto non_finite = seed % 2 == 0 ? NonFinite::kPoison : NonFinite::kSaturate;
-            QuantizeSpec spec = {.format = format, .scale_mode = mode, .non_finite = non_finite, .copies = copies};
-            const at::Tensor x = seed % 3 == 0 ? adversarial_values({rows, cols}, seed, format, true, dtype)
-                                               : ordinary_values({rows, cols}, seed, dtype);
+            QuantizeSpec spec = {
+                .format = format, .scale_mode = mode, .non_finite = non_finite, .copies = copies};
+            const at::Tensor x = seed % 3 == 0
+                                     ? adversarial_values({rows, cols}, seed, format, true, dtype)
+                                     : ordinary_values({rows, cols}, seed, dtype);
             ++seed;
-            spec.row_values = spec.column_values = spec.square_values = dtype != at::kHalf && seed % 5 == 0;
+            spec.row_values = spec.column_values = spec.square_values =
+                dtype != at::kHalf && seed % 5 == 0;
             if (seed % 7 == 0) {
               spec.rounding = Rounding::kStochastic;
               spec.seed = seed;
@@ -133,7 +142,8 @@ TEST_F(CudaQuantize, MakesValuesOfOneCopyAndCodesOfTheOther) {
 }
 
 TEST_F(CudaQuantize, QuantizesEveryBFloat16) {
-  const at::Tensor x = at::arange(1 << 16, at::kInt).to(at::kShort).view(at::kBFloat16).view({256, 256});
+  const at::Tensor x =
+      at::arange(1 << 16, at::kInt).to(at::kShort).view(at::kBFloat16).view({256, 256});
   for (const Format format : kFormats) {
     for (const Copies copies : {Copies::kRow, Copies::kRowAndColumn, Copies::kSquare})
       expect_same(x, {.format = format, .scale_mode = ScaleMode::kFloor, .copies = copies});
@@ -142,15 +152,19 @@ TEST_F(CudaQuantize, QuantizesEveryBFloat16) {
 
 /// Rows of whole blocks, in each orientation; codes that no quantizer makes, too.
 TEST_F(CudaQuantize, DequantizesEveryCodeUnderEveryScale) {
-  const at::Tensor bytes = at::arange(256, at::kByte), codes = bytes.expand({256, 256}).contiguous();
+  const at::Tensor bytes = at::arange(256, at::kByte),
+                   codes = bytes.expand({256, 256}).contiguous();
   const at::Tensor scales = bytes.view({256, 1}).expand({256, 8}).contiguous();
   for (const Format format : kFormats) {
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-      for (const MXTensor& x : {MXTensor(codes, scales, format, Orientation::kRow),
-                                MXTensor(codes.t().contiguous(), scales.t().contiguous(), format, Orientation::kColumn),
-                                MXTensor(codes, bytes.slice(0, 64, 128).view({8, 8}), format, Orientation::kSquare)}) {
-        SCOPED_TRACE(::testing::Message() << name(format) << " " << dtype << " " << name(x.orientation()));
-        const MXTensor on_gpu(x.codes().to(at::kCUDA), x.scales().to(at::kCUDA), format, x.orientation());
+      for (const MXTensor& x :
+           {MXTensor(codes, scales, format, Orientation::kRow),
+            MXTensor(codes.t().contiguous(), scales.t().contiguous(), format, Orientation::kColumn),
+            MXTensor(codes, bytes.slice(0, 64, 128).view({8, 8}), format, Orientation::kSquare)}) {
+        SCOPED_TRACE(::testing::Message()
+                     << name(format) << " " << dtype << " " << name(x.orientation()));
+        const MXTensor on_gpu(x.codes().to(at::kCUDA), x.scales().to(at::kCUDA), format,
+                              x.orientation());
         const at::Tensor cpu = dequantize(x, dtype), gpu = dequantize(on_gpu, dtype).cpu();
         EXPECT_TRUE(at::equal(gpu.isnan(), cpu.isnan()));
         EXPECT_TRUE(same_bits(gpu.masked_fill(gpu.isnan(), 0), cpu.masked_fill(cpu.isnan(), 0)));

@@ -18,14 +18,15 @@ using dovetail::testing::user_error;
 using ::testing::HasSubstr;
 
 constexpr Format kFormats[] = {Format::kE4M3, Format::kE5M2};
-constexpr Float8Blocks kAllBlocks[] = {Float8Blocks::kTensor, Float8Blocks::kRow, Float8Blocks::kColumn,
-                                       Float8Blocks::kSquare};
+constexpr Float8Blocks kAllBlocks[] = {Float8Blocks::kTensor, Float8Blocks::kRow,
+                                       Float8Blocks::kColumn, Float8Blocks::kSquare};
 
 /// The scale of the block that holds an element, from the definition.
 float expected_scale(const at::Tensor& block, Format format, bool power_of_two) {
   const float amax = block.abs().max().item<float>();
   if (!std::isfinite(amax)) return std::numeric_limits<float>::quiet_NaN();
-  float s = static_cast<float>(reference::numbers(format).back()) / std::max(amax, std::ldexp(1.0F, -80));
+  float s =
+      static_cast<float>(reference::numbers(format).back()) / std::max(amax, std::ldexp(1.0F, -80));
   if (power_of_two) s = std::ldexp(1.0F, std::ilogb(s));
   return s;
 }
@@ -36,7 +37,8 @@ at::Tensor block_around(const at::Tensor& x, int64_t row, int64_t col, Float8Blo
     return t.narrow(dim, begin, std::min(size, t.size(dim) - begin));
   };
   if (blocks == Float8Blocks::kTensor) return x;
-  const int64_t rows = blocks == Float8Blocks::kRow ? 1 : 128, cols = blocks == Float8Blocks::kColumn ? 1 : 128;
+  const int64_t rows = blocks == Float8Blocks::kRow ? 1 : 128,
+                cols = blocks == Float8Blocks::kColumn ? 1 : 128;
   return part(part(x, 0, row, rows), 1, col, cols);
 }
 
@@ -53,7 +55,8 @@ void expect_right(const at::Tensor& x, const Float8Spec& spec_in) {
   const at::Tensor wide = x.to(at::kFloat).contiguous();
   for (int64_t row = 0; row < x.size(0); ++row) {
     for (int64_t col = 0; col < x.size(1); col += col < 3 || col > x.size(1) - 4 ? 1 : 29) {
-      const float s = expected_scale(block_around(wide, row, col, spec.blocks), spec.format, spec.power_of_two);
+      const float s =
+          expected_scale(block_around(wide, row, col, spec.blocks), spec.format, spec.power_of_two);
       const uint8_t code = codes.codes[row][col].item<uint8_t>();
       if (std::isnan(s)) {
         ASSERT_EQ(code, 0);
@@ -61,8 +64,10 @@ void expect_right(const at::Tensor& x, const Float8Spec& spec_in) {
         continue;
       }
       const float scaled = wide[row][col].item<float>() * s;
-      ASSERT_EQ(code, reference::code(std::bit_cast<uint32_t>(scaled), 127, spec.format)) << row << " " << col;
-      ASSERT_EQ(back[row][col].item<float>(), static_cast<float>(reference::decoded(code, spec.format)) * (1 / s));
+      ASSERT_EQ(code, reference::code(std::bit_cast<uint32_t>(scaled), 127, spec.format))
+          << row << " " << col;
+      ASSERT_EQ(back[row][col].item<float>(),
+                static_cast<float>(reference::decoded(code, spec.format)) * (1 / s));
     }
   }
 }
@@ -87,8 +92,10 @@ TEST(Float8, MatchesItsDefinitionForEveryShapeOfBlockAndProcessor) {
 TEST(Float8, IsTheSameWithoutSubnormalNumbersAndByTheCodec) {
   for (const Float8Blocks blocks : kAllBlocks) {
     for (const bool power_of_two : {false, true}) {
-      const Float8Spec spec = {.format = Format::kE5M2, .blocks = blocks, .power_of_two = power_of_two};
-      const at::Tensor x = adversarial_values({140, 150}, 3, spec.format, /*non_finite=*/true, at::kFloat);
+      const Float8Spec spec = {
+          .format = Format::kE5M2, .blocks = blocks, .power_of_two = power_of_two};
+      const at::Tensor x =
+          adversarial_values({140, 150}, 3, spec.format, /*non_finite=*/true, at::kFloat);
       const Float8Tensor plain = quantize_float8(x, spec).tensor;
       const auto expect_same = [&](const Float8Tensor& other) {
         EXPECT_TRUE(at::equal(plain.codes, other.codes));
@@ -107,8 +114,10 @@ TEST(Float8, IsTheSameWithoutSubnormalNumbersAndByTheCodec) {
 
 TEST(Float8, TakesViewsAndMoreDimensions) {
   const at::Tensor x = ordinary_values({200, 6}, 5, at::kFloat);
-  const Float8Spec rows = {.blocks = Float8Blocks::kRow}, columns = {.blocks = Float8Blocks::kColumn};
-  const Float8Tensor turned = quantize_float8(x.t(), rows).tensor, straight = quantize_float8(x, columns).tensor;
+  const Float8Spec rows = {.blocks = Float8Blocks::kRow},
+                   columns = {.blocks = Float8Blocks::kColumn};
+  const Float8Tensor turned = quantize_float8(x.t(), rows).tensor,
+                     straight = quantize_float8(x, columns).tensor;
   EXPECT_TRUE(at::equal(turned.codes.t(), straight.codes));
   EXPECT_TRUE(at::equal(turned.scales.t(), straight.scales));
   EXPECT_EQ(straight.scales.sizes(), (std::vector<int64_t>{2, 6}));
@@ -135,7 +144,8 @@ TEST(Float8, CountsErrorsBesideTheSignal) {
       Float8Spec spec = {.blocks = blocks, .values = true};
       const Float8 made = quantize_float8(x, spec);
       const double signal = x.to(at::kDouble).square().sum().item<double>();
-      const double error = (x.to(at::kDouble) - made.values.to(at::kDouble)).square().sum().item<double>();
+      const double error =
+          (x.to(at::kDouble) - made.values.to(at::kDouble)).square().sum().item<double>();
       EXPECT_NEAR(made.statistics.signal / signal, 1, 1e-4);
       EXPECT_NEAR(made.statistics.error / error, 1, 1e-3);
       EXPECT_EQ(made.statistics.elements, x.numel());
@@ -148,10 +158,12 @@ TEST(Float8, CountsErrorsBesideTheSignal) {
 
 TEST(Float8, WhatCannotBeIsNamed) {
   const at::Tensor x = at::ones({2, 3});
-  EXPECT_THAT(user_error([&] { quantize_float8(x, {.format = Format::kE2M1}); }), HasSubstr("e2m1"));
+  EXPECT_THAT(user_error([&] { quantize_float8(x, {.format = Format::kE2M1}); }),
+              HasSubstr("e2m1"));
   EXPECT_THAT(user_error([&] { quantize_float8(x.to(at::kHalf), {}); }), HasSubstr("Half"));
-  EXPECT_THAT(user_error([&] { quantize_float8(at::ones({2, 3, 4}), {.blocks = Float8Blocks::kSquare}); }),
-              HasSubstr("[2, 3, 4]"));
+  EXPECT_THAT(
+      user_error([&] { quantize_float8(at::ones({2, 3, 4}), {.blocks = Float8Blocks::kSquare}); }),
+      HasSubstr("[2, 3, 4]"));
   EXPECT_THAT(user_error([&] { quantize_float8(x, {.blocks = Float8Blocks::kRow, .amax = 1}); }),
               HasSubstr("whole tensor"));
 }

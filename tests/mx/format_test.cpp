@@ -21,14 +21,16 @@ using ::testing::HasSubstr;
 
 constexpr Format kFormats[] = {Format::kE4M3, Format::kE5M2, Format::kE3M2,
                                Format::kE2M3, Format::kE2M1, Format::kInt8};
-constexpr ScaleMode kModes[] = {ScaleMode::kRoundUp, ScaleMode::kFloor, ScaleMode::kCeil, ScaleMode::kEven};
+constexpr ScaleMode kModes[] = {ScaleMode::kRoundUp, ScaleMode::kFloor, ScaleMode::kCeil,
+                                ScaleMode::kEven};
 
 TEST(Format, HasTheLargestNumberOfItsName) {
   const double expected[] = {448, 57344, 28, 7.5, 6, 127.0 / 64};
   for (size_t i = 0; i < 6; ++i) {
     const ElementSpec& spec = element_spec(kFormats[i]);
     EXPECT_EQ(reference::numbers(kFormats[i]).back(), expected[i]);
-    EXPECT_EQ(reference::value(decode(static_cast<uint8_t>(spec.max_code), 127, spec)), expected[i]);
+    EXPECT_EQ(reference::value(decode(static_cast<uint8_t>(spec.max_code), 127, spec)),
+              expected[i]);
   }
 }
 
@@ -41,13 +43,18 @@ TEST(Format, NamesAreReadBackAndOthersRefusedListingThem) {
   EXPECT_EQ(parse_non_finite(name(NonFinite::kSaturate)), NonFinite::kSaturate);
   EXPECT_EQ(parse_rounding(name(Rounding::kNearestEven)), Rounding::kNearestEven);
   EXPECT_EQ(parse_rounding(name(Rounding::kStochastic)), Rounding::kStochastic);
-  EXPECT_THAT(user_error([] { parse_format("e4m4"); }), HasSubstr("\"e4m4\"; valid are e4m3, e5m2, e3m2, e2m3, e2m1"));
-  EXPECT_THAT(user_error([] { parse_scale_mode("up"); }), HasSubstr("valid are round_up, floor, ceil, even"));
-  EXPECT_THAT(user_error([] { parse_non_finite("ignore"); }), HasSubstr("valid are poison, saturate"));
-  EXPECT_THAT(user_error([] { parse_rounding(""); }), HasSubstr("valid are nearest_even, stochastic"));
+  EXPECT_THAT(user_error([] { parse_format("e4m4"); }),
+              HasSubstr("\"e4m4\"; valid are e4m3, e5m2, e3m2, e2m3, e2m1"));
+  EXPECT_THAT(user_error([] { parse_scale_mode("up"); }),
+              HasSubstr("valid are round_up, floor, ceil, even"));
+  EXPECT_THAT(user_error([] { parse_non_finite("ignore"); }),
+              HasSubstr("valid are poison, saturate"));
+  EXPECT_THAT(user_error([] { parse_rounding(""); }),
+              HasSubstr("valid are nearest_even, stochastic"));
 }
 
-/// Where scales change (a format's largest number and the powers of two, times every power of two), and one ulp beside.
+/// Where scales change (a format's largest number and the powers of two, times every power of two),
+/// and one ulp beside.
 std::vector<uint32_t> maxima_of(Format format) {
   std::vector<uint32_t> found = {0, 1, 2, 3};
   const uint32_t fractions[] = {0, 0x400000, element_spec(format).max_fraction,
@@ -87,12 +94,14 @@ TEST(Codec, ElementsFollowTheirDefinitionForEveryBFloat16AndBesideEveryMidpoint)
     for (size_t i = 0; i + 1 < table.size(); ++i) {
       for (const double x : {table[i], (table[i] + table[i + 1]) / 2}) {
         const auto bits = std::bit_cast<uint32_t>(static_cast<float>(x));
-        for (const uint32_t step : {0xffffffffu, 0u, 1u}) inputs.push_back((bits + step) & 0x7fffffff);
+        for (const uint32_t step : {0xffffffffu, 0u, 1u})
+          inputs.push_back((bits + step) & 0x7fffffff);
       }
     }
     for (const uint32_t x : inputs) {
       for (const uint32_t sign : {0u, 0x80000000u})
-        ASSERT_EQ(encode(x | sign, 127, spec), reference::code(x | sign, 127, format)) << name(format) << std::hex << x;
+        ASSERT_EQ(encode(x | sign, 127, spec), reference::code(x | sign, 127, format))
+            << name(format) << std::hex << x;
     }
   }
 }
@@ -100,8 +109,10 @@ TEST(Codec, ElementsFollowTheirDefinitionForEveryBFloat16AndBesideEveryMidpoint)
 TEST(Codec, StochasticElementsGoUpWithTheProbabilityOfWhatIsCutOff) {
   for (const Format format : kFormats) {
     const ElementSpec& spec = element_spec(format);
-    for (const uint32_t x : {0x3f900001u, 0x3f8fffffu, 0x3e123456u, 0x33000001u, 0x00000001u, 0x40555555u}) {
-      for (const int64_t random : {int64_t{0}, int64_t{1} << 31, (int64_t{1} << 32) - 1, int64_t{0x12345678}}) {
+    for (const uint32_t x :
+         {0x3f900001u, 0x3f8fffffu, 0x3e123456u, 0x33000001u, 0x00000001u, 0x40555555u}) {
+      for (const int64_t random :
+           {int64_t{0}, int64_t{1} << 31, (int64_t{1} << 32) - 1, int64_t{0x12345678}}) {
         for (const int scale : {127, 126, 110}) {
           const ElementRounding rounding{true, static_cast<uint32_t>(random)};
           ASSERT_EQ(encode(x, scale, spec, rounding), reference::code(x, scale, format, random))
@@ -126,7 +137,8 @@ TEST(Codec, DecodesEveryCodeUnderEveryScale) {
         if (std::abs(expected) >= 0x1p128) {
           ASSERT_EQ(bits & 0x7fffffff, 0x7f800000U);
         } else {
-          ASSERT_EQ(reference::value(bits), expected) << name(format) << " " << code << " " << scale;
+          ASSERT_EQ(reference::value(bits), expected)
+              << name(format) << " " << code << " " << scale;
         }
         ASSERT_EQ(bits >> 31, std::signbit(expected) ? 1U : 0U);
       }
@@ -152,8 +164,10 @@ TEST(Codec, BFloat16IsExactFromTheSaidScaleOn) {
       return true;
     };
     const int smallest = smallest_exact_bfloat16_exponent(format);
-    for (int exponent = smallest; exponent <= 127; ++exponent) EXPECT_TRUE(is_exact(exponent)) << name(format);
-    for (int exponent = -127; exponent < smallest; ++exponent) EXPECT_FALSE(is_exact(exponent)) << name(format);
+    for (int exponent = smallest; exponent <= 127; ++exponent)
+      EXPECT_TRUE(is_exact(exponent)) << name(format);
+    for (int exponent = -127; exponent < smallest; ++exponent)
+      EXPECT_FALSE(is_exact(exponent)) << name(format);
   }
   EXPECT_EQ(smallest_exact_bfloat16_exponent(Format::kE4M3), -124);
 }

@@ -9,7 +9,8 @@ namespace dovetail::linear_test {
 namespace {
 
 TEST(Linear, KnowsWhatItIsFor) {
-  const auto layer = make_linear({.in = 3, .out = 5, .role = LinearRole::kFeedForwardUp, .name = "blocks.3.ffn.up"});
+  const auto layer = make_linear(
+      {.in = 3, .out = 5, .role = LinearRole::kFeedForwardUp, .name = "blocks.3.ffn.up"});
   EXPECT_EQ(layer->options().name, "blocks.3.ffn.up");
   EXPECT_STREQ(role_name(layer->options().role), "ffn_up");
   EXPECT_STREQ(role_name(LinearRole::kQkv), "qkv");
@@ -30,7 +31,8 @@ TEST(Linear, MultipliesByTheTransposedWeightAndAddsTheBias) {
     if (bias) expected = expected + layer->bias;
     EXPECT_TRUE(at::allclose(layer->forward(x), expected, 1e-5, 1e-5));
     layer->forward(x).sum().backward();
-    EXPECT_TRUE(at::allclose(layer->weight.grad(), x.sum(at::IntArrayRef({0, 1})).expand({5, 7}), 1e-5, 1e-5));
+    EXPECT_TRUE(at::allclose(layer->weight.grad(), x.sum(at::IntArrayRef({0, 1})).expand({5, 7}),
+                             1e-5, 1e-5));
   }
 }
 
@@ -46,13 +48,16 @@ TEST(Linear, RegistersItsParametersAndNothingElse) {
 }
 
 TEST(Linear, TakesNoMemoryOnTheMetaDevice) {
-  const auto layer = make_linear({.in = 1 << 20, .out = 1 << 20, .name = "x", .device = c10::kMeta});
+  const auto layer =
+      make_linear({.in = 1 << 20, .out = 1 << 20, .name = "x", .device = c10::kMeta});
   EXPECT_TRUE(layer->weight.is_meta());
   EXPECT_EQ(layer->forward(at::empty({2, 1 << 20}, torch::device(c10::kMeta))).sizes(),
             (std::vector<int64_t>{2, 1 << 20}));
 }
 
-TEST(Linear, RefusesAnEmptyShape) { EXPECT_THROW(make_linear({.in = 0, .out = 3, .name = "x"}), InternalError); }
+TEST(Linear, RefusesAnEmptyShape) {
+  EXPECT_THROW(make_linear({.in = 0, .out = 3, .name = "x"}), InternalError);
+}
 
 }  // namespace
 }  // namespace dovetail::linear_test

@@ -32,7 +32,8 @@ void expect_block(const std::vector<uint32_t>& inputs, const QuantizeSpec& spec,
   for (const MXTensor* tensor : {&row.row, &column.column}) {
     EXPECT_EQ(tensor->scales().item<uint8_t>(), scale) << what;
     const auto* found = tensor->codes().const_data_ptr<uint8_t>();
-    for (size_t i = 0; i < codes.size(); ++i) EXPECT_EQ(int{found[i]}, codes[i]) << what << ", element " << i;
+    for (size_t i = 0; i < codes.size(); ++i)
+      EXPECT_EQ(int{found[i]}, codes[i]) << what << ", element " << i;
   }
 }
 
@@ -49,7 +50,8 @@ struct BlockCase {
 std::vector<BlockCase> written_cases() {
   constexpr auto kUp = ScaleMode::kRoundUp, kFloor = ScaleMode::kFloor;
   constexpr auto kE4M3 = Format::kE4M3;
-  const uint32_t k448 = bits_of(448), k512 = bits_of(512), kMax = 0x7f7fffff, kOdd = bits_of(1.78125F * 32);
+  const uint32_t k448 = bits_of(448), k512 = bits_of(512), kMax = 0x7f7fffff,
+                 kOdd = bits_of(1.78125F * 32);
   const auto small = bits_of(0x1p-10F);
   return {
       {{0}, kE4M3, kUp, 0, {0}},
@@ -67,7 +69,8 @@ std::vector<BlockCase> written_cases() {
       {{0x00800000}, kE4M3, kUp, 0, {0x40}},
       {{0x007fffff}, kE4M3, kUp, 0, {0x40}},
       {{1}, kE4M3, kUp, 0, {0}},
-      // 448 * 2^-127 is subnormal in float32 and so is the quotient that torchao takes the scale from: it gives 0 here.
+      // 448 * 2^-127 is subnormal in float32 and so is the quotient that torchao takes the scale
+      // from: it gives 0 here.
       {{bits_of(448 * 0x1p-126F) - 0x00800000 + 1}, kE4M3, kUp, 1, {0x76}},
       {{bits_of(1), 1, 0x80000001}, kE4M3, kUp, 119, {0x78, 0x00, 0x80}},
       {{k448, small}, kE4M3, kUp, 127, {0x7e, 0x00}},
@@ -84,7 +87,8 @@ std::vector<BlockCase> written_cases() {
       {{bits_of(28)}, Format::kE3M2, kUp, 127, {0x1f}},
       {{bits_of(6)}, Format::kE2M1, kUp, 127, {7}},
       {{bits_of(6) + 1}, Format::kE2M1, kUp, 128, {5}},
-      {{bits_of(6), bits_of(.25), bits_of(.75), bits_of(1.25), bits_of(1.75), bits_of(2.5), bits_of(3.5), bits_of(5)},
+      {{bits_of(6), bits_of(.25), bits_of(.75), bits_of(1.25), bits_of(1.75), bits_of(2.5),
+        bits_of(3.5), bits_of(5)},
        Format::kE2M1,
        kUp,
        127,
@@ -148,9 +152,11 @@ TEST(Quantize, HoldsTheCasesOfExactArithmeticWithAndWithoutSubnormalNumbers) {
 }
 
 /// The numbers of `codes` bit for bit, NaN and the sign of zero included.
-void expect_values(const at::Tensor& values, const MXTensor& codes, const at::Tensor& x, const char* what) {
+void expect_values(const at::Tensor& values, const MXTensor& codes, const at::Tensor& x,
+                   const char* what) {
   const auto bits = x.scalar_type() == at::kFloat ? at::kInt : at::kShort;
-  EXPECT_TRUE(at::equal(values.view(bits), dequantize(codes, x.scalar_type()).view(bits))) << what << " values";
+  EXPECT_TRUE(at::equal(values.view(bits), dequantize(codes, x.scalar_type()).view(bits)))
+      << what << " values";
 }
 
 void expect_same_statistics(const Statistics& a, const Statistics& b) {
@@ -188,8 +194,8 @@ void expect_like_reference(const at::Tensor& x, QuantizeSpec spec) {
   const reference::Options options{spec.format, spec.scale_mode, spec.non_finite,
                                    spec.rounding == Rounding::kStochastic, spec.seed};
   const auto expected = [&](size_t block_rows, size_t block_cols) {
-    return reference::quantize(bits, static_cast<size_t>(rows), static_cast<size_t>(cols), block_rows, block_cols,
-                               options);
+    return reference::quantize(bits, static_cast<size_t>(rows), static_cast<size_t>(cols),
+                               block_rows, block_cols, options);
   };
   const auto row = expected(1, 32), column = expected(32, 1), square = expected(32, 32);
   at_every_simd_level([&] {
@@ -210,20 +216,22 @@ void expect_like_reference(const at::Tensor& x, QuantizeSpec spec) {
   });
 }
 
-class QuantizeFormats : public ::testing::TestWithParam<std::tuple<Format, ScaleMode, at::ScalarType>> {};
+class QuantizeFormats
+    : public ::testing::TestWithParam<std::tuple<Format, ScaleMode, at::ScalarType>> {};
 
 std::string parameter_name(const ::testing::TestParamInfo<QuantizeFormats::ParamType>& info) {
   const auto [format, mode, dtype] = info.param;
   return std::string(name(format)) + "_" + std::string(name(mode)) + "_" + c10::toString(dtype);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, QuantizeFormats,
-                         ::testing::Combine(::testing::Values(Format::kE4M3, Format::kE5M2, Format::kE3M2,
-                                                              Format::kE2M3, Format::kE2M1, Format::kInt8),
-                                            ::testing::Values(ScaleMode::kRoundUp, ScaleMode::kFloor, ScaleMode::kCeil,
-                                                              ScaleMode::kEven),
-                                            ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf)),
-                         parameter_name);
+INSTANTIATE_TEST_SUITE_P(
+    All, QuantizeFormats,
+    ::testing::Combine(::testing::Values(Format::kE4M3, Format::kE5M2, Format::kE3M2, Format::kE2M3,
+                                         Format::kE2M1, Format::kInt8),
+                       ::testing::Values(ScaleMode::kRoundUp, ScaleMode::kFloor, ScaleMode::kCeil,
+                                         ScaleMode::kEven),
+                       ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf)),
+    parameter_name);
 
 TEST_P(QuantizeFormats, MatchTheReferenceOverShapes) {
   const auto [format, mode, dtype] = GetParam();
@@ -250,9 +258,12 @@ TEST_P(QuantizeFormats, MatchTheReferenceOnAdversarialValues) {
 
 TEST_P(QuantizeFormats, RoundAtRandomLikeTheReference) {
   const auto [format, mode, dtype] = GetParam();
-  QuantizeSpec spec{
-      .format = format, .scale_mode = mode, .rounding = Rounding::kStochastic, .seed = 0x123456789abcdef0};
-  for (const auto& [rows, cols] : {std::pair(1, 1), {1, 31}, {31, 1}, {32, 32}, {33, 33}, {3, 127}, {35, 97}, {5, 256}})
+  QuantizeSpec spec{.format = format,
+                    .scale_mode = mode,
+                    .rounding = Rounding::kStochastic,
+                    .seed = 0x123456789abcdef0};
+  for (const auto& [rows, cols] :
+       {std::pair(1, 1), {1, 31}, {31, 1}, {32, 32}, {33, 33}, {3, 127}, {35, 97}, {5, 256}})
     expect_like_reference(ordinary_values({rows, cols}, spec.seed++, dtype), spec);
   // Wider than one piece of the kernel's, of which a second row begins within a call of Philox.
   expect_like_reference(ordinary_values({2, 2048 + 61}, 3, dtype), spec);
@@ -271,24 +282,30 @@ uint64_t seed_with_word(uint64_t begin, uint64_t end) {
   }
 }
 
-/// Of 32 bits behind the last place every one counts, also of a number that the processor may take for zero.
+/// Of 32 bits behind the last place every one counts, also of a number that the processor may take
+/// for zero.
 TEST(Quantize, RoundsTheSmallestNumbersUpAsOftenAsTheyAreLarge) {
-  constexpr double kLastPlace = 0x1p-16;  // of E5M2, under the scale 1 of a block whose largest is 2^15
+  constexpr double kLastPlace =
+      0x1p-16;  // of E5M2, under the scale 1 of a block whose largest is 2^15
   for (const int amax_exponent : {15, -58, -62, -79}) {
     const double scale = std::ldexp(1, amax_exponent - 15);
     for (const int depth : {4, 9, 13, 18}) {
-      at::Tensor x = at::full({1, 32}, std::ldexp(1.5, -depth) * kLastPlace * scale, at::kDouble).to(at::kFloat);
+      at::Tensor x = at::full({1, 32}, std::ldexp(1.5, -depth) * kLastPlace * scale, at::kDouble)
+                         .to(at::kFloat);
       x[0][1] = std::ldexp(1, amax_exponent);
-      const auto share = static_cast<uint64_t>(std::ldexp(1.5, 32 - depth)), all = uint64_t{1} << 32;
+      const auto share = static_cast<uint64_t>(std::ldexp(1.5, 32 - depth)),
+                 all = uint64_t{1} << 32;
       for (const int code : {0, 1}) {
         const uint64_t limit = all - share;
-        const uint64_t seed =
-            code == 1 ? seed_with_word(limit, limit + share / 2) : seed_with_word(limit - share / 2, limit);
-        const QuantizeSpec spec{.format = Format::kE5M2, .rounding = Rounding::kStochastic, .seed = seed};
+        const uint64_t seed = code == 1 ? seed_with_word(limit, limit + share / 2)
+                                        : seed_with_word(limit - share / 2, limit);
+        const QuantizeSpec spec{
+            .format = Format::kE5M2, .rounding = Rounding::kStochastic, .seed = seed};
         for (const bool flush : {false, true}) {
           const FlushDenormals flushing(flush);
           expect_like_reference(x, spec);
-          EXPECT_EQ(quantize(x, spec).row.codes()[0][0].item<uint8_t>(), code) << amax_exponent << " " << depth;
+          EXPECT_EQ(quantize(x, spec).row.codes()[0][0].item<uint8_t>(), code)
+              << amax_exponent << " " << depth;
         }
       }
     }
@@ -297,10 +314,12 @@ TEST(Quantize, RoundsTheSmallestNumbersUpAsOftenAsTheyAreLarge) {
 
 TEST(Quantize, RoundsRowsThatAreMadeAtRandomLikeATensor) {
   const at::Tensor x = ordinary_values({131, 67}, 1, at::kFloat);
-  const MadeRows rows{.sizes = {131, 67}, .dtype = at::kFloat, .make = [&](int64_t row, int64_t count, void* to) {
-                        std::memcpy(to, x.const_data_ptr<float>() + row * 67, static_cast<size_t>(count * 67) * 4);
-                      }};
-  const QuantizeSpec spec{.rounding = Rounding::kStochastic, .seed = 9, .copies = Copies::kRowAndColumn};
+  const MadeRows rows{
+      .sizes = {131, 67}, .dtype = at::kFloat, .make = [&](int64_t row, int64_t count, void* to) {
+        std::memcpy(to, x.const_data_ptr<float>() + row * 67, static_cast<size_t>(count * 67) * 4);
+      }};
+  const QuantizeSpec spec{
+      .rounding = Rounding::kStochastic, .seed = 9, .copies = Copies::kRowAndColumn};
   const Quantized expected = quantize(x, spec);
   at_every_simd_level([&] {
     const Quantized made = quantize(rows, spec);
@@ -311,7 +330,8 @@ TEST(Quantize, RoundsRowsThatAreMadeAtRandomLikeATensor) {
 
 TEST(Quantize, TakesAnyStrides) {
   const at::Tensor x = ordinary_values({66, 70}, 1, at::kFloat);
-  for (const at::Tensor& view : {x.t(), x.slice(0, 1, 64, 3), x.slice(1, 0, 70, 2), x.flip(0), x[3].expand({4, 70})}) {
+  for (const at::Tensor& view :
+       {x.t(), x.slice(0, 1, 64, 3), x.slice(1, 0, 70, 2), x.flip(0), x[3].expand({4, 70})}) {
     expect_like_reference(view, {});
     EXPECT_TRUE(quantize(view).row.codes().is_contiguous());
   }
@@ -351,7 +371,9 @@ TEST(Quantize, HasTheSameBitsAndSumsForAnyThreadCount) {
   const at::Tensor x = ordinary_values({700, 611}, 1, at::kFloat);
   const auto run = [&](int threads) {
     const Threads count(threads);
-    return quantize(x, {.format = Format::kE2M1, .scale_mode = ScaleMode::kFloor, .copies = Copies::kRowAndColumn});
+    return quantize(x, {.format = Format::kE2M1,
+                        .scale_mode = ScaleMode::kFloor,
+                        .copies = Copies::kRowAndColumn});
   };
   const Quantized one = run(1);
   for (const int threads : {2, 3}) {
@@ -369,7 +391,8 @@ TEST(Quantize, HasTheSameBitsAndSumsForAnyThreadCount) {
 TEST(Quantize, RoundsAtRandomWithoutBias) {
   const at::Tensor x = at::full({64, 1024}, 1.03);
   x.select(1, 0).fill_(448);
-  const Quantized rounded = quantize(x, {.rounding = Rounding::kStochastic, .seed = 5, .copies = Copies::kSquare});
+  const Quantized rounded =
+      quantize(x, {.rounding = Rounding::kStochastic, .seed = 5, .copies = Copies::kSquare});
   // Between 1 and 1.125, so a share of 0.24 goes up; deviation over 64 * 1023 draws, times five.
   const double mean = dequantize(rounded.square).slice(1, 1).to(at::kDouble).mean().item<double>();
   EXPECT_NEAR(mean, 1.03, 5 * 0.125 * std::sqrt(0.24 * 0.76 / (64 * 1023)));
@@ -381,7 +404,8 @@ TEST(Quantize, RoundsAtRandomWithoutBias) {
 }
 
 TEST(Quantize, WritesIntoTheCopiesOfAnEarlierCall) {
-  const at::Tensor first = ordinary_values({40, 70}, 1, at::kFloat), second = ordinary_values({40, 70}, 2, at::kFloat);
+  const at::Tensor first = ordinary_values({40, 70}, 1, at::kFloat),
+                   second = ordinary_values({40, 70}, 2, at::kFloat);
   const QuantizeSpec spec{.copies = Copies::kRowAndColumn};
   Quantized out = quantize(first, spec);
   const void* memory = out.row.codes().const_data_ptr();
@@ -393,9 +417,12 @@ TEST(Quantize, WritesIntoTheCopiesOfAnEarlierCall) {
   EXPECT_TRUE(at::equal(out.column.scales(), expected.column.scales()));
   EXPECT_EQ(out.row_statistics.error, expected.row_statistics.error);
   EXPECT_EQ(out.row_statistics.elements, 40 * 70);
-  EXPECT_THAT(user_error([&] { quantize_into(first.t(), spec, out); }), HasSubstr("[70, 40] Float"));
-  EXPECT_THAT(user_error([&] { quantize_into(first, {.format = Format::kE2M1}, out); }), HasSubstr("row copy is"));
-  EXPECT_THAT(user_error([&] { quantize_into(first, {.copies = Copies::kSquare}, out); }), HasSubstr("undefined"));
+  EXPECT_THAT(user_error([&] { quantize_into(first.t(), spec, out); }),
+              HasSubstr("[70, 40] Float"));
+  EXPECT_THAT(user_error([&] { quantize_into(first, {.format = Format::kE2M1}, out); }),
+              HasSubstr("row copy is"));
+  EXPECT_THAT(user_error([&] { quantize_into(first, {.copies = Copies::kSquare}, out); }),
+              HasSubstr("undefined"));
 }
 
 TEST(Quantize, IsTheSameWithItsKernelsSwitchedOff) {
@@ -409,12 +436,16 @@ TEST(Quantize, IsTheSameWithItsKernelsSwitchedOff) {
 }
 
 TEST(Quantize, RefusesWhatItCannotDoNamingIt) {
-  EXPECT_THAT(user_error([] { quantize(at::zeros({2, 3}, at::kDouble)); }), HasSubstr("[2, 3] Double"));
-  EXPECT_THAT(user_error([] { quantize(at::zeros({2, 3}, at::kLong)); }), HasSubstr("float32, bfloat16 or float16"));
+  EXPECT_THAT(user_error([] { quantize(at::zeros({2, 3}, at::kDouble)); }),
+              HasSubstr("[2, 3] Double"));
+  EXPECT_THAT(user_error([] { quantize(at::zeros({2, 3}, at::kLong)); }),
+              HasSubstr("float32, bfloat16 or float16"));
   EXPECT_THAT(user_error([] { quantize(at::zeros({})); }), HasSubstr("a dimension"));
   EXPECT_THAT(user_error([] { quantize(at::Tensor()); }), HasSubstr("undefined"));
-  EXPECT_THAT(user_error([] { quantize(at::zeros({2, 3}, at::kHalf), {.row_values = true}); }), HasSubstr("Half"));
-  EXPECT_THAT(user_error([] { quantize(at::zeros({2, 3, 4}), {.copies = Copies::kSquare}); }), HasSubstr("[2, 3, 4]"));
+  EXPECT_THAT(user_error([] { quantize(at::zeros({2, 3}, at::kHalf), {.row_values = true}); }),
+              HasSubstr("Half"));
+  EXPECT_THAT(user_error([] { quantize(at::zeros({2, 3, 4}), {.copies = Copies::kSquare}); }),
+              HasSubstr("[2, 3, 4]"));
 }
 
 TEST(Quantize, RequantizedColumnsDifferOnlyFarBelowABlocksLargest) {
@@ -425,7 +456,8 @@ TEST(Quantize, RequantizedColumnsDifferOnlyFarBelowABlocksLargest) {
   const auto powers = [](const at::Tensor& scales, int64_t dim) {
     return at::exp2(scales.to(at::kFloat) - kScaleBias).repeat_interleave(kBlock, dim);
   };
-  const at::Tensor limit = at::maximum(powers(both.row.scales(), 1), powers(both.column.scales(), 0)) / 64;
+  const at::Tensor limit =
+      at::maximum(powers(both.row.scales(), 1), powers(both.column.scales(), 0)) / 64;
   const at::Tensor difference = dequantize(again) - dequantize(both.column);
   const at::Tensor differs = difference.ne(0);
   EXPECT_FALSE((differs & x.abs().ge(limit)).any().item<bool>());
@@ -433,7 +465,8 @@ TEST(Quantize, RequantizedColumnsDifferOnlyFarBelowABlocksLargest) {
   // A twice rounded element is off by half of a subnormal place at most each time.
   EXPECT_TRUE(difference.abs().le(limit / 8).all().item<bool>());
   EXPECT_THAT(user_error([&] { requantize(both.column); }), HasSubstr("column copy in e4m3"));
-  EXPECT_THAT(user_error([&] { requantize(quantize(x, {.format = Format::kE5M2}).row); }), HasSubstr("e5m2"));
+  EXPECT_THAT(user_error([&] { requantize(quantize(x, {.format = Format::kE5M2}).row); }),
+              HasSubstr("e5m2"));
 }
 
 }  // namespace

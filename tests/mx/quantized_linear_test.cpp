@@ -18,9 +18,12 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-LinearRecipe recipe(std::string_view name = "mxfp8") { return find_recipe(built_in_recipes(), name).linear; }
+LinearRecipe recipe(std::string_view name = "mxfp8") {
+  return find_recipe(built_in_recipes(), name).linear;
+}
 
-std::shared_ptr<QuantizedLinear> layer(const LinearRecipe& of = recipe(), bool input_stays = false) {
+std::shared_ptr<QuantizedLinear> layer(const LinearRecipe& of = recipe(),
+                                       bool input_stays = false) {
   return std::make_shared<QuantizedLinear>(of, "blocks.0.ffn.down", Gemm::kEmulated, input_stays);
 }
 
@@ -34,10 +37,13 @@ struct Gradients {
   std::vector<at::Tensor> of_prologue;
 };
 
-Gradients run(const std::shared_ptr<QuantizedLinear>& linear, const at::Tensor& x_in, const at::Tensor& weight_in,
-              const QuantizedLinear::Prologue& inside = nullptr, const QuantizedLinear::Prologue& outside = nullptr) {
-  const at::Tensor x = x_in.detach().clone().requires_grad_(), weight = weight_in.detach().clone().requires_grad_();
-  const at::Tensor y = linear->forward(outside != nullptr ? outside->apply(x) : x, weight, {}, inside);
+Gradients run(const std::shared_ptr<QuantizedLinear>& linear, const at::Tensor& x_in,
+              const at::Tensor& weight_in, const QuantizedLinear::Prologue& inside = nullptr,
+              const QuantizedLinear::Prologue& outside = nullptr) {
+  const at::Tensor x = x_in.detach().clone().requires_grad_(),
+                   weight = weight_in.detach().clone().requires_grad_();
+  const at::Tensor y =
+      linear->forward(outside != nullptr ? outside->apply(x) : x, weight, {}, inside);
   y.backward(random(y.sizes(), 9, y.scalar_type()));
   Gradients found = {y.detach(), x.grad(), weight.grad(), {}};
   if (inside == nullptr && outside == nullptr) return found;
@@ -71,7 +77,8 @@ void expect_no_bit_changed(const LinearRecipe& of) {
       // More rows than are made at once; the last ones are so small that the codec quantizes them.
       const at::Tensor x = random({3, 401, width}, 1, dtype), weight = random({45, 70}, 2, dtype);
       x.select(1, 400).fill_(1e-30);
-      const Gradients inside = run(layer(of), x, weight, prologue), outside = run(layer(of), x, weight, {}, prologue);
+      const Gradients inside = run(layer(of), x, weight, prologue),
+                      outside = run(layer(of), x, weight, {}, prologue);
       EXPECT_TRUE(at::equal(inside.y, outside.y));
       EXPECT_TRUE(at::equal(inside.x, outside.x));
       EXPECT_TRUE(at::equal(inside.weight, outside.weight));
@@ -91,7 +98,8 @@ TEST(QuantizedLinear, APrologueChangesNoBit) {
 }
 
 TEST(QuantizedLinear, APrologueTrainsWithoutItsLinear) {
-  const at::Tensor norm = random({70}, 1).requires_grad_(), weight = random({45, 70}, 2), x = random({33, 70}, 3);
+  const at::Tensor norm = random({70}, 1).requires_grad_(), weight = random({45, 70}, 2),
+                   x = random({33, 70}, 3);
   layer()->forward(x, weight, {}, rms_norm_operation(norm, 1e-5)).sum().backward();
   const at::Tensor inside = norm.grad().clone();
   norm.mutable_grad().reset();
@@ -106,8 +114,10 @@ TEST(QuantizedLinear, APrologueOfAnotherWidthIsNamed) {
       layer(recipe(name))->forward(random({33, width}, 2), weight, {}, swiglu_operation());
     };
     EXPECT_THAT([&] { forward(70); },
-                ::testing::ThrowsMessage<UserError>(AllOf(HasSubstr("blocks.0.ffn.down"), HasSubstr("rows of 35"))));
-    EXPECT_THAT([&] { forward(141); }, ::testing::ThrowsMessage<UserError>(HasSubstr("must be even")));
+                ::testing::ThrowsMessage<UserError>(
+                    AllOf(HasSubstr("blocks.0.ffn.down"), HasSubstr("rows of 35"))));
+    EXPECT_THAT([&] { forward(141); },
+                ::testing::ThrowsMessage<UserError>(HasSubstr("must be even")));
   }
 }
 
@@ -122,7 +132,8 @@ TEST(QuantizedLinear, KeepsWhatItSaysForBackward) {
   const at::Tensor narrow = x.narrow(1, 0, 128).contiguous();
   const int64_t before = meter.current();
   y = linear->forward(narrow, weight);
-  EXPECT_EQ(meter.current() - before, static_cast<int64_t>(y.nbytes()) + 256 * 128 + 256 * 128 / kBlock);
+  EXPECT_EQ(meter.current() - before,
+            static_cast<int64_t>(y.nbytes()) + 256 * 128 + 256 * 128 / kBlock);
   y.reset();
   y = layer(recipe(), /*input_stays=*/true)->forward(narrow, weight);
   EXPECT_EQ(meter.current() - before, static_cast<int64_t>(y.nbytes()));
@@ -132,13 +143,15 @@ TEST(QuantizedLinear, AnInputThatStaysChangesNoBit) {
   const at::Tensor x = random({33, 70}, 1), weight = random({45, 70}, 2);
   const Gradients kept = run(layer(), x, weight);
   const Gradients stays = run(layer(recipe(), /*input_stays=*/true), x, weight);
-  EXPECT_TRUE(at::equal(kept.y, stays.y) && at::equal(kept.x, stays.x) && at::equal(kept.weight, stays.weight));
+  EXPECT_TRUE(at::equal(kept.y, stays.y) && at::equal(kept.x, stays.x) &&
+              at::equal(kept.weight, stays.weight));
 }
 
 TEST(QuantizedLinear, WeightsInSquareBlocksAreOneCopyForBothProducts) {
   LinearRecipe square = recipe();
   square.weight.blocks = Blocks::k32x32;
-  const at::Tensor x = random({40, 64}, 1).requires_grad_(), weight = random({96, 64}, 2), dy = random({40, 96}, 3);
+  const at::Tensor x = random({40, 64}, 1).requires_grad_(), weight = random({96, 64}, 2),
+                   dy = random({40, 96}, 3);
   square.activation.format = square.gradient.format = std::nullopt;
   const auto linear = layer(square);
   const at::Tensor y = linear->forward(x, weight);
@@ -160,7 +173,8 @@ TEST(QuantizedLinear, DelayedScalingReadsEarlierStepsAlone) {
     const at::Tensor weight = eye.detach().clone().requires_grad_();
     const at::Tensor y = linear->forward(x * size, weight);
     y.backward(gradient);
-    EXPECT_TRUE(at::allclose(weight.grad(), y.detach().sum(0).expand({32, 32}), 1e-5, 1e-5));  // the kept copy
+    EXPECT_TRUE(at::allclose(weight.grad(), y.detach().sum(0).expand({32, 32}), 1e-5,
+                             1e-5));  // the kept copy
     EXPECT_EQ(linear->statistics().activation.amax(), 8 * size);
     linear->remember_amax(Operand::kActivation, linear->statistics().activation.amax());
     return y[0][0].item<float>();
@@ -175,7 +189,8 @@ TEST(QuantizedLinear, DelayedScalingReadsEarlierStepsAlone) {
   EXPECT_FALSE(linear->amax_history(Operand::kWeight).defined());
   linear->begin_step(0);
   linear->forward(x, eye);
-  EXPECT_EQ(linear->statistics().activation.saturations, x.numel());  // only small ones are remembered now
+  EXPECT_EQ(linear->statistics().activation.saturations,
+            x.numel());  // only small ones are remembered now
 }
 
 TEST(QuantizedLinear, StochasticRoundingFollowsFromTheSeedAlone) {
@@ -208,7 +223,8 @@ TEST(QuantizedLinear, CountsWhatHappenedToEachTensor) {
 
 TEST(QuantizedLinear, WithoutBFloat16InstructionsProductsAreOfFloat32) {
   const SimdLevel level = simd_level();
-  const at::Tensor x = random({40, 64}, 1, at::kBFloat16), weight = random({32, 64}, 2, at::kBFloat16);
+  const at::Tensor x = random({40, 64}, 1, at::kBFloat16),
+                   weight = random({32, 64}, 2, at::kBFloat16);
   const Gradients best = run(layer(), x, weight);
   set_simd_level(SimdLevel::kScalar);
   const Gradients wide = run(layer(), x, weight);
@@ -219,7 +235,8 @@ TEST(QuantizedLinear, WithoutBFloat16InstructionsProductsAreOfFloat32) {
 }
 
 TEST(QuantizedLinear, WhatIsWrongNamesTheLayer) {
-  const auto refusal = [](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {}) {
+  const auto refusal = [](const at::Tensor& x, const at::Tensor& weight,
+                          const at::Tensor& bias = {}) {
     try {
       layer()->forward(x, weight, bias);
     } catch (const UserError& error) {

@@ -11,7 +11,9 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-LinearRecipe built_in(std::string_view name) { return find_recipe(built_in_recipes(), name).linear; }
+LinearRecipe built_in(std::string_view name) {
+  return find_recipe(built_in_recipes(), name).linear;
+}
 
 TEST(Recipe, ThePapersIsE4M3ForAllThreeRoundedUpToNearestEven) {
   const OperandRecipe e4m3 = {.format = Format::kE4M3, .scale_mode = ScaleMode::kRoundUp};
@@ -44,7 +46,8 @@ TEST(Recipe, TheOthersDifferFromItInWhatTheirNamesSay) {
 
 TEST(Recipe, Float8IsHybridByTensorAndE4M3ByBlock) {
   const auto by_tensor = [](Format format, int64_t history) {
-    return OperandRecipe{.format = format, .blocks = Blocks::kTensor, .float32_scales = true, .history = history};
+    return OperandRecipe{
+        .format = format, .blocks = Blocks::kTensor, .float32_scales = true, .history = history};
   };
   const Recipe& current = find_recipe(built_in_recipes(), "fp8_tensor");
   const OperandRecipe forward = by_tensor(Format::kE4M3, 0);
@@ -79,14 +82,21 @@ TEST(Recipe, WhatCannotBeIsNamed) {
               AllOf(HasSubstr("gradient"), HasSubstr("32x32")));
   EXPECT_THAT(refusal([](RecipeSection& s) { s.weight = {.format = "none", .blocks = "32x32"}; }),
               AllOf(HasSubstr("weight"), HasSubstr("none")));
-  EXPECT_THAT(refusal([](RecipeSection& s) { s.activation.blocks = "128x128"; }), HasSubstr("128x128"));
+  EXPECT_THAT(refusal([](RecipeSection& s) { s.activation.blocks = "128x128"; }),
+              HasSubstr("128x128"));
   EXPECT_THAT(refusal([](RecipeSection& s) { s.weight.blocks = "2x2"; }), HasSubstr("2x2"));
-  EXPECT_THAT(refusal([](RecipeSection& s) { s.weight.scale_mode = "float32"; }), HasSubstr("blocks of 32"));
-  EXPECT_THAT(refusal([](RecipeSection& s) { s.weight = {.format = "e2m1", .blocks = "1x128"}; }), HasSubstr("e2m1"));
-  EXPECT_THAT(refusal([](RecipeSection& s) { s.weight = {.blocks = "tensor", .scale_mode = "floor"}; }),
-              HasSubstr("floor"));
-  EXPECT_THAT(refusal([](RecipeSection& s) { s.weight = {.blocks = "1x128", .history = 4}; }), HasSubstr("delayed"));
-  EXPECT_THAT(refusal([](RecipeSection& s) { s.gradient = {.blocks = "tensor", .rounding = "stochastic"}; }),
+  EXPECT_THAT(refusal([](RecipeSection& s) { s.weight.scale_mode = "float32"; }),
+              HasSubstr("blocks of 32"));
+  EXPECT_THAT(refusal([](RecipeSection& s) { s.weight = {.format = "e2m1", .blocks = "1x128"}; }),
+              HasSubstr("e2m1"));
+  EXPECT_THAT(
+      refusal([](RecipeSection& s) { s.weight = {.blocks = "tensor", .scale_mode = "floor"}; }),
+      HasSubstr("floor"));
+  EXPECT_THAT(refusal([](RecipeSection& s) { s.weight = {.blocks = "1x128", .history = 4}; }),
+              HasSubstr("delayed"));
+  EXPECT_THAT(refusal([](RecipeSection& s) {
+                s.gradient = {.blocks = "tensor", .rounding = "stochastic"};
+              }),
               HasSubstr("stochastic"));
   EXPECT_EQ(refusal([](RecipeSection& s) { s.weight.blocks = "32x32"; }), "accepted");
   EXPECT_EQ(refusal([](RecipeSection& s) { s.gradient.rounding = "stochastic"; }), "accepted");

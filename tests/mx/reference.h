@@ -12,17 +12,20 @@
 #include "dovetail/mx/format.h"
 #include "dovetail/mx/statistics.h"
 
-/// The formats as their definitions say them, with tables and doubles, which hold every number here exactly; none of
-/// the codec's bit arithmetic. Slow, serial, and not to be shared with what it is held against.
+/// The formats as their definitions say them, with tables and doubles, which hold every number here
+/// exactly; none of the codec's bit arithmetic. Slow, serial, and not to be shared with what it is
+/// held against.
 namespace dovetail::mx::reference {
 
 inline bool finite(uint32_t float_bits) { return (float_bits & 0x7f800000) != 0x7f800000; }
 
-/// The number as double, not through float: that would flush subnormal numbers where the processor is told to.
+/// The number as double, not through float: that would flush subnormal numbers where the processor
+/// is told to.
 inline double value(uint32_t float_bits) {
   const int field = static_cast<int>(float_bits >> 23 & 255);
   const double fraction = static_cast<double>(float_bits & 0x7fffff);
-  const double magnitude = field == 0 ? std::ldexp(fraction, -149) : std::ldexp(fraction + 0x1p23, field - 150);
+  const double magnitude =
+      field == 0 ? std::ldexp(fraction, -149) : std::ldexp(fraction + 0x1p23, field - 150);
   return float_bits >> 31 ? -magnitude : magnitude;
 }
 
@@ -47,7 +50,9 @@ inline Definition definition(Format format) {
   }
   return {};
 }
-inline int mantissa_bits(Format format) { return format == Format::kInt8 ? 6 : definition(format).mantissa_bits; }
+inline int mantissa_bits(Format format) {
+  return format == Format::kInt8 ? 6 : definition(format).mantissa_bits;
+}
 
 inline std::vector<double> make_numbers(Format format) {
   const Definition d = definition(format);
@@ -139,7 +144,8 @@ struct Area {
   size_t row, rows, col, cols;
 };
 
-inline void quantize_block(const std::vector<uint32_t>& x, size_t cols, Area area, const Options& o, Result& out) {
+inline void quantize_block(const std::vector<uint32_t>& x, size_t cols, Area area, const Options& o,
+                           Result& out) {
   Statistics& s = out.statistics;
   std::vector<size_t> indices;
   for (size_t i = area.row; i < area.row + area.rows; ++i)
@@ -164,11 +170,13 @@ inline void quantize_block(const std::vector<uint32_t>& x, size_t cols, Area are
     s.max_scale = std::max(s.max_scale, byte);
   }
   const double largest = numbers(o.format).back();
-  s.floor_saturated_blocks += amax > std::ldexp(largest, scale(amax, o.format, ScaleMode::kFloor) - 127);
+  s.floor_saturated_blocks +=
+      amax > std::ldexp(largest, scale(amax, o.format, ScaleMode::kFloor) - 127);
   bool saturated = false;
   for (const size_t i : indices) {
     int64_t random = -1;
-    if (o.stochastic) random = philox(o.seed, i / 4, static_cast<uint64_t>(RandomStream::kQuantize))[i % 4];
+    if (o.stochastic)
+      random = philox(o.seed, i / 4, static_cast<uint64_t>(RandomStream::kQuantize))[i % 4];
     out.codes[i] = code(x[i], byte, o.format, random);
     const double v = value(x[i]), kept = std::ldexp(decoded(out.codes[i], o.format), byte - 127);
     const bool beyond = !finite(x[i]) || std::abs(v) > std::ldexp(largest, byte - 127);
@@ -182,13 +190,15 @@ inline void quantize_block(const std::vector<uint32_t>& x, size_t cols, Area are
   s.saturating_blocks += saturated;
 }
 
-inline Result quantize(const std::vector<uint32_t>& x, size_t rows, size_t cols, size_t block_rows, size_t block_cols,
-                       const Options& options) {
+inline Result quantize(const std::vector<uint32_t>& x, size_t rows, size_t cols, size_t block_rows,
+                       size_t block_cols, const Options& options) {
   Result out;
   out.codes.assign(x.size(), 0);
   for (size_t i = 0; i < rows; i += block_rows) {
     for (size_t j = 0; j < cols; j += block_cols)
-      quantize_block(x, cols, {i, std::min(block_rows, rows - i), j, std::min(block_cols, cols - j)}, options, out);
+      quantize_block(x, cols,
+                     {i, std::min(block_rows, rows - i), j, std::min(block_cols, cols - j)},
+                     options, out);
   }
   return out;
 }

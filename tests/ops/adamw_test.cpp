@@ -19,16 +19,21 @@ using testing::user_error;
 
 AdamWTensor fresh(at::IntArrayRef sizes, uint64_t seed, at::ScalarType dtype = at::kFloat) {
   const at::Tensor parameter = normal(sizes, seed, dtype);
-  return {.parameter = parameter, .m = at::zeros_like(parameter), .v = at::zeros_like(parameter), .weight_decay = 0.1};
+  return {.parameter = parameter,
+          .m = at::zeros_like(parameter),
+          .v = at::zeros_like(parameter),
+          .weight_decay = 0.1};
 }
 
 TEST(AdamW, MatchesTorchOptimOverSteps) {
   at_every_simd_level([] {
-    for (const auto& [dtype, tolerance] : {std::pair(at::kFloat, 2e-6), std::pair(at::kDouble, 1e-13)}) {
+    for (const auto& [dtype, tolerance] :
+         {std::pair(at::kFloat, 2e-6), std::pair(at::kDouble, 1e-13)}) {
       AdamWTensor ours = fresh({33, 31}, 1, dtype);
       const at::Tensor theirs = ours.parameter.clone().requires_grad_();
-      torch::optim::AdamW peer({theirs},
-                               torch::optim::AdamWOptions(1e-2).betas({0.9, 0.95}).eps(1e-8).weight_decay(0.1));
+      torch::optim::AdamW peer(
+          {theirs},
+          torch::optim::AdamWOptions(1e-2).betas({0.9, 0.95}).eps(1e-8).weight_decay(0.1));
       for (int64_t step = 1; step <= 20; ++step) {
         ours.gradient = normal({33, 31}, 100 + static_cast<uint64_t>(step), dtype) * 4;
         theirs.mutable_grad() = ours.gradient * 0.25;
@@ -113,7 +118,8 @@ TEST(AdamW, RefusesMismatchedTensors) {
 
 TEST(SumOfSquares, MatchesFloat64AndKeepsNotANumber) {
   at_every_simd_level([] {
-    const std::vector<at::Tensor> tensors = {normal({70001}, 1), normal({33, 31}, 2).t(), normal({5}, 3, at::kDouble),
+    const std::vector<at::Tensor> tensors = {normal({70001}, 1), normal({33, 31}, 2).t(),
+                                             normal({5}, 3, at::kDouble),
                                              normal({1003}, 4, at::kBFloat16), at::zeros({0})};
     double expected = 0;
     for (const at::Tensor& t : tensors) expected += t.to(at::kDouble).square().sum().item<double>();

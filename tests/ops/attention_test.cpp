@@ -30,23 +30,29 @@ std::vector<at::Tensor> inputs(const Case& c, at::ScalarType dtype = at::kFloat)
 }
 
 Operation operation(const Case& c) {
-  return [c](const std::vector<at::Tensor>& x) { return attention(x[0], x[1], x[2], {.rotary_dim = c.rotary_dim}); };
+  return [c](const std::vector<at::Tensor>& x) {
+    return attention(x[0], x[1], x[2], {.rotary_dim = c.rotary_dim});
+  };
 }
 
 const std::vector<Case> kCases = {
-    {1, 1, 1, 1, 1, 8, 0},   {2, 5, 5, 2, 1, 16, 16},    {1, 33, 33, 4, 2, 10, 4},   {1, 131, 131, 2, 2, 64, 64},
-    {2, 7, 40, 3, 3, 24, 8}, {1, 64, 200, 4, 1, 33, 32}, {1, 1, 129, 2, 1, 128, 64}, {1, 300, 300, 1, 1, 16, 2},
+    {1, 1, 1, 1, 1, 8, 0},       {2, 5, 5, 2, 1, 16, 16},    {1, 33, 33, 4, 2, 10, 4},
+    {1, 131, 131, 2, 2, 64, 64}, {2, 7, 40, 3, 3, 24, 8},    {1, 64, 200, 4, 1, 33, 32},
+    {1, 1, 129, 2, 1, 128, 64},  {1, 300, 300, 1, 1, 16, 2},
 };
 
-/// Softmax attention written out in float64, one query at a time: independent of ATen's attention and of ours.
-at::Tensor serial_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionOptions options) {
+/// Softmax attention written out in float64, one query at a time: independent of ATen's attention
+/// and of ours.
+at::Tensor serial_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            AttentionOptions options) {
   const int64_t offset = k.size(1) - q.size(1), group = q.size(2) / k.size(2);
   const auto turned = [&](const at::Tensor& head, int64_t position) {
     at::Tensor row = head.to(at::kDouble).clone();
     double* x = row.data_ptr<double>();
     const int64_t half = options.rotary_dim / 2;
     for (int64_t i = 0; i < half; ++i) {
-      const double angle = static_cast<double>(position) * std::pow(options.theta, -2.0 * i / options.rotary_dim);
+      const double angle =
+          static_cast<double>(position) * std::pow(options.theta, -2.0 * i / options.rotary_dim);
       const double a = x[i], b = x[i + half];
       x[i] = a * std::cos(angle) - b * std::sin(angle);
       x[i + half] = b * std::cos(angle) + a * std::sin(angle);
@@ -60,7 +66,8 @@ at::Tensor serial_attention(const at::Tensor& q, const at::Tensor& k, const at::
         const at::Tensor query = turned(q[b][t][h], t + offset);
         std::vector<at::Tensor> scores, values;
         for (int64_t s = 0; s <= t + offset; ++s) {
-          const at::Tensor key = s < offset ? k[b][s][h / group].to(at::kDouble) : turned(k[b][s][h / group], s);
+          const at::Tensor key =
+              s < offset ? k[b][s][h / group].to(at::kDouble) : turned(k[b][s][h / group], s);
           scores.push_back(at::dot(query, key) / std::sqrt(static_cast<double>(q.size(3))));
           values.push_back(v[b][s][h / group].to(at::kDouble));
         }
@@ -77,14 +84,16 @@ TEST(Attention, MatchesASerialReference) {
     const at::Tensor expected = serial_attention(x[0], x[1], x[2], {.rotary_dim = c.rotary_dim});
     at_every_simd_level([&] { expect_close(operation(c)(x), expected, 2e-6); });
     const auto wide = inputs(c, at::kDouble);
-    expect_close(operation(c)(wide), serial_attention(wide[0], wide[1], wide[2], {.rotary_dim = c.rotary_dim}), 1e-12);
+    expect_close(operation(c)(wide),
+                 serial_attention(wide[0], wide[1], wide[2], {.rotary_dim = c.rotary_dim}), 1e-12);
   }
 }
 
 TEST(Attention, Float32MatchesFloat64ForwardAndBackward) {
   at_every_simd_level([] {
     for (const Case& c : kCases) {
-      SCOPED_TRACE(::testing::Message() << "T " << c.queries << " S " << c.keys << " D " << c.head_dim);
+      SCOPED_TRACE(::testing::Message()
+                   << "T " << c.queries << " S " << c.keys << " D " << c.head_dim);
       expect_like_float64(operation(c), inputs(c), 1e-5);
     }
   });
@@ -100,10 +109,12 @@ TEST(Attention, TakesOneProjectionWholeOrInViews) {
   const at::Tensor qkv = normal({2, 37, (4 + 2 + 2) * 16}, 5);
   const Operation views = [](const std::vector<at::Tensor>& x) {
     const auto parts = x[0].split_with_sizes({64, 32, 32}, -1);
-    return attention(parts[0].unflatten(-1, {4, 16}), parts[1].unflatten(-1, {2, 16}), parts[2].unflatten(-1, {2, 16}),
-                     {.rotary_dim = 16});
+    return attention(parts[0].unflatten(-1, {4, 16}), parts[1].unflatten(-1, {2, 16}),
+                     parts[2].unflatten(-1, {2, 16}), {.rotary_dim = 16});
   };
-  const Operation whole = [](const std::vector<at::Tensor>& x) { return attention(x[0], 4, 2, {.rotary_dim = 16}); };
+  const Operation whole = [](const std::vector<at::Tensor>& x) {
+    return attention(x[0], 4, 2, {.rotary_dim = 16});
+  };
   const auto gradient_of = [&](const Operation& op, const at::Tensor& x_in) {
     const at::Tensor x = x_in.detach().clone().requires_grad_();
     op({x}).square().sum().backward();
@@ -148,7 +159,8 @@ TEST(Attention, LargeScoresNeitherOverflowNorVanish) {
 TEST(Attention, DecodingWithACacheContinuesTheWholeSequence) {
   const int64_t total = 23, cached = 17;
   const AttentionOptions options{.rotary_dim = 8, .theta = 500.0};
-  const at::Tensor q = normal({1, total, 4, 16}, 1), k = normal({1, total, 2, 16}, 2), v = normal({1, total, 2, 16}, 3);
+  const at::Tensor q = normal({1, total, 4, 16}, 1), k = normal({1, total, 2, 16}, 2),
+                   v = normal({1, total, 2, 16}, 3);
   const at::Tensor whole = attention(q, k, v, options);
   const at::Tensor cache =
       at::cat({rotate(k.narrow(1, 0, cached), 0, options), k.narrow(1, cached, total - cached)}, 1);
@@ -168,11 +180,14 @@ TEST(Attention, WorksOnTheMetaDevice) {
 }
 
 TEST(Attention, RefusesNamingTheShapes) {
-  EXPECT_THAT(user_error([] { attention(normal({1, 2, 30}, 1), 4, 2); }), HasSubstr("4 heads and 2 kv_heads"));
+  EXPECT_THAT(user_error([] { attention(normal({1, 2, 30}, 1), 4, 2); }),
+              HasSubstr("4 heads and 2 kv_heads"));
   const at::Tensor q = at::zeros({1, 4, 4, 8}), k = at::zeros({1, 4, 3, 8});
   EXPECT_THAT(user_error([&] { attention(q, k, k); }), HasSubstr("multiple"));
-  EXPECT_THAT(user_error([&] { attention(q, q.narrow(1, 0, 2), q.narrow(1, 0, 2)); }), HasSubstr("keys"));
-  EXPECT_THAT(user_error([&] { attention(q, q, q, {.rotary_dim = 3}); }), HasSubstr("rotary_dim is 3"));
+  EXPECT_THAT(user_error([&] { attention(q, q.narrow(1, 0, 2), q.narrow(1, 0, 2)); }),
+              HasSubstr("keys"));
+  EXPECT_THAT(user_error([&] { attention(q, q, q, {.rotary_dim = 3}); }),
+              HasSubstr("rotary_dim is 3"));
   EXPECT_THAT(user_error([&] { attention(q, q, q.to(at::kDouble)); }), HasSubstr("dtype"));
   EXPECT_THAT(user_error([&] { attention(q[0], q, q); }), HasSubstr("[4, 4, 8]"));
 }

@@ -19,7 +19,8 @@ class CudaCrossEntropy : public ::testing::Test {
  protected:
   void SetUp() override {
     if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-    if (cuda_kernels() == nullptr) GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
+    if (cuda_kernels() == nullptr)
+      GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
   }
 };
 
@@ -30,13 +31,14 @@ struct Rows {
 Rows run_kernel(const at::Tensor& logits, const at::Tensor& targets, bool gradient) {
   const at::Tensor changed = logits.clone();
   const at::Tensor losses = at::empty({logits.size(0)}, logits.options().dtype(at::kFloat));
-  cuda_kernels()->cross_entropy({.rows = logits.size(0),
-                                 .vocab = logits.size(1),
-                                 .storage = logits.scalar_type() == at::kFloat ? Storage::kFloat32 : Storage::kBFloat16,
-                                 .logits = changed.mutable_data_ptr(),
-                                 .targets = targets.const_data_ptr<int64_t>(),
-                                 .losses = losses.mutable_data_ptr<float>(),
-                                 .gradient = gradient});
+  cuda_kernels()->cross_entropy(
+      {.rows = logits.size(0),
+       .vocab = logits.size(1),
+       .storage = logits.scalar_type() == at::kFloat ? Storage::kFloat32 : Storage::kBFloat16,
+       .logits = changed.mutable_data_ptr(),
+       .targets = targets.const_data_ptr<int64_t>(),
+       .losses = losses.mutable_data_ptr<float>(),
+       .gradient = gradient});
   return {losses, changed};
 }
 
@@ -49,8 +51,10 @@ TEST_F(CudaCrossEntropy, RowsAsInFloat64OnTheCpu) {
   for (const int64_t vocab : {1, 7, 8, 1000, 50257, 50304, 65536, 150000}) {
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
       const int64_t rows = 5;
-      const at::Tensor logits = (testing::normal({rows, vocab}, static_cast<uint64_t>(vocab)) * 4).to(dtype);
-      const at::Tensor targets = at::tensor({int64_t{0}, vocab - 1, kIgnoredTarget, vocab / 2, vocab / 3});
+      const at::Tensor logits =
+          (testing::normal({rows, vocab}, static_cast<uint64_t>(vocab)) * 4).to(dtype);
+      const at::Tensor targets =
+          at::tensor({int64_t{0}, vocab - 1, kIgnoredTarget, vocab / 2, vocab / 3});
       const at::Tensor wide = logits.to(at::kDouble), kept = targets.ne(kIgnoredTarget);
       const at::Tensor safe = targets.clamp_min(0).unsqueeze(1);
       const at::Tensor log_softmax = wide.log_softmax(1);
@@ -74,14 +78,16 @@ TEST_F(CudaCrossEntropy, RowsAsInFloat64OnTheCpu) {
 
 TEST_F(CudaCrossEntropy, TargetsOutsideMakeTheLossNaN) {
   const at::Tensor logits = at::zeros({3, 8}, at::TensorOptions(at::kFloat).device(at::kCUDA));
-  const Rows out = run_kernel(logits, at::tensor({int64_t{8}, int64_t{-1}, int64_t{7}}).cuda(), true);
+  const Rows out =
+      run_kernel(logits, at::tensor({int64_t{8}, int64_t{-1}, int64_t{7}}).cuda(), true);
   const at::Tensor losses = out.losses.cpu();
   EXPECT_TRUE(std::isnan(losses[0].item<float>()) && std::isnan(losses[1].item<float>()));
   EXPECT_NEAR(losses[2].item<float>(), std::log(8.0), 1e-5);
 }
 
 TEST_F(CudaCrossEntropy, LinearInSeveralChunksAsInFloat64OnTheCpu) {
-  const int64_t tokens = 6000, width = 24, vocab = 50304;  // two chunks in bfloat16, three in float32
+  const int64_t tokens = 6000, width = 24,
+                vocab = 50304;  // two chunks in bfloat16, three in float32
   const at::Tensor targets = at::arange(tokens).remainder(997) * 50;
   targets[17].fill_(kIgnoredTarget);
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
@@ -95,8 +101,10 @@ TEST_F(CudaCrossEntropy, LinearInSeveralChunksAsInFloat64OnTheCpu) {
     const at::Tensor wide_x = x.to(at::kDouble), wide_w = w.to(at::kDouble);
     at::Tensor dx = at::zeros_like(wide_x), dw = at::zeros_like(wide_w);
     for (int64_t first = 0; first < tokens; first += 1000) {
-      const at::Tensor part = wide_x.narrow(0, first, 1000), target = targets.narrow(0, first, 1000);
-      const at::Tensor log_softmax = part.mm(wide_w.t()).log_softmax(1), kept = target.ne(kIgnoredTarget).unsqueeze(1);
+      const at::Tensor part = wide_x.narrow(0, first, 1000),
+                       target = targets.narrow(0, first, 1000);
+      const at::Tensor log_softmax = part.mm(wide_w.t()).log_softmax(1),
+                       kept = target.ne(kIgnoredTarget).unsqueeze(1);
       const at::Tensor safe = target.clamp_min(0).unsqueeze(1);
       expected -= log_softmax.gather(1, safe).mul(kept).sum();
       at::Tensor d = log_softmax.exp();
@@ -106,7 +114,8 @@ TEST_F(CudaCrossEntropy, LinearInSeveralChunksAsInFloat64OnTheCpu) {
       dw += d.t().mm(part);
     }
     const double tolerance = dtype == at::kFloat ? 1e-4 : 2e-2;
-    EXPECT_NEAR(loss.item<double>(), expected.item<double>(), tolerance * std::abs(expected.item<double>()));
+    EXPECT_NEAR(loss.item<double>(), expected.item<double>(),
+                tolerance * std::abs(expected.item<double>()));
     EXPECT_LE(error(gpu_x.grad(), dx), tolerance * dx.abs().max().item<double>());
     EXPECT_LE(error(gpu_w.grad(), dw), tolerance * dw.abs().max().item<double>());
   }

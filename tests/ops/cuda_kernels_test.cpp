@@ -24,10 +24,12 @@ class Cuda : public ::testing::Test {
  protected:
   void SetUp() override {
     if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-    if (cuda_kernels() == nullptr) GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
+    if (cuda_kernels() == nullptr)
+      GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
   }
 
-  /// Value and gradients of `op` on the GPU against `reference` in float64 on the CPU, relative to the largest element.
+  /// Value and gradients of `op` on the GPU against `reference` in float64 on the CPU, relative to
+  /// the largest element.
   static void expect_close(const Op& op, const Op& reference, const std::vector<at::Tensor>& inputs,
                            at::ScalarType dtype, double tolerance) {
     std::vector<at::Tensor> wide, device;
@@ -50,7 +52,8 @@ class Cuda : public ::testing::Test {
   static void expect_near(const at::Tensor& actual, const at::Tensor& expected, double tolerance,
                           const std::string& what) {
     const double scale = expected.abs().max().item<double>();
-    const double error = (actual.detach().cpu().to(at::kDouble) - expected.detach()).abs().max().item<double>();
+    const double error =
+        (actual.detach().cpu().to(at::kDouble) - expected.detach()).abs().max().item<double>();
     EXPECT_LE(error, tolerance * scale) << what;
   }
 };
@@ -61,11 +64,13 @@ struct Precision {
 };
 constexpr Precision kPrecisions[] = {{at::kFloat, 5e-6}, {at::kBFloat16, 1e-2}};
 // Widths that 16 bytes divide and others, rows of one part and of several.
-const std::vector<std::vector<int64_t>> kShapes = {{1, 1}, {3, 33}, {2, 5, 768}, {700, 96}, {5, 8192}};
-// Each shape of a norm's rows in registers (threads x vectors), full and in part, and rows that are too wide for any.
-const std::vector<std::vector<int64_t>> kNormShapes = {{1, 1},     {3, 33},    {6, 8},     {2, 5, 768},
-                                                       {700, 96},  {130, 384}, {70, 1000}, {9, 1024},
-                                                       {20, 2048}, {33, 3000}, {5, 8192},  {3, 20000}};
+const std::vector<std::vector<int64_t>> kShapes = {
+    {1, 1}, {3, 33}, {2, 5, 768}, {700, 96}, {5, 8192}};
+// Each shape of a norm's rows in registers (threads x vectors), full and in part, and rows that are
+// too wide for any.
+const std::vector<std::vector<int64_t>> kNormShapes = {
+    {1, 1},     {3, 33},   {6, 8},     {2, 5, 768}, {700, 96}, {130, 384},
+    {70, 1000}, {9, 1024}, {20, 2048}, {33, 3000},  {5, 8192}, {3, 20000}};
 
 TEST_F(Cuda, NormsAreThoseOfTheReference) {
   for (const auto& [dtype, tolerance] : kPrecisions) {
@@ -73,13 +78,15 @@ TEST_F(Cuda, NormsAreThoseOfTheReference) {
       SCOPED_TRACE(c10::toString(dtype) + std::string(" width ") + std::to_string(shape.back()));
       const at::Tensor x = testing::normal(shape, 1), weight = testing::normal({shape.back()}, 2),
                        bias = testing::normal({shape.back()}, 3);
-      // In a row of one nothing varies: its gradient is the difference of two equal terms, and so their rounding.
+      // In a row of one nothing varies: its gradient is the difference of two equal terms, and so
+      // their rounding.
       if (shape.back() == 1) continue;
       expect_close([](const auto& t) { return dovetail::rms_norm(t[0], t[1], 1e-5); },
-                   [](const auto& t) { return composed::rms_norm(t[0], t[1], 1e-5); }, {x, weight}, dtype, tolerance);
+                   [](const auto& t) { return composed::rms_norm(t[0], t[1], 1e-5); }, {x, weight},
+                   dtype, tolerance);
       expect_close([](const auto& t) { return dovetail::layer_norm(t[0], t[1], t[2], 1e-5); },
-                   [](const auto& t) { return composed::layer_norm(t[0], t[1], t[2], 1e-5); }, {x, weight, bias}, dtype,
-                   tolerance);
+                   [](const auto& t) { return composed::layer_norm(t[0], t[1], t[2], 1e-5); },
+                   {x, weight, bias}, dtype, tolerance);
     }
   }
 }
@@ -93,22 +100,30 @@ TEST_F(Cuda, NormsOfSumsAreThoseOfTheReference) {
       if (shape.back() == 1) continue;  // nothing varies in a row of one
       SCOPED_TRACE(c10::toString(dtype) + std::string(" width ") + std::to_string(shape.back()));
       const at::Tensor x = testing::normal(shape, 1), branch = testing::normal(shape, 7),
-                       weight = testing::normal({shape.back()}, 2), bias = testing::normal({shape.back()}, 3);
-      expect_close([](const auto& t) { return sum_and_twice_norm(rms_norm_of_sum(t[0], t[1], t[2], 1e-5)); },
-                   [](const auto& t) {
-                     const at::Tensor sum = t[0] + t[1];
-                     return sum + 2 * composed::rms_norm(sum, t[2], 1e-5);
-                   },
-                   {x, branch, weight}, dtype, 2 * tolerance);
-      expect_close([](const auto& t) { return sum_and_twice_norm(layer_norm_of_sum(t[0], t[1], t[2], t[3], 1e-5)); },
-                   [](const auto& t) {
-                     const at::Tensor sum = t[0] + t[1];
-                     return sum + 2 * composed::layer_norm(sum, t[2], t[3], 1e-5);
-                   },
-                   {x, branch, weight, bias}, dtype, 2 * tolerance);
-      expect_close([](const auto& t) { return sum_and_twice_norm(layer_norm_of_sum(t[0], {}, t[1], t[2], 1e-5)); },
-                   [](const auto& t) { return t[0] + 2 * composed::layer_norm(t[0], t[1], t[2], 1e-5); },
-                   {x, weight, bias}, dtype, 2 * tolerance);
+                       weight = testing::normal({shape.back()}, 2),
+                       bias = testing::normal({shape.back()}, 3);
+      expect_close(
+          [](const auto& t) { return sum_and_twice_norm(rms_norm_of_sum(t[0], t[1], t[2], 1e-5)); },
+          [](const auto& t) {
+            const at::Tensor sum = t[0] + t[1];
+            return sum + 2 * composed::rms_norm(sum, t[2], 1e-5);
+          },
+          {x, branch, weight}, dtype, 2 * tolerance);
+      expect_close(
+          [](const auto& t) {
+            return sum_and_twice_norm(layer_norm_of_sum(t[0], t[1], t[2], t[3], 1e-5));
+          },
+          [](const auto& t) {
+            const at::Tensor sum = t[0] + t[1];
+            return sum + 2 * composed::layer_norm(sum, t[2], t[3], 1e-5);
+          },
+          {x, branch, weight, bias}, dtype, 2 * tolerance);
+      expect_close(
+          [](const auto& t) {
+            return sum_and_twice_norm(layer_norm_of_sum(t[0], {}, t[1], t[2], 1e-5));
+          },
+          [](const auto& t) { return t[0] + 2 * composed::layer_norm(t[0], t[1], t[2], 1e-5); },
+          {x, weight, bias}, dtype, 2 * tolerance);
     }
   }
 }
@@ -117,16 +132,18 @@ TEST_F(Cuda, ActivationsAreThoseOfTheReference) {
   for (const auto& [dtype, tolerance] : kPrecisions) {
     for (auto shape : kShapes) {
       SCOPED_TRACE(c10::toString(dtype) + std::string(" width ") + std::to_string(shape.back()));
-      // One element may lie where GELU is nearly zero: the difference of two terms near 1, whose rounding remains.
+      // One element may lie where GELU is nearly zero: the difference of two terms near 1, whose
+      // rounding remains.
       const at::Tensor x = shape.back() == 1 ? at::ones(shape) : 3 * testing::normal(shape, 4);
       expect_close([](const auto& t) { return dovetail::gelu(t[0]); },
                    [](const auto& t) { return composed::gelu(t[0]); }, {x}, dtype, tolerance);
       expect_close([](const auto& t) { return dovetail::squared_relu(t[0]); },
-                   [](const auto& t) { return composed::squared_relu(t[0]); }, {x}, dtype, tolerance);
+                   [](const auto& t) { return composed::squared_relu(t[0]); }, {x}, dtype,
+                   tolerance);
       shape.back() *= 2;
       expect_close([](const auto& t) { return dovetail::swiglu(t[0]); },
-                   [](const auto& t) { return composed::swiglu(t[0]); }, {3 * testing::normal(shape, 5)}, dtype,
-                   tolerance);
+                   [](const auto& t) { return composed::swiglu(t[0]); },
+                   {3 * testing::normal(shape, 5)}, dtype, tolerance);
     }
   }
 }
@@ -134,12 +151,15 @@ TEST_F(Cuda, ActivationsAreThoseOfTheReference) {
 TEST_F(Cuda, LinearsAreThoseOfTheReference) {
   for (const auto& [dtype, tolerance] : kPrecisions) {
     // Rows of one part and of several, columns in vectors of 16 bytes and not.
-    for (const auto& [rows, in, out] : std::vector<std::array<int64_t, 3>>{{1, 3, 1}, {37, 8, 33}, {1000, 16, 520}}) {
+    for (const auto& [rows, in, out] :
+         std::vector<std::array<int64_t, 3>>{{1, 3, 1}, {37, 8, 33}, {1000, 16, 520}}) {
       SCOPED_TRACE(c10::toString(dtype) + std::string(" rows ") + std::to_string(rows));
       const auto linear_of = [](const auto& t) { return dovetail::linear(t[0], t[1], t[2]); };
       expect_close(
           linear_of, [](const auto& t) { return at::linear(t[0], t[1], t[2]); },
-          {testing::normal({rows, in}, 1), testing::normal({out, in}, 2), testing::normal({out}, 3)}, dtype, tolerance);
+          {testing::normal({rows, in}, 1), testing::normal({out, in}, 2),
+           testing::normal({out}, 3)},
+          dtype, tolerance);
     }
   }
 }
@@ -150,9 +170,13 @@ TEST_F(Cuda, ColumnSumsAreThoseInFloat64) {
       for (const int64_t columns : {1, 31, 256, 264, 1000}) {
         const at::Tensor x = testing::normal({rows, columns}, 4).to(dtype);
         const at::Tensor sums = column_sums(x.to(at::kCUDA)), exact = x.to(at::kDouble).sum(0);
-        // A sum of n normal numbers is about the root of n, and so is its float32 rounding error in units of eps.
+        // A sum of n normal numbers is about the root of n, and so is its float32 rounding error in
+        // units of eps.
         const double unit = std::sqrt(static_cast<double>(rows));
-        const double error = (sums.cpu().to(at::kDouble) - exact.to(dtype).to(at::kDouble)).abs().max().item<double>();
+        const double error = (sums.cpu().to(at::kDouble) - exact.to(dtype).to(at::kDouble))
+                                 .abs()
+                                 .max()
+                                 .item<double>();
         EXPECT_LE(error, unit * (dtype == at::kFloat ? 4e-6 : 0.04)) << rows << " x " << columns;
         EXPECT_TRUE(sums.equal(column_sums(x.to(at::kCUDA))));
       }

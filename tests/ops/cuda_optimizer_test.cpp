@@ -18,7 +18,8 @@ class CudaOptimizer : public ::testing::Test {
  protected:
   void SetUp() override {
     if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-    if (cuda_kernels() == nullptr) GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
+    if (cuda_kernels() == nullptr)
+      GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
   }
 };
 
@@ -51,8 +52,10 @@ Steps run_steps(at::ScalarType gradient_dtype, int64_t offset) {
     if (i % 3 != 0) t.compute_copy = placed(at::zeros({sizes[i]}, at::kBFloat16), offset);
     out.tensors.push_back(t);
     const at::Tensor exact = parameter.to(at::kDouble);
-    out.wide.push_back(
-        {.parameter = exact, .m = at::zeros_like(exact), .v = at::zeros_like(exact), .weight_decay = decay});
+    out.wide.push_back({.parameter = exact,
+                        .m = at::zeros_like(exact),
+                        .v = at::zeros_like(exact),
+                        .weight_decay = decay});
   }
   for (int64_t step = 1; step <= 3; ++step) {
     for (size_t i = 0; i < sizes.size(); ++i) {
@@ -82,7 +85,9 @@ TEST_F(CudaOptimizer, StepsAsInFloat64OnTheCpu) {
         ASSERT_LE(error(t.parameter, exact.parameter), 3e-6) << i;
         ASSERT_LE(error(t.m, exact.m), 1e-6) << i;
         ASSERT_LE(error(t.v, exact.v), 1e-6) << i;
-        ASSERT_TRUE(!t.compute_copy.defined() || t.compute_copy.equal(t.parameter.to(at::kBFloat16))) << i;
+        ASSERT_TRUE(!t.compute_copy.defined() ||
+                    t.compute_copy.equal(t.parameter.to(at::kBFloat16)))
+            << i;
       }
     }
   }
@@ -103,7 +108,8 @@ TEST_F(CudaOptimizer, LeavesWhatLiesAroundAView) {
 
 TEST_F(CudaOptimizer, GivesTheSameBitsTwice) {
   const Steps a = run_steps(at::kBFloat16, 0), b = run_steps(at::kBFloat16, 0);
-  for (size_t i = 0; i < a.tensors.size(); ++i) EXPECT_TRUE(a.tensors[i].parameter.equal(b.tensors[i].parameter)) << i;
+  for (size_t i = 0; i < a.tensors.size(); ++i)
+    EXPECT_TRUE(a.tensors[i].parameter.equal(b.tensors[i].parameter)) << i;
 }
 
 TEST_F(CudaOptimizer, SumsSquaresOnTheGpu) {

@@ -17,9 +17,10 @@ TEST(DispatchEnvironment, SimdLevelIsHonoured) {
 }
 
 TEST(DispatchEnvironment, UnknownSimdLevelIsRefused) {
-  EXPECT_EXIT((setenv("DOVETAIL_SIMD", "avx1024", 1),
-               exit_with(testing::user_error([] { simd_level(); }).find("avx1024") != std::string::npos)),
-              ::testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(
+      (setenv("DOVETAIL_SIMD", "avx1024", 1),
+       exit_with(testing::user_error([] { simd_level(); }).find("avx1024") != std::string::npos)),
+      ::testing::ExitedWithCode(0), "");
 }
 
 TEST(DispatchEnvironment, DisabledKernelsAreHonoured) {
@@ -30,10 +31,11 @@ TEST(DispatchEnvironment, DisabledKernelsAreHonoured) {
 }
 
 TEST(DispatchEnvironment, UnknownKernelIsRefused) {
-  EXPECT_EXIT(
-      (setenv("DOVETAIL_DISABLE", "atention", 1),
-       exit_with(testing::user_error([] { kernel_enabled(Kernel::kGemm); }).find("atention") != std::string::npos)),
-      ::testing::ExitedWithCode(0), "");
+  EXPECT_EXIT((setenv("DOVETAIL_DISABLE", "atention", 1),
+               exit_with(testing::user_error([] {
+                           kernel_enabled(Kernel::kGemm);
+                         }).find("atention") != std::string::npos)),
+              ::testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

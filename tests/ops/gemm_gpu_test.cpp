@@ -28,7 +28,8 @@ void multiply(const GroupedProduct& p) {
 TEST(GemmGpu, ProductsAreDescribedAsTheyLie) {
   for (const auto& [m, n, k] : {std::tuple(5, 7, 3), {1, 7, 3}, {5, 1, 3}, {5, 7, 1}, {1, 1, 1}}) {
     const auto lying = [](int64_t rows, int64_t columns, uint64_t seed) {
-      return std::vector<at::Tensor>{normal({rows, columns}, seed), normal({columns, rows}, seed).t(),
+      return std::vector<at::Tensor>{normal({rows, columns}, seed),
+                                     normal({columns, rows}, seed).t(),
                                      normal({rows, columns + 4}, seed).narrow(1, 2, columns),
                                      normal({columns, rows + 4}, seed).narrow(1, 1, rows).t()};
     };
@@ -36,8 +37,9 @@ TEST(GemmGpu, ProductsAreDescribedAsTheyLie) {
       for (const at::Tensor& b : lying(k, n, 2)) {
         for (const bool accumulate : {false, true}) {
           const at::Tensor c = normal({m, n + 2}, 3).narrow(1, 0, n);
-          const at::Tensor expected = at::mm(a.to(at::kDouble), b.to(at::kDouble)) +
-                                      (accumulate ? c.to(at::kDouble) : at::zeros({m, n}, at::kDouble));
+          const at::Tensor expected =
+              at::mm(a.to(at::kDouble), b.to(at::kDouble)) +
+              (accumulate ? c.to(at::kDouble) : at::zeros({m, n}, at::kDouble));
           GroupedProduct product;
           ASSERT_TRUE(describe_product(c, a, b, accumulate, product));
           EXPECT_GE(product.a.stride, product.a.transposed ? m : k);
@@ -53,10 +55,12 @@ TEST(GemmGpu, ProductsAreDescribedAsTheyLie) {
 
 TEST(GemmGpu, WhatCublasDoesNotTakeIsRefused) {
   GroupedProduct product;
-  const at::Tensor c = at::zeros({4, 4}), apart = at::zeros({8, 8}).slice(0, 0, 8, 2).slice(1, 0, 8, 2);
+  const at::Tensor c = at::zeros({4, 4}),
+                   apart = at::zeros({8, 8}).slice(0, 0, 8, 2).slice(1, 0, 8, 2);
   EXPECT_FALSE(describe_product(c, apart, c, false, product));
   EXPECT_FALSE(describe_product(c, c, apart, false, product));
-  const at::Tensor halves = at::zeros({40}, at::kBFloat16), at_8 = halves.narrow(0, 8, 16).view({4, 4}),
+  const at::Tensor halves = at::zeros({40}, at::kBFloat16),
+                   at_8 = halves.narrow(0, 8, 16).view({4, 4}),
                    at_1 = halves.narrow(0, 1, 16).view({4, 4});
   EXPECT_TRUE(describe_product(at_8, at_8, at_8, false, product));
   EXPECT_FALSE(describe_product(at_8, at_1, at_8, false, product));

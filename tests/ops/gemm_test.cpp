@@ -24,9 +24,10 @@ at::Tensor reference(const at::Tensor& a, const at::Tensor& b, GemmOptions o) {
   return at::mm(o.transpose_a ? left.t() : left, o.transpose_b ? right.t() : right);
 }
 
-/// Within the error of a float32 sum of k products: some units in the last place of the sum of their magnitudes,
-/// growing like sqrt(k).
-void expect_product(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b, GemmOptions o = {}) {
+/// Within the error of a float32 sum of k products: some units in the last place of the sum of
+/// their magnitudes, growing like sqrt(k).
+void expect_product(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
+                    GemmOptions o = {}) {
   const at::Tensor expected = reference(a, b, o), magnitude = reference(a.abs(), b.abs(), o);
   ASSERT_EQ(c.sizes(), expected.sizes());
   const double k = static_cast<double>(o.transpose_a ? a.size(0) : a.size(1));
@@ -35,7 +36,8 @@ void expect_product(const at::Tensor& c, const at::Tensor& a, const at::Tensor& 
       << "off by " << (c.to(at::kDouble) - expected).abs().max().item<double>();
 }
 
-at::Tensor operand(int64_t rows, int64_t columns, bool transposed, uint64_t seed, at::ScalarType dtype = at::kFloat) {
+at::Tensor operand(int64_t rows, int64_t columns, bool transposed, uint64_t seed,
+                   at::ScalarType dtype = at::kFloat) {
   return transposed ? normal({columns, rows}, seed, dtype) : normal({rows, columns}, seed, dtype);
 }
 
@@ -48,7 +50,8 @@ TEST(Gemm, MatchesFloat64OverOddShapesAndTransposes) {
             const bool transpose_b = (m + n + k) % 2 == 0;
             const GemmOptions options{.transpose_a = transpose_a, .transpose_b = transpose_b};
             const at::Tensor a = operand(m, k, transpose_a, 1), b = operand(k, n, transpose_b, 2);
-            SCOPED_TRACE(::testing::Message() << m << " x " << n << " x " << k << " " << transpose_a << transpose_b);
+            SCOPED_TRACE(::testing::Message()
+                         << m << " x " << n << " x " << k << " " << transpose_a << transpose_b);
             expect_product(gemm(a, b, options), a, b, options);
           }
         }
@@ -82,15 +85,18 @@ TEST(Gemm, AddsTheBiasAndSumsTheRows) {
   });
   at::Tensor c = at::empty({2, 3});
   const at::Tensor a = at::ones({2, 4}), b = at::ones({4, 3});
-  EXPECT_THAT(user_error([&] { gemm_into(c, a, b, {.bias = at::ones({2})}); }), HasSubstr("bias must be [3]"));
-  EXPECT_THAT(user_error([&] { gemm_into(c, a, b, {.row_sums = at::ones({3})}); }), HasSubstr("row_sums must be [2]"));
+  EXPECT_THAT(user_error([&] { gemm_into(c, a, b, {.bias = at::ones({2})}); }),
+              HasSubstr("bias must be [3]"));
+  EXPECT_THAT(user_error([&] { gemm_into(c, a, b, {.row_sums = at::ones({3})}); }),
+              HasSubstr("row_sums must be [2]"));
   EXPECT_THAT(user_error([&] { gemm_into(c, a, b, {.accumulate = true, .bias = at::ones({3})}); }),
               HasSubstr("exclude each other"));
 }
 
 TEST(Gemm, AccumulatesIntoAViewWithLongRows) {
   at_every_simd_level([] {
-    const at::Tensor a = normal({29, 411}, 1), b = normal({411, 35}, 2), storage = normal({29, 50}, 3);
+    const at::Tensor a = normal({29, 411}, 1), b = normal({411, 35}, 2),
+                     storage = normal({29, 50}, 3);
     const at::Tensor before = storage.clone();
     at::Tensor c = storage.narrow(1, 7, 35);
     gemm_into(c, a, b, {.accumulate = true});
@@ -146,7 +152,8 @@ TEST(Gemm, ReadsRowsWhereTheyLie) {
                          gemm(b, chosen, {.transpose_a = true, .transpose_b = true}));
       }
     }
-    const at::Tensor view = normal({50, 40}, 5).narrow(1, 3, 20), rows = at::tensor({7, 7, 0}, at::kInt);
+    const at::Tensor view = normal({50, 40}, 5).narrow(1, 3, 20),
+                     rows = at::tensor({7, 7, 0}, at::kInt);
     expect_same_bits(gemm(view, at::eye(20), {.a_rows = rows}), view.index_select(0, rows));
   });
 }
@@ -154,11 +161,13 @@ TEST(Gemm, ReadsRowsWhereTheyLie) {
 TEST(Gemm, AddsWeightedRows) {
   at_every_simd_level([] {
     for (const int64_t k : {5, 801}) {  // one slice of k, and more
-      const at::Tensor a = normal({131, k}, 1), b = normal({k, 71}, 2), before = normal({400, 71}, 3),
-                       weights = normal({131}, 4), bias = normal({71}, 5), rows = rows_of(131, 400, 6);
+      const at::Tensor a = normal({131, k}, 1), b = normal({k, 71}, 2),
+                       before = normal({400, 71}, 3), weights = normal({131}, 4),
+                       bias = normal({71}, 5), rows = rows_of(131, 400, 6);
       at::Tensor c = before.clone();
       gemm_into(c, a, b, {.accumulate = true, .bias = bias, .c_rows = rows, .c_weights = weights});
-      const at::Tensor product = (reference(a, b, {}) + bias) * weights.to(at::kDouble).unsqueeze(1);
+      const at::Tensor product =
+          (reference(a, b, {}) + bias) * weights.to(at::kDouble).unsqueeze(1);
       expect_close(c, before.to(at::kDouble).index_add(0, rows, product), 1e-4);
       at::Tensor plain = before.clone();
       gemm_into(plain, a, b, {.accumulate = true, .c_rows = rows});
@@ -181,7 +190,9 @@ TEST(Gemm, AddsWeightedRows) {
       const at::Tensor x = a.to(dtype), y = b.to(dtype);
       at::Tensor most = at::zeros({60, 37}), all = at::zeros({60, 37});
       gemm_into(most, x, y,
-                {.accumulate = true, .c_rows = rows.narrow(0, 0, 17), .c_weights = weights.narrow(0, 0, 17)});
+                {.accumulate = true,
+                 .c_rows = rows.narrow(0, 0, 17),
+                 .c_weights = weights.narrow(0, 0, 17)});
       gemm_into(all, x, y, {.accumulate = true, .c_rows = rows, .c_weights = weights});
       all.index_fill_(0, rows.narrow(0, 17, 13).to(at::kLong), 0);
       expect_same_bits(most, all);
@@ -196,7 +207,8 @@ TEST(Gemm, MultipliesRowsOfBFloat16) {
       for (const int64_t n : {2, 33, 96}) {
         for (const bool transpose_b : {false, true}) {
           SCOPED_TRACE(::testing::Message() << n << " x " << k << " " << transpose_b);
-          const at::Tensor x = normal({150, k}, 1, at::kBFloat16), b = operand(k, n, transpose_b, 2, at::kBFloat16),
+          const at::Tensor x = normal({150, k}, 1, at::kBFloat16),
+                           b = operand(k, n, transpose_b, 2, at::kBFloat16),
                            bias = normal({n}, 3, at::kBFloat16), rows = rows_of(101, 150, 4);
           const at::Tensor chosen = x.index_select(0, rows);
           const at::Tensor expected = reference(chosen, b, {.transpose_b = transpose_b});
@@ -204,14 +216,15 @@ TEST(Gemm, MultipliesRowsOfBFloat16) {
                        expected + bias.to(at::kDouble), 0x1p-7);
         }
         // Terms that are rows, from anywhere.
-        const at::Tensor dy = normal({1800, 45}, 5, at::kBFloat16), x = normal({k, n}, 6, at::kBFloat16),
-                         rows = rows_of(k, 1800, 7), row_sums = at::empty({45}, at::kBFloat16);
+        const at::Tensor dy = normal({1800, 45}, 5, at::kBFloat16),
+                         x = normal({k, n}, 6, at::kBFloat16), rows = rows_of(k, 1800, 7),
+                         row_sums = at::empty({45}, at::kBFloat16);
         const at::Tensor chosen = dy.index_select(0, rows);
         expect_close(gemm(dy, x, {.transpose_a = true, .row_sums = row_sums, .a_rows = rows}),
                      reference(chosen, x, {.transpose_a = true}), 0x1p-7);
         expect_close(row_sums, chosen.to(at::kDouble).sum(0), 0x1p-7);
-        expect_close(gemm(x, dy, {.transpose_a = true, .b_rows = rows}), reference(x, chosen, {.transpose_a = true}),
-                     0x1p-7);
+        expect_close(gemm(x, dy, {.transpose_a = true, .b_rows = rows}),
+                     reference(x, chosen, {.transpose_a = true}), 0x1p-7);
       }
     }
   });
@@ -224,8 +237,10 @@ TEST(Gemm, AGroupIsOneAfterAnother) {
     const int64_t heights[] = {0, 1, 97, 300, 200, 31}, depths[] = {7, 900, 1, 400, 33, 64};
     for (uint64_t i = 0; i < std::size(heights); ++i) {
       const int64_t m = heights[i], k = depths[i];
-      const at::Tensor a = normal({m, k}, i), b = normal({k, 3000}, 10 + i), weights = normal({m}, 20 + i);
-      const GemmOptions to_rows{.accumulate = true, .c_rows = rows_of(m, 500, 30 + i), .c_weights = weights};
+      const at::Tensor a = normal({m, k}, i), b = normal({k, 3000}, 10 + i),
+                       weights = normal({m}, 20 + i);
+      const GemmOptions to_rows{
+          .accumulate = true, .c_rows = rows_of(m, 500, 30 + i), .c_weights = weights};
       calls.push_back({sum, a, b, to_rows});
       gemm_into(sum_alone, a, b, to_rows);
       // Results of their own in between, of more columns than a panel has.
@@ -250,12 +265,17 @@ TEST(Gemm, AGroupIsOneAfterAnother) {
 TEST(Gemm, RefusesRowsItCannotUse) {
   const at::Tensor a = at::zeros({3, 4}), b = at::zeros({4, 2}), rows = at::zeros({3}, at::kInt);
   at::Tensor c = at::zeros({9, 2});
-  EXPECT_THAT(user_error([&] { gemm_into(c, a, b, {.c_rows = rows}); }), HasSubstr("c_rows needs accumulate"));
-  EXPECT_THAT(user_error([&] { gemm_into(c, a, b, {.accumulate = true, .c_rows = at::zeros({4}, at::kInt)}); }),
+  EXPECT_THAT(user_error([&] { gemm_into(c, a, b, {.c_rows = rows}); }),
+              HasSubstr("c_rows needs accumulate"));
+  EXPECT_THAT(user_error([&] {
+                gemm_into(c, a, b, {.accumulate = true, .c_rows = at::zeros({4}, at::kInt)});
+              }),
               HasSubstr("at most as many rows of c as the product's 3"));
-  EXPECT_THAT(user_error([&] { gemm_into(c, a, b, {.accumulate = true, .c_weights = at::ones({3})}); }),
-              HasSubstr("c_weights needs c_rows"));
-  EXPECT_THAT(user_error([&] { gemm(a, b, {.a_rows = at::zeros({3}, at::kLong)}); }), HasSubstr("a_rows must be"));
+  EXPECT_THAT(
+      user_error([&] { gemm_into(c, a, b, {.accumulate = true, .c_weights = at::ones({3})}); }),
+      HasSubstr("c_weights needs c_rows"));
+  EXPECT_THAT(user_error([&] { gemm(a, b, {.a_rows = at::zeros({3}, at::kLong)}); }),
+              HasSubstr("a_rows must be"));
   EXPECT_THAT(user_error([&] { gemm(a, b, {.b_rows = rows}); }), HasSubstr("inner"));
 }
 
@@ -280,10 +300,12 @@ TEST(Gemm, OtherDtypesGoToAten) {
 
 TEST(Gemm, RefusesWithBothShapes) {
   const at::Tensor a = at::zeros({3, 4}), b = at::zeros({5, 6});
-  EXPECT_THAT(user_error([&] { gemm(a, b); }), AllOf(HasSubstr("[3, 4]"), HasSubstr("[5, 6]"), HasSubstr("inner")));
+  EXPECT_THAT(user_error([&] { gemm(a, b); }),
+              AllOf(HasSubstr("[3, 4]"), HasSubstr("[5, 6]"), HasSubstr("inner")));
   EXPECT_THAT(user_error([&] { gemm(a, at::zeros({4, 2}, at::kDouble)); }), HasSubstr("dtype"));
   EXPECT_THAT(user_error([&] { gemm(a, at::zeros({4})); }), HasSubstr("matrices"));
-  EXPECT_THAT(user_error([&] { gemm(a, at::zeros({4, 2}), {.accumulate = true}); }), HasSubstr("gemm_into"));
+  EXPECT_THAT(user_error([&] { gemm(a, at::zeros({4, 2}), {.accumulate = true}); }),
+              HasSubstr("gemm_into"));
   at::Tensor c = at::zeros({2, 3}).t(), d = at::zeros({9, 9});
   EXPECT_THAT(user_error([&] { gemm_into(c, a, at::zeros({4, 2})); }), HasSubstr("contiguous"));
   EXPECT_THAT(user_error([&] { gemm_into(d, a, at::zeros({4, 2})); }), HasSubstr("[9, 9]"));

@@ -12,8 +12,8 @@
 #include "dovetail/base/error.h"
 #include "dovetail/ops/dispatch.h"
 
-/// What the tests of ops share: running a law on every instruction set of this machine, and comparing with a float64
-/// reference.
+/// What the tests of ops share: running a law on every instruction set of this machine, and
+/// comparing with a float64 reference.
 namespace dovetail::testing {
 
 /// Sets the number of threads while it lives.
@@ -27,8 +27,8 @@ class Threads {
   int before_;
 };
 
-/// Calls `law` once per instruction set; restores the one in use. On one thread, unless the law itself is about
-/// threads: on a busy machine thousands of small parallel regions take minutes.
+/// Calls `law` once per instruction set; restores the one in use. On one thread, unless the law
+/// itself is about threads: on a busy machine thousands of small parallel regions take minutes.
 inline void at_every_simd_level(const std::function<void()>& law) {
   const Threads one(1);
   const SimdLevel before = simd_level();
@@ -42,7 +42,9 @@ inline void at_every_simd_level(const std::function<void()>& law) {
 
 /// Standard normal values, the same for the same seed.
 inline at::Tensor normal(at::IntArrayRef sizes, uint64_t seed, at::ScalarType dtype = at::kFloat) {
-  return at::randn(sizes, at::detail::createCPUGenerator(seed), at::TensorOptions().dtype(at::kDouble)).to(dtype);
+  return at::randn(sizes, at::detail::createCPUGenerator(seed),
+                   at::TensorOptions().dtype(at::kDouble))
+      .to(dtype);
 }
 
 /// |actual - expected| <= tolerance * (1 + |expected|) everywhere, and the same shape.
@@ -55,16 +57,18 @@ inline void expect_close(const at::Tensor& actual, const at::Tensor& expected, d
   EXPECT_LE(worst, tolerance) << what;  // also fails for NaN
 }
 
-inline void expect_same_bits(const at::Tensor& a, const at::Tensor& b, const std::string& what = "") {
+inline void expect_same_bits(const at::Tensor& a, const at::Tensor& b,
+                             const std::string& what = "") {
   EXPECT_TRUE(at::equal(a, b)) << what << " differ by " << (a - b).abs().max().item<double>();
   EXPECT_TRUE(at::equal(a.signbit(), b.signbit())) << what << " differ in the sign of a zero";
 }
 
 using Operation = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
 
-/// The output and the gradients of all floating inputs, for an output gradient of fixed random values of `dtype`.
-/// Without a dtype: the output's.
-inline std::vector<at::Tensor> output_and_gradients(const Operation& operation, const std::vector<at::Tensor>& inputs,
+/// The output and the gradients of all floating inputs, for an output gradient of fixed random
+/// values of `dtype`. Without a dtype: the output's.
+inline std::vector<at::Tensor> output_and_gradients(const Operation& operation,
+                                                    const std::vector<at::Tensor>& inputs,
                                                     std::optional<at::ScalarType> dtype = {}) {
   std::vector<at::Tensor> leaves;
   for (const at::Tensor& x : inputs) {
@@ -80,9 +84,10 @@ inline std::vector<at::Tensor> output_and_gradients(const Operation& operation, 
   return all;
 }
 
-/// `operation` in the inputs' dtype against the same in float64, which runs on ATen alone: output and gradients. Both
-/// take the same rounded output gradient.
-inline void expect_like_float64(const Operation& operation, const std::vector<at::Tensor>& inputs, double tolerance) {
+/// `operation` in the inputs' dtype against the same in float64, which runs on ATen alone: output
+/// and gradients. Both take the same rounded output gradient.
+inline void expect_like_float64(const Operation& operation, const std::vector<at::Tensor>& inputs,
+                                double tolerance) {
   std::vector<at::Tensor> wide;
   for (const at::Tensor& x : inputs)
     wide.push_back(at::isFloatingType(x.scalar_type()) ? x.detach().to(at::kDouble) : x);
@@ -90,11 +95,13 @@ inline void expect_like_float64(const Operation& operation, const std::vector<at
   const auto expected = output_and_gradients(operation, wide, actual[0].scalar_type());
   ASSERT_EQ(expected.size(), actual.size());
   for (size_t i = 0; i < actual.size(); ++i)
-    expect_close(actual[i], expected[i], tolerance, i == 0 ? "output" : "gradient " + std::to_string(i - 1));
+    expect_close(actual[i], expected[i], tolerance,
+                 i == 0 ? "output" : "gradient " + std::to_string(i - 1));
 }
 
 /// The same bits of output and gradients with one, two and three threads.
-inline void expect_same_for_any_threads(const Operation& operation, const std::vector<at::Tensor>& inputs) {
+inline void expect_same_for_any_threads(const Operation& operation,
+                                        const std::vector<at::Tensor>& inputs) {
   const auto run = [&](int threads) {
     const Threads count(threads);
     return output_and_gradients(operation, inputs);
@@ -103,13 +110,15 @@ inline void expect_same_for_any_threads(const Operation& operation, const std::v
   for (const int threads : {2, 3}) {
     const auto parallel = run(threads);
     for (size_t i = 0; i < serial.size(); ++i)
-      expect_same_bits(parallel[i], serial[i],
-                       "result " + std::to_string(i) + " with " + std::to_string(threads) + " threads");
+      expect_same_bits(
+          parallel[i], serial[i],
+          "result " + std::to_string(i) + " with " + std::to_string(threads) + " threads");
   }
 }
 
 /// Gradients of the sum of squares of a float64 operation against central differences.
-inline void expect_gradients_like_differences(const Operation& operation, std::vector<at::Tensor> inputs) {
+inline void expect_gradients_like_differences(const Operation& operation,
+                                              std::vector<at::Tensor> inputs) {
   const auto loss = [&](const std::vector<at::Tensor>& x) { return operation(x).square().sum(); };
   std::vector<at::Tensor> leaves;
   for (const at::Tensor& x : inputs)

@@ -21,12 +21,16 @@ namespace dovetail::plan::algorithms_test {
 namespace {
 
 constexpr int kSteps = 20;
-// Every algorithm at least once; the last two layers are of stride 2 and of 1 x 1, which Winograd is not for. Of the
-// first only the gradients of weight and bias are asked for.
-const ConvStep::Algorithms kMixed = {
-    {{"im2col", "im2col"}, {"winograd", "winograd, aten"}, {"im2col", "im2col, im2col"}, {"aten", "aten, im2col"}}};
-const ConvStep::Algorithms kOthers = {
-    {{"winograd", "aten"}, {"im2col", "winograd, im2col"}, {"aten", "im2col, aten"}, {"im2col", "aten"}}};
+// Every algorithm at least once; the last two layers are of stride 2 and of 1 x 1, which Winograd
+// is not for. Of the first only the gradients of weight and bias are asked for.
+const ConvStep::Algorithms kMixed = {{{"im2col", "im2col"},
+                                      {"winograd", "winograd, aten"},
+                                      {"im2col", "im2col, im2col"},
+                                      {"aten", "aten, im2col"}}};
+const ConvStep::Algorithms kOthers = {{{"winograd", "aten"},
+                                       {"im2col", "winograd, im2col"},
+                                       {"aten", "im2col, aten"},
+                                       {"im2col", "aten"}}};
 
 struct Trained {
   std::vector<at::Tensor> losses, values;
@@ -62,13 +66,15 @@ class Algorithms : public ::testing::Test {
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const std::string& name = captured_.operations[graph_.nodes[n].first].name;
       if (name == "aten::convolution") forward_.push_back(static_cast<int>(n));
-      if (name == "aten::convolution_backward") backward_.insert(backward_.begin(), static_cast<int>(n));
+      if (name == "aten::convolution_backward")
+        backward_.insert(backward_.begin(), static_cast<int>(n));
     }
   }
 
   std::vector<std::string> names(int node) const {
     std::vector<std::string> out;
-    for (const Algorithm& algorithm : graph_.graph.nodes[node].algorithms) out.push_back(algorithm.name);
+    for (const Algorithm& algorithm : graph_.graph.nodes[node].algorithms)
+      out.push_back(algorithm.name);
     return out;
   }
   int index(int node, const std::string& name) const {
@@ -94,8 +100,9 @@ class Algorithms : public ::testing::Test {
     return plan;
   }
   static int position_of(const Plan& plan, int node) {
-    const auto found = std::find_if(plan.actions.begin(), plan.actions.end(),
-                                    [&](const Action& a) { return a.op == Op::kCompute && a.node == node; });
+    const auto found = std::find_if(plan.actions.begin(), plan.actions.end(), [&](const Action& a) {
+      return a.op == Op::kCompute && a.node == node;
+    });
     return static_cast<int>(found - plan.actions.begin());
   }
   static void insert(Plan& plan, int at, const std::vector<Action>& actions) {
@@ -123,11 +130,13 @@ TEST_F(Algorithms, AreThoseThatApply) {
   EXPECT_THAT(names(forward_[0]), ElementsAre("aten", "im2col", "winograd"));
   EXPECT_THAT(names(backward_[0]), ElementsAre("aten", "im2col"));
   EXPECT_THAT(names(forward_[1]), ElementsAre("aten", "im2col", "winograd"));
-  EXPECT_THAT(names(backward_[1]), ElementsAre("aten", "aten, im2col", "im2col, aten", "im2col, im2col",
-                                               "winograd, aten", "winograd, im2col"));
+  EXPECT_THAT(names(backward_[1]),
+              ElementsAre("aten", "aten, im2col", "im2col, aten", "im2col, im2col",
+                          "winograd, aten", "winograd, im2col"));
   for (const int layer : {2, 3}) {
     EXPECT_THAT(names(forward_[layer]), ElementsAre("aten", "im2col"));
-    EXPECT_THAT(names(backward_[layer]), ElementsAre("aten", "aten, im2col", "im2col, aten", "im2col, im2col"));
+    EXPECT_THAT(names(backward_[layer]),
+                ElementsAre("aten", "aten, im2col", "im2col, aten", "im2col, im2col"));
   }
 }
 
@@ -138,8 +147,9 @@ TEST_F(Algorithms, TakeTheWorkspaceThatTheKernelsSay) {
         {.stride = {1, 1}, .padding = {1, 1}, .algorithm = convolution_algorithm(algorithm)}));
   };
   for (const char* algorithm : {"im2col", "winograd"})
-    EXPECT_EQ(graph_.graph.nodes[forward_[1]].algorithms[index(forward_[1], algorithm)].workspace_bytes,
-              expected(algorithm));
+    EXPECT_EQ(
+        graph_.graph.nodes[forward_[1]].algorithms[index(forward_[1], algorithm)].workspace_bytes,
+        expected(algorithm));
 }
 
 TEST_F(Algorithms, AStepByThemIsEagerTrainingByThemBitForBit) {
@@ -152,7 +162,8 @@ TEST_F(Algorithms, AStepByThemIsEagerTrainingByThemBitForBit) {
     // And it is another step than the captured one, by rounding.
     EXPECT_FALSE(same_bits(executed, captured));
     for (int i = 0; i < kSteps; ++i)
-      EXPECT_NEAR(executed.losses[i].item<double>(), captured.losses[i].item<double>(), 1e-4) << "step " << i;
+      EXPECT_NEAR(executed.losses[i].item<double>(), captured.losses[i].item<double>(), 1e-4)
+          << "step " << i;
     for (size_t i = 0; i < executed.values.size(); ++i)
       EXPECT_LT((executed.values[i] - captured.values[i]).norm().item<double>(),
                 1e-3 * captured.values[i].norm().item<double>() + 1e-6)
@@ -164,13 +175,15 @@ TEST_F(Algorithms, WhatRunsAgainOrWasAwayHasTheBitsOfKeepingAllByThem) {
   for (const auto& by : {kMixed, kOthers}) {
     Plan plan = keep_all_by(by);
     const Trained reference = execute(plan);
-    // The output of the first layer is made again for the backward pass of the second; what the third reads is away
-    // until its own.
+    // The output of the first layer is made again for the backward pass of the second; what the
+    // third reads is away until its own.
     const int made = graph_.graph.nodes[forward_[0]].outputs[0];
     const auto& inputs = graph_.graph.nodes[forward_[2]].inputs;
-    const int moved = *std::find_if(inputs.begin(), inputs.end(),
-                                    [&](int t) { return graph_.graph.tensors[t].kind == TensorKind::kActivation; });
-    const Action again{.op = Op::kCompute, .node = forward_[0], .algorithm = chosen(by)[forward_[0]]};
+    const int moved = *std::find_if(inputs.begin(), inputs.end(), [&](int t) {
+      return graph_.graph.tensors[t].kind == TensorKind::kActivation;
+    });
+    const Action again{
+        .op = Op::kCompute, .node = forward_[0], .algorithm = chosen(by)[forward_[0]]};
     insert(plan, position_of(plan, backward_[1]), {again});
     insert(plan, position_of(plan, backward_[2]), {{.op = Op::kFreeHost, .tensor = moved}});
     insert(plan, position_of(plan, backward_[2]) - 2, {{.op = Op::kPrefetch, .tensor = moved}});
@@ -210,13 +223,15 @@ TEST_F(Algorithms, AreChosenByMemoryToo) {
 
 TEST_F(Algorithms, ANodeRunsAgainByTheSame) {
   Plan plan = keep_all(graph_.graph);
-  const auto at = std::find_if(plan.actions.begin(), plan.actions.end(),
-                               [&](const Action& a) { return a.op == Op::kCompute && a.node == forward_[1]; });
+  const auto at = std::find_if(plan.actions.begin(), plan.actions.end(), [&](const Action& a) {
+    return a.op == Op::kCompute && a.node == forward_[1];
+  });
   const int output = graph_.graph.nodes[forward_[1]].outputs[0];
-  plan.actions.insert(at + 1,
-                      {{.op = Op::kFree, .tensor = output}, {.op = Op::kCompute, .node = forward_[1], .algorithm = 1}});
+  plan.actions.insert(at + 1, {{.op = Op::kFree, .tensor = output},
+                               {.op = Op::kCompute, .node = forward_[1], .algorithm = 1}});
   EXPECT_THAT([&] { Executor(captured_, graph_, plan, {}); },
-              ::testing::ThrowsMessage<InvalidPlan>(::testing::HasSubstr("runs by \"aten\" and again by \"im2col\"")));
+              ::testing::ThrowsMessage<InvalidPlan>(
+                  ::testing::HasSubstr("runs by \"aten\" and again by \"im2col\"")));
   Executor(captured_, graph_, plan, {.mixed_algorithms = true}).run();
 }
 

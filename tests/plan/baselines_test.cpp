@@ -41,11 +41,12 @@ TEST(Auto, GivesEveryRunTheFastestAlgorithmThatFits) {
     for (size_t a = 0; a < made.actions.size(); ++a) {
       if (made.actions[a].op != Op::kCompute) continue;
       const GraphNode& node = graph.nodes[made.actions[a].node];
-      const int64_t others =
-          held(before, before.actions[a].start_s) - seen.nodes[made.actions[a].node].algorithms[0].workspace_bytes;
+      const int64_t others = held(before, before.actions[a].start_s) -
+                             seen.nodes[made.actions[a].node].algorithms[0].workspace_bytes;
       double fastest_s = std::numeric_limits<double>::infinity();
       for (const Algorithm& algorithm : node.algorithms)
-        if (others + algorithm.workspace_bytes <= graph.budget_bytes) fastest_s = std::min(fastest_s, algorithm.time_s);
+        if (others + algorithm.workspace_bytes <= graph.budget_bytes)
+          fastest_s = std::min(fastest_s, algorithm.time_s);
       EXPECT_EQ(node.algorithms[made.actions[a].algorithm].time_s, fastest_s) << node.name;
       chosen += made.actions[a].algorithm != 0 ? 1 : 0;
     }
@@ -63,11 +64,14 @@ TEST(Baselines, APlanShowsTheDecisionsThatItCameFrom) {
     const Scheduler scheduler(graph);
     Decisions decisions{.gaps = std::vector<Keep>(scheduler.gaps().size()),
                         .codec = std::vector<int>(scheduler.gaps().size())};
-    // One gap of a tensor at most: a copy that is left from an earlier one may serve a later one, whatever was decided.
+    // One gap of a tensor at most: a copy that is left from an earlier one may serve a later one,
+    // whatever was decided.
     std::set<int> has_moved;
     for (size_t g = 0; g < decisions.gaps.size(); ++g) {
       if (has_moved.contains(scheduler.gaps()[g].tensor) || draw(random, 0, 2) == 0) continue;
-      if (scheduler.gaps()[g].wraps || resident_at_start(graph.tensors[scheduler.gaps()[g].tensor].kind)) continue;
+      if (scheduler.gaps()[g].wraps ||
+          resident_at_start(graph.tensors[scheduler.gaps()[g].tensor].kind))
+        continue;
       const Keep some[] = {Keep::kResident, Keep::kHost, Keep::kAgain, Keep::kPacked};
       decisions.gaps[g] = some[draw(random, 0, 3)];
       if (decisions.gaps[g] == Keep::kAgain && !scheduler.can_be_made_again(static_cast<int>(g)))
@@ -81,7 +85,8 @@ TEST(Baselines, APlanShowsTheDecisionsThatItCameFrom) {
     ++shown;
     const Decisions again = decisions_of(graph, schedule->plan);
     EXPECT_EQ(again.algorithms, decisions.algorithms);
-    for (size_t g = 0; g < decisions.gaps.size(); ++g) other += again.gaps[g] != decisions.gaps[g] ? 1 : 0;
+    for (size_t g = 0; g < decisions.gaps.size(); ++g)
+      other += again.gaps[g] != decisions.gaps[g] ? 1 : 0;
     for (const Keep keep : decisions.gaps) moved += keep != Keep::kResident ? 1 : 0;
   }
   EXPECT_GE(shown, 200);
@@ -97,12 +102,14 @@ TEST(Baselines, PlansFitAndAreNoFasterThanTheProgram) {
     SCOPED_TRACE(round);
     Graph graph = random_step(random, 4);
     const int64_t all = check(graph, kept_plan(graph)).peak_bytes;
-    const int64_t floor = floor_of(graph, {.offload = false, .compress = false, .across_steps = false}).bytes;
+    const int64_t floor =
+        floor_of(graph, {.offload = false, .compress = false, .across_steps = false}).bytes;
     graph.budget_bytes = floor + (all - floor) * draw(random, 3, 9) / 10;
     const Baseline program = checkmate(graph, {.time_limit_s = 20, .relative_gap = 0});
     for (const Baseline& other :
          {chen_sqrt(graph, Candidates::kAll), chen_greedy(graph, Candidates::kAll),
-          chen_greedy(graph, Candidates::kArticulation), checkmate_rounded(graph, {.time_limit_s = 20})}) {
+          chen_greedy(graph, Candidates::kArticulation),
+          checkmate_rounded(graph, {.time_limit_s = 20})}) {
       if (!other.plan) continue;
       ASSERT_TRUE(program.plan) << other.name;
       EXPECT_LE(program.time_s, other.time_s * (1 + 1e-6)) << other.name;
@@ -111,7 +118,8 @@ TEST(Baselines, PlansFitAndAreNoFasterThanTheProgram) {
     if (!program.plan) continue;
     ++fits;
     EXPECT_LE(check(graph, *program.plan).makespan_s, program.time_s * (1 + 1e-6));
-    EXPECT_LE(check(graph, choose_algorithms(graph, *program.plan)).makespan_s, program.time_s * (1 + 1e-6));
+    EXPECT_LE(check(graph, choose_algorithms(graph, *program.plan)).makespan_s,
+              program.time_s * (1 + 1e-6));
   }
   EXPECT_GE(fits, 8);
 }

@@ -28,13 +28,15 @@ TEST(Batch, AThirdBatchIsAsItIsRecorded) {
   for (size_t o = 0; o < nine.operations.size(); ++o) {
     const auto &a = made.operations[o], &b = nine.operations[o];
     ASSERT_EQ(a.name, b.name);
-    for (size_t i = 0; i < a.arguments.size(); ++i) EXPECT_EQ(a.arguments[i].uses, b.arguments[i].uses) << a.name;
+    for (size_t i = 0; i < a.arguments.size(); ++i)
+      EXPECT_EQ(a.arguments[i].uses, b.arguments[i].uses) << a.name;
   }
 }
 
 TEST(Batch, GraphsHoldTensorsAndNoScratchOfThisMachine) {
   const CapturedStep four = recorded(4), six = recorded(6);
-  const Graph graph = graph_of(at_batch({four, 4}, {six, 6}, 64)).graph, small = graph_of(four).graph;
+  const Graph graph = graph_of(at_batch({four, 4}, {six, 6}, 64)).graph,
+              small = graph_of(four).graph;
   ASSERT_EQ(graph.nodes.size(), small.nodes.size());
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     EXPECT_EQ(graph.nodes[n].inputs, small.nodes[n].inputs);

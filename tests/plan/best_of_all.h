@@ -9,8 +9,8 @@
 
 namespace dovetail::plan {
 
-/// All decisions that the scheduler can be given, but for those whose computing alone takes no less than the best so
-/// far.
+/// All decisions that the scheduler can be given, but for those whose computing alone takes no less
+/// than the best so far.
 class EveryDecision {
  public:
   EveryDecision(const Graph& graph, const SolveOptions& options)
@@ -67,7 +67,8 @@ class EveryDecision {
   /// One run serves all that a node makes, and may serve several gaps.
   void again(size_t g, double computing_s) {
     const int p = producer_[scheduler_.gaps()[g].tensor];
-    if (runs_again_[p]++ == 0) computing_s += graph_.nodes[p].algorithms[decisions_.algorithms[p]].time_s;
+    if (runs_again_[p]++ == 0)
+      computing_s += graph_.nodes[p].algorithms[decisions_.algorithms[p]].time_s;
     for (const Keep keep : {Keep::kAgain, Keep::kAgainEarly}) {
       decisions_.gaps[g] = keep;
       way_of(g + 1, computing_s);
@@ -83,8 +84,8 @@ class EveryDecision {
   double best_s_ = std::numeric_limits<double>::infinity();
 };
 
-/// The least time over all decisions that the scheduler can be given; without what starts on the host if `options` do
-/// not allow that.
+/// The least time over all decisions that the scheduler can be given; without what starts on the
+/// host if `options` do not allow that.
 inline double best_of_all(const Graph& graph, const SolveOptions& options = {}) {
   return EveryDecision(graph, options).best_s();
 }

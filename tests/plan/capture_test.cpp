@@ -27,15 +27,18 @@ TEST(Capture, RecordsForwardBackwardAndUpdateWithTheirLayers) {
   SmallStep step;
   const CapturedStep made = captured(step);
   std::map<std::string, int> forward, backward;
-  for (const auto& operation : made.operations) ++(operation.backward ? backward : forward)[operation.name];
+  for (const auto& operation : made.operations)
+    ++(operation.backward ? backward : forward)[operation.name];
   EXPECT_EQ(forward["aten::convolution"], 2);
   EXPECT_EQ(backward["aten::convolution_backward"], 2);
   EXPECT_EQ(forward["aten::native_batch_norm"], 1);
   EXPECT_EQ(forward["aten::relu_"], 1);
   EXPECT_EQ(forward["aten::add_"], 10);  // momentum and parameter of five
-  EXPECT_EQ(forward.count("aten::view") + backward.count("aten::view") + forward.count("aten::t"), 0);
+  EXPECT_EQ(forward.count("aten::view") + backward.count("aten::view") + forward.count("aten::t"),
+            0);
   for (const auto& operation : made.operations) {
-    if (operation.name != "aten::convolution" && operation.name != "aten::convolution_backward") continue;
+    if (operation.name != "aten::convolution" && operation.name != "aten::convolution_backward")
+      continue;
     EXPECT_THAT(operation.layer, ::testing::AnyOf("net.conv1", "net.conv2"));
   }
   const auto bytes = [&](TensorKind kind) {
@@ -65,7 +68,8 @@ TEST(Capture, WhatIsChangedInPlaceAtOnceIsOneNode) {
   const StepGraph graph = graph_of(made);
   int joined = 0;
   for (const StepNode& node : graph.nodes) {
-    if (made.operations[node.first].name != "aten::convolution" || node.last - node.first == 1) continue;
+    if (made.operations[node.first].name != "aten::convolution" || node.last - node.first == 1)
+      continue;
     ++joined;
     EXPECT_EQ(made.operations[node.first + 1].name, "aten::relu_");
     EXPECT_FALSE(graph.graph.nodes[&node - graph.nodes.data()].runs_once());
@@ -88,8 +92,9 @@ TEST(Capture, OperationsThatRunOnceCannotRunAgainAndWhatTheyHoldIsAlwaysThere) {
           held = std::make_unique<HeldMemory>(1000);
           return std::vector<at::Tensor>();
         });
-        const at::Tensor doubled = operation("test::double", {.reads = {loss}},
-                                             [](const Operands& of) { return std::vector{of.reads[0] * 2}; })[0];
+        const at::Tensor doubled =
+            operation("test::double", {.reads = {loss}},
+                      [](const Operands& of) { return std::vector{of.reads[0] * 2}; })[0];
         const at::Tensor came = operation_once("test::wait", {}, [&](const Operands&) {
           held.reset();
           return std::vector{at::ones({32})};
@@ -100,7 +105,8 @@ TEST(Capture, OperationsThatRunOnceCannotRunAgainAndWhatTheyHoldIsAlwaysThere) {
   const StepGraph graph = graph_of(made);
   EXPECT_EQ(graph.graph.base_bytes, without + 1000);
   std::map<std::string, bool> once;
-  for (const GraphNode& node : graph.graph.nodes) once[node.name.substr(0, node.name.rfind(':'))] = node.runs_once();
+  for (const GraphNode& node : graph.graph.nodes)
+    once[node.name.substr(0, node.name.rfind(':'))] = node.runs_once();
   EXPECT_TRUE(once.at("test::start"));
   EXPECT_TRUE(once.at("test::wait"));
   EXPECT_FALSE(once.at("test::double"));
@@ -124,7 +130,8 @@ TEST(Capture, RefusesWhatCannotBeRunAgain) {
                 const LayerScope layer("log");
                 (void)loss.item<float>();
               }),
-              ThrowsMessage<UserError>(HasSubstr("aten::_local_scalar_dense in log reads a tensor's values")));
+              ThrowsMessage<UserError>(
+                  HasSubstr("aten::_local_scalar_dense in log reads a tensor's values")));
   EXPECT_THAT(refuses([](const at::Tensor& loss) { (void)loss.unsqueeze(0).nonzero(); }),
               ThrowsMessage<UserError>(HasSubstr("aten::nonzero")));
   EXPECT_THAT(refuses([](const at::Tensor& loss) { loss.clone().resize_({7}); }),
@@ -132,8 +139,9 @@ TEST(Capture, RefusesWhatCannotBeRunAgain) {
   int calls = 0;
   EXPECT_THAT(refuses([&](const at::Tensor& loss) { (void)loss.mul(++calls); }),
               ThrowsMessage<UserError>(HasSubstr("is another number")));
-  EXPECT_THAT(refuses([&](const at::Tensor& loss) { (void)(++calls % 2 == 0 ? loss.sin() : loss.cos()); }),
-              ThrowsMessage<UserError>(HasSubstr("the second calls aten::")));
+  EXPECT_THAT(
+      refuses([&](const at::Tensor& loss) { (void)(++calls % 2 == 0 ? loss.sin() : loss.cos()); }),
+      ThrowsMessage<UserError>(HasSubstr("the second calls aten::")));
   // And afterwards captures as before.
   EXPECT_GT(captured(step).operations.size(), 20U);
 }

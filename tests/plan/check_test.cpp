@@ -63,16 +63,17 @@ class Check : public ::testing::Test {
   Plan plan_ = parse_plan(Json::parse(kPlan), graph_, "plan.json");
 
   auto rejects(const std::string& reason) {
-    return
-        [this, reason] { EXPECT_THAT([&] { check(graph_, plan_); }, ThrowsMessage<InvalidPlan>(HasSubstr(reason))); };
+    return [this, reason] {
+      EXPECT_THAT([&] { check(graph_, plan_); }, ThrowsMessage<InvalidPlan>(HasSubstr(reason)));
+    };
   }
   auto at(size_t position) { return plan_.actions.begin() + static_cast<int64_t>(position); }
 };
 
 TEST_F(Check, CopiesRunBesideComputes) {
   const Timeline timeline = check(graph_, plan_);
-  // f1 to 1 s; the offload from 1 to 4 s under f2 and f3, which end at 3; g3 waits for it: 4 to 8; the prefetch 8
-  // to 11.
+  // f1 to 1 s; the offload from 1 to 4 s under f2 and f3, which end at 3; g3 waits for it: 4 to 8;
+  // the prefetch 8 to 11.
   EXPECT_DOUBLE_EQ(timeline.actions[1].start_s, 1);
   EXPECT_DOUBLE_EQ(timeline.actions[1].end_s, 4);
   EXPECT_DOUBLE_EQ(timeline.actions[5].start_s, 4);
@@ -88,7 +89,9 @@ TEST_F(Check, CopiesRunBesideComputes) {
 
 /// Fetches w for f1 and again for g1 and the update, and takes it back to the host after each.
 TEST_F(Check, AParameterMayStartAndEndOnTheHost) {
-  const auto insert = [&](size_t position, const Action& action) { plan_.actions.insert(at(position), action); };
+  const auto insert = [&](size_t position, const Action& action) {
+    plan_.actions.insert(at(position), action);
+  };
   const int w = 1;
   plan_.actions.push_back({.op = Op::kOffload, .tensor = w});
   plan_.actions.push_back({.op = Op::kFree, .tensor = w});
@@ -101,8 +104,9 @@ TEST_F(Check, AParameterMayStartAndEndOnTheHost) {
   plan_.starts_on_host = {w};
   const Plan valid = plan_;
   const Timeline timeline = check(graph_, plan_);
-  // The first fetch ends at 1 s and delays all of CopiesRunBesideComputes by as much; the second follows g2, which ends
-  // at 13 s; g1 awaits it: 14 to 15; the update to 15.1; the copy back ends the step.
+  // The first fetch ends at 1 s and delays all of CopiesRunBesideComputes by as much; the second
+  // follows g2, which ends at 13 s; g1 awaits it: 14 to 15; the update to 15.1; the copy back ends
+  // the step.
   EXPECT_DOUBLE_EQ(timeline.actions[1].start_s, 1);
   EXPECT_DOUBLE_EQ(timeline.actions[14].end_s, 14);
   EXPECT_DOUBLE_EQ(timeline.makespan_s, 16.1);
@@ -110,7 +114,9 @@ TEST_F(Check, AParameterMayStartAndEndOnTheHost) {
   EXPECT_EQ(timeline.host_peak_bytes, 40);
   EXPECT_EQ(timeline.memory.back().bytes, 10);  // x
   EXPECT_EQ(to_json(plan_, graph_)["starts_on_host"], Json::parse(R"(["w"])"));
-  EXPECT_EQ(parse_plan(Json::parse(to_json(plan_, graph_).dump()), graph_, "plan.json").starts_on_host, std::vector{w});
+  EXPECT_EQ(
+      parse_plan(Json::parse(to_json(plan_, graph_).dump()), graph_, "plan.json").starts_on_host,
+      std::vector{w});
 
   graph_.tensors[w].lossy_ok = true;
   const auto codec = [&](Op op) { plan_.actions.push_back({.op = op, .tensor = w, .codec = 0}); };
@@ -149,13 +155,16 @@ TEST_F(Check, AnAlgorithmMayFindWhatItChangesOnTheHost) {
   graph_.nodes[6].algorithms.push_back({"host", 0.1, 0, {w}});
   plan_.starts_on_host = {w};
   plan_.actions[14].algorithm = 1;
-  const auto insert = [&](size_t position, const Action& action) { plan_.actions.insert(at(position), action); };
+  const auto insert = [&](size_t position, const Action& action) {
+    plan_.actions.insert(at(position), action);
+  };
   insert(13, {.op = Op::kFree, .tensor = w});  // after g1
   insert(0, {.op = Op::kPrefetch, .tensor = w});
   plan_.actions[6].waits = {2};
   const Plan valid = plan_;
   const Timeline timeline = check(graph_, plan_);
-  EXPECT_DOUBLE_EQ(timeline.makespan_s, 14.1);  // one more than CopiesRunBesideComputes, for the fetch
+  EXPECT_DOUBLE_EQ(timeline.makespan_s,
+                   14.1);  // one more than CopiesRunBesideComputes, for the fetch
   EXPECT_EQ(timeline.peak_bytes, 110);
   EXPECT_EQ(timeline.memory.back().bytes, 10);  // x
   EXPECT_EQ(timeline.host_peak_bytes, 40);
@@ -255,7 +264,8 @@ TEST_F(Check, MutatedPlansAreRejected) {
 }
 
 TEST_F(Check, WhatLossyCopiesMayBeReadBy) {
-  // a, compressed and decompressed instead of offloaded; then what is made from it again is not exact.
+  // a, compressed and decompressed instead of offloaded; then what is made from it again is not
+  // exact.
   plan_.actions[1] = {.op = Op::kCompress, .tensor = 2, .codec = 0};
   plan_.actions[5].waits.clear();
   plan_.actions[8] = {.op = Op::kDecompress, .tensor = 2};
@@ -293,8 +303,9 @@ TEST(CheckFiles, AreReadBackAsWritten) {
     Plan plan = keep_all(graph);
     plan.actions[1].waits = {0};
     plan.claimed_peak_bytes = 1 << 20;
-    EXPECT_EQ(to_json(parse_plan(Json::parse(to_json(plan, graph).dump()), graph, "plan.json"), graph),
-              to_json(plan, graph));
+    EXPECT_EQ(
+        to_json(parse_plan(Json::parse(to_json(plan, graph).dump()), graph, "plan.json"), graph),
+        to_json(plan, graph));
   }
 }
 
@@ -304,28 +315,40 @@ TEST(CheckFiles, MistakesAreNamed) {
     json[Json::json_pointer(pointer)] = value;
     return [json] { graph_of(json); };
   };
-  const auto says = [](const std::string& text) { return ThrowsMessage<UserError>(HasSubstr(text)); };
-  EXPECT_THAT(broken("/nodes/1/inputs/0", "z"), says("graph.json: nodes[1]: inputs: there is no tensor \"z\""));
-  EXPECT_THAT(broken("/nodes/1/inputs/0", "c"), says("node \"f2\" reads \"c\" before any node made it"));
+  const auto says = [](const std::string& text) {
+    return ThrowsMessage<UserError>(HasSubstr(text));
+  };
+  EXPECT_THAT(broken("/nodes/1/inputs/0", "z"),
+              says("graph.json: nodes[1]: inputs: there is no tensor \"z\""));
+  EXPECT_THAT(broken("/nodes/1/inputs/0", "c"),
+              says("node \"f2\" reads \"c\" before any node made it"));
   EXPECT_THAT(broken("/nodes/1/outputs/0", "a"), says("tensor \"a\" has two producers"));
   EXPECT_THAT(broken("/nodes/1/algos", Json::array()), says("nodes[1]: algos is empty"));
-  EXPECT_THAT(broken("/tensors/2/bytes", -1), says("tensors[2]: bytes is -1; it must not be negative"));
-  EXPECT_THAT(broken("/tensors/2/kind", "weight"), says("kind is \"weight\"; valid are input, param"));
-  EXPECT_THAT(broken("/tensors/2/id", "x"), says("tensors[2]: a tensor before it is named \"x\" too"));
+  EXPECT_THAT(broken("/tensors/2/bytes", -1),
+              says("tensors[2]: bytes is -1; it must not be negative"));
+  EXPECT_THAT(broken("/tensors/2/kind", "weight"),
+              says("kind is \"weight\"; valid are input, param"));
+  EXPECT_THAT(broken("/tensors/2/id", "x"),
+              says("tensors[2]: a tensor before it is named \"x\" too"));
   EXPECT_THAT(broken("/tensors/2/color", "red"), says("tensors[2]: unknown key \"color\""));
   EXPECT_THAT(broken("/bandwidth/d2h", 0), says("bandwidth: d2h is 0; it must be positive"));
-  EXPECT_THAT(broken("/bandwidth/h2d", 1e-7), says("bandwidth: h2d: 1e-07 bytes a second copy all tensors in"));
+  EXPECT_THAT(broken("/bandwidth/h2d", 1e-7),
+              says("bandwidth: h2d: 1e-07 bytes a second copy all tensors in"));
   EXPECT_THAT(broken("/nodes/1/algos/0/time", 2e6),
               says("nodes: all operations take 2e+06 s; a step of up to 1e+06 s"));
   EXPECT_THAT(broken("/nodes/6/algos/0/host", Json::parse(R"(["gw"])")),
-              says("nodes[6]: algos[0]: host names \"gw\", which is no parameter or state that the node mutates"));
+              says("nodes[6]: algos[0]: host names \"gw\", which is no parameter or state that the "
+                   "node mutates"));
   EXPECT_THAT(broken("/nodes/5/algos/0/host", Json::parse(R"(["w"])")), says("host names \"w\""));
   EXPECT_THAT(broken("/nodes/6/algos/0/host", Json::parse(R"(["w"])")),
               says("nodes[6]: algos[0] has a host, but the first has to find all on the device"));
   EXPECT_THAT(broken("/version", 2), says("only version 1 is known"));
   const Graph graph = graph_of(Json::parse(kGraph));
-  const auto plan = [&](const char* text) { return [&graph, text] { parse_plan(Json::parse(text), graph, "plan"); }; };
-  EXPECT_THAT(plan(R"({"version": 1, "actions": [{"op": "keep", "tensor": "a"}]})"), says("unknown op \"keep\""));
+  const auto plan = [&](const char* text) {
+    return [&graph, text] { parse_plan(Json::parse(text), graph, "plan"); };
+  };
+  EXPECT_THAT(plan(R"({"version": 1, "actions": [{"op": "keep", "tensor": "a"}]})"),
+              says("unknown op \"keep\""));
   EXPECT_THAT(plan(R"({"version": 1, "starts_on_host": ["z"], "actions": []})"),
               says("plan: starts_on_host: unknown tensor \"z\""));
   EXPECT_THAT(plan(R"({"version": 1, "actions": [{"op": "compute", "node": "f1", "algo": "x"}]})"),
@@ -334,18 +357,22 @@ TEST(CheckFiles, MistakesAreNamed) {
               says("dep 0 is not issued earlier"));
 }
 
-/// Fetched at the start of the step or before the first use, taken back after the last; now and then a part is missing,
-/// or it is a tensor that may not.
+/// Fetched at the start of the step or before the first use, taken back after the last; now and
+/// then a part is missing, or it is a tensor that may not.
 void some_start_on_host(Random& random, const Graph& graph, Plan& plan) {
   for (size_t i = 0; i < graph.tensors.size(); ++i) {
     const int t = static_cast<int>(i);
     const bool may = may_start_on_host(graph.tensors[i].kind);
     const auto finds = [&](const Action& action) {
-      return action.op == Op::kCompute && graph.nodes[action.node].algorithms[action.algorithm].finds_on_host(t);
+      return action.op == Op::kCompute &&
+             graph.nodes[action.node].algorithms[action.algorithm].finds_on_host(t);
     };
-    const auto finder = [&] { return std::find_if(plan.actions.begin(), plan.actions.end(), finds); };
+    const auto finder = [&] {
+      return std::find_if(plan.actions.begin(), plan.actions.end(), finds);
+    };
     const bool found = finder() != plan.actions.end();
-    if (draw(random, 0, found ? 20 : may ? 1 : 60) != 0 && (!found || draw(random, 0, 20) == 0)) continue;
+    if (draw(random, 0, found ? 20 : may ? 1 : 60) != 0 && (!found || draw(random, 0, 20) == 0))
+      continue;
     plan.starts_on_host.push_back(t);
     const auto uses = [&](const Action& action) {
       if (action.op != Op::kCompute) return false;
@@ -355,14 +382,16 @@ void some_start_on_host(Random& random, const Graph& graph, Plan& plan) {
              0;
     };
     const auto writes = [&](const Action& action) {
-      return uses(action) &&
-             std::count(graph.nodes[action.node].mutates.begin(), graph.nodes[action.node].mutates.end(), t) > 0;
+      return uses(action) && std::count(graph.nodes[action.node].mutates.begin(),
+                                        graph.nodes[action.node].mutates.end(), t) > 0;
     };
     const auto insert = [&](auto position, Op op) {
       if (draw(random, 0, 50) > 0) plan.actions.insert(position, {.op = op, .tensor = t});
     };
     const auto first = [&] { return std::find_if(plan.actions.begin(), plan.actions.end(), uses); };
-    const auto writer = [&] { return std::find_if(plan.actions.begin(), plan.actions.end(), writes); };
+    const auto writer = [&] {
+      return std::find_if(plan.actions.begin(), plan.actions.end(), writes);
+    };
     if (first() == plan.actions.end()) continue;
     if (found) {
       if (first() != finder()) {
@@ -376,9 +405,10 @@ void some_start_on_host(Random& random, const Graph& graph, Plan& plan) {
       insert(writer(), Op::kFreeHost);
       insert(writer() + 1, Op::kOffload);
     }
-    const auto last = std::find_if(plan.actions.rbegin(), plan.actions.rend(), [&](const Action& action) {
-      return uses(action) || (action.op == Op::kOffload && action.tensor == t);
-    });
+    const auto last =
+        std::find_if(plan.actions.rbegin(), plan.actions.rend(), [&](const Action& action) {
+          return uses(action) || (action.op == Op::kOffload && action.tensor == t);
+        });
     if (draw(random, 0, 2) > 0) insert(last.base(), Op::kFree);
   }
 }
@@ -398,12 +428,17 @@ TEST(CheckOracle, AgreesOnRandomPlansValidAndNot) {
     Plan plan = keep_all(graph);
     for (Action& action : plan.actions)
       if (action.op == Op::kCompute)
-        action.algorithm = draw(random, 0, static_cast<int>(graph.nodes[action.node].algorithms.size()) - 1);
+        action.algorithm =
+            draw(random, 0, static_cast<int>(graph.nodes[action.node].algorithms.size()) - 1);
     if (round % 2 == 0) some_start_on_host(random, graph, plan);
     for (int change = draw(random, 0, 5); change > 0; --change) {
       const int t = draw(random, 0, static_cast<int>(graph.tensors.size()) - 1);
-      const auto position = [&](int from) { return draw(random, from, static_cast<int>(plan.actions.size())); };
-      const auto insert = [&](int at, const Action& action) { plan.actions.insert(plan.actions.begin() + at, action); };
+      const auto position = [&](int from) {
+        return draw(random, from, static_cast<int>(plan.actions.size()));
+      };
+      const auto insert = [&](int at, const Action& action) {
+        plan.actions.insert(plan.actions.begin() + at, action);
+      };
       const int at = position(0), later = position(at), last = position(later);
       switch (draw(random, 0, 4)) {
         case 0:  // out, and back
@@ -419,11 +454,13 @@ TEST(CheckOracle, AgreesOnRandomPlansValidAndNot) {
         case 2: {  // again
           const int node = draw(random, 0, static_cast<int>(graph.nodes.size()) - 1);
           insert(last, {.op = Op::kCompute, .node = node});
-          for (const int output : graph.nodes[node].outputs) insert(later, {.op = Op::kFree, .tensor = output});
+          for (const int output : graph.nodes[node].outputs)
+            insert(later, {.op = Op::kFree, .tensor = output});
           break;
         }
         case 3:
-          insert(at, {.op = draw(random, 0, 1) == 0 ? Op::kFreeHost : Op::kFreePacked, .tensor = t});
+          insert(at,
+                 {.op = draw(random, 0, 1) == 0 ? Op::kFreeHost : Op::kFreePacked, .tensor = t});
           break;
         default:
           if (last > 0 && last < static_cast<int>(plan.actions.size()))
@@ -439,9 +476,11 @@ TEST(CheckOracle, AgreesOnRandomPlansValidAndNot) {
       ours.emplace_back(check(graph, plan));
       ++valid;
       away += plan.starts_on_host.empty() ? 0 : 1;
-      updated_there += std::any_of(plan.actions.begin(), plan.actions.end(), [&](const Action& action) {
-        return action.op == Op::kCompute && !graph.nodes[action.node].algorithms[action.algorithm].on_host.empty();
-      });
+      updated_there +=
+          std::any_of(plan.actions.begin(), plan.actions.end(), [&](const Action& action) {
+            return action.op == Op::kCompute &&
+                   !graph.nodes[action.node].algorithms[action.algorithm].on_host.empty();
+          });
     } catch (const InvalidPlan&) {
       ours.emplace_back();
     }
@@ -465,8 +504,9 @@ for line in open(sys.argv[2]):
 )");
   const char* python = std::getenv("DOVETAIL_PYTHON");
   const auto source = test::tests_folder() / "plan";
-  ASSERT_EQ(std::system(fmt::format("{} {} {} {} > {}", python != nullptr ? python : "python3", script.string(),
-                                    source.string(), (folder.path() / "pairs.jsonl").string(),
+  ASSERT_EQ(std::system(fmt::format("{} {} {} {} > {}", python != nullptr ? python : "python3",
+                                    script.string(), source.string(),
+                                    (folder.path() / "pairs.jsonl").string(),
                                     (folder.path() / "verdicts").string())
                             .c_str()),
             0);
@@ -478,7 +518,8 @@ for line in open(sys.argv[2]):
     ASSERT_EQ(theirs["valid"].get<bool>(), ours[i].has_value()) << "plan " << i << ": " << line;
     if (!ours[i]) continue;
     EXPECT_EQ(theirs["peak_bytes"].get<double>(), static_cast<double>(ours[i]->peak_bytes)) << i;
-    EXPECT_EQ(theirs["host_peak"].get<double>(), static_cast<double>(ours[i]->host_peak_bytes)) << i;
+    EXPECT_EQ(theirs["host_peak"].get<double>(), static_cast<double>(ours[i]->host_peak_bytes))
+        << i;
     EXPECT_DOUBLE_EQ(theirs["makespan"].get<double>(), ours[i]->makespan_s) << i;
     EXPECT_EQ(theirs["recomputes"].get<int>(), ours[i]->again) << i;
   }

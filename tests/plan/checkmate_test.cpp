@@ -20,7 +20,8 @@ Graph tight_step(Random& random, int layers) {
   for (GraphNode& node : graph.nodes)
     if (draw(random, 0, 3) == 0) node.algorithms[0].workspace_bytes = 8 * draw(random, 1, 3);
   const int64_t all = check(graph, kept_plan(graph)).peak_bytes;
-  const int64_t floor = floor_of(graph, {.offload = false, .compress = false, .across_steps = false}).bytes;
+  const int64_t floor =
+      floor_of(graph, {.offload = false, .compress = false, .across_steps = false}).bytes;
   graph.budget_bytes = floor + (all - floor) * draw(random, -1, 10) / 10;
   return graph;
 }
@@ -39,7 +40,8 @@ TEST(Checkmate, ProgramFindsWhatTryingEverythingFinds) {
     EXPECT_NEAR(made->time_s, best, 1e-6 * best);
     EXPECT_NEAR(made->bound_s, best, 1e-4 * best);
     const StageGraph stages(graph);
-    const Timeline timeline = check(graph, plan_of(stages, made->stages, least_workspace_algorithms(graph)));
+    const Timeline timeline =
+        check(graph, plan_of(stages, made->stages, least_workspace_algorithms(graph)));
     EXPECT_LE(timeline.makespan_s, best * (1 + 1e-6));
     again += timeline.again > 0 ? 1 : 0;
     if (const auto rounded = round_checkmate(graph, kExact)) {
@@ -72,7 +74,8 @@ TEST(Checkmate, StagesOfAPlanAreAPointOfTheProgramIfTheyFit) {
       EXPECT_LE(program.program().violation(point), kMilpTolerance);
       Graph bare = unlimited;
       for (GraphNode& node : bare.nodes) node.algorithms[0].workspace_bytes = 0;
-      EXPECT_EQ(stages.resident_bytes() + most_held_bytes(stages, *again), check(bare, plan).peak_bytes);
+      EXPECT_EQ(stages.resident_bytes() + most_held_bytes(stages, *again),
+                check(bare, plan).peak_bytes);
       EXPECT_NEAR(program.seconds(program.program().objective(point)), timeline.makespan_s, 1e-9);
       CheckmateProgram less(stages, static_cast<double>(timeline.peak_bytes - 1));
       EXPECT_GT(less.program().violation(less.point(*again)), kMilpTolerance);
@@ -84,8 +87,9 @@ TEST(Checkmate, StagesOfAPlanAreAPointOfTheProgramIfTheyFit) {
 
 TEST(Checkmate, NothingRunsAgainOnceWhatItReadsHasChanged) {
   Graph graph;
-  graph.tensors = {
-      {.id = "w", .bytes = 1, .kind = TensorKind::kParam}, {.id = "a", .bytes = 1}, {.id = "b", .bytes = 1}};
+  graph.tensors = {{.id = "w", .bytes = 1, .kind = TensorKind::kParam},
+                   {.id = "a", .bytes = 1},
+                   {.id = "b", .bytes = 1}};
   const std::vector<Algorithm> only = {{"only", 1, 0}};
   graph.nodes = {{.name = "f", .inputs = {0}, .outputs = {1}, .algorithms = only},
                  {.name = "update", .mutates = {0}, .algorithms = only},
@@ -100,7 +104,8 @@ TEST(Checkmate, NothingRunsAgainOnceWhatItReadsHasChanged) {
 /// A chain of `layers` layers of one unit of memory and time each, as Chen et al. count it.
 Graph chain(int layers) {
   Graph graph;
-  const auto add = [&](std::string name, std::string layer, std::vector<int> inputs, TensorKind kind) {
+  const auto add = [&](std::string name, std::string layer, std::vector<int> inputs,
+                       TensorKind kind) {
     const auto made = static_cast<int>(graph.tensors.size());
     graph.tensors.push_back({.id = name, .bytes = 1, .kind = kind});
     graph.nodes.push_back({.name = std::move(name),
@@ -110,8 +115,8 @@ Graph chain(int layers) {
                            .algorithms = {{"only", 1, 0}}});
   };
   for (int i = 0; i < layers; ++i)
-    add(fmt::format("f{}", i), fmt::format("l{}", i), i == 0 ? std::vector<int>{} : std::vector{i - 1},
-        TensorKind::kActivation);
+    add(fmt::format("f{}", i), fmt::format("l{}", i),
+        i == 0 ? std::vector<int>{} : std::vector{i - 1}, TensorKind::kActivation);
   for (int i = layers - 1; i >= 0; --i) {
     std::vector<int> inputs = {i};
     if (i + 1 < layers) inputs.push_back(static_cast<int>(graph.tensors.size()) - 1);
@@ -144,7 +149,8 @@ TEST(Chen, SqrtNTakesTwoRootsOfAChainAndOneForwardMore) {
 TEST(Chen, GreedyFitsWhereSqrtNDoes) {
   Graph graph = chain(64);
   graph.budget_bytes = check(graph, *chen_sqrt(graph, Candidates::kAll).plan).peak_bytes;
-  const Baseline sqrt = chen_sqrt(graph, Candidates::kAll), greedy = chen_greedy(graph, Candidates::kAll);
+  const Baseline sqrt = chen_sqrt(graph, Candidates::kAll),
+                 greedy = chen_greedy(graph, Candidates::kAll);
   ASSERT_TRUE(sqrt.plan && greedy.plan);
   EXPECT_LE(greedy.time_s, sqrt.time_s);
   graph.budget_bytes = 5;
@@ -155,19 +161,23 @@ TEST(Chen, GreedyFitsWhereSqrtNDoes) {
 TEST(Chen, WhatPassesANodeByKeepsItFromBeingAnArticulationPoint) {
   Graph graph = chain(5);
   graph.nodes[3].inputs.push_back(1);  // l1 is read by l3 too
-  EXPECT_THAT(chen_candidates(StageGraph(graph), Candidates::kArticulation), ::testing::ElementsAre(0, 1, 3, 4));
+  EXPECT_THAT(chen_candidates(StageGraph(graph), Candidates::kArticulation),
+              ::testing::ElementsAre(0, 1, 3, 4));
 }
 
-// The largest batch of VGG19 within 16 GB at no more than one more forward pass, as published: 167 with everything
-// kept, 197 by sqrt(n), 266 greedily, 289 by the program. docs/design/plan.md says how these came about.
+// The largest batch of VGG19 within 16 GB at no more than one more forward pass, as published: 167
+// with everything kept, 197 by sqrt(n), 266 greedily, 289 by the program. docs/design/plan.md says
+// how these came about.
 class PublishedBatch : public ::testing::Test {
  protected:
   static int64_t batch(int64_t bytes_of_an_image, int times_parameters) {
-    return (CheckmateVgg19::kMemory - times_parameters * 4 * CheckmateVgg19::kParameters) / bytes_of_an_image;
+    return (CheckmateVgg19::kMemory - times_parameters * 4 * CheckmateVgg19::kParameters) /
+           bytes_of_an_image;
   }
   int64_t peak(const std::vector<int>& checkpoints, const ChenOptions& options) const {
     const auto stages = stages_for(graph_, checkpoints, options);
-    const Timeline timeline = check(vgg_.graph, plan_of(graph_, *stages, least_workspace_algorithms(vgg_.graph)));
+    const Timeline timeline =
+        check(vgg_.graph, plan_of(graph_, *stages, least_workspace_algorithms(vgg_.graph)));
     EXPECT_LE(timeline.makespan_s, vgg_.ceiling());
     EXPECT_LE(timeline.peak_bytes, most_held_bytes(graph_, *stages));
     return most_held_bytes(graph_, *stages);
@@ -180,7 +190,8 @@ class PublishedBatch : public ::testing::Test {
 TEST_F(PublishedBatch, OfKeepingAll) { EXPECT_EQ(batch(peak(all_, {.liveness = false}), 4), 167); }
 
 TEST_F(PublishedBatch, OfSqrtN) {
-  EXPECT_EQ(batch(peak(sqrt_checkpoints(all_), {.liveness = false, .hold_gradients = true}), 4), 197);
+  EXPECT_EQ(batch(peak(sqrt_checkpoints(all_), {.liveness = false, .hold_gradients = true}), 4),
+            197);
 }
 
 TEST_F(PublishedBatch, OfGreedyAndTheProgramAreOneFloor) {

@@ -14,10 +14,12 @@ namespace {
 
 constexpr mx::Format kFormats[] = {mx::Format::kE4M3, mx::Format::kE5M2, mx::Format::kE3M2,
                                    mx::Format::kE2M3, mx::Format::kE2M1, mx::Format::kInt8};
-constexpr mx::ScaleMode kScaleModes[] = {mx::ScaleMode::kRoundUp, mx::ScaleMode::kFloor, mx::ScaleMode::kCeil,
-                                         mx::ScaleMode::kEven};
+constexpr mx::ScaleMode kScaleModes[] = {mx::ScaleMode::kRoundUp, mx::ScaleMode::kFloor,
+                                         mx::ScaleMode::kCeil, mx::ScaleMode::kEven};
 
-const std::byte* bytes_of(const at::Tensor& x) { return static_cast<const std::byte*>(x.const_data_ptr()); }
+const std::byte* bytes_of(const at::Tensor& x) {
+  return static_cast<const std::byte*>(x.const_data_ptr());
+}
 
 /// Packed and unpacked, with guards behind both that must stay as they are.
 at::Tensor through(const PackedForm& form, const at::Tensor& x) {
@@ -48,9 +50,10 @@ TEST(Packing, GivesTheBitsOfQuantizedNumbersDownColumns) {
   for (const mx::Format format : {mx::Format::kE4M3, mx::Format::kE5M2})
     for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{32, 1}, {64, 33}, {96, 100}}) {
       const at::Tensor x = mx::ordinary_values({rows, columns}, 3, at::kFloat);
-      const auto expected =
-          mx::dequantize(mx::quantize(x, {.format = format, .copies = mx::Copies::kColumn}).column, at::kFloat);
-      EXPECT_EQ(mx::bits_of_tensor(through({.format = format, .columns = columns}, x)), mx::bits_of_tensor(expected));
+      const auto expected = mx::dequantize(
+          mx::quantize(x, {.format = format, .copies = mx::Copies::kColumn}).column, at::kFloat);
+      EXPECT_EQ(mx::bits_of_tensor(through({.format = format, .columns = columns}, x)),
+                mx::bits_of_tensor(expected));
     }
 }
 
@@ -69,7 +72,8 @@ TEST(Packing, IsOffByNoMoreThanItSays) {
     at::Tensor x = mx::adversarial_values({700, 32}, 5, mx::Format::kE4M3, false, dtype);
     const at::Tensor largest = x.to(at::kDouble).abs().amax(1, true);
     x = x.masked_fill(largest.lt(0x1p-110), 0);  // where the scale cannot follow
-    const at::Tensor error = (through({.dtype = dtype}, x.contiguous()).to(at::kDouble) - x.to(at::kDouble)).abs();
+    const at::Tensor error =
+        (through({.dtype = dtype}, x.contiguous()).to(at::kDouble) - x.to(at::kDouble)).abs();
     const at::Tensor share = (error / largest).nan_to_num();
     EXPECT_LE(share.max().item<double>(), kLargestError);
     EXPECT_GT(share.max().item<double>(), 0.9 * kLargestError);
@@ -85,25 +89,28 @@ TEST(Packing, ABlockWithoutAFiniteNumberComesBackAsNoNumber) {
   EXPECT_TRUE(back.narrow(0, 64, 32).eq(1).all().item<bool>());
 }
 
-// What was quantized once is what it is quantized to: of the same numbers, though a block whose largest element was
-// rounded down to a power of two's lower neighbour may have them as other codes under a smaller scale. The same of
-// what bfloat16 has in place of the smallest numbers.
+// What was quantized once is what it is quantized to: of the same numbers, though a block whose
+// largest element was rounded down to a power of two's lower neighbour may have them as other codes
+// under a smaller scale. The same of what bfloat16 has in place of the smallest numbers.
 TEST(Packing, OfWhatWasPackedGivesTheSameNumbers) {
   for (const mx::Format format : kFormats)
     for (const mx::ScaleMode mode : kScaleModes)
-      for (const auto& [along_rows, dtype] : {std::pair(true, at::kFloat), std::pair(false, at::kFloat),
-                                              std::pair(true, at::kBFloat16), std::pair(false, at::kBFloat16)}) {
-        SCOPED_TRACE(fmt::format("{} {} {} {}", mx::name(format), mx::name(mode), along_rows ? "rows" : "columns",
-                                 c10::toString(dtype)));
-        const mx::QuantizeSpec spec{
-            .format = format, .scale_mode = mode, .copies = along_rows ? mx::Copies::kRow : mx::Copies::kColumn};
+      for (const auto& [along_rows, dtype] :
+           {std::pair(true, at::kFloat), std::pair(false, at::kFloat),
+            std::pair(true, at::kBFloat16), std::pair(false, at::kBFloat16)}) {
+        SCOPED_TRACE(fmt::format("{} {} {} {}", mx::name(format), mx::name(mode),
+                                 along_rows ? "rows" : "columns", c10::toString(dtype)));
+        const mx::QuantizeSpec spec{.format = format,
+                                    .scale_mode = mode,
+                                    .copies = along_rows ? mx::Copies::kRow : mx::Copies::kColumn};
         const auto numbers_of = [&](const at::Tensor& x) {
           const mx::Quantized made = mx::quantize(x, spec);
           return mx::dequantize(along_rows ? made.row : made.column, x.scalar_type());
         };
         at::Tensor x = mx::adversarial_values({320, 64}, 11, format, false, dtype);
         // bfloat16 does not hold the codes of the smallest blocks.
-        x.narrow(0, 0, 160).copy_(at::randn({160, 64}) * at::logspace(-140, -100, 160, 2).unsqueeze(1));
+        x.narrow(0, 0, 160).copy_(at::randn({160, 64}) *
+                                  at::logspace(-140, -100, 160, 2).unsqueeze(1));
         x = along_rows ? x : x.t().contiguous();
         const at::Tensor once = numbers_of(x), twice = numbers_of(once);
         EXPECT_EQ(mx::bits_of_tensor(twice), mx::bits_of_tensor(once));

@@ -22,9 +22,10 @@ struct LayerAlgorithms {
 class ConvolutionBy : public torch::autograd::Function<ConvolutionBy> {
  public:
   /// Autograd takes no undefined tensor: without a bias `given` is any tensor, and not used.
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
-                            const at::Tensor& given, bool has_bias, int64_t stride, int64_t padding,
-                            const std::string& by, const std::string& back_by) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const at::Tensor& weight, const at::Tensor& given, bool has_bias,
+                            int64_t stride, int64_t padding, const std::string& by,
+                            const std::string& back_by) {
     context->save_for_backward({x, weight});
     context->saved_data["stride"] = stride;
     context->saved_data["padding"] = padding;
@@ -33,7 +34,8 @@ class ConvolutionBy : public torch::autograd::Function<ConvolutionBy> {
     context->saved_data["back_by"] = back_by;
     const at::Tensor bias = has_bias ? given : at::Tensor();
     if (by == "aten")
-      return at::convolution(x, weight, bias, {stride, stride}, {padding, padding}, {1, 1}, false, {0, 0}, 1);
+      return at::convolution(x, weight, bias, {stride, stride}, {padding, padding}, {1, 1}, false,
+                             {0, 0}, 1);
     return convolution(x, weight, bias, options(stride, padding, by));
   }
 
@@ -46,8 +48,8 @@ class ConvolutionBy : public torch::autograd::Function<ConvolutionBy> {
     const bool bias = data["bias"].toBool(), to_data = data["data"].toBool();
     const std::string by = data["back_by"].toStringRef();
     const auto aten = [&](std::array<bool, 3> mask) {
-      return at::convolution_backward(dy, x, weight, {{weight.size(0)}}, {stride, stride}, {padding, padding}, {1, 1},
-                                      false, {0, 0}, 1, mask);
+      return at::convolution_backward(dy, x, weight, {{weight.size(0)}}, {stride, stride},
+                                      {padding, padding}, {1, 1}, false, {0, 0}, 1, mask);
     };
     torch::autograd::variable_list out(8);
     if (by == "aten") {
@@ -55,14 +57,17 @@ class ConvolutionBy : public torch::autograd::Function<ConvolutionBy> {
       return out;
     }
     const size_t comma = by.find(", ");
-    const std::string data_by = by.substr(0, comma), weight_by = to_data ? by.substr(comma + 2) : by;
+    const std::string data_by = by.substr(0, comma),
+                      weight_by = to_data ? by.substr(comma + 2) : by;
     if (to_data)
       out[0] = data_by == "aten" ? std::get<0>(aten({true, false, false}))
-                                 : convolution_backward_data(dy, weight, x.sizes(), options(stride, padding, data_by));
+                                 : convolution_backward_data(dy, weight, x.sizes(),
+                                                             options(stride, padding, data_by));
     if (weight_by == "aten") {
       std::tie(std::ignore, out[1], out[2]) = aten({false, true, bias});
     } else {
-      auto made = convolution_backward_weight(dy, x, weight.sizes(), options(stride, padding, weight_by));
+      auto made =
+          convolution_backward_weight(dy, x, weight.sizes(), options(stride, padding, weight_by));
       out[1] = made.weight;
       if (bias) out[2] = made.bias;
     }
@@ -71,11 +76,14 @@ class ConvolutionBy : public torch::autograd::Function<ConvolutionBy> {
 
  private:
   static ConvolutionOptions options(int64_t stride, int64_t padding, const std::string& by) {
-    return {.stride = {stride, stride}, .padding = {padding, padding}, .algorithm = convolution_algorithm(by)};
+    return {.stride = {stride, stride},
+            .padding = {padding, padding},
+            .algorithm = convolution_algorithm(by)};
   }
 };
 
-/// A step of a small convolutional network, with momentum, whose convolutions are ATen's or, eagerly, others.
+/// A step of a small convolutional network, with momentum, whose convolutions are ATen's or,
+/// eagerly, others.
 class ConvStep : public MomentumStep {
  public:
   static constexpr int kLayers = 4;
@@ -106,12 +114,13 @@ class ConvStep : public MomentumStep {
       const auto& [in, out, kernel, stride, padding, bias] = kShapes[i];
       const at::Tensor weight = (next++)->second, b = bias ? (next++)->second : at::Tensor();
       x = by == nullptr ? at::conv2d(x, weight, b, stride, padding)
-                        : ConvolutionBy::apply(x, weight, bias ? b : weight, bias, stride, padding, (*by)[i].forward,
-                                               (*by)[i].backward);
+                        : ConvolutionBy::apply(x, weight, bias ? b : weight, bias, stride, padding,
+                                               (*by)[i].forward, (*by)[i].backward);
       x = i % 2 == 0 ? x.relu_() : x.relu();
       if (i == 1) x = at::max_pool2d(x, 2);
     }
-    const at::Tensor loss = at::cross_entropy_loss(at::linear(x.flatten(1), next->second), targets_);
+    const at::Tensor loss =
+        at::cross_entropy_loss(at::linear(x.flatten(1), next->second), targets_);
     return train(loss);
   }
 
@@ -120,8 +129,10 @@ class ConvStep : public MomentumStep {
     int64_t in, out, kernel, stride, padding;
     bool bias;
   };
-  static constexpr std::array<Shape, kLayers> kShapes = {
-      {{3, 16, 3, 1, 1, true}, {16, 24, 3, 1, 1, false}, {24, 16, 3, 2, 1, true}, {16, 8, 1, 1, 0, true}}};
+  static constexpr std::array<Shape, kLayers> kShapes = {{{3, 16, 3, 1, 1, true},
+                                                          {16, 24, 3, 1, 1, false},
+                                                          {24, 16, 3, 2, 1, true},
+                                                          {16, 8, 1, 1, 0, true}}};
 };
 
 }  // namespace dovetail::plan

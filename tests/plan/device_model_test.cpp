@@ -21,11 +21,14 @@ Algorithm named(const std::vector<Algorithm>& algorithms, const std::string& nam
   return {};
 }
 
-// What NVIDIA's sample mnistCUDNN prints of cuDNN 7 and 8 on many machines, for its two convolutions of 5 x 5: "Algo 2"
-// (GEMM) 57600 and 128000 bytes, "Algo 5" (FFT_TILING) 178432 and 4656640, "Algo 1" (IMPLICIT_PRECOMP_GEMM) 100.
+// What NVIDIA's sample mnistCUDNN prints of cuDNN 7 and 8 on many machines, for its two
+// convolutions of 5 x 5: "Algo 2" (GEMM) 57600 and 128000 bytes, "Algo 5" (FFT_TILING) 178432 and
+// 4656640, "Algo 1" (IMPLICIT_PRECOMP_GEMM) 100.
 TEST(DeviceModel, WorkspacesAreThoseThatCudnnReports) {
-  const ConvolutionShape first{.n = 1, .c = 1, .h = 28, .w = 28, .k = 20, .r = 5, .s = 5, .p = 24, .q = 24};
-  const ConvolutionShape second{.n = 1, .c = 20, .h = 12, .w = 12, .k = 50, .r = 5, .s = 5, .p = 8, .q = 8};
+  const ConvolutionShape first{
+      .n = 1, .c = 1, .h = 28, .w = 28, .k = 20, .r = 5, .s = 5, .p = 24, .q = 24};
+  const ConvolutionShape second{
+      .n = 1, .c = 20, .h = 12, .w = 12, .k = 50, .r = 5, .s = 5, .p = 8, .q = 8};
   const auto of = [](const ConvolutionShape& shape) {
     return convolution_algorithms({}, shape, ConvolutionPass::kForward);
   };
@@ -34,59 +37,73 @@ TEST(DeviceModel, WorkspacesAreThoseThatCudnnReports) {
   EXPECT_EQ(named(of(first), "precomputed_gemm").workspace_bytes, 100);
   EXPECT_EQ(named(of(second), "gemm").workspace_bytes, 128000);
   EXPECT_EQ(named(of(second), "fft_tiling").workspace_bytes, 4656640);
-  // LBANN's pull request 437: Winograd of the 3 x 3 convolutions of ResNet-50's first blocks, 64 channels, 256 KiB.
-  const ConvolutionShape block{.n = 32, .c = 64, .h = 56, .w = 56, .k = 64, .r = 3, .s = 3, .p = 56, .q = 56};
+  // LBANN's pull request 437: Winograd of the 3 x 3 convolutions of ResNet-50's first blocks, 64
+  // channels, 256 KiB.
+  const ConvolutionShape block{
+      .n = 32, .c = 64, .h = 56, .w = 56, .k = 64, .r = 3, .s = 3, .p = 56, .q = 56};
   EXPECT_EQ(named(of(block), "winograd").workspace_bytes, 256 * 1024);
 }
 
 TEST(DeviceModel, TimesAreArithmeticOrMemory) {
   const DeviceModel device;
-  const ConvolutionShape shape{.n = 144, .c = 512, .h = 28, .w = 28, .k = 512, .r = 3, .s = 3, .p = 28, .q = 28};
+  const ConvolutionShape shape{
+      .n = 144, .c = 512, .h = 28, .w = 28, .k = 512, .r = 3, .s = 3, .p = 28, .q = 28};
   const double flops = 2.0 * 144 * 512 * 28 * 28 * 512 * 9;
-  for (const auto pass : {ConvolutionPass::kForward, ConvolutionPass::kData, ConvolutionPass::kFilter}) {
+  for (const auto pass :
+       {ConvolutionPass::kForward, ConvolutionPass::kData, ConvolutionPass::kFilter}) {
     const auto algorithms = convolution_algorithms(device, shape, pass);
     EXPECT_NEAR(named(algorithms, "implicit_gemm").time_s, flops / (0.45 * 11.76e12), 1e-9);
     EXPECT_NEAR(named(algorithms, "precomputed_gemm").time_s, flops / (0.65 * 11.76e12), 1e-9);
-    // 7 x 7 tiles of 4 x 4: a quarter of the multiplications, after transforms of 36 / 16 of each image in FP32.
+    // 7 x 7 tiles of 4 x 4: a quarter of the multiplications, after transforms of 36 / 16 of each
+    // image in FP32.
     const double tiles = 144.0 * 49, operands = 144 * (tiles * 512 * 2 + 512.0 * 512);
     const double direct = 4 * (144.0 * 512 * 28 * 28 * 2 + 512.0 * 512 * 9);
-    EXPECT_EQ(named(algorithms, "winograd_nonfused").workspace_bytes, static_cast<int64_t>(operands));
+    EXPECT_EQ(named(algorithms, "winograd_nonfused").workspace_bytes,
+              static_cast<int64_t>(operands));
     EXPECT_NEAR(named(algorithms, "winograd_nonfused").time_s,
                 flops / 4 / (0.8 * 11.76e12) + (operands + direct) / 347e9, 1e-9);
   }
   // One channel of one pixel: nothing but memory, x, y and the weight once.
   const ConvolutionShape thin{.n = 1, .c = 1, .h = 1000, .w = 1000, .k = 1, .p = 1000, .q = 1000};
-  EXPECT_NEAR(convolution_algorithms(device, thin, ConvolutionPass::kForward)[0].time_s, 8000004 / 347e9, 1e-12);
+  EXPECT_NEAR(convolution_algorithms(device, thin, ConvolutionPass::kForward)[0].time_s,
+              8000004 / 347e9, 1e-12);
 }
 
 TEST(DeviceModel, PassesHaveCudnnsAlgorithms) {
   const auto names = [](const ConvolutionShape& shape, ConvolutionPass pass) {
     std::set<std::string> out;
-    for (const Algorithm& algorithm : convolution_algorithms({}, shape, pass)) out.insert(algorithm.name);
+    for (const Algorithm& algorithm : convolution_algorithms({}, shape, pass))
+      out.insert(algorithm.name);
     return out;
   };
   using Names = std::set<std::string>;
-  const ConvolutionShape three{.r = 3, .s = 3}, strided{.r = 3, .s = 3, .stride = 2}, five{.r = 5, .s = 5};
+  const ConvolutionShape three{.r = 3, .s = 3}, strided{.r = 3, .s = 3, .stride = 2},
+      five{.r = 5, .s = 5};
   EXPECT_EQ(names(three, ConvolutionPass::kForward),
-            (Names{"implicit_gemm", "precomputed_gemm", "gemm", "winograd", "winograd_nonfused", "fft_tiling"}));
-  EXPECT_EQ(names(three, ConvolutionPass::kData),
-            (Names{"implicit_gemm", "precomputed_gemm", "winograd", "winograd_nonfused", "fft_tiling"}));
+            (Names{"implicit_gemm", "precomputed_gemm", "gemm", "winograd", "winograd_nonfused",
+                   "fft_tiling"}));
+  EXPECT_EQ(
+      names(three, ConvolutionPass::kData),
+      (Names{"implicit_gemm", "precomputed_gemm", "winograd", "winograd_nonfused", "fft_tiling"}));
   EXPECT_EQ(names(three, ConvolutionPass::kFilter),
             (Names{"implicit_gemm", "precomputed_gemm", "winograd_nonfused", "fft_tiling"}));
-  EXPECT_EQ(names(five, ConvolutionPass::kData), (Names{"implicit_gemm", "precomputed_gemm", "fft_tiling"}));
-  EXPECT_EQ(names(strided, ConvolutionPass::kForward), (Names{"implicit_gemm", "precomputed_gemm", "gemm"}));
+  EXPECT_EQ(names(five, ConvolutionPass::kData),
+            (Names{"implicit_gemm", "precomputed_gemm", "fft_tiling"}));
+  EXPECT_EQ(names(strided, ConvolutionPass::kForward),
+            (Names{"implicit_gemm", "precomputed_gemm", "gemm"}));
 }
 
 TEST(DeviceModel, DominatedAlgorithmsGo) {
-  const auto left =
-      without_dominated({{"a", 3, 0}, {"b", 2, 10}, {"c", 2, 20}, {"d", 4, 5}, {"e", 1, 30}, {"f", 3, 0}});
+  const auto left = without_dominated(
+      {{"a", 3, 0}, {"b", 2, 10}, {"c", 2, 20}, {"d", 4, 5}, {"e", 1, 30}, {"f", 3, 0}});
   std::vector<std::string> names;
   for (const Algorithm& algorithm : left) names.push_back(algorithm.name);
   EXPECT_THAT(names, ::testing::ElementsAre("a", "b", "e"));
 }
 
 TEST(DeviceModel, OutputsAreHeldUntilTheirOwnBackward) {
-  // A convolution and a ReLU, whose backward reads its result; nothing reads the convolution's again.
+  // A convolution and a ReLU, whose backward reads its result; nothing reads the convolution's
+  // again.
   Graph graph;
   graph.tensors = {{.id = "x", .bytes = 1, .kind = TensorKind::kInput},
                    {.id = "y", .bytes = 10},
@@ -133,7 +150,8 @@ TEST(DeviceModel, AStepHasTimesOfItsOperations) {
     }
   }
   // The first convolution, of three channels, is bound by memory whichever way it is done.
-  EXPECT_EQ(choices, (std::map<std::string, int>{{"aten::convolution", 1}, {"aten::convolution_backward", 1}}));
+  EXPECT_EQ(choices, (std::map<std::string, int>{{"aten::convolution", 1},
+                                                 {"aten::convolution_backward", 1}}));
   EXPECT_EQ(check(made.graph, keep_all(made.graph)).peak_bytes, made.graph.budget_bytes);
   EXPECT_GE(peak_with_outputs_held(made.graph), made.graph.budget_bytes);
   for (const GraphTensor& tensor : made.graph.tensors)

@@ -12,24 +12,32 @@
 
 namespace dovetail::plan {
 
-/// Looks for the fastest of all plans of a small step, by going through them. Written apart from the scheduler, the
-/// search and the program, from the rules in plan/check.h and from what a plan is (docs/design/plan.md, "What a plan
-/// may decide"):
+/// Looks for the fastest of all plans of a small step, by going through them. Written apart from
+/// the scheduler, the search and the program, from the rules in plan/check.h and from what a plan
+/// is (docs/design/plan.md, "What a plan may decide"):
 ///   - parameters and state start on the device or on the host, in any combination;
-///   - nodes run for the first time in the recorded order, each by any algorithm, and again by the same; by one that
+///   - nodes run for the first time in the recorded order, each by any algorithm, and again by the
+///   same; by one that
 ///     finds tensors on the host only where these start and end the step there;
 ///   - a storage goes to the host, if it does, as soon as it has its value;
-///   - right after a use it stays, is freed (if it is on the host or can be made again) or packed by any codec;
-///   - from the host it comes back before any node up to its next reader, in any order with others; it is unpacked or
-///   made
-///     again when something that runs then reads it, and what is brought for this alone stays or leaves at once;
-///   - inputs, and what begins the step on the device and ends it there, do not leave after their last use;
+///   - right after a use it stays, is freed (if it is on the host or can be made again) or packed
+///   by any codec;
+///   - from the host it comes back before any node up to its next reader, in any order with others;
+///   it is unpacked or made
+///     again when something that runs then reads it, and what is brought for this alone stays or
+///     leaves at once;
+///   - inputs, and what begins the step on the device and ends it there, do not leave after their
+///   last use;
 ///   - an action begins as soon as its streams, its data and the memory allow.
 class EveryPlan : private PlanActions {
  public:
-  /// Only plans faster than `below_s` count. `most_states` ends the search: complete() says whether it did.
+  /// Only plans faster than `below_s` count. `most_states` ends the search: complete() says whether
+  /// it did.
   EveryPlan(const Graph& graph, double below_s, int64_t most_states)
-      : PlanActions(graph), best_s_(below_s), left_(most_states), ends_on_device_(graph.tensors.size()) {
+      : PlanActions(graph),
+        best_s_(below_s),
+        left_(most_states),
+        ends_on_device_(graph.tensors.size()) {
     for (const int t : graph.final) ends_on_device_[t] = true;
     std::vector<int> may;
     for (int t = 0; t < tensors(); ++t) {
@@ -67,10 +75,12 @@ class EveryPlan : private PlanActions {
     return s;
   }
 
-  /// The first node from `from` on that reads this version of a storage or makes the next one; -1: none.
+  /// The first node from `from` on that reads this version of a storage or makes the next one; -1:
+  /// none.
   int next_reader(int t, int version, int from) const {
     for (int n = from; n < nodes(); ++n)
-      if (std::find(reads_[n].begin(), reads_[n].end(), std::pair(t, version)) != reads_[n].end()) return n;
+      if (std::find(reads_[n].begin(), reads_[n].end(), std::pair(t, version)) != reads_[n].end())
+        return n;
     return -1;
   }
   bool may_run_again(const State& s, int n) const {
@@ -81,7 +91,8 @@ class EveryPlan : private PlanActions {
   }
   int next_writer(int t) const {
     for (int n = 0; n < nodes(); ++n)
-      if (std::find(graph_.nodes[n].mutates.begin(), graph_.nodes[n].mutates.end(), t) != graph_.nodes[n].mutates.end())
+      if (std::find(graph_.nodes[n].mutates.begin(), graph_.nodes[n].mutates.end(), t) !=
+          graph_.nodes[n].mutates.end())
         return n;
     return -1;
   }
@@ -133,7 +144,9 @@ class EveryPlan : private PlanActions {
 
   void try_to_fetch(const State& s, int t) {
     const Storage& storage = s.storages[t];
-    if (storage.device.there || !storage.host.there || next_reader(t, storage.host.version, s.next) < 0) return;
+    if (storage.device.there || !storage.host.there ||
+        next_reader(t, storage.host.version, s.next) < 0)
+      return;
     State now = s;
     if (!fetch(now, t)) return;
     now.tasks.push_back({Task::kFetches});
@@ -144,7 +157,8 @@ class EveryPlan : private PlanActions {
     const auto& algorithms = graph_.nodes[s.next].algorithms;
     for (int a = 0; a < static_cast<int>(algorithms.size()); ++a) {
       const std::vector<int>& on_host = algorithms[a].on_host;
-      if (on_host.empty() || !std::all_of(on_host.begin(), on_host.end(), [&](int t) { return starts_on_host_[t]; }))
+      if (on_host.empty() ||
+          !std::all_of(on_host.begin(), on_host.end(), [&](int t) { return starts_on_host_[t]; }))
         continue;
       State there = s;
       start_node(there, a);
@@ -165,12 +179,14 @@ class EveryPlan : private PlanActions {
     if (storage.host.there && !fetch(s, task.of)) return false;
     if (!storage.device.there && storage.packed.there && !unpack(s, task.of)) return false;
     if (storage.device.there) {
-      if (task.reader != s.next) s.tasks.insert(s.tasks.begin() + aside_place(s, task), {Task::kAside, task.of});
+      if (task.reader != s.next)
+        s.tasks.insert(s.tasks.begin() + aside_place(s, task), {Task::kAside, task.of});
       return true;
     }
     const int p = producer_[task.of];
     if (p < 0 || !may_run_again(s, p)) return false;
-    if (task.reader != s.next) s.tasks.insert(s.tasks.begin() + aside_place(s, task), {Task::kAside, task.of});
+    if (task.reader != s.next)
+      s.tasks.insert(s.tasks.begin() + aside_place(s, task), {Task::kAside, task.of});
     s.tasks.push_back({Task::kRun, p});
     for (auto read = reads_[p].rbegin(); read != reads_[p].rend(); ++read)
       s.tasks.push_back({Task::kBring, read->first, p});
@@ -224,7 +240,8 @@ class EveryPlan : private PlanActions {
   void stay_or_leave_again(State& s, int t) {
     const Storage& storage = s.storages[t];
     if (!storage.device.there || next_reader(t, storage.device.version, s.next) == s.next) return;
-    if (next_reader(t, storage.device.version, s.next) >= 0 && !resident_at_start(graph_.tensors[t].kind)) {
+    if (next_reader(t, storage.device.version, s.next) >= 0 &&
+        !resident_at_start(graph_.tensors[t].kind)) {
       State stays = s;
       go(std::move(stays));
     }
@@ -250,7 +267,8 @@ class EveryPlan : private PlanActions {
     if (!storage.device.there) return true;
     const int reader = next_reader(t, storage.device.version, s.next);
     if (reader < 0) {
-      if (starts_on_host_[t] || !(ends_on_device_[t] || resident_at_start(graph_.tensors[t].kind))) {
+      if (starts_on_host_[t] ||
+          !(ends_on_device_[t] || resident_at_start(graph_.tensors[t].kind))) {
         free(s, t);
         if (s.storages[t].host.there && !starts_on_host_[t]) free_host(s, t);
       }
@@ -272,15 +290,17 @@ class EveryPlan : private PlanActions {
     return true;
   }
 
-  /// No plan that goes on from here ends earlier: each node that has not run yet once, after what can only be had from
-  /// the host has come; what starts on the host goes back when it has changed.
+  /// No plan that goes on from here ends earlier: each node that has not run yet once, after what
+  /// can only be had from the host has come; what starts on the host goes back when it has changed.
   double soonest_s(const State& s) const {
     double at_s = s.compute_s, fetched_s = std::max(s.to_device_s, s.compute_s);
     double end_s = std::max(s.to_host_s, s.to_device_s);
     std::vector<bool> brought(graph_.tensors.size());
     for (int n = s.next; n < nodes(); ++n) {
       for (const auto& [t, version] : reads_[n]) {
-        if (brought[t] || s.storages[t].device.there || !s.storages[t].host.there || producer_[t] >= 0) continue;
+        if (brought[t] || s.storages[t].device.there || !s.storages[t].host.there ||
+            producer_[t] >= 0)
+          continue;
         if (may_be_found_on_host(n, t)) continue;
         brought[t] = true;
         fetched_s += seconds(t, graph_.bandwidth.to_device);
@@ -296,7 +316,8 @@ class EveryPlan : private PlanActions {
 
   bool may_be_found_on_host(int n, int t) const {
     const auto& algorithms = graph_.nodes[n].algorithms;
-    return std::any_of(algorithms.begin(), algorithms.end(), [&](const Algorithm& a) { return a.finds_on_host(t); });
+    return std::any_of(algorithms.begin(), algorithms.end(),
+                       [&](const Algorithm& a) { return a.finds_on_host(t); });
   }
 
   void end(const State& s) {

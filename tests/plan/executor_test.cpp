@@ -55,7 +55,8 @@ Trained train_by(Step& step, const std::function<at::Tensor()>& run) {
 }
 
 void expect_same_bits(const Trained& a, const Trained& b) {
-  for (int i = 0; i < kSteps; ++i) EXPECT_TRUE(a.losses[i].equal(b.losses[i])) << "loss of step " << i;
+  for (int i = 0; i < kSteps; ++i)
+    EXPECT_TRUE(a.losses[i].equal(b.losses[i])) << "loss of step " << i;
   for (size_t i = 0; i < a.values.size(); ++i) {
     EXPECT_TRUE(a.halfway[i].equal(b.halfway[i])) << "tensor " << i << " halfway";
     EXPECT_TRUE(a.values[i].equal(b.values[i])) << "tensor " << i;
@@ -93,9 +94,13 @@ class AdamStep {
     return {loss.detach()};
   }
 
-  StepTensors tensors() const { return {.inputs = {{"input", input_}}, .parameters = parameters_, .state = state_}; }
+  StepTensors tensors() const {
+    return {.inputs = {{"input", input_}}, .parameters = parameters_, .state = state_};
+  }
 
-  void new_batch(uint64_t step) { input_.copy_(at::randn(input_.sizes(), at::detail::createCPUGenerator(step))); }
+  void new_batch(uint64_t step) {
+    input_.copy_(at::randn(input_.sizes(), at::detail::createCPUGenerator(step)));
+  }
 
   std::vector<at::Tensor> values() const {
     std::vector<at::Tensor> out;
@@ -117,7 +122,8 @@ at::Tensor quantized(const at::Tensor& x, int64_t axis) {
   static const auto quantize = dispatcher.findSchemaOrThrow("dovetail::mx_quantize", "");
   static const auto dequantize = dispatcher.findSchemaOrThrow("dovetail::mx_dequantize", "");
   torch::jit::Stack stack;
-  torch::jit::push(stack, x, std::string("e4m3"), std::string("round_up"), axis, std::string("poison"));
+  torch::jit::push(stack, x, std::string("e4m3"), std::string("round_up"), axis,
+                   std::string("poison"));
   quantize.callBoxed(stack);
   torch::jit::push(stack, std::string("e4m3"), axis, static_cast<int64_t>(at::kFloat));
   dequantize.callBoxed(stack);
@@ -143,7 +149,8 @@ class CodesStep {
   CodesStep() {
     at::manual_seed(1);
     for (int i = 0; i < 4; ++i)
-      parameters_.emplace_back("w" + std::to_string(i), (at::randn({kWidth, kWidth}) * 0.1).requires_grad_());
+      parameters_.emplace_back("w" + std::to_string(i),
+                               (at::randn({kWidth, kWidth}) * 0.1).requires_grad_());
     input_ = at::randn({96, kWidth});
   }
 
@@ -159,7 +166,9 @@ class CodesStep {
   }
 
   StepTensors tensors() const { return {.inputs = {{"input", input_}}, .parameters = parameters_}; }
-  void new_batch(uint64_t step) { input_.copy_(at::randn(input_.sizes(), at::detail::createCPUGenerator(step))); }
+  void new_batch(uint64_t step) {
+    input_.copy_(at::randn(input_.sizes(), at::detail::createCPUGenerator(step)));
+  }
   std::vector<at::Tensor> values() const {
     std::vector<at::Tensor> out;
     for (const auto& [name, tensor] : parameters_) out.push_back(tensor.detach().clone());
@@ -172,7 +181,8 @@ class CodesStep {
   at::Tensor input_;
 };
 
-/// Where in the graph a storage is made, and where it is read last before the backward pass and first in it.
+/// Where in the graph a storage is made, and where it is read last before the backward pass and
+/// first in it.
 struct Gap {
   int tensor = -1, maker = -1, leaves_after = -1, needed_by = -1;
 };
@@ -211,16 +221,20 @@ class PlanOf : public ::testing::Test {
     for (GraphNode& node : graph_.graph.nodes) node.algorithms[0].time_s = 1e-4;
     plan_ = keep_all(graph_.graph);
     std::erase_if(plan_.actions, [&](const Action& action) {  // results stay
-      return action.op == Op::kFree && std::count(graph_.graph.final.begin(), graph_.graph.final.end(), action.tensor);
+      return action.op == Op::kFree &&
+             std::count(graph_.graph.final.begin(), graph_.graph.final.end(), action.tensor);
     });
   }
 
   int position_of(int node) const {
-    const auto found = std::find_if(plan_.actions.begin(), plan_.actions.end(),
-                                    [&](const Action& a) { return a.op == Op::kCompute && a.node == node; });
+    const auto found =
+        std::find_if(plan_.actions.begin(), plan_.actions.end(),
+                     [&](const Action& a) { return a.op == Op::kCompute && a.node == node; });
     return static_cast<int>(found - plan_.actions.begin());
   }
-  void insert(int at, Action action) { plan_.actions.insert(plan_.actions.begin() + at, std::move(action)); }
+  void insert(int at, Action action) {
+    plan_.actions.insert(plan_.actions.begin() + at, std::move(action));
+  }
 
   /// Trains as `eager` does, from the same values.
   Trained train(const std::filesystem::path& folder = {}) {
@@ -237,7 +251,8 @@ class PlanOf : public ::testing::Test {
       });
     }
     const auto values = step_.values();  // in memory of their own again
-    for (size_t i = 0; i < values.size(); ++i) EXPECT_TRUE(values[i].equal(out.values[i])) << "tensor " << i;
+    for (size_t i = 0; i < values.size(); ++i)
+      EXPECT_TRUE(values[i].equal(out.values[i])) << "tensor " << i;
     return out;
   }
 
@@ -284,7 +299,8 @@ TEST_F(ExecutedPlan, OperationsRunAgainDrawTheSameNumbers) {
     const bool inputs_stay = std::all_of(maker.inputs.begin(), maker.inputs.end(), [&](int t) {
       return graph_.graph.tensors[t].kind != TensorKind::kActivation;
     });
-    const bool norm = maker.name.starts_with("aten::native_batch_norm");  // three results; changes its statistics
+    const bool norm =
+        maker.name.starts_with("aten::native_batch_norm");  // three results; changes its statistics
     EXPECT_TRUE(!norm || maker.runs_once());
     if (maker.runs_once() || (!inputs_stay && !maker.random && !norm)) continue;
     ++again;
@@ -293,8 +309,9 @@ TEST_F(ExecutedPlan, OperationsRunAgainDrawTheSameNumbers) {
     insert(position_of(gap.leaves_after) + 1, {.op = Op::kFree, .tensor = gap.tensor});
     if (maker.random || norm)  // its inputs are kept to the end
       for (const int t : maker.inputs) {
-        const auto freed = std::find_if(plan_.actions.begin(), plan_.actions.end(),
-                                        [&](const Action& a) { return a.op == Op::kFree && a.tensor == t; });
+        const auto freed =
+            std::find_if(plan_.actions.begin(), plan_.actions.end(),
+                         [&](const Action& a) { return a.op == Op::kFree && a.tensor == t; });
         if (freed == plan_.actions.end()) continue;
         const Action free = *freed;
         plan_.actions.erase(freed);
@@ -351,7 +368,8 @@ TEST_F(PlanAcrossSteps, SolvedPlansTakeLessThanParametersAndState) {
     graph_.graph.budget_bytes = static_cast<int64_t>(share * static_cast<double>(resident));
     plan_ = solve(graph_.graph, options).schedule.plan;
     EXPECT_FALSE(plan_.starts_on_host.empty());
-    graph_.graph.budget_bytes += graph_.graph.budget_bytes / 10;  // for what the addresses leave unused
+    graph_.graph.budget_bytes +=
+        graph_.graph.budget_bytes / 10;  // for what the addresses leave unused
     expect_same_bits(train(share < 0.5 ? folder.path() : ""), reference_);
   }
 }
@@ -359,7 +377,8 @@ TEST_F(PlanAcrossSteps, SolvedPlansTakeLessThanParametersAndState) {
 /// A step in which `saved` is made, read, left alone for a while and read again.
 struct PackedStep {
   explicit PackedStep(at::ScalarType dtype, int64_t elements) : x(at::randn({elements}).to(dtype)) {
-    captured = capture([&] { return run([](const at::Tensor& saved) { return saved; }); }, {.inputs = {{"x", x}}});
+    captured = capture([&] { return run([](const at::Tensor& saved) { return saved; }); },
+                       {.inputs = {{"x", x}}});
     graph = graph_of(captured);
     graph.forms = {{.dtype = dtype}};
     graph.graph.codecs = {codec_of(graph.forms[0], kLargestError)};
@@ -382,7 +401,9 @@ struct PackedStep {
     return {between(saved) * other};
   }
 
-  void insert(int at, Action action) { plan.actions.insert(plan.actions.begin() + at, std::move(action)); }
+  void insert(int at, Action action) {
+    plan.actions.insert(plan.actions.begin() + at, std::move(action));
+  }
 
   static constexpr int kSaved = 1;
   at::Tensor x;
@@ -400,8 +421,9 @@ TEST(PackedPlan, ReadersGetWhatTheCodesSay) {
       for (int i = 0; i < 3; ++i) {
         step.x.copy_(at::randn({elements}));
         executor.run();
-        const auto expected =
-            step.run([&](const at::Tensor& saved) { return mx::dequantize(mx::quantize(saved).row, dtype); });
+        const auto expected = step.run([&](const at::Tensor& saved) {
+          return mx::dequantize(mx::quantize(saved).row, dtype);
+        });
         EXPECT_TRUE(executor.results()[0].equal(expected[0]));
       }
     }
@@ -411,13 +433,15 @@ TEST(PackedPlan, TakesThePackedBytesInTheArena) {
   PackedStep step(at::kFloat, 64 * 1024);
   const int64_t bytes = 256 * 1024, packed = bytes * 33 / 128;
   const Plan kept = keep_all(step.graph.graph);
-  // x, saved, and two of: its sine, that one's cosine, the product; packed, saved is away while the cosine is made.
+  // x, saved, and two of: its sine, that one's cosine, the product; packed, saved is away while the
+  // cosine is made.
   EXPECT_EQ(check(step.graph.graph, kept).peak_bytes, 4 * bytes);
   const Timeline timeline = check(step.graph.graph, step.plan);
   EXPECT_EQ(timeline.peak_bytes, 4 * bytes);  // x, saved, cosine and product at the last node
   int64_t most_before = 0;
   for (const MemoryPoint& point : timeline.memory)
-    if (point.time_s < timeline.actions[8].start_s) most_before = std::max(most_before, point.bytes);
+    if (point.time_s < timeline.actions[8].start_s)
+      most_before = std::max(most_before, point.bytes);
   EXPECT_EQ(most_before, 3 * bytes + packed);
   const Executor executor(step.captured, step.graph, step.plan, {});
   EXPECT_LE(executor.arena_bytes(), timeline.peak_bytes + packed);
@@ -436,16 +460,20 @@ TEST(PackedPlan, ACodecThatIsNotTheTensorsIsAnError) {
 TEST_F(ExecutedPlan, WithLossTrainsWithinABound) {
   allow_loss(captured_, graph_);
   measure_codecs(graph_, 1 << 20, 3);
-  SolveOptions options{.offload = false, .recompute = false, .least_bytes = kPagedBytes, .time_limit_s = 1};
-  graph_.graph.budget_bytes = (floor_of(graph_.graph, options).bytes + check(graph_.graph, plan_).peak_bytes) / 2;
+  SolveOptions options{
+      .offload = false, .recompute = false, .least_bytes = kPagedBytes, .time_limit_s = 1};
+  graph_.graph.budget_bytes =
+      (floor_of(graph_.graph, options).bytes + check(graph_.graph, plan_).peak_bytes) / 2;
   plan_ = solve(graph_.graph, options).schedule.plan;
   const auto packs = std::count_if(plan_.actions.begin(), plan_.actions.end(),
                                    [](const Action& action) { return action.op == Op::kCompress; });
   EXPECT_GE(packs, 1);
-  graph_.graph.budget_bytes += graph_.graph.budget_bytes / 10;  // for what the addresses leave unused
+  graph_.graph.budget_bytes +=
+      graph_.graph.budget_bytes / 10;  // for what the addresses leave unused
   const Trained trained = train();
   EXPECT_FALSE(trained.values[0].equal(reference_.values[0]));
-  EXPECT_TRUE(trained.losses[0].equal(reference_.losses[0]));  // forward reads nothing that was packed
+  EXPECT_TRUE(
+      trained.losses[0].equal(reference_.losses[0]));  // forward reads nothing that was packed
   const auto mean = [](const Trained& of) { return at::stack(of.losses).mean().item<float>(); };
   EXPECT_NEAR(mean(trained), mean(reference_), 0.03 * mean(reference_));
 }
@@ -462,38 +490,41 @@ TEST_F(PlanOfCodes, InWhichReadersMakeTheSameCodesIsEagerTrainingBitForBit) {
   const auto packs = std::count_if(plan_.actions.begin(), plan_.actions.end(),
                                    [](const Action& action) { return action.op == Op::kCompress; });
   EXPECT_GE(packs, 1);
-  graph_.graph.budget_bytes += graph_.graph.budget_bytes / 10;  // for what the addresses leave unused
+  graph_.graph.budget_bytes +=
+      graph_.graph.budget_bytes / 10;  // for what the addresses leave unused
   expect_same_bits(train(), reference_);
 }
 
 TEST_F(ExecutedPlan, WhatIsTooSmallToBeOffloadedMayNotStartOnTheHost) {
   const auto& tensors = graph_.graph.tensors;
-  const auto small =
-      std::find_if(tensors.begin(), tensors.end(), [](const auto& t) { return t.id == "norm.weight.momentum"; });
+  const auto small = std::find_if(tensors.begin(), tensors.end(),
+                                  [](const auto& t) { return t.id == "norm.weight.momentum"; });
   ASSERT_NE(small, tensors.end());
   const int t = static_cast<int>(small - tensors.begin());
   plan_.starts_on_host = {t};
-  const auto user = std::find_if(plan_.actions.begin(), plan_.actions.end(), [&](const Action& action) {
-    if (action.op != Op::kCompute) return false;
-    const auto& list = graph_.graph.nodes[action.node].mutates;
-    return std::count(list.begin(), list.end(), t) > 0;
-  });
+  const auto user =
+      std::find_if(plan_.actions.begin(), plan_.actions.end(), [&](const Action& action) {
+        if (action.op != Op::kCompute) return false;
+        const auto& list = graph_.graph.nodes[action.node].mutates;
+        return std::count(list.begin(), list.end(), t) > 0;
+      });
   ASSERT_NE(user, plan_.actions.end());
   const int at = static_cast<int>(user - plan_.actions.begin());
   plan_.actions.push_back({.op = Op::kOffload, .tensor = t});
   insert(at, {.op = Op::kFreeHost, .tensor = t});
   insert(0, {.op = Op::kPrefetch, .tensor = t});
-  EXPECT_THAT(
-      [&] { Executor(captured_, graph_, plan_, {}); },
-      ::testing::ThrowsMessage<UserError>(::testing::HasSubstr("norm.weight.momentum of 64 bytes is too small")));
+  EXPECT_THAT([&] { Executor(captured_, graph_, plan_, {}); },
+              ::testing::ThrowsMessage<UserError>(
+                  ::testing::HasSubstr("norm.weight.momentum of 64 bytes is too small")));
 }
 
 TEST_F(ExecutedPlan, AnotherShapeIsAnError) {
   graph_.nodes[0].memory.places[0][0].bytes += 4;
   Executor executor(captured_, graph_, plan_, {});
+  EXPECT_THAT([&] { executor.run(); }, ::testing::ThrowsMessage<UserError>(::testing::HasSubstr(
+                                           "its shapes differ from the captured step")));
   EXPECT_THAT([&] { executor.run(); },
-              ::testing::ThrowsMessage<UserError>(::testing::HasSubstr("its shapes differ from the captured step")));
-  EXPECT_THAT([&] { executor.run(); }, ::testing::ThrowsMessage<UserError>(::testing::HasSubstr("cannot go on")));
+              ::testing::ThrowsMessage<UserError>(::testing::HasSubstr("cannot go on")));
 }
 
 }  // namespace

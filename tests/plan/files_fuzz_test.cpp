@@ -1,5 +1,6 @@
 // ctest-labels: fuzz
-// Mutated graph.json and plan.json are read or refused, and what was read is checked or found invalid.
+// Mutated graph.json and plan.json are read or refused, and what was read is checked or found
+// invalid.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -25,7 +26,8 @@ const char* const kGraph = R"({"version": 1, "budget_bytes": 110, "host_bytes": 
    "algos": [{"name": "slow", "time": 0.1, "workspace": 0}]}],
  "final": ["w"]})";
 
-const char* const kPlan = R"({"version": 1, "actions": [{"op": "compute", "node": "f", "algo": "fast"},
+const char* const kPlan =
+    R"({"version": 1, "actions": [{"op": "compute", "node": "f", "algo": "fast"},
  {"id": "off", "op": "offload", "tensor": "a"}, {"op": "free", "tensor": "a"}, {"op": "prefetch", "tensor": "a"},
  {"op": "compute", "node": "b", "deps": ["off"]}, {"op": "free", "tensor": "a"}, {"op": "compute", "node": "u"},
  {"op": "free", "tensor": "g"}]})";

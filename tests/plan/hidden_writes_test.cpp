@@ -32,7 +32,8 @@ at::Tensor double_and_count(const at::Tensor& x, const at::Tensor& counts) {
 }
 
 at::Tensor doubled(const at::Tensor& x, const at::Tensor& counts) {
-  static const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow("planted::double_and_count", "");
+  static const auto handle =
+      c10::Dispatcher::singleton().findSchemaOrThrow("planted::double_and_count", "");
   return handle.typed<at::Tensor(const at::Tensor&, const at::Tensor&)>().call(x, counts);
 }
 
@@ -44,7 +45,8 @@ struct PlantedStep {
   PlantedStep() {
     at::manual_seed(1);
     for (int i = 0; i < kLayers; ++i) {
-      parameters.emplace_back("w" + std::to_string(i), (at::randn({kWidth, kWidth}) * 0.1).requires_grad_());
+      parameters.emplace_back("w" + std::to_string(i),
+                              (at::randn({kWidth, kWidth}) * 0.1).requires_grad_());
       counts.emplace_back("counts" + std::to_string(i), at::zeros({kWidth, kWidth}));
     }
   }
@@ -61,8 +63,12 @@ struct PlantedStep {
     for (auto& [name, parameter] : parameters) parameter.add_(parameter.grad(), -1e-3);
     return {loss.detach()};
   }
-  StepTensors tensors() const { return {.inputs = {{"x", x}}, .parameters = parameters, .state = counts}; }
-  void new_batch(uint64_t step) { x.copy_(at::randn(x.sizes(), at::detail::createCPUGenerator(step))); }
+  StepTensors tensors() const {
+    return {.inputs = {{"x", x}}, .parameters = parameters, .state = counts};
+  }
+  void new_batch(uint64_t step) {
+    x.copy_(at::randn(x.sizes(), at::detail::createCPUGenerator(step)));
+  }
 
   at::Tensor x = at::zeros({256, kWidth});
   std::vector<std::pair<std::string, at::Tensor>> parameters, counts;
@@ -112,7 +118,8 @@ TEST(HiddenWrites, OfAPlantedOperatorAreFoundAndItRunsOnce) {
   for (const GraphNode& node : recorded.graph.graph.nodes) {
     if (!node.name.starts_with("planted::double_and_count")) continue;
     ASSERT_EQ(node.mutates.size(), 1U);
-    EXPECT_EQ(recorded.graph.graph.tensors[node.mutates[0]].id, "counts" + std::to_string(planted++));
+    EXPECT_EQ(recorded.graph.graph.tensors[node.mutates[0]].id,
+              "counts" + std::to_string(planted++));
     EXPECT_TRUE(node.runs_once());
   }
   EXPECT_EQ(planted, PlantedStep::kLayers);
@@ -121,9 +128,9 @@ TEST(HiddenWrites, OfAPlantedOperatorAreFoundAndItRunsOnce) {
   const int64_t all = check(graph, keep_all(graph)).peak_bytes;
   graph.budget_bytes = (floor_of(graph, options).bytes + all) / 2;
   const Plan plan = solve(graph, options).schedule.plan;
-  EXPECT_GT(
-      std::count_if(plan.actions.begin(), plan.actions.end(), [](const Action& a) { return a.op == Op::kCompute; }),
-      static_cast<std::ptrdiff_t>(graph.nodes.size()));
+  EXPECT_GT(std::count_if(plan.actions.begin(), plan.actions.end(),
+                          [](const Action& a) { return a.op == Op::kCompute; }),
+            static_cast<std::ptrdiff_t>(graph.nodes.size()));
   graph.budget_bytes = all;  // addresses take a little more
   {
     Executor executor(recorded.captured, recorded.graph, plan, {});
@@ -137,10 +144,13 @@ TEST(HiddenWrites, OfStateThatStartsOnTheHostAreCopiedBack) {
   Recorded recorded(step);
   const Graph& graph = recorded.graph.graph;
   Plan plan = keep_all(graph);
-  std::erase_if(plan.actions, [&](const Action& a) { return a.op == Op::kFree && contains(graph.final, a.tensor); });
+  std::erase_if(plan.actions, [&](const Action& a) {
+    return a.op == Op::kFree && contains(graph.final, a.tensor);
+  });
   const auto insert = [&](int node, int after, const Action& action) {
-    const auto at = std::find_if(plan.actions.begin(), plan.actions.end(),
-                                 [&](const Action& a) { return a.op == Op::kCompute && a.node == node; });
+    const auto at = std::find_if(plan.actions.begin(), plan.actions.end(), [&](const Action& a) {
+      return a.op == Op::kCompute && a.node == node;
+    });
     plan.actions.insert(at + after, action);
   };
   for (size_t n = 0; n < graph.nodes.size(); ++n)
@@ -177,14 +187,18 @@ TEST(HiddenWrites, ThatBeginAfterTheRecordingAreNoticed) {
   StepGraph graph = graph_of(captured);
   graph.graph.budget_bytes = int64_t{1} << 40;
   Executor executor(captured, graph, keep_all(graph.graph), {});
-  const auto called = [&] { executor.run([&] { work(); }, {.same_numbers = true, .writes = true}); };
+  const auto called = [&] {
+    executor.run([&] { work(); }, {.same_numbers = true, .writes = true});
+  };
   called();
   nothing.fill_(1);
-  EXPECT_THAT(called, ThrowsMessage<UserError>(HasSubstr("planted::double_and_count has changed counts0")));
+  EXPECT_THAT(called,
+              ThrowsMessage<UserError>(HasSubstr("planted::double_and_count has changed counts0")));
 }
 
 TEST(HiddenWrites, OfUndeclaredTensorsRunOnceAndMoveNothing) {
-  at::Tensor x = at::randn({64}), factor = at::randn({64}), counts = at::zeros({64}), total = at::zeros({64});
+  at::Tensor x = at::randn({64}), factor = at::randn({64}), counts = at::zeros({64}),
+             total = at::zeros({64});
   const auto work = [&] {
     const at::Tensor before = counts * 1;
     doubled(x.mul(factor), counts);
@@ -221,7 +235,8 @@ TEST(HiddenWrites, BetweenOperationsAreRefused) {
               ThrowsMessage<UserError>(HasSubstr("plan: counted has changed before aten::add")));
 }
 
-/// Operators of ATen that change an argument which their schemas do not mark, and a call of each that a CPU runs.
+/// Operators of ATen that change an argument which their schemas do not mark, and a call of each
+/// that a CPU runs.
 struct SilentWriter {
   const char* name;
   const char* overload;
@@ -256,9 +271,11 @@ std::vector<SilentWriter> silent_writers() {
 
 TEST(HiddenWrites, OfOperatorsOfATenAreFound) {
   for (const SilentWriter& writer : silent_writers()) {
-    const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(writer.name, writer.overload);
-    EXPECT_EQ(writer.call != nullptr, handle.hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
-                                          handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd))
+    const auto handle =
+        c10::Dispatcher::singleton().findSchemaOrThrow(writer.name, writer.overload);
+    EXPECT_EQ(writer.call != nullptr,
+              handle.hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
+                  handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd))
         << writer.name;
     if (writer.call == nullptr) continue;
     for (const at::ScalarType dtype : {at::kFloat, at::kDouble})
@@ -272,8 +289,9 @@ TEST(HiddenWrites, OfOperatorsOfATenAreFound) {
               return std::vector<at::Tensor>();
             },
             {.inputs = {{"x", x}}, .state = {{"mean", mean}, {"variance", variance}}});
-        const auto found = std::find_if(captured.operations.begin(), captured.operations.end(),
-                                        [&](const CapturedOperation& o) { return o.name == writer.name; });
+        const auto found =
+            std::find_if(captured.operations.begin(), captured.operations.end(),
+                         [&](const CapturedOperation& o) { return o.name == writer.name; });
         ASSERT_NE(found, captured.operations.end());
         for (const int storage : {1, 2}) {
           EXPECT_TRUE(contains(found->writes, storage)) << captured.storages[storage].name;
@@ -307,5 +325,6 @@ TEST(HiddenWrites, FingerprintsTellEachByteAndSignsApart) {
 TORCH_LIBRARY(planted, m) {
   m.def("double_and_count(Tensor x, Tensor counts) -> Tensor");
   m.impl("double_and_count",
-         torch::dispatch(c10::DispatchKey::CPU, &dovetail::plan::hidden_writes_test::double_and_count));
+         torch::dispatch(c10::DispatchKey::CPU,
+                         &dovetail::plan::hidden_writes_test::double_and_count));
 }

@@ -12,7 +12,8 @@
 namespace dovetail::plan::host_tier_test {
 namespace {
 
-/// Writes and reads of slots and of the mapping in any order, against a plain array of the same bytes.
+/// Writes and reads of slots and of the mapping in any order, against a plain array of the same
+/// bytes.
 void compare_with_an_array(const std::filesystem::path& folder) {
   constexpr int kPages = 32, kRounds = 4000;
   Random random(3);
@@ -31,14 +32,16 @@ void compare_with_an_array(const std::filesystem::path& folder) {
         std::fill_n(array.begin() + offset, bytes, value);
         break;
       case 1: {  // some bytes, as a change between two steps
-        const int64_t at = draw(random, 0, kPages * kPage - 1), some = std::min<int64_t>(100, kPages * kPage - at);
+        const int64_t at = draw(random, 0, kPages * kPage - 1),
+                      some = std::min<int64_t>(100, kPages * kPage - at);
         std::fill_n(tier.data() + at, some, value);
         std::fill_n(array.begin() + at, some, value);
         break;
       }
       case 2:
         tier.read(offset, buffer.data(), bytes);
-        ASSERT_TRUE(std::equal(buffer.data(), buffer.data() + bytes, array.begin() + offset)) << "read " << round;
+        ASSERT_TRUE(std::equal(buffer.data(), buffer.data() + bytes, array.begin() + offset))
+            << "read " << round;
         break;
       default:
         ASSERT_TRUE(std::equal(array.begin(), array.end(), tier.data())) << "mapping " << round;

@@ -38,7 +38,8 @@ class UpdatedAtOnce {
     auto generator = at::detail::createCPUGenerator(1);
     for (int i = 0; i < kLayers; ++i) {
       const std::string name = "linear" + std::to_string(i);
-      parameters_.emplace_back(name, (at::randn({kWidth, kWidth}, generator) * 0.05).requires_grad_());
+      parameters_.emplace_back(name,
+                               (at::randn({kWidth, kWidth}, generator) * 0.05).requires_grad_());
       state_.emplace_back(name + ".first", at::zeros({kWidth, kWidth}));
       state_.emplace_back(name + ".second", at::zeros({kWidth, kWidth}));
     }
@@ -54,7 +55,8 @@ class UpdatedAtOnce {
     for (size_t p = 0; p < parameters_.size(); ++p)
       operation("test::adam",
                 {.reads = {parameters_[p].second.grad()},
-                 .changes = {parameters_[p].second.detach(), state_[2 * p].second, state_[2 * p + 1].second}},
+                 .changes = {parameters_[p].second.detach(), state_[2 * p].second,
+                             state_[2 * p + 1].second}},
                 [](const Operands& of) {
                   at::Tensor weight = of.changes[0], first = of.changes[1], second = of.changes[2];
                   first.mul_(0.9).add_(of.reads[0], 0.1);
@@ -65,8 +67,12 @@ class UpdatedAtOnce {
     return {loss.detach()};
   }
 
-  StepTensors tensors() const { return {.inputs = {{"input", input_}}, .parameters = parameters_, .state = state_}; }
-  void new_batch(uint64_t step) { input_.copy_(at::randn(input_.sizes(), at::detail::createCPUGenerator(step))); }
+  StepTensors tensors() const {
+    return {.inputs = {{"input", input_}}, .parameters = parameters_, .state = state_};
+  }
+  void new_batch(uint64_t step) {
+    input_.copy_(at::randn(input_.sizes(), at::detail::createCPUGenerator(step)));
+  }
   std::vector<at::Tensor> values() const {
     std::vector<at::Tensor> out;
     for (const auto* list : {&parameters_, &state_})
@@ -131,15 +137,19 @@ struct Recorded {
 };
 
 void expect_same_bits(const Trained& a, const Trained& b) {
-  for (size_t i = 0; i < a.losses.size(); ++i) EXPECT_TRUE(a.losses[i].equal(b.losses[i])) << "loss of step " << i;
-  for (size_t i = 0; i < a.values.size(); ++i) EXPECT_TRUE(a.values[i].equal(b.values[i])) << "tensor " << i;
+  for (size_t i = 0; i < a.losses.size(); ++i)
+    EXPECT_TRUE(a.losses[i].equal(b.losses[i])) << "loss of step " << i;
+  for (size_t i = 0; i < a.values.size(); ++i)
+    EXPECT_TRUE(a.values[i].equal(b.values[i])) << "tensor " << i;
 }
 
 /// How many updates run by an algorithm.
 int runs_by(const Graph& graph, const Plan& plan, const std::string& name) {
-  return static_cast<int>(std::count_if(plan.actions.begin(), plan.actions.end(), [&](const Action& action) {
-    return action.op == Op::kCompute && graph.nodes[action.node].algorithms[action.algorithm].name == name;
-  }));
+  return static_cast<int>(
+      std::count_if(plan.actions.begin(), plan.actions.end(), [&](const Action& action) {
+        return action.op == Op::kCompute &&
+               graph.nodes[action.node].algorithms[action.algorithm].name == name;
+      }));
 }
 
 TEST(HostUpdates, AreWaysToRunWhatChangesStateThatNothingElseUses) {
@@ -159,8 +169,9 @@ TEST(HostUpdates, AreWaysToRunWhatChangesStateThatNothingElseUses) {
       for (const int t : algorithm.on_host) found.back().push_back(graph.tensors[t].id);
     }
     const std::string weight = graph.tensors[node.mutates[0]].id;
-    EXPECT_THAT(found, ElementsAre(ElementsAre(), ElementsAre(weight + ".first", weight + ".second"),
-                                   ElementsAre(weight, weight + ".first", weight + ".second")));
+    EXPECT_THAT(found,
+                ElementsAre(ElementsAre(), ElementsAre(weight + ".first", weight + ".second"),
+                            ElementsAre(weight, weight + ".first", weight + ".second")));
   }
   EXPECT_EQ(updates, UpdatedAtOnce::kLayers);
 }
@@ -172,8 +183,8 @@ TEST(HostUpdates, FitWhereNoOtherPlanDoesWithTheSameBits) {
   SolveOptions on_device{.algorithms = false, .least_bytes = 32 * 1024, .time_limit_s = 2};
   SolveOptions options = on_device;
   options.algorithms = true;
-  // An update takes its gradient, its weight and two moments; without the moments it is no longer the largest
-  // operation.
+  // An update takes its gradient, its weight and two moments; without the moments it is no longer
+  // the largest operation.
   const int64_t floor = floor_of(graph, on_device).bytes;
   EXPECT_GE(floor, floor_of(graph, options).bytes + UpdatedAtOnce::kBytes / 2);
   graph.budget_bytes = floor - 1;
@@ -198,10 +209,13 @@ TEST(HostUpdates, AreChosenWhereTheyAreFaster) {
   SolveOptions on_device{.algorithms = false, .least_bytes = 32 * 1024, .time_limit_s = 2};
   SolveOptions options = on_device;
   options.algorithms = true;
-  for (Graph* of : {&graph, &other.graph.graph}) {  // places are by time: the plan is to find the same times in both
+  for (Graph* of :
+       {&graph,
+        &other.graph.graph}) {  // places are by time: the plan is to find the same times in both
     of->budget_bytes = 10 * UpdatedAtOnce::kBytes;
     for (GraphNode& node : of->nodes)
-      for (Algorithm& algorithm : node.algorithms) algorithm.time_s = 1e-5;  // less than a copy of a weight
+      for (Algorithm& algorithm : node.algorithms)
+        algorithm.time_s = 1e-5;  // less than a copy of a weight
   }
   const Solution moved = solve_placed(graph, on_device, PlanCache("")).solution,
                  there = solve_placed(graph, options, PlanCache("")).solution;
@@ -226,7 +240,8 @@ TEST(HostUpdates, OfWeightsThatAreFetchedForForwardGiveTheSameBits) {
     if (graph.nodes[n].algorithms.size() < 3) continue;
     decisions.algorithms[n] = 2;
     for (const int t : graph.nodes[n].algorithms[2].on_host)
-      for (const int g : scheduler.gaps_on_host(static_cast<int>(n), t)) decisions.gaps[g] = Keep::kHost;
+      for (const int g : scheduler.gaps_on_host(static_cast<int>(n), t))
+        decisions.gaps[g] = Keep::kHost;
   }
   graph.budget_bytes = keep_all_bytes(graph);
   const auto made = scheduler.schedule(decisions, graph.budget_bytes);
@@ -236,7 +251,8 @@ TEST(HostUpdates, OfWeightsThatAreFetchedForForwardGiveTheSameBits) {
     return std::count_if(made->plan.actions.begin(), made->plan.actions.end(),
                          [&](const Action& action) { return action.op == op; });
   };
-  EXPECT_EQ(count(Op::kOffload), 0);  // what is fetched for forward and backward is as it lies there
+  EXPECT_EQ(count(Op::kOffload),
+            0);  // what is fetched for forward and backward is as it lies there
   EXPECT_EQ(count(Op::kPrefetch), UpdatedAtOnce::kLayers);
   expect_same_bits(recorded.train_by(made->plan), expected);
 }
@@ -249,10 +265,14 @@ TEST(HostUpdates, AreNotChosenWhereALaterNodeUsesWhatTheyChange) {
   const auto update = [](std::string name) {
     return GraphNode{.name = std::move(name),
                      .mutates = {0},
-                     .algorithms = {{.name = "device", .time_s = 1}, {.name = "host", .time_s = 1, .on_host = {0}}}};
+                     .algorithms = {{.name = "device", .time_s = 1},
+                                    {.name = "host", .time_s = 1, .on_host = {0}}}};
   };
   graph.nodes = {update("first"),
-                 {.name = "read", .inputs = {0}, .outputs = {1}, .algorithms = {{.name = "only", .time_s = 1}}},
+                 {.name = "read",
+                  .inputs = {0},
+                  .outputs = {1},
+                  .algorithms = {{.name = "only", .time_s = 1}}},
                  {.name = "other", .algorithms = {{.name = "only", .time_s = 1}}},
                  update("last")};
   const Scheduler scheduler(graph);

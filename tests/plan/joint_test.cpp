@@ -32,8 +32,8 @@ Graph tight_step(Random& random, Graph graph, const SolveOptions& options = {}) 
   return graph;
 }
 
-/// A step of `layers` layers, half of them with state and parameters that are not updated; with `of_host` updates may
-/// find theirs on the host.
+/// A step of `layers` layers, half of them with state and parameters that are not updated; with
+/// `of_host` updates may find theirs on the host.
 Graph tight_step(Random& random, int layers, Random* of_host = nullptr) {
   Graph graph = random_step(random, layers);
   if (draw(random, 0, 1) == 0) add_state(random, graph);
@@ -76,10 +76,13 @@ TEST(JointProgram, EveryScheduleIsAPointOfIt) {
     for (int n = 0; n < std::ssize(graph.nodes); ++n)  // else the program would not know of them
       for (const Algorithm& algorithm : graph.nodes[n].algorithms)
         for (const int t : algorithm.on_host)
-          for (const int g : scheduler.gaps_on_host(n, t)) EXPECT_TRUE(any.moves(g)) << graph.tensors[t].id;
+          for (const int g : scheduler.gaps_on_host(n, t))
+            EXPECT_TRUE(any.moves(g)) << graph.tensors[t].id;
     for (size_t g = 0; g < decisions.gaps.size(); ++g)
       if (!any.moves(static_cast<int>(g))) decisions.gaps[g] = Keep::kResident;
-    const auto on_host = [&](size_t n) { return graph.nodes[n].algorithms[decisions.algorithms[n]].on_host; };
+    const auto on_host = [&](size_t n) {
+      return graph.nodes[n].algorithms[decisions.algorithms[n]].on_host;
+    };
     const auto schedule = scheduler.schedule(decisions, graph.budget_bytes);
     if (!schedule) continue;
     const JointProgram joint(graph, scheduler, options, schedule->timeline.makespan_s);
@@ -112,7 +115,8 @@ TEST(JointProgram, KnowsOfUpdatesThatFindTheSmallestOnTheHost) {
     if (node.mutates.empty()) continue;
     updates.push_back(n);
     moments.push_back(static_cast<int>(graph.tensors.size()));
-    graph.tensors.push_back({.id = "m" + node.name.substr(1), .bytes = 8, .kind = TensorKind::kState});
+    graph.tensors.push_back(
+        {.id = "m" + node.name.substr(1), .bytes = 8, .kind = TensorKind::kState});
     node.mutates.push_back(moments.back());
     node.algorithms.push_back({"host", node.algorithms[0].time_s, 0, node.mutates});
   }
@@ -123,11 +127,13 @@ TEST(JointProgram, KnowsOfUpdatesThatFindTheSmallestOnTheHost) {
   const JointProgram any(graph, scheduler, options, 1);
   Decisions decisions = Search(graph, options).all_away(Keep::kHost, options);
   for (size_t g = 0; g < decisions.gaps.size(); ++g) {
-    const bool found = std::find(moments.begin(), moments.end(), scheduler.gaps()[g].tensor) != moments.end();
+    const bool found =
+        std::find(moments.begin(), moments.end(), scheduler.gaps()[g].tensor) != moments.end();
     EXPECT_FALSE(found && any.moves(static_cast<int>(g)));
     if (!found && !any.moves(static_cast<int>(g))) decisions.gaps[g] = Keep::kResident;
   }
-  for (const int n : updates) ASSERT_EQ(graph.nodes[n].algorithms[decisions.algorithms[n]].name, "host");
+  for (const int n : updates)
+    ASSERT_EQ(graph.nodes[n].algorithms[decisions.algorithms[n]].name, "host");
   const auto schedule = scheduler.schedule(decisions, graph.budget_bytes);
   ASSERT_TRUE(schedule);
   const JointProgram joint(graph, scheduler, options, schedule->timeline.makespan_s);
@@ -165,8 +171,9 @@ void finds_the_best_of_all_decisions(Random* of_host) {
     closed += made.report.bound_s >= best * (1 - 1e-6) ? 1 : 0;
     worst = std::max(worst, timeline.makespan_s / best);
   }
-  ::testing::Test::RecordProperty("optimal", fmt::format("{} of {} (greedy {}, proven {}), worst {:.3f}", optimal,
-                                                         cases, by_greedy, closed, worst));
+  ::testing::Test::RecordProperty(
+      "optimal", fmt::format("{} of {} (greedy {}, proven {}), worst {:.3f}", optimal, cases,
+                             by_greedy, closed, worst));
   EXPECT_EQ(cases, 12);
   EXPECT_GE(optimal, cases * 95 / 100) << "of " << cases << ", worst " << worst;
 }
@@ -178,7 +185,8 @@ TEST(Joint, FindsTheBestWhereUpdatesMayRunOnTheHost) {
   finds_the_best_of_all_decisions(&of_host);
 }
 
-/// Of how many of 45 small steps the program's own solution is the best; half of them have nothing but running again.
+/// Of how many of 45 small steps the program's own solution is the best; half of them have nothing
+/// but running again.
 int best_by_the_program_alone(const SolveOptions& options) {
   Random random(24);
   int cases = 0, optimal = 0;
@@ -209,8 +217,10 @@ int best_by_the_program_alone(const SolveOptions& options) {
 }
 
 TEST(Joint, TheProgramAloneFindsTheBestOfNearlyAllSmallSteps) {
-  const int within = best_by_the_program_alone({.across_steps = false}), across = best_by_the_program_alone({});
-  RecordProperty("optimal", fmt::format("{} of 45, {} with what starts on the host", within, across));
+  const int within = best_by_the_program_alone({.across_steps = false}),
+            across = best_by_the_program_alone({});
+  RecordProperty("optimal",
+                 fmt::format("{} of 45, {} with what starts on the host", within, across));
   EXPECT_GE(within, 45 * 85 / 100);
   EXPECT_GE(across, 45 * 2 / 3);
 }
@@ -240,8 +250,9 @@ TEST(Joint, MoreTechniquesAreNeverSlower) {
   int alone = 0;
   for (int round = 0; round < 3; ++round) {
     const Graph graph = tight_step(random, 3);
-    for (const SolveOptions& fewer : {SolveOptions{.offload = false}, SolveOptions{.recompute = false},
-                                      SolveOptions{.compress = false}, SolveOptions{.algorithms = false}}) {
+    for (const SolveOptions& fewer :
+         {SolveOptions{.offload = false}, SolveOptions{.recompute = false},
+          SolveOptions{.compress = false}, SolveOptions{.algorithms = false}}) {
       try {
         const JointSolution made = solve_jointly(graph, fewer, milp);
         const Decisions& decisions = made.solution.decisions;
@@ -251,7 +262,8 @@ TEST(Joint, MoreTechniquesAreNeverSlower) {
           EXPECT_TRUE(fewer.compress || keep != Keep::kPacked);
         }
         const JointSolution all = solve_jointly(graph, {.start = decisions}, milp);
-        EXPECT_LE(all.solution.schedule.timeline.makespan_s, made.solution.schedule.timeline.makespan_s + 1e-9);
+        EXPECT_LE(all.solution.schedule.timeline.makespan_s,
+                  made.solution.schedule.timeline.makespan_s + 1e-9);
         EXPECT_LE(all.report.bound_s, made.solution.schedule.timeline.makespan_s * (1 + 1e-6));
         ++alone;
       } catch (const UserError&) {  // not by these techniques
@@ -272,7 +284,8 @@ TEST(Joint, BelowTheFloorTheErrorIsThatOfSolve) {
     message = error.what();
   }
   ASSERT_THAT(message, ::testing::HasSubstr("below the floor"));
-  EXPECT_THAT([&] { solve_jointly(graph, {}, kExact); }, ::testing::ThrowsMessage<UserError>(message));
+  EXPECT_THAT([&] { solve_jointly(graph, {}, kExact); },
+              ::testing::ThrowsMessage<UserError>(message));
 }
 
 }  // namespace

@@ -29,7 +29,8 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-/// `items` of random value into `knapsacks` dimensions of half of what all weigh; minimised is minus the value.
+/// `items` of random value into `knapsacks` dimensions of half of what all weigh; minimised is
+/// minus the value.
 LinearProgram knapsack(int items, int knapsacks, unsigned seed) {
   std::mt19937 random(seed);
   std::uniform_int_distribution<int> draw(5, 60);
@@ -48,8 +49,9 @@ LinearProgram knapsack(int items, int knapsacks, unsigned seed) {
   return program;
 }
 
-/// Market split (Cornuejols and Dawande, 1999), too hard for branch and bound: choose columns that make every row's sum
-/// a half of what it would be of all; here what is amiss has a cost, so that every choice is a solution.
+/// Market split (Cornuejols and Dawande, 1999), too hard for branch and bound: choose columns that
+/// make every row's sum a half of what it would be of all; here what is amiss has a cost, so that
+/// every choice is a solution.
 LinearProgram hard_program(int columns, int rows, unsigned seed) {
   std::mt19937 random(seed);
   std::uniform_int_distribution<int> draw(0, 99);
@@ -103,7 +105,8 @@ std::vector<pid_t> solvers_of(pid_t parent) {
     std::ifstream file(entry.path() / "stat");
     std::string number, name, state;
     pid_t of = 0;
-    if (file >> number >> name >> state >> of && name == "(dovetail-milp)" && of == parent && state != "Z")
+    if (file >> number >> name >> state >> of && name == "(dovetail-milp)" && of == parent &&
+        state != "Z")
       found.push_back(std::stoi(number));
   }
   return found;
@@ -143,7 +146,8 @@ TEST_P(Knapsack, IsTheLeastOfAllPointsAndNotBelowItsRelaxation) {
   LinearProgram fractional = program;
   fractional.integer.assign(fractional.integer.size(), 0);
   expect_solution(fractional, relaxed);
-  EXPECT_GT(program.violation(relaxed.values), 1e-3) << "these knapsacks' relaxations are fractional";
+  EXPECT_GT(program.violation(relaxed.values), 1e-3)
+      << "these knapsacks' relaxations are fractional";
 }
 
 TEST_P(Knapsack, CutoffDividesWhatIsFoundFromWhatIsNot) {
@@ -172,7 +176,8 @@ TEST(Milp, MixedColumnsAgainstEnumeration) {
     for (size_t r = 0; r < program.row_lower.size(); ++r) {
       double sum = -program.row_lower[r];
       for (size_t c = 0; c < kColumns; ++c)
-        if ((point >> c & 1) != 0) sum += program.value[static_cast<size_t>(program.row_start[r]) + c];
+        if ((point >> c & 1) != 0)
+          sum += program.value[static_cast<size_t>(program.row_start[r]) + c];
       amiss += std::abs(sum);
     }
     least = std::min(least, amiss);
@@ -186,15 +191,18 @@ TEST(Milp, MixedColumnsAgainstEnumeration) {
 }
 
 TEST(Milp, BoundsEqualitiesAndRepeatedEntries) {
-  // The least x + y + z with x + 2 y = 5 (x named twice), y - z <= -0.5, x >= 2, all integers but z.
+  // The least x + y + z with x + 2 y = 5 (x named twice), y - z <= -0.5, x >= 2, all integers but
+  // z.
   LinearProgram program;
-  const int x = program.add_column(1, 2, kInfinity, true), y = program.add_column(1, -kInfinity, 10, true);
+  const int x = program.add_column(1, 2, kInfinity, true),
+            y = program.add_column(1, -kInfinity, 10, true);
   const int z = program.add_column(1, -1, 1, false);
   EXPECT_EQ(program.add_row(5, 5, {{x, 0.5}, {y, 2}, {x, 0.5}}), 0);
   EXPECT_EQ(program.add_row(-kInfinity, -0.5, {{z, -1}, {y, 1}}), 1);
   const MilpResult result = solve_milp(program, kExact);
   expect_solution(program, result);
-  // x = 5 - 2 y: the sum is 5 - y + z with z >= y + 0.5 and y <= 0.5, which is 5 - 0 + 0.5; y = -1 has z = -0.5.
+  // x = 5 - 2 y: the sum is 5 - y + z with z >= y + 0.5 and y <= 0.5, which is 5 - 0 + 0.5; y = -1
+  // has z = -0.5.
   EXPECT_NEAR(result.objective, 5.5, kMilpTolerance);
 }
 
@@ -225,7 +233,8 @@ TEST(Milp, InfeasibleInIntegersOnly) {
 
 TEST(Milp, UnboundedIsAnErrorUnlessNothingIsFeasible) {
   LinearProgram program;
-  const int x = program.add_column(-1, 0, kInfinity, true), y = program.add_column(-1, 0, kInfinity, true);
+  const int x = program.add_column(-1, 0, kInfinity, true),
+            y = program.add_column(-1, 0, kInfinity, true);
   program.add_row(-kInfinity, 1, {{x, 1}, {y, -1}});
   EXPECT_THROW(solve_milp(program), InternalError);
   EXPECT_THROW(solve_milp(program, {.relax = true}), InternalError);
@@ -243,7 +252,8 @@ TEST(Milp, AStartIsTheLeastOfAResult) {
   EXPECT_EQ(at_once.values, program.start);
   // Of a solver that says nothing at all.
   const TemporaryFolder folder;
-  const MilpResult silent = solve_milp(program, {.time_limit_s = 0.1, .program = script(folder, "exec sleep 100")});
+  const MilpResult silent =
+      solve_milp(program, {.time_limit_s = 0.1, .program = script(folder, "exec sleep 100")});
   EXPECT_EQ(silent.status, MilpResult::kFeasible);
   EXPECT_EQ(silent.values, program.start);
 
@@ -284,8 +294,9 @@ TEST(Milp, TheTimeLimitIsHardAndTheBestSoFarIsTheResult) {
 
 /// Of a solver that is stopped after 2 of 3 seconds, so that it cannot keep its own limit.
 MilpResult solve_and_stop(const LinearProgram& program) {
-  std::future<MilpResult> result =
-      std::async(std::launch::async, [&] { return solve_milp(program, {.time_limit_s = 3, .relative_gap = 0}); });
+  std::future<MilpResult> result = std::async(std::launch::async, [&] {
+    return solve_milp(program, {.time_limit_s = 3, .relative_gap = 0});
+  });
   const pid_t solver = wait_for_solver(getpid());
   std::this_thread::sleep_for(std::chrono::seconds(2));
   EXPECT_GT(solver, 0);
@@ -304,7 +315,8 @@ TEST(Milp, WhatWasSentBeforeASolverStopsIsTheResult) {
   expect_solution(program, found);
   EXPECT_GE(found.bound, 0);
 
-  LinearProgram exact = program;  // no solution is known, but a bound: of what half the columns cost
+  LinearProgram exact =
+      program;  // no solution is known, but a bound: of what half the columns cost
   for (size_t c = 0; c < exact.cost.size(); ++c) {
     exact.cost[c] = exact.integer[c];
     if (exact.integer[c] == 0) exact.upper[c] = 0;
@@ -319,7 +331,8 @@ TEST(Milp, ASolverThatNeitherReadsNorSpeaksIsEnded) {
   const TemporaryFolder folder;
   const LinearProgram large = knapsack(100000, 5, 1);  // more than a socket holds
   const auto begin = std::chrono::steady_clock::now();
-  const MilpResult result = solve_milp(large, {.time_limit_s = 0.1, .program = script(folder, "exec sleep 100")});
+  const MilpResult result =
+      solve_milp(large, {.time_limit_s = 0.1, .program = script(folder, "exec sleep 100")});
   EXPECT_EQ(result.status, MilpResult::kNoSolution);
   EXPECT_LT(seconds_since(begin), 1.1 * 0.1 + 2 + 0.5);
   EXPECT_GT(seconds_since(begin), 2);
@@ -328,9 +341,11 @@ TEST(Milp, ASolverThatNeitherReadsNorSpeaksIsEnded) {
 TEST(Milp, SeveralAtOnce) {
   std::vector<std::future<MilpResult>> results;
   for (unsigned seed = 0; seed < 4; ++seed)
-    results.push_back(std::async(std::launch::async, [seed] { return solve_milp(knapsack(14, 2, seed), kExact); }));
+    results.push_back(std::async(std::launch::async,
+                                 [seed] { return solve_milp(knapsack(14, 2, seed), kExact); }));
   for (unsigned seed = 0; seed < 4; ++seed)
-    EXPECT_NEAR(results[seed].get().objective, least_by_enumeration(knapsack(14, 2, seed)), kMilpTolerance);
+    EXPECT_NEAR(results[seed].get().objective, least_by_enumeration(knapsack(14, 2, seed)),
+                kMilpTolerance);
   EXPECT_TRUE(solvers_of(getpid()).empty());
 }
 
@@ -339,7 +354,8 @@ TEST(Milp, AMissingSolverIsNamed) {
     solve_milp(knapsack(5, 1, 1), {.program = "/nowhere/dovetail-milp"});
     FAIL();
   } catch (const UserError& error) {
-    EXPECT_NE(std::string(error.what()).find("/nowhere/dovetail-milp"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("/nowhere/dovetail-milp"), std::string::npos)
+        << error.what();
     EXPECT_NE(error.help().find("./dev build dovetail-milp"), std::string::npos) << error.help();
   }
   const TemporaryFolder folder;
@@ -391,7 +407,7 @@ TEST(Milp, TheSolverDiesWithItsParent) {
   const pid_t solver = wait_for_solver(parent);
   EXPECT_GT(solver, 0);
   std::this_thread::sleep_for(std::chrono::milliseconds(200));  // it has begun
-  if (solver > 0) kill(solver, SIGSTOP);                        // it does not see for itself that nobody listens
+  if (solver > 0) kill(solver, SIGSTOP);  // it does not see for itself that nobody listens
   kill(parent, SIGKILL);
   waitpid(parent, nullptr, 0);
   for (int tries = 0; tries < 400 && solver > 0; ++tries) {

@@ -13,12 +13,14 @@
 
 namespace dovetail::plan {
 
-/// What training steps on images have in common: parameters and what their updates remember, as values that can be read
-/// and set, and SGD with momentum.
+/// What training steps on images have in common: parameters and what their updates remember, as
+/// values that can be read and set, and SGD with momentum.
 class MomentumStep {
  public:
   StepTensors tensors() const {
-    return {.inputs = {{"images", images_}, {"targets", targets_}}, .parameters = parameters_, .state = state_};
+    return {.inputs = {{"images", images_}, {"targets", targets_}},
+            .parameters = parameters_,
+            .state = state_};
   }
 
   /// A batch of its own for each step.
@@ -50,7 +52,9 @@ class MomentumStep {
     state_.emplace_back(name + ".momentum", at::zeros_like(parameter.detach()));
     return parameter;
   }
-  void add_state(const std::string& name, const at::Tensor& tensor) { state_.emplace_back(name, tensor); }
+  void add_state(const std::string& name, const at::Tensor& tensor) {
+    state_.emplace_back(name, tensor);
+  }
 
   void forget_gradients() {
     for (auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();

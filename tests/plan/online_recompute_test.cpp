@@ -35,7 +35,9 @@ class CountingAllocator : public c10::Allocator {
     return {address, address, &release, c10::Device(c10::DeviceType::CPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
-  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
 
   static CountingAllocator& instance() {
     static auto* const counting = new CountingAllocator;
@@ -58,8 +60,8 @@ class CountingAllocator : public c10::Allocator {
   std::map<void*, int64_t> sizes;
 };
 
-/// Layers with dropout, an in-place activation and a residual path, whose parameters take little beside activations.
-/// With norms, autograd adds to the gradient of the residual path in place.
+/// Layers with dropout, an in-place activation and a residual path, whose parameters take little
+/// beside activations. With norms, autograd adds to the gradient of the residual path in place.
 struct DeepStep {
   static constexpr int kLayers = 24;
   static constexpr int64_t kWidth = 64, kRows = 1024;
@@ -69,7 +71,8 @@ struct DeepStep {
     CountingAllocator::instance();
     at::manual_seed(3);
     for (int i = 0; i < kLayers; ++i)
-      parameters.emplace_back("w" + std::to_string(i), (at::randn({kWidth, kWidth}) * 0.1).requires_grad_());
+      parameters.emplace_back("w" + std::to_string(i),
+                              (at::randn({kWidth, kWidth}) * 0.1).requires_grad_());
     x = at::randn({kRows, kWidth});
   }
   std::vector<at::Tensor> operator()() {
@@ -97,7 +100,8 @@ struct DeepStep {
 
 void expect_same(const DeepStep& a, const DeepStep& b) {
   EXPECT_EQ(a.losses, b.losses);
-  for (int i = 0; i < DeepStep::kLayers; ++i) EXPECT_TRUE(a.parameters[i].second.equal(b.parameters[i].second)) << i;
+  for (int i = 0; i < DeepStep::kLayers; ++i)
+    EXPECT_TRUE(a.parameters[i].second.equal(b.parameters[i].second)) << i;
 }
 
 /// Peak of three eager steps above what there was before them.
@@ -110,8 +114,9 @@ int64_t eager_bytes(DeepStep& step) {
 }
 
 RecordingLimit share(const std::string& budget, const CapturedStep* previous = nullptr) {
-  return {.bytes = [budget](int64_t keep_all_bytes) { return parse_budget(budget, keep_all_bytes); },
-          .previous = previous};
+  return {
+      .bytes = [budget](int64_t keep_all_bytes) { return parse_budget(budget, keep_all_bytes); },
+      .previous = previous};
 }
 
 class OnlineRecomputeShares : public ::testing::TestWithParam<std::tuple<double, bool>> {};
@@ -123,25 +128,31 @@ TEST_P(OnlineRecomputeShares, HoldTheirLimitAndGiveTheBitsOfAnEagerStep) {
   const int64_t everything = eager_bytes(eager);
   at::manual_seed(4);
   CountingAllocator& counted = CountingAllocator::instance();
-  const int64_t before = counted.now, found = DeepStep::kActivation + DeepStep::kLayers * DeepStep::kWidth * 64 * 4;
+  const int64_t before = counted.now,
+                found = DeepStep::kActivation + DeepStep::kLayers * DeepStep::kWidth * 64 * 4;
   const std::string budget = fmt::format("{}x", share_of_all);
   std::optional<CapturedStep> previous;
   for (int i = 0; i < 3; ++i) {
     counted.peak = before;
-    CapturedStep step = record_step([&] { return limited(); }, limited.tensors(), LaterSteps::kCalled,
-                                    share(budget, previous ? &*previous : nullptr));
-    // The step's tensors before it count towards the limit. An operation whose need is unknown exceeds it once. Costs
-    // are measured: at the lowest budget, a busy machine drops other tensors, and their recomputation holds one more.
+    CapturedStep step =
+        record_step([&] { return limited(); }, limited.tensors(), LaterSteps::kCalled,
+                    share(budget, previous ? &*previous : nullptr));
+    // The step's tensors before it count towards the limit. An operation whose need is unknown
+    // exceeds it once. Costs are measured: at the lowest budget, a busy machine drops other
+    // tensors, and their recomputation holds one more.
     const int beyond = !previous ? 3 : share_of_all < 0.2 ? 2 : 1;
-    const double limit = share_of_all * static_cast<double>(everything + found) - static_cast<double>(found);
-    EXPECT_LE(static_cast<double>(counted.peak - before), limit + beyond * DeepStep::kActivation) << i;
+    const double limit =
+        share_of_all * static_cast<double>(everything + found) - static_cast<double>(found);
+    EXPECT_LE(static_cast<double>(counted.peak - before), limit + beyond * DeepStep::kActivation)
+        << i;
     previous = std::move(step);
   }
   expect_same(limited, eager);
 }
 
 INSTANTIATE_TEST_SUITE_P(Budgets, OnlineRecomputeShares,
-                         ::testing::Combine(::testing::Values(0.15, 0.2, 0.3, 0.5, 0.8), ::testing::Bool()));
+                         ::testing::Combine(::testing::Values(0.15, 0.2, 0.3, 0.5, 0.8),
+                                            ::testing::Bool()));
 
 TEST(OnlineRecompute, AtAnImpossibleLimitStepsEndWithTheSameBits) {
   DeepStep eager, limited;
@@ -155,7 +166,8 @@ TEST(OnlineRecompute, AtAnImpossibleLimitStepsEndWithTheSameBits) {
 TEST(OnlineRecompute, RecordsWhatAnUnlimitedRecordingHas) {
   DeepStep step;
   const auto record = [&](std::optional<RecordingLimit> limit) {
-    return record_step([&] { return step(); }, step.tensors(), LaterSteps::kCalled, std::move(limit));
+    return record_step([&] { return step(); }, step.tensors(), LaterSteps::kCalled,
+                       std::move(limit));
   };
   const CapturedStep free = record({});
   CapturedStep limited = record(share("0.3x"));

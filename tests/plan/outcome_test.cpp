@@ -26,8 +26,10 @@ Keep draw_keep(Random& random, const Graph& graph, const Scheduler& scheduler, i
   const Gap& of = scheduler.gaps()[gap];
   const GraphTensor& tensor = graph.tensors[of.tensor];
   std::vector<Keep> ways = {Keep::kResident, Keep::kHost};
-  if (!of.wraps && scheduler.can_be_made_again(gap)) ways.insert(ways.end(), {Keep::kAgain, Keep::kAgainEarly});
-  if (!of.wraps && !resident_at_start(tensor.kind) && (tensor.lossy_ok || graph.codecs[codec].max_error == 0))
+  if (!of.wraps && scheduler.can_be_made_again(gap))
+    ways.insert(ways.end(), {Keep::kAgain, Keep::kAgainEarly});
+  if (!of.wraps && !resident_at_start(tensor.kind) &&
+      (tensor.lossy_ok || graph.codecs[codec].max_error == 0))
     ways.push_back(Keep::kPacked);
   return ways[draw(random, 0, static_cast<int>(ways.size()) - 1)];
 }
@@ -48,7 +50,8 @@ int for_random_plans(uint64_t seed, const Look& look) {
       Decisions decisions;
       for (size_t g = 0; g < scheduler.gaps().size(); ++g) {
         decisions.codec.push_back(draw(random, 0, 1));
-        decisions.gaps.push_back(draw_keep(random, graph, scheduler, static_cast<int>(g), decisions.codec.back()));
+        decisions.gaps.push_back(
+            draw_keep(random, graph, scheduler, static_cast<int>(g), decisions.codec.back()));
       }
       for (int n = 0; n < std::ssize(graph.nodes); ++n) {
         const auto& algorithms = graph.nodes[n].algorithms;
@@ -77,8 +80,9 @@ void expect_packed(const Graph& graph, const Plan& plan, const PlanOutcome& outc
     expected.bytes += graph.tensors[action.tensor].bytes;
     expected.packed_bytes += static_cast<int64_t>(std::ceil(bytes * graph.codecs[codec].ratio));
   }
-  const auto found = std::find_if(outcome.packed.begin(), outcome.packed.end(),
-                                  [&](const PackedOutcome& by) { return by.codec == static_cast<int>(codec); });
+  const auto found =
+      std::find_if(outcome.packed.begin(), outcome.packed.end(),
+                   [&](const PackedOutcome& by) { return by.codec == static_cast<int>(codec); });
   ASSERT_EQ(found != outcome.packed.end(), expected.times > 0);
   if (expected.times == 0) return;
   EXPECT_EQ(found->times, expected.times);
@@ -109,7 +113,8 @@ TEST(Outcome, ItsPartsAreAllOfTheTimeThatAStepTakes) {
     double again_s = 0, packed_s = 0, waited_s = 0, copied_s = 0;
     int64_t moved_bytes = 0, on_host_bytes = 0;
     for (const StorageOutcome& storage : outcome.storages) {
-      if (std::find(storage.fates.begin(), storage.fates.end(), Fate::kOnHost) != storage.fates.end())
+      if (std::find(storage.fates.begin(), storage.fates.end(), Fate::kOnHost) !=
+          storage.fates.end())
         on_host_bytes += graph.tensors[storage.tensor].bytes;
       again_s += storage.again_s;
       packed_s += storage.packed_s;
@@ -122,11 +127,13 @@ TEST(Outcome, ItsPartsAreAllOfTheTimeThatAStepTakes) {
     EXPECT_NEAR(graph.bandwidth.slowdown * beside_s(made), outcome.behind_s, 1e-9);
     waits_for_copies += beside_s(made) < copied_s - 1e-9 ? 1 : 0;
     for (const Action& action : made.plan.actions)
-      if (action.op == Op::kOffload || action.op == Op::kPrefetch) moved_bytes += graph.tensors[action.tensor].bytes;
+      if (action.op == Op::kOffload || action.op == Op::kPrefetch)
+        moved_bytes += graph.tensors[action.tensor].bytes;
     EXPECT_EQ(moved_bytes, outcome.to_host_bytes + outcome.to_device_bytes);
     EXPECT_EQ(on_host_bytes, outcome.on_host_bytes);
     updated += on_host_bytes > 0 ? 1 : 0;
-    for (size_t codec = 0; codec < graph.codecs.size(); ++codec) expect_packed(graph, made.plan, outcome, codec);
+    for (size_t codec = 0; codec < graph.codecs.size(); ++codec)
+      expect_packed(graph, made.plan, outcome, codec);
     waited += waited_s > 0 ? 1 : 0;
   });
   EXPECT_GE(plans, 100);
@@ -158,10 +165,14 @@ TEST(Outcome, RowsOfLayersAddUpToRowsOfFates) {
 }
 
 TEST(Outcome, WhyComparesTheFiguresOfTheGraph) {
-  const OutcomeRow recomputed{.fate = Fate::kRecomputed, .storages = 1, .again_s = 2.1e-3, .round_trip_s = 8e-3};
+  const OutcomeRow recomputed{
+      .fate = Fate::kRecomputed, .storages = 1, .again_s = 2.1e-3, .round_trip_s = 8e-3};
   EXPECT_EQ(why(recomputed), "again 2.1 ms < copies 8 ms");
-  const OutcomeRow hidden{
-      .fate = Fate::kOffloaded, .storages = 1, .copied_s = 8e-3, .round_trip_s = 8e-3, .make_again_s = 12e-3};
+  const OutcomeRow hidden{.fate = Fate::kOffloaded,
+                          .storages = 1,
+                          .copied_s = 8e-3,
+                          .round_trip_s = 8e-3,
+                          .make_again_s = 12e-3};
   EXPECT_EQ(why(hidden), "copies 8 ms < again 12 ms; hidden behind computing");
   const OutcomeRow only{.fate = Fate::kOffloaded,
                         .storages = 2,
@@ -185,8 +196,9 @@ TEST(MemoryUse, AddsUpToWhatTheCheckerCharges) {
       return out;
     };
     for (const MemoryUse& at : use)
-      EXPECT_EQ(bytes_at(use, at.time_s, [](const MemoryUse& u) { return u.total(); }),
-                bytes_at(made.timeline.memory, at.time_s, [](const MemoryPoint& p) { return p.bytes; }));
+      EXPECT_EQ(
+          bytes_at(use, at.time_s, [](const MemoryUse& u) { return u.total(); }),
+          bytes_at(made.timeline.memory, at.time_s, [](const MemoryPoint& p) { return p.bytes; }));
     EXPECT_EQ(peak_of(thin_out(use, 5)), made.timeline.peak_bytes);
     EXPECT_LE(thin_out(use, 5).size(), 5);
   });
@@ -228,7 +240,9 @@ TEST(MemoryUse, KnowsGradientsOfWeightsFromThoseOfActivations) {
   int64_t gradients = 0, weights = 0;
   for (size_t t = 0; t < purposes.size(); ++t) {
     (purposes[t] == Purpose::kGradients ? gradients : weights) +=
-        purposes[t] == Purpose::kGradients || purposes[t] == Purpose::kWeights ? made.graph.tensors[t].bytes : 0;
+        purposes[t] == Purpose::kGradients || purposes[t] == Purpose::kWeights
+            ? made.graph.tensors[t].bytes
+            : 0;
     EXPECT_EQ(purposes[t] == Purpose::kOptimizer, made.graph.tensors[t].kind == TensorKind::kState);
   }
   EXPECT_EQ(gradients, weights);  // every weight has one gradient of its size
@@ -244,7 +258,8 @@ TEST(Fit, TwoRecordingsTellTheBytesOfAThird) {
   for (const int64_t batch : {12, 24}) {
     const Graph expected = recorded(batch).graph, found = with_samples(a, b, batch);
     for (size_t t = 0; t < expected.tensors.size(); ++t)
-      EXPECT_NEAR(static_cast<double>(found.tensors[t].bytes), static_cast<double>(expected.tensors[t].bytes), 4096)
+      EXPECT_NEAR(static_cast<double>(found.tensors[t].bytes),
+                  static_cast<double>(expected.tensors[t].bytes), 4096)
           << expected.tensors[t].id;
     const auto kept = static_cast<double>(keep_all_bytes(expected));
     EXPECT_NEAR(static_cast<double>(keep_all_bytes(found)), kept, 0.02 * kept);
@@ -268,13 +283,15 @@ TEST(Fit, BelowTheFloorNamesTheOperationAndItsParts) {
   const UserError error = below_floor(graph, floor_of(graph, {}), "memory.budget", "less");
   EXPECT_STREQ(error.what(),
                "memory.budget = 4.00 MiB is below the floor of this step, 5.00 MiB\n"
-               "  the largest single operation is convolution backward of `encoder.conv2` (inputs 3.00 MiB, outputs "
+               "  the largest single operation is convolution backward of `encoder.conv2` (inputs "
+               "3.00 MiB, outputs "
                "2.00 MiB, workspace 512 B)");
   // Without a choice the fastest algorithm decides.
   const SolveOptions fastest{.algorithms = false};
   EXPECT_STREQ(below_floor(graph, floor_of(graph, fastest), "memory.budget", "less").what(),
                "memory.budget = 4.00 MiB is below the floor of this step, 6.00 MiB\n"
-               "  the largest single operation is convolution backward of `encoder.conv2` (inputs 3.00 MiB, outputs "
+               "  the largest single operation is convolution backward of `encoder.conv2` (inputs "
+               "3.00 MiB, outputs "
                "2.00 MiB, workspace 1.00 MiB)");
 }
 
@@ -283,7 +300,8 @@ Graph relu_step(int64_t budget_bytes) {
   Graph graph;
   graph.tensors = {{.id = "x", .bytes = 3 << 20, .kind = TensorKind::kInput},
                    {.id = "y", .bytes = 2 << 20, .kind = TensorKind::kActivation}};
-  graph.nodes = {{.name = "aten::relu:1", .inputs = {0}, .outputs = {1}, .algorithms = {{"captured", 1, 0}}}};
+  graph.nodes = {
+      {.name = "aten::relu:1", .inputs = {0}, .outputs = {1}, .algorithms = {{"captured", 1, 0}}}};
   graph.final = {1};
   graph.budget_bytes = budget_bytes;
   return graph;
@@ -296,14 +314,16 @@ TEST(Fit, BelowAFloorWithPlacesTellsOfTheGaps) {
   floor.bytes += floor.gaps_bytes;
   EXPECT_STREQ(below_floor(graph, floor, "memory.budget", "less").what(),
                "memory.budget = 4.00 MiB is below the floor of this step, 6.00 MiB\n"
-               "  the largest single operation is relu (inputs 3.00 MiB, outputs 2.00 MiB, workspace 0 B), and gaps "
+               "  the largest single operation is relu (inputs 3.00 MiB, outputs 2.00 MiB, "
+               "workspace 0 B), and gaps "
                "between places take 1.00 MiB");
 }
 
 TEST(Fit, ABudgetRightBelowTheFloorIsSaidInBytes) {
   const Graph graph = relu_step((5 << 20) - 1);
   EXPECT_THAT(below_floor(graph, floor_of(graph, {}), "memory.budget", "less").what(),
-              ::testing::HasSubstr("memory.budget = 5242879 bytes is below the floor of this step, 5242880 bytes"));
+              ::testing::HasSubstr(
+                  "memory.budget = 5242879 bytes is below the floor of this step, 5242880 bytes"));
 }
 
 TEST(Fit, WhatAnUpdateFindsOnTheHostIsNoPartOfTheFloor) {
@@ -319,14 +339,17 @@ TEST(Fit, WhatAnUpdateFindsOnTheHostIsNoPartOfTheFloor) {
   graph.final = {0, 1};
   graph.budget_bytes = 1 << 20;
   const auto said = [&](const SolveOptions& options) {
-    return std::string(below_floor(graph, floor_of(graph, options), "memory.budget", "less").what());
+    return std::string(
+        below_floor(graph, floor_of(graph, options), "memory.budget", "less").what());
   };
-  EXPECT_EQ(said({}),
-            "memory.budget = 1.00 MiB is below the floor of this step, 2.00 MiB\n"
-            "  the largest single operation is adamw (inputs 2.00 MiB, outputs 0 B, workspace 0 B)");
-  EXPECT_EQ(said({.algorithms = false}),
-            "memory.budget = 1.00 MiB is below the floor of this step, 6.00 MiB\n"
-            "  the largest single operation is adamw (inputs 6.00 MiB, outputs 0 B, workspace 0 B)");
+  EXPECT_EQ(
+      said({}),
+      "memory.budget = 1.00 MiB is below the floor of this step, 2.00 MiB\n"
+      "  the largest single operation is adamw (inputs 2.00 MiB, outputs 0 B, workspace 0 B)");
+  EXPECT_EQ(
+      said({.algorithms = false}),
+      "memory.budget = 1.00 MiB is below the floor of this step, 6.00 MiB\n"
+      "  the largest single operation is adamw (inputs 6.00 MiB, outputs 0 B, workspace 0 B)");
 }
 
 /// A random step whose tensors are as large as addresses are apart.
@@ -361,8 +384,9 @@ TEST(TradeOff, NeverRisesWithTheBudgetAndEachPointCanBeRun) {
       EXPECT_GT(curve[i].budget_bytes, curve[i - 1].budget_bytes);
       EXPECT_LE(curve[i].expected_s, curve[i - 1].expected_s);
     }
-    const auto asked = std::find_if(curve.begin(), curve.end(),
-                                    [&](const TradeOff& point) { return point.budget_bytes == graph.budget_bytes; });
+    const auto asked = std::find_if(curve.begin(), curve.end(), [&](const TradeOff& point) {
+      return point.budget_bytes == graph.budget_bytes;
+    });
     ASSERT_NE(asked, curve.end());
     EXPECT_LE(asked->expected_s, known.solution.schedule.expected_s);
   }

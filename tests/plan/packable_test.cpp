@@ -24,7 +24,8 @@ std::vector<std::string> lossy(const StepGraph& graph) {
   return out;
 }
 
-StepGraph allowed(const std::function<std::vector<at::Tensor>()>& step, const StepTensors& tensors) {
+StepGraph allowed(const std::function<std::vector<at::Tensor>()>& step,
+                  const StepTensors& tensors) {
   step();
   const CapturedStep captured = capture(step, tensors);
   StepGraph graph = graph_of(captured);
@@ -35,10 +36,11 @@ StepGraph allowed(const std::function<std::vector<at::Tensor>()>& step, const St
 TEST(AllowLoss, TakesWhatBackwardDifferentiatesAtAndNothingElse) {
   SmallStep step;
   const StepGraph graph = allowed([&] { return step(); }, step.tensors());
-  // The first convolution's result (normalized), relu's, relu_'s after the second convolution, the sum that is pooled,
-  // and the input of the head's product. Not the statistics, the masks of dropout, the pool's indices, the softmax.
-  EXPECT_THAT(lossy(graph),
-              ::testing::ElementsAre("aten::add", "aten::convolution", "aten::convolution", "aten::mul", "aten::relu"));
+  // The first convolution's result (normalized), relu's, relu_'s after the second convolution, the
+  // sum that is pooled, and the input of the head's product. Not the statistics, the masks of
+  // dropout, the pool's indices, the softmax.
+  EXPECT_THAT(lossy(graph), ::testing::ElementsAre("aten::add", "aten::convolution",
+                                                   "aten::convolution", "aten::mul", "aten::relu"));
   ASSERT_EQ(graph.forms.size(), 1U);
   EXPECT_EQ(graph.graph.codecs[0].ratio, 33.0 / 128);
   for (const GraphTensor& tensor : graph.graph.tensors)
@@ -52,14 +54,16 @@ TEST(AllowLoss, OnlyBackwardReadsWhatWasPacked) {
   StepGraph graph = graph_of(captured);
   allow_loss(captured, graph);
   for (size_t n = 0; n < graph.nodes.size(); ++n)
-    EXPECT_EQ(graph.graph.nodes[n].reads_unpacked, !captured.operations[graph.nodes[n].first].backward)
+    EXPECT_EQ(graph.graph.nodes[n].reads_unpacked,
+              !captured.operations[graph.nodes[n].first].backward)
         << graph.graph.nodes[n].name;
 }
 
 /// The loss of y = f(x w) x for one `f`.
 template <class F>
 std::vector<std::string> lossy_of(F&& f, at::ScalarType dtype = at::kFloat) {
-  const at::Tensor w = at::randn({8, 8}).to(dtype).requires_grad_(), x = at::randn({8, 8}).to(dtype);
+  const at::Tensor w = at::randn({8, 8}).to(dtype).requires_grad_(),
+                   x = at::randn({8, 8}).to(dtype);
   return lossy(allowed(
       [&] {
         w.mutable_grad().reset();
@@ -73,13 +77,19 @@ std::vector<std::string> lossy_of(F&& f, at::ScalarType dtype = at::kFloat) {
 TEST(AllowLoss, LeavesAloneWhatOperatorsOutsideTheTableRead) {
   using ::testing::ElementsAre;
   using ::testing::IsEmpty;
-  EXPECT_THAT(lossy_of([](const auto& h, const auto&) { return at::gelu(h); }), ElementsAre("aten::mm"));
-  EXPECT_THAT(lossy_of([](const auto& h, const auto&) { return at::gelu(h); }, at::kBFloat16), ElementsAre("aten::mm"));
-  EXPECT_THAT(lossy_of([](const auto& h, const auto&) { return at::gelu(h); }, at::kDouble), IsEmpty());
+  EXPECT_THAT(lossy_of([](const auto& h, const auto&) { return at::gelu(h); }),
+              ElementsAre("aten::mm"));
+  EXPECT_THAT(lossy_of([](const auto& h, const auto&) { return at::gelu(h); }, at::kBFloat16),
+              ElementsAre("aten::mm"));
+  EXPECT_THAT(lossy_of([](const auto& h, const auto&) { return at::gelu(h); }, at::kDouble),
+              IsEmpty());
   EXPECT_THAT(lossy_of([](const auto& h, const auto&) { return at::logsumexp(h, 0); }), IsEmpty());
-  EXPECT_THAT(lossy_of([](const auto& h, const auto&) { return at::gelu(h) + at::logsumexp(h, 0); }), IsEmpty());
+  EXPECT_THAT(
+      lossy_of([](const auto& h, const auto&) { return at::gelu(h) + at::logsumexp(h, 0); }),
+      IsEmpty());
   // Of two halves of a storage neither spans it.
-  EXPECT_THAT(lossy_of([](const auto& h, const auto&) { return at::gelu(h.narrow(0, 0, 4)); }), IsEmpty());
+  EXPECT_THAT(lossy_of([](const auto& h, const auto&) { return at::gelu(h.narrow(0, 0, 4)); }),
+              IsEmpty());
   // Changed after it was made, so it is no activation that stands still.
   EXPECT_THAT(lossy_of([](const auto& h, const auto&) {
                 const at::Tensor y = at::gelu(h);
@@ -89,13 +99,15 @@ TEST(AllowLoss, LeavesAloneWhatOperatorsOutsideTheTableRead) {
               IsEmpty());
 }
 
-/// Codecs of tensors that may be packed without loss in a step that squares `rows` rows and multiplies them by a
-/// Linear of this recipe; `also` reads them, too, and adds to the loss.
-std::vector<std::string> same_codes_of(const char* recipe, at::ScalarType dtype, int64_t rows,
-                                       const std::function<at::Tensor(const at::Tensor&)>& also = nullptr) {
-  const at::Tensor w = at::randn({32, 64}).to(dtype).requires_grad_(), x = at::randn({rows, 64}).to(dtype);
-  const auto linear =
-      std::make_shared<mx::QuantizedLinear>(mx::find_recipe(mx::built_in_recipes(), recipe).linear, "linear");
+/// Codecs of tensors that may be packed without loss in a step that squares `rows` rows and
+/// multiplies them by a Linear of this recipe; `also` reads them, too, and adds to the loss.
+std::vector<std::string> same_codes_of(
+    const char* recipe, at::ScalarType dtype, int64_t rows,
+    const std::function<at::Tensor(const at::Tensor&)>& also = nullptr) {
+  const at::Tensor w = at::randn({32, 64}).to(dtype).requires_grad_(),
+                   x = at::randn({rows, 64}).to(dtype);
+  const auto linear = std::make_shared<mx::QuantizedLinear>(
+      mx::find_recipe(mx::built_in_recipes(), recipe).linear, "linear");
   const auto step = [&] {
     w.mutable_grad().reset();
     linear->begin_step(1);
@@ -111,25 +123,33 @@ std::vector<std::string> same_codes_of(const char* recipe, at::ScalarType dtype,
   allow_same_codes(captured, graph);
   std::vector<std::string> out;
   for (const GraphTensor& tensor : graph.graph.tensors)
-    for (const int codec : tensor.codecs.value_or(std::vector<int>())) out.push_back(graph.graph.codecs[codec].name);
+    for (const int codec : tensor.codecs.value_or(std::vector<int>()))
+      out.push_back(graph.graph.codecs[codec].name);
   return out;
 }
 
 TEST(AllowSameCodes, TakesTheInputOfALinearThatQuantizesItInBackward) {
   using ::testing::ElementsAre;
   using ::testing::IsEmpty;
-  EXPECT_THAT(same_codes_of("mxfp8", at::kFloat, 96), ElementsAre("e4m3.round_up.columns64.float32.same_codes"));
+  EXPECT_THAT(same_codes_of("mxfp8", at::kFloat, 96),
+              ElementsAre("e4m3.round_up.columns64.float32.same_codes"));
   const mx::LinearRecipe& mxfp8 = mx::find_recipe(mx::built_in_recipes(), "mxfp8").linear;
-  if (mx::emulation_dtype(at::empty({0}, at::kBFloat16), mxfp8.gradient, mxfp8.activation) == at::kBFloat16) {
-    EXPECT_THAT(same_codes_of("mxfp8", at::kBFloat16, 96), ElementsAre("e4m3.round_up.columns64.bfloat16.same_codes"));
+  if (mx::emulation_dtype(at::empty({0}, at::kBFloat16), mxfp8.gradient, mxfp8.activation) ==
+      at::kBFloat16) {
+    EXPECT_THAT(same_codes_of("mxfp8", at::kBFloat16, 96),
+                ElementsAre("e4m3.round_up.columns64.bfloat16.same_codes"));
   } else {
-    EXPECT_THAT(same_codes_of("mxfp8", at::kBFloat16, 96), IsEmpty());  // products are of wider numbers
+    EXPECT_THAT(same_codes_of("mxfp8", at::kBFloat16, 96),
+                IsEmpty());  // products are of wider numbers
   }
   EXPECT_THAT(same_codes_of("mxfp8", at::kFloat, 95), IsEmpty());  // the last block is short
   EXPECT_THAT(same_codes_of("fp8_tensor", at::kFloat, 96), IsEmpty());
-  EXPECT_THAT(same_codes_of("mxfp8", at::kFloat, 96, [](const at::Tensor& h) { return at::gelu(h); }), IsEmpty());
-  EXPECT_THAT(same_codes_of("mxfp8", at::kFloat, 96, [](const at::Tensor& h) { return h * 2; }),
-              ElementsAre("e4m3.round_up.columns64.float32.same_codes"));  // reads it in forward alone
+  EXPECT_THAT(
+      same_codes_of("mxfp8", at::kFloat, 96, [](const at::Tensor& h) { return at::gelu(h); }),
+      IsEmpty());
+  EXPECT_THAT(
+      same_codes_of("mxfp8", at::kFloat, 96, [](const at::Tensor& h) { return h * 2; }),
+      ElementsAre("e4m3.round_up.columns64.float32.same_codes"));  // reads it in forward alone
 }
 
 }  // namespace

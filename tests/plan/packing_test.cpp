@@ -31,7 +31,8 @@ int64_t most_held(const std::vector<Block>& blocks) {
   for (int time = 0; time < 200; ++time) {
     int64_t now = 0;
     for (const Block& block : blocks)
-      for (const auto& [first, last] : block.spans) now += first <= time && time < last ? block.bytes : 0;
+      for (const auto& [first, last] : block.spans)
+        now += first <= time && time < last ? block.bytes : 0;
     most = std::max(most, now);
   }
   return most;
@@ -52,14 +53,16 @@ TEST(Packing, BlocksHeldAtOneTimeDoNotOverlap) {
           continue;
         for (const auto& x : blocks[a].spans)
           for (const auto& y : blocks[b].spans)
-            EXPECT_FALSE(overlap(x.first, x.second, y.first, y.second)) << "blocks " << a << " and " << b;
+            EXPECT_FALSE(overlap(x.first, x.second, y.first, y.second))
+                << "blocks " << a << " and " << b;
       }
     }
     EXPECT_GE(packing.bytes, most_held(blocks));
     packed += packing.bytes;
     least += most_held(blocks);
   }
-  // First fit alone, in the best of its orders, takes 5 % more than what is held at a time; moves from one order, 3 %.
+  // First fit alone, in the best of its orders, takes 5 % more than what is held at a time; moves
+  // from one order, 3 %.
   EXPECT_LT(static_cast<double>(packed), 1.015 * static_cast<double>(least));
 }
 

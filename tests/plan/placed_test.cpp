@@ -21,15 +21,17 @@ Graph placed_step(Random& random, int layers) {
     for (Algorithm& algorithm : node.algorithms) algorithm.workspace_bytes *= 96;
   graph.bandwidth.to_host *= 100;
   graph.bandwidth.to_device *= 100;
-  for (Codec& codec : graph.codecs) codec.encode_bytes_per_s *= 100, codec.decode_bytes_per_s *= 100;
+  for (Codec& codec : graph.codecs)
+    codec.encode_bytes_per_s *= 100, codec.decode_bytes_per_s *= 100;
   return graph;
 }
 
-/// What places take with everything that may go away on the host and nothing fetched before it is needed.
+/// What places take with everything that may go away on the host and nothing fetched before it is
+/// needed.
 int64_t least_placed_bytes(const Graph& graph, const SolveOptions& options) {
   const Search search(graph, options);
-  const auto schedule =
-      search.scheduler().schedule(search.all_away(Keep::kHost, options), floor_of(graph, options).bytes);
+  const auto schedule = search.scheduler().schedule(search.all_away(Keep::kHost, options),
+                                                    floor_of(graph, options).bytes);
   return schedule ? lay_out(graph, schedule->plan, schedule->timeline).bytes + graph.base_bytes : 0;
 }
 
@@ -63,7 +65,8 @@ TEST(Placed, EachBudgetFromThePlacedFloorOnHasAPlan) {
   for (int round = 0; round < 120; ++round) {
     SCOPED_TRACE(round);
     Graph graph = placed_step(random, draw(random, 4, 12));
-    const SolveOptions options{.offload = round % 3 > 0, .compress = round % 3 > 1, .time_limit_s = 0};
+    const SolveOptions options{
+        .offload = round % 3 > 0, .compress = round % 3 > 1, .time_limit_s = 0};
     const Floor floor = placed_floor_of(graph, options);
     EXPECT_EQ(floor.bytes, floor_of(graph, options).bytes + floor.gaps_bytes);
     with_gaps += floor.gaps_bytes > 0 ? 1 : 0;
@@ -80,7 +83,8 @@ TEST(Placed, EachBudgetFromThePlacedFloorOnHasAPlan) {
   EXPECT_GE(with_gaps, 10);
 }
 
-// A place is had by one tensor at a time of the simulation, so all places together are no less than it says is held.
+// A place is had by one tensor at a time of the simulation, so all places together are no less than
+// it says is held.
 TEST(Placed, PlacesAreNoLessThanThePeakOfTheSimulation) {
   Random random(32);
   int made = 0;

@@ -12,8 +12,9 @@
 
 namespace dovetail::plan {
 
-/// The actions of a plan one after another, each as soon as its streams, its data and the memory allow: what EveryPlan
-/// goes through. Written from the rules in plan/check.h, apart from the scheduler.
+/// The actions of a plan one after another, each as soon as its streams, its data and the memory
+/// allow: what EveryPlan goes through. Written from the rules in plan/check.h, apart from the
+/// scheduler.
 class PlanActions {
  protected:
   static constexpr double kTiny = 1e-9;  // seconds
@@ -55,8 +56,10 @@ class PlanActions {
   int64_t bytes(int t) const { return graph_.tensors[t].bytes; }
   double seconds(int t, double rate) const { return static_cast<double>(bytes(t)) / rate; }
 
-  /// When `bytes` fit from, and as many more until the end: no earlier than `start_s`; nothing if they never do.
-  std::optional<double> fit(const State& s, double start_s, double takes_s, int64_t bytes, int64_t until_end) const {
+  /// When `bytes` fit from, and as many more until the end: no earlier than `start_s`; nothing if
+  /// they never do.
+  std::optional<double> fit(const State& s, double start_s, double takes_s, int64_t bytes,
+                            int64_t until_end) const {
     std::vector<double> starts = {start_s};
     for (const auto& [at_s, change] : s.memory)
       if (at_s > start_s && change < 0) starts.push_back(at_s);
@@ -70,7 +73,8 @@ class PlanActions {
     for (const double from_s : starts) {
       int64_t most = level_at(from_s) + until_end;
       for (const auto& [at_s, change] : s.memory)
-        if (at_s > from_s) most = std::max(most, level_at(at_s) + (at_s < from_s + takes_s - kTiny ? until_end : 0));
+        if (at_s > from_s)
+          most = std::max(most, level_at(at_s) + (at_s < from_s + takes_s - kTiny ? until_end : 0));
       if (most + bytes <= graph_.budget_bytes) return from_s;
     }
     return std::nullopt;
@@ -78,12 +82,13 @@ class PlanActions {
 
   static int ended_at(const State& s, double at_s) {
     const auto near = [&](double end_s) { return std::abs(end_s - at_s) < kTiny; };
-    return static_cast<int>(std::find_if(s.ends_s.begin(), s.ends_s.end(), near) - s.ends_s.begin());
+    return static_cast<int>(std::find_if(s.ends_s.begin(), s.ends_s.end(), near) -
+                            s.ends_s.begin());
   }
 
   /// Lists an action that starts when its memory is there; returns its end, or nothing.
-  std::optional<double> list(State& s, Action action, double earliest_s, double takes_s, int64_t bytes,
-                             int64_t until_end = 0) const {
+  std::optional<double> list(State& s, Action action, double earliest_s, double takes_s,
+                             int64_t bytes, int64_t until_end = 0) const {
     const auto start_s = fit(s, earliest_s, takes_s, bytes, until_end);
     if (!start_s) return std::nullopt;
     if (*start_s > earliest_s) action.waits.push_back(ended_at(s, *start_s));
@@ -118,14 +123,16 @@ class PlanActions {
   void offload(State& s, int t) const {
     Storage& storage = s.storages[t];
     const double start_s = copy_start_s(s, s.to_host_s, storage.device.ready_s);
-    s.to_host_s = *list(s, {.op = Op::kOffload, .tensor = t}, start_s, seconds(t, graph_.bandwidth.to_host), 0);
+    s.to_host_s = *list(s, {.op = Op::kOffload, .tensor = t}, start_s,
+                        seconds(t, graph_.bandwidth.to_host), 0);
     storage.host = storage.device;
     storage.host.ready_s = storage.host.last_s = storage.copied_s = s.to_host_s;
     storage.device.last_s = std::max(storage.device.last_s, s.to_host_s);
   }
   bool fetch(State& s, int t) const {
     Storage& storage = s.storages[t];
-    const auto end_s = list(s, {.op = Op::kPrefetch, .tensor = t}, copy_start_s(s, s.to_device_s, storage.host.ready_s),
+    const auto end_s = list(s, {.op = Op::kPrefetch, .tensor = t},
+                            copy_start_s(s, s.to_device_s, storage.host.ready_s),
                             seconds(t, graph_.bandwidth.to_device), bytes(t));
     if (!end_s) return false;
     storage.device = storage.host;
@@ -136,9 +143,9 @@ class PlanActions {
     Storage& storage = s.storages[t];
     const auto packed_bytes =
         static_cast<int64_t>(std::ceil(static_cast<double>(bytes(t)) * graph_.codecs[codec].ratio));
-    const auto end_s =
-        list(s, {.op = Op::kCompress, .tensor = t, .codec = codec}, std::max(s.compute_s, storage.device.ready_s),
-             seconds(t, graph_.codecs[codec].encode_bytes_per_s), packed_bytes);
+    const auto end_s = list(s, {.op = Op::kCompress, .tensor = t, .codec = codec},
+                            std::max(s.compute_s, storage.device.ready_s),
+                            seconds(t, graph_.codecs[codec].encode_bytes_per_s), packed_bytes);
     if (!end_s) return false;
     storage.packed = storage.device;
     storage.packed.codec = codec;
@@ -151,13 +158,15 @@ class PlanActions {
   bool unpack(State& s, int t) const {
     Storage& storage = s.storages[t];
     const Codec& codec = graph_.codecs[storage.packed.codec];
-    const auto end_s = list(s, {.op = Op::kDecompress, .tensor = t}, std::max(s.compute_s, storage.packed.ready_s),
-                            seconds(t, codec.decode_bytes_per_s), bytes(t));
+    const auto end_s =
+        list(s, {.op = Op::kDecompress, .tensor = t}, std::max(s.compute_s, storage.packed.ready_s),
+             seconds(t, codec.decode_bytes_per_s), bytes(t));
     if (!end_s) return false;
     storage.device = storage.packed;
     storage.device.coded = true;
     storage.device.ready_s = storage.device.last_s = s.compute_s = *end_s;
-    s.memory.emplace_back(*end_s, -static_cast<int64_t>(std::ceil(static_cast<double>(bytes(t)) * codec.ratio)));
+    s.memory.emplace_back(
+        *end_s, -static_cast<int64_t>(std::ceil(static_cast<double>(bytes(t)) * codec.ratio)));
     storage.packed = {};
     s.actions.push_back({.op = Op::kFreePacked, .tensor = t});
     s.ends_s.push_back(*end_s);
@@ -175,7 +184,8 @@ class PlanActions {
       const Copy& copy = on_host ? s.storages[t].host : s.storages[t].device;
       if (on_host && s.storages[t].device.there) return false;
       if (on_host) start_s = std::max(start_s, copy.last_s);  // of a fetch
-      if (!copy.there || copy.version != version || (!copy.exact && !graph_.tensors[t].lossy_ok)) return false;
+      if (!copy.there || copy.version != version || (!copy.exact && !graph_.tensors[t].lossy_ok))
+        return false;
       if (copy.coded && node.reads_unpacked) return false;
       start_s = std::max(start_s, copy.ready_s);
       lossy = lossy || !copy.exact;
@@ -195,20 +205,24 @@ class PlanActions {
     }
     const auto end_s = list(s, std::move(action), start_s, how.time_s, made, how.workspace_bytes);
     if (!end_s) return false;
-    const auto place = [&](int t) -> Copy& { return how.finds_on_host(t) ? s.storages[t].host : s.storages[t].device; };
+    const auto place = [&](int t) -> Copy& {
+      return how.finds_on_host(t) ? s.storages[t].host : s.storages[t].device;
+    };
     for (const auto& [t, version] : reads_[n]) place(t).last_s = std::max(place(t).last_s, *end_s);
     for (const int t : node.mutates) ++place(t).version, place(t).ready_s = *end_s;
     for (const int t : node.outputs)
-      s.storages[t].device = {.there = true, .exact = first || !lossy, .ready_s = *end_s, .last_s = *end_s};
+      s.storages[t].device = {
+          .there = true, .exact = first || !lossy, .ready_s = *end_s, .last_s = *end_s};
     s.algorithms[n] = algorithm;
     s.compute_s = *end_s;
     return true;
   }
 
   const Graph& graph_;
-  std::vector<std::vector<std::pair<int, int>>> reads_;  // of each node: storages and their versions
-  std::vector<double> least_s_;                          // of each node
-  std::vector<int> producer_, last_version_;             // of each storage
+  std::vector<std::vector<std::pair<int, int>>>
+      reads_;                                 // of each node: storages and their versions
+  std::vector<double> least_s_;               // of each node
+  std::vector<int> producer_, last_version_;  // of each storage
 
  private:
   void add_node(int n) {
@@ -216,12 +230,14 @@ class PlanActions {
     reads_.emplace_back();
     for (const auto* list : {&node.inputs, &node.mutates})
       for (const int t : *list)
-        if (std::find(reads_[n].begin(), reads_[n].end(), std::pair(t, last_version_[t])) == reads_[n].end())
+        if (std::find(reads_[n].begin(), reads_[n].end(), std::pair(t, last_version_[t])) ==
+            reads_[n].end())
           reads_[n].emplace_back(t, last_version_[t]);
     for (const int t : node.mutates) ++last_version_[t];
     for (const int t : node.outputs) producer_[t] = n;
     double least_s = node.algorithms[0].time_s;
-    for (const Algorithm& algorithm : node.algorithms) least_s = std::min(least_s, algorithm.time_s);
+    for (const Algorithm& algorithm : node.algorithms)
+      least_s = std::min(least_s, algorithm.time_s);
     least_s_.push_back(least_s);
   }
 };

@@ -21,7 +21,8 @@ bool any(const Solution&) { return true; }
 /// Everything away that can be: a plan for little memory, and a slow one.
 Solution all_away(const Graph& graph, const SolveOptions& options) {
   const Search search(graph, options);
-  Solution out{.decisions = search.all_away(Keep::kHost, options), .budget_bytes = graph.budget_bytes};
+  Solution out{.decisions = search.all_away(Keep::kHost, options),
+               .budget_bytes = graph.budget_bytes};
   auto schedule = search.scheduler().schedule(out.decisions, graph.budget_bytes);
   if (!schedule) throw UserError("no plan", "");
   out.schedule = std::move(*schedule);
@@ -43,7 +44,8 @@ class PlanCacheTest : public ::testing::Test {
     return solve_known(cache_, graph_, options, any, all_away).schedule.expected_s;
   }
 
-  const std::filesystem::path folder_ = std::filesystem::path(::testing::TempDir()) / "dovetail_plan_cache_test";
+  const std::filesystem::path folder_ =
+      std::filesystem::path(::testing::TempDir()) / "dovetail_plan_cache_test";
   const PlanCache cache_{folder_};
   Random random_{41};
   Graph graph_;
@@ -73,7 +75,8 @@ TEST_F(PlanCacheTest, NoPlanIsSlowerThanOneMadeBeforeForAsMuchMemoryOrLess) {
         if (budget <= graph_.budget_bytes) {
           EXPECT_LE(made.schedule.expected_s, seconds);
         }
-      from_before += !good && made.schedule.expected_s < all_away(graph_, {}).schedule.expected_s ? 1 : 0;
+      from_before +=
+          !good && made.schedule.expected_s < all_away(graph_, {}).schedule.expected_s ? 1 : 0;
       before.emplace_back(graph_.budget_bytes, made.schedule.expected_s);
     }
     EXPECT_GE(from_before, 1) << "round " << round;
@@ -111,7 +114,8 @@ TEST_F(PlanCacheTest, WhatIsFoundAgainIsWhatWasPut) {
     EXPECT_EQ(found[0].decisions.gaps, decisions.gaps);
     EXPECT_EQ(found[0].decisions.codec, decisions.codec);
     EXPECT_EQ(found[0].decisions.algorithms, decisions.algorithms);
-    for (size_t k = 1; k < found.size(); ++k) EXPECT_LT(found[k].budget_bytes, found[k - 1].budget_bytes);
+    for (size_t k = 1; k < found.size(); ++k)
+      EXPECT_LT(found[k].budget_bytes, found[k - 1].budget_bytes);
   }
   EXPECT_EQ(cache_.find(graph_, {}).size(), 20);
   for (int i = 0; i < 10; ++i) cache_.put(graph_, {}, {i, all_away(graph_, {}).decisions});
@@ -121,9 +125,10 @@ TEST_F(PlanCacheTest, WhatIsFoundAgainIsWhatWasPut) {
 TEST_F(PlanCacheTest, AFileThatIsNoneOfOursIsNamed) {
   expected_s(all_);
   const std::filesystem::path file = std::filesystem::directory_iterator(folder_)->path();
-  for (const char* text : {"{", "[]", R"({"version":2,"plans":[]})",
-                           R"({"version":1,"plans":[{"budget_bytes":1,"gaps":[9],"codecs":[0],"algorithms":[0]}]})",
-                           R"({"version":1,"plans":[{"budget_bytes":1,"gaps":[0],"codecs":[0],"algorithms":[0]}]})"}) {
+  for (const char* text :
+       {"{", "[]", R"({"version":2,"plans":[]})",
+        R"({"version":1,"plans":[{"budget_bytes":1,"gaps":[9],"codecs":[0],"algorithms":[0]}]})",
+        R"({"version":1,"plans":[{"budget_bytes":1,"gaps":[0],"codecs":[0],"algorithms":[0]}]})"}) {
     std::ofstream(file) << text;
     EXPECT_THAT([&] { cache_.find(graph_, {}); },
                 ::testing::ThrowsMessage<UserError>(::testing::HasSubstr(file.string())))
@@ -131,7 +136,8 @@ TEST_F(PlanCacheTest, AFileThatIsNoneOfOursIsNamed) {
   }
 }
 
-// Tensors of a step that a packing leaves no gaps between, so that plans have places where they fit.
+// Tensors of a step that a packing leaves no gaps between, so that plans have places where they
+// fit.
 TEST_F(PlanCacheTest, PlacedPlansAreTakenUpAgain) {
   for (GraphTensor& tensor : graph_.tensors) tensor.bytes *= kAlignment;
   for (GraphNode& node : graph_.nodes)

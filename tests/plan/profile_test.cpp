@@ -63,9 +63,11 @@ TEST_F(Profiled, TheSecondTimeNothingIsMeasured) {
   for (size_t i = 0; i < after.size(); ++i) EXPECT_TRUE(after[i].equal(trained[i])) << "a step ran";
   for (size_t n = 0; n < graph_.nodes.size(); ++n)
     for (size_t a = 0; a < graph_.graph.nodes[n].algorithms.size(); ++a) {
-      const Algorithm &was = measured.graph.nodes[n].algorithms[a], &is = graph_.graph.nodes[n].algorithms[a];
+      const Algorithm &was = measured.graph.nodes[n].algorithms[a],
+                      &is = graph_.graph.nodes[n].algorithms[a];
       EXPECT_GT(is.time_s, 0);
-      EXPECT_EQ(is.workspace_bytes, was.workspace_bytes) << graph_.graph.nodes[n].name << " " << is.name;
+      EXPECT_EQ(is.workspace_bytes, was.workspace_bytes)
+          << graph_.graph.nodes[n].name << " " << is.name;
     }
   // What was remembered of allocations is what they are.
   StepGraph unlimited = graph_;
@@ -74,7 +76,8 @@ TEST_F(Profiled, TheSecondTimeNothingIsMeasured) {
     Plan plan = keep_all(unlimited.graph);
     for (Action& action : plan.actions)
       if (action.op == Op::kCompute)
-        action.algorithm = std::min(algorithm, static_cast<int>(graph_.graph.nodes[action.node].algorithms.size()) - 1);
+        action.algorithm = std::min(
+            algorithm, static_cast<int>(graph_.graph.nodes[action.node].algorithms.size()) - 1);
     Executor(captured_, unlimited, plan, {}).run();
   }
 }
@@ -127,16 +130,18 @@ TEST_F(Profiled, AnotherNumberOfThreadsIsAnotherMachine) {
 TEST_F(Profiled, WhatIsNoCacheIsRefused) {
   profile();
   std::ofstream(file_) << R"({"version": 1, "machine": {"cpu": "another"}, "entries": {}})";
-  EXPECT_THAT([&] { profile(); },
-              ::testing::ThrowsMessage<UserError>(::testing::HasSubstr("its machine is not this one")));
+  EXPECT_THAT([&] { profile(); }, ::testing::ThrowsMessage<UserError>(
+                                      ::testing::HasSubstr("its machine is not this one")));
   std::ofstream(file_) << "{";
-  EXPECT_THAT([&] { profile(); }, ::testing::ThrowsMessage<UserError>(::testing::HasSubstr(file_.filename().string())));
+  EXPECT_THAT([&] { profile(); },
+              ::testing::ThrowsMessage<UserError>(::testing::HasSubstr(file_.filename().string())));
 }
 
 TEST_F(Profiled, KeysTellOperationsApart) {
   std::vector<std::string> keys;
   for (const CapturedOperation& operation : captured_.operations)
-    if (operation.name.starts_with("aten::convolution")) keys.push_back(key_of({&operation, 1}).value());
+    if (operation.name.starts_with("aten::convolution"))
+      keys.push_back(key_of({&operation, 1}).value());
   ASSERT_EQ(keys.size(), 2 * ConvStep::kLayers);
   for (size_t i = 0; i < keys.size(); ++i)
     for (size_t j = 0; j < i; ++j) EXPECT_NE(keys[i], keys[j]);

@@ -10,18 +10,23 @@ namespace dovetail::plan {
 
 using Random = std::mt19937_64;
 
-inline int draw(Random& random, int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); }
+inline int draw(Random& random, int low, int high) {
+  return std::uniform_int_distribution<int>(low, high)(random);
+}
 
-/// A training step of a chain of `layers`: forward, backward, and an update in place of each parameter. Some
-/// activations are read by two forward operations, some backward operations read their layer's input, some its output,
-/// some both; some operations are random, some have a second, faster algorithm with a workspace.
+/// A training step of a chain of `layers`: forward, backward, and an update in place of each
+/// parameter. Some activations are read by two forward operations, some backward operations read
+/// their layer's input, some its output, some both; some operations are random, some have a second,
+/// faster algorithm with a workspace.
 inline Graph random_step(Random& random, int layers) {
   Graph graph;
   graph.bandwidth = {.to_host = 10, .to_device = 8, .duplex = draw(random, 0, 3) > 0};
   graph.codecs = {{"exact", 0.5, 50, 40, 0}, {"mxfp8", 0.25, 100, 90, 0.1}};
   const auto add = [&](std::string id, TensorKind kind) {
-    graph.tensors.push_back(
-        {.id = std::move(id), .bytes = 8 * draw(random, 1, 6), .kind = kind, .lossy_ok = draw(random, 0, 1) == 1});
+    graph.tensors.push_back({.id = std::move(id),
+                             .bytes = 8 * draw(random, 1, 6),
+                             .kind = kind,
+                             .lossy_ok = draw(random, 0, 1) == 1});
     return static_cast<int>(graph.tensors.size()) - 1;
   };
   const auto algorithms = [&] {
@@ -33,7 +38,8 @@ inline Graph random_step(Random& random, int layers) {
   std::vector<int> made = {add("x", TensorKind::kInput)}, parameters;
   for (int i = 0; i < layers; ++i) {
     GraphNode node{.name = fmt::format("f{}", i), .inputs = {made.back()}};
-    parameters.push_back(draw(random, 0, 2) > 0 ? add(fmt::format("w{}", i), TensorKind::kParam) : -1);
+    parameters.push_back(draw(random, 0, 2) > 0 ? add(fmt::format("w{}", i), TensorKind::kParam)
+                                                : -1);
     if (parameters.back() >= 0) node.inputs.push_back(parameters.back());
     if (i >= 2 && draw(random, 0, 3) == 0) node.inputs.push_back(made[made.size() - 2]);
     made.push_back(add(fmt::format("a{}", i), TensorKind::kActivation));
@@ -69,7 +75,8 @@ inline Graph random_step(Random& random, int layers) {
   return graph;
 }
 
-/// Lets some tensors be held by one of the codecs or by none, and some nodes read nothing that was packed.
+/// Lets some tensors be held by one of the codecs or by none, and some nodes read nothing that was
+/// packed.
 inline void restrict_codecs(Random& random, Graph& graph) {
   for (GraphTensor& tensor : graph.tensors) {
     const int what = draw(random, -1, 3);  // of two codecs: the first, the second, none
@@ -78,8 +85,8 @@ inline void restrict_codecs(Random& random, Graph& graph) {
   for (GraphNode& node : graph.nodes) node.reads_unpacked = draw(random, 0, 2) == 0;
 }
 
-/// Gives some of the updates of a random step a momentum, which they change with their parameter, and makes others
-/// leave their parameter as it is.
+/// Gives some of the updates of a random step a momentum, which they change with their parameter,
+/// and makes others leave their parameter as it is.
 inline void add_state(Random& random, Graph& graph) {
   for (GraphNode& node : graph.nodes) {
     if (node.mutates.empty()) continue;
@@ -90,13 +97,15 @@ inline void add_state(Random& random, Graph& graph) {
     } else if (what < 3) {
       node.mutates.push_back(static_cast<int>(graph.tensors.size()));
       graph.final.push_back(node.mutates.back());
-      graph.tensors.push_back(
-          {.id = "m" + node.name.substr(1), .bytes = 8 * draw(random, 1, 6), .kind = TensorKind::kState});
+      graph.tensors.push_back({.id = "m" + node.name.substr(1),
+                               .bytes = 8 * draw(random, 1, 6),
+                               .kind = TensorKind::kState});
     }
   }
 }
 
-/// Lets some of the updates of a random step find their momentum on the host, or their parameter, or both.
+/// Lets some of the updates of a random step find their momentum on the host, or their parameter,
+/// or both.
 inline void let_updates_run_on_host(Random& random, Graph& graph) {
   for (GraphNode& node : graph.nodes) {
     if (node.mutates.empty() || draw(random, 0, 3) == 0) continue;

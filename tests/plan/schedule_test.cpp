@@ -26,7 +26,8 @@ TEST(Schedule, KeepingAllIsEveryNodeOnce) {
     EXPECT_EQ(made->timeline.peak_bytes, plain.peak_bytes);
     EXPECT_DOUBLE_EQ(made->timeline.makespan_s, plain.makespan_s);
     EXPECT_EQ(made->timeline.again, 0);
-    EXPECT_EQ(*std::max_element(made->slot_bytes.begin(), made->slot_bytes.end()), plain.peak_bytes);
+    EXPECT_EQ(*std::max_element(made->slot_bytes.begin(), made->slot_bytes.end()),
+              plain.peak_bytes);
     EXPECT_TRUE(scheduler.schedule(all_resident(graph, scheduler), plain.peak_bytes));
     Misfit misfit;
     EXPECT_FALSE(scheduler.schedule(all_resident(graph, scheduler), plain.peak_bytes - 1, &misfit));
@@ -34,9 +35,12 @@ TEST(Schedule, KeepingAllIsEveryNodeOnce) {
   }
 }
 
-/// A chain of nodes that take so many seconds, over tensors of 8 and 16 bytes at 10 bytes a second out and 8 back.
-Graph chain(std::vector<GraphTensor> tensors, std::vector<GraphNode> nodes, const std::vector<double>& seconds) {
-  Graph graph{.budget_bytes = int64_t{1} << 40, .tensors = std::move(tensors), .nodes = std::move(nodes)};
+/// A chain of nodes that take so many seconds, over tensors of 8 and 16 bytes at 10 bytes a second
+/// out and 8 back.
+Graph chain(std::vector<GraphTensor> tensors, std::vector<GraphNode> nodes,
+            const std::vector<double>& seconds) {
+  Graph graph{
+      .budget_bytes = int64_t{1} << 40, .tensors = std::move(tensors), .nodes = std::move(nodes)};
   graph.bandwidth = {.to_host = 10, .to_device = 8};
   for (size_t n = 0; n < seconds.size(); ++n) graph.nodes[n].algorithms = {{"only", seconds[n], 0}};
   return graph;
@@ -54,7 +58,8 @@ TEST(Schedule, AGapThatWrapsIsFetchedInTimeAndWrittenBackBeforeTheStepEnds) {
   const GraphNode b2{.name = "b2", .inputs = {4}, .outputs = {5}};
   const GraphNode u2{.name = "u2", .inputs = {5}, .mutates = {1}};
   const GraphNode f0{.name = "f0", .inputs = {0, 2}};
-  const auto ends = [&](const std::vector<GraphNode>& nodes, const std::vector<double>& seconds, int64_t peak) {
+  const auto ends = [&](const std::vector<GraphNode>& nodes, const std::vector<double>& seconds,
+                        int64_t peak) {
     Graph graph = chain(tensors, nodes, seconds);
     graph.final = {1, 2};
     const Scheduler scheduler(graph);
@@ -136,7 +141,8 @@ TEST(Schedule, AFetchIsInTimeForWhatIsMadeAgainFromIt) {
   EXPECT_DOUBLE_EQ(made->timeline.makespan_s, 16);  // every node, and f1 again
 }
 
-// a0 goes to the host once and is packed twice: its copy on the host stays good, but a packed form serves one gap.
+// a0 goes to the host once and is packed twice: its copy on the host stays good, but a packed form
+// serves one gap.
 TEST(Schedule, WhatWasOnTheHostBeforeIsPackedAnewForEachGap) {
   Graph graph = chain({{.id = "x", .bytes = 8, .kind = TensorKind::kInput},
                        {.id = "a0", .bytes = 16},
@@ -159,16 +165,17 @@ TEST(Schedule, WhatWasOnTheHostBeforeIsPackedAnewForEachGap) {
   Decisions decisions = all_resident(graph, scheduler);
   int gaps = 0;
   for (size_t g = 0; g < decisions.gaps.size(); ++g)
-    if (scheduler.gaps()[g].tensor == 1) decisions.gaps[g] = gaps++ == 0 ? Keep::kHost : Keep::kPacked;
+    if (scheduler.gaps()[g].tensor == 1)
+      decisions.gaps[g] = gaps++ == 0 ? Keep::kHost : Keep::kPacked;
   ASSERT_EQ(gaps, 3);
   const auto made = scheduler.schedule(decisions, graph.budget_bytes);
   ASSERT_TRUE(made);
   std::vector<Op> forms;
   for (const Action& action : made->plan.actions)
     if (action.tensor == 1 && action.op != Op::kFree) forms.push_back(action.op);
-  EXPECT_THAT(forms,
-              ::testing::ElementsAre(Op::kOffload, Op::kPrefetch, Op::kCompress, Op::kDecompress, Op::kFreePacked,
-                                     Op::kCompress, Op::kDecompress, Op::kFreePacked, Op::kFreeHost));
+  EXPECT_THAT(forms, ::testing::ElementsAre(Op::kOffload, Op::kPrefetch, Op::kCompress,
+                                            Op::kDecompress, Op::kFreePacked, Op::kCompress,
+                                            Op::kDecompress, Op::kFreePacked, Op::kFreeHost));
 }
 
 // a0 waits packed, but is made again before it is unpacked, since b0 is, by the same node.
@@ -198,12 +205,12 @@ TEST(Schedule, APackedFormGoesOnceItsTensorIsMadeAgainForGood) {
   std::vector<Op> forms;
   for (const Action& action : made->plan.actions)
     if (action.tensor == 2 && action.op != Op::kFree) forms.push_back(action.op);
-  EXPECT_THAT(forms,
-              ::testing::ElementsAre(Op::kCompress, Op::kFreePacked, Op::kCompress, Op::kDecompress, Op::kFreePacked));
+  EXPECT_THAT(forms, ::testing::ElementsAre(Op::kCompress, Op::kFreePacked, Op::kCompress,
+                                            Op::kDecompress, Op::kFreePacked));
 }
 
-// Whatever is decided: a plan that check accepts, with a smaller peak when memory is given up, or a misfit that says
-// why.
+// Whatever is decided: a plan that check accepts, with a smaller peak when memory is given up, or a
+// misfit that says why.
 TEST(Schedule, AnyDecisionsGiveAPlanThatIsValid) {
   Random random(4), of_codecs(5);
   int made_plans = 0, smaller = 0, refused = 0, across = 0;
@@ -214,8 +221,11 @@ TEST(Schedule, AnyDecisionsGiveAPlanThatIsValid) {
     const Scheduler scheduler(graph);
     Decisions decisions = all_resident(graph, scheduler);
     for (int& algorithm : decisions.algorithms)
-      algorithm = draw(random, 0,
-                       static_cast<int>(graph.nodes[&algorithm - decisions.algorithms.data()].algorithms.size()) - 1);
+      algorithm =
+          draw(random, 0,
+               static_cast<int>(
+                   graph.nodes[&algorithm - decisions.algorithms.data()].algorithms.size()) -
+                   1);
     const auto kept = scheduler.schedule(decisions, graph.budget_bytes);
     ASSERT_TRUE(kept);
     for (size_t g = 0; g < decisions.gaps.size(); ++g) {
@@ -229,7 +239,8 @@ TEST(Schedule, AnyDecisionsGiveAPlanThatIsValid) {
           if (scheduler.can_be_made_again(static_cast<int>(g))) decisions.gaps[g] = Keep::kAgain;
           break;
         case 2:
-          if (scheduler.can_be_made_again(static_cast<int>(g))) decisions.gaps[g] = Keep::kAgainEarly;
+          if (scheduler.can_be_made_again(static_cast<int>(g)))
+            decisions.gaps[g] = Keep::kAgainEarly;
           break;
         default:
           if (!may_be_packed(graph, scheduler.gaps()[g], codec)) break;
@@ -245,7 +256,8 @@ TEST(Schedule, AnyDecisionsGiveAPlanThatIsValid) {
       continue;
     }
     ++made_plans;
-    for (const int t : made->plan.starts_on_host) EXPECT_EQ(decisions.gaps[scheduler.wrapped_gap(t)], Keep::kHost);
+    for (const int t : made->plan.starts_on_host)
+      EXPECT_EQ(decisions.gaps[scheduler.wrapped_gap(t)], Keep::kHost);
     across += made->plan.starts_on_host.empty() ? 0 : 1;
     smaller += made->timeline.peak_bytes < kept->timeline.peak_bytes ? 1 : 0;
     // With less memory it waits for copies that leave, and is still valid.
@@ -259,7 +271,8 @@ TEST(Schedule, AnyDecisionsGiveAPlanThatIsValid) {
   EXPECT_GT(across, 500);
 }
 
-// Each reads the two before it: made again from what is made again, the last would run Fibonacci's number of times.
+// Each reads the two before it: made again from what is made again, the last would run Fibonacci's
+// number of times.
 TEST(Schedule, WhatIsMadeAgainFromWhatIsMadeAgainEndsSomewhere) {
   constexpr int kNodes = 60;
   Graph graph{.budget_bytes = int64_t{1} << 40};
@@ -268,7 +281,8 @@ TEST(Schedule, WhatIsMadeAgainFromWhatIsMadeAgainEndsSomewhere) {
   const auto add = [&](std::vector<int> inputs) {
     const int out = static_cast<int>(graph.tensors.size());
     graph.tensors.push_back({.id = fmt::format("a{}", out), .bytes = 8});
-    graph.nodes.push_back({.name = fmt::format("n{}", out), .inputs = std::move(inputs), .outputs = {out}});
+    graph.nodes.push_back(
+        {.name = fmt::format("n{}", out), .inputs = std::move(inputs), .outputs = {out}});
     graph.nodes.back().algorithms = {{"only", 1, 0}};
     return out;
   };

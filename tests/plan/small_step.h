@@ -9,8 +9,8 @@
 
 namespace dovetail::plan {
 
-/// A small network of ATen's operators with what a capture has to get right: convolutions, an activation in place, a
-/// skip, batch norm with running statistics, dropout, and momentum.
+/// A small network of ATen's operators with what a capture has to get right: convolutions, an
+/// activation in place, a skip, batch norm with running statistics, dropout, and momentum.
 class SmallStep : public MomentumStep {
  public:
   explicit SmallStep(int64_t batch = 8) : MomentumStep(0.05) {
@@ -43,7 +43,8 @@ class SmallStep : public MomentumStep {
       }
       {
         const LayerScope layer("norm");
-        x = at::batch_norm(x, gain_, shift_, mean_, variance_, /*training=*/true, 0.1, 1e-5, false).relu();
+        x = at::batch_norm(x, gain_, shift_, mean_, variance_, /*training=*/true, 0.1, 1e-5, false)
+                .relu();
       }
       const at::Tensor skip = x;
       {

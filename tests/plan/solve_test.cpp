@@ -35,7 +35,8 @@ TEST(Solve, ComesCloseToTheBestOfAllDecisionsOnSmallSteps) {
     worst = std::max(worst, made.schedule.timeline.makespan_s / best);
     across += made.schedule.plan.starts_on_host.empty() ? 0 : 1;
   }
-  RecordProperty("optimal", fmt::format("{} of {}, worst {:.3f}; {} across steps", optimal, cases, worst, across));
+  RecordProperty("optimal", fmt::format("{} of {}, worst {:.3f}; {} across steps", optimal, cases,
+                                        worst, across));
   EXPECT_GE(across, 10);
   EXPECT_GE(cases, 30);
   EXPECT_GE(optimal, cases * 9 / 10) << "of " << cases << ", worst " << worst;
@@ -50,7 +51,9 @@ TEST(Solve, FindsAPlanWheneverAnyDecisionsGiveOne) {
     if (round % 2 == 0) add_state(random, graph);
     const int64_t floor = floor_of(graph, {}).bytes;
     graph.budget_bytes = floor + 8 * draw(random, 0, 2);
-    if (Scheduler(graph).gaps().size() > 7 || best_of_all(graph) == std::numeric_limits<double>::infinity()) continue;
+    if (Scheduler(graph).gaps().size() > 7 ||
+        best_of_all(graph) == std::numeric_limits<double>::infinity())
+      continue;
     ++found;
     EXPECT_NO_THROW(solve(graph, {})) << "round " << round;
   }
@@ -65,8 +68,9 @@ TEST(Solve, WhetherThereIsAPlanDoesNotDependOnTheTimeLimit) {
     Graph graph = random_step(random, draw(random, 3, 7));
     if (round % 2 == 0) add_state(random, graph);
     const int64_t all = keep_all_peak(graph);
-    for (const SolveOptions& some : {SolveOptions{}, SolveOptions{.offload = false}, SolveOptions{.recompute = false},
-                                     SolveOptions{.offload = false, .compress = false}}) {
+    for (const SolveOptions& some :
+         {SolveOptions{}, SolveOptions{.offload = false}, SolveOptions{.recompute = false},
+          SolveOptions{.offload = false, .compress = false}}) {
       SolveOptions options = some;
       const int64_t floor = floor_of(graph, options).bytes;
       graph.budget_bytes = floor + std::max<int64_t>(all - floor, 0) * draw(random, 0, 5) / 10;
@@ -79,7 +83,8 @@ TEST(Solve, WhetherThereIsAPlanDoesNotDependOnTheTimeLimit) {
         }
       };
       const bool in_time = has_plan(0.3);
-      EXPECT_EQ(has_plan(0), in_time) << "round " << round << ", " << graph.budget_bytes << " bytes";
+      EXPECT_EQ(has_plan(0), in_time)
+          << "round " << round << ", " << graph.budget_bytes << " bytes";
       in_time ? ++found : ++none;
     }
   }
@@ -106,12 +111,14 @@ TEST(Solve, MoreMemoryAndMoreTechniquesAreNeverSlower) {
       before = joint.schedule.timeline.makespan_s;
       start = joint.decisions;
       for (const SolveOptions& fewer :
-           {SolveOptions{.offload = false}, SolveOptions{.recompute = false}, SolveOptions{.compress = false},
-            SolveOptions{.algorithms = false}, SolveOptions{.across_steps = false}}) {
+           {SolveOptions{.offload = false}, SolveOptions{.recompute = false},
+            SolveOptions{.compress = false}, SolveOptions{.algorithms = false},
+            SolveOptions{.across_steps = false}}) {
         try {
           const Solution alone = solve(graph, fewer);
           const Solution with_start = solve(graph, {.start = alone.decisions});
-          EXPECT_LE(with_start.schedule.timeline.makespan_s, alone.schedule.timeline.makespan_s + 1e-9);
+          EXPECT_LE(with_start.schedule.timeline.makespan_s,
+                    alone.schedule.timeline.makespan_s + 1e-9);
         } catch (const UserError&) {  // not by these techniques
         }
       }
@@ -146,12 +153,14 @@ TEST(Solve, NoPlanIsExpectedToTakeLongerThanOneForLessMemory) {
     const std::vector<Solution> made = solve_each(graph, options, budgets, without_error);
     ASSERT_EQ(made.size(), budgets.size());
     for (size_t i = 0; i < made.size(); ++i) {
-      const double before_s = i > 0 ? made[i - 1].schedule.expected_s : std::numeric_limits<double>::infinity();
+      const double before_s =
+          i > 0 ? made[i - 1].schedule.expected_s : std::numeric_limits<double>::infinity();
       EXPECT_LE(made[i].schedule.expected_s, before_s);
       falls += made[i].schedule.expected_s < before_s ? 1 : 0;
       if (made[i].schedule.plan.actions.empty()) continue;
       graph.budget_bytes = budgets[i];
-      EXPECT_DOUBLE_EQ(check(graph, made[i].schedule.plan).makespan_s, made[i].schedule.timeline.makespan_s);
+      EXPECT_DOUBLE_EQ(check(graph, made[i].schedule.plan).makespan_s,
+                       made[i].schedule.timeline.makespan_s);
     }
     EXPECT_DOUBLE_EQ(made.back().schedule.expected_s, made.back().bound_s);  // all fits
   }
@@ -174,16 +183,20 @@ TEST(Solve, ParametersAndStateMayTakeMoreThanTheDeviceHas) {
     weights.push_back(add("w", i, TensorKind::kParam, 50));
     made.push_back(now);
     const int next = add("a", i, TensorKind::kActivation, 10);
-    graph.nodes.push_back({.name = fmt::format("f{}", i), .inputs = {now, weights[i]}, .outputs = {next}});
+    graph.nodes.push_back(
+        {.name = fmt::format("f{}", i), .inputs = {now, weights[i]}, .outputs = {next}});
     now = next;
   }
   gradient = now;
   for (int i = kLayers - 1; i >= 0; --i) {
-    const int of_weight = add("d", i, TensorKind::kGrad, 50), next = add("g", i, TensorKind::kGrad, 10);
+    const int of_weight = add("d", i, TensorKind::kGrad, 50),
+              next = add("g", i, TensorKind::kGrad, 10);
     const int m = add("m", i, TensorKind::kState, 50), v = add("v", i, TensorKind::kState, 50);
+    graph.nodes.push_back({.name = fmt::format("b{}", i),
+                           .inputs = {gradient, made[i], weights[i]},
+                           .outputs = {next, of_weight}});
     graph.nodes.push_back(
-        {.name = fmt::format("b{}", i), .inputs = {gradient, made[i], weights[i]}, .outputs = {next, of_weight}});
-    graph.nodes.push_back({.name = fmt::format("u{}", i), .inputs = {of_weight}, .mutates = {weights[i], m, v}});
+        {.name = fmt::format("u{}", i), .inputs = {of_weight}, .mutates = {weights[i], m, v}});
     graph.final.insert(graph.final.end(), {weights[i], m, v});
     gradient = next;
   }
@@ -192,7 +205,8 @@ TEST(Solve, ParametersAndStateMayTakeMoreThanTheDeviceHas) {
   SolveOptions within_step = options;
   within_step.across_steps = false;
   constexpr int64_t kState = kLayers * 3 * 50;
-  // At u0, the last node: w, m, v and the gradient, beside the input; and if they must stay, those of all layers.
+  // At u0, the last node: w, m, v and the gradient, beside the input; and if they must stay, those
+  // of all layers.
   EXPECT_EQ(floor_of(graph, options).bytes, 4 * 50 + 10);
   EXPECT_EQ(floor_of(graph, within_step).bytes, kState + 50 + 10);
   EXPECT_TRUE(solve(graph, options).schedule.plan.starts_on_host.empty());  // all fits
@@ -216,10 +230,11 @@ TEST(Solve, BelowTheFloorIsSaidBeforeSolving) {
   const Floor floor = floor_of(graph, {});
   graph.budget_bytes = floor.bytes - 1;
   const std::string where = floor.node < 0 ? "when it begins" : graph.nodes[floor.node].name;
-  EXPECT_THAT([&] { solve(graph, {}); },
-              ::testing::ThrowsMessage<UserError>(::testing::AllOf(
-                  ::testing::HasSubstr(fmt::format("below the floor of this step, {} bytes", floor.bytes)),
-                  ::testing::HasSubstr(where))));
+  EXPECT_THAT(
+      [&] { solve(graph, {}); },
+      ::testing::ThrowsMessage<UserError>(::testing::AllOf(
+          ::testing::HasSubstr(fmt::format("below the floor of this step, {} bytes", floor.bytes)),
+          ::testing::HasSubstr(where))));
   // And no plan at all is below it.
   for (int round = 0; round < 200; ++round) {
     Graph other = random_step(random, 4);
@@ -230,7 +245,8 @@ TEST(Solve, BelowTheFloorIsSaidBeforeSolving) {
                         .algorithms = std::vector<int>(other.nodes.size())};
     for (size_t g = 0; g < decisions.gaps.size(); ++g) {
       decisions.gaps[g] =
-          scheduler.can_be_made_again(static_cast<int>(g)) && draw(random, 0, 1) == 0 ? Keep::kAgain : Keep::kHost;
+          scheduler.can_be_made_again(static_cast<int>(g)) && draw(random, 0, 1) == 0 ? Keep::kAgain
+                                                                                      : Keep::kHost;
       if (scheduler.gaps()[g].wraps && draw(random, 0, 2) == 0) decisions.gaps[g] = Keep::kResident;
     }
     const auto made = scheduler.schedule(decisions, other.budget_bytes);

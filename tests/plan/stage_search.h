@@ -10,9 +10,10 @@
 
 namespace dovetail::plan {
 
-/// The least time of all runs over every plan in Checkmate's stages, by shortest paths through all sets of tensors that
-/// can be there: in stage t nodes up to t run at most once, in order, t itself always; anything may be freed at any
-/// time. Infinity where no plan fits. For a few nodes: it tries everything, and shares nothing with the program.
+/// The least time of all runs over every plan in Checkmate's stages, by shortest paths through all
+/// sets of tensors that can be there: in stage t nodes up to t run at most once, in order, t itself
+/// always; anything may be freed at any time. Infinity where no plan fits. For a few nodes: it
+/// tries everything, and shares nothing with the program.
 class StageSearch {
  public:
   explicit StageSearch(const Graph& graph) : graph_(graph) {
@@ -33,7 +34,9 @@ class StageSearch {
   double least() {
     using State = std::tuple<int, int, uint64_t>;  // stage, next node, what is there
     std::map<State, double> best;
-    std::priority_queue<std::pair<double, State>, std::vector<std::pair<double, State>>, std::greater<>> open;
+    std::priority_queue<std::pair<double, State>, std::vector<std::pair<double, State>>,
+                        std::greater<>>
+        open;
     const auto offer = [&](double time, const State& state) {
       const auto found = best.find(state);
       if (found != best.end() && found->second <= time) return;
@@ -58,8 +61,8 @@ class StageSearch {
           offer(time, {stage, next, there & ~one});
       if (next < stage) offer(time, {stage, next + 1, there});
       if (!may_run(stage, next, there)) continue;
-      const auto after =
-          next == stage ? State{stage + 1, 0, there | makes_[next]} : State{stage, next + 1, there | makes_[next]};
+      const auto after = next == stage ? State{stage + 1, 0, there | makes_[next]}
+                                       : State{stage, next + 1, there | makes_[next]};
       offer(time + graph_.nodes[next].algorithms[0].time_s, after);
     }
     return std::numeric_limits<double>::infinity();
@@ -81,7 +84,8 @@ class StageSearch {
     }
     int64_t bytes = graph_.base_bytes + n.algorithms[0].workspace_bytes;
     for (size_t t = 0; t < graph_.tensors.size(); ++t)
-      if (((there | makes_[node]) & bit(static_cast<int>(t))) != 0) bytes += graph_.tensors[t].bytes;
+      if (((there | makes_[node]) & bit(static_cast<int>(t))) != 0)
+        bytes += graph_.tensors[t].bytes;
     return bytes <= graph_.budget_bytes;
   }
 

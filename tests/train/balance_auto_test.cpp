@@ -36,7 +36,8 @@ std::unique_ptr<at::ObserverContext> sleep_in(const at::RecordFunction& function
 
 void slow_this_thread(const char* operation, double ms) {
   t_slow = {operation, ms};
-  at::addThreadLocalCallback(at::RecordFunctionCallback(sleep_in).scopes({at::RecordScope::FUNCTION}));
+  at::addThreadLocalCallback(
+      at::RecordFunctionCallback(sleep_in).scopes({at::RecordScope::FUNCTION}));
 }
 
 std::vector<nlohmann::json> lines(const std::filesystem::path& file) {
@@ -46,13 +47,18 @@ std::vector<nlohmann::json> lines(const std::filesystem::path& file) {
   return found;
 }
 
-Shares last_shares(const RunConfig& config) { return lines(config.folder() / "balance.jsonl").back()["shares"]; }
+Shares last_shares(const RunConfig& config) {
+  return lines(config.folder() / "balance.jsonl").back()["shares"];
+}
 
-constexpr double kFast = 15, kSlow = 45;  ///< ms of a micro-batch: what else there is of it is far less
+constexpr double kFast = 15,
+                 kSlow = 45;  ///< ms of a micro-batch: what else there is of it is far less
 
 TEST(Balance, AutoGivesTheSlowRankLessAndGoesOnWithItsShares) {
   const TinyRun run;
-  const auto slow_second = [](int rank) { slow_this_thread("aten::masked_fill", rank == 1 ? kSlow : kFast); };
+  const auto slow_second = [](int rank) {
+    slow_this_thread("aten::masked_fill", rank == 1 ? kSlow : kFast);
+  };
   RunConfig config = gpt(run, "auto", 7);
   config.balance.mode = "auto";
   config.schedule.decay = "constant";
@@ -65,8 +71,9 @@ TEST(Balance, AutoGivesTheSlowRankLessAndGoesOnWithItsShares) {
 
   // Resumed, with shares as they were; then the other rank is the slow one.
   config.train.steps = 16;
-  const Snapshot end =
-      train_on(2, config, [](int rank) { slow_this_thread("aten::masked_fill", rank == 0 ? kSlow : kFast); });
+  const Snapshot end = train_on(2, config, [](int rank) {
+    slow_this_thread("aten::masked_fill", rank == 0 ? kSlow : kFast);
+  });
   const auto all = lines(run.file("auto", "balance.jsonl"));
   ASSERT_GT(all.size(), first.size() + 1);
   EXPECT_EQ(all[first.size()]["step"], 8);
@@ -77,8 +84,8 @@ TEST(Balance, AutoGivesTheSlowRankLessAndGoesOnWithItsShares) {
   RunConfig alone = gpt(run, "alone", 16);
   alone.schedule.decay = "constant";
   EXPECT_LE(distance(train_on(1, alone), end, is_anything), 1e-4);
-  EXPECT_NEAR(run.metrics("auto").back()["loss"].get<double>(), run.metrics("alone").back()["loss"].get<double>(),
-              1e-4);
+  EXPECT_NEAR(run.metrics("auto").back()["loss"].get<double>(),
+              run.metrics("alone").back()["loss"].get<double>(), 1e-4);
 }
 
 TEST(Balance, AutoFollowsARankThatSlowsDown) {
@@ -86,16 +93,20 @@ TEST(Balance, AutoFollowsARankThatSlowsDown) {
   RunConfig config = gpt(run, "auto", 14);
   config.balance.mode = "auto";
   static thread_local int calls;
-  const auto later = [](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
+  const auto later =
+      [](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
     // From its 25th micro-batch on, in step 7 at 4 a step.
     if (std::strcmp(function.name(), "aten::masked_fill") == 0)
-      std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(++calls > 24 ? kSlow : kFast));
+      std::this_thread::sleep_for(
+          std::chrono::duration<double, std::milli>(++calls > 24 ? kSlow : kFast));
     return nullptr;
   };
   train_on(2, config, [&](int rank) {
     calls = 0;
     if (rank == 0) slow_this_thread("aten::masked_fill", kFast);
-    if (rank == 1) at::addThreadLocalCallback(at::RecordFunctionCallback(+later).scopes({at::RecordScope::FUNCTION}));
+    if (rank == 1)
+      at::addThreadLocalCallback(
+          at::RecordFunctionCallback(+later).scopes({at::RecordScope::FUNCTION}));
   });
   const auto all = lines(run.file("auto", "balance.jsonl"));
   ASSERT_GE(all.size(), 2U);
@@ -124,17 +135,21 @@ TEST(Balance, SaysWhatItCannotShare) {
   };
   refused([](RunConfig& c) { c.balance = {.mode = "off", .shares = {4, 4}}; },
           "do nothing with balance.mode = \"off\"");
-  refused([](RunConfig& c) { c.balance = {.mode = "off", .gain = 0.5}; }, "do nothing with balance.mode = \"off\"");
+  refused([](RunConfig& c) { c.balance = {.mode = "off", .gain = 0.5}; },
+          "do nothing with balance.mode = \"off\"");
   refused([](RunConfig& c) { c.train.micro_batch = 0; }, "train.micro_batch = 0 leaves it open");
   refused([](RunConfig& c) { c.train.micro_batch = TrainSection::kAuto; },
           "train.micro_batch = \"auto\" leaves it open");
   refused([](RunConfig& c) { c.train.micro_batch = 3; }, "not a multiple of train.micro_batch = 3");
   refused([](RunConfig& c) { c.balance.shares = {4, 4}; }, "which measures them");
   refused([](RunConfig& c) { c.parallel.expert = 2; }, "all wait for the slowest in each");
-  refused([](RunConfig& c) { c.model.moe.load_scope = "global_batch"; }, "would follow from the shares");
-  refused([](RunConfig& c) { c.recommender.model = "dien"; }, "negatives are drawn among the samples of a rank");
+  refused([](RunConfig& c) { c.model.moe.load_scope = "global_batch"; },
+          "would follow from the shares");
+  refused([](RunConfig& c) { c.recommender.model = "dien"; },
+          "negatives are drawn among the samples of a rank");
   refused([](RunConfig& c) { c.balance = {.mode = "fixed"}; }, "needs balance.shares");
-  refused([](RunConfig& c) { c.balance = {.mode = "fixed", .shares = {4, 5}}; }, "are 9 micro-batches");
+  refused([](RunConfig& c) { c.balance = {.mode = "fixed", .shares = {4, 5}}; },
+          "are 9 micro-batches");
   refused([](RunConfig& c) { c.balance = {.mode = "fixed", .shares = {4, 4}, .gain = 0.1}; },
           "whose shares do not move");
 
@@ -142,19 +157,23 @@ TEST(Balance, SaysWhatItCannotShare) {
   EXPECT_THAT([&] { BatchShares(config, 3); },
               ThrowsMessage<UserError>(HasSubstr("are of 2 ranks, but the job has 3")));
   config.balance = {.mode = "auto"};
-  EXPECT_THAT([&] { BatchShares(config, 1); }, ThrowsMessage<UserError>(HasSubstr("the job has one")));
-  EXPECT_THAT([&] { BatchShares(config, 9); }, ThrowsMessage<UserError>(HasSubstr("without a micro-batch")));
+  EXPECT_THAT([&] { BatchShares(config, 1); },
+              ThrowsMessage<UserError>(HasSubstr("the job has one")));
+  EXPECT_THAT([&] { BatchShares(config, 9); },
+              ThrowsMessage<UserError>(HasSubstr("without a micro-batch")));
 }
 
 TEST(Balance, ARankWithoutAMicroBatchIsRefusedWhereItIsWritten) {
   const TinyRun run;
   const std::filesystem::path file = run.file("", "run.toml");
-  write_file_atomically(file, "[train]\nbatch = 16\nmicro_batch = 2\n[balance]\nmode = \"fixed\"\nshares = [8, 0]\n");
+  write_file_atomically(
+      file, "[train]\nbatch = 16\nmicro_batch = 2\n[balance]\nmode = \"fixed\"\nshares = [8, 0]\n");
   try {
     load_run_config(file, {});
     FAIL() << "taken";
   } catch (const UserError& error) {
-    EXPECT_THAT(describe_error(error), AllOf(HasSubstr("run.toml:6:"), HasSubstr("balance.shares[1] = 0")));
+    EXPECT_THAT(describe_error(error),
+                AllOf(HasSubstr("run.toml:6:"), HasSubstr("balance.shares[1] = 0")));
   }
 }
 

@@ -17,8 +17,9 @@ namespace dovetail::test::balance_test {
 namespace {
 
 /// All that two ranks can have of eight micro-batches, and some of four.
-const std::vector<Shares> kSplits = {{1, 7}, {2, 6},       {3, 5},       {4, 4},       {5, 3},      {6, 2},
-                                     {7, 1}, {2, 2, 2, 2}, {1, 1, 1, 5}, {4, 1, 2, 1}, {1, 4, 2, 1}};
+const std::vector<Shares> kSplits = {{1, 7},       {2, 6},       {3, 5},      {4, 4},
+                                     {5, 3},       {6, 2},       {7, 1},      {2, 2, 2, 2},
+                                     {1, 1, 1, 5}, {4, 1, 2, 1}, {1, 4, 2, 1}};
 
 using Make = std::function<RunConfig(const std::string& name, int64_t steps)>;
 
@@ -34,28 +35,34 @@ void expect_the_gradient_of_one_rank(const Make& make) {
   const Snapshot one = train_on(1, make("one", 1));
   for (const Shares& shares : kSplits) {
     const Snapshot got = train_split(shares, 1);
-    EXPECT_LE(distance(one, got, [&](const std::string& n) { return is_gradient(n) || is_of_tables(n); }), 1e-6)
+    EXPECT_LE(
+        distance(one, got, [&](const std::string& n) { return is_gradient(n) || is_of_tables(n); }),
+        1e-6)
         << fmt::format("{}", fmt::join(shares, ", "));
     EXPECT_LE(distance(one, got, is_anything), 2e-6) << fmt::format("{}", fmt::join(shares, ", "));
   }
   const Snapshot after = train_on(1, make("after", 3));
   for (const Shares& shares : {Shares{7, 1}, {1, 4, 2, 1}})
-    EXPECT_LE(distance(after, train_split(shares, 3), is_anything), 1e-5) << fmt::format("{}", fmt::join(shares, ", "));
+    EXPECT_LE(distance(after, train_split(shares, 3), is_anything), 1e-5)
+        << fmt::format("{}", fmt::join(shares, ", "));
 }
 
 TEST(Balance, AnySplitOfAGptHasTheGradientOfOneRank) {
   const TinyRun run;
-  expect_the_gradient_of_one_rank([&](const std::string& name, int64_t steps) { return gpt(run, name, steps); });
+  expect_the_gradient_of_one_rank(
+      [&](const std::string& name, int64_t steps) { return gpt(run, name, steps); });
 }
 
 TEST(Balance, AnySplitOfAMixtureHasTheGradientOfOneRank) {
   const TinyRun run;
-  expect_the_gradient_of_one_rank([&](const std::string& name, int64_t steps) { return mixture(run, name, steps); });
+  expect_the_gradient_of_one_rank(
+      [&](const std::string& name, int64_t steps) { return mixture(run, name, steps); });
 }
 
 TEST(Balance, AnySplitOfADlrmHasTheGradientOfOneRank) {
   const Clicks data;
-  expect_the_gradient_of_one_rank([&](const std::string& name, int64_t steps) { return dlrm(data, name, steps); });
+  expect_the_gradient_of_one_rank(
+      [&](const std::string& name, int64_t steps) { return dlrm(data, name, steps); });
   for (const char* sharding : {"row", "replicated"}) {
     const auto make = [&](const std::string& name) {
       RunConfig config = dlrm(data, sharding + name, 1);
@@ -63,7 +70,8 @@ TEST(Balance, AnySplitOfADlrmHasTheGradientOfOneRank) {
       return config;
     };
     const Snapshot one = train_on(1, make("one"));
-    EXPECT_LE(distance(one, train_on(2, with_shares(make("two"), {1, 7})), is_anything), 2e-6) << sharding;
+    EXPECT_LE(distance(one, train_on(2, with_shares(make("two"), {1, 7})), is_anything), 2e-6)
+        << sharding;
   }
 }
 
@@ -72,18 +80,21 @@ TEST(Balance, SpreadExpertsHaveTheGradientOfOneRank) {
   const TinyRun run;
   const Snapshot one = train_on(1, mixture(run, "one", 1));
   for (const Shares& shares : {Shares{1, 7}, {5, 3}, {1, 1, 1, 5}, {4, 1, 2, 1}}) {
-    RunConfig config = with_shares(mixture(run, fmt::format("{}", fmt::join(shares, "")), 1), shares);
+    RunConfig config =
+        with_shares(mixture(run, fmt::format("{}", fmt::join(shares, "")), 1), shares);
     config.parallel.expert = 2;
-    EXPECT_LE(distance(one, train_on(static_cast<int>(shares.size()), config), is_gradient), 1e-6) << config.run.name;
+    EXPECT_LE(distance(one, train_on(static_cast<int>(shares.size()), config), is_gradient), 1e-6)
+        << config.run.name;
   }
 }
 
-// Samples of very different numbers of targets: ranks' sums are divided by the targets of all, not by shares or
-// samples.
+// Samples of very different numbers of targets: ranks' sums are divided by the targets of all, not
+// by shares or samples.
 TEST(Balance, EveryTargetCountsAsMuchOnAnyRank) {
   at::manual_seed(5);
   at::Tensor tokens = at::randint(50, {16, 9}, at::kLong);
-  for (int64_t i = 0; i < 16; ++i) tokens[i].slice(0, 2 + i / 2) = -100;  // one target of the first, eight of the last
+  for (int64_t i = 0; i < 16; ++i)
+    tokens[i].slice(0, 2 + i / 2) = -100;  // one target of the first, eight of the last
   const auto moments = [&](const Shares& shares) {
     std::map<std::string, at::Tensor> found;
     RunConfig config;
@@ -91,15 +102,15 @@ TEST(Balance, EveryTargetCountsAsMuchOnAnyRank) {
     config.train.micro_batch = 2;
     const BatchShares parts(with_shares(config, shares), static_cast<int>(shares.size()));
     expect_all_succeed(static_cast<int>(shares.size()), [&](const std::shared_ptr<Group>& group) {
-      const auto model =
-          std::make_shared<GPT>(resolve_model_config({.layers = 1, .width = 32, .heads = 2, .context = 8}, 50));
+      const auto model = std::make_shared<GPT>(
+          resolve_model_config({.layers = 1, .width = 32, .heads = 2, .context = 8}, 50));
       initialize(*model, 3);
       Optimizer optimizer(*model, OptimizerSection());
       optimizer.bind(*model);
       TrainStep step(model, optimizer, group, {.micro_batch = 2});
       const BatchShares::Range range = parts.range(group->rank());
-      const StepOutcome outcome =
-          step.run(tokens.slice(0, range.begin, range.end), 1e-3, false, {.first_sample = range.begin});
+      const StepOutcome outcome = step.run(tokens.slice(0, range.begin, range.end), 1e-3, false,
+                                           {.first_sample = range.begin});
       EXPECT_EQ(outcome.tokens, 2 * (1 + 2 + 3 + 4 + 5 + 6 + 7 + 8));
       if (group->rank() == 0) found = optimizer.tensors();
     });
@@ -113,7 +124,8 @@ TEST(Balance, EveryTargetCountsAsMuchOnAnyRank) {
 
 TEST(Balance, AStepOfTheLastRowsOfADayIsShared) {
   const Clicks data;
-  // In the order of their users, of whom there are 40 with some 150 rows each: a step of 128 and a short one.
+  // In the order of their users, of whom there are 40 with some 150 rows each: a step of 128 and a
+  // short one.
   std::istringstream in(read_file(data.config("dlrm").rows.files[0]));
   std::string head, text;
   std::getline(in, head);
@@ -136,7 +148,8 @@ TEST(Balance, AStepOfTheLastRowsOfADayIsShared) {
 
 thread_local int t_calls = 0;
 
-// What is computed where: gradients alone are the same with any shares, also with those that were not asked for.
+// What is computed where: gradients alone are the same with any shares, also with those that were
+// not asked for.
 TEST(Balance, ARankComputesItsShare) {
   const auto calls = [](RunConfig config, int64_t steps, const char* operation) {
     static thread_local const char* counted;
@@ -147,7 +160,8 @@ TEST(Balance, ARankComputesItsShare) {
       counted = operation;
       t_calls = 0;
       at::addThreadLocalCallback(
-          at::RecordFunctionCallback([](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
+          at::RecordFunctionCallback([](const at::RecordFunction& function)
+                                         -> std::unique_ptr<at::ObserverContext> {
             if (counted != nullptr) t_calls += std::strcmp(function.name(), counted) == 0;
             return nullptr;
           }).scopes({at::RecordScope::FUNCTION}));
@@ -157,7 +171,8 @@ TEST(Balance, ARankComputesItsShare) {
     return of_ranks;
   };
   const auto expect_shares = [&](const RunConfig& config, const char* operation) {
-    const auto three = calls(config, 3, operation), one = calls(config, 1, operation);  // both validate once
+    const auto three = calls(config, 3, operation),
+               one = calls(config, 1, operation);  // both validate once
     EXPECT_EQ(three[0] - one[0], 2 * 1);
     EXPECT_EQ(three[1] - one[1], 2 * 7);
   };

@@ -18,7 +18,8 @@ namespace dovetail::test {
 
 using Shares = std::vector<int64_t>;
 
-inline Snapshot train_on(int ranks, const RunConfig& config, const std::function<void(int rank)>& prepare = {}) {
+inline Snapshot train_on(int ranks, const RunConfig& config,
+                         const std::function<void(int rank)>& prepare = {}) {
   expect_all_succeed(ranks, [&](const std::shared_ptr<Group>& group) {
     if (prepare) prepare(group->rank());
     train(config, group, {.quiet = true});
@@ -26,8 +27,10 @@ inline Snapshot train_on(int ranks, const RunConfig& config, const std::function
   return last_checkpoint(config);
 }
 
-/// How far the tensors named so are from those of one rank, as a share of their norm: the worst of them.
-inline double distance(const Snapshot& one, const Snapshot& other, const std::function<bool(const std::string&)>& of) {
+/// How far the tensors named so are from those of one rank, as a share of their norm: the worst of
+/// them.
+inline double distance(const Snapshot& one, const Snapshot& other,
+                       const std::function<bool(const std::string&)>& of) {
   double worst = 0;
   int compared = 0;
   for (const auto& [name, tensor] : one.tensors) {
@@ -40,7 +43,9 @@ inline double distance(const Snapshot& one, const Snapshot& other, const std::fu
   return worst;
 }
 
-inline bool is_gradient(const std::string& name) { return name.starts_with("optimizer.m."); }  // (1 - beta1) times it
+inline bool is_gradient(const std::string& name) {
+  return name.starts_with("optimizer.m.");
+}  // (1 - beta1) times it
 inline bool is_anything(const std::string&) { return true; }
 
 inline RunConfig with_shares(RunConfig config, const Shares& shares) {
@@ -64,7 +69,8 @@ inline RunConfig gpt(const TinyRun& run, const std::string& name, int64_t steps)
 inline RunConfig mixture(const TinyRun& run, const std::string& name, int64_t steps) {
   RunConfig config = gpt(run, name, steps);
   config.model.moe.experts = 4;
-  config.model.moe.router = "noisy_top_k";  // what it draws follows from a token's place in the batch
+  config.model.moe.router =
+      "noisy_top_k";  // what it draws follows from a token's place in the batch
   config.model.moe.ffn_width = 24;
   config.model.moe.drop = "position";
   config.model.moe.capacity_factor = 1.0;

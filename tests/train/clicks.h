@@ -21,8 +21,8 @@ namespace dovetail::test {
 
 constexpr int64_t kUsers = 40, kItems = 30;
 
-/// A row is clicked more often where a hidden number of its user and one of its item have the same sign: nothing that a
-/// user or an item alone says, and nothing that the dense column says.
+/// A row is clicked more often where a hidden number of its user and one of its item have the same
+/// sign: nothing that a user or an item alone says, and nothing that the dense column says.
 inline std::string clicks(int rows) {
   const auto draw = [](uint64_t key, uint64_t i, uint64_t below) {
     return random_below(key, RandomStream::kTest, i, below);
@@ -54,7 +54,8 @@ class Clicks {
     config.rows.files = {(folder_ / "clicks.tsv").string()};
     config.rows.label = {"clicked"};
     config.rows.dense = {{.columns = {"size"}, .transform = "standard"}};
-    config.rows.sparse = {{.columns = {"user"}, .num_rows = 50}, {.columns = {"item"}, .num_rows = 60}};
+    config.rows.sparse = {{.columns = {"user"}, .num_rows = 50},
+                          {.columns = {"item"}, .num_rows = 60}};
     config.rows.shuffle_window = 1000;
     config.embedding.lr = 0.1;
     config.optimizer.lr = 1e-2;
@@ -73,7 +74,9 @@ class Clicks {
     for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line));
     return lines;
   }
-  std::filesystem::path file(const std::string& run, const char* name) const { return folder_ / run / name; }
+  std::filesystem::path file(const std::string& run, const char* name) const {
+    return folder_ / run / name;
+  }
 
  private:
   TemporaryFolder folder_;
@@ -88,7 +91,8 @@ inline Snapshot last_checkpoint(const RunConfig& config) {
 
 inline void expect_same_tensors(const Snapshot& a, const Snapshot& b) {
   ASSERT_EQ(a.tensors.size(), b.tensors.size());
-  for (const auto& [name, tensor] : a.tensors) EXPECT_TRUE(at::equal(tensor, b.tensors.at(name))) << name;
+  for (const auto& [name, tensor] : a.tensors)
+    EXPECT_TRUE(at::equal(tensor, b.tensors.at(name))) << name;
 }
 
 }  // namespace dovetail::test

@@ -34,7 +34,8 @@ class RunConfigFile : public ::testing::Test {
 };
 
 TEST_F(RunConfigFile, AGivenKeyWinsOverThePresetAndThePresetOverDefaults) {
-  const RunConfig config = load("[model]\npreset = \"gpt2-124m\"\nlayers = 3\n", {"model.context=64"});
+  const RunConfig config =
+      load("[model]\npreset = \"gpt2-124m\"\nlayers = 3\n", {"model.context=64"});
   const ModelConfig preset = model_preset("gpt2-124m").config;
   EXPECT_EQ(config.model.layers, 3);
   EXPECT_EQ(config.model.context, 64);
@@ -48,9 +49,10 @@ TEST_F(RunConfigFile, APresetMayComeFromTheCommandLine) {
 }
 
 TEST_F(RunConfigFile, TheResolvedConfigLoadsToTheSameValues) {
-  RunConfig config =
-      load("[run]\nname = \"a\"\n[model]\npreset = \"gpt2-124m\"\n[optimizer]\nlr = 0.1\nbetas = [0.8, 0.9]\n",
-           {"log.trace_steps=[3, 5]", "data.text=[\"a b.txt\"]", "schedule.min_lr_ratio=0.3"});
+  RunConfig config = load(
+      "[run]\nname = \"a\"\n[model]\npreset = \"gpt2-124m\"\n[optimizer]\nlr = 0.1\nbetas = [0.8, "
+      "0.9]\n",
+      {"log.trace_steps=[3, 5]", "data.text=[\"a b.txt\"]", "schedule.min_lr_ratio=0.3"});
   const std::string toml = config_to_toml([&](Section& s) { config.describe(s); });
   RunConfig again = load(toml);
   EXPECT_EQ(config_to_toml([&](Section& s) { again.describe(s); }), toml);
@@ -59,7 +61,8 @@ TEST_F(RunConfigFile, TheResolvedConfigLoadsToTheSameValues) {
 }
 
 TEST_F(RunConfigFile, ASingleTextMayBeGivenWithoutBrackets) {
-  EXPECT_EQ(load("", {"data.text=../some/text.txt"}).data.text, (std::vector<std::string>{"../some/text.txt"}));
+  EXPECT_EQ(load("", {"data.text=../some/text.txt"}).data.text,
+            (std::vector<std::string>{"../some/text.txt"}));
 }
 
 TEST_F(RunConfigFile, RefusesWhatNoRunCanMean) {
@@ -75,18 +78,23 @@ TEST_F(RunConfigFile, RefusesWhatNoRunCanMean) {
       {"[train]\nsteps = 10\n[schedule]\ndecay = \"wsd\"\nwarmup_steps = 5\ndecay_fraction = 0.9",
        "schedule.decay_fraction"},
       {"[run]\nname = \"a/b\"", "run.name"},
-      {"[schedule]\ndecay_fraction = 0.3", "schedule.decay_fraction does nothing with schedule.decay = \"cosine\""},
-      {"[schedule]\ndecay = \"linear\"\ndecay_fraction = 0.3", "schedule.decay_fraction does nothing"},
-      {"[schedule]\ndecay = \"constant\"\nmin_lr_ratio = 0.3", "schedule.min_lr_ratio does nothing"},
+      {"[schedule]\ndecay_fraction = 0.3",
+       "schedule.decay_fraction does nothing with schedule.decay = \"cosine\""},
+      {"[schedule]\ndecay = \"linear\"\ndecay_fraction = 0.3",
+       "schedule.decay_fraction does nothing"},
+      {"[schedule]\ndecay = \"constant\"\nmin_lr_ratio = 0.3",
+       "schedule.min_lr_ratio does nothing"},
       {"[log]\nsample_tokens = 3", "log.sample_tokens = 3 does nothing"},
   };
   for (const auto& [toml, key] : cases) EXPECT_THAT(refusal(toml), HasSubstr(key)) << toml;
 }
 
 TEST_F(RunConfigFile, MistakesAreNamedWithTheirPlace) {
-  EXPECT_THAT(refusal("[train]\nstesp = 5\n"), AllOf(HasSubstr("stesp"), HasSubstr("steps"), HasSubstr("run.toml:2:")));
+  EXPECT_THAT(refusal("[train]\nstesp = 5\n"),
+              AllOf(HasSubstr("stesp"), HasSubstr("steps"), HasSubstr("run.toml:2:")));
   EXPECT_THAT(refusal("[model]\npreset = \"gpt2-142m\"\n"), HasSubstr("gpt2-124m"));
-  EXPECT_THAT(refusal("[schedule]\ndecay = \"cosin\"\n"), AllOf(HasSubstr("cosin"), HasSubstr("run.toml:2:")));
+  EXPECT_THAT(refusal("[schedule]\ndecay = \"cosin\"\n"),
+              AllOf(HasSubstr("cosin"), HasSubstr("run.toml:2:")));
 }
 
 TEST_F(RunConfigFile, RefusesWhatTheTaskDoesNotRead) {
@@ -100,11 +108,13 @@ TEST_F(RunConfigFile, RefusesWhatTheTaskDoesNotRead) {
       {"[data]\ntext = [\"a\"]\n", "data.text.0"},
       {"[precision]\nrecipe = \"mxfp8\"\n", "precision.recipe"},
       {"[parallel]\nexpert = 2\n", "parallel.expert"},
-      {"day = \"date\"\n[memory]\nbudget = \"0.5x\"\n", "memory.budget does not work with rows.day = \"date\""},
+      {"day = \"date\"\n[memory]\nbudget = \"0.5x\"\n",
+       "memory.budget does not work with rows.day = \"date\""},
       {"[log]\nsample_prompts = [\"a\"]\n", "log.sample_prompts.0"},
       {"[embedding]\nmomentum = 0.5\n", "embedding.momentum does nothing with embedding.optimizer"},
       {"[embedding]\noptimizer = \"sgd\"\neps = 0.5\n", "embedding.eps does nothing"},
-      {"[embedding]\npolicy = \"lru\"\n", "embedding.policy does nothing with embedding.memory_bytes = 0"},
+      {"[embedding]\npolicy = \"lru\"\n",
+       "embedding.policy does nothing with embedding.memory_bytes = 0"},
       {"[embedding]\nstep_rows = 9\n", "embedding.step_rows does nothing"},
       {"[embedding]\nmemory_bytes = 9\npolicy = \"lru\"\nwarmup_steps = 9\n",
        "warmup_steps and refresh_steps do nothing"}};
@@ -119,15 +129,18 @@ TEST_F(RunConfigFile, RefusesWhatTheTaskDoesNotRead) {
       {{"num_rows = 9", "pooling = \"none\""},
        "rows.sparse.item: pooling = \"none\" gives the model the rows of max_length"},
       {{"num_rows = 9", "table = \"user\"", "pooling = \"none\""}, "give max_length"},
-      {{"num_rows = 9", "table = \"user\"", "pooling = \"mean\""}, "pooling = \"mean\", but \"user\", whose table"}};
+      {{"num_rows = 9", "table = \"user\"", "pooling = \"mean\""},
+       "pooling = \"mean\", but \"user\", whose table"}};
   for (const auto& [keys, text] : features) {
     const std::string beside = fmt::format(
         "[[rows.sparse]]\ncolumns = \"user\"\nnum_rows = 9\n"
         "[[rows.sparse]]\ncolumns = \"item\"\n{}\n",
         fmt::join(keys, "\n"));
-    EXPECT_THAT(refusal(clicks.substr(0, clicks.find("sparse =")) + beside), HasSubstr(text)) << beside;
+    EXPECT_THAT(refusal(clicks.substr(0, clicks.find("sparse =")) + beside), HasSubstr(text))
+        << beside;
   }
-  EXPECT_THAT(refusal("[embedding]\nlr = 0.5\n"), HasSubstr("embedding.lr = 0.5 does nothing: this run trains a GPT"));
+  EXPECT_THAT(refusal("[embedding]\nlr = 0.5\n"),
+              HasSubstr("embedding.lr = 0.5 does nothing: this run trains a GPT"));
   EXPECT_THAT(refusal("[rows]\nlabel = \"a\"\n"), HasSubstr("rows.label"));
   EXPECT_THAT(refusal("[eval]\nmax_rows = 5\n"), HasSubstr("eval.max_rows"));
 }
@@ -147,7 +160,8 @@ TEST_F(RunConfigFile, RefusesAMemoryBudgetForStepsThatDiffer) {
       {padded + "[parallel]\noverlap = \"auto\"\n", "[parallel]"},
       {padded + "[parallel]\nshadow = 1\n", "[parallel]"}};
   for (const auto& [toml, key] : cases)
-    EXPECT_THAT(refusal(toml), AllOf(HasSubstr("memory.budget does not work with"), HasSubstr(key))) << toml;
+    EXPECT_THAT(refusal(toml), AllOf(HasSubstr("memory.budget does not work with"), HasSubstr(key)))
+        << toml;
 }
 
 TEST_F(RunConfigFile, TellsWhatMemoryMayAllow) {
@@ -156,20 +170,26 @@ TEST_F(RunConfigFile, TellsWhatMemoryMayAllow) {
     EXPECT_EQ(refusal(budget + "folder = \"/tmp\"\nallow = [\"" + name + "\"]\n"), "accepted");
   EXPECT_THAT(refusal(budget + "allow = [\"offload\", \"recompute\"]\n"),
               HasSubstr("memory.allow has \"offload\", but memory.folder names no folder"));
-  EXPECT_THAT(refusal(budget + "host_bytes = \"1GiB\"\n"), HasSubstr("limits memory.folder, which is not given"));
-  EXPECT_THAT(refusal(budget + "folder = \"/tmp\"\nhost_bytes = \"much\"\n"), HasSubstr("is not a number of bytes"));
+  EXPECT_THAT(refusal(budget + "host_bytes = \"1GiB\"\n"),
+              HasSubstr("limits memory.folder, which is not given"));
+  EXPECT_THAT(refusal(budget + "folder = \"/tmp\"\nhost_bytes = \"much\"\n"),
+              HasSubstr("is not a number of bytes"));
   EXPECT_EQ(refusal(budget + "allow = []\n"), "accepted");
-  EXPECT_THAT(
-      refusal(budget + "allow = [\"paging\"]\n"),
-      AllOf(HasSubstr("memory.allow"), HasSubstr("\"paging\" is none of its values"),
-            HasSubstr("\"auto\", \"offload\", \"recompute\", \"compress\", \"compress_mxfp8\", \"algorithms\"")));
-  EXPECT_THAT(refusal("[memory]\nallow = [\"offload\"]\n"), HasSubstr("do nothing without memory.budget"));
+  EXPECT_THAT(refusal(budget + "allow = [\"paging\"]\n"),
+              AllOf(HasSubstr("memory.allow"), HasSubstr("\"paging\" is none of its values"),
+                    HasSubstr("\"auto\", \"offload\", \"recompute\", \"compress\", "
+                              "\"compress_mxfp8\", \"algorithms\"")));
+  EXPECT_THAT(refusal("[memory]\nallow = [\"offload\"]\n"),
+              HasSubstr("do nothing without memory.budget"));
   const PlannedStep::Options usual = planned_step_options({}),
                              lossy = planned_step_options({.allow = {"compress_mxfp8"}});
-  EXPECT_TRUE(!usual.offload && usual.recompute && usual.compress && usual.algorithms && !usual.compress_mxfp8);
-  const PlannedStep::Options on_disk = planned_step_options({.folder = "/tmp", .host_bytes = "2KiB"});
+  EXPECT_TRUE(!usual.offload && usual.recompute && usual.compress && usual.algorithms &&
+              !usual.compress_mxfp8);
+  const PlannedStep::Options on_disk =
+      planned_step_options({.folder = "/tmp", .host_bytes = "2KiB"});
   EXPECT_TRUE(on_disk.offload && on_disk.recompute && on_disk.host_bytes == 2048);
-  EXPECT_TRUE(!lossy.offload && !lossy.recompute && !lossy.compress && !lossy.algorithms && lossy.compress_mxfp8);
+  EXPECT_TRUE(!lossy.offload && !lossy.recompute && !lossy.compress && !lossy.algorithms &&
+              lossy.compress_mxfp8);
 }
 
 TEST(RunConfigs, EveryShippedConfigLoads) {

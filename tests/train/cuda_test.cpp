@@ -37,8 +37,8 @@ TEST(Cuda, TrainsToTheLossOfTheCpu) {
 }
 
 /// Losses of a run on the GPU. run.cuda_graph = "on" fails where the step cannot be recorded.
-std::vector<double> losses_with_graph(const test::TinyRun& run, const std::string& name, const std::string& cuda_graph,
-                                      const std::string& recipe) {
+std::vector<double> losses_with_graph(const test::TinyRun& run, const std::string& name,
+                                      const std::string& cuda_graph, const std::string& recipe) {
   RunConfig config = run.config(name);
   config.run.device = "cuda";
   config.run.cuda_graph = cuda_graph;
@@ -58,8 +58,9 @@ TEST(Cuda, AGraphTrainsToTheLossesOfItsOperations) {
   for (const std::string recipe : {"fp32", "bf16", "mxfp8"}) {
     const std::vector<double> expected = losses_with_graph(run, "eager-" + recipe, "off", recipe);
     EXPECT_EQ(expected.size(), 12u);
-    EXPECT_THAT(losses_with_graph(run, "graph-" + recipe, "on", recipe),
-                ::testing::Pointwise(::testing::DoubleNear(recipe == "fp32" ? 1e-5 : 1e-3), expected))
+    EXPECT_THAT(
+        losses_with_graph(run, "graph-" + recipe, "on", recipe),
+        ::testing::Pointwise(::testing::DoubleNear(recipe == "fp32" ? 1e-5 : 1e-3), expected))
         << recipe;
   }
 }
@@ -67,7 +68,8 @@ TEST(Cuda, AGraphTrainsToTheLossesOfItsOperations) {
 TEST(Cuda, TwoRunsOfOneSeedHaveTheSameBits) {
   if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
   const test::TinyRun run;
-  EXPECT_EQ(losses_with_graph(run, "one", "auto", "bf16"), losses_with_graph(run, "two", "auto", "bf16"));
+  EXPECT_EQ(losses_with_graph(run, "one", "auto", "bf16"),
+            losses_with_graph(run, "two", "auto", "bf16"));
 }
 
 /// Ranks that share a GPU exchange their gradients through Gloo.
@@ -78,7 +80,9 @@ TEST(Cuda, TwoRanksOnOneCardTrainToTheLossOfOne) {
     RunConfig config = run.config(fmt::format("ranks-{}", ranks));
     config.run.device = "cuda";
     config.train.bucket_bytes = 65536;  // several buckets a step
-    expect_all_succeed(ranks, [&](std::shared_ptr<Group> group) { train(config, std::move(group), {.quiet = true}); });
+    expect_all_succeed(ranks, [&](std::shared_ptr<Group> group) {
+      train(config, std::move(group), {.quiet = true});
+    });
     std::vector<double> losses;
     for (const auto& line : run.metrics(config.run.name)) losses.push_back(line["loss"]);
     return losses;

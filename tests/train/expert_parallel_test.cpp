@@ -77,15 +77,16 @@ void expect_near(const Trained& got, const Trained& want, double tolerance) {
     ASSERT_TRUE(got.tensors.contains(name)) << name;
     ASSERT_EQ(got.tensors.at(name).sizes(), tensor.sizes()) << name;
     const double scale = std::max(1e-6, tensor.abs().max().item<double>());
-    EXPECT_LE((got.tensors.at(name) - tensor).abs().max().item<double>(), tolerance * scale) << name;
+    EXPECT_LE((got.tensors.at(name) - tensor).abs().max().item<double>(), tolerance * scale)
+        << name;
   }
 }
 
 std::vector<Layout> layouts() {
   return {
       {2, {.expert = 2}},
-      {4, {.expert = 2}},                                       // two replicas of every expert
-      {4, {.expert = 4, .overlap = 2}, 1},                      // unequal experts, samples and micro-batches
+      {4, {.expert = 2}},                   // two replicas of every expert
+      {4, {.expert = 4, .overlap = 2}, 1},  // unequal experts, samples and micro-batches
       {4, {.expert = 4, .expert_tensor = 2, .r = 2}, 0, true},  // recomputed
       {4, {.expert = 4, .expert_tensor = 2, .r = 1, .overlap = 3}, 1, true},
       {3, {.expert = 3, .r = 0}},
@@ -96,12 +97,13 @@ std::vector<Layout> layouts() {
 TEST(ExpertParallel, EveryLayoutTrainsAsOneRank) {
   const test::TinyRun run;
   // In one micro-batch the load loss counts the whole batch, in several each sequence.
-  const Trained whole = train_on({1, {}}, mixture(run, "whole")), cut = train_on({1, {}, 1}, mixture(run, "cut"));
+  const Trained whole = train_on({1, {}}, mixture(run, "whole")),
+                cut = train_on({1, {}, 1}, mixture(run, "cut"));
   int i = 0;
   for (const Layout& layout : layouts()) {
     SCOPED_TRACE(++i);
-    expect_near(train_on(layout, mixture(run, "spread" + std::to_string(i))), layout.micro_batch > 0 ? cut : whole,
-                1e-9);
+    expect_near(train_on(layout, mixture(run, "spread" + std::to_string(i))),
+                layout.micro_batch > 0 ? cut : whole, 1e-9);
   }
 }
 
@@ -129,13 +131,14 @@ TEST(ExpertParallel, TheDefaultMixtureLosesTheSameOnOneTwoAndFourRanks) {
                cut = losses_on({1, {}, 3}, router, fmt::format("{}_cut", router));
     ASSERT_EQ(whole.size(), 20U);
     EXPECT_NE(whole, cut);
-    for (const Layout& layout : std::vector<Layout>{{2, {}},
-                                                    {2, {.expert = 2}},
-                                                    {4, {.expert = 4}},
-                                                    {4, {.expert = 2}},
-                                                    {3, {.expert = 3, .r = 0}},  // uneven: 3, 3 and 2 samples
-                                                    {2, {.expert = 2}, 3},       // micro-batches of 3 and 1
-                                                    {4, {}, 1}}) {
+    for (const Layout& layout :
+         std::vector<Layout>{{2, {}},
+                             {2, {.expert = 2}},
+                             {4, {.expert = 4}},
+                             {4, {.expert = 2}},
+                             {3, {.expert = 3, .r = 0}},  // uneven: 3, 3 and 2 samples
+                             {2, {.expert = 2}, 3},       // micro-batches of 3 and 1
+                             {4, {}, 1}}) {
       SCOPED_TRACE(++i);
       const auto spread = losses_on(layout, router, fmt::format("{}_{}", router, i));
       const auto& alone = layout.micro_batch > 0 ? cut : whole;
@@ -168,7 +171,8 @@ TEST(ExpertParallel, TheSameLayoutGivesTheSameBits) {
   const Layout layout{4, {.expert = 2, .overlap = 2}};
   const Trained a = train_on(layout, first), b = train_on(layout, second);
   EXPECT_EQ(a.result.loss, b.result.loss);
-  for (const auto& [name, tensor] : a.tensors) EXPECT_TRUE(at::equal(tensor, b.tensors.at(name))) << name;
+  for (const auto& [name, tensor] : a.tensors)
+    EXPECT_TRUE(at::equal(tensor, b.tensors.at(name))) << name;
 }
 
 TEST(ExpertParallel, ARunGoesOnInAnyOtherLayout) {
@@ -190,8 +194,9 @@ void fill(std::map<std::string, at::Tensor> tensors) {
   uint64_t seed = 0;
   for (auto& [name, tensor] : tensors)
     if (name.starts_with("optimizer."))
-      tensor.copy_(
-          at::arange(tensor.numel(), tensor.options()).view(tensor.sizes()).add_(1e5 * static_cast<double>(++seed)));
+      tensor.copy_(at::arange(tensor.numel(), tensor.options())
+                       .view(tensor.sizes())
+                       .add_(1e5 * static_cast<double>(++seed)));
 }
 
 struct Bound {
@@ -223,11 +228,13 @@ TEST(ExpertParallel, CheckpointsHoldWholeExpertsBitForBit) {
       const auto gathered = parallel.gathered(*part.model, part.optimizer->tensors());
       if (group->rank() != 0) return;
       ASSERT_EQ(gathered.size(), expected.size());
-      for (const auto& [name, tensor] : expected) EXPECT_TRUE(at::equal(gathered.at(name), tensor)) << name;
+      for (const auto& [name, tensor] : expected)
+        EXPECT_TRUE(at::equal(gathered.at(name), tensor)) << name;
       // Initial values follow from the names of the whole ones.
       for (const auto& item : part.model->named_parameters())
         if (!parallel.is_spread(item.key())) {
-          EXPECT_TRUE(at::equal(item.value(), whole.model->named_parameters()[item.key()])) << item.key();
+          EXPECT_TRUE(at::equal(item.value(), whole.model->named_parameters()[item.key()]))
+              << item.key();
         }
     });
     expect_all_succeed(layout.ranks, [&](const std::shared_ptr<Group>& group) {
@@ -259,7 +266,8 @@ TEST(ExpertParallel, RefusesCheckpointsOfOtherExperts) {
   };
   auto tensors = whole;
   tensors.erase(last);
-  for (const auto& error : error_of(tensors)) EXPECT_THAT(error, HasSubstr("lacks the tensor \"" + last));
+  for (const auto& error : error_of(tensors))
+    EXPECT_THAT(error, HasSubstr("lacks the tensor \"" + last));
   tensors = whole;
   tensors[last] = at::zeros({32, 25});
   for (const auto& error : error_of(tensors)) EXPECT_THAT(error, HasSubstr("has shape [32, 25]"));
@@ -268,8 +276,10 @@ TEST(ExpertParallel, RefusesCheckpointsOfOtherExperts) {
   for (const auto& error : error_of(tensors)) EXPECT_THAT(error, HasSubstr("experts.6"));
 }
 
-/// The plan of the first layer in the last record of a run that leaves it to auto, where a byte takes a second.
-nlohmann::json chosen(const test::TinyRun& run, const std::string& name, int64_t ffn_width, const char* recipe) {
+/// The plan of the first layer in the last record of a run that leaves it to auto, where a byte
+/// takes a second.
+nlohmann::json chosen(const test::TinyRun& run, const std::string& name, int64_t ffn_width,
+                      const char* recipe) {
   RunConfig config = mixture(run, name);
   config.precision.recipe = recipe;
   config.model.moe.ffn_width = ffn_width;
@@ -277,7 +287,8 @@ nlohmann::json chosen(const test::TinyRun& run, const std::string& name, int64_t
   config.log.experts_every = 6;
   const auto costs = run.file(name + "-costs", "costs.json");
   std::filesystem::create_directories(costs.parent_path());
-  write_file_atomically(costs, R"({"ranks_per_node": 2, "inside": {"latency_s": 1e-6, "bytes_per_s": 1},
+  write_file_atomically(costs,
+                        R"({"ranks_per_node": 2, "inside": {"latency_s": 1e-6, "bytes_per_s": 1},
                                    "copy_bytes_per_s": 1e9, "call_s": 1e-6, "flops": 1e12, "source": "a test"})");
   constexpr int64_t kAuto = ParallelSection::kAuto;
   train_on({2,
@@ -305,14 +316,16 @@ TEST(ExpertParallel, AutoGoesByTheCostsAndKeepsQuantizedExpertsWhereTheyAre) {
   EXPECT_TRUE(quantized["shadowed"].empty());
 }
 
-/// The plan that "auto" chooses where experts are cheaper to move than rows, beside what else is asked.
+/// The plan that "auto" chooses where experts are cheaper to move than rows, beside what else is
+/// asked.
 moe::Plan plan_beside(const test::TinyRun& run, ParallelSection asked) {
   RunConfig config = mixture(run, "unused");
   config.model.moe.ffn_width = 2;
   config.model = resolve_model_config(config.model, 50);
   const auto costs = run.file("costs-of-plans", "costs.json");
   std::filesystem::create_directories(costs.parent_path());
-  write_file_atomically(costs, R"({"ranks_per_node": 2, "inside": {"latency_s": 1e-6, "bytes_per_s": 1},
+  write_file_atomically(costs,
+                        R"({"ranks_per_node": 2, "inside": {"latency_s": 1e-6, "bytes_per_s": 1},
                                    "between": {"latency_s": 1e-6, "bytes_per_s": 1},
                                    "copy_bytes_per_s": 1e9, "call_s": 1e-6, "flops": 1e12, "source": "a test"})");
   asked.expert = 4;
@@ -333,7 +346,9 @@ TEST(ExpertParallel, AutoObeysTheKeysBesideIt) {
   const test::TinyRun run;
   constexpr int64_t kAuto = ParallelSection::kAuto;
   EXPECT_EQ(plan_beside(run, {.r = kAuto}).shards, 0);
-  EXPECT_EQ(plan_beside(run, {.r = kAuto, .overlap = kAuto, .all_to_all = "auto", .shadow = kAuto}).shards, 0);
+  EXPECT_EQ(plan_beside(run, {.r = kAuto, .overlap = kAuto, .all_to_all = "auto", .shadow = kAuto})
+                .shards,
+            0);
   for (const int overlap : {2, 3, 8}) {
     const moe::Plan plan = plan_beside(run, {.r = kAuto, .overlap = overlap});
     EXPECT_EQ(plan.overlap, overlap);
@@ -351,7 +366,8 @@ TEST(ExpertParallel, AutoObeysTheKeysBesideIt) {
 
 TEST(ExpertParallel, RefusesKeysThatWouldDoNothing) {
   const test::TinyRun run;
-  const auto expect_refused = [&](const char* what, const ParallelSection& parallel, const char* drop = "none") {
+  const auto expect_refused = [&](const char* what, const ParallelSection& parallel,
+                                  const char* drop = "none") {
     RunConfig config = mixture(run, "unread");
     config.model.moe.drop = drop;
     config.model.moe.pad_to_capacity = drop != std::string("none");
@@ -361,17 +377,21 @@ TEST(ExpertParallel, RefusesKeysThatWouldDoNothing) {
   };
   constexpr int64_t kAuto = ParallelSection::kAuto;
   for (const int64_t overlap : {kAuto, int64_t{2}, int64_t{8}})
-    expect_refused("parallel.overlap does nothing with parallel.r = 0", {.expert = 2, .r = 0, .overlap = overlap});
+    expect_refused("parallel.overlap does nothing with parallel.r = 0",
+                   {.expert = 2, .r = 0, .overlap = overlap});
   for (const char* route : {"2dh", "auto"})
-    expect_refused("parallel.all_to_all does nothing", {.expert = 4, .r = 0, .all_to_all = route, .ranks_per_node = 2});
+    expect_refused("parallel.all_to_all does nothing",
+                   {.expert = 4, .r = 0, .all_to_all = route, .ranks_per_node = 2});
   for (const int64_t shadow : {kAuto, int64_t{1}})
     expect_refused("parallel.shadow does nothing", {.expert = 2, .r = 0, .shadow = shadow});
   expect_refused("parallel.dispatch does nothing", {.expert = 2, .r = 0, .dispatch = "bf16"});
   expect_refused("parallel.combine does nothing", {.expert = 2, .r = 0, .combine = "mxfp8"});
   expect_refused("pad_to_capacity pads rows that move", {.expert = 2, .r = 0}, "position");
-  expect_refused("2 ranks of parallel.expert are one node", {.expert = 2, .all_to_all = "2dh", .ranks_per_node = 2});
+  expect_refused("2 ranks of parallel.expert are one node",
+                 {.expert = 2, .all_to_all = "2dh", .ranks_per_node = 2});
   expect_refused("on nodes of one rank", {.expert = 2, .all_to_all = "2dh", .ranks_per_node = 1});
-  expect_refused("parallel.ranks_per_node = 8 is more", {.expert = 4, .all_to_all = "2dh", .ranks_per_node = 8});
+  expect_refused("parallel.ranks_per_node = 8 is more",
+                 {.expert = 4, .all_to_all = "2dh", .ranks_per_node = 8});
 }
 
 TEST(ExpertParallel, KnowsHowManyTokensAProductHas) {
@@ -389,7 +409,9 @@ TEST(ExpertParallel, KnowsHowManyTokensAProductHas) {
 TEST(ExpertParallel, RefusesWhatDoesNotFitTheJob) {
   const test::TinyRun run;
   const auto error_of = [&](int ranks, const RunConfig& config) {
-    return run_ranks(ranks, [&](std::shared_ptr<Group> group) { train(config, std::move(group), {.quiet = true}); })[0];
+    return run_ranks(ranks, [&](std::shared_ptr<Group> group) {
+      train(config, std::move(group), {.quiet = true});
+    })[0];
   };
   RunConfig config = mixture(run, "refused");
   config.parallel.overlap = 2;
@@ -403,7 +425,8 @@ TEST(ExpertParallel, RefusesWhatDoesNotFitTheJob) {
   config.model.moe.drop = "position";
   config.model.moe.pad_to_capacity = true;
   config.parallel = {.expert = 2, .overlap = ParallelSection::kAuto};
-  EXPECT_THAT(error_of(2, config), HasSubstr("\"auto\" in [parallel] goes by the rows that experts have"));
+  EXPECT_THAT(error_of(2, config),
+              HasSubstr("\"auto\" in [parallel] goes by the rows that experts have"));
   config.model.moe.drop = "none";
   config.model.moe.pad_to_capacity = false;
   config.parallel = {.expert = 2};
@@ -420,7 +443,8 @@ TEST(ExpertParallel, RefusesWhatDoesNotFitTheJob) {
   config.precision.recipe = "fp8_tensor_delayed";
   EXPECT_THAT(error_of(2, config), HasSubstr("delayed scaling"));
   config.model.moe = {};
-  EXPECT_THAT(error_of(2, config), HasSubstr("parallel.expert = 2 spreads experts over ranks, but the model has none"));
+  EXPECT_THAT(error_of(2, config),
+              HasSubstr("parallel.expert = 2 spreads experts over ranks, but the model has none"));
 }
 
 }  // namespace

@@ -62,24 +62,27 @@ Jagged batch_of(int64_t step) {
   std::vector<int64_t> values;
   for (uint64_t i = 0; i < 3 * kSamples; ++i) {
     const uint64_t place = static_cast<uint64_t>(step) * 3 * kSamples + i;
-    const uint64_t key = random_below(2, RandomStream::kTest, place, 25) + static_cast<uint64_t>(step % 5) * 6;
+    const uint64_t key =
+        random_below(2, RandomStream::kTest, place, 25) + static_cast<uint64_t>(step % 5) * 6;
     values.push_back(static_cast<int64_t>(mix_seed(key, i / kSamples == 1 ? 1 : 0)));
   }
   return {ids_from(values), at::arange(3 * kSamples + 1), {}, 3, kSamples};
 }
 
-std::unique_ptr<DistributedTables> tables_of(const Layout& layout, const std::shared_ptr<Group>& group) {
+std::unique_ptr<DistributedTables> tables_of(const Layout& layout,
+                                             const std::shared_ptr<Group>& group) {
   const PackSpec spec = spec_of(layout);
   return std::make_unique<DistributedTables>(
-      spec, embedding::make_plan(spec, {.ranks = group->size(), .sharding = layout.sharding}), group, Payloads{},
-      std::optional<embedding::TierOptions>{}, layout.options, Changes::kTracked);
+      spec, embedding::make_plan(spec, {.ranks = group->size(), .sharding = layout.sharding}),
+      group, Payloads{}, std::optional<embedding::TierOptions>{}, layout.options,
+      Changes::kTracked);
 }
 
 void train_step(DistributedTables& tables, const Group& group, int64_t number) {
   const int64_t first = kSamples * group.rank() / group.size(),
                 count = kSamples * (group.rank() + 1) / group.size() - first;
-  embedding::TableStep step =
-      tables.start(embedding::samples_of(batch_of(number), first, count), kSamples, /*micro_batches=*/1);
+  embedding::TableStep step = tables.start(embedding::samples_of(batch_of(number), first, count),
+                                           kSamples, /*micro_batches=*/1);
   tables.begin(step);
   tables.gather(step, 0);
   tables.wait(step, 0);
@@ -91,14 +94,18 @@ void train_step(DistributedTables& tables, const Group& group, int64_t number) {
 
 using Contents = std::vector<KeyedRows>;
 
-Contents read_all(const DistributedTables& tables) { return {tables.read_keys(0), tables.read_keys(1)}; }
+Contents read_all(const DistributedTables& tables) {
+  return {tables.read_keys(0), tables.read_keys(1)};
+}
 
 std::map<std::string, at::Tensor> tensors_of(const Contents& contents) {
   std::map<std::string, at::Tensor> tensors;
   for (size_t t = 0; t < 2; ++t) {
     const KeyedRows& rows = contents[t];
     const std::string table = t == 0 ? "users" : "items";
-    const auto add = [&](const char* part, const at::Tensor& tensor) { tensors[table_tensor(table, part)] = tensor; };
+    const auto add = [&](const char* part, const at::Tensor& tensor) {
+      tensors[table_tensor(table, part)] = tensor;
+    };
     add("keys", rows.known.keys);
     add("occurrences", rows.known.occurrences);
     add("last_step", rows.known.last_step);
@@ -152,7 +159,9 @@ class HashedCheckpoint : public ::testing::Test {
     return contents;
   }
 
-  std::filesystem::path path_of(int64_t step) const { return CheckpointFolder(folder_ / "c", {}).path_of(step); }
+  std::filesystem::path path_of(int64_t step) const {
+    return CheckpointFolder(folder_ / "c", {}).path_of(step);
+  }
 
   void expect_loaded(const Layout& layout, const Contents& expected) const {
     expect_all_succeed(layout.ranks, [&](const std::shared_ptr<Group>& group) {
@@ -168,7 +177,8 @@ class HashedCheckpoint : public ::testing::Test {
   static void expect_same(const std::map<std::string, at::Tensor>& found,
                           const std::map<std::string, at::Tensor>& expected) {
     ASSERT_EQ(found.size(), expected.size());
-    for (const auto& [name, tensor] : expected) EXPECT_TRUE(at::equal(found.at(name), tensor)) << name;
+    for (const auto& [name, tensor] : expected)
+      EXPECT_TRUE(at::equal(found.at(name), tensor)) << name;
   }
 
   void expect_deltas(const Layout& layout);
@@ -211,7 +221,9 @@ void HashedCheckpoint::expect_deltas(const Layout& layout) {
   }
 }
 
-TEST_F(HashedCheckpoint, DeltasHoldKeysThatOccurredAndThoseThatLeft) { expect_deltas({.options = kAged}); }
+TEST_F(HashedCheckpoint, DeltasHoldKeysThatOccurredAndThoseThatLeft) {
+  expect_deltas({.options = kAged});
+}
 
 TEST_F(HashedCheckpoint, DeltasHoldCandidates) {
   expect_deltas({.options = kCounted, .ranks = 2, .optimizer = OptimizerKind::kSgd});
@@ -222,12 +234,17 @@ TEST_F(HashedCheckpoint, HalvingCountsChangesNoRow) {
 }
 
 TEST_F(HashedCheckpoint, DeltasOfTablesThatAreCutByRows) {
-  expect_deltas({.options = kCounted, .ranks = 3, .sharding = Sharding::kRowWise, .row_dtype = RowDtype::kMXFP8});
+  expect_deltas({.options = kCounted,
+                 .ranks = 3,
+                 .sharding = Sharding::kRowWise,
+                 .row_dtype = RowDtype::kMXFP8});
 }
 
 TEST_F(HashedCheckpoint, DeltasOfReplicatedTables) {
-  expect_deltas(
-      {.options = kAged, .ranks = 2, .sharding = Sharding::kReplicated, .optimizer = OptimizerKind::kRowWiseAdagrad});
+  expect_deltas({.options = kAged,
+                 .ranks = 2,
+                 .sharding = Sharding::kReplicated,
+                 .optimizer = OptimizerKind::kRowWiseAdagrad});
 }
 
 }  // namespace

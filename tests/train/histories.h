@@ -10,8 +10,8 @@ namespace dovetail::test {
 
 constexpr int64_t kEvents = 6;
 
-/// What was looked at before and for how long, and an item: it is clicked more often if it was looked at for long. How
-/// long each was looked at says nothing without the item.
+/// What was looked at before and for how long, and an item: it is clicked more often if it was
+/// looked at for long. How long each was looked at says nothing without the item.
 inline std::string histories(int rows) {
   const auto draw = [](uint64_t key, uint64_t i, uint64_t below) {
     return random_below(key, RandomStream::kTest, i, below);
@@ -28,7 +28,8 @@ inline std::string histories(int rows) {
       how_long += fmt::format("{}{}", e == 0 ? "" : "|", time);
       likes = likes || (other == item && time == 1);
     }
-    text += fmt::format("i{}\t{}\t{}\t{:d}\n", item, looked, how_long, draw(5, at, 10) < (likes ? 9 : 1));
+    text += fmt::format("i{}\t{}\t{}\t{:d}\n", item, looked, how_long,
+                        draw(5, at, 10) < (likes ? 9 : 1));
   }
   return text;
 }
@@ -41,15 +42,18 @@ class Histories : public Clicks {
     RunConfig config = Clicks::config(model, name);
     config.rows.files = {file("", "histories.tsv").string()};
     config.rows.dense = {};
-    config.rows.sparse = {
-        {.columns = {"item"}, .num_rows = 20},
-        {.columns = {"looked"},
-         .num_rows = 20,
-         .separator = "|",
-         .max_length = kEvents,
-         .sequence = true,
-         .table = "item"},
-        {.columns = {"long"}, .num_rows = 9, .separator = "|", .max_length = kEvents, .sequence = true}};
+    config.rows.sparse = {{.columns = {"item"}, .num_rows = 20},
+                          {.columns = {"looked"},
+                           .num_rows = 20,
+                           .separator = "|",
+                           .max_length = kEvents,
+                           .sequence = true,
+                           .table = "item"},
+                          {.columns = {"long"},
+                           .num_rows = 9,
+                           .separator = "|",
+                           .max_length = kEvents,
+                           .sequence = true}};
     config.recommender.deep = {32};
     config.train.steps = 300;
     config.eval.every_steps = 0;

@@ -29,7 +29,8 @@ PlannedStep::Options allowing(const std::vector<std::string_view>& names) {
   return out;
 }
 
-/// The options with a budget some of the way from their floor, which plans seldom reach, to everything kept.
+/// The options with a budget some of the way from their floor, which plans seldom reach, to
+/// everything kept.
 PlannedStep::Options with_budget(const Case& of, PlannedStep::Options options, double share) {
   options.budget = "1x";
   Trained looked(of);
@@ -38,7 +39,8 @@ PlannedStep::Options with_budget(const Case& of, PlannedStep::Options options, d
   const plan::Graph& graph = looked.step->memory_plan()->graph();
   const int64_t floor = plan::floor_of(graph, PlannedStep::solve_options(options)).bytes;
   const int64_t kept = plan::keep_all_bytes(graph);
-  options.budget = std::to_string(floor + static_cast<int64_t>(share * static_cast<double>(kept - floor)));
+  options.budget =
+      std::to_string(floor + static_cast<int64_t>(share * static_cast<double>(kept - floor)));
   return options;
 }
 
@@ -76,14 +78,15 @@ TEST(MemoryAllow, SaysWhichTechniquesWouldLowerTheFloor) {
     for (int i = 1; i <= 3; ++i) trained.run(i);
     return trained.step->memory_plan()->what_would_lower_the_floor();
   };
-  EXPECT_EQ(
-      said({}),
-      "; memory.folder or memory.allow = [\"recompute\"] or memory.allow = [\"compress_mxfp8\"] would lower the floor");
+  EXPECT_EQ(said({}),
+            "; memory.folder or memory.allow = [\"recompute\"] or memory.allow = "
+            "[\"compress_mxfp8\"] would lower the floor");
   EXPECT_EQ(said({"offload", "recompute", "compress_mxfp8"}), "");
 }
 
 TEST(MemoryAllow, WithLossTrainsWithinABoundOfTheSameTraining) {
-  for (const auto& [dtype, recipe] : {std::pair(at::kFloat, "fp32"), std::pair(at::kBFloat16, "mxfp8")}) {
+  for (const auto& [dtype, recipe] :
+       {std::pair(at::kFloat, "fp32"), std::pair(at::kBFloat16, "mxfp8")}) {
     SCOPED_TRACE(recipe);
     const Case of{"lossy", narrow(), dtype, 16, "", recipe, 16};
     Trained plain(of), lossy(of);
@@ -99,14 +102,17 @@ TEST(MemoryAllow, WithLossTrainsWithinABoundOfTheSameTraining) {
     const MemoryPlanReport& report = *lossy.step->memory_plan()->report();
     EXPECT_LE(report.step_bytes, report.budget_bytes);
     EXPECT_GT(report.compressed_bytes, 0);
-    EXPECT_NEAR(static_cast<double>(report.packed_bytes) / static_cast<double>(report.compressed_bytes),
-                dtype == at::kFloat ? 33.0 / 128 : 33.0 / 64, 1e-4);
+    EXPECT_NEAR(
+        static_cast<double>(report.packed_bytes) / static_cast<double>(report.compressed_bytes),
+        dtype == at::kFloat ? 33.0 / 128 : 33.0 / 64, 1e-4);
   }
 }
 
 // Experts, whose Linears leave it to the plan in which form their rows wait.
 TEST(MemoryAllow, InCodesThatAllReadersMakeGivesTheSameBits) {
-  Case of = mixture("codes", [](moe::Config& moe) { moe.experts = 4, moe.every = 1, moe.ffn_width = 32; }, "mxfp8");
+  Case of = mixture(
+      "codes", [](moe::Config& moe) { moe.experts = 4, moe.every = 1, moe.ffn_width = 32; },
+      "mxfp8");
   // Rows and their codes are interchangeable in the dtype in which products are emulated.
   of.dtype = mx::emulates_in_bfloat16() ? at::kBFloat16 : at::kFloat;
   Trained plain(of), planned(of);
@@ -124,8 +130,10 @@ TEST(MemoryAllow, InCodesThatAllReadersMakeGivesTheSameBits) {
   const MemoryPlanReport& report = *planned.step->memory_plan()->report();
   EXPECT_LE(report.step_bytes, report.budget_bytes);
   EXPECT_GT(report.compressed_bytes, 0);
-  EXPECT_EQ(report.packed_bytes * 32 * static_cast<int64_t>(c10::elementSize(of.dtype)), report.compressed_bytes * 33);
-  for (const plan::Codec& codec : planned.step->memory_plan()->graph().codecs) EXPECT_EQ(codec.max_error, 0);
+  EXPECT_EQ(report.packed_bytes * 32 * static_cast<int64_t>(c10::elementSize(of.dtype)),
+            report.compressed_bytes * 33);
+  for (const plan::Codec& codec : planned.step->memory_plan()->graph().codecs)
+    EXPECT_EQ(codec.max_error, 0);
 }
 
 }  // namespace

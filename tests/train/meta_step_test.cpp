@@ -1,4 +1,5 @@
-// A training step on the meta device, with every operation seen: what would wait for a GPU, or compute beside it.
+// A training step on the meta device, with every operation seen: what would wait for a GPU, or
+// compute beside it.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,7 +30,8 @@ constexpr c10::DispatchKey kMode = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 bool on(const c10::IValue& value, c10::DeviceType device) {
   const auto is_there = [device](const at::Tensor& tensor) {
-    return tensor.defined() && tensor.device().type() == device && (device != c10::kCPU || tensor.dim() > 0);
+    return tensor.defined() && tensor.device().type() == device &&
+           (device != c10::kCPU || tensor.dim() > 0);
   };
   if (value.isTensor()) return is_there(value.toTensor());
   if (!value.isTensorList()) return false;
@@ -44,15 +46,19 @@ bool names_the_cpu(const c10::OperatorHandle& op, const std::vector<c10::IValue>
   return false;
 }
 
-/// Stands in front of autograd and of every kernel. A read by the host gets ones: the meta device has no values.
+/// Stands in front of autograd and of every kernel. A read by the host gets ones: the meta device
+/// has no values.
 void see(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   static const std::set<std::string> kReads = {"aten::item",       "aten::_local_scalar_dense",
                                                "aten::is_nonzero", "aten::equal",
                                                "aten::nonzero",    "aten::masked_select"};
   const std::string name = op.schema().name();
-  const std::vector<c10::IValue> arguments = torch::jit::last(*stack, op.schema().arguments().size()).vec();
-  const bool device = std::any_of(arguments.begin(), arguments.end(), [](const auto& a) { return on(a, c10::kMeta); });
-  const bool cpu = std::any_of(arguments.begin(), arguments.end(), [](const auto& a) { return on(a, c10::kCPU); });
+  const std::vector<c10::IValue> arguments =
+      torch::jit::last(*stack, op.schema().arguments().size()).vec();
+  const bool device = std::any_of(arguments.begin(), arguments.end(),
+                                  [](const auto& a) { return on(a, c10::kMeta); });
+  const bool cpu = std::any_of(arguments.begin(), arguments.end(),
+                               [](const auto& a) { return on(a, c10::kCPU); });
   if (device && kReads.contains(name)) {
     seen->host_reads.push_back(name);
     torch::jit::drop(*stack, arguments.size());
@@ -79,9 +85,12 @@ void see(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::St
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kMode), stack);
 }
 
-TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&see>()); }
+TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&see>());
+}
 
-ModelConfig config_of(const std::string& activation, const std::string& norm, const std::string& positions) {
+ModelConfig config_of(const std::string& activation, const std::string& norm,
+                      const std::string& positions) {
   ModelConfig config;
   config.layers = 4;
   config.width = 64;
@@ -122,7 +131,8 @@ TEST(MetaStep, AGptReadsFromTheDeviceOnce) {
     for (const int64_t micro_batch : {4, 2}) {
       for (const bool checkpointed : {false, true}) {
         SCOPED_TRACE(recipe + " micro-batch " + std::to_string(micro_batch));
-        const Seen found = step_on_meta(config_of("gelu", "layernorm", "learned"), recipe, micro_batch, checkpointed);
+        const Seen found = step_on_meta(config_of("gelu", "layernorm", "learned"), recipe,
+                                        micro_batch, checkpointed);
         EXPECT_THAT(found.host_reads, ::testing::SizeIs(1));
         EXPECT_THAT(found.mixed, ::testing::IsEmpty());
       }

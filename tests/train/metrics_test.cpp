@@ -17,10 +17,13 @@ namespace {
 
 StepMetrics numbers(int64_t step) {
   const auto draw = [&](uint64_t k) {
-    return std::exp(40 * random_uniform(3, RandomStream::kTest, static_cast<uint64_t>(step) * 8 + k) - 20);
+    return std::exp(
+        40 * random_uniform(3, RandomStream::kTest, static_cast<uint64_t>(step) * 8 + k) - 20);
   };
-  StepMetrics m = {.step = step, .loss = draw(0), .lr = draw(1), .grad_norm = draw(2), .tokens = step * 77};
-  if (step % 3 == 0) m.validation = Validation{.loss = draw(3), .nats_per_byte = draw(4), .tokens = 5};
+  StepMetrics m = {
+      .step = step, .loss = draw(0), .lr = draw(1), .grad_norm = draw(2), .tokens = step * 77};
+  if (step % 3 == 0)
+    m.validation = Validation{.loss = draw(3), .nats_per_byte = draw(4), .tokens = 5};
   return m;
 }
 
@@ -32,7 +35,8 @@ std::string write_steps(const std::filesystem::path& path, int64_t steps) {
 
 TEST(StepMetrics, ReadBackWithTheSameBits) {
   for (int64_t step = 1; step < 200; ++step) {
-    const StepMetrics m = numbers(step), back = step_metrics_from_json(nlohmann::json::parse(to_json(m).dump()));
+    const StepMetrics m = numbers(step),
+                      back = step_metrics_from_json(nlohmann::json::parse(to_json(m).dump()));
     EXPECT_EQ(m.loss, back.loss);
     EXPECT_EQ(m.lr, back.lr);
     EXPECT_EQ(m.grad_norm, back.grad_norm);
@@ -45,13 +49,18 @@ TEST(StepMetrics, ReadBackWithTheSameBits) {
 }
 
 TEST(StepMetrics, RankingsOfOneTaskAndOfSeveralReadBack) {
-  const TaskRanking late = {
-      .name = "delay > 15",
-      .metrics = {.rows = 7, .auc = 0.75, .log_loss = 0.5, .normalized_entropy = 0.9, .calibration = 1.25},
-      .gauc = 0.6};
+  const TaskRanking late = {.name = "delay > 15",
+                            .metrics = {.rows = 7,
+                                        .auc = 0.75,
+                                        .log_loss = 0.5,
+                                        .normalized_entropy = 0.9,
+                                        .calibration = 1.25},
+                            .gauc = 0.6};
   TaskRanking other = {.name = "cancelled", .metrics = late.metrics, .gauc = std::nullopt};
   other.metrics.auc = NAN;
-  StepMetrics m = {.step = 1, .samples = true, .validation = Validation{.loss = 2, .tokens = 9, .tasks = {late}}};
+  StepMetrics m = {.step = 1,
+                   .samples = true,
+                   .validation = Validation{.loss = 2, .tokens = 9, .tasks = {late}}};
   m.auxiliary_loss = 0.125;
   const auto read = [](const StepMetrics& metrics) {
     return step_metrics_from_json(nlohmann::json::parse(to_json(metrics).dump()));
@@ -78,13 +87,16 @@ TEST(StepMetrics, RankingsOfOneTaskAndOfSeveralReadBack) {
 }
 
 TEST(StepMetrics, WhatIsNotFiniteIsNullAndReadsAsNaN) {
-  const auto line = to_json(
-      StepMetrics{.step = 1, .loss = std::numeric_limits<double>::infinity(), .grad_norm = NAN, .skipped = true});
+  const auto line = to_json(StepMetrics{.step = 1,
+                                        .loss = std::numeric_limits<double>::infinity(),
+                                        .grad_norm = NAN,
+                                        .skipped = true});
   EXPECT_TRUE(line["loss"].is_null() && line["grad_norm"].is_null() && line["skipped"].get<bool>());
   EXPECT_TRUE(std::isnan(step_metrics_from_json(nlohmann::json::parse(line.dump())).loss));
 }
 
-// Whatever a killed process left, cut anywhere: the log goes on from any earlier step to the same bytes.
+// Whatever a killed process left, cut anywhere: the log goes on from any earlier step to the same
+// bytes.
 TEST(StepLog, EveryCutResumesToTheSameBytes) {
   test::TemporaryFolder folder;
   const std::string whole = write_steps(folder / "whole.jsonl", 7);
@@ -92,11 +104,12 @@ TEST(StepLog, EveryCutResumesToTheSameBytes) {
     for (const int64_t checkpoint : {0, 2, 7}) {
       const auto path = folder / "metrics.jsonl";
       std::ofstream(path, std::ios::binary) << whole.substr(0, cut);
-      const auto whole_lines =
-          static_cast<int64_t>(std::count(whole.begin(), whole.begin() + static_cast<long>(cut), '\n'));
+      const auto whole_lines = static_cast<int64_t>(
+          std::count(whole.begin(), whole.begin() + static_cast<long>(cut), '\n'));
       StepLog log(path, checkpoint);
       EXPECT_EQ(log.last_kept(), std::min(whole_lines, checkpoint));
-      for (int64_t step = log.last_kept() + 1; step <= 7; ++step) log.append(to_json(numbers(step)));
+      for (int64_t step = log.last_kept() + 1; step <= 7; ++step)
+        log.append(to_json(numbers(step)));
       EXPECT_EQ(read_file(path), whole) << "cut at " << cut << ", checkpoint " << checkpoint;
     }
   }
@@ -125,7 +138,8 @@ TEST(StepLog, RefusesAFileItCannotWrite) {
 
 TEST(StepTimings, LeaveOutWhatWasNotMeasured) {
   const auto line = to_json(StepTimings{.step = 3, .step_ms = 1.5});
-  EXPECT_FALSE(line.contains("utilization") || line.contains("evaluation_ms") || line.contains("checkpoint_ms"));
+  EXPECT_FALSE(line.contains("utilization") || line.contains("evaluation_ms") ||
+               line.contains("checkpoint_ms"));
   EXPECT_TRUE(to_json(StepTimings{.utilization = 0.5}).contains("utilization"));
 }
 

@@ -30,13 +30,16 @@ std::shared_ptr<GPT> small_model(int64_t context, const std::string& positions =
 }
 
 /// The oracle: the whole text in one forward pass without a cache, cut on the left to the context.
-double whole_log_likelihood(GPT& model, std::vector<int32_t> prompt, const std::vector<int32_t>& continuation) {
+double whole_log_likelihood(GPT& model, std::vector<int32_t> prompt,
+                            const std::vector<int32_t>& continuation) {
   const c10::NoGradGuard no_grad;
   std::vector<int64_t> tokens(prompt.begin(), prompt.end());
   tokens.insert(tokens.end(), continuation.begin(), continuation.end());
   const auto most = static_cast<size_t>(model.config().context) + 1;
-  if (tokens.size() > most) tokens.erase(tokens.begin(), tokens.end() - static_cast<std::ptrdiff_t>(most));
-  const at::Tensor read = at::tensor(std::vector<int64_t>(tokens.begin(), tokens.end() - 1)).unsqueeze(0);
+  if (tokens.size() > most)
+    tokens.erase(tokens.begin(), tokens.end() - static_cast<std::ptrdiff_t>(most));
+  const at::Tensor read =
+      at::tensor(std::vector<int64_t>(tokens.begin(), tokens.end() - 1)).unsqueeze(0);
   const at::Tensor log_p = at::log_softmax(model.logits(read).squeeze(0), -1, at::kDouble);
   double sum = 0;
   for (size_t i = tokens.size() - continuation.size(); i < tokens.size(); ++i) {
@@ -47,7 +50,8 @@ double whole_log_likelihood(GPT& model, std::vector<int32_t> prompt, const std::
 
 std::vector<int32_t> ids(int length, int seed) {
   std::vector<int32_t> out(static_cast<size_t>(length));
-  for (int i = 0; i < length; ++i) out[static_cast<size_t>(i)] = (seed * 31 + i * 57 + i * i * 13) % 256;
+  for (int i = 0; i < length; ++i)
+    out[static_cast<size_t>(i)] = (seed * 31 + i * 57 + i * i * 13) % 256;
   return out;
 }
 
@@ -79,14 +83,16 @@ TEST(ContinuationLogLikelihoods, APromptThatDoesNotFitLosesItsBeginning) {
 }
 
 /// Scores as the harness does, written out: the text, the shots, the cut between prompt and choice.
-MultipleChoiceResult scored_by_hand(GPT& model, const std::vector<MultipleChoiceItem>& items, size_t shots) {
+MultipleChoiceResult scored_by_hand(GPT& model, const std::vector<MultipleChoiceItem>& items,
+                                    size_t shots) {
   const auto tokenizer = bytes_tokenizer();
   double right = 0, per_character = 0, per_byte = 0;
   for (size_t i = 0; i < items.size(); ++i) {
     std::string text;
     for (size_t k = 0, used = 0; k < items.size() && used < shots; ++k) {
       if (k == i) continue;
-      text += items[k].context + " " + items[k].choices[static_cast<size_t>(items[k].answer)] + "\n\n";
+      text +=
+          items[k].context + " " + items[k].choices[static_cast<size_t>(items[k].answer)] + "\n\n";
       ++used;
     }
     text += items[i].context;
@@ -94,12 +100,14 @@ MultipleChoiceResult scored_by_hand(GPT& model, const std::vector<MultipleChoice
     double top[3] = {-1e300, -1e300, -1e300};
     for (size_t c = 0; c < items[i].choices.size(); ++c) {
       const std::string& choice = items[i].choices[c];
-      // Bytes: the tokens of a text are its bytes, so white space that moves to the continuation is a matter of where
-      // to cut.
-      const size_t cut = text.find_last_not_of(" \n") == std::string::npos ? 0 : text.find_last_not_of(" \n") + 1;
+      // Bytes: the tokens of a text are its bytes, so white space that moves to the continuation is
+      // a matter of where to cut.
+      const size_t cut =
+          text.find_last_not_of(" \n") == std::string::npos ? 0 : text.find_last_not_of(" \n") + 1;
       std::vector<int32_t> prompt = tokenizer->encode(text.substr(0, cut));
       if (prompt.empty()) prompt = {256};
-      const double sum = whole_log_likelihood(model, prompt, tokenizer->encode(text.substr(cut) + " " + choice));
+      const double sum =
+          whole_log_likelihood(model, prompt, tokenizer->encode(text.substr(cut) + " " + choice));
       double characters = 0;
       for (const char byte : choice) characters += (byte & 0xC0) != 0x80;
       const double scores[3] = {sum, sum / characters, sum / static_cast<double>(choice.size())};
@@ -112,7 +120,9 @@ MultipleChoiceResult scored_by_hand(GPT& model, const std::vector<MultipleChoice
     per_byte += static_cast<int64_t>(best[2]) == items[i].answer;
   }
   const auto n = static_cast<double>(items.size());
-  return {.accuracy = right / n, .accuracy_normalized = per_character / n, .accuracy_per_byte = per_byte / n};
+  return {.accuracy = right / n,
+          .accuracy_normalized = per_character / n,
+          .accuracy_per_byte = per_byte / n};
 }
 
 TEST(MultipleChoice, ScoresAsTheHarnessDoes) {
@@ -121,9 +131,11 @@ TEST(MultipleChoice, ScoresAsTheHarnessDoes) {
   const std::vector<std::string> words = {"a",    "no",      "été",   "seven apples",
                                           "日本", "the end", "x = 1", "Ünïcödé wörds"};
   for (int i = 0; i < 12; ++i) {
-    MultipleChoiceItem item{.context = i == 5 ? "" : "Question " + std::to_string(i) + (i % 3 == 0 ? ": " : ":\n\n"),
-                            .answer = i % 3};
-    for (int c = 0; c < 3; ++c) item.choices.push_back(words[static_cast<size_t>(i * 5 + c * 3) % words.size()]);
+    MultipleChoiceItem item{
+        .context = i == 5 ? "" : "Question " + std::to_string(i) + (i % 3 == 0 ? ": " : ":\n\n"),
+        .answer = i % 3};
+    for (int c = 0; c < 3; ++c)
+      item.choices.push_back(words[static_cast<size_t>(i * 5 + c * 3) % words.size()]);
     items.push_back(item);
   }
   for (const int64_t shots : {0, 1, 3}) {
@@ -151,10 +163,11 @@ TEST(MultipleChoice, TheTrueAnswersOfAModelScoreOne) {
     item.answer = std::max_element(sums.begin(), sums.end()) - sums.begin();
   }
   int64_t calls = 0;
-  const auto result = score_multiple_choice(*model, *bytes_tokenizer(), items, {}, [&](int64_t done, int64_t all) {
-    EXPECT_EQ(done, ++calls);
-    EXPECT_EQ(all, 5);
-  });
+  const auto result =
+      score_multiple_choice(*model, *bytes_tokenizer(), items, {}, [&](int64_t done, int64_t all) {
+        EXPECT_EQ(done, ++calls);
+        EXPECT_EQ(all, 5);
+      });
   EXPECT_EQ(result.accuracy, 1);
   EXPECT_EQ(result.standard_error, 0);
   for (auto& item : items) item.answer = (item.answer + 1) % 4;

@@ -12,8 +12,14 @@ namespace dovetail::optimizer_test {
 namespace {
 
 ModelConfig small_model() {
-  return resolve_model_config(
-      {.layers = 2, .width = 32, .heads = 2, .context = 8, .norm = "layernorm", .bias = true, .tied = false}, 60);
+  return resolve_model_config({.layers = 2,
+                               .width = 32,
+                               .heads = 2,
+                               .context = 8,
+                               .norm = "layernorm",
+                               .bias = true,
+                               .tied = false},
+                              60);
 }
 
 struct Trained {
@@ -53,7 +59,8 @@ TEST(Optimizer, FollowsTorchAdamW) {
     o->betas({0.9, 0.97}).eps(1e-5).weight_decay(decay);
     return o;
   };
-  torch::optim::AdamW peer({{matrices, options(0.2)}, {vectors, options(0.0)}}, torch::optim::AdamWOptions(1e-3));
+  torch::optim::AdamW peer({{matrices, options(0.2)}, {vectors, options(0.0)}},
+                           torch::optim::AdamWOptions(1e-3));
 
   for (int64_t step = 0; step < 5; ++step) {
     const double lr = 1e-3 * static_cast<double>(step + 1);
@@ -65,7 +72,8 @@ TEST(Optimizer, FollowsTorchAdamW) {
     peer.zero_grad();
     const LossSum loss = theirs->loss(torch::randint(0, 60, {3, 9}, torch::kLong));
     (loss.sum / static_cast<double>(loss.weight)).backward();
-    for (auto& group : peer.param_groups()) static_cast<torch::optim::AdamWOptions&>(group.options()).lr(lr);
+    for (auto& group : peer.param_groups())
+      static_cast<torch::optim::AdamWOptions&>(group.options()).lr(lr);
     peer.step();
   }
   const auto a = ours.model->named_parameters(), b = theirs->named_parameters();
@@ -90,7 +98,8 @@ TEST(Optimizer, UnderBFloat16MastersKeepWhatRoundingWouldLose) {
     EXPECT_FALSE(torch::equal(master, copies.at("model." + item.key()))) << item.key();
     EXPECT_TRUE(torch::equal(master.to(item.value().scalar_type()), item.value())) << item.key();
   }
-  EXPECT_EQ(t.model->named_parameters()["blocks.0.attention.qkv.weight"].scalar_type(), at::kBFloat16);
+  EXPECT_EQ(t.model->named_parameters()["blocks.0.attention.qkv.weight"].scalar_type(),
+            at::kBFloat16);
 }
 
 TEST(Optimizer, LoadingRestoresTheSameBits) {
@@ -122,13 +131,17 @@ TEST(Optimizer, LoadingNamesTheTensorThatDoesNotFit) {
     }
     return std::string("accepted");
   };
-  EXPECT_THAT(refusal([](auto& s) { s.erase("model.norm.weight"); }), ::testing::HasSubstr("model.norm.weight"));
+  EXPECT_THAT(refusal([](auto& s) { s.erase("model.norm.weight"); }),
+              ::testing::HasSubstr("model.norm.weight"));
   EXPECT_THAT(refusal([](auto& s) { s.erase("optimizer.m.norm.weight"); }),
               ::testing::HasSubstr("optimizer.m.norm.weight"));
-  EXPECT_THAT(refusal([](auto& s) { s["model.extra"] = torch::zeros({1}); }), ::testing::HasSubstr("model.extra"));
+  EXPECT_THAT(refusal([](auto& s) { s["model.extra"] = torch::zeros({1}); }),
+              ::testing::HasSubstr("model.extra"));
   EXPECT_THAT(refusal([](auto& s) { s["model.norm.weight"] = torch::zeros({3}); }),
               ::testing::HasSubstr("model.norm.weight"));
-  EXPECT_EQ(refusal([](auto& s) { std::erase_if(s, [](const auto& i) { return i.first.starts_with("optimizer."); }); }),
+  EXPECT_EQ(refusal([](auto& s) {
+              std::erase_if(s, [](const auto& i) { return i.first.starts_with("optimizer."); });
+            }),
             "accepted");
 }
 

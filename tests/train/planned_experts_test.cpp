@@ -15,7 +15,9 @@ using test::mixture;
 
 class PlannedExperts : public ::testing::TestWithParam<Case> {};
 
-TEST_P(PlannedExperts, GiveTheSameBitsWithinTheirBudget) { test::gives_the_same_bits_within_its_budget(GetParam()); }
+TEST_P(PlannedExperts, GiveTheSameBitsWithinTheirBudget) {
+  test::gives_the_same_bits_within_its_budget(GetParam());
+}
 
 void dropless(moe::Config& moe) {
   moe.drop = "none";
@@ -43,13 +45,16 @@ TEST(PlannedExperts, WithoutPaddingAreRefusedWhereEachIsAnOperation) {
   };
   EXPECT_EQ(message(mixture("dropless", dropless)), "");
   EXPECT_THAT(message(mixture("quantized", dropless, "mxfp8")),
-              ::testing::HasSubstr("experts of which each is an operation of its own (quantized ones, float64)"));
-  EXPECT_THAT(message(mixture("bfloat16", dropless, "bf16")), ::testing::HasSubstr("experts in bfloat16"));
+              ::testing::HasSubstr(
+                  "experts of which each is an operation of its own (quantized ones, float64)"));
+  EXPECT_THAT(message(mixture("bfloat16", dropless, "bf16")),
+              ::testing::HasSubstr("experts in bfloat16"));
   const auto dropping = [](moe::Config& moe) {
     moe.pad_to_capacity = false;
     moe.capacity_factor = 0.5;
   };
-  EXPECT_THAT(message(mixture("dropping", dropping)), ::testing::HasSubstr("of 2048 choices were dropped"));
+  EXPECT_THAT(message(mixture("dropping", dropping)),
+              ::testing::HasSubstr("of 2048 choices were dropped"));
 
   // Before anything runs, where a run is resolved.
   const test::TinyRun run;
@@ -61,34 +66,36 @@ TEST(PlannedExperts, WithoutPaddingAreRefusedWhereEachIsAnOperation) {
   for (const char* recipe : {"bf16", "mxfp8"}) {
     config.precision.recipe = recipe;
     EXPECT_THAT([&] { resolve_trial(config, *group); },
-                ::testing::ThrowsMessage<UserError>(::testing::HasSubstr(fmt::format("the recipe {}", recipe))));
+                ::testing::ThrowsMessage<UserError>(
+                    ::testing::HasSubstr(fmt::format("the recipe {}", recipe))));
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Mixtures, PlannedExperts,
-    ::testing::Values(mixture("experts", [](auto& moe) { moe.z_loss = 0.01; }), mixture("dropless", dropless),
-                      dropless_with_biases(),
-                      mixture("drawn",
-                              [](auto& moe) {
-                                moe.second_expert = "random";
-                                moe.bias_update_rate = 0.01;
-                                moe.score = "sigmoid";
-                              }),
-                      mixture("noisy",
-                              [](auto& moe) {
-                                moe.router = "noisy_top_k";
-                                moe.importance_loss = moe.smooth_load_loss = 0.01;
-                              }),
-                      mixture(
-                          "whole_batch", [](auto& moe) { moe.load_scope = "global_batch"; }, "fp32", 4),
-                      mixture("sinkhorn", [](auto& moe) { moe.router = "sinkhorn"; }),
-                      mixture("base", [](auto& moe) { moe.router = "base", moe.k = 1; }),
-                      mixture("hash", [](auto& moe) { moe.router = "hash"; }),
-                      mixture(
-                          "mxfp8_experts", [](auto& moe) { moe.shared_experts = 1; }, "mxfp8"),
-                      mixture(
-                          "bfloat16_experts", [](auto& moe) { moe.drop = "probability"; }, "bf16", 8)),
+    ::testing::Values(
+        mixture("experts", [](auto& moe) { moe.z_loss = 0.01; }), mixture("dropless", dropless),
+        dropless_with_biases(),
+        mixture("drawn",
+                [](auto& moe) {
+                  moe.second_expert = "random";
+                  moe.bias_update_rate = 0.01;
+                  moe.score = "sigmoid";
+                }),
+        mixture("noisy",
+                [](auto& moe) {
+                  moe.router = "noisy_top_k";
+                  moe.importance_loss = moe.smooth_load_loss = 0.01;
+                }),
+        mixture(
+            "whole_batch", [](auto& moe) { moe.load_scope = "global_batch"; }, "fp32", 4),
+        mixture("sinkhorn", [](auto& moe) { moe.router = "sinkhorn"; }),
+        mixture("base", [](auto& moe) { moe.router = "base", moe.k = 1; }),
+        mixture("hash", [](auto& moe) { moe.router = "hash"; }),
+        mixture(
+            "mxfp8_experts", [](auto& moe) { moe.shared_experts = 1; }, "mxfp8"),
+        mixture(
+            "bfloat16_experts", [](auto& moe) { moe.drop = "probability"; }, "bf16", 8)),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace

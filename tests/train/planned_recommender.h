@@ -14,7 +14,9 @@ namespace dovetail::test {
 
 inline constexpr int64_t kRecommenderSteps = 12;
 
-inline bool reads_events(const std::string& model) { return model == "din" || model == "dien" || model == "can"; }
+inline bool reads_events(const std::string& model) {
+  return model == "din" || model == "dien" || model == "can";
+}
 
 /// Of wide layers and many samples: what the dense part keeps for backward is most of a step.
 inline RunConfig wide(RunConfig config) {
@@ -32,7 +34,8 @@ inline RunConfig wide(RunConfig config) {
   return config;
 }
 
-inline RunConfig config_of(const std::string& model, const Histories& data, const std::string& name) {
+inline RunConfig config_of(const std::string& model, const Histories& data,
+                           const std::string& name) {
   return wide(reads_events(model) ? data.config(model, name) : data.Clicks::config(model, name));
 }
 
@@ -50,7 +53,8 @@ inline void expect_within_budget(const RunConfig& config) {
   EXPECT_LT(budget, plan["keep_all_bytes"].get<int64_t>());
   EXPECT_LE(plan["step_bytes"].get<int64_t>(), budget);
   EXPECT_LE(plan["peak"]["measured_bytes"].get<int64_t>(), budget);
-  EXPECT_LT(plan["peak"]["used_bytes"].get<int64_t>(), plan["step_bytes"].get<int64_t>() + plan::kPage);
+  EXPECT_LT(plan["peak"]["used_bytes"].get<int64_t>(),
+            plan["step_bytes"].get<int64_t>() + plan::kPage);
   EXPECT_GT(plan["offloaded_bytes"].get<int64_t>() + plan["again_bytes"].get<int64_t>() +
                 plan["on_host_bytes"].get<int64_t>(),
             0);
@@ -67,7 +71,8 @@ inline void expect_the_same_bits(const RunConfig& plain, const RunConfig& planne
 enum class SlowTier { kNone, kDisk };
 
 /// Against the same run without a budget; with a disk also in two micro-batches.
-inline void gives_the_same_bits_within_its_budget(const std::string& model, const std::string& budget, SlowTier tier) {
+inline void gives_the_same_bits_within_its_budget(const std::string& model,
+                                                  const std::string& budget, SlowTier tier) {
   const Histories data;
   const RunConfig plain = config_of(model, data, "plain");
   RunConfig planned = config_of(model, data, "planned");

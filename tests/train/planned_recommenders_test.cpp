@@ -25,8 +25,10 @@ TEST_P(PlannedRecommender, GivesTheSameBitsWithinItsBudget) {
 
 INSTANTIATE_TEST_SUITE_P(Models, PlannedRecommender,
                          ::testing::Values(std::pair("wide_deep", SlowTier::kNone),
-                                           std::pair("deepfm", SlowTier::kDisk), std::pair("dlrm", SlowTier::kDisk),
-                                           std::pair("dcnv2", SlowTier::kNone), std::pair("mmoe", SlowTier::kNone)));
+                                           std::pair("deepfm", SlowTier::kDisk),
+                                           std::pair("dlrm", SlowTier::kDisk),
+                                           std::pair("dcnv2", SlowTier::kNone),
+                                           std::pair("mmoe", SlowTier::kNone)));
 
 TEST(PlannedRecommenders, ResumeBitForBit) {
   const Histories data;
@@ -70,7 +72,8 @@ TEST(PlannedRecommenders, SkipAStepThatIsNotFinite) {
   std::string rows = clicks(6000);
   size_t at = 0;
   for (int line = 0; line < 3000; ++line) at = rows.find('\n', at) + 1;
-  rows.insert(at, "u1\ti1\t1e30\t1\n");  // overflows where features are multiplied: in steps 3 and 9 or so
+  rows.insert(
+      at, "u1\ti1\t1e30\t1\n");  // overflows where features are multiplied: in steps 3 and 9 or so
   write_file_atomically(data.file("", "overflow.tsv"), rows);
   const auto config = [&](const std::string& name) {
     RunConfig config = wide(data.config("dcnv2", name));
@@ -84,7 +87,8 @@ TEST(PlannedRecommenders, SkipAStepThatIsNotFinite) {
   planned.memory.budget = "0.95x";
   expect_the_same_bits(plain, planned);
   int skipped = 0;
-  for (const auto& line : data.metrics("planned")) skipped += line["step"] > 7 && line.contains("skipped");
+  for (const auto& line : data.metrics("planned"))
+    skipped += line["step"] > 7 && line.contains("skipped");
   EXPECT_EQ(skipped, 1);
 }
 
@@ -101,7 +105,8 @@ TEST(PlannedRecommenders, SayWhatTheyCannotDo) {
     }
     return std::string("accepted");
   };
-  EXPECT_THAT(refusal([](RunConfig& c) { c.memory.budget = "0.01x"; }), HasSubstr("below the floor"));
+  EXPECT_THAT(refusal([](RunConfig& c) { c.memory.budget = "0.01x"; }),
+              HasSubstr("below the floor"));
   RunConfig by_day = wide(data.config("deepfm"));
   by_day.memory.budget = "0.6x";
   by_day.rows.day = "size";
@@ -109,8 +114,9 @@ TEST(PlannedRecommenders, SayWhatTheyCannotDo) {
     check_memory(by_day);
     ADD_FAILURE() << "accepted";
   } catch (const UserError& error) {
-    EXPECT_THAT(error.what(),
-                HasSubstr("memory.budget does not work with rows.day = \"size\": the last step of a day"));
+    EXPECT_THAT(
+        error.what(),
+        HasSubstr("memory.budget does not work with rows.day = \"size\": the last step of a day"));
   }
 }
 

@@ -14,20 +14,23 @@ using namespace test;
 
 class PlannedTraining : public ::testing::TestWithParam<Case> {};
 
-TEST_P(PlannedTraining, GivesTheSameBitsWithinItsBudget) { gives_the_same_bits_within_its_budget(GetParam()); }
+TEST_P(PlannedTraining, GivesTheSameBitsWithinItsBudget) {
+  gives_the_same_bits_within_its_budget(GetParam());
+}
 
-INSTANTIATE_TEST_SUITE_P(Models, PlannedTraining,
-                         ::testing::Values(Case{"llama", llama()}, Case{"gpt2", gpt2()},
-                                           Case{"bfloat16", llama(), at::kBFloat16, 4, "0.85x"},
-                                           Case{"micro_batches", llama(), at::kFloat, 2, "0.8x"},
-                                           Case{"micro_batches_bfloat16", gpt2(), at::kBFloat16, 1, "0.95x"},
-                                           quantized("mxfp8", "mxfp8"), quantized_less("mxfp8_less", "mxfp8"),
-                                           quantized("mxfp4_stochastic", "mxfp4_stochastic"),
-                                           quantized_less("mxfp4_stochastic_less", "mxfp4_stochastic"),
-                                           quantized("fp8_tensor", "fp8_tensor_delayed"),
-                                           quantized_less("fp8_tensor_less", "fp8_tensor_delayed"),
-                                           quantized("bf16", "bf16"), quantized_less("bf16_less", "bf16")),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Models, PlannedTraining,
+    ::testing::Values(Case{"llama", llama()}, Case{"gpt2", gpt2()},
+                      Case{"bfloat16", llama(), at::kBFloat16, 4, "0.85x"},
+                      Case{"micro_batches", llama(), at::kFloat, 2, "0.8x"},
+                      Case{"micro_batches_bfloat16", gpt2(), at::kBFloat16, 1, "0.95x"},
+                      quantized("mxfp8", "mxfp8"), quantized_less("mxfp8_less", "mxfp8"),
+                      quantized("mxfp4_stochastic", "mxfp4_stochastic"),
+                      quantized_less("mxfp4_stochastic_less", "mxfp4_stochastic"),
+                      quantized("fp8_tensor", "fp8_tensor_delayed"),
+                      quantized_less("fp8_tensor_less", "fp8_tensor_delayed"),
+                      quantized("bf16", "bf16"), quantized_less("bf16_less", "bf16")),
+    [](const auto& info) { return info.param.name; });
 
 // A plan can then move what each of them needs.
 TEST(PlannedStep, AnUpdateIsOfOneLargeParameterOrOfFewSmallOnes) {
@@ -45,7 +48,8 @@ TEST(PlannedStep, AnUpdateIsOfOneLargeParameterOrOfFewSmallOnes) {
     if (!node.name.starts_with("dovetail::adamw")) continue;
     int64_t bytes = 0;
     for (const int tensor : node.mutates) bytes += graph.tensors[tensor].bytes;
-    EXPECT_LE(bytes, std::max(parameters / 16, largest) * 3 * static_cast<int64_t>(sizeof(float))) << node.name;
+    EXPECT_LE(bytes, std::max(parameters / 16, largest) * 3 * static_cast<int64_t>(sizeof(float)))
+        << node.name;
     state += bytes;
   }
   EXPECT_GE(state, parameters * 3 * static_cast<int64_t>(sizeof(float)));
@@ -59,7 +63,8 @@ TEST(PlannedStep, SaysWhatItCannotDo) {
       t.step->plan_memory({.budget = budget, .solve_s = 1});
       for (int i = 1; i <= 9; ++i) {
         torch::manual_seed(i);
-        t.step->run(torch::randint(0, 300, {i < 9 ? 4 : last_batch, 65}, torch::kLong), 1e-3, false);
+        t.step->run(torch::randint(0, 300, {i < 9 ? 4 : last_batch, 65}, torch::kLong), 1e-3,
+                    false);
       }
     } catch (const UserError& error) {
       return std::string(error.what());

@@ -54,7 +54,8 @@ inline ModelConfig narrow() { return {.layers = 4, .width = 64, .heads = 2, .con
 inline Case quantized(const char* name, const char* recipe) {
   return {name, narrow(), at::kBFloat16, 16, "0.5x", recipe, 16};
 }
-/// Of more tokens: nearer to the floor, which is the gradients of the largest product with their quantized operands.
+/// Of more tokens: nearer to the floor, which is the gradients of the largest product with their
+/// quantized operands.
 inline Case quantized_less(const char* name, const char* recipe) {
   return {name, narrow(), at::kBFloat16, 32, "0.45x", recipe, 32};
 }
@@ -62,13 +63,19 @@ inline Case quantized_less(const char* name, const char* recipe) {
 inline Case mixture(const char* name, void (*experts)(moe::Config&), const char* recipe = "fp32",
                     int64_t micro_batch = 16) {
   const bool quantizes = std::string_view(recipe) != "fp32";
-  return {name, narrow(), quantizes ? at::kBFloat16 : at::kFloat, micro_batch, "0.7x", recipe, 16, experts};
+  return {name, narrow(), quantizes ? at::kBFloat16 : at::kFloat, micro_batch, "0.7x", recipe,
+          16,   experts};
 }
 
 inline ModelConfig model_of(const Case& of) {
   ModelConfig config = of.model;
   if (of.experts != nullptr) {
-    config.moe = {.experts = 6, .k = 2, .ffn_width = 64, .every = 2, .drop = "position", .pad_to_capacity = true};
+    config.moe = {.experts = 6,
+                  .k = 2,
+                  .ffn_width = 64,
+                  .every = 2,
+                  .drop = "position",
+                  .pad_to_capacity = true};
     of.experts(config.moe);
   }
   return resolve_model_config(config, 300);
@@ -107,7 +114,8 @@ struct Trained {
     const auto seed = static_cast<uint64_t>(number);
     quantization->begin_step(seed);
     load->begin_step();
-    const StepOutcome outcome = step->run(tokens, 1e-3 / static_cast<double>(number), number == 15, {.seed = seed});
+    const StepOutcome outcome =
+        step->run(tokens, 1e-3 / static_cast<double>(number), number == 15, {.seed = seed});
     if (number == 12) norm.copy_(good);
     if (!outcome.skipped) {
       quantization->end_step(*group);
@@ -116,8 +124,8 @@ struct Trained {
     return outcome;
   }
 
-  /// What a step tells beside its outcome; errors in dB to nine digits behind the point, since a recorded step adds
-  /// them up in another order.
+  /// What a step tells beside its outcome; errors in dB to nine digits behind the point, since a
+  /// recorded step adds them up in another order.
   nlohmann::ordered_json told(int64_t number) {
     nlohmann::ordered_json of_tensors = quantization->statistics(number);
     for (auto& tensor : of_tensors.at("tensors"))
@@ -169,11 +177,15 @@ inline void gives_the_same_bits_within_its_budget(const Case& of) {
     const int64_t measured = planned.step->memory_plan()->measured_bytes();
     EXPECT_LT(measured, report->step_bytes + plan::kPage);
     EXPECT_GE(measured, static_cast<int64_t>(0.97 * static_cast<double>(report->step_bytes)));
-    EXPECT_GT(report->offloaded_bytes + report->again_bytes + report->compressed_bytes + report->on_host_bytes, 0);
-    EXPECT_EQ(report->on_host_bytes > 0, tier.empty());  // moments lie in memory, but not on a disk, while they change
+    EXPECT_GT(report->offloaded_bytes + report->again_bytes + report->compressed_bytes +
+                  report->on_host_bytes,
+              0);
+    EXPECT_EQ(report->on_host_bytes > 0,
+              tier.empty());  // moments lie in memory, but not on a disk, while they change
     planned.step->memory_plan()->write(folder.path());
     const plan::Graph graph = plan::read_graph(folder / "graph.json");
-    EXPECT_LE(plan::check(graph, plan::read_plan(folder / "plan.json", graph)).peak_bytes, report->step_bytes);
+    EXPECT_LE(plan::check(graph, plan::read_plan(folder / "plan.json", graph)).peak_bytes,
+              report->step_bytes);
     const auto a = plain.tensors(), b = planned.tensors();
     for (const auto& [name, tensor] : a) EXPECT_TRUE(torch::equal(tensor, b.at(name))) << name;
     EXPECT_EQ(planned.optimizer->updates(), kSteps - 1);

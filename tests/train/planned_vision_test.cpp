@@ -11,7 +11,8 @@
 #include "dovetail/models/vision.h"
 #include "dovetail/train/planned_step.h"
 
-/// Networks with batch norm, whose operations change running statistics, under plans that only recompute.
+/// Networks with batch norm, whose operations change running statistics, under plans that only
+/// recompute.
 namespace dovetail::planned_vision_test {
 namespace {
 
@@ -21,7 +22,8 @@ constexpr int kSteps = 20;
 torch::nn::Sequential double_convolution(int64_t in, int64_t out) {
   torch::nn::Sequential layers;
   for (int i = 0; i < 2; ++i) {
-    layers->push_back(torch::nn::Conv2d(torch::nn::Conv2dOptions(i == 0 ? in : out, out, 3).padding(1).bias(false)));
+    layers->push_back(torch::nn::Conv2d(
+        torch::nn::Conv2dOptions(i == 0 ? in : out, out, 3).padding(1).bias(false)));
     layers->push_back(torch::nn::BatchNorm2d(out));
     layers->push_back(torch::nn::ReLU(torch::nn::ReLUOptions(/*inplace=*/true)));
   }
@@ -33,11 +35,14 @@ struct UNet : torch::nn::Module {
     int64_t in = 3;
     for (size_t level = 0; level < 3; ++level) {
       const int64_t width = 16 << level;
-      down.push_back(register_module("down" + std::to_string(level), double_convolution(in, width)));
-      up.push_back(register_module("up" + std::to_string(level), double_convolution(2 * width, width)));
-      rise.push_back(register_module(
-          "rise" + std::to_string(level),
-          torch::nn::ConvTranspose2d(torch::nn::ConvTranspose2dOptions(2 * width, width, 2).stride(2))));
+      down.push_back(
+          register_module("down" + std::to_string(level), double_convolution(in, width)));
+      up.push_back(
+          register_module("up" + std::to_string(level), double_convolution(2 * width, width)));
+      rise.push_back(
+          register_module("rise" + std::to_string(level),
+                          torch::nn::ConvTranspose2d(
+                              torch::nn::ConvTranspose2dOptions(2 * width, width, 2).stride(2))));
       in = width;
     }
     bottom = register_module("bottom", double_convolution(in, 2 * in));
@@ -84,7 +89,8 @@ class PlannedVision : public ::testing::TestWithParam<Case> {
     if (unet) {
       pixels = std::make_shared<UNet>();
     } else {
-      resnet = make_vision_model({.preset = "resnet50", .classes = 10, .height = 48, .width = 48, .base_width = 16});
+      resnet = make_vision_model(
+          {.preset = "resnet50", .classes = 10, .height = 48, .width = 48, .base_width = 16});
       initialize(*resnet, 1);
     }
     torch::nn::Module& model = unet ? static_cast<torch::nn::Module&>(*pixels) : *resnet;
@@ -92,8 +98,9 @@ class PlannedVision : public ::testing::TestWithParam<Case> {
     const torch::Tensor loss_now = torch::zeros({});
     const auto work = [&](const std::vector<torch::Tensor>& inputs) {
       optimizer.zero_grad();
-      const torch::Tensor loss = unet ? torch::nn::functional::cross_entropy(pixels->forward(inputs[0]), inputs[1])
-                                      : resnet->loss(inputs[0], inputs[1]).sum / static_cast<double>(batch);
+      const torch::Tensor loss =
+          unet ? torch::nn::functional::cross_entropy(pixels->forward(inputs[0]), inputs[1])
+               : resnet->loss(inputs[0], inputs[1]).sum / static_cast<double>(batch);
       loss.backward();
       optimizer.step();
       const torch::NoGradGuard no_grad;
@@ -101,15 +108,17 @@ class PlannedVision : public ::testing::TestWithParam<Case> {
     };
     plan::StepTensors tensors;
     Trained out;
-    for (const auto& item : model.named_parameters()) tensors.parameters.emplace_back(item.key(), item.value());
-    for (const auto& item : model.named_buffers()) tensors.state.emplace_back(item.key(), item.value());
+    for (const auto& item : model.named_parameters())
+      tensors.parameters.emplace_back(item.key(), item.value());
+    for (const auto& item : model.named_buffers())
+      tensors.state.emplace_back(item.key(), item.value());
     std::optional<PlannedStep> planned;
     if (options) planned.emplace(work, tensors, *options);
     for (int i = 0; i < kSteps; ++i) {
       auto generator = torch::make_generator<at::CPUGeneratorImpl>(10 + i);
       const auto x = torch::randn({batch, 3, 48, 48}, generator);
-      const auto y =
-          unet ? torch::randint(0, 2, {batch, 48, 48}, generator) : torch::randint(0, 10, {batch}, generator);
+      const auto y = unet ? torch::randint(0, 2, {batch, 48, 48}, generator)
+                          : torch::randint(0, 10, {batch}, generator);
       if (planned)
         planned->run({{"x", x}, {"y", y}}, {});
       else
@@ -125,13 +134,14 @@ class PlannedVision : public ::testing::TestWithParam<Case> {
 };
 
 TEST_P(PlannedVision, ParametersAndBuffersAreThoseOfEagerTrainingBitForBit) {
-  const Trained eager = train({}), planned = train(PlannedStep::Options{.budget = GetParam().budget,
-                                                                        .offload = false,
-                                                                        .compress = false,
-                                                                        .algorithms = false,
-                                                                        .solve_s = 4,
-                                                                        .curve_budgets = 0,
-                                                                        .replay = GetParam().replay});
+  const Trained eager = train({}),
+                planned = train(PlannedStep::Options{.budget = GetParam().budget,
+                                                     .offload = false,
+                                                     .compress = false,
+                                                     .algorithms = false,
+                                                     .solve_s = 4,
+                                                     .curve_budgets = 0,
+                                                     .replay = GetParam().replay});
   EXPECT_GT(planned.again_bytes, 0);
   EXPECT_EQ(eager.losses, planned.losses);
   for (size_t i = 0; i < eager.values.size(); ++i)
@@ -139,7 +149,8 @@ TEST_P(PlannedVision, ParametersAndBuffersAreThoseOfEagerTrainingBitForBit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, PlannedVision,
-                         ::testing::Values(Case{"resnet50", 16, "0.95x", false}, Case{"unet", 4, "0.8x", false},
+                         ::testing::Values(Case{"resnet50", 16, "0.95x", false},
+                                           Case{"unet", 4, "0.8x", false},
                                            Case{"unet_replayed", 4, "0.8x", true}),
                          [](const auto& info) { return info.param.name; });
 

@@ -14,7 +14,8 @@
 #include "dovetail/base/error.h"
 #include "dovetail/train/planned_step.h"
 
-/// Models and optimizers of libtorch, as they are, within a memory budget: each step has its own numbers.
+/// Models and optimizers of libtorch, as they are, within a memory budget: each step has its own
+/// numbers.
 namespace dovetail::planned_work_test {
 namespace {
 
@@ -41,7 +42,8 @@ struct Net : torch::nn::Module {
   torch::nn::Linear head{nullptr};
 };
 
-using Optimizers = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::Tensor>)>;
+using Optimizers =
+    std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::Tensor>)>;
 
 /// A training of a net, whose step is `work`; every step of it may be another one.
 struct Training {
@@ -57,7 +59,8 @@ struct Training {
 
   plan::StepTensors tensors() const {
     plan::StepTensors out;
-    for (const auto& item : net->named_parameters()) out.parameters.emplace_back(item.key(), item.value());
+    for (const auto& item : net->named_parameters())
+      out.parameters.emplace_back(item.key(), item.value());
     for (const auto& item : net->named_buffers()) out.state.emplace_back(item.key(), item.value());
     return out;
   }
@@ -66,11 +69,13 @@ struct Training {
   void train(int steps, const std::optional<PlannedStep::Options>& options,
              const std::function<void(int)>& before = nullptr) {
     torch::manual_seed(2);
-    if (options && !planned) planned.emplace([this](const auto& inputs) { work(inputs); }, tensors(), *options);
+    if (options && !planned)
+      planned.emplace([this](const auto& inputs) { work(inputs); }, tensors(), *options);
     for (int i = 0; i < steps; ++i) {
       if (before) before(i);
       auto generator = torch::make_generator<at::CPUGeneratorImpl>(100 + i);
-      const auto x = torch::randn({batch, 3, 16, 16}, generator), y = torch::randint(0, 10, {batch}, generator);
+      const auto x = torch::randn({batch, 3, 16, 16}, generator),
+                 y = torch::randint(0, 10, {batch}, generator);
       if (planned)
         planned->run({{"x", x}, {"y", y}}, {});
       else
@@ -100,13 +105,17 @@ struct Training {
 };
 
 std::unique_ptr<torch::optim::Optimizer> sgd(const std::vector<torch::Tensor>& parameters) {
-  return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.05).momentum(0.9));
+  return std::make_unique<torch::optim::SGD>(parameters,
+                                             torch::optim::SGDOptions(0.05).momentum(0.9));
 }
 std::unique_ptr<torch::optim::Optimizer> adamw(const std::vector<torch::Tensor>& parameters) {
-  return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(1e-3).weight_decay(0.1));
+  return std::make_unique<torch::optim::AdamW>(parameters,
+                                               torch::optim::AdamWOptions(1e-3).weight_decay(0.1));
 }
 
-PlannedStep::Options within(const char* budget) { return {.budget = budget, .solve_s = 1, .curve_budgets = 0}; }
+PlannedStep::Options within(const char* budget) {
+  return {.budget = budget, .solve_s = 1, .curve_budgets = 0};
+}
 
 void expect_same(const Training& a, const Training& b) {
   EXPECT_EQ(a.losses, b.losses);
@@ -208,8 +217,9 @@ TEST(PlannedWork, ALastBatchOfAnotherSizeIsRefusedUntouchedOrPlannedAnew) {
   planned.train(12, within("0.8x"));
   planned.batch = eager.batch = 10;
   const UserError error = error_of([&] { planned.train(1, within("0.8x")); });
-  EXPECT_THAT(error.what(),
-              HasSubstr("a step has x [10, 3, 16, 16] Float on cpu, but its plan is for [16, 3, 16, 16]"));
+  EXPECT_THAT(
+      error.what(),
+      HasSubstr("a step has x [10, 3, 16, 16] Float on cpu, but its plan is for [16, 3, 16, 16]"));
   EXPECT_THAT(error.help(), HasSubstr("leave out a last batch that is smaller"));
   expect_same(eager, planned);
 
@@ -261,7 +271,8 @@ TEST(PlannedWork, AReplayedStepWithAnotherNumberIsNoticed) {
 
   Training item(sgd);  // whose step reads a value
   options.check_steps = 0;
-  EXPECT_THAT(error_of([&] { item.train(4, options); }).what(), HasSubstr("aten::_local_scalar_dense"));
+  EXPECT_THAT(error_of([&] { item.train(4, options); }).what(),
+              HasSubstr("aten::_local_scalar_dense"));
 }
 
 }  // namespace

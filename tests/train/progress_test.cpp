@@ -18,12 +18,14 @@ const ProgressState kMidway = {.step = 640,
 
 /// Columns that a terminal gives the text: code points, since all of ours are one wide.
 int columns_of(const std::string& text) {
-  return static_cast<int>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+  return static_cast<int>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
 TEST(ProgressText, SaysWhatMattersOnPlainLines) {
   const std::string text = progress_text(kMidway, 0);
-  EXPECT_EQ(text, " step  640/1000   64 %  loss 1.912  val 1.934  18.4k tok/s  41 % of peak  eta 1:12");
+  EXPECT_EQ(text,
+            " step  640/1000   64 %  loss 1.912  val 1.934  18.4k tok/s  41 % of peak  eta 1:12");
 }
 
 TEST(ProgressText, SaysHowEachTaskRanks) {
@@ -58,7 +60,8 @@ TEST(ProgressText, TheBarFollowsTheFraction) {
 }
 
 TEST(ProgressText, LeavesOutWhatIsUnknown) {
-  const std::string text = progress_text({.step = 5, .steps = 5, .loss = 2, .tokens_per_s = 3e6}, 0);
+  const std::string text =
+      progress_text({.step = 5, .steps = 5, .loss = 2, .tokens_per_s = 3e6}, 0);
   EXPECT_THAT(text, ::testing::Not(::testing::HasSubstr("val")));
   EXPECT_THAT(text, ::testing::Not(::testing::HasSubstr("peak")));
   EXPECT_THAT(text, ::testing::Not(::testing::HasSubstr("eta")));

@@ -48,7 +48,8 @@ std::map<std::string, std::string> formats(const std::string& toml, const std::s
   for (const auto& linear : quantization.layers()) {
     mx::LinearRecipe recipe = linear->quantized()->recipe();
     std::string& text = result[linear->options().name];
-    for (const auto operand : {mx::Operand::kWeight, mx::Operand::kActivation, mx::Operand::kGradient}) {
+    for (const auto operand :
+         {mx::Operand::kWeight, mx::Operand::kActivation, mx::Operand::kGradient}) {
       const auto format = recipe.of(operand).format;
       text += (text.empty() ? "" : " ") + (format ? std::string(mx::name(*format)) : "-");
     }
@@ -103,9 +104,11 @@ TEST(Quantization, ARecipeMayLeaveTheEndsOfTheModelInHighPrecision) {
               ::testing::ThrowsMessage<UserError>(::testing::HasSubstr("the model has 2")));
   const std::string mine = "[[precision.recipes]]\nname = \"mine\"\nhigh_precision_ends = ";
   EXPECT_EQ(formats(mine + "0\n", "mine").size(), 8U);
-  const auto with_override =
-      formats(mine + "1\n[[precision.override]]\nlayers = \"blocks.1.ffn.up\"\nrecipe = \"mxfp4\"\n", "mine");
-  EXPECT_EQ(with_override, (std::map<std::string, std::string>{{"blocks.1.ffn.up", "e2m1 e2m1 e2m1"}}));
+  const auto with_override = formats(
+      mine + "1\n[[precision.override]]\nlayers = \"blocks.1.ffn.up\"\nrecipe = \"mxfp4\"\n",
+      "mine");
+  EXPECT_EQ(with_override,
+            (std::map<std::string, std::string>{{"blocks.1.ffn.up", "e2m1 e2m1 e2m1"}}));
   ModelConfig config = two_blocks();
   config.layers = 4;
   GPT model(config);
@@ -120,14 +123,16 @@ TEST(Quantization, DelayedScalingRemembersTheLargestOfAllRanks) {
   expect_all_succeed(kRanks, [](std::shared_ptr<Group> group) {
     GPT model(two_blocks());
     initialize(model, 1);
-    Quantization quantization(model, section("[precision]\nrecipe = \"fp8_tensor_delayed\"\n"), "fp8_tensor_delayed");
+    Quantization quantization(model, section("[precision]\nrecipe = \"fp8_tensor_delayed\"\n"),
+                              "fp8_tensor_delayed");
     const auto linear = quantization.layers().front();
     const auto history = [&] {
       return quantization.tensors().at("quantization.amax.blocks.0.attention.qkv.activation");
     };
     for (const float size : {2.0F, 4.0F}) {
       quantization.begin_step(1);
-      linear->forward(at::full({2, 32}, size + static_cast<float>((group->rank() + 1) % kRanks)));  // most on rank 1
+      linear->forward(at::full(
+          {2, 32}, size + static_cast<float>((group->rank() + 1) % kRanks)));  // most on rank 1
       quantization.end_step(*group);
     }
     EXPECT_EQ(quantization.tensors().size(), 8U * 3);
@@ -163,38 +168,53 @@ gradient = { format = "none" }
 }
 
 TEST(Quantization, WhatCannotBeIsNamed) {
-  const auto with_override = [](const std::string& entry) { return "[[precision.override]]\n" + entry; };
-  EXPECT_THAT(refusal("[precision]\nrecipe = \"mxfp7\"\n"), AllOf(HasSubstr("mxfp7"), HasSubstr("mxfp8")));
-  EXPECT_THAT(refusal(with_override("layers = \"block.0.*\"\nrecipe = \"bf16\"\n")),
-              AllOf(HasSubstr("block.0.*"), HasSubstr("blocks.0.attention.qkv to blocks.1.ffn.down")));
-  EXPECT_THAT(refusal(with_override("layers = \"head\"\nrecipe = \"mxfp8\"\n")), HasSubstr("high precision"));
+  const auto with_override = [](const std::string& entry) {
+    return "[[precision.override]]\n" + entry;
+  };
+  EXPECT_THAT(refusal("[precision]\nrecipe = \"mxfp7\"\n"),
+              AllOf(HasSubstr("mxfp7"), HasSubstr("mxfp8")));
+  EXPECT_THAT(
+      refusal(with_override("layers = \"block.0.*\"\nrecipe = \"bf16\"\n")),
+      AllOf(HasSubstr("block.0.*"), HasSubstr("blocks.0.attention.qkv to blocks.1.ffn.down")));
+  EXPECT_THAT(refusal(with_override("layers = \"head\"\nrecipe = \"mxfp8\"\n")),
+              HasSubstr("high precision"));
   EXPECT_THAT(refusal(with_override("layers = \"*\"\nrecipe = \"mxfp3\"\n")), HasSubstr("mxfp3"));
-  EXPECT_THAT(refusal(with_override("layers = \"*\"\nrecipe = \"bf16\"\ntensors = [\"weights\"]\n")),
-              AllOf(HasSubstr("\"weights\""), HasSubstr("weight, activation, gradient")));
+  EXPECT_THAT(
+      refusal(with_override("layers = \"*\"\nrecipe = \"bf16\"\ntensors = [\"weights\"]\n")),
+      AllOf(HasSubstr("\"weights\""), HasSubstr("weight, activation, gradient")));
   EXPECT_THAT(refusal(with_override("layers = []\nrecipe = \"bf16\"\n")), HasSubstr("layers"));
   EXPECT_THAT(refusal(with_override("layers = \"blocks.0.ffn.up\"\nrecipe = \"mxfp8\"\n"), "fp64"),
               AllOf(HasSubstr("fp64"), HasSubstr("blocks.0.ffn.up")));
-  EXPECT_THAT(refusal("[[precision.recipes]]\nname = \"mxfp8\"\n"), AllOf(HasSubstr("mxfp8"), HasSubstr("taken")));
-  EXPECT_THAT(refusal("[[precision.recipes]]\nname = \"mine\"\nweight = { rounding = \"stochastic\" }\n"),
-              AllOf(HasSubstr("mine"), HasSubstr("weight"), HasSubstr("stochastic")));
+  EXPECT_THAT(refusal("[[precision.recipes]]\nname = \"mxfp8\"\n"),
+              AllOf(HasSubstr("mxfp8"), HasSubstr("taken")));
+  EXPECT_THAT(
+      refusal("[[precision.recipes]]\nname = \"mine\"\nweight = { rounding = \"stochastic\" }\n"),
+      AllOf(HasSubstr("mine"), HasSubstr("weight"), HasSubstr("stochastic")));
 }
 
 TEST(Quantization, NativeProductsOfWhatTheyCannotBeAreRefused) {
   const auto native = [](const std::string& recipe, const std::string& entries = "") {
-    return refusal("[precision]\nrecipe = \"" + recipe + "\"\ngemm = \"native\"\n" + entries, recipe);
+    return refusal("[precision]\nrecipe = \"" + recipe + "\"\ngemm = \"native\"\n" + entries,
+                   recipe);
   };
   EXPECT_EQ(native("mxfp8"), "accepted");
   EXPECT_EQ(native("mxfp8_e5m2_grad"), "accepted");
-  EXPECT_THAT(native("mxfp4"), AllOf(HasSubstr("precision.gemm"), HasSubstr("blocks.0.attention.qkv: weight is e2m1"),
+  EXPECT_THAT(native("mxfp4"), AllOf(HasSubstr("precision.gemm"),
+                                     HasSubstr("blocks.0.attention.qkv: weight is e2m1"),
                                      HasSubstr("use precision.gemm = \"emulated\"")));
   EXPECT_THAT(native("fp8_block"), HasSubstr("weight has blocks of 128x128"));
-  const std::string entry = "[[precision.override]]\nlayers = \"blocks.1.ffn.up\"\ntensors = \"activation\"\nrecipe = ";
-  EXPECT_THAT(native("mxfp8", entry + "\"mxfp6_e3m2\"\n"), HasSubstr("blocks.1.ffn.up: activation is e3m2"));
+  const std::string entry =
+      "[[precision.override]]\nlayers = \"blocks.1.ffn.up\"\ntensors = \"activation\"\nrecipe = ";
+  EXPECT_THAT(native("mxfp8", entry + "\"mxfp6_e3m2\"\n"),
+              HasSubstr("blocks.1.ffn.up: activation is e3m2"));
   EXPECT_THAT(native("mxfp8_e5m2_grad", entry + "\"mxfp8_e5m2_act\"\n"),
               HasSubstr("blocks.1.ffn.up: gradient and activation are both e5m2"));
-  EXPECT_THAT(native("mxfp8", entry + "\"bf16\"\n"), HasSubstr("blocks.1.ffn.up: activation is not quantized"));
-  EXPECT_EQ(native("mxfp8", "[[precision.override]]\nlayers = \"blocks.0.*\"\nrecipe = \"bf16\"\n"), "accepted");
-  EXPECT_THAT(native("bf16"), AllOf(HasSubstr("precision.gemm"), HasSubstr("nothing is quantized under bf16")));
+  EXPECT_THAT(native("mxfp8", entry + "\"bf16\"\n"),
+              HasSubstr("blocks.1.ffn.up: activation is not quantized"));
+  EXPECT_EQ(native("mxfp8", "[[precision.override]]\nlayers = \"blocks.0.*\"\nrecipe = \"bf16\"\n"),
+            "accepted");
+  EXPECT_THAT(native("bf16"),
+              AllOf(HasSubstr("precision.gemm"), HasSubstr("nothing is quantized under bf16")));
   EXPECT_THAT(refusal("[precision]\ngemm = \"cutlass\"\n"),
               AllOf(HasSubstr("gemm"), HasSubstr("\"emulated\", \"native\"")));
 }
@@ -210,7 +230,8 @@ TEST(Quantization, NativeProductsNeedTheirGpu) {
   };
   EXPECT_EQ(refused({.name = "NVIDIA B200", .major = 10}), "accepted");
   EXPECT_THAT(refused({.name = "NVIDIA H200", .major = 9}),
-              AllOf(HasSubstr("precision.gemm = \"native\": "), HasSubstr("NVIDIA H200, compute capability 9.0"),
+              AllOf(HasSubstr("precision.gemm = \"native\": "),
+                    HasSubstr("NVIDIA H200, compute capability 9.0"),
                     HasSubstr("| use precision.gemm = \"emulated\"")));
 }
 
@@ -233,11 +254,13 @@ TEST(Quantization, TrainsCloseToBFloat16) {
 TEST(Quantization, SaysWhatHappenedToEachTensor) {
   GPT model(two_blocks());
   initialize(model, 1);
-  Quantization quantization(model, section("[precision]\nrecipe = \"mxfp8_floor\"\n"), "mxfp8_floor");
+  Quantization quantization(model, section("[precision]\nrecipe = \"mxfp8_floor\"\n"),
+                            "mxfp8_floor");
   const auto linear = quantization.layers()[2];
   ASSERT_EQ(linear->options().name, "blocks.0.ffn.up");
   quantization.begin_step(1);
-  // Blocks of 500, which floor saturates at 448, of 1, and of numbers of which half are too small beside the largest.
+  // Blocks of 500, which floor saturates at 448, of 1, and of numbers of which half are too small
+  // beside the largest.
   at::Tensor x = at::ones({2, 96});
   x.narrow(1, 0, 32).fill_(500);
   x.narrow(1, 65, 16).fill_(1e-6);
@@ -260,7 +283,8 @@ TEST(Quantization, SaysWhatHappenedToEachTensor) {
   EXPECT_NEAR(entry()["sqnr_db"].get<double>(), 20 * std::log10(500.0 / 52), 1e-3);
   const std::vector<std::string> warnings = quantization.warnings(quantization.statistics(7));
   ASSERT_EQ(warnings.size(), 2U);  // of the initial weights a fifth saturate
-  EXPECT_THAT(warnings[0], AllOf(HasSubstr("weight of blocks.0.ffn.up"), Not(HasSubstr("more layers"))));
+  EXPECT_THAT(warnings[0],
+              AllOf(HasSubstr("weight of blocks.0.ffn.up"), Not(HasSubstr("more layers"))));
   EXPECT_THAT(warnings[1], AllOf(HasSubstr("step 7"), HasSubstr("activation of blocks.0.ffn.up"),
                                  HasSubstr("100.0 % of the blocks")));
   EXPECT_TRUE(quantization.warnings(quantization.statistics(8)).empty());  // named once
@@ -295,8 +319,8 @@ TEST(Quantization, IsRecordedEveryFewStepsAndInTheReport) {
   EXPECT_EQ(panel["step"], 12);
   EXPECT_EQ(panel["rows"].size(), 2U * 4 * 3);
   const std::string page = report_page(report_data(config.folder()));
-  EXPECT_THAT(page,
-              AllOf(HasSubstr("<h2>Quantization</h2>"), HasSubstr("<td>blocks.1.ffn.down</td><td>gradient</td>")));
+  EXPECT_THAT(page, AllOf(HasSubstr("<h2>Quantization</h2>"),
+                          HasSubstr("<td>blocks.1.ffn.down</td><td>gradient</td>")));
 
   // The folder is used again by a run that quantizes nothing.
   config.precision.recipe = "fp32";

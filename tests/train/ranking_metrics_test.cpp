@@ -1,4 +1,5 @@
-// Metrics held against their definitions in plain loops, and against scikit-learn (ranking_oracle.py).
+// Metrics held against their definitions in plain loops, and against scikit-learn
+// (ranking_oracle.py).
 #include "dovetail/train/ranking_metrics.h"
 
 #include <ATen/ops/cat.h>
@@ -37,8 +38,10 @@ Rows random_rows(int64_t n, int64_t levels, uint64_t seed = 1) {
   for (int64_t i = 0; i < n; ++i) {
     const auto at = static_cast<uint64_t>(i);
     const bool positive = random_uniform(seed, RandomStream::kTest, 2 * at) < 0.3;
-    double logit = random_normal(seed + 1, RandomStream::kTest, at)[0] * 1.5 + (positive ? 0.5 : -1.0);
-    if (levels > 0) logit = std::round(logit * static_cast<double>(levels)) / static_cast<double>(levels);
+    double logit =
+        random_normal(seed + 1, RandomStream::kTest, at)[0] * 1.5 + (positive ? 0.5 : -1.0);
+    if (levels > 0)
+      logit = std::round(logit * static_cast<double>(levels)) / static_cast<double>(levels);
     rows.logits[i] = logit;
     rows.labels[i] = positive ? 1.0 : 0.0;
     rows.groups[i] = static_cast<int64_t>(random_below(seed + 2, RandomStream::kTest, at, 7)) - 3;
@@ -52,7 +55,8 @@ double pairwise_auc(const Rows& rows, int64_t group = -99) {
   for (int64_t i = 0; i < rows.labels.numel(); ++i)
     for (int64_t j = 0; j < rows.labels.numel(); ++j) {
       if (rows.labels[i].item<float>() != 1 || rows.labels[j].item<float>() != 0) continue;
-      if (group != -99 && (rows.groups[i].item<int64_t>() != group || rows.groups[j].item<int64_t>() != group))
+      if (group != -99 &&
+          (rows.groups[i].item<int64_t>() != group || rows.groups[j].item<int64_t>() != group))
         continue;
       const float a = rows.logits[i].item<float>(), b = rows.logits[j].item<float>();
       right += a > b ? 1 : a == b ? 0.5 : 0;
@@ -142,7 +146,8 @@ TEST(Ranking, LossesAreTheirDefinitions) {
   EXPECT_EQ(m.rows, 500);
   EXPECT_EQ(m.positives, static_cast<int64_t>(positives));
   EXPECT_NEAR(m.log_loss, loss / 500, 1e-12);
-  EXPECT_NEAR(m.normalized_entropy, loss / 500 / (-mean * std::log(mean) - (1 - mean) * std::log(1 - mean)), 1e-12);
+  EXPECT_NEAR(m.normalized_entropy,
+              loss / 500 / (-mean * std::log(mean) - (1 - mean) * std::log(1 - mean)), 1e-12);
   EXPECT_NEAR(m.calibration, predicted / positives, 1e-12);
   // Predicting the mean is an entropy of one and perfectly calibrated.
   const Rows constant{at::full({500}, std::log(mean / (1 - mean)), at::kDouble), rows.labels, {}};
@@ -175,7 +180,8 @@ TEST(Ranking, OneClassHasNoAuc) {
     EXPECT_TRUE(std::isnan(metrics_of(rows).normalized_entropy));
     EXPECT_TRUE(std::isnan(exact_auc(rows.logits, rows.labels)));
     const std::vector<RankingMetrics> history = {metrics_of(rows)};
-    EXPECT_THAT(ranking_warnings(history), ::testing::ElementsAre(HasSubstr(label == 0 ? "negative" : "positive")));
+    EXPECT_THAT(ranking_warnings(history),
+                ::testing::ElementsAre(HasSubstr(label == 0 ? "negative" : "positive")));
   }
   EXPECT_TRUE(std::isnan(RankingSums().metrics().log_loss));
 }
@@ -187,8 +193,11 @@ TEST(Ranking, WarnsOfAnAucThatStays) {
   chance.auc = 0.503;
   RankingMetrics better = chance;
   better.auc = 0.52;
-  const auto warnings = [](std::vector<RankingMetrics> history) { return ranking_warnings(history); };
-  EXPECT_THAT(warnings({chance, chance, chance}), ::testing::ElementsAre(HasSubstr("stuck at 0.5")));
+  const auto warnings = [](std::vector<RankingMetrics> history) {
+    return ranking_warnings(history);
+  };
+  EXPECT_THAT(warnings({chance, chance, chance}),
+              ::testing::ElementsAre(HasSubstr("stuck at 0.5")));
   EXPECT_THAT(warnings({better, chance, chance, chance}), ::testing::SizeIs(1));
   EXPECT_THAT(warnings({chance, chance}), ::testing::IsEmpty());
   EXPECT_THAT(warnings({chance, chance, better}), ::testing::IsEmpty());
@@ -210,13 +219,14 @@ TEST(Ranking, AgreesWithScikitLearn) {
   for (const int64_t levels : {0, 3}) {
     all.push_back(random_rows(2000, levels));
     const Rows& rows = all.back();
-    sets.push_back(
-        {{"logits", std::vector<float>(rows.logits.data_ptr<float>(), rows.logits.data_ptr<float>() + 2000)},
-         {"labels", std::vector<float>(rows.labels.data_ptr<float>(), rows.labels.data_ptr<float>() + 2000)}});
+    sets.push_back({{"logits", std::vector<float>(rows.logits.data_ptr<float>(),
+                                                  rows.logits.data_ptr<float>() + 2000)},
+                    {"labels", std::vector<float>(rows.labels.data_ptr<float>(),
+                                                  rows.labels.data_ptr<float>() + 2000)}});
   }
   std::ofstream(in) << sets;
-  const std::string script =
-      (test::tests_folder() / "train/ranking_oracle.py").string() + " '" + in.string() + "' '" + out.string() + "'";
+  const std::string script = (test::tests_folder() / "train/ranking_oracle.py").string() + " '" +
+                             in.string() + "' '" + out.string() + "'";
   ASSERT_EQ(std::system((std::string(python) + " " + script).c_str()), 0);
   const auto theirs = nlohmann::json::parse(read_file(out));
   for (size_t i = 0; i < all.size(); ++i) {

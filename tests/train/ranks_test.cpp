@@ -71,7 +71,8 @@ TEST_P(Ranks, TheSameRunTwiceHasTheSameBits) {
 INSTANTIATE_TEST_SUITE_P(Train, Ranks, ::testing::Values(2, 4));
 
 ModelConfig small_model() {
-  return resolve_model_config({.layers = 2, .width = 48, .heads = 4, .kv_heads = 2, .context = 24, .tied = false}, 257);
+  return resolve_model_config(
+      {.layers = 2, .width = 48, .heads = 4, .kv_heads = 2, .context = 24, .tied = false}, 257);
 }
 
 /// Reduced gradients of a first step over `ranks`, and its norm.
@@ -96,7 +97,8 @@ std::vector<at::Tensor> first_gradients(int ranks, double& norm) {
     EXPECT_EQ(outcome.tokens, 8 * 24);
     if (rank != 0) return;
     norm = outcome.grad_norm;
-    for (size_t i = 0; i < step.gradients().size(); ++i) gradients.push_back(step.gradients().gradient(i).clone());
+    for (size_t i = 0; i < step.gradients().size(); ++i)
+      gradients.push_back(step.gradients().gradient(i).clone());
   });
   return gradients;
 }
@@ -113,7 +115,8 @@ TEST(FirstStep, GradientsInFP32AreThoseOfOneRank) {
     ASSERT_EQ(gradients.size(), alone.size());
     for (size_t i = 0; i < alone.size(); ++i) {
       const double distance = (gradients[i] - alone[i]).norm().item<double>();
-      EXPECT_LE(distance, 1e-6 * alone[i].norm().item<double>()) << "tensor " << i << ", " << ranks << " ranks";
+      EXPECT_LE(distance, 1e-6 * alone[i].norm().item<double>())
+          << "tensor " << i << ", " << ranks << " ranks";
     }
     EXPECT_NEAR(norm, norm_alone, 1e-6 * norm_alone);
   }
@@ -132,12 +135,13 @@ TEST(OnRankZero, EveryRankHearsOfAFailure) {
 
 TEST(OnRankZero, MayTakeLongerThanTheGroupsTimeout) {
   if (std::getenv("DOVETAIL_ALL") == nullptr) GTEST_SKIP() << "takes 15 s; set DOVETAIL_ALL=1";
-  const auto errors =
-      run_ranks(2,
-                [](std::shared_ptr<Group> group) {
-                  on_rank_zero(*group, "sleeping", [] { std::this_thread::sleep_for(std::chrono::seconds(15)); });
-                },
-                {.timeout_s = 10});
+  const auto errors = run_ranks(2,
+                                [](std::shared_ptr<Group> group) {
+                                  on_rank_zero(*group, "sleeping", [] {
+                                    std::this_thread::sleep_for(std::chrono::seconds(15));
+                                  });
+                                },
+                                {.timeout_s = 10});
   for (const auto& error : errors) EXPECT_EQ(error, "");
 }
 

@@ -22,7 +22,8 @@ using test::last_checkpoint;
 using test::train_alone;
 using ::testing::HasSubstr;
 
-/// How far apart two runs end: the largest difference within a tensor, as a share of its largest element.
+/// How far apart two runs end: the largest difference within a tensor, as a share of its largest
+/// element.
 double furthest(const Snapshot& a, const Snapshot& b) {
   double furthest = 0;
   for (const auto& [name, tensor] : a.tensors) {
@@ -33,27 +34,31 @@ double furthest(const Snapshot& a, const Snapshot& b) {
   return furthest;
 }
 
-/// A run of 100 steps of float64, one sample's row after another: the same initial weights, batches and schedule.
+/// A run of 100 steps of float64, one sample's row after another: the same initial weights, batches
+/// and schedule.
 Snapshot train_serially_in_float64(const RunConfig& config) {
   const auto seed = static_cast<uint64_t>(config.run.seed);
-  const std::shared_ptr<Recommender> model = make_recommender(config.recommender, recommender_inputs(config));
+  const std::shared_ptr<Recommender> model =
+      make_recommender(config.recommender, recommender_inputs(config));
   initialize(*model, seed);
   model->to(at::kDouble);
   const embedding::PackSpec spec = RecommenderLookups(config).pack();
   embedding::PackedTables shapes(spec);
   embedding::testing::Reference tables(shapes);
-  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions()
-                                                         .betas({config.optimizer.betas[0], config.optimizer.betas[1]})
-                                                         .eps(config.optimizer.eps)
-                                                         .weight_decay(0));
+  torch::optim::AdamW optimizer(model->parameters(),
+                                torch::optim::AdamWOptions()
+                                    .betas({config.optimizer.betas[0], config.optimizer.betas[1]})
+                                    .eps(config.optimizer.eps)
+                                    .weight_decay(0));
   RowLoader loader(config.rows, {.seed = seed, .batch = config.train.batch});
   for (int64_t step = 0; step < config.train.steps; ++step) {
     const RowBatch batch = loader.step(step);
-    const embedding::Jagged ids{batch.values, batch.offsets, batch.weights, std::ssize(config.rows.sparse),
-                                config.train.batch};
+    const embedding::Jagged ids{batch.values, batch.offsets, batch.weights,
+                                std::ssize(config.rows.sparse), config.train.batch};
     const at::Tensor pooled = tables.pool(ids).requires_grad_();
     optimizer.zero_grad();
-    const at::Tensor logits = model->forward({.dense = batch.dense.to(at::kDouble), .embedded = pooled}).logits;
+    const at::Tensor logits =
+        model->forward({.dense = batch.dense.to(at::kDouble), .embedded = pooled}).logits;
     at::binary_cross_entropy_with_logits(logits, batch.labels.to(at::kDouble)).backward();
     const double lr = learning_rate(config.schedule, config.optimizer.lr, step, config.train.steps);
     shapes.set_lr(config.embedding.lr * lr / config.optimizer.lr);
@@ -62,7 +67,8 @@ Snapshot train_serially_in_float64(const RunConfig& config) {
     optimizer.step();
   }
   Snapshot end;
-  for (const auto& item : model->named_parameters()) end.tensors["model." + item.key()] = item.value().detach();
+  for (const auto& item : model->named_parameters())
+    end.tensors["model." + item.key()] = item.value().detach();
   for (size_t t = 0; t < spec.tables.size(); ++t)
     end.tensors["embedding." + spec.tables[t].name + ".weight"] = tables.weight[t];
   return end;
@@ -89,7 +95,9 @@ Snapshot train_cut(RunConfig config, const Cut& cut) {
   config.embedding.policy = cut.policy;
   if (cut.memory_bytes > 0) config.embedding.step_rows = 60;
   if (cut.memory_bytes > 0 && std::string(cut.policy) == "hot") config.embedding.warmup_steps = 10;
-  expect_all_succeed(cut.ranks, [&](const std::shared_ptr<Group>& group) { train(config, group, {.quiet = true}); });
+  expect_all_succeed(cut.ranks, [&](const std::shared_ptr<Group>& group) {
+    train(config, group, {.quiet = true});
+  });
   return last_checkpoint(config);
 }
 
@@ -100,14 +108,17 @@ TEST(RecommenderCuts, OfAnyCutIsTheSerialReference) {
     config.train.steps = 100;
     config.recommender.grain = 16;
     config.embedding.optimizer = "adagrad";
-    for (SparseConfig& feature : config.rows.sparse) feature.num_rows = 1000;  // memory_bytes holds some 30
+    for (SparseConfig& feature : config.rows.sparse)
+      feature.num_rows = 1000;  // memory_bytes holds some 30
     return config;
   };
   const Snapshot one = train_cut(config("one"), {.ranks = 1, .sharding = "auto"});
   const Snapshot reference = train_serially_in_float64(config("reference"));
   EXPECT_LT(furthest(reference, one), 1e-5);
   int number = 0;
-  const auto run = [&](const Cut& cut) { return train_cut(config("cut" + std::to_string(++number)), cut); };
+  const auto run = [&](const Cut& cut) {
+    return train_cut(config("cut" + std::to_string(++number)), cut);
+  };
   for (const Cut& cut :
        {Cut{.ranks = 1, .sharding = "auto", .packing = false, .groups = 2, .micro_batch = 32},
         Cut{.ranks = 1, .sharding = "auto", .memory_bytes = 20000},
@@ -117,15 +128,23 @@ TEST(RecommenderCuts, OfAnyCutIsTheSerialReference) {
             .micro_batch = 16,
             .memory_bytes = 20000,
             .policy = "lru"},
-        Cut{.ranks = 1, .sharding = "auto", .groups = kAuto, .micro_batch = kAuto, .memory_bytes = kAuto}})
+        Cut{.ranks = 1,
+            .sharding = "auto",
+            .groups = kAuto,
+            .micro_batch = kAuto,
+            .memory_bytes = kAuto}})
     expect_same_tensors(one, run(cut));
-  for (const Cut& cut :
-       {Cut{.ranks = 2, .sharding = "auto", .micro_batch = 32},
-        Cut{.ranks = 2, .sharding = "row", .groups = 2, .memory_bytes = 20000},
-        Cut{.ranks = 2, .sharding = "row", .groups = kAuto, .micro_batch = kAuto, .memory_bytes = kAuto},
-        Cut{.ranks = 2, .sharding = "column"}, Cut{.ranks = 4, .sharding = "table", .micro_batch = 16},
-        Cut{.ranks = 4, .sharding = "replicated", .packing = false},
-        Cut{.ranks = 4, .sharding = "row", .micro_batch = 16}}) {
+  for (const Cut& cut : {Cut{.ranks = 2, .sharding = "auto", .micro_batch = 32},
+                         Cut{.ranks = 2, .sharding = "row", .groups = 2, .memory_bytes = 20000},
+                         Cut{.ranks = 2,
+                             .sharding = "row",
+                             .groups = kAuto,
+                             .micro_batch = kAuto,
+                             .memory_bytes = kAuto},
+                         Cut{.ranks = 2, .sharding = "column"},
+                         Cut{.ranks = 4, .sharding = "table", .micro_batch = 16},
+                         Cut{.ranks = 4, .sharding = "replicated", .packing = false},
+                         Cut{.ranks = 4, .sharding = "row", .micro_batch = 16}}) {
     const Snapshot found = run(cut);
     EXPECT_LT(furthest(one, found), 64 * 0x1p-23) << cut.ranks << " ranks, " << cut.sharding;
     EXPECT_LT(furthest(reference, found), 1e-5);
@@ -145,7 +164,8 @@ TEST(RecommenderCuts, RowsOfLowPrecisionLearnAndDoNotDependOnTheCut) {
     EXPECT_GT(data.metrics(std::string(dtype) + "one").back()["auc"], 0.8) << dtype;
     const at::Tensor rows = one.tensors.at("embedding.user.weight");
     EXPECT_EQ(rows.nbytes(), std::string(dtype) == "bf16" ? 50 * 8 * 2 : 50 * (8 + 1));
-    expect_same_tensors(one, train_cut(config("parts"), {.ranks = 1, .sharding = "auto", .micro_batch = 32}));
+    expect_same_tensors(
+        one, train_cut(config("parts"), {.ranks = 1, .sharding = "auto", .micro_batch = 32}));
     RunConfig two = config("two");
     two.checkpoint.every_steps = 60;
     RunConfig again = two;
@@ -160,7 +180,8 @@ TEST(RecommenderCuts, RowsOfLowPrecisionLearnAndDoNotDependOnTheCut) {
     expect_same_tensors(whole, train_cut(again, cut));
     again.train.steps = 120;
     again.embedding.row_dtype = "fp32";
-    EXPECT_THAT([&] { train_alone(again); }, ::testing::ThrowsMessage<UserError>(HasSubstr("row_dtype")));
+    EXPECT_THAT([&] { train_alone(again); },
+                ::testing::ThrowsMessage<UserError>(HasSubstr("row_dtype")));
   }
 }
 
@@ -193,7 +214,8 @@ TEST(RecommenderCuts, DeltaCheckpointsChangeNoBitAndAreResumed) {
   train_cut(full, cut);
   train_cut(deltas, cut);
   for (int64_t step = 10; step <= 50; step += 10)
-    expect_same_tensors(read_checkpoint(path_of(full, step)), read_checkpoint(path_of(deltas, step)));
+    expect_same_tensors(read_checkpoint(path_of(full, step)),
+                        read_checkpoint(path_of(deltas, step)));
   EXPECT_EQ(StoredCheckpoint(path_of(deltas, 30)).links().size(), 3);
   EXPECT_EQ(StoredCheckpoint(path_of(deltas, 40)).links().size(), 1);
 
@@ -202,7 +224,8 @@ TEST(RecommenderCuts, DeltaCheckpointsChangeNoBitAndAreResumed) {
   train_cut(cut_short, cut);
   const RunConfig resumed = config("resumed", 3);
   expect_same_tensors(train_cut(resumed, cut), last_checkpoint(full));
-  EXPECT_EQ(StoredCheckpoint(path_of(resumed, 50)).links().size(), 2) << "the first of a process is full";
+  EXPECT_EQ(StoredCheckpoint(path_of(resumed, 50)).links().size(), 2)
+      << "the first of a process is full";
   // Without its link, the run goes on from the newest checkpoint whose chain is whole.
   std::filesystem::remove_all(path_of(resumed, 40));
   expect_same_tensors(train_cut(resumed, cut), last_checkpoint(full));
@@ -233,17 +256,24 @@ TEST(RecommenderCuts, WhatIsLeftToAMeasurementIsChosenFromWhatWasMeasured) {
   RunConfig config = data.config("dlrm");
   config.train.steps = 20;
   config.recommender.grain = 16;
-  train_cut(config, {.ranks = 2, .sharding = "row", .groups = kAuto, .micro_batch = kAuto, .memory_bytes = kAuto});
-  const auto plan = nlohmann::json::parse(read_file(data.file("run", "embedding_plan.json").string()));
+  train_cut(config, {.ranks = 2,
+                     .sharding = "row",
+                     .groups = kAuto,
+                     .micro_batch = kAuto,
+                     .memory_bytes = kAuto});
+  const auto plan =
+      nlohmann::json::parse(read_file(data.file("run", "embedding_plan.json").string()));
   const nlohmann::json& chosen = plan["auto"];
-  // 64 samples of a rank in grains of 16: 64, 32 and 16, each with one and two groups of the two tables.
+  // 64 samples of a rank in grains of 16: 64, 32 and 16, each with one and two groups of the two
+  // tables.
   ASSERT_EQ(chosen["measured"].size(), 6);
   EXPECT_EQ(chosen["measured"][0]["micro_batch"], 64);
   double best = 1e9, taken = 0;
   for (const auto& candidate : chosen["measured"]) {
     EXPECT_GT(candidate["step_ms"], 0);
     best = std::min(best, candidate["step_ms"].get<double>());
-    if (candidate["groups"] == chosen["groups"] && candidate["micro_batch"] == chosen["micro_batch"])
+    if (candidate["groups"] == chosen["groups"] &&
+        candidate["micro_batch"] == chosen["micro_batch"])
       taken = candidate["step_ms"];
   }
   EXPECT_GT(taken, 0);

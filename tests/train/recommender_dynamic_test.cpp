@@ -26,7 +26,8 @@ using ::testing::Not;
 RunConfig dynamic_config(const Clicks& data, const std::string& name) {
   RunConfig config = data.config("deepfm", name);
   config.schedule.decay = "constant";
-  config.rows.sparse = {{.columns = {"user"}, .max_rows = 60}, {.columns = {"item"}, .max_rows = 60}};
+  config.rows.sparse = {{.columns = {"user"}, .max_rows = 60},
+                        {.columns = {"item"}, .max_rows = 60}};
   config.recommender.grain = 16;
   config.log.tables_every = 50;
   return config;
@@ -48,7 +49,8 @@ RunConfig crowded_config(const Clicks& data, const std::string& name) {
 }
 
 void train_on(int ranks, const RunConfig& config) {
-  expect_all_succeed(ranks, [&](const std::shared_ptr<Group>& group) { train(config, group, {.quiet = true}); });
+  expect_all_succeed(
+      ranks, [&](const std::shared_ptr<Group>& group) { train(config, group, {.quiet = true}); });
 }
 
 std::vector<nlohmann::json> tables_of(const Clicks& data, const std::string& run) {
@@ -84,7 +86,8 @@ TEST(RecommenderDynamic, CountsEveryAccess) {
     for (const char* counter : {"not_admitted", "refused_candidates", "evicted"})
       EXPECT_GT(line[counter], 0) << counter;
     const int64_t accesses = line["found"].get<int64_t>() + line["not_admitted"].get<int64_t>() +
-                             line["refused_full"].get<int64_t>() + line["refused_candidates"].get<int64_t>();
+                             line["refused_full"].get<int64_t>() +
+                             line["refused_candidates"].get<int64_t>();
     EXPECT_LE(accesses, 50 * 16 * 4);  // but for those that brought their keys in
     EXPECT_GE(accesses + 16 * line["admitted"].get<int64_t>(), 50 * 16 * 4);
   }
@@ -117,10 +120,12 @@ TEST(RecommenderDynamic, WarnsWhereIdsFindNoRoom) {
   config = dynamic_config(data, "rows");
   config.train.steps = 20;
   config.rows.sparse[0].max_rows = 10;
-  EXPECT_THAT(said(config), AllOf(HasSubstr("since max_rows are taken"), Not(HasSubstr("max_bytes"))));
+  EXPECT_THAT(said(config),
+              AllOf(HasSubstr("since max_rows are taken"), Not(HasSubstr("max_bytes"))));
   config.run.folder = data.file("bytes", "").string();
   config.rows.sparse[0] = {.columns = {"user"}, .max_rows = 60, .max_bytes = "2KiB"};
-  EXPECT_THAT(said(config), AllOf(HasSubstr("since max_bytes are taken"), Not(HasSubstr("max_rows"))));
+  EXPECT_THAT(said(config),
+              AllOf(HasSubstr("since max_bytes are taken"), Not(HasSubstr("max_rows"))));
   config = crowded_config(data, "candidates");
   config.train.steps = 20;
   EXPECT_THAT(said(config), HasSubstr("are not counted, since max_candidates are"));
@@ -162,7 +167,8 @@ TEST(RecommenderDynamic, RanksHaveTheRowsOfOne) {
       }
       ASSERT_EQ(tensor.sizes(), other.sizes()) << what << ": " << name;
       const double scale = tensor.abs().max().item<double>() + 1e-30;
-      EXPECT_LT((tensor - other).abs().max().item<double>() / scale, 64 * 0x1p-23) << what << ": " << name;
+      EXPECT_LT((tensor - other).abs().max().item<double>() / scale, 64 * 0x1p-23)
+          << what << ": " << name;
     }
   };
   RunConfig one = crowded_config(data, "one");
@@ -193,13 +199,15 @@ TEST(RecommenderDynamic, RefusesWhatItCannotDo) {
   RunConfig column = dynamic_config(data, "column");
   column.embedding.sharding = "column";
   column.embedding.optimizer = "adagrad";
-  EXPECT_THAT([&] { train_alone(column); }, ::testing::ThrowsMessage<UserError>(HasSubstr("no fixed vocabulary")));
+  EXPECT_THAT([&] { train_alone(column); },
+              ::testing::ThrowsMessage<UserError>(HasSubstr("no fixed vocabulary")));
   RunConfig run = dynamic_config(data, "run");
   run.train.steps = 10;
   train_alone(run);
   run.train.steps = 20;
   run.rows.sparse[0].max_rows = 61;
-  EXPECT_THAT([&] { train_alone(run); }, ::testing::ThrowsMessage<UserError>(HasSubstr("max_rows was 60, is 61")));
+  EXPECT_THAT([&] { train_alone(run); },
+              ::testing::ThrowsMessage<UserError>(HasSubstr("max_rows was 60, is 61")));
 }
 
 }  // namespace

@@ -19,15 +19,19 @@ using ::testing::HasSubstr;
 using Bag = std::vector<int64_t>;
 using Row = std::vector<Bag>;  ///< the ids of each feature
 
-/// A user and an item that share no table, tags that are a bag, and what was clicked before: items, and how long each
-/// was looked at.
+/// A user and an item that share no table, tags that are a bag, and what was clicked before: items,
+/// and how long each was looked at.
 RunConfig config_of(const std::string& model) {
   RunConfig config;
   config.recommender.model = model;
   config.recommender.dim = 4;
   config.rows.label = {"clicked"};
   config.rows.sparse = {
-      {.columns = {"clicked_items"}, .num_rows = 30, .max_length = 3, .sequence = true, .table = "item"},
+      {.columns = {"clicked_items"},
+       .num_rows = 30,
+       .max_length = 3,
+       .sequence = true,
+       .table = "item"},
       {.columns = {"user"}, .num_rows = 20},
       {.columns = {"item"}, .num_rows = 30},
       {.columns = {"looked_at"}, .num_rows = 8, .max_length = 3, .sequence = true},
@@ -78,7 +82,8 @@ std::vector<Bag> column(size_t feature) {
 /// Event l of a sequence.
 std::vector<Bag> column(size_t feature, size_t l) {
   std::vector<Bag> bags;
-  for (const Row& row : rows()) bags.push_back(l < row[feature].size() ? Bag{row[feature][l]} : Bag{});
+  for (const Row& row : rows())
+    bags.push_back(l < row[feature].size() ? Bag{row[feature][l]} : Bag{});
   return bags;
 }
 
@@ -94,12 +99,13 @@ std::vector<std::string> tables_of(const RecommenderLookups& lookups) {
 TEST(RecommenderLookups, OtherModelsPoolSequencesAndShareTables) {
   const RecommenderLookups deepfm(config_of("deepfm"));
   EXPECT_THAT(tables_of(deepfm),
-              ElementsAre("item 30x4", "user 20x4", "item 30x4", "looked_at 8x4", "tags 9x4", "item.wide 30x1",
-                          "user.wide 20x1", "item.wide 30x1", "looked_at.wide 8x1", "tags.wide 9x1"));
+              ElementsAre("item 30x4", "user 20x4", "item 30x4", "looked_at 8x4", "tags 9x4",
+                          "item.wide 30x1", "user.wide 20x1", "item.wide 30x1",
+                          "looked_at.wide 8x1", "tags.wide 9x1"));
   EXPECT_EQ(deepfm.pack().tables.size(), 8);
   const embedding::Jagged ids = deepfm.ids(batch_of(rows()));
-  EXPECT_THAT(bags_of(ids), ElementsAre(column(0), column(1), column(2), column(3), column(4), column(0), column(1),
-                                        column(2), column(3), column(4)));
+  EXPECT_THAT(bags_of(ids), ElementsAre(column(0), column(1), column(2), column(3), column(4),
+                                        column(0), column(1), column(2), column(3), column(4)));
   EXPECT_FALSE(deepfm.mask(ids).defined());
   const RecommenderInputs inputs = recommender_inputs(config_of("deepfm"));
   EXPECT_EQ(inputs.sparse, 5);
@@ -119,15 +125,18 @@ TEST(RecommenderLookups, AnEventOfASequenceIsALookup) {
   EXPECT_EQ(inputs.sparse, 3);
   EXPECT_EQ(inputs.length, 3);
   ASSERT_EQ(inputs.sequences.size(), 2);
-  EXPECT_EQ(inputs.sequences[0].target, 1);  // the item is the second of the features that are no sequence
+  EXPECT_EQ(inputs.sequences[0].target,
+            1);  // the item is the second of the features that are no sequence
   EXPECT_EQ(inputs.sequences[1].target, -1);
   const RecommenderLookups din(config_of("din"));
-  EXPECT_THAT(tables_of(din), ElementsAre("user 20x4", "item 30x4", "tags 9x4", "item 30x4", "item 30x4", "item 30x4",
-                                          "looked_at 8x4", "looked_at 8x4", "looked_at 8x4"));
+  EXPECT_THAT(tables_of(din),
+              ElementsAre("user 20x4", "item 30x4", "tags 9x4", "item 30x4", "item 30x4",
+                          "item 30x4", "looked_at 8x4", "looked_at 8x4", "looked_at 8x4"));
   const embedding::Jagged ids = din.ids(batch_of(rows()), /*negatives_key=*/1);
-  EXPECT_THAT(bags_of(ids), ElementsAre(column(1), column(2), column(4), column(0, 0), column(0, 1), column(0, 2),
-                                        column(3, 0), column(3, 1), column(3, 2)));
-  const at::Tensor mask = at::tensor({1, 1, 1, 0, 0, 0, 1, 0, 0, 1, 1, 0}).view({4, 3}).to(at::kBool);
+  EXPECT_THAT(bags_of(ids), ElementsAre(column(1), column(2), column(4), column(0, 0), column(0, 1),
+                                        column(0, 2), column(3, 0), column(3, 1), column(3, 2)));
+  const at::Tensor mask =
+      at::tensor({1, 1, 1, 0, 0, 0, 1, 0, 0, 1, 1, 0}).view({4, 3}).to(at::kBool);
   EXPECT_TRUE(at::equal(din.mask(ids), mask));
   EXPECT_TRUE(at::equal(din.mask(embedding::samples_of(ids, 1, 2)), mask.narrow(0, 1, 2)));
   EXPECT_FALSE(din.negative_mask(ids).defined());
@@ -147,7 +156,8 @@ TEST(RecommenderLookups, NegativesAreOtherEventsOfTheBatch) {
   std::set<std::pair<int64_t, int64_t>> events;
   for (const Row& row : rows())
     for (size_t l = 0; l < row[0].size(); ++l) events.insert({row[0][l], row[3][l]});
-  // Drawn often: every event but the same one, as often as it occurs; an event that occurs twice twice as often.
+  // Drawn often: every event but the same one, as often as it occurs; an event that occurs twice
+  // twice as often.
   std::map<std::pair<int64_t, int64_t>, int> drawn;
   constexpr int kDraws = 6000;
   int none = 0;
@@ -159,7 +169,8 @@ TEST(RecommenderLookups, NegativesAreOtherEventsOfTheBatch) {
       for (size_t l = 1; l < 3; ++l) {
         const Bag &item = found[9 + l - 1][b], &looked = found[11 + l - 1][b];
         ASSERT_EQ(item.size(), looked.size());
-        ASSERT_EQ(mask[static_cast<int64_t>(b)][static_cast<int64_t>(l) - 1].item<bool>(), !item.empty());
+        ASSERT_EQ(mask[static_cast<int64_t>(b)][static_cast<int64_t>(l) - 1].item<bool>(),
+                  !item.empty());
         if (l >= rows()[b][0].size()) {
           ASSERT_TRUE(item.empty());
         } else if (!item.empty()) {
@@ -214,9 +225,12 @@ TEST(RecommenderLookups, ACoActionHasTablesOfItsOwn) {
   EXPECT_EQ(found[9], column(1));
   EXPECT_EQ(found[12], column(3, 1));
   EXPECT_EQ(found[14], column(0, 0));
-  for (const char* wrong : {"item", "item * user", "items * clicked_items", "clicked_items * item", " * "}) {
+  for (const char* wrong :
+       {"item", "item * user", "items * clicked_items", "clicked_items * item", " * "}) {
     config.recommender.co_action = {wrong};
-    EXPECT_THAT(testing::user_error([&] { recommender_inputs(config); }), HasSubstr("recommender.co_action")) << wrong;
+    EXPECT_THAT(testing::user_error([&] { recommender_inputs(config); }),
+                HasSubstr("recommender.co_action"))
+        << wrong;
   }
 }
 
@@ -227,10 +241,12 @@ TEST(RecommenderLookups, AFeatureHasADimensionAndAPoolingOfItsOwn) {
   config.rows.sparse[1].pooling = "sum";
   const RecommenderLookups lookups(config);
   EXPECT_THAT(tables_of(lookups),
-              ElementsAre("item 30x4", "user 20x7", "item 30x4", "looked_at 8x4", "tags 9x4", "item.wide 30x1",
-                          "user.wide 20x1", "item.wide 30x1", "looked_at.wide 8x1", "tags.wide 9x1"));
+              ElementsAre("item 30x4", "user 20x7", "item 30x4", "looked_at 8x4", "tags 9x4",
+                          "item.wide 30x1", "user.wide 20x1", "item.wide 30x1",
+                          "looked_at.wide 8x1", "tags.wide 9x1"));
   for (const auto& table : lookups.pack().tables)
-    EXPECT_EQ(table.pooling, table.name.starts_with("user") ? embedding::Pooling::kSum : embedding::Pooling::kMean);
+    EXPECT_EQ(table.pooling, table.name.starts_with("user") ? embedding::Pooling::kSum
+                                                            : embedding::Pooling::kMean);
   EXPECT_THAT(recommender_inputs(config).dims, ElementsAre(4, 7, 4, 4, 4));
   const auto refusal = [&] { return testing::user_error([&] { recommender_inputs(config); }); };
   for (const char* model : {"dlrm", "deepfm"}) {
@@ -243,7 +259,8 @@ TEST(RecommenderLookups, AFeatureHasADimensionAndAPoolingOfItsOwn) {
   EXPECT_THAT(refusal(), HasSubstr("rows.sparse.looked_at: dim = 5"));
   config.rows.sparse[3].dim = 4;
   EXPECT_THAT(recommender_inputs(config).dims, ElementsAre(7, 4, 4));
-  config.rows.sparse[2].dim = config.rows.sparse[0].dim = 5;  // a sequence and the candidate, whose table it shares
+  config.rows.sparse[2].dim = config.rows.sparse[0].dim =
+      5;  // a sequence and the candidate, whose table it shares
   EXPECT_THAT(refusal(), HasSubstr("rows.sparse.clicked_items: dim = 5"));
 }
 
@@ -252,11 +269,13 @@ TEST(RecommenderLookups, WithoutPoolingEachPlaceOfABagIsALookup) {
   config.rows.sparse[4].max_length = 2;
   config.rows.sparse[4].pooling = "none";
   const RecommenderLookups lookups(config);
-  EXPECT_THAT(tables_of(lookups), ElementsAre("item 30x4", "user 20x4", "item 30x4", "looked_at 8x4", "tags 9x4",
-                                              "tags 9x4", "item.wide 30x1", "user.wide 20x1", "item.wide 30x1",
-                                              "looked_at.wide 8x1", "tags.wide 9x1", "tags.wide 9x1"));
+  EXPECT_THAT(tables_of(lookups),
+              ElementsAre("item 30x4", "user 20x4", "item 30x4", "looked_at 8x4", "tags 9x4",
+                          "tags 9x4", "item.wide 30x1", "user.wide 20x1", "item.wide 30x1",
+                          "looked_at.wide 8x1", "tags.wide 9x1", "tags.wide 9x1"));
   EXPECT_EQ(lookups.pack().tables.size(), 8);
-  for (const auto& table : lookups.pack().tables) EXPECT_EQ(table.pooling, embedding::Pooling::kSum);
+  for (const auto& table : lookups.pack().tables)
+    EXPECT_EQ(table.pooling, embedding::Pooling::kSum);
   const auto bags = bags_of(lookups.ids(batch_of(rows())));
   for (const size_t first : {4, 10}) {
     EXPECT_EQ(bags[first], column(4, 0));
@@ -272,22 +291,27 @@ TEST(RecommenderLookups, WithoutPoolingEachPlaceOfABagIsALookup) {
 }
 
 TEST(RecommenderLookups, PoolingNoneIsRefusedWhereOneEmbeddingIsMeant) {
-  const auto refusal = [](const RunConfig& config) { return testing::user_error([&] { recommender_inputs(config); }); };
+  const auto refusal = [](const RunConfig& config) {
+    return testing::user_error([&] { recommender_inputs(config); });
+  };
   RunConfig config = config_of("din");
   config.rows.sparse[0].pooling = "none";
-  EXPECT_THAT(refusal(config), HasSubstr("rows.sparse.clicked_items: pooling = \"none\" does nothing"));
+  EXPECT_THAT(refusal(config),
+              HasSubstr("rows.sparse.clicked_items: pooling = \"none\" does nothing"));
   config.recommender.model = "deepfm";
   EXPECT_EQ(recommender_inputs(config).sparse, 4 + 3);
   config = config_of("din");
   config.rows.sparse[2].max_length = 2;
   config.rows.sparse[2].pooling = "none";
-  EXPECT_THAT(refusal(config), HasSubstr("rows.sparse.item: pooling = \"none\" gives several embeddings"));
+  EXPECT_THAT(refusal(config),
+              HasSubstr("rows.sparse.item: pooling = \"none\" gives several embeddings"));
   config = config_of("can");
   config.rows.sparse[4].max_length = 2;
   config.rows.sparse[4].pooling = "none";
   EXPECT_EQ(recommender_inputs(config).sparse, 4);
   config.recommender.co_action = {"tags * clicked_items"};
-  EXPECT_THAT(refusal(config), HasSubstr("\"tags\" has pooling = \"none\", but a micro-MLP is of one id"));
+  EXPECT_THAT(refusal(config),
+              HasSubstr("\"tags\" has pooling = \"none\", but a micro-MLP is of one id"));
 }
 
 TEST(RecommenderLookups, TheirColumnsAreTheModels) {
@@ -300,7 +324,8 @@ TEST(RecommenderLookups, TheirColumnsAreTheModels) {
     int64_t columns = 0;
     for (const int64_t table : lookups.pack().feature_table)
       columns += lookups.pack().tables[static_cast<size_t>(table)].dim;
-    EXPECT_EQ(columns, EmbeddedColumns(config.recommender, recommender_inputs(config)).all()) << model;
+    EXPECT_EQ(columns, EmbeddedColumns(config.recommender, recommender_inputs(config)).all())
+        << model;
   }
 }
 

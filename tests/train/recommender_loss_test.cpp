@@ -26,7 +26,8 @@ at::Tensor labels_of(int64_t rows) {
 }
 
 /// Sum over tasks of weight times the mean over rows that have the label.
-double by_definition(const at::Tensor& logits, const at::Tensor& labels, const std::vector<double>& weights) {
+double by_definition(const at::Tensor& logits, const at::Tensor& labels,
+                     const std::vector<double>& weights) {
   double loss = 0;
   for (int64_t k = 0; k < labels.size(1); ++k) {
     double sum = 0;
@@ -51,10 +52,13 @@ TEST(RecommenderLoss, IsTheSumOfTheTasksMeansHoweverTheBatchIsCut) {
       double sum = 0;
       for (int64_t first = 0; first < 30; first += part) {
         const int64_t count = std::min<int64_t>(part, 30 - first);
-        sum += loss_sum(logits.narrow(0, first, count), labels.narrow(0, first, count), scales).item<double>();
+        sum += loss_sum(logits.narrow(0, first, count), labels.narrow(0, first, count), scales)
+                   .item<double>();
       }
-      EXPECT_NEAR(sum / 30, by_definition(logits, labels, weights.empty() ? std::vector<double>{1, 1, 1} : weights),
-                  1e-5);
+      EXPECT_NEAR(
+          sum / 30,
+          by_definition(logits, labels, weights.empty() ? std::vector<double>{1, 1, 1} : weights),
+          1e-5);
     }
   }
 }
@@ -69,7 +73,8 @@ TEST(RecommenderLoss, AMaskedLabelHasNoGradient) {
 TEST(RecommenderLoss, OneTaskIsTheCrossEntropyToTheBit) {
   const auto group = local_groups(1).front();
   const at::Tensor labels = labels_of(30).narrow(1, 0, 1), logits = testing::normal({30, 1}, 1);
-  const at::Tensor plain = at::binary_cross_entropy_with_logits(logits, labels, {}, {}, at::Reduction::Sum);
+  const at::Tensor plain =
+      at::binary_cross_entropy_with_logits(logits, labels, {}, {}, at::Reduction::Sum);
   EXPECT_TRUE(at::equal(loss_sum(logits, labels, task_scales(labels, {}, *group)), plain));
 }
 
@@ -79,7 +84,8 @@ TEST(RecommenderLoss, RanksCountTheLabelsOfAll) {
   expect_all_succeed(2, [&](const std::shared_ptr<Group>& group) {
     const int64_t first = group->rank() == 0 ? 0 : 13, count = group->rank() == 0 ? 13 : 17;
     const at::Tensor own = labels.narrow(0, first, count);
-    at::Tensor sum = loss_sum(logits.narrow(0, first, count), own, task_scales(own, {}, *group)).to(at::kDouble);
+    at::Tensor sum =
+        loss_sum(logits.narrow(0, first, count), own, task_scales(own, {}, *group)).to(at::kDouble);
     group->all_reduce(sum);
     EXPECT_NEAR(sum.item<double>() / 30, expected, 1e-5);
   });

@@ -64,7 +64,8 @@ TEST_P(EveryModel, ResumesBitForBit) {
   expect_same_tensors(last_checkpoint(cut), last_checkpoint(uncut));
 }
 
-INSTANTIATE_TEST_SUITE_P(Recommender, EveryModel, ::testing::Values("wide_deep", "deepfm", "dlrm", "dcnv2", "mmoe"));
+INSTANTIATE_TEST_SUITE_P(Recommender, EveryModel,
+                         ::testing::Values("wide_deep", "deepfm", "dlrm", "dcnv2", "mmoe"));
 
 class EverySequenceModel : public ::testing::TestWithParam<const char*> {};
 
@@ -126,7 +127,9 @@ TEST(Recommender, TasksAreLearntTogetherAndMeasuredByName) {
   std::istringstream in(text);
   for (std::string line; std::getline(in, line); ++row) {
     const bool clicked = line.back() == '1';
-    tasks += line + (row < 0 ? "\tnot clicked\n" : row % 3 == 0 ? fmt::format("\t{:d}\n", !clicked) : "\t\n");
+    tasks += line + (row < 0        ? "\tnot clicked\n"
+                     : row % 3 == 0 ? fmt::format("\t{:d}\n", !clicked)
+                                    : "\t\n");
   }
   write_file_atomically(data.file("", "tasks.tsv"), tasks);
   RunConfig whole = data.config("mmoe", "whole");
@@ -153,16 +156,18 @@ TEST(Recommender, TasksAreLearntTogetherAndMeasuredByName) {
     EXPECT_GT(last["tasks"][task]["auc"], 0.8) << task;
     EXPECT_GT(last["tasks"][task]["gauc"], 0.7) << task;  // of users with a few rows each
     EXPECT_NEAR(last["tasks"][task]["calibration"].get<double>(), 1, 0.15) << task;
-    EXPECT_THAT(read_file(data.file("whole", "report.html").string()), HasSubstr("AUC, " + std::string(task)));
+    EXPECT_THAT(read_file(data.file("whole", "report.html").string()),
+                HasSubstr("AUC, " + std::string(task)));
   }
-  EXPECT_NEAR(
-      last["validation_loss"].get<double>(),
-      last["tasks"]["clicked"]["log_loss"].get<double>() + 0.5 * last["tasks"]["not clicked"]["log_loss"].get<double>(),
-      1e-12);
+  EXPECT_NEAR(last["validation_loss"].get<double>(),
+              last["tasks"]["clicked"]["log_loss"].get<double>() +
+                  0.5 * last["tasks"]["not clicked"]["log_loss"].get<double>(),
+              1e-12);
   // The first losses: at its start a model says about 1/2.
   EXPECT_NEAR(lines[0]["loss"].get<double>(), 1.5 * std::log(2), 0.3);
   EXPECT_NEAR(lines[0]["loss"].get<double>(), data.metrics("parts")[0]["loss"].get<double>(), 1e-5);
-  EXPECT_NEAR(lines[30]["loss"].get<double>(), data.metrics("parts")[30]["loss"].get<double>(), 1e-3);
+  EXPECT_NEAR(lines[30]["loss"].get<double>(), data.metrics("parts")[30]["loss"].get<double>(),
+              1e-3);
 }
 
 TEST(Recommender, EveryOptimizerOfTablesLearns) {
@@ -170,7 +175,9 @@ TEST(Recommender, EveryOptimizerOfTablesLearns) {
   for (const char* optimizer : {"sgd", "momentum", "adagrad", "rowwise_adagrad", "adam"}) {
     RunConfig config = data.config("deepfm", optimizer);
     config.embedding.optimizer = optimizer;
-    config.embedding.lr = std::string(optimizer) == "sgd" ? 5 : std::string(optimizer) == "momentum" ? 0.5 : 0.05;
+    config.embedding.lr = std::string(optimizer) == "sgd"        ? 5
+                          : std::string(optimizer) == "momentum" ? 0.5
+                                                                 : 0.05;
     train_alone(config);
     EXPECT_GT(data.metrics(optimizer).back()["auc"], 0.8) << optimizer;
   }
@@ -189,8 +196,8 @@ TEST(Recommender, MicroBatchesAreTheBatch) {
   expect_same_tensors(last_checkpoint(whole), last_checkpoint(parts));
 }
 
-/// Hit rates and counters of keys, each step's, are of training alone. Each evaluation reads rows that no step has
-/// read.
+/// Hit rates and counters of keys, each step's, are of training alone. Each evaluation reads rows
+/// that no step has read.
 TEST(Recommender, AnEvaluationLeavesNoTraceInTheTables) {
   const Clicks data;
   for (const char* policy : {"hot", "lru", "lfu"}) {
@@ -240,17 +247,22 @@ TEST(Recommender, RefusesWhatItCannotTrain) {
     }
     return std::string("accepted");
   };
-  EXPECT_THAT(refusal([](RunConfig& c) { c.run.device = "cuda"; }), HasSubstr("tables are on the CPU only"));
-  EXPECT_THAT(refusal([](RunConfig& c) { c.rows.sparse[1].num_rows = 0; }), HasSubstr("\"item\" has no num_rows"));
+  EXPECT_THAT(refusal([](RunConfig& c) { c.run.device = "cuda"; }),
+              HasSubstr("tables are on the CPU only"));
+  EXPECT_THAT(refusal([](RunConfig& c) { c.rows.sparse[1].num_rows = 0; }),
+              HasSubstr("\"item\" has no num_rows"));
   EXPECT_THAT(refusal([](RunConfig& c) { c.train.micro_batch = 50; }),
               HasSubstr("must be a multiple of recommender.grain = 256"));
-  EXPECT_THAT(refusal([](RunConfig& c) { c.embedding.groups = 5; }), HasSubstr("cannot be in 5 groups"));
-  EXPECT_THAT(refusal([](RunConfig& c) { c.embedding.memory_bytes = 100; }), HasSubstr("of memory_bytes, but need"));
+  EXPECT_THAT(refusal([](RunConfig& c) { c.embedding.groups = 5; }),
+              HasSubstr("cannot be in 5 groups"));
+  EXPECT_THAT(refusal([](RunConfig& c) { c.embedding.memory_bytes = 100; }),
+              HasSubstr("of memory_bytes, but need"));
   const RunConfig config = data.config("deepfm");
   RunConfig short_run = config;
   short_run.train.steps = 2;
   train_alone(short_run);
-  EXPECT_THAT(refusal([](RunConfig& c) { c.recommender.dim = 4; }), HasSubstr("recommender.dim was 8, is 4"));
+  EXPECT_THAT(refusal([](RunConfig& c) { c.recommender.dim = 4; }),
+              HasSubstr("recommender.dim was 8, is 4"));
   try {
     load_model(config.folder());
     ADD_FAILURE() << "loaded";

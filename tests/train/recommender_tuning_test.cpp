@@ -37,8 +37,10 @@ std::vector<int64_t> micro_batches(const std::vector<TableSizes>& candidates) {
 }
 
 TEST(RecommenderTuning, TriesPartsOfTheBatchInWholeGrainsThatFit) {
-  EXPECT_THAT(micro_batches(candidate_sizes(run_with(1000000), 10)), ElementsAre(1000, 512, 256, 128));
-  EXPECT_THAT(micro_batches(candidate_sizes(run_with(with_kept(5000 + 2560)), 10)), ElementsAre(256, 128));
+  EXPECT_THAT(micro_batches(candidate_sizes(run_with(1000000), 10)),
+              ElementsAre(1000, 512, 256, 128));
+  EXPECT_THAT(micro_batches(candidate_sizes(run_with(with_kept(5000 + 2560)), 10)),
+              ElementsAre(256, 128));
   EXPECT_THAT(micro_batches(candidate_sizes(run_with(with_kept(5000 + 640)), 10)), ElementsAre(64));
   EXPECT_THAT(micro_batches(candidate_sizes(run_with(10), 10)), ElementsAre(64));
   ResolvedRun shared = run_with(2 * with_kept(5000 + 2560));
@@ -88,9 +90,10 @@ TEST(RecommenderTuning, GivesRowsTheMemoryThatIsLeft) {
 }
 
 TEST(RecommenderTuning, CountsRowsAndStateOfTheFullestRank) {
-  const embedding::PackSpec spec = {.tables = {{.name = "a", .rows = 10, .dim = 4}, {.name = "b", .rows = 3, .dim = 8}},
-                                    .feature_table = {0, 1},
-                                    .optimizer = {.kind = embedding::OptimizerKind::kRowWiseAdagrad}};
+  const embedding::PackSpec spec = {
+      .tables = {{.name = "a", .rows = 10, .dim = 4}, {.name = "b", .rows = 3, .dim = 8}},
+      .feature_table = {0, 1},
+      .optimizer = {.kind = embedding::OptimizerKind::kRowWiseAdagrad}};
   const embedding::EmbeddingPlan plan =
       embedding::make_plan(spec, {.ranks = 2, .sharding = embedding::Sharding::kRowWise});
   EXPECT_EQ(most_table_bytes(spec, plan), 4 * (5 * (4 + 1) + 2 * (8 + 1)));

@@ -47,7 +47,8 @@ TEST(ScoredRows, SeveralRanksSayHowFarTheirAucMayBeOff) {
   RunConfig config;
   config.rows.label = {"clicked"};
   const double exact = exact_auc(rows.logits.select(1, 0), rows.labels.select(1, 0)),
-               grouped = grouped_auc(rows.logits.select(1, 0), rows.labels.select(1, 0), rows.groups);
+               grouped =
+                   grouped_auc(rows.logits.select(1, 0), rows.labels.select(1, 0), rows.groups);
   for (const int ranks : {1, 2, 3}) {
     expect_all_succeed(ranks, [&](const std::shared_ptr<Group>& group) {
       const int64_t begin = 3000 * group->rank() / ranks, end = 3000 * (group->rank() + 1) / ranks;

@@ -30,7 +30,9 @@ class Report : public ::testing::Test {
   }
   ~Report() override { fs::remove_all(folder_); }
 
-  void write(const std::string& name, const std::string& content) const { std::ofstream(folder_ / name) << content; }
+  void write(const std::string& name, const std::string& content) const {
+    std::ofstream(folder_ / name) << content;
+  }
   std::string page() const { return read_file(write_report(folder_)); }
   Json data() const { return report_data(folder_); }
 
@@ -59,15 +61,17 @@ TEST_F(Report, ShowsEveryTaskOfARecommenderByName) {
         "[run]\nname = \"small\"\n[train]\nsteps = 2\n[recommender]\nmodel = \"mmoe\"\n"
         "[rows]\nfiles = \"rows.tsv\"\nlabel = [\"delay > 15\", \"cancelled\"]\n"
         "sparse = [{ columns = [\"user\"], num_rows = 9 }]\n");
-  write("metrics.jsonl",
-        R"({"step":1,"loss":1.5,"lr":0.001,"grad_norm":2.0,"samples":100}
+  write(
+      "metrics.jsonl",
+      R"({"step":1,"loss":1.5,"lr":0.001,"grad_norm":2.0,"samples":100}
 {"step":2,"loss":1.25,"lr":0.001,"grad_norm":2.0,"samples":200,"validation_loss":1.25,"validation_samples":50,)"
-        R"("tasks":{"delay > 15":{"samples":40,"log_loss":0.5,"auc":0.625,"normalized_entropy":0.9,"calibration":1.1},)"
-        R"("cancelled":{"samples":50,"log_loss":0.75,"auc":0.75,"normalized_entropy":0.8,"calibration":1.2}}}
+      R"("tasks":{"delay > 15":{"samples":40,"log_loss":0.5,"auc":0.625,"normalized_entropy":0.9,"calibration":1.1},)"
+      R"("cancelled":{"samples":50,"log_loss":0.75,"auc":0.75,"normalized_entropy":0.8,"calibration":1.2}}}
 )");
   const Json d = data();
   EXPECT_EQ(d["verdict"],
-            "Trained all 2 steps: AUC 0.6250 of delay > 15, AUC 0.7500 of cancelled, 1.25 nats per sample on held-out "
+            "Trained all 2 steps: AUC 0.6250 of delay > 15, AUC 0.7500 of cancelled, 1.25 nats per "
+            "sample on held-out "
             "rows.");
   EXPECT_EQ(d["tiles"][1]["label"], "AUC, delay > 15");
   EXPECT_EQ(d["tiles"][2]["value"], "0.7500");
@@ -81,7 +85,8 @@ TEST_F(Report, NeedsOnlyConfigAndMetrics) {
   write("metrics.jsonl", kFourSteps);
   const Json d = data();
   EXPECT_EQ(d["name"], "small");
-  EXPECT_EQ(curve(d, "training").dump(), "[[1,100.0,null,4.5],[3,300.0,null,3.5],[4,400.0,null,3.25]]");
+  EXPECT_EQ(curve(d, "training").dump(),
+            "[[1,100.0,null,4.5],[3,300.0,null,3.5],[4,400.0,null,3.25]]");
   EXPECT_EQ(curve(d, "validation").size(), 2);
   EXPECT_EQ(d["skipped_steps"].dump(), "[2]");
   EXPECT_TRUE(curve(d, "resident").is_null());
@@ -91,7 +96,8 @@ TEST_F(Report, NeedsOnlyConfigAndMetrics) {
 TEST_F(Report, VerdictNamesLossOverfittingAndSkippedSteps) {
   write("metrics.jsonl", kFourSteps);
   const std::string verdict = data()["verdict"];
-  EXPECT_THAT(verdict, HasSubstr("Trained all 4 steps: 3.7 nats per token on held-out text, 1.5 per byte"));
+  EXPECT_THAT(verdict,
+              HasSubstr("Trained all 4 steps: 3.7 nats per token on held-out text, 1.5 per byte"));
   EXPECT_THAT(verdict, HasSubstr("best at step 3 (3.6)"));
   EXPECT_THAT(verdict, HasSubstr("1 step was skipped"));
 }
@@ -130,12 +136,13 @@ TEST_F(Report, EscapesEveryTextOfTheRun) {
   write("config.toml", "[run]\nname = \"x\"\n# " + attack + "\n");
   write("metrics.jsonl", kFourSteps);
   write("samples.json", Json::array({{{"prompt", attack}, {"continuation", attack}}}).dump());
-  write("machine.json", Json({{"machine", {{"cpu", attack}}},
-                              {"command_line", {"dovetail", "train", attack}},
-                              {"device", attack},
-                              {"data", {{"path", attack}, {"sha256", {attack}}, {"tokenizer", attack}}},
-                              {"precision", {{"compute", attack}, {"reason", attack}}}})
-                            .dump());
+  write("machine.json",
+        Json({{"machine", {{"cpu", attack}}},
+              {"command_line", {"dovetail", "train", attack}},
+              {"device", attack},
+              {"data", {{"path", attack}, {"sha256", {attack}}, {"tokenizer", attack}}},
+              {"precision", {{"compute", attack}, {"reason", attack}}}})
+            .dump());
   const std::string html = page();
   EXPECT_THAT(html, Not(HasSubstr("<script>bad()")));
   EXPECT_THAT(html, Not(HasSubstr("<u>")));
@@ -169,15 +176,18 @@ TEST_F(Report, DataInTheScriptHasNoLessThanSign) {
 
 TEST_F(Report, ShowsTheSharesOfRanks) {
   write("config.toml",
-        "[run]\nname = \"small\"\n[train]\nsteps = 4\nbatch = 8\nmicro_batch = 1\n[balance]\nmode = \"auto\"\n");
+        "[run]\nname = \"small\"\n[train]\nsteps = 4\nbatch = 8\nmicro_batch = 1\n[balance]\nmode "
+        "= \"auto\"\n");
   write("metrics.jsonl", kFourSteps);
   EXPECT_TRUE(curve(data(), "rank 0").is_null());
   write("balance.jsonl", R"({"step":1,"shares":[4,4]}
 {"step":3,"shares":[6,2],"rank_ms":[1,3],"compute_ms":6,"before_ms":12}
 )");
   const Json d = data();
-  EXPECT_EQ(curve(d, "rank 0").dump(), "[[1,100.0,null,4.0],[2,200.0,null,4.0],[3,300.0,null,6.0],[4,400.0,null,6.0]]");
-  EXPECT_EQ(curve(d, "rank 1").dump(), "[[1,100.0,null,4.0],[2,200.0,null,4.0],[3,300.0,null,2.0],[4,400.0,null,2.0]]");
+  EXPECT_EQ(curve(d, "rank 0").dump(),
+            "[[1,100.0,null,4.0],[2,200.0,null,4.0],[3,300.0,null,6.0],[4,400.0,null,6.0]]");
+  EXPECT_EQ(curve(d, "rank 1").dump(),
+            "[[1,100.0,null,4.0],[2,200.0,null,4.0],[3,300.0,null,2.0],[4,400.0,null,2.0]]");
   const std::string html = page();
   EXPECT_THAT(html, HasSubstr("[6,2]"));
   EXPECT_THAT(html, HasSubstr("by the time that theirs took; moved 1 times"));
@@ -192,7 +202,8 @@ TEST_F(Report, ShowsTheLoadOfExpertsOverTime) {
 )");
   const Json d = data();
   EXPECT_EQ(curve(d, "largest of any layer").dump(), "[[2,200.0,null,1.0],[4,400.0,null,2.0]]");
-  EXPECT_EQ(curve(d, "least entropy, over log E").dump(), "[[2,200.0,null,1.0],[4,400.0,null,0.0]]");
+  EXPECT_EQ(curve(d, "least entropy, over log E").dump(),
+            "[[2,200.0,null,1.0],[4,400.0,null,0.0]]");
   EXPECT_EQ(curve(d, "dropped").dump(), "[[2,200.0,null,0.0],[4,400.0,null,25.0]]");
   EXPECT_EQ(curve(d, "sent").dump(), "[[4,400.0,null,1000.0]]");
   EXPECT_EQ(curve(d, "waiting").dump(), "[[4,400.0,null,500.0]]");
@@ -205,7 +216,8 @@ TEST_F(Report, ShowsTheLoadOfExpertsOverTime) {
   EXPECT_THAT(page(), HasSubstr("r 1, overlap 2, linear, shadowed [0]"));
 }
 
-/// memory_plan.json of a step of 10 ms within 3 MiB; `name` stands wherever the run names something.
+/// memory_plan.json of a step of 10 ms within 3 MiB; `name` stands wherever the run names
+/// something.
 Json memory_record(const std::string& name) {
   constexpr int64_t kMiB = 1 << 20;
   const Json row = {{"decision", "recomputed"},
@@ -237,7 +249,8 @@ Json memory_record(const std::string& name) {
              {"packed_bytes", kMiB},
              {"encode_bytes_per_s", 1e9},
              {"decode_bytes_per_s", 1e9}}}},
-          {"algorithms", {{"changed", 0}, {"to_choose", 0}, {"cost_s", 0}, {"workspace_saved_bytes", 0}}},
+          {"algorithms",
+           {{"changed", 0}, {"to_choose", 0}, {"cost_s", 0}, {"workspace_saved_bytes", 0}}},
           {"step",
            {{"again_s", 0.002},
             {"packed_s", 0},
@@ -259,26 +272,29 @@ Json memory_record(const std::string& name) {
             {"measured", {{0, kMiB, 0}, {0.006, kMiB, 2 * kMiB}}}}},
           {"streams", {{"simulated", streams}, {"measured", streams}}},
           {"curve",
-           {{{"budget_bytes", 3 * kMiB}, {"expected_s", 0.010}}, {{"budget_bytes", 5 * kMiB}, {"expected_s", 0.008}}}}};
+           {{{"budget_bytes", 3 * kMiB}, {"expected_s", 0.010}},
+            {{"budget_bytes", 5 * kMiB}, {"expected_s", 0.008}}}}};
 }
 
 TEST_F(Report, ShowsTheMemoryPlan) {
   write("metrics.jsonl", kFourSteps);
   write("memory_plan.json", memory_record("blocks.0").dump());
-  EXPECT_THAT(page(), Not(HasSubstr("<h2>Memory plan</h2>")));  // of an earlier run: this one has no budget
+  EXPECT_THAT(page(),
+              Not(HasSubstr("<h2>Memory plan</h2>")));  // of an earlier run: this one has no budget
   write("config.toml", "[run]\nname = \"small\"\n[memory]\nbudget = \"3MiB\"\n");
   const Json panel = data()["memory"];
   EXPECT_EQ(panel["words"],
-            "A step within 3.0 MiB of the 5.0 MiB that it takes with everything kept. Its plan was expected to take 10 "
+            "A step within 3.0 MiB of the 5.0 MiB that it takes with everything kept. Its plan was "
+            "expected to take 10 "
             "ms and took 11 ms; with everything kept 8 ms.");
   EXPECT_EQ(panel["compared"][0].dump(), R"(["step","8 ms","10 ms","11 ms","+10.0 %"])");
-  EXPECT_EQ(panel["decisions"].dump(),
-            R"([["recomputed","2","2.0 MiB","2 ms"],["codes","3","4.0 MiB as 1.0 MiB","without loss"]])");
+  EXPECT_EQ(
+      panel["decisions"].dump(),
+      R"([["recomputed","2","2.0 MiB","2 ms"],["codes","3","4.0 MiB as 1.0 MiB","without loss"]])");
   const std::string chart = panel["chart"], streams = panel["streams"], curve = panel["curve"];
   // 11 ms over 1030 from 66, 5.2 MiB over 274 up from 296.
-  EXPECT_THAT(
-      chart,
-      HasSubstr("<path fill=\"var(--m1)\" d=\"M66.0 243.3H534.2V137.9H1002.4V137.9V243.3V243.3H534.2V243.3H66.0Z"));
+  EXPECT_THAT(chart, HasSubstr("<path fill=\"var(--m1)\" d=\"M66.0 "
+                               "243.3H534.2V137.9H1002.4V137.9V243.3V243.3H534.2V243.3H66.0Z"));
   EXPECT_THAT(chart, HasSubstr("workspace: at most 2.0 MiB"));
   EXPECT_THAT(streams, HasSubstr("again: blocks.0: 8.00 to 10.00 ms"));
   EXPECT_THAT(streams, HasSubstr("to the slow tier: blocks.0: 1.00 to 2.00 ms"));

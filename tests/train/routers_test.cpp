@@ -42,7 +42,8 @@ RunConfig mixture(const test::TinyRun& run, const std::string& name, int64_t ste
   return config;
 }
 
-std::map<std::string, at::Tensor> trained_on(int ranks, const RunConfig& config, double* loss = nullptr) {
+std::map<std::string, at::Tensor> trained_on(int ranks, const RunConfig& config,
+                                             double* loss = nullptr) {
   expect_all_succeed(ranks, [&](std::shared_ptr<Group> group) {
     const bool first = group->rank() == 0;
     const TrainResult result = train(config, std::move(group), {.quiet = true});
@@ -58,7 +59,8 @@ TEST(RouterBias, MovesByTheChoicesOfAllRanksAndMicroBatches) {
   const auto of_two = trained_on(2, mixture(run, "two"), &loss_of_two);
   EXPECT_NEAR(loss_of_two, loss_alone, 1e-10);
   EXPECT_TRUE(at::equal(of_two.at(kFirst), alone.at(kFirst)));
-  EXPECT_GT(alone.at(kFirst).abs().max().item<float>(), 1.5 * kRate);  // some went one way several times
+  EXPECT_GT(alone.at(kFirst).abs().max().item<float>(),
+            1.5 * kRate);  // some went one way several times
   EXPECT_TRUE(alone.contains("router.bias.blocks.1.moe"));
 }
 
@@ -74,7 +76,8 @@ TEST(RouterBias, GoesOnFromACheckpointBitForBit) {
   EXPECT_GT(stored.at(kFirst).abs().max().item<float>(), 0);
   const auto joined = trained_on(1, mixture(run, "cut"));
   ASSERT_EQ(joined.size(), straight.size());
-  for (const auto& [name, tensor] : straight) EXPECT_TRUE(at::equal(tensor, joined.at(name))) << name;
+  for (const auto& [name, tensor] : straight)
+    EXPECT_TRUE(at::equal(tensor, joined.at(name))) << name;
 }
 
 TEST(RouterBias, RefusesTensorsThatDoNotFit) {
@@ -83,10 +86,13 @@ TEST(RouterBias, RefusesTensorsThatDoNotFit) {
   config.moe.bias_update_rate = kRate;
   GPT model(resolve_model_config(config, 50));
   RouterBias bias(model);
-  EXPECT_THAT([&] { bias.load({}); }, ThrowsMessage<UserError>(HasSubstr("has no router.bias.blocks.0.moe")));
-  EXPECT_THAT([&] { bias.load({{kFirst, at::zeros({5})}}); }, ThrowsMessage<UserError>(HasSubstr("of 4 experts")));
-  EXPECT_THAT([&] { bias.load({{kFirst, at::zeros({4})}, {"router.bias.blocks.9.moe", at::zeros({4})}}); },
-              ThrowsMessage<UserError>(HasSubstr("blocks.9")));
+  EXPECT_THAT([&] { bias.load({}); },
+              ThrowsMessage<UserError>(HasSubstr("has no router.bias.blocks.0.moe")));
+  EXPECT_THAT([&] { bias.load({{kFirst, at::zeros({5})}}); },
+              ThrowsMessage<UserError>(HasSubstr("of 4 experts")));
+  EXPECT_THAT(
+      [&] { bias.load({{kFirst, at::zeros({4})}, {"router.bias.blocks.9.moe", at::zeros({4})}}); },
+      ThrowsMessage<UserError>(HasSubstr("blocks.9")));
   bias.load({{kFirst, at::arange(4, at::kFloat)}, {"model.embed.weight", at::zeros({1})}});
   EXPECT_EQ(moe::layers_of(model)[0].second->router().bias[3].item<float>(), 3);
 }
@@ -138,7 +144,8 @@ TEST(LoadScope, ByDefaultFollowsFromTheMicroBatches) {
     RunConfig config = run.config();
     config.model.moe = {.experts = 6, .load_scope = asked, .load_loss = load_loss};
     config.train.micro_batch = micro_batch;
-    return resolve_run(config, *local_groups(1)[0], {.dry_run = true, .quiet = true}).config.model.moe.load_scope;
+    return resolve_run(config, *local_groups(1)[0], {.dry_run = true, .quiet = true})
+        .config.model.moe.load_scope;
   };
   EXPECT_EQ(scope(0, "auto", -1), "global_batch");
   EXPECT_EQ(scope(4, "auto", -1), "global_batch");  // the whole batch
@@ -159,11 +166,12 @@ TEST(LoadScope, ARunOfVersion01GoesOnAndSaysWhatIsOther) {
   state["config"]["model"]["moe"].erase("eval_capacity_factor");  // a key that it did not know
   const auto now = [&](const char* scope) {
     config.model.moe.load_scope = scope;
-    return check_same_run(state, resolve_run(config, *local_groups(1)[0], {.dry_run = true, .quiet = true}), 1, 1);
+    return check_same_run(
+        state, resolve_run(config, *local_groups(1)[0], {.dry_run = true, .quiet = true}), 1, 1);
   };
   EXPECT_THAT(now("micro_batch"), ::testing::IsEmpty());
-  EXPECT_THAT(now("auto"),
-              ::testing::ElementsAre(HasSubstr("model.moe.load_scope was \"micro_batch\", is \"global_batch\"")));
+  EXPECT_THAT(now("auto"), ::testing::ElementsAre(HasSubstr(
+                               "model.moe.load_scope was \"micro_batch\", is \"global_batch\"")));
   // A dense model of that version has the old default, too.
   config.model.moe = {};
   state["config"]["model"]["moe"] = {{"experts", 0}, {"load_scope", "micro_batch"}};

@@ -14,7 +14,8 @@ TEST_P(EveryDecay, WarmsUpLinearlyThenNeverRisesAndStaysInRange) {
   const ScheduleSection schedule = {.warmup_steps = 10, .decay = GetParam(), .min_lr_ratio = 0.1};
   const double lr = 3e-4;
   for (int64_t step = 0; step < 10; ++step) {
-    EXPECT_DOUBLE_EQ(learning_rate(schedule, lr, step, 200), lr * static_cast<double>(step + 1) / 10.0);
+    EXPECT_DOUBLE_EQ(learning_rate(schedule, lr, step, 200),
+                     lr * static_cast<double>(step + 1) / 10.0);
   }
   double previous = lr;
   for (int64_t step = 10; step < 200; ++step) {
@@ -24,14 +25,20 @@ TEST_P(EveryDecay, WarmsUpLinearlyThenNeverRisesAndStaysInRange) {
     previous = now;
   }
 }
-INSTANTIATE_TEST_SUITE_P(Schedule, EveryDecay, ::testing::Values("cosine", "linear", "wsd", "constant"));
+INSTANTIATE_TEST_SUITE_P(Schedule, EveryDecay,
+                         ::testing::Values("cosine", "linear", "wsd", "constant"));
 
 TEST(Schedule, FollowsItsFormulaAtChosenPoints) {
   const double lr = 2.0;
-  EXPECT_DOUBLE_EQ(learning_rate({.warmup_steps = 0, .decay = "cosine", .min_lr_ratio = 0.1}, lr, 50, 100), 2.0 * 0.55);
-  EXPECT_NEAR(learning_rate({.warmup_steps = 0, .decay = "cosine", .min_lr_ratio = 0.0}, lr, 25, 100),
-              1.0 + std::cos(std::numbers::pi / 4), 1e-12);
-  EXPECT_DOUBLE_EQ(learning_rate({.warmup_steps = 20, .decay = "linear", .min_lr_ratio = 0.5}, lr, 60, 100), 1.5);
+  EXPECT_DOUBLE_EQ(
+      learning_rate({.warmup_steps = 0, .decay = "cosine", .min_lr_ratio = 0.1}, lr, 50, 100),
+      2.0 * 0.55);
+  EXPECT_NEAR(
+      learning_rate({.warmup_steps = 0, .decay = "cosine", .min_lr_ratio = 0.0}, lr, 25, 100),
+      1.0 + std::cos(std::numbers::pi / 4), 1e-12);
+  EXPECT_DOUBLE_EQ(
+      learning_rate({.warmup_steps = 20, .decay = "linear", .min_lr_ratio = 0.5}, lr, 60, 100),
+      1.5);
   EXPECT_DOUBLE_EQ(learning_rate({.decay = "constant"}, lr, 99, 100), 2.0);
   const ScheduleSection wsd = {.decay = "wsd", .min_lr_ratio = 0.0, .decay_fraction = 0.25};
   EXPECT_DOUBLE_EQ(learning_rate(wsd, lr, 75, 100), 2.0);

@@ -27,7 +27,8 @@ using ::testing::HasSubstr;
 
 constexpr const char* kModes[] = {"optimizer", "gradients"};
 
-/// Six samples a step, so that four ranks have two or one; several buckets, and gradients that are clipped.
+/// Six samples a step, so that four ranks have two or one; several buckets, and gradients that are
+/// clipped.
 RunConfig config_of(const TinyRun& run, const std::string& name, const char* precision = "fp64") {
   RunConfig config = run.config(name);
   config.precision.recipe = precision;
@@ -48,9 +49,11 @@ std::vector<double> numbers(const TinyRun& run, const std::string& name, const c
   return found;
 }
 
-void expect_near(const std::vector<double>& got, const std::vector<double>& want, double tolerance) {
+void expect_near(const std::vector<double>& got, const std::vector<double>& want,
+                 double tolerance) {
   ASSERT_EQ(got.size(), want.size());
-  for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i], want[i], tolerance * want[i]) << "step " << i + 1;
+  for (size_t i = 0; i < want.size(); ++i)
+    EXPECT_NEAR(got[i], want[i], tolerance * want[i]) << "step " << i + 1;
 }
 
 class Sharded : public ::testing::TestWithParam<int> {};
@@ -85,14 +88,17 @@ TEST_P(Sharded, OptimizerStateHasTheBitsOfWholeState) {
   const TinyRun run;
   for (const char* precision : {"fp32", "bf16", "mxfp8"}) {
     for (const char* shard : {"none", "optimizer"})
-      train_on(GetParam(), config_of(run, fmt::format("{}_{}", precision, shard), precision), shard);
-    const std::string whole = fmt::format("{}_none", precision), cut = fmt::format("{}_optimizer", precision);
+      train_on(GetParam(), config_of(run, fmt::format("{}_{}", precision, shard), precision),
+               shard);
+    const std::string whole = fmt::format("{}_none", precision),
+                      cut = fmt::format("{}_optimizer", precision);
     EXPECT_EQ(run.read(cut, "metrics.jsonl"), run.read(whole, "metrics.jsonl")) << precision;
     EXPECT_EQ(checkpoint_bytes(run, cut), checkpoint_bytes(run, whole)) << precision;
   }
 }
 
-// Two summands have one order. Without clipping the norm, whose squares are added in another one, decides nothing.
+// Two summands have one order. Without clipping the norm, whose squares are added in another one,
+// decides nothing.
 TEST(Shard, GradientsOfTwoRanksHaveTheBitsOfWholeOnes) {
   const TinyRun run;
   for (const char* precision : {"fp32", "bf16"}) {
@@ -110,9 +116,11 @@ TEST(Shard, GradientsOfTwoRanksHaveTheBitsOfWholeOnes) {
 TEST_P(Sharded, SharesOfMicroBatchesGiveTheGradientOfOneRank) {
   const TinyRun run;
   const Snapshot one = train_on(1, test::gpt(run, "one", 1), "none");
-  const std::vector<int64_t> shares = GetParam() == 2 ? std::vector<int64_t>{1, 7} : std::vector<int64_t>{1, 4, 2, 1};
+  const std::vector<int64_t> shares =
+      GetParam() == 2 ? std::vector<int64_t>{1, 7} : std::vector<int64_t>{1, 4, 2, 1};
   for (const char* mode : kModes) {
-    const Snapshot cut = train_on(GetParam(), test::with_shares(test::gpt(run, mode, 1), shares), mode);
+    const Snapshot cut =
+        train_on(GetParam(), test::with_shares(test::gpt(run, mode, 1), shares), mode);
     EXPECT_LE(test::distance(one, cut, test::is_gradient), 1e-6) << mode;
   }
 }
@@ -120,13 +128,15 @@ TEST_P(Sharded, SharesOfMicroBatchesGiveTheGradientOfOneRank) {
 /// A model that is an embedding for the most part, with its optimizer on one of the ranks.
 struct Bound {
   std::shared_ptr<GPT> model = std::make_shared<GPT>(resolve_model_config(
-      {.layers = 2, .width = 32, .heads = 2, .context = 16, .norm = "layernorm", .bias = true}, 4001));
+      {.layers = 2, .width = 32, .heads = 2, .context = 16, .norm = "layernorm", .bias = true},
+      4001));
   std::optional<Optimizer> optimizer;
 
   Bound(const std::shared_ptr<Group>& group, at::ScalarType dtype, bool sharded) {
     initialize(*model, 5);
-    optimizer.emplace(*model, OptimizerSection(),
-                      sharded ? OptimizerSharding{.group = group, .bucket_bytes = 16384} : OptimizerSharding());
+    optimizer.emplace(
+        *model, OptimizerSection(),
+        sharded ? OptimizerSharding{.group = group, .bucket_bytes = 16384} : OptimizerSharding());
     model->set_compute_dtype(dtype);
     optimizer->bind(*model);
   }
@@ -149,9 +159,12 @@ TEST_P(Sharded, ARankKeepsItsShareOfTheBytes) {
       EXPECT_NEAR(static_cast<double>(bytes(cut.optimizer->state())), static_cast<double>(all) / n,
                   0.001 * static_cast<double>(all));
 
-      TrainStep step(cut.model, *cut.optimizer, group, {.bucket_bytes = 16384, .scatter_gradients = true});
-      const at::Tensor tokens =
-          at::arange(3 * 17).remainder(97).add(group->rank()).view({3, 17});  // other samples on each rank
+      TrainStep step(cut.model, *cut.optimizer, group,
+                     {.bucket_bytes = 16384, .scatter_gradients = true});
+      const at::Tensor tokens = at::arange(3 * 17)
+                                    .remainder(97)
+                                    .add(group->rank())
+                                    .view({3, 17});  // other samples on each rank
       step.run(tokens, 1e-3, false);
       int64_t sums = 0, elements = 0;
       for (size_t b = 0; b < step.gradients().buckets().size(); ++b)
@@ -163,7 +176,8 @@ TEST_P(Sharded, ARankKeepsItsShareOfTheBytes) {
 
       // Weights are whole and the same on every rank.
       for (const at::Tensor& parameter : cut.optimizer->parameters())
-        for (const at::Tensor& other : group->all_gather(parameter.detach())) EXPECT_TRUE(at::equal(other, parameter));
+        for (const at::Tensor& other : group->all_gather(parameter.detach()))
+          EXPECT_TRUE(at::equal(other, parameter));
     });
   }
 }
@@ -174,21 +188,26 @@ TEST(Shard, CheckpointsHoldWholeTensorsBitForBit) {
     auto expected = whole.optimizer->tensors();
     double first = 0;
     for (auto& [name, tensor] : expected)
-      tensor.copy_(at::arange(tensor.numel(), at::kDouble).view(tensor.sizes()).add_(first += 1e5).mul(1e-3));
+      tensor.copy_(at::arange(tensor.numel(), at::kDouble)
+                       .view(tensor.sizes())
+                       .add_(first += 1e5)
+                       .mul(1e-3));
     for (const int n : {1, 2, 3, 4})
       expect_all_succeed(n, [&](const std::shared_ptr<Group>& group) {
         Bound cut(group, dtype, true);
         const ExpertParallel none(RunConfig(), group);
-        restore(*cut.optimizer, *cut.model, none, group->rank() == 0 ? expected : std::map<std::string, at::Tensor>(),
-                3, *group);
+        restore(*cut.optimizer, *cut.model, none,
+                group->rank() == 0 ? expected : std::map<std::string, at::Tensor>(), 3, *group);
         EXPECT_EQ(cut.optimizer->updates(), 3);
         for (const auto& item : cut.model->named_parameters())
-          EXPECT_TRUE(at::equal(item.value(), expected.at("model." + item.key()).to(item.value().scalar_type())))
+          EXPECT_TRUE(at::equal(item.value(),
+                                expected.at("model." + item.key()).to(item.value().scalar_type())))
               << item.key();
         const auto gathered = cut.optimizer->tensors();
         ASSERT_EQ(gathered.size(), group->rank() == 0 ? expected.size() : 0);
         if (group->rank() != 0) return;
-        for (const auto& [name, tensor] : expected) EXPECT_TRUE(at::equal(gathered.at(name), tensor)) << name;
+        for (const auto& [name, tensor] : expected)
+          EXPECT_TRUE(at::equal(gathered.at(name), tensor)) << name;
       });
   }
 }
@@ -203,13 +222,15 @@ TEST(Shard, ImportedWeightsHaveNoMomentsAndFaultsEndAllRanks) {
     return run_ranks(3, [&](const std::shared_ptr<Group>& group) {
       Bound cut(group, at::kFloat, true);
       cut.optimizer->scatter(group->rank() == 0 ? tensors : std::map<std::string, at::Tensor>(), 0);
-      for (const auto& [name, tensor] : cut.optimizer->state()) EXPECT_TRUE(tensor.eq(0).all().item<bool>()) << name;
+      for (const auto& [name, tensor] : cut.optimizer->state())
+        EXPECT_TRUE(tensor.eq(0).all().item<bool>()) << name;
     });
   };
   for (const std::string& error : errors_of(weights)) EXPECT_EQ(error, "");
   auto without = weights;
   without.erase("model.norm.weight");
-  for (const std::string& error : errors_of(without)) EXPECT_THAT(error, HasSubstr("lacks the tensor \"model.norm"));
+  for (const std::string& error : errors_of(without))
+    EXPECT_THAT(error, HasSubstr("lacks the tensor \"model.norm"));
 }
 
 struct Layout {
@@ -227,10 +248,12 @@ TEST(Shard, AnyLayoutResumesAnyOther) {
   train_on(1, make("whole"), "none");
   const std::vector<double> losses = numbers(run, "whole", "loss");
   const std::pair<Layout, Layout> pairs[] = {
-      {{2, "optimizer"}, {4, "gradients"}}, {{4, "gradients"}, {1, "none"}}, {{1, "none"}, {3, "optimizer"}},
-      {{3, "gradients"}, {2, "none"}},      {{2, "none"}, {2, "gradients"}}, {{4, "optimizer"}, {2, "optimizer"}}};
+      {{2, "optimizer"}, {4, "gradients"}}, {{4, "gradients"}, {1, "none"}},
+      {{1, "none"}, {3, "optimizer"}},      {{3, "gradients"}, {2, "none"}},
+      {{2, "none"}, {2, "gradients"}},      {{4, "optimizer"}, {2, "optimizer"}}};
   for (const auto& [first, second] : pairs) {
-    const std::string name = fmt::format("{}_{}_then_{}_{}", first.shard, first.ranks, second.shard, second.ranks);
+    const std::string name =
+        fmt::format("{}_{}_then_{}_{}", first.shard, first.ranks, second.shard, second.ranks);
     SCOPED_TRACE(name);
     train_on(first.ranks, make(name), first.shard);
     for (const char* later : {"step-00000008", "step-00000012"})
@@ -261,20 +284,28 @@ TEST(Shard, IsRefusedByNameWhereItDoesNotWork) {
     }
     return std::string("accepted");
   };
-  const std::string shard = "[parallel]\nshard = \"gradients\"\n", balance = "[train]\nbatch = 8\nmicro_batch = 2\n";
+  const std::string shard = "[parallel]\nshard = \"gradients\"\n",
+                    balance = "[train]\nbatch = 8\nmicro_batch = 2\n";
   EXPECT_EQ(refusal(shard), "accepted");
-  EXPECT_EQ(refusal(shard + balance + "[balance]\nmode = \"fixed\"\nshares = [1, 3]\n"), "accepted");
-  EXPECT_EQ(refusal("[parallel]\nshard = \"optimizer\"\n" + balance + "[balance]\nmode = \"auto\"\n"), "accepted");
-  EXPECT_THAT(refusal(shard + "[model.moe]\nexperts = 4\n"),
-              AllOf(HasSubstr("parallel.shard = \"gradients\" does not work with model.moe.experts = 4"),
-                    HasSubstr("leave parallel.shard out")));
+  EXPECT_EQ(refusal(shard + balance + "[balance]\nmode = \"fixed\"\nshares = [1, 3]\n"),
+            "accepted");
+  EXPECT_EQ(
+      refusal("[parallel]\nshard = \"optimizer\"\n" + balance + "[balance]\nmode = \"auto\"\n"),
+      "accepted");
+  EXPECT_THAT(
+      refusal(shard + "[model.moe]\nexperts = 4\n"),
+      AllOf(HasSubstr("parallel.shard = \"gradients\" does not work with model.moe.experts = 4"),
+            HasSubstr("leave parallel.shard out")));
   EXPECT_THAT(refusal(shard + "[memory]\nbudget = \"0.5x\"\n"),
               AllOf(HasSubstr("memory.budget = \"0.5x\""), HasSubstr("leave one of the two out")));
   EXPECT_THAT(refusal(shard + balance + "[balance]\nmode = \"auto\"\n"),
               AllOf(HasSubstr("balance.mode = \"auto\""), HasSubstr("balance.mode = \"fixed\"")));
-  EXPECT_THAT(refusal(shard + "[recommender]\nmodel = \"deepfm\"\n[rows]\nfiles = [\"a.tsv\"]\nlabel = \"clicked\"\n"
-                              "sparse = [{ columns = \"user\", num_rows = 9 }]\n"),
-              AllOf(HasSubstr("parallel.shard"), HasSubstr("recommender"), HasSubstr("leave it out")));
+  EXPECT_THAT(
+      refusal(
+          shard +
+          "[recommender]\nmodel = \"deepfm\"\n[rows]\nfiles = [\"a.tsv\"]\nlabel = \"clicked\"\n"
+          "sparse = [{ columns = \"user\", num_rows = 9 }]\n"),
+      AllOf(HasSubstr("parallel.shard"), HasSubstr("recommender"), HasSubstr("leave it out")));
 }
 
 }  // namespace

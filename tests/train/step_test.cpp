@@ -15,7 +15,8 @@ struct Trained {
   std::optional<TrainStep> step;
 
   explicit Trained(StepOptions options) {
-    model = std::make_shared<GPT>(resolve_model_config({.layers = 1, .width = 32, .heads = 2, .context = 8}, 50));
+    model = std::make_shared<GPT>(
+        resolve_model_config({.layers = 1, .width = 32, .heads = 2, .context = 8}, 50));
     initialize(*model, 3);
     optimizer.emplace(*model, OptimizerSection{.weight_decay = 0.0});
     optimizer->bind(*model);
@@ -34,12 +35,13 @@ void expect_same_weights(const Trained& a, const Trained& b) {
   for (const auto& [name, tensor] : left) EXPECT_TRUE(torch::equal(tensor, right.at(name))) << name;
 }
 
-// A value that breaks one step and is mended afterwards leaves no mark: not in the weights, the moments or the count of
-// updates.
+// A value that breaks one step and is mended afterwards leaves no mark: not in the weights, the
+// moments or the count of updates.
 TEST(TrainStep, AStepThatIsNotFiniteIsAsIfItHadNotBeen) {
-  for (const double bad :
-       {std::nan(""), std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity()}) {
-    Trained disturbed({.micro_batch = 4, .clip = 1.0}), undisturbed({.micro_batch = 4, .clip = 1.0});
+  for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity(),
+                           -std::numeric_limits<double>::infinity()}) {
+    Trained disturbed({.micro_batch = 4, .clip = 1.0}),
+        undisturbed({.micro_batch = 4, .clip = 1.0});
     disturbed.run(1);
     undisturbed.run(1);
     const at::Tensor good = disturbed.weight().detach().clone();
@@ -58,7 +60,8 @@ TEST(TrainStep, AStepThatIsNotFiniteIsAsIfItHadNotBeen) {
 }
 
 TEST(TrainStep, ClippingScalesTheGradientToItsNorm) {
-  Trained free({.micro_batch = 4}), clipped({.micro_batch = 4, .clip = 0.01}), loose({.micro_batch = 4, .clip = 1e6});
+  Trained free({.micro_batch = 4}), clipped({.micro_batch = 4, .clip = 0.01}),
+      loose({.micro_batch = 4, .clip = 1e6});
   const double norm = free.run(1).grad_norm;
   EXPECT_GT(norm, 0.01);
   EXPECT_EQ(clipped.run(1).grad_norm, norm);
@@ -68,7 +71,8 @@ TEST(TrainStep, ClippingScalesTheGradientToItsNorm) {
   const auto update_norm = [](const Trained& t) {
     double squares = 0;
     for (const auto& [name, tensor] : t.optimizer->tensors()) {
-      if (name.starts_with("optimizer.m.")) squares += tensor.to(at::kDouble).square().sum().item<double>();
+      if (name.starts_with("optimizer.m."))
+        squares += tensor.to(at::kDouble).square().sum().item<double>();
     }
     return std::sqrt(squares) / 0.1;
   };

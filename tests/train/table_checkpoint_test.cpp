@@ -35,8 +35,8 @@ struct Layout {
 };
 
 void PrintTo(const Layout& l, std::ostream* out) {
-  *out << embedding::name(l.sharding) << " on " << l.ranks << " ranks, memory_bytes " << l.memory_bytes << ", "
-       << embedding::name(l.row_dtype);
+  *out << embedding::name(l.sharding) << " on " << l.ranks << " ranks, memory_bytes "
+       << l.memory_bytes << ", " << embedding::name(l.row_dtype);
 }
 
 /// One of several blocks, one with two features, one with fewer rows than ranks.
@@ -48,15 +48,17 @@ PackSpec spec_of(const Layout& layout) {
           .row_dtype = layout.row_dtype};
 }
 
-std::unique_ptr<DistributedTables> tables_of(const Layout& layout, const std::shared_ptr<Group>& group,
+std::unique_ptr<DistributedTables> tables_of(const Layout& layout,
+                                             const std::shared_ptr<Group>& group,
                                              const std::filesystem::path& folder) {
   const PackSpec spec = spec_of(layout);
   std::optional<TierOptions> tiers;
   if (layout.memory_bytes > 0)
-    tiers = {.memory_bytes = layout.memory_bytes, .step_rows = 200, .warmup_steps = 2, .folder = folder};
+    tiers = {
+        .memory_bytes = layout.memory_bytes, .step_rows = 200, .warmup_steps = 2, .folder = folder};
   return std::make_unique<DistributedTables>(
-      spec, embedding::make_plan(spec, {.ranks = group->size(), .sharding = layout.sharding}), group, Payloads{}, tiers,
-      embedding::HashedOptions{}, Changes::kTracked);
+      spec, embedding::make_plan(spec, {.ranks = group->size(), .sharding = layout.sharding}),
+      group, Payloads{}, tiers, embedding::HashedOptions{}, Changes::kTracked);
 }
 
 void save(DistributedTables& tables, CheckpointFolder* folder, int64_t step, CheckpointKind kind) {
@@ -71,7 +73,8 @@ constexpr int64_t kSamples = 8;  // of a rank
 
 /// The ids of all ranks in a step: of each feature, of all samples one after another.
 Jagged batch_of(const embedding::PackedTables& shapes, int ranks, int64_t step) {
-  return embedding::testing::random_batch(shapes, kSamples * ranks, static_cast<uint64_t>(step), false);
+  return embedding::testing::random_batch(shapes, kSamples * ranks, static_cast<uint64_t>(step),
+                                          false);
 }
 
 void step_on(DistributedTables& tables, const Jagged& all, int rank, int64_t number) {
@@ -80,7 +83,8 @@ void step_on(DistributedTables& tables, const Jagged& all, int rank, int64_t num
   tables.begin(step);
   tables.gather(step, 0);
   tables.wait(step, 0);
-  tables.add_gradient(step, 0, testing::normal({kSamples, tables.columns()}, static_cast<uint64_t>(number)));
+  tables.add_gradient(step, 0,
+                      testing::normal({kSamples, tables.columns()}, static_cast<uint64_t>(number)));
   tables.update(step);
 }
 
@@ -90,7 +94,8 @@ void add_rows(const PackSpec& spec, const Jagged& batch, std::vector<std::set<in
   for (int64_t f = 0; f < batch.features; ++f)
     for (int64_t i = batch.offsets[f * batch.samples].item<int64_t>();
          i < batch.offsets[(f + 1) * batch.samples].item<int64_t>(); ++i)
-      rows[static_cast<size_t>(spec.feature_table[static_cast<size_t>(f)])].insert(batch.values[i].item<int64_t>());
+      rows[static_cast<size_t>(spec.feature_table[static_cast<size_t>(f)])].insert(
+          batch.values[i].item<int64_t>());
 }
 
 using Contents = std::vector<TableContents>;
@@ -129,13 +134,16 @@ std::set<int64_t> numbers_in(const at::Tensor& rows) {
 
 class TableCheckpoint : public ::testing::TestWithParam<Layout> {
  protected:
-  std::filesystem::path path_of(int64_t step) const { return CheckpointFolder(folder_ / "c", {}).path_of(step); }
+  std::filesystem::path path_of(int64_t step) const {
+    return CheckpointFolder(folder_ / "c", {}).path_of(step);
+  }
   void expect_loaded(const Layout& layout, int64_t step, const Contents& expected) const;
 
   test::TemporaryFolder folder_;
 };
 
-void TableCheckpoint::expect_loaded(const Layout& layout, int64_t step, const Contents& expected) const {
+void TableCheckpoint::expect_loaded(const Layout& layout, int64_t step,
+                                    const Contents& expected) const {
   expect_all_succeed(layout.ranks, [&](const std::shared_ptr<Group>& group) {
     const auto tables = tables_of(layout, group, folder_ / "");
     std::optional<StoredCheckpoint> from;
@@ -159,7 +167,8 @@ TEST_P(TableCheckpoint, DeltasHoldTheRowsThatChangedAndNoOthers) {
     for (int64_t step = 1; step <= 7; ++step) {
       const Jagged batch = batch_of(shapes, layout.ranks, step);
       step_on(*tables, batch, group->rank(), step);
-      tables->lookup(embedding::samples_of(batch_of(shapes, layout.ranks, 100 + step), 0, 3));  // changes nothing
+      tables->lookup(embedding::samples_of(batch_of(shapes, layout.ranks, 100 + step), 0,
+                                           3));  // changes nothing
       if (group->rank() == 0) add_rows(spec, batch, changed[(step + 1) / 2 * 2]);
       if (step % 2 == 1 && step < 7) continue;
       save(*tables, folder ? &*folder : nullptr, (step + 1) / 2 * 2,
@@ -169,12 +178,14 @@ TEST_P(TableCheckpoint, DeltasHoldTheRowsThatChangedAndNoOthers) {
     }
   });
   for (const auto& [step, contents] : expected) {
-    expect_same(contents_of(spec, read_checkpoint(path_of(step))), contents, fmt::format("step {}", step));
+    expect_same(contents_of(spec, read_checkpoint(path_of(step))), contents,
+                fmt::format("step {}", step));
     if (step == 2) continue;
     const StoredCheckpoint stored(path_of(step));
     for (size_t t = 0; t < 3; ++t) {
       const std::string name = fmt::format("embedding.{}.rows", spec.tables[t].name);
-      EXPECT_EQ(numbers_in(stored.links().back().files.at(name)->read(name)), changed[step][t]) << name;
+      EXPECT_EQ(numbers_in(stored.links().back().files.at(name)->read(name)), changed[step][t])
+          << name;
     }
   }
   for (const int ranks : {1, 3}) {
@@ -186,11 +197,12 @@ TEST_P(TableCheckpoint, DeltasHoldTheRowsThatChangedAndNoOthers) {
 
 INSTANTIATE_TEST_SUITE_P(
     Train, TableCheckpoint,
-    ::testing::Values(Layout{.ranks = 1}, Layout{.ranks = 1, .memory_bytes = 2000000}, Layout{},
-                      Layout{.ranks = 3, .memory_bytes = 2000000}, Layout{.sharding = Sharding::kColumnWise},
-                      Layout{.sharding = Sharding::kTableWise}, Layout{.sharding = Sharding::kReplicated},
-                      Layout{.memory_bytes = 2000000, .row_dtype = RowDtype::kBFloat16},
-                      Layout{.row_dtype = RowDtype::kMXFP8, .optimizer = OptimizerKind::kRowWiseAdagrad}));
+    ::testing::Values(
+        Layout{.ranks = 1}, Layout{.ranks = 1, .memory_bytes = 2000000}, Layout{},
+        Layout{.ranks = 3, .memory_bytes = 2000000}, Layout{.sharding = Sharding::kColumnWise},
+        Layout{.sharding = Sharding::kTableWise}, Layout{.sharding = Sharding::kReplicated},
+        Layout{.memory_bytes = 2000000, .row_dtype = RowDtype::kBFloat16},
+        Layout{.row_dtype = RowDtype::kMXFP8, .optimizer = OptimizerKind::kRowWiseAdagrad}));
 
 /// Two of three tables are large and hardly read; what is saved of them are the rows that were.
 TEST_P(TableCheckpoint, AFullOneHoldsUpdatedRowsAndTheOthersAreInitial) {
@@ -199,7 +211,8 @@ TEST_P(TableCheckpoint, AFullOneHoldsUpdatedRowsAndTheOthersAreInitial) {
   const embedding::PackedTables shapes(spec);
   std::vector<std::set<int64_t>> updated;
   std::map<int64_t, Contents> expected;
-  for (const int64_t last : {2, 3}) {  // the second run goes on from the first's checkpoint, and saves a full one again
+  for (const int64_t last :
+       {2, 3}) {  // the second run goes on from the first's checkpoint, and saves a full one again
     if (last == 2) add_rows(spec, batch_of(shapes, layout.ranks, 1), updated);
     add_rows(spec, batch_of(shapes, layout.ranks, last), updated);
     expect_all_succeed(layout.ranks, [&](const std::shared_ptr<Group>& group) {
@@ -221,7 +234,8 @@ TEST_P(TableCheckpoint, AFullOneHoldsUpdatedRowsAndTheOthersAreInitial) {
     const StoredCheckpoint stored(path_of(last));
     EXPECT_EQ(numbers_in(stored.read("embedding.large.rows")), updated[0]);
     EXPECT_EQ(stored.read("embedding.large.weight").size(0), std::ssize(updated[0]));
-    EXPECT_EQ(stored.read("embedding.few.weight").size(0), 2) << "a table with half of its rows updated is whole";
+    EXPECT_EQ(stored.read("embedding.few.weight").size(0), 2)
+        << "a table with half of its rows updated is whole";
     expect_same(contents_of(spec, stored.snapshot()), expected[last], fmt::format("step {}", last));
   }
   // All steps by tables that were never saved.
@@ -241,29 +255,34 @@ TEST_P(TableCheckpoint, AFullOneHoldsUpdatedRowsAndTheOthersAreInitial) {
 
 TEST(TableCheckpointMemory, SavingAndLoadingTakeABlockAndNotTheTable) {
   test::TemporaryFolder folder;
-  const PackSpec spec = {
-      .tables = {{"t", 1000000, 32}}, .feature_table = {0}, .optimizer = {.kind = OptimizerKind::kRowWiseAdagrad}};
+  const PackSpec spec = {.tables = {{"t", 1000000, 32}},
+                         .feature_table = {0},
+                         .optimizer = {.kind = OptimizerKind::kRowWiseAdagrad}};
   constexpr uint64_t kTableBytes = 132000000;
   expect_all_succeed(1, [&](const std::shared_ptr<Group>& group) {
-    DistributedTables tables(spec, embedding::make_plan(spec, {.ranks = 1}), group, {},
-                             TierOptions{.memory_bytes = 16 << 20, .step_rows = 100, .folder = folder / ""});
+    DistributedTables tables(
+        spec, embedding::make_plan(spec, {.ranks = 1}), group, {},
+        TierOptions{.memory_bytes = 16 << 20, .step_rows = 100, .folder = folder / ""});
     CheckpointFolder checkpoints(folder / "c", {});
-    for (int64_t first = 0; first < 1000000; first += 20000)  // rows that nothing set would not be saved
-      tables.write_rows(0, {.rows = at::arange(first, first + 20000),
-                            .contents = {.weight = at::ones({20000, 32}), .state = at::ones({20000, 1})}});
+    for (int64_t first = 0; first < 1000000;
+         first += 20000)  // rows that nothing set would not be saved
+      tables.write_rows(
+          0, {.rows = at::arange(first, first + 20000),
+              .contents = {.weight = at::ones({20000, 32}), .state = at::ones({20000, 1})}});
     const auto growth_of = [](const std::function<void()>& work) {
       const uint64_t before = resident_bytes();
       reset_peak_resident();
       work();
       return peak_resident_bytes() - before;
     };
-    const uint64_t saving = growth_of([&] { save(tables, &checkpoints, 1, CheckpointKind::kFull); });
+    const uint64_t saving =
+        growth_of([&] { save(tables, &checkpoints, 1, CheckpointKind::kFull); });
     const uint64_t loading = growth_of([&] {
       const StoredCheckpoint from(checkpoints.path_of(1));
       load_tables(tables, &from, *group);
     });
-    std::printf("a table of %.0f MB: saving took %.0f MB, loading %.0f MB\n", 1e-6 * double(kTableBytes),
-                1e-6 * double(saving), 1e-6 * double(loading));
+    std::printf("a table of %.0f MB: saving took %.0f MB, loading %.0f MB\n",
+                1e-6 * double(kTableBytes), 1e-6 * double(saving), 1e-6 * double(loading));
     EXPECT_LT(saving, kTableBytes / 3);
     EXPECT_LT(loading, kTableBytes / 3);
   });
@@ -284,7 +303,8 @@ TEST(TableCheckpointErrors, ATableThatIsNotThatOfTheModelIsRefused) {
     EXPECT_THAT([&] { load_into({.ranks = 1, .row_dtype = RowDtype::kBFloat16}); },
                 ::testing::ThrowsMessage<UserError>(HasSubstr("embedding.row_dtype = \"bf16\"")));
     EXPECT_THAT([&] { load_into({.ranks = 1, .optimizer = OptimizerKind::kSgd}); },
-                ::testing::ThrowsMessage<UserError>(HasSubstr("\"embedding.few.state\" is not a table of this model")));
+                ::testing::ThrowsMessage<UserError>(
+                    HasSubstr("\"embedding.few.state\" is not a table of this model")));
   });
 }
 

@@ -37,12 +37,14 @@ TEST(SetOptimizers, TheLastOverrideThatNamesATableDecides) {
   config.lr = 0.5;
   config.eps = 1e-4;
   config.weight_decay = 0.25;
-  config.overrides = {{.tables = {"*.wide", "tags"}, .optimizer = "sgd", .lr = 2},
-                      {.tables = {"user.wide"}, .optimizer = "adam", .betas = {0.5, 0.75}, .weight_decay = 0},
-                      {.tables = {"item"}, .lr = 0.125}};
+  config.overrides = {
+      {.tables = {"*.wide", "tags"}, .optimizer = "sgd", .lr = 2},
+      {.tables = {"user.wide"}, .optimizer = "adam", .betas = {0.5, 0.75}, .weight_decay = 0},
+      {.tables = {"item"}, .lr = 0.125}};
   embedding::PackSpec pack = tables({"user", "item", "tags", "user.wide", "item.wide"});
   set_optimizers(config, pack);
-  const OptimizerSpec general{.kind = OptimizerKind::kAdagrad, .lr = 0.5, .eps = 1e-4, .weight_decay = 0.25};
+  const OptimizerSpec general{
+      .kind = OptimizerKind::kAdagrad, .lr = 0.5, .eps = 1e-4, .weight_decay = 0.25};
   OptimizerSpec sgd = general, adam = general, slow = general;
   sgd.kind = OptimizerKind::kSgd;
   sgd.lr = 2;
@@ -53,9 +55,11 @@ TEST(SetOptimizers, TheLastOverrideThatNamesATableDecides) {
   slow.lr = 0.125;
   EXPECT_EQ(pack.optimizer, general);
   const std::vector<OptimizerSpec> expected = {general, slow, sgd, adam, sgd};
-  for (int64_t t = 0; t < 5; ++t) EXPECT_EQ(optimizer_of(pack, t), expected[static_cast<size_t>(t)]) << t;
+  for (int64_t t = 0; t < 5; ++t)
+    EXPECT_EQ(optimizer_of(pack, t), expected[static_cast<size_t>(t)]) << t;
   config.overrides[1].tables = {"users.wide"};
-  EXPECT_THAT(user_error([&] { set_optimizers(config, pack); }), HasSubstr("\"users.wide\" is no table of this model"));
+  EXPECT_THAT(user_error([&] { set_optimizers(config, pack); }),
+              HasSubstr("\"users.wide\" is no table of this model"));
 }
 
 TEST(CheckTableOptimizers, RefusesWhatWouldDoNothing) {
@@ -66,10 +70,13 @@ TEST(CheckTableOptimizers, RefusesWhatWouldDoNothing) {
   };
   EXPECT_THAT(refusal({}), HasSubstr("names no tables"));
   EXPECT_THAT(refusal({.tables = {"a", "b"}}), HasSubstr("override of a, b gives no optimizer"));
-  EXPECT_THAT(refusal({.tables = {"a"}, .momentum = 0.5}), HasSubstr("momentum does nothing with optimizer"));
-  EXPECT_THAT(refusal({.tables = {"a"}, .optimizer = "sgd", .eps = 0.5}), HasSubstr("eps does nothing"));
+  EXPECT_THAT(refusal({.tables = {"a"}, .momentum = 0.5}),
+              HasSubstr("momentum does nothing with optimizer"));
+  EXPECT_THAT(refusal({.tables = {"a"}, .optimizer = "sgd", .eps = 0.5}),
+              HasSubstr("eps does nothing"));
   EXPECT_THAT(refusal({.tables = {"a"}, .betas = {0.5, 0.5}}), HasSubstr("betas does nothing"));
-  EXPECT_THAT(refusal({.tables = {"a"}, .optimizer = "adam", .betas = {0.5}}), HasSubstr("betas has 1 entries"));
+  EXPECT_THAT(refusal({.tables = {"a"}, .optimizer = "adam", .betas = {0.5}}),
+              HasSubstr("betas has 1 entries"));
   EXPECT_THAT(refusal({.tables = {"a"}, .weight_decay = -0.5}), HasSubstr("weight_decay is -0.5"));
   EmbeddingSection general;
   general.momentum = 0.5;  // of the override's
@@ -84,23 +91,27 @@ RunConfig mixed_config(const Clicks& data, const std::string& name) {
   RunConfig config = data.config("deepfm", name);
   config.schedule.decay = "constant";
   config.recommender.grain = 16;
-  config.embedding.overrides = {{.tables = {"user"}, .optimizer = "adam", .lr = 0.02},
-                                {.tables = {"*.wide"}, .optimizer = "sgd", .lr = 1, .weight_decay = 1e-4}};
+  config.embedding.overrides = {
+      {.tables = {"user"}, .optimizer = "adam", .lr = 0.02},
+      {.tables = {"*.wide"}, .optimizer = "sgd", .lr = 1, .weight_decay = 1e-4}};
   config.train.steps = 60;
   return config;
 }
 
 void train_on(int ranks, const RunConfig& config) {
-  expect_all_succeed(ranks, [&](const std::shared_ptr<Group>& group) { train(config, group, {.quiet = true}); });
+  expect_all_succeed(
+      ranks, [&](const std::shared_ptr<Group>& group) { train(config, group, {.quiet = true}); });
 }
 
-/// A checkpoint of 100 steps of the run, of any number of ranks, is within 64 ulp of each tensor's largest element.
+/// A checkpoint of 100 steps of the run, of any number of ranks, is within 64 ulp of each tensor's
+/// largest element.
 void expect_close_tensors(const Snapshot& a, const Snapshot& b, const std::string& what) {
   ASSERT_EQ(a.tensors.size(), b.tensors.size());
   for (const auto& [name, tensor] : a.tensors) {
     if (!at::isFloatingType(tensor.scalar_type())) continue;
     const double scale = tensor.abs().max().item<double>() + 1e-30;
-    EXPECT_LT((tensor - b.tensors.at(name)).abs().max().item<double>() / scale, 64 * 0x1p-23) << what << ": " << name;
+    EXPECT_LT((tensor - b.tensors.at(name)).abs().max().item<double>() / scale, 64 * 0x1p-23)
+        << what << ": " << name;
   }
 }
 
@@ -114,12 +125,15 @@ TEST(RecommenderOptimizers, StateAndPlanAreOfEachTable) {
   EXPECT_EQ(end.tensors.at("embedding.user.state").size(1), 16);
   EXPECT_EQ(end.tensors.at("embedding.item.state").size(1), 1);
   EXPECT_FALSE(end.tensors.contains("embedding.user.wide.state"));
-  const auto plan = nlohmann::json::parse(read_file(data.file("run", "embedding_plan.json").string()));
+  const auto plan =
+      nlohmann::json::parse(read_file(data.file("run", "embedding_plan.json").string()));
   std::map<std::string, std::string> kinds;
   for (const auto& pack : plan["packs"])
     for (const auto& table : pack["tables"]) kinds[table["name"]] = pack["optimizer"]["kind"];
-  EXPECT_EQ(kinds, (std::map<std::string, std::string>{
-                       {"user", "adam"}, {"item", "rowwise_adagrad"}, {"user.wide", "sgd"}, {"item.wide", "sgd"}}));
+  EXPECT_EQ(kinds, (std::map<std::string, std::string>{{"user", "adam"},
+                                                       {"item", "rowwise_adagrad"},
+                                                       {"user.wide", "sgd"},
+                                                       {"item.wide", "sgd"}}));
 }
 
 TEST(RecommenderOptimizers, RanksAndDeltasEndAsOneRank) {

@@ -20,17 +20,19 @@ namespace dovetail::test {
 
 /// Text that a small model can learn something of: words of a fixed list in random order.
 inline std::string some_text(int words) {
-  static const char* const kWords[] = {"two ", "gears ", "mesh ",    "and ",   "neither ", "waits ",
-                                       "for ", "the ",   "other.\n", "while ", "data ",    "flows "};
+  static const char* const kWords[] = {"two ",     "gears ", "mesh ", "and ",
+                                       "neither ", "waits ", "for ",  "the ",
+                                       "other.\n", "while ", "data ", "flows "};
   std::string text;
   for (int i = 0; i < words; ++i) {
-    text += kWords[random_below(7, RandomStream::kTest, static_cast<uint64_t>(i), std::size(kWords))];
+    text +=
+        kWords[random_below(7, RandomStream::kTest, static_cast<uint64_t>(i), std::size(kWords))];
   }
   return text;
 }
 
-/// A run of about 20 k parameters on bytes in a folder that goes away; one thread, so that several ranks share a
-/// machine.
+/// A run of about 20 k parameters on bytes in a folder that goes away; one thread, so that several
+/// ranks share a machine.
 class TinyRun {
  public:
   TinyRun() { write_file_atomically(folder_ / "text.txt", some_text(4000)); }
@@ -58,7 +60,9 @@ class TinyRun {
     return config;
   }
 
-  std::filesystem::path file(const std::string& run, const std::string& name) const { return folder_ / run / name; }
+  std::filesystem::path file(const std::string& run, const std::string& name) const {
+    return folder_ / run / name;
+  }
   std::string read(const std::string& run, const std::string& name) const {
     return read_file(file(run, name).string());
   }

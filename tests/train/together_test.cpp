@@ -1,4 +1,5 @@
-// bench/results/together.md is what the engine does; where it has changed, `./dev bench together` makes it anew.
+// bench/results/together.md is what the engine does; where it has changed, `./dev bench together`
+// makes it anew.
 #include "bench/together_runs.h"
 
 #include <gmock/gmock.h>

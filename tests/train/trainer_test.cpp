@@ -23,11 +23,14 @@ using test::train_alone;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-Snapshot last_checkpoint(const RunConfig& config) { return read_latest_checkpoint(config.folder() / "checkpoints"); }
+Snapshot last_checkpoint(const RunConfig& config) {
+  return read_latest_checkpoint(config.folder() / "checkpoints");
+}
 
 void expect_same_tensors(const Snapshot& a, const Snapshot& b) {
   ASSERT_EQ(a.tensors.size(), b.tensors.size());
-  for (const auto& [name, tensor] : a.tensors) EXPECT_TRUE(at::equal(tensor, b.tensors.at(name))) << name;
+  for (const auto& [name, tensor] : a.tensors)
+    EXPECT_TRUE(at::equal(tensor, b.tensors.at(name))) << name;
 }
 
 std::string refusal(const RunConfig& config, const TrainOptions& options = {}) {
@@ -113,11 +116,12 @@ TEST_P(EveryPrecision, AnInterruptedRunResumesBitForBit) {
   EXPECT_EQ(rest.validation_loss, whole.validation_loss);
   EXPECT_EQ(run.read("parts", "metrics.jsonl"), run.read("whole", "metrics.jsonl"));
   expect_same_tensors(last_checkpoint(config), last_checkpoint(prepared("whole")));
-  EXPECT_EQ(nlohmann::json::parse(run.read("parts", "machine.json"))["resumed_from"], nlohmann::json({1, 2, 3, 4, 5}));
+  EXPECT_EQ(nlohmann::json::parse(run.read("parts", "machine.json"))["resumed_from"],
+            nlohmann::json({1, 2, 3, 4, 5}));
 }
 INSTANTIATE_TEST_SUITE_P(Train, EveryPrecision,
-                         ::testing::Values("fp32", "bf16", "fp64", "mxfp8", "mxfp4_stochastic", "fp8_tensor_delayed",
-                                           "fp8_block"));
+                         ::testing::Values("fp32", "bf16", "fp64", "mxfp8", "mxfp4_stochastic",
+                                           "fp8_tensor_delayed", "fp8_block"));
 
 TEST(Train, MicroBatchesAndRecomputationChangeOnlyTheRounding) {
   const test::TinyRun run;
@@ -170,7 +174,8 @@ TEST(Train, ResumingRefusesAnotherRunAndNamesTheKeys) {
               AllOf(HasSubstr("model.width was 32, is 64"), HasSubstr("run.name")));
   EXPECT_THAT(with([](RunConfig& c) { c.run.seed = 9; }), HasSubstr("run.seed"));
   EXPECT_THAT(with([](RunConfig& c) { c.train.batch = 6; }), HasSubstr("train.batch"));
-  EXPECT_THAT(with([](RunConfig& c) { c.precision.recipe = "fp64"; }), HasSubstr("precision.recipe"));
+  EXPECT_THAT(with([](RunConfig& c) { c.precision.recipe = "fp64"; }),
+              HasSubstr("precision.recipe"));
   EXPECT_THAT(with([&](RunConfig& c) {
                 write_file_atomically(run.file("", "other.txt"), test::some_text(3000));
                 c.data.text = {run.file("", "other.txt").string()};
@@ -213,7 +218,8 @@ TEST(Train, ACorruptCheckpointGivesWayToTheOneBefore) {
   }
   EXPECT_EQ(train_alone(config).steps, 12);
   EXPECT_EQ(run.read("whole", "metrics.jsonl"), metrics);
-  EXPECT_EQ(nlohmann::json::parse(run.read("whole", "machine.json"))["resumed_from"], nlohmann::json({8}));
+  EXPECT_EQ(nlohmann::json::parse(run.read("whole", "machine.json"))["resumed_from"],
+            nlohmann::json({8}));
 }
 
 TEST(Train, StopsAfterStepsThatAreNotFiniteAndSavesNoneOfThem) {
@@ -251,7 +257,8 @@ TEST(Train, ASignalFinishesTheStepAndSaves) {
     std::thread training([&] { result = train_alone(config); });
     // The handlers are there once the first step is written.
     const auto metrics = config.folder() / "metrics.jsonl";
-    while (!std::filesystem::exists(metrics) || std::filesystem::file_size(metrics) == 0) std::this_thread::yield();
+    while (!std::filesystem::exists(metrics) || std::filesystem::file_size(metrics) == 0)
+      std::this_thread::yield();
     ::kill(::getpid(), signal);
     training.join();
     EXPECT_TRUE(result.interrupted);

@@ -19,12 +19,14 @@ void collect(const parquet::arrow::SchemaField& field, std::vector<int>& leaves)
 /// Arrow's reader does not compare codes with their dictionary.
 arrow::Status check_codes(const arrow::ArrayData& data) {
   const arrow::DataType* type = data.type.get();
-  if (type->id() == arrow::Type::EXTENSION) type = static_cast<const arrow::ExtensionType*>(type)->storage_type().get();
+  if (type->id() == arrow::Type::EXTENSION)
+    type = static_cast<const arrow::ExtensionType*>(type)->storage_type().get();
   if (type->id() == arrow::Type::DICTIONARY) {
     const auto codes = data.Copy();
     codes->type = static_cast<const arrow::DictionaryType*>(type)->index_type();
     codes->dictionary = nullptr;
-    ARROW_RETURN_NOT_OK(arrow::internal::CheckIndexBounds(*codes, static_cast<uint64_t>(data.dictionary->length)));
+    ARROW_RETURN_NOT_OK(
+        arrow::internal::CheckIndexBounds(*codes, static_cast<uint64_t>(data.dictionary->length)));
   }
   for (const auto& child : data.child_data) ARROW_RETURN_NOT_OK(check_codes(*child));
   return arrow::Status::OK();
@@ -40,8 +42,10 @@ ArrowFile::ArrowFile(std::string path, Texts texts) : path_(std::move(path)) {
     parquet::ArrowReaderProperties properties;
     const parquet::SchemaDescriptor& schema = *reader->metadata()->schema();
     for (int leaf = 0; texts == Texts::kDictionary && leaf < schema.num_columns(); ++leaf)
-      properties.set_read_dictionary(leaf, schema.Column(leaf)->physical_type() == parquet::Type::BYTE_ARRAY);
-    reader_ = check(parquet::arrow::FileReader::Make(arrow::default_memory_pool(), std::move(reader), properties));
+      properties.set_read_dictionary(
+          leaf, schema.Column(leaf)->physical_type() == parquet::Type::BYTE_ARRAY);
+    reader_ = check(parquet::arrow::FileReader::Make(arrow::default_memory_pool(),
+                                                     std::move(reader), properties));
     check(reader_->GetSchema(&schema_));
     check_rows();
   });
@@ -51,7 +55,8 @@ void ArrowFile::check_rows() const {
   int64_t left = metadata().num_rows();
   for (int g = 0; g < metadata().num_row_groups(); ++g) {
     const int64_t rows = metadata().RowGroup(g)->num_rows();
-    if (rows < 0 || rows > left) refuse(fmt::format("row group {} has {} rows, where {} are left", g, rows, left));
+    if (rows < 0 || rows > left)
+      refuse(fmt::format("row group {} has {} rows, where {} are left", g, rows, left));
     left -= rows;
   }
   if (left != 0) refuse(fmt::format("{} of its rows are in no row group", left));
@@ -70,7 +75,8 @@ void ArrowFile::check_values(int64_t group, const std::vector<int>& leaves) cons
       const int64_t values = of_group->ColumnChunk(leaf)->num_values(), rows = of_group->num_rows();
       const bool repeated = metadata().schema()->Column(leaf)->max_repetition_level() > 0;
       if (values < rows || (values > rows && !repeated))
-        refuse(fmt::format("column {} has {} values in row group {} of {} rows", leaf, values, group, rows));
+        refuse(fmt::format("column {} has {} values in row group {} of {} rows", leaf, values,
+                           group, rows));
     }
   });
 }
@@ -90,13 +96,15 @@ std::shared_ptr<parquet::RowGroupReader> ArrowFile::group(int64_t group) const {
 }
 
 void ArrowFile::refuse(const std::string& reason) const {
-  throw UserError(fmt::format("cannot read Parquet: {}", reason), "write it again, for example with pyarrow", path_);
+  throw UserError(fmt::format("cannot read Parquet: {}", reason),
+                  "write it again, for example with pyarrow", path_);
 }
 
 void ArrowFile::refuse_damage(std::string words) const {
   words = words.substr(0, words.find('\n'));
   for (const std::string_view layer : {"thrift: ", "Exception: "})
-    if (const size_t at = words.rfind(layer); at != std::string::npos) words.erase(0, at + layer.size());
+    if (const size_t at = words.rfind(layer); at != std::string::npos)
+      words.erase(0, at + layer.size());
   if (words.find("ot yet implemented") != std::string::npos) refuse(printable(words));
   throw UserError(fmt::format("the Parquet file is damaged or cut short{}",
                               words.empty() ? "" : fmt::format(" ({})", printable(words))),

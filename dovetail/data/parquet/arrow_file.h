@@ -27,7 +27,8 @@ class ArrowFile {
   const std::string& path() const { return path_; }
   const arrow::Schema& schema() const { return *schema_; }
   const parquet::FileMetaData& metadata() const { return *reader_->parquet_reader()->metadata(); }
-  /// The leaves below a field of the schema: Parquet numbers leaves, and a nested column has several.
+  /// The leaves below a field of the schema: Parquet numbers leaves, and a nested column has
+  /// several.
   std::vector<int> leaves(int field) const;
   std::shared_ptr<arrow::Table> read(int64_t group, const std::vector<int>& leaves) const;
   /// Throws UserError if leaves cannot hold the rows of the group: memory is taken by these counts.
@@ -39,7 +40,8 @@ class ArrowFile {
   /// Names damage, with Arrow's words without classes of C++.
   [[noreturn]] void refuse_damage(std::string words) const;
   void check(const arrow::Status& status) const;
-  /// Result of `work`. Arrow reports damage by exceptions, also as memory that a damaged size asks for.
+  /// Result of `work`. Arrow reports damage by exceptions, also as memory that a damaged size asks
+  /// for.
   template <class Work>
   auto guarded(const Work& work) const {
     try {

@@ -16,9 +16,10 @@ std::string unread_help(const arrow::DataType& type, int field) {
       fmt::format("or leave the column out (--drop-columns {}, or no name of it in [rows])", field);
   if (!arrow::is_temporal(type) && type.id() != arrow::Type::DURATION)
     return "cast it to one of them, or to lists of them, " + leave_out;
-  const char* cast = type.id() == arrow::Type::DURATION    ? "dt.total_seconds()"
-                     : type.id() == arrow::Type::TIMESTAMP ? "astype(\"datetime64[s]\").astype(\"int64\")"
-                                                           : "astype(str)";
+  const char* cast = type.id() == arrow::Type::DURATION ? "dt.total_seconds()"
+                     : type.id() == arrow::Type::TIMESTAMP
+                         ? "astype(\"datetime64[s]\").astype(\"int64\")"
+                         : "astype(str)";
   return fmt::format("cast it, for example by column.{} of pandas, {}", cast, leave_out);
 }
 
@@ -58,7 +59,8 @@ bool value_kind(const arrow::DataType& type, ColumnValues::Kind& kind) {
       return value_kind(*static_cast<const arrow::ExtensionType&>(type).storage_type(), kind);
     case arrow::Type::DICTIONARY: {
       const auto& dictionary = static_cast<const arrow::DictionaryType&>(type);
-      return dictionary.value_type()->id() != arrow::Type::DICTIONARY && value_kind(*dictionary.value_type(), kind);
+      return dictionary.value_type()->id() != arrow::Type::DICTIONARY &&
+             value_kind(*dictionary.value_type(), kind);
     }
     default:
       return false;

@@ -25,7 +25,8 @@ struct Packed {
   int64_t left() const { return rows - num_levels; }
   /// `read` were added by one call of a reader, with a level each if some may be missing.
   void added(int64_t read, int64_t values) {
-    if (read <= 0) throw parquet::ParquetException("a column has fewer values than its row group has rows");
+    if (read <= 0)
+      throw parquet::ParquetException("a column has fewer values than its row group has rows");
     num_levels += read;
     num_values += values;
   }
@@ -37,7 +38,8 @@ struct Packed {
 
 /// `out[r]` = `as(number)` of row r, or of 0 where there is none.
 template <class Number, class Out, class As>
-void spread(const Packed<Number>& packed, std::vector<Out>& out, std::vector<uint8_t>& present, As&& as) {
+void spread(const Packed<Number>& packed, std::vector<Out>& out, std::vector<uint8_t>& present,
+            As&& as) {
   const auto rows = static_cast<size_t>(packed.rows);
   out.resize(rows);
   present.assign(rows, 1);
@@ -59,14 +61,15 @@ void spread(const Packed<Number>& packed, std::vector<Out>& out, std::vector<uin
 }
 
 template <class Type, class Out, class As>
-void read_numbers(parquet::ColumnReader& column, int64_t rows, std::vector<Out>& out, std::vector<uint8_t>& present,
-                  As&& as) {
+void read_numbers(parquet::ColumnReader& column, int64_t rows, std::vector<Out>& out,
+                  std::vector<uint8_t>& present, As&& as) {
   auto& reader = static_cast<parquet::TypedColumnReader<Type>&>(column);
   Packed<typename Type::c_type> packed(rows);
   while (!packed.full()) {
     int64_t values = 0;
-    const int64_t read = reader.ReadBatch(packed.left(), packed.levels.get() + packed.num_levels, nullptr,
-                                          packed.numbers.get() + packed.num_values, &values);
+    const int64_t read =
+        reader.ReadBatch(packed.left(), packed.levels.get() + packed.num_levels, nullptr,
+                         packed.numbers.get() + packed.num_values, &values);
     packed.added(read, values);
   }
   spread(packed, out, present, as);
@@ -79,9 +82,9 @@ void read_codes(parquet::ColumnReader& column, int64_t rows, ColumnValues& out) 
   int32_t num_words = 0;
   while (!packed.full()) {
     int64_t values = 0;
-    const int64_t read =
-        reader.ReadBatchWithDictionary(packed.left(), packed.levels.get() + packed.num_levels, nullptr,
-                                       packed.numbers.get() + packed.num_values, &values, &words, &num_words);
+    const int64_t read = reader.ReadBatchWithDictionary(
+        packed.left(), packed.levels.get() + packed.num_levels, nullptr,
+        packed.numbers.get() + packed.num_values, &values, &words, &num_words);
     packed.added(read, values);
   }
   // Codes are not compared with the dictionary by the reader.
@@ -98,7 +101,8 @@ void read_codes(parquet::ColumnReader& column, int64_t rows, ColumnValues& out) 
   spread(packed, out.codes, out.value_present, [](int32_t code) { return code; });
 }
 
-bool reads_numbers(parquet::ColumnReader& column, arrow::Type::type type, int64_t rows, ColumnValues& out) {
+bool reads_numbers(parquet::ColumnReader& column, arrow::Type::type type, int64_t rows,
+                   ColumnValues& out) {
   const auto integer = [](auto number) { return static_cast<int64_t>(number); };
   const auto real = [](auto number) { return static_cast<double>(number); };
   switch (column.type()) {
@@ -107,8 +111,9 @@ bool reads_numbers(parquet::ColumnReader& column, arrow::Type::type type, int64_
       return true;
     case parquet::Type::INT32:
       if (type == arrow::Type::UINT32)
-        read_numbers<parquet::Int32Type>(column, rows, out.integers, out.value_present,
-                                         [](int32_t number) { return int64_t{static_cast<uint32_t>(number)}; });
+        read_numbers<parquet::Int32Type>(
+            column, rows, out.integers, out.value_present,
+            [](int32_t number) { return int64_t{static_cast<uint32_t>(number)}; });
       else
         read_numbers<parquet::Int32Type>(column, rows, out.integers, out.value_present, integer);
       return true;
@@ -126,14 +131,17 @@ bool reads_numbers(parquet::ColumnReader& column, arrow::Type::type type, int64_
   }
 }
 
-/// Whether the file holds the column as a value or none a row, in the type that `read` takes it for.
+/// Whether the file holds the column as a value or none a row, in the type that `read` takes it
+/// for.
 bool is_flat(const parquet::ColumnDescriptor& leaf, const arrow::DataType& type, Kind kind) {
   if (leaf.max_repetition_level() != 0 || leaf.max_definition_level() > 1) return false;
   if (arrow::is_decimal(type.id()) || type.id() == arrow::Type::UINT64) return false;
   if (kind == Kind::kText) return leaf.physical_type() == parquet::Type::BYTE_ARRAY;
   if (type.id() == arrow::Type::DICTIONARY) return false;
-  const bool real = leaf.physical_type() == parquet::Type::FLOAT || leaf.physical_type() == parquet::Type::DOUBLE;
-  const bool integer = leaf.physical_type() == parquet::Type::BOOLEAN || leaf.physical_type() == parquet::Type::INT32 ||
+  const bool real =
+      leaf.physical_type() == parquet::Type::FLOAT || leaf.physical_type() == parquet::Type::DOUBLE;
+  const bool integer = leaf.physical_type() == parquet::Type::BOOLEAN ||
+                       leaf.physical_type() == parquet::Type::INT32 ||
                        leaf.physical_type() == parquet::Type::INT64;
   return kind == Kind::kReal ? real : integer;
 }
@@ -144,7 +152,8 @@ bool FlatColumns::read(int leaf, const arrow::DataType& type, ColumnValues& out)
   const parquet::RowGroupMetaData& metadata = *group_->metadata();
   if (!is_flat(*metadata.schema()->Column(leaf), type, out.kind)) return false;
   const bool text = out.kind == Kind::kText;
-  const auto exposed = text ? parquet::ExposedEncoding::DICTIONARY : parquet::ExposedEncoding::NO_ENCODING;
+  const auto exposed =
+      text ? parquet::ExposedEncoding::DICTIONARY : parquet::ExposedEncoding::NO_ENCODING;
   auto reader = group_->ColumnWithExposeEncoding(leaf, exposed);
   if (reader->GetExposedEncoding() != exposed) return false;
   if (!text) return reads_numbers(*reader, type.id(), metadata.num_rows(), out);

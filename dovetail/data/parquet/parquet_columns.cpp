@@ -20,7 +20,8 @@ namespace {
 
 using Kind = ColumnValues::Kind;
 
-/// Texts that are made here, for numbers that no other kind holds exactly. They stay where they are.
+/// Texts that are made here, for numbers that no other kind holds exactly. They stay where they
+/// are.
 using MadeTexts = std::deque<std::string>;
 
 /// True if an integer is at least 2^63, which int64 does not hold.
@@ -50,12 +51,14 @@ bool has_large(const arrow::Array& array) {
 }
 
 template <class Array, class TextOf>
-void append_made(const arrow::Array& array, MadeTexts& made, const TextOf& text_of, ColumnValues& out) {
+void append_made(const arrow::Array& array, MadeTexts& made, const TextOf& text_of,
+                 ColumnValues& out) {
   out.words_are_numbers = true;
   const auto& typed = static_cast<const Array&>(array);
   for (int64_t i = 0; i < typed.length(); ++i) {
     out.codes.push_back(static_cast<int32_t>(out.words.size()));
-    out.words.push_back(typed.IsNull(i) ? std::string_view() : made.emplace_back(text_of(typed, i)));
+    out.words.push_back(typed.IsNull(i) ? std::string_view()
+                                        : made.emplace_back(text_of(typed, i)));
   }
 }
 
@@ -105,7 +108,8 @@ void append_presence(const arrow::Array& array, std::vector<uint8_t>& present) {
   const size_t before = present.size();
   present.resize(before + static_cast<size_t>(array.length()), 1);
   if (array.null_count() == 0) return;
-  for (int64_t i = 0; i < array.length(); ++i) present[before + static_cast<size_t>(i)] = !array.IsNull(i);
+  for (int64_t i = 0; i < array.length(); ++i)
+    present[before + static_cast<size_t>(i)] = !array.IsNull(i);
 }
 
 void reserve(const arrow::Array& array, ColumnValues& out) {
@@ -118,7 +122,8 @@ void reserve(const arrow::Array& array, ColumnValues& out) {
 /// Decimals have the text that Arrow shows, as whole numbers or with a point.
 template <class Array>
 void append_decimals(const arrow::Array& array, MadeTexts& made, ColumnValues& out) {
-  append_made<Array>(array, made, [](const Array& typed, int64_t i) { return typed.FormatValue(i); }, out);
+  append_made<Array>(
+      array, made, [](const Array& typed, int64_t i) { return typed.FormatValue(i); }, out);
 }
 
 void append_values(const arrow::Array& array, MadeTexts& made, ColumnValues& out) {
@@ -146,7 +151,9 @@ void append_values(const arrow::Array& array, MadeTexts& made, ColumnValues& out
     case arrow::Type::UINT64:
       if (out.kind == Kind::kInteger) return append_numbers<arrow::UInt64Array>(array, out);
       return append_made<arrow::UInt64Array>(
-          array, made, [](const arrow::UInt64Array& typed, int64_t i) { return std::to_string(typed.Value(i)); }, out);
+          array, made,
+          [](const arrow::UInt64Array& typed, int64_t i) { return std::to_string(typed.Value(i)); },
+          out);
     case arrow::Type::NA:
       out.integers.resize(out.integers.size() + static_cast<size_t>(array.length()));
       return;
@@ -187,13 +194,15 @@ void append_values(const arrow::Array& array, MadeTexts& made, ColumnValues& out
   }
 }
 
-/// The values of a list array between the first and the last list, and where each list begins among all read so far.
+/// The values of a list array between the first and the last list, and where each list begins among
+/// all read so far.
 template <class Array>
 void append_lists(const arrow::Array& array, MadeTexts& made, ColumnValues& out) {
   const auto& lists = static_cast<const Array&>(array);
   const int64_t first = lists.length() > 0 ? lists.value_offset(0) : 0;
-  const int64_t last =
-      lists.length() > 0 ? lists.value_offset(lists.length() - 1) + lists.value_length(lists.length() - 1) : 0;
+  const int64_t last = lists.length() > 0 ? lists.value_offset(lists.length() - 1) +
+                                                lists.value_length(lists.length() - 1)
+                                          : 0;
   const int64_t before = out.list_begins.back();
   for (int64_t i = 0; i < lists.length(); ++i)
     out.list_begins.push_back(before + lists.value_offset(i) + lists.value_length(i) - first);
@@ -240,10 +249,14 @@ class ArrowColumns : public ParquetColumns {
     const int at = metadata == nullptr ? -1 : metadata->FindKey("pandas");
     std::vector<size_t> found;
     if (at < 0) return found;
-    const auto pandas = nlohmann::json::parse(metadata->value(at), nullptr, /*allow_exceptions=*/false);
+    const auto pandas =
+        nlohmann::json::parse(metadata->value(at), nullptr, /*allow_exceptions=*/false);
     if (!pandas.is_object() || !pandas.contains("index_columns")) return found;
-    for (const auto& entry : pandas.at("index_columns"))  // a range of numbers, which is no column, is an object
-      if (const int field = entry.is_string() ? file_.schema().GetFieldIndex(entry.get<std::string>()) : -1; field >= 0)
+    for (const auto& entry :
+         pandas.at("index_columns"))  // a range of numbers, which is no column, is an object
+      if (const int field =
+              entry.is_string() ? file_.schema().GetFieldIndex(entry.get<std::string>()) : -1;
+          field >= 0)
         found.push_back(static_cast<size_t>(field));
     return found;
   }
@@ -256,11 +269,13 @@ class ArrowColumns : public ParquetColumns {
       const std::string& name = file_.schema().field(field)->name();
       const arrow::DataType& type = *file_.schema().field(field)->type();
       const arrow::DataType& value = is_list(type) ? *type.field(0)->type() : type;
-      Column column{
-          .field = field, .list = is_list(type), .booleans = is_boolean(value), .leaves = file_.leaves(field)};
+      Column column{.field = field,
+                    .list = is_list(type),
+                    .booleans = is_boolean(value),
+                    .leaves = file_.leaves(field)};
       if (!value_kind(value, column.kind))
-        throw UserError(fmt::format("column {} (`{}`) holds {}, not integers, floats or strings", field,
-                                    printable(name), printable(type.ToString())),
+        throw UserError(fmt::format("column {} (`{}`) holds {}, not integers, floats or strings",
+                                    field, printable(name), printable(type.ToString())),
                         unread_help(value, field), file_.path());
       columns_.push_back(column);
       lists.push_back(column.list);
@@ -281,13 +296,15 @@ class ArrowColumns : public ParquetColumns {
         out[c].kind = column.kind;
         out[c].is_list = column.list;
         out[c].booleans = column.booleans;
-        if (!column.list && owner->flat->read(column.leaves[0], *file_.schema().field(column.field)->type(), out[c]))
+        if (!column.list && owner->flat->read(column.leaves[0],
+                                              *file_.schema().field(column.field)->type(), out[c]))
           continue;
         others.push_back(c);
       }
       // Arrow's table has its columns in the order of these leaves.
       std::ranges::sort(others, {}, [this](size_t c) { return columns_[c].field; });
-      for (const size_t c : others) leaves.insert(leaves.end(), columns_[c].leaves.begin(), columns_[c].leaves.end());
+      for (const size_t c : others)
+        leaves.insert(leaves.end(), columns_[c].leaves.begin(), columns_[c].leaves.end());
     });
     if (!others.empty()) owner->table = file_.read(group, leaves);
     for (size_t i = 0; i < others.size(); ++i)
@@ -295,7 +312,8 @@ class ArrowColumns : public ParquetColumns {
     for (ColumnValues& values : out) {
       const size_t rows = values.is_list ? values.list_present.size() : values.value_present.size();
       if (static_cast<int64_t>(rows) != group_rows(group))
-        file_.refuse(fmt::format("a column has {} values in row group {} of {} rows", rows, group, group_rows(group)));
+        file_.refuse(fmt::format("a column has {} values in row group {} of {} rows", rows, group,
+                                 group_rows(group)));
       hash_words(values);
       values.owner = owner;
     }
@@ -315,7 +333,8 @@ class ArrowColumns : public ParquetColumns {
       out.kind = Kind::kText;
     if (out.is_list) out.list_begins.push_back(0);
     for (const auto& chunk : chunks.chunks()) {
-      // A null of a fixed-size list still has its values: as a list it has an offset and a length like the others.
+      // A null of a fixed-size list still has its values: as a list it has an offset and a length
+      // like the others.
       switch (chunk->type_id()) {
         case arrow::Type::LIST:
           append_lists<arrow::ListArray>(*chunk, made, out);

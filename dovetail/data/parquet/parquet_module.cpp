@@ -66,16 +66,19 @@ class ArrowText : public ParquetText {
 
   uint64_t group_bytes(int64_t group) const override {
     const auto metadata = file_.metadata().RowGroup(static_cast<int>(group));
-    const int64_t bytes = file_.guarded([&] { return metadata->ColumnChunk(column_)->total_uncompressed_size(); });
+    const int64_t bytes =
+        file_.guarded([&] { return metadata->ColumnChunk(column_)->total_uncompressed_size(); });
     return static_cast<uint64_t>(std::max<int64_t>(0, bytes));
   }
 
-  void read(int64_t group, const std::function<void(int64_t, std::optional<std::string_view>)>& visit) override {
+  void read(int64_t group,
+            const std::function<void(int64_t, std::optional<std::string_view>)>& visit) override {
     const auto table = file_.read(group, {column_});
     int64_t row = first_row(group);
     for (const auto& chunk : table->column(0)->chunks()) {
       if (!is_text(*chunk->type()))
-        file_.refuse(fmt::format("the text column is read as {}, not as strings", chunk->type()->ToString()));
+        file_.refuse(fmt::format("the text column is read as {}, not as strings",
+                                 chunk->type()->ToString()));
       for (int64_t i = 0; i < chunk->length(); ++i) visit(row + i, text_at(*chunk, i));
       row += chunk->length();
     }
@@ -92,14 +95,16 @@ class ArrowText : public ParquetText {
       if (field.name() != wanted) continue;
       if (found >= 0)
         throw UserError(fmt::format("two columns are named `{}`", wanted),
-                        "rename one of them, or name another column with --set data.text_field=...", file_.path());
+                        "rename one of them, or name another column with --set data.text_field=...",
+                        file_.path());
       found = i;
     }
     if (found < 0) {
       const auto structure = schema.GetFieldByName(wanted.substr(0, wanted.find('.')));
       throw UserError(fmt::format("no column `{}`; found{}", wanted, names),
                       structure && structure->type()->id() == arrow::Type::STRUCT
-                          ? "fields of a structure are not read: write the file again after pyarrow's Table.flatten()"
+                          ? "fields of a structure are not read: write the file again after "
+                            "pyarrow's Table.flatten()"
                           : "name the column that holds the text: --set data.text_field=...",
                       file_.path());
     }
@@ -107,7 +112,8 @@ class ArrowText : public ParquetText {
     if (!is_text(type))
       throw UserError(fmt::format("column `{}` holds {}, not strings", wanted, type.ToString()),
                       type.id() == arrow::Type::STRUCT
-                          ? "fields of a structure are not read: write the file again after pyarrow's Table.flatten()"
+                          ? "fields of a structure are not read: write the file again after "
+                            "pyarrow's Table.flatten()"
                           : "name the column that holds the text: --set data.text_field=...",
                       file_.path());
     return file_.leaves(found).front();
@@ -115,7 +121,8 @@ class ArrowText : public ParquetText {
 
   int64_t first_row(int64_t group) const {
     int64_t row = 0;
-    for (int64_t g = 0; g < group; ++g) row += file_.metadata().RowGroup(static_cast<int>(g))->num_rows();
+    for (int64_t g = 0; g < group; ++g)
+      row += file_.metadata().RowGroup(static_cast<int>(g))->num_rows();
     return row;
   }
 

@@ -14,20 +14,22 @@
 namespace dovetail {
 namespace {
 
-/// Joined members of gzip and bzip2 and frames of zstd are read one after another. Zeros may follow a member of gzip.
+/// Joined members of gzip and bzip2 and frames of zstd are read one after another. Zeros may follow
+/// a member of gzip.
 class UnpackedStream : public ByteStream {
  public:
   UnpackedStream(std::string path, const std::string& codec, uint64_t begin, uint64_t bytes)
       : path_(std::move(path)), codec_name_(codec), packed_(kPieceBytes, '\0') {
     arrow::util::GZipCodecOptions deflate;
     deflate.gzip_format = arrow::util::GZipFormat::DEFLATE;
-    codec_ =
-        check(codec == "deflate" ? arrow::util::Codec::Create(arrow::Compression::GZIP, deflate)
-                                 : arrow::util::Codec::Create(check(arrow::util::Codec::GetCompressionType(codec))));
+    codec_ = check(
+        codec == "deflate"
+            ? arrow::util::Codec::Create(arrow::Compression::GZIP, deflate)
+            : arrow::util::Codec::Create(check(arrow::util::Codec::GetCompressionType(codec))));
     decompressor_ = check(codec_->MakeDecompressor());
     auto file = check(arrow::io::ReadableFile::Open(path_));
-    from_ = check(arrow::io::RandomAccessFile::GetStream(std::move(file), static_cast<int64_t>(begin),
-                                                         static_cast<int64_t>(bytes)));
+    from_ = check(arrow::io::RandomAccessFile::GetStream(
+        std::move(file), static_cast<int64_t>(begin), static_cast<int64_t>(bytes)));
   }
 
   size_t read(char* to, size_t bytes) override {
@@ -36,12 +38,14 @@ class UnpackedStream : public ByteStream {
       if (at_ == end_) fill();
       if (between_ && !begin_member()) break;
       const auto* packed = reinterpret_cast<const uint8_t*>(packed_.data()) + at_;
-      const auto part = check(decompressor_->Decompress(end_ - at_, packed, static_cast<int64_t>(bytes - done),
-                                                        reinterpret_cast<uint8_t*>(to) + done));
+      const auto part =
+          check(decompressor_->Decompress(end_ - at_, packed, static_cast<int64_t>(bytes - done),
+                                          reinterpret_cast<uint8_t*>(to) + done));
       at_ += part.bytes_read;
       done += static_cast<size_t>(part.bytes_written);
       between_ = decompressor_->IsFinished();
-      if (part.bytes_read == 0 && part.bytes_written == 0 && !between_) refuse("the end is missing");
+      if (part.bytes_read == 0 && part.bytes_written == 0 && !between_)
+        refuse("the end is missing");
     }
     return done;
   }
@@ -65,8 +69,9 @@ class UnpackedStream : public ByteStream {
   }
 
   [[noreturn]] void refuse(std::string_view reason) const {
-    throw UserError(fmt::format("the {} stream is damaged or ends early: {}", codec_name_, printable(reason)),
-                    "download or write the file again", path_);
+    throw UserError(
+        fmt::format("the {} stream is damaged or ends early: {}", codec_name_, printable(reason)),
+        "download or write the file again", path_);
   }
   void check(const arrow::Status& status) const {
     if (!status.ok()) refuse(status.message());
@@ -94,6 +99,7 @@ extern "C" __attribute__((visibility("default"))) void dovetail_open_unpacked(
   stream = std::make_unique<dovetail::UnpackedStream>(path, codec, begin, bytes);
 }
 
-extern "C" __attribute__((visibility("default"))) uint32_t dovetail_crc32(const void* bytes, size_t size) {
+extern "C" __attribute__((visibility("default"))) uint32_t dovetail_crc32(const void* bytes,
+                                                                          size_t size) {
   return arrow::internal::crc32(0, bytes, size);
 }

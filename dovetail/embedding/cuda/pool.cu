@@ -7,7 +7,8 @@ namespace dovetail::embedding::cuda {
 namespace {
 
 __global__ void __launch_bounds__(kThreads) check_kernel(CudaCheckProblem p) {
-  const int64_t bag = int64_t{blockIdx.x} * kThreads + threadIdx.x, bags = p.features * p.batch.samples;
+  const int64_t bag = int64_t{blockIdx.x} * kThreads + threadIdx.x,
+                bags = p.features * p.batch.samples;
   if (bag > bags) return;
   const int64_t begin = p.batch.offsets[bag];
   if (bag == bags) {  // also of no bags at all
@@ -17,13 +18,15 @@ __global__ void __launch_bounds__(kThreads) check_kernel(CudaCheckProblem p) {
   const int64_t end = p.batch.offsets[bag + 1];
   bool good = begin >= 0 && begin <= end && end <= p.batch.ids;
   const auto rows = static_cast<uint64_t>(p.rows[bag / p.batch.samples]);
-  for (int64_t i = begin; good && rows != 0 && i < end; ++i) good = static_cast<uint64_t>(p.batch.values[i]) < rows;
+  for (int64_t i = begin; good && rows != 0 && i < end; ++i)
+    good = static_cast<uint64_t>(p.batch.values[i]) < rows;
   if (!good) *p.bad = 1;
 }
 
 /// A team of lanes a bag.
 template <class Row, int kVectors>
-__global__ void __launch_bounds__(kThreads) pool_kernel(CudaPoolProblem p, int lanes, bool aligned) {
+__global__ void __launch_bounds__(kThreads)
+    pool_kernel(CudaPoolProblem p, int lanes, bool aligned) {
   const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x, bag = thread / lanes;
   if (bag >= p.pack.num_features * p.batch.samples) return;
   const int lane = static_cast<int>(thread % lanes);
@@ -48,7 +51,8 @@ __global__ void __launch_bounds__(kThreads) pool_kernel(CudaPoolProblem p, int l
   for (int v = 0; v < kVectors; ++v) {
     const int64_t column = kVector * (lane + int64_t{v} * lanes);
     const float4 x = {sum[v].x * mean, sum[v].y * mean, sum[v].z * mean, sum[v].w * mean};
-    store_four(x, y + column, table.dim - column, whole && aligned && feature.column % kVector == 0);
+    store_four(x, y + column, table.dim - column,
+               whole && aligned && feature.column % kVector == 0);
   }
 }
 
@@ -60,11 +64,12 @@ void check(const CudaCheckProblem& p, cudaStream_t stream) {
 
 void pool(const CudaPoolProblem& p, cudaStream_t stream) {
   const int lanes = team_of(p.pack.widest).lanes;
-  const bool aligned = reinterpret_cast<uintptr_t>(p.y) % sizeof(float4) == 0 && p.columns % kVector == 0;
+  const bool aligned =
+      reinterpret_cast<uintptr_t>(p.y) % sizeof(float4) == 0 && p.columns % kVector == 0;
   with_rows(p.pack, [&](auto example, auto vectors) {
     pool_kernel<decltype(example), decltype(vectors)::value>
-        <<<blocks_for(p.pack.num_features * p.batch.samples * lanes, INT32_MAX), kThreads, 0, stream>>>(p, lanes,
-                                                                                                        aligned);
+        <<<blocks_for(p.pack.num_features * p.batch.samples * lanes, INT32_MAX), kThreads, 0,
+           stream>>>(p, lanes, aligned);
   });
 }
 

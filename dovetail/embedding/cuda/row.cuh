@@ -7,14 +7,15 @@
 #include "dovetail/base/philox.h"
 #include "dovetail/embedding/cuda_kernels.h"
 
-/// Rows of any width in the registers of a team of lanes: lane l of kTeam holds four neighbours from column
-/// 4 (l + v kTeam) on, of vectors v = 0, 1, ...
+/// Rows of any width in the registers of a team of lanes: lane l of kTeam holds four neighbours
+/// from column 4 (l + v kTeam) on, of vectors v = 0, 1, ...
 namespace dovetail::embedding::cuda {
 
 inline constexpr int kVector = 4;
 inline constexpr int kThreads = 256;
 
-/// Elements [0, left) of four, zeros beyond; `whole`: `from` lies on the size of all four and none is missing.
+/// Elements [0, left) of four, zeros beyond; `whole`: `from` lies on the size of all four and none
+/// is missing.
 __device__ inline float4 load_four(const float* from, int64_t left, bool whole) {
   if (left <= 0) return {0, 0, 0, 0};
   if (whole) return __ldg(reinterpret_cast<const float4*>(from));
@@ -22,8 +23,8 @@ __device__ inline float4 load_four(const float* from, int64_t left, bool whole) 
 }
 
 __device__ inline float4 widened(uint2 bits) {
-  return {__uint_as_float(bits.x << 16), __uint_as_float(bits.x & 0xffff0000u), __uint_as_float(bits.y << 16),
-          __uint_as_float(bits.y & 0xffff0000u)};
+  return {__uint_as_float(bits.x << 16), __uint_as_float(bits.x & 0xffff0000u),
+          __uint_as_float(bits.y << 16), __uint_as_float(bits.y & 0xffff0000u)};
 }
 
 __device__ inline float4 load_four(const __nv_bfloat16* from, int64_t left, bool whole) {
@@ -33,7 +34,8 @@ __device__ inline float4 load_four(const __nv_bfloat16* from, int64_t left, bool
   return {at(0), at(1), at(2), at(3)};
 }
 
-/// The same of what the kernel that reads it also writes: not through the cache for what no kernel writes.
+/// The same of what the kernel that reads it also writes: not through the cache for what no kernel
+/// writes.
 __device__ inline float4 load_own(const float* from, int64_t left, bool whole) {
   if (left > 0 && whole) return *reinterpret_cast<const float4*>(from);
   return load_four(from, left, false);
@@ -56,17 +58,19 @@ __device__ inline void store_four(float4 x, float* to, int64_t left, bool whole)
   if (left > 3) to[3] = x.w;
 }
 
-/// The upper 16 bits of a number that the word has moved up by less than one of their last place: row_format.h.
+/// The upper 16 bits of a number that the word has moved up by less than one of their last place:
+/// row_format.h.
 __device__ inline uint32_t rounded(float x, uint32_t word) {
   const uint32_t bits = __float_as_uint(x);
   const bool finite = (bits & 0x7fffffffu) < 0x7f800000u;
   return (finite ? bits + (word >> 16) : bits) >> 16;
 }
 
-__device__ inline void store_four(float4 x, PhiloxWords words, __nv_bfloat16* to, int64_t left, bool whole) {
+__device__ inline void store_four(float4 x, PhiloxWords words, __nv_bfloat16* to, int64_t left,
+                                  bool whole) {
   if (left <= 0) return;
-  const uint32_t a = rounded(x.x, words.word[0]), b = rounded(x.y, words.word[1]), c = rounded(x.z, words.word[2]),
-                 d = rounded(x.w, words.word[3]);
+  const uint32_t a = rounded(x.x, words.word[0]), b = rounded(x.y, words.word[1]),
+                 c = rounded(x.z, words.word[2]), d = rounded(x.w, words.word[3]);
   if (whole) {
     *reinterpret_cast<uint2*>(to) = {a | b << 16, c | d << 16};
     return;

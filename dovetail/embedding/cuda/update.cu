@@ -25,15 +25,16 @@ __device__ BagGradient gradient_of(const CudaUpdateProblem& p, uint32_t bag, int
   int64_t part = 0;
   while (part + 1 < p.num_parts && p.parts_on_gpu[part + 1].first_bag <= bag) ++part;
   const CudaGradient& in = p.parts_on_gpu[part];
-  const int64_t own = bag - in.first_bag, column = p.pack.features[own % p.pack.num_features].column;
+  const int64_t own = bag - in.first_bag,
+                column = p.pack.features[own % p.pack.num_features].column;
   const float* from = in.gradient + own / p.pack.num_features * in.gradient_stride + column;
   return {from, dim % kVector == 0 && reinterpret_cast<uintptr_t>(from) % sizeof(float4) == 0};
 }
 
 /// sum += the gradients of occurrences [begin, end), in their order.
 template <int kVectors>
-__device__ void sum_gradients(const CudaUpdateProblem& p, int64_t begin, int64_t end, int64_t dim, int lane, int lanes,
-                              float4 (&sum)[kVectors]) {
+__device__ void sum_gradients(const CudaUpdateProblem& p, int64_t begin, int64_t end, int64_t dim,
+                              int lane, int lanes, float4 (&sum)[kVectors]) {
 #pragma unroll 4
   for (int64_t i = begin; i < end; ++i) {
     const CudaOccurrence occurrence = p.sorted_occurrences[i];
@@ -41,7 +42,8 @@ __device__ void sum_gradients(const CudaUpdateProblem& p, int64_t begin, int64_t
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const int64_t column = kVector * (lane + int64_t{v} * lanes);
-      add_scaled(occurrence.scale, load_four(gradient.from + column, dim - column, gradient.whole), sum[v]);
+      add_scaled(occurrence.scale, load_four(gradient.from + column, dim - column, gradient.whole),
+                 sum[v]);
     }
   }
 }
@@ -59,7 +61,8 @@ __device__ CudaTable table_of(const CudaPack& pack, uint32_t row) {
   return pack.tables[low];
 }
 
-/// The sum of all lanes' `squares` by halves of the row's columns, which does not depend on how many lanes there are.
+/// The sum of all lanes' `squares` by halves of the row's columns, which does not depend on how
+/// many lanes there are.
 template <int kVectors>
 __device__ float sum_team(float (&squares)[kVectors], unsigned mask, int lanes) {
 #pragma unroll
@@ -72,7 +75,8 @@ __device__ float sum_team(float (&squares)[kVectors], unsigned mask, int lanes) 
 }
 
 /// One element's step: of optimizer.h, with the rate that its row has.
-__device__ float stepped(const UpdateScalars& c, float w, float g, float& first, float& second, float rate) {
+__device__ float stepped(const UpdateScalars& c, float w, float g, float& first, float& second,
+                         float rate) {
   switch (c.kind) {
     case OptimizerKind::kSgd:
     case OptimizerKind::kRowWiseAdagrad:
@@ -91,14 +95,17 @@ __device__ float stepped(const UpdateScalars& c, float w, float g, float& first,
   return w;
 }
 
-__device__ float square(float4 x) { return fmaf(x.w, x.w, fmaf(x.z, x.z, fmaf(x.y, x.y, x.x * x.x))); }
+__device__ float square(float4 x) {
+  return fmaf(x.w, x.w, fmaf(x.z, x.z, fmaf(x.y, x.y, x.x * x.x)));
+}
 
-__device__ void store_row(float4 w, const CudaTable&, int64_t, int64_t column, float* row, int64_t left, bool whole) {
+__device__ void store_row(float4 w, const CudaTable&, int64_t, int64_t column, float* row,
+                          int64_t left, bool whole) {
   store_four(w, row + column, left, whole);
 }
 
-__device__ void store_row(float4 w, const CudaTable& table, int64_t number, int64_t column, __nv_bfloat16* row,
-                          int64_t left, bool whole) {
+__device__ void store_row(float4 w, const CudaTable& table, int64_t number, int64_t column,
+                          __nv_bfloat16* row, int64_t left, bool whole) {
   if (left <= 0) return;
   const auto high = static_cast<uint64_t>(table.rounding_first_row) +
                     static_cast<uint64_t>(number) * static_cast<uint64_t>(table.rounding_row_step);
@@ -108,8 +115,8 @@ __device__ void store_row(float4 w, const CudaTable& table, int64_t number, int6
 
 /// The step of one row by a team, with the sum of its gradients.
 template <class Row, int kVectors>
-__device__ void step_row(const CudaUpdateProblem& p, const CudaTable& table, uint32_t key, float4 (&g)[kVectors],
-                         int lane, int lanes) {
+__device__ void step_row(const CudaUpdateProblem& p, const CudaTable& table, uint32_t key,
+                         float4 (&g)[kVectors], int lane, int lanes) {
   const UpdateScalars& c = p.scalars;
   const int64_t number = key - table.first_row, dim = table.dim;
   const bool whole = dim % kVector == 0;
@@ -132,17 +139,18 @@ __device__ void step_row(const CudaUpdateProblem& p, const CudaTable& table, uin
     if (lane == 0) *state = s;
     rate = c.lr / (sqrtf(s) + c.eps);
   }
-  const bool has_first =
-      c.kind == OptimizerKind::kMomentum || c.kind == OptimizerKind::kAdagrad || c.kind == OptimizerKind::kAdam;
+  const bool has_first = c.kind == OptimizerKind::kMomentum || c.kind == OptimizerKind::kAdagrad ||
+                         c.kind == OptimizerKind::kAdam;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const int64_t column = kVector * (lane + int64_t{v} * lanes), left = dim - column;
     float4 first = {}, second = {};
     if (has_first) first = load_own(state + column, left, whole);
     if (c.kind == OptimizerKind::kAdam) second = load_own(state + dim + column, left, whole);
-    const float4 x = {
-        stepped(c, w[v].x, g[v].x, first.x, second.x, rate), stepped(c, w[v].y, g[v].y, first.y, second.y, rate),
-        stepped(c, w[v].z, g[v].z, first.z, second.z, rate), stepped(c, w[v].w, g[v].w, first.w, second.w, rate)};
+    const float4 x = {stepped(c, w[v].x, g[v].x, first.x, second.x, rate),
+                      stepped(c, w[v].y, g[v].y, first.y, second.y, rate),
+                      stepped(c, w[v].z, g[v].z, first.z, second.z, rate),
+                      stepped(c, w[v].w, g[v].w, first.w, second.w, rate)};
     if (has_first) store_four(first, state + column, left, whole);
     if (c.kind == OptimizerKind::kAdam) store_four(second, state + dim + column, left, whole);
     store_row(x, table, number, column, row, left, whole);
@@ -156,7 +164,8 @@ __device__ int64_t row_end(const CudaUpdateProblem& p, uint32_t row, uint32_t ro
 /// A team a row; those of many occurrences are left to the next kernel.
 template <class Row, int kVectors>
 __global__ void __launch_bounds__(kThreads) update_kernel(CudaUpdateProblem p, int lanes) {
-  const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x, teams = int64_t{gridDim.x} * kThreads / lanes;
+  const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x,
+                teams = int64_t{gridDim.x} * kThreads / lanes;
   const int lane = static_cast<int>(thread % lanes);
   const uint32_t rows = p.counts[0];
   for (int64_t row = thread / lanes; row < rows; row += teams) {
@@ -173,13 +182,16 @@ __global__ void __launch_bounds__(kThreads) update_kernel(CudaUpdateProblem p, i
   }
 }
 
-// spills: update_long_kernel: the widest rows need more than the 128 registers of 512 threads; such rows are rare
-/// A block of kCudaParts teams a row, each with a part of its occurrences. The order of long_rows changes from run to
-/// run, but each row is a block's own.
+// spills: update_long_kernel: the widest rows need more than the 128 registers of 512 threads; such
+// rows are rare
+/// A block of kCudaParts teams a row, each with a part of its occurrences. The order of long_rows
+/// changes from run to run, but each row is a block's own.
 template <class Row, int kVectors>
-__global__ void __launch_bounds__(kCudaParts * 32) update_long_kernel(CudaUpdateProblem p, int lanes) {
+__global__ void __launch_bounds__(kCudaParts * 32)
+    update_long_kernel(CudaUpdateProblem p, int lanes) {
   __shared__ float4 partial[kCudaParts * 32];  // (kCudaParts, lanes), of a vector at a time
-  const int team = static_cast<int>(threadIdx.x) / lanes, lane = static_cast<int>(threadIdx.x) % lanes;
+  const int team = static_cast<int>(threadIdx.x) / lanes,
+            lane = static_cast<int>(threadIdx.x) % lanes;
   const uint32_t rows = p.counts[0], long_rows = p.counts[1];
   for (uint32_t i = blockIdx.x; i < long_rows; i += gridDim.x) {
     const uint32_t row = p.long_rows[i];
@@ -187,15 +199,16 @@ __global__ void __launch_bounds__(kCudaParts * 32) update_long_kernel(CudaUpdate
     const uint32_t key = p.sorted_keys[begin];
     const CudaTable table = table_of(p.pack, key);
     float4 g[kVectors] = {};
-    sum_gradients(p, begin + count * team / kCudaParts, begin + count * (team + 1) / kCudaParts, table.dim, lane, lanes,
-                  g);
+    sum_gradients(p, begin + count * team / kCudaParts, begin + count * (team + 1) / kCudaParts,
+                  table.dim, lane, lanes, g);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       __syncthreads();  // the sums before are read before these are written
       partial[team * lanes + lane] = g[v];
       __syncthreads();
       if (team == 0)
-        for (int part = 1; part < kCudaParts; ++part) add_scaled(1.0f, partial[part * lanes + lane], g[v]);
+        for (int part = 1; part < kCudaParts; ++part)
+          add_scaled(1.0f, partial[part * lanes + lane], g[v]);
     }
     if (team == 0) step_row<Row>(p, table, key, g, lane, lanes);
   }
@@ -208,9 +221,11 @@ void update_rows(const CudaUpdateProblem& p, cudaStream_t stream) {
   with_rows(p.pack, [&](auto example, auto vectors) {
     using Row = decltype(example);
     constexpr int kVectors = decltype(vectors)::value;
-    update_kernel<Row, kVectors><<<blocks_for(p.count * team.lanes, kBlocks), kThreads, 0, stream>>>(p, team.lanes);
-    update_long_kernel<Row, kVectors><<<static_cast<unsigned>(std::min(p.count / kCudaSerial + 1, kLongBlocks)),
-                                        kCudaParts * team.lanes, 0, stream>>>(p, team.lanes);
+    update_kernel<Row, kVectors>
+        <<<blocks_for(p.count * team.lanes, kBlocks), kThreads, 0, stream>>>(p, team.lanes);
+    update_long_kernel<Row, kVectors>
+        <<<static_cast<unsigned>(std::min(p.count / kCudaSerial + 1, kLongBlocks)),
+           kCudaParts * team.lanes, 0, stream>>>(p, team.lanes);
   });
 }
 

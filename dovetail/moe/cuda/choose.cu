@@ -33,7 +33,8 @@ struct Entry {
 template <class T>
 __device__ Entry<T> first_of_warp(Entry<T> entry) {
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-    const Entry<T> other{__shfl_xor_sync(~0u, entry.value, offset), __shfl_xor_sync(~0u, entry.column, offset)};
+    const Entry<T> other{__shfl_xor_sync(~0u, entry.value, offset),
+                         __shfl_xor_sync(~0u, entry.column, offset)};
     if (other.before(entry)) entry = other;
   }
   return entry;
@@ -58,7 +59,9 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(ChooseProblem p) {
     Entry<T> best{T(0), kNone};
     for (int64_t column = threadIdx.x; column < p.columns; column += kWarp) {
       const Entry<T> entry{score_at(scores, bias, column), column};
-      if ((last.column == kNone || last.before(entry)) && entry.before(best) && in_groups(p, row, column)) best = entry;
+      if ((last.column == kNone || last.before(entry)) && entry.before(best) &&
+          in_groups(p, row, column))
+        best = entry;
     }
     last = first_of_warp(best);
     if (threadIdx.x == 0) p.chosen[row * p.k + j] = static_cast<int32_t>(last.column);
@@ -84,7 +87,9 @@ __global__ void __launch_bounds__(kThreads) score_groups_kernel(GroupScoreProble
   static_cast<T*>(p.group_scores)[i] = p.summed == 2 ? largest + second : largest;
 }
 
-unsigned blocks(int64_t count, int64_t at_once) { return static_cast<unsigned>((count + at_once - 1) / at_once); }
+unsigned blocks(int64_t count, int64_t at_once) {
+  return static_cast<unsigned>((count + at_once - 1) / at_once);
+}
 
 }  // namespace
 

@@ -4,7 +4,8 @@
 
 #include "dovetail/moe/cuda_kernels.h"
 
-/// Launchers of the kernels, which see neither ATen nor torch's streams. None may be called with nothing to do.
+/// Launchers of the kernels, which see neither ATen nor torch's streams. None may be called with
+/// nothing to do.
 namespace dovetail::moe::cuda {
 
 void choose(const ChooseProblem& problem, cudaStream_t stream);

@@ -19,11 +19,12 @@ void on_stream(const Problem& problem) {
 
 extern "C" const dovetail::moe::CudaKernels* dovetail_moe_cuda_kernels() {
   using namespace dovetail::moe;
-  static const CudaKernels kernels = {.choose = on_stream<ChooseProblem, cuda::choose>,
-                                      .score_groups = on_stream<GroupScoreProblem, cuda::score_groups>,
-                                      .assign_slots = on_stream<SlotProblem, cuda::assign_slots>,
-                                      .sort_rows = on_stream<RowsProblem, cuda::sort_rows>,
-                                      .gather_rows = on_stream<PlacedRowsProblem, cuda::gather_rows>,
-                                      .sum_rows = on_stream<SumRowsProblem, cuda::sum_rows>};
+  static const CudaKernels kernels = {
+      .choose = on_stream<ChooseProblem, cuda::choose>,
+      .score_groups = on_stream<GroupScoreProblem, cuda::score_groups>,
+      .assign_slots = on_stream<SlotProblem, cuda::assign_slots>,
+      .sort_rows = on_stream<RowsProblem, cuda::sort_rows>,
+      .gather_rows = on_stream<PlacedRowsProblem, cuda::gather_rows>,
+      .sum_rows = on_stream<SumRowsProblem, cuda::sum_rows>};
   return &kernels;
 }

@@ -52,7 +52,8 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(SumRowsProblem p) {
 
 void gather_rows(const PlacedRowsProblem& p, cudaStream_t stream) {
   with_storage(p.rows.storage, [&](auto example) {
-    gather_kernel<decltype(example)><<<static_cast<unsigned>(p.rows.rows), kThreads, 0, stream>>>(p);
+    gather_kernel<decltype(example)>
+        <<<static_cast<unsigned>(p.rows.rows), kThreads, 0, stream>>>(p);
   });
 }
 

@@ -15,7 +15,8 @@ __device__ int32_t key_of(const SlotProblem& p, int64_t choice) {
 __global__ void __launch_bounds__(kSlotTile) rank_in_tiles(SlotProblem p) {
   __shared__ int32_t keys[kSlotTile];
   const int64_t first = int64_t{blockIdx.x} * kSlotTile, left = p.sequence.size() - first;
-  const int size = left < kSlotTile ? static_cast<int>(left) : kSlotTile, i = static_cast<int>(threadIdx.x);
+  const int size = left < kSlotTile ? static_cast<int>(left) : kSlotTile,
+            i = static_cast<int>(threadIdx.x);
   const int64_t choice = i < size ? p.sequence.choice(first + i) : 0;
   keys[i] = i < size ? key_of(p, choice) : kNoKey;
   __syncthreads();
@@ -47,7 +48,8 @@ __global__ void __launch_bounds__(kThreads) sum_tiles(SlotProblem p) {
       sums[thread] += added;
       __syncthreads();
     }
-    if (tile < tiles) p.tile_counts[tile * p.experts + expert] = static_cast<int32_t>(before + sums[thread] - own);
+    if (tile < tiles)
+      p.tile_counts[tile * p.experts + expert] = static_cast<int32_t>(before + sums[thread] - own);
     before += sums[kThreads - 1];
     __syncthreads();  // sums are read before the next ones are written
   }
@@ -89,7 +91,8 @@ void assign_slots(const SlotProblem& p, cudaStream_t stream) {
 }
 
 void sort_rows(const RowsProblem& p, cudaStream_t stream) {
-  sort_rows_kernel<<<static_cast<unsigned>((p.choices + kThreads - 1) / kThreads), kThreads, 0, stream>>>(p);
+  sort_rows_kernel<<<static_cast<unsigned>((p.choices + kThreads - 1) / kThreads), kThreads, 0,
+                     stream>>>(p);
 }
 
 }  // namespace dovetail::moe::cuda

@@ -2,8 +2,8 @@
 
 #include "dovetail/mx/cuda/vectors.cuh"
 
-// Bytes an element: 1 read, 1/32 for its scale, 2 or 4 written. A thread stores 16 bytes at a time, so that a warp's
-// stores are whole sectors; it loads the 8 or 4 codes of these.
+// Bytes an element: 1 read, 1/32 for its scale, 2 or 4 written. A thread stores 16 bytes at a time,
+// so that a warp's stores are whole sectors; it loads the 8 or 4 codes of these.
 namespace dovetail::mx::cuda {
 namespace {
 
@@ -19,8 +19,8 @@ struct Problem {
 template <class T>
 constexpr int kWidthOf = 16 / sizeof(T);
 
-/// The float that `decode` gives, though a NaN may be another: a subnormal float is what a subnormal code is. `scale`
-/// is NaN for 255. Both products are exact.
+/// The float that `decode` gives, though a NaN may be another: a subnormal float is what a
+/// subnormal code is. `scale` is NaN for 255. Both products are exact.
 template <bool kInt8>
 __device__ float decode_element(const Problem& k, uint32_t code, float scale) {
   if constexpr (kInt8) {
@@ -30,7 +30,8 @@ __device__ float decode_element(const Problem& k, uint32_t code, float scale) {
   const auto placed = static_cast<uint32_t>(static_cast<int>(code << k.up) >> k.down) & k.mask;
   const float number = __uint_as_float(placed);
   const float finite = __fmul_rn(number, k.unit);
-  return __fmul_rn(fabsf(number) > k.largest ? __uint_as_float(placed | bits::kInfinity) : finite, scale);
+  return __fmul_rn(fabsf(number) > k.largest ? __uint_as_float(placed | bits::kInfinity) : finite,
+                   scale);
 }
 
 __device__ float scale_or_nan(uint32_t byte) {
@@ -48,7 +49,8 @@ __device__ void load_bytes(const uint8_t* from, uint32_t (&words)[kWidth / 4]) {
 }
 
 template <int kWidth>
-__device__ void load_codes(const Problem& k, const Place& at, uint32_t (&codes)[kRows][kWidth / 4]) {
+__device__ void load_codes(const Problem& k, const Place& at,
+                           uint32_t (&codes)[kRows][kWidth / 4]) {
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (r < at.count) load_bytes<kWidth>(k.p.codes + at.index + r * at.stride, codes[r]);
@@ -56,10 +58,12 @@ __device__ void load_codes(const Problem& k, const Place& at, uint32_t (&codes)[
 }
 
 template <class T, bool kInt8, int kWidth = kWidthOf<T>>
-__device__ void put(const Problem& k, const uint32_t (&codes)[kWidth / 4], const float (&scale)[kWidth], T* to) {
+__device__ void put(const Problem& k, const uint32_t (&codes)[kWidth / 4],
+                    const float (&scale)[kWidth], T* to) {
   float x[kWidth];
 #pragma unroll
-  for (int j = 0; j < kWidth; ++j) x[j] = decode_element<kInt8>(k, codes[j / 4] >> 8 * (j % 4) & 0xff, scale[j]);
+  for (int j = 0; j < kWidth; ++j)
+    x[j] = decode_element<kInt8>(k, codes[j / 4] >> 8 * (j % 4) & 0xff, scale[j]);
   *reinterpret_cast<uint4*>(to) = pack(x);
 }
 
@@ -85,7 +89,8 @@ __global__ void __launch_bounds__(kThreads, 4) row_kernel(const __grid_constant_
 
 /// Column blocks, or square ones.
 template <class T, bool kInt8, bool kSquare>
-__global__ void __launch_bounds__(kThreads, 4) tile_kernel(const __grid_constant__ Problem k, T* y) {
+__global__ void __launch_bounds__(kThreads, 4)
+    tile_kernel(const __grid_constant__ Problem k, T* y) {
   constexpr int kWidth = kWidthOf<T>;
   const Tile tile = find_tile<kWidth>(k.p.cols);
   const Place at = tile.place<kWidth>(k.p.rows, k.p.cols);
@@ -125,8 +130,10 @@ void launch_vectors(const Problem& k, T* y, cudaStream_t stream) {
 /// Dequantizes any shape, element by element.
 template <class T>
 __global__ void __launch_bounds__(kThreads) any_kernel(const DequantizeProblem p, T* y) {
-  const int64_t scale_cols = (p.cols + p.col_block - 1) / p.col_block, stride = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < p.rows * p.cols; i += stride) {
+  const int64_t scale_cols = (p.cols + p.col_block - 1) / p.col_block,
+                stride = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < p.rows * p.cols;
+       i += stride) {
     const int scale = p.scales[i / p.cols / p.row_block * scale_cols + i % p.cols / p.col_block];
     const uint32_t value = decode(p.codes[i], scale, p.spec);
     if constexpr (sizeof(T) == 4) {
@@ -141,7 +148,9 @@ Problem make_problem(const DequantizeProblem& p) {
   const ElementSpec& spec = p.spec;
   const int fraction = bits::kFractionBits - spec.mantissa_bits;
   const uint32_t magnitude = (1u << (spec.bits - 1)) - 1;
-  const auto power = [](int exponent) { return static_cast<uint32_t>(exponent + bits::kExponentBias) << 23; };
+  const auto power = [](int exponent) {
+    return static_cast<uint32_t>(exponent + bits::kExponentBias) << 23;
+  };
   const auto as_float = [](uint32_t from) {
     float to;
     std::memcpy(&to, &from, sizeof(to));
@@ -151,24 +160,30 @@ Problem make_problem(const DequantizeProblem& p) {
           32 - spec.bits,
           spec.mantissa_bits + 9 - spec.bits,
           bits::kSign | magnitude << fraction,
-          as_float(power(spec.twos_complement ? -spec.mantissa_bits : bits::kExponentBias - 1 + spec.min_exponent)),
+          as_float(power(spec.twos_complement ? -spec.mantissa_bits
+                                              : bits::kExponentBias - 1 + spec.min_exponent)),
           as_float(spec.max_code << fraction)};
 }
 
 template <class T>
 void launch(const DequantizeProblem& p, T* y, cudaStream_t stream) {
-  if (p.cols % kBlock == 0 && is_aligned(p.codes, 8) && is_aligned(y, 16) && is_aligned(p.scales, 8)) {
+  if (p.cols % kBlock == 0 && is_aligned(p.codes, 8) && is_aligned(y, 16) &&
+      is_aligned(p.scales, 8)) {
     const Problem k = make_problem(p);
-    return p.spec.twos_complement ? launch_vectors<T, true>(k, y, stream) : launch_vectors<T, false>(k, y, stream);
+    return p.spec.twos_complement ? launch_vectors<T, true>(k, y, stream)
+                                  : launch_vectors<T, false>(k, y, stream);
   }
   constexpr int64_t kMostBlocks = 1 << 16;
   const int64_t blocks = (p.rows * p.cols + kThreads - 1) / kThreads;
-  any_kernel<<<static_cast<unsigned>(blocks < kMostBlocks ? blocks : kMostBlocks), kThreads, 0, stream>>>(p, y);
+  any_kernel<<<static_cast<unsigned>(blocks < kMostBlocks ? blocks : kMostBlocks), kThreads, 0,
+               stream>>>(p, y);
 }
 
 }  // namespace
 
 void dequantize(const DequantizeProblem& p, float* y, cudaStream_t stream) { launch(p, y, stream); }
-void dequantize(const DequantizeProblem& p, uint16_t* y, cudaStream_t stream) { launch(p, y, stream); }
+void dequantize(const DequantizeProblem& p, uint16_t* y, cudaStream_t stream) {
+  launch(p, y, stream);
+}
 
 }  // namespace dovetail::mx::cuda

@@ -9,7 +9,8 @@ namespace dovetail::mx::cuda {
 namespace {
 
 constexpr int kTile = 128, kThreads = 512, kSide = 16;
-/// Elements of a thread in a tile: rows 2 (t / 8) and the next, columns 16 (t % 8) to 16 (t % 8) + 15.
+/// Elements of a thread in a tile: rows 2 (t / 8) and the next, columns 16 (t % 8) to 16 (t % 8)
+/// + 15.
 constexpr int kRows = 2;
 constexpr uint32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
 
@@ -43,7 +44,8 @@ template <bool kNarrow>
 __global__ void __launch_bounds__(kThreads) amax_kernel(Float8GpuProblem p) {
   const int64_t groups = p.rows * p.cols / kSide, step = static_cast<int64_t>(gridDim.x) * kThreads;
   uint32_t most = 0;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < groups; i += step) {
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < groups;
+       i += step) {
     uint32_t x[kSide];
     load<kNarrow>(p.x, i * kSide, x);
 #pragma unroll
@@ -71,8 +73,9 @@ __device__ uint32_t encode(uint32_t x, float factor, __nv_fp8_interpretation_t f
   return __nv_cvt_float_to_fp8(__fmul_rn(__uint_as_float(x), factor), __NV_SATFINITE, format);
 }
 
-/// One tile of 128 x 128: 2 or 4 bytes read and 2 written an element, each side in 16 bytes. Codes wait for their
-/// transposition in shared memory, where chunks of 16 rows change places by the column so that banks do not collide.
+/// One tile of 128 x 128: 2 or 4 bytes read and 2 written an element, each side in 16 bytes. Codes
+/// wait for their transposition in shared memory, where chunks of 16 rows change places by the
+/// column so that banks do not collide.
 template <bool kNarrow, Float8GpuProblem::Kind kKind>
 __global__ void __launch_bounds__(kThreads, 2) quantize_kernel(Float8GpuProblem p) {
   __shared__ __align__(16) uint8_t transposed[kTile * kTile];
@@ -80,7 +83,8 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_kernel(Float8GpuProblem 
   __shared__ float factor_of[kTile];
   const auto format = p.e5m2 ? __NV_E5M2 : __NV_E4M3;
   const int t = static_cast<int>(threadIdx.x), group = t % 8, local_row = kRows * (t / 8);
-  const int64_t tiles = (p.cols + kTile - 1) / kTile, tile_row = blockIdx.x / tiles, tile_col = blockIdx.x % tiles;
+  const int64_t tiles = (p.cols + kTile - 1) / kTile, tile_row = blockIdx.x / tiles,
+                tile_col = blockIdx.x % tiles;
   const int64_t row = tile_row * kTile + local_row, col = tile_col * kTile + group * kSide;
   const bool inside = row < p.rows && col < p.cols;
   uint32_t x[kRows][kSide] = {};
@@ -116,10 +120,12 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_kernel(Float8GpuProblem 
     } else {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        for (int lane = 1; lane < 8; lane *= 2) most[r] = max(most[r], __shfl_xor_sync(0xffffffff, most[r], lane));
+        for (int lane = 1; lane < 8; lane *= 2)
+          most[r] = max(most[r], __shfl_xor_sync(0xffffffff, most[r], lane));
         const Scale scale = choose_scale(p, most[r]);
         by_row[r] = scale.factor;
-        if (group == 0 && row + r < p.rows) p.scales[tile_col * p.scale_stride + row + r] = scale.scale;
+        if (group == 0 && row + r < p.rows)
+          p.scales[tile_col * p.scale_stride + row + r] = scale.scale;
       }
 #pragma unroll
       for (int j = 0; j < kSide; ++j) {
@@ -151,8 +157,8 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_kernel(Float8GpuProblem 
         codes[r] = encode(x[r][j], factor_of[group * kSide + j], format);
     }
     const int chunk = (local_row / 16) ^ group;
-    *reinterpret_cast<uint16_t*>(transposed + (group * kSide + j) * kTile + chunk * 16 + local_row % 16) =
-        static_cast<uint16_t>(codes[0] | codes[1] << 8);
+    *reinterpret_cast<uint16_t*>(transposed + (group * kSide + j) * kTile + chunk * 16 +
+                                 local_row % 16) = static_cast<uint16_t>(codes[0] | codes[1] << 8);
   }
   if (inside) {
 #pragma unroll
@@ -173,7 +179,8 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_kernel(Float8GpuProblem 
 
 template <bool kNarrow>
 void quantize_of(const Float8GpuProblem& p, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>((p.rows + kTile - 1) / kTile * ((p.cols + kTile - 1) / kTile));
+  const auto blocks =
+      static_cast<unsigned>((p.rows + kTile - 1) / kTile * ((p.cols + kTile - 1) / kTile));
   using Kind = Float8GpuProblem::Kind;
   switch (p.kind) {
     case Kind::kWhole:

@@ -42,15 +42,18 @@ void quantize_on_stream(const QuantizeProblem& p, QuantizeCounts* counts) {
     C10_CUDA_KERNEL_LAUNCH_CHECK();
     return;
   }
-  const at::Tensor partial = bytes_on_gpu(2 * sizeof(cuda::Counts) * static_cast<size_t>(cuda::tiles(p)));
+  const at::Tensor partial =
+      bytes_on_gpu(2 * sizeof(cuda::Counts) * static_cast<size_t>(cuda::tiles(p)));
   const at::Tensor sums = bytes_on_gpu(2 * sizeof(cuda::Counts));
   auto* sums_on_gpu = static_cast<cuda::Counts*>(sums.mutable_data_ptr());
   cuda::quantize(p, static_cast<cuda::Counts*>(partial.mutable_data_ptr()), sums_on_gpu, stream());
   C10_CUDA_KERNEL_LAUNCH_CHECK();
   cuda::Counts found[2];
-  C10_CUDA_CHECK(cudaMemcpyAsync(found, sums_on_gpu, sizeof(found), cudaMemcpyDeviceToHost, stream()));
+  C10_CUDA_CHECK(
+      cudaMemcpyAsync(found, sums_on_gpu, sizeof(found), cudaMemcpyDeviceToHost, stream()));
   C10_CUDA_CHECK(cudaStreamSynchronize(stream()));
-  const int64_t row_blocks = (p.rows + kBlock - 1) / kBlock, col_blocks = (p.cols + kBlock - 1) / kBlock;
+  const int64_t row_blocks = (p.rows + kBlock - 1) / kBlock,
+                col_blocks = (p.cols + kBlock - 1) / kBlock;
   if (p.row.wanted()) add(counts->row, found[0], p.rows * p.cols, p.rows * col_blocks);
   if (p.column.wanted()) add(counts->column, found[1], p.rows * p.cols, row_blocks * p.cols);
   if (p.square.wanted()) add(counts->square, found[0], p.rows * p.cols, row_blocks * col_blocks);
@@ -83,7 +86,10 @@ std::vector<NativeDevice> describe_gpus() {
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp properties;
     C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, i));
-    gpus.push_back({.name = properties.name, .major = properties.major, .minor = properties.minor, .missing = {}});
+    gpus.push_back({.name = properties.name,
+                    .major = properties.major,
+                    .minor = properties.minor,
+                    .missing = {}});
   }
   return gpus;
 }

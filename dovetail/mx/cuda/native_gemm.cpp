@@ -12,18 +12,19 @@
 #include <memory>
 #include <type_traits>
 
-// cuBLASLt computes D = op(A) op(B) of column-major matrices. A row-major matrix is its transpose in column-major
-// order, so y^T (cols x rows) = b a^T: its A is b, (depth x cols) to be transposed, its B is a, (depth x rows) as it
-// is. Of 8-bit floats every GPU has this form ("TN") alone. Source: cuBLAS documentation, "Narrow precision data types
-// usage" and "1D block scaling".
+// cuBLASLt computes D = op(A) op(B) of column-major matrices. A row-major matrix is its transpose
+// in column-major order, so y^T (cols x rows) = b a^T: its A is b, (depth x cols) to be transposed,
+// its B is a, (depth x rows) as it is. Of 8-bit floats every GPU has this form ("TN") alone.
+// Source: cuBLAS documentation, "Narrow precision data types usage" and "1D block scaling".
 namespace dovetail::mx::cuda {
 namespace {
 
-constexpr size_t kWorkspaceBytes = size_t{32} << 20;  // what cuBLAS takes for itself on Hopper and later
+constexpr size_t kWorkspaceBytes = size_t{32}
+                                   << 20;  // what cuBLAS takes for itself on Hopper and later
 
 void check(cublasStatus_t status, const char* what, const NativeProblem& p) {
-  TORCH_CHECK(status == CUBLAS_STATUS_SUCCESS, "native product (", p.rows, " x ", p.depth, ") by (", p.cols, " x ",
-              p.depth, "): ", what, ": ", cublasLtGetStatusName(status));
+  TORCH_CHECK(status == CUBLAS_STATUS_SUCCESS, "native product (", p.rows, " x ", p.depth, ") by (",
+              p.cols, " x ", p.depth, "): ", what, ": ", cublasLtGetStatusName(status));
 }
 
 /// Of this thread and the current GPU. Never destroyed: at exit CUDA may be gone before.
@@ -47,14 +48,18 @@ using Description = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
 using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
 using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
 
-cudaDataType type_of(Format format) { return format == Format::kE5M2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3; }
+cudaDataType type_of(Format format) {
+  return format == Format::kE5M2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3;
+}
 
 Description describe(const NativeProblem& p) {
   cublasLtMatmulDesc_t made = nullptr;
-  check(cublasLtMatmulDescCreate(&made, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate", p);
+  check(cublasLtMatmulDescCreate(&made, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate",
+        p);
   Description description(made);
   const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
-    check(cublasLtMatmulDescSetAttribute(made, attribute, &value, sizeof(value)), "cublasLtMatmulDescSetAttribute", p);
+    check(cublasLtMatmulDescSetAttribute(made, attribute, &value, sizeof(value)),
+          "cublasLtMatmulDescSetAttribute", p);
   };
   set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
   set(CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
@@ -73,7 +78,8 @@ Description describe(const NativeProblem& p) {
 /// Column-major and contiguous.
 Layout layout(const NativeProblem& p, cudaDataType type, int64_t rows, int64_t cols) {
   cublasLtMatrixLayout_t made = nullptr;
-  check(cublasLtMatrixLayoutCreate(&made, type, static_cast<uint64_t>(rows), static_cast<uint64_t>(cols), rows),
+  check(cublasLtMatrixLayoutCreate(&made, type, static_cast<uint64_t>(rows),
+                                   static_cast<uint64_t>(cols), rows),
         "cublasLtMatrixLayoutCreate", p);
   return Layout(made);
 }
@@ -82,27 +88,28 @@ Layout layout(const NativeProblem& p, cudaDataType type, int64_t rows, int64_t c
 
 void native_gemm(const NativeProblem& p) {
   const Description description = describe(p);
-  const Layout a = layout(p, type_of(p.b.format), p.depth, p.cols), b = layout(p, type_of(p.a.format), p.depth, p.rows),
+  const Layout a = layout(p, type_of(p.b.format), p.depth, p.cols),
+               b = layout(p, type_of(p.a.format), p.depth, p.rows),
                y = layout(p, p.narrow ? CUDA_R_16BF : CUDA_R_32F, p.cols, p.rows);
   cublasLtMatmulPreference_t made = nullptr;
   check(cublasLtMatmulPreferenceCreate(&made), "cublasLtMatmulPreferenceCreate", p);
   const Preference preference(made);
-  check(cublasLtMatmulPreferenceSetAttribute(made, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kWorkspaceBytes,
-                                             sizeof(kWorkspaceBytes)),
+  check(cublasLtMatmulPreferenceSetAttribute(made, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                             &kWorkspaceBytes, sizeof(kWorkspaceBytes)),
         "cublasLtMatmulPreferenceSetAttribute", p);
   cublasLtMatmulHeuristicResult_t found = {};
   int count = 0;
-  check(cublasLtMatmulAlgoGetHeuristic(handle(p), description.get(), a.get(), b.get(), y.get(), y.get(), made, 1,
-                                       &found, &count),
+  check(cublasLtMatmulAlgoGetHeuristic(handle(p), description.get(), a.get(), b.get(), y.get(),
+                                       y.get(), made, 1, &found, &count),
         "cublasLtMatmulAlgoGetHeuristic", p);
-  TORCH_CHECK(count > 0, "native product (", p.rows, " x ", p.depth, ") by (", p.cols, " x ", p.depth,
-              "): cuBLASLt has no kernel for it");
-  const at::Tensor workspace =
-      at::empty({static_cast<int64_t>(found.workspaceSize)}, at::TensorOptions(at::kByte).device(at::kCUDA));
+  TORCH_CHECK(count > 0, "native product (", p.rows, " x ", p.depth, ") by (", p.cols, " x ",
+              p.depth, "): cuBLASLt has no kernel for it");
+  const at::Tensor workspace = at::empty({static_cast<int64_t>(found.workspaceSize)},
+                                         at::TensorOptions(at::kByte).device(at::kCUDA));
   const float one = 1, zero = 0;
-  check(cublasLtMatmul(handle(p), description.get(), &one, p.b.codes, a.get(), p.a.codes, b.get(), &zero, p.y, y.get(),
-                       p.y, y.get(), &found.algo, workspace.mutable_data_ptr(), found.workspaceSize,
-                       c10::cuda::getCurrentCUDAStream().stream()),
+  check(cublasLtMatmul(handle(p), description.get(), &one, p.b.codes, a.get(), p.a.codes, b.get(),
+                       &zero, p.y, y.get(), p.y, y.get(), &found.algo, workspace.mutable_data_ptr(),
+                       found.workspaceSize, c10::cuda::getCurrentCUDAStream().stream()),
         "cublasLtMatmul", p);
 }
 

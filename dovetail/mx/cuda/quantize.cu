@@ -3,14 +3,16 @@
 #include "dovetail/mx/cuda/launch.h"
 #include "dovetail/mx/encoder.h"
 
-// Quantizing of any shape, with counts, with stochastic rounding, with non-finite numbers that saturate: a branch for
-// each element. quantize_vectors.cu is the fast way. A GPU multiplies and adds subnormal numbers exactly and at full
-// rate, so nothing is left to the codec but stochastic rounding. The arithmetic follows quantize_inl.h.
+// Quantizing of any shape, with counts, with stochastic rounding, with non-finite numbers that
+// saturate: a branch for each element. quantize_vectors.cu is the fast way. A GPU multiplies and
+// adds subnormal numbers exactly and at full rate, so nothing is left to the codec but stochastic
+// rounding. The arithmetic follows quantize_inl.h.
 namespace dovetail::mx::cuda {
 namespace {
 
 constexpr int kTileRows = 32, kTileCols = 128, kWarps = 8, kThreads = 32 * kWarps;
-/// Of one thread: rows 4 w to 4 w + 3 of the tile, w its warp, and columns 4 l to 4 l + 3, l its lane.
+/// Of one thread: rows 4 w to 4 w + 3 of the tile, w its warp, and columns 4 l to 4 l + 3, l its
+/// lane.
 constexpr int kSide = 4;
 constexpr unsigned kAll = 0xffffffff;
 
@@ -43,11 +45,12 @@ __device__ void load_four(const Problem& k, int64_t row, int64_t col, uint32_t (
     }
   }
 #pragma unroll
-  for (int j = 0; j < kSide; ++j) x[j] = row < p.rows && col + j < p.cols ? load_bits(p.source, p.x, index + j) : 0;
+  for (int j = 0; j < kSide; ++j)
+    x[j] = row < p.rows && col + j < p.cols ? load_bits(p.source, p.x, index + j) : 0;
 }
 
-/// A block's largest magnitude, and whether it holds a NaN or an infinity, in one number that a maximum joins: the sign
-/// bit says so, and the rest is the largest finite magnitude.
+/// A block's largest magnitude, and whether it holds a NaN or an infinity, in one number that a
+/// maximum joins: the sign bit says so, and the rest is the largest finite magnitude.
 __device__ uint32_t summary(uint32_t x) {
   const uint32_t magnitude = x & bits::kMagnitude;
   return magnitude >= bits::kInfinity ? bits::kSign : magnitude;
@@ -77,7 +80,8 @@ __device__ void count_block(const Problem& k, const Block& block, Counts& counts
   if (block.amax != 0) {
     counts.min_scale = min(counts.min_scale, static_cast<uint32_t>(block.byte));
     counts.max_scale = max(counts.max_scale, static_cast<uint32_t>(block.byte));
-    counts.floor_saturated_blocks += saturates(block.amax, scale_byte(block.amax, k.p.spec, 0), k.p.spec);
+    counts.floor_saturated_blocks +=
+        saturates(block.amax, scale_byte(block.amax, k.p.spec, 0), k.p.spec);
   }
   counts.saturating_blocks += block.non_finite || saturates(block.amax, block.byte, k.p.spec);
 }
@@ -88,7 +92,8 @@ struct Encoded {
 };
 
 template <bool kCounting>
-__device__ Encoded encode_element(const Problem& k, uint32_t x, const Block& block, uint64_t index, Counts& counts) {
+__device__ Encoded encode_element(const Problem& k, uint32_t x, const Block& block, uint64_t index,
+                                  Counts& counts) {
   if (block.byte == kScaleNan) return {0, __uint_as_float(bits::kQuietNan)};
   const float inverse = power_of_two(kLargestScale - block.byte), scale = power_of_two(block.byte);
   const uint32_t magnitude = x & bits::kMagnitude, sign = x & bits::kSign;
@@ -96,13 +101,15 @@ __device__ Encoded encode_element(const Problem& k, uint32_t x, const Block& blo
   uint32_t code;
   float rounded;
   if (k.p.stochastic) {
-    const PhiloxWords words = philox_words(k.p.seed, index / 4, static_cast<uint64_t>(RandomStream::kQuantize));
+    const PhiloxWords words =
+        philox_words(k.p.seed, index / 4, static_cast<uint64_t>(RandomStream::kQuantize));
     code = encode_magnitude(magnitude, block.byte, k.p.spec, {true, words.word[index % 4]});
     rounded = __uint_as_float(decode(static_cast<uint8_t>(code), kScaleBias, k.p.spec));
   } else {
     const uint32_t t = min(__float_as_uint(scaled), k.f.max_bits);
     const uint32_t place = max(t, k.f.min_normal) & bits::kInfinity;
-    const float step = __uint_as_float(place + k.f.magic), sum = __fadd_rn(__uint_as_float(t), step);
+    const float step = __uint_as_float(place + k.f.magic),
+                sum = __fadd_rn(__uint_as_float(t), step);
     rounded = __fsub_rn(sum, step);
     code = (__float_as_uint(sum) + (place >> k.f.shift)) & k.f.code_mask;
   }
@@ -129,14 +136,17 @@ __device__ void store_four(const Problem& k, const QuantizeTarget& target, int64
   const int64_t index = row * p.cols + col;
   if (k.wide) {
     if (!target.values) {
-      *reinterpret_cast<uchar4*>(target.codes + index) = make_uchar4(e[0].code, e[1].code, e[2].code, e[3].code);
+      *reinterpret_cast<uchar4*>(target.codes + index) =
+          make_uchar4(e[0].code, e[1].code, e[2].code, e[3].code);
     } else if (p.source == Source::kFloat32) {
       *reinterpret_cast<float4*>(static_cast<float*>(target.values) + index) =
           make_float4(e[0].value, e[1].value, e[2].value, e[3].value);
     } else {
       uint2 v;
-      v.x = round_to_bfloat16(__float_as_uint(e[0].value)) | round_to_bfloat16(__float_as_uint(e[1].value)) << 16;
-      v.y = round_to_bfloat16(__float_as_uint(e[2].value)) | round_to_bfloat16(__float_as_uint(e[3].value)) << 16;
+      v.x = round_to_bfloat16(__float_as_uint(e[0].value)) |
+            round_to_bfloat16(__float_as_uint(e[1].value)) << 16;
+      v.y = round_to_bfloat16(__float_as_uint(e[2].value)) |
+            round_to_bfloat16(__float_as_uint(e[3].value)) << 16;
       *reinterpret_cast<uint2*>(static_cast<uint16_t*>(target.values) + index) = v;
     }
     return;
@@ -149,7 +159,8 @@ __device__ void store_four(const Problem& k, const QuantizeTarget& target, int64
     } else if (p.source == Source::kFloat32) {
       static_cast<float*>(target.values)[index + j] = e[j].value;
     } else {
-      static_cast<uint16_t*>(target.values)[index + j] = round_to_bfloat16(__float_as_uint(e[j].value));
+      static_cast<uint16_t*>(target.values)[index + j] =
+          round_to_bfloat16(__float_as_uint(e[j].value));
     }
   }
 }
@@ -190,7 +201,8 @@ struct Place {
 };
 __device__ Place find_place(const QuantizeProblem& p) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int64_t tile_cols = ceil_div(p.cols, kTileCols), tile = blockIdx.x, top = tile / tile_cols * kTileRows;
+  const int64_t tile_cols = ceil_div(p.cols, kTileCols), tile = blockIdx.x,
+                top = tile / tile_cols * kTileRows;
   return {warp, lane, tile, top, top + kSide * warp, tile % tile_cols * kTileCols + kSide * lane};
 }
 
@@ -198,20 +210,22 @@ using Elements = uint32_t[kSide][kSide];
 
 /// Row r of a thread's elements, of the blocks of its columns, to where it is wanted.
 template <bool kCounting>
-__device__ void put_row(const Problem& k, const QuantizeTarget& target, const Place& at, int r, const Elements& x,
-                        const Block (&blocks)[kSide], Counts& counts) {
+__device__ void put_row(const Problem& k, const QuantizeTarget& target, const Place& at, int r,
+                        const Elements& x, const Block (&blocks)[kSide], Counts& counts) {
   if (at.col >= k.p.cols || at.row + r >= k.p.rows) return;
   const auto index = static_cast<uint64_t>((at.row + r) * k.p.cols + at.col);
   Encoded encoded[kSide];
 #pragma unroll
-  for (int j = 0; j < kSide; ++j) encoded[j] = encode_element<kCounting>(k, x[r][j], blocks[j], index + j, counts);
+  for (int j = 0; j < kSide; ++j)
+    encoded[j] = encode_element<kCounting>(k, x[r][j], blocks[j], index + j, counts);
   store_four(k, target, at.row + r, at.col, encoded);
 }
 
 /// The maximum over the 8 lanes that hold one row of a block.
 __device__ uint32_t join_lanes(uint32_t most) {
 #pragma unroll
-  for (int step = 1; step < kBlock / kSide; step *= 2) most = join(most, __shfl_xor_sync(kAll, most, step));
+  for (int step = 1; step < kBlock / kSide; step *= 2)
+    most = join(most, __shfl_xor_sync(kAll, most, step));
   return most;
 }
 
@@ -222,7 +236,8 @@ __device__ void put_scale(const Problem& k, const Block& block, uint8_t* scale, 
 }
 
 template <bool kCounting>
-__device__ void quantize_rows(const Problem& k, const Place& at, const Elements& x, Counts& counts) {
+__device__ void quantize_rows(const Problem& k, const Place& at, const Elements& x,
+                              Counts& counts) {
 #pragma unroll
   for (int r = 0; r < kSide; ++r) {
     uint32_t most = 0;
@@ -230,8 +245,9 @@ __device__ void quantize_rows(const Problem& k, const Place& at, const Elements&
     for (int j = 0; j < kSide; ++j) most = join(most, summary(x[r][j]));
     const Block block = make_block(k, join_lanes(most));
     if (at.lane % (kBlock / kSide) == 0 && at.col < k.p.cols && at.row + r < k.p.rows)
-      put_scale<kCounting>(k, block, k.p.row.scales + (at.row + r) * ceil_div(k.p.cols, kBlock) + at.col / kBlock,
-                           counts);
+      put_scale<kCounting>(
+          k, block, k.p.row.scales + (at.row + r) * ceil_div(k.p.cols, kBlock) + at.col / kBlock,
+          counts);
     put_row<kCounting>(k, k.p.row, at, r, x, {block, block, block, block}, counts);
   }
 }
@@ -240,8 +256,9 @@ using Maxima = uint32_t[kWarps][kTileCols];
 
 /// `joined`: of the thread's columns.
 template <bool kCounting>
-__device__ void quantize_columns(const Problem& k, const Place& at, const Elements& x, const uint32_t (&joined)[kSide],
-                                 Maxima& of_warps, Counts& counts) {
+__device__ void quantize_columns(const Problem& k, const Place& at, const Elements& x,
+                                 const uint32_t (&joined)[kSide], Maxima& of_warps,
+                                 Counts& counts) {
 #pragma unroll
   for (int j = 0; j < kSide; ++j) of_warps[at.warp][kSide * at.lane + j] = joined[j];
   __syncthreads();
@@ -252,28 +269,33 @@ __device__ void quantize_columns(const Problem& k, const Place& at, const Elemen
     for (int w = 0; w < kWarps; ++w) most = join(most, of_warps[w][kSide * at.lane + j]);
     blocks[j] = make_block(k, most);
     if (at.warp == 0 && at.col + j < k.p.cols)
-      put_scale<kCounting>(k, blocks[j], k.p.column.scales + at.top / kBlock * k.p.cols + at.col + j, counts);
+      put_scale<kCounting>(k, blocks[j],
+                           k.p.column.scales + at.top / kBlock * k.p.cols + at.col + j, counts);
   }
 #pragma unroll
   for (int r = 0; r < kSide; ++r) put_row<kCounting>(k, k.p.column, at, r, x, blocks, counts);
 }
 
 template <bool kCounting>
-__device__ void quantize_squares(const Problem& k, const Place& at, const Elements& x, const uint32_t (&joined)[kSide],
-                                 Maxima& of_warps, Counts& counts) {
+__device__ void quantize_squares(const Problem& k, const Place& at, const Elements& x,
+                                 const uint32_t (&joined)[kSide], Maxima& of_warps,
+                                 Counts& counts) {
   uint32_t most = join_lanes(join(join(joined[0], joined[1]), join(joined[2], joined[3])));
   of_warps[at.warp][at.lane] = most;
   __syncthreads();
   for (int w = 0; w < kWarps; ++w) most = join(most, of_warps[w][at.lane]);
   const Block block = make_block(k, most);
   if (at.warp == 0 && at.lane % (kBlock / kSide) == 0 && at.col < k.p.cols)
-    put_scale<kCounting>(k, block, k.p.square.scales + at.top / kBlock * ceil_div(k.p.cols, kBlock) + at.col / kBlock,
-                         counts);
+    put_scale<kCounting>(
+        k, block,
+        k.p.square.scales + at.top / kBlock * ceil_div(k.p.cols, kBlock) + at.col / kBlock, counts);
 #pragma unroll
-  for (int r = 0; r < kSide; ++r) put_row<kCounting>(k, k.p.square, at, r, x, {block, block, block, block}, counts);
+  for (int r = 0; r < kSide; ++r)
+    put_row<kCounting>(k, k.p.square, at, r, x, {block, block, block, block}, counts);
 }
 
-/// A tile of 32 x 128, which holds whole blocks of every orientation: x is read once and stays in registers.
+/// A tile of 32 x 128, which holds whole blocks of every orientation: x is read once and stays in
+/// registers.
 template <bool kCounting>
 __global__ void __launch_bounds__(kThreads) quantize_kernel(const __grid_constant__ Problem k) {
   __shared__ Maxima of_warps;
@@ -297,7 +319,8 @@ __global__ void __launch_bounds__(kThreads) quantize_kernel(const __grid_constan
 }
 
 /// Both sums over all tiles, by one block.
-__global__ void __launch_bounds__(kThreads) sum_kernel(const Counts* partial, int64_t count, Counts* sums) {
+__global__ void __launch_bounds__(kThreads)
+    sum_kernel(const Counts* partial, int64_t count, Counts* sums) {
   for (int which = 0; which < 2; ++which) {
     Counts mine = no_counts();
     for (int64_t i = threadIdx.x; i < count; i += kThreads) add(mine, partial[2 * i + which]);
@@ -314,7 +337,9 @@ int64_t tiles(const QuantizeProblem& p) {
 void quantize(const QuantizeProblem& problem, Counts* partial, Counts* sums, cudaStream_t stream) {
   if (partial == nullptr && fits_vectors(problem)) return quantize_vectors(problem, stream);
   const auto blocks = static_cast<unsigned>(tiles(problem));
-  const auto aligned = [](const void* memory) { return reinterpret_cast<uintptr_t>(memory) % 16 == 0; };
+  const auto aligned = [](const void* memory) {
+    return reinterpret_cast<uintptr_t>(memory) % 16 == 0;
+  };
   bool wide = problem.cols % kSide == 0 && aligned(problem.x);
   for (const QuantizeTarget* target : {&problem.row, &problem.column, &problem.square})
     wide = wide && aligned(target->codes) && aligned(target->values);

@@ -2,9 +2,10 @@
 
 #include "dovetail/mx/cuda/vectors.cuh"
 
-// Quantizing at the memory's bandwidth: nearest even, poisoned blocks, no counts. Bytes an element: 2 or 4 read, 1
-// written for each copy of codes, 1/32 for its scales. An H100 has time for 18 integer instructions an element of
-// bfloat16 at 0.8 of its bandwidth; E4M3 and E5M2 need about 5, the other formats about 11.
+// Quantizing at the memory's bandwidth: nearest even, poisoned blocks, no counts. Bytes an element:
+// 2 or 4 read, 1 written for each copy of codes, 1/32 for its scales. An H100 has time for 18
+// integer instructions an element of bfloat16 at 0.8 of its bandwidth; E4M3 and E5M2 need about 5,
+// the other formats about 11.
 namespace dovetail::mx::cuda {
 namespace {
 
@@ -51,7 +52,8 @@ __device__ void unpack(const uint4& raw, float (&x)[kWidth]) {
   }
 }
 
-/// The larger magnitude; a NaN if one of them is. As bits, what is not below infinity is not finite.
+/// The larger magnitude; a NaN if one of them is. As bits, what is not below infinity is not
+/// finite.
 __device__ float join(float most, float x) {
   float larger;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(most), "f"(fabsf(x)));
@@ -65,7 +67,8 @@ __device__ uint32_t byte_of(const Problem& k, float most) {
   if constexpr (kCodec == Codec::kInt8) {
     return static_cast<uint32_t>(scale_byte(amax, k.p.spec, k.p.addend));
   } else {
-    const int byte = static_cast<int>((amax + k.p.addend) >> bits::kFractionBits) - k.p.spec.max_exponent;
+    const int byte =
+        static_cast<int>((amax + k.p.addend) >> bits::kFractionBits) - k.p.spec.max_exponent;
     return static_cast<uint32_t>(amax >= bits::kInfinity ? kScaleNan : max(byte, 0));
   }
 }
@@ -130,7 +133,8 @@ template <Codec kCodec>
 constexpr bool kConverts = false;
 #endif
 
-/// By the conversion instruction: nearest even, saturating, with subnormal numbers. NaN are masked by the caller.
+/// By the conversion instruction: nearest even, saturating, with subnormal numbers. NaN are masked
+/// by the caller.
 template <Codec kCodec>
 __device__ uint32_t convert(float low, float high) {
   uint16_t pair;
@@ -168,7 +172,8 @@ __device__ uint32_t encode(const Problem& k, const float* x, const float* invers
 template <Codec kCodec>
 __device__ float round_value(const Problem& k, float x, float inverse, float scale) {
   const float rounded = round_magnitude(k, x, inverse).value;
-  const uint32_t sign = kCodec == Codec::kInt8 && rounded == 0 ? 0 : __float_as_uint(x) & bits::kSign;
+  const uint32_t sign =
+      kCodec == Codec::kInt8 && rounded == 0 ? 0 : __float_as_uint(x) & bits::kSign;
   return __uint_as_float(__float_as_uint(__fmul_rn(rounded, scale)) | sign);
 }
 
@@ -185,21 +190,24 @@ __device__ uint32_t poison(uint32_t word, int index, const uint32_t* keep) {
 }
 
 template <Codec kCodec, Kind kKind, int kWidth>
-__device__ void put(const Problem& k, const QuantizeTarget& target, int64_t index, const float (&x)[kWidth],
-                    const Scales<kWidth>& s) {
+__device__ void put(const Problem& k, const QuantizeTarget& target, int64_t index,
+                    const float (&x)[kWidth], const Scales<kWidth>& s) {
   if constexpr (kKind == Kind::kValues) {
     float values[kWidth];
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) values[j] = round_value<kCodec>(k, x[j], s.inverse[j], s.scale[j]);
+    for (int j = 0; j < kWidth; ++j)
+      values[j] = round_value<kCodec>(k, x[j], s.inverse[j], s.scale[j]);
     uint4 v = pack(values);
-    v = {poison<kWidth>(v.x, 0, s.keep), poison<kWidth>(v.y, 1, s.keep), poison<kWidth>(v.z, 2, s.keep),
-         poison<kWidth>(v.w, 3, s.keep)};
+    v = {poison<kWidth>(v.x, 0, s.keep), poison<kWidth>(v.y, 1, s.keep),
+         poison<kWidth>(v.z, 2, s.keep), poison<kWidth>(v.w, 3, s.keep)};
     *reinterpret_cast<uint4*>(static_cast<char*>(target.values) + index * (16 / kWidth)) = v;
   } else if constexpr (kWidth == 4) {
-    *reinterpret_cast<uint32_t*>(target.codes + index) = encode<kCodec>(k, x, s.inverse) & s.keep[0];
+    *reinterpret_cast<uint32_t*>(target.codes + index) =
+        encode<kCodec>(k, x, s.inverse) & s.keep[0];
   } else {
     *reinterpret_cast<uint2*>(target.codes + index) =
-        make_uint2(encode<kCodec>(k, x, s.inverse) & s.keep[0], encode<kCodec>(k, x + 4, s.inverse + 4) & s.keep[1]);
+        make_uint2(encode<kCodec>(k, x, s.inverse) & s.keep[0],
+                   encode<kCodec>(k, x + 4, s.inverse + 4) & s.keep[1]);
   }
 }
 
@@ -207,7 +215,8 @@ __device__ void put(const Problem& k, const QuantizeTarget& target, int64_t inde
 template <int kWidth>
 __device__ float join_lanes(float most) {
 #pragma unroll
-  for (int step = 1; step < kBlock / kWidth; step *= 2) most = join(most, __shfl_xor_sync(kAll, most, step));
+  for (int step = 1; step < kBlock / kWidth; step *= 2)
+    most = join(most, __shfl_xor_sync(kAll, most, step));
   return most;
 }
 
@@ -225,10 +234,12 @@ __device__ void put_rows(const Problem& k, const Place& at, const uint4 (&raw)[k
     for (int j = 0; j < kWidth; ++j) most = join(most, x[j]);
     const uint32_t byte = byte_of<kCodec>(k, join_lanes<kWidth>(most));
     if (mine == r) byte_of_mine = byte;
-    if (r < at.count) put<kCodec, kKind>(k, k.p.row, at.index + r * at.stride, x, same_scales<kWidth>(byte));
+    if (r < at.count)
+      put<kCodec, kKind>(k, k.p.row, at.index + r * at.stride, x, same_scales<kWidth>(byte));
   }
   // Rows are whole blocks, so a block's number follows from its elements.
-  if (mine < at.count) k.p.row.scales[(at.index + mine * at.stride) / kBlock] = static_cast<uint8_t>(byte_of_mine);
+  if (mine < at.count)
+    k.p.row.scales[(at.index + mine * at.stride) / kBlock] = static_cast<uint8_t>(byte_of_mine);
 }
 
 template <Source kSource, Codec kCodec, Kind kKind>
@@ -241,7 +252,8 @@ __global__ void __launch_bounds__(kThreads, 4) row_kernel(const __grid_constant_
 
 /// A tile of 32 rows, read once for column blocks and, unless kRow is none, row blocks.
 template <Source kSource, Codec kCodec, Kind kRow, Kind kColumn>
-__global__ void __launch_bounds__(kThreads, kRow == Kind::kValues || kColumn == Kind::kValues ? 3 : 4)
+__global__ void __launch_bounds__(kThreads,
+                                  kRow == Kind::kValues || kColumn == Kind::kValues ? 3 : 4)
     column_kernel(const __grid_constant__ Problem k) {
   constexpr int kWidth = kWidthOf<kSource>, kTileCols = 32 * kWidth;
   alignas(16) __shared__ float of_warps[kWarps][kTileCols];
@@ -334,18 +346,25 @@ void launch(const Problem& k, cudaStream_t stream) {
   // Values of every format but MXINT8 come by one codec.
   constexpr Codec kValuesCodec = kCodec == Codec::kInt8 ? kCodec : Codec::kMagnitude;
   const Kind row = kind(k.p.row), column = kind(k.p.column), square = kind(k.p.square);
-  const auto start = [&](auto kernel, unsigned blocks) { kernel<<<blocks, kThreads, 0, stream>>>(k); };
-  const unsigned flat = flat_blocks<kWidth>(k.p.rows * k.p.cols), tiles = tile_blocks<kWidth>(k.p.rows, k.p.cols);
+  const auto start = [&](auto kernel, unsigned blocks) {
+    kernel<<<blocks, kThreads, 0, stream>>>(k);
+  };
+  const unsigned flat = flat_blocks<kWidth>(k.p.rows * k.p.cols),
+                 tiles = tile_blocks<kWidth>(k.p.rows, k.p.cols);
   constexpr Kind kNone = Kind::kNone, kCodes = Kind::kCodes, kValues = Kind::kValues;
   if (row == kCodes && column == kNone) start(row_kernel<kSource, kCodec, kCodes>, flat);
   if (row == kNone && column == kCodes) start(column_kernel<kSource, kCodec, kNone, kCodes>, tiles);
-  if (row == kCodes && column == kCodes) start(column_kernel<kSource, kCodec, kCodes, kCodes>, tiles);
+  if (row == kCodes && column == kCodes)
+    start(column_kernel<kSource, kCodec, kCodes, kCodes>, tiles);
   if (square == kCodes) start(square_kernel<kSource, kCodec, kCodes>, tiles);
   if constexpr (kSource != Source::kFloat16) {
     if (row == kValues && column == kNone) start(row_kernel<kSource, kValuesCodec, kValues>, flat);
-    if (row == kNone && column == kValues) start(column_kernel<kSource, kValuesCodec, kNone, kValues>, tiles);
-    if (row == kValues && column == kValues) start(column_kernel<kSource, kValuesCodec, kValues, kValues>, tiles);
-    if (row == kValues && column == kCodes) start(column_kernel<kSource, kCodec, kValues, kCodes>, tiles);
+    if (row == kNone && column == kValues)
+      start(column_kernel<kSource, kValuesCodec, kNone, kValues>, tiles);
+    if (row == kValues && column == kValues)
+      start(column_kernel<kSource, kValuesCodec, kValues, kValues>, tiles);
+    if (row == kValues && column == kCodes)
+      start(column_kernel<kSource, kCodec, kValues, kCodes>, tiles);
     if (square == kValues) start(square_kernel<kSource, kValuesCodec, kValues>, tiles);
   }
 }
@@ -362,7 +381,8 @@ void launch_by_format(const Problem& k, cudaStream_t stream) {
 }  // namespace
 
 bool fits_vectors(const QuantizeProblem& p) {
-  bool fits = !p.stochastic && !p.saturate_non_finite && p.cols % kBlock == 0 && is_aligned(p.x, 16);
+  bool fits =
+      !p.stochastic && !p.saturate_non_finite && p.cols % kBlock == 0 && is_aligned(p.x, 16);
   for (const QuantizeTarget* target : {&p.row, &p.column, &p.square})
     fits = fits && is_aligned(target->codes, 8) && is_aligned(target->values, 16);
   return fits && !(kind(p.row) == Kind::kCodes && kind(p.column) == Kind::kValues);

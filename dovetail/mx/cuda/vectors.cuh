@@ -5,7 +5,8 @@
 #include "dovetail/mx/cuda/launch.h"
 #include "dovetail/mx/encoder.h"
 
-/// Thread blocks that read and write 16 bytes a thread at a time, of matrices whose rows are whole blocks.
+/// Thread blocks that read and write 16 bytes a thread at a time, of matrices whose rows are whole
+/// blocks.
 namespace dovetail::mx::cuda {
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
@@ -13,7 +14,8 @@ constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kRows = kBlock / kWarps;
 constexpr unsigned kAll = 0xffffffff;
 
-/// Vectors of a thread: kRows at most, `stride` elements apart. `count` of them lie inside the matrix.
+/// Vectors of a thread: kRows at most, `stride` elements apart. `count` of them lie inside the
+/// matrix.
 struct Place {
   int64_t index, stride;  ///< in elements
   int count;
@@ -38,15 +40,18 @@ struct Tile {
   __device__ Place place(int64_t rows, int64_t cols) const {
     const int64_t row = top + kRows * warp, col = left + kWidth * lane;
     const int64_t count = col < cols ? rows - row : 0;
-    return {row * cols + col, cols, static_cast<int>(count < 0 ? 0 : count < kRows ? count : kRows)};
+    return {row * cols + col, cols,
+            static_cast<int>(count < 0       ? 0
+                             : count < kRows ? count
+                                             : kRows)};
   }
 };
 template <int kWidth>
 __device__ Tile find_tile(int64_t cols) {
   constexpr int64_t kTileCols = 32 * kWidth;
   const int64_t across = (cols + kTileCols - 1) / kTileCols;
-  return {blockIdx.x / across * kBlock, blockIdx.x % across * kTileCols, static_cast<int>(threadIdx.x / 32),
-          static_cast<int>(threadIdx.x % 32)};
+  return {blockIdx.x / across * kBlock, blockIdx.x % across * kTileCols,
+          static_cast<int>(threadIdx.x / 32), static_cast<int>(threadIdx.x % 32)};
 }
 
 template <int kWidth>
@@ -61,7 +66,9 @@ unsigned tile_blocks(int64_t rows, int64_t cols) {
 }
 
 /// 2^(byte - 127), subnormal for 0.
-__device__ inline float scale_of(uint32_t byte) { return __uint_as_float(max(byte << bits::kFractionBits, 1u << 22)); }
+__device__ inline float scale_of(uint32_t byte) {
+  return __uint_as_float(max(byte << bits::kFractionBits, 1u << 22));
+}
 /// 2^(127 - byte), subnormal for 254.
 __device__ inline float inverse_of(uint32_t byte) {
   const int field = kLargestScale - static_cast<int>(byte);
@@ -79,11 +86,15 @@ __device__ inline uint32_t pack_bfloat16(float low, float high) {
 template <int kWidth>
 __device__ uint4 pack(const float (&x)[kWidth]) {
   if constexpr (kWidth == 4)
-    return {__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])};
+    return {__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]),
+            __float_as_uint(x[3])};
   else
-    return {pack_bfloat16(x[0], x[1]), pack_bfloat16(x[2], x[3]), pack_bfloat16(x[4], x[5]), pack_bfloat16(x[6], x[7])};
+    return {pack_bfloat16(x[0], x[1]), pack_bfloat16(x[2], x[3]), pack_bfloat16(x[4], x[5]),
+            pack_bfloat16(x[6], x[7])};
 }
 
-inline bool is_aligned(const void* memory, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(memory) % bytes == 0; }
+inline bool is_aligned(const void* memory, uintptr_t bytes) {
+  return reinterpret_cast<uintptr_t>(memory) % bytes == 0;
+}
 
 }  // namespace dovetail::mx::cuda

@@ -35,7 +35,8 @@ __device__ float gradient(float x, float up, float dy, float& dup) {
   return dy * (0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * k * (1.0f + 3.0f * c * x * x));
 }
 
-/// Where element i of y (rows, width) has its x: the same place, or that of its gate, the up value `width` after it.
+/// Where element i of y (rows, width) has its x: the same place, or that of its gate, the up value
+/// `width` after it.
 template <Activation kActivation>
 __device__ int64_t input_index(int64_t i, int64_t width) {
   return kActivation == Activation::kSwiGlu ? i / width * 2 * width + i % width : i;
@@ -43,12 +44,14 @@ __device__ int64_t input_index(int64_t i, int64_t width) {
 
 /// kWide: 16 bytes at a time, which need a width that they divide.
 template <Activation kActivation, class T, bool kWide, bool kForward>
-__global__ void __launch_bounds__(kThreads) activation_kernel(const T* __restrict__ x, const T* __restrict__ dy,
-                                                              T* __restrict__ out, int64_t count, int64_t width) {
+__global__ void __launch_bounds__(kThreads)
+    activation_kernel(const T* __restrict__ x, const T* __restrict__ dy, T* __restrict__ out,
+                      int64_t count, int64_t width) {
   constexpr int kStep = kWide ? Values<T>::kCount : 1;
   constexpr bool kGated = kActivation == Activation::kSwiGlu;
   const int64_t stride = int64_t{gridDim.x} * blockDim.x * kStep;
-  for (int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kStep; i < count; i += stride) {
+  for (int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kStep; i < count;
+       i += stride) {
     const int64_t at = input_index<kActivation>(i, width);
     Values<T> a, up, d, dup;
     if constexpr (kWide) {
@@ -63,7 +66,8 @@ __global__ void __launch_bounds__(kThreads) activation_kernel(const T* __restric
 #pragma unroll
     for (int j = 0; j < kStep; ++j) {
       const float u = kGated ? up.v[j] : 0.0f;
-      a.v[j] = kForward ? value<kActivation>(a.v[j], u) : gradient<kActivation>(a.v[j], u, d.v[j], dup.v[j]);
+      a.v[j] = kForward ? value<kActivation>(a.v[j], u)
+                        : gradient<kActivation>(a.v[j], u, d.v[j], dup.v[j]);
     }
     const int64_t to = kForward ? i : at;
     if constexpr (kWide) {
@@ -81,14 +85,15 @@ void launch(const ActivationProblem& p, const void* dy, void* out, cudaStream_t 
   with_storage(p.storage, [&](auto example) {
     using T = decltype(example);
     const int64_t count = p.rows * p.width;
-    const bool wide =
-        p.width % Values<T>::kCount == 0 && on_16_bytes(p.x) && on_16_bytes(out) && (kForward || on_16_bytes(dy));
+    const bool wide = p.width % Values<T>::kCount == 0 && on_16_bytes(p.x) && on_16_bytes(out) &&
+                      (kForward || on_16_bytes(dy));
     const int64_t pieces = wide ? count / Values<T>::kCount : count;
-    const auto blocks = static_cast<unsigned>(std::min((pieces + kThreads - 1) / kThreads, kMaxBlocks));
-    const auto kernel =
-        wide ? activation_kernel<kActivation, T, true, kForward> : activation_kernel<kActivation, T, false, kForward>;
-    kernel<<<blocks, kThreads, 0, stream>>>(static_cast<const T*>(p.x), static_cast<const T*>(dy), static_cast<T*>(out),
-                                            count, p.width);
+    const auto blocks =
+        static_cast<unsigned>(std::min((pieces + kThreads - 1) / kThreads, kMaxBlocks));
+    const auto kernel = wide ? activation_kernel<kActivation, T, true, kForward>
+                             : activation_kernel<kActivation, T, false, kForward>;
+    kernel<<<blocks, kThreads, 0, stream>>>(static_cast<const T*>(p.x), static_cast<const T*>(dy),
+                                            static_cast<T*>(out), count, p.width);
   });
 }
 
@@ -110,7 +115,8 @@ void activation_forward(const ActivationProblem& problem, void* y, cudaStream_t 
   launch_named<true>(problem, nullptr, y, stream);
 }
 
-void activation_backward(const ActivationProblem& problem, const void* dy, void* dx, cudaStream_t stream) {
+void activation_backward(const ActivationProblem& problem, const void* dy, void* dx,
+                         cudaStream_t stream) {
   launch_named<false>(problem, dy, dx, stream);
 }
 

@@ -7,7 +7,8 @@
 #include "dovetail/ops/cuda/launch.h"
 #include "dovetail/ops/cuda_kernels.h"
 
-// The library that a GPU needs: our launchers on torch's current stream, their errors as torch's exceptions.
+// The library that a GPU needs: our launchers on torch's current stream, their errors as torch's
+// exceptions.
 
 namespace dovetail {
 namespace {
@@ -19,11 +20,12 @@ void norm_forward_on_stream(const NormProblem& problem, const void* branch, void
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-void norm_backward_on_stream(const NormProblem& problem, const void* dy, const void* dsum, void* dx, float* dweight,
-                             float* dbias) {
-  const at::Tensor partial =
-      at::empty({2 * cuda::norm_parts(problem.rows), problem.width}, at::TensorOptions(at::kFloat).device(at::kCUDA));
-  cuda::norm_backward(problem, dy, dsum, dx, partial.mutable_data_ptr<float>(), dweight, dbias, stream());
+void norm_backward_on_stream(const NormProblem& problem, const void* dy, const void* dsum, void* dx,
+                             float* dweight, float* dbias) {
+  const at::Tensor partial = at::empty({2 * cuda::norm_parts(problem.rows), problem.width},
+                                       at::TensorOptions(at::kFloat).device(at::kCUDA));
+  cuda::norm_backward(problem, dy, dsum, dx, partial.mutable_data_ptr<float>(), dweight, dbias,
+                      stream());
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
@@ -37,9 +39,10 @@ void activation_backward_on_stream(const ActivationProblem& problem, const void*
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-void column_sums_on_stream(Storage storage, const void* x, int64_t rows, int64_t columns, void* to) {
-  const at::Tensor partial =
-      at::empty({cuda::column_sum_parts(rows), columns}, at::TensorOptions(at::kFloat).device(at::kCUDA));
+void column_sums_on_stream(Storage storage, const void* x, int64_t rows, int64_t columns,
+                           void* to) {
+  const at::Tensor partial = at::empty({cuda::column_sum_parts(rows), columns},
+                                       at::TensorOptions(at::kFloat).device(at::kCUDA));
   cuda::column_sums(storage, x, rows, columns, partial.mutable_data_ptr<float>(), to, stream());
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
@@ -68,18 +71,19 @@ void rotate_on_stream(const RotaryProblem& problem, std::span<const RotaryPart> 
 }  // namespace dovetail
 
 extern "C" const dovetail::CudaKernels* dovetail_cuda_kernels() {
-  static const dovetail::CudaKernels kernels = {.norm_forward = dovetail::norm_forward_on_stream,
-                                                .norm_backward = dovetail::norm_backward_on_stream,
-                                                .activation_forward = dovetail::activation_forward_on_stream,
-                                                .activation_backward = dovetail::activation_backward_on_stream,
-                                                .grouped_products = dovetail::cuda::grouped_gemm,
-                                                .column_sums = dovetail::column_sums_on_stream,
-                                                .adamw = dovetail::adamw_on_stream,
-                                                .squares = dovetail::squares_on_stream,
-                                                .cross_entropy = dovetail::cross_entropy_on_stream,
-                                                .record_graph = dovetail::cuda::record_graph,
-                                                .replay_graph = dovetail::cuda::replay_graph,
-                                                .drop_graph = dovetail::cuda::drop_graph,
-                                                .rotate = dovetail::rotate_on_stream};
+  static const dovetail::CudaKernels kernels = {
+      .norm_forward = dovetail::norm_forward_on_stream,
+      .norm_backward = dovetail::norm_backward_on_stream,
+      .activation_forward = dovetail::activation_forward_on_stream,
+      .activation_backward = dovetail::activation_backward_on_stream,
+      .grouped_products = dovetail::cuda::grouped_gemm,
+      .column_sums = dovetail::column_sums_on_stream,
+      .adamw = dovetail::adamw_on_stream,
+      .squares = dovetail::squares_on_stream,
+      .cross_entropy = dovetail::cross_entropy_on_stream,
+      .record_graph = dovetail::cuda::record_graph,
+      .replay_graph = dovetail::cuda::replay_graph,
+      .drop_graph = dovetail::cuda::drop_graph,
+      .rotate = dovetail::rotate_on_stream};
   return &kernels;
 }

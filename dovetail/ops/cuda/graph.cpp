@@ -8,7 +8,8 @@
 namespace dovetail::cuda {
 
 void* record_graph(const std::function<void()>& work) {
-  // The graph has a pool of its own, which could not use blocks that earlier work left in the common one.
+  // The graph has a pool of its own, which could not use blocks that earlier work left in the
+  // common one.
   c10::cuda::CUDACachingAllocator::emptyCache();
   auto graph = std::make_unique<at::cuda::CUDAGraph>();
   // Other threads may allocate pinned memory meanwhile: the data loader does.

@@ -12,9 +12,10 @@
 #include <map>
 #include <vector>
 
-// cuBLAS computes C = op(A) op(B) of column-major matrices. A row-major matrix is its transpose in column-major order,
-// so c^T = b^T a^T: its A is b, its B is a, each as it is where we store it row-major and transposed where we store its
-// transpose. Sizes are on the host, addresses on the GPU. Source: cuBLAS documentation, cublasGemmGroupedBatchedEx.
+// cuBLAS computes C = op(A) op(B) of column-major matrices. A row-major matrix is its transpose in
+// column-major order, so c^T = b^T a^T: its A is b, its B is a, each as it is where we store it
+// row-major and transposed where we store its transpose. Sizes are on the host, addresses on the
+// GPU. Source: cuBLAS documentation, cublasGemmGroupedBatchedEx.
 namespace dovetail::cuda {
 namespace {
 
@@ -34,9 +35,11 @@ cublasHandle_t handle(size_t products) {
 /// Addresses of every A, then B, then C.
 at::Tensor on_gpu(const std::vector<const void*>& addresses, cudaStream_t stream) {
   const size_t bytes = addresses.size() * sizeof(void*);
-  at::Tensor copy = at::empty({static_cast<int64_t>(bytes)}, at::TensorOptions(at::kByte).device(at::kCUDA));
+  at::Tensor copy =
+      at::empty({static_cast<int64_t>(bytes)}, at::TensorOptions(at::kByte).device(at::kCUDA));
   // From memory that is not pinned CUDA has read before it returns.
-  C10_CUDA_CHECK(cudaMemcpyAsync(copy.mutable_data_ptr(), addresses.data(), bytes, cudaMemcpyHostToDevice, stream));
+  C10_CUDA_CHECK(cudaMemcpyAsync(copy.mutable_data_ptr(), addresses.data(), bytes,
+                                 cudaMemcpyHostToDevice, stream));
   return copy;
 }
 
@@ -76,11 +79,11 @@ void grouped_gemm(Storage storage, std::span<const GroupedProduct> products) {
   const std::vector<int64_t> sizes(count, 1);
   const cudaDataType type = storage == Storage::kFloat32 ? CUDA_R_32F : CUDA_R_16BF;
   check(cublasSetStream(handle(count), stream), "cublasSetStream", count);
-  check(cublasGemmGroupedBatchedEx_64(handle(count), groups.a_op.data(), groups.b_op.data(), groups.m.data(),
-                                      groups.n.data(), groups.k.data(), alpha.data(), pointers, type,
-                                      groups.a_stride.data(), pointers + count, type, groups.b_stride.data(),
-                                      groups.beta.data(), pointers + 2 * count, type, groups.c_stride.data(),
-                                      static_cast<int64_t>(count), sizes.data(), CUBLAS_COMPUTE_32F),
+  check(cublasGemmGroupedBatchedEx_64(
+            handle(count), groups.a_op.data(), groups.b_op.data(), groups.m.data(), groups.n.data(),
+            groups.k.data(), alpha.data(), pointers, type, groups.a_stride.data(), pointers + count,
+            type, groups.b_stride.data(), groups.beta.data(), pointers + 2 * count, type,
+            groups.c_stride.data(), static_cast<int64_t>(count), sizes.data(), CUBLAS_COMPUTE_32F),
         "cublasGemmGroupedBatchedEx", count);
 }
 

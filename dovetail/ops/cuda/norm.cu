@@ -9,20 +9,24 @@
 namespace dovetail::cuda {
 namespace {
 
-// Rows of 16-byte vectors stay in registers: kVectors vectors a thread, kRowThreads threads a row, kRows rows a block.
-// Bytes bound each kernel. For 16384 x 768 of bfloat16 at 3 TB/s: forward 0.017 ms, backward 0.025 ms; a sum adds two
-// passes of 0.008 ms to forward, a second gradient adds one to backward. Rows of another kind take the kernels of any
-// width, which read a row once for each sum.
+// Rows of 16-byte vectors stay in registers: kVectors vectors a thread, kRowThreads threads a row,
+// kRows rows a block. Bytes bound each kernel. For 16384 x 768 of bfloat16 at 3 TB/s: forward 0.017
+// ms, backward 0.025 ms; a sum adds two passes of 0.008 ms to forward, a second gradient adds one
+// to backward. Rows of another kind take the kernels of any width, which read a row once for each
+// sum.
 
-constexpr int kMostRows = 4;                           // rows of a block where a warp has a row
-constexpr int64_t kRowsPerPart = 32, kMaxParts = 512;  // 512 blocks: one wave on 132 multiprocessors
+constexpr int kMostRows = 4;  // rows of a block where a warp has a row
+constexpr int64_t kRowsPerPart = 32,
+                  kMaxParts = 512;  // 512 blocks: one wave on 132 multiprocessors
 
 template <class T, int kVectors, int kRowThreads>
 struct RowShape {
   static constexpr int kCount = Values<T>::kCount, kRows = kRowThreads == kWarp ? kMostRows : 1,
                        kThreads = kRowThreads * kRows;
   /// First column of vector j of this thread.
-  static __device__ int column(int j) { return (j * kRowThreads + static_cast<int>(threadIdx.x)) * kCount; }
+  static __device__ int column(int j) {
+    return (j * kRowThreads + static_cast<int>(threadIdx.x)) * kCount;
+  }
 };
 
 template <int kRowThreads>
@@ -46,7 +50,8 @@ __device__ void load_floats(const float* from, float (&to)[kCount]) {
 /// `branch` may be null; else the rows of x + branch are normalized and written to `sum`.
 template <class T, int kVectors, int kRowThreads>
 __global__ void __launch_bounds__(RowShape<T, kVectors, kRowThreads>::kThreads)
-    row_forward_kernel(NormProblem p, const T* __restrict__ branch, T* __restrict__ sum, T* __restrict__ y) {
+    row_forward_kernel(NormProblem p, const T* __restrict__ branch, T* __restrict__ sum,
+                       T* __restrict__ y) {
   using Shape = RowShape<T, kVectors, kRowThreads>;
   const int64_t row = int64_t{blockIdx.x} * Shape::kRows + threadIdx.y, begin = row * p.width;
   if (row >= p.rows) return;  // all threads of the row
@@ -65,7 +70,8 @@ __global__ void __launch_bounds__(RowShape<T, kVectors, kRowThreads>::kThreads)
     if (branch) {
       const Values<T> other = load_values(branch + begin + column);
 #pragma unroll
-      for (int i = 0; i < Shape::kCount; ++i) x[j].v[i] = to_float(from_float<T>(x[j].v[i] + other.v[i]));
+      for (int i = 0; i < Shape::kCount; ++i)
+        x[j].v[i] = to_float(from_float<T>(x[j].v[i] + other.v[i]));
       store_values(x[j], sum + begin + column);
     }
 #pragma unroll
@@ -89,7 +95,8 @@ __global__ void __launch_bounds__(RowShape<T, kVectors, kRowThreads>::kThreads)
     load_floats(p.weight + column, weight);
     if (p.bias) load_floats(p.bias + column, bias);
 #pragma unroll
-    for (int i = 0; i < Shape::kCount; ++i) x[j].v[i] = (x[j].v[i] - mean) * rstd * weight[i] + bias[i];
+    for (int i = 0; i < Shape::kCount; ++i)
+      x[j].v[i] = (x[j].v[i] - mean) * rstd * weight[i] + bias[i];
     store_values(x[j], y + begin + column);
   }
   if (threadIdx.x == 0) {
@@ -98,13 +105,13 @@ __global__ void __launch_bounds__(RowShape<T, kVectors, kRowThreads>::kThreads)
   }
 }
 
-/// With n the normalized row and g = dy * weight: dx = rstd (g - n mean(g n)), for layer norm less mean(g) too; plus
-/// dsum, which may be null. A block has the rows of a part; partial[part][column] gets their sums for dweight, and
-/// after all parts those for dbias.
+/// With n the normalized row and g = dy * weight: dx = rstd (g - n mean(g n)), for layer norm less
+/// mean(g) too; plus dsum, which may be null. A block has the rows of a part; partial[part][column]
+/// gets their sums for dweight, and after all parts those for dbias.
 template <class T, bool kCentered, int kVectors, int kRowThreads>
 __global__ void __launch_bounds__(RowShape<T, kVectors, kRowThreads>::kThreads)
-    row_backward_kernel(NormProblem p, const T* __restrict__ dy, const T* __restrict__ dsum, T* __restrict__ dx,
-                        float* __restrict__ partial, int64_t rows_per_part) {
+    row_backward_kernel(NormProblem p, const T* __restrict__ dy, const T* __restrict__ dsum,
+                        T* __restrict__ dx, float* __restrict__ partial, int64_t rows_per_part) {
   using Shape = RowShape<T, kVectors, kRowThreads>;
   constexpr int kCount = Shape::kCount;
   const int64_t end = min(p.rows, (blockIdx.x + 1) * rows_per_part);
@@ -131,7 +138,8 @@ __global__ void __launch_bounds__(RowShape<T, kVectors, kRowThreads>::kThreads)
       load_floats(p.weight + Shape::column(j), weight);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        const float n = (to_float(xs[i]) - mean) * rstd, value = to_float(ds[i]), g = value * weight[i];
+        const float n = (to_float(xs[i]) - mean) * rstd, value = to_float(ds[i]),
+                    g = value * weight[i];
         g_sum += g;
         gn_sum += g * n;
         dweight[j][i] += value * n;
@@ -161,7 +169,8 @@ __global__ void __launch_bounds__(RowShape<T, kVectors, kRowThreads>::kThreads)
       store_values(to, dx + begin + column);
     }
   }
-  __shared__ float of_rows[Shape::kRows][kVectors * kRowThreads * (Shape::kRows > 1 ? kCount : 0) + 1];
+  __shared__ float of_rows[Shape::kRows]
+                          [kVectors * kRowThreads * (Shape::kRows > 1 ? kCount : 0) + 1];
 #pragma unroll
   for (int which = 0; which < (kCentered ? 2 : 1); ++which) {
     const auto& sums = which == 0 ? dweight : dbias;
@@ -181,7 +190,8 @@ __global__ void __launch_bounds__(RowShape<T, kVectors, kRowThreads>::kThreads)
         for (int i = 0; i < kCount; ++i) of_rows[threadIdx.y][Shape::column(j) + i] = sums[j][i];
       }
       __syncthreads();
-      for (int i = static_cast<int>(threadIdx.y * kWarp + threadIdx.x); i < width; i += Shape::kThreads) {
+      for (int i = static_cast<int>(threadIdx.y * kWarp + threadIdx.x); i < width;
+           i += Shape::kThreads) {
         float total = 0;
         for (int r = 0; r < Shape::kRows; ++r) total += of_rows[r][i];
         to[i] = total;
@@ -195,7 +205,8 @@ constexpr int kColumns = 32, kRowsAtOnce = 8;  // threads of a block that sums c
 
 template <class T>
 __global__ void __launch_bounds__(kRowThreads)
-    forward_kernel(NormProblem p, const T* __restrict__ branch, T* __restrict__ sum, T* __restrict__ y) {
+    forward_kernel(NormProblem p, const T* __restrict__ branch, T* __restrict__ sum,
+                   T* __restrict__ y) {
   const int64_t row = blockIdx.x, begin = row * p.width;
   const T* x = static_cast<const T*>(p.x) + begin;
   if (branch) {  // each thread reads back what it wrote itself
@@ -256,10 +267,12 @@ __global__ void __launch_bounds__(kColumns* kRowsAtOnce)
   const int64_t column = int64_t{blockIdx.x} * kColumns + threadIdx.x, part = blockIdx.y;
   const int64_t end = min(p.rows, (part + 1) * rows_per_part);
   float dweight = 0, dbias = 0;
-  for (int64_t row = part * rows_per_part + threadIdx.y; column < p.width && row < end; row += kRowsAtOnce) {
+  for (int64_t row = part * rows_per_part + threadIdx.y; column < p.width && row < end;
+       row += kRowsAtOnce) {
     const float mean = p.centered ? p.mean[row] : 0.0f;
     const float d = to_float(dy[row * p.width + column]);
-    dweight += d * (to_float(static_cast<const T*>(p.x)[row * p.width + column]) - mean) * p.rstd[row];
+    dweight +=
+        d * (to_float(static_cast<const T*>(p.x)[row * p.width + column]) - mean) * p.rstd[row];
     dbias += d;
   }
   sums[0][threadIdx.y][threadIdx.x] = dweight;
@@ -271,8 +284,8 @@ __global__ void __launch_bounds__(kColumns* kRowsAtOnce)
   partial[(int64_t{threadIdx.y} * gridDim.y + part) * p.width + column] = sum;
 }
 
-/// Calls f(threads of a row, vectors of a thread) with the smallest shape that holds `vectors`, as constants. False if
-/// none does.
+/// Calls f(threads of a row, vectors of a thread) with the smallest shape that holds `vectors`, as
+/// constants. False if none does.
 template <class F>
 bool with_row_shape(int64_t vectors, F f) {
   const auto call = [&]<int kThreads, int kVectors>() {
@@ -280,12 +293,14 @@ bool with_row_shape(int64_t vectors, F f) {
     f.template operator()<kThreads, kVectors>();
     return true;
   };
-  return call.template operator()<32, 1>() || call.template operator()<32, 2>() || call.template operator()<32, 3>() ||
-         call.template operator()<32, 4>() || call.template operator()<128, 2>() ||
-         call.template operator()<128, 4>() || call.template operator()<512, 2>() || call.template operator()<512, 4>();
+  return call.template operator()<32, 1>() || call.template operator()<32, 2>() ||
+         call.template operator()<32, 3>() || call.template operator()<32, 4>() ||
+         call.template operator()<128, 2>() || call.template operator()<128, 4>() ||
+         call.template operator()<512, 2>() || call.template operator()<512, 4>();
 }
 
-/// True if rows of `width` elements at `pointers` consist of vectors of 16 bytes; null pointers do not count.
+/// True if rows of `width` elements at `pointers` consist of vectors of 16 bytes; null pointers do
+/// not count.
 template <class T>
 bool in_vectors(const NormProblem& p, std::initializer_list<const void*> pointers) {
   const auto on_16 = [](const void* pointer) { return on_16_bytes(pointer); };
@@ -293,29 +308,37 @@ bool in_vectors(const NormProblem& p, std::initializer_list<const void*> pointer
          std::all_of(pointers.begin(), pointers.end(), on_16);
 }
 
-unsigned blocks_for(int64_t count, int64_t a_block) { return static_cast<unsigned>((count + a_block - 1) / a_block); }
+unsigned blocks_for(int64_t count, int64_t a_block) {
+  return static_cast<unsigned>((count + a_block - 1) / a_block);
+}
 
 }  // namespace
 
-void norm_forward(const NormProblem& p, const void* branch_in, void* sum_in, void* y_in, cudaStream_t stream) {
+void norm_forward(const NormProblem& p, const void* branch_in, void* sum_in, void* y_in,
+                  cudaStream_t stream) {
   with_storage(p.storage, [&](auto example) {
     using T = decltype(example);
     const T* branch = static_cast<const T*>(branch_in);
     T *sum = static_cast<T*>(sum_in), *y = static_cast<T*>(y_in);
-    const bool done = in_vectors<T>(p, {branch, sum, y}) &&
-                      with_row_shape(p.width / Values<T>::kCount, [&]<int kThreads, int kVectors>() {
-                        constexpr int kRows = RowShape<T, kVectors, kThreads>::kRows;
-                        row_forward_kernel<T, kVectors, kThreads>
-                            <<<blocks_for(p.rows, kRows), dim3(kThreads, kRows), 0, stream>>>(p, branch, sum, y);
-                      });
-    if (!done) forward_kernel<T><<<static_cast<unsigned>(p.rows), kRowThreads, 0, stream>>>(p, branch, sum, y);
+    const bool done =
+        in_vectors<T>(p, {branch, sum, y}) &&
+        with_row_shape(p.width / Values<T>::kCount, [&]<int kThreads, int kVectors>() {
+          constexpr int kRows = RowShape<T, kVectors, kThreads>::kRows;
+          row_forward_kernel<T, kVectors, kThreads>
+              <<<blocks_for(p.rows, kRows), dim3(kThreads, kRows), 0, stream>>>(p, branch, sum, y);
+        });
+    if (!done)
+      forward_kernel<T>
+          <<<static_cast<unsigned>(p.rows), kRowThreads, 0, stream>>>(p, branch, sum, y);
   });
 }
 
-int64_t norm_parts(int64_t rows) { return std::clamp((rows + kRowsPerPart - 1) / kRowsPerPart, int64_t{1}, kMaxParts); }
+int64_t norm_parts(int64_t rows) {
+  return std::clamp((rows + kRowsPerPart - 1) / kRowsPerPart, int64_t{1}, kMaxParts);
+}
 
-void norm_backward(const NormProblem& p, const void* dy_in, const void* dsum_in, void* dx_in, float* partial,
-                   float* dweight, float* dbias, cudaStream_t stream) {
+void norm_backward(const NormProblem& p, const void* dy_in, const void* dsum_in, void* dx_in,
+                   float* partial, float* dweight, float* dbias, cudaStream_t stream) {
   const int64_t parts = norm_parts(p.rows), rows_per_part = (p.rows + parts - 1) / parts;
   with_storage(p.storage, [&](auto example) {
     using T = decltype(example);
@@ -327,13 +350,15 @@ void norm_backward(const NormProblem& p, const void* dy_in, const void* dsum_in,
           const auto kernel = p.centered ? row_backward_kernel<T, true, kVectors, kThreads>
                                          : row_backward_kernel<T, false, kVectors, kThreads>;
           const dim3 threads(kThreads, RowShape<T, kVectors, kThreads>::kRows);
-          kernel<<<static_cast<unsigned>(parts), threads, 0, stream>>>(p, dy, dsum, dx, partial, rows_per_part);
+          kernel<<<static_cast<unsigned>(parts), threads, 0, stream>>>(p, dy, dsum, dx, partial,
+                                                                       rows_per_part);
         });
     if (done) return;
-    input_gradient_kernel<T><<<static_cast<unsigned>(p.rows), kRowThreads, 0, stream>>>(p, dy, dsum, dx);
+    input_gradient_kernel<T>
+        <<<static_cast<unsigned>(p.rows), kRowThreads, 0, stream>>>(p, dy, dsum, dx);
     weight_gradient_kernel<T>
-        <<<dim3(blocks_for(p.width, kColumns), static_cast<unsigned>(parts)), dim3(kColumns, kRowsAtOnce), 0, stream>>>(
-            p, dy, partial, rows_per_part);
+        <<<dim3(blocks_for(p.width, kColumns), static_cast<unsigned>(parts)),
+           dim3(kColumns, kRowsAtOnce), 0, stream>>>(p, dy, partial, rows_per_part);
   });
   join_parts(partial, parts, p.width, dweight, dbias, stream);
 }

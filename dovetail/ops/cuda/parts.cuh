@@ -7,24 +7,26 @@
 #include "dovetail/ops/cuda/block.cuh"
 #include "dovetail/ops/cuda/values.cuh"
 
-/// Sums over rows in parts: a block sums each part, then the parts are joined in an order that depends on their number.
+/// Sums over rows in parts: a block sums each part, then the parts are joined in an order that
+/// depends on their number.
 namespace dovetail::cuda {
 
 inline constexpr int kJoinWarps = 8;
 
-/// first[column] = sum of partial[part][column] over the parts. The second row of the grid joins as many parts behind
-/// them into `second`. 32 columns a block, whose warps share the parts.
+/// first[column] = sum of partial[part][column] over the parts. The second row of the grid joins as
+/// many parts behind them into `second`. 32 columns a block, whose warps share the parts.
 template <class T>
 __global__ void __launch_bounds__(kWarp* kJoinWarps)
-    join_parts_kernel(const float* __restrict__ partial, int64_t parts, int64_t columns, T* __restrict__ first,
-                      T* __restrict__ second) {
+    join_parts_kernel(const float* __restrict__ partial, int64_t parts, int64_t columns,
+                      T* __restrict__ first, T* __restrict__ second) {
   __shared__ float sums[kJoinWarps][kWarp];
   const int64_t column = int64_t{blockIdx.x} * kWarp + threadIdx.x;
   const float* from = partial + int64_t{blockIdx.y} * parts * columns;
   float sum = 0;
   if (column < columns) {
 #pragma unroll 4
-    for (int64_t part = threadIdx.y; part < parts; part += kJoinWarps) sum += from[part * columns + column];
+    for (int64_t part = threadIdx.y; part < parts; part += kJoinWarps)
+      sum += from[part * columns + column];
   }
   sums[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
@@ -35,9 +37,11 @@ __global__ void __launch_bounds__(kWarp* kJoinWarps)
 
 /// `second` may be null. Else `partial` holds its parts behind the first ones.
 template <class T>
-void join_parts(const float* partial, int64_t parts, int64_t columns, T* first, T* second, cudaStream_t stream) {
+void join_parts(const float* partial, int64_t parts, int64_t columns, T* first, T* second,
+                cudaStream_t stream) {
   const dim3 blocks(static_cast<unsigned>((columns + kWarp - 1) / kWarp), second ? 2 : 1);
-  join_parts_kernel<T><<<blocks, dim3(kWarp, kJoinWarps), 0, stream>>>(partial, parts, columns, first, second);
+  join_parts_kernel<T>
+      <<<blocks, dim3(kWarp, kJoinWarps), 0, stream>>>(partial, parts, columns, first, second);
 }
 
 }  // namespace dovetail::cuda

@@ -16,7 +16,8 @@ struct Parts {
   int count;
 };
 
-/// One neighbourhood of a head: 16 bytes, or one element where heads or strides do not divide by 16 bytes.
+/// One neighbourhood of a head: 16 bytes, or one element where heads or strides do not divide by 16
+/// bytes.
 template <class T, bool kWide>
 struct Access;
 template <class T>
@@ -30,12 +31,13 @@ struct Access<T, false> {
   using Bits = T;
 };
 
-/// A thread moves one slot of a head: a pair of neighbourhoods that rotate into each other, or one that is copied.
-/// Slots of all heads of all parts of a token are neighbours. Roofline: each element is read and written once; the
-/// table comes from the caches.
+/// A thread moves one slot of a head: a pair of neighbourhoods that rotate into each other, or one
+/// that is copied. Slots of all heads of all parts of a token are neighbours. Roofline: each
+/// element is read and written once; the table comes from the caches.
 template <class T, bool kWide>
-__global__ void __launch_bounds__(kThreads) rotate_kernel(RotaryProblem p, Parts parts, unsigned slots, unsigned pairs,
-                                                          unsigned items_per_token, unsigned items) {
+__global__ void __launch_bounds__(kThreads)
+    rotate_kernel(RotaryProblem p, Parts parts, unsigned slots, unsigned pairs,
+                  unsigned items_per_token, unsigned items) {
   constexpr int kCount = Access<T, kWide>::kCount;
   using Bits = typename Access<T, kWide>::Bits;
   const unsigned item = blockIdx.x * kThreads + threadIdx.x;
@@ -55,10 +57,11 @@ __global__ void __launch_bounds__(kThreads) rotate_kernel(RotaryProblem p, Parts
   }
   const bool is_pair = slot < pairs;
   const int64_t half = p.rotary_dim / 2;
-  const int64_t column = is_pair ? int64_t{slot} * kCount : p.rotary_dim + int64_t{slot - pairs} * kCount;
+  const int64_t column =
+      is_pair ? int64_t{slot} * kCount : p.rotary_dim + int64_t{slot - pairs} * kCount;
   for (int64_t b = blockIdx.y; b < p.batch; b += gridDim.y) {
-    const T* from = static_cast<const T*>(part.from.data) + b * part.from.batch_stride + time * part.from.time_stride +
-                    head * part.from.head_stride + column;
+    const T* from = static_cast<const T*>(part.from.data) + b * part.from.batch_stride +
+                    time * part.from.time_stride + head * part.from.head_stride + column;
     T* to = static_cast<T*>(part.to.data) + b * part.to.batch_stride + time * part.to.time_stride +
             head * part.to.head_stride + column;
     Bits first_bits = *reinterpret_cast<const Bits*>(from);
@@ -66,7 +69,8 @@ __global__ void __launch_bounds__(kThreads) rotate_kernel(RotaryProblem p, Parts
       Bits second_bits = *reinterpret_cast<const Bits*>(from + half);
       if (part.rotated) {
         float cosine[kCount], sine[kCount];
-        const float *cosines = p.cosine + time * half + column, *sines = p.sine + time * half + column;
+        const float *cosines = p.cosine + time * half + column,
+                    *sines = p.sine + time * half + column;
         if constexpr (kWide) {
 #pragma unroll
           for (int i = 0; i < kCount; i += 4) {
@@ -80,7 +84,8 @@ __global__ void __launch_bounds__(kThreads) rotate_kernel(RotaryProblem p, Parts
         T *first = reinterpret_cast<T*>(&first_bits), *second = reinterpret_cast<T*>(&second_bits);
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
-          const float a = to_float(first[i]), c = to_float(second[i]), s = p.inverse ? -sine[i] : sine[i];
+          const float a = to_float(first[i]), c = to_float(second[i]),
+                      s = p.inverse ? -sine[i] : sine[i];
           first[i] = from_float<T>(a * cosine[i] - c * s);
           second[i] = from_float<T>(c * cosine[i] + a * s);
         }
@@ -93,7 +98,8 @@ __global__ void __launch_bounds__(kThreads) rotate_kernel(RotaryProblem p, Parts
 
 template <class View>
 bool every_head_on_16_bytes(const View& x, int64_t count) {
-  return on_16_bytes(x.data) && x.batch_stride % count == 0 && x.time_stride % count == 0 && x.head_stride % count == 0;
+  return on_16_bytes(x.data) && x.batch_stride % count == 0 && x.time_stride % count == 0 &&
+         x.head_stride % count == 0;
 }
 
 }  // namespace
@@ -109,20 +115,23 @@ void rotate(const RotaryProblem& p, std::span<const RotaryPart> list, cudaStream
   with_storage(p.storage, [&](auto example) {
     using T = decltype(example);
     constexpr int kCount = Values<T>::kCount;
-    bool wide =
-        p.rotary_dim / 2 % kCount == 0 && p.head_dim % kCount == 0 && on_16_bytes(p.cosine) && on_16_bytes(p.sine);
+    bool wide = p.rotary_dim / 2 % kCount == 0 && p.head_dim % kCount == 0 &&
+                on_16_bytes(p.cosine) && on_16_bytes(p.sine);
     for (const RotaryPart& part : list) {
       wide &= every_head_on_16_bytes(part.from, kCount) && every_head_on_16_bytes(part.to, kCount);
     }
     const int64_t count = wide ? kCount : 1, pairs = p.rotary_dim / 2 / count;
-    const int64_t slots = pairs + (p.head_dim - p.rotary_dim) / count, items = p.length * heads * slots;
+    const int64_t slots = pairs + (p.head_dim - p.rotary_dim) / count,
+                  items = p.length * heads * slots;
     if (items > std::numeric_limits<int>::max())
-      throw std::length_error("rotary positions: one sequence of a batch is limited to 2^31 elements");
+      throw std::length_error(
+          "rotary positions: one sequence of a batch is limited to 2^31 elements");
     const dim3 grid(static_cast<unsigned>((items + kThreads - 1) / kThreads),
                     static_cast<unsigned>(std::min(p.batch, kMaxBatchBlocks)));
     const auto kernel = wide ? rotate_kernel<T, true> : rotate_kernel<T, false>;
-    kernel<<<grid, kThreads, 0, stream>>>(p, parts, static_cast<unsigned>(slots), static_cast<unsigned>(pairs),
-                                          static_cast<unsigned>(heads * slots), static_cast<unsigned>(items));
+    kernel<<<grid, kThreads, 0, stream>>>(
+        p, parts, static_cast<unsigned>(slots), static_cast<unsigned>(pairs),
+        static_cast<unsigned>(heads * slots), static_cast<unsigned>(items));
   });
 }
 

@@ -6,7 +6,8 @@
 
 #include "dovetail/ops/storage.h"
 
-/// Values between memory, in FP32 or BF16, and registers, always FP32. kCount neighbours move at once, 16 bytes.
+/// Values between memory, in FP32 or BF16, and registers, always FP32. kCount neighbours move at
+/// once, 16 bytes.
 namespace dovetail::cuda {
 
 template <class T>
@@ -47,7 +48,9 @@ __device__ void store_values(const Values<T>& values, T* to) {
   *reinterpret_cast<uint4*>(to) = bits;
 }
 
-inline bool on_16_bytes(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+inline bool on_16_bytes(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+}
 
 /// Calls `f` with a value of the type that `storage` names.
 template <class F>

@@ -1,4 +1,5 @@
-// dovetail-milp: solves one integer program by HiGHS for solve_milp (dovetail/plan/milp.h), which starts and ends it.
+// dovetail-milp: solves one integer program by HiGHS for solve_milp (dovetail/plan/milp.h), which
+// starts and ends it.
 #include <interfaces/highs_c_api.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -56,14 +57,16 @@ struct News {
   Clock::time_point sent = Clock::now();
 };
 
-void on_event(int type, const char*, const HighsCallbackDataOut* out, HighsCallbackDataIn*, void* user) {
+void on_event(int type, const char*, const HighsCallbackDataOut* out, HighsCallbackDataIn*,
+              void* user) {
   News& news = *static_cast<News*>(user);
   const std::lock_guard lock(news.mutex);
   const bool solution = type == kHighsCallbackMipImprovingSolution && out->mip_solution != nullptr;
   if (!solution && Clock::now() - news.sent < kBoundInterval) return;
   nlohmann::json message = {{"bound", out->mip_dual_bound}, {"nodes", out->mip_node_count}};
   if (solution)
-    message["values"] = pack(std::vector<double>(out->mip_solution, out->mip_solution + out->mip_solution_size));
+    message["values"] =
+        pack(std::vector<double>(out->mip_solution, out->mip_solution + out->mip_solution_size));
   send(message);
   news.sent = Clock::now();
 }
@@ -74,23 +77,30 @@ void check(HighsInt status, const char* what) {
 
 void set_options(void* highs, const nlohmann::json& program) {
   check(Highs_setBoolOptionValue(highs, "output_flag", 0), "output_flag");
-  check(Highs_setDoubleOptionValue(highs, "time_limit", program.at("time_limit_s").get<double>()), "time_limit");
-  check(Highs_setDoubleOptionValue(highs, "mip_rel_gap", program.at("relative_gap").get<double>()), "mip_rel_gap");
-  check(Highs_setIntOptionValue(highs, "threads", program.at("threads").get<HighsInt>()), "threads");
+  check(Highs_setDoubleOptionValue(highs, "time_limit", program.at("time_limit_s").get<double>()),
+        "time_limit");
+  check(Highs_setDoubleOptionValue(highs, "mip_rel_gap", program.at("relative_gap").get<double>()),
+        "mip_rel_gap");
+  check(Highs_setIntOptionValue(highs, "threads", program.at("threads").get<HighsInt>()),
+        "threads");
 }
 
 void pass(void* highs, const nlohmann::json& program) {
   const auto doubles = [&](const char* key) { return unpack<double>(program.at(key)); };
   const auto integers = [&](const char* key) { return unpack<HighsInt>(program.at(key)); };
-  const std::vector<double> cost = doubles("cost"), row_lower = doubles("row_lower"), value = doubles("value");
-  check(Highs_passMip(highs, static_cast<HighsInt>(cost.size()), static_cast<HighsInt>(row_lower.size()),
-                      static_cast<HighsInt>(value.size()), kHighsMatrixFormatRowwise, kHighsObjSenseMinimize,
-                      program.at("offset").get<double>(), cost.data(), doubles("lower").data(), doubles("upper").data(),
-                      row_lower.data(), doubles("row_upper").data(), integers("row_start").data(),
-                      integers("index").data(), value.data(), integers("integer").data()),
+  const std::vector<double> cost = doubles("cost"), row_lower = doubles("row_lower"),
+                            value = doubles("value");
+  check(Highs_passMip(highs, static_cast<HighsInt>(cost.size()),
+                      static_cast<HighsInt>(row_lower.size()), static_cast<HighsInt>(value.size()),
+                      kHighsMatrixFormatRowwise, kHighsObjSenseMinimize,
+                      program.at("offset").get<double>(), cost.data(), doubles("lower").data(),
+                      doubles("upper").data(), row_lower.data(), doubles("row_upper").data(),
+                      integers("row_start").data(), integers("index").data(), value.data(),
+                      integers("integer").data()),
         "the program");
   if (program.contains("start"))
-    check(Highs_setSolution(highs, doubles("start").data(), nullptr, nullptr, nullptr), "the start");
+    check(Highs_setSolution(highs, doubles("start").data(), nullptr, nullptr, nullptr),
+          "the start");
 }
 
 std::string status_of(void* highs) {
@@ -98,7 +108,8 @@ std::string status_of(void* highs) {
   if (status == kHighsModelStatusOptimal || status == kHighsModelStatusModelEmpty) return "optimal";
   if (status == kHighsModelStatusInfeasible) return "infeasible";
   if (status == kHighsModelStatusUnbounded) return "unbounded";
-  if (status == kHighsModelStatusTimeLimit || status == kHighsModelStatusIterationLimit) return "limit";
+  if (status == kHighsModelStatusTimeLimit || status == kHighsModelStatusIterationLimit)
+    return "limit";
   throw std::runtime_error("HiGHS ends with model status " + std::to_string(status));
 }
 
@@ -107,7 +118,8 @@ std::string unbounded_or_infeasible(void* highs) {
   Highs_stopCallback(highs, kHighsCallbackMipImprovingSolution);
   Highs_stopCallback(highs, kHighsCallbackMipInterrupt);
   const std::vector<double> none(static_cast<size_t>(Highs_getNumCol(highs)), 0);
-  check(Highs_changeColsCostByRange(highs, 0, Highs_getNumCol(highs) - 1, none.data()), "costs of 0");
+  check(Highs_changeColsCostByRange(highs, 0, Highs_getNumCol(highs) - 1, none.data()),
+        "costs of 0");
   check(Highs_run(highs), "the program without costs");
   const std::string status = status_of(highs);
   return status == "optimal" ? "unbounded" : status;
@@ -119,7 +131,8 @@ nlohmann::json solve(const nlohmann::json& program) {
   pass(highs.get(), program);
   News news;
   check(Highs_setCallback(highs.get(), on_event, &news), "a callback");
-  check(Highs_startCallback(highs.get(), kHighsCallbackMipImprovingSolution), "a callback of solutions");
+  check(Highs_startCallback(highs.get(), kHighsCallbackMipImprovingSolution),
+        "a callback of solutions");
   check(Highs_startCallback(highs.get(), kHighsCallbackMipInterrupt), "a callback of bounds");
   check(Highs_run(highs.get()), "to run");
   nlohmann::json answer = {{"bound", -kInfinity}, {"nodes", 0}};

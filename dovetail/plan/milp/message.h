@@ -6,11 +6,12 @@
 #include <optional>
 #include <vector>
 
-/// What solve_milp and its child say to one another over a socket, each message a CBOR map after its length in 8 bytes:
-/// first the program with its options to the child, then from the child {"bound", "nodes", "values" where there is a
-/// better solution} as often as it has news, the last of them with a "status" of "optimal", "limit", "infeasible",
-/// "unbounded" or "error", the last one with a "message". Arrays are bytes as they lie in memory. The child gets the
-/// parent's process number as its one argument. Header only, for the child links none of our libraries.
+/// What solve_milp and its child say to one another over a socket, each message a CBOR map after
+/// its length in 8 bytes: first the program with its options to the child, then from the child
+/// {"bound", "nodes", "values" where there is a better solution} as often as it has news, the last
+/// of them with a "status" of "optimal", "limit", "infeasible", "unbounded" or "error", the last
+/// one with a "message". Arrays are bytes as they lie in memory. The child gets the parent's
+/// process number as its one argument. Header only, for the child links none of our libraries.
 namespace dovetail::plan::milp {
 
 constexpr int kChildSocket = 3;  ///< the child's file number of the socket
