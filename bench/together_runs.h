@@ -21,6 +21,7 @@
 #include "dovetail/base/rng.h"
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/train/config.h"
+#include "dovetail/train/load_config.h"
 #include "dovetail/train/trainer.h"
 
 /// Training what bench/together.h names.

@@ -8,7 +8,7 @@
 #include <iterator>
 
 #include "dovetail/base/machine.h"
-#include "dovetail/train/report_assets.h"
+#include "dovetail/report/page.h"
 
 namespace dovetail::cli {
 namespace {
@@ -45,7 +45,7 @@ class Plot {
   }
   void text(double px, double py, const char* anchor, const std::string& words) {
     add("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>", px, py, anchor,
-        escape_html(words));
+        report::escape_html(words));
   }
   void axes(const std::string& x_words, const std::string& y_words) {
     add("<path class=\"grid\" fill=\"none\" d=\"M{0} {1}V{2}H{3}\"/>", kLeft, kTop,
@@ -127,23 +127,23 @@ std::string sizes_table(const at::Tensor& counts) {
 
 std::string chart(const std::string& title, const std::string& body) {
   return fmt::format("<div class=\"chart wide\"><div class=\"top\"><h3>{}</h3></div>{}</div>\n",
-                     escape_html(title), body);
+                     report::escape_html(title), body);
 }
 
 }  // namespace
 
 std::string clusters_page(const ClustersPage& page) {
-  std::string html = page_head(page.title);
+  std::string html = report::page_head(page.title);
   html += fmt::format(
       "<header><div>\n<div class=\"brand\"><b>Dovetail</b> {} report</div>\n<h1>{}</h1>\n"
       "<p class=\"verdict\">{}</p>\n<p class=\"where\">{}</p>\n</div></header>\n",
-      escape_html(page.algorithm), escape_html(page.title), escape_html(page.verdict),
-      escape_html(page.where));
+      report::escape_html(page.algorithm), report::escape_html(page.title), report::escape_html(page.verdict),
+      report::escape_html(page.where));
   html += "<div class=\"tiles\">\n";
   for (const auto& [label, value] : page.figures)
     html += fmt::format(
         "<div class=\"tile\"><div class=\"label\">{}</div><div class=\"value\">{}</div></div>\n",
-        escape_html(label), escape_html(value));
+        report::escape_html(label), report::escape_html(value));
   html += "</div>\n<h2>Clusters</h2>\n<div class=\"charts\">\n";
   html += chart("A sample of the rows and the centres (crosses) along two principal components",
                 scatter(page));
@@ -151,7 +151,7 @@ std::string clusters_page(const ClustersPage& page) {
     html += chart(fmt::format("By iteration: {}", page.measure), curve(page.measure, page.curve));
   html += "</div>\n<h2>Sizes</h2>\n<div class=\"card\">" + sizes_table(page.counts) + "</div>\n";
   html += fmt::format("<h2>Reproduce</h2>\n<div class=\"command\"><pre>{}</pre></div>\n",
-                      escape_html(page.command));
+                      report::escape_html(page.command));
   return html + "</main>\n</body>\n</html>\n";
 }
 

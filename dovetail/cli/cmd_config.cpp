@@ -5,6 +5,7 @@
 #include "dovetail/cli/command.h"
 #include "dovetail/cli/output.h"
 #include "dovetail/train/config.h"
+#include "dovetail/train/load_config.h"
 
 namespace dovetail::cli {
 namespace {

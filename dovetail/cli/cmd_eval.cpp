@@ -10,8 +10,10 @@
 #include "dovetail/cli/output.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/train/load_model.h"
+#include "dovetail/train/load_run.h"
 #include "dovetail/train/multiple_choice.h"
 #include "dovetail/train/progress.h"
+#include "dovetail/train/stored_run.h"
 #include "dovetail/train/validation.h"
 
 namespace dovetail::cli {

@@ -8,6 +8,8 @@
 #include "dovetail/models/huggingface.h"
 #include "dovetail/train/load_model.h"
 #include "dovetail/train/load_recommender.h"
+#include "dovetail/train/load_run.h"
+#include "dovetail/train/stored_run.h"
 
 namespace dovetail::cli {
 namespace {

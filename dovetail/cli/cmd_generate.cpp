@@ -7,7 +7,7 @@
 #include "dovetail/cli/output.h"
 #include "dovetail/data/utf8.h"
 #include "dovetail/models/generate.h"
-#include "dovetail/train/load_model.h"
+#include "dovetail/train/load_run.h"
 
 namespace dovetail::cli {
 namespace {

@@ -10,6 +10,7 @@
 #include "dovetail/data/prepare.h"
 #include "dovetail/data/tokenizer.h"
 #include "dovetail/train/config.h"
+#include "dovetail/train/load_config.h"
 #include "dovetail/train/progress.h"
 
 namespace dovetail::cli {

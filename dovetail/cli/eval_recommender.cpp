@@ -17,6 +17,7 @@
 #include "dovetail/train/load_recommender.h"
 #include "dovetail/train/metrics.h"
 #include "dovetail/train/recommender_validation.h"
+#include "dovetail/train/stored_run.h"
 
 namespace dovetail::cli {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "dovetail/train/load_model.h"
+#include "dovetail/train/stored_run.h"
 
 namespace dovetail::cli {
 

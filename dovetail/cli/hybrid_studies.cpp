@@ -182,9 +182,9 @@ void claim_nodes(ReadingResult& result, const StudyOptions& options) {
        apart <= kSame * longer});
 }
 
-LineChart::Line line_of(const std::string& name, const std::vector<NodesCase>& cases, int64_t gpus,
+report::LineChart::Line line_of(const std::string& name, const std::vector<NodesCase>& cases, int64_t gpus,
                         double (*value)(const NodesCase&)) {
-  LineChart::Line line{.name = name, .points = {}};
+  report::LineChart::Line line{.name = name, .points = {}};
   for (const NodesCase& one : cases)
     if (one.gpus == gpus) line.points.emplace_back(static_cast<double>(one.nodes), value(one));
   return line;
@@ -289,8 +289,8 @@ FaultsCase study_faults(const HybridCluster& cluster, uint64_t seed) {
   return result;
 }
 
-LineChart chart_of_nodes(const ReadingResult& result) {
-  LineChart chart{.title = "A job on CPU cores, GPUs and both (simulated)",
+report::LineChart chart_of_nodes(const ReadingResult& result) {
+  report::LineChart chart{.title = "A job on CPU cores, GPUs and both (simulated)",
                   .subtitle = result.name,
                   .x_label = "nodes",
                   .y_label = "s",
@@ -307,8 +307,8 @@ LineChart chart_of_nodes(const ReadingResult& result) {
   return chart;
 }
 
-LineChart chart_of_speed_up(const std::vector<ReadingResult>& results) {
-  LineChart chart{.title = "The hybrid's speed-up over the faster kind of device (simulated)",
+report::LineChart chart_of_speed_up(const std::vector<ReadingResult>& results) {
+  report::LineChart chart{.title = "The hybrid's speed-up over the faster kind of device (simulated)",
                   .subtitle = "one GPU a node",
                   .x_label = "nodes",
                   .y_label = "x",
@@ -320,8 +320,8 @@ LineChart chart_of_speed_up(const std::vector<ReadingResult>& results) {
   return chart;
 }
 
-LineChart chart_of_scale(const std::vector<ScaleCase>& cases) {
-  LineChart chart{.title = "An iteration, rows in proportion to the nodes (simulated)",
+report::LineChart chart_of_scale(const std::vector<ScaleCase>& cases) {
+  report::LineChart chart{.title = "An iteration, rows in proportion to the nodes (simulated)",
                   .subtitle = "sums merged along a tree, or one node after another",
                   .x_label = "nodes",
                   .y_label = "s",

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "dovetail/cli/hybrid_cluster.h"
-#include "dovetail/cli/line_chart.h"
+#include "dovetail/report/line_chart.h"
 
 namespace dovetail::cli {
 
@@ -91,8 +91,8 @@ struct FaultsCase {
 FaultsCase study_faults(const HybridCluster& cluster, uint64_t seed);
 
 /// Seconds by number of nodes.
-LineChart chart_of_nodes(const ReadingResult& result);
-LineChart chart_of_speed_up(const std::vector<ReadingResult>& results);
-LineChart chart_of_scale(const std::vector<ScaleCase>& cases);
+report::LineChart chart_of_nodes(const ReadingResult& result);
+report::LineChart chart_of_speed_up(const std::vector<ReadingResult>& results);
+report::LineChart chart_of_scale(const std::vector<ScaleCase>& cases);
 
 }  // namespace dovetail::cli

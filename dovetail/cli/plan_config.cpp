@@ -15,6 +15,7 @@
 #include "dovetail/cli/plan_output.h"
 #include "dovetail/plan/budget.h"
 #include "dovetail/plan/memory_use.h"
+#include "dovetail/train/load_config.h"
 #include "dovetail/train/memory_record.h"
 #include "dovetail/train/memory_section.h"
 #include "dovetail/train/trial_step.h"

@@ -9,7 +9,7 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/cli/hybrid_studies.h"
 #include "dovetail/cli/output.h"
-#include "dovetail/train/report_assets.h"
+#include "dovetail/report/page.h"
 
 namespace dovetail::cli {
 namespace {
@@ -173,37 +173,37 @@ std::string html_table(const Rows& rows) {
     html += "<tr>";
     const char* tag = i == 0 ? "th" : "td";
     for (const std::string& cell : rows[i])
-      html += fmt::format("<{0}>{1}</{0}>", tag, escape_html(cell));
+      html += fmt::format("<{0}>{1}</{0}>", tag, report::escape_html(cell));
     html += "</tr>\n";
   }
   return html + "</table>\n";
 }
 
 std::string html_card(const std::string& title, const Rows& rows) {
-  return fmt::format("<h3>{}</h3>\n<div class=\"card\">{}</div>\n", escape_html(title),
+  return fmt::format("<h3>{}</h3>\n<div class=\"card\">{}</div>\n", report::escape_html(title),
                      html_table(rows));
 }
 
-std::string html_chart(const LineChart& chart) {
-  return fmt::format("<div class=\"chart wide\">{}</div>\n", line_chart_svg(chart));
+std::string html_chart(const report::LineChart& chart) {
+  return fmt::format("<div class=\"chart wide\">{}</div>\n", report::line_chart_svg(chart));
 }
 
 std::string page(const Studies& studies, const std::string& command) {
-  std::string html = page_head("Simulated: CPU cores and GPUs sharing one job");
+  std::string html = report::page_head("Simulated: CPU cores and GPUs sharing one job");
   html += fmt::format(
       "<header><div>\n<div class=\"brand\"><b>Dovetail</b> simulation</div>\n<h1>CPU cores and "
       "GPUs sharing one "
       "job</h1>\n<p class=\"verdict\">Simulated, not measured; the figures are: "
       "{}.</p>\n</div></header>\n",
-      escape_html(studies.source));
+      report::escape_html(studies.source));
   if (!studies.assumptions.empty()) {
     html += "<h2>Assumed</h2>\n<ul>\n";
     for (const std::string& line : studies.assumptions)
-      html += fmt::format("<li>{}</li>\n", escape_html(line));
+      html += fmt::format("<li>{}</li>\n", report::escape_html(line));
     html += "</ul>\n";
   }
   for (const ReadingResult& result : studies.readings) {
-    html += fmt::format("<h2>{}</h2>\n", escape_html(result.name));
+    html += fmt::format("<h2>{}</h2>\n", report::escape_html(result.name));
     html += html_card("What the paper says", claims_of(result));
     html += "<div class=\"charts\">\n" + html_chart(chart_of_nodes(result)) + "</div>\n";
     for (const Table& table :
@@ -217,9 +217,9 @@ std::string page(const Studies& studies, const std::string& command) {
   html += html_card(scale.title, scale.rows);
   if (studies.faults)
     html +=
-        fmt::format("<h2>Faults</h2>\n<pre>{}</pre>\n", escape_html(faults_text(*studies.faults)));
+        fmt::format("<h2>Faults</h2>\n<pre>{}</pre>\n", report::escape_html(faults_text(*studies.faults)));
   html += fmt::format("<h2>Reproduce</h2>\n<div class=\"command\"><pre>{}</pre></div>\n",
-                      escape_html(command));
+                      report::escape_html(command));
   return html + "</main>\n</body>\n</html>\n";
 }
 
@@ -274,7 +274,7 @@ void SimulateHybrid::run(const std::string& plot, bool json) const {
   if (!cluster_.empty()) command += " --cluster " + cluster_;
   for (const std::string& one : overrides_) command += " --set " + one;
   if (!plot.empty())
-    write_file_atomically(plot, line_chart_svg(chart_of_nodes(studies.readings[0])));
+    write_file_atomically(plot, report::line_chart_svg(chart_of_nodes(studies.readings[0])));
   if (!report_.empty()) write_file_atomically(report_, page(studies, command));
   if (json) {
     print_json(to_json(studies));

@@ -94,7 +94,7 @@ void SimulateMoe::run(const std::string& plot, bool json) const {
   const CostModel model = read_cost_model(cost_);
   const auto load = load_for(static_cast<int>(ranks_));
   const auto times = moe::simulate_all(model, load, static_cast<int>(most_shadowed_));
-  if (!plot.empty()) write_file_atomically(plot, line_chart_svg(draw(model)));
+  if (!plot.empty()) write_file_atomically(plot, report::line_chart_svg(draw(model)));
   if (json) {
     Json plans = Json::array();
     for (const auto& time : times) plans.push_back(to_json(time));
@@ -126,8 +126,8 @@ moe::LayerLoad SimulateMoe::load_for(int ranks) const {
 }
 
 /// Numbers of ranks that the experts and nodes allow, doubling up to the one that was asked for.
-LineChart SimulateMoe::draw(const CostModel& model) const {
-  LineChart chart{
+report::LineChart SimulateMoe::draw(const CostModel& model) const {
+  report::LineChart chart{
       .title = "A layer of experts, forward and backward (simulated)",
       .subtitle = "costs: " + model.source,
       .x_label = "ranks",

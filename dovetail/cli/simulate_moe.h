@@ -4,7 +4,7 @@
 #include <string>
 
 #include "dovetail/cli/command.h"
-#include "dovetail/cli/line_chart.h"
+#include "dovetail/report/line_chart.h"
 #include "dovetail/comm/cost_model.h"
 #include "dovetail/moe/simulate.h"
 
@@ -19,7 +19,7 @@ class SimulateMoe {
 
  private:
   moe::LayerLoad load_for(int ranks) const;
-  LineChart draw(const CostModel& model) const;
+  report::LineChart draw(const CostModel& model) const;
 
   std::string cost_, payload_ = "bf16";
   int64_t ranks_ = 0, experts_ = 0, tokens_ = 4096, width_ = 1024, hidden_ = 4096, top_k_ = 2,

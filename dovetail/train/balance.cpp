@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "dovetail/base/error.h"
-#include "dovetail/train/collective.h"
+#include "dovetail/comm/collective.h"
 
 namespace dovetail {
 namespace {

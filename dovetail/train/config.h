@@ -231,14 +231,4 @@ void check_schedule(const ScheduleSection& schedule, int64_t steps);
 /// The same for all keys that depend on the length of a run.
 void check_length(const RunConfig& config, int64_t steps);
 
-/// Throws UserError for keys that contradict one another (batch divisible, warm-up shorter than the
-/// run, ...) or would have no effect.
-void check_run_config(const RunConfig& config);
-
-/// The config of a file with its `--set`s; presets applied, and checked.
-RunConfig load_run_config(const std::filesystem::path& path,
-                          const std::vector<std::string>& overrides);
-/// The same without a file.
-RunConfig default_run_config(const std::vector<std::string>& overrides);
-
 }  // namespace dovetail

@@ -8,7 +8,7 @@
 
 #include "dovetail/models/gpt.h"
 #include "dovetail/moe/layer.h"
-#include "dovetail/train/collective.h"
+#include "dovetail/comm/collective.h"
 
 namespace dovetail {
 

@@ -15,7 +15,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/comm/mesh.h"
 #include "dovetail/mx/linear.h"
-#include "dovetail/train/collective.h"
+#include "dovetail/comm/collective.h"
 
 namespace dovetail {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/mx/feed_forward.h"
-#include "dovetail/train/collective.h"
+#include "dovetail/comm/collective.h"
 #include "dovetail/train/expert_load.h"
 
 namespace dovetail {

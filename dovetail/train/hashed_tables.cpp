@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "dovetail/base/machine.h"
-#include "dovetail/train/collective.h"
+#include "dovetail/comm/collective.h"
 
 namespace dovetail {
 namespace {

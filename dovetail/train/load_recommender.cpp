@@ -18,6 +18,7 @@
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/train/hashed_tables.h"
 #include "dovetail/train/resume.h"
+#include "dovetail/train/stored_run.h"
 #include "dovetail/train/table_checkpoint.h"
 
 namespace dovetail {

@@ -10,8 +10,8 @@
 #include "dovetail/data/row_batch.h"
 #include "dovetail/embedding/table.h"
 #include "dovetail/models/recommender.h"
-#include "dovetail/train/load_model.h"
 #include "dovetail/train/recommender_lookups.h"
+#include "dovetail/train/stored_run.h"
 
 namespace dovetail {
 

@@ -10,7 +10,7 @@
 #include "dovetail/base/gpu.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
-#include "dovetail/train/collective.h"
+#include "dovetail/comm/collective.h"
 #include "dovetail/train/schedule.h"
 #include "dovetail/train/stop.h"
 

@@ -10,11 +10,11 @@
 
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/train/balance.h"
-#include "dovetail/train/resolve.h"
+#include "dovetail/train/resolved_run.h"
 #include "dovetail/train/resume.h"
 #include "dovetail/train/run_folder.h"
 #include "dovetail/train/run_output.h"
-#include "dovetail/train/step.h"
+#include "dovetail/train/step_outcome.h"
 
 namespace dovetail {
 

@@ -15,7 +15,7 @@
 #include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/comm/all_to_all.h"
-#include "dovetail/train/collective.h"
+#include "dovetail/comm/collective.h"
 
 namespace dovetail {
 

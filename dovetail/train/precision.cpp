@@ -6,7 +6,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
-#include "dovetail/train/collective.h"
+#include "dovetail/comm/collective.h"
 
 namespace dovetail {
 namespace {

@@ -16,7 +16,7 @@
 #include "dovetail/comm/group.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/mx/linear.h"
-#include "dovetail/train/collective.h"
+#include "dovetail/comm/collective.h"
 
 namespace dovetail {
 namespace {

@@ -10,8 +10,8 @@
 
 #include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
-#include "dovetail/train/collective.h"
-#include "dovetail/train/gradient_squares.h"
+#include "dovetail/comm/collective.h"
+#include "dovetail/train/gradient_clipping.h"
 #include "dovetail/train/recommender_loss.h"
 
 namespace dovetail {
@@ -205,7 +205,7 @@ StepOutcome RecommenderStep::judge(double loss_sum, double auxiliary_sum, double
                          .tokens = now_.rows->rows,
                          .stop = sums[1] > 0};
   if (has_negatives(model_->config())) outcome.auxiliary_loss = sums[2] / weight;
-  guard_update(outcome, {.weight = weight, .clip = options_.clip, .lr = now_.lr}, optimizer_);
+  prepare_update(outcome, {.weight = weight, .max_norm = options_.clip, .lr = now_.lr}, optimizer_);
   return outcome;
 }
 

@@ -13,7 +13,7 @@
 #include "dovetail/train/optimizer.h"
 #include "dovetail/train/planned_step.h"
 #include "dovetail/train/recommender_lookups.h"
-#include "dovetail/train/step.h"
+#include "dovetail/train/step_outcome.h"
 
 namespace dovetail {
 

@@ -16,7 +16,7 @@
 #include "dovetail/base/rng.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/dispatch.h"
-#include "dovetail/train/collective.h"
+#include "dovetail/comm/collective.h"
 #include "dovetail/train/hashed_tables.h"
 #include "dovetail/train/memory_section.h"
 #include "dovetail/train/ranking_metrics.h"

@@ -3,7 +3,7 @@
 
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
-#include "dovetail/train/collective.h"
+#include "dovetail/comm/collective.h"
 #include "dovetail/train/recommender_training.h"
 
 namespace dovetail {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "dovetail/embedding/plan.h"
-#include "dovetail/train/resolve.h"
+#include "dovetail/train/resolved_run.h"
 
 namespace dovetail {
 

@@ -15,6 +15,7 @@
 #include "dovetail/base/json_fault.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/median.h"
+#include "dovetail/train/report_page.h"
 #include "dovetail/train/report_run.h"
 
 namespace dovetail {

@@ -19,10 +19,6 @@ std::filesystem::path write_report(const std::filesystem::path& run_folder);
 /// commands. Keys in docs/reports.md.
 nlohmann::ordered_json report_data(const std::filesystem::path& run_folder);
 
-/// The page for such data. Every text in it is escaped: a sample that holds `</script>` stays a
-/// sample.
-std::string report_page(const nlohmann::ordered_json& data);
-
 /// Which of the points of a curve to draw: all of at most `max_points`; of a longer curve the
 /// lowest and the highest of each of max_points / 2 - 1 buckets of equal length, so that spikes
 /// stay visible, and both ends. Ascending indices.

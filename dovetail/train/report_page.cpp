@@ -1,9 +1,10 @@
+#include "dovetail/train/report_page.h"
+
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 
-#include "dovetail/train/report.h"
-#include "dovetail/train/report_assets.h"
+#include "dovetail/report/page.h"
 
 namespace dovetail {
 namespace {
@@ -11,7 +12,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 std::string escaped(const Json& object, const char* key) {
-  return escape_html(object.at(key).get<std::string>());
+  return report::escape_html(object.at(key).get<std::string>());
 }
 
 /// JSON inside a <script>: without '<' there is neither an end tag nor a comment in it.
@@ -92,7 +93,7 @@ std::string quantization(const Json& data) {
   for (const Json& row : panel.at("rows")) {
     html += "<tr>";
     for (const Json& cell : row)
-      html += fmt::format("<td>{}</td>", escape_html(cell.get<std::string>()));
+      html += fmt::format("<td>{}</td>", report::escape_html(cell.get<std::string>()));
     html += "</tr>\n";
   }
   return html + "</table></div>\n";
@@ -125,7 +126,7 @@ std::string table(const Json& rows, std::initializer_list<const char*> heads) {
   for (const Json& row : rows) {
     html += "<tr>";
     for (const Json& cell : row)
-      html += fmt::format("<td>{}</td>", escape_html(cell.get<std::string>()));
+      html += fmt::format("<td>{}</td>", report::escape_html(cell.get<std::string>()));
     html += "</tr>\n";
   }
   return html + "</table>\n";
@@ -184,8 +185,8 @@ std::string machine_panel(const Json& data) {
   std::string html = "<h2>Machine and data</h2>\n<div class=\"card\"><table>\n";
   for (const Json& row : data.at("machine")) {
     html += fmt::format("<tr><td class=\"key\">{}</td><td>{}</td></tr>\n",
-                        escape_html(row.at(0).get<std::string>()),
-                        escape_html(row.at(1).get<std::string>()));
+                        report::escape_html(row.at(0).get<std::string>()),
+                        report::escape_html(row.at(1).get<std::string>()));
   }
   return html + "</table></div>\n";
 }
@@ -194,51 +195,15 @@ std::string commands(const Json& data) {
   std::string html = "<h2>Reproduce</h2>\n";
   for (const Json& command : data.at("commands")) {
     html += fmt::format("<div class=\"command\"><pre>{}</pre><button>copy</button></div>\n",
-                        escape_html(command.get<std::string>()));
+                        report::escape_html(command.get<std::string>()));
   }
   return html;
 }
 
 }  // namespace
 
-std::string page_head(const std::string& title) {
-  return fmt::format(
-      "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{} · "
-      "Dovetail</title>\n"
-      "<style>{}</style>\n</head>\n<body>\n<main>\n",
-      escape_html(title), kReportStyle);
-}
-
-std::string escape_html(const std::string& text) {
-  std::string html;
-  html.reserve(text.size());
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        html += "&amp;";
-        break;
-      case '<':
-        html += "&lt;";
-        break;
-      case '>':
-        html += "&gt;";
-        break;
-      case '"':
-        html += "&quot;";
-        break;
-      case '\'':
-        html += "&#39;";
-        break;
-      default:
-        html += c;
-    }
-  }
-  return html;
-}
-
 std::string report_page(const Json& data) {
-  std::string html = page_head(data.at("name").get<std::string>());
+  std::string html = report::page_head(data.at("name").get<std::string>());
   html += header(data) + tiles(data) + fmt::format(kAxes, escaped(data, "unit")) + kControls +
           samples(data) + memory(data) + experts(data) + quantization(data) + decisions(data) +
           machine_panel(data) + commands(data);
@@ -256,7 +221,7 @@ std::string report_page(const Json& data) {
                         {"skipped_steps", data.at("skipped_steps")}};
   html += "<script type=\"application/json\" id=\"data\">" + script_json(plotted) +
           "</script>\n<script>";
-  html += kReportScript;
+  html += report::kReportScript;
   return html + "</script>\n</body>\n</html>\n";
 }
 

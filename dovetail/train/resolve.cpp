@@ -17,7 +17,7 @@
 #include "dovetail/data/token_store.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/train/balance.h"
-#include "dovetail/train/collective.h"
+#include "dovetail/comm/collective.h"
 #include "dovetail/train/expert_parallel.h"
 #include "dovetail/train/progress.h"
 #include "dovetail/train/quantization.h"

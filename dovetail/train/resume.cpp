@@ -9,8 +9,8 @@
 #include <string_view>
 
 #include "dovetail/base/error.h"
-#include "dovetail/train/collective.h"
-#include "dovetail/train/load_model.h"
+#include "dovetail/comm/collective.h"
+#include "dovetail/train/tokenizer_state.h"
 #include "dovetail/train/unread_keys.h"
 
 namespace dovetail {

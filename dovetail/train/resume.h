@@ -13,7 +13,7 @@
 #include "dovetail/train/expert_parallel.h"
 #include "dovetail/train/metrics.h"
 #include "dovetail/train/optimizer.h"
-#include "dovetail/train/resolve.h"
+#include "dovetail/train/resolved_run.h"
 
 namespace dovetail {
 

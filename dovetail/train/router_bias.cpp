@@ -7,7 +7,7 @@
 #include "dovetail/comm/group.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/moe/layer.h"
-#include "dovetail/train/collective.h"
+#include "dovetail/comm/collective.h"
 #include "dovetail/train/expert_load.h"
 
 namespace dovetail {

@@ -7,7 +7,6 @@
 
 #include "dovetail/train/metrics.h"
 #include "dovetail/train/progress.h"
-#include "dovetail/train/resolve.h"
 #include "dovetail/train/run_folder.h"
 #include "dovetail/train/tensorboard.h"
 

@@ -11,8 +11,8 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
-#include "dovetail/train/collective.h"
-#include "dovetail/train/gradient_squares.h"
+#include "dovetail/comm/collective.h"
+#include "dovetail/train/gradient_clipping.h"
 
 namespace dovetail {
 
@@ -163,28 +163,6 @@ std::vector<at::Tensor> TrainStep::squares_of_share() const {
   return squares_of(share);
 }
 
-void StepClock::start() {
-  operation_once("dovetail::start_clock", {}, [this](const Operands&) {
-    start_s_ = now_seconds();
-    return std::vector<at::Tensor>();
-  });
-}
-
-void StepClock::stop() {
-  operation_once("dovetail::stop_clock", {}, [this](const Operands&) {
-    seconds += now_seconds() - start_s_;
-    return std::vector<at::Tensor>();
-  });
-}
-
-void guard_update(StepOutcome& outcome, const UpdateNumbers& of, Optimizer& optimizer) {
-  outcome.skipped = !std::isfinite(outcome.loss) || !std::isfinite(outcome.grad_norm);
-  if (outcome.skipped) return optimizer.set_update(std::nullopt);
-  const bool clipped = of.clip > 0 && outcome.grad_norm > of.clip;
-  optimizer.set_update(Optimizer::Numbers{
-      .lr = of.lr, .grad_scale = (clipped ? of.clip / outcome.grad_norm : 1.0) / of.weight});
-}
-
 StepOutcome TrainStep::judge(double loss_sum, std::optional<double> router_sum,
                              double squares) const {
   const std::vector<double> sums =
@@ -195,7 +173,7 @@ StepOutcome TrainStep::judge(double loss_sum, std::optional<double> router_sum,
                          .tokens = static_cast<int64_t>(sums[1]),
                          .stop = sums[3] > 0};
   if (router_sum) outcome.router_loss = sums[4] / sums[1];
-  guard_update(outcome, {.weight = sums[1], .clip = options_.clip, .lr = now_.lr}, optimizer_);
+  prepare_update(outcome, {.weight = sums[1], .max_norm = options_.clip, .lr = now_.lr}, optimizer_);
   return outcome;
 }
 

@@ -6,8 +6,6 @@
 #include <ctime>
 #include <mutex>
 
-#include "dovetail/train/trainer.h"
-
 namespace dovetail {
 namespace {
 

@@ -16,4 +16,7 @@ class StopSignals {
 
 bool stop_requested();
 
+/// Asks a running `train` to finish its step, save and return; async-signal-safe.
+void request_stop();
+
 }  // namespace dovetail

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
-#include "dovetail/train/collective.h"
+#include "dovetail/comm/collective.h"
 #include "dovetail/train/hashed_tables.h"
 
 namespace dovetail {

@@ -19,7 +19,7 @@
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/mx/feed_forward.h"
-#include "dovetail/train/collective.h"
+#include "dovetail/comm/collective.h"
 #include "dovetail/train/recommender_training.h"
 #include "dovetail/train/report.h"
 #include "dovetail/train/resolve.h"

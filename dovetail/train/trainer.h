@@ -1,20 +1,13 @@
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <optional>
 
 #include "dovetail/comm/group.h"
 #include "dovetail/train/config.h"
+#include "dovetail/train/options.h"
 
 namespace dovetail {
-
-struct TrainOptions {
-  bool dry_run = false;  ///< print sizes and stop (meta device)
-  bool resume = true;  ///< go on from the newest good checkpoint of the run's folder; false: remove
-                       ///< them and start over
-  bool quiet = false;  ///< no progress and no summary; warnings stay
-};
 
 struct TrainResult {
   int64_t steps = 0;
@@ -33,8 +26,5 @@ struct TrainResult {
 /// threads of the calling thread.
 TrainResult train(const RunConfig& config, std::shared_ptr<Group> group,
                   const TrainOptions& options);
-
-/// Asks a running `train` to finish its step, save and return; async-signal-safe.
-void request_stop();
 
 }  // namespace dovetail

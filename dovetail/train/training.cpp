@@ -16,6 +16,7 @@
 #include "dovetail/train/load_model.h"
 #include "dovetail/train/memory_section.h"
 #include "dovetail/train/samples.h"
+#include "dovetail/train/stored_run.h"
 #include "dovetail/train/validation.h"
 
 namespace dovetail {
@@ -113,7 +114,7 @@ void Training::finish(const RunFolder& folder, bool quiet) {
   // A model whose experts are spread would need all ranks; its checkpoint is whole.
   std::shared_ptr<GPT> whole = model_;
   if (model_->expert_ranks() && !config().log.sample_prompts.empty())
-    whole = load_model(folder.path()).model;
+    whole = load_model(read_run_or_checkpoint(folder.path())).model;
   auto samples = nlohmann::ordered_json::array();
   for (const Sample& sample : continue_prompts(*whole, store().tokenizer(), config())) {
     samples.push_back({{"prompt", sample.prompt}, {"continuation", sample.continuation}});

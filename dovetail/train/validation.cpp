@@ -7,7 +7,7 @@
 
 #include "dovetail/base/log.h"
 #include "dovetail/base/trace.h"
-#include "dovetail/train/collective.h"
+#include "dovetail/comm/collective.h"
 
 namespace dovetail {
 namespace {

@@ -11,6 +11,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/train/balance.h"
+#include "dovetail/train/load_config.h"
 #include "tests/train/balanced_runs.h"
 
 namespace dovetail::test::balance_auto_test {

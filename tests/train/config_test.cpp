@@ -6,6 +6,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/train/load_config.h"
 #include "dovetail/train/memory_section.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/folder.h"

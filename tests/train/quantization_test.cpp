@@ -12,6 +12,7 @@
 #include "dovetail/models/gpt.h"
 #include "dovetail/mx/linear.h"
 #include "dovetail/train/report.h"
+#include "dovetail/train/report_page.h"
 #include "tests/comm/ranks.h"
 #include "tests/train/tiny_run.h"
 

@@ -10,7 +10,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/data/loader.h"
-#include "dovetail/train/collective.h"
+#include "dovetail/comm/collective.h"
 #include "dovetail/train/step.h"
 #include "dovetail/train/trainer.h"
 #include "tests/comm/ranks.h"

@@ -8,7 +8,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/io/checkpoint.h"
-#include "dovetail/train/load_model.h"
+#include "dovetail/train/load_run.h"
 #include "dovetail/train/recommender_training.h"
 #include "dovetail/train/schedule.h"
 #include "tests/comm/ranks.h"

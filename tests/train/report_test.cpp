@@ -12,6 +12,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/train/report_page.h"
 
 namespace dovetail::report_test {
 namespace {

@@ -14,7 +14,7 @@
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/moe/layer.h"
-#include "dovetail/train/load_model.h"
+#include "dovetail/train/load_run.h"
 #include "dovetail/train/resolve.h"
 #include "dovetail/train/resume.h"
 #include "tests/comm/ranks.h"

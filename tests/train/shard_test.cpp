@@ -11,6 +11,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "dovetail/train/expert_parallel.h"
+#include "dovetail/train/load_config.h"
 #include "dovetail/train/optimizer.h"
 #include "dovetail/train/resume.h"
 #include "dovetail/train/step.h"

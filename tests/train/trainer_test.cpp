@@ -1,3 +1,4 @@
+#include "dovetail/train/load_config.h"
 #include "dovetail/train/trainer.h"
 
 #include <gmock/gmock.h>
@@ -12,7 +13,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/gpu.h"
 #include "dovetail/io/checkpoint.h"
-#include "dovetail/train/load_model.h"
+#include "dovetail/train/load_run.h"
 #include "dovetail/train/run_folder.h"
 #include "tests/train/tiny_run.h"
 

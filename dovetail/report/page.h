@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-namespace dovetail {
+namespace dovetail::report {
 
 /// The style sheet and the script of report.html, which are embedded in every page.
 extern const std::string_view kReportStyle;
@@ -15,4 +15,4 @@ std::string page_head(const std::string& title);
 /// Text as it may stand in an element or an attribute.
 std::string escape_html(const std::string& text);
 
-}  // namespace dovetail
+}  // namespace dovetail::report

@@ -1,6 +1,6 @@
-#include "dovetail/train/report_assets.h"
+#include "dovetail/report/page.h"
 
-namespace dovetail {
+namespace dovetail::report {
 
 const std::string_view kReportStyle = R"css(
 :root {
@@ -88,4 +88,4 @@ footer { color: var(--soft); font-size: 12.5px; margin-top: 40px; }
 @media print { .bar, button { display: none; } .chart, .card, pre { break-inside: avoid; } }
 )css";
 
-}  // namespace dovetail
+}  // namespace dovetail::report

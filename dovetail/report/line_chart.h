@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-namespace dovetail::cli {
+namespace dovetail::report {
 
 struct LineChart {
   struct Line {
@@ -19,4 +19,4 @@ struct LineChart {
 /// x, of ten at each of y. InternalError without a point, or with one that is not above zero.
 std::string line_chart_svg(const LineChart& chart);
 
-}  // namespace dovetail::cli
+}  // namespace dovetail::report

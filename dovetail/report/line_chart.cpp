@@ -1,4 +1,4 @@
-#include "dovetail/cli/line_chart.h"
+#include "dovetail/report/line_chart.h"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail::cli {
+namespace dovetail::report {
 namespace {
 
 constexpr double kChartWidth = 760, kChartHeight = 460, kChartLeft = 80, kChartRight = 150,
@@ -113,4 +113,4 @@ std::string line_chart_svg(const LineChart& chart) {
   return svg + "</svg>\n";
 }
 
-}  // namespace dovetail::cli
+}  // namespace dovetail::report

@@ -1,6 +1,6 @@
-#include "dovetail/train/report_assets.h"
+#include "dovetail/report/page.h"
 
-namespace dovetail {
+namespace dovetail::report {
 
 const std::string_view kReportScript = R"js(
 "use strict";
@@ -331,4 +331,4 @@ document.getElementById("theme").addEventListener("click", () => setTheme(root.d
 new ResizeObserver(drawAll).observe(document.getElementById("charts"));
 )js";
 
-}  // namespace dovetail
+}  // namespace dovetail::report

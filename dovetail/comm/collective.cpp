@@ -1,4 +1,4 @@
-#include "dovetail/train/collective.h"
+#include "dovetail/comm/collective.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>

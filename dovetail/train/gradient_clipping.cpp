@@ -1,4 +1,4 @@
-#include "dovetail/train/gradient_squares.h"
+#include "dovetail/train/gradient_clipping.h"
 
 #include <ATen/ops/cat.h>
 
@@ -43,6 +43,10 @@ double sum_of_pieces(std::span<const at::Tensor> squares) {
     sum = std::accumulate(piece, piece + of_some.numel(), sum);
   }
   return sum;
+}
+
+double clip_factor(double norm, double max_norm) {
+  return max_norm > 0 && norm > max_norm ? max_norm / norm : 1.0;
 }
 
 }  // namespace dovetail
