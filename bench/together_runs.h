@@ -20,8 +20,8 @@
 #include "dovetail/base/file.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/io/checkpoint.h"
-#include "dovetail/train/config.h"
-#include "dovetail/train/load_config.h"
+#include "dovetail/train/config/run_config.h"
+#include "dovetail/train/resolve/load_config.h"
 #include "dovetail/train/trainer.h"
 
 /// Training what bench/together.h names.

@@ -4,8 +4,8 @@
 #include "dovetail/base/schema.h"
 #include "dovetail/cli/command.h"
 #include "dovetail/cli/output.h"
-#include "dovetail/train/config.h"
-#include "dovetail/train/load_config.h"
+#include "dovetail/train/config/run_config.h"
+#include "dovetail/train/resolve/load_config.h"
 
 namespace dovetail::cli {
 namespace {

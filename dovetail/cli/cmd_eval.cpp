@@ -9,12 +9,12 @@
 #include "dovetail/cli/eval_recommender.h"
 #include "dovetail/cli/output.h"
 #include "dovetail/models/gpt.h"
-#include "dovetail/train/load_model.h"
+#include "dovetail/train/gpt/load_model.h"
 #include "dovetail/train/load_run.h"
-#include "dovetail/train/multiple_choice.h"
-#include "dovetail/train/progress.h"
-#include "dovetail/train/stored_run.h"
-#include "dovetail/train/validation.h"
+#include "dovetail/train/gpt/multiple_choice.h"
+#include "dovetail/train/run/progress.h"
+#include "dovetail/train/run/stored_run.h"
+#include "dovetail/train/metrics/validation.h"
 
 namespace dovetail::cli {
 namespace {

@@ -6,10 +6,10 @@
 #include "dovetail/cli/command.h"
 #include "dovetail/cli/output.h"
 #include "dovetail/models/huggingface.h"
-#include "dovetail/train/load_model.h"
-#include "dovetail/train/load_recommender.h"
+#include "dovetail/train/gpt/load_model.h"
+#include "dovetail/train/recommender/trained_recommender.h"
 #include "dovetail/train/load_run.h"
-#include "dovetail/train/stored_run.h"
+#include "dovetail/train/run/stored_run.h"
 
 namespace dovetail::cli {
 namespace {

@@ -17,8 +17,8 @@
 #include "dovetail/cli/table_options.h"
 #include "dovetail/hybrid/cluster_metrics.h"
 #include "dovetail/hybrid/kmeans_batch.h"
-#include "dovetail/train/progress.h"
-#include "dovetail/train/run_folder.h"
+#include "dovetail/train/run/progress.h"
+#include "dovetail/train/run/folder.h"
 
 namespace dovetail::cli {
 namespace {

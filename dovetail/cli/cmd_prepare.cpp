@@ -9,9 +9,9 @@
 #include "dovetail/cli/set_keys.h"
 #include "dovetail/data/prepare.h"
 #include "dovetail/data/tokenizer.h"
-#include "dovetail/train/config.h"
-#include "dovetail/train/load_config.h"
-#include "dovetail/train/progress.h"
+#include "dovetail/train/config/run_config.h"
+#include "dovetail/train/resolve/load_config.h"
+#include "dovetail/train/run/progress.h"
 
 namespace dovetail::cli {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "dovetail/cli/command.h"
 #include "dovetail/cli/output.h"
-#include "dovetail/train/report.h"
+#include "dovetail/train/report/run_report.h"
 
 namespace dovetail::cli {
 namespace {

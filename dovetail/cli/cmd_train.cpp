@@ -6,7 +6,7 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/cli/command.h"
 #include "dovetail/cli/output.h"
-#include "dovetail/train/load_config.h"
+#include "dovetail/train/resolve/load_config.h"
 #include "dovetail/train/trainer.h"
 
 namespace dovetail::cli {

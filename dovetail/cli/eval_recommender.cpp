@@ -14,10 +14,10 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/cli/output.h"
 #include "dovetail/data/row_stream.h"
-#include "dovetail/train/load_recommender.h"
-#include "dovetail/train/metrics.h"
-#include "dovetail/train/recommender_validation.h"
-#include "dovetail/train/stored_run.h"
+#include "dovetail/train/recommender/trained_recommender.h"
+#include "dovetail/train/metrics/metrics.h"
+#include "dovetail/train/recommender/validation.h"
+#include "dovetail/train/run/stored_run.h"
 
 namespace dovetail::cli {
 namespace {

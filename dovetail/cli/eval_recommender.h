@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "dovetail/train/stored_run.h"
+#include "dovetail/train/run/stored_run.h"
 
 namespace dovetail::cli {
 

@@ -9,7 +9,7 @@
 #include "dovetail/cli/clusters_report.h"
 #include "dovetail/cli/fit_models.h"
 #include "dovetail/hybrid/mixture.h"
-#include "dovetail/train/progress.h"
+#include "dovetail/train/run/progress.h"
 
 namespace dovetail::cli {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "dovetail/cli/job_state.h"
 #include "dovetail/cli/table_options.h"
-#include "dovetail/train/run_folder.h"
+#include "dovetail/train/run/folder.h"
 
 namespace dovetail::cli {
 

@@ -6,7 +6,7 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/cli/fit_models.h"
 #include "dovetail/hybrid/principal.h"
-#include "dovetail/train/progress.h"
+#include "dovetail/train/run/progress.h"
 
 namespace dovetail::cli {
 namespace {

@@ -10,7 +10,7 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/cli/fit_models.h"
 #include "dovetail/hybrid/regression.h"
-#include "dovetail/train/progress.h"
+#include "dovetail/train/run/progress.h"
 
 namespace dovetail::cli {
 namespace {

@@ -15,10 +15,10 @@
 #include "dovetail/cli/plan_output.h"
 #include "dovetail/plan/budget.h"
 #include "dovetail/plan/memory_use.h"
-#include "dovetail/train/load_config.h"
-#include "dovetail/train/memory_record.h"
-#include "dovetail/train/memory_section.h"
-#include "dovetail/train/trial_step.h"
+#include "dovetail/train/resolve/load_config.h"
+#include "dovetail/train/memory/record.h"
+#include "dovetail/train/memory/section.h"
+#include "dovetail/train/gpt/trial_step.h"
 
 namespace dovetail::cli {
 namespace {

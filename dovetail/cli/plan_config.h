@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "dovetail/train/config.h"
+#include "dovetail/train/config/run_config.h"
 
 namespace dovetail::cli {
 

@@ -12,8 +12,8 @@
 #include "dovetail/cli/plan_config.h"
 #include "dovetail/plan/budget.h"
 #include "dovetail/plan/placed.h"
-#include "dovetail/train/memory_section.h"
-#include "dovetail/train/trial_step.h"
+#include "dovetail/train/memory/section.h"
+#include "dovetail/train/gpt/trial_step.h"
 
 namespace dovetail::cli {
 namespace {

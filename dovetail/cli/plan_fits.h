@@ -8,7 +8,7 @@
 
 #include "dovetail/comm/group.h"
 #include "dovetail/plan/fit.h"
-#include "dovetail/train/resolve.h"
+#include "dovetail/train/resolve/resolve.h"
 
 namespace dovetail::cli {
 

@@ -1,6 +1,6 @@
 #include "dovetail/train/load_run.h"
 
-#include "dovetail/train/load_recommender.h"
+#include "dovetail/train/recommender/trained_recommender.h"
 
 namespace dovetail {
 

@@ -2,8 +2,8 @@
 
 #include <filesystem>
 
-#include "dovetail/train/load_model.h"
-#include "dovetail/train/stored_run.h"
+#include "dovetail/train/gpt/load_model.h"
+#include "dovetail/train/run/stored_run.h"
 
 namespace dovetail {
 

@@ -20,14 +20,14 @@
 #include "dovetail/models/gpt.h"
 #include "dovetail/mx/feed_forward.h"
 #include "dovetail/comm/collective.h"
-#include "dovetail/train/recommender_training.h"
-#include "dovetail/train/report.h"
-#include "dovetail/train/resolve.h"
-#include "dovetail/train/resume.h"
-#include "dovetail/train/run_folder.h"
-#include "dovetail/train/training.h"
-#include "dovetail/train/unread_keys.h"
-#include "dovetail/train/validation.h"
+#include "dovetail/train/recommender/training.h"
+#include "dovetail/train/report/run_report.h"
+#include "dovetail/train/resolve/resolve.h"
+#include "dovetail/train/loop/resume.h"
+#include "dovetail/train/run/folder.h"
+#include "dovetail/train/gpt/training.h"
+#include "dovetail/train/resolve/unread_keys.h"
+#include "dovetail/train/metrics/validation.h"
 
 namespace dovetail {
 namespace {

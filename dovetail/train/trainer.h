@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "dovetail/comm/group.h"
-#include "dovetail/train/config.h"
-#include "dovetail/train/options.h"
+#include "dovetail/train/config/run_config.h"
+#include "dovetail/train/config/options.h"
 
 namespace dovetail {
 

@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "dovetail/base/error.h"
-#include "dovetail/train/balance.h"
-#include "dovetail/train/load_config.h"
+#include "dovetail/train/ranks/batch_shares.h"
+#include "dovetail/train/resolve/load_config.h"
 #include "tests/train/balanced_runs.h"
 
 namespace dovetail::test::balance_auto_test {

@@ -12,9 +12,9 @@
 #include "dovetail/base/file.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/io/checkpoint.h"
-#include "dovetail/train/config.h"
-#include "dovetail/train/recommender_lookups.h"
-#include "dovetail/train/table_checkpoint.h"
+#include "dovetail/train/config/run_config.h"
+#include "dovetail/train/tables/lookups.h"
+#include "dovetail/train/tables/checkpoint.h"
 #include "tests/base/temporary_folder.h"
 
 namespace dovetail::test {

@@ -1,4 +1,4 @@
-#include "dovetail/train/config.h"
+#include "dovetail/train/config/run_config.h"
 
 #include <fmt/ranges.h>
 #include <gmock/gmock.h>
@@ -6,8 +6,8 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
-#include "dovetail/train/load_config.h"
-#include "dovetail/train/memory_section.h"
+#include "dovetail/train/resolve/load_config.h"
+#include "dovetail/train/memory/section.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/folder.h"
 

@@ -1,6 +1,6 @@
 // ctest-labels: threads
 // A run whose experts are spread over ranks against the same run on one.
-#include "dovetail/train/expert_parallel.h"
+#include "dovetail/train/ranks/expert_parallel.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -13,11 +13,11 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "dovetail/io/checkpoint.h"
-#include "dovetail/train/expert_plans.h"
-#include "dovetail/train/load_model.h"
-#include "dovetail/train/optimizer.h"
-#include "dovetail/train/resolve.h"
-#include "dovetail/train/resume.h"
+#include "dovetail/train/ranks/layout_choice.h"
+#include "dovetail/train/gpt/load_model.h"
+#include "dovetail/train/optimizer/optimizer.h"
+#include "dovetail/train/resolve/resolve.h"
+#include "dovetail/train/loop/resume.h"
 #include "tests/comm/ranks.h"
 #include "tests/train/tiny_run.h"
 

@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "dovetail/train/multiple_choice.h"
-#include "dovetail/train/report.h"
+#include "dovetail/train/gpt/multiple_choice.h"
+#include "dovetail/train/report/run_report.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/fuzz.h"
 

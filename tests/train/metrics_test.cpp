@@ -1,4 +1,4 @@
-#include "dovetail/train/metrics.h"
+#include "dovetail/train/metrics/metrics.h"
 
 #include <gtest/gtest.h>
 

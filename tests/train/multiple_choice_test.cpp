@@ -1,4 +1,4 @@
-#include "dovetail/train/multiple_choice.h"
+#include "dovetail/train/gpt/multiple_choice.h"
 
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/tensor.h>

@@ -1,4 +1,4 @@
-#include "dovetail/train/optimizer.h"
+#include "dovetail/train/optimizer/optimizer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "dovetail/base/error.h"
-#include "dovetail/train/trial_step.h"
+#include "dovetail/train/gpt/trial_step.h"
 #include "tests/train/planned_training.h"
 #include "tests/train/tiny_run.h"
 

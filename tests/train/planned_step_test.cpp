@@ -1,4 +1,4 @@
-#include "dovetail/train/planned_step.h"
+#include "dovetail/train/memory/planned_step.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

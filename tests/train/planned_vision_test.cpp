@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "dovetail/models/vision.h"
-#include "dovetail/train/planned_step.h"
+#include "dovetail/train/memory/planned_step.h"
 
 /// Networks with batch norm, whose operations change running statistics, under plans that only
 /// recompute.

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
-#include "dovetail/train/planned_step.h"
+#include "dovetail/train/memory/planned_step.h"
 
 /// Models and optimizers of libtorch, as they are, within a memory budget: each step has its own
 /// numbers.

@@ -1,9 +1,9 @@
-#include "dovetail/train/progress.h"
+#include "dovetail/train/run/progress.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "dovetail/train/tensorboard.h"
+#include "dovetail/train/run/tensorboard.h"
 
 namespace dovetail::progress_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "dovetail/train/quantization.h"
+#include "dovetail/train/numerics/quantization.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,8 +11,8 @@
 #include "dovetail/base/error.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/mx/linear.h"
-#include "dovetail/train/report.h"
-#include "dovetail/train/report_page.h"
+#include "dovetail/train/report/run_report.h"
+#include "dovetail/train/report/run_page.h"
 #include "tests/comm/ranks.h"
 #include "tests/train/tiny_run.h"
 

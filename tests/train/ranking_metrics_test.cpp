@@ -1,6 +1,6 @@
 // Metrics held against their definitions in plain loops, and against scikit-learn
 // (ranking_oracle.py).
-#include "dovetail/train/ranking_metrics.h"
+#include "dovetail/train/metrics/ranking_metrics.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>

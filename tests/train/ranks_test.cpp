@@ -11,7 +11,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/data/loader.h"
 #include "dovetail/comm/collective.h"
-#include "dovetail/train/step.h"
+#include "dovetail/train/gpt/step.h"
 #include "dovetail/train/trainer.h"
 #include "tests/comm/ranks.h"
 #include "tests/train/tiny_run.h"

@@ -1,4 +1,4 @@
-#include "dovetail/train/recommender_lookups.h"
+#include "dovetail/train/tables/lookups.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-#include "dovetail/train/recommender_loss.h"
+#include "dovetail/train/recommender/loss.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "dovetail/train/recommender_tuning.h"
+#include "dovetail/train/recommender/tuning.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

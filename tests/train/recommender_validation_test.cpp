@@ -1,4 +1,4 @@
-#include "dovetail/train/recommender_validation.h"
+#include "dovetail/train/recommender/validation.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "dovetail/base/file.h"
-#include "dovetail/train/metrics.h"
-#include "dovetail/train/ranking_metrics.h"
+#include "dovetail/train/metrics/metrics.h"
+#include "dovetail/train/metrics/ranking_metrics.h"
 #include "tests/comm/ranks.h"
 #include "tests/train/clicks.h"
 #include "tests/train/tiny_run.h"

@@ -1,4 +1,4 @@
-#include "dovetail/train/report.h"
+#include "dovetail/train/report/run_report.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
-#include "dovetail/train/report_page.h"
+#include "dovetail/train/report/run_page.h"
 
 namespace dovetail::report_test {
 namespace {

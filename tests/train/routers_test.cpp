@@ -1,6 +1,6 @@
 // ctest-labels: threads
 // What routers keep and count over the steps, micro-batches and ranks of a run.
-#include "dovetail/train/router_bias.h"
+#include "dovetail/train/ranks/router_bias.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -15,8 +15,8 @@
 #include "dovetail/models/gpt.h"
 #include "dovetail/moe/layer.h"
 #include "dovetail/train/load_run.h"
-#include "dovetail/train/resolve.h"
-#include "dovetail/train/resume.h"
+#include "dovetail/train/resolve/resolve.h"
+#include "dovetail/train/loop/resume.h"
 #include "tests/comm/ranks.h"
 #include "tests/train/tiny_run.h"
 

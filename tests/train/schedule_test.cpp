@@ -1,4 +1,4 @@
-#include "dovetail/train/schedule.h"
+#include "dovetail/train/optimizer/lr_schedule.h"
 
 #include <gtest/gtest.h>
 

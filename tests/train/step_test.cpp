@@ -1,4 +1,4 @@
-#include "dovetail/train/step.h"
+#include "dovetail/train/gpt/step.h"
 
 #include <gtest/gtest.h>
 #include <torch/types.h>

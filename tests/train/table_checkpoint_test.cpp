@@ -1,4 +1,4 @@
-#include "dovetail/train/table_checkpoint.h"
+#include "dovetail/train/tables/checkpoint.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

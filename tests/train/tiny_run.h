@@ -12,7 +12,7 @@
 
 #include "dovetail/base/file.h"
 #include "dovetail/base/rng.h"
-#include "dovetail/train/config.h"
+#include "dovetail/train/config/run_config.h"
 #include "dovetail/train/trainer.h"
 #include "tests/base/temporary_folder.h"
 

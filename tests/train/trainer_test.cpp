@@ -1,4 +1,4 @@
-#include "dovetail/train/load_config.h"
+#include "dovetail/train/resolve/load_config.h"
 #include "dovetail/train/trainer.h"
 
 #include <gmock/gmock.h>
@@ -14,7 +14,7 @@
 #include "dovetail/base/gpu.h"
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/train/load_run.h"
-#include "dovetail/train/run_folder.h"
+#include "dovetail/train/run/folder.h"
 #include "tests/train/tiny_run.h"
 
 namespace dovetail::trainer_test {

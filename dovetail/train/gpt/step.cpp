@@ -1,0 +1,180 @@
+#include "dovetail/train/gpt/step.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/operation.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/comm/collective.h"
+#include "dovetail/train/optimizer/gradient_clipping.h"
+
+namespace dovetail {
+
+TrainStep::TrainStep(std::shared_ptr<GPT> model, Optimizer& optimizer, std::shared_ptr<Group> group,
+                     StepOptions options)
+    : model_(std::move(model)),
+      optimizer_(optimizer),
+      group_(std::move(group)),
+      options_(std::move(options)),
+      reducer_(group_, optimizer_.parameters(),
+               {.bucket_bytes = options_.bucket_bytes,
+                .groups = options_.gradient_groups,
+                .scatter = options_.scatter_gradients}),
+      judged_(at::zeros({1})) {
+  DOVETAIL_CHECK(options_.micro_batch > 0, "micro_batch {}", options_.micro_batch);
+}
+
+void TrainStep::plan_memory(PlannedStep::Options options) {
+  options.replay = true;  // `now_` is read anew by operations
+  plan::StepTensors tensors;
+  for (const auto& item : model_->named_parameters())
+    tensors.parameters.emplace_back(item.key(), item.value());
+  tensors.state = optimizer_.state();
+  tensors.state.emplace_back("judged", judged_);
+  planned_.emplace([this](const std::vector<at::Tensor>& inputs) { work(inputs.front()); },
+                   std::move(tensors), std::move(options));
+}
+
+StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop,
+                           const StepPlace& place) {
+  DOVETAIL_CHECK(tokens.size(0) > 0, "a rank without samples");
+  now_ = {.lr = lr, .want_stop = want_stop, .place = place, .weight = count_targets(tokens)};
+  if (planned_) {
+    planned_->run({{"tokens", tokens}}, {{"first sample", place.first_sample},
+                                         {"most samples of a rank", place.most_samples}});
+  } else {
+    work(tokens);
+  }
+  return now_.outcome;
+}
+
+void TrainStep::work(const at::Tensor& tokens) {
+  const auto [losses, squares] = make_gradients_by_graph(tokens);
+  const TraceSpan span("update");
+  Operands of{.reads = squares, .changes = {judged_}};
+  of.reads.push_back(losses.sum);
+  of.reads.push_back(losses.router);
+  operation("dovetail::judge", std::move(of), [this](const Operands& given) {
+    const UnrecordedAllocations of_the_group;
+    const std::vector<at::Tensor> reads = read_together(given.reads);
+    const double squares = sum_of_pieces(std::span(reads).first(reads.size() - 2));
+    const at::Tensor &loss = reads[reads.size() - 2], &router = reads.back();
+    now_.outcome =
+        judge(loss.item<double>(),
+              router.defined() ? std::optional(router.item<double>()) : std::nullopt, squares);
+    return std::vector<at::Tensor>();
+  });
+  optimizer_.update(reducer_);
+}
+
+TrainStep::Gradients TrainStep::make_gradients(const at::Tensor& tokens) {
+  const Losses losses = add_gradients(tokens);
+  return {losses, squares_of_share()};
+}
+
+TrainStep::Gradients TrainStep::make_gradients_by_graph(const at::Tensor& tokens) {
+  const bool wanted = options_.cuda_graph && graph_failure_.empty() && now_.place.graphed;
+  if (wanted && !recorded_ && --steps_before_graph_ < 0) record_graph(tokens);
+  if (!wanted || !recorded_ || tokens.sizes() != recorded_->tokens.sizes())
+    return make_gradients(tokens);
+  // Pinned: a copy from other memory waits for all work before it.
+  recorded_->tokens.copy_(tokens.pin_memory(), /*non_blocking=*/true);
+  reducer_.replace(recorded_->gradients);
+  recorded_->graph->replay();
+  return recorded_->made;
+}
+
+void TrainStep::record_graph(const at::Tensor& tokens) {
+  Recorded recorded;
+  reducer_.begin();  // frees the gradients of the previous step, which a recording could not
+  try {
+    recorded.tokens = tokens.to(optimizer_.parameters().front().device());
+    recorded.graph =
+        std::make_unique<GpuGraph>([&] { recorded.made = make_gradients(recorded.tokens); });
+  } catch (const c10::Error& error) {
+    graph_failure_ = error.what_without_backtrace();
+    return;
+  }
+  for (size_t i = 0; i < reducer_.size(); ++i) recorded.gradients.push_back(reducer_.gradient(i));
+  recorded_ = std::move(recorded);
+}
+
+TrainStep::Losses TrainStep::add_gradients(const at::Tensor& tokens) {
+  const int64_t samples = tokens.size(0);
+  const StepPlace& place = now_.place;
+  Losses losses;
+  const auto add = [](at::Tensor& to, const at::Tensor& part) {
+    const at::Tensor detached = part.detach().to(at::kDouble);
+    to = to.defined() ? to + detached : detached;
+  };
+  moe::Pass pass = {.training = true, .seed = moe::StepSeed::at(&now_.place.seed)};
+  if (group_->size() > 1)
+    pass.sum_over_ranks = [this](at::Tensor& sums) { group_->all_reduce(sums); };
+  // Ranks that meet in every forward pass make as many of them, some of nothing.
+  const moe::Config& moe = model_->config().moe;
+  const bool meet = model_->expert_ranks() || reducer_.scatters() ||
+                    (group_->size() > 1 && moe.experts > 0 && moe.load_scope == "global_batch");
+  const int64_t passes_over = meet ? std::max(samples, place.most_samples) : samples;
+  reducer_.begin();
+  for (int64_t first = 0; first < passes_over; first += options_.micro_batch) {
+    const int64_t size = std::clamp(samples - first, int64_t{0}, options_.micro_batch);
+    now_.clock.start();
+    LossSum loss;
+    {
+      const TraceSpan span("forward");
+      pass.first_token = (place.first_sample + first) * (tokens.size(1) - 1);
+      pass.most_tokens =
+          std::min(place.most_samples - first, options_.micro_batch) * (tokens.size(1) - 1);
+      loss = model_->loss(tokens.narrow(0, std::min(first, samples), size), pass);
+    }
+    const bool reduced = reducer_.scatters() || first + options_.micro_batch >= passes_over;
+    if (reduced) reducer_.arm();
+    const TraceSpan span("backward");
+    loss.trained().backward();
+    add(losses.sum, loss.sum);
+    if (loss.router.defined()) add(losses.router, loss.router);
+    if (loss.sum.is_cpu()) now_.clock.stop();
+    if (reduced) reducer_.finish();
+  }
+  return losses;
+}
+
+/// Squares of this rank's share of the gradients that several ranks hold: over all ranks they are
+/// the global norm.
+std::vector<at::Tensor> TrainStep::squares_of_share() const {
+  std::vector<at::Tensor> share;
+  if (reducer_.scatters()) {
+    for (size_t b = 0; b < reducer_.buckets().size(); ++b) share.push_back(reducer_.share(b));
+    return squares_of(share);
+  }
+  // Holders of the same experts count alike; a rank with more experts has other indices behind
+  // them.
+  std::map<const Group*, int> count;
+  for (size_t i = 0; i < reducer_.size(); ++i) {
+    const Group& holders = reducer_.group(i);
+    if (count[&holders]++ % holders.size() == holders.rank()) share.push_back(reducer_.gradient(i));
+  }
+  return squares_of(share);
+}
+
+StepOutcome TrainStep::judge(double loss_sum, std::optional<double> router_sum,
+                             double squares) const {
+  const std::vector<double> sums =
+      sum_over_ranks(*group_, {loss_sum, static_cast<double>(now_.weight), squares,
+                               now_.want_stop ? 1.0 : 0.0, router_sum.value_or(0.0)});
+  StepOutcome outcome = {.loss = sums[0] / sums[1],
+                         .grad_norm = std::sqrt(sums[2]) / sums[1],
+                         .tokens = static_cast<int64_t>(sums[1]),
+                         .stop = sums[3] > 0};
+  if (router_sum) outcome.router_loss = sums[4] / sums[1];
+  prepare_update(outcome, {.weight = sums[1], .max_norm = options_.clip, .lr = now_.lr}, optimizer_);
+  return outcome;
+}
+
+}  // namespace dovetail

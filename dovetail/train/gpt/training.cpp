@@ -1,0 +1,224 @@
+#include "dovetail/train/gpt/training.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/gpu.h"
+#include "dovetail/base/log.h"
+#include "dovetail/base/machine.h"
+#include "dovetail/base/rng.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/mx/linear.h"
+#include "dovetail/ops/cuda_kernels.h"
+#include "dovetail/train/gpt/load_model.h"
+#include "dovetail/train/memory/section.h"
+#include "dovetail/train/gpt/text_samples.h"
+#include "dovetail/train/run/stored_run.h"
+#include "dovetail/train/metrics/validation.h"
+
+namespace dovetail {
+
+namespace {
+
+/// Why forward and backward of the run cannot be one CUDA graph; empty if they can.
+std::string cuda_graph_obstacle(const ResolvedRun& run, const Group& group,
+                                const Quantization& quantization) {
+  if (!run.device.is_cuda()) return "the run is on the CPU";
+  if (cuda_kernels() == nullptr) return "this build has no kernels for the GPU";
+  if (group.size() > 1) return "ranks exchange gradients while backward runs";
+  if (run.config.model.moe.experts > 0) return "experts read the sizes of their shares on the host";
+  for (const auto& layer : quantization.layers()) {
+    const mx::LinearRecipe& recipe = layer->quantized()->recipe();
+    for (const mx::Operand operand : mx::kOperands) {
+      if (recipe.of(operand).history > 0)
+        return "delayed scaling changes the scales from step to step";
+      if (recipe.of(operand).rounding == mx::Rounding::kStochastic)
+        return "stochastic rounding changes its seed from step to step";
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFolder* folder,
+                   bool quiet, RunState state, const std::map<std::string, at::Tensor>& tensors)
+    : TrainingLoop(run, std::move(group), std::move(state)), parallel_(run.config, group_) {
+  const RunConfig& config = run_.config;
+  // One rank's whole training runs on this stream, which a graph can record. Several ranks keep the
+  // default stream, which their communication threads share.
+  if (run_.device.is_cuda() && group_->size() == 1 && config.run.cuda_graph != "off")
+    use_own_stream();
+  const uint64_t idle_bytes = resident_bytes();
+  std::shared_ptr<plan::PagedAllocations> paged = paged_until_there_is_a_plan(config.memory);
+  model_ = std::make_shared<GPT>(config.model, c10::kCPU, parallel_.ranks());
+  model_->checkpoint_activations = config.train.checkpoint_activations;
+  if (!resumed())
+    initialize(*model_, static_cast<uint64_t>(config.run.seed), config.train.init_noise);
+  OptimizerSharding sharding;
+  if (config.parallel.shards())
+    sharding = {.group = group_, .bucket_bytes = config.train.bucket_bytes};
+  optimizer_.emplace(*model_, config.optimizer, std::move(sharding));
+  model_->set_compute_dtype(run_.precision.compute);
+  model_->to(run_.device);
+  quantization_.emplace(*model_, config.precision, run_.precision.name);
+  optimizer_->bind(*model_);
+  expert_load_.emplace(*model_);
+  router_bias_.emplace(*model_);
+  plans_.emplace(*model_, config, run_.micro_batch * config.model.context, run_.precision.compute,
+                 parallel_, *group_);
+  if (folder != nullptr && !quiet && !plans_->choice().empty()) log_info("{}", plans_->choice());
+  if (resumed()) restore_from(tensors);
+  const std::string no_graph = cuda_graph_obstacle(run_, *group_, *quantization_);
+  user_check(config.run.cuda_graph != "on" || no_graph.empty(),
+             "run.cuda_graph = \"on\", but {}; use \"auto\"", no_graph);
+  step_.emplace(model_, *optimizer_, group_,
+                StepOptions{.micro_batch = run_.micro_batch,
+                            .clip = config.train.clip,
+                            .bucket_bytes = config.train.bucket_bytes,
+                            .gradient_groups = parallel_.gradient_groups(*model_),
+                            .scatter_gradients = config.parallel.shard == "gradients",
+                            .cuda_graph = config.run.cuda_graph != "off" && no_graph.empty()});
+  if (!config.memory.budget.empty()) {
+    PlannedStep::Options options = planned_step_options(config.memory);
+    options.paged = std::move(paged);
+    options.idle_bytes = idle_bytes;
+    options.anew = shares_.automatic();
+    step_->plan_memory(options);
+  }
+  loader_.emplace(config.data, LoaderOptions{.seed = static_cast<uint64_t>(config.run.seed),
+                                             .batch = config.train.batch,
+                                             .context = config.model.context,
+                                             .total_steps = config.train.steps,
+                                             .rank = group_->rank(),
+                                             .world = group_->size()});
+  if (folder != nullptr) open_output(*folder, quiet);
+}
+
+void Training::restore_from(const std::map<std::string, at::Tensor>& tensors) {
+  std::map<std::string, at::Tensor> of_optimizer, of_quantization, of_routers;
+  for (const auto& [name, tensor] : tensors) {
+    const bool quantizes = name.starts_with(Quantization::kTensorPrefix),
+               routes = name.starts_with(RouterBias::kTensorPrefix);
+    (quantizes ? of_quantization : routes ? of_routers : of_optimizer)[name] = tensor;
+  }
+  restore(*optimizer_, *model_, parallel_, of_optimizer, state_.updates, *group_);
+  quantization_->load(of_quantization, *group_);
+  router_bias_->load(of_routers, *group_);
+}
+
+void Training::finish(const RunFolder& folder, bool quiet) {
+  // A model whose experts are spread would need all ranks; its checkpoint is whole.
+  std::shared_ptr<GPT> whole = model_;
+  if (model_->expert_ranks() && !config().log.sample_prompts.empty())
+    whole = load_model(read_run_or_checkpoint(folder.path())).model;
+  auto samples = nlohmann::ordered_json::array();
+  for (const Sample& sample : continue_prompts(*whole, store().tokenizer(), config())) {
+    samples.push_back({{"prompt", sample.prompt}, {"continuation", sample.continuation}});
+    if (!quiet) log_info("--- sample\n{}{}\n---", sample.prompt, sample.continuation);
+  }
+  folder.write_json("samples.json", samples);
+}
+
+StepOutcome Training::train_step(int64_t number, double lr, bool want_stop, StepTimings& timings) {
+  const BatchShares::Range range = shares_.range(group_->rank());
+  const double begin_s = now_seconds();
+  loader_->set_part(range.begin, range.end);
+  const at::Tensor tokens = loader_->step(number - 1);
+  timings.data_ms = 1e3 * (now_seconds() - begin_s);
+  const uint64_t seed =
+      mix_seed(static_cast<uint64_t>(config().run.seed), static_cast<uint64_t>(number));
+  quantization_->begin_step(mix_seed(seed, static_cast<uint64_t>(group_->rank())),
+                            quantization_report_due(number));
+  expert_load_->begin_step();
+  const StepOutcome outcome = step_->run(tokens, lr, want_stop,
+                                         {.seed = seed,
+                                          .first_sample = range.begin,
+                                          .most_samples = shares_.most_samples(),
+                                          .graphed = !quantization_report_due(number)});
+  if (!outcome.skipped) {
+    quantization_->end_step(*group_);
+    router_bias_->end_step(*group_);
+  }
+  timings.communication_ms = 1e3 * step_->gradients().exposed_s();
+  timings.compute_ms = 1e3 * step_->compute_s();
+  balance((range.size() + run_.micro_batch - 1) / run_.micro_batch, step_->compute_s(),
+          step_->memory_plan(), number + 1);
+  return outcome;
+}
+
+void Training::report_graph() {
+  const std::string& failure = step_->graph_failure();
+  if (told_graph_ || (!step_->has_graph() && failure.empty())) return;
+  told_graph_ = true;
+  user_check(failure.empty() || config().run.cuda_graph != "on",
+             "run.cuda_graph = \"on\", but the step cannot be recorded: {}", failure);
+  if (output() == nullptr) return;
+  if (failure.empty()) {
+    log_info("forward and backward run as one CUDA graph from step {} on", state_.step);
+  } else {
+    output()->warn("forward and backward run without a CUDA graph: " + failure);
+  }
+}
+
+void Training::report_step() {
+  report_graph();
+  report_quantization();
+  report_expert_load();
+  if (step_->memory_plan() != nullptr && output() != nullptr)
+    memory_plan_log_.report(*step_->memory_plan(), config().folder(), complete());
+  plans_->end_step(state_.step, *group_);
+}
+
+std::optional<Validation> Training::evaluate() {
+  return validate(*model_, store(), *group_,
+                  {.context = config().model.context,
+                   .batch = run_.micro_batch,
+                   .max_tokens = complete() ? 0 : config().eval.max_tokens});
+}
+
+bool Training::quantization_report_due(int64_t step) const {
+  const int64_t every = config().log.quantization_every;
+  const bool here =
+      group_->rank() == 0 || parallel_.ranks();  // others' experts are theirs to count
+  if (!here || every == 0 || quantization_->layers().empty()) return false;
+  return step % every == 0 || step >= config().train.steps;
+}
+
+void Training::report_quantization() {
+  if (!quantization_report_due(state_.step)) return;
+  const nlohmann::ordered_json statistics =
+      parallel_.joined(quantization_->statistics(state_.step));
+  if (output() == nullptr) return;
+  output()->write_quantization(statistics);
+  for (const std::string& line : quantization_->warnings(statistics)) output()->warn(line);
+}
+
+void Training::report_expert_load() {
+  const int64_t every = config().log.experts_every;
+  if (every == 0 || expert_load_->empty() || (state_.step % every != 0 && !complete())) return;
+  nlohmann::ordered_json statistics = expert_load_->statistics(state_.step, *group_);
+  if (!plans_->empty()) {
+    const nlohmann::ordered_json plans = plans_->plans();
+    for (size_t i = 0; i < plans.size(); ++i) statistics["layers"][i].update(plans[i]);
+    statistics["all_to_all"] = plans_->traffic(state_.step, *group_);
+  }
+  if (output() != nullptr) output()->write_experts(statistics);
+}
+
+std::map<std::string, at::Tensor> Training::checkpoint_tensors() {
+  std::map<std::string, at::Tensor> tensors = parallel_.gathered(*model_, optimizer_->tensors());
+  if (group_->rank() != 0) return tensors;
+  tensors.merge(quantization_->tensors());
+  tensors.merge(router_bias_->tensors());
+  return tensors;
+}
+
+nlohmann::json Training::checkpoint_state() const {
+  return dovetail::checkpoint_state(state_, run_, &store().tokenizer(), group_->size());
+}
+
+}  // namespace dovetail

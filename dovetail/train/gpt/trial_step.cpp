@@ -1,0 +1,44 @@
+#include "dovetail/train/gpt/trial_step.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/randint.h>
+
+#include <utility>
+
+#include "dovetail/base/trace.h"
+
+namespace dovetail {
+
+ResolvedRun resolve_trial(const RunConfig& config, Group& group) {
+  ResolvedRun run = resolve_run(config, group, {.dry_run = true, .quiet = true});
+  resolve_precision_and_size(run, group, std::nullopt);
+  return run;
+}
+
+TrialStep::TrialStep(const ResolvedRun& run, std::shared_ptr<Group> group, int64_t samples,
+                     int64_t micro_batch)
+    : run_(run), model_(std::make_shared<GPT>(run.config.model)) {
+  const RunConfig& config = run.config;
+  initialize(*model_, static_cast<uint64_t>(config.run.seed), config.train.init_noise);
+  optimizer_.emplace(*model_, config.optimizer);
+  model_->set_compute_dtype(run.precision.compute);
+  quantization_.emplace(*model_, config.precision, run.precision.name);
+  optimizer_->bind(*model_);
+  step_.emplace(model_, *optimizer_, std::move(group),
+                StepOptions{.micro_batch = micro_batch,
+                            .clip = config.train.clip,
+                            .bucket_bytes = config.train.bucket_bytes});
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(config.run.seed));
+  tokens_ = at::randint(config.model.vocab_size, {samples, config.model.context + 1}, generator,
+                        at::TensorOptions().dtype(at::kLong));
+}
+
+double TrialStep::run() {
+  const double begin_s = now_seconds();
+  quantization_->begin_step(static_cast<uint64_t>(run_.config.run.seed), /*count=*/false);
+  step_->run(tokens_, run_.config.optimizer.lr, /*want_stop=*/false,
+             {.most_samples = tokens_.size(0)});
+  return now_seconds() - begin_s;
+}
+
+}  // namespace dovetail

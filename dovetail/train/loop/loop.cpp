@@ -1,0 +1,169 @@
+#include "dovetail/train/loop/loop.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <utility>
+
+#include "dovetail/base/gpu.h"
+#include "dovetail/base/machine.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/comm/collective.h"
+#include "dovetail/train/optimizer/lr_schedule.h"
+#include "dovetail/train/run/stop.h"
+
+namespace dovetail {
+
+TrainingLoop::TrainingLoop(const ResolvedRun& run, std::shared_ptr<Group> group, RunState state)
+    : run_(run),
+      group_(std::move(group)),
+      state_(std::move(state)),
+      shares_(run_.config, group_->size(), state_.shares),
+      total_steps_(run.config.train.steps),
+      begin_s_(now_seconds()) {}
+
+void TrainingLoop::open_output(RunFolder& folder, bool quiet) {
+  output_.emplace(folder, config(), state_.step, total_steps_, quiet);
+  checkpoints_.emplace(folder.checkpoints(),
+                       CheckpointFolder::Options{.keep = config().checkpoint.keep});
+}
+
+void TrainingLoop::run() {
+  const StopSignals signals;
+  for (bool stop = false; !stop && !complete();) stop = advance();
+  on_rank_zero(*group_, "saving the checkpoint", [&] { checkpoints_->wait(); });
+  if (output_) output_->finish();
+}
+
+bool TrainingLoop::time_is_up() const {
+  const double limit_s = config().train.time_limit_s;
+  return limit_s > 0 && now_seconds() - begin_s_ >= limit_s;
+}
+
+bool TrainingLoop::advance() {
+  StepTimings timings;
+  const double begin_s = now_seconds();
+  std::optional<Validation> before = evaluate_before(state_.step + 1);
+  if (before) timings.evaluation_ms = 1e3 * (now_seconds() - begin_s);
+  const bool stop = take_step(timings);
+  record(std::move(before));
+  report_shares();
+  report_step();  // before evaluation adds to what it records
+  evaluate_if_due(timings);
+  if (output_) output_->write(*state_.last);
+  check_skipped();
+  save_if_due(stop, timings);
+  timings.time_s = now_seconds() - begin_s_;
+  if (output_) output_->write(*state_.last, timings);
+  return stop;
+}
+
+bool TrainingLoop::take_step(StepTimings& timings) {
+  const int64_t number = state_.step + 1;
+  const double lr =
+      learning_rate(config().schedule, config().optimizer.lr, state_.step, total_steps_);
+  moved_.reset();
+  if (output_) output_->begin_step(number);
+  const double begin_s = now_seconds();
+  const StepOutcome outcome = train_step(number, lr, stop_requested() || time_is_up(), timings);
+  const double step_s = now_seconds() - begin_s;
+  if (output_) output_->end_step(number);
+
+  state_.step = number;
+  state_.tokens += outcome.tokens;
+  state_.updates = updates();
+  state_.skipped_in_a_row = outcome.skipped ? state_.skipped_in_a_row + 1 : 0;
+  state_.last = StepMetrics{.step = number,
+                            .loss = outcome.loss,
+                            .router_loss = outcome.router_loss,
+                            .auxiliary_loss = outcome.auxiliary_loss,
+                            .lr = lr,
+                            .grad_norm = outcome.grad_norm,
+                            .tokens = state_.tokens,
+                            .samples = config().recommends(),
+                            .skipped = outcome.skipped};
+  timings.step = number;
+  timings.step_ms = 1e3 * step_s;
+  timings.samples = config().recommends();
+  timings.tokens_per_s = static_cast<double>(outcome.tokens) / step_s;
+  timings.memory_bytes = run_.device.is_cuda() ? gpu_allocated_bytes() : resident_bytes();
+  const double peak_flops = run_.precision.peak_flops * group_->size();
+  if (peak_flops > 0)
+    timings.utilization = timings.tokens_per_s * run_.size.flops_per_token / peak_flops;
+  return outcome.stop;
+}
+
+void TrainingLoop::balance(int64_t micro_batches, double compute_s, const PlannedStep* planned,
+                           int64_t next) {
+  if (!shares_.automatic() || next > total_steps_) return;
+  const bool tells = planned == nullptr || planned->runs_by_plan();
+  if (auto move = shares_.add(*group_, tells ? micro_batches : 0, compute_s))
+    moved_.emplace(next, std::move(*move));
+  state_.shares = shares_.micro_batches();
+}
+
+void TrainingLoop::report_shares() {
+  if (output() == nullptr || shares_.micro_batches().empty()) return;
+  if (!said_shares_) output()->write_shares(shares_line(state_.step, shares_.micro_batches()));
+  said_shares_ = true;
+  if (!moved_) return;
+  output()->write_shares(shares_line(moved_->first, moved_->second));
+  output()->say(
+      fmt::format("balance: from step {} on {}", moved_->first, move_line(moved_->second)));
+}
+
+void TrainingLoop::evaluate_if_due(StepTimings& timings) {
+  const int64_t every = config().eval.every_steps;
+  if (!complete() && (every == 0 || state_.step % every != 0)) return;
+  const double begin_s = now_seconds();
+  record(evaluate());
+  timings.evaluation_ms += 1e3 * (now_seconds() - begin_s);
+}
+
+void TrainingLoop::record(std::optional<Validation> found) {
+  if (!found) return;
+  state_.last->validation = std::move(found);
+  state_.last_evaluated = state_.last;
+}
+
+void TrainingLoop::check_skipped() {
+  if (!state_.last->skipped) return;
+  const char* which = std::isfinite(state_.last->loss) ? "gradient norm" : "loss";
+  const std::string what = fmt::format("step {}: the {} is not finite", state_.step, which);
+  if (output_)
+    output_->warn(fmt::format("{}: skipped, {} in a row", what, state_.skipped_in_a_row));
+  if (state_.skipped_in_a_row < config().train.max_skipped_steps) return;
+  throw std::runtime_error(
+      fmt::format("{} for {} steps in a row (train.max_skipped_steps); lower optimizer.lr or "
+                  "lengthen schedule.warmup_steps. "
+                  "Checkpoints hold finite weights only; {}",
+                  what, state_.skipped_in_a_row,
+                  saved_step_ < 0 ? "none was saved by this process"
+                                  : fmt::format("the last one is step {}", saved_step_)));
+}
+
+void TrainingLoop::save_if_due(bool stopping, StepTimings& timings) {
+  const int64_t every = config().checkpoint.every_steps;
+  const bool due = stopping || complete() || (every > 0 && state_.step % every == 0);
+  if (!due) return;
+  const double begin_s = now_seconds();
+  std::map<std::string, at::Tensor> tensors = checkpoint_tensors();
+  const auto kind = saves_++ % config().checkpoint.full_every == 0 ? CheckpointKind::kFull
+                                                                   : CheckpointKind::kDelta;
+  StreamedTensors* streamed = nullptr;
+  on_rank_zero(*group_, "beginning a checkpoint",
+               [&] { streamed = &checkpoints_->begin(state_.step, kind); });
+  stream_tensors(kind, streamed);
+  on_rank_zero(*group_, "saving a checkpoint", [&] {
+    // The checkpoint builds on these lines: they must be on the disk before it gets its name.
+    output_->sync();
+    checkpoints_->save_async(
+        {.step = state_.step, .tensors = std::move(tensors), .state = checkpoint_state()});
+  });
+  saved_step_ = state_.step;
+  timings.checkpoint_ms = 1e3 * (now_seconds() - begin_s);
+}
+
+}  // namespace dovetail

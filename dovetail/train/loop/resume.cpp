@@ -1,0 +1,242 @@
+#include "dovetail/train/loop/resume.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "dovetail/base/error.h"
+#include "dovetail/comm/collective.h"
+#include "dovetail/train/run/tokenizer_state.h"
+#include "dovetail/train/resolve/unread_keys.h"
+
+namespace dovetail {
+namespace {
+
+nlohmann::json to_plain_json(const std::optional<StepMetrics>& metrics) {
+  return metrics ? nlohmann::json::parse(to_json(*metrics).dump()) : nlohmann::json();
+}
+
+std::optional<StepMetrics> metrics_or_none(const nlohmann::json& state, const char* key) {
+  if (!state.contains(key) || state[key].is_null()) return std::nullopt;
+  return step_metrics_from_json(state[key]);
+}
+
+/// "/data/mixture/0/weight" -> "data.mixture.0.weight".
+std::string dotted(std::string_view pointer) {
+  std::string key(pointer.substr(1));
+  std::replace(key.begin(), key.end(), '/', '.');
+  return key;
+}
+
+/// Keys whose values differ, with both values.
+struct Difference {
+  std::string key, stored, now;
+};
+std::vector<Difference> differences(const nlohmann::json& stored, const nlohmann::json& now) {
+  std::map<std::string, std::pair<std::string, std::string>> values;
+  const nlohmann::json flat_stored = stored.flatten(), flat_now = now.flatten();
+  // An empty list is flattened to null: the same as none.
+  const auto text = [](const nlohmann::json& value) {
+    return value.is_null() ? std::string() : value.dump();
+  };
+  for (const auto& [pointer, value] : flat_stored.items())
+    values[dotted(pointer)].first = text(value);
+  for (const auto& [pointer, value] : flat_now.items())
+    values[dotted(pointer)].second = text(value);
+  std::vector<Difference> result;
+  for (const auto& [key, value] : values) {
+    if (value.first != value.second) result.push_back({key, value.first, value.second});
+  }
+  return result;
+}
+
+/// A config that an earlier version stored: keys that it did not know have their defaults.
+nlohmann::json in_words_of_now(const nlohmann::json& stored, const std::string& name) {
+  RunConfig config;
+  const auto describe = [&](Section& s) { config.describe(s); };
+  config_from_json(describe, stored, name);
+  forget_unread_keys(config);
+  return config_to_json(describe);
+}
+
+bool starts_with_any(std::string_view key, std::initializer_list<std::string_view> prefixes) {
+  return std::any_of(prefixes.begin(), prefixes.end(),
+                     [&](std::string_view p) { return key.starts_with(p); });
+}
+
+/// All of [rows] but where they lie and what only costs time or memory.
+bool decides_which_rows(std::string_view key) {
+  return key.starts_with("rows.") &&
+         !starts_with_any(key, {"rows.files", "rows.threads", "rows.cache_bytes"});
+}
+
+bool is_a_number_of_an_override(std::string_view key) {
+  constexpr std::string_view kNumbers[] = {".lr", ".momentum", ".eps", ".weight_decay"};
+  return key.starts_with("embedding.override.") &&
+         (key.find(".betas") != std::string_view::npos ||
+          std::ranges::any_of(kNumbers,
+                              [&](std::string_view number) { return key.ends_with(number); }));
+}
+
+bool decides_what_is_trained(std::string_view key) {
+  return (key.starts_with("embedding.override.") && !is_a_number_of_an_override(key)) ||
+         (key.starts_with("model.") && key != "model.preset" && key != "model.moe.load_scope" &&
+          key != "model.moe.eval_capacity_factor") ||
+         key == "run.seed" || key == "train.batch" || key == "train.init_noise" ||
+         starts_with_any(key, {"precision.override.", "precision.recipes.", "embedding.optimizer",
+                               "embedding.pooling"}) ||
+         (key.starts_with("recommender.") && key != "recommender.grain") || decides_which_rows(key);
+}
+
+/// The order in which prepared text is read. How it was prepared shows in its sha256; where it lies
+/// does not matter.
+bool mixes_the_data(std::string_view key) {
+  return starts_with_any(key, {"data.mixture.", "data.phase."}) && !key.ends_with(".path");
+}
+
+bool changes_the_rest(std::string_view key) {
+  constexpr std::string_view kOfRows[] = {"embedding.lr",           "embedding.momentum",
+                                          "embedding.betas",        "embedding.eps",
+                                          "embedding.weight_decay", "embedding.exchange"};
+  return starts_with_any(key, {"optimizer.", "schedule.", "parallel.dispatch", "parallel.combine",
+                               "embedding.dynamic."}) ||
+         is_a_number_of_an_override(key) || std::ranges::find(kOfRows, key) != std::end(kOfRows) ||
+         key == "recommender.grain" || key == "model.moe.load_scope" || key == "train.steps" ||
+         key == "train.clip" || key == "train.micro_batch" ||
+         key == "train.checkpoint_activations" || key.starts_with("rows.files");
+}
+
+}  // namespace
+
+nlohmann::json checkpoint_state(const RunState& state, const ResolvedRun& run,
+                                const Tokenizer* tokenizer, int ranks) {
+  RunConfig config = run.config;
+  return {{"config", config_to_json([&](Section& s) { config.describe(s); })},
+          {"tokenizer", tokenizer == nullptr ? nlohmann::json() : tokenizer_state(*tokenizer)},
+          {"data_sha256", run.data.sha256},
+          {"precision", run.precision.name},
+          {"ranks", ranks},
+          {"seed", run.config.run.seed},
+          {"data_position", {{"step", state.step}}},
+          {"updates", state.updates},
+          {"skipped_in_a_row", state.skipped_in_a_row},
+          {"tokens", state.tokens},
+          {"last", to_plain_json(state.last)},
+          {"last_evaluated", to_plain_json(state.last_evaluated)},
+          {"dense_scales", to_json(state.dense_scales)},
+          {"shares", state.shares},
+          {"resumed_from", state.resumed_from}};
+}
+
+nlohmann::json to_json(const std::vector<DenseScale>& scales) {
+  auto list = nlohmann::json::array();
+  for (const DenseScale& scale : scales)
+    list.push_back(
+        {{"column", scale.column}, {"mean", scale.mean}, {"deviation", scale.deviation}});
+  return list;
+}
+
+std::vector<DenseScale> dense_scales(const nlohmann::json& state) {
+  std::vector<DenseScale> scales;
+  for (const nlohmann::json& scale : state.value("dense_scales", nlohmann::json::array()))
+    scales.push_back({.column = scale.at("column"),
+                      .mean = scale.at("mean"),
+                      .deviation = scale.at("deviation")});
+  return scales;
+}
+
+RunState run_state(const nlohmann::json& state, int64_t step) {
+  return {.step = step,
+          .updates = state.value("updates", int64_t{0}),
+          .skipped_in_a_row = state.value("skipped_in_a_row", int64_t{0}),
+          .tokens = state.value("tokens", int64_t{0}),
+          .last = metrics_or_none(state, "last"),
+          .last_evaluated = metrics_or_none(state, "last_evaluated"),
+          .dense_scales = dense_scales(state),
+          .shares = state.value("shares", std::vector<int64_t>()),
+          .resumed_from = state.value("resumed_from", std::vector<int64_t>())};
+}
+
+std::optional<std::string> stored_precision(const nlohmann::json& state) {
+  if (!state.contains("precision")) return std::nullopt;
+  return state["precision"].get<std::string>();
+}
+
+std::vector<std::string> check_same_run(const nlohmann::json& state, const ResolvedRun& run,
+                                        int64_t step, int ranks) {
+  RunConfig config = run.config;
+  const nlohmann::json now = config_to_json([&](Section& s) { config.describe(s); });
+  const bool same_text =
+      !state.contains("data_sha256") || state["data_sha256"] == nlohmann::json(run.data.sha256);
+  // A finished run would name files that it has not read. With rows.day it goes on with another
+  // day.
+  const bool finished =
+      step >= config.train.steps && config.train.steps > 0 && !config.rows.by_day();
+  std::vector<std::string> refused, changed;
+  for (const Difference& d :
+       differences(in_words_of_now(state.at("config"), run.config.run.folder), now)) {
+    const std::string text =
+        fmt::format("{} was {}, is {}", d.key, d.stored.empty() ? "absent" : d.stored,
+                    d.now.empty() ? "absent" : d.now);
+    const bool changes_data = mixes_the_data(d.key) || (!same_text && d.key.starts_with("data."));
+    // Before the first step (imported weights) nothing is settled but the model and its weights.
+    if (step == 0 ? starts_with_any(d.key, {"model.", "recommender.", "train.init_noise"})
+                  : decides_what_is_trained(d.key) || changes_data)
+      refused.push_back(text);
+    if (step > 0 && finished && d.key.starts_with("rows.files"))
+      refused.push_back(text);
+    else if (step > 0 && changes_the_rest(d.key))
+      changed.push_back(text);
+  }
+  if (!same_text) {
+    refused.push_back(
+        fmt::format("the text was {}, is {} (sha256 of the prepared manifests)",
+                    fmt::join(state["data_sha256"].get<std::vector<std::string>>(), " "),
+                    fmt::join(run.data.sha256, " ")));
+  }
+  if (!refused.empty()) {
+    throw UserError(fmt::format("{} holds another run at step {}: {}", run.config.run.folder, step,
+                                fmt::join(refused, "; ")),
+                    "put these back to resume it, or begin a new run with another run.name");
+  }
+  std::vector<std::string> warnings;
+  if (!changed.empty())
+    warnings.push_back(fmt::format("from step {} on: {}", step + 1, fmt::join(changed, "; ")));
+  if (state.contains("ranks") && state["ranks"] != ranks) {
+    warnings.push_back(fmt::format(
+        "the run had {} ranks and now has {}: the same samples in the same order, other rounding",
+        state["ranks"].get<int>(), ranks));
+  }
+  return warnings;
+}
+
+void restore(Optimizer& optimizer, const GPT& model, const ExpertParallel& parallel,
+             const std::map<std::string, at::Tensor>& tensors, int64_t updates, Group& group) {
+  if (optimizer.sharded()) return optimizer.scatter(tensors, updates);
+  std::map<std::string, at::Tensor> own = optimizer.tensors();
+  // Imported weights have no moments: they stay zero.
+  const bool no_moments =
+      broadcast_json(group, std::ranges::none_of(tensors,
+                                                 [](const auto& item) {
+                                                   return item.first.starts_with("optimizer.");
+                                                 }))
+          .get<bool>();
+  if (no_moments)
+    std::erase_if(own, [](const auto& item) { return item.first.starts_with("optimizer."); });
+  const auto parts = parallel.scattered(model, own, tensors);
+  on_rank_zero(group, "restoring the checkpoint", [&] { optimizer.load(parts, updates); });
+  if (group.size() == 1) return;
+  for (auto& [name, tensor] : own) {
+    if (group.rank() == 0 || !parts.contains(name)) continue;
+    tensor.copy_(parts.at(name));
+  }
+  for (auto& [name, tensor] : own)
+    if (!parallel.is_spread(name)) group.broadcast(tensor, 0);
+  if (group.rank() != 0) optimizer.load(own, updates);
+}
+
+}  // namespace dovetail

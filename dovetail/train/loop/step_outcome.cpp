@@ -1,0 +1,34 @@
+#include "dovetail/train/loop/step_outcome.h"
+
+#include <cmath>
+#include <vector>
+
+#include "dovetail/base/operation.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/train/optimizer/gradient_clipping.h"
+
+namespace dovetail {
+
+void StepClock::start() {
+  operation_once("dovetail::start_clock", {}, [this](const Operands&) {
+    start_s_ = now_seconds();
+    return std::vector<at::Tensor>();
+  });
+}
+
+void StepClock::stop() {
+  operation_once("dovetail::stop_clock", {}, [this](const Operands&) {
+    seconds += now_seconds() - start_s_;
+    return std::vector<at::Tensor>();
+  });
+}
+
+void prepare_update(StepOutcome& outcome, const UpdateNumbers& numbers, Optimizer& optimizer) {
+  outcome.skipped = !std::isfinite(outcome.loss) || !std::isfinite(outcome.grad_norm);
+  if (outcome.skipped) return optimizer.set_update(std::nullopt);
+  optimizer.set_update(Optimizer::Numbers{
+      .lr = numbers.lr,
+      .grad_scale = clip_factor(outcome.grad_norm, numbers.max_norm) / numbers.weight});
+}
+
+}  // namespace dovetail

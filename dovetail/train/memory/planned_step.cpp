@@ -1,0 +1,360 @@
+#include "dovetail/train/memory/planned_step.h"
+
+#include <ATen/ops/empty_like.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/file.h"
+#include "dovetail/base/kept_memory.h"
+#include "dovetail/base/machine.h"
+#include "dovetail/ops/dispatch.h"
+#include "dovetail/plan/budget.h"
+#include "dovetail/plan/executor.h"
+#include "dovetail/plan/fit.h"
+#include "dovetail/plan/host_updates.h"
+#include "dovetail/plan/outcome.h"
+#include "dovetail/plan/packable.h"
+#include "dovetail/plan/packing.h"
+#include "dovetail/plan/placed.h"
+#include "dovetail/plan/profile.h"
+#include "dovetail/plan/step_graph.h"
+
+namespace dovetail {
+namespace {
+
+constexpr const char* kOneSize =
+    "leave out a last batch that is smaller, or fill it up with rows whose loss is not counted; "
+    "PlannedStep::Options::anew records and plans each new size again";
+constexpr double kAssumedBytesPerS = 1e9;
+constexpr int kRecordedSteps = 3;
+constexpr int kProfiledSteps = 4;  // the first warms up
+constexpr int64_t kMeasuredCopyBytes = int64_t{128} << 20;
+constexpr int kMeasuredCopies = 3;
+constexpr int64_t kMeasuredPackingBytes = int64_t{16} << 20;
+constexpr int kMeasuredPackings = 3;
+constexpr double kFirstPlan = 0.25;   // of the time for solving
+constexpr double kShareOfCurve = 30;  // of that time one budget of the curve gets 1 / 30
+
+int64_t grown_bytes(uint64_t now, uint64_t before) {
+  return now > before ? static_cast<int64_t>(now - before) : 0;
+}
+
+}  // namespace
+
+struct PlannedStep::State {
+  Work work;
+  plan::StepTensors tensors;
+  Options options;
+  std::vector<at::Tensor> inputs;  // of every step, always at one place each
+  Constants constants;
+  int steps = 0;
+  std::optional<plan::CapturedStep> captured;
+  plan::StepGraph graph;
+  plan::Plan plan;
+  std::vector<plan::Executor::Run> profiled;
+  std::optional<plan::Executor> executor;
+  double solved_s = 0;
+  std::optional<MemoryPlanReport> report;
+  std::vector<plan::TradeOff> curve;
+  std::vector<plan::Executor::Run> runs;  // by the plan
+  int64_t planned_steps = 0;              // by either plan
+
+  bool is_for(const Inputs& given, const Constants& numbers) const {
+    return numbers == constants &&
+           std::ranges::equal(given, inputs, [](const auto& named, const at::Tensor& input) {
+             return named.second.sizes() == input.sizes();
+           });
+  }
+
+  plan::LaterSteps later() const {
+    return options.replay ? plan::LaterSteps::kReplayed : plan::LaterSteps::kCalled;
+  }
+
+  plan::Executor::Run run_planned() {
+    const bool checked = options.check_steps > 0 && planned_steps++ % options.check_steps == 0;
+    if (options.replay && !checked) return executor->run();
+    return executor->run([this] { work(inputs); },
+                         {.same_numbers = options.replay, .writes = checked});
+  }
+
+  void take(const Inputs& given, const Constants& numbers) {
+    if (steps == 0) {
+      constants = numbers;
+      for (const auto& [name, tensor] : given) {
+        inputs.push_back(at::empty_like(tensor));
+        tensors.inputs.emplace_back(name, inputs.back());
+      }
+    }
+    for (size_t i = 0; i < numbers.size(); ++i)
+      if (numbers[i] != constants.at(i))
+        throw UserError(fmt::format("memory.budget: a step has {} {}, but its plan is for {}",
+                                    numbers[i].first, numbers[i].second, constants[i].second),
+                        kOneSize);
+    DOVETAIL_CHECK(given.size() == inputs.size(), "{} inputs became {}", inputs.size(),
+                   given.size());
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const auto& [name, tensor] = given[i];
+      DOVETAIL_CHECK(name == tensors.inputs[i].first, "input {} became {}", tensors.inputs[i].first,
+                     name);
+      if (tensor.sizes() != inputs[i].sizes())
+        throw UserError(fmt::format("memory.budget: a step has {} {}, but its plan is for {}", name,
+                                    describe(tensor), describe(inputs[i])),
+                        kOneSize);
+      inputs[i].copy_(tensor);
+    }
+  }
+
+  plan::RecordingLimit limit() const {
+    if (!captured)
+      return {.bytes = [this](int64_t keep_all_bytes) {
+        return within_kept(plan::parse_budget(options.budget, keep_all_bytes));
+      }};
+    const int64_t bytes = within_kept(plan::parse_budget(options.budget, kept().peak_bytes));
+    return {.bytes = [bytes](int64_t) { return bytes; }, .previous = &*captured};
+  }
+
+  /// Records a step, the first one for its memory limit alone: gradients and moments come to exist
+  /// in it.
+  void record() {
+    const plan::LaterSteps how = steps == 1 ? plan::LaterSteps::kNone : later();
+    plan::CapturedStep step = plan::record_step(
+        [&] {
+          work(inputs);
+          return std::vector<at::Tensor>();
+        },
+        tensors, how, limit());
+    if (steps == kRecordedSteps) plan::check_steady(*captured, step, how);
+    captured = std::move(step);
+    graph = graph_allowing(options);
+  }
+
+  plan::StepGraph graph_allowing(const Options& allowed) const {
+    plan::StepGraph out = plan::graph_of(*captured);
+    if (allowed.compress) plan::allow_same_codes(*captured, out);
+    if (allowed.compress_mxfp8) plan::allow_loss(*captured, out);
+    if (allowed.offload && allowed.folder.empty()) plan::add_host_updates(*captured, out);
+    out.graph.host_bytes = allowed.host_bytes;
+    // Rates are assumed until they are measured.
+    out.graph.bandwidth = {.to_host = kAssumedBytesPerS, .to_device = kAssumedBytesPerS};
+    for (plan::Codec& codec : out.graph.codecs)
+      codec.encode_bytes_per_s = codec.decode_bytes_per_s = kAssumedBytesPerS;
+    return out;
+  }
+
+  plan::Timeline kept() const {
+    plan::Graph unlimited = graph.graph;
+    unlimited.budget_bytes = std::numeric_limits<int64_t>::max();
+    return plan::check(unlimited, plan::keep_all(unlimited));
+  }
+
+  plan::PlacedSolution solve(double time_limit_s) {
+    plan::SolveOptions how = solve_options(options);
+    how.time_limit_s = time_limit_s;
+    plan::PlacedSolution made =
+        plan::solve_placed(graph.graph, how, plan::PlanCache(options.plans));
+    plan = made.solution.schedule.plan;
+    solved_s += made.solution.seconds;
+    return made;
+  }
+
+  std::string what_would_lower(const plan::Floor& floor) const {
+    std::string out;
+    for (const auto& [name, allowed] : kTechniques) {
+      if (options.*allowed) continue;
+      Options more = options;
+      more.*allowed = true;
+      if (more.folder.empty()) more.folder = "FOLDER";
+      if (plan::floor_of(graph_allowing(more).graph, solve_options(more)).bytes >= floor.bytes)
+        continue;
+      out += out.empty() ? "; " : " or ";
+      out += allowed == &Options::offload ? "memory.folder"
+                                          : fmt::format("memory.allow = [\"{}\"]", name);
+    }
+    return out.empty() ? out : out + " would lower the floor";
+  }
+
+  void run_profiled() {
+    if (profiled.empty()) {
+      const int64_t budget = graph.graph.budget_bytes =
+          plan::parse_budget(options.budget, kept().peak_bytes);
+      const plan::Floor floor = plan::floor_of(graph.graph, solve_options(options));
+      if (budget < floor.bytes)
+        throw plan::below_floor(
+            graph.graph, floor, "memory.budget",
+            fmt::format("raise the budget or lower the batch{}; `dovetail plan CONFIG --fits` "
+                        "searches for the largest that fits",
+                        what_would_lower(floor)));
+      if (options.offload)
+        graph.graph.bandwidth = plan::measure_bandwidth(
+            options.folder, std::min(kMeasuredCopyBytes, budget / 2), kMeasuredCopies);
+      plan::measure_codecs(graph, std::min(kMeasuredPackingBytes, budget / 2), kMeasuredPackings);
+      solve(kFirstPlan * options.solve_s);
+      executor.emplace(*captured, graph, plan,
+                       plan::Executor::Options{.folder = options.folder, .copies_alone = true});
+    }
+    profiled.push_back(run_planned());
+  }
+
+  void make_plan() {
+    plan::set_times(graph.graph, plan, std::span(profiled).subspan(1));
+    plan::limit_bandwidth(graph.graph, plan, std::span(profiled).subspan(1));
+    plan::share_times(graph.graph, plan);
+    executor.reset();  // solving takes memory, too
+    const plan::Timeline all = kept();
+    const plan::PlacedSolution placed = solve(options.solve_s);
+    const plan::Solution& solution = placed.solution;
+    plan::SolveOptions quick = solve_options(options);
+    quick.time_limit_s /= kShareOfCurve;
+    const int64_t floor_bytes =
+        plan::placed_floor_bytes(graph.graph, solve_options(options), placed);
+    if (options.curve_budgets > 0)
+      curve = plan::trade_off(graph.graph, quick, floor_bytes, all.peak_bytes,
+                              options.curve_budgets, placed);
+    const plan::PlanOutcome outcome =
+        plan::outcome_of(graph.graph, plan, solution.schedule.timeline);
+    MemoryPlanReport made{.budget_bytes = graph.graph.budget_bytes,
+                          .keep_all_bytes = all.peak_bytes,
+                          .floor_bytes = floor_bytes,
+                          .offloaded_bytes = outcome.to_host_bytes,
+                          .again_bytes = outcome.again_bytes,
+                          .on_host_bytes = outcome.on_host_bytes,
+                          .nodes = static_cast<int>(graph.nodes.size()),
+                          .predicted_s = solution.schedule.expected_s,
+                          .keep_all_s = all.makespan_s,
+                          .solve_s = solved_s,
+                          .bandwidth = graph.graph.bandwidth};
+    for (const plan::PackedOutcome& packed : outcome.packed) {
+      made.compressed_bytes += packed.bytes;
+      made.packed_bytes += packed.packed_bytes;
+    }
+    executor.emplace(*captured, graph, plan, plan::Executor::Options{.folder = options.folder});
+    options.paged.reset();
+    made.step_bytes = executor->arena_bytes() + graph.graph.base_bytes;
+    if (options.idle_bytes > 0) {
+      const int64_t beside =
+          grown_bytes(resident_bytes(), options.idle_bytes) - executor->resident_bytes();
+      made.process_bytes = executor->arena_bytes() + std::max<int64_t>(beside, 0);
+    }
+    DOVETAIL_CHECK(made.step_bytes <= made.budget_bytes, "a plan takes {} bytes of a budget of {}",
+                   made.step_bytes, made.budget_bytes);
+    report = made;
+  }
+};
+
+nlohmann::ordered_json to_json(const MemoryPlanReport& report) {
+  return {{"budget_bytes", report.budget_bytes},
+          {"keep_all_bytes", report.keep_all_bytes},
+          {"floor_bytes", report.floor_bytes},
+          {"step_bytes", report.step_bytes},
+          {"offloaded_bytes", report.offloaded_bytes},
+          {"again_bytes", report.again_bytes},
+          {"on_host_bytes", report.on_host_bytes},
+          {"compressed_bytes", report.compressed_bytes},
+          {"packed_bytes", report.packed_bytes},
+          {"operations", report.nodes},
+          {"predicted_s", report.predicted_s},
+          {"keep_all_s", report.keep_all_s},
+          {"solve_s", report.solve_s},
+          {"process_bytes", report.process_bytes},
+          {"to_slow_bytes_per_s", report.bandwidth.to_host},
+          {"to_fast_bytes_per_s", report.bandwidth.to_device},
+          {"slowdown", report.bandwidth.slowdown}};
+}
+
+PlannedStep::PlannedStep(Work work, plan::StepTensors tensors, Options options)
+    : state_(std::make_unique<State>()) {
+  plan::parse_budget(options.budget, 1 << 30);  // says now what is wrong with it
+  state_->work = std::move(work);
+  state_->tensors = std::move(tensors);
+  state_->options = std::move(options);
+}
+
+PlannedStep::~PlannedStep() = default;
+
+void PlannedStep::run(const Inputs& inputs, const Constants& constants) {
+  if (state_->options.anew && state_->steps > 0 && !state_->is_for(inputs, constants)) begin_anew();
+  State& s = *state_;
+  s.take(inputs, constants);
+  ++s.steps;
+  if (s.steps <= kRecordedSteps) return s.record();
+  if (s.steps < kRecordedSteps + kProfiledSteps) return s.run_profiled();
+  if (s.report) {
+    plan::Executor::Run run = s.run_planned();
+    if (s.runs.size() < kMeasuredSteps) s.runs.push_back(std::move(run));
+    return;
+  }
+  s.run_profiled();
+  s.make_plan();
+}
+
+void PlannedStep::begin_anew() {
+  auto next = std::make_unique<State>();
+  next->work = std::move(state_->work);
+  next->tensors = std::move(state_->tensors);
+  next->tensors.inputs.clear();
+  next->options = std::move(state_->options);
+  next->options.paged.reset();  // before another one begins
+  if (!next->options.folder.empty())
+    next->options.paged = std::make_shared<plan::PagedAllocations>(next->options.folder);
+  state_ = std::move(next);  // tensors leave the arena, to memory of their own
+}
+
+const std::optional<MemoryPlanReport>& PlannedStep::report() const { return state_->report; }
+
+int64_t PlannedStep::measured_bytes() const {
+  DOVETAIL_CHECK(state_->report.has_value(), "there is no plan yet");
+  return state_->executor->resident_bytes() + state_->graph.graph.base_bytes;
+}
+
+const plan::Graph& PlannedStep::graph() const { return state_->graph.graph; }
+
+bool PlannedStep::runs_by_plan() const { return !state_->runs.empty(); }
+
+bool PlannedStep::is_measured() const { return state_->runs.size() == kMeasuredSteps; }
+
+PlannedStepView PlannedStep::view() const {
+  const State& s = *state_;
+  DOVETAIL_CHECK(s.report, "there is no plan yet");
+  return {.graph = s.graph.graph,
+          .plan = s.plan,
+          .timeline = s.executor->predicted(),
+          .places_bytes = s.report->step_bytes,
+          .used_bytes = measured_bytes(),
+          .process_predicted_bytes = s.report->process_bytes,
+          .process_bytes = s.options.idle_bytes > 0
+                               ? grown_bytes(peak_resident_bytes(), s.options.idle_bytes)
+                               : int64_t{0},
+          .runs = s.runs,
+          .curve = s.curve};
+}
+
+plan::SolveOptions PlannedStep::solve_options(const Options& options) {
+  return {.offload = options.offload,
+          .recompute = options.recompute,
+          .compress = options.compress || options.compress_mxfp8,
+          .algorithms = options.algorithms,
+          .least_bytes = plan::kPagedBytes,
+          .time_limit_s = options.solve_s};
+}
+
+std::string PlannedStep::what_would_lower_the_floor() const {
+  return state_->what_would_lower(plan::floor_of(graph(), solve_options(state_->options)));
+}
+
+void PlannedStep::write(const std::filesystem::path& folder) const {
+  if (!state_->report) return;
+  write_file_atomically(folder / "graph.json", plan::to_json(state_->graph.graph).dump(1) + "\n");
+  write_file_atomically(folder / "plan.json",
+                        plan::to_json(state_->plan, state_->graph.graph).dump(1) + "\n");
+  nlohmann::ordered_json record = to_json(*state_->report);
+  record.update(memory_record(view()));
+  write_file_atomically(folder / "memory_plan.json", record.dump() + "\n");
+}
+
+}  // namespace dovetail

@@ -1,0 +1,94 @@
+#include "dovetail/train/metrics/validation.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+
+#include "dovetail/base/log.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/comm/collective.h"
+
+namespace dovetail {
+namespace {
+
+/// Window w of `count` chosen out of `windows`, evenly spread; all of them when count == windows.
+int64_t chosen_window(int64_t w, int64_t count, int64_t windows) { return w * windows / count; }
+
+/// Sums over batches. The losses' sum stays on the model's device, so that no batch waits for the
+/// one before it.
+struct Sums {
+  at::Tensor nats;  ///< float64 scalar; undefined before the first batch
+  double tokens = 0;
+
+  /// tokens_bt on the CPU.
+  void add(GPT& model, const at::Tensor& tokens_bt) {
+    const LossSum loss = model.loss(tokens_bt);
+    const at::Tensor sum = loss.sum.to(at::kDouble);
+    nats = nats.defined() ? nats + sum : sum;
+    tokens += static_cast<double>(loss.weight);
+  }
+};
+
+}  // namespace
+
+void warn_of_later_tokens(const ModelConfig& model) {
+  const std::string key = moe::reads_later_tokens(model.moe);
+  if (key.empty()) return;
+  log_warning(
+      "validation loss: with model.moe.{} the experts of a token depend on later tokens, which a "
+      "decoder does not "
+      "have; the loss is lower than in decoding and follows train.micro_batch",
+      key);
+}
+
+std::optional<Validation> validate(GPT& model, const TokenStore& store, Group& group,
+                                   const ValidationOptions& options) {
+  const TraceSpan span("validate");
+  const c10::NoGradGuard no_grad;
+  const int64_t predicted = store.num_tokens(Split::kValidation) - 1;
+  if (predicted < 1) return std::nullopt;
+  const int64_t length = options.context;
+  const int64_t windows = predicted / length;
+  const bool all = options.max_tokens == 0 || options.max_tokens >= predicted;
+  const int64_t count =
+      all ? windows : std::min(windows, std::max<int64_t>(1, options.max_tokens / length));
+
+  Sums sums;
+  // Where experts are spread the ranks make as many forward passes each, some of nothing.
+  const bool together = model.expert_ranks() != nullptr;
+  const auto add_windows = [&](int64_t first, int64_t size) {
+    at::Tensor tokens_bt = at::empty({size, length + 1}, at::kLong);
+    for (int64_t i = 0; i < size; ++i) {
+      store.read(Split::kValidation, chosen_window(first + i, count, windows) * length, length + 1,
+                 tokens_bt.data_ptr<int64_t>() + i * (length + 1));
+    }
+    if (size > 0 || together) sums.add(model, tokens_bt);
+  };
+  const int64_t begin = group.rank() * count / group.size(),
+                end = (group.rank() + 1) * count / group.size();
+  const int64_t most = (count + group.size() - 1) / group.size();
+  for (int64_t done = 0; done < most; done += options.batch)
+    add_windows(begin + done, std::clamp(end - begin - done, int64_t{0}, options.batch));
+  // What is left after the last whole window; also a split shorter than one window.
+  const int64_t rest = predicted - windows * length;
+  if ((all || windows == 0) && rest > 0) {
+    const bool last = group.rank() == group.size() - 1;
+    at::Tensor tokens_bt = at::empty({last ? 1 : 0, rest + 1}, at::kLong);
+    if (last)
+      store.read(Split::kValidation, windows * length, rest + 1, tokens_bt.data_ptr<int64_t>());
+    if (last || together) sums.add(model, tokens_bt);
+  }
+
+  const double nats = sums.nats.defined() ? sums.nats.item<double>() : 0.0;
+  const std::vector<double> total = sum_over_ranks(group, {nats, sums.tokens});
+  const double loss = total[0] / total[1];
+  const double tokens_per_byte =
+      static_cast<double>(store.num_tokens(Split::kValidation)) /
+      static_cast<double>(std::max<uint64_t>(1, store.num_bytes(Split::kValidation)));
+  return Validation{.loss = loss,
+                    .nats_per_byte = loss * tokens_per_byte,
+                    .tokens = static_cast<int64_t>(total[1])};
+}
+
+}  // namespace dovetail

@@ -1,0 +1,64 @@
+#include "dovetail/train/numerics/precision.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/machine.h"
+#include "dovetail/comm/collective.h"
+
+namespace dovetail {
+namespace {
+
+at::ScalarType compute_dtype(const std::string& name) {
+  if (name == "fp32") return at::kFloat;
+  return name == "fp64" ? at::kDouble : at::kBFloat16;
+}
+
+Precision probe(c10::Device device) {
+  const double fp32 = measure_gemm_rate(GemmType::kFloat32, device),
+               bf16 = measure_gemm_rate(GemmType::kBFloat16, device);
+  const bool faster = bf16 >= kMinBFloat16Gain * fp32;
+  return {.name = faster ? "bf16" : "fp32",
+          .reason = fmt::format("bf16 probed: {:.2f}x the speed of fp32 here", bf16 / fp32),
+          .peak_flops = faster ? bf16 : fp32};
+}
+
+Precision decide(const std::string& recipe, const std::optional<std::string>& kept,
+                 c10::Device device) {
+  if (kept && recipe != "auto" && recipe != *kept) {
+    throw UserError(
+        fmt::format("precision.recipe = \"{}\", but this run was trained in {} so far", recipe,
+                    *kept),
+        fmt::format("use \"{}\" or \"auto\" to resume it, or another run.name to begin a new run",
+                    *kept));
+  }
+  if (recipe == "auto" && !kept) return probe(device);
+  Precision precision = {.name = kept.value_or(recipe),
+                         .reason = kept && recipe == "auto" ? "as the run began" : ""};
+  const at::ScalarType compute = compute_dtype(precision.name);
+  if (compute == at::kFloat) precision.peak_flops = measure_gemm_rate(GemmType::kFloat32, device);
+  if (compute == at::kBFloat16)
+    precision.peak_flops = measure_gemm_rate(GemmType::kBFloat16, device);
+  return precision;
+}
+
+}  // namespace
+
+Precision resolve_precision(const std::string& recipe, const std::optional<std::string>& kept,
+                            c10::Device device, Group& group) {
+  Precision precision;
+  on_rank_zero(group, "choosing the precision", [&] { precision = decide(recipe, kept, device); });
+  const nlohmann::json shared = broadcast_json(group, {{"name", precision.name},
+                                                       {"reason", precision.reason},
+                                                       {"peak_flops", precision.peak_flops}});
+  precision = {.recipe = recipe,
+               .name = shared["name"],
+               .reason = shared["reason"],
+               .peak_flops = shared["peak_flops"]};
+  precision.compute = compute_dtype(precision.name);
+  return precision;
+}
+
+}  // namespace dovetail

@@ -1,0 +1,361 @@
+#include "dovetail/train/recommender/training.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <utility>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/log.h"
+#include "dovetail/base/machine.h"
+#include "dovetail/base/operation.h"
+#include "dovetail/base/rng.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/ops/dispatch.h"
+#include "dovetail/comm/collective.h"
+#include "dovetail/train/tables/hashed.h"
+#include "dovetail/train/memory/section.h"
+#include "dovetail/train/metrics/ranking_metrics.h"
+#include "dovetail/train/recommender/validation.h"
+#include "dovetail/train/tables/checkpoint.h"
+
+namespace dovetail {
+namespace {
+
+std::vector<int> ranks_of(const Group& group) {
+  std::vector<int> ranks(static_cast<size_t>(group.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+embedding::HashedOptions hashed_options(const DynamicSection& config) {
+  return {.admission = embedding::parse_admission(config.admission),
+          .min_count = config.min_count,
+          .max_candidates = config.max_candidates,
+          .probability = config.probability,
+          .eviction = embedding::parse_eviction(config.eviction),
+          .evict_steps = config.evict_steps,
+          .max_age = config.max_age,
+          .keep_rows = config.keep_rows};
+}
+
+/// Nothing where all rows are in memory.
+std::optional<embedding::TierOptions> tier_options(const RunConfig& config,
+                                                   const embedding::PackSpec& spec,
+                                                   const embedding::EmbeddingPlan& plan,
+                                                   int64_t memory_bytes) {
+  const EmbeddingSection& section = config.embedding;
+  if (memory_bytes == 0) return std::nullopt;
+  double most_ids = 1;
+  for (size_t t = 0; t < spec.tables.size(); ++t)
+    most_ids = std::max(most_ids, plan.tables[t].volume / static_cast<double>(spec.tables[t].dim));
+  const auto twice = static_cast<int64_t>(2 * most_ids * static_cast<double>(config.train.batch));
+  return embedding::TierOptions{.policy = embedding::parse_tier_policy(section.policy),
+                                .memory_bytes = memory_bytes,
+                                .step_rows = section.step_rows > 0 ? section.step_rows : twice,
+                                .warmup_steps = section.warmup_steps,
+                                .refresh_steps = section.refresh_steps,
+                                .folder = config.folder()};
+}
+
+}  // namespace
+
+RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr<Group> group,
+                                         RunFolder* folder, bool quiet, RunState state,
+                                         const StoredCheckpoint* checkpoint)
+    : TrainingLoop(run, std::move(group), std::move(state)),
+      resident_before_(static_cast<double>(resident_bytes())) {
+  const RunConfig& config = run_.config;
+  const auto seed = static_cast<uint64_t>(config.run.seed);
+  std::shared_ptr<plan::PagedAllocations> paged = paged_until_there_is_a_plan(config.memory);
+  model_ = make_recommender(config.recommender, recommender_inputs(config));
+  initialize(*model_, seed);
+  lookups_.emplace(config);
+  validations_.resize(config.rows.label.size());
+  if (resumed()) check_scales(config.rows, state_.dense_scales, "the checkpoint");
+  loader_.emplace(config.rows, RowLoaderOptions{.seed = seed,
+                                                .batch = config.train.batch,
+                                                .rank = group_->rank(),
+                                                .world = group_->size(),
+                                                .scales = state_.dense_scales});
+  state_.dense_scales = loader_->scales();
+  if (config.rows.by_day()) count_steps();
+  count_ids();
+  tables_group_ = group_->split({ranks_of(*group_)});
+  optimizer_.emplace(*model_, config.optimizer);
+  optimizer_->bind(*model_);
+  step_.emplace(model_, *lookups_, *optimizer_, group_,
+                RecommenderStep::Options{.grain = config.recommender.grain,
+                                         .clip = config.train.clip,
+                                         .bucket_bytes = config.train.bucket_bytes,
+                                         .task_weights = config.recommender.task_weights});
+  nlohmann::ordered_json chosen;
+  build_tables(choose_sizes(chosen));
+  if (resumed()) restore_from(checkpoint);
+  if (!config.memory.budget.empty()) {
+    PlannedStep::Options options = planned_step_options(config.memory);
+    options.paged = std::move(paged);
+    options.anew = shares_.automatic();
+    step_->plan_memory(options);
+  }
+  if (folder == nullptr) return;
+  const embedding::EmbeddingPlan& plan = tables_->plan();
+  nlohmann::ordered_json record = embedding::to_json(tables_->spec(), plan);
+  if (!chosen.is_null()) record["auto"] = chosen;
+  folder->write_json("embedding_plan.json", record);
+  if (!quiet && plan.packs.size() > 1) log_info("{}", embedding::print(tables_->spec(), plan));
+  if (!quiet && !chosen.is_null()) log_info("{}", sizes_line(chosen));
+  open_output(*folder, quiet);
+  for (const std::string& line : row_warnings(loader_->statistics())) output()->warn(line);
+}
+
+void RecommenderTraining::count_steps() {
+  const int64_t pass = loader_->days().num_steps(), asked = config().train.steps;
+  user_check(loader_->days().days().size() > 1,
+             "rows.day: all rows are of the day {}, but a run by days is measured on the days "
+             "after the first; give "
+             "more rows, or leave rows.day out",
+             loader_->days().days()[0].name);
+  user_check(asked <= pass,
+             "train.steps = {}, but the {} days of rows.files are {} steps; use \"pass\" or less",
+             asked, loader_->days().days().size(), pass);
+  user_check(state_.step <= pass,
+             "the checkpoint is of step {}, but the days of rows.files are {} steps; put the files "
+             "back that it was "
+             "trained on",
+             state_.step, pass);
+  if (asked == TrainSection::kPass) set_total_steps(pass);
+  check_length(config(), total_steps());
+}
+
+void RecommenderTraining::count_ids() {
+  const bool over = config().rows.by_day() && state_.step == loader_->days().num_steps();
+  const RowBatch batch = loader_->step(over ? state_.step - 1 : state_.step);
+  const embedding::Jagged ids = lookups_->ids(batch);
+  std::vector<double> counts = {static_cast<double>(ids.samples)};
+  for (int64_t f = 0; f < ids.features; ++f) {
+    const at::Tensor ends = ids.offsets.narrow(0, f * ids.samples, ids.samples + 1);
+    counts.push_back((ends[-1] - ends[0]).item<double>());
+  }
+  counts = sum_over_ranks(*group_, counts);
+  for (size_t f = 1; f < counts.size(); ++f) ids_per_sample_.push_back(counts[f] / counts[0]);
+}
+
+embedding::EmbeddingPlan RecommenderTraining::plan_for(int64_t groups) const {
+  const EmbeddingSection& section = config().embedding;
+  embedding::PlanOptions options{.ranks = group_->size(),
+                                 .packing = section.packing,
+                                 .groups = groups,
+                                 .ids_per_sample = ids_per_sample_};
+  if (section.sharding != "auto") options.sharding = embedding::parse_sharding(section.sharding);
+  return embedding::make_plan(lookups_->pack(), options);
+}
+
+void RecommenderTraining::build_tables(const TableSizes& sizes) {
+  const UnrecordedAllocations of_the_tables;
+  sizes_ = sizes;
+  const embedding::PackSpec& spec = lookups_->pack();
+  const embedding::EmbeddingPlan plan = plan_for(sizes.groups);
+  const Payload payload = parse_payload(config().embedding.exchange);
+  tables_.reset();
+  tables_.emplace(spec, plan, tables_group_, Payloads{.forward = payload, .backward = payload},
+                  tier_options(config(), spec, plan, sizes.memory_bytes),
+                  hashed_options(config().embedding.dynamic),
+                  config().checkpoint.full_every > 1 ? embedding::Changes::kTracked
+                                                     : embedding::Changes::kUntracked);
+}
+
+StepRows RecommenderTraining::start_lookups(int64_t step) {
+  if (!shares_.micro_batches().empty()) {
+    const BatchShares::Range range = shares_.range(group_->rank());
+    loader_->set_part(range.begin, range.end);
+  }
+  StepRows found{
+      .step = step,
+      .rows = config().rows.by_day() ? loader_->days().num_rows(step) : config().train.batch,
+      .micro_batch = sizes_.micro_batch,
+      .batch = loader_->step(step)};
+  const auto seed = static_cast<uint64_t>(config().run.seed);
+  found.ids = lookups_->ids(found.batch, mix_seed(seed, static_cast<uint64_t>(step + 1)));
+  const int64_t parts = (shares_.most_samples() + sizes_.micro_batch - 1) / sizes_.micro_batch;
+  found.tables = tables_->start(found.ids, sizes_.micro_batch, parts);
+  return found;
+}
+
+RecommenderStep::StartNext RecommenderTraining::start_after(int64_t step, bool last) {
+  return [this, step, last]() -> embedding::TableStep* {
+    if (last) return nullptr;
+    return &ahead_.emplace(start_lookups(step + 1)).tables;
+  };
+}
+
+StepRows RecommenderTraining::take_step(int64_t step) {
+  StepRows now = ahead_ && ahead_->step == step ? std::move(*ahead_) : start_lookups(step);
+  ahead_.reset();
+  return now;
+}
+
+StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want_stop,
+                                            StepTimings& timings) {
+  const double begin_s = now_seconds();
+  StepRows now = take_step(number - 1);
+  timings.data_ms = 1e3 * (now_seconds() - begin_s);
+  const StepOutcome outcome =
+      step_->run(now, *tables_, start_after(now.step, number == total_steps()), lr, want_stop);
+  timings.communication_ms = 1e3 * step_->gradients().exposed_s();
+  timings.compute_ms = 1e3 * step_->compute_s();
+  const int64_t micro_batches = (now.ids.samples + sizes_.micro_batch - 1) / sizes_.micro_batch;
+  if (now.rows == config().train.batch)
+    balance(micro_batches, step_->compute_s(), step_->memory_plan(),
+            ahead_ ? number + 2 : number + 1);
+  if (const auto tiers = tables_->tier_counters()) {
+    const int64_t hits = tiers->hits - tiers_before_.hits,
+                  misses = tiers->misses - tiers_before_.misses;
+    timings.hit_rate =
+        static_cast<double>(hits) / static_cast<double>(std::max<int64_t>(1, hits + misses));
+    tiers_before_ = *tiers;
+  }
+
+  const TraceSpan span("update");
+  if (outcome.skipped) {
+    tables_->discard(now.tables);
+    return outcome;
+  }
+  tables_->set_lr(config().embedding.lr * lr / config().optimizer.lr);
+  tables_->update(now.tables);
+  return outcome;
+}
+
+void RecommenderTraining::report_step() {
+  if (step_->memory_plan() != nullptr && output() != nullptr)
+    memory_plan_log_.report(*step_->memory_plan(), config().folder(), complete());
+  const int64_t every = config().log.tables_every;
+  const bool hashed = std::ranges::any_of(tables_->spec().tables, &embedding::TableSpec::hashed);
+  if (!hashed || every == 0 || (state_.step % every != 0 && !complete())) return;
+  const embedding::HashedCounters now = sum_over_ranks(*group_, tables_->hashed_counters());
+  if (output() != nullptr) output()->write_tables(counters_json(state_.step, now, keys_before_));
+  keys_before_ = now;
+  if (output() == nullptr || !complete()) return;
+  for (const std::string& line : room_warnings(now)) output()->warn(line);
+}
+
+std::optional<Validation> RecommenderTraining::evaluate() {
+  if (config().rows.by_day()) return std::nullopt;
+  const int64_t limit = complete() ? 0 : config().eval.max_rows,
+                all = loader_->num_validation_rows();
+  const int64_t rows = limit > 0 ? std::min(limit, all) : all;
+  if (rows == 0) return std::nullopt;
+  return validate_rows(rows,
+                       [&](int64_t begin, int64_t end) { return loader_->validation(begin, end); });
+}
+
+std::optional<Validation> RecommenderTraining::evaluate_before(int64_t number) {
+  if (!config().rows.by_day()) return std::nullopt;
+  const int64_t day = loader_->days().day_of(number - 1);
+  if (day == 0 || loader_->days().first_step(day) != number - 1) return std::nullopt;
+  const RowDay& rows = loader_->days().days()[static_cast<size_t>(day)];
+  const int64_t limit = config().eval.max_rows;
+  Validation found =
+      validate_rows(limit > 0 ? std::min(limit, rows.num_rows) : rows.num_rows,
+                    [&](int64_t begin, int64_t end) { return loader_->day(day, begin, end); });
+  found.day = rows.name;
+  if (output() == nullptr) return found;
+  for (const TaskRanking& task : found.tasks)
+    output()->say(
+        fmt::format("{} {}{}: {} rows, {}, log loss {:.4f}, calibration {:.3f}", config().rows.day,
+                    found.day, found.tasks.size() > 1 ? ", " + task.name : "", task.metrics.rows,
+                    describe_auc(task.metrics), task.metrics.log_loss, task.metrics.calibration));
+  return found;
+}
+
+Validation RecommenderTraining::validate_rows(
+    int64_t rows, const std::function<RowBatch(int64_t begin, int64_t end)>& read) {
+  const at::NoGradGuard no_grad;
+  const TraceSpan span("validate");
+  const int64_t rank = group_->rank(), ranks = group_->size(), at_once = scored_at_once(config());
+  ScoredRows scored;
+  for (int64_t first = 0; first < rows; first += at_once) {
+    const int64_t count = std::min(rows - first, at_once);
+    const RowBatch batch = read(first + count * rank / ranks, first + count * (rank + 1) / ranks);
+    const embedding::Jagged ids = lookups_->ids(batch);
+    scored.add(
+        model_->forward(lookups_->model_input(batch.dense, ids, tables_->lookup(ids))).logits,
+        batch);
+  }
+  Validation found = scored.measure(config(), rows, group_);
+  warn_of_rankings(found);
+  return found;
+}
+
+void RecommenderTraining::warn_of_rankings(const Validation& found) {
+  for (size_t k = 0; k < found.tasks.size(); ++k) {
+    validations_[k].push_back(found.tasks[k].metrics);
+    if (output() == nullptr) continue;
+    for (const std::string& line : ranking_warnings(validations_[k]))
+      output()->warn(found.tasks.size() > 1 ? fmt::format("{}: {}", found.tasks[k].name, line)
+                                            : line);
+  }
+}
+
+void RecommenderTraining::finish(const RunFolder&, bool quiet) {
+  if (quiet) return;
+  if (const auto tiers = tables_->tier_counters())
+    log_info("rows in memory: {:.1f} % of accesses{}; {} read from the disk, {} written",
+             100 * tiers->hit_rate(),
+             tiers->counted == 0
+                 ? ""
+                 : fmt::format(", {:.1f} % if the most frequent rows of the last count were there",
+                               100 * tiers->ideal_hit_rate()),
+             format_bytes(static_cast<double>(tiers->bytes_read)),
+             format_bytes(static_cast<double>(tiers->bytes_written)));
+  if (keys_before_.found + keys_before_.admitted > 0) log_info("{}", counters_line(keys_before_));
+  if (!state_.last_evaluated) return;
+  const Validation& found = *state_.last_evaluated->validation;
+  for (const TaskRanking& task : found.tasks) {
+    const bool one = found.tasks.size() == 1;
+    log_info("{}{}: {} rows, {}, log loss {:.4f}, normalised entropy {:.4f}, calibration {:.3f}",
+             found.day.empty() ? "validation" : fmt::format("{} {}", config().rows.day, found.day),
+             one ? "" : " of " + task.name, one ? found.tokens : task.metrics.rows,
+             describe_auc(task.metrics), one ? found.loss : task.metrics.log_loss,
+             task.metrics.normalized_entropy, task.metrics.calibration);
+  }
+}
+
+std::map<std::string, at::Tensor> RecommenderTraining::checkpoint_tensors() {
+  return optimizer_->tensors();
+}
+
+void RecommenderTraining::stream_tensors(CheckpointKind kind, StreamedTensors* to) {
+  save_tables(*tables_, kind, to);
+  save_hashed_tables(*tables_, kind, to);
+  tables_->forget_changes();
+}
+
+void RecommenderTraining::restore_from(const StoredCheckpoint* checkpoint) {
+  on_rank_zero(*group_, "restoring the checkpoint", [&] {
+    std::map<std::string, at::Tensor> of_model;
+    for (const std::string& name : checkpoint->names())
+      if (!is_of_table(name)) of_model.emplace(name, checkpoint->read(name));
+    optimizer_->load(of_model, state_.updates);
+  });
+  {
+    const UnrecordedAllocations of_the_tables;
+    load_tables(*tables_, checkpoint, *group_);
+    restore_hashed_tables(*tables_, checkpoint);
+  }
+  tables_->set_steps(state_.updates, state_.step);
+  if (group_->size() == 1) return;
+  std::map<std::string, at::Tensor> own = optimizer_->tensors();
+  for (auto& [name, tensor] : own) group_->broadcast(tensor, 0);
+  if (group_->rank() != 0) optimizer_->load(own, state_.updates);
+}
+
+nlohmann::json RecommenderTraining::checkpoint_state() const {
+  return dovetail::checkpoint_state(state_, run_, nullptr, group_->size());
+}
+
+}  // namespace dovetail

@@ -1,0 +1,262 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "dovetail/report/page.h"
+#include "dovetail/train/report/memory.h"
+
+namespace dovetail {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr double kMiB = 1 << 20, kMs = 1e-3;
+
+/// About `count` round numbers from 0 or `low` to `high`.
+std::vector<double> ticks(double low, double high, int count) {
+  const double raw = (high - low) / count, power = std::pow(10, std::floor(std::log10(raw))),
+               share = raw / power;
+  const double step = (share < 1.5 ? 1 : share < 3.5 ? 2 : share < 7.5 ? 5 : 10) * power;
+  std::vector<double> out;
+  for (double t = std::ceil(low / step - 1e-9) * step; t <= high + step * 1e-9; t += step)
+    out.push_back(std::abs(t) < step * 1e-9 ? 0 : t);
+  return out;
+}
+
+/// A drawing with its axes: x and y are in the units of what is shown.
+class Drawing {
+ public:
+  Drawing(double width, double height) : width_(width), height_(height) {}
+
+  void range(double x_low, double x_high, double y_low, double y_high) {
+    x_low_ = x_low, x_high_ = x_high, y_low_ = y_low, y_high_ = y_high;
+  }
+  double x(double value) const {
+    return kLeft + (value - x_low_) / (x_high_ - x_low_) * (width_ - kLeft - kRight);
+  }
+  double y(double value) const {
+    return height_ - kBottom - (value - y_low_) / (y_high_ - y_low_) * (height_ - kBottom - kTop);
+  }
+
+  template <class... Args>
+  void add(fmt::format_string<Args...> format, Args&&... args) {
+    fmt::format_to(std::back_inserter(body_), format, std::forward<Args>(args)...);
+  }
+  void text(double px, double py, const char* anchor, const std::string& words) {
+    add("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>", px, py, anchor,
+        report::escape_html(words));
+  }
+  void x_axis(const std::string& unit, double scale) {
+    for (const double t : ticks(x_low_ / scale, x_high_ / scale, 9)) {
+      add("<line class=\"grid\" x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1}\" y2=\"{2:.1f}\"/>",
+          x(t * scale), kTop, height_ - kBottom);
+      text(x(t * scale), height_ - kBottom + 17, "middle", fmt::format("{:g}", t));
+    }
+    text(width_ - kRight, height_ - 3, "end", unit);
+  }
+  void y_axis(const std::string& unit, double scale) {
+    for (const double t : ticks(y_low_ / scale, y_high_ / scale, 5)) {
+      add("<line class=\"grid\" x1=\"{1}\" x2=\"{2:.1f}\" y1=\"{0:.1f}\" y2=\"{0:.1f}\"/>",
+          y(t * scale), kLeft, width_ - kRight);
+      text(kLeft - 8, y(t * scale) + 4, "end", fmt::format("{:g}", t));
+    }
+    text(4, 12, "start", unit);
+  }
+  /// A line through steps: each value holds until the next point.
+  void steps(const std::vector<std::pair<double, double>>& points, const std::string& style) {
+    if (points.empty()) return;
+    add("<path fill=\"none\" {} d=\"M{:.1f} {:.1f}", style, x(points[0].first),
+        y(points[0].second));
+    for (size_t i = 1; i < points.size(); ++i)
+      add("H{:.1f}V{:.1f}", x(points[i].first), y(points[i].second));
+    add("\"/>");
+  }
+  std::string svg() const {
+    return fmt::format("<svg class=\"plot\" viewBox=\"0 0 {} {}\" role=\"img\">{}</svg>", width_,
+                       height_, body_);
+  }
+
+  static constexpr double kLeft = 66, kRight = 14, kTop = 22, kBottom = 34;
+
+ private:
+  double width_, height_, x_low_ = 0, x_high_ = 1, y_low_ = 0, y_high_ = 1;
+  std::string body_;
+};
+
+double total(const Json& point) {
+  double sum = 0;
+  for (size_t i = 1; i < point.size(); ++i) sum += point[i].get<double>();
+  return sum;
+}
+
+/// Totals over time, to the end of the step.
+std::vector<std::pair<double, double>> totals(const Json& points, double end_s) {
+  std::vector<std::pair<double, double>> out;
+  for (const Json& point : points) out.emplace_back(point[0].get<double>(), total(point));
+  if (!out.empty()) out.emplace_back(std::max(end_s, out.back().first), out.back().second);
+  return out;
+}
+
+/// Of a step as simulated, measured, or with everything kept; 0 if it was not.
+double end_of(const Json& record, const char* of) {
+  const Json& step = record.at("step");
+  if (std::string_view(of) == "kept") return step.at("keep_all_s").get<double>();
+  if (std::string_view(of) == "measured")
+    return step.at("measured_s").is_null() ? 0 : step.at("measured_s").get<double>();
+  double end_s = 0;
+  for (const auto& bars : record.at("streams").at("simulated"))
+    for (const Json& bar : bars) end_s = std::max(end_s, bar[1].get<double>());
+  return end_s;
+}
+
+double longest(const Json& record) {
+  return std::max(
+      {end_of(record, "simulated"), end_of(record, "measured"), end_of(record, "kept"), 1e-9});
+}
+
+/// One purpose of the stack: the band between what lies below it and what it adds.
+void add_band(Drawing& to, const Json& points, double end_s, size_t purpose,
+              const std::string& label) {
+  double most = 0;
+  std::vector<std::array<double, 3>> edges;  // time, below, above
+  for (const Json& point : points) {
+    double below = 0;
+    for (size_t p = 0; p < purpose; ++p) below += point[p + 1].get<double>();
+    edges.push_back({point[0].get<double>(), below, below + point[purpose + 1].get<double>()});
+    most = std::max(most, point[purpose + 1].get<double>());
+  }
+  if (most == 0) return;
+  edges.push_back({std::max(end_s, edges.back()[0]), edges.back()[1], edges.back()[2]});
+  to.add("<path fill=\"{}\" d=\"M{:.1f} {:.1f}", purpose_colour(purpose), to.x(edges[0][0]),
+         to.y(edges[0][2]));
+  for (size_t i = 1; i < edges.size(); ++i)
+    to.add("H{:.1f}V{:.1f}", to.x(edges[i][0]), to.y(edges[i][2]));
+  to.add("V{:.1f}", to.y(edges.back()[1]));
+  for (size_t i = edges.size() - 1; i > 0; --i)
+    to.add("V{:.1f}H{:.1f}", to.y(edges[i - 1][1]), to.x(edges[i - 1][0]));
+  to.add("Z\"><title>{}: at most {:.1f} MiB</title></path>", report::escape_html(label), most / kMiB);
+}
+
+struct Lane {
+  const char *stream, *colour, *words;
+};
+constexpr std::array kLanes = {
+    Lane{"compute", "var(--c0)", ""}, Lane{"again", "var(--c1)", "again: "},
+    Lane{"codec", "var(--m1)", "codec: "}, Lane{"out", "var(--c2)", "to the slow tier: "},
+    Lane{"in", "var(--c3)", "from the slow tier: "}};
+
+void add_bars(Drawing& to, const Json& streams, double top) {
+  constexpr double kLaneHeight = 22, kBar = 17;
+  for (const Lane& lane : kLanes) {
+    const double row = std::string_view(lane.stream) == "out"  ? 1
+                       : std::string_view(lane.stream) == "in" ? 2
+                                                               : 0;
+    bool odd = false;
+    for (const Json& bar : streams.at(lane.stream)) {
+      const double from = bar[0].get<double>(), until = bar[1].get<double>();
+      odd = !odd;
+      to.add(
+          "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{}\" fill=\"{}\" "
+          "opacity=\"{}\"><title>{}{}: "
+          "{:.2f} to {:.2f} ms</title></rect>",
+          to.x(from), top + row * kLaneHeight, std::max(to.x(until) - to.x(from), 0.4), kBar,
+          lane.colour, odd ? "1" : "0.72", lane.words, report::escape_html(bar[2].get<std::string>()),
+          from / kMs, until / kMs);
+    }
+  }
+  constexpr std::array kRows = {"compute", "out", "in"};
+  for (size_t row = 0; row < kRows.size(); ++row)
+    to.text(Drawing::kLeft - 8, top + kLaneHeight * static_cast<double>(row) + 13, "end",
+            kRows[row]);
+}
+
+}  // namespace
+
+std::string purpose_colour(size_t purpose) { return fmt::format("var(--m{})", purpose); }
+
+std::string memory_chart(const Json& record) {
+  const Json& memory = record.at("memory");
+  double most = record.at("budget_bytes").get<double>();
+  for (const char* of : {"kept", "simulated", "measured"})
+    if (memory.contains(of))
+      for (const Json& point : memory[of]) most = std::max(most, total(point));
+  Drawing drawing(1110, 330);
+  drawing.range(0, longest(record), 0, 1.04 * most);
+  drawing.y_axis("MiB", kMiB);
+  drawing.x_axis("ms", kMs);
+  const double end_s = end_of(record, "simulated");
+  for (size_t p = 0; p < memory.at("purposes").size(); ++p)
+    add_band(drawing, memory.at("simulated"), end_s, p,
+             memory.at("purposes")[p].get<std::string>());
+  drawing.steps(totals(memory.at("kept"), end_of(record, "kept")),
+                "stroke=\"var(--soft)\" stroke-width=\"1.2\" stroke-dasharray=\"2 3\"");
+  if (memory.contains("measured"))
+    drawing.steps(totals(memory.at("measured"), end_of(record, "measured")),
+                  "stroke=\"var(--ink)\" stroke-width=\"1.6\"");
+  drawing.add(
+      "<line x1=\"{}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"var(--bad)\" "
+      "stroke-width=\"1.4\" "
+      "stroke-dasharray=\"7 4\"/>",
+      Drawing::kLeft, drawing.x(longest(record)),
+      drawing.y(record.at("budget_bytes").get<double>()),
+      drawing.y(record.at("budget_bytes").get<double>()));
+  return drawing.svg();
+}
+
+std::string streams_chart(const Json& record) {
+  const Json& streams = record.at("streams");
+  Drawing drawing(1110, streams.contains("measured") ? 236 : 144);
+  drawing.range(0, longest(record), 0, 1);
+  drawing.x_axis("ms", kMs);
+  double top = Drawing::kTop;
+  for (const char* of : {"simulated", "measured"}) {
+    if (!streams.contains(of)) continue;
+    drawing.text(Drawing::kLeft, top - 4, "start", of);
+    add_bars(drawing, streams[of], top);
+    top += 92;
+  }
+  return drawing.svg();
+}
+
+std::string curve_chart(const Json& record) {
+  const Json& curve = record.at("curve");
+  if (curve.size() < 2) return "";
+  double low = 1e300, high = 0, most = 0, least = 1e300;
+  for (const Json& point : curve) {
+    low = std::min(low, point.at("expected_s").get<double>());
+    high = std::max(high, point.at("expected_s").get<double>());
+    least = std::min(least, point.at("budget_bytes").get<double>());
+    most = std::max(most, point.at("budget_bytes").get<double>());
+  }
+  const double pad_s = std::max(0.1 * (high - low), 0.02 * high), pad = 0.04 * (most - least);
+  Drawing drawing(540, 250);
+  drawing.range(least - pad, most + pad, std::max(low - pad_s, 0.0), high + pad_s);
+  drawing.y_axis("ms of a step", kMs);
+  drawing.x_axis("MiB of memory", kMiB);
+  std::string points;
+  for (const Json& point : curve)
+    points += fmt::format("{:.1f},{:.1f} ", drawing.x(point.at("budget_bytes").get<double>()),
+                          drawing.y(point.at("expected_s").get<double>()));
+  drawing.add("<polyline points=\"{}\" fill=\"none\" stroke=\"var(--c0)\" stroke-width=\"1.8\"/>",
+              points);
+  for (const Json& point : curve) {
+    const bool asked = point.at("budget_bytes") == record.at("budget_bytes");
+    const double bytes = point.at("budget_bytes").get<double>(),
+                 seconds = point.at("expected_s").get<double>();
+    drawing.add(
+        "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{}\" fill=\"{}\"><title>{:.1f} MiB: {:.2f} "
+        "ms</title></circle>",
+        drawing.x(bytes), drawing.y(seconds), asked ? 6 : 3.5, asked ? "var(--bad)" : "var(--c0)",
+        bytes / kMiB, seconds / kMs);
+  }
+  return drawing.svg();
+}
+
+}  // namespace dovetail

@@ -1,0 +1,302 @@
+#include "dovetail/train/resolve/resolve.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/gpu.h"
+#include "dovetail/base/log.h"
+#include "dovetail/base/machine.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/data/prepare.h"
+#include "dovetail/data/prepared_by.h"
+#include "dovetail/data/token_store.h"
+#include "dovetail/models/gpt.h"
+#include "dovetail/train/ranks/batch_shares.h"
+#include "dovetail/comm/collective.h"
+#include "dovetail/train/ranks/expert_parallel.h"
+#include "dovetail/train/run/progress.h"
+#include "dovetail/train/numerics/quantization.h"
+#include "dovetail/train/resolve/resolve_recommender.h"
+#include "dovetail/train/resolve/unread_keys.h"
+
+namespace dovetail {
+namespace {
+
+/// The device of this rank. All ranks together.
+at::Device resolve_device(const RunConfig& config, Group& group) {
+  const std::string& device = config.run.device;
+  if (device == "cpu") return at::kCPU;
+  const bool routes = config.model.moe.experts > 0;
+  if (routes || config.recommends()) {
+    if (device == "auto") return at::kCPU;
+    throw UserError(
+        routes ? "model.moe: tokens are routed to experts on the CPU only, but run.device is a GPU"
+               : "recommender.model: tables are on the CPU only, but run.device is a GPU",
+        "use run.device = \"cpu\"");
+  }
+  const std::string reason = load_gpu();
+  const Neighbours neighbours = neighbours_of(group);
+  if (device == "auto") {
+    // Ranks that share a GPU are slower than one rank on it: either each rank has a GPU of its own,
+    // or all use the CPU.
+    const bool own = reason.empty() && neighbours.size <= count_gpus();
+    if (sum_over_ranks(group, {own ? 1.0 : 0.0})[0] < group.size()) return at::kCPU;
+  }
+  if (!reason.empty())
+    throw UserError("run.device = \"cuda\", but " + reason,
+                    "use run.device = \"cpu\" or \"auto\"; `dovetail doctor` says what is missing");
+  const int index = neighbours.rank % count_gpus();
+  use_gpu(index);
+  return {at::kCUDA, static_cast<at::DeviceIndex>(index)};
+}
+
+/// Text to shards, shown as a line on a terminal and as one line at the end.
+void prepare_text(const DataConfig& data, bool quiet) {
+  TerminalLine line;
+  const double begin_s = now_seconds();
+  const PrepareResult result = prepare(data, data.path, [&line, quiet](const PrepareProgress& p) {
+    const double fraction =
+        p.bytes > 0 ? static_cast<double>(p.bytes_done) / static_cast<double>(p.bytes) : 0.0;
+    if (quiet) return;
+    line.show(fmt::format(" {}  {}  {} of {}", p.stage, progress_bar(fraction, 24),
+                          format_bytes(static_cast<double>(p.bytes_done)),
+                          format_bytes(static_cast<double>(p.bytes))));
+  });
+  line.clear();
+  if (quiet) return;
+  log_info("text: {} documents, {} ({} for validation) in {}{}", result.documents,
+           format_bytes(static_cast<double>(result.train_bytes + result.validation_bytes)),
+           format_bytes(static_cast<double>(result.validation_bytes)), result.folder.string(),
+           result.reused ? ", prepared earlier"
+                         : fmt::format(", prepared in {:.1f} s", now_seconds() - begin_s));
+}
+
+std::vector<std::string> source_folders(const DataConfig& data) {
+  std::vector<std::string> folders;
+  if (data.mixture.empty()) folders.push_back(data.path);
+  for (const SourceConfig& source : data.mixture) folders.push_back(source.path);
+  for (const PhaseConfig& phase : data.phase) {
+    for (const SourceConfig& source : phase.mixture) folders.push_back(source.path);
+  }
+  return folders;
+}
+
+/// Keys about preparing text must say how the folders were made, unless there is text to make them
+/// anew.
+DataSummary summarize_stores(const RunConfig& config, bool has_text) {
+  DataSummary summary;
+  for (const std::string& folder : source_folders(config.data)) {
+    const TokenStore store(folder);
+    if (!has_text) check_prepared_by(config.data, folder);
+    if (summary.sha256.empty()) {
+      summary.tokenizer_kind = store.tokenizer().kind();
+      summary.tokenizer_vocab = store.vocab_size();
+      summary.train_tokens = store.num_tokens(Split::kTrain);
+      summary.validation_tokens = store.num_tokens(Split::kValidation);
+    }
+    summary.sha256.push_back(store.sha256());
+  }
+  if (summary.validation_tokens < 2)
+    check_nothing_held_out(config.eval, "prepared data that hold no validation split");
+  return summary;
+}
+
+/// What a dry run knows without preparing anything. A trained tokenizer is taken to reach the size
+/// that it may.
+DataSummary summarize_config(const DataConfig& data) {
+  const TokenizerConfig& config = data.tokenizer;
+  if (config.kind == "bytes")
+    return {.tokenizer_kind = "bytes", .tokenizer_vocab = bytes_tokenizer()->vocab_size()};
+  if (config.path.empty())
+    return {.tokenizer_kind = config.kind, .tokenizer_vocab = config.vocab_size};
+  const auto tokenizer = load_tokenizer(config.path);
+  return {.tokenizer_kind = tokenizer->kind(), .tokenizer_vocab = tokenizer->vocab_size()};
+}
+
+DataSummary resolve_data(RunConfig& config, Group& group, const TrainOptions& options) {
+  DataConfig& data = config.data;
+  const bool has_text = !data.text.empty() || !data.file_list.empty();
+  if (data.path.empty() && data.mixture.empty()) data.path = "data/" + config.run.name;
+  std::vector<std::string> unprepared;
+  for (const std::string& folder : source_folders(data)) {
+    if (std::filesystem::exists(std::filesystem::path(folder) / "manifest.json")) continue;
+    if (std::find(unprepared.begin(), unprepared.end(), folder) == unprepared.end())
+      unprepared.push_back(folder);
+  }
+  if (options.dry_run) {
+    if (unprepared.empty()) return summarize_stores(config, has_text);
+    if (group.rank() == 0 && !options.quiet)
+      log_info("not prepared yet: {}; the vocabulary is taken to be data.tokenizer's",
+               fmt::join(unprepared, ", "));
+    return summarize_config(data);
+  }
+  if (!has_text && !unprepared.empty() && data.mixture.empty()) {
+    throw UserError(
+        fmt::format("there is nothing to train on: no data.text, and {} holds no prepared data",
+                    data.path),
+        "name text (--set 'data.text=[\"my.txt\"]'), or a folder made by `dovetail prepare` "
+        "(data.path)");
+  }
+  if (has_text)
+    on_rank_zero(group, "preparing the text", [&] { prepare_text(data, options.quiet); });
+  return summarize_stores(config, has_text);
+}
+
+/// Counts of the whole batch are known in time only where a step has one micro-batch. A sequence's
+/// always are, so the loss does not depend on how a batch is cut.
+void resolve_load_scope(RunConfig& config, const std::string& asked) {
+  std::string& scope = config.model.moe.load_scope;
+  const bool cuts = config.train.micro_batch > 0 && config.train.micro_batch < config.train.batch;
+  if (asked == moe::Config().load_scope && scope == "global_batch" && cuts) scope = "sequence";
+}
+
+/// Where the run lies and what of the machine and of each step is this rank's.
+ResolvedRun place_run(const RunConfig& config, Group& group) {
+  ResolvedRun run;
+  run.config = config;
+  run.config.run.folder = config.folder().string();
+  run.device = resolve_device(config, group);
+  run.local_ranks = neighbours_of(group).size;
+  const Machine here = machine();
+  run.available_bytes = run.device.is_cuda() ? gpu_memory().free_bytes : here.available_bytes;
+  run.threads = config.run.threads > 0 ? static_cast<int>(config.run.threads)
+                                       : std::max(1, here.cores / run.local_ranks);
+  at::set_num_threads(run.threads);
+  user_check(config.train.batch >= group.size(),
+             "train.batch = {} leaves some of the {} ranks without a sample", config.train.batch,
+             group.size());
+  run.most_samples = BatchShares(config, group.size()).most_possible();
+  const int64_t asked = config.train.micro_batch == TrainSection::kAuto ? config.recommender.grain
+                                                                        : config.train.micro_batch;
+  run.micro_batch = asked > 0 ? std::min(asked, run.most_samples) : run.most_samples;
+  return run;
+}
+
+}  // namespace
+
+ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOptions& options) {
+  ResolvedRun run = place_run(config, group);
+  if (config.recommends()) {
+    check_recommender(run);
+    return run;
+  }
+  if (config.precision.gemm == "native") check_native(mx::native_device(run.device));
+  run.data = resolve_data(run.config, group, options);
+  run.config.model = resolve_model_config(run.config.model, run.data.tokenizer_vocab);
+  resolve_load_scope(run.config, config.model.moe.load_scope);
+  if (!config.log.sample_prompts.empty()) moe::check_decodes(run.config.model.moe);
+  ParallelSection& parallel = run.config.parallel;
+  if (parallel.expert > 1 && parallel.ranks_per_node == 0 &&
+      (parallel.all_to_all != "linear" || parallel.chooses()))
+    parallel.ranks_per_node = std::min<int64_t>(run.local_ranks, parallel.expert);
+  check_parallel(run.config);
+  user_check(run.config.model.vocab_size >= run.data.tokenizer_vocab,
+             "model.vocab_size = {} is smaller than the tokenizer's, {}",
+             run.config.model.vocab_size, run.data.tokenizer_vocab);
+  return run;
+}
+
+/// What a memory plan cannot be made for yet.
+void check_memory_plan(const ResolvedRun& run) {
+  if (!run.config.memory.budget.empty() && !run.device.is_cpu())
+    throw UserError("memory.budget does not work on a GPU yet", "leave one of both out");
+  const moe::Config& moe = run.config.model.moe;
+  if (!run.config.memory.budget.empty() && moe.experts > 0 && !moe.pad_to_capacity &&
+      run.precision.compute != at::kFloat)
+    throw UserError(fmt::format("memory.budget does not work with dropless experts "
+                                "(model.moe.pad_to_capacity = false) and the "
+                                "recipe {}: tensors of experts that are in bfloat16 or quantized "
+                                "have other sizes in each step",
+                                run.precision.name),
+                    "give experts a capacity (drop = \"position\") and pad_to_capacity = true, set "
+                    "precision.recipe = \"fp32\", or "
+                    "leave memory.budget out");
+}
+
+void resolve_precision_and_size(ResolvedRun& run, Group& group,
+                                const std::optional<std::string>& kept_precision) {
+  if (run.config.recommends()) return resolve_recommender_size(run, group);
+  run.precision = resolve_precision(run.config.precision.recipe, kept_precision, run.device, group);
+  // On the meta device: what is wrong with the recipes of layers shows before any memory is taken.
+  GPT sizes_only(run.config.model, c10::kMeta);
+  const Quantization quantization(sizes_only, run.config.precision, run.precision.name);
+  check_parallel(run.config, quantization);
+  check_memory_plan(run);
+  run.size = model_size(run.config.model);
+  const ParallelSection& parallel = run.config.parallel;
+  run.memory = memory_estimate(run.config.model,
+                               {.micro_batch = run.micro_batch,
+                                .accumulate = run.micro_batch < run.most_samples,
+                                .bfloat16 = run.precision.compute == at::kBFloat16,
+                                .linears = quantization.recipes(),
+                                .recompute = run.config.train.checkpoint_activations,
+                                .distributed = group.size() > 1,
+                                .optimizer_ranks = parallel.shards() ? group.size() : 1,
+                                .gradient_ranks = parallel.shard == "gradients" ? group.size() : 1,
+                                .expert_ranks = parallel.expert,
+                                .checkpoints = group.rank() == 0,
+                                .threads = run.threads});
+  if (run.precision.compute == at::kDouble) {
+    // The estimate is for FP32; every tensor of a step is twice as wide in FP64.
+    for (int64_t* part : {&run.memory.weights, &run.memory.gradients, &run.memory.optimizer,
+                          &run.memory.activations, &run.memory.workspace, &run.memory.checkpoint,
+                          &run.memory.all_gradients}) {
+      *part *= 2;
+    }
+  }
+}
+
+double tokens_of_an_expert(const RunConfig& config, int64_t micro_batch) {
+  const moe::Config& moe = config.model.moe;
+  if (moe.experts == 0) return 0;
+  const int64_t chunks = std::max<int64_t>(1, config.parallel.overlap);
+  return static_cast<double>(micro_batch * config.model.context * moe.k * config.parallel.expert) /
+         static_cast<double>(moe.experts * chunks);
+}
+
+double tokens_that_hide_weights(double flops, double bytes_per_s, int64_t element) {
+  return flops / bytes_per_s * static_cast<double>(element) / 2;
+}
+
+int64_t most_memory(const ResolvedRun& run) {
+  const int64_t every = run.config.checkpoint.every_steps;
+  const bool saves_between_steps = every > 0 && every < run.config.train.steps;
+  return saves_between_steps ? std::max(run.memory.total(), run.memory.while_saving())
+                             : run.memory.total();
+}
+
+std::string summary_line(const ResolvedRun& run) {
+  const ModelConfig& model = run.config.model;
+  std::string line =
+      run.config.recommends()
+          ? recommender_summary(run)
+          : fmt::format(
+                "gpt {} parameters{} · {} {} · context {} · {}",
+                format_count(static_cast<double>(run.size.parameters)),
+                model.moe.experts > 0
+                    ? fmt::format(", {} active",
+                                  format_count(static_cast<double>(run.size.active_parameters)))
+                    : "",
+                run.data.tokenizer_kind, run.data.tokenizer_vocab, model.context,
+                run.precision.name);
+  if (!run.precision.reason.empty()) line += fmt::format(" ({})", run.precision.reason);
+  const auto of_machine = [&](int64_t bytes) {
+    return format_bytes(static_cast<double>(bytes) * run.local_ranks);
+  };
+  line += fmt::format(" · {}FLOP/{} · needs {} more of {} available",
+                      format_count(run.size.flops_per_token), run.config.unit(),
+                      of_machine(run.memory.total()),
+                      format_bytes(static_cast<double>(run.available_bytes)));
+  if (most_memory(run) > run.memory.total())
+    line += fmt::format(" (up to {} while a checkpoint is written)", of_machine(most_memory(run)));
+  for (const std::string& sha256 : run.data.sha256)
+    line += fmt::format(" · data sha256 {}", sha256);
+  return line;
+}
+
+}  // namespace dovetail

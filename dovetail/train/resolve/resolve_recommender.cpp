@@ -1,0 +1,136 @@
+#include "dovetail/train/resolve/resolve_recommender.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <numeric>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/machine.h"
+#include "dovetail/models/recommender.h"
+#include "dovetail/train/tables/lookups.h"
+#include "dovetail/train/tables/optimizers.h"
+
+namespace dovetail {
+namespace {
+
+constexpr int64_t kFloat = sizeof(float);
+/// Resident beside tensors and rows, measured on a model of nothing: pages of libraries, stacks,
+/// and what malloc keeps in an arena for each thread that decodes rows.
+constexpr int64_t kBesideRows = int64_t{22} << 20;
+
+struct TotalSize {
+  int64_t elements = 0, row_bytes = 0, state = 0;
+  int64_t columns = 0;  ///< of the pooled rows of a sample
+};
+
+TotalSize size_of(const embedding::PackSpec& pack) {
+  TotalSize sizes;
+  for (int64_t t = 0; t < std::ssize(pack.tables); ++t) {
+    const embedding::TableSpec& table = pack.tables[static_cast<size_t>(t)];
+    const int64_t row_bytes = embedding::row_bytes(pack.row_dtype, table.dim),
+                  state = embedding::state_per_row(pack, t);
+    const int64_t fitting =
+        table.max_bytes == 0 ? table.rows : table.max_bytes / (row_bytes + kFloat * state);
+    const int64_t rows = std::min(table.rows, fitting);
+    sizes.elements += rows * table.dim;
+    sizes.row_bytes += rows * row_bytes;
+    sizes.state += rows * state;
+  }
+  for (const int64_t table : pack.feature_table)
+    sizes.columns += pack.tables[static_cast<size_t>(table)].dim;
+  return sizes;
+}
+
+int64_t dense_parameters(const RunConfig& config) {
+  const auto parameters =
+      make_recommender(config.recommender, recommender_inputs(config), c10::kMeta)->parameters();
+  return std::accumulate(parameters.begin(), parameters.end(), int64_t{0},
+                         [](int64_t sum, const at::Tensor& p) { return sum + p.numel(); });
+}
+
+/// The share of a rank's rows and state that is in memory.
+double share_in_memory(const ResolvedRun& run, int64_t bytes) {
+  const int64_t asked = run.config.embedding.memory_bytes;
+  if (asked == 0) return 1;
+  const double most = asked == EmbeddingSection::kAuto
+                          ? static_cast<double>(run.available_bytes) / (2.0 * run.local_ranks)
+                          : static_cast<double>(asked);
+  return std::min(1.0, most / static_cast<double>(std::max<int64_t>(1, bytes)));
+}
+
+/// Bytes of decoded rows that are kept, about as many as their text has, and of batches read ahead.
+/// A row of a batch has an id and an offset for each sparse feature, numbers and labels. Files that
+/// do not exist yet count nothing.
+int64_t bytes_of_rows(const RunConfig& config) {
+  constexpr int64_t kBatchesAhead = 4, kId = sizeof(int64_t);
+  int64_t decoded = 0;
+  for (const std::string& file : config.rows.files) {
+    std::error_code absent;
+    const auto bytes = std::filesystem::file_size(file, absent);
+    if (!absent) decoded += static_cast<int64_t>(bytes);
+  }
+  const int64_t row =
+      2 * kId * std::ssize(config.rows.sparse) + kFloat * (config.rows.num_dense() + 1);
+  return std::min(config.rows.cache_bytes, decoded) + kBatchesAhead * config.train.batch * row;
+}
+
+}  // namespace
+
+void check_recommender(const ResolvedRun& run) {
+  const RowsConfig& rows = run.config.rows;
+  const int64_t grain = run.config.recommender.grain;
+  user_check(run.micro_batch % grain == 0 || run.micro_batch >= run.most_samples,
+             "train.micro_batch = {} must be a multiple of recommender.grain = {}, so that results "
+             "do not depend on it; "
+             "lower the grain or take another micro-batch",
+             run.micro_batch, grain);
+  for (const SparseConfig& feature : rows.sparse)
+    user_check(!feature.hashed() || feature.max_rows > 0,
+               "rows.sparse \"{}\" has no num_rows; give one for its ids to be hashed into, or "
+               "max_rows for a table "
+               "without a fixed vocabulary",
+               feature.feature_name());
+  check_overrides(run.config.embedding, RecommenderLookups(run.config).pack());
+}
+
+void resolve_recommender_size(ResolvedRun& run, Group& group) {
+  run.precision = resolve_precision("fp32", std::nullopt, run.device, group);
+  run.precision.recipe = run.config.precision.recipe;
+  const RunConfig& config = run.config;
+  const TotalSize tables = size_of(RecommenderLookups(config).pack());
+  const int64_t dense = dense_parameters(config);
+  run.size = {.parameters = dense + tables.elements,
+              .parameters_without_embedding = dense,
+              .active_parameters = dense + tables.columns,
+              .flops_per_token = flops_per_sample(
+                  *make_recommender(config.recommender, recommender_inputs(config), c10::kMeta))};
+  // Of a micro-batch: what the tables give, its copy beside the dense features and the gradients of
+  // both; of the whole batch the gradients of what the tables gave.
+  const int64_t wide = tables.columns + config.rows.num_dense();
+  const int64_t copies = config.embedding.sharding == "replicated" ? 1 : group.size();
+  const int64_t row_bytes = tables.row_bytes / copies, state_bytes = kFloat * tables.state / copies;
+  const double share = share_in_memory(run, row_bytes + state_bytes);
+  const auto in_memory = [&](int64_t bytes) {
+    return static_cast<int64_t>(share * static_cast<double>(bytes));
+  };
+  run.memory = {.weights = kFloat * dense + in_memory(row_bytes),
+                .gradients = kFloat * (dense + config.train.batch * tables.columns),
+                .optimizer = kFloat * 2 * dense + in_memory(state_bytes),
+                .activations = kFloat * run.micro_batch * 4 * wide,
+                .checkpoint = kFloat * 3 * dense,
+                .all_gradients = kFloat * dense,
+                .beside = kBesideRows + bytes_of_rows(config)};
+}
+
+std::string recommender_summary(const ResolvedRun& run) {
+  const embedding::PackSpec pack = RecommenderLookups(run.config).pack();
+  return fmt::format("{} {} parameters, {} in {} tables · {}", run.config.recommender.model,
+                     format_count(static_cast<double>(run.size.parameters_without_embedding)),
+                     format_count(static_cast<double>(run.size.parameters -
+                                                      run.size.parameters_without_embedding)),
+                     pack.tables.size(), run.precision.name);
+}
+
+}  // namespace dovetail

@@ -1,0 +1,160 @@
+#include "dovetail/train/resolve/unread_keys.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "dovetail/base/error.h"
+#include "dovetail/train/numerics/quantization.h"
+#include "dovetail/train/tables/lookups.h"
+
+namespace dovetail {
+namespace {
+
+/// Keys that only a GPT's run reads, and keys that only a recommender's does.
+constexpr std::string_view kOfGpt[] = {"/model/",
+                                       "/data/",
+                                       "/precision/",
+                                       "/parallel/",
+                                       "/run/cuda_graph",
+                                       "/train/checkpoint_activations",
+                                       "/train/init_noise",
+                                       "/eval/max_tokens",
+                                       "/log/quantization_every",
+                                       "/log/experts_every",
+                                       "/log/sample_"};
+constexpr std::string_view kOfRecommender[] = {"/recommender/",     "/rows/",
+                                               "/embedding/",       "/eval/max_rows",
+                                               "/log/tables_every", "/checkpoint/full_every"};
+
+void check_unread(bool given, std::string_view key, const std::string& beside) {
+  user_check(!given, "{} does nothing with {}; leave it out", key, beside);
+}
+
+void check_logs(const RunConfig& config) {
+  const LogSection none, &log = config.log;
+  const auto given = [](int64_t every, int64_t usual) { return every != usual && every != 0; };
+  const bool hashed = std::ranges::any_of(config.rows.sparse, &SparseConfig::hashed);
+  check_unread(given(log.experts_every, none.experts_every) && config.model.moe.experts == 0,
+               "log.experts_every", "model.moe.experts = 0");
+  check_unread(given(log.tables_every, none.tables_every) && !hashed, "log.tables_every",
+               "num_rows in each feature of rows.sparse, whose tables admit all ids");
+  check_unread(
+      given(log.quantization_every, none.quantization_every) && !quantizes(config.precision),
+      "log.quantization_every",
+      fmt::format("precision.recipe = \"{}\", which quantizes nothing", config.precision.recipe));
+}
+
+/// Evaluations while training, whose number of tokens or rows is limited.
+void check_evaluations(const RunConfig& config) {
+  const EvalSection none, &eval = config.eval;
+  const bool by_day = config.recommends() && config.rows.by_day();
+  const std::string at_the_end = "eval.every_steps = 0: the evaluation at the end reads all";
+  check_unread(eval.every_steps == 0 && eval.max_tokens != none.max_tokens, "eval.max_tokens",
+               at_the_end);
+  check_unread(eval.every_steps == 0 && !by_day && eval.max_rows != none.max_rows, "eval.max_rows",
+               at_the_end);
+  const bool text = !config.data.text.empty() || !config.data.file_list.empty();
+  if (config.recommends() && !by_day && config.rows.validation_fraction == 0)
+    check_nothing_held_out(eval, "rows.validation_fraction = 0");
+  if (!config.recommends() && text && config.data.validation_fraction == 0)
+    check_nothing_held_out(eval, "data.validation_fraction = 0");
+}
+
+/// True if embedding.pooling pools the bags of a feature.
+bool pools(const RunConfig& config) {
+  return std::ranges::any_of(config.rows.sparse, [&](const SparseConfig& feature) {
+    return feature.pooling.empty() && !(reads_sequences(config.recommender) && feature.sequence);
+  });
+}
+
+}  // namespace
+
+void check_sections(const RunConfig& given) {
+  RunConfig config = given, untouched;
+  const auto flat = [](RunConfig& c) {
+    return config_to_json([&](Section& s) { c.describe(s); }).flatten();
+  };
+  const bool recommends = config.recommends();
+  check_unread(recommends && config.model.preset != untouched.model.preset, "model.preset",
+               fmt::format("recommender.model = \"{}\"", config.recommender.model));
+  const std::span<const std::string_view> others =
+      recommends ? std::span<const std::string_view>(kOfGpt) : kOfRecommender;
+  const nlohmann::json none = flat(untouched), all = flat(config);
+  for (const auto& [pointer, value] : all.items()) {
+    const std::string_view key = pointer;
+    const bool foreign = std::ranges::any_of(
+        others, [&](std::string_view prefix) { return key.starts_with(prefix); });
+    if (!foreign || (none.contains(pointer) && none[pointer] == value)) continue;
+    std::string dotted(key.substr(1));
+    std::ranges::replace(dotted, '/', '.');
+    throw UserError(fmt::format("{} = {} does nothing: this run trains a {}", dotted, value.dump(),
+                                recommends ? fmt::format("recommender (recommender.model = \"{}\")",
+                                                         config.recommender.model)
+                                           : "GPT ([model])"),
+                    recommends
+                        ? "leave it out"
+                        : "leave it out, or say which recommender to train (recommender.model)");
+  }
+}
+
+void check_effects(const RunConfig& config) {
+  const CheckpointSection checkpoint;
+  check_unread(
+      config.checkpoint.every_steps == 0 && config.checkpoint.full_every != checkpoint.full_every,
+      "checkpoint.full_every", "checkpoint.every_steps = 0: the checkpoint at the end is full");
+  check_logs(config);
+  check_evaluations(config);
+  user_check(!config.recommends() || pools(config) ||
+                 config.embedding.pooling == EmbeddingSection().pooling,
+             "embedding.pooling = \"{}\" does nothing: no feature of rows.sparse is pooled by it; "
+             "leave it out",
+             config.embedding.pooling);
+}
+
+void forget_unread_keys(RunConfig& stored) {
+  moe::forget_unread_scope(stored.model.moe);
+  if (!stored.recommends()) return;
+  forget_unread_keys(stored.recommender, recommender_inputs(stored));
+  if (!pools(stored)) stored.embedding.pooling = EmbeddingSection().pooling;
+}
+
+void check_nothing_held_out(const EvalSection& eval, const std::string& why) {
+  const EvalSection none;
+  check_unread(eval.every_steps != none.every_steps && eval.every_steps != 0, "eval.every_steps",
+               why);
+  check_unread(eval.max_tokens != none.max_tokens, "eval.max_tokens", why);
+  check_unread(eval.max_rows != none.max_rows, "eval.max_rows", why);
+}
+
+std::string keys_of_several_ranks(const RunConfig& config) {
+  const RunConfig none;
+  std::vector<std::string_view> keys;
+  if (config.comm.timeout_s != none.comm.timeout_s) keys.push_back("comm.timeout_s");
+  if (config.train.bucket_bytes != none.train.bucket_bytes) keys.push_back("train.bucket_bytes");
+  if (config.parallel.shard != none.parallel.shard) keys.push_back("parallel.shard");
+  if (config.embedding.sharding != none.embedding.sharding) keys.push_back("embedding.sharding");
+  if (config.embedding.exchange != none.embedding.exchange) keys.push_back("embedding.exchange");
+  return fmt::format("{}", fmt::join(keys, ", "));
+}
+
+std::string unread_ffn_width(const ModelConfig& resolved) {
+  const bool read = resolved.moe.experts == 0 || resolved.moe.every > 1;
+  ModelConfig usual = resolved;
+  usual.ffn_width = model_preset(resolved.preset).config.ffn_width;
+  usual.moe = {};
+  if (read || resolved.ffn_width == resolved.moe.ffn_width ||
+      resolved.ffn_width == resolve_model_config(usual, 0).ffn_width)
+    return {};
+  return fmt::format(
+      "model.ffn_width = {}: without effect, for each block has experts, of model.moe.ffn_width = "
+      "{}",
+      resolved.ffn_width, resolved.moe.ffn_width);
+}
+
+}  // namespace dovetail

@@ -1,0 +1,217 @@
+#include "dovetail/train/tables/checkpoint.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <vector>
+
+#include "dovetail/base/error.h"
+#include "dovetail/comm/collective.h"
+#include "dovetail/train/tables/hashed.h"
+
+namespace dovetail {
+namespace {
+
+constexpr std::string_view kTables = "embedding.";
+/// Rows and state that are in memory at a time.
+constexpr int64_t kBlockBytes = int64_t{4} << 20;
+
+struct Names {
+  std::string weight, state, rows;
+};
+
+Names names_of(const embedding::TableSpec& table) {
+  const std::string prefix = fmt::format("{}{}.", kTables, table.name);
+  return {.weight = prefix + "weight", .state = prefix + "state", .rows = prefix + "rows"};
+}
+
+int64_t rows_at_once(const embedding::PackSpec& spec, int64_t t) {
+  const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
+  const int64_t state_bytes =
+      embedding::state_per_row(spec, t) * static_cast<int64_t>(sizeof(float));
+  return std::max<int64_t>(
+      1, kBlockBytes / (embedding::row_bytes(spec.row_dtype, table.dim) + state_bytes));
+}
+
+/// Tensors of a table with `rows` rows of it.
+std::vector<StreamedTensor> tensors_of(const embedding::PackSpec& spec, int64_t t,
+                                       embedding::RowSet which, int64_t rows) {
+  const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
+  const Names names = names_of(table);
+  const std::string numbers = which == embedding::RowSet::kAll ? "" : names.rows;
+  std::vector<StreamedTensor> tensors = {
+      {names.weight,
+       embedding::stored_type(spec.row_dtype),
+       {rows, embedding::stored_width(spec.row_dtype, table.dim)},
+       numbers}};
+  if (const int64_t width = embedding::state_per_row(spec, t); width > 0)
+    tensors.push_back({names.state, at::kFloat, {rows, width}, numbers});
+  if (!numbers.empty()) tensors.push_back({numbers, at::kLong, {rows}});
+  return tensors;
+}
+
+/// Throws UserError unless they ascend and are rows of the table.
+void check_numbers(const at::Tensor& rows, const embedding::TableSpec& table) {
+  if (rows.numel() == 0) return;
+  const auto* first = rows.const_data_ptr<int64_t>();
+  const auto* last = first + rows.numel() - 1;
+  user_check(*first >= 0 && *last < table.rows &&
+                 std::adjacent_find(first, last + 1, std::greater_equal<>()) == last + 1,
+             "the checkpoint's rows of table \"{}\" are not ascending numbers below {}", table.name,
+             table.rows);
+}
+
+/// Throws UserError unless the checkpoint has the rows and the state of these tables and no others.
+void check_tables(const embedding::PackSpec& spec, const StoredCheckpoint& from) {
+  const auto& files = from.links().front().files;
+  std::set<std::string> others;
+  for (const std::string& name : from.names())
+    if (is_of_table(name)) others.insert(name);
+  for (int64_t t = 0; t < std::ssize(spec.tables); ++t) {
+    const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
+    if (table.hashed) {
+      for (const std::string& name : hashed_tensors(spec, t))
+        user_check(others.erase(name) > 0, "the checkpoint lacks the tensor \"{}\" of this model",
+                   name);
+      continue;
+    }
+    const StoredCheckpoint::Link& full = from.links().front();
+    const Names names = names_of(table);
+    const bool whole = !full.rows_of.contains(names.weight);
+    const int64_t rows = whole ? table.rows : files.at(names.rows)->shape(names.rows).at(0);
+    for (const StreamedTensor& tensor :
+         tensors_of(spec, t, whole ? embedding::RowSet::kAll : embedding::RowSet::kUpdated, rows)) {
+      user_check(others.erase(tensor.name) > 0 && files.contains(tensor.name),
+                 "the checkpoint lacks the tensor \"{}\" of this model", tensor.name);
+      const std::vector<int64_t> shape = files.at(tensor.name)->shape(tensor.name);
+      const at::ScalarType dtype = files.at(tensor.name)->dtype(tensor.name);
+      user_check(shape == tensor.shape && dtype == tensor.dtype,
+                 "the checkpoint's \"{}\" is ({}) {}, but the table is ({}) {}, as "
+                 "embedding.row_dtype = \"{}\" has it",
+                 tensor.name, fmt::join(shape, ", "), c10::toString(dtype),
+                 fmt::join(tensor.shape, ", "), c10::toString(tensor.dtype),
+                 embedding::name(spec.row_dtype));
+    }
+  }
+  if (!others.empty())
+    throw UserError(
+        fmt::format("the checkpoint's \"{}\" is not a table of this model", *others.begin()));
+}
+
+/// Rows [first, first + count) of what a link holds of a table. Throws UserError for numbers that
+/// the table does not have.
+embedding::TableRows read_block(const StoredCheckpoint::Link& link,
+                                const embedding::TableSpec& table, int64_t first, int64_t count) {
+  const Names names = names_of(table);
+  const auto read = [&](const std::string& name) {
+    const auto file = link.files.find(name);
+    return file == link.files.end() ? at::Tensor() : file->second->read_rows(name, first, count);
+  };
+  const bool whole = !link.rows_of.contains(names.weight);
+  embedding::TableRows found = {
+      .rows = whole ? at::arange(first, first + count, at::kLong) : read(names.rows),
+      .contents = {.weight = read(names.weight), .state = read(names.state)}};
+  check_numbers(found.rows, table);
+  return found;
+}
+
+/// Of each link, the rows that it holds of each table.
+nlohmann::json rows_in(const embedding::PackSpec& spec, const StoredCheckpoint& from) {
+  auto links = nlohmann::json::array();
+  for (const StoredCheckpoint::Link& link : from.links()) {
+    auto rows = nlohmann::json::array();
+    for (const embedding::TableSpec& table : spec.tables) {
+      const std::string weight = names_of(table).weight;
+      rows.push_back(table.hashed ? 0 : link.files.at(weight)->shape(weight)[0]);
+    }
+    links.push_back(rows);
+  }
+  return links;
+}
+
+}  // namespace
+
+bool is_of_table(const std::string& tensor) { return tensor.starts_with(kTables); }
+
+void save_tables(const embedding::DistributedTables& tables, CheckpointKind kind,
+                 StreamedTensors* to) {
+  const embedding::PackSpec& spec = tables.spec();
+  for (int64_t t = 0; t < std::ssize(spec.tables); ++t) {
+    const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
+    if (table.hashed) continue;
+    auto which =
+        kind == CheckpointKind::kFull ? embedding::RowSet::kUpdated : embedding::RowSet::kChanged;
+    int64_t rows = tables.num_rows(t, which);
+    if (which == embedding::RowSet::kUpdated && 2 * rows >= table.rows) {
+      which = embedding::RowSet::kAll;
+      rows = table.rows;
+    }
+    if (to != nullptr) to->begin(tensors_of(spec, t, which, rows));
+    const int64_t block = rows_at_once(spec, t);
+    for (int64_t first = 0; first < table.rows; first += block) {
+      const embedding::TableRows found =
+          tables.read_rows(t, first, std::min(block, table.rows - first), which);
+      if (to == nullptr) continue;
+      std::vector<at::Tensor> tensors = {found.contents.weight};
+      if (found.contents.state.defined()) tensors.push_back(found.contents.state);
+      if (which != embedding::RowSet::kAll) tensors.push_back(found.rows);
+      to->append(tensors);
+    }
+  }
+}
+
+void add_initial_rows(const embedding::PackSpec& spec, std::map<std::string, at::Tensor>& tensors) {
+  for (const embedding::TableSpec& table : spec.tables) {
+    const Names names = names_of(table);
+    auto numbers = tensors.extract(names.rows);
+    if (numbers.empty()) continue;
+    const at::Tensor rows = std::move(numbers.mapped());
+    check_numbers(rows, table);
+    const std::vector<int64_t> shape = {rows.numel(),
+                                        embedding::stored_width(spec.row_dtype, table.dim)};
+    user_check(tensors.at(names.weight).sizes() == shape,
+               "the checkpoint's \"{}\" is ({}), but the table is ({})", names.weight,
+               fmt::join(tensors.at(names.weight).sizes(), ", "), fmt::join(shape, ", "));
+    const embedding::InitialRows initial = embedding::initial_rows(spec.seed, table);
+    const int64_t bytes = embedding::row_bytes(spec.row_dtype, table.dim);
+    at::Tensor weight = at::empty({table.rows, embedding::stored_width(spec.row_dtype, table.dim)},
+                                  embedding::stored_type(spec.row_dtype));
+    auto* const first = static_cast<char*>(weight.mutable_data_ptr());
+    for (int64_t row = 0; row < table.rows; ++row)
+      initial.store(spec.row_dtype, static_cast<uint64_t>(row), first + row * bytes);
+    tensors[names.weight] = weight.index_copy_(0, rows, tensors.at(names.weight));
+    if (const auto state = tensors.find(names.state); state != tensors.end())
+      state->second =
+          at::zeros({table.rows, state->second.size(1)}).index_copy_(0, rows, state->second);
+  }
+}
+
+void load_tables(embedding::DistributedTables& tables, const StoredCheckpoint* from, Group& group) {
+  const embedding::PackSpec& spec = tables.spec();
+  nlohmann::json links;
+  on_rank_zero(group, "restoring the tables", [&] {
+    check_tables(spec, *from);
+    links = rows_in(spec, *from);
+  });
+  links = broadcast_json(group, links);
+  for (size_t link = 0; link < links.size(); ++link) {
+    for (size_t t = 0; t < spec.tables.size(); ++t) {
+      const auto rows = links[link][t].get<int64_t>();
+      const int64_t block = rows_at_once(spec, static_cast<int64_t>(t));
+      for (int64_t first = 0; first < rows; first += block) {
+        embedding::TableRows found;
+        if (from != nullptr)
+          found =
+              read_block(from->links()[link], spec.tables[t], first, std::min(block, rows - first));
+        tables.write_rows(static_cast<int64_t>(t), found);
+      }
+    }
+  }
+}
+
+}  // namespace dovetail
