@@ -15,9 +15,9 @@
 #include "bench/checkmate_vgg19.h"
 #include "bench/program.h"
 #include "dovetail/base/error.h"
-#include "dovetail/plan/baselines.h"
-#include "dovetail/plan/checkmate.h"
-#include "dovetail/plan/solve.h"
+#include "dovetail/plan/baselines/baselines.h"
+#include "dovetail/plan/baselines/checkmate.h"
+#include "dovetail/plan/solve/solve.h"
 
 namespace dovetail::plan {
 namespace {
@@ -161,7 +161,7 @@ Stages leanest_greedy(const CheckmateVgg19& vgg, const StageGraph& graph,
 }
 
 int run(const std::string& file, double time_limit_s) {
-  // Two operations to a multiplication, at what the model of a GPU (plan/device_model.h) has for
+  // Two operations to a multiplication, at what the model of a GPU (plan/run/device_model.h) has for
   // most of them.
   const CheckmateVgg19 vgg = checkmate_vgg19(2 / (0.65 * 11.76e12));
   const StageGraph stages(vgg.graph);

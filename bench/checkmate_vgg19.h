@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "dovetail/plan/graph.h"
+#include "dovetail/plan/model/graph.h"
 
 namespace dovetail::plan {
 

@@ -1,4 +1,4 @@
-// The table of MO-SOS on a model of its GPU (plan/device_model.h): VGG19 at batch 144 and UNet at
+// The table of MO-SOS on a model of its GPU (plan/run/device_model.h): VGG19 at batch 144 and UNet at
 // batch 120, at budgets of 0.8 to 0.4 of the peak, with outputs held and with tensors kept to their
 // last readers, by Checkmate and STR with algorithms chosen after planning, by all decisions at
 // once, and by these with MXFP8:
@@ -24,10 +24,10 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
-#include "dovetail/plan/baselines.h"
-#include "dovetail/plan/joint.h"
-#include "dovetail/plan/packing.h"
-#include "dovetail/plan/profile.h"
+#include "dovetail/plan/baselines/baselines.h"
+#include "dovetail/plan/solve/joint.h"
+#include "dovetail/plan/model/packing.h"
+#include "dovetail/plan/run/profile.h"
 
 namespace dovetail::plan {
 namespace {

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "dovetail/models/vision.h"
-#include "dovetail/plan/batch.h"
-#include "dovetail/plan/capture.h"
-#include "dovetail/plan/device_model.h"
+#include "dovetail/plan/record/batch.h"
+#include "dovetail/plan/record/capture.h"
+#include "dovetail/plan/run/device_model.h"
 
 namespace dovetail::plan {
 

@@ -13,12 +13,12 @@
 #include "dovetail/cli/plan_config.h"
 #include "dovetail/cli/plan_output.h"
 #include "dovetail/cli/set_keys.h"
-#include "dovetail/plan/budget.h"
-#include "dovetail/plan/fit.h"
-#include "dovetail/plan/placed.h"
-#include "dovetail/plan/plan_cache.h"
-#include "dovetail/plan/profile.h"
-#include "dovetail/plan/solve.h"
+#include "dovetail/plan/model/budget.h"
+#include "dovetail/plan/solve/memory_floor.h"
+#include "dovetail/plan/solve/placed.h"
+#include "dovetail/plan/solve/plan_cache.h"
+#include "dovetail/plan/run/profile.h"
+#include "dovetail/plan/solve/solve.h"
 
 namespace dovetail::cli {
 namespace {

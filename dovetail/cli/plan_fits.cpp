@@ -10,8 +10,8 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/cli/output.h"
 #include "dovetail/cli/plan_config.h"
-#include "dovetail/plan/budget.h"
-#include "dovetail/plan/placed.h"
+#include "dovetail/plan/model/budget.h"
+#include "dovetail/plan/solve/placed.h"
 #include "dovetail/train/memory/section.h"
 #include "dovetail/train/gpt/trial_step.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "dovetail/comm/group.h"
-#include "dovetail/plan/fit.h"
+#include "dovetail/plan/solve/memory_floor.h"
 #include "dovetail/train/resolve/resolve.h"
 
 namespace dovetail::cli {

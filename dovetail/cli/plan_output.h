@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "dovetail/plan/outcome.h"
-#include "dovetail/plan/trade_off.h"
+#include "dovetail/plan/show/outcome.h"
+#include "dovetail/plan/show/trade_off.h"
 
 namespace dovetail::cli {
 

@@ -39,7 +39,7 @@ std::optional<at::Tensor> optional(const at::Tensor& x) {
 }
 
 /// Codes and scales of x's column copy, by an operation whose name says which they are
-/// (plan/packable.h).
+/// (plan/record/packable.h).
 std::pair<at::Tensor, at::Tensor> column_codes(const at::Tensor& x, const OperandRecipe& recipe) {
   const std::string format =
       fmt::format("dovetail::mx_column_codes.{}.{}", name(*recipe.format), name(recipe.scale_mode));

@@ -1,4 +1,4 @@
-#include "dovetail/plan/algorithms.h"
+#include "dovetail/plan/record/algorithms.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,11 +9,11 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/ops/convolution.h"
-#include "dovetail/plan/check.h"
-#include "dovetail/plan/executor.h"
-#include "dovetail/plan/packing.h"
-#include "dovetail/plan/profile.h"
-#include "dovetail/plan/solve.h"
+#include "dovetail/plan/model/check.h"
+#include "dovetail/plan/run/executor.h"
+#include "dovetail/plan/model/packing.h"
+#include "dovetail/plan/run/profile.h"
+#include "dovetail/plan/solve/solve.h"
 #include "tests/ops/testing.h"
 #include "tests/plan/conv_step.h"
 

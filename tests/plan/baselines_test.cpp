@@ -1,11 +1,11 @@
-#include "dovetail/plan/baselines.h"
+#include "dovetail/plan/baselines/baselines.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <set>
 
-#include "dovetail/plan/solve.h"
+#include "dovetail/plan/solve/solve.h"
 #include "tests/plan/random_graph.h"
 #include "tests/plan/stage_search.h"
 

@@ -1,10 +1,10 @@
-#include "dovetail/plan/batch.h"
+#include "dovetail/plan/record/batch.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "dovetail/base/error.h"
-#include "dovetail/plan/step_graph.h"
+#include "dovetail/plan/record/step_graph.h"
 #include "tests/plan/small_step.h"
 
 namespace dovetail::plan::batch_test {

@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "dovetail/plan/solve.h"
+#include "dovetail/plan/solve/solve.h"
 
 namespace dovetail::plan {
 

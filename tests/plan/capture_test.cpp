@@ -1,4 +1,4 @@
-#include "dovetail/plan/capture.h"
+#include "dovetail/plan/record/capture.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/operation.h"
-#include "dovetail/plan/step_graph.h"
+#include "dovetail/plan/record/step_graph.h"
 #include "tests/plan/small_step.h"
 
 namespace dovetail::plan::capture_test {

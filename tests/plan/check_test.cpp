@@ -1,4 +1,4 @@
-#include "dovetail/plan/check.h"
+#include "dovetail/plan/model/check.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,9 +9,9 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
-#include "dovetail/plan/actions.h"
-#include "dovetail/plan/graph.h"
-#include "dovetail/plan/profile.h"
+#include "dovetail/plan/model/actions.h"
+#include "dovetail/plan/model/graph.h"
+#include "dovetail/plan/run/profile.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/folder.h"
 #include "tests/plan/random_graph.h"

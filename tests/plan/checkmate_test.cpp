@@ -1,11 +1,11 @@
-#include "dovetail/plan/checkmate.h"
+#include "dovetail/plan/baselines/checkmate.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "bench/checkmate_vgg19.h"
-#include "dovetail/plan/baselines.h"
-#include "dovetail/plan/solve.h"
+#include "dovetail/plan/baselines/baselines.h"
+#include "dovetail/plan/solve/solve.h"
 #include "tests/plan/random_graph.h"
 #include "tests/plan/stage_search.h"
 

@@ -1,4 +1,4 @@
-#include "dovetail/plan/codec.h"
+#include "dovetail/plan/model/compression.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

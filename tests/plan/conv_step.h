@@ -13,7 +13,7 @@
 
 namespace dovetail::plan {
 
-/// What a layer's convolution runs by: names as plan/algorithms.h gives them.
+/// What a layer's convolution runs by: names as plan/record/algorithms.h gives them.
 struct LayerAlgorithms {
   std::string forward = "aten", backward = "aten";
 };

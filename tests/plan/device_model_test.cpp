@@ -1,4 +1,4 @@
-#include "dovetail/plan/device_model.h"
+#include "dovetail/plan/run/device_model.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,9 +6,9 @@
 #include <map>
 #include <set>
 
-#include "dovetail/plan/batch.h"
-#include "dovetail/plan/check.h"
-#include "dovetail/plan/profile.h"
+#include "dovetail/plan/record/batch.h"
+#include "dovetail/plan/model/check.h"
+#include "dovetail/plan/run/profile.h"
 #include "tests/plan/small_step.h"
 
 namespace dovetail::plan::device_model_test {

@@ -6,9 +6,9 @@
 #include <optional>
 
 #include "dovetail/base/error.h"
-#include "dovetail/plan/check.h"
-#include "dovetail/plan/joint.h"
-#include "dovetail/plan/profile.h"
+#include "dovetail/plan/model/check.h"
+#include "dovetail/plan/solve/joint.h"
+#include "dovetail/plan/run/profile.h"
 #include "tests/plan/random_graph.h"
 
 namespace dovetail::plan::every_plan_test {

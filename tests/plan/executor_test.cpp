@@ -1,4 +1,4 @@
-#include "dovetail/plan/executor.h"
+#include "dovetail/plan/run/executor.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -11,11 +11,11 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/mx/quantize.h"
-#include "dovetail/plan/capture.h"
-#include "dovetail/plan/packable.h"
-#include "dovetail/plan/packing.h"
-#include "dovetail/plan/profile.h"
-#include "dovetail/plan/solve.h"
+#include "dovetail/plan/record/capture.h"
+#include "dovetail/plan/record/packable.h"
+#include "dovetail/plan/model/packing.h"
+#include "dovetail/plan/run/profile.h"
+#include "dovetail/plan/solve/solve.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/plan/random_graph.h"
 #include "tests/plan/small_step.h"

@@ -5,9 +5,9 @@
 
 #include <string>
 
-#include "dovetail/plan/actions.h"
-#include "dovetail/plan/check.h"
-#include "dovetail/plan/graph.h"
+#include "dovetail/plan/model/actions.h"
+#include "dovetail/plan/model/check.h"
+#include "dovetail/plan/model/graph.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/fuzz.h"
 

@@ -1,4 +1,4 @@
-#include "dovetail/plan/host_updates.h"
+#include "dovetail/plan/run/host_updates.h"
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -14,13 +14,13 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/operation.h"
-#include "dovetail/plan/capture.h"
-#include "dovetail/plan/executor.h"
-#include "dovetail/plan/fit.h"
-#include "dovetail/plan/outcome.h"
-#include "dovetail/plan/placed.h"
-#include "dovetail/plan/profile.h"
-#include "dovetail/plan/search.h"
+#include "dovetail/plan/record/capture.h"
+#include "dovetail/plan/run/executor.h"
+#include "dovetail/plan/solve/memory_floor.h"
+#include "dovetail/plan/show/outcome.h"
+#include "dovetail/plan/solve/placed.h"
+#include "dovetail/plan/run/profile.h"
+#include "dovetail/plan/solve/search.h"
 
 namespace dovetail::plan::host_updates_test {
 namespace {

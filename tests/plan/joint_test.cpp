@@ -1,4 +1,4 @@
-#include "dovetail/plan/joint.h"
+#include "dovetail/plan/solve/joint.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "dovetail/base/error.h"
-#include "dovetail/plan/joint_program.h"
-#include "dovetail/plan/search.h"
+#include "dovetail/plan/solve/joint_program.h"
+#include "dovetail/plan/solve/search.h"
 #include "tests/plan/best_of_all.h"
 #include "tests/plan/random_graph.h"
 

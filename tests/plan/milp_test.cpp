@@ -1,4 +1,4 @@
-#include "dovetail/plan/milp.h"
+#include "dovetail/plan/solve/milp.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "dovetail/plan/capture.h"
+#include "dovetail/plan/record/capture.h"
 
 namespace dovetail::plan {
 

@@ -1,4 +1,4 @@
-#include "dovetail/plan/online_recompute.h"
+#include "dovetail/plan/record/online_recompute.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/CPUAllocator.h>
@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
-#include "dovetail/plan/budget.h"
-#include "dovetail/plan/capture.h"
+#include "dovetail/plan/model/budget.h"
+#include "dovetail/plan/record/capture.h"
 
 namespace dovetail::plan::online_recompute_test {
 namespace {

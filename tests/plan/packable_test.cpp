@@ -1,4 +1,4 @@
-#include "dovetail/plan/packable.h"
+#include "dovetail/plan/record/packable.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include "dovetail/mx/operand.h"
 #include "dovetail/mx/quantized_linear.h"
 #include "dovetail/mx/recipe.h"
-#include "dovetail/plan/capture.h"
+#include "dovetail/plan/record/capture.h"
 #include "tests/plan/small_step.h"
 
 namespace dovetail::plan::packable_test {

@@ -1,4 +1,4 @@
-#include "dovetail/plan/packing.h"
+#include "dovetail/plan/model/packing.h"
 
 #include <gtest/gtest.h>
 

@@ -1,12 +1,12 @@
-#include "dovetail/plan/placed.h"
+#include "dovetail/plan/solve/placed.h"
 
 #include <gtest/gtest.h>
 
 #include <optional>
 
 #include "dovetail/base/error.h"
-#include "dovetail/plan/packing.h"
-#include "dovetail/plan/search.h"
+#include "dovetail/plan/model/packing.h"
+#include "dovetail/plan/solve/search.h"
 #include "tests/plan/random_graph.h"
 
 namespace dovetail::plan::placed_test {

@@ -7,13 +7,13 @@
 #include <utility>
 #include <vector>
 
-#include "dovetail/plan/actions.h"
-#include "dovetail/plan/graph.h"
+#include "dovetail/plan/model/actions.h"
+#include "dovetail/plan/model/graph.h"
 
 namespace dovetail::plan {
 
 /// The actions of a plan one after another, each as soon as its streams, its data and the memory
-/// allow: what EveryPlan goes through. Written from the rules in plan/check.h, apart from the
+/// allow: what EveryPlan goes through. Written from the rules in plan/model/check.h, apart from the
 /// scheduler.
 class PlanActions {
  protected:

@@ -1,4 +1,4 @@
-#include "dovetail/plan/plan_cache.h"
+#include "dovetail/plan/solve/plan_cache.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,10 +7,10 @@
 #include <fstream>
 
 #include "dovetail/base/error.h"
-#include "dovetail/plan/packing.h"
-#include "dovetail/plan/placed.h"
-#include "dovetail/plan/profile.h"
-#include "dovetail/plan/search.h"
+#include "dovetail/plan/model/packing.h"
+#include "dovetail/plan/solve/placed.h"
+#include "dovetail/plan/run/profile.h"
+#include "dovetail/plan/solve/search.h"
 #include "tests/plan/random_graph.h"
 
 namespace dovetail::plan::plan_cache_test {

@@ -1,4 +1,4 @@
-#include "dovetail/plan/profile.h"
+#include "dovetail/plan/run/profile.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
-#include "dovetail/plan/algorithms.h"
+#include "dovetail/plan/record/algorithms.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/ops/testing.h"
 #include "tests/plan/conv_step.h"

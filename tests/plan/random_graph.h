@@ -4,7 +4,7 @@
 
 #include <random>
 
-#include "dovetail/plan/graph.h"
+#include "dovetail/plan/model/graph.h"
 
 namespace dovetail::plan {
 

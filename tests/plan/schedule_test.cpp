@@ -1,9 +1,9 @@
-#include "dovetail/plan/schedule.h"
+#include "dovetail/plan/model/schedule.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "dovetail/plan/profile.h"
+#include "dovetail/plan/run/profile.h"
 #include "tests/plan/random_graph.h"
 
 namespace dovetail::plan::schedule_test {

@@ -1,10 +1,10 @@
-#include "dovetail/plan/solve.h"
+#include "dovetail/plan/solve/solve.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "dovetail/base/error.h"
-#include "dovetail/plan/profile.h"
+#include "dovetail/plan/run/profile.h"
 #include "tests/plan/best_of_all.h"
 #include "tests/plan/random_graph.h"
 

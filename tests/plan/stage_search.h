@@ -6,7 +6,7 @@
 #include <queue>
 #include <tuple>
 
-#include "dovetail/plan/schedule.h"
+#include "dovetail/plan/model/schedule.h"
 
 namespace dovetail::plan {
 

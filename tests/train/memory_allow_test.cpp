@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "dovetail/mx/operand.h"
-#include "dovetail/plan/fit.h"
+#include "dovetail/plan/solve/memory_floor.h"
 #include "tests/train/planned_training.h"
 
 namespace dovetail::memory_allow_test {

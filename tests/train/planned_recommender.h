@@ -6,7 +6,7 @@
 #include <string>
 
 #include "dovetail/base/file.h"
-#include "dovetail/plan/packing.h"
+#include "dovetail/plan/model/packing.h"
 #include "tests/train/histories.h"
 #include "tests/train/tiny_run.h"
 

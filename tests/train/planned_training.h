@@ -14,8 +14,8 @@
 #include <string_view>
 #include <vector>
 
-#include "dovetail/plan/check.h"
-#include "dovetail/plan/packing.h"
+#include "dovetail/plan/model/check.h"
+#include "dovetail/plan/model/packing.h"
 #include "dovetail/train/ranks/expert_load.h"
 #include "dovetail/train/memory/planned_step.h"
 #include "dovetail/train/numerics/quantization.h"

@@ -1,4 +1,4 @@
-// dovetail-milp: solves one integer program by HiGHS for solve_milp (dovetail/plan/milp.h), which
+// dovetail-milp: solves one integer program by HiGHS for solve_milp (dovetail/plan/solve/milp.h), which
 // starts and ends it.
 #include <interfaces/highs_c_api.h>
 #include <sys/prctl.h>

@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include "dovetail/plan/capture.h"
-#include "dovetail/plan/paged_memory.h"
-#include "dovetail/plan/solve.h"
+#include "dovetail/plan/record/capture.h"
+#include "dovetail/plan/run/paged_memory.h"
+#include "dovetail/plan/solve/solve.h"
 #include "dovetail/train/memory/record.h"
 
 namespace dovetail {
@@ -48,7 +48,7 @@ nlohmann::ordered_json to_json(const MemoryPlanReport& report);
 ///
 /// 1. Three steps are recorded, the first of which makes gradients and moments. They stay within
 /// the budget by
-///    recomputing (plan/online_recompute.h), which is slower than a plan.
+///    recomputing (plan/record/online_recompute.h), which is slower than a plan.
 /// 2. Four steps run by a first plan, with nothing beside its copies, and tell how long each
 /// operation takes.
 /// 3. All further steps run by the plan that is made from these times.
@@ -66,11 +66,11 @@ class PlannedStep {
     std::optional<int64_t> host_bytes = {};  ///< limit of what is offloaded
     uint64_t idle_bytes =
         0;  ///< resident memory of the process before it made the model; 0: not known
-    /// kTechniques. `compress_mxfp8` changes the results, the others do not (plan/packable.h).
+    /// kTechniques. `compress_mxfp8` changes the results, the others do not (plan/record/packable.h).
     bool offload = true, recompute = true, compress = true, compress_mxfp8 = false,
          algorithms = true;
     std::filesystem::path plans =
-        {};               ///< of plans that were made before (plan/plan_cache.h); empty: none
+        {};               ///< of plans that were made before (plan/solve/plan_cache.h); empty: none
     double solve_s = 30;  ///< of solving, at most, each of the two plans
     int curve_budgets = kCurveBudgets;  ///< that the step's time is found for beside, each for a
                                         ///< thirtieth of solve_s
@@ -100,7 +100,7 @@ class PlannedStep {
   using Constants = std::vector<std::pair<std::string, int64_t>>;
   /// One step on what it is given.
   using Work = std::function<void(const std::vector<at::Tensor>& inputs)>;
-  /// Each step calls `work` and runs its operations as planned (plan/guide.h): the same operators
+  /// Each step calls `work` and runs its operations as planned (plan/run/guide.h): the same operators
   /// on the same shapes each time. Numbers may change, values may be read, and it may hold tensors
   /// from one step to the next. Tensors that it reads beside its argument and `tensors` were made
   /// before the first step. Gradients that it makes end with the step.

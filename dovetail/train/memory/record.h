@@ -5,9 +5,9 @@
 #include <span>
 #include <vector>
 
-#include "dovetail/plan/check.h"
-#include "dovetail/plan/executor.h"
-#include "dovetail/plan/trade_off.h"
+#include "dovetail/plan/model/check.h"
+#include "dovetail/plan/run/executor.h"
+#include "dovetail/plan/show/trade_off.h"
 
 namespace dovetail {
 

@@ -8,8 +8,8 @@
 
 #include "dovetail/base/byte_size.h"
 #include "dovetail/base/error.h"
-#include "dovetail/plan/budget.h"
-#include "dovetail/plan/plan_cache.h"
+#include "dovetail/plan/model/budget.h"
+#include "dovetail/plan/solve/plan_cache.h"
 #include "dovetail/train/config/run_config.h"
 
 namespace dovetail {

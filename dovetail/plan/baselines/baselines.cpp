@@ -1,0 +1,209 @@
+#include "dovetail/plan/baselines/baselines.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/plan/baselines/checkmate.h"
+#include "dovetail/plan/solve/solve.h"
+
+namespace dovetail::plan {
+namespace {
+
+/// Nothing if the plan does not fit.
+std::optional<Timeline> timeline_of(const Graph& graph, const Plan& plan) {
+  try {
+    return check(graph, plan);
+  } catch (const InvalidPlan&) {
+    return {};
+  }
+}
+
+Graph without_budget(const Graph& graph) {
+  Graph out = graph;
+  out.budget_bytes = std::numeric_limits<int64_t>::max();
+  return out;
+}
+
+/// The fastest of some stages whose plans fit.
+struct Fastest {
+  const StageGraph& graph;
+  std::optional<Stages> stages;
+  Baseline found;
+
+  void offer(const std::optional<Stages>& some) {
+    if (!some) return;
+    Plan plan = plan_of(graph, *some, least_workspace_algorithms(graph.graph()));
+    const auto timeline = timeline_of(graph.graph(), plan);
+    if (!timeline || (found.plan && timeline->makespan_s >= found.time_s)) return;
+    found.plan = std::move(plan);
+    found.time_s = timeline->makespan_s;
+    stages = *some;
+  }
+};
+
+void offer_greedy(Fastest& fastest, Candidates which, const ChenOptions& options) {
+  constexpr int kSteps = 60;  // 3 / 0.05
+  const StageGraph& graph = fastest.graph;
+  const std::vector<int> candidates = chen_candidates(graph, which);
+  const auto sqrt = stages_for(graph, sqrt_checkpoints(candidates), options);
+  if (!sqrt) return;
+  const Graph unlimited = without_budget(graph.graph());
+  const int64_t peak =
+      check(unlimited, plan_of(graph, *sqrt, least_workspace_algorithms(unlimited))).peak_bytes;
+  for (int step = 0; step < kSteps; ++step)
+    fastest.offer(stages_for(
+        graph, greedy_checkpoints(graph, candidates, (peak - graph.resident_bytes()) * step / 20),
+        options));
+}
+
+}  // namespace
+
+const Algorithm& least_workspace_algorithm(const GraphNode& node) {
+  return *std::min_element(
+      node.algorithms.begin(), node.algorithms.end(), [](const Algorithm& a, const Algorithm& b) {
+        return std::pair(a.workspace_bytes, a.time_s) < std::pair(b.workspace_bytes, b.time_s);
+      });
+}
+
+std::vector<int> least_workspace_algorithms(const Graph& graph) {
+  std::vector<int> out;
+  for (const GraphNode& node : graph.nodes)
+    out.push_back(static_cast<int>(&least_workspace_algorithm(node) - node.algorithms.data()));
+  return out;
+}
+
+Graph with_least_workspace(const Graph& graph) {
+  Graph out = graph;
+  for (GraphNode& node : out.nodes) node.algorithms = {least_workspace_algorithm(node)};
+  return out;
+}
+
+Plan choose_algorithms(const Graph& graph, const Plan& plan) {
+  Plan out = plan;
+  const std::vector<int> least = least_workspace_algorithms(graph);
+  for (Action& action : out.actions)
+    if (action.op == Op::kCompute) action.algorithm = least[action.node];
+  double makespan_s = check(graph, out).makespan_s;
+  for (Action& action : out.actions) {
+    if (action.op != Op::kCompute) continue;
+    const auto& algorithms = graph.nodes[action.node].algorithms;
+    std::vector<int> order(algorithms.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int a, int b) { return algorithms[a].time_s < algorithms[b].time_s; });
+    for (const int algorithm : order) {
+      const int before = std::exchange(action.algorithm, algorithm);
+      const auto timeline = algorithm == before ? std::nullopt : timeline_of(graph, out);
+      if (timeline && timeline->makespan_s <= makespan_s)
+        makespan_s = timeline->makespan_s;
+      else
+        action.algorithm = before;
+      if (action.algorithm == algorithm) break;
+    }
+  }
+  return out;
+}
+
+Decisions decisions_of(const Graph& graph, const Plan& plan) {
+  const std::vector<Gap> gaps = find_gaps(graph);
+  Decisions out{.gaps = std::vector<Keep>(gaps.size(), Keep::kResident),
+                .codec = std::vector<int>(gaps.size()),
+                .algorithms = least_workspace_algorithms(graph)};
+  int latest = -1;  // node that has run for the first time
+  std::vector<char> ran(graph.nodes.size());
+  std::vector<int> away(graph.tensors.size(), -1),
+      codec(graph.tensors.size());  // gap that it is away in
+  const auto gap_of = [&](int tensor) {
+    for (size_t g = 0; g < gaps.size(); ++g)
+      if (gaps[g].tensor == tensor && !gaps[g].wraps && gaps[g].from <= latest &&
+          latest < gaps[g].to)
+        return static_cast<int>(g);
+    return -1;
+  };
+  const auto back = [&](int tensor, Keep keep) {
+    const int gap = std::exchange(away[tensor], -1);
+    if (gap < 0) return;
+    out.gaps[gap] = keep;
+    out.codec[gap] = keep == Keep::kPacked ? codec[tensor] : 0;
+  };
+  for (const int tensor : plan.starts_on_host)
+    for (size_t g = 0; g < gaps.size(); ++g)
+      if (gaps[g].wraps && gaps[g].tensor == tensor) out.gaps[g] = Keep::kHost;
+  for (const Action& action : plan.actions) {
+    if (action.op == Op::kFree) away[action.tensor] = gap_of(action.tensor);
+    if (action.op == Op::kCompress) codec[action.tensor] = action.codec;
+    if (action.op == Op::kPrefetch) back(action.tensor, Keep::kHost);
+    if (action.op == Op::kDecompress) back(action.tensor, Keep::kPacked);
+    if (action.op != Op::kCompute) continue;
+    if (ran[action.node]) {
+      for (const int tensor : graph.nodes[action.node].outputs) back(tensor, Keep::kAgain);
+      continue;
+    }
+    ran[action.node] = 1;
+    latest = action.node;
+    out.algorithms[action.node] = action.algorithm;
+  }
+  return out;
+}
+
+Baseline chen_sqrt(const Graph& graph, Candidates candidates, const ChenOptions& options) {
+  const StageGraph stages(graph);
+  Fastest fastest{.graph = stages, .found = {.name = "chen sqrt(n)"}};
+  const double started_s = now_seconds();
+  fastest.offer(stages_for(stages, sqrt_checkpoints(chen_candidates(stages, candidates)), options));
+  fastest.found.seconds = now_seconds() - started_s;
+  return fastest.found;
+}
+
+Baseline chen_greedy(const Graph& graph, Candidates candidates, const ChenOptions& options) {
+  const StageGraph stages(graph);
+  Fastest fastest{.graph = stages, .found = {.name = "chen greedy"}};
+  const double started_s = now_seconds();
+  offer_greedy(fastest, candidates, options);
+  fastest.found.seconds = now_seconds() - started_s;
+  return fastest.found;
+}
+
+Baseline checkmate(const Graph& graph, const MilpOptions& options) {
+  const Graph seen = with_least_workspace(graph);
+  const StageGraph stages(seen);
+  Baseline out{.name = "checkmate"};
+  const SolveOptions alone{.offload = false, .compress = false, .across_steps = false};
+  if (seen.budget_bytes < floor_of(seen, alone).bytes) return out;
+  const double started_s = now_seconds();
+  Fastest start{.graph = stages};
+  for (const Candidates which : {Candidates::kAll, Candidates::kArticulation})
+    offer_greedy(start, which, {});
+  try {
+    const Solution greedy = solve(seen, alone);
+    start.offer(stages_of(stages, greedy.schedule.plan));
+  } catch (const UserError&) {  // it finds none; Checkmate may
+  }
+  const auto made = solve_checkmate(seen, options, start.stages);
+  out.seconds = now_seconds() - started_s;
+  if (!made) return out;
+  out.time_s = made->time_s;
+  out.bound_s = made->bound_s;
+  Plan plan = plan_of(stages, made->stages, least_workspace_algorithms(graph));
+  if (timeline_of(graph, plan)) out.plan = std::move(plan);
+  return out;
+}
+
+Baseline checkmate_rounded(const Graph& graph, const MilpOptions& options) {
+  const Graph seen = with_least_workspace(graph);
+  const StageGraph stages(seen);
+  Baseline out{.name = "checkmate, rounded"};
+  const double started_s = now_seconds();
+  const auto made = round_checkmate(seen, options);
+  out.seconds = now_seconds() - started_s;
+  if (!made) return out;
+  out.time_s = made->time_s;
+  out.plan = plan_of(stages, made->stages, least_workspace_algorithms(graph));
+  return out;
+}
+
+}  // namespace dovetail::plan

@@ -1,0 +1,191 @@
+#include "dovetail/plan/run/profile.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/median.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/plan/run/executor.h"
+#include "dovetail/plan/run/host_tier.h"
+#include "dovetail/plan/run/planned_allocator.h"
+
+namespace dovetail::plan {
+namespace {
+
+/// Matrix products, as most of a step is.
+class Computing {
+ public:
+  /// Products a second until `done`.
+  template <class Done>
+  double rate_until(Done&& done) {
+    const double start_s = now_seconds();
+    int products = 0;
+    do {
+      at::mm_out(c_, a_, b_);
+      ++products;
+    } while (!done());
+    return products / (now_seconds() - start_s);
+  }
+
+ private:
+  static constexpr int64_t kWidth = 384;
+  at::Tensor a_ = at::ones({kWidth, kWidth}), b_ = at::ones({kWidth, kWidth}),
+             c_ = at::empty({kWidth, kWidth});
+};
+constexpr double kComputedAlone_s = 0.05;
+// Of plans that are as fast as each other the one that copies less is wanted.
+constexpr double kLeastSlowdown = 0.02;
+
+/// keep_all, but each node runs by all these algorithms, one after another; by its first where
+/// there are none.
+Plan with_each_algorithm(const Graph& graph, const std::vector<std::vector<int>>& algorithms) {
+  const Plan once = keep_all(graph);
+  Plan plan;
+  for (Action action : once.actions) {
+    if (action.op != Op::kCompute || algorithms[action.node].empty()) {
+      plan.actions.push_back(action);
+      continue;
+    }
+    for (const int algorithm : algorithms[action.node]) {
+      if (algorithm != algorithms[action.node].front())
+        for (const int t : graph.nodes[action.node].outputs)
+          plan.actions.push_back({.op = Op::kFree, .tensor = t});
+      action.algorithm = algorithm;
+      plan.actions.push_back(action);
+    }
+  }
+  return plan;
+}
+
+}  // namespace
+
+Plan keep_all(const Graph& graph) {
+  std::vector<int> last(graph.tensors.size(), -1);
+  for (size_t n = 0; n < graph.nodes.size(); ++n)
+    for (const auto* list :
+         {&graph.nodes[n].inputs, &graph.nodes[n].outputs, &graph.nodes[n].mutates})
+      for (const int t : *list) last[graph.root(t)] = static_cast<int>(n);
+  for (const int t : graph.final) last[graph.root(t)] = -1;
+  Plan plan;
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    plan.actions.push_back({.op = Op::kCompute, .node = static_cast<int>(n)});
+    for (size_t t = 0; t < last.size(); ++t)
+      if (last[t] == static_cast<int>(n) && !resident_at_start(graph.tensors[t].kind))
+        plan.actions.push_back({.op = Op::kFree, .tensor = static_cast<int>(t)});
+  }
+  return plan;
+}
+
+void set_times(Graph& graph, const Plan& plan, std::span<const Executor::Run> runs) {
+  std::map<std::pair<int, int>, std::vector<double>> seconds;  // of each node by each algorithm
+  for (size_t a = 0; a < plan.actions.size(); ++a)
+    if (plan.actions[a].op == Op::kCompute)
+      for (const Executor::Run& run : runs)
+        seconds[{plan.actions[a].node, plan.actions[a].algorithm}].push_back(
+            run.actions[a].end_s - run.actions[a].start_s);
+  for (auto& [what, all] : seconds)
+    graph.nodes[what.first].algorithms[what.second].time_s = median(std::move(all));
+}
+
+void limit_bandwidth(Graph& graph, const Plan& plan, std::span<const Executor::Run> runs) {
+  const auto limit = [&](double& bytes_per_s, Op op) {
+    std::vector<double> rates;
+    for (const Executor::Run& run : runs) {
+      double bytes = 0, seconds = 0;
+      for (size_t a = 0; a < plan.actions.size(); ++a) {
+        if (plan.actions[a].op != op) continue;
+        bytes += static_cast<double>(graph.tensors[plan.actions[a].tensor].bytes);
+        seconds += run.actions[a].end_s - run.actions[a].start_s;
+      }
+      if (seconds > 0) rates.push_back(bytes / seconds);
+    }
+    if (!rates.empty()) bytes_per_s = std::min(bytes_per_s, median(std::move(rates)));
+  };
+  limit(graph.bandwidth.to_host, Op::kOffload);
+  limit(graph.bandwidth.to_device, Op::kPrefetch);
+}
+
+Profile profile_nodes(const CapturedStep& step, StepGraph& graph, int rounds, ProfileCache& cache) {
+  DOVETAIL_CHECK(rounds > 0, "a profile takes at least one round");
+  Profile out;
+  std::vector<std::vector<int>> missing(graph.nodes.size());
+  const auto key = [&](size_t n, size_t a) {
+    const auto what = key_of(run_of(step, graph.nodes[n], static_cast<int>(a)).operations);
+    return what ? "time of " + *what : "";
+  };
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    auto& algorithms = graph.graph.nodes[n].algorithms;
+    for (size_t a = 0; a < algorithms.size(); ++a) {
+      const std::string what = key(n, a);
+      const auto known = what.empty() ? std::nullopt : cache.find(what);
+      if (known) algorithms[a].time_s = known->get<double>();
+      if (!known) missing[n].push_back(static_cast<int>(a));
+      ++(known ? out.known : out.measured);
+    }
+  }
+  if (out.measured == 0) return out;
+  StepGraph unlimited = graph;
+  unlimited.graph.budget_bytes = std::numeric_limits<int64_t>::max();
+  const Plan plan = with_each_algorithm(graph.graph, missing);
+  std::vector<Executor::Run> runs;
+  {
+    Executor executor(step, unlimited, plan, {.mixed_algorithms = true});
+    executor.run();
+    for (int round = 0; round < rounds; ++round) runs.push_back(executor.run());
+  }
+  set_times(unlimited.graph, plan, runs);
+  for (size_t n = 0; n < graph.nodes.size(); ++n)
+    for (const int a : missing[n]) {
+      const double time_s = unlimited.graph.nodes[n].algorithms[a].time_s;
+      graph.graph.nodes[n].algorithms[a].time_s = time_s;
+      if (const std::string what = key(n, a); !what.empty()) cache.put(what, time_s);
+    }
+  return out;
+}
+
+Bandwidth measure_bandwidth(const std::filesystem::path& folder, int64_t bytes, int rounds) {
+  DOVETAIL_CHECK(rounds > 0 && bytes > 0, "nothing to measure");
+  const Arena arena(bytes);
+  std::fill_n(arena.data(), arena.bytes(), std::byte{1});
+  HostTier host(folder, arena.bytes());
+  host.write(0, arena.data(), arena.bytes());  // touches the pages
+  CopyStream stream;
+  Computing computing;
+  const auto copy = [&](std::vector<double>& seconds, auto&& work) {
+    std::atomic<bool> done = false;
+    double copied_s = 0;
+    stream.enqueue([&] {
+      const double start_s = now_seconds();
+      work();
+      copied_s = now_seconds() - start_s;
+      done = true;
+    });
+    const double rate = computing.rate_until([&] { return done.load(); });
+    seconds.push_back(copied_s);
+    return rate;
+  };
+  std::vector<double> out, in, slowdowns;
+  for (int round = 0; round < rounds; ++round) {
+    const double start_s = now_seconds();
+    const double alone =
+        computing.rate_until([&] { return now_seconds() - start_s > kComputedAlone_s; });
+    const double writing = copy(out, [&] { host.write(0, arena.data(), arena.bytes()); });
+    const double reading = copy(in, [&] { host.read(0, arena.data(), arena.bytes()); });
+    slowdowns.push_back(std::clamp(1 - (writing + reading) / (2 * alone), kLeastSlowdown, 1.0));
+  }
+  const auto size = static_cast<double>(arena.bytes());
+  return {
+      .to_host = size / median(out), .to_device = size / median(in), .slowdown = median(slowdowns)};
+}
+
+}  // namespace dovetail::plan

@@ -1,0 +1,172 @@
+#include "dovetail/plan/solve/joint.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <future>
+#include <utility>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/plan/solve/joint_program.h"
+#include "dovetail/plan/solve/search.h"
+
+namespace dovetail::plan {
+namespace {
+
+constexpr double kBetter = 1e-7;             // of a makespan: what counts as faster
+constexpr double kPartOfImprovement = 0.25;  // of the greedy search's time, after each program
+
+/// Longer than any plan worth having: every node ten times, every storage copied and packed at each
+/// of its gaps.
+double ample_s(const Graph& graph, const Scheduler& scheduler) {
+  constexpr int kRuns = 10;
+  double out = 0;
+  for (const GraphNode& node : graph.nodes) {
+    double slowest_s = 0;
+    for (const Algorithm& algorithm : node.algorithms)
+      slowest_s = std::max(slowest_s, algorithm.time_s);
+    out += kRuns * slowest_s;
+  }
+  for (const Gap& gap : scheduler.gaps()) {
+    const auto bytes = static_cast<double>(graph.tensors[gap.tensor].bytes);
+    out += bytes / graph.bandwidth.to_host + bytes / graph.bandwidth.to_device;
+    for (const Codec& codec : graph.codecs)
+      out += bytes / codec.encode_bytes_per_s + bytes / codec.decode_bytes_per_s;
+  }
+  return out;
+}
+
+/// Entries of the memory rows, about: what a program can be solved with in the time that a plan may
+/// take.
+bool is_too_large(const Graph& graph, const Scheduler& scheduler) {
+  constexpr int64_t kMost = 60'000;
+  int64_t covered = 0;
+  for (const Gap& gap : scheduler.gaps())
+    covered += gap.wraps ? static_cast<int64_t>(graph.nodes.size()) - (gap.from - gap.to)
+                         : gap.to - gap.from;
+  return covered > kMost;
+}
+
+class JointSearch {
+ public:
+  JointSearch(const Graph& graph, const SolveOptions& options, const MilpOptions& milp)
+      : graph_(graph),
+        options_(options),
+        milp_(milp),
+        scheduler_(graph, options.fetches_wait),
+        search_(graph, options_) {}
+
+  JointSolution run() {
+    const double started_s = now_seconds();
+    std::exception_ptr none;
+    try {
+      search_.offer(solve(graph_, options_));
+    } catch (const UserError&) {
+      if (graph_.budget_bytes < floor_of(graph_, options_).bytes) throw;
+      none = std::current_exception();  // the program may find one
+    }
+    report_.bound_s = least_s(graph_);
+    if (!is_closed()) search();
+    if (!search_.best()) std::rethrow_exception(none);
+    search_.keep_what_need_not_wrap();
+    Solution best = std::move(*search_.best());
+    best.budget_bytes = graph_.budget_bytes;
+    best.bound_s = least_s(graph_);
+    best.seconds = now_seconds() - started_s;
+    best.complete = is_closed(best.schedule.expected_s);
+    report_.bound_s = std::min(report_.bound_s, best.schedule.expected_s);
+    report_.gap = gap_of(best.schedule.expected_s);
+    return {.solution = std::move(best), .report = report_};
+  }
+
+ private:
+  bool has_plan() { return search_.best().has_value(); }
+  double expected_s() { return search_.best()->schedule.expected_s; }
+  double gap_of(double expected_s) const {
+    return expected_s > report_.bound_s ? (expected_s - report_.bound_s) / expected_s : 0;
+  }
+  bool is_closed(double expected_s) const {
+    return gap_of(expected_s) <= std::max(milp_.relative_gap, kBetter);
+  }
+  bool is_closed() { return has_plan() && is_closed(expected_s()); }
+
+  void search() {
+    const double started_s = now_seconds();
+    if (is_too_large(graph_, scheduler_)) {
+      search_.wander([&] { return now_seconds() > started_s + milp_.time_limit_s; });
+      return;
+    }
+    JointProgram joint(graph_, scheduler_, options_,
+                       has_plan() ? expected_s() : ample_s(graph_, scheduler_));
+    report_.columns = joint.program().columns();
+    report_.rows = joint.program().rows();
+    if (has_plan()) start_from(joint, *search_.best());
+    MilpOptions milp = milp_;
+    double improving_s = 0;
+    while (true) {
+      report_.seconds = now_seconds() - started_s - improving_s;
+      milp.time_limit_s = milp_.time_limit_s - report_.seconds;
+      if (milp.time_limit_s <= 0) return;
+      const MilpResult result = solve_beside(joint.program(), milp);
+      if (report_.programs++ == 0 && result.status != MilpResult::kInfeasible)
+        report_.bound_s = std::max(report_.bound_s, joint.seconds(result.bound));
+      report_.seconds = now_seconds() - started_s - improving_s;
+      if (result.status == MilpResult::kInfeasible && has_plan()) report_.bound_s = expected_s();
+      if (result.values.empty()) return;
+      const Decisions decisions = joint.decisions(result.values);
+      const double before_s = now_seconds();
+      SolveOptions options = options_;
+      options.time_limit_s *= kPartOfImprovement;
+      if (const auto improved = improve(graph_, options, decisions)) search_.offer(*improved);
+      improving_s += now_seconds() - before_s;
+      // What the program expects of the next solution is no better than of this one.
+      if (is_closed() || (has_plan() && result.status == MilpResult::kOptimal &&
+                          joint.seconds(result.objective) >= expected_s() * (1 - kBetter)))
+        return;
+      joint.exclude(decisions);
+      joint.program().start.reset();
+      if (has_plan()) milp.cutoff = joint.objective(expected_s() * (1 - kBetter));
+    }
+  }
+
+  /// The solver has a process of its own: the search goes on meanwhile.
+  MilpResult solve_beside(const LinearProgram& program, const MilpOptions& milp) {
+    auto result = std::async(std::launch::async, [&] { return solve_milp(program, milp); });
+    search_.wander(
+        [&] { return result.wait_for(std::chrono::seconds(0)) == std::future_status::ready; });
+    return result.get();
+  }
+
+  void start_from(JointProgram& joint, const Solution& solution) {
+    std::vector<double> point = joint.point(solution.decisions, solution.schedule);
+    if (joint.program().violation(point) > kMilpTolerance) return;
+    joint.program().start = std::move(point);
+    report_.started = true;
+  }
+
+  const Graph& graph_;
+  const SolveOptions& options_;
+  const MilpOptions& milp_;
+  const Scheduler scheduler_;
+  Search search_;
+  JointReport report_;
+};
+
+}  // namespace
+
+JointSolution solve_jointly(const Graph& graph, const SolveOptions& options,
+                            const MilpOptions& milp) {
+  return JointSearch(graph, options, milp).run();
+}
+
+JointSolution solve_jointly(const Graph& graph, const SolveOptions& options) {
+  constexpr double kGreedy = 0.3,
+                   kPrograms = 0.6;  // of the time; improving what programs find takes the rest
+  SolveOptions greedy = options;
+  greedy.time_limit_s *= kGreedy;
+  return solve_jointly(graph, greedy,
+                       MilpOptions{.time_limit_s = kPrograms * options.time_limit_s});
+}
+
+}  // namespace dovetail::plan

@@ -1,0 +1,210 @@
+#include "dovetail/plan/solve/placed.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/plan/solve/memory_floor.h"
+#include "dovetail/plan/solve/search.h"
+
+namespace dovetail::plan {
+
+namespace {
+
+/// Plans within the budget of `graph` that are found at once: one of a search, and those with
+/// everything away. Each set of decisions comes once.
+class FoundAtOnce {
+ public:
+  FoundAtOnce(const Graph& graph, const SolveOptions& options) : graph_(graph), at_once_(options) {
+    at_once_.start.reset();
+    at_once_.time_limit_s = 0;
+  }
+
+  /// Visits plans. False without a plan of a search.
+  bool visit(int64_t budget_bytes, const std::function<void(PlacedSolution)>& take) {
+    graph_.budget_bytes = budget_bytes;
+    try {
+      Solution found = solve(graph_, at_once_);
+      if (is_new(found.decisions)) take(with_places(graph_, std::move(found)));
+    } catch (const UserError&) {  // none for so little
+      return false;
+    }
+    const Search search(graph_, at_once_);
+    SolveOptions within_step = at_once_;
+    within_step.across_steps = false;
+    for (const SolveOptions& allowed : {at_once_, within_step})
+      for (const Keep keep : {Keep::kHost, Keep::kAgain, Keep::kAgainEarly, Keep::kPacked}) {
+        Decisions decisions = search.all_away(keep, allowed);
+        auto schedule = search.scheduler().schedule(decisions, budget_bytes);
+        if (!schedule || !is_new(decisions)) continue;
+        take(with_places(graph_, {.decisions = std::move(decisions),
+                                  .schedule = std::move(*schedule),
+                                  .budget_bytes = budget_bytes,
+                                  .bound_s = least_s(graph_)}));
+      }
+    return true;
+  }
+
+ private:
+  bool is_new(const Decisions& decisions) {
+    if (std::find(visited_.begin(), visited_.end(), decisions) != visited_.end()) return false;
+    visited_.push_back(decisions);
+    return true;
+  }
+
+  Graph graph_;
+  SolveOptions at_once_;
+  std::vector<Decisions> visited_;
+};
+
+/// The plan of `placed_floor_of`: at the floor itself, or else at budgets that descend to the first
+/// without a plan. The search is slow where there is none.
+PlacedSolution least_placed(const Graph& graph, const SolveOptions& options) {
+  constexpr int kBudgets = 8;
+  const int64_t floor = floor_of(graph, options).bytes;
+  const int64_t all = std::max(keep_all_bytes(graph), floor);
+  FoundAtOnce found(graph, options);
+  std::optional<PlacedSolution> least;
+  const auto visit = [&](int64_t budget_bytes) {
+    return found.visit(budget_bytes, [&](PlacedSolution made) {
+      if (!least || made.bytes < least->bytes) least = std::move(made);
+    });
+  };
+  visit(floor);
+  for (int i = 0; i < kBudgets && !(least && least->bytes <= floor); ++i)
+    if (!visit(floor + ((all - floor) >> i))) break;
+  DOVETAIL_CHECK(least.has_value(), "no plan keeps everything within {} bytes", all);
+  return std::move(*least);
+}
+
+Floor with_gaps(Floor floor, int64_t placed_bytes) {
+  floor.gaps_bytes = std::max<int64_t>(placed_bytes - floor.bytes, 0);
+  floor.bytes += floor.gaps_bytes;
+  return floor;
+}
+
+/// Looks for a plan whose places lie within the budget.
+class PlacedSearch {
+ public:
+  PlacedSearch(const Graph& graph, const SolveOptions& options)
+      : graph_(graph),
+        options_(options),
+        floor_bytes_(floor_of(graph, options).bytes),
+        started_s_(now_seconds()) {}
+
+  PlacedSolution run() {
+    const bool has_plan = search();
+    if (!best_) take_what_is_found_at_once(has_plan);
+    best_->bound_s = bound_s_;
+    best_->solution.seconds = now_seconds() - started_s_;
+    return std::move(*best_);
+  }
+
+ private:
+  /// By how much its places are beyond the budget, or 0: then it is kept, if it is the fastest.
+  int64_t take(PlacedSolution made) {
+    if (made.bytes > graph_.budget_bytes) return made.bytes - graph_.budget_bytes;
+    if (!best_ || made.solution.schedule.expected_s < best_->solution.schedule.expected_s)
+      best_ = std::move(made);
+    return 0;
+  }
+
+  /// Takes the best plan for the budget, then for less. False if the budget itself has no plan,
+  /// with or without places.
+  bool search() {
+    constexpr int kTimes = 6;
+    Graph within = graph_;
+    SolveOptions next = options_;
+    for (int i = 0; i < kTimes; ++i) {
+      // What is left serves this time and one more.
+      const double left_s = started_s_ + options_.time_limit_s - now_seconds();
+      next.time_limit_s = std::max(left_s / (i + 1 < kTimes ? 2 : 1), 0.01);
+      JointSolution joint;
+      try {
+        joint = solve_jointly(within, next);
+      } catch (const UserError&) {
+        return i > 0;
+      }
+      if (i == 0) bound_s_ = joint.report.bound_s;
+      next.start = joint.solution.decisions;
+      const int64_t excess = take(with_places(graph_, std::move(joint.solution)));
+      if (excess == 0 || within.budget_bytes == floor_bytes_) return true;
+      within.budget_bytes -= std::max(excess, graph_.budget_bytes / 100);
+      within.budget_bytes = std::max(within.budget_bytes, floor_bytes_);
+    }
+    return true;
+  }
+
+  /// Slower plans, of ever less memory: so whether there is an answer does not depend on the time
+  /// that there is.
+  void take_what_is_found_at_once(bool has_plan) {
+    constexpr int kTimes = 9;
+    for (int i = 0; i < kTimes && !best_ && has_plan; ++i) {
+      const int64_t budget_bytes =
+          graph_.budget_bytes - (graph_.budget_bytes - floor_bytes_) * i / (kTimes - 1);
+      has_plan = FoundAtOnce(graph_, options_).visit(budget_bytes, [&](PlacedSolution made) {
+        take(std::move(made));
+      });
+    }
+    if (best_) return;
+    PlacedSolution least = least_placed(graph_, options_);
+    if (least.bytes > graph_.budget_bytes)
+      throw below_floor(graph_, with_gaps(floor_of(graph_, options_), least.bytes), "the budget",
+                        "raise the budget");
+    take(std::move(least));
+  }
+
+  const Graph& graph_;
+  const SolveOptions& options_;
+  const int64_t floor_bytes_;
+  const double started_s_;
+  double bound_s_ = least_s(graph_);
+  std::optional<PlacedSolution> best_;
+};
+
+}  // namespace
+
+PlacedSolution with_places(const Graph& graph, Solution solution) {
+  PlacedSolution out{.solution = std::move(solution)};
+  out.layout = lay_out(graph, out.solution.schedule.plan, out.solution.schedule.timeline);
+  out.bytes = out.layout.bytes + graph.base_bytes;
+  return out;
+}
+
+Floor placed_floor_of(const Graph& graph, const SolveOptions& options) {
+  SolveOptions how = options;
+  how.fetches_wait = false;
+  return with_gaps(floor_of(graph, how), least_placed(graph, how).bytes);
+}
+
+int64_t placed_floor_bytes(const Graph& graph, const SolveOptions& options,
+                           const PlacedSolution& known) {
+  return std::min(known.bytes, placed_floor_of(graph, options).bytes);
+}
+
+PlacedSolution solve_placed(const Graph& graph, const SolveOptions& options,
+                            const PlanCache& cache) {
+  SolveOptions how = options;
+  how.fetches_wait = false;
+  double bound_s = least_s(graph);
+  const auto fits = [&](const Solution& solution) {
+    return with_places(graph, solution).bytes <= graph.budget_bytes;
+  };
+  Solution found =
+      solve_known(cache, graph, how, fits, [&](const Graph& within, const SolveOptions& next) {
+        PlacedSolution made = PlacedSearch(within, next).run();
+        bound_s = made.bound_s;
+        return std::move(made.solution);
+      });
+  PlacedSolution out = with_places(graph, std::move(found));
+  out.bound_s = std::min(bound_s, out.solution.schedule.expected_s);
+  DOVETAIL_CHECK(out.bytes <= graph.budget_bytes, "a placed plan of {} bytes", out.bytes);
+  return out;
+}
+
+}  // namespace dovetail::plan
