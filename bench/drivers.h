@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "dovetail/base/trace.h"
-#include "dovetail/hybrid/kmeans.h"
-#include "dovetail/hybrid/workers.h"
+#include "dovetail/fit/kmeans/kmeans.h"
+#include "dovetail/jobs/workers.h"
 
 /// What benchmarks of several nodes share.
 namespace dovetail::hybrid {

@@ -43,9 +43,9 @@
 #include "dovetail/base/kept_memory.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
-#include "dovetail/hybrid/cluster_metrics.h"
-#include "dovetail/hybrid/kmeans_init.h"
-#include "dovetail/hybrid/runtime.h"
+#include "dovetail/fit/kmeans/cluster_metrics.h"
+#include "dovetail/fit/kmeans/init.h"
+#include "dovetail/jobs/runtime.h"
 
 namespace dovetail::hybrid {
 namespace {

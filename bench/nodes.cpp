@@ -27,8 +27,8 @@
 #include "dovetail/base/kept_memory.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
-#include "dovetail/hybrid/kmeans.h"
-#include "dovetail/hybrid/nodes.h"
+#include "dovetail/fit/kmeans/kmeans.h"
+#include "dovetail/jobs/nodes.h"
 
 namespace dovetail::hybrid {
 namespace {

@@ -37,10 +37,10 @@
 #include "dovetail/base/trace.h"
 #include "dovetail/comm/cost_model.h"
 #include "dovetail/comm/group.h"
-#include "dovetail/hybrid/kmeans.h"
-#include "dovetail/hybrid/nodes.h"
-#include "dovetail/hybrid/runtime.h"
-#include "dovetail/hybrid/sim_cluster.h"
+#include "dovetail/fit/kmeans/kmeans.h"
+#include "dovetail/jobs/nodes.h"
+#include "dovetail/jobs/runtime.h"
+#include "dovetail/jobs/simulate/cluster.h"
 
 namespace dovetail::hybrid {
 namespace {

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "dovetail/hybrid/runtime.h"
+#include "dovetail/jobs/runtime.h"
 
 /// What benchmarks of devices of unequal speed share.
 namespace dovetail::hybrid {

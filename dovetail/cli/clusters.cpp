@@ -12,7 +12,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/rng.h"
-#include "dovetail/hybrid/kmeans_init.h"
+#include "dovetail/fit/kmeans/init.h"
 
 namespace dovetail::cli {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "dovetail/data/matrix.h"
-#include "dovetail/hybrid/kmeans.h"
+#include "dovetail/fit/kmeans/kmeans.h"
 
 namespace dovetail::cli {
 

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "dovetail/hybrid/cluster_metrics.h"
+#include "dovetail/fit/kmeans/cluster_metrics.h"
 
 namespace dovetail::cli {
 

@@ -12,9 +12,9 @@
 #include "dovetail/base/trace.h"
 #include "dovetail/cli/fit_models.h"
 #include "dovetail/cli/output.h"
-#include "dovetail/hybrid/mixture.h"
-#include "dovetail/hybrid/principal.h"
-#include "dovetail/hybrid/regression.h"
+#include "dovetail/fit/mixture/mixture.h"
+#include "dovetail/fit/components/principal_components.h"
+#include "dovetail/fit/regression/regression.h"
 
 namespace dovetail::cli {
 namespace {

@@ -15,8 +15,8 @@
 #include "dovetail/cli/job_state.h"
 #include "dovetail/cli/output.h"
 #include "dovetail/cli/table_options.h"
-#include "dovetail/hybrid/cluster_metrics.h"
-#include "dovetail/hybrid/kmeans_batch.h"
+#include "dovetail/fit/kmeans/cluster_metrics.h"
+#include "dovetail/fit/kmeans/batch.h"
 #include "dovetail/train/run/progress.h"
 #include "dovetail/train/run/folder.h"
 

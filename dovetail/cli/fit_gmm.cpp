@@ -8,7 +8,7 @@
 #include "dovetail/cli/clusters.h"
 #include "dovetail/cli/clusters_report.h"
 #include "dovetail/cli/fit_models.h"
-#include "dovetail/hybrid/mixture.h"
+#include "dovetail/fit/mixture/mixture.h"
 #include "dovetail/train/run/progress.h"
 
 namespace dovetail::cli {

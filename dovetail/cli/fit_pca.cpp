@@ -5,7 +5,7 @@
 
 #include "dovetail/base/machine.h"
 #include "dovetail/cli/fit_models.h"
-#include "dovetail/hybrid/principal.h"
+#include "dovetail/fit/components/principal_components.h"
 #include "dovetail/train/run/progress.h"
 
 namespace dovetail::cli {

@@ -9,7 +9,7 @@
 #include "dovetail/base/log.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/cli/fit_models.h"
-#include "dovetail/hybrid/regression.h"
+#include "dovetail/fit/regression/regression.h"
 #include "dovetail/train/run/progress.h"
 
 namespace dovetail::cli {

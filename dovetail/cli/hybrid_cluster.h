@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "dovetail/base/schema.h"
-#include "dovetail/hybrid/sim_cluster.h"
+#include "dovetail/jobs/simulate/cluster.h"
 
 namespace dovetail::cli {
 

@@ -14,7 +14,7 @@
 #include "dovetail/base/log.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/cli/output.h"
-#include "dovetail/hybrid/nodes.h"
+#include "dovetail/jobs/nodes.h"
 
 namespace dovetail::cli {
 namespace {

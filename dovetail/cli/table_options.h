@@ -11,7 +11,7 @@
 #include "dovetail/cli/command.h"
 #include "dovetail/comm/group.h"
 #include "dovetail/data/matrix.h"
-#include "dovetail/hybrid/workers.h"
+#include "dovetail/jobs/workers.h"
 
 namespace dovetail::cli {
 

@@ -1,5 +1,5 @@
 // Silhouette and principal components against their definitions.
-#include "dovetail/hybrid/cluster_metrics.h"
+#include "dovetail/fit/kmeans/cluster_metrics.h"
 
 #include <cmath>
 #include <map>

@@ -1,5 +1,5 @@
 // The factor of a symmetric matrix against torch's, and columns that depend on others.
-#include "dovetail/hybrid/dense.h"
+#include "dovetail/fit/rows/dense.h"
 
 #include "tests/ops/testing.h"
 

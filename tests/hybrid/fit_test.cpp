@@ -8,11 +8,11 @@
 #include <set>
 
 #include "dovetail/base/log.h"
-#include "dovetail/hybrid/kmeans_batch.h"
-#include "dovetail/hybrid/mixture.h"
-#include "dovetail/hybrid/principal.h"
-#include "dovetail/hybrid/regression.h"
-#include "dovetail/hybrid/runtime.h"
+#include "dovetail/fit/kmeans/batch.h"
+#include "dovetail/fit/mixture/mixture.h"
+#include "dovetail/fit/components/principal_components.h"
+#include "dovetail/fit/regression/regression.h"
+#include "dovetail/jobs/runtime.h"
 #include "tests/hybrid/nodes_testing.h"
 #include "tests/hybrid/testing.h"
 

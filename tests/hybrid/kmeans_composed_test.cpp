@@ -2,7 +2,7 @@
 // beside its own tasks.
 #include <ATen/ATen.h>
 
-#include "dovetail/hybrid/task.h"
+#include "dovetail/jobs/task.h"
 #include "tests/hybrid/testing.h"
 
 namespace dovetail::hybrid::testing::kmeans_composed_test {

@@ -1,5 +1,5 @@
 // Initial centres: rows, keyed by the seed, spread as their names say.
-#include "dovetail/hybrid/kmeans_init.h"
+#include "dovetail/fit/kmeans/init.h"
 
 #include <set>
 

@@ -1,5 +1,5 @@
 // One assignment of k-means against its definition in float64.
-#include "dovetail/hybrid/kmeans.h"
+#include "dovetail/fit/kmeans/kmeans.h"
 
 #include <cmath>
 

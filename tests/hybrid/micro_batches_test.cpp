@@ -1,5 +1,5 @@
 // Shares of a step that follow the ranks' speeds, and stay where they are for less than that.
-#include "dovetail/hybrid/micro_batches.h"
+#include "dovetail/jobs/micro_batches.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

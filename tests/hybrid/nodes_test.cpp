@@ -1,13 +1,13 @@
 // Nodes as threads of this process, over Gloo: the bits of one, wherever their ranges meet, and
 // errors by name. ctest-labels: threads
-#include "dovetail/hybrid/nodes.h"
+#include "dovetail/jobs/nodes.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include "dovetail/hybrid/kmeans_batch.h"
-#include "dovetail/hybrid/kmeans_init.h"
+#include "dovetail/fit/kmeans/batch.h"
+#include "dovetail/fit/kmeans/init.h"
 #include "tests/hybrid/nodes_testing.h"
 #include "tests/hybrid/runtime_testing.h"
 

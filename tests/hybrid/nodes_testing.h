@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "dovetail/hybrid/nodes.h"
+#include "dovetail/jobs/nodes.h"
 
 /// Nodes as threads of this process, over Gloo.
 namespace dovetail::hybrid::testing {

@@ -1,6 +1,6 @@
 // Shares of devices of unequal speed, against every possible partition and against an integer
 // program.
-#include "dovetail/hybrid/partition.h"
+#include "dovetail/jobs/partition.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Products against plain loops of fused multiply-adds: the same bits.
-#include "dovetail/hybrid/products_simd.h"
+#include "dovetail/fit/rows/products_simd.h"
 
 #include <cmath>
 

@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "dovetail/base/gpu.h"
-#include "dovetail/hybrid/runtime.h"
+#include "dovetail/jobs/runtime.h"
 #include "tests/hybrid/testing.h"
 
 namespace dovetail::hybrid::testing::runtime_cuda_test {

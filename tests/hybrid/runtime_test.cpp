@@ -1,6 +1,6 @@
 // Real executors that throw, hang, lose results, are slow or deliver twice: the result has the bits
 // of the undisturbed run. ctest-labels: threads
-#include "dovetail/hybrid/runtime.h"
+#include "dovetail/jobs/runtime.h"
 
 #include <sched.h>
 

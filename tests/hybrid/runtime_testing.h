@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "dovetail/hybrid/runtime.h"
+#include "dovetail/jobs/runtime.h"
 #include "tests/hybrid/testing.h"
 
 /// What the tests of the runtime share: a task that leaves a trace wherever a shard runs twice.

@@ -1,6 +1,6 @@
 // Who gets which shard, under a virtual clock: the law is that every shard counts once, whatever
 // happens to leases.
-#include "dovetail/hybrid/scheduler.h"
+#include "dovetail/jobs/scheduler.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 #include <set>
 
 #include "dovetail/base/error.h"
-#include "dovetail/hybrid/partition.h"
+#include "dovetail/jobs/partition.h"
 
 namespace dovetail::hybrid::scheduler_test {
 namespace {

@@ -1,7 +1,7 @@
 // The laws of a simulated job: no schedule is faster than all devices together, without noise its
 // time is that of the partition, shards count once whatever fails, nodes without links scale
 // ideally, a seed has one trace.
-#include "dovetail/hybrid/sim_cluster.h"
+#include "dovetail/jobs/simulate/cluster.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 #include <random>
 
 #include "dovetail/base/error.h"
-#include "dovetail/hybrid/partition.h"
+#include "dovetail/jobs/partition.h"
 
 namespace dovetail::hybrid::sim_cluster_test {
 namespace {

@@ -1,5 +1,5 @@
 // Speeds on disk.
-#include "dovetail/hybrid/speed_store.h"
+#include "dovetail/jobs/speed_store.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // How fast a device is, from times of which some are wrong.
-#include "dovetail/hybrid/speed.h"
+#include "dovetail/jobs/speed.h"
 
 #include <gtest/gtest.h>
 

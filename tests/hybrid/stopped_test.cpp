@@ -2,10 +2,10 @@
 // reported, ends with the bits of a run that was not.
 #include <ATen/ATen.h>
 
-#include "dovetail/hybrid/kmeans_batch.h"
-#include "dovetail/hybrid/mixture.h"
-#include "dovetail/hybrid/principal.h"
-#include "dovetail/hybrid/regression.h"
+#include "dovetail/fit/kmeans/batch.h"
+#include "dovetail/fit/mixture/mixture.h"
+#include "dovetail/fit/components/principal_components.h"
+#include "dovetail/fit/regression/regression.h"
 #include "tests/hybrid/testing.h"
 
 namespace dovetail::hybrid::testing::stopped_test {

@@ -1,5 +1,5 @@
 // The contract: shards, partials summed along one tree, tasks by name.
-#include "dovetail/hybrid/task.h"
+#include "dovetail/jobs/task.h"
 
 #include <algorithm>
 #include <numeric>

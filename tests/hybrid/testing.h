@@ -5,7 +5,7 @@
 #include <tuple>
 #include <vector>
 
-#include "dovetail/hybrid/kmeans.h"
+#include "dovetail/fit/kmeans/kmeans.h"
 #include "tests/ops/testing.h"
 
 /// What the tests of k-means share: its definition in float64, in plain loops.

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "dovetail/comm/group.h"
-#include "dovetail/hybrid/micro_batches.h"
+#include "dovetail/jobs/micro_batches.h"
 #include "dovetail/train/config/run_config.h"
 
 namespace dovetail {

@@ -1,0 +1,138 @@
+#include "dovetail/fit/components/principal_components.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/rng.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/fit/rows/dense.h"
+#include "dovetail/fit/rows/products_simd.h"
+#include "dovetail/fit/rows/rows.h"
+
+namespace dovetail::hybrid {
+namespace {
+
+/// More directions than asked for: those just beyond decide how fast the last one settles.
+constexpr int64_t kMore = 8;
+
+/// Parameters: mean (D), directions V (D, R) float64. Partial: the sum of z z^T V (D, R), z = x -
+/// mean.
+Partial times_task(const Parameters& parameters, const Shard& shard) {
+  const at::Tensor x = rows_of(shard, 0);
+  const int64_t dim = x.size(1), num = parameters[1].size(1);
+  const auto* rows = x.const_data_ptr<float>();
+  const auto* mean = parameters[0].const_data_ptr<double>();
+  const at::Tensor sum = at::zeros({dim, num}, at::kDouble);
+  std::vector<double> z(static_cast<size_t>(kBlockRows * dim)), along;
+  for (int64_t begin = 0; begin < shard.size; begin += kBlockRows) {
+    const int64_t count = std::min(kBlockRows, shard.size - begin);
+    subtract_point(rows + begin * dim, mean, count, dim, z.data(), dim);
+    along.assign(static_cast<size_t>(count * num), 0);
+    add_product({.a = z.data(),
+                 .a_row = dim,
+                 .a_column = 1,
+                 .b = parameters[1].const_data_ptr<double>(),
+                 .b_row = num,
+                 .c = along.data(),
+                 .c_row = num,
+                 .m = count,
+                 .n = num,
+                 .k = dim});
+    add_product({.a = z.data(),
+                 .a_row = 1,
+                 .a_column = dim,
+                 .b = along.data(),
+                 .b_row = num,
+                 .c = sum.mutable_data_ptr<double>(),
+                 .c_row = num,
+                 .m = dim,
+                 .n = num,
+                 .k = count});
+  }
+  return {{sum}, static_cast<double>(shard.size)};
+}
+const TaskRegistration kTimes("principal.times", at::kCPU, times_task);
+
+/// a (M, K) b (K, N), in plain order.
+at::Tensor times(const at::Tensor& a, const at::Tensor& b) {
+  const at::Tensor left = a.contiguous(), right = b.contiguous();
+  at::Tensor c = at::zeros({a.size(0), b.size(1)}, at::kDouble);
+  add_product({.a = left.const_data_ptr<double>(),
+               .a_row = a.size(1),
+               .a_column = 1,
+               .b = right.const_data_ptr<double>(),
+               .b_row = b.size(1),
+               .c = c.mutable_data_ptr<double>(),
+               .c_row = b.size(1),
+               .m = a.size(0),
+               .n = b.size(1),
+               .k = a.size(1)});
+  return c;
+}
+
+at::Tensor first_directions(int64_t dim, int64_t num, uint64_t seed) {
+  at::Tensor directions = at::empty({dim, num}, at::kDouble);
+  auto* value = directions.mutable_data_ptr<double>();
+  seed = mix_seed(seed, name_key("principal"));
+  for (int64_t i = 0; i < directions.numel(); ++i)
+    value[i] = random_normal(seed, RandomStream::kInitialize, static_cast<uint64_t>(i))[0];
+  orthonormalize(directions);
+  return directions;
+}
+
+}  // namespace
+
+PrincipalResult fit_principal(const TableData& data, const PrincipalOptions& options,
+                              const std::function<void(const PrincipalIteration&)>& report) {
+  const int64_t dim = data.columns(), wanted = options.components;
+  user_check(wanted >= 1 && wanted <= dim, "principal components: {} of {} columns", wanted, dim);
+  user_check(options.iterations > 0 && options.tolerance >= 0,
+             "principal components: {} iterations and tolerance {}", options.iterations,
+             options.tolerance);
+  const double all = data.variance().sum().item<double>();
+  at::Tensor basis = first_directions(dim, std::min(dim, wanted + kMore), options.seed);
+  PrincipalResult result;
+  if (!options.state.empty()) {
+    result.iterations = options.state.at(0).item<int64_t>();
+    basis = options.state.at(1);
+  }
+  while (!result.converged && result.iterations < options.iterations) {
+    const double begin = now_seconds();
+    const Partial sums = data.run("principal.times", {data.mean(), basis});
+    const at::Tensor image = sums.tensors[0] / sums.weight;  // C V
+    const at::Tensor within = times(basis.t(), image);
+    const Eigen best = eigen((within + within.t()) / 2);
+    const at::Tensor vectors = times(basis, best.vectors), images = times(image, best.vectors);
+    const at::Tensor wrong =
+        (images - vectors * best.values).narrow(1, 0, wanted).square().sum(0).sqrt();
+    const double largest = best.values[0].item<double>();
+    const double residual = largest > 0 ? wrong.max().item<double>() / largest : 0;
+    result.directions = vectors.narrow(1, 0, wanted).contiguous();
+    result.variances = best.values.narrow(0, 0, wanted).clamp_min(0);
+    result.converged = residual <= options.tolerance;
+    ++result.iterations;
+    basis = images;
+    orthonormalize(basis);
+    if (!report) continue;
+    PrincipalIteration line{.iteration = result.iterations,
+                            .residual = residual,
+                            .explained = all > 0 ? result.variances.sum().item<double>() / all : 0,
+                            .seconds = now_seconds() - begin};
+    // The last allowed one has made directions that a state does not hold.
+    if (!result.converged && result.iterations < options.iterations)
+      line.state = {at::scalar_tensor(result.iterations, at::kLong), basis};
+    report(line);
+  }
+  result.shares = result.variances / (all > 0 ? all : 1);
+  for (int64_t i = 0; i < wanted; ++i) {
+    const at::Tensor direction = result.directions.select(1, i);
+    if (direction[direction.abs().argmax()].item<double>() < 0) direction.neg_();
+  }
+  return result;
+}
+
+}  // namespace dovetail::hybrid

@@ -1,0 +1,205 @@
+#include "dovetail/fit/kmeans/init.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "dovetail/base/enum_names.h"
+#include "dovetail/base/error.h"
+#include "dovetail/base/rng.h"
+
+namespace dovetail::hybrid {
+namespace {
+
+constexpr std::array<std::string_view, 4> kNames = {"k-means++", "k-means-parallel", "random",
+                                                    "first"};
+
+/// Uniform numbers of [0, 1), one after another.
+class Draws {
+ public:
+  explicit Draws(uint64_t seed) : seed_(mix_seed(seed, name_key("kmeans"))) {}
+  double next() { return random_uniform(seed_, RandomStream::kInitialize, index_++); }
+  at::Tensor next(int64_t count) {
+    at::Tensor numbers = at::empty({count}, at::kDouble);
+    for (int64_t i = 0; i < count; ++i) numbers.mutable_data_ptr<double>()[i] = next();
+    return numbers;
+  }
+
+ private:
+  uint64_t seed_, index_ = 0;
+};
+
+at::Tensor rows_at(const KMeansData& data, const at::Tensor& index) {
+  return data.x().index_select(0, index).to(at::kDouble);
+}
+
+/// One row, each alike.
+at::Tensor any_row(const KMeansData& data, Draws& draws) {
+  const auto row = static_cast<int64_t>(draws.next() * static_cast<double>(data.rows()));
+  return rows_at(data, at::tensor({std::min(row, data.rows() - 1)}, at::kLong));
+}
+
+/// K different rows in a random order.
+at::Tensor random_rows(const KMeansData& data, int64_t count, uint64_t seed) {
+  std::vector<int64_t> index;
+  for (int64_t i = 0; i < count; ++i)
+    index.push_back(static_cast<int64_t>(permuted_index(mix_seed(seed, name_key("kmeans")),
+                                                        static_cast<uint64_t>(i),
+                                                        static_cast<uint64_t>(data.rows()))));
+  return rows_at(data, at::tensor(index, at::kLong));
+}
+
+/// The same for any number of threads, which torch's sums over more than this many are not.
+double sum_in_order(const at::Tensor& x) {
+  double sum = 0;
+  for (const at::Tensor& part : x.split(kKMeansGrain)) sum += part.sum().item<double>();
+  return sum;
+}
+
+/// What k-means++ chooses from.
+class PointSet {
+ public:
+  virtual ~PointSet() = default;
+  /// One of them (1, D), drawn in proportion to what each weighs.
+  virtual at::Tensor first(Draws& draws) const = 0;
+  /// Some (count, D), in proportion to their potentials: weights times squared distances to the
+  /// closest point that was included.
+  virtual at::Tensor draw(Draws& draws, int64_t count) const = 0;
+  /// Which of the candidates, included, would leave the least sum of potentials.
+  virtual int64_t best_of(const at::Tensor& candidates) = 0;
+  /// Returns the sum of potentials.
+  virtual double include(const at::Tensor& point) = 0;
+};
+
+/// All rows, without a matrix of all differences.
+class AllRows : public PointSet {
+ public:
+  explicit AllRows(KMeansData& data) : data_(data) { data.forget_closest(); }
+  at::Tensor first(Draws& draws) const override { return any_row(data_, draws); }
+  at::Tensor draw(Draws& draws, int64_t count) const override {
+    return rows_at(data_, data_.draw(draws.next(count)));
+  }
+  int64_t best_of(const at::Tensor& candidates) override {
+    return data_.potentials(candidates).argmin().item<int64_t>();
+  }
+  double include(const at::Tensor& point) override { return data_.include(point); }
+
+ private:
+  KMeansData& data_;
+};
+
+/// Points (M, D) that were rows, with a weight each.
+class WeightedPoints : public PointSet {
+ public:
+  WeightedPoints(const at::Tensor& points, const at::Tensor& weights)
+      : points_(points), weights_(weights), data_(points.to(at::kFloat)) {
+    data_.assign(points.slice(
+        0, 0, 1));  // all labels are 0: `distances` of one centre are those of all points to it
+    closest_ = at::full_like(weights, std::numeric_limits<double>::infinity());
+  }
+  at::Tensor first(Draws& draws) const override { return drawn(weights_, draws, 1); }
+  at::Tensor draw(Draws& draws, int64_t count) const override {
+    return drawn(closest_ * weights_, draws, count);
+  }
+  int64_t best_of(const at::Tensor& candidates) override {
+    int64_t best = 0;
+    double least = std::numeric_limits<double>::infinity();
+    for (int64_t i = 0; i < candidates.size(0); ++i) {
+      const double potential = sum_in_order(closest_with(candidates.slice(0, i, i + 1)) * weights_);
+      if (potential >= least) continue;
+      least = potential;
+      best = i;
+    }
+    return best;
+  }
+  double include(const at::Tensor& point) override {
+    closest_ = closest_with(point);
+    return sum_in_order(closest_ * weights_);
+  }
+
+ private:
+  at::Tensor drawn(const at::Tensor& mass, Draws& draws, int64_t count) const {
+    return points_.index_select(0, draw_by_mass(mass, draws.next(count)));
+  }
+  at::Tensor closest_with(const at::Tensor& point) {
+    return at::minimum(data_.distances(point).squares, closest_);
+  }
+
+  at::Tensor points_, weights_, closest_;
+  KMeansData data_;
+};
+
+/// K of the points by k-means++, each the best of some that are drawn. Where fewer than K differ,
+/// the first of them again.
+at::Tensor plus_plus(PointSet&& points, int64_t num_centres, Draws& draws) {
+  const auto trials = static_cast<int64_t>(2 + std::log(static_cast<double>(num_centres)));
+  std::vector<at::Tensor> chosen = {points.first(draws)};
+  double potential = points.include(chosen[0]);
+  while (std::ssize(chosen) < num_centres) {
+    if (potential == 0) {
+      chosen.push_back(chosen[0]);
+      continue;
+    }
+    const at::Tensor candidates = points.draw(draws, trials);
+    chosen.push_back(candidates[points.best_of(candidates)].unsqueeze(0));
+    potential = points.include(chosen.back());
+  }
+  return at::cat(chosen);
+}
+
+at::Tensor parallel(KMeansData& data, int64_t num_centres, Draws& draws) {
+  constexpr int kRounds = 5;
+  const double wanted = 2.0 * static_cast<double>(num_centres);
+  std::vector<at::Tensor> candidates = {any_row(data, draws)};
+  data.forget_closest();
+  double potential = data.include(candidates[0]);
+  for (int round = 0; round < kRounds && potential > 0; ++round) {
+    const at::Tensor chance = data.closest() * (wanted / potential);
+    const auto* chances = chance.const_data_ptr<double>();
+    std::vector<int64_t> taken;
+    for (int64_t i = 0; i < data.rows(); ++i)
+      if (draws.next() < chances[i]) taken.push_back(i);
+    if (taken.empty()) continue;
+    candidates.push_back(rows_at(data, at::tensor(taken, at::kLong)));
+    potential = data.include(candidates.back());
+  }
+  const at::Tensor all = at::cat(candidates);
+  const at::Tensor weights = data.assign(all).tensors[1].to(at::kDouble);
+  return plus_plus(WeightedPoints(all, weights), num_centres, draws);
+}
+
+}  // namespace
+
+KMeansInit parse_kmeans_init(std::string_view name) {
+  return parse_enum<KMeansInit>("kmeans", "init", name, kNames);
+}
+
+bool is_kmeans_init(std::string_view name) {
+  return std::find(kNames.begin(), kNames.end(), name) != kNames.end();
+}
+
+at::Tensor initial_centres(KMeansData& data, int64_t num_centres, KMeansInit init, uint64_t seed) {
+  user_check(num_centres >= 1, "kmeans: {} centres; there must be at least 1", num_centres);
+  user_check(num_centres <= data.rows(),
+             "kmeans: {} centres of {} rows; there must be a row for each", num_centres,
+             data.rows());
+  Draws draws(seed);
+  switch (init) {
+    case KMeansInit::kPlusPlus:
+      return plus_plus(AllRows(data), num_centres, draws);
+    case KMeansInit::kParallel:
+      return parallel(data, num_centres, draws);
+    case KMeansInit::kRandom:
+      return random_rows(data, num_centres, seed);
+    case KMeansInit::kFirst:
+      return data.x().slice(0, 0, num_centres).to(at::kDouble);
+  }
+  DOVETAIL_CHECK(false, "an unknown init");
+}
+
+}  // namespace dovetail::hybrid

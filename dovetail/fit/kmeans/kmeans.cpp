@@ -1,0 +1,222 @@
+#include "dovetail/fit/kmeans/kmeans.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "dovetail/base/enum_names.h"
+#include "dovetail/base/error.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/fit/kmeans/assign_simd.h"
+#include "dovetail/fit/rows/rows.h"
+#include "dovetail/jobs/task.h"
+#include "dovetail/jobs/workers.h"
+#include "dovetail/ops/dispatch.h"
+
+namespace dovetail::hybrid {
+namespace {
+
+/// Moves each centre without rows to the row farthest from its own, which leaves that centre's sum.
+/// Returns whether there was any.
+bool reseed(KMeansData& data, const at::Tensor& centres, Partial& partial) {
+  at::Tensor &sums = partial.tensors[0], &counts = partial.tensors[1];
+  const at::Tensor empty = (counts == 0).nonzero().flatten();
+  if (empty.numel() == 0) return false;
+  const at::Tensor squares = data.distances(centres).squares;
+  // By distance, then by number: a stable sort, whose order does not depend on threads.
+  const at::Tensor farthest =
+      std::get<1>(at::sort(squares, /*stable=*/true, /*dim=*/0, /*descending=*/true));
+  for (int64_t i = 0; i < std::min(empty.numel(), data.rows()); ++i) {
+    const auto row = farthest[i].item<int64_t>();
+    if (squares[row].item<double>() == 0) return i > 0;  // every other row is a centre
+    const at::Tensor x = data.x()[row].to(at::kDouble);
+    const int64_t from = data.labels()[row].item<int64_t>(), to = empty[i].item<int64_t>();
+    sums[from].sub_(x);
+    counts[from].sub_(1);
+    sums[to].copy_(x);
+    counts[to].fill_(1);
+  }
+  return true;
+}
+
+/// Over a matrix of centres, row by row: torch cuts a sum of everything at once by the number of
+/// threads.
+double sum_of(const at::Tensor& x) { return x.sum(1).sum().item<double>(); }
+
+/// sums / counts, and of centres without rows what they were.
+at::Tensor means(const Partial& partial, const at::Tensor& before) {
+  const at::Tensor counts = partial.tensors[1].unsqueeze(1);
+  return at::where(counts > 0, partial.tensors[0] / counts.clamp_min(1), before);
+}
+
+}  // namespace
+
+at::Tensor checked_centres(const at::Tensor& centres, int64_t columns) {
+  user_check(centres.dim() == 2 && centres.size(0) > 0 && centres.size(1) == columns &&
+                 !centres.is_complex(),
+             "kmeans: centres must be a real matrix of {} columns, but are {}", columns,
+             describe(centres));
+  user_check(centres.size(0) <= kMaxCentres, "kmeans: {} centres; there may be {}", centres.size(0),
+             kMaxCentres);
+  at::Tensor c = centres.to(at::kDouble).contiguous();
+  user_check(at::isfinite(c).all().item<bool>(), "kmeans: a centre is not finite");
+  return c;
+}
+
+KMeansData::KMeansData(const at::Tensor& x, std::shared_ptr<Workers> workers)
+    : x_(check_rows("kmeans", x)),
+      shift_(near_point(x)),
+      resident_({x_, at::empty({x.size(0)}, at::kFloat), at::full({x.size(0)}, -1, at::kInt),
+                 at::empty({x.size(0)}, at::kDouble)}),
+      workers_(std::move(workers)) {
+  if (!at::isfinite(shift_).all().item<bool>()) refuse_values("kmeans", x);
+  const Partial norms = run("kmeans.norms", {shift_});
+  total_square_ = norms.tensors[0].item<double>();
+  if (!std::isfinite(total_square_)) refuse_values("kmeans", x);
+}
+
+Partial KMeansData::run(const char* task, const std::vector<at::Tensor>& parameters) const {
+  return run(task, parameters, resident_.shards(kKMeansGrain));
+}
+
+Partial KMeansData::run(const char* task, const std::vector<at::Tensor>& parameters,
+                        const std::vector<Shard>& shards) const {
+  return run_on(workers_.get(), task, parameters, shards);
+}
+
+Partial KMeansData::assign(const at::Tensor& centres) {
+  return run("kmeans.assign", {checked_centres(centres, columns()), shift_});
+}
+
+Partial KMeansData::assign_batch(const at::Tensor& rows, const at::Tensor& centres) const {
+  const ResidentData batch({rows}, 0, {x_});
+  return run("kmeans.batch", {checked_centres(centres, columns()), shift_},
+             batch.shards(kKMeansBatchGrain));
+}
+
+KMeansData::Distances KMeansData::distances(const at::Tensor& centres) {
+  const Partial sum = run("kmeans.distances", {checked_centres(centres, columns())});
+  return {closest(), sum.tensors[0].item<double>()};
+}
+
+at::Tensor KMeansData::labels() const { return rows_on(workers_.get(), resident_, kLabels); }
+
+at::Tensor KMeansData::closest() const { return rows_on(workers_.get(), resident_, kSquares); }
+
+void KMeansData::forget_labels() { resident_.put(kLabels, at::full({rows()}, -1, at::kInt)); }
+
+void KMeansData::forget_closest() {
+  resident_.put(kSquares, at::full({rows()}, std::numeric_limits<double>::infinity(), at::kDouble));
+}
+
+double KMeansData::include(const at::Tensor& points) {
+  // Many points: the nearest of them is found in float32 at the rate of a matrix product.
+  constexpr int64_t kFew = 16;
+  if (points.size(0) <= kFew) {
+    const auto shards = static_cast<int64_t>(resident_.shards(kKMeansGrain).size());
+    masses_ = run("kmeans.include",
+                  {checked_centres(points, columns()), at::scalar_tensor(shards, at::kLong)})
+                  .tensors[0];
+  } else {
+    const at::Tensor before = closest().clone();
+    assign(points);
+    const at::Tensor nearest = at::minimum(distances(points).squares, before);
+    resident_.put(kSquares, nearest);
+    std::vector<at::Tensor> sums;
+    for (const at::Tensor& part : nearest.split(kKMeansGrain)) sums.push_back(part.sum());
+    masses_ = at::stack(sums);
+  }
+  return masses_.cumsum(0)[-1]
+      .item<double>();  // one after another: a sum would depend on the number of threads
+}
+
+at::Tensor KMeansData::draw(const at::Tensor& uniform) const {
+  const at::Tensor upto = masses_.cumsum(0), shards = draw_by_mass(masses_, uniform);
+  const at::Tensor mass = masses_.index_select(0, shards),
+                   before = upto.index_select(0, shards) - mass;
+  const at::Tensor within =
+      ((uniform * upto[-1] - before) / mass).clamp(0, std::nextafter(1.0, 0.0));
+  return run("kmeans.draw", {shards, within}).tensors[0];
+}
+
+at::Tensor draw_by_mass(const at::Tensor& mass, const at::Tensor& uniform) {
+  const at::Tensor upto = mass.cumsum(0);
+  // To the right: never an index without mass, as one that begins where another ends.
+  return at::searchsorted(upto, uniform * upto[-1], /*out_int32=*/false, /*right=*/true)
+      .clamp_max(mass.numel() - 1);
+}
+
+at::Tensor KMeansData::potentials(const at::Tensor& points) const {
+  return run("kmeans.potentials", {checked_centres(points, columns())}).tensors[0];
+}
+
+at::Tensor KMeansData::shifted_sums(const Partial& partial) const {
+  return partial.tensors[0] - partial.tensors[1].unsqueeze(1) * shift_.to(at::kDouble);
+}
+
+double KMeansData::inertia_of(const Partial& partial, const at::Tensor& centres) const {
+  // |x - c|^2 = |y|^2 - 2 y d + |d|^2 with y = x - shift, d = c - shift.
+  const at::Tensor d = centres.to(at::kDouble) - shift_.to(at::kDouble);
+  const double products = sum_of(shifted_sums(partial) * d);
+  const at::Tensor squares = partial.tensors[1] * d.square().sum(1);
+  return std::max(0.0, total_square_ - 2 * products + squares.sum().item<double>());
+}
+
+double KMeansData::mean_variance(const Partial& partial) const {
+  const at::Tensor mean = shifted_sums(partial).sum(0) / partial.weight;
+  const double square =
+      total_square_ / static_cast<double>(rows()) - mean.square().sum().item<double>();
+  return std::max(0.0, square) / static_cast<double>(columns());
+}
+
+EmptyCluster parse_empty_cluster(std::string_view name) {
+  constexpr std::array<std::string_view, 2> kNames = {"keep", "reseed"};
+  return parse_enum<EmptyCluster>("kmeans", "way of empty clusters", name, kNames);
+}
+
+KMeansResult lloyd(KMeansData& data, const at::Tensor& initial, const LloydOptions& options,
+                   const std::function<void(const LloydIteration&)>& report) {
+  user_check(options.iterations > 0, "kmeans: {} iterations; there must be at least 1",
+             options.iterations);
+  user_check(options.tolerance >= 0, "kmeans: the tolerance is {}, below 0", options.tolerance);
+  KMeansResult result{.centres = checked_centres(initial, data.columns())};
+  data.forget_labels();
+  if (!options.state.empty()) {
+    result.iterations = options.state.at(0).item<int64_t>();
+    data.assign(options.state.at(1));  // the labels that the next iteration compares with
+    result.centres = options.state.at(2);
+  }
+  bool settled = false;  // the labels are those of the centres
+  while (!result.converged && result.iterations < options.iterations) {
+    const double start = now_seconds();
+    Partial partial = data.assign(result.centres);
+    const int64_t changed = partial.tensors[2].item<int64_t>();
+    const double limit = options.tolerance * data.mean_variance(partial);
+    LloydIteration line{.iteration = ++result.iterations,
+                        .inertia = report ? data.inertia_of(partial, result.centres) : 0,
+                        .changed = changed};
+    const bool moved_one =
+        options.empty == EmptyCluster::kReseed && reseed(data, result.centres, partial);
+    const at::Tensor next = means(partial, result.centres);
+    const double moved = sum_of((next - result.centres).square());
+    const at::Tensor before = std::exchange(result.centres, next);
+    settled = changed == 0 && !moved_one;
+    result.converged = settled || moved <= limit;
+    line.shift = std::sqrt(moved);
+    line.seconds = now_seconds() - start;
+    if (!result.converged)
+      line.state = {at::scalar_tensor(result.iterations, at::kLong), before, next};
+    if (report) report(line);
+  }
+  result.counts = settled ? at::bincount(data.labels(), {}, result.centres.size(0))
+                          : data.assign(result.centres).tensors[1];
+  result.inertia = data.distances(result.centres).inertia;
+  result.labels = data.labels();
+  return result;
+}
+
+}  // namespace dovetail::hybrid

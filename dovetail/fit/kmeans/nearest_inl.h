@@ -1,0 +1,312 @@
+// The best two centres of rows, by two orders of the same sum.
+// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
+// foreach_target.
+#if defined(DOVETAIL_HYBRID_KMEANS_NEAREST_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DOVETAIL_HYBRID_KMEANS_NEAREST_INL_H_
+#undef DOVETAIL_HYBRID_KMEANS_NEAREST_INL_H_
+#else
+#define DOVETAIL_HYBRID_KMEANS_NEAREST_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "dovetail/fit/kmeans/scores_inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace dovetail {
+namespace HWY_NAMESPACE {
+
+// Many centres: rows across lanes. A tile of kTileColumns rows, transposed, stays in the
+// first-level cache while strips of centres go by.
+
+/// to[p * kTileColumns + i] = x[i][p] - shift[p]; behind the last row that row again.
+HWY_INLINE void transpose_shifted(const float* x, int64_t rows, int64_t dim, const float* shift,
+                                  float* to) {
+  const auto line = [&](int64_t i) { return x + std::min(i, rows - 1) * dim; };
+  int64_t i = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const hn::FixedTag<float, 4> d;
+  for (; i < kTileColumns; i += 4) {
+    const float *r0 = line(i), *r1 = line(i + 1), *r2 = line(i + 2), *r3 = line(i + 3);
+    float* out = to + i;
+    int64_t p = 0;
+    for (; p + 4 <= dim; p += 4, out += 4 * kTileColumns) {
+      const auto s = hn::LoadU(d, shift + p);
+      const auto v0 = hn::Sub(hn::LoadU(d, r0 + p), s), v1 = hn::Sub(hn::LoadU(d, r1 + p), s),
+                 v2 = hn::Sub(hn::LoadU(d, r2 + p), s), v3 = hn::Sub(hn::LoadU(d, r3 + p), s);
+      store_transposed(v0, v1, v2, v3, out, kTileColumns);
+    }
+    for (; p < dim; ++p, out += kTileColumns) {
+      out[0] = r0[p] - shift[p];
+      out[1] = r1[p] - shift[p];
+      out[2] = r2[p] - shift[p];
+      out[3] = r3[p] - shift[p];
+    }
+  }
+#endif
+  for (; i < kTileColumns; ++i)
+    for (int64_t p = 0; p < dim; ++p) to[p * kTileColumns + i] = line(i)[p] - shift[p];
+}
+
+/// The centres of a strip, `first` the number of its first.
+template <int kCentres>
+HWY_NOINLINE void take_strip(int64_t terms, const float* strip, const float* rows, float first,
+                             const float* upcoming, NearestRows& nearest) {
+  const Tile<kCentres> tile =
+      multiply<kCentres, 1>(terms, strip, kTileRows, rows, kTileColumns, upcoming);
+#pragma GCC unroll 2
+  for (int j = 0; j < kTileVectors; ++j) {
+    Nearest n = nearest.get(j * kLanes);
+    FloatVector centre = splat(first);
+#pragma GCC unroll 16
+    for (int c = 0; c < kCentres; ++c) {
+      take(tile.v[c][j], centre, n);
+      centre = hn::Add(centre, splat(1.0f));
+    }
+    nearest.set(n, j * kLanes);
+  }
+}
+
+using TakeStrip = void (*)(int64_t, const float*, const float*, float, const float*, NearestRows&);
+template <int... kCentres>
+TakeStrip strip_of(int64_t centres, std::integer_sequence<int, kCentres...>) {
+  static constexpr TakeStrip kStrips[] = {take_strip<kCentres + 1>...};
+  return kStrips[centres - 1];
+}
+
+HWY_INLINE void nearest_of_many(const AssignProblem& p, const Centres& centres, int64_t begin,
+                                int64_t count, float* rows, NearestRows& nearest) {
+  transpose_shifted(p.x + begin * p.dim, count, p.dim, centres.shift.get(), rows);
+  for (int64_t j = 0; j < kTileColumns; j += kLanes) {
+    store(load(p.norm + begin + std::min(j, count), std::max<int64_t>(count - j, 0)),
+          rows + p.dim * kTileColumns + j);
+    store(splat(1.0f), rows + (p.dim + 1) * kTileColumns + j);
+    nearest.set({splat(kFar), splat(kFar), splat(0.0f)}, j);
+  }
+  // The rows of the next tile are asked for meanwhile, a piece with each strip.
+  const int64_t terms = p.dim + 2, piece = terms / kUpcomingSteps * 2 * kLineFloats;
+  const float *next = p.x + (begin + kTileColumns) * p.dim, *next_end = next + kTileColumns * p.dim;
+  const float* strip = centres.packed.get();
+  for (int64_t c = 0; c < p.num_centres;
+       c += kTileRows, strip += centres.strip_floats, next += piece) {
+    const auto take_it = strip_of(std::min<int64_t>(kTileRows, p.num_centres - c),
+                                  std::make_integer_sequence<int, kTileRows>());
+    take_it(terms, strip, rows, static_cast<float>(c), next < next_end ? next : nullptr, nearest);
+  }
+}
+
+/// Labels of a tile of rows. Returns how many changed.
+HWY_INLINE int64_t label_of_many(const AssignProblem& p, const Centres& centres, int64_t begin,
+                                 int64_t count, float* rows, NearestRows& nearest) {
+  nearest_of_many(p, centres, begin, count, rows, nearest);
+  bool proven = true;
+  for (int64_t j = 0; j < count; j += kLanes) {
+    const FloatVector upper =
+        hn::Add(load(nearest.best + j), centres.doubt(load(p.norm + begin + j, count - j)));
+    proven = proven && hn::AllTrue(FloatTag(), hn::Lt(upper, load(nearest.second + j)));
+  }
+  if (HWY_UNLIKELY(!proven))
+    settle(p, centres, begin, count, nearest.best, nearest.second, nearest.index);
+  int64_t changed = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto label = static_cast<int32_t>(nearest.index[i]);
+    changed += p.label[begin + i] != label;
+    p.label[begin + i] = label;
+    ++p.counts[label];
+  }
+  return changed;
+}
+
+#if HWY_TARGET != HWY_SCALAR
+// Few centres: columns across lanes, so that rows are read as they lie. kBlocks rows at a time, one
+// for each block of four lanes, times all centres are in registers.
+constexpr int kBlocks = static_cast<int>(kLanes / 4);
+constexpr int64_t kFewCentres = 6;
+
+/// The rows of a block by label, each label's in their order.
+constexpr int64_t kMostBlockRows = 256;
+struct RowsByLabel {
+  int32_t row[kFewCentres][kMostBlockRows + kLanes];  ///< from the block's first
+  int64_t count[kFewCentres];
+};
+
+/// Memory that will be read next, asked for line by line, most of it while rows are labelled and
+/// the rest while they are added: all at once would fill the buffers of the memory's requests and
+/// stop the arithmetic. What was not asked for costs twice its time, since nothing else is done
+/// while it comes.
+struct ReadAhead {
+  const float *at, *end;
+  HWY_INLINE void ask(int lines) {
+#pragma GCC unroll 4
+    for (int i = 0; i < lines; ++i, at += kLineFloats) prefetch_to_second_level(at);
+  }
+  /// Lines to ask for with each of `rows` rows so that all are.
+  int lines_for_each(int64_t rows) const {
+    const int64_t left = (end - at + kLineFloats - 1) / kLineFloats;
+    return static_cast<int>(std::max<int64_t>(0, (left + rows - 1) / rows));
+  }
+};
+constexpr int kLabelLines = kLanes >= 16 ? 3 : 1;
+
+/// v's halves added, then w's.
+HWY_INLINE FloatVector fold_halves(FloatVector v, FloatVector w) {
+  const FloatTag d;
+  return hn::Add(hn::ConcatLowerLower(d, w, v), hn::ConcatUpperUpper(d, w, v));
+}
+
+/// Block b of the result is the sum of the blocks of v[b].
+HWY_INLINE FloatVector fold_blocks(const FloatVector (&v)[kBlocks]) {
+  if constexpr (kBlocks == 4) {
+    const FloatVector even = fold_halves(v[0], v[2]), odd = fold_halves(v[1], v[3]);
+    return hn::Add(hn::OddEvenBlocks(odd, even),
+                   hn::SwapAdjacentBlocks(hn::OddEvenBlocks(even, odd)));
+  } else if constexpr (kBlocks == 2) {
+    return fold_halves(v[0], v[1]);
+  } else {
+    return v[0];
+  }
+}
+
+/// Lane q of each block is the sum of the lanes of that block of v[q].
+HWY_INLINE FloatVector fold_lanes(const FloatVector (&v)[4]) {
+  const FloatTag d;
+  const hn::RepartitionToWide<FloatTag> dw;
+  const auto fold = [&](FloatVector a, FloatVector b) HWY_ATTR {
+    return hn::BitCast(dw, hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b)));
+  };
+  const auto low = fold(v[0], v[1]), high = fold(v[2], v[3]);
+  return hn::Add(hn::BitCast(d, hn::InterleaveLower(dw, low, high)),
+                 hn::BitCast(d, hn::InterleaveUpper(dw, low, high)));
+}
+
+template <int kCentres>
+struct FewSums {
+  FloatVector v[kCentres][kBlocks];
+};
+
+/// One vector of columns of kBlocks rows times all centres.
+template <int kCentres, class Load>
+HWY_INLINE void multiply_columns(const Load& load_row, FloatVector shift, const float* centres,
+                                 int64_t row_floats, FewSums<kCentres>& sums) {
+  FloatVector y[kBlocks];
+#pragma GCC unroll 4
+  for (int b = 0; b < kBlocks; ++b) y[b] = hn::Sub(load_row(b), shift);
+#pragma GCC unroll 8
+  for (int c = 0; c < kCentres; ++c) {
+    const FloatVector d = load(centres + c * row_floats);
+#pragma GCC unroll 4
+    for (int b = 0; b < kBlocks; ++b) sums.v[c][b] = hn::MulAdd(y[b], d, sums.v[c][b]);
+  }
+}
+
+template <int kCentres>
+HWY_INLINE FewSums<kCentres> few_products(const float* const (&row)[kBlocks], int64_t dim,
+                                          const Centres& centres, ReadAhead& ahead) {
+  const FloatTag d;
+  FewSums<kCentres> sums;
+#pragma GCC unroll 8
+  for (int c = 0; c < kCentres; ++c) {
+#pragma GCC unroll 4
+    for (int b = 0; b < kBlocks; ++b) sums.v[c][b] = hn::Zero(d);
+  }
+  const float *shift = centres.shift.get(), *packed = centres.packed.get();
+  int64_t p = 0;
+  for (; p + kLanes <= dim; p += kLanes) {
+    const auto load_row = [&](int b) HWY_ATTR { return load(row[b] + p); };
+    ahead.ask(kLabelLines);
+    multiply_columns<kCentres>(load_row, load(shift + p), packed + p, centres.row_floats, sums);
+  }
+  if (p < dim) {
+    const auto there = hn::FirstN(d, static_cast<size_t>(dim - p));
+    const auto load_row = [&](int b) HWY_ATTR { return hn::MaskedLoad(there, d, row[b] + p); };
+    multiply_columns<kCentres>(load_row, load(shift + p), packed + p, centres.row_floats, sums);
+  }
+  return sums;
+}
+
+/// Of kLanes rows from `begin` on; `count` of them are there.
+template <int kCentres>
+HWY_INLINE Nearest nearest_of_few(const AssignProblem& p, const Centres& centres, int64_t begin,
+                                  int64_t count, FloatVector norm, ReadAhead& ahead) {
+  FloatVector quarter[kCentres][4];
+  for (int q = 0; q < 4; ++q) {
+    const float* row[kBlocks];
+    for (int b = 0; b < kBlocks; ++b)
+      row[b] = p.x + (begin + std::min<int64_t>(kBlocks * q + b, count - 1)) * p.dim;
+    const FewSums<kCentres> sums = few_products<kCentres>(row, p.dim, centres, ahead);
+#pragma GCC unroll 8
+    for (int c = 0; c < kCentres; ++c) quarter[c][q] = fold_blocks(sums.v[c]);
+    ahead.ask(kLabelLines);
+  }
+  // Lane 4 b + q has row kBlocks q + b: rows are read in their order, which the memory foresees.
+  HWY_ALIGN int32_t lane_of_row[kLanes];
+  for (int i = 0; i < kLanes; ++i) lane_of_row[i] = 4 * (i % kBlocks) + i / kBlocks;
+  const auto in_order = hn::SetTableIndices(FloatTag(), lane_of_row);
+  Nearest n{splat(kFar), splat(kFar), splat(0.0f)};
+#pragma GCC unroll 8
+  for (int c = 0; c < kCentres; ++c) {
+    const auto i = static_cast<size_t>(c);
+    const FloatVector rest = hn::MulAdd(norm, splat(centres.slope[i]), splat(centres.base[i]));
+    take(hn::Add(hn::TableLookupLanes(fold_lanes(quarter[c]), in_order), rest),
+         splat(static_cast<float>(c)), n);
+  }
+  return n;
+}
+
+HWY_NOINLINE FloatVector settle(const AssignProblem& p, const Centres& centres, int64_t begin,
+                                int64_t count, const Nearest& n) {
+  HWY_ALIGN float best[kLanes], second[kLanes], index[kLanes];
+  store(n.best, best);
+  store(n.second, second);
+  store(n.index, index);
+  settle(p, centres, begin, count, best, second, index);
+  return load(index);
+}
+
+/// Labels of up to kLanes rows, `first` of their block, which are put with the others of their
+/// label. Returns how many changed.
+template <int kCentres>
+HWY_NOINLINE int64_t label_of_few(const AssignProblem& p, const Centres& centres, int64_t begin,
+                                  int64_t count, int64_t first, RowsByLabel& by_label,
+                                  ReadAhead& ahead) {
+  const hn::RebindToSigned<FloatTag> d;
+  const FloatVector norm = load(p.norm + begin, count);
+  const Nearest n = nearest_of_few<kCentres>(p, centres, begin, count, norm, ahead);
+  FloatVector index = n.index;
+  if (HWY_UNLIKELY(
+          !hn::AllTrue(FloatTag(), hn::Lt(hn::Add(n.best, centres.doubt(norm)), n.second))))
+    index = settle(p, centres, begin, count, n);
+  const auto label = hn::ConvertTo(d, index), row = hn::Iota(d, static_cast<int32_t>(first));
+  const auto there = hn::FirstN(d, static_cast<size_t>(count));
+  HWY_ALIGN int32_t before[kLanes] = {}, after[kLanes];
+  std::copy_n(p.label + begin, count, before);
+  hn::Store(label, d, after);
+  std::copy_n(after, count, p.label + begin);
+#pragma GCC unroll 8
+  for (int c = 0; c < kCentres; ++c) {
+    const auto mine = hn::And(hn::Eq(label, hn::Set(d, c)), there);
+    hn::StoreU(hn::Compress(row, mine), d, by_label.row[c] + by_label.count[c]);
+    by_label.count[c] += static_cast<int64_t>(hn::CountTrue(d, mine));
+  }
+  return static_cast<int64_t>(hn::CountTrue(d, hn::And(hn::Ne(label, hn::Load(d, before)), there)));
+}
+
+using LabelOfFew = int64_t (*)(const AssignProblem&, const Centres&, int64_t, int64_t, int64_t,
+                               RowsByLabel&, ReadAhead&);
+template <int... kCentres>
+LabelOfFew few_of(int64_t centres, std::integer_sequence<int, kCentres...>) {
+  static constexpr LabelOfFew kFew[] = {label_of_few<kCentres + 1>...};
+  return kFew[centres - 1];
+}
+#else
+constexpr int64_t kFewCentres = 0;
+#endif
+
+}  // namespace HWY_NAMESPACE
+}  // namespace dovetail
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard per target

@@ -1,0 +1,196 @@
+// The scores that rank centres, with the bound of their rounding; squared distances in float64.
+// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
+// foreach_target.
+#if defined(DOVETAIL_HYBRID_KMEANS_SCORES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DOVETAIL_HYBRID_KMEANS_SCORES_INL_H_
+#undef DOVETAIL_HYBRID_KMEANS_SCORES_INL_H_
+#else
+#define DOVETAIL_HYBRID_KMEANS_SCORES_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "dovetail/fit/kmeans/assign_simd.h"
+#include "dovetail/ops/micro_kernel_inl.h"
+#include "hwy/aligned_allocator.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace dovetail {
+namespace HWY_NAMESPACE {
+
+using hybrid::AssignProblem;
+
+using DoubleTag = hn::ScalableTag<double>;
+using DoubleVector = hn::Vec<DoubleTag>;
+using HalfTag = hn::Rebind<float, DoubleTag>;
+constexpr int64_t kDoubles = static_cast<int64_t>(hn::MaxLanes(DoubleTag()));
+
+HWY_INLINE DoubleVector widen(const float* from) {
+  return hn::PromoteTo(DoubleTag(), hn::LoadU(HalfTag(), from));
+}
+HWY_INLINE DoubleVector widen(const double* from) { return hn::LoadU(DoubleTag(), from); }
+
+// Sums in float64 have eight lanes on every instruction set, and are then added in one order.
+constexpr int kWays = static_cast<int>(8 / kDoubles);
+
+template <class T>
+HWY_INLINE void add_squares(const float* x, const T* point, DoubleVector (&sums)[kWays]) {
+  for (int v = 0; v < kWays; ++v) {
+    const DoubleVector difference = hn::Sub(widen(x + v * kDoubles), widen(point + v * kDoubles));
+    sums[v] = hn::MulAdd(difference, difference, sums[v]);
+  }
+}
+
+/// |x - point|^2.
+template <class T>
+HWY_INLINE double squared_distance(const float* x, const T* point, int64_t dim) {
+  DoubleVector sums[kWays];
+  for (int v = 0; v < kWays; ++v) sums[v] = hn::Zero(DoubleTag());
+  int64_t p = 0;
+  for (; p + 8 <= dim; p += 8) add_squares(x + p, point + p, sums);
+  if (p < dim) {
+    float x_tail[8] = {};
+    T point_tail[8] = {};
+    std::copy(x + p, x + dim, x_tail);
+    std::copy(point + p, point + dim, point_tail);
+    add_squares(x_tail, point_tail, sums);
+  }
+  double s[8];
+  for (int v = 0; v < kWays; ++v) hn::StoreU(sums[v], DoubleTag(), s + v * kDoubles);
+  return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+}
+
+// Scores. With y = x - shift and d = c - shift, centres are ranked by
+//
+//   score = |d|^2 - 2 y d - e,   e = g |d| (2 |y| + |d|)
+//
+// where e bounds the rounding of the float32 arithmetic before it: g = n u / (1 - n u) for n = D +
+// 8 roundings of unit u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 3.1): one
+// each for y, d, |d|^2 and the terms of e, the others of the sum, in any order. A score is thus no
+// more than the true value, and less by 2 e at most: the best is proven when its score + 2 e is
+// below all others.
+
+/// Centres as the loops below read them: strips of kTileRows (the last of them narrower), [strip][D
+/// + 2][kTileRows]: -2 d, then what |y| and 1 are multiplied with. Of few centres rows instead,
+/// [K][row_floats].
+class Centres {
+ public:
+  Centres(const AssignProblem& p, bool as_rows)
+      : row_floats(ceil_to_lanes(p.dim)), length_(static_cast<size_t>(p.num_centres)) {
+    const int64_t k = p.num_centres, dim = p.dim;
+    strip_floats = (dim + 2) * kTileRows;
+    const int64_t floats =
+        as_rows ? k * row_floats : (k + kTileRows - 1) / kTileRows * strip_floats;
+    packed = hwy::AllocateAligned<float>(static_cast<size_t>(floats));
+    std::fill_n(packed.get(), floats, 0.0f);
+    shift = hwy::AllocateAligned<float>(static_cast<size_t>(row_floats));
+    std::fill(std::copy_n(p.shift, dim, shift.get()), shift.get() + row_floats, 0.0f);
+    constexpr double kUnit = 0x1p-24;
+    const double roundings = static_cast<double>(dim + 8) * kUnit;
+    const double g =
+        roundings < 0.5 ? roundings / (1 - roundings) : std::numeric_limits<double>::infinity();
+    twice_g_ = static_cast<float>(2 * g * (1 + 4 * kUnit));
+    for (int64_t c = 0; c < k; ++c) {
+      float* to = as_rows ? row(c) : packed.get() + c / kTileRows * strip_floats + c % kTileRows;
+      const int64_t step = as_rows ? 1 : kTileRows;
+      double square = 0;
+      for (int64_t j = 0; j < dim; ++j) {
+        const double d = p.centres[c * dim + j] - static_cast<double>(p.shift[j]);
+        square += d * d;
+        to[j * step] = static_cast<float>(-2 * d);
+      }
+      const double length = std::sqrt(square);
+      slope.push_back(static_cast<float>(-2 * g * length * (1 + 4 * kUnit)));
+      base.push_back(static_cast<float>(square - g * square) - kUnderflow);
+      length_[static_cast<size_t>(c)] = static_cast<float>(length * (1 + 2 * kUnit));
+      longest_ = std::max(longest_, length_[static_cast<size_t>(c)]);
+      if (as_rows) continue;
+      to[dim * step] = slope.back();
+      to[(dim + 1) * step] = base.back();
+    }
+  }
+
+  const float* row(int64_t c) const { return packed.get() + c * row_floats; }
+  float* row(int64_t c) { return packed.get() + c * row_floats; }
+
+  /// 2 e of the best score of a row; at the most, over all centres.
+  FloatVector doubt(FloatVector norm) const {
+    const FloatVector longest = splat(longest_);
+    return hn::MulAdd(hn::Mul(longest, splat(twice_g_)), hn::MulAdd(splat(2.0f), norm, longest),
+                      splat(kUnderflow));
+  }
+  float doubt(float norm, int32_t centre) const {
+    const float length = length_[static_cast<size_t>(centre)];
+    return twice_g_ * length * (2 * norm + length) + kUnderflow;
+  }
+
+  int64_t row_floats, strip_floats = 0;
+  hwy::AlignedFreeUniquePtr<float[]> packed, shift;
+  std::vector<float> slope, base;  ///< by centre
+
+ private:
+  static int64_t ceil_to_lanes(int64_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
+  /// More than products that underflow can lose.
+  static constexpr float kUnderflow = 1e-34f;
+
+  std::vector<float> length_;  ///< |d|
+  float longest_ = 0, twice_g_ = 0;
+};
+
+/// The best and the second best score of a vector of rows, and the best's centre as a number.
+struct Nearest {
+  FloatVector best, second, index;
+};
+constexpr float kFar = std::numeric_limits<float>::infinity();
+
+HWY_INLINE void take(FloatVector score, FloatVector centre, Nearest& n) {
+  const auto closer = hn::Lt(score, n.best);
+  n.second = hn::Min(n.second, hn::Max(score, n.best));
+  n.best = hn::Min(score, n.best);
+  n.index = hn::IfThenElse(closer, centre, n.index);
+}
+
+/// kTileColumns rows.
+struct NearestRows {
+  HWY_ALIGN float best[kTileColumns], second[kTileColumns], index[kTileColumns];
+
+  Nearest get(int64_t at) const { return {load(best + at), load(second + at), load(index + at)}; }
+  void set(const Nearest& n, int64_t at) {
+    store(n.best, best + at);
+    store(n.second, second + at);
+    store(n.index, index + at);
+  }
+};
+
+HWY_NOINLINE int32_t exact_nearest(const AssignProblem& p, const float* x) {
+  double best = std::numeric_limits<double>::infinity();
+  int32_t nearest = 0;
+  for (int64_t c = 0; c < p.num_centres; ++c) {
+    const double square = squared_distance(x, p.centres + c * p.dim, p.dim);
+    if (square < best) {
+      best = square;
+      nearest = static_cast<int32_t>(c);
+    }
+  }
+  return nearest;
+}
+
+/// Replaces the indices of those of `count` rows from `begin` on whose best score is not proven.
+HWY_NOINLINE void settle(const AssignProblem& p, const Centres& centres, int64_t begin,
+                         int64_t count, const float* best, const float* second, float* index) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (!(best[i] + centres.doubt(p.norm[begin + i], static_cast<int32_t>(index[i])) < second[i]))
+      index[i] = static_cast<float>(exact_nearest(p, p.x + (begin + i) * p.dim));
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace dovetail
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard per target

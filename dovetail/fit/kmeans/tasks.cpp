@@ -1,0 +1,135 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/index_copy.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/nonzero.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include "dovetail/fit/kmeans/kmeans.h"
+#include "dovetail/fit/kmeans/assign_simd.h"
+#include "dovetail/jobs/task.h"
+
+/// The tasks of k-means on a CPU, and `kmeans.draw` on any device, on the tensors of KMeansData, of
+/// which each writes what its name says.
+namespace dovetail::hybrid {
+namespace {
+
+struct Rows {
+  explicit Rows(const Shard& shard) : tensors(rows_of(shard)) {}
+  const at::Tensor& x() const { return tensors[KMeansData::kX]; }
+  float* norms() const { return tensors[KMeansData::kNorms].mutable_data_ptr<float>(); }
+  int32_t* labels() const { return tensors[KMeansData::kLabels].mutable_data_ptr<int32_t>(); }
+  double* squares() const { return tensors[KMeansData::kSquares].mutable_data_ptr<double>(); }
+
+  std::vector<at::Tensor> tensors;
+};
+
+at::Tensor number(double value) { return at::scalar_tensor(value, at::kDouble); }
+
+/// Parameters: shift (D) float32. Partial: the sum of |x - shift|^2.
+Partial norms_task(const Parameters& parameters, const Shard& shard) {
+  const Rows rows(shard);
+  const double sum =
+      norms_from(rows.x().const_data_ptr<float>(), parameters[0].const_data_ptr<float>(),
+                 shard.size, rows.x().size(1), rows.norms());
+  return {{number(sum)}, static_cast<double>(shard.size)};
+}
+
+/// Parameters: centres (K, D) float64, shift (D) float32. Partial: as KMeansData::assign.
+Partial assign_task(const Parameters& parameters, const Shard& shard) {
+  const Rows rows(shard);
+  const at::Tensor& centres = parameters[0];
+  const int64_t num_centres = centres.size(0), dim = centres.size(1);
+  const int64_t stride = (dim + kSumsPadding - 1) / kSumsPadding * kSumsPadding;
+  const at::Tensor sums = at::zeros({num_centres, stride}, at::kDouble),
+                   counts = at::zeros({num_centres}, at::kLong);
+  const int64_t changed = assign_rows({.x = rows.x().const_data_ptr<float>(),
+                                       .norm = rows.norms(),
+                                       .shift = parameters[1].const_data_ptr<float>(),
+                                       .centres = centres.const_data_ptr<double>(),
+                                       .rows = shard.size,
+                                       .dim = dim,
+                                       .num_centres = num_centres,
+                                       .label = rows.labels(),
+                                       .sums = sums.mutable_data_ptr<double>(),
+                                       .sums_stride = stride,
+                                       .counts = counts.mutable_data_ptr<int64_t>()});
+  return {{sums.narrow(1, 0, dim), counts, at::scalar_tensor(changed, at::kLong)},
+          static_cast<double>(shard.size)};
+}
+
+/// Parameters: centres (K, D) float64. Partial: the inertia.
+Partial distances_task(const Parameters& parameters, const Shard& shard) {
+  const Rows rows(shard);
+  const double inertia =
+      squared_distances(rows.x().const_data_ptr<float>(), parameters[0].const_data_ptr<double>(),
+                        rows.labels(), shard.size, rows.x().size(1), rows.squares());
+  return {{number(inertia)}, static_cast<double>(shard.size)};
+}
+
+/// Parameters as of assign_task. Data: rows (B) int64 of x; no label stays. Partial: as
+/// KMeansData::assign_batch.
+Partial batch_task(const Parameters& parameters, const Shard& shard) {
+  const at::Tensor &centres = parameters[0], &shift = parameters[1];
+  const at::Tensor x = whole_of(shard)[0].index_select(0, rows_of(shard)[0]);
+  const ResidentData batch({x, at::empty({shard.size}, at::kFloat),
+                            at::zeros({shard.size}, at::kInt),
+                            at::empty({shard.size}, at::kDouble)});
+  const Shard all = batch.shards(shard.size)[0];
+  norms_task({shift}, all);
+  Partial partial = assign_task(parameters, all);
+  partial.tensors[2] = distances_task({centres}, all).tensors[0];
+  return partial;
+}
+
+/// Parameters: points (M, D) float64. Partial: the sums (M) of min(squares, |x - point|^2).
+Partial potentials_task(const Parameters& parameters, const Shard& shard) {
+  const Rows rows(shard);
+  const at::Tensor& points = parameters[0];
+  const at::Tensor potentials = at::zeros({points.size(0)}, at::kDouble);
+  add_potentials(rows.x().const_data_ptr<float>(), points.const_data_ptr<double>(), points.size(0),
+                 shard.size, points.size(1), rows.squares(), potentials.mutable_data_ptr<double>());
+  return {{potentials}, static_cast<double>(shard.size)};
+}
+
+/// Parameters: points (M, D) float64, which squares are lowered to; how many shards there are, ()
+/// int64. Partial: the sums of the squares of each shard, float64.
+Partial include_task(const Parameters& parameters, const Shard& shard) {
+  const Rows rows(shard);
+  const at::Tensor& points = parameters[0];
+  const double sum =
+      include_points(rows.x().const_data_ptr<float>(), points.const_data_ptr<double>(),
+                     points.size(0), shard.size, points.size(1), rows.squares());
+  const at::Tensor sums = at::zeros({parameters[1].item<int64_t>()}, at::kDouble);
+  sums[shard.begin / kKMeansGrain] = sum;
+  return {{sums}, static_cast<double>(shard.size)};
+}
+
+/// Parameters: shards (T) int64, uniform numbers (T) of [0, 1], float64. Partial: of those drawn
+/// from this shard, by draw_by_mass of the squares, the row; else 0, int64. On any device.
+Partial draw_task(const Parameters& parameters, const Shard& shard) {
+  // Sums along a vector have an order on the CPU only.
+  const at::Tensor shards = parameters[0].cpu(), uniform = parameters[1].cpu();
+  const at::Tensor rows = at::zeros_like(shards),
+                   here = (shards == shard.begin / kKMeansGrain).nonzero().flatten();
+  if (here.numel() > 0) {
+    const at::Tensor squares = rows_of(shard, KMeansData::kSquares).cpu();
+    rows.index_copy_(0, here, draw_by_mass(squares, uniform.index_select(0, here)) + shard.begin);
+  }
+  return {{rows.to(parameters[0].device())}, static_cast<double>(shard.size)};
+}
+
+const TaskRegistration kNorms("kmeans.norms", at::kCPU, norms_task, {KMeansData::kNorms});
+const TaskRegistration kAssign("kmeans.assign", at::kCPU, assign_task, {KMeansData::kLabels});
+const TaskRegistration kBatch("kmeans.batch", at::kCPU, batch_task);
+const TaskRegistration kDistances("kmeans.distances", at::kCPU, distances_task,
+                                  {KMeansData::kSquares});
+const TaskRegistration kPotentials("kmeans.potentials", at::kCPU, potentials_task);
+const TaskRegistration kInclude("kmeans.include", at::kCPU, include_task, {KMeansData::kSquares});
+const TaskRegistration kDraw("kmeans.draw", at::kCPU, draw_task);
+const TaskRegistration kDrawOnGpu("kmeans.draw", at::kCUDA, draw_task);
+
+}  // namespace
+}  // namespace dovetail::hybrid

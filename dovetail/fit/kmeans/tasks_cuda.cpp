@@ -1,0 +1,109 @@
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "dovetail/fit/kmeans/kmeans.h"
+#include "dovetail/jobs/task.h"
+
+/// The tasks of k-means on a GPU, composed of ATen's operations in float64, in a fixed order: the
+/// same bits on every run. Labels are those of the CPU's tasks but where two centres are equally
+/// near to some 1e-14 of |x - shift|^2, and sums agree to rounding.
+namespace dovetail::hybrid {
+namespace {
+
+/// Rows at a time, so that a matrix with a column for each centre has at most so many elements.
+constexpr int64_t kElements = int64_t{1} << 25;
+
+template <class Work>
+void for_pieces(int64_t rows, int64_t centres, const Work& work) {
+  const int64_t piece = std::max<int64_t>(1, kElements / centres);
+  for (int64_t begin = 0; begin < rows; begin += piece) work(begin, std::min(piece, rows - begin));
+}
+
+/// |row - point|^2 (rows), of x (rows, D) and points (D) or (rows, D).
+at::Tensor squares_to(const at::Tensor& x, const at::Tensor& points) {
+  return (x.to(at::kDouble) - points).square().sum(1);
+}
+
+Partial norms_task_on_gpu(const Parameters& parameters, const Shard& shard) {
+  const auto rows = rows_of(shard);
+  const at::Tensor squares = squares_to(rows[KMeansData::kX], parameters[0].to(at::kDouble));
+  rows[KMeansData::kNorms].copy_(squares.sqrt() *
+                                 (1 + 0x1p-22));  // at least the norm, as float32 too
+  return {{squares.sum()}, static_cast<double>(shard.size)};
+}
+
+Partial assign_task_on_gpu(const Parameters& parameters, const Shard& shard) {
+  const auto rows = rows_of(shard);
+  const at::Tensor &all = rows[KMeansData::kX], &labels = rows[KMeansData::kLabels],
+                   &centres = parameters[0];
+  const at::Tensor shift = parameters[1].to(at::kDouble), d = centres - shift,
+                   squares = d.square().sum(1);
+  const int64_t num = centres.size(0);
+  const at::Tensor sums = at::zeros_like(centres), counts = at::zeros({num}, centres.options());
+  at::Tensor changed = at::zeros({}, labels.options().dtype(at::kLong));
+  for_pieces(shard.size, num, [&](int64_t begin, int64_t count) {
+    const at::Tensor x = all.narrow(0, begin, count).to(at::kDouble),
+                     before = labels.narrow(0, begin, count);
+    const at::Tensor nearest = at::addmm(squares, x - shift, d.t(), 1, -2).argmin(1);
+    const at::Tensor member =
+        at::zeros({count, num}, centres.options()).scatter_(1, nearest.unsqueeze(1), 1);
+    sums.addmm_(member.t(), x);
+    counts.add_(member.sum(0));
+    changed.add_((before != nearest).sum());
+    before.copy_(nearest);
+  });
+  return {{sums, counts.to(at::kLong), changed}, static_cast<double>(shard.size)};
+}
+
+Partial distances_task_on_gpu(const Parameters& parameters, const Shard& shard) {
+  const auto rows = rows_of(shard);
+  const at::Tensor nearest = parameters[0].index_select(0, rows[KMeansData::kLabels]);
+  const at::Tensor& squares =
+      rows[KMeansData::kSquares].copy_(squares_to(rows[KMeansData::kX], nearest));
+  return {{squares.sum()}, static_cast<double>(shard.size)};
+}
+
+Partial batch_task_on_gpu(const Parameters& parameters, const Shard& shard) {
+  const at::Tensor x = whole_of(shard)[0].index_select(0, rows_of(shard)[0]);
+  const auto options = x.options();
+  const ResidentData batch({x, at::empty({shard.size}, options),
+                            at::zeros({shard.size}, options.dtype(at::kInt)),
+                            at::empty({shard.size}, options.dtype(at::kDouble))});
+  const Shard all = batch.shards(shard.size)[0];
+  Partial partial = assign_task_on_gpu(parameters, all);
+  partial.tensors[2] = distances_task_on_gpu({parameters[0]}, all).tensors[0];
+  return partial;
+}
+
+Partial potentials_task_on_gpu(const Parameters& parameters, const Shard& shard) {
+  const auto rows = rows_of(shard);
+  std::vector<at::Tensor> sums;
+  for (const at::Tensor& point : parameters[0].unbind(0))
+    sums.push_back(
+        at::minimum(rows[KMeansData::kSquares], squares_to(rows[KMeansData::kX], point)).sum());
+  return {{at::stack(sums)}, static_cast<double>(shard.size)};
+}
+
+Partial include_task_on_gpu(const Parameters& parameters, const Shard& shard) {
+  const auto rows = rows_of(shard);
+  const at::Tensor& squares = rows[KMeansData::kSquares];
+  for (const at::Tensor& point : parameters[0].unbind(0))
+    squares.copy_(at::minimum(squares, squares_to(rows[KMeansData::kX], point)));
+  const at::Tensor sums = at::zeros({parameters[1].item<int64_t>()}, squares.options());
+  sums[shard.begin / kKMeansGrain] = squares.sum();
+  return {{sums}, static_cast<double>(shard.size)};
+}
+
+const TaskRegistration kNorms("kmeans.norms", at::kCUDA, norms_task_on_gpu, {KMeansData::kNorms});
+const TaskRegistration kAssign("kmeans.assign", at::kCUDA, assign_task_on_gpu,
+                               {KMeansData::kLabels});
+const TaskRegistration kBatch("kmeans.batch", at::kCUDA, batch_task_on_gpu);
+const TaskRegistration kDistances("kmeans.distances", at::kCUDA, distances_task_on_gpu,
+                                  {KMeansData::kSquares});
+const TaskRegistration kPotentials("kmeans.potentials", at::kCUDA, potentials_task_on_gpu);
+const TaskRegistration kInclude("kmeans.include", at::kCUDA, include_task_on_gpu,
+                                {KMeansData::kSquares});
+
+}  // namespace
+}  // namespace dovetail::hybrid

@@ -1,0 +1,79 @@
+#include <ATen/ATen.h>
+#include <torch/custom_class.h>
+#include <torch/library.h>
+
+#include <string>
+#include <tuple>
+
+#include "dovetail/base/library.h"
+#include "dovetail/fit/kmeans/batch.h"
+#include "dovetail/fit/kmeans/init.h"
+
+/// torch.classes.dovetail.KMeansData and torch.ops.dovetail.kmeans_*.
+namespace dovetail::hybrid {
+namespace {
+
+struct LibraryData : torch::CustomClassHolder {
+  explicit LibraryData(const at::Tensor& x) : data(x) {}
+  KMeansData data;
+};
+using Data = c10::intrusive_ptr<LibraryData>;
+using Tensors = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+Tensors assign(const Data& data, const at::Tensor& centres) {
+  const Partial partial = data->data.assign(centres);
+  return {partial.tensors[0], partial.tensors[1], partial.tensors[2]};
+}
+
+using Fit = std::tuple<at::Tensor, at::Tensor, at::Tensor, double, int64_t, bool>;
+
+/// Centres, labels, counts, inertia, iterations, converged.
+Fit fit(const Data& data, const at::Tensor& centres, int64_t iterations, double tolerance,
+        const std::string& empty) {
+  const KMeansResult result = lloyd(
+      data->data, centres,
+      {.iterations = iterations, .tolerance = tolerance, .empty = parse_empty_cluster(empty)});
+  return {result.centres, result.labels,     result.counts,
+          result.inertia, result.iterations, result.converged};
+}
+
+Fit fit_batches(const Data& data, const at::Tensor& centres, int64_t batch, int64_t iterations,
+                double tolerance, int64_t patience, int64_t seed) {
+  const KMeansResult result = mini_batch(data->data, centres,
+                                         {.batch = batch,
+                                          .iterations = iterations,
+                                          .tolerance = tolerance,
+                                          .patience = patience,
+                                          .seed = static_cast<uint64_t>(seed)});
+  return {result.centres, result.labels,     result.counts,
+          result.inertia, result.iterations, result.converged};
+}
+
+at::Tensor init(const Data& data, int64_t num_centres, const std::string& name, int64_t seed) {
+  return initial_centres(data->data, num_centres, parse_kmeans_init(name),
+                         static_cast<uint64_t>(seed));
+}
+
+}  // namespace
+}  // namespace dovetail::hybrid
+
+TORCH_LIBRARY_FRAGMENT(dovetail, m) {
+  using dovetail::hybrid::Data;
+  m.class_<dovetail::hybrid::LibraryData>("KMeansData");
+  dovetail::define<"kmeans_data", [](const at::Tensor& x) {
+    return c10::make_intrusive<dovetail::hybrid::LibraryData>(x);
+  }>(m);
+  dovetail::define<"kmeans_assign", dovetail::hybrid::assign>(m);
+  dovetail::define<"kmeans_init", dovetail::hybrid::init>(m);
+  dovetail::define<"kmeans_fit", dovetail::hybrid::fit>(m);
+  dovetail::define<"kmeans_fit_batches", dovetail::hybrid::fit_batches>(m);
+  dovetail::define<"kmeans_batch_rows", [](int64_t rows, int64_t batch, int64_t iteration,
+                                           int64_t seed) {
+    return dovetail::hybrid::batch_rows(rows, batch, iteration, static_cast<uint64_t>(seed));
+  }>(m);
+  dovetail::define<"kmeans_labels", [](const Data& data) { return data->data.labels(); }>(m);
+  dovetail::define<"kmeans_distances", [](const Data& data, const at::Tensor& centres) {
+    const auto distances = data->data.distances(centres);
+    return std::tuple(distances.squares, distances.inertia);
+  }>(m);
+}

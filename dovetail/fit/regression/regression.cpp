@@ -1,0 +1,185 @@
+#include "dovetail/fit/regression/regression.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/fit/rows/dense.h"
+#include "dovetail/fit/regression/lbfgs.h"
+#include "dovetail/fit/rows/rows.h"
+#include "dovetail/ops/dispatch.h"
+
+namespace dovetail::hybrid {
+namespace {
+
+/// What a column may lose to those before it and still count as one of its own: float32 data has
+/// seven digits.
+constexpr double kDependent = 1e-12;
+
+at::Tensor checked_target(const at::Tensor& x, const at::Tensor& target) {
+  const bool fits = target.dim() == 1 && target.size(0) == x.size(0) && target.device().is_cpu() &&
+                    (target.scalar_type() == at::kDouble || target.scalar_type() == at::kLong);
+  user_check(fits, "regression: the target must be {} float64 numbers or int64 classes, but is {}",
+             x.size(0), describe(target));
+  user_check(at::isfinite(target).all().item<bool>(),
+             "regression: a value of the target is not finite");
+  return target.contiguous();
+}
+
+/// Exponent e, so that the largest number (N) divided by 2^e is from 1 to 2. 0 for classes, and if
+/// all are 0.
+int exponent_of(const at::Tensor& target) {
+  if (target.scalar_type() != at::kDouble || target.numel() == 0) return 0;
+  const double largest = target.abs().max().item<double>();
+  return largest > 0 ? std::ilogb(largest) : 0;
+}
+
+/// Numbers times 2^exponent. Keeps all bits, subnormal results aside.
+at::Tensor scaled(const at::Tensor& numbers, int exponent) {
+  if (exponent == 0) return numbers;
+  const at::Tensor result = at::empty_like(numbers);
+  std::transform(numbers.const_data_ptr<double>(),
+                 numbers.const_data_ptr<double>() + numbers.numel(),
+                 result.mutable_data_ptr<double>(),
+                 [&](double number) { return std::ldexp(number, exponent); });
+  return result;
+}
+
+void check_dtype(const RegressionData& data, at::ScalarType type, const char* what) {
+  const at::Tensor target = data.table().tensor(RegressionData::kTarget);
+  user_check(target.scalar_type() == type, "regression: the target must be {}, but is {}", what,
+             describe(target));
+}
+
+/// Of the columns (D), so that the second derivative of the objective by coefficients of columns
+/// divided by them is about the same for all: a loss has at most a quarter of the variance, to
+/// which the penalty adds l2 / rows.
+at::Tensor deviations(const TableData& table, double l2) {
+  const at::Tensor variance = table.variance() + 4 * l2 / static_cast<double>(table.rows());
+  return at::where(variance > 0, variance.sqrt(), 1.0);
+}
+
+}  // namespace
+
+RegressionData::RegressionData(const at::Tensor& x, const at::Tensor& target,
+                               std::shared_ptr<Workers> workers)
+    : RegressionData(check_rows("regression", x), checked_target(x, target), std::move(workers),
+                     Checked{}) {}
+
+RegressionData::RegressionData(const at::Tensor& x, const at::Tensor& target,
+                               std::shared_ptr<Workers> workers, Checked)
+    : exponent_(exponent_of(target)),
+      table_("regression", x, std::move(workers), {scaled(target, -exponent_)}) {}
+
+LinearResult fit_linear(RegressionData& data, double l2) {
+  check_dtype(data, at::kDouble, "float64 numbers");
+  user_check(l2 >= 0 && std::isfinite(l2), "regression: l2 is {}", l2);
+  const TableData& table = data.table();
+  // Sums of z = x - mean and v = y - y_0; z and v have small sums of their own, by rounding and by
+  // the choice of y_0.
+  const at::Tensor near = table.tensor(RegressionData::kTarget)[0].clone();
+  const Partial sums = table.run("linear.products", {table.mean(), near});
+  const double rows = sums.weight;
+  const at::Tensor z = sums.tensors[2] / rows, v = sums.tensors[3] / rows;
+  const double v_mean = v[0].item<double>();
+  const at::Tensor squares = sums.tensors[0] - rows * z.unsqueeze(1) * z;
+  at::Tensor right = sums.tensors[1] - rows * v_mean * z;
+  squares.diagonal().add_(l2);
+  const Cholesky factor = cholesky(squares, kDependent);
+  LinearResult result{.coefficients = {}, .dependent = factor.dependent};
+  const auto zero_dependent = [&](const at::Tensor& x) {
+    for (const int64_t column : factor.dependent) x[column].zero_();
+  };
+  zero_dependent(right);
+  const at::Tensor inverse = inverse_of_lower(factor.lower);
+  result.coefficients = product(inverse.t().contiguous(), product(inverse, right));
+  zero_dependent(result.coefficients);
+  const double constant = near.item<double>() + v_mean - sum_of_products(z, result.coefficients);
+  result.intercept = constant - sum_of_products(table.mean(), result.coefficients);
+  const double unexplained =
+      table
+          .run("linear.residuals",
+               {table.mean(), result.coefficients, at::scalar_tensor(constant, at::kDouble)})
+          .tensors[0]
+          .item<double>();
+  const double all = sums.tensors[3][1].item<double>() - rows * v_mean * v_mean;
+  result.r2 = all > 0 ? 1 - unexplained / all : std::numeric_limits<double>::quiet_NaN();
+  result.coefficients = scaled(result.coefficients, data.exponent());
+  result.intercept = std::ldexp(result.intercept, data.exponent());
+  result.rmse = std::ldexp(std::sqrt(unexplained / rows), data.exponent());
+  return result;
+}
+
+LogisticResult fit_logistic(RegressionData& data, int64_t classes, const LogisticOptions& options,
+                            const std::function<void(const LogisticIteration&)>& report) {
+  check_dtype(data, at::kLong, "int64 classes");
+  user_check(classes >= 2, "regression: {} classes; there must be at least 2", classes);
+  user_check(options.l2 >= 0 && options.iterations > 0 && options.tolerance >= 0,
+             "regression: l2 {}, {} iterations and tolerance {}", options.l2, options.iterations,
+             options.tolerance);
+  const TableData& table = data.table();
+  const at::Tensor target = table.tensor(RegressionData::kTarget);
+  user_check((target >= 0).logical_and(target < classes).all().item<bool>(),
+             "regression: a class is not in [0, {})", classes);
+  const int64_t dim = table.columns(), outputs = classes == 2 ? 1 : classes;
+  const auto rows = static_cast<double>(table.rows());
+  const at::Tensor scale = deviations(table, options.l2);
+  // A point of the search: outputs rows of D coefficients for columns of mean 0 and deviation 1,
+  // and an intercept.
+  const auto coefficients = [&](const at::Tensor& point) {
+    return (point.narrow(1, 0, dim) / scale).contiguous();
+  };
+  const auto evaluate = [&](const at::Tensor& point) {
+    return table.run("logistic.gradient",
+                     {coefficients(point), point.select(1, dim).contiguous(), table.mean()});
+  };
+  const auto slope = [&](const at::Tensor& point) {
+    const Partial sums = evaluate(point);
+    const at::Tensor w = coefficients(point);
+    at::Tensor gradient = sums.tensors[0].clone();
+    gradient.narrow(1, 0, dim).add_(w, options.l2).div_(scale);
+    return Slope{
+        .value = (sums.tensors[1].item<double>() + 0.5 * options.l2 * sum_of_products(w, w)) / rows,
+        .gradient = gradient / rows};
+  };
+  LogisticResult result;
+  std::optional<Lbfgs> search;
+  if (options.state.empty()) {
+    search.emplace(slope, at::zeros({outputs, dim + 1}, at::kDouble));
+  } else {
+    result.iterations = options.state[0].item<int64_t>();
+    search.emplace(slope, std::vector<at::Tensor>(options.state.begin() + 1, options.state.end()));
+  }
+  const auto steepest = [&] { return search->slope().gradient.abs().max().item<double>(); };
+  result.converged = steepest() <= options.tolerance;
+  while (!result.converged && result.iterations < options.iterations) {
+    const double begin = now_seconds();
+    const bool moved = search->step();
+    ++result.iterations;
+    result.converged = !moved || steepest() <= options.tolerance;
+    if (!report) continue;
+    LogisticIteration line{.iteration = result.iterations,
+                           .loss = search->slope().value,
+                           .gradient = steepest(),
+                           .seconds = now_seconds() - begin};
+    if (!result.converged) {
+      line.state = search->state();
+      line.state.insert(line.state.begin(), at::scalar_tensor(result.iterations, at::kLong));
+    }
+    report(line);
+  }
+  const Partial last = evaluate(search->point());
+  result.coefficients = coefficients(search->point());
+  result.intercepts = search->point().select(1, dim) - product(result.coefficients, table.mean());
+  result.loss = last.tensors[1].item<double>() / rows;
+  result.accuracy = static_cast<double>(last.tensors[2].item<int64_t>()) / rows;
+  return result;
+}
+
+}  // namespace dovetail::hybrid

@@ -1,0 +1,157 @@
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "dovetail/fit/rows/dense.h"
+#include "dovetail/fit/rows/products_simd.h"
+#include "dovetail/fit/regression/regression.h"
+#include "dovetail/fit/rows/rows.h"
+
+/// The tasks of regression on a CPU, on the tensors of RegressionData. Legend: N rows, D columns, M
+/// outputs.
+namespace dovetail::hybrid {
+namespace {
+
+/// Blocks of z = x - mean (rows, D), and after each row a 1: the column of an intercept.
+template <class Take>
+void for_blocks(const Shard& shard, const at::Tensor& mean, const Take& take) {
+  const at::Tensor rows = rows_of(shard, RegressionData::kX);
+  const int64_t dim = rows.size(1);
+  const auto* x = rows.const_data_ptr<float>();
+  const auto* middle = mean.const_data_ptr<double>();
+  std::vector<double> z(static_cast<size_t>(kBlockRows * (dim + 1)), 1);
+  for (int64_t begin = 0; begin < shard.size; begin += kBlockRows) {
+    const int64_t count = std::min(kBlockRows, shard.size - begin);
+    subtract_point(x + begin * dim, middle, count, dim, z.data(), dim + 1);
+    take(begin, count, z.data());
+  }
+}
+
+/// Parameters: mean (D), near () float64. Of z = x - mean and v = y - near the sums Z^T Z (D, D),
+/// Z^T v (D), of z (D), and of v and v^2 (2).
+Partial products_task(const Parameters& parameters, const Shard& shard) {
+  const at::Tensor target = rows_of(shard, RegressionData::kTarget);
+  const auto* y = target.const_data_ptr<double>();
+  const int64_t dim = parameters[0].size(0);
+  const double near = parameters[1].item<double>();
+  const at::Tensor squares = at::zeros({dim, dim}, at::kDouble),
+                   products = at::zeros({dim}, at::kDouble), sums = at::zeros({dim}, at::kDouble),
+                   moments = at::zeros({2}, at::kDouble);
+  auto *product = products.mutable_data_ptr<double>(), *sum = sums.mutable_data_ptr<double>(),
+       *moment = moments.mutable_data_ptr<double>();
+  for_blocks(shard, parameters[0], [&](int64_t begin, int64_t rows, const double* z) {
+    add_product({.a = z,
+                 .a_row = 1,
+                 .a_column = dim + 1,
+                 .b = z,
+                 .b_row = dim + 1,
+                 .c = squares.mutable_data_ptr<double>(),
+                 .c_row = dim,
+                 .m = dim,
+                 .n = dim,
+                 .k = rows});
+    for (int64_t i = 0; i < rows; ++i) {
+      const double v = y[begin + i] - near;
+      moment[0] += v;
+      moment[1] += v * v;
+      for (int64_t p = 0; p < dim; ++p) {
+        product[p] += z[i * (dim + 1) + p] * v;
+        sum[p] += z[i * (dim + 1) + p];
+      }
+    }
+  });
+  return {{squares, products, sums, moments}, static_cast<double>(shard.size)};
+}
+
+/// Parameters: mean (D), coefficients (D), constant () float64. Partial: the sum of (y - z
+/// coefficients - constant)^2.
+Partial residuals_task(const Parameters& parameters, const Shard& shard) {
+  const at::Tensor target = rows_of(shard, RegressionData::kTarget);
+  const auto* y = target.const_data_ptr<double>();
+  const auto* w = parameters[1].const_data_ptr<double>();
+  const int64_t dim = parameters[1].size(0);
+  const double constant = parameters[2].item<double>();
+  double sum = 0;
+  for_blocks(shard, parameters[0], [&](int64_t begin, int64_t rows, const double* z) {
+    for (int64_t i = 0; i < rows; ++i) {
+      double left = y[begin + i] - constant;
+      for (int64_t p = 0; p < dim; ++p) left -= z[i * (dim + 1) + p] * w[p];
+      sum += left * left;
+    }
+  });
+  return {{at::scalar_tensor(sum, at::kDouble)}, static_cast<double>(shard.size)};
+}
+
+/// Scores (M) of a row become the derivatives of its loss, the loss is returned, and whether the
+/// class is the first of the highest scores in `right`. One output is the score of class 1, that of
+/// class 0 being 0.
+double derive(double* score, int64_t outputs, int64_t target, bool& right) {
+  if (outputs == 1) {
+    const double s = *score, other = std::exp(-std::abs(s));
+    const double p = s >= 0 ? 1 / (1 + other) : other / (1 + other);
+    *score = p - static_cast<double>(target);
+    right = (s > 0) == (target == 1);
+    return std::max(s, 0.0) - s * static_cast<double>(target) + std::log1p(other);
+  }
+  const double own = score[target];
+  const Softmax of_row = softmax(score, outputs);
+  right = of_row.largest == target;
+  score[target] -= 1;
+  return of_row.log_sum - own;
+}
+
+/// Parameters: coefficients (M, D), intercepts (M), mean (D), float64: scores are z coefficients^T
+/// + intercepts. Partial: the gradient of the loss by the coefficients and, last, by the intercepts
+/// (M, D + 1); the loss (); the rows of which the highest score is that of the class () int64.
+Partial gradient_task(const Parameters& parameters, const Shard& shard) {
+  const at::Tensor target = rows_of(shard, RegressionData::kTarget);
+  const auto* y = target.const_data_ptr<int64_t>();
+  const int64_t outputs = parameters[0].size(0), dim = parameters[0].size(1);
+  const at::Tensor weights = parameters[0].t().contiguous();  // (D, M)
+  const auto* intercepts = parameters[1].const_data_ptr<double>();
+  const at::Tensor gradient = at::zeros({outputs, dim + 1}, at::kDouble);
+  std::vector<double> scores(static_cast<size_t>(kBlockRows * outputs));
+  double loss = 0;
+  int64_t hits = 0;
+  for_blocks(shard, parameters[2], [&](int64_t begin, int64_t rows, const double* z) {
+    for (int64_t i = 0; i < rows; ++i)
+      std::copy_n(intercepts, outputs, scores.data() + i * outputs);
+    add_product({.a = z,
+                 .a_row = dim + 1,
+                 .a_column = 1,
+                 .b = weights.const_data_ptr<double>(),
+                 .b_row = outputs,
+                 .c = scores.data(),
+                 .c_row = outputs,
+                 .m = rows,
+                 .n = outputs,
+                 .k = dim});
+    for (int64_t i = 0; i < rows; ++i) {
+      bool right = false;
+      loss += derive(scores.data() + i * outputs, outputs, y[begin + i], right);
+      hits += right ? 1 : 0;
+    }
+    add_product({.a = scores.data(),
+                 .a_row = 1,
+                 .a_column = outputs,
+                 .b = z,
+                 .b_row = dim + 1,
+                 .c = gradient.mutable_data_ptr<double>(),
+                 .c_row = dim + 1,
+                 .m = outputs,
+                 .n = dim + 1,
+                 .k = rows});
+  });
+  return {{gradient, at::scalar_tensor(loss, at::kDouble), at::scalar_tensor(hits, at::kLong)},
+          static_cast<double>(shard.size)};
+}
+
+const TaskRegistration kProducts("linear.products", at::kCPU, products_task);
+const TaskRegistration kResiduals("linear.residuals", at::kCPU, residuals_task);
+const TaskRegistration kGradient("logistic.gradient", at::kCPU, gradient_task);
+
+}  // namespace
+}  // namespace dovetail::hybrid

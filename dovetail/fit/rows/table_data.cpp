@@ -1,0 +1,57 @@
+#include "dovetail/fit/rows/table_data.h"
+
+#include <ATen/ATen.h>
+
+#include <utility>
+
+#include "dovetail/fit/rows/rows.h"
+#include "dovetail/jobs/workers.h"
+
+namespace dovetail::hybrid {
+namespace {
+
+std::vector<at::Tensor> with(const at::Tensor& x, std::vector<at::Tensor> more) {
+  more.insert(more.begin(), x);
+  return more;
+}
+
+/// Parameters: point (D) float64. Partial: the sums (D) of x - point and of its squares.
+Partial moments_task(const Parameters& parameters, const Shard& shard) {
+  const at::Tensor rows = rows_of(shard, 0);
+  const int64_t dim = rows.size(1);
+  const at::Tensor sums = at::zeros({2, dim}, at::kDouble);
+  const auto* x = rows.const_data_ptr<float>();
+  const auto* point = parameters[0].const_data_ptr<double>();
+  double *first = sums.mutable_data_ptr<double>(), *second = first + dim;
+  for (int64_t i = 0; i < shard.size; ++i, x += dim)
+    for (int64_t p = 0; p < dim; ++p) {
+      const double y = static_cast<double>(x[p]) - point[p];
+      first[p] += y;
+      second[p] += y * y;
+    }
+  return {{sums}, static_cast<double>(shard.size)};
+}
+const TaskRegistration kMoments("table.moments", at::kCPU, moments_task);
+
+}  // namespace
+
+TableData::TableData(const char* who, const at::Tensor& x, std::shared_ptr<Workers> workers,
+                     std::vector<at::Tensor> more)
+    : x_(check_rows(who, x)), resident_(with(x, std::move(more))), workers_(std::move(workers)) {
+  const at::Tensor point = near_point(x).to(at::kDouble);
+  if (!at::isfinite(point).all().item<bool>()) refuse_values(who, x);
+  const at::Tensor moments = run("table.moments", {point}).tensors[0] / static_cast<double>(rows());
+  if (!at::isfinite(moments).all().item<bool>()) refuse_values(who, x);
+  mean_ = point + moments[0];
+  variance_ = (moments[1] - moments[0].square()).clamp_min(0);
+}
+
+Partial TableData::run(const std::string& task, const Parameters& parameters) const {
+  return run_on(workers_.get(), task, parameters, resident_.shards(kTableGrain));
+}
+
+at::Tensor TableData::tensor(size_t index) const {
+  return rows_on(workers_.get(), resident_, index);
+}
+
+}  // namespace dovetail::hybrid

@@ -1,0 +1,124 @@
+#include "dovetail/jobs/job.h"
+
+#include <ATen/ops/copy.h>
+#include <ATen/ops/empty_like.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "dovetail/base/error.h"
+
+namespace dovetail::hybrid {
+namespace {
+
+/// Words of eight bytes mixed one after another, as SplitMix64 does (Steele, Lea, Flood 2014).
+uint64_t mix(uint64_t state, uint64_t word) {
+  uint64_t z = (state ^ word) + 0x9e3779b97f4a7c15U;
+  z = (z ^ (z >> 30U)) * 0xbf58476d1ce4e5b9U;
+  z = (z ^ (z >> 27U)) * 0x94d049bb133111ebU;
+  return z ^ (z >> 31U);
+}
+
+uint64_t mix(uint64_t state, const at::Tensor& tensor) {
+  const at::Tensor flat = tensor.contiguous();
+  const auto* bytes = static_cast<const char*>(flat.const_data_ptr());
+  for (size_t left = flat.nbytes(); left > 0;) {
+    uint64_t word = 0;
+    const size_t size = std::min(left, sizeof(word));
+    std::memcpy(&word, bytes, size);
+    state = mix(state, word);
+    bytes += size;
+    left -= size;
+  }
+  return state;
+}
+
+std::string text_of(const at::Tensor& tensor, int64_t from) {
+  return fmt::format("{}[{}]", c10::toString(tensor.scalar_type()),
+                     fmt::join(tensor.sizes().begin() + from, tensor.sizes().end(), ","));
+}
+
+}  // namespace
+
+Job::Job(const std::string& task, Parameters parameters, std::vector<Shard> shards, int64_t place)
+    : task_(task), parameters_(std::move(parameters)), shards_(std::move(shards)), place_(place) {
+  DOVETAIL_CHECK(!shards_.empty(), "task {} on no shards", task);
+  writes_ = find_task(task, shards_[0].location.type()).writes;
+  for (at::Tensor& parameter : parameters_) parameter = parameter.clone();
+  data_ = rows_of(all_of(shards_));
+  whole_ = whole_of(shards_[0]);
+  for (const size_t index : writes_) written_.push_back(at::empty_like(data_[index]));
+}
+
+std::vector<BlockSum> Job::take() {
+  std::vector<BlockSum> blocks = sum_.take(place_, std::ssize(shards_));
+  for (size_t i = 0; i < written_.size(); ++i) put_rows(all_of(shards_), writes_[i], written_[i]);
+  return blocks;
+}
+
+std::vector<int64_t> Job::shard_rows() const {
+  std::vector<int64_t> rows;
+  for (const Shard& shard : shards_) rows.push_back(shard.size);
+  return rows;
+}
+
+at::Tensor Job::narrow(const at::Tensor& all, int64_t index) const {
+  const Shard& shard = shards_.at(static_cast<size_t>(index));
+  return all.narrow(0, shard.begin - shards_[0].begin, shard.size);
+}
+
+ShardResult Job::compute(int64_t index, DeviceCopies& copies) const {
+  const c10::Device here = shards_[0].location, there = copies.device();
+  std::vector<at::Tensor> rows, whole;
+  Parameters parameters;
+  for (size_t i = 0; i < data_.size(); ++i) {
+    const at::Tensor own = narrow(data_[i], index);
+    const bool is_written = std::ranges::find(writes_, i) != writes_.end();
+    rows.push_back(is_written
+                       ? own.to(there, own.scalar_type(), /*non_blocking=*/false, /*copy=*/true)
+                       : copies.of(own));
+  }
+  for (const at::Tensor& tensor : whole_) whole.push_back(copies.of(tensor));
+  for (const at::Tensor& parameter : parameters_) parameters.push_back(copies.of(parameter));
+  Shard shard = shards_[static_cast<size_t>(index)];
+  const ResidentData copy(rows, shard.begin, std::move(whole));
+  shard.data = copy.id();
+  shard.location = there;
+  ShardResult result{.partial = find_task(task_, there.type()).run(parameters, shard), .rows = {}};
+  for (at::Tensor& tensor : result.partial.tensors) tensor = tensor.to(here);
+  for (const size_t written : writes_) result.rows.push_back(rows[written].to(here));
+  return result;
+}
+
+uint64_t Job::digest(const ShardResult& result) {
+  const auto weight = std::bit_cast<uint64_t>(result.partial.weight);
+  return mix(mix(weight, digest_of(result.partial.tensors)), digest_of(result.rows));
+}
+
+void Job::accept(int64_t index, ShardResult result) {
+  for (size_t i = 0; i < result.rows.size(); ++i) narrow(written_[i], index).copy_(result.rows[i]);
+  sum_.add({.first = place_ + index, .partial = std::move(result.partial)});
+}
+
+std::string job_key(const std::string& task, const Parameters& parameters,
+                    const std::vector<Shard>& shards) {
+  std::string key = task;
+  for (const at::Tensor& parameter : parameters) key += " " + text_of(parameter, 0);
+  key += " on";
+  for (const at::Tensor& tensor : rows_of(shards.at(0))) key += " " + text_of(tensor, 1);
+  for (const at::Tensor& tensor : whole_of(shards[0])) key += " of " + text_of(tensor, 1);
+  return key +
+         fmt::format(", 2^{} rows", std::bit_width(static_cast<uint64_t>(all_of(shards).size)) - 1);
+}
+
+uint64_t digest_of(const std::vector<at::Tensor>& tensors) {
+  uint64_t state = 0;
+  for (const at::Tensor& tensor : tensors) state = mix(state, tensor);
+  return state;
+}
+
+}  // namespace dovetail::hybrid

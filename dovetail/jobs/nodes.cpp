@@ -1,0 +1,330 @@
+#include "dovetail/jobs/nodes.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <numeric>
+#include <string_view>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/rng.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/jobs/partition.h"
+
+namespace dovetail::hybrid {
+namespace {
+
+/// Shards or rows [first, second).
+using Range = std::pair<int64_t, int64_t>;
+
+Range meet(Range a, Range b) {
+  const int64_t begin = std::max(a.first, b.first);
+  return {begin, std::max(begin, std::min(a.second, b.second))};
+}
+
+int64_t size_of(Range range) { return range.second - range.first; }
+
+Range range_of(const std::vector<int64_t>& bounds, size_t node) {
+  return {bounds[node], bounds[node + 1]};
+}
+
+std::vector<int64_t> bounds_of(const std::vector<int64_t>& shares) {
+  std::vector<int64_t> bounds = {0};
+  for (const int64_t share : shares) bounds.push_back(bounds.back() + share);
+  return bounds;
+}
+
+/// What a node tells the others about its part of a job.
+struct Told {
+  std::string failure, help;  ///< empty: none
+  bool by_the_user = false;   ///< the failure is a UserError
+  double seconds = 0;
+  std::vector<BlockSum> blocks;
+};
+
+void append(std::string& bytes, int64_t number) {
+  bytes.append(reinterpret_cast<const char*>(&number), sizeof(number));
+}
+
+void append(std::string& bytes, const std::string& text) {
+  append(bytes, std::ssize(text));
+  bytes += text;
+}
+
+/// Failure and its help; numbers of 64 bits: whether it is the user's, seconds, blocks, tensors of
+/// a block; of each tensor dtype and sizes, which all blocks share; of each block its place and
+/// weight. Then all bytes of the tensors.
+std::string pack(const Told& told) {
+  const std::vector<at::Tensor> shapes =
+      told.blocks.empty() ? std::vector<at::Tensor>() : told.blocks[0].partial.tensors;
+  std::string bytes;
+  append(bytes, told.failure);
+  append(bytes, told.help);
+  for (const int64_t number : {int64_t{told.by_the_user}, std::bit_cast<int64_t>(told.seconds),
+                               std::ssize(told.blocks), static_cast<int64_t>(std::ssize(shapes))})
+    append(bytes, number);
+  for (const at::Tensor& tensor : shapes) {
+    append(bytes, static_cast<int64_t>(tensor.scalar_type()));
+    append(bytes, tensor.dim());
+    for (const int64_t size : tensor.sizes()) append(bytes, size);
+  }
+  for (const BlockSum& block : told.blocks)
+    for (const int64_t number :
+         {block.first, block.count, std::bit_cast<int64_t>(block.partial.weight)})
+      append(bytes, number);
+  for (const BlockSum& block : told.blocks)
+    for (const at::Tensor& tensor : block.partial.tensors) {
+      const at::Tensor flat = tensor.contiguous();
+      bytes.append(static_cast<const char*>(flat.const_data_ptr()), flat.nbytes());
+    }
+  return bytes;
+}
+
+/// Reads what `pack` wrote, piece by piece.
+class Reader {
+ public:
+  explicit Reader(std::string_view bytes) : left_(bytes) {}
+  std::string_view take(size_t count) {
+    DOVETAIL_CHECK(count <= left_.size(), "a node sent {} bytes too few", count - left_.size());
+    const std::string_view piece = left_.substr(0, count);
+    left_.remove_prefix(count);
+    return piece;
+  }
+  int64_t number() {
+    int64_t value = 0;
+    std::memcpy(&value, take(sizeof(value)).data(), sizeof(value));
+    return value;
+  }
+  std::string text() { return std::string(take(static_cast<size_t>(number()))); }
+
+ private:
+  std::string_view left_;
+};
+
+Told unpack(std::string_view bytes) {
+  Reader reader(bytes);
+  Told told;
+  told.failure = reader.text();
+  told.help = reader.text();
+  told.by_the_user = reader.number() != 0;
+  told.seconds = std::bit_cast<double>(reader.number());
+  told.blocks.resize(static_cast<size_t>(reader.number()));
+  std::vector<std::pair<at::ScalarType, std::vector<int64_t>>> shapes(
+      static_cast<size_t>(reader.number()));
+  for (auto& [type, sizes] : shapes) {
+    type = static_cast<at::ScalarType>(reader.number());
+    sizes.resize(static_cast<size_t>(reader.number()));
+    for (int64_t& size : sizes) size = reader.number();
+  }
+  for (BlockSum& block : told.blocks) {
+    block.first = reader.number();
+    block.count = reader.number();
+    block.partial.weight = std::bit_cast<double>(reader.number());
+  }
+  for (BlockSum& block : told.blocks)
+    for (const auto& [type, sizes] : shapes) {
+      const at::Tensor tensor = at::empty(sizes, type);
+      std::memcpy(tensor.mutable_data_ptr(), reader.take(tensor.nbytes()).data(), tensor.nbytes());
+      block.partial.tensors.push_back(tensor);
+    }
+  return told;
+}
+
+}  // namespace
+
+Nodes::Nodes(std::shared_ptr<Group> group, std::shared_ptr<Runtime> executors)
+    : group_(std::move(group)),
+      executors_(std::move(executors)),
+      reports_(static_cast<size_t>(group_->size())) {}
+
+Nodes::Bounds Nodes::bounds_for(Table& table, int64_t shards) const {
+  const auto nodes = static_cast<int64_t>(reports_.size());
+  std::vector<int64_t>& shares = table.shares;
+  if (shares.empty()) {
+    shares.assign(reports_.size(), shards / nodes);
+    for (int64_t r = 0; r < shards % nodes; ++r) ++shares[static_cast<size_t>(r)];
+  }
+  // A node without any shard would no longer be measured.
+  std::vector<DeviceCost> costs(reports_.size(), {.row_s = 0, .min_rows = shards >= nodes ? 1 : 0});
+  for (const auto& [key, times] : table.times) {
+    if (!std::ranges::all_of(times.nodes,
+                             [](const SpeedHistory& node) { return node.speed().has_value(); }))
+      continue;
+    for (size_t r = 0; r < costs.size(); ++r)
+      costs[r].row_s += times.recent * times.nodes[r].speed()->row_s;
+  }
+  if (costs[0].row_s > 0) shares = move_shares(shares, shards, costs, 1, kHysteresis);
+  return bounds_of(shares);
+}
+
+/// That all nodes are about to run the same job, asked of the others while this one computes.
+class Nodes::Comparison {
+ public:
+  Comparison(Group& group, std::string task, uint64_t digest)
+      : task_(std::move(task)), digests_(at::empty({group.size()}, at::kLong)) {
+    const std::vector<int64_t> one_each(static_cast<size_t>(group.size()), 1);
+    work_ = group.all_to_all_async(
+        digests_, at::full({group.size()}, std::bit_cast<int64_t>(digest), at::kLong), one_each,
+        one_each);
+  }
+
+  /// Before anything that depends on it is sent. CommError where a node runs another job.
+  void check() {
+    if (!work_) return;
+    work_->wait();
+    work_.reset();
+    for (int64_t r = 1; r < digests_.size(0); ++r)
+      if (digests_[r].item<int64_t>() != digests_[0].item<int64_t>())
+        throw CommError(
+            fmt::format("nodes 0 and {} run different jobs: their data or parameters of {} differ. "
+                        "Give all nodes the same table, "
+                        "options and version of dovetail",
+                        r, task_));
+  }
+
+ private:
+  std::string task_;
+  at::Tensor digests_;
+  std::unique_ptr<Group::Work> work_;  ///< null when checked
+};
+
+Nodes::Comparison Nodes::compare(const std::string& task, const std::string& key,
+                                 const Parameters& parameters, const Shard& all, int64_t shards) {
+  uint64_t digest = digest_of(parameters) ^
+                    name_key(fmt::format("{}, {} shards of {} rows", key, shards, all.size));
+  if (known_.insert(all.data).second) digest ^= digest_of({rows_of(all, 0)});
+  return Comparison(*group_, task, digest);
+}
+
+/// This node's part, as the others are told.
+std::string Nodes::compute(const std::string& task, const Parameters& parameters,
+                           const std::vector<Shard>& shards, const Bounds& bounds) {
+  const auto [begin, end] = range_of(bounds, static_cast<size_t>(group_->rank()));
+  const std::vector<Shard> mine(shards.begin() + begin, shards.begin() + end);
+  Told told;
+  const double start = now_seconds();
+  try {
+    told.blocks = executors_ ? executors_->run_blocks(task, parameters, mine, begin)
+                             : run_task_blocks(task, parameters, mine, begin);
+  } catch (const std::exception& error) {
+    const auto* by_the_user = dynamic_cast<const UserError*>(&error);
+    told.by_the_user = by_the_user != nullptr;
+    if (by_the_user != nullptr) told.help = by_the_user->help();
+    told.failure = error.what();
+    if (told.failure.empty()) told.failure = "an exception without a message";
+  }
+  told.seconds = now_seconds() - start;
+  return pack(told);
+}
+
+Partial Nodes::merge(const std::string& task, Times& times, const Bounds& bounds,
+                     const std::vector<std::string>& sent) {
+  std::vector<Told> told;
+  told.reserve(sent.size());
+  for (const std::string& bytes : sent) told.push_back(unpack(bytes));
+  for (size_t r = 0; r < told.size(); ++r) {
+    if (told[r].failure.empty()) continue;
+    const std::string what = fmt::format("{} failed on node {}: {}", task, r, told[r].failure);
+    if (told[r].by_the_user) throw UserError(what, told[r].help);
+    throw CommError(what);
+  }
+  TreeSum sum;
+  for (size_t r = 0; r < told.size(); ++r) {
+    if (const int64_t shards = size_of(range_of(bounds, r)); shards > 0)
+      times.nodes[r].add(1, std::max(told[r].seconds, 1e-9) / static_cast<double>(shards));
+    reports_[r].seconds += told[r].seconds;
+    for (BlockSum& block : told[r].blocks) sum.add(std::move(block));
+  }
+  return sum_of(sum.take(0, bounds.back()));
+}
+
+Partial Nodes::run(const std::string& task, const Parameters& parameters,
+                   const std::vector<Shard>& shards) {
+  DOVETAIL_CHECK(!shards.empty(), "task {} on no shards", task);
+  const std::string key = job_key(task, parameters, shards);
+  const Shard all = all_of(shards);
+  Table& table = tables_[{all.size, std::ssize(shards)}];
+  const Bounds bounds = bounds_for(table, std::ssize(shards));
+  Comparison same = compare(task, key, parameters, all, std::ssize(shards));
+  Bounds rows;
+  for (const int64_t place : bounds)
+    rows.push_back(place < std::ssize(shards) ? shards[static_cast<size_t>(place)].begin - all.begin
+                                              : all.size);
+  bring_rows(all, rows, same);
+  for (auto& [other, times] : table.times) times.recent *= 0.9;
+  Times& times = table.times[key];
+  times.recent += 1;
+  times.nodes.resize(reports_.size());
+  const std::string mine = compute(task, parameters, shards, bounds);
+  same.check();
+  const std::vector<std::string> told = all_gather_bytes(*group_, mine, times.longest);
+  times.longest = std::ssize(*std::ranges::max_element(told, {}, &std::string::size));
+  Partial sum = merge(task, times, bounds, told);
+  for (size_t r = 0; r < reports_.size(); ++r) reports_[r].rows += size_of(range_of(rows, r));
+  for (const size_t index : find_task(task, all.location.type()).writes)
+    written_[{all.data, index}] = rows;
+  return sum;
+}
+
+/// Rows of a tensor of the data that lie on nodes `from` come to node r so that it has all of
+/// to[r].
+void Nodes::move_rows(const Shard& all, size_t index, const Bounds& from,
+                      const std::vector<Range>& to) {
+  const auto me = static_cast<size_t>(group_->rank());
+  const at::Tensor before = rows_of(all, index);
+  std::vector<int64_t> send, receive;
+  std::vector<at::Tensor> parts;
+  for (size_t r = 0; r < to.size(); ++r) {
+    reports_[r].moved += size_of(to[r]) - size_of(meet(range_of(from, r), to[r]));
+    const Range out = meet(range_of(from, me), to[r]);
+    send.push_back(r == me ? 0 : size_of(out));
+    receive.push_back(r == me ? 0 : size_of(meet(range_of(from, r), to[me])));
+    if (send.back() > 0) parts.push_back(before.narrow(0, out.first, send.back()));
+  }
+  std::vector<int64_t> shape = before.sizes().vec();
+  shape[0] = std::accumulate(receive.begin(), receive.end(), int64_t{0});
+  const at::Tensor output = at::empty(shape, before.options());
+  group_
+      ->all_to_all_async(output, parts.empty() ? before.narrow(0, 0, 0) : at::cat(parts), receive,
+                         send)
+      ->wait();
+  if (shape[0] == 0) return;
+  // Nobody writes into a tensor that a late thread may still read.
+  const at::Tensor after = before.clone();
+  int64_t next = 0;
+  for (size_t r = 0; r < to.size(); ++r) {
+    after.narrow(0, meet(range_of(from, r), to[me]).first, receive[r])
+        .copy_(output.narrow(0, next, receive[r]));
+    next += receive[r];
+  }
+  put_rows(all, index, after);
+}
+
+/// To every node the rows within `bounds` of all tensors that tasks have written.
+void Nodes::bring_rows(const Shard& all, const Bounds& bounds, Comparison& same) {
+  std::vector<Range> to;
+  for (size_t r = 0; r < reports_.size(); ++r) to.push_back(range_of(bounds, r));
+  for (auto place = written_.lower_bound({all.data, 0});
+       place != written_.end() && place->first.first == all.data; ++place) {
+    if (place->second == bounds) continue;
+    same.check();
+    move_rows(all, place->first.second, place->second, to);
+    place->second = bounds;
+  }
+}
+
+at::Tensor Nodes::rows(const ResidentData& data, size_t index) {
+  if (const auto place = written_.find({data.id(), index}); place != written_.end()) {
+    const Shard all = data.shards(data.tensor(index).size(0))[0];
+    move_rows(all, index, place->second, std::vector<Range>(reports_.size(), {0, all.size}));
+    written_.erase(place);
+  }
+  return data.tensor(index);
+}
+
+}  // namespace dovetail::hybrid

@@ -1,0 +1,167 @@
+#include "dovetail/jobs/partition.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <queue>
+#include <tuple>
+
+#include "dovetail/base/error.h"
+
+namespace dovetail::hybrid {
+namespace {
+
+double seconds_for(const DeviceCost& device, int64_t grains, int64_t grain) {
+  return grains == 0 ? 0 : device.start_s + device.row_s * static_cast<double>(grains * grain);
+}
+
+/// When all of `devices` with `open` are done with `rows` rows that can be cut anywhere. Closes
+/// those that are better not used: the one with the latest start first, since its leaving moves T
+/// the least towards the others.
+double common_end(double rows, std::span<const DeviceCost> devices, std::vector<bool>& open) {
+  while (true) {
+    double numerator = rows, denominator = 0;
+    int64_t latest = -1;
+    for (size_t i = 0; i < devices.size(); ++i) {
+      if (!open[i]) continue;
+      numerator += devices[i].start_s / devices[i].row_s;
+      denominator += 1 / devices[i].row_s;
+      if (latest < 0 || devices[i].start_s > devices[static_cast<size_t>(latest)].start_s)
+        latest = static_cast<int64_t>(i);
+    }
+    if (latest < 0) return 0;
+    const double end = numerator / denominator;
+    if (end > devices[static_cast<size_t>(latest)].start_s) return end;
+    open[static_cast<size_t>(latest)] = false;
+  }
+}
+
+/// Whole grains of each device, none more than in the best partition.
+std::vector<int64_t> round_down(int64_t grains, std::span<const DeviceCost> devices,
+                                const std::vector<int64_t>& most, int64_t grain) {
+  std::vector<int64_t> share(devices.size(), 0);
+  std::vector<bool> full(devices.size(), false);
+  int64_t left = grains;
+  for (bool again = true; again && left > 0;) {
+    again = false;
+    std::vector<bool> open(devices.size());
+    for (size_t i = 0; i < devices.size(); ++i) open[i] = !full[i];
+    const double end = common_end(static_cast<double>(left * grain), devices, open);
+    for (size_t i = 0; i < devices.size(); ++i) {
+      if (!open[i] || full[i]) continue;
+      const double rows = (end - devices[i].start_s) / devices[i].row_s;
+      // A hair below, so that a share of whole grains is not lifted above the best by rounding of
+      // T.
+      share[i] = static_cast<int64_t>(std::floor(rows / static_cast<double>(grain) * (1 - 1e-12)));
+      if (share[i] < most[i]) continue;
+      share[i] = most[i];
+      left -= most[i];
+      full[i] = again = true;
+    }
+    if (again) {  // the others take more than they were about to
+      for (size_t i = 0; i < devices.size(); ++i)
+        if (!full[i]) share[i] = 0;
+    }
+  }
+  return share;
+}
+
+void check(int64_t rows, std::span<const DeviceCost> devices, int64_t grain) {
+  DOVETAIL_CHECK(rows >= 0 && grain >= 1, "{} rows in grains of {}", rows, grain);
+  int64_t least = 0;
+  for (const DeviceCost& device : devices) {
+    DOVETAIL_CHECK(std::isfinite(device.row_s) && device.row_s > 0 &&
+                       std::isfinite(device.start_s) && device.start_s >= 0 && device.max_rows >= 0,
+                   "a device of {} s + {} s a row, at most {} rows", device.start_s, device.row_s,
+                   device.max_rows);
+    DOVETAIL_CHECK(
+        device.min_rows >= 0 && device.min_rows % grain == 0 && device.min_rows <= device.max_rows,
+        "a device with at least {} and at most {} rows in grains of {}", device.min_rows,
+        device.max_rows, grain);
+    least += device.min_rows;
+  }
+  DOVETAIL_CHECK(least <= rows, "devices that have {} of {} rows in any case", least, rows);
+}
+
+/// Grains of each device that can have `most`, without regard to min_rows.
+std::vector<int64_t> share_out(int64_t grains, std::span<const DeviceCost> devices,
+                               const std::vector<int64_t>& most, int64_t grain) {
+  std::vector<int64_t> share = round_down(grains, devices, most, grain);
+  int64_t left = grains;
+  for (const int64_t taken : share) left -= taken;
+
+  using Next = std::tuple<double, size_t>;  // when a device would be done with a grain more
+  std::priority_queue<Next, std::vector<Next>, std::greater<>> next;
+  const auto offer = [&](size_t i) {
+    if (share[i] < most[i]) next.emplace(seconds_for(devices[i], share[i] + 1, grain), i);
+  };
+  // Speeds of very different sizes leave no digits of T for some shares: the device that is done
+  // last gives grains back.
+  for (; left < 0; ++left) {
+    size_t last = 0;
+    for (size_t i = 1; i < devices.size(); ++i)
+      if (seconds_for(devices[i], share[i], grain) > seconds_for(devices[last], share[last], grain))
+        last = i;
+    --share[last];
+  }
+  for (size_t i = 0; i < devices.size(); ++i) offer(i);
+  for (; left > 0; --left) {
+    const size_t i = std::get<1>(next.top());
+    next.pop();
+    ++share[i];
+    offer(i);
+  }
+  return share;
+}
+
+}  // namespace
+
+double seconds_of(std::span<const int64_t> shares, std::span<const DeviceCost> devices,
+                  int64_t grain) {
+  double last_s = 0;
+  for (size_t i = 0; i < devices.size(); ++i)
+    last_s = std::max(last_s, seconds_for(devices[i], shares[i], grain));
+  return last_s;
+}
+
+Partition partition(int64_t rows, std::span<const DeviceCost> devices, int64_t grain) {
+  check(rows, devices, grain);
+  const int64_t grains = (rows + grain - 1) / grain;
+  std::vector<DeviceCost> rest(
+      devices.begin(), devices.end());  // of what each has in any case, which delays its start
+  std::vector<int64_t> most;
+  int64_t room = 0, left = grains;
+  for (DeviceCost& device : rest) {
+    const int64_t least = device.min_rows / grain;
+    device.start_s += device.row_s * static_cast<double>(device.min_rows);
+    most.push_back(std::min(device.max_rows / grain, grains) - least);
+    room += least + most.back();
+    left -= least;
+  }
+  user_check(room >= grains, "hybrid: the devices' memories hold {} rows in grains of {}, not {}",
+             room * grain, grain, rows);
+  Partition result{.rows = share_out(left, rest, most, grain)};
+  std::vector<int64_t>& share = result.rows;
+  for (size_t i = 0; i < share.size(); ++i) share[i] += devices[i].min_rows / grain;
+  result.seconds = seconds_of(share, devices, grain);
+  for (int64_t& of_device : share) of_device *= grain;
+  // The last grain may be short: of the last device that has any.
+  const auto last = std::find_if(share.rbegin(), share.rend(), [](int64_t r) { return r > 0; });
+  if (last != share.rend()) *last -= grains * grain - rows;
+  return result;
+}
+
+std::vector<int64_t> move_shares(std::span<const int64_t> before, int64_t rows,
+                                 std::span<const DeviceCost> devices, int64_t grain,
+                                 double hysteresis) {
+  const Partition best = partition(rows, devices, grain);
+  const int64_t grains = (rows + grain - 1) / grain;
+  const bool covers = std::accumulate(before.begin(), before.end(), int64_t{0}) == grains;
+  if (covers && seconds_of(before, devices, grain) <= best.seconds * (1 + hysteresis))
+    return {before.begin(), before.end()};
+  std::vector<int64_t> shares;
+  for (const int64_t share : best.rows) shares.push_back((share + grain - 1) / grain);
+  return shares;
+}
+
+}  // namespace dovetail::hybrid

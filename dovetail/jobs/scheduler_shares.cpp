@@ -1,0 +1,173 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "dovetail/jobs/partition.h"
+#include "dovetail/jobs/scheduler_state.h"
+
+namespace dovetail::hybrid {
+namespace {
+
+/// Leases of an iteration whose times the history gets: as many as tell it that the machine has
+/// changed.
+constexpr size_t kTimesKept = SpeedHistory::kChanged;
+/// Leases of a device whose speed is unknown differ in size, so that its start can be told from its
+/// slope.
+constexpr std::array<int64_t, 3> kProbes = {1, 2, 4};
+
+}  // namespace
+
+int64_t DeviceState::usable_slots() const {
+  return left_out ? 0 : std::ranges::count(slots, false, &SlotState::silent);
+}
+
+std::optional<double> DeviceState::expected_s(int64_t num_rows) const {
+  if (const auto speed = given.history.speed())
+    return speed->start_s + speed->row_s * static_cast<double>(num_rows);
+  if (times.empty()) return std::nullopt;
+  return times.back().seconds * static_cast<double>(num_rows) /
+         static_cast<double>(times.back().rows);
+}
+
+/// Of the times of the last iteration, some, evenly spread: a history costs as much a time, however
+/// short.
+void Scheduler::State::learn() {
+  for (DeviceState& device : devices) {
+    const size_t kept = std::min(kTimesKept, device.times.size());
+    for (size_t i = 1; i <= kept; ++i) {
+      const LeaseTime& time = device.times[i * device.times.size() / kept - 1];
+      device.given.history.add(time.rows, time.seconds);
+    }
+    device.times.clear();
+  }
+}
+
+bool Scheduler::State::knows_all() const {
+  return std::ranges::all_of(devices, [](const DeviceState& device) {
+    return device.usable_slots() == 0 || device.given.history.speed();
+  });
+}
+
+/// Shards of each device.
+std::vector<int64_t> Scheduler::State::divide() const {
+  const int64_t rows = book.rows(0, book.size()), grain = book.rows(0, 1);
+  std::vector<DeviceCost> costs;
+  std::vector<size_t> which;
+  std::vector<int64_t> before;
+  for (size_t d = 0; d < devices.size(); ++d) {
+    const auto slots = static_cast<double>(devices[d].usable_slots());
+    if (slots == 0) continue;
+    which.push_back(d);
+    before.push_back(devices[d].share);
+    DeviceCost cost{.row_s = 1 / slots, .max_rows = devices[d].given.max_rows};
+    if (options.policy == SharePolicy::kStatic) {
+      cost.row_s = 1 / devices[d].given.ratio;
+    } else if (knows_all()) {
+      const Speed speed = *devices[d].given.history.speed();
+      cost = {.start_s = speed.start_s, .row_s = speed.row_s / slots, .max_rows = cost.max_rows};
+    }
+    costs.push_back(cost);
+  }
+  std::vector<int64_t> shares(devices.size(), 0);
+  if (which.empty()) return shares;
+  const std::vector<int64_t> moved = move_shares(before, rows, costs, grain, options.hysteresis);
+  for (size_t i = 0; i < which.size(); ++i) shares[which[i]] = moved[i];
+  return shares;
+}
+
+/// When the device would be done with what it has: a lease that is overdue is expected to take as
+/// long again.
+double Scheduler::State::left_s(size_t d, double now_s) const {
+  const DeviceState& device = devices[d];
+  double seconds = device.expected_s(book.rows(device.own.begin, device.own.size())).value_or(0);
+  for (const SlotState& slot : device.slots) {
+    const auto open = leases.find(slot.lease);
+    if (open != leases.end() && !open->second.over)
+      seconds += std::abs(open->second.since_s + open->second.expected_s - now_s);
+  }
+  return seconds / static_cast<double>(std::max<int64_t>(1, device.usable_slots()));
+}
+
+int64_t Scheduler::State::lease_size(DeviceState& device) const {
+  const auto slots = static_cast<double>(std::max<int64_t>(1, device.usable_slots()));
+  const double part = options.policy == SharePolicy::kStealing ? kBigPart : 1;
+  const auto most =
+      std::max<int64_t>(1, std::llround(part * static_cast<double>(device.own.size()) / slots));
+  const auto speed = device.given.history.speed();
+  if (!speed) return std::min(most, kProbes[static_cast<size_t>(device.probes++) % kProbes.size()]);
+  const double shard_s = speed->row_s * static_cast<double>(book.rows(device.own.begin, 1));
+  const double least = speed->start_s / (kStartPart * shard_s);
+  return least >= static_cast<double>(most) ? most
+                                            : std::max<int64_t>(1, std::llround(std::ceil(least)));
+}
+
+/// How welcome a device is to a shard that any may take; -1: it must not.
+int Scheduler::State::rank_of(size_t d, int64_t shard) const {
+  const DeviceState& device = devices[d];
+  if (device.usable_slots() == 0 || book.has_voted(shard, d) ||
+      device.rows + book.rows(shard, 1) > device.given.max_rows)
+    return -1;
+  if (book.has_failed(shard, d)) return 0;
+  return device.share > 0 ? 2 : 1;
+}
+
+bool Scheduler::State::may_take(size_t d, int64_t shard) const {
+  const int rank = rank_of(d, shard);
+  if (rank < 0) return false;
+  for (size_t other = 0; other < devices.size(); ++other)
+    if (rank_of(other, shard) > rank) return false;
+  return true;
+}
+
+std::optional<int64_t> Scheduler::State::take_from(std::deque<int64_t>& queue, size_t d) const {
+  while (!queue.empty() && book.done(queue.front())) queue.pop_front();
+  for (auto shard = queue.begin(); shard != queue.end(); ++shard) {
+    if (book.done(*shard) || !may_take(d, *shard)) continue;
+    const int64_t taken = *shard;
+    queue.erase(shard);
+    return taken;
+  }
+  return std::nullopt;
+}
+
+/// The last shard of the device that would be done last, if this one is done with it before.
+std::optional<int64_t> Scheduler::State::steal(size_t thief, double now_s) {
+  std::optional<size_t> victim;
+  double latest = -1;
+  for (size_t d = 0; d < devices.size(); ++d) {
+    if (devices[d].own.size() == 0) continue;
+    const double left = devices[d].expected_s(1) ? left_s(d, now_s) : kNever;
+    if (left <= latest) continue;
+    latest = left;
+    victim = d;
+  }
+  if (!victim) return std::nullopt;
+  const int64_t shard = devices[*victim].own.end - 1;
+  if (devices[thief].rows + book.rows(shard, 1) > devices[thief].given.max_rows)
+    return std::nullopt;
+  if (devices[thief].expected_s(book.rows(shard, 1)).value_or(0) > latest) return std::nullopt;
+  --devices[*victim].own.end;
+  return shard;
+}
+
+std::optional<ShardRange> Scheduler::State::pick(size_t d, double now_s) {
+  DeviceState& device = devices[d];
+  for (std::deque<int64_t>* queue : {&returned, &checks})
+    if (const auto shard = take_from(*queue, d)) return ShardRange{*shard, *shard + 1};
+  if (device.own.size() > 0) {
+    const int64_t begin = device.own.begin;
+    device.own.begin += std::min(lease_size(device), device.own.size());
+    return ShardRange{begin, device.own.begin};
+  }
+  if (options.policy == SharePolicy::kStealing ||
+      (options.policy == SharePolicy::kAffine && !knows_all()))
+    if (const auto shard = steal(d, now_s)) return ShardRange{*shard, *shard + 1};
+  return std::nullopt;
+}
+
+double Scheduler::State::lease_s(std::optional<double> expected_s) const {
+  return expected_s ? std::max(options.min_lease_s, options.lease_factor * *expected_s)
+                    : options.first_lease_s;
+}
+
+}  // namespace dovetail::hybrid

@@ -1,0 +1,117 @@
+#include "dovetail/jobs/shard.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "dovetail/base/error.h"
+#include "dovetail/ops/dispatch.h"
+
+namespace dovetail::hybrid {
+namespace {
+
+struct Entry {
+  std::vector<at::Tensor> tensors;
+  int64_t first_row;
+  std::vector<at::Tensor> whole;
+};
+
+struct Store {
+  std::optional<Entry> look(int64_t id) {
+    const std::lock_guard lock(mutex);
+    const auto found = data.find(id);
+    return found != data.end() ? std::optional(found->second) : std::nullopt;
+  }
+  Entry find(int64_t id) {
+    auto entry = look(id);
+    DOVETAIL_CHECK(entry, "no resident data {}", id);
+    return *std::move(entry);
+  }
+  void put(int64_t id, size_t index, at::Tensor tensor) {
+    const std::lock_guard lock(mutex);
+    if (const auto found = data.find(id); found != data.end())
+      std::swap(found->second.tensors.at(index), tensor);
+  }
+
+  std::mutex mutex;
+  std::map<int64_t, Entry> data;
+  int64_t next = 1;
+};
+
+Store& store() {
+  static Store the_store;
+  return the_store;
+}
+
+}  // namespace
+
+ResidentData::ResidentData(std::vector<at::Tensor> tensors, int64_t first_row,
+                           std::vector<at::Tensor> whole)
+    : first_row_(first_row), rows_(tensors.at(0).size(0)), location_(tensors.at(0).device()) {
+  for (const at::Tensor& tensor : tensors)
+    DOVETAIL_CHECK(tensor.size(0) == rows_ && tensor.device() == location_,
+                   "{} rows on {} beside {} on {}", tensor.size(0), tensor.device().str(), rows_,
+                   location_.str());
+  const std::lock_guard lock(store().mutex);
+  id_ = store().next++;
+  store().data.emplace(id_, Entry{std::move(tensors), first_row, std::move(whole)});
+}
+
+ResidentData::~ResidentData() {
+  const std::lock_guard lock(store().mutex);
+  store().data.erase(id_);
+}
+
+std::vector<Shard> ResidentData::shards(int64_t grain) const {
+  DOVETAIL_CHECK(grain > 0, "shards of {} rows", grain);
+  std::vector<Shard> all;
+  for (int64_t begin = 0; begin < rows_; begin += grain)
+    all.push_back({.data = id_,
+                   .begin = first_row_ + begin,
+                   .size = std::min(grain, rows_ - begin),
+                   .location = location_});
+  return all;
+}
+
+Shard all_of(const std::vector<Shard>& shards) {
+  Shard all = shards.at(0);
+  all.size = 0;
+  for (const Shard& shard : shards) {
+    DOVETAIL_CHECK(shard.data == all.data && shard.begin == all.begin + all.size,
+                   "shards that do not follow one another");
+    all.size += shard.size;
+  }
+  return all;
+}
+
+std::vector<at::Tensor> rows_of(const Shard& shard) {
+  auto [rows, first_row, whole] = store().find(shard.data);
+  for (at::Tensor& tensor : rows) tensor = tensor.narrow(0, shard.begin - first_row, shard.size);
+  return rows;
+}
+
+at::Tensor rows_of(const Shard& shard, size_t index) {
+  const Entry entry = store().find(shard.data);
+  return entry.tensors.at(index).narrow(0, shard.begin - entry.first_row, shard.size);
+}
+
+std::vector<at::Tensor> whole_of(const Shard& shard) { return store().find(shard.data).whole; }
+
+void put_rows(const Shard& shard, size_t index, at::Tensor rows) {
+  const auto entry = store().look(shard.data);
+  if (!entry) return;
+  const at::Tensor& before = entry->tensors.at(index);
+  DOVETAIL_CHECK(rows.size(0) == shard.size && rows.sizes().slice(1) == before.sizes().slice(1) &&
+                     rows.dtype() == before.dtype() && rows.device() == before.device(),
+                 "{} as {} rows of {}", describe(rows), shard.size, describe(before));
+  if (shard.size < before.size(0)) {
+    const at::Tensor all = before.clone();
+    all.narrow(0, shard.begin - entry->first_row, shard.size).copy_(rows);
+    rows = all;
+  }
+  store().put(shard.data, index, std::move(rows));
+}
+
+}  // namespace dovetail::hybrid
