@@ -19,7 +19,7 @@
 #include "dovetail/base/kept_memory.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
-#include "dovetail/data/row_loader.h"
+#include "dovetail/data/rows/row_loader.h"
 
 namespace dovetail {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "dovetail/data/matrix.h"
+#include "dovetail/data/matrix/matrix.h"
 #include "dovetail/fit/kmeans/kmeans.h"
 
 namespace dovetail::cli {

@@ -5,7 +5,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/cli/command.h"
 #include "dovetail/cli/output.h"
-#include "dovetail/data/utf8.h"
+#include "dovetail/data/files/utf8.h"
 #include "dovetail/models/generate.h"
 #include "dovetail/train/load_run.h"
 

@@ -13,7 +13,7 @@
 #include "dovetail/base/log.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/cli/output.h"
-#include "dovetail/data/row_stream.h"
+#include "dovetail/data/rows/row_stream.h"
 #include "dovetail/train/recommender/trained_recommender.h"
 #include "dovetail/train/metrics/metrics.h"
 #include "dovetail/train/recommender/validation.h"

@@ -13,7 +13,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
-#include "dovetail/data/token_store.h"
+#include "dovetail/data/text/token_store.h"
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/io/manifest.h"
 #include "dovetail/io/safetensors.h"

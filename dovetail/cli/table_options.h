@@ -10,7 +10,7 @@
 
 #include "dovetail/cli/command.h"
 #include "dovetail/comm/group.h"
-#include "dovetail/data/matrix.h"
+#include "dovetail/data/matrix/matrix.h"
 #include "dovetail/jobs/workers.h"
 
 namespace dovetail::cli {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "dovetail/base/file.h"
-#include "dovetail/data/tokenizer.h"
-#include "dovetail/data/tokenizer_json.h"
+#include "dovetail/data/text/tokenizer.h"
+#include "dovetail/data/text/tokenizer_json.h"
 #include "dovetail/io/safetensors.h"
 #include "dovetail/models/huggingface_layout.h"
 

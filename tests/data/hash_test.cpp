@@ -1,4 +1,4 @@
-#include "dovetail/data/hash.h"
+#include "dovetail/base/hash.h"
 
 #include <gtest/gtest.h>
 

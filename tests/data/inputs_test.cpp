@@ -1,4 +1,4 @@
-#include "dovetail/data/inputs.h"
+#include "dovetail/data/text/inputs.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

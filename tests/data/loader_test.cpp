@@ -1,5 +1,5 @@
 // ctest-labels: threads
-#include "dovetail/data/loader.h"
+#include "dovetail/data/text/loader.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "dovetail/base/error.h"
-#include "dovetail/data/prepare.h"
+#include "dovetail/data/text/prepare.h"
 #include "temporary_folder.h"
 
 namespace dovetail::loader_test {

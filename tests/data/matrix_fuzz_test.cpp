@@ -12,7 +12,7 @@
 #include <string>
 #include <string_view>
 
-#include "dovetail/data/matrix.h"
+#include "dovetail/data/matrix/matrix.h"
 #include "strict_table.h"
 #include "temporary_folder.h"
 #include "tests/fuzz.h"

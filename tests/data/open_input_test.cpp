@@ -1,4 +1,4 @@
-#include "dovetail/data/open_input.h"
+#include "dovetail/data/files/open_input.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "dovetail/base/file.h"
-#include "dovetail/data/matrix.h"
-#include "dovetail/data/parquet.h"
-#include "dovetail/data/row_reader.h"
+#include "dovetail/data/matrix/matrix.h"
+#include "dovetail/data/files/parquet.h"
+#include "dovetail/data/rows/row_reader.h"
 #include "strict_table.h"
 #include "temporary_folder.h"
 #include "tests/fuzz.h"

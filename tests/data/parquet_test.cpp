@@ -1,4 +1,4 @@
-#include "dovetail/data/parquet.h"
+#include "dovetail/data/files/parquet.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -11,8 +11,8 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
-#include "dovetail/data/prepare.h"
-#include "dovetail/data/token_store.h"
+#include "dovetail/data/text/prepare.h"
+#include "dovetail/data/text/token_store.h"
 #include "temporary_folder.h"
 
 // The files are made by pyarrow: tools/make_parquet_fixtures.py.

@@ -1,4 +1,4 @@
-#include "dovetail/data/prepare.h"
+#include "dovetail/data/text/prepare.h"
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -12,7 +12,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
-#include "dovetail/data/token_store.h"
+#include "dovetail/data/text/token_store.h"
 #include "temporary_folder.h"
 
 namespace dovetail::prepare_test {

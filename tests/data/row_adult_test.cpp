@@ -8,8 +8,8 @@
 #include <fstream>
 #include <sstream>
 
-#include "dovetail/data/hash.h"
-#include "dovetail/data/row_loader.h"
+#include "dovetail/base/hash.h"
+#include "dovetail/data/rows/row_loader.h"
 
 namespace dovetail::row_adult_test {
 namespace {

@@ -6,8 +6,8 @@
 #include <limits>
 #include <random>
 
-#include "dovetail/data/hash.h"
-#include "dovetail/data/row_decoder.h"
+#include "dovetail/base/hash.h"
+#include "dovetail/data/rows/row_decoder.h"
 
 namespace dovetail::row_columns_test {
 namespace {

@@ -1,5 +1,5 @@
 // ctest-labels: threads
-#include "dovetail/data/row_loader.h"
+#include "dovetail/data/rows/row_loader.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
@@ -12,7 +12,7 @@
 #include <set>
 
 #include "dovetail/base/error.h"
-#include "dovetail/data/hash.h"
+#include "dovetail/base/hash.h"
 #include "temporary_folder.h"
 
 namespace dovetail::row_loader_test {

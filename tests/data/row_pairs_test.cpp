@@ -8,8 +8,8 @@
 #include <cstdlib>
 
 #include "dovetail/base/error.h"
-#include "dovetail/data/hash.h"
-#include "dovetail/data/row_statistics.h"
+#include "dovetail/base/hash.h"
+#include "dovetail/data/rows/row_statistics.h"
 #include "temporary_folder.h"
 
 namespace dovetail::row_pairs_test {

@@ -13,8 +13,8 @@
 #include <random>
 
 #include "dovetail/base/error.h"
-#include "dovetail/data/hash.h"
-#include "dovetail/data/row_reader.h"
+#include "dovetail/base/hash.h"
+#include "dovetail/data/rows/row_reader.h"
 #include "temporary_folder.h"
 #include "tests/fuzz.h"
 

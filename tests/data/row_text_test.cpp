@@ -6,9 +6,9 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/rng.h"
-#include "dovetail/data/delimited.h"
-#include "dovetail/data/hash.h"
-#include "dovetail/data/row_reader.h"
+#include "dovetail/data/rows/delimited.h"
+#include "dovetail/base/hash.h"
+#include "dovetail/data/rows/row_reader.h"
 #include "temporary_folder.h"
 
 namespace dovetail::row_text_test {

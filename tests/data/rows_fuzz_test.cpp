@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "dovetail/data/hash.h"
-#include "dovetail/data/row_reader.h"
+#include "dovetail/base/hash.h"
+#include "dovetail/data/rows/row_reader.h"
 #include "strict_table.h"
 #include "temporary_folder.h"
 #include "tests/fuzz.h"

@@ -1,4 +1,4 @@
-#include "dovetail/data/sampling.h"
+#include "dovetail/data/text/sampling.h"
 
 #include <gtest/gtest.h>
 

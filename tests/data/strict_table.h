@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "dovetail/data/matrix.h"
+#include "dovetail/data/matrix/matrix.h"
 
 /// A second reader of texts with a delimiter, for what is beyond doubt: it gives nothing for any
 /// other text.

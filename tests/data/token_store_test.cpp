@@ -1,5 +1,5 @@
 // ctest-labels: fuzz
-#include "dovetail/data/token_store.h"
+#include "dovetail/data/text/token_store.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -11,9 +11,9 @@
 #include <span>
 
 #include "dovetail/base/error.h"
-#include "dovetail/data/manifest.h"
-#include "dovetail/data/prepare.h"
-#include "dovetail/data/shard.h"
+#include "dovetail/data/text/manifest.h"
+#include "dovetail/data/text/prepare.h"
+#include "dovetail/data/text/token_shard.h"
 #include "temporary_folder.h"
 #include "tests/fuzz.h"
 

@@ -8,9 +8,9 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
-#include "dovetail/data/sentencepiece.h"
-#include "dovetail/data/tokenizer.h"
-#include "dovetail/data/tokenizer_json.h"
+#include "dovetail/data/text/sentencepiece.h"
+#include "dovetail/data/text/tokenizer.h"
+#include "dovetail/data/text/tokenizer_json.h"
 #include "tests/fuzz.h"
 
 namespace dovetail::tokenizer_fuzz_test {

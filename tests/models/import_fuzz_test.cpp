@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "dovetail/base/file.h"
-#include "dovetail/data/tokenizer.h"
+#include "dovetail/data/text/tokenizer.h"
 #include "dovetail/io/safetensors.h"
 #include "dovetail/models/huggingface.h"
 #include "tests/base/temporary_folder.h"

@@ -9,7 +9,7 @@
 #include <mutex>
 
 #include "dovetail/base/error.h"
-#include "dovetail/data/loader.h"
+#include "dovetail/data/text/loader.h"
 #include "dovetail/comm/collective.h"
 #include "dovetail/train/gpt/step.h"
 #include "dovetail/train/trainer.h"

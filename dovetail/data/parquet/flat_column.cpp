@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "dovetail/data/hash.h"
+#include "dovetail/base/hash.h"
 
 namespace dovetail {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "dovetail/base/error.h"
-#include "dovetail/data/hash.h"
+#include "dovetail/base/hash.h"
 #include "dovetail/data/parquet/arrow_file.h"
 #include "dovetail/data/parquet/column_types.h"
 #include "dovetail/data/parquet/flat_column.h"

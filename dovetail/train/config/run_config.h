@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "dovetail/base/schema.h"
-#include "dovetail/data/config.h"
-#include "dovetail/data/row_config.h"
+#include "dovetail/data/text/data_config.h"
+#include "dovetail/data/rows/row_config.h"
 #include "dovetail/models/config.h"
 #include "dovetail/models/recommender_config.h"
 #include "dovetail/mx/recipe.h"

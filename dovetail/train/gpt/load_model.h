@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "dovetail/data/tokenizer.h"
+#include "dovetail/data/text/tokenizer.h"
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/train/config/run_config.h"
 #include "dovetail/train/run/stored_run.h"

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "dovetail/data/tokenizer.h"
+#include "dovetail/data/text/tokenizer.h"
 
 namespace dovetail {
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "dovetail/base/rng.h"
-#include "dovetail/data/utf8.h"
+#include "dovetail/data/files/utf8.h"
 #include "dovetail/models/generate.h"
 
 namespace dovetail {

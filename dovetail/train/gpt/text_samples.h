@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "dovetail/data/tokenizer.h"
+#include "dovetail/data/text/tokenizer.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/train/config/run_config.h"
 

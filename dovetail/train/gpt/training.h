@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "dovetail/data/loader.h"
+#include "dovetail/data/text/loader.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/train/ranks/expert_load.h"
 #include "dovetail/train/ranks/expert_parallel.h"

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "dovetail/data/row_batch.h"
-#include "dovetail/data/tokenizer.h"
+#include "dovetail/data/rows/row_batch.h"
+#include "dovetail/data/text/tokenizer.h"
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/train/ranks/expert_parallel.h"
 #include "dovetail/train/metrics/metrics.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "dovetail/comm/group.h"
-#include "dovetail/data/token_store.h"
+#include "dovetail/data/text/token_store.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/train/metrics/ranking_metrics.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "dovetail/comm/reducer.h"
-#include "dovetail/data/row_batch.h"
+#include "dovetail/data/rows/row_batch.h"
 #include "dovetail/embedding/distributed.h"
 #include "dovetail/models/recommender.h"
 #include "dovetail/train/optimizer/optimizer.h"

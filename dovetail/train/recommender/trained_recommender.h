@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "dovetail/data/row_batch.h"
+#include "dovetail/data/rows/row_batch.h"
 #include "dovetail/embedding/table.h"
 #include "dovetail/models/recommender.h"
 #include "dovetail/train/tables/lookups.h"

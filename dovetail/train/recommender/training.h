@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "dovetail/data/row_loader.h"
+#include "dovetail/data/rows/row_loader.h"
 #include "dovetail/embedding/distributed.h"
 #include "dovetail/models/recommender.h"
 #include "dovetail/train/loop/loop.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "dovetail/comm/group.h"
-#include "dovetail/data/row_batch.h"
+#include "dovetail/data/rows/row_batch.h"
 #include "dovetail/train/config/run_config.h"
 #include "dovetail/train/metrics/validation.h"
 

@@ -3,7 +3,7 @@
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 
-#include "dovetail/data/tokenizer.h"
+#include "dovetail/data/text/tokenizer.h"
 
 namespace dovetail {
 

@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "dovetail/data/row_loader.h"
+#include "dovetail/data/rows/row_loader.h"
 #include "dovetail/embedding/jagged.h"
 #include "dovetail/embedding/table.h"
 #include "dovetail/models/recommender.h"

@@ -1,4 +1,4 @@
-"""XXH64 with seed 0 (xxHash specification 0.1.1): the key of an id's text, as dovetail/data/hash.h makes it."""
+"""XXH64 with seed 0 (xxHash specification 0.1.1): the key of an id's text, as dovetail/base/hash.h makes it."""
 
 import functools
 import struct

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "dovetail/data/text/tokenizer.h"
+
+namespace dovetail {
+
+/// Byte-level BPE from the content of a tokenizer.json (see tokenizer_json.h for what is refused).
+/// Ids equal those of Hugging Face's `encode(text, add_special_tokens=False)`. Text that spells an
+/// added token becomes that token. A document is ended by the first of <|endoftext|>,
+/// <|end_of_text|>, </s> and <eos> that is an added token.
+std::unique_ptr<Tokenizer> bpe_tokenizer(const std::string& tokenizer_json,
+                                         const std::string& name);
+
+}  // namespace dovetail
