@@ -27,8 +27,8 @@
 #include "dovetail/base/parallel.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/base/trace.h"
-#include "dovetail/embedding/lookup.h"
-#include "dovetail/embedding/tiered.h"
+#include "dovetail/embedding/pack/lookup.h"
+#include "dovetail/embedding/tiers/tiered.h"
 
 namespace dovetail::embedding {
 namespace {

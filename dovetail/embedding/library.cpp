@@ -8,7 +8,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/library.h"
-#include "dovetail/embedding/lookup_function.h"
+#include "dovetail/embedding/ranks/lookup_function.h"
 
 /// torch.classes.dovetail.EmbeddingTables and torch.ops.dovetail.embedding_*.
 namespace dovetail::embedding {

@@ -7,8 +7,8 @@
 >>> events = dovetail.embedding.EmbeddingCollection(unpooled, {"seen": "item"})
 >>> y = events(values, offsets)  # (len(values), 32)
 
-The update formulas are in ``dovetail/embedding/optimizer.h``, the order of additions in
-``dovetail/embedding/lookup.h``. Wrong shapes, dtypes, ids and names raise RuntimeError.
+The update formulas are in ``dovetail/embedding/pack/row_optimizer.h``, the order of additions in
+``dovetail/embedding/pack/lookup.h``. Wrong shapes, dtypes, ids and names raise RuntimeError.
 """
 
 from typing import NamedTuple

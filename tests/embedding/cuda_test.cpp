@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "dovetail/base/gpu.h"
-#include "dovetail/embedding/cuda_kernels.h"
+#include "dovetail/embedding/pack/cuda_kernels.h"
 #include "tests/embedding/testing.h"
 
 namespace dovetail::embedding::cuda_test {

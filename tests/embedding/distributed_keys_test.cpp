@@ -7,7 +7,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/rng.h"
-#include "dovetail/embedding/distributed.h"
+#include "dovetail/embedding/ranks/distributed.h"
 #include "tests/comm/ranks.h"
 #include "tests/embedding/testing.h"
 

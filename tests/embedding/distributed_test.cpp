@@ -1,5 +1,5 @@
 // ctest-labels: threads
-#include "dovetail/embedding/distributed.h"
+#include "dovetail/embedding/ranks/distributed.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

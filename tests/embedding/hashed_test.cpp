@@ -1,5 +1,5 @@
 // ctest-labels: threads
-#include "dovetail/embedding/hashed.h"
+#include "dovetail/embedding/hashed/hashed.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -11,7 +11,7 @@
 
 #include "dovetail/base/machine.h"
 #include "dovetail/base/rng.h"
-#include "dovetail/embedding/lookup.h"
+#include "dovetail/embedding/pack/lookup.h"
 #include "tests/embedding/testing.h"
 
 namespace dovetail::embedding::hashed_test {

@@ -1,4 +1,4 @@
-#include "dovetail/embedding/jagged.h"
+#include "dovetail/embedding/pack/jagged.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

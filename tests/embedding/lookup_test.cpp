@@ -1,5 +1,5 @@
 // ctest-labels: threads
-#include "dovetail/embedding/lookup.h"
+#include "dovetail/embedding/pack/lookup.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

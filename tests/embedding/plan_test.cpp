@@ -1,4 +1,4 @@
-#include "dovetail/embedding/plan.h"
+#include "dovetail/embedding/ranks/table_placement.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "dovetail/embedding/row_cache.h"
+#include "dovetail/embedding/tiers/row_cache.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "dovetail/embedding/row_format.h"
+#include "dovetail/embedding/pack/row_format.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -8,7 +8,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "dovetail/embedding/plan.h"
+#include "dovetail/embedding/ranks/table_placement.h"
 #include "dovetail/mx/quantize.h"
 #include "tests/embedding/testing.h"
 

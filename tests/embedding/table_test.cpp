@@ -1,4 +1,4 @@
-#include "dovetail/embedding/table.h"
+#include "dovetail/embedding/pack/table.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "dovetail/embedding/lookup.h"
+#include "dovetail/embedding/pack/lookup.h"
 #include "tests/ops/testing.h"
 
 /// What the tests of embeddings share: random batches, and lookups and updates in float64 from

@@ -1,5 +1,5 @@
 // ctest-labels: threads
-#include "dovetail/embedding/tiered.h"
+#include "dovetail/embedding/tiers/tiered.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

@@ -5,8 +5,8 @@
 #include <torch/optim/adagrad.h>
 #include <torch/optim/sgd.h>
 
-#include "dovetail/embedding/lookup.h"
-#include "dovetail/embedding/plan.h"
+#include "dovetail/embedding/pack/lookup.h"
+#include "dovetail/embedding/ranks/table_placement.h"
 #include "tests/embedding/testing.h"
 
 namespace dovetail::embedding::unpooled_test {

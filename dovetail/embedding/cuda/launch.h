@@ -2,7 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "dovetail/embedding/cuda_kernels.h"
+#include "dovetail/embedding/pack/cuda_kernels.h"
 
 /// Launchers of the kernels, which see neither ATen nor torch's streams. None may be called with
 /// nothing to do.

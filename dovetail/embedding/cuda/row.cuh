@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "dovetail/base/philox.h"
-#include "dovetail/embedding/cuda_kernels.h"
+#include "dovetail/embedding/pack/cuda_kernels.h"
 
 /// Rows of any width in the registers of a team of lanes: lane l of kTeam holds four neighbours
 /// from column 4 (l + v kTeam) on, of vectors v = 0, 1, ...

@@ -148,7 +148,7 @@ struct BalanceSection {
   bool operator==(const BalanceSection&) const = default;
 };
 
-/// Tables without a fixed vocabulary: which ids get a row, and which lose it (embedding/hashed.h).
+/// Tables without a fixed vocabulary: which ids get a row, and which lose it (embedding/hashed/hashed.h).
 struct DynamicSection {
   std::string admission = "always";  ///< always | count | probability
   int64_t min_count = 2;

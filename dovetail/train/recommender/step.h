@@ -8,7 +8,7 @@
 
 #include "dovetail/comm/reducer.h"
 #include "dovetail/data/rows/row_batch.h"
-#include "dovetail/embedding/distributed.h"
+#include "dovetail/embedding/ranks/distributed.h"
 #include "dovetail/models/recommender.h"
 #include "dovetail/train/optimizer/optimizer.h"
 #include "dovetail/train/memory/planned_step.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "dovetail/data/rows/row_batch.h"
-#include "dovetail/embedding/table.h"
+#include "dovetail/embedding/pack/table.h"
 #include "dovetail/models/recommender.h"
 #include "dovetail/train/tables/lookups.h"
 #include "dovetail/train/run/stored_run.h"

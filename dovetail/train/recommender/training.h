@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "dovetail/data/rows/row_loader.h"
-#include "dovetail/embedding/distributed.h"
+#include "dovetail/embedding/ranks/distributed.h"
 #include "dovetail/models/recommender.h"
 #include "dovetail/train/loop/loop.h"
 #include "dovetail/train/memory/plan_log.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "dovetail/embedding/plan.h"
+#include "dovetail/embedding/ranks/table_placement.h"
 #include "dovetail/train/resolve/resolved_run.h"
 
 namespace dovetail {

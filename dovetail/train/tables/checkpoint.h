@@ -4,7 +4,7 @@
 #include <map>
 #include <string>
 
-#include "dovetail/embedding/distributed.h"
+#include "dovetail/embedding/ranks/distributed.h"
 #include "dovetail/io/checkpoint.h"
 
 namespace dovetail {

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "dovetail/embedding/distributed.h"
+#include "dovetail/embedding/ranks/distributed.h"
 #include "dovetail/io/checkpoint.h"
 
 namespace dovetail {

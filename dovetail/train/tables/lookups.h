@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "dovetail/data/rows/row_loader.h"
-#include "dovetail/embedding/jagged.h"
-#include "dovetail/embedding/table.h"
+#include "dovetail/embedding/pack/jagged.h"
+#include "dovetail/embedding/pack/table.h"
 #include "dovetail/models/recommender.h"
 #include "dovetail/train/config/run_config.h"
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "dovetail/embedding/table.h"
+#include "dovetail/embedding/pack/table.h"
 #include "dovetail/train/config/run_config.h"
 
 namespace dovetail {

@@ -1,0 +1,385 @@
+#include "dovetail/embedding/hashed/hashed.h"
+
+#include <ATen/ATen.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <tuple>
+
+#include "dovetail/base/enum_names.h"
+#include "dovetail/base/error.h"
+#include "dovetail/base/parallel.h"
+#include "dovetail/base/rng.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/ops/dispatch.h"
+
+namespace dovetail::embedding {
+
+namespace {
+
+/// Keys whose places in the map are on their way while one is looked up.
+constexpr int64_t kAhead = 12;
+
+constexpr std::array<std::string_view, 3> kAdmissions = {"always", "count", "probability"},
+                                          kEvictions = {"none", "age", "frequency"};
+
+void check_options(const HashedOptions& options) {
+  const auto check = [](const char* name, int64_t value, int64_t least) {
+    user_check(value >= least, "embedding: {} is {}, but must be {} or more", name, value, least);
+  };
+  check("evict_steps", options.evict_steps, 1);
+  if (options.admission == Admission::kCount) {
+    check("min_count", options.min_count, 1);
+    check("max_candidates", options.max_candidates, 1);
+  }
+  if (options.admission == Admission::kProbability)
+    user_check(options.probability > 0 && options.probability <= 1,
+               "embedding: probability is {}, but must be above 0 and at most 1",
+               options.probability);
+  if (options.eviction == Eviction::kAge || options.admission == Admission::kCount)
+    check("max_age", options.max_age, 1);
+  if (options.eviction == Eviction::kFrequency) check("keep_rows", options.keep_rows, 1);
+}
+
+}  // namespace
+
+Admission parse_admission(std::string_view name) {
+  return parse_enum<Admission>("embedding", "admission", name, kAdmissions);
+}
+
+Eviction parse_eviction(std::string_view name) {
+  return parse_enum<Eviction>("embedding", "eviction", name, kEvictions);
+}
+
+/// As many rows as there may be, and one of zeros.
+PackSpec HashedTables::packed_spec(PackSpec spec, const HashedOptions& options, Changes changes) {
+  check_options(options);
+  for (TableSpec& table : spec.tables) {
+    user_check(table.rows < int64_t{1} << 31,
+               "embedding: table \"{}\" may have {} rows, but must be below 2^31", table.name,
+               table.rows);
+    user_check(table.rows >= 1,
+               "embedding: table \"{}\" may have {} rows, but must have room for one", table.name,
+               table.rows);
+    table.rows = rows_within(spec, table, options, changes) + 1;
+  }
+  return spec;
+}
+
+HashedTables::HashedTables(const PackSpec& spec, const HashedOptions& options, Changes changes)
+    : spec_(spec),
+      options_(options),
+      changes_(changes),
+      packed_(packed_spec(spec, options, changes), PackedTables::Initial::kUnset) {
+  for (size_t t = 0; t < spec.tables.size(); ++t) {
+    const TableSpec& from = spec.tables[t];
+    tables_.push_back(std::make_unique<Table>(initial_rows(spec.seed, from),
+                                              mix_seed(spec.seed, name_key(from.name))));
+    Table& table = *tables_.back();
+    const auto number = static_cast<int64_t>(t);
+    table.rows = packed_.spec().tables[t].rows - 1;
+    table.capped = table.rows < from.rows;
+    if (from.max_bytes > 0) {
+      table.keys = Keys(table.rows, changes);
+      if (options.admission == Admission::kCount)
+        table.candidates = Keys(options.max_candidates, changes);
+    }
+    table.row_bytes = row_bytes(spec.row_dtype, from.dim);
+    table.state_width = state_per_row(spec.optimizer.kind, from.dim);
+    table.stored = packed_.row_data(number);
+    table.state = packed_.packed_state(number).mutable_data_ptr<float>();
+    if (spec.row_dtype != RowDtype::kFloat32) {
+      table.rows_held = at::empty({table.rows + 1}, at::kInt);
+      packed_.set_rows_held(number, static_cast<const uint32_t*>(table.rows_held.const_data_ptr()));
+    }
+    clear_null_row(table);
+  }
+  feature_rows_.assign(spec.feature_table.size(), kAnyKey);
+}
+
+Jagged HashedTables::begin(const Jagged& keys) {
+  check_jagged(keys, feature_rows_);
+  user_check(!in_step_,
+             "embedding: a step of hashed tables begins before the last has ended; call end first");
+  const TraceSpan span("dovetail::embedding_hashed_begin");
+  in_step_ = true;
+  Jagged slots = keys;
+  slots.values = at::empty_like(keys.values);
+  int64_t* to = slots.values.mutable_data_ptr<int64_t>();
+  parallel_pieces(static_cast<int64_t>(tables_.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) begin_table(t, keys, to);
+  });
+  return slots;
+}
+
+void HashedTables::begin_table(int64_t t, const Jagged& keys, int64_t* slots) {
+  Table& table = *tables_[static_cast<size_t>(t)];
+  const int64_t *values = keys.values.const_data_ptr<int64_t>(),
+                *offsets = keys.offsets.const_data_ptr<int64_t>();
+  SlotMap<uint64_t> numbers(16);
+  std::vector<NewKey> fresh;
+  const auto each_key = [&](const auto& body) {
+    for (const int64_t f : packed_.features_of(t))
+      for (int64_t i = offsets[f * keys.samples]; i < offsets[(f + 1) * keys.samples]; ++i)
+        body(i, static_cast<uint64_t>(values[i]));
+  };
+  const auto occurred = [&](uint32_t number, int64_t count) {
+    Keys::Entry& entry = table.keys.entries()[number];
+    entry.occurrences = occurrences_after(entry, step_) + count;
+    entry.last_step = step_ + 1;
+    entry.changed = true;
+  };
+  each_key([&](int64_t i, uint64_t key) {
+    if (i + kAhead < keys.values.size(0))
+      table.keys.prefetch(static_cast<uint64_t>(values[i + kAhead]));
+    const uint32_t number = table.keys.find(key);
+    slots[i] = number == kNone ? 0 : static_cast<int64_t>(number) + 1;
+    if (number != kNone) {
+      ++table.counters.found;
+      return occurred(number, 1);
+    }
+    if (numbers.size() == numbers.room()) numbers.resize(2 * numbers.room());
+    if (numbers.find(key) == kNone) {
+      numbers.insert(key, static_cast<uint32_t>(fresh.size()));
+      fresh.push_back({key, 0});
+    }
+    ++fresh[numbers.find(key)].count;
+  });
+  if (fresh.empty()) return;
+  std::vector<int64_t> slot_of(fresh.size());
+  for (size_t i = 0; i < fresh.size(); ++i) {
+    const uint32_t number = admit(table, fresh[i]);
+    if (number == kNone) continue;
+    slot_of[i] = static_cast<int64_t>(number) + 1;
+    occurred(number, fresh[i].count);
+  }
+  each_key([&](int64_t i, uint64_t key) {
+    if (slots[i] == 0) slots[i] = slot_of[numbers.find(key)];
+  });
+}
+
+/// The number of a key that is now admitted, or kNone.
+uint32_t HashedTables::admit(Table& table, const NewKey& key) {
+  if (!is_admitted(table, key)) return kNone;
+  if (table.keys.size() == table.rows) {
+    (table.capped ? table.counters.refused_memory : table.counters.refused_full) += key.count;
+    return kNone;
+  }
+  int64_t before = 0;
+  if (const uint32_t candidate = table.candidates.find(key.key); candidate != kNone) {
+    before = table.candidates.entries()[candidate].occurrences - key.count;
+    table.candidates.erase(candidate);
+  }
+  const uint32_t number = table.keys.insert(key.key);
+  table.keys.entries()[number].occurrences = before;
+  table.keys.entries()[number].last_step = step_ + 1;
+  initialize_row(table, key.key, number);
+  ++table.counters.admitted;
+  return number;
+}
+
+/// Of kCount, counts a key that is not.
+bool HashedTables::is_admitted(Table& table, const NewKey& key) const {
+  if (options_.admission == Admission::kAlways) return true;
+  if (options_.admission == Admission::kProbability) {
+    const double chance = 1 - std::pow(1 - options_.probability, static_cast<double>(key.count));
+    const uint64_t seed = mix_seed(table.admission_seed, static_cast<uint64_t>(step_ + 1));
+    const bool admitted = random_uniform(seed, RandomStream::kAdmission, key.key) < chance;
+    if (!admitted) table.counters.not_admitted += key.count;
+    return admitted;
+  }
+  uint32_t number = table.candidates.find(key.key);
+  if (number == kNone) {
+    if (key.count >= options_.min_count) return true;
+    if (table.candidates.size() == options_.max_candidates) {
+      table.counters.refused_candidates += key.count;
+      return false;
+    }
+    number = table.candidates.insert(key.key);
+  }
+  Keys::Entry& candidate = table.candidates.entries()[number];
+  candidate.occurrences += key.count;
+  candidate.last_step = step_ + 1;
+  candidate.changed = true;
+  if (candidate.occurrences >= options_.min_count) return true;
+  table.counters.not_admitted += key.count;
+  return false;
+}
+
+void HashedTables::end() {
+  user_check(in_step_,
+             "embedding: a step of hashed tables ends that has not begun; call begin first");
+  const TraceSpan span("dovetail::embedding_hashed_end");
+  in_step_ = false;
+  ++step_;
+  parallel_pieces(static_cast<int64_t>(tables_.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      Table& table = *tables_[static_cast<size_t>(t)];
+      clear_null_row(table);
+      if (step_ % options_.evict_steps != 0) continue;
+      if (options_.eviction != Eviction::kNone) evict(table);
+      evict_candidates(table);
+    }
+  });
+}
+
+/// That the counts of all are halved is worked out when a count is asked for: a halving would else
+/// change each row.
+int64_t HashedTables::occurrences_after(const Keys::Entry& entry, int64_t steps) const {
+  if (options_.eviction != Eviction::kFrequency) return entry.occurrences;
+  const int64_t halvings =
+      steps / options_.evict_steps - (entry.last_step - 1) / options_.evict_steps;
+  return entry.occurrences >> std::clamp<int64_t>(halvings, 0, 63);
+}
+
+void HashedTables::evict(Table& table) const {
+  const std::vector<Keys::Entry>& entries = table.keys.entries();
+  std::vector<uint32_t> leaving;
+  for (uint32_t i = 0; i < entries.size(); ++i) {
+    if (!entries[i].taken) continue;
+    if (options_.eviction == Eviction::kFrequency ||
+        step_ - entries[i].last_step > options_.max_age)
+      leaving.push_back(i);
+  }
+  if (options_.eviction == Eviction::kFrequency) {
+    const int64_t excess = table.keys.size() - options_.keep_rows;
+    if (excess <= 0) return;
+    std::nth_element(leaving.begin(), leaving.begin() + excess - 1, leaving.end(),
+                     [&](uint32_t a, uint32_t b) {
+                       const auto rank = [&](const Keys::Entry& e) {
+                         return std::tuple(occurrences_after(e, step_ - 1), e.last_step, e.key);
+                       };
+                       return rank(entries[a]) < rank(entries[b]);
+                     });
+    leaving.resize(static_cast<size_t>(excess));
+  }
+  for (const uint32_t number : leaving) table.keys.erase(number);
+  table.counters.evicted += static_cast<int64_t>(leaving.size());
+}
+
+void HashedTables::evict_candidates(Table& table) const {
+  for (uint32_t i = 0; i < table.candidates.entries().size(); ++i) {
+    const Keys::Entry& entry = table.candidates.entries()[i];
+    if (!entry.taken || step_ - entry.last_step <= options_.max_age) continue;
+    table.candidates.erase(i);
+    ++table.counters.candidates_evicted;
+  }
+}
+
+void HashedTables::clear_null_row(Table& table) const {
+  std::fill_n(table.stored, table.row_bytes, char{0});
+  std::fill_n(table.state, table.state_width, 0.0f);
+}
+
+void HashedTables::initialize_row(const Table& table, uint64_t key, uint32_t number) const {
+  const int64_t row = static_cast<int64_t>(number) + 1;
+  table.initial.store(spec_.row_dtype, key, table.stored + row * table.row_bytes);
+  std::fill_n(table.state + row * table.state_width, table.state_width, 0.0f);
+  hold(table, key, row);
+}
+
+/// Rows are rounded by what their keys hash to, for a key is no number of 32 bits.
+void HashedTables::hold(const Table& table, uint64_t key, int64_t row) {
+  if (table.rows_held.defined())
+    table.rows_held.mutable_data_ptr<int32_t>()[row] = static_cast<int32_t>(mix_seed(key, 0));
+}
+
+Jagged HashedTables::find(const Jagged& keys) const {
+  check_jagged(keys, feature_rows_);
+  Jagged slots = keys;
+  slots.values = at::empty_like(keys.values);
+  const int64_t *values = keys.values.const_data_ptr<int64_t>(),
+                *offsets = keys.offsets.const_data_ptr<int64_t>();
+  int64_t* to = slots.values.mutable_data_ptr<int64_t>();
+  parallel_pieces(keys.features, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t f = begin; f < end; ++f) {
+      const Table& table =
+          *tables_[static_cast<size_t>(spec_.feature_table[static_cast<size_t>(f)])];
+      for (int64_t i = offsets[f * keys.samples]; i < offsets[(f + 1) * keys.samples]; ++i) {
+        const uint32_t number = table.keys.find(static_cast<uint64_t>(values[i]));
+        to[i] = number == kNone ? 0 : static_cast<int64_t>(number) + 1;
+      }
+    }
+  });
+  return slots;
+}
+
+void HashedTables::forget_changes() {
+  if (changes_ == Changes::kUntracked) return;
+  for (const auto& table : tables_) {
+    table->keys.forget_changes();
+    table->candidates.forget_changes();
+  }
+}
+
+KeyedRows HashedTables::contents(int64_t t, RowSet which) const {
+  user_check(
+      !in_step_,
+      "embedding: the contents of a hashed table are asked for within a step; call end first");
+  const Table& table = *tables_.at(static_cast<size_t>(t));
+  const std::vector<int64_t> numbers = table.keys.ascending(which);
+  const at::Tensor rows = at::tensor(numbers, at::kLong) + 1;
+  return {.known = table.keys.counts(numbers),
+          .weight = packed_.stored(t).index_select(0, rows),
+          .state = packed_.packed_state(t).index_select(0, rows),
+          .candidates = table.candidates.counts(table.candidates.ascending(which))};
+}
+
+void HashedTables::load(int64_t t, const KeyedRows& contents) {
+  user_check(!in_step_, "embedding: a hashed table is loaded within a step; call end first");
+  Table& table = *tables_.at(static_cast<size_t>(t));
+  const TableSpec& spec = spec_.tables[static_cast<size_t>(t)];
+  const auto check = [&](const char* name, const at::Tensor& x, at::IntArrayRef sizes,
+                         at::ScalarType dtype) {
+    user_check(x.defined() && x.sizes() == sizes && x.scalar_type() == dtype && x.is_cpu() &&
+                   x.is_contiguous(),
+               "embedding: {} of table \"{}\" must be {} {}, contiguous, on the CPU, but is {}",
+               name, spec.name, fmt::format("({})", fmt::join(sizes, ", ")), c10::toString(dtype),
+               describe(x));
+  };
+  const auto check_counts = [&](const KeyCounts& counts, const char* what) {
+    user_check(counts.keys.defined(), "embedding: there are no {} for table \"{}\"", what,
+               spec.name);
+    const int64_t n = counts.keys.numel();
+    check(what, counts.keys, {n}, at::kLong);
+    check("occurrences", counts.occurrences, {n}, at::kLong);
+    check("last_step", counts.last_step, {n}, at::kLong);
+    return n;
+  };
+  const int64_t n = check_counts(contents.known, "keys");
+  check_counts(contents.candidates, "candidates");
+  check("weight", contents.weight, {n, stored_width(spec_.row_dtype, spec.dim)},
+        stored_type(spec_.row_dtype));
+  check("state", contents.state, {n, table.state_width}, at::kFloat);
+  user_check(n <= table.rows,
+             "embedding: table \"{}\" may have {} rows, but {} are to be loaded; raise its {}",
+             spec.name, table.rows, n, table.capped ? "max_bytes" : "rows");
+  table.keys.load(contents.known, spec.name);
+  table.candidates.load(contents.candidates, spec.name);
+  for (int64_t i = 0; i < n; ++i)
+    hold(table, static_cast<uint64_t>(contents.known.keys.const_data_ptr<int64_t>()[i]), i + 1);
+  packed_.stored(t).narrow(0, 1, n).copy_(contents.weight);
+  packed_.packed_state(t).narrow(0, 1, n).copy_(contents.state);
+}
+
+HashedCounters operator+(HashedCounters a, const HashedCounters& b) {
+  for (const auto& [name, counter] : kHashedCounters) a.*counter += b.*counter;
+  return a;
+}
+
+HashedCounters HashedTables::counters() const {
+  HashedCounters sum;
+  for (const auto& table : tables_) {
+    HashedCounters now = table->counters;
+    now.rows = table->keys.size();
+    now.candidates = table->candidates.size();
+    sum = sum + now;
+  }
+  sum.bytes = memory_bytes();
+  return sum;
+}
+
+}  // namespace dovetail::embedding

@@ -1,0 +1,167 @@
+#include "dovetail/embedding/pack/lookup_cuda.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <type_traits>
+
+#include "dovetail/base/error.h"
+#include "dovetail/embedding/pack/cuda_kernels.h"
+#include "dovetail/ops/dispatch.h"
+
+namespace dovetail::embedding {
+
+namespace {
+
+/// A copy in the GPU's memory; `items` may go as soon as this has returned.
+template <class Item>
+at::Tensor to_gpu(const std::vector<Item>& items, at::Device device) {
+  static_assert(std::is_trivially_copyable_v<Item>);
+  at::Tensor bytes = at::empty({static_cast<int64_t>(items.size() * sizeof(Item))}, at::kByte);
+  if (!items.empty()) std::memcpy(bytes.mutable_data_ptr(), items.data(), bytes.nbytes());
+  return bytes.to(device, /*non_blocking=*/true);
+}
+
+template <class Item>
+Item* items_in(const at::Tensor& bytes) {
+  return reinterpret_cast<Item*>(bytes.mutable_data_ptr());
+}
+
+/// A pack's layout in the GPU's memory, which it holds.
+struct PackOnGpu {
+  explicit PackOnGpu(const PackedTables& from) {
+    std::vector<CudaTable> all;
+    std::vector<CudaFeature> looked_up;
+    for (size_t t = 0; t < from.spec().tables.size(); ++t) {
+      const TableSpec& table = from.spec().tables[t];
+      const auto number = static_cast<int64_t>(t);
+      const RowRounding rounding = from.rounding(number);
+      DOVETAIL_CHECK(rounding.row_of == nullptr, "rows of \"{}\" hold others, on a GPU",
+                     table.name);
+      all.push_back({.rows = from.row_data(number),
+                     .state = from.packed_state(number).mutable_data_ptr<float>(),
+                     .first_row = rows,
+                     .dim = table.dim,
+                     .row_bytes = row_bytes(from.spec().row_dtype, table.dim),
+                     .state_width = state_per_row(from.spec().optimizer.kind, table.dim),
+                     .rounding_key = rounding.key,
+                     .rounding_first_row = rounding.first_row,
+                     .rounding_row_step = rounding.row_step,
+                     .rounding_first_column = rounding.first_column});
+      rows += table.rows;
+      pack.widest = std::max(pack.widest, table.dim);
+    }
+    for (const FeatureLayout& feature : from.features()) {
+      const TableSpec& table = from.spec().tables[static_cast<size_t>(feature.table)];
+      looked_up.push_back({.table = feature.table,
+                           .column = feature.column,
+                           .mean = table.pooling == Pooling::kMean});
+    }
+    tables = to_gpu(all, from.device());
+    features = to_gpu(looked_up, from.device());
+    pack.storage =
+        from.spec().row_dtype == RowDtype::kFloat32 ? Storage::kFloat32 : Storage::kBFloat16;
+    pack.tables = items_in<CudaTable>(tables);
+    pack.features = items_in<CudaFeature>(features);
+    pack.num_tables = std::ssize(all);
+    pack.num_features = std::ssize(looked_up);
+  }
+
+  at::Tensor tables, features;
+  CudaPack pack = {};
+  int64_t rows = 0;
+};
+
+CudaBatch on_gpu(const Jagged& batch) {
+  return {.values = batch.values.const_data_ptr<int64_t>(),
+          .offsets = batch.offsets.const_data_ptr<int64_t>(),
+          .weights = data_or_null(batch.weights),
+          .ids = batch.values.numel(),
+          .samples = batch.samples};
+}
+
+}  // namespace
+
+void check_contents_on_gpu(const Jagged& batch, at::ArrayRef<int64_t> rows) {
+  const c10::DeviceGuard guard(batch.values.device());
+  const at::Tensor limits = to_gpu(rows.vec(), batch.values.device());
+  const at::Tensor bad = at::zeros({1}, batch.values.options().dtype(at::kInt));
+  cuda_kernels().check({.batch = on_gpu(batch),
+                        .features = batch.features,
+                        .rows = items_in<int64_t>(limits),
+                        .bad = bad.mutable_data_ptr<int32_t>()});
+  if (bad.item<int32_t>() == 0) return;
+  Jagged there = batch;
+  for (at::Tensor* tensor : {&there.values, &there.offsets, &there.weights})
+    if (tensor->defined()) *tensor = tensor->cpu();
+  check_jagged(there, rows);
+  DOVETAIL_CHECK(false, "a batch that is refused on the GPU alone");
+}
+
+void pool_on_gpu(const PackedTables& tables, const Jagged& batch, const at::Tensor& y) {
+  if (batch.features * batch.samples == 0) return;
+  const c10::DeviceGuard guard(tables.device());
+  const PackOnGpu pack(tables);
+  cuda_kernels().pool({.pack = pack.pack,
+                       .batch = on_gpu(batch),
+                       .y = y.mutable_data_ptr<float>(),
+                       .columns = tables.columns()});
+}
+
+void update_on_gpu(const PackedTables& tables, const std::vector<PooledGradient>& micro_batches) {
+  const c10::DeviceGuard guard(tables.device());
+  const PackOnGpu pack(tables);
+  std::vector<at::Tensor> gradients;
+  std::vector<CudaGradient> parts;
+  int64_t bags = 0, count = 0;
+  for (const PooledGradient& part : micro_batches) {
+    gradients.push_back(part.gradient.stride(1) == 1 ? part.gradient : part.gradient.contiguous());
+    parts.push_back({.batch = on_gpu(part.batch),
+                     .gradient = gradients.back().const_data_ptr<float>(),
+                     .gradient_stride = gradients.back().stride(0),
+                     .first_bag = bags});
+    bags += part.batch.features * part.batch.samples;
+    count += part.batch.values.numel();
+  }
+  if (count == 0) return;
+  user_check(bags < INT32_MAX && count < INT32_MAX && pack.rows <= int64_t{1} << 32,
+             "embedding: an update on a GPU may have 2^31 - 2 bags and ids of 2^32 rows, but has "
+             "{} and {} of {}",
+             bags, count, pack.rows);
+  const int row_bits =
+      std::max(1, static_cast<int>(std::bit_width(static_cast<uint64_t>(pack.rows - 1))));
+  const at::Tensor on_gpu = to_gpu(parts, tables.device());
+  const auto bytes = at::TensorOptions(tables.device()).dtype(at::kByte);
+  const auto words = [&](int64_t n) {
+    return at::empty({n * static_cast<int64_t>(sizeof(uint32_t))}, bytes);
+  };
+  const at::Tensor bag_begins = words(bags + 1), keys = words(count), sorted_keys = words(count),
+                   occurrences = words(2 * count), sorted_occurrences = words(2 * count),
+                   row_begins = words(count), long_rows = words(count), counts = words(2).zero_();
+  const size_t scratch_bytes = cuda_kernels().update_scratch(bags, count, row_bits);
+  const at::Tensor scratch = at::empty({static_cast<int64_t>(scratch_bytes)}, bytes);
+  static_assert(sizeof(CudaOccurrence) == 2 * sizeof(uint32_t));
+  cuda_kernels().update({.pack = pack.pack,
+                         .scalars = update_scalars(tables.spec().optimizer, tables.steps() + 1),
+                         .num_parts = std::ssize(parts),
+                         .parts = parts.data(),
+                         .parts_on_gpu = items_in<CudaGradient>(on_gpu),
+                         .bags = bags,
+                         .count = count,
+                         .row_bits = row_bits,
+                         .bag_begins = items_in<uint32_t>(bag_begins),
+                         .keys = items_in<uint32_t>(keys),
+                         .sorted_keys = items_in<uint32_t>(sorted_keys),
+                         .occurrences = items_in<CudaOccurrence>(occurrences),
+                         .sorted_occurrences = items_in<CudaOccurrence>(sorted_occurrences),
+                         .row_begins = items_in<uint32_t>(row_begins),
+                         .long_rows = items_in<uint32_t>(long_rows),
+                         .counts = items_in<uint32_t>(counts),
+                         .scratch = scratch.mutable_data_ptr(),
+                         .scratch_bytes = scratch_bytes});
+}
+
+}  // namespace dovetail::embedding

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+
+#include "dovetail/embedding/pack/occurrences.h"
+#include "dovetail/embedding/pack/row_optimizer.h"
+#include "dovetail/embedding/pack/row_format.h"
+
+namespace dovetail::embedding {
+
+struct UpdateProblem {
+  const uint64_t* keys;  ///< sorted
+  int64_t count;
+  const Occurrence* occurrences;
+  int64_t dim;
+  RowDtype dtype;
+  char* rows;  ///< of the table, stored, row_bytes each
+  int64_t row_bytes;
+  RowRounding rounding;
+  float* state;
+  int64_t state_width;  ///< floats of state that a row has
+};
+
+/// One update of every row that occurs: G is summed in float32 in the order of the keys. On the
+/// calling thread.
+void update_rows(const UpdateProblem& problem, const UpdateScalars& scalars);
+
+}  // namespace dovetail::embedding

@@ -1,0 +1,248 @@
+#include "dovetail/embedding/ranks/distributed.h"
+
+#include <ATen/ATen.h>
+
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/trace.h"
+
+namespace dovetail::embedding {
+
+namespace {
+
+/// Micro-batch `number` of a rank's samples, of which it has `size` as far as there are any.
+Jagged part_of(const Jagged& batch, int64_t size, int64_t number) {
+  const int64_t first = number == 0 ? 0 : std::min(number * size, batch.samples);
+  return samples_of(batch, first, std::min(size, batch.samples - first));
+}
+
+}  // namespace
+
+DistributedTables::DistributedTables(PackSpec spec, EmbeddingPlan plan,
+                                     std::shared_ptr<Group> group, Payloads payloads,
+                                     const std::optional<TierOptions>& tiers,
+                                     const HashedOptions& hashed, Changes changes)
+    : spec_(std::move(spec)),
+      plan_(std::move(plan)),
+      group_(std::move(group)),
+      pack_of_(spec_.tables.size()) {
+  DOVETAIL_CHECK(plan_.ranks == group_->size(), "a plan for {} ranks on {}", plan_.ranks,
+                 group_->size());
+  for (const int64_t t : spec_.feature_table) {
+    const TableSpec& table = spec_.tables[static_cast<size_t>(t)];
+    feature_rows_.push_back(table.hashed ? kAnyKey : table.rows);
+    columns_ += table.dim;
+  }
+  std::vector<int64_t> bytes;
+  for (const PlannedPack& pack : plan_.packs)
+    bytes.push_back(pack.hashed ? 0 : bytes_on(spec_, plan_, pack, group_->rank()));
+  const int64_t all_bytes = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+  for (size_t i = 0; i < plan_.packs.size(); ++i) {
+    for (const int64_t t : plan_.packs[i].tables) pack_of_[static_cast<size_t>(t)] = i;
+    std::optional<TierOptions> of_pack = bytes[i] > 0 ? tiers : std::nullopt;
+    if (of_pack)
+      of_pack->memory_bytes =
+          static_cast<int64_t>(static_cast<double>(tiers->memory_bytes) *
+                               static_cast<double>(bytes[i]) / static_cast<double>(all_bytes));
+    packs_.push_back(std::make_unique<ShardedPack>(spec_, plan_, plan_.packs[i], group_->rank(),
+                                                   payloads, of_pack, hashed, changes));
+  }
+}
+
+TableStep DistributedTables::start(const Jagged& batch, int64_t micro_batch,
+                                   int64_t micro_batches) {
+  check_jagged(batch, feature_rows_);
+  DOVETAIL_CHECK(micro_batch * micro_batches >= batch.samples,
+                 "{} micro-batches of {} for {} samples", micro_batches, micro_batch,
+                 batch.samples);
+  const TraceSpan span("dovetail::embedding_ids");
+  TableStep step;
+  step.samples_ = batch.samples;
+  step.micro_batch_ = micro_batch;
+  step.micro_batches_ = micro_batches;
+  step.pooled_.resize(static_cast<size_t>(micro_batches));
+  const auto ranks = static_cast<int64_t>(group_->size()),
+             count = static_cast<int64_t>(packs_.size());
+  std::vector<Message> messages;
+  for (const auto& pack : packs_) {
+    const Jagged own = embedding::features_of(batch, pack->features());
+    TableStep::InPack in;
+    in.pooled.resize(static_cast<size_t>(micro_batches));
+    in.gradients.resize(static_cast<size_t>(micro_batches));
+    in.of_ranks.resize(static_cast<size_t>(ranks));
+    if (pack->alone()) {
+      in.arrived = {own};
+    } else {
+      messages.push_back(pack->write_ids(own));
+      for (int64_t m = 0; m < micro_batches; ++m) in.own.push_back(part_of(own, micro_batch, m));
+    }
+    step.packs_.push_back(std::move(in));
+  }
+  if (messages.empty()) return step;
+  // All counts of all packs in one message.
+  const at::Tensor counts = at::empty({ranks, count}, at::kLong);
+  for (size_t i = 0; i < messages.size(); ++i)
+    counts.select(1, static_cast<int64_t>(i)).copy_(at::tensor(messages[i].counts, at::kLong));
+  const at::Tensor arriving =
+      Exchange(group_, even_splits(ranks, group_->size())).start(counts).wait();
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const at::Tensor of_pack = arriving.select(1, static_cast<int64_t>(i)).contiguous();
+    const auto* data = of_pack.const_data_ptr<int64_t>();
+    step.packs_[i].receive.assign(data, data + ranks);
+    step.packs_[i].ids =
+        Exchange(group_, {messages[i].counts, step.packs_[i].receive}).start(messages[i].elements);
+  }
+  return step;
+}
+
+void DistributedTables::receive(TableStep& step) {
+  for (size_t i = 0; i < packs_.size(); ++i) {
+    TableStep::InPack& in = step.packs_[i];
+    if (in.arrived.empty()) in.arrived = packs_[i]->read_ids(in.ids.wait(), in.receive);
+  }
+}
+
+void DistributedTables::prefetch(TableStep& step) {
+  receive(step);
+  for (size_t i = 0; i < packs_.size(); ++i) packs_[i]->prefetch(step.packs_[i].arrived);
+}
+
+void DistributedTables::begin(TableStep& step, bool training) {
+  receive(step);
+  for (size_t i = 0; i < packs_.size(); ++i) {
+    TableStep::InPack& in = step.packs_[i];
+    packs_[i]->begin(in.arrived, training);
+    in.received.resize(static_cast<size_t>(step.micro_batches_));
+    for (int64_t m = 0; m < step.micro_batches_; ++m)
+      for (const Jagged& batch : in.arrived)
+        in.received[static_cast<size_t>(m)].push_back(part_of(batch, step.micro_batch_, m));
+    in.arrived.clear();
+  }
+}
+
+void DistributedTables::gather(TableStep& step, int64_t micro_batch) {
+  const int64_t first =
+                    micro_batch == 0 ? 0 : std::min(micro_batch * step.micro_batch_, step.samples_),
+                samples = std::min(step.micro_batch_, step.samples_ - first);
+  step.pooled_[static_cast<size_t>(micro_batch)] =
+      allocate(samples * columns_).view({samples, columns_});
+  for (int64_t g = 0; g < plan_.groups; ++g) gather_group(step, micro_batch, g);
+}
+
+void DistributedTables::gather_group(TableStep& step, int64_t micro_batch, int64_t group) {
+  const auto m = static_cast<size_t>(micro_batch);
+  std::vector<std::pair<size_t, Message>> messages;
+  for (size_t i = 0; i < packs_.size(); ++i) {
+    if (plan_.packs[i].group != group) continue;
+    const TableStep::InPack& in = step.packs_[i];
+    if (packs_[i]->alone()) {
+      packs_[i]->pool_batch(in.received[m].front(), step.pooled_[m]);
+    } else if (packs_[i]->exchanges_pooled()) {
+      messages.emplace_back(i, packs_[i]->pool_received(in.received[m]));
+    } else {
+      packs_[i]->pool_replica(in.received[m][static_cast<size_t>(group_->rank())], step.pooled_[m]);
+    }
+  }
+  for (auto& [i, message] : messages)
+    step.packs_[i].pooled[m] =
+        Exchange(group_, {message.counts, packs_[i]->pooled_counts(step.pooled_[m].size(0))})
+            .start(message.elements);
+}
+
+at::Tensor DistributedTables::wait(TableStep& step, int64_t micro_batch) {
+  const TraceSpan span("dovetail::embedding_stitch");
+  const auto m = static_cast<size_t>(micro_batch);
+  for (size_t i = 0; i < packs_.size(); ++i) {
+    if (!packs_[i]->exchanges_pooled()) continue;
+    TableStep::InPack& in = step.packs_[i];
+    packs_[i]->add_pooled(in.pooled[m].wait(), in.own[m], step.pooled_[m]);
+  }
+  return std::move(step.pooled_[m]);
+}
+
+void DistributedTables::add_gradient(TableStep& step, int64_t micro_batch,
+                                     const at::Tensor& gradient) {
+  const TraceSpan span("dovetail::embedding_gradient");
+  const auto m = static_cast<size_t>(micro_batch);
+  for (size_t i = 0; i < packs_.size(); ++i) {
+    TableStep::InPack& in = step.packs_[i];
+    if (packs_[i]->alone()) {
+      in.of_ranks.front().push_back({.batch = in.received[m].front(), .gradient = gradient});
+      continue;
+    }
+    const Message message = packs_[i]->write_gradient(in.own[m], gradient);
+    in.gradients[m] = Exchange(group_, {message.counts, packs_[i]->gradient_counts(in.received[m])})
+                          .start(message.elements);
+  }
+}
+
+void DistributedTables::update(TableStep& step) {
+  for (size_t m = 0; m < static_cast<size_t>(step.micro_batches_); ++m) {
+    for (size_t i = 0; i < packs_.size(); ++i) {
+      if (packs_[i]->alone()) continue;
+      TableStep::InPack& in = step.packs_[i];
+      std::vector<PooledGradient> gradients =
+          packs_[i]->read_gradients(in.gradients[m].wait(), in.received[m]);
+      for (size_t r = 0; r < gradients.size(); ++r)
+        in.of_ranks[r].push_back(std::move(gradients[r]));
+    }
+  }
+  for (size_t i = 0; i < packs_.size(); ++i) {
+    std::vector<PooledGradient> in_order;
+    for (std::vector<PooledGradient>& of_rank : step.packs_[i].of_ranks)
+      for (PooledGradient& part : of_rank) in_order.push_back(std::move(part));
+    embedding::update(packs_[i]->tables(), in_order);
+    packs_[i]->mark_changed(in_order);
+  }
+  end(step);
+}
+
+void DistributedTables::discard(TableStep& step) {
+  for (size_t i = 0; i < packs_.size(); ++i)
+    if (!packs_[i]->alone())
+      for (Exchange::Pending& gradient : step.packs_[i].gradients) gradient.wait();
+  end(step);
+}
+
+void DistributedTables::end(TableStep& step) {
+  for (const auto& pack : packs_) pack->end();
+  step = TableStep();
+}
+
+at::Tensor DistributedTables::lookup(const Jagged& batch) {
+  // One micro-batch on every rank, whatever their samples.
+  TableStep step = start(batch, std::numeric_limits<int64_t>::max(), 1);
+  begin(step, /*training=*/false);
+  gather(step, 0);
+  at::Tensor pooled = wait(step, 0);
+  end(step);
+  return pooled;
+}
+
+std::optional<TierCounters> DistributedTables::tier_counters() const {
+  std::optional<TierCounters> sum;
+  for (const auto& pack : packs_) {
+    if (const TieredTables* tiers = pack->tiers()) {
+      if (!sum) sum.emplace();
+      *sum += tiers->counters();
+    }
+  }
+  return sum;
+}
+
+void DistributedTables::set_lr(double lr) {
+  for (size_t i = 0; i < packs_.size(); ++i)
+    packs_[i]->tables().set_lr(rate_of(spec_, plan_.packs[i].tables.front(), lr));
+}
+
+void DistributedTables::set_steps(int64_t updates, int64_t steps) {
+  for (const auto& pack : packs_) {
+    pack->tables().set_steps(updates);
+    if (pack->hashed() != nullptr) pack->hashed()->set_steps(steps);
+  }
+}
+
+}  // namespace dovetail::embedding

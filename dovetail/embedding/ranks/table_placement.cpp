@@ -1,0 +1,385 @@
+#include "dovetail/embedding/ranks/table_placement.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <tuple>
+#include <utility>
+
+#include "dovetail/base/enum_names.h"
+#include "dovetail/base/error.h"
+
+namespace dovetail::embedding {
+
+namespace {
+
+constexpr std::array<std::string_view, 4> kShardings = {"row", "table", "column", "replicated"};
+/// Columns are cut between vectors of this many.
+constexpr int64_t kColumnUnit = 4;
+
+const TableSpec& table_of(const PackSpec& spec, int64_t t) {
+  return spec.tables[static_cast<size_t>(t)];
+}
+
+int64_t bytes_of(const PackSpec& spec, int64_t t) {
+  const TableSpec& table = table_of(spec, t);
+  const int64_t state_bytes = state_per_row(spec, t) * static_cast<int64_t>(sizeof(float));
+  const int64_t bytes = table.rows * (row_bytes(spec.row_dtype, table.dim) + state_bytes);
+  return table.max_bytes > 0 ? std::min(bytes, table.max_bytes) : bytes;
+}
+
+bool has_row_wise_state(const PackSpec& spec, int64_t t) {
+  return optimizer_of(spec, t).kind == OptimizerKind::kRowWiseAdagrad;
+}
+
+bool columns_can_be_cut(const PackSpec& spec, int64_t t, int64_t ranks) {
+  return !has_row_wise_state(spec, t) && spec.row_dtype != RowDtype::kMXFP8 &&
+         !table_of(spec, t).hashed && table_of(spec, t).dim >= kColumnUnit * ranks;
+}
+
+/// Of `count` units in equal parts, where part `index` begins.
+int64_t part_begin(int64_t count, int64_t parts, int64_t index) { return count * index / parts; }
+
+size_t least(const std::vector<double>& loads) {
+  return static_cast<size_t>(std::ranges::min_element(loads) - loads.begin());
+}
+
+std::vector<PlannedTable> measure_tables(const PackSpec& spec, const PlanOptions& options) {
+  std::vector<PlannedTable> tables(spec.tables.size(), {.volume = 0});
+  for (size_t f = 0; f < spec.feature_table.size(); ++f) {
+    const int64_t t = spec.feature_table[f];
+    const double ids = options.ids_per_sample.empty() ? 1 : options.ids_per_sample[f];
+    tables[static_cast<size_t>(t)].volume += ids * static_cast<double>(table_of(spec, t).dim);
+  }
+  return tables;
+}
+
+void check_column_wise(const PackSpec& spec, int64_t ranks) {
+  user_check(spec.row_dtype != RowDtype::kMXFP8,
+             "embedding: mxfp8 has one scale for 32 elements of a row, which column-wise tables "
+             "would cut; use another "
+             "sharding, or bf16");
+  for (int64_t t = 0; t < std::ssize(spec.tables); ++t) {
+    const TableSpec& table = table_of(spec, t);
+    user_check(!has_row_wise_state(spec, t),
+               "embedding: table \"{}\": row-wise Adagrad has one state for a whole row, which "
+               "column-wise tables would "
+               "cut; use another sharding, or adagrad",
+               table.name);
+    user_check(!table.hashed,
+               "embedding: the keys of table \"{}\", which has no fixed vocabulary, are of whole "
+               "rows, which column-wise "
+               "tables would cut; use another sharding",
+               table.name);
+    user_check(table.dim >= kColumnUnit * ranks,
+               "embedding: table \"{}\" has {} columns, too few to be cut over {} ranks ({} each); "
+               "use another sharding",
+               table.name, table.dim, ranks, kColumnUnit);
+  }
+}
+
+void choose_sharding(const PackSpec& spec, int64_t ranks, std::vector<PlannedTable>& tables) {
+  double volume = 0, bytes = 0;
+  for (size_t t = 0; t < tables.size(); ++t) {
+    volume += tables[t].volume;
+    bytes += static_cast<double>(bytes_of(spec, static_cast<int64_t>(t)));
+  }
+  for (size_t t = 0; t < tables.size(); ++t) {
+    const auto number = static_cast<int64_t>(t);
+    const double share = 1 / static_cast<double>(ranks);
+    const bool too_large = tables[t].volume > share * volume ||
+                           static_cast<double>(bytes_of(spec, number)) > share * bytes;
+    const bool may_be_cut = ranks > 1 && !spec.tables[t].hashed;
+    const Sharding cut =
+        columns_can_be_cut(spec, number, ranks) ? Sharding::kColumnWise : Sharding::kRowWise;
+    tables[t].sharding = may_be_cut && too_large ? cut : Sharding::kTableWise;
+  }
+}
+
+void place_whole_tables(int64_t ranks, std::vector<PlannedTable>& tables) {
+  std::vector<size_t> whole;
+  for (size_t t = 0; t < tables.size(); ++t)
+    if (tables[t].sharding == Sharding::kTableWise) whole.push_back(t);
+  std::ranges::stable_sort(whole,
+                           [&](size_t a, size_t b) { return tables[a].volume > tables[b].volume; });
+  std::vector<double> loads(static_cast<size_t>(ranks), 0);
+  for (const size_t t : whole) {
+    const size_t rank = least(loads);
+    tables[t].rank = static_cast<int64_t>(rank);
+    loads[rank] += tables[t].volume;
+  }
+}
+
+void pack_tables(const PackSpec& spec, EmbeddingPlan& plan, bool packing) {
+  std::map<std::tuple<Sharding, bool, size_t>, size_t> pack_of;
+  std::vector<size_t> optimizer(plan.tables.size());
+  const std::vector<std::vector<int64_t>> alike = tables_by_optimizer(spec);
+  for (size_t i = 0; i < alike.size(); ++i)
+    for (const int64_t t : alike[i]) optimizer[static_cast<size_t>(t)] = i;
+  for (size_t t = 0; t < plan.tables.size(); ++t) {
+    const PlannedTable& table = plan.tables[t];
+    const bool hashed = spec.tables[t].hashed;
+    const auto [place, fresh] =
+        pack_of.try_emplace({table.sharding, hashed, optimizer[t]}, plan.packs.size());
+    if (fresh || !packing)
+      plan.packs.push_back({.tables = {}, .sharding = table.sharding, .hashed = hashed});
+    PlannedPack& pack = packing ? plan.packs[place->second] : plan.packs.back();
+    pack.tables.push_back(static_cast<int64_t>(t));
+    pack.volume += table.volume;
+  }
+}
+
+/// A pack in `parts`, its tables dealt out like the groups' packs.
+std::vector<PlannedPack> split(const EmbeddingPlan& plan, const PlannedPack& pack, int64_t parts) {
+  std::vector<PlannedPack> found(static_cast<size_t>(parts),
+                                 {.tables = {}, .sharding = pack.sharding, .hashed = pack.hashed});
+  std::vector<int64_t> tables = pack.tables;
+  const auto volume = [&](int64_t t) { return plan.tables[static_cast<size_t>(t)].volume; };
+  std::ranges::stable_sort(tables, [&](int64_t a, int64_t b) { return volume(a) > volume(b); });
+  for (const int64_t t : tables) {
+    PlannedPack& to = *std::ranges::min_element(found, {}, &PlannedPack::volume);
+    to.tables.push_back(t);
+    to.volume += volume(t);
+  }
+  std::erase_if(found, [](const PlannedPack& part) { return part.tables.empty(); });
+  for (PlannedPack& part : found) std::ranges::sort(part.tables);
+  return found;
+}
+
+void replace(EmbeddingPlan& plan, size_t index, int64_t parts) {
+  const std::vector<PlannedPack> found = split(plan, plan.packs[index], parts);
+  plan.packs.erase(plan.packs.begin() + static_cast<int64_t>(index));
+  plan.packs.insert(plan.packs.begin() + static_cast<int64_t>(index), found.begin(), found.end());
+}
+
+void split_packs(EmbeddingPlan& plan) {
+  double sum = 0;
+  for (const PlannedPack& pack : plan.packs) sum += pack.volume;
+  const double mean = sum / static_cast<double>(plan.packs.size());
+  for (size_t i = plan.packs.size(); i-- > 0;) {
+    const auto parts = static_cast<int64_t>(std::ceil(plan.packs[i].volume / mean));
+    if (parts > 1) replace(plan, i, parts);
+  }
+  while (static_cast<int64_t>(plan.packs.size()) < plan.groups) {
+    const auto divisible_volume = [](const PlannedPack& pack) {
+      return pack.tables.size() > 1 ? pack.volume : -1;
+    };
+    const auto largest = std::ranges::max_element(plan.packs, {}, divisible_volume);
+    replace(plan, static_cast<size_t>(largest - plan.packs.begin()), 2);
+  }
+}
+
+void group_packs(EmbeddingPlan& plan) {
+  std::vector<size_t> order(plan.packs.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(
+      order, [&](size_t a, size_t b) { return plan.packs[a].volume > plan.packs[b].volume; });
+  std::vector<double> loads(static_cast<size_t>(plan.groups), 0);
+  for (const size_t i : order) {
+    const size_t group = least(loads);
+    plan.packs[i].group = static_cast<int64_t>(group);
+    loads[group] += plan.packs[i].volume;
+  }
+  std::ranges::stable_sort(plan.packs, {}, &PlannedPack::group);
+}
+
+/// The numbers that its kind reads.
+nlohmann::ordered_json to_json(const OptimizerSpec& optimizer) {
+  nlohmann::ordered_json json = {{"kind", name(optimizer.kind)}, {"lr", optimizer.lr}};
+  if (optimizer.kind == OptimizerKind::kMomentum) json["momentum"] = optimizer.momentum;
+  if (optimizer.kind == OptimizerKind::kAdam) json["betas"] = {optimizer.beta1, optimizer.beta2};
+  if (optimizer.kind != OptimizerKind::kSgd && optimizer.kind != OptimizerKind::kMomentum)
+    json["eps"] = optimizer.eps;
+  json["weight_decay"] = optimizer.weight_decay;
+  return json;
+}
+
+}  // namespace
+
+std::string_view name(Sharding sharding) { return kShardings[static_cast<size_t>(sharding)]; }
+
+Sharding parse_sharding(std::string_view text) {
+  return parse_enum<Sharding>("embedding", "sharding", text, kShardings);
+}
+
+EmbeddingPlan make_plan(const PackSpec& spec, const PlanOptions& options) {
+  const auto tables = static_cast<int64_t>(spec.tables.size());
+  user_check(options.groups >= 1 && options.groups <= std::max<int64_t>(tables, 1),
+             "embedding: {} tables cannot be in {} groups", tables, options.groups);
+  for (const TableSpec& table : spec.tables)
+    user_check(table.pooling != Pooling::kNone,
+               "embedding: table \"{}\" has pooling none, but tables over ranks send pooled rows; "
+               "look each place of its "
+               "bags up as a feature of its own, with bags of one id",
+               table.name);
+  EmbeddingPlan plan{
+      .ranks = options.ranks, .groups = options.groups, .tables = measure_tables(spec, options)};
+  if (tables == 0) return plan;
+  if (options.sharding) {
+    if (*options.sharding == Sharding::kColumnWise) check_column_wise(spec, options.ranks);
+    for (PlannedTable& table : plan.tables) table.sharding = *options.sharding;
+  } else {
+    choose_sharding(spec, options.ranks, plan.tables);
+  }
+  place_whole_tables(options.ranks, plan.tables);
+  pack_tables(spec, plan, options.packing);
+  if (options.packing) split_packs(plan);
+  group_packs(plan);
+  return plan;
+}
+
+std::vector<std::vector<int64_t>> tables_by_optimizer(const PackSpec& spec) {
+  std::vector<std::vector<int64_t>> alike;
+  for (int64_t t = 0; t < std::ssize(spec.tables); ++t) {
+    const auto found = std::ranges::find_if(alike, [&](const auto& tables) {
+      return optimizer_of(spec, tables.front()) == optimizer_of(spec, t);
+    });
+    if (found == alike.end()) {
+      alike.push_back({t});
+    } else {
+      found->push_back(t);
+    }
+  }
+  return alike;
+}
+
+std::vector<int64_t> whole_columns(const PackSpec& spec) {
+  std::vector<int64_t> columns = {0};
+  for (const int64_t t : spec.feature_table)
+    columns.push_back(columns.back() + table_of(spec, t).dim);
+  return columns;
+}
+
+std::vector<int64_t> features_of(const PackSpec& spec, const PlannedPack& pack) {
+  std::vector<int64_t> features;
+  for (size_t f = 0; f < spec.feature_table.size(); ++f)
+    if (std::ranges::binary_search(pack.tables, spec.feature_table[f]))
+      features.push_back(static_cast<int64_t>(f));
+  return features;
+}
+
+TableSpec local_table(const PackSpec& spec, const EmbeddingPlan& plan, int64_t t, int64_t rank) {
+  TableSpec table = table_of(spec, t);
+  switch (plan.tables[static_cast<size_t>(t)].sharding) {
+    case Sharding::kRowWise:
+      table.pooling = Pooling::kSum;
+      if (table.hashed) {
+        table.slice = {.whole_rows = table.rows};
+        table.rows = (table.rows + plan.ranks - 1) / plan.ranks;
+        table.max_bytes /= plan.ranks;
+        return table;
+      }
+      table.slice = {.first_row = rank, .row_step = plan.ranks, .whole_rows = table.rows};
+      table.rows = (table.rows - rank + plan.ranks - 1) / plan.ranks;
+      return table;
+    case Sharding::kColumnWise: {
+      const int64_t units = table.dim / kColumnUnit;
+      const int64_t first = kColumnUnit * part_begin(units, plan.ranks, rank);
+      const int64_t end = rank + 1 == plan.ranks
+                              ? table.dim
+                              : kColumnUnit * part_begin(units, plan.ranks, rank + 1);
+      table.slice = {.first_column = first};
+      table.dim = end - first;
+      return table;
+    }
+    case Sharding::kTableWise:
+    case Sharding::kReplicated:
+      return table;
+  }
+  DOVETAIL_CHECK(false, "no such sharding");
+}
+
+PackSpec local_spec(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack,
+                    int64_t rank, std::vector<int64_t>& features) {
+  PackSpec local{.tables = {},
+                 .feature_table = {},
+                 .optimizer = optimizer_of(spec, pack.tables.front()),
+                 .seed = spec.seed,
+                 .row_dtype = spec.row_dtype};
+  features.clear();
+  std::map<int64_t, int64_t> local_number;
+  for (const int64_t t : pack.tables) {
+    const PlannedTable& planned = plan.tables[static_cast<size_t>(t)];
+    if (planned.sharding == Sharding::kTableWise && planned.rank != rank) continue;
+    TableSpec table = local_table(spec, plan, t, rank);
+    if (table.rows == 0) table.rows = 1;  // fewer rows than ranks: one that no id reaches
+    table.optimizer.reset();
+    local_number[t] = static_cast<int64_t>(local.tables.size());
+    local.tables.push_back(std::move(table));
+  }
+  for (const int64_t f : features_of(spec, pack)) {
+    const auto found = local_number.find(spec.feature_table[static_cast<size_t>(f)]);
+    if (found == local_number.end()) continue;
+    features.push_back(f);
+    local.feature_table.push_back(found->second);
+  }
+  return local;
+}
+
+int64_t bytes_on(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack,
+                 int64_t rank) {
+  std::vector<int64_t> features;
+  const PackSpec local = local_spec(spec, plan, pack, rank, features);
+  int64_t bytes = 0;
+  for (size_t t = 0; t < local.tables.size(); ++t)
+    bytes += bytes_of(local, static_cast<int64_t>(t));
+  return bytes;
+}
+
+std::string print(const PackSpec& spec, const EmbeddingPlan& plan) {
+  double volume = 0;
+  for (const PlannedPack& pack : plan.packs) volume += pack.volume;
+  std::string text =
+      fmt::format("{:>4} {:>5}  {:<10} {:>7} {:>9} {:<22} {:>7}  {}\n", "pack", "group", "sharding",
+                  "tables", "features", "optimizer", "volume", "MB on each rank");
+  for (size_t i = 0; i < plan.packs.size(); ++i) {
+    const PlannedPack& pack = plan.packs[i];
+    std::vector<std::string> megabytes;
+    for (int64_t r = 0; r < plan.ranks; ++r)
+      megabytes.push_back(
+          fmt::format("{:.1f}", 1e-6 * static_cast<double>(bytes_on(spec, plan, pack, r))));
+    const OptimizerSpec& optimizer = optimizer_of(spec, pack.tables.front());
+    text += fmt::format("{:>4} {:>5}  {:<10} {:>7} {:>9} {:<22} {:>5.1f} %  {}\n", i, pack.group,
+                        plan.ranks == 1 ? "local" : name(pack.sharding), pack.tables.size(),
+                        features_of(spec, pack).size(),
+                        fmt::format("{} {}", name(optimizer.kind), optimizer.lr),
+                        100 * pack.volume / volume, fmt::join(megabytes, " "));
+  }
+  return text;
+}
+
+nlohmann::ordered_json to_json(const PackSpec& spec, const EmbeddingPlan& plan) {
+  nlohmann::ordered_json packs = nlohmann::ordered_json::array();
+  for (const PlannedPack& pack : plan.packs) {
+    nlohmann::ordered_json tables = nlohmann::ordered_json::array();
+    for (const int64_t t : pack.tables) {
+      nlohmann::ordered_json table = {{"name", table_of(spec, t).name},
+                                      {"rows", table_of(spec, t).rows},
+                                      {"dim", table_of(spec, t).dim},
+                                      {"volume", plan.tables[static_cast<size_t>(t)].volume}};
+      if (pack.hashed) table["hashed"] = true;
+      if (pack.sharding == Sharding::kTableWise)
+        table["rank"] = plan.tables[static_cast<size_t>(t)].rank;
+      tables.push_back(std::move(table));
+    }
+    std::vector<int64_t> bytes;
+    for (int64_t r = 0; r < plan.ranks; ++r) bytes.push_back(bytes_on(spec, plan, pack, r));
+    packs.push_back({{"sharding", name(pack.sharding)},
+                     {"group", pack.group},
+                     {"optimizer", to_json(optimizer_of(spec, pack.tables.front()))},
+                     {"volume", pack.volume},
+                     {"bytes", bytes},
+                     {"tables", std::move(tables)}});
+  }
+  return {{"ranks", plan.ranks},
+          {"groups", plan.groups},
+          {"row_dtype", name(spec.row_dtype)},
+          {"packs", std::move(packs)}};
+}
+
+}  // namespace dovetail::embedding

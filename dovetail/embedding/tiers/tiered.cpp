@@ -1,0 +1,365 @@
+#include "dovetail/embedding/tiers/tiered.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/parallel.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/embedding/pack/lookup.h"
+#include "dovetail/ops/dispatch.h"
+
+namespace dovetail::embedding {
+
+namespace {
+
+/// Rows whose moves are one piece of work.
+constexpr int64_t kMoves = 64;
+
+RowCacheOptions cache_options(const TableSpec& table, const TierOptions& options,
+                              int64_t fast_rows) {
+  const bool whole = fast_rows >= table.rows;
+  const bool sets = options.policy != TierPolicy::kHot && !whole;
+  return {.policy = options.policy,
+          .rows = table.rows,
+          .fast_rows = whole  ? table.rows
+                       : sets ? fast_rows / RowCache::kWays * RowCache::kWays
+                              : fast_rows,
+          .staging_rows = whole ? 0 : std::min(options.step_rows, table.rows),
+          .warmup_steps = options.warmup_steps,
+          .refresh_steps = options.refresh_steps};
+}
+
+int64_t bytes_of(const PackSpec& spec, const TierOptions& options, int64_t fast_rows) {
+  int64_t bytes = 0;
+  for (const TableSpec& table : spec.tables) {
+    const RowCacheOptions cache = cache_options(table, options, fast_rows);
+    const int64_t state_bytes =
+        state_per_row(spec.optimizer.kind, table.dim) * static_cast<int64_t>(sizeof(float));
+    bytes += RowCache::bytes_for(cache) + SlowRows::bytes_for(table.rows) +
+             (cache.fast_rows + cache.staging_rows) *
+                 (row_bytes(spec.row_dtype, table.dim) + state_bytes);
+  }
+  return bytes;
+}
+
+/// The most fast rows of a table (or all that it has) for which the memory suffices.
+int64_t choose_fast_rows(const PackSpec& spec, const TierOptions& options) {
+  user_check(options.step_rows >= 1,
+             "embedding: step_rows of the tiers is {}, but must be 1 or more", options.step_rows);
+  user_check(options.warmup_steps >= 1 && options.refresh_steps >= 0,
+             "embedding: warmup_steps of the tiers is {} and refresh_steps {}, but they must be 1 "
+             "or more and 0 or "
+             "more",
+             options.warmup_steps, options.refresh_steps);
+  int64_t low = RowCache::kWays, high = low;
+  for (const TableSpec& table : spec.tables) {
+    user_check(table.rows <= int64_t{1} << 31,
+               "embedding: table \"{}\" has {} rows, but 2^31 are the most", table.name,
+               table.rows);
+    high = std::max(high, table.rows);
+  }
+  const int64_t least = bytes_of(spec, options, low);
+  user_check(least <= options.memory_bytes,
+             "embedding: {} tables get {} bytes of memory_bytes, but need {} with {} rows each in "
+             "the fast tier and {} in "
+             "the staging area; raise it, or lower step_rows",
+             spec.tables.size(), options.memory_bytes, least, low, options.step_rows);
+  while (low < high) {
+    const int64_t middle = low + (high - low + 1) / 2;
+    if (bytes_of(spec, options, middle) <= options.memory_bytes) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+PackSpec fast_spec(PackSpec spec, const TierOptions& options, int64_t fast_rows) {
+  for (TableSpec& table : spec.tables) {
+    const RowCacheOptions cache = cache_options(table, options, fast_rows);
+    table.rows = cache.fast_rows + cache.staging_rows;
+  }
+  return spec;
+}
+
+}  // namespace
+
+TieredTables::TieredTables(const PackSpec& spec, const TierOptions& options)
+    : TieredTables(spec, options, choose_fast_rows(spec, options)) {}
+
+TieredTables::TieredTables(const PackSpec& spec, const TierOptions& options, int64_t fast_rows)
+    : spec_(spec),
+      options_(options),
+      memory_bytes_(bytes_of(spec, options, fast_rows)),
+      fast_(fast_spec(spec, options, fast_rows), PackedTables::Initial::kUnset) {
+  for (size_t t = 0; t < spec.tables.size(); ++t) {
+    const TableSpec& table = spec.tables[t];
+    const int64_t state_width = state_per_row(spec.optimizer.kind, table.dim);
+    tables_.push_back(std::make_unique<Table>(cache_options(table, options, fast_rows),
+                                              SlowRows::Options{.table = table.name,
+                                                                .rows = table.rows,
+                                                                .dim = table.dim,
+                                                                .state_width = state_width,
+                                                                .dtype = spec.row_dtype,
+                                                                .folder = options.folder},
+                                              initial_rows(spec.seed, table)));
+    Table& own = *tables_.back();
+    own.rows = fast_.row_data(static_cast<int64_t>(t));
+    own.state = fast_.packed_state(static_cast<int64_t>(t)).mutable_data_ptr<float>();
+    own.row_bytes = row_bytes(spec.row_dtype, table.dim);
+    own.state_width = state_width;
+    fast_.set_rows_held(static_cast<int64_t>(t), own.cache.rows_in());
+  }
+  for (const int64_t table : spec.feature_table)
+    feature_rows_.push_back(spec.tables[static_cast<size_t>(table)].rows);
+}
+
+/// body(table, move) for the moves of all tables, on all threads.
+template <class Body>
+void TieredTables::each_move(const Body& body) const {
+  std::vector<std::pair<Table*, int64_t>> pieces;
+  for (const auto& table : tables_) {
+    for (int64_t first = 0; first < static_cast<int64_t>(table->moves.size()); first += kMoves)
+      pieces.emplace_back(table.get(), first);
+  }
+  parallel_pieces(static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const auto& [table, first] = pieces[static_cast<size_t>(i)];
+      const int64_t last = std::min(first + kMoves, static_cast<int64_t>(table->moves.size()));
+      for (int64_t m = first; m < last; ++m) body(*table, table->moves[static_cast<size_t>(m)]);
+    }
+  });
+}
+
+template <class Body>
+void TieredTables::each_table(const Jagged& ids, const at::Tensor& slots, const Body& body) const {
+  const int64_t *from = ids.values.const_data_ptr<int64_t>(),
+                *offsets = ids.offsets.const_data_ptr<int64_t>();
+  int64_t* to = slots.mutable_data_ptr<int64_t>();
+  parallel_pieces(static_cast<int64_t>(tables_.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      std::vector<RowCache::Ids> parts;
+      for (const int64_t f : fast_.features_of(t)) {
+        const int64_t first = offsets[f * ids.samples];
+        parts.push_back({from + first, to + first, offsets[(f + 1) * ids.samples] - first});
+      }
+      tables_[static_cast<size_t>(t)]->moves.clear();
+      body(t, parts);
+    }
+  });
+}
+
+Jagged TieredTables::begin(const Jagged& ids) {
+  check_jagged(ids, feature_rows_);
+  user_check(!in_step_,
+             "embedding: a step of the tiers begins before the last has ended; call end first");
+  const TraceSpan span("dovetail::embedding_tiers_begin");
+  in_step_ = true;
+  steps_at_begin_ = fast_.steps();
+  Jagged slots = ids;
+  slots.values = at::empty_like(ids.values);
+  each_table(ids, slots.values, [&](int64_t t, const std::vector<RowCache::Ids>& parts) {
+    Table& table = *tables_[static_cast<size_t>(t)];
+    table.cache.begin(parts, spec_.tables[static_cast<size_t>(t)].name, table.moves);
+  });
+  // All reads are on their way before the first is waited for.
+  each_move([](Table& table, const RowMove& move) {
+    table.slow.advise(move.row);
+    if (move.evicted >= 0) table.slow.advise(move.evicted);
+  });
+  each_move([](Table& table, const RowMove& move) {
+    if (move.evicted >= 0) table.write(move.evicted, move.slot);
+    table.slow.read(move.row, table.row_of(move.slot), table.state_of(move.slot));
+  });
+  return slots;
+}
+
+void TieredTables::pool_into(const Jagged& ids, const at::Tensor& y) const {
+  check_jagged(ids, feature_rows_);
+  user_check(!in_step_, "embedding: the tiers are looked up within a step; call end first");
+  DOVETAIL_CHECK(!fast_.unpooled(),
+                 "rows of a batch without pooling are not in the order of its samples");
+  Jagged slots = ids;
+  slots.values = at::empty_like(ids.values);
+  std::atomic<int64_t> too_many = -1;
+  each_table(ids, slots.values, [&](int64_t t, const std::vector<RowCache::Ids>& parts) {
+    Table& table = *tables_[static_cast<size_t>(t)];
+    if (!table.cache.look_up(parts, table.moves)) too_many = t;
+  });
+  if (too_many >= 0) {
+    user_check(ids.samples > 1,
+               "embedding: one sample reads more than {} rows of table \"{}\" that are not in the "
+               "fast tier; raise "
+               "step_rows",
+               options_.step_rows, spec_.tables[static_cast<size_t>(too_many)].name);
+    const int64_t half = ids.samples / 2;
+    pool_into(samples_of(ids, 0, half), y.narrow(0, 0, half));
+    return pool_into(samples_of(ids, half, ids.samples - half),
+                     y.narrow(0, half, ids.samples - half));
+  }
+  each_move([](const Table& table, const RowMove& move) { table.slow.advise(move.row); });
+  each_move([](Table& table, const RowMove& move) {
+    table.slow.read(move.row, table.row_of(move.slot), table.state_of(move.slot));
+  });
+  embedding::pool_into(fast_, slots, y);
+}
+
+void TieredTables::prefetch(const Jagged& ids) const {
+  check_jagged(ids, feature_rows_);
+  if (options_.folder.empty()) return;
+  const TraceSpan span("dovetail::embedding_tiers_prefetch");
+  const int64_t *values = ids.values.const_data_ptr<int64_t>(),
+                *offsets = ids.offsets.const_data_ptr<int64_t>();
+  parallel_pieces(ids.features, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t f = begin; f < end; ++f) {
+      const Table& table =
+          *tables_[static_cast<size_t>(spec_.feature_table[static_cast<size_t>(f)])];
+      for (int64_t i = offsets[f * ids.samples]; i < offsets[(f + 1) * ids.samples]; ++i)
+        if (table.cache.find(values[i]) < 0) table.slow.advise(values[i]);
+    }
+  });
+}
+
+void TieredTables::end() {
+  user_check(in_step_, "embedding: a step of the tiers ends that has not begun; call begin first");
+  const TraceSpan span("dovetail::embedding_tiers_end");
+  const auto changed =
+      fast_.steps() == steps_at_begin_ ? RowCache::Rows::kSame : RowCache::Rows::kChanged;
+  parallel_pieces(static_cast<int64_t>(tables_.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      Table& table = *tables_[static_cast<size_t>(t)];
+      table.moves.clear();
+      table.cache.end(changed, table.moves);
+    }
+  });
+  each_move([](Table& table, const RowMove& move) { table.write(move.row, move.slot); });
+  in_step_ = false;
+}
+
+TieredTables::Table& TieredTables::checked(int64_t table, int64_t begin, int64_t count) const {
+  user_check(!in_step_,
+             "embedding: rows of the tiers are read or written within a step; call end first");
+  user_check(table >= 0 && table < static_cast<int64_t>(tables_.size()),
+             "embedding: there is no table {} of {}", table, tables_.size());
+  const int64_t rows = spec_.tables[static_cast<size_t>(table)].rows;
+  user_check(begin >= 0 && count >= 0 && begin + count <= rows,
+             "embedding: there are no rows {} to {} of {}", begin, begin + count, rows);
+  return *tables_[static_cast<size_t>(table)];
+}
+
+std::pair<at::Tensor, at::Tensor> TieredTables::rows(int64_t table, int64_t begin,
+                                                     int64_t count) const {
+  const Table& from = checked(table, begin, count);
+  const int64_t width = stored_width(spec_.row_dtype, spec_.tables[static_cast<size_t>(table)].dim);
+  const at::Tensor stored = at::empty({count, width}, stored_type(spec_.row_dtype)),
+                   state = at::empty({count, from.state_width});
+  auto* rows = static_cast<char*>(stored.mutable_data_ptr());
+  auto* s = state.mutable_data_ptr<float>();
+  from.slow.read_range(begin, count, rows, s);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t slot = from.cache.find(begin + i);
+    if (slot < 0) continue;
+    std::copy_n(from.row_of(slot), from.row_bytes, rows + i * from.row_bytes);
+    std::copy_n(from.state_of(slot), from.state_width, s + i * from.state_width);
+  }
+  return {stored, state};
+}
+
+std::pair<at::Tensor, at::Tensor> TieredTables::rows(int64_t table, const at::Tensor& rows) const {
+  const int64_t count = rows.numel();
+  const auto* row = rows.const_data_ptr<int64_t>();
+  const Table& from =
+      count == 0 ? checked(table, 0, 0) : checked(table, row[0], row[count - 1] - row[0] + 1);
+  if (count > 0 && row[count - 1] - row[0] + 1 == count) return this->rows(table, row[0], count);
+  const int64_t width = stored_width(spec_.row_dtype, spec_.tables[static_cast<size_t>(table)].dim);
+  const at::Tensor stored = at::empty({count, width}, stored_type(spec_.row_dtype)),
+                   state = at::empty({count, from.state_width});
+  auto* to = static_cast<char*>(stored.mutable_data_ptr());
+  auto* s = state.mutable_data_ptr<float>();
+  const auto in_slow_tier = [&](int64_t i) { return from.cache.find(row[i]) < 0; };
+  for (int64_t i = 0, end = 0; i < count; i = end) {
+    end = i + 1;
+    if (const int64_t slot = from.cache.find(row[i]); slot >= 0) {
+      std::copy_n(from.row_of(slot), from.row_bytes, to + i * from.row_bytes);
+      std::copy_n(from.state_of(slot), from.state_width, s + i * from.state_width);
+      continue;
+    }
+    while (end < count && row[end] == row[end - 1] + 1 && in_slow_tier(end)) ++end;
+    from.slow.read_range(row[i], end - i, to + i * from.row_bytes, s + i * from.state_width);
+  }
+  return {stored, state};
+}
+
+void TieredTables::set_rows(int64_t table, int64_t begin, const at::Tensor& stored,
+                            const at::Tensor& state) {
+  Table& to = checked(table, begin, stored.dim() == 2 ? stored.size(0) : 0);
+  const auto check = [&](const char* name, const at::Tensor& x, int64_t columns,
+                         at::ScalarType type) {
+    user_check(x.dim() == 2 && x.size(0) == stored.size(0) && x.size(1) == columns &&
+                   x.scalar_type() == type && x.is_cpu(),
+               "embedding: {} must be (rows, {}) {} on the CPU, but is {}", name, columns,
+               c10::toString(type), describe(x));
+  };
+  check("rows", stored, stored_width(spec_.row_dtype, spec_.tables[static_cast<size_t>(table)].dim),
+        stored_type(spec_.row_dtype));
+  check("state", state, to.state_width, at::kFloat);
+  const at::Tensor all_rows = stored.contiguous(), states = state.contiguous();
+  const auto* rows = static_cast<const char*>(all_rows.const_data_ptr());
+  const auto* s = states.const_data_ptr<float>();
+  to.slow.write_range(begin, stored.size(0), rows, s);
+  for (int64_t i = 0; i < stored.size(0); ++i, rows += to.row_bytes, s += to.state_width) {
+    const int64_t slot = to.cache.find(begin + i);
+    if (slot < 0) continue;
+    std::copy_n(rows, to.row_bytes, to.row_of(slot));
+    std::copy_n(s, to.state_width, to.state_of(slot));
+    to.cache.set_unchanged(slot);
+  }
+}
+
+void TieredTables::flush() {
+  user_check(!in_step_, "embedding: the tiers are flushed within a step; call end first");
+  for (const auto& table : tables_) {
+    parallel_pieces(table->cache_options.fast_rows, kMoves, [&](int64_t begin, int64_t end) {
+      for (int64_t slot = begin; slot < end; ++slot) {
+        if (!table->cache.changed(slot)) continue;
+        table->write(table->cache.row_in(slot), slot);
+        table->cache.set_unchanged(slot);
+      }
+    });
+  }
+}
+
+TierCounters& TierCounters::operator+=(const TierCounters& other) {
+  hits += other.hits;
+  misses += other.misses;
+  rows_read += other.rows_read;
+  rows_written += other.rows_written;
+  bytes_read += other.bytes_read;
+  bytes_written += other.bytes_written;
+  rows_initialized += other.rows_initialized;
+  counted += other.counted;
+  counted_hot += other.counted_hot;
+  return *this;
+}
+
+TierCounters TieredTables::counters() const {
+  TierCounters sum;
+  for (const auto& table : tables_)
+    sum += {.hits = table->cache.hits(),
+            .misses = table->cache.misses(),
+            .rows_read = table->slow.rows_read(),
+            .rows_written = table->slow.rows_written(),
+            .bytes_read = table->slow.rows_read() * table->slow.record_bytes(),
+            .bytes_written = table->slow.rows_written() * table->slow.record_bytes(),
+            .rows_initialized = table->slow.rows_initialized(),
+            .counted = table->cache.counted(),
+            .counted_hot = table->cache.counted_hot()};
+  return sum;
+}
+
+}  // namespace dovetail::embedding
