@@ -11,10 +11,10 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/log.h"
-#include "dovetail/cli/answer.h"
-#include "dovetail/cli/job_end.h"
-#include "dovetail/cli/output.h"
-#include "dovetail/cli/parser.h"
+#include "dovetail/cli/parse/answer.h"
+#include "dovetail/cli/parse/job_end.h"
+#include "dovetail/cli/parse/output.h"
+#include "dovetail/cli/parse/parser.h"
 #include "dovetail/comm/group.h"
 
 namespace dovetail::cli {

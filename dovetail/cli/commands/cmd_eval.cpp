@@ -1,0 +1,206 @@
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/machine.h"
+#include "dovetail/cli/parse/command.h"
+#include "dovetail/cli/commands/eval_recommender.h"
+#include "dovetail/cli/parse/output.h"
+#include "dovetail/models/gpt.h"
+#include "dovetail/train/gpt/load_model.h"
+#include "dovetail/train/load_run.h"
+#include "dovetail/train/gpt/multiple_choice.h"
+#include "dovetail/train/run/progress.h"
+#include "dovetail/train/run/stored_run.h"
+#include "dovetail/train/metrics/validation.h"
+
+namespace dovetail::cli {
+namespace {
+
+class EvalCommand : public Command {
+ public:
+  std::string name() const override { return "eval"; }
+  std::string summary() const override {
+    return "Measure a trained model: validation loss, tasks, the ranking of a recommender";
+  }
+  std::string example() const override {
+    return "dovetail eval runs/quickstart --task arc_easy.jsonl --shots 5";
+  }
+
+  void declare(Arguments& arguments) override {
+    arguments
+        .positional("run", &run_,
+                    "Folder of a run, of one of its checkpoints, or of an exported recommender")
+        .is_required()
+        .completes(Completion::kFolder);
+    arguments
+        .option("--data", "PATH", &data_,
+                "Prepared folder whose validation split is read; for a recommender: files of rows, "
+                "repeatable (the "
+                "run's own data)")
+        .completes(Completion::kFile);
+    arguments
+        .option("--split", "NAME", &rows_.split,
+                "Split of a recommender's files (validation; with --data all)")
+        .one_of({"train", "validation", "all"});
+    arguments
+        .option("--max-rows", "N", &rows_.max_rows,
+                "First N rows to read, for a recommender; 0: all (0)")
+        .range(0, 1e15);
+    arguments
+        .option("--predictions", "FILE", &rows_.predictions,
+                "CSV to write, for a recommender: file, row and the probability of each task")
+        .completes(Completion::kFile);
+    arguments
+        .option("--max-tokens", "N", &max_tokens_,
+                "Evenly spread windows of about N tokens; 0: the whole split (0)")
+        .range(0, 1e15);
+    arguments
+        .option("--task", "FILE", &tasks_,
+                "Multiple-choice task, JSONL of context, choices, answer; repeatable")
+        .completes(Completion::kFile);
+    arguments
+        .option("--shots", "N", &choice_.shots, "Solved items of the task before each question (0)")
+        .range(0, 1000);
+    arguments
+        .option("--limit", "N", &choice_.max_items,
+                "Only the first N items of each task; 0: all (0)")
+        .range(0, 1e9);
+    arguments.flag("--json", json_, "Print the result as JSON");
+  }
+
+  void check() override {
+    user_check(!tasks_.empty() || (choice_.shots == 0 && choice_.max_items == 0),
+               "--shots and --limit are about --task, which is not given; leave them out");
+    user_check(max_tokens_ == 0 || tasks_.empty() || !data_.empty(),
+               "--max-tokens is about validation data, but with --task only tasks are measured; "
+               "give --data too");
+  }
+
+  void run() override {
+    check();
+    // Mistakes in a task file show before the model is read.
+    std::vector<std::vector<MultipleChoiceItem>> tasks;
+    for (const std::string& path : tasks_) tasks.push_back(read_multiple_choice(path));
+    StoredRun stored = read_stored_run(run_);
+    nlohmann::ordered_json result = {{"checkpoint", stored.checkpoint.string()},
+                                     {"step", stored.snapshot.step}};
+    std::vector<std::vector<std::string>> rows = {{"checkpoint", stored.checkpoint.string()}};
+    check_options(stored.config);
+    if (stored.config.recommends()) {
+      rows_.files = data_;
+      evaluate_recommender(std::move(stored), rows_, result, rows);
+    } else {
+      const LoadedModel loaded = load_model(stored);
+      if (tasks_.empty() || !data_.empty()) add_validation(loaded, result, rows);
+      for (size_t i = 0; i < tasks.size(); ++i) add_task(loaded, tasks_[i], tasks[i], result, rows);
+    }
+    if (json_) {
+      print_json(result);
+    } else {
+      print(format_table(rows));
+    }
+  }
+
+ private:
+  using Rows = std::vector<std::vector<std::string>>;
+
+  /// Throws UserError for an option that what was trained does not read.
+  void check_options(const RunConfig& config) const {
+    const auto only = [&](const char* option, bool given, bool read) {
+      user_check(!given || read, "{} does nothing here: {} is of a {}; leave it out", option, run_,
+                 config.recommends() ? "recommender" : "GPT");
+    };
+    const bool recommends = config.recommends();
+    only("--max-tokens", max_tokens_ > 0, !recommends);
+    only("--task", !tasks_.empty(), !recommends);
+    only("--shots", choice_.shots > 0, !recommends);
+    only("--limit", choice_.max_items > 0, !recommends);
+    only("--split", !rows_.split.empty(), recommends);
+    only("--max-rows", rows_.max_rows > 0, recommends);
+    only("--predictions", !rows_.predictions.empty(), recommends);
+    user_check(recommends || data_.size() < 2,
+               "--data names {} folders, but a GPT is measured on one", data_.size());
+  }
+
+  std::string data_folder(const RunConfig& config) const {
+    if (!data_.empty()) return data_.front();
+    if (!config.data.path.empty()) return config.data.path;
+    if (!config.data.mixture.empty()) return config.data.mixture.front().path;
+    throw UserError("the run's config names no prepared data",
+                    "name a folder made by `dovetail prepare` with --data");
+  }
+
+  void add_validation(const LoadedModel& loaded, nlohmann::ordered_json& result, Rows& rows) const {
+    const TokenStore store(data_folder(loaded.config));
+    if (store.tokenizer().kind() != loaded.tokenizer->kind() ||
+        store.tokenizer().serialized() != loaded.tokenizer->serialized()) {
+      throw UserError(
+          fmt::format("{} was prepared with another tokenizer ({}) than the model's ({})",
+                      store.folder().string(), store.tokenizer().kind(), loaded.tokenizer->kind()),
+          "prepare the text again with the run's tokenizer: --tokenizer FILE");
+    }
+    const auto group = world_from_environment();
+    if (group->rank() == 0) warn_of_later_tokens(loaded.config.model);
+    const auto validation =
+        validate(*loaded.model, store, *group,
+                 {.context = loaded.config.model.context, .batch = 8, .max_tokens = max_tokens_});
+    if (!validation)
+      throw UserError(fmt::format("{} has no validation tokens", store.folder().string()));
+    result["validation"] = {{"data", store.folder().string()},
+                            {"nats_per_token", validation->loss},
+                            {"nats_per_byte", validation->nats_per_byte},
+                            {"perplexity", std::exp(validation->loss)},
+                            {"tokens", validation->tokens}};
+    rows.push_back(
+        {"validation",
+         fmt::format("{:.4f} nats per token, {:.4f} per byte, perplexity {:.2f}", validation->loss,
+                     validation->nats_per_byte, std::exp(validation->loss))});
+    rows.push_back(
+        {"  measured on", fmt::format("{} tokens of {}", format_grouped(validation->tokens),
+                                      store.folder().string())});
+  }
+
+  void add_task(const LoadedModel& loaded, const std::string& path,
+                const std::vector<MultipleChoiceItem>& items, nlohmann::ordered_json& result,
+                Rows& rows) const {
+    TerminalLine line;
+    const auto progress = [&](int64_t done, int64_t all) {
+      if (line.on_terminal())
+        line.show(
+            fmt::format(" {}  {} of {} items", path, format_grouped(done), format_grouped(all)));
+    };
+    const MultipleChoiceResult r =
+        score_multiple_choice(*loaded.model, *loaded.tokenizer, items, choice_, progress);
+    line.clear();
+    result["tasks"].push_back({{"task", path},
+                               {"shots", choice_.shots},
+                               {"items", r.items},
+                               {"accuracy", r.accuracy},
+                               {"standard_error", r.standard_error},
+                               {"accuracy_normalized", r.accuracy_normalized},
+                               {"accuracy_per_byte", r.accuracy_per_byte},
+                               {"chance", r.chance}});
+    rows.push_back(
+        {path, fmt::format("accuracy {:.2f} % ± {:.2f}, normalised {:.2f} %, chance {:.2f} %",
+                           100 * r.accuracy, 100 * r.standard_error, 100 * r.accuracy_normalized,
+                           100 * r.chance)});
+    rows.push_back({"  measured on",
+                    fmt::format("{} items, {} shots", format_grouped(r.items), choice_.shots)});
+  }
+
+  std::string run_;
+  std::vector<std::string> data_, tasks_;
+  RecommenderEvaluation rows_;
+  MultipleChoiceOptions choice_;
+  int64_t max_tokens_ = 0;
+  bool json_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_eval_command() { return std::make_unique<EvalCommand>(); }
+
+}  // namespace dovetail::cli

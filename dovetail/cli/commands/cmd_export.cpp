@@ -1,0 +1,62 @@
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "dovetail/cli/parse/command.h"
+#include "dovetail/cli/parse/output.h"
+#include "dovetail/models/huggingface.h"
+#include "dovetail/train/gpt/load_model.h"
+#include "dovetail/train/recommender/trained_recommender.h"
+#include "dovetail/train/load_run.h"
+#include "dovetail/train/run/stored_run.h"
+
+namespace dovetail::cli {
+namespace {
+
+class ExportCommand : public Command {
+ public:
+  std::string name() const override { return "export"; }
+  std::string summary() const override {
+    return "Write a GPT as a Hugging Face folder for `transformers`, a recommender for PyTorch";
+  }
+  std::string example() const override { return "dovetail export runs/quickstart --out exported"; }
+
+  void declare(Arguments& arguments) override {
+    arguments.positional("run", &run_, "Folder of a run, or of one of its checkpoints")
+        .is_required()
+        .completes(Completion::kFolder);
+    arguments.option("--out", "FOLDER", &out_, "Folder to write")
+        .is_required()
+        .completes(Completion::kFolder);
+    arguments.flag("--json", json_, "Print the result as JSON");
+  }
+
+  void run() override {
+    StoredRun stored = read_stored_run(run_);
+    const int64_t step = stored.snapshot.step;
+    const std::string name = stored.config.run.name;
+    if (stored.config.recommends()) {
+      export_recommender(TrainedRecommender(std::move(stored)), out_);
+    } else {
+      const LoadedModel loaded = load_model(stored);
+      export_huggingface(*loaded.model, loaded.tokenizer->kind(), loaded.tokenizer->serialized(),
+                         out_);
+    }
+    if (json_) {
+      print_json({{"folder", out_}, {"step", step}});
+    } else {
+      print(fmt::format("{}  (step {} of {})\n", out_, step, name));
+    }
+  }
+
+ private:
+  std::string run_, out_;
+  bool json_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_export_command() { return std::make_unique<ExportCommand>(); }
+
+}  // namespace dovetail::cli

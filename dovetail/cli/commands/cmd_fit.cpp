@@ -1,0 +1,292 @@
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/file.h"
+#include "dovetail/base/machine.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/cli/fit/fit_models.h"
+#include "dovetail/cli/parse/output.h"
+#include "dovetail/fit/mixture/mixture.h"
+#include "dovetail/fit/components/principal_components.h"
+#include "dovetail/fit/regression/regression.h"
+
+namespace dovetail::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Model {
+  const char* name;
+  void (*fit)(const FitOptions&, const FitContext&, FitOutcome&);
+  FitOptions defaults;
+};
+
+/// Defaults are those of hybrid/.
+const std::array<Model, 4>& models() {
+  const hybrid::MixtureOptions mixture;
+  const hybrid::LogisticOptions logistic;
+  const hybrid::PrincipalOptions principal;
+  static const std::array<Model, 4> all = {{
+      {"gmm",
+       fit_gmm,
+       {.iterations = mixture.iterations,
+        .tolerance = mixture.tolerance,
+        .regularization = mixture.regularization}},
+      {"linear", fit_linear_model, {}},
+      {"logistic",
+       fit_logistic_model,
+       {.iterations = logistic.iterations, .tolerance = logistic.tolerance, .l2 = logistic.l2}},
+      {"pca",
+       fit_pca,
+       {.components = principal.components,
+        .iterations = principal.iterations,
+        .tolerance = principal.tolerance}},
+  }};
+  return all;
+}
+
+const Model& model_of(const std::string& name) {
+  return *std::ranges::find_if(models(), [&](const Model& model) { return model.name == name; });
+}
+
+/// The options of models, which the parser refuses with those that they do not go with.
+void declare_models(Arguments& arguments, FitOptions& options) {
+  const FitOptions &gmm = model_of("gmm").defaults, &linear = model_of("linear").defaults,
+                   &logistic = model_of("logistic").defaults, &pca = model_of("pca").defaults;
+  arguments
+      .option("--target", "COLUMN", &options.target,
+              "column to predict, by its name (c and its number if the file has no names)")
+      .goes_with({"linear", "logistic"})
+      .is_required();
+  arguments
+      .option(
+          "--l2", "L", &options.l2,
+          fmt::format(
+              "adds L |w|^2 to the sum of squares ({}), or L |w|^2 / 2 to the sum of losses ({})",
+              linear.l2, logistic.l2))
+      .goes_with({"linear", "logistic"})
+      .range(0, 1e30);
+  arguments.option("--k", "K", &options.k, "components")
+      .goes_with({"gmm"})
+      .is_required()
+      .range(1, 1 << 20);
+  arguments
+      .option("--covariance", "WHAT", &options.covariance,
+              fmt::format("full, or diag: columns independent ({})", gmm.covariance))
+      .goes_with({"gmm"})
+      .one_of({"full", "diag"});
+  arguments
+      .option("--init", "NAME|FILE", &options.init,
+              fmt::format("start of k-means, whose clusters give the first components, as in "
+                          "dovetail kmeans ({})",
+                          gmm.init))
+      .goes_with({"gmm"})
+      .completes(Completion::kFile);
+  arguments
+      .option("--regularization", "R", &options.regularization,
+              fmt::format("value added to each variance ({})", gmm.regularization))
+      .goes_with({"gmm"})
+      .range(0, 1e30);
+  arguments
+      .option("--components", "N", &options.components,
+              fmt::format("directions ({})", pca.components))
+      .goes_with({"pca"})
+      .range(1, 1 << 20);
+  arguments
+      .option("--iterations", "N", &options.iterations,
+              fmt::format("maximum number of iterations ({}, {}, {})", gmm.iterations,
+                          logistic.iterations, pca.iterations))
+      .goes_with({"gmm", "logistic", "pca"})
+      .range(1, 1e9);
+  arguments
+      .option(
+          "--tolerance", "T", &options.tolerance,
+          fmt::format(
+              "stop when the log-likelihood of a row changed by less ({}); when no element of the "
+              "gradient "
+              "is larger ({}); when directions are right to this part of the largest variance ({})",
+              gmm.tolerance, logistic.tolerance, pca.tolerance))
+      .goes_with({"gmm", "logistic", "pca"})
+      .range(0, 1e30);
+  arguments
+      .option("--seed", "N", &options.seed,
+              fmt::format("of the start, and of the sample in a picture ({})", gmm.seed))
+      .goes_with({"gmm", "pca"})
+      .range(0, 9e15);
+}
+
+/// "--k 3 --covariance full": all options of a model.
+std::string words_of(const std::string& model, FitOptions options) {
+  Arguments arguments;
+  declare_models(arguments, options);
+  std::string words;
+  const auto add = [&](const std::string& name, const auto& value) {
+    words += fmt::format(" {} {}", name, value);
+  };
+  for (const Argument& argument : arguments.list()) {
+    if (!argument.goes_with_only(model)) continue;
+    if (auto* const* text = std::get_if<std::string*>(&argument.target)) add(argument.name, **text);
+    if (auto* const* number = std::get_if<int64_t*>(&argument.target)) add(argument.name, **number);
+    if (auto* const* number = std::get_if<double*>(&argument.target)) add(argument.name, **number);
+  }
+  return words;
+}
+
+}  // namespace
+
+void write_iterations(const RunFolder& folder, const std::vector<std::vector<double>>& lines,
+                      const std::vector<const char*>& names) {
+  std::string text;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    Json step = {{"step", i + 1}};
+    for (size_t name = 0; name < names.size(); ++name) step[names[name]] = lines[i].at(name);
+    text += step.dump() + "\n";
+  }
+  write_file_atomically(folder.path() / "iterations.jsonl", text);
+}
+
+namespace {
+
+class FitCommand : public Command {
+ public:
+  std::string name() const override { return "fit"; }
+  std::string summary() const override {
+    return "Fit a mixture, a regression or principal components to a table of numbers";
+  }
+  std::string example() const override {
+    return "dovetail fit logistic --data flights.parquet --target late";
+  }
+
+  void declare(Arguments& arguments) override {
+    arguments
+        .positional("model", &model_,
+                    "gmm (mixture of normal distributions), linear or logistic (regression, for "
+                    "any number of "
+                    "classes), pca (principal components)")
+        .is_required()
+        .one_of({"gmm", "linear", "logistic", "pca"});
+    table_.declare_data(arguments);
+    declare_models(arguments, given_);
+    table_.declare_workers(arguments);
+    arguments
+        .option("--out", "FOLDER", &out_, "Folder of the run (runs/<model>-<name of the file>)")
+        .completes(Completion::kFolder);
+    arguments.flag("--json", json_, "Print the result as JSON");
+  }
+
+  void check() override {
+    user_check(model_ != "linear" || !table_.fresh(),
+               "--fresh starts a stopped job over, but fit linear is one pass that leaves nothing "
+               "to continue; leave it "
+               "out");
+    table_.check();
+  }
+
+  void run() override {
+    check();
+    const FitOptions options = resolved();
+    const double start = now_seconds();
+    const std::shared_ptr<Group> group = table_.join();
+    const std::filesystem::path path = out_.empty() ? "runs/" + model_ + "-" + table_.stem() : out_;
+    const bool writes = group->rank() == 0;
+    std::optional<RunFolder> folder;
+    if (writes) folder.emplace(path);
+    const Matrix matrix = table_.read(
+        *group, {.target = options.target,
+                 .target_kind = model_ == "logistic" ? TargetKind::kClass : TargetKind::kNumber});
+    const auto workers = table_.make_workers(group);
+    const std::string words = words_of(model_, options);
+    JobState state(*group, path,
+                   "fit " + model_ + " " + table_.table_words() + words + file_words(options.init),
+                   table_.fresh());
+    const double read = now_seconds();
+    Json json = {{"folder", path.string()},
+                 {"model", model_},
+                 {"rows", matrix.x.size(0)},
+                 {"bad_values", matrix.num_bad},
+                 {"rows_left_out", matrix.left_out.size()}};
+    FitOutcome outcome{.result = json, .verdict = {}, .figures = {}, .write = {}};
+    const FitContext context{
+        .matrix = matrix,
+        .workers = workers,
+        .state = state,
+        .shows = writes,
+        .folder = path,
+        .where = fmt::format("{}, on {}", table_.data(), machine().cpu_name),
+        .command = fmt::format("dovetail fit {} {}{}{} --out {}", model_, table_.data_words(),
+                               words, table_.worker_words(), path.string())};
+    try {
+      model_of(model_).fit(options, context, outcome);
+    } catch (const UserError&) {
+      state.done();  // it ends like this again, from wherever it goes on
+      throw;
+    }
+    json["seconds"] = {{"read", read - start}, {"fit", now_seconds() - read}};
+    TableOptions::finish(workers.get(), json);
+    if (!writes) return;
+    outcome.write(*folder);
+    folder->write_json("fit.json", json);
+    folder->write_json("machine.json", machine_json());
+    state.done();
+    if (json_) {
+      print_json(json);
+    } else {
+      print_summary(json, outcome);
+    }
+  }
+
+ private:
+  /// What was given, and the model's defaults.
+  FitOptions resolved() const {
+    FitOptions options = model_of(model_).defaults;
+    options.target = given_.target;
+    options.k = given_.k;
+    if (given_.components > 0) options.components = given_.components;
+    if (!given_.covariance.empty()) options.covariance = given_.covariance;
+    if (!given_.init.empty()) options.init = given_.init;
+    if (given_.l2 >= 0) options.l2 = given_.l2;
+    if (given_.regularization >= 0) options.regularization = given_.regularization;
+    if (given_.iterations > 0) options.iterations = given_.iterations;
+    if (given_.tolerance >= 0) options.tolerance = given_.tolerance;
+    if (given_.seed >= 0) options.seed = given_.seed;
+    return options;
+  }
+
+  void print_summary(const Json& json, const FitOutcome& outcome) const {
+    std::vector<std::vector<std::string>> rows = {{model_, outcome.verdict}};
+    for (const auto& [label, value] : outcome.figures) rows.push_back({label, value});
+    rows.push_back({"rows left out", format_grouped(json.at("rows_left_out"))});
+    rows.push_back({"seconds", fmt::format("{:.3g}", json.at("seconds").at("fit").get<double>())});
+    for (const auto& [label, value] : TableOptions::worker_figures(json))
+      rows.push_back({label, value});
+    rows.push_back({"folder", json.at("folder").get<std::string>()});
+    print(format_table(rows));
+  }
+
+  TableOptions table_;
+  std::string model_, out_;
+  /// What was not given is empty or -1.
+  FitOptions given_ = {.init = {},
+                       .covariance = {},
+                       .target = {},
+                       .k = -1,
+                       .components = -1,
+                       .iterations = -1,
+                       .seed = -1,
+                       .tolerance = -1,
+                       .l2 = -1,
+                       .regularization = -1};
+  bool json_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_fit_command() { return std::make_unique<FitCommand>(); }
+
+}  // namespace dovetail::cli

@@ -1,0 +1,280 @@
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/file.h"
+#include "dovetail/base/machine.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/cli/fit/clusters.h"
+#include "dovetail/cli/fit/clusters_report.h"
+#include "dovetail/cli/parse/command.h"
+#include "dovetail/cli/fit/job_state.h"
+#include "dovetail/cli/parse/output.h"
+#include "dovetail/cli/fit/table_options.h"
+#include "dovetail/fit/kmeans/cluster_metrics.h"
+#include "dovetail/fit/kmeans/batch.h"
+#include "dovetail/train/run/progress.h"
+#include "dovetail/train/run/folder.h"
+
+namespace dovetail::cli {
+namespace {
+
+class KMeansCommand : public Command {
+ public:
+  std::string name() const override { return "kmeans"; }
+  std::string summary() const override { return "Cluster the rows of a table of numbers"; }
+  std::string example() const override {
+    return "dovetail kmeans --data features.parquet --k 8 --drop-columns 0,3 --out runs/clusters";
+  }
+
+  void declare(Arguments& arguments) override {
+    table_.declare_data(arguments);
+    arguments.option("--k", "K", &k_, "Clusters").is_required().range(1, 1 << 24);
+    arguments
+        .option("--init", "NAME|FILE", &init_,
+                "Start of the centres: k-means++, k-means-parallel, random, first, or a table of K "
+                "rows (k-means++)")
+        .completes(Completion::kFile);
+    arguments.option("--iterations", "N", &iterations_, "Maximum number of iterations (300)")
+        .range(1, 1e9);
+    arguments
+        .option("--tolerance", "T", &tolerance_,
+                "Stop when the squared move of the centres is below T times the mean variance of "
+                "the columns (1e-4; "
+                "with --batch 0)")
+        .range(0, 1e30);
+    arguments
+        .option("--batch", "N", &batch_.batch,
+                "Rows per mini-batch. Each iteration reads only N rows. 0: all rows, which is "
+                "Lloyd's algorithm (0)")
+        .range(0, 1e15);
+    arguments
+        .option("--patience", "N", &patience_,
+                "Stop after N iterations without a better smoothed inertia, with --batch; 0: never "
+                "(10)")
+        .range(0, 1e9);
+    arguments
+        .option("--empty", "WHAT", &empty_,
+                "Treatment of a centre without rows: reseed with the farthest row, or keep "
+                "(reseed; with --batch keep)")
+        .one_of({"reseed", "keep"});
+    arguments
+        .option("--seed", "N", &seed_,
+                "Seed of the initial centres and of the silhouette's sample (0)")
+        .range(0, 9e15);
+    table_.declare_workers(arguments);
+    arguments.option("--out", "FOLDER", &out_, "Folder of the run (runs/kmeans-<name of the file>)")
+        .completes(Completion::kFolder);
+    arguments.flag("--json", json_, "Print the result as JSON");
+  }
+
+  void check() override {
+    if (batch_.batch == 0) {
+      user_check(patience_ < 0, "--patience is about mini-batches; give --batch too");
+    } else if (empty_ == "reseed") {
+      throw UserError(
+          "--empty reseed looks for the farthest of all rows, which --batch never looks at "
+          "together",
+          "leave one of the two out");
+    }
+    table_.check();
+  }
+
+  void run() override {
+    check();
+    settle_options();
+    const double start = now_seconds();
+    const std::shared_ptr<Group> group = table_.join();
+    const bool writes = group->rank() == 0;
+    std::optional<RunFolder> folder;
+    if (writes) folder.emplace(folder_path());
+    const Matrix matrix = table_.read(*group);
+    const std::shared_ptr<hybrid::Workers> workers = table_.make_workers(group);
+    hybrid::KMeansData data(matrix.x, workers);
+    JobState state(*group, folder_path(),
+                   "kmeans " + table_.table_words() + algorithm_words() + file_words(init_),
+                   table_.fresh());
+    const double read = now_seconds();
+    const bool resumed = !state.stopped().empty();
+    const at::Tensor centres =
+        resumed ? state.stopped()[1] : centres_by(init_, matrix, data, k_, seed_);
+    const double begun = now_seconds();
+    const hybrid::KMeansResult result = iterate(data, centres, state, writes);
+    const double done = now_seconds();
+    Json workers_json = Json::object();
+    TableOptions::finish(workers.get(), workers_json);
+    if (!writes) return;
+    const RowSample sample = sample_rows(matrix.x, result.labels, seed_);
+    Json json = to_json(matrix, result, sample);
+    json["seconds"] = {
+        {"read", read - start}, {"init", begun - read}, {"iterations", done - begun}};
+    json.update(workers_json);
+    json["report"] = (folder->path() / "report.html").string();
+    write(*folder, matrix, result, state.lines(), sample, json);
+    state.done();
+    if (json_) {
+      print_json(json);
+    } else {
+      print_summary(json);
+    }
+  }
+
+ private:
+  using Json = nlohmann::ordered_json;
+
+  /// What was not given, by the algorithm.
+  void settle_options() {
+    if (empty_.empty()) empty_ = batch_.batch > 0 ? "keep" : "reseed";
+    if (tolerance_ < 0) tolerance_ = batch_.batch > 0 ? batch_.tolerance : lloyd_.tolerance;
+    if (patience_ >= 0) batch_.patience = patience_;
+    lloyd_.empty = hybrid::parse_empty_cluster(empty_);
+    lloyd_.tolerance = batch_.tolerance = tolerance_;
+    lloyd_.iterations = batch_.iterations = iterations_;
+    batch_.seed = static_cast<uint64_t>(seed_);
+  }
+
+  hybrid::KMeansResult iterate(hybrid::KMeansData& data, const at::Tensor& centres, JobState& state,
+                               bool shows) {
+    TerminalLine terminal;
+    const int64_t rows = batch_.batch > 0 ? batch_.batch : data.rows();
+    const auto report = [&](const hybrid::LloydIteration& line) {
+      state.add(
+          {line.inertia, line.shift, static_cast<double>(line.changed.value_or(-1)), line.seconds},
+          line.state);
+      if (!shows || !terminal.on_terminal()) return;
+      const std::string changed =
+          line.changed ? fmt::format("  {} labels changed", format_grouped(*line.changed))
+                       : std::string();
+      terminal.show(
+          fmt::format(" iteration {}/{}  inertia {:.6g}  centres moved {:.3g}{}  {} rows/s",
+                      line.iteration, iterations_, line.inertia, line.shift, changed,
+                      format_count(static_cast<double>(rows) / line.seconds)));
+    };
+    lloyd_.state = batch_.state = state.stopped();
+    return batch_.batch > 0 ? hybrid::mini_batch(data, centres, batch_, report)
+                            : hybrid::lloyd(data, centres, lloyd_, report);
+  }
+
+  std::filesystem::path folder_path() const {
+    if (!out_.empty()) return out_;
+    return std::filesystem::path("runs") / ("kmeans-" + table_.stem());
+  }
+
+  Json to_json(const Matrix& matrix, const hybrid::KMeansResult& result,
+               const RowSample& sample) const {
+    const double silhouette = hybrid::silhouette(sample.x, sample.labels);
+    const auto* count = result.counts.const_data_ptr<int64_t>();
+    return {{"folder", folder_path().string()},
+            {"rows", matrix.x.size(0)},
+            {"columns", matrix.x.size(1)},
+            {"bad_values", matrix.num_bad},
+            {"rows_left_out", matrix.left_out.size()},
+            {"k", k_},
+            {"init", init_},
+            {"seed", seed_},
+            {"batch", batch_.batch},
+            {"iterations", result.iterations},
+            {"converged", result.converged},
+            {"inertia", result.inertia},
+            {"silhouette", std::isfinite(silhouette) ? Json(silhouette) : Json()},
+            {"silhouette_rows", sample.x.size(0)},
+            {"counts", std::vector<int64_t>(count, count + result.counts.numel())}};
+  }
+
+  void write(const RunFolder& folder, const Matrix& matrix, const hybrid::KMeansResult& result,
+             const std::vector<std::vector<double>>& lines, const RowSample& sample,
+             const Json& json) const {
+    write_table(folder.path() / "centres.csv", matrix.columns, matrix.original(result.centres));
+    write_labels(folder.path() / "labels.csv", result.labels, matrix.left_out);
+    folder.write_json("kmeans.json", json);
+    folder.write_json("machine.json", machine_json());
+    std::string text;
+    std::vector<double> inertias;
+    for (const std::vector<double>& line : lines) {
+      inertias.push_back(line[0]);
+      Json step = {{"step", inertias.size()}, {"inertia", line[0]}, {"moved", line[1]}};
+      if (line[2] >= 0) step["changed"] = static_cast<int64_t>(line[2]);
+      step["seconds"] = line[3];
+      text += step.dump() + "\n";
+    }
+    write_file_atomically(folder.path() / "iterations.jsonl", text);
+    write_file_atomically(
+        folder.path() / "report.html",
+        clusters_page({.title = folder_path().filename().string(),
+                       .verdict = verdict(json),
+                       .where = fmt::format("{}, on {}", table_.data(), machine().cpu_name),
+                       .algorithm = "k-means",
+                       .figures = figures(json),
+                       .measure = "inertia",
+                       .curve = std::move(inertias),
+                       .sample = sample.x,
+                       .labels = sample.labels,
+                       .centres = result.centres,
+                       .counts = result.counts,
+                       .plane = hybrid::principal_plane(sample.x),
+                       .command = command_line()}));
+  }
+
+  std::string algorithm_words() const {
+    std::string line =
+        fmt::format(" --k {} --init {} --iterations {} --tolerance {} --empty {} --seed {}", k_,
+                    init_, iterations_, tolerance_, empty_, seed_);
+    if (batch_.batch > 0)
+      line += fmt::format(" --batch {} --patience {}", batch_.batch, batch_.patience);
+    return line;
+  }
+
+  std::string command_line() const {
+    return "dovetail kmeans " + table_.data_words() + algorithm_words() + table_.worker_words() +
+           " --out " + folder_path().string();
+  }
+
+  static std::string verdict(const Json& json) {
+    return fmt::format("{} rows of {} columns in {} clusters: {} after {} iterations.",
+                       format_grouped(json.at("rows")), format_grouped(json.at("columns")),
+                       format_grouped(json.at("k")),
+                       json.at("converged") ? "converged" : "not converged",
+                       format_grouped(json.at("iterations")));
+  }
+
+  static std::vector<std::pair<std::string, std::string>> figures(const Json& json) {
+    const Json& silhouette = json.at("silhouette");
+    std::vector<std::pair<std::string, std::string>> list = {
+        {"inertia", fmt::format("{:.6g}", json.at("inertia").get<double>())},
+        {fmt::format("silhouette of {} rows", format_grouped(json.at("silhouette_rows"))),
+         silhouette.is_null() ? "none" : fmt::format("{:.4f}", silhouette.get<double>())},
+        {"rows", format_grouped(json.at("rows"))},
+        {"rows left out", format_grouped(json.at("rows_left_out"))},
+        {"bad values", format_grouped(json.at("bad_values"))},
+        {"iterations", format_grouped(json.at("iterations"))},
+        {"seconds of iterations",
+         fmt::format("{:.3g}", json.at("seconds").at("iterations").get<double>())}};
+    for (auto& figure : TableOptions::worker_figures(json)) list.push_back(std::move(figure));
+    return list;
+  }
+
+  void print_summary(const Json& json) const {
+    std::vector<std::vector<std::string>> rows = {{"clusters", verdict(json)}};
+    for (const auto& [label, value] : figures(json)) rows.push_back({label, value});
+    rows.push_back({"report", json.at("report").get<std::string>()});
+    print(format_table(rows));
+  }
+
+  TableOptions table_;
+  std::string init_ = "k-means++", empty_, out_;
+  int64_t k_ = 0, iterations_ = 300, seed_ = 0, patience_ = -1;
+  double tolerance_ = -1;
+  hybrid::LloydOptions lloyd_;
+  hybrid::MiniBatchOptions batch_;
+  bool json_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_kmeans_command() { return std::make_unique<KMeansCommand>(); }
+
+}  // namespace dovetail::cli

@@ -1,0 +1,78 @@
+#include "dovetail/cli/fit/clusters.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/rng.h"
+#include "dovetail/fit/kmeans/init.h"
+
+namespace dovetail::cli {
+namespace {
+
+bool has_names(const std::vector<std::string>& columns) {
+  for (size_t i = 0; i < columns.size(); ++i)
+    if (columns[i] != numbered_column(i)) return true;
+  return false;
+}
+
+/// Places of the data's columns in a file of centres: by name, or one after another where either
+/// has no names.
+at::Tensor places_in(const Matrix& start, const std::vector<std::string>& columns,
+                     const std::string& init) {
+  std::vector<int64_t> places;
+  std::vector<std::string> missing;
+  for (const std::string& column : columns) {
+    const auto found = std::ranges::find(start.columns, column);
+    places.push_back(found - start.columns.begin());
+    if (found == start.columns.end()) missing.push_back(printable(column));
+  }
+  // Columns of one name are told apart by their places.
+  const bool by_name =
+      missing.empty() && std::set<int64_t>(places.begin(), places.end()).size() == places.size();
+  if (by_name) return at::tensor(places, at::kLong);
+  const bool some = !missing.empty() && missing.size() < columns.size();
+  if (has_names(start.columns) && (some || (!missing.empty() && has_names(columns))))
+    throw UserError(
+        fmt::format("--init: no column of {} is named {}", init, fmt::join(missing, ", ")),
+        "give it the names of the data's columns, or save numbers alone");
+  return at::arange(std::ssize(columns), at::kLong);
+}
+
+}  // namespace
+
+at::Tensor centres_by(const std::string& init, const Matrix& matrix, hybrid::KMeansData& data,
+                      int64_t num_centres, int64_t seed) {
+  if (hybrid::is_kmeans_init(init))
+    return hybrid::initial_centres(data, num_centres, hybrid::parse_kmeans_init(init),
+                                   static_cast<uint64_t>(seed));
+  if (!std::filesystem::exists(init))
+    throw UserError(fmt::format(
+        "--init: {} is neither a file nor k-means++, k-means-parallel, random or first", init));
+  const Matrix start = read_matrix(init);
+  user_check(start.x.size(0) == num_centres && start.x.size(1) == data.columns(),
+             "--init: {} has {} rows of {} columns, not {} (--k) of {} (the data)", init,
+             start.x.size(0), start.x.size(1), num_centres, data.columns());
+  const at::Tensor centres = start.original(start.x.to(at::kDouble));
+  return matrix.shifted(centres.index_select(1, places_in(start, matrix.columns, init)))
+      .contiguous();
+}
+
+RowSample sample_rows(const at::Tensor& x, const at::Tensor& labels, int64_t seed) {
+  constexpr uint64_t kRows = 2000;
+  const auto rows = static_cast<uint64_t>(x.size(0));
+  std::vector<int64_t> index;
+  for (uint64_t i = 0; i < std::min(rows, kRows); ++i)
+    index.push_back(static_cast<int64_t>(permuted_index(static_cast<uint64_t>(seed), i, rows)));
+  const at::Tensor which = at::tensor(index, at::kLong);
+  return {.x = x.index_select(0, which), .labels = labels.index_select(0, which)};
+}
+
+}  // namespace dovetail::cli

@@ -1,0 +1,125 @@
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "dovetail/base/file.h"
+#include "dovetail/base/machine.h"
+#include "dovetail/cli/fit/clusters.h"
+#include "dovetail/cli/fit/clusters_report.h"
+#include "dovetail/cli/fit/fit_models.h"
+#include "dovetail/fit/mixture/mixture.h"
+#include "dovetail/train/run/progress.h"
+
+namespace dovetail::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json nested(const at::Tensor& x) {
+  if (x.dim() == 0) return x.item<double>();
+  Json list = Json::array();
+  for (int64_t i = 0; i < x.size(0); ++i) list.push_back(nested(x[i]));
+  return list;
+}
+
+hybrid::Mixture start_of(const FitOptions& options, const FitContext& context,
+                         hybrid::MixtureData& data) {
+  hybrid::KMeansData clusters(context.matrix.x, context.workers);
+  const hybrid::KMeansResult means = hybrid::lloyd(
+      clusters, centres_by(options.init, context.matrix, clusters, options.k, options.seed));
+  return data.of_labels(means.labels, means.centres, hybrid::parse_covariance(options.covariance),
+                        options.regularization);
+}
+
+hybrid::MixtureResult iterate(const FitOptions& options, const FitContext& context,
+                              hybrid::MixtureData& data) {
+  const std::vector<at::Tensor>& stopped = context.state.stopped();
+  const hybrid::Mixture start =
+      stopped.empty() ? start_of(options, context, data) : hybrid::Mixture();
+  TerminalLine terminal;
+  return hybrid::fit_mixture(
+      data, start,
+      {.iterations = options.iterations,
+       .tolerance = options.tolerance,
+       .regularization = options.regularization,
+       .state = stopped},
+      [&](const hybrid::MixtureIteration& line) {
+        context.state.add({line.log_likelihood, line.seconds}, line.state);
+        if (context.shows && terminal.on_terminal())
+          terminal.show(fmt::format(" iteration {}/{}  log-likelihood of a row {:.6g}  {} rows/s",
+                                    line.iteration, options.iterations, line.log_likelihood,
+                                    format_count(static_cast<double>(data.rows()) / line.seconds)));
+      });
+}
+
+/// With the verdict and the figures that `outcome` has.
+void write(const RunFolder& run, const FitOptions& options, const FitContext& context,
+           const hybrid::MixtureResult& result, const at::Tensor& counts,
+           const FitOutcome& outcome) {
+  const hybrid::Mixture& mixture = result.mixture;
+  const Matrix& matrix = context.matrix;
+  const std::filesystem::path& folder = run.path();
+  const at::Tensor means = matrix.original(mixture.means);
+  write_table(folder / "means.csv", matrix.columns, means);
+  write_labels(folder / "labels.csv", result.labels, matrix.left_out);
+  run.write_json("mixture.json", {{"columns", matrix.columns},
+                                  {"weights", nested(mixture.weights)},
+                                  {"means", nested(means)},
+                                  {"covariances", nested(mixture.covariances)}});
+  write_iterations(run, context.state.lines(), {"log_likelihood", "seconds"});
+  std::vector<double> curve;
+  for (const std::vector<double>& line : context.state.lines()) curve.push_back(line[0]);
+  const RowSample sample = sample_rows(matrix.x, result.labels, options.seed);
+  write_file_atomically(folder / "report.html",
+                        clusters_page({.title = folder.filename().string(),
+                                       .verdict = outcome.verdict,
+                                       .where = context.where,
+                                       .algorithm = "mixture",
+                                       .figures = outcome.figures,
+                                       .measure = "log-likelihood of a row",
+                                       .curve = curve,
+                                       .sample = sample.x,
+                                       .labels = sample.labels,
+                                       .centres = mixture.means,
+                                       .counts = counts,
+                                       .plane = hybrid::principal_plane(sample.x),
+                                       .command = context.command}));
+}
+
+}  // namespace
+
+void fit_gmm(const FitOptions& options, const FitContext& context, FitOutcome& outcome) {
+  const Matrix& matrix = context.matrix;
+  hybrid::MixtureData data(matrix.x, context.workers);
+  const hybrid::MixtureResult result = iterate(options, context, data);
+  const hybrid::Mixture& mixture = result.mixture;
+  const at::Tensor counts = at::bincount(result.labels, {}, options.k);
+  Json& json = outcome.result;
+  json["columns"] = matrix.columns.size();
+  json["k"] = options.k;
+  json["covariance"] = options.covariance;
+  json["iterations"] = result.iterations;
+  json["converged"] = result.converged;
+  json["log_likelihood"] = result.log_likelihood;
+  json["bic"] = result.bic;
+  json["aic"] = result.aic;
+  json["weights"] = nested(mixture.weights);
+  json["counts"] = std::vector<int64_t>(counts.const_data_ptr<int64_t>(),
+                                        counts.const_data_ptr<int64_t>() + options.k);
+  json["report"] = (context.folder / "report.html").string();
+  outcome.verdict =
+      fmt::format("{} rows of {} columns in {} components: {} after {} iterations.",
+                  format_grouped(data.rows()), matrix.columns.size(), options.k,
+                  result.converged ? "converged" : "not converged", result.iterations);
+  outcome.figures = {{"log-likelihood of a row", fmt::format("{:.6g}", result.log_likelihood)},
+                     {"BIC", fmt::format("{:.6g}", result.bic)},
+                     {"AIC", fmt::format("{:.6g}", result.aic)},
+                     {"parameters", format_grouped(mixture.num_parameters())},
+                     {"rows", format_grouped(data.rows())}};
+  outcome.write = [=, &context, &outcome](const RunFolder& run) {
+    write(run, options, context, result, counts, outcome);
+  };
+}
+
+}  // namespace dovetail::cli

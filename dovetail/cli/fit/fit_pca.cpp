@@ -1,0 +1,79 @@
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "dovetail/base/machine.h"
+#include "dovetail/cli/fit/fit_models.h"
+#include "dovetail/fit/components/principal_components.h"
+#include "dovetail/train/run/progress.h"
+
+namespace dovetail::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// (N, components): where each row lies along the directions.
+at::Tensor scores(const at::Tensor& x, const at::Tensor& mean, const at::Tensor& directions) {
+  constexpr int64_t kPiece = 16384;
+  std::vector<at::Tensor> pieces;
+  for (const at::Tensor& rows : x.split(kPiece))
+    pieces.push_back((rows.to(at::kDouble) - mean).matmul(directions));
+  return at::cat(pieces).contiguous();
+}
+
+}  // namespace
+
+void fit_pca(const FitOptions& options, const FitContext& context, FitOutcome& outcome) {
+  const Matrix& matrix = context.matrix;
+  const hybrid::TableData data("pca", matrix.x, context.workers);
+  TerminalLine terminal;
+  const hybrid::PrincipalResult result = hybrid::fit_principal(
+      data,
+      {.components = options.components,
+       .iterations = options.iterations,
+       .tolerance = options.tolerance,
+       .seed = static_cast<uint64_t>(options.seed),
+       .state = context.state.stopped()},
+      [&](const hybrid::PrincipalIteration& line) {
+        context.state.add({line.residual, line.explained, line.seconds}, line.state);
+        if (context.shows && terminal.on_terminal())
+          terminal.show(fmt::format(" iteration {}/{}  residual {:.3g}  {:.2f} % of the variance",
+                                    line.iteration, options.iterations, line.residual,
+                                    100 * line.explained));
+      });
+  const auto list = [](const at::Tensor& x) {
+    return std::vector<double>(x.const_data_ptr<double>(), x.const_data_ptr<double>() + x.numel());
+  };
+  Json& json = outcome.result;
+  json["columns"] = data.columns();
+  json["components"] = options.components;
+  json["iterations"] = result.iterations;
+  json["converged"] = result.converged;
+  json["variances"] = list(result.variances);
+  json["shares"] = list(result.shares);
+  outcome.verdict = fmt::format(
+      "{} rows of {} columns: {} after {} iterations.", format_grouped(data.rows()), data.columns(),
+      result.converged ? "converged" : "not converged", result.iterations);
+  double sum = 0;
+  std::vector<std::string> names;
+  for (int64_t i = 0; i < options.components; ++i) {
+    const auto share = result.shares[i].item<double>();
+    sum += share;
+    names.push_back(fmt::format("component{}", i));
+    outcome.figures.emplace_back(
+        fmt::format("component {}", i),
+        fmt::format("{:.2f} % of the variance, {:.2f} % up to here", 100 * share, 100 * sum));
+  }
+  const at::Tensor &mean = data.mean(), &x = data.x();
+  outcome.write = [=, &matrix, &context](const RunFolder& run) {
+    const std::filesystem::path& folder = run.path();
+    write_table(folder / "components.csv", matrix.columns, result.directions.t().contiguous());
+    write_table(folder / "mean.csv", matrix.columns,
+                matrix.original(mean.unsqueeze(0)).contiguous());
+    write_table(folder / "scores.csv", names, scores(x, mean, result.directions));
+    write_iterations(run, context.state.lines(), {"residual", "explained", "seconds"});
+  };
+}
+
+}  // namespace dovetail::cli

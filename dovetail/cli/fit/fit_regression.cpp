@@ -1,0 +1,119 @@
+#include <ATen/ATen.h>
+#include <fmt/ranges.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/file.h"
+#include "dovetail/base/log.h"
+#include "dovetail/base/machine.h"
+#include "dovetail/cli/fit/fit_models.h"
+#include "dovetail/fit/regression/regression.h"
+#include "dovetail/train/run/progress.h"
+
+namespace dovetail::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// The intercept for x in the file's coordinates.
+at::Tensor moved_back(const at::Tensor& intercepts, const at::Tensor& coefficients,
+                      const Matrix& matrix) {
+  return intercepts - (coefficients * matrix.origin).sum(-1);
+}
+
+std::string number(double value) { return fmt::format("{:.6g}", value); }
+
+}  // namespace
+
+void fit_linear_model(const FitOptions& options, const FitContext& context, FitOutcome& outcome) {
+  const Matrix& matrix = context.matrix;
+  hybrid::RegressionData data(matrix.x, matrix.target, context.workers);
+  const hybrid::LinearResult result = hybrid::fit_linear(data, options.l2);
+  std::vector<std::string> dependent;
+  for (const int64_t column : result.dependent)
+    dependent.push_back(matrix.columns[static_cast<size_t>(column)]);
+  if (!dependent.empty() && context.shows)
+    log_warning("those before them determine the columns {}: their coefficients are 0",
+                fmt::join(dependent, ", "));
+  Json& json = outcome.result;
+  json["target"] = options.target;
+  json["columns"] = matrix.columns.size();
+  json["l2"] = options.l2;
+  json["r2"] = std::isfinite(result.r2) ? Json(result.r2) : Json();
+  json["rmse"] = result.rmse;
+  const at::Tensor intercept =
+      moved_back(at::scalar_tensor(result.intercept, at::kDouble), result.coefficients, matrix);
+  json["intercept"] = intercept.item<double>();
+  json["dependent"] = dependent;
+  outcome.verdict = fmt::format("{} from {} columns of {} rows.", options.target,
+                                matrix.columns.size(), format_grouped(matrix.x.size(0)));
+  outcome.figures = {
+      {"R2", std::isfinite(result.r2) ? number(result.r2) : "none: the target is constant"},
+      {"root mean square error", number(result.rmse)}};
+  std::vector<std::string> columns = {"intercept"};
+  columns.insert(columns.end(), matrix.columns.begin(), matrix.columns.end());
+  const at::Tensor row = at::cat({intercept.unsqueeze(0), result.coefficients}).unsqueeze(0);
+  outcome.write = [=](const RunFolder& run) {
+    write_table(run.path() / "coefficients.csv", columns, row);
+  };
+}
+
+void fit_logistic_model(const FitOptions& options, const FitContext& context, FitOutcome& outcome) {
+  constexpr int64_t kMostClasses = 1000;
+  const Matrix& matrix = context.matrix;
+  const auto num_classes = std::ssize(matrix.classes);
+  user_check(num_classes >= 2, "--target: {} is {} in every row", options.target,
+             printable(matrix.classes[0]));
+  user_check(num_classes <= kMostClasses,
+             "--target: {} has {} different values, more than {} classes", options.target,
+             num_classes, kMostClasses);
+  hybrid::RegressionData data(matrix.x, matrix.target, context.workers);
+  TerminalLine terminal;
+  const hybrid::LogisticResult result = hybrid::fit_logistic(
+      data, num_classes,
+      {.l2 = options.l2,
+       .iterations = options.iterations,
+       .tolerance = options.tolerance,
+       .state = context.state.stopped()},
+      [&](const hybrid::LogisticIteration& line) {
+        context.state.add({line.loss, line.gradient, line.seconds}, line.state);
+        if (context.shows && terminal.on_terminal())
+          terminal.show(fmt::format(" iteration {}/{}  loss {:.6g}  gradient {:.3g}",
+                                    line.iteration, options.iterations, line.loss, line.gradient));
+      });
+  Json& json = outcome.result;
+  json["target"] = options.target;
+  json["columns"] = matrix.columns.size();
+  json["classes"] = Json::array();
+  for (const std::string& name : matrix.classes) {
+    const Json number = Json::parse(name, nullptr, /*allow_exceptions=*/false);
+    const bool exact = matrix.numeric_classes && number.is_number() && number.dump() == name;
+    json["classes"].push_back(exact ? number : Json(printable(name)));
+  }
+  json["l2"] = options.l2;
+  json["iterations"] = result.iterations;
+  json["converged"] = result.converged;
+  json["loss"] = result.loss;
+  json["accuracy"] = result.accuracy;
+  outcome.verdict = fmt::format(
+      "{} ({} classes) from {} columns of {} rows: {} after {} iterations.", options.target,
+      num_classes, matrix.columns.size(), format_grouped(matrix.x.size(0)),
+      result.converged ? "converged" : "not converged", result.iterations);
+  outcome.figures = {{"accuracy on these rows", number(result.accuracy)},
+                     {"loss of a row", number(result.loss)}};
+  // The class of each line: of two classes the second, whose score it is.
+  std::vector<std::string> columns = {"class", "intercept"};
+  columns.insert(columns.end(), matrix.columns.begin(), matrix.columns.end());
+  const std::vector<std::string> names(matrix.classes.begin() + (num_classes == 2 ? 1 : 0),
+                                       matrix.classes.end());
+  const at::Tensor intercepts = moved_back(result.intercepts, result.coefficients, matrix);
+  const at::Tensor rows = at::cat({intercepts.unsqueeze(1), result.coefficients}, 1);
+  outcome.write = [=, &context](const RunFolder& run) {
+    write_table(run.path() / "coefficients.csv", columns, rows, names);
+    write_iterations(run, context.state.lines(), {"loss", "gradient", "seconds"});
+  };
+}
+
+}  // namespace dovetail::cli

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dovetail/cli/parse/command.h"
+
+namespace dovetail::cli {
+
+/// A completion script for "bash", "zsh" or "fish", made from the declarations of `commands`, so it
+/// offers what the parser takes.
+std::string completion_script(const std::string& shell,
+                              const std::vector<std::unique_ptr<Command>>& commands);
+
+}  // namespace dovetail::cli

@@ -1,0 +1,199 @@
+#include "dovetail/cli/plan/plan_config.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/file.h"
+#include "dovetail/base/kept_memory.h"
+#include "dovetail/base/machine.h"
+#include "dovetail/base/median.h"
+#include "dovetail/cli/parse/output.h"
+#include "dovetail/cli/plan/largest_batch.h"
+#include "dovetail/cli/plan/plan_output.h"
+#include "dovetail/plan/model/budget.h"
+#include "dovetail/plan/show/memory_use.h"
+#include "dovetail/train/resolve/load_config.h"
+#include "dovetail/train/memory/record.h"
+#include "dovetail/train/memory/section.h"
+#include "dovetail/train/gpt/trial_step.h"
+
+namespace dovetail::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kEagerSteps = 3, kUnplannedSteps = 3, kPlannedSteps = 5;
+
+RunConfig load(const PlanRequest& request) {
+  RunConfig config = config_of(request);
+  if (request.time_limit_s > 0) config.memory.solve_s = request.time_limit_s;
+  if (config.recommends())
+    throw UserError(fmt::format("dovetail plan takes steps of a GPT on random tokens, but {} "
+                                "trains recommender.model = "
+                                "\"{}\", whose steps are recorded on its own rows",
+                                request.config, config.recommender.model),
+                    "dovetail train with memory.budget makes the plan and writes it to the run's "
+                    "folder, with a report");
+  if (config.memory.budget.empty())
+    throw UserError(fmt::format("{} has no memory.budget to plan for", request.config),
+                    "--set memory.budget=0.5x, or --fits to see whether it fits without one");
+  return config;
+}
+
+/// Steps without a plan. The process' bytes are its growth since before the model was made.
+struct Measured {
+  double eager_s = 0;
+  uint64_t eager_process_bytes = 0;
+};
+
+class ConfigPlan {
+ public:
+  explicit ConfigPlan(const PlanRequest& request)
+      : request_(request),
+        config_(load(request)),
+        group_(world_from_environment({.timeout_s = config_.comm.timeout_s})),
+        run_(resolve_trial(config_, *group_)),
+        options_(planned_step_options(config_.memory)) {
+    options_.curve_budgets = request.curve || !request.out.empty() ? PlannedStep::kCurveBudgets : 0;
+    user_check(group_->size() == 1, "dovetail plan looks at one rank, but this job has {}",
+               group_->size());
+    keep_freed_memory();  // as `dovetail train`
+  }
+
+  void make() {
+    const uint64_t before_bytes = resident_bytes();
+    const auto peak_bytes = [&] {
+      const uint64_t peak = peak_resident_bytes();
+      return peak > before_bytes ? peak - before_bytes : 0;
+    };
+    trial_.emplace(run_, group_, run_.most_samples, run_.micro_batch);
+    trial_->run();
+    reset_peak_resident();
+    std::vector<double> seconds(kEagerSteps);
+    for (double& step_s : seconds) step_s = trial_->run();
+    measured_ = {.eager_s = median(std::move(seconds)), .eager_process_bytes = peak_bytes()};
+    give_back_freed_memory();
+    reset_peak_resident();
+    options_.idle_bytes = before_bytes;
+    trial_->plan_memory(options_);
+    for (int i = 0; i < kUnplannedSteps; ++i) trial_->run();
+    check_floor();
+    while (!plan().report()) trial_->run();
+    for (int i = 0; i < kPlannedSteps; ++i) trial_->run();
+  }
+
+  void write() const {
+    const std::filesystem::path out = request_.out;
+    if (out.extension() == ".json") {
+      write_file_atomically(out, plan::to_json(plan().view().plan, plan().graph()).dump(1) + "\n");
+      write_file_atomically(out.parent_path() / "graph.json",
+                            plan::to_json(plan().graph()).dump(1) + "\n");
+      return;
+    }
+    std::filesystem::create_directories(out);
+    plan().write(out);
+  }
+
+  Json json() const {
+    const plan::Graph& graph = plan().graph();
+    Json record = memory_record(plan().view());
+    record["step"]["eager_s"] = measured_.eager_s;
+    record["process"]["eager_bytes"] = measured_.eager_process_bytes;
+    for (const char* drawn : {"memory", "streams"}) record.erase(drawn);
+    if (!request_.curve) record.erase("curve");
+    Json out = {{"operations", graph.nodes.size()},
+                {"storages", graph.tensors.size()},
+                {"eager_peak_bytes", plan().report()->keep_all_bytes},
+                {"floor_bytes", plan().report()->floor_bytes},
+                {"budget_bytes", graph.budget_bytes},
+                {"solve_s", plan().report()->solve_s}};
+    out.update(record);
+    return out;
+  }
+
+  std::string text() const {
+    const MemoryPlanReport& made = *plan().report();
+    const plan::Graph& graph = plan().graph();
+    const plan::PlanOutcome outcome =
+        plan::outcome_of(graph, plan().view().plan, plan().view().timeline);
+    std::string text = fmt::format(
+        "captured {} operations, {} storages; eager peak {} MiB; floor {} MiB; budget {} "
+        "MiB\nsolved in {:.1f} s\n\n",
+        graph.nodes.size(), graph.tensors.size(), mib(made.keep_all_bytes), mib(made.floor_bytes),
+        mib(made.budget_bytes), made.solve_s);
+    text += times_and_peaks(outcome) + "\n";
+    text += request_.layers ? layer_table(outcome, graph) + "\n" : "";
+    text += decision_table(outcome, graph);
+    if (request_.curve)
+      text += "\n" + curve_table({plan().view().curve.begin(), plan().view().curve.end()},
+                                 made.keep_all_bytes, outcome.once_s);
+    return text;
+  }
+
+ private:
+  const PlannedStep& plan() const { return *trial_->memory_plan(); }
+
+  void check_floor() const {
+    plan::Graph graph = plan().graph();
+    graph.budget_bytes = plan::parse_budget(config_.memory.budget, plan::keep_all_bytes(graph));
+    const plan::SolveOptions how = PlannedStep::solve_options(options_);
+    const plan::Floor floor = plan::floor_of(graph, how);
+    if (graph.budget_bytes < floor.bytes)
+      throw plan::below_floor(
+          graph, floor, "memory.budget",
+          help_below_floor(run_, group_, graph, config_.memory.budget, how, request_.config) +
+              plan().what_would_lower_the_floor());
+  }
+
+  std::string times_and_peaks(const plan::PlanOutcome& outcome) const {
+    const PlannedStepView view = plan().view();
+    const double measured_s = median_run(view.runs)->seconds;
+    const auto of_eager = [&](double seconds) {
+      return fmt::format("{} ({:.3f}x)", plan::format_seconds(seconds),
+                         seconds / measured_.eager_s);
+    };
+    const auto held =
+        plan::peak_of(plan::memory_use(view.graph, view.plan, median_run(view.runs)->actions));
+    const auto bytes = [](auto count) { return mib(static_cast<int64_t>(count)) + " MiB"; };
+    return format_table({{"", "eager", "predicted", "measured"},
+                         {"process", bytes(measured_.eager_process_bytes),
+                          bytes(view.process_predicted_bytes), bytes(view.process_bytes)},
+                         {"step", plan::format_seconds(measured_.eager_s),
+                          of_eager(outcome.expected_s()), of_eager(measured_s)},
+                         {"held at the peak", bytes(plan().report()->keep_all_bytes),
+                          bytes(view.timeline.peak_bytes), bytes(held)},
+                         {"all places", "", bytes(view.places_bytes), bytes(view.used_bytes)}},
+                        Heading::kFirstRow);
+  }
+
+  const PlanRequest& request_;
+  const RunConfig config_;
+  const std::shared_ptr<Group> group_;
+  const ResolvedRun run_;
+  PlannedStep::Options options_;
+  std::optional<TrialStep> trial_;
+  Measured measured_;
+};
+
+}  // namespace
+
+RunConfig config_of(const PlanRequest& request) {
+  std::vector<std::string> overrides = request.overrides;
+  if (!request.budget.empty()) overrides.push_back("memory.budget=" + request.budget);
+  return load_run_config(request.config, overrides);
+}
+
+void plan_config(const PlanRequest& request) {
+  ConfigPlan plan(request);
+  plan.make();
+  if (!request.out.empty()) plan.write();
+  if (request.json)
+    print_json(plan.json());
+  else
+    print(plan.text());
+}
+
+}  // namespace dovetail::cli

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "dovetail/cli/parse/command.h"
+#include "dovetail/report/line_chart.h"
+#include "dovetail/comm/cost_model.h"
+#include "dovetail/moe/simulate.h"
+
+namespace dovetail::cli {
+
+/// `dovetail simulate moe`.
+class SimulateMoe {
+ public:
+  void declare(Arguments& arguments);
+  /// `plot` is a file to draw to, or empty.
+  void run(const std::string& plot, bool json) const;
+
+ private:
+  moe::LayerLoad load_for(int ranks) const;
+  report::LineChart draw(const CostModel& model) const;
+
+  std::string cost_, payload_ = "bf16";
+  int64_t ranks_ = 0, experts_ = 0, tokens_ = 4096, width_ = 1024, hidden_ = 4096, top_k_ = 2,
+          most_shadowed_ = 8;
+  double skew_ = 0;
+};
+
+}  // namespace dovetail::cli
