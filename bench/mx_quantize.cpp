@@ -20,7 +20,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/mx/quantize.h"
 #include "dovetail/ops/dispatch.h"

@@ -24,7 +24,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/kept_memory.h"
 #include "dovetail/base/machine.h"
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/embedding/pack/lookup.h"

@@ -7,7 +7,7 @@
 
 #include "dovetail/base/gpu.h"
 #include "dovetail/base/machine.h"
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/base/trace.h"
 
 namespace dovetail {

@@ -4,7 +4,7 @@
 
 #include <array>
 
-#include "dovetail/base/enum_names.h"
+#include "dovetail/base/schema/enum_names.h"
 #include "dovetail/base/error.h"
 #include "dovetail/mx/quantize.h"
 

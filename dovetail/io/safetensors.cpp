@@ -15,7 +15,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/json_fault.h"
-#include "dovetail/base/schema.h"
+#include "dovetail/base/schema/schema.h"
 
 namespace dovetail {
 namespace {

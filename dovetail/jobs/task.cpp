@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 
 namespace dovetail::hybrid {
 namespace {

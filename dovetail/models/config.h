@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "dovetail/base/schema.h"
+#include "dovetail/base/schema/schema.h"
 #include "dovetail/moe/config.h"
 
 namespace dovetail {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/schema.h"
+#include "dovetail/base/schema/schema.h"
 #include "dovetail/models/gpt.h"
 
 namespace dovetail {

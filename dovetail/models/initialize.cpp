@@ -3,7 +3,7 @@
 #include <cmath>
 #include <string_view>
 
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/models/normal_values.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "dovetail/base/operation.h"
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/moe/choose_gpu.h"
 #include "dovetail/moe/slot_order.h"
 

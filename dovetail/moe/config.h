@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "dovetail/base/schema.h"
+#include "dovetail/base/schema/schema.h"
 #include "dovetail/moe/routing.h"
 
 namespace dovetail::moe {

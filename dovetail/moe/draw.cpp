@@ -2,7 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/base/rng.h"
 
 namespace dovetail::moe {

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include "dovetail/base/enum_names.h"
+#include "dovetail/base/schema/enum_names.h"
 #include "dovetail/base/error.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"

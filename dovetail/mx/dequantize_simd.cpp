@@ -7,7 +7,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/mx/quantize_inl.h"
 #include "dovetail/mx/quantize_simd.h"
 #include "hwy/highway.h"

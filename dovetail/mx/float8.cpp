@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/mx/float8_simd.h"
 #include "dovetail/ops/dispatch.h"

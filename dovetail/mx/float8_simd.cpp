@@ -10,7 +10,7 @@
 #include <limits>
 #include <vector>
 
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/mx/float8_simd.h"
 #include "dovetail/mx/quantize_inl.h"
 #include "hwy/highway.h"

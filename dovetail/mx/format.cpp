@@ -4,7 +4,7 @@
 #include <array>
 #include <bit>
 
-#include "dovetail/base/enum_names.h"
+#include "dovetail/base/schema/enum_names.h"
 #include "dovetail/base/error.h"
 
 namespace dovetail::mx {

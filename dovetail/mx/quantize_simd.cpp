@@ -9,7 +9,7 @@
 #include <cstring>
 #include <vector>
 
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/mx/bfloat16_inl.h"
 #include "dovetail/mx/quantize_inl.h"

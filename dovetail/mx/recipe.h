@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "dovetail/base/schema.h"
+#include "dovetail/base/schema/schema.h"
 #include "dovetail/mx/format.h"
 
 /// How the three tensors of a Linear are quantized in training, as data.

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/ops/activation_simd.h"
 #include "dovetail/ops/simd_math_inl.h"
 #include "hwy/highway.h"

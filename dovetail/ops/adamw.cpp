@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/adamw_simd.h"
 #include "dovetail/ops/cuda_kernels.h"

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/ops/attention_rows_inl.h"
 #include "dovetail/ops/attention_simd.h"
 #include "dovetail/ops/workspace.h"

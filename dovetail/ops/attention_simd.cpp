@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/ops/attention_rows_inl.h"
 #include "dovetail/ops/attention_simd.h"
 #include "dovetail/ops/workspace.h"

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/ops/simd_math_inl.h"
 #include "hwy/highway.h"
 

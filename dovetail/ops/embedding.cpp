@@ -7,7 +7,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/operation.h"
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/dispatch.h"
 #include "dovetail/ops/functions.h"

@@ -7,7 +7,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/fma_rate.h"
 #include "dovetail/ops/simd_math_inl.h"

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/ops/gemm_simd.h"
 #include "dovetail/ops/micro_kernel_inl.h"
 #include "dovetail/ops/workspace.h"

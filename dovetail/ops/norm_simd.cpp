@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/ops/norm_simd.h"
 #include "dovetail/ops/simd_math_inl.h"
 #include "hwy/highway.h"

@@ -10,7 +10,7 @@
 #include <cstring>
 #include <vector>
 
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/ops/simd_math_inl.h"
 #include "hwy/highway.h"
 

@@ -7,7 +7,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/rng.h"
-#include "dovetail/base/schema.h"
+#include "dovetail/base/schema/schema.h"
 #include "tests/base/sample_config.h"
 #include "tests/fuzz.h"
 

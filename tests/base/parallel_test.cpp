@@ -1,5 +1,5 @@
 // ctest-labels: threads
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>

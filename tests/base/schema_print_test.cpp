@@ -15,7 +15,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "dovetail/base/rng.h"
-#include "dovetail/base/schema.h"
+#include "dovetail/base/schema/schema.h"
 #include "tests/base/sample_config.h"
 #include "tests/base/temporary_folder.h"
 

@@ -1,4 +1,4 @@
-#include "dovetail/base/schema.h"
+#include "dovetail/base/schema/schema.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/schema.h"
+#include "dovetail/base/schema/schema.h"
 #include "dovetail/cli/parse/command.h"
 #include "dovetail/cli/parse/output.h"
 #include "dovetail/train/config/run_config.h"

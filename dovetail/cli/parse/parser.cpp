@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/schema.h"
+#include "dovetail/base/schema/schema.h"
 
 namespace dovetail::cli {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "dovetail/base/schema.h"
+#include "dovetail/base/schema/schema.h"
 #include "dovetail/jobs/simulate/cluster.h"
 
 namespace dovetail::cli {

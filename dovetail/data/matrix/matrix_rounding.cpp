@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 
 namespace dovetail {
 namespace {

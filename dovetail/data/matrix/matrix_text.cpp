@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/data/rows/cell_values.h"
 #include "dovetail/data/rows/delimited.h"
 #include "dovetail/data/rows/delimiter.h"

@@ -6,7 +6,7 @@
 #include <unordered_map>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/data/text/byte_level.h"
 #include "dovetail/data/text/pair_table.h"
 #include "dovetail/data/text/tokenizer.h"

@@ -10,7 +10,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "dovetail/base/log.h"
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/data/files/utf8.h"
 
 namespace dovetail {

@@ -15,7 +15,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "dovetail/base/log.h"
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/data/text/corpus.h"
 #include "dovetail/data/text/manifest.h"
 #include "dovetail/data/text/token_shard.h"

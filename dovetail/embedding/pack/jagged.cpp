@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/embedding/pack/lookup_cuda.h"
 #include "dovetail/ops/dispatch.h"
 

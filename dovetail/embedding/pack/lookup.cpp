@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/embedding/pack/composed.h"
 #include "dovetail/embedding/pack/lookup_cuda.h"

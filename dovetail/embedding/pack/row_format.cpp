@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "dovetail/base/enum_names.h"
+#include "dovetail/base/schema/enum_names.h"
 #include "dovetail/mx/codec.h"
 
 namespace dovetail::embedding {

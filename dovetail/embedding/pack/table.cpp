@@ -8,7 +8,7 @@
 #include <set>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/base/philox.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/embedding/pack/cuda_kernels.h"

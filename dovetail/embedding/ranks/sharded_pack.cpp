@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/ops/dispatch.h"
 
 namespace dovetail::embedding {

@@ -11,7 +11,7 @@
 #include <tuple>
 #include <utility>
 
-#include "dovetail/base/enum_names.h"
+#include "dovetail/base/schema/enum_names.h"
 #include "dovetail/base/error.h"
 
 namespace dovetail::embedding {

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/embedding/pack/lookup.h"
 #include "dovetail/ops/dispatch.h"

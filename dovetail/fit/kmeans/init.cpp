@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "dovetail/base/enum_names.h"
+#include "dovetail/base/schema/enum_names.h"
 #include "dovetail/base/error.h"
 #include "dovetail/base/rng.h"
 

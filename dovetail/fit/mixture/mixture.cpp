@@ -7,7 +7,7 @@
 #include <limits>
 #include <utility>
 
-#include "dovetail/base/enum_names.h"
+#include "dovetail/base/schema/enum_names.h"
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/fit/rows/dense.h"

@@ -9,7 +9,7 @@
 #include <numeric>
 #include <optional>
 
-#include "dovetail/base/enum_names.h"
+#include "dovetail/base/schema/enum_names.h"
 #include "dovetail/base/error.h"
 #include "dovetail/jobs/partition.h"
 

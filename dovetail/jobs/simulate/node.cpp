@@ -7,7 +7,7 @@
 #include <cmath>
 #include <utility>
 
-#include "dovetail/base/enum_names.h"
+#include "dovetail/base/schema/enum_names.h"
 #include "dovetail/base/error.h"
 #include "dovetail/base/rng.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "dovetail/base/schema.h"
+#include "dovetail/base/schema/schema.h"
 #include "dovetail/data/text/data_config.h"
 #include "dovetail/data/rows/row_config.h"
 #include "dovetail/models/config.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/schema.h"
+#include "dovetail/base/schema/schema.h"
 #include "dovetail/train/tables/optimizers.h"
 
 namespace dovetail {

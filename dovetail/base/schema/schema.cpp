@@ -1,4 +1,4 @@
-#include "dovetail/base/schema.h"
+#include "dovetail/base/schema/schema.h"
 
 #include <fmt/format.h>
 
@@ -7,9 +7,9 @@
 #include <cmath>
 #include <numeric>
 
-#include "dovetail/base/config_node.h"
+#include "dovetail/base/schema/config_node.h"
 #include "dovetail/base/error.h"
-#include "dovetail/base/schema_declaration.h"
+#include "dovetail/base/schema/schema_declaration.h"
 
 namespace dovetail {
 namespace {

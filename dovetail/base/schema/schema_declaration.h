@@ -12,7 +12,7 @@
 #include <variant>
 #include <vector>
 
-#include "dovetail/base/schema.h"
+#include "dovetail/base/schema/schema.h"
 
 namespace dovetail {
 

@@ -1,4 +1,4 @@
-#include "dovetail/base/parallel.h"
+#include "dovetail/base/threads.h"
 
 #include <ATen/Parallel.h>
 

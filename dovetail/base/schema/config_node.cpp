@@ -1,4 +1,4 @@
-#include "dovetail/base/config_node.h"
+#include "dovetail/base/schema/config_node.h"
 
 #include <fmt/format.h>
 

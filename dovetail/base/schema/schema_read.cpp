@@ -7,11 +7,11 @@
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
-#include "dovetail/base/config_node.h"
+#include "dovetail/base/schema/config_node.h"
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
-#include "dovetail/base/schema.h"
-#include "dovetail/base/schema_declaration.h"
+#include "dovetail/base/schema/schema.h"
+#include "dovetail/base/schema/schema_declaration.h"
 
 namespace dovetail {
 namespace {

@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
-#include "dovetail/base/schema.h"
-#include "dovetail/base/schema_declaration.h"
+#include "dovetail/base/schema/schema.h"
+#include "dovetail/base/schema/schema_declaration.h"
 
 namespace dovetail {
 namespace {

@@ -2,8 +2,8 @@
 #include <fmt/ranges.h>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/schema.h"
-#include "dovetail/base/schema_declaration.h"
+#include "dovetail/base/schema/schema.h"
+#include "dovetail/base/schema/schema_declaration.h"
 
 namespace dovetail {
 namespace {
