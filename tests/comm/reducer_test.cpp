@@ -1,4 +1,4 @@
-#include "dovetail/comm/reducer.h"
+#include "dovetail/comm/gradient_reducer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "dovetail/comm/group.h"
-#include "dovetail/comm/reducer.h"
+#include "dovetail/comm/gradient_reducer.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/ops/gpu_graph.h"
 #include "dovetail/train/optimizer/optimizer.h"

@@ -12,7 +12,7 @@
 
 #include "dovetail/comm/buckets.h"
 #include "dovetail/comm/group.h"
-#include "dovetail/comm/reducer.h"
+#include "dovetail/comm/gradient_reducer.h"
 #include "dovetail/ops/adamw.h"
 #include "dovetail/train/config/run_config.h"
 

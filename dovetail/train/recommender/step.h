@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "dovetail/comm/reducer.h"
+#include "dovetail/comm/gradient_reducer.h"
 #include "dovetail/data/rows/row_batch.h"
 #include "dovetail/embedding/ranks/distributed.h"
 #include "dovetail/models/recommender.h"

@@ -1,4 +1,4 @@
-#include "dovetail/comm/reducer.h"
+#include "dovetail/comm/gradient_reducer.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
