@@ -18,7 +18,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "dovetail/base/log.h"
-#include "dovetail/io/manifest.h"
+#include "dovetail/io/checkpoint_manifest.h"
 #include "dovetail/io/safetensors.h"
 
 namespace dovetail {

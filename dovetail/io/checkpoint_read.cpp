@@ -12,7 +12,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/log.h"
 #include "dovetail/io/checkpoint.h"
-#include "dovetail/io/manifest.h"
+#include "dovetail/io/checkpoint_manifest.h"
 #include "dovetail/io/safetensors.h"
 
 namespace dovetail {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "dovetail/io/manifest.h"
+#include "dovetail/io/checkpoint_manifest.h"
 #include "dovetail/io/safetensors.h"
 
 namespace dovetail {

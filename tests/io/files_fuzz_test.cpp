@@ -7,7 +7,7 @@
 #include <string>
 
 #include "dovetail/base/file.h"
-#include "dovetail/io/manifest.h"
+#include "dovetail/io/checkpoint_manifest.h"
 #include "dovetail/io/mx_tensor.h"
 #include "dovetail/mx/quantize.h"
 #include "tests/base/temporary_folder.h"

@@ -15,7 +15,7 @@
 #include "dovetail/base/file.h"
 #include "dovetail/data/text/token_store.h"
 #include "dovetail/io/checkpoint.h"
-#include "dovetail/io/manifest.h"
+#include "dovetail/io/checkpoint_manifest.h"
 #include "dovetail/io/safetensors.h"
 
 namespace dovetail::cli {

@@ -1,4 +1,4 @@
-#include "dovetail/io/manifest.h"
+#include "dovetail/io/checkpoint_manifest.h"
 
 #include <fmt/format.h>
 
