@@ -23,7 +23,7 @@
 #include "dovetail/base/threads.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/mx/quantize.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail {
 namespace {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::hybrid {
 namespace {

@@ -5,7 +5,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/json_fault.h"
 #include "dovetail/base/machine.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::hybrid {
 namespace {

@@ -11,7 +11,7 @@
 #include "dovetail/base/operation.h"
 #include "dovetail/moe/dispatch_gpu.h"
 #include "dovetail/moe/saved_dispatch.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 #include "dovetail/ops/rows_simd.h"
 
 namespace dovetail::moe {

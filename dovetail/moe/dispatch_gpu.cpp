@@ -4,7 +4,7 @@
 
 #include "dovetail/moe/choose_gpu.h"
 #include "dovetail/moe/cuda_kernels.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::moe::gpu {
 

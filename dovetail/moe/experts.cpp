@@ -17,7 +17,7 @@
 #include "dovetail/moe/grouped_linear.h"
 #include "dovetail/moe/saved_dispatch.h"
 #include "dovetail/mx/feed_forward.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/gemm.h"
 #include "dovetail/ops/row_operation.h"

@@ -8,7 +8,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 #include "dovetail/ops/gemm.h"
 
 namespace dovetail::moe {

@@ -12,7 +12,7 @@
 #include "dovetail/moe/grouped_linear.h"
 #include "dovetail/moe/noisy.h"
 #include "dovetail/moe/routing.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 /// torch.ops.dovetail.moe_*.
 namespace dovetail::moe {

@@ -6,7 +6,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/moe/routing.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::moe {
 

@@ -12,7 +12,7 @@
 #include "dovetail/base/trace.h"
 #include "dovetail/moe/parts.h"
 #include "dovetail/mx/feed_forward.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::moe {
 

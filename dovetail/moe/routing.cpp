@@ -13,7 +13,7 @@
 #include "dovetail/moe/balance.h"
 #include "dovetail/moe/choose.h"
 #include "dovetail/moe/names.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::moe {
 

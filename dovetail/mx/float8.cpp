@@ -13,7 +13,7 @@
 #include "dovetail/base/threads.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/mx/float8_simd.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::mx {
 

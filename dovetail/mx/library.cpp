@@ -12,7 +12,7 @@
 #include "dovetail/mx/quantize.h"
 #include "dovetail/mx/quantized_linear.h"
 #include "dovetail/mx/recipe.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 #include "dovetail/ops/functions.h"
 
 /// torch.ops.dovetail.mx_*; the functions know the meta device themselves.

@@ -9,7 +9,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/mx/cuda_kernels.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::mx {
 

@@ -6,7 +6,7 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/mx/float8.h"
 #include "dovetail/mx/quantize.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::mx {
 

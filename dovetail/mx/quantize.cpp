@@ -12,7 +12,7 @@
 #include "dovetail/mx/cuda_kernels.h"
 #include "dovetail/mx/dequantize.h"
 #include "dovetail/mx/quantize_simd.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::mx {
 

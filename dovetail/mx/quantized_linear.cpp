@@ -18,7 +18,7 @@
 #include "dovetail/mx/float8.h"
 #include "dovetail/mx/last_input.h"
 #include "dovetail/mx/operand.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 #include "dovetail/ops/gemm.h"
 
 namespace dovetail::mx {

@@ -12,7 +12,7 @@
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/adamw_simd.h"
 #include "dovetail/ops/cuda_kernels.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail {
 

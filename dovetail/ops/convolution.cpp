@@ -10,7 +10,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/convolution_simd.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 #include "dovetail/ops/gemm_simd.h"
 #include "dovetail/ops/winograd.h"
 

@@ -30,7 +30,7 @@ struct ConvolutionOptions {
 /// R) / stride + 1, rounded down, and Q likewise. All float32 on the CPU; x and weight are made
 /// contiguous. One group, no dilation.
 ///
-/// The bits depend on the instruction set (ops/dispatch.h), not on the number of threads. Error
+/// The bits depend on the instruction set (ops/simd_level.h), not on the number of threads. Error
 /// bounds: of im2col (C R S + 1) 2^-24 sum |x| |weight|; of winograd in winograd.h. Gradients are
 /// the functions below: autograd does not know of these. UserError on what does not fit, and where
 /// `why_not` has a reason.

@@ -9,7 +9,7 @@
 #include "dovetail/base/operation.h"
 #include "dovetail/base/threads.h"
 #include "dovetail/base/trace.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/meta.h"
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail {
 

@@ -7,7 +7,7 @@
 #include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/cuda_kernels.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/gemm.h"
 

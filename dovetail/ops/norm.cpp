@@ -8,7 +8,7 @@
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/composed.h"
 #include "dovetail/ops/cuda_kernels.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/meta.h"
 #include "dovetail/ops/norm_simd.h"

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 #include "tests/ops/testing.h"
 
 namespace dovetail::hybrid::testing::products_test {

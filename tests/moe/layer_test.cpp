@@ -11,7 +11,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/moe/dispatch.h"
 #include "dovetail/mx/recipe.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 #include "random.h"
 
 namespace dovetail::moe::layer_test {

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 #include "tests/mx/blocks.h"
 
 // Scales and codes are held against torchao in tests/python/test_mx_float8.py.

@@ -7,7 +7,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/mx/linear.h"
 #include "dovetail/mx/quantize.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 #include "dovetail/ops/functions.h"
 #include "tests/models/allocation_meter.h"
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 /// What the tests of ops share: running a law on every instruction set of this machine, and
 /// comparing with a float64 reference.

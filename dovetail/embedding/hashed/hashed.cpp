@@ -14,7 +14,7 @@
 #include "dovetail/base/threads.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/base/trace.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::embedding {
 

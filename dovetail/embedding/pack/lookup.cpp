@@ -18,7 +18,7 @@
 #include "dovetail/embedding/pack/occurrences.h"
 #include "dovetail/embedding/pack/pool_simd.h"
 #include "dovetail/embedding/pack/update_simd.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::embedding {
 

@@ -10,7 +10,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/embedding/pack/cuda_kernels.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::embedding {
 

@@ -12,7 +12,7 @@
 #include "dovetail/base/philox.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/embedding/pack/cuda_kernels.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::embedding {
 

@@ -8,7 +8,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/threads.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::embedding {
 

@@ -10,7 +10,7 @@
 #include "dovetail/base/threads.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/embedding/pack/lookup.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::embedding {
 

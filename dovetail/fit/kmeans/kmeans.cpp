@@ -15,7 +15,7 @@
 #include "dovetail/fit/rows/rows.h"
 #include "dovetail/jobs/task.h"
 #include "dovetail/jobs/workers.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::hybrid {
 namespace {

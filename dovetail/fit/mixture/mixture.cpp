@@ -11,7 +11,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/fit/rows/dense.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::hybrid {
 namespace {

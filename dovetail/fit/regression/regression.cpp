@@ -13,7 +13,7 @@
 #include "dovetail/fit/rows/dense.h"
 #include "dovetail/fit/regression/lbfgs.h"
 #include "dovetail/fit/rows/rows.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::hybrid {
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "dovetail/base/error.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::hybrid {
 

@@ -15,7 +15,7 @@
 #include "dovetail/base/file.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/ops/convolution.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::plan {
 namespace {

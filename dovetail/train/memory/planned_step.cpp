@@ -13,7 +13,7 @@
 #include "dovetail/base/file.h"
 #include "dovetail/base/kept_memory.h"
 #include "dovetail/base/machine.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 #include "dovetail/plan/model/budget.h"
 #include "dovetail/plan/run/executor.h"
 #include "dovetail/plan/solve/memory_floor.h"

@@ -15,7 +15,7 @@
 #include "dovetail/embedding/pack/lookup.h"
 #include "dovetail/embedding/pack/row_format.h"
 #include "dovetail/io/safetensors.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 #include "dovetail/train/tables/hashed.h"
 #include "dovetail/train/loop/resume.h"
 #include "dovetail/train/run/stored_run.h"

@@ -15,7 +15,7 @@
 #include "dovetail/base/operation.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/base/trace.h"
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 #include "dovetail/comm/collective.h"
 #include "dovetail/train/tables/hashed.h"
 #include "dovetail/train/memory/section.h"

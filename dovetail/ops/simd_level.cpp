@@ -1,4 +1,4 @@
-#include "dovetail/ops/dispatch.h"
+#include "dovetail/ops/simd_level.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
