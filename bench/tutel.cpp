@@ -46,7 +46,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
-#include "dovetail/moe/parallel.h"
+#include "dovetail/moe/parallel_experts.h"
 #include "dovetail/moe/simulate.h"
 #include "dovetail/mx/feed_forward.h"
 #include "dovetail/ops/functions.h"

@@ -10,7 +10,7 @@
 
 #include "dovetail/models/config.h"
 #include "dovetail/models/loss.h"
-#include "dovetail/moe/parallel.h"
+#include "dovetail/moe/parallel_experts.h"
 #include "dovetail/moe/pass.h"
 
 namespace dovetail {

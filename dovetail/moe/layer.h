@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "dovetail/moe/config.h"
-#include "dovetail/moe/parallel.h"
+#include "dovetail/moe/parallel_experts.h"
 #include "dovetail/moe/pass.h"
 #include "dovetail/moe/router.h"
 #include "dovetail/mx/feed_forward.h"

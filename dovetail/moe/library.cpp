@@ -6,7 +6,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/library.h"
-#include "dovetail/moe/balance.h"
+#include "dovetail/moe/balanced_assignment.h"
 #include "dovetail/moe/dispatch.h"
 #include "dovetail/moe/experts.h"
 #include "dovetail/moe/grouped_linear.h"

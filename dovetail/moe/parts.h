@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "dovetail/moe/parallel.h"
+#include "dovetail/moe/parallel_experts.h"
 
 /// What parallel_feed_forward sends where: experts that are spread over ranks, as the parts of
 /// theirs that ranks hold.

@@ -5,7 +5,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/base/rng.h"
-#include "dovetail/moe/balance.h"
+#include "dovetail/moe/balanced_assignment.h"
 #include "dovetail/moe/choose.h"
 #include "dovetail/moe/draw.h"
 #include "dovetail/moe/noisy.h"

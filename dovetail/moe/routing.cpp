@@ -10,7 +10,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
-#include "dovetail/moe/balance.h"
+#include "dovetail/moe/balanced_assignment.h"
 #include "dovetail/moe/choose.h"
 #include "dovetail/moe/names.h"
 #include "dovetail/ops/simd_level.h"

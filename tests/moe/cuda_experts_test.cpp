@@ -11,7 +11,7 @@
 #include "dovetail/moe/cuda_kernels.h"
 #include "dovetail/moe/experts.h"
 #include "dovetail/moe/grouped_linear.h"
-#include "dovetail/moe/parallel.h"
+#include "dovetail/moe/parallel_experts.h"
 #include "dovetail/moe/routing.h"
 #include "dovetail/mx/feed_forward.h"
 #include "tests/moe/random.h"

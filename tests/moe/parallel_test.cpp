@@ -1,5 +1,5 @@
 // ctest-labels: threads
-#include "dovetail/moe/parallel.h"
+#include "dovetail/moe/parallel_experts.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

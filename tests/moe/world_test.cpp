@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "dovetail/comm/group.h"
-#include "dovetail/moe/parallel.h"
+#include "dovetail/moe/parallel_experts.h"
 #include "tests/comm/world.h"
 
 namespace dovetail::moe::world_test {

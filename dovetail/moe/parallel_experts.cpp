@@ -1,4 +1,4 @@
-#include "dovetail/moe/parallel.h"
+#include "dovetail/moe/parallel_experts.h"
 
 #include <ATen/ATen.h>
 

@@ -1,4 +1,4 @@
-#include "dovetail/moe/balance.h"
+#include "dovetail/moe/balanced_assignment.h"
 
 #include <ATen/ATen.h>
 
