@@ -161,8 +161,8 @@ Stages leanest_greedy(const CheckmateVgg19& vgg, const StageGraph& graph,
 }
 
 int run(const std::string& file, double time_limit_s) {
-  // Two operations to a multiplication, at what the model of a GPU (plan/run/device_model.h) has for
-  // most of them.
+  // Two operations to a multiplication, at what the model of a GPU (plan/run/device_model.h) has
+  // for most of them.
   const CheckmateVgg19 vgg = checkmate_vgg19(2 / (0.65 * 11.76e12));
   const StageGraph stages(vgg.graph);
   const auto all = chen_candidates(stages, Candidates::kAll);

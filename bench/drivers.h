@@ -14,13 +14,13 @@
 #include "dovetail/jobs/workers.h"
 
 /// What benchmarks of several nodes share.
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 
 /// A driver for each of some workers, all on the same rows, each on a thread of its own.
 class Drivers {
  public:
   Drivers(std::string side, const at::Tensor& x,
-          const std::vector<std::shared_ptr<Workers>>& workers)
+          const std::vector<std::shared_ptr<jobs::Workers>>& workers)
       : name(std::move(side)), begin_(std::ssize(workers) + 1), end_(std::ssize(workers) + 1) {
     for (size_t node = 0; node < workers.size(); ++node)
       threads_.emplace_back([this, x, node, mine = workers[node]] { drive(x, node, mine); });
@@ -42,15 +42,15 @@ class Drivers {
   }
 
   const std::string name;
-  Partial sums;  ///< of the first driver's last iteration
+  jobs::Partial sums;  ///< of the first driver's last iteration
 
  private:
-  void drive(const at::Tensor& x, size_t node, const std::shared_ptr<Workers>& workers) {
+  void drive(const at::Tensor& x, size_t node, const std::shared_ptr<jobs::Workers>& workers) {
     KMeansData data(x, workers);
     for (;;) {
       begin_.arrive_and_wait();
       if (!centres_.defined()) return;
-      Partial partial = data.assign(centres_);
+      jobs::Partial partial = data.assign(centres_);
       if (node == 0) sums = std::move(partial);
       end_.arrive_and_wait();
     }
@@ -61,4 +61,4 @@ class Drivers {
   std::vector<std::jthread> threads_;
 };
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

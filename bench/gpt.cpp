@@ -22,9 +22,9 @@
 #include "dovetail/io/safetensors.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/models/size.h"
-#include "dovetail/train/optimizer/optimizer.h"
-#include "dovetail/train/memory/planned_step.h"
 #include "dovetail/train/gpt/step.h"
+#include "dovetail/train/memory/planned_step.h"
+#include "dovetail/train/optimizer/optimizer.h"
 
 namespace {
 

@@ -23,7 +23,7 @@
 // machines and data. A GPU as an executor is not measured here. Exit code 1 when a claim does not
 // hold.
 //
-// layer: hybrid
+// layer: fit
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -47,7 +47,7 @@
 #include "dovetail/fit/kmeans/init.h"
 #include "dovetail/jobs/runtime.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -79,7 +79,7 @@ struct Side {
   }
 
   std::string name;
-  std::shared_ptr<Runtime> runtime;
+  std::shared_ptr<jobs::Runtime> runtime;
   KMeansData data;
 };
 
@@ -111,9 +111,9 @@ std::array<double, 3> best_times(Sides& sides, const at::Tensor& centres, int ro
 }
 
 /// Reads all of its rows and does nothing else.
-Partial read_rows(const Parameters&, const Shard& shard) {
+jobs::Partial read_rows(const jobs::Parameters&, const jobs::Shard& shard) {
   using Vector [[gnu::vector_size(64)]] = float;
-  const at::Tensor x = rows_of(shard, 0);
+  const at::Tensor x = jobs::rows_of(shard, 0);
   const auto* from = x.const_data_ptr<float>();
   const int64_t count = x.numel() / 64 * 64;
   std::array<Vector, 4> sums{};
@@ -126,7 +126,7 @@ Partial read_rows(const Parameters&, const Shard& shard) {
   const Vector sum = sums[0] + sums[1] + sums[2] + sums[3];
   return {{at::scalar_tensor(sum[0], at::kDouble)}, static_cast<double>(shard.size)};
 }
-const TaskRegistration kRead("bench.read", at::kCPU, read_rows);
+const jobs::TaskRegistration kRead("bench.read", at::kCPU, read_rows);
 
 struct Bandwidth {
   double one = 0, two = 0;  ///< bytes a second that so many threads read
@@ -135,9 +135,9 @@ struct Bandwidth {
 };
 
 Bandwidth read_bandwidth(const at::Tensor& x, int rounds) {
-  const ResidentData data({x});
+  const jobs::ResidentData data({x});
   std::array<double, 2> best{};
-  Runtime one(std::vector<ExecutorSpec>(1)), two(std::vector<ExecutorSpec>(2));
+  jobs::Runtime one(std::vector<jobs::ExecutorSpec>(1)), two(std::vector<jobs::ExecutorSpec>(2));
   for (int round = -1; round < rounds; ++round)
     for (size_t i = 0; i < 2; ++i) {
       const double begin = now_seconds();
@@ -335,11 +335,11 @@ int bench(const Options& options) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit
 
 int main(int argc, char** argv) {
   CLI::App app("Two executors of unequal speed share k-means");
-  dovetail::hybrid::Options options;
+  dovetail::fit::Options options;
   app.add_option("--rows", options.rows, "Rows of 100 columns");
   app.add_option("--rounds", options.rounds, "Rounds, of which the best or the median counts");
   app.add_option("--runs", options.runs, "Fits of each side, for their variation");
@@ -347,6 +347,6 @@ int main(int argc, char** argv) {
   app.add_option("--out", options.out, "Also write the result as JSON");
   return dovetail::run_program(app, argc, argv, [&] {
     dovetail::keep_freed_memory();
-    return dovetail::hybrid::bench(options);
+    return dovetail::fit::bench(options);
   });
 }

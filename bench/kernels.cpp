@@ -19,10 +19,10 @@
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/adamw.h"
 #include "dovetail/ops/composed.h"
-#include "dovetail/ops/simd_level.h"
 #include "dovetail/ops/fma_rate.h"
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/gemm.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail {
 namespace {

@@ -1,7 +1,7 @@
-// The table of MO-SOS on a model of its GPU (plan/run/device_model.h): VGG19 at batch 144 and UNet at
-// batch 120, at budgets of 0.8 to 0.4 of the peak, with outputs held and with tensors kept to their
-// last readers, by Checkmate and STR with algorithms chosen after planning, by all decisions at
-// once, and by these with MXFP8:
+// The table of MO-SOS on a model of its GPU (plan/run/device_model.h): VGG19 at batch 144 and UNet
+// at batch 120, at budgets of 0.8 to 0.4 of the peak, with outputs held and with tensors kept to
+// their last readers, by Checkmate and STR with algorithms chosen after planning, by all decisions
+// at once, and by these with MXFP8:
 //   ./dev bench mosos --out bench/results/mosos.json
 //   ./dev bench mosos --write-graphs DIR     the steps as graph.json, for `dovetail plan`
 //   ./dev bench mosos --read-graphs DIR      plan these: recording the steps takes minutes
@@ -25,9 +25,9 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/plan/baselines/baselines.h"
-#include "dovetail/plan/solve/joint.h"
 #include "dovetail/plan/model/packing.h"
 #include "dovetail/plan/run/profile.h"
+#include "dovetail/plan/solve/joint.h"
 
 namespace dovetail::plan {
 namespace {

@@ -10,7 +10,7 @@
 // the sum of what each does alone, and the sums are the same bits in all cases. Beside them 5
 // centres, where an iteration is short, and 1024, where sums are large.
 //
-// layer: hybrid
+// layer: fit
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -30,7 +30,7 @@
 #include "dovetail/fit/kmeans/kmeans.h"
 #include "dovetail/jobs/nodes.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -50,8 +50,8 @@ struct Measured {
   bool same = true;
 };
 
-Measured measure(std::array<Drivers, 4>& sides, const Nodes& node, const at::Tensor& x, int64_t k,
-                 const Options& options) {
+Measured measure(std::array<Drivers, 4>& sides, const jobs::Nodes& node, const at::Tensor& x,
+                 int64_t k, const Options& options) {
   const at::Tensor centres = x.slice(0, 0, k).to(at::kDouble);
   std::array<double, 4> best;
   best.fill(std::numeric_limits<double>::infinity());
@@ -92,8 +92,9 @@ int bench(const Options& options) {
   const at::Tensor x = rows_in_clouds(options.rows, 100, 64, 1);
   const std::atomic<int64_t> factor = options.factor;
   const auto groups = local_groups(2);
-  const auto node_a = std::make_shared<Nodes>(groups[0], unequal_executors({false}, factor)),
-             node_b = std::make_shared<Nodes>(groups[1], unequal_executors({true}, factor, 1));
+  const auto node_a = std::make_shared<jobs::Nodes>(groups[0], unequal_executors({false}, factor)),
+             node_b =
+                 std::make_shared<jobs::Nodes>(groups[1], unequal_executors({true}, factor, 1));
   std::array<Drivers, 4> sides = {
       Drivers("A alone: one thread", x, {unequal_executors({false}, factor)}),
       Drivers("B alone: one thread, throttled", x, {unequal_executors({true}, factor, 1)}),
@@ -124,11 +125,11 @@ int bench(const Options& options) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit
 
 int main(int argc, char** argv) {
   CLI::App app("Two nodes of unequal speed share k-means");
-  dovetail::hybrid::Options options;
+  dovetail::fit::Options options;
   app.add_option("--rows", options.rows, "Rows of 100 columns");
   app.add_option("--rounds", options.rounds, "Rounds, of which the best counts");
   app.add_option("--clusters", options.clusters, "Numbers of centres; the claim is about 64")
@@ -137,6 +138,6 @@ int main(int argc, char** argv) {
   app.add_option("--out", options.out, "Also write the result as JSON");
   return dovetail::run_program(app, argc, argv, [&] {
     dovetail::keep_freed_memory();
-    return dovetail::hybrid::bench(options);
+    return dovetail::fit::bench(options);
   });
 }

@@ -23,13 +23,13 @@
 #include "dovetail/base/median.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/models/vision.h"
+#include "dovetail/plan/model/packing.h"
 #include "dovetail/plan/record/algorithms.h"
 #include "dovetail/plan/record/capture.h"
 #include "dovetail/plan/run/executor.h"
-#include "dovetail/plan/show/outcome.h"
-#include "dovetail/plan/model/packing.h"
-#include "dovetail/plan/solve/placed.h"
 #include "dovetail/plan/run/profile.h"
+#include "dovetail/plan/show/outcome.h"
+#include "dovetail/plan/solve/placed.h"
 #include "tests/plan/momentum_step.h"
 
 namespace dovetail::plan {

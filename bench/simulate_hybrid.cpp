@@ -13,7 +13,7 @@
 // Claims: simulated over measured within 10 % in every case after the first iteration, in one
 // process, and as two nodes. Exit code 1 when one does not hold.
 //
-// layer: hybrid
+// layer: fit
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
@@ -42,7 +42,7 @@
 #include "dovetail/jobs/runtime.h"
 #include "dovetail/jobs/simulate/cluster.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -91,7 +91,7 @@ class Side {
   }
 
  private:
-  std::shared_ptr<Runtime> runtime_;
+  std::shared_ptr<jobs::Runtime> runtime_;
   std::vector<int64_t> sizes_;
   std::vector<std::unique_ptr<KMeansData>> data_;
 };
@@ -112,11 +112,12 @@ struct Simulated {
 };
 
 Simulated simulated(const Alone& a, const Alone& b, int64_t rows) {
-  const SimNode node{
+  const jobs::SimNode node{
       .devices = {{.name = "A", .speed = {0, a.row_s}}, {.name = "B", .speed = {0, b.row_s}}},
       .driver_s = std::min(a.driver_s, b.driver_s)};
-  const SimResult result = simulate({node}, {.rows = rows, .grain = kKMeansGrain, .iterations = 6});
-  const auto seconds = [](const SimIteration& one) { return one.end_s - one.begin_s; };
+  const jobs::SimResult result =
+      jobs::simulate({node}, {.rows = rows, .grain = kKMeansGrain, .iterations = 6});
+  const auto seconds = [](const jobs::SimIteration& one) { return one.end_s - one.begin_s; };
   return {seconds(result.iterations.front()), seconds(result.iterations.back())};
 }
 
@@ -136,17 +137,18 @@ int64_t blocks_of(int64_t first, int64_t end) {
 
 /// An iteration of nodes A and B once they know their speeds.
 double simulated_nodes(const Alone& a, const Alone& b, int64_t rows, int64_t k, const Link& link) {
-  const std::vector<SimNode> nodes = {
+  const std::vector<jobs::SimNode> nodes = {
       {.devices = {{.name = "A", .speed = {0, a.row_s}}}, .driver_s = a.driver_s},
       {.devices = {{.name = "B", .speed = {0, b.row_s}}}, .driver_s = b.driver_s}};
-  SimJob job{
+  jobs::SimJob job{
       .rows = rows, .grain = kKMeansGrain, .iterations = 6, .parameter_bytes = sizeof(int64_t)};
-  const SimOptions options{.scheduling = {.hysteresis = Nodes::kHysteresis}, .network = link};
+  const jobs::SimOptions options{.scheduling = {.hysteresis = jobs::Nodes::kHysteresis},
+                                 .network = link};
   const int64_t shards = (rows + kKMeansGrain - 1) / kKMeansGrain,
-                of_a = simulate(nodes, job, options).iterations.back().rows[0] / kKMeansGrain;
+                of_a = jobs::simulate(nodes, job, options).iterations.back().rows[0] / kKMeansGrain;
   const int64_t blocks = std::max(blocks_of(0, of_a), blocks_of(of_a, shards));
   job.partial_bytes = static_cast<double>(blocks * k * kColumns) * sizeof(double);
-  const SimIteration last = simulate(nodes, job, options).iterations.back();
+  const jobs::SimIteration last = jobs::simulate(nodes, job, options).iterations.back();
   return last.end_s - last.begin_s;
 }
 
@@ -184,9 +186,9 @@ class NodeSides {
       const auto groups = local_groups(2);
       sides_.emplace_back(std::make_unique<Drivers>(
           "nodes", x.narrow(0, 0, rows),
-          std::vector<std::shared_ptr<Workers>>{
-              std::make_shared<Nodes>(groups[0], unequal_executors({false}, factor)),
-              std::make_shared<Nodes>(groups[1], unequal_executors({true}, factor, 1))}));
+          std::vector<std::shared_ptr<jobs::Workers>>{
+              std::make_shared<jobs::Nodes>(groups[0], unequal_executors({false}, factor)),
+              std::make_shared<jobs::Nodes>(groups[1], unequal_executors({true}, factor, 1))}));
     }
   }
   void iterate_all(const at::Tensor& centres, Best* best) {
@@ -280,16 +282,16 @@ int bench(const Options& options) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit
 
 int main(int argc, char** argv) {
   CLI::App app("The simulator of shared jobs against measured ones");
-  dovetail::hybrid::Options options;
+  dovetail::fit::Options options;
   app.add_option("--rounds", options.rounds, "Rounds, of which the best counts");
   app.add_option("--factor", options.factor, "How often B computes every shard");
   app.add_option("--out", options.out, "Also write the result as JSON");
   return dovetail::run_program(app, argc, argv, [&] {
     dovetail::keep_freed_memory();
-    return dovetail::hybrid::bench(options);
+    return dovetail::fit::bench(options);
   });
 }

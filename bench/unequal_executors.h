@@ -10,22 +10,23 @@
 #include "dovetail/jobs/runtime.h"
 
 /// What benchmarks of devices of unequal speed share.
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 
 /// Executors of one thread each, on processors from `first` on. Those of `slow` compute every shard
 /// `factor` times, as it is then; it must outlive them.
-inline std::shared_ptr<Runtime> unequal_executors(const std::vector<bool>& slow,
-                                                  const std::atomic<int64_t>& factor,
-                                                  int64_t first = 0) {
-  return std::make_shared<Runtime>(
-      std::vector<ExecutorSpec>(slow.size()),
-      RuntimeOptions{.first_processor = first,
-                     .around = [slow, &factor](size_t executor, int64_t, const auto& work) {
-                       std::vector<ShardResult> results;
-                       results.push_back(work());
-                       for (int64_t i = 1; slow[executor] && i < factor; ++i) results[0] = work();
-                       return results;
-                     }});
+inline std::shared_ptr<jobs::Runtime> unequal_executors(const std::vector<bool>& slow,
+                                                        const std::atomic<int64_t>& factor,
+                                                        int64_t first = 0) {
+  return std::make_shared<jobs::Runtime>(
+      std::vector<jobs::ExecutorSpec>(slow.size()),
+      jobs::RuntimeOptions{.first_processor = first,
+                           .around = [slow, &factor](size_t executor, int64_t, const auto& work) {
+                             std::vector<jobs::ShardResult> results;
+                             results.push_back(work());
+                             for (int64_t i = 1; slow[executor] && i < factor; ++i)
+                               results[0] = work();
+                             return results;
+                           }});
 }
 
 /// Rows (N, columns) around `clouds` points, in normal clouds that overlap.
@@ -36,4 +37,4 @@ inline at::Tensor rows_in_clouds(int64_t rows, int64_t columns, int64_t clouds, 
   return x.add_(points.index_select(0, at::randint(clouds, {rows}, generator)));
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

@@ -6,7 +6,7 @@ find_package(nlohmann_json REQUIRED)
 execute_process(
   COMMAND ${Python_EXECUTABLE} -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
   OUTPUT_VARIABLE dovetail_torch OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
-foreach(layer base data ops mx comm plan io moe embedding hybrid models train)
+foreach(layer base report data ops mx comm plan io moe embedding jobs fit models train)
   if(NOT TARGET dovetail::${layer})
     add_library(dovetail::${layer} SHARED IMPORTED)
     set_target_properties(dovetail::${layer} PROPERTIES IMPORTED_LOCATION ${dovetail_prefix}/lib/libdovetail_${layer}.so)
@@ -20,13 +20,14 @@ foreach(layer base data ops mx comm plan io moe embedding hybrid models train)
   endif()
 endforeach()
 # The order of cmake/layers.cmake, so that naming the top one is enough.
-target_link_libraries(dovetail::train INTERFACE dovetail::models dovetail::hybrid dovetail::embedding dovetail::moe
+target_link_libraries(dovetail::train INTERFACE dovetail::models dovetail::jobs dovetail::embedding dovetail::moe
                                                 dovetail::io dovetail::plan dovetail::comm dovetail::mx dovetail::ops dovetail::data
-                                                dovetail::base)
+                                                dovetail::report dovetail::base)
 target_link_libraries(dovetail::models INTERFACE dovetail::embedding dovetail::moe dovetail::io dovetail::mx
                                                  dovetail::ops dovetail::data dovetail::base)
 target_link_libraries(dovetail::moe INTERFACE dovetail::comm dovetail::mx dovetail::ops dovetail::base)
-target_link_libraries(dovetail::hybrid INTERFACE dovetail::ops dovetail::base)
+target_link_libraries(dovetail::fit INTERFACE dovetail::jobs dovetail::ops dovetail::base)
+target_link_libraries(dovetail::jobs INTERFACE dovetail::comm dovetail::ops dovetail::base)
 target_link_libraries(dovetail::embedding INTERFACE dovetail::comm dovetail::mx dovetail::ops dovetail::base)
 target_link_libraries(dovetail::mx INTERFACE dovetail::ops dovetail::base)
 target_link_libraries(dovetail::io INTERFACE dovetail::base)

@@ -1,5 +1,7 @@
 """Fail on an include that cmake/layers.cmake does not allow, on torch/torch.h in a header, and on a name defined twice.
 
+Allowed includes form no ring: LAYER_* must have no cycle, and FOLDERS_* is an order.
+
 usage: check_layers.py [ROOT]
 """
 
@@ -8,6 +10,8 @@ import re
 import sys
 
 LAYER = re.compile(r'set\(LAYER_(\w+) "([^"]*)"\)')
+LAYERS = re.compile(r"set\(LAYERS ([^)]*)\)")
+FOLDERS = re.compile(r"set\(FOLDERS_([a-z]+) ([^)]*)\)")
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
 NAMESPACE = re.compile(r"^namespace (?:(\S+) )?\{")
 TYPE = re.compile(r"^(?:struct|class|enum class) (\w+)\b(?!::)[^;]*\{")
@@ -20,24 +24,54 @@ def allowed_edges(root: pathlib.Path) -> dict[str, set[str]]:
     return {name: {name, *filter(None, below.split(";"))} for name, below in LAYER.findall(text)}
 
 
+def folder_order(root: pathlib.Path) -> dict[str, list[str]]:
+    """Folders of each layer from the bottom to the top; `.` means its own files."""
+    text = (root / "cmake/layers.cmake").read_text()
+    return {name: folders.split() for name, folders in FOLDERS.findall(text)}
+
+
+def place(path: str) -> tuple[str, str]:
+    """Layer and folder of a path below dovetail/: plan/solve/search.h is in plan, solve."""
+    parts = path.split("/")
+    return parts[0], parts[1] if len(parts) > 2 else "."
+
+
+def rings(root: pathlib.Path):
+    """Layers that LAYER_* lets include a layer that does not come before them in LAYERS."""
+    order = LAYERS.search((root / "cmake/layers.cmake").read_text())[1].split()
+    for layer, below in allowed_edges(root).items():
+        for other in sorted(below - {layer}):
+            if order.index(other) > order.index(layer):
+                yield f"cmake/layers.cmake: {layer} may include {other}, which comes after it in LAYERS"
+
+
 def violations(root: pathlib.Path):
-    edges = allowed_edges(root)
+    edges, order = allowed_edges(root), folder_order(root)
     for path in sorted((root / "dovetail").rglob("*")):
         if path.suffix not in {".h", ".cpp", ".cu", ".cuh"}:
             continue
-        folder = path.relative_to(root / "dovetail").parts[0]
+        layer, folder = place(str(path.relative_to(root / "dovetail")))
+        folders = order.get(layer, [".", "cuda", "gloo_declarations"])
+        where = path.relative_to(root)
+        if layer not in edges:
+            yield f"{where}: folder {layer} is not in cmake/layers.cmake"
+            continue
+        if folder not in folders:
+            yield f"{where}: folder {folder} is not in FOLDERS_{layer} of cmake/layers.cmake"
+            continue
         for include in INCLUDE.findall(path.read_text()):
-            where = path.relative_to(root)
             if path.suffix == ".h" and include == "torch/torch.h":
                 yield f"{where}: torch/torch.h in a header costs every file 12 s; include what is used"
             if path.suffix in {".cu", ".cuh"} and include.startswith(("ATen/", "torch/")):
                 yield f"{where}: device code includes no ATen ({include})"
-            if include.startswith("dovetail/"):
-                target = include.split("/")[1]
-                if folder not in edges:
-                    yield f"{where}: folder {folder} is not in cmake/layers.cmake"
-                elif target not in edges[folder]:
-                    yield f"{where}: {folder} may not include {include}; allowed: {sorted(edges[folder])}"
+            if not include.startswith("dovetail/"):
+                continue
+            other, below = place(include.removeprefix("dovetail/"))
+            if other not in edges[layer]:
+                yield f"{where}: {layer} may not include {include}; allowed: {sorted(edges[layer])}"
+            elif other == layer and below not in folders[: folders.index(folder) + 1]:
+                allowed = folders[: folders.index(folder) + 1]
+                yield f"{where}: {layer}/{folder} may not include {include}; allowed folders: {allowed}"
 
 
 def types(text: str, unnamed: bool):
@@ -75,20 +109,23 @@ def unnamed_definitions(text: str):
 
 
 def repeated_in_batches(root: pathlib.Path):
-    """Sources of a folder compile in batches, where their unnamed namespaces are one."""
-    seen: dict[tuple[pathlib.Path, str], pathlib.Path] = {}
+    """Sources of a library compile in batches, where their unnamed namespaces are one."""
+    apart = re.search(r"set\(FOLDERS_APART ([^)]*)\)", (root / "cmake/layers.cmake").read_text())[1].split()
+    seen: dict[tuple[str, str, str], pathlib.Path] = {}
     for path in sorted((root / "dovetail").rglob("*.cpp")):
         if path.stem.endswith("_simd"):
             continue
         where = path.relative_to(root)
+        layer, folder = place(str(path.relative_to(root / "dovetail")))
+        library = (layer, folder if folder in apart else ".")
         for name in unnamed_definitions(path.read_text()):
-            if (first := seen.setdefault((path.parent, name), where)) != where:
+            if (first := seen.setdefault((*library, name), where)) != where:
                 yield f"{where}: {name} is defined in {first} too, in an unnamed namespace; share one or rename it"
 
 
 def main() -> int:
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
-    found = [*violations(root), *repeated_types(root), *repeated_in_batches(root)]
+    found = [*rings(root), *violations(root), *repeated_types(root), *repeated_in_batches(root)]
     for line in found:
         print(line, file=sys.stderr)
     return 1 if found else 0

@@ -21,8 +21,8 @@ struct Operands {
 /// to the next, so it keeps no tensor and refers to none but these.
 using OperationBody = std::function<std::vector<at::Tensor>(const Operands& of)>;
 
-/// Whether a step is being recorded on this thread (plan/record/capture.h) and this is not the inside of
-/// an operation.
+/// Whether a step is being recorded on this thread (plan/record/capture.h) and this is not the
+/// inside of an operation.
 inline bool operations_are_recorded() {
   const auto keys = c10::impl::tls_local_dispatch_key_set();
   return keys.included_.has(c10::DispatchKey::Fake) && !keys.excluded_.has(c10::DispatchKey::Fake);

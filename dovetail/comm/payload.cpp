@@ -4,8 +4,8 @@
 
 #include <array>
 
-#include "dovetail/base/schema/enum_names.h"
 #include "dovetail/base/error.h"
+#include "dovetail/base/schema/enum_names.h"
 #include "dovetail/mx/quantize.h"
 
 namespace dovetail {

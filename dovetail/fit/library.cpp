@@ -10,7 +10,7 @@
 #include "dovetail/fit/kmeans/init.h"
 
 /// torch.classes.dovetail.KMeansData and torch.ops.dovetail.kmeans_*.
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 namespace {
 
 struct LibraryData : torch::CustomClassHolder {
@@ -21,7 +21,7 @@ using Data = c10::intrusive_ptr<LibraryData>;
 using Tensors = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 Tensors assign(const Data& data, const at::Tensor& centres) {
-  const Partial partial = data->data.assign(centres);
+  const jobs::Partial partial = data->data.assign(centres);
   return {partial.tensors[0], partial.tensors[1], partial.tensors[2]};
 }
 
@@ -55,21 +55,21 @@ at::Tensor init(const Data& data, int64_t num_centres, const std::string& name, 
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit
 
 TORCH_LIBRARY_FRAGMENT(dovetail, m) {
-  using dovetail::hybrid::Data;
-  m.class_<dovetail::hybrid::LibraryData>("KMeansData");
+  using dovetail::fit::Data;
+  m.class_<dovetail::fit::LibraryData>("KMeansData");
   dovetail::define<"kmeans_data", [](const at::Tensor& x) {
-    return c10::make_intrusive<dovetail::hybrid::LibraryData>(x);
+    return c10::make_intrusive<dovetail::fit::LibraryData>(x);
   }>(m);
-  dovetail::define<"kmeans_assign", dovetail::hybrid::assign>(m);
-  dovetail::define<"kmeans_init", dovetail::hybrid::init>(m);
-  dovetail::define<"kmeans_fit", dovetail::hybrid::fit>(m);
-  dovetail::define<"kmeans_fit_batches", dovetail::hybrid::fit_batches>(m);
+  dovetail::define<"kmeans_assign", dovetail::fit::assign>(m);
+  dovetail::define<"kmeans_init", dovetail::fit::init>(m);
+  dovetail::define<"kmeans_fit", dovetail::fit::fit>(m);
+  dovetail::define<"kmeans_fit_batches", dovetail::fit::fit_batches>(m);
   dovetail::define<"kmeans_batch_rows", [](int64_t rows, int64_t batch, int64_t iteration,
                                            int64_t seed) {
-    return dovetail::hybrid::batch_rows(rows, batch, iteration, static_cast<uint64_t>(seed));
+    return dovetail::fit::batch_rows(rows, batch, iteration, static_cast<uint64_t>(seed));
   }>(m);
   dovetail::define<"kmeans_labels", [](const Data& data) { return data->data.labels(); }>(m);
   dovetail::define<"kmeans_distances", [](const Data& data, const at::Tensor& centres) {

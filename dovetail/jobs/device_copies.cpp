@@ -1,6 +1,6 @@
 #include "dovetail/jobs/device_copies.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 
 at::Tensor DeviceCopies::of(const at::Tensor& original) {
   if (original.device() == device_) return original;
@@ -16,4 +16,4 @@ at::Tensor DeviceCopies::of(const at::Tensor& original) {
   return copy;
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <tuple>
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 
 /// Copies on a device of tensors in this process' memory, each made when it is first asked for and
 /// kept as long as its original lives: the shards of an executor's share are brought to it once.
@@ -33,4 +33,4 @@ class DeviceCopies {
   std::map<Key, Copy> copies_;
 };
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

@@ -12,7 +12,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 namespace {
 
 /// Words of eight bytes mixed one after another, as SplitMix64 does (Steele, Lea, Flood 2014).
@@ -121,4 +121,4 @@ uint64_t digest_of(const std::vector<at::Tensor>& tensors) {
   return state;
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

@@ -7,7 +7,7 @@
 #include "dovetail/jobs/device_copies.h"
 #include "dovetail/jobs/task.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 
 /// A task's result on one shard: its partial, and the rows of the data that the task writes.
 struct ShardResult {
@@ -61,4 +61,4 @@ std::string job_key(const std::string& task, const Parameters& parameters,
 /// A number that stands for all bits of some tensors.
 uint64_t digest_of(const std::vector<at::Tensor>& tensors);
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

@@ -7,7 +7,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/jobs/partition.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 
 MicroBatchShares::MicroBatchShares(std::vector<int64_t> shares, double gain)
     : shares_(std::move(shares)), gain_(gain), history_(shares_.size()) {
@@ -42,4 +42,4 @@ std::optional<MicroBatchShares::Move> MicroBatchShares::add(std::span<const int6
   return move;
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

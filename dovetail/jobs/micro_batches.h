@@ -7,7 +7,7 @@
 
 #include "dovetail/jobs/speed.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 
 /// How the equal micro-batches of a step are shared out over ranks of unequal speed, so that all
 /// have computed theirs at the same time. Each rank has one at least: without any its speed would
@@ -43,4 +43,4 @@ class MicroBatchShares {
       history_;  ///< of each rank, of one micro-batch: they are equal and follow one another
 };
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

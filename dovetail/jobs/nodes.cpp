@@ -16,7 +16,7 @@
 #include "dovetail/base/trace.h"
 #include "dovetail/jobs/partition.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 namespace {
 
 /// Shards or rows [first, second).
@@ -327,4 +327,4 @@ at::Tensor Nodes::rows(const ResidentData& data, size_t index) {
   return data.tensor(index);
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

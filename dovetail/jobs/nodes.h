@@ -15,7 +15,7 @@
 #include "dovetail/jobs/speed.h"
 #include "dovetail/jobs/workers.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 
 /// Several nodes, each a process, that share every job: a node computes a range of its shards, on
 /// executors of its own, and sends what they add up to, a few blocks of a TreeSum, to all others.
@@ -92,4 +92,4 @@ class Nodes : public Workers {
   std::set<int64_t> known_;  ///< data that was compared
 };
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

@@ -5,7 +5,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 
 void Partial::add(const Partial& other) {
   DOVETAIL_CHECK(tensors.size() == other.tensors.size(), "{} tensors and {}", tensors.size(),
@@ -71,4 +71,4 @@ Partial sum_of(std::vector<BlockSum> blocks) {
   return sum;
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

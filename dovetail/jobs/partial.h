@@ -7,7 +7,7 @@
 #include <mutex>
 #include <vector>
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 
 /// The additive result of a task on a shard: sums, and the weight behind them (rows, samples,
 /// tokens). Never a mean: whoever has the sum over all shards divides once.
@@ -49,4 +49,4 @@ class TreeSum {
 /// the second, then the third, and so on.
 Partial sum_of(std::vector<BlockSum> blocks);
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

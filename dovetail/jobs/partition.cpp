@@ -8,7 +8,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 namespace {
 
 double seconds_for(const DeviceCost& device, int64_t grains, int64_t grain) {
@@ -164,4 +164,4 @@ std::vector<int64_t> move_shares(std::span<const int64_t> before, int64_t rows,
   return shares;
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

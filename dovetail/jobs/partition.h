@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 
 /// What a device needs for s rows: start_s + row_s * s seconds, and nothing at all for none. What
 /// it costs to bring its partial to the sum belongs to start_s, what it costs to bring rows to it
@@ -47,4 +47,4 @@ std::vector<int64_t> move_shares(std::span<const int64_t> before, int64_t rows,
                                  std::span<const DeviceCost> devices, int64_t grain,
                                  double hysteresis);
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

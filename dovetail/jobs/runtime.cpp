@@ -24,7 +24,7 @@
 #include "dovetail/base/trace.h"
 #include "dovetail/jobs/speed_store.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 namespace {
 
 [[noreturn]] void refuse_executors(std::string_view text) {
@@ -388,4 +388,4 @@ void Runtime::save_speeds() {
   s.store->save();
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

@@ -15,7 +15,7 @@
 #include "dovetail/jobs/scheduler.h"
 #include "dovetail/jobs/workers.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 
 /// A group of processors that computes shards, each of its threads one at a time; or a GPU, to
 /// which a thread with a processor of its own brings them.
@@ -95,4 +95,4 @@ class Runtime : public Workers {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

@@ -7,11 +7,11 @@
 #include <functional>
 #include <utility>
 
-#include "dovetail/base/schema/enum_names.h"
 #include "dovetail/base/error.h"
+#include "dovetail/base/schema/enum_names.h"
 #include "dovetail/jobs/scheduler_state.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 
 SharePolicy parse_share_policy(std::string_view name) {
   constexpr std::array<std::string_view, 3> kNames = {"static", "affine", "stealing"};
@@ -281,4 +281,4 @@ const SpeedHistory& Scheduler::history(size_t device) const {
   return state_->devices.at(device).given.history;
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

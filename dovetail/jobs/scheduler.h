@@ -12,13 +12,13 @@
 
 #include "dovetail/jobs/speed.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 
 /// How the shards of an iteration are shared among devices.
 enum class SharePolicy {
-  kStatic,  ///< in the ratio of SchedulerDevice::ratio
-  kAffine,  ///< so that all end together by their measured speeds (jobs/partition.h); a share may
-            ///< be 0
+  kStatic,    ///< in the ratio of SchedulerDevice::ratio
+  kAffine,    ///< so that all end together by their measured speeds (jobs/partition.h); a share may
+              ///< be 0
   kStealing,  ///< as kAffine, and who is done takes single shards of who would be done last
 };
 /// "static", "affine", "stealing"; UserError for another name.
@@ -132,4 +132,4 @@ class Scheduler {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

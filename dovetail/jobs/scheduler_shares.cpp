@@ -5,7 +5,7 @@
 #include "dovetail/jobs/partition.h"
 #include "dovetail/jobs/scheduler_state.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 namespace {
 
 /// Leases of an iteration whose times the history gets: as many as tell it that the machine has
@@ -170,4 +170,4 @@ double Scheduler::State::lease_s(std::optional<double> expected_s) const {
                     : options.first_lease_s;
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

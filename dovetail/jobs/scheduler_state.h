@@ -12,7 +12,7 @@
 
 /// What a Scheduler keeps: leases and what ends them (scheduler.cpp), shares and who takes what
 /// (scheduler_shares.cpp).
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 
 inline constexpr double kNever = std::numeric_limits<double>::infinity();
 
@@ -87,4 +87,4 @@ struct Scheduler::State {
   double begun_s = 0, last_over_s = 0;
 };
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

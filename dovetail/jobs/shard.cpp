@@ -9,7 +9,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/ops/simd_level.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 namespace {
 
 struct Entry {
@@ -114,4 +114,4 @@ void put_rows(const Shard& shard, size_t index, at::Tensor rows) {
   store().put(shard.data, index, std::move(rows));
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

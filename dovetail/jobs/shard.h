@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 
 /// Rows [begin, begin + size) of resident data: what one run of a task works on. A descriptor; the
 /// rows stay where they are.
@@ -67,4 +67,4 @@ class ResidentData {
   c10::Device location_;
 };
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 
 void ShardBook::begin(const std::vector<int64_t>& rows, int64_t iteration, int64_t verify_every) {
   shards_.assign(rows.size(), {});
@@ -70,4 +70,4 @@ bool ShardBook::accept_unverified(int64_t index, size_t& device) {
   return true;
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

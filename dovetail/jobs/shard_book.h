@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 
 /// What became of each shard of an iteration: whose result counts, who failed it, and for verified
 /// ones who agrees.
@@ -64,4 +64,4 @@ class ShardBook {
   int64_t num_done_ = 0;
 };
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

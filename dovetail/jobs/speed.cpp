@@ -7,7 +7,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 namespace {
 
 double median(std::vector<double> values) {
@@ -56,4 +56,4 @@ Speed SpeedHistory::fit() const {
   return {0, median(rest)};
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

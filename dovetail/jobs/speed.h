@@ -4,7 +4,7 @@
 #include <deque>
 #include <optional>
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 
 /// t(s) = start_s + row_s * s.
 struct Speed {
@@ -44,4 +44,4 @@ class SpeedHistory {
   int off_ = 0;  ///< latest times in a row that were far slower (above 0) or faster (below 0)
 };
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

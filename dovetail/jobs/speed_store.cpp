@@ -7,7 +7,7 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/ops/simd_level.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 namespace {
 
 nlohmann::json this_machine() {
@@ -51,4 +51,4 @@ void SpeedStore::put(const std::string& key, const SpeedHistory& history) {
   file_.put(key, std::move(times));
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

@@ -6,7 +6,7 @@
 #include "dovetail/base/machine_file.h"
 #include "dovetail/jobs/speed.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 
 /// Histories of speeds from one process to the next, for each machine (processor, instruction set,
 /// cores). Keys say what was run, on what (see Runtime).
@@ -25,4 +25,4 @@ class SpeedStore {
   MachineFile file_;
 };
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

@@ -8,7 +8,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/threads.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 namespace {
 
 using Variants = std::map<c10::DeviceType, TaskVariant>;
@@ -55,4 +55,4 @@ std::vector<BlockSum> run_task_blocks(const std::string& name, const Parameters&
   return sum.take(place, std::ssize(shards));
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

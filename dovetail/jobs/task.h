@@ -11,7 +11,7 @@
 #include "dovetail/jobs/partial.h"
 #include "dovetail/jobs/shard.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 
 /// What all shards of an iteration share. Read only.
 using Parameters = std::vector<at::Tensor>;
@@ -52,4 +52,4 @@ Partial run_task(const std::string& name, const Parameters& parameters,
 std::vector<BlockSum> run_task_blocks(const std::string& name, const Parameters& parameters,
                                       const std::vector<Shard>& shards, int64_t place);
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

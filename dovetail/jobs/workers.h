@@ -10,7 +10,7 @@
 #include "dovetail/jobs/shard.h"
 #include "dovetail/jobs/task.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 
 /// Who computes the shards of a job: executors of this machine (jobs/runtime.h), or nodes
 /// (jobs/nodes.h).
@@ -37,4 +37,4 @@ inline at::Tensor rows_on(Workers* workers, const ResidentData& data, size_t ind
   return workers != nullptr ? workers->rows(data, index) : data.tensor(index);
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

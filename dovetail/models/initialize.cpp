@@ -3,8 +3,8 @@
 #include <cmath>
 #include <string_view>
 
-#include "dovetail/base/threads.h"
 #include "dovetail/base/rng.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/models/normal_values.h"
 

@@ -11,8 +11,8 @@
 #include "dovetail/base/operation.h"
 #include "dovetail/moe/dispatch_gpu.h"
 #include "dovetail/moe/saved_dispatch.h"
-#include "dovetail/ops/simd_level.h"
 #include "dovetail/ops/rows_simd.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::moe {
 

@@ -20,8 +20,8 @@ struct Dispatch {
   at::Tensor row_of_token;     ///< on a GPU: (T, k) int32, a token's rows ascending, behind -1 for
                                ///< those it lacks
   /// (E + 1) int64 on the CPU: what `begin` is, which is empty while a step is recorded
-  /// (plan/record/capture.h) and it differs from step to step. Then choice and token have room for every
-  /// choice. Undefined where begin is always the same.
+  /// (plan/record/capture.h) and it differs from step to step. Then choice and token have room for
+  /// every choice. Undefined where begin is always the same.
   at::Tensor first = {};
 
   /// In an operation, which sees the numbers of its step: with `begin`, choice and token as far as

@@ -2,8 +2,8 @@
 
 #include <ATen/ops/empty.h>
 
-#include "dovetail/base/threads.h"
 #include "dovetail/base/rng.h"
+#include "dovetail/base/threads.h"
 
 namespace dovetail::moe {
 

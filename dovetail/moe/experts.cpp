@@ -17,11 +17,11 @@
 #include "dovetail/moe/grouped_linear.h"
 #include "dovetail/moe/saved_dispatch.h"
 #include "dovetail/mx/feed_forward.h"
-#include "dovetail/ops/simd_level.h"
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/gemm.h"
 #include "dovetail/ops/row_operation.h"
 #include "dovetail/ops/rows_simd.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::moe {
 

@@ -8,8 +8,8 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
-#include "dovetail/ops/simd_level.h"
 #include "dovetail/ops/gemm.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::moe {
 

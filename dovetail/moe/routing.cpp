@@ -6,9 +6,9 @@
 #include <cmath>
 #include <vector>
 
-#include "dovetail/base/schema/enum_names.h"
 #include "dovetail/base/error.h"
 #include "dovetail/base/operation.h"
+#include "dovetail/base/schema/enum_names.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/moe/balanced_assignment.h"
 #include "dovetail/moe/choose.h"

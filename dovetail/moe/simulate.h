@@ -26,8 +26,8 @@ struct LayerLoad {
   std::vector<double> choices_of = {};  ///< or to this, of each expert; empty: by skew
 };
 
-/// How a layer is spread and overlapped: as Plan (moe/parallel_experts.h), with `shadowed` the number of
-/// experts with the most rows that all ranks gather.
+/// How a layer is spread and overlapped: as Plan (moe/parallel_experts.h), with `shadowed` the
+/// number of experts with the most rows that all ranks gather.
 struct LayerPlan {
   AllToAllAlgorithm algorithm = AllToAllAlgorithm::kLinear;
   int overlap = 1;

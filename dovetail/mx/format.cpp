@@ -4,8 +4,8 @@
 #include <array>
 #include <bit>
 
-#include "dovetail/base/schema/enum_names.h"
 #include "dovetail/base/error.h"
+#include "dovetail/base/schema/enum_names.h"
 
 namespace dovetail::mx {
 

@@ -12,8 +12,8 @@
 #include "dovetail/mx/quantize.h"
 #include "dovetail/mx/quantized_linear.h"
 #include "dovetail/mx/recipe.h"
-#include "dovetail/ops/simd_level.h"
 #include "dovetail/ops/functions.h"
+#include "dovetail/ops/simd_level.h"
 
 /// torch.ops.dovetail.mx_*; the functions know the meta device themselves.
 namespace dovetail::mx {

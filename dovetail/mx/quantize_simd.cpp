@@ -9,8 +9,8 @@
 #include <cstring>
 #include <vector>
 
-#include "dovetail/base/threads.h"
 #include "dovetail/base/rng.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/mx/bfloat16_inl.h"
 #include "dovetail/mx/quantize_inl.h"
 #include "dovetail/mx/quantize_simd.h"

@@ -18,8 +18,8 @@
 #include "dovetail/mx/float8.h"
 #include "dovetail/mx/last_input.h"
 #include "dovetail/mx/operand.h"
-#include "dovetail/ops/simd_level.h"
 #include "dovetail/ops/gemm.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::mx {
 

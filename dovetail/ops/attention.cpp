@@ -16,9 +16,9 @@
 #include "dovetail/ops/attention_simd.h"
 #include "dovetail/ops/composed.h"
 #include "dovetail/ops/cuda_kernels.h"
-#include "dovetail/ops/simd_level.h"
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/meta.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail {
 

@@ -10,8 +10,8 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/convolution_simd.h"
-#include "dovetail/ops/simd_level.h"
 #include "dovetail/ops/gemm_simd.h"
+#include "dovetail/ops/simd_level.h"
 #include "dovetail/ops/winograd.h"
 
 namespace dovetail {

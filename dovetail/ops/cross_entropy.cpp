@@ -11,10 +11,10 @@
 #include "dovetail/ops/composed.h"
 #include "dovetail/ops/cross_entropy_simd.h"
 #include "dovetail/ops/cuda_kernels.h"
-#include "dovetail/ops/simd_level.h"
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/gemm.h"
 #include "dovetail/ops/meta.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail {
 

@@ -9,9 +9,9 @@
 #include "dovetail/base/operation.h"
 #include "dovetail/base/threads.h"
 #include "dovetail/base/trace.h"
-#include "dovetail/ops/simd_level.h"
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/meta.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail {
 

@@ -10,10 +10,10 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
-#include "dovetail/ops/simd_level.h"
 #include "dovetail/ops/gemm_gpu.h"
 #include "dovetail/ops/gemm_simd.h"
 #include "dovetail/ops/rows_simd.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail {
 

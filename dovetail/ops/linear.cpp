@@ -7,9 +7,9 @@
 #include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/cuda_kernels.h"
-#include "dovetail/ops/simd_level.h"
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/gemm.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail {
 

@@ -8,11 +8,11 @@
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/composed.h"
 #include "dovetail/ops/cuda_kernels.h"
-#include "dovetail/ops/simd_level.h"
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/meta.h"
 #include "dovetail/ops/norm_simd.h"
 #include "dovetail/ops/row_operation.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail {
 

@@ -16,18 +16,18 @@
 #include "dovetail/base/kept_memory.h"
 #include "dovetail/base/log.h"
 #include "dovetail/base/machine.h"
+#include "dovetail/comm/collective.h"
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/mx/feed_forward.h"
-#include "dovetail/comm/collective.h"
+#include "dovetail/train/gpt/training.h"
+#include "dovetail/train/loop/resume.h"
+#include "dovetail/train/metrics/validation.h"
 #include "dovetail/train/recommender/training.h"
 #include "dovetail/train/report/run_report.h"
 #include "dovetail/train/resolve/resolve.h"
-#include "dovetail/train/loop/resume.h"
-#include "dovetail/train/run/folder.h"
-#include "dovetail/train/gpt/training.h"
 #include "dovetail/train/resolve/unread_keys.h"
-#include "dovetail/train/metrics/validation.h"
+#include "dovetail/train/run/folder.h"
 
 namespace dovetail {
 namespace {

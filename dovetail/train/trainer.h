@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "dovetail/comm/group.h"
-#include "dovetail/train/config/run_config.h"
 #include "dovetail/train/config/options.h"
+#include "dovetail/train/config/run_config.h"
 
 namespace dovetail {
 

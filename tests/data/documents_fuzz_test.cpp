@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "dovetail/data/text/documents.h"
 #include "dovetail/data/files/utf8.h"
+#include "dovetail/data/text/documents.h"
 #include "temporary_folder.h"
 #include "tests/fuzz.h"
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "dovetail/base/file.h"
-#include "dovetail/data/matrix/matrix.h"
 #include "dovetail/data/files/parquet.h"
+#include "dovetail/data/matrix/matrix.h"
 #include "dovetail/data/rows/row_reader.h"
 #include "strict_table.h"
 #include "temporary_folder.h"

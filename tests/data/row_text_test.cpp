@@ -5,9 +5,9 @@
 #include <cmath>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/hash.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/data/rows/delimited.h"
-#include "dovetail/base/hash.h"
 #include "dovetail/data/rows/row_reader.h"
 #include "temporary_folder.h"
 

@@ -10,8 +10,8 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
-#include "dovetail/data/text/split.h"
 #include "dovetail/data/files/utf8.h"
+#include "dovetail/data/text/split.h"
 
 // The files are made by the PyPI packages `tokenizers` and `sentencepiece`:
 // tools/make_tokenizer_fixtures.py.

@@ -7,8 +7,8 @@
 #include "dovetail/base/error.h"
 #include "dovetail/mx/linear.h"
 #include "dovetail/mx/quantize.h"
-#include "dovetail/ops/simd_level.h"
 #include "dovetail/ops/functions.h"
+#include "dovetail/ops/simd_level.h"
 #include "tests/models/allocation_meter.h"
 
 // The products themselves are held against torchao in tests/python/test_mx_linear.py.

@@ -6,8 +6,8 @@
 #include <map>
 #include <set>
 
-#include "dovetail/plan/record/batch.h"
 #include "dovetail/plan/model/check.h"
+#include "dovetail/plan/record/batch.h"
 #include "dovetail/plan/run/profile.h"
 #include "tests/plan/small_step.h"
 

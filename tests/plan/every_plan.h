@@ -13,8 +13,8 @@
 namespace dovetail::plan {
 
 /// Looks for the fastest of all plans of a small step, by going through them. Written apart from
-/// the scheduler, the search and the program, from the rules in plan/model/check.h and from what a plan
-/// is (docs/design/plan.md, "What a plan may decide"):
+/// the scheduler, the search and the program, from the rules in plan/model/check.h and from what a
+/// plan is (docs/design/plan.md, "What a plan may decide"):
 ///   - parameters and state start on the device or on the host, in any combination;
 ///   - nodes run for the first time in the recorded order, each by any algorithm, and again by the
 ///   same; by one that

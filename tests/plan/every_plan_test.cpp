@@ -7,8 +7,8 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/plan/model/check.h"
-#include "dovetail/plan/solve/joint.h"
 #include "dovetail/plan/run/profile.h"
+#include "dovetail/plan/solve/joint.h"
 #include "tests/plan/random_graph.h"
 
 namespace dovetail::plan::every_plan_test {

@@ -11,9 +11,9 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/mx/quantize.h"
+#include "dovetail/plan/model/packing.h"
 #include "dovetail/plan/record/capture.h"
 #include "dovetail/plan/record/packable.h"
-#include "dovetail/plan/model/packing.h"
 #include "dovetail/plan/run/profile.h"
 #include "dovetail/plan/solve/solve.h"
 #include "tests/base/temporary_folder.h"

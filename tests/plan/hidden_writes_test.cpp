@@ -10,13 +10,13 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
-#include "dovetail/plan/record/capture.h"
-#include "dovetail/plan/run/executor.h"
-#include "dovetail/plan/record/fingerprint.h"
 #include "dovetail/plan/model/index_list.h"
 #include "dovetail/plan/model/packing.h"
-#include "dovetail/plan/solve/solve.h"
+#include "dovetail/plan/record/capture.h"
+#include "dovetail/plan/record/fingerprint.h"
 #include "dovetail/plan/record/step_graph.h"
+#include "dovetail/plan/run/executor.h"
+#include "dovetail/plan/solve/solve.h"
 
 /// Operators that change what they are given without saying so in their schemas.
 namespace dovetail::plan::hidden_writes_test {

@@ -16,10 +16,10 @@
 #include "dovetail/base/operation.h"
 #include "dovetail/plan/record/capture.h"
 #include "dovetail/plan/run/executor.h"
-#include "dovetail/plan/solve/memory_floor.h"
-#include "dovetail/plan/show/outcome.h"
-#include "dovetail/plan/solve/placed.h"
 #include "dovetail/plan/run/profile.h"
+#include "dovetail/plan/show/outcome.h"
+#include "dovetail/plan/solve/memory_floor.h"
+#include "dovetail/plan/solve/placed.h"
 #include "dovetail/plan/solve/search.h"
 
 namespace dovetail::plan::host_updates_test {

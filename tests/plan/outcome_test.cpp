@@ -8,13 +8,13 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "dovetail/plan/solve/memory_floor.h"
-#include "dovetail/plan/show/memory_use.h"
 #include "dovetail/plan/model/packing.h"
-#include "dovetail/plan/solve/placed.h"
-#include "dovetail/plan/run/profile.h"
 #include "dovetail/plan/record/step_graph.h"
+#include "dovetail/plan/run/profile.h"
+#include "dovetail/plan/show/memory_use.h"
 #include "dovetail/plan/show/trade_off.h"
+#include "dovetail/plan/solve/memory_floor.h"
+#include "dovetail/plan/solve/placed.h"
 #include "tests/plan/random_graph.h"
 #include "tests/plan/small_step.h"
 

@@ -11,8 +11,8 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "dovetail/base/proc_files.h"
-#include "dovetail/plan/record/capture.h"
 #include "dovetail/plan/model/packing.h"
+#include "dovetail/plan/record/capture.h"
 #include "tests/base/temporary_folder.h"
 
 namespace dovetail::plan::paged_memory_test {

@@ -8,8 +8,8 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/plan/model/packing.h"
-#include "dovetail/plan/solve/placed.h"
 #include "dovetail/plan/run/profile.h"
+#include "dovetail/plan/solve/placed.h"
 #include "dovetail/plan/solve/search.h"
 #include "tests/plan/random_graph.h"
 

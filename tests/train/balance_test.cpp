@@ -9,8 +9,8 @@
 #include <cstring>
 #include <sstream>
 
-#include "dovetail/train/ranks/batch_shares.h"
 #include "dovetail/train/gpt/step.h"
+#include "dovetail/train/ranks/batch_shares.h"
 #include "tests/train/balanced_runs.h"
 
 namespace dovetail::test::balance_test {

@@ -6,8 +6,8 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
-#include "dovetail/train/resolve/load_config.h"
 #include "dovetail/train/memory/section.h"
+#include "dovetail/train/resolve/load_config.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/folder.h"
 

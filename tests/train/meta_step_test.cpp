@@ -12,9 +12,9 @@
 #include "dovetail/comm/group.h"
 #include "dovetail/models/config.h"
 #include "dovetail/models/gpt.h"
-#include "dovetail/train/optimizer/optimizer.h"
-#include "dovetail/train/numerics/quantization.h"
 #include "dovetail/train/gpt/step.h"
+#include "dovetail/train/numerics/quantization.h"
+#include "dovetail/train/optimizer/optimizer.h"
 
 namespace dovetail {
 namespace {

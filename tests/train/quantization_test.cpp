@@ -11,8 +11,8 @@
 #include "dovetail/base/error.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/mx/linear.h"
-#include "dovetail/train/report/run_report.h"
 #include "dovetail/train/report/run_page.h"
+#include "dovetail/train/report/run_report.h"
 #include "tests/comm/ranks.h"
 #include "tests/train/tiny_run.h"
 

@@ -9,8 +9,8 @@
 #include <mutex>
 
 #include "dovetail/base/error.h"
-#include "dovetail/data/text/loader.h"
 #include "dovetail/comm/collective.h"
+#include "dovetail/data/text/loader.h"
 #include "dovetail/train/gpt/step.h"
 #include "dovetail/train/trainer.h"
 #include "tests/comm/ranks.h"

@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "dovetail/base/error.h"
-#include "dovetail/train/recommender/training.h"
 #include "dovetail/train/optimizer/lr_schedule.h"
+#include "dovetail/train/recommender/training.h"
 #include "tests/comm/ranks.h"
 #include "tests/embedding/testing.h"
 #include "tests/train/clicks.h"

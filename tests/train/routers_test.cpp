@@ -15,8 +15,8 @@
 #include "dovetail/models/gpt.h"
 #include "dovetail/moe/layer.h"
 #include "dovetail/train/load_run.h"
-#include "dovetail/train/resolve/resolve.h"
 #include "dovetail/train/loop/resume.h"
+#include "dovetail/train/resolve/resolve.h"
 #include "tests/comm/ranks.h"
 #include "tests/train/tiny_run.h"
 

@@ -1,5 +1,5 @@
-#include "dovetail/train/resolve/load_config.h"
 #include "dovetail/train/trainer.h"
+#include "dovetail/train/resolve/load_config.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

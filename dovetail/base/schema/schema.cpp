@@ -7,8 +7,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "dovetail/base/schema/config_node.h"
 #include "dovetail/base/error.h"
+#include "dovetail/base/schema/config_node.h"
 #include "dovetail/base/schema/schema_declaration.h"
 
 namespace dovetail {

@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
-#include "dovetail/base/schema/config_node.h"
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/base/schema/config_node.h"
 #include "dovetail/base/schema/schema.h"
 #include "dovetail/base/schema/schema_declaration.h"
 

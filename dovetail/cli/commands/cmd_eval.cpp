@@ -5,16 +5,16 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
-#include "dovetail/cli/parse/command.h"
 #include "dovetail/cli/commands/eval_recommender.h"
+#include "dovetail/cli/parse/command.h"
 #include "dovetail/cli/parse/output.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/train/gpt/load_model.h"
-#include "dovetail/train/load_run.h"
 #include "dovetail/train/gpt/multiple_choice.h"
+#include "dovetail/train/load_run.h"
+#include "dovetail/train/metrics/validation.h"
 #include "dovetail/train/run/progress.h"
 #include "dovetail/train/run/stored_run.h"
-#include "dovetail/train/metrics/validation.h"
 
 namespace dovetail::cli {
 namespace {

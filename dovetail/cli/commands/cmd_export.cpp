@@ -7,8 +7,8 @@
 #include "dovetail/cli/parse/output.h"
 #include "dovetail/models/huggingface.h"
 #include "dovetail/train/gpt/load_model.h"
-#include "dovetail/train/recommender/trained_recommender.h"
 #include "dovetail/train/load_run.h"
+#include "dovetail/train/recommender/trained_recommender.h"
 #include "dovetail/train/run/stored_run.h"
 
 namespace dovetail::cli {

@@ -12,8 +12,8 @@
 #include "dovetail/base/trace.h"
 #include "dovetail/cli/fit/fit_models.h"
 #include "dovetail/cli/parse/output.h"
-#include "dovetail/fit/mixture/mixture.h"
 #include "dovetail/fit/components/principal_components.h"
+#include "dovetail/fit/mixture/mixture.h"
 #include "dovetail/fit/regression/regression.h"
 
 namespace dovetail::cli {
@@ -27,11 +27,11 @@ struct Model {
   FitOptions defaults;
 };
 
-/// Defaults are those of hybrid/.
+/// Defaults are the defaults of fit/.
 const std::array<Model, 4>& models() {
-  const hybrid::MixtureOptions mixture;
-  const hybrid::LogisticOptions logistic;
-  const hybrid::PrincipalOptions principal;
+  const fit::MixtureOptions mixture;
+  const fit::LogisticOptions logistic;
+  const fit::PrincipalOptions principal;
   static const std::array<Model, 4> all = {{
       {"gmm",
        fit_gmm,

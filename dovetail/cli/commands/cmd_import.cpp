@@ -9,8 +9,8 @@
 #include "dovetail/cli/parse/set_keys.h"
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/models/huggingface.h"
-#include "dovetail/train/resolve/load_config.h"
 #include "dovetail/train/gpt/load_model.h"
+#include "dovetail/train/resolve/load_config.h"
 
 namespace dovetail::cli {
 namespace {

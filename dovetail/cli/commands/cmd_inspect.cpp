@@ -1,8 +1,8 @@
 #include <nlohmann/json.hpp>
 
 #include "dovetail/base/machine.h"
-#include "dovetail/cli/parse/command.h"
 #include "dovetail/cli/commands/inspect.h"
+#include "dovetail/cli/parse/command.h"
 #include "dovetail/cli/parse/output.h"
 
 namespace dovetail::cli {

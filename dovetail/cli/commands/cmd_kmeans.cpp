@@ -11,14 +11,14 @@
 #include "dovetail/base/trace.h"
 #include "dovetail/cli/fit/clusters.h"
 #include "dovetail/cli/fit/clusters_report.h"
-#include "dovetail/cli/parse/command.h"
 #include "dovetail/cli/fit/job_state.h"
-#include "dovetail/cli/parse/output.h"
 #include "dovetail/cli/fit/table_options.h"
-#include "dovetail/fit/kmeans/cluster_metrics.h"
+#include "dovetail/cli/parse/command.h"
+#include "dovetail/cli/parse/output.h"
 #include "dovetail/fit/kmeans/batch.h"
-#include "dovetail/train/run/progress.h"
+#include "dovetail/fit/kmeans/cluster_metrics.h"
 #include "dovetail/train/run/folder.h"
+#include "dovetail/train/run/progress.h"
 
 namespace dovetail::cli {
 namespace {
@@ -93,8 +93,8 @@ class KMeansCommand : public Command {
     std::optional<RunFolder> folder;
     if (writes) folder.emplace(folder_path());
     const Matrix matrix = table_.read(*group);
-    const std::shared_ptr<hybrid::Workers> workers = table_.make_workers(group);
-    hybrid::KMeansData data(matrix.x, workers);
+    const std::shared_ptr<jobs::Workers> workers = table_.make_workers(group);
+    fit::KMeansData data(matrix.x, workers);
     JobState state(*group, folder_path(),
                    "kmeans " + table_.table_words() + algorithm_words() + file_words(init_),
                    table_.fresh());
@@ -103,7 +103,7 @@ class KMeansCommand : public Command {
     const at::Tensor centres =
         resumed ? state.stopped()[1] : centres_by(init_, matrix, data, k_, seed_);
     const double begun = now_seconds();
-    const hybrid::KMeansResult result = iterate(data, centres, state, writes);
+    const fit::KMeansResult result = iterate(data, centres, state, writes);
     const double done = now_seconds();
     Json workers_json = Json::object();
     TableOptions::finish(workers.get(), workers_json);
@@ -131,17 +131,17 @@ class KMeansCommand : public Command {
     if (empty_.empty()) empty_ = batch_.batch > 0 ? "keep" : "reseed";
     if (tolerance_ < 0) tolerance_ = batch_.batch > 0 ? batch_.tolerance : lloyd_.tolerance;
     if (patience_ >= 0) batch_.patience = patience_;
-    lloyd_.empty = hybrid::parse_empty_cluster(empty_);
+    lloyd_.empty = fit::parse_empty_cluster(empty_);
     lloyd_.tolerance = batch_.tolerance = tolerance_;
     lloyd_.iterations = batch_.iterations = iterations_;
     batch_.seed = static_cast<uint64_t>(seed_);
   }
 
-  hybrid::KMeansResult iterate(hybrid::KMeansData& data, const at::Tensor& centres, JobState& state,
-                               bool shows) {
+  fit::KMeansResult iterate(fit::KMeansData& data, const at::Tensor& centres, JobState& state,
+                            bool shows) {
     TerminalLine terminal;
     const int64_t rows = batch_.batch > 0 ? batch_.batch : data.rows();
-    const auto report = [&](const hybrid::LloydIteration& line) {
+    const auto report = [&](const fit::LloydIteration& line) {
       state.add(
           {line.inertia, line.shift, static_cast<double>(line.changed.value_or(-1)), line.seconds},
           line.state);
@@ -155,8 +155,8 @@ class KMeansCommand : public Command {
                       format_count(static_cast<double>(rows) / line.seconds)));
     };
     lloyd_.state = batch_.state = state.stopped();
-    return batch_.batch > 0 ? hybrid::mini_batch(data, centres, batch_, report)
-                            : hybrid::lloyd(data, centres, lloyd_, report);
+    return batch_.batch > 0 ? fit::mini_batch(data, centres, batch_, report)
+                            : fit::lloyd(data, centres, lloyd_, report);
   }
 
   std::filesystem::path folder_path() const {
@@ -164,9 +164,9 @@ class KMeansCommand : public Command {
     return std::filesystem::path("runs") / ("kmeans-" + table_.stem());
   }
 
-  Json to_json(const Matrix& matrix, const hybrid::KMeansResult& result,
+  Json to_json(const Matrix& matrix, const fit::KMeansResult& result,
                const RowSample& sample) const {
-    const double silhouette = hybrid::silhouette(sample.x, sample.labels);
+    const double silhouette = fit::silhouette(sample.x, sample.labels);
     const auto* count = result.counts.const_data_ptr<int64_t>();
     return {{"folder", folder_path().string()},
             {"rows", matrix.x.size(0)},
@@ -185,7 +185,7 @@ class KMeansCommand : public Command {
             {"counts", std::vector<int64_t>(count, count + result.counts.numel())}};
   }
 
-  void write(const RunFolder& folder, const Matrix& matrix, const hybrid::KMeansResult& result,
+  void write(const RunFolder& folder, const Matrix& matrix, const fit::KMeansResult& result,
              const std::vector<std::vector<double>>& lines, const RowSample& sample,
              const Json& json) const {
     write_table(folder.path() / "centres.csv", matrix.columns, matrix.original(result.centres));
@@ -215,7 +215,7 @@ class KMeansCommand : public Command {
                        .labels = sample.labels,
                        .centres = result.centres,
                        .counts = result.counts,
-                       .plane = hybrid::principal_plane(sample.x),
+                       .plane = fit::principal_plane(sample.x),
                        .command = command_line()}));
   }
 
@@ -268,8 +268,8 @@ class KMeansCommand : public Command {
   std::string init_ = "k-means++", empty_, out_;
   int64_t k_ = 0, iterations_ = 300, seed_ = 0, patience_ = -1;
   double tolerance_ = -1;
-  hybrid::LloydOptions lloyd_;
-  hybrid::MiniBatchOptions batch_;
+  fit::LloydOptions lloyd_;
+  fit::MiniBatchOptions batch_;
   bool json_ = false;
 };
 

@@ -10,14 +10,14 @@
 #include "dovetail/cli/parse/answer.h"
 #include "dovetail/cli/parse/command.h"
 #include "dovetail/cli/parse/output.h"
+#include "dovetail/cli/parse/set_keys.h"
 #include "dovetail/cli/plan/plan_config.h"
 #include "dovetail/cli/plan/plan_output.h"
-#include "dovetail/cli/parse/set_keys.h"
 #include "dovetail/plan/model/budget.h"
+#include "dovetail/plan/run/profile.h"
 #include "dovetail/plan/solve/memory_floor.h"
 #include "dovetail/plan/solve/placed.h"
 #include "dovetail/plan/solve/plan_cache.h"
-#include "dovetail/plan/run/profile.h"
 #include "dovetail/plan/solve/solve.h"
 
 namespace dovetail::cli {

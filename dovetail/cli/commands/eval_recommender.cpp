@@ -14,8 +14,8 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/cli/parse/output.h"
 #include "dovetail/data/rows/row_stream.h"
-#include "dovetail/train/recommender/trained_recommender.h"
 #include "dovetail/train/metrics/metrics.h"
+#include "dovetail/train/recommender/trained_recommender.h"
 #include "dovetail/train/recommender/validation.h"
 #include "dovetail/train/run/stored_run.h"
 

@@ -48,11 +48,11 @@ at::Tensor places_in(const Matrix& start, const std::vector<std::string>& column
 
 }  // namespace
 
-at::Tensor centres_by(const std::string& init, const Matrix& matrix, hybrid::KMeansData& data,
+at::Tensor centres_by(const std::string& init, const Matrix& matrix, fit::KMeansData& data,
                       int64_t num_centres, int64_t seed) {
-  if (hybrid::is_kmeans_init(init))
-    return hybrid::initial_centres(data, num_centres, hybrid::parse_kmeans_init(init),
-                                   static_cast<uint64_t>(seed));
+  if (fit::is_kmeans_init(init))
+    return fit::initial_centres(data, num_centres, fit::parse_kmeans_init(init),
+                                static_cast<uint64_t>(seed));
   if (!std::filesystem::exists(init))
     throw UserError(fmt::format(
         "--init: {} is neither a file nor k-means++, k-means-parallel, random or first", init));

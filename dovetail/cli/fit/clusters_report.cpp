@@ -64,7 +64,7 @@ class Plot {
 };
 
 /// (N, 2) float64, contiguous.
-at::Tensor project(const at::Tensor& x, const hybrid::PrincipalPlane& plane) {
+at::Tensor project(const at::Tensor& x, const fit::PrincipalPlane& plane) {
   return (x.to(at::kDouble) - plane.mean).matmul(plane.directions).contiguous();
 }
 
@@ -137,8 +137,8 @@ std::string clusters_page(const ClustersPage& page) {
   html += fmt::format(
       "<header><div>\n<div class=\"brand\"><b>Dovetail</b> {} report</div>\n<h1>{}</h1>\n"
       "<p class=\"verdict\">{}</p>\n<p class=\"where\">{}</p>\n</div></header>\n",
-      report::escape_html(page.algorithm), report::escape_html(page.title), report::escape_html(page.verdict),
-      report::escape_html(page.where));
+      report::escape_html(page.algorithm), report::escape_html(page.title),
+      report::escape_html(page.verdict), report::escape_html(page.where));
   html += "<div class=\"tiles\">\n";
   for (const auto& [label, value] : page.figures)
     html += fmt::format(

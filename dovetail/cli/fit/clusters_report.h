@@ -19,7 +19,7 @@ struct ClustersPage {
   at::Tensor sample;                                         ///< (S, D) of the rows
   at::Tensor labels;                                         ///< (S) int32
   at::Tensor centres, counts;
-  hybrid::PrincipalPlane plane;  ///< of the sample
+  fit::PrincipalPlane plane;  ///< of the sample
   std::string command;
 };
 

@@ -23,28 +23,27 @@ Json nested(const at::Tensor& x) {
   return list;
 }
 
-hybrid::Mixture start_of(const FitOptions& options, const FitContext& context,
-                         hybrid::MixtureData& data) {
-  hybrid::KMeansData clusters(context.matrix.x, context.workers);
-  const hybrid::KMeansResult means = hybrid::lloyd(
+fit::Mixture start_of(const FitOptions& options, const FitContext& context,
+                      fit::MixtureData& data) {
+  fit::KMeansData clusters(context.matrix.x, context.workers);
+  const fit::KMeansResult means = fit::lloyd(
       clusters, centres_by(options.init, context.matrix, clusters, options.k, options.seed));
-  return data.of_labels(means.labels, means.centres, hybrid::parse_covariance(options.covariance),
+  return data.of_labels(means.labels, means.centres, fit::parse_covariance(options.covariance),
                         options.regularization);
 }
 
-hybrid::MixtureResult iterate(const FitOptions& options, const FitContext& context,
-                              hybrid::MixtureData& data) {
+fit::MixtureResult iterate(const FitOptions& options, const FitContext& context,
+                           fit::MixtureData& data) {
   const std::vector<at::Tensor>& stopped = context.state.stopped();
-  const hybrid::Mixture start =
-      stopped.empty() ? start_of(options, context, data) : hybrid::Mixture();
+  const fit::Mixture start = stopped.empty() ? start_of(options, context, data) : fit::Mixture();
   TerminalLine terminal;
-  return hybrid::fit_mixture(
+  return fit::fit_mixture(
       data, start,
       {.iterations = options.iterations,
        .tolerance = options.tolerance,
        .regularization = options.regularization,
        .state = stopped},
-      [&](const hybrid::MixtureIteration& line) {
+      [&](const fit::MixtureIteration& line) {
         context.state.add({line.log_likelihood, line.seconds}, line.state);
         if (context.shows && terminal.on_terminal())
           terminal.show(fmt::format(" iteration {}/{}  log-likelihood of a row {:.6g}  {} rows/s",
@@ -55,9 +54,8 @@ hybrid::MixtureResult iterate(const FitOptions& options, const FitContext& conte
 
 /// With the verdict and the figures that `outcome` has.
 void write(const RunFolder& run, const FitOptions& options, const FitContext& context,
-           const hybrid::MixtureResult& result, const at::Tensor& counts,
-           const FitOutcome& outcome) {
-  const hybrid::Mixture& mixture = result.mixture;
+           const fit::MixtureResult& result, const at::Tensor& counts, const FitOutcome& outcome) {
+  const fit::Mixture& mixture = result.mixture;
   const Matrix& matrix = context.matrix;
   const std::filesystem::path& folder = run.path();
   const at::Tensor means = matrix.original(mixture.means);
@@ -83,7 +81,7 @@ void write(const RunFolder& run, const FitOptions& options, const FitContext& co
                                        .labels = sample.labels,
                                        .centres = mixture.means,
                                        .counts = counts,
-                                       .plane = hybrid::principal_plane(sample.x),
+                                       .plane = fit::principal_plane(sample.x),
                                        .command = context.command}));
 }
 
@@ -91,9 +89,9 @@ void write(const RunFolder& run, const FitOptions& options, const FitContext& co
 
 void fit_gmm(const FitOptions& options, const FitContext& context, FitOutcome& outcome) {
   const Matrix& matrix = context.matrix;
-  hybrid::MixtureData data(matrix.x, context.workers);
-  const hybrid::MixtureResult result = iterate(options, context, data);
-  const hybrid::Mixture& mixture = result.mixture;
+  fit::MixtureData data(matrix.x, context.workers);
+  const fit::MixtureResult result = iterate(options, context, data);
+  const fit::Mixture& mixture = result.mixture;
   const at::Tensor counts = at::bincount(result.labels, {}, options.k);
   Json& json = outcome.result;
   json["columns"] = matrix.columns.size();

@@ -25,7 +25,7 @@ struct FitOptions {
 /// The rows, who computes, and where results go.
 struct FitContext {
   const Matrix& matrix;
-  std::shared_ptr<hybrid::Workers> workers;
+  std::shared_ptr<jobs::Workers> workers;
   JobState& state;
   bool shows;  ///< progress: this is node 0
   std::filesystem::path folder;

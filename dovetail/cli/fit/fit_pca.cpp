@@ -26,16 +26,16 @@ at::Tensor scores(const at::Tensor& x, const at::Tensor& mean, const at::Tensor&
 
 void fit_pca(const FitOptions& options, const FitContext& context, FitOutcome& outcome) {
   const Matrix& matrix = context.matrix;
-  const hybrid::TableData data("pca", matrix.x, context.workers);
+  const fit::TableData data("pca", matrix.x, context.workers);
   TerminalLine terminal;
-  const hybrid::PrincipalResult result = hybrid::fit_principal(
+  const fit::PrincipalResult result = fit::fit_principal(
       data,
       {.components = options.components,
        .iterations = options.iterations,
        .tolerance = options.tolerance,
        .seed = static_cast<uint64_t>(options.seed),
        .state = context.state.stopped()},
-      [&](const hybrid::PrincipalIteration& line) {
+      [&](const fit::PrincipalIteration& line) {
         context.state.add({line.residual, line.explained, line.seconds}, line.state);
         if (context.shows && terminal.on_terminal())
           terminal.show(fmt::format(" iteration {}/{}  residual {:.3g}  {:.2f} % of the variance",

@@ -29,8 +29,8 @@ std::string number(double value) { return fmt::format("{:.6g}", value); }
 
 void fit_linear_model(const FitOptions& options, const FitContext& context, FitOutcome& outcome) {
   const Matrix& matrix = context.matrix;
-  hybrid::RegressionData data(matrix.x, matrix.target, context.workers);
-  const hybrid::LinearResult result = hybrid::fit_linear(data, options.l2);
+  fit::RegressionData data(matrix.x, matrix.target, context.workers);
+  const fit::LinearResult result = fit::fit_linear(data, options.l2);
   std::vector<std::string> dependent;
   for (const int64_t column : result.dependent)
     dependent.push_back(matrix.columns[static_cast<size_t>(column)]);
@@ -69,15 +69,15 @@ void fit_logistic_model(const FitOptions& options, const FitContext& context, Fi
   user_check(num_classes <= kMostClasses,
              "--target: {} has {} different values, more than {} classes", options.target,
              num_classes, kMostClasses);
-  hybrid::RegressionData data(matrix.x, matrix.target, context.workers);
+  fit::RegressionData data(matrix.x, matrix.target, context.workers);
   TerminalLine terminal;
-  const hybrid::LogisticResult result = hybrid::fit_logistic(
+  const fit::LogisticResult result = fit::fit_logistic(
       data, num_classes,
       {.l2 = options.l2,
        .iterations = options.iterations,
        .tolerance = options.tolerance,
        .state = context.state.stopped()},
-      [&](const hybrid::LogisticIteration& line) {
+      [&](const fit::LogisticIteration& line) {
         context.state.add({line.loss, line.gradient, line.seconds}, line.state);
         if (context.shows && terminal.on_terminal())
           terminal.show(fmt::format(" iteration {}/{}  loss {:.6g}  gradient {:.3g}",

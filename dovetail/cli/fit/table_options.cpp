@@ -39,7 +39,7 @@ std::vector<std::string> parse_names(const char* option, const std::string& text
   return names;
 }
 
-nlohmann::ordered_json executors_json(const hybrid::Runtime& runtime) {
+nlohmann::ordered_json executors_json(const jobs::Runtime& runtime) {
   auto list = nlohmann::ordered_json::array();
   for (const auto& report : runtime.report()) {
     list.push_back({{"name", report.name}, {"rows", report.rows}});
@@ -121,7 +121,7 @@ void TableOptions::check() const {
                "--share and --verify are about --executors, of which there are none");
     return;
   }
-  hybrid::parse_executors(executors_);
+  jobs::parse_executors(executors_);
   user_check(threads_ == 0,
              "--threads: executors have threads of their own; give only --executors {}",
              executors_);
@@ -167,39 +167,39 @@ Matrix TableOptions::read(const Group& group, MatrixOptions options) const {
   return matrix;
 }
 
-std::shared_ptr<hybrid::Workers> TableOptions::make_workers(
+std::shared_ptr<jobs::Workers> TableOptions::make_workers(
     const std::shared_ptr<Group>& group) const {
-  std::shared_ptr<hybrid::Runtime> executors;
+  std::shared_ptr<jobs::Runtime> executors;
   if (!executors_.empty()) {
-    hybrid::SchedulerOptions scheduling{.verify_every = verify_};
-    if (!share_.empty()) scheduling.policy = hybrid::parse_share_policy(share_);
-    const std::vector<hybrid::ExecutorSpec> list = hybrid::parse_executors(executors_);
+    jobs::SchedulerOptions scheduling{.verify_every = verify_};
+    if (!share_.empty()) scheduling.policy = jobs::parse_share_policy(share_);
+    const std::vector<jobs::ExecutorSpec> list = jobs::parse_executors(executors_);
     int64_t threads = 0;
-    for (const hybrid::ExecutorSpec& executor : list) {
+    for (const jobs::ExecutorSpec& executor : list) {
       threads += executor.threads;
       if (executor.device.is_cuda() && neighbours_of(*group).size > 1)
         throw UserError(fmt::format("executors: all processes of this machine would share {}",
                                     executor.device.str()),
                         "start one process for each machine and list its GPUs");
     }
-    executors = std::make_shared<hybrid::Runtime>(
-        list, hybrid::RuntimeOptions{.scheduling = scheduling,
-                                     .first_processor = neighbours_of(*group).rank * threads,
-                                     .speeds = cache_folder("speeds")});
+    executors = std::make_shared<jobs::Runtime>(
+        list, jobs::RuntimeOptions{.scheduling = scheduling,
+                                   .first_processor = neighbours_of(*group).rank * threads,
+                                   .speeds = cache_folder("speeds")});
   }
   if (group->size() == 1) return executors;
-  return std::make_shared<hybrid::Nodes>(group, executors);
+  return std::make_shared<jobs::Nodes>(group, executors);
 }
 
-void TableOptions::finish(hybrid::Workers* workers, nlohmann::ordered_json& result) {
-  auto* nodes = dynamic_cast<hybrid::Nodes*>(workers);
-  auto* runtime = nodes != nullptr ? nodes->executors() : dynamic_cast<hybrid::Runtime*>(workers);
+void TableOptions::finish(jobs::Workers* workers, nlohmann::ordered_json& result) {
+  auto* nodes = dynamic_cast<jobs::Nodes*>(workers);
+  auto* runtime = nodes != nullptr ? nodes->executors() : dynamic_cast<jobs::Runtime*>(workers);
   const auto executors = runtime != nullptr ? executors_json(*runtime) : nlohmann::ordered_json();
   if (nodes != nullptr) {
     auto& list = result["nodes"] = nlohmann::ordered_json::array();
     const auto all = all_gather_bytes(nodes->group(), executors.dump());
     for (size_t r = 0; r < all.size(); ++r) {
-      const hybrid::Nodes::Report& report = nodes->report()[r];
+      const jobs::Nodes::Report& report = nodes->report()[r];
       list.push_back(
           {{"rows", report.rows}, {"seconds", report.seconds}, {"rows_moved", report.moved}});
       if (runtime != nullptr) list.back()["executors"] = nlohmann::ordered_json::parse(all[r]);

@@ -29,10 +29,10 @@ class TableOptions {
   /// warnings and bad values are in the log.
   Matrix read(const Group& group, MatrixOptions options = {}) const;
   /// Null on a single node without executors: this process' threads share the rows alike.
-  std::shared_ptr<hybrid::Workers> make_workers(const std::shared_ptr<Group>& group) const;
+  std::shared_ptr<jobs::Workers> make_workers(const std::shared_ptr<Group>& group) const;
   /// Adds the rows of nodes and executors to a result, and keeps the executors' speeds. Called by
   /// all nodes. Does nothing without workers.
-  static void finish(hybrid::Workers* workers, nlohmann::ordered_json& result);
+  static void finish(jobs::Workers* workers, nlohmann::ordered_json& result);
   /// What such a result says of its nodes and executors, as label and value.
   static std::vector<std::pair<std::string, std::string>> worker_figures(
       const nlohmann::ordered_json& result);

@@ -12,8 +12,8 @@
 #include "dovetail/cli/plan/plan_config.h"
 #include "dovetail/plan/model/budget.h"
 #include "dovetail/plan/solve/placed.h"
-#include "dovetail/train/memory/section.h"
 #include "dovetail/train/gpt/trial_step.h"
+#include "dovetail/train/memory/section.h"
 
 namespace dovetail::cli {
 namespace {

@@ -5,7 +5,7 @@
 namespace dovetail::cli {
 namespace {
 
-hybrid::SimDevice sim_device(const HybridCluster::Device& device, const char* name) {
+jobs::SimDevice sim_device(const HybridCluster::Device& device, const char* name) {
   return {.name = name,
           .speed = {device.start_s, device.row_s},
           .noise = device.noise,
@@ -92,17 +92,17 @@ void HybridCluster::describe(Section& s) {
   s.list("fault", fault, "What befalls devices, in the study of faults alone");
 }
 
-std::vector<hybrid::SimNode> HybridCluster::nodes(const Case& which) const {
-  std::vector<hybrid::SimNode> kinds, list;
+std::vector<jobs::SimNode> HybridCluster::nodes(const Case& which) const {
+  std::vector<jobs::SimNode> kinds, list;
   std::vector<size_t> kind_of;
   for (const Node& one : node) {
     kind_of.insert(kind_of.end(), static_cast<size_t>(one.count), kinds.size());
-    kinds.push_back(hybrid::make_sim_node({.cores = one.cores,
-                                           .gpus = which.gpus.value_or(one.gpus),
-                                           .cores_compute = which.cores_compute,
-                                           .core = sim_device(one.core, "cores"),
-                                           .gpu = sim_device(one.gpu, "GPU")}));
-    for (const hybrid::SimDevice& device : kinds.back().devices)
+    kinds.push_back(jobs::make_sim_node({.cores = one.cores,
+                                         .gpus = which.gpus.value_or(one.gpus),
+                                         .cores_compute = which.cores_compute,
+                                         .core = sim_device(one.core, "cores"),
+                                         .gpu = sim_device(one.gpu, "GPU")}));
+    for (const jobs::SimDevice& device : kinds.back().devices)
       user_check(device.speed.row_s > 0, "a node has {}, but row_s of [node.{}] is not given",
                  device.name, device.name == "cores" ? "core" : "gpu");
     kinds.back().driver_s = one.driver_s;
@@ -118,7 +118,7 @@ size_t HybridCluster::size() const {
   return count;
 }
 
-hybrid::SimJob HybridCluster::sim_job() const {
+jobs::SimJob HybridCluster::sim_job() const {
   return {.rows = job.rows,
           .grain = job.grain,
           .iterations = job.iterations,
@@ -127,22 +127,22 @@ hybrid::SimJob HybridCluster::sim_job() const {
           .update_s = job.update_s};
 }
 
-hybrid::SimOptions HybridCluster::options(uint64_t seed) const {
-  return {.scheduling = {.policy = hybrid::parse_share_policy(sharing.policy),
+jobs::SimOptions HybridCluster::options(uint64_t seed) const {
+  return {.scheduling = {.policy = jobs::parse_share_policy(sharing.policy),
                          .lease_factor = sharing.lease_factor,
                          .min_lease_s = sharing.min_lease_s,
                          .first_lease_s = sharing.first_lease_s,
                          .verify_every = sharing.verify_every,
                          .hysteresis = sharing.hysteresis},
-          .merge = hybrid::parse_merge_order(network.merge),
+          .merge = jobs::parse_merge_order(network.merge),
           .network = {network.latency_s, network.bytes_per_s},
           .merge_add_s = network.add_s,
           .restart_s = network.restart_s,
           .seed = seed};
 }
 
-std::vector<hybrid::SimFault> HybridCluster::faults() const {
-  std::vector<hybrid::SimFault> list;
+std::vector<jobs::SimFault> HybridCluster::faults() const {
+  std::vector<jobs::SimFault> list;
   const auto all = nodes({.nodes = size()});
   for (const Fault& one : fault) {
     const auto at = static_cast<size_t>(one.node), device = static_cast<size_t>(one.device);
@@ -154,7 +154,7 @@ std::vector<hybrid::SimFault> HybridCluster::faults() const {
                at, all[at].devices.size() - 1, device);
     list.push_back({.node = at,
                     .device = device,
-                    .kind = hybrid::parse_fault_kind(one.kind),
+                    .kind = jobs::parse_fault_kind(one.kind),
                     .at_s = one.at_s,
                     .for_s = one.for_s,
                     .factor = one.factor});

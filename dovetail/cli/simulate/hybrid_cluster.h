@@ -60,14 +60,14 @@ struct HybridCluster {
     std::optional<int64_t> gpus = std::nullopt;
     bool cores_compute = true;
   };
-  std::vector<hybrid::SimNode> nodes(const Case& which) const;
+  std::vector<jobs::SimNode> nodes(const Case& which) const;
   /// All nodes as they are.
   size_t size() const;
-  hybrid::SimJob sim_job() const;
+  jobs::SimJob sim_job() const;
   /// Without faults.
-  hybrid::SimOptions options(uint64_t seed) const;
+  jobs::SimOptions options(uint64_t seed) const;
   /// UserError for those of nodes and devices that are not there.
-  std::vector<hybrid::SimFault> faults() const;
+  std::vector<jobs::SimFault> faults() const;
 };
 
 /// From a file, then `overrides`.

@@ -11,15 +11,15 @@
 namespace dovetail::cli {
 namespace {
 
-using hybrid::SimResult;
+using jobs::SimResult;
 
 constexpr int64_t kPaperCores = 16;
 /// What is called the same: times within this part of each other.
 constexpr double kSame = 0.05;
 
-hybrid::SimResult simulate(const HybridCluster& cluster, const HybridCluster::Case& which,
-                           uint64_t seed) {
-  return hybrid::simulate(cluster.nodes(which), cluster.sim_job(), cluster.options(seed));
+jobs::SimResult simulate(const HybridCluster& cluster, const HybridCluster::Case& which,
+                         uint64_t seed) {
+  return jobs::simulate(cluster.nodes(which), cluster.sim_job(), cluster.options(seed));
 }
 
 /// Without noise: what is compared between numbers of nodes.
@@ -85,7 +85,7 @@ NodeCase study_node(const HybridCluster& cluster, const StudyOptions& options, i
   for (const double s : seconds) result.seconds += s / runs;
   for (const double s : seconds)
     result.variance += (s - result.seconds) * (s - result.seconds) / (runs - 1);
-  result.best_s = hybrid::least_seconds(cluster.nodes(which), cluster.sim_job()) +
+  result.best_s = jobs::least_seconds(cluster.nodes(which), cluster.sim_job()) +
                   cluster.job.update_s * static_cast<double>(cluster.job.iterations);
   return result;
 }
@@ -99,8 +99,8 @@ void add_tasks(NodesCase& result, const HybridCluster& cluster, const HybridClus
   double core_slots = 0, gpu_slots = 0, core_rows = 0, gpu_rows = 0;
   for (size_t n = 0; n < nodes.size(); ++n)
     for (size_t d = 0; d < nodes[n].devices.size(); ++d) {
-      const hybrid::SimDevice& device = nodes[n].devices[d];
-      const hybrid::SimDeviceUse& use = hybrid.devices[n][d];
+      const jobs::SimDevice& device = nodes[n].devices[d];
+      const jobs::SimDeviceUse& use = hybrid.devices[n][d];
       const bool core = device.name == "cores";
       (core ? core_slots : gpu_slots) += static_cast<double>(device.slots);
       (core ? core_rows : gpu_rows) += static_cast<double>(use.rows);
@@ -182,8 +182,8 @@ void claim_nodes(ReadingResult& result, const StudyOptions& options) {
        apart <= kSame * longer});
 }
 
-report::LineChart::Line line_of(const std::string& name, const std::vector<NodesCase>& cases, int64_t gpus,
-                        double (*value)(const NodesCase&)) {
+report::LineChart::Line line_of(const std::string& name, const std::vector<NodesCase>& cases,
+                                int64_t gpus, double (*value)(const NodesCase&)) {
   report::LineChart::Line line{.name = name, .points = {}};
   for (const NodesCase& one : cases)
     if (one.gpus == gpus) line.points.emplace_back(static_cast<double>(one.nodes), value(one));
@@ -256,16 +256,16 @@ std::vector<ScaleCase> study_scale(const HybridCluster& cluster, const StudyOpti
     const double begin = now_seconds();
     for (const bool tree : {true, false}) {
       growing.network.merge = tree ? "tree" : "ranks";
-      const SimResult result = hybrid::simulate(
-          list, growing.sim_job(), growing.options(static_cast<uint64_t>(options.seed)));
+      const SimResult result = jobs::simulate(list, growing.sim_job(),
+                                              growing.options(static_cast<uint64_t>(options.seed)));
       one.events += result.events;
       (tree ? one.tree_s : one.ranks_s) =
           result.iterations.back().end_s - result.iterations.back().begin_s;
     }
     one.wall_s = now_seconds() - begin;
-    hybrid::SimJob iteration = growing.sim_job();
+    jobs::SimJob iteration = growing.sim_job();
     iteration.iterations = 1;
-    one.least_s = hybrid::least_seconds(list, iteration) + iteration.update_s;
+    one.least_s = jobs::least_seconds(list, iteration) + iteration.update_s;
     cases.push_back(one);
   }
   return cases;
@@ -273,10 +273,10 @@ std::vector<ScaleCase> study_scale(const HybridCluster& cluster, const StudyOpti
 
 FaultsCase study_faults(const HybridCluster& cluster, uint64_t seed) {
   const auto nodes = cluster.nodes({.nodes = cluster.size()});
-  hybrid::SimOptions options = cluster.options(seed);
-  FaultsCase result{.without_s = hybrid::simulate(nodes, cluster.sim_job(), options).seconds};
+  jobs::SimOptions options = cluster.options(seed);
+  FaultsCase result{.without_s = jobs::simulate(nodes, cluster.sim_job(), options).seconds};
   options.faults = cluster.faults();
-  const SimResult with = hybrid::simulate(nodes, cluster.sim_job(), options);
+  const SimResult with = jobs::simulate(nodes, cluster.sim_job(), options);
   result.with_s = with.seconds;
   for (const auto& iteration : with.iterations) result.restarts += iteration.attempts - 1;
   for (size_t n = 0; n < nodes.size(); ++n) {
@@ -291,10 +291,10 @@ FaultsCase study_faults(const HybridCluster& cluster, uint64_t seed) {
 
 report::LineChart chart_of_nodes(const ReadingResult& result) {
   report::LineChart chart{.title = "A job on CPU cores, GPUs and both (simulated)",
-                  .subtitle = result.name,
-                  .x_label = "nodes",
-                  .y_label = "s",
-                  .lines = {}};
+                          .subtitle = result.name,
+                          .x_label = "nodes",
+                          .y_label = "s",
+                          .lines = {}};
   chart.lines.push_back(
       line_of("CPU cores", result.nodes, 1, [](const NodesCase& one) { return one.cpu_s; }));
   for (const int64_t gpus : {1, 2}) {
@@ -308,11 +308,12 @@ report::LineChart chart_of_nodes(const ReadingResult& result) {
 }
 
 report::LineChart chart_of_speed_up(const std::vector<ReadingResult>& results) {
-  report::LineChart chart{.title = "The hybrid's speed-up over the faster kind of device (simulated)",
-                  .subtitle = "one GPU a node",
-                  .x_label = "nodes",
-                  .y_label = "x",
-                  .lines = {}};
+  report::LineChart chart{
+      .title = "The hybrid's speed-up over the faster kind of device (simulated)",
+      .subtitle = "one GPU a node",
+      .x_label = "nodes",
+      .y_label = "x",
+      .lines = {}};
   for (const ReadingResult& result : results)
     chart.lines.push_back(
         line_of(results.size() == 1 ? "hybrid" : fmt::format("reading {}", chart.lines.size() + 1),
@@ -322,10 +323,10 @@ report::LineChart chart_of_speed_up(const std::vector<ReadingResult>& results) {
 
 report::LineChart chart_of_scale(const std::vector<ScaleCase>& cases) {
   report::LineChart chart{.title = "An iteration, rows in proportion to the nodes (simulated)",
-                  .subtitle = "sums merged along a tree, or one node after another",
-                  .x_label = "nodes",
-                  .y_label = "s",
-                  .lines = {{"tree", {}}, {"ranks", {}}, {"work alone", {}}}};
+                          .subtitle = "sums merged along a tree, or one node after another",
+                          .x_label = "nodes",
+                          .y_label = "s",
+                          .lines = {{"tree", {}}, {"ranks", {}}, {"work alone", {}}}};
   for (const ScaleCase& one : cases) {
     const auto nodes = static_cast<double>(one.nodes);
     chart.lines[0].points.emplace_back(nodes, one.tree_s);

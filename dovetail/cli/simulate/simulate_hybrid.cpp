@@ -7,8 +7,8 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "dovetail/base/machine.h"
-#include "dovetail/cli/simulate/hybrid_studies.h"
 #include "dovetail/cli/parse/output.h"
+#include "dovetail/cli/simulate/hybrid_studies.h"
 #include "dovetail/report/page.h"
 
 namespace dovetail::cli {
@@ -216,8 +216,8 @@ std::string page(const Studies& studies, const std::string& command) {
   const Table scale = table_of_scale(studies.scale);
   html += html_card(scale.title, scale.rows);
   if (studies.faults)
-    html +=
-        fmt::format("<h2>Faults</h2>\n<pre>{}</pre>\n", report::escape_html(faults_text(*studies.faults)));
+    html += fmt::format("<h2>Faults</h2>\n<pre>{}</pre>\n",
+                        report::escape_html(faults_text(*studies.faults)));
   html += fmt::format("<h2>Reproduce</h2>\n<div class=\"command\"><pre>{}</pre></div>\n",
                       report::escape_html(command));
   return html + "</main>\n</body>\n</html>\n";

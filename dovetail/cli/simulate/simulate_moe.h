@@ -4,9 +4,9 @@
 #include <string>
 
 #include "dovetail/cli/parse/command.h"
-#include "dovetail/report/line_chart.h"
 #include "dovetail/comm/cost_model.h"
 #include "dovetail/moe/simulate.h"
+#include "dovetail/report/line_chart.h"
 
 namespace dovetail::cli {
 

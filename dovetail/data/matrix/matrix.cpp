@@ -11,12 +11,12 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
-#include "dovetail/data/rows/cell_values.h"
+#include "dovetail/data/files/parquet.h"
+#include "dovetail/data/files/utf8.h"
 #include "dovetail/data/matrix/matrix_part.h"
 #include "dovetail/data/matrix/matrix_rounding.h"
-#include "dovetail/data/files/parquet.h"
+#include "dovetail/data/rows/cell_values.h"
 #include "dovetail/data/rows/row_decoder.h"
-#include "dovetail/data/files/utf8.h"
 
 namespace dovetail {
 namespace {

@@ -59,10 +59,10 @@ struct Matrix {
 
 /// A table of numbers: Parquet, NumPy's .npy, .npz (with one array, or "file.npz:name") by their
 /// bytes, everything else as text. A text has a delimiter, or blanks between its fields; then lines
-/// that begin with # are passed over. Text may be packed and in any encoding of data/files/open_input.h.
-/// Empty lines are passed over. The first line is a header unless all of it are numbers or missing;
-/// 0, 1, 2 and so on, the names that pandas gives, are a header too. Booleans count as 0 and 1.
-/// Lines and rows count from 1 in messages, columns from 0 everywhere.
+/// that begin with # are passed over. Text may be packed and in any encoding of
+/// data/files/open_input.h. Empty lines are passed over. The first line is a header unless all of
+/// it are numbers or missing; 0, 1, 2 and so on, the names that pandas gives, are a header too.
+/// Booleans count as 0 and 1. Lines and rows count from 1 in messages, columns from 0 everywhere.
 ///
 /// Values are read in float64. A column that float32 would round by more than its spread allows is
 /// centred before it is rounded (`origin`).

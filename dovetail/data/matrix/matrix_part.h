@@ -8,8 +8,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "dovetail/data/matrix/matrix.h"
 #include "dovetail/data/files/open_input.h"
+#include "dovetail/data/matrix/matrix.h"
 
 namespace dovetail {
 

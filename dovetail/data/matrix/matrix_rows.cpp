@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
-#include "dovetail/data/rows/cell_values.h"
-#include "dovetail/data/matrix/matrix_part.h"
 #include "dovetail/data/files/utf8.h"
+#include "dovetail/data/matrix/matrix_part.h"
+#include "dovetail/data/rows/cell_values.h"
 
 namespace dovetail {
 namespace {

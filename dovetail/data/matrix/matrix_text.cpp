@@ -7,10 +7,10 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/threads.h"
+#include "dovetail/data/matrix/matrix_part.h"
 #include "dovetail/data/rows/cell_values.h"
 #include "dovetail/data/rows/delimited.h"
 #include "dovetail/data/rows/delimiter.h"
-#include "dovetail/data/matrix/matrix_part.h"
 
 namespace dovetail {
 namespace {

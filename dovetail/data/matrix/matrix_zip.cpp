@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
-#include "dovetail/data/matrix/matrix_part.h"
 #include "dovetail/data/files/parquet.h"
+#include "dovetail/data/matrix/matrix_part.h"
 
 // The directory of an archive: PKWARE's APPNOTE.TXT 6.3, sections 4.3 and 4.5.3.
 namespace dovetail {

@@ -7,8 +7,8 @@
 #include <limits>
 
 #include "dovetail/base/error.h"
-#include "dovetail/data/rows/cell_values.h"
 #include "dovetail/base/hash.h"
+#include "dovetail/data/rows/cell_values.h"
 #include "dovetail/data/rows/row_decoder.h"
 
 namespace dovetail {

@@ -8,8 +8,8 @@
 #include <limits>
 
 #include "dovetail/base/error.h"
-#include "dovetail/data/rows/cell_values.h"
 #include "dovetail/base/hash.h"
+#include "dovetail/data/rows/cell_values.h"
 
 namespace dovetail {
 namespace {

@@ -3,8 +3,8 @@
 #include <array>
 
 #include "dovetail/base/error.h"
-#include "dovetail/data/rows/cell_values.h"
 #include "dovetail/base/hash.h"
+#include "dovetail/data/rows/cell_values.h"
 #include "dovetail/data/rows/row_decoder.h"
 
 /// The ids of a row: those of each feature, and their weights.

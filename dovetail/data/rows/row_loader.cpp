@@ -10,8 +10,8 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/rng.h"
-#include "dovetail/data/rows/block_pool.h"
 #include "dovetail/data/files/prefetch.h"
+#include "dovetail/data/rows/block_pool.h"
 
 namespace dovetail {
 namespace {

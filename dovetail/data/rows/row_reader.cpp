@@ -9,10 +9,10 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/log.h"
-#include "dovetail/data/rows/delimited.h"
-#include "dovetail/data/rows/delimiter.h"
 #include "dovetail/data/files/open_input.h"
 #include "dovetail/data/files/parquet.h"
+#include "dovetail/data/rows/delimited.h"
+#include "dovetail/data/rows/delimiter.h"
 
 namespace dovetail {
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "dovetail/data/text/data_config.h"
 #include "dovetail/data/files/open_input.h"
+#include "dovetail/data/text/data_config.h"
 
 namespace dovetail {
 

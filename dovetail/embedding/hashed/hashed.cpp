@@ -9,10 +9,10 @@
 #include <numeric>
 #include <tuple>
 
-#include "dovetail/base/schema/enum_names.h"
 #include "dovetail/base/error.h"
-#include "dovetail/base/threads.h"
 #include "dovetail/base/rng.h"
+#include "dovetail/base/schema/enum_names.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/simd_level.h"
 

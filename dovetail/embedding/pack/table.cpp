@@ -8,9 +8,9 @@
 #include <set>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/threads.h"
 #include "dovetail/base/philox.h"
 #include "dovetail/base/rng.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/embedding/pack/cuda_kernels.h"
 #include "dovetail/ops/simd_level.h"
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "dovetail/embedding/pack/jagged.h"
-#include "dovetail/embedding/pack/row_optimizer.h"
 #include "dovetail/embedding/pack/row_format.h"
+#include "dovetail/embedding/pack/row_optimizer.h"
 
 namespace dovetail::embedding {
 

@@ -3,8 +3,8 @@
 #include <cstdint>
 
 #include "dovetail/embedding/pack/occurrences.h"
-#include "dovetail/embedding/pack/row_optimizer.h"
 #include "dovetail/embedding/pack/row_format.h"
+#include "dovetail/embedding/pack/row_optimizer.h"
 
 namespace dovetail::embedding {
 

@@ -9,8 +9,8 @@
 
 #include "dovetail/comm/exchange.h"
 #include "dovetail/comm/group.h"
-#include "dovetail/embedding/ranks/table_placement.h"
 #include "dovetail/embedding/ranks/sharded_pack.h"
+#include "dovetail/embedding/ranks/table_placement.h"
 
 namespace dovetail::embedding {
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "dovetail/comm/all_to_all.h"
-#include "dovetail/embedding/pack/changed_rows.h"
 #include "dovetail/embedding/hashed/hashed.h"
+#include "dovetail/embedding/pack/changed_rows.h"
 #include "dovetail/embedding/pack/lookup.h"
 #include "dovetail/embedding/ranks/table_placement.h"
 #include "dovetail/embedding/tiers/tiered.h"

@@ -11,8 +11,8 @@
 #include <tuple>
 #include <utility>
 
-#include "dovetail/base/schema/enum_names.h"
 #include "dovetail/base/error.h"
+#include "dovetail/base/schema/enum_names.h"
 
 namespace dovetail::embedding {
 

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "dovetail/embedding/pack/jagged.h"
+#include "dovetail/embedding/pack/table.h"
 #include "dovetail/embedding/tiers/row_cache.h"
 #include "dovetail/embedding/tiers/slow_rows.h"
-#include "dovetail/embedding/pack/table.h"
 
 namespace dovetail::embedding {
 

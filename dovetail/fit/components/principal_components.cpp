@@ -13,7 +13,7 @@
 #include "dovetail/fit/rows/products_simd.h"
 #include "dovetail/fit/rows/rows.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 namespace {
 
 /// More directions than asked for: those just beyond decide how fast the last one settles.
@@ -21,8 +21,8 @@ constexpr int64_t kMore = 8;
 
 /// Parameters: mean (D), directions V (D, R) float64. Partial: the sum of z z^T V (D, R), z = x -
 /// mean.
-Partial times_task(const Parameters& parameters, const Shard& shard) {
-  const at::Tensor x = rows_of(shard, 0);
+jobs::Partial times_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
+  const at::Tensor x = jobs::rows_of(shard, 0);
   const int64_t dim = x.size(1), num = parameters[1].size(1);
   const auto* rows = x.const_data_ptr<float>();
   const auto* mean = parameters[0].const_data_ptr<double>();
@@ -135,4 +135,4 @@ PrincipalResult fit_principal(const TableData& data, const PrincipalOptions& opt
   return result;
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

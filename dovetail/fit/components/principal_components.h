@@ -8,7 +8,7 @@
 
 #include "dovetail/fit/rows/table_data.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 
 struct PrincipalOptions {
   int64_t components = 2;
@@ -45,4 +45,4 @@ struct PrincipalResult {
 PrincipalResult fit_principal(const TableData& data, const PrincipalOptions& options,
                               const std::function<void(const PrincipalIteration&)>& report = {});
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

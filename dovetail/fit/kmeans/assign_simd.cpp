@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <utility>
 
-#include "dovetail/fit/kmeans/nearest_inl.h"
 #include "dovetail/fit/kmeans/assign_simd.h"
+#include "dovetail/fit/kmeans/nearest_inl.h"
 #include "hwy/aligned_allocator.h"
 #include "hwy/highway.h"
 
@@ -169,7 +169,7 @@ double IncludePoints(const float* x, const double* points, int64_t count, int64_
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 
 HWY_EXPORT(AssignRows);
 HWY_EXPORT(NormsFrom);
@@ -200,5 +200,5 @@ double include_points(const float* x, const double* points, int64_t count, int64
   return HWY_DYNAMIC_DISPATCH(IncludePoints)(x, points, count, rows, dim, closest);
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit
 #endif

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 
 /// Rows to assign, D = `dim` float32 each, one after another; K = `num_centres`.
 struct AssignProblem {
@@ -48,4 +48,4 @@ void add_potentials(const float* x, const double* points, int64_t count, int64_t
 double include_points(const float* x, const double* points, int64_t count, int64_t rows,
                       int64_t dim, double* closest);
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

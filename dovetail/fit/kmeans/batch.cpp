@@ -10,7 +10,7 @@
 #include "dovetail/base/rng.h"
 #include "dovetail/base/trace.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 namespace {
 
 /// Whether an exponentially weighted mean of the inertia of a row has not become less for long.
@@ -78,7 +78,7 @@ KMeansResult mini_batch(KMeansData& data, const at::Tensor& initial,
   }
   while (!result.converged && result.iterations < options.iterations) {
     const double start = now_seconds();
-    const Partial partial = data.assign_batch(
+    const jobs::Partial partial = data.assign_batch(
         batch_rows(data.rows(), options.batch, result.iterations, options.seed), result.centres);
     const at::Tensor upto = seen + partial.tensors[1].unsqueeze(1);
     const at::Tensor next =
@@ -106,4 +106,4 @@ KMeansResult mini_batch(KMeansData& data, const at::Tensor& initial,
   return result;
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

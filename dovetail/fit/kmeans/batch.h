@@ -6,7 +6,7 @@
 
 #include "dovetail/fit/kmeans/kmeans.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 
 struct MiniBatchOptions {
   int64_t batch = 0;         ///< rows of an iteration, at least 1
@@ -35,4 +35,4 @@ KMeansResult mini_batch(KMeansData& data, const at::Tensor& centres,
                         const MiniBatchOptions& options,
                         const std::function<void(const LloydIteration&)>& report = {});
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

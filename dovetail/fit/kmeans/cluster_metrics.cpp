@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <limits>
 
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 
 double silhouette(const at::Tensor& x, const at::Tensor& labels) {
   const auto [clusters, cluster] = at::_unique(labels, /*sorted=*/true, /*return_inverse=*/true);
@@ -42,4 +42,4 @@ PrincipalPlane principal_plane(const at::Tensor& x) {
   return plane;
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 
 /// The mean silhouette of x (S, D) with labels (S) int32 (Rousseeuw 1987): (b - a) / max(a, b) of
 /// each row, a being its mean distance to the others of its cluster and b the least mean distance
@@ -19,4 +19,4 @@ struct PrincipalPlane {
 };
 PrincipalPlane principal_plane(const at::Tensor& x);
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

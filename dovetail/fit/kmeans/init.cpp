@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "dovetail/base/schema/enum_names.h"
 #include "dovetail/base/error.h"
 #include "dovetail/base/rng.h"
+#include "dovetail/base/schema/enum_names.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 namespace {
 
 constexpr std::array<std::string_view, 4> kNames = {"k-means++", "k-means-parallel", "random",
@@ -202,4 +202,4 @@ at::Tensor initial_centres(KMeansData& data, int64_t num_centres, KMeansInit ini
   DOVETAIL_CHECK(false, "an unknown init");
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

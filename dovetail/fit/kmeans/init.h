@@ -7,7 +7,7 @@
 
 #include "dovetail/fit/kmeans/kmeans.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 
 /// Where Lloyd's algorithm starts.
 enum class KMeansInit {
@@ -26,4 +26,4 @@ bool is_kmeans_init(std::string_view name);
 /// number of threads. Throws UserError for fewer rows than centres.
 at::Tensor initial_centres(KMeansData& data, int64_t num_centres, KMeansInit init, uint64_t seed);
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

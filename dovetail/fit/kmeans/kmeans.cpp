@@ -8,8 +8,8 @@
 #include <limits>
 #include <utility>
 
-#include "dovetail/base/schema/enum_names.h"
 #include "dovetail/base/error.h"
+#include "dovetail/base/schema/enum_names.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/fit/kmeans/assign_simd.h"
 #include "dovetail/fit/rows/rows.h"
@@ -17,12 +17,12 @@
 #include "dovetail/jobs/workers.h"
 #include "dovetail/ops/simd_level.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 namespace {
 
 /// Moves each centre without rows to the row farthest from its own, which leaves that centre's sum.
 /// Returns whether there was any.
-bool reseed(KMeansData& data, const at::Tensor& centres, Partial& partial) {
+bool reseed(KMeansData& data, const at::Tensor& centres, jobs::Partial& partial) {
   at::Tensor &sums = partial.tensors[0], &counts = partial.tensors[1];
   const at::Tensor empty = (counts == 0).nonzero().flatten();
   if (empty.numel() == 0) return false;
@@ -48,7 +48,7 @@ bool reseed(KMeansData& data, const at::Tensor& centres, Partial& partial) {
 double sum_of(const at::Tensor& x) { return x.sum(1).sum().item<double>(); }
 
 /// sums / counts, and of centres without rows what they were.
-at::Tensor means(const Partial& partial, const at::Tensor& before) {
+at::Tensor means(const jobs::Partial& partial, const at::Tensor& before) {
   const at::Tensor counts = partial.tensors[1].unsqueeze(1);
   return at::where(counts > 0, partial.tensors[0] / counts.clamp_min(1), before);
 }
@@ -67,7 +67,7 @@ at::Tensor checked_centres(const at::Tensor& centres, int64_t columns) {
   return c;
 }
 
-KMeansData::KMeansData(const at::Tensor& x, std::shared_ptr<Workers> workers)
+KMeansData::KMeansData(const at::Tensor& x, std::shared_ptr<jobs::Workers> workers)
     : x_(check_rows("kmeans", x)),
       shift_(near_point(x)),
       resident_({x_, at::empty({x.size(0)}, at::kFloat), at::full({x.size(0)}, -1, at::kInt),
@@ -79,21 +79,21 @@ KMeansData::KMeansData(const at::Tensor& x, std::shared_ptr<Workers> workers)
   if (!std::isfinite(total_square_)) refuse_values("kmeans", x);
 }
 
-Partial KMeansData::run(const char* task, const std::vector<at::Tensor>& parameters) const {
+jobs::Partial KMeansData::run(const char* task, const std::vector<at::Tensor>& parameters) const {
   return run(task, parameters, resident_.shards(kKMeansGrain));
 }
 
-Partial KMeansData::run(const char* task, const std::vector<at::Tensor>& parameters,
-                        const std::vector<Shard>& shards) const {
-  return run_on(workers_.get(), task, parameters, shards);
+jobs::Partial KMeansData::run(const char* task, const std::vector<at::Tensor>& parameters,
+                              const std::vector<jobs::Shard>& shards) const {
+  return jobs::run_on(workers_.get(), task, parameters, shards);
 }
 
-Partial KMeansData::assign(const at::Tensor& centres) {
+jobs::Partial KMeansData::assign(const at::Tensor& centres) {
   return run("kmeans.assign", {checked_centres(centres, columns()), shift_});
 }
 
-Partial KMeansData::assign_batch(const at::Tensor& rows, const at::Tensor& centres) const {
-  const ResidentData batch({rows}, 0, {x_});
+jobs::Partial KMeansData::assign_batch(const at::Tensor& rows, const at::Tensor& centres) const {
+  const jobs::ResidentData batch({rows}, 0, {x_});
   return run("kmeans.batch", {checked_centres(centres, columns()), shift_},
              batch.shards(kKMeansBatchGrain));
 }
@@ -103,9 +103,11 @@ KMeansData::Distances KMeansData::distances(const at::Tensor& centres) {
   return {closest(), sum.tensors[0].item<double>()};
 }
 
-at::Tensor KMeansData::labels() const { return rows_on(workers_.get(), resident_, kLabels); }
+at::Tensor KMeansData::labels() const { return jobs::rows_on(workers_.get(), resident_, kLabels); }
 
-at::Tensor KMeansData::closest() const { return rows_on(workers_.get(), resident_, kSquares); }
+at::Tensor KMeansData::closest() const {
+  return jobs::rows_on(workers_.get(), resident_, kSquares);
+}
 
 void KMeansData::forget_labels() { resident_.put(kLabels, at::full({rows()}, -1, at::kInt)); }
 
@@ -154,11 +156,11 @@ at::Tensor KMeansData::potentials(const at::Tensor& points) const {
   return run("kmeans.potentials", {checked_centres(points, columns())}).tensors[0];
 }
 
-at::Tensor KMeansData::shifted_sums(const Partial& partial) const {
+at::Tensor KMeansData::shifted_sums(const jobs::Partial& partial) const {
   return partial.tensors[0] - partial.tensors[1].unsqueeze(1) * shift_.to(at::kDouble);
 }
 
-double KMeansData::inertia_of(const Partial& partial, const at::Tensor& centres) const {
+double KMeansData::inertia_of(const jobs::Partial& partial, const at::Tensor& centres) const {
   // |x - c|^2 = |y|^2 - 2 y d + |d|^2 with y = x - shift, d = c - shift.
   const at::Tensor d = centres.to(at::kDouble) - shift_.to(at::kDouble);
   const double products = sum_of(shifted_sums(partial) * d);
@@ -166,7 +168,7 @@ double KMeansData::inertia_of(const Partial& partial, const at::Tensor& centres)
   return std::max(0.0, total_square_ - 2 * products + squares.sum().item<double>());
 }
 
-double KMeansData::mean_variance(const Partial& partial) const {
+double KMeansData::mean_variance(const jobs::Partial& partial) const {
   const at::Tensor mean = shifted_sums(partial).sum(0) / partial.weight;
   const double square =
       total_square_ / static_cast<double>(rows()) - mean.square().sum().item<double>();
@@ -193,7 +195,7 @@ KMeansResult lloyd(KMeansData& data, const at::Tensor& initial, const LloydOptio
   bool settled = false;  // the labels are those of the centres
   while (!result.converged && result.iterations < options.iterations) {
     const double start = now_seconds();
-    Partial partial = data.assign(result.centres);
+    jobs::Partial partial = data.assign(result.centres);
     const int64_t changed = partial.tensors[2].item<int64_t>();
     const double limit = options.tolerance * data.mean_variance(partial);
     LloydIteration line{.iteration = ++result.iterations,
@@ -219,4 +221,4 @@ KMeansResult lloyd(KMeansData& data, const at::Tensor& initial, const LloydOptio
   return result;
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

@@ -12,9 +12,11 @@
 #include "dovetail/jobs/partial.h"
 #include "dovetail/jobs/shard.h"
 
-namespace dovetail::hybrid {
-
+namespace dovetail::jobs {
 class Workers;
+}
+
+namespace dovetail::fit {
 
 /// Rows of a shard of k-means: fixed, so that sums are the same bits for any number of threads.
 /// Small enough that torch adds as many numbers on one thread.
@@ -37,16 +39,16 @@ class KMeansData {
   /// x (N, D) float32 on the CPU, contiguous, at least one row and one column; kept, never copied.
   /// Throws UserError for anything else, and for a value that is not finite, naming its row and
   /// column.
-  explicit KMeansData(const at::Tensor& x, std::shared_ptr<Workers> workers = nullptr);
+  explicit KMeansData(const at::Tensor& x, std::shared_ptr<jobs::Workers> workers = nullptr);
 
   /// One pass over the rows: labels become the nearest of centres (K, D), float64, the first of
   /// equally near ones. Returns {sums of the rows of each centre (K, D) float64, their number (K)
   /// int64, labels that changed () int64} of weight N.
-  Partial assign(const at::Tensor& centres);
+  jobs::Partial assign(const at::Tensor& centres);
 
   /// The same of some rows (B) int64 only, whose labels stay as they are: {sums, their number,
   /// inertia () float64} of weight B.
-  Partial assign_batch(const at::Tensor& rows, const at::Tensor& centres) const;
+  jobs::Partial assign_batch(const at::Tensor& rows, const at::Tensor& centres) const;
 
   /// |x_i - centres[label_i]|^2 (N), float64, and the sum of it: the inertia. Another pass.
   struct Distances {
@@ -72,10 +74,10 @@ class KMeansData {
 
   /// The inertia of the assignment that `partial` came from, of its centres, out of its sums alone.
   /// Its error is some 1e-15 of the inertia of a single centre: `distances` is exact.
-  double inertia_of(const Partial& partial, const at::Tensor& centres) const;
+  double inertia_of(const jobs::Partial& partial, const at::Tensor& centres) const;
 
   /// The mean of the columns' variances, out of any partial; out of one of some rows, an estimate.
-  double mean_variance(const Partial& partial) const;
+  double mean_variance(const jobs::Partial& partial) const;
 
   const at::Tensor& x() const { return x_; }
   at::Tensor labels() const;  ///< (N) int32; -1 before the first assignment
@@ -84,15 +86,15 @@ class KMeansData {
   int64_t columns() const { return x_.size(1); }
 
  private:
-  Partial run(const char* task, const std::vector<at::Tensor>& parameters) const;
-  Partial run(const char* task, const std::vector<at::Tensor>& parameters,
-              const std::vector<Shard>& shards) const;
+  jobs::Partial run(const char* task, const std::vector<at::Tensor>& parameters) const;
+  jobs::Partial run(const char* task, const std::vector<at::Tensor>& parameters,
+                    const std::vector<jobs::Shard>& shards) const;
   /// Per centre, of double: sum over its rows of (x - shift).
-  at::Tensor shifted_sums(const Partial& partial) const;
+  at::Tensor shifted_sums(const jobs::Partial& partial) const;
 
   at::Tensor x_, shift_;
-  ResidentData resident_;
-  std::shared_ptr<Workers> workers_;
+  jobs::ResidentData resident_;
+  std::shared_ptr<jobs::Workers> workers_;
   double total_square_ = 0;  ///< sum of |x - shift|^2
   at::Tensor masses_;        ///< of each shard: the sum of `closest`
 };
@@ -149,4 +151,4 @@ struct KMeansResult {
 KMeansResult lloyd(KMeansData& data, const at::Tensor& centres, const LloydOptions& options = {},
                    const std::function<void(const LloydIteration&)>& report = {});
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

@@ -23,7 +23,7 @@ HWY_BEFORE_NAMESPACE();
 namespace dovetail {
 namespace HWY_NAMESPACE {
 
-using hybrid::AssignProblem;
+using fit::AssignProblem;
 
 using DoubleTag = hn::ScalableTag<double>;
 using DoubleVector = hn::Vec<DoubleTag>;

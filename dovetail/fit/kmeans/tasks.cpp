@@ -7,17 +7,17 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
-#include "dovetail/fit/kmeans/kmeans.h"
 #include "dovetail/fit/kmeans/assign_simd.h"
+#include "dovetail/fit/kmeans/kmeans.h"
 #include "dovetail/jobs/task.h"
 
 /// The tasks of k-means on a CPU, and `kmeans.draw` on any device, on the tensors of KMeansData, of
 /// which each writes what its name says.
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 namespace {
 
 struct Rows {
-  explicit Rows(const Shard& shard) : tensors(rows_of(shard)) {}
+  explicit Rows(const jobs::Shard& shard) : tensors(jobs::rows_of(shard)) {}
   const at::Tensor& x() const { return tensors[KMeansData::kX]; }
   float* norms() const { return tensors[KMeansData::kNorms].mutable_data_ptr<float>(); }
   int32_t* labels() const { return tensors[KMeansData::kLabels].mutable_data_ptr<int32_t>(); }
@@ -29,7 +29,7 @@ struct Rows {
 at::Tensor number(double value) { return at::scalar_tensor(value, at::kDouble); }
 
 /// Parameters: shift (D) float32. Partial: the sum of |x - shift|^2.
-Partial norms_task(const Parameters& parameters, const Shard& shard) {
+jobs::Partial norms_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
   const Rows rows(shard);
   const double sum =
       norms_from(rows.x().const_data_ptr<float>(), parameters[0].const_data_ptr<float>(),
@@ -38,7 +38,7 @@ Partial norms_task(const Parameters& parameters, const Shard& shard) {
 }
 
 /// Parameters: centres (K, D) float64, shift (D) float32. Partial: as KMeansData::assign.
-Partial assign_task(const Parameters& parameters, const Shard& shard) {
+jobs::Partial assign_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
   const Rows rows(shard);
   const at::Tensor& centres = parameters[0];
   const int64_t num_centres = centres.size(0), dim = centres.size(1);
@@ -61,7 +61,7 @@ Partial assign_task(const Parameters& parameters, const Shard& shard) {
 }
 
 /// Parameters: centres (K, D) float64. Partial: the inertia.
-Partial distances_task(const Parameters& parameters, const Shard& shard) {
+jobs::Partial distances_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
   const Rows rows(shard);
   const double inertia =
       squared_distances(rows.x().const_data_ptr<float>(), parameters[0].const_data_ptr<double>(),
@@ -71,21 +71,21 @@ Partial distances_task(const Parameters& parameters, const Shard& shard) {
 
 /// Parameters as of assign_task. Data: rows (B) int64 of x; no label stays. Partial: as
 /// KMeansData::assign_batch.
-Partial batch_task(const Parameters& parameters, const Shard& shard) {
+jobs::Partial batch_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
   const at::Tensor &centres = parameters[0], &shift = parameters[1];
-  const at::Tensor x = whole_of(shard)[0].index_select(0, rows_of(shard)[0]);
-  const ResidentData batch({x, at::empty({shard.size}, at::kFloat),
-                            at::zeros({shard.size}, at::kInt),
-                            at::empty({shard.size}, at::kDouble)});
-  const Shard all = batch.shards(shard.size)[0];
+  const at::Tensor x = jobs::whole_of(shard)[0].index_select(0, jobs::rows_of(shard)[0]);
+  const jobs::ResidentData batch({x, at::empty({shard.size}, at::kFloat),
+                                  at::zeros({shard.size}, at::kInt),
+                                  at::empty({shard.size}, at::kDouble)});
+  const jobs::Shard all = batch.shards(shard.size)[0];
   norms_task({shift}, all);
-  Partial partial = assign_task(parameters, all);
+  jobs::Partial partial = assign_task(parameters, all);
   partial.tensors[2] = distances_task({centres}, all).tensors[0];
   return partial;
 }
 
 /// Parameters: points (M, D) float64. Partial: the sums (M) of min(squares, |x - point|^2).
-Partial potentials_task(const Parameters& parameters, const Shard& shard) {
+jobs::Partial potentials_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
   const Rows rows(shard);
   const at::Tensor& points = parameters[0];
   const at::Tensor potentials = at::zeros({points.size(0)}, at::kDouble);
@@ -96,7 +96,7 @@ Partial potentials_task(const Parameters& parameters, const Shard& shard) {
 
 /// Parameters: points (M, D) float64, which squares are lowered to; how many shards there are, ()
 /// int64. Partial: the sums of the squares of each shard, float64.
-Partial include_task(const Parameters& parameters, const Shard& shard) {
+jobs::Partial include_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
   const Rows rows(shard);
   const at::Tensor& points = parameters[0];
   const double sum =
@@ -109,13 +109,13 @@ Partial include_task(const Parameters& parameters, const Shard& shard) {
 
 /// Parameters: shards (T) int64, uniform numbers (T) of [0, 1], float64. Partial: of those drawn
 /// from this shard, by draw_by_mass of the squares, the row; else 0, int64. On any device.
-Partial draw_task(const Parameters& parameters, const Shard& shard) {
+jobs::Partial draw_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
   // Sums along a vector have an order on the CPU only.
   const at::Tensor shards = parameters[0].cpu(), uniform = parameters[1].cpu();
   const at::Tensor rows = at::zeros_like(shards),
                    here = (shards == shard.begin / kKMeansGrain).nonzero().flatten();
   if (here.numel() > 0) {
-    const at::Tensor squares = rows_of(shard, KMeansData::kSquares).cpu();
+    const at::Tensor squares = jobs::rows_of(shard, KMeansData::kSquares).cpu();
     rows.index_copy_(0, here, draw_by_mass(squares, uniform.index_select(0, here)) + shard.begin);
   }
   return {{rows.to(parameters[0].device())}, static_cast<double>(shard.size)};
@@ -132,4 +132,4 @@ const TaskRegistration kDraw("kmeans.draw", at::kCPU, draw_task);
 const TaskRegistration kDrawOnGpu("kmeans.draw", at::kCUDA, draw_task);
 
 }  // namespace
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

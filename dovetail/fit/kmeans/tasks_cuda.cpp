@@ -8,7 +8,7 @@
 /// The tasks of k-means on a GPU, composed of ATen's operations in float64, in a fixed order: the
 /// same bits on every run. Labels are those of the CPU's tasks but where two centres are equally
 /// near to some 1e-14 of |x - shift|^2, and sums agree to rounding.
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 namespace {
 
 /// Rows at a time, so that a matrix with a column for each centre has at most so many elements.
@@ -25,16 +25,16 @@ at::Tensor squares_to(const at::Tensor& x, const at::Tensor& points) {
   return (x.to(at::kDouble) - points).square().sum(1);
 }
 
-Partial norms_task_on_gpu(const Parameters& parameters, const Shard& shard) {
-  const auto rows = rows_of(shard);
+jobs::Partial norms_task_on_gpu(const jobs::Parameters& parameters, const jobs::Shard& shard) {
+  const auto rows = jobs::rows_of(shard);
   const at::Tensor squares = squares_to(rows[KMeansData::kX], parameters[0].to(at::kDouble));
   rows[KMeansData::kNorms].copy_(squares.sqrt() *
                                  (1 + 0x1p-22));  // at least the norm, as float32 too
   return {{squares.sum()}, static_cast<double>(shard.size)};
 }
 
-Partial assign_task_on_gpu(const Parameters& parameters, const Shard& shard) {
-  const auto rows = rows_of(shard);
+jobs::Partial assign_task_on_gpu(const jobs::Parameters& parameters, const jobs::Shard& shard) {
+  const auto rows = jobs::rows_of(shard);
   const at::Tensor &all = rows[KMeansData::kX], &labels = rows[KMeansData::kLabels],
                    &centres = parameters[0];
   const at::Tensor shift = parameters[1].to(at::kDouble), d = centres - shift,
@@ -56,28 +56,28 @@ Partial assign_task_on_gpu(const Parameters& parameters, const Shard& shard) {
   return {{sums, counts.to(at::kLong), changed}, static_cast<double>(shard.size)};
 }
 
-Partial distances_task_on_gpu(const Parameters& parameters, const Shard& shard) {
-  const auto rows = rows_of(shard);
+jobs::Partial distances_task_on_gpu(const jobs::Parameters& parameters, const jobs::Shard& shard) {
+  const auto rows = jobs::rows_of(shard);
   const at::Tensor nearest = parameters[0].index_select(0, rows[KMeansData::kLabels]);
   const at::Tensor& squares =
       rows[KMeansData::kSquares].copy_(squares_to(rows[KMeansData::kX], nearest));
   return {{squares.sum()}, static_cast<double>(shard.size)};
 }
 
-Partial batch_task_on_gpu(const Parameters& parameters, const Shard& shard) {
-  const at::Tensor x = whole_of(shard)[0].index_select(0, rows_of(shard)[0]);
+jobs::Partial batch_task_on_gpu(const jobs::Parameters& parameters, const jobs::Shard& shard) {
+  const at::Tensor x = jobs::whole_of(shard)[0].index_select(0, jobs::rows_of(shard)[0]);
   const auto options = x.options();
-  const ResidentData batch({x, at::empty({shard.size}, options),
-                            at::zeros({shard.size}, options.dtype(at::kInt)),
-                            at::empty({shard.size}, options.dtype(at::kDouble))});
-  const Shard all = batch.shards(shard.size)[0];
-  Partial partial = assign_task_on_gpu(parameters, all);
+  const jobs::ResidentData batch({x, at::empty({shard.size}, options),
+                                  at::zeros({shard.size}, options.dtype(at::kInt)),
+                                  at::empty({shard.size}, options.dtype(at::kDouble))});
+  const jobs::Shard all = batch.shards(shard.size)[0];
+  jobs::Partial partial = assign_task_on_gpu(parameters, all);
   partial.tensors[2] = distances_task_on_gpu({parameters[0]}, all).tensors[0];
   return partial;
 }
 
-Partial potentials_task_on_gpu(const Parameters& parameters, const Shard& shard) {
-  const auto rows = rows_of(shard);
+jobs::Partial potentials_task_on_gpu(const jobs::Parameters& parameters, const jobs::Shard& shard) {
+  const auto rows = jobs::rows_of(shard);
   std::vector<at::Tensor> sums;
   for (const at::Tensor& point : parameters[0].unbind(0))
     sums.push_back(
@@ -85,8 +85,8 @@ Partial potentials_task_on_gpu(const Parameters& parameters, const Shard& shard)
   return {{at::stack(sums)}, static_cast<double>(shard.size)};
 }
 
-Partial include_task_on_gpu(const Parameters& parameters, const Shard& shard) {
-  const auto rows = rows_of(shard);
+jobs::Partial include_task_on_gpu(const jobs::Parameters& parameters, const jobs::Shard& shard) {
+  const auto rows = jobs::rows_of(shard);
   const at::Tensor& squares = rows[KMeansData::kSquares];
   for (const at::Tensor& point : parameters[0].unbind(0))
     squares.copy_(at::minimum(squares, squares_to(rows[KMeansData::kX], point)));
@@ -106,4 +106,4 @@ const TaskRegistration kInclude("kmeans.include", at::kCUDA, include_task_on_gpu
                                 {KMeansData::kSquares});
 
 }  // namespace
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

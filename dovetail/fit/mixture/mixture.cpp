@@ -7,13 +7,13 @@
 #include <limits>
 #include <utility>
 
-#include "dovetail/base/schema/enum_names.h"
 #include "dovetail/base/error.h"
+#include "dovetail/base/schema/enum_names.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/fit/rows/dense.h"
 #include "dovetail/ops/simd_level.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 namespace {
 
 bool is_diagonal(const Mixture& mixture) { return mixture.covariances.dim() == 2; }
@@ -101,7 +101,7 @@ int64_t Mixture::num_parameters() const {
   return num - 1 + num * dim + num * (covariances.dim() == 2 ? dim : dim * (dim + 1) / 2);
 }
 
-MixtureData::MixtureData(const at::Tensor& x, std::shared_ptr<Workers> workers)
+MixtureData::MixtureData(const at::Tensor& x, std::shared_ptr<jobs::Workers> workers)
     : table_("mixture", x, std::move(workers), {at::zeros({x.size(0)}, at::kInt)}) {}
 
 Mixture MixtureData::of_labels(const at::Tensor& labels, const at::Tensor& points,
@@ -114,7 +114,7 @@ Mixture MixtureData::of_labels(const at::Tensor& labels, const at::Tensor& point
              "mixture: labels must be {} int32 in [0, {})", rows(), points.size(0));
   table_.put(kLabels, labels.clone());
   const at::Tensor around = points.to(at::kDouble).contiguous();
-  const Partial sums = table_.run(
+  const jobs::Partial sums = table_.run(
       "mixture.start", {around, at::scalar_tensor(covariance == Covariance::kFull, at::kBool)});
   return maximize(sums.tensors, around, regularization);
 }
@@ -168,4 +168,4 @@ MixtureResult fit_mixture(MixtureData& data, const Mixture& start, const Mixture
   return result;
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

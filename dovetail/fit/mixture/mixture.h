@@ -10,7 +10,7 @@
 
 #include "dovetail/fit/rows/table_data.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 
 /// What the covariance of a component may be.
 enum class Covariance {
@@ -58,7 +58,7 @@ class MixtureData {
  public:
   enum Tensor : size_t { kX, kLabels };
 
-  explicit MixtureData(const at::Tensor& x, std::shared_ptr<Workers> workers = nullptr);
+  explicit MixtureData(const at::Tensor& x, std::shared_ptr<jobs::Workers> workers = nullptr);
 
   /// The mixture whose components are the rows of each label (N) int32 in [0, K). Sums are taken
   /// about points (K, D) near those rows, such as the centres of k-means, which costs no digits
@@ -88,4 +88,4 @@ MixtureResult fit_mixture(MixtureData& data, const Mixture& start,
                           const MixtureOptions& options = {},
                           const std::function<void(const MixtureIteration&)>& report = {});
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

@@ -4,14 +4,14 @@
 #include <algorithm>
 #include <vector>
 
-#include "dovetail/fit/rows/dense.h"
 #include "dovetail/fit/mixture/mixture.h"
+#include "dovetail/fit/rows/dense.h"
 #include "dovetail/fit/rows/products_simd.h"
 #include "dovetail/fit/rows/rows.h"
 
 /// The tasks of mixtures on a CPU, on the tensors of MixtureData. Legend: N rows, D columns, K
 /// components.
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 namespace {
 
 /// The sums of responsibilities, and of differences to a mean times them.
@@ -66,8 +66,8 @@ class Sums {
 /// Parameters: points (K, D) float64, whether covariances are full () bool. Data: labels are read.
 /// Partial: of each label the number of its rows (K), and the sums of x - point (K, D) and of their
 /// products (K, D, D) or squares (K, D).
-Partial start_task(const Parameters& parameters, const Shard& shard) {
-  const auto data = rows_of(shard);
+jobs::Partial start_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
+  const auto data = jobs::rows_of(shard);
   const int64_t num = parameters[0].size(0), dim = parameters[0].size(1);
   const auto* x = data[MixtureData::kX].const_data_ptr<float>();
   const auto* label = data[MixtureData::kLabels].const_data_ptr<int32_t>();
@@ -129,8 +129,8 @@ class Distances {
 /// Parameters: means (K, D), roots (K, D, D) or (K, D), constants (K), float64, as mixture.cpp
 /// makes them. Partial: the sums of responsibilities (K), of these times x - mean (K, D) and times
 /// its products (K, D, D) or squares (K, D), and the log-likelihood ().
-Partial expect_task(const Parameters& parameters, const Shard& shard) {
-  const auto data = rows_of(shard);
+jobs::Partial expect_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
+  const auto data = jobs::rows_of(shard);
   const int64_t num = parameters[0].size(0), dim = parameters[0].size(1);
   const auto* x = data[MixtureData::kX].const_data_ptr<float>();
   auto* label = data[MixtureData::kLabels].mutable_data_ptr<int32_t>();
@@ -168,4 +168,4 @@ const TaskRegistration kStart("mixture.start", at::kCPU, start_task);
 const TaskRegistration kExpect("mixture.expect", at::kCPU, expect_task, {MixtureData::kLabels});
 
 }  // namespace
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

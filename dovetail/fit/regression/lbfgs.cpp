@@ -9,7 +9,7 @@
 
 #include "dovetail/fit/rows/dense.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 
 Lbfgs::Lbfgs(std::function<Slope(const at::Tensor&)> function, at::Tensor start)
     : function_(std::move(function)), point_(std::move(start)), slope_(function_(point_)) {}
@@ -78,4 +78,4 @@ bool Lbfgs::step() {
   return false;
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

@@ -7,7 +7,7 @@
 #include <functional>
 #include <vector>
 
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 
 /// A function's value and gradient at a point.
 struct Slope {
@@ -45,4 +45,4 @@ class Lbfgs {
   std::deque<Pair> pairs_;
 };
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

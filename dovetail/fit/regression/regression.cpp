@@ -10,12 +10,12 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
-#include "dovetail/fit/rows/dense.h"
 #include "dovetail/fit/regression/lbfgs.h"
+#include "dovetail/fit/rows/dense.h"
 #include "dovetail/fit/rows/rows.h"
 #include "dovetail/ops/simd_level.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 namespace {
 
 /// What a column may lose to those before it and still count as one of its own: float32 data has
@@ -68,12 +68,12 @@ at::Tensor deviations(const TableData& table, double l2) {
 }  // namespace
 
 RegressionData::RegressionData(const at::Tensor& x, const at::Tensor& target,
-                               std::shared_ptr<Workers> workers)
+                               std::shared_ptr<jobs::Workers> workers)
     : RegressionData(check_rows("regression", x), checked_target(x, target), std::move(workers),
                      Checked{}) {}
 
 RegressionData::RegressionData(const at::Tensor& x, const at::Tensor& target,
-                               std::shared_ptr<Workers> workers, Checked)
+                               std::shared_ptr<jobs::Workers> workers, Checked)
     : exponent_(exponent_of(target)),
       table_("regression", x, std::move(workers), {scaled(target, -exponent_)}) {}
 
@@ -140,7 +140,7 @@ LogisticResult fit_logistic(RegressionData& data, int64_t classes, const Logisti
                      {coefficients(point), point.select(1, dim).contiguous(), table.mean()});
   };
   const auto slope = [&](const at::Tensor& point) {
-    const Partial sums = evaluate(point);
+    const jobs::Partial sums = evaluate(point);
     const at::Tensor w = coefficients(point);
     at::Tensor gradient = sums.tensors[0].clone();
     gradient.narrow(1, 0, dim).add_(w, options.l2).div_(scale);
@@ -174,7 +174,7 @@ LogisticResult fit_logistic(RegressionData& data, int64_t classes, const Logisti
     }
     report(line);
   }
-  const Partial last = evaluate(search->point());
+  const jobs::Partial last = evaluate(search->point());
   result.coefficients = coefficients(search->point());
   result.intercepts = search->point().select(1, dim) - product(result.coefficients, table.mean());
   result.loss = last.tensors[1].item<double>() / rows;
@@ -182,4 +182,4 @@ LogisticResult fit_logistic(RegressionData& data, int64_t classes, const Logisti
   return result;
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

@@ -9,7 +9,7 @@
 
 #include "dovetail/fit/rows/table_data.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 
 /// Rows x (N, D) with what is to be predicted of each: a number (N) float64 for linear regression,
 /// a class (N) int64 in [0, C) for logistic. Tasks `linear.products`, `linear.residuals` and
@@ -20,7 +20,7 @@ class RegressionData {
 
   /// UserError for a target that does not fit, or has values that are not finite.
   RegressionData(const at::Tensor& x, const at::Tensor& target,
-                 std::shared_ptr<Workers> workers = nullptr);
+                 std::shared_ptr<jobs::Workers> workers = nullptr);
 
   const TableData& table() const { return table_; }
   /// Numbers to predict are held divided by 2^exponent, so that their squares neither overflow nor
@@ -29,8 +29,8 @@ class RegressionData {
 
  private:
   struct Checked {};
-  RegressionData(const at::Tensor& x, const at::Tensor& target, std::shared_ptr<Workers> workers,
-                 Checked);
+  RegressionData(const at::Tensor& x, const at::Tensor& target,
+                 std::shared_ptr<jobs::Workers> workers, Checked);
 
   int exponent_;
   TableData table_;
@@ -84,4 +84,4 @@ LogisticResult fit_logistic(RegressionData& data, int64_t classes,
                             const LogisticOptions& options = {},
                             const std::function<void(const LogisticIteration&)>& report = {});
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

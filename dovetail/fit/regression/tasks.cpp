@@ -5,20 +5,20 @@
 #include <cmath>
 #include <vector>
 
+#include "dovetail/fit/regression/regression.h"
 #include "dovetail/fit/rows/dense.h"
 #include "dovetail/fit/rows/products_simd.h"
-#include "dovetail/fit/regression/regression.h"
 #include "dovetail/fit/rows/rows.h"
 
 /// The tasks of regression on a CPU, on the tensors of RegressionData. Legend: N rows, D columns, M
 /// outputs.
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 namespace {
 
 /// Blocks of z = x - mean (rows, D), and after each row a 1: the column of an intercept.
 template <class Take>
-void for_blocks(const Shard& shard, const at::Tensor& mean, const Take& take) {
-  const at::Tensor rows = rows_of(shard, RegressionData::kX);
+void for_blocks(const jobs::Shard& shard, const at::Tensor& mean, const Take& take) {
+  const at::Tensor rows = jobs::rows_of(shard, RegressionData::kX);
   const int64_t dim = rows.size(1);
   const auto* x = rows.const_data_ptr<float>();
   const auto* middle = mean.const_data_ptr<double>();
@@ -32,8 +32,8 @@ void for_blocks(const Shard& shard, const at::Tensor& mean, const Take& take) {
 
 /// Parameters: mean (D), near () float64. Of z = x - mean and v = y - near the sums Z^T Z (D, D),
 /// Z^T v (D), of z (D), and of v and v^2 (2).
-Partial products_task(const Parameters& parameters, const Shard& shard) {
-  const at::Tensor target = rows_of(shard, RegressionData::kTarget);
+jobs::Partial products_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
+  const at::Tensor target = jobs::rows_of(shard, RegressionData::kTarget);
   const auto* y = target.const_data_ptr<double>();
   const int64_t dim = parameters[0].size(0);
   const double near = parameters[1].item<double>();
@@ -68,8 +68,8 @@ Partial products_task(const Parameters& parameters, const Shard& shard) {
 
 /// Parameters: mean (D), coefficients (D), constant () float64. Partial: the sum of (y - z
 /// coefficients - constant)^2.
-Partial residuals_task(const Parameters& parameters, const Shard& shard) {
-  const at::Tensor target = rows_of(shard, RegressionData::kTarget);
+jobs::Partial residuals_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
+  const at::Tensor target = jobs::rows_of(shard, RegressionData::kTarget);
   const auto* y = target.const_data_ptr<double>();
   const auto* w = parameters[1].const_data_ptr<double>();
   const int64_t dim = parameters[1].size(0);
@@ -106,8 +106,8 @@ double derive(double* score, int64_t outputs, int64_t target, bool& right) {
 /// Parameters: coefficients (M, D), intercepts (M), mean (D), float64: scores are z coefficients^T
 /// + intercepts. Partial: the gradient of the loss by the coefficients and, last, by the intercepts
 /// (M, D + 1); the loss (); the rows of which the highest score is that of the class () int64.
-Partial gradient_task(const Parameters& parameters, const Shard& shard) {
-  const at::Tensor target = rows_of(shard, RegressionData::kTarget);
+jobs::Partial gradient_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
+  const at::Tensor target = jobs::rows_of(shard, RegressionData::kTarget);
   const auto* y = target.const_data_ptr<int64_t>();
   const int64_t outputs = parameters[0].size(0), dim = parameters[0].size(1);
   const at::Tensor weights = parameters[0].t().contiguous();  // (D, M)
@@ -154,4 +154,4 @@ const TaskRegistration kResiduals("linear.residuals", at::kCPU, residuals_task);
 const TaskRegistration kGradient("logistic.gradient", at::kCPU, gradient_task);
 
 }  // namespace
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

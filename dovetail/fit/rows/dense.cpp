@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 
 double sum_of_products(const at::Tensor& a, const at::Tensor& b) {
   const auto *x = a.const_data_ptr<double>(), *y = b.const_data_ptr<double>();
@@ -127,4 +127,4 @@ void orthonormalize(at::Tensor& columns) {
   columns = rows.t().contiguous();
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 
 /// Algebra of small dense matrices of float64, contiguous, on the calling thread and in plain
 /// order: the bits of LAPACK depend on the number of threads.
@@ -47,4 +47,4 @@ void orthonormalize(at::Tensor& columns);
 /// L^-1 (D, D), lower.
 at::Tensor inverse_of_lower(const at::Tensor& lower);
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

@@ -15,7 +15,7 @@ namespace HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
-using hybrid::ProductProblem;
+using fit::ProductProblem;
 using ProductTag = hn::ScalableTag<double>;
 
 constexpr int64_t kWide = HWY_LANES(double);
@@ -68,11 +68,11 @@ void AddProduct(const ProductProblem& p) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 
 HWY_EXPORT(AddProduct);
 
 void add_product(const ProductProblem& problem) { HWY_DYNAMIC_DISPATCH(AddProduct)(problem); }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit
 #endif

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 
 /// Matrices of float64. Element (i, p) of a is a[i * a_row + p * a_column]; rows of b and c are
 /// b_row and c_row apart.
@@ -21,4 +21,4 @@ struct ProductProblem {
 /// calls.
 void add_product(const ProductProblem& problem);
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

@@ -7,7 +7,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/ops/simd_level.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 
 const at::Tensor& check_rows(const char* who, const at::Tensor& x) {
   user_check(
@@ -42,4 +42,4 @@ void refuse_values(const char* who, const at::Tensor& x) {
       "scale the columns");
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

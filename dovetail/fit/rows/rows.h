@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 
 /// What every job on rows of numbers begins with. `who` stands in messages.
 
@@ -30,4 +30,4 @@ inline void subtract_point(const float* x, const double* point, int64_t rows, in
 /// Names the first value of x that is not finite.
 [[noreturn]] void refuse_values(const char* who, const at::Tensor& x);
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

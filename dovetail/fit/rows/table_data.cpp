@@ -7,7 +7,7 @@
 #include "dovetail/fit/rows/rows.h"
 #include "dovetail/jobs/workers.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::fit {
 namespace {
 
 std::vector<at::Tensor> with(const at::Tensor& x, std::vector<at::Tensor> more) {
@@ -16,8 +16,8 @@ std::vector<at::Tensor> with(const at::Tensor& x, std::vector<at::Tensor> more) 
 }
 
 /// Parameters: point (D) float64. Partial: the sums (D) of x - point and of its squares.
-Partial moments_task(const Parameters& parameters, const Shard& shard) {
-  const at::Tensor rows = rows_of(shard, 0);
+jobs::Partial moments_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
+  const at::Tensor rows = jobs::rows_of(shard, 0);
   const int64_t dim = rows.size(1);
   const at::Tensor sums = at::zeros({2, dim}, at::kDouble);
   const auto* x = rows.const_data_ptr<float>();
@@ -35,7 +35,7 @@ const TaskRegistration kMoments("table.moments", at::kCPU, moments_task);
 
 }  // namespace
 
-TableData::TableData(const char* who, const at::Tensor& x, std::shared_ptr<Workers> workers,
+TableData::TableData(const char* who, const at::Tensor& x, std::shared_ptr<jobs::Workers> workers,
                      std::vector<at::Tensor> more)
     : x_(check_rows(who, x)), resident_(with(x, std::move(more))), workers_(std::move(workers)) {
   const at::Tensor point = near_point(x).to(at::kDouble);
@@ -46,12 +46,12 @@ TableData::TableData(const char* who, const at::Tensor& x, std::shared_ptr<Worke
   variance_ = (moments[1] - moments[0].square()).clamp_min(0);
 }
 
-Partial TableData::run(const std::string& task, const Parameters& parameters) const {
-  return run_on(workers_.get(), task, parameters, resident_.shards(kTableGrain));
+jobs::Partial TableData::run(const std::string& task, const jobs::Parameters& parameters) const {
+  return jobs::run_on(workers_.get(), task, parameters, resident_.shards(kTableGrain));
 }
 
 at::Tensor TableData::tensor(size_t index) const {
-  return rows_on(workers_.get(), resident_, index);
+  return jobs::rows_on(workers_.get(), resident_, index);
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

@@ -11,9 +11,11 @@
 #include "dovetail/jobs/shard.h"
 #include "dovetail/jobs/task.h"
 
-namespace dovetail::hybrid {
-
+namespace dovetail::jobs {
 class Workers;
+}
+
+namespace dovetail::fit {
 
 /// Rows of a shard of a table: fixed, so that sums are the same bits for any number of threads.
 constexpr int64_t kTableGrain = 4096;
@@ -26,10 +28,10 @@ class TableData {
   /// x (N, D) float32 on the CPU, contiguous, at least one row and one column; kept, never copied.
   /// `more`: tensors of N rows. UserError for anything else, and for a value that is not finite,
   /// naming its row and column; `who` stands in its message.
-  TableData(const char* who, const at::Tensor& x, std::shared_ptr<Workers> workers,
+  TableData(const char* who, const at::Tensor& x, std::shared_ptr<jobs::Workers> workers,
             std::vector<at::Tensor> more = {});
 
-  Partial run(const std::string& task, const Parameters& parameters) const;
+  jobs::Partial run(const std::string& task, const jobs::Parameters& parameters) const;
 
   int64_t rows() const { return x_.size(0); }
   int64_t columns() const { return x_.size(1); }
@@ -45,8 +47,8 @@ class TableData {
 
  private:
   at::Tensor x_, mean_, variance_;
-  ResidentData resident_;
-  std::shared_ptr<Workers> workers_;
+  jobs::ResidentData resident_;
+  std::shared_ptr<jobs::Workers> workers_;
 };
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::fit

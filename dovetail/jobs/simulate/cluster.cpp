@@ -9,11 +9,11 @@
 #include <numeric>
 #include <optional>
 
-#include "dovetail/base/schema/enum_names.h"
 #include "dovetail/base/error.h"
+#include "dovetail/base/schema/enum_names.h"
 #include "dovetail/jobs/partition.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 namespace {
 
 /// A cluster in the middle of a job.
@@ -204,4 +204,4 @@ double least_seconds(const std::vector<SimNode>& nodes, const SimJob& job) {
   return static_cast<double>(job.rows) * static_cast<double>(job.iterations) / rows_per_s;
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

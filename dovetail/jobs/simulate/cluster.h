@@ -7,7 +7,7 @@
 #include "dovetail/comm/cost_model.h"
 #include "dovetail/jobs/simulate/node.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 
 /// The order in which parameters go to the nodes, and sums come back to the first one.
 enum class MergeOrder {
@@ -78,4 +78,4 @@ SimResult simulate(const std::vector<SimNode>& nodes, const SimJob& job,
 /// together, starts, merging and noise left out.
 double least_seconds(const std::vector<SimNode>& nodes, const SimJob& job);
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

@@ -7,11 +7,11 @@
 #include <cmath>
 #include <utility>
 
-#include "dovetail/base/schema/enum_names.h"
 #include "dovetail/base/error.h"
 #include "dovetail/base/rng.h"
+#include "dovetail/base/schema/enum_names.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 namespace {
 
 constexpr double kNeverEnds = std::numeric_limits<double>::infinity();
@@ -225,4 +225,4 @@ void SimNodeRun::note(SimEvent::What what, const Slot& slot, int64_t shard) cons
   if (observer_) observer_({what, now_s_, index_, slot.device, slot.slot, shard});
 }
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

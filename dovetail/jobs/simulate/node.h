@@ -9,7 +9,7 @@
 
 #include "dovetail/jobs/scheduler.h"
 
-namespace dovetail::hybrid {
+namespace dovetail::jobs {
 
 /// A simulated device: a lease of s rows takes a slot start_s + row_s * s seconds, times its noise,
 /// longer while faults last.
@@ -132,4 +132,4 @@ class SimNodeRun {
   double now_s_ = 0, wake_s_ = 0, added_s_ = 0;
 };
 
-}  // namespace dovetail::hybrid
+}  // namespace dovetail::jobs

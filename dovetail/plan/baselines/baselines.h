@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "dovetail/plan/model/check.h"
 #include "dovetail/plan/baselines/chen.h"
-#include "dovetail/plan/solve/milp.h"
+#include "dovetail/plan/model/check.h"
 #include "dovetail/plan/model/schedule.h"
+#include "dovetail/plan/solve/milp.h"
 
 namespace dovetail::plan {
 

@@ -3,8 +3,8 @@
 #include <optional>
 #include <vector>
 
-#include "dovetail/plan/solve/milp.h"
 #include "dovetail/plan/baselines/stages.h"
+#include "dovetail/plan/solve/milp.h"
 
 namespace dovetail::plan {
 

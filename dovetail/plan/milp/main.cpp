@@ -1,5 +1,5 @@
-// dovetail-milp: solves one integer program by HiGHS for solve_milp (dovetail/plan/solve/milp.h), which
-// starts and ends it.
+// dovetail-milp: solves one integer program by HiGHS for solve_milp (dovetail/plan/solve/milp.h),
+// which starts and ends it.
 #include <interfaces/highs_c_api.h>
 #include <sys/prctl.h>
 #include <unistd.h>

@@ -69,8 +69,8 @@ struct Bandwidth {
   double to_host = 1, to_device = 1;
   bool duplex = true;  ///< both directions at once
   /// By how much computing falls behind during a copy, in seconds a second: on a CPU both want
-  /// cores and memory. Not part of the simulated clock (plan/model/check.h); it is added to what a step
-  /// is expected to take.
+  /// cores and memory. Not part of the simulated clock (plan/model/check.h); it is added to what a
+  /// step is expected to take.
   double slowdown = 0;
 };
 

@@ -21,8 +21,8 @@ struct Layout {
       waits;  ///< of each action: copies to the host that must have left its places
 };
 /// Within the budget of `graph` if places are found that are. Addresses are aligned
-/// (plan/model/packing.h) where all tensors have sizes of `planned_bytes`, as in each recorded step;
-/// another graph's tensors lie anywhere.
+/// (plan/model/packing.h) where all tensors have sizes of `planned_bytes`, as in each recorded
+/// step; another graph's tensors lie anywhere.
 Layout lay_out(const Graph& graph, const Plan& plan, const Timeline& timeline);
 
 }  // namespace dovetail::plan

@@ -89,8 +89,8 @@ constexpr int64_t kNoBudget = std::numeric_limits<int64_t>::max() / 4;
 class Scheduler {
  public:
   /// `fetches_wait`: fetches may be listed before there is memory for them, and wait for copies
-  /// that leave. Such a plan may need more memory for its places (plan/model/layout.h), which are held
-  /// from where an action is listed.
+  /// that leave. Such a plan may need more memory for its places (plan/model/layout.h), which are
+  /// held from where an action is listed.
   explicit Scheduler(const Graph& graph, bool fetches_wait = true);
   const std::vector<Gap>& gaps() const { return gaps_; }
   /// Nothing if memory exceeds `budget_bytes` or the graph's `host_bytes`. Nothing either if nodes

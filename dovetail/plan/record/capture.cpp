@@ -20,9 +20,9 @@
 #include "dovetail/base/layer_scope.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/plan/model/index_list.h"
 #include "dovetail/plan/record/argument_values.h"
 #include "dovetail/plan/record/fingerprint.h"
-#include "dovetail/plan/model/index_list.h"
 #include "dovetail/plan/record/intercept.h"
 #include "dovetail/plan/record/tracked_storages.h"
 

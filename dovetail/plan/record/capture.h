@@ -20,8 +20,9 @@ struct StepTensors {
 };
 
 /// How the steps after the recorded ones run: by the recorded operations alone, or by calling the
-/// function again, whose operations an executor runs as planned (plan/run/guide.h). The latter may read
-/// values (item) and give other numbers. kNone: the recording is there for its memory limit alone.
+/// function again, whose operations an executor runs as planned (plan/run/guide.h). The latter may
+/// read values (item) and give other numbers. kNone: the recording is there for its memory limit
+/// alone.
 enum class LaterSteps { kReplayed, kCalled, kNone };
 
 /// Record one training step (forward, backward, update) on the CPU as the operators that it calls
@@ -39,10 +40,11 @@ enum class LaterSteps { kReplayed, kCalled, kNone };
 /// `tensors.parameters` that the step makes are dropped at its end, unless kNone. In a called step
 /// any other tensor that is still held then is a result.
 ///
-/// With `limit` the step holds no more memory meanwhile where it can (plan/record/online_recompute.h).
+/// With `limit` the step holds no more memory meanwhile where it can
+/// (plan/record/online_recompute.h).
 ///
-/// The method: plan/record/intercept.h. Tensors are told apart by their storage. One recording at a time
-/// in a process.
+/// The method: plan/record/intercept.h. Tensors are told apart by their storage. One recording at a
+/// time in a process.
 CapturedStep record_step(const std::function<std::vector<at::Tensor>()>& step,
                          const StepTensors& tensors, LaterSteps later = LaterSteps::kReplayed,
                          std::optional<RecordingLimit> limit = {});

@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
-#include "dovetail/plan/record/captured_step.h"
 #include "dovetail/plan/model/compression.h"
 #include "dovetail/plan/model/graph.h"
+#include "dovetail/plan/record/captured_step.h"
 
 namespace dovetail::plan {
 

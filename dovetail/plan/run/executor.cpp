@@ -13,10 +13,10 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/kept_memory.h"
 #include "dovetail/base/trace.h"
-#include "dovetail/plan/run/host_tier.h"
 #include "dovetail/plan/model/layout.h"
-#include "dovetail/plan/record/operation_call.h"
 #include "dovetail/plan/model/packing.h"
+#include "dovetail/plan/record/operation_call.h"
+#include "dovetail/plan/run/host_tier.h"
 #include "dovetail/plan/run/paged_memory.h"
 #include "dovetail/plan/run/planned_allocator.h"
 

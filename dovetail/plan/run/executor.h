@@ -8,10 +8,10 @@
 #include <memory>
 #include <vector>
 
-#include "dovetail/plan/record/captured_step.h"
 #include "dovetail/plan/model/check.h"
-#include "dovetail/plan/run/guide.h"
+#include "dovetail/plan/record/captured_step.h"
 #include "dovetail/plan/record/step_graph.h"
+#include "dovetail/plan/run/guide.h"
 
 namespace dovetail::plan {
 
@@ -23,8 +23,8 @@ namespace dovetail::plan {
 /// While it lives, the tensors that the capture was told of lie in the arena, or, where the plan
 /// has them start on the host, there (in a file mapped into memory, if that is the host tier):
 /// their values may be read and written between two steps, not their sizes. Its destructor gives
-/// them memory of their own again, which lies in a file too (plan/run/paged_memory.h) where the host
-/// tier is one. Tensors are packed as StepGraph::forms says, within the arena.
+/// them memory of their own again, which lies in a file too (plan/run/paged_memory.h) where the
+/// host tier is one. Tensors are packed as StepGraph::forms says, within the arena.
 class Executor {
  public:
   struct Options {
@@ -51,9 +51,9 @@ class Executor {
   /// fails, or after an earlier run has thrown.
   Run run();
   /// The same by calling the function that was recorded, which then reads and computes anew all but
-  /// what its operations do (plan/run/guide.h). UserError also where it is not the recorded one, and
-  /// for a plan whose nodes run first in another order or, run again, by another algorithm than the
-  /// captured one.
+  /// what its operations do (plan/run/guide.h). UserError also where it is not the recorded one,
+  /// and for a plan whose nodes run first in another order or, run again, by another algorithm than
+  /// the captured one.
   Run run(const std::function<void()>& work, const CallChecks& checks);
 
   /// What the step returned, valid until the next run.

@@ -7,9 +7,9 @@
 #include <string>
 
 #include "dovetail/base/error.h"
+#include "dovetail/plan/model/index_list.h"
 #include "dovetail/plan/record/argument_values.h"
 #include "dovetail/plan/record/fingerprint.h"
-#include "dovetail/plan/model/index_list.h"
 
 namespace dovetail::plan {
 namespace {

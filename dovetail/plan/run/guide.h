@@ -9,8 +9,8 @@
 
 #include "dovetail/plan/record/captured_step.h"
 #include "dovetail/plan/record/intercept.h"
-#include "dovetail/plan/run/planned_allocator.h"
 #include "dovetail/plan/record/tracked_storages.h"
+#include "dovetail/plan/run/planned_allocator.h"
 
 namespace dovetail::plan {
 

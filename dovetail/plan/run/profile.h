@@ -6,9 +6,9 @@
 
 #include "dovetail/plan/model/actions.h"
 #include "dovetail/plan/record/captured_step.h"
-#include "dovetail/plan/run/executor.h"
 #include "dovetail/plan/record/profile_cache.h"
 #include "dovetail/plan/record/step_graph.h"
+#include "dovetail/plan/run/executor.h"
 
 namespace dovetail::plan {
 

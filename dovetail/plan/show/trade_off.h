@@ -18,9 +18,9 @@ struct TradeOff {
 
 /// The time of a step against its budget: for `budgets` evenly spaced from above `floor_bytes`
 /// (`placed_floor_of`) to `keep_all_bytes`, and for the graph's own, whose plan is `known`. The
-/// plan of each point has places within the budget (plan/solve/placed.h), so it can be run. Its search
-/// takes `options.time_limit_s` and starts from the plan of the budget below: the time never rises
-/// with the budget. Budgets below the first one for which a plan is found are left out.
+/// plan of each point has places within the budget (plan/solve/placed.h), so it can be run. Its
+/// search takes `options.time_limit_s` and starts from the plan of the budget below: the time never
+/// rises with the budget. Budgets below the first one for which a plan is found are left out.
 std::vector<TradeOff> trade_off(const Graph& graph, const SolveOptions& options,
                                 int64_t floor_bytes, int64_t keep_all_bytes, int budgets,
                                 const PlacedSolution& known);

@@ -16,8 +16,8 @@ struct Sampled {
 
 /// The step with another number of samples on this machine: the bytes of every tensor and
 /// workspace, and what is always resident, on the line through two recordings (at_batch,
-/// plan/record/batch.h, leaves this machine's workspaces out). UserError where these differ in more than
-/// numbers. Times are those of `b`.
+/// plan/record/batch.h, leaves this machine's workspaces out). UserError where these differ in more
+/// than numbers. Times are those of `b`.
 Graph with_samples(const Sampled& a, const Sampled& b, int64_t samples);
 
 /// What a step takes at most with everything kept; of a graph without times too.

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "dovetail/plan/solve/joint.h"
 #include "dovetail/plan/model/layout.h"
+#include "dovetail/plan/solve/joint.h"
 #include "dovetail/plan/solve/plan_cache.h"
 
 namespace dovetail::plan {
@@ -13,7 +13,8 @@ struct PlacedSolution {
   int64_t bytes = 0;  ///< all places and the base bytes
 };
 
-/// Places for everything that a plan holds (plan/model/layout.h). The budget of `graph` does not bind.
+/// Places for everything that a plan holds (plan/model/layout.h). The budget of `graph` does not
+/// bind.
 PlacedSolution with_places(const Graph& graph, Solution solution);
 
 /// A floor that counts places: each budget from here on has a plan by `solve_placed`. It is the

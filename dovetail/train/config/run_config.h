@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "dovetail/base/schema/schema.h"
-#include "dovetail/data/text/data_config.h"
 #include "dovetail/data/rows/row_config.h"
+#include "dovetail/data/text/data_config.h"
 #include "dovetail/models/config.h"
 #include "dovetail/models/recommender_config.h"
 #include "dovetail/mx/recipe.h"
@@ -148,7 +148,8 @@ struct BalanceSection {
   bool operator==(const BalanceSection&) const = default;
 };
 
-/// Tables without a fixed vocabulary: which ids get a row, and which lose it (embedding/hashed/hashed.h).
+/// Tables without a fixed vocabulary: which ids get a row, and which lose it
+/// (embedding/hashed/hashed.h).
 struct DynamicSection {
   std::string admission = "always";  ///< always | count | probability
   int64_t min_count = 2;

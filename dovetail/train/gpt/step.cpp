@@ -173,7 +173,8 @@ StepOutcome TrainStep::judge(double loss_sum, std::optional<double> router_sum,
                          .tokens = static_cast<int64_t>(sums[1]),
                          .stop = sums[3] > 0};
   if (router_sum) outcome.router_loss = sums[4] / sums[1];
-  prepare_update(outcome, {.weight = sums[1], .max_norm = options_.clip, .lr = now_.lr}, optimizer_);
+  prepare_update(outcome, {.weight = sums[1], .max_norm = options_.clip, .lr = now_.lr},
+                 optimizer_);
   return outcome;
 }
 

@@ -6,13 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "dovetail/comm/group.h"
 #include "dovetail/comm/gradient_reducer.h"
+#include "dovetail/comm/group.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/ops/gpu_graph.h"
-#include "dovetail/train/optimizer/optimizer.h"
-#include "dovetail/train/memory/planned_step.h"
 #include "dovetail/train/loop/step_outcome.h"
+#include "dovetail/train/memory/planned_step.h"
+#include "dovetail/train/optimizer/optimizer.h"
 
 namespace dovetail {
 

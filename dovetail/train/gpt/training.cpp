@@ -14,10 +14,10 @@
 #include "dovetail/mx/linear.h"
 #include "dovetail/ops/cuda_kernels.h"
 #include "dovetail/train/gpt/load_model.h"
-#include "dovetail/train/memory/section.h"
 #include "dovetail/train/gpt/text_samples.h"
-#include "dovetail/train/run/stored_run.h"
+#include "dovetail/train/memory/section.h"
 #include "dovetail/train/metrics/validation.h"
+#include "dovetail/train/run/stored_run.h"
 
 namespace dovetail {
 

@@ -7,13 +7,13 @@
 
 #include "dovetail/data/text/loader.h"
 #include "dovetail/models/gpt.h"
+#include "dovetail/train/loop/loop.h"
+#include "dovetail/train/memory/plan_log.h"
+#include "dovetail/train/numerics/quantization.h"
+#include "dovetail/train/optimizer/optimizer.h"
 #include "dovetail/train/ranks/expert_load.h"
 #include "dovetail/train/ranks/expert_parallel.h"
 #include "dovetail/train/ranks/layout_choice.h"
-#include "dovetail/train/loop/loop.h"
-#include "dovetail/train/memory/plan_log.h"
-#include "dovetail/train/optimizer/optimizer.h"
-#include "dovetail/train/numerics/quantization.h"
 #include "dovetail/train/ranks/router_bias.h"
 
 namespace dovetail {

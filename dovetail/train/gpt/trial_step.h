@@ -4,10 +4,10 @@
 #include <optional>
 
 #include "dovetail/models/gpt.h"
-#include "dovetail/train/optimizer/optimizer.h"
-#include "dovetail/train/numerics/quantization.h"
-#include "dovetail/train/resolve/resolve.h"
 #include "dovetail/train/gpt/step.h"
+#include "dovetail/train/numerics/quantization.h"
+#include "dovetail/train/optimizer/optimizer.h"
+#include "dovetail/train/resolve/resolve.h"
 
 namespace dovetail {
 

@@ -9,12 +9,12 @@
 #include <utility>
 
 #include "dovetail/io/checkpoint.h"
-#include "dovetail/train/ranks/batch_shares.h"
-#include "dovetail/train/resolve/resolved_run.h"
 #include "dovetail/train/loop/resume.h"
-#include "dovetail/train/run/folder.h"
 #include "dovetail/train/loop/run_output.h"
 #include "dovetail/train/loop/step_outcome.h"
+#include "dovetail/train/ranks/batch_shares.h"
+#include "dovetail/train/resolve/resolved_run.h"
+#include "dovetail/train/run/folder.h"
 
 namespace dovetail {
 

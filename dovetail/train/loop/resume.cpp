@@ -10,8 +10,8 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/comm/collective.h"
-#include "dovetail/train/run/tokenizer_state.h"
 #include "dovetail/train/resolve/unread_keys.h"
+#include "dovetail/train/run/tokenizer_state.h"
 
 namespace dovetail {
 namespace {

@@ -10,9 +10,9 @@
 #include "dovetail/data/rows/row_batch.h"
 #include "dovetail/data/text/tokenizer.h"
 #include "dovetail/io/checkpoint.h"
-#include "dovetail/train/ranks/expert_parallel.h"
 #include "dovetail/train/metrics/metrics.h"
 #include "dovetail/train/optimizer/optimizer.h"
+#include "dovetail/train/ranks/expert_parallel.h"
 #include "dovetail/train/resolve/resolved_run.h"
 
 namespace dovetail {

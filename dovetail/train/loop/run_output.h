@@ -6,8 +6,8 @@
 #include <string>
 
 #include "dovetail/train/metrics/metrics.h"
-#include "dovetail/train/run/progress.h"
 #include "dovetail/train/run/folder.h"
+#include "dovetail/train/run/progress.h"
 #include "dovetail/train/run/tensorboard.h"
 
 namespace dovetail {

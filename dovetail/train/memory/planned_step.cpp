@@ -15,15 +15,15 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/ops/simd_level.h"
 #include "dovetail/plan/model/budget.h"
-#include "dovetail/plan/run/executor.h"
-#include "dovetail/plan/solve/memory_floor.h"
-#include "dovetail/plan/run/host_updates.h"
-#include "dovetail/plan/show/outcome.h"
-#include "dovetail/plan/record/packable.h"
 #include "dovetail/plan/model/packing.h"
-#include "dovetail/plan/solve/placed.h"
-#include "dovetail/plan/run/profile.h"
+#include "dovetail/plan/record/packable.h"
 #include "dovetail/plan/record/step_graph.h"
+#include "dovetail/plan/run/executor.h"
+#include "dovetail/plan/run/host_updates.h"
+#include "dovetail/plan/run/profile.h"
+#include "dovetail/plan/show/outcome.h"
+#include "dovetail/plan/solve/memory_floor.h"
+#include "dovetail/plan/solve/placed.h"
 
 namespace dovetail {
 namespace {

@@ -66,7 +66,8 @@ class PlannedStep {
     std::optional<int64_t> host_bytes = {};  ///< limit of what is offloaded
     uint64_t idle_bytes =
         0;  ///< resident memory of the process before it made the model; 0: not known
-    /// kTechniques. `compress_mxfp8` changes the results, the others do not (plan/record/packable.h).
+    /// kTechniques. `compress_mxfp8` changes the results, the others do not
+    /// (plan/record/packable.h).
     bool offload = true, recompute = true, compress = true, compress_mxfp8 = false,
          algorithms = true;
     std::filesystem::path plans =
@@ -100,10 +101,10 @@ class PlannedStep {
   using Constants = std::vector<std::pair<std::string, int64_t>>;
   /// One step on what it is given.
   using Work = std::function<void(const std::vector<at::Tensor>& inputs)>;
-  /// Each step calls `work` and runs its operations as planned (plan/run/guide.h): the same operators
-  /// on the same shapes each time. Numbers may change, values may be read, and it may hold tensors
-  /// from one step to the next. Tensors that it reads beside its argument and `tensors` were made
-  /// before the first step. Gradients that it makes end with the step.
+  /// Each step calls `work` and runs its operations as planned (plan/run/guide.h): the same
+  /// operators on the same shapes each time. Numbers may change, values may be read, and it may
+  /// hold tensors from one step to the next. Tensors that it reads beside its argument and
+  /// `tensors` were made before the first step. Gradients that it makes end with the step.
   PlannedStep(Work work, plan::StepTensors tensors, Options options);
   ~PlannedStep();
 

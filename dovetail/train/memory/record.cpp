@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "dovetail/plan/run/profile.h"
 #include "dovetail/plan/show/memory_use.h"
 #include "dovetail/plan/show/outcome.h"
-#include "dovetail/plan/run/profile.h"
 
 namespace dovetail {
 namespace {

@@ -13,10 +13,10 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/rng.h"
+#include "dovetail/comm/collective.h"
 #include "dovetail/comm/group.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/mx/linear.h"
-#include "dovetail/comm/collective.h"
 
 namespace dovetail {
 namespace {

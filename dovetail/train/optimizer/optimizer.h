@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "dovetail/comm/buckets.h"
-#include "dovetail/comm/group.h"
 #include "dovetail/comm/gradient_reducer.h"
+#include "dovetail/comm/group.h"
 #include "dovetail/ops/adamw.h"
 #include "dovetail/train/config/run_config.h"
 

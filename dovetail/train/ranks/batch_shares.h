@@ -41,7 +41,7 @@ class BatchShares {
     return moving_ ? moving_->shares() : shares_;
   }
 
-  using Move = hybrid::MicroBatchShares::Move;
+  using Move = jobs::MicroBatchShares::Move;
   /// "auto": this rank has computed `micro_batches` of a step in `seconds`, without what it waited
   /// for others; 0 where its step tells nothing, and then the step does not count. All ranks
   /// together, who then have the same shares.
@@ -51,7 +51,7 @@ class BatchShares {
   int64_t batch_, micro_batch_;
   int ranks_;
   std::vector<int64_t> shares_;  ///< "fixed"
-  std::optional<hybrid::MicroBatchShares> moving_;
+  std::optional<jobs::MicroBatchShares> moving_;
 };
 
 /// Lines of balance.jsonl: "step", the first with these "shares", and where they moved what they

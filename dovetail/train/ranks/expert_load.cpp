@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "dovetail/comm/collective.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/moe/layer.h"
-#include "dovetail/comm/collective.h"
 
 namespace dovetail {
 

@@ -13,9 +13,9 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
+#include "dovetail/comm/collective.h"
 #include "dovetail/comm/mesh.h"
 #include "dovetail/mx/linear.h"
-#include "dovetail/comm/collective.h"
 
 namespace dovetail {
 namespace {

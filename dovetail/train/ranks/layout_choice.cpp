@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "dovetail/base/error.h"
-#include "dovetail/mx/feed_forward.h"
 #include "dovetail/comm/collective.h"
+#include "dovetail/mx/feed_forward.h"
 #include "dovetail/train/ranks/expert_load.h"
 
 namespace dovetail {

@@ -4,10 +4,10 @@
 #include <fmt/format.h>
 
 #include "dovetail/base/error.h"
+#include "dovetail/comm/collective.h"
 #include "dovetail/comm/group.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/moe/layer.h"
-#include "dovetail/comm/collective.h"
 #include "dovetail/train/ranks/expert_load.h"
 
 namespace dovetail {

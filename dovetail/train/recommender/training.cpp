@@ -15,13 +15,13 @@
 #include "dovetail/base/operation.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/base/trace.h"
-#include "dovetail/ops/simd_level.h"
 #include "dovetail/comm/collective.h"
-#include "dovetail/train/tables/hashed.h"
+#include "dovetail/ops/simd_level.h"
 #include "dovetail/train/memory/section.h"
 #include "dovetail/train/metrics/ranking_metrics.h"
 #include "dovetail/train/recommender/validation.h"
 #include "dovetail/train/tables/checkpoint.h"
+#include "dovetail/train/tables/hashed.h"
 
 namespace dovetail {
 namespace {

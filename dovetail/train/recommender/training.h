@@ -14,9 +14,9 @@
 #include "dovetail/train/loop/loop.h"
 #include "dovetail/train/memory/plan_log.h"
 #include "dovetail/train/optimizer/optimizer.h"
-#include "dovetail/train/tables/lookups.h"
 #include "dovetail/train/recommender/step.h"
 #include "dovetail/train/recommender/tuning.h"
+#include "dovetail/train/tables/lookups.h"
 
 namespace dovetail {
 

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
-#include "dovetail/train/report/run_report.h"
 #include "dovetail/train/report/run_files.h"
+#include "dovetail/train/report/run_report.h"
 
 namespace dovetail {
 namespace {

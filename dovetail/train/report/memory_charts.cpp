@@ -141,7 +141,8 @@ void add_band(Drawing& to, const Json& points, double end_s, size_t purpose,
   to.add("V{:.1f}", to.y(edges.back()[1]));
   for (size_t i = edges.size() - 1; i > 0; --i)
     to.add("V{:.1f}H{:.1f}", to.y(edges[i - 1][1]), to.x(edges[i - 1][0]));
-  to.add("Z\"><title>{}: at most {:.1f} MiB</title></path>", report::escape_html(label), most / kMiB);
+  to.add("Z\"><title>{}: at most {:.1f} MiB</title></path>", report::escape_html(label),
+         most / kMiB);
 }
 
 struct Lane {
@@ -167,8 +168,8 @@ void add_bars(Drawing& to, const Json& streams, double top) {
           "opacity=\"{}\"><title>{}{}: "
           "{:.2f} to {:.2f} ms</title></rect>",
           to.x(from), top + row * kLaneHeight, std::max(to.x(until) - to.x(from), 0.4), kBar,
-          lane.colour, odd ? "1" : "0.72", lane.words, report::escape_html(bar[2].get<std::string>()),
-          from / kMs, until / kMs);
+          lane.colour, odd ? "1" : "0.72", lane.words,
+          report::escape_html(bar[2].get<std::string>()), from / kMs, until / kMs);
     }
   }
   constexpr std::array kRows = {"compute", "out", "in"};

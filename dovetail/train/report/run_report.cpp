@@ -15,8 +15,8 @@
 #include "dovetail/base/json_fault.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/median.h"
-#include "dovetail/train/report/run_page.h"
 #include "dovetail/train/report/run_files.h"
+#include "dovetail/train/report/run_page.h"
 
 namespace dovetail {
 namespace {

@@ -12,17 +12,17 @@
 #include "dovetail/base/log.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/comm/collective.h"
 #include "dovetail/data/text/prepare.h"
 #include "dovetail/data/text/prepared_by.h"
 #include "dovetail/data/text/token_store.h"
 #include "dovetail/models/gpt.h"
-#include "dovetail/train/ranks/batch_shares.h"
-#include "dovetail/comm/collective.h"
-#include "dovetail/train/ranks/expert_parallel.h"
-#include "dovetail/train/run/progress.h"
 #include "dovetail/train/numerics/quantization.h"
+#include "dovetail/train/ranks/batch_shares.h"
+#include "dovetail/train/ranks/expert_parallel.h"
 #include "dovetail/train/resolve/resolve_recommender.h"
 #include "dovetail/train/resolve/unread_keys.h"
+#include "dovetail/train/run/progress.h"
 
 namespace dovetail {
 namespace {

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "dovetail/comm/group.h"
-#include "dovetail/train/config/run_config.h"
 #include "dovetail/train/config/options.h"
+#include "dovetail/train/config/run_config.h"
 #include "dovetail/train/resolve/resolved_run.h"
 
 namespace dovetail {

@@ -14,8 +14,8 @@ struct StoredRun {
   std::filesystem::path checkpoint;  ///< its own folder
 };
 
-/// A run's folder (its newest checkpoint that verifies) or a checkpoint's. Throws UserError if `path`
-/// is neither, or if no checkpoint is good.
+/// A run's folder (its newest checkpoint that verifies) or a checkpoint's. Throws UserError if
+/// `path` is neither, or if no checkpoint is good.
 StoredRun read_run_or_checkpoint(const std::filesystem::path& path);
 
 /// A snapshot with the config in its state. Throws UserError if the state holds no config and

@@ -7,7 +7,7 @@
 
 #include "tests/ops/testing.h"
 
-namespace dovetail::hybrid::task_test {
+namespace dovetail::jobs::task_test {
 namespace {
 
 using dovetail::testing::Threads;
@@ -138,4 +138,4 @@ TEST(Task, IsRefusedWhereItHasNoVariant) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::task_test
+}  // namespace dovetail::jobs::task_test

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <map>
 
-#include "tests/hybrid/testing.h"
+#include "tests/fit/testing.h"
 
-namespace dovetail::hybrid::testing::cluster_metrics_test {
+namespace dovetail::fit::testing::cluster_metrics_test {
 namespace {
 
 double silhouette_reference(const at::Tensor& x, const at::Tensor& labels) {
@@ -72,4 +72,4 @@ TEST(PrincipalPlane, OfOneRowOrOneColumnHasNoSecondDirection) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::testing::cluster_metrics_test
+}  // namespace dovetail::fit::testing::cluster_metrics_test

@@ -14,7 +14,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/jobs/partition.h"
 
-namespace dovetail::hybrid::sim_cluster_test {
+namespace dovetail::jobs::simulate_cluster_test {
 namespace {
 
 const Link kNoCost{.latency_s = 0, .bytes_per_s = std::numeric_limits<double>::infinity()};
@@ -282,4 +282,4 @@ TEST(SimCluster, NamesMistakes) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::sim_cluster_test
+}  // namespace dovetail::jobs::simulate_cluster_test

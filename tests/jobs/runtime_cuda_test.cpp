@@ -4,9 +4,9 @@
 
 #include "dovetail/base/gpu.h"
 #include "dovetail/jobs/runtime.h"
-#include "tests/hybrid/testing.h"
+#include "tests/ops/testing.h"
 
-namespace dovetail::hybrid::testing::runtime_cuda_test {
+namespace dovetail::jobs::testing::runtime_cuda_test {
 namespace {
 
 TEST(RuntimeCuda, SharesKMeansWithTheCpu) {
@@ -41,4 +41,4 @@ TEST(RuntimeCuda, OneGpuAloneHasTheSameBitsTwice) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::testing::runtime_cuda_test
+}  // namespace dovetail::jobs::testing::runtime_cuda_test

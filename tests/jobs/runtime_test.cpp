@@ -1,5 +1,6 @@
 // Real executors that throw, hang, lose results, are slow or deliver twice: the result has the bits
-// of the undisturbed run. ctest-labels: threads
+// of the undisturbed run.
+// ctest-labels: threads
 #include "dovetail/jobs/runtime.h"
 
 #include <sched.h>
@@ -14,9 +15,9 @@
 #include "dovetail/base/affinity.h"
 #include "dovetail/base/log.h"
 #include "tests/base/temporary_folder.h"
-#include "tests/hybrid/runtime_testing.h"
+#include "tests/jobs/runtime_testing.h"
 
-namespace dovetail::hybrid::testing::runtime_test {
+namespace dovetail::jobs::testing::runtime_test {
 namespace {
 
 TEST(Runtime, HasTheBitsOfRunTask) {
@@ -281,4 +282,4 @@ TEST(KMeans, HasTheSameBitsOnExecutorsThatFail) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::testing::runtime_test
+}  // namespace dovetail::jobs::testing::runtime_test

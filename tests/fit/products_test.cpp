@@ -6,7 +6,7 @@
 #include "dovetail/ops/simd_level.h"
 #include "tests/ops/testing.h"
 
-namespace dovetail::hybrid::testing::products_test {
+namespace dovetail::fit::testing::products_test {
 namespace {
 
 using namespace dovetail::testing;
@@ -41,4 +41,4 @@ TEST(Product, AddsInOrderWithOneRoundingEach) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::testing::products_test
+}  // namespace dovetail::fit::testing::products_test

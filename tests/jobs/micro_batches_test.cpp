@@ -9,7 +9,7 @@
 #include <numeric>
 #include <random>
 
-namespace dovetail::hybrid::micro_batches_test {
+namespace dovetail::jobs::micro_batches_test {
 namespace {
 
 using ::testing::Each;
@@ -121,4 +121,4 @@ TEST(MicroBatchShares, StayForNoiseAndForLessThanTheGain) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::micro_batches_test
+}  // namespace dovetail::jobs::micro_batches_test

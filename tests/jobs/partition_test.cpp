@@ -17,7 +17,7 @@
 #include "tests/base/temporary_folder.h"
 #include "tests/folder.h"
 
-namespace dovetail::hybrid::partition_test {
+namespace dovetail::jobs::partition_test {
 namespace {
 
 double end_of(const std::vector<int64_t>& grains, const std::vector<DeviceCost>& devices,
@@ -137,7 +137,7 @@ TEST(Partition, AgreesWithAnIntegerProgramOfHighs) {
   const test::TemporaryFolder folder;
   const auto in = folder.path() / "programs.json", out = folder.path() / "ends.json";
   std::ofstream(in) << programs;
-  const std::string script = (test::tests_folder() / "hybrid/partition_oracle.py").string();
+  const std::string script = (test::tests_folder() / "jobs/partition_oracle.py").string();
   ASSERT_EQ(std::system(
                 fmt::format("{} {} '{}' '{}'", python, script, in.string(), out.string()).c_str()),
             0);
@@ -217,4 +217,4 @@ TEST(MoveShares, OnlyForMoreThanTheHysteresis) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::partition_test
+}  // namespace dovetail::jobs::partition_test

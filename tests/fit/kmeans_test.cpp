@@ -3,16 +3,16 @@
 
 #include <cmath>
 
-#include "tests/hybrid/testing.h"
+#include "tests/fit/testing.h"
 
-namespace dovetail::hybrid::testing::kmeans_test {
+namespace dovetail::fit::testing::kmeans_test {
 namespace {
 
 void expect_as_reference(const at::Tensor& x, const at::Tensor& centres, const std::string& what) {
   SCOPED_TRACE(what);
   const Reference expected = assign_reference(x, centres);
   KMeansData data(x);
-  const Partial partial = data.assign(centres);
+  const jobs::Partial partial = data.assign(centres);
   EXPECT_TRUE(at::equal(data.labels(), expected.labels));
   EXPECT_TRUE(at::equal(partial.tensors[1], expected.counts));
   expect_same_bits(partial.tensors[0], expected.sums, "sums");
@@ -93,12 +93,12 @@ TEST(KMeansAssign, DecidesWhereSquaresOverflowOrUnderflowInFloat32) {
 TEST(KMeansAssign, IsTheSameBitsForAnyNumberOfThreads) {
   const at::Tensor x = raw_features(3 * kKMeansGrain + 77, 5, 9, 2), centres = some_rows(x, 9);
   KMeansData data(x);
-  std::vector<Partial> partials;
+  std::vector<jobs::Partial> partials;
   for (const int threads : {1, 2, 3}) {
     const Threads now(threads);
     partials.push_back(data.assign(centres));
   }
-  for (const Partial& partial : partials) {
+  for (const jobs::Partial& partial : partials) {
     expect_same_bits(partial.tensors[0], partials[0].tensors[0], "sums");
     EXPECT_TRUE(at::equal(partial.tensors[1], partials[0].tensors[1]));
   }
@@ -148,4 +148,4 @@ TEST(KMeansAssign, KnowsTheVarianceOfTheColumns) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::testing::kmeans_test
+}  // namespace dovetail::fit::testing::kmeans_test

@@ -9,7 +9,7 @@
 #include "tests/ops/testing.h"
 
 /// What the tests of k-means share: its definition in float64, in plain loops.
-namespace dovetail::hybrid::testing {
+namespace dovetail::fit::testing {
 
 using namespace dovetail::testing;
 
@@ -74,4 +74,4 @@ inline at::Tensor some_rows(const at::Tensor& x, int64_t k) {
   return x.index_select(0, which.to(at::kLong)).to(at::kDouble);
 }
 
-}  // namespace dovetail::hybrid::testing
+}  // namespace dovetail::fit::testing

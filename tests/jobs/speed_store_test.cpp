@@ -7,7 +7,7 @@
 #include "dovetail/base/file.h"
 #include "tests/base/temporary_folder.h"
 
-namespace dovetail::hybrid::speed_store_test {
+namespace dovetail::jobs::speed_store_test {
 namespace {
 
 SpeedHistory history_of(double row_s) {
@@ -69,4 +69,4 @@ TEST(SpeedStore, KeepsNothingWithoutAFolder) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::speed_store_test
+}  // namespace dovetail::jobs::speed_store_test

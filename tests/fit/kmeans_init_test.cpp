@@ -3,9 +3,9 @@
 
 #include <set>
 
-#include "tests/hybrid/testing.h"
+#include "tests/fit/testing.h"
 
-namespace dovetail::hybrid::testing::kmeans_init_test {
+namespace dovetail::fit::testing::kmeans_init_test {
 namespace {
 
 constexpr KMeansInit kAll[] = {KMeansInit::kPlusPlus, KMeansInit::kParallel, KMeansInit::kRandom,
@@ -109,4 +109,4 @@ TEST(KMeansInit, RefusesMoreCentresThanRowsAndUnknownNames) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::testing::kmeans_init_test
+}  // namespace dovetail::fit::testing::kmeans_init_test

@@ -1,14 +1,15 @@
 // Threads that come back when their job is long over: nothing that they read has changed, nothing
-// that they write counts. ctest-labels: threads
+// that they write counts.
+// ctest-labels: threads
 #include <atomic>
 #include <future>
 #include <memory>
 #include <thread>
 #include <utility>
 
-#include "tests/hybrid/runtime_testing.h"
+#include "tests/jobs/runtime_testing.h"
 
-namespace dovetail::hybrid::testing::runtime_late_test {
+namespace dovetail::jobs::testing::runtime_late_test {
 namespace {
 
 TEST(Runtime, DropsWhatAHungExecutorDeliversInALaterJob) {
@@ -120,4 +121,4 @@ TEST(KMeans, LetsALateThreadReadTheLabelsOfItsJob) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::testing::runtime_late_test
+}  // namespace dovetail::jobs::testing::runtime_late_test

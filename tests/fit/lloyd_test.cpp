@@ -1,9 +1,9 @@
 // Lloyd's algorithm against the loop of its definition.
 #include <cmath>
 
-#include "tests/hybrid/testing.h"
+#include "tests/fit/testing.h"
 
-namespace dovetail::hybrid::testing::lloyd_test {
+namespace dovetail::fit::testing::lloyd_test {
 namespace {
 
 TEST(Lloyd, IsTheLoopOfItsDefinition) {
@@ -89,4 +89,4 @@ TEST(Lloyd, RefusesNoIterationsAndANegativeTolerance) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::testing::lloyd_test
+}  // namespace dovetail::fit::testing::lloyd_test

@@ -2,13 +2,13 @@
 // reported, ends with the bits of a run that was not.
 #include <ATen/ATen.h>
 
+#include "dovetail/fit/components/principal_components.h"
 #include "dovetail/fit/kmeans/batch.h"
 #include "dovetail/fit/mixture/mixture.h"
-#include "dovetail/fit/components/principal_components.h"
 #include "dovetail/fit/regression/regression.h"
-#include "tests/hybrid/testing.h"
+#include "tests/fit/testing.h"
 
-namespace dovetail::hybrid::testing::stopped_test {
+namespace dovetail::fit::testing::stopped_test {
 namespace {
 
 using State = std::vector<at::Tensor>;
@@ -155,4 +155,4 @@ TEST(Stopped, LogisticRegressionGoesOnWithItsPairs) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::testing::stopped_test
+}  // namespace dovetail::fit::testing::stopped_test

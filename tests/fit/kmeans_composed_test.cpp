@@ -3,9 +3,9 @@
 #include <ATen/ATen.h>
 
 #include "dovetail/jobs/task.h"
-#include "tests/hybrid/testing.h"
+#include "tests/fit/testing.h"
 
-namespace dovetail::hybrid::testing::kmeans_composed_test {
+namespace dovetail::fit::testing::kmeans_composed_test {
 namespace {
 
 /// Resident rows with labels and squares of some centres before.
@@ -13,18 +13,19 @@ struct Rows {
   explicit Rows(const at::Tensor& x)
       : data({x, at::empty({x.size(0)}, at::kFloat), at::zeros({x.size(0)}, at::kInt),
               at::full({x.size(0)}, 1e30, at::kDouble)}) {}
-  Partial run(const std::string& task, c10::DeviceType kind, const Parameters& parameters) const {
-    return find_task(task, kind).run(parameters, data.shards(1 << 20)[0]);
+  jobs::Partial run(const std::string& task, c10::DeviceType kind,
+                    const jobs::Parameters& parameters) const {
+    return jobs::find_task(task, kind).run(parameters, data.shards(1 << 20)[0]);
   }
 
-  ResidentData data;
+  jobs::ResidentData data;
 };
 
 TEST(KMeansComposed, TasksAreThoseOfTheCpu) {
   const at::Tensor x = raw_features(3000, 7, 12, 3), shift = x.mean(0);
   const at::Tensor centres = some_rows(x, 12), points = some_rows(x, 3);
   const Rows ours(x), theirs(x);
-  const std::vector<std::pair<std::string, Parameters>> jobs = {
+  const std::vector<std::pair<std::string, jobs::Parameters>> jobs = {
       {"kmeans.norms", {shift}},
       {"kmeans.assign", {centres, shift}},
       {"kmeans.distances", {centres}},
@@ -32,9 +33,9 @@ TEST(KMeansComposed, TasksAreThoseOfTheCpu) {
       {"kmeans.include", {points, at::scalar_tensor(1, at::kLong)}}};
   for (const auto& [task, parameters] : jobs) {
     SCOPED_TRACE(task);
-    EXPECT_EQ(find_task(task, at::kCUDA).writes, find_task(task, at::kCPU).writes);
-    const Partial composed = ours.run(task, at::kCUDA, parameters),
-                  expected = theirs.run(task, at::kCPU, parameters);
+    EXPECT_EQ(jobs::find_task(task, at::kCUDA).writes, jobs::find_task(task, at::kCPU).writes);
+    const jobs::Partial composed = ours.run(task, at::kCUDA, parameters),
+                        expected = theirs.run(task, at::kCPU, parameters);
     EXPECT_EQ(composed.weight, expected.weight);
     ASSERT_EQ(composed.tensors.size(), expected.tensors.size());
     for (size_t i = 0; i < expected.tensors.size(); ++i) {
@@ -59,8 +60,8 @@ TEST(KMeansComposed, CutsRowsWhereThereAreManyCentres) {
   const at::Tensor centres = normal({12000, 2}, 4, at::kDouble);
   const Rows ours(x), theirs(x);
   theirs.run("kmeans.norms", at::kCPU, {shift});
-  const Partial composed = ours.run("kmeans.assign", at::kCUDA, {centres, shift});
-  const Partial expected = theirs.run("kmeans.assign", at::kCPU, {centres, shift});
+  const jobs::Partial composed = ours.run("kmeans.assign", at::kCUDA, {centres, shift});
+  const jobs::Partial expected = theirs.run("kmeans.assign", at::kCPU, {centres, shift});
   for (size_t i = 0; i < expected.tensors.size(); ++i)
     expect_close(composed.tensors[i], expected.tensors[i], 1e-12);
   EXPECT_EQ((ours.data.tensor(KMeansData::kLabels) != theirs.data.tensor(KMeansData::kLabels))
@@ -71,12 +72,14 @@ TEST(KMeansComposed, CutsRowsWhereThereAreManyCentres) {
 
 TEST(KMeansComposed, BatchesAreThoseOfTheCpu) {
   const at::Tensor x = raw_features(500, 5, 4, 3), shift = x.mean(0), centres = some_rows(x, 4);
-  const ResidentData batch({at::arange(0, 500, 3, at::kLong)}, 0, {x});
-  const Shard all = batch.shards(500)[0];
-  const Partial composed = find_task("kmeans.batch", at::kCUDA).run({centres, shift}, all);
-  const Partial expected = find_task("kmeans.batch", at::kCPU).run({centres, shift}, all);
+  const jobs::ResidentData batch({at::arange(0, 500, 3, at::kLong)}, 0, {x});
+  const jobs::Shard all = batch.shards(500)[0];
+  const jobs::Partial composed =
+      jobs::find_task("kmeans.batch", at::kCUDA).run({centres, shift}, all);
+  const jobs::Partial expected =
+      jobs::find_task("kmeans.batch", at::kCPU).run({centres, shift}, all);
   for (size_t i = 0; i < 3; ++i) expect_close(composed.tensors[i], expected.tensors[i], 1e-12);
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::testing::kmeans_composed_test
+}  // namespace dovetail::fit::testing::kmeans_composed_test

@@ -7,7 +7,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail::hybrid::speed_test {
+namespace dovetail::jobs::speed_test {
 namespace {
 
 constexpr double kStart = 2e-3, kRow = 5e-6;
@@ -66,4 +66,4 @@ TEST(SpeedHistory, RefusesWhatIsNoTime) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::speed_test
+}  // namespace dovetail::jobs::speed_test

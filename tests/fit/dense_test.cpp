@@ -3,7 +3,7 @@
 
 #include "tests/ops/testing.h"
 
-namespace dovetail::hybrid::testing::dense_test {
+namespace dovetail::fit::testing::dense_test {
 namespace {
 
 using namespace dovetail::testing;
@@ -70,4 +70,4 @@ TEST(Dense, ProductsAreThoseOfTorch) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::testing::dense_test
+}  // namespace dovetail::fit::testing::dense_test

@@ -13,7 +13,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/jobs/partition.h"
 
-namespace dovetail::hybrid::scheduler_test {
+namespace dovetail::jobs::scheduler_test {
 namespace {
 
 enum class Mishap { kNone, kThrow, kSilence, kTwice, kLate };
@@ -308,4 +308,4 @@ TEST(Scheduler, RespectsWhatAMemoryHolds) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::scheduler_test
+}  // namespace dovetail::jobs::scheduler_test

@@ -5,14 +5,17 @@
 #include <cmath>
 #include <functional>
 #include <initializer_list>
+#include <memory>
 #include <thread>
 #include <vector>
 
 #include "dovetail/jobs/runtime.h"
-#include "tests/hybrid/testing.h"
+#include "tests/ops/testing.h"
 
 /// What the tests of the runtime share: a task that leaves a trace wherever a shard runs twice.
-namespace dovetail::hybrid::testing {
+namespace dovetail::jobs::testing {
+
+using namespace dovetail::testing;
 
 inline constexpr auto kUnbound = RuntimeOptions::Binding::kNone;
 
@@ -74,4 +77,14 @@ inline void expect_same_as_run_task(Runtime& runtime, int64_t jobs, int64_t rows
   EXPECT_TRUE(at::equal(ours.state(), theirs.state()));
 }
 
-}  // namespace dovetail::hybrid::testing
+/// A runtime of one thread that pauses so long before each shard.
+inline std::shared_ptr<Runtime> pausing(double seconds) {
+  return std::make_shared<Runtime>(
+      executors({1}),
+      RuntimeOptions{.binding = kUnbound, .around = [seconds](size_t, int64_t, auto& work) {
+                       pause(seconds);
+                       return once(work);
+                     }});
+}
+
+}  // namespace dovetail::jobs::testing

@@ -8,18 +8,18 @@
 #include <set>
 
 #include "dovetail/base/log.h"
+#include "dovetail/fit/components/principal_components.h"
 #include "dovetail/fit/kmeans/batch.h"
 #include "dovetail/fit/mixture/mixture.h"
-#include "dovetail/fit/components/principal_components.h"
 #include "dovetail/fit/regression/regression.h"
 #include "dovetail/jobs/runtime.h"
-#include "tests/hybrid/nodes_testing.h"
-#include "tests/hybrid/testing.h"
+#include "tests/fit/testing.h"
+#include "tests/jobs/nodes_testing.h"
 
-namespace dovetail::hybrid::testing::fit_test {
+namespace dovetail::fit::testing::fit_test {
 namespace {
 
-using Shared = std::shared_ptr<Workers>;
+using Shared = std::shared_ptr<jobs::Workers>;
 
 /// Five shards: sums in another order, or along another tree, have other bits.
 constexpr int64_t kRows = 9 * kTableGrain / 2;
@@ -28,18 +28,19 @@ constexpr int64_t kRows = 9 * kTableGrain / 2;
 /// twice.
 Shared failing() {
   const auto count = std::make_shared<std::atomic<int>>(0);
-  return std::make_shared<Runtime>(
-      std::vector<ExecutorSpec>(3),
-      RuntimeOptions{.scheduling = {.max_misses = 1 << 20, .max_attempts = 1 << 20},
-                     .binding = RuntimeOptions::Binding::kNone,
-                     .around = [count](size_t, int64_t, const std::function<ShardResult()>& work) {
-                       const int turn = (*count)++ % 6;
-                       std::vector<ShardResult> results;
-                       results.push_back(work());
-                       if (turn == 0) throw std::runtime_error("injected");
-                       if (turn == 3) results.push_back(work());
-                       return results;
-                     }});
+  return std::make_shared<jobs::Runtime>(
+      std::vector<jobs::ExecutorSpec>(3),
+      jobs::RuntimeOptions{
+          .scheduling = {.max_misses = 1 << 20, .max_attempts = 1 << 20},
+          .binding = jobs::RuntimeOptions::Binding::kNone,
+          .around = [count](size_t, int64_t, const std::function<jobs::ShardResult()>& work) {
+            const int turn = (*count)++ % 6;
+            std::vector<jobs::ShardResult> results;
+            results.push_back(work());
+            if (turn == 0) throw std::runtime_error("injected");
+            if (turn == 3) results.push_back(work());
+            return results;
+          }});
 }
 
 /// `fit` gives tensors that must be the same bits however they are computed.
@@ -54,7 +55,7 @@ void expect_same_bits(const std::function<std::vector<at::Tensor>(Shared)>& fit)
   const auto executors = fit(failing());
   set_log_level(LogLevel::kInfo);
   run_nodes(2, [&](int, const std::shared_ptr<Group>& group) {
-    const auto nodes = fit(std::make_shared<Nodes>(group, nullptr));
+    const auto nodes = fit(std::make_shared<jobs::Nodes>(group, nullptr));
     for (size_t i = 0; i < expected.size(); ++i)
       EXPECT_TRUE(at::equal(nodes[i], expected[i])) << "tensor " << i << " on two nodes";
   });
@@ -245,4 +246,4 @@ TEST(MiniBatch, UsesEveryRowOnceBeforeAnyTwice) {
 }
 
 }  // namespace
-}  // namespace dovetail::hybrid::testing::fit_test
+}  // namespace dovetail::fit::testing::fit_test

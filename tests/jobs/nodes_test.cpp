@@ -1,29 +1,19 @@
 // Nodes as threads of this process, over Gloo: the bits of one, wherever their ranges meet, and
-// errors by name. ctest-labels: threads
+// errors by name.
+// ctest-labels: threads
 #include "dovetail/jobs/nodes.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include "dovetail/fit/kmeans/batch.h"
-#include "dovetail/fit/kmeans/init.h"
-#include "tests/hybrid/nodes_testing.h"
-#include "tests/hybrid/runtime_testing.h"
+#include "tests/jobs/nodes_testing.h"
+#include "tests/jobs/runtime_testing.h"
 
-namespace dovetail::hybrid::testing::nodes_test {
+namespace dovetail::jobs::testing::nodes_test {
 namespace {
 
 using ::testing::HasSubstr;
-
-std::shared_ptr<Runtime> pausing(double seconds) {
-  return std::make_shared<Runtime>(
-      executors({1}),
-      RuntimeOptions{.binding = kUnbound, .around = [seconds](size_t, int64_t, auto& work) {
-                       pause(seconds);
-                       return once(work);
-                     }});
-}
 
 /// What run_task gives on `rows` rows, job after job, and the rows then.
 struct Expected {
@@ -157,51 +147,5 @@ TEST(Nodes, RefuseToAddUpDifferentJobs) {
   });
 }
 
-TEST(Nodes, DrawCentresWithoutMovingDistances) {
-  const at::Tensor x = raw_features(70000, 4, 9, 5);  // five shards
-  KMeansData alone(x);
-  const at::Tensor expected = initial_centres(alone, 12, KMeansInit::kPlusPlus, 3);
-  run_nodes(2, [&](int, const std::shared_ptr<Group>& group) {
-    const auto nodes = std::make_shared<Nodes>(group, pausing(0.01));
-    KMeansData data(x, nodes);
-    EXPECT_TRUE(at::equal(initial_centres(data, 12, KMeansInit::kPlusPlus, 3), expected));
-    // Ranges follow the speeds, which a busy machine changes, by a shard now and then. All
-    // distances for each of the 11 further centres would be 770,000 rows.
-    EXPECT_LE(nodes->report()[0].moved + nodes->report()[1].moved, 770000 / 4);
-  });
-}
-
-void expect_same(const KMeansResult& ours, const KMeansResult& alone) {
-  EXPECT_TRUE(at::equal(ours.centres, alone.centres));
-  EXPECT_TRUE(at::equal(ours.labels, alone.labels));
-  EXPECT_EQ(ours.inertia, alone.inertia);
-  EXPECT_EQ(ours.iterations, alone.iterations);
-}
-
-TEST(Nodes, ClusterAsOneDoes) {
-  const at::Tensor x = raw_features(70000, 4, 9, 5);  // five shards
-  const auto cluster = [&](const std::shared_ptr<Workers>& workers, KMeansInit init) {
-    KMeansData data(x, workers);
-    at::Tensor centres =
-        initial_centres(data, 20, init, 3);  // more than 16: passes over labels and squares
-    centres[7] = 1e9;                        // loses its rows and takes the farthest one
-    return lloyd(data, centres, {.iterations = 4});
-  };
-  const auto by_batches = [&](const std::shared_ptr<Workers>& workers) {
-    KMeansData data(x, workers);
-    return mini_batch(data, some_rows(x, 5), {.batch = 4000, .iterations = 6});
-  };
-  const KMeansResult plus = cluster(nullptr, KMeansInit::kPlusPlus),
-                     parallel = cluster(nullptr, KMeansInit::kParallel),
-                     batches = by_batches(nullptr);
-  for (const int count : {2, 3})
-    run_nodes(count, [&](int node, const std::shared_ptr<Group>& group) {
-      const auto nodes = std::make_shared<Nodes>(group, pausing(node == 0 ? 0.001 : 0));
-      expect_same(cluster(nodes, KMeansInit::kPlusPlus), plus);
-      expect_same(cluster(nodes, KMeansInit::kParallel), parallel);
-      expect_same(by_batches(nodes), batches);
-    });
-}
-
 }  // namespace
-}  // namespace dovetail::hybrid::testing::nodes_test
+}  // namespace dovetail::jobs::testing::nodes_test
