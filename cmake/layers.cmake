@@ -1,34 +1,83 @@
-# The single list of allowed includes. tools/check_layers.py reads this file; the linker enforces the
-# edges between layers, because each layer is one shared library.
+# The single list of layers, folders and allowed includes. tools/check_layers.py checks includes
+# against it and copies its comments to docs/design/architecture.md. The linker enforces the edges
+# between layers, because each layer is one shared library.
 #
-# LAYER_<folder>: layers that a layer may include, in addition to itself.
-set(LAYER_base "")
-set(LAYER_report "base")
-set(LAYER_data "base")
-set(LAYER_ops "base")
-set(LAYER_mx "base;ops")
-set(LAYER_comm "base;mx")
-set(LAYER_plan "base;ops;mx")
-set(LAYER_io "base;mx")
-set(LAYER_moe "base;ops;mx;comm")
-set(LAYER_embedding "base;ops;mx;comm")
-set(LAYER_jobs "base;ops;mx;comm")
-set(LAYER_fit "base;ops;mx;comm;jobs")
-set(LAYER_models "base;data;ops;mx;io;moe;embedding")
-set(LAYER_train "base;report;data;ops;mx;comm;plan;io;moe;embedding;jobs;models")
-set(LAYER_cli "base;report;data;ops;mx;comm;plan;io;moe;embedding;jobs;fit;models;train")
+# LAYER_<layer>: layers that a layer may include, in addition to itself. They come before it in LAYERS.
+set(LAYER_base "")  # errors, log, config schema, files, randomness, trace, machine, threads
+set(LAYER_report "base")  # pages and charts: style, script, escaping
+set(LAYER_data "base")  # text and tokenizers, rows of events, numeric tables, Parquet
+set(LAYER_ops "base")  # kernels: GEMM, attention, norms, activations, loss, convolution, AdamW
+set(LAYER_mx "base;ops")  # number formats: quantize, quantized Linears, recipes
+set(LAYER_comm "base;mx")  # ranks, collectives, gradient all-reduce, cost model of a network
+set(LAYER_plan "base;ops;mx")  # memory plan of a training step: offload, recompute, compress
+set(LAYER_io "base;mx")  # safetensors, checkpoints
+set(LAYER_moe "base;ops;mx;comm")  # mixtures of experts: routers, dispatch, experts over ranks
+set(LAYER_embedding "base;ops;mx;comm")  # embedding tables: lookup, update, tiers of memory, sharding
+set(LAYER_jobs "base;ops;mx;comm")  # one job on CPUs, GPUs and nodes of unequal speed
+set(LAYER_fit "base;ops;mx;comm;jobs")  # k-means, mixtures, regression, components as such jobs
+set(LAYER_models "base;data;ops;mx;io;moe;embedding")  # GPT, recommenders, vision models; Hugging Face
+set(LAYER_train "base;report;data;ops;mx;comm;plan;io;moe;embedding;jobs;models")  # training runs
+set(LAYER_cli "base;report;data;ops;mx;comm;plan;io;moe;embedding;jobs;fit;models;train")  # the program
 set(LAYERS base report data ops mx comm plan io moe embedding jobs fit models train cli)
 
-# FOLDERS_<layer>: folders of a layer from the bottom to the top; `.` means its own files. A folder
-# may include folders before it. A layer without such a list has `.` and perhaps `cuda`.
-set(FOLDERS_base . schema)
-set(FOLDERS_data parquet files rows text matrix)
-set(FOLDERS_plan milp model record run solve baselines show)
-set(FOLDERS_embedding pack cuda hashed tiers ranks .)
-set(FOLDERS_jobs . simulate)
-set(FOLDERS_fit rows components kmeans mixture regression .)
-set(FOLDERS_train config metrics memory numerics optimizer run tables ranks resolve loop gpt recommender report .)
-set(FOLDERS_cli parse fit plan simulate commands .)
+# FOLDERS_<layer>: folders of a layer from the bottom to the top. A folder may include folders before
+# it; `.` means files of the layer itself. A layer without a list has `.` and device code in `cuda`.
+set(FOLDERS_base
+    .
+    schema)  # config keys: parsing, ranges, units, documentation
+set(FOLDERS_data
+    parquet  # module that reads Parquet by Arrow
+    files  # inputs of any kind: compression, UTF-8, prefetch
+    rows  # tables of events for recommenders
+    text  # corpora, tokenizers, token shards, sampling
+    matrix)  # numeric tables for dovetail fit and kmeans
+set(FOLDERS_plan
+    milp  # program that solves integer programs by HiGHS
+    model  # a step as a graph, actions of a plan, bytes over time
+    record  # recording a step: operations, tensors, algorithms
+    run  # running a plan: executor, allocators, host tier, profile
+    solve  # finding a plan within a budget
+    baselines  # peers' planners: Checkmate, Chen
+    show)  # tables and curves of a plan
+set(FOLDERS_embedding
+    pack  # tables of equal width in one storage: lookup, update, row formats
+    cuda
+    hashed  # tables without a fixed vocabulary
+    tiers  # rows in memory and on disk
+    ranks  # placement of tables on ranks, exchange
+    .)
+set(FOLDERS_jobs
+    .
+    simulate)  # the scheduler under a virtual clock
+set(FOLDERS_fit
+    rows  # tables of numbers, dense algebra
+    components  # principal components
+    kmeans
+    mixture  # Gaussian mixtures
+    regression  # linear and logistic regression
+    .)
+set(FOLDERS_train
+    config  # config of a run
+    metrics  # metrics.jsonl, validation, AUC
+    memory  # a step under a memory plan, and its log
+    numerics  # precision and quantization recipes
+    optimizer  # AdamW, learning-rate schedule, gradient clipping
+    run  # run folder, stored runs, progress, signals
+    tables  # a recommender's tables: lookups, optimizers, checkpoints
+    ranks  # shares of ranks: samples, experts, load
+    resolve  # everything decided before training: checks, device, sizes, memory
+    loop  # steps, evaluation, checkpoints, resume
+    gpt  # training of a GPT
+    recommender  # training of a recommender
+    report  # report.html of a run
+    .)
+set(FOLDERS_cli
+    parse  # options, messages, exit codes
+    fit  # shared by dovetail fit and kmeans
+    plan  # shared by dovetail plan
+    simulate  # dovetail simulate
+    commands  # one file per subcommand
+    .)
 
 # Folders with other targets than their layer's library.
 set(FOLDERS_APART cuda gloo_declarations milp parquet)

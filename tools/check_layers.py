@@ -2,7 +2,9 @@
 
 Allowed includes form no ring: LAYER_* must have no cycle, and FOLDERS_* is an order.
 
-usage: check_layers.py [ROOT]
+usage: check_layers.py [--page] [ROOT]
+
+--page writes the table of layers in docs/design/architecture.md.
 """
 
 import pathlib
@@ -11,7 +13,10 @@ import sys
 
 LAYER = re.compile(r'set\(LAYER_(\w+) "([^"]*)"\)')
 LAYERS = re.compile(r"set\(LAYERS ([^)]*)\)")
-FOLDERS = re.compile(r"set\(FOLDERS_([a-z]+) ([^)]*)\)")
+FOLDERS = re.compile(r"set\(FOLDERS_([a-z]+)\s(.*?)^(?=set|\n|#)", re.MULTILINE | re.DOTALL)
+ABOUT = re.compile(r'set\(LAYER_(\w+) "[^"]*"\)  # (.*)')
+PAGE = "docs/design/architecture.md"
+BEGIN, END = "<!-- layers: begin -->\n", "<!-- layers: end -->\n"
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
 NAMESPACE = re.compile(r"^namespace (?:(\S+) )?\{")
 TYPE = re.compile(r"^(?:struct|class|enum class) (\w+)\b(?!::)[^;]*\{")
@@ -26,8 +31,15 @@ def allowed_edges(root: pathlib.Path) -> dict[str, set[str]]:
 
 def folder_order(root: pathlib.Path) -> dict[str, list[str]]:
     """Folders of each layer from the bottom to the top; `.` means its own files."""
-    text = (root / "cmake/layers.cmake").read_text()
-    return {name: folders.split() for name, folders in FOLDERS.findall(text)}
+    return {layer: list(folders) for layer, folders in folders_with_comments(root).items()}
+
+
+def folders_with_comments(root: pathlib.Path) -> dict[str, dict[str, str]]:
+    listed: dict[str, dict[str, str]] = {}
+    for layer, lines in FOLDERS.findall((root / "cmake/layers.cmake").read_text()):
+        found = re.findall(r"([\w.]+)\)?(?:[ ]+# (.*))?\n", lines)
+        listed[layer] = dict(found)
+    return listed
 
 
 def place(path: str) -> tuple[str, str]:
@@ -43,6 +55,33 @@ def rings(root: pathlib.Path):
         for other in sorted(below - {layer}):
             if order.index(other) > order.index(layer):
                 yield f"cmake/layers.cmake: {layer} may include {other}, which comes after it in LAYERS"
+
+
+def table(root: pathlib.Path) -> str:
+    """Layers and folders as the page on the architecture lists them."""
+    about = dict(ABOUT.findall((root / "cmake/layers.cmake").read_text()))
+    folders = folders_with_comments(root)
+    lines = ["| folder | what it has | includes |", "|---|---|---|"]
+    for layer, below in allowed_edges(root).items():
+        order = LAYERS.search((root / "cmake/layers.cmake").read_text())[1].split()
+        includes = " ".join(name for name in order if name in below - {layer})
+        lines.append(f"| **{layer}/** | {about.get(layer, '')} | {includes} |")
+        for folder, text in folders.get(layer, {}).items():
+            if folder != ".":
+                lines.append(f"| {layer}/{folder}/ | {text or 'device code' if folder == 'cuda' else text} | |")
+    return "\n".join(lines) + "\n"
+
+
+def old_page(root: pathlib.Path):
+    text = (root / PAGE).read_text()
+    if BEGIN + table(root) + END not in text:
+        yield f"{PAGE}: its table of layers is not that of cmake/layers.cmake; run tools/check_layers.py --page"
+
+
+def write_page(root: pathlib.Path) -> None:
+    page = root / PAGE
+    before, _, rest = page.read_text().partition(BEGIN)
+    page.write_text(before + BEGIN + table(root) + END + rest.partition(END)[2])
 
 
 def violations(root: pathlib.Path):
@@ -124,8 +163,18 @@ def repeated_in_batches(root: pathlib.Path):
 
 
 def main() -> int:
-    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
-    found = [*rings(root), *violations(root), *repeated_types(root), *repeated_in_batches(root)]
+    words = sys.argv[1:]
+    page = "--page" in words
+    root = pathlib.Path(next((word for word in words if word != "--page"), ".")).resolve()
+    if page:
+        write_page(root)
+    found = [
+        *rings(root),
+        *violations(root),
+        *old_page(root),
+        *repeated_types(root),
+        *repeated_in_batches(root),
+    ]
     for line in found:
         print(line, file=sys.stderr)
     return 1 if found else 0

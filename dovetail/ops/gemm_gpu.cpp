@@ -12,53 +12,58 @@ namespace {
 
 constexpr uintptr_t kAlignment = 16;
 
-/// False where no stride of x is 1.
-bool describe_operand(const at::Tensor& x, GroupedProduct::Operand& out) {
+/// Returns nullopt if no stride of x is 1.
+std::optional<GroupedProduct::Operand> describe_operand(const at::Tensor& x) {
   const bool rows = x.stride(1) == 1 || x.size(1) == 1,
              columns = x.stride(0) == 1 || x.size(0) == 1;
-  if (!rows && !columns) return false;
-  // A dimension of one element may have any stride: cuBLAS wants no less than a line's elements.
-  out = {.data = x.const_data_ptr(),
-         .stride = rows ? std::max(x.stride(0), x.size(1)) : std::max(x.stride(1), x.size(0)),
-         .transposed = !rows};
-  return true;
+  if (!rows && !columns) return std::nullopt;
+  // A dimension of one element may have any stride. cuBLAS expects at least a line's elements.
+  return GroupedProduct::Operand{
+      .data = x.const_data_ptr(),
+      .stride = rows ? std::max(x.stride(0), x.size(1)) : std::max(x.stride(1), x.size(0)),
+      .transposed = !rows};
 }
 
 bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % kAlignment == 0; }
 
 }  // namespace
 
-bool describe_product(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
-                      bool accumulate, GroupedProduct& out) {
-  if (!describe_operand(a, out.a) || !describe_operand(b, out.b)) return false;
+std::optional<GroupedProduct> describe_product(const at::Tensor& c, const at::Tensor& a,
+                                               const at::Tensor& b, bool accumulate) {
+  const auto left = describe_operand(a), right = describe_operand(b);
+  if (!left || !right) return std::nullopt;
+  GroupedProduct out;
+  out.a = *left;
+  out.b = *right;
   out.m = c.size(0);
   out.n = c.size(1);
   out.k = a.size(1);
   out.c = c.mutable_data_ptr();
   out.c_stride = std::max(c.stride(0), c.size(1));
   out.accumulate = accumulate;
-  return c.scalar_type() != at::kBFloat16 ||
-         (aligned(out.a.data) && aligned(out.b.data) && aligned(out.c));
+  const bool fits = c.scalar_type() != at::kBFloat16 ||
+                    (aligned(out.a.data) && aligned(out.b.data) && aligned(out.c));
+  return fits ? std::optional(out) : std::nullopt;
 }
 
 GroupedProducts::GroupedProducts(std::span<const GemmCall> calls) {
   if (calls.size() < 2 || !calls[0].c.is_cuda() || !kernel_enabled(Kernel::kGemm)) return;
   dtype_ = calls[0].c.scalar_type();
-  if (dtype_ != at::kFloat && dtype_ != at::kBFloat16) return;
-  kernels_ = cuda_kernels();
+  if (dtype_ == at::kFloat || dtype_ == at::kBFloat16) kernels_ = cuda_kernels();
 }
 
-bool GroupedProducts::take(const GemmCall& call, const at::Tensor& a, const at::Tensor& b) {
-  const GemmOptions& options = call.options;
-  if (kernels_ == nullptr || call.c.scalar_type() != dtype_ || options.c_rows.defined())
-    return false;
-  GroupedProduct product;
-  if (!describe_product(call.c, a, b, options.accumulate || options.bias.defined(), product))
-    return false;
-  if (options.bias.defined()) at::Tensor(call.c).copy_(options.bias.expand_as(call.c));
-  products_.push_back(product);
+std::optional<GroupedProduct> GroupedProducts::describe(const Product& p, const at::Tensor& a,
+                                                        const at::Tensor& b) const {
+  if (kernels_ == nullptr || p.empty() || p.c.scalar_type() != dtype_ || p.options.c_rows.defined())
+    return std::nullopt;
+  return describe_product(p.c, a, b, p.options.accumulate || p.options.bias.defined());
+}
+
+void GroupedProducts::add(const Product& p, const GroupedProduct& grouped, const at::Tensor& a,
+                          const at::Tensor& b) {
+  if (p.options.bias.defined()) p.c.copy_(p.options.bias.expand_as(p.c));
+  products_.push_back(grouped);
   operands_.insert(operands_.end(), {a, b});
-  return true;
 }
 
 void GroupedProducts::run() const {

@@ -2,36 +2,43 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "dovetail/ops/cuda_kernels.h"
-#include "dovetail/ops/gemm.h"
+#include "dovetail/ops/gemm_product.h"
 
 namespace dovetail {
 
-/// Whether the kernel of many products takes these operands, c (m, n) row-major, a (m, k), b (k,
-/// n), and then the product in `out`: a and b need one stride of 1, and in bfloat16 all three must
-/// lie on 16 bytes (cuBLAS).
-bool describe_product(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
-                      bool accumulate, GroupedProduct& out);
+/// Describes c (m, n) = [c +] a (m, k) @ b (k, n) to cuBLAS's grouped product; c is row-major.
+/// Returns nullopt if cuBLAS cannot take it: a and b need a stride of 1, and bfloat16 matrices must
+/// start at a multiple of 16 bytes.
+std::optional<GroupedProduct> describe_product(const at::Tensor& c, const at::Tensor& a,
+                                               const at::Tensor& b, bool accumulate);
 
-/// Products of CUDA tensors of one dtype that go to cuBLAS in one call.
+/// Products of CUDA tensors of one dtype that run as one call of cuBLAS.
 class GroupedProducts {
  public:
-  /// Takes none without kernels for the GPU, cuBLAS 12.5 or `gemm` (`DOVETAIL_DISABLE`), and of
-  /// less than two calls.
+  /// `calls`: all calls of the group. Nothing is taken if there are fewer than two, without CUDA
+  /// kernels or cuBLAS 12.5, or with DOVETAIL_DISABLE=gemm.
   explicit GroupedProducts(std::span<const GemmCall> calls);
 
-  /// Whether `call`, of op(a) and op(b), is taken. Without c_rows; c gets its bias at once and
-  /// row_sums are the caller's.
-  bool take(const GemmCall& call, const at::Tensor& a, const at::Tensor& b);
+  /// Returns `p` as cuBLAS takes it; nullopt if cuBLAS does not: an empty product, c_rows, another
+  /// dtype, or as `describe_product` says. `a` and `b`: op(a) and op(b).
+  std::optional<GroupedProduct> describe(const Product& p, const at::Tensor& a,
+                                         const at::Tensor& b) const;
+  /// Adds a product that `describe` returned, and copies its bias to c. Leaves row_sums to the
+  /// caller.
+  void add(const Product& p, const GroupedProduct& grouped, const at::Tensor& a,
+           const at::Tensor& b);
   void run() const;
 
  private:
   const CudaKernels* kernels_ = nullptr;
   at::ScalarType dtype_ = at::kFloat;
   std::vector<GroupedProduct> products_;
-  std::vector<at::Tensor> operands_;  // read until `run` has queued the products
+  std::vector<at::Tensor> operands_;  ///< kept until `run` has queued the products
 };
 
 }  // namespace dovetail

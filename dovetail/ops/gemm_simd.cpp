@@ -42,12 +42,15 @@ struct Panel {
 /// a's.
 template <int64_t kWidth>
 void pack(const MatrixView& x, int64_t index, int64_t count, int64_t depth, int64_t k, float* to) {
-  if (x.halves) {
-    pack_pairs<kWidth>(x.halves + index, x.column_stride, x.line, x.terms, count, depth, k, to);
+  if (x.bfloat16) {
+    pack_pairs<kWidth>(x.bfloat16 + index, x.column_stride, x.row_index, x.bfloat16_terms, count,
+                       depth, k, to);
   } else if (x.row_stride == 1) {
-    pack_straight<kWidth>(Lines{x.data + index, x.column_stride, x.line}.from(depth), count, k, to);
+    pack_straight<kWidth>(Lines{x.data + index, x.column_stride, x.row_index}.from(depth), count, k,
+                          to);
   } else {
-    pack_transposed<kWidth>(Lines{x.data + depth, x.row_stride, x.line}.from(index), count, k, to);
+    pack_transposed<kWidth>(Lines{x.data + depth, x.row_stride, x.row_index}.from(index), count, k,
+                            to);
   }
 }
 
@@ -81,7 +84,7 @@ void add_row_sums(const float* packed, int64_t rows, int64_t k, bool add, float*
 }
 
 MatrixView transposed(const MatrixView& x) {
-  return {x.data, x.column_stride, x.row_stride, x.line, x.halves, x.terms};
+  return {x.data, x.column_stride, x.row_stride, x.row_index, x.bfloat16, x.bfloat16_terms};
 }
 
 /// One tile of a product of packed operands. Memory from `upcoming` on is asked for meanwhile.
@@ -110,9 +113,9 @@ class Upcoming {
  public:
   Upcoming() = default;
   Upcoming(const MatrixView& x, int64_t index, int64_t count, int64_t depth, int64_t k)
-      : lines_(x.row_stride == 1 ? Lines{x.data + index, x.column_stride, x.line}.from(depth)
-                                 : Lines{x.data + depth, x.row_stride, x.line}.from(index)),
-        end_(x.halves            ? 0
+      : lines_(x.row_stride == 1 ? Lines{x.data + index, x.column_stride, x.row_index}.from(depth)
+                                 : Lines{x.data + depth, x.row_stride, x.row_index}.from(index)),
+        end_(x.bfloat16          ? 0
              : x.row_stride == 1 ? k
                                  : count),
         parts_(ceil_divide(x.row_stride == 1 ? count : k, kLineFloats)) {}
@@ -179,7 +182,7 @@ void multiply_block(const GemmProblem& g, const Panel& panel, const float* panel
         float* c = g.c + (g.c_row ? 0 : row + i) * g.ldc + column;
         if (g.c_row) {
           prefetch_rows(c, g.ldc, tile_rows, g.c_row + row + i);
-        } else if (!g.c_halves) {
+        } else if (!g.c_bfloat16) {
           prefetch_tile<kTileRows>(c, g.ldc);
         }
         upcoming_a.ask(a_lines);
@@ -190,8 +193,8 @@ void multiply_block(const GemmProblem& g, const Panel& panel, const float* panel
           add_tile_to_rows(tile, c, g.ldc, tile_rows, columns, g.c_row + row + i,
                            g.c_weight ? g.c_weight + row + i : nullptr,
                            first && g.bias ? g.bias + column : nullptr);
-        } else if (g.c_halves) {
-          store_tile(tile, g.c_halves + (row + i) * g.ldc + column, g.ldc, tile_rows, columns,
+        } else if (g.c_bfloat16) {
+          store_tile(tile, g.c_bfloat16 + (row + i) * g.ldc + column, g.ldc, tile_rows, columns,
                      g.bias ? g.bias + column : nullptr);
         } else {
           store_tile(tile, c, g.ldc, tile_rows, columns, init, g.bias ? g.bias + column : nullptr);

@@ -9,13 +9,14 @@ namespace dovetail {
 struct MatrixView {
   const float* data;
   int64_t row_stride, column_stride;
-  /// Null, or where the rows (row_stride 1: the columns) lie: the i-th at line[i] times its stride,
-  /// which is above 1.
-  const int32_t* line = nullptr;
-  /// Not null: instead of `data`, numbers in bfloat16 whose stride along the product's terms is not
-  /// 1; term p of the product is then the pair of terms 2p and 2p + 1, of which there are `terms`.
-  const uint16_t* halves = nullptr;
-  int64_t terms = 0;
+  /// Gathered rows (columns if row_stride is 1): the i-th starts at row_index[i] times the stride,
+  /// which is above 1. Null: row i starts at i times the stride.
+  const int32_t* row_index = nullptr;
+  /// Bfloat16 elements to read in place of `data`, with a stride along k above 1. Term p of the
+  /// product is then the pair of elements 2p and 2p + 1, out of `bfloat16_terms`. Null: read
+  /// `data`.
+  const uint16_t* bfloat16 = nullptr;
+  int64_t bfloat16_terms = 0;
 };
 
 /// c (m, n), rows `ldc` apart, = [c +] [bias per column +] a (m, k) @ b (k, n). `bias` may be null,
@@ -38,7 +39,7 @@ struct GemmProblem {
   bool pairs = false;
   /// Not null: c in bfloat16 instead, `ldc` apart. Neither `accumulate` then, nor more pairs than
   /// kBFloat16Pairs.
-  uint16_t* c_halves = nullptr;
+  uint16_t* c_bfloat16 = nullptr;
 };
 constexpr int64_t kBFloat16Pairs = 768;
 

@@ -40,8 +40,9 @@ TEST(GemmGpu, ProductsAreDescribedAsTheyLie) {
           const at::Tensor expected =
               at::mm(a.to(at::kDouble), b.to(at::kDouble)) +
               (accumulate ? c.to(at::kDouble) : at::zeros({m, n}, at::kDouble));
-          GroupedProduct product;
-          ASSERT_TRUE(describe_product(c, a, b, accumulate, product));
+          const auto described = describe_product(c, a, b, accumulate);
+          ASSERT_TRUE(described);
+          const GroupedProduct& product = *described;
           EXPECT_GE(product.a.stride, product.a.transposed ? m : k);
           EXPECT_GE(product.b.stride, product.b.transposed ? k : n);
           EXPECT_GE(product.c_stride, n);
@@ -54,18 +55,17 @@ TEST(GemmGpu, ProductsAreDescribedAsTheyLie) {
 }
 
 TEST(GemmGpu, WhatCublasDoesNotTakeIsRefused) {
-  GroupedProduct product;
   const at::Tensor c = at::zeros({4, 4}),
                    apart = at::zeros({8, 8}).slice(0, 0, 8, 2).slice(1, 0, 8, 2);
-  EXPECT_FALSE(describe_product(c, apart, c, false, product));
-  EXPECT_FALSE(describe_product(c, c, apart, false, product));
+  EXPECT_FALSE(describe_product(c, apart, c, false));
+  EXPECT_FALSE(describe_product(c, c, apart, false));
   const at::Tensor halves = at::zeros({40}, at::kBFloat16),
                    at_8 = halves.narrow(0, 8, 16).view({4, 4}),
                    at_1 = halves.narrow(0, 1, 16).view({4, 4});
-  EXPECT_TRUE(describe_product(at_8, at_8, at_8, false, product));
-  EXPECT_FALSE(describe_product(at_8, at_1, at_8, false, product));
-  EXPECT_FALSE(describe_product(at_8, at_8, at_1, false, product));
-  EXPECT_FALSE(describe_product(at_1, at_8, at_8, false, product));
+  EXPECT_TRUE(describe_product(at_8, at_8, at_8, false));
+  EXPECT_FALSE(describe_product(at_8, at_1, at_8, false));
+  EXPECT_FALSE(describe_product(at_8, at_8, at_1, false));
+  EXPECT_FALSE(describe_product(at_1, at_8, at_8, false));
 }
 
 }  // namespace

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "dovetail/ops/gemm.h"
+
+/// A call of gemm.h, split into operands and checked, as its kernels take it.
+namespace dovetail {
+
+/// One factor of a product: a stored matrix, perhaps a choice of its rows, perhaps transposed.
+struct Operand {
+  at::Tensor stored;
+  at::Tensor rows;  ///< (chosen rows) int32: rows of `stored`; undefined: all rows
+  bool transpose = false;
+
+  int64_t chosen_rows() const { return rows.defined() ? rows.size(0) : stored.size(0); }
+  int64_t height() const { return transpose ? stored.size(1) : chosen_rows(); }
+  int64_t width() const { return transpose ? chosen_rows() : stored.size(1); }
+  /// op(a) or op(b), (height, width). Copies the chosen rows, if any.
+  at::Tensor matrix() const;
+};
+
+/// c (m, n) = [c +] a (m, k) @ b (k, n), with shapes, dtypes and devices checked.
+struct Product {
+  at::Tensor c;
+  Operand a, b;
+  GemmOptions options;
+
+  /// Throws UserError that names both shapes if the call's shapes, dtypes or devices do not match.
+  explicit Product(const GemmCall& call);
+
+  int64_t m() const { return a.height(); }
+  int64_t n() const { return b.width(); }
+  int64_t k() const { return a.width(); }
+  bool empty() const { return c.numel() == 0 || m() == 0 || k() == 0; }
+  /// True if rows are gathered or scattered.
+  bool indexes_rows() const {
+    return a.rows.defined() || b.rows.defined() || options.c_rows.defined();
+  }
+};
+
+}  // namespace dovetail
