@@ -14,12 +14,12 @@ const int64_t* places_or_null(const at::Tensor& place) {
   return place.defined() ? place.const_data_ptr<int64_t>() : nullptr;
 }
 
-/// The rows of `out`, whose counts are in out.begin.
-void sort_rows(const at::Tensor& expert, const Ranks& ranks, Dispatch& out) {
+/// Fills the rows of `out`, whose offsets are set.
+void sort_rows(const at::Tensor& expert, const Ranks& ranks, DispatchedRows& out) {
   const at::Tensor begin = at::cumsum(ranks.count, 0) - ranks.count;
   at::Tensor row = at::empty(expert.sizes(), expert.options());
-  out.choice = at::empty({out.rows()}, expert.options().dtype(at::kLong));
-  out.token = at::empty({out.rows()}, expert.options());
+  out.choice = at::empty({out.size()}, expert.options().dtype(at::kLong));
+  out.token = at::empty({out.size()}, expert.options());
   if (expert.numel() > 0) {
     cuda_kernels_for("moe_dispatch")
         .sort_rows({.choices = expert.numel(),
@@ -31,32 +31,32 @@ void sort_rows(const at::Tensor& expert, const Ranks& ranks, Dispatch& out) {
                     .token = out.token.mutable_data_ptr<int32_t>(),
                     .row = row.mutable_data_ptr<int32_t>()});
   }
-  out.row_of_token = std::get<0>(at::sort(row, 1));
+  out.rows_of_token = std::get<0>(at::sort(row, 1));
 }
 
 }  // namespace
 
-Dispatch dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts) {
-  // By slots and not by their numbers: a draw may have left some empty.
+DispatchedRows dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts) {
+  // Ranks by slot order: slot numbers have gaps where a draw left slots empty.
   const at::Tensor slots = slot.view({-1}),
                    by_slot = at::argsort(slots, /*stable=*/true, /*dim=*/0);
   const Ranks ranks = rank_choices(expert.view({-1}), by_slot, slots < 0, experts);
   const at::Tensor counts = ranks.count.cpu();
-  Dispatch out;
-  out.begin.push_back(0);
+  DispatchedRows out;
+  out.offsets.push_back(0);
   for (int64_t e = 0; e < experts; ++e)
-    out.begin.push_back(out.begin.back() + counts.const_data_ptr<int64_t>()[e]);
+    out.offsets.push_back(out.offsets.back() + counts.const_data_ptr<int64_t>()[e]);
   sort_rows(expert, ranks, out);
   return out;
 }
 
-void take_tokens(const at::Tensor& x, const Dispatch& to, const at::Tensor& place,
+void take_tokens(const at::Tensor& x, const DispatchedRows& to, const at::Tensor& place,
                  const at::Tensor& weight, const at::Tensor& other, at::Tensor& y,
                  at::Tensor& dots) {
-  if (to.rows() == 0) return;
+  if (to.size() == 0) return;
   cuda_kernels_for("moe_dispatch")
       .gather_rows({.rows = {.storage = storage_of(x),
-                             .rows = to.rows(),
+                             .rows = to.size(),
                              .width = x.size(1),
                              .x = x.const_data_ptr(),
                              .row = to.token.const_data_ptr<int32_t>(),
@@ -67,18 +67,18 @@ void take_tokens(const at::Tensor& x, const Dispatch& to, const at::Tensor& plac
                     .place = places_or_null(place)});
 }
 
-at::Tensor sum_rows(const at::Tensor& rows, const at::Tensor& weight, const Dispatch& to,
+at::Tensor sum_rows(const at::Tensor& rows, const at::Tensor& weight, const DispatchedRows& to,
                     const at::Tensor& place) {
   at::Tensor y =
-      at::empty({to.row_of_token.size(0), rows.size(1)}, rows.options().dtype(at::kFloat));
+      at::empty({to.rows_of_token.size(0), rows.size(1)}, rows.options().dtype(at::kFloat));
   if (y.numel() == 0) return y;
   cuda_kernels_for("moe_combine")
       .sum_rows({.storage = storage_of(rows),
                  .tokens = y.size(0),
                  .width = y.size(1),
-                 .k = to.row_of_token.size(1),
+                 .k = to.rows_of_token.size(1),
                  .x = rows.const_data_ptr(),
-                 .row = to.row_of_token.const_data_ptr<int32_t>(),
+                 .row = to.rows_of_token.const_data_ptr<int32_t>(),
                  .place = places_or_null(place),
                  .weight = data_or_null(weight),
                  .y = y.mutable_data_ptr<float>()});

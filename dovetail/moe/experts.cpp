@@ -14,8 +14,8 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/moe/dispatch_operands.h"
 #include "dovetail/moe/grouped_linear.h"
-#include "dovetail/moe/saved_dispatch.h"
 #include "dovetail/mx/feed_forward.h"
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/gemm.h"
@@ -70,15 +70,14 @@ std::vector<Run> runs_of_width(at::TensorList down) {
 class ByExpert {
  public:
   /// Of an operand of all rows.
-  ByExpert(const Dispatch& to, const at::Tensor& all) {
+  ByExpert(const DispatchedRows& to, const at::Tensor& all) {
     for (int64_t e = 0; e < to.experts(); ++e) views_.push_back(to.of_expert(all, e));
   }
   /// Of the matrix of each run.
-  ByExpert(const Dispatch& to, const std::vector<Run>& runs, at::TensorList matrices) {
+  ByExpert(const DispatchedRows& to, const std::vector<Run>& runs, at::TensorList matrices) {
     for (size_t i = 0; i < runs.size(); ++i) {
       for (int64_t e = runs[i].first; e < runs[i].end; ++e)
-        views_.push_back(
-            matrices[i].narrow(0, to.first_row(e) - to.first_row(runs[i].first), to.rows(e)));
+        views_.push_back(matrices[i].narrow(0, to.first(e) - to.first(runs[i].first), to.count(e)));
     }
   }
   const at::Tensor& operator[](int64_t e) const { return views_[static_cast<size_t>(e)]; }
@@ -97,39 +96,41 @@ int64_t usual_size(int64_t count) {
 /// oneDNN, which multiplies bfloat16, writes code for every shape that it meets, and experts have
 /// another number of rows in every step. So they get rows of weight 0 beside their own, up to the
 /// next usual size: of token 0, and of a choice behind the last. Modules get rows of zeros.
-Dispatch with_usual_sizes(const Dispatch& to, const at::Tensor& x, const at::Tensor& weight) {
+DispatchedRows with_usual_sizes(const DispatchedRows& to, const at::Tensor& x,
+                                const at::Tensor& weight) {
   if (x.scalar_type() != at::kBFloat16 || multiplies_bfloat16_rows()) return to;
-  Dispatch out{.begin = {0}, .choice = {}, .token = {}};
+  DispatchedRows out{.offsets = {0}, .choice = {}, .token = {}};
   for (int64_t e = 0; e < to.experts(); ++e)
-    out.begin.push_back(out.begin.back() + usual_size(to.rows(e)));
-  out.choice = at::full({out.rows()}, weight.numel(), to.choice.options());
-  out.token = at::zeros({out.rows()}, to.token.options());
+    out.offsets.push_back(out.offsets.back() + usual_size(to.count(e)));
+  out.choice = at::full({out.size()}, weight.numel(), to.choice.options());
+  out.token = at::zeros({out.size()}, to.token.options());
   for (int64_t e = 0; e < to.experts(); ++e) {
-    out.of_expert(out.choice, e).narrow(0, 0, to.rows(e)).copy_(to.of_expert(to.choice, e));
-    out.of_expert(out.token, e).narrow(0, 0, to.rows(e)).copy_(to.of_expert(to.token, e));
+    out.of_expert(out.choice, e).narrow(0, 0, to.count(e)).copy_(to.of_expert(to.choice, e));
+    out.of_expert(out.token, e).narrow(0, 0, to.count(e)).copy_(to.of_expert(to.token, e));
   }
   return out;
 }
 
-/// In an operation. A recorded step has a row for every choice, whichever its expert: all sizes are
-/// those of any step.
-Dispatch of_this_step(const variable_list& reads, size_t count, const DispatchNumbers& numbers) {
-  const Dispatch given = dispatch_behind(reads, count, numbers);
-  Dispatch to = given.known();
-  user_check(to.rows() == given.choice.size(0),
+/// Rows of the current step, inside an operation. A recorded step has a row for every choice,
+/// whichever its expert, so that all its sizes are the same in every replay.
+DispatchedRows rows_of_this_step(const variable_list& inputs, size_t first,
+                                 const DispatchNumbers& numbers) {
+  const Dispatch dispatch = dispatch_at(inputs, first, numbers);
+  DispatchedRows to = dispatch.resolve();
+  const int64_t choices = dispatch.choice().size(0);
+  user_check(to.size() == choices,
              "experts: {} of {} choices were dropped, but without padding a recorded step has a "
              "row for each",
-             given.choice.size(0) - to.rows(), given.choice.size(0));
+             choices - to.size(), choices);
   return to;
 }
 
 /// An uninitialised matrix for each run, `wide` times its width.
-variable_list matrices(const Dispatch& to, const std::vector<Run>& runs, int64_t wide,
+variable_list matrices(const DispatchedRows& to, const std::vector<Run>& runs, int64_t wide,
                        const at::TensorOptions& options) {
   variable_list out;
   for (const Run& run : runs)
-    out.push_back(
-        at::empty({to.first_row(run.end) - to.first_row(run.first), wide * run.width}, options));
+    out.push_back(at::empty({to.first(run.end) - to.first(run.first), wide * run.width}, options));
   return out;
 }
 
@@ -152,12 +153,13 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, at::TensorList tensors, const Dispatch& to,
                             const std::string& activation, bool bias) {
-    auto made = operation("dovetail::experts", {.reads = with_dispatch(tensors.vec(), to)},
-                          [numbers = numbers_of(to), activation, bias](const Operands& of) {
-                            const size_t count = of.reads.size() - kDispatchTensors;
-                            return run(at::TensorList(of.reads).slice(0, count),
-                                       of_this_step(of.reads, count, numbers), activation, bias);
-                          });
+    auto made =
+        operation("dovetail::experts", {.reads = with_dispatch(tensors.vec(), to)},
+                  [numbers = numbers_of(to), activation, bias](const Operands& inputs) {
+                    const size_t count = inputs.reads.size() - kDispatchTensors;
+                    return run(at::TensorList(inputs.reads).slice(0, count),
+                               rows_of_this_step(inputs.reads, count, numbers), activation, bias);
+                  });
     variable_list saved = tensors.vec();
     saved.insert(saved.end(), made.begin() + 1, made.end());
     save_with_dispatch(context, std::move(saved), to);
@@ -170,16 +172,16 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     const auto saved = context->get_saved_variables();
     const Dispatch to = saved_dispatch(context, saved);
     const Places at{.experts = to.experts(), .bias = context->saved_data["bias"].toBool()};
-    Operands of{.reads = saved};
-    of.reads.push_back(gradients[0]);
+    Operands inputs{.reads = saved};
+    inputs.reads.push_back(gradients[0]);
     variable_list out = operation(
-        "dovetail::experts_gradient", std::move(of),
+        "dovetail::experts_gradient", std::move(inputs),
         [numbers = numbers_of(to), at, activation = context->saved_data["activation"].toStringRef(),
          wants_x = context->needs_input_grad(Places::kX)](const Operands& given) {
           return differentiate(
               given.reads,
-              of_this_step(given.reads, given.reads.size() - 1 - kDispatchTensors, numbers), at,
-              activation, wants_x);
+              rows_of_this_step(given.reads, given.reads.size() - 1 - kDispatchTensors, numbers),
+              at, activation, wants_x);
         });
     out.resize(at.count() + 3);  // and the other arguments'
     return out;
@@ -187,13 +189,13 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
 
  private:
   /// y, the weight of each row, h of each run.
-  static variable_list run(at::TensorList tensors, const Dispatch& kept,
+  static variable_list run(at::TensorList tensors, const DispatchedRows& kept,
                            const std::string& activation_name, bool bias) {
     const TraceSpan span("dovetail::experts");
     const Places at{.experts = kept.experts(), .bias = bias};
     const auto activation = activation_operation(activation_name);
     const at::Tensor &x = tensors[Places::kX], &weight = tensors[Places::kWeight];
-    const Dispatch to = with_usual_sizes(kept, x, weight);
+    const DispatchedRows to = with_usual_sizes(kept, x, weight);
     const at::Tensor row_weight =
         at::cat({weight.reshape(-1), at::zeros({1}, weight.options())}).index_select(0, to.choice);
     const auto runs = runs_of_width(at.downs(tensors));
@@ -221,8 +223,8 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
                        {.transpose_b = true,
                         .accumulate = true,
                         .bias = bias ? tensors[at.down_bias(e)] : at::Tensor(),
-                        .c_rows = token[e].narrow(0, 0, kept.rows(e)),
-                        .c_weights = weights[e].narrow(0, 0, kept.rows(e))}});
+                        .c_rows = token[e].narrow(0, 0, kept.count(e)),
+                        .c_weights = weights[e].narrow(0, 0, kept.count(e))}});
     gemm_group(calls);
 
     variable_list made = {y, row_weight};
@@ -231,14 +233,14 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
   }
 
   /// saved: what `forward` saved, and dy behind it. The gradients of its tensors.
-  static variable_list differentiate(const variable_list& saved, const Dispatch& kept,
+  static variable_list differentiate(const variable_list& saved, const DispatchedRows& kept,
                                      const Places& at, const std::string& activation_name,
                                      bool wants_x) {
     const TraceSpan span("dovetail::experts_backward");
     const auto activation = activation_operation(activation_name);
     const at::Tensor &x = saved[Places::kX], &weight = saved[Places::kWeight],
                      &row_weight = saved[at.count()];
-    const Dispatch to = with_usual_sizes(kept, x, weight);
+    const DispatchedRows to = with_usual_sizes(kept, x, weight);
     const at::Tensor dy = saved.back().to(x.scalar_type()).contiguous();
     const auto runs = runs_of_width(at.downs(saved));
     const at::TensorList h = at::TensorList(saved).slice(at.count() + 1, runs.size());
@@ -256,13 +258,13 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     at::Tensor row_dweight = at::empty(row_weight.sizes(), row_weight.options());
     for (size_t i = 0; i < runs.size(); ++i) {
       a.push_back(activation->apply(h[i]));
-      const int64_t first = to.first_row(runs[i].first);
+      const int64_t first = to.first(runs[i].first);
       weigh(row_weight.narrow(0, first, a[i].size(0)), a[i], da[i],
             row_dweight.narrow(0, first, a[i].size(0)));
     }
 
     if (at.bias) {  // of which the weights' gradients are products too
-      const at::Tensor of_bias = at::empty({to.rows(), 1}, x.options());
+      const at::Tensor of_bias = at::empty({to.size(), 1}, x.options());
       const ByExpert of_expert(to, of_bias);
       for (int64_t e = 0; e < at.experts; ++e)
         calls.push_back(
@@ -303,7 +305,7 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
         calls.push_back({dx,
                          dh_of[e],
                          saved[at.up(e)],
-                         {.accumulate = true, .c_rows = token[e].narrow(0, 0, kept.rows(e))}});
+                         {.accumulate = true, .c_rows = token[e].narrow(0, 0, kept.count(e))}});
     }
     for (int64_t e = 0; e < at.experts; ++e) {
       const at::Tensor up_sums = at.bias ? gradient(at.up_bias(e)) : at::Tensor();
@@ -344,7 +346,7 @@ at::TensorList of_run(const variable_list& list, const Run& run) {
 }
 
 void refuse_if_recorded(const Dispatch& to, const char* what) {
-  if (to.is_known()) return;
+  if (!to.is_recorded()) return;
   throw UserError(fmt::format("moe: {} have tensors of other sizes in each step without padding, "
                               "which a recorded step cannot",
                               what),
@@ -396,7 +398,7 @@ at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dis
              experts.up_bias.size(), experts.down_bias.size());
   if (by_rows_on_gpu(x)) {
     std::vector<int64_t> rows;
-    for (int64_t e = 0; e < to.experts(); ++e) rows.push_back(to.rows(e));
+    for (int64_t e = 0; e < to.experts(); ++e) rows.push_back(to.rows().count(e));
     return combine_rows(feed_forward_rows(dispatch_rows(x, to), rows, experts), weight, to);
   }
   if (!use_kernel(Kernel::kExperts, x) || !x.is_cpu()) {
@@ -420,10 +422,11 @@ at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dis
   return ExpertsFunction::apply(at::TensorList(tensors), to, experts.activation, bias);
 }
 
-at::Tensor apply_experts(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
+at::Tensor apply_experts(const at::Tensor& x, const at::Tensor& weight, const Dispatch& dispatch,
                          const std::function<at::Tensor(int64_t, const at::Tensor&)>& expert) {
-  refuse_if_recorded(to,
+  refuse_if_recorded(dispatch,
                      "experts of which each is an operation of its own (quantized ones, float64)");
+  const DispatchedRows& to = dispatch.rows();
   const at::Tensor weights = weight.reshape({-1, 1});
   at::Tensor y = at::zeros(x.sizes(), weights.options().requires_grad(false));
   for (int64_t e = 0; e < to.experts(); ++e) {

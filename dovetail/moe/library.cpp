@@ -88,7 +88,7 @@ std::tuple<at::Tensor, at::Tensor> library_dispatch(const at::Tensor& x, const a
                                                     const at::Tensor& slot, int64_t experts) {
   const Dispatch to = checked_dispatch(expert, slot, experts);
   at::Tensor count = at::empty({experts}, at::kLong);
-  for (int64_t e = 0; e < experts; ++e) count.mutable_data_ptr<int64_t>()[e] = to.rows(e);
+  for (int64_t e = 0; e < experts; ++e) count.mutable_data_ptr<int64_t>()[e] = to.rows().count(e);
   return {dispatch_rows(x, to), count};
 }
 

@@ -74,7 +74,7 @@ void exchange_counts(std::vector<Chunk>& chunks, const ExpertRanks& ranks, const
   at::Tensor table = at::empty({parts.count(), n}, at::kLong);
   auto* counts = table.mutable_data_ptr<int64_t>();
   for (int64_t part = 0; part < parts.count(); ++part)
-    for (const Chunk& chunk : chunks) *counts++ = chunk.to.rows(part);
+    for (const Chunk& chunk : chunks) *counts++ = chunk.to.rows().count(part);
   Splits splits;
   for (int rank = 0; rank < placement.ranks; ++rank) {
     splits.send.push_back(placement.count(placement.holder(rank)));
@@ -87,8 +87,8 @@ void exchange_counts(std::vector<Chunk>& chunks, const ExpertRanks& ranks, const
     Splits rows;
     for (int rank = 0; rank < placement.ranks; ++rank) {
       rows.send.push_back(
-          chunks[c].to.first_row(parts.first(rank) + splits.send[static_cast<size_t>(rank)]) -
-          chunks[c].to.first_row(parts.first(rank)));
+          chunks[c].to.rows().first(parts.first(rank) + splits.send[static_cast<size_t>(rank)]) -
+          chunks[c].to.rows().first(parts.first(rank)));
       rows.receive.push_back(0);
       for (int64_t e = 0; e < own; ++e) {
         by_rank[static_cast<size_t>(rank)].push_back(
@@ -113,10 +113,10 @@ void plan_padded(std::vector<Chunk>& chunks, const ExpertRanks& ranks, const Pla
   for (Chunk& chunk : chunks) {
     Splits rows;
     for (int rank = 0; rank < placement.ranks; ++rank) {
-      rows.send.push_back(placement.count(placement.holder(rank)) * chunk.to.capacity);
-      rows.receive.push_back(own * chunk.to.capacity);
+      rows.send.push_back(placement.count(placement.holder(rank)) * chunk.to.capacity());
+      rows.receive.push_back(own * chunk.to.capacity());
     }
-    const std::vector<int64_t> of_sender(static_cast<size_t>(own), chunk.to.capacity);
+    const std::vector<int64_t> of_sender(static_cast<size_t>(own), chunk.to.capacity());
     chunk.local = arriving(std::vector(static_cast<size_t>(placement.ranks), of_sender), own);
     chunk.exchange.emplace(plan.hierarchical
                                ? Exchange::hierarchical_even(*ranks.nodes, chunk.to.places())
@@ -313,14 +313,14 @@ at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight,
 
 at::Tensor padded_feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
                                const LocalExperts& experts) {
-  const std::vector<int64_t> counts(static_cast<size_t>(to.experts()), to.capacity);
+  const std::vector<int64_t> counts(static_cast<size_t>(to.experts()), to.capacity());
   const at::Tensor rows = dispatch_rows(x, to);
   if (x.is_cuda() && !experts.modules)
     return combine_rows(feed_forward_rows(rows, counts, experts.weights), weight, to);
-  Dispatch of_rows = arriving({counts}, to.experts());
-  of_rows.token = of_rows.token.to(x.device());
-  of_rows.choice = of_rows.choice.to(x.device());
-  const at::Tensor made = run_experts(rows, of_rows, experts, weight.scalar_type());
+  DispatchedRows arrived = arriving({counts}, to.experts());
+  arrived.token = arrived.token.to(x.device());
+  arrived.choice = arrived.choice.to(x.device());
+  const at::Tensor made = run_experts(rows, arrived, experts, weight.scalar_type());
   return combine_rows(made, weight, to);
 }
 

@@ -76,20 +76,20 @@ Choices choices_of_shadowed(const Choices& choices, const Placement& placement,
   return {of_choice.clamp_min(0), at::where(of_choice < 0, -1, choices.slot).to(at::kInt)};
 }
 
-Dispatch arriving(const std::vector<std::vector<int64_t>>& counts, int64_t experts) {
+DispatchedRows arriving(const std::vector<std::vector<int64_t>>& counts, int64_t experts) {
   std::vector<std::vector<int64_t>> first(counts.size());
-  Dispatch out{.begin = std::vector<int64_t>(static_cast<size_t>(experts) + 1, 0),
-               .choice = {},
-               .token = {}};
+  DispatchedRows out{.offsets = std::vector<int64_t>(static_cast<size_t>(experts) + 1, 0),
+                     .choice = {},
+                     .token = {}};
   int64_t rows = 0;
   for (size_t r = 0; r < counts.size(); ++r) {
     for (size_t e = 0; e < counts[r].size(); ++e) {
       first[r].push_back(rows);
       rows += counts[r][e];
-      out.begin[e + 1] += counts[r][e];
+      out.offsets[e + 1] += counts[r][e];
     }
   }
-  std::partial_sum(out.begin.begin(), out.begin.end(), out.begin.begin());
+  std::partial_sum(out.offsets.begin(), out.offsets.end(), out.offsets.begin());
   const auto made = operation(
       "dovetail::moe_arriving_rows", {},
       [counts, first, rows](const Operands&) { return rows_of_experts(counts, first, rows); });

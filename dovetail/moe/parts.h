@@ -40,6 +40,6 @@ Choices choices_of_shadowed(const Choices& choices, const Placement& placement,
 
 /// The rows that arrive, sorted by sender and within one by expert, as those of each expert. counts
 /// (senders, experts).
-Dispatch arriving(const std::vector<std::vector<int64_t>>& counts, int64_t experts);
+DispatchedRows arriving(const std::vector<std::vector<int64_t>>& counts, int64_t experts);
 
 }  // namespace dovetail::moe

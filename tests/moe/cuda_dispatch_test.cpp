@@ -58,9 +58,9 @@ TEST_F(CudaDispatch, RowsAreThoseOfTheCpu) {
     SCOPED_TRACE(what);
     const Dispatch cpu = dispatch(routing.expert, routing.slot, experts),
                    gpu = dispatch(on_gpu(routing.expert), on_gpu(routing.slot), experts);
-    EXPECT_EQ(gpu.begin, cpu.begin);
-    EXPECT_TRUE(at::equal(gpu.choice.cpu(), cpu.choice));
-    EXPECT_TRUE(at::equal(gpu.token.cpu(), cpu.token));
+    EXPECT_EQ(gpu.rows().offsets, cpu.rows().offsets);
+    EXPECT_TRUE(at::equal(gpu.choice().cpu(), cpu.choice()));
+    EXPECT_TRUE(at::equal(gpu.token().cpu(), cpu.token()));
   }
 }
 
@@ -88,7 +88,7 @@ TEST_F(CudaDispatch, RowsGoThereAndBackAsOnTheCpu) {
   for (const Case& c : cases()) {
     const Dispatch to = dispatch(c.routing.expert, c.routing.slot, c.experts);
     int64_t most = 1;
-    for (int64_t e = 0; e < c.experts; ++e) most = std::max(most, to.rows(e));
+    for (int64_t e = 0; e < c.experts; ++e) most = std::max(most, to.rows().count(e));
     for (const int64_t capacity : {int64_t{0}, most, most + 3}) {
       for (const int64_t width : {1, 33, 520}) {
         for (const auto& [dtype, tolerance] :

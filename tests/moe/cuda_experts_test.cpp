@@ -128,7 +128,7 @@ std::vector<at::Tensor> run_experts(const Routing& routing, const std::vector<in
       dispatch(routing.expert.to(device), routing.slot.to(device), std::ssize(widths));
   if (!pad) return results(feed_forward(leaves[0], leaves[1], to, experts), leaves);
   int64_t most = 1;
-  for (int64_t e = 0; e < to.experts(); ++e) most = std::max(most, to.rows(e));
+  for (int64_t e = 0; e < to.experts(); ++e) most = std::max(most, to.rows().count(e));
   const Dispatch full =
       padded_dispatch(routing.expert.to(device), routing.slot.to(device), std::ssize(widths), most);
   const at::Tensor y =
