@@ -19,7 +19,7 @@ struct Operands {
 
 /// Does the operation; the tensors that it makes. What it is given may lie elsewhere from one time
 /// to the next, so it keeps no tensor and refers to none but these.
-using OperationBody = std::function<std::vector<at::Tensor>(const Operands& of)>;
+using OperationBody = std::function<std::vector<at::Tensor>(const Operands& inputs)>;
 
 /// Whether a step is being recorded on this thread (plan/record/capture.h) and this is not the
 /// inside of an operation.

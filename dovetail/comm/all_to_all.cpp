@@ -70,8 +70,8 @@ void start(const c10::intrusive_ptr<State>& state, Way way, const at::Tensor& x,
            const Exchange& exchange, Payload payload) {
   operation_once(
       "dovetail::all_to_all_start", {.reads = {x}},
-      [state, way, exchange, payload, planned = operations_are_recorded()](const Operands& of) {
-        (*state).*way = std::make_unique<Transfer>(of.reads[0], exchange, payload, planned);
+      [state, way, exchange, payload, planned = operations_are_recorded()](const Operands& inputs) {
+        (*state).*way = std::make_unique<Transfer>(inputs.reads[0], exchange, payload, planned);
         return std::vector<at::Tensor>();
       });
 }

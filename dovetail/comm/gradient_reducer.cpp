@@ -157,13 +157,14 @@ void GradientReducer::State::start_ready_buckets() {
 }
 
 void GradientReducer::State::all_reduce(size_t b) {
-  operation(
-      "dovetail::all_reduce_start", {.changes = {sums[b].flat}}, [this, b](const Operands& of) {
-        const TraceSpan span("start all_reduce");
-        const UnrecordedAllocations of_the_group;
-        running.push_back({.work = buckets[b].group->all_reduce_async(of.changes[0]), .bucket = b});
-        return std::vector<at::Tensor>();
-      });
+  operation("dovetail::all_reduce_start", {.changes = {sums[b].flat}},
+            [this, b](const Operands& inputs) {
+              const TraceSpan span("start all_reduce");
+              const UnrecordedAllocations of_the_group;
+              running.push_back(
+                  {.work = buckets[b].group->all_reduce_async(inputs.changes[0]), .bucket = b});
+              return std::vector<at::Tensor>();
+            });
 }
 
 void GradientReducer::State::reduce_scatter(size_t b) {

@@ -27,9 +27,9 @@ void check_tokens(const at::Tensor& tokens, const char* shape) {
 /// Only on the CPU: elsewhere the answer would cost a synchronisation in every step.
 void check_ids(const at::Tensor& tokens, int64_t vocab_size) {
   if (!tokens.is_cpu() || tokens.numel() == 0) return;
-  operation("dovetail::check_ids", {.reads = {tokens}}, [vocab_size](const Operands& of) {
-    const auto lowest = of.reads[0].min().item<int64_t>(),
-               highest = of.reads[0].max().item<int64_t>();
+  operation("dovetail::check_ids", {.reads = {tokens}}, [vocab_size](const Operands& inputs) {
+    const auto lowest = inputs.reads[0].min().item<int64_t>(),
+               highest = inputs.reads[0].max().item<int64_t>();
     user_check(lowest >= 0 && highest < vocab_size, "gpt: token {} is not one of the model's {}",
                lowest < 0 ? lowest : highest, vocab_size);
     return std::vector<at::Tensor>();

@@ -208,13 +208,15 @@ at::Tensor balanced(const at::Tensor& scores) {
 }  // namespace
 
 at::Tensor sinkhorn(const at::Tensor& scores) {
-  return operation("dovetail::moe_sinkhorn", {.reads = {scores}},
-                   [](const Operands& of) { return std::vector{scaled_plan(of.reads[0])}; })[0];
+  return operation("dovetail::moe_sinkhorn", {.reads = {scores}}, [](const Operands& inputs) {
+    return std::vector{scaled_plan(inputs.reads[0])};
+  })[0];
 }
 
 at::Tensor assign_balanced(const at::Tensor& scores) {
-  return operation("dovetail::moe_assign_balanced", {.reads = {scores}},
-                   [](const Operands& of) { return std::vector{balanced(of.reads[0])}; })[0];
+  return operation(
+      "dovetail::moe_assign_balanced", {.reads = {scores}},
+      [](const Operands& inputs) { return std::vector{balanced(inputs.reads[0])}; })[0];
 }
 
 at::Tensor assign_in_turn(int64_t tokens, int64_t experts, int64_t k) {

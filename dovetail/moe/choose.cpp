@@ -189,17 +189,17 @@ at::Tensor assign_slots_on_cpu(const at::Tensor& expert, const at::Tensor& weigh
 at::Tensor choose_experts(const at::Tensor& scores, const at::Tensor& bias,
                           const RoutingSpec& spec) {
   if (scores.is_cuda()) return gpu::choose_experts(scores, bias, spec);
-  return operation("dovetail::moe_choose_experts", {.reads = {scores, bias}},
-                   [spec](const Operands& of) {
-                     return std::vector{choose_experts_on_cpu(of.reads[0], of.reads[1], spec)};
-                   })[0];
+  return operation(
+      "dovetail::moe_choose_experts", {.reads = {scores, bias}}, [spec](const Operands& inputs) {
+        return std::vector{choose_experts_on_cpu(inputs.reads[0], inputs.reads[1], spec)};
+      })[0];
 }
 
 at::Tensor count_choices(const at::Tensor& expert, int64_t experts) {
   if (expert.is_cuda()) return gpu::count_choices(expert, experts);
   return operation("dovetail::moe_count_choices", {.reads = {expert.reshape({-1})}},
-                   [experts](const Operands& of) {
-                     return std::vector{at::bincount(of.reads[0], {}, experts)};
+                   [experts](const Operands& inputs) {
+                     return std::vector{at::bincount(inputs.reads[0], {}, experts)};
                    })[0];
 }
 
@@ -213,11 +213,12 @@ at::Tensor assign_slots(const at::Tensor& expert, const at::Tensor& weight, cons
                         const RoutingSpec& spec) {
   if (expert.is_cuda())
     return gpu::assign_slots(expert, weight, order, drawn_out, experts, capacity, spec);
-  return operation("dovetail::moe_assign_slots", {.reads = {expert, weight, order, drawn_out}},
-                   [=](const Operands& of) {
-                     return std::vector{assign_slots_on_cpu(of.reads[0], of.reads[1], of.reads[2],
-                                                            of.reads[3], experts, capacity, spec)};
-                   })[0];
+  return operation(
+      "dovetail::moe_assign_slots", {.reads = {expert, weight, order, drawn_out}},
+      [=](const Operands& inputs) {
+        return std::vector{assign_slots_on_cpu(inputs.reads[0], inputs.reads[1], inputs.reads[2],
+                                               inputs.reads[3], experts, capacity, spec)};
+      })[0];
 }
 
 at::Tensor choose_rows(const at::Tensor& scores, int64_t capacity) {

@@ -85,14 +85,14 @@ Layer::Output Layer::forward(const at::Tensor& x, const Pass& pass) {
 
 void Layer::add_to_load(const Routing& routing) {
   operation_once("dovetail::moe_count_load", {.reads = {routing.count, routing.slot}},
-                 [this](const Operands& of) {
-                   const at::Tensor counts = of.reads[0].cpu();
+                 [this](const Operands& inputs) {
+                   const at::Tensor counts = inputs.reads[0].cpu();
                    const auto* count = counts.const_data_ptr<int64_t>();
                    for (size_t e = 0; e < load_.count.size(); ++e) {
                      load_.count[e] += count[e];
                      load_.dropped += count[e];
                    }
-                   load_.dropped -= (of.reads[1] >= 0).sum().item<int64_t>();
+                   load_.dropped -= (inputs.reads[1] >= 0).sum().item<int64_t>();
                    return std::vector<at::Tensor>();
                  });
 }

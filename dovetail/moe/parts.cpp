@@ -60,10 +60,11 @@ std::vector<at::Tensor> rows_of_experts(const std::vector<std::vector<int64_t>>&
 }  // namespace
 
 Choices choices_of_parts(const Choices& choices, const Placement& placement, const Plan& plan) {
-  const auto made = operation("dovetail::moe_parts", {.reads = {choices.expert, choices.slot}},
-                              [placement, plan](const Operands& of) {
-                                return of_parts({of.reads[0], of.reads[1]}, placement, plan);
-                              });
+  const auto made =
+      operation("dovetail::moe_parts", {.reads = {choices.expert, choices.slot}},
+                [placement, plan](const Operands& inputs) {
+                  return of_parts({inputs.reads[0], inputs.reads[1]}, placement, plan);
+                });
   return {made[0], made[1]};
 }
 

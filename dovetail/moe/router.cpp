@@ -74,10 +74,11 @@ Router::Output Router::by_hash(const at::Tensor& rows, const Pass& pass) const {
 }
 
 at::Tensor Router::hashed(const at::Tensor& tokens) const {
-  return operation("dovetail::moe_hash_choices", {.reads = {tokens}},
-                   [key = name_key_, experts = config_.experts, k = spec_.k](const Operands& of) {
-                     return std::vector{hash_choices(key, of.reads[0], experts, k)};
-                   })[0];
+  return operation(
+      "dovetail::moe_hash_choices", {.reads = {tokens}},
+      [key = name_key_, experts = config_.experts, k = spec_.k](const Operands& inputs) {
+        return std::vector{hash_choices(key, inputs.reads[0], experts, k)};
+      })[0];
 }
 
 Router::Output Router::by_logits(const at::Tensor& rows, int64_t sequence, const Pass& pass) {
@@ -137,11 +138,11 @@ at::Tensor Router::load_loss(const Routing& routing, const Pass& pass) {
   const at::Tensor load = operation_once(
       "dovetail::moe_load_of_batch", {.reads = {routing.expert.narrow(1, 0, counted)}},
       [this, sum_over_ranks = pass.sum_over_ranks, again = pass.again,
-       options = routing.mean_score.options()](const Operands& of) {
+       options = routing.mean_score.options()](const Operands& inputs) {
         if (!again) {
           const UnrecordedAllocations of_the_sums;
           const at::Tensor counts =
-              count_choices(of.reads[0], config_.experts).to(at::kCPU, at::kDouble);
+              count_choices(inputs.reads[0], config_.experts).to(at::kCPU, at::kDouble);
           at::Tensor sums = at::cat({counts, counts.sum().view({1})});
           if (sum_over_ranks) sum_over_ranks(sums);
           step_counts_ = step_counts_.defined() ? step_counts_ + sums : sums;

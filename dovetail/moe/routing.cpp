@@ -33,8 +33,8 @@ void check_chosen(const at::Tensor& chosen, const at::Tensor& logits, const Rout
   if (chosen.is_meta() || chosen.numel() == 0) return;
   operation(
       "dovetail::moe_check_chosen", {.reads = {chosen}},
-      [experts = logits.size(1)](const Operands& of) {
-        const at::Tensor sorted = std::get<0>(of.reads[0].sort(1));
+      [experts = logits.size(1)](const Operands& inputs) {
+        const at::Tensor sorted = std::get<0>(inputs.reads[0].sort(1));
         const bool distinct = !(sorted.slice(1, 1) == sorted.slice(1, 0, -1)).any().item<bool>();
         user_check(
             distinct && sorted.min().item<int64_t>() >= 0 && sorted.max().item<int64_t>() < experts,

@@ -44,9 +44,9 @@ std::pair<at::Tensor, at::Tensor> column_codes(const at::Tensor& x, const Operan
   const std::string format =
       fmt::format("dovetail::mx_column_codes.{}.{}", name(*recipe.format), name(recipe.scale_mode));
   const auto made =
-      operation(format.c_str(), {.reads = {as_rows(x)}}, [recipe](const Operands& of) {
+      operation(format.c_str(), {.reads = {as_rows(x)}}, [recipe](const Operands& inputs) {
         const OperandCopies copies =
-            quantize_operand(of.reads[0], recipe, {.kept = true, .count = false});
+            quantize_operand(inputs.reads[0], recipe, {.kept = true, .count = false});
         return std::vector{copies.codes, copies.scales};
       });
   return {made[0], made[1]};
@@ -115,8 +115,9 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
         "dovetail::mx_linear",
         {.reads = {input, weight, bias.value_or(at::Tensor()),
                    prologue_weight.value_or(at::Tensor()), prologue_bias.value_or(at::Tensor())}},
-        [holder, call, makes_column, by_rows = kept.by_rows](const Operands& of) {
-          return multiply(*holder, of.reads, call, {.row = true, .kept = makes_column}, by_rows);
+        [holder, call, makes_column, by_rows = kept.by_rows](const Operands& inputs) {
+          return multiply(*holder, inputs.reads, call, {.row = true, .kept = makes_column},
+                          by_rows);
         });
     if (makes_column) {
       kept.codes = made[1];
@@ -217,7 +218,8 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
 
   /// of: x (by rows: in front of the prologue), weight, bias, the prologue's weight and bias. y,
   /// the kept codes and scales if `request` is for them, and by rows the prologue's statistics.
-  static std::vector<at::Tensor> multiply(const Holder& holder, const std::vector<at::Tensor>& of,
+  static std::vector<at::Tensor> multiply(const Holder& holder,
+                                          const std::vector<at::Tensor>& inputs,
                                           const QuantizedLinear::Call& call,
                                           const OperandRequest& request, bool by_rows) {
     QuantizedLinear& layer = *holder.layer;
@@ -265,7 +267,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
   /// that a plan need not have the operands of both at a time. Then dy is counted where its rows
   /// are made.
   static std::vector<at::Tensor> gradient_operations(const c10::intrusive_ptr<Holder>& holder,
-                                                     const std::vector<at::Tensor>& of,
+                                                     const std::vector<at::Tensor>& inputs,
                                                      const QuantizedLinear::Call& call,
                                                      const Wanted& wanted, bool by_rows) {
     const auto one = [&](const char* name, const Wanted& some,
@@ -299,7 +301,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
   /// prologue's statistics, its weight and bias. The gradients of x, weight, bias, and by rows of
   /// the prologue's parameters; without rows x's is that of the prologue's result.
   static std::vector<at::Tensor> differentiate(const Holder& holder,
-                                               const std::vector<at::Tensor>& of,
+                                               const std::vector<at::Tensor>& inputs,
                                                const QuantizedLinear::Call& call,
                                                const Wanted& wanted, bool by_rows) {
     QuantizedLinear& layer = *holder.layer;

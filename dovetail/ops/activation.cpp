@@ -79,8 +79,8 @@ class ActivationFunction : public torch::autograd::Function<ActivationFunction> 
     const at::Tensor x = x_in.contiguous();
     context->save_for_backward({x});
     context->saved_data["activation"] = number;
-    return operation("dovetail::activation", {.reads = {x}}, [number](const Operands& of) {
-      return std::vector{output(static_cast<Activation>(number), of.reads[0])};
+    return operation("dovetail::activation", {.reads = {x}}, [number](const Operands& inputs) {
+      return std::vector{output(static_cast<Activation>(number), inputs.reads[0])};
     })[0];
   }
 
@@ -90,8 +90,8 @@ class ActivationFunction : public torch::autograd::Function<ActivationFunction> 
     const at::Tensor dx =
         operation("dovetail::activation_gradient",
                   {.reads = {context->get_saved_variables()[0], gradients[0].contiguous()}},
-                  [activation](const Operands& of) {
-                    return std::vector{gradient(activation, of.reads[0], of.reads[1])};
+                  [activation](const Operands& inputs) {
+                    return std::vector{gradient(activation, inputs.reads[0], inputs.reads[1])};
                   })[0];
     return {dx, at::Tensor()};
   }

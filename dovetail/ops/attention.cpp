@@ -168,9 +168,9 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q,
                             const at::Tensor& k, const at::Tensor& v, AttentionOptions options) {
     const Heads x = {rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)};
-    const auto made =
-        operation("dovetail::attention", {.reads = {x.q, x.k, x.v}}, [options](const Operands& of) {
-          return forward_heads({of.reads[0], of.reads[1], of.reads[2]}, options);
+    const auto made = operation(
+        "dovetail::attention", {.reads = {x.q, x.k, x.v}}, [options](const Operands& inputs) {
+          return forward_heads({inputs.reads[0], inputs.reads[1], inputs.reads[2]}, options);
         });
     context->save_for_backward({x.q, x.k, x.v, made[0], made[1]});
     save_options(context, options);
@@ -200,9 +200,10 @@ class JoinedAttentionFunction : public torch::autograd::Function<JoinedAttention
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& qkv_in,
                             int64_t heads, int64_t kv_heads, AttentionOptions options) {
     const at::Tensor qkv = qkv_in.contiguous();
-    const auto made = operation("dovetail::attention", {.reads = {qkv}}, [=](const Operands& of) {
-      return forward_heads(split_heads(of.reads[0], heads, kv_heads), options);
-    });
+    const auto made =
+        operation("dovetail::attention", {.reads = {qkv}}, [=](const Operands& inputs) {
+          return forward_heads(split_heads(inputs.reads[0], heads, kv_heads), options);
+        });
     context->save_for_backward({qkv, made[0], made[1]});
     context->saved_data["heads"] = heads;
     context->saved_data["kv_heads"] = kv_heads;
@@ -300,12 +301,13 @@ void rotate_on_gpu(std::initializer_list<RotatedHeads> heads, int64_t position,
 /// One tensor of heads rotated, or its gradient rotated back.
 at::Tensor rotated_on_gpu(const at::Tensor& x_in, int64_t position, AttentionOptions options,
                           bool inverse) {
-  return operation("dovetail::rotate", {.reads = {rows_contiguous(x_in)}}, [=](const Operands& of) {
-    const at::Tensor& x = of.reads[0];
-    const at::Tensor to = at::empty(x.sizes(), x.options());
-    rotate_on_gpu({{x, to}}, position, options, inverse);
-    return std::vector{to};
-  })[0];
+  return operation("dovetail::rotate", {.reads = {rows_contiguous(x_in)}},
+                   [=](const Operands& inputs) {
+                     const at::Tensor& x = inputs.reads[0];
+                     const at::Tensor to = at::empty(x.sizes(), x.options());
+                     rotate_on_gpu({{x, to}}, position, options, inverse);
+                     return std::vector{to};
+                   })[0];
 }
 
 class RotateFunction : public torch::autograd::Function<RotateFunction> {
@@ -339,8 +341,8 @@ class JoinedHeadsFunction : public torch::autograd::Function<JoinedHeadsFunction
       return {x.q, x.k, x.v};
     }
     // Values are copied, so that attention does not keep all of qkv beside its rotated copy.
-    return operation("dovetail::rotate", {.reads = {qkv}}, [=](const Operands& of) {
-      const Heads x = split_heads(of.reads[0], heads, kv_heads);
+    return operation("dovetail::rotate", {.reads = {qkv}}, [=](const Operands& inputs) {
+      const Heads x = split_heads(inputs.reads[0], heads, kv_heads);
       const Heads y = {at::empty(x.q.sizes(), x.q.options()), at::empty(x.k.sizes(), x.k.options()),
                        at::empty(x.v.sizes(), x.v.options())};
       rotate_on_gpu({{x.q, y.q}, {x.k, y.k}, {x.v, y.v, false}}, /*position=*/0, options,

@@ -135,9 +135,10 @@ class LinearCrossEntropyFunction : public torch::autograd::Function<LinearCrossE
                             const at::Tensor& weight, const at::Tensor& targets) {
     const bool need_dx = x.requires_grad(), need_dweight = weight.requires_grad();
     const auto made = operation("dovetail::linear_cross_entropy", {.reads = {x, weight, targets}},
-                                [need_dx, need_dweight](const Operands& of) {
-                                  const LossAndGradients result = run(
-                                      of.reads[0], of.reads[1], of.reads[2], need_dx, need_dweight);
+                                [need_dx, need_dweight](const Operands& inputs) {
+                                  const LossAndGradients result =
+                                      run(inputs.reads[0], inputs.reads[1], inputs.reads[2],
+                                          need_dx, need_dweight);
                                   return std::vector{result.loss, result.dx, result.dweight};
                                 });
     context->saved_data["gradients"] = std::vector<at::Tensor>{
@@ -154,10 +155,10 @@ class LinearCrossEntropyFunction : public torch::autograd::Function<LinearCrossE
     std::vector<at::Tensor> stored = context->saved_data["gradients"].toTensorVector();
     context->saved_data.erase("gradients");
     operation("dovetail::scale", {.reads = {gradients[0]}, .changes = stored},
-              [](const Operands& of) {
-                const at::Tensor& scale = of.reads[0];
+              [](const Operands& inputs) {
+                const at::Tensor& scale = inputs.reads[0];
                 const bool is_one = scale.is_cpu() && scale.item<double>() == 1.0;
-                for (const at::Tensor& gradient : of.changes)
+                for (const at::Tensor& gradient : inputs.changes)
                   if (!is_one) gradient.mul_(scale);
                 return std::vector<at::Tensor>();
               });

@@ -110,8 +110,8 @@ class EmbeddingFunction : public torch::autograd::Function<EmbeddingFunction> {
     const at::Tensor weight = weight_in.contiguous(), ids = ids_in.contiguous();
     context->save_for_backward({ids});
     context->saved_data["vocab"] = weight.size(0);
-    return operation("dovetail::embedding", {.reads = {weight, ids}}, [](const Operands& of) {
-      return std::vector{look_up(of.reads[0], of.reads[1])};
+    return operation("dovetail::embedding", {.reads = {weight, ids}}, [](const Operands& inputs) {
+      return std::vector{look_up(inputs.reads[0], inputs.reads[1])};
     })[0];
   }
 
@@ -121,8 +121,8 @@ class EmbeddingFunction : public torch::autograd::Function<EmbeddingFunction> {
     const at::Tensor dweight =
         operation("dovetail::embedding_gradient",
                   {.reads = {context->get_saved_variables()[0], gradients[0].contiguous()}},
-                  [vocab](const Operands& of) {
-                    return std::vector{weight_gradient(of.reads[0], of.reads[1], vocab)};
+                  [vocab](const Operands& inputs) {
+                    return std::vector{weight_gradient(inputs.reads[0], inputs.reads[1], vocab)};
                   })[0];
     return {dweight, at::Tensor()};
   }

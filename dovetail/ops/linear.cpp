@@ -16,8 +16,8 @@ namespace dovetail {
 namespace {
 
 /// x, weight, bias -> y.
-std::vector<at::Tensor> product(const Operands& of) {
-  const at::Tensor &x = of.reads[0], &weight = of.reads[1], &bias = of.reads[2];
+std::vector<at::Tensor> product(const Operands& inputs) {
+  const at::Tensor &x = inputs.reads[0], &weight = inputs.reads[1], &bias = inputs.reads[2];
   if (x.is_cuda())
     return {at::linear(x, weight, bias)};  // cuBLASLt adds the bias at the product's end
   auto sizes = x.sizes().vec();
@@ -30,8 +30,8 @@ std::vector<at::Tensor> product(const Operands& of) {
 }
 
 /// dy (rows, out), x -> the gradients of weight and bias.
-std::vector<at::Tensor> weight_gradient(const Operands& of, bool wants_bias) {
-  const at::Tensor &dy = of.reads[0], x = of.reads[1].reshape({dy.size(0), -1});
+std::vector<at::Tensor> weight_gradient(const Operands& inputs, bool wants_bias) {
+  const at::Tensor &dy = inputs.reads[0], x = inputs.reads[1].reshape({dy.size(0), -1});
   if (dy.is_cuda()) return {at::mm(dy.t(), x), wants_bias ? column_sums(dy) : at::Tensor()};
   at::Tensor dweight = at::empty({dy.size(1), x.size(1)}, dy.options());
   // dy's columns are summed on their way into the product: the bias' gradient needs no pass of its
@@ -59,20 +59,21 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
     const at::Tensor dy = gradients[0].reshape({-1, weight.size(0)});
     at::Tensor dx, dweight, dbias;
     if (context->needs_input_grad(0))
-      dx = operation(
-               "dovetail::gemm", {.reads = {dy, weight}},
-               [](const Operands& of) { return std::vector{gemm(of.reads[0], of.reads[1])}; })[0]
+      dx = operation("dovetail::gemm", {.reads = {dy, weight}},
+                     [](const Operands& inputs) {
+                       return std::vector{gemm(inputs.reads[0], inputs.reads[1])};
+                     })[0]
                .view(x.sizes());
     const bool wants_bias =
         context->saved_data["has_bias"].toBool() && context->needs_input_grad(2);
     if (context->needs_input_grad(1)) {
-      const auto made =
-          operation("dovetail::linear_gradient", {.reads = {dy, x}},
-                    [wants_bias](const Operands& of) { return weight_gradient(of, wants_bias); });
+      const auto made = operation(
+          "dovetail::linear_gradient", {.reads = {dy, x}},
+          [wants_bias](const Operands& inputs) { return weight_gradient(inputs, wants_bias); });
       dweight = made[0], dbias = made[1];
     } else if (wants_bias) {
-      dbias = operation("dovetail::column_sums", {.reads = {dy}}, [](const Operands& of) {
-        return std::vector{column_sums(of.reads[0])};
+      dbias = operation("dovetail::column_sums", {.reads = {dy}}, [](const Operands& inputs) {
+        return std::vector{column_sums(inputs.reads[0])};
       })[0];
     }
     return {dx, dweight, dbias};

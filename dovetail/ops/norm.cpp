@@ -54,10 +54,10 @@ at::Tensor float_contiguous(const at::Tensor& x) {
 
 /// RMS norm where `centered` is false, layer norm otherwise. x and branch (contiguous; branch, on a
 /// GPU alone, may be undefined), weight, bias -> y, rstd, mean, x + branch.
-std::vector<at::Tensor> normalize(const Operands& of, double eps, bool centered) {
+std::vector<at::Tensor> normalize(const Operands& inputs, double eps, bool centered) {
   const TraceSpan span("dovetail::norm");
-  const at::Tensor &x = of.reads[0], &weight = of.reads[1], &bias = of.reads[2],
-                   &branch = of.reads[3];
+  const at::Tensor &x = inputs.reads[0], &weight = inputs.reads[1], &bias = inputs.reads[2],
+                   &branch = inputs.reads[3];
   const at::Tensor y = at::empty(x.sizes(), x.options());
   const at::Tensor rstd = at::empty({x.numel() / x.size(-1)}, x.options().dtype(at::kFloat));
   const at::Tensor mean = centered ? at::empty_like(rstd) : at::Tensor();
@@ -108,9 +108,9 @@ class NormFunction : public torch::autograd::Function<NormFunction> {
     const at::Tensor bias =
         bias_in.value_or(at::Tensor());  // an input that is a tensor must be defined
     const at::Tensor x = x_in.contiguous();
-    const auto made =
-        operation("dovetail::norm", {.reads = {x, weight, bias, at::Tensor()}},
-                  [eps, centered](const Operands& of) { return normalize(of, eps, centered); });
+    const auto made = operation(
+        "dovetail::norm", {.reads = {x, weight, bias, at::Tensor()}},
+        [eps, centered](const Operands& inputs) { return normalize(inputs, eps, centered); });
     context->save_for_backward({x, weight, bias, made[2], made[1]});
     return made[0];
   }
@@ -121,9 +121,10 @@ class NormFunction : public torch::autograd::Function<NormFunction> {
     const auto made = operation(
         "dovetail::norm_gradient",
         {.reads = {saved[0], saved[1], saved[2], saved[3], saved[4], gradients[0].contiguous()}},
-        [](const Operands& of) {
-          const auto& [x, parameters] = norm_gradients(of.reads[0], of.reads[1], of.reads[2],
-                                                       of.reads[3], of.reads[4], of.reads[5]);
+        [](const Operands& inputs) {
+          const auto& [x, parameters] =
+              norm_gradients(inputs.reads[0], inputs.reads[1], inputs.reads[2], inputs.reads[3],
+                             inputs.reads[4], inputs.reads[5]);
           return std::vector{x, parameters.weight, parameters.bias};
         });
     return {made[0], made[1], made[2], at::Tensor(), at::Tensor()};
@@ -142,9 +143,9 @@ class NormOfSumFunction : public torch::autograd::Function<NormOfSumFunction> {
     const at::Tensor bias = bias_in.value_or(at::Tensor());
     const at::Tensor x = x_in.contiguous(),
                      branch = branch_in ? branch_in->contiguous() : at::Tensor();
-    const auto made =
-        operation("dovetail::norm_of_sum", {.reads = {x, weight, bias, branch}},
-                  [eps, centered](const Operands& of) { return normalize(of, eps, centered); });
+    const auto made = operation(
+        "dovetail::norm_of_sum", {.reads = {x, weight, bias, branch}},
+        [eps, centered](const Operands& inputs) { return normalize(inputs, eps, centered); });
     const at::Tensor& sum = branch.defined() ? made[3] : x;
     context->save_for_backward({sum, weight, bias, made[2], made[1]});
     context->saved_data["branch"] = branch.defined();
@@ -154,15 +155,16 @@ class NormOfSumFunction : public torch::autograd::Function<NormOfSumFunction> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
     const auto saved = context->get_saved_variables();
-    const auto made = operation("dovetail::norm_of_sum_gradient",
-                                {.reads = {saved[0], saved[1], saved[2], saved[3], saved[4],
-                                           gradients[1].contiguous(), gradients[0].contiguous()}},
-                                [](const Operands& of) {
-                                  const auto& [sum, parameters] = norm_gradients(
-                                      of.reads[0], of.reads[1], of.reads[2], of.reads[3],
-                                      of.reads[4], of.reads[5], of.reads[6]);
-                                  return std::vector{sum, parameters.weight, parameters.bias};
-                                });
+    const auto made =
+        operation("dovetail::norm_of_sum_gradient",
+                  {.reads = {saved[0], saved[1], saved[2], saved[3], saved[4],
+                             gradients[1].contiguous(), gradients[0].contiguous()}},
+                  [](const Operands& inputs) {
+                    const auto& [sum, parameters] = norm_gradients(
+                        inputs.reads[0], inputs.reads[1], inputs.reads[2], inputs.reads[3],
+                        inputs.reads[4], inputs.reads[5], inputs.reads[6]);
+                    return std::vector{sum, parameters.weight, parameters.bias};
+                  });
     const at::Tensor of_branch = context->saved_data["branch"].toBool() ? made[0] : at::Tensor();
     return {made[0], of_branch, made[1], made[2], at::Tensor(), at::Tensor()};
   }

@@ -80,8 +80,8 @@ at::Tensor activate(const std::string& activation, const at::Tensor& h) {
 /// By the definition: choice by choice, token by token.
 at::Tensor by_loops(const Case& c) {
   std::vector<at::Tensor> rows;
-  const auto bias = [](const std::vector<at::Tensor>& of, size_t e) {
-    return of.empty() ? at::Tensor() : of[e];
+  const auto bias = [](const std::vector<at::Tensor>& inputs, size_t e) {
+    return inputs.empty() ? at::Tensor() : of[e];
   };
   for (int64_t t = 0; t < c.x.size(0); ++t) {
     at::Tensor y = at::zeros({kWidth}, c.x.options());

@@ -94,7 +94,7 @@ TEST(Capture, OperationsThatRunOnceCannotRunAgainAndWhatTheyHoldIsAlwaysThere) {
         });
         const at::Tensor doubled =
             operation("test::double", {.reads = {loss}},
-                      [](const Operands& of) { return std::vector{of.reads[0] * 2}; })[0];
+                      [](const Operands& inputs) { return std::vector{inputs.reads[0] * 2}; })[0];
         const at::Tensor came = operation_once("test::wait", {}, [&](const Operands&) {
           held.reset();
           return std::vector{at::ones({32})};

@@ -57,10 +57,11 @@ class UpdatedAtOnce {
                 {.reads = {parameters_[p].second.grad()},
                  .changes = {parameters_[p].second.detach(), state_[2 * p].second,
                              state_[2 * p + 1].second}},
-                [](const Operands& of) {
-                  at::Tensor weight = of.changes[0], first = of.changes[1], second = of.changes[2];
-                  first.mul_(0.9).add_(of.reads[0], 0.1);
-                  second.mul_(0.99).addcmul_(of.reads[0], of.reads[0], 0.01);
+                [](const Operands& inputs) {
+                  at::Tensor weight = inputs.changes[0], first = inputs.changes[1],
+                             second = inputs.changes[2];
+                  first.mul_(0.9).add_(inputs.reads[0], 0.1);
+                  second.mul_(0.99).addcmul_(inputs.reads[0], inputs.reads[0], 0.01);
                   weight.addcdiv_(first, second.sqrt().add_(1e-8), -1e-3);
                   return std::vector<at::Tensor>();
                 });

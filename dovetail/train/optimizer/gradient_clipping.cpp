@@ -14,8 +14,8 @@ std::vector<at::Tensor> squares_of(const std::vector<at::Tensor>& gradients) {
   std::vector<at::Tensor> out;
   out.reserve(gradients.size());
   for (const at::Tensor& gradient : gradients)
-    out.push_back(operation("dovetail::squares", {.reads = {gradient}}, [](const Operands& of) {
-      return std::vector{squares_of_pieces(of.reads)};
+    out.push_back(operation("dovetail::squares", {.reads = {gradient}}, [](const Operands& inputs) {
+      return std::vector{squares_of_pieces(inputs.reads)};
     })[0]);
   return out;
 }

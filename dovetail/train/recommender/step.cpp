@@ -176,11 +176,11 @@ void RecommenderStep::run_dense(const std::vector<at::Tensor>& inputs, int64_t f
     const TraceSpan span("backward");
     sum.backward();
     operation_once("dovetail::table_gradient", {.reads = {embedded.grad()}},
-                   [this, begin, count](const Operands& of) {
+                   [this, begin, count](const Operands& inputs) {
                      const UnrecordedAllocations of_the_tables;
                      at::Tensor to = now_.gradient.narrow(0, begin, count);
                      at::div_out(
-                         to, of.reads[0],
+                         to, inputs.reads[0],
                          at::native::wrapped_scalar_tensor(static_cast<double>(now_.rows->rows)));
                      return std::vector<at::Tensor>();
                    });
