@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,14 @@ namespace dovetail {
 /// undefined ones.
 struct Operands {
   std::vector<at::Tensor> reads = {}, changes = {};
+
+  /// The first N of `reads`, for structured bindings: const auto [x, weight] = inputs.read<2>();
+  template <size_t N>
+  auto read() const {
+    return [this]<size_t... I>(std::index_sequence<I...>) {
+      return std::tie(reads[I]...);
+    }(std::make_index_sequence<N>());
+  }
 };
 
 /// Does the operation; the tensors that it makes. What it is given may lie elsewhere from one time

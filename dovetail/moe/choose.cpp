@@ -213,12 +213,12 @@ at::Tensor assign_slots(const at::Tensor& expert, const at::Tensor& weight, cons
                         const RoutingSpec& spec) {
   if (expert.is_cuda())
     return gpu::assign_slots(expert, weight, order, drawn_out, experts, capacity, spec);
-  return operation(
-      "dovetail::moe_assign_slots", {.reads = {expert, weight, order, drawn_out}},
-      [=](const Operands& inputs) {
-        return std::vector{assign_slots_on_cpu(inputs.reads[0], inputs.reads[1], inputs.reads[2],
-                                               inputs.reads[3], experts, capacity, spec)};
-      })[0];
+  return operation("dovetail::moe_assign_slots", {.reads = {expert, weight, order, drawn_out}},
+                   [=](const Operands& inputs) {
+                     const auto [expert, weight, order, drawn_out] = inputs.read<4>();
+                     return std::vector{assign_slots_on_cpu(expert, weight, order, drawn_out,
+                                                            experts, capacity, spec)};
+                   })[0];
 }
 
 at::Tensor choose_rows(const at::Tensor& scores, int64_t capacity) {

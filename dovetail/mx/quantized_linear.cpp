@@ -184,17 +184,17 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
         holder->layer->recipe_.gradient.format && (wanted.input || wanted.weight);
     const auto call =
         quantizes ? holder->layer->next_call(Operand::kGradient) : QuantizedLinear::Call{};
-    const std::vector<at::Tensor> of = {dy,
-                                        weight,
-                                        kept.codes,
-                                        kept.scales,
-                                        read,
-                                        kept.statistics.rstd,
-                                        kept.statistics.mean,
-                                        of_prologue.weight,
-                                        of_prologue.bias};
+    const std::vector<at::Tensor> inputs = {dy,
+                                            weight,
+                                            kept.codes,
+                                            kept.scales,
+                                            read,
+                                            kept.statistics.rstd,
+                                            kept.statistics.mean,
+                                            of_prologue.weight,
+                                            of_prologue.bias};
     const std::vector<at::Tensor> made =
-        gradient_operations(holder, of, call, wanted, kept.by_rows);
+        gradient_operations(holder, inputs, call, wanted, kept.by_rows);
 
     RowOperation::Gradients before = {.x = made[0], .parameters = {made[3], made[4]}};
     if (before.x.defined() && !kept.by_rows && prologue != nullptr)
@@ -223,7 +223,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
                                           const QuantizedLinear::Call& call,
                                           const OperandRequest& request, bool by_rows) {
     QuantizedLinear& layer = *holder.layer;
-    const at::Tensor &x = of[0], &weight = of[1], &bias = of[2];
+    const at::Tensor &x = inputs[0], &weight = inputs[1], &bias = inputs[2];
     RowOperation::Statistics statistics;
     OperandCopies input;
     if (!by_rows && x.size(-1) == weight.size(1) && layer.multiplies_float8(x, x.size(0), weight)) {
@@ -236,7 +236,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
       return {y, of_x.column, of_x.column_scales, {}, {}};
     }
     if (by_rows) {
-      const auto prologue = holder.prologue->with({of[3], of[4]});
+      const auto prologue = holder.prologue->with({inputs[3], inputs[4]});
       input = layer.quantized(Operand::kActivation, prologue->rows(x, statistics), request, call);
     } else if (layer.recipe_.activation.format) {
       input = layer.quantized(Operand::kActivation, x, request, call);
@@ -272,11 +272,11 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
                                                      const Wanted& wanted, bool by_rows) {
     const auto one = [&](const char* name, const Wanted& some,
                          const QuantizedLinear::Call& of_call) {
-      Operands operands{.reads = of};
+      Operands operands{.reads = inputs};
       std::vector<at::Tensor>& reads = operands.reads;
       // FP8 products on a GPU ask for the weight's sizes.
       const OperandRecipe& of_weight = holder->layer->recipe_.weight;
-      const bool asks = of[0].is_cuda() && of_weight.format && !of_weight.is_microscaling();
+      const bool asks = inputs[0].is_cuda() && of_weight.format && !of_weight.is_microscaling();
       if (!some.input && !asks) reads[1] = at::Tensor();
       if (!some.input) reads[5] = reads[6] = at::Tensor();
       if (!some.weight) reads[2] = reads[3] = at::Tensor();
@@ -305,9 +305,9 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
                                                const QuantizedLinear::Call& call,
                                                const Wanted& wanted, bool by_rows) {
     QuantizedLinear& layer = *holder.layer;
-    const at::Tensor &dy = of[0], &weight = of[1];
+    const at::Tensor &dy = inputs[0], &weight = inputs[1];
     const at::ScalarType made = dy.scalar_type();
-    const auto prologue = by_rows ? holder.prologue->with({of[7], of[8]}) : nullptr;
+    const auto prologue = by_rows ? holder.prologue->with({inputs[7], inputs[8]}) : nullptr;
     // Each operand goes when its product is done: they are as large as activations.
     at::Tensor dinput, dweight, dbias;
     if (!by_rows && (wanted.input || wanted.weight) &&
@@ -316,8 +316,9 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
       const auto codes = layer.float8_codes(Operand::kGradient, dy);
       if (wanted.weight) {
         QuantizedLinear::Codes of_x{
-            .row = {}, .column = of[2], .row_scales = {}, .column_scales = of[3]};
-        if (!of_x.column.defined()) of_x = layer.float8_codes(Operand::kActivation, as_rows(of[4]));
+            .row = {}, .column = inputs[2], .row_scales = {}, .column_scales = inputs[3]};
+        if (!of_x.column.defined())
+          of_x = layer.float8_codes(Operand::kActivation, as_rows(inputs[4]));
         dweight = float8_product(codes.column, codes.column_scales, r.gradient.blocks, of_x.column,
                                  of_x.column_scales, r.activation.blocks);
       }
@@ -334,8 +335,8 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     if (wanted.weight) {
       const at::ScalarType dtype =
           emulation_dtype(dy, layer.recipe_.gradient, layer.recipe_.activation);
-      const OperandCopies of_x =
-          input_columns(layer, prologue.get(), {of[2], of[3], of[4], {}, by_rows}, dtype);
+      const OperandCopies of_x = input_columns(
+          layer, prologue.get(), {inputs[2], inputs[3], inputs[4], {}, by_rows}, dtype);
       dweight =
           layer.gemm_ == Gemm::kNative
               ? native_product(of_dy.column_codes, of_x.column_codes, made)
@@ -354,7 +355,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     of_dy = {};
     if (wanted.bias) dbias = column_sums(dy);
     if (!dinput.defined() || !by_rows) return {dinput, dweight, dbias, {}, {}};
-    const auto before = prologue->gradients(of[4], {of[5], of[6]}, dinput);
+    const auto before = prologue->gradients(inputs[4], {inputs[5], inputs[6]}, dinput);
     return {before.x, dweight, dbias, before.parameters.weight, before.parameters.bias};
   }
 

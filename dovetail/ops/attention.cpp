@@ -168,10 +168,11 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q,
                             const at::Tensor& k, const at::Tensor& v, AttentionOptions options) {
     const Heads x = {rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)};
-    const auto made = operation(
-        "dovetail::attention", {.reads = {x.q, x.k, x.v}}, [options](const Operands& inputs) {
-          return forward_heads({inputs.reads[0], inputs.reads[1], inputs.reads[2]}, options);
-        });
+    const auto made = operation("dovetail::attention", {.reads = {x.q, x.k, x.v}},
+                                [options](const Operands& inputs) {
+                                  const auto [q, k, v] = inputs.read<3>();
+                                  return forward_heads({q, k, v}, options);
+                                });
     context->save_for_backward({x.q, x.k, x.v, made[0], made[1]});
     save_options(context, options);
     return made[0];
@@ -179,18 +180,18 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
-    Operands of{.reads = context->get_saved_variables()};
-    of.reads.push_back(gradients[0]);
-    const auto made =
-        operation("dovetail::attention_gradient", std::move(of),
-                  [options = saved_options(context)](const Operands& saved) {
-                    const Heads x = {saved.reads[0], saved.reads[1], saved.reads[2]};
-                    const Heads dx = {at::empty(x.q.sizes(), x.q.options()),
-                                      at::empty(x.k.sizes(), x.k.options()),
-                                      at::empty(x.v.sizes(), x.v.options())};
-                    backward_heads(x, saved.reads[3], saved.reads[4], saved.reads[5], dx, options);
-                    return std::vector{dx.q, dx.k, dx.v};
-                  });
+    Operands saved{.reads = context->get_saved_variables()};
+    saved.reads.push_back(gradients[0]);
+    const auto made = operation("dovetail::attention_gradient", std::move(saved),
+                                [options = saved_options(context)](const Operands& inputs) {
+                                  const auto [q, k, v, y, statistics, dy] = inputs.read<6>();
+                                  const Heads x = {q, k, v};
+                                  const Heads dx = {at::empty(x.q.sizes(), x.q.options()),
+                                                    at::empty(x.k.sizes(), x.k.options()),
+                                                    at::empty(x.v.sizes(), x.v.options())};
+                                  backward_heads(x, y, statistics, dy, dx, options);
+                                  return std::vector{dx.q, dx.k, dx.v};
+                                });
     return {made[0], made[1], made[2], at::Tensor()};
   }
 };
@@ -215,17 +216,17 @@ class JoinedAttentionFunction : public torch::autograd::Function<JoinedAttention
                                                  torch::autograd::variable_list gradients) {
     const int64_t heads = context->saved_data["heads"].toInt(),
                   kv_heads = context->saved_data["kv_heads"].toInt();
-    Operands of{.reads = context->get_saved_variables()};
-    of.reads.push_back(gradients[0]);
-    const auto made = operation(
-        "dovetail::attention_gradient", std::move(of),
-        [heads, kv_heads, options = saved_options(context)](const Operands& saved) {
-          const at::Tensor& qkv = saved.reads[0];
-          const at::Tensor dqkv = at::empty(qkv.sizes(), qkv.options());
-          backward_heads(split_heads(qkv, heads, kv_heads), saved.reads[1], saved.reads[2],
-                         saved.reads[3], split_heads(dqkv, heads, kv_heads), options);
-          return std::vector{dqkv};
-        });
+    Operands saved{.reads = context->get_saved_variables()};
+    saved.reads.push_back(gradients[0]);
+    const auto made =
+        operation("dovetail::attention_gradient", std::move(saved),
+                  [heads, kv_heads, options = saved_options(context)](const Operands& inputs) {
+                    const auto [qkv, y, statistics, dy] = inputs.read<4>();
+                    const at::Tensor dqkv = at::empty(qkv.sizes(), qkv.options());
+                    backward_heads(split_heads(qkv, heads, kv_heads), y, statistics, dy,
+                                   split_heads(dqkv, heads, kv_heads), options);
+                    return std::vector{dqkv};
+                  });
     return {made[0], at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
@@ -353,11 +354,11 @@ class JoinedHeadsFunction : public torch::autograd::Function<JoinedHeadsFunction
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
-    const Operands of = {.reads = {rows_contiguous(gradients[0]), rows_contiguous(gradients[1]),
-                                   rows_contiguous(gradients[2])}};
-    const auto made =
-        operation("dovetail::rotate", of, [options = saved_options(context)](const Operands& read) {
-          const at::Tensor &dq = read.reads[0], &dk = read.reads[1], &dv = read.reads[2];
+    const Operands parts = {.reads = {rows_contiguous(gradients[0]), rows_contiguous(gradients[1]),
+                                      rows_contiguous(gradients[2])}};
+    const auto made = operation(
+        "dovetail::rotate", parts, [options = saved_options(context)](const Operands& inputs) {
+          const auto [dq, dk, dv] = inputs.read<3>();
           const int64_t heads = dq.size(2), kv_heads = dk.size(2);
           const at::Tensor dqkv = at::empty(
               {dq.size(0), dq.size(1), (heads + 2 * kv_heads) * dq.size(3)}, dq.options());

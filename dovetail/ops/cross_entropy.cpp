@@ -136,9 +136,9 @@ class LinearCrossEntropyFunction : public torch::autograd::Function<LinearCrossE
     const bool need_dx = x.requires_grad(), need_dweight = weight.requires_grad();
     const auto made = operation("dovetail::linear_cross_entropy", {.reads = {x, weight, targets}},
                                 [need_dx, need_dweight](const Operands& inputs) {
+                                  const auto [x, weight, targets] = inputs.read<3>();
                                   const LossAndGradients result =
-                                      run(inputs.reads[0], inputs.reads[1], inputs.reads[2],
-                                          need_dx, need_dweight);
+                                      run(x, weight, targets, need_dx, need_dweight);
                                   return std::vector{result.loss, result.dx, result.dweight};
                                 });
     context->saved_data["gradients"] = std::vector<at::Tensor>{

@@ -17,7 +17,7 @@ namespace {
 
 /// x, weight, bias -> y.
 std::vector<at::Tensor> product(const Operands& inputs) {
-  const at::Tensor &x = inputs.reads[0], &weight = inputs.reads[1], &bias = inputs.reads[2];
+  const auto [x, weight, bias] = inputs.read<3>();
   if (x.is_cuda())
     return {at::linear(x, weight, bias)};  // cuBLASLt adds the bias at the product's end
   auto sizes = x.sizes().vec();

@@ -56,8 +56,7 @@ at::Tensor float_contiguous(const at::Tensor& x) {
 /// GPU alone, may be undefined), weight, bias -> y, rstd, mean, x + branch.
 std::vector<at::Tensor> normalize(const Operands& inputs, double eps, bool centered) {
   const TraceSpan span("dovetail::norm");
-  const at::Tensor &x = inputs.reads[0], &weight = inputs.reads[1], &bias = inputs.reads[2],
-                   &branch = inputs.reads[3];
+  const auto [x, weight, bias, branch] = inputs.read<4>();
   const at::Tensor y = at::empty(x.sizes(), x.options());
   const at::Tensor rstd = at::empty({x.numel() / x.size(-1)}, x.options().dtype(at::kFloat));
   const at::Tensor mean = centered ? at::empty_like(rstd) : at::Tensor();
@@ -122,10 +121,9 @@ class NormFunction : public torch::autograd::Function<NormFunction> {
         "dovetail::norm_gradient",
         {.reads = {saved[0], saved[1], saved[2], saved[3], saved[4], gradients[0].contiguous()}},
         [](const Operands& inputs) {
-          const auto& [x, parameters] =
-              norm_gradients(inputs.reads[0], inputs.reads[1], inputs.reads[2], inputs.reads[3],
-                             inputs.reads[4], inputs.reads[5]);
-          return std::vector{x, parameters.weight, parameters.bias};
+          const auto [x, weight, bias, mean, rstd, dy] = inputs.read<6>();
+          const auto [dx, parameters] = norm_gradients(x, weight, bias, mean, rstd, dy);
+          return std::vector{dx, parameters.weight, parameters.bias};
         });
     return {made[0], made[1], made[2], at::Tensor(), at::Tensor()};
   }
@@ -155,16 +153,15 @@ class NormOfSumFunction : public torch::autograd::Function<NormOfSumFunction> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
     const auto saved = context->get_saved_variables();
-    const auto made =
-        operation("dovetail::norm_of_sum_gradient",
-                  {.reads = {saved[0], saved[1], saved[2], saved[3], saved[4],
-                             gradients[1].contiguous(), gradients[0].contiguous()}},
-                  [](const Operands& inputs) {
-                    const auto& [sum, parameters] = norm_gradients(
-                        inputs.reads[0], inputs.reads[1], inputs.reads[2], inputs.reads[3],
-                        inputs.reads[4], inputs.reads[5], inputs.reads[6]);
-                    return std::vector{sum, parameters.weight, parameters.bias};
-                  });
+    const auto made = operation(
+        "dovetail::norm_of_sum_gradient",
+        {.reads = {saved[0], saved[1], saved[2], saved[3], saved[4], gradients[1].contiguous(),
+                   gradients[0].contiguous()}},
+        [](const Operands& inputs) {
+          const auto [sum, weight, bias, mean, rstd, dy, dsum] = inputs.read<7>();
+          const auto [dx, parameters] = norm_gradients(sum, weight, bias, mean, rstd, dy, dsum);
+          return std::vector{dx, parameters.weight, parameters.bias};
+        });
     const at::Tensor of_branch = context->saved_data["branch"].toBool() ? made[0] : at::Tensor();
     return {made[0], of_branch, made[1], made[2], at::Tensor(), at::Tensor()};
   }
