@@ -112,7 +112,7 @@ Guide::Storages Guide::take_arguments(CapturedOperation& operation,
               fmt::format("argument \"{}\" has another shape or storage", arguments[i].name()));
     if (same_value(given.value, recorded.value)) {
       if (!checks_.same_numbers)
-        recorded.value = std::move(given.value);  // the body of an operation, too
+        recorded.value = std::move(given.value);  // also the body of an operation
       continue;
     }
     const std::string change =
@@ -163,7 +163,7 @@ void Guide::take_results(const CapturedOperation& operation, const torch::jit::S
 void Guide::find_held() {
   hold_all();
   if (checks_.same_numbers)
-    return;  // other steps do not call the function: what it holds is never read
+    return;  // other steps do not call the function: tensors that it holds are never read
   for (const auto& [index, weak] : storages_.held()) {
     const auto storage = step_.storages[index].external.defined() ? nullptr : weak.lock();
     if (!storage) continue;
