@@ -58,8 +58,8 @@ class CheckpointFolder {
 
   /// Begins a save whose largest tensors are written first, while the caller waits. If a save is in
   /// progress, waits for it and throws its failure. A delta builds on the previous save of this
-  /// process. The caller fills the returned object before it calls save_async for the same step.
-  /// save_async throws what cannot be saved. `wait` throws errors of the disk.
+  /// process. The caller fills the returned object, then calls save_async for the same step. That
+  /// call throws what cannot be saved. `wait` throws errors of the disk.
   StreamedTensors& begin(int64_t step, CheckpointKind kind);
 
   /// Writes a checkpoint on a thread, which frees the tensors file by file. Tensors that somebody

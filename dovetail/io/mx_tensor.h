@@ -14,8 +14,8 @@ struct SafetensorsContent {
 };
 
 /// Adds a tensor in a microscaling format to a safetensors file, as two U8 tensors and metadata.
-/// "<name>.codes" has one byte per code, or packed codes (mx::pack_codes): FP6 takes three quarters
-/// of that, FP4 half. "<name>.scales" has the scales. The metadata of "<name>" is
+/// "<name>.codes" has one byte per code, or packed codes (mx::pack_codes). Packed FP6 takes 3/4
+/// byte per code, FP4 half a byte. "<name>.scales" has the scales. The metadata of "<name>" is
 /// {"format": "e2m1", "orientation": "row", "shape": [3, 64]}.
 void put_mx_tensor(const std::string& name, const mx::MXTensor& x, SafetensorsContent& content);
 

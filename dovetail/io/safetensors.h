@@ -47,9 +47,9 @@ class SafetensorsStream {
   uint64_t left_ = 0;  ///< bytes to append
 };
 
-/// Safetensors file, memory-mapped. The constructor checks all of it before use: header length,
-/// JSON (no duplicate key), dtypes, shapes, offsets inside the file, no overlap and no hole. Throws
-/// UserError with file and reason.
+/// Safetensors file, memory-mapped. The constructor checks the whole file before it is used. It
+/// checks header length, JSON (no duplicate key), dtypes and shapes. Offsets must be inside the
+/// file, with no overlap and no hole. Throws UserError with file and reason.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);

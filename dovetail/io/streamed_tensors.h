@@ -55,8 +55,8 @@ class StreamedTensors {
   std::filesystem::path folder_;
   int64_t step_;
   std::vector<Open> open_;
-  std::future<std::vector<ManifestFile>>
-      closing_;  ///< previous files, synced while the next are written
+  /// Previous files, synced while the next ones are written.
+  std::future<std::vector<ManifestFile>> closing_;
   std::vector<ManifestFile> files_;
   std::map<std::string, std::string> rows_of_;
   size_t count_ = 0;

@@ -14,8 +14,8 @@ struct RecordedBatch {
 
 /// Extrapolates two recordings at different batches to the step at `batch`, for planning only.
 /// Every size, stride, offset and number of bytes lies on the line through the two recordings. Both
-/// must run the same operations. The result is exact if every batch has these operations, and if no
-/// dimension grows with the square of the batch.
+/// must run the same operations. The result is exact if every batch has these operations. Also, no
+/// dimension may grow with the square of the batch.
 ///
 /// Of all allocations inside operations, only tensors that the operations make are kept. Scratch
 /// memory of kernels need not be linear in the batch and differs on other machines. Numbers among

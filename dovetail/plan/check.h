@@ -62,9 +62,9 @@ struct Timeline {
 /// fetches it. Its newest version must be on the host, exact, when the step ends. It need not be on
 /// the device, even if `final` lists it: the next step begins in the same state.
 ///
-/// An algorithm may find a tensor on the host (Algorithm::on_host). The version that the node reads
-/// must then be on the host, and the tensor must not be on the device. The compute turns the host
-/// copy into the new version.
+/// An algorithm may find a tensor on the host (Algorithm::on_host). The host must then have the
+/// version that the node reads, and the device must have no copy. The compute turns the host copy
+/// into the new version.
 Timeline check(const Graph& graph, const Plan& plan);
 
 }  // namespace dovetail::plan

@@ -16,8 +16,8 @@
 namespace dovetail::plan {
 
 /// Runs a captured step by a plan on the CPU. All storages and workspaces have planned addresses in
-/// one arena. Two threads copy tensors. Without lossy compression, the results equal the captured
-/// step bit for bit, if it ran by the algorithms that the plan names.
+/// one arena. Two threads copy tensors. Without lossy compression, results equal bit for bit a step
+/// without a plan that runs the same algorithms.
 ///
 /// The constructor moves the tensors declared at capture into the arena. Tensors that the plan
 /// starts on the host move to the host tier, which is memory or a mapped file. Their values may be

@@ -32,7 +32,7 @@ class HostTier {
   bool direct() const { return direct_; }
   /// First byte of the mapping, a multiple of kPage. `read` returns bytes written to the mapping,
   /// and the mapping shows bytes given to `write`. The system keeps a shared mapping coherent with
-  /// direct reads and writes of its file, if they do not happen at the same time.
+  /// direct reads and writes of its file. They must not happen at the same time.
   std::byte* data() const { return data_; }
 
  private:

@@ -12,24 +12,25 @@
 
 namespace dovetail::plan {
 
-/// 0-1 program of a step: the joint model of MO-SOS. It chooses together the algorithm of every
-/// node and the use of every gap (plan/schedule.h) in the way of the budget. STR and similar
-/// strategies are the same model with techniques switched off.
+/// 0-1 program of a step: the joint model of MO-SOS. It decides every gap (plan/schedule.h) in the
+/// way of the budget, together with every node's algorithm. STR and similar strategies are the same
+/// model with techniques switched off.
 ///
-/// Columns belong to stages, one for each node. Binary columns are: the use of a gap, the stage in
-/// which its fetch starts, the stage by which its offload has ended, nodes that run again in a
-/// stage, and each node's algorithm. Clock columns are: the begin of a stage, the start of its
-/// node, and the end of each offload. A gap that wraps has two parts. The first part covers the
-/// stages before its tensor's first use, with the fetch. The second part covers the stages after
-/// its last use, with the offload if the step wrote it. A tensor that starts on the host needs no
-/// other copy of its first version.
+/// Columns belong to stages, one for each node. Binary columns:
+/// - the use of a gap,
+/// - the stage in which its fetch starts, and the stage by which its offload has ended,
+/// - nodes that run again in a stage,
+/// - each node's algorithm.
+/// Clock columns are the begin of a stage, the start of its node, and the end of each offload. A
+/// gap that wraps has two parts. The first covers the stages before its tensor's first use, with
+/// the fetch. The second covers the stages after its last use, with the offload if the step wrote
+/// it. A tensor that starts on the host needs no other copy of its first version.
 ///
 /// Every row is a condition that each schedule meets. Memory fits at the start of each node, at
 /// each repeated run, and around each codec. A repeated run finds its inputs. A stream does one
-/// copy at a time. So the program is a relaxation: point() of a schedule is feasible, and no
-/// schedule is expected to take less (expected_s) than the minimum objective. Tests with random
-/// schedules agree with this; it is not proven. The scheduler may need longer for the same
-/// decisions.
+/// copy at a time. So the program is a relaxation: point() of a schedule is feasible. No schedule
+/// is expected to take less (expected_s) than the minimum objective. Tests with random schedules
+/// agree with this; it is not proven. The scheduler may need longer for the same decisions.
 ///
 /// In large steps the program is looser. A recomputation gets its inputs for free if they are more
 /// than a few recomputations deep. The smallest storages take no memory between their uses.
@@ -150,23 +151,23 @@ class JointProgram {
   const double longest_s_, unit_s_, unit_bytes_;
   LinearProgram program_;
   int stages_ = 0, end_ = -1;
-  std::vector<int> beside_;  // seconds of copies out and in beside computing, where these cost any
-  Entries computing_;        // of all that is computed, less its seconds
-  double computing_s_ = 0;   // of what is computed in any case, which has no column
-  std::vector<double> soonest_s_;    // of each stage, by the fastest algorithms
-  std::vector<bool> left_out_;       // of each gap: its tensor takes no memory in it
-  std::vector<int64_t> kept_bytes_;  // of each stage, if nothing leaves, without workspace
+  std::vector<int> beside_;  // seconds of copies out and in during computing, if these cost any
+  Entries computing_;       // columns of all computing, with their seconds as negative coefficients
+  double computing_s_ = 0;  // seconds of computing that is certain and has no column
+  std::vector<double> soonest_s_;    // earliest begin of each stage, with the fastest algorithms
+  std::vector<bool> left_out_;       // per gap: its tensor takes no memory in it
+  std::vector<int64_t> kept_bytes_;  // per stage, with everything resident, without workspace
   int64_t bytes_at_start_ = 0;       // if nothing starts on the host
-  std::vector<bool> tight_;          // if the largest workspaces do not fit then
-  std::vector<int> begin_, start_;   // clocks of each stage
-  std::vector<std::vector<int>>
-      choice_;             // of each node: a column an algorithm, or -1; empty: one only
-  std::vector<int> only_;  // the algorithm of a node without choice
+  std::vector<bool> tight_;  // per stage: everything resident and the largest workspace do not fit
+  std::vector<int> begin_, start_;  // clock columns of each stage
+  // Per node: a column for each algorithm, or -1. Empty if there is no choice.
+  std::vector<std::vector<int>> choice_;
+  std::vector<int> only_;  // algorithm of each node without a choice
   std::vector<GapColumns> columns_;
   std::vector<Job> jobs_;
-  std::map<std::pair<int, int>, int> runs_;   // stage, node: the node runs again
-  std::map<std::pair<int, int>, int> run_s_;  // its seconds, where there is a choice
-  std::set<std::pair<int, int>> free_runs_;   // the same without a column: at no cost
+  std::map<std::pair<int, int>, int> runs_;   // (stage, node): the node runs again
+  std::map<std::pair<int, int>, int> run_s_;  // seconds of a repeated run, if its node has a choice
+  std::set<std::pair<int, int>> free_runs_;   // repeated runs without a column, at no cost
 };
 
 }  // namespace dovetail::plan
