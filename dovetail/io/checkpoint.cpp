@@ -26,8 +26,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Returns finite tensors that nobody else can change: tensors that only the snapshot holds, and
-/// copies of the others.
+/// Checks that all tensors are finite. Returns tensors that nobody else can change: tensors that
+/// only the snapshot holds, and copies of the others.
 std::map<std::string, at::Tensor> finite_tensors(Snapshot snapshot) {
   for (auto& [name, tensor] : snapshot.tensors) {
     DOVETAIL_CHECK(tensor.defined(), "checkpoint: tensor '{}' is undefined", name);

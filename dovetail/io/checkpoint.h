@@ -20,8 +20,8 @@ namespace dovetail {
 struct Snapshot {
   int64_t step = 0;
   std::map<std::string, at::Tensor> tensors;  ///< "model.<name>", "optimizer.m.<name>", ...
-  nlohmann::json
-      state;  ///< config, topology, data position, metrics offset, RNG seed; finite numbers only
+  /// Config, topology, data position, metrics offset, RNG seed. Finite numbers only.
+  nlohmann::json state;
 };
 
 /// Kind of a checkpoint. A full one can be read alone. It may hold only some rows of a large
@@ -42,13 +42,12 @@ class CheckpointFolder {
  public:
   struct Options {
     int64_t keep = 3;  ///< at least 1
-    int64_t shard_bytes =
-        int64_t{2}  // Maximum data bytes of a file. A larger tensor gets a file of its own.
-        << 30;
+    /// Maximum data bytes of a file. A larger tensor gets a file of its own.
+    int64_t shard_bytes = int64_t{2} << 30;
   };
   /// Creates `folder` only when a save needs it.
   CheckpointFolder(std::filesystem::path folder, Options options);
-  /// Waits for a save in progress. Logs a warning if it failed and nobody has seen the failure.
+  /// Waits for a save in progress. Logs its failure as a warning.
   ~CheckpointFolder();
   CheckpointFolder(const CheckpointFolder&) = delete;
   CheckpointFolder& operator=(const CheckpointFolder&) = delete;

@@ -37,8 +37,8 @@ StoredCheckpoint::Link open_link(const fs::path& path, CheckpointManifest& manif
 
 using RowsOf = std::map<std::string, std::string>;
 
-/// Returns the keys that number a tensor's rows, or the tensor itself if it has keys. Empty if
-/// neither.
+/// Returns the tensor with the keys of a tensor's rows, or the tensor itself if it holds keys.
+/// Empty if rows have numbers only.
 std::string keys_of(const RowsOf& rows_of, const std::string& name) {
   const std::string& numbers = rows_of.at(name);
   if (rows_of.contains(numbers)) return numbers;
@@ -56,7 +56,7 @@ void check_rows(const fs::path& path, const StoredCheckpoint::Link& link, const 
              "{}: rows of '{}' are missing", path.string(), name);
   const std::vector<int64_t> shape = link.files.at(name)->shape(name),
                              rows = link.files.at(numbers)->shape(numbers);
-  // Keys are numbered by removed keys, so both counts may differ.
+  // The numbers of keys are removed keys, so their counts may differ.
   const bool are_keys = keys_of(link.rows_of, name) == name;
   user_check(link.files.at(numbers)->dtype(numbers) == at::kLong && rows.size() == 1 &&
                  !shape.empty() && shape.size() == whole.size() &&
@@ -277,7 +277,7 @@ std::optional<StoredCheckpoint> latest_checkpoint(const fs::path& folder) {
     throw UserError(
         fmt::format("none of the {} checkpoints in {} can be used (the reasons are above)", found,
                     folder.string()),
-        "restore one, or move the folder away to start afresh");
+        "restore one, or rename the folder to start afresh");
   return std::nullopt;
 }
 

@@ -45,8 +45,8 @@ struct CheckpointManifest {
 std::string manifest_text(CheckpointManifest& manifest);
 
 /// Reads and checks only the manifest. Throws UserError if it is absent, belongs to another
-/// program, is newer than this program, or is damaged. Also if its step is not in the folder's
-/// name.
+/// program, is newer than this program, or is damaged. Also if its step differs from the
+/// folder's name.
 CheckpointManifest read_manifest(const std::filesystem::path& checkpoint);
 
 /// Checks size and sha256 of every file. Throws UserError that names the file.

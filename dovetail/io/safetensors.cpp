@@ -374,7 +374,7 @@ at::Tensor SafetensorsFile::read_rows(const std::string& name, int64_t first, in
   part.shape[0] = count;
   at::Tensor rows = copy_of(name, part);
   if (file_.bytes().empty()) return rows;
-  // Earlier rows may have dropped the page in which these begin. A page fault also maps pages
+  // Earlier rows may have left the page in which these begin resident. A page fault also maps pages
   // before it.
   constexpr size_t kAround = size_t{64} << 10;
   const auto data =

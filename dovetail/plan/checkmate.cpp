@@ -9,7 +9,7 @@
 namespace dovetail::plan {
 namespace {
 
-constexpr double kUnits = 100;  // in solver units: the budget, and the time of every node once
+constexpr double kUnits = 100;  // solver units of the budget, and of the time of every node once
 
 double time_of(const StageGraph& graph, const Stages& stages) {
   double out = 0;

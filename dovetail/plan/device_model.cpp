@@ -106,7 +106,7 @@ int64_t numel(const TensorUse& use) {
   return out;
 }
 
-/// All pairs, each run one after the other in the same workspace.
+/// All pairs. The two algorithms of a pair run one after the other in the same workspace.
 std::vector<Algorithm> pairs(const std::vector<Algorithm>& a, const std::vector<Algorithm>& b) {
   std::vector<Algorithm> out;
   for (const Algorithm& x : a)

@@ -61,12 +61,11 @@ struct Executor::State : StepMemory {
   Options options;
   std::optional<Arena> arena;
   std::optional<HostTier> host;
-  std::vector<int64_t> host_offset;  // per tensor; -1: never offloaded
-  std::vector<std::byte*> address;   // current address of each tensor
-  std::vector<std::byte*>
-      between_steps;               // address between steps of each tensor that the step finds
-  std::vector<std::byte*> packed;  // packed form of each tensor
-  std::vector<int> codec_of;       // codec of each tensor's packed form
+  std::vector<int64_t> host_offset;       // per tensor; -1: never offloaded
+  std::vector<std::byte*> address;        // current address of each tensor
+  std::vector<std::byte*> between_steps;  // address of each existing tensor between steps
+  std::vector<std::byte*> packed;         // packed form of each tensor
+  std::vector<int> codec_of;              // codec of each tensor's packed form
   // Generator state before the first run of each random node that runs again in the step.
   std::vector<at::Tensor> random_state;
   std::vector<int> runs;  // runs of each node in this step

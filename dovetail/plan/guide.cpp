@@ -15,7 +15,7 @@ namespace dovetail::plan {
 namespace {
 
 constexpr const char* kSameOperations =
-    "a planned step calls the same operators on the same shapes each time: choose by numbers "
+    "a planned step calls the same operators on the same shapes each time. Choose by numbers "
     "(torch::where, a factor "
     "of "
     "0) in place of branches, or train without a plan";
@@ -169,10 +169,10 @@ void Guide::find_held() {
     if (!storage) continue;
     if (step_.storages[index].kind != TensorKind::kOutput)
       throw UserError(
-          fmt::format("plan: after the step the caller still holds the tensor that {} made, which "
-                      "it did not "
-                      "when it was recorded: its memory is no longer there",
-                      step_.storages[index].name),
+          fmt::format(
+              "plan: after the step the caller still holds the tensor that {} made. It did not "
+              "when the step was recorded: its memory is no longer there",
+              step_.storages[index].name),
           "copy it within the step into a tensor that was made before, or hold it in every step");
     if (storage->nbytes() > 0)
       storage->set_data_ptr_noswap(

@@ -7,9 +7,8 @@ namespace dovetail::plan {
 
 /// Result of the integer program (joint_program.h) of a step.
 struct JointReport {
-  int columns = 0,
-      // Size of the first program. 0 if no program was needed, or if none could be solved in time.
-      rows = 0;
+  /// Size of the first program. 0 if no program was needed, or if none could be solved in time.
+  int columns = 0, rows = 0;
   int programs = 0;      ///< programs solved, each without the decisions of previous solutions
   bool started = false;  ///< the solver started from the greedy plan
   /// Lower bound on the expected time of the plans that `Scheduler` makes from the program's
@@ -27,8 +26,8 @@ struct JointSolution {
   JointReport report;
 };
 
-/// Returns the plan within `graph.budget_bytes` with the minimum expected time. All techniques of
-/// `options` are decided at once. Candidates are
+/// Returns the plan with the minimum expected time among candidates within `graph.budget_bytes`.
+/// All techniques of `options` are decided at once. Candidates are
 /// - the plan of `solve`,
 /// - plans found by random changes of decisions while programs are being solved,
 /// - solutions of the integer program, scheduled, with single decisions improved.

@@ -340,8 +340,7 @@ void JointProgram::add_choices() {
     const GapColumns& gap = columns_[g];
     if (!gap.moves) continue;
     if (const int on_host = host_at_start(gaps_[g].tensor); gaps_[g].from < 0 && on_host >= 0)
-      at_least({{gap.keep, 1}, {on_host, -1}},
-               0);  // the tensor starts on the host: nothing to decide
+      at_least({{gap.keep, 1}, {on_host, -1}}, 0);  // starts on the host: nothing to decide
     Entries one = {{gap.keep, 1}};
     for (const int column : {gap.host, gap.again})
       if (column >= 0) one.emplace_back(column, 1);

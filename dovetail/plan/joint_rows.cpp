@@ -145,8 +145,8 @@ void JointProgram::add_offload_stream() {
     }
     const auto& writers = scheduler_.writers_[job.tensor];
     const auto writer = std::upper_bound(writers.begin(), writers.end(), job.made_by);
-    if (writer != writers.end())
-      awaited(*writer, job.column, 0);  // a write must not overtake a copy
+    // A write must not overtake a copy.
+    if (writer != writers.end()) awaited(*writer, job.column, 0);
   }
   for (size_t g = 0; g < gaps_.size(); ++g) {
     const double fetch_s = to_device_s(gaps_[g].tensor);
@@ -226,8 +226,8 @@ void JointProgram::add_offload_load() {
 
 /// Adds the memory that a gap's tensor takes at a stage within the gap. Offloads count if they are
 /// in flight when the node of stage `leaving` starts. Not counted are runs of stage `before` or
-/// later, and fetches of `before` or `leaving` or later. For a tensor that starts on the host, this
-/// replaces the memory that the gap from the start of the step counts as kept.
+/// later, and fetches of `before` or `leaving` or later. A tensor that starts on the host may have
+/// a kept gap from the start of the step. Its wrapped gap replaces the memory of that gap.
 void JointProgram::add_resident(Level& out, int g, int before, int leaving) const {
   const GapColumns& gap = columns_[g];
   const double size = mass(bytes(gaps_[g].tensor));
