@@ -51,7 +51,7 @@ class Executor {
   /// copy fails. Once a run has thrown, every later run throws UserError.
   Run run();
   /// Runs one step by calling the recorded function again (plan/guide.h). The function computes
-  /// everything anew except its operations, which run as planned. Also throws UserError if `work`
+  /// everything again except its operations, which run as planned. Also throws UserError if `work`
   /// is not the recorded function, or if the plan's first runs are not in recorded order. Nor may a
   /// node run again by an algorithm other than the captured one.
   Run run(const std::function<void()>& work, const CallChecks& checks);

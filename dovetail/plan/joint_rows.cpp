@@ -161,7 +161,7 @@ void JointProgram::add_offload_stream() {
 
 /// Adds the delay of computing during copies, which is expected in addition to the step's end. Each
 /// direction does one copy at a time. So copies overlap computing for at least their time minus the
-/// time in which computing stands still.
+/// time in which computing is idle.
 void JointProgram::add_falling_behind() {
   if (graph_.bandwidth.slowdown <= 0) return;
   Entries out = {{end_, 1}}, in = {{end_, 1}};
