@@ -26,8 +26,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Tensors that nobody else can change any more: those that the snapshot alone holds, and copies of
-/// the others.
+/// Checks that all tensors are finite. Returns tensors that nobody else can change: tensors that
+/// only the snapshot holds, and copies of the others.
 std::map<std::string, at::Tensor> finite_tensors(Snapshot snapshot) {
   for (auto& [name, tensor] : snapshot.tensors) {
     DOVETAIL_CHECK(tensor.defined(), "checkpoint: tensor '{}' is undefined", name);
@@ -42,7 +42,7 @@ std::map<std::string, at::Tensor> finite_tensors(Snapshot snapshot) {
   return std::move(snapshot.tensors);
 }
 
-/// Names in order, cut into files of at most `shard_bytes`.
+/// Splits names, in order, into files of at most `shard_bytes`.
 std::vector<std::vector<std::string>> shards_of(const std::map<std::string, at::Tensor>& tensors,
                                                 int64_t shard_bytes) {
   std::vector<std::vector<std::string>> shards;
@@ -71,14 +71,13 @@ void remove_folder(const fs::path& folder) {
   user_check(!error, "cannot remove {}: {}", folder.string(), error.message());
 }
 
-/// Puts `partial` in the place of `final_path`, at no moment leaving something unfinished under
-/// that name.
+/// Replaces `final_path` by `partial`. At no moment is anything unfinished under the final name.
 void publish(const fs::path& partial, const fs::path& final_path) {
   if (!fs::exists(final_path)) return rename_or_throw(partial, final_path);
   if (::renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, final_path.c_str(), RENAME_EXCHANGE) != 0) {
     user_check(errno == EINVAL || errno == ENOSYS, "cannot replace {}: {}", final_path.string(),
                std::strerror(errno));
-    // A file system without exchange (NFS): the old one steps aside under a name that `clean`
+    // A file system without exchange (NFS): the old folder gets a temporary name, which `clean`
     // removes.
     const auto aside =
         final_path.parent_path() / fmt::format(".{}.old.partial", final_path.filename().string());
@@ -99,8 +98,8 @@ void make_empty_folder(const fs::path& folder) {
   user_check(!error, "cannot make {}: {}", folder.string(), error.message());
 }
 
-/// The steps that must stay so that those of `kept` can be read: what deltas build on. One whose
-/// manifest cannot be read can be used by nobody, and needs nothing.
+/// Adds the checkpoints that deltas in `kept` build on. A checkpoint with an unreadable manifest
+/// cannot be used, so it adds nothing.
 std::set<int64_t> with_bases(const fs::path& folder, std::set<int64_t> kept) {
   for (auto newest = kept.rbegin(); newest != kept.rend(); ++newest) {
     try {
@@ -113,8 +112,8 @@ std::set<int64_t> with_bases(const fs::path& folder, std::set<int64_t> kept) {
   return kept;
 }
 
-/// Renamed before it is emptied, so that a kill half-way leaves no partial folder under a final
-/// name.
+/// Removes a checkpoint. It is renamed first: a kill half-way leaves no partial folder under a
+/// final name.
 void remove_checkpoint(const fs::path& path) {
   const auto aside = path.parent_path() / fmt::format(".{}.old.partial", path.filename().string());
   remove_folder(aside);
@@ -128,8 +127,8 @@ struct CheckpointFolder::State {
   fs::path folder;
   Options options;
   std::future<void> save;
-  std::optional<StreamedTensors> streamed;  ///< of the save that has begun
-  std::optional<ManifestBase> base;         ///< of the same
+  std::optional<StreamedTensors> streamed;  ///< tensors of the save that has begun
+  std::optional<ManifestBase> base;         ///< base of the same save
   std::optional<ManifestBase> saved;        ///< the last save
 
   fs::path partial_of(int64_t step) const {
@@ -138,7 +137,7 @@ struct CheckpointFolder::State {
   void write(CheckpointManifest manifest, std::map<std::string, at::Tensor> tensors);
   void write_whole(CheckpointManifest& manifest, std::map<std::string, at::Tensor>& tensors,
                    const fs::path& partial);
-  /// Gives a full disk its space back.
+  /// Frees the disk space of a failed save.
   void abandon(int64_t step);
   UserError not_written(int64_t step, const char* reason) const;
   void prune(int64_t newest) const;
@@ -211,7 +210,7 @@ void CheckpointFolder::State::prune(int64_t newest) const {
   std::set<int64_t> kept(later - std::min<int64_t>(options.keep, later - steps.begin()),
                          steps.end());
   kept = with_bases(folder, std::move(kept));
-  // A delta goes before what it builds on: a kill in between leaves no chain without its beginning.
+  // Remove a delta before its base: a kill in between leaves no chain without its beginning.
   for (auto step = std::make_reverse_iterator(later); step != steps.rend(); ++step)
     if (!kept.contains(*step)) remove_checkpoint(folder / step_name(*step));
 }
@@ -257,8 +256,8 @@ void CheckpointFolder::save_async(Snapshot snapshot) {
   std::map<std::string, at::Tensor> tensors;
   try {
     if (state_->streamed) state_->streamed->check();
-    manifest_text(
-        manifest);  // a state that cannot be written is told here, before tensors are copied
+    // Throws here if the state cannot be written, before tensors are copied.
+    manifest_text(manifest);
     tensors = finite_tensors(std::move(snapshot));
   } catch (const UserError&) {
     if (state_->streamed) state_->abandon(manifest.step);

@@ -16,13 +16,13 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kFormat = "dovetail.checkpoint";
-/// Versions by what a checkpoint holds, so that a program that does not know it refuses it: all
-/// rows, a delta's rows, a delta's keys, updated rows alone.
+/// Versions by content. A program that does not know a version refuses it. In order: all rows, rows
+/// of a delta, keys of a delta, updated rows only.
 constexpr int64_t kFullVersion = 1, kDeltaVersion = 2, kKeysVersion = 3, kVersion = 4;
 constexpr const char* kManifestName = "manifest.json";
 constexpr std::string_view kStepPrefix = "step-";
 
-/// Of the compact dump, in which nlohmann orders keys: so formatting may change, content may not.
+/// Hash of the compact dump, in which nlohmann orders keys. Formatting may change, content may not.
 std::string checksum_of(nlohmann::json content) {
   content.erase("checksum");
   return sha256_of(content.dump());
@@ -77,7 +77,7 @@ std::string manifest_text(CheckpointManifest& manifest) {
                                 {"sha256", file.sha256},
                                 {"tensors", file.tensors}});
   try {
-    // JSON has no NaN or infinity: nlohmann writes null, which would come back as something else.
+    // JSON has no NaN or infinity. nlohmann writes null, which would be read as something else.
     user_check(nlohmann::json::parse(manifest.state.dump()) == manifest.state,
                "the state of step {} has a value that JSON cannot hold (NaN or infinity)",
                manifest.step);
@@ -107,7 +107,7 @@ CheckpointManifest read_manifest(const fs::path& checkpoint) {
   user_check(content.is_object() && content.value("format", nlohmann::json()) == kFormat,
              "{}: not a Dovetail checkpoint: {} is another program's", checkpoint.string(),
              kManifestName);
-  // The version is looked at before the checksum, which a later version may compute differently.
+  // Check the version before the checksum, which a later version may compute differently.
   const auto version = content.value("version", nlohmann::json());
   user_check(version.is_number_integer() && version.get<int64_t>() >= 1,
              "{}: the manifest is damaged (no version)", checkpoint.string());

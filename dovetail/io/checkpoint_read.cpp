@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A checkpoint of a chain with its files, which hold what the manifest says.
+/// Opens a checkpoint of a chain. Its files must hold what the manifest says.
 StoredCheckpoint::Link open_link(const fs::path& path, CheckpointManifest& manifest) {
   verify_files(path, manifest);
   StoredCheckpoint::Link link{.step = manifest.step, .rows_of = std::move(manifest.rows_of)};
@@ -37,7 +37,8 @@ StoredCheckpoint::Link open_link(const fs::path& path, CheckpointManifest& manif
 
 using RowsOf = std::map<std::string, std::string>;
 
-/// The keys that a tensor's rows go by, or that it is; empty: none.
+/// Returns the tensor with the keys of a tensor's rows, or the tensor itself if it holds keys.
+/// Empty if rows have numbers only.
 std::string keys_of(const RowsOf& rows_of, const std::string& name) {
   const std::string& numbers = rows_of.at(name);
   if (rows_of.contains(numbers)) return numbers;
@@ -46,7 +47,7 @@ std::string keys_of(const RowsOf& rows_of, const std::string& name) {
   return are_keys ? name : "";
 }
 
-/// Rows of `link` for a tensor that the first link has as a whole.
+/// Throws UserError unless `link` has rows that fit a tensor which the first link has as a whole.
 void check_rows(const fs::path& path, const StoredCheckpoint::Link& link, const std::string& name,
                 const StoredCheckpoint::Link& first) {
   const std::vector<int64_t> whole = first.files.at(name)->shape(name);
@@ -55,8 +56,8 @@ void check_rows(const fs::path& path, const StoredCheckpoint::Link& link, const 
              "{}: rows of '{}' are missing", path.string(), name);
   const std::vector<int64_t> shape = link.files.at(name)->shape(name),
                              rows = link.files.at(numbers)->shape(numbers);
-  const bool are_keys =
-      keys_of(link.rows_of, name) == name;  // beside those that are gone, not one of them each
+  // The numbers of keys are removed keys, so their counts may differ.
+  const bool are_keys = keys_of(link.rows_of, name) == name;
   user_check(link.files.at(numbers)->dtype(numbers) == at::kLong && rows.size() == 1 &&
                  !shape.empty() && shape.size() == whole.size() &&
                  (are_keys || shape[0] == rows[0]) &&
@@ -65,14 +66,14 @@ void check_rows(const fs::path& path, const StoredCheckpoint::Link& link, const 
              "{}: rows of '{}' do not fit to the checkpoint that they change", path.string(), name);
 }
 
-/// Where the row of a key is.
+/// Position of a key's row.
 struct KeyPlace {
   uint64_t key;
   size_t link;
   int64_t row;
 };
 
-/// Of the keys of a link, ascending.
+/// Positions of the keys of a link, ascending. Throws UserError if they do not ascend.
 std::vector<KeyPlace> places_of(const std::vector<StoredCheckpoint::Link>& links, size_t link,
                                 const std::string& keys) {
   const at::Tensor tensor = links[link].files.at(keys)->read(keys);
@@ -93,7 +94,7 @@ std::vector<KeyPlace> without(const std::vector<KeyPlace>& places,
   return left;
 }
 
-/// Where the rows of a chain's whole tensors are, ascending by their keys.
+/// Positions of all rows of a chain's tensors, ascending by key.
 std::vector<KeyPlace> merged_keys(const std::vector<StoredCheckpoint::Link>& links,
                                   const std::string& keys) {
   const std::string& removed = links.back().rows_of.at(keys);
@@ -112,7 +113,7 @@ std::vector<KeyPlace> merged_keys(const std::vector<StoredCheckpoint::Link>& lin
   return all;
 }
 
-/// The same of the numbers of rows, which only become more.
+/// Same for row numbers, which are only added.
 std::vector<KeyPlace> merged_numbers(const std::vector<StoredCheckpoint::Link>& links,
                                      const std::string& numbers) {
   std::vector<KeyPlace> all = places_of(links, 0, numbers);
@@ -211,7 +212,7 @@ StoredCheckpoint::StoredCheckpoint(const fs::path& path) {
   }
 }
 
-/// True for the numbers of the rows of a tensor that the first link does not have as a whole.
+/// Returns true for row numbers of a tensor that the first link does not have as a whole.
 bool StoredCheckpoint::numbers_rows(const std::string& name) const {
   return std::ranges::any_of(links_.front().rows_of,
                              [&](const auto& rows) { return rows.second == name; });
@@ -276,7 +277,7 @@ std::optional<StoredCheckpoint> latest_checkpoint(const fs::path& folder) {
     throw UserError(
         fmt::format("none of the {} checkpoints in {} can be used (the reasons are above)", found,
                     folder.string()),
-        "restore one, or move the folder away to start afresh");
+        "restore one, or rename the folder to start afresh");
   return std::nullopt;
 }
 

@@ -23,17 +23,16 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "safetensors data is little-endian");
 
 constexpr uint64_t kLengthBytes = 8;
-/// The reference implementation's own limit: a longer header is an attack or not a safetensors
-/// file.
+/// Limit of the reference implementation. A longer header is an attack or not a safetensors file.
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
-constexpr size_t kMaxDimensions = 64;  // what ATen's iterators take
+constexpr size_t kMaxDimensions = 64;  // limit of ATen's iterators
 constexpr const char* kMetadataKey = "__metadata__";
 
 struct DtypeName {
   at::ScalarType dtype;
   std::string_view name;
 };
-/// In the order in which the reference implementation lays data out.
+/// Dtypes in the order in which the reference implementation lays data out.
 constexpr DtypeName kDtypes[] = {
     {at::kLong, "I64"},
     {at::kDouble, "F64"},
@@ -49,12 +48,12 @@ constexpr DtypeName kDtypes[] = {
     {at::kBool, "BOOL"},
 };
 
-/// Types of the format that a tensor here cannot have.
+/// Dtypes of the format that a tensor here cannot have.
 constexpr std::string_view kOtherDtypes[] = {"F4",          "F6_E2M3",     "F6_E3M2", "F8_E8M0",
                                              "F8_E4M3FNUZ", "F8_E5M2FNUZ", "U16",     "U32",
                                              "U64",         "C64",         "C128"};
 
-/// A sound file that holds a type of kOtherDtypes.
+/// Error for a valid file with a dtype of kOtherDtypes.
 class UnsupportedDtype : public UserError {
   using UserError::UserError;
 };
@@ -87,7 +86,7 @@ std::vector<Piece> lay_out(const std::map<std::string, at::Tensor>& tensors) {
                "safetensors: a tensor cannot be called '{}', the format's own key", kMetadataKey);
     pieces.push_back({name, tensor, layout_rank(name, tensor.scalar_type())});
   }
-  std::ranges::stable_sort(pieces, {}, &Piece::rank);  // names are in the map's order already
+  std::ranges::stable_sort(pieces, {}, &Piece::rank);  // names are already in the map's order
   return pieces;
 }
 
@@ -117,8 +116,8 @@ std::string header_of(const std::vector<Piece>& pieces,
   return text;
 }
 
-/// nlohmann keeps the last of two equal keys and nests without limit; both are refused here while
-/// parsing.
+/// Parses a header. nlohmann keeps the last of two equal keys and nests without limit. Both are
+/// refused here while parsing.
 nlohmann::json parse_header(std::string_view text) {
   constexpr int kMaxDepth = 3;  // header, entry, shape
   std::vector<std::set<std::string>> keys;
@@ -176,7 +175,8 @@ std::vector<int64_t> shape_in(const nlohmann::json& value) {
   return shape;
 }
 
-/// Zeros count as ones in the overflow check: ATen multiplies strides the same way.
+/// Bytes of a tensor. Zeros count as ones in the overflow check, because ATen multiplies strides
+/// the same way.
 uint64_t bytes_of(const std::vector<int64_t>& shape, at::ScalarType dtype) {
   auto bytes = static_cast<int64_t>(c10::elementSize(dtype));
   for (const int64_t size : shape)
@@ -374,8 +374,8 @@ at::Tensor SafetensorsFile::read_rows(const std::string& name, int64_t first, in
   part.shape[0] = count;
   at::Tensor rows = copy_of(name, part);
   if (file_.bytes().empty()) return rows;
-  // The rows before may have left the page that these begin in, and a fault maps pages before it,
-  // too.
+  // Earlier rows may have left the page in which these begin resident. A page fault also maps pages
+  // before it.
   constexpr size_t kAround = size_t{64} << 10;
   const auto data =
       static_cast<size_t>(reinterpret_cast<const std::byte*>(data_.data()) - file_.bytes().data());

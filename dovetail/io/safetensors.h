@@ -14,25 +14,26 @@
 
 namespace dovetail {
 
-/// Named tensors in the safetensors format: header length (8 bytes, little-endian), JSON header
-/// padded with spaces to 8 bytes, data. Widest dtypes first and names in order within one dtype,
-/// which aligns every tensor and gives the bytes that the `safetensors` Python package writes. Any
-/// device and strides; the dtypes are F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL F8_E4M3 F8_E5M2
-/// (UserError for others). Written atomically (AtomicFile). Returns the sha256 of the file.
+/// Writes named tensors in the safetensors format: header length (8 bytes, little-endian), JSON
+/// header padded with spaces to 8 bytes, data. Widest dtypes come first, and names are in order
+/// within a dtype. This aligns every tensor and gives the same bytes as the `safetensors` Python
+/// package. Tensors may have any device and strides. The dtypes are F64 F32 F16 BF16 I64 I32 I16 I8
+/// U8 BOOL F8_E4M3 F8_E5M2; throws UserError for others. The file is written atomically
+/// (AtomicFile). Returns the sha256 of the file.
 std::string write_safetensors(const std::filesystem::path& path,
                               const std::map<std::string, at::Tensor>& tensors,
                               const std::map<std::string, std::string>& metadata = {});
 
-/// A safetensors file of one tensor that is written block by block, so that no more than a block
-/// need be in memory. The bytes are those of write_safetensors. Throws UserError when the disk does
-/// not take them.
+/// Writes a safetensors file of one tensor block by block, so that only one block need be in
+/// memory. The bytes equal the output of write_safetensors. Throws UserError if the disk does not
+/// take them.
 class SafetensorsStream {
  public:
   SafetensorsStream(const std::filesystem::path& path, const std::string& name,
                     at::ScalarType dtype, const std::vector<int64_t>& shape);
-  /// The next rows, (n, ...) on the CPU.
+  /// Appends the next rows, (n, ...) on the CPU.
   void append(const at::Tensor& rows);
-  /// All rows must be there. Returns the sha256 of the file, which is then whole under its name.
+  /// Completes the file under its name and returns its sha256. All rows must have been appended.
   std::string commit();
   uint64_t bytes_written() const { return file_.bytes_written(); }
 
@@ -43,29 +44,30 @@ class SafetensorsStream {
   Sha256 digest_;
   std::string name_;
   at::ScalarType dtype_;
-  uint64_t left_ = 0;  ///< bytes
+  uint64_t left_ = 0;  ///< bytes to append
 };
 
-/// A safetensors file, memory-mapped and checked whole before anything is used: header length, JSON
-/// (no duplicate key), dtypes, shapes, offsets inside the file, no overlap and no hole. Throws
-/// UserError with file and reason.
+/// Safetensors file, memory-mapped. The constructor checks the whole file before it is used. It
+/// checks header length, JSON (no duplicate key), dtypes and shapes. Offsets must be inside the
+/// file, with no overlap and no hole. Throws UserError with file and reason.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
-  /// The same over bytes in memory, which must outlive this object (for the fuzz test); `name`
-  /// stands in errors.
+  /// Reads bytes in memory, which must outlive this object (for the fuzz test). `name` appears in
+  /// errors.
   SafetensorsFile(std::string_view bytes, std::string name);
 
-  const std::string& name() const { return name_; }  ///< of the file
-  std::vector<std::string> names() const;            ///< of the tensors, ascending
+  const std::string& name() const { return name_; }  ///< name of the file
+  std::vector<std::string> names() const;            ///< names of the tensors, ascending
   bool contains(const std::string& name) const;
   std::vector<int64_t> shape(const std::string& name) const;
   at::ScalarType dtype(const std::string& name) const;
-  /// A copy of its own, on the CPU. UserError naming the nearest name when absent, or when a BOOL
-  /// holds other bytes than 0 and 1.
+  /// Returns a copy on the CPU. Throws UserError with the nearest name if the tensor is absent.
+  /// Also if a BOOL holds other bytes than 0 and 1.
   at::Tensor read(const std::string& name) const;
-  /// The same of rows [first, first + count) of a tensor of one dimension or more, which do not
-  /// stay resident in the mapping: a large tensor is read in the memory of a block.
+  /// Returns a copy of rows [first, first + count) of a tensor with at least one dimension. The
+  /// rows do not stay resident in the mapping. So a large tensor can be read with the memory of one
+  /// block.
   at::Tensor read_rows(const std::string& name, int64_t first, int64_t count) const;
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 

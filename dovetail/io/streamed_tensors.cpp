@@ -13,16 +13,16 @@
 namespace dovetail {
 namespace {
 
-/// NaN and infinity both come through the minimum or the maximum: one pass over memory and no
-/// temporary.
+/// Returns true if no element is NaN or infinity. Both show in the minimum or the maximum, which
+/// takes one pass over memory and no temporary.
 bool all_finite(const at::Tensor& tensor) {
   if (!tensor.is_floating_point() || tensor.numel() == 0) return true;
-  const bool narrow = tensor.element_size() < 2;  // no reductions over 8-bit floats in ATen
+  const bool narrow = tensor.element_size() < 2;  // ATen has no reductions over 8-bit floats
   const auto [low, high] = at::aminmax(narrow ? tensor.to(at::kFloat) : tensor);
   return std::isfinite(low.item<double>()) && std::isfinite(high.item<double>());
 }
 
-/// The tensors' own fault, not the disk's.
+/// Failure of the tensors, not of the disk.
 struct NotFinite : UserError {
   using UserError::UserError;
 };
@@ -67,7 +67,7 @@ void StreamedTensors::append(const std::vector<at::Tensor>& rows) try {
   failure_ = std::current_exception();
 }
 
-/// The files that are open are synced on a thread, once those before are: few are open at a time.
+/// Syncs the open files on a thread, after the previous ones. So few files are open at a time.
 void StreamedTensors::close() {
   if (closing_.valid()) std::ranges::move(closing_.get(), std::back_inserter(files_));
   if (open_.empty() || failed()) return;
@@ -91,8 +91,8 @@ void StreamedTensors::check() const try {
 
 void StreamedTensors::finish(CheckpointManifest& manifest) {
   if (failed()) std::rethrow_exception(failure_);
-  close();  // has the files of the last tables synced
-  close();  // and waits for them
+  close();  // starts to sync the files of the last tables
+  close();  // waits for them
   std::ranges::move(files_, std::back_inserter(manifest.files));
   manifest.rows_of = std::move(rows_of_);
 }

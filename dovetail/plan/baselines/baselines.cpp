@@ -13,7 +13,7 @@
 namespace dovetail::plan {
 namespace {
 
-/// Nothing if the plan does not fit.
+/// Simulates a plan. Returns nullopt if it does not fit.
 std::optional<Timeline> timeline_of(const Graph& graph, const Plan& plan) {
   try {
     return check(graph, plan);
@@ -28,7 +28,7 @@ Graph without_budget(const Graph& graph) {
   return out;
 }
 
-/// The fastest of some stages whose plans fit.
+/// Fastest of all offered stages whose plans fit.
 struct Fastest {
   const StageGraph& graph;
   std::optional<Stages> stages;
@@ -46,7 +46,7 @@ struct Fastest {
 };
 
 void offer_greedy(Fastest& fastest, Candidates which, const ChenOptions& options) {
-  constexpr int kSteps = 60;  // 3 / 0.05
+  constexpr int kSteps = 60;  // 3 / 0.05 segment sizes
   const StageGraph& graph = fastest.graph;
   const std::vector<int> candidates = chen_candidates(graph, which);
   const auto sqrt = stages_for(graph, sqrt_checkpoints(candidates), options);
@@ -113,10 +113,10 @@ Decisions decisions_of(const Graph& graph, const Plan& plan) {
   Decisions out{.gaps = std::vector<Keep>(gaps.size(), Keep::kResident),
                 .codec = std::vector<int>(gaps.size()),
                 .algorithms = least_workspace_algorithms(graph)};
-  int latest = -1;  // node that has run for the first time
+  int latest = -1;  // latest node that has run for the first time
   std::vector<char> ran(graph.nodes.size());
   std::vector<int> away(graph.tensors.size(), -1),
-      codec(graph.tensors.size());  // gap that it is away in
+      codec(graph.tensors.size());  // away: gap in which each tensor is off the device, or -1
   const auto gap_of = [&](int tensor) {
     for (size_t g = 0; g < gaps.size(); ++g)
       if (gaps[g].tensor == tensor && !gaps[g].wraps && gaps[g].from <= latest &&
@@ -181,7 +181,7 @@ Baseline checkmate(const Graph& graph, const MilpOptions& options) {
   try {
     const Solution greedy = solve(seen, alone);
     start.offer(stages_of(stages, greedy.schedule.plan));
-  } catch (const UserError&) {  // it finds none; Checkmate may
+  } catch (const UserError&) {  // the greedy search finds none; Checkmate may
   }
   const auto made = solve_checkmate(seen, options, start.stages);
   out.seconds = now_seconds() - started_s;

@@ -15,38 +15,38 @@ namespace dovetail::plan {
 const Algorithm& least_workspace_algorithm(const GraphNode& node);
 std::vector<int> least_workspace_algorithms(const Graph& graph);
 
-/// The step with the algorithm of least workspace alone for each node: what planners see that do
-/// not choose.
+/// Returns the graph with only the minimum-workspace algorithm of each node. It is the input of
+/// planners that do not choose algorithms.
 Graph with_least_workspace(const Graph& graph);
 
-/// A plan of `with_least_workspace(graph)` as one of `graph`, with algorithms chosen after planning
-/// (the `Auto` of MO-SOS): one run after the other in the order of the plan, each gets the fastest
-/// algorithm by which the plan still fits the budget and is no slower. The choice of an early run
-/// can take room from a later copy; nothing is undone.
+/// Turns a plan of `with_least_workspace(graph)` into a plan of `graph` with algorithms chosen
+/// after planning (the `Auto` of MO-SOS). Runs are visited one by one in plan order. Each gets the
+/// fastest algorithm with which the plan still fits the budget and is no slower. A choice is never
+/// undone, even if it takes memory that a later copy needs.
 Plan choose_algorithms(const Graph& graph, const Plan& plan);
 
-/// The decisions that a plan shows: what became of each gap, and of each node the algorithm of its
-/// first run. The schedule of these decisions may differ from the plan, which can do what no
-/// decisions say: a search may begin there.
+/// Recovers the decisions that a plan shows. They are the algorithm of each node's first run, and
+/// what happens to a tensor in each gap between two uses. A schedule of these decisions may differ
+/// from the plan, because decisions cannot express every plan. A search may start from them.
 Decisions decisions_of(const Graph& graph, const Plan& plan);
 
-/// A plan of a published strategy, and how long it took to find.
+/// Plan of a published strategy, and the time to find it.
 struct Baseline {
   std::string name;
-  std::optional<Plan> plan;  ///< one that `check` accepts; nothing: it found none within the budget
-  double seconds = 0;        ///< of solving
-  double time_s = 0;         ///< what the strategy itself expects of its plan: the time of all runs
-  double bound_s = 0;        ///< proven of every plan of its kind, or 0
+  std::optional<Plan> plan;  ///< accepted by `check`; nullopt if none within the budget was found
+  double seconds = 0;        ///< solve time
+  double time_s = 0;         ///< step time that the strategy expects: the sum of all runs
+  double bound_s = 0;        ///< proven lower bound on the time of any plan of this kind, or 0
 };
 
-/// Chen's strategies of all runs once or twice. With sqrt(n) there is one plan, which fits or does
-/// not; greedy is tried with segments from 0 to three times of what sqrt(n) takes, in steps of a
-/// twentieth, and the fastest that fits counts.
+/// Strategies of Chen et al., in which each node runs once or twice. The sqrt(n) strategy has one
+/// plan, which may not fit. Greedy tries segment sizes from 0 to 3 times the memory of the sqrt(n)
+/// plan, in steps of 1/20. It returns the fastest plan that fits.
 Baseline chen_sqrt(const Graph& graph, Candidates candidates, const ChenOptions& options = {});
 Baseline chen_greedy(const Graph& graph, Candidates candidates, const ChenOptions& options = {});
 
-/// Checkmate's program, begun from the fastest of Chen's plans and, where that finds one, of a
-/// greedy search of recomputation alone; and its rounding.
+/// Plan by Checkmate's integer program, and plan by its rounding. The program starts from the
+/// fastest plan of Chen's strategies and of a greedy search by recomputation alone.
 Baseline checkmate(const Graph& graph, const MilpOptions& options);
 Baseline checkmate_rounded(const Graph& graph, const MilpOptions& options);
 

@@ -9,7 +9,7 @@
 namespace dovetail::plan {
 namespace {
 
-constexpr double kUnits = 100;  // of the budget, and of every node once
+constexpr double kUnits = 100;  // solver units of the budget, and of the time of every node once
 
 double time_of(const StageGraph& graph, const Stages& stages) {
   double out = 0;
@@ -65,7 +65,7 @@ void CheckmateProgram::add_columns() {
       const double most = mass(budget_bytes_);
       used_[t][i] = program_.add_column(0, 0, std::max(most, 0.0), false);
     }
-  // The stage after the last stands for the end of the step.
+  // The stage after the last is the end of the step.
   for (int t = 0; t <= graph_.nodes(); ++t)
     for (const int value : graph_.values())
       if (graph_.producer(value) < t && t <= graph_.last_use(value))
@@ -114,7 +114,7 @@ void CheckmateProgram::add_frees(int t) {
 void CheckmateProgram::add_memory(int t) {
   size_t next = 0;
   for (int i = 0; i <= t; ++i) {
-    // used - what was used before + what is freed after that - what this run makes = 0.
+    // Row: used - used before + freed after the previous run - made by this run = 0.
     std::vector<std::pair<int, double>> row = {{used_[t][i], 1}};
     if (i == 0)
       for (const int value : graph_.values()) {
@@ -197,7 +197,7 @@ std::optional<CheckmateSolution> solve_checkmate(const Graph& graph, const MilpO
   const double once_s = time_of(stages, no_stages(stages));
   if (start && fits(stages, *start) && time_of(stages, *start) <= once_s)
     return CheckmateSolution{
-        .stages = *start, .time_s = once_s, .bound_s = once_s};  // nothing is faster
+        .stages = *start, .time_s = once_s, .bound_s = once_s};  // no stages are faster
   CheckmateProgram checkmate(stages, static_cast<double>(graph.budget_bytes));
   if (start) {
     std::vector<double> point = checkmate.point(*start);

@@ -21,9 +21,9 @@ int forward_nodes(const StageGraph& graph) {
   return n;
 }
 
-/// Of each backward node the forward node that it belongs to: by layer, the last of one with the
-/// first; what has no layer of a forward node, with the next backward node that has, and after all
-/// of them -1.
+/// Forward node of each backward node. Nodes are paired by layer: the last forward node with the
+/// first backward node. A backward node whose layer has no forward node takes the pair of the next
+/// backward node. It gets -1 if there is no next pair.
 std::vector<int> mirrors(const StageGraph& graph, int forward) {
   std::map<std::string, std::vector<int>> of_layer;
   for (int n = 0; n < forward; ++n) of_layer[graph.graph().nodes[n].layer].push_back(n);
@@ -51,7 +51,7 @@ std::vector<int> chen_candidates(const StageGraph& graph, Candidates which) {
   std::vector<int> all(forward);
   std::iota(all.begin(), all.end(), 0);
   if (which == Candidates::kAll) return all;
-  // A node separates its ancestors from its descendants if no value passes it by.
+  // A node separates its ancestors from its descendants if no value bypasses it.
   std::vector<int> out;
   for (const int n : all) {
     const bool passed = std::any_of(graph.values().begin(), graph.values().end(), [&](int value) {

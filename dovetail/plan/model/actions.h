@@ -12,9 +12,9 @@
 
 namespace dovetail::plan {
 
-/// What one action of a plan does. Computing, compressing and decompressing happen on the compute
-/// stream; offloads and prefetches each on a stream of their own, one copy at a time; frees take
-/// effect in the order of the list.
+/// Kind of an action. Compute, compress and decompress run on the compute stream. Offloads (device
+/// to host) and prefetches (host to device) each have their own stream, one copy at a time. Frees
+/// take effect in list order.
 enum class Op {
   kCompute,
   kOffload,
@@ -29,19 +29,20 @@ std::string_view name(Op op);
 
 struct Action {
   Op op = Op::kCompute;
-  int node = -1;      ///< of a compute
-  int algorithm = 0;  ///< of a compute: index into the node's algorithms
-  int tensor = -1;    ///< of everything else: a storage
-  int codec = -1;     ///< of a compress: index into the graph's codecs
-  std::vector<int>
-      waits;  ///< positions of earlier actions whose end this one awaits, beside those of its data
+  int node = -1;      ///< node index; compute only
+  int algorithm = 0;  ///< index into the node's algorithms; compute only
+  int tensor = -1;    ///< index of a storage; all actions except compute
+  int codec = -1;     ///< index into the graph's codecs; compress only
+  /// Positions of earlier actions that must end first. Actions that bring this action's data
+  /// are awaited without an entry here.
+  std::vector<int> waits;
 };
 
-/// Actions in the order of issue; what its maker claims of them is checked, not believed. As a file
-/// it is plan.json, version 1; its schema is in docs/design/plan.md.
+/// Actions in issue order. `check` (plan/check.h) verifies the claims. The file form is plan.json,
+/// version 1; its schema is in docs/design/plan.md.
 struct Plan {
-  /// Parameters and state that are on the host, and not on the device, when the step begins; so
-  /// they end it.
+  /// Parameters and state that are on the host, and not on the device, when the step begins. They
+  /// must be on the host again when it ends.
   std::vector<int> starts_on_host;
   std::vector<Action> actions;
   std::optional<int64_t> claimed_peak_bytes;
@@ -49,8 +50,8 @@ struct Plan {
 };
 
 nlohmann::ordered_json to_json(const Plan& plan, const Graph& graph);
-/// Throws UserError naming the place: an unknown key, operation, node, tensor, algorithm or codec,
-/// a wait for an action that is not earlier.
+/// Throws UserError that names the place in the file. Causes: an unknown key, operation, node,
+/// tensor, algorithm or codec, or a wait for an action that is not earlier.
 Plan parse_plan(const nlohmann::json& json, const Graph& graph, const std::string& where);
 Plan read_plan(const std::filesystem::path& path, const Graph& graph);
 

@@ -11,10 +11,10 @@
 namespace dovetail::plan {
 namespace {
 
-constexpr double kTimeTolerance = 1e-9;      // of an order in time, seconds
-constexpr double kMakespanTolerance = 0.02;  // of a claimed makespan, relative
+constexpr double kTimeTolerance = 1e-9;      // for an order in time, seconds
+constexpr double kMakespanTolerance = 0.02;  // for a claimed makespan, relative
 
-/// Bytes charged and released over time; releases at a moment come before charges at the same one.
+/// Bytes charged and released over time. At equal times, releases come before charges.
 class Ledger {
  public:
   void charge(double time_s, int64_t bytes) {
@@ -24,7 +24,7 @@ class Ledger {
     changes_.push_back({picoseconds(time_s), 0, -bytes, time_s});
   }
 
-  /// Bytes over time, and through `peak` the most of them.
+  /// Returns bytes over time, and their maximum in `peak`.
   std::vector<MemoryPoint> over_time(MemoryPoint& peak) {
     std::stable_sort(changes_.begin(), changes_.end(), [](const Change& a, const Change& b) {
       return std::pair(a.tick, a.order) < std::pair(b.tick, b.order);
@@ -50,14 +50,14 @@ class Ledger {
   std::vector<Change> changes_;
 };
 
-/// A copy of a tensor in one of its places.
+/// Copy of a tensor on the device, on the host or in packed form.
 struct Copy {
   int version = 0;
   bool exact = true;
-  bool coded = false;      // it went through a codec
-  double ready_s = 0;      // when its bytes are there
+  bool coded = false;      // went through a codec
+  double ready_s = 0;      // time at which its bytes are complete
   double last_s = 0;       // end of its last reader
-  double offload_end = 0;  // of the copy to the host, if one is under way
+  double offload_end = 0;  // end of the copy to the host, if one is in flight
   int codec = -1;
   int64_t bytes = 0;
 };
@@ -115,7 +115,7 @@ class Simulation {
   const std::string& id(int tensor) const { return graph_.tensors[tensor].id; }
   int64_t bytes_of(int tensor) const { return graph_.tensors[tensor].bytes; }
 
-  /// Which version of each storage every node reads and makes, running the graph in its own order.
+  /// Numbers the versions of storages that each node reads and writes, in the graph's own order.
   void number_versions() {
     final_version_.assign(graph_.tensors.size(), 0);
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
@@ -223,7 +223,7 @@ class Simulation {
     for (const int t : node.outputs) {
       if (graph_.tensors[t].alias_of >= 0) continue;
       require(!device_[t], "{} makes {}, which is still on the device", node.name, id(t));
-      // Made again from a lossy copy, it is not the tensor of the first run.
+      // Recomputed from a lossy copy, it differs from the tensor of the first run.
       device_[t] = Copy{.exact = !(lossy && runs > 0), .ready_s = end, .last_s = end};
       memory_.charge(start, bytes_of(t));
     }
@@ -329,7 +329,7 @@ class Simulation {
     return {at, at};
   }
 
-  /// The last action that takes memory and has started by a moment; -1: none.
+  /// Returns the last action that takes memory and has started by `time_s`, or -1.
   int begun_by(double time_s) const {
     int out = -1;
     for (int a = 0; a < static_cast<int>(plan_.actions.size()); ++a) {
@@ -395,7 +395,7 @@ class Simulation {
   std::vector<std::optional<Copy>> device_, host_, packed_;
   std::vector<int> runs_;
   std::vector<std::vector<std::pair<int, int>>> reads_,
-      writes_;  // a node's storages and their versions
+      writes_;  // storages and versions of each node
   std::vector<int> final_version_;
   Ledger memory_, host_memory_;
   double compute_free_s_ = 0, to_host_free_s_ = 0, to_device_free_s_ = 0;

@@ -18,13 +18,13 @@
 namespace dovetail::plan {
 namespace {
 
-// Elements in a row are split over threads by rows, so a storage is taken for a matrix of rows of
-// this length.
+// Row length of the matrix that represents a storage without columns. Quantization splits work over
+// threads by rows.
 constexpr int64_t kRow = 64 * kBlock;
 
 std::byte* unconst(const std::byte* bytes) { return const_cast<std::byte*>(bytes); }
 
-/// A part of a storage as a matrix, and its codes and scales.
+/// Part of a storage as a matrix, with its codes and scales.
 struct Piece {
   at::Tensor values;
   mx::MXTensor packed;
@@ -110,7 +110,7 @@ void measure(const PackedForm& form, int64_t bytes, int rounds, Codec& codec) {
     return now_seconds() - start_s;
   };
   std::vector<double> packing_s, unpacking_s;
-  for (int round = -1; round < rounds; ++round) {  // the first touches the pages
+  for (int round = -1; round < rounds; ++round) {  // round -1 touches the pages
     const double there_s = seconds([&] { pack(form, of_values, elements, of_packed); });
     const double back_s = seconds([&] { unpack(form, of_packed, elements, of_values); });
     if (round < 0) continue;

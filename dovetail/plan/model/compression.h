@@ -11,44 +11,46 @@
 
 namespace dovetail::plan {
 
-/// A packed form that the executor can make: microscaling codes, a byte an element, and after them
-/// an E8M0 scale for each block of 32 (mx/quantize.h). A block with a NaN or an infinity comes back
-/// as NaN.
+/// Packed form of a storage that the executor can create. It has microscaling codes, one byte per
+/// element, followed by one E8M0 scale per block of 32 elements (mx/quantize.h). A block with a NaN
+/// or an infinity unpacks to NaN.
 struct PackedForm {
-  at::ScalarType dtype = at::kFloat;  ///< of the elements: float32 or bfloat16
+  at::ScalarType dtype = at::kFloat;  ///< float32 or bfloat16
   mx::Format format = mx::Format::kE4M3;
   mx::ScaleMode scale_mode = mx::ScaleMode::kRoundUp;
-  /// 0: blocks are 32 elements that follow one another in the storage, of which the last may be
-  /// short. Else the storage is a matrix of so many columns, and blocks are 32 rows of one of them;
-  /// its rows are a multiple of 32.
+  /// If 0, a block is 32 consecutive elements of the storage, and the last block may be shorter.
+  /// Otherwise the storage is a matrix with this number of columns, and a block is 32 rows of one
+  /// column. The number of rows is then a multiple of 32.
   int64_t columns = 0;
   bool operator==(const PackedForm&) const = default;
 };
 
-/// "e4m3.round_up.float32", "e4m3.round_up.columns64.float32".
+/// Name of a form: "e4m3.round_up.float32", "e4m3.round_up.columns64.float32".
 std::string name(const PackedForm& form);
 
-/// Bytes of `elements` packed: as many, and one for each block.
+/// Bytes of `elements` in packed form: one per element and one per block.
 int64_t packed_bytes(int64_t elements);
 
-/// `elements` at `from` into packed_bytes at `to`, and back: dequantize(quantize(x)), bit for bit.
+/// Packs `elements` at `from` into packed_bytes at `to`, or unpacks them. A round trip equals
+/// dequantize(quantize(x)) bit for bit.
 void pack(const PackedForm& form, const std::byte* from, int64_t elements, std::byte* to);
 void unpack(const PackedForm& form, const std::byte* from, int64_t elements, std::byte* to);
 
-/// What an element that went through E4M3 with scales rounded up may be off by, as a share of the
-/// largest magnitude in its block: half the distance of its numbers, which is an eighth of their
-/// binade's lower end. Not so in a block below 2^-118, where the scale cannot follow.
+/// Maximum error of an element after E4M3 with scales rounded up, relative to the largest magnitude
+/// in its block. It is half the distance between neighbouring E4M3 values. That distance is an
+/// eighth of the lower end of their binade. The bound does not hold in a block below 2^-118, where
+/// the scale reaches its minimum.
 inline constexpr double kLargestError = 0x1p-4;
 
-/// Elements in a block.
+/// Elements per block.
 inline constexpr int64_t kBlock = 32;
 
-/// The codec as a plan counts with it; how fast it packs and unpacks is not measured yet. With a
-/// `max_error` of 0 it is named "e4m3.round_up.float32.same_codes".
+/// Codec of a form, for planning. `measure` sets its rates later. If `max_error` is 0, its name
+/// gets a suffix: "e4m3.round_up.float32.same_codes".
 Codec codec_of(const PackedForm& form, double max_error);
 
-/// Bytes a second of packing and unpacking into `codec`: medians of `rounds` over a tensor of
-/// `bytes`.
+/// Measures packing and unpacking and stores both rates in `codec`, in bytes per second. The rates
+/// are medians of `rounds` over a tensor of `bytes`.
 void measure(const PackedForm& form, int64_t bytes, int rounds, Codec& codec);
 
 }  // namespace dovetail::plan

@@ -29,7 +29,8 @@ TensorKind parse_kind(const Fields& fields) {
   return static_cast<TensorKind>(found - kKindNames.begin());
 }
 
-/// Bound of each size and of all tensors together: sums of sizes stay far from the end of int64.
+/// Maximum of each size and of all tensors together. It keeps sums of sizes far from the end of
+/// int64.
 constexpr double kMostBytes = 1LL << 50;
 
 class GraphReader {
@@ -184,8 +185,8 @@ class GraphReader {
     }
   }
 
-  /// Refuses sums of sizes beyond the bound. Refuses times that float64 does not hold to a
-  /// nanosecond, to which schedules compare them.
+  /// Throws UserError if a sum of sizes exceeds the bound. Also if float64 does not hold a time to
+  /// a nanosecond, the precision at which schedules compare times.
   void check_sums() const {
     constexpr double kLongestS = 1e6;
     double bytes = 0, seconds = 0;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-/// Short lists of indices (of tensors or nodes) without order, searched from front to back.
+/// Short lists of tensor or node indices in any order, searched from front to back.
 namespace dovetail::plan {
 
 inline bool contains(const std::vector<int>& list, int value) {

@@ -14,7 +14,7 @@
 
 namespace dovetail::plan {
 
-/// The keys of one object of a file, read with errors that name the place: "graph.json: nodes[3]:
+/// Reader for the keys of one JSON object in a file. Errors name the place: "graph.json: nodes[3]:
 /// time is \"fast\", not a number".
 class Fields {
  public:
@@ -81,7 +81,7 @@ class Fields {
   std::string where_;
 };
 
-/// The content of a JSON file; UserError with the parser's reason.
+/// Returns the content of a JSON file. Throws UserError with the parser's reason.
 nlohmann::json read_json(const std::filesystem::path& path);
 
 }  // namespace dovetail::plan

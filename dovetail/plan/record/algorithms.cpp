@@ -19,8 +19,8 @@ namespace {
 
 using Kind = CapturedArgument::Kind;
 
-/// An argument of one number to a dimension, or of one for both; nothing where there are other
-/// dimensions.
+/// Reads an argument with one number per dimension, or one number for both. Returns nullopt if the
+/// number of dimensions is not two.
 std::optional<std::array<int64_t, 2>> two_integers(const c10::IValue& value) {
   std::vector<int64_t> all;
   if (value.isIntList()) {
@@ -44,8 +44,8 @@ bool contiguous(const TensorUse& use) {
 
 CapturedArgument value(c10::IValue given) { return {.value = std::move(given)}; }
 
-/// An operation in the place of `captured`, which makes `makes` out of `arguments`. What it
-/// allocates is still to be found.
+/// Operation that replaces `captured` and makes `makes` from `arguments`. Its allocations are not
+/// recorded yet.
 CapturedOperation in_place_of(const CapturedOperation& captured, const char* name,
                               std::vector<CapturedArgument> arguments, std::vector<int> makes) {
   CapturedOperation out{.handle = c10::Dispatcher::singleton().findSchemaOrThrow(name, ""),
@@ -62,9 +62,9 @@ CapturedOperation in_place_of(const CapturedOperation& captured, const char* nam
   return out;
 }
 
-/// A convolution of the step that there are other algorithms for.
+/// Convolution of the step that has alternative algorithms.
 struct Convolution {
-  /// Nothing if there are none for this operation.
+  /// Returns nullopt if the operation has no alternatives.
   static std::optional<Convolution> of(const CapturedOperation& operation) {
     const bool backward = operation.name == "aten::convolution_backward";
     if (!backward && operation.name != "aten::convolution") return std::nullopt;
@@ -74,8 +74,8 @@ struct Convolution {
       if (a[i].kind != Kind::kTensor || a[i].uses[0].dtype != at::kFloat ||
           !contiguous(a[i].uses[0]) || a[i].uses[0].sizes.size() != 4)
         return std::nullopt;
-    // bias or its sizes, stride, padding, dilation, transposed, output_padding, groups [,
-    // output_mask]
+    // Arguments from index `bias` on: bias (backward: its sizes), stride, padding, dilation,
+    // transposed, output_padding, groups [, output_mask].
     const size_t bias = backward ? 3 : 2;
     if (a[bias].kind == Kind::kTensor &&
         (a[bias].uses[0].dtype != at::kFloat || !contiguous(a[bias].uses[0])))
@@ -100,7 +100,7 @@ struct Convolution {
   const CapturedOperation& operation;
   bool backward;
   ConvolutionOptions options;
-  bool data = false, weight = false, bias = false;  // the gradients that are asked for
+  bool data = false, weight = false, bias = false;  // requested gradients
 
   const TensorUse& weight_use() const { return operation.arguments[backward ? 2 : 1].uses[0]; }
   const TensorUse& x_use() const { return operation.arguments[backward ? 1 : 0].uses[0]; }
@@ -144,7 +144,7 @@ std::vector<Pass> forward_passes(const Convolution& c) {
   return out;
 }
 
-/// ATen's own way with some of the gradients left out.
+/// ATen's own backward operation, which computes only the gradients in `mask`.
 Pass masked(const Convolution& c, std::array<bool, 3> mask, std::vector<int> makes) {
   std::vector<CapturedArgument> arguments = c.operation.arguments;
   arguments[10] = value(c10::IValue(c10::List<bool>({mask[0], mask[1], mask[2]})));
@@ -185,7 +185,7 @@ std::vector<Pass> weight_passes(const Convolution& c) {
   return out;
 }
 
-/// Name and operations of each algorithm beside the captured one.
+/// Name and operations of each algorithm except the captured one.
 std::vector<std::pair<std::string, std::vector<CapturedOperation>>> alternatives(
     const Convolution& c) {
   std::vector<std::pair<std::string, std::vector<CapturedOperation>>> out;
@@ -209,8 +209,8 @@ std::vector<std::pair<std::string, std::vector<CapturedOperation>>> alternatives
   return out;
 }
 
-/// What an operation allocates, from running it on zeros; once before, since first calls allocate
-/// otherwise.
+/// Records the allocations of an operation by running it on zeros. It runs once before the
+/// recording, because first calls allocate differently.
 void record_memory(CapturedOperation& operation) {
   std::vector<std::pair<int, at::Tensor>> scratch;
   CapturedOperation on_scratch = operation;

@@ -6,18 +6,18 @@
 
 namespace dovetail::plan {
 
-/// Give the graph's nodes that are a convolution the other algorithms that there are for it
-/// (ops/convolution.h), after the captured one, which is then called "aten":
+/// Adds alternative algorithms (ops/convolution.h) to each convolution node of the graph. The
+/// recorded algorithm stays first and gets the name "aten". Names of the alternatives:
 ///   forward   "im2col", "winograd"
-///   backward  the gradient of the data by one, that of weight and bias by another, "winograd,
-///   aten" say; where only one
-///             of them is asked for, the name of its own
-/// An algorithm that does not apply is left out, as are convolutions with groups, dilation or
-/// transposed, of another dtype than float32, and of tensors that are not contiguous. Times are 0
-/// until a profile fills them (plan/run/profile.h).
+///   backward  "<data>, <weight>", as in "winograd, aten". The first computes the gradient of
+///             the data, the second computes the gradients of weight and bias.
+///             If only one of the two is requested, the name of that one.
+/// An algorithm that does not apply is left out. Some convolutions have no alternatives: groups,
+/// dilation, transposed, dtypes other than float32, tensors that are not contiguous. Times are 0
+/// until a profile fills them (plan/profile.h).
 ///
-/// What an operation allocates is found by running it, twice, on tensors of zeros, unless `cache`
-/// knows; it is put there.
+/// Allocations of an operation are recorded by running it twice on zeros. `cache` stores them. An
+/// operation that the cache knows does not run.
 void add_convolution_algorithms(const CapturedStep& step, StepGraph& graph, ProfileCache& cache);
 
 }  // namespace dovetail::plan

@@ -6,12 +6,13 @@
 
 namespace dovetail::plan {
 
-/// Compares arguments that are no tensors. Bodies of operations (base/operation.h) and generators
-/// count as alike.
+/// Returns true if two arguments that are not tensors are equal. Bodies of operations
+/// (base/operation.h) and generators always count as equal.
 bool same_value(const c10::IValue& a, const c10::IValue& b);
-/// True for a number that may be another one in the next step: no flag, list or text.
+/// Returns true for a number, which may differ in the next step. Returns false for a flag, list or
+/// text.
 bool is_number(const c10::IValue& value);
-/// For messages.
+/// Text of an argument, for error messages.
 std::string text_of(const c10::IValue& value);
 
 }  // namespace dovetail::plan

@@ -51,7 +51,7 @@ void extend(const Line& line, const CapturedOperation& a, CapturedOperation& out
   }
 }
 
-/// Of the allocations those that hold tensors, in their order.
+/// Keeps only allocations that hold tensors, in their order.
 void keep_made(CapturedOperation& operation, const std::vector<CapturedStorage>& storages) {
   std::vector<std::pair<int, size_t>> kept;  // allocation, index into makes
   for (size_t m = 0; m < operation.makes.size(); ++m)

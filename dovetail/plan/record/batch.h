@@ -6,21 +6,21 @@
 
 namespace dovetail::plan {
 
-/// A step recorded with some number of images or sequences at a time.
+/// Step recorded with `batch` images or sequences.
 struct RecordedBatch {
   const CapturedStep& step;
   int64_t batch = 0;
 };
 
-/// The step that would be recorded at `batch`, for planning alone: every size, stride and offset of
-/// a tensor, and the bytes of every storage, on the line through those of two recordings at
-/// different batches. That is exact where the step does the same operations at every batch, as both
-/// recordings must, and no dimension is a product of it with itself.
+/// Extrapolates two recordings at different batches to the step at `batch`, for planning only.
+/// Every size, stride, offset and number of bytes lies on the line through the two recordings. Both
+/// must run the same operations. The result is exact if every batch has these operations. Also, no
+/// dimension may grow with the square of the batch.
 ///
-/// Of the memory that operations allocate only the tensors that they make are kept: what the
-/// kernels of this machine take beside them grows as it likes, and says nothing of another's.
-/// Numbers among the arguments are those of `b`. Throws UserError naming the operation where the
-/// two do other things, or where a line misses the whole numbers.
+/// Of all allocations inside operations, only tensors that the operations make are kept. Scratch
+/// memory of kernels need not be linear in the batch and differs on other machines. Numbers among
+/// the arguments are taken from `b`. Throws UserError that names the operation if the recordings
+/// differ in their operations. Also if a value on a line is not a whole number.
 CapturedStep at_batch(const RecordedBatch& a, const RecordedBatch& b, int64_t batch);
 
 }  // namespace dovetail::plan

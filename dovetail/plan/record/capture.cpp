@@ -31,14 +31,14 @@ C10_DECLARE_int(caffe2_log_level);
 namespace dovetail::plan {
 namespace {
 
-// Operators whose numbers come from the values of a tensor.
+// Operators that return numbers read from the values of a tensor.
 constexpr std::array<std::string_view, 3> kGivesNumbers = {"aten::_local_scalar_dense",
                                                            "aten::is_nonzero", "aten::equal"};
 // Operators whose results have sizes that depend on values.
 constexpr std::array<std::string_view, 6> kSizesByValues = {
     "aten::nonzero",    "aten::masked_select",      "aten::_unique2",
     "aten::unique_dim", "aten::unique_consecutive", "aten::bincount"};
-// What gives memory without writing it.
+// Operators that return memory without writing it.
 constexpr std::array<std::string_view, 7> kGivesMemory = {"aten::empty",
                                                           "aten::empty_like",
                                                           "aten::empty_strided",
@@ -54,7 +54,7 @@ bool is_one_of(std::string_view name, const std::array<std::string_view, N>& nam
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// The allocations of one operation, as the allocators report them.
+/// Allocations of one operation, as the allocators report them.
 class AllocationLog : public c10::MemoryReportingInfoBase {
  public:
   void reportMemoryUsage(void* pointer, int64_t bytes, size_t, size_t, c10::Device) override {
@@ -79,7 +79,7 @@ class AllocationLog : public c10::MemoryReportingInfoBase {
     open_ = false;
     return std::move(events_);
   }
-  /// The allocation that lives at `pointer`, or -1.
+  /// Returns the live allocation at `pointer`, or -1.
   int allocation_at(const void* pointer) const {
     const auto found = live_.find(const_cast<void*>(pointer));
     return found == live_.end() ? -1 : found->second;
@@ -98,8 +98,8 @@ bool is_tensor_type(const c10::Type& type) {
          type.isSubtypeOf(*c10::OptionalType::ofTensor());
 }
 
-/// True for operators whose results are numbers that come from the values of tensors, as far as is
-/// known: ATen's other ones give properties of a tensor.
+/// Returns true for operators that return numbers read from tensor values. As far as is known,
+/// ATen's operators outside kGivesNumbers return only properties of a tensor.
 bool gives_numbers(const c10::OperatorHandle& op, std::string_view name) {
   if (is_one_of(name, kGivesNumbers)) return true;
   const auto& returns = op.schema().returns();
@@ -108,7 +108,7 @@ bool gives_numbers(const c10::OperatorHandle& op, std::string_view name) {
                      [](const c10::Argument& result) { return !is_tensor_type(*result.type()); });
 }
 
-/// True for operators that give views of their operands alone, and so do not read them.
+/// Returns true for operators that return only views of their operands, and so do not read them.
 bool gives_views(const c10::OperatorHandle& op) {
   const auto& returns = op.schema().returns();
   return !returns.empty() &&
@@ -159,7 +159,7 @@ class Recorder : public OperationHandler {
         return use;
       }));
     }
-    const bool view = gives_views(op);  // its operand's bytes do not matter
+    const bool view = gives_views(op);  // operand bytes do not matter to a view
     if (!view) {
       if (within_) within_->before(made);
       check_untouched(found, name + in(layer));
@@ -249,8 +249,8 @@ class Recorder : public OperationHandler {
                       "make a new tensor instead");
   }
 
-  /// Nothing but the recorded operations changes a tensor of the step. Work that an own operation
-  /// has started may go on after it: a collective.
+  /// Throws UserError if anything but a recorded operation has changed a tensor of the step. Work
+  /// that an own operation has started may continue after it: a collective.
   void check_untouched(const std::map<int, c10::Storage>& found, const std::string& where) {
     for (const auto& [index, storage] : found)
       if (!bytes_.unchanged(index, *storage.unsafeGetStorageImpl()) && !in_flight_.contains(index))
@@ -261,7 +261,7 @@ class Recorder : public OperationHandler {
             "change it by an operator of ATen, or by dovetail::operation (base/operation.h)");
   }
 
-  /// Adds what an operation has changed without saying so in its schema.
+  /// Adds writes that the operation's schema does not declare.
   void find_writes(const std::map<int, c10::Storage>& found, CapturedOperation& made) {
     for (const auto& [index, storage] : found) {
       if (bytes_.unchanged(index, *storage.unsafeGetStorageImpl()) || contains(made.writes, index))
@@ -271,7 +271,8 @@ class Recorder : public OperationHandler {
     }
   }
 
-  /// The caller may still read after the step what it holds then.
+  /// Marks tensors that the caller holds at the end of the step as outputs. The caller may read
+  /// them.
   void keep_what_is_held() {
     for (const auto& [index, storage] : storages_.held())
       if (!step_.storages[index].external.defined() && storage.use_count() > 0)
@@ -324,20 +325,21 @@ class Recorder : public OperationHandler {
     return use_of(tensor, index);
   }
 
-  /// A forward operation made its node of autograd, and with it a sequence number, just before it
-  /// came here; a backward operation runs for a node, whose number tells the layer.
+  /// Returns the layer of the operation that runs. Autograd creates the node of a forward
+  /// operation, with a sequence number, just before the operation arrives here. A backward
+  /// operation runs for such a node, and the node's number gives the layer.
   std::string layer_now() {
     if (const auto node = torch::autograd::get_current_node()) {
       const auto found = layer_of_sequence_.upper_bound(node->sequence_nr());
       return found == layer_of_sequence_.begin() ? "" : std::prev(found)->second;
     }
-    // The first that comes with a number is the one whose node it is.
+    // The first operation that sees a new number is the forward operation of that node.
     if (const uint64_t next = at::sequence_number::peek(); next > 0)
       layer_of_sequence_.emplace(next - 1, current_layer());
     return current_layer();
   }
 
-  /// What backward makes and forward does not read: gradients.
+  /// Marks gradients: storages that backward makes and forward does not read.
   void mark_gradients() {
     for (const CapturedOperation& operation : step_.operations)
       for (const int storage : operation.makes)
@@ -354,10 +356,11 @@ class Recorder : public OperationHandler {
   std::map<int, c10::Storage> declared_;
   std::map<uint64_t, std::string> layer_of_sequence_;
   std::unordered_set<int> unwritten_;  // storages
-  std::unordered_set<int> in_flight_;  // fixed storages that an own operation was the last to write
+  std::unordered_set<int> in_flight_;  // fixed storages last written by an own operation
 };
 
-/// c10 logs when memory from before a capture is freed in it, which nobody needs to know.
+/// Limits c10's log to errors. It would report each free of memory from before the capture, which
+/// is harmless.
 class ErrorsAlone {
  public:
   ErrorsAlone() : before_(std::exchange(FLAGS_caffe2_log_level, 2)) {}
@@ -414,7 +417,7 @@ void check_steady(const CapturedStep& a, CapturedStep& b, LaterSteps later) {
                    "a tensor");
     }
     for (const int storage : x.writes)
-      if (contains(y.reads, storage)) {  // a write that changed no byte in the second step
+      if (contains(y.reads, storage)) {  // this write changed no byte in the second step
         std::erase(y.reads, storage);
         y.writes.push_back(storage);
       }

@@ -13,49 +13,48 @@
 
 namespace dovetail::plan {
 
-/// The tensors that a step finds and what they are for. Tensors that it finds beside these stay
-/// where they are.
+/// Tensors that exist before the step, by purpose. Other existing tensors that the step uses keep
+/// their addresses.
 struct StepTensors {
   std::vector<std::pair<std::string, at::Tensor>> inputs, parameters, state;
 };
 
-/// How the steps after the recorded ones run: by the recorded operations alone, or by calling the
-/// function again, whose operations an executor runs as planned (plan/run/guide.h). The latter may
-/// read values (item) and give other numbers. kNone: the recording is there for its memory limit
-/// alone.
+/// Execution of the steps after the recorded ones. kReplayed: only the recorded operations run.
+/// kCalled: the function is called again, and an executor runs its operations as planned
+/// (plan/guide.h). It may then read values (item) and pass other numbers. kNone: no plan follows;
+/// the step is recorded only to enforce its memory limit.
 enum class LaterSteps { kReplayed, kCalled, kNone };
 
-/// Record one training step (forward, backward, update) on the CPU as the operators that it calls
+/// Records one training step (forward, backward, update) on the CPU as the operators that it calls
 /// below autograd.
 ///
-/// `step` runs as it would without being recorded, and returns what is to be read after a step (the
-/// loss). UserError names an operator that
-/// - reads a value to go on (item), unless later steps call the function,
-/// - gives a tensor whose size depends on values (nonzero, unique), or changes the size of a
-/// tensor,
-/// - reads memory that no operator has written: a kernel on pointers did (base/operation.h).
+/// `step` runs as it would without a recording. It returns tensors to read after the step (the
+/// loss). Throws UserError that names an operator if it
+/// - reads a value of a tensor (item), unless later steps call the function,
+/// - returns a tensor whose size depends on values (nonzero, unique), or resizes a tensor,
+/// - reads memory that no operator has written: a kernel wrote it by pointer (base/operation.h).
 ///
-/// Writes are found by a fingerprint of each storage before and after each operation: a schema does
-/// not name all. UserError where a storage changes between two operations. Gradients of
-/// `tensors.parameters` that the step makes are dropped at its end, unless kNone. In a called step
-/// any other tensor that is still held then is a result.
+/// Writes are found by a fingerprint of each storage before and after each operation, because
+/// schemas do not declare all writes. Throws UserError if a storage changes between two operations.
+/// Gradients of `tensors.parameters` that the step creates are dropped at its end, unless kNone. In
+/// a called step, any other tensor that is still held at the end is a result.
 ///
-/// With `limit` the step holds no more memory meanwhile where it can
-/// (plan/record/online_recompute.h).
+/// `limit` bounds the memory that the step holds during the recording, by recomputation where
+/// possible (plan/online_recompute.h).
 ///
-/// The method: plan/record/intercept.h. Tensors are told apart by their storage. One recording at a
-/// time in a process.
+/// Method: plan/intercept.h. Tensors are identified by their storage. A process runs one recording
+/// at a time.
 CapturedStep record_step(const std::function<std::vector<at::Tensor>()>& step,
                          const StepTensors& tensors, LaterSteps later = LaterSteps::kReplayed,
                          std::optional<RecordingLimit> limit = {});
 
-/// Throws UserError naming the first operator, shape or number in which two recordings differ: only
-/// a step that is the same every time can be planned. Numbers of a called step may differ. Writes
-/// and results that only `a` has go to `b`.
+/// Throws UserError that names the first operator, shape or number in which two recordings differ.
+/// Only a step that is the same every time can be planned. Numbers of a called step may differ.
+/// Writes and results that only `a` has are added to `b`.
 void check_steady(const CapturedStep& a, CapturedStep& b, LaterSteps later = LaterSteps::kReplayed);
 
-/// `record_step` twice; both have to agree. The step must be steady: gradients, momentum and the
-/// like exist already, so call it once or twice before.
+/// Calls `record_step` twice and returns the second recording. Both must agree, so the step must be
+/// steady: gradients, momentum and other state already exist. Call it once or twice before.
 CapturedStep capture(const std::function<std::vector<at::Tensor>()>& step,
                      const StepTensors& tensors, LaterSteps later = LaterSteps::kReplayed);
 

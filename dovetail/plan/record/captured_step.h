@@ -12,27 +12,28 @@
 
 namespace dovetail::plan {
 
-/// A tensor as an operation saw it: a view of a storage. `storage` is -1 for an undefined tensor.
+/// Tensor as an operation sees it: a view of a storage. `storage` is an index into
+/// CapturedStep::storages, or -1 for an undefined tensor.
 struct TensorUse {
   int storage = -1;
   std::vector<int64_t> sizes, strides;
-  int64_t offset = 0;  ///< in elements
+  int64_t offset = 0;  ///< from the start of the storage, in elements
   at::ScalarType dtype = at::kFloat;
   bool operator==(const TensorUse&) const = default;
 };
 
-/// An argument of an operation: a value, or tensors.
+/// Argument of an operation: a value, or tensors.
 struct CapturedArgument {
   enum class Kind { kValue, kTensor, kTensorList, kOptionalTensorList };
   Kind kind = Kind::kValue;
-  c10::IValue value;            ///< of kValue
-  std::vector<TensorUse> uses;  ///< one for kTensor
+  c10::IValue value;            ///< value if kValue
+  std::vector<TensorUse> uses;  ///< tensors for the other kinds; exactly one if kTensor
 };
 
-/// An allocation inside an operation, or the end of one, in the order in which they happened on the
-/// calling thread.
+/// Allocation or deallocation inside an operation. Events are in the order in which they happen on
+/// the calling thread.
 struct MemoryEvent {
-  int allocation = 0;  ///< counted from 0 within the operation
+  int allocation = 0;  ///< number of the allocation in its operation, from 0
   int64_t bytes = 0;
   bool ends = false;
   bool operator==(const MemoryEvent&) const = default;
@@ -40,19 +41,19 @@ struct MemoryEvent {
 
 struct CapturedOperation {
   c10::OperatorHandle handle;
-  std::string name;   ///< "aten::mm"
-  std::string layer;  ///< the LayerScope of the forward operation, also of its backward
+  std::string name;   ///< operator, as in "aten::mm"
+  std::string layer;  ///< LayerScope of the forward operation, also for its backward
   bool backward = false;
   bool random = false;  ///< draws from the default generator
-  double seconds = 0;   ///< that it took when it was recorded
-  bool once = false;    ///< may not run again (base/operation.h)
+  double seconds = 0;   ///< duration when it was recorded
+  bool once = false;    ///< must not run again (base/operation.h)
   std::vector<CapturedArgument> arguments;
-  std::vector<int> reads;  ///< storages, each once
-  std::vector<int>
-      writes;  ///< storages that existed before and are changed, with or without a word of it
-  std::vector<int> makes;  ///< storages that it makes
-  std::vector<int>
-      makes_allocation;  ///< for each of `makes` the allocation that it lies in, or -1: no bytes
+  std::vector<int> reads;  ///< storages that it reads, each once
+  /// Existing storages that it changes, even if its schema does not declare the write.
+  std::vector<int> writes;
+  std::vector<int> makes;  ///< storages that it creates
+  /// Allocation that holds each of `makes`; -1 for a storage of 0 bytes.
+  std::vector<int> makes_allocation;
   std::vector<MemoryEvent> memory;
 };
 
@@ -60,28 +61,29 @@ struct CapturedStorage {
   std::string name;
   int64_t bytes = 0;
   TensorKind kind = TensorKind::kActivation;
-  at::Tensor external;    ///< a tensor that holds a storage that the step found; undefined if the
-                          ///< step made it
-  bool declared = false;  ///< in StepTensors
-  /// True for a storage that the step found undeclared: others may refer to its memory, so no plan
-  /// moves it.
+  /// Tensor that holds a storage which existed before the step. Undefined if the step created it.
+  at::Tensor external;
+  bool declared = false;  ///< listed in StepTensors
+  /// Returns true for an undeclared storage that existed before the step. Others may refer to its
+  /// memory, so no plan moves it.
   bool is_fixed() const { return external.defined() && !declared; }
 };
 
-/// A call that came below autograd: an operation, or, with -1, one that only made views.
+/// Call of an operator below autograd. `operation` is -1 if the call only created views.
 struct CapturedCall {
   c10::OperatorHandle handle;
   int operation = -1;
 };
 
-/// One training step as the operators below autograd that it called, views left out.
+/// One training step as the operators that it calls below autograd. Operators that only create
+/// views are left out of `operations`.
 struct CapturedStep {
   std::vector<CapturedStorage> storages;
   std::vector<CapturedOperation> operations;
-  std::vector<CapturedCall> calls;     ///< all calls in order
-  std::vector<TensorUse> results;      ///< returned by the step
-  std::vector<at::Tensor> parameters;  ///< as they were declared
-  int64_t held_bytes = 0;              ///< maximum of HeldMemory (base/operation.h)
+  std::vector<CapturedCall> calls;     ///< all calls in order, with views
+  std::vector<TensorUse> results;      ///< tensors that the step returns
+  std::vector<at::Tensor> parameters;  ///< all calls in order, with views
+  int64_t held_bytes = 0;              ///< tensors that the step returns
 };
 
 }  // namespace dovetail::plan

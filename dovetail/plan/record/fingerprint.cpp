@@ -17,7 +17,8 @@ constexpr int64_t kPiece = 256 << 10;
 constexpr uint64_t kOdd = 0x9E3779B97F4A7C15;
 constexpr int kRotation = 31;
 
-/// Bijective in either argument, so that one changed word always changes the result.
+/// Mixes a word into a hash. It is bijective in either argument, so one changed word always changes
+/// the result.
 uint64_t mix(uint64_t hash, uint64_t word) { return std::rotl((hash ^ word) * kOdd, kRotation); }
 
 uint64_t of_piece(const std::byte* data, int64_t bytes) {

@@ -7,13 +7,15 @@
 
 namespace dovetail::plan {
 
-/// A 64-bit hash of memory, by all threads: other bytes give the same value with a chance of 2^-64.
+/// Returns a 64-bit hash of memory, computed by all threads. Different bytes give the same value
+/// with probability 2^-64.
 uint64_t fingerprint(const void* data, int64_t bytes);
 
-/// Tells which storages have changed since they were last seen.
+/// Detects storages that changed since they were last seen.
 class Fingerprints {
  public:
-  /// True if the bytes are the same as in the last call with this index, and in a first call.
+  /// Returns true if the bytes equal the bytes of the previous call with this index. Returns true
+  /// in the first call.
   bool unchanged(int index, const c10::StorageImpl& storage);
 
  private:

@@ -8,18 +8,18 @@
 
 namespace dovetail::plan {
 
-/// Stands in for each operator that a function calls below autograd.
+/// Interface that is called in place of each operator that a function calls below autograd.
 class OperationHandler {
  public:
   virtual ~OperationHandler() = default;
   /// Replaces the arguments on `stack` by the results. `keys` are the dispatch keys below this one.
-  /// Operators that it calls itself do not come here.
+  /// Operators that `handle` calls are not intercepted.
   virtual void handle(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
                       torch::jit::Stack* stack) = 0;
 };
 
-/// Sends operators to a handler: a boxed fallback at DispatchKey::Fake. It is registered while one
-/// of these lives, and acts only on the thread that is in `run`.
+/// Sends operators to a handler, by a boxed fallback at DispatchKey::Fake. The fallback is
+/// registered while at least one Interception exists. It acts only on threads inside `run`.
 class Interception {
  public:
   Interception();
@@ -27,12 +27,12 @@ class Interception {
   Interception(const Interception&) = delete;
   Interception& operator=(const Interception&) = delete;
 
-  /// Calls `work`, whose operators go to `handler`.
+  /// Calls `work` and sends its operators to `handler`.
   static void run(OperationHandler& handler, const std::function<void()>& work);
 };
 
-/// "aten::mm"; for dovetail::operation (base/operation.h) the name that it was called with. `stack`
-/// has its arguments.
+/// Name of an operator, as in "aten::mm". For dovetail::operation (base/operation.h), the name that
+/// the caller passed. `stack` has the operator's arguments.
 std::string operation_name(const c10::OperatorHandle& operation, const torch::jit::Stack& stack);
 bool is_own_operation(const c10::OperatorHandle& operation);
 

@@ -18,8 +18,8 @@ constexpr double kFloatBytes = 4;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// A pass of a convolution as a product of two factors: x, weight and y have the same part in it
-/// whichever of the three is the result.
+/// Pass of a convolution as a product of two factors. The roles of x, weight and y in the product
+/// do not depend on which of the three is the result.
 class ConvolutionModel {
  public:
   ConvolutionModel(const DeviceModel& device, const ConvolutionShape& shape, ConvolutionPass pass)
@@ -68,8 +68,8 @@ class ConvolutionModel {
   }
 
   int64_t tiles(int64_t height, int64_t width) const {
-    const bool of_x =
-        pass_ == ConvolutionPass::kData;  // tiles cover the images of the result; else of y
+    // Tiles cover the images of the result x in kData, and the images of y otherwise.
+    const bool of_x = pass_ == ConvolutionPass::kData;
     return s_.n * divide_up(of_x ? s_.h : s_.p, height) * divide_up(of_x ? s_.w : s_.q, width);
   }
 
@@ -82,7 +82,7 @@ class ConvolutionModel {
             static_cast<int64_t>(kProducts * kFloatBytes * operands)};
   }
 
-  /// Both factors transformed, products of the transforms, the result transformed back.
+  /// Transforms both factors, multiplies the transforms, and transforms the result back.
   Algorithm tiled(const char* name, int64_t height, int64_t width, double bytes_of_each,
                   double flops_of_each, double fraction) const {
     const auto t = static_cast<double>(tiles(height, width));
@@ -97,7 +97,7 @@ class ConvolutionModel {
   const DeviceModel& device_;
   const ConvolutionShape& s_;
   ConvolutionPass pass_;
-  double flops_, bytes_;  // of the direct product; of x, weight and y
+  double flops_, bytes_;  // flops of the direct product; bytes of x, weight and y
 };
 
 int64_t numel(const TensorUse& use) {
@@ -106,7 +106,7 @@ int64_t numel(const TensorUse& use) {
   return out;
 }
 
-/// Every pair, one after the other in the same workspace.
+/// All pairs. The two algorithms of a pair run one after the other in the same workspace.
 std::vector<Algorithm> pairs(const std::vector<Algorithm>& a, const std::vector<Algorithm>& b) {
   std::vector<Algorithm> out;
   for (const Algorithm& x : a)
@@ -140,8 +140,8 @@ class DeviceGraph {
 
  private:
   void add_codec() {
-    // 32 values of 8 bits share a scale of 8; a value of 3 bits of mantissa is off by up to 1 / 16
-    // of itself.
+    // 32 values of 8 bits share a scale of 8 bits. A value with 3 mantissa bits has a relative
+    // error of up to 1 / 16.
     constexpr double kRatio = 33.0 / (32 * kFloatBytes), kError = 0.0625;
     const double rate = device_.bytes_per_s / (1 + kRatio);
     made_.graph.codecs = {{"mxfp8", kRatio, rate, rate, kError}};
@@ -155,7 +155,7 @@ class DeviceGraph {
             made_.graph.tensors[made_.tensor_of_storage[use.storage]].lossy_ok = false;
   }
 
-  /// One operation after what the node has run so far: only one of them can have a choice.
+  /// Appends an operation to a node's algorithms. Only one operation of a node can have a choice.
   static void add(std::vector<Algorithm>& node, std::vector<Algorithm> operation) {
     if (node.size() > 1) {
       DOVETAIL_CHECK(operation.size() == 1, "two operations of a node have a choice of algorithms");
@@ -184,14 +184,14 @@ class DeviceGraph {
         if (use.storage >= 0)
           out += std::min(
               static_cast<double>(numel(use)) * static_cast<double>(c10::elementSize(use.dtype)),
-              static_cast<double>(
-                  step_.storages[use.storage].bytes));  // an expanded one is read once
+              // An expanded tensor is read once.
+              static_cast<double>(step_.storages[use.storage].bytes));
     for (const auto* list : {&operation.writes, &operation.makes})
       for (const int storage : *list) out += static_cast<double>(step_.storages[storage].bytes);
     return out;
   }
 
-  /// Of a product of matrices; 0 of any other operation.
+  /// Flops of a matrix product; 0 for any other operation.
   static double flops_of(const CapturedOperation& operation) {
     const auto& name = operation.name;
     const size_t first = name == "aten::addmm" ? 1 : 0;
@@ -205,10 +205,10 @@ class DeviceGraph {
     ConvolutionShape shape;
     bool transposed = false;
   };
-  /// Arguments from `stride` on, as both operators have them, of an `input` and a `weight`.
+  /// Parses the arguments from index `stride` on, which both operators share.
   static Layer layer_of(const CapturedOperation& operation, const TensorUse& input,
                         const TensorUse& weight, size_t stride) {
-    // A list of one number holds for both dimensions.
+    // A list of one number applies to both dimensions.
     const auto numbers = [&](size_t i) {
       std::vector<int64_t> out = operation.arguments[i].value.toIntVector();
       if (out.size() == 1) out.push_back(out[0]);
@@ -258,7 +258,7 @@ class DeviceGraph {
     double made = 0;
     for (const int storage : operation.makes)
       made += static_cast<double>(step_.storages[storage].bytes);
-    if (bias)  // added in place by a kernel of its own
+    if (bias)  // a separate kernel adds it in place
       for (Algorithm& algorithm : out) algorithm.time_s += 2 * made / device_.bytes_per_s;
     return out;
   }

@@ -23,8 +23,8 @@
 namespace dovetail::plan {
 namespace {
 
-constexpr int64_t kMovedAtOnce =
-    int64_t{16} << 20;  // bytes that may be there twice while tensors move to the arena
+// Maximum bytes that exist twice while tensors move to the arena.
+constexpr int64_t kMovedAtOnce = int64_t{16} << 20;
 
 c10::Storage storage_at(std::byte* address, int64_t bytes) {
   return c10::Storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes),
@@ -33,7 +33,8 @@ c10::Storage storage_at(std::byte* address, int64_t bytes) {
                       /*resizable=*/false);
 }
 
-/// What runs again is to give the bits of its first run.
+/// Throws InvalidPlan if a node runs again by another algorithm. It must give the bits of its first
+/// run.
 void check_algorithms(const Plan& plan, const Graph& graph) {
   std::vector<int> algorithm(graph.nodes.size(), -1);
   for (size_t a = 0; a < plan.actions.size(); ++a) {
@@ -60,27 +61,28 @@ struct Executor::State : StepMemory {
   Options options;
   std::optional<Arena> arena;
   std::optional<HostTier> host;
-  std::vector<int64_t> host_offset;       // of each tensor; -1: it never goes there
-  std::vector<std::byte*> address;        // of each tensor now
-  std::vector<std::byte*> between_steps;  // of each tensor that the step finds: where it then lies
-  std::vector<std::byte*> packed;         // of each tensor: its packed form
-  std::vector<int> codec_of;              // of each tensor: that of its packed form
-  std::vector<at::Tensor>
-      random_state;  // of each node that runs again and draws: before its first run of the step
-  std::vector<int> runs;  // of each node in this step
+  std::vector<int64_t> host_offset;       // per tensor; -1: never offloaded
+  std::vector<std::byte*> address;        // current address of each tensor
+  std::vector<std::byte*> between_steps;  // address of each existing tensor between steps
+  std::vector<std::byte*> packed;         // packed form of each tensor
+  std::vector<int> codec_of;              // codec of each tensor's packed form
+  // Generator state before the first run of each random node that runs again in the step.
+  std::vector<at::Tensor> random_state;
+  std::vector<int> runs;  // runs of each node in this step
   std::vector<bool> runs_again;
-  // Handed-over copies of each action, and of each tensor the fetch that its readers await.
+  // Number of each action's copy, and number of the fetch that each tensor's readers await.
   std::vector<int64_t> copy_number;
   std::vector<int64_t> fetch_of;
   bool failed = false;
   CopyStream to_host, to_device;
-  // The step as far as it has come.
+  // Progress of the current step.
   int next_action = 0;
-  int64_t last_out = 0, last_in = 0;  // copies
-  std::optional<NodeRun> how;  // the node that runs, its workspace, and the generator after it
+  int64_t last_out = 0, last_in = 0;  // copy numbers
+  // The node that runs, its workspace, and the generator state to set after it.
+  std::optional<NodeRun> how;
   std::byte* workspace = nullptr;
   std::optional<at::Tensor> random_after;
-  int computing = -1;  // the action of it, in a called step
+  int computing = -1;  // the running node's action in a called step
   std::vector<int> node_of_operation;
   std::optional<Guide> guide;
 
@@ -91,7 +93,7 @@ struct Executor::State : StepMemory {
     address.assign(graph.graph.tensors.size(), nullptr);
     between_steps.assign(graph.graph.tensors.size(), nullptr);
     for (const int t : plan.starts_on_host) between_steps[t] = host->data() + host_offset[t];
-    int64_t moved_bytes = 0;  // since memory was given back
+    int64_t moved_bytes = 0;  // since freed memory was given back
     give_back_freed_memory();
     for (size_t t = 0; t < address.size(); ++t) {
       if (layout.home[t] >= 0) between_steps[t] = address[t] = arena->data() + layout.home[t];
@@ -111,7 +113,7 @@ struct Executor::State : StepMemory {
     give_back_freed_memory();
   }
 
-  /// Tensors leave the arena one by one, so that no moment holds all of them twice.
+  /// Moves tensors out of the arena one by one, so that they are never all held twice.
   void give_back() noexcept {
     if (!arena) return;
     arena->drop_all_but(homes());
@@ -125,7 +127,7 @@ struct Executor::State : StepMemory {
     }
   }
 
-  /// Offset and bytes of each tensor that lies in the arena between two steps.
+  /// Offset and bytes of each tensor that is in the arena between steps.
   std::vector<std::pair<int64_t, int64_t>> homes() const {
     std::vector<std::pair<int64_t, int64_t>> out;
     for (size_t t = 0; t < between_steps.size(); ++t)
@@ -140,7 +142,7 @@ struct Executor::State : StepMemory {
       std::optional<PagedAllocations> in_a_file;
       if (!options.folder.empty()) in_a_file.emplace(options.folder);
       return c10::GetCPUAllocator()->allocate(bytes);
-    } catch (const UserError&) {  // the disk is full; values are not lost for that
+    } catch (const UserError&) {  // the disk is full: keep the values in plain memory
       return c10::GetDefaultCPUAllocator()->allocate(bytes);
     }
   }
@@ -245,10 +247,9 @@ struct Executor::State : StepMemory {
       call(how->operations[o], [this](int s) {
         std::byte* address = address_of(s);
         const bool elsewhere = address == nullptr && step.storages[s].external.defined();
+        // 0: the storage has no bytes
         return elsewhere ? step.storages[s].external.storage()
-                         : storage_at(address, address == nullptr
-                                                   ? 0
-                                                   : step.storages[s].bytes);  // 0: without bytes
+                         : storage_at(address, address == nullptr ? 0 : step.storages[s].bytes);
       });
     }
     end_compute(a);
@@ -272,7 +273,7 @@ struct Executor::State : StepMemory {
     return nullptr;
   }
 
-  // A called step: the plan goes on as far as the function has come.
+  // Called step: the plan advances as far as the function has come.
 
   void reach(int operation) override {
     const int n = node_of_operation[operation];
@@ -324,7 +325,7 @@ struct Executor::State : StepMemory {
     }
   }
 
-  /// Tensors that the step found lie where they do between two steps.
+  /// Points tensors that the step found to their places between steps.
   void return_found() {
     for (size_t t = 0; t < between_steps.size(); ++t) {
       if (between_steps[t] == nullptr) continue;
@@ -342,7 +343,7 @@ struct Executor::State : StepMemory {
 
   void advance(int a) {
     const Op op = plan.actions[a].op;
-    if (op == Op::kOffload || op == Op::kPrefetch) {  // they time themselves
+    if (op == Op::kOffload || op == Op::kPrefetch) {  // copies time themselves
       issue(a);
       (op == Op::kOffload ? last_out : last_in) = copy_number[a];
     } else {
@@ -405,7 +406,7 @@ struct Executor::State : StepMemory {
     started_s = now_seconds();
   }
 
-  /// Runs all that is left of the plan.
+  /// Runs the rest of the plan.
   Run finish() {
     while (static_cast<size_t>(next_action) < plan.actions.size()) advance(next_action++);
     to_host.wait(last_out);
@@ -418,7 +419,7 @@ struct Executor::State : StepMemory {
 
   double started_s = 0;
   std::vector<Timeline::Span> spans;
-  /// What it waited for is over.
+  /// Records the start of an action, after its waits.
   void begins(int a) { spans[a].start_s = now_seconds() - started_s; }
   template <class Work>
   void timed(int a, Work&& work) {

@@ -15,28 +15,28 @@
 
 namespace dovetail::plan {
 
-/// Runs a captured step by a plan, on the CPU: all its storages and workspaces at planned addresses
-/// of one arena, copies on two threads of their own. Without lossy compression every bit is what
-/// the step itself would have given, had each of its operations been run by the algorithm that the
-/// plan names.
+/// Runs a captured step by a plan on the CPU. All storages and workspaces have planned addresses in
+/// one arena. Two threads copy tensors. Without lossy compression, results equal bit for bit a step
+/// without a plan that runs the same algorithms.
 ///
-/// While it lives, the tensors that the capture was told of lie in the arena, or, where the plan
-/// has them start on the host, there (in a file mapped into memory, if that is the host tier):
-/// their values may be read and written between two steps, not their sizes. Its destructor gives
-/// them memory of their own again, which lies in a file too (plan/run/paged_memory.h) where the
-/// host tier is one. Tensors are packed as StepGraph::forms says, within the arena.
+/// The constructor moves the tensors declared at capture into the arena. Tensors that the plan
+/// starts on the host move to the host tier, which is memory or a mapped file. Their values may be
+/// read and written between steps, but their sizes must not change. The destructor gives them
+/// separate memory again. It is in a file (plan/paged_memory.h) if the host tier is a file. Tensors
+/// are packed within the arena, in the forms of StepGraph::forms.
 class Executor {
  public:
   struct Options {
-    std::filesystem::path folder;  ///< of the file that tensors are offloaded to; empty: to memory
-    bool copies_alone = false;  ///< nothing runs beside a copy, so that operations take what they
-                                ///< take by themselves
-    bool mixed_algorithms =
-        false;  ///< allow a node that runs again another algorithm, and so other bits
+    std::filesystem::path folder;  ///< folder of the file for offloaded tensors; empty: use memory
+    /// Run nothing during a copy, so that the time of each operation is undisturbed.
+    bool copies_alone = false;
+    /// Permit another algorithm when a node runs again. It may give other bits.
+    bool mixed_algorithms = false;
   };
-  /// Checks the plan (InvalidPlan) before anything else, also that a node that runs again does so
-  /// by one algorithm. UserError where it packs a tensor by a codec that is not among the tensor's
-  /// own (plan/record/packable.h), or offloads one below kPagedBytes.
+  /// Checks the plan first. Throws InvalidPlan if `check` rejects it, or if a node runs again by
+  /// another algorithm. Throws UserError if the plan packs a tensor by a codec that is not in the
+  /// tensor's list (plan/packable.h). Throws UserError if the plan offloads a tensor below
+  /// kPagedBytes.
   Executor(CapturedStep step, StepGraph graph, Plan plan, const Options& options);
   ~Executor();
   Executor(const Executor&) = delete;
@@ -44,22 +44,22 @@ class Executor {
 
   struct Run {
     double seconds = 0;
-    std::vector<Timeline::Span>
-        actions;  ///< seconds from the step's start, without what each waited for
+    /// Span of each action in seconds from the step's start, without its waits.
+    std::vector<Timeline::Span> actions;
   };
-  /// One step. UserError when an operation asks for memory that was not planned, when copying
-  /// fails, or after an earlier run has thrown.
+  /// Runs one step. Throws UserError if an operation requests memory that was not planned, or if a
+  /// copy fails. Once a run has thrown, every later run throws UserError.
   Run run();
-  /// The same by calling the function that was recorded, which then reads and computes anew all but
-  /// what its operations do (plan/run/guide.h). UserError also where it is not the recorded one,
-  /// and for a plan whose nodes run first in another order or, run again, by another algorithm than
-  /// the captured one.
+  /// Runs one step by calling the recorded function again (plan/guide.h). The function computes
+  /// everything again except its operations, which run as planned. Also throws UserError if `work`
+  /// is not the recorded function, or if the plan's first runs are not in recorded order. Nor may a
+  /// node run again by an algorithm other than the captured one.
   Run run(const std::function<void()>& work, const CallChecks& checks);
 
-  /// What the step returned, valid until the next run.
+  /// Results of the step, valid until the next run.
   std::vector<at::Tensor> results() const;
   int64_t arena_bytes() const;
-  int64_t resident_bytes() const;  ///< Arena::resident_bytes
+  int64_t resident_bytes() const;  ///< see Arena::resident_bytes
   const Timeline& predicted() const;
 
  private:

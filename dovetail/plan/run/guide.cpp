@@ -15,7 +15,7 @@ namespace dovetail::plan {
 namespace {
 
 constexpr const char* kSameOperations =
-    "a planned step calls the same operators on the same shapes each time: choose by numbers "
+    "a planned step calls the same operators on the same shapes each time. Choose by numbers "
     "(torch::where, a factor "
     "of "
     "0) in place of branches, or train without a plan";
@@ -112,7 +112,7 @@ Guide::Storages Guide::take_arguments(CapturedOperation& operation,
               fmt::format("argument \"{}\" has another shape or storage", arguments[i].name()));
     if (same_value(given.value, recorded.value)) {
       if (!checks_.same_numbers)
-        recorded.value = std::move(given.value);  // the body of an operation, too
+        recorded.value = std::move(given.value);  // also the body of an operation
       continue;
     }
     const std::string change =
@@ -163,16 +163,16 @@ void Guide::take_results(const CapturedOperation& operation, const torch::jit::S
 void Guide::find_held() {
   hold_all();
   if (checks_.same_numbers)
-    return;  // other steps do not call the function: what it holds is never read
+    return;  // other steps do not call the function: tensors that it holds are never read
   for (const auto& [index, weak] : storages_.held()) {
     const auto storage = step_.storages[index].external.defined() ? nullptr : weak.lock();
     if (!storage) continue;
     if (step_.storages[index].kind != TensorKind::kOutput)
       throw UserError(
-          fmt::format("plan: after the step the caller still holds the tensor that {} made, which "
-                      "it did not "
-                      "when it was recorded: its memory is no longer there",
-                      step_.storages[index].name),
+          fmt::format(
+              "plan: after the step the caller still holds the tensor that {} made. It did not "
+              "when the step was recorded: its memory is no longer there",
+              step_.storages[index].name),
           "copy it within the step into a tensor that was made before, or hold it in every step");
     if (storage->nbytes() > 0)
       storage->set_data_ptr_noswap(

@@ -14,45 +14,45 @@
 
 namespace dovetail::plan {
 
-/// Where the operations of a called step find and put their tensors.
+/// Planned memory for the operations of a called step.
 class StepMemory {
  public:
   virtual ~StepMemory() = default;
-  /// Before the first run of an operation: all that comes before it in the plan happens, and its
-  /// tensors are there.
+  /// Call before the first run of an operation. All actions before it in the plan are done, and its
+  /// tensors are in place, when this returns.
   virtual void reach(int operation) = 0;
   virtual void leave(int operation) = 0;
-  /// Between `reach` and `leave`: where a storage of the operation lies; null for one that has no
+  /// Address of a storage of the operation, between `reach` and `leave`. Null if the storage has no
   /// place.
   virtual std::byte* address_of(int storage) = 0;
   virtual std::vector<PlannedPlace> places_of(int operation) = 0;
 };
 
-/// How a called step is compared with the recorded one.
+/// Comparison of a called step with the recorded one.
 struct CallChecks {
-  /// UserError for a number that is not the recorded one. Otherwise each number is the one of this
-  /// call.
+  /// Throw UserError for a number that differs from the recorded one. If false, an operation gets
+  /// the number of this call.
   bool same_numbers = false;
-  /// UserError for an operation that changes a tensor which it did not change when it was recorded.
+  /// Throw UserError if an operation changes a tensor that it did not change in the recording.
   bool writes = false;
 };
 
-/// Calls the function of a recorded step again and runs its operations in planned memory. Each
-/// number then belongs to this step. UserError where it calls another operator than the recorded
-/// step did, or one on another shape.
+/// Calls the function of a recorded step again and runs its operations in planned memory.
+/// Operations get the numbers that the function passes in this step. Throws UserError if it calls
+/// another operator than the recorded step did, or uses another shape.
 ///
-/// Tensors that the function holds at the end of each step keep their values: they get memory of
-/// their own before the next step.
+/// Tensors that the function holds at the end of a step keep their values. They get separate memory
+/// before the next step.
 class Guide : public OperationHandler {
  public:
   Guide(CapturedStep& step, StepMemory& memory) : step_(step), memory_(memory) {}
   ~Guide() override { release_held(); }
 
   void run(const std::function<void()>& work, const CallChecks& checks);
-  /// After the plan's last action: the tensors that the caller still holds are where the plan has
-  /// left them.
+  /// Call after the plan's last action. Points the tensors that the caller still holds to the
+  /// places where the plan has left them.
   void find_held();
-  /// Gives the tensors that are held from the last step memory of their own.
+  /// Moves tensors that are held since the previous step to separate memory.
   void release_held();
 
   void handle(const c10::OperatorHandle& op, c10::DispatchKeySet keys,

@@ -16,8 +16,7 @@
 namespace dovetail::plan {
 namespace {
 
-constexpr int64_t kMostBytesAtOnce = int64_t{1}
-                                     << 30;  // the system moves less than 2 GiB in one call
+constexpr int64_t kMostBytesAtOnce = int64_t{1} << 30;  // one system call copies less than 2 GiB
 
 std::string reason() { return std::strerror(errno); }
 

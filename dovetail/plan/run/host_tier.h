@@ -12,26 +12,27 @@
 
 namespace dovetail::plan {
 
-/// The slow, large memory under the device tier: a file without a name in a folder, written and
-/// read past the page cache where the file system can (O_DIRECT), or plain memory. Slots are one
-/// for each tensor that goes there. All of it is mapped, so that what lies there can be read and
-/// written between two steps as any other memory.
+/// Slow, large memory below the device tier: an unnamed file in a folder, or plain memory. File
+/// reads and writes bypass the page cache (O_DIRECT) if the file system can. Each offloaded tensor
+/// has one slot. The whole tier is mapped, so its data can be read and written between steps like
+/// any other memory.
 class HostTier {
  public:
-  /// In `folder`; empty: in memory. UserError with the system's reason when the file cannot be made
-  /// that large.
+  /// Creates the file in `folder`, or uses memory if `folder` is empty. Throws UserError with the
+  /// system's reason if the file cannot have this size.
   HostTier(const std::filesystem::path& folder, int64_t bytes);
   ~HostTier();
   HostTier(const HostTier&) = delete;
   HostTier& operator=(const HostTier&) = delete;
 
-  /// Addresses, offsets and sizes are multiples of kPage.
+  /// Copies `bytes` to or from the tier at `offset`. Addresses, offsets and sizes are multiples of
+  /// kPage.
   void write(int64_t offset, const std::byte* data, int64_t bytes);
   void read(int64_t offset, std::byte* data, int64_t bytes);
   bool direct() const { return direct_; }
-  /// The first byte of the mapping, a multiple of kPage. What is written there, `read` gives, and
-  /// what `write` has been given is seen there: the system keeps a shared mapping and direct reads
-  /// and writes of its file the same, if they do not happen at the same time.
+  /// First byte of the mapping, a multiple of kPage. `read` returns bytes written to the mapping,
+  /// and the mapping shows bytes given to `write`. The system keeps a shared mapping coherent with
+  /// direct reads and writes of its file. They must not happen at the same time.
   std::byte* data() const { return data_; }
 
  private:
@@ -43,7 +44,7 @@ class HostTier {
   int64_t mapped_bytes_ = 0;
 };
 
-/// A thread that does one copy after the other, in the order in which they were handed over.
+/// Thread that runs copies one after the other, in the order of `enqueue`.
 class CopyStream {
  public:
   CopyStream();
@@ -51,9 +52,9 @@ class CopyStream {
   CopyStream(const CopyStream&) = delete;
   CopyStream& operator=(const CopyStream&) = delete;
 
-  /// Returns the copy's number, counted from 1.
+  /// Queues a copy. Returns its number, counted from 1.
   int64_t enqueue(std::function<void()> copy);
-  /// Until the copy of that number has ended; rethrows what a copy threw.
+  /// Waits until the copy with this number has ended. Rethrows the error of any copy so far.
   void wait(int64_t number);
 
  private:

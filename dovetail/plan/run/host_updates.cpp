@@ -10,7 +10,7 @@
 namespace dovetail::plan {
 namespace {
 
-/// Of each storage by how many nodes it is used.
+/// Number of nodes that use each storage.
 std::vector<int> users_of(const Graph& graph) {
   std::vector<int> users(graph.tensors.size());
   for (const GraphNode& node : graph.nodes) {

@@ -5,16 +5,19 @@
 
 namespace dovetail::plan {
 
-/// Gives nodes that change parameters or state other ways to run, by the same operations on the
-/// same values, which find some of these where the host tier keeps them, so that they need no copy
-/// and no memory on the device:
-///   "state on the host"              state that no other node uses: moments, master weights
-///   "weights and state on the host"  with the parameters that the node changes, too
-/// Storages below kPagedBytes stay on the device, as they never leave it. Only where the host tier
-/// is memory: in a file they would take memory that nobody has planned while they are read there.
+/// Adds algorithms to nodes that change parameters or state. They run the same operations on the
+/// same values, but find some of these in the host tier. These tensors need no copy and no device
+/// memory.
+/// - "state on the host": state that no other node uses, such as moments and master weights
+/// - "weights and state on the host": in addition, the parameters that the node changes
+///
+/// Storages below kPagedBytes stay on the device, because they are never offloaded. Call this only
+/// if the host tier is memory. In a file, these tensors would take unplanned memory during the
+/// update.
 void add_host_updates(const CapturedStep& step, StepGraph& graph);
 
-/// A node takes as long either way: the time of the way that `plan` ran it by, for the others, too.
+/// Gives all algorithms of a node the time of the one that `plan` ran, if some find tensors on the
+/// host. A node takes as long either way.
 void share_times(Graph& graph, const Plan& plan);
 
 }  // namespace dovetail::plan

@@ -14,11 +14,12 @@
 namespace dovetail::plan {
 namespace {
 
-constexpr double kBetter = 1e-7;             // of a makespan: what counts as faster
-constexpr double kPartOfImprovement = 0.25;  // of the greedy search's time, after each program
+constexpr double kBetter = 1e-7;  // minimum relative gain in time that counts
+constexpr double kPartOfImprovement =
+    0.25;  // share of the greedy search's time, after each program
 
-/// Longer than any plan worth having: every node ten times, every storage copied and packed at each
-/// of its gaps.
+/// Time longer than any useful plan. Every node runs ten times, and every storage is copied and
+/// packed in each of its gaps.
 double ample_s(const Graph& graph, const Scheduler& scheduler) {
   constexpr int kRuns = 10;
   double out = 0;
@@ -37,8 +38,8 @@ double ample_s(const Graph& graph, const Scheduler& scheduler) {
   return out;
 }
 
-/// Entries of the memory rows, about: what a program can be solved with in the time that a plan may
-/// take.
+/// Returns true if the program has too many entries in its memory rows (approximately). It could
+/// not be solved in the time for planning.
 bool is_too_large(const Graph& graph, const Scheduler& scheduler) {
   constexpr int64_t kMost = 60'000;
   int64_t covered = 0;
@@ -64,7 +65,7 @@ class JointSearch {
       search_.offer(solve(graph_, options_));
     } catch (const UserError&) {
       if (graph_.budget_bytes < floor_of(graph_, options_).bytes) throw;
-      none = std::current_exception();  // the program may find one
+      none = std::current_exception();  // the program may find a plan
     }
     report_.bound_s = least_s(graph_);
     if (!is_closed()) search();
@@ -120,7 +121,7 @@ class JointSearch {
       options.time_limit_s *= kPartOfImprovement;
       if (const auto improved = improve(graph_, options, decisions)) search_.offer(*improved);
       improving_s += now_seconds() - before_s;
-      // What the program expects of the next solution is no better than of this one.
+      // Stop if the program expects no later solution to be faster than the best plan.
       if (is_closed() || (has_plan() && result.status == MilpResult::kOptimal &&
                           joint.seconds(result.objective) >= expected_s() * (1 - kBetter)))
         return;
@@ -130,7 +131,7 @@ class JointSearch {
     }
   }
 
-  /// The solver has a process of its own: the search goes on meanwhile.
+  /// Solves the program in a process of its own. The search continues meanwhile.
   MilpResult solve_beside(const LinearProgram& program, const MilpOptions& milp) {
     auto result = std::async(std::launch::async, [&] { return solve_milp(program, milp); });
     search_.wander(
@@ -162,7 +163,7 @@ JointSolution solve_jointly(const Graph& graph, const SolveOptions& options,
 
 JointSolution solve_jointly(const Graph& graph, const SolveOptions& options) {
   constexpr double kGreedy = 0.3,
-                   kPrograms = 0.6;  // of the time; improving what programs find takes the rest
+                   kPrograms = 0.6;  // shares of the time; improvements take the rest
   SolveOptions greedy = options;
   greedy.time_limit_s *= kGreedy;
   return solve_jointly(graph, greedy,

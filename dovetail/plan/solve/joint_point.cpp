@@ -1,4 +1,4 @@
-// Between values of the joint program's columns and decisions.
+// Conversion between decisions and column values of the joint program.
 #include <algorithm>
 
 #include "dovetail/base/error.h"
@@ -9,10 +9,10 @@ namespace {
 
 constexpr double kHalf = 0.5;
 
-/// A schedule's actions by the stage in which they are issued.
+/// Stages of a schedule, and the stage in which each action is issued.
 struct Stages {
   std::vector<double> begin_s,
-      start_s;  // of each stage: when the one before has done all, when its node starts
+      start_s;  // per stage: end of the previous stage, start of its node
   std::vector<int> of_action;
 };
 
@@ -27,7 +27,7 @@ Stages find_stages(const Graph& graph, const Schedule& schedule) {
       out.start_s.push_back(spans[i].start_s);
       out.begin_s.push_back(spans[i].end_s);
     } else if (actions[i].op == Op::kCompress) {
-      out.begin_s.back() = spans[i].end_s;  // when the node's results leave
+      out.begin_s.back() = spans[i].end_s;  // the node's results are packed until then
     }
   }
   DOVETAIL_CHECK(out.start_s.size() == graph.nodes.size(), "a schedule of {} nodes of {}",
@@ -58,7 +58,7 @@ Decisions JointProgram::decisions(const std::vector<double>& values) const {
       if (!chosen(choice_[n][a])) continue;
       out.algorithms[n] = static_cast<int>(a);
       for (const int t :
-           graph_.nodes[n].algorithms[a].on_host)  // also those that are left out of the program
+           graph_.nodes[n].algorithms[a].on_host)  // includes tensors left out of the program
         for (const int g : scheduler_.gaps_on_host(static_cast<int>(n), t))
           out.gaps[g] = Keep::kHost;
     }
@@ -116,7 +116,7 @@ std::vector<double> JointProgram::point(const Decisions& decisions,
   }
   for (int n = 0; n < stages_; ++n)
     if (!choice_[n].empty()) set(choice_[n][decisions.algorithms[n]], 1);
-  // What is done in a gap, in order; the last thing brings its tensor back.
+  // Latest action in each gap. The last one brings the gap's tensor back.
   std::vector<int> last(gaps_.size(), -1);
   const auto set_aside = [&](int g) {
     if (last[g] < 0 || actions[last[g]].op == Op::kCompute) return;
@@ -144,7 +144,7 @@ std::vector<double> JointProgram::point(const Decisions& decisions,
         if (graph_.tensors[t].alias_of >= 0) continue;
         const int g = gap_of(t);
         if (g < 0 || decisions.gaps[g] == Keep::kResident) continue;
-        // Made again early it stays; what was unpacked aside is packed no more.
+        // A tensor recomputed early stays. A tensor unpacked aside is no longer packed.
         if (last[g] < 0 ? stage == gaps_[g].to || decisions.gaps[g] == Keep::kAgainEarly
                         : stage == gaps_[g].to && actions[last[g]].op == Op::kDecompress &&
                               stages.of_action[last[g]] < stage) {
@@ -156,7 +156,7 @@ std::vector<double> JointProgram::point(const Decisions& decisions,
       const int g = gap_of(action.tensor);
       if (g < 0) continue;
       const auto aside = columns_[g].fetch_aside.find(stage);
-      if (gaps_[g].wraps && stage > gaps_[g].from) {  // for what runs again after its last use
+      if (gaps_[g].wraps && stage > gaps_[g].from) {  // for a repeated run after its last use
         if (aside != columns_[g].fetch_aside.end()) set(aside->second, 1);
         continue;
       }
@@ -196,7 +196,7 @@ std::vector<double> JointProgram::point(const Decisions& decisions,
     const bool moot = scheduler_.is_moot(decisions, static_cast<int>(g));
     if (!moot && decisions.gaps[g] == Keep::kHost &&
         scheduler_.is_read_on_host(decisions, static_cast<int>(g))) {
-      set_aside(static_cast<int>(g));  // what is fetched in it is for what runs again
+      set_aside(static_cast<int>(g));  // any fetch in this gap is for a repeated run
       set(gap.host, 1);
       set_ended();
       continue;

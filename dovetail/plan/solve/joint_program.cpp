@@ -9,10 +9,11 @@
 namespace dovetail::plan {
 namespace {
 
-constexpr int kSmall = 64;    // stages; above, the program is looser
-constexpr int kRunDepth = 6;  // of runs again for the sake of others
+constexpr int kSmall = 64;    // stages; with more, the program is looser
+constexpr int kRunDepth = 6;  // levels of repeated runs that provide inputs of other runs
 
-/// Stages back from `last` to `first` as segments: `single` of one stage, then longer ones.
+/// Splits stages from `last` back to `first` into segments: `single` ones of one stage, then longer
+/// ones.
 std::vector<std::pair<int, int>> segments(int first, int last, size_t single) {
   std::vector<std::pair<int, int>> out;
   for (int length = 1; last >= first; last -= length) {
@@ -80,9 +81,9 @@ void JointProgram::find_tight_stages() {
   leave_out_the_smallest();
 }
 
-/// Many columns for little memory.
+/// Leaves out the smallest storages, which need many columns for little memory.
 void JointProgram::leave_out_the_smallest() {
-  constexpr int64_t kPart = 1000;  // of the budget
+  constexpr int64_t kPart = 1000;  // inverse share of the budget
   left_out_.resize(gaps_.size());
   if (stages_ <= kSmall) return;
   std::vector<std::pair<int64_t, int>> sizes;
@@ -97,7 +98,7 @@ void JointProgram::leave_out_the_smallest() {
     if (left < 0) return;
     left_out_[g] = true;
     if (gaps_[g].wraps) bytes_at_start_ -= size;
-    // Before its first use a tensor that wraps has two gaps.
+    // Before its first use a tensor that wraps has two gaps. Count one.
     if (gaps_[g].from < 0 && !gaps_[g].wraps && scheduler_.wrapped_gap(gaps_[g].tensor) >= 0)
       continue;
     for (int n = 0; n < stages_; ++n)
@@ -132,13 +133,14 @@ void JointProgram::add_algorithms() {
   only_.resize(graph_.nodes.size());
   for (int n = 0; n < stages_; ++n) {
     const auto& algorithms = graph_.nodes[n].algorithms;
-    const auto before = [&](size_t a, size_t b) {  // in time, then in workspace
+    const auto before = [&](size_t a, size_t b) {  // by time, then by workspace
       return std::pair(algorithms[a].time_s, algorithms[a].workspace_bytes) <
              std::pair(algorithms[b].time_s, algorithms[b].workspace_bytes);
     };
     only_[n] = fastest_algorithm(graph_.nodes[n]);
-    std::vector<size_t>
-        of_use;  // no other is as fast with as little, and finds the same on the host
+    // Algorithms that no other one dominates in time and workspace, with the same tensors on the
+    // host.
+    std::vector<size_t> of_use;
     for (size_t a = 0; a < algorithms.size(); ++a)
       if (may_be_chosen(graph_, scheduler_, n, static_cast<int>(a), options_) &&
           std::none_of(algorithms.begin(), algorithms.end(), [&](const Algorithm& other) {
@@ -149,7 +151,7 @@ void JointProgram::add_algorithms() {
                    (before(b, a) || (b < a && !before(a, b)));
           }))
         of_use.push_back(a);
-    if (of_use.size() < 2) continue;  // it is the fastest
+    if (of_use.size() < 2) continue;  // only the fastest is left
     choice_[n].assign(algorithms.size(), -1);
     Entries one;
     for (const size_t a : of_use) one.emplace_back(choice_[n][a] = binary(), 1);
@@ -164,8 +166,8 @@ void JointProgram::add_gaps() {
     if (tensor.bytes < options_.least_bytes || left_out_[g]) continue;
     const bool may_leave = may_be_offloaded(graph_, gaps_[g], options_);
     if (gaps_[g].wraps && !may_leave) continue;
-    // What starts on the host saves the copy of any other gap; what is found there needs no memory,
-    // and no copy back.
+    // A tensor that starts on the host saves the copy of any other gap. A tensor that is found
+    // there needs no memory and no copy back.
     const auto together =
         gaps_[g].wraps ? scheduler_.gaps_of_[gaps_[g].tensor] : std::vector{static_cast<int>(g)};
     gap.moves = gaps_[g].wraps && bytes_at_start_ > graph_.budget_bytes;
@@ -183,7 +185,7 @@ void JointProgram::add_gaps() {
     for (int c = 0; c < static_cast<int>(graph_.codecs.size()) && options_.compress; ++c)
       if (may_be_packed(graph_, gaps_[g], c)) gap.packed[c] = binary();
   }
-  // What a node finds on the host waits there before it and at the step's ends.
+  // A tensor that a node finds on the host stays there before the node and at the step's ends.
   for (int n = 0; n < stages_; ++n)
     for (size_t a = 0; a < choice_[n].size(); ++a) {
       if (choice_[n][a] < 0) continue;
@@ -214,7 +216,7 @@ void JointProgram::add_slots(int g) {
     gap.fetches.push_back({first, last, binary()});
     fetched.emplace_back(gap.fetches.back().column, 1);
   }
-  // Not where its reader finds it on the host.
+  // There is no fetch if the reader finds the tensor on the host.
   const Entries found = on_host(gaps_[g].to, gaps_[g].tensor);
   fetched.insert(fetched.end(), found.begin(), found.end());
   program_.add_row(0, found.empty() ? 0 : LinearProgram::kInfinity, std::move(fetched));
@@ -223,13 +225,14 @@ void JointProgram::add_slots(int g) {
     for (const Slot& slot : gap.fetches) once.emplace_back(slot.column, 1);
     at_most(std::move(once), 0);
   }
-  // The stages by which the copy has left, the first ones each, at which memory counts.
+  // Stages by which the copy has left, among stages at which memory counts. The first ones have a
+  // column each.
   std::vector<int> tight;
   for (int n = gaps_[g].from + 1; n < (gaps_[g].wraps ? stages_ : gaps_[g].to); ++n)
     if (tight_[n]) tight.push_back(n);
   int later = gap.host;
   const auto all = segments(0, static_cast<int>(tight.size()) - 1, single);
-  for (const auto& segment : all) {  // mirrored: the short ones come first
+  for (const auto& segment : all) {  // mirrored: short segments come first
     const int n = tight[tight.size() - 1 - static_cast<size_t>(segment.first)];
     gap.ended[n] = binary();
   }
@@ -240,8 +243,8 @@ void JointProgram::add_slots(int g) {
 }
 
 void JointProgram::add_jobs() {
-  std::map<std::array<int, 4>, std::vector<int>>
-      versions;  // in the order in which their copies are issued
+  // Versions of storages, in the order in which their copies are issued.
+  std::map<std::array<int, 4>, std::vector<int>> versions;
   for (size_t g = 0; g < gaps_.size(); ++g) {
     if (columns_[g].host < 0) continue;
     const int t = gaps_[g].tensor;
@@ -257,7 +260,7 @@ void JointProgram::add_jobs() {
       versions[{made_by, mutates, place, t}].push_back(static_cast<int>(g));
   }
   for (auto& [key, gaps] : versions) {
-    // No copy of what starts on the host as it is there, or was changed there.
+    // There is no copy if the tensor starts on the host unchanged, or was changed there.
     Entries there = key[0] < 0 ? Entries() : on_host(key[0], key[3]);
     if (key[0] < 0 && host_at_start(key[3]) >= 0) there.emplace_back(host_at_start(key[3]), 1);
     Job job{.tensor = key[3],
@@ -294,7 +297,8 @@ bool JointProgram::present(int tensor, int stage) const {
   return scheduler_.stays_[tensor] || scheduler_.last_use_[tensor] >= stage;
 }
 
-/// False: it cannot run again then.
+/// Adds a repeated run, with the runs that provide its inputs. Returns false if the node cannot run
+/// again at this stage.
 bool JointProgram::add_run(int node, int stage, int depth) {
   if (runs_.contains({stage, node})) return true;
   if (!may_run(node, stage)) return false;
@@ -336,7 +340,7 @@ void JointProgram::add_choices() {
     const GapColumns& gap = columns_[g];
     if (!gap.moves) continue;
     if (const int on_host = host_at_start(gaps_[g].tensor); gaps_[g].from < 0 && on_host >= 0)
-      at_least({{gap.keep, 1}, {on_host, -1}}, 0);  // moot
+      at_least({{gap.keep, 1}, {on_host, -1}}, 0);  // starts on the host: nothing to decide
     Entries one = {{gap.keep, 1}};
     for (const int column : {gap.host, gap.again})
       if (column >= 0) one.emplace_back(column, 1);
@@ -347,8 +351,9 @@ void JointProgram::add_choices() {
   }
 }
 
-/// A run again finds what it reads, or is preceded by what makes it so: a fetch or a codec aside
-/// from the one at the gap's end, another run again.
+/// Adds rows that give each repeated run its inputs. An input is present, or an earlier action
+/// brings it. That is a fetch or a codec aside from the one at the gap's end, or another repeated
+/// run.
 void JointProgram::add_inputs_of_runs() {
   for (const auto& [key, run] : runs_) {
     const auto [stage, node] = key;
@@ -368,8 +373,7 @@ void JointProgram::add_inputs_of_runs() {
       }
       if (packs && !gap.unpack_aside.contains(stage)) gap.unpack_aside[stage] = binary();
       Entries there = {{run, -1}, {gap.keep, 1}};
-      Entries made = {
-          {run, -1}};  // >= -1 if it was not made again though that is what becomes of it
+      Entries made = {{run, -1}};  // if run and `again` are 1, the input must run again
       for (const Slot& slot : gap.fetches)
         if (slot.first <= stage && !gaps_[g].wraps) there.emplace_back(slot.column, 1);
       for (const auto* aside : {&gap.fetch_aside, &gap.unpack_aside})
@@ -396,15 +400,15 @@ void JointProgram::add_inputs_of_runs() {
     for (const auto& [stage, column] : gap.unpack_aside)
       once.emplace_back(column, -1), lost.emplace_back(column, -1);
     at_least(std::move(once), 0);
-    // What was unpacked aside is not packed any more: its reader needs it made again.
+    // A tensor unpacked aside is no longer packed, so its reader needs it recomputed.
     const auto run = runs_.find({gaps_[g].to, scheduler_.producer_[gaps_[g].tensor]});
     if (run != runs_.end()) lost.emplace_back(run->second, 1);
     at_least(std::move(lost), 0);
   }
 }
 
-/// What is made of a lossy copy is no exact copy; and some nodes read none that went through a
-/// codec.
+/// Adds rows for exactness. A result made from a lossy copy is not exact. Some nodes read no copy
+/// that went through a codec.
 void JointProgram::add_exactness(int node, int stage, int column) {
   const auto& outputs = graph_.nodes[node].outputs;
   const bool unpacked = graph_.nodes[node].reads_unpacked;
@@ -412,7 +416,7 @@ void JointProgram::add_exactness(int node, int stage, int column) {
   for (const int t : scheduler_.reads_[node])
     for (const int g : scheduler_.gaps_of_[t]) {
       if (gaps_[g].from >= stage || !columns_[g].moves) continue;
-      // Made again since, it would be exact.
+      // A copy recomputed since then would be exact.
       const auto& gaps = scheduler_.gaps_of_[t];
       if (!present(t, stage) || std::any_of(gaps.begin(), gaps.end(), [&](int other) {
             return gaps_[other].from >= gaps_[g].to && gaps_[other].from < stage;

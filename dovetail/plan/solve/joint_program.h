@@ -12,71 +12,77 @@
 
 namespace dovetail::plan {
 
-/// The 0-1 program of a step: decisions of every gap in the way of the budget and of every node's
-/// algorithm, chosen together (the joint model of MO-SOS; STR and the like are the same model with
-/// techniques switched off).
+/// 0-1 program of a step: the joint model of MO-SOS. It decides every gap (plan/schedule.h) in the
+/// way of the budget, together with every node's algorithm. STR and similar strategies are the same
+/// model with techniques switched off.
 ///
-/// Columns, in stages, one a node: binaries of what becomes of a gap; of the stage in which its
-/// fetch starts; of the stage by which its offload has ended; of nodes that run again at a stage;
-/// of each node's algorithm. And the clocks: where a stage begins, where its node starts, where
-/// each offload ends. A gap that wraps is two: of the stages before its tensor's first use, with
-/// the fetch, and of those after its last, with the offload if the step wrote it; a tensor that
-/// starts on the host needs no other copy of what it then is.
+/// Columns belong to stages, one for each node. Binary columns:
+/// - the use of a gap,
+/// - the stage in which its fetch starts, and the stage by which its offload has ended,
+/// - nodes that run again in a stage,
+/// - each node's algorithm.
+/// Clock columns are the begin of a stage, the start of its node, and the end of each offload. A
+/// gap that wraps has two parts. The first covers the stages before its tensor's first use, with
+/// the fetch. The second covers the stages after its last use, with the offload if the step wrote
+/// it. A tensor that starts on the host needs no other copy of its first version.
 ///
-/// Every row is a condition that the schedule of any decisions meets: memory at the start of each
-/// node, of each run again and around each codec; what is run again finds its inputs; the streams
-/// do not do two copies at once. So the program is a relaxation: point() of a schedule is feasible,
-/// and no schedule is expected to take less (expected_s) than the least objective. Random schedules
-/// bear that out, and do not prove it. It is not the scheduler itself, which may need longer for
-/// the same decisions. In large steps it is looser still: what is made again finds for nothing what
-/// it depends on through more than a few others, and the smallest storages, together less than a
-/// thousandth of the budget, take no memory between their uses.
+/// Every row is a condition that each schedule meets. Memory fits at the start of each node, at
+/// each repeated run, and around each codec. A repeated run finds its inputs. A stream does one
+/// copy at a time. So the program is a relaxation: point() of a schedule is feasible. No schedule
+/// is expected to take less (expected_s) than the minimum objective. Tests with random schedules
+/// agree with this; it is not proven. The scheduler may need longer for the same decisions.
+///
+/// In large steps the program is looser. A recomputation gets its inputs for free if they are more
+/// than a few recomputations deep. The smallest storages take no memory between their uses.
+/// Together they are below a thousandth of the budget.
 class JointProgram {
  public:
-  /// Only schedules of at most `longest_s` count. `scheduler` must outlive this and be of `graph`.
+  /// Admits only schedules of at most `longest_s`. `scheduler` must belong to `graph` and outlive
+  /// this object.
   JointProgram(const Graph& graph, const Scheduler& scheduler, const SolveOptions& options,
                double longest_s);
 
   LinearProgram& program() { return program_; }
   const LinearProgram& program() const { return program_; }
-  /// Seconds of an objective.
+  /// Seconds of an objective, and back.
   double seconds(double objective) const { return objective * unit_s_; }
   double objective(double seconds) const { return seconds / unit_s_; }
 
-  /// Whether a gap covers a stage at which not everything fits, or wraps and is of use to others of
-  /// its tensor; else it stays resident here.
+  /// Returns true if the program decides the gap. It then covers a stage at which not everything
+  /// fits, or wraps and helps other gaps of its tensor. Any other gap stays resident in the
+  /// program.
   bool moves(int gap) const { return columns_[gap].moves; }
   Decisions decisions(const std::vector<double>& values) const;
-  /// The values that a schedule has in the program; feasible if what does not move here is resident
-  /// there.
+  /// Column values of a schedule. They are feasible if every gap that the program does not decide
+  /// is resident in the schedule.
   std::vector<double> point(const Decisions& decisions, const Schedule& schedule) const;
-  /// From now on these decisions are not a solution.
+  /// Excludes these decisions from the solutions.
   void exclude(const Decisions& decisions);
 
  private:
   using Entries = std::vector<std::pair<int, double>>;
   struct Slot {
-    int first, last, column;  // stages; memory is charged from the last, time counts from the first
+    int first, last, column;  // stages; memory counts from `last`, time from `first`
   };
   struct GapColumns {
     bool moves = false;
-    int keep = -1, host = -1, again = -1, job = -1;  // job: index of the offload, or none
-    std::vector<int> packed;                         // of each codec, or -1
-    std::vector<Slot> fetches;                       // the latest first
-    std::map<int, int> ended, again_early, fetch_aside, unpack_aside;  // by stage
+    int keep = -1, host = -1, again = -1, job = -1;  // job: index of the offload, or -1
+    std::vector<int> packed;                         // column of each codec, or -1
+    std::vector<Slot> fetches;                       // latest first
+    std::map<int, int> ended, again_early, fetch_aside, unpack_aside;  // columns by stage
   };
-  struct Job {  // a copy to the host of one version of a storage
+  struct Job {  // copy of one version of a storage to the host
     int tensor, made_by, column, end;
     bool optional;  // no copy if the tensor starts on the host, or was changed there
     std::vector<int> gaps;
   };
-  /// Columns and values of a stage's memory, and what there is of it without them.
+  /// Memory of a stage: constant bytes, and columns with their coefficients.
   struct Level {
     int64_t bytes = 0;
     Entries entries;
   };
 
-  static constexpr double kUnits = 100;  // of the longest schedule, and of the budget
+  static constexpr double kUnits = 100;  // solver units of the longest schedule, and of the budget
 
   int binary() { return program_.add_column(0, 0, 1, true); }
   int clock(double lower_s, double upper_s) {
@@ -88,16 +94,16 @@ class JointProgram {
   double to_host_s(int tensor) const { return bytes(tensor) / graph_.bandwidth.to_host; }
   double to_device_s(int tensor) const { return bytes(tensor) / graph_.bandwidth.to_device; }
   bool covers(int gap, int stage) const { return gaps_[gap].covers(stage); }
-  /// Of a gap's stages the first at which its tensor can be fetched for its end.
+  /// First stage of a gap in which its tensor can be fetched for the use at the gap's end.
   int first_fetch(int gap) const { return gaps_[gap].wraps ? 0 : gaps_[gap].from + 1; }
-  /// Whether a tensor may start on the host: then the version that it starts with need not be
-  /// copied there.
+  /// Column for a tensor that starts on the host, or -1 if it may not. The version that it starts
+  /// with then needs no copy to the host.
   int host_at_start(int tensor) const {
     const int gap = scheduler_.wrapped_gap(tensor);
     return gap < 0 ? -1 : columns_[gap].host;
   }
   int gap_at(int tensor, int stage) const;
-  /// The columns of a node's algorithms that find a tensor on the host.
+  /// Columns of a node's algorithms that find a tensor on the host.
   Entries on_host(int node, int tensor) const;
   void at_least(Entries entries, double lower) {
     program_.add_row(lower, LinearProgram::kInfinity, std::move(entries));
@@ -145,23 +151,23 @@ class JointProgram {
   const double longest_s_, unit_s_, unit_bytes_;
   LinearProgram program_;
   int stages_ = 0, end_ = -1;
-  std::vector<int> beside_;  // seconds of copies out and in beside computing, where these cost any
-  Entries computing_;        // of all that is computed, less its seconds
-  double computing_s_ = 0;   // of what is computed in any case, which has no column
-  std::vector<double> soonest_s_;    // of each stage, by the fastest algorithms
-  std::vector<bool> left_out_;       // of each gap: its tensor takes no memory in it
-  std::vector<int64_t> kept_bytes_;  // of each stage, if nothing leaves, without workspace
+  std::vector<int> beside_;  // seconds of copies out and in during computing, if these cost any
+  Entries computing_;       // columns of all computing, with their seconds as negative coefficients
+  double computing_s_ = 0;  // seconds of computing that is certain and has no column
+  std::vector<double> soonest_s_;    // earliest begin of each stage, with the fastest algorithms
+  std::vector<bool> left_out_;       // per gap: its tensor takes no memory in it
+  std::vector<int64_t> kept_bytes_;  // per stage, with everything resident, without workspace
   int64_t bytes_at_start_ = 0;       // if nothing starts on the host
-  std::vector<bool> tight_;          // if the largest workspaces do not fit then
-  std::vector<int> begin_, start_;   // clocks of each stage
-  std::vector<std::vector<int>>
-      choice_;             // of each node: a column an algorithm, or -1; empty: one only
-  std::vector<int> only_;  // the algorithm of a node without choice
+  std::vector<bool> tight_;  // per stage: everything resident and the largest workspace do not fit
+  std::vector<int> begin_, start_;  // clock columns of each stage
+  // Per node: a column for each algorithm, or -1. Empty if there is no choice.
+  std::vector<std::vector<int>> choice_;
+  std::vector<int> only_;  // algorithm of each node without a choice
   std::vector<GapColumns> columns_;
   std::vector<Job> jobs_;
-  std::map<std::pair<int, int>, int> runs_;   // stage, node: the node runs again
-  std::map<std::pair<int, int>, int> run_s_;  // its seconds, where there is a choice
-  std::set<std::pair<int, int>> free_runs_;   // the same without a column: at no cost
+  std::map<std::pair<int, int>, int> runs_;   // (stage, node): the node runs again
+  std::map<std::pair<int, int>, int> run_s_;  // seconds of a repeated run, if its node has a choice
+  std::set<std::pair<int, int>> free_runs_;   // repeated runs without a column, at no cost
 };
 
 }  // namespace dovetail::plan

@@ -1,4 +1,4 @@
-// The rows of the joint program that bound clocks, streams and memory.
+// Rows of the joint program that bound clocks, streams and memory.
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -9,11 +9,11 @@
 namespace dovetail::plan {
 namespace {
 
-constexpr int kAllFetchStages =
-    64;  // stages; above, only the nearest fetches are looked at together
-constexpr int kFetchStarts =
-    16;  // stages before each reader from which on the fetch stream's load is bounded
-constexpr int kOffloadStarts = 24;  // the same for the offload stream
+// Number of stages; with more, a row covers only the nearest fetches.
+constexpr int kAllFetchStages = 64;
+// Number of stages before each reader from which the fetch stream's load is bounded.
+constexpr int kFetchStarts = 16;
+constexpr int kOffloadStarts = 24;  // same for the offload stream
 
 }  // namespace
 
@@ -59,28 +59,27 @@ void JointProgram::add_times() {
       }
       for (const auto& [stage, column] : columns_[g].unpack_aside) {
         if (stage == n) work.emplace_back(column, -time(soonest_s));
-        if (gaps_[g].to == n)
-          work.emplace_back(column, time(latest_s));  // it is not unpacked again
+        if (gaps_[g].to == n) work.emplace_back(column, time(latest_s));  // not unpacked again
       }
     }
     for (const Entries* stage : {&work, &compute})
       computing_.insert(computing_.end(), stage->begin() + 2,
-                        stage->end());  // behind the two clocks
+                        stage->end());  // after the two clocks
     computing_s_ += least_s;
     at_least(std::move(work), 0);
     at_least(std::move(compute), time(least_s));
   }
 }
 
-/// What the chosen algorithm takes, where there is a choice.
+/// Adds the time of the chosen algorithm, if there is a choice.
 void JointProgram::add_algorithm_time(Entries& out, int node, double sign) const {
   for (size_t a = 0; a < choice_[node].size(); ++a)
     if (choice_[node][a] >= 0)
       out.emplace_back(choice_[node][a], sign * time(graph_.nodes[node].algorithms[a].time_s));
 }
 
-/// All fetches that start at stage j or later for readers up to b lie between the two, one after
-/// the other.
+/// Bounds the fetch stream. All fetches that start at stage j or later, for readers up to b, fit
+/// between the two, one after the other.
 void JointProgram::add_fetch_stream() {
   for (int b = 0; b < stages_; ++b) {
     std::set<int> starts;
@@ -131,8 +130,7 @@ void JointProgram::add_offload_stream() {
         made_s = graph_.nodes[job.made_by].algorithms[only_[job.made_by]].time_s;
     }
     at_least(std::move(made), time(made_s));
-    // If `column` is 1, and there is a copy, `stage` starts no earlier than `later_s` after its
-    // end.
+    // If `column` is 1 and there is a copy, `stage` starts at least `later_s` after the copy's end.
     const auto awaited = [&](int stage, int column, double later_s) {
       const double most = time(longest_s_ - soonest_s_[stage]);
       Entries entries = {{start_[stage], 1}, {job.end, -1}, {column, -most - time(later_s)}};
@@ -147,7 +145,8 @@ void JointProgram::add_offload_stream() {
     }
     const auto& writers = scheduler_.writers_[job.tensor];
     const auto writer = std::upper_bound(writers.begin(), writers.end(), job.made_by);
-    if (writer != writers.end()) awaited(*writer, job.column, 0);  // a write may not pass a copy
+    // A write must not overtake a copy.
+    if (writer != writers.end()) awaited(*writer, job.column, 0);
   }
   for (size_t g = 0; g < gaps_.size(); ++g) {
     const double fetch_s = to_device_s(gaps_[g].tensor);
@@ -160,9 +159,9 @@ void JointProgram::add_offload_stream() {
   if (!graph_.bandwidth.duplex) at_least(std::move(both), 0);
 }
 
-/// What computing falls behind during copies is expected beside the step's end. In each direction
-/// copies are one at a time, so what they take longer than computing stands still they are beside
-/// it.
+/// Adds the delay of computing during copies, which is expected in addition to the step's end. Each
+/// direction does one copy at a time. So copies overlap computing for at least their time minus the
+/// time in which computing is idle.
 void JointProgram::add_falling_behind() {
   if (graph_.bandwidth.slowdown <= 0) return;
   Entries out = {{end_, 1}}, in = {{end_, 1}};
@@ -183,7 +182,7 @@ void JointProgram::add_falling_behind() {
   }
 }
 
-/// Of a job the column that says that its copy has ended when a stage starts, or -1.
+/// Column that is 1 if a job's copy has ended when a stage starts, or -1.
 int JointProgram::ended_by(const Job& job, int stage) const {
   for (const int g : job.gaps) {
     const GapColumns& gap = columns_[g];
@@ -194,9 +193,9 @@ int JointProgram::ended_by(const Job& job, int stage) const {
   return -1;
 }
 
-/// All copies to the host of what is made by node k or later that have ended when a stage starts
-/// lie between the two, one after the other. Says in one row what `awaited` says of each copy and,
-/// of parts of copies, says only with those.
+/// Bounds the offload stream. Copies to the host of tensors made by node k or later, if ended when
+/// a stage starts, fit between the two. They run one after the other. A row combines what `awaited`
+/// says of each copy. For fractions of copies, it says more.
 void JointProgram::add_offload_load() {
   for (int stage = 0; stage < stages_; ++stage) {
     if (!tight_[stage]) continue;
@@ -225,10 +224,10 @@ void JointProgram::add_offload_load() {
   }
 }
 
-/// What a gap's tensor takes at a stage within the gap (of one that starts on the host this is in
-/// place of what the gap from the start of the step counts, where it is kept), of offloads what is
-/// under way when the node of stage `leaving` starts; without runs of stage `before` or later, and
-/// fetches of either or later.
+/// Adds the memory that a gap's tensor takes at a stage within the gap. Offloads count if they are
+/// in flight when the node of stage `leaving` starts. Not counted are runs of stage `before` or
+/// later, and fetches of `before` or `leaving` or later. A tensor that starts on the host may have
+/// a kept gap from the start of the step. Its wrapped gap replaces the memory of that gap.
 void JointProgram::add_resident(Level& out, int g, int before, int leaving) const {
   const GapColumns& gap = columns_[g];
   const double size = mass(bytes(gaps_[g].tensor));
@@ -242,7 +241,7 @@ void JointProgram::add_resident(Level& out, int g, int before, int leaving) cons
       out.entries.emplace_back(slot.column, size);
   for (const auto& [stage, column] : gap.again_early)
     if (stage < before) out.entries.emplace_back(column, size);
-  double most = 0;  // packed, until it is unpacked aside
+  double most = 0;  // packed form, until it is unpacked aside
   for (size_t c = 0; c < gap.packed.size(); ++c)
     if (gap.packed[c] >= 0) most = std::max(most, packed_mass(g, static_cast<int>(c)));
   for (const auto& [stage, column] : gap.unpack_aside)
@@ -258,8 +257,8 @@ double JointProgram::packed_mass(int gap, int codec) const {
   return mass(static_cast<double>(graph_.packed_bytes(gaps_[gap].tensor, codec)));
 }
 
-/// What is held while the node of a stage runs, without its workspace: when it starts if `leaving`
-/// is that stage, when it ends if that is the next one.
+/// Memory held while the node of a stage runs, without its workspace. If `leaving` is that stage,
+/// when the node starts; if `leaving` is the next stage, when it ends.
 JointProgram::Level JointProgram::level_at(int stage, int leaving) const {
   Level out{.bytes = kept_bytes_[stage]};
   for (size_t g = 0; g < gaps_.size(); ++g) {
@@ -270,8 +269,9 @@ JointProgram::Level JointProgram::level_at(int stage, int leaving) const {
   return out;
 }
 
-/// What is held at least before the node of a stage runs, with the first `brought` of what it reads
-/// there; without the storages of `not_counted` and those that the node may find on the host.
+/// Minimum memory held before the node of a stage runs, with the first `brought` of its inputs
+/// present. Storages of `not_counted`, and tensors that the node may find on the host, are left
+/// out.
 JointProgram::Level JointProgram::level_before(int stage, size_t brought,
                                                const std::vector<int>& not_counted) const {
   Level out{.bytes = kept_bytes_[stage]};
@@ -293,7 +293,7 @@ JointProgram::Level JointProgram::level_before(int stage, size_t brought,
   return out;
 }
 
-/// Unless nothing can exceed it.
+/// Adds a row that keeps a level within the budget, unless no values can exceed it.
 void JointProgram::add_budget(Level level) {
   double most = mass(static_cast<double>(level.bytes));
   for (const auto& [column, value] : level.entries) most += std::max(value, 0.0);
@@ -322,7 +322,8 @@ void JointProgram::add_memory() {
   for (int n = 0; n < stages_; ++n) {
     if (!tight_[n]) continue;
     add_memory_of_node(n, level_at(n, n));
-    // And when it ends, unless that fetch began as late as under a codec's work after it.
+    // Memory when the node ends, too. A fetch that began as late as during a codec's work after the
+    // node is exempt.
     double fetched = 0;
     for (size_t g = 0; g < gaps_.size(); ++g)
       for (const Slot& slot : columns_[g].fetches)
@@ -339,7 +340,8 @@ void JointProgram::add_memory() {
   for (size_t g = 0; g < gaps_.size(); ++g) add_memory_of_codecs(static_cast<int>(g));
 }
 
-/// The outputs of the run, what it reads and its workspace, beside what is held anyway.
+/// Adds memory rows of a repeated run: its outputs, inputs and workspace, in addition to what is
+/// held anyway.
 void JointProgram::add_memory_of_run(int node, int stage, int column) {
   std::vector<int> own;
   const auto add_own = [&](int t) {
@@ -362,7 +364,7 @@ void JointProgram::add_memory_of_run(int node, int stage, int column) {
     Level with = level;
     const double workspace = mass(static_cast<double>(algorithms[a].workspace_bytes));
     with.entries.emplace_back(column, workspace);
-    if (!chosen) {  // the product of both columns, or less
+    if (!chosen) {  // at most the product of both columns
       with.entries.emplace_back(choice_[node][a], workspace);
       with.bytes -= algorithms[a].workspace_bytes;
     }
@@ -370,7 +372,7 @@ void JointProgram::add_memory_of_run(int node, int stage, int column) {
   }
 }
 
-/// A storage is there in both forms while a codec works.
+/// A storage exists in both forms while a codec works.
 void JointProgram::add_memory_of_codecs(int g) {
   const GapColumns& gap = columns_[g];
   if (std::all_of(gap.packed.begin(), gap.packed.end(), [](int column) { return column < 0; }))

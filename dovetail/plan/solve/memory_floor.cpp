@@ -19,7 +19,7 @@ int64_t on_line(const Sampled& a, int64_t at_a, const Sampled& b, int64_t at_b, 
                            0);
 }
 
-/// "aten::convolution_backward:7" as "convolution backward".
+/// Turns "aten::convolution_backward:7" into "convolution backward".
 std::string words(const std::string& node) {
   const size_t scope = node.find("::"), number = node.rfind(':');
   std::string out = node.substr(scope == std::string::npos ? 0 : scope + 2);
@@ -61,7 +61,7 @@ int64_t keep_all_bytes(const Graph& graph) {
   Graph unlimited = graph;
   unlimited.budget_bytes = std::numeric_limits<int64_t>::max();
   unlimited.host_bytes.reset();
-  // One moment for each node: of nodes that take no time all would be held at one.
+  // Give each node a duration: nodes without time would all be held at one moment.
   for (GraphNode& node : unlimited.nodes) node.algorithms[0].time_s = 1;
   return check(unlimited, keep_all(unlimited)).peak_bytes;
 }
@@ -93,7 +93,7 @@ UserError below_floor(const Graph& graph, const Floor& floor, const std::string&
     const int64_t changed = sum(node.mutates), made = sum(node.outputs);
     int64_t read = changed + sum(node.inputs);
     const int64_t workspace = floor.workspace_bytes;
-    read = std::min(read, held - made - workspace);  // less what it finds on the host
+    read = std::min(read, held - made - workspace);  // without tensors that it finds on the host
     message +=
         fmt::format("the largest single operation is {}{} (inputs {}, outputs {}, workspace {}",
                     words(node.name), node.layer.empty() ? "" : fmt::format(" of `{}`", node.layer),

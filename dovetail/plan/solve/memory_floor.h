@@ -8,27 +8,28 @@
 
 namespace dovetail::plan {
 
-/// A step recorded with so many samples.
+/// Step recorded with `samples` samples.
 struct Sampled {
   int64_t samples = 0;
   Graph graph;
 };
 
-/// The step with another number of samples on this machine: the bytes of every tensor and
-/// workspace, and what is always resident, on the line through two recordings (at_batch,
-/// plan/record/batch.h, leaves this machine's workspaces out). UserError where these differ in more
-/// than numbers. Times are those of `b`.
+/// Returns the graph of the step with another number of samples on this machine. The bytes of every
+/// tensor and workspace, and the always resident bytes, lie on the line through two recordings. In
+/// contrast, at_batch (plan/batch.h) leaves out this machine's workspaces. Throws UserError if the
+/// recordings differ in more than numbers. Times are copied from `b`.
 Graph with_samples(const Sampled& a, const Sampled& b, int64_t samples);
 
-/// What a step takes at most with everything kept; of a graph without times too.
+/// Peak memory of a step with everything kept. The graph need not have times.
 int64_t keep_all_bytes(const Graph& graph);
 
-/// That a budget is below the floor: the operation that needs it, its layer, and what of it are
-/// inputs, outputs and workspace. `what` says what set the budget: "memory.budget".
+/// Error for a budget below the floor, the minimum of any plan. It names the operation that needs
+/// the floor, its layer, and the bytes of its inputs, outputs and workspace. `what` names the
+/// source of the budget: "memory.budget".
 UserError below_floor(const Graph& graph, const Floor& floor, const std::string& what,
                       const std::string& help);
 
-/// "3.1 GiB", "560 B".
+/// Bytes in a binary unit: "3.1 GiB", "560 B".
 std::string binary_size(int64_t bytes);
 
 }  // namespace dovetail::plan
