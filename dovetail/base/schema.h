@@ -39,7 +39,7 @@ class Field {
   Field& word(std::string_view word,
               int64_t value);  ///< also accepts `word`, such as "auto", as a name of `value`;
                                ///< integers only. `value` may be out of range.
-  Field& required();  ///< error if neither the file nor --set has the key
+  Field& required();           ///< error if neither the file nor --set has the key
 
  private:
   friend class Section;
