@@ -21,7 +21,7 @@ struct SourceLine {
 
 /// Mistake in the user's input: config, file, option or shape. The command exits with code 2.
 ///
-/// `what()` reports what was asked and what was found. `help()` says what to do. `place()` is the
+/// `what()` reports what was asked and what was found. `help()` suggests a remedy. `place()` is the
 /// position, for example "run.toml:4:2"; it may be empty.
 class UserError : public std::runtime_error {
  public:

@@ -8,7 +8,7 @@
 namespace dovetail {
 namespace {
 
-/// Returns true if the tensor's elements have memory, or if it needs none.
+/// Returns true if the tensor's elements have memory, or if it needs no memory.
 bool has_memory(const at::Tensor& tensor) {
   if (tensor.is_meta()) return true;
   if (!tensor.has_storage()) return false;

@@ -58,7 +58,7 @@ class Packer {
     return out;
   }
 
-  int64_t compared() const { return compared_; }  ///< pairs of blocks so far
+  int64_t compared() const { return compared_; }  ///< pairs of blocks compared so far
 
   bool meet(int a, int b) const { return std::ranges::binary_search(meets_[a], b); }
 

@@ -30,7 +30,7 @@ class PagedMemory {
   int fd_ = -1;
   std::mutex mutex_;
   int64_t end_ = 0;                       // end of the file; most of the file may be holes
-  std::map<std::byte*, int64_t> pieces_;  // address, bytes
+  std::map<std::byte*, int64_t> pieces_;  // bytes of each mapping, by address
 };
 
 /// Scope in which the process allocates CPU tensors of kPagedBytes or more from PagedMemory in

@@ -155,7 +155,7 @@ std::vector<int> Scheduler::times_of_fetches(const Decisions& decisions,
     const int64_t bytes = graph_.tensors[gap.tensor].bytes;
     int at = needed_at[g];
     for (int n = at; n < gap.to; ++n)
-      if (held[n] + bytes > budget_bytes) at = gap.to;  // it cannot stay from there on
+      if (held[n] + bytes > budget_bytes) at = gap.to;  // the tensor cannot stay from here on
     for (int n = at; n < gap.to; ++n) held[n] += bytes;
     next_s =
         std::min(next_s, start_s[at]) - static_cast<double>(bytes) / graph_.bandwidth.to_device;

@@ -131,7 +131,7 @@ class Scheduler {
   const bool fetches_wait_;
   const Graph unlimited_;  // copy of the graph without a budget
   std::vector<Gap> gaps_;
-  std::vector<std::vector<int>> gaps_from_;  // by node + 1
+  std::vector<std::vector<int>> gaps_from_;  // gaps by `from` + 1
   std::vector<std::vector<int>> gaps_of_;    // per tensor
   std::vector<int> wrapped_gap_;             // per tensor
   std::vector<int> producer_;                // per tensor; -1: resident from the start

@@ -33,7 +33,9 @@ class StageGraph {
     return reads_[node];
   }  ///< values that it reads or changes, each once
   const std::vector<int>& makes(int node) const { return makes_[node]; }
-  const std::vector<int>& readers(int value) const { return readers_[value]; }  ///< ascending
+  const std::vector<int>& readers(int value) const {
+    return readers_[value];
+  }  ///< nodes, ascending
   int last_use(int value) const {
     return last_use_[value];
   }  ///< a node; nodes() if the value is needed at the end

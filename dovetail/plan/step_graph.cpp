@@ -40,7 +40,7 @@ class Builder {
 
  private:
   void group() {
-    std::vector<int> node_of(step_.storages.size(), -1);  // the node that makes it
+    std::vector<int> node_of(step_.storages.size(), -1);  // per storage: node that creates it
     for (size_t o = 0; o < step_.operations.size(); ++o) {
       const auto& operation = step_.operations[o];
       const int latest = static_cast<int>(made_.nodes.size()) - 1;

@@ -11,7 +11,7 @@
 /// options. The child sends {"bound", "nodes"} whenever it has news, with "values" for a better
 /// solution. Its last message has a "status": "optimal", "limit", "infeasible", "unbounded" or
 /// "error". A message with status "error" has a "message". Arrays are bytes in native memory order.
-/// The child's only argument is the parent's process id. Header only, since the child links none of
+/// The child's only argument is the parent's process id. Header only, since the child does not link
 /// our libraries.
 namespace dovetail::plan::milp {
 
