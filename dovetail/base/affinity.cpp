@@ -14,8 +14,8 @@ namespace {
 using Topology = std::unique_ptr<hwloc_topology, decltype(&hwloc_topology_destroy)>;
 using Bitmap = std::unique_ptr<hwloc_bitmap_s, decltype(&hwloc_bitmap_free)>;
 
-/// Processors of each core that are in `usable`, in their order; where hwloc sees no cores, each is
-/// one.
+/// Returns the processors in `usable`, grouped by core and in ascending order. Processors that
+/// hwloc assigns to no core form one group each.
 std::vector<std::vector<int>> processors_by_core(hwloc_topology_t topology,
                                                  hwloc_const_bitmap_t usable) {
   std::vector<std::vector<int>> cores;

@@ -23,7 +23,7 @@ std::optional<int64_t> parse_byte_size(std::string_view text) {
   std::string_view unit = text.substr(static_cast<size_t>(rest - text.data()));
   while (unit.starts_with(' ')) unit.remove_prefix(1);
   for (const auto& [name, factor] : kUnits) {
-    const double bytes = value * factor;  // of "nan" no comparison holds
+    const double bytes = value * factor;  // comparisons with NaN are false, so "nan" is rejected
     if (unit == name && bytes >= 1 && bytes < 0x1p62) return static_cast<int64_t>(bytes);
   }
   return std::nullopt;

@@ -6,8 +6,8 @@
 
 namespace dovetail {
 
-/// Bytes: "64MiB", "1.5 GB", "1e9". Units are B, KiB, MiB, GiB, TiB and KB, MB, GB, TB. Nothing for
-/// anything else, and where it is below 1.
+/// Parses a number of bytes, for example "64MiB", "1.5 GB" or "1e9". Units are B, KiB, MiB, GiB,
+/// TiB and KB, MB, GB, TB. Returns nullopt for any other text and for sizes below 1 byte.
 std::optional<int64_t> parse_byte_size(std::string_view text);
 
 }  // namespace dovetail

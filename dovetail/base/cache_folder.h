@@ -5,8 +5,9 @@
 
 namespace dovetail {
 
-/// `name` in $DOVETAIL_CACHE, $XDG_CACHE_HOME/dovetail or ~/.cache/dovetail: where what was
-/// measured of this machine is kept. UserError when none of these variables nor HOME is set.
+/// Returns the path `name` under the cache folder, where measurements of this machine are stored.
+/// The cache folder is $DOVETAIL_CACHE, else $XDG_CACHE_HOME/dovetail, else ~/.cache/dovetail.
+/// Throws UserError if neither of these variables nor HOME is set.
 std::filesystem::path cache_folder(const std::string& name);
 
 }  // namespace dovetail

@@ -5,14 +5,14 @@
 namespace dovetail {
 namespace {
 
-// Longer helps get a line of their own: under the caret they would wrap.
+// A longer help gets a line of its own, since it would wrap after the caret.
 constexpr size_t kMaxCaretHelp = 72;
 constexpr int64_t kMaxShown = 120, kShownBefore = 60;
 
 bool continuation(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
 
-// Bytes of the UTF-8 sequence at the start of `text`, 0 when it is none (overlong forms and
-// surrogates included).
+// Returns the bytes of the UTF-8 sequence at the start of `text`. Returns 0 for invalid sequences,
+// including overlong forms and surrogates.
 size_t sequence_length(std::string_view text) {
   const auto byte = [&](size_t i) {
     return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U;
@@ -32,7 +32,7 @@ size_t sequence_length(std::string_view text) {
   return overlong || outside ? 0 : length;
 }
 
-// The byte where character `index` begins, counting from 0.
+// Returns the byte position of character `index`, counted from 0.
 size_t byte_of(std::string_view text, int64_t index) {
   size_t at = 0;
   for (; index > 0 && at < text.size(); --index) {
@@ -42,7 +42,7 @@ size_t byte_of(std::string_view text, int64_t index) {
   return at;
 }
 
-/// `printable`, with its lines.
+/// Applies `printable` to each line and keeps the line breaks.
 std::string printable_lines(std::string_view text) {
   std::string out;
   for (size_t at = 0; at <= text.size();) {
@@ -63,7 +63,7 @@ std::string caret_lines(const SourceLine& source, const std::string& help) {
   const std::string_view shown = rest.substr(0, byte_of(rest, kMaxShown));
   column -= skipped;
 
-  // Tabs stay tabs under tabs, so that the caret stands where the terminal put the character.
+  // Tabs stay tabs in the padding, so that the caret is below the character in any terminal.
   std::string pad;
   const std::string_view before = shown.substr(0, byte_of(shown, column - 1));
   for (size_t i = 0; i < before.size(); ++i) {

@@ -11,18 +11,18 @@
 
 namespace dovetail {
 
-/// The line of the user's file that an error is about; `column` counts characters from 1, `length`
-/// is what to underline.
+/// Line of the user's file that an error refers to. `column` counts characters from 1, and `length`
+/// characters are underlined.
 struct SourceLine {
   int64_t line = 0;
   std::string text;
   int64_t column = 1, length = 1;
 };
 
-/// A mistake in what the user gave us: config, file, option, shape. The command exits with 2.
+/// Mistake in the user's input: config, file, option or shape. The command exits with code 2.
 ///
-/// `what()` says what was asked and what was found; `help()` what to do; `place()` where
-/// ("run.toml:4:2", may be empty).
+/// `what()` reports what was asked and what was found. `help()` suggests a remedy. `place()` is the
+/// position, for example "run.toml:4:2"; it may be empty.
 class UserError : public std::runtime_error {
  public:
   explicit UserError(const std::string& message, std::string help = {}, std::string place = {})
@@ -31,7 +31,7 @@ class UserError : public std::runtime_error {
   const std::string& help() const { return help_; }
   const std::string& place() const { return place_; }
 
-  /// The line to show under the place, where there is one.
+  /// Source line to show below `place()`, if any.
   const std::optional<SourceLine>& source() const { return source_; }
   UserError& show(SourceLine source) {
     source_ = std::move(source);
@@ -43,7 +43,7 @@ class UserError : public std::runtime_error {
   std::optional<SourceLine> source_;
 };
 
-/// The error as the command prints it, without a newline at the end:
+/// Returns the error as the command prints it, without a newline at the end:
 ///
 ///     error: unknown key `precison` in [root]
 ///       --> run.toml:4:2
@@ -51,15 +51,15 @@ class UserError : public std::runtime_error {
 ///      4 | [precison]
 ///        |  ^^^^^^^^ did you mean `precision`?
 ///
-/// Without a source line, or with a help too long to stand under one, the help is a line of its own
-/// ("help: ...").
+/// The help is a separate line ("help: ...") if there is no source line, or if it is too long to
+/// follow the caret.
 std::string describe_error(const UserError& error);
 
-/// Text made safe to print: bytes that are no UTF-8 and control characters other than tab become
+/// Makes text safe to print. Bytes that are not UTF-8 and control characters other than tab become
 /// U+FFFD.
 std::string printable(std::string_view text);
 
-/// A broken invariant of our own, with file and line. The command exits with 1.
+/// Broken invariant of the program, with file and line. The command exits with code 1.
 class InternalError : public std::logic_error {
  public:
   using std::logic_error::logic_error;
@@ -68,7 +68,7 @@ class InternalError : public std::logic_error {
 [[noreturn]] void check_failed(const char* file, int line, const char* condition,
                                const std::string& message);
 
-/// Throws UserError with a formatted message when `condition` is false.
+/// Throws UserError with a formatted message if `condition` is false.
 template <class... Args>
 void user_check(bool condition, fmt::format_string<Args...> format, Args&&... args) {
   if (!condition) throw UserError(fmt::format(format, std::forward<Args>(args)...));
@@ -76,8 +76,8 @@ void user_check(bool condition, fmt::format_string<Args...> format, Args&&... ar
 
 }  // namespace dovetail
 
-/// Throws InternalError with file, line, the condition and an fmt message: DOVETAIL_CHECK(a == b,
-/// "{} is not {}", a, b).
+/// Throws InternalError if `condition` is false. The message has file, line, the condition and a
+/// text formatted by fmt. Example: DOVETAIL_CHECK(a == b, "{} is not {}", a, b).
 #define DOVETAIL_CHECK(condition, ...)                                                         \
   do {                                                                                         \
     if (!(condition))                                                                          \

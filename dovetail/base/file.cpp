@@ -32,7 +32,7 @@ namespace fs = std::filesystem;
                   help);
 }
 
-/// A file descriptor that is closed on the way out.
+/// File descriptor that the destructor closes.
 class Descriptor {
  public:
   Descriptor(const fs::path& path, int flags) {
@@ -49,7 +49,7 @@ class Descriptor {
   int fd_ = -1;
 };
 
-// Bytes read, 0 at the end of the file.
+// Returns the number of bytes read; 0 at the end of the file.
 size_t read_some(int fd, void* data, size_t bytes, const fs::path& path) {
   ssize_t n = 0;
   do n = ::read(fd, data, bytes);
@@ -68,7 +68,7 @@ std::string read_file(const fs::path& path) {
   const Descriptor file(path, O_RDONLY);
   struct stat status{};
   if (::fstat(file.get(), &status) != 0) throw_errno("read", path, errno);
-  // The size is only a hint: a pipe or a file of /proc has none.
+  // The size is only a hint. Pipes and files in /proc report 0.
   std::string content(status.st_size > 0 ? static_cast<size_t>(status.st_size) + 1 : 4096, '\0');
   size_t size = 0;
   while (const size_t n =
@@ -82,7 +82,7 @@ std::string read_file(const fs::path& path) {
 
 AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)) {
   static std::atomic<int> count{0};
-  // A process with this id may have been killed before and have left its files: take the next free
+  // The name may exist: a killed process with the same id may have left its file. Try the next
   // number.
   do {
     temporary_ = folder_of(path_) / fmt::format(".{}.{}-{}.partial", path_.filename().string(),
@@ -116,8 +116,8 @@ void AtomicFile::commit() {
   do failed = ::fsync(fd_);
   while (failed != 0 && errno == EINTR);
   if (failed != 0) throw_errno("write", path_, errno);
-  // Not repeated on EINTR: Linux has closed it even then. Network file systems report a full disk
-  // here.
+  // No retry on EINTR: Linux has closed the descriptor even then. Network file systems report a
+  // full disk in close.
   if (::close(std::exchange(fd_, -1)) != 0 && errno != EINTR) throw_errno("write", path_, errno);
   if (::rename(temporary_.c_str(), path_.c_str()) != 0)
     throw_errno("rename a finished file to", path_, errno);
@@ -144,7 +144,7 @@ int remove_leftovers(const fs::path& folder) {
   for (const fs::path& path : found) {
     const bool existed = fs::remove_all(path, error) > 0;
     if (error) throw_errno("remove", path, error.value());
-    removed += existed ? 1 : 0;  // another process may have been faster
+    removed += existed ? 1 : 0;  // another process may have removed it first
   }
   return removed;
 }
@@ -154,8 +154,8 @@ void sync_folder(const fs::path& folder) {
   int failed = 0;
   do failed = ::fsync(directory.get());
   while (failed != 0 && errno == EINTR);
-  // EINVAL: a file system that has no fsync for folders; renames are durable there by other means
-  // or not at all.
+  // EINVAL: the file system does not support fsync on folders. Whether renames are durable there is
+  // up to the file system.
   if (failed != 0 && errno != EINVAL) throw_errno("write", folder, errno);
 }
 
@@ -181,8 +181,7 @@ void MappedFile::release(size_t begin, size_t end) const {
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   const size_t first = (begin + page - 1) / page * page,
                last = end == size_ ? end : end / page * page;
-  // Advice: what stays resident costs memory, not correctness.
-  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): madvise takes void*
+  // madvise is only advice. Pages that stay resident cost memory, not correctness.
   if (first < last) ::madvise(const_cast<std::byte*>(data_) + first, last - first, MADV_DONTNEED);
 }
 

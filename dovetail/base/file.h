@@ -11,15 +11,15 @@
 
 namespace dovetail {
 
-/// The whole file. Throws UserError (with the reason of the system) when it cannot be read.
+/// Reads the whole file. Throws UserError with the system's reason if the file cannot be read.
 std::string read_file(const std::filesystem::path& path);
 
-/// A file written beside its final name, synced, renamed over it, and its folder synced. Until
-/// `commit` returns, nothing exists under the final name; without `commit` the temporary is removed
-/// by the destructor. Temporaries are named
-/// `.<name>.<pid>-<n>.partial`. Writes go straight to the system: give it more than a few bytes at
-/// a time. Throws UserError on every failed write (a full disk, no permission), leaving what was
-/// there.
+/// Writes a file that appears under its final name only when it is complete. Data goes to a
+/// temporary file in the same folder, named `.<name>.<pid>-<n>.partial`. `commit` syncs it, renames
+/// it to the final name and syncs the folder. Without `commit`, the destructor removes the
+/// temporary file. Writes are unbuffered system calls, so pass more than a few bytes at a time.
+/// Throws UserError on each failed write, for example on a full disk or a missing permission. A
+/// file that already has the final name stays unchanged until `commit`.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path);
@@ -40,15 +40,16 @@ class AtomicFile {
 
 void write_file_atomically(const std::filesystem::path& path, std::string_view content);
 
-/// Remove what killed processes left: `.*.partial` files and folders directly in `folder` (none
-/// when it does not exist). To be called while nobody writes there. Returns how many.
+/// Removes files and folders named `.*.partial` directly in `folder`, left by killed processes.
+/// Returns their number; 0 if `folder` does not exist. Call it only while no process writes to the
+/// folder.
 int remove_leftovers(const std::filesystem::path& folder);
 
-/// fsync of a folder, so that a rename inside it survives a power cut.
+/// Calls fsync on a folder, so that a rename inside it survives a power cut.
 void sync_folder(const std::filesystem::path& folder);
 
-/// A read-only memory-mapped file. Throws UserError when it cannot be opened; an empty file maps to
-/// an empty span.
+/// Read-only memory-mapped file. Throws UserError if the file cannot be opened. An empty file maps
+/// to an empty span.
 class MappedFile {
  public:
   MappedFile() = default;
@@ -58,8 +59,8 @@ class MappedFile {
   MappedFile& operator=(MappedFile&& other) noexcept;
 
   std::span<const std::byte> bytes() const { return {data_, size_}; }
-  /// Pages that lie within bytes [begin, end) are no longer resident in this process; they are read
-  /// again if needed.
+  /// Drops the resident pages inside bytes [begin, end) of the file. A later access reads them from
+  /// the file again.
   void release(size_t begin, size_t end) const;
 
  private:
@@ -67,13 +68,13 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-/// SHA-256 (FIPS 180-4), incremental; hex digest in lower case.
+/// Incremental SHA-256 (FIPS 180-4). The digest is in lower-case hex.
 class Sha256 {
  public:
   Sha256();
   void update(const void* data, size_t bytes);
   void update(std::string_view text) { update(text.data(), text.size()); }
-  std::string hex_digest();  ///< of everything so far; the next update starts a new digest
+  std::string hex_digest();  ///< digest of all data so far; the next `update` starts a new digest
 
  private:
   uint32_t state_[8];

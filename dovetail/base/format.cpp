@@ -1,5 +1,5 @@
-// The compiled part of fmt. torch ships fmt's headers alone; header-only, every file of ours would
-// compile this again (6 s each).
+// Compiled part of fmt. torch ships only the headers of fmt. In header-only mode, each source file
+// would compile this code again (6 s each).
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE

@@ -30,15 +30,14 @@ std::string load_gpu() {
   static const std::string reason = [] {
     if (count_gpu_device_files() == 0)
       return std::string("this machine has no NVIDIA GPU (no file /dev/nvidia0)");
-    // Found through this library's own search path, which holds torch's folder.
+    // dlopen searches the run path of this library, which contains torch's folder.
     if (dlopen(kTorchCuda, RTLD_NOW | RTLD_GLOBAL) == nullptr)
       return fmt::format("{} does not load: {}", kTorchCuda, dlerror());
     if (!at::globalContext().hasCUDA())
       return std::string(
-          "torch's CUDA library finds no GPU that it can use: is the driver older than it needs, "
-          "or "
+          "torch's CUDA library finds no usable GPU: is the driver too old, or "
           "CUDA_VISIBLE_DEVICES empty?");
-    // The allocator has no statistics of a device before torch's context exists.
+    // The allocator has no statistics of a device until torch's context exists.
     at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
     return std::string();
   }();

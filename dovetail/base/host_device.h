@@ -1,6 +1,6 @@
 #pragma once
 
-/// For functions that CPU code and kernels of a GPU share.
+/// Marks functions that are compiled for both the CPU and CUDA kernels.
 #if defined(__CUDACC__)
 #define DOVETAIL_HOST_DEVICE __host__ __device__
 #else

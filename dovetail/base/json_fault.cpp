@@ -10,13 +10,13 @@
 namespace dovetail {
 namespace {
 
-/// Removes "syntax error while parsing object key - ", a state of the parser.
+/// Removes "syntax error while parsing object key - ", which describes a state of the parser.
 void remove_state(std::string& text) {
   const size_t begin = text.find("syntax error while parsing "), end = text.find(" - ", begin);
   if (begin != std::string::npos && end != std::string::npos) text.erase(begin, end + 3 - begin);
 }
 
-/// Keeps the last bytes of what the parser read, which may be a string of megabytes.
+/// Shortens the parser's "last read" text to its last bytes. It may be a string of megabytes.
 void shorten_last_read(std::string& text) {
   constexpr std::string_view kLastRead = "last read: '";
   constexpr size_t kShown = 40;

@@ -21,7 +21,7 @@ namespace {
 
 constexpr size_t kPage = 4096;
 constexpr size_t kLeastKept = 128 << 10;  ///< bytes; malloc serves smaller blocks
-constexpr size_t kWasteShare = 8;  ///< 1 / share of a request may be wasted by a larger block
+constexpr size_t kWasteShare = 8;  ///< a reused block may exceed the request by 1 / kWasteShare
 
 class KeptMemory : public c10::Allocator {
  public:
@@ -104,8 +104,8 @@ class KeptMemory : public c10::Allocator {
     in_use_ -= block.bytes;
     free_bytes_ += block.bytes;
     oldest_first_.push_back(block);
-    // Before its equals: the block that was freed last, whose pages are in the caches, is the first
-    // to be taken.
+    // Inserted before blocks of equal size, so that the block freed last is reused first. Its pages
+    // are still in the CPU caches.
     free_.emplace_hint(free_.lower_bound(block.bytes), block.bytes, std::prev(oldest_first_.end()));
     return true;
   }
@@ -128,7 +128,7 @@ class KeptMemory : public c10::Allocator {
   std::mutex mutex_;
   std::unordered_map<void*, size_t> used_;
   std::list<Block> oldest_first_;
-  std::multimap<size_t, FreeBlock> free_;  ///< by size
+  std::multimap<size_t, FreeBlock> free_;  ///< key: bytes
   size_t in_use_ = 0, free_bytes_ = 0, most_in_use_ = 0;
 };
 
@@ -140,10 +140,10 @@ void keep_freed_memory() {
   if (KeptMemory::instance != nullptr) return;
 #if defined(__GLIBC__)
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
-  mallopt(M_TRIM_THRESHOLD, -1);  // none
+  mallopt(M_TRIM_THRESHOLD, -1);  // -1: malloc never trims
 #endif
-  KeptMemory::instance =
-      new KeptMemory(c10::GetCPUAllocator());  // tensors outlive static variables
+  KeptMemory::instance = new KeptMemory(
+      c10::GetCPUAllocator());  // never destroyed, since tensors outlive static variables
   c10::SetCPUAllocator(KeptMemory::instance);
   DOVETAIL_CHECK(c10::GetCPUAllocator() == KeptMemory::instance,
                  "another CPU allocator has a higher priority");

@@ -4,21 +4,22 @@
 
 namespace dovetail {
 
-/// Maximum bytes that a process holds for tensors whose peak is `bytes`, with the freed blocks that
-/// are kept.
+/// Returns the maximum bytes that a process holds if the peak of its tensors is `bytes`. The result
+/// includes freed blocks that `keep_freed_memory` retains.
 constexpr int64_t with_kept(int64_t bytes) { return bytes + bytes / 16; }
-/// Peak of tensors for which a process holds no more than `bytes`.
+/// Returns the tensor peak for which a process holds at most `bytes`. `with_kept` of the result is
+/// at most `bytes`.
 constexpr int64_t within_kept(int64_t bytes) { return bytes - bytes / 17 - 1; }
 
-/// Keeps memory that tensors on the CPU free, for the next tensor of about the same size. A
-/// training step takes and frees the same sizes in each iteration, and each page from the system
-/// costs a fault. The process holds at most `with_kept` of the maximum that tensors have held at
-/// once. Before it takes more, it gives back the block that has been free the longest. Programs
-/// that train call this at their start; a second call does nothing.
+/// Installs a CPU allocator that retains freed tensor memory and reuses it for tensors of similar
+/// size. A training step allocates and frees the same sizes in each iteration, and each new page
+/// costs a fault. The process holds at most `with_kept(peak)`, where peak is the maximum of tensor
+/// bytes in use. If an allocation would exceed this, the block that has been free the longest is
+/// returned to the system. Training programs call this at their start. A second call has no effect.
 void keep_freed_memory();
 
-/// Gives freed memory back to the system: blocks that `keep_freed_memory` kept, and malloc's. The
-/// maximum that tensors have held counts from now.
+/// Returns freed memory to the system: blocks retained by `keep_freed_memory`, and malloc's free
+/// memory. The peak restarts at the bytes in use.
 void give_back_freed_memory();
 
 }  // namespace dovetail

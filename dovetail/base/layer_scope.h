@@ -5,8 +5,8 @@
 
 namespace dovetail {
 
-/// The layer that the calling thread is in, for what reports by layer: a module's forward opens a
-/// scope with its own name, and scopes inside one another join to a path, "encoder.conv1".
+/// Names the layer that the calling thread executes, for reports by layer. The forward function of
+/// a module opens a scope with its own name. Nested scopes form a path such as "encoder.conv1".
 class LayerScope {
  public:
   explicit LayerScope(std::string_view name);
@@ -18,7 +18,7 @@ class LayerScope {
   size_t length_before_;
 };
 
-/// The path of the open scopes; empty outside of all.
+/// Returns the path of the open scopes of the calling thread; empty outside all scopes.
 const std::string& current_layer();
 
 }  // namespace dovetail

@@ -8,7 +8,7 @@
 namespace dovetail {
 namespace {
 
-/// True if elements of the tensor lie in memory, or none are needed.
+/// Returns true if the tensor's elements have memory, or if it needs no memory.
 bool has_memory(const at::Tensor& tensor) {
   if (tensor.is_meta()) return true;
   if (!tensor.has_storage()) return false;
@@ -31,8 +31,8 @@ at::Tensor readable(std::string_view schema, const at::Tensor& tensor) {
   if (!has_memory(tensor))
     throw UserError(
         fmt::format(
-            "{}: a tensor has no memory that can be read: it is a DTensor or another wrapper, a "
-            "tensor of torch.compile's or torch.func's tracing, or its storage was freed",
+            "{}: a tensor has no readable memory. It is a DTensor or another wrapper, is traced by "
+            "torch.compile or torch.func, or its storage was freed",
             name),
         "give plain tensors, such as DTensor.to_local(); keep the call out of the compiled "
         "function with "

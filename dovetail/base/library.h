@@ -11,10 +11,11 @@
 #include <utility>
 #include <vector>
 
-/// Registration of torch.ops.dovetail.*, so that no operator reads a tensor that has no memory.
+/// Registers operators in torch.ops.dovetail. Their tensor arguments are checked first, so that no
+/// kernel reads a tensor without memory.
 namespace dovetail {
 
-/// A string literal as a template's argument.
+/// String literal as a template argument.
 template <size_t N>
 struct Literal {
   char text[N];
@@ -24,13 +25,14 @@ struct Literal {
   constexpr std::string_view view() const { return {text, N - 1}; }
 };
 
-/// `tensor` as an operator's kernel may read it, with a negative view resolved. UserError naming
-/// the operator for a tensor that is not strided, or whose elements lie nowhere: a DTensor, a
-/// tensor of torch.compile's or torch.func's tracing, freed storage. Tensors of the meta device
-/// pass, since kernels give their shapes. `schema` begins with the operator's name.
+/// Returns `tensor` in a form that a kernel can read: a negative view is resolved. `schema` begins
+/// with the operator's name, which errors report. Throws UserError if the tensor is not strided, or
+/// if its elements have no memory. Examples are a DTensor, a tensor traced by torch.compile or
+/// torch.func, and freed storage. Tensors on the meta device are accepted, since kernels infer
+/// shapes from them.
 at::Tensor readable(std::string_view schema, const at::Tensor& tensor);
 
-/// Arguments without tensors pass as they are.
+/// Returns arguments that are not tensors unchanged.
 template <class T>
   requires(!std::is_same_v<std::remove_cvref_t<T>, at::Tensor>)
 T&& readable(std::string_view, T&& other) {
@@ -55,14 +57,15 @@ struct CheckedOperator<kSchema, kFunction, Result (*)(Arguments...)> {
   }
 };
 
-/// Defines an operator of a function or a lambda without captures by its schema, or by its name
-/// alone, which takes the schema from the function.
+/// Defines an operator that calls `kFunction`, a function or a lambda without captures. `kSchema`
+/// is the operator's schema, or only its name. With a name alone, torch infers the schema from the
+/// function.
 template <Literal kSchema, auto kFunction>
 void define(torch::Library& library) {
   library.def(kSchema.text, &CheckedOperator<kSchema, kFunction, decltype(+kFunction)>::call);
 }
 
-/// Implements a defined operator for the library's dispatch key.
+/// Implements an operator that is already defined, for the dispatch key of `library`.
 template <Literal kName, auto kFunction>
 void implement(torch::Library& library) {
   library.impl(kName.text, &CheckedOperator<kName, kFunction, decltype(+kFunction)>::call);

@@ -16,7 +16,7 @@ void set_log_level(LogLevel level) { g_level.store(level, std::memory_order_rela
 
 void log_line(LogLevel level, const std::string& line) {
   if (level > g_level.load(std::memory_order_relaxed)) return;
-  // One write(2) for the whole line: the kernel does not mix it with the lines of other threads or
+  // One write(2) for the whole line. The kernel does not mix it with lines of other threads or
   // processes.
   const std::string whole = line + "\n";
   size_t done = 0;

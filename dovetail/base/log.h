@@ -10,15 +10,15 @@ namespace dovetail {
 enum class LogLevel { kQuiet, kInfo, kVerbose };
 void set_log_level(LogLevel level);
 
-/// A line on standard error, whole even when threads and processes write together. Standard output
-/// is for results.
+/// Writes one line to standard error. Lines of concurrent threads and processes do not mix.
+/// Standard output is reserved for results.
 void log_line(LogLevel level, const std::string& line);
 
 template <class... Args>
 void log_info(fmt::format_string<Args...> format, Args&&... args) {
   log_line(LogLevel::kInfo, fmt::format(format, std::forward<Args>(args)...));
 }
-/// Always shown, with "warning: " before it.
+/// Logs at every level, with the prefix "warning: ".
 template <class... Args>
 void log_warning(fmt::format_string<Args...> format, Args&&... args) {
   log_line(LogLevel::kQuiet, "warning: " + fmt::format(format, std::forward<Args>(args)...));

@@ -47,14 +47,14 @@ Cores usable_cores() {
        (core = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_CORE, core)) != nullptr;) {
     found.cores += hwloc_bitmap_intersects(core->cpuset, mask.get());
   }
-  // Some virtual machines show no cores, only processing units.
+  // Some virtual machines report no cores, only processing units.
   if (found.cores == 0) found.cores = found.hardware_threads;
   return found;
 }
 
 #if defined(__x86_64__)
 
-// Whether the processor has AMX with BF16 and the system saves its registers.
+// Returns true if the CPU has AMX with BF16 and the system saves the AMX registers.
 bool has_amx_bf16() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   constexpr unsigned kOsXsave = 1U << 27, kAmxBf16 = 1U << 22, kAmxTile = 1U << 24,
@@ -85,7 +85,7 @@ std::string process_status() { return read_file("/proc/self/status"); }
 std::string format_scaled(double value, std::initializer_list<const char*> units) {
   if (!std::isfinite(value)) return "-";
   const auto* unit = units.begin();
-  // 999.5 would be shown as 1000.
+  // 999.5 would be printed as 1000.
   while (std::abs(value) >= 999.5 && unit + 1 != units.end()) value /= 1000, ++unit;
   const bool fraction = unit != units.begin() && std::abs(value) < 9.95;
   const std::string number = fraction ? fmt::format("{:.1f}", value) : fmt::format("{:.0f}", value);

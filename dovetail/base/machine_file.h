@@ -8,20 +8,21 @@
 
 namespace dovetail {
 
-/// What was measured on a machine, by keys, from one process to the next: one JSON file for each
-/// machine in a folder. What tells machines apart is the caller's to say.
+/// Key-value store for measurements of a machine that persists between processes. A folder has one
+/// JSON file per machine. The caller's `machine` object identifies the machine.
 class MachineFile {
  public:
-  /// Reads the file of `machine` in `folder`, if there is one (UserError where it is none of ours);
-  /// an empty folder: nothing is read or kept.
+  /// Reads the file of `machine` in `folder`, if it exists. Throws UserError if the file has
+  /// another format, version or machine. With an empty `folder`, nothing is read or stored.
   MachineFile(const std::filesystem::path& folder, nlohmann::json machine);
 
   const std::map<std::string, nlohmann::json>& entries() const { return entries_; }
   std::optional<nlohmann::json> find(const std::string& key) const;
   void put(const std::string& key, nlohmann::json value);
-  /// Writes what was put, if anything was: makes the folder, and replaces the file as a whole.
+  /// Writes all entries if `put` was called since the last save. Creates the folder if needed and
+  /// replaces the file atomically.
   void save();
-  /// Empty where nothing is kept.
+  /// Path of the file; empty if nothing is stored.
   const std::filesystem::path& file() const { return file_; }
 
  private:

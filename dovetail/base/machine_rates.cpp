@@ -13,8 +13,8 @@
 namespace dovetail {
 namespace {
 
-// Shortest of the rounds that fit into `seconds`, of three at least: others on the machine only
-// ever lengthen one.
+// Returns the duration of the shortest round. Runs at least three rounds, and more until `seconds`
+// are over. Other programs on the machine can only make a round longer.
 template <class Round>
 double shortest_round(double seconds, Round round) {
   constexpr int kMinRounds = 3;
@@ -31,7 +31,7 @@ double shortest_round(double seconds, Round round) {
 }  // namespace
 
 double measure_copy_bandwidth(double seconds) {
-  // Twice 128 MiB: more than the caches of today's processors hold.
+  // 128 MiB each for source and target, which exceeds the caches of current processors.
   constexpr int64_t kBytes = int64_t{128} << 20, kPiece = int64_t{1} << 20;
   const at::Tensor from = at::ones({kBytes}, at::kByte), to = at::zeros({kBytes}, at::kByte);
   const auto* source = from.const_data_ptr<uint8_t>();
@@ -49,19 +49,19 @@ double measure_gemm_rate(GemmType type, c10::Device device, double seconds) {
   const auto options =
       at::TensorOptions(type == GemmType::kFloat32 ? at::kFloat : at::kBFloat16).device(device);
   const auto rate_at = [&](int64_t n, double budget) {
-    // Ones, not random numbers: the rate of a GEMM on a CPU does not depend on them, the time to
-    // draw them counts. A GPU does draw less power for them: its rate is an upper bound of what
-    // training can reach.
+    // All elements are ones, since drawing random numbers would take time. On a CPU, the GEMM rate
+    // does not depend on the values. A GPU draws less power for ones, so its rate is an upper bound
+    // for training.
     const at::Tensor a = at::ones({n, n}, options), b = at::ones({n, n}, options);
     at::Tensor out = at::empty({n, n}, options);
     const auto product = [&] {
       at::matmul_out(out, a, b);
       if (!device.is_cpu()) synchronize_gpu();
     };
-    product();  // packs, allocates and chooses its kernel once
+    product();  // warm-up: packs, allocates and selects the kernel
     return 2.0 * std::pow(static_cast<double>(n), 3) / shortest_round(budget, product);
   };
-  // A size whose rounds fit several times into the time asked for.
+  // Matrix size for which several rounds fit into the requested time.
   double rate = rate_at(512, seconds / 8);
   const int64_t largest = device.is_cpu() ? 2048 : 8192;
   int64_t n = largest;

@@ -5,11 +5,13 @@
 
 namespace dovetail {
 
-/// Libraries of ours that are opened only when they are needed lie beside this one.
+/// Returns the path of `file` in the folder of this library. Libraries that are loaded only on
+/// demand are installed there.
 std::filesystem::path module_path(const std::string& file);
 
-/// The function `entry` of a module, which is opened for good. UserError with `help` if it does not
-/// load: something that it needs is absent.
+/// Loads a library, which is never unloaded, and returns the address of its function `entry`.
+/// Throws UserError with `help` if the library does not load, for example because a dependency is
+/// missing. Throws InternalError if it has no `entry`.
 void* open_module(const std::filesystem::path& module, const char* entry, const std::string& help);
 
 }  // namespace dovetail

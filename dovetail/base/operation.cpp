@@ -28,11 +28,11 @@ Held& held() {
 void run(const c10::OperatorHandle&, torch::jit::Stack* stack) {
   const auto body =
       c10::static_intrusive_pointer_cast<HeldBody>(torch::jit::pop(*stack).toCapsule());
-  torch::jit::drop(*stack, 1);  // once: for a recording
+  torch::jit::drop(*stack, 1);  // argument `once`: only the recording reads it
   Operands of;
   of.changes = torch::jit::pop(*stack).toTensorVector();
   of.reads = torch::jit::pop(*stack).toTensorVector();
-  torch::jit::drop(*stack, 1);  // the name
+  torch::jit::drop(*stack, 1);  // argument `name`
   torch::jit::push(*stack, body->body(of));
 }
 
@@ -72,7 +72,7 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
   m.def(
       "operation(str name, Tensor[] reads, Tensor(a!)[] changes, bool once, Capsule body) -> "
       "Tensor[]");
-  // Explicit: below autograd, and so below a recording.
+  // CompositeExplicitAutograd runs below autograd, and therefore below a recording.
   m.impl("operation", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
                                       torch::CppFunction::makeFromBoxedFunction<&dovetail::run>()));
 }

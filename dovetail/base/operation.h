@@ -12,8 +12,8 @@
 
 namespace dovetail {
 
-/// The tensors of an operation: what it only reads, and what it changes in place. Either may hold
-/// undefined ones.
+/// Tensors of an operation: `reads` are only read, `changes` are modified in place. Both lists may
+/// contain undefined tensors.
 struct Operands {
   std::vector<at::Tensor> reads = {}, changes = {};
 
@@ -26,19 +26,19 @@ struct Operands {
   }
 };
 
-/// Does the operation; the tensors that it makes. What it is given may lie elsewhere from one time
-/// to the next, so it keeps no tensor and refers to none but these.
+/// Executes an operation and returns the tensors that it creates. Operands may have other addresses
+/// at each execution. Therefore the body must not keep tensors, and must access only the tensors in
+/// `inputs`.
 using OperationBody = std::function<std::vector<at::Tensor>(const Operands& inputs)>;
 
-/// Whether a step is being recorded on this thread (plan/record/capture.h) and this is not the
-/// inside of an operation.
+/// Returns true if this thread is recording a step (plan/capture.h) and is not inside an operation.
 inline bool operations_are_recorded() {
   const auto keys = c10::impl::tls_local_dispatch_key_set();
   return keys.included_.has(c10::DispatchKey::Fake) && !keys.excluded_.has(c10::DispatchKey::Fake);
 }
 
-/// While one lives, what this thread allocates is not part of the operation that is recorded or
-/// run: what a collective allocates, say, and frees on a thread of its own at some time.
+/// Scope in which allocations of this thread do not belong to the operation that is recorded or
+/// run. Example: a collective allocates memory and frees it at some later time on its own thread.
 class UnrecordedAllocations {
  public:
   UnrecordedAllocations();
@@ -51,9 +51,9 @@ class UnrecordedAllocations {
 };
 bool allocations_are_recorded();
 
-/// Memory that an operation takes where no plan has a place for it (see UnrecordedAllocations) and
-/// that others still read after its end: rows on their way to other ranks. It counts towards a
-/// budget by the most there is at a time.
+/// Declares memory that an operation allocates outside the plan (see UnrecordedAllocations) and
+/// that is read after its end. Example: rows on their way to other ranks. The maximum held at the
+/// same time counts towards the memory budget.
 class HeldMemory {
  public:
   explicit HeldMemory(int64_t bytes);
@@ -64,21 +64,24 @@ class HeldMemory {
  private:
   int64_t bytes_;
 };
-/// The most held at a time since the last call, in this process.
+/// Returns the maximum bytes held at the same time in this process since the last call. The next
+/// period starts with the bytes currently held.
 int64_t take_most_held_bytes();
 
-/// `body` by way of the dispatcher: torch.ops.dovetail.operation, whose first argument is `name`.
+/// Runs `body` through the dispatcher as torch.ops.dovetail.operation. The operator's first
+/// argument is `name`.
 std::vector<at::Tensor> dispatch_operation(const std::string& name, Operands of, OperationBody body,
                                            bool once);
 
-/// Work on tensors that the dispatcher does not see, kernels on pointers above all, so that a
-/// recorded step has it as one operator: `name`, "dovetail::attention". A plain call while nothing
-/// is recorded.
+/// Runs work that the dispatcher cannot see, for example a kernel on raw pointers. A recorded step
+/// contains it as one operator called `name`, for example "dovetail::attention". If nothing is
+/// recorded, `body` is called directly.
 ///
-/// A recorded step may run it again, in later steps and within one. Numbers that `body` captures
-/// have to be those of every step. Through a pointer it reads what differs from step to step but
-/// not within one (a step's seed), and writes what it would write again (the count of a call to
-/// that call's place).
+/// A recorded step may run `body` several times, in later steps and within one step. Numbers
+/// captured by `body` must be valid for every step. Values that differ between steps, such as the
+/// step's seed, must be read through a pointer. They must be constant within a step. Writes through
+/// a pointer must have the same effect when repeated. For example, a call writes its count to its
+/// own slot.
 template <class Body>
 std::vector<at::Tensor> operation(const char* name, Operands of, Body&& body) {
   if (!operations_are_recorded()) return body(of);
@@ -86,8 +89,9 @@ std::vector<at::Tensor> operation(const char* name, Operands of, Body&& body) {
                             /*once=*/false);
 }
 
-/// The same, but every step runs it exactly once, all of this kind in the order in which they were
-/// recorded: what adds to something that the plan does not see, or that other ranks call too.
+/// Runs `body` as `operation` does, but exactly once per step. All operations of this kind run in
+/// the order in which they were recorded. It is for bodies that add to state outside the plan,
+/// or that other ranks call too.
 template <class Body>
 std::vector<at::Tensor> operation_once(const char* name, Operands of, Body&& body) {
   if (!operations_are_recorded()) return body(of);

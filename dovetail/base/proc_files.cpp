@@ -24,7 +24,7 @@ std::optional<uint64_t> leading_number(std::string_view text) {
   return value;
 }
 
-// Names of the files of one version of control groups.
+// File names of one version of control groups.
 struct GroupFiles {
   const char *limit, *usage, *inactive_key;
 };
@@ -32,8 +32,8 @@ constexpr GroupFiles kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_byte
                                   "total_inactive_file "};
 constexpr GroupFiles kVersion2 = {"memory.max", "memory.current", "inactive_file "};
 
-// Tightens `memory` by one group. The file pages that it holds and does not use are given back when
-// needed.
+// Lowers `memory` to the limit of one group. Inactive file pages count as available, since the
+// system reclaims them when needed.
 void tighten(SystemMemory& memory, const fs::path& group, const GroupFiles& files) {
   const auto limit = leading_number(read_if_there(group / files.limit));
   if (!limit) return;  // no such file, or "max"
@@ -44,16 +44,16 @@ void tighten(SystemMemory& memory, const fs::path& group, const GroupFiles& file
   memory.available_bytes = std::min(memory.available_bytes, *limit - std::min(*limit, held));
 }
 
-// The group and those above it. Inside a container the path may be the host's, of which only the
-// end is mounted as the root: that is looked at in any case.
+// Applies the limits of the group and its ancestors. Inside a container, `path` may be the path on
+// the host, and only its end is mounted as the root. Therefore the root is always read.
 void tighten_along(SystemMemory& memory, fs::path mount, const std::string& path,
                    const GroupFiles& files) {
   tighten(memory, mount, files);
   for (const fs::path& part : fs::path(path).relative_path()) tighten(memory, mount /= part, files);
 }
 
-// The path behind the controllers of a line "4:memory,cpu:/path" of /proc/self/cgroup; version 2
-// has no controllers.
+// Returns the path after the controllers in a line "4:memory,cpu:/path" of /proc/self/cgroup. Lines
+// of version 2 have no controllers.
 std::string group_path(std::string_view groups, std::string_view controller) {
   for (size_t begin = 0; begin < groups.size();) {
     const size_t end = std::min(groups.find('\n', begin), groups.size());

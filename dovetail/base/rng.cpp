@@ -15,8 +15,8 @@ namespace {
 
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
 
-// The finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014; constants of Stafford's variant
-// 13): a bijection.
+// Finaliser of SplitMix64, which is a bijection (Steele, Lea, Flood, OOPSLA 2014; constants of
+// Stafford's variant 13).
 uint64_t finalise(uint64_t z) {
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
   z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
@@ -28,7 +28,7 @@ uint64_t word64(const std::array<uint32_t, 4>& words, int half) {
   return words[low] | uint64_t{words[low + 1]} << 32;
 }
 
-// Retries of one draw take the upper half of the counter's high word, which streams do not reach.
+// Retries of one draw use the upper half of the counter's high word, which no stream uses.
 std::array<uint32_t, 4> draw(uint64_t seed, RandomStream stream, uint64_t index, uint64_t attempt) {
   return philox(seed, index, static_cast<uint64_t>(stream) | attempt << 32);
 }
@@ -42,8 +42,8 @@ std::array<uint32_t, 4> philox(uint64_t key, uint64_t counter_low, uint64_t coun
 
 uint64_t random_below(uint64_t seed, RandomStream stream, uint64_t index, uint64_t bound) {
   DOVETAIL_CHECK(bound > 0, "a random number below 0 was asked for");
-  // Lemire, ACM TOMACS 2019: the high word of x * bound is uniform once the low words that come up
-  // too often are refused.
+  // Method of Lemire, ACM TOMACS 2019. The high word of x * bound is uniform if low words that
+  // occur too often are rejected.
   __extension__ using Product = unsigned __int128;
   const uint64_t refused = (0 - bound) % bound;
   for (uint64_t attempt = 0;; ++attempt) {
@@ -61,7 +61,7 @@ double random_uniform(uint64_t seed, RandomStream stream, uint64_t index) {
 
 std::array<double, 2> random_normal(uint64_t seed, RandomStream stream, uint64_t index) {
   const auto words = draw(seed, stream, index, 0);
-  // The radius takes a uniform number in (0, 1]: the logarithm of 0 is not finite.
+  // The radius needs a uniform number in (0, 1], since the logarithm of 0 is not finite.
   const double radius =
       std::sqrt(-2.0 * std::log(static_cast<double>((word64(words, 0) >> 11) + 1) * 0x1p-53));
   const double angle =
@@ -72,8 +72,8 @@ std::array<double, 2> random_normal(uint64_t seed, RandomStream stream, uint64_t
 uint64_t permuted_index(uint64_t seed, uint64_t index, uint64_t size) {
   DOVETAIL_CHECK(index < size, "index {} of a permutation of {} elements", index, size);
   if (size == 1) return 0;
-  // A Feistel network permutes the next power of two; walking its cycle until it is back below
-  // `size` permutes [0, size) in under two steps on average.
+  // A Feistel network permutes the next power of two. Following its cycle until the value is below
+  // `size` permutes [0, size). This takes fewer than two steps on average.
   constexpr int kRounds = 8;
   const int bits = std::max(2, static_cast<int>(std::bit_width(size - 1)));
   const int right_bits = bits / 2, left_bits = bits - right_bits;

@@ -6,12 +6,13 @@
 
 namespace dovetail {
 
-/// Philox4x32-10 (Salmon et al., SC 2011): four random words as a pure function of key and counter.
-/// Randomness in Dovetail is keyed by what it is for (seed, stream, index), never by order of
-/// execution.
+/// Random number generator Philox4x32-10 (Salmon et al., SC 2011). Returns four random words as a
+/// pure function of key and counter. Random numbers in Dovetail depend on their purpose (seed,
+/// stream, index), never on the order of execution.
 std::array<uint32_t, 4> philox(uint64_t key, uint64_t counter_low, uint64_t counter_high);
 
-/// Streams: the high half of the counter, so that two uses of one seed never meet.
+/// Purpose of a random number. The stream is the high half of the counter, so that two uses of one
+/// seed never share random numbers.
 enum class RandomStream : uint64_t {
   kShuffle = 1,
   kInitialize = 2,
@@ -26,24 +27,24 @@ enum class RandomStream : uint64_t {
   kTest = 99
 };
 
-/// A uniform integer in [0, bound) for (seed, stream, index); exact (rejection, no modulo bias).
-/// bound > 0.
+/// Returns a uniform integer in [0, bound) for (seed, stream, index), with bound > 0. Rejection
+/// sampling avoids modulo bias.
 uint64_t random_below(uint64_t seed, RandomStream stream, uint64_t index, uint64_t bound);
 
-/// A uniform double in [0, 1) with 53 bits.
+/// Returns a uniform double in [0, 1) with 53 random bits.
 double random_uniform(uint64_t seed, RandomStream stream, uint64_t index);
 
-/// Two independent standard normal doubles (Box-Muller).
+/// Returns two independent standard normal doubles (Box-Muller).
 std::array<double, 2> random_normal(uint64_t seed, RandomStream stream, uint64_t index);
 
-/// A fixed pseudo-random permutation of [0, size): element `index` in O(1) memory (Feistel network
-/// with cycle walking).
+/// Returns element `index` of a pseudo-random permutation of [0, size) that `seed` determines.
+/// Needs O(1) memory (Feistel network with cycle walking).
 uint64_t permuted_index(uint64_t seed, uint64_t index, uint64_t size);
 
-/// Mixes words into one 64-bit key (SplitMix64 finaliser).
+/// Mixes two words into one 64-bit key (SplitMix64 finaliser).
 uint64_t mix_seed(uint64_t a, uint64_t b);
 
-/// The key of what has a name: the first eight bytes of its SHA-256.
+/// Returns a random key for a named object: the first eight bytes of the SHA-256 of `name`.
 uint64_t name_key(std::string_view name);
 
 }  // namespace dovetail

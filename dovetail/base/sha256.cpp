@@ -68,7 +68,7 @@ bool has_sha_extensions() {
   return (b & kSha) != 0 && __builtin_cpu_supports("sse4.1") != 0;
 }
 
-// The instructions keep the state as (a b e f) and (c d g h) and run two rounds each.
+// The instructions hold the state as (a b e f) and (c d g h) and run two rounds each.
 __attribute__((target("sha,sse4.1"))) void compress_sha_extensions(uint32_t state[8],
                                                                    const uint8_t* data,
                                                                    size_t blocks) {
@@ -90,7 +90,8 @@ __attribute__((target("sha,sse4.1"))) void compress_sha_extensions(uint32_t stat
       __m128i& now = w[i & 3];
       if (i >= 4) {
         const __m128i& last = w[(i + 3) & 3];
-        const __m128i middle = _mm_alignr_epi8(last, w[(i + 2) & 3], 4);  // words t-7 of the four
+        const __m128i middle =
+            _mm_alignr_epi8(last, w[(i + 2) & 3], 4);  // words t-7 for the four new words
         now = _mm_sha256msg2_epu32(_mm_add_epi32(_mm_sha256msg1_epu32(now, w[(i + 1) & 3]), middle),
                                    last);
       }
@@ -176,7 +177,7 @@ std::string sha256_of(std::string_view text) {
 std::string sha256_of_file(const std::filesystem::path& path) {
   const MappedFile file(path);
   constexpr size_t kBlockBytes = size_t{8} << 20;
-  constexpr size_t kAround = size_t{64} << 10;  // a fault maps pages before it, too
+  constexpr size_t kAround = size_t{64} << 10;  // a page fault also maps pages before the address
   Sha256 hash;
   for (size_t begin = 0; begin < file.bytes().size(); begin += kBlockBytes) {
     const auto block =

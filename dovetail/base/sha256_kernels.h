@@ -5,12 +5,12 @@
 
 namespace dovetail::sha256_kernels {
 
-/// The SHA-256 compression function over `blocks` blocks of 64 bytes each.
+/// SHA-256 compression function. Updates `state` with `blocks` blocks of 64 bytes each.
 using Compress = void (*)(uint32_t state[8], const uint8_t* data, size_t blocks);
 
 void compress_portable(uint32_t state[8], const uint8_t* data, size_t blocks);
 
-/// With the SHA extensions of x86-64: only where `has_sha_extensions()`.
+/// Uses the SHA extensions of x86-64. Requires `has_sha_extensions()`.
 void compress_sha_extensions(uint32_t state[8], const uint8_t* data, size_t blocks);
 bool has_sha_extensions();
 

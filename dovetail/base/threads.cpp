@@ -16,13 +16,14 @@
 namespace dovetail {
 namespace {
 
-// The pieces not yet taken, and whether to stop taking them.
+// Queue of the pieces that no thread has taken yet, with a flag that stops it.
 class PieceQueue {
  public:
   PieceQueue(int64_t size, int64_t grain, const std::function<void(int64_t, int64_t)>& work)
       : size_(size), grain_(grain), work_(work) {}
 
-  // Work until no piece is left, here or anywhere. Exceptions are kept for `finish`.
+  // Runs pieces until the queue is empty or a piece has failed. The first exception is stored for
+  // `finish`.
   void drain() {
     while (!failed_.load(std::memory_order_relaxed)) {
       const int64_t begin = next_.fetch_add(1, std::memory_order_relaxed) * grain_;
@@ -35,7 +36,7 @@ class PieceQueue {
     }
   }
 
-  // Called after every thread has returned from `drain`.
+  // Rethrows the first exception. Call after each thread has returned from `drain`.
   void finish() const {
     if (first_error_) std::rethrow_exception(first_error_);
   }
@@ -50,8 +51,8 @@ class PieceQueue {
 
 #if defined(__SANITIZE_THREAD__)
 
-// The thread sanitizer does not see the barriers of libgomp and reports races that are none: plain
-// threads there.
+// The thread sanitizer does not see the barriers of libgomp and reports false races. Its builds use
+// plain threads instead.
 thread_local bool t_inside = false;
 
 bool inside_parallel_region() { return t_inside; }

@@ -22,7 +22,7 @@
 namespace dovetail {
 namespace {
 
-// Some 130 MB a thread: a forgotten trace ends up short instead of ending the run.
+// About 130 MB per thread. A forgotten trace is cut off and does not end the run.
 constexpr size_t kMaxEventsPerThread = size_t{1} << 22;
 
 enum OperatorKind : uint8_t { kGemm, kAttention, kOther };
@@ -47,7 +47,7 @@ OperatorKind kind_of(std::string_view name) {
   return std::find(kGemmNames.begin(), kGemmNames.end(), name) != kGemmNames.end() ? kGemm : kOther;
 }
 
-// What one thread recorded. Only that thread writes, under a mutex that nobody else holds but the
+// Events recorded by one thread. Only that thread writes them. Its mutex is contended only by the
 // reader at the end.
 struct ThreadLog {
   std::mutex mutex;
@@ -58,8 +58,8 @@ struct ThreadLog {
   uint64_t dropped = 0;
 };
 
-// `begin_ns` of the recording that runs; what began before it belongs to an earlier one. -1 when
-// none runs.
+// Start time of the current recording; -1 if none is active. Spans that began earlier belong to a
+// previous recording.
 std::atomic<int64_t> g_recording_since{-1};
 
 struct Recorder {
@@ -68,7 +68,7 @@ struct Recorder {
   at::CallbackHandle aten_callback = at::INVALID_CALLBACK_HANDLE;
 };
 
-// Never destroyed: threads may still end spans while the process exits.
+// Never destroyed, since threads may still end spans while the process exits.
 Recorder& recorder() {
   static auto* const instance = new Recorder;
   return *instance;
@@ -111,7 +111,7 @@ void operator_ends(const at::RecordFunction& function, at::ObserverContext* cont
   record(thread_log(), function.name(), static_cast<OperatorContext*>(context)->begin_ns);
 }
 
-// Calls `visit(log)` for every thread's log, each locked.
+// Calls `visit(log)` for each thread's log, with the log locked.
 template <class Visit>
 void for_each_log(Visit visit) {
   const std::lock_guard lock(recorder().mutex);
@@ -126,7 +126,7 @@ void append_json(std::string& out, ThreadLog& log, int process) {
   for (const std::string& name : log.names)
     quoted.push_back(nlohmann::json(printable(name)).dump());
   for (const Event& event : log.events) {
-    // Microseconds with the nanoseconds behind the point, without the rounding of a double.
+    // Microseconds with three decimals from integers, which avoids rounding by a double.
     const int64_t duration = event.end_ns - event.begin_ns;
     out += fmt::format(
         ",\n{{\"ph\":\"X\",\"name\":{},\"pid\":{},\"tid\":{},\"ts\":{}.{:03},\"dur\":{}.{:03}}}",
@@ -135,8 +135,8 @@ void append_json(std::string& out, ThreadLog& log, int process) {
   }
 }
 
-// Self time by kind over the events of one thread: children are taken out of their parent, and
-// whatever lies in an attention span is attention.
+// Adds the self time by kind for the events of one thread. The time of children is subtracted from
+// their parent. Spans inside an attention span count as attention.
 void add_shares(const ThreadLog& log, std::array<int64_t, 3>& self_ns) {
   std::vector<Event> events = log.events;
   std::sort(events.begin(), events.end(), [](const Event& a, const Event& b) {
@@ -152,8 +152,8 @@ void add_shares(const ThreadLog& log, std::array<int64_t, 3>& self_ns) {
   for (const Event& event : events) {
     while (!open.empty() && open.back().end_ns <= event.begin_ns) open.pop_back();
     OperatorKind kind = kinds[static_cast<size_t>(event.name)];
-    // Asynchronous operators may outlive what began before them: only the part inside the parent is
-    // the parent's.
+    // Asynchronous operators may end after the span in which they began. Only the part inside the
+    // parent is subtracted from it.
     int64_t end_ns = event.end_ns;
     if (!open.empty()) {
       end_ns = std::min(end_ns, open.back().end_ns);
@@ -185,7 +185,7 @@ void start_trace(bool aten) {
     const std::lock_guard lock(recorder().mutex);
     std::erase_if(recorder().logs, [](const auto& log) {
       return log.use_count() == 1;
-    });  // of threads that have ended
+    });  // logs of threads that have ended
   }
   for_each_log([](ThreadLog& log) {
     log.events.clear();

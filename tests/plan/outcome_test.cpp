@@ -180,7 +180,7 @@ TEST(Outcome, WhyComparesTheFiguresOfTheGraph) {
                         .copied_s = 8e-3,
                         .waited_s = 1e-3,
                         .round_trip_s = 8e-3};
-  EXPECT_EQ(why(only), "cannot be made again; copies 8 ms, computing waits 1 ms for them");
+  EXPECT_EQ(why(only), "cannot be recomputed; copies 8 ms, computing waits 1 ms for them");
 }
 
 // Held against the ledger of `check`, which knows no purposes.

@@ -7,10 +7,11 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-// The only file that sees toml++, which asserts and assumes things that only valid text fulfils:
-// that `[¡]` holds a key (it reports the error itself when the assertion is off), and that no
-// character but the listed blanks gets to the end of its table of Unicode blanks (undefined
-// behaviour for `a¡ = 1`; the right answer there is "no").
+// Only this file includes toml++. toml++ asserts and assumes properties that only valid text has.
+// One assertion is that `[¡]` contains a key; toml++ reports that error itself if the assertion is
+// off. Another assumption is that only listed blanks reach the end of its table of Unicode blanks.
+// Other characters there are undefined behaviour, for example in `a¡ = 1`. The redefined macro
+// returns "no blank" for them.
 #define TOML_ENABLE_FORMATTERS 0
 #define TOML_MAX_NESTED_VALUES 16
 #define TOML_ASSERT(condition) static_assert(true)
@@ -35,12 +36,12 @@
 namespace dovetail {
 namespace {
 
-// toml++ builds and frees `a.a.a. ...` by recursion: these bounds on a line keep that far from the
-// end of the stack.
+// toml++ builds and frees `a.a.a. ...` by recursion. These limits per line keep the recursion far
+// from the end of the stack.
 constexpr size_t kMaxLine = size_t{16} << 10;
-constexpr int kMaxDots = 200;  // without a comma between them: long lists of file names are fine
-// Far deeper than any config is declared; what lies deeper is not looked at, since a key above it
-// is unknown.
+constexpr int kMaxDots = 200;  // between two commas, since long lists of file names are fine
+// Nesting limit, far deeper than any declared config. Deeper nodes are skipped, since one of the
+// keys above them is unknown and reported.
 constexpr int kMaxDepth = 64;
 
 ConfigPlace place_of(const toml::source_region& region) {
@@ -60,7 +61,7 @@ void convert_table(const toml::table& table, int depth, ConfigNode& out) {
   using Entry = std::pair<const toml::key*, const toml::node*>;
   std::vector<Entry> entries;
   for (const auto& [key, value] : table) entries.emplace_back(&key, &value);
-  // The order of the text, so that the first mistake is the one reported.
+  // Source order, so that the first mistake is reported.
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
     return a.first->source().begin < b.first->source().begin;
   });
@@ -108,7 +109,7 @@ std::string_view line_of(std::string_view text, int64_t line) {
   return text;
 }
 
-// What is wrong with a line for toml++ to see, or nothing.
+// Returns why a line cannot be passed to toml++, or "" if it can.
 std::string line_fault(std::string_view line) {
   if (line.size() > kMaxLine)
     return fmt::format("this line has {} bytes; a config has at most {}", line.size(), kMaxLine);
@@ -136,7 +137,7 @@ void mark_override(ConfigNode& node, const ConfigPlace& place) {
   for (ConfigNode& child : node.children) mark_override(child, place);
 }
 
-// The first characters of a long text.
+// Returns at most the first 60 bytes of a text, without cutting a UTF-8 sequence.
 std::string shortened(const std::string& text) {
   constexpr size_t kMaxBytes = 60;
   if (text.size() <= kMaxBytes) return text;
@@ -222,7 +223,8 @@ ConfigNode config_node_from_json(const nlohmann::json& json) {
   } else if (json.is_string()) {
     out.kind = ConfigNode::Kind::kString;
     out.text = json.get<std::string>();
-    // JSON has no such numbers; whether this is one only the key's type can tell.
+    // JSON has no NaN or infinity. Only the type of the key decides if this is a number or a
+    // string.
     out.spells_number = out.text == "nan" || out.text == "inf" || out.text == "-inf";
     if (out.spells_number)
       out.number = out.text == "nan" ? NAN : out.text == "inf" ? INFINITY : -INFINITY;

@@ -11,31 +11,32 @@
 
 namespace dovetail {
 
-/// Where a key or a value stood: line and column of the text (0: nowhere), or the override it came
-/// from.
+/// Source position of a key or a value. Either a line and column of the text (line 0: unknown), or
+/// the `--set` override that it came from.
 struct ConfigPlace {
   int64_t line = 0, column = 0, length = 1;
   std::string override_text;
 };
 
-/// A parsed config before anyone knows what its keys mean; from TOML, from `--set`, from JSON.
+/// One node of a parsed config, before its keys are checked against the declared config. The source
+/// is TOML, a `--set` override or JSON.
 struct ConfigNode {
   enum class Kind { kTable, kList, kString, kInteger, kFloat, kBool, kDate, kNull };
   Kind kind = Kind::kTable;
   bool boolean = false;
   int64_t integer = 0;
   double number = 0;
-  std::string text;            ///< a string's value; from an override, any scalar as it was typed
-  bool spells_number = false;  ///< a string of JSON that stands for `number`: "nan", "inf", "-inf"
-  std::vector<std::string> keys;     ///< of a table, in the order of the text
-  std::vector<ConfigNode> children;  ///< of a table or a list
+  std::string text;  ///< value of a string; for an override also any other scalar, as typed
+  bool spells_number = false;     ///< JSON string "nan", "inf" or "-inf"; `number` holds its value
+  std::vector<std::string> keys;  ///< keys of a table, in source order
+  std::vector<ConfigNode> children;  ///< values of a table or elements of a list
   ConfigPlace key_place, place;
 
   const ConfigNode* find(std::string_view key) const;
   ConfigNode* find(std::string_view key);
 };
 
-/// A text with its name, for errors that show the line.
+/// Config text and its file name, so that errors can show the line.
 struct ConfigText {
   std::string_view name, text;
 
@@ -46,16 +47,17 @@ struct ConfigText {
 
 ConfigNode parse_toml(const ConfigText& source);
 
-/// The value of an override in TOML syntax; what is no TOML but begins like a word or a path is a
-/// string.
+/// Parses the value of a `--set` override in TOML syntax. A value that is not TOML becomes a
+/// string, for example a bare word or a path. Throws UserError if that value begins with `[`, `{`
+/// or a quote.
 ConfigNode parse_override_value(std::string_view value, const ConfigPlace& place);
 
 ConfigNode config_node_from_json(const nlohmann::json& json);
 
-/// "a table", "the integer 3", "the string \"abc\"": for errors.
+/// Describes a value for error messages: "a table", "the integer 3", "the string \"abc\"".
 std::string describe_value(const ConfigNode& node);
 
-/// A TOML basic string with its quotes. `text` must be UTF-8.
+/// Returns `text` as a quoted TOML basic string. `text` must be UTF-8.
 std::string quote_toml(std::string_view text);
 
 }  // namespace dovetail

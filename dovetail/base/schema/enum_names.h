@@ -13,9 +13,9 @@
 
 namespace dovetail {
 
-/// The enumerator whose name is `text` in any case of letters; `names` are in the order of the
-/// enumerators. `what` is the option, for the UserError that lists the valid names: "mx: no format
-/// is named ...".
+/// Returns the enumerator whose name is `text`, ignoring case. `names` must be lower case and in
+/// the order of the enumerators. Throws UserError that lists the valid names. `library` and `what`
+/// start its message, for example "mx: no format is named ...".
 template <class Enum, size_t N>
 Enum parse_enum(std::string_view library, std::string_view what, std::string_view text,
                 const std::array<std::string_view, N>& names) {

@@ -18,7 +18,7 @@ char folded(char c) {
   return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c == '-' || c == ' ' ? '_' : c;
 }
 
-// Insertions, deletions, replacements and swaps of neighbours (optimal string alignment).
+// Counts insertions, deletions, replacements and swaps of neighbours (optimal string alignment).
 int64_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<int64_t> before(b.size() + 1), previous(b.size() + 1), current(b.size() + 1);
   std::iota(previous.begin(), previous.end(), 0);
@@ -200,8 +200,8 @@ std::string nearest_word(std::string_view word, const std::vector<std::string>& 
     std::transform(out.begin(), out.end(), out.begin(), folded);
     return out;
   };
-  // Nobody mistypes a word of this length into one of the known ones; and the distance costs their
-  // product.
+  // Longer words are not typing mistakes of a known word. The distance also takes time proportional
+  // to the product of both lengths.
   constexpr size_t kLongestWord = 100;
   if (word.size() > kLongestWord) return {};
   const std::string sought = fold(word);

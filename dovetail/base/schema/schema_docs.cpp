@@ -11,7 +11,7 @@ namespace {
 using FieldState = SchemaAccess::Field;
 using SectionState = SchemaAccess::Section;
 
-// In a table of Markdown a bar ends the cell.
+// Escapes `|`, which ends a cell of a Markdown table.
 std::string cell(std::string_view text) {
   std::string out;
   for (const char c : text) {
@@ -69,7 +69,7 @@ std::string explain_section(const SectionState& section, std::string_view headin
                      fmt::join(SchemaAccess::keys(section), ", "));
 }
 
-// Explains the rest of a path, `key` and what follows it, inside `section`.
+// Explains the key path `key`, relative to `section`. `path` is the path of `section` itself.
 std::string explain_in(const SectionState& section, const std::string& path, std::string_view key) {
   const std::string first(key.substr(0, key.find('.')));
   const std::string_view rest =

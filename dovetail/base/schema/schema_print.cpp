@@ -13,15 +13,15 @@ namespace {
 using FieldState = SchemaAccess::Field;
 using SectionState = SchemaAccess::Section;
 
-// `heading` is what stands above the keys: "[model]", "[[data.phase]]", or nothing at the root.
+// Prints a section. `heading` precedes the keys: "[model]", "[[data.phase]]", or "" at the root.
 void print_section(std::string& out, const SectionState& section, const std::string& path,
                    const std::string& heading) {
   if (!heading.empty()) out += (out.empty() ? "" : "\n") + heading + "\n";
   for (const FieldState& field : section.fields) {
     out += fmt::format("{} = {}\n", field.key, SchemaAccess::value_text(field));
   }
-  // TOML takes whatever follows a heading into its table: empty lists, which have none, come before
-  // the first.
+  // TOML assigns all keys after a heading to its table. Empty lists have no heading, so they must
+  // precede the first one.
   for (const SectionState::List& list : section.lists) {
     if (list.size() == 0) out += fmt::format("{} = []\n", list.key);
   }
@@ -43,7 +43,7 @@ template <class T>
 nlohmann::json json_of(const T& value) {
   return value;
 }
-// JSON has no such numbers: they are written as the strings that TOML has for them.
+// JSON has no NaN or infinity. They are written as strings in TOML's spelling.
 nlohmann::json json_of(double value) {
   if (std::isfinite(value)) return value;
   return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";

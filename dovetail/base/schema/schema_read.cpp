@@ -24,7 +24,7 @@ std::string bracketed(const std::string& path) {
   return fmt::format("[{}]", path.empty() ? "root" : path);
 }
 
-// Paths of all keys called `key` anywhere below `section`.
+// Appends the paths of all keys named `key` in `section` and its subsections.
 void find_elsewhere(const SectionState& section, const std::string& path, std::string_view key,
                     std::vector<std::string>& found) {
   for (const std::string& name : SchemaAccess::keys(section)) {
@@ -119,7 +119,7 @@ void Reader::read_value(const FieldState& field, const ConfigNode& node, const s
     out = field.word_value;
     return;
   }
-  // 2^63 is the first double that no int64 holds; -2^63 is one.
+  // 2^63 is the first double above the int64 range; -2^63 is in range.
   const bool whole = node.kind == Kind::kFloat && std::trunc(node.number) == node.number &&
                      node.number >= -0x1p63 && node.number < 0x1p63;
   if (node.kind != Kind::kInteger && !whole) wrong_type(field, node, path);
@@ -139,8 +139,7 @@ void Reader::read_value(const FieldState& field, const ConfigNode& node, const s
                         std::string& out) const {
   const bool typed_word =
       !node.place.override_text.empty() && node.kind != Kind::kTable && node.kind != Kind::kList;
-  // `--set run.name=7`: the user typed a word; that it looks like a number is no reason to refuse
-  // it.
+  // In `--set run.name=7` the value is a string, although it looks like a number.
   if (node.kind != Kind::kString && !(typed_word && !node.text.empty()))
     wrong_type(field, node, path);
   out = node.text;
@@ -158,7 +157,7 @@ template <class T>
 void Reader::read_value(const FieldState& field, const ConfigNode& node, const std::string& path,
                         std::vector<T>& out) const {
   out.clear();
-  // One string is a list of one: most lists of files have one entry.
+  // A single string is a list of one element. Most lists of files have one entry.
   const bool single = std::is_same_v<T, std::string> && node.kind != Kind::kList;
   if (!single && node.kind != Kind::kList) wrong_type(field, node, path);
   if (single) {
@@ -237,7 +236,7 @@ void Reader::read_section(SectionState& section, const ConfigNode& table,
   }
 }
 
-// Puts the value of "section.key=value" into the tree, over what the file says.
+// Sets the value of "section.key=value" in the tree. It replaces the value from the file.
 void apply_override(ConfigNode& root, const std::string& argument) {
   const ConfigPlace place{.override_text = "--set " + printable(argument)};
   const auto fail = [&](const std::string& message) {

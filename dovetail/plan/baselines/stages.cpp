@@ -8,7 +8,7 @@
 namespace dovetail::plan {
 namespace {
 
-/// Actions as the stages ask for them.
+/// Writes the actions of given stages.
 class Writer {
  public:
   Writer(const StageGraph& graph, const Stages& stages, const std::vector<int>& algorithms)
@@ -84,8 +84,8 @@ StageGraph::StageGraph(const Graph& graph)
       resident_bytes_(graph.base_bytes) {
   for (const GraphTensor& tensor : graph.tensors)
     if (tensor.alias_of < 0 && resident_at_start(tensor.kind)) resident_bytes_ += tensor.bytes;
-  std::vector<std::vector<int>> users(
-      graph.tensors.size());  // of each storage, nodes that read or make it so far
+  // Per storage: nodes so far that read or compute it.
+  std::vector<std::vector<int>> users(graph.tensors.size());
   for (int n = 0; n < nodes(); ++n) {
     const GraphNode& node = graph.nodes[n];
     if (node.runs_once()) last_run_[n] = n;
@@ -101,7 +101,7 @@ StageGraph::StageGraph(const Graph& graph)
     for (const int value : reads_[n]) readers_[value].push_back(n);
     for (const auto* list : {&makes_[n], &reads_[n]})
       for (const int value : *list) last_use_[value] = n;
-    // What was read or made before it was changed cannot be had any more afterwards.
+    // A node that used a storage before its change cannot run again after the change.
     for (const int t : node.mutates)
       for (const int user : users[graph.root(t)]) last_run_[user] = std::min(last_run_[user], n);
     for (const auto* list : {&node.inputs, &node.outputs, &node.mutates})
@@ -169,7 +169,7 @@ std::optional<Stages> stages_of(const StageGraph& graph, const Plan& plan) {
     if (t == graph.nodes()) break;
     if (action.op == Op::kFree) {
       there[action.tensor] = 0;
-      // Freed before anything ran in this stage: it was not kept for it.
+      // A value that is freed before the first run of a stage was not kept for the stage.
       if (std::none_of(ran.begin(), ran.end(), [](char c) { return c != 0; }))
         out.keeps[t][action.tensor] = 0;
       continue;

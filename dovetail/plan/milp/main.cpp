@@ -1,5 +1,5 @@
-// dovetail-milp: solves one integer program by HiGHS for solve_milp (dovetail/plan/solve/milp.h),
-// which starts and ends it.
+// Program dovetail-milp: solves one integer program with HiGHS for solve_milp
+// (dovetail/plan/milp.h), which starts and ends it.
 #include <interfaces/highs_c_api.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -28,13 +28,13 @@ using HighsPointer = std::unique_ptr<void, decltype(&Highs_destroy)>;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr auto kBoundInterval = std::chrono::milliseconds(100);
-constexpr HighsInt kFeasibleSolution = 2;  // HiGHS's primal_solution_status
+constexpr HighsInt kFeasibleSolution = 2;  // value of HiGHS's primal_solution_status
 
 void send(const nlohmann::json& message) {
   const std::vector<uint8_t> bytes = to_bytes(message);
   for (size_t sent = 0; sent < bytes.size();) {
     const ssize_t now = write(kChildSocket, bytes.data() + sent, bytes.size() - sent);
-    if (now < 0 && errno != EINTR) _exit(1);  // nobody listens
+    if (now < 0 && errno != EINTR) _exit(1);  // the parent has closed the socket
     if (now > 0) sent += static_cast<size_t>(now);
   }
 }
@@ -51,7 +51,7 @@ nlohmann::json receive() {
   }
 }
 
-/// HiGHS calls it in its search, from one thread or another.
+/// State of the callback, which HiGHS may call from any of its threads during the search.
 struct News {
   std::mutex mutex;
   Clock::time_point sent = Clock::now();
@@ -113,7 +113,8 @@ std::string status_of(void* highs) {
   throw std::runtime_error("HiGHS ends with model status " + std::to_string(status));
 }
 
-/// Which of the two presolve's "unbounded or infeasible" is: without costs only the latter remains.
+/// Resolves presolve's status "unbounded or infeasible". Without costs, the program can only be
+/// infeasible.
 std::string unbounded_or_infeasible(void* highs) {
   Highs_stopCallback(highs, kHighsCallbackMipImprovingSolution);
   Highs_stopCallback(highs, kHighsCallbackMipInterrupt);
@@ -169,13 +170,13 @@ int main(int count, char** words) {
     std::fputs("dovetail-milp solves an integer program for dovetail, which starts it\n", stderr);
     return 2;
   }
-  std::signal(SIGINT, SIG_IGN);  // of a terminal: the parent decides what becomes of it
+  std::signal(SIGINT, SIG_IGN);  // Ctrl-C in a terminal: the parent decides when the child ends
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != std::atoi(words[1])) return 1;  // it died before
+  if (getppid() != std::atoi(words[1])) return 1;  // the parent died before prctl
   try {
     send(solve(receive()));
   } catch (const std::exception& error) {
     send({{"status", "error"}, {"message", error.what()}});
   }
-  _exit(0);  // HiGHS's threads need not end in order
+  _exit(0);  // skips the orderly end of HiGHS's threads
 }

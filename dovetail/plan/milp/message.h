@@ -6,15 +6,16 @@
 #include <optional>
 #include <vector>
 
-/// What solve_milp and its child say to one another over a socket, each message a CBOR map after
-/// its length in 8 bytes: first the program with its options to the child, then from the child
-/// {"bound", "nodes", "values" where there is a better solution} as often as it has news, the last
-/// of them with a "status" of "optimal", "limit", "infeasible", "unbounded" or "error", the last
-/// one with a "message". Arrays are bytes as they lie in memory. The child gets the parent's
-/// process number as its one argument. Header only, for the child links none of our libraries.
+/// Messages between solve_milp and its child process, over a socket. Each message is a CBOR map,
+/// preceded by its length in 8 bytes. The parent sends one message with the program and its
+/// options. The child sends {"bound", "nodes"} whenever it has news, with "values" for a better
+/// solution. Its last message has a "status": "optimal", "limit", "infeasible", "unbounded" or
+/// "error". A message with status "error" has a "message". Arrays are bytes in native memory order.
+/// The child's only argument is the parent's process id. Header only, since the child does not link
+/// our libraries.
 namespace dovetail::plan::milp {
 
-constexpr int kChildSocket = 3;  ///< the child's file number of the socket
+constexpr int kChildSocket = 3;  ///< file descriptor of the socket in the child
 
 template <class T>
 nlohmann::json pack(const std::vector<T>& values) {
@@ -39,7 +40,8 @@ inline std::vector<uint8_t> to_bytes(const nlohmann::json& message) {
   return bytes;
 }
 
-/// The first message of `received`, which it is taken from; none if it is not all there.
+/// Removes the first message from `received` and returns it. Returns nullopt if the message is
+/// incomplete.
 inline std::optional<nlohmann::json> take_message(std::vector<uint8_t>& received) {
   uint64_t length = 0;
   if (received.size() < sizeof length) return std::nullopt;

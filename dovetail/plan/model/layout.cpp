@@ -63,8 +63,8 @@ class Arranger {
  private:
   struct Held {
     Block block;
-    std::vector<std::pair<int, int>>
-        left;  // copies to the host: the action, and from which action on its place is free
+    // Copies to the host: the action, and the first action that may use its memory.
+    std::vector<std::pair<int, int>> left;
   };
 
   bool sizes_are_planned() const {
@@ -73,7 +73,7 @@ class Arranger {
     });
   }
 
-  /// A span of the tensor's memory that begins with action `from`.
+  /// Opens a span of the tensor's memory that begins with action `from`. Returns its block.
   int open(int tensor, int from) {
     int block = block_of_[tensor];
     if (block < 0 || home_.empty() || home_[tensor] != block) {
@@ -128,8 +128,9 @@ class Arranger {
     }
   }
 
-  /// The first action that may have what the free `a` gives back: bytes are charged until it ends
-  /// on the clock of the simulation, so that neither this one nor any listed later starts before.
+  /// Returns the first action that may use the memory that the free `a` releases. Bytes are charged
+  /// until the free ends on the simulated clock. Neither this action nor a later one in the list
+  /// starts before that.
   int free_from(int a) const {
     const double end_s = timeline_.actions[a].end_s;
     const auto until = std::partition_point(no_sooner_s_.begin() + a + 1, no_sooner_s_.end(),
@@ -137,8 +138,8 @@ class Arranger {
     return static_cast<int>(until - no_sooner_s_.begin());
   }
 
-  /// Who takes a place that a copy to the host leaves waits for that copy: on a real clock it may
-  /// be late.
+  /// Returns, per action, the copies to the host that it must wait for. An action that reuses
+  /// memory waits for the copy that leaves it, which may be late on a real clock.
   std::vector<std::vector<int>> waits(const Packing& packing) const {
     std::vector<std::vector<int>> out(plan_.actions.size());
     for (size_t b = 0; b < held_.size(); ++b)
@@ -162,14 +163,14 @@ class Arranger {
   const Timeline& timeline_;
   const int end_;
   std::vector<Held> held_;
-  std::vector<int> block_of_;    // of each tensor: the block that it is in now
-  std::vector<int> packed_of_;   // of each tensor: the block of its packed form
-  std::vector<int> offload_of_;  // of each tensor: the last copy to the host since it was made
+  std::vector<int> block_of_;    // per tensor: its current block
+  std::vector<int> packed_of_;   // per tensor: the block of its packed form
+  std::vector<int> offload_of_;  // per tensor: the last copy to the host since it was computed
   std::vector<int> home_;
   std::vector<int> target_;
   std::vector<std::vector<int>> outputs_;
-  std::vector<double>
-      no_sooner_s_;  // than this does an action take a place, or any listed after it
+  // Lower bound of the start time of the action and all later ones that allocate memory.
+  std::vector<double> no_sooner_s_;
 };
 
 }  // namespace

@@ -24,7 +24,7 @@ bool are_held_at_one_time(const Block& a, const Block& b) {
   return false;
 }
 
-/// First fit in the order that it is given, for many orders of the same blocks.
+/// Packs the same blocks by first fit in many different orders.
 class Packer {
  public:
   explicit Packer(const std::vector<Block>& blocks) : blocks_(blocks), meets_(blocks.size()) {
@@ -58,11 +58,11 @@ class Packer {
     return out;
   }
 
-  int64_t compared() const { return compared_; }  ///< pairs of blocks so far
+  int64_t compared() const { return compared_; }  ///< pairs of blocks compared so far
 
   bool meet(int a, int b) const { return std::ranges::binary_search(meets_[a], b); }
 
-  /// Blocks that end where the packing does.
+  /// Returns the blocks whose end is the end of the packing.
   std::vector<int> highest(const Packing& packing) const {
     std::vector<int> out;
     for (size_t b = 0; b < blocks_.size(); ++b)
@@ -73,15 +73,15 @@ class Packer {
 
  private:
   const std::vector<Block>& blocks_;
-  std::vector<std::vector<int>> meets_;  // of each block: those held at one time with it
+  std::vector<std::vector<int>> meets_;  // per block: blocks held at the same time
   std::vector<std::pair<int64_t, int64_t>> in_the_way_;
   int64_t compared_ = 0;
 };
 
-/// Of each block the most that is held at a time at which it is, itself among it. No packing is
-/// smaller than the largest.
+/// Returns, per block, the maximum bytes held at any time at which the block is held, including
+/// itself. No packing is smaller than the largest of these.
 std::vector<int64_t> most_held_beside(const std::vector<Block>& blocks) {
-  std::map<int, int64_t> held;  // from each time on
+  std::map<int, int64_t> held;  // changes, then bytes from each time on
   for (const Block& block : blocks)
     for (const auto& [first, last] : block.spans) {
       held[first] += block.bytes;
@@ -99,14 +99,14 @@ std::vector<int64_t> most_held_beside(const std::vector<Block>& blocks) {
   return out;
 }
 
-/// Pairs of blocks compared in all: about a third of a second.
+/// Maximum number of compared pairs of blocks: about a third of a second.
 constexpr int64_t kWork = 24'000'000;
 
-/// How `improve` changes an order.
+/// Way in which `improve` changes an order.
 enum class Move {
-  kHighest,  ///< a block that ends highest comes earlier, by any number of blocks
-  kBeside    ///< such a block, or one held beside it, comes right before another block that is held
-             ///< beside it
+  kHighest,  ///< moves a block that ends highest forward, by any number of blocks
+  kBeside    ///< moves it, or a block held at the same time, directly before another block
+             ///< held at that time
 };
 
 struct Ordered {
@@ -114,7 +114,7 @@ struct Ordered {
   Packing packing;
 };
 
-/// Moves one block of `order` forward. False if there is none to move.
+/// Moves one block of `order` forward. Returns false if there is no block to move.
 bool move_forward(const Packer& packer, const Packing& now, Move move, std::minstd_rand& random,
                   std::vector<int>& order) {
   const std::vector<int> highest = packer.highest(now);
@@ -145,8 +145,8 @@ bool move_forward(const Packer& packer, const Packing& now, Move move, std::mins
   return true;
 }
 
-/// Moves blocks forward as long as that does not make the packing larger, and until it has not made
-/// it smaller for long. Compares no more than `work` pairs.
+/// Moves blocks forward while the packing does not grow, until many tries in a row do not shrink
+/// it. Compares at most `work` pairs.
 Packing improve(Packer& packer, Ordered now, Move move, int64_t least, int64_t work) {
   std::minstd_rand random(1);
   const int64_t until = packer.compared() + work;
@@ -189,7 +189,8 @@ Packing pack(const std::vector<Block>& blocks, int64_t enough) {
                static_cast<double>(blocks[b].bytes) * length(b);
       },
       [&](int a, int b) { return begin(a) < begin(b); },
-      // What is held at the fullest time lies without gaps, the rest where that leaves room.
+      // Blocks held at the time of peak memory are packed without gaps, the others in the remaining
+      // space.
       [&](int a, int b) {
         return std::pair(-beside[a], -blocks[a].bytes) < std::pair(-beside[b], -blocks[b].bytes);
       },

@@ -99,7 +99,7 @@ Scheduler::Scheduler(const Graph& graph, bool fetches_wait)
 bool Scheduler::can_be_made_again(int gap) const {
   const int p = producer_[gaps_[gap].tensor];
   if (p < 0 || graph_.nodes[p].runs_once() || !writers_[gaps_[gap].tensor].empty()) return false;
-  // Nor may it undo what has been written to its other outputs by then.
+  // A rerun must not undo later writes to other outputs of the node.
   return std::none_of(graph_.nodes[p].outputs.begin(), graph_.nodes[p].outputs.end(), [&](int o) {
     const auto& writers = writers_[graph_.root(o)];
     return !writers.empty() && writers.front() < gaps_[gap].to;
@@ -125,10 +125,12 @@ std::vector<int> Scheduler::gaps_on_host(int node, int tensor) const {
   return out;
 }
 
-/// Of each gap the node before which its fetch is issued, no earlier than memory allows; `held`:
-/// bytes at each node. By Order::kLastFirst each as late as lets it end before its reader and
-/// before the fetch after it, the last one first; by kFirstFirst each as early as can be, the first
-/// one first.
+/// Returns, per gap, the node before which its fetch is issued, no earlier than memory allows.
+/// `held` has the bytes at each node.
+///
+/// Order::kLastFirst assigns the latest fetch first. Each fetch is as late as possible, but ends
+/// before its reader and before the next fetch starts. Order::kFirstFirst assigns the earliest
+/// fetch first. Each fetch is as early as possible.
 std::vector<int> Scheduler::times_of_fetches(const Decisions& decisions,
                                              const std::vector<int>& needed_at,
                                              std::vector<int64_t> held, int64_t budget_bytes,
@@ -153,7 +155,7 @@ std::vector<int> Scheduler::times_of_fetches(const Decisions& decisions,
     const int64_t bytes = graph_.tensors[gap.tensor].bytes;
     int at = needed_at[g];
     for (int n = at; n < gap.to; ++n)
-      if (held[n] + bytes > budget_bytes) at = gap.to;  // it cannot stay from there on
+      if (held[n] + bytes > budget_bytes) at = gap.to;  // the tensor cannot stay from here on
     for (int n = at; n < gap.to; ++n) held[n] += bytes;
     next_s =
         std::min(next_s, start_s[at]) - static_cast<double>(bytes) / graph_.bandwidth.to_device;
@@ -167,7 +169,7 @@ std::vector<int> Scheduler::times_of_fetches(const Decisions& decisions,
 }
 
 BesideComputing beside_computing(const Plan& plan, const Timeline& timeline) {
-  std::vector<Timeline::Span> work;  // one stream: in the order of the clock
+  std::vector<Timeline::Span> work;  // a single stream, in the order of time
   for (size_t a = 0; a < plan.actions.size(); ++a)
     if (computes(plan.actions[a].op)) work.push_back(timeline.actions[a]);
   BesideComputing out;
@@ -202,7 +204,8 @@ std::optional<Schedule> Scheduler::schedule(const Decisions& decisions, int64_t 
   const std::vector<int64_t> held = late.schedule().slot_bytes,
                              settled = late.schedule().settled_bytes;
   std::optional<Schedule> out;
-  // All are plans; fetching early is the faster one but for what it may make others wait.
+  // All attempts are valid plans. Fetching early is faster, except that it may make other nodes
+  // wait.
   const auto offer = [&](Walk& walk) {
     Schedule made = std::move(walk.schedule());
     made.timeline = check(unlimited_, made.plan);

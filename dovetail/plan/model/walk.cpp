@@ -7,7 +7,7 @@
 namespace dovetail::plan {
 namespace {
 
-constexpr size_t kRuns = 16;  // of each node, on average, at most
+constexpr size_t kRuns = 16;  // maximum average runs per node
 
 int64_t tick(double time_s) { return std::llround(time_s * 1e12); }
 
@@ -260,7 +260,7 @@ bool Walk::is_on_host(int node, int t) const {
   return graph_.nodes[node].algorithms[decisions_.algorithms[node]].finds_on_host(t);
 }
 
-/// Where it starts and ends the step.
+/// Checks that the tensor is on the host, where it must start and end the step.
 bool Walk::find_on_host(int t) {
   const Now& now = now_[t];
   const int wrapped = s_.wrapped_gap_[t];
@@ -281,7 +281,7 @@ bool Walk::bring(int t, int reader) {
     needed_at_[gap_of_[t]] = std::min(needed_at_[gap_of_[t]], at_);
   if (!now.resident && !(now.packed ? decompress(t) : now.on_host ? fetch(t, true) : make_again(t)))
     return false;
-  if (now.packed && reader == at_) free_packed(t);  // another's sake made it again meanwhile
+  if (now.packed && reader == at_) free_packed(t);  // was recomputed for another tensor meanwhile
   const bool will_do = (now.exact || graph_.tensors[t].lossy_ok) &&
                        !(now.coded && graph_.nodes[reader].reads_unpacked);
   return will_do || fail(0);
@@ -338,7 +338,8 @@ void Walk::drop_copies(int t) {
   Now& now = now_[t];
   if (now.on_host) issue({.op = Op::kFreeHost, .tensor = t}, now.host_last_s);
   now.on_host = false;
-  if (now.offload >= 0 && ends_[now.offload] > compute_free_s_) {  // a write may not pass a copy
+  if (now.offload >= 0 &&
+      ends_[now.offload] > compute_free_s_) {  // a write must not overtake a copy
     compute_free_s_ = ends_[now.offload];
     schedule_.plan.actions.back().waits.push_back(now.offload);
     ends_.back() = compute_free_s_;
@@ -376,7 +377,7 @@ bool Walk::leave(int gap) {
       break;
   }
   free(t);
-  gap_of_[t] = s_.gaps_[gap].wraps ? -1 : gap;  // nothing brings it back in this step
+  gap_of_[t] = s_.gaps_[gap].wraps ? -1 : gap;  // a wrapping gap does not end in this step
   return true;
 }
 

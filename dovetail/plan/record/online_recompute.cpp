@@ -15,13 +15,13 @@
 namespace dovetail::plan {
 namespace {
 
-constexpr int64_t kLeastFreed = 4096;  // bytes: less is not worth an operation
-constexpr int64_t kFreedAtOnce =
-    4 << 20;  // bytes: the process gives memory back once that much was freed
-constexpr int64_t kMostAgain =
-    10;  // runs for each recorded operation: with more the limit is too low to be reached
+constexpr int64_t kLeastFreed = 4096;  // bytes; freeing less is not worth a recomputation
+// Bytes. The process returns memory to the system whenever this much was freed.
+constexpr int64_t kFreedAtOnce = 4 << 20;
+// Maximum reruns per recorded operation. If more are needed, the limit is too low to be reached.
+constexpr int64_t kMostAgain = 10;
 
-/// Maximum bytes that an operation allocates at a time.
+/// Returns the maximum bytes that an operation holds allocated at the same time.
 int64_t peak_of(const std::vector<MemoryEvent>& events) {
   int64_t now = 0, peak = 0;
   for (const MemoryEvent& event : events)
@@ -88,8 +88,7 @@ void OnlineRecompute::after(bool gives_memory) {
       if (entry.is_held() && !entry.is_there())
         throw UserError(
             fmt::format("plan: {} changes {} unseen, which {} is made from: a recorded step within "
-                        "a budget "
-                        "cannot make that again",
+                        "a budget cannot recompute that",
                         operation.name, step_.storages[written].name, step_.storages[s].name),
             "name it in the operator's schema, or raise the budget");
       entry.fixed = entry.lost = true;
@@ -120,9 +119,9 @@ void OnlineRecompute::after(bool gives_memory) {
   make_room(0);
 }
 
-/// Keeps sources that are fixed for results that can be recomputed. A lost source of backward is a
-/// gradient that is still summed: autograd adds to it in place only while nobody else holds it. Its
-/// results become lost, too.
+/// Keeps fixed sources alive for results that can be recomputed. A lost source of backward is a
+/// gradient that is still being summed. Autograd adds to it in place only if nobody else holds it.
+/// Its results therefore become lost, too.
 void OnlineRecompute::keep_sources(const CapturedOperation& operation,
                                    const std::vector<int>& reads) {
   std::vector<int> sources, results;
@@ -155,8 +154,8 @@ c10::Storage OnlineRecompute::storage_of(int s) const {
   return entry.own ? *entry.own : c10::Storage(entry.impl.lock());
 }
 
-/// Those of `wanted` that are not there, and the storages that are needed to make them and are not
-/// there either, in an order in which they can be made.
+/// Returns the storages of `wanted` that are missing, and missing storages needed to recompute
+/// them. The order is one in which they can be recomputed.
 std::vector<int> OnlineRecompute::missing(const std::vector<int>& wanted) const {
   std::vector<int> out, open = wanted;
   std::unordered_set<int> seen(wanted.begin(), wanted.end());
@@ -279,7 +278,7 @@ void OnlineRecompute::make_room(int64_t bytes) {
   freed_bytes_ = 0;
 }
 
-/// Storages that cannot be made again once `storage` has changed, as operations that make them have
+/// Returns storages that cannot be recomputed after `storage` has changed, since their operations
 /// read it.
 std::vector<int> OnlineRecompute::lost_by_writing(int storage) const {
   std::vector<int> out, open = {storage};

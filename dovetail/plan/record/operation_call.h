@@ -9,15 +9,15 @@
 
 namespace dovetail::plan {
 
-/// Call an operation below autograd on the storages that `storage_of` gives for its arguments; what
-/// it returns.
+/// Calls an operation below autograd and returns its results. `storage_of` maps the storage indices
+/// of its arguments to storages.
 torch::jit::Stack call(const CapturedOperation& operation,
                        const std::function<c10::Storage(int)>& storage_of);
 
-/// The view of `storage` that `use` describes.
+/// Returns the view of `storage` that `use` describes.
 at::Tensor tensor_of(const TensorUse& use, c10::Storage storage);
 
-/// Every tensor among the values of `stack`, in order, undefined ones left out.
+/// Calls `visit` for each defined tensor among the values of `stack`, in order.
 void for_each_tensor(const torch::jit::Stack& stack,
                      const std::function<void(const at::Tensor&)>& visit);
 

@@ -9,8 +9,9 @@
 namespace dovetail::plan {
 namespace {
 
-/// An argument of an operator of the backward pass that takes a lossy copy. For operations of ours
-/// (base/operation.h) `argument` counts their reads, and `count`, if not 0, is the number of these.
+/// Operator and argument of the backward pass that tolerate a lossy copy. For our operations
+/// (base/operation.h), `argument` counts their reads. `count`, if not 0, is the required number of
+/// reads.
 struct Tolerant {
   std::string_view name;
   int argument = 0;
@@ -24,19 +25,19 @@ constexpr std::array kTolerant = {
     Tolerant{"aten::bmm", 1},
     Tolerant{"aten::convolution_backward", 1},
     Tolerant{"dovetail::linear_gradient", 1},
-    // What a quantized Linear kept of its input: an operand, or what a norm or an activation in
-    // front of it read.
+    // Input that a quantized Linear saved: an operand, or the input of a norm or an activation
+    // before the Linear.
     Tolerant{"dovetail::mx_linear_gradient", 4},
     Tolerant{"dovetail::mx_linear_weight_gradient", 4},
     Tolerant{"dovetail::mx_linear_input_gradient", 4},
-    // q, k, v (or all in one) and the result, but not the logarithms of the sums.
+    // q, k, v (separate or in one tensor) and the result, but not the logarithms of the sums.
     Tolerant{"dovetail::attention_gradient", 0, 4},
     Tolerant{"dovetail::attention_gradient", 1, 4},
     Tolerant{"dovetail::attention_gradient", 0, 6},
     Tolerant{"dovetail::attention_gradient", 1, 6},
     Tolerant{"dovetail::attention_gradient", 2, 6},
     Tolerant{"dovetail::attention_gradient", 3, 6},
-    // Pointwise.
+    // Pointwise functions.
     Tolerant{"aten::mul.Tensor", 0},
     Tolerant{"aten::mul.Tensor", 1},
     Tolerant{"aten::threshold_backward", 1},
@@ -45,12 +46,12 @@ constexpr std::array kTolerant = {
     Tolerant{"aten::sigmoid_backward", 1},
     Tolerant{"aten::tanh_backward", 1},
     Tolerant{"dovetail::activation_gradient", 0},
-    // Normalizations: what was normalized, but not its statistics.
+    // Normalizations: the normalized input, but not its statistics.
     Tolerant{"aten::native_layer_norm_backward", 1},
     Tolerant{"aten::native_group_norm_backward", 1},
     Tolerant{"aten::native_batch_norm_backward", 1},
     Tolerant{"dovetail::norm_gradient", 0},
-    // Sizes alone.
+    // Read only for their sizes.
     Tolerant{"aten::max_pool2d_with_indices_backward", 1},
     Tolerant{"aten::avg_pool2d_backward", 1},
 };
@@ -59,7 +60,7 @@ bool is_ours(const CapturedOperation& operation) {
   return operation.handle.schema().name() == "dovetail::operation";
 }
 
-/// "aten::mul.Tensor": which mul it is matters.
+/// Returns the operator name with its overload, such as "aten::mul.Tensor", since overloads differ.
 std::string full_name(const CapturedOperation& operation) {
   const auto& overload = operation.handle.schema().overload_name();
   return overload.empty() || is_ours(operation) ? operation.name : operation.name + "." + overload;
@@ -67,7 +68,7 @@ std::string full_name(const CapturedOperation& operation) {
 
 bool takes_lossy_copy(const CapturedOperation& operation, size_t argument, size_t index) {
   const bool ours = is_ours(operation);
-  if (ours && argument != 1) return false;  // name, reads, changes, body
+  if (ours && argument != 1) return false;  // arguments: name, reads, changes, body
   const std::string name = full_name(operation);
   return std::any_of(kTolerant.begin(), kTolerant.end(), [&](const Tolerant& known) {
     const size_t at = ours ? index : argument, count = operation.arguments[argument].uses.size();
@@ -93,7 +94,7 @@ bool is_contiguous(const TensorUse& use) {
   return use.offset == 0;
 }
 
-/// "dovetail::mx_column_codes.e4m3.round_up" of a matrix.
+/// Returns the form of "dovetail::mx_column_codes.e4m3.round_up" applied to a matrix.
 std::optional<PackedForm> form_of_columns(const CapturedOperation& operation,
                                           const TensorUse& use) {
   constexpr std::string_view kName = "dovetail::mx_column_codes.";
@@ -108,7 +109,8 @@ std::optional<PackedForm> form_of_columns(const CapturedOperation& operation,
                     .columns = use.sizes[1]};
 }
 
-/// What the operation makes of its argument, if it quantizes all of it in whole blocks.
+/// Returns the codes that the operation computes from its argument. Returns nullopt unless it
+/// quantizes all of it in whole blocks.
 std::optional<PackedForm> form_made(const CapturedOperation& operation, const TensorUse& use,
                                     int64_t bytes) {
   if (!spans(use, bytes) || !is_contiguous(use)) return std::nullopt;
@@ -131,13 +133,13 @@ std::optional<PackedForm> form_made(const CapturedOperation& operation, const Te
   return form;
 }
 
-/// What a recorded step says of one storage.
+/// Uses of one storage in a recorded step.
 struct Uses {
   std::optional<at::ScalarType> dtype;
   bool one_dtype = true, spanned = false, backward = false, tolerant = true,
        made_by_forward = false;
-  std::optional<PackedForm> form;  // that backward makes of it
-  bool one_form = true;            // and nothing else
+  std::optional<PackedForm> form;  // codes that backward computes from it
+  bool one_form = true;            // true if backward computes no other codes
 };
 
 std::vector<Uses> uses_of(const CapturedStep& step, const StepGraph& graph) {
@@ -175,7 +177,8 @@ int codec_for(StepGraph& graph, const PackedForm& form, double max_error) {
   return static_cast<int>(graph.forms.size()) - 1;
 }
 
-/// `visit` of each activation that stands still once made, and its uses.
+/// Calls `visit` with each activation that does not change after its computation, and with its
+/// uses.
 template <class Visit>
 void for_each_packable(const CapturedStep& step, StepGraph& graph, Visit&& visit) {
   std::vector<bool> changes(graph.graph.tensors.size());

@@ -20,7 +20,7 @@
 namespace dovetail::plan {
 namespace {
 
-/// The digest of the library that our kernels are in.
+/// Returns the digest of the library that contains our kernels.
 std::string kernels_digest() {
   Dl_info info{};
   DOVETAIL_CHECK(::dladdr(reinterpret_cast<const void*>(&why_not), &info) != 0,
@@ -43,7 +43,7 @@ std::string text_of(const TensorUse& use) {
                      fmt::join(use.strides, ","), use.offset);
 }
 
-/// Nothing where it cannot be told from another.
+/// Returns the value as text; nullopt if it cannot be compared with other values.
 std::optional<std::string> text_of(const c10::IValue& value) {
   if (value.isCapsule() || value.isObject()) return std::nullopt;
   if (value.isGenerator()) return "generator";

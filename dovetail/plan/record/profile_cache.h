@@ -10,19 +10,21 @@
 
 namespace dovetail::plan {
 
-/// What was measured of operations, for each processor, instruction set, number of threads, version
-/// of torch and build of our kernels.
+/// Measured times of operations. There is one file for each processor, instruction set, number of
+/// threads, torch version and build of our kernels.
 class ProfileCache : public MachineFile {
  public:
-  /// As MachineFile.
+  /// Reads the file in `folder`, see MachineFile.
   explicit ProfileCache(const std::filesystem::path& folder);
 
-  /// $DOVETAIL_CACHE, $XDG_CACHE_HOME/dovetail or ~/.cache/dovetail, and there "profiles".
+  /// Returns the folder "profiles" in $DOVETAIL_CACHE, $XDG_CACHE_HOME/dovetail or
+  /// ~/.cache/dovetail.
   static std::filesystem::path default_folder();
 };
 
-/// What operations are, as text: names, and of each argument the sizes, strides and dtype, or the
-/// value. Nothing where one has a value that cannot be compared: a body of ours (base/operation.h).
+/// Returns a text that identifies operations. It has their names and, for each argument, sizes,
+/// strides and dtype, or the value. Returns nullopt if a value cannot be compared, such as an
+/// operation body (base/operation.h).
 std::optional<std::string> key_of(std::span<const CapturedOperation> operations);
 
 }  // namespace dovetail::plan

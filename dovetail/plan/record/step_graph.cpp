@@ -40,7 +40,7 @@ class Builder {
 
  private:
   void group() {
-    std::vector<int> node_of(step_.storages.size(), -1);  // the node that makes it
+    std::vector<int> node_of(step_.storages.size(), -1);  // per storage: node that creates it
     for (size_t o = 0; o < step_.operations.size(); ++o) {
       const auto& operation = step_.operations[o];
       const int latest = static_cast<int>(made_.nodes.size()) - 1;
@@ -124,13 +124,13 @@ class Builder {
 
   const CapturedStep& step_;
   std::vector<int> first_use_, last_use_;
-  std::vector<bool>
-      is_fixed_and_written_;  // so that each operation on it runs once, where it was recorded
+  // Each operation on these storages runs once, where it was recorded.
+  std::vector<bool> is_fixed_and_written_;
   StepGraph made_;
 };
 
-/// The allocations of a node's operations that go to its workspace, over the time that they are
-/// held.
+/// Allocations of a node's operations that are part of its workspace, with the times during which
+/// they are held.
 class WorkspaceBlocks {
  public:
   explicit WorkspaceBlocks(const std::vector<int>& tensor_of_storage)
@@ -164,8 +164,8 @@ class WorkspaceBlocks {
       users_.emplace_back(index, static_cast<int>(places.size()) - 1);
     }
     ++time_;
-    // What the operation leaves behind without its being a storage of ours is held to the node's
-    // end.
+    // Memory that outlives its operation and is not a storage of the graph is held until the node
+    // ends.
     for (const auto* list : {&operation.reads, &operation.writes, &operation.makes})
       for (const int storage : *list)
         if (block_of_storage_.contains(storage))
@@ -188,7 +188,7 @@ class WorkspaceBlocks {
   const std::vector<int>& tensor_of_storage_;
   int time_ = 0;
   std::vector<Block> blocks_;
-  std::vector<std::pair<int, int>> users_;  // of each block: operation, allocation
+  std::vector<std::pair<int, int>> users_;  // per block: operation, allocation
   std::map<int, int> block_of_storage_;
   NodeMemory memory_;
 };

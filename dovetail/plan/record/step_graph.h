@@ -11,56 +11,57 @@
 
 namespace dovetail::plan {
 
-/// Where an allocation inside an operation goes: to a storage that the plan places, or to an offset
-/// of the node's workspace.
+/// Place of an allocation inside an operation. This is a storage that the plan places, or, if
+/// `storage` is -1, an offset in the node's workspace.
 struct AllocationPlace {
   int storage = -1;
   int64_t workspace_offset = 0;
   int64_t bytes = 0;
 };
 
-/// Where everything lies that the operations of a node allocate.
+/// Places of everything that the operations of a node allocate.
 struct NodeMemory {
-  std::vector<std::vector<AllocationPlace>>
-      places;  ///< of each operation, its allocations in order
-  std::vector<std::pair<int, int64_t>>
-      local;  ///< storages that live in the workspace: index, offset
+  /// Per operation: the places of its allocations, in order.
+  std::vector<std::vector<AllocationPlace>> places;
+  /// Storages in the workspace: index, offset.
+  std::vector<std::pair<int, int64_t>> local;
   int64_t workspace_bytes = 0;
 };
 
-/// Another way to run a node: operations that make the same storages out of the same, to other bits
-/// perhaps.
+/// Alternative way to run a node. Its operations compute the same storages from the same inputs,
+/// but bits may differ.
 struct NodeVariant {
   std::vector<CapturedOperation> operations;
   NodeMemory memory;
 };
 
-/// A node of the graph: operations [first, last) of the captured step, which are algorithm 0 of the
-/// graph's node; algorithm a of it is variants[a - 1].
+/// Node of the graph. Operations [first, last) of the captured step are its algorithm 0. Algorithm
+/// a > 0 is variants[a - 1].
 struct StepNode {
   int first = 0, last = 0;
   NodeMemory memory;
   std::vector<NodeVariant> variants;
 };
 
-/// A captured step as a graph for planning. Operations that change in place what the one before
-/// them made are one node with it, so that it can be run again; what only one node uses lies in its
-/// workspace. Times are those of the recording until a profile gives better ones.
+/// Captured step as a graph for planning. Operations that change results of the previous operation
+/// in place share its node, so that the node can be recomputed. A storage that only one node uses
+/// is part of the node's workspace. Times are recorded times until a profile provides better ones.
 struct StepGraph {
-  Graph graph;  ///< its budget and bandwidth are to be filled in
+  Graph graph;  ///< the caller sets its budget and bandwidth
   std::vector<StepNode> nodes;
-  std::vector<int> tensor_of_storage;  ///< index into graph.tensors, or -1: local, or a constant
+  std::vector<int>
+      tensor_of_storage;  ///< index into graph.tensors; -1: part of a workspace, or a constant
   std::vector<int> storage_of_tensor;
-  std::vector<PackedForm> forms;  ///< of each codec of the graph
+  std::vector<PackedForm> forms;  ///< one per codec of the graph
 };
 StepGraph graph_of(const CapturedStep& step);
 
-/// Offsets in a workspace for all that these operations of one node allocate and that is no storage
+/// Assigns workspace offsets to all allocations by the operations of one node that are not storages
 /// of the graph.
 NodeMemory place_allocations(std::span<const CapturedOperation> operations,
                              const std::vector<int>& tensor_of_storage);
 
-/// What an algorithm of a node runs, and where that lies.
+/// Operations of one algorithm of a node, and their memory.
 struct NodeRun {
   std::span<const CapturedOperation> operations;
   const NodeMemory& memory;

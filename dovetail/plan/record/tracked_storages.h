@@ -12,11 +12,11 @@
 
 namespace dovetail::plan {
 
-/// Indices of the storages that a step uses. It holds them weakly, so that no later storage has the
-/// address of one.
+/// Indices of the storages that a step uses. The references are weak and prevent that a later
+/// storage gets the address of a tracked one.
 class TrackedStorages {
  public:
-  /// -1 if it is not one.
+  /// Returns the index of the tensor's storage, or -1 if it is not tracked.
   int find(const at::Tensor& tensor) const {
     if (!tensor.has_storage()) return -1;
     const auto found = indices_.find(tensor.storage().unsafeGetStorageImpl());
@@ -34,17 +34,17 @@ class TrackedStorages {
   Held held_;
 };
 
-/// True for a number that ATen has wrapped as a tensor, which is no tensor of a step.
+/// Returns true for a number that ATen has wrapped as a tensor. It is not a tensor of the step.
 bool is_number_as_tensor(const at::Tensor& tensor);
 
 TensorUse use_of(const at::Tensor& tensor, int storage);
 
-/// An argument as the dispatcher passes it, `visit` giving the use of each tensor in it. A wrapped
-/// number is a value.
+/// Converts an argument as the dispatcher passes it. `visit` returns the use of each tensor in the
+/// argument. A wrapped number is a value.
 CapturedArgument captured_argument(const c10::IValue& value,
                                    const std::function<TensorUse(const at::Tensor&)>& visit);
 
-/// Resets each gradient of `step.parameters` that lies in a storage that the step has made.
+/// Resets each gradient of `step.parameters` whose storage the step has created.
 void drop_gradients(const CapturedStep& step, const TrackedStorages& storages);
 
 }  // namespace dovetail::plan

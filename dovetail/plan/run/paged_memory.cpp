@@ -28,7 +28,7 @@ PagedMemory::~PagedMemory() {
 std::byte* PagedMemory::allocate(int64_t bytes) {
   bytes = (bytes + kPage - 1) / kPage * kPage;
   const std::lock_guard lock(mutex_);
-  // A full disk is an error here; at the first write to the mapping it would end the process.
+  // A full disk is an error here. Otherwise, the first write to the mapping would end the process.
   const int error = ::posix_fallocate(fd_, end_, bytes);
   user_check(error == 0, "plan: {} has no room for {} bytes: {}", folder_.string(), bytes,
              std::strerror(error));
@@ -47,8 +47,9 @@ void PagedMemory::release(std::byte* address) {
   const auto piece = pieces_.find(address);
   DOVETAIL_CHECK(piece != pieces_.end(), "memory is given back that was not taken here");
   const auto bytes = static_cast<size_t>(piece->second);
-  ::madvise(address, bytes,
-            MADV_REMOVE);  // else the system would still write it; where it cannot, it does
+  // Without MADV_REMOVE, the system would still write these pages to the file. Where it is not
+  // supported, the system does so.
+  ::madvise(address, bytes, MADV_REMOVE);
   ::munmap(address, bytes);
   pieces_.erase(piece);
 }

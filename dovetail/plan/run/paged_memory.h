@@ -9,18 +9,19 @@
 
 namespace dovetail::plan {
 
-/// Memory in a file without a name in a folder, mapped: where memory is short, the system writes it
-/// to the file and takes its pages. Each piece is a mapping of its own; what has been given back
-/// takes no room in the file either. May be used from several threads.
+/// Memory that is mapped from an unnamed file in a folder. If memory is short, the system writes
+/// pages to the file and reclaims them. Each allocation is a separate mapping. Released memory
+/// takes no space in the file either. May be used from several threads.
 class PagedMemory {
  public:
-  /// UserError with the system's reason when no file can be made in `folder`.
+  /// Throws UserError with the system's reason if no file can be created in `folder`.
   explicit PagedMemory(const std::filesystem::path& folder);
   ~PagedMemory();
   PagedMemory(const PagedMemory&) = delete;
   PagedMemory& operator=(const PagedMemory&) = delete;
 
-  /// Zeros, at a multiple of kPage. UserError when the disk has no room for them.
+  /// Returns memory filled with zeros, at a multiple of kPage. Throws UserError if the disk has no
+  /// space for it.
   std::byte* allocate(int64_t bytes);
   void release(std::byte* address);
 
@@ -28,14 +29,15 @@ class PagedMemory {
   std::filesystem::path folder_;
   int fd_ = -1;
   std::mutex mutex_;
-  int64_t end_ = 0;                       // of the file, of which most may be holes
-  std::map<std::byte*, int64_t> pieces_;  // address, bytes
+  int64_t end_ = 0;                       // end of the file; most of the file may be holes
+  std::map<std::byte*, int64_t> pieces_;  // bytes of each mapping, by address
 };
 
-/// While one lives, all CPU tensors of kPagedBytes or more that the process makes, but for those of
-/// no plan (UnrecordedAllocations), lie in PagedMemory in `folder`: a step that needs more memory
-/// than there is runs, slowly. They stay there until they are freed. The last one made counts, and
-/// ends first.
+/// Scope in which the process allocates CPU tensors of kPagedBytes or more from PagedMemory in
+/// `folder`. A step that needs more memory than the machine has then runs slowly instead of
+/// failing. Allocations outside any plan (UnrecordedAllocations) are excluded. Tensors stay in
+/// PagedMemory until they are freed. Scopes may nest: the last one created applies, and must end
+/// first.
 class PagedAllocations {
  public:
   explicit PagedAllocations(const std::filesystem::path& folder);

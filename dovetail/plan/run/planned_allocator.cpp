@@ -58,7 +58,7 @@ class FrontAllocator : public c10::Allocator {
     const std::unique_lock lock(mutex_);
     return paged_;
   }
-  /// From now on; what was before.
+  /// Sets the memory for future allocations, and returns the previous one.
   std::shared_ptr<PagedMemory> page(std::shared_ptr<PagedMemory> memory) {
     const std::unique_lock lock(mutex_);
     return std::exchange(paged_, std::move(memory));
@@ -91,8 +91,8 @@ class FrontAllocator : public c10::Allocator {
     DOVETAIL_CHECK(c10::GetCPUAllocator() == this, "another CPU allocator has a higher priority");
   }
 
-  /// Of planned memory nothing is to be done. An allocation without its DataPtr (oneDNN's) comes
-  /// here from wherever it was made.
+  /// Releases an allocation. Planned memory needs no action. Allocations without a DataPtr
+  /// (oneDNN's) are also released here, whichever allocator created them.
   static void release(void* pointer) {
     FrontAllocator& self = instance();
     std::shared_ptr<PagedMemory> paged;
@@ -113,8 +113,9 @@ class FrontAllocator : public c10::Allocator {
   c10::Allocator* behind_;
   std::mutex mutex_;
   std::vector<std::pair<std::byte*, std::byte*>> regions_;
-  std::shared_ptr<PagedMemory> paged_;  // of what is allocated now
-  std::unordered_map<void*, std::shared_ptr<PagedMemory>> paged_pieces_;  // and what lives of it
+  std::shared_ptr<PagedMemory> paged_;  // source of future allocations
+  std::unordered_map<void*, std::shared_ptr<PagedMemory>>
+      paged_pieces_;  // owner of each live allocation
 };
 
 }  // namespace

@@ -8,9 +8,10 @@
 
 namespace dovetail::plan {
 
-/// Memory that the allocations of the calling thread are given while an operation runs: the i-th of
-/// more than zero bytes gets the i-th place. UserError if it asks for another size than was
-/// planned, or for more places than there are: shapes have changed since the capture.
+/// Memory for one allocation of an operation. While the operation runs on the calling thread, its
+/// i-th allocation of more than zero bytes gets the i-th place. An allocation throws UserError if
+/// its size differs from the planned size, or if no place is left. In both cases, shapes have
+/// changed since the capture.
 struct PlannedPlace {
   std::byte* address = nullptr;
   int64_t bytes = 0;
@@ -23,9 +24,10 @@ class PlannedAllocations {
   PlannedAllocations& operator=(const PlannedAllocations&) = delete;
 };
 
-/// A region whose addresses are handed out by PlannedAllocations. While it lives, what is allocated
-/// in it is not freed one by one. The first one puts an allocator in front of the process's CPU
-/// allocator, which stays: it passes on whatever is not planned.
+/// Memory region whose addresses PlannedAllocations hands out. Frees of single allocations inside
+/// the region have no effect while the arena exists. The first arena installs an allocator in front
+/// of the process's CPU allocator, and this one remains installed. It forwards all allocations that
+/// are not planned.
 class Arena {
  public:
   explicit Arena(int64_t bytes);
@@ -35,12 +37,13 @@ class Arena {
 
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
-  /// Of them those that the system has in memory: all that have been used, if it has not paged any
-  /// out.
+  /// Returns the bytes of the region that are in memory. These are all bytes that were ever used,
+  /// unless the system has paged some out.
   int64_t resident_bytes() const;
-  /// Gives whole pages of a range back to the system. Their bytes are zero then.
+  /// Returns whole pages of a range to the system. Their bytes are zero afterwards.
   void drop(int64_t offset, int64_t bytes);
-  /// The same for all outside `kept`: offsets and bytes, in order.
+  /// Returns all pages outside `kept` to the system. `kept` lists offsets and bytes, in ascending
+  /// order.
   void drop_all_but(const std::vector<std::pair<int64_t, int64_t>>& kept);
 
  private:

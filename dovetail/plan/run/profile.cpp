@@ -22,10 +22,10 @@
 namespace dovetail::plan {
 namespace {
 
-/// Matrix products, as most of a step is.
+/// Runs matrix products, which dominate most training steps.
 class Computing {
  public:
-  /// Products a second until `done`.
+  /// Returns the number of products per second until `done`.
   template <class Done>
   double rate_until(Done&& done) {
     const double start_s = now_seconds();
@@ -43,11 +43,11 @@ class Computing {
              c_ = at::empty({kWidth, kWidth});
 };
 constexpr double kComputedAlone_s = 0.05;
-// Of plans that are as fast as each other the one that copies less is wanted.
+// Minimum slowdown, so that the plan that copies less is preferred of two equally fast ones.
 constexpr double kLeastSlowdown = 0.02;
 
-/// keep_all, but each node runs by all these algorithms, one after another; by its first where
-/// there are none.
+/// Returns the plan of `keep_all`, in which each node runs by all its listed algorithms in
+/// sequence. A node without listed algorithms runs by its first.
 Plan with_each_algorithm(const Graph& graph, const std::vector<std::vector<int>>& algorithms) {
   const Plan once = keep_all(graph);
   Plan plan;
@@ -87,7 +87,7 @@ Plan keep_all(const Graph& graph) {
 }
 
 void set_times(Graph& graph, const Plan& plan, std::span<const Executor::Run> runs) {
-  std::map<std::pair<int, int>, std::vector<double>> seconds;  // of each node by each algorithm
+  std::map<std::pair<int, int>, std::vector<double>> seconds;  // per node and algorithm
   for (size_t a = 0; a < plan.actions.size(); ++a)
     if (plan.actions[a].op == Op::kCompute)
       for (const Executor::Run& run : runs)

@@ -41,7 +41,7 @@ class UseLedger {
       now.time_s = change.time_s;
       now.bytes[static_cast<size_t>(change.purpose)] += change.bytes;
       if (!out.empty() && tick(out.back().time_s) == tick(now.time_s) && change.bytes > 0)
-        out.back() = now;  // what begins at one moment begins at once
+        out.back() = now;  // changes at the same time become one point
       else
         out.push_back(now);
     }
@@ -84,8 +84,8 @@ class UseLedger {
         changes_.push_back({span.start_s, Purpose::kCompressed, graph_.packed_bytes(t, codec_[t])});
         return;
       case Op::kOffload:
-        read_until_s_[t] =
-            span.end_s;  // on a real clock a copy may end after the free that follows it
+        // On a real clock, a copy may end after the free that follows it.
+        read_until_s_[t] = span.end_s;
         return;
       case Op::kFree:
         return change(std::max(span.end_s, read_until_s_[t]), t, -bytes(t));
@@ -101,7 +101,7 @@ class UseLedger {
   const Plan& plan_;
   const std::span<const Timeline::Span> actions_;
   const std::vector<Purpose> purposes_;
-  std::vector<double> read_until_s_;  // of each tensor: the end of its last copy or compression
+  std::vector<double> read_until_s_;  // per tensor: end of its last copy or compression
   std::vector<int> codec_;
   std::vector<Change> changes_;
 };

@@ -10,9 +10,9 @@
 
 namespace dovetail::plan {
 
-/// What memory of a step is for. Gradients are those that an update reads; gradients of activations
-/// count as activations. Inputs are with what the step takes for constant. Packed forms of any
-/// tensors are compressed.
+/// Purpose of memory in a step. Gradients are tensors that an update reads; gradients of
+/// activations count as activations. Inputs include everything that the step treats as constant.
+/// Packed forms of all tensors count as compressed.
 enum class Purpose {
   kWeights,
   kOptimizer,
@@ -24,27 +24,28 @@ enum class Purpose {
 };
 inline constexpr size_t kPurposes = 7;
 std::string_view name(Purpose purpose);
-/// Of each tensor of the graph.
+/// Returns the purpose of each tensor of the graph.
 std::vector<Purpose> purposes_of(const Graph& graph);
 
-/// Bytes of each purpose from a moment on.
+/// Bytes held per purpose, from `time_s` on.
 struct MemoryUse {
   double time_s = 0;
   std::array<int64_t, kPurposes> bytes = {};
   int64_t total() const;
 };
 
-/// What a plan holds over time if its actions start and end so: those of a Timeline, or of a step
-/// that was run. One point a change, in time's order; the first is at 0. By the rules of `check`,
-/// whose peak it has on its own timeline.
+/// Returns the memory that a plan holds over time, if its actions start and end at the given times.
+/// The times belong to a Timeline or to an executed step. There is one point per change, in
+/// ascending order of time, and the first is at 0. Memory is charged by the rules of `check`. On
+/// the timeline of `check`, the peaks are therefore equal.
 std::vector<MemoryUse> memory_use(const Graph& graph, const Plan& plan,
                                   std::span<const Timeline::Span> actions);
 
-/// The most that is held at a time.
+/// Returns the maximum bytes held at the same time.
 int64_t peak_of(const std::vector<MemoryUse>& use);
 
-/// The same with at most `most` points, of each piece of time the one that holds the most; the peak
-/// stays.
+/// Returns at most `most` points with the same peak. Time is divided into equal intervals, and each
+/// interval keeps its point with the maximum bytes.
 std::vector<MemoryUse> thin_out(const std::vector<MemoryUse>& use, size_t most);
 
 }  // namespace dovetail::plan

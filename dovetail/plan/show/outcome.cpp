@@ -26,7 +26,7 @@ const Algorithm& fastest(const GraphNode& node) { return node.algorithms[fastest
 
 bool copies(Op op) { return op == Op::kOffload || op == Op::kPrefetch; }
 
-/// One pass over a plan that counts what its actions do.
+/// Single pass over a plan that counts what its actions do.
 class Count {
  public:
   Count(const Graph& graph, const Plan& plan, const Timeline& timeline)
@@ -49,7 +49,7 @@ class Count {
       std::sort(storage.fates.begin(), storage.fates.end());
       if (storage.copied_s == 0 &&
           std::count(storage.fates.begin(), storage.fates.end(), Fate::kOnHost) > 0)
-        std::erase(storage.fates, Fate::kOffloaded);  // it starts there, and stays
+        std::erase(storage.fates, Fate::kOffloaded);  // it starts on the host and stays there
       storage.fates.erase(std::unique(storage.fates.begin(), storage.fates.end()),
                           storage.fates.end());
       if (storage.fates.empty()) storage.fates = {Fate::kKept};
@@ -157,7 +157,7 @@ class Count {
     }
   }
 
-  /// Each time that computing stands still, to the storage of the copy that ends the wait.
+  /// Attributes each idle time of the compute stream to the storage whose copy ends the wait.
   void count_waiting() {
     double free_s = 0;
     for (size_t a = 0; a < plan_.actions.size(); ++a) {
@@ -199,9 +199,9 @@ class Count {
   const Plan& plan_;
   const Timeline& timeline_;
   PlanOutcome out_;
-  std::vector<std::optional<StorageOutcome>> of_;  // of each tensor
+  std::vector<std::optional<StorageOutcome>> of_;  // per tensor
   std::vector<int> runs_;
-  std::vector<int> brought_by_;  // of each tensor: its last fetch
+  std::vector<int> brought_by_;  // per tensor: its last fetch
   int a_ = 0;
 };
 
@@ -238,9 +238,9 @@ std::string why_offloaded(const OutcomeRow& row) {
                                                        : fmt::format("computing waits {} for them",
                                                                      format_seconds(row.waited_s));
   if (row.made_once == row.storages)
-    return fmt::format("cannot be made again; copies {}, {}", format_seconds(row.copied_s), hidden);
+    return fmt::format("cannot be recomputed; copies {}, {}", format_seconds(row.copied_s), hidden);
   if (row.made_once > 0)
-    return fmt::format("{} of {} cannot be made again, the others take {}; copies {}, {}",
+    return fmt::format("{} of {} cannot be recomputed, the others take {}; copies {}, {}",
                        row.made_once, row.storages, format_seconds(row.make_again_s),
                        format_seconds(row.copied_s), hidden);
   if (row.round_trip_s < row.make_again_s)

@@ -11,7 +11,7 @@
 namespace dovetail::plan {
 namespace {
 
-/// Of the budget of `graph`; nothing where the search finds none in its time.
+/// Returns the plan for the budget of `graph`; nullopt if the search finds none in its time.
 std::optional<PlacedSolution> try_to_place(const Graph& graph, const SolveOptions& options) {
   try {
     return solve_placed(graph, options);
@@ -38,7 +38,7 @@ std::vector<TradeOff> trade_off(const Graph& graph, const SolveOptions& options,
     if (found && (curve.empty() || found->solution.schedule.expected_s < curve.back().expected_s)) {
       curve.push_back({budget, found->solution.schedule.expected_s, found->bytes});
       next.start = std::move(found->solution.decisions);
-    } else if (!curve.empty()) {  // the plan of less memory is one of more
+    } else if (!curve.empty()) {  // a plan for less memory is valid here, too
       curve.push_back({budget, curve.back().expected_s, curve.back().placed_bytes});
     }
   }

@@ -8,19 +8,20 @@
 
 namespace dovetail::plan {
 
-/// What a step is expected to take within a budget.
+/// Expected step time within a budget.
 struct TradeOff {
   int64_t budget_bytes = 0;
   double expected_s = 0;
-  int64_t placed_bytes =
-      0;  ///< what the places of its plan's tensors span, with the graph's base bytes
+  /// Memory spanned by the addresses of the plan's tensors, plus the graph's base bytes.
+  int64_t placed_bytes = 0;
 };
 
-/// The time of a step against its budget: for `budgets` evenly spaced from above `floor_bytes`
-/// (`placed_floor_of`) to `keep_all_bytes`, and for the graph's own, whose plan is `known`. The
-/// plan of each point has places within the budget (plan/solve/placed.h), so it can be run. Its
-/// search takes `options.time_limit_s` and starts from the plan of the budget below: the time never
-/// rises with the budget. Budgets below the first one for which a plan is found are left out.
+/// Returns the step time for several budgets. These are `budgets` evenly spaced values above
+/// `floor_bytes` (`placed_floor_of`), up to `keep_all_bytes`. The graph's own budget, whose plan is
+/// `known`, is added. The plan of each point has addresses within the budget (plan/placed.h), so it
+/// can be run. Each search takes `options.time_limit_s` and starts from the plan of the next
+/// smaller budget. The time therefore never rises with the budget. Budgets below the first one with
+/// a plan are left out.
 std::vector<TradeOff> trade_off(const Graph& graph, const SolveOptions& options,
                                 int64_t floor_bytes, int64_t keep_all_bytes, int budgets,
                                 const PlacedSolution& known);

@@ -30,14 +30,14 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr double kGrace = 0.1, kGraceSeconds = 2;
-constexpr int kNotLoaded = 127;  // the loader's exit status
+constexpr int kNotLoaded = 127;  // exit status of the dynamic loader
 constexpr std::chrono::milliseconds kExit(2000), kExitPoll(1);
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-/// The child process and our end of the socket to it. What is left of it when this ends is killed.
+/// Child process and our end of the socket to it. The destructor kills a child that still runs.
 class Child {
  public:
   explicit Child(const std::filesystem::path& program) : program_(program) {
@@ -64,8 +64,8 @@ class Child {
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
-  /// Sends what is left in `out` and appends what comes to `in`, waiting `wait_s` at most for the
-  /// socket to be ready for either. False when the child has closed it.
+  /// Sends the rest of `out` and appends received bytes to `in`. Waits at most `wait_s` for the
+  /// socket to be ready. Returns false if the child has closed it.
   bool exchange(std::vector<uint8_t>& out, size_t& sent, std::vector<uint8_t>& in,
                 double wait_s) const {
     const bool sending = sent < out.size();
@@ -74,7 +74,7 @@ class Child {
                  .revents = 0};
     poll(&ready, 1, static_cast<int>(std::clamp(1000 * wait_s, 0.0, 1e6)) + 1);
     if (sending && (ready.revents & POLLOUT) != 0) {
-      // Without SIGPIPE, and without waiting for a child that does not read.
+      // MSG_NOSIGNAL avoids SIGPIPE. MSG_DONTWAIT avoids waiting for a child that does not read.
       const ssize_t now =
           ::send(socket_, out.data() + sent, out.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
       if (now > 0) sent += static_cast<size_t>(now);
@@ -86,7 +86,7 @@ class Child {
     return now > 0 || (now < 0 && (errno == EAGAIN || errno == EINTR));
   }
 
-  /// Of a child that has closed the socket before its last word.
+  /// Throws the error of a child that has closed the socket before its last message.
   [[noreturn]] void fail() {
     const auto begin = Clock::now();
     while (!reap(WNOHANG) && Clock::now() - begin < kExit) std::this_thread::sleep_for(kExitPoll);
@@ -102,7 +102,7 @@ class Child {
   }
 
  private:
-  /// posix_spawn, not fork: the pages of a training process are not copied, not even their tables.
+  /// Uses posix_spawn instead of fork, so that page tables of the training process are not copied.
   int spawn(int child_end) {
     std::string path = program_.string(), parent = std::to_string(getpid());
     std::array<char*, 3> words = {path.data(), parent.data(), nullptr};
@@ -117,21 +117,21 @@ class Child {
     return error;
   }
 
-  /// True when the child has ended and is gone from the system's table; its number may be another's
-  /// from then on.
+  /// Returns true if the child has ended and has been removed from the system's process table. Its
+  /// process id may then be reused.
   bool reap(int flags) {
     pid_t ended = 0;
     while ((ended = waitpid(pid_, &status_, flags)) < 0 && errno == EINTR) {
     }
     if (ended == 0) return false;
-    if (ended < 0) status_ = 0;  // whoever ignores SIGCHLD is not told
+    if (ended < 0) status_ = 0;  // waitpid fails if the process ignores SIGCHLD
     pid_ = 0;
     return true;
   }
 
   std::filesystem::path program_;
   int socket_ = -1;
-  pid_t pid_ = 0;  // 0: there is none
+  pid_t pid_ = 0;  // 0: no child process
   int status_ = 0;
 };
 
@@ -156,7 +156,7 @@ nlohmann::json to_message(const LinearProgram& program, const MilpOptions& optio
   return message;
 }
 
-/// What is known of the answer while the child sends its news.
+/// Best solution and bound known so far, from the messages of the child.
 class Answer {
  public:
   Answer(const LinearProgram& program, bool is_linear) : program_(program), is_linear_(is_linear) {}
@@ -171,7 +171,7 @@ class Answer {
     result_.objective = objective;
   }
 
-  /// True for the last message.
+  /// Returns true for the last message.
   bool take(const nlohmann::json& message) {
     const std::string status = message.value("status", "");
     DOVETAIL_CHECK(status != "error", "dovetail-milp: {}", message.value("message", ""));

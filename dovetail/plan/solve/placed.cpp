@@ -16,8 +16,8 @@ namespace dovetail::plan {
 
 namespace {
 
-/// Plans within the budget of `graph` that are found at once: one of a search, and those with
-/// everything away. Each set of decisions comes once.
+/// Finds plans within the budget of `graph` with a time limit of 0: one of a search, and plans that
+/// offload or drop everything. Each set of decisions is visited once.
 class FoundAtOnce {
  public:
   FoundAtOnce(const Graph& graph, const SolveOptions& options) : graph_(graph), at_once_(options) {
@@ -25,13 +25,13 @@ class FoundAtOnce {
     at_once_.time_limit_s = 0;
   }
 
-  /// Visits plans. False without a plan of a search.
+  /// Calls `take` for each plan. Returns false if the search finds no plan.
   bool visit(int64_t budget_bytes, const std::function<void(PlacedSolution)>& take) {
     graph_.budget_bytes = budget_bytes;
     try {
       Solution found = solve(graph_, at_once_);
       if (is_new(found.decisions)) take(with_places(graph_, std::move(found)));
-    } catch (const UserError&) {  // none for so little
+    } catch (const UserError&) {  // no plan for this budget
       return false;
     }
     const Search search(graph_, at_once_);
@@ -62,8 +62,8 @@ class FoundAtOnce {
   std::vector<Decisions> visited_;
 };
 
-/// The plan of `placed_floor_of`: at the floor itself, or else at budgets that descend to the first
-/// without a plan. The search is slow where there is none.
+/// Returns the plan of `placed_floor_of`. It is found at the floor itself, or else at descending
+/// budgets down to the first without a plan. A search at a budget without a plan is slow.
 PlacedSolution least_placed(const Graph& graph, const SolveOptions& options) {
   constexpr int kBudgets = 8;
   const int64_t floor = floor_of(graph, options).bytes;
@@ -88,7 +88,7 @@ Floor with_gaps(Floor floor, int64_t placed_bytes) {
   return floor;
 }
 
-/// Looks for a plan whose places lie within the budget.
+/// Search for a plan whose addresses are within the budget.
 class PlacedSearch {
  public:
   PlacedSearch(const Graph& graph, const SolveOptions& options)
@@ -106,7 +106,8 @@ class PlacedSearch {
   }
 
  private:
-  /// By how much its places are beyond the budget, or 0: then it is kept, if it is the fastest.
+  /// Returns by how many bytes the addresses exceed the budget. Returns 0 if they fit; the plan is
+  /// then kept if it is the fastest.
   int64_t take(PlacedSolution made) {
     if (made.bytes > graph_.budget_bytes) return made.bytes - graph_.budget_bytes;
     if (!best_ || made.solution.schedule.expected_s < best_->solution.schedule.expected_s)
@@ -114,14 +115,14 @@ class PlacedSearch {
     return 0;
   }
 
-  /// Takes the best plan for the budget, then for less. False if the budget itself has no plan,
-  /// with or without places.
+  /// Searches plans for the budget, then for smaller ones. Returns false if the budget itself has
+  /// no plan, with or without addresses.
   bool search() {
     constexpr int kTimes = 6;
     Graph within = graph_;
     SolveOptions next = options_;
     for (int i = 0; i < kTimes; ++i) {
-      // What is left serves this time and one more.
+      // The remaining time is shared by this search and a next one.
       const double left_s = started_s_ + options_.time_limit_s - now_seconds();
       next.time_limit_s = std::max(left_s / (i + 1 < kTimes ? 2 : 1), 0.01);
       JointSolution joint;
@@ -140,8 +141,8 @@ class PlacedSearch {
     return true;
   }
 
-  /// Slower plans, of ever less memory: so whether there is an answer does not depend on the time
-  /// that there is.
+  /// Takes slower plans for decreasing budgets. Success therefore does not depend on the time
+  /// limit.
   void take_what_is_found_at_once(bool has_plan) {
     constexpr int kTimes = 9;
     for (int i = 0; i < kTimes && !best_ && has_plan; ++i) {

@@ -8,33 +8,36 @@ namespace dovetail::plan {
 
 struct PlacedSolution {
   Solution solution;
-  double bound_s = 0;  ///< JointReport::bound_s, of the budget that was asked for
+  double bound_s = 0;  ///< JointReport::bound_s for the requested budget
   Layout layout;
-  int64_t bytes = 0;  ///< all places and the base bytes
+  int64_t bytes = 0;  ///< end of all places, plus the base bytes
 };
 
-/// Places for everything that a plan holds (plan/model/layout.h). The budget of `graph` does not
-/// bind.
+/// Computes addresses (places) for everything that a plan holds (plan/layout.h). The budget of
+/// `graph` is not enforced.
 PlacedSolution with_places(const Graph& graph, Solution solution);
 
-/// A floor that counts places: each budget from here on has a plan by `solve_placed`. It is the
-/// minimum over plans that are found at once, at the floor and above it. The node is the one of
-/// `floor_of`. Bytes beyond that floor are `gaps_bytes`.
+/// Returns the floor including gaps between addresses. `solve_placed` finds a plan for each budget
+/// from here on. The floor is the minimum over plans found with a time limit of 0, at budgets from
+/// `floor_of` upwards. The node is the node of `floor_of`. `gaps_bytes` counts the bytes beyond
+/// `floor_of`.
 Floor placed_floor_of(const Graph& graph, const SolveOptions& options);
 
-/// Minimum bytes for which a plan with places is known: `placed_floor_of`, or `known` if its places
-/// take less.
+/// Returns the minimum bytes for which a plan with addresses is known. This is `placed_floor_of`,
+/// or the bytes of `known` if they are less.
 int64_t placed_floor_bytes(const Graph& graph, const SolveOptions& options,
                            const PlacedSolution& known);
 
-/// A plan whose places and base bytes all lie within `graph.budget_bytes`. What a plan holds at a
-/// time may be less than the memory that its places span, where they leave gaps between them: then
-/// `solve_jointly` is asked for less, up to five times, and down to the floor. The time limit holds
-/// for all. If none of these finds places, the plans are taken that are found at once, with
-/// everything away: so whether there is an answer does not depend on the time that there is. Never
-/// slower than one that `cache` has of this step. Fetches do not wait (SolveOptions::fetches_wait),
-/// whatever the options say. UserError below the floor, and where no plan finds places, which
-/// happens below `placed_floor_of` alone.
+/// Returns a plan whose addresses and base bytes fit within `graph.budget_bytes`. Gaps between
+/// addresses may need more memory than the plan holds at the same time. In that case,
+/// `solve_jointly` runs again with smaller budgets, up to five times and down to the floor. The
+/// time limit applies to all runs together. If no run fits, the function takes plans found with a
+/// time limit of 0, with everything offloaded or dropped. Success therefore does not depend on the
+/// time limit.
+///
+/// The result is never slower than a plan for this step in `cache`. Fetches do not wait
+/// (SolveOptions::fetches_wait), whatever the options say. Throws UserError below the floor, or if
+/// no plan fits. No plan fits only below `placed_floor_of`.
 PlacedSolution solve_placed(const Graph& graph, const SolveOptions& options,
                             const PlanCache& cache = PlanCache({}));
 

@@ -18,11 +18,11 @@
 namespace dovetail::plan {
 namespace {
 
-constexpr size_t kMost = 24;  // plans of one step
+constexpr size_t kMost = 24;  // maximum plans per step
 
 using Json = nlohmann::ordered_json;
 
-/// The graph without what is measured or asked for.
+/// Returns the graph without measured and requested values.
 Json structure_of(const Graph& graph) {
   Json out = to_json(graph);
   out.erase("budget_bytes");
@@ -133,8 +133,8 @@ Solution solve_known(const PlanCache& cache, const Graph& graph, const SolveOpti
   best->seconds = now_seconds() - started_s;
   try {
     cache.put(graph, options, {.budget_bytes = best->budget_bytes, .decisions = best->decisions});
-  } catch (const std::exception& error) {  // the plan is as good without
-    log_warning("this plan is not known when one is made again: {}", error.what());
+  } catch (const std::exception& error) {  // the plan is valid without the cache
+    log_warning("the plan cache does not store this plan: {}", error.what());
   }
   return std::move(*best);
 }

@@ -10,28 +10,28 @@
 
 namespace dovetail::plan {
 
-/// Plans that were found before, from one process to the next: one JSON file for each step and set
-/// of techniques, in a folder. A step is its graph without times, rates, workspaces and budget,
-/// which differ each time that it is measured: what is kept are decisions, which are scheduled
-/// anew.
+/// Cache of plans that persists between processes. A folder has one JSON file per step and set of
+/// techniques. A step is identified by its graph without times, rates, workspaces and budget, which
+/// differ between measurements. The cache stores decisions, which are scheduled again for each use.
 class PlanCache {
  public:
-  /// What a plan decides, and for which budget that was scheduled.
+  /// Decisions of a plan, and the budget for which they were scheduled.
   struct Known {
     int64_t budget_bytes = 0;
     Decisions decisions;
   };
 
-  /// An empty folder: nothing is read or kept.
+  /// With an empty folder, nothing is read or stored.
   explicit PlanCache(std::filesystem::path folder) : folder_(std::move(folder)) {}
 
-  /// Those of a step, the newest first. A file that is none of ours is a UserError that names it.
+  /// Returns the plans of a step, the newest first. Throws UserError that names the file if the
+  /// file has another format.
   std::vector<Known> find(const Graph& graph, const SolveOptions& options) const;
-  /// As the newest; of those before it as many stay as are tried in little time, one of each
-  /// budget.
+  /// Stores a plan as the newest of its step. Keeps one plan per budget, and only as many as can be
+  /// tried in little time.
   void put(const Graph& graph, const SolveOptions& options, const Known& known) const;
 
-  /// $DOVETAIL_CACHE, $XDG_CACHE_HOME/dovetail or ~/.cache/dovetail, and there "plans".
+  /// Returns the folder "plans" in $DOVETAIL_CACHE, $XDG_CACHE_HOME/dovetail or ~/.cache/dovetail.
   static std::filesystem::path default_folder();
 
  private:
@@ -40,10 +40,9 @@ class PlanCache {
   std::filesystem::path folder_;
 };
 
-/// The plan of `one`, which begins from the fastest of those that are known, or that one as it was
-/// scheduled then, if it is faster; what it is is known from then on. Of known plans those count
-/// that `fits` accepts. So no plan is expected to take longer than one that was made before for as
-/// much memory or less.
+/// Returns the plan of `one`, or the fastest cached plan that `fits` accepts if that is faster.
+/// `one` starts from the decisions of that cached plan. The result is stored in `cache`. Therefore
+/// no plan is expected to take longer than an earlier plan for the same or less memory.
 Solution solve_known(const PlanCache& cache, const Graph& graph, const SolveOptions& options,
                      const std::function<bool(const Solution&)>& fits,
                      const std::function<Solution(const Graph&, const SolveOptions&)>& one);

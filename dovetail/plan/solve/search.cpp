@@ -14,9 +14,10 @@
 namespace dovetail::plan {
 namespace {
 
-constexpr double kFaster = 1 - 1e-9;  // of an expected time: what counts as faster
+constexpr double kFaster = 1 - 1e-9;  // an expected time below this fraction of another is faster
 
-/// What a node is in its layer, the same in each of several blocks: "blocks.#.ffn aten::add 4".
+/// Returns the role of each node in its layer, which is equal in repeated blocks: "blocks.#.ffn
+/// aten::add 4".
 std::vector<std::string> roles_of(const Graph& graph) {
   std::vector<std::string> out;
   int in_layer = 0;
@@ -32,8 +33,8 @@ std::vector<std::string> roles_of(const Graph& graph) {
   return out;
 }
 
-/// Gaps of equal tensors between nodes of equal roles, which the blocks of a model repeat; those of
-/// two or more.
+/// Returns groups of gaps of equal tensors between nodes of equal roles, as the repeated blocks of
+/// a model have them. Groups have at least two gaps.
 std::vector<std::vector<int>> alike(const Graph& graph, const std::vector<Gap>& gaps) {
   const std::vector<std::string> roles = roles_of(graph);
   std::map<std::tuple<std::string, std::string, bool, int64_t>, std::vector<int>> found;
@@ -85,8 +86,8 @@ bool may_be_chosen(const Graph& graph, const Scheduler& scheduler, int node, int
   const std::vector<int>& on_host = graph.nodes[node].algorithms[algorithm].on_host;
   return allowed.algorithms && std::all_of(on_host.begin(), on_host.end(), [&](int t) {
            const std::vector<int> gaps = scheduler.gaps_on_host(node, t);
-           const auto& all = scheduler.gaps_of(
-               t);  // one has to end here, else the node before has it on the device
+           // One gap must end here. Otherwise, the previous node has the tensor on the device.
+           const auto& all = scheduler.gaps_of(t);
            const int wrapped = scheduler.wrapped_gap(t);
            return wrapped >= 0 && scheduler.gaps()[wrapped].from == node &&
                   std::any_of(all.begin(), all.end(),
@@ -169,7 +170,7 @@ void Search::descend(Decisions decisions, int64_t budget_bytes, const SolveOptio
   const auto goes_on = [&] { return in_time() || (until == Until::kPlan && !best_); };
   auto now = scheduler_.schedule(decisions, kNoBudget);
   int64_t excess = now ? excess_of(*now, budget_bytes) : 0;
-  bool together = !alike_.empty();  // as long as that helps
+  bool together = !alike_.empty();  // while this helps
   while (now && excess > 0 && goes_on()) {
     Decisions chosen;
     std::array<double, 3> least = {2, 0, 0};
@@ -182,8 +183,8 @@ void Search::descend(Decisions decisions, int64_t budget_bytes, const SolveOptio
       if (!made) continue;
       const auto gained = static_cast<double>(excess - excess_of(*made, budget_bytes));
       const double cost_s = std::max(made->expected_s - now->expected_s, 0.0);
-      // What gains nothing by itself may with the next change: after all that gains, the least loss
-      // first.
+      // A change that gains nothing may gain together with the next one. Such changes rank after
+      // all others, by ascending loss.
       const std::array<double, 3> rank = {gained > 0 ? 0.0 : 1.0,
                                           gained > 0 ? cost_s / gained : -gained, -gained};
       if (rank < least) least = rank, chosen = std::move(changed);
@@ -201,8 +202,8 @@ void Search::descend(Decisions decisions, int64_t budget_bytes, const SolveOptio
   if (now) offer(decisions);
 }
 
-/// Whether the changed decisions are a plan that takes at most that part of the time of those
-/// before, and then in their place.
+/// Replaces `from` and returns true if the changed decisions are a plan whose time is at most
+/// `part` of the time of `from`.
 bool Search::attempt(Candidate& from, Decisions changed, double part) {
   auto made = scheduler_.schedule(changed, graph_.budget_bytes);
   if (!made || made->expected_s > from.expected_s * part) return false;
@@ -223,8 +224,8 @@ bool Search::attempt_each(Candidate& from, const std::vector<Change>& changes) {
   return better;
 }
 
-/// Keeps as many of these gaps resident at once as leaves a plan of at most that part of the time:
-/// all, or else what it can of each half.
+/// Makes as many of these gaps resident as possible, while the plan takes at most `part` of its
+/// time. Tries all gaps at once, and otherwise each half recursively.
 void Search::take_back(Candidate& from, std::span<const int> gaps, double part,
                        const std::function<bool()>& goes_on) {
   if (gaps.empty() || !goes_on()) return;
@@ -246,7 +247,7 @@ void Search::improve(Candidate& candidate, bool pairs) {
         attempt_each(candidate, changes_of_alike(candidate.decisions, alike_, options_, true)) ||
         attempt_each(candidate, single_changes(candidate.decisions));
     if (better || !pairs) continue;
-    // One change does not help: two at once, of which one may give the other its memory.
+    // No single change helps. Try pairs, since one change may free memory for the other.
     const auto all = single_changes(candidate.decisions);
     for (size_t i = 0; i < all.size() && !better && in_time(); ++i)
       for (size_t j = i + 1; j < all.size() && !better && in_time(); ++j) {
@@ -272,7 +273,7 @@ void Search::improve_all() {
 }
 
 void Search::keep_what_need_not_wrap() {
-  constexpr double kLatest = 1.1;  // of the time limit
+  constexpr double kLatest = 1.1;  // fraction of the time limit
   if (!best_) return;
   std::vector<int> wrapping;
   for (size_t g = 0; g < scheduler_.gaps().size(); ++g)
@@ -283,8 +284,8 @@ void Search::keep_what_need_not_wrap() {
 }
 
 void Search::wander(const std::function<bool()>& stop) {
-  constexpr int kSteps = 1000;       // of one walk away from the best plan and back
-  constexpr double kSlower = 0.004;  // at its begin, of the expected time
+  constexpr int kSteps = 1000;       // steps of one walk from the best plan
+  constexpr double kSlower = 0.004;  // initial tolerance, as a fraction of the expected time
   while (best_ && !stop()) {
     Candidate now{.decisions = best_->decisions, .expected_s = best_->schedule.expected_s};
     for (int step = 0; step < kSteps && !stop(); ++step) {

@@ -12,65 +12,65 @@
 
 namespace dovetail::plan {
 
-/// Index of a node's fastest algorithm that finds nothing on the host; of several the one with the
-/// least workspace.
+/// Returns the index of a node's fastest algorithm, not counting algorithms that update tensors in
+/// host memory. Ties go to the algorithm with the smallest workspace.
 int fastest_algorithm(const GraphNode& node);
-/// Every node once, by its fastest algorithm of all.
+/// Returns the time of all nodes, each run once by its fastest algorithm of all.
 double least_s(const Graph& graph);
-/// Whether a node may run by an algorithm: what that finds on the host may be there, and no later
-/// node uses it.
+/// Returns true if a node may run by an algorithm. Tensors that the algorithm updates in host
+/// memory must be allowed there, and no later node may use them.
 bool may_be_chosen(const Graph& graph, const Scheduler& scheduler, int node, int algorithm,
                    const SolveOptions& allowed);
-/// Whether a gap may be spent on the host.
+/// Returns true if the tensor may be offloaded to the host during `gap`.
 bool may_be_offloaded(const Graph& graph, const Gap& gap, const SolveOptions& allowed);
 
-/// The search for decisions that `solve` and `solve_jointly` share. It keeps the plan within the
-/// budget that is expected to take the least, and the decisions from which to look for better ones;
-/// it ends at the deadline that `options.time_limit_s` sets when it is made. Graph and options must
-/// outlive it.
+/// Search for decisions (plan/schedule.h), shared by `solve` and `solve_jointly`. A decision is the
+/// treatment of a gap between two uses of a tensor, or the algorithm of a node. Holds the plan
+/// within the budget with the minimum expected time, and the decisions to improve. The search ends
+/// `options.time_limit_s` after construction. Graph and options must outlive it.
 class Search {
  public:
   Search(const Graph& graph, const SolveOptions& options);
 
   const Scheduler& scheduler() const { return scheduler_; }
   bool in_time() const;
-  /// Whether it is earlier than this part of the time limit.
+  /// Returns true until this fraction of the time limit has passed.
   bool in_time(double part) const;
 
   Decisions all_resident() const;
-  /// Of what may go by `allowed` everything away, by `keep` where it can be; with the least
-  /// workspaces.
+  /// Decisions that offload or drop everything that `allowed` permits, by way of `keep` where
+  /// possible. Each node runs its algorithm with the smallest workspace.
   Decisions all_away(Keep keep, const SolveOptions& allowed) const;
-  /// The same, but every `period`-th of those stays.
+  /// Same as `all_away`, but keeps every `period`-th of these gaps resident.
   Decisions most_away(Keep keep, const SolveOptions& allowed, int period) const;
 
-  /// Decisions to improve later, if they are a plan within the budget. False if they are none.
+  /// Adds decisions to improve later. Returns false if they give no plan within the budget.
   bool offer(const Decisions& decisions);
-  /// A plan made elsewhere, within the budget; kept if it is the fastest.
+  /// Offers a plan from elsewhere that is within the budget. It is kept if it is the fastest.
   void offer(const Solution& solution);
   enum class Until {
     kDeadline,
-    kPlan,  ///< and on after the deadline, as long as there is no plan
+    kPlan,  ///< also after the deadline, until there is a plan
   };
-  /// From these decisions greedily below `budget_bytes` (at most the one asked for), with the
-  /// techniques of `allowed`, and offers those.
+  /// Changes decisions greedily until memory is below `budget_bytes`, which is at most the
+  /// requested budget. Uses only techniques of `allowed`. Offers the result.
   void descend(Decisions decisions, int64_t budget_bytes, const SolveOptions& allowed,
                Until until = Until::kDeadline);
-  /// All that were offered, the fastest first: single decisions changed while that makes a plan
-  /// faster, then pairs.
+  /// Improves all offered decisions, the fastest first. Single decisions are changed while this
+  /// makes a plan faster, then pairs.
   void improve_all();
-  /// From the best plan on, until `stop`: random changes of a few decisions, for a while also those
-  /// that make the plan a little slower.
+  /// Changes a few decisions of the best plan at random, until `stop` returns true. For a while, it
+  /// also accepts changes that make the plan a little slower.
   void wander(const std::function<bool()>& stop);
-  /// What starts on the host and makes nothing faster there stays where it is used; until a tenth
-  /// after the deadline.
+  /// Keeps tensors on the device that start on the host if that makes the plan no slower. May take
+  /// up to 1.1 times the time limit.
   void keep_what_need_not_wrap();
 
-  /// Nothing if no plan has been found.
+  /// Returns the best plan so far; nullopt if none has been found.
   std::optional<Solution>& best() { return best_; }
 
  private:
-  /// One decision, or those of several gaps that are alike, taken otherwise.
+  /// Change of one decision, or of the decisions of several similar gaps.
   using Change = std::function<void(Decisions&)>;
   struct Candidate {
     Decisions decisions;
@@ -78,12 +78,13 @@ class Search {
   };
 
   std::vector<std::pair<Keep, int>> ways(int gap, const SolveOptions& allowed, bool resident) const;
-  /// Decides a gap, or a node's algorithm, and with it what cannot stay as it was: a node that
-  /// found on the host what is not there any more, gaps of what it now finds there.
+  /// Sets the decision of a gap, or the algorithm of a node, and the decisions that depend on it.
+  /// If a tensor is no longer offloaded, nodes that updated it in host memory get another
+  /// algorithm. If a node updates a tensor in host memory, the gaps around the node are offloaded.
   void take(Decisions& decisions, int gap, const std::pair<Keep, int>& way) const;
   void run_by(Decisions& decisions, int node, int algorithm) const;
-  /// Of the node that changes a gap's tensor, those of its algorithms that find the tensor on the
-  /// host.
+  /// Returns (node, algorithm) pairs for the nodes that change the tensor of `gap`. The algorithms
+  /// update the tensor in host memory.
   std::vector<std::pair<int, int>> on_host(int gap, const SolveOptions& allowed) const;
   std::vector<std::vector<int>> in_the_way(const Schedule& now, int64_t budget_bytes) const;
   std::vector<Change> changes_of_alike(const Decisions& decisions,

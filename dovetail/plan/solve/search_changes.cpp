@@ -1,5 +1,5 @@
-// What a search may change in decisions: single ones, those of gaps that are alike, and some at
-// random.
+// Changes of decisions that a search may try: single decisions, decisions of similar gaps, and
+// random ones.
 #include <algorithm>
 #include <array>
 #include <tuple>
@@ -37,8 +37,8 @@ std::vector<std::pair<int, int>> Search::on_host(int gap, const SolveOptions& al
   return out;
 }
 
-/// One decision in four times of ten, else two or three, or those of a part of some gaps that are
-/// alike.
+/// Changes decisions at random. One in four changes affects a range of similar gaps. The others
+/// affect one decision (40 %), two (40 %) or three (20 %).
 void Search::change_at_random(Decisions& decisions) {
   const auto draw = [&](size_t below) { return static_cast<size_t>(random_() % below); };
   const size_t gaps = decisions.gaps.size(), nodes = options_.algorithms ? graph_.nodes.size() : 0;
@@ -68,11 +68,11 @@ void Search::change_at_random(Decisions& decisions) {
   }
 }
 
-/// Of the gaps that are alike those with the most bytes at nodes where there is not enough memory;
-/// a few dozen, for in large steps each change takes milliseconds to judge.
+/// Returns the groups of similar gaps with the most bytes at nodes that lack memory. There are at
+/// most 40 groups, since a change takes milliseconds to evaluate in large steps.
 std::vector<std::vector<int>> Search::in_the_way(const Schedule& now, int64_t budget_bytes) const {
   constexpr size_t kMost = 40;
-  std::vector<int> over = {0};  // nodes without enough memory, before each
+  std::vector<int> over = {0};  // prefix sums: number of earlier nodes that lack memory
   for (const int64_t bytes : now.settled_bytes)
     over.push_back(over.back() + (bytes > budget_bytes ? 1 : 0));
   std::vector<std::pair<double, size_t>> found;
@@ -93,7 +93,7 @@ std::vector<std::vector<int>> Search::in_the_way(const Schedule& now, int64_t bu
   return out;
 }
 
-/// What may become of a gap, with the codec of the packed ways.
+/// Returns the possible treatments of a gap, with the codec if it is packed.
 std::vector<std::pair<Keep, int>> Search::ways(int gap, const SolveOptions& allowed,
                                                bool resident) const {
   std::vector<std::pair<Keep, int>> out;
@@ -110,8 +110,9 @@ std::vector<std::pair<Keep, int>> Search::ways(int gap, const SolveOptions& allo
   return out;
 }
 
-/// Every other way for all gaps that are alike, and for the first half, quarter and so on of them;
-/// of `moved`, if not asked for, only those that are resident now, and only all or half.
+/// Returns changes of groups of similar gaps, for each other treatment. Each change affects all
+/// gaps of a group, or the first half, quarter and so on. If `moved` is false, only resident gaps
+/// are changed, and only all or half of a group.
 std::vector<Search::Change> Search::changes_of_alike(const Decisions& decisions,
                                                      const std::vector<std::vector<int>>& alike,
                                                      const SolveOptions& allowed,
@@ -134,7 +135,8 @@ std::vector<Search::Change> Search::changes_of_alike(const Decisions& decisions,
               for (const int g : some) take(changed, g, way);
             });
     }
-    // Those whose nodes may find them on the host, by the first, the second such algorithm of each.
+    // Updates in host memory: the i-th change uses the i-th algorithm of each node that can do
+    // this.
     const size_t algorithms = on_host(gaps.front(), allowed).size();
     for (size_t i = 0; i < algorithms; ++i) {
       std::vector<std::pair<int, int>> others;
@@ -153,7 +155,7 @@ std::vector<Search::Change> Search::changes_of_alike(const Decisions& decisions,
   return out;
 }
 
-/// Every other way for each gap, and every other algorithm for each node.
+/// Returns each other treatment of each gap, and each other algorithm of each node.
 std::vector<Search::Change> Search::single_changes(const Decisions& decisions) const {
   std::vector<Change> out;
   for (size_t g = 0; g < decisions.gaps.size(); ++g) {
@@ -170,7 +172,7 @@ std::vector<Search::Change> Search::single_changes(const Decisions& decisions) c
   return out;
 }
 
-/// Changes that give memory back at the slot that is furthest over the budget.
+/// Returns changes that free memory at the node that exceeds the budget most.
 std::vector<Search::Change> Search::changes(const Decisions& decisions, const Schedule& now,
                                             int64_t budget_bytes,
                                             const SolveOptions& allowed) const {

@@ -14,7 +14,7 @@
 namespace dovetail::plan {
 namespace {
 
-/// The algorithm that adds the fewest bytes to a node, among those that may be chosen.
+/// Returns the algorithm that adds the fewest bytes to a node, among those that may be chosen.
 const Algorithm& smallest_algorithm(const Graph& graph, const Scheduler& scheduler, int node,
                                     const SolveOptions& options) {
   const auto& algorithms = graph.nodes[node].algorithms;
@@ -26,10 +26,11 @@ const Algorithm& smallest_algorithm(const Graph& graph, const Scheduler& schedul
   return *least;
 }
 
-/// From where the search starts: everything away, by each technique; and what is found greedily for
-/// several budgets up to the one asked for, since a smaller one leaves room for copies under way,
-/// with all techniques and with some. Where that gives no plan by the deadline, the first budgets
-/// are tried to the end, until there is a plan.
+/// Offers the start points of the search. First come decisions that offload or drop everything, by
+/// each technique. Then decisions are found greedily for several budgets up to the requested one. A
+/// smaller budget leaves memory for copies in flight. All techniques are used, and subsets of them.
+/// If this gives no plan by the deadline, the first budgets are tried to the end until there is a
+/// plan.
 void begin(const Graph& graph, const SolveOptions& options, int64_t floor_bytes, Search& search) {
   constexpr int kBudgets = 6, kToTheEnd = 2, kLongestPeriod = 32;
   constexpr double kPartOfTime = 0.6;
@@ -76,7 +77,7 @@ Solution finish(const Graph& graph, Search& search, double started_s) {
 Floor floor_of(const Graph& graph, const SolveOptions& options) {
   const Scheduler scheduler(graph);
   const size_t nodes = graph.nodes.size();
-  // What is resident at each node if nothing leaves, less all that may leave.
+  // Bytes at each node with everything kept, minus everything that may leave.
   Decisions keep_all{.gaps = std::vector<Keep>(scheduler.gaps().size()),
                      .codec = std::vector<int>(scheduler.gaps().size()),
                      .algorithms = std::vector<int>(nodes)};
@@ -95,7 +96,7 @@ Floor floor_of(const Graph& graph, const SolveOptions& options) {
     const Gap& gap = scheduler.gaps()[g];
     const GraphTensor& tensor = graph.tensors[gap.tensor];
     if (tensor.bytes < options.least_bytes) continue;
-    if (gap.from < 0 && may_wrap(gap.tensor)) continue;  // a part of the one that wraps
+    if (gap.from < 0 && may_wrap(gap.tensor)) continue;  // part of the wrapping gap
     double stays = 1;
     for (int c = 0; c < static_cast<int>(graph.codecs.size()) && options.compress; ++c)
       if (may_be_packed(graph, gap, c)) stays = std::min(stays, graph.codecs[c].ratio);
@@ -111,7 +112,7 @@ Floor floor_of(const Graph& graph, const SolveOptions& options) {
     if (bytes[n] > out.bytes) out = {bytes[n], static_cast<int>(n)};
   if (out.node >= 0)
     out.workspace_bytes = smallest_algorithm(graph, scheduler, out.node, options).workspace_bytes;
-  // What is there when the step begins, and cannot be away then, has to fit then.
+  // Tensors that cannot be on the host when the step begins must fit at that time.
   int64_t at_start = graph.base_bytes;
   for (size_t t = 0; t < graph.tensors.size(); ++t) {
     const GraphTensor& tensor = graph.tensors[t];
