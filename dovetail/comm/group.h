@@ -53,7 +53,8 @@ class Group {
   /// all-reduces a copy.
   virtual std::unique_ptr<Work> reduce_scatter_async(at::Tensor tensor) = 0;
 
-  virtual void broadcast(at::Tensor& tensor, int root) = 0;  ///< any dtype
+  /// Copies the tensor of rank `root` to all ranks, in place, any dtype.
+  virtual void broadcast(at::Tensor& tensor, int root) = 0;
   /// Returns a copy of every rank's tensor, any dtype. result[r] is from rank r.
   virtual std::vector<at::Tensor> all_gather(const at::Tensor& tensor) = 0;
   virtual void barrier() = 0;
