@@ -88,7 +88,7 @@ struct MemorySection {
 };
 
 struct CheckpointSection {
-  int64_t every_steps = 500;  ///< 0: only at the end
+  int64_t every_steps = 500;  ///< steps between checkpoints; 0: only at the end
   int64_t keep = 3;
   /// Recommenders: one in this many checkpoints is full, the others are deltas.
   int64_t full_every = 1;
@@ -96,7 +96,7 @@ struct CheckpointSection {
 };
 
 struct EvalSection {
-  int64_t every_steps = 250;  ///< 0: only at the end
+  int64_t every_steps = 250;  ///< steps between evaluations; 0: only at the end
   /// Maximum validation tokens per evaluation while training; 0: all. The last evaluation reads
   /// all.
   int64_t max_tokens = 200000;
@@ -240,8 +240,8 @@ void check_schedule(const ScheduleSection& schedule, int64_t steps);
 /// Throws UserError if any key that depends on the run's length does not fit into `steps` steps.
 void check_length(const RunConfig& config, int64_t steps);
 
-/// Throws UserError for keys that contradict one another or have no effect. Examples: train.batch
-/// is not divisible, the warm-up is longer than the run.
+/// Throws UserError for keys that contradict one another or have no effect. For example,
+/// train.batch must be divisible and the warm-up shorter than the run.
 void check_run_config(const RunConfig& config);
 
 /// Returns the config of a file with its `--set` overrides, presets applied, after all checks.
