@@ -32,7 +32,7 @@ void check_shares(const RunConfig& config) {
              micro_batches);
 }
 
-/// What an own pace of each rank cannot be joined with, and why.
+/// Throws UserError for keys that do not work with balance.mode = "auto", with the reason.
 void check_moving(const RunConfig& config) {
   const auto refuse = [](bool there, const std::string& what, const char* why) {
     if (there)
@@ -141,8 +141,8 @@ std::optional<BatchShares::Move> BatchShares::add(Group& group, int64_t micro_ba
   std::vector<double> values(2 * ranks, 0);
   values[own] = static_cast<double>(micro_batches);
   values[ranks + own] = seconds;
-  values =
-      sum_over_ranks(group, values);  // of one number and zeros: exact, and the same on all ranks
+  // Each sum has one number and zeros. So it is exact, and the same on all ranks.
+  values = sum_over_ranks(group, values);
   const std::vector<int64_t> counts(values.begin(), values.begin() + ranks_);
   if (*std::ranges::min_element(counts) == 0) return std::nullopt;
   return moving_->add(counts, {values.begin() + ranks_, values.end()});

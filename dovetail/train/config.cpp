@@ -20,7 +20,7 @@
 namespace dovetail {
 namespace {
 
-/// "name: what it is", of those that come with Dovetail.
+/// Built-in quantizing recipes, as "name: description".
 std::vector<std::string> quantizing_recipes() {
   std::vector<std::string> lines;
   for (const mx::Recipe& recipe : mx::built_in_recipes()) {
@@ -29,7 +29,7 @@ std::vector<std::string> quantizing_recipes() {
   return lines;
 }
 
-/// What depends on the length of the run, and how far its days decide it.
+/// Checks keys that depend on the length of the run, and the keys that depend on rows.day.
 void check_steps(const RunConfig& config) {
   const bool pass = config.train.steps == TrainSection::kPass;
   user_check(!pass || config.rows.by_day(),
@@ -44,7 +44,7 @@ void check_steps(const RunConfig& config) {
   if (!pass) check_length(config, config.train.steps);
 }
 
-/// Runs whose state cannot be sharded.
+/// Throws UserError if parallel.shard does not work with this run.
 void check_shard(const RunConfig& config) {
   if (!config.parallel.shards()) return;
   const auto refuse = [&](bool there, const std::string& what, const char* why,
@@ -458,7 +458,7 @@ namespace {
 
 RunConfig read_run_config(const std::string& toml, const std::string& name,
                           const std::vector<std::string>& overrides) {
-  // Once to learn the preset, which decides the defaults of the second reading.
+  // The first reading finds the preset, which decides the defaults of the second one.
   RunConfig first;
   parse_config([&](Section& s) { first.describe(s); }, toml, name, overrides);
   RunConfig config;

@@ -9,7 +9,7 @@
 namespace dovetail {
 namespace {
 
-/// Keys of memory_bytes.
+/// Throws UserError for keys that have no effect with this memory_bytes and policy.
 void check_tiers(const EmbeddingSection& embedding) {
   const EmbeddingSection none;
   const auto only_tiers = [&](const char* key, bool given) {

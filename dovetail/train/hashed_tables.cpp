@@ -15,7 +15,8 @@
 namespace dovetail {
 namespace {
 
-/// What there is of a table, in groups of rows that belong to the same keys.
+/// Tensor of a hashed table in a checkpoint. kKnown belongs to the keys with rows, kCandidates to
+/// the candidates.
 struct Part {
   std::string_view name;
   at::Tensor& (*of)(embedding::KeyedRows& rows);
@@ -35,7 +36,7 @@ constexpr std::array<Part, 3> kCandidates = {{
     {"candidate_last_step", [](Rows& rows) -> at::Tensor& { return rows.candidates.last_step; }},
 }};
 
-/// Those of a group that a table has, the keys first.
+/// Parts of `group` that the table has, keys first. A table may have no optimizer state.
 std::vector<Part> parts_of(std::span<const Part> group, const embedding::PackSpec& spec,
                            int64_t table) {
   std::vector<Part> parts;

@@ -15,8 +15,8 @@
 namespace dovetail {
 namespace {
 
-/// What stands in the way of a step that has the same sizes and collectives every time, why, and
-/// what to do.
+/// Throws UserError if steps do not all have the same sizes and collectives. The error has the
+/// reason and a remedy.
 void check_planned(const RunConfig& config) {
   const moe::Config& moe = config.model.moe;
   const auto refuse = [](bool there, const std::string& what, const char* why, const char* help) {
