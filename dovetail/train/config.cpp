@@ -33,13 +33,11 @@ std::vector<std::string> quantizing_recipes() {
 void check_steps(const RunConfig& config) {
   const bool pass = config.train.steps == TrainSection::kPass;
   user_check(!pass || config.rows.by_day(),
-             "train.steps = \"pass\" is one pass over the days of rows.day, which names no column; "
-             "name one, or give a "
-             "number of steps");
+             "train.steps = \"pass\" is one pass over the days of rows.day, which names no column. "
+             "Name one, or give a number of steps");
   user_check(!config.rows.by_day() || config.eval.every_steps == EvalSection().every_steps,
-             "eval.every_steps does nothing with rows.day = \"{}\": the run is measured at the "
-             "beginning of each day; "
-             "leave it out",
+             "eval.every_steps does nothing with rows.day = \"{}\": the run is measured at each "
+             "day's beginning; leave it out",
              config.rows.day);
   if (!pass) check_length(config, config.train.steps);
 }
@@ -84,9 +82,8 @@ void check_run_config(const RunConfig& config) {
              "train.micro_batch = {} is larger than train.batch = {}", config.train.micro_batch,
              config.train.batch);
   user_check(config.train.micro_batch != TrainSection::kAuto || config.recommends(),
-             "train.micro_batch = \"auto\" is of recommenders; give the samples that fit into "
-             "memory at once, or 0 for "
-             "all of a rank's");
+             "train.micro_batch = \"auto\" is for recommenders; give the samples that fit into "
+             "memory at once. 0: all samples of the rank");
   user_check(config.optimizer.betas.size() == 2,
              "optimizer.betas has {} entries, but AdamW has two: [beta1, beta2]",
              config.optimizer.betas.size());
@@ -171,9 +168,8 @@ void TrainSection::describe(Section& s) {
   s.value("micro_batch", micro_batch,
           "Samples per rank at a time (gradient accumulation). 0: all samples of the rank. auto: "
           "the fastest of all, "
-          "halves, quarters and eighths, measured in some steps before the first. auto is for "
-          "recommenders, whose "
-          "results do not depend on it")
+          "halves, quarters and eighths, measured in some steps before the first. Only "
+          "recommenders have auto, and their results do not depend on it")
       .unit("samples")
       .range(0, 1e9)
       .word("auto", kAuto);
@@ -366,7 +362,7 @@ void MemorySection::describe(Section& s) {
           "the same codes. "
           "algorithms: other algorithms that need less memory; only convolutions have some. None "
           "of these changes a "
-          "result of a model here. compress_mxfp8 changes results from the fourth step on: "
+          "result of a model here. Only compress_mxfp8 changes results, from the fourth step on: "
           "activations may wait for "
           "backward in MXFP8")
       .choices(memory_techniques());

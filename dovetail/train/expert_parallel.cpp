@@ -119,8 +119,8 @@ moe::Placement placement_of(const RunConfig& config) {
 void check_used(const ParallelSection& parallel) {
   const ParallelSection none{.shard = parallel.shard};
   user_check(parallel.expert > 1 || parallel == none,
-             "[parallel] says how experts and tokens meet, but parallel.expert = 1 spreads no "
-             "experts; set it to a number of "
+             "[parallel] has keys for expert parallelism, but parallel.expert = 1 spreads no "
+             "experts. Set it to a number of "
              "ranks, or leave out all keys but parallel.shard");
   user_check(parallel.ranks_per_node == 0 || parallel.all_to_all != "linear" || parallel.chooses(),
              "parallel.ranks_per_node = {} does nothing with all_to_all = \"linear\"; leave it out",
@@ -160,9 +160,8 @@ void check_parallel(const RunConfig& config) {
              "(parallel.expert_tensor)",
              parallel.r, cut);
   user_check(!parallel.chooses() || !config.model.moe.pad_to_capacity,
-             "\"auto\" in [parallel] goes by the rows that experts have, but "
-             "model.moe.pad_to_capacity gives all as many; "
-             "choose r, overlap, shadow and all_to_all yourself");
+             "\"auto\" in [parallel] chooses by the rows of experts, but model.moe.pad_to_capacity "
+             "gives all the same number. Set r, overlap, shadow and all_to_all yourself");
   user_check(parallel.r != 0 || !config.model.moe.pad_to_capacity,
              "model.moe.pad_to_capacity pads rows that move, but with parallel.r = 0 none does; "
              "leave one of them out");

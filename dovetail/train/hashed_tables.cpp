@@ -142,9 +142,8 @@ nlohmann::ordered_json counters_json(int64_t step, const embedding::HashedCounte
 
 std::string counters_line(const embedding::HashedCounters& c) {
   return fmt::format(
-      "tables without a vocabulary: {} rows in {}, {} admitted, {} evicted; accesses: {} found, {} "
-      "of keys not "
-      "admitted, {} refused for want of rows, {} of memory, {} of candidates",
+      "tables without a vocabulary: {} rows in {}, {} admitted, {} evicted. Accesses: {} found, {} "
+      "of keys not admitted, {} refused for lack of rows, {} of memory, {} of candidates",
       format_grouped(c.rows), format_bytes(static_cast<double>(c.bytes)),
       format_grouped(c.admitted), format_grouped(c.evicted), format_grouped(c.found),
       format_grouped(c.not_admitted), format_grouped(c.refused_full),

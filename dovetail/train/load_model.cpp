@@ -74,7 +74,7 @@ Snapshot read_run_or_checkpoint(const std::filesystem::path& path,
     }
   }
   throw UserError(fmt::format("{} holds no checkpoint", path.string()),
-                  "give a run's folder (runs/<name>) or one of its checkpoints; a run saves its "
+                  "give a run's folder (runs/<name>) or one of its checkpoints. A run saves the "
                   "first one after "
                   "checkpoint.every_steps steps or when it ends");
 }
@@ -136,7 +136,7 @@ LoadedModel load_model(const std::filesystem::path& run_or_checkpoint) {
 
 LoadedModel load_model(const StoredRun& stored) {
   if (stored.config.recommends())
-    throw UserError(fmt::format("{} is of a recommender ({}), not of a GPT",
+    throw UserError(fmt::format("{} belongs to a recommender ({}), not to a GPT",
                                 stored.checkpoint.string(), stored.config.recommender.model),
                     "`dovetail eval` measures it, `dovetail export` writes it for PyTorch");
   LoadedModel loaded{.model = nullptr,

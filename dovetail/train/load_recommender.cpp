@@ -180,7 +180,7 @@ void export_recommender(const TrainedRecommender& recommender,
        {{"function", "xxh64"},
         {"seed", 0},
         {"cross_separator", "\x1f"},
-        {"row", "key mod num_rows, or that of keys where num_rows is 0"}}},
+        {"row", "key mod num_rows, or the key's index in keys if num_rows is 0"}}},
       {"dense_scales", to_json(recommender.scales())},
       {"config", config_to_json([&](Section& s) { config.describe(s); })}};
   write_file_atomically(folder / kJsonFile, json.dump(2) + "\n");

@@ -84,7 +84,7 @@ void check_memory(const RunConfig& config) {
   check_planned(config);
   if (config.train.checkpoint_activations)
     throw UserError("both memory.budget and train.checkpoint_activations are given",
-                    "leave train.checkpoint_activations out: the plan decides what is made again");
+                    "leave train.checkpoint_activations out: the plan decides what to recompute");
 }
 
 std::vector<std::string> memory_techniques() {

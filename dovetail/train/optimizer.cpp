@@ -269,7 +269,7 @@ void Optimizer::check(const std::map<std::string, at::Tensor>& tensors) const {
   const auto check = [](bool fits, const std::string& fault) {
     if (!fits)
       throw UserError(fault,
-                      "resume with the config that the checkpoint was written with (config.toml of "
+                      "resume with the config of the checkpoint (config.toml of "
                       "its run), or "
                       "begin a new run with another run.name");
   };

@@ -29,8 +29,8 @@ namespace dovetail {
 namespace {
 
 constexpr const char* kOneSize =
-    "leave out a last batch that is smaller, or fill it up with rows whose loss is not counted; "
-    "PlannedStep::Options::anew records and plans each new size again";
+    "leave out a last batch that is smaller, or fill it up with rows whose loss is not counted. "
+    "PlannedStep::Options::anew records and plans each new size";
 constexpr double kAssumedBytesPerS = 1e9;
 constexpr int kRecordedSteps = 3;
 constexpr int kProfiledSteps = 4;  // the first one is a warm-up
