@@ -74,14 +74,14 @@ at::Tensor all_to_all_flexible(const at::Tensor& x, const NodeGroups& nodes, int
 
 /// One to all: rank r gets rows[r] rows of the root's x, in order. `rows` has n entries and is the
 /// same on every rank. The root's x is (sum of rows, ...); on the others it is (0, ...) with the
-/// same row shape. Takes 1 step. The root sends the rows of the others in n - 1 messages; all other
-/// messages are empty. The backward is `gather_rows`.
+/// same row shape. Takes 1 communication step. The root sends the rows of the others in n - 1
+/// messages; all other messages are empty. The backward is `gather_rows`.
 at::Tensor scatter_rows(const at::Tensor& x, const std::shared_ptr<Group>& group,
                         const std::vector<int64_t>& rows, int root);
 
 /// All to one: the root gets x (rows[r], ...) of every rank r. Returns (sum of rows, ...) in rank
-/// order on the root and (0, ...) on the others. Takes 1 step. Each rank sends its rows in one
-/// message; all other messages are empty. The backward is `scatter_rows`.
+/// order on the root and (0, ...) on the others. Takes 1 communication step. Each rank sends its
+/// rows in one message; all other messages are empty. The backward is `scatter_rows`.
 at::Tensor gather_rows(const at::Tensor& x, const std::shared_ptr<Group>& group,
                        const std::vector<int64_t>& rows, int root);
 

@@ -65,13 +65,14 @@ double all_to_all_seconds(const CostModel& model, int ranks, double bytes_per_pa
 struct LinkSample {
   double messages = 0, bytes = 0, seconds = 0;
 };
-/// Fits a link to `samples` by the least sum of squared relative errors. Needs at least two samples
-/// with different numbers of bytes. No figure of the result is negative.
+/// Fits a link to `samples` by least squares of relative errors. Needs two or more samples with
+/// different numbers of bytes. Neither latency nor bandwidth is negative.
 Link fit_link(const std::vector<LinkSample>& samples);
 
-/// Measures the cost model on the ranks of `world`. All ranks call it together and get the same
-/// result. It times all-to-alls of growing size inside a node and, if there are several, between
-/// nodes. It also times stride copies and matrix products while all ranks run the same.
+/// Result of `calibrate`, which measures the cost model on the ranks of `world`. All ranks call it
+/// together and get the same result. It times all-to-alls of growing size inside a node and, if
+/// there are several, between nodes. It also times stride copies and matrix products, run by all
+/// ranks at the same time.
 struct Calibration {
   CostModel model;
   std::vector<LinkSample> fitted;    ///< samples that `inside` was fitted to

@@ -35,7 +35,8 @@ struct NodeGroups {
 NodeGroups split_by_node(Group& group, int ranks_per_node);
 
 /// Plan of an all-to-all of rows: row counts per rank and the algorithm. It holds no rows, so one
-/// Exchange serves all tensors with the same routing. `reversed` is the plan of the way back.
+/// Exchange serves all tensors with the same routing. `reversed` is the plan for the opposite
+/// direction.
 ///
 /// Cost for n ranks in N nodes of m, with S bytes of rows on each rank, spread evenly:
 ///
@@ -94,8 +95,8 @@ class Exchange {
   NodeGroups nodes_;
   Splits splits_;
   // Hierarchical: row counts between the two stages. Rows from the node's rank i for node b are at
-  // index i N + b. The counts also hold for the way back, which runs the stages in the opposite
-  // order.
+  // index i N + b. The counts also hold for the opposite direction, which runs the stages in
+  // reverse order.
   std::vector<int64_t> middle_;
   bool reversed_ = false;
 };

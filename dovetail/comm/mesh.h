@@ -12,11 +12,11 @@ namespace dovetail {
 /// Ranks of a world as an array with named axes: {{"data", 2}, {"expert", 4}, {"expert_tensor",
 /// 1}}.
 ///
-/// The last axis varies fastest: rank = (data * 4 + expert) * 1 + expert_tensor. So the ranks that
-/// exchange the largest volume are on one node. Each axis has a group: the ranks that differ from
-/// this rank only along it, in coordinate order. An axis of size 1 has a group of one. Every group
-/// has its own connections, even if it holds the whole world. So gradient sums over the world do
-/// not queue together with an axis's all-to-alls.
+/// The last axis varies fastest: rank = (data * 4 + expert) * 1 + expert_tensor. Ranks along the
+/// last axes are usually on one node, so put the axes with the largest traffic last. Each axis has
+/// a group: the ranks that differ from this rank only along it, in coordinate order. An axis of
+/// size 1 has a group of one. Every group has its own connections, even if it holds the whole
+/// world. So gradient sums over the world do not wait for an axis's all-to-alls.
 class Mesh {
  public:
   struct Axis {
