@@ -51,7 +51,7 @@ class BatchShares {
  private:
   int64_t batch_, micro_batch_;
   int ranks_;
-  std::vector<int64_t> shares_;  ///< "fixed"
+  std::vector<int64_t> shares_;  ///< balance.shares, only with mode = "fixed"
   std::optional<hybrid::MicroBatchShares> moving_;
 };
 

@@ -90,8 +90,8 @@ class TrainingLoop {
   void save_if_due(bool stopping, StepTimings& timings);
   bool time_is_up() const;
 
-  std::optional<RunOutput> output_;              ///< rank 0
-  std::optional<CheckpointFolder> checkpoints_;  ///< rank 0
+  std::optional<RunOutput> output_;              ///< only on rank 0
+  std::optional<CheckpointFolder> checkpoints_;  ///< only on rank 0
   /// Move of shares after the last step, and the first step with the new shares.
   std::optional<std::pair<int64_t, BatchShares::Move>> moved_;
   bool said_shares_ = false;

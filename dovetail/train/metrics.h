@@ -30,11 +30,11 @@ struct StepMetrics {
 /// Time of a step on this machine: a line of timings.jsonl. Milliseconds, measured on rank 0.
 struct StepTimings {
   int64_t step = 0;
-  double time_s = 0;            ///< since this process began training
-  double step_ms = 0;           ///< without evaluation and saving
-  double data_ms = 0;           ///< waiting for the loader
-  double compute_ms = 0;        ///< micro-batches (TrainStep::compute_s); not written if 0
-  double communication_ms = 0;  ///< waiting for the network
+  double time_s = 0;            ///< seconds since this process began training
+  double step_ms = 0;           ///< the step without evaluation and saving
+  double data_ms = 0;           ///< time waiting for the data loader
+  double compute_ms = 0;        ///< forward and backward (TrainStep::compute_s); not written if 0
+  double communication_ms = 0;  ///< time waiting for the network
   double evaluation_ms = 0, checkpoint_ms = 0;  ///< not written if 0
   double tokens_per_s = 0;                      ///< tokens or samples per second, all ranks
   bool samples = false;                         ///< `tokens_per_s` counts samples

@@ -112,7 +112,7 @@ class Optimizer {
   OptimizerSharding sharding_;
   std::vector<std::string> names_;
   std::vector<at::Tensor> parameters_;
-  std::vector<at::Tensor> initial_;  ///< float32 values, until `bind`
+  std::vector<at::Tensor> initial_;  ///< float32 values of the parameters, only until `bind`
   std::vector<Bucket> buckets_;      ///< only with sharding
   std::vector<Part> parts_;
 
