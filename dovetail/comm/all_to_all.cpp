@@ -18,9 +18,9 @@ namespace dovetail {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Encoded rows on their way, and what it takes to read them. `planned`: x lies, and what is
-/// received shall lie, where a plan has a place for it, for no longer than it says; what is on the
-/// way lies beside that.
+/// Transfer of encoded rows, with the data needed to decode them. `planned`: x and the received
+/// rows are stored where and only as long as a memory plan says. The rows in transit then need
+/// memory outside the plan.
 class Transfer {
  public:
   Transfer(const at::Tensor& x, const Exchange& exchange, Payload payload, bool planned)
@@ -87,12 +87,12 @@ c10::intrusive_ptr<State> state_of(AutogradContext* context) {
   return c10::static_intrusive_pointer_cast<State>(context->saved_data["state"].toCapsule());
 }
 
-/// The two ends of a transfer. A tensor without elements joins them in the graph: backward comes
-/// first to the end, which starts the gradients on their way, and last to the start, which waits
-/// for them.
+/// Start and end of a transfer as autograd functions, connected by a tensor without elements.
+/// Backward first reaches the end, which starts to send the gradients. It reaches the start last,
+/// which waits for them.
 class TransferStart : public torch::autograd::Function<TransferStart> {
  public:
-  /// `anchor` requires grad, so that the graph is there although x may not.
+  /// `anchor` requires grad, so that the graph exists even if x does not require grad.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& anchor,
                             const c10::intrusive_ptr<State>& state) {
     context->saved_data["state"] = c10::IValue::make_capsule(state);
@@ -156,7 +156,7 @@ at::Tensor flexible(const at::Tensor& x, const Ranks& ranks, int64_t split_dim, 
   return received.movedim(0, concat_dim).flatten(concat_dim, concat_dim + 1);
 }
 
-/// The sizes of a scatter: rows from the root alone.
+/// Row counts of a scatter: only the root sends rows.
 Splits from_root(const Group& group, const std::vector<int64_t>& rows, int root) {
   const auto size = static_cast<size_t>(group.size());
   DOVETAIL_CHECK(rows.size() == size && root >= 0 && root < group.size(),

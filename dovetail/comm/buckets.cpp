@@ -33,7 +33,7 @@ std::vector<Bucket> make_buckets(const std::vector<at::Tensor>& parameters,
     Bucket bucket;
     int64_t used = 0;
   };
-  std::vector<Open> open;  // one of each kind
+  std::vector<Open> open;  // one per kind: group, device and sum dtype
   std::vector<Bucket> full;
   for (size_t i = parameters.size(); i-- > 0;) {
     const at::Tensor& parameter = parameters[i];

@@ -11,35 +11,36 @@
 
 namespace dovetail {
 
-/// Dtype of gradient sums: float64 for float64 parameters, else float32.
+/// Dtype in which gradients are summed: float64 for float64 parameters, else float32.
 at::ScalarType sum_dtype(at::ScalarType dtype);
 
 /// Parameters whose gradients are reduced together, as one flat vector in the order of
 /// `parameters`.
 ///
-/// The vector is cut into one share a rank, contiguous and of equal size: rank r has elements [r *
-/// share(), (r + 1) * share()). Cuts may fall inside a parameter. Elements past the last parameter
-/// are padding: zero, fewer than ranks.
+/// The vector is cut into one contiguous share per rank, all of equal size. Rank r has elements [r
+/// * share(), (r + 1) * share()). A cut may fall inside a parameter. Elements after the last
+/// parameter are zero padding, fewer than ranks.
 struct Bucket {
-  /// A range of one parameter's elements, in row-major order.
+  /// Elements [begin, begin + size) of one parameter, in row-major order.
   struct Piece {
     size_t parameter = 0;
     int64_t begin = 0, size = 0;
   };
 
   std::shared_ptr<Group> group;
-  std::vector<size_t> parameters;  ///< places in the list of all parameters
-  std::vector<int64_t> sizes;      ///< elements of each
+  std::vector<size_t> parameters;  ///< indices into the list of all parameters
+  std::vector<int64_t> sizes;      ///< number of elements of each parameter
 
   int64_t elements() const;
   int64_t share() const;
-  /// Pieces of a rank's share, back to back from its first element.
+  /// Parameter pieces that make up the share of `rank`, in order, without gaps.
   std::vector<Piece> pieces(int rank) const;
 };
 
-/// Buckets of at most `bucket_bytes` of sums, or of one larger parameter. The last parameter comes
-/// first, as in backward. A bucket has one group, one device and one dtype of sums. Parameters
-/// whose group is one rank have none.
+/// Groups `parameters` into buckets with at most `bucket_bytes` of gradient sums. A parameter
+/// larger than that gets a bucket of its own. The last parameter comes first, because backward
+/// finishes it first. The parameters of a bucket share one group, one device and one sum dtype.
+/// `groups` has one entry per parameter. A parameter whose group has one rank gets no bucket.
 std::vector<Bucket> make_buckets(const std::vector<at::Tensor>& parameters,
                                  const std::vector<std::shared_ptr<Group>>& groups,
                                  int64_t bucket_bytes);

@@ -10,18 +10,18 @@
 
 namespace dovetail {
 
-/// Element-wise sums in float64. All ranks, same length.
+/// Returns element-wise sums over ranks, in float64. All ranks pass vectors of the same length.
 std::vector<double> sum_over_ranks(Group& group, const std::vector<double>& values);
 
-/// Rank 0's value, on every rank.
+/// Returns rank 0's value on every rank.
 nlohmann::json broadcast_json(Group& group, const nlohmann::json& value);
 
-/// Every rank's value, in their order, on every rank.
+/// Returns every rank's value, in rank order, on every rank.
 std::vector<nlohmann::ordered_json> gather_json(Group& group, const nlohmann::ordered_json& value);
 
-/// Runs `work` on rank 0 while the others wait for it, however long it takes: they hear from rank 0
-/// every second, so neither the group's timeout nor a death of rank 0 goes unnoticed. If it throws,
-/// rank 0 rethrows that and the others throw CommError with `what` and its message.
+/// Runs `work` on rank 0 while the others wait for any length of time. Rank 0 signals every second.
+/// So the group's timeout does not expire, and a death of rank 0 is noticed. If `work` throws, rank
+/// 0 rethrows, and the others throw CommError with `what` and the message.
 void on_rank_zero(Group& group, const std::string& what, const std::function<void()>& work);
 
 }  // namespace dovetail

@@ -36,7 +36,7 @@ Exchange::Pending start_linear(Group& group, const at::Tensor& x,
   return {std::move(work), std::move(rows), std::move(sizes), std::move(order)};
 }
 
-/// Where each piece of a (rows, columns) table of pieces stands when the table is transposed.
+/// Order of the pieces of a (rows, columns) table after the table is transposed.
 std::vector<size_t> transposed(size_t rows, size_t columns) {
   std::vector<size_t> order;
   for (size_t c = 0; c < columns; ++c)
@@ -44,7 +44,7 @@ std::vector<size_t> transposed(size_t rows, size_t columns) {
   return order;
 }
 
-/// The stride copy: pieces of `x` of these sizes in another order.
+/// Stride copy: splits `x` into pieces of `sizes` rows and puts them into another order.
 at::Tensor reordered(const at::Tensor& x, const std::vector<int64_t>& sizes,
                      const std::vector<size_t>& order) {
   const auto pieces = x.split_with_sizes(sizes);
@@ -62,7 +62,7 @@ std::vector<int64_t> reordered(const std::vector<int64_t>& sizes,
   return result;
 }
 
-/// Sums over the columns of a table of `columns` columns.
+/// Row sums of a table with `columns` columns.
 std::vector<int64_t> row_sums(const std::vector<int64_t>& table, size_t columns) {
   std::vector<int64_t> sums(table.size() / columns, 0);
   for (size_t i = 0; i < table.size(); ++i) sums[i / columns] += table[i];
@@ -115,7 +115,7 @@ Exchange Exchange::hierarchical(NodeGroups nodes, const std::vector<int64_t>& se
   const int64_t m = nodes.inside->size(), n = nodes.between->size();
   DOVETAIL_CHECK(static_cast<int64_t>(send.size()) == n * m, "{} sizes for {} x {} ranks",
                  send.size(), n, m);
-  // The sizes themselves take the way of the rows.
+  // The counts take the same two stages as the rows.
   const auto by_place = at::tensor(send, at::kLong).view({n, m}).t().contiguous();
   const auto middle = exchanged_evenly(*nodes.inside, by_place);
   const auto receive = exchanged_evenly(*nodes.between, middle.t().contiguous());

@@ -10,62 +10,63 @@
 
 namespace dovetail {
 
-/// Rows that this rank sends to and receives from each rank of a group.
+/// Numbers of rows that this rank sends to and receives from each rank of a group.
 struct Splits {
   std::vector<int64_t> send, receive;
 };
 
-/// What each rank will get, when every rank knows what it sends: an all-to-all of one int64 for
-/// each pair of ranks, 8 (n - 1) bytes a rank, and the one point of a two-phase exchange where the
-/// host waits. Where all sizes follow from the shapes (a capacity) there is no need for it:
-/// `even_splits`.
+/// Returns the row counts of both directions, given the counts that this rank sends. All ranks call
+/// it together. It is an all-to-all of one int64 per pair of ranks: 8 (n - 1) bytes per rank. This
+/// is the only point where the host waits in a two-phase exchange. If a capacity fixes all sizes,
+/// use `even_splits` instead.
 Splits exchange_sizes(Group& group, const std::vector<int64_t>& send);
 
-/// `rows` in equal parts. Throws UserError when they do not divide.
+/// Splits that divide `rows` into equal parts. Throws UserError if `ranks` does not divide `rows`.
 Splits even_splits(int64_t rows, int ranks);
 
-/// The two stages of a hierarchical all-to-all: the ranks of this one's node, and those with its
-/// place in every node.
+/// Groups for the two stages of a hierarchical all-to-all. `inside` has the ranks of this rank's
+/// node. `between` has one rank per node: those with this rank's index within their node.
 struct NodeGroups {
   std::shared_ptr<Group> inside, between;
 };
 
-/// Consecutive ranks of `group` as nodes of `ranks_per_node`. All ranks together. Throws UserError
-/// when they do not divide.
+/// Treats each `ranks_per_node` consecutive ranks of `group` as a node. All ranks call it together.
+/// Throws UserError if `ranks_per_node` does not divide the ranks.
 NodeGroups split_by_node(Group& group, int ranks_per_node);
 
-/// A planned all-to-all of rows: who sends how many to whom, and by which algorithm. It holds no
-/// rows; the same one serves all tensors that go the same way, and its `reversed` those that go
-/// back.
+/// Plan of an all-to-all of rows: row counts per rank and the algorithm. It holds no rows, so one
+/// Exchange serves all tensors with the same routing. `reversed` is the plan for the opposite
+/// direction.
 ///
-/// n ranks, N nodes of m, S bytes of rows on each rank, spread evenly:
+/// Cost for n ranks in N nodes of m, with S bytes of rows on each rank, spread evenly:
 ///
-/// algorithm     steps  messages a rank sends  bytes a rank sends between nodes  inside a node
-/// linear        1      n - 1                  (n - m)/n S                       (m - 1)/n S
-/// hierarchical  2      (m - 1) + (N - 1)      (N - 1)/N S                       (m - 1)/m S
+///   algorithm     steps  messages a rank sends  bytes a rank sends between nodes  inside a node
+///   linear        1      n - 1                  (n - m)/n S                       (m - 1)/n S
+///   hierarchical  2      (m - 1) + (N - 1)      (N - 1)/N S                       (m - 1)/m S
 ///
-/// Hierarchical (Tutel's 2DH, arXiv 2206.03382, section 4.3): rows are ordered by their place in
-/// the node they go to and exchanged inside the node, then ordered by node and exchanged between
-/// nodes. Messages between nodes are m times as large as the linear algorithm's and m times as few.
-/// Both give the same bits.
+/// Hierarchical is Tutel's 2DH (arXiv 2206.03382, section 4.3). Stage 1 orders rows by their
+/// destination's index within its node and exchanges them inside the node. Stage 2 orders them by
+/// destination node and exchanges them between nodes. There are m times fewer messages between
+/// nodes than with the linear algorithm, each m times larger. Both algorithms give the same bits.
 class Exchange {
  public:
   Exchange(std::shared_ptr<Group> group, Splits splits);
 
-  /// Where `send` is known but not what comes: sizes first, by the same two stages. `send` (n) in
-  /// rank order.
+  /// Makes a hierarchical exchange when only the sent counts are known. First exchanges the counts,
+  /// in the same two stages. `send` has n entries in rank order.
   static Exchange hierarchical(NodeGroups nodes, const std::vector<int64_t>& send);
-  /// The same without a look at sizes: `rows` in equal parts.
+  /// Makes a hierarchical exchange of `rows` rows in equal parts, without exchanging counts.
   static Exchange hierarchical_even(NodeGroups nodes, int64_t rows);
 
   Exchange reversed() const;
 
   int ranks() const { return static_cast<int>(splits_.send.size()); }
-  const Splits& splits() const { return splits_; }  ///< in rank order, whatever the algorithm
+  /// Row counts in rank order, with either algorithm.
+  const Splits& splits() const { return splits_; }
   int64_t rows_sent() const;
   int64_t rows_received() const;
 
-  /// Rows under way. `wait` returns them, in the order of the ranks that sent them.
+  /// Rows in transit. `wait` returns the received rows, ordered by sending rank.
   class Pending {
    public:
     Pending() = default;
@@ -76,12 +77,13 @@ class Exchange {
    private:
     std::unique_ptr<Group::Work> work_;
     at::Tensor rows_;
-    std::vector<int64_t> sizes_;  // of the pieces of `rows_`
-    std::vector<size_t> order_;   // of the pieces in the result; empty: as they come
+    std::vector<int64_t> sizes_;  // rows in each piece of `rows_`
+    // Index of the piece of `rows_` at each place of the result. Empty: the order of arrival.
+    std::vector<size_t> order_;
   };
 
-  /// x (rows_sent, ...), contiguous, any dtype; no gradients. Hierarchical: returns when the first
-  /// stage is done.
+  /// Starts to send x (rows_sent, ...), contiguous, any dtype. Gradients are not recorded. A
+  /// hierarchical exchange returns when its first stage is done.
   Pending start(const at::Tensor& x) const;
 
  private:
@@ -89,11 +91,12 @@ class Exchange {
   Pending start_forward(const at::Tensor& x) const;
   Pending start_backward(const at::Tensor& x) const;
 
-  std::shared_ptr<Group> group_;  // null: hierarchical
+  std::shared_ptr<Group> group_;  // null for a hierarchical exchange
   NodeGroups nodes_;
   Splits splits_;
-  // Hierarchical: rows between the two stages, of the node's rank i for node b at i N + b. They are
-  // the same on the way back, which takes the stages in the other order.
+  // Hierarchical: row counts between the two stages. Rows from the node's rank i for node b are at
+  // index i N + b. The counts also hold for the opposite direction, which runs the stages in
+  // reverse order.
   std::vector<int64_t> middle_;
   bool reversed_ = false;
 };

@@ -18,18 +18,18 @@ static_assert(
     TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 11,
     "compare gloo_declarations/ with this torch's ProcessGroupGloo.hpp, see the README there");
 
-/// Longer than survivors need to hear of one another, short beside any timeout.
+/// Time for survivors to post their notes. Longer than they need, short compared with any timeout.
 constexpr double kGraceSeconds = 2.0;
-/// How long a rank that is done keeps its connections for those that are not.
+/// Time that a rank which is done keeps its connections for ranks which are not.
 constexpr double kLeaveSeconds = 1.0;
-/// How often a waiting rank looks whether a connection has closed. The first look comes late enough
-/// that a healthy step has none, the next ones often enough that a dead rank is known within a
-/// second.
+/// Interval at which a waiting rank checks for closed connections. A healthy step ends before the
+/// first check. The later ones are frequent enough to find a dead rank within a second.
 constexpr auto kFirstLook = std::chrono::milliseconds(200),
                kNextLooks = std::chrono::milliseconds(400);
-/// From when Gloo closes connections to when it says why.
+/// Time between Gloo closing connections and reporting the reason.
 constexpr auto kSettle = std::chrono::milliseconds(20);
-/// Point-to-point messages have a tag space of their own in c10d; nothing else here uses it.
+/// Tag of the probes. c10d has a separate tag space for point-to-point messages, which nothing else
+/// here uses.
 constexpr int kProbeTag = 1;
 
 bool is_timeout(const std::string& reason) {
@@ -93,7 +93,7 @@ void GlooConnections::wait(const GlooCall& call, c10d::Work& work) {
   check_usable(call);
   for (auto slice = kFirstLook; !finished_within(call, work, slice); slice = kNextLooks) {
     const auto closed = closed_peers();
-    // Where this rank itself has just timed out, the closed connections are its own doing.
+    // If this rank itself has just timed out, Gloo closed its connections.
     if (!closed.empty() && finished_within(call, work, kSettle)) return;
     if (board_.judge(call.number, closed).broken)
       fail(call, std::runtime_error("a connection is closed"));
@@ -120,7 +120,7 @@ bool GlooConnections::finished_within(const GlooCall& call, c10d::Work& work,
     return work.wait(slice);
   } catch (const std::exception& error) {
     if (!work.isCompleted()) return false;
-    if (work.exception() == nullptr) return true;  // it was done just after the slice
+    if (work.exception() == nullptr) return true;  // it finished just after the slice
     fail(call, error);
   }
 }
@@ -128,8 +128,8 @@ bool GlooConnections::finished_within(const GlooCall& call, c10d::Work& work,
 void GlooConnections::fail(const GlooCall& call, const std::exception& error) {
   const auto reason = gloo_reason(error);
   const bool timeout = is_timeout(reason);
-  // After a timeout Gloo has closed every connection of this rank itself, so closed ones say
-  // nothing.
+  // After a timeout Gloo has closed every connection of this rank itself. So closed connections
+  // carry no information.
   auto blamed = board_.judge(call.number, timeout ? std::set<int>{} : closed_peers()).blamed;
   board_.post_failed(blamed);
   family_->abort();
@@ -157,18 +157,18 @@ std::set<int> GlooConnections::closed_peers() {
   return closed;
 }
 
-/// c10d has no call for this (its abort() does nothing for Gloo), but a receive that times out does
-/// just that to all connections of the rank.
+/// c10d has no call for this: its abort() does nothing for Gloo. But a receive that times out
+/// closes all connections of the rank.
 void GlooConnections::abort() noexcept {
   if (!gloo_) return;
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     try {
       receive(peer)->wait(std::chrono::milliseconds(1));
-    } catch (const std::exception&) {  // it timed out, or this connection is closed already
+    } catch (const std::exception&) {  // timed out, or this connection is closed already
     }
   }
-  // Its destructor waits for its calls, and one of them may sleep until the timeout (see `wait`).
+  // The destructor waits for its calls, and one of them may sleep until the timeout (see `wait`).
   std::thread([gloo = std::move(gloo_)]() mutable { gloo.reset(); }).detach();
 }
 

@@ -19,30 +19,32 @@ namespace dovetail {
 
 class GlooConnections;
 
-/// What a world and the groups split from it share on this rank. A failure in one ends them all.
+/// State of this rank that a world and all groups split from it share. A failure in one group ends
+/// all of them.
 struct GlooFamily {
   c10::intrusive_ptr<c10d::Store> store;
   std::string interface;
   GroupOptions options;
-  int rank = 0, size = 1;  ///< of the world
+  int rank = 0, size = 1;  ///< rank and size in the world
   std::vector<std::weak_ptr<GlooConnections>> groups = {};
 
   void abort() noexcept;
   void keep_failure(const std::string& failure);
 };
 
-/// A call of a group, for errors.
+/// Identity of one call of a group, for error texts.
 struct GlooCall {
   const char* name;
-  int64_t number;     ///< counted from 1, alike on every rank
-  std::string among;  ///< " among ranks 0, 2"; empty in the world
+  int64_t number;     ///< counted from 1, the same on every rank
+  std::string among;  ///< " among ranks 0, 2"; empty for the world
   std::string text() const;
 };
 
-/// The connections of one rank in one group, shared by the group and the work that it started.
+/// Connections of one rank in one group. The group and the work that it started share them.
 class GlooConnections {
  public:
-  /// `name` is the group's own in the family, `ranks` its members in the world's numbers.
+  /// Connects to the other members. `name` is unique in the family. `ranks` are the members,
+  /// numbered as in the world.
   GlooConnections(std::shared_ptr<GlooFamily> family, std::string name, std::vector<int> ranks);
 
   int rank() const;
@@ -53,7 +55,7 @@ class GlooConnections {
 
   GlooCall next_call(const char* name) { return {name, ++calls_, among_}; }
 
-  /// Starts a call; any error of it ends the family.
+  /// Starts a call. An error in it ends the whole family.
   template <class Start>
   c10::intrusive_ptr<c10d::Work> start(const GlooCall& call, Start&& start) {
     check_usable(call);
@@ -66,19 +68,19 @@ class GlooConnections {
     }
   }
 
-  /// Gloo does not always wake a call that is in the middle of a transfer when its connection
-  /// closes (about one death in a hundred left one asleep until the timeout), and not at all while
-  /// the rank that left lingers. So connections and the board are looked at while waiting; every
-  /// rank has a connection to every other of its group.
+  /// Waits until `work` is done. Polls the connections and the board meanwhile. Gloo does not
+  /// always wake a call whose connection closes in the middle of a transfer. About one death in a
+  /// hundred left a call asleep until the timeout. Gloo never wakes it while the rank that left
+  /// still lingers. Every rank has a connection to every other rank of its group.
   void wait(const GlooCall& call, c10d::Work& work);
   void finished() { --running_; }
 
-  /// The end of this rank's part in the group. Its connections stay until the others are done as
-  /// well, since a call that is over here may still be under way between them; but not long, and
-  /// not when calls of its own are left unfinished.
+  /// Ends this rank's part in the group. Its connections stay open for a short time, until the
+  /// others are done as well. A call that is over here may still run between them. The connections
+  /// close at once if calls of this rank are unfinished.
   void close() noexcept;
 
-  /// Closes every connection, which ends the calls of all ranks.
+  /// Closes every connection. This ends the calls of all ranks.
   void abort() noexcept;
   void keep_failure(const std::string& failure) { failure_ = failure; }
 
@@ -86,7 +88,7 @@ class GlooConnections {
   void check_usable(const GlooCall& call) const;
   bool finished_within(const GlooCall& call, c10d::Work& work, std::chrono::milliseconds slice);
   [[noreturn]] void fail(const GlooCall& call, const std::exception& error);
-  std::set<int> closed_peers();  // in the world's numbers
+  std::set<int> closed_peers();  // numbered as in the world
   c10::intrusive_ptr<c10d::Work> receive(int peer);
 
   std::shared_ptr<GlooFamily> family_;
@@ -94,13 +96,13 @@ class GlooConnections {
   std::vector<int> ranks_;
   std::string among_;
   RankBoard board_;
-  c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_;  // null once the group has failed or is closed
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_;  // null after the group failed or was closed
   std::string failure_ = "it is closed";
   int64_t calls_ = 0;
   int running_ = 0;
 };
 
-/// Gloo's text without its source position and its advice.
+/// Returns Gloo's error text without its source position and its advice.
 std::string gloo_reason(const std::exception& error);
 
 }  // namespace dovetail

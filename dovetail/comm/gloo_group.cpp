@@ -34,23 +34,23 @@ void check_summable(at::ScalarType dtype, const char* call) {
                  call, c10::toString(dtype));
 }
 
-/// torch's flight recorder keeps a map of process groups without a lock, which ranks that are
-/// threads of one process then break (torch 2.11, FlightRecorder::recordWithResetEnabled). We never
-/// read it; whoever wants it sets the variable.
+/// Disables torch's flight recorder unless the user configures it. The recorder keeps a map of
+/// process groups without a lock. Ranks that are threads of one process corrupt it (torch 2.11,
+/// FlightRecorder::recordWithResetEnabled).
 void switch_off_flight_recorder() {
   static std::once_flag once;
   std::call_once(once, [] { ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0); });
 }
 
-/// Gloo writes to sockets without MSG_NOSIGNAL, so a peer that died would kill this process with
-/// SIGPIPE before any error came up.
+/// Ignores SIGPIPE if it has its default action. Gloo writes to sockets without MSG_NOSIGNAL. A
+/// dead peer would kill this process before any error is reported.
 void ignore_broken_pipes() {
   struct sigaction current{};
   if (::sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL)
     std::signal(SIGPIPE, SIG_IGN);
 }
 
-/// One dtype for everything that only moves bytes.
+/// Views a tensor as bytes, for calls that only copy data.
 at::Tensor bytes_of(const at::Tensor& tensor) {
   return tensor.detach().reshape({-1}).view(at::kByte);
 }
@@ -71,7 +71,7 @@ class GlooWork final : public Group::Work {
  private:
   std::shared_ptr<GlooConnections> connections_;
   GlooCall call_;
-  c10::intrusive_ptr<c10d::Work> work_;  // null when waited for
+  c10::intrusive_ptr<c10d::Work> work_;  // null after `wait`
 };
 
 class GlooGroup final : public Group {
@@ -153,7 +153,7 @@ class GlooGroup final : public Group {
     const auto row_bytes = c10::multiply_integers(input.sizes().slice(1)) * input.element_size();
     auto receive_bytes = scaled(receive, row_bytes), send_bytes = scaled(send, row_bytes);
     count_traffic(receive_bytes, send_bytes);
-    // Not skipped where this rank has no rows: others may have some.
+    // Not skipped if this rank has no rows: others may have some.
     return std::make_unique<TimedWork>(start("all_to_all", 1,
                                              [&](c10d::ProcessGroupGloo& gloo) {
                                                auto to = bytes_of(output), from = bytes_of(input);
@@ -220,7 +220,7 @@ class GlooGroup final : public Group {
   std::shared_ptr<GlooConnections> connections_;
   int rank_, size_;
   int splits_ = 0;
-  std::shared_ptr<Traffic> traffic_ = std::make_shared<Traffic>();  // shared with work under way
+  std::shared_ptr<Traffic> traffic_ = std::make_shared<Traffic>();  // shared with running calls
 };
 
 std::shared_ptr<Group> join(const std::shared_ptr<GlooFamily>& family, const std::string& name,

@@ -15,17 +15,18 @@ class Store;
 
 namespace dovetail {
 
-/// A rank of a Gloo process group that meets the others through `store`; returns when all are
-/// connected. `interface` is the name of a network interface, "" the one of the host's name, "lo"
-/// loopback whatever it is called. Throws CommError.
+/// Makes this rank's group over Gloo. The ranks find each other through `store`. Returns when all
+/// are connected. `interface` is the name of a network interface. "" means the interface of the
+/// host's name, "lo" means loopback under any name. Throws CommError if connecting fails.
 std::shared_ptr<Group> make_gloo_group(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                        int size, const std::string& interface,
                                        const GroupOptions& options);
 
-/// What a rank without others has.
+/// Makes the group of a job with a single rank.
 std::shared_ptr<Group> make_group_of_one();
 
-/// InternalError unless counts and tensors fit one another in a group of `size`.
+/// Throws InternalError unless counts and tensors of an all-to-all match in a group of `size`
+/// ranks.
 void check_all_to_all(const at::Tensor& output, const at::Tensor& input,
                       const std::vector<int64_t>& receive, const std::vector<int64_t>& send,
                       int size);

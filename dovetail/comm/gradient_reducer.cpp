@@ -38,22 +38,22 @@ struct GradientReducer::State {
   struct Parameter {
     at::Tensor tensor;
     std::shared_ptr<Group> group;
-    at::Tensor sum;  // a view into its bucket; undefined where .grad() serves
+    at::Tensor sum;  // view into its bucket; undefined if .grad() is the sum
     size_t bucket = 0;
-    bool summed = false;                                 // `sum` holds something of this step
+    bool summed = false;                                 // `sum` has gradients of this step
     bool arrived = false;                                // in the armed backward
-    std::shared_ptr<torch::autograd::Node> accumulator;  // kept: autograd itself holds it weakly
+    std::shared_ptr<torch::autograd::Node> accumulator;  // kept alive: autograd holds it weakly
     uintptr_t hook = 0;
 
     bool alone() const { return group->size() == 1; }
   };
-  /// The sums of a Bucket.
+  /// Gradient sums of a Bucket.
   struct Sums {
-    at::Tensor flat;     // with scatter padded to equal shares, and undefined outside a backward
-    at::Tensor share;    // with scatter: of this rank, over the micro-batches so far
-    size_t missing = 0;  // gradients of the armed backward that have not arrived
+    at::Tensor flat;     // with scatter padded to equal shares; undefined outside backward
+    at::Tensor share;    // with scatter: this rank's share, summed over micro-batches so far
+    size_t missing = 0;  // number of gradients of the armed backward still missing
   };
-  /// A reduction under way; with scatter also its bucket's memory.
+  /// A running reduction. With scatter it owns its bucket's memory.
   struct Running {
     std::unique_ptr<Group::Work> work;
     size_t bucket;
@@ -64,7 +64,7 @@ struct GradientReducer::State {
   std::vector<Bucket> buckets;
   std::vector<Sums> sums;  // by bucket
   std::deque<Running> running;
-  size_t started = 0;  // buckets [0, started) of this backward
+  size_t started = 0;  // reductions of buckets [0, started) of this backward have started
   bool scatter = false;
   bool armed = false;
   double exposed_s = 0;
@@ -92,7 +92,7 @@ void GradientReducer::State::add_parameter(const at::Tensor& tensor, std::shared
       p.accumulator->add_post_hook(std::make_unique<AccumulatedHook>([this, i] { arrived(i); }));
 }
 
-/// Memory for a bucket's sums, with a view for each of its parameters.
+/// Allocates a bucket's sums and makes a view of them for each of its parameters.
 void GradientReducer::State::make_sums(size_t b) {
   const Bucket& bucket = buckets[b];
   const auto& first = parameters[bucket.parameters.front()].tensor;
@@ -109,8 +109,8 @@ void GradientReducer::State::make_sums(size_t b) {
   }
 }
 
-/// Moves `.grad()` into the sum. The first gradient of a step overwrites, which spares clearing the
-/// buckets.
+/// Adds `.grad()` to the sum and resets it. The first gradient of a step overwrites the sum, so
+/// buckets need not be cleared.
 void GradientReducer::State::add_to_sum(Parameter& p) {
   const at::NoGradGuard no_grad;
   auto& grad = p.tensor.mutable_grad();
@@ -129,10 +129,10 @@ void GradientReducer::State::add_to_sum(Parameter& p) {
 
 void GradientReducer::State::arrived(size_t i) {
   auto& p = parameters[i];
-  if (!p.tensor.grad().defined()) return;  // its function gave no gradient
+  if (!p.tensor.grad().defined()) return;  // its autograd function returned no gradient
   if (p.alone()) {
-    // In one rank `.grad()` is the sum, unless adding micro-batches up in 16 bits would lose some
-    // of it.
+    // In a group of one `.grad()` is the sum. The exception is a sum of micro-batches that would
+    // lose precision in 16 bits.
     const bool narrow = p.tensor.scalar_type() != sum_dtype(p.tensor.scalar_type());
     if (narrow && (p.summed || !armed)) add_to_sum(p);
     return;
@@ -149,8 +149,8 @@ void GradientReducer::State::arrived(size_t i) {
   start_ready_buckets();
 }
 
-/// In bucket order on every rank, whatever the order in which gradients arrive: collectives are
-/// matched by order.
+/// Starts buckets in the same order on every rank, independent of the order of gradients.
+/// Collectives are matched by order.
 void GradientReducer::State::start_ready_buckets() {
   for (; started < buckets.size() && sums[started].missing == 0; ++started)
     scatter ? reduce_scatter(started) : all_reduce(started);
@@ -168,7 +168,7 @@ void GradientReducer::State::all_reduce(size_t b) {
 }
 
 void GradientReducer::State::reduce_scatter(size_t b) {
-  constexpr size_t kAtOnce = 2;  // full buckets in memory
+  constexpr size_t kAtOnce = 2;  // maximum number of full buckets in memory
   if (running.size() == kAtOnce) take_first_share();
   const at::NoGradGuard no_grad;
   if (!sums[b].flat.defined()) make_sums(b);
@@ -224,14 +224,14 @@ GradientReducer::~GradientReducer() {
 void GradientReducer::begin() {
   state_->armed = false;
   for (auto& running : state_->running)
-    running.work->wait();  // a step that failed half-way, on all ranks alike
+    running.work->wait();  // left by a step that failed half-way, on all ranks alike
   state_->running.clear();
   state_->exposed_s = 0;
   for (auto& p : state_->parameters) {
     p.tensor.mutable_grad().reset();
     p.summed = false;
-    if (p.alone())
-      p.sum.reset();  // made where it is needed, and so in a recorded step a tensor of that step
+    // Allocated where it is needed. In a recorded step it is then a tensor of that step.
+    if (p.alone()) p.sum.reset();
   }
   for (auto& sums : state_->sums) sums.share.reset();
 }

@@ -132,7 +132,7 @@ c10::intrusive_ptr<c10d::Store> connect_store(int rank, int size, double timeout
   const auto address = required("MASTER_ADDR");
   const auto port = integer("MASTER_PORT", required("MASTER_PORT"), 1, 65535);
   const int64_t restart = restart_count();
-  // Under torchrun the agent hosts the store on this very port; rank 0 would find it taken.
+  // Under torchrun the agent hosts the store on this port, so rank 0 would find the port taken.
   const bool agent_hosts = optional("TORCHELASTIC_USE_AGENT_STORE", "False") == "True";
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(port);
@@ -141,8 +141,7 @@ c10::intrusive_ptr<c10d::Store> connect_store(int rank, int size, double timeout
   options.waitWorkers = false;
   options.timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1000));
   try {
-    // A restarted job meets under another prefix, or it would find the addresses of its dead
-    // predecessor.
+    // A restarted job uses another prefix. Otherwise it would find the addresses of the dead job.
     return c10::make_intrusive<c10d::PrefixStore>(
         fmt::format("dovetail/{}", restart), c10::make_intrusive<c10d::TCPStore>(address, options));
   } catch (const std::exception& error) {
@@ -213,7 +212,7 @@ std::vector<std::shared_ptr<Group>> local_groups(int size, const GroupOptions& o
 
 namespace {
 
-/// Every rank's piece, filled with zeros up to `size` bytes.
+/// Gathers every rank's piece, padded with zeros to `size` bytes.
 std::vector<std::string> all_gather_padded(Group& group, std::string_view piece, size_t size) {
   const at::Tensor mine = at::zeros({static_cast<int64_t>(size)}, at::kByte);
   std::memcpy(mine.mutable_data_ptr(), piece.data(), piece.size());

@@ -48,7 +48,8 @@ int Mesh::coordinate(std::string_view axis) const {
 std::shared_ptr<Group> Mesh::make_group(const std::vector<std::string>& axes) const {
   std::vector<bool> free(axes_.size(), false);
   for (const auto& axis : axes) free[index_of(axis)] = true;
-  std::map<std::vector<int>, std::vector<int>> parts;  // by the coordinates along the other axes
+  // Keyed by the coordinates along the other axes.
+  std::map<std::vector<int>, std::vector<int>> parts;
   for (int rank = 0; rank < world_->size(); ++rank) {
     std::vector<int> fixed;
     for (size_t i = 0; i < axes_.size(); ++i)

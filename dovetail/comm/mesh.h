@@ -9,33 +9,35 @@
 
 namespace dovetail {
 
-/// The ranks of a world as an array with named axes: {{"data", 2}, {"expert", 4}, {"expert_tensor",
+/// Ranks of a world as an array with named axes: {{"data", 2}, {"expert", 4}, {"expert_tensor",
 /// 1}}.
 ///
-/// The last axis runs fastest: rank = (data * 4 + expert) * 1 + expert_tensor, so ranks that
-/// exchange most stand on one node. Each axis has a group, of the ranks that differ from this one
-/// only along it, in the order of their coordinates; an axis of size 1 has a group of one. All
-/// groups have connections of their own, also one that holds the whole world, so that gradients
-/// which are summed in the world meet no all-to-all on their way.
+/// The last axis varies fastest: rank = (data * 4 + expert) * 1 + expert_tensor. Ranks along the
+/// last axes are usually on one node, so put the axes with the largest traffic last. Each axis has
+/// a group: the ranks that differ from this rank only along it, in coordinate order. An axis of
+/// size 1 has a group of one. Every group has its own connections, even if it holds the whole
+/// world. So gradient sums over the world do not wait for an axis's all-to-alls.
 class Mesh {
  public:
   struct Axis {
     std::string name;
     int size = 1;
   };
-  /// All ranks together, with the same axes: every rank makes the same groups in the same order.
-  /// Throws UserError when sizes are below 1 or their product is not the world's size, or a name
-  /// stands twice.
+  /// Makes the group of each axis. All ranks call it together with the same axes, because groups
+  /// are made in the same order everywhere. Throws UserError if a size is below 1, the product of
+  /// sizes is not the world's size, or a name occurs twice.
   Mesh(std::shared_ptr<Group> world, std::vector<Axis> axes);
 
   const std::shared_ptr<Group>& world() const { return world_; }
-  const std::shared_ptr<Group>& group(
-      std::string_view axis) const;  ///< InternalError for an axis that is not there
+  /// Group of an axis. Throws InternalError if there is no axis of this name.
+  const std::shared_ptr<Group>& group(std::string_view axis) const;
   int size(std::string_view axis) const;
-  int coordinate(std::string_view axis) const;  ///< of this rank; its rank in the axis's group
+  /// This rank's coordinate along the axis. It is also its rank in the axis's group.
+  int coordinate(std::string_view axis) const;
 
-  /// The ranks that differ from this one only along these axes, in rank order: {"data", "expert"}
-  /// for gradients of what is alike on both. All ranks together.
+  /// Makes the group of the ranks that differ from this one only along `axes`, in rank order.
+  /// {"data", "expert"} is for gradients of parameters that are replicated along both. All ranks
+  /// call it together.
   std::shared_ptr<Group> make_group(const std::vector<std::string>& axes) const;
 
  private:

@@ -34,10 +34,10 @@ std::string RankBoard::left_key(int rank) const { return fmt::format("left/{}/{}
 void RankBoard::post(const std::string& key, const std::string& note) {
   try {
     store_->set(key, std::vector<uint8_t>(note.begin(), note.end()));
-    store_->add(
-        kCountKey,
-        1);  // answered after `set` is done, so the note is there before any connection closes
-  } catch (const std::exception&) {  // the store is gone: there is nobody to tell
+    // The store answers this after `set` is done. So the note is there before any connection
+    // closes.
+    store_->add(kCountKey, 1);
+  } catch (const std::exception&) {  // the store is gone, so nobody can read a note
   }
 }
 

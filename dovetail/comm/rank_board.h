@@ -13,37 +13,38 @@ class Store;
 
 namespace dovetail {
 
-/// Where the ranks of a group leave a note for the others when they leave or fail, so that an error
-/// can name the rank that is missing, and a connection that closed because its rank is done is no
-/// error.
+/// Notice board in the store: each rank of a group posts a note when it leaves or fails. Errors can
+/// then name the missing rank. A connection that closed because its rank is done is no error.
 ///
-/// A world and all groups that were split from it share one store. A rank leaves each group by
-/// itself, but fails in all of them at once. Ranks are numbered as in the world, here and in every
-/// error.
+/// A world and all groups split from it share one store. A rank leaves each group separately, but
+/// fails in all of them at once. Ranks are numbered as in the world, here and in every error.
 ///
-/// The store outlives a dead rank (torchrun's agent hosts it). A note is posted before connections
-/// are closed; so a rank whose connection is closed and that has posted nothing is dead. Where the
-/// store itself is gone nothing is known: nobody is blamed then, and only Gloo's own errors count.
+/// The store outlives a dead rank, because torchrun's agent hosts it. A note is posted before
+/// connections are closed. So a rank with a closed connection and no note is dead. If the store
+/// itself is gone, nobody is blamed and only Gloo's own errors count.
 class RankBoard {
  public:
-  /// `group` is a name of its own for each group of the store; `ranks` are its members in the
-  /// world's numbers.
+  /// `group` is unique in the store. `ranks` are the members, numbered as in the world.
   RankBoard(c10::intrusive_ptr<c10d::Store> store, std::string group, int rank,
             std::vector<int> ranks);
   ~RankBoard();
 
-  void post_left(int64_t calls);  ///< this rank is done with this group after so many calls
-  void post_failed(const std::set<int>& blamed);  ///< in every group of the store
+  /// Reports that this rank is done with this group, after `calls` calls.
+  void post_left(int64_t calls);
+  /// Reports that this rank failed, for every group of the store. `blamed` are the culprits it
+  /// knows.
+  void post_failed(const std::set<int>& blamed);
 
   struct Verdict {
-    bool broken = false;   ///< call `call` cannot end well
-    std::set<int> blamed;  ///< may be empty although it is broken
+    bool broken = false;   ///< the call cannot succeed
+    std::set<int> blamed;  ///< culprits; may be empty even if `broken`
   };
-  /// Given the ranks whose connections to this one are closed: dead ones, those that left before
-  /// call number `call`, and all that a failed rank blames are to blame.
+  /// Judges call number `call`, given the ranks whose connections to this rank are closed. Blames
+  /// dead ranks, ranks that left before this call, and all ranks that a failed rank blames.
   Verdict judge(int64_t call, const std::set<int>& closed) const;
 
-  /// Ranks that have posted nothing within `grace_s`; returns as soon as all have.
+  /// Waits up to `grace_s` seconds until all other ranks have posted a note. Returns the ranks that
+  /// have not.
   std::set<int> silent(double grace_s) const;
 
  private:

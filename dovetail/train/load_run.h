@@ -7,11 +7,12 @@
 
 namespace dovetail {
 
-/// `path` is a run's folder (its newest checkpoint that verifies), a checkpoint's, or that of an
-/// exported recommender. Throws UserError when it is none of these, or when no checkpoint is good.
+/// Reads the checkpoint at `path`. `path` is a run's folder, a checkpoint's folder or the folder of
+/// an exported recommender. In a run's folder it takes the newest checkpoint that verifies. Throws
+/// UserError if `path` is none of these or no checkpoint verifies.
 StoredRun read_stored_run(const std::filesystem::path& path);
 
-/// That of read_stored_run.
+/// Loads the model of the checkpoint that `read_stored_run` finds.
 LoadedModel load_model(const std::filesystem::path& run_or_checkpoint);
 
 }  // namespace dovetail

@@ -138,16 +138,17 @@ TEST(Balance, SaysWhatItCannotShare) {
           "do nothing with balance.mode = \"off\"");
   refused([](RunConfig& c) { c.balance = {.mode = "off", .gain = 0.5}; },
           "do nothing with balance.mode = \"off\"");
-  refused([](RunConfig& c) { c.train.micro_batch = 0; }, "train.micro_batch = 0 leaves it open");
+  refused([](RunConfig& c) { c.train.micro_batch = 0; },
+          "train.micro_batch = 0 leaves the size open");
   refused([](RunConfig& c) { c.train.micro_batch = TrainSection::kAuto; },
-          "train.micro_batch = \"auto\" leaves it open");
+          "train.micro_batch = \"auto\" leaves the size open");
   refused([](RunConfig& c) { c.train.micro_batch = 3; }, "not a multiple of train.micro_batch = 3");
   refused([](RunConfig& c) { c.balance.shares = {4, 4}; }, "which measures them");
   refused([](RunConfig& c) { c.parallel.expert = 2; }, "all wait for the slowest in each");
   refused([](RunConfig& c) { c.model.moe.load_scope = "global_batch"; },
-          "would follow from the shares");
+          "would depend on the shares");
   refused([](RunConfig& c) { c.recommender.model = "dien"; },
-          "negatives are drawn among the samples of a rank");
+          "Negatives are drawn among the samples of a rank");
   refused([](RunConfig& c) { c.balance = {.mode = "fixed"}; }, "needs balance.shares");
   refused([](RunConfig& c) { c.balance = {.mode = "fixed", .shares = {4, 5}}; },
           "are 9 micro-batches");

@@ -70,7 +70,7 @@ TEST_F(RunConfigFile, RefusesWhatNoRunCanMean) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"[train]\nsteps = 10\n[schedule]\nwarmup_steps = 10", "schedule.warmup_steps = 10"},
       {"[train]\nbatch = 4\nmicro_batch = 5", "train.micro_batch = 5"},
-      {"[train]\nmicro_batch = \"auto\"", "train.micro_batch = \"auto\" is of recommenders"},
+      {"[train]\nmicro_batch = \"auto\"", "train.micro_batch = \"auto\" is for recommenders"},
       {"[optimizer]\nbetas = [0.9]", "optimizer.betas"},
       {"[optimizer]\nbetas = [0.9, 1.0]", "optimizer.betas"},
       {"[data]\ntext = [\"a\"]\nfile_list = \"b\"", "data.file_list"},

@@ -426,7 +426,7 @@ TEST(ExpertParallel, RefusesWhatDoesNotFitTheJob) {
   config.model.moe.pad_to_capacity = true;
   config.parallel = {.expert = 2, .overlap = ParallelSection::kAuto};
   EXPECT_THAT(error_of(2, config),
-              HasSubstr("\"auto\" in [parallel] goes by the rows that experts have"));
+              HasSubstr("\"auto\" in [parallel] chooses by the rows of experts"));
   config.model.moe.drop = "none";
   config.model.moe.pad_to_capacity = false;
   config.parallel = {.expert = 2};

@@ -267,7 +267,7 @@ TEST(Recommender, RefusesWhatItCannotTrain) {
     load_model(config.folder());
     ADD_FAILURE() << "loaded";
   } catch (const UserError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("is of a recommender (deepfm)"));
+    EXPECT_THAT(error.what(), HasSubstr("belongs to a recommender (deepfm)"));
   }
 }
 

@@ -13,7 +13,7 @@
 namespace dovetail {
 namespace {
 
-/// "name: what it is", of those that come with Dovetail.
+/// Built-in quantizing recipes, as "name: description".
 std::vector<std::string> quantizing_recipes() {
   std::vector<std::string> lines;
   for (const mx::Recipe& recipe : mx::built_in_recipes()) {
@@ -87,9 +87,8 @@ void TrainSection::describe(Section& s) {
   s.value("micro_batch", micro_batch,
           "Samples per rank at a time (gradient accumulation). 0: all samples of the rank. auto: "
           "the fastest of all, "
-          "halves, quarters and eighths, measured in some steps before the first. auto is for "
-          "recommenders, whose "
-          "results do not depend on it")
+          "halves, quarters and eighths, measured in some steps before the first. Only "
+          "recommenders have auto, and their results do not depend on it")
       .unit("samples")
       .range(0, 1e9)
       .word("auto", kAuto);
@@ -282,7 +281,7 @@ void MemorySection::describe(Section& s) {
           "the same codes. "
           "algorithms: other algorithms that need less memory; only convolutions have some. None "
           "of these changes a "
-          "result of a model here. compress_mxfp8 changes results from the fourth step on: "
+          "result of a model here. Only compress_mxfp8 changes results, from the fourth step on: "
           "activations may wait for "
           "backward in MXFP8")
       .choices(memory_techniques());

@@ -16,26 +16,28 @@ namespace dovetail {
 
 struct RunSection {
   std::string name = "run";
-  std::string folder;  ///< default runs/<name>
+  std::string folder;  ///< run folder; empty: runs/<name>
   int64_t seed = 1;
   std::string device = "auto";      ///< auto | cpu | cuda
   std::string cuda_graph = "auto";  ///< auto | on | off
-  int64_t threads = 0;              ///< 0: all cores (divided by the ranks of this machine)
+  /// CPU threads of a rank. 0: all cores (divided by the ranks of this machine).
+  int64_t threads = 0;
   void describe(Section& s);
 };
 
 struct TrainSection {
   static constexpr int64_t kPass = 0, kAuto = -1;
-  int64_t steps = 1000;  ///< kPass: those of one pass over rows.day
+  int64_t steps = 1000;  ///< optimizer steps; kPass: one pass over rows.day
   int64_t batch = 8;     ///< samples of a step over all ranks and micro-batches
-  int64_t micro_batch =
-      0;  ///< samples at once on a rank; 0: all of the rank's; kAuto: of recommenders, measured
+  /// Samples that a rank processes at a time. 0: all samples of the rank. kAuto: the fastest size,
+  /// by measurement; only for recommenders.
+  int64_t micro_batch = 0;
   bool checkpoint_activations = false;
-  double clip = 1.0;              ///< global gradient norm; 0: none
-  int64_t max_skipped_steps = 3;  ///< non-finite steps in a row before the run stops
+  double clip = 1.0;              ///< maximum global gradient norm; 0: no clipping
+  int64_t max_skipped_steps = 3;  ///< maximum non-finite steps in a row before the run stops
   int64_t bucket_bytes = 4194304;
-  double init_noise = 0;    ///< added to the initial matrices, as a share of their deviation
-  double time_limit_s = 0;  ///< stop (save, exit 0) after this long; 0: none
+  double init_noise = 0;    ///< noise of initial matrices, relative to their standard deviation
+  double time_limit_s = 0;  ///< save and exit with 0 after this time; 0: no limit
   void describe(Section& s);
 };
 
@@ -44,7 +46,7 @@ struct OptimizerSection {
   double lr = 1e-3;
   std::vector<double> betas = {0.9, 0.95};
   double eps = 1e-8;
-  double weight_decay = 0.1;  ///< matrices only; norms and biases have none
+  double weight_decay = 0.1;  ///< matrices only; norms and biases do not decay
   void describe(Section& s);
 };
 
@@ -52,20 +54,20 @@ struct ScheduleSection {
   int64_t warmup_steps = 0;
   std::string decay = "cosine";  ///< cosine | linear | wsd | constant
   double min_lr_ratio = 0.1;
-  double decay_fraction = 0.2;  ///< wsd: the last part of the run that decays
+  double decay_fraction = 0.2;  ///< wsd: share of the run that decays, at its end
   void describe(Section& s);
 };
 
-/// Another recipe for some Linears.
+/// Recipe override for some Linears.
 struct PrecisionOverride {
-  std::vector<std::string> layers;  ///< globs over the names of Linears
+  std::vector<std::string> layers;  ///< globs over names of Linears
   std::vector<std::string> tensors = {"weight", "activation", "gradient"};
   std::string recipe;
   void describe(Section& s);
 };
 
 struct PrecisionSection {
-  std::string recipe = "auto";  ///< auto | fp32 | bf16 | fp64 (exactness tests) | a quantizing one
+  std::string recipe = "auto";    ///< auto | fp32 | bf16 | fp64 (for tests) | a quantizing recipe
   std::string gemm = "emulated";  ///< emulated | native
   std::vector<PrecisionOverride> overrides;
   std::vector<mx::RecipeSection> recipes;
@@ -74,11 +76,11 @@ struct PrecisionSection {
 
 /// Training within a memory budget (train/memory/planned_step.h).
 struct MemorySection {
-  std::string budget;      ///< plan::parse_budget; empty: none
-  std::string folder;      ///< where tensors are offloaded to; empty: nothing is
-  std::string host_bytes;  ///< parse_byte_size: limit of what lies in `folder`; empty: none
-  std::vector<std::string> allow = {
-      kAuto};  ///< PlannedStep::kTechniques, or all that change no result
+  std::string budget;      ///< maximum memory of a step (plan::parse_budget); empty: no plan
+  std::string folder;      ///< folder to offload tensors to; empty: no offload
+  std::string host_bytes;  ///< maximum bytes in `folder` (parse_byte_size); empty: no limit
+  /// Names of PlannedStep::kTechniques. kAuto: all techniques that do not change results.
+  std::vector<std::string> allow = {kAuto};
   static constexpr const char* kAuto = "auto";
   double solve_s = 30;
   void describe(Section& s);
@@ -86,27 +88,31 @@ struct MemorySection {
 };
 
 struct CheckpointSection {
-  int64_t every_steps = 500;  ///< 0: only at the end
+  int64_t every_steps = 500;  ///< steps between checkpoints; 0: only at the end
   int64_t keep = 3;
-  int64_t full_every = 1;  ///< of a recommender: the checkpoints between hold what changed
+  /// Recommenders: one in this many checkpoints is full, the others are deltas.
+  int64_t full_every = 1;
   void describe(Section& s);
 };
 
 struct EvalSection {
-  int64_t every_steps = 250;  ///< 0: only at the end
-  int64_t max_tokens =
-      200000;  ///< of the validation split while training; the last evaluation reads all (0: all)
-  int64_t max_rows = 0;  ///< the same of a recommender's
+  int64_t every_steps = 250;  ///< steps between evaluations; 0: only at the end
+  /// Maximum validation tokens per evaluation while training; 0: all. The last evaluation reads
+  /// all.
+  int64_t max_tokens = 200000;
+  /// Maximum validation rows per evaluation of a recommender while training; 0: all.
+  int64_t max_rows = 0;
   void describe(Section& s);
 };
 
 struct LogSection {
   bool tensorboard = true;
-  int64_t quantization_every = 100;         ///< steps between lines of quantization.jsonl; 0: none
-  int64_t experts_every = 100;              ///< steps between lines of experts.jsonl; 0: none
-  int64_t tables_every = 100;               ///< steps between lines of tables.jsonl; 0: none
-  std::vector<int64_t> trace_steps;         ///< steps recorded to trace-<step>.json
-  std::vector<std::string> sample_prompts;  ///< continued at the end, into the report
+  int64_t quantization_every = 100;  ///< steps between lines of quantization.jsonl; 0: none
+  int64_t experts_every = 100;       ///< steps between lines of experts.jsonl; 0: none
+  int64_t tables_every = 100;        ///< steps between lines of tables.jsonl; 0: none
+  std::vector<int64_t> trace_steps;  ///< steps recorded to trace-<step>.json
+  /// Prompts that the trained model continues at the end, for the report.
+  std::vector<std::string> sample_prompts;
   int64_t sample_tokens = 120;
   void describe(Section& s);
 };
@@ -117,18 +123,20 @@ struct CommSection {
 };
 
 struct ParallelSection {
-  std::string shard =
-      "none";          ///< none | optimizer | gradients: what a rank keeps its share of alone
-  int64_t expert = 1;  ///< ranks that the experts of every layer are spread over
-  int64_t expert_tensor =
-      0;  ///< ranks that one expert is cut over; 0: 1, or as many as it takes to give all an expert
-  int64_t r = 1;                      ///< as moe::Plan::shards; kAuto
-  int64_t overlap = 1;                ///< as moe::Plan's; kAuto
+  /// State that is sharded over ranks: none | optimizer | gradients.
+  std::string shard = "none";
+  int64_t expert = 1;  ///< number of ranks over which each layer's experts are spread
+  /// Number of ranks over which one expert is cut. 0: 1, or the minimum that gives every rank an
+  /// expert's slice.
+  int64_t expert_tensor = 0;
+  int64_t r = 1;                      ///< moe::Plan::shards, or kAuto
+  int64_t overlap = 1;                ///< moe::Plan::overlap, or kAuto
   std::string all_to_all = "linear";  ///< linear | 2dh | auto
-  int64_t shadow = 0;  ///< experts of the most recent load that every rank gathers; kAuto
-  std::string dispatch = "unchanged", combine = "unchanged";  ///< payloads
-  int64_t ranks_per_node = 0;                                 ///< 0: those of this machine
-  std::string costs;  ///< file of a cost model; empty: measured where something is chosen
+  /// Number of experts, by highest recent load, that every rank gathers; or kAuto.
+  int64_t shadow = 0;
+  std::string dispatch = "unchanged", combine = "unchanged";  ///< payload formats (comm/payload.h)
+  int64_t ranks_per_node = 0;  ///< 0: number of ranks on this machine
+  std::string costs;  ///< cost model file (comm/cost_model.h); empty: measured if a key is auto
   int64_t choose_every = 100;
   static constexpr int64_t kAuto = -1;
   bool shards() const { return shard != "none"; }
@@ -139,61 +147,61 @@ struct ParallelSection {
   bool operator==(const ParallelSection&) const = default;
 };
 
-/// What each rank gets of a step (train/ranks/batch_shares.h).
+/// Division of a step's samples among ranks (train/balance.h).
 struct BalanceSection {
   std::string mode = "off";     ///< off | fixed | auto
   std::vector<int64_t> shares;  ///< fixed: micro-batches of each rank
-  double gain = 0.05;           ///< auto: by which a step must become shorter for shares to move
+  double gain = 0.05;  ///< auto: minimum relative reduction of compute time for a move of shares
   void describe(Section& s);
   bool operator==(const BalanceSection&) const = default;
 };
 
-/// Tables without a fixed vocabulary: which ids get a row, and which lose it
-/// (embedding/hashed/hashed.h).
+/// Admission and eviction of ids in tables without a fixed vocabulary (embedding/hashed.h).
 struct DynamicSection {
   std::string admission = "always";  ///< always | count | probability
   int64_t min_count = 2;
-  int64_t max_candidates = 1000000;  ///< of a table
+  int64_t max_candidates = 1000000;  ///< per table
   double probability = 0.1;
   std::string eviction = "none";  ///< none | age | frequency
   int64_t evict_steps = 1000, max_age = 100000;
-  int64_t keep_rows = 0;  ///< of a table
+  int64_t keep_rows = 0;  ///< per table
   void describe(Section& s);
   bool operator==(const DynamicSection&) const = default;
 };
 
-/// Another optimizer for some tables; what it leaves out is the general one's.
+/// Optimizer override for some tables. Keys that are left out take the values of EmbeddingSection.
 struct EmbeddingOverride {
   static constexpr double kGeneral = -1;
-  std::vector<std::string> tables;  ///< globs over their names
-  std::string optimizer;            ///< empty: the general one
-  double lr = 0;                    ///< 0: the general one
+  std::vector<std::string> tables;  ///< globs over table names
+  std::string optimizer;            ///< empty: EmbeddingSection::optimizer
+  double lr = 0;                    ///< 0: EmbeddingSection::lr
   double momentum = kGeneral;
-  std::vector<double> betas;  ///< empty: the general ones
-  double eps = 0;             ///< 0: the general one
+  std::vector<double> betas;  ///< empty: EmbeddingSection::betas
+  double eps = 0;             ///< 0: EmbeddingSection::eps
   double weight_decay = kGeneral;
   void describe(Section& s);
 };
 
-/// The tables of a recommender.
+/// Embedding tables of a recommender.
 struct EmbeddingSection {
-  static constexpr int64_t kAuto = -1;  ///< measured in some steps before the first
-  std::string pooling = "sum";          ///< of the ids of a bag: sum | mean
+  static constexpr int64_t kAuto = -1;  ///< chosen by measurement in some steps before the first
+  std::string pooling = "sum";          ///< pooling of a bag's rows: sum | mean
   std::string row_dtype = "fp32";       ///< fp32 | bf16 | mxfp8
   std::string optimizer = "rowwise_adagrad";
-  double lr = 0.02;  ///< the highest, as optimizer.lr is of the dense part; both follow [schedule]
+  double lr = 0.02;  ///< maximum learning rate of rows, which follows [schedule] like optimizer.lr
   double momentum = 0.9;
   std::vector<double> betas = {0.9, 0.999};
   double eps = 1e-8;
   double weight_decay = 0;
   std::vector<EmbeddingOverride> overrides;
   std::string sharding = "auto";  ///< auto | row | table | column | replicated
-  std::string exchange =
-      "fp32";  ///< of pooled rows and their gradients between ranks: fp32 | bf16 | mxfp8
+  /// Format of pooled rows and their gradients between ranks: fp32 | bf16 | mxfp8.
+  std::string exchange = "fp32";
   bool packing = true;
   int64_t groups = 1;
-  int64_t memory_bytes =
-      0;  ///< of a rank for rows and state, the others on the disk; 0: all in memory
+  /// Memory of a rank for rows and their state; the other rows are on the disk. 0: all rows in
+  /// memory.
+  int64_t memory_bytes = 0;
   std::string policy = "hot";
   int64_t warmup_steps = 100, refresh_steps = 1000, step_rows = 0;
   DynamicSection dynamic;
@@ -203,7 +211,7 @@ struct EmbeddingSection {
 struct RunConfig {
   RunSection run;
   ModelConfig model;
-  RecommenderConfig recommender;  ///< of a run that trains one; then there is no [model]
+  RecommenderConfig recommender;  ///< model of a recommender run, which has no [model]
   RowsConfig rows;
   EmbeddingSection embedding;
   DataConfig data;
@@ -220,16 +228,16 @@ struct RunConfig {
   BalanceSection balance;
   void describe(Section& s);
   bool recommends() const { return !recommender.model.empty(); }
-  /// What steps and losses count: "token" or "sample".
+  /// Returns the unit that steps and losses count: "token" or "sample".
   const char* unit() const { return recommends() ? "sample" : "token"; }
   std::filesystem::path folder() const {
     return run.folder.empty() ? "runs/" + run.name : run.folder;
   }
 };
 
-/// Throws UserError if the schedule does not fit into a run of so many steps.
+/// Throws UserError if the schedule does not fit into a run of `steps` steps.
 void check_schedule(const ScheduleSection& schedule, int64_t steps);
-/// The same for all keys that depend on the length of a run.
+/// Throws UserError if any key that depends on the run's length does not fit into `steps` steps.
 void check_length(const RunConfig& config, int64_t steps);
 
 }  // namespace dovetail

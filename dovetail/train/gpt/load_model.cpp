@@ -42,7 +42,7 @@ void load_parameters(GPT& model, const Snapshot& snapshot,
 
 LoadedModel load_model(const StoredRun& stored) {
   if (stored.config.recommends())
-    throw UserError(fmt::format("{} is of a recommender ({}), not of a GPT",
+    throw UserError(fmt::format("{} belongs to a recommender ({}), not to a GPT",
                                 stored.checkpoint.string(), stored.config.recommender.model),
                     "`dovetail eval` measures it, `dovetail export` writes it for PyTorch");
   LoadedModel loaded{.model = nullptr,

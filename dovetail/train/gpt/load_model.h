@@ -16,21 +16,22 @@ namespace dovetail {
 
 class GPT;
 
-/// A model out of a checkpoint, ready to evaluate, generate or export: float32 (float64 for a run
-/// of recipe fp64) on the CPU.
+/// Model of a checkpoint, ready to evaluate, generate or export. It is float32 on the CPU (float64
+/// if the run's recipe is fp64).
 struct LoadedModel {
   std::shared_ptr<GPT> model;
   std::unique_ptr<Tokenizer> tokenizer;
-  RunConfig config;  ///< as the run was trained, sizes resolved
+  RunConfig config;  ///< config of the run, with sizes resolved
   int64_t step = 0;
-  std::filesystem::path checkpoint;  ///< the checkpoint's own folder
+  std::filesystem::path checkpoint;  ///< folder of the checkpoint
 };
 
-/// Throws UserError when it is of a recommender, or when the tensors are not those of the config.
+/// Makes the model of a GPT's checkpoint. Throws UserError for a recommender, or if the tensors do
+/// not match the config.
 LoadedModel load_model(const StoredRun& stored);
 
-/// A checkpoint of step 0 with the weights of `model` and no optimizer moments: where a run that
-/// starts from imported weights begins.
+/// Makes a checkpoint of step 0 with the weights of `model` and no optimizer moments. A run that
+/// starts from imported weights begins there.
 Snapshot initial_snapshot(GPT& model, const Tokenizer& tokenizer, const RunConfig& config);
 
 }  // namespace dovetail

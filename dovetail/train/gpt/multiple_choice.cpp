@@ -88,7 +88,7 @@ TokenizedItem tokenize(const Tokenizer& tokenizer, std::string prompt,
   return item;
 }
 
-/// The index of the highest score; the first of equals.
+/// Index of the highest weighted score; the first one of equal scores.
 template <class Weight>
 int64_t best_choice(const std::vector<double>& scores, const std::vector<std::string>& choices,
                     const Weight& weight) {
@@ -153,7 +153,7 @@ std::vector<double> continuation_log_likelihoods(
   const int64_t shared = cache.length;
   std::vector<double> sums;
   for (const auto& continuation : continuations) {
-    cache.length = shared;  // the positions behind it are written over
+    cache.length = shared;  // later positions are overwritten
     std::vector<int32_t> read = {prompt.back()};
     read.insert(read.end(), continuation.begin(), continuation.end() - 1);
     const at::Tensor logits_tv =

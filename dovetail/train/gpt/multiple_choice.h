@@ -13,15 +13,15 @@ namespace dovetail {
 
 class GPT;
 
-/// A question of a multiple-choice task as MMLU, ARC and HellaSwag are scored: which of `choices`
-/// continues `context`?
+/// Question of a multiple-choice task, as in MMLU, ARC and HellaSwag: which of `choices` continues
+/// `context`?
 struct MultipleChoiceItem {
   std::string context;
   std::vector<std::string> choices;
-  int64_t answer = 0;  ///< index of the right one
+  int64_t answer = 0;  ///< index of the correct choice
 };
 
-/// Items from JSONL, one object {"context", "choices", "answer"} a line, empty lines left out.
+/// Reads items from JSONL, one object {"context", "choices", "answer"} per line. Skips empty lines.
 /// Throws UserError with file, line and reason.
 std::vector<MultipleChoiceItem> read_multiple_choice(const std::filesystem::path& path);
 std::vector<MultipleChoiceItem> parse_multiple_choice(std::string_view jsonl,
@@ -29,35 +29,41 @@ std::vector<MultipleChoiceItem> parse_multiple_choice(std::string_view jsonl,
 
 struct MultipleChoiceResult {
   int64_t items = 0;
-  double accuracy = 0;  ///< choice of the highest log-likelihood ("acc" of lm-eval)
+  double accuracy = 0;  ///< accuracy if chosen by log-likelihood ("acc" of lm-eval)
   double accuracy_normalized =
-      0;  ///< of the highest log-likelihood per character of the choice ("acc_norm")
-  double accuracy_per_byte = 0;  ///< per byte of it ("acc_bytes")
-  double chance = 0;             ///< of guessing: mean of 1 / choices
-  double standard_error = 0;     ///< of `accuracy`: sqrt(p (1 - p) / (items - 1)); 0 for one item
+      0;  ///< accuracy if chosen by log-likelihood per character ("acc_norm")
+  double accuracy_per_byte = 0;  ///< accuracy if chosen by log-likelihood per byte ("acc_bytes")
+  double chance = 0;             ///< accuracy of guessing: mean of 1 / choices
+  /// Standard error of `accuracy`: sqrt(p (1 - p) / (items - 1)); 0 for one item.
+  double standard_error = 0;
 };
 
 struct MultipleChoiceOptions {
-  int64_t shots =
-      0;  ///< solved items put before each question: the first of the file other than itself
-  int64_t max_items = 0;  ///< 0: all
+  /// Number of solved items before each question: the first of the file except the question itself.
+  int64_t shots = 0;
+  int64_t max_items = 0;  ///< maximum number of items to score; 0: all
 };
 
-/// Score a task as EleutherAI's lm-evaluation-harness does (output_type multiple_choice):
-///   prompt = shots joined as "context choice\n\n", then the context; each choice is scored as " "
-///   + choice. The tokens of a choice are those of prompt + " " + choice after the first
-///   |encode(prompt)|; white space at the end of the prompt counts to the choice. A prompt that
-///   does not fit loses its beginning (as much for every choice of the item: the harness cuts each
-///   on its own). An empty prompt is the end-of-document token. Ties go to the first choice.
-/// `progress(done, items)` is called after each item.
+/// Scores a task as EleutherAI's lm-evaluation-harness does (output_type multiple_choice).
+///
+/// - The prompt is the shots, joined as "context choice\n\n", then the context.
+/// - Each choice is scored as " " + choice. Its tokens are those in encode(prompt + " " + choice)
+///   after the first |encode(prompt)|.
+/// - White space at the end of the prompt counts towards the choice.
+/// - A prompt that does not fit loses its beginning, equally much for every choice of the item.
+///   (The harness cuts each choice's prompt separately.)
+/// - An empty prompt is the end-of-document token.
+/// - On a tie the first choice wins.
+///
+/// Calls `progress(done, items)` after each item.
 MultipleChoiceResult score_multiple_choice(
     GPT& model, const Tokenizer& tokenizer, const std::vector<MultipleChoiceItem>& items,
     const MultipleChoiceOptions& options,
     const std::function<void(int64_t, int64_t)>& progress = {});
 
-/// Sum of log p(continuation | prompt) for each of several continuations of one prompt, which is
-/// read once. Token ids; the prompt has at least one, each continuation at least one and at most
-/// model.context.
+/// Returns the sum of log p(continuation | prompt) for each of several continuations of one prompt.
+/// The prompt is read once. Arguments are token ids. The prompt has at least one token; each
+/// continuation has 1 to model.context tokens.
 std::vector<double> continuation_log_likelihoods(
     GPT& model, std::vector<int32_t> prompt,
     const std::vector<std::vector<int32_t>>& continuations);

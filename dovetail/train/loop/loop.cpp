@@ -50,7 +50,7 @@ bool TrainingLoop::advance() {
   const bool stop = take_step(timings);
   record(std::move(before));
   report_shares();
-  report_step();  // before evaluation adds to what it records
+  report_step();  // before evaluation, which adds to the same counters
   evaluate_if_due(timings);
   if (output_) output_->write(*state_.last);
   check_skipped();
@@ -157,7 +157,7 @@ void TrainingLoop::save_if_due(bool stopping, StepTimings& timings) {
                [&] { streamed = &checkpoints_->begin(state_.step, kind); });
   stream_tensors(kind, streamed);
   on_rank_zero(*group_, "saving a checkpoint", [&] {
-    // The checkpoint builds on these lines: they must be on the disk before it gets its name.
+    // The checkpoint relies on these lines. They must be on the disk before it gets its final name.
     output_->sync();
     checkpoints_->save_async(
         {.step = state_.step, .tensors = std::move(tensors), .state = checkpoint_state()});

@@ -18,58 +18,59 @@
 
 namespace dovetail {
 
-/// The loop over steps, whatever is trained: signals and the time limit, logs, steps that were not
-/// finite, evaluation, checkpoints.
+/// Loop over training steps, independent of the kind of model. It handles signals, the time limit,
+/// logs, non-finite steps, evaluation and checkpoints.
 class TrainingLoop {
  public:
   virtual ~TrainingLoop() = default;
   TrainingLoop(const TrainingLoop&) = delete;
   TrainingLoop& operator=(const TrainingLoop&) = delete;
 
-  /// Trains until the last step, a signal or the time limit, and saves. All ranks together. Throws
-  /// std::runtime_error after train.max_skipped_steps steps in a row that were not finite.
+  /// Trains until the last step, a signal or the time limit, then saves. All ranks call it
+  /// together. Throws std::runtime_error after train.max_skipped_steps non-finite steps in a row.
   void run();
 
   bool complete() const { return state_.step >= total_steps_; }
   int64_t total_steps() const { return total_steps_; }
   const RunState& state() const { return state_; }
-  /// A line or more for the log: what is read, and how often over the run.
+  /// Returns lines for the log: the data that is read, and how often during the run.
   virtual std::string data_summary() const = 0;
-  /// After the last step, on rank 0: what the run shows beside its logs.
+  /// Call after the last step, on rank 0. Writes the run's results that are not logs.
   virtual void finish(const RunFolder& folder, bool quiet) = 0;
 
  protected:
   TrainingLoop(const ResolvedRun& run, std::shared_ptr<Group> group, RunState state);
-  /// In construction, where the data says how long a pass is.
+  /// Sets the length of the run, in construction, if it depends on the data (one pass).
   void set_total_steps(int64_t steps) { total_steps_ = steps; }
-  /// At the end of construction, on rank 0: `folder`.
+  /// Opens the logs and checkpoints of `folder`. Call at the end of construction, on rank 0.
   void open_output(RunFolder& folder, bool quiet);
 
-  /// Step `number`; `timings` gets what data and communication took.
+  /// Runs step `number`. Stores in `timings` the time that data and communication took.
   virtual StepOutcome train_step(int64_t number, double lr, bool want_stop,
                                  StepTimings& timings) = 0;
-  /// Records of the step beside its metrics.
+  /// Writes the step's records other than its metrics.
   virtual void report_step() = 0;
   virtual std::optional<Validation> evaluate() = 0;
-  /// What is measured before a step, of rows that it is the first to train on; mostly nothing.
+  /// Measures the validation loss on rows just before step `number` first trains on them. Returns
+  /// nullopt if the step has no such rows.
   virtual std::optional<Validation> evaluate_before(int64_t /*number*/) { return std::nullopt; }
-  /// Updates of the weights so far.
+  /// Number of weight updates so far.
   virtual int64_t updates() const = 0;
-  /// What a checkpoint holds, on rank 0.
+  /// Tensors of a checkpoint, on rank 0.
   virtual std::map<std::string, at::Tensor> checkpoint_tensors() = 0;
-  /// What of it is too large to be copied: written before the others, all ranks together; `to` is
-  /// null but on rank 0.
+  /// Writes the checkpoint's tensors that are too large to copy, before the others. `to` is null
+  /// except on rank 0. All ranks call it together.
   virtual void stream_tensors(CheckpointKind /*kind*/, StreamedTensors* /*to*/) {}
   virtual nlohmann::json checkpoint_state() const = 0;
 
-  /// balance.mode = "auto": what this rank computed of a step, in its forward and backward passes
-  /// alone; shares may move from step `next` on. With a memory plan (or null) only steps by it
-  /// count. All ranks together.
+  /// balance.mode = "auto": reports this rank's compute time, forward and backward passes only.
+  /// Shares may move from step `next` on. `planned` is the memory plan, or null; with one, only
+  /// steps that ran by the plan count. All ranks call it together.
   void balance(int64_t micro_batches, double compute_s, const PlannedStep* planned, int64_t next);
 
   const RunConfig& config() const { return run_.config; }
   bool resumed() const { return state_.step > 0 || !state_.resumed_from.empty(); }
-  RunOutput* output() { return output_ ? &*output_ : nullptr; }  ///< null on other ranks than 0
+  RunOutput* output() { return output_ ? &*output_ : nullptr; }  ///< null except on rank 0
 
   const ResolvedRun& run_;
   std::shared_ptr<Group> group_;
@@ -77,22 +78,22 @@ class TrainingLoop {
   BatchShares shares_;
 
  private:
-  /// One step with everything that is due after it; true if a rank wants to stop.
+  /// Runs one step and everything due after it. Returns true if a rank wants to stop.
   bool advance();
   bool take_step(StepTimings& timings);
   void evaluate_if_due(StepTimings& timings);
   void record(std::optional<Validation> found);
-  /// Warns of a skipped step; throws when there were too many in a row.
+  /// Warns of a skipped step. Throws if too many were skipped in a row.
   void check_skipped();
-  /// Where shares moved after this step, or it is the first of the process.
+  /// Logs the shares if they moved after this step or if this is the process's first step.
   void report_shares();
   void save_if_due(bool stopping, StepTimings& timings);
   bool time_is_up() const;
 
-  std::optional<RunOutput> output_;              ///< rank 0
-  std::optional<CheckpointFolder> checkpoints_;  ///< rank 0
-  std::optional<std::pair<int64_t, BatchShares::Move>>
-      moved_;  ///< after the last step, from that step on
+  std::optional<RunOutput> output_;              ///< only on rank 0
+  std::optional<CheckpointFolder> checkpoints_;  ///< only on rank 0
+  /// Move of shares after the last step, and the first step with the new shares.
+  std::optional<std::pair<int64_t, BatchShares::Move>> moved_;
   bool said_shares_ = false;
   int64_t total_steps_, saved_step_ = -1, saves_ = 0;
   double begin_s_ = 0;

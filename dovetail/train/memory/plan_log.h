@@ -7,11 +7,12 @@
 
 namespace dovetail {
 
-/// What a run tells of its memory plan: once there is one, what it came to, and its files; those
-/// again when steps by it were measured.
+/// Log of a run's memory plan. Once there is a plan, logs its result and writes its files. Writes
+/// the files again when steps that ran by the plan were measured.
 class MemoryPlanLog {
  public:
-  /// After a step. `folder` is the run's. On rank 0: others have plans of their own.
+  /// Call after each step. `folder` is the run's folder. Only rank 0 calls it: each rank has a plan
+  /// of its own.
   void report(const PlannedStep& step, const std::filesystem::path& folder, bool last_step);
 
  private:

@@ -29,17 +29,17 @@ namespace dovetail {
 namespace {
 
 constexpr const char* kOneSize =
-    "leave out a last batch that is smaller, or fill it up with rows whose loss is not counted; "
-    "PlannedStep::Options::anew records and plans each new size again";
+    "leave out a last batch that is smaller, or fill it up with rows whose loss is not counted. "
+    "PlannedStep::Options::anew records and plans each new size";
 constexpr double kAssumedBytesPerS = 1e9;
 constexpr int kRecordedSteps = 3;
-constexpr int kProfiledSteps = 4;  // the first warms up
+constexpr int kProfiledSteps = 4;  // the first one is a warm-up
 constexpr int64_t kMeasuredCopyBytes = int64_t{128} << 20;
 constexpr int kMeasuredCopies = 3;
 constexpr int64_t kMeasuredPackingBytes = int64_t{16} << 20;
 constexpr int kMeasuredPackings = 3;
-constexpr double kFirstPlan = 0.25;   // of the time for solving
-constexpr double kShareOfCurve = 30;  // of that time one budget of the curve gets 1 / 30
+constexpr double kFirstPlan = 0.25;   // share of solve_s for the first plan
+constexpr double kShareOfCurve = 30;  // each budget of the curve gets 1/30 of solve_s
 
 int64_t grown_bytes(uint64_t now, uint64_t before) {
   return now > before ? static_cast<int64_t>(now - before) : 0;
@@ -51,7 +51,7 @@ struct PlannedStep::State {
   Work work;
   plan::StepTensors tensors;
   Options options;
-  std::vector<at::Tensor> inputs;  // of every step, always at one place each
+  std::vector<at::Tensor> inputs;  // inputs of every step, at fixed addresses
   Constants constants;
   int steps = 0;
   std::optional<plan::CapturedStep> captured;
@@ -62,8 +62,8 @@ struct PlannedStep::State {
   double solved_s = 0;
   std::optional<MemoryPlanReport> report;
   std::vector<plan::TradeOff> curve;
-  std::vector<plan::Executor::Run> runs;  // by the plan
-  int64_t planned_steps = 0;              // by either plan
+  std::vector<plan::Executor::Run> runs;  // the first kMeasuredSteps runs by the final plan
+  int64_t planned_steps = 0;              // number of steps by either plan
 
   bool is_for(const Inputs& given, const Constants& numbers) const {
     return numbers == constants &&
@@ -119,8 +119,8 @@ struct PlannedStep::State {
     return {.bytes = [bytes](int64_t) { return bytes; }, .previous = &*captured};
   }
 
-  /// Records a step, the first one for its memory limit alone: gradients and moments come to exist
-  /// in it.
+  /// Records a step. The first recording only finds the memory limit, because gradients and moments
+  /// are made in it.
   void record() {
     const plan::LaterSteps how = steps == 1 ? plan::LaterSteps::kNone : later();
     plan::CapturedStep step = plan::record_step(
@@ -205,7 +205,7 @@ struct PlannedStep::State {
     plan::set_times(graph.graph, plan, std::span(profiled).subspan(1));
     plan::limit_bandwidth(graph.graph, plan, std::span(profiled).subspan(1));
     plan::share_times(graph.graph, plan);
-    executor.reset();  // solving takes memory, too
+    executor.reset();  // frees the arena, because solving takes memory, too
     const plan::Timeline all = kept();
     const plan::PlacedSolution placed = solve(options.solve_s);
     const plan::Solution& solution = placed.solution;
@@ -269,7 +269,7 @@ nlohmann::ordered_json to_json(const MemoryPlanReport& report) {
 
 PlannedStep::PlannedStep(Work work, plan::StepTensors tensors, Options options)
     : state_(std::make_unique<State>()) {
-  plan::parse_budget(options.budget, 1 << 30);  // says now what is wrong with it
+  plan::parse_budget(options.budget, 1 << 30);  // reports a malformed budget early
   state_->work = std::move(work);
   state_->tensors = std::move(tensors);
   state_->options = std::move(options);
@@ -299,10 +299,10 @@ void PlannedStep::begin_anew() {
   next->tensors = std::move(state_->tensors);
   next->tensors.inputs.clear();
   next->options = std::move(state_->options);
-  next->options.paged.reset();  // before another one begins
+  next->options.paged.reset();  // must end before the next one is made
   if (!next->options.folder.empty())
     next->options.paged = std::make_shared<plan::PagedAllocations>(next->options.folder);
-  state_ = std::move(next);  // tensors leave the arena, to memory of their own
+  state_ = std::move(next);  // destroys the executor, which moves tensors out of its arena
 }
 
 const std::optional<MemoryPlanReport>& PlannedStep::report() const { return state_->report; }

@@ -17,11 +17,11 @@ using Json = nlohmann::ordered_json;
 using Spans = std::vector<plan::Timeline::Span>;
 
 constexpr size_t kMostPoints = 500;
-constexpr double kNarrow = 1.0 / 2000;  // of a step: gaps below it are not seen
+constexpr double kNarrow = 1.0 / 2000;  // share of a step; shorter gaps are invisible in a chart
 
 double microseconds(double seconds) { return std::round(seconds * 1e6) / 1e6; }
 
-/// [[seconds, bytes of each purpose...]].
+/// Converts to [[seconds, bytes of each purpose...], ...].
 Json points(const std::vector<plan::MemoryUse>& use) {
   Json out = Json::array();
   for (const plan::MemoryUse& at : plan::thin_out(use, kMostPoints)) {
@@ -32,7 +32,8 @@ Json points(const std::vector<plan::MemoryUse>& use) {
   return out;
 }
 
-/// Of each stream [[start, end, what]], seconds; neighbours of one layer are one.
+/// Activity of each stream: [[start, end, layer or tensor], ...] in seconds. Adjacent spans of one
+/// layer are merged.
 class Streams {
  public:
   Streams(const PlannedStepView& step, const Spans& spans, double step_s)

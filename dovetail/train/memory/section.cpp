@@ -15,8 +15,8 @@
 namespace dovetail {
 namespace {
 
-/// What stands in the way of a step that has the same sizes and collectives every time, why, and
-/// what to do.
+/// Throws UserError if steps do not all have the same sizes and collectives. The error has the
+/// reason and a remedy.
 void check_planned(const RunConfig& config) {
   const moe::Config& moe = config.model.moe;
   const auto refuse = [](bool there, const std::string& what, const char* why, const char* help) {
@@ -84,7 +84,7 @@ void check_memory(const RunConfig& config) {
   check_planned(config);
   if (config.train.checkpoint_activations)
     throw UserError("both memory.budget and train.checkpoint_activations are given",
-                    "leave train.checkpoint_activations out: the plan decides what is made again");
+                    "leave train.checkpoint_activations out: the plan decides what to recompute");
 }
 
 std::vector<std::string> memory_techniques() {

@@ -11,17 +11,18 @@ namespace dovetail {
 struct MemorySection;
 struct RunConfig;
 
-/// Throws UserError where [memory] says something that cannot be, and where it has a budget for a
-/// run whose steps are not all alike, naming what makes them differ.
+/// Throws UserError if [memory] is invalid. Also throws if it has a budget and the run's steps are
+/// not all alike, and names the cause.
 void check_memory(const RunConfig& config);
 
-/// Null without a budget or a folder; made before anything that a planned step works on.
+/// Makes the file-backed memory of the steps before there is a plan. Returns null without a budget
+/// or a folder. Call it before allocating anything that a planned step uses.
 std::shared_ptr<plan::PagedAllocations> paged_until_there_is_a_plan(const MemorySection& memory);
 
-/// Choices of memory.allow.
+/// Returns the valid values of memory.allow.
 std::vector<std::string> memory_techniques();
 
-/// What [memory] asks of a planned step.
+/// Returns the options of a planned step that [memory] asks for.
 PlannedStep::Options planned_step_options(const MemorySection& memory);
 
 }  // namespace dovetail

@@ -31,7 +31,7 @@ struct KeptLines {
   int64_t last_step = 0;
 };
 
-/// The leading whole lines whose steps rise and do not pass `last_step`.
+/// Finds the leading complete lines with rising steps that do not exceed `last_step`.
 KeptLines leading_lines(std::string_view text, int64_t last_step) {
   KeptLines kept;
   while (kept.bytes < text.size()) {
@@ -47,8 +47,8 @@ KeptLines leading_lines(std::string_view text, int64_t last_step) {
   return kept;
 }
 
-/// The keys of one task, in the line itself where there is one and in "tasks" by name where there
-/// are several.
+/// Writes the keys of one task. A single task is written into the line itself. Several tasks are
+/// written into "tasks", by name.
 void put_ranking(nlohmann::ordered_json& line, const TaskRanking& task) {
   line["auc"] = finite_or_null(task.metrics.auc);
   if (task.metrics.auc_error > 0) line["auc_error"] = task.metrics.auc_error;
@@ -147,7 +147,7 @@ nlohmann::ordered_json to_json(const TaskRanking& task) {
 }
 
 nlohmann::ordered_json to_json(const StepTimings& timings) {
-  // Microseconds are finer than these clocks are steady; whole numbers keep the file small.
+  // Rounds to microseconds. The clocks are less precise, and short numbers keep the file small.
   const auto rounded = [](double value) { return std::round(value * 1000.0) / 1000.0; };
   nlohmann::ordered_json line = {{"step", timings.step},
                                  {"time_s", rounded(timings.time_s)},

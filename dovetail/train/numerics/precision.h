@@ -10,24 +10,24 @@
 
 namespace dovetail {
 
-/// In which dtype a run computes, and why. Recipes that quantize Linears compute all else in
-/// bfloat16.
+/// Dtype in which a run computes, and the reason. Recipes that quantize Linears compute everything
+/// else in bfloat16.
 struct Precision {
   at::ScalarType compute = at::kFloat;
-  std::string recipe;  ///< as asked: "auto" or a name
-  std::string name;    ///< as chosen: "fp32", "bf16", "fp64", "mxfp8", ...
-  std::string
-      reason;  ///< in words for the log and the report; empty if there was nothing to choose
-  double peak_flops =
-      0;  ///< measured FLOP/s of matrix products in `compute` on one rank; 0: not measured (fp64)
+  std::string recipe;  ///< recipe of the config: "auto" or a name
+  std::string name;    ///< recipe in use: "fp32", "bf16", "fp64", "mxfp8", ...
+  /// Reason for the log and the report; empty if there was no choice.
+  std::string reason;
+  /// Measured FLOP/s of matrix products in `compute` on one rank; 0: not measured (fp64).
+  double peak_flops = 0;
 };
 
-/// BF16 is taken when its matrix products are at least this much faster than FP32's: a training
-/// step has other work, which casts and FP32 masters make no faster.
+/// Minimum ratio of BF16's to FP32's matrix product speed for which "auto" chooses BF16. Casts and
+/// FP32 masters do not get faster, so a smaller gain does not pay.
 inline constexpr double kMinBFloat16Gain = 1.25;
 
-/// Decides on rank 0, for all ranks. `kept` is what a resumed run computed in so far: "auto" keeps
-/// it, and asking for another is a UserError.
+/// Chooses the precision on rank 0, for all ranks. `kept` is the precision of a resumed run. "auto"
+/// keeps it; another recipe throws UserError.
 Precision resolve_precision(const std::string& recipe, const std::optional<std::string>& kept,
                             c10::Device device, Group& group);
 

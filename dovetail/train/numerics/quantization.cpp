@@ -23,12 +23,12 @@ namespace {
 
 using mx::kOperands;
 
-/// Names of precision.recipe that say a dtype and nothing else.
+/// Returns true for values of precision.recipe that name only a dtype.
 bool names_dtype(const std::string& recipe) {
   return recipe == "auto" || recipe == "fp32" || recipe == "fp64";
 }
 
-/// Ours, then the user's.
+/// Built-in recipes, then the user's recipes.
 std::vector<mx::Recipe> all_recipes(const PrecisionSection& config) {
   std::vector<mx::Recipe> recipes = mx::built_in_recipes();
   for (const mx::RecipeSection& section : config.recipes) {
@@ -63,7 +63,7 @@ bool matches(const PrecisionOverride& entry, const std::string& name) {
   });
 }
 
-/// 3 of "blocks.3.ffn.up".
+/// Block number in the name of a Linear: 3 for "blocks.3.ffn.up".
 int64_t block_of(const std::string& name) {
   constexpr std::string_view kPrefix = "blocks.";
   DOVETAIL_CHECK(name.starts_with(kPrefix), "{} is in no block", name);
@@ -88,7 +88,8 @@ void check_globs(const PrecisionSection& config,
   }
 }
 
-/// Checks high_precision_ends, which precision.recipe alone reads: an override names its layers.
+/// Throws UserError if high_precision_ends has no effect. Only precision.recipe reads it, because
+/// an override names its layers.
 void check_ends(const PrecisionSection& config, const std::vector<mx::Recipe>& recipes) {
   for (const mx::RecipeSection& section : config.recipes) {
     if (section.high_precision_ends == 0) continue;
@@ -103,7 +104,7 @@ void check_ends(const PrecisionSection& config, const std::vector<mx::Recipe>& r
   }
 }
 
-/// The recipe of a Linear that begins with `recipe`, without the override `left_out`.
+/// Recipe of a Linear: `recipe`, then all overrides except `left_out`.
 mx::LinearRecipe overridden(mx::LinearRecipe recipe, const std::string& linear,
                             const PrecisionSection& config, const std::vector<mx::Recipe>& recipes,
                             const PrecisionOverride* left_out = nullptr) {
@@ -120,7 +121,7 @@ UserError no_native(const std::string& obstacle) {
                    "use precision.gemm = \"emulated\"");
 }
 
-/// Error of a recipe that leaves all Linears as they are. `ends` blocks at each end of the model
+/// Makes the error for a recipe that quantizes no Linear. `ends` blocks at each end of the model
 /// stay in high precision.
 UserError nothing_quantized(const std::string& recipe, int64_t ends, int64_t blocks,
                             size_t linears) {

@@ -21,58 +21,64 @@ class GPT;
 class Group;
 class Linear;
 
-/// Throws UserError for mistakes that show without a model: an unknown recipe, an override without
-/// layers, a name of a recipe that is taken. So are high_precision_ends without effect.
+/// Throws UserError for mistakes that can be found without a model. Examples: an unknown recipe, an
+/// override without layers, a recipe name that is taken, high_precision_ends without effect.
 void check_precision(const PrecisionSection& config);
 
-/// True if the run's recipe or an override's quantizes something. Of a config that check_precision
-/// accepts.
+/// Returns true if the run's recipe or an override quantizes something. `config` has passed
+/// check_precision.
 bool quantizes(const PrecisionSection& config);
 
-/// Of a run under precision.gemm = "native": throws UserError if `device` has no native products.
+/// Throws UserError if `device` has no native products. For runs with precision.gemm = "native".
 void check_native(const mx::NativeDevice& device);
 
-/// The quantized Linears of a model: those of all blocks if the run's recipe quantizes, as the
-/// overrides say. The head stays in high precision.
+/// Quantized Linears of a model. If the run's recipe quantizes, it applies to the Linears of all
+/// blocks, except for overrides. The head stays in high precision.
 class Quantization {
  public:
-  /// Gives each Linear of `model` its recipe. `name` is the run's recipe as resolved ("mxfp8",
-  /// "bf16"). Throws UserError for an override that matches no Linear, naming the Linears. So it
-  /// does for an override that changes no recipe or quantizes under fp64. Native products that
-  /// cannot be are refused with the first layer and tensor.
+  /// Gives each Linear of `model` its recipe. `name` is the run's resolved recipe ("mxfp8",
+  /// "bf16"). Throws UserError if an override matches no Linear, and names the Linears. Also throws
+  /// if an override changes no recipe or quantizes under fp64. If native products are not possible,
+  /// the error names the first layer and tensor.
   Quantization(GPT& model, const PrecisionSection& config, const std::string& name);
 
-  /// Before a step's first forward pass. Stochastic rounding follows from `seed`, the layer's place
-  /// and the order of its backward calls. `count`: whether `statistics` of the step will be read.
+  /// Call before a step's first forward pass. Stochastic rounding is determined by `seed`, the
+  /// layer's index and the order of its backward calls. `count`: true if `statistics` of the step
+  /// will be read.
   void begin_step(uint64_t seed, bool count = true);
 
-  /// After a step that was not skipped: puts its largest magnitudes, over all ranks, where delayed
-  /// scaling reads them.
+  /// Call after a step that was not skipped. Stores the step's amax values, maxima over all ranks,
+  /// for delayed scaling.
   void end_step(Group& group);
 
-  /// What delayed scaling knows, as it stands in a checkpoint:
-  /// "quantization.amax.<layer>.<operand>". Empty without it.
+  /// State of delayed scaling in a checkpoint: "quantization.amax.<layer>.<operand>". Empty without
+  /// delayed scaling.
   std::map<std::string, at::Tensor> tensors() const;
   static constexpr std::string_view kTensorPrefix = "quantization.";
-  /// Rank 0's `tensors` to all ranks. Throws UserError for what is missing, too much or of another
-  /// length.
+  /// Copies rank 0's `tensors` to all ranks. Throws UserError if a tensor is missing, surplus or of
+  /// another length.
   void load(const std::map<std::string, at::Tensor>& tensors, Group& group);
 
-  /// What quantization did since `begin_step`, a line of quantization.jsonl: {"step", "tensors":
-  /// [{"layer", "tensor", "format", "blocks", "scale_mode", "underflow", "saturation" (shares of
-  /// elements), "saturating_blocks", "saturating_blocks_under_floor" (shares of blocks: scale_mode
-  /// floor would have done that), "non_finite_blocks", "sqnr_db" (null without error), "amax",
-  /// "scales": [least, largest exponent]}]}.
+  /// Returns statistics of quantization since `begin_step`, a line of quantization.jsonl:
+  ///
+  ///   {"step", "tensors": [{"layer", "tensor", "format", "blocks", "scale_mode", "underflow",
+  ///   "saturation", "saturating_blocks", "saturating_blocks_under_floor", "non_finite_blocks",
+  ///   "sqnr_db", "amax", "scales": [minimum, maximum exponent]}]}
+  ///
+  /// "underflow" and "saturation" are fractions of elements. "saturating_blocks" is a fraction of
+  /// blocks; "saturating_blocks_under_floor" is the fraction that scale_mode floor would saturate.
+  /// "sqnr_db" is null if there is no error.
   nlohmann::ordered_json statistics(int64_t step) const;
-  /// Warnings about such a line, in words: the worst of the weights, of the activations and of the
-  /// gradients that lose more than kMostUnderflow of their elements to zero, or saturate in more
-  /// than kMostSaturation of their blocks. Each tensor counts once.
+  /// Returns warnings about a line of `statistics`. A tensor underflows if it loses more than
+  /// kMostUnderflow of its elements to zero. It saturates if more than kMostSaturation of its
+  /// blocks do. Each warning names the worst weight, activation or gradient. Each tensor is warned
+  /// of once.
   std::vector<std::string> warnings(const nlohmann::ordered_json& statistics);
   static constexpr double kMostUnderflow = 0.25, kMostSaturation = 0.01;
 
-  /// Of every Linear that could be quantized, in the order of `quantizable_linears`.
+  /// Recipe of every Linear that could be quantized, in the order of `quantizable_linears`.
   const std::vector<mx::LinearRecipe>& recipes() const { return recipes_; }
-  /// In the order of the model; empty when nothing is quantized.
+  /// Quantized Linears in the order of the model; empty if nothing is quantized.
   const std::vector<std::shared_ptr<Linear>>& layers() const { return layers_; }
 
  private:

@@ -7,16 +7,17 @@
 
 namespace dovetail {
 
-/// Sums of squares of the pieces of all gradients in order (ops/adamw.h), in one tensor; in a
-/// recorded step in one for each gradient, by an operation of its own, for a plan moves each
-/// gradient on its own.
+/// Returns float64 sums of squares of the gradients' pieces, in order (ops/adamw.h). The result is
+/// one tensor. In a recorded step it is one tensor per gradient, each from its own operation. A
+/// memory plan can then offload or recompute each gradient separately.
 std::vector<at::Tensor> squares_of(const std::vector<at::Tensor>& gradients);
 
-/// Float64 scalars or vectors on the CPU, undefined ones as they are: one read for all that lie on
-/// a GPU.
+/// Copies float64 scalars or vectors to the CPU, with a single read for all that are on a GPU.
+/// Undefined tensors stay undefined.
 std::vector<at::Tensor> read_together(std::span<const at::Tensor> values);
 
-/// All of them, on the CPU, added up in order: the same bits either way.
+/// Adds up all values of `squares`, CPU tensors, in order. The result has the same bits whether
+/// `squares` is one tensor or one per gradient.
 double sum_of_pieces(std::span<const at::Tensor> squares);
 
 /// Factor that scales a gradient of global norm `norm` down to `max_norm`; 1 if the norm is not

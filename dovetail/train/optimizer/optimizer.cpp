@@ -39,8 +39,8 @@ Optimizer::Optimizer(const torch::nn::Module& model, const OptimizerSection& con
   for (const auto& item : model.named_parameters()) {
     DOVETAIL_CHECK(item.value().scalar_type() == at::kFloat, "{} is not float32", item.key());
     names_.push_back(item.key());
-    // Shares the values: set_compute_dtype gives the parameter new storage where it changes the
-    // dtype, and the float32 values stay here.
+    // This tensor shares the parameter's storage. If set_compute_dtype changes the dtype, it gives
+    // the parameter new storage, and the float32 values stay here.
     initial_.push_back(item.value().detach());
   }
 }
@@ -110,9 +110,9 @@ void Optimizer::update(const GradientReducer& gradients) {
 std::vector<std::vector<size_t>> Optimizer::updated_together() const {
   int64_t elements = 0;
   for (const Part& part : parts_) elements += part.piece.size;
-  // Threads share the work best in one call. A plan has all that an operation reads and changes in
-  // memory at once, and so gets an operation for each large parameter and for every few that are
-  // small beside the model.
+  // Threads share the work best in one call. A plan needs all operands of an operation in memory at
+  // once. So a recorded step has one operation per large parameter, and one per group of small
+  // ones.
   constexpr int64_t kParts = 32, kMost = 1 << 16;
   const int64_t most = operations_are_recorded() ? std::min(elements / kParts, kMost) : elements;
   std::vector<std::vector<size_t>> out;
@@ -176,7 +176,7 @@ void Optimizer::gather_weights() {
   const c10::NoGradGuard no_grad;
   Group& group = *sharding_.group;
   for (const Bucket& bucket : buckets_) {
-    // As bytes: norms stay float32 beside bfloat16 matrices.
+    // Copies bytes, because a bucket may mix float32 norms with bfloat16 matrices.
     std::vector<std::vector<at::Tensor>> shares;
     int64_t longest = 0;
     for (int rank = 0; rank < group.size(); ++rank) {
@@ -269,7 +269,7 @@ void Optimizer::check(const std::map<std::string, at::Tensor>& tensors) const {
   const auto check = [](bool fits, const std::string& fault) {
     if (!fits)
       throw UserError(fault,
-                      "resume with the config that the checkpoint was written with (config.toml of "
+                      "resume with the config of the checkpoint (config.toml of "
                       "its run), or "
                       "begin a new run with another run.name");
   };

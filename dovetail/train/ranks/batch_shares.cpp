@@ -32,7 +32,7 @@ void check_shares(const RunConfig& config) {
              micro_batches);
 }
 
-/// What an own pace of each rank cannot be joined with, and why.
+/// Throws UserError for keys that do not work with balance.mode = "auto", with the reason.
 void check_moving(const RunConfig& config) {
   const auto refuse = [](bool there, const std::string& what, const char* why) {
     if (there)
@@ -43,9 +43,8 @@ void check_moving(const RunConfig& config) {
              "balance.shares does nothing with balance.mode = \"auto\", which measures them; leave "
              "it out");
   refuse(config.parallel.expert > 1, fmt::format("parallel.expert = {}", config.parallel.expert),
-         "ranks exchange tokens in every micro-batch, so all wait for the slowest in each, and how "
-         "fast one is by itself "
-         "cannot be measured");
+         "ranks exchange tokens in every micro-batch. So all wait for the slowest in each, and no "
+         "rank's own speed can be measured");
 }
 
 }  // namespace
@@ -60,9 +59,8 @@ void check_balance(const RunConfig& config) {
   }
   const int64_t micro_batch = config.train.micro_batch;
   user_check(micro_batch > 0,
-             "balance.mode = \"{}\" shares out micro-batches of equal size, but train.micro_batch "
-             "= {} leaves it open; "
-             "give the samples of one",
+             "balance.mode = \"{}\" needs micro-batches of equal size, but train.micro_batch = {} "
+             "leaves the size open; give a number of samples",
              balance.mode, micro_batch == TrainSection::kAuto ? "\"auto\"" : "0");
   user_check(config.train.batch % micro_batch == 0,
              "balance.mode = \"{}\" shares out micro-batches of equal size, but train.batch = {} "
@@ -70,15 +68,14 @@ void check_balance(const RunConfig& config) {
              "train.micro_batch = {}",
              balance.mode, config.train.batch, micro_batch);
   user_check(config.model.moe.load_scope != "global_batch",
-             "balance.mode = \"{}\" does not work with model.moe.load_scope = \"global_batch\": "
-             "its counts over all ranks "
-             "would follow from the shares; leave load_scope out",
+             "balance.mode = \"{}\" does not work with model.moe.load_scope = \"global_batch\". "
+             "Its counts over all ranks would depend on the shares; leave load_scope out",
              balance.mode);
-  user_check(!has_negatives(config.recommender),
-             "balance.mode = \"{}\" does not work with recommender.auxiliary_weight = {}: "
-             "negatives are drawn among the "
-             "samples of a rank, so what a step computes would follow from the shares; set it to 0",
-             balance.mode, config.recommender.auxiliary_weight);
+  user_check(
+      !has_negatives(config.recommender),
+      "balance.mode = \"{}\" does not work with recommender.auxiliary_weight = {}. Negatives are "
+      "drawn among the samples of a rank, so results would depend on the shares; set it to 0",
+      balance.mode, config.recommender.auxiliary_weight);
   user_check(balance.mode == "auto" || balance.gain == BalanceSection().gain,
              "balance.gain does nothing with balance.mode = \"{}\", whose shares do not move; "
              "leave it out",
@@ -141,8 +138,8 @@ std::optional<BatchShares::Move> BatchShares::add(Group& group, int64_t micro_ba
   std::vector<double> values(2 * ranks, 0);
   values[own] = static_cast<double>(micro_batches);
   values[ranks + own] = seconds;
-  values =
-      sum_over_ranks(group, values);  // of one number and zeros: exact, and the same on all ranks
+  // Each sum has one number and zeros. So it is exact, and the same on all ranks.
+  values = sum_over_ranks(group, values);
   const std::vector<int64_t> counts(values.begin(), values.begin() + ranks_);
   if (*std::ranges::min_element(counts) == 0) return std::nullopt;
   return moving_->add(counts, {values.begin() + ranks_, values.end()});

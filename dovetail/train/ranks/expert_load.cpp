@@ -19,7 +19,7 @@ void ExpertLoad::begin_step() {
 }
 
 std::vector<LayerChoices> sum_loads(const MoeLayers& layers, Group& group) {
-  std::vector<double> counts;  // of each layer: its experts', then those dropped
+  std::vector<double> counts;  // counts of each layer's experts, then its dropped choices
   for (const auto& [name, layer] : layers) {
     counts.insert(counts.end(), layer->load().count.begin(), layer->load().count.end());
     counts.push_back(static_cast<double>(layer->load().dropped));

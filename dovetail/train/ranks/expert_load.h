@@ -19,26 +19,28 @@ class Layer;
 
 using MoeLayers = std::vector<std::pair<std::string, std::shared_ptr<moe::Layer>>>;
 
-/// What a layer routed since its `reset_load`, over all ranks; exact below 2^53.
+/// Routing counts of a layer since its `reset_load`, summed over all ranks. Exact below 2^53.
 struct LayerChoices {
-  std::vector<double> count;  ///< choices of each expert, before dropping
+  std::vector<double> count;  ///< number of choices of each expert, before dropping
   double dropped = 0;
 };
-/// Of each layer. All ranks together.
+/// Returns the counts of each layer. All ranks call it together.
 std::vector<LayerChoices> sum_loads(const MoeLayers& layers, Group& group);
 
-/// How the tokens of a step spread over the experts of a model.
+/// Statistics of how a step's tokens spread over a model's experts.
 class ExpertLoad {
  public:
   explicit ExpertLoad(const GPT& model);
 
   bool empty() const { return layers_.empty(); }
-  /// Before a step's first forward pass.
+  /// Resets the counts. Call it before a step's first forward pass.
   void begin_step();
-  /// What was routed since, on all ranks, which call this together: a line of experts.jsonl:
-  /// {"step", "layers":
-  /// [{"layer", "load": [share of the choices that each expert got, times the number of experts: 1
-  /// is even], "entropy": of these shares, over log E, "dropped": share of the choices}]}.
+  /// Returns a line of experts.jsonl about the routing since `begin_step`. All ranks call it
+  /// together.
+  ///
+  /// {"step", "layers": [{"layer", "load", "entropy", "dropped"}]}. "load": each expert's share of
+  /// the choices times the number of experts E; 1 is balanced. "entropy": entropy of the shares /
+  /// log E. "dropped": share of the choices that were dropped.
   nlohmann::ordered_json statistics(int64_t step, Group& group) const;
 
  private:

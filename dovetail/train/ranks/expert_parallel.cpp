@@ -20,7 +20,8 @@
 namespace dovetail {
 namespace {
 
-/// One tensor of every expert of a layer: "optimizer.m.blocks.3.moe.experts." and "up.weight".
+/// Tensor that every expert of a layer has, such as "optimizer.m.blocks.3.moe.experts." and
+/// "up.weight".
 struct Family {
   std::string before, parameter;
   std::string name(int64_t expert) const {
@@ -28,7 +29,7 @@ struct Family {
   }
 };
 
-/// The same on all ranks, in the same order.
+/// Families in `own`. All ranks get the same ones in the same order.
 std::vector<Family> families(const std::map<std::string, at::Tensor>& own) {
   std::set<std::pair<std::string, std::string>> found;
   for (const auto& [name, tensor] : own) {
@@ -41,7 +42,8 @@ std::vector<Family> families(const std::map<std::string, at::Tensor>& own) {
   return list;
 }
 
-/// A Family over the ranks: each has `experts` of its holder, of each one slice of `like`'s sizes.
+/// Distribution of a Family over the ranks. Each rank has its holder's experts, and one slice per
+/// expert, with the sizes of `like`.
 class Spread {
  public:
   Spread(const GPT& model, const Family& family, const std::map<std::string, at::Tensor>& own)
@@ -56,7 +58,7 @@ class Spread {
   moe::ExpertSlice slice(int rank) const {
     return moe::expert_slice(family_.parameter, like_.sizes(), activation_, placement_, rank);
   }
-  /// Elements on each rank.
+  /// Number of elements on each rank.
   std::vector<int64_t> sizes() const {
     std::vector<int64_t> out(static_cast<size_t>(placement_.ranks));
     for (int rank = 0; rank < placement_.ranks; ++rank)
@@ -77,7 +79,7 @@ class Spread {
       own[family_.name(e)] =
           parts[static_cast<size_t>(e - first(group_->rank()))].view(like_.sizes());
   }
-  /// The elements of all ranks, as they stand in `whole`.
+  /// Flattens `whole` into the concatenation of all ranks' elements.
   at::Tensor flat_of_whole(const std::map<std::string, at::Tensor>& whole) const {
     std::vector<at::Tensor> parts;
     for (int rank = 0; rank < placement_.ranks; ++rank)
@@ -113,12 +115,12 @@ moe::Placement placement_of(const RunConfig& config) {
                              config.model.moe.ffn_width, config.model.bias);
 }
 
-/// Keys that would do nothing beside the others.
+/// Throws UserError for keys that have no effect with the other keys.
 void check_used(const ParallelSection& parallel) {
   const ParallelSection none{.shard = parallel.shard};
   user_check(parallel.expert > 1 || parallel == none,
-             "[parallel] says how experts and tokens meet, but parallel.expert = 1 spreads no "
-             "experts; set it to a number of "
+             "[parallel] has keys for expert parallelism, but parallel.expert = 1 spreads no "
+             "experts. Set it to a number of "
              "ranks, or leave out all keys but parallel.shard");
   user_check(parallel.ranks_per_node == 0 || parallel.all_to_all != "linear" || parallel.chooses(),
              "parallel.ranks_per_node = {} does nothing with all_to_all = \"linear\"; leave it out",
@@ -158,9 +160,8 @@ void check_parallel(const RunConfig& config) {
              "(parallel.expert_tensor)",
              parallel.r, cut);
   user_check(!parallel.chooses() || !config.model.moe.pad_to_capacity,
-             "\"auto\" in [parallel] goes by the rows that experts have, but "
-             "model.moe.pad_to_capacity gives all as many; "
-             "choose r, overlap, shadow and all_to_all yourself");
+             "\"auto\" in [parallel] chooses by the rows of experts, but model.moe.pad_to_capacity "
+             "gives all the same number. Set r, overlap, shadow and all_to_all yourself");
   user_check(parallel.r != 0 || !config.model.moe.pad_to_capacity,
              "model.moe.pad_to_capacity pads rows that move, but with parallel.r = 0 none does; "
              "leave one of them out");
@@ -251,7 +252,7 @@ nlohmann::ordered_json ExpertParallel::joined(nlohmann::ordered_json quantizatio
   const auto of_ranks = gather_json(*ranks_->group, quantization);
   auto& tensors = quantization["tensors"];
   for (int rank = 0; rank < ranks_->placement.ranks; ++rank) {
-    // Slices of one expert are alike: the first stands for all.
+    // Slices of one expert have similar statistics, so the first one represents all.
     if (rank == ranks_->group->rank() || ranks_->placement.slice(rank) != 0) continue;
     for (const auto& tensor : of_ranks[static_cast<size_t>(rank)]["tensors"])
       if (is_spread(tensor["layer"].get<std::string>())) tensors.push_back(tensor);

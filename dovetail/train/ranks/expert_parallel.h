@@ -16,39 +16,41 @@
 
 namespace dovetail {
 
-/// Throws UserError for what is wrong with [parallel] of a config whose model is resolved, naming
-/// parallel.<key>.
+/// Throws UserError naming parallel.<key> for an invalid [parallel] section. The config's model is
+/// resolved already.
 void check_parallel(const RunConfig& config);
-/// The same for recipes of experts under which that cannot be done.
+/// Throws UserError if the experts' recipes do not work with [parallel].
 void check_parallel(const RunConfig& config, const Quantization& quantization);
 
-/// The experts of a model over the ranks of a job: [parallel]. The world is a mesh of "data" by
-/// "expert"; experts are spread along "expert", and every rank along "data" holds the same ones.
-/// All ranks make and call it together.
+/// Expert parallelism of a job, by [parallel]. The world is a mesh of "data" by "expert". Experts
+/// are spread along "expert". Every rank along "data" holds the same experts. All ranks construct
+/// and call it together.
 class ExpertParallel {
  public:
-  /// Of a resolved config. Throws UserError naming parallel.<key> for sizes that do not fit the
+  /// Takes a resolved config. Throws UserError naming parallel.<key> for sizes that do not fit the
   /// job.
   ExpertParallel(const RunConfig& config, std::shared_ptr<Group> world);
 
-  /// What GPT takes; null: every rank has all experts.
+  /// Ranks of the experts, to be passed to GPT. Null if every rank has all experts.
   const std::shared_ptr<const moe::ExpertRanks>& ranks() const { return ranks_; }
 
-  /// Whether a rank has only its part of the tensors of this name.
+  /// Returns true if each rank has only its part of the tensors of this name.
   bool is_spread(const std::string& name) const;
 
-  /// The ranks over which each parameter's gradient is summed, in the order of the model: those
-  /// that hold it.
+  /// Returns the ranks over which each parameter's gradient is summed: the ranks that hold it. One
+  /// group per parameter, in the order of the model.
   std::vector<std::shared_ptr<Group>> gradient_groups(const GPT& model) const;
 
-  /// A line of quantization.jsonl of this rank, with the experts of the other ranks.
+  /// Adds the experts of the other ranks to this rank's line of quantization.jsonl.
   nlohmann::ordered_json joined(nlohmann::ordered_json quantization) const;
 
-  /// Tensors of a checkpoint ("model.<parameter>", "optimizer.m.<parameter>", ...; others pass)
-  /// between what each rank has of the experts and whole ones under their numbers among all
-  /// experts. `gathered` gives rank 0 all of them, the other ranks nothing. `scattered` gives each
-  /// rank its own part of rank 0's, as copies, of every expert and tensor that `own` (the rank's,
-  /// live) names. Throws UserError on all ranks where rank 0's do not fit.
+  /// Converts a checkpoint's tensors between each rank's parts of experts and whole experts,
+  /// numbered over all ranks. Names are "model.<parameter>", "optimizer.m.<parameter>" and so on.
+  /// Tensors of other names pass unchanged.
+  ///
+  /// `gathered` gives rank 0 the whole tensors and the other ranks nothing. `scattered` copies to
+  /// each rank its own part of rank 0's tensors. It covers every expert and tensor that `own`, the
+  /// rank's live tensors, names. Throws UserError on all ranks if rank 0's tensors do not match.
   std::map<std::string, at::Tensor> gathered(const GPT& model,
                                              const std::map<std::string, at::Tensor>& own) const;
   std::map<std::string, at::Tensor> scattered(const GPT& model,

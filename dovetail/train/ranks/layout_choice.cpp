@@ -16,12 +16,13 @@ namespace {
 
 constexpr int kMostShadowed = 8;
 
-/// Of experts of three matrices (swiglu) half as much again as of two.
+/// Hidden width for the cost model, which assumes two matrices per expert. Experts with three
+/// (swiglu) count 1.5 times.
 int64_t hidden_of(const ModelConfig& model) {
   return model.moe.ffn_width * (up_width(model.activation, 1) + 1) / 2;
 }
 
-/// Keys that a plan without moving rows (r = 0) would not obey.
+/// Returns true if a key requires that rows move. A plan with r = 0 moves none.
 bool asks_for_moving_rows(const ParallelSection& asked) {
   const ParallelSection none;
   return asked.shadow > 0 || asked.overlap > 1 || asked.all_to_all == "2dh" ||
@@ -54,7 +55,7 @@ ExpertPlans::ExpertPlans(const GPT& model, const RunConfig& config, int64_t toke
     costs_ = config_.costs.empty()
                  ? calibrate(*ranks_->group, static_cast<int>(config_.ranks_per_node)).model
                  : read_cost_model(config_.costs);
-    // Ranks of other replicas measured their own.
+    // Other replicas measured their own costs. All ranks use rank 0's.
     const nlohmann::json of_all = broadcast_json(world, to_json(*costs_));
     costs_ = parse_cost_model(of_all, "the measured costs");
   }

@@ -17,27 +17,28 @@
 
 namespace dovetail {
 
-/// How rows and experts of each layer meet, step by step: as [parallel] says, and where that is
-/// "auto" by a cost model and the load. All ranks make the same choice. Without spread experts it
-/// does nothing.
+/// Plans of the expert-parallel layers (moe::Plan), as [parallel] prescribes. Keys that are "auto"
+/// are chosen by a cost model and the load, every few steps. All ranks make the same choice.
+/// Without expert parallelism it does nothing.
 class ExpertPlans {
  public:
-  /// Gives the layers of `model` their first plans, for an even load. Reads the cost model where
-  /// one is needed, or measures it: all ranks of the world together. `config` has passed
-  /// check_parallel.
+  /// Gives the layers of `model` their first plans, for an even load. `tokens` is the number of
+  /// tokens of a rank in a forward pass, `compute` the dtype of rows. If a key is "auto", it reads
+  /// the cost model or measures it. All ranks of the world construct it together. `config` has
+  /// passed check_parallel.
   ExpertPlans(const GPT& model, const RunConfig& config, int64_t tokens, at::ScalarType compute,
               const ExpertParallel& parallel, Group& world);
 
-  /// After a step, before the load is reset: plans for the next ones, every parallel.choose_every
-  /// steps by the load of this one.
+  /// Call after a step, before the load is reset. Every parallel.choose_every steps it chooses
+  /// plans for the next steps by this step's load.
   void end_step(int64_t step, Group& world);
 
-  /// What was chosen at first, in words; empty: nothing was to choose.
+  /// First choice, as a line for the log; empty if no key is "auto".
   const std::string& choice() const { return choice_; }
 
-  /// For the layers of an experts.jsonl line: each layer's plan, in order; and all-to-alls of all
-  /// ranks since the last call: calls and bytes of a step, seconds a rank waited in it. All ranks
-  /// of the world together.
+  /// Records for a line of experts.jsonl. `plans`: each layer's plan, in order. `traffic`:
+  /// all-to-alls since the previous call, averaged over ranks. It has calls and bytes per step, and
+  /// seconds per step that a rank waited. All ranks of the world call `traffic` together.
   nlohmann::ordered_json plans() const;
   nlohmann::ordered_json traffic(int64_t step, Group& world);
   bool empty() const { return layers_.empty(); }
@@ -48,7 +49,7 @@ class ExpertPlans {
   ParallelSection config_;
   std::shared_ptr<const moe::ExpertRanks> ranks_;
   std::vector<std::pair<std::string, std::shared_ptr<moe::Layer>>> layers_;
-  bool modules_ = false;  ///< quantized experts stay where they are
+  bool modules_ = false;  ///< experts are quantized, so they are never gathered
   std::optional<CostModel> costs_;
   moe::LayerLoad load_;
   std::string choice_;

@@ -35,9 +35,8 @@ std::string keys_name(const embedding::TableSpec& table) {
   return table_tensor(table.name, "keys");
 }
 
-/// The tables of a config for looking up alone: no optimizer keeps state beside their rows, which
-/// are what those of the run stand for; those without a fixed vocabulary have a row for each key
-/// that there is, and one of zeros.
+/// Tables for lookup only: float32 rows without optimizer state. A table without a fixed vocabulary
+/// has one row per stored key, after a row of zeros.
 embedding::PackSpec for_lookups(embedding::PackSpec spec, const Snapshot& snapshot) {
   spec.optimizer = {.kind = embedding::OptimizerKind::kSgd};
   spec.row_dtype = embedding::RowDtype::kFloat32;
@@ -49,7 +48,7 @@ embedding::PackSpec for_lookups(embedding::PackSpec spec, const Snapshot& snapsh
   return spec;
 }
 
-/// Throws UserError unless they ascend as numbers without a sign.
+/// Throws UserError unless the keys ascend as unsigned numbers.
 void check_keys(const at::Tensor& keys, const std::string& name,
                 const std::filesystem::path& from) {
   user_check(keys.dim() == 1 && keys.scalar_type() == at::kLong,
@@ -59,7 +58,7 @@ void check_keys(const at::Tensor& keys, const std::string& name,
              "{}: the keys of tensor {} do not ascend", from.string(), name);
 }
 
-/// Rows as float32, of which there is one copy more at a time: tables are large.
+/// Decodes rows to float32, one table at a time. Tables are large, so only one extra copy exists.
 at::Tensor decoded(const at::Tensor& rows, embedding::RowDtype dtype, int64_t dim) {
   if (rows.scalar_type() != embedding::stored_type(dtype) || rows.dim() != 2 ||
       rows.size(1) != embedding::stored_width(dtype, dim))
@@ -182,7 +181,7 @@ void export_recommender(const TrainedRecommender& recommender,
        {{"function", "xxh64"},
         {"seed", 0},
         {"cross_separator", "\x1f"},
-        {"row", "key mod num_rows, or that of keys where num_rows is 0"}}},
+        {"row", "key mod num_rows, or the key's index in keys if num_rows is 0"}}},
       {"dense_scales", to_json(recommender.scales())},
       {"config", config_to_json([&](Section& s) { config.describe(s); })}};
   write_file_atomically(folder / kJsonFile, json.dump(2) + "\n");

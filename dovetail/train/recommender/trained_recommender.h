@@ -15,26 +15,26 @@
 
 namespace dovetail {
 
-/// A recommender out of a checkpoint or an export, ready to score rows: its tables whole, in memory
-/// and without their optimizer's state, on the CPU.
+/// Recommender of a checkpoint or an export, ready to score rows on the CPU. Its tables are
+/// complete, in memory, without optimizer state.
 class TrainedRecommender {
  public:
-  /// Takes the tensors. Throws UserError when they, or the statistics of dense columns, are not
-  /// those of the config.
+  /// Takes over the tensors. Throws UserError if the tensors or the statistics of dense columns do
+  /// not match the config.
   explicit TrainedRecommender(StoredRun stored);
 
   const RunConfig& config() const { return config_; }
   int64_t step() const { return step_; }
-  /// What rows are scaled by before they are scored.
+  /// Scales to apply to the dense columns of rows before they are scored.
   const std::vector<DenseScale>& scales() const { return scales_; }
-  /// (B, tasks), float32: the log-odds of a batch whose dense columns were scaled so.
+  /// Returns the log-odds of a batch, (B, tasks) float32. Dense columns are scaled by `scales`.
   at::Tensor logits(const RowBatch& batch) const;
-  /// "model.<parameter>", "embedding.<table>.weight" (rows, dim) and, of a table without a fixed
-  /// vocabulary, its keys, "embedding.<table>.keys" (rows); views.
+  /// Views of all tensors: "model.<parameter>" and "embedding.<table>.weight" (rows, dim). A table
+  /// without a fixed vocabulary also has its keys, "embedding.<table>.keys" (rows).
   std::map<std::string, at::Tensor> tensors() const;
 
  private:
-  /// Ids with rows of `tables_` in the place of keys.
+  /// Replaces keys by row numbers of `tables_`.
   embedding::Jagged rows_of(embedding::Jagged ids) const;
 
   RunConfig config_;
@@ -42,19 +42,21 @@ class TrainedRecommender {
   std::vector<DenseScale> scales_;
   std::shared_ptr<Recommender> model_;
   RecommenderLookups lookups_;
-  embedding::PackedTables
-      tables_;  ///< without a fixed vocabulary the rows of `keys_`, behind one of zeros
-  std::vector<at::Tensor>
-      keys_;  ///< of each table (rows) int64, ascending by their bits; or undefined
+  /// Tables without a fixed vocabulary have a row of zeros for unknown keys, then the rows of
+  /// `keys_`.
+  embedding::PackedTables tables_;
+  /// Keys of each table, (rows) int64, ascending as unsigned numbers. Undefined for a fixed
+  /// vocabulary.
+  std::vector<at::Tensor> keys_;
 };
 
-/// Writes model.safetensors and recommender.json (docs/recommenders.md) into `folder`, which
-/// `dovetail eval` and dovetail.recommender.load of the Python package read.
+/// Writes model.safetensors and recommender.json (docs/recommenders.md) into `folder`. `dovetail
+/// eval` and dovetail.recommender.load of the Python package read them.
 void export_recommender(const TrainedRecommender& recommender, const std::filesystem::path& folder);
 
 bool is_exported_recommender(const std::filesystem::path& folder);
-/// What a checkpoint would hold, but no optimizer. Throws UserError for files that were changed or
-/// are newer.
+/// Returns the content of an export as a checkpoint without optimizer state. Throws UserError if
+/// files were changed or have a newer version.
 Snapshot read_exported_recommender(const std::filesystem::path& folder);
 
 }  // namespace dovetail

@@ -15,22 +15,20 @@
 namespace dovetail {
 namespace {
 
-/// What depends on the length of the run, and how far its days decide it.
+/// Checks keys that depend on the length of the run, and the keys that depend on rows.day.
 void check_steps(const RunConfig& config) {
   const bool pass = config.train.steps == TrainSection::kPass;
   user_check(!pass || config.rows.by_day(),
-             "train.steps = \"pass\" is one pass over the days of rows.day, which names no column; "
-             "name one, or give a "
-             "number of steps");
+             "train.steps = \"pass\" is one pass over the days of rows.day, which names no column. "
+             "Name one, or give a number of steps");
   user_check(!config.rows.by_day() || config.eval.every_steps == EvalSection().every_steps,
-             "eval.every_steps does nothing with rows.day = \"{}\": the run is measured at the "
-             "beginning of each day; "
-             "leave it out",
+             "eval.every_steps does nothing with rows.day = \"{}\": the run is measured at each "
+             "day's beginning; leave it out",
              config.rows.day);
   if (!pass) check_length(config, config.train.steps);
 }
 
-/// Runs whose state cannot be sharded.
+/// Throws UserError if parallel.shard does not work with this run.
 void check_shard(const RunConfig& config) {
   if (!config.parallel.shards()) return;
   const auto refuse = [&](bool there, const std::string& what, const char* why,
@@ -70,9 +68,8 @@ void check_run_config(const RunConfig& config) {
              "train.micro_batch = {} is larger than train.batch = {}", config.train.micro_batch,
              config.train.batch);
   user_check(config.train.micro_batch != TrainSection::kAuto || config.recommends(),
-             "train.micro_batch = \"auto\" is of recommenders; give the samples that fit into "
-             "memory at once, or 0 for "
-             "all of a rank's");
+             "train.micro_batch = \"auto\" is for recommenders; give the samples that fit into "
+             "memory at once. 0: all samples of the rank");
   user_check(config.optimizer.betas.size() == 2,
              "optimizer.betas has {} entries, but AdamW has two: [beta1, beta2]",
              config.optimizer.betas.size());
@@ -98,7 +95,7 @@ namespace {
 
 RunConfig read_run_config(const std::string& toml, const std::string& name,
                           const std::vector<std::string>& overrides) {
-  // Once to learn the preset, which decides the defaults of the second reading.
+  // The first reading finds the preset, which decides the defaults of the second one.
   RunConfig first;
   parse_config([&](Section& s) { first.describe(s); }, toml, name, overrides);
   RunConfig config;

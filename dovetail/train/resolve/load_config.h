@@ -8,14 +8,14 @@
 
 namespace dovetail {
 
-/// Throws UserError for keys that contradict one another (batch divisible, warm-up shorter than the
-/// run, ...) or would have no effect.
+/// Throws UserError for keys that contradict one another or have no effect. For example,
+/// train.batch must be divisible and the warm-up shorter than the run.
 void check_run_config(const RunConfig& config);
 
-/// The config of a file with its `--set`s; presets applied, and checked.
+/// Returns the config of a file with its `--set` overrides, presets applied, after all checks.
 RunConfig load_run_config(const std::filesystem::path& path,
                           const std::vector<std::string>& overrides);
-/// The same without a file.
+/// Returns the default config with `--set` overrides, after all checks.
 RunConfig default_run_config(const std::vector<std::string>& overrides);
 
 }  // namespace dovetail

@@ -84,7 +84,7 @@ Progress::Progress(int64_t first_step, int64_t steps, Mode mode)
       last_tenth_(first_step * 10 / std::max<int64_t>(1, steps)) {}
 
 void Progress::update(ProgressState state, double step_s) {
-  // The first step of a process warms caches up and says little about the rest.
+  // The first step of a process warms up caches and is not representative.
   const bool early = state.step - first_step_ <= 2;
   const auto average = [early](double mean, double value) {
     return early ? value : 0.95 * mean + 0.05 * value;

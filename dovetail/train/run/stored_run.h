@@ -7,11 +7,11 @@
 
 namespace dovetail {
 
-/// A checkpoint, and the config of the run that it is of.
+/// A checkpoint and the config of its run.
 struct StoredRun {
   Snapshot snapshot;
   RunConfig config;
-  std::filesystem::path checkpoint;  ///< its own folder
+  std::filesystem::path checkpoint;  ///< folder of the checkpoint
 };
 
 /// A run's folder (its newest checkpoint that verifies) or a checkpoint's. Throws UserError if

@@ -7,7 +7,8 @@
 
 namespace dovetail {
 
-/// What a checkpoint stores of its model and tokenizer under `state`, so that it is self-contained.
+/// Converts a tokenizer to and from the entry "tokenizer" of a checkpoint's `state`. It makes the
+/// checkpoint self-contained.
 nlohmann::json tokenizer_state(const Tokenizer& tokenizer);
 std::unique_ptr<Tokenizer> tokenizer_from_state(const nlohmann::json& state);
 

@@ -15,7 +15,8 @@
 namespace dovetail {
 namespace {
 
-/// What there is of a table, in groups of rows that belong to the same keys.
+/// Tensor of a hashed table in a checkpoint. kKnown belongs to the keys with rows, kCandidates to
+/// the candidates.
 struct Part {
   std::string_view name;
   at::Tensor& (*of)(embedding::KeyedRows& rows);
@@ -35,7 +36,7 @@ constexpr std::array<Part, 3> kCandidates = {{
     {"candidate_last_step", [](Rows& rows) -> at::Tensor& { return rows.candidates.last_step; }},
 }};
 
-/// Those of a group that a table has, the keys first.
+/// Parts of `group` that the table has, keys first. A table may have no optimizer state.
 std::vector<Part> parts_of(std::span<const Part> group, const embedding::PackSpec& spec,
                            int64_t table) {
   std::vector<Part> parts;
@@ -141,9 +142,8 @@ nlohmann::ordered_json counters_json(int64_t step, const embedding::HashedCounte
 
 std::string counters_line(const embedding::HashedCounters& c) {
   return fmt::format(
-      "tables without a vocabulary: {} rows in {}, {} admitted, {} evicted; accesses: {} found, {} "
-      "of keys not "
-      "admitted, {} refused for want of rows, {} of memory, {} of candidates",
+      "tables without a vocabulary: {} rows in {}, {} admitted, {} evicted. Accesses: {} found, {} "
+      "of keys not admitted, {} refused for lack of rows, {} of memory, {} of candidates",
       format_grouped(c.rows), format_bytes(static_cast<double>(c.bytes)),
       format_grouped(c.admitted), format_grouped(c.evicted), format_grouped(c.found),
       format_grouped(c.not_admitted), format_grouped(c.refused_full),

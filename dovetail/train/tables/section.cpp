@@ -9,7 +9,7 @@
 namespace dovetail {
 namespace {
 
-/// Keys of memory_bytes.
+/// Throws UserError for keys that have no effect with this memory_bytes and policy.
 void check_tiers(const EmbeddingSection& embedding) {
   const EmbeddingSection none;
   const auto only_tiers = [&](const char* key, bool given) {
@@ -69,12 +69,10 @@ void check_embedding(const RunConfig& config) {
                  std::ranges::any_of(config.rows.sparse,
                                      [](const auto& feature) { return !feature.hashed(); }),
              "embedding.memory_bytes does nothing: every feature of rows.sparse has max_rows, and "
-             "such tables stay in "
-             "memory; leave it out, or give a feature num_rows");
+             "their tables stay in memory. Leave it out, or give a feature num_rows");
   user_check(hashed || config.embedding.dynamic == DynamicSection(),
-             "[embedding.dynamic] does nothing: every feature of rows.sparse has num_rows; leave "
-             "it out, or give one "
-             "max_rows in its place");
+             "[embedding.dynamic] does nothing: every feature of rows.sparse has num_rows. Leave "
+             "it out, or give a feature max_rows instead");
 }
 
 void DynamicSection::describe(Section& s) {
@@ -167,9 +165,8 @@ void EmbeddingSection::describe(Section& s) {
   s.value("memory_bytes", memory_bytes,
           "Memory of each rank for rows and their state. Rows that are used least are stored in "
           "files of the run's "
-          "folder. 0: all rows stay in memory. auto: all rows if they fit next to the memory "
-          "measured in some steps "
-          "before the first, else the remaining memory. Results do not depend on it")
+          "folder. 0: all rows stay in memory. auto: all rows if they fit, else the memory that "
+          "remains, measured in some steps before the first. Results do not depend on it")
       .unit("bytes")
       .range(0, 1e15)
       .word("auto", kAuto);
@@ -184,9 +181,8 @@ void EmbeddingSection::describe(Section& s) {
       .unit("steps")
       .range(0, kManySteps);
   s.value("step_rows", step_rows,
-          "Maximum number of distinct rows of a table that one step reads from the disk; 0: twice "
-          "the number in the "
-          "first batch")
+          "Maximum number of distinct rows of a table that one step reads from the disk. 0: twice "
+          "the number in the first batch")
       .range(0, 1e12);
   s.section("dynamic", dynamic,
             "Admission and eviction of ids in tables without a fixed vocabulary, which have "

@@ -4,7 +4,7 @@
 
 namespace dovetail {
 
-/// The most steps that a key of a config may be.
+/// Maximum number of steps that a config key accepts.
 inline constexpr double kManySteps = 1e12;
 
 /// Throws UserError for keys of [embedding] that contradict one another or would have no effect.

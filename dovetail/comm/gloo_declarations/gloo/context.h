@@ -5,7 +5,8 @@
 
 namespace gloo {
 
-/// Made and used inside libtorch_cpu.so only; ProcessGroupGloo.hpp calls this one function inline.
+/// Created and used only inside libtorch_cpu.so. ProcessGroupGloo.hpp calls only this function
+/// inline.
 class Context {
  public:
   void setTimeout(std::chrono::milliseconds timeout);

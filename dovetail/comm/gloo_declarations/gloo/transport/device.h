@@ -4,7 +4,7 @@ namespace gloo::transport {
 
 class Device;
 
-/// Deleted through its base by c10d's work objects.
+/// Base class through which c10d's work objects delete their buffers.
 class UnboundBuffer {
  public:
   virtual ~UnboundBuffer();
