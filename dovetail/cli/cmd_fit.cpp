@@ -27,7 +27,7 @@ struct Model {
   FitOptions defaults;
 };
 
-/// Defaults are those of hybrid/.
+/// Models and their default options, which come from hybrid/.
 const std::array<Model, 4>& models() {
   const hybrid::MixtureOptions mixture;
   const hybrid::LogisticOptions logistic;
@@ -55,7 +55,7 @@ const Model& model_of(const std::string& name) {
   return *std::ranges::find_if(models(), [&](const Model& model) { return model.name == name; });
 }
 
-/// The options of models, which the parser refuses with those that they do not go with.
+/// Declares the options of models. The parser refuses an option if the model does not have it.
 void declare_models(Arguments& arguments, FitOptions& options) {
   const FitOptions &gmm = model_of("gmm").defaults, &linear = model_of("linear").defaults,
                    &logistic = model_of("logistic").defaults, &pca = model_of("pca").defaults;
@@ -121,7 +121,7 @@ void declare_models(Arguments& arguments, FitOptions& options) {
       .range(0, 9e15);
 }
 
-/// "--k 3 --covariance full": all options of a model.
+/// Returns all options of a model: "--k 3 --covariance full".
 std::string words_of(const std::string& model, FitOptions options) {
   Arguments arguments;
   declare_models(arguments, options);
@@ -224,7 +224,7 @@ class FitCommand : public Command {
     try {
       model_of(model_).fit(options, context, outcome);
     } catch (const UserError&) {
-      state.done();  // it ends like this again, from wherever it goes on
+      state.done();  // a resumed job would end in the same way
       throw;
     }
     json["seconds"] = {{"read", read - start}, {"fit", now_seconds() - read}};
@@ -242,7 +242,7 @@ class FitCommand : public Command {
   }
 
  private:
-  /// What was given, and the model's defaults.
+  /// Returns the given options, with the model's defaults for all others.
   FitOptions resolved() const {
     FitOptions options = model_of(model_).defaults;
     options.target = given_.target;
@@ -271,7 +271,7 @@ class FitCommand : public Command {
 
   TableOptions table_;
   std::string model_, out_;
-  /// What was not given is empty or -1.
+  /// Options as given; empty or -1 if not given.
   FitOptions given_ = {.init = {},
                        .covariance = {},
                        .target = {},

@@ -21,9 +21,8 @@
 namespace dovetail::cli {
 namespace {
 
-/// Text as a field of CSV (RFC 4180).
-/// Lines "file,row,<probability of each task>": the probability with as many digits as a float32
-/// has.
+/// Writer of lines "file,row,<probability of each task>" as CSV (RFC 4180). Probabilities have as
+/// many digits as a float32.
 class PredictionFile {
  public:
   PredictionFile(const std::string& path, const std::vector<std::string>& tasks) : file_(path) {
@@ -51,7 +50,7 @@ class PredictionFile {
   AtomicFile file_;
 };
 
-/// What is read, with the options of the command in place of the run's.
+/// Returns the rows to read: the run's, with the options of the command in their place.
 RowsConfig rows_to_read(const RunConfig& config, const RecommenderEvaluation& options) {
   RowsConfig rows = config.rows;
   if (!options.files.empty()) rows.files = options.files;

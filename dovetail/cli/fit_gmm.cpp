@@ -53,7 +53,7 @@ hybrid::MixtureResult iterate(const FitOptions& options, const FitContext& conte
       });
 }
 
-/// With the verdict and the figures that `outcome` has.
+/// Writes the model, with the verdict and the figures of `outcome`.
 void write(const RunFolder& run, const FitOptions& options, const FitContext& context,
            const hybrid::MixtureResult& result, const at::Tensor& counts,
            const FitOutcome& outcome) {

@@ -14,7 +14,7 @@ namespace {
 using hybrid::SimResult;
 
 constexpr int64_t kPaperCores = 16;
-/// What is called the same: times within this part of each other.
+/// Relative difference of times that count as equal.
 constexpr double kSame = 0.05;
 
 hybrid::SimResult simulate(const HybridCluster& cluster, const HybridCluster::Case& which,
@@ -126,7 +126,7 @@ NodesCase study_nodes(const HybridCluster& cluster, int64_t nodes, int64_t gpus,
   return result;
 }
 
-/// What stands on one node.
+/// Adds the claims about one node.
 void claim_one_node(ReadingResult& result, const HybridCluster& cluster, bool paper, bool fitted) {
   const NodeCase &cpu = result.one_node[0], &gpu = result.one_node[1], &hybrid = result.one_node[2],
                  &two = result.one_node[3];
@@ -161,7 +161,7 @@ void claim_one_node(ReadingResult& result, const HybridCluster& cluster, bool pa
        hybrid.seconds < two.seconds});
 }
 
-/// What stands on several.
+/// Adds the claims about several nodes.
 void claim_nodes(ReadingResult& result, const StudyOptions& options) {
   const NodesCase &one = result.nodes[0],
                   &most = result.nodes[static_cast<size_t>(options.nodes) - 1];

@@ -42,8 +42,8 @@ std::vector<std::string> paper_assumptions(const HybridCluster& cluster);
 
 struct StudyOptions {
   int64_t nodes = 6, most_nodes = 1024, runs = 200, seed = 0;
-  bool paper =
-      true;  ///< the cluster is the paper's, so results are shown next to the paper's figures
+  /// The cluster is the paper's, so results are shown next to the paper's figures.
+  bool paper = true;
 };
 
 /// Runs on one node with some of its devices, over several seeds.
@@ -60,8 +60,8 @@ struct NodesCase {
   int64_t nodes = 1, gpus = 1;
   double cpu_s = 0, gpu_s = 0, hybrid_s = 0;
   double speed_up() const { return std::min(cpu_s, gpu_s) / hybrid_s; }
-  // Seconds of an iteration of the hybrid: computing of a core, computing of a GPU, and its part
-  // that was spent on neither.
+  // Seconds per iteration of the hybrid run: computing of a core, computing of a GPU, whole
+  // iteration. The iteration also includes the part that was spent on neither.
   double core_task_s = 0, gpu_task_s = 0, iteration_s = 0;
   double core_shard_s = 0, gpu_shard_s = 0;
 };

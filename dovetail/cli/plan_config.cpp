@@ -59,7 +59,7 @@ class ConfigPlan {
     options_.curve_budgets = request.curve || !request.out.empty() ? PlannedStep::kCurveBudgets : 0;
     user_check(group_->size() == 1, "dovetail plan looks at one rank, but this job has {}",
                group_->size());
-    keep_freed_memory();  // as `dovetail train`
+    keep_freed_memory();  // like `dovetail train`
   }
 
   void make() {

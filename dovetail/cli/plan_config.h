@@ -28,9 +28,9 @@ RunConfig config_of(const PlanRequest& request);
 /// budget is enough.
 void plan_config(const PlanRequest& request);
 
-/// Prints the largest batch that fits into this machine's memory, or into memory.budget if it is
-/// set. Returns false if a step of the config does not fit. Nothing of the config's size is
-/// allocated unless it is estimated to fit.
+/// Prints whether a step of the config fits into this machine's memory, or into memory.budget if it
+/// is set. Also prints the largest batch that fits. Returns false if the step does not fit. Nothing
+/// of the config's size is allocated unless it is estimated to fit.
 bool say_whether_it_fits(const PlanRequest& request);
 
 }  // namespace dovetail::cli

@@ -22,7 +22,7 @@ namespace {
 const std::map<std::string, BadValues> kBadValues = {
     {"zero", BadValues::kZero}, {"skip", BadValues::kSkip}, {"error", BadValues::kError}};
 
-/// "a,b" as names. A name with a comma stands in quotes: a,"b,c".
+/// Splits "a,b" into names. A name with a comma is in quotes: a,"b,c".
 std::vector<std::string> parse_names(const char* option, const std::string& text) {
   std::vector<std::string> names;
   for (size_t at = 0; !text.empty() && at <= text.size(); ++at) {
@@ -265,7 +265,7 @@ std::string file_words(const std::string& name) {
 void write_table(const std::filesystem::path& path, const std::vector<std::string>& columns,
                  const at::Tensor& rows, const std::vector<std::string>& names) {
   std::string text;
-  // Readers pass over an empty line, which would be the header of one column without a name.
+  // An empty line would be skipped by readers. It would be the header of one column without a name.
   const auto name_of = [](const std::string& column) {
     return column.empty() ? "\"\"" : csv_field(column);
   };

@@ -43,7 +43,7 @@ embedding::HashedOptions hashed_options(const DynamicSection& config) {
           .keep_rows = config.keep_rows};
 }
 
-/// Nothing where all rows are in memory.
+/// Returns nullopt if all rows are in memory.
 std::optional<embedding::TierOptions> tier_options(const RunConfig& config,
                                                    const embedding::PackSpec& spec,
                                                    const embedding::EmbeddingPlan& plan,

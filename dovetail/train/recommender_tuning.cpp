@@ -15,7 +15,7 @@ namespace {
 constexpr int kRounds = 3;
 constexpr int64_t kParts = 8;
 constexpr double kLeftOut = 1.2, kNoise = 1.03;
-constexpr double kUsable = 0.9;  ///< of the memory available
+constexpr double kUsable = 0.9;  ///< usable fraction of the available memory
 
 std::vector<int64_t> groups_to_try(int64_t asked, int64_t tables) {
   if (asked != EmbeddingSection::kAuto) return {asked};

@@ -14,7 +14,7 @@ std::string escaped(const Json& object, const char* key) {
   return escape_html(object.at(key).get<std::string>());
 }
 
-/// JSON inside a <script>: without '<' there is neither an end tag nor a comment in it.
+/// JSON for use inside a <script>. Without '<' it contains no end tag and no comment.
 std::string script_json(const Json& json) {
   std::string text;
   for (const char c : json.dump(-1, ' ', false, Json::error_handler_t::replace)) {
