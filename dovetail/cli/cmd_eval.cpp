@@ -108,7 +108,7 @@ class EvalCommand : public Command {
   /// Throws UserError for an option that the trained model does not read.
   void check_options(const RunConfig& config) const {
     const auto only = [&](const char* option, bool given, bool read) {
-      user_check(!given || read, "{} does nothing here: {} is of a {}; leave it out", option, run_,
+      user_check(!given || read, "{} does nothing here: {} holds a {}; leave it out", option, run_,
                  config.recommends() ? "recommender" : "GPT");
     };
     const bool recommends = config.recommends();

@@ -105,13 +105,11 @@ void declare_models(Arguments& arguments, FitOptions& options) {
       .goes_with({"gmm", "logistic", "pca"})
       .range(1, 1e9);
   arguments
-      .option(
-          "--tolerance", "T", &options.tolerance,
-          fmt::format(
-              "stop when the log-likelihood of a row changed by less ({}); when no element of the "
-              "gradient "
-              "is larger ({}); when directions are right to this part of the largest variance ({})",
-              gmm.tolerance, logistic.tolerance, pca.tolerance))
+      .option("--tolerance", "T", &options.tolerance,
+              fmt::format("stop below this value. gmm: change of the log-likelihood of a row ({}). "
+                          "logistic: largest element of the gradient ({}). pca: error of "
+                          "directions, as a part of the largest variance ({})",
+                          gmm.tolerance, logistic.tolerance, pca.tolerance))
       .goes_with({"gmm", "logistic", "pca"})
       .range(0, 1e30);
   arguments

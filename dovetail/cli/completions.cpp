@@ -137,6 +137,7 @@ std::string zsh_script(const std::vector<CommandEntry>& entries) {
     }
     cases += " ;;\n";
   }
+  // words: off (a script)
   return fmt::format(
       "#compdef dovetail\n"
       "# dovetail completion for zsh: source <(dovetail completions zsh)\n"
@@ -151,6 +152,7 @@ std::string zsh_script(const std::vector<CommandEntry>& entries) {
       "}}\n"
       "compdef _dovetail dovetail\n",
       names, cases);
+  // words: on
 }
 
 std::string fish_script(const std::vector<CommandEntry>& entries) {

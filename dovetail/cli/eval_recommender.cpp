@@ -95,11 +95,10 @@ Evaluated score_all(const TrainedRecommender& recommender, const RecommenderEval
     scored.add(logits, next.batch);
     if (predictions) predictions->add(logits, next, stream.files());
   }
-  user_check(
-      rows > 0,
-      "there is no row to measure: {} have no label, {} are bad and left out; look at --split, "
-      "rows.validation_fraction and rows.label",
-      stream.num_unlabelled(), stream.num_bad());
+  user_check(rows > 0,
+             "there is no row to measure: {} have no label, {} are bad; look at --split, "
+             "rows.validation_fraction, rows.label",
+             stream.num_unlabelled(), stream.num_bad());
   Evaluated found{.validation = scored.measure(config, rows, group),
                   .bad = stream.num_bad(),
                   .unlabelled = stream.num_unlabelled()};

@@ -22,7 +22,7 @@ constexpr const char* kFooter =
     "`dovetail COMMAND --help` shows a command's options and an example.\n"
     "Exit codes: 0 done, 1 failed, 2 the input was wrong. With --json, results and errors are one "
     "JSON object on\n"
-    "standard output; progress and messages for people always go to standard error.";
+    "standard output. Progress and messages for people always go to standard error.";
 
 double parse_number(const Argument& argument, const std::string& word) {
   double value = 0;

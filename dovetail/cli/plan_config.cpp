@@ -32,7 +32,7 @@ RunConfig load(const PlanRequest& request) {
   if (config.recommends())
     throw UserError(fmt::format("dovetail plan takes steps of a GPT on random tokens, but {} "
                                 "trains recommender.model = "
-                                "\"{}\", whose steps are recorded on its own rows",
+                                "\"{}\", whose steps need its own rows",
                                 request.config, config.recommender.model),
                     "dovetail train with memory.budget makes the plan and writes it to the run's "
                     "folder, with a report");

@@ -75,8 +75,8 @@ void TableOptions::declare_data(Arguments& arguments) {
                    "Columns to leave out, by name or place, such as a,3");
   arguments
       .option("--bad-values", "WHAT", &bad_values_,
-              "Treatment of a value that is no number: error, zero (a row without its target is "
-              "left out), or skip its "
+              "Treatment of a value that is no number: error, zero (leaves out a row without "
+              "target), or skip its "
               "row (error)")
       .one_of({"error", "zero", "skip"});
 }
@@ -118,7 +118,7 @@ void TableOptions::check() const {
              decimal_);
   if (executors_.empty()) {
     user_check(share_.empty() && verify_ == 0,
-               "--share and --verify are about --executors, of which there are none");
+               "--share and --verify are about --executors, but there are none");
     return;
   }
   hybrid::parse_executors(executors_);

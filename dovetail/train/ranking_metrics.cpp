@@ -160,10 +160,10 @@ std::vector<std::string> ranking_warnings(std::span<const RankingMetrics> valida
   if (validations.empty()) return warnings;
   const RankingMetrics& last = validations.back();
   if (last.positives == 0 || last.positives == last.rows) {
-    warnings.push_back(fmt::format(
-        "all {} labels of the validation rows are {}: there is no AUC; look at rows.label "
-        "and at the order of the rows",
-        last.rows, last.positives == 0 ? "negative" : "positive"));
+    warnings.push_back(
+        fmt::format("all {} validation labels are {}: there is no AUC; look at rows.label and the "
+                    "order of rows",
+                    last.rows, last.positives == 0 ? "negative" : "positive"));
     return warnings;
   }
   const auto positives = static_cast<double>(last.positives),
@@ -176,10 +176,10 @@ std::vector<std::string> ranking_warnings(std::span<const RankingMetrics> valida
   if (recent.size() == kPatience && std::all_of(recent.begin(), recent.end(), [&](const auto& m) {
         return std::abs(m.auc - 0.5) < near;
       }))
-    warnings.push_back(fmt::format(
-        "the AUC is stuck at 0.5 ({:.4f} in the last of {} validations): the model ranks as "
-        "chance does; look at the features and the learning rate",
-        last.auc, kPatience));
+    warnings.push_back(
+        fmt::format("the AUC is stuck at 0.5 ({:.4f} in the last of {} validations), like chance; "
+                    "look at the features and the learning rate",
+                    last.auc, kPatience));
   return warnings;
 }
 

@@ -67,10 +67,11 @@ RecommenderInputs::CoAction parse_co_action(const std::string& text, const RowsC
         "for example co_action = [\"item * clicked_items\"]");
   const SparseConfig& of_item =
       rows.sparse[static_cast<size_t>(singles[static_cast<size_t>(pair.item)])];
-  user_check(of_item.pools(),
-             "recommender.co_action: \"{}\" has pooling = \"none\", but a micro-MLP is of one id; "
-             "give it another pooling",
-             of_item.feature_name());
+  user_check(
+      of_item.pools(),
+      "recommender.co_action: \"{}\" has pooling = \"none\", but a micro-MLP belongs to one id; "
+      "give it another pooling",
+      of_item.feature_name());
   return pair;
 }
 

@@ -247,10 +247,9 @@ std::string report_page(const Json& data) {
       "key</summary>\n<pre>{}</pre></details>\n",
       escaped(data, "config"));
   html +=
-      "<footer>Made by <code>dovetail report</code> from metrics.jsonl, timings.jsonl, "
-      "quantization.jsonl, "
-      "experts.jsonl, balance.jsonl, memory_plan.json and machine.json of the "
-      "run.</footer>\n</main>\n";
+      "<footer>Made by <code>dovetail report</code> from the files of the run. Files: "
+      "metrics.jsonl, timings.jsonl, quantization.jsonl, experts.jsonl, balance.jsonl, "
+      "memory_plan.json, machine.json.</footer>\n</main>\n";
   const Json plotted = {{"unit", data.at("unit")},
                         {"charts", data.at("charts")},
                         {"skipped_steps", data.at("skipped_steps")}};

@@ -82,13 +82,12 @@ void check_recommender(const ResolvedRun& run) {
   const RowsConfig& rows = run.config.rows;
   const int64_t grain = run.config.recommender.grain;
   user_check(run.micro_batch % grain == 0 || run.micro_batch >= run.most_samples,
-             "train.micro_batch = {} must be a multiple of recommender.grain = {}, so that results "
-             "do not depend on it; "
-             "lower the grain or take another micro-batch",
+             "train.micro_batch = {} must be a multiple of recommender.grain = {}. Otherwise "
+             "results depend on it; lower the grain or take another micro-batch",
              run.micro_batch, grain);
   for (const SparseConfig& feature : rows.sparse)
     user_check(!feature.hashed() || feature.max_rows > 0,
-               "rows.sparse \"{}\" has no num_rows; give one for its ids to be hashed into, or "
+               "rows.sparse \"{}\" has no num_rows. Give num_rows to hash its ids, or "
                "max_rows for a table "
                "without a fixed vocabulary",
                feature.feature_name());

@@ -38,7 +38,7 @@ int64_t rows_at_once(const embedding::PackSpec& spec, int64_t t) {
       1, kBlockBytes / (embedding::row_bytes(spec.row_dtype, table.dim) + state_bytes));
 }
 
-/// Returns the tensors of a table of which `rows` rows are stored.
+/// Returns the tensors that store `rows` rows of a table.
 std::vector<StreamedTensor> tensors_of(const embedding::PackSpec& spec, int64_t t,
                                        embedding::RowSet which, int64_t rows) {
   const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];

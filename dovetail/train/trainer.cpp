@@ -120,9 +120,9 @@ void say_how_full_experts_are(const ResolvedRun& run) {
       tokens_that_hide_weights(run.precision.peak_flops, measure_copy_bandwidth(), element);
   if (tokens >= least) return;
   log_warning(
-      "experts get {:.0f} tokens each at a time if the load is even; below about {:.0f} their "
-      "products wait for "
-      "weights from memory on this machine: raise train.micro_batch, or have fewer or narrower "
+      "experts get {:.0f} tokens each at a time if the load is even. Below about {:.0f}, their "
+      "products wait for weights from memory on this machine. Raise train.micro_batch, or have "
+      "fewer or narrower "
       "experts",
       tokens, least);
 }

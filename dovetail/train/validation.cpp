@@ -38,8 +38,7 @@ void warn_of_later_tokens(const ModelConfig& model) {
   if (key.empty()) return;
   log_warning(
       "validation loss: with model.moe.{} the experts of a token depend on later tokens, which a "
-      "decoder does not "
-      "have; the loss is lower than in decoding and follows train.micro_batch",
+      "decoder lacks. So the loss is lower than in decoding and depends on train.micro_batch",
       key);
 }
 
