@@ -50,7 +50,8 @@ class PredictionFile {
   AtomicFile file_;
 };
 
-/// Returns the rows to read: the run's, with the options of the command in their place.
+/// Returns the rows to read: [rows] of the run, with the options of the command in place of its
+/// keys.
 RowsConfig rows_to_read(const RunConfig& config, const RecommenderEvaluation& options) {
   RowsConfig rows = config.rows;
   if (!options.files.empty()) rows.files = options.files;

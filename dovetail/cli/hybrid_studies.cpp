@@ -29,8 +29,8 @@ HybridCluster without_noise(HybridCluster cluster) {
   return cluster;
 }
 
-/// Returns the seconds of the paper's runs that no device shares. Without these seconds, the
-/// paper's hybrid run is the best partition.
+/// Returns the seconds of the paper's runs that no device shares. If they are subtracted, the
+/// paper's hybrid run takes the time of the best partition.
 double paper_unshared_s() {
   const double part = static_cast<double>(kPaperCores - 1) / static_cast<double>(kPaperCores);
   double low = 0, high = kPaperHybrid.seconds;

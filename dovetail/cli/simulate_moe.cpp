@@ -125,7 +125,8 @@ moe::LayerLoad SimulateMoe::load_for(int ranks) const {
           .skew = skew_};
 }
 
-/// Draws numbers of ranks that experts and nodes allow, doubling up to the requested number.
+/// Draws the fastest time by number of ranks. The numbers double up to the requested one; numbers
+/// that experts or nodes do not allow are left out.
 LineChart SimulateMoe::draw(const CostModel& model) const {
   LineChart chart{
       .title = "A layer of experts, forward and backward (simulated)",

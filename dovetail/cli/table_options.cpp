@@ -265,7 +265,7 @@ std::string file_words(const std::string& name) {
 void write_table(const std::filesystem::path& path, const std::vector<std::string>& columns,
                  const at::Tensor& rows, const std::vector<std::string>& names) {
   std::string text;
-  // An empty line would be skipped by readers. It would be the header of one column without a name.
+  // A single column without a name would give an empty header line, which readers skip.
   const auto name_of = [](const std::string& column) {
     return column.empty() ? "\"\"" : csv_field(column);
   };

@@ -9,16 +9,16 @@
 
 namespace dovetail {
 
-/// Ranking quality of the scores of one binary label. A metric that does not exist is NaN.
-/// The AUC and the normalised entropy do not exist if all labels have one class.
-/// All metrics are NaN without rows, or if a logit is NaN.
+/// Ranking quality of the scores of one binary label. A metric that does not exist is NaN. The AUC
+/// and the normalised entropy do not exist if all labels have one class. All metrics are NaN
+/// without rows, or if a logit is NaN.
 struct RankingMetrics {
   int64_t rows = 0;       ///< rows that have a label
   int64_t positives = 0;  ///< rows with a label above 1/2
   double auc = 0;
   double auc_error = 0;  ///< maximum difference between the exact AUC and `auc`
   double log_loss = 0;   ///< mean over the rows, in nats
-  /// Log_loss divided by the entropy of the mean label (He et al., ADKDD 2014, section 3).
+  /// `log_loss` divided by the entropy of the mean label (He et al., ADKDD 2014, section 3).
   double normalized_entropy = 0;
   double calibration = 0;  ///< sum of predicted probabilities / sum of labels (same source)
 };

@@ -73,7 +73,8 @@ class RecommenderLookups {
   void add(const Lookup& lookup, int64_t table);
   void add_sequences(const std::vector<int64_t>& table_of);
   void add_co_actions();
-  /// Returns the event drawn for each (sample, place), row by row. sample = -1: no negative.
+  /// Returns the event that is drawn for each (sample, place), sample by sample. sample = -1: no
+  /// negative.
   std::vector<Event> draw_negatives(const RowBatch& batch, uint64_t key) const;
   bool same_event(const RowBatch& batch, const Event& a, const Event& b) const;
   bool are_features() const;

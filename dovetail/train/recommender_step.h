@@ -111,7 +111,8 @@ class RecommenderStep {
   Options options_;
   GradientReducer reducer_;
   Now now_;
-  /// (1). Stand-in for `now_`: the recorder sees which operation changes it.
+  /// Tensor of shape (1) that represents `now_` in a recorded step, where only changes of tensors
+  /// are visible.
   at::Tensor judged_;
   std::optional<PlannedStep> planned_;
 };

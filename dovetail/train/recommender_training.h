@@ -50,7 +50,7 @@ class RecommenderTraining : public TrainingLoop {
 
   StepRows start_lookups(int64_t step);
   StepRows take_step(int64_t step);
-  /// Returns a function that starts the lookups of step + 1, or none if `last`.
+  /// Returns a function that starts the lookups of step + 1, unless `last`.
   RecommenderStep::StartNext start_after(int64_t step, bool last);
   /// Sets ids_per_sample_: mean number of ids per sample, for each lookup.
   void count_ids();
@@ -85,8 +85,9 @@ class RecommenderTraining : public TrainingLoop {
   embedding::HashedCounters keys_before_;
   /// Counters of this rank, up to the last step.
   embedding::TierCounters tiers_before_;
-  std::optional<StepRows> ahead_;                         ///< lookups of the next step, if started
-  std::vector<std::vector<RankingMetrics>> validations_;  ///< by task, in this process
+  std::optional<StepRows> ahead_;  ///< lookups of the next step, if started
+  /// Metrics of all validations in this process, by task.
+  std::vector<std::vector<RankingMetrics>> validations_;
   MemoryPlanLog memory_plan_log_;
 };
 

@@ -243,7 +243,7 @@ void resolve_precision_and_size(ResolvedRun& run, Group& group,
                                 .checkpoints = group.rank() == 0,
                                 .threads = run.threads});
   if (run.precision.compute == at::kDouble) {
-    // The estimate is for FP32. Every tensor of a step takes twice as much in FP64.
+    // The estimate is for FP32. Every tensor of a step takes twice as many bytes in FP64.
     for (int64_t* part : {&run.memory.weights, &run.memory.gradients, &run.memory.optimizer,
                           &run.memory.activations, &run.memory.workspace, &run.memory.checkpoint,
                           &run.memory.all_gradients}) {

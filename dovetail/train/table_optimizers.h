@@ -14,8 +14,8 @@ void check_table_optimizers(const EmbeddingSection& config);
 /// tables.
 void set_optimizers(const EmbeddingSection& config, embedding::PackSpec& pack);
 
-/// Throws UserError for an override, or a key of [embedding], that has no effect on `pack`.
-/// Overrides may leave it without a table.
+/// Throws UserError for an override without a table of `pack`, because later overrides name the
+/// same tables. Also throws for a key of [embedding] that overrides replace in every table.
 void check_overrides(const EmbeddingSection& config, const embedding::PackSpec& pack);
 
 }  // namespace dovetail

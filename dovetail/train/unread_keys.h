@@ -11,8 +11,8 @@ namespace dovetail {
 void check_sections(const RunConfig& config);
 
 /// Throws UserError for a key that has no effect because of a key in another section. Keys with
-/// their defaults pass, since nobody asked for them. A value that is true anyway passes, too, such
-/// as log.experts_every = 0 without experts.
+/// their defaults pass, since nobody asked for them. A value that holds anyway passes, too, such as
+/// log.experts_every = 0 (never) without experts.
 void check_effects(const RunConfig& config);
 
 /// Resets keys that nothing reads to their defaults. Earlier versions accepted these keys and

@@ -24,7 +24,7 @@ struct Validation {
   double loss = 0;                 ///< nats per token (exp(loss) is the perplexity) or per sample
   double nats_per_byte = 0;        ///< for text: loss * (tokens / bytes of the whole split)
   int64_t tokens = 0;              ///< tokens or samples that were measured
-  std::vector<TaskRanking> tasks;  ///< for a recommender
+  std::vector<TaskRanking> tasks;  ///< rankings by task; only for a recommender
   /// Day whose rows were measured, before training on them; empty if not by day.
   std::string day;
 };
@@ -33,13 +33,13 @@ struct ValidationOptions {
   /// T: predicted tokens per window. Windows are adjacent, so that no token is predicted twice.
   int64_t context = 128;
   int64_t batch = 1;  ///< windows per forward pass on a rank
-  /// Limit for evenly spread windows, in tokens (approximate). 0: predict every token but the
+  /// Approximate number of tokens to measure, in evenly spread windows. 0: every token but the
   /// first.
   int64_t max_tokens = 0;
 };
 
-/// Warns that the loss is too optimistic if a model chooses experts by later tokens. The caller
-/// calls it once per process.
+/// Warns that the loss is lower than in decoding if a model chooses experts by later tokens. Call
+/// it once per process.
 void warn_of_later_tokens(const ModelConfig& model);
 
 /// Measures the loss on the validation split. All ranks call this together. Each takes a contiguous
