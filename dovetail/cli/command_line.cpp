@@ -22,19 +22,19 @@ namespace {
 
 constexpr int kFailed = 1, kWrongInput = 2;
 
-/// Seconds in which a rank's failure is reported after the others lost their connection to it.
+/// Seconds to wait for a rank's report of its failure, after other ranks lost the connection to it.
 constexpr double kReportedWithin_s = 3;
 
-/// The message for people on standard error, and with `--json` the same as an object on standard
-/// output.
+/// Prints the message to standard error. With `--json`, prints it as an object to standard output,
+/// too.
 void report(const std::string& text, const nlohmann::ordered_json& error, bool json) {
   const int rank = rank_from_environment();
   std::fputs(((rank == 0 ? "" : fmt::format("[rank {}] ", rank)) + text).c_str(), stderr);
   if (json) print_json({{"error", error}});
 }
 
-/// Reports a failure that a restart cannot mend, once for all ranks of a job. Returns this process'
-/// exit code.
+/// Reports a failure that a restart cannot fix, once for all ranks of a job. Returns the exit code
+/// of this process.
 int end_with(int exit_code, const std::optional<JobEnd>& job, const std::string& text,
              const nlohmann::ordered_json& error, bool json) {
   if (job && !job->may_report()) return 0;
@@ -44,7 +44,7 @@ int end_with(int exit_code, const std::optional<JobEnd>& job, const std::string&
   return 0;
 }
 
-/// torch's errors carry a C++ stack trace, which says nothing to a user.
+/// Removes the C++ stack trace from an error of torch. It does not help a user.
 std::string without_stack_trace(const std::string& message) {
   return message.substr(0, message.find("\nException raised from"));
 }
@@ -64,7 +64,7 @@ int run(const std::vector<std::string>& words) {
 }  // namespace
 
 int run_command_line(int argc, char** argv) {
-  // A pipe whose reader has gone must not kill a training run; `print` handles it for results.
+  // A closed pipe must not kill a training run. `print` handles it for results.
   std::signal(SIGPIPE, SIG_IGN);
   const std::vector<std::string> words(argv + 1, argv + argc);
   const bool json = std::find(words.begin(), std::find(words.begin(), words.end(), "--"),

@@ -2,8 +2,8 @@
 
 namespace dovetail::cli {
 
-/// The `dovetail` command: parses, runs, reports errors; returns the exit code (0 done, 1 failed, 2
-/// the input was wrong).
+/// Runs the `dovetail` command: parses the arguments, runs and reports errors. Returns the exit
+/// code: 0 done, 1 failed, 2 wrong input.
 int run_command_line(int argc, char** argv);
 
 }  // namespace dovetail::cli

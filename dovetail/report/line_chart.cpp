@@ -24,7 +24,7 @@ std::string escaped(const std::string& text) {
   return result;
 }
 
-/// A logarithmic axis from a whole power of `base` to another, laid over [from, to].
+/// Logarithmic axis from one integer power of `base` to another, mapped to [from, to].
 struct Axis {
   double base, from, to;
   int low, high;

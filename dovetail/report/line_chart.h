@@ -9,14 +9,15 @@ namespace dovetail::report {
 struct LineChart {
   struct Line {
     std::string name;
-    std::vector<std::pair<double, double>> points;  ///< x rising, both above zero
+    std::vector<std::pair<double, double>> points;  ///< x rising; x and y above zero
   };
   std::string title, subtitle, x_label, y_label;
   std::vector<Line> lines;
 };
 
-/// The chart as an SVG document of 760 x 460, both axes logarithmic: a power of two at each mark of
-/// x, of ten at each of y. InternalError without a point, or with one that is not above zero.
+/// Returns the chart as an SVG document of 760 x 460. Both axes are logarithmic, with a mark at
+/// each power of two on x and of ten on y. Throws InternalError without a point, or if a coordinate
+/// is not above zero.
 std::string line_chart_svg(const LineChart& chart);
 
 }  // namespace dovetail::report

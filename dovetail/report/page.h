@@ -5,14 +5,15 @@
 
 namespace dovetail::report {
 
-/// The style sheet and the script of report.html, which are embedded in every page.
+/// Style sheet and script of report.html, embedded in every page.
 extern const std::string_view kReportStyle;
 extern const std::string_view kReportScript;
 
-/// A page up to its content, which `</main>` ends: its head with the style sheet.
+/// Returns the beginning of a page: its head with the style sheet. The page's content follows; the
+/// caller closes it by `</main>`.
 std::string page_head(const std::string& title);
 
-/// Text as it may stand in an element or an attribute.
+/// Escapes text for use in an element or an attribute.
 std::string escape_html(const std::string& text);
 
 }  // namespace dovetail::report

@@ -32,7 +32,7 @@
 namespace dovetail {
 namespace {
 
-/// argv as the kernel has it: what to type to do this again.
+/// Returns argv as the kernel has it: the command that the user can repeat.
 std::vector<std::string> command_line() {
   std::vector<std::string> words;
   std::string word;
@@ -46,8 +46,8 @@ std::vector<std::string> command_line() {
   return words;
 }
 
-/// The most memory that training has held at a time: on a CPU resident bytes above what the process
-/// had before, on a GPU what its allocator gave out.
+/// Maximum memory that training held at a time. On a CPU: resident bytes above the process' bytes
+/// before training. On a GPU: bytes that its allocator gave out.
 class PeakMemory {
  public:
   explicit PeakMemory(at::Device device) : on_gpu_(device.is_cuda()) {
@@ -55,7 +55,7 @@ class PeakMemory {
       reset_gpu_peak();
       return;
     }
-    give_back_freed_memory();  // else training has for nothing what preparing the text left
+    give_back_freed_memory();  // else memory left from preparing the text would not count
     baseline_bytes_ = resident_bytes();
     reset_peak_resident();
   }
@@ -69,7 +69,7 @@ class PeakMemory {
   uint64_t baseline_bytes_ = 0;
 };
 
-/// machine.json (docs/training.md).
+/// Returns the content of machine.json (docs/training.md).
 nlohmann::ordered_json machine_record(const ResolvedRun& run, const TrainingLoop& training,
                                       int ranks, uint64_t peak_bytes, bool finished) {
   return {{"version", DOVETAIL_VERSION},
@@ -104,10 +104,10 @@ nlohmann::ordered_json machine_record(const ResolvedRun& run, const TrainingLoop
           {"finished", finished}};
 }
 
-/// Of the last cache of a processor that does not say; 0 and -1 are such answers.
+/// L3 size to assume when sysconf reports 0 or -1.
 constexpr int64_t kUsualCache = 32 << 20;
 
-/// Warns where the products of experts, whose weights come from memory, have too few rows for them.
+/// Warns if experts get so few tokens that their products wait for weights from memory.
 void say_how_full_experts_are(const ResolvedRun& run) {
   const ModelConfig& model = run.config.model;
   const double tokens = tokens_of_an_expert(run.config, run.micro_batch);
@@ -120,14 +120,14 @@ void say_how_full_experts_are(const ResolvedRun& run) {
       tokens_that_hide_weights(run.precision.peak_flops, measure_copy_bandwidth(), element);
   if (tokens >= least) return;
   log_warning(
-      "experts get {:.0f} tokens each at a time if the load is even; below about {:.0f} their "
-      "products wait for "
-      "weights from memory on this machine: raise train.micro_batch, or have fewer or narrower "
+      "experts get {:.0f} tokens each at a time if the load is even. Below about {:.0f}, their "
+      "products wait for weights from memory on this machine. Raise train.micro_batch, or have "
+      "fewer or narrower "
       "experts",
       tokens, least);
 }
 
-/// Names what keeps run.device = "auto" from a GPU that is there.
+/// Logs why run.device = "auto" does not use a GPU that exists.
 void say_why_not_the_gpu(const ResolvedRun& run, int ranks) {
   if (run.config.run.device != "auto" || run.device.is_cuda() || count_gpu_device_files() == 0)
     return;
@@ -157,11 +157,11 @@ void say_what_is_trained(const ResolvedRun& run, int ranks) {
   }
 }
 
-/// Rank 0 opens the run's folder and reads its newest good checkpoint, if any; all ranks learn its
-/// step and state.
+/// Start of a run. Rank 0 opens the run's folder and reads its newest good checkpoint, if any. All
+/// ranks get its step and state.
 struct StartingPoint {
-  std::unique_ptr<RunFolder> folder;           ///< rank 0
-  std::optional<StoredCheckpoint> checkpoint;  ///< rank 0
+  std::unique_ptr<RunFolder> folder;           ///< on rank 0 only
+  std::optional<StoredCheckpoint> checkpoint;  ///< on rank 0 only
   RunState state;
   std::optional<std::string> precision;
 };

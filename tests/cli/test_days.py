@@ -167,7 +167,7 @@ def test_what_does_not_fit_is_an_error(folder):
     write_days(folder, [20, 20])
     for days, settings, part in [
         ([2, 1], {}, 'row 1, column `date`: "9" comes after "10"'),
-        ([1], {}, "all rows are of the day 9"),
+        ([1], {}, "all rows have the day 9"),
         ([1, 2], {"train.steps": 9}, "train.steps = 9, but the 2 days of rows.files are 4 steps"),
         ([1, 2], {"rows.validation_fraction": 0.2}, "rows.validation_fraction = 0.2 does nothing"),
         ([1, 2], {"eval.every_steps": 3}, "eval.every_steps does nothing"),

@@ -311,7 +311,7 @@ TEST(RecommenderLookups, PoolingNoneIsRefusedWhereOneEmbeddingIsMeant) {
   EXPECT_EQ(recommender_inputs(config).sparse, 4);
   config.recommender.co_action = {"tags * clicked_items"};
   EXPECT_THAT(refusal(config),
-              HasSubstr("\"tags\" has pooling = \"none\", but a micro-MLP is of one id"));
+              HasSubstr("\"tags\" has pooling = \"none\", but a micro-MLP belongs to one id"));
 }
 
 TEST(RecommenderLookups, TheirColumnsAreTheModels) {

@@ -17,7 +17,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Rows = std::vector<std::vector<std::string>>;
 
-/// Ranks of this machine: a node.
+/// Returns the number of ranks on this machine, which is one node.
 int ranks_per_node(const Group& world) {
   const char* local = std::getenv("LOCAL_WORLD_SIZE");
   return local == nullptr ? world.size() : std::atoi(local);

@@ -26,10 +26,10 @@ constexpr uint64_t kLittleMemory = uint64_t{1} << 30, kLittleDisk = uint64_t{2} 
 
 struct Gpu {
   int devices = 0;       ///< device files of the driver
-  std::string driver;    ///< its version; empty: no driver is loaded
-  std::string unusable;  ///< why this program cannot use one; empty: it can
-  bool kernels = false;  ///< this build has kernels of its own for it
-  std::string nccl;      ///< path of the library beside torch; empty: none
+  std::string driver;    ///< version of the driver; empty: no driver is loaded
+  std::string unusable;  ///< reason why this program cannot use a GPU; empty: it can
+  bool kernels = false;  ///< this build has its own kernels for the GPU
+  std::string nccl;      ///< path of the library next to torch; empty: not found
 };
 
 std::string driver_version() {
@@ -41,7 +41,8 @@ std::string driver_version() {
                                                                                  : "";
 }
 
-/// NCCL as the torch wheel brings it: site-packages/nvidia/nccl/lib beside site-packages/torch/lib.
+/// Returns NCCL's path in the torch wheel: site-packages/nvidia/nccl/lib, next to
+/// site-packages/torch/lib.
 std::string find_nccl() {
   Dl_info info{};
   if (dladdr(reinterpret_cast<void*>(&at::globalContext), &info) == 0) return "";

@@ -81,7 +81,7 @@ class EvalCommand : public Command {
 
   void run() override {
     check();
-    // Mistakes in a task file show before the model is read.
+    // Read task files first, so that their mistakes show before the model is read.
     std::vector<std::vector<MultipleChoiceItem>> tasks;
     for (const std::string& path : tasks_) tasks.push_back(read_multiple_choice(path));
     StoredRun stored = read_stored_run(run_);
@@ -107,10 +107,10 @@ class EvalCommand : public Command {
  private:
   using Rows = std::vector<std::vector<std::string>>;
 
-  /// Throws UserError for an option that what was trained does not read.
+  /// Throws UserError for an option that the trained model does not read.
   void check_options(const RunConfig& config) const {
     const auto only = [&](const char* option, bool given, bool read) {
-      user_check(!given || read, "{} does nothing here: {} is of a {}; leave it out", option, run_,
+      user_check(!given || read, "{} does nothing here: {} holds a {}; leave it out", option, run_,
                  config.recommends() ? "recommender" : "GPT");
     };
     const bool recommends = config.recommends();

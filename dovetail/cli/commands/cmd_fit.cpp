@@ -27,7 +27,7 @@ struct Model {
   FitOptions defaults;
 };
 
-/// Defaults are the defaults of fit/.
+/// Models and their default options, which come from hybrid/.
 const std::array<Model, 4>& models() {
   const fit::MixtureOptions mixture;
   const fit::LogisticOptions logistic;
@@ -55,7 +55,7 @@ const Model& model_of(const std::string& name) {
   return *std::ranges::find_if(models(), [&](const Model& model) { return model.name == name; });
 }
 
-/// The options of models, which the parser refuses with those that they do not go with.
+/// Declares the options of models. The parser refuses an option if the model does not have it.
 void declare_models(Arguments& arguments, FitOptions& options) {
   const FitOptions &gmm = model_of("gmm").defaults, &linear = model_of("linear").defaults,
                    &logistic = model_of("logistic").defaults, &pca = model_of("pca").defaults;
@@ -105,13 +105,11 @@ void declare_models(Arguments& arguments, FitOptions& options) {
       .goes_with({"gmm", "logistic", "pca"})
       .range(1, 1e9);
   arguments
-      .option(
-          "--tolerance", "T", &options.tolerance,
-          fmt::format(
-              "stop when the log-likelihood of a row changed by less ({}); when no element of the "
-              "gradient "
-              "is larger ({}); when directions are right to this part of the largest variance ({})",
-              gmm.tolerance, logistic.tolerance, pca.tolerance))
+      .option("--tolerance", "T", &options.tolerance,
+              fmt::format("stop below this value. gmm: change of the log-likelihood of a row ({}). "
+                          "logistic: largest element of the gradient ({}). pca: error of "
+                          "directions, as a part of the largest variance ({})",
+                          gmm.tolerance, logistic.tolerance, pca.tolerance))
       .goes_with({"gmm", "logistic", "pca"})
       .range(0, 1e30);
   arguments
@@ -121,7 +119,7 @@ void declare_models(Arguments& arguments, FitOptions& options) {
       .range(0, 9e15);
 }
 
-/// "--k 3 --covariance full": all options of a model.
+/// Returns all options of a model: "--k 3 --covariance full".
 std::string words_of(const std::string& model, FitOptions options) {
   Arguments arguments;
   declare_models(arguments, options);
@@ -224,7 +222,7 @@ class FitCommand : public Command {
     try {
       model_of(model_).fit(options, context, outcome);
     } catch (const UserError&) {
-      state.done();  // it ends like this again, from wherever it goes on
+      state.done();  // a resumed job would end in the same way
       throw;
     }
     json["seconds"] = {{"read", read - start}, {"fit", now_seconds() - read}};
@@ -242,7 +240,7 @@ class FitCommand : public Command {
   }
 
  private:
-  /// What was given, and the model's defaults.
+  /// Returns the given options, with the model's defaults for all others.
   FitOptions resolved() const {
     FitOptions options = model_of(model_).defaults;
     options.target = given_.target;
@@ -271,7 +269,7 @@ class FitCommand : public Command {
 
   TableOptions table_;
   std::string model_, out_;
-  /// What was not given is empty or -1.
+  /// Options as given; empty or -1 if not given.
   FitOptions given_ = {.init = {},
                        .covariance = {},
                        .target = {},

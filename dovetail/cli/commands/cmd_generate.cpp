@@ -12,8 +12,8 @@
 namespace dovetail::cli {
 namespace {
 
-/// The length of `text` without a UTF-8 sequence that is cut off at its end: a token may hold part
-/// of a character.
+/// Returns the length of `text` without an incomplete UTF-8 sequence at its end. A token may hold
+/// part of a character.
 size_t whole_characters(std::string_view text) {
   size_t begin = text.size();
   while (begin > 0 && text.size() - begin < 4) {
@@ -89,7 +89,7 @@ class GenerateCommand : public Command {
     options_.seed = static_cast<uint64_t>(seed_);
     if (!json_) print(prompt_);
 
-    // Decoded with the prompt before it: SentencePiece drops the space at the beginning of a text.
+    // The prompt is decoded, too, because SentencePiece drops the space at the beginning of a text.
     std::vector<int32_t> tokens = prompt;
     const size_t begin = tokenizer.decode(tokens).size();
     size_t printed = begin;

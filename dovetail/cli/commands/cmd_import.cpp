@@ -53,8 +53,7 @@ class ImportCommand : public Command {
       throw UserError(
           fmt::format("{} has {} tokens, but the model's embedding has {} rows",
                       tokenizer_file.string(), tokenizer->vocab_size(), model->config().vocab_size),
-          fmt::format("take the tokenizer that the model was trained with, or give the new tokens "
-                      "rows with "
+          fmt::format("take the model's own tokenizer, or give new tokens rows with "
                       "transformers: model.resize_token_embeddings({}), model.save_pretrained(...)",
                       tokenizer->vocab_size()));
     for (const char* key : {"run.name", "run.folder"})

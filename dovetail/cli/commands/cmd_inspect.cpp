@@ -15,7 +15,7 @@ std::string text_of(const nlohmann::ordered_json& value) {
   return value.dump();
 }
 
-/// A table of objects that have the same keys.
+/// Returns a table of objects that have the same keys.
 std::vector<std::vector<std::string>> rows_of(const nlohmann::ordered_json& objects) {
   std::vector<std::vector<std::string>> rows(1);
   for (const auto& [key, value] : objects.front().items()) rows[0].push_back(key);

@@ -126,7 +126,7 @@ class KMeansCommand : public Command {
  private:
   using Json = nlohmann::ordered_json;
 
-  /// What was not given, by the algorithm.
+  /// Sets the options that were not given, by the algorithm.
   void settle_options() {
     if (empty_.empty()) empty_ = batch_.batch > 0 ? "keep" : "reseed";
     if (tolerance_ < 0) tolerance_ = batch_.batch > 0 ? batch_.tolerance : lloyd_.tolerance;

@@ -29,8 +29,8 @@ std::vector<char*> exec_words(std::vector<std::string>& words) {
   return pointers;
 }
 
-/// True if `python` can import torch's launcher; asks its import system only, which takes 20 ms,
-/// and imports nothing.
+/// Returns true if `python` can import torch's launcher. It asks only the import system and imports
+/// nothing, so it takes 20 ms.
 bool has_torch(const std::string& python) {
   std::vector<std::string> words = {
       python, "-c",
@@ -47,7 +47,7 @@ bool has_torch(const std::string& python) {
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-/// The Python that holds torchrun: $DOVETAIL_PYTHON if set, else python3 of the PATH.
+/// Returns the Python that has torchrun: $DOVETAIL_PYTHON if set, else python3 on the PATH.
 std::string python_with_torch() {
   const char* chosen = std::getenv("DOVETAIL_PYTHON");
   std::string python = chosen != nullptr ? chosen : "python3";
@@ -59,8 +59,8 @@ std::string python_with_torch() {
                   "launch ...`");
 }
 
-/// Runs torchrun with the arguments behind the first, which is where ranks meet; a failure is one
-/// line in place of a traceback.
+/// Python program that runs torchrun. Its first argument is the rendezvous address; torchrun gets
+/// all others. A failure prints one line instead of a traceback.
 constexpr const char* kTorchrun = R"(
 import sys
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -86,16 +86,16 @@ except (RendezvousError, RuntimeError, OSError) as error:
          "see that --master names a machine of the job that all reach, and a port that no other program uses")
 )";
 
-/// Process of torchrun, for the handler of signals.
+/// Process id of torchrun, for the signal handler.
 pid_t g_torchrun = 0;
 
 void forward_signal(int signal) {
   if (g_torchrun > 0) ::kill(g_torchrun, signal);
 }
 
-/// Starts a program that ends when this one is killed. It has a process group of its own: a
-/// terminal's Ctrl-C reaches this process alone, which passes it on once. `threads` is each rank's
-/// OMP_NUM_THREADS unless that is set.
+/// Starts a program that ends if this process is killed. The program has its own process group. So
+/// a terminal's Ctrl-C reaches only this process, which forwards it once. `threads` is each rank's
+/// OMP_NUM_THREADS, unless that is already set.
 pid_t start(std::vector<std::string> words, const std::string& job_end, int64_t threads) {
   const pid_t child = fork();
   if (child < 0)
@@ -109,13 +109,13 @@ pid_t start(std::vector<std::string> words, const std::string& job_end, int64_t 
   _exit(127);
 }
 
-/// Exit code of a process as a shell gives it.
+/// Returns the exit code of a process in the convention of shells.
 int shell_code(int status) {
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-/// Waits for torchrun. Once a rank of this machine has ended the job, torchrun has a few seconds to
-/// end by itself: other machines, which know nothing of it, would keep it for minutes.
+/// Waits for torchrun. After a rank of this machine has ended the job, torchrun has 4 s to end by
+/// itself. Other machines do not know that the job has ended, so they could delay it for minutes.
 int wait_for(pid_t child, const JobEnd& end) {
   constexpr auto kTick = std::chrono::milliseconds(50);
   constexpr int kTicksToEnd = 80;  // 4 s
@@ -205,7 +205,8 @@ class LaunchCommand : public Command {
   }
 
  private:
-  /// A mistake is reported once, here, instead of by every rank and again after every restart.
+  /// Checks the command to launch. A mistake is reported once, instead of by every rank and after
+  /// every restart.
   void check_command() const {
     const auto commands = all_commands();
     const Parsed parsed = parse_command_line(commands, command_);

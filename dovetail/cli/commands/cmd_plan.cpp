@@ -189,7 +189,7 @@ class PlanCommand : public Command {
     if (!request_.out.empty())
       write_file_atomically(request_.out, plan::to_json(plan, graph).dump(1) + "\n");
     const plan::PlanOutcome outcome = plan::outcome_of(graph, plan, timeline);
-    int64_t bytes_on_host = 0;  // when the step begins
+    int64_t bytes_on_host = 0;  // bytes on the host when the step begins
     for (const int t : plan.starts_on_host) bytes_on_host += graph.tensors[t].bytes;
     std::vector<plan::TradeOff> curve;
     if (request_.curve)

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kBarCells = 24;
 
-/// "tokenizing  ━━━━━━━━╸━━━━  56.1 of 74.2 MB  3,914 documents"
+/// Returns "tokenizing  ━━━━━━━━╸━━━━  56.1 of 74.2 MB  3,914 documents".
 std::string progress_line(const PrepareProgress& progress) {
   const double share = progress.bytes == 0 ? 0
                                            : static_cast<double>(progress.bytes_done) /
@@ -77,7 +77,7 @@ class PrepareCommand : public Command {
   }
 
  private:
-  /// From --config, or from the paths and options, which stand for keys of [data].
+  /// Returns the config from --config, or from paths and options, which replace keys of [data].
   RunConfig resolved() const {
     if (config_.empty() == paths_.empty()) {
       throw UserError(config_.empty() ? "nothing to prepare: no paths and no --config"

@@ -51,7 +51,7 @@ class TrainCommand : public Command {
     keep_freed_memory();
     const RunConfig config = load_run_config(config_, overrides_);
     const auto group = world_from_environment({.timeout_s = config.comm.timeout_s});
-    // A job that asked for a fresh start and lost a rank goes on from its own checkpoints.
+    // A job that asked for a fresh start and lost a rank resumes from its own checkpoints.
     const TrainResult result =
         train(config, group,
               {.dry_run = dry_run_, .resume = !fresh_ || restarted_by_torchrun(), .quiet = quiet_});

@@ -22,9 +22,8 @@
 namespace dovetail::cli {
 namespace {
 
-/// Text as a field of CSV (RFC 4180).
-/// Lines "file,row,<probability of each task>": the probability with as many digits as a float32
-/// has.
+/// Writer of lines "file,row,<probability of each task>" as CSV (RFC 4180). Probabilities have as
+/// many digits as a float32.
 class PredictionFile {
  public:
   PredictionFile(const std::string& path, const std::vector<std::string>& tasks) : file_(path) {
@@ -52,7 +51,8 @@ class PredictionFile {
   AtomicFile file_;
 };
 
-/// What is read, with the options of the command in place of the run's.
+/// Returns the rows to read: [rows] of the run, with the options of the command in place of its
+/// keys.
 RowsConfig rows_to_read(const RunConfig& config, const RecommenderEvaluation& options) {
   RowsConfig rows = config.rows;
   if (!options.files.empty()) rows.files = options.files;
@@ -97,11 +97,10 @@ Evaluated score_all(const TrainedRecommender& recommender, const RecommenderEval
     scored.add(logits, next.batch);
     if (predictions) predictions->add(logits, next, stream.files());
   }
-  user_check(
-      rows > 0,
-      "there is no row to measure: {} have no label, {} are bad and left out; look at --split, "
-      "rows.validation_fraction and rows.label",
-      stream.num_unlabelled(), stream.num_bad());
+  user_check(rows > 0,
+             "there is no row to measure: {} have no label, {} are bad; look at --split, "
+             "rows.validation_fraction, rows.label",
+             stream.num_unlabelled(), stream.num_bad());
   Evaluated found{.validation = scored.measure(config, rows, group),
                   .bad = stream.num_bad(),
                   .unlabelled = stream.num_unlabelled()};

@@ -24,7 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-/// Adds the tensors of a file to `list`; returns how many elements they have together.
+/// Adds the tensors of a file to `list`. Returns their total number of elements.
 int64_t add_tensors(const SafetensorsFile& file, Json& list) {
   int64_t elements = 0;
   for (const std::string& name : file.names()) {
@@ -63,7 +63,7 @@ Inspection inspect_tokenizer(const fs::path& path) {
   return result;
 }
 
-/// The checkpoints that a delta builds on, the full one first.
+/// Returns the checkpoints on which a delta depends, the full one first.
 std::string bases_of(const StoredCheckpoint& checkpoint) {
   std::vector<std::string> names;
   for (const StoredCheckpoint::Link& link : checkpoint.links())
@@ -73,7 +73,7 @@ std::string bases_of(const StoredCheckpoint& checkpoint) {
 
 Inspection inspect_checkpoint(const fs::path& path) {
   const CheckpointManifest manifest = read_manifest(path);
-  const StoredCheckpoint checkpoint(path);  // verifies it and what it builds on
+  const StoredCheckpoint checkpoint(path);  // verifies the checkpoint and those on which it depends
   Json tensors = Json::array();
   int64_t elements = 0;
   uint64_t bytes = 0;
@@ -110,7 +110,7 @@ Inspection inspect_data(const fs::path& path) {
   return result;
 }
 
-/// The last line of metrics.jsonl; null when there is none.
+/// Returns the last line of metrics.jsonl; null if there is none.
 nlohmann::json last_metrics(const fs::path& run) {
   if (!fs::exists(run / "metrics.jsonl")) return nullptr;
   const std::string text = read_file(run / "metrics.jsonl");

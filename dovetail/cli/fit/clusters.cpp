@@ -23,8 +23,8 @@ bool has_names(const std::vector<std::string>& columns) {
   return false;
 }
 
-/// Places of the data's columns in a file of centres: by name, or one after another where either
-/// has no names.
+/// Returns the positions of the data's columns in a file of centres. They match by name, or by
+/// order if either has no names.
 at::Tensor places_in(const Matrix& start, const std::vector<std::string>& columns,
                      const std::string& init) {
   std::vector<int64_t> places;
@@ -34,7 +34,7 @@ at::Tensor places_in(const Matrix& start, const std::vector<std::string>& column
     places.push_back(found - start.columns.begin());
     if (found == start.columns.end()) missing.push_back(printable(column));
   }
-  // Columns of one name are told apart by their places.
+  // If names repeat, positions distinguish the columns.
   const bool by_name =
       missing.empty() && std::set<int64_t>(places.begin(), places.end()).size() == places.size();
   if (by_name) return at::tensor(places, at::kLong);

@@ -10,12 +10,12 @@
 
 namespace dovetail::cli {
 
-/// Initial centres (K, D) in the space of matrix.x by the value of --init: a name of
-/// fit::KMeansInit, or a table of K rows.
+/// Returns the initial centres (K, D) in the space of matrix.x. `init` is the value of --init: a
+/// name of fit::KMeansInit, or a table of K rows.
 at::Tensor centres_by(const std::string& init, const Matrix& matrix, fit::KMeansData& data,
                       int64_t num_centres, int64_t seed);
 
-/// Rows of a picture and of a silhouette: all, or 2000 that the seed draws.
+/// Rows for a picture and a silhouette: all rows, or a sample of 2000 that the seed draws.
 struct RowSample {
   at::Tensor x, labels;
 };

@@ -15,13 +15,13 @@ namespace {
 
 constexpr double kWidth = 760, kHeight = 460, kLeft = 70, kRight = 16, kTop = 24, kBottom = 40;
 
-/// Hues a golden angle apart: neighbours in number are far apart in colour.
+/// Hues are a golden angle apart, so that consecutive clusters have very different colours.
 std::string colour(int64_t cluster) {
   return fmt::format("hsl({:.0f} 62% 52%)",
                      std::fmod(210.0 + 137.508 * static_cast<double>(cluster), 360.0));
 }
 
-/// A drawing whose axes end where its points do.
+/// A drawing whose axes end at its outermost points.
 class Plot {
  public:
   Plot(double x_low, double x_high, double y_low, double y_high) {
@@ -63,7 +63,7 @@ class Plot {
   std::string body_;
 };
 
-/// (N, 2) float64, contiguous.
+/// Returns (N, 2) float64, contiguous.
 at::Tensor project(const at::Tensor& x, const fit::PrincipalPlane& plane) {
   return (x.to(at::kDouble) - plane.mean).matmul(plane.directions).contiguous();
 }

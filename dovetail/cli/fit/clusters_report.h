@@ -8,23 +8,22 @@
 
 namespace dovetail::cli {
 
-/// What the page of a clustering is made from: k-means, or a mixture, whose components are its
-/// clusters.
+/// Content of the page about a clustering: k-means, or a mixture with its components as clusters.
 struct ClustersPage {
   std::string title, verdict, where;
-  std::string algorithm;                                     ///< in the heading
+  std::string algorithm;                                     ///< shown in the heading
   std::vector<std::pair<std::string, std::string>> figures;  ///< label and value
-  std::string measure;                                       ///< "inertia"
-  std::vector<double> curve;                                 ///< its value in every iteration
-  at::Tensor sample;                                         ///< (S, D) of the rows
-  at::Tensor labels;                                         ///< (S) int32
+  std::string measure;        ///< name of the measure, such as "inertia"
+  std::vector<double> curve;  ///< value of the measure in every iteration
+  at::Tensor sample;          ///< (S, D): a sample of the rows
+  at::Tensor labels;          ///< (S) int32: clusters of the sample
   at::Tensor centres, counts;
-  fit::PrincipalPlane plane;  ///< of the sample
+  fit::PrincipalPlane plane;  ///< plane of the sample
   std::string command;
 };
 
-/// One self-contained page: figures, the sample and the centres along two principal components, the
-/// measure by iteration, the sizes of the clusters.
+/// Returns one self-contained page: figures, the measure by iteration and the sizes of the
+/// clusters. It also draws the sample and the centres along two principal components.
 std::string clusters_page(const ClustersPage& page);
 
 }  // namespace dovetail::cli

@@ -52,7 +52,7 @@ fit::MixtureResult iterate(const FitOptions& options, const FitContext& context,
       });
 }
 
-/// With the verdict and the figures that `outcome` has.
+/// Writes the model, with the verdict and the figures of `outcome`.
 void write(const RunFolder& run, const FitOptions& options, const FitContext& context,
            const fit::MixtureResult& result, const at::Tensor& counts, const FitOutcome& outcome) {
   const fit::Mixture& mixture = result.mixture;

@@ -15,33 +15,33 @@
 
 namespace dovetail::cli {
 
-/// The options of `dovetail fit`. Those that a model has no use for are never given.
+/// Options of `dovetail fit`. Options that a model does not use are never given.
 struct FitOptions {
   std::string init = "k-means++", covariance = "full", target;
   int64_t k = 0, components = 0, iterations = 0, seed = 0;
   double tolerance = 0, l2 = 0, regularization = 0;
 };
 
-/// The rows, who computes, and where results go.
+/// Input of a fit: rows, workers, saved state, and the folder for results.
 struct FitContext {
   const Matrix& matrix;
   std::shared_ptr<jobs::Workers> workers;
   JobState& state;
-  bool shows;  ///< progress: this is node 0
+  bool shows;  ///< true on node 0, which shows the progress
   std::filesystem::path folder;
   std::string where, command;
 };
 
-/// What there is to say about a model, and what writes it into its folder, which node 0 alone does.
-/// All else is done by all nodes.
+/// Results of a fit. All nodes compute them. Only node 0 calls `write`, which writes the model into
+/// its folder.
 struct FitOutcome {
-  nlohmann::ordered_json& result;  ///< of --json; is added to
+  nlohmann::ordered_json& result;  ///< result of --json, to which the fit adds
   std::string verdict;
   std::vector<std::pair<std::string, std::string>> figures;
   std::function<void(const RunFolder&)> write;
 };
 
-/// "iterations.jsonl": the lines of a job under these names, its steps from 1 on.
+/// Writes iterations.jsonl: `lines` of a job, with their values under `names`. Steps count from 1.
 void write_iterations(const RunFolder& folder, const std::vector<std::vector<double>>& lines,
                       const std::vector<const char*>& names);
 

@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// (N, components): where each row lies along the directions.
+/// Returns (N, components): coordinates of each row along the directions.
 at::Tensor scores(const at::Tensor& x, const at::Tensor& mean, const at::Tensor& directions) {
   constexpr int64_t kPiece = 16384;
   std::vector<at::Tensor> pieces;

@@ -17,7 +17,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// The intercept for x in the file's coordinates.
+/// Returns the intercepts for x in the coordinates of the file.
 at::Tensor moved_back(const at::Tensor& intercepts, const at::Tensor& coefficients,
                       const Matrix& matrix) {
   return intercepts - (coefficients * matrix.origin).sum(-1);
@@ -103,7 +103,7 @@ void fit_logistic_model(const FitOptions& options, const FitContext& context, Fi
       result.converged ? "converged" : "not converged", result.iterations);
   outcome.figures = {{"accuracy on these rows", number(result.accuracy)},
                      {"loss of a row", number(result.loss)}};
-  // The class of each line: of two classes the second, whose score it is.
+  // Class of each line. With two classes it is the second, to which the score belongs.
   std::vector<std::string> columns = {"class", "intercept"};
   columns.insert(columns.end(), matrix.columns.begin(), matrix.columns.end());
   const std::vector<std::string> names(matrix.classes.begin() + (num_classes == 2 ? 1 : 0),

@@ -16,10 +16,10 @@ namespace dovetail::cli {
 namespace {
 
 constexpr const char* kWords = "dovetail.words";
-/// Of what a state holds: one of another layout cannot be gone on with.
+/// Version of the layout. A state with another layout cannot be resumed.
 const std::string kLayout = "1: ";
 
-/// The file's bytes where a job of these words left them.
+/// Returns the bytes of the file if a job with these words left it; empty if there is none.
 std::string left_by(const std::filesystem::path& path, const std::string& words, bool fresh) {
   if (fresh || !std::filesystem::exists(path)) return "";
   std::string bytes = read_file(path);

@@ -11,27 +11,29 @@
 
 namespace dovetail::cli {
 
-/// Where a job of iterations stands: `state.safetensors` in its folder, as long as it is not done.
-/// A job of the same words that finds one goes on from there: one that torchrun started again when
-/// a node died, or that was stopped.
+/// Saved progress of an iterative job: `state.safetensors` in its folder, until the job is done. A
+/// job whose options match the saved ones resumes from this file. The saved job was stopped, or
+/// torchrun restarted it after a node died.
 ///
-/// Node 0 has the file and tells the others; all call the same members in the same order.
+/// Node 0 reads and writes the file and sends its contents to all others. All nodes call the same
+/// members in the same order.
 class JobState {
  public:
-  /// `words`: all that the result depends on. With `fresh` starts over, but for a job that torchrun
-  /// started again. UserError where the folder holds the state of other words.
+  /// `words`: text of all options and inputs on which the result depends. With `fresh` the job
+  /// starts over, unless torchrun restarted it. Throws UserError if the folder holds the state of a
+  /// job with other words.
   JobState(Group& group, const std::filesystem::path& folder, const std::string& words, bool fresh);
 
-  /// What was saved last by the job that was stopped; empty: there is none.
+  /// Returns the last saved state of the stopped job; empty if there is none.
   const std::vector<at::Tensor>& stopped() const { return stopped_; }
-  /// Its lines (lines, ...) float64, that is what there is to say about each iteration.
+  /// Returns the figures of each iteration so far, (iterations, figures) float64.
   const std::vector<std::vector<double>>& lines() const { return lines_; }
 
-  /// After an iteration: one more line, and the state to go on from. An empty state, of the last
-  /// iteration, is not saved. Saving takes 5 % of the time at most: where an iteration is over
-  /// sooner, not each is saved. A disk that does not take it is a warning.
+  /// Adds the figures of an iteration, and saves the state to resume from. An empty state means the
+  /// last iteration; it is not saved. Saving takes at most 5 % of the time. So if iterations are
+  /// short, only some of them are saved. A failed write only logs a warning.
   void add(std::vector<double> line, const std::vector<at::Tensor>& state);
-  /// The results are written.
+  /// Removes the file. The results have been written.
   void done();
 
  private:

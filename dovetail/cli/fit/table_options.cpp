@@ -22,7 +22,7 @@ namespace {
 const std::map<std::string, BadValues> kBadValues = {
     {"zero", BadValues::kZero}, {"skip", BadValues::kSkip}, {"error", BadValues::kError}};
 
-/// "a,b" as names. A name with a comma stands in quotes: a,"b,c".
+/// Splits "a,b" into names. A name with a comma is in quotes: a,"b,c".
 std::vector<std::string> parse_names(const char* option, const std::string& text) {
   std::vector<std::string> names;
   for (size_t at = 0; !text.empty() && at <= text.size(); ++at) {
@@ -75,8 +75,8 @@ void TableOptions::declare_data(Arguments& arguments) {
                    "Columns to leave out, by name or place, such as a,3");
   arguments
       .option("--bad-values", "WHAT", &bad_values_,
-              "Treatment of a value that is no number: error, zero (a row without its target is "
-              "left out), or skip its "
+              "Treatment of a value that is no number: error, zero (leaves out a row without "
+              "target), or skip its "
               "row (error)")
       .one_of({"error", "zero", "skip"});
 }
@@ -118,7 +118,7 @@ void TableOptions::check() const {
              decimal_);
   if (executors_.empty()) {
     user_check(share_.empty() && verify_ == 0,
-               "--share and --verify are about --executors, of which there are none");
+               "--share and --verify are about --executors, but there are none");
     return;
   }
   jobs::parse_executors(executors_);
@@ -265,7 +265,7 @@ std::string file_words(const std::string& name) {
 void write_table(const std::filesystem::path& path, const std::vector<std::string>& columns,
                  const at::Tensor& rows, const std::vector<std::string>& names) {
   std::string text;
-  // Readers pass over an empty line, which would be the header of one column without a name.
+  // A single column without a name would give an empty header line, which readers skip.
   const auto name_of = [](const std::string& column) {
     return column.empty() ? "\"\"" : csv_field(column);
   };

@@ -2,8 +2,8 @@
 
 namespace dovetail::cli {
 
-/// Thrown by a command that answers a question and has printed that the answer is no: exit 1, with
-/// no message.
+/// Thrown by a command that answers a yes/no question, after it has printed that the answer is no.
+/// The program then exits with 1, without a message.
 struct AnswerIsNo {};
 
 }  // namespace dovetail::cli

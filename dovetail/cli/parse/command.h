@@ -11,11 +11,11 @@
 
 namespace dovetail::cli {
 
-/// What a shell offers when it completes the value of an argument.
+/// Kind of completion that a shell offers for the value of an argument.
 enum class Completion { kNone, kFile, kFolder };
 
-/// One option, flag or positional argument. The command line is declared as data: the parser,
-/// `--help` and the shell completions are all made from it.
+/// One option, flag or positional argument. The command line is declared as data. The parser,
+/// `--help` and the shell completions are all made from this data.
 struct Argument {
   enum class Kind { kPositional, kOption, kFlag, kRemainder };
   using Target = std::variant<bool*, int64_t*, double*, std::string*, std::vector<std::string>*>;
@@ -24,14 +24,13 @@ struct Argument {
   std::string name;        ///< "--tokens", "-n,--ranks", or a positional's "config"
   std::string value_name;  ///< "N", "FILE"; empty for flags and positionals
   std::string help;
-  Target target;  ///< a flag sets a bool; a vector takes every occurrence
+  Target target;  ///< a flag sets a bool; a vector collects every occurrence
   bool required = false;
   double low = -std::numeric_limits<double>::infinity();
   double high = std::numeric_limits<double>::infinity();
   std::vector<std::string> choices;
   Completion completion = Completion::kNone;
-  /// Values of the command's first positional, with any other of which it is refused; empty: it
-  /// goes with all.
+  /// Values of the command's first positional with which this option is allowed. Empty: all values.
   std::vector<std::string> only_for = {};
 
   Argument& is_required() { return required = true, *this; }
@@ -46,16 +45,16 @@ struct Argument {
   }
 };
 
-/// The arguments of one command, in the order in which `--help` shows them.
+/// Arguments of one command, in the order in which `--help` shows them.
 class Arguments {
  public:
   Argument& positional(std::string name, Argument::Target target, std::string help);
   Argument& option(std::string name, std::string value_name, Argument::Target target,
                    std::string help);
   Argument& flag(std::string name, bool& target, std::string help);
-  /// Those of `others`, which go with one value of the first positional alone.
+  /// Adds the arguments of `others`. They are allowed only if the first positional is `first`.
   void add_only_for(const std::string& first, const Arguments& others);
-  /// Everything from the first word that is no option of this command, unparsed.
+  /// Takes everything from the first word that is no option of this command, unparsed.
   Argument& remainder(std::string name, std::vector<std::string>& target, std::string help);
 
   const std::vector<Argument>& list() const { return list_; }
@@ -64,7 +63,7 @@ class Arguments {
   std::vector<Argument> list_;
 };
 
-/// A subcommand: declared, parsed into its members, then run once.
+/// A subcommand. It is declared, parsed into its members, then run once.
 class Command {
  public:
   virtual ~Command() = default;
@@ -72,14 +71,14 @@ class Command {
   virtual std::string summary() const = 0;
   virtual std::string example() const = 0;
   virtual void declare(Arguments& arguments) = 0;
-  /// Whatever can be refused before `run`: `launch` calls it once instead of letting every rank
-  /// fail.
+  /// Reports mistakes that can be found before `run`. `launch` calls it once, instead of letting
+  /// every rank fail.
   virtual void check() {}
-  /// Throws UserError (exit 2) or anything else (exit 1).
+  /// Runs the command. A UserError means exit code 2, any other exception exit code 1.
   virtual void run() = 0;
 };
 
-/// All subcommands in the order of `dovetail --help`.
+/// Returns all subcommands in the order of `dovetail --help`.
 std::vector<std::unique_ptr<Command>> all_commands();
 
 std::unique_ptr<Command> make_train_command();

@@ -24,7 +24,7 @@ std::vector<CommandEntry> entries_of(const std::vector<std::unique_ptr<Command>>
   return entries;
 }
 
-/// "-n,--ranks" is two.
+/// Splits names: "-n,--ranks" has two spellings.
 std::vector<std::string> spellings(const Argument& argument) {
   std::vector<std::string> names;
   size_t begin = 0;
@@ -55,7 +55,7 @@ std::string single_quoted(const std::string& text) {
   return quoted + "'";
 }
 
-/// What completes a value: words, files, folders or nothing.
+/// Returns the bash code that completes a value: words, files, folders or nothing.
 std::string bash_reply(const Argument& argument) {
   if (!argument.choices.empty())
     return fmt::format("COMPREPLY=($(compgen -W \"{}\" -- \"$word\"))",
@@ -97,7 +97,7 @@ std::string bash_script(const std::vector<CommandEntry>& entries) {
       fmt::join(names, " "), cases);
 }
 
-/// zsh's _arguments: `--name[help]:value:action`; brackets and colons in a help text are escaped.
+/// Escapes brackets and colons in a help text for zsh's _arguments: `--name[help]:value:action`.
 std::string zsh_text(const std::string& text) {
   std::string escaped;
   for (const char c : text)
@@ -137,6 +137,7 @@ std::string zsh_script(const std::vector<CommandEntry>& entries) {
     }
     cases += " ;;\n";
   }
+  // words: off (a script)
   return fmt::format(
       "#compdef dovetail\n"
       "# dovetail completion for zsh: source <(dovetail completions zsh)\n"
@@ -151,6 +152,7 @@ std::string zsh_script(const std::vector<CommandEntry>& entries) {
       "}}\n"
       "compdef _dovetail dovetail\n",
       names, cases);
+  // words: on
 }
 
 std::string fish_script(const std::vector<CommandEntry>& entries) {

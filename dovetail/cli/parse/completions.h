@@ -8,8 +8,8 @@
 
 namespace dovetail::cli {
 
-/// A completion script for "bash", "zsh" or "fish", made from the declarations of `commands`, so it
-/// offers what the parser takes.
+/// Returns a completion script for "bash", "zsh" or "fish". It is made from the declarations of
+/// `commands`, so it offers exactly the words that the parser takes.
 std::string completion_script(const std::string& shell,
                               const std::vector<std::unique_ptr<Command>>& commands);
 

@@ -36,7 +36,7 @@ void JobEnd::announce(int exit_code) const {
 void JobEnd::watch() const {
   std::thread([end = *this] {
     while (!end.exit_code()) std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    std::this_thread::sleep_for(std::chrono::seconds(1));  // a rank that can end by itself does
+    std::this_thread::sleep_for(std::chrono::seconds(1));  // time for a rank to end by itself
     ::_exit(0);
   }).detach();
 }

@@ -13,7 +13,7 @@
 namespace dovetail::cli {
 namespace {
 
-// Code points, not bytes, so that µ and é do not shift a column.
+// Counts code points, not bytes, so that µ and é do not shift a column.
 size_t display_width(std::string_view text) {
   return static_cast<size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));

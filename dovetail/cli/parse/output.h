@@ -8,21 +8,23 @@
 
 namespace dovetail::cli {
 
-/// Write a result to standard output, at once. When the reader has gone away (`| head`), the
-/// process ends with 0: it has what it wanted. Ranks other than the first of a torchrun job print
-/// nothing.
+/// Writes a result to standard output immediately. If the reader has closed the pipe (`| head`),
+/// the process exits with 0, because the reader has what it wanted. In a torchrun job, only the
+/// first rank prints.
 void print(std::string_view text);
 void print_json(const nlohmann::ordered_json& json);
 
-/// Rows with columns aligned, two spaces between them; the first row is underlined when `heading`.
+/// Formats rows with aligned columns, two spaces between them. With `heading`, the first row is
+/// underlined.
 enum class Heading { kNone, kFirstRow };
 std::string format_table(const std::vector<std::vector<std::string>>& rows,
                          Heading heading = Heading::kNone);
 
-/// A field of a CSV line: `text`, in quotes if it holds a comma, a quote or a line break.
+/// Returns `text` as a field of a CSV line. It is quoted if it contains a comma, a quote or a line
+/// break.
 std::string csv_field(const std::string& text);
 
-/// The rank that torchrun gave to this process; 0 when there is none.
+/// Returns the rank that torchrun gave to this process; 0 without torchrun.
 int rank_from_environment();
 
 }  // namespace dovetail::cli

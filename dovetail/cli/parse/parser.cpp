@@ -22,7 +22,7 @@ constexpr const char* kFooter =
     "`dovetail COMMAND --help` shows a command's options and an example.\n"
     "Exit codes: 0 done, 1 failed, 2 the input was wrong. With --json, results and errors are one "
     "JSON object on\n"
-    "standard output; progress and messages for people always go to standard error.";
+    "standard output. Progress and messages for people always go to standard error.";
 
 double parse_number(const Argument& argument, const std::string& word) {
   double value = 0;
@@ -107,7 +107,7 @@ std::vector<std::string> option_names(const Arguments& arguments) {
   return names;
 }
 
-/// "not expected" errors in our words, with the nearest valid one.
+/// Returns the error for an unexpected word, with the nearest valid word.
 UserError unexpected_word(const std::string& word, const std::string& command,
                           const std::vector<std::string>& known) {
   const std::string plain = word.substr(0, word.find('='));
@@ -123,7 +123,7 @@ UserError unexpected_word(const std::string& word, const std::string& command,
                    help);
 }
 
-/// An error of the parser in our words.
+/// Returns an error of the parser in the wording of Dovetail.
 std::string fault_of(const CLI::ParseError& error) {
   const std::string text = error.what(), name = text.substr(0, text.find(": "));
   const auto after = [&](std::string_view words) {
@@ -160,7 +160,7 @@ void add_command(CLI::App& root, Entry& entry) {
   for (const Argument& argument : entry.arguments.list()) declare_to(*entry.app, argument);
 }
 
-/// Options that go with some values of the first positional alone.
+/// Throws UserError for an option that the value of the first positional does not allow.
 void check_only_for(const Entry& entry) {
   const std::string command = entry.command->name();
   const std::vector<Argument>& list = entry.arguments.list();
@@ -203,8 +203,8 @@ Parsed parse_command_line(const std::vector<std::unique_ptr<Command>>& commands,
   root.footer(kFooter);
   bool version = false;
   root.add_flag("--version", version, "Print the version and exit");
-  std::vector<Entry> entries(
-      commands.size());  // arguments are referred to by address: never resized
+  // Arguments keep addresses of entries, so the vector is never resized.
+  std::vector<Entry> entries(commands.size());
   std::vector<std::string> names = {"--help", "--version"};
   for (size_t i = 0; i < commands.size(); ++i) {
     entries[i].command = commands[i].get();

@@ -19,14 +19,14 @@ namespace dovetail::cli {
 namespace {
 
 constexpr int64_t kMostSamples = int64_t{1} << 40;
-constexpr int64_t kFewestRecorded = 2;  // a step of one sample may have operations of its own
+constexpr int64_t kFewestRecorded = 2;  // a step of one sample may have other operations
 constexpr int kRecordedSteps = 3;       // the first as it is, then two that must agree
 
-/// Bytes of a step.
+/// Bytes that a step needs.
 struct Need {
-  int64_t kept_bytes = 0;    ///< with everything kept
-  int64_t beside_bytes = 0;  ///< beside the step: a checkpoint that is being written
-  int64_t floor_bytes = 0, budget_bytes = 0;  ///< with a budget
+  int64_t kept_bytes = 0;    ///< bytes if all tensors are kept
+  int64_t beside_bytes = 0;  ///< bytes in addition to the step: a checkpoint that is being written
+  int64_t floor_bytes = 0, budget_bytes = 0;  ///< both 0 without a budget
 
   int64_t total() const { return (budget_bytes > 0 ? budget_bytes : kept_bytes) + beside_bytes; }
   bool fits(int64_t available_bytes) const {
@@ -34,15 +34,16 @@ struct Need {
   }
 };
 
-/// The floor with places. Below `floor_of` no place is looked for: it is found at once, and no
-/// placed floor is less.
+/// Returns the floor with a place in memory for each tensor. If `floor_of` exceeds the budget, it
+/// is returned without a search for places. It is quick to compute, and no floor with places is
+/// lower.
 int64_t floor_for(const plan::Graph& graph, const plan::SolveOptions& options,
                   int64_t budget_bytes) {
   const int64_t bytes = plan::floor_of(graph, options).bytes;
   return bytes > budget_bytes ? bytes : plan::placed_floor_of(graph, options).bytes;
 }
 
-/// Of a run's step with other numbers of samples at once.
+/// Bytes that a run's step needs, for any number of samples at once.
 class Needs {
  public:
   Needs(const RunConfig& config, std::shared_ptr<Group> group)
@@ -56,7 +57,7 @@ class Needs {
   const ResolvedRun& run() const { return run_; }
   const SampleKey& key() const { return key_; }
   int64_t available_bytes() const { return static_cast<int64_t>(run_.available_bytes); }
-  /// Empty if it is recorded.
+  /// Returns the reason for an estimate; empty if the step was recorded.
   const std::string& why_estimated() const { return why_estimated_; }
 
   Need of(int64_t samples) const {
@@ -100,7 +101,8 @@ class Needs {
                                                       : "";
   }
 
-  /// With the samples asked for and half of them, or as many as are estimated to fit easily.
+  /// Records the step with the requested samples and with half of them. If these are not estimated
+  /// to fit easily, it takes fewer.
   void record() {
     int64_t samples = std::max<int64_t>(key_.asked(), kFewestRecorded * 2);
     while (samples > kFewestRecorded * 2 && estimate_of(samples).total() > available_bytes() / 2)
@@ -146,7 +148,7 @@ SampleKey::SampleKey(const ResolvedRun& run)
 
 plan::Graph record_with(const ResolvedRun& run, const std::shared_ptr<Group>& group,
                         const SampleKey& key, int64_t samples) {
-  // Of several micro-batches two are enough: the others come and go as the second.
+  // Two micro-batches represent any number of them: all others allocate and free like the second.
   TrialStep trial(run, group, key.accumulates() ? 2 * samples : samples, samples);
   PlannedStep::Options options = planned_step_options(run.config.memory);
   options.budget = "1x";

@@ -12,8 +12,8 @@
 
 namespace dovetail::cli {
 
-/// The number of samples that a step's memory depends on: train.micro_batch where a step has
-/// several of them, else train.batch.
+/// Config key for the number of samples that decides a step's memory. It is train.micro_batch if a
+/// step has several micro-batches, else train.batch.
 class SampleKey {
  public:
   explicit SampleKey(const ResolvedRun& run);
@@ -26,15 +26,17 @@ class SampleKey {
   int64_t asked_;
 };
 
-/// Records a step of a run with so many samples at once, on random tokens; nothing of it is timed.
+/// Records a step of a run with `samples` samples at once, on random tokens. No operation is timed.
 plan::Graph record_with(const ResolvedRun& run, const std::shared_ptr<Group>& group,
                         const SampleKey& key, int64_t samples);
 
-/// The largest number of samples for which `fits`, or 0: if it fits with some, it fits with fewer.
+/// Returns the largest number of samples for which `fits` is true, or 0. If `fits` is true for a
+/// number, it must be true for all smaller numbers.
 int64_t largest_that(const std::function<bool(int64_t)>& fits);
 
-/// What to do about a budget below the floor of `graph`, the step with the samples asked for: the
-/// largest number that it is enough for, from one more recording.
+/// Returns advice for a budget below the floor of `graph`, the step with the requested samples. It
+/// gives the largest number of samples for which the budget is enough. This takes one more
+/// recording.
 std::string help_below_floor(const ResolvedRun& run, const std::shared_ptr<Group>& group,
                              const plan::Graph& graph, const std::string& budget,
                              const plan::SolveOptions& options, const std::string& config);

@@ -33,7 +33,7 @@ RunConfig load(const PlanRequest& request) {
   if (config.recommends())
     throw UserError(fmt::format("dovetail plan takes steps of a GPT on random tokens, but {} "
                                 "trains recommender.model = "
-                                "\"{}\", whose steps are recorded on its own rows",
+                                "\"{}\", whose steps need its own rows",
                                 request.config, config.recommender.model),
                     "dovetail train with memory.budget makes the plan and writes it to the run's "
                     "folder, with a report");
@@ -60,7 +60,7 @@ class ConfigPlan {
     options_.curve_budgets = request.curve || !request.out.empty() ? PlannedStep::kCurveBudgets : 0;
     user_check(group_->size() == 1, "dovetail plan looks at one rank, but this job has {}",
                group_->size());
-    keep_freed_memory();  // as `dovetail train`
+    keep_freed_memory();  // like `dovetail train`
   }
 
   void make() {

@@ -9,17 +9,19 @@
 
 namespace dovetail::cli {
 
-/// Bytes in MiB, to a tenth.
+/// Formats bytes as MiB with one decimal.
 std::string mib(int64_t bytes);
 
-/// What a plan does with storages, and what each technique costs of the step's time; what each
-/// codec packs, to how much, and how fast.
+/// Returns a table of storages by decision (keep, recompute, offload, compress), with the cost in
+/// time of each. A line for each codec gives its bytes before and after packing, its error and its
+/// speed.
 std::string decision_table(const plan::PlanOutcome& outcome, const plan::Graph& graph);
 
-/// The same of each layer, and why.
+/// Returns a table of storages by layer and decision, with reasons.
 std::string layer_table(const plan::PlanOutcome& outcome, const plan::Graph& graph);
 
-/// The time of a step against its budget; in `keep_all_bytes` and `once_s` where both are 1.
+/// Returns a table of step time by budget. It also gives ratios: budgets to `keep_all_bytes`, times
+/// to `once_s` (each operation runs once).
 std::string curve_table(const std::vector<plan::TradeOff>& curve, int64_t keep_all_bytes,
                         double once_s);
 

@@ -19,14 +19,18 @@ void HybridCluster::Device::describe(Section& s) {
   s.value("start_s", start_s, "To start a lease").unit("s").range(0, 1e6);
   s.value("row_s", row_s, "For a row").unit("s").above(0);
   s.value("noise", noise, "Standard deviation of a lease's time over its mean").range(0, 10);
-  s.value("run_noise", run_noise, "That of all its times from one run to another").range(0, 10);
+  s.value("run_noise", run_noise,
+          "Relative standard deviation of all its times, from one run to another")
+      .range(0, 10);
 }
 
 void HybridCluster::Node::describe(Section& s) {
   s.value("count", count, "Nodes like this one").range(1, 1e6);
-  s.value("cores", cores, "CPU cores, of which every GPU binds one").range(0, 1e5);
+  s.value("cores", cores, "CPU cores; every GPU binds one of them").range(0, 1e5);
   s.value("gpus", gpus, "GPUs").range(0, 1e4);
-  s.value("driver_s", driver_s, "Of an iteration, before the first lease").unit("s").range(0, 1e6);
+  s.value("driver_s", driver_s, "Time of an iteration before the first lease")
+      .unit("s")
+      .range(0, 1e6);
   s.value("add_s", add_s, "To add a shard's partial to the sum of the node")
       .unit("s")
       .range(0, 1e6);
@@ -35,15 +39,15 @@ void HybridCluster::Node::describe(Section& s) {
 }
 
 void HybridCluster::Job::describe(Section& s) {
-  s.value("rows", rows, "Rows, all of which every iteration computes").unit("rows").range(1, 1e12);
+  s.value("rows", rows, "Rows; every iteration computes all of them").unit("rows").range(1, 1e12);
   s.value("grain", grain, "Of a shard").unit("rows").range(1, 1e12);
   s.value("iterations", iterations, "Iterations").range(1, 1e6);
-  s.value("parameter_bytes", parameter_bytes, "What an iteration publishes to each node")
+  s.value("parameter_bytes", parameter_bytes, "Bytes that an iteration publishes to each node")
       .unit("bytes")
       .range(0, 1e15);
   s.value("partial_bytes", partial_bytes, "A node's sum").unit("bytes").range(0, 1e15);
   s.value("update_s", update_s,
-          "Of an iteration, that no device shares: from the sum to new parameters")
+          "Time of an iteration that no device shares: from the sum to new parameters")
       .unit("s")
       .range(0, 1e6);
 }
@@ -74,7 +78,8 @@ void HybridCluster::Sharing::describe(Section& s) {
 
 void HybridCluster::Fault::describe(Section& s) {
   s.value("node", node, "From 0").range(0, 1e7);
-  s.value("device", device, "Of the node, from 0: its free cores, if it has any, then its GPUs")
+  s.value("device", device,
+          "Device of the node, from 0: its free cores, if it has any, then its GPUs")
       .range(0, 1e4);
   s.value("kind", kind, "Every shard throws, nothing goes on, or everything takes longer")
       .choices({"throw", "hang", "slow"});
@@ -89,7 +94,7 @@ void HybridCluster::describe(Section& s) {
   s.section("job", job, "What is computed");
   s.section("network", network, "Between nodes");
   s.section("sharing", sharing, "How work is shared");
-  s.list("fault", fault, "What befalls devices, in the study of faults alone");
+  s.list("fault", fault, "Faults of devices; only the study of faults uses them");
 }
 
 std::vector<jobs::SimNode> HybridCluster::nodes(const Case& which) const {

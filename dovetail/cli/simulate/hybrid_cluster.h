@@ -10,7 +10,7 @@
 
 namespace dovetail::cli {
 
-/// A cluster and a job for `dovetail simulate hybrid`, as a TOML file gives them.
+/// Cluster and job for `dovetail simulate hybrid`, in the format of its TOML file.
 struct HybridCluster {
   struct Device {
     double start_s = 0, row_s = 0, noise = 0, run_noise = 0;
@@ -45,7 +45,7 @@ struct HybridCluster {
     void describe(Section& s);
   };
 
-  std::string source;  ///< where its figures come from
+  std::string source;  ///< source of the figures, shown with results
   std::vector<Node> node;
   Job job;
   Network network;
@@ -53,24 +53,25 @@ struct HybridCluster {
   std::vector<Fault> fault;
   void describe(Section& s);
 
-  /// A case of a study: the first `nodes` nodes, again from the first where there are fewer; other
-  /// GPUs than they have, and cores that only feed them.
+  /// Variant of the cluster for a study. It has the first `nodes` nodes of the cluster. If there
+  /// are fewer, the list of nodes repeats. `gpus` replaces the number of GPUs per node. If
+  /// `cores_compute` is false, cores only feed GPUs.
   struct Case {
     size_t nodes = 1;
     std::optional<int64_t> gpus = std::nullopt;
     bool cores_compute = true;
   };
   std::vector<jobs::SimNode> nodes(const Case& which) const;
-  /// All nodes as they are.
+  /// Returns the number of nodes in the cluster.
   size_t size() const;
   jobs::SimJob sim_job() const;
-  /// Without faults.
+  /// Returns the options of a simulation without faults.
   jobs::SimOptions options(uint64_t seed) const;
-  /// UserError for those of nodes and devices that are not there.
+  /// Returns the faults. Throws UserError if a fault names a node or device that does not exist.
   std::vector<jobs::SimFault> faults() const;
 };
 
-/// From a file, then `overrides`.
+/// Reads a cluster from a file, then applies `overrides`.
 HybridCluster read_hybrid_cluster(const std::string& file,
                                   const std::vector<std::string>& overrides);
 

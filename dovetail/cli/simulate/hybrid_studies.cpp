@@ -14,7 +14,7 @@ namespace {
 using jobs::SimResult;
 
 constexpr int64_t kPaperCores = 16;
-/// What is called the same: times within this part of each other.
+/// Relative difference of times that count as equal.
 constexpr double kSame = 0.05;
 
 jobs::SimResult simulate(const HybridCluster& cluster, const HybridCluster::Case& which,
@@ -22,15 +22,15 @@ jobs::SimResult simulate(const HybridCluster& cluster, const HybridCluster::Case
   return jobs::simulate(cluster.nodes(which), cluster.sim_job(), cluster.options(seed));
 }
 
-/// Without noise: what is compared between numbers of nodes.
+/// Returns the cluster without noise, to compare numbers of nodes.
 HybridCluster without_noise(HybridCluster cluster) {
   for (auto& node : cluster.node)
     for (auto* device : {&node.core, &node.gpu}) device->noise = device->run_noise = 0;
   return cluster;
 }
 
-/// Seconds of the paper's runs that no device shares, so that its hybrid is the best partition of
-/// the rest.
+/// Returns the seconds of the paper's runs that no device shares. If they are subtracted, the
+/// paper's hybrid run takes the time of the best partition.
 double paper_unshared_s() {
   const double part = static_cast<double>(kPaperCores - 1) / static_cast<double>(kPaperCores);
   double low = 0, high = kPaperHybrid.seconds;
@@ -90,7 +90,7 @@ NodeCase study_node(const HybridCluster& cluster, const StudyOptions& options, i
   return result;
 }
 
-/// Seconds that a core and a GPU computed in an iteration, and for a shard.
+/// Sets the seconds that a core and a GPU compute in an iteration, and for a shard.
 void add_tasks(NodesCase& result, const HybridCluster& cluster, const HybridCluster::Case& which,
                const SimResult& hybrid) {
   const auto nodes = cluster.nodes(which);
@@ -126,7 +126,7 @@ NodesCase study_nodes(const HybridCluster& cluster, int64_t nodes, int64_t gpus,
   return result;
 }
 
-/// What stands on one node.
+/// Adds the claims about one node.
 void claim_one_node(ReadingResult& result, const HybridCluster& cluster, bool paper, bool fitted) {
   const NodeCase &cpu = result.one_node[0], &gpu = result.one_node[1], &hybrid = result.one_node[2],
                  &two = result.one_node[3];
@@ -154,14 +154,13 @@ void claim_one_node(ReadingResult& result, const HybridCluster& cluster, bool pa
   const double needed = cores * cluster.node[0].gpu.row_s / cluster.node[0].core.row_s;
   result.claims.push_back(
       {fmt::format("one GPU with {} cores is ahead of two GPUs", cores),
-       fmt::format("{:.2f} s against {:.2f}: the cores are as fast as {:.2f} GPUs, so the second "
-                   "GPU must lose more "
-                   "than {:.0f} % of its speed beside the first",
+       fmt::format("{:.2f} s against {:.2f}: the cores equal {:.2f} GPUs, so the second GPU must "
+                   "lose more than {:.0f} % of its speed next to the first",
                    hybrid.seconds, two.seconds, needed, 100 * std::max(0.0, 1 - needed)),
        hybrid.seconds < two.seconds});
 }
 
-/// What stands on several.
+/// Adds the claims about several nodes.
 void claim_nodes(ReadingResult& result, const StudyOptions& options) {
   const NodesCase &one = result.nodes[0],
                   &most = result.nodes[static_cast<size_t>(options.nodes) - 1];
@@ -202,19 +201,19 @@ std::vector<Reading> paper_readings(const std::vector<std::string>& overrides) {
 std::vector<std::string> paper_assumptions(const HybridCluster& cluster) {
   const auto& job = cluster.job;
   const auto& network = cluster.network;
-  return {fmt::format("{} rows in shards of {}, {} iterations; every row costs the same", job.rows,
-                      job.grain, job.iterations),
-          fmt::format("{:g} bytes of parameters and {:g} of a node's sum travel in an iteration",
-                      job.parameter_bytes, job.partial_bytes),
-          fmt::format("a message between nodes takes {:g} s and {:g} bytes/s; sums merge {}",
-                      network.latency_s, network.bytes_per_s,
-                      network.merge == "tree" ? "along a tree" : "one node after another"),
-          "every node has 16 cores; a second GPU is as fast as the first; starting a shard costs "
-          "nothing",
-          "the speed of all cores, and that of a GPU, varies from run to run as the variances of "
-          "the paper's table say",
-          "\"speed-up\" is over the faster kind of device on as many nodes",
-          "a \"gradient task\" is what one core or one GPU computes of an iteration"};
+  return {
+      fmt::format("{} rows in shards of {}, {} iterations; every row costs the same", job.rows,
+                  job.grain, job.iterations),
+      fmt::format("{:g} bytes of parameters and {:g} of a node's sum travel in an iteration",
+                  job.parameter_bytes, job.partial_bytes),
+      fmt::format("a message between nodes takes {:g} s and {:g} bytes/s; sums merge {}",
+                  network.latency_s, network.bytes_per_s,
+                  network.merge == "tree" ? "along a tree" : "one node after another"),
+      "every node has 16 cores; a second GPU is as fast as the first; starting a shard costs "
+      "nothing",
+      "speeds of all cores and of a GPU vary from run to run by the variances in the paper's table",
+      "\"speed-up\" is over the faster kind of device on as many nodes",
+      "a \"gradient task\" is what one core or one GPU computes of an iteration"};
 }
 
 ReadingResult study(const Reading& reading, const StudyOptions& options) {

@@ -17,7 +17,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Rows = std::vector<std::vector<std::string>>;
 
-/// All that the command found.
+/// Results of all studies of the command.
 struct Studies {
   std::string source;
   std::vector<std::string> assumptions;

@@ -8,11 +8,11 @@
 
 namespace dovetail::cli {
 
-/// `dovetail simulate hybrid`.
+/// Subcommand `dovetail simulate hybrid`.
 class SimulateHybrid {
  public:
   void declare(Arguments& arguments);
-  /// `plot` is a file to draw to, or empty.
+  /// Runs the command. `plot` is a file to draw to, or empty.
   void run(const std::string& plot, bool json) const;
 
  private:

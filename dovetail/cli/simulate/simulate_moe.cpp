@@ -45,7 +45,7 @@ std::vector<std::string> to_row(const moe::LayerTime& time) {
           ms(time.compute_s)};
 }
 
-/// The fastest plans, and of each algorithm the fastest and the plain one.
+/// Returns a table of the fastest plans; for each algorithm also its fastest and its plain plan.
 Rows table(const std::vector<moe::LayerTime>& times) {
   Rows rows = {{"all-to-all", "overlap", "r", "shadowed", "forward (ms)", "backward (ms)",
                 "both (ms)", "of which computing (ms)"}};
@@ -125,7 +125,8 @@ moe::LayerLoad SimulateMoe::load_for(int ranks) const {
           .skew = skew_};
 }
 
-/// Numbers of ranks that the experts and nodes allow, doubling up to the one that was asked for.
+/// Draws the fastest time by number of ranks. The numbers double up to the requested one; numbers
+/// that experts or nodes do not allow are left out.
 report::LineChart SimulateMoe::draw(const CostModel& model) const {
   report::LineChart chart{
       .title = "A layer of experts, forward and backward (simulated)",

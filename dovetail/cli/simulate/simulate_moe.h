@@ -10,11 +10,11 @@
 
 namespace dovetail::cli {
 
-/// `dovetail simulate moe`.
+/// Subcommand `dovetail simulate moe`.
 class SimulateMoe {
  public:
   void declare(Arguments& arguments);
-  /// `plot` is a file to draw to, or empty.
+  /// Runs the command. `plot` is a file to draw to, or empty.
   void run(const std::string& plot, bool json) const;
 
  private:

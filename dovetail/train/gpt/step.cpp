@@ -31,7 +31,7 @@ TrainStep::TrainStep(std::shared_ptr<GPT> model, Optimizer& optimizer, std::shar
 }
 
 void TrainStep::plan_memory(PlannedStep::Options options) {
-  options.replay = true;  // `now_` is read anew by operations
+  options.replay = true;  // operations read `now_` in each replay
   plan::StepTensors tensors;
   for (const auto& item : model_->named_parameters())
     tensors.parameters.emplace_back(item.key(), item.value());
@@ -83,7 +83,7 @@ TrainStep::Gradients TrainStep::make_gradients_by_graph(const at::Tensor& tokens
   if (wanted && !recorded_ && --steps_before_graph_ < 0) record_graph(tokens);
   if (!wanted || !recorded_ || tokens.sizes() != recorded_->tokens.sizes())
     return make_gradients(tokens);
-  // Pinned: a copy from other memory waits for all work before it.
+  // Pinned memory: a copy from other memory waits for all earlier work.
   recorded_->tokens.copy_(tokens.pin_memory(), /*non_blocking=*/true);
   reducer_.replace(recorded_->gradients);
   recorded_->graph->replay();
@@ -92,7 +92,7 @@ TrainStep::Gradients TrainStep::make_gradients_by_graph(const at::Tensor& tokens
 
 void TrainStep::record_graph(const at::Tensor& tokens) {
   Recorded recorded;
-  reducer_.begin();  // frees the gradients of the previous step, which a recording could not
+  reducer_.begin();  // frees the previous step's gradients, which a recording could not do
   try {
     recorded.tokens = tokens.to(optimizer_.parameters().front().device());
     recorded.graph =
@@ -116,7 +116,8 @@ TrainStep::Losses TrainStep::add_gradients(const at::Tensor& tokens) {
   moe::Pass pass = {.training = true, .seed = moe::StepSeed::at(&now_.place.seed)};
   if (group_->size() > 1)
     pass.sum_over_ranks = [this](at::Tensor& sums) { group_->all_reduce(sums); };
-  // Ranks that meet in every forward pass make as many of them, some of nothing.
+  // If ranks exchange data in every forward pass, all make the same number of passes, some of them
+  // empty.
   const moe::Config& moe = model_->config().moe;
   const bool meet = model_->expert_ranks() || reducer_.scatters() ||
                     (group_->size() > 1 && moe.experts > 0 && moe.load_scope == "global_batch");
@@ -145,16 +146,16 @@ TrainStep::Losses TrainStep::add_gradients(const at::Tensor& tokens) {
   return losses;
 }
 
-/// Squares of this rank's share of the gradients that several ranks hold: over all ranks they are
-/// the global norm.
+/// Returns squares of this rank's share of the gradients that several ranks hold. Their sum over
+/// all ranks is the square of the global norm.
 std::vector<at::Tensor> TrainStep::squares_of_share() const {
   std::vector<at::Tensor> share;
   if (reducer_.scatters()) {
     for (size_t b = 0; b < reducer_.buckets().size(); ++b) share.push_back(reducer_.share(b));
     return squares_of(share);
   }
-  // Holders of the same experts count alike; a rank with more experts has other indices behind
-  // them.
+  // All holders of a parameter count it alike within their group. The index `i` would not do: a
+  // rank with more experts has other indices after them.
   std::map<const Group*, int> count;
   for (size_t i = 0; i < reducer_.size(); ++i) {
     const Group& holders = reducer_.group(i);

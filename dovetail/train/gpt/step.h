@@ -17,65 +17,70 @@
 namespace dovetail {
 
 struct StepOptions {
-  int64_t micro_batch = 1;  ///< samples at once
-  double clip = 0;          ///< 0: none
+  int64_t micro_batch = 1;  ///< samples per micro-batch
+  double clip = 0;          ///< maximum norm of the mean gradient; 0: no clipping
   int64_t bucket_bytes = 4 << 20;
-  /// The ranks that hold each parameter of the optimizer; empty: all of the group.
+  /// Ranks that hold each parameter of the optimizer. Empty: all ranks of the group.
   std::vector<std::shared_ptr<Group>> gradient_groups = {};
-  bool scatter_gradients =
-      false;  ///< GradientReducer::Options::scatter, for an optimizer whose state is sharded
-  /// Forward and backward on a GPU are one CUDA graph from the third step on. For one rank whose
-  /// steps differ in their tokens alone; its thread has a stream of its own (`use_own_stream`).
+  /// Sets GradientReducer::Options::scatter, for an optimizer whose state is sharded.
+  bool scatter_gradients = false;
+  /// Run forward and backward on a GPU as one CUDA graph, from the third step on. This is for one
+  /// rank whose steps differ only in their tokens. Its thread has a stream of its own
+  /// (`use_own_stream`).
   bool cuda_graph = false;
 };
 
-/// One optimizer step over all ranks: forward and backward of the micro-batches, reduction, guard,
-/// update.
+/// One optimizer step over all ranks: forward and backward of the micro-batches, reduction, update.
+/// Skips the update if loss or gradient is not finite.
 class TrainStep {
  public:
-  /// `optimizer` is bound to `model` already, in its final dtype and on its device.
+  /// `optimizer` must already be bound to `model`, which has its final dtype and device.
   TrainStep(std::shared_ptr<GPT> model, Optimizer& optimizer, std::shared_ptr<Group> group,
             StepOptions options);
-  TrainStep(const TrainStep&) = delete;  // a recorded step refers to it
+  TrainStep(const TrainStep&) = delete;  // recorded steps keep a pointer to this object
   TrainStep& operator=(const TrainStep&) = delete;
 
-  /// From the next step on by a memory plan. Once; UserError for what cannot be planned.
+  /// Runs all further steps by a memory plan. Call it once. Throws UserError if planning is
+  /// impossible.
   void plan_memory(PlannedStep::Options options);
-  /// Null without one.
+  /// Returns the memory plan, or null if plan_memory was not called.
   const PlannedStep* memory_plan() const { return planned_ ? &*planned_ : nullptr; }
 
-  /// tokens (samples of this rank, T + 1) on the CPU. All ranks together.
+  /// Runs one step; all ranks call this together. tokens: (samples of this rank, T + 1) on the CPU.
   StepOutcome run(const at::Tensor& tokens, double lr, bool want_stop, const StepPlace& place = {});
 
-  /// Seconds that forward and backward of the last step's micro-batches took. Waiting for other
-  /// ranks' sums does not count; waits of spread experts do, and of scattered gradients for memory.
-  /// 0 on a GPU, which is done later.
+  /// Returns the seconds of forward and backward, over the last step's micro-batches. Waiting for
+  /// other ranks' gradient sums does not count. Waiting in the exchange of experts counts, and so
+  /// does waiting of scattered gradients for memory. Returns 0 on a GPU, where the work ends later.
   double compute_s() const { return now_.clock.seconds; }
 
-  /// True once forward and backward have been recorded as a CUDA graph.
+  /// Returns true once forward and backward have been recorded as a CUDA graph.
   bool has_graph() const { return recorded_.has_value(); }
-  /// Reason why the graph could not be recorded; empty if it could, or has not been tried.
+  /// Returns the reason why the graph could not be recorded; empty if it could, or has not been
+  /// tried.
   const std::string& graph_failure() const { return graph_failure_; }
 
-  /// The reduced gradient sums of the last step (not divided by tokens).
+  /// Returns the reduced gradient sums of the last step, not divided by the number of tokens.
   const GradientReducer& gradients() const { return reducer_; }
 
  private:
-  /// What a step is given beside its tokens, and what it comes to: a recorded step reads and writes
-  /// it anew each time.
+  /// State of the current step in addition to its tokens. Recorded operations read and write it in
+  /// each replay.
   struct Now {
     double lr = 0;
     bool want_stop = false;
     StepPlace place;
-    int64_t weight = 0;  ///< targets of this rank
+    int64_t weight = 0;  ///< number of targets of this rank
     StepOutcome outcome;
     StepClock clock;
   };
 
-  /// Sums of the losses, the gradient in `reducer_`, the verdict on it in `now_`, the update.
+  /// Computes loss sums, gradients (in `reducer_`) and outcome (in `now_`). Then updates the
+  /// weights.
   void work(const at::Tensor& tokens);
   struct Losses {
-    at::Tensor sum, router;  ///< float64 scalars; router undefined where there are no experts
+    /// Float64 scalars; `router` is undefined without experts.
+    at::Tensor sum, router;
   };
   Losses add_gradients(const at::Tensor& tokens);
   std::vector<at::Tensor> squares_of_share() const;
@@ -85,10 +90,10 @@ class TrainStep {
     std::vector<at::Tensor> squares;  ///< float64 parts of the gradient's squared norm
   };
   Gradients make_gradients(const at::Tensor& tokens);
-  /// `make_gradients` by a CUDA graph where the step has one.
+  /// Runs `make_gradients` as a CUDA graph if the step has one.
   Gradients make_gradients_by_graph(const at::Tensor& tokens);
   void record_graph(const at::Tensor& tokens);
-  /// On the sums of this rank; tells the optimizer.
+  /// Returns the outcome from the sums of this rank. Passes the update's numbers to the optimizer.
   StepOutcome judge(double loss_sum, std::optional<double> router_sum, double squares) const;
 
   std::shared_ptr<GPT> model_;
@@ -97,7 +102,9 @@ class TrainStep {
   StepOptions options_;
   GradientReducer reducer_;
   Now now_;
-  at::Tensor judged_;  ///< (1): what the operations that read and write `now_` change
+  /// Tensor of shape (1) that represents `now_` in a recorded step, where only changes of tensors
+  /// are visible.
+  at::Tensor judged_;
   std::optional<PlannedStep> planned_;
 
   /// A recorded forward and backward, and the tensors that it reads and writes.
@@ -108,8 +115,9 @@ class TrainStep {
     std::unique_ptr<GpuGraph> graph;
   };
   std::optional<Recorded> recorded_;
-  int64_t steps_before_graph_ =
-      2;  ///< in them libraries allocate what no graph may: handles, workspaces
+  /// Steps before recording. In these steps, libraries allocate what a graph cannot: handles,
+  /// workspaces.
+  int64_t steps_before_graph_ = 2;
   std::string graph_failure_;
 };
 

@@ -13,9 +13,9 @@ struct Sample {
   std::string prompt, continuation;
 };
 
-/// log.sample_prompts, each continued by log.sample_tokens tokens at temperature 0.8, seeded by
-/// run.seed and the prompt's position: the same model writes the same samples. An empty prompt
-/// begins after an end of document.
+/// Continues each of log.sample_prompts by log.sample_tokens tokens at temperature 0.8. The seed
+/// comes from run.seed and the prompt's position. So the same model writes the same samples. An
+/// empty prompt begins after an end of document.
 std::vector<Sample> continue_prompts(GPT& model, const Tokenizer& tokenizer,
                                      const RunConfig& config);
 

@@ -23,7 +23,7 @@ namespace dovetail {
 
 namespace {
 
-/// Why forward and backward of the run cannot be one CUDA graph; empty if they can.
+/// Returns the reason why forward and backward cannot be one CUDA graph; empty if they can.
 std::string cuda_graph_obstacle(const ResolvedRun& run, const Group& group,
                                 const Quantization& quantization) {
   if (!run.device.is_cuda()) return "the run is on the CPU";
@@ -48,8 +48,8 @@ Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFold
                    bool quiet, RunState state, const std::map<std::string, at::Tensor>& tensors)
     : TrainingLoop(run, std::move(group), std::move(state)), parallel_(run.config, group_) {
   const RunConfig& config = run_.config;
-  // One rank's whole training runs on this stream, which a graph can record. Several ranks keep the
-  // default stream, which their communication threads share.
+  // On one rank, all training runs on this stream, because a graph can record it. Several ranks
+  // keep the default stream, because their communication threads use it, too.
   if (run_.device.is_cuda() && group_->size() == 1 && config.run.cuda_graph != "off")
     use_own_stream();
   const uint64_t idle_bytes = resident_bytes();
@@ -111,7 +111,7 @@ void Training::restore_from(const std::map<std::string, at::Tensor>& tensors) {
 }
 
 void Training::finish(const RunFolder& folder, bool quiet) {
-  // A model whose experts are spread would need all ranks; its checkpoint is whole.
+  // A model with spread experts would need all ranks. Its checkpoint has all experts.
   std::shared_ptr<GPT> whole = model_;
   if (model_->expert_ranks() && !config().log.sample_prompts.empty())
     whole = load_model(read_run_or_checkpoint(folder.path())).model;
@@ -182,8 +182,8 @@ std::optional<Validation> Training::evaluate() {
 
 bool Training::quantization_report_due(int64_t step) const {
   const int64_t every = config().log.quantization_every;
-  const bool here =
-      group_->rank() == 0 || parallel_.ranks();  // others' experts are theirs to count
+  // Each rank counts its own experts.
+  const bool here = group_->rank() == 0 || parallel_.ranks();
   if (!here || every == 0 || quantization_->layers().empty()) return false;
   return step % every == 0 || step >= config().train.steps;
 }

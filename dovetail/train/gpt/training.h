@@ -18,16 +18,15 @@
 
 namespace dovetail {
 
-/// A run with its GPT, optimizer and data in memory.
+/// Training of a GPT: the run's model, optimizer and data in memory.
 class Training : public TrainingLoop {
  public:
-  /// `tensors` (rank 0's; may be empty: a new run) are restored. `folder` is null on other ranks
-  /// than 0.
+  /// Restores rank 0's `tensors`; empty: a new run. Ranks other than 0 pass null for `folder`.
   Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFolder* folder, bool quiet,
            RunState state, const std::map<std::string, at::Tensor>& tensors);
 
   std::string data_summary() const override { return loader_->summary(); }
-  /// Continues log.sample_prompts.
+  /// Continues log.sample_prompts and writes samples.json.
   void finish(const RunFolder& folder, bool quiet) override;
 
  private:
@@ -41,11 +40,11 @@ class Training : public TrainingLoop {
 
   void restore_from(const std::map<std::string, at::Tensor>& tensors);
   bool quantization_report_due(int64_t step) const;
-  /// Says once from which step a CUDA graph runs, or why none does.
+  /// Logs once from which step on a CUDA graph runs, or why none does.
   void report_graph();
-  /// Records and warns of what quantization did in the step.
+  /// Records quantization statistics of the step, and warns if they are bad.
   void report_quantization();
-  /// Records how the step's tokens spread over the experts.
+  /// Records how the step's tokens are distributed over the experts.
   void report_expert_load();
 
   ExpertParallel parallel_;

@@ -11,18 +11,18 @@
 
 namespace dovetail {
 
-/// The run of a config as far as its step's size goes, for a look at it: data that is not prepared
-/// stays so, and nothing is written. UserError as `train`.
+/// Resolves a config as far as the size of a step requires. Data that is not prepared stays
+/// unprepared, and no file is written. Throws UserError like `train`.
 ResolvedRun resolve_trial(const RunConfig& config, Group& group);
 
-/// The training steps of a GPT's run, on random tokens in place of its data, apart from its folder.
+/// Training steps of a GPT's run on random tokens. The run's data and folder are not used.
 class TrialStep {
  public:
-  /// `samples` of this rank a step, `micro_batch` of them at once.
+  /// `samples`: samples of this rank per step. `micro_batch`: samples per micro-batch.
   TrialStep(const ResolvedRun& run, std::shared_ptr<Group> group, int64_t samples,
             int64_t micro_batch);
 
-  /// Takes a step; its seconds.
+  /// Runs a step and returns its seconds.
   double run();
   void plan_memory(const PlannedStep::Options& options) { step_->plan_memory(options); }
   const PlannedStep* memory_plan() const { return step_->memory_plan(); }

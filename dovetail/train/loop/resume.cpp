@@ -25,21 +25,21 @@ std::optional<StepMetrics> metrics_or_none(const nlohmann::json& state, const ch
   return step_metrics_from_json(state[key]);
 }
 
-/// "/data/mixture/0/weight" -> "data.mixture.0.weight".
+/// Converts "/data/mixture/0/weight" to "data.mixture.0.weight".
 std::string dotted(std::string_view pointer) {
   std::string key(pointer.substr(1));
   std::replace(key.begin(), key.end(), '/', '.');
   return key;
 }
 
-/// Keys whose values differ, with both values.
+/// A key whose values differ, with both values.
 struct Difference {
   std::string key, stored, now;
 };
 std::vector<Difference> differences(const nlohmann::json& stored, const nlohmann::json& now) {
   std::map<std::string, std::pair<std::string, std::string>> values;
   const nlohmann::json flat_stored = stored.flatten(), flat_now = now.flatten();
-  // An empty list is flattened to null: the same as none.
+  // An empty list is flattened to null, like an absent one.
   const auto text = [](const nlohmann::json& value) {
     return value.is_null() ? std::string() : value.dump();
   };
@@ -54,7 +54,8 @@ std::vector<Difference> differences(const nlohmann::json& stored, const nlohmann
   return result;
 }
 
-/// A config that an earlier version stored: keys that it did not know have their defaults.
+/// Returns a config that an earlier version stored, with defaults for keys that this version did
+/// not know.
 nlohmann::json in_words_of_now(const nlohmann::json& stored, const std::string& name) {
   RunConfig config;
   const auto describe = [&](Section& s) { config.describe(s); };
@@ -68,7 +69,8 @@ bool starts_with_any(std::string_view key, std::initializer_list<std::string_vie
                      [&](std::string_view p) { return key.starts_with(p); });
 }
 
-/// All of [rows] but where they lie and what only costs time or memory.
+/// Returns true for all keys of [rows] except the files' location and keys that only affect time or
+/// memory.
 bool decides_which_rows(std::string_view key) {
   return key.starts_with("rows.") &&
          !starts_with_any(key, {"rows.files", "rows.threads", "rows.cache_bytes"});
@@ -92,8 +94,8 @@ bool decides_what_is_trained(std::string_view key) {
          (key.starts_with("recommender.") && key != "recommender.grain") || decides_which_rows(key);
 }
 
-/// The order in which prepared text is read. How it was prepared shows in its sha256; where it lies
-/// does not matter.
+/// Returns true for keys that decide the order in which prepared text is read. The preparation
+/// itself shows in the sha256. The location of the text does not matter.
 bool mixes_the_data(std::string_view key) {
   return starts_with_any(key, {"data.mixture.", "data.phase."}) && !key.ends_with(".path");
 }
@@ -172,7 +174,7 @@ std::vector<std::string> check_same_run(const nlohmann::json& state, const Resol
   const nlohmann::json now = config_to_json([&](Section& s) { config.describe(s); });
   const bool same_text =
       !state.contains("data_sha256") || state["data_sha256"] == nlohmann::json(run.data.sha256);
-  // A finished run would name files that it has not read. With rows.day it goes on with another
+  // A finished run would name files that it has not read. With rows.day it continues with another
   // day.
   const bool finished =
       step >= config.train.steps && config.train.steps > 0 && !config.rows.by_day();
@@ -183,7 +185,7 @@ std::vector<std::string> check_same_run(const nlohmann::json& state, const Resol
         fmt::format("{} was {}, is {}", d.key, d.stored.empty() ? "absent" : d.stored,
                     d.now.empty() ? "absent" : d.now);
     const bool changes_data = mixes_the_data(d.key) || (!same_text && d.key.starts_with("data."));
-    // Before the first step (imported weights) nothing is settled but the model and its weights.
+    // Before the first step (imported weights), only the model and its weights are fixed.
     if (step == 0 ? starts_with_any(d.key, {"model.", "recommender.", "train.init_noise"})
                   : decides_what_is_trained(d.key) || changes_data)
       refused.push_back(text);
@@ -218,7 +220,7 @@ void restore(Optimizer& optimizer, const GPT& model, const ExpertParallel& paral
              const std::map<std::string, at::Tensor>& tensors, int64_t updates, Group& group) {
   if (optimizer.sharded()) return optimizer.scatter(tensors, updates);
   std::map<std::string, at::Tensor> own = optimizer.tensors();
-  // Imported weights have no moments: they stay zero.
+  // Imported weights have no moments, so the moments stay zero.
   const bool no_moments =
       broadcast_json(group, std::ranges::none_of(tensors,
                                                  [](const auto& item) {

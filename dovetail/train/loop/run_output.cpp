@@ -32,7 +32,7 @@ void add_rankings(const std::vector<TaskRanking>& tasks,
   }
 }
 
-/// "0.6561", and of several tasks "late 0.6561, cancelled 0.7020".
+/// Returns "0.6561", or for several tasks "late 0.6561, cancelled 0.7020".
 std::string auc_text(const std::vector<TaskRanking>& tasks) {
   std::vector<std::string> parts;
   parts.reserve(tasks.size());
@@ -66,7 +66,7 @@ RunOutput::RunOutput(const RunFolder& folder, const RunConfig& config, int64_t f
     if (std::filesystem::exists(folder.path() / file))
       log->emplace(folder.path() / file, first_step);
   }
-  // A run that has nothing left to train needs no event file.
+  // A run that has no steps left needs no event file.
   if (log_.tensorboard && first_step < total_steps)
     events_.emplace(folder.path() / "events", first_step + 1);
 }

@@ -12,31 +12,33 @@
 
 namespace dovetail {
 
-/// What rank 0 writes and shows while training: metrics.jsonl, timings.jsonl, quantization.jsonl,
-/// experts.jsonl, tables.jsonl, balance.jsonl, events, traces, the progress bar.
+/// Files and progress bar that rank 0 writes while training. Files are metrics.jsonl,
+/// timings.jsonl, quantization.jsonl, experts.jsonl, tables.jsonl, balance.jsonl, events and
+/// traces.
 class RunOutput {
  public:
-  /// Cuts the logs back to `first_step` steps and says so if metrics.jsonl does not reach that far.
+  /// Truncates the logs to `first_step` steps. Logs a warning if metrics.jsonl does not reach that
+  /// far.
   RunOutput(const RunFolder& folder, const RunConfig& config, int64_t first_step,
             int64_t total_steps, bool quiet);
 
-  void begin_step(int64_t step);  ///< starts a trace if log.trace_steps names it
-  void end_step(int64_t step);    ///< writes it
-  /// The step's line of metrics.jsonl, before its checkpoint.
+  void begin_step(int64_t step);  ///< starts a trace if log.trace_steps names the step
+  void end_step(int64_t step);    ///< writes the step's trace, if any
+  /// Writes the step's line of metrics.jsonl. Call it before the step's checkpoint is saved.
   void write(const StepMetrics& metrics);
-  /// The step's line of timings.jsonl, its events and the progress bar.
+  /// Writes the step's line of timings.jsonl and its events, and updates the progress bar.
   void write(const StepMetrics& metrics, const StepTimings& timings);
-  /// A line of quantization.jsonl (see Quantization::statistics), and its events.
+  /// Writes a line of quantization.jsonl (see Quantization::statistics), and its events.
   void write_quantization(const nlohmann::ordered_json& statistics);
-  /// A line of experts.jsonl (see ExpertLoad::statistics), and its events.
+  /// Writes a line of experts.jsonl (see ExpertLoad::statistics), and its events.
   void write_experts(const nlohmann::ordered_json& statistics);
-  /// A line of tables.jsonl (docs/training.md).
+  /// Writes a line of tables.jsonl (docs/training.md).
   void write_tables(const nlohmann::ordered_json& counters);
-  /// A line of balance.jsonl (see shares_line), and its events.
+  /// Writes a line of balance.jsonl (see shares_line), and its events.
   void write_shares(const nlohmann::ordered_json& shares);
-  /// The step's lines to the disk, before a checkpoint builds on them.
+  /// Flushes the step's lines to the disk, before a checkpoint relies on them.
   void sync() { metrics_.sync(); }
-  /// A line for the reader, above the progress bar.
+  /// Logs a line above the progress bar.
   void say(const std::string& line);
   void warn(const std::string& line);
   void finish() { progress_.finish(); }
@@ -49,11 +51,11 @@ class RunOutput {
   std::string unit_;
   int64_t first_step_;
   StepLog metrics_, timings_;
-  std::optional<StepLog> quantization_, experts_, tables_, balance_;  ///< from the first line on
+  std::optional<StepLog> quantization_, experts_, tables_, balance_;  ///< opened at the first line
   std::optional<EventWriter> events_;
   Progress progress_;
   std::optional<double> validation_loss_;
-  std::string auc_;  ///< of the last evaluation
+  std::string auc_;  ///< AUC of the last evaluation, as text
 };
 
 }  // namespace dovetail

@@ -7,28 +7,32 @@
 
 namespace dovetail {
 
-/// Where the samples of a rank stand: what is random in a step depends on it and on nothing else.
+/// Position of a rank's samples in the batch. Randomness in a step depends on these values only.
 struct StepPlace {
-  uint64_t seed = 0;         ///< of the step, the same on all ranks
+  uint64_t seed = 0;         ///< seed of the step, the same on all ranks
   int64_t first_sample = 0;  ///< index of the rank's first sample in the batch of all ranks
-  int64_t most_samples =
-      0;  ///< maximum over ranks: where micro-batches meet all make as many forward passes
-  bool graphed = true;  ///< false: this step does more than others, so no CUDA graph runs it
+  /// Maximum samples over ranks. If forward passes exchange data, all ranks make as many passes as
+  /// the rank with the maximum.
+  int64_t most_samples = 0;
+  /// False if the step does extra work, so that it cannot run as a CUDA graph.
+  bool graphed = true;
 };
 
-/// What all ranks agree on after a step: the same bits on each.
+/// Result of a step. It has the same bits on all ranks.
 struct StepOutcome {
-  double loss = 0;                       ///< nats per token of the global batch
-  std::optional<double> router_loss;     ///< what the routers add to it, where there are experts
-  std::optional<double> auxiliary_loss;  ///< what a recommender's auxiliary loss adds to it
-  double grad_norm = 0;                  ///< of the mean gradient
-  int64_t tokens = 0;                    ///< in the global batch
-  bool skipped = false;                  ///< loss or norm not finite: nothing was updated
-  bool stop = false;                     ///< a rank wants to stop
+  double loss = 0;  ///< nats per token of the global batch
+  /// Routers' losses, which add to `loss` in training; nullopt without experts.
+  std::optional<double> router_loss;
+  /// Auxiliary loss of a recommender, which adds to `loss` in training.
+  std::optional<double> auxiliary_loss;
+  double grad_norm = 0;  ///< norm of the mean gradient
+  int64_t tokens = 0;    ///< tokens in the global batch
+  bool skipped = false;  ///< loss or norm was not finite, so nothing was updated
+  bool stop = false;     ///< a rank wants to stop
 };
 
-/// How long passes of a step took, one after another; in a recorded step, too, whose plan may do
-/// more or less between.
+/// Total seconds of a step's forward and backward passes. It also works in a recorded step, whose
+/// plan may run more or fewer operations between `start` and `stop`.
 struct StepClock {
   double seconds = 0;
 

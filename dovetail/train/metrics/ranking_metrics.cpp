@@ -17,8 +17,9 @@ constexpr double kUndefined = std::numeric_limits<double>::quiet_NaN();
 constexpr double kBinsPerUnit = 1024, kLargestLogit = 32;
 static_assert(2 * kLargestLogit * kBinsPerUnit == RankingSums::kBins);
 
-/// Pairs that are ranked rightly, counted twice so that ties are whole numbers, of scores that come
-/// in groups of equal ones from low to high.
+/// Number of (positive, negative) pairs that scores order correctly. Each call of `add_ties` adds
+/// the rows of one score; scores come from low to high. Correct pairs count 2 and ties count 1, so
+/// that the sum is a whole number.
 class PairCount {
  public:
   void add_ties(uint64_t negatives, uint64_t positives) {
@@ -43,7 +44,7 @@ struct Scored {
   bool positive = false;
 };
 
-/// AUC of rows in any order, which it sorts.
+/// Returns the AUC of rows in any order. Sorts the rows.
 double auc_of(std::span<Scored> rows) {
   std::sort(rows.begin(), rows.end(),
             [](const Scored& a, const Scored& b) { return a.score < b.score; });
@@ -86,7 +87,7 @@ void RankingSums::add(const at::Tensor& logits, const at::Tensor& labels) {
   auto* const sum = sums.mutable_data_ptr<double>();
   for (int64_t i = 0; i < labels_n.numel(); ++i) {
     if (std::isnan(y[i])) continue;
-    // A NaN has no bin; it makes the sums NaN, and these all metrics.
+    // A NaN has no bin. It makes the sums NaN, and thereby all metrics.
     ++count[(y[i] > 0.5 ? kBins : 0) + (std::isnan(z[i]) ? 0 : bin_of(z[i]))];
     sum[0] += softplus(z[i]) - y[i] * z[i];
     sum[1] += 1 / (1 + std::exp(-z[i]));
@@ -159,25 +160,26 @@ std::vector<std::string> ranking_warnings(std::span<const RankingMetrics> valida
   if (validations.empty()) return warnings;
   const RankingMetrics& last = validations.back();
   if (last.positives == 0 || last.positives == last.rows) {
-    warnings.push_back(fmt::format(
-        "all {} labels of the validation rows are {}: there is no AUC; look at rows.label "
-        "and at the order of the rows",
-        last.rows, last.positives == 0 ? "negative" : "positive"));
+    warnings.push_back(
+        fmt::format("all {} validation labels are {}: there is no AUC; look at rows.label and the "
+                    "order of rows",
+                    last.rows, last.positives == 0 ? "negative" : "positive"));
     return warnings;
   }
   const auto positives = static_cast<double>(last.positives),
              negatives = static_cast<double>(last.rows) - positives;
-  // The deviation of Mann-Whitney's U under the null hypothesis, as a share of the pairs.
+  // Standard deviation of Mann-Whitney's U under the null hypothesis, divided by the number of
+  // pairs.
   const double deviation = std::sqrt((positives + negatives + 1) / (12 * positives * negatives));
   const double near = std::max(kNear, 3 * deviation);
   const auto recent = validations.last(std::min(kPatience, validations.size()));
   if (recent.size() == kPatience && std::all_of(recent.begin(), recent.end(), [&](const auto& m) {
         return std::abs(m.auc - 0.5) < near;
       }))
-    warnings.push_back(fmt::format(
-        "the AUC is stuck at 0.5 ({:.4f} in the last of {} validations): the model ranks as "
-        "chance does; look at the features and the learning rate",
-        last.auc, kPatience));
+    warnings.push_back(
+        fmt::format("the AUC is stuck at 0.5 ({:.4f} in the last of {} validations), like chance; "
+                    "look at the features and the learning rate",
+                    last.auc, kPatience));
   return warnings;
 }
 

@@ -12,16 +12,17 @@
 namespace dovetail {
 namespace {
 
-/// Window w of `count` chosen out of `windows`, evenly spread; all of them when count == windows.
+/// Returns the w-th of `count` windows, evenly spread over `windows`; all windows if count ==
+/// windows.
 int64_t chosen_window(int64_t w, int64_t count, int64_t windows) { return w * windows / count; }
 
-/// Sums over batches. The losses' sum stays on the model's device, so that no batch waits for the
-/// one before it.
+/// Sums over batches. The sum of losses stays on the model's device, so that no batch waits for the
+/// previous one.
 struct Sums {
   at::Tensor nats;  ///< float64 scalar; undefined before the first batch
   double tokens = 0;
 
-  /// tokens_bt on the CPU.
+  /// Adds a batch. tokens_bt: on the CPU.
   void add(GPT& model, const at::Tensor& tokens_bt) {
     const LossSum loss = model.loss(tokens_bt);
     const at::Tensor sum = loss.sum.to(at::kDouble);
@@ -37,8 +38,7 @@ void warn_of_later_tokens(const ModelConfig& model) {
   if (key.empty()) return;
   log_warning(
       "validation loss: with model.moe.{} the experts of a token depend on later tokens, which a "
-      "decoder does not "
-      "have; the loss is lower than in decoding and follows train.micro_batch",
+      "decoder lacks. So the loss is lower than in decoding and depends on train.micro_batch",
       key);
 }
 
@@ -55,7 +55,7 @@ std::optional<Validation> validate(GPT& model, const TokenStore& store, Group& g
       all ? windows : std::min(windows, std::max<int64_t>(1, options.max_tokens / length));
 
   Sums sums;
-  // Where experts are spread the ranks make as many forward passes each, some of nothing.
+  // If experts are spread, all ranks make the same number of forward passes, some of them empty.
   const bool together = model.expert_ranks() != nullptr;
   const auto add_windows = [&](int64_t first, int64_t size) {
     at::Tensor tokens_bt = at::empty({size, length + 1}, at::kLong);
@@ -70,7 +70,7 @@ std::optional<Validation> validate(GPT& model, const TokenStore& store, Group& g
   const int64_t most = (count + group.size() - 1) / group.size();
   for (int64_t done = 0; done < most; done += options.batch)
     add_windows(begin + done, std::clamp(end - begin - done, int64_t{0}, options.batch));
-  // What is left after the last whole window; also a split shorter than one window.
+  // Tokens after the last whole window, or a split that is shorter than one window.
   const int64_t rest = predicted - windows * length;
   if ((all || windows == 0) && rest > 0) {
     const bool last = group.rank() == group.size() - 1;

@@ -12,36 +12,39 @@
 
 namespace dovetail {
 
-/// How a task of a recommender ranks.
+/// Ranking metrics of one task of a recommender.
 struct TaskRanking {
-  std::string name;  ///< its entry of rows.label
+  std::string name;  ///< the task's entry in rows.label
   RankingMetrics metrics;
-  std::optional<double> gauc;  ///< where its rows have groups
+  std::optional<double> gauc;  ///< grouped_auc, if rows have groups
 };
 
-/// The loss on the validation split.
+/// Loss on the validation split.
 struct Validation {
   double loss = 0;                 ///< nats per token (exp(loss) is the perplexity) or per sample
-  double nats_per_byte = 0;        ///< of text, loss * (tokens / bytes of the whole split)
-  int64_t tokens = 0;              ///< or samples, that it was measured on
-  std::vector<TaskRanking> tasks;  ///< of a recommender
-  std::string day;  ///< whose rows it was measured on, before they were trained on; empty: no day's
+  double nats_per_byte = 0;        ///< for text: loss * (tokens / bytes of the whole split)
+  int64_t tokens = 0;              ///< tokens or samples that were measured
+  std::vector<TaskRanking> tasks;  ///< rankings by task; only for a recommender
+  /// Day whose rows were measured, before training on them; empty if not by day.
+  std::string day;
 };
 
 struct ValidationOptions {
-  int64_t context = 128;  ///< T: windows of T predicted tokens side by side, none predicted twice
-  int64_t batch = 1;      ///< windows at once on a rank
-  int64_t max_tokens =
-      0;  ///< evenly spread windows of about this many tokens; 0: every token but the first
+  /// T: predicted tokens per window. Windows are adjacent, so that no token is predicted twice.
+  int64_t context = 128;
+  int64_t batch = 1;  ///< windows per forward pass on a rank
+  /// Approximate number of tokens to measure, in evenly spread windows. 0: every token but the
+  /// first.
+  int64_t max_tokens = 0;
 };
 
-/// Logs that the loss flatters a model whose experts are chosen by later tokens. Once a process, by
-/// the caller.
+/// Warns that the loss is lower than in decoding if a model chooses experts by later tokens. Call
+/// it once per process.
 void warn_of_later_tokens(const ModelConfig& model);
 
-/// All ranks together: each takes a contiguous share of the windows, and sums of nats and tokens
-/// are added over ranks. The same windows for any number of ranks. nullopt if the split has fewer
-/// than two tokens.
+/// Measures the loss on the validation split. All ranks call this together. Each takes a contiguous
+/// share of the windows. Sums of nats and tokens are added over ranks. The windows are the same for
+/// any number of ranks. Returns nullopt if the split has fewer than two tokens.
 std::optional<Validation> validate(GPT& model, const TokenStore& store, Group& group,
                                    const ValidationOptions& options);
 

@@ -9,7 +9,7 @@
 namespace dovetail {
 namespace {
 
-/// How far `step` is into [begin, end), 0 before it and 1 after it.
+/// Returns the progress of `step` in [begin, end): 0 before it, 1 after it.
 double fraction_between(int64_t step, int64_t begin, int64_t end) {
   if (step < begin) return 0.0;
   if (step >= end) return 1.0;

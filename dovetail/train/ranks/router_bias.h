@@ -17,23 +17,24 @@ namespace moe {
 class Layer;
 }
 
-/// The biases by which routers choose (model.moe.bias_update_rate), of all layers of a model.
+/// Biases of all routers of a model, which shift their choice of experts
+/// (model.moe.bias_update_rate).
 class RouterBias {
  public:
   explicit RouterBias(const GPT& model);
 
-  /// After a step that was not skipped: updates each bias by the choices since the layers'
-  /// `reset_load`, over all ranks, which call this together.
+  /// Updates each bias by the choices since the layers' `reset_load`, summed over all ranks. Call
+  /// it after a step that was not skipped, on all ranks together.
   void end_step(Group& group);
 
-  /// As they stand in a checkpoint: "router.bias.<layer>", (E) float32. The live tensors; none
-  /// without a rate.
+  /// Returns the biases by their names in a checkpoint: "router.bias.<layer>", (E) float32. These
+  /// are the live tensors. The map is empty without model.moe.bias_update_rate.
   std::map<std::string, at::Tensor> tensors() const;
   static constexpr std::string_view kTensorPrefix = "router.";
-  /// Copies those of `tensors` that begin with the prefix. Throws UserError for what is missing,
-  /// too much or of another length.
+  /// Copies the entries of `tensors` whose names begin with kTensorPrefix. Throws UserError if one
+  /// is missing, unknown or has another length.
   void load(const std::map<std::string, at::Tensor>& tensors);
-  /// Rank 0's `tensors` to all ranks.
+  /// Copies rank 0's `tensors` to all ranks.
   void load(const std::map<std::string, at::Tensor>& tensors, Group& group);
 
  private:

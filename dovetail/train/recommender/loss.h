@@ -8,17 +8,17 @@
 
 namespace dovetail {
 
-/// What a task's cross-entropy is multiplied by in a sum over all samples, so that the sum over the
-/// batch divided by its samples is the sum over tasks of weight times the mean over the rows that
-/// have the task's label: for task k, weight_k * samples / labels_k of the whole batch, over all
-/// ranks and before it is cut into micro-batches; 0 without a label. All ranks together.
+/// Returns a factor for each task's cross-entropy, (tasks) float32. The factor of task k is
+/// weight_k * samples / labels_k, or 0 if no row has its label. `samples` counts all rows and
+/// `labels_k` the rows with task k's label. Both count the whole batch over all ranks, before it is
+/// cut into micro-batches. So loss_sum / samples is the sum over tasks of weight_k times the mean
+/// loss of the rows with label k. All ranks call this together.
 ///
-/// labels (B, tasks) float32, NaN where there is none; weights as recommender.task_weights. Returns
-/// (tasks) float32.
+/// labels: (B, tasks) float32, NaN where a label is missing. weights: recommender.task_weights.
 at::Tensor task_scales(const at::Tensor& labels, const std::vector<double>& weights, Group& group);
 
-/// Sum over samples and tasks of the cross-entropy in nats times the task's scale. logits and
-/// labels (B, tasks).
+/// Returns the sum over samples and tasks: cross-entropy in nats times the task's scale. The shape
+/// of logits and labels is (B, tasks).
 at::Tensor loss_sum(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor& scales);
 
 }  // namespace dovetail

@@ -17,7 +17,7 @@
 namespace dovetail {
 namespace {
 
-/// What a step is given, in this order; the masks where the model reads them.
+/// Inputs of a step, in this order. The masks are present only if the model reads them.
 enum Input : size_t { kDense, kLabels, kScales, kEvents, kNegatives };
 
 at::Tensor samples_of(const std::vector<at::Tensor>& inputs, Input which, int64_t first,
@@ -39,7 +39,7 @@ RecommenderStep::RecommenderStep(std::shared_ptr<Recommender> model,
       judged_(at::zeros({1})) {}
 
 void RecommenderStep::plan_memory(PlannedStep::Options options) {
-  options.replay = true;  // `now_` is read anew by operations
+  options.replay = true;  // operations read `now_` in each replay
   plan::StepTensors tensors;
   for (const auto& item : model_->named_parameters())
     tensors.parameters.emplace_back(item.key(), item.value());
@@ -124,8 +124,8 @@ RecommenderStep::Losses RecommenderStep::add_gradients(const std::vector<at::Ten
   return losses;
 }
 
-/// (samples of the micro-batch, columns). A plan has a place for them, but none for those that the
-/// tables give.
+/// Returns the pooled rows of a micro-batch, (samples, columns). Under a memory plan they are
+/// copied to the plan's place for them, because tables allocate their own memory.
 at::Tensor RecommenderStep::look_up(int64_t micro_batch) {
   return operation_once("dovetail::lookup", {}, [this, micro_batch](const Operands&) {
     embedding::DistributedTables& tables = *now_.tables;

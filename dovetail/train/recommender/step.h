@@ -17,74 +17,79 @@
 
 namespace dovetail {
 
-/// Rows of a step, counted from 0, and what they look up, on its way to the tables.
+/// Rows of one step, their ids, and their lookups in progress. `step` counts from 0.
 struct StepRows {
   int64_t step;
-  int64_t rows;  ///< of all ranks
+  int64_t rows;  ///< rows of all ranks
   int64_t micro_batch;
   RowBatch batch;
   embedding::Jagged ids;
   embedding::TableStep tables;
 };
 
-/// One step of a recommender over all ranks, without the update of its tables: forward and backward
-/// of the micro-batches, reduction, guard, update of the dense part. While a micro-batch is in the
-/// dense part, the rows of the next one are on their way. The dense part takes `grain` samples at a
-/// time, so that its sums have the same bits however the batch is cut into micro-batches.
+/// One step of a recommender over all ranks, except the update of its tables. It runs forward and
+/// backward of the micro-batches and reduces the gradients. Then it updates the dense part, unless
+/// loss or gradient is not finite. While a micro-batch is in the dense part, the rows of the next
+/// one are in transit between ranks. The dense part takes `grain` samples at a time. So its sums
+/// have the same bits for any micro-batch size.
 ///
-/// A plan is of the dense part: a micro-batch's rows come out of one operation, pooled, and their
-/// gradient goes into another. What the tables take, rows on their way and pooled rows and
-/// gradients among it, is theirs and not the budget's.
+/// A memory plan covers the dense part only. Pooled rows of a micro-batch are the result of one
+/// operation, and their gradient is the input of another. Memory of the tables does not count
+/// towards the budget. This includes rows in transit, pooled rows and their gradients.
 class RecommenderStep {
  public:
   struct Options {
     int64_t grain = 1;
-    double clip = 0;  ///< of the dense part's gradient; 0: none
+    double clip = 0;  ///< maximum norm of the dense part's gradient; 0: no clipping
     int64_t bucket_bytes = 4 << 20;
-    std::vector<double> task_weights = {};  ///< as task_scales
+    std::vector<double> task_weights = {};  ///< weights for task_scales
   };
-  /// `lookups` must outlive it; `optimizer` is bound to `model` already.
+  /// `lookups` must outlive this object. `optimizer` must already be bound to `model`.
   RecommenderStep(std::shared_ptr<Recommender> model, const RecommenderLookups& lookups,
                   Optimizer& optimizer, std::shared_ptr<Group> group, Options options);
-  RecommenderStep(const RecommenderStep&) = delete;  // a recorded step refers to it
+  RecommenderStep(const RecommenderStep&) = delete;  // recorded steps keep a pointer to this object
   RecommenderStep& operator=(const RecommenderStep&) = delete;
 
-  /// From the next step on by a memory plan. Once; UserError for what cannot be planned.
+  /// Runs all further steps by a memory plan. Call it once. Throws UserError if planning is
+  /// impossible.
   void plan_memory(PlannedStep::Options options);
-  /// Null without one.
+  /// Returns the memory plan, or null if plan_memory was not called.
   const PlannedStep* memory_plan() const { return planned_ ? &*planned_ : nullptr; }
 
-  /// Starts the lookups of the step after, while the rows of this one are on their way; null if
-  /// there is none.
+  /// Starts the lookups of the next step while rows of the current step are in transit. Returns
+  /// null if there is no next step.
   using StartNext = std::function<embedding::TableStep*()>;
 
-  /// All ranks together. Where it is skipped nothing was updated; else `rows.tables` waits for its
-  /// update.
+  /// Runs one step; all ranks call this together. If the step is skipped, nothing was updated.
+  /// Otherwise the caller must still update the tables with `rows.tables`.
   StepOutcome run(StepRows& rows, embedding::DistributedTables& tables, const StartNext& start_next,
                   double lr, bool want_stop);
-  /// Forward and backward alone.
+  /// Runs only forward, backward and gradient reduction.
   void pass(StepRows& rows, embedding::DistributedTables& tables, const StartNext& start_next);
 
-  /// Seconds that forward and backward of the dense part of the last step's micro-batches took.
+  /// Returns the seconds of forward and backward of the dense part, over the last step's
+  /// micro-batches.
   double compute_s() const { return now_.clock.seconds; }
 
-  /// The reduced gradient sums of the last step (not divided by samples).
+  /// Returns the reduced gradient sums of the last step, not divided by the number of samples.
   const GradientReducer& gradients() const { return reducer_; }
 
  private:
-  /// What a step works on: a recorded step reads and writes it anew each time.
+  /// State of the current step. Recorded operations read and write it in each replay.
   struct Now {
     StepRows* rows = nullptr;
     embedding::DistributedTables* tables = nullptr;
     const StartNext* start_next = nullptr;
     embedding::TableStep* next = nullptr;
-    at::Tensor gradient;  ///< of the micro-batch's pooled rows, for the mean over the whole batch
+    /// Gradient of the micro-batch's pooled rows, divided by the rows of the whole batch.
+    at::Tensor gradient;
     double lr = 0;
     bool want_stop = false;
     StepOutcome outcome;
     StepClock clock;
   };
-  /// float64 scalars; undefined without samples, `auxiliary` also where there is none.
+  /// Loss sums, float64 scalars. Both are undefined without samples. `auxiliary` is also undefined
+  /// if the model has no auxiliary loss.
   struct Losses {
     at::Tensor sum, auxiliary;
   };
@@ -93,7 +98,7 @@ class RecommenderStep {
   void work(const std::vector<at::Tensor>& inputs);
   Losses add_gradients(const std::vector<at::Tensor>& inputs);
   at::Tensor look_up(int64_t micro_batch);
-  /// Forward and backward of a micro-batch, whose samples are those from `first` on.
+  /// Runs forward and backward of a micro-batch, whose first sample has index `first`.
   void run_dense(const std::vector<at::Tensor>& inputs, int64_t first, const at::Tensor& pooled,
                  bool last, Losses& losses);
   void send_gradient(int64_t micro_batch);
@@ -106,7 +111,9 @@ class RecommenderStep {
   Options options_;
   GradientReducer reducer_;
   Now now_;
-  at::Tensor judged_;  ///< (1): what the operations that read and write `now_` change
+  /// Tensor of shape (1) that represents `now_` in a recorded step, where only changes of tensors
+  /// are visible.
+  at::Tensor judged_;
   std::optional<PlannedStep> planned_;
 };
 

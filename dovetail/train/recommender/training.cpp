@@ -43,7 +43,7 @@ embedding::HashedOptions hashed_options(const DynamicSection& config) {
           .keep_rows = config.keep_rows};
 }
 
-/// Nothing where all rows are in memory.
+/// Returns nullopt if all rows are in memory.
 std::optional<embedding::TierOptions> tier_options(const RunConfig& config,
                                                    const embedding::PackSpec& spec,
                                                    const embedding::EmbeddingPlan& plan,
@@ -116,17 +116,15 @@ RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr
 void RecommenderTraining::count_steps() {
   const int64_t pass = loader_->days().num_steps(), asked = config().train.steps;
   user_check(loader_->days().days().size() > 1,
-             "rows.day: all rows are of the day {}, but a run by days is measured on the days "
-             "after the first; give "
-             "more rows, or leave rows.day out",
+             "rows.day: all rows have the day {}, but validation needs a second day; give more "
+             "rows or leave rows.day out",
              loader_->days().days()[0].name);
   user_check(asked <= pass,
              "train.steps = {}, but the {} days of rows.files are {} steps; use \"pass\" or less",
              asked, loader_->days().days().size(), pass);
   user_check(state_.step <= pass,
-             "the checkpoint is of step {}, but the days of rows.files are {} steps; put the files "
-             "back that it was "
-             "trained on",
+             "the checkpoint is of step {}, but the days of rows.files are {} steps; put back its "
+             "training files",
              state_.step, pass);
   if (asked == TrainSection::kPass) set_total_steps(pass);
   check_length(config(), total_steps());

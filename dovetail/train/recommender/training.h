@@ -20,15 +20,16 @@
 
 namespace dovetail {
 
-/// A run with its recommender, tables, optimizers and rows in memory.
+/// Training of a recommender: the run's model, tables, optimizers and rows in memory.
 ///
-/// A step is synchronous: all rows of its batch are looked up before any is updated. Its gradients
-/// are those of the mean loss of the batch (task_scales says what that is for several tasks);
-/// train.clip is of the dense part's. Tables are spread over the ranks, the dense part is on each
-/// (RecommenderStep).
+/// Steps are synchronous: all rows of a batch are looked up before any row is updated. Gradients
+/// belong to the mean loss of the batch (task_scales defines it for several tasks). The limit
+/// train.clip applies to the dense part's gradient only. Tables are spread over the ranks; each
+/// rank has the whole dense part (RecommenderStep).
 class RecommenderTraining : public TrainingLoop {
  public:
-  /// `checkpoint` (rank 0's; null: a new run) is restored. `folder` is null on other ranks than 0.
+  /// Restores rank 0's `checkpoint`; null: a new run. Ranks other than 0 pass null for `checkpoint`
+  /// and `folder`.
   RecommenderTraining(const ResolvedRun& run, std::shared_ptr<Group> group, RunFolder* folder,
                       bool quiet, RunState state, const StoredCheckpoint* checkpoint);
 
@@ -39,7 +40,8 @@ class RecommenderTraining : public TrainingLoop {
   StepOutcome train_step(int64_t number, double lr, bool want_stop, StepTimings& timings) override;
   void report_step() override;
   std::optional<Validation> evaluate() override;
-  /// Of a run by days the rows of the day that begins with the step, but the first.
+  /// Validates on the rows of a day that begins with this step, before training on them. Returns
+  /// nullopt on all other steps, for the first day and without rows.day.
   std::optional<Validation> evaluate_before(int64_t number) override;
   int64_t updates() const override { return optimizer_->updates(); }
   std::map<std::string, at::Tensor> checkpoint_tensors() override;
@@ -48,21 +50,22 @@ class RecommenderTraining : public TrainingLoop {
 
   StepRows start_lookups(int64_t step);
   StepRows take_step(int64_t step);
-  /// Starts the step behind `step`, unless that is the last.
+  /// Returns a function that starts the lookups of step + 1, unless `last`.
   RecommenderStep::StartNext start_after(int64_t step, bool last);
-  /// The ids that a sample of this data has, of each feature.
+  /// Sets ids_per_sample_: mean number of ids per sample, for each lookup.
   void count_ids();
   embedding::EmbeddingPlan plan_for(int64_t groups) const;
   void build_tables(const TableSizes& sizes);
-  /// What the config leaves open, by steps on tables that are thrown away; `record` stays null if
-  /// it leaves nothing.
+  /// Chooses the sizes that the config leaves open, by timing steps on temporary tables. `record`
+  /// stays null if nothing had to be measured.
   TableSizes choose_sizes(nlohmann::ordered_json& record);
-  /// Seconds of one of some steps with the tables that are built, over all ranks.
+  /// Returns the seconds per step, from a few steps with the current tables. It is the mean over
+  /// ranks.
   double time_steps(int64_t micro_batch);
   void restore_from(const StoredCheckpoint* checkpoint);
-  /// The length of the run, where its days decide it.
+  /// Checks the run's length against its days; sets it if train.steps = "pass".
   void count_steps();
-  /// How the model ranks rows [0, rows), of which `read(begin, end)` gives a part.
+  /// Measures how well the model ranks rows [0, rows). `read(begin, end)` returns a range of them.
   Validation validate_rows(int64_t rows,
                            const std::function<RowBatch(int64_t begin, int64_t end)>& read);
   void warn_of_rankings(const Validation& found);
@@ -70,18 +73,21 @@ class RecommenderTraining : public TrainingLoop {
   std::shared_ptr<Recommender> model_;
   std::optional<RecommenderLookups> lookups_;
   std::vector<double> ids_per_sample_;
-  double resident_before_;  ///< bytes, at the beginning of construction
+  double resident_before_;  ///< resident bytes at the beginning of construction
   std::shared_ptr<Group> tables_group_;
   TableSizes sizes_;
-  int64_t timed_step_ = 0;  ///< where time_steps goes on
+  int64_t timed_step_ = 0;  ///< next step that time_steps will run
   std::optional<embedding::DistributedTables> tables_;
   std::optional<Optimizer> optimizer_;
   std::optional<RecommenderStep> step_;
   std::optional<RowLoader> loader_;
-  embedding::HashedCounters keys_before_;  ///< of all ranks, up to the last line of tables.jsonl
-  embedding::TierCounters tiers_before_;   ///< of this rank, up to the last step
-  std::optional<StepRows> ahead_;          ///< of the next step
-  std::vector<std::vector<RankingMetrics>> validations_;  ///< of each task, of this process
+  /// Sums over all ranks, up to the last line of tables.jsonl.
+  embedding::HashedCounters keys_before_;
+  /// Counters of this rank, up to the last step.
+  embedding::TierCounters tiers_before_;
+  std::optional<StepRows> ahead_;  ///< lookups of the next step, if started
+  /// Metrics of all validations in this process, by task.
+  std::vector<std::vector<RankingMetrics>> validations_;
   MemoryPlanLog memory_plan_log_;
 };
 

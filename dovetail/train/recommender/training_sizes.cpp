@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kTimedSteps = 4;
 
-/// The least value of any rank. All ranks together.
+/// Returns the minimum over ranks. All ranks call this together.
 double least_over_ranks(Group& group, double value) {
   std::vector<double> values(static_cast<size_t>(group.size()), 0);
   values[static_cast<size_t>(group.rank())] = value;
@@ -40,7 +40,7 @@ TableSizes RecommenderTraining::choose_sizes(nlohmann::ordered_json& record) {
                     config().train.micro_batch == TrainSection::kAuto;
   const embedding::PackSpec& spec = lookups_->pack();
   std::vector<TableSizes> candidates = candidate_sizes(run_, std::ssize(spec.tables));
-  if (!memory && !cuts) return candidates.front();  // nothing is left open
+  if (!memory && !cuts) return candidates.front();  // the config leaves nothing open
   const double available = least_over_ranks(
       *group_, static_cast<double>(run_.available_bytes) / static_cast<double>(run_.local_ranks));
   const auto rows =

@@ -15,7 +15,7 @@ namespace {
 constexpr int kRounds = 3;
 constexpr int64_t kParts = 8;
 constexpr double kLeftOut = 1.2, kNoise = 1.03;
-constexpr double kUsable = 0.9;  ///< of the memory available
+constexpr double kUsable = 0.9;  ///< usable fraction of the available memory
 
 std::vector<int64_t> groups_to_try(int64_t asked, int64_t tables) {
   if (asked != EmbeddingSection::kAuto) return {asked};
@@ -86,11 +86,11 @@ size_t simplest_of_fastest(const std::vector<double>& step_s) {
 int64_t memory_for_rows(double available_bytes, double others_bytes, double table_bytes) {
   const double left = kUsable * available_bytes - others_bytes;
   if (table_bytes <= left) return 0;
-  user_check(left > 0,
-             "embedding.memory_bytes = \"auto\": of {} for this rank nothing is left for rows, for "
-             "all else takes {}; "
-             "lower train.batch or rows.cache_bytes, or train on a machine with more memory",
-             format_bytes(available_bytes), format_bytes(others_bytes));
+  user_check(
+      left > 0,
+      "embedding.memory_bytes = \"auto\": no memory is left for rows: of {} for this rank, all "
+      "else takes {}. Lower train.batch or rows.cache_bytes, or use a machine with more memory",
+      format_bytes(available_bytes), format_bytes(others_bytes));
   return static_cast<int64_t>(left);
 }
 

@@ -9,7 +9,8 @@
 namespace dovetail {
 namespace {
 
-/// A vector of every rank's, in their order, on rank 0; the others get nothing.
+/// Returns the vectors of all ranks on rank 0, concatenated in the order of ranks; an empty tensor
+/// on others.
 at::Tensor to_rank_zero(const std::shared_ptr<Group>& group, const at::Tensor& x) {
   std::vector<int64_t> send(static_cast<size_t>(group->size()), 0);
   send[0] = x.numel();

@@ -14,18 +14,20 @@
 
 namespace dovetail {
 
-/// Rows that a recommender has scored: how well it ranks them. Training and `dovetail eval` measure
-/// with it alike.
+/// Rows that a recommender has scored, and how well it ranks them. Both training and `dovetail
+/// eval` measure with this class.
 class ScoredRows {
  public:
-  /// logits (B, tasks) of this rank's rows of a batch.
+  /// Adds this rank's rows of a batch. logits: (B, tasks).
   void add(const at::Tensor& logits, const RowBatch& batch);
-  /// (rows, tasks): this rank's, in the order in which they came.
+  /// logits() and labels() of this rank's rows, (rows, tasks), in the order in which they were
+  /// added.
   at::Tensor logits() const;
   at::Tensor labels() const;
 
-  /// All ranks together, each with a row at least; `rows` are those of all. The AUC of one rank is
-  /// exact, that of several by RankingSums; GAUC is on rank 0.
+  /// Measures the rows of all ranks. All ranks call this together, each with at least one row.
+  /// `rows` is the total over ranks. The AUC is exact on one rank; on several ranks it comes from
+  /// RankingSums. Only rank 0 gets the GAUC (grouped_auc).
   Validation measure(const RunConfig& config, int64_t rows,
                      const std::shared_ptr<Group>& group) const;
 
@@ -33,12 +35,12 @@ class ScoredRows {
   std::vector<at::Tensor> logits_, labels_, groups_;
 };
 
-/// "AUC 0.7251", with the bound of its error where it has one: "AUC 0.7251 +- 0.0003".
+/// Returns "AUC 0.7251", or "AUC 0.7251 +- 0.0003" if the AUC has an error bound.
 std::string describe_auc(const RankingMetrics& metrics);
 
-/// The rows that are scored at a time: how a product of matrices rounds may depend on it, so that
-/// it is the same wherever a checkpoint is measured. The dense part reads all of them at once, so
-/// that more than a few thousand would need more memory than a training step in grains.
+/// Number of rows that are scored at a time. The rounding of matrix products may depend on it. So
+/// it is the same wherever a checkpoint is measured. The dense part reads all these rows at once.
+/// More than a few thousand would need more memory than a training step in grains.
 inline int64_t scored_at_once(const RunConfig& config) {
   return std::min<int64_t>(config.train.batch, 4096);
 }

@@ -15,14 +15,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Value by step, appended by rising step.
+/// Value by step, appended in the order of steps.
 using Axis = std::vector<std::pair<int64_t, double>>;
 
 /// Position of a step on each of the page's horizontal axes.
 struct Axes {
-  Axis tokens, hours;  ///< hours of training, all processes of the run together
+  Axis tokens, hours;  ///< hours of training, summed over all processes of the run
 
-  /// NaN for a step without one.
+  /// Returns the value at a step; NaN if there is none.
   static double at(const Axis& axis, int64_t step) {
     const auto found = std::ranges::lower_bound(axis, step, {}, &Axis::value_type::first);
     return found != axis.end() && found->first == step ? found->second : kNaN;
@@ -44,12 +44,14 @@ Axes read_axes(const RunFiles& run) {
   return axes;
 }
 
-/// More than a screen can show, and a third of the bytes of a double in full.
+/// Rounds to six digits. A screen shows fewer, and the text takes a third of the bytes of a full
+/// double.
 Json six_digits(double value) {
   return std::isfinite(value) ? Json(std::stod(fmt::format("{:.6g}", value))) : Json();
 }
 
-/// One curve: [step, tokens, hours, value] a point, values that are absent or not finite left out.
+/// Returns one curve, with [step, tokens, hours, value] per point. Values that are absent or not
+/// finite are left out.
 Json make_series(const char* name, const char* style, const std::vector<Json>& lines,
                  const char* key, const Axes& axes, double scale = 1) {
   std::vector<int64_t> steps;
@@ -68,7 +70,7 @@ Json make_series(const char* name, const char* style, const std::vector<Json>& l
   return {{"name", name}, {"style", style}, {"points", std::move(points)}};
 }
 
-/// A chart is left out when none of its curves has a point.
+/// Adds a chart, unless none of its curves has a point.
 void add_chart(Json& charts, const std::string& title, const char* format, const char* scale,
                const std::vector<Json>& series) {
   Json kept = Json::array();
@@ -79,7 +81,7 @@ void add_chart(Json& charts, const std::string& title, const char* format, const
     charts.push_back({{"title", title}, {"format", format}, {"scale", scale}, {"series", kept}});
 }
 
-/// The lines of the evaluations as they are of one task: its keys beside the step.
+/// Returns the evaluations of one task as lines: its keys, and the step.
 std::vector<Json> lines_of_task(const std::vector<Json>& metrics, const std::string& task) {
   std::vector<Json> lines;
   for (const Json& line : metrics) {
@@ -90,7 +92,7 @@ std::vector<Json> lines_of_task(const std::vector<Json>& metrics, const std::str
   return lines;
 }
 
-/// How well each task ranks and how its probabilities fit.
+/// Adds charts of how well each task ranks and how its probabilities fit.
 void add_rankings(Json& charts, const RunFiles& run, const Axes& axes) {
   const std::vector<std::string>& tasks = run.config.rows.label;
   std::vector<Json> auc, fit;
@@ -115,8 +117,8 @@ void add_rankings(Json& charts, const RunFiles& run, const Axes& axes) {
             fit);
 }
 
-/// Shares stay until they move: a line where each span of steps with the same ones begins and where
-/// it ends.
+/// Adds a chart of the ranks' shares. Shares stay until they move. So each span of steps with the
+/// same shares gets a line at its begin and at its end.
 void add_shares(Json& charts, const RunFiles& run, const Axes& axes) {
   if (run.balance.empty() || run.metrics.empty()) return;
   std::vector<Json> lines;

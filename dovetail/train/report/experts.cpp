@@ -13,7 +13,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr size_t kMostColumns = 80;
 
-/// Colours of a load, 1 being an even share, from none to several times too much.
+/// Colour of a range of loads. 1 is an even share; bands range from no load to several times too
+/// much.
 struct Band {
   double below;
   const char *colour, *words;
@@ -30,7 +31,7 @@ size_t band_of(double load) {
       kBands.begin());
 }
 
-/// A map of one layer: an expert a row, a record a column.
+/// Draws the load of one layer: a row per expert, a column per record.
 std::string heat_map(const std::vector<std::vector<double>>& loads) {
   const size_t columns = loads.size(), rows = loads.empty() ? 0 : loads[0].size();
   std::array<std::string, kBands.size()> paths;

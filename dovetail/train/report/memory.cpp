@@ -19,7 +19,7 @@ std::string ms(const Json& seconds) {
   return seconds.is_number() ? fmt::format("{:.4g} ms", 1e3 * seconds.get<double>()) : "";
 }
 
-/// "+1.9 %" of the second against the first.
+/// Returns the difference of `measured` from `predicted`: "+1.9 %".
 std::string difference(const Json& predicted, const Json& measured) {
   if (!predicted.is_number() || !measured.is_number() || predicted.get<double>() <= 0) return "";
   return fmt::format("{:+.1f} %", 100 * (measured.get<double>() / predicted.get<double>() - 1));
@@ -47,7 +47,7 @@ Json predicted_and_measured(const Json& record) {
   return rows;
 }
 
-/// What each technique costs of the step's time.
+/// Returns the step time that a technique costs.
 std::string cost(const Json& row, const Json& step) {
   const std::string decision = row.at("decision");
   if (row.at("storages") == 0 || decision == "kept") return "";

@@ -6,18 +6,21 @@
 
 namespace dovetail {
 
-/// Drawings of memory_plan.json for the page, as SVG: colours are variables of its style sheet.
+/// Drawings of memory_plan.json for the report, as SVG. Colours are variables of the page's style
+/// sheet.
 
-/// Bytes over one step: simulated by purpose, stacked; measured; with everything kept; the budget.
+/// Draws bytes over one step: simulated bytes stacked by purpose, measured bytes, bytes with all
+/// tensors kept, and the budget.
 std::string memory_chart(const nlohmann::ordered_json& record);
 
-/// What computes and copies when, as simulated and as measured, over the same time as memory_chart.
+/// Draws when the step computes and copies, simulated and measured. The time axis is the same as in
+/// memory_chart.
 std::string streams_chart(const nlohmann::ordered_json& record);
 
-/// Seconds of a step against its budget, the one that was asked for marked.
+/// Draws seconds per step against the budget. The requested budget is marked.
 std::string curve_chart(const nlohmann::ordered_json& record);
 
-/// The style sheet's colour of a purpose: "var(--m0)".
+/// Returns the style sheet's colour of a purpose: "var(--m0)".
 std::string purpose_colour(size_t purpose);
 
 }  // namespace dovetail

@@ -19,7 +19,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr double kMiB = 1 << 20, kMs = 1e-3;
 
-/// About `count` round numbers from 0 or `low` to `high`.
+/// Returns about `count` round numbers from 0 or `low` to `high`.
 std::vector<double> ticks(double low, double high, int count) {
   const double raw = (high - low) / count, power = std::pow(10, std::floor(std::log10(raw))),
                share = raw / power;
@@ -30,7 +30,7 @@ std::vector<double> ticks(double low, double high, int count) {
   return out;
 }
 
-/// A drawing with its axes: x and y are in the units of what is shown.
+/// A drawing with its axes. x and y are in the units of the data.
 class Drawing {
  public:
   Drawing(double width, double height) : width_(width), height_(height) {}
@@ -69,7 +69,7 @@ class Drawing {
     }
     text(4, 12, "start", unit);
   }
-  /// A line through steps: each value holds until the next point.
+  /// Draws a line of steps: each value holds until the next point.
   void steps(const std::vector<std::pair<double, double>>& points, const std::string& style) {
     if (points.empty()) return;
     add("<path fill=\"none\" {} d=\"M{:.1f} {:.1f}", style, x(points[0].first),
@@ -96,7 +96,7 @@ double total(const Json& point) {
   return sum;
 }
 
-/// Totals over time, to the end of the step.
+/// Returns the totals over time, up to the end of the step.
 std::vector<std::pair<double, double>> totals(const Json& points, double end_s) {
   std::vector<std::pair<double, double>> out;
   for (const Json& point : points) out.emplace_back(point[0].get<double>(), total(point));
@@ -104,7 +104,8 @@ std::vector<std::pair<double, double>> totals(const Json& points, double end_s) 
   return out;
 }
 
-/// Of a step as simulated, measured, or with everything kept; 0 if it was not.
+/// Returns the end of a step as simulated, as measured or with all tensors kept; 0 if it was not
+/// measured.
 double end_of(const Json& record, const char* of) {
   const Json& step = record.at("step");
   if (std::string_view(of) == "kept") return step.at("keep_all_s").get<double>();
@@ -121,7 +122,8 @@ double longest(const Json& record) {
       {end_of(record, "simulated"), end_of(record, "measured"), end_of(record, "kept"), 1e-9});
 }
 
-/// One purpose of the stack: the band between what lies below it and what it adds.
+/// Draws one purpose of the stack: a band between the sum of the purposes below and this sum plus
+/// its own.
 void add_band(Drawing& to, const Json& points, double end_s, size_t purpose,
               const std::string& label) {
   double most = 0;

@@ -27,10 +27,10 @@ Json read_json_if_present(const fs::path& path) {
   return fs::exists(path) ? parse_json(read_file(path), path.string()) : Json();
 }
 
-constexpr int64_t kMostSteps = int64_t{1} << 53;  ///< a double counts so far
+constexpr int64_t kMostSteps = int64_t{1} << 53;  ///< doubles are exact up to here
 
-/// The lines of a .jsonl file, by rising step. A last line without its newline is still being
-/// written: it is left out.
+/// Returns the lines of a .jsonl file, by rising step. A last line without a newline is still being
+/// written, so it is left out.
 std::vector<Json> read_lines(const fs::path& path) {
   std::vector<Json> lines;
   int64_t last_step = 0;

@@ -15,7 +15,7 @@ std::string escaped(const Json& object, const char* key) {
   return report::escape_html(object.at(key).get<std::string>());
 }
 
-/// JSON inside a <script>: without '<' there is neither an end tag nor a comment in it.
+/// JSON for use inside a <script>. Without '<' it contains no end tag and no comment.
 std::string script_json(const Json& json) {
   std::string text;
   for (const char c : json.dump(-1, ' ', false, Json::error_handler_t::replace)) {
@@ -212,10 +212,9 @@ std::string report_page(const Json& data) {
       "key</summary>\n<pre>{}</pre></details>\n",
       escaped(data, "config"));
   html +=
-      "<footer>Made by <code>dovetail report</code> from metrics.jsonl, timings.jsonl, "
-      "quantization.jsonl, "
-      "experts.jsonl, balance.jsonl, memory_plan.json and machine.json of the "
-      "run.</footer>\n</main>\n";
+      "<footer>Made by <code>dovetail report</code> from the files of the run. Files: "
+      "metrics.jsonl, timings.jsonl, quantization.jsonl, experts.jsonl, balance.jsonl, "
+      "memory_plan.json, machine.json.</footer>\n</main>\n";
   const Json plotted = {{"unit", data.at("unit")},
                         {"charts", data.at("charts")},
                         {"skipped_steps", data.at("skipped_steps")}};

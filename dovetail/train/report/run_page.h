@@ -5,8 +5,8 @@
 
 namespace dovetail {
 
-/// The page for such data. Every text in it is escaped: a sample that holds `</script>` stays a
-/// sample.
+/// Returns the page for the result of report_data. All its texts are escaped: a sample that
+/// contains `</script>` remains a sample.
 std::string report_page(const nlohmann::ordered_json& data);
 
 }  // namespace dovetail

@@ -24,12 +24,12 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-/// Means over the days that a run was measured on, weighed by their rows.
+/// Means over the days on which a run was measured, weighted by their rows.
 struct DayMeans {
   int64_t days = 0;
   double rows = 0, loss = 0;
-  std::map<std::string, std::pair<double, double>>
-      auc;  ///< of each task: sum and rows of the days that have one
+  /// By task: weighted sum and rows of the days that have an AUC.
+  std::map<std::string, std::pair<double, double>> auc;
 
   void add(double day_rows, double day_loss,
            const std::vector<std::pair<std::string, double>>& day_auc) {
@@ -46,17 +46,17 @@ struct DayMeans {
 struct Figures {
   int64_t step = 0, steps = 0, skipped = 0;
   double loss = kNaN, validation_loss = kNaN, validation_per_byte = kNaN, tokens = kNaN;
-  std::vector<std::pair<std::string, double>>
-      auc;  ///< of each task of a recommender; one has no name
-  double latest_loss = kNaN,
-         best_loss = kNaN;  ///< validation losses that were measured on the same tokens
+  /// By task of a recommender. A single task has no name.
+  std::vector<std::pair<std::string, double>> auc;
+  /// Validation losses that were measured on the same tokens.
+  double latest_loss = kNaN, best_loss = kNaN;
   double seconds = 0;
   int64_t best_step = 0;
   DayMeans by_day;
   bool finished = false;
 };
 
-/// Those that exist, by task.
+/// Returns the AUCs in a line, by task. Tasks without an AUC are left out.
 std::vector<std::pair<std::string, double>> auc_of_tasks(const Json& line) {
   std::vector<std::pair<std::string, double>> found;
   const auto add = [&](const std::string& task, const Json& keys) {
@@ -85,8 +85,8 @@ Figures read_figures(const RunFiles& run) {
     f.validation_loss = validation;
     f.validation_per_byte = number_of(line, "validation_nats_per_byte");
     f.auc = auc_of_tasks(line);
-    // Losses compare on the same tokens alone: the last evaluation usually reads more than those on
-    // the way.
+    // Losses compare only on the same tokens. The last evaluation usually reads more tokens than
+    // the ones before.
     const double tokens = number_of(
         line, line.contains("validation_samples") ? "validation_samples" : "validation_tokens");
     if (line.contains("day")) {
@@ -124,7 +124,7 @@ std::string verdict(const Figures& f, const char* unit) {
                         std::string_view(unit) == "token" ? "text" : "rows");
     if (std::isfinite(f.validation_per_byte))
       text += fmt::format(", {:.4g} per byte", f.validation_per_byte);
-    // Half a percent is no trend.
+    // A rise of half a percent is no trend.
     if (f.latest_loss > 1.005 * f.best_loss) {
       text += fmt::format("; it was best at step {} ({:.4g}) and has risen since: overfitting",
                           format_grouped(f.best_step), f.best_loss);
@@ -138,7 +138,7 @@ std::string verdict(const Figures& f, const char* unit) {
   return text + ".";
 }
 
-/// "5.3 MFLOP": unlike counts of parameters, in SI prefixes.
+/// Formats FLOPs as "5.3 MFLOP". Unlike counts of parameters, they have SI prefixes.
 std::string format_flops(double flops) {
   for (const auto& [unit, prefix] : {std::pair{1e12, "T"}, {1e9, "G"}, {1e6, "M"}, {1e3, "k"}}) {
     if (flops >= unit) return fmt::format("{:.3g} {}FLOP", flops / unit, prefix);
@@ -146,7 +146,7 @@ std::string format_flops(double flops) {
   return fmt::format("{:.0f} FLOP", flops);
 }
 
-/// The middle of a column of numbers: throughput has outliers while other programs run.
+/// Returns the median of a column of numbers. Throughput has outliers while other programs run.
 double median(const std::vector<Json>& lines, const char* key) {
   std::vector<double> values;
   for (const Json& line : lines) {
@@ -306,8 +306,8 @@ Json make_machine(const RunFiles& run) {
   return rows;
 }
 
-/// What quantization did to each tensor in the last step that was recorded, worst first by signal
-/// to noise.
+/// Returns the quantization statistics of each tensor in the last recorded step. The tensor with
+/// the worst signal-to-noise ratio comes first.
 Json make_quantization(const RunFiles& run) {
   if (run.quantization.empty()) return nullptr;
   const Json& last = run.quantization.back();

@@ -9,19 +9,20 @@
 
 namespace dovetail {
 
-/// Write `report.html` into a run's folder from the files that lie there (docs/training.md): one
-/// self-contained page, no network. Works while the run is still training; only config.toml and
-/// metrics.jsonl must be there. Returns the page's path. Throws UserError when the folder is no
-/// run's, or a line of one of its files cannot be read.
+/// Writes `report.html` into a run's folder, from the files in it (docs/training.md). The page is
+/// self-contained and needs no network. The run may still be training. Only config.toml and
+/// metrics.jsonl must exist. Returns the page's path. Throws UserError if the folder is not a run's
+/// folder, or if a line of its files cannot be read.
 std::filesystem::path write_report(const std::filesystem::path& run_folder);
 
-/// What the page shows: verdict, figures, curves (thinned), samples, config, machine, decisions,
-/// commands. Keys in docs/reports.md.
+/// Returns the content of the page: verdict, figures, curves (thinned), samples, config, machine,
+/// decisions, commands. Keys are in docs/reports.md.
 nlohmann::ordered_json report_data(const std::filesystem::path& run_folder);
 
-/// Which of the points of a curve to draw: all of at most `max_points`; of a longer curve the
-/// lowest and the highest of each of max_points / 2 - 1 buckets of equal length, so that spikes
-/// stay visible, and both ends. Ascending indices.
+/// Returns the ascending indices of the points of a curve that should be drawn. A curve of at most
+/// `max_points` is drawn in full. A longer curve keeps both ends, and is cut into max_points / 2 -
+/// 1 buckets of equal length. Each bucket keeps its minimum and maximum, so that spikes stay
+/// visible.
 inline constexpr size_t kMaxPlotPoints = 4000;
 std::vector<size_t> thin_out(const std::vector<double>& y, size_t max_points = kMaxPlotPoints);
 

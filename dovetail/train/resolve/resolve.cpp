@@ -27,7 +27,7 @@
 namespace dovetail {
 namespace {
 
-/// The device of this rank. All ranks together.
+/// Chooses the device of this rank. All ranks call this together.
 at::Device resolve_device(const RunConfig& config, Group& group) {
   const std::string& device = config.run.device;
   if (device == "cpu") return at::kCPU;
@@ -42,8 +42,8 @@ at::Device resolve_device(const RunConfig& config, Group& group) {
   const std::string reason = load_gpu();
   const Neighbours neighbours = neighbours_of(group);
   if (device == "auto") {
-    // Ranks that share a GPU are slower than one rank on it: either each rank has a GPU of its own,
-    // or all use the CPU.
+    // Ranks that share a GPU are slower than one rank on it. So either each rank has its own GPU,
+    // or all ranks use the CPU.
     const bool own = reason.empty() && neighbours.size <= count_gpus();
     if (sum_over_ranks(group, {own ? 1.0 : 0.0})[0] < group.size()) return at::kCPU;
   }
@@ -55,7 +55,7 @@ at::Device resolve_device(const RunConfig& config, Group& group) {
   return {at::kCUDA, static_cast<at::DeviceIndex>(index)};
 }
 
-/// Text to shards, shown as a line on a terminal and as one line at the end.
+/// Prepares the text as shards. A terminal shows the progress; the log gets one line at the end.
 void prepare_text(const DataConfig& data, bool quiet) {
   TerminalLine line;
   const double begin_s = now_seconds();
@@ -86,8 +86,8 @@ std::vector<std::string> source_folders(const DataConfig& data) {
   return folders;
 }
 
-/// Keys about preparing text must say how the folders were made, unless there is text to make them
-/// anew.
+/// Reads facts about the prepared folders. Keys about preparing must match how the folders were
+/// made, unless there is text to prepare again.
 DataSummary summarize_stores(const RunConfig& config, bool has_text) {
   DataSummary summary;
   for (const std::string& folder : source_folders(config.data)) {
@@ -106,8 +106,8 @@ DataSummary summarize_stores(const RunConfig& config, bool has_text) {
   return summary;
 }
 
-/// What a dry run knows without preparing anything. A trained tokenizer is taken to reach the size
-/// that it may.
+/// Returns facts that a dry run knows without preparing. A trained tokenizer is assumed to reach
+/// its maximum size.
 DataSummary summarize_config(const DataConfig& data) {
   const TokenizerConfig& config = data.tokenizer;
   if (config.kind == "bytes")
@@ -147,15 +147,16 @@ DataSummary resolve_data(RunConfig& config, Group& group, const TrainOptions& op
   return summarize_stores(config, has_text);
 }
 
-/// Counts of the whole batch are known in time only where a step has one micro-batch. A sequence's
-/// always are, so the loss does not depend on how a batch is cut.
+/// Chooses the scope of load counts, if the config leaves it open. Counts of the whole batch are
+/// known in time only if a step has one micro-batch. Counts of a sequence are always known, so the
+/// loss does not depend on the micro-batch size.
 void resolve_load_scope(RunConfig& config, const std::string& asked) {
   std::string& scope = config.model.moe.load_scope;
   const bool cuts = config.train.micro_batch > 0 && config.train.micro_batch < config.train.batch;
   if (asked == moe::Config().load_scope && scope == "global_batch" && cuts) scope = "sequence";
 }
 
-/// Where the run lies and what of the machine and of each step is this rank's.
+/// Resolves the run's folder, and this rank's share of the machine and of each step.
 ResolvedRun place_run(const RunConfig& config, Group& group) {
   ResolvedRun run;
   run.config = config;
@@ -201,28 +202,28 @@ ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOption
   return run;
 }
 
-/// What a memory plan cannot be made for yet.
+/// Throws UserError for a run that does not support memory plans yet.
 void check_memory_plan(const ResolvedRun& run) {
   if (!run.config.memory.budget.empty() && !run.device.is_cpu())
     throw UserError("memory.budget does not work on a GPU yet", "leave one of both out");
   const moe::Config& moe = run.config.model.moe;
   if (!run.config.memory.budget.empty() && moe.experts > 0 && !moe.pad_to_capacity &&
       run.precision.compute != at::kFloat)
-    throw UserError(fmt::format("memory.budget does not work with dropless experts "
-                                "(model.moe.pad_to_capacity = false) and the "
-                                "recipe {}: tensors of experts that are in bfloat16 or quantized "
-                                "have other sizes in each step",
-                                run.precision.name),
-                    "give experts a capacity (drop = \"position\") and pad_to_capacity = true, set "
-                    "precision.recipe = \"fp32\", or "
-                    "leave memory.budget out");
+    throw UserError(
+        fmt::format("memory.budget does not work with dropless experts "
+                    "(model.moe.pad_to_capacity = false) and the "
+                    "recipe {}. Their bfloat16 or quantized tensors change size in each step",
+                    run.precision.name),
+        "give experts a capacity (drop = \"position\") and pad_to_capacity = true, set "
+        "precision.recipe = \"fp32\", or "
+        "leave memory.budget out");
 }
 
 void resolve_precision_and_size(ResolvedRun& run, Group& group,
                                 const std::optional<std::string>& kept_precision) {
   if (run.config.recommends()) return resolve_recommender_size(run, group);
   run.precision = resolve_precision(run.config.precision.recipe, kept_precision, run.device, group);
-  // On the meta device: what is wrong with the recipes of layers shows before any memory is taken.
+  // Built on the meta device. Mistakes in the recipes of layers show before any memory is taken.
   GPT sizes_only(run.config.model, c10::kMeta);
   const Quantization quantization(sizes_only, run.config.precision, run.precision.name);
   check_parallel(run.config, quantization);
@@ -242,7 +243,7 @@ void resolve_precision_and_size(ResolvedRun& run, Group& group,
                                 .checkpoints = group.rank() == 0,
                                 .threads = run.threads});
   if (run.precision.compute == at::kDouble) {
-    // The estimate is for FP32; every tensor of a step is twice as wide in FP64.
+    // The estimate is for FP32. Every tensor of a step takes twice as many bytes in FP64.
     for (int64_t* part : {&run.memory.weights, &run.memory.gradients, &run.memory.optimizer,
                           &run.memory.activations, &run.memory.workspace, &run.memory.checkpoint,
                           &run.memory.all_gradients}) {

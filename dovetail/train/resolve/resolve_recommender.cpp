@@ -16,13 +16,13 @@ namespace dovetail {
 namespace {
 
 constexpr int64_t kFloat = sizeof(float);
-/// Resident beside tensors and rows, measured on a model of nothing: pages of libraries, stacks,
-/// and what malloc keeps in an arena for each thread that decodes rows.
+/// Resident memory in addition to tensors and rows, measured with an empty model. It holds pages of
+/// libraries, stacks, and the malloc arena of each thread that decodes rows.
 constexpr int64_t kBesideRows = int64_t{22} << 20;
 
 struct TotalSize {
   int64_t elements = 0, row_bytes = 0, state = 0;
-  int64_t columns = 0;  ///< of the pooled rows of a sample
+  int64_t columns = 0;  ///< width of the pooled rows of a sample
 };
 
 TotalSize size_of(const embedding::PackSpec& pack) {
@@ -50,7 +50,7 @@ int64_t dense_parameters(const RunConfig& config) {
                          [](int64_t sum, const at::Tensor& p) { return sum + p.numel(); });
 }
 
-/// The share of a rank's rows and state that is in memory.
+/// Returns the fraction of a rank's rows and state that is in memory.
 double share_in_memory(const ResolvedRun& run, int64_t bytes) {
   const int64_t asked = run.config.embedding.memory_bytes;
   if (asked == 0) return 1;
@@ -60,9 +60,9 @@ double share_in_memory(const ResolvedRun& run, int64_t bytes) {
   return std::min(1.0, most / static_cast<double>(std::max<int64_t>(1, bytes)));
 }
 
-/// Bytes of decoded rows that are kept, about as many as their text has, and of batches read ahead.
-/// A row of a batch has an id and an offset for each sparse feature, numbers and labels. Files that
-/// do not exist yet count nothing.
+/// Returns the bytes of cached decoded rows and of batches read ahead. Decoded rows take about as
+/// many bytes as their text. A row of a batch has an id and an offset for each sparse feature,
+/// numbers and labels. Files that do not exist yet count 0.
 int64_t bytes_of_rows(const RunConfig& config) {
   constexpr int64_t kBatchesAhead = 4, kId = sizeof(int64_t);
   int64_t decoded = 0;
@@ -82,13 +82,12 @@ void check_recommender(const ResolvedRun& run) {
   const RowsConfig& rows = run.config.rows;
   const int64_t grain = run.config.recommender.grain;
   user_check(run.micro_batch % grain == 0 || run.micro_batch >= run.most_samples,
-             "train.micro_batch = {} must be a multiple of recommender.grain = {}, so that results "
-             "do not depend on it; "
-             "lower the grain or take another micro-batch",
+             "train.micro_batch = {} must be a multiple of recommender.grain = {}. Otherwise "
+             "results depend on it; lower the grain or take another micro-batch",
              run.micro_batch, grain);
   for (const SparseConfig& feature : rows.sparse)
     user_check(!feature.hashed() || feature.max_rows > 0,
-               "rows.sparse \"{}\" has no num_rows; give one for its ids to be hashed into, or "
+               "rows.sparse \"{}\" has no num_rows. Give num_rows to hash its ids, or "
                "max_rows for a table "
                "without a fixed vocabulary",
                feature.feature_name());
@@ -106,8 +105,8 @@ void resolve_recommender_size(ResolvedRun& run, Group& group) {
               .active_parameters = dense + tables.columns,
               .flops_per_token = flops_per_sample(
                   *make_recommender(config.recommender, recommender_inputs(config), c10::kMeta))};
-  // Of a micro-batch: what the tables give, its copy beside the dense features and the gradients of
-  // both; of the whole batch the gradients of what the tables gave.
+  // A micro-batch has the tables' output, a copy of it with the dense features, and the gradients
+  // of both. The whole batch has the gradients of the tables' output.
   const int64_t wide = tables.columns + config.rows.num_dense();
   const int64_t copies = config.embedding.sharding == "replicated" ? 1 : group.size();
   const int64_t row_bytes = tables.row_bytes / copies, state_bytes = kFloat * tables.state / copies;

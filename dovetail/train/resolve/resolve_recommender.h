@@ -7,13 +7,13 @@
 
 namespace dovetail {
 
-/// Throws UserError for what a recommender cannot do with the rows of its config, naming the key.
+/// Throws UserError, with the key, if a recommender cannot train on the rows of its config.
 void check_recommender(const ResolvedRun& run);
 
-/// Precision, cost and memory.
+/// Decides precision, compute cost and memory estimate of `run`.
 void resolve_recommender_size(ResolvedRun& run, Group& group);
 
-/// "dlrm 12 k parameters, 1.3 M in 8 tables · fp32".
+/// Returns the summary for the log: "dlrm 12 k parameters, 1.3 M in 8 tables · fp32".
 std::string recommender_summary(const ResolvedRun& run);
 
 }  // namespace dovetail

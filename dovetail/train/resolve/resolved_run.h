@@ -12,28 +12,31 @@
 
 namespace dovetail {
 
-/// What is known of the text before training: the prepared folders, or for a dry run without any,
-/// what the config says.
+/// Facts about the text before training. They come from the prepared folders. In a dry run without
+/// prepared folders they come from the config.
 struct DataSummary {
-  std::vector<std::string> sha256;  ///< of each source's manifest, in the order of the config;
-                                    ///< empty: nothing prepared yet
+  /// SHA-256 of each source's manifest, in the order of the config; empty if nothing is prepared
+  /// yet.
+  std::vector<std::string> sha256;
   std::string tokenizer_kind;
   int64_t tokenizer_vocab = 0;
-  int64_t train_tokens = 0, validation_tokens = 0;  ///< of the first source
+  int64_t train_tokens = 0, validation_tokens = 0;  ///< tokens of the first source
 };
 
-/// Everything that is decided before the first large allocation.
+/// All decisions that are made before the first large allocation.
 struct ResolvedRun {
-  RunConfig config;  ///< sizes, run.folder and data.path filled in
+  RunConfig config;  ///< with sizes, run.folder and data.path filled in
   DataSummary data;
   at::Device device = at::kCPU;
   Precision precision;
-  int threads = 1;           ///< of this rank
-  int64_t micro_batch = 1;   ///< samples at once on this rank; of "auto" the least
-  int64_t most_samples = 1;  ///< of a step that a rank may have
+  int threads = 1;  ///< threads of this rank
+  /// Samples at once on this rank; the minimum if train.micro_batch = "auto".
+  int64_t micro_batch = 1;
+  /// Maximum samples per step that a rank may ever have.
+  int64_t most_samples = 1;
   ModelSize size;
-  MemoryEstimate memory;         ///< of this rank
-  uint64_t available_bytes = 0;  ///< of this machine, for all its ranks
+  MemoryEstimate memory;         ///< estimate for this rank
+  uint64_t available_bytes = 0;  ///< available on this machine, for all its ranks
   int local_ranks = 1;           ///< ranks on this machine
 };
 

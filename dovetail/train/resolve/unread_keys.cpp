@@ -16,7 +16,7 @@
 namespace dovetail {
 namespace {
 
-/// Keys that only a GPT's run reads, and keys that only a recommender's does.
+/// Keys that only runs of a GPT read, and keys that only runs of a recommender read.
 constexpr std::string_view kOfGpt[] = {"/model/",
                                        "/data/",
                                        "/precision/",
@@ -50,7 +50,7 @@ void check_logs(const RunConfig& config) {
       fmt::format("precision.recipe = \"{}\", which quantizes nothing", config.precision.recipe));
 }
 
-/// Evaluations while training, whose number of tokens or rows is limited.
+/// Checks the keys of evaluations during training, which limit the number of tokens or rows.
 void check_evaluations(const RunConfig& config) {
   const EvalSection none, &eval = config.eval;
   const bool by_day = config.recommends() && config.rows.by_day();
@@ -66,7 +66,7 @@ void check_evaluations(const RunConfig& config) {
     check_nothing_held_out(eval, "data.validation_fraction = 0");
 }
 
-/// True if embedding.pooling pools the bags of a feature.
+/// Returns true if embedding.pooling applies to the bags of a feature.
 bool pools(const RunConfig& config) {
   return std::ranges::any_of(config.rows.sparse, [&](const SparseConfig& feature) {
     return feature.pooling.empty() && !(reads_sequences(config.recommender) && feature.sequence);

@@ -6,29 +6,29 @@
 
 namespace dovetail {
 
-/// Throws UserError for a key of a section that what is trained does not read: [rows] of a GPT,
-/// [model] of a recommender.
+/// Throws UserError for a key of a section that the trained model does not read. A GPT does not
+/// read [rows]; a recommender does not read [model].
 void check_sections(const RunConfig& config);
 
-/// Throws UserError for a key that a key of another section leaves without effect. Keys with their
-/// defaults pass: nobody asked for them. So does a value that holds anyway, such as
-/// log.experts_every = 0 without experts.
+/// Throws UserError for a key that has no effect because of a key in another section. Keys with
+/// their defaults pass, since nobody asked for them. A value that holds anyway passes, too, such as
+/// log.experts_every = 0 (never) without experts.
 void check_effects(const RunConfig& config);
 
-/// Sets keys that no reader has to their defaults, in a config stored by a version that accepted
-/// them.
+/// Resets keys that nothing reads to their defaults. Earlier versions accepted these keys and
+/// stored them in a config.
 void forget_unread_keys(RunConfig& stored);
 
-/// Warning about the width of dense feed-forwards in a model that has none; empty: it has. The key
-/// stays valid: a config that is trained with and without experts has it.
+/// Returns a warning if model.ffn_width is set but the model has no dense feed-forward; otherwise
+/// empty. The key stays valid, because the same config may be trained with and without experts.
 std::string unread_ffn_width(const ModelConfig& resolved);
 
-/// Throws UserError for keys of evaluations in a run without a validation split; `why` names the
-/// reason.
+/// Throws UserError for keys of evaluations in a run without a validation split. `why` is the
+/// reason, for the error.
 void check_nothing_held_out(const EvalSection& eval, const std::string& why);
 
-/// "comm.timeout_s, embedding.exchange": keys that are given and about what ranks exchange. One
-/// rank reads none.
+/// Returns the given keys that only matter if ranks exchange data: "comm.timeout_s,
+/// embedding.exchange". A run on one rank reads none of them.
 std::string keys_of_several_ranks(const RunConfig& config);
 
 }  // namespace dovetail

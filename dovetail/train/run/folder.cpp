@@ -23,7 +23,7 @@ RunFolder::RunFolder(std::filesystem::path path) : path_(std::move(path)) {
   const std::filesystem::path lock_path = path_ / ".lock";
   lock_ = ::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   user_check(lock_ >= 0, "cannot open {}: {}", lock_path.string(), std::strerror(errno));
-  // The kernel drops the lock with the process, however that ends.
+  // The kernel releases the lock when the process ends, for any reason.
   if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
     const int reason = errno;
     ::close(lock_);

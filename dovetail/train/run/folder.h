@@ -8,11 +8,11 @@
 
 namespace dovetail {
 
-/// The folder of a run, held by this process alone.
+/// Folder of a run, locked by this process.
 class RunFolder {
  public:
-  /// Makes the folder, takes its lock and removes what killed processes left half-written. Throws
-  /// UserError when another process holds the lock.
+  /// Creates the folder, takes its lock and removes half-written files of killed processes. Throws
+  /// UserError if another process holds the lock.
   explicit RunFolder(std::filesystem::path path);
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
@@ -21,14 +21,14 @@ class RunFolder {
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
 
-  /// Removes the checkpoints and events of what ran here before, each folder at once: a kill leaves
-  /// it whole or gone; and its memory plan, which the next run may have none of. The other files
-  /// are written anew by the next run.
+  /// Removes the checkpoints, events and memory plan of an earlier run. Each folder is removed at
+  /// once: after a kill it is either whole or gone. The memory plan is removed because the next run
+  /// may have none. The next run overwrites all other files.
   void forget_earlier_run() const;
 
-  /// config.toml: the resolved config.
+  /// Writes the resolved config to config.toml.
   void write_config(const RunConfig& config) const;
-  /// machine.json, samples.json: indented, with a newline at the end.
+  /// Writes a file such as machine.json or samples.json: indented, with a newline at the end.
   void write_json(const char* name, const nlohmann::ordered_json& content) const;
 
  private:

@@ -14,7 +14,7 @@ std::atomic<int64_t> stopped_at_s{0};
 static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free,
               "for signal handlers");
 
-// One Ctrl-C reaches a rank twice: from the terminal, and passed on by torchrun.
+// One Ctrl-C reaches a rank twice: from the terminal, and forwarded by torchrun.
 constexpr int64_t kSecondAfterS = 3;
 
 std::mutex handlers_mutex;
@@ -44,7 +44,7 @@ StopSignals::StopSignals() {
   stop_flag.store(false);
   struct sigaction action{};
   action.sa_handler = on_signal;
-  // Reads and writes in progress go on: the flag is looked at after each step.
+  // SA_RESTART lets interrupted reads and writes continue. The flag is checked after each step.
   action.sa_flags = SA_RESTART;
   sigaction(SIGINT, &action, &previous_int);
   sigaction(SIGTERM, &action, &previous_term);

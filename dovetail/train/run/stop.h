@@ -2,10 +2,10 @@
 
 namespace dovetail {
 
-/// While one of these lives, SIGINT and SIGTERM set the flag that `stop_requested` reads (as
-/// `request_stop` does); a second SIGINT ends the process at once. The last one to go restores the
-/// handlers that were there and clears the flag. Ranks that are threads of one process each hold
-/// one.
+/// Signal handlers for training. While an object exists, SIGINT and SIGTERM set the flag that
+/// `stop_requested` reads. `request_stop` sets the same flag. A second SIGINT ends the process at
+/// once. The destructor of the last object restores the previous handlers and clears the flag. If
+/// ranks are threads of one process, each of them holds an object.
 class StopSignals {
  public:
   StopSignals();

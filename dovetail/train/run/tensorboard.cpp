@@ -26,11 +26,11 @@ constexpr std::array<uint32_t, 256> crc32c_table() {
   return table;
 }
 
-/// TFRecord stores checksums rotated and offset, so that the checksum of data with a checksum in it
-/// stays meaningful.
+/// TFRecord rotates and offsets checksums, so that the checksum of data that contains a checksum
+/// remains meaningful.
 uint32_t masked_crc(std::string_view data) { return std::rotr(crc32c(data), 15) + 0xa282ead8u; }
 
-/// Little-endian bytes of a fixed-width value; protobuf and TFRecord both want them so.
+/// Appends the little-endian bytes of a fixed-width value, as protobuf and TFRecord require.
 template <class T>
 void append_fixed(std::string& out, T value) {
   static_assert(std::endian::native == std::endian::little);
@@ -39,8 +39,8 @@ void append_fixed(std::string& out, T value) {
   out.append(bytes, sizeof(T));
 }
 
-// Protobuf's wire format: a key (field number, wire type), then a varint (0), eight bytes (1), a
-// length and bytes (2) or four bytes (5).
+// Protobuf's wire format: a key (field number and wire type), then the value. Wire types: 0 varint,
+// 1 eight bytes, 2 length and bytes, 5 four bytes.
 void append_varint(std::string& out, uint64_t value) {
   for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>(value | 0x80));
   out.push_back(static_cast<char>(value));

@@ -8,21 +8,21 @@
 
 namespace dovetail {
 
-/// Scalars for TensorBoard: an event file, which is TFRecord framing (length and data, each with a
-/// masked CRC-32C) around protobuf `Event` messages (tensorflow/core/util/event.proto, version
-/// "brain.Event:2").
+/// Writer of scalars for TensorBoard, to an event file. The file has TFRecord framing around
+/// protobuf `Event` messages. A record has length and data, each with a masked CRC-32C. Messages
+/// follow tensorflow/core/util/event.proto, version "brain.Event:2".
 ///
-/// Each process writes a file of its own. It begins with a session start at `first_step`, on which
-/// TensorBoard drops what an earlier process of the run wrote at that step or later.
+/// Each process writes its own file. The file begins with a session start at `first_step`.
+/// TensorBoard then drops values of this and later steps that an earlier process of the run wrote.
 class EventWriter {
  public:
-  /// Makes `folder` if need be. Throws UserError if the file cannot be written.
+  /// Creates `folder` if necessary. Throws UserError if the file cannot be written.
   EventWriter(const std::filesystem::path& folder, int64_t first_step);
   ~EventWriter();
   EventWriter(const EventWriter&) = delete;
   EventWriter& operator=(const EventWriter&) = delete;
 
-  /// All values of a step in one event, written at once.
+  /// Writes all values of a step immediately, as one event.
   void scalars(int64_t step, const std::vector<std::pair<std::string_view, double>>& values);
 
  private:
@@ -31,7 +31,7 @@ class EventWriter {
   int fd_ = -1;
 };
 
-/// CRC-32C (Castagnoli), as RFC 3720 B.4.
+/// Returns the CRC-32C (Castagnoli), as in RFC 3720 B.4.
 uint32_t crc32c(std::string_view data);
 
 }  // namespace dovetail

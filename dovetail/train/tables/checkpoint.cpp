@@ -18,7 +18,7 @@ namespace dovetail {
 namespace {
 
 constexpr std::string_view kTables = "embedding.";
-/// Rows and state that are in memory at a time.
+/// Bytes of rows and state in memory at a time.
 constexpr int64_t kBlockBytes = int64_t{4} << 20;
 
 struct Names {
@@ -38,7 +38,7 @@ int64_t rows_at_once(const embedding::PackSpec& spec, int64_t t) {
       1, kBlockBytes / (embedding::row_bytes(spec.row_dtype, table.dim) + state_bytes));
 }
 
-/// Tensors of a table with `rows` rows of it.
+/// Returns the tensors that store `rows` rows of a table.
 std::vector<StreamedTensor> tensors_of(const embedding::PackSpec& spec, int64_t t,
                                        embedding::RowSet which, int64_t rows) {
   const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
@@ -55,7 +55,7 @@ std::vector<StreamedTensor> tensors_of(const embedding::PackSpec& spec, int64_t 
   return tensors;
 }
 
-/// Throws UserError unless they ascend and are rows of the table.
+/// Throws UserError unless the row numbers ascend and exist in the table.
 void check_numbers(const at::Tensor& rows, const embedding::TableSpec& table) {
   if (rows.numel() == 0) return;
   const auto* first = rows.const_data_ptr<int64_t>();
@@ -66,7 +66,7 @@ void check_numbers(const at::Tensor& rows, const embedding::TableSpec& table) {
              table.rows);
 }
 
-/// Throws UserError unless the checkpoint has the rows and the state of these tables and no others.
+/// Throws UserError unless the checkpoint has rows and state of exactly these tables.
 void check_tables(const embedding::PackSpec& spec, const StoredCheckpoint& from) {
   const auto& files = from.links().front().files;
   std::set<std::string> others;
@@ -103,8 +103,8 @@ void check_tables(const embedding::PackSpec& spec, const StoredCheckpoint& from)
         fmt::format("the checkpoint's \"{}\" is not a table of this model", *others.begin()));
 }
 
-/// Rows [first, first + count) of what a link holds of a table. Throws UserError for numbers that
-/// the table does not have.
+/// Reads rows [first, first + count) of the part of a table that a link stores. Throws UserError
+/// for row numbers that the table does not have.
 embedding::TableRows read_block(const StoredCheckpoint::Link& link,
                                 const embedding::TableSpec& table, int64_t first, int64_t count) {
   const Names names = names_of(table);
@@ -120,7 +120,7 @@ embedding::TableRows read_block(const StoredCheckpoint::Link& link,
   return found;
 }
 
-/// Of each link, the rows that it holds of each table.
+/// Returns the number of stored rows, by link and table.
 nlohmann::json rows_in(const embedding::PackSpec& spec, const StoredCheckpoint& from) {
   auto links = nlohmann::json::array();
   for (const StoredCheckpoint::Link& link : from.links()) {

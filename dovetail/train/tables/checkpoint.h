@@ -9,22 +9,28 @@
 
 namespace dovetail {
 
-/// Tables in a checkpoint: "embedding.<table>.weight" (rows, stored_width) and, where the optimizer
-/// has any, "embedding.<table>.state" (rows, state_per_row) float32. A delta has changed rows
-/// alone. A full checkpoint has updated rows alone if they are fewer than half: the others have
-/// their initial values. Numbers of such rows are in "embedding.<table>.rows" (n) int64, ascending.
+/// Returns true if a tensor of a checkpoint belongs to a table. A table has these tensors:
+///
+/// - "embedding.<table>.weight": (rows, stored_width)
+/// - "embedding.<table>.state": (rows, state_per_row) float32, if its optimizer has state
+/// - "embedding.<table>.rows": (n) int64, ascending row numbers, if not all rows are stored
+///
+/// A delta stores only changed rows. A full checkpoint stores only updated rows if they are fewer
+/// than half. All other rows then have their initial values.
 bool is_of_table(const std::string& tensor);
 
-/// Writes the tables with a fixed vocabulary (hashed_tables.h has the others) block by block; `to`
-/// is rank 0's, null elsewhere. All ranks together, between steps.
+/// Writes the tables with a fixed vocabulary, block by block. hashed_tables.h writes the others.
+/// `to` belongs to rank 0 and is null elsewhere. All ranks call this together, between steps.
 void save_tables(const embedding::DistributedTables& tables, CheckpointKind kind,
                  StreamedTensors* to);
 
-/// The inverse, of a checkpoint of any number of ranks; `from` is rank 0's, null elsewhere. All
-/// ranks together. Throws UserError unless the tables are those of the checkpoint.
+/// Reads tables that save_tables wrote with any number of ranks. `from` belongs to rank 0 and is
+/// null elsewhere. All ranks call this together. Throws UserError unless the checkpoint has the
+/// same tables.
 void load_tables(embedding::DistributedTables& tables, const StoredCheckpoint* from, Group& group);
 
-/// Puts whole tables in the place of updated rows and their numbers in the tensors of a checkpoint.
+/// Replaces updated rows and their numbers by whole tables, in the tensors of a checkpoint. All
+/// other rows get their initial values.
 void add_initial_rows(const embedding::PackSpec& spec, std::map<std::string, at::Tensor>& tensors);
 
 }  // namespace dovetail

@@ -16,8 +16,8 @@
 namespace dovetail {
 namespace {
 
-/// Features of [rows] that a model reads as bags, one that pools nothing once for each place of its
-/// bag, and as sequences.
+/// Returns the features of [rows] that a model reads as bags, and the features that it reads as
+/// sequences. A feature without pooling appears once for each place of its bag.
 std::pair<std::vector<int64_t>, std::vector<int64_t>> split_features(const RunConfig& config) {
   std::vector<int64_t> singles, sequences;
   for (int64_t f = 0; f < std::ssize(config.rows.sparse); ++f) {
@@ -32,7 +32,7 @@ std::pair<std::vector<int64_t>, std::vector<int64_t>> split_features(const RunCo
   return {std::move(singles), std::move(sequences)};
 }
 
-/// The feature whose table another one shares, or -1.
+/// Returns the feature whose table `feature` shares, or -1.
 int64_t owner_of(const RowsConfig& rows, const SparseConfig& feature) {
   return feature.table.empty() ? -1 : rows.feature_index(feature.table);
 }
@@ -67,10 +67,11 @@ RecommenderInputs::CoAction parse_co_action(const std::string& text, const RowsC
         "for example co_action = [\"item * clicked_items\"]");
   const SparseConfig& of_item =
       rows.sparse[static_cast<size_t>(singles[static_cast<size_t>(pair.item)])];
-  user_check(of_item.pools(),
-             "recommender.co_action: \"{}\" has pooling = \"none\", but a micro-MLP is of one id; "
-             "give it another pooling",
-             of_item.feature_name());
+  user_check(
+      of_item.pools(),
+      "recommender.co_action: \"{}\" has pooling = \"none\", but a micro-MLP belongs to one id; "
+      "give it another pooling",
+      of_item.feature_name());
   return pair;
 }
 
@@ -79,14 +80,15 @@ int64_t dim_of(const RunConfig& config, int64_t feature) {
   return own == 0 ? config.recommender.dim : own;
 }
 
-/// Of a table: bags of one id, which are what a feature without pooling looks up, may be pooled
-/// either way.
+/// Returns the pooling of a feature's table. A feature without pooling looks up bags of one id, for
+/// which each pooling gives the same.
 const std::string& pooling_of(const RunConfig& config, int64_t feature) {
   const SparseConfig& from = config.rows.sparse[static_cast<size_t>(feature)];
   return from.pooling.empty() || !from.pools() ? config.embedding.pooling : from.pooling;
 }
 
-/// What is compared or stands side by side in an event has one dimension.
+/// Throws UserError unless features that are compared, or that form an event, have the same
+/// dimension.
 void check_dims(const RunConfig& config, const std::vector<int64_t>& sequences) {
   const bool compares = config.recommender.model == "dlrm" || config.recommender.model == "deepfm";
   for (int64_t f = 0; f < std::ssize(config.rows.sparse); ++f) {
@@ -100,7 +102,8 @@ void check_dims(const RunConfig& config, const std::vector<int64_t>& sequences) 
   }
 }
 
-/// An event, and the candidate that it is compared with, are one embedding each.
+/// Throws UserError unless an event, and the candidate that it is compared with, are one embedding
+/// each.
 void check_unpooled(const RunConfig& config, const std::vector<int64_t>& sequences) {
   for (const int64_t f : sequences) {
     const SparseConfig& feature = config.rows.sparse[static_cast<size_t>(f)];
@@ -118,7 +121,7 @@ void check_unpooled(const RunConfig& config, const std::vector<int64_t>& sequenc
   }
 }
 
-/// Where the ids of feature f begin for each sample of a batch.
+/// Returns, for each sample of a batch, the beginning of its ids of a feature.
 const int64_t* offsets_of(const RowBatch& batch, int64_t feature) {
   return batch.offsets.const_data_ptr<int64_t>() + feature * batch.dense.size(0);
 }
@@ -273,7 +276,7 @@ embedding::Jagged RecommenderLookups::ids(const RowBatch& batch,
   std::vector<Event> negatives;
   if (negatives_key && has_negatives(config_.recommender))
     negatives = draw_negatives(batch, *negatives_key);
-  std::vector<int64_t> taken;  // places in the batch's values
+  std::vector<int64_t> taken;  // indices into batch.values
   embedding::Jagged ids = {.values = {},
                            .offsets = at::empty({size() * samples + 1}, at::kLong),
                            .weights = {},
@@ -301,7 +304,8 @@ embedding::Jagged RecommenderLookups::ids(const RowBatch& batch,
   return ids;
 }
 
-/// Which of the samples' bags of lookups [first, first + count) hold an id, (samples, count).
+/// Returns (samples, count) bool: true where a sample's bag of lookups [first, first + count) has
+/// an id.
 at::Tensor RecommenderLookups::filled(const embedding::Jagged& ids, int64_t first,
                                       int64_t count) const {
   const at::Tensor begin = ids.offsets.narrow(0, first * ids.samples, count * ids.samples),

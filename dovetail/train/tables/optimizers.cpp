@@ -15,7 +15,7 @@ namespace {
 
 constexpr double kGeneral = EmbeddingOverride::kGeneral;
 
-/// A number of an optimizer: who reads it, and whether it is given.
+/// Number of an optimizer: which optimizers read it, and whether the config gives it.
 struct Number {
   std::string_view key;
   std::vector<std::string_view> readers;
@@ -95,7 +95,7 @@ embedding::OptimizerSpec spec_of(const EmbeddingSection& config, const Embedding
       .weight_decay = entry.weight_decay == kGeneral ? config.weight_decay : entry.weight_decay};
 }
 
-/// The last entry that names a table; null: none does.
+/// Returns the last entry that names a table; null if none does.
 const EmbeddingOverride* entry_of(const EmbeddingSection& config,
                                   const embedding::TableSpec& table) {
   const EmbeddingOverride* found = nullptr;

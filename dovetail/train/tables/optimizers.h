@@ -5,17 +5,17 @@
 
 namespace dovetail {
 
-/// Throws UserError for keys of [embedding] or [[embedding.override]] that no optimizer reads, and
-/// for an override that names no table or says nothing.
+/// Throws UserError for a key of [embedding] or [[embedding.override]] that no optimizer reads.
+/// Also throws if an override names no table or sets nothing.
 void check_table_optimizers(const EmbeddingSection& config);
 
-/// The optimizers of the tables of `pack`: the general one, and of a table that overrides name that
-/// of the last of them. Throws UserError for a name or glob that is no table's, listing those there
-/// are.
+/// Sets the optimizer of each table of `pack`. A table takes the last override that names it, or
+/// else the general one. Throws UserError if a name or glob matches no table; the error lists the
+/// tables.
 void set_optimizers(const EmbeddingSection& config, embedding::PackSpec& pack);
 
-/// Throws UserError for an override, and for a key of [embedding], that overrides leave without a
-/// table of `pack`.
+/// Throws UserError for an override without a table of `pack`, because later overrides name the
+/// same tables. Also throws for a key of [embedding] that overrides replace in every table.
 void check_overrides(const EmbeddingSection& config, const embedding::PackSpec& pack);
 
 }  // namespace dovetail
