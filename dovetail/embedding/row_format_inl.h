@@ -184,8 +184,8 @@ inline bool encode_vectors(const CodeConstants& constants, const float* values, 
 inline uint8_t encode_block(const CodeConstants& constants, const mx::ElementSpec& spec,
                             const float* values, int64_t count, const uint32_t* words,
                             uint8_t* codes) {
-  constexpr uint32_t kSmallest =
-      67u << 23;  // 2^-60: below it, 2^-32 of the last place may be subnormal
+  // 2^-60. Below it, 2^-32 of the last place may be subnormal.
+  constexpr uint32_t kSmallest = 67u << 23;
   uint32_t amax = 0;
   for (int64_t i = 0; i < count; ++i)
     amax = std::max(amax, std::bit_cast<uint32_t>(values[i]) & mx::bits::kMagnitude);

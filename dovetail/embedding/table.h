@@ -179,8 +179,8 @@ class PackedTables {
   std::vector<FeatureLayout> features_;
   std::vector<int64_t> feature_rows_;
   std::vector<std::vector<int64_t>> table_features_;
-  std::vector<int64_t> weight_begin_,
-      state_begin_;  // first byte and first element, one for each table
+  // First byte of each table's rows, and first element of each table's state.
+  std::vector<int64_t> weight_begin_, state_begin_;
   std::vector<const uint32_t*> rows_held_;
   at::Tensor weights_, state_;
   int64_t columns_ = 0, steps_ = 0;
