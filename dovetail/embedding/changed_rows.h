@@ -7,8 +7,8 @@
 
 namespace dovetail::embedding {
 
-/// Selects if tables record the rows that changed since the last checkpoint. Delta checkpoints need
-/// it.
+/// Mode of change tracking. With kTracked, tables record the rows that changed since the last
+/// checkpoint. Delta checkpoints need it.
 enum class Changes { kUntracked, kTracked };
 
 /// Subset of a table's rows.

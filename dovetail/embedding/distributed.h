@@ -29,8 +29,8 @@ class TableStep {
     /// received[m][r]: micro-batch m of rank r. Its ids are local rows of this rank's tables.
     std::vector<std::vector<Jagged>> received;
     std::vector<Exchange::Pending> pooled, gradients;  ///< one for each micro-batch
-    std::vector<std::vector<PooledGradient>>
-        of_ranks;  ///< of_ranks[r]: gradients from rank r, one for each micro-batch
+    /// of_ranks[r]: gradients from rank r, one for each micro-batch.
+    std::vector<std::vector<PooledGradient>> of_ranks;
   };
   int64_t samples_ = 0, micro_batch_ = 1, micro_batches_ = 1;
   std::vector<InPack> packs_;

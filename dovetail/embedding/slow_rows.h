@@ -45,10 +45,9 @@ class SlowRows {
   /// Inverse of read_range, with as few system calls as possible.
   void write_range(int64_t begin, int64_t count, const char* stored, const float* state);
 
-  int64_t rows_read() const { return rows_read_; }  ///< records
-  int64_t rows_initialized() const {
-    return initialized_;
-  }  ///< reads of records that were never written
+  int64_t rows_read() const { return rows_read_; }  ///< in records
+  /// Number of reads of records that were never written.
+  int64_t rows_initialized() const { return initialized_; }
   int64_t rows_written() const { return rows_written_; }
   int64_t record_bytes() const { return record_bytes_; }
 

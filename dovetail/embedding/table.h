@@ -60,8 +60,8 @@ struct PackSpec {
 /// - duplicate names, sizes below 1, more than 2^31 rows in a table,
 /// - features without a table, columns outside of the output,
 /// - an optimizer's number out of its range,
-/// - Pooling::kNone mixed with other poolings or with several dimensions. An output has either
-///   pooled rows, (samples, columns), or rows, (ids, dim).
+/// - Pooling::kNone mixed with other poolings or with tables of different dims. An output has
+///   either pooled rows, (samples, columns), or rows, (ids, dim).
 void check_spec(const PackSpec& spec);
 
 /// Returns the optimizer of a table.

@@ -25,8 +25,8 @@ struct TierOptions {
   int64_t step_rows = 0;
   /// For TierPolicy::kHot. refresh_steps = 0: rows are chosen only once.
   int64_t warmup_steps = 100, refresh_steps = 1000;
-  std::filesystem::path
-      folder;  ///< folder of the slow tier's files; empty: the slow tier is in RAM
+  /// Folder of the slow tier's files; empty: the slow tier is in RAM.
+  std::filesystem::path folder;
 };
 
 /// Counters since construction, summed over the tables.
@@ -37,8 +37,8 @@ struct TierCounters {
   int64_t rows_read = 0, rows_written = 0, bytes_read = 0, bytes_written = 0;
   int64_t rows_initialized = 0;  ///< rows brought in for the first time, without reading a record
   /// Counts at the last choice of TierPolicy::kHot. `counted` has all accesses, `counted_hot` only
-  /// those to the most frequent rows that fill the fast tier. Their ratio is the ideal hit rate of
-  /// the measured distribution. Both are 0 before the first choice and for other policies.
+  /// accesses of the most frequent rows that fill the fast tier. Their ratio is the ideal hit rate
+  /// of the measured distribution. Both are 0 before the first choice and for other policies.
   int64_t counted = 0, counted_hot = 0;
 
   TierCounters& operator+=(const TierCounters& other);
@@ -50,9 +50,10 @@ struct TierCounters {
   }
 };
 
-/// Tables that keep only their most used rows in memory. Other rows and their optimizer state are
-/// in a slow tier: files, or other RAM. The files are sparse and have no names. Every process
-/// creates new ones. Usage:
+/// Tables that keep only their most used rows in memory, the fast tier. Rows that only one step
+/// needs pass through a staging area in memory. Other rows and their optimizer state are in a slow
+/// tier: files, or other RAM. The files are sparse and have no names. Every process creates new
+/// ones. Usage:
 ///
 /// ```
 /// const Jagged slots = tiers.begin(ids);  // brings the step's rows in

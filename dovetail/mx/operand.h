@@ -27,8 +27,8 @@ struct OperandCopies {
   /// if their numbers agree.
   at::Tensor row, column;
   at::Tensor codes, scales;  ///< the kept copy
-  Statistics
-      statistics;  ///< statistics of the row copy, or of the column copy if there is no row copy
+  /// Statistics of the row copy, or of the column copy if there is no row copy.
+  Statistics statistics;
   MXTensor row_codes, column_codes;  ///< codes that replace row and column
 };
 

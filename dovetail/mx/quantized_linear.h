@@ -15,8 +15,7 @@
 namespace dovetail::mx {
 
 /// Quantization statistics of a Linear's tensors since `begin_step`. Weight (most recent) and
-/// activation are in forward's orientation. The gradient is in the orientation for the input's
-/// gradient.
+/// activation: the copies that forward reads. Gradient: the copy that the input's gradient reads.
 struct LinearStatistics {
   Statistics weight, activation, gradient;
 
@@ -44,8 +43,9 @@ struct LinearStatistics {
 /// - x itself, if it stays in memory anyway (`input_stays`),
 /// - the prologue's input, which the prologue's own backward needs anyway.
 ///
-/// In a recorded step, making the column copy is an operation of backward. On the CPU, the
-/// prologue's result never exists as a whole. The quantizer reads it a few rows at a time.
+/// In a recorded step (base/operation.h), making the column copy is a separate operation of
+/// backward. On the CPU, the prologue's result never exists as a whole. The quantizer reads it a
+/// few rows at a time.
 ///
 /// Products are emulated: operands are dequantized to bfloat16, in which every format is exact (see
 /// `dequantize`). Sums are in FP32. Operands are float32 on a CPU without bfloat16 instructions,

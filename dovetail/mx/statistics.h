@@ -5,7 +5,7 @@
 namespace dovetail::mx {
 
 /// Statistics of a quantization, counted while it runs. Blocks with a NaN or an infinity count as
-/// `non_finite_blocks`. If they are poisoned, only their elements are counted otherwise.
+/// `non_finite_blocks`. If they are poisoned, they otherwise add only to `elements` and `blocks`.
 struct Statistics {
   int64_t elements = 0, blocks = 0;
   int64_t zero_blocks = 0, non_finite_blocks = 0;
