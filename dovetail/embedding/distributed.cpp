@@ -13,7 +13,7 @@ namespace dovetail::embedding {
 
 namespace {
 
-/// Returns micro-batch `number`: up to `size` samples of `batch`, fewer or none at its end.
+/// Returns micro-batch `number`: up to `size` samples of `batch`, fewer or 0 at its end.
 Jagged part_of(const Jagged& batch, int64_t size, int64_t number) {
   const int64_t first = number == 0 ? 0 : std::min(number * size, batch.samples);
   return samples_of(batch, first, std::min(size, batch.samples - first));

@@ -139,7 +139,7 @@ class DistributedTables {
   Group::Traffic traffic() const { return group_->all_to_all_traffic(); }
   /// Returns this rank's counters, summed over the packs; nullopt without tiers.
   std::optional<TierCounters> tier_counters() const;
-  /// Returns the counters of this rank's hashed tables; nullopt if there are no such tables.
+  /// Returns the counters of this rank's hashed tables; nullopt if no table counts.
   /// Replicated tables count on rank 0 only.
   std::optional<HashedCounters> hashed_counters() const;
 

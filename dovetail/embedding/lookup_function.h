@@ -70,7 +70,7 @@ class TrainedTables : public torch::CustomClassHolder {
 /// `pool` with a backward pass that hands the output's gradient to the tables. Under kInBackward,
 /// each backward is an optimizer step. Then all lookups of a graph must come before its backward.
 /// The gradient must not be modified until `apply`. Throws UserError if the weights require a
-/// gradient, since they get none.
+/// gradient, since they do not get one.
 at::Tensor lookup(const c10::intrusive_ptr<TrainedTables>& tables, const Jagged& batch);
 
 }  // namespace dovetail::embedding

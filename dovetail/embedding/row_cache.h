@@ -39,7 +39,7 @@ struct RowCacheOptions {
 /// Row that a step brings into a slot.
 struct RowMove {
   int64_t slot, row;
-  int64_t evicted;  ///< changed row that the slot held and that must be written back; -1 if none
+  int64_t evicted;  ///< changed row that the slot held and that must be written back, or -1
 };
 
 /// Map of a table's rows to slots. It handles integers only; its owner moves the rows. Slots [0,

@@ -32,7 +32,7 @@ int open_unnamed(const std::filesystem::path& folder, const std::string& table) 
   return fd;
 }
 
-/// memcpy that allows null pointers for 0 bytes: an optimizer without state has none.
+/// memcpy that allows null pointers for 0 bytes: an optimizer without state has null pointers.
 void copy_bytes(void* to, const void* from, size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);
 }

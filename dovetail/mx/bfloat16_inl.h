@@ -73,7 +73,7 @@ HWY_INLINE bool fits_words(const ElementSpec& spec) {
 }
 
 /// Looks up each lane by the five low bits of its index, which are all that the instruction reads.
-/// Highway 1.0 has no such operation for 16 bits.
+/// Highway 1.0 lacks this operation for 16 bits.
 HWY_INLINE WordVector lookup_word(WordVector table, WordVector index) {
   return WordVector{_mm512_permutexvar_epi16(index.raw, table.raw)};
 }

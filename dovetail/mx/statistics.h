@@ -16,7 +16,7 @@ struct Statistics {
   /// Blocks that would have clamped elements under scale mode `floor`.
   int64_t floor_saturated_blocks = 0;
   uint32_t amax_bits = 0;  ///< largest finite magnitude, as float32 bits
-  /// Scale bytes, over blocks that are not zero. min > max if there are no such blocks.
+  /// Scale bytes, over blocks that are not zero. min > max if all blocks are zero.
   int min_scale = 255, max_scale = 0;
   double signal = 0, error = 0;  ///< sums of x^2 and of (x - dequantized x)^2, over finite elements
 
