@@ -10,7 +10,7 @@
 #include "dovetail/base/library.h"
 #include "dovetail/embedding/ranks/lookup_function.h"
 
-/// torch.classes.dovetail.EmbeddingTables and torch.ops.dovetail.embedding_*.
+/// Implements torch.classes.dovetail.EmbeddingTables and torch.ops.dovetail.embedding_*.
 namespace dovetail::embedding {
 
 namespace {
@@ -36,7 +36,8 @@ OptimizerSpec optimizer_from(const std::string& name, const double* numbers) {
           .weight_decay = numbers[5]};
 }
 
-/// The general optimizer stands before those of the tables.
+/// Makes tables. `optimizers` has the general optimizer first, then one for each table. `numbers`
+/// has kNumbers for each.
 Tables make_tables(const std::vector<std::string>& names, const std::vector<int64_t>& rows,
                    const std::vector<int64_t>& dims, const std::vector<std::string>& poolings,
                    const std::vector<int64_t>& feature_table,
@@ -50,8 +51,8 @@ Tables make_tables(const std::vector<std::string>& names, const std::vector<int6
   user_check(
       optimizers.size() == names.size() + 1 && numbers.size() == kNumbers * optimizers.size(),
       "embedding: {} optimizers with {} numbers for {} tables, but there must be the general one "
-      "and one for each "
-      "table, each with lr, momentum, beta1, beta2, eps, weight_decay",
+      "and one for each table. The numbers of each are lr, momentum, beta1, beta2, eps, "
+      "weight_decay",
       optimizers.size(), numbers.size(), names.size());
   PackSpec spec{.feature_table = feature_table,
                 .optimizer = optimizer_from(optimizers[0], numbers.data()),
@@ -67,7 +68,7 @@ Tables make_tables(const std::vector<std::string>& names, const std::vector<int6
   return c10::make_intrusive<TrainedTables>(spec, parse_update_time(update), device);
 }
 
-/// Ids and offsets as the tables take them.
+/// Converts int32 ids or offsets to int64, which the tables require.
 at::Tensor as_int64(const at::Tensor& numbers) {
   return numbers.scalar_type() == at::kInt ? numbers.to(at::kLong) : numbers;
 }

@@ -1,6 +1,7 @@
-// Elements of bfloat16 through a format with three mantissa bits in lanes of 16 bits, twice as many
-// as in float32. Compiled once per instruction set: included by *_simd.cpp after simd_config.h,
-// through foreach_target.
+// Encodes bfloat16 elements in formats with three mantissa bits, in lanes of 16 bits. This is twice
+// as many elements a vector as in float32.
+// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
+// foreach_target.
 #if defined(DOVETAIL_MX_BFLOAT16_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DOVETAIL_MX_BFLOAT16_INL_H_
 #undef DOVETAIL_MX_BFLOAT16_INL_H_
@@ -33,8 +34,9 @@ HWY_INLINE WordVector load_words(const BFloat16* x) {
   return hn::LoadU(WordTag(), reinterpret_cast<const uint16_t*>(x));
 }
 
-/// For loops over bfloat16. The tables go by the five lowest of its fraction's seven bits: the four
-/// that are rounded away, and the last that stays, to which ties are even.
+/// Constants for loops over bfloat16. The tables are indexed by the five lowest of the seven
+/// fraction bits. Four of them are rounded away. The fifth is the last bit that stays, which
+/// decides ties.
 struct WordConstants {
   explicit WordConstants(const ElementSpec& spec) {
     constexpr int kDropped = 4, kUnit = 1 << kDropped, kBit = 1 << 7;
@@ -44,7 +46,7 @@ struct WordConstants {
       const int dropped = i % kUnit, odd = i / kUnit;
       const bool up = 2 * dropped + odd > kUnit;
       round_table[i] = static_cast<uint16_t>(rebias * kBit + (up ? kUnit - dropped : -dropped));
-      // What is lost, n units of 2^-7, is 2^(j - 7) * (n / 2^j), j = floor(log2(n)).
+      // The lost part is n units of 2^-7. It equals 2^(j - 7) * (n / 2^j) with j = floor(log2(n)).
       const auto lost = static_cast<unsigned>(std::min(dropped, kUnit - dropped));
       const int log = static_cast<int>(std::bit_width(lost)) - 1;
       residue_table[i] = lost == 0
@@ -57,23 +59,26 @@ struct WordConstants {
     min_normal =
         word_splat(static_cast<uint16_t>((spec.min_exponent + bits::kExponentBias) * kBit));
   }
-  WordVector round;       ///< to be added to the bits of a scaled number: makes 2^4 times its code
-  WordVector residue;     ///< to be taken, saturating, from the exponent's bits: makes the error
-  WordVector min_normal;  ///< of the format
+  /// Rounding: added to the bits of a scaled number, it gives 2^4 times the number's code.
+  WordVector round;
+  /// Error: subtracted with saturation from the exponent bits, it gives the rounding error.
+  WordVector residue;
+  WordVector min_normal;  ///< bits of the format's smallest normal number
 };
 
-/// A format that this is for: three mantissa bits, and so many exponents that smaller numbers are
+/// Returns true if a format has three mantissa bits and so many exponents that smaller numbers are
 /// rare.
 HWY_INLINE bool fits_words(const ElementSpec& spec) {
   return spec.mantissa_bits == 3 && spec.max_exponent - spec.min_exponent >= 8;
 }
 
-/// The instruction reads the five low bits of an index. (Highway 1.0 has none for 16 bits.)
+/// Looks up each lane by the five low bits of its index, which are all that the instruction reads.
+/// Highway 1.0 lacks this operation for 16 bits.
 HWY_INLINE WordVector lookup_word(WordVector table, WordVector index) {
   return WordVector{_mm512_permutexvar_epi16(index.raw, table.raw)};
 }
 
-/// Two vectors of float32 from the bits of bfloat16: those of even lanes, and those of odd ones.
+/// Splits bfloat16 bits into two float32 vectors, even lanes and odd lanes.
 struct FloatPair {
   explicit FloatPair(WordVector words)
       : even(as_float(hn::ShiftLeft<16>(hn::BitCast(BitsTag(), words)))),
@@ -81,17 +86,17 @@ struct FloatPair {
   FloatVector even, odd;
 };
 
-/// kBlock elements in units of their scales.
+/// kBlock encoded elements, in units of their scales.
 struct EncodedWords {
-  WordVector codes;  ///< with their signs, in the high bytes
-  WordVector scaled,
-      error;  ///< magnitudes as bfloat16: what is rounded, and what that loses, which is exact
-  uint32_t
-      small;  ///< lanes below the smallest normal number but not zero, for which all this is wrong
+  WordVector codes;  ///< codes with their signs, in the high bytes
+  /// Magnitudes as bfloat16: the numbers before rounding, and the exact rounding errors.
+  WordVector scaled, error;
+  /// Mask of nonzero lanes below the smallest normal number. All results are wrong for them.
+  uint32_t small;
 };
 
-/// The codes that `encode` makes, of elements that do not saturate. `exponents`: those of the
-/// scales, as bits of bfloat16 modulo 2^16.
+/// Makes the same codes as `encode`, for elements that do not saturate. `exponents`: scale
+/// exponents as bfloat16 bits, modulo 2^16.
 HWY_INLINE EncodedWords encode_words(const WordConstants& c, WordVector x, WordVector exponents) {
   const WordVector magnitude_mask = word_splat(0x7fff), magnitude = hn::And(x, magnitude_mask);
   const __mmask32 nonzero = _mm512_test_epi16_mask(magnitude.raw, magnitude.raw);
@@ -103,13 +108,14 @@ HWY_INLINE EncodedWords encode_words(const WordConstants& c, WordVector x, WordV
           _mm512_mask_cmplt_epi16_mask(nonzero, scaled.raw, c.min_normal.raw)};
 }
 
-/// The codes of two vectors, one after the other.
+/// Joins the codes of two vectors, `first` in the lower half.
 HWY_INLINE ByteVector join_codes(const EncodedWords& first, const EncodedWords& second) {
   return hn::ConcatOdd(ByteTag(), hn::BitCast(ByteTag(), second.codes),
                        hn::BitCast(ByteTag(), first.codes));
 }
 
-/// Adds up as `encode` does with the vectors of `load_pack`: even lanes, then odd ones.
+/// Adds energies up like `encode` does with the vectors of `load_pack`: even lanes first, then odd
+/// lanes.
 HWY_INLINE void accumulate(const EncodedWords& words, Energies& even, Energies& odd) {
   const FloatPair scaled(words.scaled), error(words.error);
   even.signal = hn::MulAdd(scaled.even, scaled.even, even.signal);
@@ -118,12 +124,12 @@ HWY_INLINE void accumulate(const EncodedWords& words, Energies& even, Energies& 
   odd.error = hn::MulAdd(error.odd, error.odd, odd.error);
 }
 
-/// Two blocks of a row at a time.
+/// Encodes two blocks of a row at a time.
 class RowWords {
  public:
   explicit RowWords(const WordConstants& constants) : constants_(constants) {}
-  /// The elements at x, whose scales begin at `block`. False, and nothing done, where one of them
-  /// is small.
+  /// Encodes the elements at x. Their scales begin at `block`. Returns false and does nothing if an
+  /// element is below the smallest normal number.
   template <class Sink>
   HWY_INLINE bool encode(const Scales& s, int64_t block, const BFloat16* x, Energies& total,
                          Sink& sink, uint8_t* to) const {
@@ -150,7 +156,7 @@ class RowWords {
   WordConstants constants_;
 };
 
-/// A row of a tile at a time, whose columns have their scales in s.
+/// Encodes one row of a tile at a time. The scales of its columns are in s.
 class TileWords {
  public:
   TileWords(const WordConstants& constants, const Scales& s)
@@ -177,7 +183,7 @@ class TileWords {
   WordVector exponents_[2];
 };
 
-/// Whether loops over T into Out use these.
+/// True if loops over T with results of type Out use these classes.
 template <class T, class Out>
 constexpr bool kHasWords = std::is_same_v<T, BFloat16> && std::is_same_v<Out, uint8_t>;
 

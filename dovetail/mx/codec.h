@@ -4,31 +4,31 @@
 
 #include "dovetail/base/host_device.h"
 
-/// One element and one scale of a microscaling format, in integer arithmetic alone: exact for
-/// subnormal numbers whatever the processor's flush-to-zero and denormals-are-zero bits say, and
-/// the same on CPU and GPU. The vector kernels are held against these functions, and leave to them
-/// the blocks that floating-point arithmetic cannot do exactly. Sources: OCP Microscaling Formats
-/// v1.0; scale rounding of arXiv 2506.08027, algorithm 1.
+/// Encoding of one element and one scale of a microscaling format, in integer arithmetic alone. It
+/// is exact for subnormal numbers, even if the processor flushes them to zero or treats them as
+/// zero. CPU and GPU give the same results. Tests compare the vector kernels with these functions.
+/// The kernels call them for blocks that floating-point arithmetic cannot encode exactly. Sources:
+/// OCP Microscaling Formats v1.0; scale rounding of arXiv 2506.08027, algorithm 1.
 namespace dovetail::mx {
 
-/// A block shares one scale 2^(byte - 127).
+/// Elements in a block, which share one scale 2^(byte - 127).
 constexpr int kBlock = 32;
-/// Scales in E8M0: 255 is NaN, the scale of a poisoned block.
+/// E8M0 scale bytes. 255 is NaN, the scale of a poisoned block.
 constexpr int kScaleBias = 127, kLargestScale = 254, kScaleNan = 255;
 
-/// An element format. A magnitude code is E << mantissa_bits | m and stands for
-///   (2^mantissa_bits + m) * 2^(min_exponent + E - 1 - mantissa_bits), or m * 2^(min_exponent -
-///   mantissa_bits) if E = 0.
-/// MXINT8 is the case with one exponent bit that is never set beyond 1: k * 2^-6, stored in two's
+/// Element format. A magnitude code is E << mantissa_bits | m. Its number is
+///   (2^mantissa_bits + m) * 2^(min_exponent + E - 1 - mantissa_bits) if E > 0,
+///   m * 2^(min_exponent - mantissa_bits) if E = 0.
+/// MXINT8 has one exponent bit that never exceeds 1. Its number is k * 2^-6, stored in two's
 /// complement.
 struct ElementSpec {
-  int bits;               ///< of a code, sign included
-  int mantissa_bits;      ///< also the position of E in a code
-  int min_exponent;       ///< of the smallest normal number: 1 - bias
-  int max_exponent;       ///< of the largest number
+  int bits;               ///< bits of a code, including the sign
+  int mantissa_bits;      ///< number of mantissa bits; E starts at this bit of a code
+  int min_exponent;       ///< exponent of the smallest normal number: 1 - bias
+  int max_exponent;       ///< exponent of the largest number
   uint32_t max_code;      ///< magnitude code of the largest number
-  uint32_t max_fraction;  ///< the largest number's fraction, as the 23 bits of a float32
-  bool twos_complement;   ///< MXINT8; the others are sign and magnitude
+  uint32_t max_fraction;  ///< fraction of the largest number, as the 23 bits of a float32
+  bool twos_complement;   ///< true for MXINT8; all other formats are sign and magnitude
 };
 
 namespace bits {
@@ -38,14 +38,14 @@ constexpr uint32_t kQuietNan = 0x7fc00000;
 constexpr int kFractionBits = 23, kExponentBias = 127;
 }  // namespace bits
 
-/// The format's largest number, as the bits of a float32.
+/// Returns the format's largest number, as float32 bits.
 DOVETAIL_HOST_DEVICE constexpr uint32_t largest_bits(const ElementSpec& spec) {
   return static_cast<uint32_t>(spec.max_exponent + bits::kExponentBias) << bits::kFractionBits |
          spec.max_fraction;
 }
 
-/// A finite positive number as significand * 2^(exponent - 23), significand in [2^23, 2^24); zero
-/// has significand 0.
+/// Finite positive number significand * 2^(exponent - 23), with the significand in [2^23, 2^24).
+/// Zero has significand 0.
 struct Magnitude {
   uint32_t significand;
   int exponent;
@@ -64,9 +64,9 @@ DOVETAIL_HOST_DEVICE constexpr Magnitude normalize(uint32_t magnitude_bits) {
   return {significand, exponent};
 }
 
-/// The scale byte of a block whose largest magnitude is `amax_bits` (float32, sign bit clear).
-/// `addend` (see `scale_addend`) is added to the 23 fraction bits; a carry raises the exponent by
-/// one. NaN and infinity give 255.
+/// Returns the scale byte of a block whose largest magnitude is `amax_bits` (float32, sign bit
+/// clear). `addend` (see `scale_addend`) is added to the 23 fraction bits. A carry raises the
+/// exponent by one. NaN and infinity give 255.
 DOVETAIL_HOST_DEVICE constexpr int scale_byte(uint32_t amax_bits, const ElementSpec& spec,
                                               uint32_t addend) {
   if (amax_bits >= bits::kInfinity) return kScaleNan;
@@ -78,7 +78,7 @@ DOVETAIL_HOST_DEVICE constexpr int scale_byte(uint32_t amax_bits, const ElementS
   return byte < 0 ? 0 : byte > kLargestScale ? kLargestScale : byte;
 }
 
-/// Whether the number is beyond the format's largest under this scale, so that it saturates.
+/// Returns true if the number saturates: it exceeds the format's largest number times the scale.
 DOVETAIL_HOST_DEVICE constexpr bool saturates(uint32_t magnitude_bits, int scale,
                                               const ElementSpec& spec) {
   const Magnitude x = normalize(magnitude_bits);
@@ -88,7 +88,7 @@ DOVETAIL_HOST_DEVICE constexpr bool saturates(uint32_t magnitude_bits, int scale
   return (x.significand & bits::kFraction) > spec.max_fraction;
 }
 
-/// What is left of a significand after `shift` bits: rounded to nearest, ties to even.
+/// Shifts a significand right by `shift` bits, rounding to nearest, ties to even.
 DOVETAIL_HOST_DEVICE constexpr uint32_t shift_to_nearest(uint32_t significand, int shift) {
   if (shift > bits::kFractionBits + 1) return 0;  // below half of the last place
   const uint32_t half = 1u << (shift - 1), kept = significand >> shift,
@@ -96,22 +96,22 @@ DOVETAIL_HOST_DEVICE constexpr uint32_t shift_to_nearest(uint32_t significand, i
   return kept + (rest > half || (rest == half && (kept & 1)) ? 1 : 0);
 }
 
-/// The same rounded up with the probability of what is cut off, to within 2^-32: `random` is
-/// uniform over 32 bits.
+/// Shifts right with stochastic rounding. The probability of rounding up is the part that is cut
+/// off, to within 2^-32. `random` is uniform over 32 bits.
 DOVETAIL_HOST_DEVICE constexpr uint32_t shift_at_random(uint32_t significand, int shift,
                                                         uint32_t random) {
   const uint64_t fixed = shift > 63 ? 0 : (static_cast<uint64_t>(significand) << 32) >> shift;
   return static_cast<uint32_t>((fixed + random) >> 32);
 }
 
-/// How an element is rounded; `random` is read only where `stochastic` is set.
+/// Rounding mode of an element. `random` is read only if `stochastic` is set.
 struct ElementRounding {
   bool stochastic = false;
   uint32_t random = 0;
 };
 
-/// The magnitude code of a number (float32, sign bit clear) divided by 2^(scale - 127), saturated.
-/// NaN and infinity saturate too.
+/// Returns the magnitude code of a number (float32, sign bit clear) divided by 2^(scale - 127),
+/// saturated. NaN and infinity saturate too.
 DOVETAIL_HOST_DEVICE constexpr uint32_t encode_magnitude(uint32_t magnitude_bits, int scale,
                                                          const ElementSpec& spec,
                                                          ElementRounding rounding = {}) {
@@ -124,14 +124,14 @@ DOVETAIL_HOST_DEVICE constexpr uint32_t encode_magnitude(uint32_t magnitude_bits
   const int shift = bits::kFractionBits - spec.mantissa_bits + (place - exponent);
   const uint32_t kept = rounding.stochastic ? shift_at_random(x.significand, shift, rounding.random)
                                             : shift_to_nearest(x.significand, shift);
-  // `kept` includes the leading one of a normal number, so that rounding up into the next binade is
+  // `kept` includes the leading one of a normal number. So rounding up into the next binade gives
   // the right code.
   const uint32_t code =
       (static_cast<uint32_t>(place - spec.min_exponent) << spec.mantissa_bits) + kept;
   return code < spec.max_code ? code : spec.max_code;
 }
 
-/// The sign put on a magnitude code. MXINT8 has no negative zero.
+/// Returns a magnitude code with its sign. MXINT8 has no negative zero.
 DOVETAIL_HOST_DEVICE constexpr uint8_t signed_code(uint32_t code, bool negative,
                                                    const ElementSpec& spec) {
   if (!negative) return static_cast<uint8_t>(code);
@@ -146,8 +146,8 @@ DOVETAIL_HOST_DEVICE constexpr uint8_t encode(uint32_t float_bits, int scale,
   return signed_code(code, (float_bits & bits::kSign) != 0, spec);
 }
 
-/// significand * 2^exponent as float32, significand < 2^24: exact down to 2^-149, which every
-/// format with every scale stays above; infinity from 2^128 on.
+/// Returns significand * 2^exponent as float32 bits, for a significand < 2^24. Exact down to
+/// 2^-149, which covers every format with every scale. Infinity from 2^128 on.
 DOVETAIL_HOST_DEVICE constexpr uint32_t assemble(uint32_t significand, int exponent) {
   if (significand == 0) return 0;
   while (significand >> bits::kFractionBits == 0 && exponent > -149) {
@@ -160,8 +160,8 @@ DOVETAIL_HOST_DEVICE constexpr uint32_t assemble(uint32_t significand, int expon
   return static_cast<uint32_t>(field) << bits::kFractionBits | (significand & bits::kFraction);
 }
 
-/// The float32 that a code stands for under a scale byte. E4M3's 0x7f, E5M2's codes from 0x7c and
-/// any code under scale 255 are NaN or infinity, though `encode` makes none of them. Bits above
+/// Returns the float32 bits of a code under a scale byte. E4M3's 0x7f, E5M2's codes from 0x7c and
+/// any code under scale 255 give NaN or infinity. `encode` never makes these codes. Bits above
 /// `spec.bits` are ignored.
 DOVETAIL_HOST_DEVICE constexpr uint32_t decode(uint8_t code, int scale, const ElementSpec& spec) {
   const uint32_t top = 1u << (spec.bits - 1);
@@ -179,8 +179,8 @@ DOVETAIL_HOST_DEVICE constexpr uint32_t decode(uint8_t code, int scale, const El
   return sign | assemble(low | 1u << spec.mantissa_bits, unit + static_cast<int>(field) - 1);
 }
 
-/// Nearest even, as `decode` needs it: subnormal numbers included; infinities and NaN stay what
-/// they are.
+/// Rounds float32 bits to bfloat16, nearest even, for `decode`. Handles subnormal numbers. Infinity
+/// and NaN are kept.
 DOVETAIL_HOST_DEVICE constexpr uint16_t round_to_bfloat16(uint32_t float_bits) {
   if ((float_bits & bits::kMagnitude) > bits::kInfinity)
     return static_cast<uint16_t>(float_bits >> 16 | 0x40);

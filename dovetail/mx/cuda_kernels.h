@@ -8,9 +8,9 @@
 
 namespace dovetail::mx {
 
-/// y (rows, cols) = a (rows, depth) b (cols, depth)^T [+ bias (cols), bfloat16], all row-major;
-/// `narrow`: y is bfloat16, else float32 and without bias. Pointers are aligned to 16 bytes; scales
-/// are `swizzled_scales`.
+/// Computes y (rows, cols) = a (rows, depth) b (cols, depth)^T [+ bias (cols), bfloat16], all
+/// row-major. `narrow`: y is bfloat16; otherwise y is float32 and there is no bias. Pointers are
+/// aligned to 16 bytes. Scales have the layout of `swizzled_scales`.
 struct NativeProblem {
   struct Matrix {
     const void* codes = nullptr;
@@ -24,27 +24,28 @@ struct NativeProblem {
   void* y = nullptr;
 };
 
-/// Our kernels for CUDA tensors. Problems are those of the CPU kernels with pointers to the current
-/// GPU's memory; work is queued on torch's current stream. They live in the library of
-/// dovetail/ops/cuda_kernels.h.
+/// Kernels for CUDA tensors. They take the problems of the CPU kernels, with pointers to the
+/// current GPU's memory. Work is queued on torch's current stream. The kernels are in the library
+/// that dovetail/ops/cuda_kernels.h opens.
 struct CudaKernels {
-  /// Row and column, from one read of x, or square. `counts`: waits for the GPU and adds; null:
-  /// neither.
+  /// Quantizes row and column copies from one read of x, or the square copy. With `counts`, waits
+  /// for the GPU and adds to them. With null, neither counts nor waits.
   void (*quantize)(const QuantizeProblem& problem, QuantizeCounts* counts);
   void (*dequantize_to_float32)(const DequantizeProblem& problem, float* y);
   void (*dequantize_to_bfloat16)(const DequantizeProblem& problem, uint16_t* y);
-  /// By cuBLASLt.
+  /// Multiplies with cuBLASLt.
   void (*native_product)(const NativeProblem& problem);
   void (*float8_amax)(const Float8GpuProblem& problem);
   void (*quantize_float8)(const Float8GpuProblem& problem);
-  /// Names and compute capabilities of this process's GPUs.
+  /// Returns names and compute capabilities of this process's GPUs.
   std::vector<NativeDevice> (*describe_gpus)();
 };
 
-/// Null in a build without nvcc. Opens the library at the first call, which needs a GPU in use.
+/// Returns null in a build without nvcc. The first call opens the library and requires a GPU in
+/// use.
 const CudaKernels* cuda_kernels();
 
-/// The library's function, `const CudaKernels* dovetail_mx_cuda_kernels()`.
+/// Name of the library's entry function, `const CudaKernels* dovetail_mx_cuda_kernels()`.
 inline constexpr const char* kCudaEntry = "dovetail_mx_cuda_kernels";
 
 }  // namespace dovetail::mx

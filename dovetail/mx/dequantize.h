@@ -6,8 +6,8 @@
 
 namespace dovetail::mx {
 
-/// `dequantize` (mx/quantize.h) into memory that is there: `y` of x's sizes, contiguous, float32 or
-/// bfloat16. Throws UserError for another.
+/// Dequantizes into existing memory, like `dequantize` (mx/quantize.h). `y` has x's sizes and is
+/// contiguous, float32 or bfloat16. Throws UserError otherwise.
 void dequantize_into(const MXTensor& x, const at::Tensor& y);
 
 }  // namespace dovetail::mx

@@ -23,7 +23,7 @@ HWY_INLINE void store_exactly(uint32_t float_bits, uint16_t* to) {
   *to = round_to_bfloat16(float_bits);
 }
 
-/// The scale byte of (row, col) under the blocks of p.
+/// Returns the address of the scale byte of element (row, col).
 HWY_INLINE const uint8_t* scale_at(const DequantizeProblem& p, int64_t row, int64_t col) {
   const int64_t scale_cols = (p.cols + p.col_block - 1) / p.col_block;
   return p.scales + row / p.row_block * scale_cols + col / p.col_block;
@@ -43,10 +43,10 @@ void dequantize_row(const DequantizeProblem& p, int64_t row, T* y) {
 }
 #else
 
-// Under a smaller scale the smallest code may be subnormal, which the processor may flush to zero.
+// Under a smaller scale, the smallest code may be subnormal. The processor may flush it to zero.
 constexpr uint32_t kSmallestNormalScale = 24;
 
-/// Codes in the low bytes, times 2^(scale - 127); scale 255 gives NaN.
+/// Decodes codes in the low bytes, times 2^(scale - 127). Scale 255 gives NaN.
 template <bool kTwosComplement>
 HWY_INLINE BitsVector decode_lanes(const ElementSpec& spec, BitsVector codes, BitsVector scale) {
   const BitsTag d;
@@ -66,7 +66,8 @@ HWY_INLINE BitsVector decode_lanes(const ElementSpec& spec, BitsVector codes, Bi
   const BitsVector fraction =
       hn::Shl(magnitude, splat(static_cast<uint32_t>(bits::kFractionBits - spec.mantissa_bits)));
   const BitsVector normal = hn::Add(fraction, splat(base));
-  // E = 0 as a number with E = 1, without its implicit one: exact, and no number here is subnormal.
+  // Treats E = 0 as E = 1 and subtracts the implicit one. This is exact, and no number here is
+  // subnormal.
   const auto small = hn::Lt(magnitude, splat(1u << spec.mantissa_bits));
   const FloatVector subnormal =
       hn::Sub(as_float(hn::Add(normal, splat(one))), as_float(splat(base + one)));
@@ -79,7 +80,7 @@ HWY_INLINE BitsVector decode_lanes(const ElementSpec& spec, BitsVector codes, Bi
 }
 
 HWY_INLINE void store_bits(BitsVector v, float* to) { hn::StoreU(as_float(v), FloatTag(), to); }
-/// Exact, since no bits are lost: NaN and infinity included.
+/// Exact, since no bits are lost. NaN and infinity are kept.
 HWY_INLINE void store_bits(BitsVector v, uint16_t* to) {
   const auto high = hn::BitCast(hn::RebindToSigned<BitsTag>(), hn::ShiftRight<16>(v));
   hn::StoreU(hn::DemoteTo(HalfTag(), high), HalfTag(), to);

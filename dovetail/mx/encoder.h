@@ -6,8 +6,7 @@
 
 namespace dovetail::mx {
 
-/// Constants of one format for rounding by addition, the technique that `encode` of quantize_inl.h
-/// describes.
+/// Constants of a format for rounding by addition. `encode` in quantize_inl.h describes the method.
 struct Encoder {
   explicit Encoder(const ElementSpec& spec)
       : shift(static_cast<uint32_t>(bits::kFractionBits - spec.mantissa_bits)),

@@ -9,26 +9,27 @@
 
 namespace dovetail {
 
-/// "swiglu", "gelu" or "relu2".
+/// Returns the operation for "swiglu", "gelu" or "relu2".
 std::shared_ptr<const RowOperation> activation_operation(const std::string& name);
 
-/// Rows of `up`: gate, then up for swiglu.
+/// Returns the number of rows of the up weight: 2 * width for swiglu (gate, then up), otherwise
+/// width.
 int64_t up_width(const std::string& activation, int64_t width);
 
-/// down(activation(up(x))): a block's, or one expert's. up.weight (width or, gate then up for
-/// swiglu, 2 width, in), down.weight (in, width).
+/// Computes down(activation(up(x))), in a transformer block or in one expert. `up.weight` is
+/// (width, in), for swiglu (2 * width, in) with gate rows first. `down.weight` is (in, width).
 class FeedForward : public torch::nn::Module {
  public:
   struct Options {
     int64_t in = 0, width = 0;
     std::string activation;
     bool bias = false;
-    std::string name;  ///< of its Linears' beginning: "blocks.3.ffn"
+    std::string name;  ///< prefix of its Linears' names: "blocks.3.ffn"
     c10::Device device = c10::kCPU;
   };
   explicit FeedForward(const Options& options);
 
-  /// (..., in), or what `prologue` (none if null) turns into that -> (..., in).
+  /// Maps (..., in) to (..., in). `prologue`, if not null, is applied to x first.
   at::Tensor forward(const at::Tensor& x, const mx::QuantizedLinear::Prologue& prologue = nullptr);
 
   const Linear& up() const { return *up_; }

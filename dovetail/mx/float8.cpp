@@ -27,7 +27,7 @@ struct Layout {
   int64_t rows, cols, row_block, col_block;
 };
 
-/// A tensor of these sizes as the matrix in which its blocks lie.
+/// Views a tensor of these sizes as a matrix in which each block is a rectangle.
 Layout layout_of(at::IntArrayRef sizes, Float8Blocks blocks) {
   const int64_t elements = c10::multiply_integers(sizes);
   const int64_t rows =
@@ -72,7 +72,7 @@ void check_input(const at::Tensor& x, const Float8Spec& spec) {
              "mx::quantize_float8: a largest magnitude from outside is for a whole tensor");
 }
 
-/// Largest magnitude of each block of x (rows, cols), float32.
+/// Returns the largest magnitude of each block of x (rows, cols), float32.
 at::Tensor block_amax(const at::Tensor& x, const Layout& l) {
   const int64_t down = (l.rows + l.row_block - 1) / l.row_block,
                 across = (l.cols + l.col_block - 1) / l.col_block;
@@ -81,7 +81,7 @@ at::Tensor block_amax(const at::Tensor& x, const Layout& l) {
   return padded.view({down, l.row_block, across, l.col_block}).amax({1, 3});
 }
 
-/// Each block's number for each element of it.
+/// Expands one number per block to one number per element.
 at::Tensor of_elements(const at::Tensor& of_blocks, const Layout& l) {
   return of_blocks.repeat_interleave(l.row_block, 0)
       .narrow(0, 0, l.rows)
@@ -89,8 +89,8 @@ at::Tensor of_elements(const at::Tensor& of_blocks, const Layout& l) {
       .narrow(1, 0, l.cols);
 }
 
-/// The numbers and codes of the CPU, by ATen's operations; nothing is counted, and nothing waits
-/// for the GPU.
+/// Computes the same numbers and codes as the CPU, with ATen operations. Counts nothing and does
+/// not wait for the GPU.
 Float8 quantize_on_gpu(const at::Tensor& x_in, const Float8Spec& spec) {
   constexpr double kSmallestAmax = 0x1p-80, kNan = std::numeric_limits<double>::quiet_NaN();
   const Layout l = layout_of(x_in.sizes(), spec.blocks);

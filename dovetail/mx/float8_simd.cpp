@@ -29,7 +29,7 @@ void EncodePiece(const Float8Problem& p, PieceRange piece, const ColumnScales& s
 }
 #else
 
-/// Up to kLanes elements as bits of float32; zeros beyond them.
+/// Loads up to kLanes elements as float32 bits, with zeros after them.
 template <class T>
 HWY_INLINE BitsVector load_some(const T* x, int64_t count) {
   if (HWY_LIKELY(count == kLanes)) return load_bits(x);
@@ -155,7 +155,8 @@ struct BlockScale {
   float factor, scale;
 };
 
-/// That of a block with this largest magnitude, as bits of float32.
+/// Returns the scale of a block whose largest magnitude is `most`, as float32 bits. Counts the
+/// block.
 BlockScale choose_scale(const Float8Problem& p, uint32_t most, Statistics& statistics) {
   ++statistics.blocks;
   if (most >= bits::kInfinity) {
@@ -180,7 +181,7 @@ BlockScale choose_scale(const Float8Problem& p, uint32_t most, Statistics& stati
   return {factor, scale};
 }
 
-/// A piece whose blocks it holds whole.
+/// Quantizes a piece that consists of whole blocks, or a part of the whole tensor's single block.
 void quantize_piece(const Float8Problem& p, PieceRange piece, const BlockScale* whole,
                     Statistics& statistics) {
   ColumnScales columns;

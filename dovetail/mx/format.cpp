@@ -76,8 +76,8 @@ float largest_number(Format format) {
 uint32_t scale_addend(const ElementSpec& spec, ScaleMode mode) {
   switch (mode) {
     case ScaleMode::kRoundUp:
-      return bits::kFraction -
-             spec.max_fraction;  // carries where the fraction is beyond the largest number's
+      // Carries if the fraction exceeds the largest number's.
+      return bits::kFraction - spec.max_fraction;
     case ScaleMode::kFloor:
       return 0;
     case ScaleMode::kCeil:

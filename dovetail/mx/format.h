@@ -5,24 +5,26 @@
 
 #include "dovetail/mx/codec.h"
 
-/// Microscaling number formats (OCP Microscaling Formats v1.0) as data: 32 consecutive elements
-/// share a power of two.
+/// Microscaling number formats (OCP Microscaling Formats v1.0) as data. 32 consecutive elements
+/// share a power-of-two scale.
 namespace dovetail::mx {
 
-/// Largest numbers: E4M3 448, E5M2 57344, E3M2 28, E2M3 7.5, E2M1 6, MXINT8 127/64 (an implicit
-/// 2^-6; -128 is unused).
+/// Largest numbers: E4M3 448, E5M2 57344, E3M2 28, E2M3 7.5, E2M1 6, MXINT8 127/64 (with an
+/// implicit 2^-6; -128 is unused).
 enum class Format { kE4M3, kE5M2, kE3M2, kE2M3, kE2M1, kInt8 };
 
-/// How a block's scale 2^X follows from its largest magnitude `amax`; `max` is the format's largest
+/// Rule for a block's scale 2^X, given its largest magnitude `amax`. `max` is the format's largest
 /// number, `emax` its exponent. X is clamped to [-127, 127].
-///   round_up  the least X with amax <= max * 2^X (arXiv 2506.08027, algorithm 1): nothing
-///   saturates floor     floor(log2(amax)) - emax (OCP v1.0): the top of a binade saturates ceil
-///   ceil(log2(amax)) - emax (torchao) even      floor(log2(amax rounded to the format's mantissa
-///   bits, ties up)) - emax (torchao)
+///   round_up  smallest X with amax <= max * 2^X (arXiv 2506.08027, algorithm 1): nothing saturates
+///   floor     floor(log2(amax)) - emax (OCP v1.0): the top of a binade saturates
+///   ceil      ceil(log2(amax)) - emax (torchao)
+///   even      floor(log2(amax rounded to the format's mantissa bits, ties up)) - emax (torchao)
 enum class ScaleMode { kRoundUp, kFloor, kCeil, kEven };
 
-/// What a block with a NaN or an infinity becomes. poison: scale 255, all codes 0. saturate: these
-/// elements take the largest magnitude with their sign, and the scale follows from the finite ones.
+/// Treatment of a block with a NaN or an infinity.
+///   poison    The scale is 255 and all codes are 0.
+///   saturate  These elements get the largest magnitude with their sign. The scale follows from the
+///             finite elements.
 enum class NonFinite { kPoison, kSaturate };
 
 enum class Rounding { kNearestEven, kStochastic };
@@ -30,22 +32,23 @@ enum class Rounding { kNearestEven, kStochastic };
 const ElementSpec& element_spec(Format format);
 float largest_number(Format format);
 
-/// The constant of `scale_byte` that makes it follow `mode`.
+/// Returns the `addend` with which `scale_byte` follows `mode`.
 uint32_t scale_addend(const ElementSpec& spec, ScaleMode mode);
 
-/// The exponent of the smallest scale under which every code of `format` is exact in bfloat16,
-/// whose subnormal numbers end at 2^-133; under any smaller scale dequantizing to bfloat16 rounds.
-/// Float32 is exact under every scale.
+/// Returns the smallest exponent of a scale under which every code of `format` is exact in
+/// bfloat16. Subnormal bfloat16 numbers end at 2^-133, so dequantizing to bfloat16 rounds under
+/// smaller scales. Float32 is exact under every scale.
 int smallest_exact_bfloat16_exponent(Format format);
 
-/// "e4m3", "e5m2", "e3m2", "e2m3", "e2m1", "mxint8"; "round_up", "floor", "ceil", "even"; "poison",
-/// "saturate"; "nearest_even", "stochastic".
+/// Returns "e4m3", "e5m2", "e3m2", "e2m3", "e2m1", "mxint8"; "round_up", "floor", "ceil", "even";
+/// "poison", "saturate"; "nearest_even", "stochastic".
 std::string_view name(Format format);
 std::string_view name(ScaleMode mode);
 std::string_view name(NonFinite non_finite);
 std::string_view name(Rounding rounding);
 
-/// The inverse, in any case of letters. Throws UserError for another name, listing the valid ones.
+/// Inverse of name(), in upper or lower case. Throws UserError for another name, listing the valid
+/// names.
 Format parse_format(std::string_view text);
 ScaleMode parse_scale_mode(std::string_view text);
 NonFinite parse_non_finite(std::string_view text);

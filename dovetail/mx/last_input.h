@@ -9,11 +9,12 @@
 
 namespace dovetail::mx {
 
-/// The column copy that was made last on this thread, and of what: Linears with one input come one
-/// after another.
+/// Cache of the last column copy that this thread made. Linears that share an input run one after
+/// another, so the next one can reuse the copy. Holds only weak references.
 class LastInput {
  public:
-  /// Codes and scales; undefined if they are of something else, or gone.
+  /// Returns codes and scales of x's column copy. Both are undefined if the copy belongs to another
+  /// tensor or has been freed.
   std::pair<at::Tensor, at::Tensor> find(const at::Tensor& x, const OperandRecipe& operand) const {
     if (x.is_inference() || operand != operand_ ||
         x.unsafeGetTensorImpl() != x_._unsafe_get_target())

@@ -15,19 +15,19 @@
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/simd_level.h"
 
-/// torch.ops.dovetail.mx_*; the functions know the meta device themselves.
+/// Implements torch.ops.dovetail.mx_*. The functions handle the meta device themselves.
 namespace dovetail::mx {
 
 namespace {
 
 struct Axis {
   int64_t index;
-  Orientation orientation;  ///< of the tensor with this axis moved to where `moves` says
-  bool moves;               ///< to the front
+  Orientation orientation;  ///< orientation after the axis has been moved
+  bool moves;               ///< true: the axis is moved to the front
 };
 
-/// The last axis makes row blocks, the first column blocks; one between them is moved to the front
-/// for the time being.
+/// Finds the orientation for an axis. The last axis gives row blocks, the first one column blocks.
+/// An axis between them is temporarily moved to the front, for column blocks.
 Axis find_axis(const char* name, const at::Tensor& x, int64_t axis) {
   user_check(x.dim() >= 1 && axis >= -x.dim() && axis < x.dim(),
              "{}: axis {} of a tensor that is {}", name, axis, describe(x));
@@ -57,8 +57,8 @@ std::tuple<at::Tensor, at::Tensor> library_quantize(const at::Tensor& x, c10::st
 at::Tensor library_dequantize(const at::Tensor& codes, const at::Tensor& scales,
                               c10::string_view format, int64_t axis_in, at::ScalarType dtype) {
   const Axis axis = find_axis("mx_dequantize", codes, axis_in);
-  const bool scales_move =
-      axis.moves && scales.dim() == codes.dim();  // else they cannot fit, as MXTensor says
+  // If the dimensions differ, the scales cannot fit, and MXTensor throws.
+  const bool scales_move = axis.moves && scales.dim() == codes.dim();
   const MXTensor tensor(axis.moves ? codes.movedim(axis.index, 0) : codes,
                         scales_move ? scales.movedim(axis.index, 0) : scales,
                         parse_format({format.data(), format.size()}), axis.orientation);
@@ -73,7 +73,7 @@ at::Tensor library_swizzle_scales(const at::Tensor& scales) {
   return swizzled_scales({codes, scales, Format::kE4M3, Orientation::kRow});
 }
 
-/// Next number of torch's generator for the CPU: torch.manual_seed begins the same sequence again.
+/// Draws the next number of torch's CPU generator. So torch.manual_seed restarts the same sequence.
 uint64_t drawn_seed() {
   auto* generator = at::get_generator_or_default<at::CPUGeneratorImpl>(
       std::nullopt, at::detail::getDefaultCPUGenerator());
@@ -123,8 +123,9 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
       dovetail::mx::library_linear>(m);
 }
 
-// By device, not for all at once as the differentiable operations: so a tensor without memory, of
-// torch.compile's tracing too, finds the function that only computes shapes.
+// Registered by device, unlike the differentiable operations, which have one function for all
+// devices. So a meta tensor, also in torch.compile's tracing, reaches the function that only
+// computes shapes.
 TORCH_LIBRARY_IMPL(dovetail, CPU, m) {
   dovetail::implement<"mx_quantize", dovetail::mx::library_quantize>(m);
   dovetail::implement<"mx_dequantize", dovetail::mx::library_dequantize>(m);

@@ -11,13 +11,13 @@
 
 namespace dovetail {
 
-/// What a Linear is for; later recipes choose its precision by role.
+/// Purpose of a Linear. Recipes choose its precision by role.
 enum class LinearRole { kQkv, kAttentionOut, kFeedForwardUp, kFeedForwardDown, kTower, kHead };
-/// "qkv", "attention_out", "ffn_up", "ffn_down", "tower", "head".
+/// Returns "qkv", "attention_out", "ffn_up", "ffn_down", "tower" or "head".
 const char* role_name(LinearRole role);
 
-/// A Linear layer that knows its role and full name ("blocks.3.ffn.up"). weight (out, in); bias
-/// (out) or undefined.
+/// Linear layer that knows its role and full name ("blocks.3.ffn.up"). `weight` is (out, in).
+/// `bias` is (out) or undefined.
 class Linear : public torch::nn::Module {
  public:
   struct Options {
@@ -25,18 +25,19 @@ class Linear : public torch::nn::Module {
     bool bias = false;
     LinearRole role = LinearRole::kHead;
     std::string name;
-    c10::Device device = c10::kCPU;  ///< meta: sizes only
+    c10::Device device = c10::kCPU;  ///< meta: parameters without memory
     bool input_stays = false;        ///< as in QuantizedLinear
   };
   explicit Linear(Options options);
 
-  /// (..., in), or what `prologue` (none if null) turns into that -> (..., out).
+  /// Maps (..., in) to (..., out). `prologue`, if not null, is applied to x first.
   at::Tensor forward(const at::Tensor& x, const mx::QuantizedLinear::Prologue& prologue = nullptr);
   const Options& options() const { return options_; }
 
-  /// From now on products are of quantized operands, or no more if the recipe quantizes nothing.
+  /// Switches to products of quantized operands, or back to high precision if the recipe quantizes
+  /// nothing.
   void set_recipe(const mx::LinearRecipe& recipe, mx::Gemm gemm = mx::Gemm::kEmulated);
-  /// Null: in high precision.
+  /// Returns null if products are in high precision.
   mx::QuantizedLinear* quantized() const { return quantized_.get(); }
 
   at::Tensor weight, bias;
@@ -46,12 +47,12 @@ class Linear : public torch::nn::Module {
   std::shared_ptr<mx::QuantizedLinear> quantized_;
 };
 
-/// The only way to make a Linear. Parameters are float32 and uninitialised; `initialize` of the
-/// model fills them.
+/// Only way to make a Linear. Parameters are float32 and uninitialised; the model's `initialize`
+/// fills them.
 std::shared_ptr<Linear> make_linear(Linear::Options options);
 
-/// The Linears within `model` that a recipe may quantize: all but the head, in the order of the
-/// model.
+/// Returns the Linears in `model` that a recipe may quantize, in the model's order: all except the
+/// head.
 std::vector<std::shared_ptr<Linear>> quantizable_linears(const torch::nn::Module& model);
 
 }  // namespace dovetail

@@ -15,7 +15,7 @@ namespace dovetail::mx {
 
 namespace {
 
-/// What meets in the three products.
+/// Operands of the three products.
 constexpr std::array<std::pair<Operand, Operand>, 3> kPairs = {
     {{Operand::kActivation, Operand::kWeight},
      {Operand::kGradient, Operand::kWeight},
@@ -34,14 +34,15 @@ std::string obstacle_of(Operand operand, const OperandRecipe& recipe) {
   return "";
 }
 
-/// A copy as cuBLASLt reads it.
+/// Copy in the form that cuBLASLt reads.
 struct Reduced {
-  at::Tensor codes, scales;  ///< codes (rows, depth) contiguous; `swizzled_scales`
+  at::Tensor codes, scales;  ///< codes (rows, depth) contiguous; scales as in `swizzled_scales`
 };
 
 Reduced along_blocks(const MXTensor& x) {
   if (x.orientation() == Orientation::kRow) return {x.codes(), swizzled_scales(x)};
-  // The code 0 is the number 0: rows that are added change no sum, and belong to the last block.
+  // Padding rows have code 0, which is the number 0. They change no sum and belong to the last
+  // block.
   const int64_t more = (kNativeMultiple - x.sizes()[0] % kNativeMultiple) % kNativeMultiple;
   return {at::constant_pad_nd(x.codes().t(), {0, more}).contiguous(), swizzled_scales(x)};
 }
@@ -61,8 +62,8 @@ NativeDevice native_device(c10::Device device) {
   if (kernels == nullptr)
     return {.name = device.str(),
             .missing = "this build has no kernels for the GPU: there was no nvcc"};
-  static const std::vector<NativeDevice> gpus =
-      kernels->describe_gpus();  // asked once, it takes the driver a while
+  // Asked only once, since the driver takes a while.
+  static const std::vector<NativeDevice> gpus = kernels->describe_gpus();
   return gpus.at(device.has_index() ? static_cast<size_t>(device.index()) : 0);
 }
 

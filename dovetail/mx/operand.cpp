@@ -12,7 +12,7 @@ namespace dovetail::mx {
 
 namespace {
 
-/// x: a tensor or rows that are made.
+/// Makes the copies by a microscaling recipe. x is a tensor or MadeRows.
 template <class X>
 OperandCopies quantize_microscaling(const X& x, const OperandRecipe& recipe,
                                     const OperandRequest& request) {

@@ -9,45 +9,48 @@
 #include "dovetail/mx/tensor.h"
 #include "dovetail/ops/row_operation.h"
 
-/// One tensor of a Linear as its products read it, whatever its recipe's format.
+/// Quantization of one tensor of a Linear for its products, in any recipe's format.
 namespace dovetail::mx {
 
-/// What to make of it: the numbers that its codes stand for, with blocks along its rows or its
-/// columns; codes with blocks along its columns, to be kept.
+/// Results to make from a tensor. row, column: dequantized numbers with blocks along its rows or
+/// its columns. kept: codes with blocks along its columns, to be kept for backward.
 struct OperandRequest {
   bool row = false, column = false, kept = false;
-  bool as_codes = false;  ///< row and column in place of numbers, for native products
-  uint64_t seed = 0;      ///< of stochastic rounding
-  float amax = 0;         ///< of delayed scaling; 0: the tensor's own
-  bool count = true;      ///< see QuantizeSpec
+  bool as_codes = false;  ///< row and column as codes instead of numbers, for native products
+  uint64_t seed = 0;      ///< seed of stochastic rounding
+  float amax = 0;         ///< largest magnitude for delayed scaling; 0: the tensor's own
+  bool count = true;      ///< count statistics, see QuantizeSpec
 };
 
 struct OperandCopies {
-  at::Tensor row, column;    ///< as `emulation_dtype` has it, or narrower where that is exact; one
-                             ///< tensor if they agree
+  /// Numbers in `emulation_dtype`, or in a narrower dtype that is exact. Both are the same tensor
+  /// if their numbers agree.
+  at::Tensor row, column;
   at::Tensor codes, scales;  ///< the kept copy
-  Statistics statistics;     ///< of the row copy if there is one
-  MXTensor row_codes, column_codes;  ///< in place of row and column
+  /// Statistics of the row copy, or of the column copy if there is no row copy.
+  Statistics statistics;
+  MXTensor row_codes, column_codes;  ///< codes that replace row and column
 };
 
-/// x (rows, cols), float32 or bfloat16, of a recipe with a format.
+/// Quantizes x (rows, cols), float32 or bfloat16, by a recipe that has a format.
 OperandCopies quantize_operand(const at::Tensor& x, const OperandRecipe& recipe,
                                const OperandRequest& request);
 
-/// The same of rows that are made when they are read, of a microscaling recipe.
+/// Quantizes rows that are computed when they are read. Requires a microscaling recipe.
 OperandCopies quantize_operand(const MadeRows& x, const OperandRecipe& recipe,
                                const OperandRequest& request);
 
-/// The numbers of a kept copy.
+/// Returns the dequantized numbers of a kept copy.
 at::Tensor dequantize_kept(const at::Tensor& codes, const at::Tensor& scales,
                            const OperandRecipe& recipe, at::ScalarType dtype);
 
-/// True if products on the CPU are emulated in bfloat16: with AVX-512 and its BF16 instructions.
+/// Returns true if products on the CPU are emulated in bfloat16. This needs AVX-512 and its BF16
+/// instructions.
 bool emulates_in_bfloat16();
 
-/// The dtype in which a product of two such operands is emulated so that it is exact but for the
-/// FP32 sums: that of x unless the CPU has no bfloat16 instructions or a scale is not a power of
-/// two.
+/// Returns the dtype in which to emulate a product of two quantized operands. All but the FP32 sums
+/// is then exact. It is x's dtype, or float32 without bfloat16 instructions or if a scale is not a
+/// power of two.
 at::ScalarType emulation_dtype(const at::Tensor& x, const OperandRecipe& a, const OperandRecipe& b);
 
 }  // namespace dovetail::mx

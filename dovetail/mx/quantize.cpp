@@ -18,7 +18,7 @@ namespace dovetail::mx {
 
 namespace {
 
-/// Codes of this size and more leave the second-level cache before anyone reads them.
+/// Codes of this size or more leave the L2 cache before they are read.
 constexpr int64_t kStreamedBytes = int64_t{4} << 20;
 
 std::optional<Source> source_of(at::ScalarType dtype) {
@@ -41,7 +41,7 @@ MXTensor empty_codes(at::IntArrayRef sizes, at::Device device, Format format,
           orientation};
 }
 
-/// Those of values, which nobody reads, for as long as a kernel writes them.
+/// Scales of copies of values. Nobody reads them; they must live until the kernel has written them.
 using UnreadScales = std::vector<at::Tensor>;
 
 QuantizeTarget target_of(const MXTensor& codes, const at::Tensor& values, Orientation orientation,
@@ -63,9 +63,9 @@ QuantizeTarget square_target(const Quantized& out, UnreadScales& unread) {
   return target_of(out.square, out.square_values, Orientation::kSquare, unread);
 }
 
-/// x, but for where it lies, as a matrix whose rows are what a row copy lays its blocks along, or
-/// whose columns are what a column copy does. Both at once need x to be a matrix, or a vector,
-/// which has one row and `cols` column blocks of one element.
+/// Describes x as a matrix, without its address. For a row copy, blocks are along its rows; for a
+/// column copy, along its columns. Both at once require a matrix or a vector. A vector has one row
+/// and `cols` column blocks of one element.
 QuantizeProblem problem_of(at::IntArrayRef sizes, at::ScalarType dtype, const QuantizeSpec& spec,
                            Orientation orientation) {
   const ElementSpec& element = element_spec(spec.format);
@@ -121,7 +121,7 @@ const CudaKernels& gpu_kernels() {
   return *kernels;
 }
 
-/// Statistics are empty where a GPU was asked not to count.
+/// Runs a problem. Statistics are empty if a GPU was asked not to count.
 QuantizeCounts run(const QuantizeProblem& problem, const at::Tensor& x, bool count) {
   if (x.is_cpu()) return quantize_blocks(problem);
   const c10::DeviceGuard guard(x.device());
@@ -152,7 +152,7 @@ void set_statistics(const QuantizeCounts& counts, Quantized& out) {
   out.square_statistics = counts.square;
 }
 
-/// Into memory that is there and fits.
+/// Quantizes into existing memory that fits.
 void quantize_into_checked(const at::Tensor& x_in, const QuantizeSpec& spec, Quantized& out) {
   const bool row = wants_row(spec), column = wants_column(spec);
   set_statistics({}, out);
@@ -161,7 +161,7 @@ void quantize_into_checked(const at::Tensor& x_in, const QuantizeSpec& spec, Qua
   const TraceSpan span("dovetail::mx_quantize");
   simd_level();  // DOVETAIL_SIMD takes effect before the first kernel runs
   const at::Tensor x = x_in.detach().contiguous();
-  // Only a matrix has its row and its column blocks in one view.
+  // Only a matrix has both its row blocks and its column blocks in one view.
   const bool together = !(row && column) || x.dim() == 2;
   UnreadScales unread;
   const auto problem_along = [&](Orientation orientation) {

@@ -9,8 +9,8 @@
 
 namespace dovetail::mx {
 
-/// Which copies to make. Row and column together are made from one read of the tensor; neither is
-/// derived from the other's codes.
+/// Copies to make. Row and column copies together take one read of the tensor. Neither is derived
+/// from the other's codes.
 enum class Copies { kRow, kColumn, kRowAndColumn, kSquare };
 
 struct QuantizeSpec {
@@ -18,63 +18,64 @@ struct QuantizeSpec {
   ScaleMode scale_mode = ScaleMode::kRoundUp;
   NonFinite non_finite = NonFinite::kPoison;
   Rounding rounding = Rounding::kNearestEven;
-  uint64_t seed = 0;  ///< of stochastic rounding
-  bool count = true;  ///< false: a GPU leaves statistics empty and is not waited for; on a CPU they
-                      ///< cost nothing
+  uint64_t seed = 0;  ///< seed of stochastic rounding
+  /// False: a GPU leaves statistics empty, and nothing waits for it. A CPU always counts, at no
+  /// cost.
+  bool count = true;
   Copies copies = Copies::kRow;
-  /// Not codes but the numbers they stand for, in x's dtype (not for float16): what an emulated
-  /// product reads.
+  /// Return dequantized numbers instead of codes, in x's dtype (not for float16). Emulated products
+  /// read them.
   bool row_values = false, column_values = false, square_values = false;
 };
 
-/// A copy that was not asked for is undefined, and its statistics are empty. So is one whose values
-/// were asked for: these are in the tensor beside it, the same numbers as `dequantize` would make
-/// of it.
+/// Result of `quantize`. A copy that was not requested is undefined, and its statistics are empty.
+/// If values were requested, the copy is undefined, too. The `_values` tensor then has the numbers
+/// that `dequantize` would return for the copy.
 struct Quantized {
   MXTensor row, column, square;
   at::Tensor row_values, column_values, square_values;
   Statistics row_statistics, column_statistics, square_statistics;
 };
 
-/// Quantize `x` to a microscaling format: one power-of-two scale per block of 32 elements.
+/// Quantizes `x` to a microscaling format: one power-of-two scale per block of 32 elements.
 ///
 /// x        at least one dimension; float32, bfloat16 or float16, any strides, on CPU or a GPU.
 /// row      blocks along the last dimension: scales (..., ceil(last / 32)).
-/// column   blocks along the first: scales (ceil(first / 32), ...).
+/// column   blocks along the first dimension: scales (ceil(first / 32), ...).
 /// square   blocks of 32 x 32 of a matrix, for weights that are read both ways: scales (ceil(rows /
-/// 32), ceil(cols /
-///          32)).
+///          32), ceil(cols / 32)).
 ///
-/// Codes have x's shape. A short last block is quantized as if padded with zeros. All arithmetic on
-/// elements is exact up to the one rounding into the format, whatever the processor's flush-to-zero
-/// and denormals-are-zero bits say. Stochastic rounding takes word i % 4 of Philox4x32-10(seed, i /
-/// 4, RandomStream::kQuantize) for the element whose row-major index in x is i. The result does not
-/// depend on the number of threads; codes and scales do not depend on the instruction set either,
-/// and are the same on a GPU. Throws UserError for a tensor that cannot be quantized, naming it.
-/// Source: OCP Microscaling Formats v1.0; scale rounding of arXiv 2506.08027, algorithm 1.
+/// Codes have x's shape. A short last block is quantized as if padded with zeros. Element
+/// arithmetic is exact up to the one rounding into the format. The processor's flush-to-zero and
+/// denormals-are-zero bits do not change it. Stochastic rounding uses `Philox4x32-10(seed, i / 4,
+/// RandomStream::kQuantize)` for the element with row-major index i in x. It takes word i % 4.
+/// Results do not depend on the number of threads. Codes and scales do not depend on the
+/// instruction set and are the same on a GPU. Throws UserError for a tensor that cannot be
+/// quantized, naming it. Source: OCP Microscaling Formats v1.0; scale rounding of arXiv 2506.08027,
+/// algorithm 1.
 Quantized quantize(const at::Tensor& x, const QuantizeSpec& spec = {});
 
-/// The same of a matrix whose rows are made when they are read, on the CPU: it never exists as a
-/// whole.
+/// Quantizes a matrix whose rows are computed when they are read, on the CPU. The matrix never
+/// exists as a whole.
 Quantized quantize(const MadeRows& x, const QuantizeSpec& spec = {});
 
-/// The same into the copies of an earlier `quantize` of a tensor of this shape, whose memory is
-/// written anew: a weight's copies after each step. Throws UserError when a copy that `spec` asks
-/// for is not there, is of another shape or format, or is one of values.
+/// Quantizes into the copies of an earlier `quantize` of a tensor with this shape, and overwrites
+/// their memory. Used for a weight's copies after each step. Throws UserError if a copy requested
+/// by `spec` is missing, has another shape or format, or has values instead of codes.
 void quantize_into(const at::Tensor& x, const QuantizeSpec& spec, Quantized& out);
 
-/// The column copy made from the codes of a row copy, where the tensor is gone: E4M3 with scales
-/// rounded up. Elements of at least 2^-6 times the scales of their row's and their column's block,
-/// where E4M3 is normal, are what the tensor's own column copy holds; smaller ones are rounded
-/// twice. Throws UserError for another format or orientation.
+/// Makes the column copy from the codes of a row copy, if the tensor no longer exists. E4M3 with
+/// scales rounded up. An element is E4M3-normal if it is at least 2^-6 times the scales of its row
+/// block and its column block. Normal elements equal those in the tensor's own column copy. Smaller
+/// ones are rounded twice. Throws UserError for another format or orientation.
 MXTensor requantize(const MXTensor& row);
 
-/// code * 2^X as float32 or bfloat16; a block with scale 255 is NaN.
+/// Returns code * 2^X as float32 or bfloat16. A block with scale 255 gives NaN.
 ///
 /// Float32 is exact, except that a product of 2^128 or more is infinite: round_up can turn FLT_MAX
-/// into 2^128. bfloat16 has the significand bits of every format, so it is exact too unless the
-/// scale's exponent X is below `smallest_exact_bfloat16_exponent` (-124 for E4M3): only there do
-/// codes reach under bfloat16's smallest subnormal number, 2^-133, and round to nearest even.
+/// into 2^128. In bfloat16, the significand bits of every format fit. It is exact unless the
+/// scale's exponent X is below `smallest_exact_bfloat16_exponent` (-124 for E4M3). Only then do
+/// codes fall below bfloat16's smallest subnormal number, 2^-133, and round to nearest even.
 at::Tensor dequantize(const MXTensor& x, at::ScalarType dtype = at::kFloat);
 
 }  // namespace dovetail::mx

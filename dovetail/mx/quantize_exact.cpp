@@ -10,7 +10,7 @@ namespace dovetail::mx {
 
 namespace {
 
-/// What a code under a scale byte is to the target.
+/// Stores a code under a scale byte to the target: the code itself, or its dequantized number.
 void put(const QuantizeProblem& p, const QuantizeTarget& target, int64_t index, uint8_t code,
          int byte) {
   if (!target.values) {
@@ -22,8 +22,8 @@ void put(const QuantizeProblem& p, const QuantizeTarget& target, int64_t index, 
   }
 }
 
-/// The number as double, by integers: a processor that flushes subnormal float32 to zero does not
-/// touch it.
+/// Returns the number as double, computed with integers. So a processor that flushes subnormal
+/// float32 to zero does not change it.
 double value_of(uint32_t float_bits) {
   const Magnitude x = normalize(float_bits & bits::kMagnitude);
   const double magnitude =
@@ -31,7 +31,8 @@ double value_of(uint32_t float_bits) {
   return float_bits & bits::kSign ? -magnitude : magnitude;
 }
 
-/// Words of one Philox call serve four consecutive elements; calls come in the order of the index.
+/// Random words by element index. One Philox call serves four consecutive elements, so indices
+/// should ascend.
 class RandomWords {
  public:
   explicit RandomWords(uint64_t seed) : seed_(seed) {}

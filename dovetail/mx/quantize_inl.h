@@ -1,4 +1,4 @@
-// One vector of elements through a microscaling format, and the reductions around it.
+// Encoding of vectors of elements in a microscaling format, and the reductions that it needs.
 // Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
 // foreach_target.
 #if defined(DOVETAIL_MX_QUANTIZE_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -18,8 +18,8 @@
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
-// Loops over a few vectors that are meant to stay in registers; -O2 alone keeps them as loops over
-// memory.
+// For loops over a few vectors that must stay in registers. With -O2 alone, they would stay loops
+// over memory.
 #undef DOVETAIL_UNROLL
 #define DOVETAIL_UNROLL _Pragma("GCC unroll 8")
 
@@ -37,13 +37,13 @@ using HalfTag = hn::Rebind<uint16_t, FloatTag>;
 using ByteTag = hn::Repartition<uint8_t, BitsTag>;
 using ByteVector = hn::Vec<ByteTag>;
 constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(FloatTag()));
-/// Vectors whose codes fill one vector of bytes.
+/// Number of vectors whose codes fill one vector of bytes.
 constexpr int kPack = 4;
 constexpr int64_t kPacked = kPack * kLanes;
-/// Bytes of a cache line. Codes that go past the caches must fill one at once.
+/// Bytes of a cache line. Codes that are stored past the caches must fill a whole line at once.
 constexpr int64_t kLine = 64;
 
-/// The 16 bits of an input element. Types of their own, since both lie in memory as uint16_t.
+/// Bits of a 16-bit input element. The types are distinct, since both are stored as uint16_t.
 struct BFloat16 {
   uint16_t bits;
 };
@@ -55,15 +55,15 @@ HWY_INLINE BitsVector splat(uint32_t value) { return hn::Set(BitsTag(), value); 
 HWY_INLINE FloatVector as_float(BitsVector v) { return hn::BitCast(FloatTag(), v); }
 HWY_INLINE BitsVector as_bits(FloatVector v) { return hn::BitCast(BitsTag(), v); }
 
-/// Bits of the input type, in the low half for 16 bits, made those of a float32. The magnitudes
+/// Converts bits of the input type to float32 bits. 16-bit inputs are in the low half. Magnitudes
 /// keep their order.
 template <class T>
 HWY_INLINE BitsVector widen(BitsVector v) {
   if constexpr (sizeof(T) == 4) return v;
   if constexpr (std::is_same_v<T, BFloat16>) return hn::ShiftLeft<16>(v);
   if constexpr (std::is_same_v<T, Float16>) {
-    // A subnormal gets the exponent -14 and loses the implicit one by a subtraction of normal
-    // numbers.
+    // A subnormal number gets the exponent -14. Subtracting two normal numbers then removes the
+    // implicit one.
     constexpr uint32_t kSmallestNormal = 113u << 23;
     const BitsVector sign = hn::ShiftLeft<16>(hn::And(v, splat(0x8000)));
     const BitsVector magnitude = hn::ShiftLeft<13>(hn::And(v, splat(0x7fff)));
@@ -76,7 +76,7 @@ HWY_INLINE BitsVector widen(BitsVector v) {
   }
 }
 
-/// kLanes elements as the bits of float32.
+/// Loads kLanes elements as float32 bits.
 HWY_INLINE BitsVector load_bits(const float* from) {
   return hn::LoadU(BitsTag(), reinterpret_cast<const uint32_t*>(from));
 }
@@ -86,8 +86,8 @@ HWY_INLINE BitsVector load_bits(const T* from) {
       hn::PromoteTo(BitsTag(), hn::LoadU(HalfTag(), reinterpret_cast<const uint16_t*>(from))));
 }
 
-/// kPacked elements. Those of 16 bits come as even and odd ones of 2 kLanes, which costs least;
-/// `pack` knows.
+/// Loads kPacked elements. 16-bit elements arrive as the even and the odd ones of 2 kLanes
+/// elements, since this is cheapest. `pack` restores the order.
 HWY_INLINE void load_pack(const float* from, BitsVector (&to)[kPack]) {
   DOVETAIL_UNROLL
   for (int v = 0; v < kPack; ++v) to[v] = load_bits(from + v * kLanes);
@@ -108,7 +108,8 @@ HWY_INLINE void load_pack(const T* from, BitsVector (&to)[kPack]) {
   }
 }
 
-/// kPacked numbers, one for each element, in the order in which `load_pack` brings elements of T.
+/// Loads kPacked numbers, one for each element, in the order in which `load_pack` loads elements of
+/// T.
 template <class T>
 HWY_INLINE void load_for_pack(const float* from, FloatVector (&to)[kPack]) {
   const FloatTag d;
@@ -121,7 +122,8 @@ HWY_INLINE void load_for_pack(const float* from, FloatVector (&to)[kPack]) {
   }
 }
 
-/// The bits of `yes` where the mask has ones. (IfVecThenElse looks at whole bytes before AVX-512.)
+/// Selects the bits of `yes` where the mask has ones. Before AVX-512, IfVecThenElse selects whole
+/// bytes.
 HWY_INLINE BitsVector select_bits(BitsVector mask, BitsVector yes, BitsVector no) {
 #if HWY_TARGET == HWY_AVX3
   return hn::IfVecThenElse(mask, yes, no);
@@ -130,11 +132,11 @@ HWY_INLINE BitsVector select_bits(BitsVector mask, BitsVector yes, BitsVector no
 #endif
 }
 
-/// An Encoder in registers, for the length of a loop whose stores the compiler must take for stores
-/// to an Encoder.
+/// Encoder constants in registers. In a loop, the compiler must assume that each store may change
+/// an Encoder in memory.
 struct Constants {
   BitsVector magnitude, exponent, shift, min_normal, code_mask, sign_shift, max_bits, magic;
-  BitsVector steps;  ///< of Path::kTable, by the low bits of the exponent
+  BitsVector steps;  ///< table of Path::kTable, indexed by the low bits of the exponent
 };
 HWY_INLINE Constants constants_of(const Encoder& f) {
   HWY_ALIGN uint32_t steps[std::max<int64_t>(kLanes, 16)];
@@ -148,13 +150,16 @@ HWY_INLINE Constants constants_of(const Encoder& f) {
 }
 
 struct Energies {
-  FloatVector signal, error;  ///< in units of the block's scale
+  FloatVector signal, error;  ///< sums of squares in units of the block's scale
 };
 
-/// How `encode` finds 2^(e + shift): by arithmetic; so too where numbers beyond the largest may
-/// come and are clamped; or in a table of 16 exponents, which AVX-512 looks up in one instruction,
-/// with the exponent's part of the code in it. kWords: the same, but for packs of bfloat16 that
-/// `encode_words` can do. kRandom: `encode_at_random` instead, which clamps too.
+/// Method by which `encode` finds 2^(e + shift).
+///   kPlain   Arithmetic.
+///   kClamp   Arithmetic, after clamping numbers beyond the format's largest.
+///   kTable   Lookup in a table of 16 exponents, a single instruction with AVX-512. The entries
+///            include the exponent's part of the code.
+///   kWords   kTable, but packs of bfloat16 use `encode_words` if it can encode them.
+///   kRandom  `encode_at_random` instead of `encode`. It clamps, too.
 enum class Path { kPlain, kClamp, kTable, kWords, kRandom };
 
 HWY_INLINE bool fits_table(const ElementSpec& spec) {
@@ -163,7 +168,7 @@ HWY_INLINE bool fits_table(const ElementSpec& spec) {
 
 HWY_INLINE BitsVector lookup_step(const Constants& c, BitsVector normal) {
 #if HWY_TARGET == HWY_AVX3
-  // The instruction reads the four low bits of an index.
+  // The instruction reads only the four low bits of an index.
   const BitsVector exponent = hn::ShiftRight<bits::kFractionBits>(normal);
   return hn::TableLookupLanes(c.steps, hn::Indices512<uint32_t>{exponent.raw});
 #else
@@ -177,8 +182,8 @@ HWY_INLINE void accumulate(FloatVector scaled, FloatVector rounded, Energies& en
   energies.error = hn::MulAdd(difference, difference, energies.error);
 }
 
-/// What goes to memory of type Out for x: its magnitude code with a sign, or the number it stands
-/// for.
+/// Returns the bits to store for x in memory of type Out: its magnitude code with a sign, or its
+/// dequantized number.
 template <class Out, bool kTwosComplement>
 HWY_INLINE BitsVector with_sign(const Constants& c, BitsVector x, BitsVector code,
                                 FloatVector rounded, FloatVector scale) {
@@ -197,15 +202,15 @@ HWY_INLINE BitsVector with_sign(const Constants& c, BitsVector x, BitsVector cod
   return select_bits(c.code_mask, code, hn::Shr(x, c.sign_shift));
 }
 
-/// A vector as what goes to memory of type Out, one element in each lane: codes (uint8_t), or the
-/// numbers they stand for as float32. Its energies are added up. `inverse` is the power of two that
-/// divides by the scale: an exact product, whose result below 2^-126 is zero in any case; `scale`
-/// multiplies by it.
+/// Encodes a vector, one element in each lane, as memory of type Out: codes (uint8_t) or
+/// dequantized float32. Adds up its energies. `inverse` is the power of two that divides by the
+/// scale; `scale` multiplies by it. The product is exact; below 2^-126 the result is zero in any
+/// case.
 ///
-/// t + 2^(e + shift), e the exponent of t or the smallest normal one, has its last place at that of
-/// the format: the addition is the rounding (the technique of Dekker 1971), and its low bits count
-/// units of that place. `magic` also holds the constant that makes these bits, plus the exponent,
-/// the code; it is even, so ties fall as they should.
+/// Rounding is an addition (Dekker 1971): t + 2^(e + shift). Here e is the exponent of t, at least
+/// the smallest normal one. The sum's last place is the format's last place, so its low bits count
+/// units of that place. `magic` also contains a constant. These bits plus the constant plus the
+/// exponent are the code. The constant is even, so that ties round to even.
 template <class Out, bool kTwosComplement, Path kPath>
 HWY_INLINE BitsVector encode(const Constants& c, BitsVector x, FloatVector inverse,
                              FloatVector scale, Energies& energies) {
@@ -222,12 +227,13 @@ HWY_INLINE BitsVector encode(const Constants& c, BitsVector x, FloatVector inver
   return with_sign<Out, kTwosComplement>(c, x, code, rounded, scale);
 }
 
-/// The scale whose inverse this is; both are normal.
+/// Returns the scale for this inverse. Both must be normal numbers.
 HWY_INLINE FloatVector scale_of(FloatVector inverse) {
   return as_float(hn::Sub(splat(254u << bits::kFractionBits), as_bits(inverse)));
 }
 
-/// The low bytes of four vectors, in the order of the elements of T that `load_pack` has brought.
+/// Packs the low bytes of four vectors, in the order of the elements of T that `load_pack` has
+/// loaded.
 template <class T>
 HWY_INLINE ByteVector pack(const BitsVector (&codes)[kPack]) {
   const hn::Repartition<uint16_t, BitsTag> d16;
@@ -237,8 +243,8 @@ HWY_INLINE ByteVector pack(const BitsVector (&codes)[kPack]) {
       hn::OddEven(hn::BitCast(d16, hn::ShiftLeft<16>(codes[3])), hn::BitCast(d16, codes[1]));
   const BitsVector quads = select_bits(splat(0x00ff00ff), hn::BitCast(BitsTag(), low),
                                        hn::BitCast(BitsTag(), hn::ShiftLeft<8>(high)));
-  // Bytes of four neighbouring lanes: by vector for float32, pairs of even and odd by two vectors
-  // for 16 bits.
+  // Bytes of four neighbouring lanes. float32: ordered by vector. 16 bits: pairs of even and odd
+  // elements from two vectors.
   alignas(16) static constexpr uint8_t kByVector[16] = {0, 4, 8,  12, 1, 5, 9,  13,
                                                         2, 6, 10, 14, 3, 7, 11, 15};
   alignas(16) static constexpr uint8_t kByPair[16] = {0, 1, 4, 5, 8,  9,  12, 13,
@@ -261,7 +267,7 @@ HWY_INLINE ByteVector pack(const BitsVector (&codes)[kPack]) {
                                           hn::SetTableIndices(BitsTag(), kOrder.data())));
 }
 
-/// Past the caches where `stream` says so and the address can.
+/// Stores codes. Bypasses the caches if `stream` is set and the address is aligned.
 HWY_INLINE void store_codes(ByteVector codes, bool stream, uint8_t* to) {
   if (stream && reinterpret_cast<uintptr_t>(to) % static_cast<uintptr_t>(kPacked) == 0) {
     hn::Stream(codes, ByteTag(), to);
@@ -270,7 +276,7 @@ HWY_INLINE void store_codes(ByteVector codes, bool stream, uint8_t* to) {
   }
 }
 
-/// Puts packs into memory as codes, and remembers whether one of them was zero.
+/// Stores packs as codes, and records if one of the codes was zero.
 template <class T, class Out, bool kTwosComplement>
 class Sink {
  public:
@@ -281,7 +287,7 @@ class Sink {
     store_codes(bytes, stream_, to);
     least_ = hn::Min(least_, kTwosComplement ? bytes : hn::And(bytes, mask_));
   }
-  /// Codes of which none is zero but for a zero.
+  /// Stores codes that are zero only for a zero element.
   HWY_INLINE void put_bytes(ByteVector codes, uint8_t* to) { store_codes(codes, stream_, to); }
   HWY_INLINE bool has_zero() const {
     return !hn::AllTrue(ByteTag(), hn::Ne(least_, hn::Zero(ByteTag())));
@@ -292,8 +298,7 @@ class Sink {
   bool stream_;
 };
 
-/// The same for numbers of the type they came from, in the order in which `load_pack` has brought
-/// them.
+/// Stores numbers of the input type, in the order in which `load_pack` has loaded them.
 template <class T, bool kTwosComplement>
 class Sink<T, T, kTwosComplement> {
  public:
@@ -319,22 +324,22 @@ class Sink<T, T, kTwosComplement> {
   BitsVector least_ = splat(bits::kMagnitude);
 };
 
-/// Asks for the memory of a pack that is needed later: memory would be idle while a piece that lies
-/// in the cache is encoded.
+/// Prefetches a pack that is needed later. Memory would otherwise be idle while a cached piece is
+/// encoded.
 template <class T>
 HWY_INLINE void prefetch_pack(const T* x) {
   for (int64_t byte = 0; byte < kPacked * static_cast<int64_t>(sizeof(T)); byte += kLine)
     hwy::Prefetch(reinterpret_cast<const char*>(x) + byte);
 }
 
-/// The integers as wide as T, in which magnitudes are compared.
+/// Integers of T's width, in which magnitudes are compared.
 template <class T>
 using MagnitudeTag =
     hn::Repartition<std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>, BitsTag>;
 template <class T>
 using MagnitudeVector = hn::Vec<MagnitudeTag<T>>;
 
-/// Largest magnitudes of a block's lanes, as bits of the input type.
+/// Returns each lane's largest magnitude over a block, as bits of the input type.
 template <class T>
 HWY_INLINE MagnitudeVector<T> lane_maxima(const T* x) {
   const MagnitudeTag<T> d;
@@ -348,7 +353,7 @@ HWY_INLINE MagnitudeVector<T> lane_maxima(const T* x) {
   return most;
 }
 
-/// The maxima of v's 128-bit parts, stored as four numbers of 32 bits.
+/// Stores the maximum over v's 128-bit parts as four 32-bit numbers.
 template <class D>
 HWY_INLINE void store_maximum_of_parts(D d, hn::Vec<D> v, uint32_t* to) {
   if constexpr (hn::MaxLanes(D()) * sizeof(hn::TFromD<D>) > 16) {
@@ -362,7 +367,7 @@ HWY_INLINE void store_maximum_of_parts(D d, hn::Vec<D> v, uint32_t* to) {
   }
 }
 
-/// amax[0 .. 4) of four blocks that follow one another.
+/// Writes the largest magnitudes of four consecutive blocks to amax[0 .. 4).
 template <class T>
 HWY_INLINE void four_block_maxima(const T* x, uint32_t* amax) {
   const MagnitudeTag<T> d;

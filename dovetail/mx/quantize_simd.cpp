@@ -24,13 +24,13 @@ namespace dovetail::mx {
 namespace HWY_NAMESPACE {
 
 #if HWY_TARGET == HWY_SCALAR
-// One lane: the codec does the same in as much time.
+// With one lane, the codec does the same in the same time.
 void QuantizePiece(const QuantizeProblem& p, PieceRange piece, QuantizeCounts& counts) {
   quantize_piece_exactly(p, piece, counts);
 }
 #else
 
-/// An Encoder with its vectors, made once for many loops.
+/// Encoder with its vector constants, made once for many loops.
 struct VectorEncoder : Encoder {
   explicit VectorEncoder(const ElementSpec& spec)
       : Encoder(spec), constants(constants_of(*this)), words(spec) {}
@@ -38,9 +38,9 @@ struct VectorEncoder : Encoder {
   WordConstants words;
 };
 
-/// Words of stochastic rounding for the elements of a piece, made once for all orientations. A
-/// row's begin kWordsMargin after its memory, so that a call's first word is aligned where the
-/// row's is, and go on up to whole groups.
+/// Random words for stochastic rounding of a piece, made once for all orientations. A row's words
+/// begin kWordsMargin after the row's memory. So the first word of a Philox call is aligned if the
+/// row's memory is. They continue up to whole groups.
 constexpr int64_t kWordsMargin = kLine / 4, kWordsStride = kChunk + kGroup + 2 * kWordsMargin;
 
 uint32_t* words_memory(int64_t rows) {
@@ -48,7 +48,7 @@ uint32_t* words_memory(int64_t rows) {
       workspace(Workspace::kRandomWords, static_cast<size_t>(rows * kWordsStride)));
 }
 
-/// Words for `count` elements from (row, col) on, at most kChunk.
+/// Writes the words for `count` elements (at most kChunk) from (row, col) on.
 void fill_words(const QuantizeProblem& p, int64_t row, int64_t col, int64_t count,
                 uint32_t* memory) {
   const int64_t index = row * p.cols + col, before = index % 4,
@@ -58,7 +58,7 @@ void fill_words(const QuantizeProblem& p, int64_t row, int64_t col, int64_t coun
               memory + kWordsMargin - before);
 }
 
-/// The words of vector v of a pack, in the order in which `load_pack` brings elements of T.
+/// Returns the words for vector v of a pack, in the order in which `load_pack` loads elements of T.
 template <class T>
 HWY_INLINE BitsVector words_of(const uint32_t* words, int v) {
   const BitsTag d;
@@ -68,7 +68,7 @@ HWY_INLINE BitsVector words_of(const uint32_t* words, int v) {
   return v % 2 == 0 ? hn::ConcatEven(d, high, low) : hn::ConcatOdd(d, high, low);
 }
 
-/// Vector v of a pack through `encode`, or through `encode_at_random` with the words from
+/// Encodes vector v of a pack with `encode`, or with `encode_at_random` and the words from
 /// words[offset] on.
 template <class T, class Out, bool kTwosComplement, Path kPath>
 HWY_INLINE BitsVector encode_vector(const Constants& constants, BitsVector x, int v,
@@ -82,8 +82,8 @@ HWY_INLINE BitsVector encode_vector(const Constants& constants, BitsVector x, in
   }
 }
 
-/// What becomes of `blocks` blocks of one row, a multiple of four, with their scales in s; `next`
-/// is what will be read then. `words`: of stochastic rounding, null otherwise.
+/// Encodes `blocks` blocks of one row, a multiple of four, with their scales in s. `next` is the
+/// row to prefetch. `words`: for stochastic rounding, otherwise null.
 template <class T, bool kTwosComplement, Path kPath, class Out>
 void encode_row(const QuantizeProblem& p, const VectorEncoder& f, const Scales& s, const T* x,
                 const uint32_t* words, int64_t blocks, const T* next, Out* out,
@@ -146,7 +146,7 @@ void encode_row(const QuantizeProblem& p, const VectorEncoder& f, const Scales& 
                                                       statistics);
 }
 
-/// The memory of a target as Out.
+/// Returns the memory of a target as Out.
 template <class Out>
 HWY_INLINE Out* memory_of(const QuantizeTarget& target) {
   if constexpr (std::is_same_v<Out, uint8_t>) {
@@ -156,7 +156,8 @@ HWY_INLINE Out* memory_of(const QuantizeTarget& target) {
   }
 }
 
-/// Blocks along a row: `count` elements from (row, col), whole groups of four blocks.
+/// Quantizes blocks along a row, in whole groups of four. The last groups may be padding: only
+/// `used_blocks` blocks count. Returns false if a block needs `quantize_exactly`.
 template <class T, bool kTwosComplement, class Out>
 bool quantize_groups(const QuantizeProblem& p, const VectorEncoder& f, const T* x,
                      const uint32_t* words, int64_t blocks, int64_t used_blocks, Out* out,
@@ -174,13 +175,13 @@ bool quantize_groups(const QuantizeProblem& p, const VectorEncoder& f, const T* 
 
 HWY_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// Where element (row, col) lies.
+/// Returns the address of element (row, col).
 template <class T>
 HWY_INLINE const T* at(const QuantizeProblem& p, int64_t row, int64_t col) {
   return static_cast<const T*>(p.x) + (row - p.first_row) * p.cols + col;
 }
 
-/// Up to kChunk elements of a row.
+/// Quantizes up to kChunk elements of a row.
 template <class T, bool kTwosComplement, class Out>
 void quantize_row(const QuantizeProblem& p, const VectorEncoder& f, int64_t row, int64_t col,
                   int64_t count, const uint32_t* words, Statistics& statistics) {
@@ -211,7 +212,7 @@ void quantize_row(const QuantizeProblem& p, const VectorEncoder& f, int64_t row,
   std::memcpy(out + whole, padded_out, static_cast<size_t>(rest) * sizeof(Out));
 }
 
-/// most[i] = max(most[i], |x[i]|), in bits of the input type.
+/// Sets most[i] = max(most[i], |x[i]|), in bits of the input type.
 template <class T, class U>
 void raise_maxima(const T* x, int64_t count, U* most) {
   const hn::ScalableTag<U> d;
@@ -225,15 +226,15 @@ void raise_maxima(const T* x, int64_t count, U* most) {
   for (; i < count; ++i) most[i] = std::max<U>(most[i], from[i] & kMask);
 }
 
-/// A tile of codes or of numbers: up to 32 rows, kPacked columns wide.
+/// Tile of codes or numbers: up to 32 rows, kPacked columns.
 template <class T>
 struct Tile {
   T* data;
   int64_t stride;
 };
 
-/// What becomes of a tile whose column blocks have their scales in s. `words`: as rows of a piece
-/// have them.
+/// Encodes a tile whose column blocks have their scales in s. `words` has the layout of a piece's
+/// rows.
 template <class T, bool kTwosComplement, Path kPath, class Out>
 void encode_tile(const QuantizeProblem& p, const VectorEncoder& f, const Scales& s, Tile<const T> x,
                  const uint32_t* words, int64_t rows, const T* next, Tile<Out> out,
@@ -301,7 +302,8 @@ void encode_tile(const QuantizeProblem& p, const VectorEncoder& f, const Scales&
                                                        statistics);
 }
 
-/// Blocks down the columns of a tile, at most kPacked of them, whose maxima are known.
+/// Quantizes blocks down the columns of a tile of at most kPacked columns. `maxima` has their
+/// largest magnitudes.
 template <class T, class U, bool kTwosComplement, class Out>
 void quantize_tile(const QuantizeProblem& p, const VectorEncoder& f, PieceRange tile,
                    const U* maxima, const uint32_t* words, const T* next, Statistics& statistics) {
@@ -333,7 +335,7 @@ void quantize_tile(const QuantizeProblem& p, const VectorEncoder& f, PieceRange 
                 static_cast<size_t>(width) * sizeof(Out));
 }
 
-/// Blocks of 32 x 32 of a strip whose column maxima are known.
+/// Quantizes blocks of 32 x 32 of a strip. `maxima` has the largest magnitude of each column.
 template <class T, class U, bool kTwosComplement, class Out>
 void quantize_squares(const QuantizeProblem& p, const VectorEncoder& f, PieceRange piece,
                       const U* maxima, const uint32_t* words, Statistics& statistics) {
@@ -369,7 +371,7 @@ void quantize_squares(const QuantizeProblem& p, const VectorEncoder& f, PieceRan
   }
 }
 
-/// Calls f with a null pointer of the type that the target's memory has.
+/// Calls f with a null pointer to the type of the target's memory.
 template <class T, class F>
 HWY_INLINE void with_memory_type(const QuantizeTarget& target, F f) {
   if constexpr (!std::is_same_v<T, Float16>) {
@@ -386,7 +388,7 @@ void quantize_piece(const QuantizeProblem& p, PieceRange piece, QuantizeCounts& 
   const bool down = p.column.wanted() || p.square.wanted();
   HWY_ALIGN U maxima[kChunk];
   if (down) std::memset(maxima, 0, sizeof(maxima));
-  // All words of a piece that is read twice; otherwise those of a chunk.
+  // A piece that is read twice needs all its words; otherwise one chunk of words is enough.
   uint32_t* memory = p.stochastic ? words_memory(down ? rows : 1) : nullptr;
   const uint32_t* words = memory ? memory + kWordsMargin : memory;
   with_memory_type<T>(p.row, [&](auto* type) {
@@ -405,12 +407,12 @@ void quantize_piece(const QuantizeProblem& p, PieceRange piece, QuantizeCounts& 
   });
   if (p.column.wanted()) {
     const T* x = at<T>(p, row, col);
-    // The next piece lies beside this one, or begins the next strip.
+    // The next piece is to the right of this one, or begins the next strip.
     const T* next = col + cols < p.cols ? x + cols : x + kBlock * p.cols - col;
     with_memory_type<T>(p.column, [&](auto* memory) {
       using Out = std::remove_pointer_t<decltype(memory)>;
       for (int64_t i = 0; i < cols; i += kPacked) {
-        // Each tile asks for the 32nd part of it that is one row's.
+        // Each tile prefetches 1/32 of the next piece: a part of one row.
         const int64_t ahead =
             std::min<int64_t>(i / kPacked * kBlock / ceil_div(kChunk, kPacked), kBlock - 1);
         quantize_tile<T, U, kTwosComplement, Out>(
@@ -462,7 +464,7 @@ QuantizeCounts quantize_blocks(const QuantizeProblem& p, const RowMaker& make) {
   const int64_t width = std::min(p.cols, down ? kPieceColumns : kPieceElements);
   const int64_t height = down ? kBlock : std::max<int64_t>(1, kPieceElements / width);
   const int64_t across = (p.cols + width - 1) / width, strips = (p.rows + height - 1) / height;
-  // What one thread takes at a time: pieces, or whole strips where they have to be made.
+  // Work items of a thread: pieces, or whole strips if rows have to be made.
   const int64_t items = make ? strips : strips * across, item_width = make ? p.cols : width;
   const int64_t grain = std::max<int64_t>(1, kPieceElements / (item_width * height));
   std::vector<QuantizeCounts> parts(static_cast<size_t>((items + grain - 1) / grain));

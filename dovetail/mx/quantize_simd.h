@@ -6,12 +6,12 @@
 #include "dovetail/mx/codec.h"
 #include "dovetail/mx/statistics.h"
 
-/// The CPU kernels behind quantize.h, which see neither ATen nor the precompiled header.
+/// CPU kernels of quantize.h. They know neither ATen nor the precompiled header.
 namespace dovetail::mx {
 
 enum class Source { kFloat32, kBFloat16, kFloat16 };
 
-/// The bits of the same number as float32; every float16 is one.
+/// Converts float16 bits to float32 bits. Every float16 is a float32 number.
 DOVETAIL_HOST_DEVICE constexpr uint32_t widen_float16(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, field = half >> 10 & 31,
                  low = half & 0x3ff;
@@ -19,7 +19,7 @@ DOVETAIL_HOST_DEVICE constexpr uint32_t widen_float16(uint16_t half) {
   if (field == 0) return sign | assemble(low, -24);
   return sign | (field + 127 - 15) << bits::kFractionBits | low << 13;
 }
-/// Element `index` of x as the bits of a float32.
+/// Returns element `index` of x as float32 bits.
 DOVETAIL_HOST_DEVICE inline uint32_t load_bits(Source source, const void* x, int64_t index) {
   switch (source) {
     case Source::kFloat32:
@@ -32,8 +32,8 @@ DOVETAIL_HOST_DEVICE inline uint32_t load_bits(Source source, const void* x, int
   return 0;
 }
 
-/// Where codes (rows, cols), or instead of them the numbers they stand for in x's dtype (not for
-/// float16), and scales go; all null: not asked for.
+/// Outputs of one orientation: scales, and either codes (rows, cols) or dequantized numbers in x's
+/// dtype (not float16). All null: not requested.
 struct QuantizeTarget {
   uint8_t* codes = nullptr;
   uint8_t* scales = nullptr;
@@ -41,21 +41,22 @@ struct QuantizeTarget {
   DOVETAIL_HOST_DEVICE bool wanted() const { return codes || values; }
 };
 
-/// x (rows, cols) contiguous. Any of the first two targets together, from one read of x, or the
-/// third alone.
+/// Quantizes x (rows, cols), contiguous. Row and column targets may be requested together, from one
+/// read of x. The square target is requested alone.
 struct QuantizeProblem {
   int64_t rows = 0, cols = 0;
   Source source = Source::kFloat32;
   const void* x = nullptr;
-  int64_t first_row = 0;  ///< the row at which x begins, on the CPU
+  int64_t first_row = 0;  ///< row at which x begins, on the CPU
   ElementSpec spec = {};
-  uint32_t addend = 0;  ///< of the scale mode, see `scale_byte`
+  uint32_t addend = 0;  ///< constant of the scale mode, see `scale_byte`
   bool saturate_non_finite = false;
   bool stochastic = false;
-  bool by_codec = false;  ///< all of it
+  bool by_codec = false;  ///< use the codec for all blocks
   uint64_t seed = 0;
-  bool stream = false;    ///< codes go past the caches, which they would not fit into: no line is
-                          ///< read to be overwritten
+  /// Codes bypass the caches, since they would not fit. So no line is read before it is
+  /// overwritten.
+  bool stream = false;
   QuantizeTarget row;     ///< blocks 1 x 32; scales (rows, ceil(cols / 32))
   QuantizeTarget column;  ///< blocks 32 x 1; scales (ceil(rows / 32), cols)
   QuantizeTarget square;  ///< blocks 32 x 32; scales (ceil(rows / 32), ceil(cols / 32))
@@ -66,21 +67,21 @@ struct QuantizeCounts {
   void add(const QuantizeCounts& other);
 };
 
-/// Rows [row, row + rows) of x to `to`, contiguous.
+/// Writes rows [row, row + rows) of x to `to`, contiguous.
 using RowMaker = std::function<void(int64_t row, int64_t rows, void* to)>;
 
-/// Quantizes on all threads. The result, the sums of `QuantizeCounts` included, does not depend on
-/// their number. With `make` there is no x: each thread makes a few rows at a time, which stay in
-/// its second-level cache.
+/// Quantizes on all threads. The result, including the sums in `QuantizeCounts`, does not depend on
+/// the number of threads. With `make` there is no x: each thread makes a few rows at a time, which
+/// stay in its L2 cache.
 QuantizeCounts quantize_blocks(const QuantizeProblem& problem, const RowMaker& make = {});
 
-/// Rows [row, row + rows) by columns [col, col + cols).
+/// Rows [row, row + rows) and columns [col, col + cols) of a matrix.
 struct PieceRange {
   int64_t row, rows, col, cols;
 };
 
-/// Calls visit(row-major index, column within the piece) for the elements of a piece of a matrix
-/// with `cols` columns.
+/// Calls visit(row-major index, column within the piece) for each element of a piece. The matrix
+/// has `cols` columns.
 template <class Visit>
 void for_each_element(int64_t cols, PieceRange piece, Visit visit) {
   for (int64_t row = piece.row; row < piece.row + piece.rows; ++row) {
@@ -88,23 +89,23 @@ void for_each_element(int64_t cols, PieceRange piece, Visit visit) {
   }
 }
 
-/// What is quantized at a time: these many columns at most, of one row or of 32; 32 rows of them
-/// are a quarter of a megabyte in float32, which stays in the second-level cache from one
-/// orientation to the other.
+/// Maximum columns of a piece, the unit of work. A piece has one row or 32 rows. 32 rows are 256
+/// KiB in float32, which stay in the L2 cache from one orientation to the next.
 constexpr int64_t kPieceColumns = 2048;
 
-/// One block of any shape, by the codec alone: what the vector kernels do not do exactly (blocks
-/// with subnormal or non-finite numbers). `scale` is one byte, the block's.
+/// Quantizes one block of any shape with the codec alone. For blocks that the vector kernels cannot
+/// do exactly: those with subnormal or non-finite numbers. `scale` points to the block's scale
+/// byte.
 void quantize_exactly(const QuantizeProblem& problem, PieceRange block,
                       const QuantizeTarget& target, uint8_t* scale, Statistics& statistics);
 
-/// The same for every block of a piece and every target; where there are no vectors, or they are
-/// switched off.
+/// Quantizes every block of a piece for every target with the codec. For processors without
+/// vectors, or if the kernels are switched off.
 void quantize_piece_exactly(const QuantizeProblem& problem, PieceRange piece,
                             QuantizeCounts& counts);
 
-/// Codes (rows, cols) contiguous, in blocks of row_block x col_block (32, or 1); scales (ceil(rows
-/// / row_block), ceil(cols / col_block)).
+/// Codes (rows, cols), contiguous, in blocks of row_block x col_block (32 or 1 each). Scales
+/// (ceil(rows / row_block), ceil(cols / col_block)).
 struct DequantizeProblem {
   int64_t rows = 0, cols = 0;
   int64_t row_block = 1, col_block = kBlock;
@@ -113,6 +114,6 @@ struct DequantizeProblem {
   ElementSpec spec = {};
 };
 void dequantize_blocks(const DequantizeProblem& problem, float* y);
-void dequantize_blocks(const DequantizeProblem& problem, uint16_t* y);  ///< bits of bfloat16
+void dequantize_blocks(const DequantizeProblem& problem, uint16_t* y);  ///< y: bfloat16 bits
 
 }  // namespace dovetail::mx

@@ -38,8 +38,8 @@ std::optional<at::Tensor> optional(const at::Tensor& x) {
   return x.defined() ? std::optional(x) : std::nullopt;
 }
 
-/// Codes and scales of x's column copy, by an operation whose name says which they are
-/// (plan/record/packable.h).
+/// Makes codes and scales of x's column copy. The operation's name contains format and scale mode
+/// (plan/packable.h).
 std::pair<at::Tensor, at::Tensor> column_codes(const at::Tensor& x, const OperandRecipe& recipe) {
   const std::string format =
       fmt::format("dovetail::mx_column_codes.{}.{}", name(*recipe.format), name(recipe.scale_mode));
@@ -52,7 +52,8 @@ std::pair<at::Tensor, at::Tensor> column_codes(const at::Tensor& x, const Operan
   return {made[0], made[1]};
 }
 
-/// a @ b, b transposed if asked, of operands in one dtype, as `dtype`.
+/// Returns a @ b as `dtype`, with b transposed if `options` ask for it. Both operands have the same
+/// dtype.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options,
                    at::ScalarType dtype) {
   return gemm(a, b, options).to(dtype);
@@ -65,7 +66,7 @@ int64_t scaling_of(Blocks blocks) {
                                                          : Scaling::BlockWise128x128);
 }
 
-/// a (rows, depth) times b (cols, depth) transposed, of codes: both contiguous.
+/// Multiplies codes: a (rows, depth) times b (cols, depth) transposed. Both are contiguous.
 at::Tensor float8_product(const at::Tensor& a, const at::Tensor& a_scales, Blocks a_blocks,
                           const at::Tensor& b, const at::Tensor& b_scales, Blocks b_blocks,
                           const std::optional<at::Tensor>& bias = {}) {
@@ -81,8 +82,8 @@ at::Tensor float8_product(const at::Tensor& a, const at::Tensor& a_scales, Block
 
 class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinearFunction> {
  public:
-  /// `prologue_weight`, `prologue_bias`: those that the holder's prologue knows too, here for the
-  /// graph. `trains_weight`: its gradient will be asked for.
+  /// `prologue_weight`, `prologue_bias`: parameters of the holder's prologue, passed for the
+  /// autograd graph. `trains_weight`: the weight's gradient will be requested.
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                             const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                             const std::optional<at::Tensor>& prologue_weight,
@@ -101,7 +102,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     kept.column_later = needs_column && layer.leaves_column_to_plan(input);
     const bool keeps_column = needs_column && !kept.column_later;
     if (keeps_column) std::tie(kept.codes, kept.scales) = last_input().find(x, recipe);
-    // Codes for FP8 products lie otherwise than those for emulated ones.
+    // Codes for FP8 products have another layout than codes for emulated products.
     if (kept.codes.defined() && !recipe.is_microscaling() &&
         (kept.codes.scalar_type() != at::kByte) !=
             layer.multiplies_float8(input, input.size(0), weight))
@@ -153,7 +154,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
         c10::static_intrusive_pointer_cast<Holder>(context->saved_data["holder"].toCapsule());
     const RowOperation* prologue = holder->prologue.get();
     const at::Tensor dy = as_rows(gradients[0]);
-    // Inputs that are not there have no number.
+    // Undefined inputs have no edge number.
     size_t edge = 2;
     std::vector<bool> wants_optional;
     for (const int64_t there : context->saved_data["optional_inputs"].toIntVector())
@@ -168,8 +169,8 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
         std::tie(kept.codes, kept.scales) = column_codes(kept.x, holder->layer->recipe_.activation);
       kept.x.reset();
     }
-    at::Tensor x,
-        input;  // the prologue's graph, from x to its result, where that is not made by rows
+    // Graph of the prologue, from x to its result, unless the result is made by rows.
+    at::Tensor x, input;
     if (kept.x.defined() && !kept.by_rows) {
       const at::AutoGradMode with_grad(prologue != nullptr && wanted.input);
       x = kept.x.detach();
@@ -205,21 +206,21 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
   }
 
  private:
-  /// What backward reads of x: the column copy, or x itself, in front of the prologue.
+  /// Tensors that backward reads for x: the column copy, or x itself before the prologue.
   struct KeptInput {
     at::Tensor codes, scales, x;
-    RowOperation::Statistics statistics;  ///< the prologue's, if by rows
-    bool by_rows = false;                 ///< the prologue's result never exists
-    bool column_later = false;            ///< x until then
+    RowOperation::Statistics statistics;  ///< statistics of the prologue, if by rows
+    bool by_rows = false;                 ///< the prologue's result never exists as a whole
+    bool column_later = false;            ///< keep x and let backward make the column copy
   };
   struct Wanted {
     bool input = false, weight = false, bias = false;
   };
 
-  /// of: x (by rows: in front of the prologue), weight, bias, the prologue's weight and bias. y,
-  /// the kept codes and scales if `request` is for them, and by rows the prologue's statistics.
-  static std::vector<at::Tensor> multiply(const Holder& holder,
-                                          const std::vector<at::Tensor>& inputs,
+  /// Computes forward. `inputs`: x (by rows: before the prologue), weight, bias, the prologue's weight
+  /// and bias. Returns y, the kept codes and scales if `request` asks for them, and by rows the
+  /// prologue's statistics.
+  static std::vector<at::Tensor> multiply(const Holder& holder, const std::vector<at::Tensor>& inputs,
                                           const QuantizedLinear::Call& call,
                                           const OperandRequest& request, bool by_rows) {
     QuantizedLinear& layer = *holder.layer;
@@ -263,9 +264,9 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     return {y, input.codes, input.scales, statistics.rstd, statistics.mean};
   }
 
-  /// What `differentiate` gives, by one operation; in a recorded step by one for each product, so
-  /// that a plan need not have the operands of both at a time. Then dy is counted where its rows
-  /// are made.
+  /// Computes all gradients of `differentiate` in one operation. A recorded step has one operation
+  /// for each product, so that a plan need not hold the operands of both at once. Then dy is
+  /// counted where its rows are made.
   static std::vector<at::Tensor> gradient_operations(const c10::intrusive_ptr<Holder>& holder,
                                                      const std::vector<at::Tensor>& inputs,
                                                      const QuantizedLinear::Call& call,
@@ -274,7 +275,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
                          const QuantizedLinear::Call& of_call) {
       Operands operands{.reads = inputs};
       std::vector<at::Tensor>& reads = operands.reads;
-      // FP8 products on a GPU ask for the weight's sizes.
+      // FP8 products on a GPU need the weight's sizes.
       const OperandRecipe& of_weight = holder->layer->recipe_.weight;
       const bool asks = inputs[0].is_cuda() && of_weight.format && !of_weight.is_microscaling();
       if (!some.input && !asks) reads[1] = at::Tensor();
@@ -297,9 +298,10 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     return made;
   }
 
-  /// of: dy, weight, the kept codes and scales or x (not by rows: the prologue's result), the
-  /// prologue's statistics, its weight and bias. The gradients of x, weight, bias, and by rows of
-  /// the prologue's parameters; without rows x's is that of the prologue's result.
+  /// Computes gradients. `inputs`: dy, weight, the kept codes and scales or x, the prologue's
+  /// statistics, weight and bias. By rows, x is the prologue's input, otherwise its result. Returns
+  /// the gradients of x, weight, bias and, by rows, of the prologue's parameters. Without rows, the
+  /// gradient of x is the gradient of the prologue's result.
   static std::vector<at::Tensor> differentiate(const Holder& holder,
                                                const std::vector<at::Tensor>& inputs,
                                                const QuantizedLinear::Call& call,
@@ -308,7 +310,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     const at::Tensor &dy = inputs[0], &weight = inputs[1];
     const at::ScalarType made = dy.scalar_type();
     const auto prologue = by_rows ? holder.prologue->with({inputs[7], inputs[8]}) : nullptr;
-    // Each operand goes when its product is done: they are as large as activations.
+    // Each operand is freed after its product, since operands are as large as activations.
     at::Tensor dinput, dweight, dbias;
     if (!by_rows && (wanted.input || wanted.weight) &&
         layer.multiplies_float8(dy, dy.size(0), weight)) {
@@ -370,8 +372,8 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     return copies;
   }
 
-  /// The column copy that the weight's gradient reads; kept.x is the prologue's result where that
-  /// is not made by rows.
+  /// Makes the column copy for the weight's gradient. Unless made by rows, kept.x is the prologue's
+  /// result.
   static OperandCopies input_columns(QuantizedLinear& layer, const RowOperation* prologue,
                                      const KeptInput& kept, at::ScalarType dtype) {
     const OperandRecipe& recipe = layer.recipe_.activation;
@@ -391,7 +393,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     return copies;
   }
 
-  /// By autograd, of input = prologue(x).
+  /// Computes the gradients of input = prologue(x) with autograd.
   static RowOperation::Gradients gradients_of(const RowOperation& prologue, const at::Tensor& x,
                                               const at::Tensor& input, const at::Tensor& dinput) {
     const RowOperation::Parameters parameters = prologue.parameters();
@@ -543,7 +545,7 @@ QuantizedLinear::Codes QuantizedLinear::float8_codes(Operand operand, const at::
     p.kind = square ? Float8GpuProblem::Kind::kSquare : Float8GpuProblem::Kind::kLines;
     p.scale_stride = square ? by_fours(across) : rows;
     p.column_scale_stride = square ? by_fours(down) : cols;
-    // Dimensions of at::_scaled_mm_v2: the contiguous one first.
+    // at::_scaled_mm_v2 expects the contiguous dimension first.
     made.row_scales = at::zeros({square ? down : across, p.scale_stride}, numbers).t();
     made.column_scales = at::zeros({square ? across : down, p.column_scale_stride}, numbers).t();
   }
@@ -553,7 +555,7 @@ QuantizedLinear::Codes QuantizedLinear::float8_codes(Operand operand, const at::
   return made;
 }
 
-/// `amax`: bits of float32; a tensor that is not finite says nothing, as on the CPU.
+/// Records an amax, as float32 bits. A non-finite tensor is ignored, as on the CPU.
 void QuantizedLinear::see(Operand operand, const at::Tensor& amax) {
   at::Tensor& seen = seen_[static_cast<size_t>(operand)];
   const at::Tensor finite = at::where(amax < 0x7f800000, amax, 0);
@@ -565,8 +567,8 @@ float QuantizedLinear::amax_for(Operand operand) const {
   if (!history.defined()) return 0;
   const auto* known = history.const_data_ptr<float>();
   const float most = *std::max_element(known, known + history.numel());
-  return most > 0 ? most
-                  : largest_number(*recipe_.of(operand).format);  // nothing is known: the scale 1
+  // Nothing is known if all are 0. Then the scale is 1.
+  return most > 0 ? most : largest_number(*recipe_.of(operand).format);
 }
 
 template <class X>

@@ -1,4 +1,4 @@
-// Philox in vectors, and one vector of elements rounded with its words.
+// Philox in vectors, and stochastic rounding of vectors with its words.
 // Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
 // foreach_target.
 #if defined(DOVETAIL_MX_RANDOM_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -20,19 +20,19 @@ namespace HWY_NAMESPACE {
 
 using WideTag = hn::Repartition<uint64_t, BitsTag>;
 using WideVector = hn::Vec<WideTag>;
-/// Calls of Philox in one vector, each in 64 bits; they make two vectors of words.
+/// Philox calls in one vector, 64 bits each. They make two vectors of words.
 constexpr int64_t kPhiloxCalls = kLanes / 2;
 constexpr int kPhiloxRounds = 10;
 
-/// Words of Philox4x32-10 (Salmon et al., SC 2011; `philox_words` of base/philox.h) for `calls`
-/// counters from `counter` on, four a counter, in order; and words of further ones up to a whole
-/// vector of calls.
+/// Writes the words of Philox4x32-10 for `calls` counters from `counter` on. There are four words a
+/// counter, in order. The last vector of calls is completed, so words of further counters may
+/// follow. Source: Salmon et al., SC 2011; `philox_words` of base/philox.h.
 inline void fill_philox(uint64_t key, uint64_t counter, uint64_t counter_high, int64_t calls,
                         uint32_t* to) {
   constexpr uint32_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57, kWeyl0 = 0x9E3779B9,
                      kWeyl1 = 0xBB67AE85;
   const WideTag d;
-  // Words 0 and 2 lie in the high halves of the lanes, 1 and 3 in the low ones: as a product leaves
+  // Words 0 and 2 are in the high halves of the lanes, 1 and 3 in the low halves, as products leave
   // them.
   WideVector key0[kPhiloxRounds], key1[kPhiloxRounds];
   for (int round = 0; round < kPhiloxRounds; ++round) {
@@ -42,7 +42,7 @@ inline void fill_philox(uint64_t key, uint64_t counter, uint64_t counter_high, i
     key1[round] =
         hn::Set(d, static_cast<uint64_t>(static_cast<uint32_t>(key >> 32) + rounds * kWeyl1) << 32);
   }
-  // Interleaving at the end puts even lanes, then odd ones, into order.
+  // Counters of even and odd lanes are chosen so that the final interleaving puts them in order.
   HWY_ALIGN uint64_t offsets[kPhiloxCalls];
   for (int64_t i = 0; i < kPhiloxCalls; ++i)
     offsets[i] = static_cast<uint64_t>(i / 2 + i % 2 * (kPhiloxCalls / 2));
@@ -70,12 +70,12 @@ inline void fill_philox(uint64_t key, uint64_t counter, uint64_t counter_high, i
   }
 }
 
-/// `encode` where each element is rounded up with the probability of what is cut off: the codec's
-/// `shift_at_random`. `random` has a word for each element; `underflows` counts, lane by lane, the
-/// elements that become zero.
+/// `encode` with stochastic rounding, like the codec's `shift_at_random`. The probability of
+/// rounding up is the part that is cut off. `random` has a word for each element. `underflows`
+/// counts, lane by lane, the elements that become zero.
 ///
-/// t in units of the format's last place is a fixed-point number with 32 bits of fraction; what
-/// lies behind them is cut off. A carry out of fraction + random is the rounding.
+/// In units of the format's last place, t is a fixed-point number with 32 fraction bits. Lower bits
+/// are cut off. A carry out of fraction + random rounds up.
 template <class Out, bool kTwosComplement>
 HWY_INLINE BitsVector encode_at_random(const Constants& c, BitsVector x, BitsVector random,
                                        FloatVector inverse, FloatVector scale, Energies& energies,
@@ -86,8 +86,9 @@ HWY_INLINE BitsVector encode_at_random(const Constants& c, BitsVector x, BitsVec
   const FloatVector scaled = hn::Mul(as_float(magnitude), inverse);
   const BitsVector t = hn::Min(as_bits(scaled), c.max_bits),
                    place = hn::And(hn::Max(t, c.min_normal), c.exponent);
-  // With its leading one at bit 30, the significand has to go right by this much, or left, to be
-  // the fraction; 32 bits further to the right it is the whole part. Every shift by 31 gives zero.
+  // `significand` has its leading one at bit 30. The fraction is the significand shifted right by
+  // `right`, or left if `right` is negative. The whole part is shifted right by 32 bits more. Every
+  // shift by 31 gives zero.
   const BitsVector significand = hn::Or(hn::And(hn::ShiftLeft<7>(t), splat(bits::kFraction << 7)),
                                         splat(1u << (bits::kFractionBits + 7)));
   const BitsVector cut =

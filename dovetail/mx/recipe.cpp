@@ -12,7 +12,7 @@ namespace dovetail::mx {
 
 namespace {
 
-// The same words as [[precision.recipes]] in a run's config. What is left out is E4M3, 1x32,
+// Built-in recipes in the form of [[precision.recipes]] in a run's config. Defaults: E4M3, 1x32,
 // round_up, nearest_even.
 constexpr std::string_view kBuiltIn = R"toml(
 [[recipe]]

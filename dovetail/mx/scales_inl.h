@@ -1,4 +1,4 @@
-// The scales of a group of blocks, and the counts that follow from them.
+// Scales of a group of blocks, and the counts that follow from them.
 // Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
 // foreach_target.
 #if defined(DOVETAIL_MX_SCALES_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -23,26 +23,27 @@ namespace HWY_NAMESPACE {
 
 constexpr int64_t kChunk = kPieceColumns;
 constexpr int64_t kChunkBlocks = kChunk / kBlock;
-constexpr int64_t kGroup = 4 * kBlock;  // whole groups of a row go through without copies
-constexpr uint32_t kSmallestNormalAmax =
-    47u << 23;  // 2^-80: below it half of the last place may be subnormal
-constexpr uint32_t kSmallestRandomAmax = 67u
-                                         << 23;  // 2^-60: below it 2^-32 of the last place may be
+constexpr int64_t kGroup = 4 * kBlock;  // whole groups of a row need no copies
+// 2^-80. Below it, half of the last place may be subnormal.
+constexpr uint32_t kSmallestNormalAmax = 47u << 23;
+// 2^-60. Below it, 2^-32 of the last place may be subnormal.
+constexpr uint32_t kSmallestRandomAmax = 67u << 23;
 
-/// What the blocks of one group need: for each the scale byte, 2^-X, and 4^(X - largest X), which
-/// adds up energies; and X as the exponent of a bfloat16, modulo 2^16, twice.
+/// Scales 2^X of a group of blocks. inverse: 2^-X. weight: 4^(X - largest X), the factor of a
+/// block's energies in sums. exponents: X as the exponent of a bfloat16, modulo 2^16, in both
+/// halves.
 struct Scales {
-  HWY_ALIGN uint32_t amax[kChunkBlocks];  ///< bits of the input type, then of float32
+  HWY_ALIGN uint32_t amax[kChunkBlocks];  ///< bits of the input type, later of float32
   HWY_ALIGN uint32_t byte[kChunkBlocks];
   HWY_ALIGN float inverse[kChunkBlocks];
   HWY_ALIGN float weight[kChunkBlocks];
   HWY_ALIGN uint32_t exponents[kChunkBlocks];
-  int largest = 0;         ///< byte
-  bool saturates = false;  ///< any of the blocks
+  int largest = 0;         ///< largest scale byte
+  bool saturates = false;  ///< true if any block saturates
 };
 static_assert(kPacked <= kChunkBlocks, "a tile of columns is a group too");
 
-/// Counts of one call, added to the statistics when the call has found nothing that it leaves to
+/// Counts of one choose_scales call. They are added to the statistics only if no block is left to
 /// `quantize_exactly`.
 struct ScaleCounts {
   BitsVector most, least_byte, most_byte, special;
@@ -78,9 +79,9 @@ HWY_INLINE void choose_scale(const QuantizeProblem& p, const Encoder& f, BitsVec
             s.inverse + i);
 }
 
-/// s.amax to everything else of s, for `count` blocks; beyond them, up to whole vectors, amax must
-/// be zero. The scale bytes go to `scales`. False, and nothing counted, where a block needs
-/// `quantize_exactly`.
+/// Computes all other fields of s from s.amax, for `count` blocks. Beyond them, up to whole
+/// vectors, amax must be zero. Writes the scale bytes to `scales`. Returns false and counts nothing
+/// if a block needs `quantize_exactly`.
 template <class T>
 bool choose_scales(const QuantizeProblem& p, const Encoder& f, Scales& s, int64_t count,
                    uint8_t* scales, Statistics& statistics) {
@@ -121,7 +122,8 @@ bool choose_scales(const QuantizeProblem& p, const Encoder& f, Scales& s, int64_
   return true;
 }
 
-/// Scale byte to the largest magnitude that rounds to zero, and to that which does not saturate.
+/// Limits for a block with this scale byte. Underflow: the largest magnitude that rounds to zero.
+/// Saturation: the largest magnitude that does not saturate.
 HWY_INLINE BitsVector underflow_limit(const ElementSpec& spec, BitsVector byte) {
   const auto last = static_cast<uint32_t>(spec.min_exponent - spec.mantissa_bits - 1);
   return hn::ShiftLeft<bits::kFractionBits>(hn::Add(byte, splat(last)));
@@ -131,8 +133,9 @@ HWY_INLINE BitsVector saturation_limit(const Encoder& f, BitsVector byte) {
                  splat(f.max_bits));
 }
 
-/// Only where a zero is among the codes, or a block saturates, are the elements looked at once
-/// more. What underflows at random is counted there.
+/// Counts underflows and saturations in a second pass over the elements. It is needed only if a
+/// code is zero or a block saturates. With kRandom, encode_at_random has already counted the
+/// underflows.
 template <Path kPath, class T>
 HWY_INLINE void count_limits(const QuantizeProblem& p, const Encoder& f, const T* x,
                              BitsVector byte, bool saturates, Statistics& statistics) {

@@ -113,8 +113,8 @@ at::Tensor unpack_codes(const at::Tensor& packed_in, Format format, at::IntArray
   bool fits = true;
   for (const int64_t size : sizes)
     fits = fits && size >= 0 && !__builtin_mul_overflow(count, size, &count);
-  fits = fits && count <= 8 * std::max<int64_t>(packed.numel(),
-                                                1);  // before anything of that size is taken
+  // Checked before any memory of that size is allocated.
+  fits = fits && count <= 8 * std::max<int64_t>(packed.numel(), 1);
   user_check(fits, "mx: [{}] are not the sizes of {} bytes of codes", fmt::join(sizes, ", "),
              packed.numel());
   user_check(packed.numel() == packed_size(count, spec),

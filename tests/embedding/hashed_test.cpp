@@ -443,7 +443,7 @@ TEST(HashedTables, TheSmallerOfBothCapsHolds) {
   EXPECT_THAT(user_error([&] {
                 HashedTables(spec, {.admission = Admission::kCount, .max_candidates = 1 << 20});
               }),
-              HasSubstr("for max_candidates; raise it, or lower those"));
+              HasSubstr("for max_candidates. Raise max_bytes, or lower max_candidates"));
   HashedTables full = tables_of(1000000, 1 << 20), small = tables_of(1000000, 4000);
   full.begin({at::arange(500), at::arange(501), {}, 1, 500});
   full.end();

@@ -3,7 +3,7 @@
 
 #include "dovetail/embedding/cuda/launch.h"
 
-// Our launchers on torch's current stream, their errors as torch's exceptions.
+// Connects the launchers to torch's current stream, and turns their errors into torch's exceptions.
 
 namespace dovetail::embedding {
 namespace {

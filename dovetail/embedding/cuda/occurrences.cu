@@ -9,14 +9,14 @@
 #include "dovetail/embedding/cuda/launch.h"
 #include "dovetail/embedding/cuda/row.cuh"
 
-// A row's occurrences must stand in the order (sample of the whole batch, feature, position in the
-// bag). So ids are listed bag by bag with the feature running first, and sorted by rows with a sort
-// that keeps their order.
+// A row's occurrences must have the order (sample of the whole batch, feature, position in the
+// bag). So ids are listed bag by bag, with the feature varying fastest. Then a stable sort orders
+// them by rows.
 
 namespace dovetail::embedding::cuda {
 namespace {
 
-/// A thread a bag, by the order of the input, in which a feature's bags follow one another.
+/// One thread for each bag, in input order. There, the bags of a feature are consecutive.
 __global__ void __launch_bounds__(kThreads)
     count_ids(CudaGradient part, int64_t features, uint32_t* bag_counts) {
   const int64_t input = int64_t{blockIdx.x} * kThreads + threadIdx.x, samples = part.batch.samples;

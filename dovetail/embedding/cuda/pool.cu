@@ -11,7 +11,7 @@ __global__ void __launch_bounds__(kThreads) check_kernel(CudaCheckProblem p) {
                 bags = p.features * p.batch.samples;
   if (bag > bags) return;
   const int64_t begin = p.batch.offsets[bag];
-  if (bag == bags) {  // also of no bags at all
+  if (bag == bags) {  // also runs without any bags
     if (begin != p.batch.ids || p.batch.offsets[0] != 0) *p.bad = 1;
     return;
   }
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kThreads) check_kernel(CudaCheckProblem p) {
   if (!good) *p.bad = 1;
 }
 
-/// A team of lanes a bag.
+/// One team of lanes for each bag.
 template <class Row, int kVectors>
 __global__ void __launch_bounds__(kThreads)
     pool_kernel(CudaPoolProblem p, int lanes, bool aligned) {

@@ -7,15 +7,15 @@
 #include "dovetail/base/philox.h"
 #include "dovetail/embedding/pack/cuda_kernels.h"
 
-/// Rows of any width in the registers of a team of lanes: lane l of kTeam holds four neighbours
-/// from column 4 (l + v kTeam) on, of vectors v = 0, 1, ...
+/// Loads and stores of rows of any width, in the registers of a team of `lanes` lanes. Lane l holds
+/// four neighbouring columns in vector v, from column 4 * (l + v * lanes) on.
 namespace dovetail::embedding::cuda {
 
 inline constexpr int kVector = 4;
 inline constexpr int kThreads = 256;
 
-/// Elements [0, left) of four, zeros beyond; `whole`: `from` lies on the size of all four and none
-/// is missing.
+/// Loads elements [0, left) of four and fills the rest with zeros. `whole`: all four elements
+/// exist, and `from` is aligned to their total size.
 __device__ inline float4 load_four(const float* from, int64_t left, bool whole) {
   if (left <= 0) return {0, 0, 0, 0};
   if (whole) return __ldg(reinterpret_cast<const float4*>(from));
@@ -34,8 +34,7 @@ __device__ inline float4 load_four(const __nv_bfloat16* from, int64_t left, bool
   return {at(0), at(1), at(2), at(3)};
 }
 
-/// The same of what the kernel that reads it also writes: not through the cache for what no kernel
-/// writes.
+/// load_four for data that the same kernel writes. It must avoid the read-only cache (`__ldg`).
 __device__ inline float4 load_own(const float* from, int64_t left, bool whole) {
   if (left > 0 && whole) return *reinterpret_cast<const float4*>(from);
   return load_four(from, left, false);
@@ -58,8 +57,8 @@ __device__ inline void store_four(float4 x, float* to, int64_t left, bool whole)
   if (left > 3) to[3] = x.w;
 }
 
-/// The upper 16 bits of a number that the word has moved up by less than one of their last place:
-/// row_format.h.
+/// Rounds stochastically to bfloat16 (see row_format.h). Adds the upper 16 bits of `word` to the
+/// bits of a finite x and returns the upper half.
 __device__ inline uint32_t rounded(float x, uint32_t word) {
   const uint32_t bits = __float_as_uint(x);
   const bool finite = (bits & 0x7fffffffu) < 0x7f800000u;
@@ -89,7 +88,8 @@ __device__ inline void add_scaled(float scale, float4 x, float4& sum) {
   sum.w = fmaf(scale, x.w, sum.w);
 }
 
-/// How many lanes share a row, a power of two of at most a warp, and how many vectors each has.
+/// Lanes that share a row (a power of two, at most a warp) and the number of vectors that each lane
+/// holds.
 struct Team {
   int lanes, vectors;
 };
@@ -101,7 +101,8 @@ inline Team team_of(int64_t widest) {
   return team;
 }
 
-/// Calls `f(type of rows, vectors)`.
+/// Calls `f` with an example of the row's element type and the number of vectors as an
+/// integral_constant.
 template <class F>
 void with_rows(const CudaPack& pack, F f) {
   const auto vectors = [&](auto example) {

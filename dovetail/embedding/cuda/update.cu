@@ -7,15 +7,17 @@
 namespace dovetail::embedding::cuda {
 namespace {
 
-constexpr int64_t kBlocks = 1 << 12, kLongBlocks = 512;  // at most; each goes on to further rows
+// Maximum blocks of the two kernels. A block loops over further rows.
+constexpr int64_t kBlocks = 1 << 12, kLongBlocks = 512;
 
-/// The lanes of a warp that are a thread's team.
+/// Mask of the lanes in a thread's team, within its warp.
 __device__ unsigned team_mask(int lanes) {
   const unsigned first = threadIdx.x % 32 / lanes * lanes;
   return (lanes == 32 ? ~0u : (1u << lanes) - 1) << first;
 }
 
-/// The gradient of a bag's pooled rows, from its feature's first column on.
+/// Gradient of a bag's pooled rows, from its feature's first column on. `whole`: loads of four are
+/// aligned.
 struct BagGradient {
   const float* from;
   bool whole;
@@ -31,7 +33,7 @@ __device__ BagGradient gradient_of(const CudaUpdateProblem& p, uint32_t bag, int
   return {from, dim % kVector == 0 && reinterpret_cast<uintptr_t>(from) % sizeof(float4) == 0};
 }
 
-/// sum += the gradients of occurrences [begin, end), in their order.
+/// Adds the gradients of occurrences [begin, end) to `sum`, in their order.
 template <int kVectors>
 __device__ void sum_gradients(const CudaUpdateProblem& p, int64_t begin, int64_t end, int64_t dim,
                               int lane, int lanes, float4 (&sum)[kVectors]) {
@@ -49,7 +51,7 @@ __device__ void sum_gradients(const CudaUpdateProblem& p, int64_t begin, int64_t
 }
 
 __device__ CudaTable table_of(const CudaPack& pack, uint32_t row) {
-  int64_t low = 0, high = pack.num_tables;  // the table is one of [low, high)
+  int64_t low = 0, high = pack.num_tables;  // the table is in [low, high)
   while (high - low > 1) {
     const int64_t middle = (low + high) / 2;
     if (pack.tables[middle].first_row <= row) {
@@ -61,8 +63,8 @@ __device__ CudaTable table_of(const CudaPack& pack, uint32_t row) {
   return pack.tables[low];
 }
 
-/// The sum of all lanes' `squares` by halves of the row's columns, which does not depend on how
-/// many lanes there are.
+/// Sums `squares` over the team's lanes. Pairs of columns are added by halving, so the result does
+/// not depend on the number of lanes.
 template <int kVectors>
 __device__ float sum_team(float (&squares)[kVectors], unsigned mask, int lanes) {
 #pragma unroll
@@ -74,7 +76,7 @@ __device__ float sum_team(float (&squares)[kVectors], unsigned mask, int lanes) 
   return sum;
 }
 
-/// One element's step: of optimizer.h, with the rate that its row has.
+/// Returns one updated element (optimizer.h). `rate` is the learning rate of its row.
 __device__ float stepped(const UpdateScalars& c, float w, float g, float& first, float& second,
                          float rate) {
   switch (c.kind) {
@@ -113,7 +115,7 @@ __device__ void store_row(float4 w, const CudaTable& table, int64_t number, int6
   store_four(w, philox_words(table.rounding_key, low, high), row + column, left, whole);
 }
 
-/// The step of one row by a team, with the sum of its gradients.
+/// Updates one row with a team. `g` is the sum of its gradients.
 template <class Row, int kVectors>
 __device__ void step_row(const CudaUpdateProblem& p, const CudaTable& table, uint32_t key,
                          float4 (&g)[kVectors], int lane, int lanes) {
@@ -135,7 +137,7 @@ __device__ void step_row(const CudaUpdateProblem& p, const CudaTable& table, uin
   if (c.kind == OptimizerKind::kRowWiseAdagrad) {
     const unsigned mask = team_mask(lanes);
     const float s = *state + sum_team(squares, mask, lanes) / static_cast<float>(dim);
-    __syncwarp(mask);  // all lanes have read it
+    __syncwarp(mask);  // all lanes have read *state
     if (lane == 0) *state = s;
     rate = c.lr / (sqrtf(s) + c.eps);
   }
@@ -161,7 +163,7 @@ __device__ int64_t row_end(const CudaUpdateProblem& p, uint32_t row, uint32_t ro
   return row + 1 < rows ? int64_t{p.row_begins[row + 1]} : p.count;
 }
 
-/// A team a row; those of many occurrences are left to the next kernel.
+/// One team for each row. Rows with many occurrences are left to the next kernel.
 template <class Row, int kVectors>
 __global__ void __launch_bounds__(kThreads) update_kernel(CudaUpdateProblem p, int lanes) {
   const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x,
@@ -182,14 +184,14 @@ __global__ void __launch_bounds__(kThreads) update_kernel(CudaUpdateProblem p, i
   }
 }
 
-// spills: update_long_kernel: the widest rows need more than the 128 registers of 512 threads; such
-// rows are rare
-/// A block of kCudaParts teams a row, each with a part of its occurrences. The order of long_rows
-/// changes from run to run, but each row is a block's own.
+// spills: update_long_kernel: the widest rows need more than the 128 registers of 512 threads.
+// These rows are rare.
+/// One block with kCudaParts teams for each row. Each team sums a part of the row's occurrences.
+/// The order of long_rows differs between runs, but only one block updates a row.
 template <class Row, int kVectors>
 __global__ void __launch_bounds__(kCudaParts * 32)
     update_long_kernel(CudaUpdateProblem p, int lanes) {
-  __shared__ float4 partial[kCudaParts * 32];  // (kCudaParts, lanes), of a vector at a time
+  __shared__ float4 partial[kCudaParts * 32];  // (kCudaParts, lanes), one vector at a time
   const int team = static_cast<int>(threadIdx.x) / lanes,
             lane = static_cast<int>(threadIdx.x) % lanes;
   const uint32_t rows = p.counts[0], long_rows = p.counts[1];
@@ -203,7 +205,7 @@ __global__ void __launch_bounds__(kCudaParts * 32)
                   table.dim, lane, lanes, g);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      __syncthreads();  // the sums before are read before these are written
+      __syncthreads();  // the previous sums are read before new ones are written
       partial[team * lanes + lane] = g[v];
       __syncthreads();
       if (team == 0)

@@ -20,7 +20,7 @@ namespace dovetail::embedding {
 
 namespace {
 
-/// Keys whose places in the map are on their way while one is looked up.
+/// Number of keys whose places in the map are prefetched ahead of the lookup.
 constexpr int64_t kAhead = 12;
 
 constexpr std::array<std::string_view, 3> kAdmissions = {"always", "count", "probability"},
@@ -54,7 +54,7 @@ Eviction parse_eviction(std::string_view name) {
   return parse_enum<Eviction>("embedding", "eviction", name, kEvictions);
 }
 
-/// As many rows as there may be, and one of zeros.
+/// Sets each table to its maximum rows, plus one row of zeros.
 PackSpec HashedTables::packed_spec(PackSpec spec, const HashedOptions& options, Changes changes) {
   check_options(options);
   for (TableSpec& table : spec.tables) {
@@ -161,7 +161,7 @@ void HashedTables::begin_table(int64_t t, const Jagged& keys, int64_t* slots) {
   });
 }
 
-/// The number of a key that is now admitted, or kNone.
+/// Admits a key and returns its number. Returns kNone if it gets no row.
 uint32_t HashedTables::admit(Table& table, const NewKey& key) {
   if (!is_admitted(table, key)) return kNone;
   if (table.keys.size() == table.rows) {
@@ -181,7 +181,7 @@ uint32_t HashedTables::admit(Table& table, const NewKey& key) {
   return number;
 }
 
-/// Of kCount, counts a key that is not.
+/// Decides on admission. With kCount, a key that is not admitted is counted as a candidate.
 bool HashedTables::is_admitted(Table& table, const NewKey& key) const {
   if (options_.admission == Admission::kAlways) return true;
   if (options_.admission == Admission::kProbability) {
@@ -226,8 +226,8 @@ void HashedTables::end() {
   });
 }
 
-/// That the counts of all are halved is worked out when a count is asked for: a halving would else
-/// change each row.
+/// Applies pending halvings when a count is read. Halving all counts at eviction would write every
+/// entry.
 int64_t HashedTables::occurrences_after(const Keys::Entry& entry, int64_t steps) const {
   if (options_.eviction != Eviction::kFrequency) return entry.occurrences;
   const int64_t halvings =
@@ -281,7 +281,8 @@ void HashedTables::initialize_row(const Table& table, uint64_t key, uint32_t num
   hold(table, key, row);
 }
 
-/// Rows are rounded by what their keys hash to, for a key is no number of 32 bits.
+/// Stores the hash of a row's key. Rounding uses it as the row number, since a key has more than 32
+/// bits.
 void HashedTables::hold(const Table& table, uint64_t key, int64_t row) {
   if (table.rows_held.defined())
     table.rows_held.mutable_data_ptr<int32_t>()[row] = static_cast<int32_t>(mix_seed(key, 0));

@@ -17,57 +17,60 @@
 
 namespace dovetail::embedding {
 
-/// Which keys get a row.
-///   kAlways       Each, in the first step that it occurs in.
-///   kCount        In the step in which it has occurred `min_count` times, those of that step
-///   counted. kProbability  In a step in which it occurs c times, with probability 1 - (1 -
-///   probability)^c: as if each
-///                 occurrence were drawn alone. The draw is a function of (seed, name of the table,
-///                 key, step).
+/// Rule that decides which keys get a row.
+///   kAlways       Each key, in the first step in which it occurs.
+///   kCount        A key gets a row in the step in which its occurrences reach `min_count`.
+///                 Occurrences in this step count.
+///   kProbability  A key with c occurrences in a step gets a row with probability 1 - (1 -
+///                 probability)^c. This equals one draw for each occurrence. The draw is a function
+///                 of (seed, name of the table, key, step).
 enum class Admission { kAlways, kCount, kProbability };
 
-/// Which rows leave, with their optimizer's state, at the end of every `evict_steps`th step.
-///   kNone       None.
-///   kAge        Those that last occurred more than `max_age` steps ago.
-///   kFrequency  If there are more than `keep_rows`, those of fewest occurrences (of equals those
-///   that occurred longest
-///               ago, then those of lower keys), until `keep_rows` are left. Then the occurrences
-///               of all are halved, whether any has left or not, so that a key does not stay for
-///               what it once was.
+/// Rule that decides which rows are evicted, with their optimizer state. It applies at the end of
+/// each `evict_steps`th step.
+///   kNone       No row is evicted.
+///   kAge        Rows that last occurred more than `max_age` steps ago are evicted.
+///   kFrequency  The rows with the fewest occurrences are evicted until `keep_rows` are left. Ties:
+///               the row that occurred longest ago first, then the lower key. Then all occurrence
+///               counts are halved, even if no row was evicted. So old popularity fades.
 enum class Eviction { kNone, kAge, kFrequency };
 
-/// "always", "count", "probability"; "none", "age", "frequency". Throw UserError for another name.
+/// Parse "always", "count", "probability" and "none", "age", "frequency". Throw UserError for
+/// another name.
 Admission parse_admission(std::string_view name);
 Eviction parse_eviction(std::string_view name);
 
 struct HashedOptions {
   Admission admission = Admission::kAlways;
-  int64_t min_count = 2;  ///< of Admission::kCount
-  int64_t max_candidates =
-      0;  ///< of Admission::kCount: keys of a table that are counted without having a row
-  double probability = 0.1;  ///< of Admission::kProbability
+  int64_t min_count = 2;  ///< for Admission::kCount
+  /// For Admission::kCount: maximum number of keys of a table that are counted without having a
+  /// row.
+  int64_t max_candidates = 0;
+  double probability = 0.1;  ///< for Admission::kProbability
   Eviction eviction = Eviction::kNone;
   int64_t evict_steps = 1000;
-  int64_t max_age = 100000;  ///< of Eviction::kAge, and always of candidates
-  int64_t keep_rows = 0;     ///< of Eviction::kFrequency, of each table
+  int64_t max_age = 100000;  ///< for Eviction::kAge, and always for candidates
+  int64_t keep_rows = 0;     ///< for Eviction::kFrequency, for each table
 };
 
-/// What became of keys since the tables were made; sums over the tables. `rows`, `candidates` and
-/// the `bytes` that they take are those there are now, the others count occurrences of keys, but
-/// `admitted`, `evicted` and `candidates_evicted`, which count keys.
+/// Counters, summed over the tables. `rows`, `candidates` and their `bytes` are current values.
+/// `admitted`, `evicted` and `candidates_evicted` count keys since construction. All others count
+/// occurrences of keys since construction.
 struct HashedCounters {
   int64_t rows = 0, candidates = 0, bytes = 0;
-  int64_t found = 0;         ///< had a row when their step began
-  int64_t admitted = 0;      ///< got one
-  int64_t not_admitted = 0;  ///< have none by Admission
-  int64_t refused_full = 0;  ///< were to be admitted, but the table has all the `rows` it may have
-  int64_t refused_memory =
-      0;  ///< were to be admitted, but the table has all that fit into its max_bytes
-  int64_t refused_candidates = 0;  ///< are not even counted, as there are max_candidates
+  int64_t found = 0;         ///< occurrences of keys that had a row when their step began
+  int64_t admitted = 0;      ///< keys that got a row
+  int64_t not_admitted = 0;  ///< occurrences of keys that Admission did not admit
+  /// Occurrences of keys that were to be admitted, but the table has its maximum of `rows` rows.
+  int64_t refused_full = 0;
+  /// Occurrences of keys that were to be admitted, but no more rows fit into max_bytes.
+  int64_t refused_memory = 0;
+  /// Occurrences of keys that were not even counted, since there are max_candidates already.
+  int64_t refused_candidates = 0;
   int64_t evicted = 0, candidates_evicted = 0;
 };
 
-/// All of them by name, those that there are now first.
+/// All counters by name. The first kPresentCounters entries are current values.
 inline constexpr size_t kPresentCounters = 3;
 inline constexpr std::array<std::pair<std::string_view, int64_t HashedCounters::*>, 11>
     kHashedCounters = {{
@@ -86,112 +89,117 @@ inline constexpr std::array<std::pair<std::string_view, int64_t HashedCounters::
 
 HashedCounters operator+(HashedCounters a, const HashedCounters& b);
 
-/// Keys, ascending (of 64 bits without a sign), and how often and when they occurred: (n) int64
-/// each.
+/// Keys in ascending order of their unsigned 64 bits, with occurrence counts and last steps. Each
+/// tensor is (n) int64.
 struct KeyCounts {
-  at::Tensor keys;  ///< their bits
-  at::Tensor
-      occurrences;  ///< as Eviction::kFrequency and Admission::kCount count them, as of last_step
-  at::Tensor last_step;  ///< the step in which the key last occurred
-  /// (m) int64, ascending alike: with RowSet::kChanged, keys that were there when changes were last
-  /// forgotten and are not now.
+  at::Tensor keys;  ///< the 64 bits of each key
+  /// Counts for Eviction::kFrequency and Admission::kCount, as they were at last_step.
+  at::Tensor occurrences;
+  at::Tensor last_step;  ///< step in which the key last occurred
+  /// Removed keys, (m) int64, ascending like `keys`. With RowSet::kChanged: keys that existed when
+  /// changes were last forgotten, but do not exist any more.
   at::Tensor removed = {};
 };
 
-/// All that belongs to a table, or what of it has changed: keys that occurred.
+/// Contents of a hashed table: all of it, or the part that has changed.
 struct KeyedRows {
   KeyCounts known;
-  at::Tensor
-      weight;  ///< of each known key its row as it is stored, (n, stored_width) of stored_type
+  /// Stored row of each known key, (n, stored_width) of stored_type.
+  at::Tensor weight;
   at::Tensor state;      ///< (n, state_per_row) float32
   KeyCounts candidates;  ///< keys that are counted without having a row
 };
 
-/// Tables without a fixed vocabulary: ids are keys of 64 bits, which get rows as they occur. The
-/// `rows` of a TableSpec are the most that it may have: memory is reserved for them, and taken from
-/// the system as they fill. With a max_bytes a table has no more rows either than fit into it
-/// beside all that belongs to them and to max_candidates candidates: state, the map of keys (whole
-/// from the beginning), counts, and what a delta has to know. Of a step,
+/// Tables without a fixed vocabulary. Ids are 64-bit keys, and a key gets a row when it occurs. The
+/// `rows` of a TableSpec are the maximum. Address space is reserved for all of them. The system
+/// provides memory as rows fill. `max_bytes`, if set, also limits the rows. It covers rows,
+/// optimizer state, counts, the key map (full size from the start), `max_candidates` candidates and
+/// the records for a delta. Usage:
 ///
-///     const Jagged slots = tables.begin(keys);   // keys are admitted
-///     pool(tables.packed(), slots), update(tables.packed(), {{slots, gradient}})  // or
-///     samples_of(slots, ...) of them tables.end();                              // rows leave
+/// ```
+/// const Jagged slots = tables.begin(keys);  // admits keys
+/// pool(tables.packed(), slots);
+/// update(tables.packed(), {{slots, gradient}});  // or micro-batches samples_of(slots, ...)
+/// tables.end();  // evicts rows
+/// ```
 ///
-/// A row begins as InitialRows has it for its key within initial_bound(rows) (of the whole table,
-/// where it is a part of one), whenever and wherever the key comes first; so does one that has left
-/// and comes again. A key without a row reads zeros, and its gradient goes nowhere (as in DeepRec's
-/// EmbeddingVariable); a mean counts it. Results do not depend on the number of threads.
+/// A new row has the values of InitialRows for its key, within initial_bound(rows) of the whole
+/// table. They do not depend on when or where the key first occurs. A key that was evicted and
+/// returns starts in the same way. A key without a row reads zeros, and its gradient is discarded,
+/// as in DeepRec's EmbeddingVariable. It does count in the size of a mean's bag. Results do not
+/// depend on the number of threads.
 class HashedTables {
  public:
-  /// Throws UserError as PackedTables, for options out of their range and for a max_bytes that no
-  /// row fits into.
+  /// Throws UserError like PackedTables, for options out of range, and if not even one row fits
+  /// into max_bytes.
   HashedTables(const PackSpec& spec, const HashedOptions& options,
                Changes changes = Changes::kUntracked);
 
-  /// The spec as given; each table of packed() has one row more, its first, of zeros.
+  /// Spec as given. Each table of packed() has one more row: row 0, which is all zeros.
   const PackSpec& spec() const { return spec_; }
   const HashedOptions& options() const { return options_; }
 
-  /// The batch with rows of packed() instead of keys. One step at a time. Throws UserError as
-  /// check_jagged.
+  /// Begins a step. Returns the batch with row numbers of packed() instead of keys. Steps must not
+  /// overlap. Throws UserError like check_jagged.
   Jagged begin(const Jagged& keys);
   PackedTables& packed() { return packed_; }
   const PackedTables& packed() const { return packed_; }
   void end();
 
-  /// The same for a lookup without an update, as in evaluation: nothing is admitted or counted.
-  /// Throws UserError as check_jagged.
+  /// Like `begin`, for a lookup without an update, as in evaluation. Admits and counts no key.
+  /// Throws UserError like check_jagged.
   Jagged find(const Jagged& keys) const;
 
-  /// Between steps: all there is of a table, and the way back. load throws UserError for shapes
-  /// that do not fit, keys that are there twice and more of them than the table may have. With
-  /// RowSet::kChanged, the keys that occurred in a step since forget_changes, and those that have
-  /// left.
+  /// Reads the contents of a table; load is the inverse. Call both between steps. With
+  /// RowSet::kChanged, returns the keys that occurred or were evicted since forget_changes. Loading
+  /// throws UserError for wrong shapes, duplicate keys and too many keys for the table.
   KeyedRows contents(int64_t table, RowSet which = RowSet::kAll) const;
   void load(int64_t table, const KeyedRows& contents);
-  /// A checkpoint holds what there is. Nothing where changes are not tracked.
+  /// Forgets changes after a checkpoint has saved them. Does nothing if changes are not tracked.
   void forget_changes();
 
-  /// Steps that have ended, with which last_step counts.
+  /// Number of ended steps. `last_step` of a key refers to this count.
   int64_t steps() const { return step_; }
   void set_steps(int64_t steps) { step_ = steps; }
 
   HashedCounters counters() const;
-  /// Bytes in use: rows and state that are taken, maps, candidates. What a step needs for its new
-  /// keys is not in it.
+  /// Bytes in use: rows and state of present keys, maps, candidates. Temporary memory of a step for
+  /// its new keys is not included.
   int64_t memory_bytes() const;
-  /// The most rows that a table may have, by its rows and its max_bytes.
+  /// Maximum rows of a table, limited by its rows and its max_bytes.
   int64_t most_rows(int64_t table) const { return tables_.at(static_cast<size_t>(table))->rows; }
 
  private:
   static constexpr uint32_t kNone = SlotMap<uint64_t>::kNone;
 
-  /// Keys, each with an entry that keeps its number while it is there.
+  /// Set of keys. Each key has an entry whose number does not change while the key is present.
   class Keys {
    public:
     struct Entry {
       uint64_t key = 0;
-      int64_t occurrences = 0, last_step = 0;  // of KeyCounts
+      int64_t occurrences = 0, last_step = 0;  // as in KeyCounts
       bool taken = false;
-      bool changed = false, saved = false;  // since, and when, changes were last forgotten
+      // changed: the entry changed since the last forget_changes. saved: it was present at that
+      // time.
+      bool changed = false, saved = false;
     };
 
     Keys() : map_(kFewKeys) {}
-    /// Room for `most` keys at once: what they need later is taken now, or reserved.
+    /// Reserves room for `most` keys at once, so that later inserts allocate nothing.
     Keys(int64_t most, Changes changes);
-    /// What Keys(most, changes) take when they are full.
+    /// Bytes that Keys(most, changes) take when they are full.
     static int64_t bytes_for(int64_t most, Changes changes);
     uint32_t find(uint64_t key) const { return map_.find(key); }
     void prefetch(uint64_t key) const { map_.prefetch(key); }
     uint32_t insert(uint64_t key);
     void erase(uint32_t number);
     int64_t size() const { return map_.size(); }
-    /// Of each number up to now, whether taken or not.
+    /// Entries by number, including free ones.
     std::vector<Entry>& entries() { return entries_; }
     const std::vector<Entry>& entries() const { return entries_; }
     int64_t bytes() const;
     void clear();
-    /// The numbers that are taken, by their keys.
+    /// Numbers of the present keys in `which`, in ascending order of their keys.
     std::vector<int64_t> ascending(RowSet which) const;
     KeyCounts counts(const std::vector<int64_t>& numbers) const;
     void load(const KeyCounts& counts, const std::string& table);
@@ -200,12 +208,13 @@ class HashedTables {
    private:
     static constexpr int64_t kFewKeys = 16;
 
-    int64_t most_ = 0;  // of which room was made; 0: grows
+    int64_t most_ = 0;  // number of keys that have reserved room; 0: grows on demand
     Changes changes_ = Changes::kUntracked;
     SlotMap<uint64_t> map_;
     std::vector<Entry> entries_;
-    std::vector<uint32_t> free_;     // the last is taken first
-    std::vector<uint64_t> removed_;  // since changes were last forgotten; some may have come again
+    std::vector<uint32_t> free_;  // free numbers; the last one is reused first
+    // Keys erased since the last forget_changes; some may be present again
+    std::vector<uint64_t> removed_;
   };
 
   struct Table {
@@ -214,21 +223,21 @@ class HashedTables {
     InitialRows initial;
     uint64_t admission_seed;
     int64_t rows = 0, row_bytes = 0, state_width = 0;
-    bool capped = false;     // rows follow from max_bytes
-    char* stored = nullptr;  // of packed_
-    float* state = nullptr;  // of packed_
-    at::Tensor rows_held;    // (rows + 1) int32: of each row what its key is rounded by
-    Keys keys, candidates;   // the row of entry i is i + 1
+    bool capped = false;     // max_bytes limits the rows, not TableSpec::rows
+    char* stored = nullptr;  // row data in packed_
+    float* state = nullptr;  // row state in packed_
+    at::Tensor rows_held;    // (rows + 1) int32: hash of each row's key, which seeds its rounding
+    Keys keys, candidates;   // row of entry i is i + 1
     HashedCounters counters;
   };
-  /// A key of a step that has no row when that begins.
+  /// Key of a step that has no row when the step begins, with its number of occurrences.
   struct NewKey {
     uint64_t key;
     int64_t count;
   };
 
-  /// Bytes of a table with so many rows, and of the rows that fit into its max_bytes, at most
-  /// table.rows.
+  /// bytes_for: bytes of a table with `rows` rows. rows_within: rows that fit into the table's
+  /// max_bytes, at most table.rows.
   static int64_t bytes_for(const PackSpec& spec, const TableSpec& table,
                            const HashedOptions& options, Changes changes, int64_t rows);
   static int64_t rows_within(const PackSpec& spec, const TableSpec& table,
@@ -238,7 +247,7 @@ class HashedTables {
   uint32_t admit(Table& table, const NewKey& key);
   bool is_admitted(Table& table, const NewKey& key) const;
   void evict(Table& table) const;
-  /// Of a key with a row, its occurrences after those of `steps` steps.
+  /// Occurrence count of an entry with a row after `steps` ended steps.
   int64_t occurrences_after(const Keys::Entry& entry, int64_t steps) const;
   void evict_candidates(Table& table) const;
   void clear_null_row(Table& table) const;

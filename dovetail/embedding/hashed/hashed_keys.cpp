@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kLineBytes = 64;
 
-/// Of a row that may be taken: itself, its state and what it is rounded by.
+/// Bytes of a row in use: the row itself, its state and the hash that seeds its rounding.
 int64_t bytes_of_row(const PackSpec& spec, const TableSpec& table) {
   const int64_t held =
       spec.row_dtype == RowDtype::kFloat32 ? 0 : static_cast<int64_t>(sizeof(int32_t));
@@ -28,7 +28,7 @@ int64_t HashedTables::bytes_for(const PackSpec& spec, const TableSpec& table,
   const int64_t candidates = options.admission == Admission::kCount
                                  ? Keys::bytes_for(options.max_candidates, changes)
                                  : Keys().bytes();
-  // The row of zeros, and that rows and state each end with a cache line.
+  // Includes the row of zeros, and padding of rows and of state to a cache line each.
   return (rows + 1) * bytes_of_row(spec, table) + 2 * kLineBytes + Keys::bytes_for(rows, changes) +
          candidates;
 }
@@ -37,14 +37,13 @@ int64_t HashedTables::rows_within(const PackSpec& spec, const TableSpec& table,
                                   const HashedOptions& options, Changes changes) {
   if (table.max_bytes == 0) return table.rows;
   const auto bytes = [&](int64_t rows) { return bytes_for(spec, table, options, changes, rows); };
-  user_check(bytes(1) <= table.max_bytes,
-             "embedding: table \"{}\" has max_bytes = {}, but one row and all that belongs to the "
-             "table take {}, {} of "
-             "them for max_candidates; raise it, or lower those",
-             table.name, table.max_bytes, bytes(1),
-             options.admission == Admission::kCount
-                 ? Keys::bytes_for(options.max_candidates, changes)
-                 : 0);
+  user_check(
+      bytes(1) <= table.max_bytes,
+      "embedding: table \"{}\" has max_bytes = {}, but needs {} with one row, {} of them for "
+      "max_candidates. Raise max_bytes, or lower max_candidates",
+      table.name, table.max_bytes, bytes(1),
+      options.admission == Admission::kCount ? Keys::bytes_for(options.max_candidates, changes)
+                                             : 0);
   int64_t low = 1, high = table.rows;
   while (low < high) {
     const int64_t middle = low + (high - low + 1) / 2;

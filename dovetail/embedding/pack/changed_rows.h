@@ -7,15 +7,18 @@
 
 namespace dovetail::embedding {
 
-/// Whether tables remember which rows changed since the last checkpoint, for a delta.
+/// Mode of change tracking. With kTracked, tables record the rows that changed since the last
+/// checkpoint. Delta checkpoints need it.
 enum class Changes { kUntracked, kTracked };
 
-/// Which rows of a table.
-///   kUpdated  Rows that an update or a checkpoint has set; the others have their initial values.
+/// Subset of a table's rows.
+///   kAll      All rows.
+///   kUpdated  Rows that an update or a checkpoint has set. All other rows have their initial
+///             values.
 ///   kChanged  Rows that updates changed since forget_changes.
 enum class RowSet { kAll, kUpdated, kChanged };
 
-/// A set of a table's rows: a bit for each.
+/// Set of a table's rows, one bit for each row.
 class ChangedRows {
  public:
   explicit ChangedRows(int64_t rows) : bits_(static_cast<size_t>((rows + 63) / 64)) {}
@@ -25,7 +28,7 @@ class ChangedRows {
   void mark(int64_t row) { bits_[static_cast<size_t>(row / 64)] |= uint64_t{1} << (row % 64); }
   void clear() { bits_.assign(bits_.size(), 0); }
   int64_t count() const;
-  /// (n) int64, ascending: those of rows [begin, end).
+  /// Returns the marked rows in [begin, end): (n) int64, ascending.
   at::Tensor within(int64_t begin, int64_t end) const;
 
  private:

@@ -1,4 +1,4 @@
-// Rows of any width in blocks of vectors that stay in registers.
+// Row loops in blocks of vectors that stay in registers, for any row width.
 // Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
 // foreach_target.
 #if defined(DOVETAIL_EMBEDDING_COLUMNS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -18,7 +18,8 @@ HWY_BEFORE_NAMESPACE();
 namespace dovetail {
 namespace HWY_NAMESPACE {
 
-/// kVectors vectors from a column on, the last of which is `last` elements long.
+/// kVectors vectors of a row that start at `column`. The last vector has `last` elements, all
+/// others kLanes.
 template <int kVectors>
 struct Block {
   static constexpr int kCount = kVectors;
@@ -27,7 +28,8 @@ struct Block {
   int64_t left(int v) const { return v == kVectors - 1 ? last : kLanes; }
 };
 
-/// body(Block) for all blocks of a row of `dim` elements: as wide ones as there are.
+/// Calls body(Block) for all blocks of a row of `dim` elements. A block has 8, 4, 2 or 1 vectors,
+/// the widest first.
 template <class Body>
 HWY_INLINE void each_block(int64_t dim, const Body& body) {
   int64_t column = 0;
@@ -44,7 +46,7 @@ HWY_INLINE void each_block(int64_t dim, const Body& body) {
     body(Block<1>{column, dim - column < kLanes ? dim - column : kLanes});
 }
 
-/// sum[v] = sum[v] + scale * from, over a block.
+/// Adds to a block's sum: sum[v] = sum[v] + scale * from.
 template <class B>
 HWY_INLINE void add_scaled(const B& block, float scale, const float* from,
                            FloatVector (&sum)[B::kCount]) {

@@ -9,11 +9,11 @@ namespace dovetail::embedding::composed {
 
 namespace {
 
-/// The ids of one feature, with where its bags begin among them and what their rows are multiplied
-/// by.
+/// Ids of one feature. `offsets`: first id of each bag. `sizes`: ids of each bag. `scale`: factor
+/// of each id's row.
 struct FeatureIds {
   at::Tensor ids, offsets, sizes, scale;
-  int64_t begin;  ///< of the ids among those of all features
+  int64_t begin;  ///< first of these ids in the batch's values
 };
 
 FeatureIds ids_of(const PackedTables& tables, const Jagged& batch, int64_t feature) {
@@ -30,7 +30,8 @@ FeatureIds ids_of(const PackedTables& tables, const Jagged& batch, int64_t featu
           scale, begin};
 }
 
-/// w -= what optimizer.h says for rows w, gradients g and, in place, the state's rows.
+/// Applies one step of optimizer.h: w -= ... for rows w and gradients g. Updates the state's rows
+/// in place.
 void step(const OptimizerSpec& o, int64_t t, at::Tensor& w, at::Tensor g, at::Tensor& state) {
   g = g + o.weight_decay * w;
   const int64_t dim = w.size(1);

@@ -4,13 +4,13 @@
 
 #include "dovetail/embedding/pack/lookup.h"
 
-/// lookup.h in ATen's operators, table by table: what switched-off kernels use. Arguments have been
-/// checked.
+/// Reference versions of the lookup.h operations, table by table with ATen operators. They run if
+/// the embedding kernels are disabled. Callers have checked the arguments.
 namespace dovetail::embedding::composed {
 
 void pool(const PackedTables& tables, const Jagged& batch, const at::Tensor& y);
 
-/// Without counting the step.
+/// Updates rows and state like lookup.h, but does not count the step.
 void update(PackedTables& tables, const std::vector<PooledGradient>& micro_batches);
 
 }  // namespace dovetail::embedding::composed

@@ -8,12 +8,13 @@
 
 namespace dovetail::embedding {
 
-/// A table on a GPU. Rows of all tables of a pack are numbered one table after another.
+/// Table on a GPU. The rows of all tables in a pack are numbered consecutively, one table after
+/// another.
 struct CudaTable {
-  char* rows;    ///< as they are stored, row_bytes each
-  float* state;  ///< state_width floats each
+  char* rows;    ///< rows in their stored format, row_bytes each
+  float* state;  ///< optimizer state, state_width floats for each row
   int64_t first_row, dim, row_bytes, state_width;
-  /// RowRounding, of bfloat16 rows.
+  /// Fields of RowRounding. Only bfloat16 rows use them.
   uint64_t rounding_key;
   int64_t rounding_first_row, rounding_row_step, rounding_first_column;
 };
@@ -23,34 +24,34 @@ struct CudaFeature {
   bool mean;
 };
 
-/// A pack's layout, in the GPU's memory.
+/// Layout of a pack (tables that are looked up together). The pointers are in GPU memory.
 struct CudaPack {
-  Storage storage;  ///< of rows
+  Storage storage;  ///< dtype of the rows
   const CudaTable* tables;
   const CudaFeature* features;
   int64_t num_tables, num_features;
-  int64_t widest;  ///< the largest dim, at most kCudaDim
+  int64_t widest;  ///< largest dim of all tables, at most kCudaDim
 };
 
-/// Elements of a row that the lanes of a warp hold between them.
+/// Maximum elements of a row: the lanes of one warp hold it in their registers.
 inline constexpr int64_t kCudaDim = 1024;
 
-/// A Jagged, its features those of the pack.
+/// Jagged batch on the GPU. Its features are the pack's features.
 struct CudaBatch {
   const int64_t *values, *offsets;
-  const float* weights;  ///< or null
+  const float* weights;  ///< null if the batch has no weights
   int64_t ids, samples;
 };
 
-/// *bad = 1 unless the batch is as check_jagged asks.
+/// Sets *bad to 1 if the batch violates the rules of check_jagged.
 struct CudaCheckProblem {
   CudaBatch batch;
   int64_t features;
-  const int64_t* rows;  ///< (features), kAnyKey where any id is good
-  int32_t* bad;         ///< 0 before
+  const int64_t* rows;  ///< rows of each feature's table, (features); kAnyKey where any id is valid
+  int32_t* bad;         ///< the caller sets it to 0
 };
 
-/// `pool` of lookup.h, with its bits.
+/// Arguments of `pool` (lookup.h). The result has the same bits as on the CPU.
 struct CudaPoolProblem {
   CudaPack pack;
   CudaBatch batch;
@@ -58,47 +59,53 @@ struct CudaPoolProblem {
   int64_t columns;
 };
 
-/// A micro-batch with the gradient of its pooled rows, rows `gradient_stride` floats apart.
+/// Micro-batch with the gradient of its pooled rows. Gradient rows are `gradient_stride` floats
+/// apart.
 struct CudaGradient {
   CudaBatch batch;
   const float* gradient;
   int64_t gradient_stride;
-  int64_t first_bag;  ///< of its bags among those of all micro-batches: (sample, feature), the
-                      ///< feature running first
+  /// Number of its first bag among the bags of all micro-batches. Bags are numbered by (sample,
+  /// feature), with the feature varying fastest.
+  int64_t first_bag;
 };
 
-/// An id of a batch: its bag, and what the bag's gradient is multiplied by.
+/// Occurrence of one id in a batch: its bag, and the factor for the bag's gradient.
 struct CudaOccurrence {
   uint32_t bag;
   float scale;
 };
 
-/// `update` of lookup.h. A row of at most kCudaSerial occurrences has the sum of their order; one
-/// of more is summed in kCudaParts parts that follow one another and are equally long within one,
-/// which are added in their order. So no bit depends on the GPU, on how a batch was cut or on what
-/// else is in the pack.
+/// Arguments of `update` (lookup.h). A row with at most kCudaSerial occurrences is summed in their
+/// order. The occurrences of any other row are cut into kCudaParts consecutive parts. Part lengths
+/// differ by at most one. Each part is summed in order, then the part sums are added in order. So
+/// no bit depends on the GPU, on the cut into micro-batches or on other tables in the pack.
 struct CudaUpdateProblem {
   CudaPack pack;
   UpdateScalars scalars;
   int64_t num_parts;
-  const CudaGradient *parts, *parts_on_gpu;  ///< the same
-  int64_t bags, count;           ///< bags and ids of all parts, each below 2^31; ids at least one
-  int row_bits;                  ///< rows of all tables are numbers below 2^row_bits, at most 2^32
-  uint32_t* bag_begins;          ///< (bags + 1), as scratch, as are all below
+  /// The micro-batches, (num_parts): the same elements in host memory and in GPU memory.
+  const CudaGradient *parts, *parts_on_gpu;
+  /// Total bags and ids of all parts, each below 2^31. There is at least one id.
+  int64_t bags, count;
+  /// Row numbers of all tables are below 2^row_bits, at most 2^32.
+  int row_bits;
+  uint32_t* bag_begins;          ///< (bags + 1). Scratch memory, like all arrays below
   uint32_t *keys, *sorted_keys;  ///< (count)
   CudaOccurrence *occurrences, *sorted_occurrences;  ///< (count)
-  uint32_t* row_begins;  ///< (count): of each distinct row, its first occurrence
+  uint32_t* row_begins;  ///< (count): first occurrence of each distinct row
   uint32_t* long_rows;   ///< (count)
-  uint32_t* counts;      ///< (2), 0 before: distinct rows, and those that are long
-  void* scratch;         ///< update_scratch bytes
+  uint32_t* counts;      ///< (2), 0 before the call: distinct rows; rows with more than kCudaSerial
+                         ///< occurrences
+  void* scratch;         ///< update_scratch(...) bytes
   size_t scratch_bytes;
 };
 
 inline constexpr uint32_t kCudaSerial = 256;
 inline constexpr int kCudaParts = 16;
 
-/// Our kernels for tables on a GPU: work is queued on torch's current stream. They live in the
-/// library of dovetail/ops/cuda_kernels.h.
+/// Kernels for tables on a GPU. They queue work on torch's current stream. Their code is in the
+/// kernel library that dovetail/ops/cuda_kernels.h opens.
 struct CudaKernels {
   void (*check)(const CudaCheckProblem& problem);
   void (*pool)(const CudaPoolProblem& problem);
@@ -106,13 +113,13 @@ struct CudaKernels {
   void (*update)(const CudaUpdateProblem& problem);
 };
 
-/// Throws UserError in a build without nvcc: there is no other way for tables on a GPU. Opens the
-/// library at the first call, which needs a GPU in use.
+/// Returns the kernels. The first call opens the library and requires a GPU in use. Throws
+/// UserError in a build without nvcc, since tables on a GPU have no fallback.
 const CudaKernels& cuda_kernels();
-/// Whether this build has them.
+/// Returns true if this build has the kernels.
 bool has_cuda_kernels();
 
-/// The library's function, `const CudaKernels* dovetail_embedding_cuda_kernels()`.
+/// Name of the library's entry function, `const CudaKernels* dovetail_embedding_cuda_kernels()`.
 inline constexpr const char* kCudaEntry = "dovetail_embedding_cuda_kernels";
 
 }  // namespace dovetail::embedding

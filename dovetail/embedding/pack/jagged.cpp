@@ -22,8 +22,8 @@ void check_tensor(const char* name, const at::Tensor& x, int64_t size, at::Scala
              c10::toString(dtype), device.is_cpu() ? "the CPU" : device.str(), describe(x));
 }
 
-/// Names the first fault of a batch that has one. All offsets come before any id: a wrong offset
-/// gives a bag ids of another feature.
+/// Throws UserError for the first fault of a batch that has one. Checks all offsets before any id,
+/// since a wrong offset puts ids into a bag of another feature.
 void throw_first(const Jagged& batch, at::ArrayRef<int64_t> rows) {
   const int64_t* offsets = batch.offsets.const_data_ptr<int64_t>();
   const int64_t* values = batch.values.const_data_ptr<int64_t>();
@@ -44,8 +44,8 @@ void throw_first(const Jagged& batch, at::ArrayRef<int64_t> rows) {
   }
 }
 
-/// One sign bit for all differences that must not be negative: without a branch, so that the loops
-/// are vectors.
+/// ORs the sign bits of all differences that must not be negative. Without branches, the loops
+/// vectorize.
 bool feature_is_good(const Jagged& batch, int64_t feature, int64_t rows) {
   const int64_t* offsets = batch.offsets.const_data_ptr<int64_t>() + feature * batch.samples;
   const int64_t ids = batch.values.size(0);
@@ -66,13 +66,13 @@ bool feature_is_good(const Jagged& batch, int64_t feature, int64_t rows) {
   return signs >> 63 == 0;
 }
 
-/// Bags of a batch that follow one another.
+/// Consecutive bags of a batch.
 struct BagRange {
   const Jagged* batch;
   int64_t first, count;
 };
 
-/// The bags of all ranges, in order; with weights if `like` has them.
+/// Concatenates the bags of all ranges. The result has weights if `like` has them.
 Jagged join(const std::vector<BagRange>& ranges, const Jagged& like, int64_t features,
             int64_t samples) {
   Jagged joined{.values = {},

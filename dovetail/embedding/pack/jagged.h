@@ -7,31 +7,33 @@
 
 namespace dovetail::embedding {
 
-/// The sparse input of a batch, any number of ids per feature and sample, in the layout of
-/// TorchRec's KeyedJaggedTensor: the bag of feature f and sample b is values[offsets[f * samples +
-/// b]] up to, without it, values[offsets[f * samples + b + 1]].
+/// Sparse input of a batch: any number of ids for each feature and sample. The layout is TorchRec's
+/// KeyedJaggedTensor. The ids of feature f and sample b (a bag) are values[begin] to values[end -
+/// 1]. Here begin = offsets[f * samples + b], and end is the next offset.
 struct Jagged {
   at::Tensor values;   ///< (N) int64: ids
   at::Tensor offsets;  ///< (features * samples + 1) int64, ascending from 0 to N
-  at::Tensor weights;  ///< (N) float32, one for each id; or undefined: 1
+  at::Tensor weights;  ///< (N) float32, one for each id; undefined: all weights are 1
   int64_t features = 0, samples = 0;
 };
 
-/// The rows of a table without a fixed vocabulary, for check_jagged: its ids are keys, any 64 bits.
+/// Number of rows to pass to check_jagged for a hashed table. Its ids are keys, and any 64 bits are
+/// valid.
 constexpr int64_t kAnyKey = 0;
 
-/// Throws UserError, with the feature, the sample and the id where one is to blame, unless the
-/// tensors are contiguous on `device` with the shapes and dtypes above, offsets ascend from 0 to N
-/// and every id of feature f lies in [0, rows[f]), unless that is kAnyKey. A GPU is waited for.
+/// Checks a batch. The tensors must be contiguous on `device` with the shapes and dtypes above.
+/// Offsets must ascend from 0 to N. Ids of feature f must be in [0, rows[f]), unless rows[f] is
+/// kAnyKey. Throws UserError otherwise, naming feature, sample and id where possible. Waits for a
+/// GPU.
 void check_jagged(const Jagged& batch, at::ArrayRef<int64_t> rows, at::Device device = at::kCPU);
 
-/// Samples [first, first + count) of a batch: a micro-batch of its own.
+/// Returns samples [first, first + count) of a batch as a batch of its own.
 Jagged samples_of(const Jagged& batch, int64_t first, int64_t count);
 
-/// The samples of batches of the same features, one batch after another.
+/// Concatenates the samples of batches that have the same features.
 Jagged side_by_side(const std::vector<Jagged>& batches);
 
-/// The features of a batch by their numbers, ascending.
+/// Selects features of a batch by their numbers, which ascend.
 Jagged features_of(const Jagged& batch, const std::vector<int64_t>& features);
 
 }  // namespace dovetail::embedding

@@ -24,11 +24,11 @@ namespace dovetail::embedding {
 
 namespace {
 
-/// An output beyond this does not stay in the caches until it is read, and need not be read before
-/// it is written.
+/// Output size above which y is written past the caches. A larger output would leave the caches
+/// before it is read, and normal stores would read it first.
 constexpr int64_t kStreamBytes = int64_t{8} << 20;
 constexpr int64_t kVectorBytes = 64, kVector = kVectorBytes / static_cast<int64_t>(sizeof(float));
-/// Samples of a feature that are one piece of work.
+/// Samples of a feature in one piece of work.
 constexpr int64_t kPoolSamples = 4096;
 
 bool kernels_on(const PackedTables& tables) {
@@ -59,7 +59,7 @@ PoolProblem pool_problem(const PackedTables& tables, const Jagged& batch, const 
   return problem;
 }
 
-/// The rows of a lookup's output.
+/// Number of rows in a lookup's output.
 int64_t rows_out(const PackedTables& tables, const Jagged& batch) {
   if (!tables.unpooled()) return batch.samples;
   return batch.values.defined() ? batch.values.numel() : 0;
@@ -80,7 +80,8 @@ void check_gradient(const PackedTables& tables, const PooledGradient& part) {
   check_output(tables, part.batch, part.gradient, "gradient");
 }
 
-/// The row of every id, as bags of one id each that are numbered over all features.
+/// Copies the row of every id to the output. Each id is treated as a bag of its own, numbered over
+/// all features.
 void copy_rows(PoolProblem problem, const Jagged& batch) {
   std::vector<int64_t> one_each(static_cast<size_t>(batch.values.numel()) + 1);
   std::iota(one_each.begin(), one_each.end(), 0);
@@ -96,11 +97,11 @@ void copy_rows(PoolProblem problem, const Jagged& batch) {
   });
 }
 
-/// One update of a pack. A table with few occurrences is one piece of work: listed, sorted and
-/// updated while its keys lie in the cache. Those of a table with many are listed by ranges of
-/// samples, distributed to ranges of rows, and each range of rows is a piece; so many tables at a
-/// time as have kWaveIds ids, for lists of all ids would take as much memory as half of their
-/// gradients at a dimension of 16.
+/// One update of a pack. A table with few occurrences is one piece of work. It is listed, sorted
+/// and updated while its keys are in the cache. A table with many occurrences is listed by ranges
+/// of samples. Its keys are then distributed to ranges of rows, and each range of rows is a piece.
+/// These tables run in waves of kWaveIds ids. Lists of all ids at once would need half as much
+/// memory as their gradients at dimension 16.
 class Update {
  public:
   Update(const PackedTables& tables, const std::vector<PooledGradient>& parts)
@@ -134,20 +135,21 @@ class Update {
   struct Piece {
     int64_t table, distribution, begin, count, cost;
   };
-  /// The keys of a table with many occurrences: ranges of rows are those with the same row >>
-  /// shift.
+  /// Keys of a table with many occurrences. A range of rows has the rows with equal `row >> shift`.
   struct Distribution {
     int64_t table;
     int shift;
     std::unique_ptr<uint64_t[]> listed, ranged;
     std::unique_ptr<Occurrence[]> occurrences;
   };
-  /// Samples [begin, end) of a micro-batch, whose occurrences are the table's from `first` on.
+  /// Samples [begin, end) of a micro-batch. `first` is the table's number of their first
+  /// occurrence.
   struct Listing {
     int64_t distribution;
     size_t batch;
     int64_t begin, end, first, count;
-    std::array<int64_t, size_t{1} << kRangeBits> in_range;  // how many keys, then where they go
+    std::array<int64_t, size_t{1} << kRangeBits>
+        in_range;  // number of keys in each range, then their next place
   };
 
   void run_wave() {
@@ -158,7 +160,7 @@ class Update {
     parallel_pieces(static_cast<int64_t>(listings_.size()), 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) distribute(listings_[static_cast<size_t>(i)]);
     });
-    // The longest first, so that none begins when all others have ended.
+    // Start the longest pieces first, so that no long piece starts when all other threads are done.
     std::stable_sort(pieces_.begin(), pieces_.end(),
                      [](const Piece& a, const Piece& b) { return a.cost > b.cost; });
     parallel_pieces(static_cast<int64_t>(pieces_.size()), 1, [&](int64_t begin, int64_t end) {
@@ -236,7 +238,8 @@ class Update {
     for (int64_t i = 0; i < listing.count; ++i) ++listing.in_range[row_of(keys[i]) >> to.shift];
   }
 
-  /// Where each listing puts its keys: ranges in order, and within a range the listings in order.
+  /// Computes where each listing puts its keys: ranges in order, and within a range the listings in
+  /// order.
   void place_ranges(const Distribution& table) {
     const int64_t index = &table - distributions_.data();
     const int64_t dim = tables_.spec().tables[static_cast<size_t>(table.table)].dim;
@@ -301,13 +304,13 @@ class Update {
   const UpdateScalars scalars_;
   std::vector<at::Tensor> gradients_;
   std::vector<MicroBatch> batches_;
-  std::vector<TableColumns> columns_;  // and all below: one for each table
+  std::vector<TableColumns> columns_;  // this and all below: one for each table
   std::vector<char*> rows_;
   std::vector<RowRounding> rounding_;
   std::vector<float*> state_;
   std::vector<int> row_bits_;
   std::vector<LargeTable> large_;
-  std::vector<Distribution> distributions_;  // and below: of a wave
+  std::vector<Distribution> distributions_;  // this and all below: of the current wave
   std::vector<Listing> listings_;
   std::vector<Piece> pieces_;
 };
@@ -330,8 +333,8 @@ void pool_into(const PackedTables& tables, const Jagged& batch, const at::Tensor
   if (!kernels_on(tables)) return composed::pool(tables, batch, y);
   const PoolProblem problem = pool_problem(tables, batch, y);
   if (tables.unpooled()) return copy_rows(problem, batch);
-  // A feature at a time, not a sample: the pages of one table and of the output fit into the TLB,
-  // those of all do not.
+  // Loop over features first, then samples. The TLB covers the pages of one table and the output,
+  // but not of all tables.
   const int64_t pieces_of_feature = (batch.samples + kPoolSamples - 1) / kPoolSamples;
   parallel_pieces(batch.features * pieces_of_feature, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {

@@ -9,28 +9,27 @@
 
 namespace dovetail::embedding {
 
-/// The pooled rows of every bag: (samples, columns) float32, features side by side in their order.
-/// With w the weight of an id (1 without weights), the sum over the bag of w * row, added in the
-/// order of the bag; for a mean, that times 1 / (number of ids in the bag). Zero for an empty bag.
-/// Of Pooling::kNone: w * row of every id, in the order of the batch's values, (ids, dim). Throws
-/// UserError as check_jagged.
+/// Pools the rows of every bag: (samples, columns) float32, features side by side in their order. A
+/// sum adds w * row over the bag in its order, where w is the id's weight (1 without weights). A
+/// mean multiplies the sum by 1 / (ids in the bag). An empty bag gives zeros. Pooling::kNone
+/// returns w * row of every id, (ids, dim), in the order of the batch's values. Throws UserError
+/// like check_jagged.
 at::Tensor pool(const PackedTables& tables, const Jagged& batch);
-/// The same into the features' columns of y, float32, of that shape and contiguous; other columns
-/// stay as they are.
+/// Writes the result of `pool` into the features' columns of y. y is contiguous float32 of that
+/// shape. Other columns do not change.
 void pool_into(const PackedTables& tables, const Jagged& batch, const at::Tensor& y);
 
-/// The gradient of pool(tables, batch), float32 and of its shape.
+/// Gradient of pool(tables, batch), float32, same shape as its result.
 struct PooledGradient {
   Jagged batch;
   at::Tensor gradient;
 };
 
-/// One step of the tables' optimizer over the rows that occur in a batch, which may come in
-/// micro-batches: the order of the list is the order of their samples. The gradient of a row is the
-/// sum over its occurrences, in float32 and in the order (sample of the whole batch, feature,
-/// position in the bag), so that the bits depend neither on how the batch was cut, nor on threads,
-/// nor on what else is in the pack. Throws UserError for shapes that do not fit, before anything
-/// has changed.
+/// Runs one optimizer step on the rows that occur in a batch. The batch may be cut into
+/// micro-batches, listed in the order of their samples. A row's gradient is the float32 sum over
+/// its occurrences. The order is (sample of the whole batch, feature, position in the bag). So the
+/// bits do not depend on the cut into micro-batches, on threads or on other tables. Throws
+/// UserError for wrong shapes before anything has changed.
 void update(PackedTables& tables, const std::vector<PooledGradient>& micro_batches);
 
 }  // namespace dovetail::embedding

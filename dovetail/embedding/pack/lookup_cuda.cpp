@@ -16,7 +16,7 @@ namespace dovetail::embedding {
 
 namespace {
 
-/// A copy in the GPU's memory; `items` may go as soon as this has returned.
+/// Copies `items` to GPU memory. They may be freed as soon as this returns.
 template <class Item>
 at::Tensor to_gpu(const std::vector<Item>& items, at::Device device) {
   static_assert(std::is_trivially_copyable_v<Item>);
@@ -30,7 +30,7 @@ Item* items_in(const at::Tensor& bytes) {
   return reinterpret_cast<Item*>(bytes.mutable_data_ptr());
 }
 
-/// A pack's layout in the GPU's memory, which it holds.
+/// Layout of a pack in GPU memory, with the tensors that own the memory.
 struct PackOnGpu {
   explicit PackOnGpu(const PackedTables& from) {
     std::vector<CudaTable> all;

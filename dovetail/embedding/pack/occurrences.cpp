@@ -10,7 +10,8 @@ namespace {
 
 constexpr int kMaxDigitBits = 10;
 
-/// The usual case, without a loop over bags: one feature, one id in each bag.
+/// Lists the usual case without a loop over bags: one feature, one id in each bag. Returns false in
+/// other cases.
 bool list_single(const TableColumns& table, const MicroBatch& batch, int64_t begin, int64_t end,
                  uint64_t first, uint64_t* keys, Occurrence* occurrences) {
   if (table.features.size() != 1 || batch.weights) return false;

@@ -5,49 +5,49 @@
 
 namespace dovetail::embedding {
 
-/// A micro-batch as pointers: its Jagged and the gradient of what was looked up, rows
-/// `gradient_stride` floats apart.
+/// Micro-batch as raw pointers: its Jagged, and the gradient of the lookup's result. Gradient rows
+/// are `gradient_stride` floats apart.
 struct MicroBatch {
   const int64_t *values, *offsets;
-  const float* weights;  ///< or null
+  const float* weights;  ///< null if the batch has no weights
   int64_t samples;
   const float* gradient;
   int64_t gradient_stride;
 };
 
-/// One id of a batch: the gradient of the bag it stands in, or without pooling its own, and what
-/// that is multiplied by to be the gradient of the row.
+/// Occurrence of one id. `gradient` belongs to its bag, or to the id itself without pooling. The
+/// row's gradient is `scale` * `gradient`.
 struct Occurrence {
   const float* gradient;
   float scale;
 };
 
-/// A table as the batch sees it.
+/// A table's part of the pooled output.
 struct TableColumns {
-  std::vector<int64_t> features,
-      columns;  ///< its features and where each begins in the pooled output
+  /// Features that look into the table, and the first column of each in the pooled output.
+  std::vector<int64_t> features, columns;
   bool mean;
   bool unpooled;
 };
 
-/// An occurrence of a row is a key: the row in the upper 32 bits, its index in the order of
-/// occurrences in the lower.
+/// Sort key of an occurrence: the row in the upper 32 bits, the index of the occurrence in the
+/// lower 32.
 constexpr uint64_t key_of(uint64_t row, uint64_t index) { return row << 32 | index; }
 constexpr uint64_t row_of(uint64_t key) { return key >> 32; }
 constexpr uint64_t index_of(uint64_t key) { return key & 0xffffffff; }
 
-/// The occurrences of a table's rows in samples [0, sample) of a micro-batch.
+/// Counts the occurrences of a table's rows in samples [0, sample) of a micro-batch.
 int64_t count_occurrences(const TableColumns& table, const MicroBatch& batch, int64_t sample);
 
-/// Writes keys and occurrences of samples [begin, end) in the order (sample, feature, position in
-/// the bag), the order that does not change when a batch is cut into micro-batches; `first` is the
-/// index of the first. `keys` and `occurrences` are where it is written.
+/// Writes keys and occurrences of samples [begin, end) to `keys` and `occurrences`. The order is
+/// (sample, feature, position in the bag). Cutting a batch into micro-batches does not change this
+/// order. `first` is the index of the first occurrence.
 void list_occurrences(const TableColumns& table, const MicroBatch& batch, int64_t begin,
                       int64_t end, uint64_t first, uint64_t* keys, Occurrence* occurrences);
 
-/// Sorts keys that stand in the order of their indices by rows below 2^row_bits: a radix sort of
-/// the rows' bits alone, which keeps the order of indices. `scratch` has room for `count`; the
-/// sorted keys lie in the one that is returned.
+/// Sorts keys by row. Rows are below 2^row_bits, and the keys come in ascending order of index. The
+/// radix sort reads only the row bits and keeps the order of indices. `scratch` has room for
+/// `count` keys. Returns the array that holds the result: `keys` or `scratch`.
 uint64_t* sort_keys(uint64_t* keys, uint64_t* scratch, int64_t count, int row_bits);
 
 }  // namespace dovetail::embedding

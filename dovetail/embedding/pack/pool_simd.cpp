@@ -19,10 +19,9 @@ namespace HWY_NAMESPACE {
 using embedding::PoolFeature;
 using embedding::PoolProblem;
 
-/// Bags whose rows are on their way while one is summed; rows that are on their way while one is
-/// copied.
+/// Prefetch distances: bags ahead of the bag that is summed, rows ahead of the row that is copied.
 constexpr int64_t kAhead = 12, kCopyAhead = 24;
-/// Rows of a bag that are asked for ahead; those behind them follow while these are summed.
+/// Rows of a bag that are prefetched ahead. Later rows are prefetched while these are summed.
 constexpr int64_t kRowsAhead = 4;
 
 HWY_INLINE void prefetch_bag(const PoolProblem& p, const PoolFeature& feature, const int64_t* bag) {
@@ -61,7 +60,7 @@ HWY_INLINE void pool_bag(const PoolProblem& p, const PoolFeature& feature, const
   });
 }
 
-/// Rows into y, one for each sample: bags of one id without weights.
+/// Copies rows into y, one for each sample: bags of one id without weights.
 template <class Row, bool kStream>
 HWY_INLINE void copy_rows(const PoolFeature& feature, const int64_t* ids, int64_t count, float* y,
                           int64_t columns) {
@@ -76,7 +75,7 @@ HWY_INLINE void copy_rows(const PoolFeature& feature, const int64_t* ids, int64_
     each_block(feature.dim, [&](const auto& block) {
       for (int v = 0; v < std::decay_t<decltype(block)>::kCount; ++v) {
         const int64_t column = block.column + v * kLanes;
-        // + 0 as every sum begins: -0 becomes 0.
+        // Add 0, since every sum begins with 0: this turns -0 into 0.
         const FloatVector value = hn::Add(row.get(column, block.left(v)), splat(0.0f));
         if constexpr (kStream) {
           hn::Stream(value, FloatTag(), to + column);
@@ -88,7 +87,7 @@ HWY_INLINE void copy_rows(const PoolFeature& feature, const int64_t* ids, int64_
   }
 }
 
-/// Whether bags [0, count) hold one id each.
+/// Returns true if bags [0, count) hold one id each.
 HWY_INLINE bool are_single(const int64_t* bags, int64_t count) {
   uint64_t uneven = 0;
   for (int64_t b = 0; b < count; ++b) uneven |= static_cast<uint64_t>(bags[b + 1] - bags[b]) ^ 1;

@@ -1,4 +1,4 @@
-// Stored rows as vectors of float32, and back.
+// Conversion between stored rows and vectors of float32.
 // Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
 // foreach_target.
 #if defined(DOVETAIL_EMBEDDING_ROW_FORMAT_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -33,7 +33,8 @@ using BitsVector = hn::Vec<BitsTag>;
 
 HWY_INLINE BitsVector splat_bits(uint32_t value) { return hn::Set(BitsTag(), value); }
 
-/// Elements [column, column + left) of a row, left <= kLanes; zeros beyond.
+/// Row readers. get() returns elements [column, column + left) with left <= kLanes, and zeros after
+/// them.
 struct Float32Row {
   Float32Row(const void* row, int64_t) : row(static_cast<const float*>(row)) {}
   HWY_INLINE FloatVector get(int64_t column, int64_t left) const {
@@ -69,8 +70,8 @@ struct MXFP8Row {
     std::memcpy(values, from, static_cast<size_t>(left));
     return hn::Load(CodeTag(), values);
   }
-  /// A subnormal number gets the smallest normal exponent and loses the implicit one by a
-  /// subtraction.
+  /// Decodes E4M3. A subnormal code first gets the smallest normal exponent. A subtraction then
+  /// removes the implicit one.
   static HWY_INLINE FloatVector element(BitsVector code) {
     constexpr uint32_t kSmallestNormal = 121u << 23;
     const BitsVector magnitude = hn::ShiftLeft<20>(hn::And(code, splat_bits(0x7f)));
@@ -87,7 +88,7 @@ struct MXFP8Row {
   const uint8_t *codes, *scales;
 };
 
-/// body(type of the rows) for a dtype.
+/// Calls body(null pointer to the row type) for a dtype.
 template <class Body>
 HWY_INLINE void with_rows(RowDtype dtype, const Body& body) {
   switch (dtype) {
@@ -107,14 +108,14 @@ HWY_INLINE void prefetch_bytes(const void* from, int64_t bytes) {
 
 HWY_INLINE int64_t whole_vectors(int64_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
 
-/// `values` has room for whole vectors; zeros beyond dim.
+/// Decodes a row. `values` has room for whole vectors; elements after dim are zeros.
 template <class Row>
 HWY_INLINE void decode_elements(const void* from, int64_t dim, float* values) {
   const Row row(from, dim);
   for (int64_t i = 0; i < dim; i += kLanes) store(row.get(i, dim - i), values + i);
 }
 
-/// A word for each element and some more, valid until the thread asks for the next.
+/// Returns at least one random word for each element. Valid until this thread's next call.
 inline const uint32_t* random_words(const RowWords& words, int64_t dim) {
   const int64_t calls = (dim + 3) / 4, room = 4 * calls + 4 * kLanes;
   const auto first = static_cast<uint64_t>(words.first_column / 4);
@@ -158,7 +159,8 @@ struct CodeConstants : mx::HWY_NAMESPACE::Constants {
   explicit CodeConstants(const mx::ElementSpec& spec)
       : Constants(mx::HWY_NAMESPACE::constants_of(mx::Encoder(spec))) {}
 };
-/// The codes of `count` elements under a scale that is neither small nor NaN.
+/// Encodes `count` elements under a scale that is neither small nor NaN. Returns true if it did;
+/// the scalar target cannot.
 inline bool encode_vectors(const CodeConstants& constants, const float* values, int64_t count,
                            int scale, const uint32_t* words, uint8_t* codes) {
   const auto exponent = static_cast<uint32_t>(2 * mx::kScaleBias - scale);
@@ -177,13 +179,13 @@ inline bool encode_vectors(const CodeConstants& constants, const float* values, 
 }
 #endif
 
-/// Writes the codes of one block and returns its scale. Zero, small and infinite ones take integer
-/// arithmetic, as in `mx::quantize`.
+/// Writes the codes of one block and returns its scale. Zero, small and non-finite blocks use
+/// integer arithmetic, as in `mx::quantize`.
 inline uint8_t encode_block(const CodeConstants& constants, const mx::ElementSpec& spec,
                             const float* values, int64_t count, const uint32_t* words,
                             uint8_t* codes) {
-  constexpr uint32_t kSmallest = 67u
-                                 << 23;  // 2^-60: below it 2^-32 of the last place may be subnormal
+  // 2^-60. Below it, 2^-32 of the last place may be subnormal.
+  constexpr uint32_t kSmallest = 67u << 23;
   uint32_t amax = 0;
   for (int64_t i = 0; i < count; ++i)
     amax = std::max(amax, std::bit_cast<uint32_t>(values[i]) & mx::bits::kMagnitude);

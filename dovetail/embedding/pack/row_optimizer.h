@@ -5,48 +5,48 @@
 
 namespace dovetail::embedding {
 
-/// Optimizers of sparse gradients. Of a step, only the rows that occur in its batch change, and
-/// their state only; a row that occurs in it changes once, however often it occurs. With G the sum
-/// of the row's gradients over all of its occurrences, plus weight_decay * w (decay of L2 kind as
-/// in torch.optim's SGD, Adagrad and Adam, of touched rows):
-///   kSgd            w -= lr * G
-///   kMomentum       u = momentum * u + G;  w -= lr * u (torch.optim.SGD, dampening 0) kAdagrad s
-///   += G^2;  w -= lr * G / (sqrt(s) + eps) kRowWiseAdagrad s += mean over the row of G^2 (one s
-///   per row);  w -= lr / (sqrt(s) + eps) * G kAdam           m += (1 - beta1) (G - m);  v += (1 -
-///   beta2) (G^2 - v)           (torch.optim.SparseAdam)
-///                   w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps), t the
-///                   number of steps of all rows together
+/// Optimizers for sparse gradients. A step changes only the rows that occur in its batch, and their
+/// state. Each of these rows changes once, no matter how often it occurs. G is the sum of the row's
+/// gradients over its occurrences, plus weight_decay * w. This L2 decay is the same as in
+/// torch.optim's SGD, Adagrad and Adam, but for touched rows only.
+///   kSgd             w -= lr * G
+///   kMomentum        u = momentum * u + G;  w -= lr * u  (torch.optim.SGD with dampening 0)
+///   kAdagrad         s += G^2;  w -= lr * G / (sqrt(s) + eps)
+///   kRowWiseAdagrad  s += mean of G^2 over the row (one s per row);  w -= lr / (sqrt(s) + eps) * G
+///   kAdam            m += (1 - beta1) (G - m);  v += (1 - beta2) (G^2 - v);
+///                    w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps)
+///                    (torch.optim.SparseAdam). t counts the updates, the same for all rows.
 enum class OptimizerKind { kSgd, kMomentum, kAdagrad, kRowWiseAdagrad, kAdam };
 
-/// "sgd", "momentum", "adagrad", "rowwise_adagrad", "adam".
+/// Returns "sgd", "momentum", "adagrad", "rowwise_adagrad" or "adam".
 std::string_view name(OptimizerKind kind);
-/// The inverse. Throws UserError for another name.
+/// Inverse of name(). Throws UserError for another name.
 OptimizerKind parse_optimizer(std::string_view name);
 
 struct OptimizerSpec {
   OptimizerKind kind = OptimizerKind::kRowWiseAdagrad;
   double lr = 0.01;
-  double momentum = 0.9;              ///< of kMomentum
-  double beta1 = 0.9, beta2 = 0.999;  ///< of kAdam
-  double eps = 1e-8;                  ///< of kAdagrad, kRowWiseAdagrad, kAdam
+  double momentum = 0.9;              ///< for kMomentum
+  double beta1 = 0.9, beta2 = 0.999;  ///< for kAdam
+  double eps = 1e-8;                  ///< for kAdagrad, kRowWiseAdagrad, kAdam
   double weight_decay = 0;
   bool operator==(const OptimizerSpec&) const = default;
 };
 
-/// OptimizerSpec as the kernels use it.
+/// OptimizerSpec in the form that the kernels use. rest1 is 1 - beta1, rest2 is 1 - beta2.
 struct UpdateScalars {
   OptimizerKind kind;
-  float lr;  ///< of kAdam: lr * sqrt(1 - beta2^t) / (1 - beta1^t)
+  float lr;  ///< for kAdam: lr * sqrt(1 - beta2^t) / (1 - beta1^t)
   float momentum, rest1, rest2, eps, weight_decay;
 };
 
-/// Of the update with this number, from 1.
+/// Scalars for update number `step`, counted from 1 (Adam bias correction).
 UpdateScalars update_scalars(const OptimizerSpec& spec, int64_t step);
 
-/// Throws UserError for a number that is out of its range, naming it.
+/// Throws UserError for a number out of its range, naming the number.
 void check_optimizer(const OptimizerSpec& spec);
 
-/// The float32 numbers of state that a row of `dim` elements has.
+/// Number of float32 state values of a row with `dim` elements.
 int64_t state_per_row(OptimizerKind kind, int64_t dim);
 
 }  // namespace dovetail::embedding

@@ -8,14 +8,14 @@
 
 namespace dovetail::embedding {
 
-/// Keys and the slots they are in: open addressing with linear probing, whose places are at most
-/// two thirds taken. An erased key leaves no mark: those behind it move up.
+/// Map from keys to slots: open addressing with linear probing. At most two thirds of the places
+/// are taken. Erasing leaves no tombstone: later keys of the probe sequence move up.
 template <class Key>
 class SlotMap {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
 
-  /// Room for `keys` keys.
+  /// Reserves room for `keys` keys.
   explicit SlotMap(int64_t keys) : places_(static_cast<size_t>(places_for(keys))) {}
 
   static int64_t bytes_for(int64_t keys) {
@@ -26,23 +26,24 @@ class SlotMap {
   int64_t size() const { return size_; }
   int64_t room() const { return static_cast<int64_t>(places_.size()) * 2 / 3; }
 
-  /// The key's slot, or kNone.
+  /// Returns the key's slot, or kNone.
   uint32_t find(Key key) const { return places_[place_of(key)].slot; }
 
-  /// A key that is not there. Throws InternalError without room.
+  /// Inserts a key that is not present. Throws InternalError if the map is full.
   void insert(Key key, uint32_t slot) {
     DOVETAIL_CHECK(size_ < room(), "a map of {} keys is full", room());
     places_[place_of(key)] = {key, slot};
     ++size_;
   }
 
-  /// A key that is there.
+  /// Erases a key that is present.
   void erase(Key key) {
     size_t hole = place_of(key);
     places_[hole] = {};
     --size_;
     for (size_t at = next(hole); places_[at].slot != kNone; at = next(at)) {
-      // A key may move up to the hole unless that lies before its home, seen around the end.
+      // Keep a key whose home is cyclically between the hole and its place: the hole precedes its
+      // home.
       const size_t home = home_of(places_[at].key);
       const bool behind = hole <= at ? hole < home && home <= at : hole < home || home <= at;
       if (behind) continue;
@@ -51,7 +52,7 @@ class SlotMap {
     }
   }
 
-  /// Room for `keys` keys from now on, which must not be fewer than there are.
+  /// Changes the room to `keys` keys, at least as many as are present.
   void resize(int64_t keys) {
     SlotMap larger(keys);
     for (const Place& place : places_)
@@ -70,8 +71,8 @@ class SlotMap {
   static int64_t places_for(int64_t keys) { return keys + keys / 2 + 3; }
 
   size_t home_of(Key key) const {
-    // Two rounds of a multiplicative mix, so that keys in sequence or of equal low bits spread;
-    // then the range reduction of Lemire (ACM TOMACS 2019).
+    // Two rounds of a multiplicative mix spread sequential keys and keys with equal low bits. Then
+    // Lemire's range reduction (ACM TOMACS 2019) maps them to places.
     uint64_t x = static_cast<uint64_t>(key) * 0xBF58476D1CE4E5B9;
     x = (x ^ x >> 31) * 0x94D049BB133111EB;
     __extension__ using Product = unsigned __int128;
@@ -80,7 +81,7 @@ class SlotMap {
 
   size_t next(size_t place) const { return place + 1 == places_.size() ? 0 : place + 1; }
 
-  /// Where the key is, or the free place where it would be.
+  /// Returns the place of the key, or the free place where it would go.
   size_t place_of(Key key) const {
     size_t place = home_of(key);
     while (places_[place].slot != kNone && places_[place].key != key) place = next(place);

@@ -25,14 +25,13 @@ void check_pooling(const PackSpec& spec) {
     const TableSpec& first = spec.tables.front();
     user_check((table.pooling == Pooling::kNone) == (first.pooling == Pooling::kNone),
                "embedding: tables \"{}\" and \"{}\" are in one collection, but only one of them "
-               "has pooling none; make a "
-               "collection of those that have it",
+               "has pooling none. Make a collection of the tables with pooling none",
                first.name, table.name);
-    user_check(table.pooling != Pooling::kNone || table.dim == first.dim,
-               "embedding: the rows of tables \"{}\" and \"{}\" are one output, for their pooling "
-               "is none, but have {} and "
-               "{} elements; make a collection of each",
-               first.name, table.name, first.dim, table.dim);
+    user_check(
+        table.pooling != Pooling::kNone || table.dim == first.dim,
+        "embedding: tables \"{}\" and \"{}\" have pooling none and share an output, but their "
+        "rows have {} and {} elements. Make a collection of each",
+        first.name, table.name, first.dim, table.dim);
   }
   user_check(spec.tables.empty() || spec.tables.front().pooling != Pooling::kNone ||
                  spec.feature_columns.empty(),
@@ -60,8 +59,8 @@ void check_on_gpu(const PackSpec& spec, at::Device device) {
   cuda_kernels();
 }
 
-/// The first elements of parts of `sizes` elements that each begin at a cache line, and the end of
-/// the last.
+/// Returns the first element of each part and the end of the last. Part i has sizes[i] elements,
+/// and each part begins at a cache line.
 std::vector<int64_t> places(const std::vector<int64_t>& sizes) {
   std::vector<int64_t> begins = {0};
   for (const int64_t size : sizes)
@@ -75,8 +74,7 @@ void use_huge_pages(const at::Tensor& storage) {
   const auto begin = reinterpret_cast<uintptr_t>(data);
   const uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage;
   const uintptr_t last = (begin + storage.nbytes()) / kHugePage * kHugePage;
-  if (first < last)
-    madvise(data + (first - begin), last - first, MADV_HUGEPAGE);  // advice: may be refused
+  if (first < last) madvise(data + (first - begin), last - first, MADV_HUGEPAGE);  // may be refused
 }
 
 }  // namespace

@@ -14,18 +14,18 @@
 
 namespace dovetail::embedding {
 
-/// What a lookup makes of the rows of a bag: their sum or mean, or nothing (kNone): the row of
-/// every id, by itself.
+/// Result of a lookup for a bag: the sum or the mean of its rows. With kNone, every id gets its own
+/// row.
 enum class Pooling { kSum, kMean, kNone };
 
-/// "sum", "mean", "none". Throws UserError for another name.
+/// Parses "sum", "mean" or "none". Throws UserError for another name.
 Pooling parse_pooling(std::string_view name);
 
-/// Which part of a larger table a table is: its row i is the whole's first_row + i * row_step, its
-/// column c the whole's first_column + c.
+/// Part of a larger table. Row i is row first_row + i * row_step of the whole table. Column c is
+/// its column first_column + c.
 struct TableSlice {
   int64_t first_row = 0, row_step = 1, first_column = 0;
-  int64_t whole_rows = 0;  ///< 0: as many as the table has
+  int64_t whole_rows = 0;  ///< rows of the whole table; 0: as many as this table has
 };
 
 struct TableSpec {
@@ -33,54 +33,59 @@ struct TableSpec {
   int64_t rows = 0, dim = 0;
   Pooling pooling = Pooling::kSum;
   TableSlice slice = {};
-  bool hashed = false;    ///< without a fixed vocabulary (hashed.h): ids are keys, `rows` the most
-                          ///< that there may be
-  int64_t max_bytes = 0;  ///< of a hashed one: memory of all that belongs to it; 0: any
-  std::optional<OptimizerSpec> optimizer = {};  ///< in place of the general one
+  /// True for a table without a fixed vocabulary (hashed.h). Its ids are keys, and `rows` is the
+  /// maximum number of rows.
+  bool hashed = false;
+  /// Hashed tables: maximum bytes of rows, state, key map, counts and candidates; 0: unlimited.
+  int64_t max_bytes = 0;
+  std::optional<OptimizerSpec> optimizer = {};  ///< replaces PackSpec::optimizer
 };
 
-/// Tables and the features that look into them: of a whole collection, or of a pack, whose lookups
-/// are one operation and whose rows have one optimizer.
+/// Tables and the features that look into them. Describes a whole collection or one pack. A pack
+/// has one lookup operation and one optimizer for all rows.
 struct PackSpec {
   std::vector<TableSpec> tables;
-  std::vector<int64_t>
-      feature_table;        ///< of each feature, the index of its table; several may share one
-  OptimizerSpec optimizer;  ///< of the tables that have none of their own
+  /// Table index of each feature. Several features may share a table.
+  std::vector<int64_t> feature_table;
+  OptimizerSpec optimizer;  ///< for tables without an optimizer of their own
   uint64_t seed = 0;
-  /// Where each feature's pooled rows begin in an output of `columns`, which other packs may share;
-  /// empty: side by side in an output of their own.
+  /// First column of each feature's pooled rows in an output with `columns` columns. Other packs
+  /// may share this output. Empty: features are side by side in an output of their own.
   std::vector<int64_t> feature_columns = {};
   int64_t columns = 0;
   RowDtype row_dtype = RowDtype::kFloat32;
 };
 
-/// Throws UserError for names that are not unique, sizes below 1, more than 2^31 rows in a table,
-/// features without a table, columns that lie outside of the output, an optimizer's number out of
-/// its range, and Pooling::kNone beside other poolings or of several dimensions: an output is
-/// (samples, columns) of pooled rows or (ids, dim) of rows.
+/// Checks a spec. Throws UserError for
+/// - duplicate names, sizes below 1, more than 2^31 rows in a table,
+/// - features without a table, columns outside of the output,
+/// - an optimizer's number out of its range,
+/// - Pooling::kNone mixed with other poolings or with tables of different dims. An output has
+///   either pooled rows, (samples, columns), or rows, (ids, dim).
 void check_spec(const PackSpec& spec);
 
-/// The optimizer of a table.
+/// Returns the optimizer of a table.
 const OptimizerSpec& optimizer_of(const PackSpec& spec, int64_t table);
-/// Its rate when the general one has become `lr`: the ratio of the spec's rates stays.
+/// Returns a table's learning rate if the general rate is `lr`. The ratio of the two rates in the
+/// spec is kept.
 double rate_of(const PackSpec& spec, int64_t table, double lr);
-/// The float32 numbers of state that its rows have.
+/// Returns the number of float32 state values for each row of a table.
 int64_t state_per_row(const PackSpec& spec, int64_t table);
 
-/// (elements) float32, uninitialised, on the CPU on huge pages where the system gives them: rows
-/// are read in no order, each of them a miss of the TLB with pages of 4 KiB.
+/// Allocates (elements) float32, uninitialised. CPU memory uses huge pages if the system provides
+/// them. Rows are read in random order, and with 4 KiB pages each read would miss the TLB.
 at::Tensor allocate(int64_t elements, at::Device device = at::kCPU);
 
-/// The initial values of a table's rows: uniform in [-bound, bound), of dim elements, and a
-/// function of (seed, name of the table, row, column) alone, row and column of the whole table
-/// where a slice is held.
+/// Initial values of a table's rows, each with `dim` elements uniform in [-bound, bound). A value
+/// is a function of (seed, name of the table, row, column) alone. For a slice, row and column are
+/// positions in the whole table.
 class InitialRows {
  public:
   InitialRows(uint64_t seed, std::string_view table, float bound, int64_t dim,
               const TableSlice& slice = {});
-  /// Writes the dim elements of a row; of tables without a fixed vocabulary, the row is the key.
+  /// Writes the `dim` elements of a row. For a hashed table, `row` is the key.
   void fill(uint64_t row, float* values) const;
-  /// Writes a row as it is stored, rounded as `row_rounding` has it for step 0.
+  /// Writes a row in its stored format, rounded as in step 0 of `row_rounding`.
   void store(RowDtype dtype, uint64_t row, void* to) const;
 
  private:
@@ -90,77 +95,80 @@ class InitialRows {
   TableSlice slice_;
 };
 
-/// 1 / sqrt(rows), the bound of the initial values of a table of so many rows, as in the reference
-/// code of DLRM (arXiv 1906.00091).
+/// Returns 1 / sqrt(rows): bound of the initial values, as in DLRM's reference code (arXiv
+/// 1906.00091).
 float initial_bound(int64_t rows);
 
-/// Those of a table, within initial_bound of the whole.
+/// Returns the initial values of a table. The bound is the initial_bound of the whole table.
 InitialRows initial_rows(uint64_t seed, const TableSpec& table);
 
-/// How the rows of a table are rounded in a step: the words are a function of (seed, name of the
-/// table, step, row, column), row and column of the whole table where a slice is held.
+/// Returns the random words that round a table's rows in a step. Words are a function of (seed,
+/// name of the table, step, row, column). For a slice, row and column are positions in the whole
+/// table.
 RowRounding row_rounding(uint64_t seed, std::string_view table, const TableSlice& slice,
                          int64_t step);
 
-/// Where a feature's rows lie in a pack and where its pooled rows go.
+/// Table of a feature, and the place of its pooled rows in the output.
 struct FeatureLayout {
   int64_t table;
-  int64_t column;  ///< the first of its columns in the pooled output
+  int64_t column;  ///< first column in the pooled output
 };
 
-/// The rows of all tables of a pack in one storage, in the spec's row_dtype, their optimizer's
-/// state, float32, in another. A table's rows follow one another; tables begin at a cache line.
+/// Rows and optimizer state of all tables in a pack. Rows are in one storage in the spec's
+/// row_dtype, float32 state is in another. The rows of a table are consecutive. Each table begins
+/// at a cache line.
 ///
-/// Initial values are those of initial_rows; state begins at zero. kUnset leaves both undefined,
-/// for rows that are moved in from elsewhere. Tables on a GPU have rows of 1024 elements at most,
-/// in FP32 or BF16, and pool them; a batch and its gradient lie there too.
+/// Rows start with the values of initial_rows, state starts with zeros. With kUnset, both are
+/// undefined: the caller moves rows in. On a GPU, rows have at most 1024 elements in FP32 or BF16.
+/// They are always pooled there, and batches and gradients must be on the same GPU.
 class PackedTables {
  public:
   enum class Initial { kDrawn, kUnset };
 
-  /// Throws UserError as check_spec, for several optimizers and for what the device cannot have.
+  /// Throws UserError like check_spec, for tables with different optimizers and for specs that the
+  /// device does not support.
   explicit PackedTables(PackSpec spec, Initial initial = Initial::kDrawn,
                         at::Device device = at::kCPU);
 
   const PackSpec& spec() const { return spec_; }
   at::Device device() const { return weights_.device(); }
   const std::vector<FeatureLayout>& features() const { return features_; }
-  /// The rows of each feature's table, as check_jagged takes them.
+  /// Number of rows of each feature's table, in the form that check_jagged takes.
   const std::vector<int64_t>& feature_rows() const { return feature_rows_; }
-  /// The features of a table, ascending.
+  /// Returns the features that look into a table, ascending.
   const std::vector<int64_t>& features_of(int64_t table) const {
     return table_features_[static_cast<size_t>(table)];
   }
-  /// The columns of the pooled output: the sum of the features' dims, or what the spec says.
-  /// Without pooling: the dim.
+  /// Number of output columns. With pooling, the sum of the features' dims, or the spec's `columns`
+  /// if set. Without pooling, the dim.
   int64_t columns() const { return columns_; }
-  /// Whether the tables are of Pooling::kNone.
+  /// Returns true if the tables have Pooling::kNone.
   bool unpooled() const {
     return !spec_.tables.empty() && spec_.tables.front().pooling == Pooling::kNone;
   }
 
-  /// (rows, dim) float32: a view of the table's rows where they are stored so, else a copy of what
-  /// they stand for.
+  /// Values of a table, (rows, dim) float32. A view if rows are stored as float32, otherwise a
+  /// decoded copy.
   at::Tensor weight(int64_t table) const;
-  /// (rows, stored_width) of stored_type: a view of the table's rows.
+  /// View of a table's stored rows, (rows, stored_width) of stored_type.
   at::Tensor stored(int64_t table) const;
-  /// Its first row, of row_bytes.
+  /// Returns the address of a table's first row. Rows are row_bytes apart.
   char* row_data(int64_t table) const;
-  /// How `update` rounds the rows of its next step.
+  /// Returns the random words with which `update` rounds the rows of its next step.
   RowRounding rounding(int64_t table) const;
-  /// For rows that are moved in from elsewhere: `row_of` has for each row the one of the table that
-  /// it holds, by which it is rounded. It must stay where it is.
+  /// Sets the table row that each slot holds, if rows are moved in from elsewhere. Rounding depends
+  /// on it. `row_of` must keep its address and stay valid.
   void set_rows_held(int64_t table, const uint32_t* row_of) {
     rows_held_[static_cast<size_t>(table)] = row_of;
   }
-  /// The table's state by the names of optimizer.h, views: (rows) for kRowWiseAdagrad, else (rows,
-  /// dim).
+  /// Views of a table's state, by the names in optimizer.h. (rows) for kRowWiseAdagrad, otherwise
+  /// (rows, dim).
   std::vector<std::pair<std::string, at::Tensor>> state(int64_t table) const;
-  /// (rows, state_per_row): all of it, a row's m and then its v for kAdam.
+  /// All state of a table, (rows, state_per_row). For kAdam, a row has m first, then v.
   at::Tensor packed_state(int64_t table) const;
 
   void set_lr(double lr);
-  /// Updates so far: t of kAdam. A checkpoint keeps it beside rows and state.
+  /// Number of updates so far: t of kAdam. Checkpoints save it with rows and state.
   int64_t steps() const { return steps_; }
   void set_steps(int64_t steps) { steps_ = steps; }
 
@@ -171,7 +179,8 @@ class PackedTables {
   std::vector<FeatureLayout> features_;
   std::vector<int64_t> feature_rows_;
   std::vector<std::vector<int64_t>> table_features_;
-  std::vector<int64_t> weight_begin_, state_begin_;  // in bytes and in elements, one for each table
+  // First byte of each table's rows, and first element of each table's state.
+  std::vector<int64_t> weight_begin_, state_begin_;
   std::vector<const uint32_t*> rows_held_;
   at::Tensor weights_, state_;
   int64_t columns_ = 0, steps_ = 0;

@@ -26,7 +26,7 @@ using embedding::row_of;
 using embedding::UpdateProblem;
 using embedding::UpdateScalars;
 
-/// Occurrences whose gradient, row and state are on their way while one is added.
+/// Occurrences whose gradient, row and state are prefetched ahead.
 constexpr int64_t kAhead = 12;
 
 template <OptimizerKind kKind>
@@ -38,7 +38,7 @@ HWY_INLINE void prefetch_occurrence(const UpdateProblem& p, int64_t i) {
   if (kKind != OptimizerKind::kSgd) prefetch_row(p.state + row * p.state_width, p.state_width);
 }
 
-/// sum = G without decay, of occurrences [begin, end).
+/// Sets `sum` to G without decay, over occurrences [begin, end).
 template <OptimizerKind kKind>
 HWY_INLINE void sum_gradients(const UpdateProblem& p, int64_t begin, int64_t end,
                               float* HWY_RESTRICT sum) {
@@ -55,7 +55,7 @@ HWY_INLINE void sum_gradients(const UpdateProblem& p, int64_t begin, int64_t end
   });
 }
 
-/// The step of one vector of a row; `state` is where its part of the row's state begins.
+/// Returns one updated vector of a row. `state` points to its part of the row's state.
 template <OptimizerKind kKind>
 HWY_INLINE FloatVector stepped(FloatVector w, FloatVector g, float* state, int64_t dim,
                                int64_t left, const UpdateScalars& c, FloatVector row_rate) {
@@ -79,8 +79,8 @@ HWY_INLINE FloatVector stepped(FloatVector w, FloatVector g, float* state, int64
   }
 }
 
-/// sum = G, with decay, whose last vector is filled up with zeros; returns its squares, to be
-/// summed over the lanes.
+/// Adds decay, so that `sum` is G. Fills its last vector up with zeros. Returns the squares of G,
+/// to be summed over the lanes.
 HWY_INLINE FloatVector decay_and_square(float* HWY_RESTRICT sum, const float* HWY_RESTRICT w,
                                         int64_t dim, float decay) {
   FloatVector squares = splat(0.0f);
@@ -92,7 +92,7 @@ HWY_INLINE FloatVector decay_and_square(float* HWY_RESTRICT sum, const float* HW
   return squares;
 }
 
-/// lr, or of kRowWiseAdagrad lr / (sqrt(s) + eps) after s has been updated.
+/// Returns the rate of a row: lr, or lr / (sqrt(s) + eps) for kRowWiseAdagrad, after updating s.
 template <OptimizerKind kKind>
 HWY_INLINE float rate_of_row(FloatVector squares, float* state, int64_t dim,
                              const UpdateScalars& c) {
@@ -101,14 +101,14 @@ HWY_INLINE float rate_of_row(FloatVector squares, float* state, int64_t dim,
   return c.lr / (std::sqrt(*state) + c.eps);
 }
 
-/// Whether G is decayed or squared before the step.
+/// Returns true if G must be decayed or squared before the step.
 template <OptimizerKind kKind>
 HWY_INLINE bool needs_squares(const UpdateScalars& c) {
   return kKind == OptimizerKind::kRowWiseAdagrad || c.weight_decay != 0;
 }
 
-/// One row whose kVectors vectors stay in registers from its gradients' sum to its step:
-/// sum_gradients, decay_and_square and the step in one, with their bits.
+/// Updates one row of kVectors vectors, which stay in registers throughout. Combines sum_gradients,
+/// decay_and_square and the step, with the same bits.
 template <OptimizerKind kKind, class Row, int kVectors>
 HWY_INLINE void update_row(const UpdateProblem& p, int64_t begin, int64_t end,
                            const UpdateScalars& c) {

@@ -14,15 +14,15 @@ struct UpdateProblem {
   const Occurrence* occurrences;
   int64_t dim;
   RowDtype dtype;
-  char* rows;  ///< of the table, stored, row_bytes each
+  char* rows;  ///< stored rows of the table, row_bytes each
   int64_t row_bytes;
   RowRounding rounding;
   float* state;
-  int64_t state_width;  ///< floats of state that a row has
+  int64_t state_width;  ///< floats of state for each row
 };
 
-/// One update of every row that occurs: G is summed in float32 in the order of the keys. On the
-/// calling thread.
+/// Updates each row that occurs once, on the calling thread. The gradient G is summed in float32 in
+/// the order of the keys.
 void update_rows(const UpdateProblem& problem, const UpdateScalars& scalars);
 
 }  // namespace dovetail::embedding

@@ -13,7 +13,7 @@ namespace dovetail::embedding {
 
 namespace {
 
-/// Micro-batch `number` of a rank's samples, of which it has `size` as far as there are any.
+/// Returns micro-batch `number`: up to `size` samples of `batch`, fewer or 0 at its end.
 Jagged part_of(const Jagged& batch, int64_t size, int64_t number) {
   const int64_t first = number == 0 ? 0 : std::min(number * size, batch.samples);
   return samples_of(batch, first, std::min(size, batch.samples - first));
@@ -82,7 +82,7 @@ TableStep DistributedTables::start(const Jagged& batch, int64_t micro_batch,
     step.packs_.push_back(std::move(in));
   }
   if (messages.empty()) return step;
-  // All counts of all packs in one message.
+  // One message carries all counts of all packs.
   const at::Tensor counts = at::empty({ranks, count}, at::kLong);
   for (size_t i = 0; i < messages.size(); ++i)
     counts.select(1, static_cast<int64_t>(i)).copy_(at::tensor(messages[i].counts, at::kLong));
@@ -213,7 +213,7 @@ void DistributedTables::end(TableStep& step) {
 }
 
 at::Tensor DistributedTables::lookup(const Jagged& batch) {
-  // One micro-batch on every rank, whatever their samples.
+  // Use one micro-batch on every rank, whatever its number of samples.
   TableStep step = start(batch, std::numeric_limits<int64_t>::max(), 1);
   begin(step, /*training=*/false);
   gather(step, 0);

@@ -8,7 +8,7 @@ namespace dovetail::embedding {
 
 namespace {
 
-/// Places of int64 keys in the order of their bits, without a sign.
+/// Returns the order that sorts int64 keys as unsigned numbers.
 at::Tensor ascending(const at::Tensor& keys) {
   return at::argsort(keys ^ std::numeric_limits<int64_t>::min());
 }
@@ -20,7 +20,7 @@ KeyCounts select(const KeyCounts& counts, const at::Tensor& places) {
           .removed = counts.removed};
 }
 
-/// Places of the keys that a rank holds of a table that is cut by rows.
+/// Positions of the keys that `rank` holds if the table is row-wise.
 at::Tensor own_places(const at::Tensor& keys, int64_t rank, int64_t ranks) {
   std::vector<int64_t> places;
   for (int64_t i = 0; i < keys.numel(); ++i)

@@ -101,7 +101,7 @@ TableRows DistributedTables::read_rows(int64_t table, int64_t first, int64_t cou
   at::Tensor order;
   if (group_->rank() == 0) {
     if (sharding == Sharding::kColumnWise)
-      found.rows = found.rows.narrow(0, 0, counts.front());  // each rank has all
+      found.rows = found.rows.narrow(0, 0, counts.front());  // each rank has all rows
     if (by_rows) std::tie(found.rows, order) = found.rows.sort();
   }
   const TableContents contents = own.numel() > 0 ? pack.read(local, own) : TableContents();
@@ -126,7 +126,7 @@ at::Tensor DistributedTables::own_columns(int64_t table, const at::Tensor& rows)
   if (plan_.tables[static_cast<size_t>(table)].sharding != Sharding::kColumnWise ||
       rows.size(1) == 0)
     return rows;
-  // One column of each weight, two of Adam's state.
+  // A column of the table is one column of weights, and two of Adam's state.
   const TableSpec part = local_table(spec_, plan_, table, group_->rank());
   return rows.view({rows.size(0), -1, spec_.tables[static_cast<size_t>(table)].dim})
       .narrow(2, part.slice.first_column, part.dim)
@@ -164,7 +164,7 @@ int64_t DistributedTables::num_rows(int64_t table, RowSet which) const {
   const Sharding sharding = plan_.tables[static_cast<size_t>(table)].sharding;
   const ShardedPack& pack = pack_of(table);
   const int64_t local = pack.local_table(table);
-  // Ranks that hold columns or replicas of the same rows count them once.
+  // Ranks with columns or replicas of the same rows count them once.
   const bool counts = local >= 0 && (group_->rank() == 0 || sharding == Sharding::kRowWise ||
                                      sharding == Sharding::kTableWise);
   const std::vector<int64_t> counted =

@@ -14,7 +14,8 @@ namespace dovetail::embedding {
 
 namespace {
 
-/// Of rows, one for each id of a batch, those of some features, one feature after another.
+/// Selects the rows of some features, one feature after another. `rows` has one row for each id of
+/// the batch.
 std::vector<at::Tensor> rows_of(const at::Tensor& rows, const Jagged& batch,
                                 const std::vector<int64_t>& features) {
   const auto* offsets = batch.offsets.const_data_ptr<int64_t>();

@@ -14,30 +14,31 @@
 
 namespace dovetail::embedding {
 
-/// When the gradients of lookups become an update: as soon as each of them is there, or all of them
-/// together at `apply`.
+/// Time at which gradients of lookups update the tables.
+///   kInBackward  Each gradient as soon as backward computes it.
+///   kOnApply     All gradients together when `apply` is called.
 enum class UpdateTime { kInBackward, kOnApply };
 
-/// Tables that learn from the backward of their lookups, without a gradient of their rows ever
-/// being stored. Those of one optimizer are looked up and updated as one.
+/// Tables that learn from the backward pass of their lookups. Gradients of whole rows are never
+/// stored. Tables with the same optimizer are looked up and updated as one pack.
 class TrainedTables : public torch::CustomClassHolder {
  public:
-  /// Throws UserError as PackedTables, which may have one optimizer on a GPU.
+  /// Throws UserError like PackedTables. On a GPU, all tables must have the same optimizer.
   TrainedTables(const PackSpec& spec, UpdateTime time, at::Device device = at::kCPU);
 
   const PackSpec& spec() const { return spec_; }
-  /// As PackedTables of all features would.
+  /// Same result as embedding::pool on PackedTables with all features.
   at::Tensor pool(const Jagged& batch) const;
-  /// One update of all gradients since the last, in the order of their lookups (not of their
-  /// backwards): lookups of the micro-batches of a batch, in order, give the bits of the whole
-  /// batch. Without any, nothing happens. Throws UserError under kInBackward.
+  /// Makes one update from all gradients since the previous apply. Gradients count in the order of
+  /// the lookups, not of their backward passes. So looking up micro-batches in order gives the bits
+  /// of the whole batch. Does nothing without gradients. Throws UserError under kInBackward.
   void apply();
-  /// Gradients that wait for `apply`.
+  /// Number of gradients that wait for `apply`.
   int64_t waiting() const { return static_cast<int64_t>(queue_.size()); }
 
   at::Tensor stored(int64_t table) const;
   std::vector<std::pair<std::string, at::Tensor>> state(int64_t table) const;
-  /// The general rate; a table with a rate of its own keeps its ratio to that.
+  /// Sets the general learning rate. A table with its own rate keeps the ratio to the general rate.
   void set_lr(double lr);
   int64_t steps() const { return packs_.empty() ? 0 : packs_.front().tables.steps(); }
   void set_steps(int64_t steps);
@@ -47,12 +48,12 @@ class TrainedTables : public torch::CustomClassHolder {
   friend at::Tensor lookup(const c10::intrusive_ptr<TrainedTables>& tables, const Jagged& batch);
 
   struct Pack {
-    std::vector<int64_t> whole_tables, features;  ///< by their numbers in the spec
+    std::vector<int64_t> whole_tables, features;  ///< numbers in the spec
     PackedTables tables;
   };
   void add_pack(const std::vector<int64_t>& tables, at::Device device);
   bool unpooled() const { return !packs_.empty() && packs_.front().tables.unpooled(); }
-  /// The pack of a table and its number there.
+  /// Returns the pack of a table and the table's number in the pack.
   std::pair<const Pack*, int64_t> pack_of(int64_t table) const;
   void update(const std::vector<PooledGradient>& micro_batches);
 
@@ -60,16 +61,16 @@ class TrainedTables : public torch::CustomClassHolder {
   std::vector<Pack> packs_;
   std::vector<int64_t> feature_rows_;
   const UpdateTime time_;
-  at::Tensor
-      anchor_;  // what makes autograd call the backward: the rows themselves have no gradient
+  // Requires a gradient, so that autograd calls backward. The rows themselves have no gradient.
+  at::Tensor anchor_;
   int64_t lookups_ = 0;
   std::vector<std::pair<int64_t, PooledGradient>> queue_;
 };
 
-/// `pool`, whose backward hands the gradient of its output to the tables. Under kInBackward each
-/// backward is a step of the optimizer, and every lookup of a graph must have been made before. The
-/// gradient must stay as it is until `apply`. Throws UserError for weights that require a gradient:
-/// they get none.
+/// `pool` with a backward pass that hands the output's gradient to the tables. Under kInBackward,
+/// each backward is an optimizer step. Then all lookups of a graph must come before its backward.
+/// The gradient must not be modified until `apply`. Throws UserError if the weights require a
+/// gradient, since they do not get one.
 at::Tensor lookup(const c10::intrusive_ptr<TrainedTables>& tables, const Jagged& batch);
 
 }  // namespace dovetail::embedding

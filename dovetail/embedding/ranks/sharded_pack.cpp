@@ -14,10 +14,11 @@ namespace dovetail::embedding {
 
 namespace {
 
-/// Words before the lengths of a message of ids: samples, 1 where there are weights.
+/// Words before the lengths in a message of ids: the number of samples, and 1 if there are weights.
 constexpr int64_t kHeader = 2;
 
-/// The rank's tables; of one rank they write into the whole collection's output.
+/// Returns the spec of the rank's tables. With one rank, features write directly into the whole
+/// collection's output.
 PackSpec rank_spec(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack,
                    int64_t rank) {
   std::vector<int64_t> features;
@@ -33,7 +34,7 @@ int64_t elements_of_row(Payload payload, int64_t columns) {
   return payload == Payload::kMXFP8 ? row_bytes(payload, columns, at::kFloat) : columns;
 }
 
-/// Message elements as rows of `columns` float32.
+/// Decodes message elements to rows of `columns` float32.
 at::Tensor decode_rows(const at::Tensor& elements, Payload payload, int64_t samples,
                        int64_t columns) {
   return decode(elements.view({samples, elements_of_row(payload, columns)}), payload, columns,
@@ -152,7 +153,8 @@ void ShardedPack::forget_changes() {
   if (hashed_) hashed_->forget_changes();
 }
 
-/// A rank that has an n-th of the keys may have an n-th of what there may be of them.
+/// Returns the options for this rank. With row-wise sharding, it has 1/n of the keys and gets 1/n
+/// of each limit.
 HashedOptions ShardedPack::part_of(HashedOptions options) const {
   if (sharding_ != Sharding::kRowWise) return options;
   options.max_candidates = (options.max_candidates + ranks_ - 1) / ranks_;
@@ -243,8 +245,8 @@ Message ShardedPack::write_ids(const Jagged& batch) const {
   const auto ranks = static_cast<size_t>(ranks_);
   const int64_t* values = batch.values.const_data_ptr<int64_t>();
   const int64_t* offsets = batch.offsets.const_data_ptr<int64_t>();
-  // Of each feature and rank: how many ids go there, then the number of its first among the rank's;
-  // where its lengths begin in the message.
+  // For each feature and rank. ids_at: number of ids, then the number of the next id among the
+  // rank's ids. lengths_at: first bag length in the message.
   std::vector<std::vector<int64_t>> ids_at(features_.size(), std::vector<int64_t>(ranks, 0)),
       lengths_at = ids_at;
   parallel_pieces(batch.features, 1, [&](int64_t begin, int64_t end) {

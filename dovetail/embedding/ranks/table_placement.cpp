@@ -19,7 +19,7 @@ namespace dovetail::embedding {
 namespace {
 
 constexpr std::array<std::string_view, 4> kShardings = {"row", "table", "column", "replicated"};
-/// Columns are cut between vectors of this many.
+/// Columns are cut at multiples of this number.
 constexpr int64_t kColumnUnit = 4;
 
 const TableSpec& table_of(const PackSpec& spec, int64_t t) {
@@ -42,7 +42,7 @@ bool columns_can_be_cut(const PackSpec& spec, int64_t t, int64_t ranks) {
          !table_of(spec, t).hashed && table_of(spec, t).dim >= kColumnUnit * ranks;
 }
 
-/// Of `count` units in equal parts, where part `index` begins.
+/// Returns the begin of part `index` if `count` units are cut into equal parts.
 int64_t part_begin(int64_t count, int64_t parts, int64_t index) { return count * index / parts; }
 
 size_t least(const std::vector<double>& loads) {
@@ -68,14 +68,13 @@ void check_column_wise(const PackSpec& spec, int64_t ranks) {
     const TableSpec& table = table_of(spec, t);
     user_check(!has_row_wise_state(spec, t),
                "embedding: table \"{}\": row-wise Adagrad has one state for a whole row, which "
-               "column-wise tables would "
-               "cut; use another sharding, or adagrad",
+               "column-wise tables would cut. Use another sharding, or adagrad",
                table.name);
-    user_check(!table.hashed,
-               "embedding: the keys of table \"{}\", which has no fixed vocabulary, are of whole "
-               "rows, which column-wise "
-               "tables would cut; use another sharding",
-               table.name);
+    user_check(
+        !table.hashed,
+        "embedding: table \"{}\", which has no fixed vocabulary, cannot be column-wise: its keys "
+        "have whole rows. Use another sharding",
+        table.name);
     user_check(table.dim >= kColumnUnit * ranks,
                "embedding: table \"{}\" has {} columns, too few to be cut over {} ranks ({} each); "
                "use another sharding",
@@ -134,7 +133,7 @@ void pack_tables(const PackSpec& spec, EmbeddingPlan& plan, bool packing) {
   }
 }
 
-/// A pack in `parts`, its tables dealt out like the groups' packs.
+/// Splits a pack into `parts`. Tables are dealt out by volume, like packs to groups.
 std::vector<PlannedPack> split(const EmbeddingPlan& plan, const PlannedPack& pack, int64_t parts) {
   std::vector<PlannedPack> found(static_cast<size_t>(parts),
                                  {.tables = {}, .sharding = pack.sharding, .hashed = pack.hashed});
@@ -188,7 +187,7 @@ void group_packs(EmbeddingPlan& plan) {
   std::ranges::stable_sort(plan.packs, {}, &PlannedPack::group);
 }
 
-/// The numbers that its kind reads.
+/// Lists only the numbers that the optimizer's kind uses.
 nlohmann::ordered_json to_json(const OptimizerSpec& optimizer) {
   nlohmann::ordered_json json = {{"kind", name(optimizer.kind)}, {"lr", optimizer.lr}};
   if (optimizer.kind == OptimizerKind::kMomentum) json["momentum"] = optimizer.momentum;
@@ -213,9 +212,8 @@ EmbeddingPlan make_plan(const PackSpec& spec, const PlanOptions& options) {
              "embedding: {} tables cannot be in {} groups", tables, options.groups);
   for (const TableSpec& table : spec.tables)
     user_check(table.pooling != Pooling::kNone,
-               "embedding: table \"{}\" has pooling none, but tables over ranks send pooled rows; "
-               "look each place of its "
-               "bags up as a feature of its own, with bags of one id",
+               "embedding: table \"{}\" has pooling none, but tables over ranks send pooled rows. "
+               "Look up each position of its bags as a feature of its own, with bags of one id",
                table.name);
   EmbeddingPlan plan{
       .ranks = options.ranks, .groups = options.groups, .tables = measure_tables(spec, options)};
@@ -307,7 +305,7 @@ PackSpec local_spec(const PackSpec& spec, const EmbeddingPlan& plan, const Plann
     const PlannedTable& planned = plan.tables[static_cast<size_t>(t)];
     if (planned.sharding == Sharding::kTableWise && planned.rank != rank) continue;
     TableSpec table = local_table(spec, plan, t, rank);
-    if (table.rows == 0) table.rows = 1;  // fewer rows than ranks: one that no id reaches
+    if (table.rows == 0) table.rows = 1;  // fewer rows than ranks: keep one row that no id reaches
     table.optimizer.reset();
     local_number[t] = static_cast<int64_t>(local.tables.size());
     local.tables.push_back(std::move(table));

@@ -11,36 +11,36 @@
 
 namespace dovetail::embedding {
 
-/// How a table lies on n ranks.
-///   kRowWise     row i on rank i mod n, as its row i div n; a key without a fixed vocabulary on
-///   rank key mod n, which
-///                may have an n-th of the table's most rows. Each rank pools what it has of a bag;
-///                the parts are added in the order of ranks.
-///   kTableWise   whole, on one rank.
-///   kColumnWise  all rows on every rank, a range of columns on each.
-///   kReplicated  whole, on every rank: lookups stay at home, every rank makes every update.
+/// Distribution of a table over n ranks.
+///   kRowWise     Row i is on rank i mod n, as local row i div n. A key of a hashed table is on
+///                rank key mod n. Each rank may have 1/n of the table's maximum rows. Each rank
+///                pools its rows of a bag, and the partial sums are added in rank order.
+///   kTableWise   The whole table is on one rank.
+///   kColumnWise  Every rank has all rows, each with a range of columns.
+///   kReplicated  The whole table is on every rank. Lookups are local, and every rank makes every
+///                update.
 enum class Sharding { kRowWise, kTableWise, kColumnWise, kReplicated };
 
-/// "row", "table", "column", "replicated".
+/// Returns "row", "table", "column" or "replicated".
 std::string_view name(Sharding sharding);
-/// The inverse. Throws UserError for another name, listing the valid ones.
+/// Inverse of name(). Throws UserError for another name, listing the valid names.
 Sharding parse_sharding(std::string_view text);
 
 struct PlannedTable {
   Sharding sharding = Sharding::kReplicated;
-  int64_t rank = 0;  ///< of kTableWise: who holds it
-  double volume =
-      1;  ///< dim times the ids that a sample is expected to have: floats of rows that it reads
+  int64_t rank = 0;  ///< for kTableWise: the rank that holds the table
+  /// Floats of rows that a sample is expected to read: dim times the expected ids of a sample.
+  double volume = 1;
 };
 
-/// Tables whose lookups are one operation and one exchange, and whose rows have one optimizer.
+/// Tables with one lookup operation, one exchange and one optimizer for all of their rows.
 struct PlannedPack {
   std::vector<int64_t> tables;  ///< ascending
   Sharding sharding = Sharding::kReplicated;
-  bool hashed = false;  ///< tables without a fixed vocabulary, which share no pack with others
+  bool hashed = false;  ///< hashed tables have packs of their own
   double volume = 0;
-  int64_t group =
-      0;  ///< packs of one group are gathered while those of the group before are exchanged
+  /// A group's packs are gathered while the packs of the previous group are exchanged.
+  int64_t group = 0;
 };
 
 struct EmbeddingPlan {
@@ -51,57 +51,64 @@ struct EmbeddingPlan {
 
 struct PlanOptions {
   int64_t ranks = 1;
-  std::optional<Sharding> sharding = {};    ///< of all tables; none: chosen for each
-  bool packing = true;                      ///< off: every table is a pack
-  int64_t groups = 1;                       ///< no more than there are tables
-  std::vector<double> ids_per_sample = {};  ///< expected, of each feature; empty: 1 each
+  /// Sharding of all tables; nullopt: chosen for each table.
+  std::optional<Sharding> sharding = {};
+  bool packing = true;                      ///< false: every table is its own pack
+  int64_t groups = 1;                       ///< at most the number of tables
+  std::vector<double> ids_per_sample = {};  ///< expected ids of each feature; empty: 1 each
 };
 
-/// The passes in their order, each a function of the plan before it:
-/// 1. Sharding. Tables as `options` say. Else a table that is more than one rank's share of the
-/// volume or of the bytes
-///    is cut, since no other placement balances it: by columns where the optimizer and the
-///    dimension allow it (the bytes on the wire stay those of a whole table), else by rows (n times
-///    those, for every rank sends its part of every bag). A hashed table stays whole, for in parts
-///    of one other keys would be refused and evicted. What is whole: the largest volume first to
-///    the rank with the least (LPT). Replicated is never chosen: its exchange is n / 2 times a
-///    whole table's, and every rank makes every update.
-/// 2. Packing. Tables that lie alike, all hashed or none, and have the same optimizer with the same
-/// numbers are one
-///    pack. All tables have one dtype, and sums, means and dimensions mix within a pack.
-/// 3. Splitting. A pack whose volume exceeds the mean is split into parts of about the mean; while
-/// there are fewer
-///    packs than groups the largest that can be is halved.
-/// 4. Grouping. The largest volume first to the group with the least.
-/// Throws UserError for column-wise tables of fewer than 4 columns a rank, hashed ones, under
-/// row-wise Adagrad, whose state is of the whole row, or in MXFP8, whose scales are of 32 elements;
-/// and for Pooling::kNone, which is of one PackedTables alone.
+/// Makes a plan in four passes. Each pass is a function of the plan before it.
+/// 1. Sharding. `options.sharding`, if set, applies to all tables. Otherwise a table is cut if it
+///    exceeds one rank's share of volume or bytes: nothing else balances it. It is cut by columns
+///    if the optimizer and the dimension allow it. The bytes on the wire then equal those for a
+///    whole table. Otherwise it is cut by rows. That costs n times the bytes, since every rank
+///    sends its part of every bag. A hashed table stays whole: cut in parts, it would refuse and
+///    evict different keys. Whole tables are placed by LPT (longest processing time): the largest
+///    volume first, to the rank with the smallest load. Replication is never chosen. Its exchange
+///    is n / 2 times a whole table's, and every rank makes every update.
+/// 2. Packing. Tables form one pack if they share the sharding and the optimizer with its numbers.
+///    Hashed tables are packed apart from others. All tables have one dtype. Sums, means and
+///    dimensions mix within a pack.
+/// 3. Splitting. A pack whose volume exceeds the mean is split into parts of about the mean. While
+///    there are fewer packs than groups, the largest divisible pack is halved.
+/// 4. Grouping. The packs go to groups: the largest volume first, to the group with the smallest
+///    load.
+///
+/// Throws UserError for Pooling::kNone, which only a single PackedTables supports. Throws UserError
+/// for column-wise sharding of
+/// - tables with fewer than 4 columns a rank,
+/// - hashed tables,
+/// - tables with row-wise Adagrad, which has one state for a whole row,
+/// - MXFP8 rows, which have one scale for 32 elements.
 EmbeddingPlan make_plan(const PackSpec& spec, const PlanOptions& options);
 
-/// The tables of each optimizer, in the order of the first of each: what may be looked up as one.
+/// Groups the tables by optimizer, in the order of each optimizer's first table. Each group may be
+/// looked up as one.
 std::vector<std::vector<int64_t>> tables_by_optimizer(const PackSpec& spec);
 
-/// The features that look into a pack's tables, ascending.
+/// Returns the features that look into a pack's tables, ascending.
 std::vector<int64_t> features_of(const PackSpec& spec, const PlannedPack& pack);
 
-/// What `rank` holds of a table that is not whole elsewhere; of a row-wise one it may be no rows.
+/// Returns the part of a table that `rank` holds. A row-wise part may have 0 rows. A table-wise
+/// table must be on `rank`.
 TableSpec local_table(const PackSpec& spec, const EmbeddingPlan& plan, int64_t table, int64_t rank);
 
-/// The tables that `rank` holds of a pack, with the features that look into them; those that are
-/// not the rank's are left out. `features` gets their numbers in `spec`.
+/// Returns the tables of a pack that `rank` holds, and the features that look into them. `features`
+/// receives the numbers of these features in `spec`.
 PackSpec local_spec(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack,
                     int64_t rank, std::vector<int64_t>& features);
 
-/// Where each feature's pooled rows begin in the output of a whole collection, features side by
-/// side, and its columns.
+/// Returns the first column of each feature in the output of a whole collection, features side by
+/// side. The last element is the number of columns.
 std::vector<int64_t> whole_columns(const PackSpec& spec);
 
-/// Bytes of rows and state that `rank` holds of a pack at most.
+/// Returns the maximum bytes of rows and state that `rank` holds of a pack.
 int64_t bytes_on(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack,
                  int64_t rank);
 
-/// A table for the terminal: a line for each pack, with its tables, sharding, group, optimizer and
-/// rate, share of the volume and bytes on each rank.
+/// Formats a plan for the terminal, one line for each pack. A line has tables, sharding, group,
+/// optimizer, rate, share of the volume and bytes on each rank.
 std::string print(const PackSpec& spec, const EmbeddingPlan& plan);
 nlohmann::ordered_json to_json(const PackSpec& spec, const EmbeddingPlan& plan);
 

@@ -11,9 +11,9 @@ namespace dovetail::embedding {
 namespace {
 
 constexpr std::array<const char*, 3> kPolicyNames = {"hot", "lru", "lfu"};
-/// Ids whose places in the map are on their way while one is looked up.
+/// Number of ids whose places in the map are prefetched ahead of the lookup.
 constexpr int64_t kCountsAhead = 12;
-/// Rows of as many accesses are equals when the most frequent are chosen.
+/// Access counts from here on are treated as equal when the most frequent rows are chosen.
 constexpr size_t kMostCounted = UINT16_MAX;
 
 int64_t bitmap_words(int64_t rows) { return (rows + 63) / 64; }
@@ -59,7 +59,7 @@ void RowCache::begin(const std::vector<Ids>& ids, std::string_view table,
                      std::vector<RowMove>& moves) {
   DOVETAIL_CHECK(used_.empty(), "a step begins before the last has ended");
   ++step_;
-  // First all that is there, so that no row of this step leaves for another.
+  // Find all rows that are present first, so that no row of this step is evicted for another.
   for (const Ids& part : ids) {
     for (int64_t i = 0; i < part.count; ++i) {
       if (i + kCountsAhead < part.count) {
@@ -97,7 +97,7 @@ void RowCache::begin(const std::vector<Ids>& ids, std::string_view table,
 
 bool RowCache::look_up(const std::vector<Ids>& ids, std::vector<RowMove>& moves) const {
   DOVETAIL_CHECK(used_.empty(), "a lookup within a step");
-  // Sets have empty slots anywhere; the other fast tiers fill from the first slot on.
+  // Sets may have empty slots anywhere. Other fast tiers fill from the first slot on.
   const int64_t first = rank_.empty() ? filled_ : options_.fast_rows,
                 room = options_.fast_rows + options_.staging_rows - first;
   SlotMap<uint32_t> brought(16);
@@ -202,8 +202,7 @@ int64_t RowCache::place_in_set(int64_t row) const {
 int64_t RowCache::stage(std::string_view table) {
   user_check(staged_ < options_.staging_rows,
              "embedding: a step reads more than {} distinct rows of table \"{}\" that are not in "
-             "the fast tier; raise "
-             "step_rows, or take smaller batches",
+             "the fast tier. Raise step_rows, or take smaller batches",
              options_.staging_rows, table);
   return options_.fast_rows + staged_++;
 }
@@ -221,7 +220,8 @@ void RowCache::choose_hot() {
   halve_counts();
 }
 
-/// Rows above the threshold, and of those at it the lowest, as many as there is room for.
+/// Marks the rows above the count threshold. Rows at the threshold fill the remaining room, lowest
+/// first.
 void RowCache::mark_hot() {
   std::vector<int64_t> of_count(kMostCounted + 1);
   for (const uint16_t c : counts_) ++of_count[c];

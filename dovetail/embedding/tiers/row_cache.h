@@ -9,40 +9,41 @@
 
 namespace dovetail::embedding {
 
-/// Which rows stay in the fast tier.
-///   kHot  The most frequent. Until the warm-up ends, rows stay as they come while there is room.
-///   Then, and every
-///         refresh after, the `fast_rows` rows of most accesses so far are chosen (of equals the
-///         lower), and counts are halved. A chosen row that is not there comes in at its next
-///         access, for the one that is not chosen in the highest slot. The others pass through the
-///         staging area while no slot is empty.
-///   kLru  Set-associative: a row's set is its hash; of a full set, the row leaves whose last step
-///   is longest ago. kLfu  Set-associative: the row leaves that had the fewest accesses since it
-///   came in.
-/// Of equals in a set, the one in the lower slot leaves. Rows of the step itself never leave; a row
-/// for which there is then no place passes through the staging area.
+/// Rule that decides which rows stay in the fast tier.
+///   kHot  The most frequent rows stay. Before the end of the warm-up, new rows take free slots.
+///         Then, and at every refresh, the `fast_rows` rows with the most accesses so far are
+///         chosen. Ties prefer the lower row. After each choice, counts are halved. A chosen row
+///         that is absent comes in at its next access. It replaces the row in the highest slot that
+///         holds no chosen row. Other rows pass through the staging area unless a slot is empty.
+///   kLru  Set-associative: a row's hash selects its set. A full set evicts the row whose last step
+///         is longest ago.
+///   kLfu  Set-associative. A full set evicts the row with the fewest accesses since it came in.
+///
+/// Ties in a set evict the lower slot. Rows of the current step are never evicted. A row that finds
+/// no place for this reason passes through the staging area.
 enum class TierPolicy { kHot, kLru, kLfu };
 
-/// "hot", "lru", "lfu". Throws UserError for another name.
+/// Parses "hot", "lru" or "lfu". Throws UserError for another name.
 TierPolicy parse_tier_policy(std::string_view name);
 
 struct RowCacheOptions {
   TierPolicy policy = TierPolicy::kHot;
-  int64_t rows = 0;  ///< of the table
-  int64_t fast_rows =
-      0;  ///< slots whose rows stay; of kLru and kLfu a multiple of kWays, unless it is all rows
+  int64_t rows = 0;  ///< rows of the table
+  /// Slots whose rows stay between steps. For kLru and kLfu a multiple of kWays, unless it equals
+  /// `rows`.
+  int64_t fast_rows = 0;
   int64_t staging_rows = 0;
-  int64_t warmup_steps = 0, refresh_steps = 0;  ///< of kHot
+  int64_t warmup_steps = 0, refresh_steps = 0;  ///< for kHot
 };
 
-/// A row that a step brings in.
+/// Row that a step brings into a slot.
 struct RowMove {
   int64_t slot, row;
-  int64_t evicted;  ///< the row that was in the slot and has changed since it came; or -1
+  int64_t evicted;  ///< changed row that the slot held and that must be written back, or -1
 };
 
-/// Which rows of a table are in which slots: integers only, the rows themselves are moved by who
-/// owns them. Slots [0, fast_rows) hold rows that stay, [fast_rows, fast_rows + staging_rows) those
+/// Map of a table's rows to slots. It handles integers only; its owner moves the rows. Slots [0,
+/// fast_rows) keep their rows between steps. Slots [fast_rows, fast_rows + staging_rows) hold rows
 /// of one step. Slots are a function of the ids of all steps so far.
 class RowCache {
  public:
@@ -50,48 +51,48 @@ class RowCache {
 
   explicit RowCache(const RowCacheOptions& options);
 
-  /// What one with these options takes, in bytes.
+  /// Returns the bytes that a RowCache with these options takes.
   static int64_t bytes_for(const RowCacheOptions& options);
 
   struct Ids {
     const int64_t* ids;
-    int64_t* slots;  ///< where their slots are written
+    int64_t* slots;  ///< output: slot of each id
     int64_t count;
   };
 
-  /// The slots of a step's ids, and in `moves` the rows to be brought into them first; the evicted
-  /// of one move is no row that another brings. Throws UserError, naming `table`, when the staging
-  /// area has no room.
+  /// Begins a step. Writes the slots of its ids, and appends the rows to bring into them first to
+  /// `moves`. No move evicts a row that another move brings. Throws UserError, naming `table`, if
+  /// the staging area is full.
   void begin(const std::vector<Ids>& ids, std::string_view table, std::vector<RowMove>& moves);
 
-  /// Slots of ids outside a step, for a lookup that leaves no trace: nothing is counted, and no row
-  /// comes or goes. In `moves` the rows to bring first into slots that are empty between steps.
-  /// Returns false if there are too few.
+  /// Finds slots of ids outside a step, for a lookup that leaves no trace. It counts nothing and
+  /// evicts nothing. `moves` receives the rows to read first, into slots that are empty between
+  /// steps. Returns false if there are too few empty slots.
   bool look_up(const std::vector<Ids>& ids, std::vector<RowMove>& moves) const;
 
-  /// Ends the step. Rows that passed through are appended to `passed` if `changed`: they have to be
-  /// written from their slots before the next begin.
+  /// Ends the step. If `changed`, appends the rows of the staging area to `passed`. The caller must
+  /// write them from their slots before the next begin.
   enum class Rows { kSame, kChanged };
   void end(Rows changed, std::vector<RowMove>& passed);
 
-  /// The slot of a row that stays, or -1.
+  /// Returns the slot of a row, or -1.
   int64_t find(int64_t row) const;
   bool changed(int64_t slot) const { return (flags_[static_cast<size_t>(slot)] & kDirty) != 0; }
   void set_unchanged(int64_t slot) {
     flags_[static_cast<size_t>(slot)] &= static_cast<uint8_t>(~kDirty);
   }
-  /// The row in a slot, or -1.
+  /// Returns the row in a slot, or -1.
   int64_t row_in(int64_t slot) const;
 
-  /// Of each slot; a slot without a row has UINT32_MAX. It stays where it is.
+  /// Row of each slot; UINT32_MAX if the slot is empty. The address does not change.
   const uint32_t* rows_in() const { return row_of_.data(); }
 
-  int64_t hits() const {
-    return hits_;
-  }  ///< accesses of rows that were there when their step began
-  int64_t misses() const { return misses_; }  ///< all other accesses
-  /// Of the counts at the last choice of kHot: all, and those of the rows chosen, whose ratio is
-  /// the best hit rate that any choice of so many rows can have on these accesses.
+  /// Accesses of rows that were present when their step began.
+  int64_t hits() const { return hits_; }
+  /// All other accesses.
+  int64_t misses() const { return misses_; }
+  /// Counts at the last choice of kHot: accesses of all rows, and accesses of the chosen rows.
+  /// Their ratio is the best hit rate that `fast_rows` fixed rows can have on these accesses.
   int64_t counted() const { return counted_; }
   int64_t counted_hot() const { return counted_hot_; }
 
@@ -116,13 +117,14 @@ class RowCache {
 
   RowCacheOptions options_;
   SlotMap<uint32_t> map_;
-  std::vector<uint32_t> row_of_;  // and the next two: of each slot
+  std::vector<uint32_t> row_of_;  // this and the next two: one for each slot
   std::vector<uint8_t> flags_;
-  std::vector<uint32_t> rank_;  // kLru: the last step; kLfu: accesses
-  std::vector<int64_t> used_;   // slots of this step
+  std::vector<uint32_t> rank_;  // kLru: last step; kLfu: number of accesses
+  std::vector<int64_t> used_;   // slots that this step uses
   int64_t step_ = 0, filled_ = 0, staged_ = 0;
-  // kHot: accesses of each row, their low 16 bits and, for the few rows that have more, the rest;
-  // the rows chosen; the slots of rows that are not.
+  // kHot only. counts_ and high_counts_: accesses of each row, the low 16 bits and the rest (few
+  // rows have any). hot_: bitmap of the chosen rows. replaceable_: slots of rows that are not
+  // chosen.
   std::vector<uint16_t> counts_;
   std::map<int64_t, int64_t> high_counts_;
   std::vector<uint64_t> hot_;

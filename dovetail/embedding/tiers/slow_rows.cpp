@@ -17,22 +17,22 @@ namespace dovetail::embedding {
 
 namespace {
 
-/// Bytes that are read or written at once where rows follow one another.
+/// Maximum bytes of one read or write of consecutive rows, unless one record is larger.
 constexpr int64_t kChunkBytes = int64_t{1} << 20;
 
-/// A file without a name in the folder.
+/// Creates a file without a name in the folder.
 int open_unnamed(const std::filesystem::path& folder, const std::string& table) {
   std::string path = (folder / ".rows.XXXXXX").string();
   const int fd = mkostemp(path.data(), O_CLOEXEC);
   user_check(fd >= 0, "embedding: no file can be made in {} for the rows of table \"{}\": {}",
              folder.string(), table, std::strerror(errno));
   unlink(path.c_str());
-  posix_fadvise(fd, 0, 0,
-                POSIX_FADV_RANDOM);  // advice: rows that lie around one are not read with it
+  // Tells the system that access is random, so that it does not read ahead.
+  posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
   return fd;
 }
 
-/// Of no bytes the pointers may be null: an optimizer without state has none.
+/// memcpy that allows null pointers for 0 bytes: an optimizer without state has null pointers.
 void copy_bytes(void* to, const void* from, size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
@@ -152,7 +152,8 @@ void SlowRows::write_range(int64_t begin, int64_t count, const char* stored, con
   }
 }
 
-/// Zeros where nothing was written: in the file a hole, in RAM a fresh page.
+/// Reads bytes of records. Bytes never written read as zeros: holes in the file, fresh pages in
+/// RAM.
 void SlowRows::read_bytes(int64_t row, char* to, int64_t bytes) const {
   if (memory_ != nullptr) {
     std::memcpy(to, memory_ + row * record_bytes_, static_cast<size_t>(bytes));

@@ -10,44 +10,44 @@
 
 namespace dovetail::embedding {
 
-/// The slow tier of a table: records of a stored row and its optimizer's state, in a file or in
-/// RAM. A record that was never written is the row's initial value with a state of zero, and takes
-/// no room. The file has no name, so that nothing is left of it when the process ends, however it
-/// ends.
+/// Slow tier of a table: records of a stored row and its optimizer state, in a file or in RAM. A
+/// record that was never written takes no space. It reads as the row's initial value with zero
+/// state. The file has no name, so it disappears when the process ends, even after a crash.
 ///
-/// Calls for different rows may come from different threads.
+/// Different threads may access different rows at the same time.
 class SlowRows {
  public:
   struct Options {
-    std::string table;  ///< its name, for messages
+    std::string table;  ///< name of the table, for error messages
     int64_t rows = 0, dim = 0, state_width = 0;
     RowDtype dtype = RowDtype::kFloat32;
-    std::filesystem::path folder;  ///< empty: RAM
+    std::filesystem::path folder;  ///< folder of the file; empty: RAM
   };
 
-  /// Throws UserError when there can be no file in the folder.
+  /// Throws UserError if no file can be created in the folder.
   SlowRows(const Options& options, const InitialRows& initial);
   ~SlowRows();
   SlowRows(const SlowRows&) = delete;
   SlowRows& operator=(const SlowRows&) = delete;
 
-  /// What it takes beside the records themselves.
+  /// Returns the bytes of memory that it takes in addition to the records.
   static int64_t bytes_for(int64_t rows) { return (rows + 63) / 64 * 8; }
 
-  /// Begins to read what a record's read or write will need from the disk, without waiting for it:
-  /// a write changes a part of a page.
+  /// Asks the system to read what a record's read or write will need from the disk. Does not wait.
+  /// A write needs it too, since it changes only a part of a page.
   void advise(int64_t row) const;
-  /// Throws UserError, as write does, when the system cannot.
+  /// Read or write one record. Throw UserError if the system reports an error.
   void read(int64_t row, void* stored, float* state);
   void write(int64_t row, const void* stored, const float* state);
-  /// (count, row_bytes) and (count, state_width) of rows [begin, begin + count), in as few reads as
-  /// there can be.
+  /// Reads rows [begin, begin + count) into (count, row_bytes) and (count, state_width), with as
+  /// few system calls as possible.
   void read_range(int64_t begin, int64_t count, char* stored, float* state) const;
-  /// Writes the same, in as few writes as there can be.
+  /// Inverse of read_range, with as few system calls as possible.
   void write_range(int64_t begin, int64_t count, const char* stored, const float* state);
 
-  int64_t rows_read() const { return rows_read_; }           ///< records
-  int64_t rows_initialized() const { return initialized_; }  ///< reads of what was never written
+  int64_t rows_read() const { return rows_read_; }  ///< in records
+  /// Number of reads of records that were never written.
+  int64_t rows_initialized() const { return initialized_; }
   int64_t rows_written() const { return rows_written_; }
   int64_t record_bytes() const { return record_bytes_; }
 

@@ -16,7 +16,7 @@ namespace dovetail::embedding {
 
 namespace {
 
-/// Rows whose moves are one piece of work.
+/// Moves of rows in one piece of work.
 constexpr int64_t kMoves = 64;
 
 RowCacheOptions cache_options(const TableSpec& table, const TierOptions& options,
@@ -46,7 +46,7 @@ int64_t bytes_of(const PackSpec& spec, const TierOptions& options, int64_t fast_
   return bytes;
 }
 
-/// The most fast rows of a table (or all that it has) for which the memory suffices.
+/// Returns the maximum number of fast rows for each table that fits into the memory.
 int64_t choose_fast_rows(const PackSpec& spec, const TierOptions& options) {
   user_check(options.step_rows >= 1,
              "embedding: step_rows of the tiers is {}, but must be 1 or more", options.step_rows);
@@ -65,8 +65,7 @@ int64_t choose_fast_rows(const PackSpec& spec, const TierOptions& options) {
   const int64_t least = bytes_of(spec, options, low);
   user_check(least <= options.memory_bytes,
              "embedding: {} tables get {} bytes of memory_bytes, but need {} with {} rows each in "
-             "the fast tier and {} in "
-             "the staging area; raise it, or lower step_rows",
+             "the fast tier and {} in staging. Raise memory_bytes, or lower step_rows",
              spec.tables.size(), options.memory_bytes, least, low, options.step_rows);
   while (low < high) {
     const int64_t middle = low + (high - low + 1) / 2;
@@ -119,7 +118,7 @@ TieredTables::TieredTables(const PackSpec& spec, const TierOptions& options, int
     feature_rows_.push_back(spec.tables[static_cast<size_t>(table)].rows);
 }
 
-/// body(table, move) for the moves of all tables, on all threads.
+/// Calls body(table, move) for the moves of all tables, on all threads.
 template <class Body>
 void TieredTables::each_move(const Body& body) const {
   std::vector<std::pair<Table*, int64_t>> pieces;
@@ -167,7 +166,7 @@ Jagged TieredTables::begin(const Jagged& ids) {
     Table& table = *tables_[static_cast<size_t>(t)];
     table.cache.begin(parts, spec_.tables[static_cast<size_t>(t)].name, table.moves);
   });
-  // All reads are on their way before the first is waited for.
+  // Start all reads before waiting for the first.
   each_move([](Table& table, const RowMove& move) {
     table.slow.advise(move.row);
     if (move.evicted >= 0) table.slow.advise(move.evicted);

@@ -17,27 +17,28 @@ namespace dovetail::embedding {
 
 struct TierOptions {
   TierPolicy policy = TierPolicy::kHot;
-  /// Bytes of everything that TieredTables hold in RAM: rows and state of the fast tier and of the
-  /// staging area, the map of rows to slots, counts, bitmaps. Not in it: the slow tier where that
-  /// is RAM, the system's cache of its files.
+  /// Maximum bytes of RAM. It covers rows and state of the fast tier and the staging area, the slot
+  /// map, counts and bitmaps. It does not cover a slow tier in RAM or the system's cache of the
+  /// slow tier's files.
   int64_t memory_bytes = 0;
-  /// Of a table, the most distinct rows of one step that are not in the fast tier.
+  /// Maximum number of distinct rows of one table that a step may read outside the fast tier.
   int64_t step_rows = 0;
-  int64_t warmup_steps = 100,
-          refresh_steps = 1000;  ///< of TierPolicy::kHot; refresh_steps = 0: chosen once
-  std::filesystem::path folder;  ///< of the slow tier's files; empty: it is RAM
+  /// For TierPolicy::kHot. refresh_steps = 0: rows are chosen only once.
+  int64_t warmup_steps = 100, refresh_steps = 1000;
+  /// Folder of the slow tier's files; empty: the slow tier is in RAM.
+  std::filesystem::path folder;
 };
 
-/// What the tiers did since they were made; sums over the tables.
+/// Counters since construction, summed over the tables.
 struct TierCounters {
-  int64_t hits = 0,
-          misses = 0;  ///< accesses of rows in the fast tier when their step began, and all others
-  int64_t rows_read = 0, rows_written = 0, bytes_read = 0,
-          bytes_written = 0;     ///< records of the slow tier
-  int64_t rows_initialized = 0;  ///< brought in for the first time, which reads nothing
-  /// Of the counts at the last choice of TierPolicy::kHot: all accesses, and those of as many most
-  /// frequent rows as the fast tier holds. Their ratio is the ideal hit rate of the measured
-  /// distribution. 0 before, and of other policies.
+  /// Hits: accesses of rows that were in the fast tier when their step began. Misses: all others.
+  int64_t hits = 0, misses = 0;
+  /// Records of the slow tier.
+  int64_t rows_read = 0, rows_written = 0, bytes_read = 0, bytes_written = 0;
+  int64_t rows_initialized = 0;  ///< rows brought in for the first time, without reading a record
+  /// Counts at the last choice of TierPolicy::kHot. `counted` has all accesses, `counted_hot` only
+  /// accesses of the most frequent rows that fill the fast tier. Their ratio is the ideal hit rate
+  /// of the measured distribution. Both are 0 before the first choice and for other policies.
   int64_t counted = 0, counted_hot = 0;
 
   TierCounters& operator+=(const TierCounters& other);
@@ -49,68 +50,71 @@ struct TierCounters {
   }
 };
 
-/// Tables of which only some rows are in memory, those that are used most; the others, with their
-/// optimizer's state, are in files (sparse, without names, made anew by every process) or in other
-/// RAM. Of a step,
+/// Tables that keep only their most used rows in memory, the fast tier. Rows that only one step
+/// needs pass through a staging area in memory. Other rows and their optimizer state are in a slow
+/// tier: files, or other RAM. The files are sparse and have no names. Every process creates new
+/// ones. Usage:
 ///
-///     const Jagged slots = tiers.begin(ids);     // rows of the step come in
-///     pool(tiers.fast(), slots), update(tiers.fast(), {{slots, gradient}})  // or
-///     samples_of(slots, ...) of them tiers.end();                               // what passed
-///     through goes back
+/// ```
+/// const Jagged slots = tiers.begin(ids);  // brings the step's rows in
+/// pool(tiers.fast(), slots);
+/// update(tiers.fast(), {{slots, gradient}});  // or micro-batches samples_of(slots, ...)
+/// tiers.end();  // writes the rows of the staging area back
+/// ```
 ///
-/// Rows are moved, never changed: the results are those of PackedTables of the same spec, bit for
-/// bit, with any options and any number of threads. A row that was never updated is its initial
-/// value, and lies nowhere.
+/// Moving a row never changes it. Results equal those for PackedTables with the same spec, bit for
+/// bit. This holds for all options and any number of threads. A row that was never updated is
+/// stored nowhere: its initial value is recomputed.
 ///
-/// Tables that fit into an equal share of the memory are in the fast tier as a whole; the others
-/// get the same number of rows each. After an error of the disk, only the destructor may be called.
+/// A table that fits into an equal share of the memory is in the fast tier as a whole. All other
+/// tables get the same number of fast rows each. After a disk error, only the destructor may be
+/// called.
 class TieredTables {
  public:
-  /// Throws UserError as PackedTables, and for a memory_bytes that is too small, naming what is
-  /// needed.
+  /// Throws UserError like PackedTables. Throws UserError if memory_bytes is too small, naming the
+  /// bytes needed.
   TieredTables(const PackSpec& spec, const TierOptions& options);
 
-  /// The spec as given; fast().spec() has the slots of the fast tier for rows.
+  /// Spec as given. In fast().spec(), `rows` is the number of slots.
   const PackSpec& spec() const { return spec_; }
   const TierOptions& options() const { return options_; }
-  /// Slots of a table whose rows stay.
+  /// Slots of a table that keep their rows between steps.
   int64_t fast_rows(int64_t table) const {
     return tables_.at(static_cast<size_t>(table))->cache_options.fast_rows;
   }
-  int64_t memory_bytes() const {
-    return memory_bytes_;
-  }  ///< of TierOptions::memory_bytes, what is used
+  /// Bytes in use that count towards TierOptions::memory_bytes.
+  int64_t memory_bytes() const { return memory_bytes_; }
 
-  /// The batch with slots of fast() instead of ids, once all its rows are in them. One step at a
-  /// time. Throws UserError as check_jagged, and for more than step_rows rows.
+  /// Begins a step: brings all rows of `ids` in, and returns the batch with slots of fast() instead
+  /// of ids. Steps must not overlap. Throws UserError like check_jagged, and for more than
+  /// step_rows rows outside the fast tier.
   Jagged begin(const Jagged& ids);
-  /// Begins to read the rows of a later step from the disk, without waiting for them: to be called
-  /// within the step before. Changes no result.
+  /// Starts to read the rows of a later step from the disk, without waiting. Call it within the
+  /// previous step. Results do not depend on it.
   void prefetch(const Jagged& ids) const;
-  /// Pools a batch into y as embedding::pool_into, for an evaluation between steps, and leaves no
-  /// trace. No access is counted, and no row comes into the fast tier or leaves it. Pooled tables
-  /// only. Throws UserError as check_jagged, and for one sample with more rows than the staging
-  /// area has places.
+  /// Pools a batch into y like embedding::pool_into, for an evaluation between steps. Leaves no
+  /// trace: counts no access and changes no row of the fast tier. Requires pooled tables. Throws
+  /// UserError like check_jagged, and if one sample has more rows than the staging area has places.
   void pool_into(const Jagged& ids, const at::Tensor& y) const;
   PackedTables& fast() { return fast_; }
   const PackedTables& fast() const { return fast_; }
-  /// Ends the step. Its rows have changed if fast().steps() has.
+  /// Ends the step. Rows count as changed if fast().steps() has changed.
   void end();
 
-  /// Rows [begin, begin + count) of a table as they are stored and their state, (count,
-  /// stored_width) of stored_type and (count, state_per_row) float32, wherever they are. Between
+  /// Reads rows [begin, begin + count) of a table and their state, from either tier. Returns
+  /// (count, stored_width) of stored_type and (count, state_per_row) float32. Call it between
   /// steps.
   std::pair<at::Tensor, at::Tensor> rows(int64_t table, int64_t begin, int64_t count) const;
-  /// The same of `rows` (count) int64, ascending.
+  /// Reads `rows` (count) int64, ascending, in the same form.
   std::pair<at::Tensor, at::Tensor> rows(int64_t table, const at::Tensor& rows) const;
-  /// The row of a table in a slot of fast(), also where it passes through in a step.
+  /// Returns the table row in a slot of fast(). In a step, this includes slots of the staging area.
   int64_t row_in(int64_t table, int64_t slot) const {
     return tables_[static_cast<size_t>(table)]->cache.rows_in()[slot];
   }
-  /// Sets rows from `begin` on, as rows() gives them. Between steps.
+  /// Sets rows from `begin` on, in the form that rows() returns. Call it between steps.
   void set_rows(int64_t table, int64_t begin, const at::Tensor& stored, const at::Tensor& state);
-  /// Writes all changed rows of the fast tier to the slow one, where they stay as well. Between
-  /// steps.
+  /// Writes all changed rows of the fast tier to the slow tier. They also stay in the fast tier.
+  /// Call it between steps.
   void flush();
 
   TierCounters counters() const;
@@ -124,7 +128,7 @@ class TieredTables {
     RowCacheOptions cache_options;
     RowCache cache;
     SlowRows slow;
-    char* rows = nullptr;  // of fast_
+    char* rows = nullptr;  // row data in fast_
     float* state = nullptr;
     int64_t row_bytes = 0, state_width = 0;
     std::vector<RowMove> moves;
@@ -137,7 +141,7 @@ class TieredTables {
   TieredTables(const PackSpec& spec, const TierOptions& options, int64_t fast_rows);
   template <class Body>
   void each_move(const Body& body) const;
-  /// body(table, parts of `ids` with their places in `slots`) for all tables, on all threads.
+  /// Calls body(table, parts of `ids` with their places in `slots`) for all tables, on all threads.
   template <class Body>
   void each_table(const Jagged& ids, const at::Tensor& slots, const Body& body) const;
   Table& checked(int64_t table, int64_t begin, int64_t count) const;
@@ -147,7 +151,7 @@ class TieredTables {
   int64_t memory_bytes_ = 0;
   PackedTables fast_;
   std::vector<std::unique_ptr<Table>> tables_;
-  std::vector<int64_t> feature_rows_;  // of spec_
+  std::vector<int64_t> feature_rows_;  // rows of each feature's table in spec_
   bool in_step_ = false;
   int64_t steps_at_begin_ = 0;
 };

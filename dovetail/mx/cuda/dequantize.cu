@@ -3,24 +3,25 @@
 #include "dovetail/mx/cuda/vectors.cuh"
 
 // Bytes an element: 1 read, 1/32 for its scale, 2 or 4 written. A thread stores 16 bytes at a time,
-// so that a warp's stores are whole sectors; it loads the 8 or 4 codes of these.
+// so that a warp stores whole sectors. It loads the 4 or 8 codes of these elements.
 namespace dovetail::mx::cuda {
 namespace {
 
 struct Problem {
   DequantizeProblem p;
-  int up, down;   ///< a code's sign to bit 31 of a float, its exponent to bit 23
-  uint32_t mask;  ///< sign and magnitude there
-  float unit;     ///< undoes the difference of exponents' biases; MXINT8's last place
-  float largest;  ///< there: what is beyond stands for infinity or NaN
+  /// Shifts that move a code's sign to bit 31 of a float, and its exponent to bit 23
+  int up, down;
+  uint32_t mask;  ///< mask of sign and magnitude after the shifts
+  float unit;     ///< corrects the exponent bias; for MXINT8 the unit of the last place
+  float largest;  ///< largest number after the shifts; anything larger is infinity or NaN
 };
 
-/// Elements in 16 bytes.
+/// Number of elements in 16 bytes.
 template <class T>
 constexpr int kWidthOf = 16 / sizeof(T);
 
-/// The float that `decode` gives, though a NaN may be another: a subnormal float is what a
-/// subnormal code is. `scale` is NaN for 255. Both products are exact.
+/// Returns the same float as `decode`, except that a NaN may have other bits. A subnormal code
+/// becomes a subnormal float first. `scale` is NaN for byte 255. Both products are exact.
 template <bool kInt8>
 __device__ float decode_element(const Problem& k, uint32_t code, float scale) {
   if constexpr (kInt8) {
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(kThreads, 4) row_kernel(const __grid_constant_
   }
 }
 
-/// Column blocks, or square ones.
+/// Dequantizes column blocks or square blocks.
 template <class T, bool kInt8, bool kSquare>
 __global__ void __launch_bounds__(kThreads, 4)
     tile_kernel(const __grid_constant__ Problem k, T* y) {

@@ -4,17 +4,17 @@
 
 #include "dovetail/mx/cuda/float8.h"
 
-// Rounding as in float8_simd.cpp: product, saturation and nearest even, all in float32.
+// Rounds like float8_simd.cpp: multiply, saturate, round to nearest even, all in float32.
 namespace dovetail::mx::cuda {
 namespace {
 
 constexpr int kTile = 128, kThreads = 512, kSide = 16;
-/// Elements of a thread in a tile: rows 2 (t / 8) and the next, columns 16 (t % 8) to 16 (t % 8)
-/// + 15.
+/// Rows of a thread in a tile. Thread t has rows 2 (t / 8) and the next, and columns 16 (t % 8) to
+/// 16 (t % 8) + 15.
 constexpr int kRows = 2;
 constexpr uint32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
 
-/// 16 neighbours as bits of float32, from memory aligned to 16 bytes.
+/// Loads 16 neighbours as float32 bits, from memory aligned to 16 bytes.
 template <bool kNarrow>
 __device__ void load(const void* x, int64_t index, uint32_t (&to)[kSide]) {
   if constexpr (kNarrow) {
@@ -39,7 +39,8 @@ __device__ void load(const void* x, int64_t index, uint32_t (&to)[kSide]) {
   }
 }
 
-/// Reads rows x cols once; a maximum does not depend on the order.
+/// Finds the largest magnitude in one read of rows x cols. The maximum does not depend on the
+/// order.
 template <bool kNarrow>
 __global__ void __launch_bounds__(kThreads) amax_kernel(Float8GpuProblem p) {
   const int64_t groups = p.rows * p.cols / kSide, step = static_cast<int64_t>(gridDim.x) * kThreads;
@@ -67,15 +68,15 @@ __device__ Scale choose_scale(const Float8GpuProblem& p, uint32_t most) {
   return {factor, __fdiv_rn(1.0F, factor)};
 }
 
-/// The code of an element; 0 in a block with the factor 0.
+/// Returns the code of an element; 0 if the block's factor is 0.
 __device__ uint32_t encode(uint32_t x, float factor, __nv_fp8_interpretation_t format) {
   if (factor == 0) return 0;
   return __nv_cvt_float_to_fp8(__fmul_rn(__uint_as_float(x), factor), __NV_SATFINITE, format);
 }
 
-/// One tile of 128 x 128: 2 or 4 bytes read and 2 written an element, each side in 16 bytes. Codes
-/// wait for their transposition in shared memory, where chunks of 16 rows change places by the
-/// column so that banks do not collide.
+/// Quantizes one tile of 128 x 128. Bytes an element: 2 or 4 read, 2 written, each in accesses of
+/// 16 bytes. Codes are transposed in shared memory. Chunks of 16 rows are permuted by column there,
+/// to avoid bank conflicts.
 template <bool kNarrow, Float8GpuProblem::Kind kKind>
 __global__ void __launch_bounds__(kThreads, 2) quantize_kernel(Float8GpuProblem p) {
   __shared__ __align__(16) uint8_t transposed[kTile * kTile];

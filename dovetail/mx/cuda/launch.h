@@ -4,10 +4,10 @@
 
 #include "dovetail/mx/quantize_simd.h"
 
-/// Launchers of the kernels, which see neither ATen nor torch's streams.
+/// Kernel launchers. They know neither ATen nor torch's streams.
 namespace dovetail::mx::cuda {
 
-/// What a kernel counts for one orientation: Statistics as a GPU adds it up.
+/// Counters of a kernel for one orientation: Statistics in the form that a GPU sums up.
 struct Counts {
   unsigned long long zero_blocks, non_finite_blocks, underflows, saturations, saturating_blocks,
       floor_saturated_blocks;
@@ -15,14 +15,14 @@ struct Counts {
   double signal, error;
 };
 
-/// Thread blocks of a problem; `partial` has two Counts for each of them.
+/// Returns the number of thread blocks for a problem. `partial` has two Counts for each.
 int64_t tiles(const QuantizeProblem& problem);
 
-/// Null `partial`: nothing is counted. Otherwise `sums`, two Counts, receives row's (or square's)
-/// and column's; added up in an order of the shape alone.
+/// Quantizes. If `partial` is null, nothing is counted. Otherwise `sums` receives two Counts: for
+/// row (or square) blocks and for column blocks. The order of summation depends only on the shape.
 void quantize(const QuantizeProblem& problem, Counts* partial, Counts* sums, cudaStream_t stream);
 
-/// The same without counts, at the memory's bandwidth. Needs `fits_vectors`: rounding to nearest,
+/// Quantizes without counts, at memory bandwidth. Requires fits_vectors: rounding to nearest,
 /// poisoned blocks, rows of whole blocks, aligned memory.
 bool fits_vectors(const QuantizeProblem& problem);
 void quantize_vectors(const QuantizeProblem& problem, cudaStream_t stream);

@@ -7,7 +7,7 @@
 #include "dovetail/mx/cuda/native_gemm.h"
 #include "dovetail/mx/cuda_kernels.h"
 
-// Our launchers on torch's current stream, their errors as torch's exceptions.
+// Connects the launchers to torch's current stream, and turns their errors into torch's exceptions.
 
 namespace dovetail::mx {
 namespace {

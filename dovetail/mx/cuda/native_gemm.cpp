@@ -12,22 +12,23 @@
 #include <memory>
 #include <type_traits>
 
-// cuBLASLt computes D = op(A) op(B) of column-major matrices. A row-major matrix is its transpose
-// in column-major order, so y^T (cols x rows) = b a^T: its A is b, (depth x cols) to be transposed,
-// its B is a, (depth x rows) as it is. Of 8-bit floats every GPU has this form ("TN") alone.
-// Source: cuBLAS documentation, "Narrow precision data types usage" and "1D block scaling".
+// cuBLASLt computes D = op(A) op(B) with column-major matrices. A row-major matrix is its transpose
+// in column-major order. So y^T (cols x rows) = b a^T. Its A is b, (depth x cols), to be
+// transposed; its B is a, (depth x rows). For 8-bit floats, this form ("TN") is the only one that
+// every GPU supports. Source: cuBLAS documentation, "Narrow precision data types usage" and "1D
+// block scaling".
 namespace dovetail::mx::cuda {
 namespace {
 
-constexpr size_t kWorkspaceBytes = size_t{32}
-                                   << 20;  // what cuBLAS takes for itself on Hopper and later
+constexpr size_t kWorkspaceBytes = size_t{32} << 20;  // cuBLAS's own size on Hopper and later
 
 void check(cublasStatus_t status, const char* what, const NativeProblem& p) {
   TORCH_CHECK(status == CUBLAS_STATUS_SUCCESS, "native product (", p.rows, " x ", p.depth, ") by (",
               p.cols, " x ", p.depth, "): ", what, ": ", cublasLtGetStatusName(status));
 }
 
-/// Of this thread and the current GPU. Never destroyed: at exit CUDA may be gone before.
+/// Returns the handle of this thread and the current GPU. Handles are never destroyed: at exit,
+/// CUDA may already be gone.
 cublasLtHandle_t handle(const NativeProblem& p) {
   thread_local std::map<int, cublasLtHandle_t> handles;
   cublasLtHandle_t& handle = handles[c10::cuda::current_device()];
@@ -75,7 +76,7 @@ Description describe(const NativeProblem& p) {
   return description;
 }
 
-/// Column-major and contiguous.
+/// Describes a column-major, contiguous matrix.
 Layout layout(const NativeProblem& p, cudaDataType type, int64_t rows, int64_t cols) {
   cublasLtMatrixLayout_t made = nullptr;
   check(cublasLtMatrixLayoutCreate(&made, type, static_cast<uint64_t>(rows),

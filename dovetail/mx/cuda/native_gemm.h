@@ -4,7 +4,7 @@
 
 namespace dovetail::mx::cuda {
 
-/// `CudaKernels::native_product`.
+/// Implements `CudaKernels::native_product`.
 void native_gemm(const NativeProblem& problem);
 
 }  // namespace dovetail::mx::cuda

@@ -3,32 +3,34 @@
 #include "dovetail/mx/cuda/launch.h"
 #include "dovetail/mx/encoder.h"
 
-// Quantizing of any shape, with counts, with stochastic rounding, with non-finite numbers that
-// saturate: a branch for each element. quantize_vectors.cu is the fast way. A GPU multiplies and
-// adds subnormal numbers exactly and at full rate, so nothing is left to the codec but stochastic
-// rounding. The arithmetic follows quantize_inl.h.
+// Quantizes any shape, with counts, stochastic rounding and saturation of non-finite numbers. This
+// takes a branch for each element; quantize_vectors.cu is faster. A GPU multiplies and adds
+// subnormal numbers exactly and at full rate. So only stochastic rounding uses the codec. The
+// arithmetic follows quantize_inl.h.
 namespace dovetail::mx::cuda {
 namespace {
 
 constexpr int kTileRows = 32, kTileCols = 128, kWarps = 8, kThreads = 32 * kWarps;
-/// Of one thread: rows 4 w to 4 w + 3 of the tile, w its warp, and columns 4 l to 4 l + 3, l its
-/// lane.
+/// Rows and columns of a thread in a tile. Lane l of warp w has rows 4 w to 4 w + 3 and columns 4 l
+/// to 4 l + 3.
 constexpr int kSide = 4;
 constexpr unsigned kAll = 0xffffffff;
 
 struct Problem {
   QuantizeProblem p;
   Encoder f;
-  bool wide;  ///< four neighbours move at once, which needs columns in fours and aligned memory
+  /// Four neighbours are loaded and stored at once. This requires columns in multiples of four and
+  /// aligned memory.
+  bool wide;
   Counts* partial;
 };
 
-/// The power of two of a scale byte; 2^-127 is subnormal.
+/// Returns the power of two of a scale byte. 2^-127 is subnormal.
 __device__ float power_of_two(int byte) {
   return __uint_as_float(byte == 0 ? 1u << 22 : static_cast<uint32_t>(byte) << 23);
 }
 
-/// Four neighbours, zeros beyond the row's end.
+/// Loads four neighbours, zeros beyond the row's end.
 __device__ void load_four(const Problem& k, int64_t row, int64_t col, uint32_t (&x)[kSide]) {
   const QuantizeProblem& p = k.p;
   const int64_t index = row * p.cols + col;
@@ -49,8 +51,8 @@ __device__ void load_four(const Problem& k, int64_t row, int64_t col, uint32_t (
     x[j] = row < p.rows && col + j < p.cols ? load_bits(p.source, p.x, index + j) : 0;
 }
 
-/// A block's largest magnitude, and whether it holds a NaN or an infinity, in one number that a
-/// maximum joins: the sign bit says so, and the rest is the largest finite magnitude.
+/// Packs a block's largest finite magnitude and a flag for NaN or infinity into one number. The
+/// flag is the sign bit. `join` combines two of them.
 __device__ uint32_t summary(uint32_t x) {
   const uint32_t magnitude = x & bits::kMagnitude;
   return magnitude >= bits::kInfinity ? bits::kSign : magnitude;
@@ -59,9 +61,9 @@ __device__ uint32_t join(uint32_t a, uint32_t b) {
   return ((a | b) & bits::kSign) | max(a & bits::kMagnitude, b & bits::kMagnitude);
 }
 
-/// What becomes of the elements of one block.
+/// Scale and maximum of one block.
 struct Block {
-  int byte;  ///< its scale; 255 if it is poisoned
+  int byte;  ///< scale byte; 255 if the block is poisoned
   uint32_t amax;
   bool non_finite;
 };
@@ -129,7 +131,7 @@ __device__ Encoded encode_element(const Problem& k, uint32_t x, const Block& blo
           __uint_as_float(__float_as_uint(__fmul_rn(rounded, scale)) | value_sign)};
 }
 
-/// Four neighbours of a row to where they are wanted.
+/// Stores four neighbours of a row to the target.
 __device__ void store_four(const Problem& k, const QuantizeTarget& target, int64_t row, int64_t col,
                            const Encoded (&e)[kSide]) {
   const QuantizeProblem& p = k.p;
@@ -180,7 +182,7 @@ __device__ void add(Counts& a, const Counts& b) {
 }
 __device__ Counts no_counts() { return {0, 0, 0, 0, 0, 0, 0, 255, 0, 0, 0}; }
 
-/// The sum over the threads of a block, in the order of a tree, at thread 0.
+/// Sums `counts` over the threads of a block, in tree order. Thread 0 writes the result.
 __device__ void sum_over_threads(Counts counts, Counts* to) {
   __shared__ Counts of_threads[kThreads];
   __syncthreads();
@@ -194,10 +196,10 @@ __device__ void sum_over_threads(Counts counts, Counts* to) {
 
 __device__ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// Where a thread's elements lie.
+/// Position of a thread's elements.
 struct Place {
   int warp, lane;
-  int64_t tile, top, row, col;  ///< top: the tile's first row
+  int64_t tile, top, row, col;  ///< top: first row of the tile
 };
 __device__ Place find_place(const QuantizeProblem& p) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -208,7 +210,8 @@ __device__ Place find_place(const QuantizeProblem& p) {
 
 using Elements = uint32_t[kSide][kSide];
 
-/// Row r of a thread's elements, of the blocks of its columns, to where it is wanted.
+/// Encodes row r of a thread's elements and stores it to the target. `blocks` has the block of each
+/// column.
 template <bool kCounting>
 __device__ void put_row(const Problem& k, const QuantizeTarget& target, const Place& at, int r,
                         const Elements& x, const Block (&blocks)[kSide], Counts& counts) {
@@ -221,7 +224,7 @@ __device__ void put_row(const Problem& k, const QuantizeTarget& target, const Pl
   store_four(k, target, at.row + r, at.col, encoded);
 }
 
-/// The maximum over the 8 lanes that hold one row of a block.
+/// Returns the maximum over the 8 lanes that hold one row of a block.
 __device__ uint32_t join_lanes(uint32_t most) {
 #pragma unroll
   for (int step = 1; step < kBlock / kSide; step *= 2)
@@ -254,7 +257,7 @@ __device__ void quantize_rows(const Problem& k, const Place& at, const Elements&
 
 using Maxima = uint32_t[kWarps][kTileCols];
 
-/// `joined`: of the thread's columns.
+/// Quantizes column blocks. `joined` has the maximum of each of the thread's columns.
 template <bool kCounting>
 __device__ void quantize_columns(const Problem& k, const Place& at, const Elements& x,
                                  const uint32_t (&joined)[kSide], Maxima& of_warps,
@@ -294,8 +297,8 @@ __device__ void quantize_squares(const Problem& k, const Place& at, const Elemen
     put_row<kCounting>(k, k.p.square, at, r, x, {block, block, block, block}, counts);
 }
 
-/// A tile of 32 x 128, which holds whole blocks of every orientation: x is read once and stays in
-/// registers.
+/// Quantizes a tile of 32 x 128, which holds whole blocks of every orientation. x is read once and
+/// stays in registers.
 template <bool kCounting>
 __global__ void __launch_bounds__(kThreads) quantize_kernel(const __grid_constant__ Problem k) {
   __shared__ Maxima of_warps;
@@ -318,7 +321,7 @@ __global__ void __launch_bounds__(kThreads) quantize_kernel(const __grid_constan
   }
 }
 
-/// Both sums over all tiles, by one block.
+/// Computes both sums over all tiles, in one thread block.
 __global__ void __launch_bounds__(kThreads)
     sum_kernel(const Counts* partial, int64_t count, Counts* sums) {
   for (int which = 0; which < 2; ++which) {

@@ -2,25 +2,26 @@
 
 #include "dovetail/mx/cuda/vectors.cuh"
 
-// Quantizing at the memory's bandwidth: nearest even, poisoned blocks, no counts. Bytes an element:
-// 2 or 4 read, 1 written for each copy of codes, 1/32 for its scales. An H100 has time for 18
-// integer instructions an element of bfloat16 at 0.8 of its bandwidth; E4M3 and E5M2 need about 5,
-// the other formats about 11.
+// Quantizes at memory bandwidth: nearest even, poisoned blocks, no counts. Bytes an element: 2 or 4
+// read, 1 written for each copy of codes, 1/32 for its scales. At 0.8 of its bandwidth, an H100 has
+// time for 18 integer instructions an element of bfloat16. E4M3 and E5M2 need about 5, all other
+// formats about 11.
 namespace dovetail::mx::cuda {
 namespace {
 
-/// How a number becomes a code. kMagnitude, kInt8: rounding by addition, see quantize_inl.h.
+/// Method that turns a number into a code. kMagnitude, kInt8: rounding by addition, see
+/// quantize_inl.h.
 enum class Codec { kE4M3, kE5M2, kMagnitude, kInt8 };
 enum class Kind { kNone, kCodes, kValues };
 
 struct Problem {
   QuantizeProblem p;
   Encoder f;
-  uint32_t code_masks;  ///< masks of four codes
-  int sign_shift;       ///< from a byte's top bit to the code's
+  uint32_t code_masks;  ///< masks of four codes in a word
+  int sign_shift;       ///< shift from a byte's top bit to the code's sign bit
 };
 
-/// Elements in 16 bytes.
+/// Number of elements in 16 bytes.
 template <Source kSource>
 constexpr int kWidthOf = kSource == Source::kFloat32 ? 4 : 8;
 
@@ -52,15 +53,15 @@ __device__ void unpack(const uint4& raw, float (&x)[kWidth]) {
   }
 }
 
-/// The larger magnitude; a NaN if one of them is. As bits, what is not below infinity is not
-/// finite.
+/// Returns the larger magnitude; NaN if one of them is NaN. If its bits are not below infinity's,
+/// it is not finite.
 __device__ float join(float most, float x) {
   float larger;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(most), "f"(fabsf(x)));
   return larger;
 }
 
-/// The scale byte of a block. Formats other than MXINT8 give 0 to a subnormal maximum.
+/// Returns the scale byte of a block. Except for MXINT8, a subnormal maximum gives 0.
 template <Codec kCodec>
 __device__ uint32_t byte_of(const Problem& k, float most) {
   const uint32_t amax = __float_as_uint(most);
@@ -73,7 +74,7 @@ __device__ uint32_t byte_of(const Problem& k, float most) {
   }
 }
 
-/// Scales of a vector's elements, and bytes of ones where they are not poisoned.
+/// Scales of a vector's elements. keep: bytes of ones for elements that are not poisoned.
 template <int kWidth>
 struct Scales {
   float inverse[kWidth], scale[kWidth];
@@ -88,7 +89,7 @@ __device__ Scales<kWidth> same_scales(uint32_t byte) {
   for (int j = 0; j < kWidth; ++j) s.inverse[j] = inverse, s.scale[j] = scale, s.keep[j / 4] = keep;
   return s;
 }
-/// Four bytes in a word.
+/// Returns the scales for four scale bytes in each word.
 template <int kWidth>
 __device__ Scales<kWidth> scales_of(const uint32_t (&words)[kWidth / 4]) {
   Scales<kWidth> s;
@@ -106,9 +107,9 @@ __device__ Scales<kWidth> scales_of(const uint32_t (&words)[kWidth / 4]) {
   return s;
 }
 
-/// A magnitude in units of its scale, rounded by an addition whose low bits are the code's.
+/// Magnitude in units of its scale, rounded by an addition. The low bits of the sum are the code.
 struct Rounded {
-  uint32_t code;  ///< its bits above the format's are not cleared
+  uint32_t code;  ///< bits above the format's bits are not cleared
   float value;
 };
 __device__ Rounded round_magnitude(const Problem& k, float x, float inverse) {
@@ -118,7 +119,7 @@ __device__ Rounded round_magnitude(const Problem& k, float x, float inverse) {
   return {__float_as_uint(sum) + (place >> k.f.shift), __fsub_rn(sum, step)};
 }
 
-/// One byte of each of four words: byte `kByte`.
+/// Gathers byte `kByte` of each of four words.
 template <int kByte>
 __device__ uint32_t gather(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   constexpr uint32_t kPair = kByte | (kByte + 4) << 4;
@@ -133,8 +134,8 @@ template <Codec kCodec>
 constexpr bool kConverts = false;
 #endif
 
-/// By the conversion instruction: nearest even, saturating, with subnormal numbers. NaN are masked
-/// by the caller.
+/// Converts with the conversion instruction: nearest even, saturating, with subnormal numbers. The
+/// caller masks NaN.
 template <Codec kCodec>
 __device__ uint32_t convert(float low, float high) {
   uint16_t pair;
@@ -145,7 +146,7 @@ __device__ uint32_t convert(float low, float high) {
   return pair;
 }
 
-/// Codes of four elements.
+/// Returns the codes of four elements.
 template <Codec kCodec>
 __device__ uint32_t encode(const Problem& k, const float* x, const float* inverse) {
   if constexpr (kConverts<kCodec>) {
@@ -168,7 +169,7 @@ __device__ uint32_t encode(const Problem& k, const float* x, const float* invers
   }
 }
 
-/// The number that an element's code stands for.
+/// Returns an element's dequantized number.
 template <Codec kCodec>
 __device__ float round_value(const Problem& k, float x, float inverse, float scale) {
   const float rounded = round_magnitude(k, x, inverse).value;
@@ -177,7 +178,7 @@ __device__ float round_value(const Problem& k, float x, float inverse, float sca
   return __uint_as_float(__float_as_uint(__fmul_rn(rounded, scale)) | sign);
 }
 
-/// A word where `keep` has ones, elsewhere the quiet NaN of its elements.
+/// Returns `word` where `keep` has ones, otherwise the quiet NaN of the element type.
 template <int kWidth>
 __device__ uint32_t poison(uint32_t word, int index, const uint32_t* keep) {
   if constexpr (kWidth == 4) {
@@ -211,7 +212,7 @@ __device__ void put(const Problem& k, const QuantizeTarget& target, int64_t inde
   }
 }
 
-/// The maximum over the lanes that hold one row of a block.
+/// Returns the maximum over the lanes that hold one row of a block.
 template <int kWidth>
 __device__ float join_lanes(float most) {
 #pragma unroll
@@ -237,7 +238,7 @@ __device__ void put_rows(const Problem& k, const Place& at, const uint4 (&raw)[k
     if (r < at.count)
       put<kCodec, kKind>(k, k.p.row, at.index + r * at.stride, x, same_scales<kWidth>(byte));
   }
-  // Rows are whole blocks, so a block's number follows from its elements.
+  // Rows are whole blocks, so the block number follows from the element index.
   if (mine < at.count)
     k.p.row.scales[(at.index + mine * at.stride) / kBlock] = static_cast<uint8_t>(byte_of_mine);
 }
@@ -250,7 +251,8 @@ __global__ void __launch_bounds__(kThreads, 4) row_kernel(const __grid_constant_
   put_rows<kSource, kCodec, kKind>(k, at, raw);
 }
 
-/// A tile of 32 rows, read once for column blocks and, unless kRow is none, row blocks.
+/// Quantizes a tile of 32 rows, read once, in column blocks. Makes row blocks, too, unless kRow is
+/// kNone.
 template <Source kSource, Codec kCodec, Kind kRow, Kind kColumn>
 __global__ void __launch_bounds__(kThreads,
                                   kRow == Kind::kValues || kColumn == Kind::kValues ? 3 : 4)
@@ -343,7 +345,7 @@ Kind kind(const QuantizeTarget& target) {
 template <Source kSource, Codec kCodec>
 void launch(const Problem& k, cudaStream_t stream) {
   constexpr int kWidth = kWidthOf<kSource>;
-  // Values of every format but MXINT8 come by one codec.
+  // One codec makes the values of all formats except MXINT8.
   constexpr Codec kValuesCodec = kCodec == Codec::kInt8 ? kCodec : Codec::kMagnitude;
   const Kind row = kind(k.p.row), column = kind(k.p.column), square = kind(k.p.square);
   const auto start = [&](auto kernel, unsigned blocks) {

@@ -5,23 +5,24 @@
 #include "dovetail/mx/cuda/launch.h"
 #include "dovetail/mx/encoder.h"
 
-/// Thread blocks that read and write 16 bytes a thread at a time, of matrices whose rows are whole
-/// blocks.
+/// Work distribution for kernels in which each thread reads and writes 16 bytes at a time. The rows
+/// of a matrix must be whole blocks.
 namespace dovetail::mx::cuda {
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
-/// Vectors of a thread. The vectors of a tile's warps make 32 rows.
+/// Vectors per thread. The vectors of a tile's warps cover 32 rows.
 constexpr int kRows = kBlock / kWarps;
 constexpr unsigned kAll = 0xffffffff;
 
-/// Vectors of a thread: kRows at most, `stride` elements apart. `count` of them lie inside the
-/// matrix.
+/// Position of a thread's vectors: up to kRows of them, `stride` elements apart. `count` of them
+/// are inside the matrix.
 struct Place {
   int64_t index, stride;  ///< in elements
   int count;
 };
 
-/// Place in a matrix read as one row: a warp's vectors are neighbours.
+/// Returns a thread's position in a matrix that is read as one row. The vectors of a warp are
+/// neighbours.
 template <int kWidth>
 __device__ Place flat_place(int64_t elements) {
   const int64_t warp = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
@@ -34,7 +35,7 @@ __device__ Place flat_place(int64_t elements) {
 
 /// Tile of 32 rows by 32 vectors.
 struct Tile {
-  int64_t top, left;  ///< its first row and column
+  int64_t top, left;  ///< first row and column of the tile
   int warp, lane;
   template <int kWidth>
   __device__ Place place(int64_t rows, int64_t cols) const {
@@ -65,24 +66,24 @@ unsigned tile_blocks(int64_t rows, int64_t cols) {
   return static_cast<unsigned>((rows + kBlock - 1) / kBlock * ((cols + kTileCols - 1) / kTileCols));
 }
 
-/// 2^(byte - 127), subnormal for 0.
+/// Returns 2^(byte - 127), which is subnormal for byte 0.
 __device__ inline float scale_of(uint32_t byte) {
   return __uint_as_float(max(byte << bits::kFractionBits, 1u << 22));
 }
-/// 2^(127 - byte), subnormal for 254.
+/// Returns 2^(127 - byte), which is subnormal for byte 254.
 __device__ inline float inverse_of(uint32_t byte) {
   const int field = kLargestScale - static_cast<int>(byte);
   return __int_as_float(max(field * (1 << bits::kFractionBits), 1 << 22));
 }
 
-/// Two numbers as bfloat16, the first in the low half.
+/// Packs two numbers as bfloat16, the first in the low half.
 __device__ inline uint32_t pack_bfloat16(float low, float high) {
   uint32_t pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-/// kWidth numbers of T (float, or uint16_t: bfloat16) as 16 bytes.
+/// Packs kWidth numbers into 16 bytes: 4 as float32, or 8 as bfloat16.
 template <int kWidth>
 __device__ uint4 pack(const float (&x)[kWidth]) {
   if constexpr (kWidth == 4)
