@@ -27,7 +27,7 @@ std::string_view without_blanks(std::string_view text);
 /// treats as missing. Examples are "NA", "nan", "null", "None", "<NA>" and "#N/A".
 bool is_missing_word(std::string_view text);
 
-/// Parses `number` and returns true if the whole text is a number.
+/// Parses `text` into `number`. Returns true if the whole text is a number.
 template <class Number>
 bool parse_number(std::string_view text, Number& number) {
   const auto result = std::from_chars(text.data(), text.data() + text.size(), number);

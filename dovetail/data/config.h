@@ -22,7 +22,7 @@ struct PhaseConfig {
 
 struct TokenizerConfig {
   std::string kind = "bytes";  ///< bytes | bpe | sentencepiece
-  /// Tokenizer.json or .model to use. Empty: train a tokenizer (bpe, sentencepiece) on the text.
+  /// Existing tokenizer.json or .model. Empty: train a tokenizer (bpe, sentencepiece) on the text.
   std::string path;
   int64_t vocab_size = 2048;   ///< vocabulary size of a trained tokenizer
   std::string split = "gpt2";  ///< pre-tokenization of a trained bpe: gpt2 | llama3
@@ -31,11 +31,12 @@ struct TokenizerConfig {
 
 struct DataConfig {
   std::vector<std::string> text;  ///< files, folders and globs to prepare
-  std::string file_list;  ///< Replaces `text`: a file with one "root<TAB>relative path" per line.
+  std::string file_list;  ///< replaces `text`: file with one "root<TAB>relative path" per line
   std::string path;       ///< prepared folder; default data/<run.name>
   std::string text_field = "text";  ///< field of .jsonl and column of Parquet that holds the text
   double validation_fraction = 0.05;
-  /// Document: whole documents, by a hash of their relative path. tail: the end of each text.
+  /// Held-out text. document: whole documents, by a hash of their relative path. tail: the end of
+  /// each text.
   std::string validation_split = "document";
   bool deduplicate = false;        ///< drop documents whose content was seen before
   int64_t max_document_bytes = 0;  ///< skip larger documents; 0: no limit

@@ -78,9 +78,8 @@ class DelimitedFile {
   std::filesystem::path path_;
   DelimitedFormat format_;
   std::shared_ptr<const MappedInput> input_;
-  const char *data_ = nullptr, *begin_ = nullptr,
-             /// `begin_` is the first record after the byte order mark and the header.
-                                   *end_ = nullptr;
+  /// `begin_` is the first record after the byte order mark and the header.
+  const char *data_ = nullptr, *begin_ = nullptr, *end_ = nullptr;
 };
 
 }  // namespace dovetail

@@ -10,8 +10,8 @@ namespace dovetail {
 constexpr char kBlanks = '\0';
 
 /// Returns the delimiter of a text, found in its first lines. It must split each line into the same
-/// number of fields, at least two. If several delimiters do so, the one that makes the largest
-/// share of fields numbers wins; `expected` wins a tie. Returns `expected` if no delimiter does so.
+/// number of fields, at least two. If several delimiters do so, the one with the largest
+/// share of numeric fields wins; `expected` wins a tie. Returns `expected` if no delimiter does so.
 /// A first line sep=; of Excel names the delimiter.
 char find_delimiter(std::string_view text, char expected, char decimal);
 

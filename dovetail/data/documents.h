@@ -15,10 +15,9 @@ namespace dovetail {
 /// Parquet file.
 struct Piece {
   size_t file = 0;  ///< index of the file in the inputs
-  uint64_t begin = 0,
-           /// Bytes of text and JSON, or row groups of Parquet. A JSON line belongs to the piece in
-           /// which it begins.
-      end = 0;
+  /// Bytes of text and JSON, or row groups of Parquet. A JSON line belongs to the piece in which it
+  /// begins.
+  uint64_t begin = 0, end = 0;
   uint64_t bytes = 0;  ///< approximate size of the text
 };
 

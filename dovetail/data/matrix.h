@@ -50,7 +50,8 @@ struct Matrix {
   at::Tensor target;                 ///< (N) float64, or int64 indices of `classes`
   std::vector<std::string> classes;  ///< ascending: numbers by value, otherwise by text
   bool numeric_classes = false;
-  std::vector<std::string> notes;     ///< automatic choices: delimiter, packing, columns left out
+  std::vector<std::string>
+      notes;  ///< automatic choices: delimiter, decompression, columns left out
   std::vector<std::string> warnings;  ///< columns whose values float32 cannot distinguish
 
   /// Converts points (M, D) float64 from the coordinates of x to the coordinates of the file

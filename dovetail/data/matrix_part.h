@@ -13,8 +13,8 @@
 
 namespace dovetail {
 
-/// Consecutive numbers of more than 15 digits in a column. Counts neighbours that differ, and how
-/// many of them float64 makes equal.
+/// Statistics of consecutive numbers with more than 15 digits in a column. `differ` counts pairs of
+/// neighbours that differ; `merged` counts the pairs among them that float64 makes equal.
 struct WideNumbers {
   int64_t differ = 0, merged = 0;
   std::string last;  ///< previous number, as plain_number returns it; empty: none yet
@@ -86,11 +86,12 @@ class RowTaker {
   /// Adds the value of the next column that is read.
   void add(double value);
   void add_integer(int64_t value);
-  /// Adds 1 or 0. If the column is a class, adds True or False, as text of pandas has it.
+  /// Adds 1 or 0. If the column holds classes, adds the text True or False, as pandas writes it.
   void add_boolean(bool value);
   /// Adds a field of a text file.
   void add_text(std::string_view text);
-  /// Adds a value of a string column. A class keeps the text as it is, even "NA" or "01".
+  /// Adds a value of a string column. If the column holds classes, the text is kept, even "NA" or
+  /// "01".
   void add_string(std::string_view text);
   /// Adds a number, in digits, that neither int64 nor float64 holds.
   void add_digits(std::string_view digits);

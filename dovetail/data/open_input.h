@@ -22,7 +22,8 @@ struct InputHead {
   Encoding encoding = Encoding::kUtf8;  ///< encoding of a text
   /// Description for messages: "gzip-compressed text in UTF-16", "a PNG image".
   std::string name = "text";
-  /// Extension in lower case, with its dot. A last extension .gz, .zst or .bz2 is skipped.
+  /// Extension in lower case, with its dot. If the name ends in .gz, .zst or .bz2: the extension
+  /// before that.
   std::string extension;
   std::string remedy = {};  ///< advice if a reader does not support this kind
 

@@ -15,9 +15,8 @@ namespace dovetail {
 struct RowLoaderOptions {
   uint64_t seed = 0;
   int64_t batch = 1;  ///< rows of a step, summed over all ranks
-  int rank = 0,
-      /// Rank r gets rows [r * batch / world, (r + 1) * batch / world) of a step.
-      world = 1;
+  /// Rank r gets rows [r * batch / world, (r + 1) * batch / world) of a step.
+  int rank = 0, world = 1;
   /// Scales from the run's checkpoint. Empty: measure them on the training rows.
   std::vector<DenseScale> scales = {};
 };

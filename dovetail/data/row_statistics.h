@@ -18,7 +18,7 @@ struct DenseStatistics {
   int64_t count = 0, missing = 0;
   double mean = 0, deviation = 0;  ///< population values: divided by count
   double lowest = 0, highest = 0;
-  /// Transform = "standard": subtracts the mean in float64, before rounding to float32.
+  /// True if transform = "standard": the mean is subtracted in float64, before rounding to float32.
   bool standard = false;
 };
 
@@ -26,10 +26,10 @@ struct DenseStatistics {
 /// `distinct` and `unseen` are therefore lower bounds.
 struct SparseStatistics {
   std::string feature;
-  int64_t ids = 0, distinct = 0;  ///< ids of the training rows
+  int64_t ids = 0, distinct = 0;  ///< all ids of the training rows, and the different ones
   /// `unseen`: ids of validation rows that no training row has.
   int64_t validation_ids = 0, unseen = 0;
-  /// Minimum and maximum ids of a training row; training rows without ids.
+  /// Minimum and maximum number of ids in a training row; number of training rows without ids.
   int64_t shortest = 0, longest = 0, empty = 0;
 };
 
@@ -46,10 +46,9 @@ struct RowStatistics {
   std::vector<SparseStatistics> sparse;
   /// Maps a column to the first file in which all its hashed ids read like 7.0.
   std::map<std::string, std::string> float_ids;
-  /// Means and deviations over the training rows. A run that goes day by day uses the first day
-  /// only.
+  /// Means and deviations over the training rows. With rows.day, over the first day only.
   std::vector<DenseScale> scales;
-  std::vector<RowDay> days;  ///< days of such a run; all its rows are training rows
+  std::vector<RowDay> days;  ///< days of a run with rows.day; all its rows are training rows
 };
 
 /// Block that the scan has read.

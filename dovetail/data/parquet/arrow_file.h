@@ -42,8 +42,8 @@ class ArrowFile {
   /// Throws UserError for a damaged file. Quotes Arrow's message without the names of C++ classes.
   [[noreturn]] void refuse_damage(std::string words) const;
   void check(const arrow::Status& status) const;
-  /// Returns the result of `work`. Arrow reports damage by exceptions, which become UserErrors. A
-  /// damaged size can also make an allocation fail.
+  /// Returns the result of `work`. Converts exceptions, by which Arrow reports damage, to
+  /// UserError. A failed allocation also counts as damage, since a damaged size can cause it.
   template <class Work>
   auto guarded(const Work& work) const {
     try {
