@@ -28,7 +28,7 @@ void check_sources(const DataConfig& data) {
   }
 }
 
-/// Keys of a tokenizer that is trained.
+/// Checks keys that only apply to a tokenizer that is trained.
 void check_tokenizer(const TokenizerConfig& tokenizer) {
   const TokenizerConfig none;
   if (tokenizer.kind == "bytes" && !tokenizer.path.empty())

@@ -15,7 +15,7 @@ bool is_blank_text(std::string_view text) {
   return text.find_first_not_of(" \t\r\f\v") == std::string_view::npos;
 }
 
-/// Fields of a line, outside of quotes.
+/// Splits a line at delimiters outside of quotes.
 std::vector<std::string_view> fields_of(std::string_view line, char delimiter) {
   std::vector<std::string_view> fields;
   size_t begin = 0;
@@ -50,8 +50,8 @@ char find_delimiter(std::string_view text, char expected, char decimal) {
   text = text.substr(0, kBytes);
   for (size_t at = 0; at < text.size() && lines.size() < kLines;) {
     const size_t end = text.find('\n', at);
-    if (end == std::string_view::npos && !lines.empty() && text.size() == kBytes)
-      break;  // cut within a line
+    // The last line is incomplete.
+    if (end == std::string_view::npos && !lines.empty() && text.size() == kBytes) break;
     std::string_view line = text.substr(at, end - at);
     if (line.ends_with('\r')) line.remove_suffix(1);
     if (!is_blank_text(line) && !line.starts_with('#')) lines.push_back(line);

@@ -17,7 +17,7 @@ void* entry(const char* name) {
 
 std::unique_ptr<ParquetText> open_parquet(const std::filesystem::path& path,
                                           const std::string& column) {
-  // Tried again after a throw.
+  // A static initializer that throws is tried again in the next call.
   static const auto open = reinterpret_cast<OpenParquetText>(entry(kParquetTextEntry));
   std::unique_ptr<ParquetText> reader;
   open(path.c_str(), column.c_str(), reader);

@@ -70,7 +70,7 @@ void check_feature(const SparseConfig& feature) {
   if (!feature.separator.empty()) check_delimiter(feature.separator, "sparse.separator");
 }
 
-/// Sequences tell of the same events, so that they are cut alike.
+/// Checks that all sequences are cut alike, since they describe the same events.
 void check_sequence(const SparseConfig& feature, const SparseConfig& first) {
   const std::string name = feature.feature_name();
   user_check(feature.max_length > 0,
@@ -109,7 +109,7 @@ void check_shared_table(const SparseConfig& feature, const RowsConfig& rows) {
              "shares, are {} for {}; "
              "use the same ids and num_rows",
              name, feature.ids, feature.num_rows, feature.table, owner.ids, owner.num_rows);
-  // Where only one of them pools, that is how the table pools.
+  // If only one of them pools, the table pools in that way.
   const bool alike = feature.pooling == owner.pooling || !feature.pools() ||
                      (!owner.pools() && feature.pooling.empty());
   user_check(feature.dim == owner.dim && alike,

@@ -13,7 +13,7 @@
 namespace dovetail {
 namespace {
 
-/// Keys that only some models read.
+/// Rejects keys of other models.
 void check_readers(const RecommenderConfig& config) {
   const RecommenderConfig none;
   const auto only = [&](const char* key, const char* model, bool given) {
@@ -46,7 +46,7 @@ bool reads_dim(const RecommenderConfig& config, const RecommenderInputs& inputs)
          std::ranges::any_of(inputs.dims, [&](int64_t dim) { return dim == config.dim; });
 }
 
-/// Keys that other keys of the same model leave without a reader.
+/// Rejects keys that have no effect because of other keys of the same model.
 void check_effects(const RecommenderConfig& config, const RecommenderInputs& inputs) {
   const RecommenderConfig none;
   user_check(
