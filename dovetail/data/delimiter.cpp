@@ -97,16 +97,14 @@ void require_table(std::string_view text, const std::filesystem::path& path) {
   const char next = second == std::string_view::npos ? ' ' : text[second];
   if ((text[first] == '{' && next == '"') || (text[first] == '[' && (next == '{' || next == '[')))
     throw UserError("this is JSON, not a table",
-                    "write it as Parquet, for example by pandas.read_json(file).to_parquet(other), "
-                    "with lines=True for "
-                    "an object a line",
+                    "write it as Parquet, for example by pandas.read_json(file).to_parquet(other). "
+                    "Add lines=True for an object a line",
                     path.string());
   if (text[first] == '<' &&
       (next == '!' || next == '?' || text.substr(first).find("</") != std::string_view::npos))
     throw UserError("this is HTML or XML, not a table",
-                    "a page in place of a file comes from a wrong address; get the file again, or "
-                    "write the page's "
-                    "table by pandas.read_html(file)[0].to_parquet(other)",
+                    "a page in place of a file comes from a wrong address. Get the file again, or "
+                    "write the page's table by pandas.read_html(file)[0].to_parquet(other)",
                     path.string());
 }
 

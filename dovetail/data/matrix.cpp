@@ -142,12 +142,10 @@ void warn_of_wide_numbers(const MatrixParts& from, Matrix& matrix) {
       all.merged += part.wide[c].merged;
     }
     if (100 * all.merged > all.differ)
-      matrix.warnings.push_back(
-          fmt::format("column `{}`: float64 rounds its numbers of more than 15 digits, which makes "
-                      "{} of {} differing neighbours "
-                      "equal; "
-                      "subtract a constant from it before it is written",
-                      printable(from.read[c]), all.merged, all.differ));
+      matrix.warnings.push_back(fmt::format(
+          "column `{}`: float64 rounds its numbers of more than 15 digits. This makes {} of {} "
+          "differing neighbours equal. Subtract a constant from the column before it is written",
+          printable(from.read[c]), all.merged, all.differ));
   }
 }
 

@@ -93,11 +93,10 @@ void round_values(std::vector<MatrixPart>& parts, int64_t rows, Matrix& matrix) 
       all.loss = std::max(all.loss, part[c].loss);
     }
     if (100 * all.merged > all.differ)
-      matrix.warnings.push_back(
-          fmt::format("column `{}`: float32 rounds its values by up to {:.3g}, which makes {} of "
-                      "{} differing neighbours equal; "
-                      "scale it, or split it into columns of a smaller range",
-                      printable(matrix.columns[c]), all.loss, all.merged, all.differ));
+      matrix.warnings.push_back(fmt::format(
+          "column `{}`: float32 rounds its values by up to {:.3g}. This makes {} of {} differing "
+          "neighbours equal. Scale it, or split it into columns of a smaller range",
+          printable(matrix.columns[c]), all.loss, all.merged, all.differ));
   }
 }
 

@@ -9,8 +9,7 @@ void* entry(const char* name) {
   return open_module(
       module_path(kParquetModule), name,
       "reading Parquet and compressed files needs the Arrow libraries of pyarrow: pip install "
-      "'pyarrow==26.*' beside torch, "
-      "or convert the data to text (.jsonl, .tsv)");
+      "'pyarrow==26.*' next to torch. Or convert the data to text (.jsonl, .tsv)");
 }
 
 }  // namespace

@@ -26,8 +26,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Bytes of text per shard. A shard has 64 MB of two-byte tokens at one byte per token, or at about
-// four bytes per token for a trained vocabulary.
+// Bytes of text per shard, for 64 MB of two-byte tokens. A token has one byte of text, or about
+// four with a trained vocabulary.
 constexpr uint64_t kShardBytesOfBytes = uint64_t{32} << 20;
 constexpr uint64_t kShardBytesOfWords = uint64_t{128} << 20;
 

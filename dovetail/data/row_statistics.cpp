@@ -367,8 +367,7 @@ std::vector<std::string> float_id_warnings(const std::map<std::string, std::stri
   for (const auto& [column, file] : float_ids)
     warnings.push_back(
         fmt::format("{}: all ids of column `{}` read like 7.0, so they are not the id 7 of other "
-                    "files; write the "
-                    "column as integers (pandas: astype(\"Int64\"))",
+                    "files. Write the column as integers (pandas: astype(\"Int64\"))",
                     file, printable(column)));
   return warnings;
 }

@@ -161,11 +161,9 @@ void resolve_vocab(ModelConfig& c, int64_t tokenizer_vocab) {
     c.vocab_size = round_up(tokenizer_vocab, kVocabMultiple);
   }
   user_check(c.vocab_size >= tokenizer_vocab,
-             "model.vocab_size = {} is less than the tokenizer's {} tokens; for a new model use 0 "
-             "to take the tokenizer's, "
-             "rounded up to a multiple of {}; a model with weights keeps its size and needs the "
-             "tokenizer that it was "
-             "trained with",
+             "model.vocab_size = {} is less than the tokenizer's {} tokens. For a new model use 0 "
+             "to take the tokenizer's, rounded up to a multiple of {}. A model with weights keeps "
+             "its size and needs the tokenizer that it was trained with",
              c.vocab_size, tokenizer_vocab, kVocabMultiple);
 }
 

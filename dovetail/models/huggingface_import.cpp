@@ -58,9 +58,8 @@ void check_tensors(const HuggingfaceModel& described, TensorFolder& source) {
           if (found != wanted)
             throw UserError(fmt::format("tensor {} is [{}], but config.json asks for [{}]",
                                         part.name, fmt::join(found, ", "), fmt::join(wanted, ", ")),
-                            "config.json and the tensors are of two models: get both from one "
-                            "place, or mend the sizes in "
-                            "config.json",
+                            "config.json and the tensors are of two models. Get both from one "
+                            "place, or mend the sizes in config.json",
                             source.path().string());
         }
       });
@@ -77,9 +76,8 @@ void resolve_head(HuggingfaceModel& described, TensorFolder& source) {
   if (at::equal(source.read_weight(embedding), source.read_weight(kHead))) return;
   described.config.tied = false;
   log_warning(
-      "{}: config.json ties the head to the embedding, but {} and {} differ; the model is imported "
-      "with both "
-      "(model.tied = false), as transformers loads it",
+      "{}: config.json ties the head to the embedding, but {} and {} differ. The model is imported "
+      "with both (model.tied = false), as transformers loads it",
       source.path().string(), kHead, embedding);
 }
 
@@ -125,9 +123,8 @@ std::string advice_about(std::string_view name) {
       return "the weights are quantized: dequantize them with transformers and save them as "
              "bfloat16";
   if (has("inv_freq") || has("masked_bias") || name.ends_with(".attn.bias"))
-    return "its content is not the constant that follows from config.json: mend rope_theta or the "
-           "sizes there, or "
-           "leave the tensor out";
+    return "its content is not the constant that follows from config.json. Mend rope_theta or the "
+           "sizes there, or leave the tensor out";
   if (has("_norm.") || has("layernorm.")) return "config.json describes a model without this norm";
   if (name.ends_with(".bias"))
     return "config.json's model_type has no bias here, and biases of variants are not supported";

@@ -49,8 +49,8 @@ class Can : public Recommender {
            std::accumulate(config().micro.begin() + 1, config().micro.end(), int64_t{0});
   }
 
-  /// Returns a co-action. row (B, micro_parameters) holds, for each layer, the weight (in, out) and
-  /// then the bias. events is (B, L, in), mask (B, L).
+  /// Returns a co-action. `row` (B, micro_parameters) holds the weight (in, out) and then the bias
+  /// of each layer. events is (B, L, in), mask (B, L).
   at::Tensor co_action(const at::Tensor& row, const at::Tensor& events,
                        const at::Tensor& mask) const {
     std::vector<at::Tensor> outputs;

@@ -57,8 +57,8 @@ class Expansion : public torch::nn::Module {
   Child<Relu> relu_;
 };
 
-/// Levels down1 to down4, whose results are the skips; bottom; then up4 to up1, which read the
-/// skips of the same numbers.
+/// Levels down1 to down4, then bottom, then up4 to up1. The results of the down levels are skips.
+/// Each up level reads the skip of the same number.
 class UNet : public VisionModel {
  public:
   UNet(const VisionConfig& config, c10::Device device);
