@@ -274,7 +274,7 @@ class RowDecoder::ColumnTiles {
   std::vector<Plain> plain_;
   /// A label or a number is a text or a list: `decode` takes every row.
   bool by_row_ = false;
-  bool whole_ = false;  ///< nothing needs a row's cells
+  bool whole_ = false;  ///< no feature, group or day needs a row's cells
   std::array<uint8_t, kTile> special_{};
   std::vector<float> labels_;
   std::vector<double> dense_;

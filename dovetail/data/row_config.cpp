@@ -284,8 +284,8 @@ void RowsConfig::check() const {
       bad_row == "skip" || max_bad_rows == RowsConfig().max_bad_rows,
       "rows.max_bad_rows counts skipped rows, but rows.bad_row is \"error\"; set it to \"skip\"");
   user_check(!by_day() || validation_fraction == RowsConfig().validation_fraction,
-             "rows.validation_fraction = {} does nothing with rows.day = \"{}\", which holds out "
-             "each day until the run is evaluated on it; leave it out",
+             "rows.validation_fraction = {} does nothing with rows.day = \"{}\". Each day is held "
+             "out until the run is evaluated on it. Leave the key out",
              validation_fraction, day);
   if (!delimiter.empty()) check_delimiter(delimiter, "delimiter");
   std::set<std::string> names;

@@ -63,7 +63,8 @@ struct RowLoader::State {
   DayOrder days;
   BlockStarts train_starts, validation_starts;
   BlockPool train_pool, validation_pool;
-  /// Nullopt: part `rank` of `world` equal parts.
+  /// Part of each step that set_part has given to this rank. nullopt: part `rank` of `world` equal
+  /// parts.
   std::optional<std::pair<int64_t, int64_t>> own_part;
   bool kept = true;  ///< true if the pools keep all blocks
 

@@ -101,8 +101,7 @@ Attention::Attention(const ModelConfig& config, const std::string& name, c10::De
                                              .role = LinearRole::kAttentionOut,
                                              .name = name + ".out",
                                              .device = device,
-                                             // Attention keeps its result anyway.
-                                             .input_stays = true}));
+                                             .input_stays = true}));  // attention keeps its result
 }
 
 at::Tensor Attention::forward(const at::Tensor& x_btc,

@@ -185,10 +185,9 @@ ModelSize model_size(const ModelConfig& c) {
   const auto table = c.vocab_size * c.width;
   const auto positions = c.positions == "learned" ? c.context * c.width : 0;
   ModelSize size;
-  double met = static_cast<double>(table),
-         // Parameters for one token: matrix parameters that it uses; parameters of any kind that it
-         // does not use.
-      beside = 0;
+  // `met`: matrix parameters that one token uses. `beside`: parameters of any kind that it does not
+  // use.
+  double met = static_cast<double>(table), beside = 0;
   for (const BlockParts& block : blocks_of(c, {})) {
     const BlockSize of_block = block_size(c, block);
     size.parameters_without_embedding += of_block.total();

@@ -252,9 +252,8 @@ class ArrowColumns : public ParquetColumns {
     const auto pandas =
         nlohmann::json::parse(metadata->value(at), nullptr, /*allow_exceptions=*/false);
     if (!pandas.is_object() || !pandas.contains("index_columns")) return found;
-    for (const auto& entry :
-         // A range of numbers, which is not a column, is an object.
-         pandas.at("index_columns"))
+    // An index that is a range of numbers is an object and has no column.
+    for (const auto& entry : pandas.at("index_columns"))
       if (const int field =
               entry.is_string() ? file_.schema().GetFieldIndex(entry.get<std::string>()) : -1;
           field >= 0)
