@@ -20,7 +20,8 @@ namespace dovetail {
 class Norm : public torch::nn::Module {
  public:
   Norm(const ModelConfig& config, c10::Device device);
-  at::Tensor forward(const at::Tensor& x) const { return operation()->apply(x); }  ///< (..., C)
+  /// Returns the norm of x, (..., C).
+  at::Tensor forward(const at::Tensor& x) const { return operation()->apply(x); }
   /// Returns x + branch and its norm, each (..., C). An undefined branch counts as zero.
   NormedSum of_sum(const at::Tensor& x, const at::Tensor& branch) const;
   /// Returns the norm as an operation that a Linear applies to its input before the product.

@@ -20,7 +20,7 @@ struct ModelConfig {
   int64_t head_dim = 0;   ///< 0: width / heads
   int64_t ffn_width = 0;  ///< 0: 4 * width, or 8/3 * width rounded up to 64 for swiglu
   int64_t context = 128;
-  int64_t vocab_size = 0;        ///< 0: the tokenizer's, rounded up to a multiple of 64
+  int64_t vocab_size = 0;        ///< 0: the tokenizer's size, rounded up to a multiple of 64
   std::string norm = "rmsnorm";  ///< rmsnorm | layernorm
   double norm_eps = 1e-5;
   std::string activation = "swiglu";  ///< swiglu | gelu | relu2

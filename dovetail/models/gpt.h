@@ -78,9 +78,9 @@ class GPT : public torch::nn::Module {
   /// Returns the input of the head, (B, T, C), for callers that need few logits of many tokens.
   /// Reads and extends `cache` if it is given; the result is then not differentiable.
   at::Tensor features(const at::Tensor& tokens, KvCache* cache = nullptr);
-  at::Tensor head_logits(const at::Tensor& features);  ///< (..., C) -> (..., V) float32
+  at::Tensor head_logits(const at::Tensor& features);  ///< maps (..., C) to (..., V) float32
 
-  /// Recompute each block in backward instead of keeping its activations.
+  /// True: recompute each block in backward instead of keeping its activations.
   bool checkpoint_activations = false;
 
   /// Sets the dtype of the activations, of Linear and embedding weights and of Linear biases.

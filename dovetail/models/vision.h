@@ -40,7 +40,7 @@ class VisionModel : public torch::nn::Module {
   /// stands for padding, and ATen throws for others.
   LossSum loss(const at::Tensor& images, const at::Tensor& targets);
 
-  const VisionConfig& config() const { return config_; }  ///< with the classes resolved
+  const VisionConfig& config() const { return config_; }  ///< config with resolved `classes`
 
  protected:
   explicit VisionModel(VisionConfig config);
