@@ -5,12 +5,12 @@
 
 namespace dovetail {
 
-/// XXH64 with seed 0 (Collet, xxHash specification 0.1.1): what turns the bytes of an id into its
-/// 64-bit key. It depends on the bytes alone, so one id has one key in every column, file, rank and
-/// version.
+/// Returns the XXH64 hash of `bytes`, with seed 0 (Collet, xxHash specification 0.1.1). It is the
+/// 64-bit key of an id. The hash depends on the bytes alone. An id therefore has the same key in
+/// each column, file, rank and version.
 uint64_t xxh64(std::string_view bytes);
 
-/// That of the decimal text of an integer.
+/// Returns the XXH64 hash of the integer's decimal text.
 uint64_t integer_key(int64_t integer);
 
 }  // namespace dovetail

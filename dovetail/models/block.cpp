@@ -23,7 +23,7 @@ struct BlockHolder : torch::CustomClassHolder {
 
 class CheckpointedBlock : public torch::autograd::Function<CheckpointedBlock> {
  public:
-  /// {x} or {x, router_loss}.
+  /// Returns {x} or {x, router_loss}.
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
                                                 const at::Tensor& x_btc,
                                                 const std::shared_ptr<Block>& block,
@@ -46,7 +46,8 @@ class CheckpointedBlock : public torch::autograd::Function<CheckpointedBlock> {
       const at::AutoGradMode with_grad(true);
       again = outputs(holder->block->forward(x_btc, pass));
     }
-    // Accumulates into the parameters' .grad, and so runs their hooks, as the outer backward would.
+    // Accumulates into the parameters' .grad and thereby runs their hooks, as the outer backward
+    // would.
     torch::autograd::backward(again, gradients);
     return {x_btc.grad(), at::Tensor(), at::Tensor()};
   }
@@ -156,8 +157,8 @@ Block::Block(const ModelConfig& config, int64_t index, c10::Device device,
 
 BlockOutput Block::forward(const at::Tensor& x_btc, const moe::Pass& pass, CacheSlot* slot) {
   const LayerScope block(name_);
-  // A GPU has one kernel for a residual sum and its norm. On a CPU a Linear makes the norm's rows
-  // as it quantizes them.
+  // A GPU has one kernel for a residual sum and its norm. On a CPU, a Linear computes the norm's
+  // rows while it quantizes them.
   const bool joins_sums = x_btc.is_cuda();
   NormedSum residual{.sum = x_btc, .normal = {}};
   at::Tensor branch;
@@ -178,7 +179,7 @@ BlockOutput Block::forward(const at::Tensor& x_btc, const moe::Pass& pass, Cache
         joins_sums ? ffn_->forward(residual.normal) : ffn_->forward(x, ffn_norm_->operation());
     return {x + y, {}};
   }
-  // Router and experts read the norm's result.
+  // Router and experts read the result of the norm.
   const moe::Layer::Output made =
       moe_->forward(joins_sums ? residual.normal : ffn_norm_->forward(x), pass);
   return {x + made.y, made.loss};

@@ -12,18 +12,19 @@
 #include "dovetail/mx/linear.h"
 #include "dovetail/ops/functions.h"
 
-/// The parts of GPT. Legend: B batch, T tokens, C width, H heads, D head_dim.
+/// Modules of GPT. Legend: B batch, T tokens, C width, H heads, D head_dim.
 namespace dovetail {
 
-/// RMSNorm or LayerNorm over C, as the config says. weight (C); bias (C) or undefined. float32 even
-/// under bfloat16 compute.
+/// RMSNorm or LayerNorm over C, as configured. Parameters: weight (C), and bias (C) or undefined.
+/// They are float32 even under bfloat16 compute.
 class Norm : public torch::nn::Module {
  public:
   Norm(const ModelConfig& config, c10::Device device);
-  at::Tensor forward(const at::Tensor& x) const { return operation()->apply(x); }  ///< (..., C)
-  /// x + branch and its norm, (..., C) each. An undefined branch counts as zero.
+  /// Returns the norm of x, (..., C).
+  at::Tensor forward(const at::Tensor& x) const { return operation()->apply(x); }
+  /// Returns x + branch and its norm, each (..., C). An undefined branch counts as zero.
   NormedSum of_sum(const at::Tensor& x, const at::Tensor& branch) const;
-  /// For a Linear to put in front of its product.
+  /// Returns the norm as an operation that a Linear applies to its input before the product.
   std::shared_ptr<const RowOperation> operation() const;
 
   at::Tensor weight, bias;
@@ -33,7 +34,8 @@ class Norm : public torch::nn::Module {
   double eps_;
 };
 
-/// Rows looked up by id: the token embedding and learned positions. weight (rows, C).
+/// Rows looked up by id, for the token embedding and for learned positions. Parameter: weight
+/// (rows, C).
 class Embedding : public torch::nn::Module {
  public:
   Embedding(int64_t rows, int64_t width, c10::Device device);
@@ -41,7 +43,8 @@ class Embedding : public torch::nn::Module {
   at::Tensor weight;
 };
 
-/// One block's part of a KvCache while decoding: (B, S, Hkv, D) each, `length` positions filled.
+/// One block's part of a KvCache during decoding. Keys and values are (B, S, Hkv, D) each.
+/// The first `length` positions are filled.
 struct CacheSlot {
   at::Tensor keys, values;
   int64_t length = 0;
@@ -50,8 +53,9 @@ struct CacheSlot {
 class Attention : public torch::nn::Module {
  public:
   Attention(const ModelConfig& config, const std::string& name, c10::Device device);
-  /// (B, T, C) -> (B, T, C) of norm(x), or of x where `norm` is null. With a slot the T tokens
-  /// follow the cached ones and are written behind them.
+  /// Returns the attention over norm(x), or over x if `norm` is null: (B, T, C) -> (B, T, C). With
+  /// a slot, the T tokens follow the cached tokens. Their keys and values are appended to the
+  /// cache.
   at::Tensor forward(const at::Tensor& x_btc, const std::shared_ptr<const RowOperation>& norm,
                      CacheSlot* slot);
 
@@ -61,17 +65,17 @@ class Attention : public torch::nn::Module {
   std::shared_ptr<Linear> qkv_, out_;
 };
 
-/// What a block makes: x (B, T, C), and the losses of its router, a scalar; undefined where there
-/// are none.
+/// Output of a block: x (B, T, C) and the losses of its router, a scalar. The scalar is undefined
+/// if the block has no router losses.
 struct BlockOutput {
   at::Tensor x, router_loss;
 };
 
-/// Pre-norm block: x += attention(norm(x)); x += ffn(norm(x)), a feed-forward or a mixture of
-/// experts.
+/// Pre-norm block: x += attention(norm(x)); x += ffn(norm(x)). The ffn is a feed-forward or a
+/// mixture of experts.
 class Block : public torch::nn::Module {
  public:
-  /// `ranks`: as moe::Layer's.
+  /// `ranks` is passed to moe::Layer: the ranks that share the experts.
   Block(const ModelConfig& config, int64_t index, c10::Device device,
         std::shared_ptr<const moe::ExpertRanks> ranks = nullptr);
   BlockOutput forward(const at::Tensor& x_btc, const moe::Pass& pass = {},
@@ -81,13 +85,13 @@ class Block : public torch::nn::Module {
   std::string name_;  ///< "blocks.3"
   std::shared_ptr<Norm> attention_norm_, ffn_norm_;
   std::shared_ptr<Attention> attention_;
-  std::shared_ptr<FeedForward> ffn_;  ///< one of these two
+  std::shared_ptr<FeedForward> ffn_;  ///< null if the block has experts
   std::shared_ptr<moe::Layer> moe_;
 };
 
-/// block->forward(x_btc, pass) keeping only x_btc: backward runs the block again (Chen et al.
-/// 2016). The gradients are the same bits. `x_btc` must require grad, otherwise nothing would start
-/// that backward.
+/// Runs block->forward(x_btc, pass) and keeps only x_btc for backward. Backward recomputes the
+/// block (Chen et al. 2016). The gradients have the same bits as without checkpointing. `x_btc`
+/// must require grad; otherwise nothing would start the backward of the block.
 BlockOutput checkpointed_forward(const std::shared_ptr<Block>& block, const at::Tensor& x_btc,
                                  const moe::Pass& pass = {});
 

@@ -11,7 +11,7 @@
 namespace dovetail {
 namespace {
 
-// Vocabularies are multiples of this, so that the head's GEMM has no ragged edge.
+// Vocabularies are rounded up to multiples of this, so that the head's GEMM has no ragged edge.
 constexpr int64_t kVocabMultiple = 64;
 constexpr int64_t kFfnMultiple = 64;
 
@@ -67,9 +67,9 @@ struct NemotronSizes {
   int64_t layers, width, heads, kv_heads, ffn_width;
 };
 
-// Squared ReLU, no biases, half of each head rotated, untied (Parmar et al. 2024); RMSNorm and the
-// vocabulary of 131,072 as in Nemotron-H (arXiv 2504.03624), whose transformer of 8B is the one
-// that arXiv 2506.08027 pre-trains.
+// Squared ReLU, no biases, half of each head rotated, untied (Parmar et al. 2024). RMSNorm and the
+// vocabulary of 131,072 are from Nemotron-H (arXiv 2504.03624). arXiv 2506.08027 pre-trains its
+// transformer of 8B.
 ModelConfig nemotron(const NemotronSizes& sizes) {
   ModelConfig c;
   c.preset = sizes.name;
@@ -106,8 +106,8 @@ void check_choice(const char* key, const std::string& value,
       fmt::format("model.{} = \"{}\" is not one of {}", key, value, fmt::join(choices, ", ")));
 }
 
-// The schema checks ranges of what is parsed; a config from C++ or from a config.json comes without
-// that.
+// Checks values. The schema checks the ranges of parsed values only, not of configs from C++ or
+// from a config.json.
 void check_values(const ModelConfig& c) {
   const std::pair<const char*, int64_t> positive[] = {
       {"layers", c.layers}, {"width", c.width}, {"heads", c.heads}, {"context", c.context}};
@@ -161,11 +161,9 @@ void resolve_vocab(ModelConfig& c, int64_t tokenizer_vocab) {
     c.vocab_size = round_up(tokenizer_vocab, kVocabMultiple);
   }
   user_check(c.vocab_size >= tokenizer_vocab,
-             "model.vocab_size = {} is less than the tokenizer's {} tokens; for a new model use 0 "
-             "to take the tokenizer's, "
-             "rounded up to a multiple of {}; a model with weights keeps its size and needs the "
-             "tokenizer that it was "
-             "trained with",
+             "model.vocab_size = {} is less than the tokenizer's {} tokens. For a new model use 0 "
+             "to take the tokenizer's, rounded up to a multiple of {}. A model with weights keeps "
+             "its size and needs the tokenizer that it was trained with",
              c.vocab_size, tokenizer_vocab, kVocabMultiple);
 }
 

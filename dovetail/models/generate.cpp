@@ -35,7 +35,7 @@ struct Candidate {
   double probability;  // not normalised
 };
 
-/// The tokens that top_k and top_p leave, most likely first.
+/// Returns the tokens that top_k and top_p leave, most likely first.
 std::vector<Candidate> candidates(const float* logits, int64_t vocab,
                                   const GenerateOptions& options) {
   std::vector<int32_t> order(static_cast<size_t>(vocab));
@@ -63,19 +63,19 @@ std::vector<Candidate> candidates(const float* logits, int64_t vocab,
   return kept;
 }
 
-/// Feeds tokens and starts over with the newer half of the context when it is full.
+/// Feeds tokens to the model. When the context is full, starts over with its newer half.
 class Reader {
  public:
   Reader(GPT& model, std::vector<int32_t> history) : model_(model), history_(std::move(history)) {}
 
-  /// Logits (V) float32 on the CPU after the whole history.
+  /// Returns the logits (V) after the whole history, float32 on the CPU.
   at::Tensor next_logits() {
     const auto context = model_.config().context;
     const auto size = static_cast<int64_t>(history_.size());
     auto begin = begin_ + cache_.length;
     if (size - begin_ > context) {
-      // The first prompt fills the context; later the newer half stays, so that many tokens pass
-      // before the next restart.
+      // The first prompt fills the context. Later, only the newer half stays, so that many tokens
+      // pass before the next restart.
       begin_ = begin = size - (cache_.length == 0 ? context : context - context / 2);
       cache_ = {};
     }
@@ -90,7 +90,7 @@ class Reader {
  private:
   GPT& model_;
   std::vector<int32_t> history_;
-  int64_t begin_ = 0;  // of the cached part of the history
+  int64_t begin_ = 0;  // first token of the history that is cached
   KvCache cache_;
 };
 

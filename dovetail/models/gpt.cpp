@@ -24,7 +24,7 @@ void check_tokens(const at::Tensor& tokens, const char* shape) {
              fmt::join(tokens.sizes(), ", "), c10::toString(tokens.scalar_type()));
 }
 
-/// Only on the CPU: elsewhere the answer would cost a synchronisation in every step.
+/// Checks ids on the CPU only. On a GPU, the check would cost a synchronisation in every step.
 void check_ids(const at::Tensor& tokens, int64_t vocab_size) {
   if (!tokens.is_cpu() || tokens.numel() == 0) return;
   operation("dovetail::check_ids", {.reads = {tokens}}, [vocab_size](const Operands& inputs) {
@@ -36,7 +36,8 @@ void check_ids(const at::Tensor& tokens, int64_t vocab_size) {
   });
 }
 
-/// To a GPU by way of pinned memory: a copy from other memory waits for all work before it.
+/// Copies tokens to a device, to a GPU by way of pinned memory. A copy from other memory waits for
+/// all earlier work.
 at::Tensor on_device(const at::Tensor& tokens, at::Device device) {
   if (!device.is_cuda() || !tokens.is_cpu() || tokens.numel() == 0) return tokens.to(device);
   return tokens.pin_memory().to(device, tokens.scalar_type(), /*non_blocking=*/true);
@@ -120,7 +121,7 @@ at::Tensor GPT::features(const at::Tensor& tokens, KvCache* cache) {
 
 BlockOutput GPT::run_blocks(const at::Tensor& tokens, KvCache* cache, const moe::Pass& pass) {
   check_tokens(tokens, "(batch, tokens)");
-  // Writing the cache in place must not tie one call's graph to the next.
+  // Calls write the cache in place, which must not connect their graphs.
   const at::AutoGradMode grad_mode(at::GradMode::is_enabled() && cache == nullptr);
   check_ids(tokens, state_->config.vocab_size);
   const auto length = tokens.size(1), begin = cache != nullptr ? cache->length : 0;
@@ -148,7 +149,7 @@ BlockOutput GPT::run_blocks(const at::Tensor& tokens, KvCache* cache, const moe:
     cache->length += length;
   } else {
     for (const auto& block : state_->blocks) {
-      // An input without gradient (a frozen embedding) cannot start a block's backward: that block
+      // An input without gradient (a frozen embedding) cannot start a block's backward. Its block
       // keeps its activations.
       const bool recompute =
           checkpoint_activations && at::GradMode::is_enabled() && x_btc.requires_grad();
@@ -184,10 +185,10 @@ LossSum GPT::loss(const at::Tensor& tokens, const moe::Pass& pass) {
   const auto sum = dovetail::linear_cross_entropy(x_btc.reshape({-1, state_->config.width}),
                                                   state_->head_weight(),
                                                   on_device(targets.reshape({-1}), x_btc.device()));
-  // Counting tokens on a GPU would wait for it.
+  // Counting tokens on a GPU would wait for the GPU.
   const int64_t num_targets = tokens.is_cuda() ? 0 : count_targets(tokens);
   if (!router_loss.defined()) return {sum, num_targets, {}};
-  // A tensor, for a recorded step has another number of targets each time.
+  // A tensor, since a recorded step has another number of targets in each replay.
   const at::Tensor weight = targets.ne(kPaddingToken).sum().to(router_loss.options());
   return {sum, num_targets, router_loss * weight};
 }
@@ -195,7 +196,7 @@ LossSum GPT::loss(const at::Tensor& tokens, const moe::Pass& pass) {
 int64_t count_targets(const at::Tensor& tokens) {
   check_tokens(tokens, "(batch, tokens + 1)");
   const at::Tensor targets = tokens.narrow(1, 1, tokens.size(1) - 1);
-  // On the meta device nothing can be counted: every target is taken to be one.
+  // Nothing can be counted on the meta device: all targets count.
   if (tokens.is_meta()) return targets.numel();
   const c10::impl::ExcludeDispatchKeyGuard not_recorded(c10::DispatchKey::Fake);
   return targets.ne(kPaddingToken).sum().item<int64_t>();

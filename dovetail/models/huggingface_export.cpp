@@ -18,8 +18,8 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-/// The bytes tokenizer in Hugging Face's form: byte-level BPE without a merge, for which the split
-/// makes no difference.
+/// Returns the bytes tokenizer in Hugging Face's form: byte-level BPE without merges. The split
+/// does not matter without merges.
 std::string bytes_tokenizer_json(int32_t end_of_document) {
   BpeFile file;
   for (int byte = 0; byte < 256; ++byte) {
@@ -32,7 +32,7 @@ std::string bytes_tokenizer_json(int32_t end_of_document) {
   return write_tokenizer_json(file);
 }
 
-/// Writes the tokenizer's files and its ids into `config`.
+/// Writes the tokenizer's files. Adds its ids to `config`.
 void export_tokenizer(const std::string& kind, const std::string& content, const fs::path& folder,
                       Json& config) {
   const auto tokenizer = make_tokenizer(kind, content, "tokenizer");
@@ -43,7 +43,7 @@ void export_tokenizer(const std::string& kind, const std::string& content, const
     return;
   }
   const std::string json = kind == "bytes" ? bytes_tokenizer_json(end) : content;
-  // Without the class transformers would rebuild the tokenizer in the manner of the architecture.
+  // Without the class, transformers would rebuild the tokenizer in the architecture's own way.
   Json tokenizer_config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
                            {"clean_up_tokenization_spaces", false}};
   for (const auto& added : Json::parse(json).value("added_tokens", Json::array())) {
@@ -79,7 +79,7 @@ void export_huggingface(GPT& model, const std::string& tokenizer_kind,
   fs::create_directories(folder);
   auto config = to_huggingface_config(architecture, model.config());
   export_tokenizer(tokenizer_kind, tokenizer_content, folder, config);
-  // transformers refuses a file without this entry.
+  // transformers rejects a file without the entry `format`.
   write_safetensors(folder / "model.safetensors", export_tensors(model, architecture),
                     {{"format", "pt"}});
   write_file_atomically(folder / "config.json", config.dump(1) + "\n");

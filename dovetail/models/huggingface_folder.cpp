@@ -81,8 +81,8 @@ void TensorFolder::read_index(const std::filesystem::path& path) {
                     missing.size() == 1 ? "" : "s", missing.size() == 1 ? "is" : "are",
                     fmt::join(missing, ", ")),
         fmt::format("put the shards beside the index, or the whole model as {}", kWholeFile));
-  // transformers reads all tensors of each shard and goes by their own names, also where the index
-  // has others.
+  // transformers reads all tensors of each shard under their own names, even if the index has
+  // others.
   read_shards(shards);
 }
 

@@ -14,15 +14,18 @@
 
 namespace dovetail {
 
-/// Throws UserError with the place if the file is not JSON, as with NaN and Infinity.
+/// Parses a JSON file. Throws UserError with the position if the file is not JSON; NaN and Infinity
+/// are not JSON.
 nlohmann::json read_json_file(const std::filesystem::path& path);
 
-/// The tensors of a Hugging Face folder: of `model.safetensors`, or else of the shards that
-/// `model.safetensors.index.json` names. Where both are there, the whole file is taken, as
-/// transformers does, with a warning. Without an index, shards named
-/// `model-00001-of-00002.safetensors` are read if all are there. Prefixes of wrappers of PyTorch
-/// are removed with a warning if all names have them. Throws UserError naming files that are
-/// missing, or files of other formats that are there instead.
+/// Tensors of a Hugging Face folder.
+///
+/// - They are in `model.safetensors`, or in the shards that `model.safetensors.index.json` names.
+/// - If both exist, the whole file is read with a warning, as transformers does.
+/// - Without an index, shards named `model-00001-of-00002.safetensors` are read if all exist.
+/// - If all names have the prefix of a PyTorch wrapper, it is removed with a warning.
+///
+/// Throws UserError that names missing files, or files of other formats that exist instead.
 class TensorFolder {
  public:
   explicit TensorFolder(const std::filesystem::path& folder);
@@ -30,16 +33,16 @@ class TensorFolder {
   const std::filesystem::path& path() const { return folder_; }
   bool contains(const std::string& name) const { return file_of_.contains(name); }
   at::Tensor read(const std::string& name);
-  /// Shape of a tensor of weights. Throws UserError for integers and 8-bit floats, which are codes
-  /// of quantized weights.
+  /// Returns the shape of a weight tensor. Throws UserError for integers and 8-bit floats, which
+  /// are codes of quantized weights.
   std::vector<int64_t> weight_shape(const std::string& name);
-  /// The weights as float32. Throws as `weight_shape` does.
+  /// Returns the weights as float32. Throws as `weight_shape` does, and for NaN and infinity.
   at::Tensor read_weight(const std::string& name);
-  /// Gives the tensor `from` the name `to`.
+  /// Renames tensor `from` to `to`.
   void rename(const std::string& from, const std::string& to);
-  /// Names of tensors that no call has read.
+  /// Returns the names of tensors that no call has read.
   const std::set<std::string>& unread() const { return unread_; }
-  /// Warns if float32 could not hold weights that were float64.
+  /// Warns if float64 weights were rounded to float32.
   void warn_of_rounding() const;
 
  private:

@@ -25,8 +25,8 @@ namespace fs = std::filesystem;
 
 constexpr const char* kHead = "lm_head.weight";
 
-/// Files saved from the bare transformer, such as GPT-2's own, leave out "transformer." or
-/// "model.".
+/// Returns the name of a tensor in the files. Files of the bare transformer, such as GPT-2's own,
+/// omit "transformer." or "model.".
 std::string name_in(const TensorFolder& source, const std::string& name) {
   for (const std::string_view prefix : {"transformer.", "model."})
     if (name.starts_with(prefix) && !source.contains(name) &&
@@ -47,8 +47,8 @@ void import_parameter(at::Tensor& parameter, const TensorLayout& layout, TensorF
   parameter.copy_(whole);
 }
 
-/// Compares each tensor that config.json asks for with the headers of the files, before any memory
-/// is taken for it.
+/// Compares each tensor that config.json requires with the headers of the files. Allocates no
+/// memory for the tensors.
 void check_tensors(const HuggingfaceModel& described, TensorFolder& source) {
   visit_huggingface_tensors(
       described.architecture, described.config, [&](const TensorLayout& layout) {
@@ -58,16 +58,15 @@ void check_tensors(const HuggingfaceModel& described, TensorFolder& source) {
           if (found != wanted)
             throw UserError(fmt::format("tensor {} is [{}], but config.json asks for [{}]",
                                         part.name, fmt::join(found, ", "), fmt::join(wanted, ", ")),
-                            "config.json and the tensors are of two models: get both from one "
-                            "place, or mend the sizes in "
-                            "config.json",
+                            "config.json and the tensors are of two models. Get both from one "
+                            "place, or mend the sizes in config.json",
                             source.path().string());
         }
       });
 }
 
-/// Compares what a tied config says with the two matrices in the file, as transformers does: an own
-/// head unties, and a head without an embedding is the embedding.
+/// Compares a tied config with the two matrices in the files, as transformers does. A separate head
+/// unties the model. A head without an embedding is used as the embedding.
 void resolve_head(HuggingfaceModel& described, TensorFolder& source) {
   if (!described.config.tied || !source.contains(kHead)) return;
   const auto embedding = name_in(source, described.architecture == HuggingfaceArchitecture::kGpt2
@@ -77,14 +76,13 @@ void resolve_head(HuggingfaceModel& described, TensorFolder& source) {
   if (at::equal(source.read_weight(embedding), source.read_weight(kHead))) return;
   described.config.tied = false;
   log_warning(
-      "{}: config.json ties the head to the embedding, but {} and {} differ; the model is imported "
-      "with both "
-      "(model.tied = false), as transformers loads it",
+      "{}: config.json ties the head to the embedding, but {} and {} differ. The model is imported "
+      "with both (model.tied = false), as transformers loads it",
       source.path().string(), kHead, embedding);
 }
 
-/// Recognizes constants that older versions of transformers stored: the causal mask and its value,
-/// rotary frequencies. Returns false for any other tensor, and for one with another content.
+/// Recognizes constants that older versions of transformers stored: the causal mask, its value, and
+/// rotary frequencies. Returns false for any other tensor, and for a constant with other content.
 bool is_stored_constant(const std::string& name, const at::Tensor& tensor,
                         const HuggingfaceModel& model) {
   const ModelConfig& c = model.config;
@@ -112,7 +110,7 @@ bool is_stored_constant(const std::string& name, const at::Tensor& tensor,
          at::allclose(tensor.to(at::kDouble), frequencies, tolerance, 1e-7);
 }
 
-/// Advice for a tensor that the model has no place for.
+/// Returns advice for a tensor that the model has no place for.
 std::string advice_about(std::string_view name) {
   const auto has = [&](std::string_view part) { return name.find(part) != std::string_view::npos; };
   if (has("lora_"))
@@ -125,9 +123,8 @@ std::string advice_about(std::string_view name) {
       return "the weights are quantized: dequantize them with transformers and save them as "
              "bfloat16";
   if (has("inv_freq") || has("masked_bias") || name.ends_with(".attn.bias"))
-    return "its content is not the constant that follows from config.json: mend rope_theta or the "
-           "sizes there, or "
-           "leave the tensor out";
+    return "its content is not the constant that follows from config.json. Mend rope_theta or the "
+           "sizes there, or leave the tensor out";
   if (has("_norm.") || has("layernorm.")) return "config.json describes a model without this norm";
   if (name.ends_with(".bias"))
     return "config.json's model_type has no bias here, and biases of variants are not supported";

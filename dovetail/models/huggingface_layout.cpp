@@ -18,8 +18,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// The first key of `config` that the architecture cannot express with what it would have to be;
-/// empty when there is none.
+/// Returns the first key of `config` that the architecture cannot express, and the value that it
+/// needs. Empty if there is no such key.
 std::string llama_like_obstacle(const ModelConfig& c) {
   if (c.norm != "rmsnorm") return "model.norm = \"" + c.norm + "\" (it has rmsnorm)";
   if (c.activation != "swiglu")
@@ -71,7 +71,8 @@ std::string gpt2_obstacle(const ModelConfig& c) {
 
 using Visit = std::function<void(const TensorLayout&)>;
 
-/// Llama's, or with experts Mixtral's, which has those in place of the feed-forward.
+/// Visits the tensors of Llama, or of Mixtral if there are experts. Mixtral has experts instead of
+/// the feed-forward.
 void visit_llama(const ModelConfig& c, const Visit& visit) {
   const int64_t q_width = c.heads * c.head_dim, kv_width = c.kv_heads * c.head_dim;
   visit({"embed.weight", {{"model.embed_tokens.weight", c.vocab_size}}, c.width});
@@ -118,7 +119,7 @@ void visit_gpt2(const ModelConfig& c, const Visit& visit) {
     visit({ours + ".weight", {{theirs + ".weight", c.width}}});
     visit({ours + ".bias", {{theirs + ".bias", c.width}}});
   };
-  // GPT-2 stores its Linear weights (in, out).
+  // GPT-2 stores its Linear weights as (in, out).
   const auto add_linear = [&](const std::string& ours, const std::string& theirs, int64_t in,
                               int64_t out) {
     visit({ours + ".weight", {{theirs + ".weight", out}}, in, true});
@@ -137,7 +138,7 @@ void visit_gpt2(const ModelConfig& c, const Visit& visit) {
   if (!c.tied) visit({"head.weight", {{"lm_head.weight", c.vocab_size}}, c.width});
 }
 
-/// Reads keys of a config.json; every complaint names the key.
+/// Reads keys of a config.json. Every error names the key.
 class ConfigReader {
  public:
   explicit ConfigReader(const Json& json, std::string prefix = {})
@@ -169,7 +170,7 @@ class ConfigReader {
     return has(key) ? get<T>(key) : absent;
   }
 
-  /// Refuses a feature that we do not have, unless it is switched to a `supported` value.
+  /// Rejects a feature that Dovetail does not have, unless it has a `supported` value.
   template <class T>
   void require(const std::string& key, std::initializer_list<T> supported) const {
     if (!has(key)) return;
@@ -196,8 +197,8 @@ class ConfigReader {
   std::string prefix_;
 };
 
-/// transformers' load loss is k where the load is even, and a mean over layers; ours is 1, and
-/// added over layers.
+/// Load loss of an even load: in transformers k, as a mean over layers; in Dovetail 1, as a sum
+/// over layers.
 double load_loss_of(double router_aux_loss_coef, const ModelConfig& c) {
   return router_aux_loss_coef * static_cast<double>(c.moe.k) / static_cast<double>(c.layers);
 }
@@ -205,8 +206,9 @@ double router_aux_loss_coef_of(const ModelConfig& c) {
   return c.moe.load_loss * static_cast<double>(c.layers) / static_cast<double>(c.moe.k);
 }
 
-/// transformers 5 has rope_parameters; before it were rope_theta and rope_scaling. The order is
-/// transformers' own: rope_scaling hides rope_parameters, and the theta of either hides rope_theta.
+/// transformers 5 has rope_parameters; earlier versions had rope_theta and rope_scaling. The order
+/// is the order of transformers: rope_scaling hides rope_parameters. The theta of either hides
+/// rope_theta.
 double read_rope_theta(const ConfigReader& reader, double absent) {
   const double theta = reader.get<double>("rope_theta", absent);
   for (const auto* key : {"rope_scaling", "rope_parameters"}) {
@@ -223,7 +225,8 @@ double read_rope_theta(const ConfigReader& reader, double absent) {
   return theta;
 }
 
-/// Keys of other programs' variants, which transformers' own classes of these names do not read.
+/// Rejects keys of variants by other programs, which transformers' own classes of these names do
+/// not read.
 void refuse_variants(const ConfigReader& reader, int64_t context) {
   reader.refuse("quantization_config",
                 "dequantize the model with transformers and save it as bfloat16");
@@ -288,7 +291,7 @@ ModelConfig read_mixtral(const ConfigReader& reader) {
 }
 
 ModelConfig read_gpt2(const ConfigReader& reader) {
-  // Three spellings of one function.
+  // Three names of one function.
   reader.require<std::string>("activation_function",
                               {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"});
   reader.require<bool>("scale_attn_weights", {true});
@@ -301,7 +304,7 @@ ModelConfig read_gpt2(const ConfigReader& reader) {
   c.ffn_width = reader.get<int64_t>("n_inner", 0);
   c.context = reader.get<int64_t>("n_positions");
   c.vocab_size = reader.get<int64_t>("vocab_size");
-  // Other names of these keys, which transformers prefers.
+  // Alternative names of these keys, which transformers prefers.
   reader.require<int64_t>("num_hidden_layers", {c.layers});
   reader.require<int64_t>("hidden_size", {c.width});
   reader.require<int64_t>("num_attention_heads", {c.heads});
@@ -317,7 +320,7 @@ ModelConfig read_gpt2(const ConfigReader& reader) {
   return c;
 }
 
-/// Completes a config whose values lie in the ranges of the schema.
+/// Resolves a config. Checks first that its values are in the ranges of the schema.
 ModelConfig resolved(ModelConfig config) {
   const Describe describe = [&](Section& s) { config.describe(s); };
   config_from_json(describe, config_to_json(describe), "model");

@@ -9,13 +9,13 @@
 
 #include "dovetail/models/config.h"
 
-/// How our models and those of `transformers` correspond; both directions read the same tables.
+/// Mapping between models of Dovetail and of `transformers`. Import and export use the same tables.
 namespace dovetail {
 
 enum class HuggingfaceArchitecture { kLlama, kMixtral, kGpt2 };
 
-/// One of our parameters as Hugging Face tensors: its rows in order, `rows` of each; `transposed`
-/// where theirs is (in, out). A vector has 0 columns.
+/// Layout of one Dovetail parameter in Hugging Face files. Its rows are split among the tensors of
+/// `parts`, in order. `transposed` is true if the file stores (in, out). A vector has 0 columns.
 struct TensorLayout {
   struct Part {
     std::string name;
@@ -26,20 +26,21 @@ struct TensorLayout {
   int64_t columns = 0;
   bool transposed = false;
 
-  /// Shape of a part in the file.
+  /// Returns the shape of a part in the file.
   std::vector<int64_t> shape_of(const Part& part) const;
 };
 
-/// Calls `visit` with every parameter of a model of this (resolved) config. No list of them is
-/// made: a config.json can ask for more than memory holds, and `visit` ends the walk by an
-/// exception.
+/// Calls `visit` with every parameter of a model of this (resolved) config. Does not build a list
+/// of them, since a config.json can ask for more than memory holds. `visit` may stop the walk by
+/// throwing an exception.
 void visit_huggingface_tensors(HuggingfaceArchitecture architecture, const ModelConfig& config,
                                const std::function<void(const TensorLayout&)>& visit);
 
-/// The architecture that can express `config`. Throws UserError naming the first key that none can.
+/// Returns the architecture that can express `config`. Throws UserError that names the first key
+/// which no architecture can express.
 HuggingfaceArchitecture huggingface_architecture(const ModelConfig& config);
 
-/// config.json without what belongs to the tokenizer.
+/// Returns config.json without the tokenizer's entries.
 nlohmann::json to_huggingface_config(HuggingfaceArchitecture architecture,
                                      const ModelConfig& config);
 
@@ -47,7 +48,8 @@ struct HuggingfaceModel {
   HuggingfaceArchitecture architecture;
   ModelConfig config;  ///< resolved
 };
-/// Throws UserError naming what is not supported; `name` stands in errors.
+/// Parses a config.json. Throws UserError that names what is not supported. Errors give `name` as
+/// the file.
 HuggingfaceModel from_huggingface_config(const nlohmann::json& json, const std::string& name);
 
 }  // namespace dovetail

@@ -11,7 +11,7 @@
 namespace dovetail {
 namespace {
 
-// Even, so that a piece begins with the first normal of a pair.
+// Even, so that each piece begins with the first normal number of a pair.
 constexpr int64_t kGrain = 1 << 14;
 
 }  // namespace

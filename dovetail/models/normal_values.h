@@ -6,7 +6,8 @@
 
 namespace dovetail {
 
-/// Normal numbers of mean 0, float32 on the CPU: element i a function of (key, i) alone.
+/// Returns normal numbers with mean 0 and deviation `std`, float32 on the CPU. Element i depends on
+/// (key, i) alone.
 at::Tensor normal_values(at::IntArrayRef shape, double std, uint64_t key);
 
 }  // namespace dovetail

@@ -13,7 +13,7 @@
 
 namespace dovetail {
 
-/// A stack of Linears, each followed by max(x, 0).
+/// Stack of Linears, each followed by max(x, 0).
 class Tower : public torch::nn::Module {
  public:
   Tower(int64_t in, const std::vector<int64_t>& widths, const std::string& name,
@@ -26,40 +26,44 @@ class Tower : public torch::nn::Module {
   int64_t out_;
 };
 
-/// B samples.
+/// Batch of B samples.
 struct RecommenderBatch {
   at::Tensor dense;     ///< (B, dense)
-  at::Tensor embedded;  ///< (B, columns), laid out as EmbeddedColumns
-  at::Tensor mask;  ///< (B, length) bool: the events that a sample has; undefined without sequences
-  at::Tensor negative_mask;  ///< (B, length - 1) bool: events from the second on that have a
-                             ///< negative; undefined without
+  at::Tensor embedded;  ///< (B, columns), in the layout of EmbeddedColumns
+  /// (B, length) bool: true for each event that a sample has. Undefined without sequences.
+  at::Tensor mask;
+  /// (B, length - 1) bool: true for each event, from the second on, that has a negative. Undefined
+  /// without negatives.
+  at::Tensor negative_mask;
 };
 
 struct RecommenderOutput {
-  at::Tensor logits;     ///< (B, tasks)
-  at::Tensor auxiliary;  ///< scalar: sum over the samples of what is added to the loss, weighted;
-                         ///< undefined: nothing
+  at::Tensor logits;  ///< (B, tasks)
+  /// Scalar to add to the loss: weighted auxiliary loss, summed over the samples. Undefined:
+  /// nothing to add.
+  at::Tensor auxiliary;
 };
 
-/// What lies in a sample's `embedded`, side by side.
+/// Widths of the groups of columns in a sample's `embedded`, in this order.
 struct EmbeddedColumns {
-  int64_t features = 0;  ///< embedded_width of all: of each its dim
-  int64_t wide = 0;      ///< sparse: with a wide part, a weight of each
+  int64_t features = 0;  ///< embedded_width of all sparse features
+  int64_t wide = 0;      ///< `sparse`: one weight per feature if the model has a wide part, else 0
   int64_t events = 0;    ///< sequences * length * dim
-  int64_t negatives =
-      0;  ///< sequences * (length - 1) * dim: another sample's event for each from the second on
-  int64_t micro = 0;   ///< co_actions * micro_parameters: the items' micro-MLPs
-  int64_t inputs = 0;  ///< co_actions * length * micro[0]: what they read
+  /// Width sequences * (length - 1) * dim: for each event from the second on, an event of another
+  /// sample.
+  int64_t negatives = 0;
+  int64_t micro = 0;   ///< co_actions * micro_parameters: micro-MLPs of the items
+  int64_t inputs = 0;  ///< co_actions * length * micro[0]: inputs of the micro-MLPs
 
   EmbeddedColumns(const RecommenderConfig& config, const RecommenderInputs& inputs);
   int64_t all() const { return features + wide + events + negatives + micro + inputs; }
 };
 
-/// The dense part of a recommender: everything but its embeddings.
+/// Dense part of a recommender: everything except its embeddings.
 class Recommender : public torch::nn::Module {
  public:
   virtual RecommenderOutput forward(const RecommenderBatch& batch) = 0;
-  /// Multiplications of a sample's forward pass.
+  /// Returns the number of multiplications in the forward pass of one sample.
   virtual double products_per_sample() const;
 
   const RecommenderConfig& config() const { return config_; }
@@ -68,10 +72,10 @@ class Recommender : public torch::nn::Module {
  protected:
   Recommender(const RecommenderConfig& config, const RecommenderInputs& inputs);
 
-  /// (B, features of EmbeddedColumns).
+  /// Returns the embeddings of the features, (B, `EmbeddedColumns::features`).
   at::Tensor features(const RecommenderBatch& batch) const;
-  /// (B, length, sequences * dim): the embeddings of an event side by side; zero where there is
-  /// none.
+  /// Returns (B, length, sequences * dim): the embeddings of each event, concatenated. They are
+  /// zero where there is no event.
   at::Tensor events(const RecommenderBatch& batch) const;
   const EmbeddedColumns& columns() const { return columns_; }
 
@@ -81,17 +85,18 @@ class Recommender : public torch::nn::Module {
   EmbeddedColumns columns_;
 };
 
-/// The model that `config.model` names; its parameters are not initialized. Throws UserError as
-/// check.
+/// Creates the model that `config.model` names. Its parameters are not initialized. Throws
+/// UserError as `check` does.
 std::shared_ptr<Recommender> make_recommender(const RecommenderConfig& config,
                                               const RecommenderInputs& inputs,
                                               c10::Device device = c10::kCPU);
 
-/// Matrices: normal of variance 2 / (in + out) (Glorot and Bengio 2010), a function of seed and
-/// name; biases and the wide part's weights: zero; slopes of PReLU: 1/4 (He et al. 2015).
+/// Initializes the parameters as a function of seed and name. Matrices are normal with variance 2 /
+/// (in + out) (Glorot and Bengio 2010). Biases and the wide part's weights are zero. Slopes of
+/// PReLU are 1/4 (He et al. 2015).
 void initialize(Recommender& model, uint64_t seed);
 
-/// FLOPs of a sample's forward and backward pass through the model, without embeddings.
+/// Returns the FLOPs of one sample's forward and backward pass, without embeddings.
 double flops_per_sample(const Recommender& model);
 
 }  // namespace dovetail

@@ -43,14 +43,14 @@ class Can : public Recommender {
   }
 
  private:
-  /// Elements of a co-action: the outputs of all layers, for each order.
+  /// Returns the elements of a co-action: the outputs of all layers, for each order.
   int64_t found() const {
     return config().orders *
            std::accumulate(config().micro.begin() + 1, config().micro.end(), int64_t{0});
   }
 
-  /// row (B, micro_parameters), each layer's weight (in, out) and then its bias; events (B, L, in);
-  /// mask (B, L).
+  /// Returns a co-action. `row` (B, micro_parameters) holds the weight (in, out) and then the bias
+  /// of each layer. events is (B, L, in), mask (B, L).
   at::Tensor co_action(const at::Tensor& row, const at::Tensor& events,
                        const at::Tensor& mask) const {
     std::vector<at::Tensor> outputs;

@@ -13,7 +13,7 @@
 namespace dovetail {
 namespace {
 
-/// Keys that only some models read.
+/// Rejects keys of other models.
 void check_readers(const RecommenderConfig& config) {
   const RecommenderConfig none;
   const auto only = [&](const char* key, const char* model, bool given) {
@@ -46,7 +46,7 @@ bool reads_dim(const RecommenderConfig& config, const RecommenderInputs& inputs)
          std::ranges::any_of(inputs.dims, [&](int64_t dim) { return dim == config.dim; });
 }
 
-/// Keys that other keys of the same model leave without a reader.
+/// Rejects keys that have no effect because of other keys of the same model.
 void check_effects(const RecommenderConfig& config, const RecommenderInputs& inputs) {
   const RecommenderConfig none;
   user_check(
@@ -71,13 +71,13 @@ void check_sequences(const RecommenderConfig& config, const RecommenderInputs& i
   if (!reads_sequences(config)) return;
   const bool targeted =
       std::ranges::any_of(inputs.sequences, [](const auto& s) { return s.target >= 0; });
-  user_check(config.model == "can" ? !inputs.sequences.empty() : targeted,
-             "recommender.model = \"{}\" compares a candidate with a sequence of earlier events, "
-             "but {}; give a "
-             "[[rows.sparse]] sequence = true and the candidate's feature as its table",
-             config.model,
-             inputs.sequences.empty() ? "[rows] names no sequence"
-                                      : "no sequence shares a feature's table");
+  user_check(
+      config.model == "can" ? !inputs.sequences.empty() : targeted,
+      "recommender.model = \"{}\" compares a candidate with a sequence of earlier events, but {}. "
+      "Give a [[rows.sparse]] sequence = true and the candidate's feature as its table",
+      config.model,
+      inputs.sequences.empty() ? "[rows] names no sequence"
+                               : "no sequence shares a feature's table");
   user_check(config.model != "dien" || inputs.length > 1,
              "recommender.model = \"dien\" learns from the event that follows, but sequences keep "
              "one; give a larger "
@@ -89,7 +89,7 @@ void check_sequences(const RecommenderConfig& config, const RecommenderInputs& i
   user_check(
       config.model != "can" || !inputs.co_actions.empty(),
       "recommender.model = \"can\" has no co-action: no sequence shares a feature's table and "
-      "recommender.co_action is empty; name pairs there, such as \"item * clicked_items\"");
+      "recommender.co_action is empty. Name pairs there, such as \"item * clicked_items\"");
 }
 
 }  // namespace

@@ -7,8 +7,9 @@
 namespace dovetail {
 namespace {
 
-/// h' = (1 - a u) h + a u h~ with u = s(W_u x + U_u h), r = s(W_r x + U_r h), h~ = tanh(W_h x + r
-/// (U_h h)), biases in W; a = 1 in a GRU, the attention in an AUGRU.
+/// Recurrent layer h' = (1 - a u) h + a u h~. The gates are u = s(W_u x + U_u h) and r = s(W_r x +
+/// U_r h); the proposal is h~ = tanh(W_h x + r (U_h h)). Biases are in W. a = 1 in a GRU, the
+/// attention in an AUGRU.
 class GatedRecurrence : public torch::nn::Module {
  public:
   GatedRecurrence(int64_t in, int64_t width, const std::string& name, c10::Device device) {
@@ -17,8 +18,8 @@ class GatedRecurrence : public torch::nn::Module {
         "state", tower_linear(width, 3 * width, name + ".state", device, /*bias=*/false));
   }
 
-  /// x (B, L, in), mask (B, L) bool, attention (B, L) or undefined: the states (B, L, width) from
-  /// one of zeros. Where there is no event the state stays.
+  /// Returns the states (B, L, width), starting from a state of zeros. x is (B, L, in), mask (B, L)
+  /// bool, attention (B, L) or undefined. The state does not change where there is no event.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& mask, const at::Tensor& attention) {
     const at::Tensor projected = input_->forward(x);
     at::Tensor state = at::zeros({x.size(0), projected.size(2) / 3}, projected.options());
@@ -45,7 +46,7 @@ class GatedRecurrence : public torch::nn::Module {
   std::shared_ptr<Linear> input_, state_;
 };
 
-/// p(h, e): sigmoid layers, then a logit.
+/// Network p(h, e) of the auxiliary loss: sigmoid layers, then a logit.
 class AuxiliaryNet : public torch::nn::Module {
  public:
   AuxiliaryNet(int64_t in, const std::vector<int64_t>& widths, c10::Device device) {
@@ -58,7 +59,7 @@ class AuxiliaryNet : public torch::nn::Module {
     out_ = register_module("out", head_linear(in, "auxiliary.out", device));
   }
 
-  /// (B, T, in) -> (B, T)
+  /// Maps (B, T, in) to (B, T).
   at::Tensor forward(at::Tensor x) {
     for (const auto& linear : layers_) x = at::sigmoid(linear->forward(x));
     return out_->forward(x).squeeze(2);
@@ -122,12 +123,13 @@ class Dien : public Recommender {
   }
 
  private:
-  /// (B, L), over the events of a sample 1 in sum; zero where there is none.
+  /// Returns the attention (B, L). It sums to 1 over the events of a sample and is zero where there
+  /// is no event.
   at::Tensor attention(const at::Tensor& features, const at::Tensor& states,
                        const at::Tensor& mask) {
     const at::Tensor projected = attention_->forward(candidate_of(config(), inputs(), features));
     const at::Tensor scores = at::bmm(states, projected.unsqueeze(2)).squeeze(2);
-    // The lowest finite number and not -inf: a sample without any event would get NaN.
+    // The lowest finite number, since -inf would give NaN for a sample without any event.
     const at::Tensor kept =
         scores.masked_fill(mask.logical_not(), std::numeric_limits<float>::lowest());
     return at::softmax(kept, 1) * mask;

@@ -5,8 +5,8 @@
 namespace dovetail {
 namespace {
 
-/// Layers with PReLU (He et al. 2015), then one output. Not Dice, which Zhou et al. prefer: its
-/// statistics are of a batch, and would change with how it is cut.
+/// Layers with PReLU (He et al. 2015), then one output. Zhou et al. prefer Dice. Its statistics
+/// belong to a batch and would change with the way in which the batch is cut.
 class ActivationUnit : public torch::nn::Module {
  public:
   ActivationUnit(int64_t in, const std::vector<int64_t>& widths, c10::Device device) {
@@ -21,7 +21,7 @@ class ActivationUnit : public torch::nn::Module {
     out_ = register_module("out", head_linear(in, "attention.out", device));
   }
 
-  /// (B, L, in) -> (B, L)
+  /// Maps (B, L, in) to (B, L).
   at::Tensor forward(at::Tensor x) {
     for (size_t i = 0; i < layers_.size(); ++i) {
       x = layers_[i]->forward(x);
@@ -66,9 +66,9 @@ class Din : public Recommender {
   }
 
  private:
-  /// (B, L): zero where there is no event.
+  /// Returns the weights (B, L) of the events: zero where there is no event.
   at::Tensor weights(const at::Tensor& features, const at::Tensor& events, const at::Tensor& mask) {
-    std::vector<at::Tensor> compared;  // the columns of an event that the candidate has too
+    std::vector<at::Tensor> compared;  // columns of an event that the candidate has, too
     for (int64_t s = 0; s < std::ssize(inputs().sequences); ++s)
       if (inputs().sequences[static_cast<size_t>(s)].target >= 0)
         compared.push_back(events.narrow(2, s * config().dim, config().dim));

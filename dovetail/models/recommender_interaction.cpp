@@ -23,9 +23,10 @@ class Interaction : public Recommender {
   at::Tensor products_of_pairs(const at::Tensor& embeddings) const;
 
   std::shared_ptr<Tower> bottom_, deep_;
-  std::vector<std::shared_ptr<Linear>> cross_down_, cross_;  ///< V and U; without a rank only U
-  std::shared_ptr<Linear> wide_;                             ///< of the dense features
-  std::shared_ptr<Linear> head_;                             ///< of what the parts found
+  /// V and U of W = U V; only U if the rank is full.
+  std::vector<std::shared_ptr<Linear>> cross_down_, cross_;
+  std::shared_ptr<Linear> wide_;  ///< linear model of the dense features
+  std::shared_ptr<Linear> head_;  ///< output layer on the results of the parts
 };
 
 Interaction::Interaction(const RecommenderConfig& config, const RecommenderInputs& inputs,
@@ -64,7 +65,8 @@ void Interaction::make_cross(int64_t width, c10::Device device) {
   }
 }
 
-/// embeddings (B, F, dim): the inner products of each with those before it, (B, F (F - 1) / 2).
+/// Returns the inner products of each embedding with the previous ones, (B, F (F - 1) / 2).
+/// embeddings is (B, F, dim).
 at::Tensor Interaction::products_of_pairs(const at::Tensor& embeddings) const {
   const int64_t count = embeddings.size(1);
   const at::Tensor products = at::bmm(embeddings, embeddings.transpose(1, 2));
@@ -100,7 +102,7 @@ at::Tensor Interaction::logit(const RecommenderBatch& batch) {
   at::Tensor logit = head_->forward(deep_->forward(all)).squeeze(1) +
                      batch.embedded.narrow(1, columns().features, columns().wide).sum(1);
   if (wide_) logit = logit + wide_->forward(batch.dense).squeeze(1);
-  // All pairs at once: half of (the sum's square less the squares' sum).
+  // All pairs at once: half of the square of the sum minus the sum of the squares.
   if (model == "deepfm")
     logit = logit + 0.5 * (vectors().sum(1).square() - vectors().square().sum(1)).sum(1);
   return logit;

@@ -48,7 +48,7 @@ class Mmoe : public Recommender {
 
  private:
   std::vector<std::shared_ptr<Tower>> experts_, tasks_;
-  std::vector<std::shared_ptr<Linear>> gates_, heads_;  ///< of each task
+  std::vector<std::shared_ptr<Linear>> gates_, heads_;  ///< one for each task
 };
 
 }  // namespace

@@ -19,13 +19,13 @@ int64_t norm_size(const ModelConfig& c) {
   return c.norm == "layernorm" && c.bias ? 2 * c.width : c.width;
 }
 
-// Resident memory that is no tensor, measured by training a model of width 1. 8 MB are pages of
-// libraries that the first step touches first. The rest are autograd's nodes, stacks and small
-// objects. Products in bfloat16 are oneDNN's, which generates code for each shape where the CPU has
-// such instructions.
+// Resident memory outside of tensors, measured by training a model of width 1. 8 MB are pages of
+// libraries that the first step touches. The rest is autograd's nodes, stacks and small objects.
+// oneDNN computes products in bfloat16. It generates code for each shape if the CPU has bfloat16
+// instructions.
 constexpr int64_t kBeside = int64_t{12} << 20, kBesideBFloat16 = int64_t{24} << 20;
 
-/// One feed-forward, and which share of the tokens goes through it: of E experts each takes k / E.
+/// One feed-forward, and the share of the tokens that it processes: k / E for each of E experts.
 struct FeedForwardPart {
   int64_t width;
   bool routed;
@@ -39,8 +39,8 @@ struct BlockParts {
   std::vector<FeedForwardPart> ffns;
 };
 
-/// The blocks with their recipes: those of `linears`, in the order of `quantizable_linears`, or
-/// none if it is empty.
+/// Returns the blocks with their recipes. `linears` has the recipes in the order of
+/// `quantizable_linears`; if it is empty, no Linear is quantized.
 std::vector<BlockParts> blocks_of(const ModelConfig& c,
                                   const std::vector<mx::LinearRecipe>& linears) {
   size_t used = 0;
@@ -73,9 +73,12 @@ std::vector<BlockParts> blocks_of(const ModelConfig& c,
   return blocks;
 }
 
-/// Parameters of one block: those of matrices and those of norms and biases, those that stay in
-/// float32, those of experts that are not shared, and how many of matrices and of biases one token
-/// does not meet.
+/// Parameters of one block:
+///
+/// - matrix, vector: parameters of matrices; of norms and biases
+/// - wide: parameters that stay in float32
+/// - routed: parameters of experts that are not shared
+/// - matrix_beside, vector_beside: parameters that one token does not use
 struct BlockSize {
   int64_t matrix = 0, vector = 0, wide = 0, routed = 0;
   double matrix_beside = 0, vector_beside = 0;
@@ -104,37 +107,40 @@ BlockSize block_size(const ModelConfig& c, const BlockParts& block) {
   return size;
 }
 
-/// Experts that are not quantized are one operation; others are modules of their own.
+/// Returns true if the experts are one operation. This requires that no expert is quantized;
+/// otherwise each expert is a module.
 bool is_grouped(const BlockParts& block) {
   return block.has_experts && std::ranges::none_of(block.ffns, [](const FeedForwardPart& ffn) {
            return ffn.routed && (ffn.up.quantizes() || ffn.down.quantizes());
          });
 }
 
-/// Bytes per token that a block keeps for backward, `element` bytes to an element of the compute
-/// dtype.
+/// Returns the bytes per token that a block keeps for backward. `element` is the bytes per element
+/// of the compute dtype.
 double block_bytes(const ModelConfig& c, const BlockParts& block, int64_t element) {
   constexpr double kFloat = sizeof(float), kIndex = sizeof(int64_t);
   const auto bytes_of = [&](int64_t elements) { return static_cast<double>(elements * element); };
-  // A quantized Linear makes its input from what is in front of it again; else that is kept.
+  // A quantized Linear recomputes its input from the preceding operation. Otherwise the input is
+  // kept.
   const auto input = [&](const mx::LinearRecipe& recipe, int64_t elements) {
     return recipe.quantizes() ? 0.0 : bytes_of(elements);
   };
-  // Inputs of both norms; queries, keys and values; attention's result, which attention.out reads.
+  // Inputs of both norms, queries, keys, values, and attention's result, which attention.out reads.
   double bytes =
       bytes_of(2 * c.width + qkv_width(c) + c.heads * c.head_dim) + input(block.qkv, c.width);
   const bool grouped = is_grouped(block);
   for (const FeedForwardPart& ffn : block.ffns) {
     double kept = bytes_of(up_width(c.activation, ffn.width));
     if (ffn.routed && grouped) {
-      kept += kFloat + kIndex + sizeof(int32_t);  // a choice's weight, its place and its token
+      kept += kFloat + kIndex + sizeof(int32_t);  // weight, place and token of a choice
     } else {
       kept += input(ffn.down, ffn.width);
     }
     if (!block.has_experts) kept += input(ffn.up, c.width);
     if (ffn.routed && !grouped) {
-      // Its rows, as codes if it is quantized; its result, which the gradient of the weight reads;
-      // that weight; their product in float32, which ATen's index_add keeps.
+      // Kept for an expert: its rows, as codes if it is quantized, and its result, which the
+      // weight's gradient reads. Also that weight, and their product in float32, which ATen's
+      // index_add keeps.
       kept += ffn.up.quantizes() ? static_cast<double>(c.width) * (1 + 1.0 / mx::kBlock)
                                  : bytes_of(c.width);
       kept += bytes_of(c.width) + static_cast<double>(c.width + 1) * kFloat + 2 * kIndex;
@@ -142,8 +148,8 @@ double block_bytes(const ModelConfig& c, const BlockParts& block, int64_t elemen
     bytes += ffn.share * kept;
   }
   if (block.has_experts) {
-    // What router and shared experts read, in float32 beside a copy if it is not that; scores and
-    // logits.
+    // Input of router and shared experts in float32, and a copy in the compute dtype if that is
+    // another one. Scores and logits.
     bytes += static_cast<double>(c.width) * kFloat +
              (element < static_cast<int64_t>(sizeof(float)) ? bytes_of(c.width) : 0);
     bytes += 3 * static_cast<double>(c.moe.experts) * kFloat;
@@ -153,15 +159,15 @@ double block_bytes(const ModelConfig& c, const BlockParts& block, int64_t elemen
   return bytes + static_cast<double>(statistics) * kFloat;
 }
 
-/// Rows of logits that linear_cross_entropy holds at once.
+/// Returns the rows of logits that linear_cross_entropy holds at once.
 int64_t logits_rows(int64_t tokens, int64_t vocab_size, int64_t element) {
   constexpr int64_t kChunkBytes = int64_t{8} << 20, kLeastRows = 512;
   return std::clamp(kChunkBytes / (vocab_size * element), std::min(tokens, kLeastRows), tokens);
 }
 
-/// Bytes of the kernels' buffers. A product packs its operands: three panels of at most 8 MiB, or
-/// all of a small operand (ops/gemm_simd.cpp). Each thread has a block of rows and one head's keys
-/// and values with their gradients.
+/// Returns the bytes of the kernels' buffers. A product packs its operands into three panels of at
+/// most 8 MiB, or all of a small operand (ops/gemm_simd.cpp). Each thread has a block of rows and
+/// one head's keys and values with their gradients.
 int64_t kernel_buffers(const ModelConfig& c, int64_t tokens, int64_t rows_of_logits, int threads) {
   constexpr int64_t kFloat = sizeof(float), kPanels = 3 * (int64_t{8} << 20),
                     kRows = 112 * 768 * kFloat;
@@ -179,8 +185,9 @@ ModelSize model_size(const ModelConfig& c) {
   const auto table = c.vocab_size * c.width;
   const auto positions = c.positions == "learned" ? c.context * c.width : 0;
   ModelSize size;
-  double met = static_cast<double>(table),
-         beside = 0;  // by a token: of matrices; of all parameters
+  // `met`: matrix parameters that one token uses. `beside`: parameters of any kind that it does not
+  // use.
+  double met = static_cast<double>(table), beside = 0;
   for (const BlockParts& block : blocks_of(c, {})) {
     const BlockSize of_block = block_size(c, block);
     size.parameters_without_embedding += of_block.total();
@@ -207,8 +214,8 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   const auto tokens = options.micro_batch * c.context;
   const std::vector<BlockParts> blocks = blocks_of(c, options.linears);
   const auto all_parameters = model_size(c).parameters;
-  int64_t parameters = all_parameters;  // of this rank
-  int64_t wide = norm_size(c);          // float32 always
+  int64_t parameters = all_parameters;  // parameters of this rank
+  int64_t wide = norm_size(c);          // parameters that stay in float32
   for (const BlockParts& block : blocks) {
     const BlockSize size = block_size(c, block);
     wide += size.wide;
@@ -225,8 +232,8 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   int64_t all_blocks = 0, largest_block = 0;
   for (const BlockParts& block : blocks) {
     auto bytes = static_cast<int64_t>(static_cast<double>(tokens) * block_bytes(c, block, element));
-    // Rows that came, which the experts keep, and rows that came back, which their weights'
-    // gradients need.
+    // Received rows, which the experts keep, and returned rows, which the gradients of their
+    // weights need.
     if (options.expert_ranks > 1 && block.has_experts)
       bytes += 2 * tokens * c.moe.k * c.width * element;
     all_blocks += options.recompute ? stream : bytes;
@@ -234,24 +241,25 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   }
   if (options.recompute) all_blocks += largest_block;
   const auto sums = parameters * kFloat / options.gradient_ranks;
-  // A bucket that waits to be scattered: the largest is the embedding's.
+  // Bucket that waits to be scattered. The largest is the embedding's.
   const auto bucket = options.gradient_ranks > 1 ? c.vocab_size * c.width * kFloat : 0;
   const auto gradients = options.bfloat16 && !options.accumulate && !options.distributed
                              ? estimate.weights
                              : sums + bucket;
-  // Gradients that outlive a micro-batch; without them those of later blocks are made as
-  // activations go.
+  // Gradients that outlive a micro-batch. Without them, gradients of later blocks are allocated as
+  // activations are freed.
   const auto held = options.accumulate || options.distributed ? sums : 0;
 
-  // Beginning of backward. The head's gradients, of its input and matrix, are made in forward.
+  // Beginning of backward. Forward computes the head's gradients for its input and its matrix.
   const auto rows_of_logits = logits_rows(tokens, c.vocab_size, element);
   const auto logits = rows_of_logits * c.vocab_size * element;
-  const auto head_workspace = stream + logits;  // the head's input, a chunk of logits
-  // In backward of the last feed-forward. ffn.down, quantized, has the gradients of the activation
-  // and of ffn.up beside each other and, if its quantizer reads whole tensors, the activation.
-  // ffn.up, quantized, has two copies of its gradient beside it and one of its input, but no result
-  // any more. Beside the gradient of a matrix stands its copy. Copies are float32 on a CPU that
-  // multiplies no bfloat16.
+  const auto head_workspace = stream + logits;  // the head's input and a chunk of logits
+  // Workspace in backward of the last feed-forward.
+  // - A quantized ffn.down holds the gradients of the activation and of ffn.up at the same time. If
+  //   its quantizer reads whole tensors, the activation is added.
+  // - A quantized ffn.up holds two copies of its gradient and one of its input, but no result.
+  // - The gradient of a matrix has a copy.
+  // - Copies are float32 on a CPU without bfloat16 products.
   const int64_t copy = mx::emulates_in_bfloat16() ? element : kFloat;
   int64_t ffn_workspace = 0, routed_workspace = 0;
   for (const FeedForwardPart& ffn : blocks.back().ffns) {
@@ -263,21 +271,21 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
     if (ffn.up.gradient.format) row_bytes = std::max(row_bytes, (2 * up + c.width) * copy);
     const auto rows = static_cast<int64_t>(static_cast<double>(tokens) * ffn.share);
     if (ffn.routed && is_grouped(blocks.back())) {
-      // All experts at once: the activation and its gradient, that of `up`'s result, then those of
-      // the matrices.
+      // All experts at once: the activation, its gradient, the gradient of `up`'s result, and the
+      // gradients of the matrices.
       routed_workspace += (rows * (2 * ffn.width + up) + c.width * (ffn.width + up)) * element;
       continue;
     }
     const auto matrix_bytes = element + (ffn.down.weight.format ? copy : 0);
     ffn_workspace = std::max(ffn_workspace, rows * row_bytes + matrix_bytes * c.width * ffn.width);
   }
-  if (routed_workspace > 0)
-    routed_workspace += tokens * c.width * kFloat;  // sums of the gradients of their tokens
+  // Sums of the gradients for their tokens.
+  if (routed_workspace > 0) routed_workspace += tokens * c.width * kFloat;
   ffn_workspace = std::max(ffn_workspace, routed_workspace);
   const auto begin = MemoryEstimate{.gradients = held + table,
                                     .activations = all_blocks + stream,
                                     .workspace = stream + std::max(head_workspace, ffn_workspace)};
-  // Its end: a tied matrix has two gradients for a moment, that of the head and that of the
+  // End of backward. A tied matrix has two gradients for a moment: one of the head, one of the
   // embedding.
   const auto end = MemoryEstimate{.gradients = gradients + (c.tied || held > 0 ? table : 0),
                                   .workspace = stream};

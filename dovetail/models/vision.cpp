@@ -19,8 +19,8 @@
 namespace dovetail {
 namespace {
 
-/// Outputs that an input value of a convolution goes into, or for unet inputs that an output value
-/// comes from; strides aside.
+/// Returns the fan of a convolution without regard to strides: the outputs that read an input
+/// value. For unet, the inputs that an output value reads.
 int64_t fan(const VisionModel& model, std::string_view name, const at::Tensor& weight) {
   if (model.config().preset != "unet") return weight.size(0) * weight[0][0].numel();
   // Kernels of an up-sampling do not overlap.
@@ -54,7 +54,7 @@ LossSum VisionModel::loss(const at::Tensor& images, const at::Tensor& targets) {
              c10::toString(targets.scalar_type()));
   const LayerScope scope("loss");
   if (logits.scalar_type() != at::kDouble) logits = logits.to(at::kFloat);
-  // By default -100 would be left out of the sum, but not of the weight.
+  // The default value -100 would be left out of the sum, but not of the weight.
   constexpr int64_t kIgnored = std::numeric_limits<int64_t>::min();
   return {at::cross_entropy_loss(logits, targets, /*weight=*/{}, at::Reduction::Sum, kIgnored),
           targets.numel()};

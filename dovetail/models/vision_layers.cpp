@@ -51,8 +51,7 @@ at::Tensor BatchNorm::forward(const at::Tensor& x) {
   if (is_training()) {
     user_check(x.numel() != x.size(1),
                "{}: a batch norm in training needs more than one value to a channel, but its input "
-               "is [{}]; give more "
-               "images or larger ones",
+               "is [{}]. Give more images or larger ones",
                current_layer(), fmt::join(x.sizes(), ", "));
     batches_.add_(1);
   }

@@ -13,12 +13,12 @@
 
 #include "dovetail/base/layer_scope.h"
 
-/// The layers that the vision models are built of. Images are (B, channels, height, width);
+/// Layers of the vision models. Images are (B, channels, height, width);
 /// parameters are float32 and uninitialised.
 namespace dovetail {
 
-/// A layer and the name that its parent registers it under; a call of it runs in the LayerScope of
-/// that name.
+/// Layer, and the name under which its parent registers it. A call runs in the LayerScope of that
+/// name.
 template <class Layer>
 class Child {
  public:
@@ -36,7 +36,7 @@ class Child {
   std::shared_ptr<Layer> layer_;
 };
 
-/// Layers one after the other, named "0", "1" and so on, as in torch.nn.Sequential.
+/// Layers that run one after the other, named "0", "1" and so on, as in torch.nn.Sequential.
 class Sequence : public torch::nn::Module {
  public:
   template <class Layer>
@@ -52,8 +52,8 @@ class Sequence : public torch::nn::Module {
   std::vector<std::function<at::Tensor(const at::Tensor&)>> steps_;
 };
 
-/// A square kernel of odd size, padded with kernel / 2 zeros on each side. weight (out, in, kernel,
-/// kernel); bias (out).
+/// Convolution with a square kernel of odd size, padded with kernel / 2 zeros on each side.
+/// Parameters: weight (out, in, kernel, kernel), bias (out).
 class Convolution : public torch::nn::Module {
  public:
   struct Options {
@@ -69,8 +69,8 @@ class Convolution : public torch::nn::Module {
   at::Tensor weight_, bias_;
 };
 
-/// Transposed convolution of kernel 2 and stride 2, which doubles height and width. weight (in,
-/// out, 2, 2); bias (out).
+/// Transposed convolution with kernel 2 and stride 2, which doubles height and width. Parameters:
+/// weight (in, out, 2, 2), bias (out).
 class Upsampling : public torch::nn::Module {
  public:
   Upsampling(int64_t in, int64_t out, c10::Device device);
@@ -80,9 +80,9 @@ class Upsampling : public torch::nn::Module {
   at::Tensor weight_, bias_;
 };
 
-/// Ioffe and Szegedy 2015 (arXiv 1502.03167). weight, bias; buffers running_mean, running_var and
-/// num_batches_tracked, which a forward in training mode updates (momentum 0.1, the variance
-/// unbiased).
+/// Batch norm: Ioffe and Szegedy 2015 (arXiv 1502.03167). Parameters: weight, bias. Buffers:
+/// running_mean, running_var and num_batches_tracked. A forward in training mode updates the
+/// buffers (momentum 0.1, unbiased variance).
 class BatchNorm : public torch::nn::Module {
  public:
   BatchNorm(int64_t channels, c10::Device device);
@@ -92,8 +92,8 @@ class BatchNorm : public torch::nn::Module {
   at::Tensor weight_, bias_, mean_, variance_, batches_;
 };
 
-/// Fully connected, by ATen: dovetail::linear is not seen below autograd. weight (out, in); bias
-/// (out).
+/// Fully connected layer of ATen, since dovetail::linear is not visible below autograd. Parameters:
+/// weight (out, in), bias (out).
 class Dense : public torch::nn::Module {
  public:
   Dense(int64_t in, int64_t out, c10::Device device);
@@ -112,13 +112,13 @@ class Relu : public torch::nn::Module {
   bool in_place_;
 };
 
-/// Of halves, in training mode alone.
+/// Sets half of the values to zero, in training mode only.
 class Dropout : public torch::nn::Module {
  public:
   at::Tensor forward(const at::Tensor& x) const;
 };
 
-/// A square window, padded as a Convolution is; an even one is not padded.
+/// Maximum over square windows. An odd window is padded as in Convolution, an even one is not.
 class MaxPool : public torch::nn::Module {
  public:
   MaxPool(int64_t kernel, int64_t stride) : kernel_(kernel), stride_(stride) {}
@@ -128,7 +128,7 @@ class MaxPool : public torch::nn::Module {
   int64_t kernel_, stride_;
 };
 
-/// Averages of size x size parts of an image, whatever its own size.
+/// Averages over size x size parts of an image, whatever the size of the image.
 class AdaptiveAveragePool : public torch::nn::Module {
  public:
   explicit AdaptiveAveragePool(int64_t size) : size_(size) {}

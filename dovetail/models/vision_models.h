@@ -2,7 +2,7 @@
 
 #include "dovetail/models/vision.h"
 
-/// The models of make_vision_model, a file each; `config` is resolved.
+/// Models of make_vision_model, one source file per model. `config` must be resolved.
 namespace dovetail {
 
 std::shared_ptr<VisionModel> make_vgg(const VisionConfig& config, c10::Device device);

@@ -10,8 +10,8 @@
 namespace dovetail {
 namespace {
 
-constexpr int64_t kExpansion =
-    4;  // a bottleneck's output has so many times the channels of its inner part
+// Ratio of a bottleneck's output channels to the channels of its inner part.
+constexpr int64_t kExpansion = 4;
 
 std::shared_ptr<Convolution> convolution(int64_t in, int64_t out, int64_t kernel, int64_t stride,
                                          c10::Device device) {
@@ -25,8 +25,8 @@ struct BottleneckOptions {
   c10::Device device = c10::kCPU;
 };
 
-/// relu(bn3(conv3(relu(bn2(conv2(relu(bn1(conv1(x)))))))) + x), x projected where the shapes
-/// differ.
+/// Bottleneck: relu(bn3(conv3(relu(bn2(conv2(relu(bn1(conv1(x)))))))) + x). x is projected if the
+/// shapes differ.
 class Bottleneck : public torch::nn::Module {
  public:
   explicit Bottleneck(const BottleneckOptions& o);

@@ -38,8 +38,8 @@ class DoubleConvolution : public torch::nn::Module {
   Child<Relu> relu_;
 };
 
-/// The skip (B, out, 2 H, 2 W) beside the up-sampled x (B, in, H, W), in = 2 out, then two
-/// convolutions.
+/// Concatenates the skip (B, out, 2 H, 2 W) and the up-sampled x (B, in, H, W), with in = 2 out.
+/// Then applies two convolutions.
 class Expansion : public torch::nn::Module {
  public:
   explicit Expansion(const LevelOptions& o)
@@ -57,8 +57,8 @@ class Expansion : public torch::nn::Module {
   Child<Relu> relu_;
 };
 
-/// down1 to down4, whose results are skips, then bottom, then up4 to up1, which read the skips of
-/// their numbers.
+/// Levels down1 to down4, then bottom, then up4 to up1. The results of the down levels are skips.
+/// Each up level reads the skip of the same number.
 class UNet : public VisionModel {
  public:
   UNet(const VisionConfig& config, c10::Device device);
@@ -68,7 +68,7 @@ class UNet : public VisionModel {
   std::vector<Child<DoubleConvolution>> down_;
   Child<MaxPool> pool_;
   std::optional<Child<DoubleConvolution>> bottom_;
-  std::vector<Child<Expansion>> up_;  ///< from the bottom up
+  std::vector<Child<Expansion>> up_;  ///< from the bottom to the top
   std::optional<Child<Convolution>> head_;
 };
 

@@ -22,7 +22,7 @@ class Vgg : public VisionModel {
   Child<Sequence> classifier_;
 };
 
-/// Stages of 3 x 3 convolutions, each with its ReLU; a pooling after each stage.
+/// Returns stages of 3 x 3 convolutions, each with its ReLU. A pooling follows each stage.
 std::shared_ptr<Sequence> make_features(const VisionConfig& config, c10::Device device) {
   const bool deeper = config.preset == "vgg19";
   const std::array<int, kStages> depth =

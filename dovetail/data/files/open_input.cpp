@@ -37,7 +37,7 @@ constexpr const char* kAsParquet = "write it as Parquet with the library that re
 constexpr const char* kLeaveOut =
     "leave it out, or write its numbers or texts to a file of their own";
 
-/// Formats that no reader takes, for messages.
+/// Formats that no reader accepts, for messages.
 constexpr std::array kOthers = {
     Magic{"\xFD"
           "7zXZ\0"sv,
@@ -76,7 +76,7 @@ constexpr std::array kOthers = {
 Packing packing_of(std::string_view head) {
   if (head.starts_with("\x1F\x8B")) return Packing::kGzip;
   if (head.starts_with("\x28\xB5\x2F\xFD")) return Packing::kZstd;
-  // A skippable frame, with which some writers of zstd begin.
+  // Some writers of zstd begin with a skippable frame.
   if (head.size() >= 4 && (head[0] & 0xF0) == 0x50 && head.substr(1, 3) == "\x2A\x4D\x18")
     return Packing::kZstd;
   if (head.size() >= 10 && head.starts_with("BZh") && head[3] >= '1' && head[3] <= '9' &&
@@ -100,7 +100,8 @@ const char* packing_name(Packing packing) {
   return "";
 }
 
-/// UTF-16 without a mark: every second byte of the first ones is 0, and only these.
+/// Returns true for UTF-16 without a mark. Of the first bytes, most even or most odd ones are then
+/// zero, and no others.
 bool is_unmarked_utf16(std::string_view head) {
   const size_t pairs = std::min<size_t>(head.size() / 2, 64);
   size_t zeros[2] = {0, 0};
@@ -109,7 +110,7 @@ bool is_unmarked_utf16(std::string_view head) {
   return pairs >= 2 && fewer == 0 && 4 * more >= 3 * pairs;
 }
 
-/// Many control characters, or a zero in bytes that are not UTF-8.
+/// Returns true for many control characters, or for a zero byte in bytes that are not UTF-8.
 bool is_binary(std::string_view head) {
   size_t controls = 0;
   bool has_zero = false;
@@ -148,7 +149,7 @@ void set_kind(std::string_view bytes, InputHead& head) {
   if (const Packing again = packing_of(bytes); again != Packing::kNone)
     return other(fmt::format("{}-compressed data", packing_name(again)), kUnpack);
   for (const Magic& magic : kOthers)
-    // Letters alone may begin a text.
+    // ORC, CDF and FEA1 are letters only, so that a text may begin with them.
     if (bytes.starts_with(magic.bytes) &&
         ((magic.bytes != "ORC" && magic.bytes != "CDF" && magic.bytes != "FEA1") ||
          is_binary(bytes)))
@@ -170,7 +171,7 @@ void set_kind(std::string_view bytes, InputHead& head) {
   if (head.encoding != Encoding::kUtf8) head.name = "text in UTF-16";
 }
 
-/// Throws for a folder, and for a pipe or a device: opening a pipe may wait for ever.
+/// Throws for a folder, a pipe or a device. Opening a pipe may wait forever.
 const fs::path& checked_file(const fs::path& path) {
   std::error_code error;
   if (fs::is_directory(path, error))
@@ -250,7 +251,7 @@ class Utf16Stream : public ByteStream {
         big_(encoding == Encoding::kUtf16Big),
         place_(std::move(place)),
         units_(kPieceBytes, 0) {
-    read_all(*from_, units_.data(), 2);  // the mark
+    read_all(*from_, units_.data(), 2);  // byte order mark
   }
   size_t read(char* to, size_t bytes) override {
     while (at_ == text_.size() && fill()) continue;
@@ -261,7 +262,7 @@ class Utf16Stream : public ByteStream {
   }
 
  private:
-  /// The next piece as UTF-8; false at the end.
+  /// Converts the next piece to UTF-8. Returns false at the end.
   bool fill() {
     const size_t size = read_all(*from_, units_.data(), units_.size());
     text_.clear();
@@ -295,10 +296,10 @@ class Utf16Stream : public ByteStream {
   bool big_;
   std::string place_, units_, text_;
   size_t at_ = 0;
-  int32_t high_ = 0;  ///< first half of a pair
+  int32_t high_ = 0;  ///< first half of a surrogate pair
 };
 
-/// A file that has no name and ends with its descriptor.
+/// File without a name, which disappears when its descriptor is closed.
 class UnnamedFile {
  public:
   UnnamedFile() {
@@ -331,7 +332,7 @@ class UnnamedFile {
   int fd_ = -1;
 };
 
-/// Old line ends, in a text that has no others.
+/// Returns true if lines of a text end in carriage returns only.
 bool has_lone_returns(const InputHead& head, std::string_view bytes) {
   return head.kind == InputKind::kText && bytes.find('\r') != std::string_view::npos &&
          bytes.find('\n') == std::string_view::npos;

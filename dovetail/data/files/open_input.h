@@ -20,49 +20,53 @@ struct InputHead {
   Packing packing = Packing::kNone;
   InputKind kind = InputKind::kText;    ///< kind of the unpacked bytes
   Encoding encoding = Encoding::kUtf8;  ///< encoding of a text
-  std::string name =
-      "text";  ///< words for messages: "gzip-compressed text in UTF-16", "a PNG image"
-  std::string
-      extension;  ///< lower case, with its dot; before ".gz", ".zst" or ".bz2" if it ends so
-  std::string remedy = {};  ///< advice for a reader that does not take this kind
+  /// Description for messages: "gzip-compressed text in UTF-16", "a PNG image".
+  std::string name = "text";
+  /// Extension in lower case, with its dot. If the name ends in .gz, .zst or .bz2: the extension
+  /// before that.
+  std::string extension;
+  std::string remedy = {};  ///< advice if a reader does not support this kind
 
-  /// True where the bytes of the file are the bytes to read: not packed, and UTF-8 if it is a text.
+  /// Returns true if the bytes of the file need no conversion: not compressed, and UTF-8 if it is
+  /// text.
   bool is_plain() const { return packing == Packing::kNone && encoding == Encoding::kUtf8; }
 };
 
-/// Extension of a path as InputHead has it. The file is not opened.
+/// Returns the extension of a path as InputHead has it. Does not open the file.
 std::string input_extension(const std::filesystem::path& path);
 
-/// Looks at the first 64 KiB, unpacked. An empty file is a text. UTF-16 needs a byte order mark.
+/// Inspects the first 64 KiB of a file, decompressed. An empty file is text. UTF-16 needs a byte
+/// order mark.
 ///
-/// Kinds by magic bytes: gzip, zstd, bzip2; Parquet, .npy, zip (.npz); other binary formats are
-/// `kOther`, and so is a text in UTF-32 or in UTF-16 without a mark, which `name` says. Throws
-/// UserError for a file that cannot be read, whose packing is damaged, or that is a pipe or a
-/// device, which cannot be read twice.
+/// Magic bytes identify gzip, zstd and bzip2, Parquet, .npy and zip (.npz). Other binary formats
+/// are `kOther`. Text in UTF-32, or in UTF-16 without a mark, is also `kOther`; `name` states
+/// which. Throws UserError for a file that cannot be read or whose compression is damaged. Also
+/// throws for a pipe or a device, which cannot be read twice.
 InputHead look_at_input(const std::filesystem::path& path);
 
 /// Throws UserError "this is <name>, not <wanted>" unless `head.kind` is text.
 void require_text(const InputHead& head, const std::filesystem::path& path,
                   std::string_view wanted);
 
-/// The bytes of an input from the first to the last: unpacked, UTF-16 as UTF-8, without a byte
-/// order mark. Memory: some pieces of 256 KiB. `read` throws UserError for damage, a truncated
+/// Opens an input as a stream of bytes: decompressed, UTF-16 converted to UTF-8, without a byte
+/// order mark. Memory: a few pieces of 256 KiB. `read` throws UserError for damage, a truncated
 /// stream and half a surrogate pair of UTF-16.
 std::unique_ptr<ByteStream> open_input_stream(const std::filesystem::path& path,
                                               const InputHead& head);
 
-/// The rest of a stream in an unnamed file in $TMPDIR (default /var/tmp), mapped.
+/// Writes the rest of a stream to an unnamed file in $TMPDIR (default /var/tmp), and maps the file.
 MappedFile map_stream(ByteStream& stream);
 
-/// The same bytes, mapped. A plain file is mapped as it is. Any other is written to an unnamed file
-/// in $TMPDIR (default /var/tmp) first: the bytes take space on that disk, not memory.
+/// Memory-mapped bytes of an input, the same as in `open_input_stream`. A plain file is mapped
+/// directly. Any other file is first written to an unnamed file in $TMPDIR (default /var/tmp). Its
+/// bytes then take space on that disk instead of memory.
 class MappedInput {
  public:
   explicit MappedInput(const std::filesystem::path& path);
   MappedInput(const std::filesystem::path& path, InputHead head);
 
   const InputHead& head() const { return head_; }
-  /// Without a byte order mark. In a text with no line feed at all, carriage returns have become
+  /// Content without a byte order mark. If a text has no line feed, its carriage returns become
   /// line feeds.
   std::string_view bytes() const { return bytes_; }
   const MappedFile& mapped() const { return file_; }

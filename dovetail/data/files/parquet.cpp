@@ -9,15 +9,14 @@ void* entry(const char* name) {
   return open_module(
       module_path(kParquetModule), name,
       "reading Parquet and compressed files needs the Arrow libraries of pyarrow: pip install "
-      "'pyarrow==26.*' beside torch, "
-      "or convert the data to text (.jsonl, .tsv)");
+      "'pyarrow==26.*' next to torch. Or convert the data to text (.jsonl, .tsv)");
 }
 
 }  // namespace
 
 std::unique_ptr<ParquetText> open_parquet(const std::filesystem::path& path,
                                           const std::string& column) {
-  // Tried again after a throw.
+  // A static initializer that throws is tried again in the next call.
   static const auto open = reinterpret_cast<OpenParquetText>(entry(kParquetTextEntry));
   std::unique_ptr<ParquetText> reader;
   open(path.c_str(), column.c_str(), reader);

@@ -11,12 +11,11 @@
 
 namespace dovetail {
 
-/// Makes the items of a sequence ahead of time, on a thread of its own that begins with the first
-/// `take`.
+/// Computes the items of a sequence ahead of time. Its thread starts with the first call of `take`.
 template <class Item>
 class Prefetcher {
  public:
-  /// `make(i)` is called by that thread alone, for one item at a time.
+  /// `make(i)` computes item i. Only that thread calls it, for one item at a time.
   explicit Prefetcher(std::function<Item(int64_t)> make) : make_(std::move(make)) {}
 
   ~Prefetcher() {
@@ -30,7 +29,7 @@ class Prefetcher {
   Prefetcher(const Prefetcher&) = delete;
   Prefetcher& operator=(const Prefetcher&) = delete;
 
-  /// Item `index`, and begins to make those after it. Rethrows what making it threw.
+  /// Returns item `index`, and starts to compute the items after it. Rethrows exceptions of `make`.
   Item take(int64_t index) {
     std::unique_lock lock(mutex_);
     if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
@@ -65,7 +64,7 @@ class Prefetcher {
         error = std::current_exception();
       }
       lock.lock();
-      if (next_ != index) continue;  // another item was asked for meanwhile
+      if (next_ != index) continue;  // another item was requested in the meantime
       failure_ = error;
       if (error == nullptr) {
         ready_.emplace_back(index, std::move(item));

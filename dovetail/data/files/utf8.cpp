@@ -8,8 +8,8 @@
 namespace dovetail {
 namespace {
 
-// Unicode's White_Space property. It differs from category Z: controls are in, the zero-width
-// U+200B is not.
+// Unicode's White_Space property. Unlike category Z, it includes controls and excludes the
+// zero-width U+200B.
 bool is_white_space(int32_t code) {
   return (code >= 0x09 && code <= 0x0D) || code == 0x20 || code == 0x85 || code == 0xA0 ||
          code == 0x1680 || (code >= 0x2000 && code <= 0x200A) || code == 0x2028 || code == 0x2029 ||

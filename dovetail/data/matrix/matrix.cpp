@@ -73,7 +73,7 @@ MatrixParts read_parquet_parts(const std::filesystem::path& path, const MatrixOp
   return result;
 }
 
-/// Makes numbers of fields of a text if all are numbers: then "1" and "1.0" are one class. Returns
+/// Rewrites fields of text as numbers if all are numbers: "1" and "1.0" are then one class. Returns
 /// true if all classes are numbers.
 bool number_classes(std::vector<MatrixPart>& parts, char decimal) {
   const auto is_one = [&](const std::string& text) {
@@ -91,7 +91,8 @@ bool number_classes(std::vector<MatrixPart>& parts, char decimal) {
   return true;
 }
 
-/// One order of all parts' classes, and the index in it of each class of each part.
+/// Merges the classes of all parts in one order. `index_of` maps each class of each part to its
+/// index.
 void join_classes(const std::vector<MatrixPart>& parts, Matrix& matrix,
                   std::vector<std::vector<int64_t>>& index_of) {
   for (const MatrixPart& part : parts)
@@ -130,8 +131,8 @@ void join_target(std::vector<MatrixPart>& parts, int64_t rows, const MatrixOptio
     for (const double index : parts[i].target) *to++ = index_of[i][static_cast<size_t>(index)];
 }
 
-/// Adds a warning for a column where float64 makes more than 1 % of the neighbouring numbers equal
-/// that were not.
+/// Adds a warning for a column if float64 makes more than 1 % of its differing neighbouring numbers
+/// equal.
 void warn_of_wide_numbers(const MatrixParts& from, Matrix& matrix) {
   for (size_t c = 0; c < from.read.size(); ++c) {
     WideNumbers all;
@@ -141,12 +142,10 @@ void warn_of_wide_numbers(const MatrixParts& from, Matrix& matrix) {
       all.merged += part.wide[c].merged;
     }
     if (100 * all.merged > all.differ)
-      matrix.warnings.push_back(
-          fmt::format("column `{}`: float64 rounds its numbers of more than 15 digits, which makes "
-                      "{} of {} differing neighbours "
-                      "equal; "
-                      "subtract a constant from it before it is written",
-                      printable(from.read[c]), all.merged, all.differ));
+      matrix.warnings.push_back(fmt::format(
+          "column `{}`: float64 rounds its numbers of more than 15 digits. This makes {} of {} "
+          "differing neighbours equal. Subtract a constant from the column before it is written",
+          printable(from.read[c]), all.merged, all.differ));
   }
 }
 
@@ -176,7 +175,7 @@ Matrix join(MatrixParts from, const MatrixOptions& options, const std::filesyste
   return matrix;
 }
 
-/// The column of that name, or of that place where no name is so.
+/// Returns the column of that name, or of that index if no column has the name.
 size_t find_column(const std::string& wanted, const char* option,
                    const std::vector<std::string>& names, const std::filesystem::path& path) {
   const auto found = std::ranges::find(names, wanted);

@@ -9,72 +9,84 @@
 
 namespace dovetail {
 
-/// Treatment of a value that is no finite number of float32 (missing, text, NaN, infinite, too
-/// large), and of a row with another number of fields.
+/// Treatment of a value that is not a finite float32: missing, text, NaN, infinite or too large.
+/// Also the treatment of a row with the wrong number of fields.
 enum class BadValues {
-  kError,  ///< UserError that names line and column
-  kZero,   ///< 0 in its place; a row without its target is left out, a row of the wrong width is an
-           ///< error
-  kSkip,   ///< leave its row out
+  kError,  ///< throw UserError that names line and column
+  /// Use 0. A row without its target is left out; a row of the wrong width is an error.
+  kZero,
+  kSkip,  ///< leave the row out
 };
 
-/// Content of a column to predict.
+/// Type of the column to predict.
 enum class TargetKind {
   kNumber,  ///< float64
-  kClass,   ///< numbers and texts as they are
+  kClass,   ///< classes: numbers and texts as they are
 };
 
 struct MatrixOptions {
   BadValues bad_values = BadValues::kError;
-  std::vector<std::string> drop_columns;  ///< by name or place
-  std::vector<std::string>
-      columns;         ///< to read, by name or place; empty: all but an index of pandas
-  std::string target;  ///< a column by name or place; empty: none
+  std::vector<std::string> drop_columns;  ///< columns to leave out, by name or index
+  /// Columns to read, by name or index. Empty: all columns except an index that pandas wrote.
+  std::vector<std::string> columns;
+  std::string target;  ///< column to predict, by name or index; empty: none
   TargetKind target_kind = TargetKind::kNumber;
-  std::string delimiter;  ///< in a text: one character, "tab" or "blank"; empty: found out
-  char decimal = '.';     ///< in a text
-  std::string header;  ///< first line of a text: "yes" for names, "no" for a row, empty: found out
+  std::string delimiter;  ///< delimiter of text: one character, "tab" or "blank"; empty: detect it
+  char decimal = '.';     ///< decimal mark of text
+  /// First line of text. "yes": names of columns, "no": a row, empty: detect it.
+  std::string header;
 };
 
-/// A table: value = origin + x.
+/// Table of numbers. Each value is origin + x.
 struct Matrix {
   at::Tensor x;       ///< (N, D) float32, contiguous
-  at::Tensor origin;  ///< (D) float64; 0 where float32 holds the values as well without it
-  std::vector<std::string>
-      columns;                    ///< D names; "c" and the column's number where the file has none
-  std::vector<int64_t> left_out;  ///< rows of the file without N, from 0, ascending
-  int64_t num_bad = 0;            ///< values and rows, dropped columns not counted
-  std::vector<std::string> first_bad;  ///< the first few: "line 3, column 1 (`age`): ..."
+  at::Tensor origin;  ///< (D) float64; 0 if float32 holds the column as well without it
+  /// D names. If the file has no names: c0, c1 and so on.
+  std::vector<std::string> columns;
+  std::vector<int64_t> left_out;  ///< rows of the file that are not among the N, from 0, ascending
+  int64_t num_bad = 0;            ///< bad values and bad rows, without dropped columns
+  std::vector<std::string> first_bad;  ///< the first few, such as "line 3, column 1 (`age`): ..."
   std::string target_name;
   at::Tensor target;                 ///< (N) float64, or int64 indices of `classes`
-  std::vector<std::string> classes;  ///< in rising order: numbers by value, otherwise by text
+  std::vector<std::string> classes;  ///< ascending: numbers by value, otherwise by text
   bool numeric_classes = false;
-  std::vector<std::string> notes;     ///< choices made: delimiter, packing, columns passed over
-  std::vector<std::string> warnings;  ///< columns whose values float32 cannot tell apart
+  std::vector<std::string>
+      notes;  ///< automatic choices: delimiter, decompression, columns left out
+  std::vector<std::string> warnings;  ///< columns whose values float32 cannot distinguish
 
-  /// Points (M, D) float64 of the space of x in the file's coordinates, and back.
+  /// Converts points (M, D) float64 from the coordinates of x to the coordinates of the file
+  /// (`original`) and back (`shifted`).
   at::Tensor original(const at::Tensor& points) const;
   at::Tensor shifted(const at::Tensor& points) const;
 };
 
-/// A table of numbers: Parquet, NumPy's .npy, .npz (with one array, or "file.npz:name") by their
-/// bytes, everything else as text. A text has a delimiter, or blanks between its fields; then lines
-/// that begin with # are passed over. Text may be packed and in any encoding of
-/// data/files/open_input.h. Empty lines are passed over. The first line is a header unless all of
-/// it are numbers or missing; 0, 1, 2 and so on, the names that pandas gives, are a header too.
-/// Booleans count as 0 and 1. Lines and rows count from 1 in messages, columns from 0 everywhere.
+/// Reads a table of numbers. The first bytes identify Parquet and NumPy's .npy and .npz; anything
+/// else is text. An .npz must have one array, or `path` is "file.npz:name".
+///
+/// - Text has a delimiter or blanks between its fields. With blanks, lines that begin with # are
+///   skipped.
+/// - Text may be compressed and have any encoding of data/open_input.h. Empty lines are skipped.
+/// - The first line is a header unless all its fields are numbers or missing.
+/// - The names 0, 1, 2 and so on, which pandas writes, are a header, too.
+/// - Booleans count as 0 and 1.
+/// - In messages, lines and rows count from 1. Columns always count from 0.
 ///
 /// Values are read in float64. A column that float32 would round by more than its spread allows is
 /// centred before it is rounded (`origin`).
 ///
-/// Throws UserError for a file that cannot be read, a column that is not there or is named twice,
-/// none or no rows left, and as `bad_values` says.
+/// Throws UserError for
+///
+/// - a file that cannot be read
+/// - a column that does not exist or whose name is not unique
+/// - a table without columns or rows
+/// - a bad value or row, if `bad_values` says so
 Matrix read_matrix(const std::filesystem::path& path, const MatrixOptions& options = {});
 
-/// Name of a column without one: "c0". No number, so that a line of such names is a header.
+/// Returns the name of a column without a name: "c0" for column 0. It is not a number, so that a
+/// line of these names is a header.
 std::string numbered_column(size_t column);
 
-/// The path of the file in "file.npz:name"; any other path as it is.
+/// Returns the path of the file in "file.npz:name". Returns any other path unchanged.
 std::filesystem::path matrix_file(const std::filesystem::path& path);
 
 }  // namespace dovetail

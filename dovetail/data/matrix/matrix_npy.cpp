@@ -13,17 +13,17 @@
 #include "dovetail/base/file.h"
 #include "dovetail/data/matrix/matrix_part.h"
 
-// NumPy's .npy, version 1 to 3:
+// Reads NumPy's .npy, versions 1 to 3:
 // https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 namespace dovetail {
 namespace {
 
 struct Header {
   std::string type;  ///< "f4"
-  bool big = false;  ///< bytes in the order of big-endian machines
+  bool big = false;  ///< big-endian bytes
   bool columns_first = false;
   int64_t rows = 0, columns = 1;
-  size_t data = 0;  ///< where the values begin
+  size_t data = 0;  ///< offset of the values
 };
 
 [[noreturn]] void refuse(const std::filesystem::path& path, const std::string& reason,
@@ -35,7 +35,7 @@ struct Header {
   refuse(path, "the file ends within its values");
 }
 
-/// What stands behind `'key':` in the header, a dictionary of Python.
+/// Returns the text after `'key':` in the header, which is a Python dictionary.
 std::string_view value_of(std::string_view header, std::string_view key,
                           const std::filesystem::path& path) {
   const std::string quoted = fmt::format("'{}':", key);
@@ -84,7 +84,7 @@ Header read_header(std::string_view file, const std::filesystem::path& path) {
     header.type.erase(0, 1);
   header.columns_first = value_of(text, "fortran_order", path).starts_with("True");
   read_shape(value_of(text, "shape", path), header, path);
-  // Before anything of the array's size is made: a value takes a byte at least.
+  // Checked before memory of the array's size is allocated. A value takes at least one byte.
   if (header.rows == 0 || header.columns == 0)
     throw UserError("there are no rows", {}, path.string());
   const size_t room = file.size() - header.data;
@@ -125,7 +125,7 @@ void read_values(const char* data, const Header& header, const MatrixColumns& co
 template <class... T>
 struct Types {};
 
-/// NumPy's name of the type `T`, without its byte order.
+/// Returns NumPy's name of the type `T`, without its byte order.
 template <class T>
 std::string name_of() {
   const bool real = std::is_floating_point_v<T> || std::is_same_v<T, c10::Half>;

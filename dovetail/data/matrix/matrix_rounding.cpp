@@ -18,7 +18,7 @@ namespace {
 struct Spread {
   double least = std::numeric_limits<double>::infinity(),
          largest = -std::numeric_limits<double>::infinity();
-  bool exact = true;  ///< float32 holds each value
+  bool exact = true;  ///< float32 holds each value exactly
 
   void add(double value) {
     least = std::min(least, value);
@@ -37,7 +37,7 @@ struct Spread {
   }
 };
 
-/// Neighbouring rows that differ in a column, and those that do so no more after rounding.
+/// Number of neighbouring rows that differ in a column, and how many of them rounding makes equal.
 struct Merged {
   int64_t differ = 0, merged = 0;
   double loss = 0;  ///< largest error
@@ -93,11 +93,10 @@ void round_values(std::vector<MatrixPart>& parts, int64_t rows, Matrix& matrix) 
       all.loss = std::max(all.loss, part[c].loss);
     }
     if (100 * all.merged > all.differ)
-      matrix.warnings.push_back(
-          fmt::format("column `{}`: float32 rounds its values by up to {:.3g}, which makes {} of "
-                      "{} differing neighbours equal; "
-                      "scale it, or split it into columns of a smaller range",
-                      printable(matrix.columns[c]), all.loss, all.merged, all.differ));
+      matrix.warnings.push_back(fmt::format(
+          "column `{}`: float32 rounds its values by up to {:.3g}. This makes {} of {} differing "
+          "neighbours equal. Scale it, or split it into columns of a smaller range",
+          printable(matrix.columns[c]), all.loss, all.merged, all.differ));
   }
 }
 

@@ -14,14 +14,14 @@ namespace {
 
 constexpr size_t kBadPlaces = 5;
 
-/// One text for each number, whatever its type: "1" for 1 and 1.0.
+/// Returns one text for each number, whatever its type: "1" for 1 and 1.0.
 std::string class_of_number(double value) {
   if (std::trunc(value) == value && std::abs(value) <= kExactIntegers)
     return std::to_string(static_cast<int64_t>(value));
   return fmt::format("{}", value);
 }
 
-/// Advice for a number with a comma where a point is expected.
+/// Returns advice for a number with a comma where a point is expected.
 std::string comma_advice(std::string_view word) {
   double value = 0;
   if (!is_number(word, ',', value)) return {};
@@ -35,7 +35,7 @@ std::string comma_advice(std::string_view word) {
              : "; for a decimal comma give --decimal ,";
 }
 
-/// True for a text that begins as a date of ISO 8601 does: 2020-01-31.
+/// Returns true for a text that begins with a date of ISO 8601: 2020-01-31.
 bool is_date(std::string_view word) {
   constexpr std::string_view kPattern = "0000-00-00";
   if (word.size() < kPattern.size()) return false;
@@ -167,7 +167,7 @@ void RowTaker::add_bad(const std::string& reason) {
   ++part_.num_bad;
   if (part_.first_bad.size() < kBadPlaces) part_.first_bad.push_back(message());
   if (options_.bad_values == BadValues::kSkip) keep_ = false;
-  // A target is never made up.
+  // Targets are never replaced by zero.
   if (target) has_target_ = false;
   (target ? part_.target : part_.values).push_back(0);
   ++column_;

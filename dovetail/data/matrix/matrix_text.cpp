@@ -23,8 +23,8 @@ std::vector<std::string> numbered(size_t count) {
   return names;
 }
 
-/// Names that pandas gives to columns without one: 0, 1, 2 and so on, behind an empty field where
-/// it wrote an index.
+/// Returns true for the names that pandas gives to unnamed columns: 0, 1, 2 and so on. If pandas
+/// wrote an index, an empty name precedes them.
 bool are_numbered(const std::vector<std::string>& fields) {
   const size_t index = !fields.empty() && fields[0].empty() ? 1 : 0;
   if (fields.size() < 2) return false;
@@ -33,8 +33,8 @@ bool are_numbered(const std::vector<std::string>& fields) {
   return true;
 }
 
-/// Column names: at least one field is neither a number, True or False, nor a word for a missing
-/// one; or all are numbered as pandas does.
+/// Returns true if the fields are column names. At least one field is then neither a number, True
+/// or False, nor a word for a missing number. Names that are numbered as in pandas also count.
 bool is_header(const std::vector<std::string>& fields, const MatrixOptions& options) {
   if (!options.header.empty()) return options.header == "yes";
   const char decimal = options.decimal;
@@ -48,8 +48,8 @@ bool is_header(const std::vector<std::string>& fields, const MatrixOptions& opti
 
 bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\f' || c == '\v'; }
 
-/// End of the word that begins at `begin`. A word in quotes, as R writes them, ends at the quote
-/// before a blank.
+/// Returns the end of the word that begins at `begin`. A word in quotes, as R writes it, ends at
+/// the quote before a blank.
 size_t word_end(std::string_view line, size_t begin) {
   if (line[begin] == '"')
     for (size_t i = begin + 1; (i = line.find('"', i)) != std::string_view::npos; ++i)
@@ -59,7 +59,7 @@ size_t word_end(std::string_view line, size_t begin) {
   return end;
 }
 
-/// Calls visit(number, word) for each word of a line, quotes around it left out. Returns the number
+/// Calls visit(number, word) for each word of a line, without quotes around it. Returns the number
 /// of words.
 template <class Visit>
 size_t each_word(std::string_view line, const Visit& visit) {
@@ -93,7 +93,7 @@ class BlankSeparated {
     const auto [fields, second] = first_lines();
     has_header_ = is_header(fields, options);
     names_ = has_header_ ? fields : numbered(fields.size());
-    // R writes no name for its row names.
+    // R writes no name for its column of row names.
     if (has_header_ && second == fields.size() + 1) names_.insert(names_.begin(), "");
   }
 
@@ -129,7 +129,7 @@ class BlankSeparated {
     int64_t first_line = 0;  ///< from 1
   };
 
-  /// Lines with something in them, until `visit` says no more.
+  /// Calls `visit` for each line that is not blank or a comment, until it returns false.
   template <class Visit>
   void each_line(int64_t part, const Visit& visit) const {
     const Range& range = ranges_[static_cast<size_t>(part)];
@@ -154,7 +154,7 @@ class BlankSeparated {
     for (Range& range : ranges_) line += std::exchange(range.first_line, line);
   }
 
-  /// Words of the first line with any, and how many the next one has.
+  /// Returns the words of the first line with any, and the number of words of the next line.
   std::pair<std::vector<std::string>, size_t> first_lines() {
     std::vector<std::string> fields;
     size_t second = 0;
@@ -182,7 +182,7 @@ class BlankSeparated {
   bool has_header_ = false;
 };
 
-/// Text with a delimiter, whose header, if any, is found out.
+/// Text with a delimiter. Detects if there is a header.
 class Delimited {
  public:
   Delimited(const std::filesystem::path& path, const std::shared_ptr<const MappedInput>& input,
@@ -223,7 +223,8 @@ class Delimited {
   bool has_header_ = false;
 };
 
-/// The first columns, if a header names others but not these: pandas and R write row names so.
+/// Returns the leading columns without a name, if a header names others. pandas and R write row
+/// names in this form.
 template <class File>
 std::vector<size_t> index_of(const File& file) {
   std::vector<size_t> unnamed;

@@ -8,7 +8,7 @@
 #include "dovetail/data/files/parquet.h"
 #include "dovetail/data/matrix/matrix_part.h"
 
-// The directory of an archive: PKWARE's APPNOTE.TXT 6.3, sections 4.3 and 4.5.3.
+// Reads the directory of a zip archive: PKWARE's APPNOTE.TXT 6.3, sections 4.3 and 4.5.3.
 namespace dovetail {
 namespace {
 
@@ -24,7 +24,7 @@ struct Member {
   throw UserError(reason, help, path.string());
 }
 
-/// Numbers of some bytes of a file.
+/// Reads little-endian numbers and bytes of a file. Throws UserError past its end.
 class Fields {
  public:
   Fields(std::string_view file, const std::filesystem::path& path) : file_(file), path_(path) {}
@@ -46,7 +46,7 @@ class Fields {
   const std::filesystem::path& path_;
 };
 
-/// Sizes and places from 4 GiB on stand in an extra field, in this order.
+/// Reads sizes and offsets of 4 GiB and more, which are in an extra field, in this order.
 void read_extra(const Fields& fields, uint64_t at, uint64_t end, Member& member) {
   while (at + 4 <= end) {
     const uint64_t id = fields.number(at, 2), size = fields.number(at + 2, 2);
@@ -68,7 +68,7 @@ std::vector<Member> members_of(std::string_view file, const std::filesystem::pat
     refuse_zip(path, "the archive has no directory: it ends early");
   uint64_t count = fields.number(end + 10, 2), at = fields.number(end + 16, 4);
   if (at == kInExtra && end >= 20) {
-    const uint64_t large = fields.number(end - 12, 8);  // in the locator before it
+    const uint64_t large = fields.number(end - 12, 8);  // in the locator before the end record
     count = fields.number(large + 32, 8);
     at = fields.number(large + 48, 8);
   }
@@ -89,8 +89,8 @@ std::vector<Member> members_of(std::string_view file, const std::filesystem::pat
   return members;
 }
 
-/// Leaves the arrays in `members`, by their names without ".npy". Throws UserError for an archive
-/// of other things.
+/// Keeps only the arrays in `members`, with names without ".npy". Throws UserError for an archive
+/// of other contents.
 void keep_arrays(std::vector<Member>& members, const std::filesystem::path& path) {
   std::vector<std::string> others;
   std::erase_if(members, [&](const Member& member) {

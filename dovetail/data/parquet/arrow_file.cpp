@@ -16,7 +16,7 @@ void collect(const parquet::arrow::SchemaField& field, std::vector<int>& leaves)
   for (const auto& child : field.children) collect(child, leaves);
 }
 
-/// Arrow's reader does not compare codes with their dictionary.
+/// Checks codes against the length of their dictionary, which Arrow's reader does not do.
 arrow::Status check_codes(const arrow::ArrayData& data) {
   const arrow::DataType* type = data.type.get();
   if (type->id() == arrow::Type::EXTENSION)

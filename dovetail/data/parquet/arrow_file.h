@@ -17,31 +17,33 @@
 
 namespace dovetail {
 
-/// An open Parquet file, whose every failure becomes a UserError that names it.
+/// Open Parquet file. Every failure becomes a UserError that names the file.
 class ArrowFile {
  public:
   enum class Texts { kPlain, kDictionary };
-  /// How columns of texts are read: as strings, or as codes of a dictionary, which most files hold.
+  /// `texts` is the form in which columns of texts are read: strings, or codes of a dictionary.
+  /// Most files store a dictionary.
   ArrowFile(std::string path, Texts texts);
 
   const std::string& path() const { return path_; }
   const arrow::Schema& schema() const { return *schema_; }
   const parquet::FileMetaData& metadata() const { return *reader_->parquet_reader()->metadata(); }
-  /// The leaves below a field of the schema: Parquet numbers leaves, and a nested column has
-  /// several.
+  /// Returns the leaf columns below a field of the schema. Parquet numbers leaves, and a nested
+  /// column has several.
   std::vector<int> leaves(int field) const;
   std::shared_ptr<arrow::Table> read(int64_t group, const std::vector<int>& leaves) const;
-  /// Throws UserError if leaves cannot hold the rows of the group: memory is taken by these counts.
+  /// Throws UserError if the value counts of `leaves` contradict the rows of the group. Memory is
+  /// allocated by these counts.
   void check_values(int64_t group, const std::vector<int>& leaves) const;
-  /// A row group for reading below Arrow's arrays, in `guarded`.
+  /// Opens a row group for reading below Arrow's arrays. Call it within `guarded`.
   std::shared_ptr<parquet::RowGroupReader> group(int64_t group) const;
 
   [[noreturn]] void refuse(const std::string& reason) const;
-  /// Names damage, with Arrow's words without classes of C++.
+  /// Throws UserError for a damaged file. Quotes Arrow's message without the names of C++ classes.
   [[noreturn]] void refuse_damage(std::string words) const;
   void check(const arrow::Status& status) const;
-  /// Result of `work`. Arrow reports damage by exceptions, also as memory that a damaged size asks
-  /// for.
+  /// Returns the result of `work`. Converts exceptions, by which Arrow reports damage, to
+  /// UserError. A failed allocation also counts as damage, since a damaged size can cause it.
   template <class Work>
   auto guarded(const Work& work) const {
     try {
@@ -54,7 +56,7 @@ class ArrowFile {
       refuse_damage({});
     }
   }
-  /// The same for a row group, which the error names.
+  /// Same as `guarded` for a row group, which the error names.
   template <class Work>
   auto guarded_group(int64_t group, const Work& work) const {
     try {

@@ -10,13 +10,14 @@ namespace dovetail {
 
 bool is_list(const arrow::DataType& type);
 
-/// True for booleans, also as an extension or in a dictionary.
+/// Returns true for booleans, also in an extension type or a dictionary.
 bool is_boolean(const arrow::DataType& type);
 
-/// Sets the kind as which values of `type` are read. Returns false if they are not read.
+/// Sets `kind` to the kind of ColumnValues that holds values of `type`. Returns false if the type
+/// is not supported.
 bool value_kind(const arrow::DataType& type, ColumnValues::Kind& kind);
 
-/// Ways on for a column of a type that is not read.
+/// Returns advice for a column of a type that is not supported. `field` is the index of the column.
 std::string unread_help(const arrow::DataType& type, int field);
 
 }  // namespace dovetail

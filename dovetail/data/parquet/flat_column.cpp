@@ -13,7 +13,7 @@ namespace {
 
 using Kind = ColumnValues::Kind;
 
-/// Where the values of some rows are read to, before those that are missing get their places.
+/// Buffer for the values of some rows. Values are packed: missing ones take no place yet.
 template <class Number>
 struct Packed {
   explicit Packed(int64_t num_rows)
@@ -23,7 +23,8 @@ struct Packed {
 
   bool full() const { return num_levels == rows; }
   int64_t left() const { return rows - num_levels; }
-  /// `read` were added by one call of a reader, with a level each if some may be missing.
+  /// Counts what one call of a reader has added: `read` rows with `values` values. Rows have levels
+  /// only if some may be missing.
   void added(int64_t read, int64_t values) {
     if (read <= 0)
       throw parquet::ParquetException("a column has fewer values than its row group has rows");
@@ -36,7 +37,7 @@ struct Packed {
   std::unique_ptr<Number[]> numbers;
 };
 
-/// `out[r]` = `as(number)` of row r, or of 0 where there is none.
+/// Sets `out[r]` to `as(number)` of row r, or to 0 if the row has no number.
 template <class Number, class Out, class As>
 void spread(const Packed<Number>& packed, std::vector<Out>& out, std::vector<uint8_t>& present,
             As&& as) {
@@ -48,7 +49,7 @@ void spread(const Packed<Number>& packed, std::vector<Out>& out, std::vector<uin
     for (size_t r = 0; r < rows; ++r) out[r] = as(numbers[r]);
     return;
   }
-  // One behind the last is read where the last rows are missing.
+  // The loop reads one number past the last if the last rows are missing.
   packed.numbers[static_cast<size_t>(packed.num_values)] = 0;
   size_t next = 0;
   for (size_t r = 0; r < rows; ++r) {
@@ -87,7 +88,7 @@ void read_codes(parquet::ColumnReader& column, int64_t rows, ColumnValues& out) 
         packed.numbers.get() + packed.num_values, &values, &words, &num_words);
     packed.added(read, values);
   }
-  // Codes are not compared with the dictionary by the reader.
+  // The reader does not compare codes with the dictionary.
   uint32_t largest = 0;
   for (int64_t i = 0; i < packed.num_values; ++i)
     largest = std::max(largest, static_cast<uint32_t>(packed.numbers[static_cast<size_t>(i)]));
@@ -96,7 +97,7 @@ void read_codes(parquet::ColumnReader& column, int64_t rows, ColumnValues& out) 
   out.words.reserve(static_cast<size_t>(num_words) + 1);
   for (int32_t w = 0; w < num_words; ++w)
     out.words.emplace_back(reinterpret_cast<const char*>(words[w].ptr), words[w].len);
-  // A row without value has code 0, which has to name some word.
+  // A row without a value has code 0, so at least one word must exist.
   if (num_words == 0) out.words.emplace_back();
   spread(packed, out.codes, out.value_present, [](int32_t code) { return code; });
 }
@@ -131,8 +132,8 @@ bool reads_numbers(parquet::ColumnReader& column, arrow::Type::type type, int64_
   }
 }
 
-/// Whether the file holds the column as a value or none a row, in the type that `read` takes it
-/// for.
+/// Returns true if the file stores one value or null per row, in a physical type that `read`
+/// supports for `kind`.
 bool is_flat(const parquet::ColumnDescriptor& leaf, const arrow::DataType& type, Kind kind) {
   if (leaf.max_repetition_level() != 0 || leaf.max_definition_level() > 1) return false;
   if (arrow::is_decimal(type.id()) || type.id() == arrow::Type::UINT64) return false;

@@ -10,18 +10,18 @@
 
 namespace dovetail {
 
-/// Reads columns of a row group from their pages, with nothing of Arrow's arrays between: numbers
-/// as they are, and of texts the codes and the words of the file's own dictionary, a word hashed
-/// once.
+/// Reads columns of a row group directly from their pages, without Arrow's arrays. Numbers are read
+/// as they are. Texts are read as codes and words of the file's own dictionary, so that each word
+/// is hashed once.
 class FlatColumns {
  public:
   explicit FlatColumns(std::shared_ptr<parquet::RowGroupReader> group) : group_(std::move(group)) {}
 
-  /// Writes `leaf`, a column of `type` that holds values of `out.kind`, to `out`. False, with
-  /// nothing read, if it is no such column: a value must be there or missing (no lists, no
-  /// structures), and texts must all be in the dictionary. `out.owner` is not set: words live as
-  /// long as this. Throws UserError, with no place, or parquet::ParquetException for a damaged
-  /// file.
+  /// Reads `leaf`, a column of `type` with values of `out.kind`, into `out`. Returns false and
+  /// reads nothing if the column is not flat. A flat column has one value or null per row (no
+  /// lists, no structures). Its texts must all be in the dictionary. Does not set `out.owner`:
+  /// words live as long as this object. Throws UserError without a place, or
+  /// parquet::ParquetException, for a damaged file.
   bool read(int leaf, const arrow::DataType& type, ColumnValues& out);
 
  private:

@@ -20,11 +20,11 @@ namespace {
 
 using Kind = ColumnValues::Kind;
 
-/// Texts that are made here, for numbers that no other kind holds exactly. They stay where they
-/// are.
+/// Texts created here for numbers that no other kind holds exactly. A deque keeps their addresses
+/// valid.
 using MadeTexts = std::deque<std::string>;
 
-/// True if an integer is at least 2^63, which int64 does not hold.
+/// Returns true if an integer is at least 2^63, which int64 does not hold.
 bool has_large(const arrow::Array& array) {
   switch (array.type_id()) {
     case arrow::Type::UINT64: {
@@ -91,7 +91,7 @@ void append_dictionary(const arrow::DictionaryArray& array, MadeTexts& made, Col
   out.words_are_numbers = words.words_are_numbers;
   const auto before = static_cast<int32_t>(out.words.size());
   out.words.insert(out.words.end(), words.words.begin(), words.words.end());
-  // A null has no index; without words its code would have none to name.
+  // A null has no index. If there are no words, its code would refer to none.
   if (out.kind == Kind::kText && words.words.empty()) out.words.emplace_back();
   uint8_t* const presence = out.value_present.data() + out.value_present.size() - array.length();
   for (int64_t i = 0; i < array.length(); ++i) {
@@ -119,7 +119,7 @@ void reserve(const arrow::Array& array, ColumnValues& out) {
   if (out.kind == Kind::kText) out.codes.reserve(out.codes.size() + more);
 }
 
-/// Decimals have the text that Arrow shows, as whole numbers or with a point.
+/// Appends decimals as Arrow formats them: as whole numbers or with a point.
 template <class Array>
 void append_decimals(const arrow::Array& array, MadeTexts& made, ColumnValues& out) {
   append_made<Array>(
@@ -194,8 +194,8 @@ void append_values(const arrow::Array& array, MadeTexts& made, ColumnValues& out
   }
 }
 
-/// The values of a list array between the first and the last list, and where each list begins among
-/// all read so far.
+/// Appends the values of a list array from the first list to the last. Also appends the beginning
+/// of each list among all values read so far.
 template <class Array>
 void append_lists(const arrow::Array& array, MadeTexts& made, ColumnValues& out) {
   const auto& lists = static_cast<const Array&>(array);
@@ -210,7 +210,7 @@ void append_lists(const arrow::Array& array, MadeTexts& made, ColumnValues& out)
   append_values(*lists.values()->Slice(first, last - first), made, out);
 }
 
-/// Views, whose values may lie in any order.
+/// Appends list views, whose values may be stored in any order.
 template <class Array>
 void append_list_views(const arrow::Array& array, MadeTexts& made, ColumnValues& out) {
   const auto& lists = static_cast<const Array&>(array);
@@ -227,7 +227,7 @@ void hash_words(ColumnValues& values) {
   for (const std::string_view word : values.words) values.keys.push_back(xxh64(word));
 }
 
-/// What the words of a row group lie in.
+/// Owner of the memory that the words of a row group refer to.
 struct WordOwner {
   std::unique_ptr<FlatColumns> flat;
   std::shared_ptr<arrow::Table> table;
@@ -252,8 +252,8 @@ class ArrowColumns : public ParquetColumns {
     const auto pandas =
         nlohmann::json::parse(metadata->value(at), nullptr, /*allow_exceptions=*/false);
     if (!pandas.is_object() || !pandas.contains("index_columns")) return found;
-    for (const auto& entry :
-         pandas.at("index_columns"))  // a range of numbers, which is no column, is an object
+    // An index that is a range of numbers is an object and has no column.
+    for (const auto& entry : pandas.at("index_columns"))
       if (const int field =
               entry.is_string() ? file_.schema().GetFieldIndex(entry.get<std::string>()) : -1;
           field >= 0)
@@ -333,8 +333,8 @@ class ArrowColumns : public ParquetColumns {
       out.kind = Kind::kText;
     if (out.is_list) out.list_begins.push_back(0);
     for (const auto& chunk : chunks.chunks()) {
-      // A null of a fixed-size list still has its values: as a list it has an offset and a length
-      // like the others.
+      // A null of a fixed-size list still has values. It has an offset and a length like other
+      // lists.
       switch (chunk->type_id()) {
         case arrow::Type::LIST:
           append_lists<arrow::ListArray>(*chunk, made, out);

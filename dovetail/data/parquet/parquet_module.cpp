@@ -13,7 +13,7 @@
 namespace dovetail {
 namespace {
 
-/// Types whose values are strings of bytes.
+/// Returns true for types whose values are strings of bytes.
 bool is_text(const arrow::DataType& type) {
   switch (type.id()) {
     case arrow::Type::STRING:
@@ -127,7 +127,7 @@ class ArrowText : public ParquetText {
   }
 
   ArrowFile file_;
-  int column_ = 0;  ///< among the leaves
+  int column_ = 0;  ///< index among the leaves
 };
 
 }  // namespace

@@ -14,8 +14,8 @@
 namespace dovetail {
 namespace {
 
-/// Joined members of gzip and bzip2 and frames of zstd are read one after another. Zeros may follow
-/// a member of gzip.
+/// Stream that decompresses a range of a file. Concatenated members of gzip and bzip2 and frames of
+/// zstd are read one after another. Zeros may follow a member of gzip.
 class UnpackedStream : public ByteStream {
  public:
   UnpackedStream(std::string path, const std::string& codec, uint64_t begin, uint64_t bytes)
@@ -58,7 +58,8 @@ class UnpackedStream : public ByteStream {
     end_ = check(from_->Read(static_cast<int64_t>(packed_.size()), packed_.data()));
   }
 
-  /// Passes over zeros that pad gzip, as gzip and Python do; false at the end of the file.
+  /// Starts the next member. Skips zeros that pad gzip, as gzip and Python do. Returns false at the
+  /// end of the file.
   bool begin_member() {
     while (codec_name_ == "gzip" && at_ < end_ && packed_[static_cast<size_t>(at_)] == '\0')
       if (++at_ == end_) fill();
@@ -86,8 +87,8 @@ class UnpackedStream : public ByteStream {
   std::unique_ptr<arrow::util::Codec> codec_;
   std::shared_ptr<arrow::util::Decompressor> decompressor_;
   std::shared_ptr<arrow::io::InputStream> from_;
-  int64_t at_ = 0, end_ = 0;  ///< bytes of `packed_` that are still to be unpacked
-  bool between_ = true;       ///< no member is begun
+  int64_t at_ = 0, end_ = 0;  ///< range of `packed_` that is not decompressed yet
+  bool between_ = true;       ///< true between members
 };
 
 }  // namespace

@@ -60,7 +60,7 @@ void BlockPool::read_blocks() {
       done.failure = std::current_exception();
     }
     lock.lock();
-    // It may not be wanted any more.
+    // The block may have been released in the meantime.
     if (const auto entry = entries_.find(block); entry != entries_.end())
       entry->second = std::move(done);
     wake_.notify_all();

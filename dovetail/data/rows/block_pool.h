@@ -14,7 +14,8 @@
 
 namespace dovetail {
 
-/// Decoded blocks: those that are wanted are read ahead on threads, the others are let go.
+/// Pool of decoded blocks. Threads read wanted blocks ahead of their use; other blocks are
+/// released.
 class BlockPool {
  public:
   BlockPool(const RowReader& reader, int64_t threads) : reader_(reader), num_threads_(threads) {}
@@ -22,13 +23,14 @@ class BlockPool {
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
-  /// Holds a block that was decoded before, for good.
+  /// Keeps a block that was decoded before, as long as the pool lives.
   void keep(int64_t block, std::shared_ptr<const RowBlock> rows);
 
-  /// Begins to read `blocks`, in this order, and lets go of all others that are not kept.
+  /// Starts to read `blocks`, in this order. Releases all other blocks that are not kept.
   void want(const std::vector<int64_t>& blocks);
 
-  /// A wanted or kept block; waits for it. Rethrows what reading it threw.
+  /// Returns a wanted or kept block; waits until it is read. Rethrows the exception of a failed
+  /// read.
   std::shared_ptr<const RowBlock> get(int64_t block);
 
  private:
@@ -44,7 +46,7 @@ class BlockPool {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::map<int64_t, Entry> entries_;
-  std::deque<int64_t> queue_;  ///< wanted, not yet begun
+  std::deque<int64_t> queue_;  ///< wanted blocks that no thread has started to read
   bool stopping_ = false;
   std::vector<std::thread> threads_;
 };

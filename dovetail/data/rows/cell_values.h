@@ -15,63 +15,66 @@ namespace dovetail {
 /// Bound of the integers that float64 holds without rounding: 2^53.
 constexpr double kExactIntegers = 9007199254740992;
 
-/// What a cell holds, as numbers and texts. A reason is written where there is none.
+/// Result of reading a cell as a number or a text. kBad comes with a reason.
 enum class Parsed { kThere, kMissing, kBad };
 
-/// A text in a message, cut where it is long.
+/// Returns a text in quotes for a message. Long texts are cut.
 std::string shown(std::string_view text);
 
 std::string_view without_blanks(std::string_view text);
 
-/// True for a text that means a missing number: nothing, or a word that pandas.read_csv takes so,
-/// such as "NA", "nan", "null", "None", "<NA>" or "#N/A".
+/// Returns true if the text means a missing number: an empty text, or a word that pandas.read_csv
+/// treats as missing. Examples are "NA", "nan", "null", "None", "<NA>" and "#N/A".
 bool is_missing_word(std::string_view text);
 
-/// Whether all of the text is a number.
+/// Parses `text` into `number`. Returns true if the whole text is a number.
 template <class Number>
 bool parse_number(std::string_view text, Number& number) {
   const auto result = std::from_chars(text.data(), text.data() + text.size(), number);
   return result.ec == std::errc() && result.ptr == text.data() + text.size();
 }
 
-/// Reads a number, "inf" among them, with `decimal` before its fraction and maybe blanks around it.
-/// False for anything else.
+/// Parses a number, including "inf", with `decimal` as its decimal mark. Blanks around the number
+/// are allowed. Returns false for anything else.
 bool is_number(std::string_view text, char decimal, double& value);
 
-/// Reads True or False, as pandas.read_csv does: also in lower or upper case.
+/// Parses True or False, also in lower or upper case, as pandas.read_csv does.
 bool is_truth(std::string_view text, double& value);
 
-/// The digits of a plain decimal number of more than 15 of them, which float64 may round: without a
-/// plus sign and zeros at the ends, with '.' before the fraction. Empty for any other text.
+/// Returns the digits of a plain decimal number if it has more than 15 digits, which float64 may
+/// round. Omits a plus sign and zeros at either end, and writes '.' before the fraction. Returns an
+/// empty string for any other text.
 std::string plain_number(std::string_view text, char decimal);
 
-/// A finite number or truth; a NaN is a missing one, and so is a text of is_missing_word.
+/// Reads a finite number or a boolean. A NaN and a text of is_missing_word are missing numbers.
 Parsed number_of(const Cell& cell, char decimal, double& number, std::string& reason);
 
-/// Returns true if float32 holds the number or it is NaN; else writes the reason.
+/// Returns true if the number is in the range of float32 or is NaN. Otherwise writes the reason.
 bool fits_float32(double number, std::string& reason);
 
-/// Reads a float that is an integer below 2^53, so that no other integer rounds to it.
+/// Converts a float that is an integer of magnitude below 2^53. No other integer rounds to this
+/// float. Returns false for any other float.
 bool is_whole(double number, int64_t& integer);
 
-/// Reads such a float from a text: an integer, `decimal` and zeros.
+/// Parses such a float from a text: an integer, `decimal` and zeros.
 bool is_whole(std::string_view text, char decimal, int64_t& integer);
 
-/// True for null, an empty text and a NaN, which pandas writes as an empty field of CSV.
+/// Returns true for null, an empty text and NaN. pandas writes NaN as an empty field of CSV.
 inline bool is_missing(const Cell& cell) {
   return cell.kind == Cell::Kind::kMissing ||
          (cell.kind == Cell::Kind::kText && cell.text->empty()) ||
          (cell.kind == Cell::Kind::kReal && std::isnan(cell.real));
 }
 
-/// The text of a boolean, as pandas writes it.
+/// Returns the text of a boolean, as pandas writes it.
 inline std::string_view boolean_text(bool value) { return value ? "True" : "False"; }
 
-/// The text that is hashed. Integers and whole floats are written into `buffer`, as integers.
+/// Sets `text` to the text that is hashed. Writes integers, and whole floats as integers, into
+/// `buffer`. Returns false and writes the reason if there is no text.
 bool text_of(const Cell& cell, std::array<char, 24>& buffer, std::string_view& text,
              std::string& reason);
 
-/// Makes `cell` value i of a column of Parquet.
+/// Sets `cell` to value `i` of a Parquet column.
 inline void set_value(const ColumnValues& values, int64_t i, Cell& cell) {
   const auto at = static_cast<size_t>(i);
   if (values.value_present[at] == 0) {
@@ -90,8 +93,8 @@ inline void set_value(const ColumnValues& values, int64_t i, Cell& cell) {
   }
 }
 
-/// `visit(cell)` for each value of a cell until it returns false: of a list, of a text with
-/// separators, or the one.
+/// Calls `visit(cell)` for each value of a cell until it returns false. A list and a text with
+/// separators have several values; any other cell has one.
 template <class Visit>
 bool for_each_value(const Cell& cell, char separator, Visit&& visit) {
   if (cell.kind == Cell::Kind::kList) {

@@ -18,8 +18,8 @@ const char* find(const char* begin, const char* end, char wanted) {
   return found == nullptr ? end : static_cast<const char*>(found);
 }
 
-/// Behind the quote that closes the field whose opening quote is at `p`; null if none does.
-/// `doubled` counts quotes that stand for one.
+/// Returns the position after the quote that closes the field whose opening quote is at `p`.
+/// Returns null if no quote closes it. `doubled` counts doubled quotes, which stand for one.
 const char* behind_quotes(const char* p, const char* end, int64_t& doubled) {
   for (++p;; p += 2) {
     p = find(p, end, '"');
@@ -29,14 +29,14 @@ const char* behind_quotes(const char* p, const char* end, int64_t& doubled) {
   }
 }
 
-/// End of a record's text: before the line end.
+/// Returns the end of a record's text, before its line end.
 const char* text_end(const char* begin, const char* end) {
   if (end > begin && end[-1] == '\n') --end;
   if (end > begin && end[-1] == '\r') --end;
   return end;
 }
 
-/// The text between quotes with each doubled quote as one.
+/// Appends the text between quotes, with each doubled quote as one.
 void append_unquoted(std::string_view text, std::string& to) {
   for (size_t i = 0; i < text.size(); ++i) {
     to.push_back(text[i]);
@@ -46,7 +46,7 @@ void append_unquoted(std::string_view text, std::string& to) {
 
 }  // namespace
 
-/// Takes records apart; one a thread, since it holds the text of quoted fields.
+/// Splits records into cells. Holds the text of quoted fields, so each thread has its own.
 class DelimitedFile::Splitter {
  public:
   Splitter(const DelimitedFormat& format, const std::vector<size_t>& selected)
@@ -63,7 +63,8 @@ class DelimitedFile::Splitter {
 
   std::span<const Cell> cells() const { return cells_; }
 
-  /// Whether the record [p, end) has as many fields as there are columns, each well formed.
+  /// Splits the record [p, end). Returns true if it has as many fields as there are columns and
+  /// each is well formed.
   bool split(const char* p, const char* end, BadRow& bad) {
     const size_t width = cell_of_.size();
     size_t field = 0;
@@ -95,8 +96,8 @@ class DelimitedFile::Splitter {
     texts_[cell] = text;
   }
 
-  /// The text between quotes, and what comes behind them. Records end outside of quotes, so that
-  /// these close.
+  /// Sets `text` to the text between quotes, and returns the position after them. Records end
+  /// outside of quotes, so the closing quote exists.
   const char* quoted(const char* p, const char* end, size_t field, std::string_view& text) {
     int64_t doubled = 0;
     const char* behind = behind_quotes(p, end, doubled);
@@ -118,9 +119,9 @@ class DelimitedFile::Splitter {
   }
 
   const DelimitedFormat& format_;
-  std::vector<int> cell_of_;  ///< by field, -1 for those not selected
+  std::vector<int> cell_of_;  ///< cell of each field; -1: not selected
   std::vector<Cell> cells_;
-  std::vector<std::string_view> texts_;  ///< of the cells
+  std::vector<std::string_view> texts_;  ///< texts of the cells
   std::vector<std::string> unquoted_;
 };
 
@@ -139,7 +140,7 @@ DelimitedFile::DelimitedFile(std::filesystem::path path, DelimitedFormat format,
     throw UserError("there are no rows, and no header that names columns", {}, path_.string());
   const char* end = record_end(begin_);
   if (end == nullptr) throw UserError("a quote of the header is never closed", {}, path_.string());
-  // The names are read as a record of one column would be: as many as there are.
+  // Reads the names like a record, but with as many fields as there are.
   const char* last = text_end(begin_, end);
   const char* p = begin_;
   while (true) {
@@ -184,7 +185,7 @@ const char* DelimitedFile::behind_preface(const char* p) const {
   if (named_delimiter(line_at(p)) != 0) p = next_line(p);
   const char* at = p;
   while (at != end_ && *at == '#' && !is_cut(at)) at = next_line(at);
-  // A column alone may have a name that begins with #.
+  // A single column may have a name that begins with #.
   return at != end_ && is_cut(at) ? at : p;
 }
 
@@ -192,7 +193,7 @@ bool DelimitedFile::has_row_names() const {
   const char* end = begin_ == end_ ? nullptr : record_end(begin_);
   if (end == nullptr) return false;
   end = text_end(begin_, end);
-  // A delimiter at the end of each line is no row name.
+  // A delimiter at the end of each line does not make a column of row names.
   if (end == begin_ || end[-1] == format_.delimiter) return false;
   size_t fields = 1;
   for (const char* p = begin_; (p = field_end(p, end)) != end; ++p, ++fields)

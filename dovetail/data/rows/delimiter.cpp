@@ -15,7 +15,7 @@ bool is_blank_text(std::string_view text) {
   return text.find_first_not_of(" \t\r\f\v") == std::string_view::npos;
 }
 
-/// Fields of a line, outside of quotes.
+/// Splits a line at delimiters outside of quotes.
 std::vector<std::string_view> fields_of(std::string_view line, char delimiter) {
   std::vector<std::string_view> fields;
   size_t begin = 0;
@@ -50,8 +50,8 @@ char find_delimiter(std::string_view text, char expected, char decimal) {
   text = text.substr(0, kBytes);
   for (size_t at = 0; at < text.size() && lines.size() < kLines;) {
     const size_t end = text.find('\n', at);
-    if (end == std::string_view::npos && !lines.empty() && text.size() == kBytes)
-      break;  // cut within a line
+    // The last line is incomplete.
+    if (end == std::string_view::npos && !lines.empty() && text.size() == kBytes) break;
     std::string_view line = text.substr(at, end - at);
     if (line.ends_with('\r')) line.remove_suffix(1);
     if (!is_blank_text(line) && !line.starts_with('#')) lines.push_back(line);
@@ -97,16 +97,14 @@ void require_table(std::string_view text, const std::filesystem::path& path) {
   const char next = second == std::string_view::npos ? ' ' : text[second];
   if ((text[first] == '{' && next == '"') || (text[first] == '[' && (next == '{' || next == '[')))
     throw UserError("this is JSON, not a table",
-                    "write it as Parquet, for example by pandas.read_json(file).to_parquet(other), "
-                    "with lines=True for "
-                    "an object a line",
+                    "write it as Parquet, for example by pandas.read_json(file).to_parquet(other). "
+                    "Add lines=True for an object a line",
                     path.string());
   if (text[first] == '<' &&
       (next == '!' || next == '?' || text.substr(first).find("</") != std::string_view::npos))
     throw UserError("this is HTML or XML, not a table",
-                    "a page in place of a file comes from a wrong address; get the file again, or "
-                    "write the page's "
-                    "table by pandas.read_html(file)[0].to_parquet(other)",
+                    "a page in place of a file comes from a wrong address. Get the file again, or "
+                    "write the page's table by pandas.read_html(file)[0].to_parquet(other)",
                     path.string());
 }
 

@@ -6,25 +6,27 @@
 
 namespace dovetail {
 
-/// In place of a delimiter: blanks between the fields.
+/// Value that stands for blanks between the fields instead of a delimiter.
 constexpr char kBlanks = '\0';
 
-/// Delimiter of a text by its first lines: it must cut each of them into the same number of fields,
-/// two at least. If several do, `expected` comes first unless another one makes more of the fields
-/// numbers. `expected` if none does. A first line sep=; of Excel names it.
+/// Returns the delimiter of a text, found in its first lines. It must split each line into the same
+/// number of fields, at least two. If several delimiters do so, the one with the largest
+/// share of numeric fields wins; `expected` wins a tie. Returns `expected` if no delimiter does so.
+/// A first line sep=; of Excel names the delimiter.
 char find_delimiter(std::string_view text, char expected, char decimal);
 
-/// True if the first line has quotes on both sides of a tab. Python and R quote names of columns
-/// where they quote between tabs; other programs write no quotes there.
+/// Returns true if the first line has quotes on both sides of a tab. Python and R quote the names
+/// of columns if they quote fields between tabs. Other programs write no quotes there.
 bool has_quotes_between_tabs(std::string_view text);
 
-/// Delimiter that a line sep=; names, in quotes or without, as Excel writes it. 0 for another line.
+/// Returns the delimiter that a line sep=; names, with or without quotes, as Excel writes it.
+/// Returns 0 for another line.
 char named_delimiter(std::string_view line);
 
-/// "a tab", "blanks", "`;`"
+/// Returns the name of a delimiter for messages: "a tab", "blanks" or "`;`".
 std::string delimiter_name(char delimiter);
 
-/// Throws UserError for JSON, HTML and XML, which are texts but no tables.
+/// Throws UserError for JSON, HTML and XML, which are text but not tables.
 void require_table(std::string_view text, const std::filesystem::path& path);
 
 }  // namespace dovetail

@@ -34,7 +34,7 @@ RowAssembler::RowAssembler(const RowsConfig& config, const RowDecoder& decoder,
         t.shift = column.mean;
         t.scale = column.deviation > 0 ? 1 / column.deviation : 1;
       }
-      // ln(1 + 0) is 0, so that only `standard` moves a missing number that counts as 0.
+      // ln(1 + 0) is 0. Only `standard` therefore shifts a missing number that counts as 0.
       t.missing =
           static_cast<float>(((entry.missing == "mean" ? column.mean : 0) - t.shift) * t.scale);
       transforms_.push_back(t);

@@ -1,6 +1,6 @@
-// RowDecoder::decode_columns. Some rows at a time, a column at a time: numbers and ids are written
-// row by row into small arrays, from which the rows are then copied as they are. What a row means
-// is said once, by `decode`: a row that has anything out of the ordinary is left to it.
+// Implementation of RowDecoder::decode_columns. It processes a tile of rows column by column.
+// Numbers and ids are written to small row-major arrays, and rows are then copied from there.
+// `decode` alone defines the meaning of a row: it takes over each row with anything unusual.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -14,10 +14,11 @@
 namespace dovetail {
 namespace {
 
-constexpr size_t kTile = 256;  ///< rows whose ids, 26 a row, take the half of a first-level cache
+/// Rows per tile; with 26 ids a row, the ids take half of an L1 cache.
+constexpr size_t kTile = 256;
 
-/// std::log1p of the whole numbers that counts mostly are. Not an array, whose values the compiler
-/// may work out itself, and rounds as no libm does.
+/// Returns std::log1p of the whole numbers below 1024, which counts mostly are. Computed at run
+/// time: a compiler that folds constants may round differently from libm.
 const std::vector<double>& whole_logs() {
   static const std::vector<double> logs = [] {
     std::vector<double> all(1024);
@@ -39,7 +40,7 @@ bool is_number(const ColumnValues& column) {
   return !column.is_list && column.kind != ColumnValues::Kind::kText;
 }
 
-/// `take(i, there, number)` for each of `rows` rows.
+/// Calls `take(i, there, number)` for each of `rows` rows.
 template <class Take>
 void take_numbers(const ColumnValues& column, size_t first, size_t rows, Take&& take) {
   const uint8_t* const present = column.value_present.data() + first;
@@ -86,11 +87,11 @@ class RowDecoder::ColumnTiles {
   }
 
  private:
-  /// A feature of one value a row, of which each is good, or missing.
+  /// Feature with one value per row, which is either valid or missing.
   struct Plain {
-    const ColumnValues* column = nullptr;  ///< null: the feature is another one
-    std::vector<int64_t> word_ids;         ///< by word, or of False and True
-    std::vector<uint8_t> word_there;       ///< by word, 0 for the empty one
+    const ColumnValues* column = nullptr;  ///< null: the feature is not of this kind
+    std::vector<int64_t> word_ids;         ///< id of each word, or ids of False and True
+    std::vector<uint8_t> word_there;       ///< for each word; 0: the empty word
     int64_t missing_id = 0;
   };
 
@@ -113,7 +114,7 @@ class RowDecoder::ColumnTiles {
         plain.word_ids.push_back(table_row(xxh64(boolean_text(value)), feature.num_rows));
   }
 
-  /// Rows [first, first + n), to the arrays.
+  /// Reads rows [first, first + n) into the arrays.
   void take(size_t first, size_t n) {
     const size_t labels = decoder_.labels_.size(), dense = decoder_.dense_.size();
     for (size_t l = 0; l < labels; ++l)
@@ -213,7 +214,7 @@ class RowDecoder::ColumnTiles {
     part(dense_, decoder_.dense_.size(), out.dense);
   }
 
-  /// Rows of the arrays that have nothing but plain features.
+  /// Appends rows [begin, end) of the arrays, if all features are plain.
   void append_whole(size_t begin, size_t end, RowBlock& out) const {
     append_numbers(begin, end, out);
     const size_t all = (end - begin) * plain_.size(), start = begin * plain_.size(),
@@ -232,8 +233,8 @@ class RowDecoder::ColumnTiles {
     out.num_rows += static_cast<int64_t>(end - begin);
   }
 
-  /// Row `i` of the arrays, number `row`, with what only its cells tell. False, with `out` as it
-  /// was, if something is not good.
+  /// Appends row `i` of the arrays, number `row`, and reads the other features from its cells.
+  /// Returns false and leaves `out` unchanged if something is not valid.
   bool append_row(int64_t first, size_t i, int64_t row, RowBlock& out) {
     const size_t before = out.ids.size();
     append_numbers(i, i + 1, out);
@@ -271,8 +272,9 @@ class RowDecoder::ColumnTiles {
   std::span<const ColumnValues> columns_;
   std::vector<Cell> cells_;
   std::vector<Plain> plain_;
-  bool by_row_ = false;  ///< a label or a number is a text or a list: `decode` has every row
-  bool whole_ = false;   ///< there is nothing that needs a row's cells
+  /// A label or a number is a text or a list: `decode` takes every row.
+  bool by_row_ = false;
+  bool whole_ = false;  ///< no feature, group or day needs a row's cells
   std::array<uint8_t, kTile> special_{};
   std::vector<float> labels_;
   std::vector<double> dense_;

@@ -39,9 +39,8 @@ void check_feature(const SparseConfig& feature) {
              "max_length, sequence",
              name);
   user_check(feature.max_rows == 0 || feature.num_rows == 0,
-             "rows.sparse.{}: max_rows is of a table without a fixed vocabulary, but num_rows = {} "
-             "gives it one; leave "
-             "either out",
+             "rows.sparse.{}: max_rows is for a table without a fixed vocabulary, but num_rows = "
+             "{} gives it one; leave either out",
              name, feature.num_rows);
   user_check(feature.max_bytes.empty() || feature.max_rows > 0,
              "rows.sparse.{}: max_bytes caps a table without a fixed vocabulary, which has "
@@ -54,8 +53,7 @@ void check_feature(const SparseConfig& feature) {
       printable(feature.max_bytes));
   user_check(feature.pools() || feature.max_length > 0,
              "rows.sparse.{}: pooling = \"none\" gives the model the rows of max_length ids side "
-             "by side; give max_length, "
-             "or another pooling",
+             "by side. Give max_length, or another pooling",
              name);
   user_check(feature.ids == "hash" || feature.missing != "value",
              "rows.sparse.{}: missing = \"value\" hashes an empty text, but ids are integers; use "
@@ -63,14 +61,13 @@ void check_feature(const SparseConfig& feature) {
              "\"bad_row\"",
              name);
   user_check(feature.keep == "last" || feature.max_length > 0,
-             "rows.sparse.{}: keep says which ids of a list stay, but max_length keeps all; give "
-             "max_length, or leave "
-             "keep out",
+             "rows.sparse.{}: keep selects which ids of a list stay, but max_length keeps all. "
+             "Give max_length, or leave keep out",
              name);
   if (!feature.separator.empty()) check_delimiter(feature.separator, "sparse.separator");
 }
 
-/// Sequences tell of the same events, so that they are cut alike.
+/// Checks that all sequences are cut alike, since they describe the same events.
 void check_sequence(const SparseConfig& feature, const SparseConfig& first) {
   const std::string name = feature.feature_name();
   user_check(feature.max_length > 0,
@@ -81,9 +78,8 @@ void check_sequence(const SparseConfig& feature, const SparseConfig& first) {
              "\"bad_row\"",
              name);
   user_check(feature.max_length == first.max_length && feature.keep == first.keep,
-             "rows.sparse.{}: the sequences of a row tell of the same events, but this one keeps "
-             "the {} {} and {} the "
-             "{} {}; use the same max_length and keep",
+             "rows.sparse.{}: the sequences of a row describe the same events, but this one keeps "
+             "the {} {} and {} the {} {}. Use the same max_length and keep",
              name, feature.keep, feature.max_length, first.feature_name(), first.keep,
              first.max_length);
 }
@@ -105,11 +101,10 @@ void check_shared_table(const SparseConfig& feature, const RowsConfig& rows) {
              name, feature.max_rows, feature.max_bytes, feature.table, owner.max_rows,
              owner.max_bytes);
   user_check(feature.num_rows == owner.num_rows && feature.ids == owner.ids,
-             "rows.sparse.{}: its ids are {} for {} rows, but those of \"{}\", whose table it "
-             "shares, are {} for {}; "
-             "use the same ids and num_rows",
+             "rows.sparse.{}: its ids are {} for {} rows, but the ids of \"{}\", whose table it "
+             "shares, are {} for {}. Use the same ids and num_rows",
              name, feature.ids, feature.num_rows, feature.table, owner.ids, owner.num_rows);
-  // Where only one of them pools, that is how the table pools.
+  // If only one of them pools, the table pools in that way.
   const bool alike = feature.pooling == owner.pooling || !feature.pools() ||
                      (!owner.pools() && feature.pooling.empty());
   user_check(feature.dim == owner.dim && alike,
@@ -206,11 +201,9 @@ void RowsConfig::describe(Section& s) {
           "Files and globs (* ? [...]), read in this order. Files of one glob are read in the "
           "order of their names");
   s.value("format", format,
-          "auto: Parquet by its first bytes, text by extension in any case (.tsv, .csv, also "
-          "before .gz, .zst, .bz2), "
-          "any other text by its first lines. Files packed by gzip, zstd or bzip2 and text in "
-          "UTF-16 are read whatever "
-          "their name")
+          "auto: Parquet by its first bytes, text by extension, any other text by its first lines. "
+          "Extensions are .tsv and .csv in any case, also before .gz, .zst or .bz2. Files packed "
+          "by gzip, zstd or bzip2 and text in UTF-16 are read whatever their name")
       .choices({"auto", "parquet", "tsv", "csv"});
   s.value("delimiter", delimiter,
           "Character between fields; default: a tab for tsv, a comma for csv. With format = "
@@ -248,9 +241,8 @@ void RowsConfig::describe(Section& s) {
       .range(1, 1e9)
       .word("all", 0);
   s.value("bad_row", bad_row,
-          "Treatment of a row with the wrong width, a bad number or an id out of range: stop with "
-          "an error, or skip "
-          "the row")
+          "Treatment of a row with the wrong width, a bad number or an id out of range. error: "
+          "stop. skip: leave the row out")
       .choices({"error", "skip"});
   s.value("max_bad_rows", max_bad_rows,
           "Maximum number of rows to skip with bad_row = \"skip\". More of them stop the run with "
@@ -292,9 +284,8 @@ void RowsConfig::check() const {
       bad_row == "skip" || max_bad_rows == RowsConfig().max_bad_rows,
       "rows.max_bad_rows counts skipped rows, but rows.bad_row is \"error\"; set it to \"skip\"");
   user_check(!by_day() || validation_fraction == RowsConfig().validation_fraction,
-             "rows.validation_fraction = {} does nothing with rows.day = \"{}\", where each day is "
-             "held out until the "
-             "run has been measured on it; leave it out",
+             "rows.validation_fraction = {} does nothing with rows.day = \"{}\". Each day is held "
+             "out until the run is evaluated on it. Leave the key out",
              validation_fraction, day);
   if (!delimiter.empty()) check_delimiter(delimiter, "delimiter");
   std::set<std::string> names;

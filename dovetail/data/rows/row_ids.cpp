@@ -7,13 +7,13 @@
 #include "dovetail/data/rows/cell_values.h"
 #include "dovetail/data/rows/row_decoder.h"
 
-/// The ids of a row: those of each feature, and their weights.
+/// Decodes the ids of a row, feature by feature, and their weights.
 namespace dovetail {
 namespace {
 
 constexpr char kCrossSeparator = '\x1f';
 
-/// A number of int64 or uint64, whose bits are the key, a whole float, or True or False.
+/// Parses a number of int64 or uint64 (its bits are the key), a whole float, or True or False.
 bool parse_id(std::string_view text, char decimal, int64_t& id) {
   uint64_t bits = 0;
   double truth = 0;

@@ -16,7 +16,7 @@
 namespace dovetail {
 namespace {
 
-/// Where blocks begin among the kept rows that they give, in file order.
+/// First kept row of each block, in file order.
 class BlockStarts {
  public:
   explicit BlockStarts(int64_t first_block) : first_block_(first_block) {}
@@ -63,8 +63,10 @@ struct RowLoader::State {
   DayOrder days;
   BlockStarts train_starts, validation_starts;
   BlockPool train_pool, validation_pool;
-  std::optional<std::pair<int64_t, int64_t>> own_part;  ///< none: the rank-th of parts of one size
-  bool kept = true;                                     ///< all blocks are in the pools for good
+  /// Part of each step that set_part has given to this rank. nullopt: part `rank` of `world` equal
+  /// parts.
+  std::optional<std::pair<int64_t, int64_t>> own_part;
+  bool kept = true;  ///< true if the pools keep all blocks
 
   State(const RowsConfig& rows, const RowLoaderOptions& given, std::unique_ptr<RowReader> opened,
         RowScan scan)
@@ -89,14 +91,15 @@ struct RowLoader::State {
       (train ? train_starts : validation_starts).add(block.num_rows);
       kept = kept && block.rows != nullptr;
       if (block.rows == nullptr) continue;
-      // What is read forward, to measure the run, does not push away what steps have read ahead.
+      // The second pool is for reading forward to evaluate. It does not displace blocks that steps
+      // have prefetched.
       if (!train || config.by_day()) validation_pool.keep(b, block.rows);
       if (train) train_pool.keep(b, std::move(block.rows));
     }
   }
 
-  /// The blocks of the windows that hold positions [begin, end), counted on through the epochs, of
-  /// the window after them, and as many more as there are threads.
+  /// Returns the blocks of the windows that hold positions [begin, end), counted on through the
+  /// epochs. Adds the blocks of the next window and as many further blocks as there are threads.
   std::vector<int64_t> wanted_blocks(int64_t begin, int64_t end) const {
     const int64_t rows = statistics.train_rows, window = order.window();
     std::vector<int64_t> blocks;
@@ -123,8 +126,8 @@ struct RowLoader::State {
     return blocks;
   }
 
-  /// The blocks of the windows that a step of a day takes from, and as many more as there are
-  /// threads.
+  /// Returns the blocks of the windows that a step of a day reads, and as many further blocks as
+  /// there are threads.
   std::vector<int64_t> wanted_blocks(int64_t step) const {
     const auto [first, last] = days.windows(step);
     const int64_t end =
@@ -134,7 +137,7 @@ struct RowLoader::State {
     return blocks;
   }
 
-  /// This rank's part of a step, counted from the step's first row.
+  /// Returns this rank's part of a step, counted from the step's first row.
   std::pair<int64_t, int64_t> part(int64_t rows) const {
     if (own_part) return {std::min(own_part->first, rows), std::min(own_part->second, rows)};
     return {rows * options.rank / options.world, rows * (options.rank + 1) / options.world};
@@ -152,7 +155,7 @@ struct RowLoader::State {
   }
 
   RowBatch make_of_day(int64_t step) {
-    if (step >= days.num_steps()) return {};  // the prefetcher goes on past the last
+    if (step >= days.num_steps()) return {};  // the prefetcher continues after the last step
     if (!kept) train_pool.want(wanted_blocks(step));
     const auto [begin, end] = part(days.num_rows(step));
     std::vector<int64_t> rows;
@@ -160,7 +163,7 @@ struct RowLoader::State {
     return gather(rows, train_starts, train_pool);
   }
 
-  /// Rows [begin, end) from the first block of `starts` on.
+  /// Returns rows [begin, end), counted from the first block of `starts`.
   RowBatch read_forward(int64_t begin, int64_t end, const BlockStarts& starts) {
     std::vector<int64_t> rows, blocks;
     for (int64_t row = begin; row < end; ++row) {
@@ -177,7 +180,7 @@ struct RowLoader::State {
     return gather(rows, starts, validation_pool);
   }
 
-  /// The batch of `rows`, which count the kept rows in file order.
+  /// Returns the batch of `rows`, which are indices among the kept rows in file order.
   RowBatch gather(const std::vector<int64_t>& rows, const BlockStarts& starts,
                   BlockPool& pool) const {
     std::map<int64_t, std::shared_ptr<const RowBlock>> blocks;
@@ -195,7 +198,8 @@ struct RowLoader::State {
     prefetcher.emplace([this](int64_t step) { return make(step); });
   }
 
-  std::optional<Prefetcher<RowBatch>> prefetcher;  ///< last: it uses the others
+  /// Last member, since its thread uses the others.
+  std::optional<Prefetcher<RowBatch>> prefetcher;
 };
 
 RowLoader::RowLoader(const RowsConfig& config, const RowLoaderOptions& options) {

@@ -14,22 +14,22 @@ namespace dovetail {
 
 struct RowLoaderOptions {
   uint64_t seed = 0;
-  int64_t batch = 1;  ///< rows of a step over all ranks
-  int rank = 0,
-      world = 1;  ///< rank r gets rows [r * batch / world, (r + 1) * batch / world) of a step
-  std::vector<DenseScale> scales =
-      {};  ///< of the run's checkpoint; empty: those of the training rows
+  int64_t batch = 1;  ///< rows of a step, summed over all ranks
+  /// Rank r gets rows [r * batch / world, (r + 1) * batch / world) of a step.
+  int rank = 0, world = 1;
+  /// Scales from the run's checkpoint. Empty: measure them on the training rows.
+  std::vector<DenseScale> scales = {};
 };
 
-/// Where the training rows come in an epoch: each once, shuffled among the `window` that follow one
-/// another in the files. A function of its arguments alone.
+/// Order of the training rows in an epoch. Each row comes once, shuffled within windows of `window`
+/// consecutive rows of the files. The order depends on the arguments alone.
 class RowOrder {
  public:
-  /// window 0: all rows are one window.
+  /// `window` 0: all rows are one window.
   RowOrder(uint64_t seed, int64_t num_rows, int64_t window);
   int64_t window() const { return window_; }
   int64_t num_windows() const { return (num_rows_ + window_ - 1) / window_; }
-  /// The row, in file order, that is at `position` of `epoch`.
+  /// Returns the row, in file order, at `position` of `epoch`.
   int64_t row(int64_t epoch, int64_t position) const;
 
  private:
@@ -37,41 +37,40 @@ class RowOrder {
   int64_t num_rows_, window_;
 };
 
-/// Batches of rows. Row i of step s is the one that RowOrder has at position s * batch + i, counted
-/// on through the epochs: a function of (seed, epoch, position) alone, so that it resumes exactly
-/// at any step and at another world size, with no state to save. With config.day steps are those of
-/// DayOrder, once. Prefetches the next steps on a thread of its own and decodes on `config.threads`
-/// others.
+/// Loads batches of rows. Row i of step s is at position s * batch + i of RowOrder, counted on
+/// through the epochs. It depends on (seed, epoch, position) alone. A run therefore resumes exactly
+/// at any step and with another world size, without saved state. With config.day, steps follow
+/// DayOrder, once. One thread prefetches the next steps; `config.threads` other threads decode.
 ///
-/// Memory: all decoded rows if they fit `config.cache_bytes`, else those of the windows that a step
-/// touches and of one ahead (rounded up to blocks) and of `threads` blocks more; four batches.
+/// Memory: four batches, and all decoded rows if they fit `config.cache_bytes`. Otherwise the
+/// loader holds the blocks of a step's windows, of one window ahead, and `threads` more blocks.
 class RowLoader {
  public:
-  /// Reads all rows once: scan_rows tells what it throws.
+  /// Reads all rows once. Throws as scan_rows does.
   RowLoader(const RowsConfig& config, const RowLoaderOptions& options);
   ~RowLoader();
 
-  /// This rank's rows of `step`. Fast when steps come in order.
+  /// Returns this rank's rows of `step`. Fast if steps are requested in order.
   RowBatch step(int64_t step);
 
-  /// From the next `step` on this rank gets rows [begin, end) of a step, as far as it has so many.
-  /// What was prefetched is made again.
+  /// Gives this rank rows [begin, end) of each step, from the next call of `step` on. A step with
+  /// fewer rows gives as many as it has. Discards prefetched steps and prefetches them again.
   void set_part(int64_t begin, int64_t end);
 
-  /// Rows [begin, end) of validation, in the order of the files. Fast when calls go forward.
+  /// Returns rows [begin, end) of validation, in file order. Fast if calls go forward.
   RowBatch validation(int64_t begin, int64_t end);
 
-  /// With config.day.
+  /// Returns the order of rows and steps. Only with config.day.
   const DayOrder& days() const;
-  /// Rows [begin, end) of a day, in the order of the files. Fast when calls go forward.
+  /// Returns rows [begin, end) of a day, in file order. Fast if calls go forward.
   RowBatch day(int64_t day, int64_t begin, int64_t end);
 
-  /// What the batches' dense columns were scaled by.
+  /// Returns the scales that were applied to the batches' dense columns.
   const std::vector<DenseScale>& scales() const;
   int64_t num_train_rows() const { return statistics().train_rows; }
   int64_t num_validation_rows() const { return statistics().validation_rows; }
   const RowStatistics& statistics() const;
-  /// A line for the log: rows, what was left out, whether decoded rows are kept.
+  /// Returns a line for the log: rows, rows left out, and whether decoded rows are kept in memory.
   std::string summary() const;
 
  private:

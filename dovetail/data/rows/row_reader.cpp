@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kBlockBytes = uint64_t{2} << 20;
 
-/// Where each wanted column stands among those of a file.
+/// Returns the index of each wanted column among the columns of a file.
 std::vector<size_t> find_columns(const std::vector<std::string>& wanted,
                                  const std::vector<std::string>& there, const fs::path& path) {
   std::vector<size_t> found;
@@ -46,12 +46,14 @@ std::vector<size_t> find_columns(const std::vector<std::string>& wanted,
   return found;
 }
 
-/// A part of a file that is read at once.
+/// Part of a file that is read at once.
 struct Block {
   size_t file = 0;
-  RecordRange range;      ///< of text; `first_row` and `rows` of Parquet, too
-  int64_t group = 0;      ///< of Parquet
-  int64_t group_row = 0;  ///< of Parquet: where the block begins in its group
+  /// Range of text. In Parquet, only `first_row` and `rows` are used.
+  RecordRange range;
+  int64_t group = 0;  ///< row group of Parquet
+  /// First row of the block within its Parquet row group.
+  int64_t group_row = 0;
 };
 
 class SourceFile {
@@ -139,7 +141,7 @@ class ParquetSource : public SourceFile {
   }
 
  private:
-  /// A reader serves one thread at a time; a thread that finds none opens another.
+  /// Returns an idle reader, or opens another. A reader serves one thread at a time.
   std::unique_ptr<ParquetColumns> take() const {
     {
       const std::lock_guard lock(mutex_);
@@ -165,7 +167,7 @@ class ParquetSource : public SourceFile {
   mutable std::vector<std::unique_ptr<ParquetColumns>> idle_;
 };
 
-/// Parquet by the first bytes, text by the extension; empty for another text.
+/// Returns "parquet" by the first bytes or the text format by the extension; empty for other text.
 std::string format_of(const RowsConfig& config, const fs::path& path, const InputHead& head) {
   if (config.format != "auto") return config.format;
   if (head.kind == InputKind::kParquet) return "parquet";
@@ -175,8 +177,8 @@ std::string format_of(const RowsConfig& config, const fs::path& path, const Inpu
   return {};
 }
 
-/// The delimiter that a format has by its name, unless it leaves the first line whole while another
-/// one does not.
+/// Returns the delimiter that belongs to the format. If that does not split the first line but
+/// another one does, returns the other one.
 char delimiter_of(const RowsConfig& config, const std::string& format, const fs::path& path,
                   std::string_view text) {
   if (!config.delimiter.empty()) return config.delimiter[0];
@@ -245,7 +247,7 @@ struct RowReader::State {
     cut_at(num_rows - num_validation);
   }
 
-  /// Makes row `at` of all rows begin a block, the first of validation.
+  /// Cuts the blocks so that row `at` of all rows begins a block, the first of validation.
   void cut_at(int64_t at) {
     size_t b = 0;
     for (; at > 0 && at >= blocks[b].range.rows; ++b) at -= blocks[b].range.rows;

@@ -21,7 +21,7 @@ constexpr uint64_t kSlots = uint64_t{1} << 24;
 constexpr size_t kBadRowsShown = 8;
 constexpr double kHighShare = 0.1;
 
-/// Which ids of a feature the training rows have.
+/// Set of a feature's ids in the training rows.
 class SeenIds {
  public:
   explicit SeenIds(uint64_t num_rows)
@@ -48,7 +48,7 @@ class SeenIds {
   std::vector<std::atomic<uint64_t>> words_;
 };
 
-/// Sums of one column over some rows, merged by Chan, Golub and LeVeque's formula.
+/// Moments of one column over some rows, merged by the formula of Chan, Golub and LeVeque.
 struct Moments {
   int64_t count = 0, missing = 0;
   double mean = 0, squares = 0;
@@ -84,12 +84,12 @@ struct Moments {
   }
 };
 
-/// What is kept of a block that may not be kept itself.
+/// Summary of a block. It is kept even if the block itself is not.
 struct BlockSummary {
   int64_t num_rows = 0, bad = 0, unlabelled = 0;
   std::vector<BadRow> bad_rows;
   std::vector<Moments> dense, labels;
-  std::vector<Moments> first_day;  ///< `dense` over the rows of the first day that the block has
+  std::vector<Moments> first_day;  ///< `dense` over the rows of the block's first day
   std::vector<RowBlock::DayStart> days;
   std::vector<uint8_t> id_forms;
   std::vector<SparseStatistics> sparse;
@@ -105,7 +105,7 @@ class Scan {
   }
 
   RowScan run() {
-    // In two parts: which ids are unseen is known when all training rows are.
+    // Two scans: unseen ids are known only after all training rows.
     scan(0, reader_.num_train_blocks(), true);
     scan(reader_.num_train_blocks(), reader_.num_blocks(), false);
     if (!keep_)
@@ -131,7 +131,7 @@ class Scan {
     check_bad_rows(begin, end);
   }
 
-  /// False when there is no use in reading on.
+  /// Scans block `b`. Returns false if there is no use in reading on.
   bool scan_block(int64_t b, bool train) {
     BlockSummary& summary = summaries_[static_cast<size_t>(b)];
     ScannedBlock& scanned = out_.blocks[static_cast<size_t>(b)];
@@ -147,7 +147,7 @@ class Scan {
       if (failure_ == nullptr) failure_ = std::current_exception();
       return false;
     }
-    // Blocks before this one are taken already: the first bad row is among what they find.
+    // Threads have already taken all earlier blocks, so the first bad row will be found.
     return (num_bad_ += summary.bad) <= allowed();
   }
 
@@ -290,7 +290,7 @@ class Scan {
         out_.statistics.seen_labels.push_back(seen.value());
   }
 
-  /// Finds hashed columns with ids that all read like floats in one file.
+  /// Finds hashed columns whose ids all read like floats in one file.
   void find_float_ids() {
     FloatIds ids;
     for (size_t b = 0; b < summaries_.size(); ++b)
@@ -298,7 +298,7 @@ class Scan {
     out_.statistics.float_ids = ids.found(reader_.decoder().columns());
   }
 
-  /// The days that begin in a block, after those of the blocks before it.
+  /// Appends the days that begin in a block to the days of earlier blocks.
   void merge_days(int64_t block) {
     const BlockSummary& summary = summaries_[static_cast<size_t>(block)];
     std::vector<RowDay>& days = out_.statistics.days;
@@ -367,8 +367,7 @@ std::vector<std::string> float_id_warnings(const std::map<std::string, std::stri
   for (const auto& [column, file] : float_ids)
     warnings.push_back(
         fmt::format("{}: all ids of column `{}` read like 7.0, so they are not the id 7 of other "
-                    "files; write the "
-                    "column as integers (pandas: astype(\"Int64\"))",
+                    "files. Write the column as integers (pandas: astype(\"Int64\"))",
                     file, printable(column)));
   return warnings;
 }

@@ -12,7 +12,7 @@
 namespace dovetail {
 namespace {
 
-/// The numbers in their file of a block's kept rows.
+/// Returns the file row numbers of a block's kept rows.
 std::vector<int64_t> numbers_of(const RowBlock& block, int64_t first_row) {
   std::vector<int64_t> numbers;
   auto left_out = block.left_out.begin();
@@ -40,10 +40,11 @@ struct RowStream::State {
   RowAssembler assembler;
   BlockPool pool;
   std::vector<std::filesystem::path> files;
-  int64_t block, end_block;  ///< the block that is read from, and one past the last
+  /// Current block, and one past the last block.
+  int64_t block, end_block;
   std::shared_ptr<const RowBlock> rows;
-  std::vector<int64_t> numbers;  ///< of `rows` in their file
-  int64_t row = 0;               ///< of `rows`, the next one
+  std::vector<int64_t> numbers;  ///< file row numbers of `rows`
+  int64_t row = 0;               ///< index of the next row in `rows`
   int64_t num_bad = 0, num_unlabelled = 0;
   FloatIds float_ids;
 
@@ -57,7 +58,7 @@ struct RowStream::State {
     if (block < end_block) open();
   }
 
-  /// Waits for `block` and begins to read those after it.
+  /// Waits for `block` and starts to read the blocks after it.
   void open() {
     std::vector<int64_t> wanted;
     for (int64_t b = block; b < std::min(block + 1 + config.threads, end_block); ++b)
@@ -88,7 +89,7 @@ struct RowStream::State {
               : "mend it; a run with rows.bad_row = \"skip\" leaves such rows out");
   }
 
-  /// The next row; false at the end.
+  /// Moves to the next row. Returns false at the end.
   bool advance() {
     while (block < end_block && row == rows->num_rows)
       if (++block < end_block) open();

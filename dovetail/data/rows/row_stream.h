@@ -10,44 +10,45 @@
 
 namespace dovetail {
 
-/// Which rows of the files: those that a run with this config trains on, those it holds out, or
-/// all.
+/// Rows of the files to read: training rows, validation rows or all. A run with the same config
+/// trains on the training rows and evaluates on the validation rows.
 enum class RowSplit { kTrain, kValidation, kAll };
 
-/// "train", "validation", "all". Throws UserError for another name.
+/// Parses "train", "validation" or "all". Throws UserError for another name.
 RowSplit parse_row_split(const std::string& name);
 
-/// One of `world` ranks that read the same rows.
+/// One of `world` ranks that divide the rows of a stream among them.
 struct RankPart {
   int rank = 0, world = 1;
 };
 
-/// Rows of a stream, in the order of the files.
+/// Batch of rows from a stream, in file order.
 struct StreamedRows {
-  int64_t taken = 0;  ///< of the stream, by all ranks
+  int64_t taken = 0;  ///< rows that all ranks together took from the stream
   RowBatch batch;
-  std::vector<int64_t> files;    ///< of each row, the index in RowStream::files
-  std::vector<int64_t> numbers;  ///< and where it stands there, from 1
+  std::vector<int64_t> files;    ///< index of each row's file in RowStream::files
+  std::vector<int64_t> numbers;  ///< number of each row in its file, from 1
 };
 
-/// Rows read once, from the first to the last, with nothing measured on them: what is scored by a
-/// model that was trained elsewhere. Memory: the blocks of a batch and `config.threads` ahead.
+/// Reads rows once, in file order, without computing statistics over them. Used to score rows with
+/// a model that was trained elsewhere. Memory: the blocks of a batch and `config.threads` blocks
+/// ahead.
 class RowStream {
  public:
-  /// `scales` are the model's. Throws as RowReader does.
+  /// `scales` are the scales of the model. Throws as RowReader does.
   RowStream(const RowsConfig& config, RowSplit split, const std::vector<DenseScale>& scales);
   ~RowStream();
 
-  /// Takes the next `rows` rows that could be understood and have a label, fewer at the end, at
-  /// last none, and gives this rank's: of n those in [n * rank / world, n * (rank + 1) / world).
-  /// Throws UserError for the first bad row, or for one more than config.max_bad_rows, as
-  /// configured.
+  /// Takes the next `rows` rows that are valid and have a label. There are fewer rows at the end,
+  /// and finally none. Of n rows taken, this rank gets rows [n * rank / world, n * (rank + 1) /
+  /// world). Throws UserError for the first bad row if bad_row = "error". With "skip", throws
+  /// UserError for more than config.max_bad_rows bad rows.
   StreamedRows next(int64_t rows, RankPart part = {});
 
   const std::vector<std::filesystem::path>& files() const;
-  int64_t num_bad() const;                    ///< left out so far
-  int64_t num_unlabelled() const;             ///< left out so far
-  std::vector<std::string> warnings() const;  ///< warnings of FloatIds for the rows so far
+  int64_t num_bad() const;                    ///< bad rows left out so far
+  int64_t num_unlabelled() const;             ///< rows without a label left out so far
+  std::vector<std::string> warnings() const;  ///< float_id_warnings for the rows read so far
 
  private:
   struct State;

@@ -12,21 +12,23 @@
 
 namespace dovetail {
 
-/// Finds added tokens in text: from left to right, the longest that begins at a place; those that
-/// are not `normalized` first, then the others in what is left between them.
+/// Finds added tokens in a text, from left to right. The longest token that begins at a position
+/// wins. Tokens that are not `normalized` are matched first. The others are matched in the text
+/// between them.
 class AddedTokens {
  public:
   explicit AddedTokens(const std::vector<BpeFile::Added>& tokens);
 
-  /// Hands over the text in order: what is plain (not empty) and the ids of the tokens between.
+  /// Passes the text on in order: ordinary text (never empty) to `plain`, ids of added tokens to
+  /// `token`.
   void cut(std::string_view text, const std::function<void(std::string_view)>& plain,
            const std::function<void(int32_t)>& token) const;
 
  private:
   struct Pass {
     std::unordered_map<std::string, int32_t> ids;
-    std::vector<size_t> lengths;     ///< that occur, longest first
-    std::array<bool, 256> begins{};  ///< first bytes that occur
+    std::vector<size_t> lengths;     ///< lengths of the tokens, longest first
+    std::array<bool, 256> begins{};  ///< true for each byte that begins a token
     void cut(std::string_view text, const std::function<void(std::string_view)>& plain,
              const std::function<void(int32_t)>& token) const;
   };

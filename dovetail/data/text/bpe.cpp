@@ -16,7 +16,7 @@
 namespace dovetail {
 namespace {
 
-/// Merges the pairs of one word, best rank first. n log n, for words of any length.
+/// Merges the pairs of one word, lowest rank first, in n log n time for words of any length.
 class Merger {
  public:
   struct Rule {
@@ -33,7 +33,7 @@ class Merger {
       const Candidate best = queue_.top();
       queue_.pop();
       Symbol& left = symbols_[static_cast<size_t>(best.at)];
-      // Stale when either side has been merged since: the pair there is another one, or none.
+      // The candidate is stale if either side has been merged in the meantime.
       if (left.id != best.left || left.next < 0 ||
           symbols_[static_cast<size_t>(left.next)].id != best.right)
         continue;
@@ -56,8 +56,8 @@ class Merger {
   };
   struct Candidate {
     int32_t rank, at, left, right, result;
-    bool operator<(const Candidate& other)
-        const {  // the queue's top is its greatest: lowest rank, then leftmost
+    // The queue's top is its greatest element: lowest rank, then leftmost.
+    bool operator<(const Candidate& other) const {
       return rank != other.rank ? rank > other.rank : at > other.at;
     }
   };
@@ -73,7 +73,8 @@ class Merger {
   std::priority_queue<Candidate> queue_;
 };
 
-/// What one thread needs while it encodes; handed from call to call, so that the cache stays warm.
+/// Workspace of one thread while it encodes. It is reused across calls, so that the cache stays
+/// warm.
 struct Workspace {
   WordCache cache;
   Merger merger;
@@ -170,7 +171,7 @@ class BpeTokenizer : public Tokenizer {
   BpeFile file_;
   AddedTokens added_;
   PairTable<Merger::Rule> rules_;
-  std::unordered_map<std::string_view, int32_t> whole_words_;  ///< only with ignore_merges
+  std::unordered_map<std::string_view, int32_t> whole_words_;  ///< filled only if ignore_merges
   int32_t end_of_document_ = -1;
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Workspace>> idle_;

@@ -7,10 +7,10 @@
 
 namespace dovetail {
 
-/// Byte-level BPE from the content of a tokenizer.json (see tokenizer_json.h for what is refused).
-/// Ids equal those of Hugging Face's `encode(text, add_special_tokens=False)`. Text that spells an
-/// added token becomes that token. A document is ended by the first of <|endoftext|>,
-/// <|end_of_text|>, </s> and <eos> that is an added token.
+/// Creates a byte-level BPE tokenizer from the content of a tokenizer.json. parse_tokenizer_json
+/// lists what it rejects. Ids equal the ids of Hugging Face's `encode(text,
+/// add_special_tokens=False)`. Text that spells an added token becomes that token. A document ends
+/// with the first of <|endoftext|>, <|end_of_text|>, </s> and <eos> that is an added token.
 std::unique_ptr<Tokenizer> bpe_tokenizer(const std::string& tokenizer_json,
                                          const std::string& name);
 

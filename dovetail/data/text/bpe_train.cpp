@@ -40,7 +40,7 @@ WordCounts count_words(const std::vector<std::string_view>& texts, SplitPattern 
   return total;
 }
 
-/// Pair counts over all words, kept exact from merge to merge by looking only at words that hold
+/// Counts pairs over all words. Keeps the counts exact after each merge by visiting only words with
 /// the merged pair.
 class Trainer {
  public:
@@ -68,7 +68,7 @@ class Trainer {
       const Candidate best = queue_.top();
       queue_.pop();
       Pair& pair = pairs_.at(best.left, best.right);
-      if (pair.count != best.count) {  // counted again since it was queued
+      if (pair.count != best.count) {  // the count has changed since it was queued
         if (pair.count > 0) queue_.push({pair.count, best.left, best.right});
         continue;
       }
@@ -82,19 +82,19 @@ class Trainer {
 
  private:
   struct Word {
-    size_t begin;  ///< in symbols_
+    size_t begin;  ///< first index in symbols_
     uint32_t length;
     int64_t count;
   };
   struct Pair {
     int64_t count = 0;
-    std::vector<uint32_t> words;  ///< that hold it or once did
+    std::vector<uint32_t> words;  ///< words that contain the pair or once did
   };
   struct Candidate {
     int64_t count;
     int32_t left, right;
-    bool operator<(const Candidate& other)
-        const {  // the queue's top is its greatest: most frequent, then lowest ids
+    // The queue's top is its greatest element: most frequent, then lowest ids.
+    bool operator<(const Candidate& other) const {
       if (count != other.count) return count < other.count;
       return std::pair(left, right) > std::pair(other.left, other.right);
     }
@@ -102,7 +102,7 @@ class Trainer {
 
   int32_t& symbol(uint32_t word, uint32_t at) { return symbols_[words_[word].begin + at]; }
 
-  /// Two ways to merge may make the same bytes: they are one token.
+  /// Adds a token, or returns its id if it exists. Different merges may produce the same bytes.
   int32_t add_token(std::string bytes) {
     const auto [it, added] = id_of_.emplace(bytes, static_cast<int32_t>(tokens_.size()));
     if (added) tokens_.push_back(std::move(bytes));
@@ -167,8 +167,8 @@ class Trainer {
   std::unordered_map<std::string, int32_t> id_of_;
   std::vector<BpeFile::Merge> merges_;
   std::vector<Word> words_;
-  std::vector<int32_t>
-      symbols_;  ///< of all words, one after the other; a word shrinks in its place
+  /// Symbols of all words, one word after the other. A word shrinks in place.
+  std::vector<int32_t> symbols_;
   PairTable<Pair> pairs_;
   std::priority_queue<Candidate> queue_;
   std::vector<std::pair<int32_t, int32_t>> grown_;

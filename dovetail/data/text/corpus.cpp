@@ -22,7 +22,7 @@ uint64_t hex_word(const std::string& sha256, size_t at) {
   return word;
 }
 
-/// Keys of files that hold records.
+/// Checks keys that only apply to files of records.
 void check_records(const DataConfig& config, const std::vector<InputFile>& inputs) {
   const DataConfig none;
   if (std::ranges::any_of(
@@ -62,7 +62,7 @@ Corpus::Corpus(const DataConfig& config, bool lossless, ProgressReport& progress
   auto [inputs, passed_over] = list_inputs(config);
   passed_over_ = std::move(passed_over);
   check_records(config, inputs);
-  // A text file is one document: too large means that it need not be read.
+  // A text file is one document. If it is too large, it need not be read.
   const auto too_large = [&](const InputFile& input) {
     return input.format == InputFormat::kText && input.head.is_plain() &&
            fate_of(input.bytes, true) == Fate::kOversized;
@@ -145,7 +145,7 @@ Corpus::Looked Corpus::look_through(const Piece& piece) const {
           document.problem->what(),
           document.problem->help() + "; data.bad_row = \"skip\" leaves such records out",
           document.problem->place());
-    // A record is text in JSON or in an Arrow string: invalid there means damaged, for every
+    // Records are text in JSON or in an Arrow string. Invalid UTF-8 there means damage, for every
     // tokenizer.
     const Fate fate = document.state == State::kText    ? fate_of(document.text.size(), true)
                       : document.state == State::kEmpty ? Fate::kEmpty

@@ -28,7 +28,7 @@ void check_sources(const DataConfig& data) {
   }
 }
 
-/// Keys of a tokenizer that is trained.
+/// Checks keys that only apply to a tokenizer that is trained.
 void check_tokenizer(const TokenizerConfig& tokenizer) {
   const TokenizerConfig none;
   if (tokenizer.kind == "bytes" && !tokenizer.path.empty())
@@ -102,9 +102,9 @@ void DataConfig::describe(Section& s) {
       .unit("bytes")
       .range(0, 1e15);
   s.value("bad_row", bad_row,
-          "Treatment of a JSON record that is broken, lacks text_field or has another type there: "
-          "stop with an error, or "
-          "skip the record. Null and empty texts are left out and counted either way")
+          "Treatment of a JSON record that is broken, lacks text_field or has another type there. "
+          "error: stop. skip: leave the record out. Null and empty texts are left out and counted "
+          "either way")
       .choices({"error", "skip"});
   s.value("max_bad_rows", max_bad_rows,
           "Maximum number of records to skip with bad_row = \"skip\". More of them stop `dovetail "

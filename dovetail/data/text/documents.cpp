@@ -22,8 +22,8 @@ using nlohmann::json;
 
 constexpr uint64_t kJsonLinesPiece = uint64_t{4} << 20;
 
-/// Python's json.dumps writes NaN, Infinity and -Infinity, which JSON does not have, and its
-/// json.loads reads numbers beyond float64: null in their place.
+/// Replaces numbers that JSON does not have or float64 cannot hold by null. Python's json.dumps
+/// writes NaN, Infinity and -Infinity. Its json.loads reads numbers beyond float64.
 std::string without_nonfinite(std::string_view text) {
   std::string out;
   bool in_string = false;
@@ -100,7 +100,8 @@ class JsonRecords {
   }
 
  private:
-  /// Just past a value of the outer array: at its comma, the array's end or the end of the file.
+  /// Returns the end of a value of the outer array: its comma, the array's end or the end of the
+  /// file.
   size_t end_of_value(size_t at) const {
     int64_t depth = 0;
     for (bool in_string = false; at < all_.size(); ++at) {
@@ -125,8 +126,8 @@ class JsonRecords {
     std::string what, help;
   };
 
-  /// Recognizes by its beginning a file of lines that holds one array, or objects over several
-  /// lines.
+  /// Recognizes a .jsonl file that holds one array, or objects over several lines, by its
+  /// beginning.
   std::optional<Shape> other_shape() const {
     if (input_.format != InputFormat::kJsonLines) return std::nullopt;
     const size_t begin = all_.find_first_not_of(" \t\r\n");
@@ -159,7 +160,7 @@ class JsonRecords {
                  fmt::format("write one object a line: jq -c . {} > lines.jsonl", file)};
   }
 
-  /// Reports the line of the fault: a record of an array may have many lines.
+  /// Reports the line of the fault, since a record of an array may have many lines.
   void visit_broken(size_t begin, const json::parse_error& error, const Visit& visit) {
     if (described_ == kProblemsDescribed) return visit_bad(begin, {}, {}, visit);
     if (const auto shape = other_shape()) return visit_bad(begin, shape->what, shape->help, visit);

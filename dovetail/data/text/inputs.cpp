@@ -24,7 +24,7 @@ std::vector<std::string> components(const fs::path& path) {
   return names;
 }
 
-/// Whether path components [p, end) match pattern components [q, end).
+/// Returns true if path components [p, end) match pattern components [q, end).
 bool matches(const std::vector<std::string>& path, size_t p,
              const std::vector<std::string>& pattern, size_t q) {
   if (q == pattern.size()) return p == path.size();
@@ -97,7 +97,8 @@ class Lister {
   }
 
   Inputs inputs() && {
-    // Two roots may hold one relative path: they stay in the order in which they were given.
+    // Two roots may hold the same relative path. Such files keep the order in which they were
+    // given.
     std::stable_sort(files_.begin(), files_.end(), [](const InputFile& a, const InputFile& b) {
       return a.relative < b.relative;
     });
@@ -178,7 +179,7 @@ class Lister {
     if (seen_.insert(fs::canonical(path, error).string()).second) files_.push_back(std::move(file));
   }
 
-  /// Returns what the file is if no reader takes it.
+  /// Sets the format of `file`. Returns a description of the file if no reader accepts it.
   static std::string set_format(InputFile& file) {
     const InputHead& head = file.head;
     if (head.kind == InputKind::kParquet && head.packing == Packing::kNone) {
@@ -206,9 +207,10 @@ class Lister {
 
   std::vector<InputFile> files_;
   std::vector<PassedOver> passed_over_;
-  std::set<std::string> seen_;  ///< canonical paths: entries may overlap
-  bool matched_ = false;        ///< the entry has a file that is read, maybe one seen before
-  std::string last_remedy_;     ///< advice for the last file passed over for its content
+  std::set<std::string> seen_;  ///< canonical paths, since entries may overlap
+  /// The entry has a file that is read, even if an earlier entry had it.
+  bool matched_ = false;
+  std::string last_remedy_;  ///< advice for the last file that was skipped for its content
 };
 
 }  // namespace

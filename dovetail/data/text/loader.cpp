@@ -25,21 +25,21 @@ struct Source {
   WindowOrder windows;
 };
 
-/// A mixture from a step on. `earlier[j]` samples of source j came before it.
+/// Mixture that starts at a step. `earlier[j]` is the number of earlier samples of source j.
 struct Phase {
   int64_t first_step = 0;
-  std::vector<size_t> sources;  ///< of each entry of the mixture
+  std::vector<size_t> sources;  ///< source index of each entry of the mixture
   std::vector<double> weights;
   MixtureOrder order = MixtureOrder({});
-  std::vector<uint64_t> earlier;  ///< by entry
+  std::vector<uint64_t> earlier;  ///< for each entry
 };
 
 }  // namespace
 
-/// The samples (a pure function of the step) and the thread that makes them ahead of time.
+/// Produces samples, as a pure function of the step, and owns the thread that prefetches them.
 struct Loader::State {
   LoaderOptions options;
-  int64_t begin, end;  ///< of this rank
+  int64_t begin, end;  ///< samples of this rank in each step
   std::vector<std::unique_ptr<Source>> sources;
   std::vector<Phase> phases;
 
@@ -98,7 +98,7 @@ struct Loader::State {
       phase.weights.push_back(entry.weight);
     }
     phase.order = MixtureOrder(phase.weights);
-    // A phase that begins at the same step replaces the one before.
+    // A phase that begins at the same step replaces the previous one.
     if (!phases.empty() && phases.back().first_step == phase.first_step) phases.pop_back();
     phases.push_back(std::move(phase));
   }
@@ -143,7 +143,8 @@ struct Loader::State {
     prefetcher.emplace([this](int64_t step) { return make(step); });
   }
 
-  std::optional<Prefetcher<at::Tensor>> prefetcher;  ///< last: it uses the others
+  /// Last member, since its thread uses the others.
+  std::optional<Prefetcher<at::Tensor>> prefetcher;
 };
 
 Loader::Loader(const DataConfig& config, const LoaderOptions& options)

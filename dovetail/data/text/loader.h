@@ -12,31 +12,33 @@ namespace dovetail {
 
 struct LoaderOptions {
   uint64_t seed = 0;
-  int64_t batch = 1;        ///< samples of a step over all ranks
-  int64_t context = 128;    ///< T: a sample is T + 1 tokens
-  int64_t total_steps = 1;  ///< for phases, which begin at a fraction of the run
+  int64_t batch = 1;        ///< samples of a step, summed over all ranks
+  int64_t context = 128;    ///< T; a sample has T + 1 tokens
+  int64_t total_steps = 1;  ///< steps of the run; a phase begins at a fraction of them
   int rank = 0, world = 1;  ///< rank r gets samples [r * batch / world, (r + 1) * batch / world)
 };
 
-/// Training samples. Sample i of step s is a function of (seed, s, i) alone: the source by its
-/// weight in the phase of s, the window by a permutation of that source's windows (each once an
-/// epoch, a new order and a new offset every epoch). So it resumes exactly at any step and at
-/// another world size. Prefetches the next steps on a thread of its own.
+/// Loads training samples. Sample i of step s depends on (seed, s, i) alone. The weights of the
+/// phase of step s determine its source. A permutation of that source's windows determines its
+/// window. Each epoch visits each window once, in a new order and with a new offset. A run can
+/// therefore resume exactly at any step and with another world size. A separate thread prefetches
+/// the next steps.
 class Loader {
  public:
   Loader(const DataConfig& config, const LoaderOptions& options);
   ~Loader();
 
-  /// Tokens of `step` for this rank: (batch of this rank, T + 1) int64 on CPU. Fast when steps come
-  /// in order.
+  /// Returns this rank's tokens of `step`: (samples of this rank, T + 1) int64 on the CPU. Fast if
+  /// steps are requested in order.
   at::Tensor step(int64_t step);
 
-  /// From the next `step` on this rank gets samples [begin, end) of a step. What was prefetched is
-  /// made again.
+  /// Gives this rank samples [begin, end) of each step, from the next call of `step` on. Discards
+  /// prefetched steps and prefetches them again.
   void set_part(int64_t begin, int64_t end);
 
-  const TokenStore& first_store() const;  ///< tokenizer and validation data of the first source
-  /// One line per source for the log: path, tokens, weight, epochs over the run.
+  /// Store of the first source: tokenizer and validation data.
+  const TokenStore& first_store() const;
+  /// Returns one line per source for the log: path, tokens, weight, epochs over the run.
   std::string summary() const;
 
  private:

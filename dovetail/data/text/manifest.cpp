@@ -75,7 +75,7 @@ class Reader {
     return value;
   }
 
-  /// Counts are below 2^53, so that sums and products of a few of them stay in 64 bits.
+  /// Reads a count. Counts are below 2^53, so that sums and products of a few of them fit 64 bits.
   uint64_t number(const json& object, const char* key) const {
     const json& value = member(object, key);
     if (!value.is_number_unsigned() || value.get<uint64_t>() >= uint64_t{1} << 53)

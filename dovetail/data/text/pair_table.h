@@ -5,8 +5,9 @@
 
 namespace dovetail {
 
-/// A hash table from a pair of token ids (both >= 0) to a Value: open addressing, no removal.
-/// Lookups are the inner loop of BPE, where std::unordered_map costs a cache miss more.
+/// Hash table from a pair of token ids (both >= 0) to a Value. It uses open addressing and has no
+/// removal. Lookups are the inner loop of BPE; std::unordered_map has one more cache miss per
+/// lookup.
 template <class Value>
 class PairTable {
  public:
@@ -17,7 +18,8 @@ class PairTable {
     return slot.key == kEmpty ? nullptr : &slot.value;
   }
 
-  /// The pair's value, made when it is new. Invalidates what `find` and `at` returned before.
+  /// Returns the pair's value, which is inserted if new. Invalidates what `find` and `at` returned
+  /// before.
   Value& at(int32_t left, int32_t right) {
     if (2 * (used_ + 1) > slots_.size()) grow();
     const uint64_t key = key_of(left, right);
@@ -29,7 +31,7 @@ class PairTable {
     return slot.value;
   }
 
-  template <class Visit>  // (left, right, value)
+  template <class Visit>  // called as visit(left, right, value)
   void for_each(Visit&& visit) {
     for (Slot& slot : slots_)
       if (slot.key != kEmpty)
@@ -47,7 +49,7 @@ class PairTable {
     return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
   }
 
-  /// The slot that holds the key, or the empty one where it belongs.
+  /// Returns the slot that holds the key, or the empty slot where it belongs.
   size_t place_of(uint64_t key) const {
     const size_t mask = slots_.size() - 1;
     uint64_t hash = key * 0x9E3779B97F4A7C15u;
@@ -64,7 +66,7 @@ class PairTable {
       if (slot.key != kEmpty) slots_[place_of(slot.key)] = std::move(slot);
   }
 
-  std::vector<Slot> slots_;  ///< a power of two, at most half full
+  std::vector<Slot> slots_;  ///< size is a power of two; at most half are used
   size_t used_ = 0;
 };
 

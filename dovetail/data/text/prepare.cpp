@@ -26,16 +26,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Text of a shard: 64 MB of two-byte tokens at one byte a token, or at about four for a trained
-// vocabulary.
+// Bytes of text per shard, for 64 MB of two-byte tokens. A token has one byte of text, or about
+// four with a trained vocabulary.
 constexpr uint64_t kShardBytesOfBytes = uint64_t{32} << 20;
 constexpr uint64_t kShardBytesOfWords = uint64_t{128} << 20;
 
-// Text that a tokenizer is trained on, at most.
+// Maximum bytes of text that a tokenizer is trained on.
 constexpr uint64_t kBpeTrainingBytes = uint64_t{256} << 20;
 constexpr uint64_t kSentencePieceTrainingBytes = uint64_t{4} << 20;
 
-/// Only one process writes a folder; another one waits for it.
+/// Locks a folder, since only one process may write it. Another process waits.
 class FolderLock {
  public:
   explicit FolderLock(const fs::path& folder)
@@ -58,7 +58,7 @@ class FolderLock {
   int fd_;
 };
 
-/// Parts of one piece's documents, tokenized.
+/// Tokens of one piece's documents, for each split.
 struct PieceTokens {
   std::vector<int32_t> tokens[2];
   uint64_t text_bytes[2] = {0, 0};
@@ -86,7 +86,7 @@ class Preparation {
   PrepareResult run() {
     const FolderLock lock(folder_);
     if (auto before = up_to_date()) return result(*before, true);
-    // From here on the folder is not a store until the new manifest is there.
+    // From here on, the folder is not a store until the new manifest is written.
     fs::remove(folder_ / TokenManifest::kFile);
     sync_folder(folder_);
     remove_leftovers(folder_);
@@ -115,8 +115,8 @@ class Preparation {
  private:
   bool trains() const { return given_.empty() && config_.tokenizer.kind != "bytes"; }
 
-  /// What determines the result beside the files. A tokenizer that is given stands there by its
-  /// content.
+  /// Returns the settings that determine the result, in addition to the files. A given tokenizer is
+  /// recorded by its content.
   std::string settings() const {
     nlohmann::json tokenizer = {{"kind", config_.tokenizer.kind}};
     if (!given_.empty()) tokenizer["sha256"] = sha256_of(given_);
@@ -131,13 +131,13 @@ class Preparation {
                                {"validation_split", config_.validation_split},
                                {"deduplicate", config_.deduplicate},
                                {"max_document_bytes", config_.max_document_bytes}};
-    // With the default a bad record makes no folder, so it is not written: folders of older
-    // versions stay valid.
+    // With the default, a bad record makes no folder. The default is not written, so that folders
+    // of older versions stay valid.
     if (config_.bad_row != "error") settings["bad_row"] = config_.bad_row;
     return settings.dump();
   }
 
-  /// The manifest that is there, when it is of the same files and settings and its shards are
+  /// Returns the existing manifest if its files and settings are the same and its shards are
   /// complete.
   std::optional<TokenManifest> up_to_date() const {
     const fs::path path = folder_ / TokenManifest::kFile;
@@ -153,7 +153,7 @@ class Preparation {
     try {
       const TokenStore store(folder_);
     } catch (const UserError&) {
-      return std::nullopt;  // made again from the shards that are whole
+      return std::nullopt;  // rebuilt from the shards that are complete
     }
     return before;
   }
@@ -176,8 +176,8 @@ class Preparation {
     write_file_atomically(folder_ / manifest_.tokenizer.file, content);
   }
 
-  /// Trained on the training split: on all of it, or past the limit on documents drawn by a hash of
-  /// their identity.
+  /// Trains a tokenizer on the training split. Beyond the limit, trains on documents drawn by a
+  /// hash of their identity.
   std::string train() {
     uint64_t total = 0;
     for (const Piece& piece : corpus_.pieces()) total += piece.bytes;
@@ -226,7 +226,8 @@ class Preparation {
     return fmt::format("{}-{:05}.tokens", split == 0 ? "train" : "validation", number);
   }
 
-  /// The shards of both splits of pieces [begin, end), unless an earlier run has finished them.
+  /// Writes the shards of both splits for pieces [begin, end), unless an earlier run has finished
+  /// them.
   void write_shard_pair(size_t begin, size_t end, size_t number) {
     std::string key = fmt::format("{}\n{}\n", manifest_.settings, manifest_.tokenizer.sha256);
     for (size_t p = begin; p < end; ++p) key += corpus_.fingerprint(p) + "\n";
@@ -272,7 +273,7 @@ class Preparation {
         pair[static_cast<size_t>(split)] = {name, header.count, header.text_bytes,
                                             sha256_of_file(folder_ / name)};
       } catch (const UserError&) {
-        return std::nullopt;  // not ours, or not whole: written anew
+        return std::nullopt;  // not a shard of this program, or incomplete: write it
       }
     }
     return pair;
@@ -309,7 +310,7 @@ class Preparation {
           "--set data.validation_split=tail holds out the end of each document instead");
   }
 
-  /// Shards and tokenizers of other settings.
+  /// Removes shards and tokenizers of other settings.
   void remove_strangers() const {
     std::set<std::string> ours = {manifest_.tokenizer.file};
     for (const auto& split : manifest_.splits)
@@ -348,7 +349,7 @@ class Preparation {
   fs::path folder_;
   ProgressReport progress_;
   Corpus corpus_;
-  std::string given_;  ///< content of the tokenizer's file, when one is given
+  std::string given_;  ///< content of the given tokenizer's file, if any
   TokenManifest manifest_;
   std::unique_ptr<Tokenizer> tokenizer_;
 };

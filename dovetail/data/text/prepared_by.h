@@ -6,8 +6,8 @@
 
 namespace dovetail {
 
-/// Throws UserError for a key of [data] that differs from the settings by which the prepared
-/// `folder` was made. Keys with their defaults are not compared: nobody asked for them.
+/// Throws UserError for a key of [data] that differs from the settings with which `folder` was
+/// prepared. Keys with default values are not compared, since the user did not ask for them.
 void check_prepared_by(const DataConfig& config, const std::filesystem::path& folder);
 
 }  // namespace dovetail

@@ -51,8 +51,8 @@ WindowOrder::WindowOrder(uint64_t seed, int64_t num_tokens, int64_t context,
     throw UserError(fmt::format("{} has {} training tokens, a sample of context {} needs {}", name,
                                 num_tokens, context, context + 1),
                     "prepare more text, or lower the context");
-  // As many as fit at any offset below the context; a source with hardly one window has fewer
-  // offsets.
+  // As many windows as fit at any offset below the context. A source with hardly one window has
+  // fewer offsets.
   windows_ = std::max<int64_t>(1, (num_tokens - context) / context);
   offsets_ = std::min(context, num_tokens - windows_ * context);
 }

@@ -55,8 +55,8 @@ class SentencePieceTokenizer : public Tokenizer {
   sentencepiece::SentencePieceProcessor processor_;
 };
 
-/// Hands the lines of texts to the trainer, each with its newline, cut where it would be skipped
-/// for its length.
+/// Passes the lines of texts to the trainer, each with its newline. Cuts lines that the trainer
+/// would skip for their length.
 class Lines : public sentencepiece::SentenceIterator {
  public:
   static constexpr size_t kLongest = 4096;
@@ -98,9 +98,9 @@ std::unique_ptr<Tokenizer> sentencepiece_tokenizer(const std::string& model,
 }
 
 std::string train_sentencepiece(const std::vector<std::string_view>& texts, int64_t vocab_size) {
-  // Lossless: no normalization, no prefix space, white space kept, and bytes for what the
-  // vocabulary does not have. The number of threads is fixed because sums of probabilities depend
-  // on it.
+  // Lossless: no normalization, no prefix space, and white space is kept. Bytes stand for
+  // characters that the vocabulary does not have. The number of threads is fixed because sums of
+  // probabilities depend on it.
   const std::unordered_map<std::string, std::string> options = {
       {"model_type", "unigram"},
       {"vocab_size", std::to_string(vocab_size)},

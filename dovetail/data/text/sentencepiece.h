@@ -7,7 +7,8 @@
 
 namespace dovetail {
 
-/// A SentencePiece model from its file's content. Throws UserError, with `name`, when it is none.
+/// Creates a tokenizer from the content of a SentencePiece model file. Throws UserError, with
+/// `name`, if it is not a model.
 std::unique_ptr<Tokenizer> sentencepiece_tokenizer(const std::string& model,
                                                    const std::string& name);
 

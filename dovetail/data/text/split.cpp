@@ -14,7 +14,7 @@ constexpr std::string_view kLlama3Regex =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
     R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-constexpr int32_t kLongS = 0x17F;  // folds to s, so that a pattern with (?i) takes it for one
+constexpr int32_t kLongS = 0x17F;  // folds to s, so that a pattern with (?i) matches it as s
 
 bool is_newline(char c) { return c == '\r' || c == '\n'; }
 
@@ -25,7 +25,7 @@ struct Cursor {
   CharacterClass class_at(size_t at) const { return class_of(character_at(text, at).code); }
   bool is(size_t at, CharacterClass wanted) const { return !ends(at) && class_at(at) == wanted; }
 
-  /// Past the run of characters of `wanted` that begins at `at`.
+  /// Returns the end of the run of characters of class `wanted` that begins at `at`.
   size_t skip(size_t at, CharacterClass wanted) const {
     while (!ends(at)) {
       const Character c = character_at(text, at);
@@ -36,7 +36,7 @@ struct Cursor {
   }
 };
 
-/// Bytes of '(s|t|re|ve|m|ll|d) at the start, or 0.
+/// Returns the number of bytes of '(s|t|re|ve|m|ll|d) at the start, or 0.
 size_t contraction(std::string_view text, bool ignore_case) {
   if (text.size() < 2 || text[0] != '\'') return 0;
   if (ignore_case && character_at(text, 1).code == kLongS) return 3;
@@ -61,8 +61,8 @@ size_t contraction(std::string_view text, bool ignore_case) {
   }
 }
 
-/// \s+(?!\S)|\s+ on a run of white space [0, end): it leaves its last character to the word that
-/// follows, if any.
+/// Matches \s+(?!\S)|\s+ on a run of white space [0, end). If a word follows, the run leaves its
+/// last character to the word.
 size_t white_space(std::string_view text, size_t end) {
   if (end == text.size()) return end;
   size_t last = end - 1;

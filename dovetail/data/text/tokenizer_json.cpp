@@ -16,7 +16,8 @@ namespace {
 
 using nlohmann::json;
 
-/// A value in an error message: short, and ASCII so that cutting it breaks no character.
+/// Returns a value for an error message: short, and in ASCII so that cutting it breaks no
+/// character.
 std::string shown(const json& value) { return value.dump(-1, ' ', true).substr(0, 80); }
 
 class TokenizerReader {
@@ -89,7 +90,8 @@ class TokenizerReader {
     if (type != "ByteLevel") refuse(fmt::format("has the decoder {}, not ByteLevel", type));
   }
 
-  /// ByteLevel with its own pattern, or Sequence [Split by a known pattern, ByteLevel without one].
+  /// Accepts ByteLevel with its own pattern, or Sequence [Split by a known pattern, ByteLevel
+  /// without one].
   SplitPattern read_pre_tokenizer(const json& root) const {
     const json& outer = member(root, "pre_tokenizer", "the file");
     const std::string type = text_member(outer, "type", "pre_tokenizer");
@@ -128,7 +130,7 @@ class TokenizerReader {
 
   void read_model(const json& model, BpeFile& file) {
     if (!model.is_object()) refuse("has a model that is not an object");
-    // Files written before there were other models leave the type out.
+    // Files from before other models existed leave the type out.
     if (model.contains("type") && text_member(model, "type", "model") != "BPE")
       refuse(fmt::format("has the model {}, not BPE", shown(model["type"])));
     for (const char* key : {"dropout", "unk_token"}) require_null(model, key, "model.");
@@ -141,8 +143,8 @@ class TokenizerReader {
   }
 
   int32_t token_id(const json& value, size_t entries) const {
-    // Holes are allowed, a vocabulary that is mostly holes is a broken file (and would cost its
-    // memory).
+    // Holes are allowed. A vocabulary of mostly holes is a broken file, which would cost its
+    // memory.
     const uint64_t limit = 2 * entries + 1024;
     if (!value.is_number_unsigned() || value.get<uint64_t>() >= limit)
       refuse(fmt::format("has the token id {} with {} tokens", shown(value), entries));
@@ -190,7 +192,7 @@ class TokenizerReader {
     return it->second;
   }
 
-  /// Merges are "a b" in older files and ["a", "b"] since tokenizers 0.20.
+  /// Reads merges, which are "a b" in older files and ["a", "b"] since tokenizers 0.20.
   void read_merges(const json& merges, BpeFile& file) const {
     if (!merges.is_array()) refuse("has model.merges that are not an array");
     for (const json& merge : merges) {
@@ -240,7 +242,7 @@ class TokenizerReader {
   std::string name_;
   std::vector<bool> taken_;
   std::unordered_map<std::string, int32_t> id_of_spelling_;
-  std::set<int32_t> unspelled_;  ///< must turn out to be added tokens
+  std::set<int32_t> unspelled_;  ///< tokens that must turn out to be added tokens
 };
 
 json byte_level_json(bool use_regex) {

@@ -7,22 +7,22 @@
 
 namespace dovetail {
 
-/// Tokens of words encoded before: most words of a text are repeats. Bounded; starts over when it
-/// is full.
+/// Cache of the tokens of words, since most words of a text are repeats. Holds at most kSlots / 2
+/// words, and drops all of them when it is full.
 class WordCache {
  public:
   WordCache() : slots_(kSlots) {}
 
-  /// Appends the word's tokens to `ids` if it is known.
+  /// Appends the word's tokens to `ids` and returns true if the word is cached.
   bool append_known(std::string_view word, std::vector<int32_t>& ids) const;
-  /// Long words are left out: they hardly repeat.
+  /// Caches a word. Ignores words of more than kLongest bytes, since they hardly repeat.
   void remember(std::string_view word, const std::vector<int32_t>& ids);
 
  private:
   static constexpr size_t kSlots = size_t{1} << 16;
   static constexpr size_t kLongest = 32;
   struct Slot {
-    uint32_t text = 0, ids = 0;  ///< where they begin in text_ and ids_
+    uint32_t text = 0, ids = 0;  ///< offsets of the word in text_ and of its tokens in ids_
     uint16_t length = 0, count = 0;
   };
 
