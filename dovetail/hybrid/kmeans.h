@@ -113,7 +113,7 @@ at::Tensor draw_by_mass(const at::Tensor& mass, const at::Tensor& uniform);
 
 /// Treatment of a centre that is not the nearest centre of any row.
 enum class EmptyCluster {
-  kKeep,    ///< the centre stays where it is
+  kKeep,  ///< the centre stays where it is
   /// The centre moves to the row farthest from its own centre. The row leaves that centre.
   kReseed,
 };
@@ -153,7 +153,7 @@ struct KMeansResult {
   /// Index of the nearest of `centres` for each row, (N) int32. A tensor of the data, valid until
   /// its next assignment.
   at::Tensor labels;
-  at::Tensor counts;   ///< (K) int64: number of rows of each centre
+  at::Tensor counts;  ///< (K) int64: number of rows of each centre
   double inertia = 0;
   int64_t iterations = 0;
   bool converged = false;  ///< no label changed, or the tolerance was met

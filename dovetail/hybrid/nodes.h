@@ -40,7 +40,7 @@ class Nodes : public Workers {
   /// Uses the threads of this process if `executors` is null.
   Nodes(std::shared_ptr<Group> group, std::shared_ptr<Runtime> executors);
 
-  /// Throws the same error on all nodes if the task throws on one: UserError or CommError that
+  /// Throws the same error on all nodes if the task throws on one. It is UserError or CommError and
   /// names node and task. Throws CommError that names the nodes if nodes run different jobs or one
   /// of them dies. After an error, the rows that the task writes are undefined.
   Partial run(const std::string& task, const Parameters& parameters,
@@ -90,8 +90,7 @@ class Nodes : public Workers {
   std::vector<Report> reports_;
   std::map<std::pair<int64_t, int64_t>, Table> tables_;  ///< by numbers of rows and of shards
   /// By data id and tensor index: ranges of rows whose current values only their node has.
-  std::map<std::pair<int64_t, size_t>, Bounds>
-      written_;
+  std::map<std::pair<int64_t, size_t>, Bounds> written_;
   std::set<int64_t> known_;  ///< ids of the data that has been compared
 };
 

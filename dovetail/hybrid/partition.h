@@ -7,8 +7,9 @@
 
 namespace dovetail::hybrid {
 
-/// Time of a device for s rows: start_s + row_s * s seconds, or 0 if s is 0. start_s includes the
-/// transfer of its partial to the sum. row_s includes the transfer of a row to the device.
+/// Cost model of a device: s rows take start_s + row_s * s seconds, and no rows take 0 seconds. The
+/// transfer of its partial to the sum belongs to start_s. The transfer of rows to the device
+/// belongs to row_s.
 struct DeviceCost {
   double start_s = 0;
   double row_s = 0;                                        ///< above 0
@@ -20,14 +21,14 @@ struct Partition {
   /// Rows of each device; 0 if it is not used. Multiples of the grain, except for the device with
   /// the last rows.
   std::vector<int64_t> rows;
-  double seconds = 0;         ///< time until the last device is done
+  double seconds = 0;  ///< time until the last device is done
 };
 
 /// Returns the shares of `rows` rows with which the last device is done earliest. If rows could be
 /// cut anywhere, all devices would end at T = (N + sum a/b) / sum 1/b. Here N = `rows`, a = start_s
 /// and b = row_s. The sums cover the devices whose share (T - a) / b is positive. Shares above
 /// max_rows are cut to max_rows, and the remainder is shared again. Shares are then rounded down to
-/// whole grains. The remaining grains go one by one to the device that is then done first, which is
+/// whole grains. The remaining grains go one by one to the device that is then done first. This is
 /// optimal in whole grains. For two devices with a = 0 the shares are in the ratio of speeds, the
 /// acceleration ratio of CPU and GPU.
 ///

@@ -19,8 +19,7 @@ struct PrincipalOptions {
   uint64_t seed = 0;  ///< seed of the initial directions
   /// PrincipalIteration::state of the last iteration of a stopped run, to resume it. Empty: start
   /// from random directions.
-  std::vector<at::Tensor> state =
-      {};
+  std::vector<at::Tensor> state = {};
 };
 
 struct PrincipalIteration {
@@ -36,17 +35,17 @@ struct PrincipalResult {
   /// (D, components) float64, orthonormal. The element of largest magnitude of each direction is
   /// positive.
   at::Tensor directions;
-  at::Tensor variances;   ///< (components), descending; variances of these rows
-  at::Tensor shares;      ///< (components): fraction of the total variance
+  at::Tensor variances;  ///< (components), descending; variances of these rows
+  at::Tensor shares;     ///< (components): fraction of the total variance
   int64_t iterations = 0;
   bool converged = false;
 };
 
 /// Finds the directions of the largest variances of a table by block power iteration (Rutishauser
 /// 1970). The block has a few more directions than asked for. Each iteration takes the best
-/// directions within the span of the block. It is one pass over the rows, and the covariance matrix
-/// is never formed. Runs task `principal.times`. The result has the same bits for any number of
-/// threads.
+/// directions within the span of the block. An iteration is one pass over the rows, and the
+/// covariance matrix is never formed. Runs task `principal.times`. The result has the same bits for
+/// any number of threads.
 PrincipalResult fit_principal(const TableData& data, const PrincipalOptions& options,
                               const std::function<void(const PrincipalIteration&)>& report = {});
 

@@ -39,8 +39,8 @@ class RegressionData {
 struct LinearResult {
   at::Tensor coefficients;  ///< (D) float64
   double intercept = 0;     ///< the prediction is x coefficients + intercept
-  std::vector<int64_t>
-      dependent;  ///< Columns that depend linearly on previous columns. Their coefficients are 0.
+  /// Columns that depend linearly on previous columns. Their coefficients are 0.
+  std::vector<int64_t> dependent;
   double r2 = 0;  ///< coefficient of determination of these rows; NaN if the target is constant
   double rmse = 0;
 };
@@ -58,8 +58,7 @@ struct LogisticOptions {
   double tolerance = 1e-6;
   /// LogisticIteration::state of the last iteration of a stopped run, to resume it. Empty: start
   /// from zero.
-  std::vector<at::Tensor> state =
-      {};
+  std::vector<at::Tensor> state = {};
 };
 
 struct LogisticIteration {
@@ -73,8 +72,7 @@ struct LogisticIteration {
 
 struct LogisticResult {
   /// (M, D) float64, M = C. Two classes have M = 1: the coefficients of class 1.
-  at::Tensor
-      coefficients;
+  at::Tensor coefficients;
   at::Tensor intercepts;  ///< (M)
   double loss = 0;        ///< mean loss per row, without the penalty
   double accuracy = 0;    ///< fraction of the rows whose class is predicted

@@ -17,8 +17,8 @@
 
 namespace dovetail::hybrid {
 
-/// Processors that share one queue of shards, or a GPU. Each CPU thread computes one shard at a
-/// time. A GPU has one host thread with its own processor, which brings shards to it.
+/// Group of CPU threads; each thread computes one shard at a time. Or a GPU: a host thread with its
+/// own processor brings shards to it.
 struct ExecutorSpec {
   c10::Device device = c10::kCPU;
   int64_t threads = 1;
@@ -50,15 +50,15 @@ struct RuntimeOptions {
 
 /// Executors of unequal speed that share every job. The driver is the thread that calls `run`, and
 /// it publishes the parameters. A Scheduler hands out shards, executors compute them, and partials
-/// are added along one tree. The result has the same bits as the result of run_task, for any
-/// executors, while at least one of them is left. Shards of a failed, hung or slow executor are
-/// computed elsewhere; SchedulerOptions holds the limits. Exactly one result of each shard counts,
-/// and so do the rows that it wrote.
+/// are added along one tree. The result has the same bits as the result of run_task. This holds for
+/// any executors and any faults, while at least one executor is left. Shards of a failed, hung or
+/// slow executor are computed elsewhere; SchedulerOptions holds the limits. Exactly one result of
+/// each shard counts, including the rows that it wrote.
 ///
 /// Each thread computes alone: inside a task, OpenMP and BLAS have one thread.
 ///
-/// Speeds are learned per task, sizes of its parameters and of a row, floor(log2(number of rows)),
-/// executor and number of threads.
+/// Speeds are learned per executor, number of threads, task, sizes of its parameters and of a row,
+/// and floor(log2(rows)).
 class Runtime : public Workers {
  public:
   /// Throws UserError for a GPU that cannot be used.
