@@ -16,9 +16,8 @@ struct Speed {
 /// residuals. Up to 29 % of the times may be arbitrary without moving the fit far. If all shards
 /// have one size, start_s is 0, so only ratios of speeds are then known.
 ///
-/// Keeps the latest kKept times. The machine has changed if the latest kChanged times are all
-/// slower than predicted, or all faster, by more than kFarOff. All earlier times are then
-/// forgotten.
+/// Keeps the latest kKept times. A deviation by more than kFarOff of the latest kChanged times, all
+/// in one direction, shows that the machine has changed. All earlier times are then forgotten.
 class SpeedHistory {
  public:
   static constexpr size_t kKept = 48, kChanged = 4;
