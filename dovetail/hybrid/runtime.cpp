@@ -119,12 +119,11 @@ struct Runtime::State {
   std::map<std::string, Scheduler> schedulers;  ///< by job_key
   std::shared_ptr<Job> job;                     ///< current job; null between jobs
   Scheduler* scheduler = nullptr;               ///< scheduler of the current job
-  std::map<std::pair<int64_t, size_t>, ShardResult>
-      delivered;  ///< Results by shard and executor, while no result of the shard counts yet.
+  /// Results by shard and executor, while no result of the shard counts yet.
+  std::map<std::pair<int64_t, size_t>, ShardResult> delivered;
   std::vector<int64_t> shard_rows;
-  int64_t accepted = 0,
-          /// Number of accepted shards, and of threads in `accept`, for which the driver waits.
-      accepting = 0;
+  /// Number of accepted shards, and of threads in `accept`, for which the driver waits.
+  int64_t accepted = 0, accepting = 0;
   std::exception_ptr error;
   double wake_s = 0;  ///< time at which the driver wakes by itself
   bool stopping = false;

@@ -93,8 +93,8 @@ double SimNodeRun::iterate(const std::vector<int64_t>& shard_rows, double begin_
   ++iteration_;
   shard_rows_ = shard_rows;
   counted_.assign(shard_rows.size(), 0);
-  while (!arrivals_.empty() &&
-         arrivals_.top().at_s <= now_s_) {  // Arrivals of the previous iteration are dropped.
+  // Arrivals of the previous iteration are dropped.
+  while (!arrivals_.empty() && arrivals_.top().at_s <= now_s_) {
     slots_[arrivals_.top().slot].busy = false;
     arrivals_.pop();
   }
