@@ -10,8 +10,8 @@
 
 namespace dovetail::hybrid {
 
-/// Cache of copies on one device of tensors in this process. A copy is made at the first request
-/// and kept while its original lives. So each shard that an executor computes is transferred to its
+/// Cache that copies tensors of this process to one device. A copy is made at the first request and
+/// kept while its original lives. So each shard that an executor computes is transferred to its
 /// device only once. Nobody may write into an original.
 class DeviceCopies {
  public:

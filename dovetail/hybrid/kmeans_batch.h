@@ -12,7 +12,7 @@ struct MiniBatchOptions {
   int64_t batch = 0;         ///< rows per iteration, at least 1
   int64_t iterations = 300;  ///< maximum number of iterations
   /// Stops when an iteration moves the centres by less, measured as for LloydOptions::tolerance. 0:
-  /// never. Moves shrink by themselves as batches add up, so this limit says little about
+  /// never. Moves shrink by themselves as batches add up, so this limit is a weak sign of
   /// convergence.
   double tolerance = 0;
   /// Stops after this many consecutive iterations in which the smoothed inertia did not fall below

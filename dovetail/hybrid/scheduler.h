@@ -115,8 +115,8 @@ class Scheduler {
   /// Opens the shards of expired leases to all devices. Returns the time at which to call it next.
   double expire(double now_s);
 
-  /// Result that counts for a shard, and the device that computed it. `take_counted` returns those
-  /// since its previous call, one per shard.
+  /// Result that counts for a shard, and the device that computed it. `take_counted` returns the
+  /// results since its previous call, one per shard.
   struct Counted {
     int64_t shard;
     size_t device;

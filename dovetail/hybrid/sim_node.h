@@ -48,7 +48,7 @@ SimNode make_sim_node(const NodeParts& parts);
 struct SimFault {
   enum class Kind {
     kThrow,  ///< every shard that it finishes throws
-    kHang,   ///< the device stands still
+    kHang,   ///< the device makes no progress
     kSlow,   ///< everything takes `factor` times as long
   };
   size_t node = 0, device = 0;

@@ -28,10 +28,10 @@ struct AdamWTensor {
 
 void adamw_step(const std::vector<AdamWTensor>& tensors, const AdamWOptions& options);
 
-/// Returns the sums of squares of the pieces of all tensors in order, float64 (pieces). Added in
-/// their order they give `sum_of_squares`, however the tensors are distributed over calls. NaN and
-/// infinity are propagated. The result is on the GPU if all tensors are, else on the CPU. The call
-/// does not wait for the GPU.
+/// Returns the sums of squares of the pieces of all tensors in order, float64 (pieces). A piece is
+/// a run of elements of one tensor. Added in their order, the sums give `sum_of_squares`, however
+/// the tensors are distributed over calls. NaN and infinity are propagated. The result is on the
+/// GPU if all tensors are, else on the CPU. The call does not wait for the GPU.
 at::Tensor squares_of_pieces(const std::vector<at::Tensor>& tensors);
 /// Returns the sum of squares of all elements in float64, added in a fixed order.
 double sum_of_squares(const std::vector<at::Tensor>& tensors);

@@ -28,8 +28,8 @@ constexpr int kHeadRows = 8;
 #else
 constexpr int kHeadRows = 4;
 #endif
-// Queries that are processed together: one strip of tile columns. Softmax statistics are then
-// lanes, without horizontal sums.
+// Queries that are processed together: one strip of tile columns. Each lane then holds the softmax
+// statistics of one query, without horizontal sums.
 constexpr int64_t kQueries = kTileColumns;
 // Keys per block. The scores of a block (kKeys x kQueries) stay in the first-level cache.
 constexpr int64_t kKeys = 128;
@@ -38,7 +38,8 @@ HWY_INLINE int64_t round_up(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
-/// Returns the head size padded with zeros to whole strips of tile columns.
+/// Returns the head size rounded up to whole strips of tile columns. The elements that this adds
+/// are zero.
 HWY_INLINE int64_t padded_head_dim(const AttentionShape& s) {
   return round_up(s.head_dim, round_up(kTileColumns, kHeadRows));
 }

@@ -62,8 +62,8 @@ std::optional<std::string> why_not(ConvolutionPass pass, at::IntArrayRef weight_
 /// Returns the workspace of a pass in bytes, in addition to its arguments and results. The pass
 /// allocates it after these and frees it at its end. For im2col it holds the columns of one image,
 /// or nothing if the image is equal to its columns. Backward to weights also needs a row of sums.
-/// For winograd see winograd.h. Not counted are the buffers in which each thread packs matrix
-/// products (ops/workspace.h): they are kept between calls.
+/// For winograd see winograd.h. The buffers in which each thread packs matrix products
+/// (ops/workspace.h) are not counted, since they are kept between calls.
 int64_t convolution_workspace_bytes(ConvolutionPass pass, at::IntArrayRef x_sizes,
                                     at::IntArrayRef weight_sizes,
                                     const ConvolutionOptions& options);

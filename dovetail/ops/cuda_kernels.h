@@ -77,8 +77,8 @@ const Kernels* cuda_kernel_table(const char* entry) {
   return function == nullptr ? nullptr : reinterpret_cast<const Kernels* (*)()>(function)();
 }
 
-/// Name of the library, in the folder of ours, and of the function that returns this table: `const
-/// CudaKernels* dovetail_cuda_kernels()`.
+/// File name of the CUDA library, which is in the folder of our main library. Name of its function
+/// that returns this table: `const CudaKernels* dovetail_cuda_kernels()`.
 inline constexpr const char* kCudaLibrary = "libdovetail_cuda.so";
 inline constexpr const char* kCudaEntry = "dovetail_cuda_kernels";
 
