@@ -69,9 +69,10 @@ class KMeansData {
   double include(const at::Tensor& points);
   /// Draws rows (T) int64 with probabilities proportional to `closest`. `uniform` (T) float64 holds
   /// a uniform number in [0, 1) for each draw. The last `include` must have returned more than 0.
-  /// Each partial of `include` has one number per shard. That is small compared with the rows of a
-  /// shard, up to some hundred million rows. On several nodes no distances are sent. The shard is
-  /// drawn by the sums of all shards, and the row on the node that holds its distances.
+  /// Each partial of `include` has one number per shard of all rows. That is small compared with
+  /// the rows of a shard, up to some hundred million rows. On several nodes no distances are sent.
+  /// The shard is drawn by the sums of all shards, and the row on the node that holds its
+  /// distances.
   at::Tensor draw(const at::Tensor& uniform) const;
   /// Returns the sum of `closest` (M) that would result from including each of the points (M, D)
   /// alone.
@@ -107,8 +108,8 @@ class KMeansData {
 };
 
 /// Draws indices (T) int64 with probabilities proportional to `mass` (N) float64, which must not be
-/// all zero. Index t is the first whose cumulative mass exceeds uniform[t] * sum(mass). `uniform`
-/// (T) holds numbers in [0, 1).
+/// all zero. Element t of the result is the first index whose cumulative mass exceeds uniform[t] *
+/// sum(mass). `uniform` (T) holds numbers in [0, 1).
 at::Tensor draw_by_mass(const at::Tensor& mass, const at::Tensor& uniform);
 
 /// Treatment of a centre that is not the nearest centre of any row.

@@ -30,10 +30,10 @@ class MicroBatchShares {
 
   struct Move {
     std::vector<int64_t> from, to;
-    std::vector<double>
-        rank_s;  ///< Predicted seconds per micro-batch of each rank: the median of recent times.
-    double from_s = 0,
-           to_s = 0;  ///< Predicted time until the last rank is done, with `from` and with `to`.
+    /// Predicted seconds per micro-batch of each rank: the median of recent times.
+    std::vector<double> rank_s;
+    /// Predicted time until the last rank is done, with `from` and with `to`.
+    double from_s = 0, to_s = 0;
   };
   /// Records a step in which rank r computed `micro_batches[r]` micro-batches in `seconds[r]`, both
   /// above 0. Returns the change of the shares, if any.
