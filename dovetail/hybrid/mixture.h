@@ -42,8 +42,8 @@ struct MixtureIteration {
   int64_t iteration = 0;      ///< from 1
   double log_likelihood = 0;  ///< mean per row, under the parameters before this iteration
   double seconds = 0;
-  std::vector<at::Tensor> state =
-      {};  ///< for MixtureOptions::state; empty if the run has converged
+  /// For MixtureOptions::state; empty if the run has converged.
+  std::vector<at::Tensor> state = {};
 };
 
 struct MixtureResult {
