@@ -9,7 +9,7 @@
 #include "dovetail/fit/kmeans/batch.h"
 #include "dovetail/fit/kmeans/init.h"
 
-/// torch.classes.dovetail.KMeansData and torch.ops.dovetail.kmeans_*.
+/// Defines torch.classes.dovetail.KMeansData and torch.ops.dovetail.kmeans_*.
 namespace dovetail::fit {
 namespace {
 
@@ -27,7 +27,7 @@ Tensors assign(const Data& data, const at::Tensor& centres) {
 
 using Fit = std::tuple<at::Tensor, at::Tensor, at::Tensor, double, int64_t, bool>;
 
-/// Centres, labels, counts, inertia, iterations, converged.
+/// Returns centres, labels, counts, inertia, iterations, converged.
 Fit fit(const Data& data, const at::Tensor& centres, int64_t iterations, double tolerance,
         const std::string& empty) {
   const KMeansResult result = lloyd(

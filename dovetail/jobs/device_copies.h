@@ -10,19 +10,20 @@
 
 namespace dovetail::jobs {
 
-/// Copies on a device of tensors in this process' memory, each made when it is first asked for and
-/// kept as long as its original lives: the shards of an executor's share are brought to it once.
-/// Nobody may write into an original.
+/// Cache that copies tensors of this process to one device. A copy is made at the first request and
+/// kept while its original lives. So each shard that an executor computes is transferred to its
+/// device only once. Nobody may write into an original.
 class DeviceCopies {
  public:
   explicit DeviceCopies(c10::Device device) : device_(device) {}
 
   c10::Device device() const { return device_; }
-  /// The tensor itself where it lies on the device. Safe from several threads.
+  /// Returns the copy of `original` on the device, or `original` itself if it is already there.
+  /// Thread-safe.
   at::Tensor of(const at::Tensor& original);
 
  private:
-  using Key = std::tuple<const void*, int64_t, int64_t>;  ///< storage, offset, elements
+  using Key = std::tuple<const void*, int64_t, int64_t>;  ///< storage, offset, number of elements
   struct Copy {
     c10::weak_intrusive_ptr<c10::StorageImpl> original;
     at::Tensor copy;

@@ -15,7 +15,7 @@
 namespace dovetail::jobs {
 namespace {
 
-/// Words of eight bytes mixed one after another, as SplitMix64 does (Steele, Lea, Flood 2014).
+/// Mixes words of eight bytes one after another, as SplitMix64 does (Steele, Lea, Flood 2014).
 uint64_t mix(uint64_t state, uint64_t word) {
   uint64_t z = (state ^ word) + 0x9e3779b97f4a7c15U;
   z = (z ^ (z >> 30U)) * 0xbf58476d1ce4e5b9U;

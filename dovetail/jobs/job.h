@@ -9,56 +9,59 @@
 
 namespace dovetail::jobs {
 
-/// A task's result on one shard: its partial, and the rows of the data that the task writes.
+/// Result of a task on one shard: its partial, and the shard's rows of each tensor that the task
+/// writes.
 struct ShardResult {
   Partial partial;
   std::vector<at::Tensor> rows;
 };
 
-/// One task over shards, where a shard may be computed any number of times, by threads that may
-/// come back when the job is over. It holds what they read, parameters and data, as it was when the
-/// job began, until the last of them is gone. Each writes into copies of the rows that the task
-/// writes; of those that count, the data gets new tensors once all are there.
+/// Execution of one task over shards. A shard may be computed any number of times, also by threads
+/// that finish after the job is over. So the job holds its parameters and data as they were at its
+/// start. It holds them until the last of these threads has finished. Each computation writes into
+/// its own copies of the rows that the task writes. When all shards are accepted, the data gets new
+/// tensors with the accepted rows.
 class Job {
  public:
-  /// Shards of one data, one after another in its rows, which are `place`, place + 1, ... of those
-  /// that are summed. Copies the parameters.
+  /// Takes consecutive shards of one ResidentData. Their numbers in the sum over all shards are
+  /// `place`, place + 1, and so on. Copies the parameters.
   Job(const std::string& task, Parameters parameters, std::vector<Shard> shards, int64_t place = 0);
 
-  /// On the device of the copies, by its variant of the task; the result is where the data is. Safe
-  /// from several threads, as are the others.
+  /// Computes a shard on the device of `copies`, with the variant of the task for that device. The
+  /// result is on the device of the data. Thread-safe, like the other members.
   ShardResult compute(int64_t shard, DeviceCopies& copies) const;
-  /// A number that stands for all bits of a result.
+  /// Returns a 64-bit hash of all bits of a result.
   static uint64_t digest(const ShardResult& result);
-  /// Takes the result that counts, once for each shard.
+  /// Takes over the result that counts for a shard. Must be called exactly once per shard.
   void accept(int64_t shard, ShardResult result);
 
-  /// The sums over all shards, which must all have been accepted. The data has their rows from now
-  /// on; a job that does not come to this leaves it as it was.
+  /// Returns the sums over all shards; each must have been accepted. Puts the rows that the task
+  /// wrote into the data. A job that never gets here leaves the data unchanged.
   std::vector<BlockSum> take();
   std::vector<int64_t> shard_rows() const;
 
  private:
-  /// The shard's rows of a tensor with the rows of all: a view.
+  /// Returns the view of the shard's rows in `all`, a tensor with the rows of all shards.
   at::Tensor narrow(const at::Tensor& all, int64_t shard) const;
 
   std::string task_;
-  std::vector<size_t> writes_;  ///< tensors of the data
+  std::vector<size_t> writes_;  ///< indices of the data's tensors
   Parameters parameters_;
   std::vector<Shard> shards_;
   int64_t place_;
-  std::vector<at::Tensor> data_;     ///< rows of all shards; read only, as is
-  std::vector<at::Tensor> whole_;    ///< what the data has for every shard
-  std::vector<at::Tensor> written_;  ///< what those become that the task writes
+  std::vector<at::Tensor> data_;     ///< rows of all shards at the start of the job; never written
+  std::vector<at::Tensor> whole_;    ///< tensors that every shard may read as a whole
+  std::vector<at::Tensor> written_;  ///< new rows of the tensors in `writes_`
   TreeSum sum_;
 };
 
-/// What the time of a row depends on: the task, dtypes and sizes of parameters and of a row, and
-/// the number of rows to a power of two. Of shards of one data, one after another in its rows.
+/// Returns a key of everything that the time per row depends on. These are the task, the dtypes and
+/// sizes of the parameters and of a row, and floor(log2(number of rows)). The shards must be
+/// consecutive and belong to one ResidentData.
 std::string job_key(const std::string& task, const Parameters& parameters,
                     const std::vector<Shard>& shards);
 
-/// A number that stands for all bits of some tensors.
+/// Returns a 64-bit hash of all bits of the tensors.
 uint64_t digest_of(const std::vector<at::Tensor>& tensors);
 
 }  // namespace dovetail::jobs

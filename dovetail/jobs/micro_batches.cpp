@@ -29,7 +29,8 @@ std::optional<MicroBatchShares::Move> MicroBatchShares::add(std::span<const int6
   }
   if (least < kLeastTimes) return std::nullopt;
   const int64_t count = std::accumulate(shares_.begin(), shares_.end(), int64_t{0});
-  // Sooner by `gain` of what it is now is sooner by gain / (1 - gain) of what it is then.
+  // move_shares compares with the new time: saving `gain` of the old time is gain / (1 - gain) of
+  // the new time.
   const std::vector<int64_t> to = move_shares(shares_, count, costs, 1, gain_ / (1 - gain_));
   if (to == shares_) return std::nullopt;
   Move move{.from = shares_,

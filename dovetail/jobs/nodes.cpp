@@ -39,7 +39,7 @@ std::vector<int64_t> bounds_of(const std::vector<int64_t>& shares) {
   return bounds;
 }
 
-/// What a node tells the others about its part of a job.
+/// Message of a node to the others about its part of a job.
 struct Told {
   std::string failure, help;  ///< empty: none
   bool by_the_user = false;   ///< the failure is a UserError
@@ -56,9 +56,11 @@ void append(std::string& bytes, const std::string& text) {
   bytes += text;
 }
 
-/// Failure and its help; numbers of 64 bits: whether it is the user's, seconds, blocks, tensors of
-/// a block; of each tensor dtype and sizes, which all blocks share; of each block its place and
-/// weight. Then all bytes of the tensors.
+/// Serializes a message: failure and its help, then 64-bit numbers, then all bytes of the tensors.
+/// The numbers are in this order:
+///   - by_the_user, seconds, number of blocks, tensors per block,
+///   - dtype, dim and sizes of each tensor, which all blocks share,
+///   - first, count and weight of each block.
 std::string pack(const Told& told) {
   const std::vector<at::Tensor> shapes =
       told.blocks.empty() ? std::vector<at::Tensor>() : told.blocks[0].partial.tensors;
@@ -162,7 +164,7 @@ Nodes::Bounds Nodes::bounds_for(Table& table, int64_t shards) const {
   return bounds_of(shares);
 }
 
-/// That all nodes are about to run the same job, asked of the others while this one computes.
+/// Check that all nodes run the same job. Digests are exchanged while this node computes.
 class Nodes::Comparison {
  public:
   Comparison(Group& group, std::string task, uint64_t digest)
@@ -173,7 +175,8 @@ class Nodes::Comparison {
         one_each);
   }
 
-  /// Before anything that depends on it is sent. CommError where a node runs another job.
+  /// Waits for the digests. Must precede all sends that depend on equal jobs. Throws CommError if a
+  /// node runs another job.
   void check() {
     if (!work_) return;
     work_->wait();
@@ -190,7 +193,7 @@ class Nodes::Comparison {
  private:
   std::string task_;
   at::Tensor digests_;
-  std::unique_ptr<Group::Work> work_;  ///< null when checked
+  std::unique_ptr<Group::Work> work_;  ///< null once checked
 };
 
 Nodes::Comparison Nodes::compare(const std::string& task, const std::string& key,
@@ -201,7 +204,7 @@ Nodes::Comparison Nodes::compare(const std::string& task, const std::string& key
   return Comparison(*group_, task, digest);
 }
 
-/// This node's part, as the others are told.
+/// Computes this node's part of a job. Returns the message to the other nodes.
 std::string Nodes::compute(const std::string& task, const Parameters& parameters,
                            const std::vector<Shard>& shards, const Bounds& bounds) {
   const auto [begin, end] = range_of(bounds, static_cast<size_t>(group_->rank()));
@@ -271,8 +274,8 @@ Partial Nodes::run(const std::string& task, const Parameters& parameters,
   return sum;
 }
 
-/// Rows of a tensor of the data that lie on nodes `from` come to node r so that it has all of
-/// to[r].
+/// Sends rows of tensor `index` between nodes, so that node r has all rows of to[r]. Before the
+/// call, their current values are on the nodes given by `from`.
 void Nodes::move_rows(const Shard& all, size_t index, const Bounds& from,
                       const std::vector<Range>& to) {
   const auto me = static_cast<size_t>(group_->rank());
@@ -294,7 +297,7 @@ void Nodes::move_rows(const Shard& all, size_t index, const Bounds& from,
                          send)
       ->wait();
   if (shape[0] == 0) return;
-  // Nobody writes into a tensor that a late thread may still read.
+  // A thread that is late may still read the old tensor, so nobody writes into it.
   const at::Tensor after = before.clone();
   int64_t next = 0;
   for (size_t r = 0; r < to.size(); ++r) {
@@ -305,7 +308,7 @@ void Nodes::move_rows(const Shard& all, size_t index, const Bounds& from,
   put_rows(all, index, after);
 }
 
-/// To every node the rows within `bounds` of all tensors that tasks have written.
+/// Brings to each node the rows within `bounds` of all tensors that tasks have written.
 void Nodes::bring_rows(const Shard& all, const Bounds& bounds, Comparison& same) {
   std::vector<Range> to;
   for (size_t r = 0; r < reports_.size(); ++r) to.push_back(range_of(bounds, r));

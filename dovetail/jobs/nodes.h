@@ -17,57 +17,59 @@
 
 namespace dovetail::jobs {
 
-/// Several nodes, each a process, that share every job: a node computes a range of its shards, on
-/// executors of its own, and sends what they add up to, a few blocks of a TreeSum, to all others.
-/// The sum is the same bits as run_task gives, for any number of nodes and wherever their ranges
-/// meet.
+/// Several nodes, each a process, that share every job. A node computes a range of its shards on
+/// its own executors. It sends the sums, a few blocks of a TreeSum, to all other nodes. The total
+/// has the same bits as the result of run_task. This holds for any number of nodes and any
+/// boundaries between their ranges.
 ///
-/// All nodes have all rows and make the same calls in the same order; each makes the next
-/// parameters of the same sums by itself, so nothing else is published. Parameters, and the first
-/// tensor of data with the first job on it, are compared by a digest: nodes with other rows,
-/// options or arithmetic end with an error.
+/// All nodes have all rows and make the same calls in the same order. Each node derives the next
+/// parameters from the same sums by itself, so nothing else is published. A digest of the
+/// parameters is compared in each job. The first job on a data set also compares a digest of its
+/// first tensor. Nodes with different rows, options or arithmetic end with CommError.
 ///
-/// Ranges follow the times that nodes took for their shards of late, exchanged with the sums: they
-/// are equal in the first job on a table, and move when all would then be done sooner by more than
-/// kHysteresis. All tasks on a table have one range, that by which what ran on it of late would
-/// have been done the soonest, since rows that tasks write lie on the node that wrote them, and go
-/// to another one when ranges have moved, or when `rows` asks for all.
+/// Ranges follow the times that the nodes recently took for their shards, which travel with the
+/// sums. Ranges are equal in the first job on a table. They move when all nodes would then finish
+/// earlier by more than kHysteresis. All tasks on a table share the same ranges, which are the
+/// fastest ones for the recent mix of tasks. The reason is that rows written by a task are stored
+/// on the node that wrote them. They are sent to another node when ranges have moved, or when
+/// `rows` asks for all.
 class Nodes : public Workers {
  public:
   static constexpr double kHysteresis = 0.02;
 
-  /// Without executors a node has this process' threads.
+  /// Uses the threads of this process if `executors` is null.
   Nodes(std::shared_ptr<Group> group, std::shared_ptr<Runtime> executors);
 
-  /// Where a task throws on a node all throw the same, UserError or CommError, and name it;
-  /// CommError that names them where nodes differ or one dies. Rows that the task writes are then
-  /// spent.
+  /// Throws the same error on all nodes if the task throws on one. It is UserError or CommError and
+  /// names node and task. Throws CommError that names the nodes if nodes run different jobs or one
+  /// of them dies. After an error, the rows that the task writes are undefined.
   Partial run(const std::string& task, const Parameters& parameters,
               const std::vector<Shard>& shards) override;
   at::Tensor rows(const ResidentData& data, size_t index) override;
 
   struct Report {
-    int64_t rows = 0;    ///< that the node computed so far
-    double seconds = 0;  ///< that it took for them, without waiting for others
-    int64_t moved = 0;   ///< rows that it got from others, of all tensors
+    int64_t rows = 0;    ///< rows that the node has computed so far
+    double seconds = 0;  ///< time spent on these rows, without waiting for others
+    int64_t moved = 0;   ///< rows received from other nodes, summed over all tensors
   };
-  /// Of each node.
+  /// Returns one report per node, by rank.
   const std::vector<Report>& report() const { return reports_; }
   Group& group() { return *group_; }
   Runtime* executors() { return executors_.get(); }
 
  private:
-  /// Node r has [bounds[r], bounds[r + 1]).
+  /// Boundaries between nodes, in shards or rows: node r has [bounds[r], bounds[r + 1]).
   using Bounds = std::vector<int64_t>;
 
-  /// A task on a table.
+  /// Measured times of one task on one table.
   struct Times {
-    double recent = 0;  ///< how often it ran, a job less by a tenth with each later one
-    std::vector<SpeedHistory> nodes;  ///< of each: seconds of a shard
-    int64_t longest = 0;              ///< bytes of what a node told the last time
+    /// Weight of the task: 1 per job of it, reduced by a tenth with each later job on the table.
+    double recent = 0;
+    std::vector<SpeedHistory> nodes;  ///< by node: seconds per shard
+    int64_t longest = 0;              ///< bytes of the longest message in the previous job
   };
   struct Table {
-    std::vector<int64_t> shares;         ///< of each node: shards
+    std::vector<int64_t> shares;         ///< number of shards of each node
     std::map<std::string, Times> times;  ///< by job_key
   };
 
@@ -86,10 +88,10 @@ class Nodes : public Workers {
   std::shared_ptr<Group> group_;
   std::shared_ptr<Runtime> executors_;
   std::vector<Report> reports_;
-  std::map<std::pair<int64_t, int64_t>, Table> tables_;  ///< by rows and shards
-  std::map<std::pair<int64_t, size_t>, Bounds>
-      written_;              ///< by data and tensor: rows that only their node has
-  std::set<int64_t> known_;  ///< data that was compared
+  std::map<std::pair<int64_t, int64_t>, Table> tables_;  ///< by numbers of rows and of shards
+  /// By data id and tensor index: ranges of rows whose current values only their node has.
+  std::map<std::pair<int64_t, size_t>, Bounds> written_;
+  std::set<int64_t> known_;  ///< ids of the data that has been compared
 };
 
 }  // namespace dovetail::jobs

@@ -9,44 +9,45 @@
 
 namespace dovetail::jobs {
 
-/// The additive result of a task on a shard: sums, and the weight behind them (rows, samples,
-/// tokens). Never a mean: whoever has the sum over all shards divides once.
+/// Additive result of a task on a shard: sums, and the number of rows, samples or tokens that they
+/// cover. It never holds a mean: the caller divides the sum over all shards once.
 struct Partial {
   std::vector<at::Tensor> tensors;
   double weight = 0;
 
-  /// Adds tensor by tensor, into this one's own.
+  /// Adds `other` in place, tensor by tensor.
   void add(const Partial& other);
 };
 
-/// The sum over shards [first, first + count): `count` is a power of two, and `first` a multiple of
+/// Sum over shards [first, first + count). `count` is a power of two, and `first` is a multiple of
 /// it.
 struct BlockSum {
   int64_t first = 0, count = 1;
   Partial partial;
 };
 
-/// The sum of partials along one binary tree: shard 0 and 1, 2 and 3, then those sums in pairs, and
-/// so on. What is added to what follows from the numbers of the shards alone, so the bits do not
-/// depend on who computed what, when, or on which node. Keeps a block for each gap that late shards
-/// leave, and as many tensors as blocks.
+/// Sum of partials along one fixed binary tree: shards 0 and 1, 2 and 3, then these sums in pairs,
+/// and so on. The numbers of the shards alone determine which sums are added. So the bits do not
+/// depend on who computed a shard, when, or on which node. Keeps one block, with its tensors, for
+/// each gap that late shards leave.
 class TreeSum {
  public:
-  /// Each shard once, in any order, alone or in a block. Safe from several threads; takes the
-  /// partial's tensors over.
+  /// Adds a shard or a block of shards. Each shard must be added exactly once, in any order. Takes
+  /// over the tensors of the partial. Thread-safe.
   void add(BlockSum block);
 
-  /// The largest blocks that [first, first + count) consists of, in their order. All of its shards
-  /// must have come, and no others.
+  /// Returns the sums over the shards [first, first + count), as the largest possible blocks in
+  /// their order. Exactly these shards must have been added.
   std::vector<BlockSum> take(int64_t first, int64_t count);
 
  private:
   std::mutex mutex_;
-  std::map<int64_t, BlockSum> blocks_;  ///< by their first shard; no two of them are a pair
+  /// By first shard; two blocks that form a larger block are joined at once.
+  std::map<int64_t, BlockSum> blocks_;
 };
 
-/// The sum of blocks that follow one another from shard 0 on, the largest possible: the first and
-/// the second, then the third, and so on.
+/// Adds consecutive blocks that begin with shard 0, from left to right. They must be the largest
+/// possible blocks, as TreeSum::take returns them.
 Partial sum_of(std::vector<BlockSum> blocks);
 
 }  // namespace dovetail::jobs

@@ -15,9 +15,9 @@ double seconds_for(const DeviceCost& device, int64_t grains, int64_t grain) {
   return grains == 0 ? 0 : device.start_s + device.row_s * static_cast<double>(grains * grain);
 }
 
-/// When all of `devices` with `open` are done with `rows` rows that can be cut anywhere. Closes
-/// those that are better not used: the one with the latest start first, since its leaving moves T
-/// the least towards the others.
+/// Returns when all `open` devices are done with `rows` rows that can be cut anywhere. Closes
+/// devices that are better not used, the one with the latest start first. Its removal moves T
+/// least.
 double common_end(double rows, std::span<const DeviceCost> devices, std::vector<bool>& open) {
   while (true) {
     double numerator = rows, denominator = 0;
@@ -36,7 +36,7 @@ double common_end(double rows, std::span<const DeviceCost> devices, std::vector<
   }
 }
 
-/// Whole grains of each device, none more than in the best partition.
+/// Returns whole grains of each device, at most its share in the best partition.
 std::vector<int64_t> round_down(int64_t grains, std::span<const DeviceCost> devices,
                                 const std::vector<int64_t>& most, int64_t grain) {
   std::vector<int64_t> share(devices.size(), 0);
@@ -50,15 +50,15 @@ std::vector<int64_t> round_down(int64_t grains, std::span<const DeviceCost> devi
     for (size_t i = 0; i < devices.size(); ++i) {
       if (!open[i] || full[i]) continue;
       const double rows = (end - devices[i].start_s) / devices[i].row_s;
-      // A hair below, so that a share of whole grains is not lifted above the best by rounding of
-      // T.
+      // Slightly below, so that rounding of T does not lift a share of whole grains above the best
+      // one.
       share[i] = static_cast<int64_t>(std::floor(rows / static_cast<double>(grain) * (1 - 1e-12)));
       if (share[i] < most[i]) continue;
       share[i] = most[i];
       left -= most[i];
       full[i] = again = true;
     }
-    if (again) {  // the others take more than they were about to
+    if (again) {  // the other devices take more than this pass gave them
       for (size_t i = 0; i < devices.size(); ++i)
         if (!full[i]) share[i] = 0;
     }
@@ -83,20 +83,21 @@ void check(int64_t rows, std::span<const DeviceCost> devices, int64_t grain) {
   DOVETAIL_CHECK(least <= rows, "devices that have {} of {} rows in any case", least, rows);
 }
 
-/// Grains of each device that can have `most`, without regard to min_rows.
+/// Returns the grains of each device with at most `most` grains, ignoring min_rows.
 std::vector<int64_t> share_out(int64_t grains, std::span<const DeviceCost> devices,
                                const std::vector<int64_t>& most, int64_t grain) {
   std::vector<int64_t> share = round_down(grains, devices, most, grain);
   int64_t left = grains;
   for (const int64_t taken : share) left -= taken;
 
-  using Next = std::tuple<double, size_t>;  // when a device would be done with a grain more
+  // Time at which a device would be done with one more grain.
+  using Next = std::tuple<double, size_t>;
   std::priority_queue<Next, std::vector<Next>, std::greater<>> next;
   const auto offer = [&](size_t i) {
     if (share[i] < most[i]) next.emplace(seconds_for(devices[i], share[i] + 1, grain), i);
   };
-  // Speeds of very different sizes leave no digits of T for some shares: the device that is done
-  // last gives grains back.
+  // Speeds of very different magnitude leave no digits of T for some shares. The device that is
+  // done last then gives grains back.
   for (; left < 0; ++left) {
     size_t last = 0;
     for (size_t i = 1; i < devices.size(); ++i)
@@ -127,8 +128,8 @@ double seconds_of(std::span<const int64_t> shares, std::span<const DeviceCost> d
 Partition partition(int64_t rows, std::span<const DeviceCost> devices, int64_t grain) {
   check(rows, devices, grain);
   const int64_t grains = (rows + grain - 1) / grain;
-  std::vector<DeviceCost> rest(
-      devices.begin(), devices.end());  // of what each has in any case, which delays its start
+  // Devices after their min_rows, which delay their start.
+  std::vector<DeviceCost> rest(devices.begin(), devices.end());
   std::vector<int64_t> most;
   int64_t room = 0, left = grains;
   for (DeviceCost& device : rest) {
@@ -145,7 +146,7 @@ Partition partition(int64_t rows, std::span<const DeviceCost> devices, int64_t g
   for (size_t i = 0; i < share.size(); ++i) share[i] += devices[i].min_rows / grain;
   result.seconds = seconds_of(share, devices, grain);
   for (int64_t& of_device : share) of_device *= grain;
-  // The last grain may be short: of the last device that has any.
+  // The last grain may be short. It belongs to the last device that has any rows.
   const auto last = std::find_if(share.rbegin(), share.rend(), [](int64_t r) { return r > 0; });
   if (last != share.rend()) *last -= grains * grain - rows;
   return result;

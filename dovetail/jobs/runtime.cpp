@@ -55,8 +55,8 @@ void check_gpus(const std::vector<ExecutorSpec>& executors) {
   }
 }
 
-/// Before its first shard: the thread's own number of threads in parallel regions, which torch sets
-/// at first use.
+/// Limits parallel regions of the calling thread to one thread. Must precede its first shard: torch
+/// sets this number at first use.
 void compute_alone() {
   at::get_num_threads();
   omp_set_num_threads(1);
@@ -109,23 +109,23 @@ struct Runtime::State {
   std::string speed_key(const std::string& key, size_t executor) const;
 
   std::vector<ExecutorSpec> executors;
-  std::deque<DeviceCopies> copies;  ///< of the data, for each executor
+  std::deque<DeviceCopies> copies;  ///< copies of the data, by executor
   std::vector<Report> reports;
   RuntimeOptions options;
   std::optional<SpeedStore> store;
 
-  std::mutex mutex;  ///< of all below
+  std::mutex mutex;  ///< protects all members below
   std::condition_variable changed, finished;
   std::map<std::string, Scheduler> schedulers;  ///< by job_key
-  std::shared_ptr<Job> job;                     ///< while one is run
-  Scheduler* scheduler = nullptr;               ///< of the job
-  std::map<std::pair<int64_t, size_t>, ShardResult>
-      delivered;  ///< by shard and executor, while none counts
+  std::shared_ptr<Job> job;                     ///< current job; null between jobs
+  Scheduler* scheduler = nullptr;               ///< scheduler of the current job
+  /// Results by shard and executor, while no result of the shard counts yet.
+  std::map<std::pair<int64_t, size_t>, ShardResult> delivered;
   std::vector<int64_t> shard_rows;
-  int64_t accepted = 0,
-          accepting = 0;  ///< shards; threads that are in `accept`, for which the driver waits
+  /// Number of accepted shards, and of threads in `accept`, for which the driver waits.
+  int64_t accepted = 0, accepting = 0;
   std::exception_ptr error;
-  double wake_s = 0;  ///< when the driver wakes by itself
+  double wake_s = 0;  ///< time at which the driver wakes by itself
   bool stopping = false;
 
   std::vector<std::jthread> threads;
@@ -197,13 +197,12 @@ void Runtime::State::work(size_t executor, int64_t slot, std::optional<int> proc
   }
 }
 
-/// With the lock.
+/// Must hold the lock.
 std::optional<Lease> Runtime::State::ask(size_t executor, int64_t slot) {
   if (!job || error) return std::nullopt;
   try {
     const auto lease = scheduler->next(executor, slot, now_seconds());
-    if (lease && lease->deadline_s < wake_s)
-      finished.notify_one();  // the driver wakes earlier from now on
+    if (lease && lease->deadline_s < wake_s) finished.notify_one();  // the driver must wake earlier
     return lease;
   } catch (...) {
     end_with(std::current_exception());
@@ -211,7 +210,7 @@ std::optional<Lease> Runtime::State::ask(size_t executor, int64_t slot) {
   }
 }
 
-/// With the lock: the job ends with the first error.
+/// Ends the job with the first error. Must hold the lock.
 void Runtime::State::end_with(std::exception_ptr what) {
   if (!error) error = std::move(what);
   finished.notify_one();
@@ -231,7 +230,7 @@ std::vector<ShardResult> Runtime::State::results_of(const Job& current, const Le
   return results;
 }
 
-/// False when the rest of the lease is of no use.
+/// Returns false if the rest of the lease is no longer needed.
 bool Runtime::State::compute(const std::shared_ptr<Job>& current, const Lease& lease,
                              int64_t shard) {
   std::exception_ptr thrown;
@@ -274,7 +273,8 @@ void Runtime::State::deliver(const std::shared_ptr<Job>& current, const Lease& l
   }
 }
 
-/// With the lock: the results that count from now on. Others of the same shards are dropped.
+/// Returns the results that have started to count, and drops other results of the same shards. Must
+/// hold the lock.
 std::vector<std::pair<int64_t, ShardResult>> Runtime::State::take_counted() {
   std::vector<std::pair<int64_t, ShardResult>> results;
   for (const auto& [shard, device] : scheduler->take_counted()) {
@@ -285,7 +285,8 @@ std::vector<std::pair<int64_t, ShardResult>> Runtime::State::take_counted() {
   return results;
 }
 
-/// With the lock, which it opens while it adds. Whether there was anything to add.
+/// Adds the results that count. Returns true if there were any. Must hold the lock, and releases it
+/// while adding.
 bool Runtime::State::accept(std::unique_lock<std::mutex>& lock) {
   auto results = take_counted();
   if (results.empty()) return false;
@@ -321,7 +322,7 @@ Scheduler& Runtime::State::scheduler_for(const std::string& key) {
   return schedulers.emplace(key, Scheduler(std::move(devices), options.scheduling)).first->second;
 }
 
-/// Until all shards are accepted, or an error.
+/// Waits until all shards are accepted, or an error ends the job. Must hold the lock.
 void Runtime::State::drive(std::unique_lock<std::mutex>& lock) {
   while (!is_over()) {
     try {

@@ -59,7 +59,7 @@ void Scheduler::begin(const std::vector<int64_t>& shard_rows, double now_s) {
     next += shares[d];
   }
   for (; next < s.book.size(); ++next)
-    s.returned.push_back(next);  // no slot is free: whoever comes back first
+    s.returned.push_back(next);  // no slot is free: the first device that returns takes it
 }
 
 Lease Scheduler::State::lease(size_t d, int64_t slot, ShardRange shards, double now_s) {
@@ -138,7 +138,7 @@ bool Scheduler::fail(const Lease& lease, int64_t shard, const std::string& reaso
   return true;
 }
 
-/// Shards of a lease that did not come, unless that was done before.
+/// Opens the missing shards of a lease, unless this was done before.
 void Scheduler::State::open_rest(OpenLease& open) {
   if (open.over) return;
   open.over = true;
@@ -180,7 +180,7 @@ void Scheduler::State::leave_out(size_t d, const std::string& reason) {
   throw DevicesLost(fmt::format("hybrid: no executor is left; {}", fmt::join(all, "; ")));
 }
 
-/// Shards that wait for another device's result, when no other is there.
+/// Accepts shards that wait for a second result, if no other device can compute them.
 void Scheduler::State::settle_checks() {
   for (const int64_t shard : checks) {
     if (book.done(shard)) continue;
@@ -221,7 +221,7 @@ double Scheduler::State::expire_leases(double now_s) {
   return next;
 }
 
-/// Shares of devices that do not ask for leases.
+/// Opens the shares of devices that do not ask for leases.
 double Scheduler::State::expire_shares(double now_s) {
   double next = kNever;
   for (DeviceState& device : devices) {

@@ -14,39 +14,45 @@
 
 namespace dovetail::jobs {
 
-/// How the shards of an iteration are shared among devices.
+/// Method that divides the shards of an iteration among devices.
 enum class SharePolicy {
-  kStatic,    ///< in the ratio of SchedulerDevice::ratio
-  kAffine,    ///< so that all end together by their measured speeds (jobs/partition.h); a share may
-              ///< be 0
-  kStealing,  ///< as kAffine, and who is done takes single shards of who would be done last
+  kStatic,  ///< in proportion to SchedulerDevice::ratio
+  /// Shares with which all devices finish together by their measured speeds (hybrid/partition.h). A
+  /// share may be 0.
+  kAffine,
+  /// Shares as for kAffine. A device that is done also takes single shards of the device that would
+  /// finish last.
+  kStealing,
 };
-/// "static", "affine", "stealing"; UserError for another name.
+/// Parses "static", "affine" or "stealing". Throws UserError for another name.
 SharePolicy parse_share_policy(std::string_view name);
 
 struct SchedulerDevice {
-  std::string name;   ///< in messages
-  int64_t slots = 1;  ///< leases that it works on at a time: its threads, its streams
-  double ratio = 1;   ///< kStatic: its part, in proportion to the others'
-  int64_t max_rows = std::numeric_limits<int64_t>::max();  ///< what its memory holds
-  SpeedHistory history = {};  ///< of one slot: rows and seconds of leases
+  std::string name;   ///< name in messages
+  int64_t slots = 1;  ///< leases that it computes at a time: its threads or streams
+  double ratio = 1;   ///< kStatic: weight of its share, relative to the other devices
+  int64_t max_rows = std::numeric_limits<int64_t>::max();  ///< capacity of its memory
+  SpeedHistory history = {};  ///< rows and seconds of the leases of one slot
 };
 
 struct SchedulerOptions {
   SharePolicy policy = SharePolicy::kStealing;
-  /// A lease is over after this many times what it was expected to take, and not before
-  /// min_lease_s; after first_lease_s while the device's speed is unknown. Devices of which every
-  /// slot has been silent for first_lease_s beyond its lease are left out.
+  /// A lease expires after lease_factor times its expected time, but not before min_lease_s. It
+  /// expires after first_lease_s while the speed of the device is unknown. A device is left out if
+  /// each of its slots has been silent for first_lease_s after its lease expired.
   double lease_factor = 4, min_lease_s = 0.25, first_lease_s = 30;
-  int64_t max_misses =
-      3;  ///< failed or overdue leases in a row, with nothing delivered between: it is left out
-  int64_t max_attempts = 3;  ///< exceptions on one shard: the iteration is given up
-  int64_t verify_every =
-      0;  ///< one shard in so many is computed on two devices and compared; 0: none
-  double hysteresis = 0.02;  ///< shares stay as they are while moving them would gain less
+  /// Leaves a device out after this many consecutive failed or expired leases without a delivery
+  /// between them.
+  int64_t max_misses = 3;
+  /// Gives an iteration up after this many exceptions on one shard.
+  int64_t max_attempts = 3;
+  /// Computes one shard in this many on two devices and compares the results. 0: none.
+  int64_t verify_every = 0;
+  /// Keeps the shares while moving them would gain less than this fraction of the time.
+  double hysteresis = 0.02;
 };
 
-/// Shards [begin, begin + count) of an iteration, for one slot of a device.
+/// Shards [begin, begin + count) of an iteration, assigned to one slot of a device.
 struct Lease {
   int64_t id = 0, iteration = 0;
   size_t device = 0;
@@ -54,60 +60,63 @@ struct Lease {
   double deadline_s = 0;
 };
 
-/// No device is left to compute with, or two disagree and no third can decide. Names each with its
-/// reason.
+/// Thrown if no device is left to compute with, or if two disagree and no third one can decide. The
+/// message names each with its reason.
 class DevicesLost : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// Who computes which shard next: the decisions of the runtime and of the simulator. Knows no
-/// threads, no clock and no data: the caller says what time it is (seconds, never going back), and
+/// Decides which device computes which shard next, in the runtime and in the simulator. It has no
+/// threads, no clock and no data. The caller passes the time in seconds, which never goes back, and
 /// makes one call at a time.
 ///
-/// An iteration is begun with its shards. Every free slot asks `next` and delivers its lease shard
-/// by shard, or fails it. A shard is open, leased, or done, and exactly one delivery of it counts:
-/// `take_counted` says whose. Later ones are dropped. The caller calls `expire` whenever the time
-/// that it returned has come; slots that got nothing ask again after every delivery, failure and
-/// `expire`.
+/// `begin` starts an iteration with its shards. Each free slot calls `next`. It then delivers its
+/// lease shard by shard, or fails the lease. A shard is open, leased or done. Exactly one delivery
+/// of it counts, and `take_counted` returns which one. Later deliveries are dropped. The caller
+/// must call `expire` at the time that the previous call returned. Slots without a lease ask again
+/// after each delivery, failure and `expire`.
 ///
-/// Each device has a share of its own, a range of shards in the order of the devices: from one
-/// iteration to the next only boundaries move. Shards of a lease that failed, was given up or is
-/// over are open to all devices, before all others, and go back to a device that failed them only
-/// when no other is there. While a speed is unknown, shares are equal and whoever is done takes
-/// from the others, under kAffine too.
+/// Each device has its own share, a range of shards in the order of the devices. From one iteration
+/// to the next, only boundaries move. Shards of a failed, abandoned or expired lease are open to
+/// all devices and are handed out first. They return to a device that failed them only if no other
+/// device is left. While a speed is unknown, shares are equal. Devices that are done then take
+/// shards from the others, under kAffine too.
 ///
-/// A lease is as small as its start allows (start_s at most kStartPart of it), and under kStealing
-/// never more than nine tenths of what is left of a share for each slot: the last tenth goes out in
-/// small pieces.
+/// A lease is as small as its start time permits: start_s is at most kStartPart of its time. Under
+/// kStealing, a lease never exceeds kBigPart (nine tenths) of the remaining share per slot. So the
+/// last tenth goes out in small pieces.
 ///
 /// Any call may throw DevicesLost.
 class Scheduler {
  public:
-  /// At least one device; UserError where verify_every asks for a second one that is not there.
+  /// Takes at least one device. Throws UserError if verify_every is set and there is no second
+  /// device.
   explicit Scheduler(std::vector<SchedulerDevice> devices, const SchedulerOptions& options = {});
   ~Scheduler();
   Scheduler(Scheduler&&) noexcept;
 
-  /// Begins an iteration over shards of so many rows, of one size but for the last, which may be
-  /// smaller. What leases of the last iteration still deliver is dropped.
+  /// Begins an iteration over shards with these numbers of rows. All have one size, except that the
+  /// last may be smaller. Later deliveries for the previous iteration are dropped.
   void begin(const std::vector<int64_t>& shard_rows, double now_s);
 
-  /// What the slot works on next. A lease that the slot still had is given up.
+  /// Returns the next lease for the slot, or nullopt if there is none. Gives up a lease that the
+  /// slot still holds.
   std::optional<Lease> next(size_t device, int64_t slot, double now_s);
 
-  /// The lease's result of one of its shards is there. `digest` stands for its bits where shards
-  /// are verified.
+  /// Records that a shard of the lease has been computed. `digest` is a hash of all bits of the
+  /// result, which is compared if the shard is verified.
   void deliver(const Lease& lease, int64_t shard, double now_s, uint64_t digest = 0);
 
-  /// Computing `shard` threw; ends the lease. False once the shard was tried max_attempts times: it
-  /// is then better to end the job with what was thrown.
+  /// Records that computing `shard` threw, and ends the lease. Returns false once the shard was
+  /// tried max_attempts times. The caller should then end the job with the exception.
   bool fail(const Lease& lease, int64_t shard, const std::string& reason);
 
-  /// Opens the shards of leases that are over. Returns when to call it next.
+  /// Opens the shards of expired leases to all devices. Returns the time at which to call it next.
   double expire(double now_s);
 
-  /// Results that count since the last call, of each shard one: that of `device`.
+  /// Result that counts for a shard, and the device that computed it. `take_counted` returns the
+  /// results since its previous call, one per shard.
   struct Counted {
     int64_t shard;
     size_t device;
@@ -116,13 +125,13 @@ class Scheduler {
   bool is_verified(int64_t shard) const;
   bool done() const;
 
-  /// Leaves a device out from now on; the first reason stays.
+  /// Leaves a device out from this call on. The first reason is kept.
   void leave_out(size_t device, const std::string& reason);
   const std::optional<std::string>& left_out(size_t device) const;
 
-  /// Shards of each device as the iteration began.
+  /// Returns the number of shards of each device at the beginning of the iteration.
   std::vector<int64_t> shares() const;
-  /// With the times of all iterations that are over.
+  /// Returns the measured times of the device, of all previous iterations.
   const SpeedHistory& history(size_t device) const;
 
   static constexpr double kStartPart = 0.02, kBigPart = 0.9;

@@ -8,11 +8,11 @@
 namespace dovetail::jobs {
 namespace {
 
-/// Leases of an iteration whose times the history gets: as many as tell it that the machine has
-/// changed.
+/// Maximum lease times per iteration that go into the history. SpeedHistory needs this many to
+/// detect a changed machine.
 constexpr size_t kTimesKept = SpeedHistory::kChanged;
-/// Leases of a device whose speed is unknown differ in size, so that its start can be told from its
-/// slope.
+/// Lease sizes while the speed of a device is unknown. They differ, so that the fit can separate
+/// start and slope.
 constexpr std::array<int64_t, 3> kProbes = {1, 2, 4};
 
 }  // namespace
@@ -29,8 +29,8 @@ std::optional<double> DeviceState::expected_s(int64_t num_rows) const {
          static_cast<double>(times.back().rows);
 }
 
-/// Of the times of the last iteration, some, evenly spread: a history costs as much a time, however
-/// short.
+/// Adds some times of the previous iteration to the histories, evenly spaced. A history takes
+/// equally long for each time, however short the lease was.
 void Scheduler::State::learn() {
   for (DeviceState& device : devices) {
     const size_t kept = std::min(kTimesKept, device.times.size());
@@ -48,7 +48,7 @@ bool Scheduler::State::knows_all() const {
   });
 }
 
-/// Shards of each device.
+/// Returns the number of shards of each device.
 std::vector<int64_t> Scheduler::State::divide() const {
   const int64_t rows = book.rows(0, book.size()), grain = book.rows(0, 1);
   std::vector<DeviceCost> costs;
@@ -75,8 +75,8 @@ std::vector<int64_t> Scheduler::State::divide() const {
   return shares;
 }
 
-/// When the device would be done with what it has: a lease that is overdue is expected to take as
-/// long again.
+/// Returns the time until the device is done with its lease and share. An overdue lease is expected
+/// to take as long again as it is overdue.
 double Scheduler::State::left_s(size_t d, double now_s) const {
   const DeviceState& device = devices[d];
   double seconds = device.expected_s(book.rows(device.own.begin, device.own.size())).value_or(0);
@@ -101,7 +101,8 @@ int64_t Scheduler::State::lease_size(DeviceState& device) const {
                                             : std::max<int64_t>(1, std::llround(std::ceil(least)));
 }
 
-/// How welcome a device is to a shard that any may take; -1: it must not.
+/// Returns the priority of a device for a shard that any device may take; -1 if it must not take
+/// it.
 int Scheduler::State::rank_of(size_t d, int64_t shard) const {
   const DeviceState& device = devices[d];
   if (device.usable_slots() == 0 || book.has_voted(shard, d) ||
@@ -130,7 +131,7 @@ std::optional<int64_t> Scheduler::State::take_from(std::deque<int64_t>& queue, s
   return std::nullopt;
 }
 
-/// The last shard of the device that would be done last, if this one is done with it before.
+/// Takes the last shard of the device that would finish last, if `thief` finishes it earlier.
 std::optional<int64_t> Scheduler::State::steal(size_t thief, double now_s) {
   std::optional<size_t> victim;
   double latest = -1;

@@ -10,8 +10,8 @@
 #include "dovetail/jobs/scheduler.h"
 #include "dovetail/jobs/shard_book.h"
 
-/// What a Scheduler keeps: leases and what ends them (scheduler.cpp), shares and who takes what
-/// (scheduler_shares.cpp).
+/// State of a Scheduler. Leases and their end are in scheduler.cpp. Shares, and the choice of the
+/// next shard, are in scheduler_shares.cpp.
 namespace dovetail::jobs {
 
 inline constexpr double kNever = std::numeric_limits<double>::infinity();
@@ -22,8 +22,8 @@ struct ShardRange {
 };
 
 struct SlotState {
-  int64_t lease = 0;    ///< 0: none
-  bool silent = false;  ///< its lease is over
+  int64_t lease = 0;    ///< id of the current lease; 0: none
+  bool silent = false;  ///< its lease has expired
 };
 
 struct LeaseTime {
@@ -36,12 +36,13 @@ struct DeviceState {
   std::vector<SlotState> slots;
   ShardRange own;
   int64_t share = 0, rows = 0, misses = 0, probes = 0;
-  std::vector<LeaseTime> times = {};  ///< of this iteration
+  std::vector<LeaseTime> times = {};  ///< finished leases of this iteration
   std::optional<std::string> left_out = {};
 
-  /// Those that are not silent.
+  /// Returns the number of slots that are not silent; 0 if the device is left out.
   int64_t usable_slots() const;
-  /// By its history; before it has one, by what this iteration showed.
+  /// Returns the expected seconds of one slot for these rows. Uses the history, or the last lease
+  /// of this iteration if the history is empty. Returns nullopt if there is neither.
   std::optional<double> expected_s(int64_t num_rows) const;
 };
 
@@ -80,8 +81,8 @@ struct Scheduler::State {
   std::vector<DeviceState> devices;
   ShardBook book;
   std::map<int64_t, OpenLease> leases;
-  std::deque<int64_t> returned;  ///< open to all devices
-  std::deque<int64_t> checks;    ///< computed, and to be computed again by another device
+  std::deque<int64_t> returned;  ///< shards that are open to all devices
+  std::deque<int64_t> checks;    ///< shards that another device must compute a second time
   std::vector<Counted> counted;
   int64_t iteration = 0, next_lease = 1;
   double begun_s = 0, last_over_s = 0;

@@ -9,38 +9,42 @@
 
 namespace dovetail::jobs {
 
-/// Rows [begin, begin + size) of resident data: what one run of a task works on. A descriptor; the
-/// rows stay where they are.
+/// Rows [begin, begin + size) of resident data, the input of one run of a task. This is only a
+/// descriptor: the rows are not copied.
 struct Shard {
-  int64_t data = 0;  ///< as ResidentData::id
+  int64_t data = 0;  ///< ResidentData::id of its data
   int64_t begin = 0, size = 0;
   c10::Device location = c10::kCPU;
 };
 
-/// All rows of shards of one data, which follow one another (InternalError otherwise).
+/// Returns one shard with all rows of these shards. They must be consecutive and have the same
+/// data; throws InternalError otherwise.
 Shard all_of(const std::vector<Shard>& shards);
 
-/// The rows of a shard of each tensor of its data, or of one: views. Safe from several threads.
+/// Returns the shard's rows of each tensor of its data, or of tensor `index`. They are views.
+/// Thread-safe.
 std::vector<at::Tensor> rows_of(const Shard& shard);
 at::Tensor rows_of(const Shard& shard, size_t index);
-/// What its data has for every shard.
+/// Returns the tensors of its data that every shard may read as a whole (`whole` of ResidentData).
 std::vector<at::Tensor> whole_of(const Shard& shard);
 
-/// The data's tensor becomes another one: these rows in place of the shard's, the others as they
-/// were. Nothing happens where the data is gone. One caller at a time for one data.
+/// Replaces tensor `index` of the data by a new one, with `rows` in place of the shard's rows.
+/// Other rows keep their values. Does nothing if the data no longer exists. One caller at a time
+/// per data.
 void put_rows(const Shard& shard, size_t index, at::Tensor rows);
 
-/// Tensors that lie in this process under an id while this lives. What they are, and which of them
-/// a task writes (each shard its own rows), is between the task and whoever makes them.
+/// Tensors of this process, registered under an id while this object lives. Their meaning is agreed
+/// between a task and the code that creates them. So is the list of tensors in which a task writes
+/// the rows of its shard.
 ///
-/// Where executors of a runtime share it, nobody writes into a tensor, which a thread that comes
-/// back late may still read: what changes is put in its place as another one, and the old one lives
-/// as long as somebody holds it.
+/// If executors of a runtime share the data, nobody may write into a tensor. A thread that is late
+/// may still read it. A changed tensor replaces the old one, which lives as long as somebody holds
+/// it.
 class ResidentData {
  public:
-  /// The first dimension of all tensors is the rows, and they are on one device. The rows count
-  /// from `first_row`: for copies of some rows of other data. Of `whole` every shard may read
-  /// everything, for example the rows of a table that a list of row numbers is about.
+  /// The first dimension of all tensors is the rows, and all are on one device. Row numbers begin
+  /// with `first_row`, which serves copies of some rows of other data. Every shard may read all of
+  /// `whole`. An example is the table to which a list of row numbers refers.
   explicit ResidentData(std::vector<at::Tensor> tensors, int64_t first_row = 0,
                         std::vector<at::Tensor> whole = {});
   ~ResidentData();
@@ -48,14 +52,14 @@ class ResidentData {
   ResidentData& operator=(const ResidentData&) = delete;
 
   int64_t id() const { return id_; }
-  /// All its rows, as they are now.
+  /// Returns tensor `index` with all rows, in its current version.
   at::Tensor tensor(size_t index) const { return rows_of(all(), index); }
-  /// Of the same shape, dtype and device.
+  /// Replaces tensor `index` by another one of the same shape, dtype and device.
   void put(size_t index, at::Tensor tensor) { put_rows(all(), index, std::move(tensor)); }
 
-  /// All rows in shards of `grain`, the last one shorter. The grain is fixed by the task, never by
-  /// the number of threads or devices: partials, and with them the sum's bits, then depend on the
-  /// data alone.
+  /// Returns all rows in shards of `grain` rows; the last one may be shorter. The task determines
+  /// the grain, never the number of threads or devices. So the partials and the bits of their sum
+  /// depend on the data alone.
   std::vector<Shard> shards(int64_t grain) const;
 
  private:

@@ -7,12 +7,12 @@
 
 namespace dovetail::jobs {
 
-/// What became of each shard of an iteration: whose result counts, who failed it, and for verified
-/// ones who agrees.
+/// State of each shard of an iteration: whose result counts, which devices failed, and the votes on
+/// a verified shard.
 class ShardBook {
  public:
-  /// The shards' rows, in order. Of every `verify_every` one is verified (0: none), another one in
-  /// each iteration.
+  /// Begins an iteration over shards with these numbers of rows. One shard in `verify_every` is
+  /// verified (0: none), another one in each iteration.
   void begin(const std::vector<int64_t>& rows, int64_t iteration, int64_t verify_every);
 
   int64_t size() const { return static_cast<int64_t>(shards_.size()); }
@@ -21,28 +21,30 @@ class ShardBook {
   int64_t rows(int64_t begin, int64_t count) const;
   bool is_verified(int64_t shard) const { return at(shard).verified; }
 
-  /// Returns how often the shard has failed by now.
+  /// Records that a device failed the shard. Returns how often the shard has failed so far.
   int64_t failed(int64_t shard, size_t device);
   bool has_failed(int64_t shard, size_t device) const;
   bool has_voted(int64_t shard, size_t device) const;
 
   enum class Outcome {
-    kDropped,  ///< a result of it counts already, or this device's second one of a verified shard
-    kCounts,   ///< that of `device`
-    kOpen,     ///< another device must compute it: the first result of a verified shard, or no two
-               ///< agree
+    /// Ignored: the shard is done, or the device has already delivered this verified shard.
+    kDropped,
+    kCounts,  ///< the result of `device` counts
+    /// Another device must compute it: this is the first result of a verified shard, or no two
+    /// results agree.
+    kOpen,
   };
   struct Result {
     Outcome outcome;
-    size_t device = 0;               ///< whose result counts
-    std::vector<size_t> wrong = {};  ///< devices whose results differ from it
+    size_t device = 0;               ///< device whose result counts
+    std::vector<size_t> wrong = {};  ///< devices whose results differ from the one that counts
   };
   Result deliver(int64_t shard, size_t device, uint64_t digest);
 
-  /// No other device can compute it: its only result counts. Of several, which differ, none does:
-  /// false.
+  /// Accepts the only result of a verified shard that no other device can compute. Returns false if
+  /// there are several results, which then differ: none of them counts.
   bool accept_unverified(int64_t shard, size_t& device);
-  /// The devices that computed a verified shard.
+  /// Returns the devices that computed a verified shard.
   std::vector<size_t> voters(int64_t shard) const;
 
  private:

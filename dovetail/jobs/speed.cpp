@@ -50,7 +50,7 @@ Speed SpeedHistory::fit() const {
   for (const Time& time : times_) rest.push_back(time.seconds - slope * time.rows);
   const double start = median(rest);
   if (slope > 0 && start >= 0) return {start, slope};
-  // One size, or noise larger than what sizes tell: a line through 0.
+  // All times have one size, or noise hides the effect of the sizes: fits a line through 0.
   rest.clear();
   for (const Time& time : times_) rest.push_back(time.seconds / time.rows);
   return {0, median(rest)};

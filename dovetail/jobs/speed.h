@@ -6,33 +6,34 @@
 
 namespace dovetail::jobs {
 
-/// t(s) = start_s + row_s * s.
+/// Linear cost model: s rows take start_s + row_s * s seconds.
 struct Speed {
   double start_s = 0, row_s = 0;
 };
 
-/// How fast a device runs a task, out of the times that were measured: the median of the slopes
-/// between any two of them (Theil 1950, Sen 1968) and the median of what is left. Up to 29 % of the
-/// times may be anything without moving it far. Of shards of one size the start is 0: only a ratio
-/// of speeds can then be known.
+/// Speed of a device in a task, fitted to measured times. The slope row_s is the median of the
+/// slopes between any two times (Theil 1950, Sen 1968). The start start_s is the median of the
+/// residuals. Up to 29 % of the times may be arbitrary without moving the fit far. If all shards
+/// have one size, start_s is 0, so only ratios of speeds are then known.
 ///
-/// Keeps the latest kKept times. When the latest kChanged of them are all slower, or all faster,
-/// than predicted by more than a quarter, the machine has changed: earlier times are forgotten.
+/// Keeps the latest kKept times. A deviation by more than kFarOff of the latest kChanged times, all
+/// in one direction, shows that the machine has changed. All earlier times are then forgotten.
 class SpeedHistory {
  public:
   static constexpr size_t kKept = 48, kChanged = 4;
   static constexpr double kFarOff = 0.25;
 
-  /// `rows` and `seconds` above 0.
+  /// Adds a measured time; `rows` and `seconds` must be above 0.
   void add(int64_t rows, double seconds);
-  /// None before the first time.
+  /// Returns the fitted speed, or nullopt before the first time.
   std::optional<Speed> speed() const { return speed_; }
   size_t size() const { return times_.size(); }
 
   struct Time {
     double rows, seconds;
   };
-  /// What is kept, the latest last: `add` of all makes this history again.
+  /// Returns the kept times, the latest last. Passing them all to `add` of a new object restores
+  /// this history.
   const std::deque<Time>& times() const { return times_; }
 
  private:
@@ -41,7 +42,8 @@ class SpeedHistory {
 
   std::deque<Time> times_;
   std::optional<Speed> speed_;
-  int off_ = 0;  ///< latest times in a row that were far slower (above 0) or faster (below 0)
+  /// Number of latest consecutive times that were far slower (positive) or far faster (negative).
+  int off_ = 0;
 };
 
 }  // namespace dovetail::jobs

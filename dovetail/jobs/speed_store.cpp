@@ -22,7 +22,7 @@ nlohmann::json this_machine() {
 
 SpeedStore::SpeedStore(const std::filesystem::path& folder)
     : file_(folder, folder.empty() ? nlohmann::json() : this_machine()) {
-  for (const auto& [key, entry] : file_.entries()) find(key);  // says now what is wrong
+  for (const auto& [key, entry] : file_.entries()) find(key);  // reports faulty entries at once
 }
 
 SpeedHistory SpeedStore::find(const std::string& key) const {

@@ -8,14 +8,15 @@
 
 namespace dovetail::jobs {
 
-/// Histories of speeds from one process to the next, for each machine (processor, instruction set,
-/// cores). Keys say what was run, on what (see Runtime).
+/// Measured speeds, kept from one process to the next for each machine (processor, instruction set,
+/// cores). A key names task and executor (see Runtime).
 class SpeedStore {
  public:
-  /// As MachineFile; UserError also for entries that are no times.
+  /// Opens the file in `folder` as MachineFile does. Throws UserError also for entries that are not
+  /// times.
   explicit SpeedStore(const std::filesystem::path& folder);
 
-  /// An empty one where there is none.
+  /// Returns the history of a key, or an empty one if there is none.
   SpeedHistory find(const std::string& key) const;
   void put(const std::string& key, const SpeedHistory& history);
   void save() { file_.save(); }

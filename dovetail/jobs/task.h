@@ -13,22 +13,22 @@
 
 namespace dovetail::jobs {
 
-/// What all shards of an iteration share. Read only.
+/// Inputs that all shards of an iteration share. Read only.
 using Parameters = std::vector<at::Tensor>;
 
-/// A task maps parameters and a shard to an additive partial, on the calling thread, the same bits
-/// whenever it is run on the same rows. It may also write the shard's own rows of those tensors of
-/// its data that it is registered for, and nothing else: a runtime that may run a shard twice gives
-/// it copies of them. Variants for other devices have the same inputs and outputs.
+/// Function from parameters and a shard to an additive partial. It runs on the calling thread and
+/// gives the same bits for the same rows. It may write the shard's own rows of the tensors that it
+/// is registered for, and nothing else. A runtime that may run a shard twice passes copies of these
+/// rows. Variants for other devices have the same inputs and outputs.
 using Task = std::function<Partial(const Parameters&, const Shard&)>;
 
 struct TaskVariant {
   Task run;
-  std::vector<size_t> writes;  ///< tensors of the data
+  std::vector<size_t> writes;  ///< indices of the data's tensors that the task writes
 };
 
-/// Tasks by name and kind of device. Registered while libraries are loaded; a second one of a name
-/// is a broken invariant.
+/// Registers a task by name and type of device, while libraries are loaded. Throws InternalError if
+/// the name is already registered for this type.
 void register_task(const std::string& name, c10::DeviceType device, Task task,
                    std::vector<size_t> writes = {});
 struct TaskRegistration {
@@ -38,17 +38,18 @@ struct TaskRegistration {
   }
 };
 
-/// Throws UserError that names the variants that there are.
+/// Returns the variant of a task for a type of device. If there is none, throws UserError that
+/// names the existing variants.
 const TaskVariant& find_task(const std::string& name, c10::DeviceType device);
 
-/// The sum of a task's partials over shards of one device (TreeSum): the same bits for any number
-/// of threads. Shards are handed out to parallel_workers() threads one at a time, and what the task
-/// writes is written in place: for data of which no runtime has had any. Executors of unequal
-/// speed: jobs/runtime.h.
+/// Returns the sum of a task's partials over shards of one device (TreeSum). The bits are the same
+/// for any number of threads. Hands out shards one at a time to parallel_workers() threads. The
+/// task writes its rows in place, so no runtime may have used the data before. For executors of
+/// unequal speed see hybrid/runtime.h.
 Partial run_task(const std::string& name, const Parameters& parameters,
                  const std::vector<Shard>& shards);
-/// The same over shards that are `place`, place + 1, ... of more: what they add to the sum over
-/// all.
+/// Computes a part of a larger job, in which these shards have the numbers `place`, place + 1, ...
+/// Returns their contribution to the sum over all shards, as blocks of a TreeSum.
 std::vector<BlockSum> run_task_blocks(const std::string& name, const Parameters& parameters,
                                       const std::vector<Shard>& shards, int64_t place);
 

@@ -12,22 +12,23 @@
 
 namespace dovetail::jobs {
 
-/// Who computes the shards of a job: executors of this machine (jobs/runtime.h), or nodes
-/// (jobs/nodes.h).
+/// Computes the shards of a job, on executors of this machine (hybrid/runtime.h) or on nodes
+/// (hybrid/nodes.h).
 class Workers {
  public:
   virtual ~Workers() = default;
 
-  /// The sum of the task's partials over all shards of one data (TreeSum), with the bits of
-  /// run_task.
+  /// Returns the sum of the task's partials over all shards of one ResidentData (TreeSum), with the
+  /// bits of run_task.
   virtual Partial run(const std::string& task, const Parameters& parameters,
                       const std::vector<Shard>& shards) = 0;
 
-  /// A tensor of the data, as tasks have written its rows, wherever they ran.
+  /// Returns a tensor of the data with all rows that tasks have written, on any executor or node.
   virtual at::Tensor rows(const ResidentData& data, size_t index) = 0;
 };
 
-/// On some workers, or without any by run_task on this process' threads.
+/// Runs a task, or returns rows, on `workers`. If `workers` is null, uses run_task on the threads
+/// of this process.
 inline Partial run_on(Workers* workers, const std::string& task, const Parameters& parameters,
                       const std::vector<Shard>& shards) {
   return workers != nullptr ? workers->run(task, parameters, shards)

@@ -43,7 +43,7 @@ std::vector<int64_t> output_sizes(Activation activation, const at::Tensor& x) {
   return sizes;
 }
 
-/// x contiguous.
+/// Returns the problem of an activation; x must be contiguous.
 ActivationProblem problem(Activation activation, const at::Tensor& x) {
   const int64_t width = activation == Activation::kSwiGlu ? x.size(-1) / 2 : x.numel();
   const int64_t rows = activation == Activation::kSwiGlu ? x.numel() / x.size(-1) : 1;
@@ -54,7 +54,7 @@ ActivationProblem problem(Activation activation, const at::Tensor& x) {
           .x = x.const_data_ptr()};
 }
 
-/// x contiguous.
+/// Returns y; x must be contiguous.
 at::Tensor output(Activation activation, const at::Tensor& x) {
   const TraceSpan span("dovetail::activation");
   at::Tensor y = at::empty(output_sizes(activation, x), x.options());
@@ -63,7 +63,7 @@ at::Tensor output(Activation activation, const at::Tensor& x) {
   return y;
 }
 
-/// x and dy contiguous.
+/// Returns dx; x and dy must be contiguous.
 at::Tensor gradient(Activation activation, const at::Tensor& x, const at::Tensor& dy) {
   const TraceSpan span("dovetail::activation");
   at::Tensor dx = at::empty(x.sizes(), x.options());

@@ -16,7 +16,7 @@ namespace dovetail {
 namespace HWY_NAMESPACE {
 
 // tanh(u) = 2 sigmoid(2 u) - 1, so GELU's tanh form is x * sigmoid(kGeluScale * (x + kGeluCube
-// x^3)): no cancellation for x << 0.
+// x^3)). This form has no cancellation for x << 0.
 constexpr float kGeluScale = 1.5957691216057308f;  // 2 sqrt(2 / pi)
 constexpr float kGeluCube = 0.044715f;
 
@@ -69,8 +69,9 @@ void swiglu_backward_row(const T* x, const T* dy, int64_t width, T* dx) {
   }
 }
 
-constexpr int64_t kPiece =
-    16384;  // elements: some tens of kilobytes, in cache from the first to the second operand
+// Elements per piece: some tens of kilobytes, which stay in cache from the first to the second
+// operand.
+constexpr int64_t kPiece = 16384;
 
 template <class T>
 void swiglu(const ActivationProblem& p, const T* dy, T* out) {
@@ -114,7 +115,7 @@ void run(const ActivationProblem& p, const void* dy_data, void* out_data) {
   }
 }
 
-/// Forward when dy is null.
+/// Runs forward if dy is null, else backward.
 void RunActivation(const ActivationProblem& p, const void* dy, void* out) {
   return p.storage == Storage::kFloat32 ? run<float>(p, dy, out) : run<BFloat16>(p, dy, out);
 }

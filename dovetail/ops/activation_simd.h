@@ -8,7 +8,8 @@ namespace dovetail {
 
 enum class Activation { kSwiGlu, kGelu, kSquaredRelu };
 
-/// x (rows, width), or (rows, 2 * width) for SwiGLU: gate, then up. All contiguous.
+/// Input of an activation: x (rows, width), or (rows, 2 * width) for SwiGLU, which holds gate, then
+/// up. All tensors are contiguous.
 struct ActivationProblem {
   Activation activation;
   Storage storage;
@@ -16,8 +17,9 @@ struct ActivationProblem {
   const void* x;
 };
 
-void activation_forward(const ActivationProblem& problem, void* y);  ///< y (rows, width)
-void activation_backward(const ActivationProblem& problem, const void* dy,
-                         void* dx);  ///< dx like x
+/// Writes y (rows, width).
+void activation_forward(const ActivationProblem& problem, void* y);
+/// Writes dx, with the shape of x; dy is (rows, width).
+void activation_backward(const ActivationProblem& problem, const void* dy, void* dx);
 
 }  // namespace dovetail

@@ -58,10 +58,11 @@ void step_composed(const AdamWTensor& t, const AdamWOptions& o) {
   if (t.compute_copy.defined()) at::Tensor(t.compute_copy).copy_(parameter);
 }
 
-/// Elements handled at a time: about half a megabyte of the five arrays.
+/// Elements per piece: about half a megabyte of the five arrays.
 constexpr int64_t kPiece = 32768;
 
-/// Pieces of all tensors in one list, so that threads share large and small tensors alike.
+/// Piece of a tensor. The pieces of all tensors form one list, so that threads share large and
+/// small tensors evenly.
 struct Piece {
   size_t tensor;
   int64_t begin, count;
@@ -109,7 +110,7 @@ void step_by_kernel(const std::vector<AdamWTensor>& tensors, const AdamWOptions&
         .count = piece.count,
         .decay = static_cast<float>(1 - o.lr * t.weight_decay)};
   };
-  std::vector<AdamWSpan> on_gpu;  // whole tensors: the launch shares their elements out
+  std::vector<AdamWSpan> on_gpu;  // whole tensors: the launch divides their elements among blocks
   std::vector<Piece> pieces;
   for (const Piece& piece : cut(gradients)) {
     const at::Tensor& gradient = gradients[piece.tensor];
@@ -124,14 +125,14 @@ void step_by_kernel(const std::vector<AdamWTensor>& tensors, const AdamWOptions&
     for (int64_t i = begin; i < end; ++i)
       adamw_span(span_of(pieces[static_cast<size_t>(i)]), scalars);
   });
-  // Autograd learns from its version that a weight which it has saved is another now.
+  // Bumps versions: autograd thereby learns that a saved weight has changed.
   for (const AdamWTensor& t : tensors) {
     t.parameter.unsafeGetTensorImpl()->bump_version();
     if (t.compute_copy.defined()) t.compute_copy.unsafeGetTensorImpl()->bump_version();
   }
 }
 
-/// Pieces of tensors on a GPU or the meta device. Nothing waits for the GPU here.
+/// Returns the sums of squares of tensors on a GPU or the meta device. Does not wait for the GPU.
 at::Tensor squares_off_cpu(const std::vector<at::Tensor>& contiguous) {
   const auto has_kernel = [](const at::Tensor& t) { return use_kernel(Kernel::kAdamW, t); };
   if (!std::all_of(contiguous.begin(), contiguous.end(), has_kernel)) {

@@ -6,7 +6,7 @@
 
 namespace dovetail {
 
-/// A run of elements of one parameter; see adamw.h for the formula.
+/// Consecutive elements of one parameter; adamw.h has the formula.
 struct AdamWSpan {
   float* parameter;
   const void* gradient;
@@ -21,21 +21,22 @@ struct AdamWScalars {
   float beta1, beta2, eps, grad_scale;
   float step_size;           ///< lr / (1 - beta1^t)
   float inverse_correction;  ///< 1 / sqrt(1 - beta2^t)
-  float rest1,
-      rest2;  ///< 1 - beta: from float64, since float32's 1 - 0.999f is off by 1e-5 of itself
+  /// 1 - beta1 and 1 - beta2, computed in float64. In float32, 1 - 0.999f has a relative error of
+  /// 1e-5.
+  float rest1, rest2;
 };
 
-/// On the calling thread.
+/// Updates the elements of a span on the calling thread.
 void adamw_span(const AdamWSpan& span, const AdamWScalars& scalars);
 
-/// A run of elements whose squares are summed.
+/// Consecutive elements whose squares are summed.
 struct SquaresPiece {
   const void* data;
   Storage storage;
   int64_t count;
 };
 
-/// Sum of squares of `count` elements in float64, on the calling thread.
+/// Returns the sum of squares of `count` elements in float64. Runs on the calling thread.
 double sum_of_squares_span(const void* x, Storage storage, int64_t count);
 
 }  // namespace dovetail

@@ -58,8 +58,8 @@ void check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   check_rotary(q.size(3), options);
 }
 
-/// cos and sin (positions, rotary_dim / 2) in float32 of angles computed in float64. The last table
-/// is kept: a model uses one.
+/// Cosine and sine (positions, rotary_dim / 2) in float32, of angles computed in float64. The
+/// previous table is cached, since a model uses one table.
 struct RotaryTable {
   int64_t rotary_dim = 0, positions = 0;
   double theta = 0;
@@ -112,23 +112,23 @@ AttentionShape shape_of(const at::Tensor& q, const at::Tensor& k, const RotaryTa
           .sine = table.sine.data()};
 }
 
-/// Queries, keys and values, or their gradients: (batch, length, heads, head size) each, last
-/// dimension contiguous.
+/// Queries, keys and values, or their gradients. Each is (batch, length, heads, head size), with a
+/// contiguous last dimension.
 struct Heads {
   at::Tensor q, k, v;
 };
 
-/// Views of what one product made: qkv (batch, length, (heads + 2 kv_heads) * head size),
-/// contiguous.
+/// Returns views of the result of one joint projection: qkv (batch, length, (heads + 2 kv_heads) *
+/// head size), contiguous.
 Heads split_heads(const at::Tensor& qkv, int64_t heads, int64_t kv_heads) {
-  // One split rather than three narrows: its backward is one concatenation.
+  // One split replaces three narrows: its backward is one concatenation.
   const auto parts = qkv.view({qkv.size(0), qkv.size(1), heads + 2 * kv_heads,
                                qkv.size(2) / (heads + 2 * kv_heads)})
                          .split_with_sizes({heads, kv_heads, kv_heads}, /*dim=*/2);
   return {parts[0], parts[1], parts[2]};
 }
 
-/// The output, and the log-sum-exp of each row of scores, which backward needs.
+/// Returns the output, and the log-sum-exp of each row of scores, which backward needs.
 std::vector<at::Tensor> forward_heads(const Heads& x, AttentionOptions options) {
   const TraceSpan span("dovetail::attention");
   const auto table = rotary_table(x.k.size(1), options);
@@ -231,12 +231,12 @@ class JoinedAttentionFunction : public torch::autograd::Function<JoinedAttention
   }
 };
 
-// On a GPU the products and the softmax are ATen's, which has cuDNN and flash attention; ours
-// rotates.
+// On a GPU, ATen computes the products and the softmax: it has cuDNN and flash attention. Our
+// kernel rotates.
 
-/// (2, positions, rotary_dim / 2) float32 on `device`: cosines, then sines, of at least
-/// `positions`. A device's last table is kept; its length is a power of two, so that generation
-/// does not make one a token.
+/// Returns cosines, then sines, (2, rows, rotary_dim / 2) float32 on `device`, with at least
+/// `positions` rows. The latest table of each device is cached. Its length is a power of two, so
+/// that generation does not compute a table per token.
 at::Tensor gpu_rotary_table(int64_t positions, c10::Device device, AttentionOptions options) {
   struct Made {
     c10::Device device;
@@ -272,8 +272,8 @@ struct RotatedHeads {
   bool rotated = true;
 };
 
-/// Parts are (B, T, heads, D) of one batch, length, head size and dtype, their last dimension
-/// contiguous; the first position is `position`.
+/// Rotates parts (B, T, heads, D). They have the same batch, length, head size and dtype, and a
+/// contiguous last dimension. Their first position is `position`.
 void rotate_on_gpu(std::initializer_list<RotatedHeads> heads, int64_t position,
                    AttentionOptions options, bool inverse) {
   const TraceSpan span("dovetail::rotate");
@@ -299,7 +299,7 @@ void rotate_on_gpu(std::initializer_list<RotatedHeads> heads, int64_t position,
   cuda_kernels()->rotate(problem, parts);
 }
 
-/// One tensor of heads rotated, or its gradient rotated back.
+/// Returns one tensor of heads, rotated, or its gradient, rotated back.
 at::Tensor rotated_on_gpu(const at::Tensor& x_in, int64_t position, AttentionOptions options,
                           bool inverse) {
   return operation("dovetail::rotate", {.reads = {rows_contiguous(x_in)}},
@@ -329,7 +329,7 @@ class RotateFunction : public torch::autograd::Function<RotateFunction> {
   }
 };
 
-/// Queries, keys and values of qkv, rotated. Backward writes one gradient in one pass.
+/// Returns queries, keys and values of qkv, rotated. Backward writes one gradient in one pass.
 class JoinedHeadsFunction : public torch::autograd::Function<JoinedHeadsFunction> {
  public:
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
@@ -341,7 +341,7 @@ class JoinedHeadsFunction : public torch::autograd::Function<JoinedHeadsFunction
       const Heads x = split_heads(qkv, heads, kv_heads);
       return {x.q, x.k, x.v};
     }
-    // Values are copied, so that attention does not keep all of qkv beside its rotated copy.
+    // Values are copied, so that attention does not keep both qkv and its rotated copy in memory.
     return operation("dovetail::rotate", {.reads = {qkv}}, [=](const Operands& inputs) {
       const Heads x = split_heads(inputs.reads[0], heads, kv_heads);
       const Heads y = {at::empty(x.q.sizes(), x.q.options()), at::empty(x.k.sizes(), x.k.options()),
@@ -399,8 +399,8 @@ at::Tensor attention(const at::Tensor& qkv, int64_t heads, int64_t kv_heads,
                  qkv.size(2) > 0 && qkv.size(2) % (heads + 2 * kv_heads) == 0 &&
                  at::isFloatingType(qkv.scalar_type()),
              "attention: qkv must be floating and (batch, length, (heads + 2 kv_heads) * head "
-             "size), heads a multiple of "
-             "kv_heads; it is {} for {} heads and {} kv_heads",
+             "size). Heads must be a multiple of "
+             "kv_heads. It is {} for {} heads and {} kv_heads",
              describe(qkv), heads, kv_heads);
   check_rotary(qkv.size(2) / (heads + 2 * kv_heads), options);
   if (use_kernel(Kernel::kAttention, qkv) && qkv.numel() > 0) {

@@ -13,16 +13,16 @@
 #include "dovetail/ops/workspace.h"
 #include "hwy/highway.h"
 
-// Backward of flash attention, probabilities recomputed from the log-sum-exp of forward. With s = q
-// k / sqrt(D), p = softmax(s):
-//   dv = p^T do;  dp = do v^T;  ds = p (dp - rowsum(do o));  dq = ds k / sqrt(D);  dk = ds^T q /
-//   sqrt(D).
+// Backward of flash attention. Probabilities are recomputed from the log-sum-exp of forward. With s
+// = q k / sqrt(D), p = softmax(s):
+//   dv = p^T do;  dp = do v^T;  ds = p (dp - rowsum(do o));
+//   dq = ds k / sqrt(D);  dk = ds^T q / sqrt(D).
 
 HWY_BEFORE_NAMESPACE();
 namespace dovetail {
 namespace HWY_NAMESPACE {
 
-/// Buffers of one task, one key-value head; rows are `width` long.
+/// Buffers of one task, which handles one key-value head. Rows are `width` floats long.
 struct BackwardBuffers {
   float *key_rows, *key_panels, *value_panels, *dkey_rows, *dvalue_rows;  // S rows
   float *query_rows, *queries, *dout_rows, *douts, *dqueries;  // a strip: [query][d] and [d][query]
@@ -52,7 +52,8 @@ BackwardBuffers backward_buffers(const AttentionShape& s) {
   return f;
 }
 
-/// The strip's queries and output gradients in both layouts, and delta = rowsum(dout * out).
+/// Loads the queries and output gradients of a strip in both layouts. Computes delta = rowsum(dout
+/// * out).
 template <class T>
 void load_strip(const AttentionShape& s, const HeadsView& q, const AttentionGradients& g,
                 const BackwardBuffers& f, int64_t b, int64_t h, int64_t query) {
@@ -62,8 +63,8 @@ void load_strip(const AttentionShape& s, const HeadsView& q, const AttentionGrad
   transpose({f.query_rows, f.width}, kQueries, f.width, f.queries, kQueries);
   load_rows<T>(s, g.dout, b, query, h, count, kQueries, -1, 1.0f, f.dout_rows);
   transpose({f.dout_rows, f.width}, kQueries, f.width, f.douts, kQueries);
-  // The queries that a short strip lacks have zero rows: probabilities of 1 there meet zero
-  // gradients.
+  // Missing queries of a short strip have zero rows: their probabilities of 1 are multiplied by
+  // zero gradients.
   std::fill_n(f.delta, kQueries, 0.0f);
   std::fill_n(f.logsumexp, kQueries, 0.0f);
   for (int64_t i = 0; i < count; ++i) {
@@ -77,7 +78,7 @@ void load_strip(const AttentionShape& s, const HeadsView& q, const AttentionGrad
   }
 }
 
-/// From scores and dp to probabilities and ds, in place.
+/// Replaces scores by probabilities, and dp by ds, in place.
 HWY_INLINE void score_gradients(const AttentionShape& s, const BackwardBuffers& f, int64_t query,
                                 int64_t key, int64_t keys) {
   const int64_t first_hidden = query + s.keys - s.queries + 1 - key;
@@ -95,7 +96,7 @@ HWY_INLINE void score_gradients(const AttentionShape& s, const BackwardBuffers& 
   }
 }
 
-/// sums[key][d] += sum over the strip's queries of weights[key][query] * rows[query][d].
+/// Computes sums[key][d] += sum over the strip's queries of weights[key][query] * rows[query][d].
 HWY_INLINE void add_to_keys(const float* weights, int64_t keys, const float* rows, int64_t width,
                             float* sums) {
   for (int64_t d = 0; d < width; d += kTileColumns) {
@@ -128,8 +129,8 @@ void backward_strip(const AttentionShape& s, const HeadsView& q, const Attention
   load_strip<T>(s, q, g, f, b, h, query);
   std::fill_n(f.dqueries, f.width * kQueries, 0.0f);
   for (int64_t key = 0; key < limit; key += kKeys) {
-    // Keys up to a whole panel: those beyond the limit are hidden from every query of the strip, so
-    // they add zeros.
+    // Rounds the keys up to a whole panel. Keys beyond the limit are hidden from every query of the
+    // strip, so they add zeros.
     const int64_t keys = round_up(std::min(limit, key + kKeys), kHeadRows) - key;
     score_block(f.key_panels, key, key + keys, f.width, f.queries, f.probabilities);
     score_block(f.value_panels, key, key + keys, f.width, f.douts, f.dscores);
@@ -164,7 +165,7 @@ void backward(const AttentionShape& s, const HeadsView& q, const HeadsView& k, c
     const int64_t group = s.heads / s.kv_heads;
     for (int64_t i = begin; i < end; ++i) {
       const int64_t b = i / s.kv_heads, head = i % s.kv_heads;
-      // The gradient's rows hold the values until they are packed.
+      // The rows of the gradient hold the values until these are packed.
       load_rows<T>(s, v, b, 0, head, s.keys, f.keys, -1, 1.0f, f.dvalue_rows);
       pack_panels(f.dvalue_rows, f.keys, f.width, f.value_panels);
       load_keys<T>(s, k, b, head, f.keys, f.key_rows);

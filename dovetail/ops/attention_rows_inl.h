@@ -1,6 +1,7 @@
-// Rows of heads on their way between memory and the attention kernels: conversion, rotary
-// positions, padding. Compiled once per instruction set: included by *_simd.cpp after
-// simd_config.h, through foreach_target.
+// Conversion of rows of heads between memory and the attention kernels: number format, rotary
+// positions, padding.
+// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
+// foreach_target.
 #if defined(DOVETAIL_OPS_ATTENTION_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DOVETAIL_OPS_ATTENTION_ROWS_INL_H_
 #undef DOVETAIL_OPS_ATTENTION_ROWS_INL_H_
@@ -20,24 +21,25 @@ HWY_BEFORE_NAMESPACE();
 namespace dovetail {
 namespace HWY_NAMESPACE {
 
-// Rows of the left operand in attention's products: a divisor of the usual head sizes, unlike
-// GEMM's 12 or 6.
+// Rows of the left operand in the products of attention. They divide the usual head sizes, unlike
+// the 12 or 6 rows of GEMM.
 #if HWY_TARGET == HWY_AVX3
 constexpr int kHeadRows = 8;
 #else
 constexpr int kHeadRows = 4;
 #endif
-// Queries worked on together: one strip of tile columns, so that softmax statistics are lanes and
-// need no horizontal sums.
+// Queries that are processed together: one strip of tile columns. Each lane then holds the softmax
+// statistics of one query, without horizontal sums.
 constexpr int64_t kQueries = kTileColumns;
-// Keys per block: scores of a block (kKeys x kQueries) stay in the first-level cache.
+// Keys per block. The scores of a block (kKeys x kQueries) stay in the first-level cache.
 constexpr int64_t kKeys = 128;
 
 HWY_INLINE int64_t round_up(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
-/// Rows padded with zeros to whole strips of tile columns.
+/// Returns the head size rounded up to whole strips of tile columns. The elements that this adds
+/// are zero.
 HWY_INLINE int64_t padded_head_dim(const AttentionShape& s) {
   return round_up(s.head_dim, round_up(kTileColumns, kHeadRows));
 }
@@ -53,14 +55,14 @@ HWY_INLINE T* row_of(const MutableHeadsView& view, int64_t b, int64_t t, int64_t
          h * view.head_stride;
 }
 
-/// `count` elements become float32 in `to`, times `scale`.
+/// Converts `count` elements to float32 in `to`, multiplied by `scale`.
 template <class T>
 HWY_INLINE void load_row(const T* from, int64_t count, float scale, float* to) {
   for (int64_t i = 0; i < count; i += kLanes)
     store(hn::Mul(load(from + i, count - i), splat(scale)), to + i, count - i);
 }
 
-/// Turns pairs (i, i + half) of `row` by the angles of `position`, backwards when `direction` is
+/// Rotates pairs (i, i + half) of `row` by the angles of `position`, backwards if `direction` is
 /// -1.
 HWY_INLINE void rotate_row(const AttentionShape& s, int64_t position, float direction, float* row) {
   const int64_t half = s.rotary_dim / 2;
@@ -75,8 +77,9 @@ HWY_INLINE void rotate_row(const AttentionShape& s, int64_t position, float dire
   }
 }
 
-/// Rows t .. t + count of a head to `to` (rows, padded), zero beyond the head size and beyond
-/// `count`. Rotated when `position` (of row t) is not negative.
+/// Loads rows [t, t + count) of a head to `to` (rows, padded). Elements beyond the head size, and
+/// rows from `count` on, are zero. Rows are rotated if `position`, the position of row t, is not
+/// negative.
 template <class T>
 void load_rows(const AttentionShape& s, const HeadsView& view, int64_t b, int64_t t, int64_t h,
                int64_t count, int64_t rows, int64_t position, float scale, float* to) {
@@ -92,7 +95,7 @@ void load_rows(const AttentionShape& s, const HeadsView& view, int64_t b, int64_
   }
 }
 
-/// The keys of a head, rotated: those of a cache (before S - T) already are.
+/// Loads the keys of a head, rotated. Keys of a cache (before S - T) already are.
 template <class T>
 void load_keys(const AttentionShape& s, const HeadsView& k, int64_t b, int64_t g, int64_t rows,
                float* to) {
@@ -102,13 +105,14 @@ void load_keys(const AttentionShape& s, const HeadsView& k, int64_t b, int64_t g
                to + cached * padded_head_dim(s));
 }
 
-/// Rows (rows, padded) as panels of kHeadRows: panel p holds [d][row of the panel]. `rows` is a
-/// multiple of kHeadRows.
+/// Packs rows (rows, padded) as panels of kHeadRows rows: panel p holds [d][row of the panel].
+/// `rows` is a multiple of kHeadRows.
 HWY_INLINE void pack_panels(const float* from, int64_t rows, int64_t width, float* to) {
   pack_transposed<kHeadRows>({from, width}, rows, width, to);
 }
 
-/// scores[key][query] of keys key .. key_end, from panels of keys and queries [d][query].
+/// Computes scores[key][query] of keys key .. key_end, from panels of keys and from queries
+/// [d][query].
 HWY_INLINE void score_block(const float* panels, int64_t key, int64_t key_end, int64_t width,
                             const float* queries, float* scores) {
   for (int64_t i = key; i < key_end; i += kHeadRows) {
@@ -119,7 +123,7 @@ HWY_INLINE void score_block(const float* panels, int64_t key, int64_t key_end, i
   }
 }
 
-/// sums[d][query] (+)= sum over keys of rows[key][d] * weights[key][query].
+/// Computes sums[d][query] += sum over keys of rows[key][d] * weights[key][query].
 HWY_INLINE void weigh_block(const float* rows, int64_t keys, int64_t width, const float* weights,
                             float* sums) {
   for (int64_t d = 0; d < width; d += kHeadRows) {
@@ -128,12 +132,13 @@ HWY_INLINE void weigh_block(const float* rows, int64_t keys, int64_t width, cons
   }
 }
 
-/// One past the last key that the queries from `query` on may see, kQueries of them.
+/// Returns the end of the keys that the kQueries queries from `query` on may see.
 HWY_INLINE int64_t key_limit(const AttentionShape& s, int64_t query) {
   return std::min(s.keys, query + kQueries + s.keys - s.queries);
 }
 
-/// The lanes (queries) of vector j of a strip that do not see `key`; `query` is the strip's first.
+/// Returns the lanes (queries) of vector j of a strip that do not see `key`; `query` is the first
+/// query of the strip.
 HWY_INLINE auto hidden_lanes(const AttentionShape& s, int64_t query, int64_t key, int64_t j) {
   const FloatVector position =
       hn::Add(hn::Iota(FloatTag(), 0.0f), splat(static_cast<float>(j * kLanes)));

@@ -14,15 +14,15 @@
 #include "dovetail/ops/workspace.h"
 #include "hwy/highway.h"
 
-// Flash attention (Dao et al. 2022, 2023) with everything transposed: scores are [key][query], so
-// that a strip of queries fills the tile's columns, softmax runs down the lanes, and the
-// probabilities are the packed right operand of the next product.
+// Flash attention (Dao et al. 2022, 2023) with all operands transposed. Scores are [key][query], so
+// that a strip of queries fills the columns of a tile. Softmax runs down the lanes. The
+// probabilities are then the packed right operand of the next product.
 
 HWY_BEFORE_NAMESPACE();
 namespace dovetail {
 namespace HWY_NAMESPACE {
 
-/// Buffers of one task, carved out of the thread's workspace.
+/// Buffers of one task, taken from the thread's workspace.
 struct ForwardBuffers {
   float *keys, *values, *rows, *queries, *scores, *sums;
   int64_t key_rows, width;
@@ -32,7 +32,7 @@ ForwardBuffers forward_buffers(const AttentionShape& s) {
   ForwardBuffers f;
   f.key_rows = round_up(s.keys, kHeadRows);
   f.width = padded_head_dim(s);
-  // The rows before packing and the query's own share a buffer: never needed together.
+  // Rows before packing and the query's own rows share a buffer: they are never needed together.
   const int64_t rows = std::max(f.key_rows, kQueries) * f.width, strip = kQueries * f.width;
   float* next = workspace(
       Workspace::kAttention,
@@ -51,12 +51,12 @@ ForwardBuffers forward_buffers(const AttentionShape& s) {
   return f;
 }
 
-/// Running maximum and sum of each query of a strip.
+/// Running maximum and running sum of each query of a strip.
 struct SoftmaxState {
   FloatVector maximum[kTileVectors], sum[kTileVectors];
 };
 
-/// Scores of a block become e^(score - maximum); `sums` and the state are brought to the new
+/// Replaces the scores of a block by e^(score - maximum). Rescales `sums` and the state to the new
 /// maximum.
 HWY_INLINE void softmax_block(float* scores, int64_t keys, SoftmaxState& state, float* sums,
                               int64_t width) {
@@ -82,7 +82,8 @@ HWY_INLINE void softmax_block(float* scores, int64_t keys, SoftmaxState& state, 
   }
 }
 
-/// Minus infinity where a query may not look; `key` is the block's first.
+/// Sets scores to minus infinity where a query must not see a key. `key` is the first key of the
+/// block.
 HWY_INLINE void hide_future(const AttentionShape& s, int64_t query, int64_t key, int64_t keys,
                             float* scores) {
   const int64_t first = std::max<int64_t>(0, query + s.keys - s.queries + 1 - key);

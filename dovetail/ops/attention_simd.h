@@ -6,18 +6,19 @@
 
 namespace dovetail {
 
-/// Legend: B batch, T queries (the last T positions), S keys, H query heads, G key-value heads, D
-/// head size.
+/// Sizes of an attention. Names of dimensions: B batch, T queries (the last T positions), S keys, H
+/// query heads, G key-value heads, D head size.
 struct AttentionShape {
   int64_t batch, queries, keys, heads, kv_heads, head_dim;
   Storage storage;
   int64_t rotary_dim;
-  /// (S, rotary_dim / 2) by position; null without rotary. Keys before position S - T are taken as
-  /// rotated already.
+  /// Rotary table (S, rotary_dim / 2) by position; null without rotary positions. Keys before
+  /// position S - T must already be rotated.
   const float *cosine, *sine;
 };
 
-/// (B, T or S, heads, D) in the shape's storage; the last stride is 1. Strides in elements.
+/// View of heads (B, T or S, heads, D) in the shape's storage. The last stride is 1. Strides are in
+/// elements.
 struct HeadsView {
   const void* data;
   int64_t batch_stride, time_stride, head_stride;
@@ -27,7 +28,7 @@ struct MutableHeadsView {
   int64_t batch_stride, time_stride, head_stride;
 };
 
-/// out (B, T, H, D); logsumexp (B, H, T) of the scaled scores, kept for backward.
+/// Computes out (B, T, H, D), and logsumexp (B, H, T) of the scaled scores for backward.
 void attention_forward(const AttentionShape& shape, const HeadsView& q, const HeadsView& k,
                        const HeadsView& v, const MutableHeadsView& out, float* logsumexp);
 
@@ -37,8 +38,8 @@ struct AttentionGradients {
   MutableHeadsView dq, dk, dv;
 };
 
-/// Every element of dq, dk and dv is written. One task a key-value head, so sums have one order for
-/// any number of threads.
+/// Computes all elements of dq, dk and dv. One task computes one key-value head, so sums have one
+/// order for any number of threads.
 void attention_backward(const AttentionShape& shape, const HeadsView& q, const HeadsView& k,
                         const HeadsView& v, const AttentionGradients& gradients);
 

@@ -8,7 +8,7 @@ namespace dovetail::composed {
 
 namespace {
 
-/// Statistics of bfloat16 rows are computed in float32, of others in their own dtype.
+/// Returns the dtype of statistics: float32 for bfloat16 and float16, else the dtype of x.
 at::ScalarType statistics_dtype(const at::Tensor& x) {
   return x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf ? at::kFloat
                                                                           : x.scalar_type();
@@ -34,7 +34,7 @@ at::Tensor rotate(const at::Tensor& x, int64_t position, AttentionOptions option
   if (options.rotary_dim == 0) return x;
   const int64_t half = options.rotary_dim / 2, length = x.size(1);
   const auto wide = x.options().dtype(at::kDouble);
-  // Angles in float64: float32 loses half of their digits at positions of some thousands.
+  // Angles are float64: float32 loses half of their digits at positions of some thousands.
   const at::Tensor frequency =
       at::exp(at::arange(half, wide) *
               (-2.0 * std::log(options.theta) / static_cast<double>(options.rotary_dim)));
@@ -55,7 +55,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
                      AttentionOptions options, Rotate rotate_by) {
   const int64_t queries = q.size(1), keys = k.size(1);
   const at::Tensor rotated_q = rotate_by(q, keys - queries, options);
-  // With a cache the earlier keys are already rotated.
+  // With a cache, earlier keys are already rotated.
   const at::Tensor rotated_k =
       keys == queries || options.rotary_dim == 0
           ? rotate_by(k, 0, options)
@@ -64,7 +64,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
                     1);
   if (q.numel() == 0) return at::empty_like(q);
   std::optional<at::Tensor> mask;
-  // One query sees all keys. A mask would keep ATen from flash attention.
+  // A single query sees all keys. A mask would keep ATen from using flash attention.
   if (keys != queries && queries > 1)
     mask = at::ones({queries, keys}, q.options().dtype(at::kBool)).tril(keys - queries);
   return at::scaled_dot_product_attention(

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::array<std::string_view, 2> kNames = {"im2col", "winograd"};
 
-/// The sizes of one convolution, checked.
+/// Checked sizes of one convolution.
 struct Problem {
   int64_t batch, filters;
   ColumnShape columns;
@@ -49,7 +49,7 @@ struct Problem {
                o.stride[1], o.padding[0], o.padding[1], out[0],    out[1]};
   }
 
-  /// The columns of an image are the image.
+  /// Returns true if the columns of an image are the image itself.
   bool pointwise() const {
     const ColumnShape& c = columns;
     return c.kernel_height == 1 && c.kernel_width == 1 && c.stride_height == 1 &&
@@ -99,7 +99,7 @@ void check_applies(ConvolutionPass pass, at::IntArrayRef weight,
 
 at::Tensor made(at::IntArrayRef sizes) { return at::empty(sizes, at::kFloat); }
 
-/// The workspace of a pass; undefined where it needs none.
+/// Workspace of a pass; an undefined tensor if the pass needs none.
 struct Scratch {
   explicit Scratch(int64_t floats) : memory(floats > 0 ? made({floats}) : at::Tensor()) {}
   float* data() const { return memory.defined() ? memory.mutable_data_ptr<float>() : nullptr; }
@@ -206,7 +206,7 @@ int64_t convolution_workspace_bytes(ConvolutionPass pass, at::IntArrayRef x_size
 at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                        const ConvolutionOptions& options) {
   const TraceSpan span("dovetail::convolution");
-  simd_level();  // DOVETAIL_SIMD takes effect
+  simd_level();  // applies DOVETAIL_SIMD
   check_applies(ConvolutionPass::kForward, weight.sizes(), options);
   const Problem p(x.sizes(), weight.sizes(), options);
   check_tensor("x", x, x.sizes());

@@ -11,38 +11,39 @@
 
 namespace dovetail {
 
-/// How a convolution is computed on the CPU, beside ATen's own way (at::convolution: oneDNN's
-/// direct kernels).
-///   im2col    the columns of one image at a time, and a matrix product with the filters
+/// CPU algorithms of a convolution, in addition to ATen's own (at::convolution: oneDNN's direct
+/// kernels).
+///   im2col    unfolds one image at a time into columns and multiplies them with the filters
 ///   winograd  F(4 x 4, 3 x 3) (Lavin and Gray 2015, arXiv 1509.09308): a quarter of the
 ///   multiplications, larger errors
 enum class ConvolutionAlgorithm { kIm2col, kWinograd };
 std::string_view name(ConvolutionAlgorithm algorithm);
-/// UserError for a name that is neither.
+/// Returns the algorithm of this name. Throws UserError for an unknown name.
 ConvolutionAlgorithm convolution_algorithm(std::string_view name);
 
 struct ConvolutionOptions {
-  std::array<int64_t, 2> stride = {1, 1}, padding = {0, 0};  ///< height, width; padding by zeros
+  /// Each is {height, width}; padding by zeros.
+  std::array<int64_t, 2> stride = {1, 1}, padding = {0, 0};
   ConvolutionAlgorithm algorithm = ConvolutionAlgorithm::kIm2col;
 };
 
-/// y (N, K, P, Q) = x (N, C, H, W) * weight (K, C, R, S) [+ bias (K)], where P = (H + 2 padding -
-/// R) / stride + 1, rounded down, and Q likewise. All float32 on the CPU; x and weight are made
-/// contiguous. One group, no dilation.
+/// Returns y (N, K, P, Q) = x (N, C, H, W) * weight (K, C, R, S) [+ bias (K)]. Here P = (H + 2
+/// padding - R) / stride + 1, rounded down, and Q likewise. All tensors are float32 on the CPU; x
+/// and weight are made contiguous. One group, no dilation.
 ///
-/// The bits depend on the instruction set (ops/simd_level.h), not on the number of threads. Error
-/// bounds: of im2col (C R S + 1) 2^-24 sum |x| |weight|; of winograd in winograd.h. Gradients are
-/// the functions below: autograd does not know of these. UserError on what does not fit, and where
-/// `why_not` has a reason.
+/// The bits depend on the instruction set (ops/dispatch.h), not on the number of threads. The error
+/// bound of im2col is (C R S + 1) 2^-24 sum |x| |weight|. The bound of winograd is in winograd.h.
+/// Autograd does not differentiate this function: use the gradients below. Throws UserError for
+/// shapes that do not match, and if `why_not` returns a reason.
 at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                        const ConvolutionOptions& options);
 
-/// The gradient of x (of `x_sizes`), given dy (N, K, P, Q).
+/// Returns the gradient of x, with shape `x_sizes`, given dy (N, K, P, Q).
 at::Tensor convolution_backward_data(const at::Tensor& dy, const at::Tensor& weight,
                                      at::IntArrayRef x_sizes, const ConvolutionOptions& options);
 
-/// The gradients of the weight (of `weight_sizes`) and the bias. Sums run over images in their
-/// order.
+/// Gradients of the weight, with shape `weight_sizes`, and of the bias. Sums run over the images in
+/// their order.
 struct ConvolutionGradients {
   at::Tensor weight, bias;
 };
@@ -52,15 +53,17 @@ ConvolutionGradients convolution_backward_weight(const at::Tensor& dy, const at:
 
 enum class ConvolutionPass { kForward, kBackwardData, kBackwardWeight };
 
-/// Why an algorithm cannot do a pass, or nothing. winograd is for filters of 3 x 3 with stride 1,
-/// forward and backward to data, there with padding up to 2.
+/// Returns the reason why an algorithm cannot compute a pass, or nullopt. Winograd needs 3 x 3
+/// filters and stride 1, in a forward pass or a backward pass to data. The latter needs padding of
+/// at most 2.
 std::optional<std::string> why_not(ConvolutionPass pass, at::IntArrayRef weight_sizes,
                                    const ConvolutionOptions& options);
 
-/// Bytes that a pass needs beside its arguments and results, which it allocates after these and
-/// frees at its end: for im2col the columns of one image (none where they are the image itself)
-/// and, of backward to weights, a row of sums; for winograd see winograd.h. The buffers that each
-/// thread packs matrix products in (ops/workspace.h) are kept between calls and not counted.
+/// Returns the workspace of a pass in bytes, in addition to its arguments and results. The pass
+/// allocates it after these and frees it at its end. For im2col it holds the columns of one image,
+/// or nothing if the image is equal to its columns. Backward to weights also needs a row of sums.
+/// For winograd see winograd.h. The buffers in which each thread packs matrix products
+/// (ops/workspace.h) are not counted, since they are kept between calls.
 int64_t convolution_workspace_bytes(ConvolutionPass pass, at::IntArrayRef x_sizes,
                                     at::IntArrayRef weight_sizes,
                                     const ConvolutionOptions& options);

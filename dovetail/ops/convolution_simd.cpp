@@ -17,8 +17,8 @@ HWY_BEFORE_NAMESPACE();
 namespace dovetail {
 namespace HWY_NAMESPACE {
 
-/// Outputs [begin, end) of a line read an element of an image's line of `size`: output o that at o
-/// * stride + offset.
+/// Outputs [begin, end) of a line that read inside the image: output o reads element o * stride +
+/// offset of a line of `size`.
 struct Inside {
   Inside(int64_t outputs, int64_t size, int64_t stride, int64_t offset)
       : begin(std::clamp<int64_t>(offset >= 0 ? 0 : (stride - 1 - offset) / stride, 0, outputs)),

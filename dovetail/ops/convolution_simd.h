@@ -4,9 +4,10 @@
 
 namespace dovetail {
 
-/// One image (channels, height, width) and its columns (channels * kernel_height * kernel_width,
-/// out_height * out_width): row (c, r, s) is what tap (r, s) of a filter reads of channel c for
-/// each output, zeros around the image.
+/// Sizes of an image (channels, height, width) and of its columns. The columns are (channels *
+/// kernel_height * kernel_width, out_height * out_width). Row (c, r, s) of the columns holds, for
+/// each output, the element of channel c that filter tap (r, s) reads. Elements outside the image
+/// are zero.
 struct ColumnShape {
   int64_t channels, height, width;
   int64_t kernel_height, kernel_width, stride_height, stride_width, pad_height, pad_width;
@@ -16,11 +17,11 @@ struct ColumnShape {
   int64_t pixels() const { return out_height * out_width; }
 };
 
-/// im2col.
+/// Computes the columns of an image (im2col).
 void image_to_columns(const ColumnShape& shape, const float* image, float* columns);
 
-/// col2im: each element of the image becomes the sum of those of the columns that were read from
-/// it, in their order.
+/// Computes an image from its columns (col2im). Each element of the image is the sum of all
+/// elements of the columns that were read from it. The sum is in the order of the columns.
 void columns_to_image(const ColumnShape& shape, const float* columns, float* image);
 
 }  // namespace dovetail

@@ -20,12 +20,12 @@ namespace dovetail {
 
 namespace {
 
-/// Rows of logits held at a time. 8 MiB of them stay in the last-level cache; but each chunk reads
-/// the weight and reads and writes its gradient once, so that fewer than kLeastRows would make
-/// memory the bound for a large vocabulary.
+/// Bytes of logits held at a time: 8 MiB stay in the last-level cache. Each chunk reads the weight,
+/// and reads and writes its gradient, once. With fewer than kLeastRows rows, memory would limit the
+/// speed for a large vocabulary.
 constexpr int64_t kChunkBytes = int64_t{8} << 20;
 constexpr int64_t kLeastRows = 512;
-/// On a GPU products want thousands of rows: 5,336 of GPT-2's vocabulary in bfloat16.
+/// GPU products need thousands of rows: these are 5,336 rows of GPT-2's vocabulary in bfloat16.
 constexpr int64_t kGpuChunkBytes = int64_t{512} << 20;
 
 int64_t chunk_rows(const at::Tensor& x, int64_t vocab) {
@@ -37,8 +37,8 @@ int64_t chunk_rows(const at::Tensor& x, int64_t vocab) {
   return (rows + chunks - 1) / chunks;
 }
 
-/// What CrossEntropyProblem says, by ATen: losses; `logits` overwritten with their gradient if
-/// `gradient`.
+/// Computes CrossEntropyProblem by ATen. Returns the losses, and overwrites `logits` with their
+/// gradient if `gradient`.
 at::Tensor losses_composed(at::Tensor& logits, const at::Tensor& targets, bool gradient) {
   const at::Tensor kept = targets.ne(kIgnoredTarget), safe = targets.clamp_min(0).unsqueeze(1);
   const at::Tensor wide = logits.scalar_type() == at::kDouble ? logits : logits.to(at::kFloat);
@@ -71,7 +71,7 @@ at::Tensor losses_of(at::Tensor& logits, const at::Tensor& targets, bool gradien
   return losses;
 }
 
-/// Only on the CPU: elsewhere it would cost a synchronisation. Contiguous.
+/// Checks contiguous targets on the CPU only: elsewhere a check would cost a synchronisation.
 void check_targets(const at::Tensor& targets, int64_t vocab) {
   if (!targets.is_cpu()) return;
   const int64_t* target = targets.const_data_ptr<int64_t>();
@@ -99,7 +99,7 @@ LossAndGradients run(const at::Tensor& x, const at::Tensor& weight, const at::Te
         rows == 0 ? at::zeros_like(weight) : at::empty_like(weight, at::MemoryFormat::Contiguous);
   const int64_t chunk = rows == 0 ? 0 : chunk_rows(x, vocab);
   const at::Tensor buffer = at::empty({chunk, vocab}, x.options());
-  // Sums over several chunks in bfloat16 would lose digits; cuBLAS adds bfloat16 products to
+  // Sums over several chunks in bfloat16 would lose digits. cuBLAS adds bfloat16 products to
   // float32.
   const bool wide_sum =
       need_dweight && x.is_cuda() && x.scalar_type() == at::kBFloat16 && chunk < rows;
@@ -123,7 +123,7 @@ LossAndGradients run(const at::Tensor& x, const at::Tensor& weight, const at::Te
     }
   }
   if (wide_sum) result.dweight.copy_(sum);
-  // Summed in float64: float32 would lose a digit or two over thousands of tokens.
+  // The sum is float64: float32 would lose a digit or two over thousands of tokens.
   result.loss = rows == 0 ? at::zeros({}, loss_options)
                           : at::cat(losses).sum(at::kDouble).to(loss_options.dtype());
   return result;
@@ -151,7 +151,7 @@ class LinearCrossEntropyFunction : public torch::autograd::Function<LinearCrossE
     user_check(
         context->saved_data.count("gradients") > 0,
         "linear_cross_entropy: its gradients were handed over by the first backward and are gone");
-    // Handed over rather than shared: autograd then keeps them as .grad without a copy.
+    // Moved, not shared: autograd then keeps them as .grad without a copy.
     std::vector<at::Tensor> stored = context->saved_data["gradients"].toTensorVector();
     context->saved_data.erase("gradients");
     operation("dovetail::scale", {.reads = {gradients[0]}, .changes = stored},

@@ -35,7 +35,8 @@ float row_maximum(const T* x, int64_t n) {
   return maximum;
 }
 
-/// Sum of e^(x - maximum): float32 in each lane, which holds n / kLanes terms of at most 1.
+/// Returns the sum of e^(x - maximum). It is float32 in each lane, which holds n / kLanes terms of
+/// at most 1.
 template <class T>
 float row_sum(const T* x, int64_t n, float maximum) {
   const FloatVector shift = splat(maximum);
@@ -66,8 +67,8 @@ void row(T* x, int64_t n, int64_t target, float* loss, bool gradient) {
     const int64_t left = n - i;
     store(hn::Mul(exponential_or_zero(hn::Sub(load(x + i, left), shift)), scale), x + i, left);
   }
-  // From the loss rather than from the rounded probability: 1 - p is exact to float32 also where p
-  // rounds to 1 in bfloat16.
+  // Uses the loss, not the rounded probability: 1 - p is exact to float32 even where p rounds to 1
+  // in bfloat16.
   HWY_ALIGN T corrected[kLanes];
   store(splat(std::expm1(-*loss)), corrected);
   x[target] = corrected[0];

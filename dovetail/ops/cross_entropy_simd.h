@@ -6,9 +6,10 @@
 
 namespace dovetail {
 
-/// losses[i] = log(sum(exp(logits[i]))) - logits[i, targets[i]], zero where the target is
-/// `kIgnoredTarget`. With `gradient`, logits (rows, vocab), contiguous, are overwritten with
-/// softmax - one-hot (zero for ignored rows). Every other target must lie in [0, vocab).
+/// Cross entropy of each row: losses[i] = log(sum(exp(logits[i]))) - logits[i, targets[i]]. It is 0
+/// if the target is `kIgnoredTarget`; every other target must be in [0, vocab). With `gradient`,
+/// logits (rows, vocab), contiguous, are overwritten with softmax - one-hot, and with zeros in
+/// ignored rows.
 constexpr int64_t kIgnoredTarget = -100;
 
 struct CrossEntropyProblem {

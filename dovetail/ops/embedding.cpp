@@ -17,7 +17,7 @@ namespace dovetail {
 
 namespace {
 
-/// Token positions grouped by id, in order within an id: those of id i are positions[starts[i]] ..
+/// Token positions grouped by id, in order within an id. Id i has positions[starts[i]] ..
 /// positions[starts[i + 1] - 1].
 struct PositionsOfIds {
   std::vector<int64_t> starts, positions;
@@ -41,7 +41,7 @@ void add_row(const T* __restrict from, int64_t width, float* __restrict to) {
   for (int64_t i = 0; i < width; ++i) to[i] += static_cast<float>(from[i]);
 }
 
-/// dweight[id] = the sum of dy[t] over the positions t of id, in order and in float32.
+/// Computes dweight[id] = sum of dy[t] over the positions t of id, in order and in float32.
 template <class T>
 void sum_rows(const PositionsOfIds& groups, const at::Tensor& dy, const at::Tensor& dweight) {
   const int64_t vocab = dweight.size(0), width = dweight.size(1);
@@ -71,7 +71,7 @@ void check_ids(const at::Tensor& ids, int64_t vocab) {
              *least < 0 ? *least : *most, vocab);
 }
 
-/// weight, ids, both contiguous -> rows.
+/// Returns rows of weight for ids; both are contiguous.
 at::Tensor look_up(const at::Tensor& weight, const at::Tensor& ids) {
   const TraceSpan span("dovetail::embedding");
   check_ids(ids, weight.size(0));
@@ -90,7 +90,7 @@ at::Tensor look_up(const at::Tensor& weight, const at::Tensor& ids) {
   return y;
 }
 
-/// dy contiguous.
+/// Returns the gradient of the weight; dy must be contiguous.
 at::Tensor weight_gradient(const at::Tensor& ids, const at::Tensor& dy, int64_t vocab) {
   const TraceSpan span("dovetail::embedding");
   at::Tensor dweight = at::empty({vocab, dy.size(-1)}, dy.options());

@@ -17,11 +17,12 @@ HWY_BEFORE_NAMESPACE();
 namespace dovetail {
 namespace HWY_NAMESPACE {
 
-// Independent sums: two units of four cycles' latency need eight to be kept busy, and AVX2 has
-// sixteen registers.
+// Number of independent sums. Two units with a latency of four cycles need eight sums to stay busy;
+// AVX2 has sixteen registers.
 constexpr int kSums = 10;
 
-/// Operations done. The result of the sums goes to `sink`, so that they are not optimized away.
+/// Returns the number of operations. Writes the sums to `sink`, so that they are not optimized
+/// away.
 int64_t ChainFma(int64_t steps, float* sink) {
   FloatVector sums[kSums];
   for (int i = 0; i < kSums; ++i) sums[i] = splat(static_cast<float>(i));

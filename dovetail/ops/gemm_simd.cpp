@@ -22,24 +22,26 @@ HWY_BEFORE_NAMESPACE();
 namespace dovetail {
 namespace HWY_NAMESPACE {
 
-// Blocking after Goto and van de Geijn (2008): a panel of b is packed once by all threads and read
-// from the shared cache, a block of a (kTaskRows x kDepth) is packed by the thread that uses it and
-// stays in its second-level cache, and one strip of b (kDepth x kTileColumns) in its first.
+// Blocking after Goto and van de Geijn (2008). A panel of b is packed once by all threads and read
+// from the shared cache. A block of a (kTaskRows x kDepth) is packed by the thread that uses it,
+// and stays in its second-level cache. One strip of b (kDepth x kTileColumns) stays in its
+// first-level cache.
 constexpr int64_t kDepth = kLanes == 16 ? 768 : 384;
 constexpr int64_t kTaskRows = 96;
 constexpr int64_t kPanelFloats = int64_t{2} << 20;
 
 HWY_INLINE int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// The part of b packed at a time: columns [column, column + columns), terms [depth, depth +
+/// Part of b that is packed at a time: columns [column, column + columns), terms [depth, depth +
 /// depths).
 struct Panel {
   int64_t column, columns, depth, depths;
-  int64_t slice;  // packed by slices of so many terms, each by strips of kTileColumns
+  // Terms per slice; the panel is packed by slices, and each slice by strips of kTileColumns.
+  int64_t slice;
 };
 
-/// Packs `count` rows of a (or columns of b) from `index` on, terms [depth, depth + k); strides as
-/// a's.
+/// Packs `count` rows of a (or columns of b) from `index` on, terms [depth, depth + k). Strides of
+/// x are named as for a.
 template <int64_t kWidth>
 void pack(const MatrixView& x, int64_t index, int64_t count, int64_t depth, int64_t k, float* to) {
   if (x.bfloat16) {
@@ -54,16 +56,17 @@ void pack(const MatrixView& x, int64_t index, int64_t count, int64_t depth, int6
   }
 }
 
-/// sums[row] = [sums +] the sum over k terms of row `row` of a, packed as tiles of kTileRows.
+/// Computes sums[row] = [sums +] the sum over k terms of row `row` of a, packed as tiles of
+/// kTileRows.
 void add_row_sums(const float* packed, int64_t rows, int64_t k, bool add, float* sums) {
   static_assert(kTileRows <= 4 * kLanes);
-  constexpr int kChains = 4;  // of additions that do not wait for each other
+  constexpr int kChains = 4;  // independent chains of additions hide their latency
   constexpr int64_t kVectors = (kTileRows + kLanes - 1) / kLanes;
   for (int64_t i = 0; i < rows; i += kTileRows, packed += kTileRows * k) {
     FloatVector chains[kChains][kVectors];
     for (auto& chain : chains) std::fill_n(chain, kVectors, splat(0.0f));
-    // A vector may reach into the next term or, at the end, into the slack of the workspace: lanes
-    // that are not used.
+    // A vector may extend into the next term or, at the end, into the padding of the workspace.
+    // These lanes are not used.
     const auto add_term = [&](int64_t p, FloatVector(&chain)[kVectors]) {
       for (int64_t v = 0; v < kVectors; ++v)
         chain[v] = hn::Add(chain[v], load(packed + p * kTileRows + v * kLanes));
@@ -87,7 +90,8 @@ MatrixView transposed(const MatrixView& x) {
   return {x.data, x.column_stride, x.row_stride, x.row_index, x.bfloat16, x.bfloat16_terms};
 }
 
-/// One tile of a product of packed operands. Memory from `upcoming` on is asked for meanwhile.
+/// Returns one tile of a product of packed operands. Meanwhile prefetches memory from `upcoming`
+/// on.
 HWY_INLINE Tile<kTileRows> multiply_tile(const GemmProblem& g, int64_t k, const float* a,
                                          const float* b, const float* upcoming) {
 #if HWY_TARGET == HWY_AVX3
@@ -108,7 +112,7 @@ void pack_part(const GemmProblem& g, const Panel& panel, int64_t slice, int64_t 
                      to + offset * strips * kTileColumns + column * depth);
 }
 
-/// What `pack` with these arguments will read, asked for a few lines at a time.
+/// Prefetch of the memory that `pack` with the same arguments will read, a few lines at a time.
 class Upcoming {
  public:
   Upcoming() = default;
@@ -120,7 +124,7 @@ class Upcoming {
                                  : count),
         parts_(ceil_divide(x.row_stride == 1 ? count : k, kLineFloats)) {}
 
-  /// Share `i` of `shares`.
+  /// Returns part `i` of `shares` equal parts.
   Upcoming share(int64_t i, int64_t shares) const {
     Upcoming out = *this;
     out.line_ = end_ * i / shares;
@@ -143,12 +147,12 @@ class Upcoming {
   int64_t line_ = 0, end_ = 0, part_ = 0, parts_ = 0;
 };
 
-/// A part of one panel's product: rows [row, row + rows) and strips [strip, strip_end) of c.
+/// Part of the product of one panel: rows [row, row + rows) and strips [strip, strip_end) of c.
 struct Task {
   int64_t row, rows, strip, strip_end;
 };
 
-/// While it runs, `next_a` and `next_b` are asked for.
+/// Computes one task. Meanwhile prefetches `next_a` and `next_b`.
 void multiply_block(const GemmProblem& g, const Panel& panel, const float* panel_packed,
                     const Task& task, const Upcoming& next_a, Upcoming next_b) {
   float* a =
@@ -204,13 +208,14 @@ void multiply_block(const GemmProblem& g, const Panel& panel, const float* panel
   }
 }
 
-/// One panel of one problem: its packing in parts, then its product in tasks, which need all of
-/// these parts.
+/// One panel of one problem. Its packing is cut into parts, then its product into tasks, which need
+/// all of these parts.
 struct Stage {
   const GemmProblem* g;
   Panel panel;
   float* packed = nullptr;
-  int64_t after;  // the stage that adds to the same columns of c before this one does; none: -1
+  // Previous stage that adds to the same columns of c; -1 if there is none.
+  int64_t after;
   int64_t row_blocks;
   int64_t strips_per_part = 0, parts = 0;
   int64_t strips_per_task = 0, column_blocks = 0;
@@ -219,18 +224,18 @@ struct Stage {
   int64_t tasks() const { return row_blocks * column_blocks; }
 };
 
-/// What is done of a stage.
+/// Numbers of finished parts and tasks of a stage.
 struct Progress {
   std::atomic<int64_t> parts{0}, tasks{0};
   std::unique_ptr<std::atomic<int64_t>[]> tasks_of_columns;
 };
 
-// Packed panels alive at once: one that is read, one that is filled meanwhile, and one whose last
-// readers may not be done.
+// Packed panels in memory at once. One is read and one is filled meanwhile. The last readers of the
+// third one may not be done.
 constexpr int64_t kPanels = 3;
 
-/// Products in stages, for threads that take pieces of work in their order: the packing of stage i
-/// + 1 comes before the product of stage i, so that a piece hardly ever waits for those before it.
+/// Products in stages, for threads that take pieces of work in a fixed order. The packing of stage
+/// i + 1 comes before the product of stage i. So a piece hardly ever waits for previous pieces.
 class Pipeline {
  public:
   explicit Pipeline(std::span<const GemmProblem> problems) {
@@ -259,7 +264,7 @@ class Pipeline {
       try {
         run_piece(begin);
       } catch (...) {
-        failed_ = true;  // nobody waits for it
+        failed_ = true;  // other threads stop waiting for this piece
         throw;
       }
     });
@@ -267,7 +272,7 @@ class Pipeline {
 
  private:
   enum class Kind { kPack, kMultiply };
-  /// Pieces [begin, ...) are parts or tasks of a stage.
+  /// Pieces from `begin` on are parts or tasks of a stage.
   struct Run {
     int64_t begin, stage;
     Kind kind;
@@ -275,10 +280,10 @@ class Pipeline {
 
   void add_stages(const GemmProblem& g) {
     if (g.m == 0 || g.n == 0) return;
-    // Slices of equal length, so that the last is not a short one.
+    // Slices have equal length, so that the last one is not short.
     const int64_t slice = ceil_divide(g.k, ceil_divide(g.k, kDepth));
-    // Problems that add to the same rows have the same n, and then the same columns whatever their
-    // k.
+    // Problems that add to the same rows have the same n. They then need the same columns, whatever
+    // their k.
     const int64_t max_slice = g.c_row ? kDepth : slice;
     const int64_t max_columns =
         std::max(kTileColumns, kPanelFloats / max_slice / kTileColumns * kTileColumns);
@@ -309,15 +314,15 @@ class Pipeline {
     return -1;
   }
 
-  /// How fine: `row_blocks` are those of all stages.
+  /// Chooses the sizes of parts and tasks. `row_blocks` is the total of all stages.
   void cut(Stage& stage, int64_t row_blocks) const {
     const int64_t strips = stage.strips();
     stage.strips_per_part = std::clamp<int64_t>(strips / (2 * workers_), 1, 8);
     stage.parts = ceil_divide(strips, stage.strips_per_part) *
                   ceil_divide(stage.panel.depths, stage.panel.slice);
-    // Few rows: cut the columns too, so that there are some tasks for every thread. Where stages
-    // add to the same columns, cut these the same way for each, so that one need not wait for all
-    // of the other. No sum depends on the cut.
+    // Few rows: cuts the columns, too, so that there are some tasks for every thread. Stages that
+    // add to the same columns cut them in the same way. So one stage need not wait for all of
+    // another. No sum depends on the cut.
     const int64_t wanted =
         stage.g->c_row ? 2 + workers_ / 4 : ceil_divide(4 * workers_, row_blocks);
     stage.strips_per_task = std::max(std::min<int64_t>(4, strips), ceil_divide(strips, wanted));
@@ -350,7 +355,8 @@ class Pipeline {
     progress_[i].parts.fetch_add(1, std::memory_order_release);
   }
 
-  /// All rows of one block of columns, then the next: what adds to the same columns is far apart.
+  /// Returns task number `task`: all rows of one block of columns, then the next block. Tasks that
+  /// add to the same columns are thus far apart.
   static Task task_of(const Stage& stage, int64_t task) {
     const int64_t block = task / stage.row_blocks, row = task % stage.row_blocks * kTaskRows;
     const int64_t strip = block * stage.strips_per_task;
@@ -373,7 +379,7 @@ class Pipeline {
     progress_[i].tasks.fetch_add(1, std::memory_order_release);
   }
 
-  /// The rows of a that this thread is likely to pack after task `number` of stage i.
+  /// Returns the rows of a that this thread is likely to pack after task `number` of stage i.
   Upcoming rows_after(int64_t i, int64_t number) const {
     number += workers_;
     for (; i < std::ssize(stages_) && number >= stages_[i].tasks(); ++i)
@@ -384,8 +390,8 @@ class Pipeline {
     return {stages_[i].g->a, task.row, task.rows, panel.depth, std::min(panel.slice, panel.depths)};
   }
 
-  /// One of `shares` of what the panel of stage i is packed from: the stage after the next, whose
-  /// packing comes first when this one is done.
+  /// Returns one of `shares` parts of the memory that the panel of stage i is packed from. Callers
+  /// pass the stage after the next: its packing comes first when the current stage is done.
   Upcoming panel_share(int64_t i, int64_t share, int64_t shares) const {
     if (i >= std::ssize(stages_)) return {};
     const Panel& panel = stages_[i].panel;
@@ -395,8 +401,8 @@ class Pipeline {
   }
 
   void wait(const std::atomic<int64_t>& done, int64_t count) const {
-    constexpr int kSpins =
-        2000;  // some microseconds; then the thread that is waited for may need this processor
+    // Some microseconds. Afterwards the awaited thread may need this processor.
+    constexpr int kSpins = 2000;
     for (int spin = 0; done.load(std::memory_order_acquire) < count && !failed_; ++spin) {
       if (spin < kSpins) {
         hwy::Pause();
@@ -406,7 +412,7 @@ class Pipeline {
     }
   }
 
-  const int64_t workers_ = parallel_workers();  // asked here: within a piece it would be 1
+  const int64_t workers_ = parallel_workers();  // read here: within a piece it would be 1
   std::vector<Stage> stages_;
   std::vector<Progress> progress_;
   std::vector<Run> runs_;

@@ -5,7 +5,7 @@
 
 namespace dovetail {
 
-/// A matrix in float32 with one of its strides 1.
+/// Float32 matrix; one of its strides is 1.
 struct MatrixView {
   const float* data;
   int64_t row_stride, column_stride;
@@ -19,9 +19,9 @@ struct MatrixView {
   int64_t bfloat16_terms = 0;
 };
 
-/// c (m, n), rows `ldc` apart, = [c +] [bias per column +] a (m, k) @ b (k, n). `bias` may be null,
-/// and is not used with `accumulate` unless there is `c_row`. `row_sums` (m), null for none,
-/// becomes the sums of a's rows.
+/// Matrix product c (m, n) = [c +] [bias per column +] a (m, k) @ b (k, n); rows of c are `ldc`
+/// elements apart. `bias` may be null. With `accumulate` it is ignored, unless `c_row` is set.
+/// `row_sums` (m) receives the sums of a's rows; it may be null.
 struct GemmProblem {
   int64_t m, n, k;
   MatrixView a, b;
@@ -30,26 +30,28 @@ struct GemmProblem {
   const float* bias;
   bool accumulate;
   float* row_sums;
-  /// Null, or m different numbers: row i of the product, bias included and times c_weight[i] (null:
-  /// 1), is added to row c_row[i] of c. With `accumulate`.
+  /// Null, or m different row numbers: row i of the product is added to row c_row[i] of c. The row
+  /// includes the bias and is multiplied by c_weight[i], or by 1 if c_weight is null. Needs
+  /// `accumulate`.
   const int32_t* c_row;
   const float* c_weight;
-  /// The operands are bfloat16, two terms to a float32: k and the views count pairs. Where
+  /// Operands are bfloat16, two terms to a float32: k and the views count pairs. Needs
   /// `multiplies_pairs`.
   bool pairs = false;
-  /// Not null: c in bfloat16 instead, `ldc` apart. Neither `accumulate` then, nor more pairs than
-  /// kBFloat16Pairs.
+  /// Null, or a bfloat16 result that replaces c, with rows `ldc` elements apart. Excludes
+  /// `accumulate`, and more than kBFloat16Pairs pairs.
   uint16_t* c_bfloat16 = nullptr;
 };
 constexpr int64_t kBFloat16Pairs = 768;
 
-/// Whether the kernel in use takes pairs: AVX-512 on a processor with its BF16 instructions.
+/// Returns true if the kernel in use takes pairs: AVX-512 on a processor with its BF16
+/// instructions.
 bool multiplies_pairs();
 
-/// Runs on parallel_workers() threads, which go from one problem to the next without waiting for
-/// each other. Problems may write to the same c only by `c_row`, and then do so in their order.
-/// Each element of a product is one sum in the order of k, cut every `kDepth` terms: the same bits
-/// for any number of threads and wherever the element lies.
+/// Computes all problems on parallel_workers() threads. These go from one problem to the next
+/// without waiting for each other. Problems may write to the same c only by `c_row`, and then do so
+/// in their order. Each element of a product is one sum in the order of k, cut every `kDepth`
+/// terms. So the bits are the same for any number of threads and any position of the element.
 void gemm_float32(std::span<const GemmProblem> problems);
 
 }  // namespace dovetail

@@ -4,21 +4,21 @@
 
 namespace dovetail {
 
-/// Work of a GPU that is recorded once and queued again by one call: a CUDA graph.
+/// GPU work that is recorded once and queued again by one call: a CUDA graph.
 class GpuGraph {
  public:
-  /// Records what `work` queues on the current stream, without running it. That stream must not be
-  /// the default one
-  /// (`use_own_stream` in base/gpu.h). `work` must not wait for the GPU or copy from memory that is
-  /// not pinned. Tensors that `work` makes keep their addresses as long as the graph lives. Throws
-  /// c10::Error, or what `work` throws; either leaves no graph behind.
+  /// Records the work that `work` queues on the current stream, without running it. That stream
+  /// must not be the default one (`use_own_stream` in base/gpu.h). `work` must not wait for the
+  /// GPU, or copy from memory that is not pinned. Tensors that `work` creates keep their addresses
+  /// as long as the graph lives. Throws c10::Error, or the exception of `work`; no graph is left in
+  /// either case.
   explicit GpuGraph(const std::function<void()>& work);
   ~GpuGraph();
   GpuGraph(const GpuGraph&) = delete;
   GpuGraph& operator=(const GpuGraph&) = delete;
 
-  /// Queues the recorded work on the current stream. It reads and writes the addresses that it was
-  /// recorded with.
+  /// Queues the recorded work on the current stream. The work reads and writes the addresses that
+  /// it was recorded with.
   void replay();
 
  private:

@@ -5,8 +5,8 @@
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/gemm.h"
 
-/// torch.ops.dovetail.*: one registration for all devices, since each function chooses its path by
-/// the tensor's device.
+/// Registers torch.ops.dovetail.*, once for all devices: each function chooses its path by the
+/// tensor's device.
 namespace dovetail {
 
 namespace {
@@ -95,7 +95,8 @@ TORCH_LIBRARY(dovetail, m) {
       "str algorithm, bool bias) -> (Tensor, Tensor)");
 }
 
-// Below autograd, which does not know of them, and so each one operation of a recorded step.
+// Registered below autograd, which does not know these functions. So each is one operation of a
+// recorded step.
 TORCH_LIBRARY_IMPL(dovetail, CompositeExplicitAutograd, m) {
   dovetail::implement<"convolution", dovetail::library_convolution>(m);
   dovetail::implement<"convolution_backward_data", dovetail::library_convolution_backward_data>(m);

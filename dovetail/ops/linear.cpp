@@ -15,11 +15,11 @@ namespace dovetail {
 
 namespace {
 
-/// x, weight, bias -> y.
+/// Returns y for operands x, weight, bias.
 std::vector<at::Tensor> product(const Operands& inputs) {
   const auto [x, weight, bias] = inputs.read<3>();
   if (x.is_cuda())
-    return {at::linear(x, weight, bias)};  // cuBLASLt adds the bias at the product's end
+    return {at::linear(x, weight, bias)};  // cuBLASLt adds the bias at the end of the product
   auto sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
   at::Tensor y = at::empty(sizes, x.options());
@@ -29,13 +29,13 @@ std::vector<at::Tensor> product(const Operands& inputs) {
   return {y};
 }
 
-/// dy (rows, out), x -> the gradients of weight and bias.
+/// Returns the gradients of weight and bias for operands dy (rows, out), x.
 std::vector<at::Tensor> weight_gradient(const Operands& inputs, bool wants_bias) {
   const at::Tensor &dy = inputs.reads[0], x = inputs.reads[1].reshape({dy.size(0), -1});
   if (dy.is_cuda()) return {at::mm(dy.t(), x), wants_bias ? column_sums(dy) : at::Tensor()};
   at::Tensor dweight = at::empty({dy.size(1), x.size(1)}, dy.options());
-  // dy's columns are summed on their way into the product: the bias' gradient needs no pass of its
-  // own.
+  // The product sums dy's columns while it packs them. So the gradient of the bias needs no pass of
+  // its own.
   const at::Tensor dbias = wants_bias ? at::empty({dy.size(1)}, dy.options()) : at::Tensor();
   gemm_into(dweight, dy, x, {.transpose_a = true, .row_sums = dbias});
   return {dweight, dbias};
@@ -80,8 +80,8 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
   }
 };
 
-/// Float32 on a CPU, where bfloat16 is ATen's own: oneDNN has AMX and AVX512-BF16 kernels. On a GPU
-/// what is ours is the gradient of the bias.
+/// Returns true for float32 on a CPU. ATen computes bfloat16 on a CPU: oneDNN has AMX and
+/// AVX512-BF16 kernels. On a GPU only the gradient of the bias is ours.
 bool by_function(const at::Tensor& x, const at::Tensor& bias) {
   if (!use_kernel(Kernel::kGemm, x) || x.numel() == 0) return false;
   return x.is_cuda() ? bias.defined() : x.scalar_type() == at::kFloat;

@@ -22,7 +22,7 @@ class EmptyOnMeta : public torch::autograd::Function<EmptyOnMeta> {
     for (const at::Tensor& input : context->get_saved_variables())
       made.push_back(at::isFloatingType(input.scalar_type()) ? at::empty_like(input)
                                                              : at::Tensor());
-    made.resize(made.size() + 2);  // none of sizes and dtype
+    made.resize(made.size() + 2);  // no gradients for sizes and dtype
     return made;
   }
 };

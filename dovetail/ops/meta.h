@@ -4,9 +4,9 @@
 
 namespace dovetail {
 
-/// Result of an operation on the meta device: an empty tensor of `sizes` and `dtype`,
-/// differentiable in `inputs`, whose gradients are empty as well. For operations that ATen has no
-/// meta kernels of in C++, such as layer_norm.
+/// Returns the result of an operation on the meta device: an empty tensor of `sizes` and `dtype`.
+/// It is differentiable in `inputs`, with empty gradients. For operations without a meta kernel of
+/// ATen in C++, for example layer_norm.
 at::Tensor empty_on_meta(at::TensorList inputs, at::IntArrayRef sizes, at::ScalarType dtype);
 
 }  // namespace dovetail

@@ -1,5 +1,5 @@
-// The register tile that every FP32 matrix product of ours is made of, and the packing of its
-// operands. Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
+// Register tile of all our FP32 matrix products, and the packing of their operands.
+// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
 // foreach_target.
 #if defined(DOVETAIL_OPS_MICRO_KERNEL_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DOVETAIL_OPS_MICRO_KERNEL_INL_H_
@@ -21,8 +21,8 @@ HWY_BEFORE_NAMESPACE();
 namespace dovetail {
 namespace HWY_NAMESPACE {
 
-// A tile of kTileRows x kTileColumns accumulators fills the registers: of AVX-512's 32, 24
-// accumulators, 2 of b, 1 of a; of AVX2's 16, 12 + 2 + 1.
+// A tile of kTileRows x kTileColumns accumulators fills the registers. AVX-512 has 32: 24
+// accumulators, 2 of b, 1 of a. AVX2 has 16: 12 accumulators, 2 of b, 1 of a.
 constexpr int kTileVectors = 2;
 constexpr int64_t kTileColumns = kTileVectors * kLanes;
 #if HWY_TARGET == HWY_AVX3
@@ -40,8 +40,8 @@ struct Tile {
   FloatVector v[kRows][kTileVectors];
 };
 
-/// body(r) for r < kRows, each a constant of its own: a loop, even an unrolled one, does not always
-/// leave a tile in registers.
+/// Calls body(r) for r < kRows, with r as a constant. A loop, even an unrolled one, does not always
+/// keep a tile in registers.
 template <int kRows, class Body>
 HWY_INLINE void each_tile_row(const Body& body) {
   [&]<int... r>(std::integer_sequence<int, r...>) HWY_ATTR {
@@ -49,19 +49,20 @@ HWY_INLINE void each_tile_row(const Body& body) {
   }(std::make_integer_sequence<int, kRows>());
 }
 
-// Terms of a product in which two lines of memory are asked for that the next one will read.
+// Number of terms of a product during which two lines of memory are prefetched for the next
+// product.
 constexpr int64_t kUpcomingSteps = 8;
 constexpr int64_t kLineFloats = 64 / sizeof(float);
 
 HWY_INLINE void prefetch_to_second_level(const float* at) { __builtin_prefetch(at, 0, 2); }
 
-/// One term of each element of a tile.
+/// Adds one term to each element of a tile.
 template <int kRows, int kRowStride>
 HWY_INLINE void multiply_step(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b,
                               int64_t b_step, Tile<kRows>& tile) {
   const FloatTag d;
-  // b streams from the second-level cache: ask for it some steps ahead. Beyond its end this is only
-  // a hint.
+  // b streams from the second-level cache: prefetches it some steps ahead. A prefetch beyond its
+  // end is only a hint.
   hwy::Prefetch(b + kPrefetchSteps * b_step);
   if constexpr (kTileColumns * sizeof(float) > 64)
     hwy::Prefetch(b + kPrefetchSteps * b_step + kTileColumns / 2);
@@ -74,8 +75,8 @@ HWY_INLINE void multiply_step(const float* HWY_RESTRICT a, const float* HWY_REST
   }
 }
 
-/// tile[r][j] = sum over p < k of a[r * kRowStride + p * a_step] * b[p * b_step + j], added in the
-/// order of p. Memory from `upcoming` on (null: none) is asked for meanwhile.
+/// Returns tile[r][j] = sum over p < k of a[r * kRowStride + p * a_step] * b[p * b_step + j], added
+/// in the order of p. Meanwhile prefetches memory from `upcoming` on (null: none).
 template <int kRows, int kRowStride>
 HWY_INLINE Tile<kRows> multiply(int64_t k, const float* HWY_RESTRICT a, int64_t a_step,
                                 const float* HWY_RESTRICT b, int64_t b_step,
@@ -100,8 +101,8 @@ HWY_INLINE Tile<kRows> multiply(int64_t k, const float* HWY_RESTRICT a, int64_t 
 }
 
 #if HWY_TARGET == HWY_AVX3
-/// The same of packed operands whose terms are pairs of bfloat16, summed in float32: first the
-/// second of a pair.
+/// Multiplies packed operands whose terms are pairs of bfloat16, with sums in float32. The second
+/// number of a pair is added first.
 inline HWY_NOINLINE __attribute__((target("avx512bf16"))) Tile<kTileRows> multiply_pairs(
     int64_t k, const float* HWY_RESTRICT a, const float* HWY_RESTRICT b,
     const float* HWY_RESTRICT upcoming) {
@@ -133,7 +134,8 @@ inline HWY_NOINLINE __attribute__((target("avx512bf16"))) Tile<kTileRows> multip
 }
 #endif
 
-/// Asks for the lines of c that `store_tile` will touch, to be there when the product is done.
+/// Prefetches the lines of c that `store_tile` will touch, so that they arrive before the product
+/// is done.
 template <int kRows>
 HWY_INLINE void prefetch_tile(const float* c, int64_t ldc) {
 #pragma GCC unroll 16
@@ -143,7 +145,7 @@ HWY_INLINE void prefetch_tile(const float* c, int64_t ldc) {
   }
 }
 
-/// What a tile is added to on its way to memory.
+/// Initial value to which a tile is added when it is stored.
 enum class TileInit { kZero, kAccumulate, kBias };
 
 template <int kRows, TileInit kInit>
@@ -164,7 +166,8 @@ HWY_INLINE void store_full(const Tile<kRows>& tile, float* HWY_RESTRICT c, int64
   }
 }
 
-/// c [+]= the `rows` x `columns` corner of a tile that was stored contiguously.
+/// Writes the `rows` x `columns` corner of a tile, which is contiguous in memory, to c: c [+]=
+/// corner [+ bias].
 inline HWY_NOINLINE void store_corner(const float* tile, float* c, int64_t ldc, int64_t rows,
                                       int64_t columns, TileInit init, const float* bias) {
   for (int64_t r = 0; r < rows; ++r) {
@@ -178,7 +181,7 @@ inline HWY_NOINLINE void store_corner(const float* tile, float* c, int64_t ldc, 
   }
 }
 
-/// The `rows` x `columns` corner of the tile goes to c.
+/// Stores the `rows` x `columns` corner of the tile to c.
 template <int kRows>
 HWY_INLINE void store_tile(const Tile<kRows>& tile, float* c, int64_t ldc, int64_t rows,
                            int64_t columns, TileInit init, const float* bias = nullptr) {
@@ -197,7 +200,7 @@ HWY_INLINE void store_tile(const Tile<kRows>& tile, float* c, int64_t ldc, int64
   }
 }
 
-/// The `rows` x `columns` corner of the tile, rounded, goes to c.
+/// Stores the `rows` x `columns` corner of the tile to c, rounded to bfloat16.
 template <int kRows>
 HWY_INLINE void store_tile(const Tile<kRows>& tile, BFloat16* c, int64_t ldc, int64_t rows,
                            int64_t columns, const float* bias) {
@@ -211,12 +214,13 @@ HWY_INLINE void store_tile(const Tile<kRows>& tile, BFloat16* c, int64_t ldc, in
   }
 }
 
-/// `prefetch_tile` for rows row[0] .. row[rows - 1] of c.
+/// Prefetches the lines of rows row[0] .. row[rows - 1] of c, as `prefetch_tile` does.
 HWY_INLINE void prefetch_rows(const float* c, int64_t ldc, int64_t rows, const int32_t* row) {
   for (int64_t r = 0; r < rows; ++r) prefetch_tile<1>(c + row[r] * ldc, ldc);
 }
 
-/// c[row[r]] += weight[r] * the `rows` x `columns` corner of the tile.
+/// Computes c[row[r]] += weight[r] * (row r of the corner [+ bias]) for the `rows` x `columns`
+/// corner of the tile.
 template <int kRows>
 HWY_INLINE void add_tile_to_rows(const Tile<kRows>& tile, float* c, int64_t ldc, int64_t rows,
                                  int64_t columns, const int32_t* row, const float* weight,
@@ -238,7 +242,8 @@ HWY_INLINE void add_tile_to_rows(const Tile<kRows>& tile, float* c, int64_t ldc,
   }
 }
 
-/// Rows of memory `stride` apart, all in their order or those that `index` names.
+/// Rows of memory that are `stride` floats apart: all in their order, or the rows that `index`
+/// names.
 struct Lines {
   const float* first;
   int64_t stride;
@@ -250,7 +255,7 @@ struct Lines {
 };
 
 #if HWY_TARGET != HWY_SCALAR
-/// to[p * to_stride + i] = element p of v_i, four of four.
+/// Writes to[p * to_stride + i] = element p of v_i, for four vectors of four elements.
 template <class V>
 HWY_INLINE void store_transposed(V v0, V v1, V v2, V v3, float* HWY_RESTRICT to,
                                  int64_t to_stride) {
@@ -267,13 +272,13 @@ HWY_INLINE void store_transposed(V v0, V v1, V v2, V v3, float* HWY_RESTRICT to,
 }
 #endif
 
-/// to[p * to_stride + i] = from[i][p] for i < count and p < k. While four rows are read the next
-/// four are asked for, up to row `upcoming`: 0 where all are in the first-level cache.
+/// Writes to[p * to_stride + i] = from[i][p] for i < count and p < k. While four rows are read, the
+/// next four are prefetched, up to row `upcoming`. Pass 0 if all rows are in the first-level cache.
 HWY_INLINE void transpose(const Lines& from, int64_t count, int64_t k, float* HWY_RESTRICT to,
                           int64_t to_stride, int64_t upcoming = 0) {
   int64_t in_fours = 0;
 #if HWY_TARGET != HWY_SCALAR
-  // Known before their loop, so that of a constant count the compiler sees how many rows are left.
+  // Computed before the loop: for a constant count, the compiler then knows how many rows remain.
   in_fours = count / 4 * 4;
   const hn::FixedTag<float, 4> d;
   for (int64_t i = 0; i < in_fours; i += 4) {
@@ -302,8 +307,8 @@ HWY_INLINE void transpose(const Lines& from, int64_t count, int64_t k, float* HW
   }
 }
 
-// A packed operand is a row of tiles, each kWidth rows of a or columns of b wide: [tile][term][row
-// or column of the tile]. What the last tile lacks is zero.
+// Layout of a packed operand: [tile][term][row or column of the tile]. A tile is kWidth rows of a,
+// or kWidth columns of b. Elements that the last tile lacks are zero.
 
 /// Packs from[i][p] for i < count and p < k.
 template <int64_t kWidth>
@@ -317,11 +322,11 @@ HWY_INLINE void pack_transposed(const Lines& from, int64_t count, int64_t k,
   }
 }
 
-/// Packs from[p][i] for i < count and p < k, in the order of memory: terms outside, so that each
-/// line and each page is met once.
+/// Packs from[p][i] for i < count and p < k, in the order of memory. The outer loop is over terms,
+/// so that each line and each page is touched once.
 template <int64_t kWidth>
 HWY_INLINE void pack_straight(const Lines& from, int64_t count, int64_t k, float* HWY_RESTRICT to) {
-  constexpr int64_t kAhead = 6;  // lines
+  constexpr int64_t kAhead = 6;  // number of lines
   for (int64_t p = 0; p < k; ++p, to += kWidth) {
     const float* line = from[p];
     if (p + kAhead < k) {
@@ -336,8 +341,8 @@ HWY_INLINE void pack_straight(const Lines& from, int64_t count, int64_t k, float
   }
 }
 
-/// Packs pairs (from[2p][i], from[2p + 1][i]) of bfloat16 for i < count and first <= p < first + k;
-/// beyond `terms` the second is zero.
+/// Packs pairs (from[2p][i], from[2p + 1][i]) of bfloat16 for i < count and first <= p < first + k.
+/// The second number is zero from term `terms` on.
 template <int64_t kWidth>
 HWY_INLINE void pack_pairs(const BFloat16* from, int64_t stride, const int32_t* line, int64_t terms,
                            int64_t count, int64_t first, int64_t k, float* HWY_RESTRICT to) {

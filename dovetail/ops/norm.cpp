@@ -32,8 +32,8 @@ void check_norm(const char* name, const at::Tensor& x, const at::Tensor& weight,
   }
 }
 
-/// x contiguous; weight and bias float32, contiguous; rstd, and mean for layer norm, float32
-/// (rows).
+/// Returns the problem of a norm. Weight and bias are contiguous float32, and x is contiguous.
+/// Statistics are float32 (rows): rstd, and mean for layer norm.
 NormProblem problem(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                     const at::Tensor& mean, const at::Tensor& rstd, double eps) {
   return {.rows = x.numel() / x.size(-1),
@@ -52,8 +52,9 @@ at::Tensor float_contiguous(const at::Tensor& x) {
   return x.defined() ? x.to(at::kFloat).contiguous() : x;
 }
 
-/// RMS norm where `centered` is false, layer norm otherwise. x and branch (contiguous; branch, on a
-/// GPU alone, may be undefined), weight, bias -> y, rstd, mean, x + branch.
+/// Computes layer norm if `centered`, else RMS norm. Operands: x, weight, bias, branch. x and
+/// branch must be contiguous; branch may be undefined and is supported on a GPU only. Returns y,
+/// rstd, mean, x + branch.
 std::vector<at::Tensor> normalize(const Operands& inputs, double eps, bool centered) {
   const TraceSpan span("dovetail::norm");
   const auto [x, weight, bias, branch] = inputs.read<4>();
@@ -73,8 +74,9 @@ std::vector<at::Tensor> normalize(const Operands& inputs, double eps, bool cente
   return {y, rstd, mean, sum};
 }
 
-/// x, dy and dsum contiguous. dsum is added to x's gradient, on a GPU alone; it may be undefined.
-/// The gradients of weight and, if it is defined, bias have their dtypes.
+/// Returns the gradients of a norm; x, dy and dsum must be contiguous. On a GPU only, dsum is added
+/// to the gradient of x; it may be undefined. The gradients of weight and bias have their dtypes;
+/// bias may be undefined.
 RowOperation::Gradients norm_gradients(const at::Tensor& x, const at::Tensor& weight,
                                        const at::Tensor& bias, const at::Tensor& mean,
                                        const at::Tensor& rstd, const at::Tensor& dy,
@@ -129,7 +131,7 @@ class NormFunction : public torch::autograd::Function<NormFunction> {
   }
 };
 
-/// {x + branch, its norm} of CUDA tensors.
+/// Returns {x + branch, its norm} of CUDA tensors.
 class NormOfSumFunction : public torch::autograd::Function<NormOfSumFunction> {
  public:
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,

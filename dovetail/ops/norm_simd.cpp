@@ -17,8 +17,8 @@ HWY_BEFORE_NAMESPACE();
 namespace dovetail {
 namespace HWY_NAMESPACE {
 
-/// Sum over the row of f(x[i .. i + lanes)); two accumulators hide the latency of the addition. f
-/// must give zero beyond the end.
+/// Returns the sum over the row of f(x[i .. i + lanes)). Two accumulators hide the latency of the
+/// addition. f must return zero beyond the end.
 template <class T, class F>
 HWY_INLINE float sum_row(const T* x, int64_t width, F f) {
   FloatVector even = splat(0.0f), odd = splat(0.0f);
@@ -64,9 +64,8 @@ void forward_row(const NormProblem& p, int64_t row, T* y_data) {
   }
 }
 
-/// The row's part of the weight gradient goes to dweight (and dbias), and dx is written:
-///   dx = rstd * (g - [mean(g)] - xhat * mean(g * xhat)), g = dy * weight, xhat = (x - mean) *
-///   rstd.
+/// Adds the row's part of the weight gradient to dweight (and dbias). Writes dx = rstd * (g -
+/// [mean(g)] - xhat * mean(g * xhat)), with g = dy * weight and xhat = (x - mean) * rstd.
 template <class T>
 void backward_row(const NormProblem& p, int64_t row, const T* dy_data, T* dx_data, float* dweight,
                   float* dbias) {
@@ -76,7 +75,7 @@ void backward_row(const NormProblem& p, int64_t row, const T* dy_data, T* dx_dat
   const FloatVector center = splat(p.centered ? p.mean[row] : 0.0f), scale = splat(p.rstd[row]);
   FloatVector sum_g = splat(0.0f), sum_gx = splat(0.0f);
   for (int64_t i = 0; i < p.width; i += kLanes) {
-    // Beyond the end dy reads as zero, so nothing is added there.
+    // Elements of dy beyond the end read as zero, so they add nothing.
     const int64_t left = p.width - i;
     const FloatVector grad = load(dy + i, left),
                       xhat = hn::Mul(hn::Sub(load(x + i, left), center), scale);
@@ -105,7 +104,7 @@ void forward_rows(const NormProblem& p, void* y) {
   });
 }
 
-/// to[i] = the sum over parts, in order, of from[part * width + i].
+/// Computes to[i] = sum over the parts, in order, of from[part * width + i].
 void sum_parts(const float* from, int64_t parts, int64_t width, float* to) {
   for (int64_t i = 0; i < width; i += kLanes) {
     FloatVector sum = splat(0.0f);

@@ -6,23 +6,23 @@
 
 namespace dovetail {
 
-/// Legend: N rows, C width. x, y, dy, dx (N, C) contiguous in `storage`; weight, bias (C) and the
-/// rest float32.
+/// Layer norm or RMS norm of N rows of width C. Tensors x, y, dy and dx (N, C) are contiguous, in
+/// `storage`. All others are float32; weight and bias are (C).
 struct NormProblem {
   int64_t rows, width;
   Storage storage;
-  bool centered;  ///< layer norm; else RMS norm, which has no mean and no bias
+  bool centered;  ///< true: layer norm; false: RMS norm, which has no mean and no bias
   const void* x;
   const float* weight;
   const float* bias;  ///< may be null
   float eps;
-  float *mean, *rstd;  ///< (N): written by forward, read by backward; mean is null for RMS norm
+  float *mean, *rstd;  ///< (N), written by forward and read by backward; mean is null for RMS norm
 };
 
 void norm_forward(const NormProblem& problem, void* y);
 
-/// dx (N, C); `dweight` and `dbias` (C) float32, dbias may be null. Rows are summed in parts that
-/// depend on N alone, the parts in order.
+/// Computes dx (N, C), and `dweight` and `dbias` (C) in float32; dbias may be null. Rows are summed
+/// in parts that depend on N alone, and the parts are added in order.
 void norm_backward(const NormProblem& problem, const void* dy, void* dx, float* dweight,
                    float* dbias);
 

@@ -7,16 +7,16 @@
 #include <memory>
 #include <vector>
 
-/// Operations on each row of x (..., C) alone, an activation or a norm, that stand in front of a
-/// product. Who reads the result a few rows at a time, as a quantizer does, need not have all of it
-/// in memory.
+/// Operations on single rows of x (..., C), an activation or a norm, that precede a matrix product.
+/// A consumer that reads a few rows at a time, as a quantizer does, need not hold the whole result.
 namespace dovetail {
 
-/// A matrix whose rows are made when they are read.
+/// Matrix whose rows are computed when they are read.
 struct MadeRows {
   std::vector<int64_t> sizes;  ///< rows, columns
-  at::ScalarType dtype;        ///< float32 or bfloat16; on the CPU
-  /// Rows [row, row + rows) to `to`, contiguous. Any thread, several at once.
+  at::ScalarType dtype;        ///< float32 or bfloat16; rows are on the CPU
+  /// Writes rows [row, row + rows) to `to`, contiguous. Any number of threads may call it at a
+  /// time.
   std::function<void(int64_t row, int64_t rows, void* to)> make;
 };
 
@@ -24,22 +24,24 @@ class RowOperation {
  public:
   virtual ~RowOperation() = default;
 
-  /// All of it: dovetail::swiglu, dovetail::rms_norm and so on. Differentiable.
+  /// Returns the whole result, as dovetail::swiglu, dovetail::rms_norm and so on do.
+  /// Differentiable.
   virtual at::Tensor apply(const at::Tensor& x) const = 0;
-  /// What is trained beside x; undefined where there is nothing.
+  /// Trainable parameters; undefined where the operation has none.
   struct Parameters {
     at::Tensor weight, bias;
   };
   virtual Parameters parameters() const { return {}; }
 
-  /// Whether the kernel that `rows` and `gradients` need is there for x and switched on.
+  /// Returns true if the kernel that `rows` and `gradients` need exists for x and is enabled.
   virtual bool has_rows(const at::Tensor& x) const = 0;
-  /// What `gradients` reads of the forward pass beside x, float32 (N) each, filled by
-  /// `MadeRows::make`: nothing for an activation, 1 / std (and the mean) for a norm.
+  /// Results of the forward pass that `gradients` reads in addition to x, float32 (N) each.
+  /// `MadeRows::make` fills them. Activations need none; norms need 1 / std, and layer norm the
+  /// mean, too.
   struct Statistics {
     at::Tensor rstd, mean;
   };
-  /// The bits of `apply`. x must be contiguous.
+  /// Returns the rows of the result, with the same bits as `apply`. x must be contiguous.
   virtual MadeRows rows(const at::Tensor& x, Statistics& statistics) const = 0;
   struct Gradients {
     at::Tensor x;
@@ -47,7 +49,8 @@ class RowOperation {
   };
   virtual Gradients gradients(const at::Tensor& x, const Statistics& statistics,
                               const at::Tensor& dy) const = 0;
-  /// The same operation of other parameters: those of `parameters` where they lie now.
+  /// Returns the same operation with other parameter tensors, for example when `parameters` have
+  /// moved to new tensors.
   virtual std::shared_ptr<const RowOperation> with(const Parameters& other) const = 0;
 };
 

@@ -15,7 +15,7 @@ HWY_BEFORE_NAMESPACE();
 namespace dovetail {
 namespace HWY_NAMESPACE {
 
-/// body(row) for all rows, in pieces of some tens of kilobytes.
+/// Calls body(row) for all rows, in pieces of some tens of kilobytes.
 template <class Body>
 void each_row(int64_t rows, int64_t width, const Body& body) {
   constexpr int64_t kPiece = 16384;

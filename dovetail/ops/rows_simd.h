@@ -6,8 +6,9 @@
 
 namespace dovetail {
 
-/// c[row[i]] += weight[i] * x[i] for the `rows` rows of x (rows, width), contiguous, of `storage`;
-/// c float32, its rows `ldc` apart, those of `row` all different; `weight` null: 1.
+/// Scatter-add of rows: c[row[i]] += weight[i] * x[i] for all rows of x (rows, width), which is
+/// contiguous in `storage`. The result c is float32, and its rows are `ldc` elements apart. The
+/// numbers in `row` are all different. If `weight` is null, weights are 1.
 struct AddRowsProblem {
   Storage storage;
   int64_t rows, width;
@@ -19,9 +20,9 @@ struct AddRowsProblem {
 };
 void add_rows(const AddRowsProblem& problem);
 
-/// y[i] = weight[i] * x[row[i]] (rows, width), of the `storage` of x (n, width), both contiguous;
-/// `weight` null: 1. With `other` (rows, width), as y: dots[i] = <x[row[i]], other[i]>, sums in
-/// float32.
+/// Gather of rows: y[i] = weight[i] * x[row[i]]. Both x (n, width) and y (rows, width) are
+/// contiguous in `storage`. If `weight` is null, weights are 1. With `other`, of the shape and
+/// storage of y, dots[i] = <x[row[i]], other[i]> with float32 sums.
 struct GatherRowsProblem {
   Storage storage;
   int64_t rows, width;
@@ -34,9 +35,9 @@ struct GatherRowsProblem {
 };
 void gather_rows(const GatherRowsProblem& problem);
 
-/// What the weights of weighted rows need in backward: dweight[i] = <y[i], dy[i]>, and then both
-/// rows become themselves times weight[i]. y and dy (rows, width), contiguous, of `storage`; sums
-/// in float32.
+/// Backward of the weights of weighted rows: dweight[i] = <y[i], dy[i]>, with float32 sums. Then
+/// y[i] and dy[i] are multiplied by weight[i] in place. y and dy are (rows, width), contiguous in
+/// `storage`.
 struct WeighRowsProblem {
   Storage storage;
   int64_t rows, width;

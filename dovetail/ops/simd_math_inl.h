@@ -1,4 +1,5 @@
-// Vectors of float32 out of float32 or bfloat16 memory, and the functions the kernels need of them.
+// Vectors of float32, loaded from float32 or bfloat16 memory, and the functions that kernels need
+// on them.
 // Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
 // foreach_target.
 #if defined(DOVETAIL_OPS_SIMD_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -21,7 +22,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using FloatTag = hn::ScalableTag<float>;
 using FloatVector = hn::Vec<FloatTag>;
 using BitsTag = hn::RebindToUnsigned<FloatTag>;
-using BFloat16 = uint16_t;  // its bits
+using BFloat16 = uint16_t;  // the bits of a bfloat16
 using BFloat16Tag = hn::Rebind<BFloat16, FloatTag>;
 constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(FloatTag()));
 
@@ -34,8 +35,8 @@ HWY_INLINE FloatVector load(const BFloat16* from) {
 }
 
 HWY_INLINE void store(FloatVector value, float* to) { hn::StoreU(value, FloatTag(), to); }
-/// Rounds to nearest even; a NaN stays one (its payload's top bits are kept, and the quiet bit
-/// set).
+/// Stores bfloat16, rounded to nearest even. A NaN stays a NaN: the top bits of its payload are
+/// kept, and the quiet bit is set.
 HWY_INLINE void store(FloatVector value, BFloat16* to) {
   const BitsTag d;
   const auto bits = hn::BitCast(d, value);
@@ -48,8 +49,8 @@ HWY_INLINE void store(FloatVector value, BFloat16* to) {
              BFloat16Tag(), to);
 }
 
-/// The same for the last `count` < kLanes elements of a row; what is beyond reads as zero and is
-/// not written.
+/// Loads or stores the last `count` < kLanes elements of a row. Elements beyond the end are read as
+/// zero and not written.
 template <class T>
 HWY_NOINLINE FloatVector load_tail(const T* from, int64_t count) {
   HWY_ALIGN T values[kLanes] = {};
@@ -71,8 +72,8 @@ HWY_INLINE void store(FloatVector value, T* to, int64_t count) {
 HWY_INLINE float sum_lanes(FloatVector v) { return hn::GetLane(hn::SumOfLanes(FloatTag(), v)); }
 HWY_INLINE float max_lanes(FloatVector v) { return hn::GetLane(hn::MaxOfLanes(FloatTag(), v)); }
 
-/// The greater of x and a bound, and the smaller; NaN comes through, which the instructions for it
-/// do not agree on.
+/// Returns the maximum of a bound and x, or the minimum. NaN is propagated; the min and max
+/// instructions of the instruction sets disagree on NaN.
 HWY_INLINE FloatVector at_least(float bound, FloatVector x) {
   return hn::IfThenElse(hn::Lt(x, splat(bound)), splat(bound), x);
 }
@@ -80,8 +81,8 @@ HWY_INLINE FloatVector at_most(float bound, FloatVector x) {
   return hn::IfThenElse(hn::Gt(x, splat(bound)), splat(bound), x);
 }
 
-/// e^x within 2 ulp for x in [-87, 88]; clamped beyond, so never zero or infinite. NaN comes
-/// through.
+/// Returns e^x within 2 ulp for x in [-87, 88]. x is clamped to this range, so the result is never
+/// zero or infinite. NaN is propagated.
 HWY_INLINE FloatVector exponential(FloatVector x) {
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> di;
@@ -101,7 +102,7 @@ HWY_INLINE FloatVector exponential(FloatVector x) {
   return hn::Mul(p, hn::BitCast(d, scale));
 }
 
-/// e^x for softmax, x <= 0: zero from -87 down, -infinity included.
+/// Returns e^x for softmax, x <= 0. The result is zero below -87, -infinity included.
 HWY_INLINE FloatVector exponential_or_zero(FloatVector x) {
   return hn::IfThenZeroElse(hn::Lt(x, splat(-87.0f)), exponential(x));
 }

@@ -2,8 +2,8 @@
 
 namespace dovetail {
 
-/// How a kernel's tensors lie in memory; arithmetic is float32 in both. For the *_simd.cpp files,
-/// which do not see ATen.
+/// Number format of a kernel's tensors in memory. Arithmetic is float32 for both. This header
+/// serves the *_simd.cpp files, which do not include ATen.
 enum class Storage { kFloat32, kBFloat16 };
 
 }  // namespace dovetail

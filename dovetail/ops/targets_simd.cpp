@@ -5,7 +5,7 @@
 namespace dovetail::simd {
 
 int best_target() {
-  // Asked once: a later answer would be the restricted one.
+  // Queried once: a later answer would be the restricted target.
   static const int best = [] {
     const int64_t targets = hwy::SupportedTargets();
     return targets & HWY_AVX3 ? 2 : targets & HWY_AVX2 ? 1 : 0;

@@ -9,12 +9,12 @@
 namespace dovetail {
 namespace {
 
-// Tiles of input and output that are in memory at once: about what the caches hold beside the
-// packed operands, or half of the transformed filters, which are read again for each block of
-// tiles.
+// Floats of input and output tiles in memory at once. Caches hold about this much in addition to
+// the packed operands. The transformed filters are read once per block of tiles, so a block may be
+// half their size.
 constexpr int64_t kTileFloats = int64_t{1} << 20;
-// Behind the tiles of a channel, so that rows of tiles are written in whole vectors; behind a
-// point, so that the 36 of a tile do not fall on the same lines of the cache.
+// Padding in floats. After the tiles of a channel, it lets rows of tiles be written in whole
+// vectors. After a point, it keeps the 36 points of a tile from mapping to the same cache lines.
 constexpr int64_t kSlack = 16;
 
 int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -39,8 +39,8 @@ struct Blocking {
 
   int64_t from, to;  // channels
   int64_t y_height, y_width;
-  int64_t rows, columns;  // of tiles in an image
-  int64_t count;          // rows of tiles at a time
+  int64_t rows, columns;  // rows and columns of tiles per image
+  int64_t count;          // rows of tiles per block
   int64_t stride, u_plane, v_plane, m_plane;
 };
 

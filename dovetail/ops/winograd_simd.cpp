@@ -20,10 +20,11 @@ namespace HWY_NAMESPACE {
 
 constexpr int64_t kTile = kWinogradTile, kWindow = 6;
 
-/// G g.
+/// Computes u = G g.
 HWY_INLINE void filter_transform(const FloatVector* g, FloatVector* u) {
   const FloatVector sixth = splat(1.0f / 6), outer = hn::Add(g[0], g[2]);
-  const FloatVector far = hn::MulAdd(splat(4.0f), g[2], g[0]);  // times 1/24, beside g1 / 12
+  // To be multiplied by 1/24; the g1 term of the same outputs is g1 / 12.
+  const FloatVector far = hn::MulAdd(splat(4.0f), g[2], g[0]);
   u[0] = hn::Mul(splat(0.25f), g[0]);
   u[1] = hn::Neg(hn::Mul(sixth, hn::Add(outer, g[1])));
   u[2] = hn::Mul(sixth, hn::Sub(g[1], outer));
@@ -32,7 +33,7 @@ HWY_INLINE void filter_transform(const FloatVector* g, FloatVector* u) {
   u[5] = g[2];
 }
 
-/// B^T d.
+/// Computes v = B^T d.
 HWY_INLINE void input_transform(const FloatVector* d, FloatVector* v) {
   const FloatVector four = splat(4.0f), five = splat(5.0f);
   const FloatVector even = hn::NegMulAdd(four, d[2], d[4]), odd = hn::NegMulAdd(four, d[1], d[3]);
@@ -45,7 +46,7 @@ HWY_INLINE void input_transform(const FloatVector* d, FloatVector* v) {
   v[5] = hn::MulAdd(four, d[1], hn::NegMulAdd(five, d[3], d[5]));
 }
 
-/// A^T m.
+/// Computes y = A^T m.
 HWY_INLINE void output_transform(const FloatVector* m, FloatVector* y) {
   const FloatVector sum1 = hn::Add(m[1], m[2]), difference1 = hn::Sub(m[1], m[2]);
   const FloatVector sum2 = hn::Add(m[3], m[4]), difference2 = hn::Sub(m[3], m[4]);
@@ -55,7 +56,7 @@ HWY_INLINE void output_transform(const FloatVector* m, FloatVector* y) {
   y[3] = hn::Add(hn::MulAdd(splat(8.0f), difference2, difference1), m[5]);
 }
 
-/// Filters of rows [begin, end), as many columns at once as a vector has lanes.
+/// Transforms the filters of rows [begin, end). A vector holds as many columns as it has lanes.
 void filter_rows(const WinogradWeights& p, int64_t begin, int64_t end) {
   using IndexTag = hn::RebindToSigned<FloatTag>;
   constexpr int64_t kTaps = 9;
@@ -65,7 +66,8 @@ void filter_rows(const WinogradWeights& p, int64_t begin, int64_t end) {
                 column_step = p.transposed ? of_out : kTaps;
   for (int64_t column = 0; column < columns; column += kLanes) {
     const int64_t count = std::min(kLanes, columns - column);
-    HWY_ALIGN int32_t lane[kLanes];  // the last column again where there are fewer than lanes
+    // The last column repeats if fewer columns than lanes remain.
+    HWY_ALIGN int32_t lane[kLanes];
     for (int64_t l = 0; l < kLanes; ++l)
       lane[l] = static_cast<int32_t>(std::min(l, count - 1) * column_step);
     const auto index = hn::Load(IndexTag(), lane);
@@ -93,12 +95,13 @@ void filter_rows(const WinogradWeights& p, int64_t begin, int64_t end) {
 }
 
 void Weights(const WinogradWeights& p) {
-  constexpr int64_t kRows = 4;  // neighbours in a filter's memory where it is read across
+  constexpr int64_t kRows = 4;  // neighbours in the memory of the filters if these are transposed
   parallel_pieces(p.transposed ? p.in_channels : p.out_channels, kRows,
                   [&](int64_t begin, int64_t end) { filter_rows(p, begin, end); });
 }
 
-/// One row of tiles: its six rows of x with zeros around, first transformed down the columns.
+/// Input of one row of tiles: its six rows of x, padded with zeros, then transformed down the
+/// columns.
 struct TileRow {
   explicit TileRow(int64_t columns)
       : width(kTile * ((columns + kLanes - 1) / kLanes * kLanes) +
@@ -136,8 +139,8 @@ void Input(const WinogradInput& p) {
   parallel_pieces(p.channels, 1, [&](int64_t begin, int64_t end) {
     TileRow window(tiles.columns);
     for (int64_t channel = begin; channel < end; ++channel)
-      for (int64_t r = 0; r < tiles.count;
-           ++r) {  // upwards: a row's surplus lanes are overwritten by the next
+      // Rows ascend: the surplus lanes of a row are overwritten by the next row.
+      for (int64_t r = 0; r < tiles.count; ++r) {
         const int64_t image = (tiles.first + r) / tiles.rows, row = (tiles.first + r) % tiles.rows;
         fill(window, p, p.x + (image * p.channels + channel) * p.height * p.width, row * kTile);
         float* v = p.v + channel * tiles.stride + r * tiles.columns;
@@ -155,8 +158,8 @@ void Input(const WinogradInput& p) {
   });
 }
 
-/// Tiles [tile, tile + kLanes) of a row of tiles: `rows` of its four rows of y, of which `width`
-/// elements exist.
+/// Writes tiles [tile, tile + kLanes) of a row of tiles. The row has `rows` rows of y, at most
+/// four; `width` elements of each exist from here on.
 HWY_INLINE void write_tiles(const float* m, int64_t plane, FloatVector bias, int64_t rows,
                             int64_t y_stride, int64_t width, float* y) {
   FloatVector half[kTile][kWindow];

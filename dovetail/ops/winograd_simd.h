@@ -4,25 +4,25 @@
 
 namespace dovetail {
 
-/// The three transforms of Winograd's F(4 x 4, 3 x 3) (Lavin and Gray 2015, arXiv 1509.09308): an
-/// output tile of 4 x 4 comes out of an input tile of 6 x 6 by 36 products instead of 144. With
-/// point q = 6 i + j of 36:
-///   u[q] = (G g G^T)[i][j] of each filter, v[q] = (B^T d B)[i][j] of each tile, m[q] = u[q] @
-///   v[q], y = A^T m A.
+/// Transforms of Winograd's F(4 x 4, 3 x 3) (Lavin and Gray 2015, arXiv 1509.09308). An output tile
+/// of 4 x 4 is computed from an input tile of 6 x 6 by 36 products instead of 144. With point q = 6
+/// i + j of 36:
+///   u[q] = (G g G^T)[i][j] of each filter, v[q] = (B^T d B)[i][j] of each tile,
+///   m[q] = u[q] @ v[q], y = A^T m A.
 constexpr int64_t kWinogradPoints = 36, kWinogradTile = 4;
 
-/// Tiles of a batch of images (batch, channels, height, width): rows of tiles are counted through
-/// all images, `rows` of them to an image and `columns` tiles in each. These are `count` rows of
-/// tiles from row `first` on; tile p of channel c has point q at q * plane + c * stride + p. Up to
-/// 15 floats behind a channel's last tile may be written or read.
+/// Tiles of a batch of images (batch, channels, height, width). An image has `rows` rows of tiles
+/// with `columns` tiles each, and rows are numbered through all images. This view covers `count`
+/// rows of tiles from row `first` on. Point q of tile p of channel c is at q * plane + c * stride +
+/// p. Up to 15 floats after the last tile of a channel may be written or read.
 struct WinogradTiles {
   int64_t rows, columns, first, count;
   int64_t plane, stride;
 };
 
-/// weight (out, in, 3, 3); u: point q of filter (row, column) at q * plane + row * columns +
-/// column, where rows are output channels and columns input channels. `transposed`: the other way
-/// round, and filters turned by 180 degrees, as the gradient of the input needs them.
+/// Transform of filters weight (out, in, 3, 3). Point q of filter (row, column) is at u[q * plane +
+/// row * columns + column]. Rows are output channels, and columns are input channels. `transposed`
+/// exchanges them and turns the filters by 180 degrees, as the gradient of the input needs it.
 struct WinogradWeights {
   const float* weight;
   int64_t out_channels, in_channels;
@@ -32,7 +32,7 @@ struct WinogradWeights {
 };
 void winograd_weights(const WinogradWeights& problem);
 
-/// x (batch, channels, height, width), as if with zeros around it.
+/// Transform of x (batch, channels, height, width), padded with zeros.
 struct WinogradInput {
   const float* x;
   int64_t channels, height, width, pad_height, pad_width;
@@ -41,8 +41,8 @@ struct WinogradInput {
 };
 void winograd_input(const WinogradInput& problem);
 
-/// y (batch, channels, height, width) = the tiles of m, plus bias (channels) where it is not null;
-/// what hangs over y's edges is dropped.
+/// Transform to y (batch, channels, height, width) = the tiles of m, plus bias (channels) if it is
+/// not null. Parts of tiles beyond the edges of y are dropped.
 struct WinogradOutput {
   const float* m;
   WinogradTiles tiles;

@@ -24,7 +24,7 @@ constexpr size_t kHugePageBytes = size_t{2} << 20;
 
 Buffer allocate(size_t count) {
   size_t bytes = count * sizeof(float);
-  // Large panels are walked with many strides at once: huge pages spare their TLB misses.
+  // Large panels are read with many strides at once. Huge pages avoid their TLB misses.
   const size_t alignment = bytes >= kHugePageBytes ? kHugePageBytes : 64;
   bytes = (bytes + alignment - 1) / alignment * alignment;
   Buffer buffer{

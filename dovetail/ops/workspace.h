@@ -4,13 +4,13 @@
 
 namespace dovetail {
 
-/// What a thread's scratch memory is for; each use has a buffer of its own, so kernels may nest
-/// across uses.
+/// Use of a thread's scratch memory. Each use has its own buffer, so kernels with different uses
+/// may nest.
 enum class Workspace { kGemmRows, kGemmPanel, kAttention, kRows, kMadeRows, kRandomWords, kCount };
 
-/// `count` floats of this thread, aligned to a cache line, uninitialised; valid until the thread
-/// asks again for the same use. Kept for the thread's lifetime, since a fresh allocation of
-/// megabytes costs a page fault every 4 KiB.
+/// Returns `count` floats of this thread, aligned to a cache line, uninitialised. They are valid
+/// until the thread calls this again for the same use. A buffer is kept for the lifetime of its
+/// thread: a new allocation of megabytes costs a page fault every 4 KiB.
 float* workspace(Workspace use, size_t count);
 
 }  // namespace dovetail

@@ -16,10 +16,11 @@
 namespace dovetail::fit {
 namespace {
 
-/// More directions than asked for: those just beyond decide how fast the last one settles.
+/// Directions in addition to the requested ones. They determine how fast the last requested one
+/// converges.
 constexpr int64_t kMore = 8;
 
-/// Parameters: mean (D), directions V (D, R) float64. Partial: the sum of z z^T V (D, R), z = x -
+/// Parameters: mean (D), directions V (D, R) float64. Partial: sum of z z^T V (D, R) with z = x -
 /// mean.
 jobs::Partial times_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
   const at::Tensor x = jobs::rows_of(shard, 0);
@@ -57,7 +58,7 @@ jobs::Partial times_task(const jobs::Parameters& parameters, const jobs::Shard& 
 }
 const TaskRegistration kTimes("principal.times", at::kCPU, times_task);
 
-/// a (M, K) b (K, N), in plain order.
+/// Returns a (M, K) times b (K, N), summed in a fixed order.
 at::Tensor times(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor left = a.contiguous(), right = b.contiguous();
   at::Tensor c = at::zeros({a.size(0), b.size(1)}, at::kDouble);
@@ -103,7 +104,7 @@ PrincipalResult fit_principal(const TableData& data, const PrincipalOptions& opt
   while (!result.converged && result.iterations < options.iterations) {
     const double begin = now_seconds();
     const Partial sums = data.run("principal.times", {data.mean(), basis});
-    const at::Tensor image = sums.tensors[0] / sums.weight;  // C V
+    const at::Tensor image = sums.tensors[0] / sums.weight;  // C V, with the covariance C
     const at::Tensor within = times(basis.t(), image);
     const Eigen best = eigen((within + within.t()) / 2);
     const at::Tensor vectors = times(basis, best.vectors), images = times(image, best.vectors);
@@ -122,7 +123,7 @@ PrincipalResult fit_principal(const TableData& data, const PrincipalOptions& opt
                             .residual = residual,
                             .explained = all > 0 ? result.variances.sum().item<double>() / all : 0,
                             .seconds = now_seconds() - begin};
-    // The last allowed one has made directions that a state does not hold.
+    // The last permitted iteration computes directions that a state does not hold.
     if (!result.converged && result.iterations < options.iterations)
       line.state = {at::scalar_tensor(result.iterations, at::kLong), basis};
     report(line);

@@ -12,36 +12,40 @@ namespace dovetail::fit {
 
 struct PrincipalOptions {
   int64_t components = 2;
-  int64_t iterations = 300;  ///< at most
-  /// Ends when every direction v with variance s solves C v = s v, C the covariance, to this times
-  /// the largest s.
+  int64_t iterations = 300;  ///< maximum number of iterations
+  /// Stops when |C v - s v| is at most `tolerance` times the largest s, for every direction v with
+  /// variance s. C is the covariance.
   double tolerance = 1e-8;
-  uint64_t seed = 0;  ///< of the first directions
-  std::vector<at::Tensor> state =
-      {};  ///< of the last iteration of a run that was stopped, which this one goes on with
+  uint64_t seed = 0;  ///< seed of the initial directions
+  /// PrincipalIteration::state of the last iteration of a stopped run, to resume it. Empty: start
+  /// from random directions.
+  std::vector<at::Tensor> state = {};
 };
 
 struct PrincipalIteration {
   int64_t iteration = 0;  ///< from 1
-  double residual = 0;    ///< the largest |C v - s v| over the largest s
-  double explained = 0;   ///< the part of the variance along the directions
+  double residual = 0;    ///< maximum of |C v - s v| over the largest s
+  double explained = 0;   ///< fraction of the total variance along the directions
   double seconds = 0;
-  std::vector<at::Tensor> state = {};  ///< PrincipalOptions::state; none after the last iteration
+  /// For PrincipalOptions::state; empty after the last iteration.
+  std::vector<at::Tensor> state = {};
 };
 
 struct PrincipalResult {
-  at::Tensor directions;  ///< (D, components) float64, orthonormal; of each the element of largest
-                          ///< size is positive
-  at::Tensor variances;   ///< (components), the largest first, of these rows
-  at::Tensor shares;      ///< of all variance
+  /// (D, components) float64, orthonormal. The element of largest magnitude of each direction is
+  /// positive.
+  at::Tensor directions;
+  at::Tensor variances;  ///< (components), descending; variances of these rows
+  at::Tensor shares;     ///< (components): fraction of the total variance
   int64_t iterations = 0;
   bool converged = false;
 };
 
-/// The directions of the largest variances of a table, by power iteration of a block of some more
-/// directions than asked for, with the best of their span taken each time (Rutishauser 1970): an
-/// iteration is one pass, and the covariance is never made. Task `principal.times`. The same bits
-/// for any number of threads.
+/// Finds the directions of the largest variances of a table by block power iteration (Rutishauser
+/// 1970). The block has a few more directions than asked for. Each iteration takes the best
+/// directions within the span of the block. An iteration is one pass over the rows, and the
+/// covariance matrix is never formed. Runs task `principal.times`. The result has the same bits for
+/// any number of threads.
 PrincipalResult fit_principal(const TableData& data, const PrincipalOptions& options,
                               const std::function<void(const PrincipalIteration&)>& report = {});
 

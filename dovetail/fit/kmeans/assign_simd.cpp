@@ -17,18 +17,18 @@ HWY_BEFORE_NAMESPACE();
 namespace dovetail {
 namespace HWY_NAMESPACE {
 
-// Vectors of sums that stay in registers while rows go by.
+// Number of vectors of sums that stay in registers while rows are read.
 constexpr int kSumVectors = kLanes >= 16 ? 16 : 8;
 
-/// sums[0 ..] += the rows of x, `dim` apart, that `order` names: kVectors vectors of float64, the
-/// last of which has `last` columns.
+/// Adds the rows of x that `order` names to sums[0 ..]. Rows are `dim` floats apart. The sums are
+/// kVectors vectors of float64, and the last vector has `last` columns.
 template <int kVectors, class Ask>
 HWY_INLINE void add_columns(const float* x, int64_t dim, const int32_t* order, int64_t rows,
                             int64_t last, double* sums, const Ask& ask) {
   const DoubleTag d;
   const HalfTag half;
   const auto there = hn::FirstN(half, static_cast<size_t>(last));
-  // x * 1 + s is s + x on the units of products: those of sums have their hands full with the
+  // x * 1 + s is s + x, but it runs on the multiply units. The add units are busy with the
   // conversion of x.
   const DoubleVector one = hn::Set(d, 1.0);
   DoubleVector s[kVectors];
@@ -46,14 +46,14 @@ HWY_INLINE void add_columns(const float* x, int64_t dim, const int32_t* order, i
   for (int v = 0; v < kVectors; ++v) hn::StoreU(s[v], d, sums + v * kDoubles);
 }
 
-/// Calls body with the number of vectors, 1 to kSumVectors, as a constant.
+/// Calls `body` with the number of vectors, 1 to kSumVectors, as a constant.
 template <class Body, int... kVectors>
 HWY_INLINE void with_vectors(int64_t count, const Body& body,
                              std::integer_sequence<int, kVectors...>) {
   ((count == kVectors + 1 && (body(std::integral_constant<int, kVectors + 1>()), true)) || ...);
 }
 
-/// sums (D) += the rows of one centre, in their order. ask() is called once for each.
+/// Adds the rows of one centre, in their order, to sums (D). Calls ask() once for each row.
 template <class Ask>
 HWY_INLINE void add_run(const float* x, int64_t dim, const int32_t* order, int64_t rows,
                         double* sums, const Ask& ask) {
@@ -71,7 +71,8 @@ HWY_INLINE void add_run(const float* x, int64_t dim, const int32_t* order, int64
       std::make_integer_sequence<int, kSumVectors>());
 }
 
-/// Rows of a block, which is read for the labels, and again, out of a cache, for the sums.
+/// Returns the rows per block. A block is read from memory for the labels, and from a cache for the
+/// sums.
 int64_t block_rows(int64_t dim) {
   constexpr int64_t kBlockFloats = 8192;
   return std::clamp(kBlockFloats / dim / kTileColumns * kTileColumns, kTileColumns, int64_t{256});

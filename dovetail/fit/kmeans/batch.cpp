@@ -13,14 +13,14 @@
 namespace dovetail::fit {
 namespace {
 
-/// Whether an exponentially weighted mean of the inertia of a row has not become less for long.
+/// Detects that the exponentially weighted mean of the inertia per row has not fallen for long.
 class Patience {
  public:
   Patience(int64_t iterations, double weight)
       : iterations_(iterations), weight_(std::min(1.0, weight)) {}
 
   bool is_over(double inertia) {
-    // The first one is of the initial centres.
+    // The first inertia belongs to the initial centres.
     if (iterations_ == 0 || count_++ == 0) return false;
     smooth_ = count_ == 2 ? inertia : smooth_ * (1 - weight_) + inertia * weight_;
     waited_ = smooth_ < least_ ? 0 : waited_ + 1;

@@ -14,7 +14,7 @@ double silhouette(const at::Tensor& x, const at::Tensor& labels) {
   const at::Tensor member =
       at::zeros({rows.size(0), clusters.numel()}, at::kDouble).scatter_(1, own, 1);
   const at::Tensor counts = member.sum(0);
-  // No products of matrices: |x|^2 - 2 x y + |y|^2 loses small distances.
+  // Avoids a matrix product: |x|^2 - 2 x y + |y|^2 loses small distances.
   const at::Tensor sums = at::cdist(rows, rows, 2, /*compute_mode=*/2).matmul(member);  // (S, K)
   const at::Tensor others = counts.gather(0, own.squeeze(1)) - 1;
   const at::Tensor a = sums.gather(1, own).squeeze(1) / others.clamp_min(1);
@@ -34,7 +34,7 @@ PrincipalPlane principal_plane(const at::Tensor& x) {
   plane.directions = at::zeros({x.size(1), 2}, at::kDouble);
   for (int64_t i = 0; i < std::min<int64_t>(2, squares.numel()); ++i) {
     at::Tensor direction = directions[i];
-    // Of the two signs the one with which the largest component is positive.
+    // Picks the sign with which the largest component is positive.
     if (direction[direction.abs().argmax()].item<double>() < 0) direction = -direction;
     plane.directions.select(1, i).copy_(direction);
     if (all > 0) plane.share[i] = squares[i].item<double>() / all;

@@ -19,7 +19,7 @@ namespace {
 constexpr std::array<std::string_view, 4> kNames = {"k-means++", "k-means-parallel", "random",
                                                     "first"};
 
-/// Uniform numbers of [0, 1), one after another.
+/// Sequence of uniform random numbers in [0, 1).
 class Draws {
  public:
   explicit Draws(uint64_t seed) : seed_(mix_seed(seed, name_key("kmeans"))) {}
@@ -38,13 +38,13 @@ at::Tensor rows_at(const KMeansData& data, const at::Tensor& index) {
   return data.x().index_select(0, index).to(at::kDouble);
 }
 
-/// One row, each alike.
+/// Returns one row; all rows are equally probable.
 at::Tensor any_row(const KMeansData& data, Draws& draws) {
   const auto row = static_cast<int64_t>(draws.next() * static_cast<double>(data.rows()));
   return rows_at(data, at::tensor({std::min(row, data.rows() - 1)}, at::kLong));
 }
 
-/// K different rows in a random order.
+/// Returns `count` different rows in a random order.
 at::Tensor random_rows(const KMeansData& data, int64_t count, uint64_t seed) {
   std::vector<int64_t> index;
   for (int64_t i = 0; i < count; ++i)
@@ -54,29 +54,30 @@ at::Tensor random_rows(const KMeansData& data, int64_t count, uint64_t seed) {
   return rows_at(data, at::tensor(index, at::kLong));
 }
 
-/// The same for any number of threads, which torch's sums over more than this many are not.
+/// Returns a sum that is the same for any number of threads. Torch's sum of more than kKMeansGrain
+/// elements is not.
 double sum_in_order(const at::Tensor& x) {
   double sum = 0;
   for (const at::Tensor& part : x.split(kKMeansGrain)) sum += part.sum().item<double>();
   return sum;
 }
 
-/// What k-means++ chooses from.
+/// Points from which k-means++ chooses centres.
 class PointSet {
  public:
   virtual ~PointSet() = default;
-  /// One of them (1, D), drawn in proportion to what each weighs.
+  /// Returns one point (1, D), drawn in proportion to the weights.
   virtual at::Tensor first(Draws& draws) const = 0;
-  /// Some (count, D), in proportion to their potentials: weights times squared distances to the
-  /// closest point that was included.
+  /// Returns points (count, D), drawn in proportion to their potentials. A potential is a weight
+  /// times the squared distance to the closest included point.
   virtual at::Tensor draw(Draws& draws, int64_t count) const = 0;
-  /// Which of the candidates, included, would leave the least sum of potentials.
+  /// Returns the index of the candidate that would leave the smallest sum of potentials.
   virtual int64_t best_of(const at::Tensor& candidates) = 0;
-  /// Returns the sum of potentials.
+  /// Includes a point. Returns the new sum of potentials.
   virtual double include(const at::Tensor& point) = 0;
 };
 
-/// All rows, without a matrix of all differences.
+/// All rows of the data, each with weight 1. No matrix of all differences is formed.
 class AllRows : public PointSet {
  public:
   explicit AllRows(KMeansData& data) : data_(data) { data.forget_closest(); }
@@ -93,13 +94,13 @@ class AllRows : public PointSet {
   KMeansData& data_;
 };
 
-/// Points (M, D) that were rows, with a weight each.
+/// Points (M, D), chosen from the rows, with a weight each.
 class WeightedPoints : public PointSet {
  public:
   WeightedPoints(const at::Tensor& points, const at::Tensor& weights)
       : points_(points), weights_(weights), data_(points.to(at::kFloat)) {
-    data_.assign(points.slice(
-        0, 0, 1));  // all labels are 0: `distances` of one centre are those of all points to it
+    // All labels are 0: `distances` with one centre then returns the distances of all points to it.
+    data_.assign(points.slice(0, 0, 1));
     closest_ = at::full_like(weights, std::numeric_limits<double>::infinity());
   }
   at::Tensor first(Draws& draws) const override { return drawn(weights_, draws, 1); }
@@ -134,8 +135,8 @@ class WeightedPoints : public PointSet {
   KMeansData data_;
 };
 
-/// K of the points by k-means++, each the best of some that are drawn. Where fewer than K differ,
-/// the first of them again.
+/// Chooses K points by k-means++: each is the best of some drawn candidates. If fewer than K points
+/// differ, repeats the first one.
 at::Tensor plus_plus(PointSet&& points, int64_t num_centres, Draws& draws) {
   const auto trials = static_cast<int64_t>(2 + std::log(static_cast<double>(num_centres)));
   std::vector<at::Tensor> chosen = {points.first(draws)};

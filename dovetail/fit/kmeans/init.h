@@ -9,21 +9,22 @@
 
 namespace dovetail::fit {
 
-/// Where Lloyd's algorithm starts.
+/// Choice of the initial centres of k-means.
 enum class KMeansInit {
-  kPlusPlus,  ///< k-means++ (Arthur, Vassilvitskii 2007), of 2 + ln K draws each time the one that
-              ///< lowers the sum most
-  kParallel,  ///< k-means|| (Bahmani et al. 2012): five rounds of about 2 K rows, of which
-              ///< k-means++ makes K
+  kPlusPlus,  ///< k-means++ (Arthur, Vassilvitskii 2007): the best of 2 + ln K drawn rows for each
+              ///< centre
+  kParallel,  ///< k-means|| (Bahmani et al. 2012): five rounds draw about 2 K rows each; k-means++
+              ///< reduces them to K
   kRandom,    ///< K different rows
   kFirst,     ///< the first K rows
 };
-/// "k-means++", "k-means-parallel", "random", "first"; UserError for another name.
+/// Parses "k-means++", "k-means-parallel", "random" or "first". Throws UserError for another name.
 KMeansInit parse_kmeans_init(std::string_view name);
 bool is_kmeans_init(std::string_view name);
 
-/// Centres (K, D), float64, of rows of x. Draws are keyed by the seed: the same centres for any
-/// number of threads. Throws UserError for fewer rows than centres.
+/// Returns initial centres (K, D) float64, which are rows of x. Random draws depend on the seed
+/// alone, so the centres are the same for any number of threads. Throws UserError for fewer rows
+/// than centres.
 at::Tensor initial_centres(KMeansData& data, int64_t num_centres, KMeansInit init, uint64_t seed);
 
 }  // namespace dovetail::fit

@@ -20,19 +20,20 @@
 namespace dovetail::fit {
 namespace {
 
-/// Moves each centre without rows to the row farthest from its own, which leaves that centre's sum.
-/// Returns whether there was any.
+/// Moves each centre without rows to the row farthest from its own centre. The row leaves the sum
+/// of that centre. Returns true if a centre was moved.
 bool reseed(KMeansData& data, const at::Tensor& centres, jobs::Partial& partial) {
   at::Tensor &sums = partial.tensors[0], &counts = partial.tensors[1];
   const at::Tensor empty = (counts == 0).nonzero().flatten();
   if (empty.numel() == 0) return false;
   const at::Tensor squares = data.distances(centres).squares;
-  // By distance, then by number: a stable sort, whose order does not depend on threads.
+  // Orders rows by distance, then by number: a stable sort, whose result does not depend on
+  // threads.
   const at::Tensor farthest =
       std::get<1>(at::sort(squares, /*stable=*/true, /*dim=*/0, /*descending=*/true));
   for (int64_t i = 0; i < std::min(empty.numel(), data.rows()); ++i) {
     const auto row = farthest[i].item<int64_t>();
-    if (squares[row].item<double>() == 0) return i > 0;  // every other row is a centre
+    if (squares[row].item<double>() == 0) return i > 0;  // every other row coincides with a centre
     const at::Tensor x = data.x()[row].to(at::kDouble);
     const int64_t from = data.labels()[row].item<int64_t>(), to = empty[i].item<int64_t>();
     sums[from].sub_(x);
@@ -43,11 +44,11 @@ bool reseed(KMeansData& data, const at::Tensor& centres, jobs::Partial& partial)
   return true;
 }
 
-/// Over a matrix of centres, row by row: torch cuts a sum of everything at once by the number of
-/// threads.
+/// Returns the sum of a matrix of centres, row by row. Torch would cut one sum over all elements by
+/// the number of threads.
 double sum_of(const at::Tensor& x) { return x.sum(1).sum().item<double>(); }
 
-/// sums / counts, and of centres without rows what they were.
+/// Returns sums / counts. Centres without rows keep their values of `before`.
 at::Tensor means(const jobs::Partial& partial, const at::Tensor& before) {
   const at::Tensor counts = partial.tensors[1].unsqueeze(1);
   return at::where(counts > 0, partial.tensors[0] / counts.clamp_min(1), before);
@@ -116,7 +117,7 @@ void KMeansData::forget_closest() {
 }
 
 double KMeansData::include(const at::Tensor& points) {
-  // Many points: the nearest of them is found in float32 at the rate of a matrix product.
+  // Many points: a matrix product in float32 finds the nearest one faster.
   constexpr int64_t kFew = 16;
   if (points.size(0) <= kFew) {
     const auto shards = static_cast<int64_t>(resident_.shards(kKMeansGrain).size());
@@ -133,7 +134,7 @@ double KMeansData::include(const at::Tensor& points) {
     masses_ = at::stack(sums);
   }
   return masses_.cumsum(0)[-1]
-      .item<double>();  // one after another: a sum would depend on the number of threads
+      .item<double>();  // cumsum adds in order: sum() would depend on the number of threads
 }
 
 at::Tensor KMeansData::draw(const at::Tensor& uniform) const {
@@ -147,7 +148,7 @@ at::Tensor KMeansData::draw(const at::Tensor& uniform) const {
 
 at::Tensor draw_by_mass(const at::Tensor& mass, const at::Tensor& uniform) {
   const at::Tensor upto = mass.cumsum(0);
-  // To the right: never an index without mass, as one that begins where another ends.
+  // right=true never returns an index without mass, even if `uniform` hits a boundary exactly.
   return at::searchsorted(upto, uniform * upto[-1], /*out_int32=*/false, /*right=*/true)
       .clamp_max(mass.numel() - 1);
 }
@@ -161,7 +162,7 @@ at::Tensor KMeansData::shifted_sums(const jobs::Partial& partial) const {
 }
 
 double KMeansData::inertia_of(const jobs::Partial& partial, const at::Tensor& centres) const {
-  // |x - c|^2 = |y|^2 - 2 y d + |d|^2 with y = x - shift, d = c - shift.
+  // |x - c|^2 = |y|^2 - 2 y d + |d|^2 with y = x - shift and d = c - shift.
   const at::Tensor d = centres.to(at::kDouble) - shift_.to(at::kDouble);
   const double products = sum_of(shifted_sums(partial) * d);
   const at::Tensor squares = partial.tensors[1] * d.square().sum(1);
@@ -189,10 +190,10 @@ KMeansResult lloyd(KMeansData& data, const at::Tensor& initial, const LloydOptio
   data.forget_labels();
   if (!options.state.empty()) {
     result.iterations = options.state.at(0).item<int64_t>();
-    data.assign(options.state.at(1));  // the labels that the next iteration compares with
+    data.assign(options.state.at(1));  // labels with which the next iteration compares
     result.centres = options.state.at(2);
   }
-  bool settled = false;  // the labels are those of the centres
+  bool settled = false;  // labels belong to these centres
   while (!result.converged && result.iterations < options.iterations) {
     const double start = now_seconds();
     jobs::Partial partial = data.assign(result.centres);

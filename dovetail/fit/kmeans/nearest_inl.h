@@ -1,4 +1,5 @@
-// The best two centres of rows, by two orders of the same sum.
+// Search of the best two centres of each row. Two variants cut the sum of a score in different
+// ways.
 // Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
 // foreach_target.
 #if defined(DOVETAIL_HYBRID_KMEANS_NEAREST_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -20,9 +21,9 @@ namespace dovetail {
 namespace HWY_NAMESPACE {
 
 // Many centres: rows across lanes. A tile of kTileColumns rows, transposed, stays in the
-// first-level cache while strips of centres go by.
+// first-level cache while strips of centres are read.
 
-/// to[p * kTileColumns + i] = x[i][p] - shift[p]; behind the last row that row again.
+/// Writes to[p * kTileColumns + i] = x[i][p] - shift[p]. The last row fills the rest of the tile.
 HWY_INLINE void transpose_shifted(const float* x, int64_t rows, int64_t dim, const float* shift,
                                   float* to) {
   const auto line = [&](int64_t i) { return x + std::min(i, rows - 1) * dim; };
@@ -51,7 +52,8 @@ HWY_INLINE void transpose_shifted(const float* x, int64_t rows, int64_t dim, con
     for (int64_t p = 0; p < dim; ++p) to[p * kTileColumns + i] = line(i)[p] - shift[p];
 }
 
-/// The centres of a strip, `first` the number of its first.
+/// Compares the rows of a tile with the centres of one strip. `first` is the number of its first
+/// centre.
 template <int kCentres>
 HWY_NOINLINE void take_strip(int64_t terms, const float* strip, const float* rows, float first,
                              const float* upcoming, NearestRows& nearest) {
@@ -86,7 +88,7 @@ HWY_INLINE void nearest_of_many(const AssignProblem& p, const Centres& centres, 
     store(splat(1.0f), rows + (p.dim + 1) * kTileColumns + j);
     nearest.set({splat(kFar), splat(kFar), splat(0.0f)}, j);
   }
-  // The rows of the next tile are asked for meanwhile, a piece with each strip.
+  // Prefetches the rows of the next tile meanwhile, a piece with each strip.
   const int64_t terms = p.dim + 2, piece = terms / kUpcomingSteps * 2 * kLineFloats;
   const float *next = p.x + (begin + kTileColumns) * p.dim, *next_end = next + kTileColumns * p.dim;
   const float* strip = centres.packed.get();
@@ -98,7 +100,7 @@ HWY_INLINE void nearest_of_many(const AssignProblem& p, const Centres& centres, 
   }
 }
 
-/// Labels of a tile of rows. Returns how many changed.
+/// Labels a tile of rows. Returns the number of changed labels.
 HWY_INLINE int64_t label_of_many(const AssignProblem& p, const Centres& centres, int64_t begin,
                                  int64_t count, float* rows, NearestRows& nearest) {
   nearest_of_many(p, centres, begin, count, rows, nearest);
@@ -121,29 +123,32 @@ HWY_INLINE int64_t label_of_many(const AssignProblem& p, const Centres& centres,
 }
 
 #if HWY_TARGET != HWY_SCALAR
-// Few centres: columns across lanes, so that rows are read as they lie. kBlocks rows at a time, one
-// for each block of four lanes, times all centres are in registers.
+// Few centres: columns across lanes, so that rows are read in their own layout. The kernel takes
+// kBlocks rows at a time, one for each block of four lanes. Their products with all centres are in
+// registers.
 constexpr int kBlocks = static_cast<int>(kLanes / 4);
 constexpr int64_t kFewCentres = 6;
 
-/// The rows of a block by label, each label's in their order.
+/// Rows of a block, grouped by label. Rows of one label keep their order.
 constexpr int64_t kMostBlockRows = 256;
 struct RowsByLabel {
-  int32_t row[kFewCentres][kMostBlockRows + kLanes];  ///< from the block's first
+  /// Row numbers, counted from the first row of the block.
+  int32_t row[kFewCentres][kMostBlockRows + kLanes];
   int64_t count[kFewCentres];
 };
 
-/// Memory that will be read next, asked for line by line, most of it while rows are labelled and
-/// the rest while they are added: all at once would fill the buffers of the memory's requests and
-/// stop the arithmetic. What was not asked for costs twice its time, since nothing else is done
-/// while it comes.
+/// Prefetches memory that will be read next, line by line. Most of it is requested while rows are
+/// labelled, and the rest while they are added. Requesting all lines at once would fill the queue
+/// of memory requests and stop the arithmetic. A line that was not requested costs twice its time,
+/// since nothing overlaps with its transfer.
 struct ReadAhead {
   const float *at, *end;
   HWY_INLINE void ask(int lines) {
 #pragma GCC unroll 4
     for (int i = 0; i < lines; ++i, at += kLineFloats) prefetch_to_second_level(at);
   }
-  /// Lines to ask for with each of `rows` rows so that all are.
+  /// Returns the number of lines to request with each of `rows` rows, so that all lines are
+  /// requested.
   int lines_for_each(int64_t rows) const {
     const int64_t left = (end - at + kLineFloats - 1) / kLineFloats;
     return static_cast<int>(std::max<int64_t>(0, (left + rows - 1) / rows));
@@ -151,13 +156,13 @@ struct ReadAhead {
 };
 constexpr int kLabelLines = kLanes >= 16 ? 3 : 1;
 
-/// v's halves added, then w's.
+/// Adds the two halves of v, then the two halves of w.
 HWY_INLINE FloatVector fold_halves(FloatVector v, FloatVector w) {
   const FloatTag d;
   return hn::Add(hn::ConcatLowerLower(d, w, v), hn::ConcatUpperUpper(d, w, v));
 }
 
-/// Block b of the result is the sum of the blocks of v[b].
+/// Returns a vector whose block b is the sum of the blocks of v[b].
 HWY_INLINE FloatVector fold_blocks(const FloatVector (&v)[kBlocks]) {
   if constexpr (kBlocks == 4) {
     const FloatVector even = fold_halves(v[0], v[2]), odd = fold_halves(v[1], v[3]);
@@ -170,7 +175,7 @@ HWY_INLINE FloatVector fold_blocks(const FloatVector (&v)[kBlocks]) {
   }
 }
 
-/// Lane q of each block is the sum of the lanes of that block of v[q].
+/// Returns a vector in which lane q of each block is the sum of that block's lanes of v[q].
 HWY_INLINE FloatVector fold_lanes(const FloatVector (&v)[4]) {
   const FloatTag d;
   const hn::RepartitionToWide<FloatTag> dw;
@@ -187,7 +192,7 @@ struct FewSums {
   FloatVector v[kCentres][kBlocks];
 };
 
-/// One vector of columns of kBlocks rows times all centres.
+/// Multiplies one vector of columns of kBlocks rows with all centres.
 template <int kCentres, class Load>
 HWY_INLINE void multiply_columns(const Load& load_row, FloatVector shift, const float* centres,
                                  int64_t row_floats, FewSums<kCentres>& sums) {
@@ -227,7 +232,7 @@ HWY_INLINE FewSums<kCentres> few_products(const float* const (&row)[kBlocks], in
   return sums;
 }
 
-/// Of kLanes rows from `begin` on; `count` of them are there.
+/// Returns the nearest centres of kLanes rows from `begin` on; only the first `count` rows exist.
 template <int kCentres>
 HWY_INLINE Nearest nearest_of_few(const AssignProblem& p, const Centres& centres, int64_t begin,
                                   int64_t count, FloatVector norm, ReadAhead& ahead) {
@@ -241,7 +246,8 @@ HWY_INLINE Nearest nearest_of_few(const AssignProblem& p, const Centres& centres
     for (int c = 0; c < kCentres; ++c) quarter[c][q] = fold_blocks(sums.v[c]);
     ahead.ask(kLabelLines);
   }
-  // Lane 4 b + q has row kBlocks q + b: rows are read in their order, which the memory foresees.
+  // Lane 4 b + q has row kBlocks q + b. So rows are read in their order, which suits the hardware
+  // prefetcher.
   HWY_ALIGN int32_t lane_of_row[kLanes];
   for (int i = 0; i < kLanes; ++i) lane_of_row[i] = 4 * (i % kBlocks) + i / kBlocks;
   const auto in_order = hn::SetTableIndices(FloatTag(), lane_of_row);
@@ -266,8 +272,8 @@ HWY_NOINLINE FloatVector settle(const AssignProblem& p, const Centres& centres, 
   return load(index);
 }
 
-/// Labels of up to kLanes rows, `first` of their block, which are put with the others of their
-/// label. Returns how many changed.
+/// Labels up to kLanes rows; the first one has number `first` in its block. Appends each row to the
+/// list of its label. Returns the number of changed labels.
 template <int kCentres>
 HWY_NOINLINE int64_t label_of_few(const AssignProblem& p, const Centres& centres, int64_t begin,
                                   int64_t count, int64_t first, RowsByLabel& by_label,

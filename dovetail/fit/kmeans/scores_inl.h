@@ -1,4 +1,4 @@
-// The scores that rank centres, with the bound of their rounding; squared distances in float64.
+// Scores that rank centres, with a bound of their rounding error; squared distances in float64.
 // Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
 // foreach_target.
 #if defined(DOVETAIL_HYBRID_KMEANS_SCORES_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -35,7 +35,7 @@ HWY_INLINE DoubleVector widen(const float* from) {
 }
 HWY_INLINE DoubleVector widen(const double* from) { return hn::LoadU(DoubleTag(), from); }
 
-// Sums in float64 have eight lanes on every instruction set, and are then added in one order.
+// Float64 sums use eight lanes on every instruction set and are then added in one fixed order.
 constexpr int kWays = static_cast<int>(8 / kDoubles);
 
 template <class T>
@@ -46,7 +46,7 @@ HWY_INLINE void add_squares(const float* x, const T* point, DoubleVector (&sums)
   }
 }
 
-/// |x - point|^2.
+/// Returns |x - point|^2 over `dim` columns.
 template <class T>
 HWY_INLINE double squared_distance(const float* x, const T* point, int64_t dim) {
   DoubleVector sums[kWays];
@@ -69,15 +69,15 @@ HWY_INLINE double squared_distance(const float* x, const T* point, int64_t dim) 
 //
 //   score = |d|^2 - 2 y d - e,   e = g |d| (2 |y| + |d|)
 //
-// where e bounds the rounding of the float32 arithmetic before it: g = n u / (1 - n u) for n = D +
-// 8 roundings of unit u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 3.1): one
-// each for y, d, |d|^2 and the terms of e, the others of the sum, in any order. A score is thus no
-// more than the true value, and less by 2 e at most: the best is proven when its score + 2 e is
-// below all others.
+// The bound e covers the rounding of the float32 arithmetic: g = n u / (1 - n u) for n = D + 8
+// roundings of unit u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 3.1). One
+// rounding each is for y, d, |d|^2 and the terms of e. The others belong to the sum, in any order.
+// So a score never exceeds the true value, and it is smaller by at most 2 e. The best centre is
+// proven if its score + 2 e is below all other scores.
 
-/// Centres as the loops below read them: strips of kTileRows (the last of them narrower), [strip][D
-/// + 2][kTileRows]: -2 d, then what |y| and 1 are multiplied with. Of few centres rows instead,
-/// [K][row_floats].
+/// Centres in the layout that the loops below read. Many centres are strips of kTileRows centres,
+/// the last one narrower: [strip][D + 2][kTileRows]. The D + 2 terms are -2 d, then the factors of
+/// |y| and of 1. Few centres are rows instead: [K][row_floats].
 class Centres {
  public:
   Centres(const AssignProblem& p, bool as_rows)
@@ -118,7 +118,8 @@ class Centres {
   const float* row(int64_t c) const { return packed.get() + c * row_floats; }
   float* row(int64_t c) { return packed.get() + c * row_floats; }
 
-  /// 2 e of the best score of a row; at the most, over all centres.
+  /// Returns 2 e of the best score of a row; the vector version returns the maximum over all
+  /// centres.
   FloatVector doubt(FloatVector norm) const {
     const FloatVector longest = splat(longest_);
     return hn::MulAdd(hn::Mul(longest, splat(twice_g_)), hn::MulAdd(splat(2.0f), norm, longest),
@@ -131,18 +132,18 @@ class Centres {
 
   int64_t row_floats, strip_floats = 0;
   hwy::AlignedFreeUniquePtr<float[]> packed, shift;
-  std::vector<float> slope, base;  ///< by centre
+  std::vector<float> slope, base;  ///< factors of |y| and of 1, by centre
 
  private:
   static int64_t ceil_to_lanes(int64_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
-  /// More than products that underflow can lose.
+  /// Bound above the loss from products that underflow.
   static constexpr float kUnderflow = 1e-34f;
 
   std::vector<float> length_;  ///< |d|
   float longest_ = 0, twice_g_ = 0;
 };
 
-/// The best and the second best score of a vector of rows, and the best's centre as a number.
+/// Best and second best score of a vector of rows, and the number of the best centre as a float.
 struct Nearest {
   FloatVector best, second, index;
 };
@@ -155,7 +156,7 @@ HWY_INLINE void take(FloatVector score, FloatVector centre, Nearest& n) {
   n.index = hn::IfThenElse(closer, centre, n.index);
 }
 
-/// kTileColumns rows.
+/// Nearest centres of kTileColumns rows.
 struct NearestRows {
   HWY_ALIGN float best[kTileColumns], second[kTileColumns], index[kTileColumns];
 
@@ -180,7 +181,8 @@ HWY_NOINLINE int32_t exact_nearest(const AssignProblem& p, const float* x) {
   return nearest;
 }
 
-/// Replaces the indices of those of `count` rows from `begin` on whose best score is not proven.
+/// Replaces the index of each row whose best score is not proven, by comparison in float64. Checks
+/// `count` rows from `begin` on.
 HWY_NOINLINE void settle(const AssignProblem& p, const Centres& centres, int64_t begin,
                          int64_t count, const float* best, const float* second, float* index) {
   for (int64_t i = 0; i < count; ++i) {

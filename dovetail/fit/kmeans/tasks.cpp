@@ -11,8 +11,8 @@
 #include "dovetail/fit/kmeans/kmeans.h"
 #include "dovetail/jobs/task.h"
 
-/// The tasks of k-means on a CPU, and `kmeans.draw` on any device, on the tensors of KMeansData, of
-/// which each writes what its name says.
+/// Tasks of k-means on a CPU, and `kmeans.draw` on any device. They work on the tensors of
+/// KMeansData. The registrations below list the tensors that each task writes.
 namespace dovetail::fit {
 namespace {
 
@@ -69,8 +69,8 @@ jobs::Partial distances_task(const jobs::Parameters& parameters, const jobs::Sha
   return {{number(inertia)}, static_cast<double>(shard.size)};
 }
 
-/// Parameters as of assign_task. Data: rows (B) int64 of x; no label stays. Partial: as
-/// KMeansData::assign_batch.
+/// Parameters: as for assign_task. Data: row numbers (B) int64 of x; no labels are kept. Partial:
+/// as KMeansData::assign_batch.
 jobs::Partial batch_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
   const at::Tensor &centres = parameters[0], &shift = parameters[1];
   const at::Tensor x = jobs::whole_of(shard)[0].index_select(0, jobs::rows_of(shard)[0]);
@@ -94,8 +94,8 @@ jobs::Partial potentials_task(const jobs::Parameters& parameters, const jobs::Sh
   return {{potentials}, static_cast<double>(shard.size)};
 }
 
-/// Parameters: points (M, D) float64, which squares are lowered to; how many shards there are, ()
-/// int64. Partial: the sums of the squares of each shard, float64.
+/// Parameters: points (M, D) float64, to which squares are lowered; the number of shards, () int64.
+/// Partial: the sum of the squares of each shard, float64.
 jobs::Partial include_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
   const Rows rows(shard);
   const at::Tensor& points = parameters[0];
@@ -107,10 +107,11 @@ jobs::Partial include_task(const jobs::Parameters& parameters, const jobs::Shard
   return {{sums}, static_cast<double>(shard.size)};
 }
 
-/// Parameters: shards (T) int64, uniform numbers (T) of [0, 1], float64. Partial: of those drawn
-/// from this shard, by draw_by_mass of the squares, the row; else 0, int64. On any device.
+/// Parameters: shards (T) int64, uniform numbers (T) in [0, 1] float64. Partial, (T) int64: the row
+/// for each draw from this shard, by draw_by_mass of the squares; 0 for other draws. Runs on any
+/// device.
 jobs::Partial draw_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
-  // Sums along a vector have an order on the CPU only.
+  // Cumulative sums have a fixed order on the CPU only.
   const at::Tensor shards = parameters[0].cpu(), uniform = parameters[1].cpu();
   const at::Tensor rows = at::zeros_like(shards),
                    here = (shards == shard.begin / kKMeansGrain).nonzero().flatten();

@@ -5,13 +5,14 @@
 #include "dovetail/fit/kmeans/kmeans.h"
 #include "dovetail/jobs/task.h"
 
-/// The tasks of k-means on a GPU, composed of ATen's operations in float64, in a fixed order: the
-/// same bits on every run. Labels are those of the CPU's tasks but where two centres are equally
-/// near to some 1e-14 of |x - shift|^2, and sums agree to rounding.
+/// Tasks of k-means on a GPU, composed of ATen's float64 operations in a fixed order. So bits are
+/// the same on every run. Labels equal the CPU's labels, unless two centres are equally near to
+/// about 1e-14 of |x - shift|^2. Sums agree to rounding.
 namespace dovetail::fit {
 namespace {
 
-/// Rows at a time, so that a matrix with a column for each centre has at most so many elements.
+/// Maximum elements of a matrix with a row per data row and a column per centre. It limits the rows
+/// at a time.
 constexpr int64_t kElements = int64_t{1} << 25;
 
 template <class Work>
@@ -20,7 +21,7 @@ void for_pieces(int64_t rows, int64_t centres, const Work& work) {
   for (int64_t begin = 0; begin < rows; begin += piece) work(begin, std::min(piece, rows - begin));
 }
 
-/// |row - point|^2 (rows), of x (rows, D) and points (D) or (rows, D).
+/// Returns |row - point|^2 (rows) of x (rows, D) and points (D) or (rows, D).
 at::Tensor squares_to(const at::Tensor& x, const at::Tensor& points) {
   return (x.to(at::kDouble) - points).square().sum(1);
 }
@@ -28,8 +29,8 @@ at::Tensor squares_to(const at::Tensor& x, const at::Tensor& points) {
 jobs::Partial norms_task_on_gpu(const jobs::Parameters& parameters, const jobs::Shard& shard) {
   const auto rows = jobs::rows_of(shard);
   const at::Tensor squares = squares_to(rows[KMeansData::kX], parameters[0].to(at::kDouble));
-  rows[KMeansData::kNorms].copy_(squares.sqrt() *
-                                 (1 + 0x1p-22));  // at least the norm, as float32 too
+  // At least the norm, also after rounding to float32.
+  rows[KMeansData::kNorms].copy_(squares.sqrt() * (1 + 0x1p-22));
   return {{squares.sum()}, static_cast<double>(shard.size)};
 }
 

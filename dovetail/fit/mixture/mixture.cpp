@@ -25,8 +25,9 @@ bool is_diagonal(const Mixture& mixture) { return mixture.covariances.dim() == 2
                   "components, or diagonal covariances");
 }
 
-/// Of each component the matrix U (D, D) with U U^T the inverse of its covariance, or the square
-/// roots (D) of the inverse variances; and log(weight) - log|covariance| / 2 - D log(2 pi) / 2 (K).
+/// Returns roots and constants of all components. A root is the matrix U (D, D) with U U^T =
+/// inverse of the covariance. For diagonal covariances it is the vector (D) of 1 / sqrt(variance).
+/// Constants (K) are log(weight) - log|covariance| / 2 - D log(2 pi) / 2.
 std::pair<at::Tensor, at::Tensor> precisions(const Mixture& mixture) {
   const int64_t num = mixture.means.size(0), dim = mixture.means.size(1);
   at::Tensor roots = at::empty_like(mixture.covariances);
@@ -52,8 +53,8 @@ std::pair<at::Tensor, at::Tensor> precisions(const Mixture& mixture) {
   return {roots, constants};
 }
 
-/// Out of responsibilities r: their sums (K), the sums of r (x - mean) (K, D) and of r (x - mean)(x
-/// - mean)^T, of the means before.
+/// Returns the mixture of maximum likelihood. With responsibilities r, `sums` holds: sum r (K), sum
+/// r (x - mean) (K, D), sum r (x - mean)(x - mean)^T. `means` are the means of these differences.
 Mixture maximize(const std::vector<at::Tensor>& sums, const at::Tensor& means,
                  double regularization) {
   // A component without rows keeps its mean and gets no weight.

@@ -9,12 +9,11 @@
 #include "dovetail/fit/rows/products_simd.h"
 #include "dovetail/fit/rows/rows.h"
 
-/// The tasks of mixtures on a CPU, on the tensors of MixtureData. Legend: N rows, D columns, K
-/// components.
+/// Tasks of mixtures on a CPU, on the tensors of MixtureData. N rows, D columns, K components.
 namespace dovetail::fit {
 namespace {
 
-/// The sums of responsibilities, and of differences to a mean times them.
+/// Sums of responsibilities r, of r (x - mean), and of its products or squares, per component.
 class Sums {
  public:
   Sums(int64_t num, int64_t dim, bool full)
@@ -25,7 +24,7 @@ class Sums {
         squares_(full ? at::zeros({num, dim, dim}, at::kDouble)
                       : at::zeros({num, dim}, at::kDouble)) {}
 
-  /// Of one component: y (rows, D), r (rows), `stride` apart.
+  /// Adds rows of component k: y (rows, D), r (rows) with a stride of `stride`.
   void add(int64_t k, const double* y, const double* r, int64_t stride, int64_t rows) {
     double &count = counts_.mutable_data_ptr<double>()[k],
            *sum = sums_.mutable_data_ptr<double>() + k * dim_;
@@ -63,8 +62,8 @@ class Sums {
   std::vector<double> weighted_;
 };
 
-/// Parameters: points (K, D) float64, whether covariances are full () bool. Data: labels are read.
-/// Partial: of each label the number of its rows (K), and the sums of x - point (K, D) and of their
+/// Parameters: points (K, D) float64; () bool, true if covariances are full. Data: reads labels.
+/// Partial, for each label: the number of its rows (K), sum of x - point (K, D), and sum of its
 /// products (K, D, D) or squares (K, D).
 jobs::Partial start_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
   const auto data = jobs::rows_of(shard);
@@ -82,7 +81,7 @@ jobs::Partial start_task(const jobs::Parameters& parameters, const jobs::Shard& 
   return {sums.take(), static_cast<double>(shard.size)};
 }
 
-/// (x - mean)^T C^-1 (x - mean) of each row of y = x - mean, by the root of C^-1.
+/// Computes (x - mean)^T C^-1 (x - mean) for each row of y = x - mean, by the root of C^-1.
 class Distances {
  public:
   Distances(const at::Tensor& roots, int64_t dim)
@@ -126,9 +125,9 @@ class Distances {
   std::vector<double> z_;
 };
 
-/// Parameters: means (K, D), roots (K, D, D) or (K, D), constants (K), float64, as mixture.cpp
-/// makes them. Partial: the sums of responsibilities (K), of these times x - mean (K, D) and times
-/// its products (K, D, D) or squares (K, D), and the log-likelihood ().
+/// Parameters, float64, as mixture.cpp computes them: means (K, D), roots (K, D, D) or (K, D),
+/// constants (K). Partial, with responsibilities r: sum r (K), sum r (x - mean) (K, D), and r times
+/// its products (K, D, D) or squares (K, D). The last tensor is the log-likelihood ().
 jobs::Partial expect_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
   const auto data = jobs::rows_of(shard);
   const int64_t num = parameters[0].size(0), dim = parameters[0].size(1);

@@ -57,8 +57,8 @@ bool Lbfgs::step() {
   for (double length = 1; length >= kSmallest; length /= 2) {
     at::Tensor next = point_ + length * along;
     Slope there = function_(next);
-    // Near the end values differ by less than their rounding, and the derivative decides (Hager,
-    // Zhang 2005, (4.1)).
+    // Near the minimum, values differ by less than their rounding. The derivative then decides
+    // (Hager, Zhang 2005, (4.1)).
     const bool falls = there.value <= slope_.value + kEnough * length * fall;
     const bool flat = there.value <= slope_.value + kRounding * std::abs(slope_.value) &&
                       sum_of_products(along, there.gradient) <= (2 * kEnough - 1) * fall;

@@ -9,23 +9,23 @@
 
 namespace dovetail::fit {
 
-/// A function's value and gradient at a point.
+/// Value and gradient of a function at a point.
 struct Slope {
   double value = 0;
   at::Tensor gradient;
 };
 
-/// A minimum of a smooth convex function by L-BFGS (Liu, Nocedal 1989), of ten pairs, with a line
-/// search that halves the step until it is good enough. Float64, in plain order: no bits depend on
-/// threads.
+/// Minimizes a smooth convex function by L-BFGS (Liu, Nocedal 1989) with ten pairs. The line search
+/// halves the step until the decrease is sufficient. All arithmetic is float64 in a fixed order, so
+/// no bits depend on the number of threads.
 class Lbfgs {
  public:
   Lbfgs(std::function<Slope(const at::Tensor&)> function, at::Tensor start);
-  /// Goes on from the `state` of another search for the same function.
+  /// Resumes from the `state` of another search for the same function.
   Lbfgs(std::function<Slope(const at::Tensor&)> function, const std::vector<at::Tensor>& state);
 
-  /// One iteration. False when no step makes the value or the gradient smaller: the point is as
-  /// good as can be told.
+  /// Runs one iteration. Returns false if no step reduces the value or the gradient. The point is
+  /// then a minimum within the precision of float64.
   bool step();
 
   const at::Tensor& point() const { return point_; }
@@ -34,7 +34,7 @@ class Lbfgs {
 
  private:
   struct Pair {
-    at::Tensor move, change;  ///< of the point and of the gradient
+    at::Tensor move, change;  ///< change of the point and of the gradient in one iteration
     double product = 0;
   };
   at::Tensor direction() const;

@@ -18,7 +18,7 @@
 namespace dovetail::fit {
 namespace {
 
-/// What a column may lose to those before it and still count as one of its own: float32 data has
+/// Relative pivot below which a column counts as dependent on previous columns. Float32 data has
 /// seven digits.
 constexpr double kDependent = 1e-12;
 
@@ -32,15 +32,15 @@ at::Tensor checked_target(const at::Tensor& x, const at::Tensor& target) {
   return target.contiguous();
 }
 
-/// Exponent e, so that the largest number (N) divided by 2^e is from 1 to 2. 0 for classes, and if
-/// all are 0.
+/// Returns the exponent e for which the largest |number| / 2^e is in [1, 2). Returns 0 for classes,
+/// and if all numbers are 0.
 int exponent_of(const at::Tensor& target) {
   if (target.scalar_type() != at::kDouble || target.numel() == 0) return 0;
   const double largest = target.abs().max().item<double>();
   return largest > 0 ? std::ilogb(largest) : 0;
 }
 
-/// Numbers times 2^exponent. Keeps all bits, subnormal results aside.
+/// Returns numbers times 2^exponent. Keeps all bits, except in subnormal results.
 at::Tensor scaled(const at::Tensor& numbers, int exponent) {
   if (exponent == 0) return numbers;
   const at::Tensor result = at::empty_like(numbers);
@@ -57,9 +57,9 @@ void check_dtype(const RegressionData& data, at::ScalarType type, const char* wh
              describe(target));
 }
 
-/// Of the columns (D), so that the second derivative of the objective by coefficients of columns
-/// divided by them is about the same for all: a loss has at most a quarter of the variance, to
-/// which the penalty adds l2 / rows.
+/// Returns the scale of each column (D), by which coefficients are divided. It makes the second
+/// derivatives of the objective about equal. A loss has at most a quarter of the variance as second
+/// derivative, and the penalty adds l2 / rows.
 at::Tensor deviations(const TableData& table, double l2) {
   const at::Tensor variance = table.variance() + 4 * l2 / static_cast<double>(table.rows());
   return at::where(variance > 0, variance.sqrt(), 1.0);
@@ -81,8 +81,8 @@ LinearResult fit_linear(RegressionData& data, double l2) {
   check_dtype(data, at::kDouble, "float64 numbers");
   user_check(l2 >= 0 && std::isfinite(l2), "regression: l2 is {}", l2);
   const TableData& table = data.table();
-  // Sums of z = x - mean and v = y - y_0; z and v have small sums of their own, by rounding and by
-  // the choice of y_0.
+  // Sums of z = x - mean and v = y - y_0. The sums of z and v themselves are small but not zero, by
+  // rounding and by the choice of y_0.
   const at::Tensor near = table.tensor(RegressionData::kTarget)[0].clone();
   const Partial sums = table.run("linear.products", {table.mean(), near});
   const double rows = sums.weight;
@@ -130,7 +130,7 @@ LogisticResult fit_logistic(RegressionData& data, int64_t classes, const Logisti
   const int64_t dim = table.columns(), outputs = classes == 2 ? 1 : classes;
   const auto rows = static_cast<double>(table.rows());
   const at::Tensor scale = deviations(table, options.l2);
-  // A point of the search: outputs rows of D coefficients for columns of mean 0 and deviation 1,
+  // Point of the search: `outputs` rows with D coefficients, for columns of mean 0 and deviation 1,
   // and an intercept.
   const auto coefficients = [&](const at::Tensor& point) {
     return (point.narrow(1, 0, dim) / scale).contiguous();

@@ -10,12 +10,12 @@
 #include "dovetail/fit/rows/products_simd.h"
 #include "dovetail/fit/rows/rows.h"
 
-/// The tasks of regression on a CPU, on the tensors of RegressionData. Legend: N rows, D columns, M
-/// outputs.
+/// Tasks of regression on a CPU, on the tensors of RegressionData. N rows, D columns, M outputs.
 namespace dovetail::fit {
 namespace {
 
-/// Blocks of z = x - mean (rows, D), and after each row a 1: the column of an intercept.
+/// Calls `take` for blocks of z = x - mean (rows, D), with a 1 after each row as the column of an
+/// intercept.
 template <class Take>
 void for_blocks(const jobs::Shard& shard, const at::Tensor& mean, const Take& take) {
   const at::Tensor rows = jobs::rows_of(shard, RegressionData::kX);
@@ -30,8 +30,8 @@ void for_blocks(const jobs::Shard& shard, const at::Tensor& mean, const Take& ta
   }
 }
 
-/// Parameters: mean (D), near () float64. Of z = x - mean and v = y - near the sums Z^T Z (D, D),
-/// Z^T v (D), of z (D), and of v and v^2 (2).
+/// Parameters: mean (D), near () float64. Partial, with z = x - mean and v = y - near: Z^T Z (D,
+/// D), Z^T v (D), the sum of z (D), and the sums of v and v^2 (2).
 jobs::Partial products_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
   const at::Tensor target = jobs::rows_of(shard, RegressionData::kTarget);
   const auto* y = target.const_data_ptr<double>();
@@ -66,8 +66,8 @@ jobs::Partial products_task(const jobs::Parameters& parameters, const jobs::Shar
   return {{squares, products, sums, moments}, static_cast<double>(shard.size)};
 }
 
-/// Parameters: mean (D), coefficients (D), constant () float64. Partial: the sum of (y - z
-/// coefficients - constant)^2.
+/// Parameters: mean (D), coefficients (D), constant () float64. Partial: sum of (y - z coefficients
+/// - constant)^2.
 jobs::Partial residuals_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
   const at::Tensor target = jobs::rows_of(shard, RegressionData::kTarget);
   const auto* y = target.const_data_ptr<double>();
@@ -85,9 +85,9 @@ jobs::Partial residuals_task(const jobs::Parameters& parameters, const jobs::Sha
   return {{at::scalar_tensor(sum, at::kDouble)}, static_cast<double>(shard.size)};
 }
 
-/// Scores (M) of a row become the derivatives of its loss, the loss is returned, and whether the
-/// class is the first of the highest scores in `right`. One output is the score of class 1, that of
-/// class 0 being 0.
+/// Replaces the scores (M) of a row by the derivatives of its loss, and returns the loss. Sets
+/// `right` if the class is the first one of the highest score. A single output is the score of
+/// class 1; the score of class 0 is 0.
 double derive(double* score, int64_t outputs, int64_t target, bool& right) {
   if (outputs == 1) {
     const double s = *score, other = std::exp(-std::abs(s));
@@ -103,9 +103,10 @@ double derive(double* score, int64_t outputs, int64_t target, bool& right) {
   return of_row.log_sum - own;
 }
 
-/// Parameters: coefficients (M, D), intercepts (M), mean (D), float64: scores are z coefficients^T
-/// + intercepts. Partial: the gradient of the loss by the coefficients and, last, by the intercepts
-/// (M, D + 1); the loss (); the rows of which the highest score is that of the class () int64.
+/// Parameters, float64: coefficients (M, D), intercepts (M), mean (D). Scores are z coefficients^T
+/// + intercepts. Partial: the gradient of the loss (M, D + 1), with the derivative by the intercept
+/// last; the loss (). The last tensor is the number of rows whose class has the highest score, ()
+/// int64.
 jobs::Partial gradient_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
   const at::Tensor target = jobs::rows_of(shard, RegressionData::kTarget);
   const auto* y = target.const_data_ptr<int64_t>();

@@ -110,7 +110,7 @@ void orthonormalize(at::Tensor& columns) {
     const at::Tensor row = rows[i];
     const double before = std::sqrt(sum_of_products(row, row));
     const auto rest = [&] {
-      for (int again = 0; again < 2; ++again)  // twice is enough (Parlett)
+      for (int again = 0; again < 2; ++again)  // two passes are enough (Parlett)
         for (int64_t j = 0; j < i; ++j) row.sub_(rows[j], sum_of_products(rows[j], row));
       return std::sqrt(sum_of_products(row, row));
     };

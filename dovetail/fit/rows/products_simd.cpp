@@ -21,8 +21,8 @@ using ProductTag = hn::ScalableTag<double>;
 constexpr int64_t kWide = HWY_LANES(double);
 constexpr int64_t kPanel = 2 * kWide;
 
-/// kRows rows of c from (i, j) on, `columns` (1 to kPanel) wide: with six rows, twelve sums hide
-/// the latency of an FMA.
+/// Computes kRows rows of c from (i, j) on, `columns` (1 to kPanel) wide. With six rows, twelve
+/// sums hide the latency of an FMA.
 template <int kRows>
 HWY_INLINE void add_tile(const ProductProblem& p, int64_t i, int64_t j, int64_t columns) {
   const ProductTag d;

@@ -15,7 +15,7 @@ std::vector<at::Tensor> with(const at::Tensor& x, std::vector<at::Tensor> more) 
   return more;
 }
 
-/// Parameters: point (D) float64. Partial: the sums (D) of x - point and of its squares.
+/// Parameters: point (D) float64. Partial (2, D): sums of x - point and of its squares.
 jobs::Partial moments_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
   const at::Tensor rows = jobs::rows_of(shard, 0);
   const int64_t dim = rows.size(1);

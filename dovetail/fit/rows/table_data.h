@@ -17,17 +17,20 @@ class Workers;
 
 namespace dovetail::fit {
 
-/// Rows of a shard of a table: fixed, so that sums are the same bits for any number of threads.
+/// Rows per shard of a table. The number is fixed, so that sums have the same bits for any number
+/// of threads.
 constexpr int64_t kTableGrain = 4096;
 
-/// A table of numbers and what goes with its rows: the data of mixtures, regression and principal
-/// components. Their tasks run on its shards: on some workers (jobs/workers.h), or without any on
-/// this process' threads. On several nodes, all members are called by all of them.
+/// Table of numbers, with further tensors per row: the data of mixtures, regression and principal
+/// components. Their tasks run on its shards. The given workers (hybrid/workers.h) compute them;
+/// without workers, the threads of this process do. If the workers are several nodes, every node
+/// must call every member.
 class TableData {
  public:
-  /// x (N, D) float32 on the CPU, contiguous, at least one row and one column; kept, never copied.
-  /// `more`: tensors of N rows. UserError for anything else, and for a value that is not finite,
-  /// naming its row and column; `who` stands in its message.
+  /// Keeps x without a copy. x must be (N, D) float32, contiguous, on the CPU, with at least one
+  /// row and one column. `more` are tensors with N rows. Throws UserError for any other tensor.
+  /// Throws UserError that names row and column of a value that is not finite. `who` names the job
+  /// in messages.
   TableData(const char* who, const at::Tensor& x, std::shared_ptr<jobs::Workers> workers,
             std::vector<at::Tensor> more = {});
 
@@ -36,12 +39,12 @@ class TableData {
   int64_t rows() const { return x_.size(0); }
   int64_t columns() const { return x_.size(1); }
   const at::Tensor& x() const { return x_; }
-  /// x and then `more`, as tasks have written them.
+  /// Returns x (index 0) or a tensor of `more` (from index 1 on), as tasks have written it.
   at::Tensor tensor(size_t index) const;
   void put(size_t index, at::Tensor tensor) { resident_.put(index, std::move(tensor)); }
 
-  /// Of each column (D) float64; the variance is of these rows, not an estimate of another
-  /// population's.
+  /// Mean and variance of each column, (D) float64. The variance is of these rows (divided by N),
+  /// not an estimate for another population.
   const at::Tensor& mean() const { return mean_; }
   const at::Tensor& variance() const { return variance_; }
 

@@ -16,7 +16,7 @@
 namespace dovetail::jobs {
 namespace {
 
-/// A cluster in the middle of a job.
+/// State of a cluster during a job.
 class ClusterRun {
  public:
   ClusterRun(const std::vector<SimNode>& nodes, const SimJob& job, const SimOptions& options)
@@ -53,7 +53,8 @@ class ClusterRun {
     return list;
   }
 
-  /// Adds seconds per row of a node's devices together: what `partition` knows about it.
+  /// Returns the cost of a node for `partition`, with the memory of all its devices. Before its
+  /// speed is known, all nodes have the same speed.
   DeviceCost cost_of(size_t node, bool known) const {
     DeviceCost cost{.row_s = 1, .max_rows = 0};
     double ratio = 0;
@@ -73,7 +74,7 @@ class ClusterRun {
     return cost;
   }
 
-  /// Shards of each node.
+  /// Computes the shards of each node in `list`.
   void divide(const std::vector<size_t>& list) {
     const bool known = std::ranges::all_of(
         list, [this](size_t node) { return histories_[node].speed().has_value(); });
@@ -91,7 +92,7 @@ class ClusterRun {
     for (size_t i = 0; i < list.size(); ++i) shares_[list[i]] = moved[i];
   }
 
-  /// False when nodes were lost.
+  /// Runs the iteration once. Returns false if nodes were lost.
   bool attempt(SimIteration& iteration) {
     const std::vector<size_t> list = alive();
     if (list.empty())
@@ -128,7 +129,7 @@ class ClusterRun {
     return true;
   }
 
-  /// When the node has its sum, or is lost.
+  /// Returns when the node has its sum, or is lost.
   double compute(size_t node, const std::vector<int64_t>& rows, double begin_s) {
     try {
       const double end_s = runs_[node].iterate(rows, begin_s);
@@ -144,8 +145,8 @@ class ClusterRun {
   const SimJob& job_;
   const SimOptions& options_;
   std::deque<SimNodeRun> runs_;
-  std::vector<SpeedHistory> histories_;  ///< of whole nodes
-  std::vector<int64_t> shares_;          ///< in shards
+  std::vector<SpeedHistory> histories_;  ///< times of whole nodes
+  std::vector<int64_t> shares_;          ///< shards of each node
   double now_s_ = 0;
   SimResult result_;
 };
@@ -165,7 +166,8 @@ std::vector<double> published_s(MergeOrder order, const Link& link, double bytes
     for (size_t i = 1; i < nodes; ++i) at_s[i] = begin_s + static_cast<double>(i) * message_s;
     return at_s;
   }
-  std::vector<double> free_s = at_s;  // when a node that has them has sent what it was sending
+  // Time at which a node that has the parameters is free to send.
+  std::vector<double> free_s = at_s;
   for (size_t step = std::bit_ceil(nodes) / 2; step > 0; step /= 2)
     for (size_t i = 0; i + step < nodes; i += 2 * step)
       free_s[i] = free_s[i + step] = at_s[i + step] = free_s[i] + message_s;

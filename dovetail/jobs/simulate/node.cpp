@@ -16,7 +16,7 @@ namespace {
 
 constexpr double kNeverEnds = std::numeric_limits<double>::infinity();
 
-/// Log-normal of mean 1 and this standard deviation, for (seed, index).
+/// Returns a log-normal random number of mean 1 and this standard deviation, for (seed, index).
 double noise_factor(uint64_t seed, uint64_t index, double deviation) {
   if (deviation == 0) return 1;
   const double variance = std::log1p(deviation * deviation);
@@ -93,8 +93,8 @@ double SimNodeRun::iterate(const std::vector<int64_t>& shard_rows, double begin_
   ++iteration_;
   shard_rows_ = shard_rows;
   counted_.assign(shard_rows.size(), 0);
-  while (!arrivals_.empty() &&
-         arrivals_.top().at_s <= now_s_) {  // of the last iteration: of no use any more
+  // Arrivals of the previous iteration are dropped.
+  while (!arrivals_.empty() && arrivals_.top().at_s <= now_s_) {
     slots_[arrivals_.top().slot].busy = false;
     arrivals_.pop();
   }
@@ -143,7 +143,7 @@ void SimNodeRun::ask(Slot& slot) {
   compute_next(slot, now_s_, true);
 }
 
-/// The next shard of the slot's lease, which may never come.
+/// Starts the next shard of the slot's lease. Its arrival may never come.
 void SimNodeRun::compute_next(Slot& slot, double from_s, bool first) {
   const Speed& speed = node_.devices[slot.device].speed;
   const auto rows = static_cast<double>(shard_rows_[static_cast<size_t>(slot.next_shard)]);
@@ -153,8 +153,8 @@ void SimNodeRun::compute_next(Slot& slot, double from_s, bool first) {
     arrivals_.push({at_s, ++order_, static_cast<size_t>(&slot - slots_.data())});
 }
 
-/// When `work_s` seconds of work are done that the device begins at from_s: its rate changes where
-/// faults begin and end.
+/// Returns when the device is done with `work_s` seconds of work that begin at from_s. Its rate
+/// changes where faults begin and end.
 double SimNodeRun::finish_s(size_t device, double from_s, double work_s) const {
   while (true) {
     double rate = 1, change_s = kNeverEnds;
@@ -185,7 +185,7 @@ bool SimNodeRun::throws_at(size_t device, double at_s) const {
 void SimNodeRun::arrive(const Arrival& arrival) {
   Slot& slot = slots_[arrival.slot];
   slot.busy = false;
-  if (slot.lease.iteration != iteration_) {  // the job that it belongs to is over
+  if (slot.lease.iteration != iteration_) {  // the iteration of the lease is over
     ask(slot);
     return;
   }

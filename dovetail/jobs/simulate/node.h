@@ -11,28 +11,32 @@
 
 namespace dovetail::jobs {
 
-/// A simulated device: a lease of s rows takes a slot start_s + row_s * s seconds, times its noise,
-/// longer while faults last.
+/// Simulated device. A lease of s rows takes a slot start_s + row_s * s seconds, times a noise
+/// factor. Faults add to this time.
 struct SimDevice {
   std::string name;
   int64_t slots = 1;
-  Speed speed = {};      ///< of one slot; row_s above 0
-  double noise = 0;      ///< standard deviation of a lease's time over its mean; log-normal
-  double run_noise = 0;  ///< that of all its times from one run (seed) to another
-  double ratio = 1;      ///< SharePolicy::kStatic: its part, in proportion to the others'
-  int64_t max_rows = std::numeric_limits<int64_t>::max();  ///< what its memory holds
+  Speed speed = {};  ///< speed of one slot; row_s above 0
+  double noise = 0;  ///< standard deviation of a lease's time over its mean; log-normal
+  /// Standard deviation of a common factor of all its times, drawn per run (seed).
+  double run_noise = 0;
+  /// SharePolicy::kStatic: weight of its share, relative to the other devices.
+  double ratio = 1;
+  int64_t max_rows = std::numeric_limits<int64_t>::max();  ///< capacity of its memory
 };
 
 struct SimNode {
   std::vector<SimDevice> devices;
-  double driver_s = 0;  ///< of an iteration, before its first lease
-  double add_s = 0;     ///< to add one shard's partial to the sum of the node: one after another,
-                        ///< beside the devices
+  double driver_s = 0;  ///< time of an iteration before its first lease
+  /// Time to add the partial of one shard to the sum of the node. Partials are added one after
+  /// another, while the devices compute.
+  double add_s = 0;
 };
 
-/// A node of `cores` like `core` and `gpus` like `gpu`. Every GPU binds a core, which feeds it and
-/// computes nothing else; the other cores are one device of as many slots, unless `cores_compute`
-/// is false. UserError when there are fewer cores than GPUs, or nothing that computes.
+/// Builds a node with `cores` cores like `core` and `gpus` GPUs like `gpu`. Each GPU binds a core,
+/// which feeds it and computes nothing else. The other cores form one device with a slot each,
+/// unless `cores_compute` is false. Throws UserError if there are fewer cores than GPUs, or nothing
+/// that computes.
 struct NodeParts {
   int64_t cores = 1, gpus = 0;
   bool cores_compute = true;
@@ -40,18 +44,18 @@ struct NodeParts {
 };
 SimNode make_sim_node(const NodeParts& parts);
 
-/// What befalls a device from at_s on, for for_s.
+/// Fault of a device that begins at at_s and lasts for_s seconds.
 struct SimFault {
   enum class Kind {
-    kThrow,  ///< every shard that it would finish throws
-    kHang,   ///< nothing goes on
+    kThrow,  ///< every shard that it finishes throws
+    kHang,   ///< the device makes no progress
     kSlow,   ///< everything takes `factor` times as long
   };
   size_t node = 0, device = 0;
   Kind kind = Kind::kThrow;
   double at_s = 0, for_s = std::numeric_limits<double>::infinity(), factor = 1;
 };
-/// "throw", "hang", "slow"; UserError for another name.
+/// Parses "throw", "hang" or "slow". Throws UserError for another name.
 SimFault::Kind parse_fault_kind(std::string_view name);
 
 struct SimEvent {
@@ -59,30 +63,32 @@ struct SimEvent {
   What what;
   double at_s;
   size_t node, device;
-  int64_t slot, shard;  ///< of the node's iteration; of a lease the first; slot 0 of kCount
+  /// Shard within the node's iteration: the first one of a kLease. The slot is 0 for kCount.
+  int64_t slot, shard;
 };
 
-/// What a device did in a run.
+/// Work of a device in a run.
 struct SimDeviceUse {
-  int64_t rows = 0, leases = 0;  ///< rows that counted
-  double busy_s = 0;             ///< of all slots, finished leases only
-  std::string left_out = {};     ///< why, if it was
+  int64_t rows = 0, leases = 0;  ///< rows whose results counted
+  double busy_s = 0;             ///< seconds of all slots, finished leases only
+  std::string left_out = {};     ///< reason if it was left out
 };
 
-/// The Scheduler of a node and its devices in virtual time. A slot computes its lease shard by
-/// shard and delivers each, as a thread of the runtime does; slots without work ask again after
-/// everything that happens.
+/// Runs the Scheduler of a node and its devices in virtual time. A slot computes its lease shard by
+/// shard and delivers each, as a thread of the runtime does. Slots without work ask again after
+/// each event.
 class SimNodeRun {
  public:
   using Observer = std::function<void(const SimEvent&)>;
 
-  /// `faults` of other nodes are passed over.
+  /// Ignores `faults` of other nodes.
   SimNodeRun(size_t index, const SimNode& node, const std::vector<SimFault>& faults,
              const SchedulerOptions& scheduling, uint64_t seed, Observer observer = {});
 
-  /// One iteration over shards of so many rows from begin_s on (not before the last one's end):
-  /// when the node has its sum. Throws DevicesLost, at now_s(); InternalError where a shard does
-  /// not count exactly once; UserError when a shard threw max_attempts times, which ends the job.
+  /// Runs one iteration over shards with these numbers of rows. It begins at begin_s, which must
+  /// not precede the end of the previous iteration. Returns the time when the node has its sum.
+  /// Throws DevicesLost, with the time in now_s(). Throws InternalError if a shard does not count
+  /// exactly once. Throws UserError if a shard threw max_attempts times, which ends the job.
   double iterate(const std::vector<int64_t>& shard_rows, double begin_s);
 
   double now_s() const { return now_s_; }

@@ -11,7 +11,7 @@ constexpr int64_t kMaxBlocks = 1 << 16;
 
 __device__ float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
 
-/// y of one element; `up` is used by SwiGLU alone.
+/// Returns y of one element; only SwiGLU uses `up`.
 template <Activation kActivation>
 __device__ float value(float x, float up) {
   if constexpr (kActivation == Activation::kSwiGlu) return x * sigmoid(x) * up;
@@ -21,7 +21,7 @@ __device__ float value(float x, float up) {
   return 0.5f * x * (1.0f + tanhf(k * (x + c * x * x * x)));
 }
 
-/// dx of one element; SwiGLU also writes the gradient of `up`.
+/// Returns dx of one element; SwiGLU also writes the gradient of `up`.
 template <Activation kActivation>
 __device__ float gradient(float x, float up, float dy, float& dup) {
   if constexpr (kActivation == Activation::kSwiGlu) {
@@ -35,14 +35,15 @@ __device__ float gradient(float x, float up, float dy, float& dup) {
   return dy * (0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * k * (1.0f + 3.0f * c * x * x));
 }
 
-/// Where element i of y (rows, width) has its x: the same place, or that of its gate, the up value
-/// `width` after it.
+/// Returns the index of the x of element i of y (rows, width). For SwiGLU it is the index of the
+/// gate; the up value is `width` elements after it.
 template <Activation kActivation>
 __device__ int64_t input_index(int64_t i, int64_t width) {
   return kActivation == Activation::kSwiGlu ? i / width * 2 * width + i % width : i;
 }
 
-/// kWide: 16 bytes at a time, which need a width that they divide.
+/// Computes an activation or its gradient. kWide: accesses 16 bytes at a time, which must divide
+/// the width.
 template <Activation kActivation, class T, bool kWide, bool kForward>
 __global__ void __launch_bounds__(kThreads)
     activation_kernel(const T* __restrict__ x, const T* __restrict__ dy, T* __restrict__ out,

@@ -7,8 +7,8 @@
 #include "dovetail/ops/cuda/launch.h"
 #include "dovetail/ops/cuda_kernels.h"
 
-// The library that a GPU needs: our launchers on torch's current stream, their errors as torch's
-// exceptions.
+// Library for GPUs: calls our launchers on torch's current stream and turns their errors into
+// torch's exceptions.
 
 namespace dovetail {
 namespace {

@@ -8,11 +8,11 @@
 namespace dovetail::cuda {
 
 void* record_graph(const std::function<void()>& work) {
-  // The graph has a pool of its own, which could not use blocks that earlier work left in the
-  // common one.
+  // The graph has its own memory pool, which cannot use blocks that earlier work left in the common
+  // pool.
   c10::cuda::CUDACachingAllocator::emptyCache();
   auto graph = std::make_unique<at::cuda::CUDAGraph>();
-  // Other threads may allocate pinned memory meanwhile: the data loader does.
+  // Other threads, for example the data loader, may allocate pinned memory meanwhile.
   graph->capture_begin(/*pool=*/{0, 0}, cudaStreamCaptureModeThreadLocal);
   try {
     work();

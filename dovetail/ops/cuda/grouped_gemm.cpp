@@ -13,9 +13,9 @@
 #include <vector>
 
 // cuBLAS computes C = op(A) op(B) of column-major matrices. A row-major matrix is its transpose in
-// column-major order, so c^T = b^T a^T: its A is b, its B is a, each as it is where we store it
-// row-major and transposed where we store its transpose. Sizes are on the host, addresses on the
-// GPU. Source: cuBLAS documentation, cublasGemmGroupedBatchedEx.
+// column-major order, so c^T = b^T a^T. Thus A of cuBLAS is b, and B of cuBLAS is a. A matrix is
+// passed as it is if we store it row-major, and transposed if we store its transpose. Sizes are on
+// the host, addresses on the GPU. Source: cuBLAS documentation, cublasGemmGroupedBatchedEx.
 namespace dovetail::cuda {
 namespace {
 
@@ -24,7 +24,8 @@ void check(cublasStatus_t status, const char* what, size_t products) {
               cublasGetStatusString(status));
 }
 
-/// Of this thread and the current GPU. Never destroyed: at exit CUDA may be gone before.
+/// Returns the handle of this thread for the current GPU. It is never destroyed: at exit, CUDA may
+/// already be gone.
 cublasHandle_t handle(size_t products) {
   thread_local std::map<int, cublasHandle_t> handles;
   cublasHandle_t& handle = handles[c10::cuda::current_device()];
@@ -32,18 +33,18 @@ cublasHandle_t handle(size_t products) {
   return handle;
 }
 
-/// Addresses of every A, then B, then C.
+/// Copies the addresses of every A, then B, then C to the GPU.
 at::Tensor on_gpu(const std::vector<const void*>& addresses, cudaStream_t stream) {
   const size_t bytes = addresses.size() * sizeof(void*);
   at::Tensor copy =
       at::empty({static_cast<int64_t>(bytes)}, at::TensorOptions(at::kByte).device(at::kCUDA));
-  // From memory that is not pinned CUDA has read before it returns.
+  // CUDA has read memory that is not pinned before the call returns.
   C10_CUDA_CHECK(cudaMemcpyAsync(copy.mutable_data_ptr(), addresses.data(), bytes,
                                  cudaMemcpyHostToDevice, stream));
   return copy;
 }
 
-/// The arguments of the call, each product a group of its own.
+/// Arguments of the call; each product is a group of its own.
 struct Groups {
   std::vector<cublasOperation_t> a_op, b_op;
   std::vector<int64_t> m, n, k, a_stride, b_stride, c_stride;

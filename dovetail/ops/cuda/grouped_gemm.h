@@ -6,7 +6,7 @@
 
 namespace dovetail::cuda {
 
-/// `CudaKernels::grouped_products`.
+/// Implementation of `CudaKernels::grouped_products`.
 void grouped_gemm(Storage storage, std::span<const GroupedProduct> products);
 
 }  // namespace dovetail::cuda

@@ -9,13 +9,13 @@
 namespace dovetail::cuda {
 namespace {
 
-// Rows of 16-byte vectors stay in registers: kVectors vectors a thread, kRowThreads threads a row,
-// kRows rows a block. Bytes bound each kernel. For 16384 x 768 of bfloat16 at 3 TB/s: forward 0.017
-// ms, backward 0.025 ms; a sum adds two passes of 0.008 ms to forward, a second gradient adds one
-// to backward. Rows of another kind take the kernels of any width, which read a row once for each
-// sum.
+// Rows that consist of 16-byte vectors stay in registers. kVectors: vectors per thread;
+// kRowThreads: threads per row; kRows: rows per block. Memory traffic bounds each kernel. Times for
+// 16384 x 768 of bfloat16 at 3 TB/s: forward 0.017 ms, backward 0.025 ms. A sum adds two passes of
+// 0.008 ms to forward, and a second gradient adds one to backward. Other rows use the kernels for
+// any width, which read a row once for each sum.
 
-constexpr int kMostRows = 4;  // rows of a block where a warp has a row
+constexpr int kMostRows = 4;  // rows per block if a warp handles a row
 constexpr int64_t kRowsPerPart = 32,
                   kMaxParts = 512;  // 512 blocks: one wave on 132 multiprocessors
 
@@ -47,14 +47,15 @@ __device__ void load_floats(const float* from, float (&to)[kCount]) {
   }
 }
 
-/// `branch` may be null; else the rows of x + branch are normalized and written to `sum`.
+/// Computes the forward norm of rows. `branch` may be null; else the rows of x + branch are
+/// normalized and written to `sum`.
 template <class T, int kVectors, int kRowThreads>
 __global__ void __launch_bounds__(RowShape<T, kVectors, kRowThreads>::kThreads)
     row_forward_kernel(NormProblem p, const T* __restrict__ branch, T* __restrict__ sum,
                        T* __restrict__ y) {
   using Shape = RowShape<T, kVectors, kRowThreads>;
   const int64_t row = int64_t{blockIdx.x} * Shape::kRows + threadIdx.y, begin = row * p.width;
-  if (row >= p.rows) return;  // all threads of the row
+  if (row >= p.rows) return;  // exits all threads of the row together
   const int width = static_cast<int>(p.width);
   Values<T> x[kVectors];
   float total = 0;
@@ -105,9 +106,10 @@ __global__ void __launch_bounds__(RowShape<T, kVectors, kRowThreads>::kThreads)
   }
 }
 
-/// With n the normalized row and g = dy * weight: dx = rstd (g - n mean(g n)), for layer norm less
-/// mean(g) too; plus dsum, which may be null. A block has the rows of a part; partial[part][column]
-/// gets their sums for dweight, and after all parts those for dbias.
+/// Computes dx = rstd (g - n mean(g n)) + dsum, with n the normalized row and g = dy * weight.
+/// Layer norm also subtracts mean(g) inside the brackets. dsum may be null. A block handles the
+/// rows of a part. It writes their sums to `partial`, [2][parts][width]: index 0 is dweight, 1 is
+/// dbias.
 template <class T, bool kCentered, int kVectors, int kRowThreads>
 __global__ void __launch_bounds__(RowShape<T, kVectors, kRowThreads>::kThreads)
     row_backward_kernel(NormProblem p, const T* __restrict__ dy, const T* __restrict__ dsum,
@@ -200,8 +202,9 @@ __global__ void __launch_bounds__(RowShape<T, kVectors, kRowThreads>::kThreads)
   }
 }
 
-constexpr int kRowThreads = 128;               // a row of any width is one block's
-constexpr int kColumns = 32, kRowsAtOnce = 8;  // threads of a block that sums columns
+constexpr int kRowThreads = 128;  // block size; one block handles a row of any width
+// Threads of a block that sums columns: kColumns x kRowsAtOnce.
+constexpr int kColumns = 32, kRowsAtOnce = 8;
 
 template <class T>
 __global__ void __launch_bounds__(kRowThreads)
@@ -209,7 +212,7 @@ __global__ void __launch_bounds__(kRowThreads)
                    T* __restrict__ y) {
   const int64_t row = blockIdx.x, begin = row * p.width;
   const T* x = static_cast<const T*>(p.x) + begin;
-  if (branch) {  // each thread reads back what it wrote itself
+  if (branch) {  // each thread later reads only values that it wrote itself
     for (int64_t i = threadIdx.x; i < p.width; i += kRowThreads)
       sum[begin + i] = from_float<T>(to_float(x[i]) + to_float(branch[begin + i]));
     x = sum + begin;
@@ -284,8 +287,8 @@ __global__ void __launch_bounds__(kColumns* kRowsAtOnce)
   partial[(int64_t{threadIdx.y} * gridDim.y + part) * p.width + column] = sum;
 }
 
-/// Calls f(threads of a row, vectors of a thread) with the smallest shape that holds `vectors`, as
-/// constants. False if none does.
+/// Calls f(threads of a row, vectors of a thread), both constants, with the smallest shape that
+/// holds `vectors`. Returns false if no shape does.
 template <class F>
 bool with_row_shape(int64_t vectors, F f) {
   const auto call = [&]<int kThreads, int kVectors>() {
@@ -299,8 +302,8 @@ bool with_row_shape(int64_t vectors, F f) {
          call.template operator()<512, 2>() || call.template operator()<512, 4>();
 }
 
-/// True if rows of `width` elements at `pointers` consist of vectors of 16 bytes; null pointers do
-/// not count.
+/// Returns true if rows of `width` elements at `pointers` consist of 16-byte vectors. Null pointers
+/// are ignored.
 template <class T>
 bool in_vectors(const NormProblem& p, std::initializer_list<const void*> pointers) {
   const auto on_16 = [](const void* pointer) { return on_16_bytes(pointer); };

@@ -7,14 +7,15 @@
 #include "dovetail/ops/cuda/block.cuh"
 #include "dovetail/ops/cuda/values.cuh"
 
-/// Sums over rows in parts: a block sums each part, then the parts are joined in an order that
-/// depends on their number.
+/// Sums over rows in parts. A block sums each part. The sums of the parts are then added in an
+/// order that depends on their number alone.
 namespace dovetail::cuda {
 
 inline constexpr int kJoinWarps = 8;
 
-/// first[column] = sum of partial[part][column] over the parts. The second row of the grid joins as
-/// many parts behind them into `second`. 32 columns a block, whose warps share the parts.
+/// Computes first[column] = sum of partial[part][column] over the parts. If the grid has a second
+/// row, it sums the next `parts` parts of `partial` into `second`. A block sums 32 columns, and its
+/// warps share the parts.
 template <class T>
 __global__ void __launch_bounds__(kWarp* kJoinWarps)
     join_parts_kernel(const float* __restrict__ partial, int64_t parts, int64_t columns,
@@ -35,7 +36,8 @@ __global__ void __launch_bounds__(kWarp* kJoinWarps)
   (blockIdx.y == 0 ? first : second)[column] = from_float<T>(sum);
 }
 
-/// `second` may be null. Else `partial` holds its parts behind the first ones.
+/// Launches `join_parts_kernel`. `second` may be null. Otherwise `partial` holds
+/// [2][parts][columns].
 template <class T>
 void join_parts(const float* partial, int64_t parts, int64_t columns, T* first, T* second,
                 cudaStream_t stream) {

@@ -9,15 +9,15 @@ namespace dovetail::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kMaxBatchBlocks = 65535;  // the grid's limit in y
+constexpr int64_t kMaxBatchBlocks = 65535;  // limit of the grid in y
 
 struct Parts {
   RotaryPart part[kMaxRotaryParts];
   int count;
 };
 
-/// One neighbourhood of a head: 16 bytes, or one element where heads or strides do not divide by 16
-/// bytes.
+/// Access to one neighbourhood of a head. It is 16 bytes, or one element if 16 bytes do not divide
+/// heads or strides.
 template <class T, bool kWide>
 struct Access;
 template <class T>
@@ -31,9 +31,9 @@ struct Access<T, false> {
   using Bits = T;
 };
 
-/// A thread moves one slot of a head: a pair of neighbourhoods that rotate into each other, or one
-/// that is copied. Slots of all heads of all parts of a token are neighbours. Roofline: each
-/// element is read and written once; the table comes from the caches.
+/// Rotates heads; a thread moves one slot of a head. A slot is a pair of neighbourhoods that rotate
+/// into each other, or one neighbourhood that is copied. Slots of all heads of all parts of a token
+/// are adjacent. Roofline: each element is read and written once; the table comes from the caches.
 template <class T, bool kWide>
 __global__ void __launch_bounds__(kThreads)
     rotate_kernel(RotaryProblem p, Parts parts, unsigned slots, unsigned pairs,
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads)
   const unsigned time = item / items_per_token, in_token = item % items_per_token;
   unsigned head = in_token / slots;
   const unsigned slot = in_token % slots;
-  // Chosen without an index: a struct that is indexed lies in local memory.
+  // Chosen without an index: an indexed struct would be stored in local memory.
   RotaryPart part = parts.part[0];
   if (parts.count > 1 && head >= part.heads) {
     head -= static_cast<unsigned>(part.heads);

@@ -6,8 +6,8 @@
 
 #include "dovetail/ops/storage.h"
 
-/// Values between memory, in FP32 or BF16, and registers, always FP32. kCount neighbours move at
-/// once, 16 bytes.
+/// Transfer of values between memory, in FP32 or BF16, and registers, always FP32. Each access
+/// moves 16 bytes: kCount neighbours.
 namespace dovetail::cuda {
 
 template <class T>
@@ -29,7 +29,7 @@ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
-/// `from` and `to` lie on 16 bytes.
+/// Loads or stores 16 bytes; `from` and `to` must be aligned to 16 bytes.
 template <class T>
 __device__ Values<T> load_values(const T* from) {
   const uint4 bits = *reinterpret_cast<const uint4*>(from);
@@ -52,7 +52,7 @@ inline bool on_16_bytes(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
 }
 
-/// Calls `f` with a value of the type that `storage` names.
+/// Calls `f` with a value of the C++ type that `storage` names.
 template <class F>
 void with_storage(Storage storage, F f) {
   if (storage == Storage::kFloat32) {
