@@ -31,7 +31,8 @@ struct Operands {
 /// `inputs`.
 using OperationBody = std::function<std::vector<at::Tensor>(const Operands& inputs)>;
 
-/// Returns true if this thread is recording a step (plan/capture.h) and is not inside an operation.
+/// Returns true if this thread is recording a step (plan/record/capture.h) and is not inside an
+/// operation.
 inline bool operations_are_recorded() {
   const auto keys = c10::impl::tls_local_dispatch_key_set();
   return keys.included_.has(c10::DispatchKey::Fake) && !keys.excluded_.has(c10::DispatchKey::Fake);

@@ -17,7 +17,7 @@ namespace dovetail::jobs {
 /// Method that divides the shards of an iteration among devices.
 enum class SharePolicy {
   kStatic,  ///< in proportion to SchedulerDevice::ratio
-  /// Shares with which all devices finish together by their measured speeds (hybrid/partition.h). A
+  /// Shares with which all devices finish together by their measured speeds (jobs/partition.h). A
   /// share may be 0.
   kAffine,
   /// Shares as for kAffine. A device that is done also takes single shards of the device that would

@@ -45,7 +45,7 @@ const TaskVariant& find_task(const std::string& name, c10::DeviceType device);
 /// Returns the sum of a task's partials over shards of one device (TreeSum). The bits are the same
 /// for any number of threads. Hands out shards one at a time to parallel_workers() threads. The
 /// task writes its rows in place, so no runtime may have used the data before. For executors of
-/// unequal speed see hybrid/runtime.h.
+/// unequal speed see jobs/runtime.h.
 Partial run_task(const std::string& name, const Parameters& parameters,
                  const std::vector<Shard>& shards);
 /// Computes a part of a larger job, in which these shards have the numbers `place`, place + 1, ...

@@ -12,8 +12,8 @@
 
 namespace dovetail::jobs {
 
-/// Computes the shards of a job, on executors of this machine (hybrid/runtime.h) or on nodes
-/// (hybrid/nodes.h).
+/// Computes the shards of a job, on executors of this machine (jobs/runtime.h) or on nodes
+/// (jobs/nodes.h).
 class Workers {
  public:
   virtual ~Workers() = default;

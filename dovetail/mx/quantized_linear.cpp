@@ -39,7 +39,7 @@ std::optional<at::Tensor> optional(const at::Tensor& x) {
 }
 
 /// Makes codes and scales of x's column copy. The operation's name contains format and scale mode
-/// (plan/packable.h).
+/// (plan/record/packable.h).
 std::pair<at::Tensor, at::Tensor> column_codes(const at::Tensor& x, const OperandRecipe& recipe) {
   const std::string format =
       fmt::format("dovetail::mx_column_codes.{}.{}", name(*recipe.format), name(recipe.scale_mode));
@@ -217,10 +217,11 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     bool input = false, weight = false, bias = false;
   };
 
-  /// Computes forward. `inputs`: x (by rows: before the prologue), weight, bias, the prologue's weight
-  /// and bias. Returns y, the kept codes and scales if `request` asks for them, and by rows the
-  /// prologue's statistics.
-  static std::vector<at::Tensor> multiply(const Holder& holder, const std::vector<at::Tensor>& inputs,
+  /// Computes forward. `inputs`: x (by rows: before the prologue), weight, bias, the prologue's
+  /// weight and bias. Returns y, the kept codes and scales if `request` asks for them, and by rows
+  /// the prologue's statistics.
+  static std::vector<at::Tensor> multiply(const Holder& holder,
+                                          const std::vector<at::Tensor>& inputs,
                                           const QuantizedLinear::Call& call,
                                           const OperandRequest& request, bool by_rows) {
     QuantizedLinear& layer = *holder.layer;

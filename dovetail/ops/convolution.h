@@ -31,10 +31,10 @@ struct ConvolutionOptions {
 /// padding - R) / stride + 1, rounded down, and Q likewise. All tensors are float32 on the CPU; x
 /// and weight are made contiguous. One group, no dilation.
 ///
-/// The bits depend on the instruction set (ops/dispatch.h), not on the number of threads. The error
-/// bound of im2col is (C R S + 1) 2^-24 sum |x| |weight|. The bound of winograd is in winograd.h.
-/// Autograd does not differentiate this function: use the gradients below. Throws UserError for
-/// shapes that do not match, and if `why_not` returns a reason.
+/// The bits depend on the instruction set (ops/simd_level.h), not on the number of threads. The
+/// error bound of im2col is (C R S + 1) 2^-24 sum |x| |weight|. The bound of winograd is in
+/// winograd.h. Autograd does not differentiate this function: use the gradients below. Throws
+/// UserError for shapes that do not match, and if `why_not` returns a reason.
 at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                        const ConvolutionOptions& options);
 

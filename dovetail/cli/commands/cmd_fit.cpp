@@ -27,7 +27,7 @@ struct Model {
   FitOptions defaults;
 };
 
-/// Models and their default options, which come from hybrid/.
+/// Models and their default options, which come from fit/.
 const std::array<Model, 4>& models() {
   const fit::MixtureOptions mixture;
   const fit::LogisticOptions logistic;

@@ -65,7 +65,8 @@ struct Matrix {
 ///
 /// - Text has a delimiter or blanks between its fields. With blanks, lines that begin with # are
 ///   skipped.
-/// - Text may be compressed and have any encoding of data/open_input.h. Empty lines are skipped.
+/// - Text may be compressed and have any encoding of data/files/open_input.h. Empty lines are
+/// skipped.
 /// - The first line is a header unless all its fields are numbers or missing.
 /// - The names 0, 1, 2 and so on, which pandas writes, are a header, too.
 /// - Booleans count as 0 and 1.

@@ -29,7 +29,7 @@ constexpr int64_t kKMeansBatchGrain = 1024;
 ///
 /// Tasks `kmeans.norms`, `kmeans.assign`, `kmeans.distances`, `kmeans.potentials`, `kmeans.include`
 /// and `kmeans.draw` run on shards of the rows. Task `kmeans.batch` runs on shards of a list of row
-/// numbers. The given workers (hybrid/workers.h) compute the tasks; without workers, the threads of
+/// numbers. The given workers (jobs/workers.h) compute the tasks; without workers, the threads of
 /// this process do (run_task). If the workers are several nodes, every node must call every member.
 class KMeansData {
  public:
@@ -98,7 +98,7 @@ class KMeansData {
  private:
   jobs::Partial run(const char* task, const std::vector<at::Tensor>& parameters) const;
   jobs::Partial run(const char* task, const std::vector<at::Tensor>& parameters,
-              const std::vector<jobs::Shard>& shards) const;
+                    const std::vector<jobs::Shard>& shards) const;
   /// Returns the sum of (x - shift) over the rows of each centre, (K, D) float64.
   at::Tensor shifted_sums(const jobs::Partial& partial) const;
 

@@ -22,7 +22,7 @@ namespace dovetail::fit {
 constexpr int64_t kTableGrain = 4096;
 
 /// Table of numbers, with further tensors per row: the data of mixtures, regression and principal
-/// components. Their tasks run on its shards. The given workers (hybrid/workers.h) compute them;
+/// components. Their tasks run on its shards. The given workers (jobs/workers.h) compute them;
 /// without workers, the threads of this process do. If the workers are several nodes, every node
 /// must call every member.
 class TableData {

@@ -63,7 +63,7 @@ struct SimResult {
 };
 
 /// Simulates a job on a cluster in virtual time: devices compute nothing and only take their time.
-/// The shares of nodes follow `partition` of their measured times, as in hybrid/scheduler.h for
+/// The shares of nodes follow `partition` of their measured times, as in jobs/scheduler.h for
 /// devices. They are equal while a speed is unknown, and kept while moving them would gain less
 /// than the hysteresis. Within a node, the Scheduler of real executors drives the simulated
 /// devices.

@@ -34,10 +34,10 @@ struct ChenOptions {
   bool hold_gradients = false;
 };
 
-/// Returns the stages (plan/stages.h) for a set of checkpoints, with the minimum number of runs. A
-/// segment reaches from one checkpoint to the next. Checkpoints and gradients are kept. All values
-/// of a segment are kept while its forward nodes run, and again while its backward nodes run. A
-/// node runs at most twice. Returns nullopt if a run would be needed that is not permitted.
+/// Returns the stages (plan/baselines/stages.h) for a set of checkpoints, with the minimum number
+/// of runs. A segment reaches from one checkpoint to the next. Checkpoints and gradients are kept.
+/// All values of a segment are kept while its forward nodes run, and again while its backward nodes
+/// run. A node runs at most twice. Returns nullopt if a run would be needed that is not permitted.
 std::optional<Stages> stages_for(const StageGraph& graph, const std::vector<int>& checkpoints,
                                  const ChenOptions& options = {});
 

@@ -38,8 +38,8 @@ struct Action {
   std::vector<int> waits;
 };
 
-/// Actions in issue order. `check` (plan/check.h) verifies the claims. The file form is plan.json,
-/// version 1; its schema is in docs/design/plan.md.
+/// Actions in issue order. `check` (plan/model/check.h) verifies the claims. The file form is
+/// plan.json, version 1; its schema is in docs/design/plan.md.
 struct Plan {
   /// Parameters and state that are on the host, and not on the device, when the step begins. They
   /// must be on the host again when it ends.

@@ -70,7 +70,7 @@ struct Bandwidth {
   double to_host = 1, to_device = 1;
   bool duplex = true;  ///< both directions can run at once
   /// Delay of computing during copies, in seconds per second of copying. On a CPU both need cores
-  /// and memory. The simulated clock (plan/check.h) ignores it; the expected time of a step
+  /// and memory. The simulated clock (plan/model/check.h) ignores it; the expected time of a step
   /// includes it.
   double slowdown = 0;
 };

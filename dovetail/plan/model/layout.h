@@ -22,8 +22,9 @@ struct Layout {
   std::vector<std::vector<int>> waits;
 };
 /// Places all tensors and workspaces of a plan. The layout fits into the budget of `graph` if the
-/// search finds a placement that does. Addresses are aligned (plan/packing.h) if all tensor sizes
-/// come from `planned_bytes`, as in each recorded step. In other graphs, addresses are unaligned.
+/// search finds a placement that does. Addresses are aligned (plan/model/packing.h) if all tensor
+/// sizes come from `planned_bytes`, as in each recorded step. In other graphs, addresses are
+/// unaligned.
 Layout lay_out(const Graph& graph, const Plan& plan, const Timeline& timeline);
 
 }  // namespace dovetail::plan

@@ -92,8 +92,8 @@ constexpr int64_t kNoBudget = std::numeric_limits<int64_t>::max() / 4;
 class Scheduler {
  public:
   /// With `fetches_wait`, fetches may be listed before there is memory for them, and wait for
-  /// offloads. Such a plan may need more memory for its addresses (plan/layout.h). An address is
-  /// reserved from the position at which its action is listed.
+  /// offloads. Such a plan may need more memory for its addresses (plan/model/layout.h). An address
+  /// is reserved from the position at which its action is listed.
   explicit Scheduler(const Graph& graph, bool fetches_wait = true);
   const std::vector<Gap>& gaps() const { return gaps_; }
   /// Returns nullopt if memory exceeds `budget_bytes` or the graph's `host_bytes`. Also returns

@@ -14,7 +14,7 @@ namespace dovetail::plan {
 ///             If only one of the two is requested, the name of that one.
 /// An algorithm that does not apply is left out. Some convolutions have no alternatives: groups,
 /// dilation, transposed, dtypes other than float32, tensors that are not contiguous. Times are 0
-/// until a profile fills them (plan/profile.h).
+/// until a profile fills them (plan/run/profile.h).
 ///
 /// Allocations of an operation are recorded by running it twice on zeros. `cache` stores them. An
 /// operation that the cache knows does not run.

@@ -21,8 +21,8 @@ struct StepTensors {
 
 /// Execution of the steps after the recorded ones. kReplayed: only the recorded operations run.
 /// kCalled: the function is called again, and an executor runs its operations as planned
-/// (plan/guide.h). It may then read values (item) and pass other numbers. kNone: no plan follows;
-/// the step is recorded only to enforce its memory limit.
+/// (plan/run/guide.h). It may then read values (item) and pass other numbers. kNone: no plan
+/// follows; the step is recorded only to enforce its memory limit.
 enum class LaterSteps { kReplayed, kCalled, kNone };
 
 /// Records one training step (forward, backward, update) on the CPU as the operators that it calls
@@ -40,10 +40,10 @@ enum class LaterSteps { kReplayed, kCalled, kNone };
 /// a called step, any other tensor that is still held at the end is a result.
 ///
 /// `limit` bounds the memory that the step holds during the recording, by recomputation where
-/// possible (plan/online_recompute.h).
+/// possible (plan/record/online_recompute.h).
 ///
-/// Method: plan/intercept.h. Tensors are identified by their storage. A process runs one recording
-/// at a time.
+/// Method: plan/record/intercept.h. Tensors are identified by their storage. A process runs one
+/// recording at a time.
 CapturedStep record_step(const std::function<std::vector<at::Tensor>()>& step,
                          const StepTensors& tensors, LaterSteps later = LaterSteps::kReplayed,
                          std::optional<RecordingLimit> limit = {});

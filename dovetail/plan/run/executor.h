@@ -22,8 +22,8 @@ namespace dovetail::plan {
 /// The constructor moves the tensors declared at capture into the arena. Tensors that the plan
 /// starts on the host move to the host tier, which is memory or a mapped file. Their values may be
 /// read and written between steps, but their sizes must not change. The destructor gives them
-/// separate memory again. It is in a file (plan/paged_memory.h) if the host tier is a file. Tensors
-/// are packed within the arena, in the forms of StepGraph::forms.
+/// separate memory again. It is in a file (plan/run/paged_memory.h) if the host tier is a file.
+/// Tensors are packed within the arena, in the forms of StepGraph::forms.
 class Executor {
  public:
   struct Options {
@@ -35,7 +35,7 @@ class Executor {
   };
   /// Checks the plan first. Throws InvalidPlan if `check` rejects it, or if a node runs again by
   /// another algorithm. Throws UserError if the plan packs a tensor by a codec that is not in the
-  /// tensor's list (plan/packable.h). Throws UserError if the plan offloads a tensor below
+  /// tensor's list (plan/record/packable.h). Throws UserError if the plan offloads a tensor below
   /// kPagedBytes.
   Executor(CapturedStep step, StepGraph graph, Plan plan, const Options& options);
   ~Executor();
@@ -50,7 +50,7 @@ class Executor {
   /// Runs one step. Throws UserError if an operation requests memory that was not planned, or if a
   /// copy fails. Once a run has thrown, every later run throws UserError.
   Run run();
-  /// Runs one step by calling the recorded function again (plan/guide.h). The function computes
+  /// Runs one step by calling the recorded function again (plan/run/guide.h). The function computes
   /// everything again except its operations, which run as planned. Also throws UserError if `work`
   /// is not the recorded function, or if the plan's first runs are not in recorded order. Nor may a
   /// node run again by an algorithm other than the captured one.

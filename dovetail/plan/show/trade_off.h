@@ -18,8 +18,8 @@ struct TradeOff {
 
 /// Returns the step time for several budgets. These are `budgets` evenly spaced values above
 /// `floor_bytes` (`placed_floor_of`), up to `keep_all_bytes`. The graph's own budget, whose plan is
-/// `known`, is added. The plan of each point has addresses within the budget (plan/placed.h), so it
-/// can be run. Each search takes `options.time_limit_s` and starts from the plan of the next
+/// `known`, is added. The plan of each point has addresses within the budget (plan/solve/placed.h),
+/// so it can be run. Each search takes `options.time_limit_s` and starts from the plan of the next
 /// smaller budget. The time therefore never rises with the budget. Budgets below the first one with
 /// a plan are left out.
 std::vector<TradeOff> trade_off(const Graph& graph, const SolveOptions& options,

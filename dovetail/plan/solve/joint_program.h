@@ -12,9 +12,9 @@
 
 namespace dovetail::plan {
 
-/// 0-1 program of a step: the joint model of MO-SOS. It decides every gap (plan/schedule.h) in the
-/// way of the budget, together with every node's algorithm. STR and similar strategies are the same
-/// model with techniques switched off.
+/// 0-1 program of a step: the joint model of MO-SOS. It decides every gap (plan/model/schedule.h)
+/// in the way of the budget, together with every node's algorithm. STR and similar strategies are
+/// the same model with techniques switched off.
 ///
 /// Columns belong to stages, one for each node. Binary columns:
 /// - the use of a gap,

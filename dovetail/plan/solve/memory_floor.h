@@ -16,8 +16,8 @@ struct Sampled {
 
 /// Returns the graph of the step with another number of samples on this machine. The bytes of every
 /// tensor and workspace, and the always resident bytes, lie on the line through two recordings. In
-/// contrast, at_batch (plan/batch.h) leaves out this machine's workspaces. Throws UserError if the
-/// recordings differ in more than numbers. Times are copied from `b`.
+/// contrast, at_batch (plan/record/batch.h) leaves out this machine's workspaces. Throws UserError
+/// if the recordings differ in more than numbers. Times are copied from `b`.
 Graph with_samples(const Sampled& a, const Sampled& b, int64_t samples);
 
 /// Peak memory of a step with everything kept. The graph need not have times.

@@ -13,8 +13,8 @@ struct PlacedSolution {
   int64_t bytes = 0;  ///< end of all places, plus the base bytes
 };
 
-/// Computes addresses (places) for everything that a plan holds (plan/layout.h). The budget of
-/// `graph` is not enforced.
+/// Computes addresses (places) for everything that a plan holds (plan/model/layout.h). The budget
+/// of `graph` is not enforced.
 PlacedSolution with_places(const Graph& graph, Solution solution);
 
 /// Returns the floor including gaps between addresses. `solve_placed` finds a plan for each budget

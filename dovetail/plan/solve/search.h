@@ -24,10 +24,10 @@ bool may_be_chosen(const Graph& graph, const Scheduler& scheduler, int node, int
 /// Returns true if the tensor may be offloaded to the host during `gap`.
 bool may_be_offloaded(const Graph& graph, const Gap& gap, const SolveOptions& allowed);
 
-/// Search for decisions (plan/schedule.h), shared by `solve` and `solve_jointly`. A decision is the
-/// treatment of a gap between two uses of a tensor, or the algorithm of a node. Holds the plan
-/// within the budget with the minimum expected time, and the decisions to improve. The search ends
-/// `options.time_limit_s` after construction. Graph and options must outlive it.
+/// Search for decisions (plan/model/schedule.h), shared by `solve` and `solve_jointly`. A decision
+/// is the treatment of a gap between two uses of a tensor, or the algorithm of a node. Holds the
+/// plan within the budget with the minimum expected time, and the decisions to improve. The search
+/// ends `options.time_limit_s` after construction. Graph and options must outlive it.
 class Search {
  public:
   Search(const Graph& graph, const SolveOptions& options);

@@ -147,7 +147,7 @@ struct ParallelSection {
   bool operator==(const ParallelSection&) const = default;
 };
 
-/// Division of a step's samples among ranks (train/balance.h).
+/// Division of a step's samples among ranks (train/ranks/batch_shares.h).
 struct BalanceSection {
   std::string mode = "off";     ///< off | fixed | auto
   std::vector<int64_t> shares;  ///< fixed: micro-batches of each rank
@@ -156,7 +156,7 @@ struct BalanceSection {
   bool operator==(const BalanceSection&) const = default;
 };
 
-/// Admission and eviction of ids in tables without a fixed vocabulary (embedding/hashed.h).
+/// Admission and eviction of ids in tables without a fixed vocabulary (embedding/hashed/hashed.h).
 struct DynamicSection {
   std::string admission = "always";  ///< always | count | probability
   int64_t min_count = 2;

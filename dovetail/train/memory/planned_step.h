@@ -47,7 +47,7 @@ nlohmann::ordered_json to_json(const MemoryPlanReport& report);
 /// belong to one training.
 ///
 /// 1. Three steps are recorded. The first one makes gradients and moments. They stay within the
-///    budget by recomputing (plan/online_recompute.h), which is slower than a plan.
+///    budget by recomputing (plan/record/online_recompute.h), which is slower than a plan.
 /// 2. Four steps run by a first plan in which nothing overlaps with copies. They measure the time
 ///    of each operation.
 /// 3. All further steps run by the final plan, which is made from these times.
@@ -66,10 +66,10 @@ class PlannedStep {
     std::optional<int64_t> host_bytes = {};  ///< maximum bytes of offloaded tensors
     /// Resident memory of the process before it made the model; 0: unknown.
     uint64_t idle_bytes = 0;
-    /// Permissions of kTechniques. Only `compress_mxfp8` changes results (plan/packable.h).
+    /// Permissions of kTechniques. Only `compress_mxfp8` changes results (plan/record/packable.h).
     bool offload = true, recompute = true, compress = true, compress_mxfp8 = false,
          algorithms = true;
-    /// Folder of the cache of earlier plans (plan/plan_cache.h); empty: none.
+    /// Folder of the cache of earlier plans (plan/solve/plan_cache.h); empty: none.
     std::filesystem::path plans = {};
     double solve_s = 30;  ///< time limit of the search for each of the two plans
     /// Number of further budgets for which the step time is predicted, each in 1/30 of solve_s.
@@ -103,7 +103,7 @@ class PlannedStep {
   using Constants = std::vector<std::pair<std::string, int64_t>>;
   /// Runs one step on `inputs`.
   using Work = std::function<void(const std::vector<at::Tensor>& inputs)>;
-  /// Makes steps that call `work` and run its operations as planned (plan/guide.h). `work` must
+  /// Makes steps that call `work` and run its operations as planned (plan/run/guide.h). `work` must
   /// call the same operators on the same shapes each time. Numbers may change, values may be read,
   /// and it may hold tensors from one step to the next. It may read tensors other than its argument
   /// and `tensors` only if they were made before the first step. Gradients that it makes are

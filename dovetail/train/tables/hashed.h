@@ -36,7 +36,7 @@ void restore_hashed_tables(embedding::DistributedTables& tables, const StoredChe
 embedding::HashedCounters sum_over_ranks(Group& group,
                                          const std::optional<embedding::HashedCounters>& own);
 /// Returns a line of tables.jsonl. It has the current "rows" and "candidates" and their "bytes".
-/// Other counters (embedding/hashed.h) are accesses and keys per outcome since `before`.
+/// Other counters (embedding/hashed/hashed.h) are accesses and keys per outcome since `before`.
 nlohmann::ordered_json counters_json(int64_t step, const embedding::HashedCounters& now,
                                      const embedding::HashedCounters& before);
 /// Returns a summary for the log, at the end of a run.
