@@ -44,9 +44,9 @@ TEST(PlannedExperts, WithoutPaddingAreRefusedWhereEachIsAnOperation) {
     return std::string();
   };
   EXPECT_EQ(message(mixture("dropless", dropless)), "");
-  EXPECT_THAT(message(mixture("quantized", dropless, "mxfp8")),
-              ::testing::HasSubstr(
-                  "experts of which each is an operation of its own (quantized ones, float64)"));
+  EXPECT_THAT(
+      message(mixture("quantized", dropless, "mxfp8")),
+      ::testing::HasSubstr("experts that are separate operations (quantized ones, float64)"));
   EXPECT_THAT(message(mixture("bfloat16", dropless, "bf16")),
               ::testing::HasSubstr("experts in bfloat16"));
   const auto dropping = [](moe::Config& moe) {
