@@ -43,10 +43,10 @@ bool has_experts(const Config& config, int64_t index);
 /// noisy_top_k, else 1.
 int64_t router_matrices(const Config& config);
 
-/// Checks the config and fills in values that depend on others. ffn_width = 0 becomes `width`, the
-/// width of the model's feed-forward. A negative load_loss becomes its default. load_scope = "auto"
-/// becomes "global_batch" with a load loss. Throws UserError naming model.moe.<key>, also for keys
-/// that would have no effect.
+/// Checks the config and fills in values that depend on others. The default ffn_width = 0 becomes
+/// `width`, the width of the model's feed-forward. A negative load_loss becomes its default.
+/// load_scope = "auto" becomes "global_batch" with a load loss. Also throws UserError for keys that
+/// would have no effect. Errors name model.moe.<key>.
 Config resolve(const Config& config, int64_t width);
 
 /// Migrates a stored config of version 0.1, which always wrote the default load_scope =

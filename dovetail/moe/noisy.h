@@ -10,11 +10,11 @@ namespace dovetail::moe {
 /// argument that does not fit.
 at::Tensor importance_loss(const at::Tensor& weight, const at::Tensor& expert, int64_t experts);
 
-/// Squared coefficient of variation of the experts' expected loads. An expert's expected load is a
-/// sum of probabilities over the tokens. The probability is that of the expert being among the
-/// token's k experts if only its own noise is drawn again. It is Phi((logit - m) / noise_scale).
-/// Phi is the normal distribution function; m is the k-th largest noisy logit of the other experts.
-/// logits, noise, noise_scale: (T, E). The gate chose by logits + noise * noise_scale.
+/// Squared coefficient of variation of the experts' expected loads. An expert's expected load sums
+/// a probability over the tokens. Here only this expert's noise is drawn again, and it must be
+/// among the token's k experts. The probability is Phi((logit - m) / noise_scale). Phi is the
+/// normal distribution function; m is the k-th largest noisy logit of the other experts. logits,
+/// noise, noise_scale: (T, E). The gate chose by logits + noise * noise_scale.
 at::Tensor smooth_load_loss(const at::Tensor& logits, const at::Tensor& noise,
                             const at::Tensor& noise_scale, int64_t k);
 

@@ -56,7 +56,7 @@ struct RoutingSpec {
   int64_t groups = 1, top_groups = 1;
   GroupScore group_score = GroupScore::kTop2;
   LoadCount load_count = LoadCount::kFirstChoice;
-  /// ^ Rows of a sequence. Positive: load_loss is the mean of the losses of all sequences
+  /// Rows of a sequence. Positive: load_loss is the mean of the losses of all sequences
   /// (DeepSeek-V3). 0: load_loss is computed over all rows together.
   int64_t sequence = 0;
   /// If true, a second choice that a random draw drops leaves its slot to the next choice

@@ -9,7 +9,7 @@
 
 namespace dovetail::test {
 
-/// A config with every kind of key, for the tests of the schema.
+/// Config with every kind of key, for the tests of the schema.
 struct SampleConfig {
   struct Source {
     std::string path;
