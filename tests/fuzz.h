@@ -26,8 +26,9 @@ inline int64_t fuzz_inputs(int64_t few) {
   return wanted != nullptr ? std::atoll(wanted) : few;
 }
 
-/// Copy of `seed_input` with one to four changes: a flipped bit, a random byte, a number replaced
-/// by an extreme one, a stretch removed, doubled or moved, the end cut off.
+/// Returns a copy of `seed_input` with one to four changes. A change flips a bit, sets a random
+/// byte or replaces a number by an extreme one. Others remove, double or move a stretch, or cut off
+/// the end.
 inline std::string mutated(const std::string& seed_input, std::mt19937_64& random) {
   std::string input = seed_input;
   const auto below = [&](size_t bound) {

@@ -117,8 +117,8 @@ class World {
 /// Returns true if this process is a rank of a World. Tests of the suite Rank run only in these.
 inline bool is_rank() { return std::getenv("DOVETAIL_TEST_RANK") != nullptr; }
 
-/// Used in a rank of `World::expect_death_is_known`: the rank that dies, the time of its death and
-/// the times at which others noticed it.
+/// Used in a rank of `World::expect_death_is_known`. Records the rank that dies, the time of its
+/// death and the times of notice.
 struct Deaths {
   int dead = std::atoi(std::getenv("DOVETAIL_TEST_DEAD"));
   std::string folder = std::getenv("DOVETAIL_TEST_FOLDER");

@@ -12,7 +12,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/ops/dispatch.h"
 
-/// Common code of the tests of ops: runs a law on every instruction set of this machine and
+/// Common code of the tests of ops. It runs a law on every instruction set of this machine and
 /// compares with a float64 reference.
 namespace dovetail::testing {
 

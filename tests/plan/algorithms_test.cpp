@@ -83,7 +83,7 @@ class Algorithms : public ::testing::Test {
     EXPECT_TRUE(found != all.end()) << name;
     return static_cast<int>(found - all.begin());
   }
-  /// Of each node.
+  /// Returns the index of the algorithm that each node runs by.
   std::vector<int> chosen(const ConvStep::Algorithms& by) const {
     std::vector<int> out(graph_.nodes.size());
     for (int i = 0; i < ConvStep::kLayers; ++i) {
@@ -175,8 +175,8 @@ TEST_F(Algorithms, WhatRunsAgainOrWasAwayHasTheBitsOfKeepingAllByThem) {
   for (const auto& by : {kMixed, kOthers}) {
     Plan plan = keep_all_by(by);
     const Trained reference = execute(plan);
-    // The output of the first layer is made again for the backward pass of the second; what the
-    // third reads is away until its own.
+    // The output of the first layer is recomputed for backward of the second layer. The input of
+    // the third layer is offloaded until its own backward.
     const int made = graph_.graph.nodes[forward_[0]].outputs[0];
     const auto& inputs = graph_.graph.nodes[forward_[2]].inputs;
     const int moved = *std::find_if(inputs.begin(), inputs.end(), [&](int t) {

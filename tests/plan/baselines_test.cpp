@@ -64,7 +64,7 @@ TEST(Baselines, APlanShowsTheDecisionsThatItCameFrom) {
     const Scheduler scheduler(graph);
     Decisions decisions{.gaps = std::vector<Keep>(scheduler.gaps().size()),
                         .codec = std::vector<int>(scheduler.gaps().size())};
-    // One gap of a tensor at most: a copy that is left from an earlier one may serve a later one,
+    // Decides at most one gap of a tensor: a copy from an earlier gap may serve a later one,
     // whatever was decided.
     std::set<int> has_moved;
     for (size_t g = 0; g < decisions.gaps.size(); ++g) {

@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 using Json = nlohmann::json;
 
-// Three layers: a is read again by the backward of the second, b and c by that of the third.
+// Three layers. Backward of the second layer reads a, backward of the third reads b and c.
 const char* const kGraph = R"({"version": 1, "budget_bytes": 110,
   "bandwidth": {"d2h": 10, "h2d": 10, "duplex": true},
   "codecs": {"fp8": {"ratio": 0.25, "enc_Bps": 100, "dec_Bps": 100, "max_err": 0.1}},
@@ -104,9 +104,9 @@ TEST_F(Check, AParameterMayStartAndEndOnTheHost) {
   plan_.starts_on_host = {w};
   const Plan valid = plan_;
   const Timeline timeline = check(graph_, plan_);
-  // The first fetch ends at 1 s and delays all of CopiesRunBesideComputes by as much; the second
-  // follows g2, which ends at 13 s; g1 awaits it: 14 to 15; the update to 15.1; the copy back ends
-  // the step.
+  // The first fetch ends at 1 s and delays all actions of CopiesRunBesideComputes by 1 s. The
+  // second fetch follows g2, which ends at 13 s. g1 waits for it and runs from 14 to 15 s, the
+  // update until 15.1 s. The copy back ends the step.
   EXPECT_DOUBLE_EQ(timeline.actions[1].start_s, 1);
   EXPECT_DOUBLE_EQ(timeline.actions[14].end_s, 14);
   EXPECT_DOUBLE_EQ(timeline.makespan_s, 16.1);
@@ -264,7 +264,7 @@ TEST_F(Check, MutatedPlansAreRejected) {
 }
 
 TEST_F(Check, WhatLossyCopiesMayBeReadBy) {
-  // a, compressed and decompressed instead of offloaded; then what is made from it again is not
+  // a is compressed and decompressed instead of offloaded. Tensors recomputed from it are then not
   // exact.
   plan_.actions[1] = {.op = Op::kCompress, .tensor = 2, .codec = 0};
   plan_.actions[5].waits.clear();
@@ -357,8 +357,9 @@ TEST(CheckFiles, MistakesAreNamed) {
               says("dep 0 is not issued earlier"));
 }
 
-/// Fetched at the start of the step or before the first use, taken back after the last; now and
-/// then a part is missing, or it is a tensor that may not.
+/// Lets some tensors start on the host. Each is fetched at the start of the step or before the
+/// first use, and copied back after the last. Sometimes a part is missing, or the tensor may not
+/// start there.
 void some_start_on_host(Random& random, const Graph& graph, Plan& plan) {
   for (size_t i = 0; i < graph.tensors.size(); ++i) {
     const int t = static_cast<int>(i);

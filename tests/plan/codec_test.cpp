@@ -89,9 +89,9 @@ TEST(Packing, ABlockWithoutAFiniteNumberComesBackAsNoNumber) {
   EXPECT_TRUE(back.narrow(0, 64, 32).eq(1).all().item<bool>());
 }
 
-// What was quantized once is what it is quantized to: of the same numbers, though a block whose
-// largest element was rounded down to a power of two's lower neighbour may have them as other codes
-// under a smaller scale. The same of what bfloat16 has in place of the smallest numbers.
+// Quantizing values that were quantized before gives the same values. Codes may differ. A block's
+// largest element may have been rounded down to the lower neighbour of a power of two: the scale is
+// then smaller. The same holds for bfloat16's replacements of the smallest numbers.
 TEST(Packing, OfWhatWasPackedGivesTheSameNumbers) {
   for (const mx::Format format : kFormats)
     for (const mx::ScaleMode mode : kScaleModes)

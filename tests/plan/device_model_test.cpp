@@ -21,9 +21,9 @@ Algorithm named(const std::vector<Algorithm>& algorithms, const std::string& nam
   return {};
 }
 
-// What NVIDIA's sample mnistCUDNN prints of cuDNN 7 and 8 on many machines, for its two
-// convolutions of 5 x 5: "Algo 2" (GEMM) 57600 and 128000 bytes, "Algo 5" (FFT_TILING) 178432 and
-// 4656640, "Algo 1" (IMPLICIT_PRECOMP_GEMM) 100.
+// Workspaces that NVIDIA's sample mnistCUDNN prints for its two 5 x 5 convolutions, with cuDNN 7
+// and 8 on many machines. "Algo 2" (GEMM): 57600 and 128000 bytes. "Algo 5" (FFT_TILING): 178432
+// and 4656640. "Algo 1" (IMPLICIT_PRECOMP_GEMM): 100.
 TEST(DeviceModel, WorkspacesAreThoseThatCudnnReports) {
   const ConvolutionShape first{
       .n = 1, .c = 1, .h = 28, .w = 28, .k = 20, .r = 5, .s = 5, .p = 24, .q = 24};

@@ -181,8 +181,7 @@ class CodesStep {
   at::Tensor input_;
 };
 
-/// Where in the graph a storage is made, and where it is read last before the backward pass and
-/// first in it.
+/// Nodes that make a storage, read it last before the backward pass and read it first in backward.
 struct Gap {
   int tensor = -1, maker = -1, leaves_after = -1, needed_by = -1;
 };

@@ -194,7 +194,7 @@ TEST(HostUpdates, FitWhereNoOtherPlanDoesWithTheSameBits) {
 
   const PlanOutcome outcome = outcome_of(graph, made.schedule.plan, made.schedule.timeline);
   EXPECT_GE(outcome.on_host_bytes, 2 * UpdatedAtOnce::kLayers * UpdatedAtOnce::kBytes);
-  EXPECT_EQ(outcome.algorithms_to_choose, 0);  // of those on the device
+  EXPECT_EQ(outcome.algorithms_to_choose, 0);  // only updates on the device have a choice
   EXPECT_NEAR(outcome.expected_s(), made.schedule.expected_s, 1e-9);
   int there = 0;
   for (const OutcomeRow& row : rows_by_fate(outcome, graph))
@@ -252,7 +252,7 @@ TEST(HostUpdates, OfWeightsThatAreFetchedForForwardGiveTheSameBits) {
                          [&](const Action& action) { return action.op == op; });
   };
   EXPECT_EQ(count(Op::kOffload),
-            0);  // what is fetched for forward and backward is as it lies there
+            0);  // forward and backward fetch the host copy as it is
   EXPECT_EQ(count(Op::kPrefetch), UpdatedAtOnce::kLayers);
   expect_same_bits(recorded.train_by(made->plan), expected);
 }

@@ -49,8 +49,8 @@ LinearProgram knapsack(int items, int knapsacks, unsigned seed) {
   return program;
 }
 
-/// Market split (Cornuejols and Dawande, 1999), too hard for branch and bound: choose columns that
-/// make every row's sum a half of what it would be of all; here what is amiss has a cost, so that
+/// Market split (Cornuejols and Dawande, 1999), too hard for branch and bound. It chooses columns
+/// so that each row's sum is half of the sum over all columns. Here a deviation has a cost, so that
 /// every choice is a solution.
 LinearProgram hard_program(int columns, int rows, unsigned seed) {
   std::mt19937 random(seed);
@@ -153,7 +153,7 @@ TEST_P(Knapsack, IsTheLeastOfAllPointsAndNotBelowItsRelaxation) {
 TEST_P(Knapsack, CutoffDividesWhatIsFoundFromWhatIsNot) {
   LinearProgram program = knapsack(14, 2, GetParam());
   const double least = least_by_enumeration(program);
-  program.start = std::vector<double>(program.cost.size(), 0);  // of objective 7, above the cutoff
+  program.start = std::vector<double>(program.cost.size(), 0);  // objective 7 is above the cutoff
   MilpOptions options = kExact;
   options.cutoff = least;
   const MilpResult found = solve_milp(program, options);
@@ -250,7 +250,7 @@ TEST(Milp, AStartIsTheLeastOfAResult) {
   expect_solution(program, at_once);
   EXPECT_EQ(at_once.status, MilpResult::kFeasible);
   EXPECT_EQ(at_once.values, program.start);
-  // Of a solver that says nothing at all.
+  // The solver prints nothing.
   const TemporaryFolder folder;
   const MilpResult silent =
       solve_milp(program, {.time_limit_s = 0.1, .program = script(folder, "exec sleep 100")});
@@ -292,7 +292,8 @@ TEST(Milp, TheTimeLimitIsHardAndTheBestSoFarIsTheResult) {
   }
 }
 
-/// Of a solver that is stopped after 2 of 3 seconds, so that it cannot keep its own limit.
+/// Solves with a solver that is stopped after 2 of 3 seconds, so that it cannot keep its own time
+/// limit.
 MilpResult solve_and_stop(const LinearProgram& program) {
   std::future<MilpResult> result = std::async(std::launch::async, [&] {
     return solve_milp(program, {.time_limit_s = 3, .relative_gap = 0});

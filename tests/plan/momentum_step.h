@@ -13,8 +13,8 @@
 
 namespace dovetail::plan {
 
-/// Common part of training steps on images: parameters and optimizer state as values that can be
-/// read and set, and SGD with momentum.
+/// Common part of training steps on images. It has parameters and optimizer state, as values that
+/// can be read and set, and SGD with momentum.
 class MomentumStep {
  public:
   StepTensors tensors() const {

@@ -183,7 +183,7 @@ TEST(OnlineRecompute, WithoutItAStepHoldsEverything) {
   EXPECT_GT(counted.peak - before, 2 * DeepStep::kLayers * DeepStep::kActivation);
 }
 
-/// Kept tensors are made again before something that they come from changes.
+/// Kept tensors are recomputed before one of their sources changes.
 TEST(OnlineRecompute, ATensorIsMadeAgainBeforeItsSourceChanges) {
   at::Tensor source = at::randn({64, 1024});
   const at::Tensor expected = source.sin() + 0;

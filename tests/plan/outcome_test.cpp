@@ -352,7 +352,7 @@ TEST(Fit, WhatAnUpdateFindsOnTheHostIsNoPartOfTheFloor) {
       "  the largest single operation is adamw (inputs 6.00 MiB, outputs 0 B, workspace 0 B)");
 }
 
-/// A random step whose tensors are as large as addresses are apart.
+/// Random step whose tensor sizes are multiples of the address alignment.
 Graph placeable_step(Random& random) {
   Graph graph = random_step(random, 5);
   for (GraphTensor& tensor : graph.tensors) tensor.bytes *= kAlignment;

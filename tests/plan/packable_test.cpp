@@ -36,9 +36,9 @@ StepGraph allowed(const std::function<std::vector<at::Tensor>()>& step,
 TEST(AllowLoss, TakesWhatBackwardDifferentiatesAtAndNothingElse) {
   SmallStep step;
   const StepGraph graph = allowed([&] { return step(); }, step.tensors());
-  // The first convolution's result (normalized), relu's, relu_'s after the second convolution, the
-  // sum that is pooled, and the input of the head's product. Not the statistics, the masks of
-  // dropout, the pool's indices, the softmax.
+  // Packable tensors: the first convolution's result (normalized), relu's, relu_'s after the second
+  // convolution, the pooled sum. Also packable: the input of the head's product. Not packable:
+  // statistics, dropout masks, the pool's indices, the softmax.
   EXPECT_THAT(lossy(graph), ::testing::ElementsAre("aten::add", "aten::convolution",
                                                    "aten::convolution", "aten::mul", "aten::relu"));
   ASSERT_EQ(graph.forms.size(), 1U);
@@ -87,7 +87,7 @@ TEST(AllowLoss, LeavesAloneWhatOperatorsOutsideTheTableRead) {
   EXPECT_THAT(
       lossy_of([](const auto& h, const auto&) { return at::gelu(h) + at::logsumexp(h, 0); }),
       IsEmpty());
-  // Of two halves of a storage neither spans it.
+  // Each of the two halves of a storage covers only a part of it.
   EXPECT_THAT(lossy_of([](const auto& h, const auto&) { return at::gelu(h.narrow(0, 0, 4)); }),
               IsEmpty());
   // Changed after it was made, so it is no activation that stands still.
@@ -99,8 +99,8 @@ TEST(AllowLoss, LeavesAloneWhatOperatorsOutsideTheTableRead) {
               IsEmpty());
 }
 
-/// Codecs of tensors that may be packed without loss in a step that squares `rows` rows and
-/// multiplies them by a Linear of this recipe; `also` reads them, too, and adds to the loss.
+/// Returns the codecs of tensors that may be packed without loss. The step squares `rows` rows and
+/// multiplies them by a Linear with this recipe. `also` reads the rows, too, and adds to the loss.
 std::vector<std::string> same_codes_of(
     const char* recipe, at::ScalarType dtype, int64_t rows,
     const std::function<at::Tensor(const at::Tensor&)>& also = nullptr) {

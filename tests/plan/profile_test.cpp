@@ -69,7 +69,7 @@ TEST_F(Profiled, TheSecondTimeNothingIsMeasured) {
       EXPECT_EQ(is.workspace_bytes, was.workspace_bytes)
           << graph_.graph.nodes[n].name << " " << is.name;
     }
-  // What was remembered of allocations is what they are.
+  // The recorded allocations match the real ones.
   StepGraph unlimited = graph_;
   unlimited.graph.budget_bytes = int64_t{1} << 40;
   for (int algorithm = 0; algorithm < 3; ++algorithm) {

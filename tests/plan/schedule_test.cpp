@@ -115,7 +115,7 @@ TEST(Schedule, ANodeDoesNotRunAgainOnceAnotherOfItsOutputsHasChanged) {
   EXPECT_EQ(ask(3), std::pair(true, true));
 }
 
-// a1 is made again from a0, which comes back for that and not only for the node after.
+// a1 is recomputed from a0. a0 is fetched for this, not only for the next node.
 TEST(Schedule, AFetchIsInTimeForWhatIsMadeAgainFromIt) {
   Graph graph = chain({{.id = "x", .bytes = 8, .kind = TensorKind::kInput},
                        {.id = "a0", .bytes = 16},
@@ -141,8 +141,8 @@ TEST(Schedule, AFetchIsInTimeForWhatIsMadeAgainFromIt) {
   EXPECT_DOUBLE_EQ(made->timeline.makespan_s, 16);  // every node, and f1 again
 }
 
-// a0 goes to the host once and is packed twice: its copy on the host stays good, but a packed form
-// serves one gap.
+// a0 is offloaded once and packed twice. Its host copy stays valid, but a packed form serves only
+// one gap.
 TEST(Schedule, WhatWasOnTheHostBeforeIsPackedAnewForEachGap) {
   Graph graph = chain({{.id = "x", .bytes = 8, .kind = TensorKind::kInput},
                        {.id = "a0", .bytes = 16},
@@ -178,7 +178,7 @@ TEST(Schedule, WhatWasOnTheHostBeforeIsPackedAnewForEachGap) {
                                             Op::kDecompress, Op::kFreePacked, Op::kFreeHost));
 }
 
-// a0 waits packed, but is made again before it is unpacked, since b0 is, by the same node.
+// a0 waits packed. It is recomputed before it is unpacked, since the same node recomputes b0.
 TEST(Schedule, APackedFormGoesOnceItsTensorIsMadeAgainForGood) {
   Graph graph = chain({{.id = "x", .bytes = 8, .kind = TensorKind::kInput},
                        {.id = "b0", .bytes = 8},
@@ -271,8 +271,8 @@ TEST(Schedule, AnyDecisionsGiveAPlanThatIsValid) {
   EXPECT_GT(across, 500);
 }
 
-// Each reads the two before it: made again from what is made again, the last would run Fibonacci's
-// number of times.
+// Each node reads the two previous results. If recomputations recomputed their inputs, too, the
+// last node would run a Fibonacci number of times.
 TEST(Schedule, WhatIsMadeAgainFromWhatIsMadeAgainEndsSomewhere) {
   constexpr int kNodes = 60;
   Graph graph{.budget_bytes = int64_t{1} << 40};

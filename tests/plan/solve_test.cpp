@@ -205,8 +205,8 @@ TEST(Solve, ParametersAndStateMayTakeMoreThanTheDeviceHas) {
   SolveOptions within_step = options;
   within_step.across_steps = false;
   constexpr int64_t kState = kLayers * 3 * 50;
-  // At u0, the last node: w, m, v and the gradient, beside the input; and if they must stay, those
-  // of all layers.
+  // The floor is at u0, the last node: w, m, v, the gradient and the input. If state must stay, all
+  // layers' w, m and v count.
   EXPECT_EQ(floor_of(graph, options).bytes, 4 * 50 + 10);
   EXPECT_EQ(floor_of(graph, within_step).bytes, kState + 50 + 10);
   EXPECT_TRUE(solve(graph, options).schedule.plan.starts_on_host.empty());  // all fits

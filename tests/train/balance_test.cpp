@@ -88,8 +88,8 @@ TEST(Balance, SpreadExpertsHaveTheGradientOfOneRank) {
   }
 }
 
-// Samples of very different numbers of targets: ranks' sums are divided by the targets of all, not
-// by shares or samples.
+// Samples have very different numbers of targets. The ranks' sums are divided by the number of all
+// targets, not by shares or samples.
 TEST(Balance, EveryTargetCountsAsMuchOnAnyRank) {
   at::manual_seed(5);
   at::Tensor tokens = at::randint(50, {16, 9}, at::kLong);
@@ -124,8 +124,7 @@ TEST(Balance, EveryTargetCountsAsMuchOnAnyRank) {
 
 TEST(Balance, AStepOfTheLastRowsOfADayIsShared) {
   const Clicks data;
-  // In the order of their users, of whom there are 40 with some 150 rows each: a step of 128 and a
-  // short one.
+  // Rows are sorted by their 40 users, each with some 150 rows: a step of 128 rows and a short one.
   std::istringstream in(read_file(data.config("dlrm").rows.files[0]));
   std::string head, text;
   std::getline(in, head);
@@ -148,8 +147,8 @@ TEST(Balance, AStepOfTheLastRowsOfADayIsShared) {
 
 thread_local int t_calls = 0;
 
-// What is computed where: gradients alone are the same with any shares, also with those that were
-// not asked for.
+// Checks which rank computes which samples. Gradients cannot show it: they are the same with any
+// shares, also with wrong ones.
 TEST(Balance, ARankComputesItsShare) {
   const auto calls = [](RunConfig config, int64_t steps, const char* operation) {
     static thread_local const char* counted;

@@ -276,8 +276,8 @@ TEST(ExpertParallel, RefusesCheckpointsOfOtherExperts) {
   for (const auto& error : error_of(tensors)) EXPECT_THAT(error, HasSubstr("experts.6"));
 }
 
-/// The plan of the first layer in the last record of a run that leaves it to auto, where a byte
-/// takes a second.
+/// Returns the plan of the first layer in the last record of a run that uses auto plans. Sending
+/// one byte takes a second.
 nlohmann::json chosen(const test::TinyRun& run, const std::string& name, int64_t ffn_width,
                       const char* recipe) {
   RunConfig config = mixture(run, name);

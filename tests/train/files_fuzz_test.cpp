@@ -1,6 +1,7 @@
 // ctest-labels: fuzz
-// Mutated files of a run's folder make a report or are refused; mutated tasks of multiple choice
-// are read or refused.
+//
+// Mutated files of a run's folder make a report or are refused. Mutated tasks of multiple choice
+// are accepted or refused.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>

@@ -209,8 +209,8 @@ void HashedCheckpoint::expect_deltas(const Layout& layout) {
       unchanged += static_cast<size_t>(is.known.keys.numel()) - keys_since(is.known, since).size();
     }
   }
-  EXPECT_GT(removed, 10) << "the law of tombstones says nothing";
-  EXPECT_GT(unchanged, 10) << "nor that of changed rows";
+  EXPECT_GT(removed, 10) << "too few tombstones to test their law";
+  EXPECT_GT(unchanged, 10) << "too few unchanged rows to test the law of changed rows";
   for (const int ranks : {1, 3}) {
     Layout other = layout;
     other.ranks = ranks;

@@ -44,7 +44,7 @@ PlannedStep::Options with_budget(const Case& of, PlannedStep::Options options, d
   return options;
 }
 
-/// Of the techniques that show in actions: how often a plan has one.
+/// Counts how often a plan uses each technique that is visible in its actions.
 std::map<std::string_view, int> used(const PlannedStep& step) {
   std::map<std::string_view, int> out = {{"offload", 0}, {"recompute", 0}, {"compress_mxfp8", 0}};
   std::vector<int> runs(step.graph().nodes.size());

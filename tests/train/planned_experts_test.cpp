@@ -31,7 +31,8 @@ Case dropless_with_biases() {
   return of;
 }
 
-// Of experts that are one operation every size is that of any step; of others not.
+// Experts that run as one operation have the same sizes in every step. Experts that are separate
+// operations do not.
 TEST(PlannedExperts, WithoutPaddingAreRefusedWhereEachIsAnOperation) {
   const auto message = [](const Case& of) {
     test::Trained t(of);

@@ -259,8 +259,8 @@ TEST(Quantization, SaysWhatHappenedToEachTensor) {
   const auto linear = quantization.layers()[2];
   ASSERT_EQ(linear->options().name, "blocks.0.ffn.up");
   quantization.begin_step(1);
-  // Blocks of 500, which floor saturates at 448, of 1, and of numbers of which half are too small
-  // beside the largest.
+  // One block of 500, which floor saturates at 448, and one of 1. In the third block half of the
+  // numbers are too small relative to the largest one.
   at::Tensor x = at::ones({2, 96});
   x.narrow(1, 0, 32).fill_(500);
   x.narrow(1, 65, 16).fill_(1e-6);
@@ -282,7 +282,7 @@ TEST(Quantization, SaysWhatHappenedToEachTensor) {
   EXPECT_EQ(entry()["scales"], nlohmann::ordered_json({0, 0}));
   EXPECT_NEAR(entry()["sqnr_db"].get<double>(), 20 * std::log10(500.0 / 52), 1e-3);
   const std::vector<std::string> warnings = quantization.warnings(quantization.statistics(7));
-  ASSERT_EQ(warnings.size(), 2U);  // of the initial weights a fifth saturate
+  ASSERT_EQ(warnings.size(), 2U);  // a fifth of the initial weights saturates
   EXPECT_THAT(warnings[0],
               AllOf(HasSubstr("weight of blocks.0.ffn.up"), Not(HasSubstr("more layers"))));
   EXPECT_THAT(warnings[1], AllOf(HasSubstr("step 7"), HasSubstr("activation of blocks.0.ffn.up"),

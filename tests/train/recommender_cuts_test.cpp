@@ -76,7 +76,7 @@ Snapshot train_serially_in_float64(const RunConfig& config) {
 
 constexpr int64_t kAuto = EmbeddingSection::kAuto;
 
-/// What is compared with one rank: how a run of 100 steps is cut up.
+/// Way to distribute and interrupt a run of 100 steps, which is compared with a run on one rank.
 struct Cut {
   int ranks;
   const char* sharding;

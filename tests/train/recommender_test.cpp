@@ -154,7 +154,7 @@ TEST(Recommender, TasksAreLearntTogetherAndMeasuredByName) {
   EXPECT_EQ(last["tasks"]["not clicked"]["samples"], 200);
   for (const char* task : {"clicked", "not clicked"}) {
     EXPECT_GT(last["tasks"][task]["auc"], 0.8) << task;
-    EXPECT_GT(last["tasks"][task]["gauc"], 0.7) << task;  // of users with a few rows each
+    EXPECT_GT(last["tasks"][task]["gauc"], 0.7) << task;  // users have only a few rows each
     EXPECT_NEAR(last["tasks"][task]["calibration"].get<double>(), 1, 0.15) << task;
     EXPECT_THAT(read_file(data.file("whole", "report.html").string()),
                 HasSubstr("AUC, " + std::string(task)));

@@ -73,7 +73,7 @@ TEST(ScoredRows, SeveralRanksSayHowFarTheirAucMayBeOff) {
   }
 }
 
-/// What a run says on standard error.
+/// Runs a config and returns its standard error output.
 std::string said(const RunConfig& config) {
   ::testing::internal::CaptureStderr();
   train_alone(config);

@@ -279,8 +279,9 @@ Json memory_record(const std::string& name) {
 TEST_F(Report, ShowsTheMemoryPlan) {
   write("metrics.jsonl", kFourSteps);
   write("memory_plan.json", memory_record("blocks.0").dump());
-  EXPECT_THAT(page(),
-              Not(HasSubstr("<h2>Memory plan</h2>")));  // of an earlier run: this one has no budget
+  EXPECT_THAT(
+      page(),
+      Not(HasSubstr("<h2>Memory plan</h2>")));  // from an earlier run; this one has no budget
   write("config.toml", "[run]\nname = \"small\"\n[memory]\nbudget = \"3MiB\"\n");
   const Json panel = data()["memory"];
   EXPECT_EQ(panel["words"],

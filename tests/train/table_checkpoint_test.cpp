@@ -69,7 +69,7 @@ void save(DistributedTables& tables, CheckpointFolder* folder, int64_t step, Che
   folder->wait();
 }
 
-constexpr int64_t kSamples = 8;  // of a rank
+constexpr int64_t kSamples = 8;  // samples of each rank
 
 /// The ids of all ranks in a step: of each feature, of all samples one after another.
 Jagged batch_of(const embedding::PackedTables& shapes, int ranks, int64_t step) {

@@ -50,7 +50,7 @@ TEST(Together, NoCellIsBlankAndRefusalsAreWhatTheEngineSays) {
   EXPECT_LT(refused, static_cast<int>(kModels.size() * pairs().size()));
 }
 
-// Those of plans are tests/multi_rank/test_memory.py's, which take their time.
+// Cells with plans take longer and are tested in tests/multi_rank/test_memory.py.
 TEST(Together, CellsHoldWhatTheySay) {
   const test::TemporaryFolder folder;
   Runs runs(folder.path());
