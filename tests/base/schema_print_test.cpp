@@ -118,7 +118,7 @@ TEST(ConfigPrinters, KeepWhatIsNoFiniteNumber) {
   }
 }
 
-// What Python's parser, which is not ours, makes of the TOML files of a folder, in the order of
+// Returns the TOML files of a folder as Python's independent parser reads them, in the order of
 // their names.
 nlohmann::json python_reads(const std::filesystem::path& folder) {
   const char* python = ::getenv("DOVETAIL_PYTHON");

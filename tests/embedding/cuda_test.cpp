@@ -97,8 +97,8 @@ TEST_F(CudaTables, PoolAsTheCpuBitForBit) {
   }
 }
 
-/// SGD, momentum, Adagrad and Adam are sums and steps element by element; row-wise Adagrad also
-/// adds squares, in an order of its own.
+/// SGD, momentum, Adagrad and Adam update element by element. Row-wise Adagrad also sums squares,
+/// in its own order.
 TEST_F(CudaTables, UpdateAsTheCpu) {
   for (const OptimizerKind kind : kKinds) {
     for (const bool twice : {false, true}) {
@@ -135,8 +135,8 @@ TEST_F(CudaTables, RoundRowsAsTheCpu) {
   }
 }
 
-/// Rows of many occurrences are summed in parts: close to their sum, and whatever else there is
-/// with the same bits.
+/// Rows of many occurrences are summed in parts, so they are close to the reference. All other
+/// values are bitwise equal.
 TEST_F(CudaTables, RowsOfManyOccurrencesAreTheirSum) {
   const auto spec = [](bool alone) {
     PackSpec of_tables{.tables = {{"hot", 5, 16}},

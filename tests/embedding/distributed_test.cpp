@@ -59,7 +59,7 @@ PlanOptions options_of(const Layout& layout) {
           .groups = layout.groups};
 }
 
-/// What is compared: pooled rows of all samples, and the tables after some steps.
+/// Results to compare: pooled rows of all samples, and the tables after some steps.
 struct Trained {
   std::vector<at::Tensor> pooled, weights, states;
 };
@@ -340,7 +340,7 @@ TEST(DistributedTables, SendGradientsInTheDtypeThatIsAsked) {
   const PackedTables before(spec);
   const Jagged batch = batch_of(before, layout, 1);
   std::vector<int64_t> bytes;
-  std::vector<at::Tensor> moved;  // what the step changed of the first table
+  std::vector<at::Tensor> moved;  // change of the first table by the step
   for (const Payload payload : {Payload::kUnchanged, Payload::kBFloat16, Payload::kMXFP8}) {
     expect_all_succeed(2, [&](const std::shared_ptr<Group>& group) {
       DistributedTables tables(spec, make_plan(spec, options_of(layout)), group,
@@ -364,8 +364,8 @@ TEST(DistributedTables, SendGradientsInTheDtypeThatIsAsked) {
   EXPECT_GT(error(2), 3e-3);
 }
 
-/// Of a step: one message of all counts, then for each pack one of ids and, of each micro-batch,
-/// one of pooled rows and one of gradients.
+/// Messages of a step: one with all counts, then one of ids for each pack. Each micro-batch adds
+/// one of pooled rows and one of gradients for each pack.
 TEST(DistributedTables, APackIsOneExchangeEachWay) {
   for (const bool packing : {true, false}) {
     for (const int64_t parts : {1, 3}) {

@@ -334,8 +334,8 @@ TEST(HashedTables, MemoryGrowsWithTheRows) {
   EXPECT_LT(tables.memory_bytes(), 20000 * 150);
 }
 
-/// New keys all the time, each in two steps and twice in each, with what else may take memory:
-/// candidates, evictions, and what a delta has to know.
+/// Checks the memory limit with a stream of new keys, each in two steps and twice in each. Other
+/// users of memory are on, too: candidates, evictions and the records for a delta.
 void expect_within(int64_t max_bytes, RowDtype dtype, const HashedOptions& options,
                    Changes changes) {
   PackSpec spec = one_table(1000000);

@@ -163,8 +163,8 @@ PackSpec spec_of(RowDtype dtype, OptimizerKind kind) {
           .row_dtype = dtype};
 }
 
-/// Pooled rows are the exact sums of what the rows stand for; an update leaves each row beside the
-/// exact one.
+/// Pooled rows are the exact sums of the decoded rows. An update leaves each row next to the exact
+/// result.
 TEST(RowFormat, LookupsAndUpdatesAreTheReferenceUpToOneRounding) {
   for (const RowDtype dtype : kLow) {
     for (const auto kind : {OptimizerKind::kSgd, OptimizerKind::kMomentum, OptimizerKind::kAdagrad,

@@ -46,7 +46,7 @@ PackSpec mixed() {
       .seed = 3};
 }
 
-/// What `set_lr(lr)` makes of the rates.
+/// Learning rate that a step passes to `set_lr`.
 double rate_of_step(uint64_t step) { return 0.05 / static_cast<double>(step); }
 
 /// The features' columns in the output of the whole collection.

@@ -103,8 +103,8 @@ void expect_same_tables(const PackedTables& a, const PackedTables& b) {
   for (size_t i = 0; i < x.size(); ++i) expect_same_bits(x[i], y[i], std::to_string(i));
 }
 
-/// Each id with the gradient of its bag is what a sum does: the same bits, so rows are added in the
-/// same order.
+/// Unpooled ids that have the gradient of their bag update as a pooled sum. Results are bitwise
+/// equal, so rows are added in the same order.
 TEST(UnpooledLookup, OfTheGradientsOfSumsIsASum) {
   for (const OptimizerKind kind :
        {OptimizerKind::kMomentum, OptimizerKind::kRowWiseAdagrad, OptimizerKind::kAdam}) {
@@ -173,8 +173,8 @@ TEST(UnpooledLookup, LargeBatchesAreTheSame) {
   expect_close(tables.weight(0), before.to(at::kDouble) - 0.5 * sums, 1e-4, "rows");
 }
 
-/// One id in every bag of a table's only feature, behind a feature of no ids or of two: ids and
-/// samples are not numbered alike.
+/// A table's only feature has one id in each bag. The feature before it has none or two, so that
+/// ids and samples have different numbers.
 TEST(UnpooledLookup, SingleIdsAreTheSame) {
   const PackSpec spec{
       .tables = {{"first", 5, 8, Pooling::kNone}, {"single", 30, 8, Pooling::kNone}},

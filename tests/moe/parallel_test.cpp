@@ -35,7 +35,8 @@ struct Layout {
   /// Choices are dropped by their position beyond this share of an even one; 0: none is.
   double capacity_factor = 0;
   bool pad = false;
-  int64_t most_tokens = 0;  ///< that the forward pass knows of
+  /// Pass::most_tokens of the forward pass.
+  int64_t most_tokens = 0;
 
   int ranks() const { return static_cast<int>(tokens.size()); }
   int64_t all_tokens() const { return std::accumulate(tokens.begin(), tokens.end(), int64_t{0}); }
@@ -126,7 +127,7 @@ Reference reference(const Layout& layout, at::ScalarType dtype) {
   return out;
 }
 
-/// What the rank's parameter of this name holds of the reference's.
+/// Returns the part of the reference's parameter `whole` that the rank holds under this name.
 at::Tensor part_of(const at::Tensor& whole, const std::string& name, const at::Tensor& like,
                    const Layout& layout, const ExpertRanks& ranks) {
   if (!name.starts_with("experts.")) return whole;
@@ -220,8 +221,8 @@ INSTANTIATE_TEST_SUITE_P(Experts, Spread, ::testing::ValuesIn(layouts()));
 TEST_P(Spread, IsAsOneRankInFloat64) { expect_as_one_rank(GetParam(), at::kDouble, 1e-12); }
 TEST_P(Spread, IsAsOneRankInFloat32) { expect_as_one_rank(GetParam(), at::kFloat, 1e-5); }
 
-/// Padded to a capacity against dropless rows of the same choices, on the same ranks; the largest
-/// capacity is known or agreed on.
+/// Compares rows padded to a capacity with dropless rows of the same choices, on the same ranks.
+/// The largest capacity is either known or agreed on by the ranks.
 void expect_padded_as_dropless(Layout layout, at::ScalarType dtype, double tolerance) {
   const Reference whole = reference(layout, dtype);
   Layout padded = layout, agreed = layout;

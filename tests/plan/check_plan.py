@@ -17,9 +17,9 @@ graph.json ("opt": optional)
                       it reads and writes; they are not on the device, and the host copy gets the new version)},...]}],
   "final":["tensor ids that must be resident on device, exact, at the end"] }
 ```
-Tensors of kind input, param or state are resident at t=0, except for the plan's "starts_on_host". "mutates" lists in-place
-writes; every write makes a new version of that tensor. "pinned_order": nodes with mutates, or random and not recomputable,
-run exactly once.
+Tensors of kind input, param or state are resident at t=0, except for the plan's "starts_on_host". "mutates" lists
+in-place writes; every write makes a new version of that tensor. "pinned_order": nodes with mutates, or random and
+not recomputable, run exactly once.
 
 plan.json
 ```
@@ -30,19 +30,20 @@ plan.json
   "claims":{"peak_bytes":..,"makespan":..} (opt),
   "starts_on_host":[ids] (opt) }
 ```
-"starts_on_host" may list tensors of kind param and state only. At t=0 they are exact on the host, where they take bytes,
-and not on the device. At the end their newest version must be exact on the host, so that the next step can begin in the
-same way. "final" does not require them on the device.
+"starts_on_host" may list tensors of kind param and state only. At t=0 they are exact on the host, where they take
+bytes, and not on the device. At the end their newest version must be exact on the host. So the next step can
+begin in the same way. "final" does not require them on the device.
 
-Actions are in ISSUE order. There are three streams, each a FIFO: compute, d2h and h2d. With duplex=false the two copy
-streams share one engine. The compute stream runs compute, compress and decompress; all frees are host-ordered on it.
-Start = max(end of previous on its stream, ends of deps, ends of the producers of its inputs). A copy listed between
-compute k and k+1 starts no earlier than the END of k and overlaps k+1. Explicit "deps" add cross-stream waits, e.g.
-"compute waits for an offload to have freed room". The checker adds data waits itself, so a plan cannot win by racing.
+Actions are in ISSUE order. There are three streams, each a FIFO: compute, d2h and h2d. With duplex=false the two
+copy streams share one engine. The compute stream runs compute, compress and decompress; all frees are host-ordered
+on it. Start = max(end of previous on its stream, ends of deps, ends of the producers of its inputs). A copy listed
+between compute k and k+1 starts no earlier than the END of k and overlaps k+1. Explicit "deps" add cross-stream
+waits, e.g. "compute waits for an offload to have freed room". The checker adds data waits itself, so a plan cannot
+win by racing.
 
-Memory is charged from START of the producing action: prefetch target, compute outputs + workspace, packed copy. Workspace
-is released at the action's end. A tensor is released at max(free issue point, end of every reader incl. offload in
-flight). Free of a tensor being offloaded therefore waits: bytes stay charged until the copy ends.
+Memory is charged from START of the producing action: prefetch target, compute outputs + workspace, packed copy.
+Workspace is released at the action's end. A tensor is released at max(free issue point, end of every reader incl.
+offload in flight). Free of a tensor being offloaded therefore waits: bytes stay charged until the copy ends.
 """
 
 # ruff: noqa: E501, E741, E743, SIM115

@@ -89,9 +89,9 @@ TEST(Packing, ABlockWithoutAFiniteNumberComesBackAsNoNumber) {
   EXPECT_TRUE(back.narrow(0, 64, 32).eq(1).all().item<bool>());
 }
 
-// Quantizing values that were quantized before gives the same values. Codes may differ. A block's
-// largest element may have been rounded down to the lower neighbour of a power of two: the scale is
-// then smaller. The same holds for bfloat16's replacements of the smallest numbers.
+// Quantizing values that were quantized before gives the same values. Codes may differ. The scale
+// is smaller if the block's largest element was rounded down to the lower neighbour of a power of
+// two. The same holds for bfloat16's replacements of the smallest numbers.
 TEST(Packing, OfWhatWasPackedGivesTheSameNumbers) {
   for (const mx::Format format : kFormats)
     for (const mx::ScaleMode mode : kScaleModes)

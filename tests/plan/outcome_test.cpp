@@ -269,6 +269,7 @@ TEST(Fit, TwoRecordingsTellTheBytesOfAThird) {
   EXPECT_THROW(with_samples(a, other, 96), UserError);
 }
 
+// words: off
 TEST(Fit, BelowTheFloorNamesTheOperationAndItsParts) {
   Graph graph;
   graph.tensors = {{.id = "x", .bytes = 3 << 20, .kind = TensorKind::kInput},
@@ -351,6 +352,8 @@ TEST(Fit, WhatAnUpdateFindsOnTheHostIsNoPartOfTheFloor) {
       "memory.budget = 1.00 MiB is below the floor of this step, 6.00 MiB\n"
       "  the largest single operation is adamw (inputs 6.00 MiB, outputs 0 B, workspace 0 B)");
 }
+
+// words: on
 
 /// Random step whose tensor sizes are multiples of the address alignment.
 Graph placeable_step(Random& random) {

@@ -310,9 +310,8 @@ TEST(RecommenderLookups, PoolingNoneIsRefusedWhereOneEmbeddingIsMeant) {
   config.rows.sparse[4].pooling = "none";
   EXPECT_EQ(recommender_inputs(config).sparse, 4);
   config.recommender.co_action = {"tags * clicked_items"};
-  EXPECT_THAT(
-      refusal(config),
-      HasSubstr("\"tags\" has pooling = \"none\", but a micro-MLP is of one id"));  // words: off
+  EXPECT_THAT(refusal(config),
+              HasSubstr("\"tags\" has pooling = \"none\", but a micro-MLP is of one id"));
 }
 
 TEST(RecommenderLookups, TheirColumnsAreTheModels) {
