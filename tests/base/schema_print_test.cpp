@@ -122,10 +122,11 @@ TEST(ConfigPrinters, KeepWhatIsNoFiniteNumber) {
 // their names.
 nlohmann::json python_reads(const std::filesystem::path& folder) {
   const char* python = ::getenv("DOVETAIL_PYTHON");
-  const std::string script =
+  const std::string script =  // words: off
       "import json, pathlib, sys, tomllib; "
       "print(json.dumps([tomllib.loads(p.read_bytes().decode()) for p in "
       "sorted(pathlib.Path(sys.argv[1]).iterdir())]))";
+  // words: on
   const std::string command = std::string(python != nullptr ? python : "python3") + " -c '" +
                               script + "' " + folder.string();
   const std::unique_ptr<FILE, int (*)(FILE*)> pipe(::popen(command.c_str(), "r"), ::pclose);

@@ -1,6 +1,6 @@
-// Mixtures, regression and mini-batches: the same bits on any number of threads, on executors that
-// fail and on two nodes, and what their algorithms promise. Their values against scikit-learn:
-// tests/cli/test_fit.py, tests/python/test_kmeans.py.
+// Mixtures, regression and mini-batches keep the promises of their algorithms. Results are bitwise
+// equal on any number of threads, on executors that fail and on two nodes. Their values are
+// compared with scikit-learn in tests/cli/test_fit.py and tests/python/test_kmeans.py.
 #include <ATen/Parallel.h>
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// The tasks that GPUs run are composed of ATen's operations, which any device has: here on the CPU,
-// beside its own tasks.
+// GPU tasks are composed of ATen operations, which run on any device. Here they run on the CPU and
+// are compared with the CPU's own tasks.
 #include <ATen/ATen.h>
 
 #include "dovetail/hybrid/task.h"

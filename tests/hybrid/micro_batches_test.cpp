@@ -63,8 +63,8 @@ TEST(MicroBatchShares, AreInProportionToSpeed) {
   for (int i = 0; i < 50; ++i) EXPECT_FALSE(take_step(shares, seconds));
 }
 
-// Any number of ranks with any speeds end with shares that no other ones beat by more than the gain
-// asked for.
+// For any number of ranks with any speeds, no other shares are faster by more than the requested
+// gain.
 TEST(MicroBatchShares, ComeWithinTheGainOfTheBestThereAre) {
   std::mt19937 random(5);
   for (int trial = 0; trial < 60; ++trial) {

@@ -54,7 +54,7 @@ struct Case {
   int64_t grains = 0, grain = 1;
 };
 
-/// Devices of which some are slow to start, some slow, some small.
+/// Returns random cases of devices. Some are slow to start, some slow, some small.
 std::vector<Case> random_cases(int count) {
   std::mt19937 random(7);
   const auto between = [&](double low, double high) {
@@ -201,7 +201,7 @@ TEST(Partition, RefusesMoreThanTheMemoriesHold) {
 }
 
 TEST(MoveShares, OnlyForMoreThanTheHysteresis) {
-  // Of 20 grains the best is 10 : 10; 11 : 9 ends 10 % later.
+  // The best split of 20 grains is 10 : 10; 11 : 9 ends 10 % later.
   const std::vector<DeviceCost> devices = {{.row_s = 1}, {.row_s = 1}};
   const std::vector<int64_t> before = {11, 9}, best = {10, 10};
   EXPECT_EQ(move_shares(before, 200, devices, 10, 0.11), before);
@@ -210,7 +210,8 @@ TEST(MoveShares, OnlyForMoreThanTheHysteresis) {
   EXPECT_EQ(move_shares(before, 195, devices, 10, 0.11), before) << "the last grain is short";
   EXPECT_EQ(move_shares(std::vector<int64_t>{0, 0}, 200, devices, 10, 10), best)
       << "of no rows yet";
-  // What a device has in any case is counted in both: here it is last whatever the others have.
+  // A device's minimum rows count in both shares. Here that device finishes last, whatever the
+  // others have.
   const std::vector<DeviceCost> slow = {{.row_s = 1}, {.row_s = 1}, {.row_s = 50, .min_rows = 1}};
   const std::vector<int64_t> kept = {6, 1, 1};
   EXPECT_EQ(move_shares(kept, 8, slow, 1, 0.05), kept);

@@ -1,5 +1,5 @@
-// Threads that come back when their job is long over: nothing that they read has changed, nothing
-// that they write counts. ctest-labels: threads
+// Threads return after their job has ended. Their inputs have not changed, and their writes do not
+// count. ctest-labels: threads
 #include <atomic>
 #include <future>
 #include <memory>

@@ -1,5 +1,7 @@
-// Real executors that throw, hang, lose results, are slow or deliver twice: the result has the bits
-// of the undisturbed run. ctest-labels: threads
+// ctest-labels: threads
+//
+// Real executors throw, hang, lose results, are slow or deliver twice. The result is bitwise equal
+// to an undisturbed run.
 #include "dovetail/hybrid/runtime.h"
 
 #include <sched.h>

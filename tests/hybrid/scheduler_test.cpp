@@ -27,8 +27,8 @@ struct World {
     bool operator>(const Event& other) const { return at_s > other.at_s; }
   };
   struct Outcome {
-    std::vector<std::vector<size_t>> counted;  ///< of each shard the devices whose result counts
-    std::vector<int64_t> computed;             ///< shards that each device delivered
+    std::vector<std::vector<size_t>> counted;  ///< devices whose result counts, by shard
+    std::vector<int64_t> computed;             ///< number of shards that each device delivered
     double seconds = 0;
   };
 

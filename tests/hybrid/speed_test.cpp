@@ -1,4 +1,4 @@
-// How fast a device is, from times of which some are wrong.
+// Estimates a device's speed from times, some of which are wrong.
 #include "dovetail/hybrid/speed.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// A run that was stopped after any of its iterations, and goes on from the state that this one
-// reported, ends with the bits of a run that was not.
+// A run is stopped after any of its iterations and resumes from the reported state. Its result is
+// bitwise equal to an uninterrupted run.
 #include <ATen/ATen.h>
 
 #include "dovetail/hybrid/kmeans_batch.h"

@@ -2,8 +2,7 @@
 
 huggingface_oracle.py make FOLDER   writes small random models NAME/ with NAME/expected.safetensors (tokens, logits),
                                     and tokenizer.json
-huggingface_oracle.py check FOLDER  loads every exported model NAME/ and holds its logits and tokenizer against what was
-                                    written there
+huggingface_oracle.py check FOLDER  loads every exported model NAME/ and compares logits and tokenizer with these files
 """
 
 import json

@@ -166,7 +166,7 @@ void expect_same_statistics(const Statistics& a, const Statistics& b) {
   EXPECT_EQ(a.error, b.error);
 }
 
-/// Values are those of the codes, whatever is asked for beside them.
+/// Expects that values equal the decoded codes, whatever other outputs are requested.
 void expect_values_like_codes(const at::Tensor& x, QuantizeSpec spec) {
   spec.copies = Copies::kRowAndColumn;
   const Quantized codes = quantize(x, spec);
@@ -282,11 +282,11 @@ uint64_t seed_with_word(uint64_t begin, uint64_t end) {
   }
 }
 
-/// Of 32 bits behind the last place every one counts, also of a number that the processor may take
-/// for zero.
+/// Each of 32 bits after the last place counts, also in numbers that the processor may flush to
+/// zero.
 TEST(Quantize, RoundsTheSmallestNumbersUpAsOftenAsTheyAreLarge) {
   constexpr double kLastPlace =
-      0x1p-16;  // of E5M2, under the scale 1 of a block whose largest is 2^15
+      0x1p-16;  // last place of E5M2 under scale 1, in a block whose largest element is 2^15
   for (const int amax_exponent : {15, -58, -62, -79}) {
     const double scale = std::ldexp(1, amax_exponent - 15);
     for (const int depth : {4, 9, 13, 18}) {
