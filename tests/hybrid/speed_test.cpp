@@ -1,4 +1,4 @@
-// Estimates a device's speed from times, some of which are wrong.
+// Estimates a device's speed from times. Some of the times are wrong.
 #include "dovetail/hybrid/speed.h"
 
 #include <gtest/gtest.h>

@@ -1,8 +1,10 @@
 """The vision models in PyTorch and float64, as an independent reference for tests/models/vision_oracle_test.cpp.
 
-usage: vision_oracle.py FOLDER. Reads each NAME.json (preset, classes, channels, base_width, training) with
-NAME.safetensors (parameters and buffers as "model.NAME", "images", "targets"). Writes NAME.expected.safetensors:
-logits, loss (sum), grad.PARAMETER, grad.images, and buffer.NAME after the step.
+usage: vision_oracle.py FOLDER
+
+- reads each NAME.json (preset, classes, channels, base_width, training)
+- reads NAME.safetensors (parameters and buffers as "model.NAME", "images", "targets")
+- writes NAME.expected.safetensors: logits, loss (sum), grad.PARAMETER, grad.images, and buffer.NAME after the step
 
 ResNet-50 comes from transformers. VGG is torch.nn.Sequential in torchvision's layout. U-Net is a recursion over its
 levels.

@@ -47,8 +47,8 @@ def test_all_tables_at_once_outlive_a_rank_and_learn(tmp_path):
     # Who knows the signs of all items reaches 0.90.
     last = metrics(run)[-1]
     assert last["auc"] > 0.8
-    # One process with all tables in memory measures the same as the ranks, up to rounding of sums
-    # and AUC's bins.
+    # One process with all tables in memory measures the same as the ranks. Only rounding of sums
+    # and AUC's bins differ.
     assert 0 < last["auc_error"] < 1e-3
     found = json.loads(dovetail(tmp_path, "eval", "whole", "--json"))["validation"]
     assert found["loss"] == pytest.approx(last["validation_loss"], rel=1e-4)

@@ -265,7 +265,7 @@ TEST_P(QuantizeFormats, RoundAtRandomLikeTheReference) {
   for (const auto& [rows, cols] :
        {std::pair(1, 1), {1, 31}, {31, 1}, {32, 32}, {33, 33}, {3, 127}, {35, 97}, {5, 256}})
     expect_like_reference(ordinary_values({rows, cols}, spec.seed++, dtype), spec);
-  // Wider than one piece of the kernel's, of which a second row begins within a call of Philox.
+  // Wider than one piece of the kernel. The second row begins within a call of Philox.
   expect_like_reference(ordinary_values({2, 2048 + 61}, 3, dtype), spec);
   expect_like_reference(ordinary_values({66, 70}, 4, dtype).t().slice(1, 1, 64, 3), spec);
   for (const bool flush : {false, true}) {
