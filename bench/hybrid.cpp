@@ -10,7 +10,7 @@
 //
 //   together   rows per second of both, divided by the sum of the two alone, with 64 and with 5
 //              centres. With 5 centres an iteration mostly reads rows. There the goal is scaled: by
-//              the rate of two threads that only read, over the sum of one and one.
+//              the rate of two reading threads over the sum of one and one.
 //   change     B's factor is doubled and halved. Counts the iterations until both reach 0.9 of
 //              their rate with settled shares.
 //   runs       fits of five iterations: mean, variance, and standard deviation over the mean of

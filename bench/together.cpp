@@ -24,7 +24,7 @@ std::string heading() {
       "steps, on a small model and one machine.\n"
       "Each run is compared with the same run without the first and without the second of the "
       "two. Figures are the largest relative difference of the loss of any "
-      "step; *the same bits* covers all losses, weights and moments.\n"
+      "step. *The same bits* covers all losses, weights and moments.\n"
       "Pairs that cannot be combined are refused before the first step; the table has the "
       "engine's message. "
       "`tests/train/together_test.cpp` keeps it true.\n\n"

@@ -73,7 +73,7 @@ struct Job {
   std::shared_ptr<Group> group;
   ExpertRanks ranks;
   ExpertWeights weights;  // experts of this rank
-  at::Tensor up, down;    // the same as (E / W, H, C) and (E / W, C, H)
+  at::Tensor up, down;    // weights as (E / W, H, C) and (E / W, C, H)
   at::Tensor x, logits;   // leaves
   at::Tensor dy;
 };
