@@ -4,8 +4,8 @@ usage: ./dev bench gpt_gpu [--sizes 124m,10m] [--sides bf16,mxfp8,eager,compile]
 
 Dovetail's side is the whole program as a user runs it. A peer is the same GPT in PyTorch: autocast to bfloat16,
 float32 weights, fused AdamW, foreach clipping, TF32 allowed. A row is a JSON line. It has the median step after
-warm-up, tokens per second, peak memory of the allocator, and the loss of the first and the last step. Each row is a
-process of its own with a time limit.
+warm-up, tokens per second and peak memory of the allocator. It also has the loss of the first and the last step. Each
+row is a process of its own with a time limit.
 """
 
 import argparse

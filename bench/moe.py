@@ -9,8 +9,8 @@ printed next to it. Sides:
 
 - the dense feed-forward of width k x ff with the same kernels and activation (the engine's best)
 - Dovetail's mixture
-- mixtures of PyTorch's operators with PyTorch's router and Dovetail's activation. They are the loop with index_add,
-  one product per slice of sorted rows, torch._grouped_mm, and rows padded to the largest load with bmm
+- mixtures of PyTorch's operators with PyTorch's router and Dovetail's activation. Four variants: `index_add` in a
+  loop, one product per slice of sorted rows, `torch._grouped_mm`, and `bmm` of rows padded to the largest load
 
 Gradients stay where an optimizer reads them, one tensor per parameter. Freed memory is kept, for every side. Claims:
 the mixture takes at most 1.05 and 1.10 times the dense side's time. Exit code 1 when one does not hold, as with

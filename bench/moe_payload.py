@@ -6,8 +6,8 @@ usage: ./dev bench moe_payload [--out runs/moe_payload] [--ranks N] [--steps N] 
 Trains configs/moe_tiny.toml in BF16 with its experts spread over the ranks, 2048 tokens per step. At its learning
 rate runs without relevant differences end close to each other (docs/design/mx.md). Each seed has two runs: rows
 dispatched unchanged, and as codes with their scales. Everything else is sent unchanged. So the runs' bytes differ in
-dispatched rows, and in the few tokens that the other run routes elsewhere. tests/moe/parallel_test.cpp counts
-exactly.
+dispatched rows, and in the few tokens that the other run routes elsewhere. For exact counts see
+tests/moe/parallel_test.cpp.
 
 Claims: the final validation losses are within 0.5 %, and the dispatched bytes are at most 0.52 of BF16's. Exit code 1
 when one does not hold. Existing runs are kept.

@@ -3,7 +3,7 @@
 usage: ./dev bench mx_study [--out runs/mx_study] [--seeds N] [--arms NAME,...] [--jobs N] [--set KEY=VALUE] [--list]
 
 Trains configs/mx/study.toml in every arm, on the quickstart's text, which is prepared first. Three arms run on five
-seeds each: bf16, mxfp8, and bf16 from initial weights that are moved by 1e-3 of their deviation. The last one is the
+seeds each. These are bf16, mxfp8, and bf16 with initial weights moved by 1e-3 of their deviation. The last one is the
 noise that no recipe can be distinguished from. Every other arm runs on one seed. Existing runs are kept, so an
 interrupted study resumes.
 

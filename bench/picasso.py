@@ -20,9 +20,8 @@ The engine's trace of one step on rank 0 gives the operators of a step and three
 are moved (memory), messages are in flight (communication) and the dense part computes.
 
 The largest batch is found by bisection, to 512 samples. It must train three steps in a memory control group of
-`--cap` MiB (needs root). Three variants: lookups and dense part of all samples at once, the dense part in grains of
-256, and lookups in micro-batches of 1024 as well. All runs must end with the same loss: to 1e-5 on two ranks, the
-same digits on one.
+`--cap` MiB (needs root). Three variants: all samples at once, the dense part in grains of 256, and in addition
+lookups in micro-batches of 1024. All runs must end with the same loss: to 1e-5 on two ranks, the same digits on one.
 """
 
 import argparse

@@ -3,9 +3,9 @@
 usage: ./dev bench recommend [CONFIG ...] [--models NAME,...] [--seeds N] [--jobs N] [--out runs/recommend]
                              [--set KEY=VALUE] [--result FILE]
 
-Trains every model on every config that it can learn from, from every seed. Configs: configs/flights.toml,
-flights_history.toml and flights_tasks.toml, whose data tools/flights.py writes first, and configs/adult.toml if
-data/adult.tsv exists. Two models of scikit-learn run on the same rows, one for each label:
+Trains every model on every config that it can learn from, from every seed. Configs: `configs/flights.toml`,
+`flights_history.toml` and `flights_tasks.toml`, whose data `tools/flights.py` writes first. `configs/adult.toml` is
+included if `data/adult.tsv` exists. Two models of scikit-learn run on the same rows, one for each label:
 
 - LogisticRegression: dense columns are scaled, and each id in training has a column
 - HistGradientBoostingClassifier: dense columns are unchanged and ids are categories. Ids beyond a feature's 254 most

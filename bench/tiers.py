@@ -7,8 +7,8 @@ Data: 8 tables of 12.5 million rows of 16 float32 and row-wise Adagrad, batches 
 feature. Ids come from a Zipf distribution over permuted rows. Each side is a process of
 build/release/bin/bench_tiers. The tiered side runs in a memory control group (version 1 or 2; needs root) of `--cap`
 bytes. The page cache of its files counts towards that limit. Its fast tier, including overhead, gets 3/4 of the
-limit. All rows are in the files before the first step, as they are late in a training, so that every miss reads. In
-each phase the median step counts, without the time to draw ids.
+limit. All rows are in the files before the first step, as late in a training. So every miss reads. In each phase the
+median step counts, without the time to draw ids.
 
 In the first phase the fast tier still fills: rows are read and none is written. In the last phase it is full. Each
 row that comes in evicts another one, which an update has changed. A phase is steady when at least nine rows were
