@@ -21,7 +21,7 @@ at::Tensor choose_rows(const at::Tensor& scores, int64_t capacity);
 /// Rank of each choice among the choices of its expert, and number of choices of each expert.
 struct Ranks {
   at::Tensor rank;   ///< (n) int32; -1: skipped by `out`
-  at::Tensor count;  ///< (experts) int64
+  at::Tensor count;  ///< (experts) int64, without skipped choices
 };
 /// Ranks n choices within each expert. expert: (n) int32. order: (n) int64, order in which choices
 /// are counted; undefined: by index. out: (n) bool, choices to skip; undefined: skips no choice.

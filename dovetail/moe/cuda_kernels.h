@@ -10,7 +10,7 @@ namespace dovetail::moe {
 /// For each row: the k columns with the largest score + bias, in descending order. Ties go to the
 /// lowest column. NaN counts as -infinity.
 struct ChooseProblem {
-  bool wide;  ///< scores and bias are float64, else float32
+  bool wide;  ///< true: scores and bias are float64, else float32
   int64_t rows, columns, k;
   const void* scores;  ///< (rows, columns)
   const void* bias;    ///< (columns); null: 0

@@ -25,10 +25,10 @@ namespace dovetail::moe {
 class Layer : public torch::nn::Module {
  public:
   struct Options {
-    int64_t width = 0;  ///< C
+    int64_t width = 0;  ///< C, elements of a token
     std::string activation;
     bool bias = false;
-    std::string name;  ///< "blocks.3.moe"
+    std::string name;  ///< name of the layer, e.g. "blocks.3.moe"
     c10::Device device = c10::kCPU;
     std::shared_ptr<const ExpertRanks> ranks = nullptr;  ///< null: this process has all experts
   };

@@ -10,7 +10,7 @@
 namespace dovetail::moe {
 namespace {
 
-using Seconds = std::vector<double>;  // by rank
+using Seconds = std::vector<double>;  // seconds of each rank
 
 /// Arrangement of the ranks in nodes.
 struct Nodes {
@@ -56,7 +56,7 @@ Seconds run_stage(const Stage& stage, const Nodes& nodes, const Seconds& start) 
            : stage.among == Stage::Among::kNode ? rank / nodes.size
                                                 : rank % nodes.size;
   };
-  std::vector<double> last(index(nodes.ranks()), 0);  // by group
+  std::vector<double> last(index(nodes.ranks()), 0);  // latest start of each group
   for (int r = 0; r < nodes.ranks(); ++r)
     last[index(group_of(r))] =
         std::max(last[index(group_of(r))], start[index(r)] + stage.copy[index(r)]);

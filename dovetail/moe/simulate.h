@@ -15,7 +15,7 @@ struct LayerLoad {
   int experts = 1;
   int cut = 0;         ///< as in Placement; 0: the minimum by which all ranks have an expert
   int64_t tokens = 1;  ///< tokens of each rank
-  int64_t width = 1;   ///< C
+  int64_t width = 1;   ///< C, elements of a token
   int64_t hidden = 1;  ///< hidden elements of an expert
   int top_k = 1;
   /// Total bytes of a row on the way to the experts (`row_bytes` of comm/payload.h).

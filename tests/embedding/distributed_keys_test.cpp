@@ -72,7 +72,7 @@ struct Trained {
   HashedCounters counters;
 };
 
-/// The whole batch in one HashedTables.
+/// Trains the whole batch in one HashedTables.
 Trained train_at_once(const Layout& layout) {
   HashedTables tables(spec_of(layout), layout.options);
   Trained trained;
@@ -110,8 +110,8 @@ at::Tensor step_on_rank(DistributedTables& tables, const Group& group, const Lay
   return at::cat(pooled);
 }
 
-/// On the ranks of a layout; at step `moved` the tables are saved and loaded into new ones of
-/// `then`.
+/// Trains on the ranks of a layout. At step `moved` the tables are saved and loaded into new ones
+/// with layout `then`.
 Trained train_distributed(const Layout& layout, int64_t moved = kSteps,
                           const Layout* then = nullptr) {
   const PackSpec spec = spec_of(layout);

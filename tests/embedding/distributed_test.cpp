@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 using testing::random_batch;
 using ::testing::ThrowsMessage;
 
-/// How tables are spread, and how many samples each rank has.
+/// Distribution of tables, and number of samples of each rank.
 struct Layout {
   std::optional<Sharding> sharding;
   std::vector<int64_t> samples;
@@ -91,7 +91,7 @@ Trained train_packed(const Layout& layout) {
   return trained;
 }
 
-/// Two micro-batches are under way at a time, as in training.
+/// Two micro-batches are in flight at a time, as in training.
 at::Tensor step_on_rank(DistributedTables& tables, const Jagged& batch, const at::Tensor& gradient,
                         int64_t parts, int64_t most_samples) {
   const int64_t size = (most_samples + parts - 1) / parts;
@@ -146,8 +146,7 @@ class EveryLayout : public ::testing::TestWithParam<Layout> {};
 TEST_P(EveryLayout, IsOnePackOnOneRank) {
   const Layout& layout = GetParam();
   const Trained expected = train_packed(layout), found = train_distributed(layout);
-  // Bags whose rows lie on several ranks are added in another order; what a rank pools whole is
-  // not.
+  // Bags with rows on several ranks are summed in another order. Bags within one rank are not.
   const bool same_bits =
       layout.ranks() == 1 || (layout.sharding && *layout.sharding != Sharding::kRowWise);
   const auto compare = [&](const at::Tensor& a, const at::Tensor& b, const char* what) {

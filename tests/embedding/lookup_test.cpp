@@ -22,7 +22,8 @@ constexpr OptimizerKind kKinds[] = {OptimizerKind::kSgd, OptimizerKind::kMomentu
                                     OptimizerKind::kAdagrad, OptimizerKind::kRowWiseAdagrad,
                                     OptimizerKind::kAdam};
 
-/// Widths around the vectors', both poolings, a table of two features and one of one row.
+/// Tables with widths near the vectors' width and both poolings. One has two features, one has a
+/// single row.
 PackSpec mixed(OptimizerKind kind, double weight_decay = 0) {
   return {.tables = {{"one", 7, 1},
                      {"three", 5, 3, Pooling::kMean},

@@ -62,7 +62,8 @@ at::Tensor train(PackedTables& tables, const Jagged& ids, const at::Tensor& grad
   return at::cat(all);
 }
 
-/// 100 steps of tables that are whole in memory, each followed by a lookup without an update.
+/// Runs 100 steps on tables that are completely in memory. A lookup without an update follows each
+/// step.
 struct PlainRun {
   explicit PlainRun(OptimizerKind kind, RowDtype row_dtype = RowDtype::kFloat32)
       : tables(spec_of(kind, row_dtype)) {
@@ -204,8 +205,8 @@ TEST_F(TieredTablesTest, CountsSayWhatMoved) {
   EXPECT_EQ(counters.bytes_written, 32 * 20);
 }
 
-/// Steps of training alone, and the same with evaluations between them: the same places, counts and
-/// moves of rows.
+/// Compares training alone with training and evaluations: places, counts and moves of rows are
+/// equal.
 TEST_F(TieredTablesTest, AnEvaluationLeavesNoTrace) {
   const PlainRun plain(OptimizerKind::kRowWiseAdagrad);
   for (const TierPolicy policy : {TierPolicy::kHot, TierPolicy::kLru, TierPolicy::kLfu}) {

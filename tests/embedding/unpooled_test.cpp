@@ -24,7 +24,7 @@ using testing::random_batch;
 
 constexpr int64_t kSamples = 13;
 
-/// A table of two features, one of one row, one that is looked up by the last feature alone.
+/// Tables: one with two features, one with a single row, one that only the last feature reads.
 PackSpec spec_of(OptimizerKind kind, int64_t dim, Pooling pooling = Pooling::kNone) {
   return {.tables = {{"shared", 7, dim, pooling},
                      {"one", 1, dim, pooling},
@@ -46,7 +46,7 @@ std::vector<int64_t> table_of_ids(const PackSpec& spec, const Jagged& batch) {
   return tables;
 }
 
-/// torch's embedding and optimizers on dense tables of float64.
+/// Compares with torch's embedding and optimizers on dense float64 tables.
 void expect_like_torch(OptimizerKind kind, int64_t dim, bool weighted) {
   PackedTables tables(spec_of(kind, dim));
   std::vector<at::Tensor> dense;
@@ -155,7 +155,7 @@ TEST(UnpooledLookup, MicroBatchesAndThreadsDoNotChangeABit) {
   }
 }
 
-/// More ids than one piece of work has, and more occurrences than are sorted at once.
+/// The batch has more ids than one piece of work, and more occurrences than are sorted at once.
 TEST(UnpooledLookup, LargeBatchesAreTheSame) {
   const PackSpec spec{.tables = {{"t", 30, 8, Pooling::kNone}},
                       .feature_table = {0, 0},

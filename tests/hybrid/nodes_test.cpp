@@ -70,7 +70,7 @@ TEST(Nodes, ShareByTheirSpeedAndRowsFollow) {
     Nodes ours(group, pausing(node == 0 ? 0.012 : 0.003));
     Numbers numbers(kRows);
     for (int64_t i = 0; i < kJobs; ++i) ours.run("test.advance", {factor(i)}, numbers.shards());
-    // Half of the first job, then about a fifth.
+    // Gets half of the first job, then about a fifth.
     const std::vector<Nodes::Report>& report = ours.report();
     EXPECT_EQ(report[0].rows + report[1].rows, kRows * kJobs);
     EXPECT_LT(report[0].rows, kRows * kJobs * 2 / 5);
@@ -168,8 +168,8 @@ TEST(Nodes, DrawCentresWithoutMovingDistances) {
     const auto nodes = std::make_shared<Nodes>(group, pausing(0.01));
     KMeansData data(x, nodes);
     EXPECT_TRUE(at::equal(initial_centres(data, 12, KMeansInit::kPlusPlus, 3), expected));
-    // Ranges follow the speeds, which a busy machine changes, by a shard now and then. All
-    // distances for each of the 11 further centres would be 770,000 rows.
+    // Ranges follow the measured speeds. A busy machine changes these, so that a shard sometimes
+    // moves. Computing all distances for each of the 11 further centres would read 770,000 rows.
     EXPECT_LE(nodes->report()[0].moved + nodes->report()[1].moved, 770000 / 4);
   });
 }

@@ -41,8 +41,8 @@ TEST(Runtime, DropsWhatAHungExecutorDeliversInALaterJob) {
   EXPECT_TRUE(at::equal(ours.state(), theirs.state()));
 }
 
-/// Executor 1 sleeps before a shard of the job that is begun after `arm`, until `wake`; what it
-/// computes then is kept.
+/// Executor 1 sleeps before a shard of the first job after `arm`, until `wake`. Its late results
+/// are recorded.
 class LateReader {
  public:
   RuntimeOptions options() {

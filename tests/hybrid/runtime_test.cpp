@@ -35,7 +35,7 @@ TEST(Runtime, HasTheBitsOfRunTask) {
 
 enum class Fault { kNone, kException, kHang, kKill, kSlow, kTwice };
 
-/// Injects a fault into every third shard, of each kind as many.
+/// Injects a fault into every third shard, equally many of each kind.
 class Faults {
  public:
   std::vector<ShardResult> operator()(size_t, int64_t, const std::function<ShardResult()>& work) {

@@ -1,5 +1,5 @@
-// Who gets which shard, under a virtual clock: the law is that every shard counts once, whatever
-// happens to leases.
+// Distribution of shards under a virtual clock. Law: every shard counts once, whatever happens to
+// leases.
 #include "dovetail/hybrid/scheduler.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ namespace {
 
 enum class Mishap { kNone, kThrow, kSilence, kTwice, kLate };
 
-/// Devices of true speeds, which compute nothing.
+/// Simulated devices with given speeds, which compute nothing.
 struct World {
   struct Event {
     double at_s;

@@ -111,7 +111,7 @@ TEST(SimCluster, CountsEachShardOnceWhateverFails) {
     options.scheduling.verify_every = nodes[0].devices.size() > 1 && i % 4 == 0 ? 5 : 0;
     for (size_t n = 0; n < nodes.size(); ++n)
       for (size_t d = 0; d < nodes[n].devices.size(); ++d) {
-        if (n == 0 && d == 0) continue;  // one device is there to the end
+        if (n == 0 && d == 0) continue;  // one device stays until the end
         options.faults.push_back(
             {.node = n,
              .device = d,
@@ -179,8 +179,8 @@ TEST(SimCluster, ALostNodeIsLeftOutWithTheSchedulersReason) {
   EXPECT_EQ(result.iterations[0].attempts, 2);
   EXPECT_EQ(result.iterations[1].rows, (std::vector<int64_t>{100000, 0}));
   EXPECT_THAT(result.lost[1], ::testing::HasSubstr("hybrid: no executor is left"));
-  // The first node alone takes 1 s an iteration, after the silence was noticed and the job was
-  // started again.
+  // The first node alone takes 1 s per iteration, after the silence was noticed and the job was
+  // restarted.
   EXPECT_GT(result.seconds, 7 + 2 + 2);
   EXPECT_LT(result.seconds, 7 + 2 * 2 + 2.5);
 }

@@ -20,8 +20,8 @@ struct Course {
   bool converged = true;
 };
 
-/// `fit` goes on from a state, or starts where it is empty, and takes more than `least` iterations.
-/// Each but one that converged has a state.
+/// Runs `fit`, which resumes from a state or starts if it is empty. It must take more than `least`
+/// iterations. Each iteration has a state, except one that converged.
 template <class Fit>
 void expect_to_go_on(int64_t least, const Fit& fit) {
   const Course whole = fit(State());

@@ -21,8 +21,8 @@ namespace dovetail::plan::algorithms_test {
 namespace {
 
 constexpr int kSteps = 20;
-// Every algorithm at least once; the last two layers are of stride 2 and of 1 x 1, which Winograd
-// is not for. Of the first only the gradients of weight and bias are asked for.
+// Uses every algorithm at least once. The last two layers have stride 2 and 1 x 1 kernels, which
+// Winograd does not support. The first layer needs only the gradients of weight and bias.
 const ConvStep::Algorithms kMixed = {{{"im2col", "im2col"},
                                       {"winograd", "winograd, aten"},
                                       {"im2col", "im2col, im2col"},
@@ -159,7 +159,7 @@ TEST_F(Algorithms, AStepByThemIsEagerTrainingByThemBitForBit) {
   for (const auto& by : {kMixed, kOthers}) {
     const Trained executed = execute(keep_all_by(by));
     EXPECT_TRUE(same_bits(executed, train(eager, [&] { return eager(&by)[0]; })));
-    // And it is another step than the captured one, by rounding.
+    // The executed step differs from the captured one by rounding.
     EXPECT_FALSE(same_bits(executed, captured));
     for (int i = 0; i < kSteps; ++i)
       EXPECT_NEAR(executed.losses[i].item<double>(), captured.losses[i].item<double>(), 1e-4)
@@ -208,7 +208,7 @@ TEST_F(Algorithms, AreChosenByMemoryToo) {
   const SolveOptions options{.compress = false, .least_bytes = kPagedBytes, .time_limit_s = 1};
   const Solution rich = solve(graph_.graph, options);
   EXPECT_EQ(by_winograd(rich.decisions.algorithms), 3);
-  // Below what its workspace takes, with everything else out of the way.
+  // The budget is too small for its workspace, even with everything else offloaded.
   graph_.graph.budget_bytes = floor_of(graph_.graph, options).bytes * 11 / 10;
   const Solution poor = solve(graph_.graph, options);
   EXPECT_LT(by_winograd(poor.decisions.algorithms), 3);

@@ -46,7 +46,7 @@ const char* const kGraph = R"({"version": 1, "budget_bytes": 110,
              "algos": [{"name": "slow", "time": 0.1, "workspace": 0}]}],
   "final": ["w"]})";
 
-// Offloads a under f2 and f3, and fetches it under g3.
+// Offloads a while f2 and f3 run, and fetches it while g3 runs.
 const char* const kPlan = R"({"version": 1, "actions": [
   {"op": "compute", "node": "f1"}, {"id": "off", "op": "offload", "tensor": "a"}, {"op": "compute", "node": "f2"},
   {"op": "free", "tensor": "a"}, {"op": "compute", "node": "f3"}, {"op": "compute", "node": "g3", "deps": ["off"]},
@@ -72,8 +72,8 @@ class Check : public ::testing::Test {
 
 TEST_F(Check, CopiesRunBesideComputes) {
   const Timeline timeline = check(graph_, plan_);
-  // f1 to 1 s; the offload from 1 to 4 s under f2 and f3, which end at 3; g3 waits for it: 4 to 8;
-  // the prefetch 8 to 11.
+  // f1 ends at 1 s. The offload takes 1 to 4 s, while f2 and f3 run until 3 s. g3 waits for it and
+  // takes 4 to 8 s, the prefetch 8 to 11 s.
   EXPECT_DOUBLE_EQ(timeline.actions[1].start_s, 1);
   EXPECT_DOUBLE_EQ(timeline.actions[1].end_s, 4);
   EXPECT_DOUBLE_EQ(timeline.actions[5].start_s, 4);
@@ -87,7 +87,8 @@ TEST_F(Check, CopiesRunBesideComputes) {
   EXPECT_EQ(most, timeline.peak_bytes);
 }
 
-/// Fetches w for f1 and again for g1 and the update, and takes it back to the host after each.
+/// Fetches w for f1, and a second time for g1 and the update. Copies it back to the host after
+/// each.
 TEST_F(Check, AParameterMayStartAndEndOnTheHost) {
   const auto insert = [&](size_t position, const Action& action) {
     plan_.actions.insert(at(position), action);
@@ -110,7 +111,7 @@ TEST_F(Check, AParameterMayStartAndEndOnTheHost) {
   EXPECT_DOUBLE_EQ(timeline.actions[1].start_s, 1);
   EXPECT_DOUBLE_EQ(timeline.actions[14].end_s, 14);
   EXPECT_DOUBLE_EQ(timeline.makespan_s, 16.1);
-  EXPECT_EQ(timeline.peak_bytes, 100);  // 10 less: w is not there meanwhile
+  EXPECT_EQ(timeline.peak_bytes, 100);  // 10 less: w is not on the device in between
   EXPECT_EQ(timeline.host_peak_bytes, 40);
   EXPECT_EQ(timeline.memory.back().bytes, 10);  // x
   EXPECT_EQ(to_json(plan_, graph_)["starts_on_host"], Json::parse(R"(["w"])"));
@@ -149,7 +150,7 @@ TEST_F(Check, AParameterMayStartAndEndOnTheHost) {
   rejects("starts_on_host must name the storage w, not its view v")();
 }
 
-/// The update finds w on the host, where it lies from the begin to the end of the step.
+/// The update reads w on the host, where w stays during the whole step.
 TEST_F(Check, AnAlgorithmMayFindWhatItChangesOnTheHost) {
   const int w = 1;
   graph_.nodes[6].algorithms.push_back({"host", 0.1, 0, {w}});
@@ -414,7 +415,7 @@ void some_start_on_host(Random& random, const Graph& graph, Plan& plan) {
   }
 }
 
-// The oracle, tests/plan/check_plan.py, was written apart from this checker.
+// The oracle, tests/plan/check_plan.py, was written independently of this checker.
 TEST(CheckOracle, AgreesOnRandomPlansValidAndNot) {
   Random random(7), of_codecs(8), of_host(9);
   const test::TemporaryFolder folder;
@@ -468,7 +469,7 @@ TEST(CheckOracle, AgreesOnRandomPlansValidAndNot) {
             plan.actions[last].waits = {draw(random, 0, last - 1)};
       }
     }
-    // Waits name positions, which the insertions after them moved: keep those that still look back.
+    // Waits name positions, which the insertions shifted. Keeps only waits for previous actions.
     for (size_t i = 0; i < plan.actions.size(); ++i)
       std::erase_if(plan.actions[i].waits, [&](int wait) { return wait >= static_cast<int>(i); });
     if (draw(random, 0, 3) == 0) graph.budget_bytes = draw(random, 60, 300);

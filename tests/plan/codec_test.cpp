@@ -21,7 +21,7 @@ const std::byte* bytes_of(const at::Tensor& x) {
   return static_cast<const std::byte*>(x.const_data_ptr());
 }
 
-/// Packed and unpacked, with guards behind both that must stay as they are.
+/// Packs and unpacks `x`. Guard bytes after both buffers must stay unchanged.
 at::Tensor through(const PackedForm& form, const at::Tensor& x) {
   constexpr int64_t kGuard = 64;
   const int64_t bytes = packed_bytes(x.numel()), size = x.numel() * x.element_size();
@@ -108,7 +108,7 @@ TEST(Packing, OfWhatWasPackedGivesTheSameNumbers) {
           return mx::dequantize(along_rows ? made.row : made.column, x.scalar_type());
         };
         at::Tensor x = mx::adversarial_values({320, 64}, 11, format, false, dtype);
-        // bfloat16 does not hold the codes of the smallest blocks.
+        // bfloat16 cannot represent the codes of the smallest blocks.
         x.narrow(0, 0, 160).copy_(at::randn({160, 64}) *
                                   at::logspace(-140, -100, 160, 2).unsqueeze(1));
         x = along_rows ? x : x.t().contiguous();

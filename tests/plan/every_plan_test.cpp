@@ -80,7 +80,7 @@ TEST(EveryPlan, TheFastestOfThemIsTheSolvers) {
   RecordProperty("decided", decided);
   RecordProperty("slower_than_free", slower_than_free);
   EXPECT_GE(decided, kDecided);
-  EXPECT_GE(slower_than_free, kDecided / 2);  // the budget is of consequence
+  EXPECT_GE(slower_than_free, kDecided / 2);  // the budget affects the time
   EXPECT_EQ(most_nodes, kNodes);
 }
 

@@ -102,7 +102,7 @@ Trained train_eagerly() {
   return out;
 }
 
-/// The step, recorded after one step, with all ways to run its updates and its times.
+/// The recorded step after one training step, with all ways to run its updates and their times.
 struct Recorded {
   UpdatedAtOnce step;
   CapturedStep captured;
@@ -143,7 +143,7 @@ void expect_same_bits(const Trained& a, const Trained& b) {
     EXPECT_TRUE(a.values[i].equal(b.values[i])) << "tensor " << i;
 }
 
-/// How many updates run by an algorithm.
+/// Returns the number of updates that run by an algorithm.
 int runs_by(const Graph& graph, const Plan& plan, const std::string& name) {
   return static_cast<int>(
       std::count_if(plan.actions.begin(), plan.actions.end(), [&](const Action& action) {
@@ -211,7 +211,7 @@ TEST(HostUpdates, AreChosenWhereTheyAreFaster) {
   options.algorithms = true;
   for (Graph* of :
        {&graph,
-        &other.graph.graph}) {  // places are by time: the plan is to find the same times in both
+        &other.graph.graph}) {  // places depend on times: the plan must see the same times in both
     of->budget_bytes = 10 * UpdatedAtOnce::kBytes;
     for (GraphNode& node : of->nodes)
       for (Algorithm& algorithm : node.algorithms)

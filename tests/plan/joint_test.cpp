@@ -25,7 +25,7 @@ int64_t keep_all_peak(const Graph& graph) {
   return scheduler.schedule(all, graph.budget_bytes)->timeline.peak_bytes;
 }
 
-/// A budget between the floor of a step and what keeping all takes.
+/// Sets a budget between the floor of a step and the peak of keeping everything.
 Graph tight_step(Random& random, Graph graph, const SolveOptions& options = {}) {
   const int64_t floor = floor_of(graph, options).bytes, all = keep_all_peak(graph);
   graph.budget_bytes = floor + (all - floor) * draw(random, 1, 9) / 10;
@@ -73,7 +73,7 @@ TEST(JointProgram, EveryScheduleIsAPointOfIt) {
     Decisions decisions = random_decisions(random, graph, scheduler);
     const SolveOptions options;
     const JointProgram any(graph, scheduler, options, 1);
-    for (int n = 0; n < std::ssize(graph.nodes); ++n)  // else the program would not know of them
+    for (int n = 0; n < std::ssize(graph.nodes); ++n)  // otherwise the program would leave them out
       for (const Algorithm& algorithm : graph.nodes[n].algorithms)
         for (const int t : algorithm.on_host)
           for (const int g : scheduler.gaps_on_host(n, t))

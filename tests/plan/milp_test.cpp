@@ -29,8 +29,8 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-/// `items` of random value into `knapsacks` dimensions of half of what all weigh; minimised is
-/// minus the value.
+/// Knapsack problem with `items` of random value and `knapsacks` dimensions. The limit of each
+/// dimension is half of the items' total weight. The objective to minimise is minus the value.
 LinearProgram knapsack(int items, int knapsacks, unsigned seed) {
   std::mt19937 random(seed);
   std::uniform_int_distribution<int> draw(5, 60);
@@ -80,7 +80,7 @@ std::vector<double> nothing_chosen(const LinearProgram& program) {
   return values;
 }
 
-/// Over all points of columns in {0, 1}.
+/// Returns the minimum over all points of columns in {0, 1}.
 double least_by_enumeration(const LinearProgram& program) {
   double least = kInfinity;
   std::vector<double> values(program.cost.size());
@@ -191,8 +191,8 @@ TEST(Milp, MixedColumnsAgainstEnumeration) {
 }
 
 TEST(Milp, BoundsEqualitiesAndRepeatedEntries) {
-  // The least x + y + z with x + 2 y = 5 (x named twice), y - z <= -0.5, x >= 2, all integers but
-  // z.
+  // Minimum of x + y + z with x + 2 y = 5 (x named twice), y - z <= -0.5, x >= 2. All are integers
+  // except z.
   LinearProgram program;
   const int x = program.add_column(1, 2, kInfinity, true),
             y = program.add_column(1, -kInfinity, 10, true);
@@ -274,7 +274,7 @@ TEST(Milp, AStartThatIsNoSolutionIsRefused) {
 }
 
 TEST(Milp, TheTimeLimitIsHardAndTheBestSoFarIsTheResult) {
-  LinearProgram large = hard_program(2000, 400, 2);  // whose presolve alone takes so long
+  LinearProgram large = hard_program(2000, 400, 2);  // presolve alone takes longer than the limit
   large.start = nothing_chosen(large);
   for (const LinearProgram& program : {hard_program(50, 6, 2), large}) {
     const auto begin = std::chrono::steady_clock::now();
@@ -408,7 +408,7 @@ TEST(Milp, TheSolverDiesWithItsParent) {
   const pid_t solver = wait_for_solver(parent);
   EXPECT_GT(solver, 0);
   std::this_thread::sleep_for(std::chrono::milliseconds(200));  // it has begun
-  if (solver > 0) kill(solver, SIGSTOP);  // it does not see for itself that nobody listens
+  if (solver > 0) kill(solver, SIGSTOP);  // it cannot notice that its parent has gone
   kill(parent, SIGKILL);
   waitpid(parent, nullptr, 0);
   for (int tries = 0; tries < 400 && solver > 0; ++tries) {

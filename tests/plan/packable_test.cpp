@@ -59,7 +59,7 @@ TEST(AllowLoss, OnlyBackwardReadsWhatWasPacked) {
         << graph.graph.nodes[n].name;
 }
 
-/// The loss of y = f(x w) x for one `f`.
+/// Returns the loss of y = f(x w) x for a function `f`.
 template <class F>
 std::vector<std::string> lossy_of(F&& f, at::ScalarType dtype = at::kFloat) {
   const at::Tensor w = at::randn({8, 8}).to(dtype).requires_grad_(),
@@ -90,7 +90,7 @@ TEST(AllowLoss, LeavesAloneWhatOperatorsOutsideTheTableRead) {
   // Each of the two halves of a storage covers only a part of it.
   EXPECT_THAT(lossy_of([](const auto& h, const auto&) { return at::gelu(h.narrow(0, 0, 4)); }),
               IsEmpty());
-  // Changed after it was made, so it is no activation that stands still.
+  // It is changed after its creation, so it is not a constant activation.
   EXPECT_THAT(lossy_of([](const auto& h, const auto&) {
                 const at::Tensor y = at::gelu(h);
                 h.variable_data().narrow(0, 0, 1).add_(0);
@@ -140,7 +140,7 @@ TEST(AllowSameCodes, TakesTheInputOfALinearThatQuantizesItInBackward) {
                 ElementsAre("e4m3.round_up.columns64.bfloat16.same_codes"));
   } else {
     EXPECT_THAT(same_codes_of("mxfp8", at::kBFloat16, 96),
-                IsEmpty());  // products are of wider numbers
+                IsEmpty());  // products read wider numbers
   }
   EXPECT_THAT(same_codes_of("mxfp8", at::kFloat, 95), IsEmpty());  // the last block is short
   EXPECT_THAT(same_codes_of("fp8_tensor", at::kFloat, 96), IsEmpty());
@@ -149,7 +149,7 @@ TEST(AllowSameCodes, TakesTheInputOfALinearThatQuantizesItInBackward) {
       IsEmpty());
   EXPECT_THAT(
       same_codes_of("mxfp8", at::kFloat, 96, [](const at::Tensor& h) { return h * 2; }),
-      ElementsAre("e4m3.round_up.columns64.float32.same_codes"));  // reads it in forward alone
+      ElementsAre("e4m3.round_up.columns64.float32.same_codes"));  // reads it only in forward
 }
 
 }  // namespace

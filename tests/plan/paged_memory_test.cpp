@@ -76,7 +76,7 @@ TEST(PagedMemory, GivesZerosThatDoNotOverlap) {
   }
 }
 
-// A step whose tensors lie there is recorded as any other.
+// A step whose tensors are in paged memory is recorded like any other.
 TEST(PagedMemory, ARecordedStepIsTheSame) {
   const test::TemporaryFolder folder;
   at::Tensor weight = at::full({256, 256}, 0.5F);

@@ -16,14 +16,15 @@
 namespace dovetail::test::balance_test {
 namespace {
 
-/// All that two ranks can have of eight micro-batches, and some of four.
+/// All ways to share eight micro-batches between two ranks, and some for four ranks.
 const std::vector<Shares> kSplits = {{1, 7},       {2, 6},       {3, 5},      {4, 4},
                                      {5, 3},       {6, 2},       {7, 1},      {2, 2, 2, 2},
                                      {1, 1, 1, 5}, {4, 1, 2, 1}, {1, 4, 2, 1}};
 
 using Make = std::function<RunConfig(const std::string& name, int64_t steps)>;
 
-/// Every split against one rank: the gradient of a first step; and all that is trained after three.
+/// Compares every split with one rank: the gradient of a first step, and all trained values after
+/// three steps.
 void expect_the_gradient_of_one_rank(const Make& make) {
   const auto is_of_tables = [](const std::string& name) {
     return name.starts_with("embedding.") && !name.ends_with(".weight");
@@ -94,7 +95,7 @@ TEST(Balance, EveryTargetCountsAsMuchOnAnyRank) {
   at::manual_seed(5);
   at::Tensor tokens = at::randint(50, {16, 9}, at::kLong);
   for (int64_t i = 0; i < 16; ++i)
-    tokens[i].slice(0, 2 + i / 2) = -100;  // one target of the first, eight of the last
+    tokens[i].slice(0, 2 + i / 2) = -100;  // the first sample has one target, the last has eight
   const auto moments = [&](const Shares& shares) {
     std::map<std::string, at::Tensor> found;
     RunConfig config;

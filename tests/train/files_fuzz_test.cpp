@@ -32,7 +32,7 @@ const char* const kTasks =
     R"({"context": "a", "choices": ["x", "y"], "answer": 1}
 {"context":"","choices":["é","y","z"],"answer":0,"id":7})";
 
-/// Mutates one file of a run's folder, the others being whole.
+/// Mutates one file of a run's folder and leaves the others intact.
 void fuzz_run_file(const std::string& name, const std::string& content, uint64_t seed) {
   const test::TemporaryFolder folder;
   test::overwrite(folder / "config.toml", "[run]\nname = \"small\"\n[train]\nsteps = 3\n");

@@ -82,7 +82,8 @@ TEST(ContinuationLogLikelihoods, APromptThatDoesNotFitLosesItsBeginning) {
   EXPECT_THROW(continuation_log_likelihoods(*model, ids(3, 4), {ids(17, 2)}), UserError);
 }
 
-/// Scores as the harness does, written out: the text, the shots, the cut between prompt and choice.
+/// Scores like the harness, in explicit steps: the text, the shots, the cut between prompt and
+/// choice.
 MultipleChoiceResult scored_by_hand(GPT& model, const std::vector<MultipleChoiceItem>& items,
                                     size_t shots) {
   const auto tokenizer = bytes_tokenizer();

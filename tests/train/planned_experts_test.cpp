@@ -57,7 +57,7 @@ TEST(PlannedExperts, WithoutPaddingAreRefusedWhereEachIsAnOperation) {
   EXPECT_THAT(message(mixture("dropping", dropping)),
               ::testing::HasSubstr("of 2048 choices were dropped"));
 
-  // Before anything runs, where a run is resolved.
+  // Refused while the run is resolved, before it starts.
   const test::TinyRun run;
   RunConfig config = run.config("refused");
   config.model.moe = {.experts = 4, .ffn_width = 24};

@@ -40,7 +40,8 @@ ModelConfig two_blocks() {
   return resolve_model_config(config, 0);
 }
 
-/// "blocks.0.ffn.up" -> "e4m3 e4m3 e4m3", "-" for high precision: weight, activation, gradient.
+/// Returns formats by layer, as "blocks.0.ffn.up" -> "e4m3 e4m3 e4m3". These are weight, activation
+/// and gradient; "-" is high precision.
 std::map<std::string, std::string> formats(const std::string& toml, const std::string& name) {
   GPT model(two_blocks());
   const Quantization quantization(model, section(toml), name);
@@ -100,7 +101,7 @@ recipe = "mxfp6_e3m2"
 }
 
 TEST(Quantization, ARecipeMayLeaveTheEndsOfTheModelInHighPrecision) {
-  EXPECT_THAT([] { formats("", "fp8_tensor"); },  // both of two blocks are ends
+  EXPECT_THAT([] { formats("", "fp8_tensor"); },  // with two blocks, both are end blocks
               ::testing::ThrowsMessage<UserError>(::testing::HasSubstr("the model has 2")));
   const std::string mine = "[[precision.recipes]]\nname = \"mine\"\nhigh_precision_ends = ";
   EXPECT_EQ(formats(mine + "0\n", "mine").size(), 8U);
@@ -242,7 +243,7 @@ TEST(Quantization, TrainsCloseToBFloat16) {
     config.precision.recipe = recipe;
     config.train.steps = 100;
     config.train.batch = 8;
-    config.optimizer.lr = 3e-3;  // at 1e-2 a run of its own noise ends 3 % away
+    config.optimizer.lr = 3e-3;  // at 1e-2 noise alone moves a run's end by 3 %
     return train_alone(config).validation_loss.value();
   };
   const double bf16 = validation_loss("bf16"), mxfp8 = validation_loss("mxfp8");

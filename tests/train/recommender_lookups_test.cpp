@@ -260,7 +260,7 @@ TEST(RecommenderLookups, AFeatureHasADimensionAndAPoolingOfItsOwn) {
   config.rows.sparse[3].dim = 4;
   EXPECT_THAT(recommender_inputs(config).dims, ElementsAre(7, 4, 4));
   config.rows.sparse[2].dim = config.rows.sparse[0].dim =
-      5;  // a sequence and the candidate, whose table it shares
+      5;  // a sequence and the candidate; they share a table
   EXPECT_THAT(refusal(), HasSubstr("rows.sparse.clicked_items: dim = 5"));
 }
 
@@ -283,7 +283,7 @@ TEST(RecommenderLookups, WithoutPoolingEachPlaceOfABagIsALookup) {
   }
   EXPECT_EQ(recommender_inputs(config).sparse, 6);
   EXPECT_THAT(recommender_inputs(config).dims, ElementsAre(4, 4, 4, 4, 4, 4));
-  // A candidate behind it is still found among the embeddings.
+  // A candidate after it is still found among the embeddings.
   config.recommender.model = "din";
   std::swap(config.rows.sparse[1], config.rows.sparse[4]);
   EXPECT_EQ(recommender_inputs(config).sparse, 4);

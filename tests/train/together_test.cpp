@@ -1,5 +1,5 @@
-// bench/results/together.md is what the engine does; where it has changed, `./dev bench together`
-// makes it anew.
+// Checks that bench/results/together.md matches the engine. `./dev bench together` regenerates it
+// after changes.
 #include "bench/together_runs.h"
 
 #include <gmock/gmock.h>
