@@ -52,7 +52,8 @@ struct Case {
   }
 };
 
-/// Returns a case with experts of the given widths. Input widths are never multiples of a vector.
+/// Returns a case with experts of the given widths. No width is a multiple of an AVX-512 vector
+/// (16 floats).
 Case make(const std::string& activation, const std::vector<int64_t>& widths, bool bias,
           const RoutingSpec& spec, int64_t tokens = 203) {
   Case c{.x = normal({tokens, kWidth}, 1), .experts = {.activation = activation}};
