@@ -2,13 +2,15 @@
 
 usage: ./dev bench budgets [--size tiny|small] [--count N] [--steps N] [--solve S] [--folder DIR] [--out FILE]
 
-For each of N budgets, from twice the floor of a step to all that it takes with everything kept, a process trains from
-its first step on in a memory control group (needs root) of the budget and what a process has beside a step: that is
-taken from a first run without a cap, as its memory of no file less its step's, and 16 MiB for the kernel's share. What
-a step has is what the system counts as resident of the memory that it is given, in pages. Then `dovetail plan` makes a
-plan of the first run's graph for each budget: one profile, so that predictions compare. Claims:
-no process is ended for its memory, no step takes more than its budget, its memory is within 1 % of the plan's, and
-the predicted time never rises with the budget. Exit code 1 when one does not hold.
+Budgets range from twice the floor of a step to its peak with everything kept. For each of N budgets a process trains
+from its first step on in a memory control group (needs root). The group's limit is the budget plus the memory of a
+process outside its steps. The latter comes from a first run without a limit: its anonymous memory less its step's,
+plus 16 MiB for the kernel's share. A step's memory is the resident part of its allocation, in pages, as the system
+counts it. Then `dovetail plan` makes a plan of the first run's graph for each budget. All use one profile, so that
+predictions compare.
+
+Claims: no process is killed for its memory, and no step takes more than its budget. Its memory is within 1 % of the
+plan's. The predicted time never rises with the budget. Exit code 1 when one does not hold.
 """
 
 import argparse

@@ -1,8 +1,11 @@
 // layer: plan
-// The largest batch of VGG19 within 16 GB at no more than one more forward pass of FLOPs, as in
-// figure 5 of Checkmate (arXiv 1910.02653): by the published strategies in the published accounts,
-// by all of them in one account, and by the joint plan:
+//
+// Maximum batch of VGG19 within 16 GB, as in figure 5 of Checkmate (arXiv 1910.02653). The cost may
+// exceed a step's FLOPs by at most one forward pass. Three comparisons: the published strategies
+// with the published memory accounting, all strategies with one accounting, and the joint plan.
+//
 //   ./dev bench checkmate_batches --out bench/results/checkmate_batches.json
+//
 // Exit code 1 when a claim does not hold.
 #include <fmt/format.h>
 
@@ -33,7 +36,7 @@ int64_t batch_of(int64_t image_bytes, int times) {
   return (CheckmateVgg19::kMemory - times * kParameterBytes) / image_bytes;
 }
 
-/// Of a step of one image the one of `batch` images.
+/// Scales a step of one image to `batch` images.
 Graph of_batch(Graph graph, int64_t batch) {
   for (GraphTensor& tensor : graph.tensors)
     if (!may_start_on_host(tensor.kind) && !tensor.id.starts_with("gradient of "))
@@ -43,8 +46,8 @@ Graph of_batch(Graph graph, int64_t batch) {
   return graph;
 }
 
-/// The same step with parameters, and their gradients from the backward of their layer to the
-/// update right after it, as storages of the plan.
+/// Returns the same step with parameters and their gradients as storages of the plan. A gradient
+/// lives from backward of its layer to the update right after it.
 Graph with_parameters(const CheckmateVgg19& vgg) {
   Graph out = vgg.graph;
   std::vector<GraphNode> nodes;
@@ -83,8 +86,8 @@ Graph with_parameters(const CheckmateVgg19& vgg) {
   return out;
 }
 
-/// The largest batch that a search finds a plan for at no more than the cost allowed, and its time
-/// over that of every node once.
+/// Maximum batch for which a search finds a plan within the allowed cost. `overhead` is the time
+/// divided by the time of running each node once.
 struct Largest {
   int64_t batch = 0;
   double overhead = 0;
@@ -115,10 +118,11 @@ struct Row {
   std::string name;
   int published = 0;
   int64_t as_published = 0, one_account = 0;
-  double overhead = 0;  ///< of time, over every node once
+  double overhead = 0;  ///< time divided by the time of running each node once
 };
 
-/// As published, and in the account of twice the parameters with nothing kept past its last reader.
+/// `as_published`: batch with the published accounting. `one_account`: batch with parameters
+/// counted twice and nothing kept past its last reader.
 Row row_of(const CheckmateVgg19& vgg, const StageGraph& graph, const std::string& name,
            int published, const Stages& as_published, const Stages& stages) {
   const Timeline timeline =
@@ -137,8 +141,8 @@ Stages all_kept(const StageGraph& graph) {
   return out;
 }
 
-/// Of the checkpoint sets that the greedy strategy can choose the one of least memory within the
-/// cost allowed.
+/// Returns the checkpoint set with minimum memory within the allowed cost, among the sets that the
+/// greedy strategy can choose.
 Stages leanest_greedy(const CheckmateVgg19& vgg, const StageGraph& graph,
                       const ChenOptions& options) {
   constexpr int kSegments = 200;

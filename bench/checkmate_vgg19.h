@@ -13,22 +13,23 @@
 
 namespace dovetail::plan {
 
-/// VGG19 at 224 x 224 as Checkmate's experiment on the largest batch has it
-/// (experiments/experiment_max_batchsize_*.py of the code published with it, cost model "flops"): a
-/// node for each layer of Keras, ReLUs within convolutions, one for the loss, one for the backward
-/// of each. A backward node reads its layer's output, the output of the next layer and that one's
-/// gradient, and makes a gradient as large as its layer's output. Cost: multiplications of
-/// convolutions and dense layers, others 0; backward twice the forward. Everything grows with the
-/// batch.
+/// VGG19 at 224 x 224 as in Checkmate's experiment on the maximum batch. Source:
+/// experiments/experiment_max_batchsize_*.py of its published code, with cost model "flops". Each
+/// layer of Keras is a node; ReLUs are part of convolutions. The loss has a node, and each of these
+/// has a backward node. A backward node reads its layer's output, the next layer's output and the
+/// gradient of that output. It makes a gradient as large as its layer's output. Cost:
+/// multiplications of convolutions and dense layers, 0 for others. Backward costs twice the
+/// forward. All sizes and costs grow with the batch.
 struct CheckmateVgg19 {
-  static constexpr int64_t kParameters = 143667240;  ///< four bytes each, and as much of gradients
+  static constexpr int64_t kParameters =
+      143667240;  ///< four bytes each, and four bytes for each gradient
   static constexpr int64_t kMemory = 16'000'000'000;
 
-  Graph graph;  ///< of one image; a multiplication takes `seconds` of it
+  Graph graph;  ///< step of one image; a multiplication costs `seconds`
   std::vector<double> forward_cost;
   std::map<std::string, int64_t> parameters;  ///< weights and biases, by layer
 
-  /// The cost that the experiment allows: every node once, and one more forward pass.
+  /// Returns the cost that the experiment allows: every node once, and one additional forward pass.
   double ceiling() const {
     double out = 0;
     for (const double cost : forward_cost) out += (1 + 1 + 2) * cost;

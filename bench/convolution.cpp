@@ -1,8 +1,9 @@
 // layer: ops
-// 3 x 3 convolutions by each algorithm, interleaved in one process: least time of the rounds, the
-// ratio to ATen's time, and the share of our GEMM's rate, measured in the same rounds, that the
-// convolution's own multiplications come to (Winograd does a quarter of these): ./dev bench
-// convolution --rounds 15
+//
+// 3 x 3 convolutions by each algorithm, interleaved in one process: `./dev bench convolution
+// --rounds 15`. Prints the minimum time over the rounds and its ratio to ATen's time. Also prints
+// the convolution's own multiplications per second as a share of the GEMM kernel's rate in the same
+// rounds. Winograd does only a quarter of these multiplications.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
@@ -128,7 +129,7 @@ int main(int argc, char** argv) {
   int rounds = 9;
   std::string file;
   CLI::App app("Convolutions by each algorithm");
-  app.add_option("--rounds", rounds, "timed rounds, of which the fastest counts");
+  app.add_option("--rounds", rounds, "timed rounds; the fastest counts");
   app.add_option("--out", file, "write the result as JSON");
   CLI11_PARSE(app, argc, argv);
   const c10::NoGradGuard no_grad;

@@ -13,10 +13,10 @@
 #include "dovetail/fit/kmeans/kmeans.h"
 #include "dovetail/jobs/workers.h"
 
-/// What benchmarks of several nodes share.
+/// Common code of benchmarks with several nodes.
 namespace dovetail::fit {
 
-/// A driver for each of some workers, all on the same rows, each on a thread of its own.
+/// Runs one driver per group of workers, each on its own thread. All of them process the same rows.
 class Drivers {
  public:
   Drivers(std::string side, const at::Tensor& x,
@@ -32,7 +32,7 @@ class Drivers {
   Drivers(const Drivers&) = delete;
   Drivers& operator=(const Drivers&) = delete;
 
-  /// Seconds of an iteration, until all drivers have its sums.
+  /// Runs an iteration. Returns the seconds until all drivers have its sums.
   double iterate(const at::Tensor& centres) {
     centres_ = centres;
     const double begin = now_seconds();
@@ -42,7 +42,7 @@ class Drivers {
   }
 
   const std::string name;
-  jobs::Partial sums;  ///< of the first driver's last iteration
+  jobs::Partial sums;  ///< sums of the first driver's last iteration
 
  private:
   void drive(const at::Tensor& x, size_t node, const std::shared_ptr<jobs::Workers>& workers) {
@@ -56,7 +56,7 @@ class Drivers {
     }
   }
 
-  at::Tensor centres_;  ///< of the iteration; none: it is over
+  at::Tensor centres_;  ///< centres of the iteration; undefined: the threads end
   std::barrier<> begin_, end_;
   std::vector<std::jthread> threads_;
 };

@@ -1,14 +1,19 @@
-"""Embedding tables on the CPU: forward, backward and update beside FBGEMM's and torch's own.
+"""Embedding tables on the CPU: forward, backward and update, compared with FBGEMM and torch.
 
 usage: ./dev bench embedding [--threads 1,2] [--rounds N] [--tables N] [--rows N] [--out FILE]
 
-26 tables of 100k rows of 64 float32, batches of 4096 samples with one id a feature, drawn from a Zipf distribution of
-exponent 1.1 over permuted rows. Sides take turns within a round, all with the same batches and the same gradient, and
-the best round of each counts: Dovetail with row-wise Adagrad, SGD and Adam; FBGEMM's table-batched embedding on the CPU
-(PyPI fbgemm-gpu-cpu 1.6.0, installed beside nothing else in the cache folder, bounds checks off, ours on) with row-wise
-Adagrad and SGD; torch.nn.EmbeddingBag(sparse=True) with torch.optim.Adagrad. Freed memory is kept, for every side.
-Bytes count each distinct row of a batch and its state once a pass, pooled rows and their gradient as often as they are.
-Claims are the ratios below. Exit code 1 when one does not hold, as with DOVETAIL_DISABLE=embedding.
+Data: 26 tables of 100k rows of 64 float32, batches of 4096 samples with one id per feature. Ids come from a Zipf
+distribution of exponent 1.1 over permuted rows. Sides take turns within a round, all with the same batches and the
+same gradient. The best round of each side counts. Sides:
+
+- Dovetail with row-wise Adagrad, SGD and Adam; bounds checks are on
+- FBGEMM's table-batched embedding on the CPU with row-wise Adagrad and SGD; bounds checks are off. It is PyPI
+  fbgemm-gpu-cpu 1.6.0, installed alone in the cache folder
+- torch.nn.EmbeddingBag(sparse=True) with torch.optim.Adagrad
+
+Freed memory is kept, for every side. Bytes count each distinct row of a batch and its state once per pass. Pooled
+rows and their gradient count as often as they occur. Claims are the ratios below. Exit code 1 when one does not hold,
+as with DOVETAIL_DISABLE=embedding.
 """
 
 import argparse

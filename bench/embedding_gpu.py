@@ -1,13 +1,16 @@
-"""Embedding tables on a GPU: forward, and backward with update, in parts of the memory's bandwidth.
+"""Embedding tables on a GPU: forward, and backward with update, as fractions of the memory bandwidth.
 
 usage: ./dev bench embedding_gpu [--samples N] [--rounds N] [--tables N] [--rows N] [--dtypes fp32,bf16] [--out FILE]
 
-26 tables of 100k rows of 64 elements, batches of 65,536 samples with one id a feature, drawn from a Zipf distribution
-of exponent 1.1 over permuted rows; row-wise Adagrad, SGD and Adam. Events of the GPU time a pass, the best of the
-rounds counts. Bytes count each distinct row of a batch and its state once a pass (the update reads and writes them),
-ids and offsets once, pooled rows and their gradient as often as they are; what sorting moves counts nothing. The
-bandwidth is that of a copy of 1 GiB on the same device, read plus written. Claims: forward at least 0.75, backward with
-update at least 0.40 of it, of row-wise Adagrad with FP32 rows. Exit code 1 when one does not hold, 2 without a GPU.
+Data: 26 tables of 100k rows of 64 elements, batches of 65,536 samples with one id per feature. Ids come from a Zipf
+distribution of exponent 1.1 over permuted rows. Optimizers: row-wise Adagrad, SGD and Adam. Events of the GPU time a
+pass; the best of the rounds counts.
+
+Bytes count each distinct row of a batch and its state once per pass (the update reads and writes them). Ids and
+offsets count once, pooled rows and their gradient as often as they occur. Bytes moved by sorting do not count. The
+bandwidth is measured by a copy of 1 GiB on the same device, read plus written. Claims for row-wise Adagrad with FP32
+rows: forward reaches at least 0.75, backward with update at least 0.40 of it. Exit code 1 when one does not hold, 2
+without a GPU.
 """
 
 import argparse

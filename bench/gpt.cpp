@@ -139,7 +139,8 @@ int run(int argc, char** argv) {
       while (!step.memory_plan()->report()) step.run(tokens, options.lr, /*want_stop=*/false);
       reset_peak_resident();
       reply(to_json(*step.memory_plan()->report()));
-    } else if (command == "graph") {  // of the plan: graph.json and plan.json beside the weights
+    } else if (command ==
+               "graph") {  // writes the plan's graph.json and plan.json next to the weights
       const auto folder = std::filesystem::path(options.weights).parent_path();
       step.memory_plan()->write(folder);
       reply({{"file", (folder / "graph.json").string()}});

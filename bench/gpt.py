@@ -2,12 +2,14 @@
 
 usage: ./dev bench gpt [--size 10m|124m] [--dtype fp32|bf16] [--rounds N] [--compile] [--out FILE]
 
-Both sides live in processes of their own, hold the same weights and the same tokens, and take turns: a round is a step
-of each, and the best round of each side counts. Peers: eager PyTorch (SDPA, fused AdamW, foreach clipping), in
-bf16 both with autocast and with bf16 weights over fp32 masters, and with --compile the same under torch.compile.
-Printed: the ratio to each peer, the fraction of the machine's measured matrix-product rate that our step reaches, peak
-memory of each side above its own baseline after import, and where the time goes. `DOVETAIL_DISABLE=gemm` (or
-attention, ...) sends one of our kernels to ATen: the claim must then fail. Exit code 1 when a claim does not hold.
+Each side is a process of its own. Both hold the same weights and the same tokens, and take turns. A round is a step
+of each; the best round of each side counts. The peer is eager PyTorch (SDPA, fused AdamW, foreach clipping). In bf16
+it runs both with autocast and with bf16 weights over fp32 masters. With --compile it also runs under torch.compile.
+
+Printed: the ratio to each peer, and the fraction of the machine's measured matrix-product rate that Dovetail's step
+reaches. Also printed: peak memory of each side above its own baseline after import, and a breakdown of the time.
+`DOVETAIL_DISABLE=gemm` (or attention, ...) replaces one of Dovetail's kernels by ATen's: the claim must then fail.
+Exit code 1 when a claim does not hold.
 """
 
 import argparse

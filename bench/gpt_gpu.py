@@ -1,10 +1,11 @@
-"""Training throughput of GPT on a GPU: `dovetail train` beside PyTorch, eager and compiled, on the same card.
+"""Training throughput of GPT on a GPU: `dovetail train` and PyTorch, eager and compiled, on the same card.
 
 usage: ./dev bench gpt_gpu [--sizes 124m,10m] [--sides bf16,mxfp8,eager,compile] [--seconds N]
 
-Ours is the whole program as a user runs it. A peer is the same GPT in PyTorch: autocast to bfloat16, float32 weights,
-fused AdamW, foreach clipping, TF32 allowed. A row is a JSON line: the median step after warm-up, tokens a second, peak
-memory of the allocator, the loss of the first and the last step. Each row is a process of its own with a time limit.
+Dovetail's side is the whole program as a user runs it. A peer is the same GPT in PyTorch: autocast to bfloat16,
+float32 weights, fused AdamW, foreach clipping, TF32 allowed. A row is a JSON line. It has the median step after
+warm-up, tokens per second and peak memory of the allocator. It also has the loss of the first and the last step. Each
+row is a process of its own with a time limit.
 """
 
 import argparse

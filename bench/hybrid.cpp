@@ -1,27 +1,25 @@
-// Two executors of unequal speed share k-means: does what they do together come near the sum of
-// what each does alone?
+// Two executors of unequal speed share k-means. Does their joint rate come near the sum of their
+// separate rates?
 //
 //   ./dev bench hybrid [--rows N] [--rounds N] [--runs N] [--factor N] [--out FILE]
 //
-// 819,200 rows of 100 float32 in 64 normal clouds that overlap. Executor A is one thread; executor
-// B is another that computes every shard `factor` times (3), and so has a third of A's speed. Sides
-// (A alone, B alone, both) take turns within a round, each on threads bound to processors of their
-// own, and the best round of each counts. Measured:
+// Data: 819,200 rows of 100 float32 in 64 overlapping normal clouds. Executor A is one thread.
+// Executor B is another thread that computes every shard `factor` times (3), and so has a third of
+// A's speed. Sides (A alone, B alone, both) take turns within a round. Each side's threads are
+// bound to processors of their own. The best round of each side counts. Measured:
 //
-//   together   rows a second of both over the sum of the two alone, with 64 centres and with 5.
-//   With 5 centres reading
-//              the rows is what an iteration costs: there the goal is that part of it which two
-//              threads that only read reach of the sum of one and one
-//   change     B's factor is doubled and halved again: how many iterations until both are back at
-//   0.9 of what they do
-//              once their shares have settled
-//   runs       fits of five iterations: the mean, the variance, and the standard deviation over the
-//   mean of each side quality    from the same centres the same bits; silhouettes of ten fits of
-//   8192 x 100
+//   together   rows per second of both, divided by the sum of the two alone, with 64 and with 5
+//              centres. With 5 centres an iteration mostly reads rows. There the goal is scaled: by
+//              the rate of two reading threads over the sum of one and one.
+//   change     B's factor is doubled and halved. Counts the iterations until both reach 0.9 of
+//              their rate with settled shares.
+//   runs       fits of five iterations: mean, variance, and standard deviation over the mean of
+//              each side
+//   quality    the same centres give bitwise equal results; silhouettes of ten fits of 8192 x 100
 //
-// The paper's table of the same three sides stands beside it: 16 CPU cores, one GPU, both, on other
-// machines and data. A GPU as an executor is not measured here. Exit code 1 when a claim does not
-// hold.
+// The result quotes the paper's table of the same three sides. It has 16 CPU cores, one GPU and
+// both, on other machines and data. A GPU as an executor is not measured here. Exit code 1 when a
+// claim does not hold.
 //
 // layer: fit
 #include <ATen/ATen.h>
@@ -130,7 +128,7 @@ const jobs::TaskRegistration kRead("bench.read", at::kCPU, read_rows);
 
 struct Bandwidth {
   double one = 0, two = 0;  ///< bytes a second that so many threads read
-  /// What two threads that only read do together, over the sum of what each does alone.
+  /// Returns the rate of two threads that only read, divided by the sum of one and one.
   double allowed() const { return std::min(1.0, two / (2 * one)); }
 };
 
@@ -178,9 +176,9 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// How soon both are as fast as they get after B's speed changes. Each round changes it there and
-/// back; the iterations after a change are watched first and then, in the same round, those when
-/// shares have settled. Medians over rounds.
+/// Measures how soon both are at full speed after B's speed changes. Each round changes it and
+/// changes it back. It first watches the iterations after a change, then those with settled shares
+/// in the same round. Returns medians over rounds.
 Json change(Sides& sides, const at::Tensor& x, const Options& options, Json& claims) {
   constexpr size_t kWatched = 6, kSettled = 4;
   const at::Tensor centres = x.slice(0, 0, kClouds).to(at::kDouble);
@@ -272,7 +270,7 @@ Json runs(Sides& sides, const at::Tensor& x, const Options& options, Json& claim
   fmt::print("  {:32}{:>10}\n", "one GPU; one GPU and cores", "not measured");
   fmt::print("  speed-up over the faster part: {:.3f}, in the paper {:.3f}\n",
              spreads[0].mean_s / spreads[2].mean_s, kPaper[1].seconds / kPaper[2].seconds);
-  claim(claims, "the runs of both vary no more, relative to their mean, than those of a part",
+  claim(claims, "the runs of both vary no more, relative to their mean, than runs of a part",
         spreads[2].relative() <= std::max(spreads[0].relative(), spreads[1].relative()));
   return rows;
 }
@@ -341,7 +339,7 @@ int main(int argc, char** argv) {
   CLI::App app("Two executors of unequal speed share k-means");
   dovetail::fit::Options options;
   app.add_option("--rows", options.rows, "Rows of 100 columns");
-  app.add_option("--rounds", options.rounds, "Rounds, of which the best or the median counts");
+  app.add_option("--rounds", options.rounds, "Rounds; the best or the median counts");
   app.add_option("--runs", options.runs, "Fits of each side, for their variation");
   app.add_option("--factor", options.factor, "How often B computes every shard");
   app.add_option("--out", options.out, "Also write the result as JSON");

@@ -1,6 +1,6 @@
-// Our CPU kernels against ATen's, interleaved in one process: least time of the rounds, ratio, and
-// for matrix products the share of the measured peak of fused multiply-adds. `./dev bench kernels
-// --help`.
+// Compares the project's CPU kernels with ATen's, interleaved in one process. Prints the minimum
+// time over the rounds and the ratio. Matrix products also print their share of the measured peak
+// of fused multiply-adds. Options: `./dev bench kernels --help`.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
@@ -29,7 +29,7 @@ namespace {
 
 struct Case {
   std::string name;
-  double flops;  ///< of the matrix products; 0 when memory is the bound
+  double flops;  ///< operations of the matrix products; 0 if memory is the bound
   std::function<void()> ours, aten;
 };
 
@@ -188,8 +188,8 @@ struct Result {
   double ours_s, aten_s, flops;
 };
 
-/// The two sides take turns, first one then the other in front, so that a slow moment of the
-/// machine meets both.
+/// The two sides take turns, and each goes first in turn. So a slow moment of the machine affects
+/// both.
 Result measure(const Case& c, int rounds) {
   c.ours();
   c.aten();

@@ -1,17 +1,22 @@
-"""K-means on the CPU: one Lloyd iteration beside scikit-learn's, faiss' and oneDAL's.
+"""K-means on the CPU: one Lloyd iteration, compared with scikit-learn, faiss and oneDAL.
 
-usage: ./dev bench kmeans [--clusters 5,64,1024] [--threads 1,2] [--rounds N] [--rows N] [--without-kernel] [--out FILE]
+usage: ./dev bench kmeans [--clusters 5,64,1024] [--threads 1,2] [--rounds N] [--rows N] [--without-kernel] [--out
+FILE]
 
-819,200 rows of 100 float32: 64 normal clouds that overlap. All sides start from the same rows as centres; sides take
-turns within a round, and the best round of each counts. Timed is one iteration: labels of all rows and the next
-centres. scikit-learn's is its own inner step (lloyd_iter_chunked_dense, as KMeans.fit calls it), faiss' the time
-between two iterations in its iteration_stats, oneDAL's half of what three iterations take longer than one. Peers (PyPI
-faiss-cpu and scikit-learn-intelex with its runtime) are installed beside nothing else in the cache folder. The inertia
+Data: 819,200 rows of 100 float32 in 64 overlapping normal clouds. All sides start from the same rows as centres.
+Sides take turns within a round, and the best round of each counts. Timed is one iteration: labels of all rows and the
+next centres:
+
+- scikit-learn: its own inner step (lloyd_iter_chunked_dense, as KMeans.fit calls it)
+- faiss: the time between two iterations in its iteration_stats
+- oneDAL: half of the difference between three iterations and one
+
+Peers (PyPI faiss-cpu and scikit-learn-intelex with its runtime) are installed alone in the cache folder. The inertia
 of each side's next centres is computed in float64 and must agree to 1e-6.
 
 Roofline: the data read once at the machine's copy bandwidth, 2 N D K operations at the rate of a large torch product.
-With --without-kernel our side is composed of torch's operations instead, and the claims must not hold.
-Exit code 1 when a claim does not hold.
+With --without-kernel Dovetail's side is composed of torch's operations, and the claims must not hold. Exit code 1
+when a claim does not hold.
 """
 
 import argparse
@@ -146,7 +151,7 @@ class OneDal:
         import daal4py
 
         daal4py.daalinit(threads)
-        # Of minima: a difference of two disturbed times may be anything.
+        # Keep minima: a difference of two disturbed times may have any value.
         self.one = min(self.one, self.compute(centres, 1)[0])
         self.three = min(self.three, self.compute(centres, 3)[0])
         return (self.three - self.one) / 2, None

@@ -1,17 +1,21 @@
-"""A GPT within a memory budget: time and peak memory of a step by plan, beside keeping all and recomputing every block.
+"""A GPT within a memory budget: time and peak memory of a planned step, of keeping all and of recomputing every block.
 
 usage: ./dev bench memory [--size small|medium] [--budgets 0.5x,0.3x] [--folder DIR] [--rounds N] [--peers]
                           [--compile 0.1,0.5,0.9] [--out FILE]
 
-Every side lives in a process of its own, holds the same weights and the same tokens, and takes turns: a round is a step
-of each, and the best round of each side counts. Sides: our eager step; it with every block recomputed
-(train.checkpoint_activations); it by plan (memory.budget) at each budget of --budgets, and at the peak that recomputing
-every block has. With --peers PyTorch's eager step, torch.utils.checkpoint of every block, and
-torch.autograd.graph.save_on_cpu; with --compile torch.compile at these activation_memory_budgets. Peak memory is
-resident memory above what the process had before the model, of the steps after the plan was made or the step was
-compiled; of a plan's step also what the system counts as resident of the memory that it is given. Claims beside the
-speed: that is within the budget and 1 % of the plan's, and a step takes what was predicted within 10 %.
-Exit code 1 when a claim does not hold.
+Each side is a process of its own. All hold the same weights and the same tokens, and take turns. A round is a step of
+each; the best round of each side counts. Sides:
+
+- Dovetail's eager step
+- the eager step with every block recomputed (train.checkpoint_activations)
+- planned steps (memory.budget) at each budget of --budgets, and at the peak of recomputing every block
+- with --peers: PyTorch's eager step, torch.utils.checkpoint of every block, and torch.autograd.graph.save_on_cpu
+- with --compile: torch.compile at these activation_memory_budgets
+
+Peak memory is resident memory minus the process's memory before the model. It counts steps after the plan was made or
+the step was compiled. A planned step also reports the resident part of its allocation, as the system counts it.
+Claims in addition to the speed: that part is within the budget and within 1 % of the plan's. A step's time is within
+10 % of the prediction. Exit code 1 when a claim does not hold.
 """
 
 import argparse
@@ -64,7 +68,7 @@ def measure(options) -> dict:
 
         for budget in options.budgets.split(","):
             add_plan(f"plan {budget}", budget)
-        # A budget is of a step's tensors; what a process takes beside them is that of the first plan.
+        # A budget covers a step's tensors. The first plan shows what a process takes in addition.
         first = f"plan {options.budgets.split(',')[0]}"
         beside = peak(sides[first]) - plans[first]["step_bytes"]
         add_plan("plan, at its peak", str(peak(sides["every block again"]) - beside))

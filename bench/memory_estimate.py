@@ -10,7 +10,7 @@ Seven models train for a few steps on texts and rows that this program writes:
 - a mixture of experts
 - a recommender
 
-Each validates, and saves a checkpoint at its end. The measured figure is the maximum resident memory of the process
+Each validates, and saves a checkpoint at its end. The measured figure is the process's maximum resident memory
 (VmHWM) minus its resident memory right before the model was made. Claim: the estimate is within 15 % of it.
 
 A second run saves at each step. The checkpoint's copy may still be there when the next step reaches its peak. So the

@@ -2,9 +2,10 @@
 
 usage: ./dev bench memory_process [--sizes small,medium,large] [--budgets 0.3,0.4,0.6,0.8] [--out FILE]
 
-Every side is a process of its own. A budget of 0.3 is 0.3x of the growth of the process that trains without a plan:
-its high-water mark above what it had before the model. The plan gets that many bytes. Its process records, plans and
-then trains by the plan; its high-water mark counts from the start. Step times are the best of the steps by the plan.
+Every side is a process of its own. A budget of 0.3 is 0.3x of the growth of the process that trains without a plan.
+Growth is its high-water mark minus its memory before the model. The plan gets that many bytes. Its process records,
+plans and then trains by the plan; its high-water mark counts from the start. Step times are the best of the steps by
+the plan.
 
 Claims: the process grows by at most the budget plus 64 MiB. Each step has the loss of the process without a plan.
 Exit code 1 when a claim does not hold.

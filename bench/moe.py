@@ -3,13 +3,18 @@
 usage: ./dev bench moe [--threads N] [--rounds N] [--dtypes fp32,bf16] [--activation swiglu|gelu|relu2] [--peers ...]
                        [--out FILE]
 
-Forward and backward, routing included, of T 4096 tokens of width 512 through experts of width 1024 (E 16, k 2) and 256
-(E 64, k 8). Sides take turns within a round, and the best round of each counts; the median of the rounds' ratios stands
-beside it. The sides: the dense feed-forward of width k x ff from the same kernels (the engine's best, same activation);
-Dovetail's mixture; mixtures of PyTorch's operators with PyTorch's router and our activation: the loop with index_add,
-one product per slice of sorted rows, torch._grouped_mm, and rows padded to the largest load with bmm. Gradients stay
-where an optimizer reads them, one tensor per parameter; freed memory is kept, for every side. Claims: the mixture takes
-at most 1.05 and 1.10 times the dense side's time. Exit code 1 when one does not hold, as with DOVETAIL_DISABLE=experts.
+Forward and backward, routing included. T is 4096 tokens of width 512. Experts have width 1024 (E 16, k 2) or 256 (E
+64, k 8). Sides take turns within a round, and the best round of each counts. The median of the rounds' ratios is
+printed next to it. Sides:
+
+- the dense feed-forward of width k x ff with the same kernels and activation (the engine's best)
+- Dovetail's mixture
+- mixtures of PyTorch's operators with PyTorch's router and Dovetail's activation. Four variants: `index_add` in a
+  loop, one product per slice of sorted rows, `torch._grouped_mm`, and `bmm` of rows padded to the largest load
+
+Gradients stay where an optimizer reads them, one tensor per parameter. Freed memory is kept, for every side. Claims:
+the mixture takes at most 1.05 and 1.10 times the dense side's time. Exit code 1 when one does not hold, as with
+DOVETAIL_DISABLE=experts.
 """
 
 import argparse

@@ -1,14 +1,16 @@
-"""Training with tokens that travel to their experts in MXFP8: bytes on the wire and the loss after 500 steps.
+"""Training with tokens sent to their experts in MXFP8: bytes on the wire and the loss after 500 steps.
 
 usage: ./dev bench moe_payload [--out runs/moe_payload] [--ranks N] [--steps N] [--seeds N] [--set KEY=VALUE]
                                [--result FILE]
 
-configs/moe_tiny.toml in BF16 with its experts spread over the ranks, 2048 tokens a step, at a learning rate at which
-runs that differ by nothing that matters end close to each other (docs/design/mx.md). Per seed two runs: rows
-dispatched as they are, and as codes with their scales. Everything else travels unchanged, so what the two send less
-of is dispatched rows alone, but for the few tokens that the other run routes elsewhere (tests/moe/parallel_test.cpp
-counts exactly). Claims: the final validation losses are within 0.5 %, and the dispatched bytes are at most 0.52 of
-BF16's. Exit code 1 when one does not hold. Runs that are there already are kept.
+Trains configs/moe_tiny.toml in BF16 with its experts spread over the ranks, 2048 tokens per step. At its learning
+rate runs without relevant differences end close to each other (docs/design/mx.md). Each seed has two runs: rows
+dispatched unchanged, and as codes with their scales. Everything else is sent unchanged. So the runs' bytes differ in
+dispatched rows, and in the few tokens that the other run routes elsewhere. For exact counts see
+tests/moe/parallel_test.cpp.
+
+Claims: the final validation losses are within 0.5 %, and the dispatched bytes are at most 0.52 of BF16's. Exit code 1
+when one does not hold. Existing runs are kept.
 """
 
 import argparse
@@ -55,7 +57,8 @@ def main() -> None:
         runs = {arm: train(options, arm, seed) for arm in ARMS}
         difference = runs["mxfp8"]["loss"] / runs["bf16"]["loss"] - 1
         sent = {arm: sum(runs[arm]["bytes"]) / len(runs[arm]["bytes"]) for arm in ARMS}
-        # Of BF16's rows a quarter are dispatched; the others are results, and both gradients. The rest are sizes.
+        # A quarter of BF16's rows is dispatched; the others are results, and both gradients. The
+        # rest are sizes.
         model = runs["bf16"]["model"]
         sizes = 8 * model["moe"]["experts"] / options.ranks * (options.ranks - 1) * model["layers"]
         dispatched = (sent["bf16"] - sizes) / 4

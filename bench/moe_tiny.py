@@ -2,10 +2,10 @@
 
 usage: ./dev bench moe_tiny [--out runs/moe_tiny] [--seeds N] [--jobs N] [--set KEY=VALUE] [--result FILE]
 
-Both train on the same text in the same order for the same steps from the same seeds; the dense model is the config
-without [model.moe], whose feed-forward is as wide as a token's experts together. Claim: the mean of the paired
-differences of the final validation loss is below zero by more than two standard errors. Exit code 1 when it does not
-hold. Runs that are there already are kept, so an interrupted study goes on where it stopped.
+Both train on the same text in the same order for the same steps from the same seeds. The dense model is the config
+without [model.moe]; its feed-forward is as wide as a token's experts together. Claim: the mean of the paired
+differences of the final validation loss is more than two standard errors below zero. Exit code 1 when it does not
+hold. Existing runs are kept, so an interrupted study resumes.
 """
 
 import argparse

@@ -1,10 +1,13 @@
-// The table of MO-SOS on a model of its GPU (plan/run/device_model.h): VGG19 at batch 144 and UNet
-// at batch 120, at budgets of 0.8 to 0.4 of the peak, with outputs held and with tensors kept to
-// their last readers, by Checkmate and STR with algorithms chosen after planning, by all decisions
-// at once, and by these with MXFP8:
-//   ./dev bench mosos --out bench/results/mosos.json
-//   ./dev bench mosos --write-graphs DIR     the steps as graph.json, for `dovetail plan`
-//   ./dev bench mosos --read-graphs DIR      plan these: recording the steps takes minutes
+// Reproduces the table of MO-SOS on a model of its GPU (plan/device_model.h). Models: VGG19 at
+// batch 144 and UNet at batch 120. Budgets: 0.8 to 0.4 of the peak, with outputs held and with
+// tensors kept to their last readers. Planners: Checkmate and STR with algorithms chosen after
+// planning, the joint plan, and the joint plan with MXFP8.
+//
+// - `./dev bench mosos --out bench/results/mosos.json`: plans all steps
+// - `./dev bench mosos --write-graphs DIR`: writes the steps as graph.json, for `dovetail plan`
+// - `./dev bench mosos --read-graphs DIR`: plans these files, since recording the steps takes
+//   minutes
+//
 // Exit code 1 when a claim does not hold.
 #include <fmt/format.h>
 
@@ -61,7 +64,7 @@ void claim(Json& claims, const std::string& text, bool holds) {
   claims.push_back({{"claim", text}, {"holds", holds}});
 }
 
-/// What a plan comes to, when it is checked and simulated.
+/// Result of a plan after check and simulation.
 struct Row {
   std::string name;
   double predicted_s = 0, simulated_s = 0, solve_s = 0, gap = 0;
@@ -90,7 +93,7 @@ Row row_of(const Graph& graph, const std::string& name, const Plan& plan) {
   return out;
 }
 
-/// Of a search: what it expected, how long it took and what it proved.
+/// Returns the row of a search: its expected time, its duration and its proven gap.
 Row row_of(const Graph& graph, const std::string& name, const JointSolution& made) {
   Row out = row_of(graph, name, made.solution.schedule.plan);
   out.predicted_s = made.solution.schedule.timeline.makespan_s;
@@ -143,7 +146,7 @@ class Planning {
  private:
   std::optional<Plan> checkmate_auto() {
     MilpOptions milp = milp_of(a_);
-    milp.time_limit_s = 0.75 * a_.time_limit_s;  // what it begins from takes up to another quarter
+    milp.time_limit_s = 0.75 * a_.time_limit_s;  // its start solution takes up to another quarter
     const Baseline made = checkmate(graph_, milp);
     if (!made.plan) {
       rows_.push_back({.name = "Checkmate-Auto", .solve_s = made.seconds});
@@ -221,8 +224,8 @@ Graph graph_of_step(const Step& step, const Arguments& a, Peaks& peaks) {
       step.model, step.batch, step.size, step.size, graph.nodes.size(), graph.tensors.size(),
       peaks.least_s);
   fmt::print(
-      "peak {:.2f} GiB with outputs held until their own backward {:.2f} with each tensor "
-      "kept to its last reader, {:.2f} with the fastest algorithms' workspaces besides\n",
+      "peak {:.2f} GiB with outputs held until their own backward. {:.2f} with each tensor "
+      "kept to its last reader. {:.2f} also with the fastest algorithms' workspaces\n",
       gib(peaks.held), gib(peaks.kept), gib(peaks.fastest));
   return graph;
 }
@@ -260,7 +263,8 @@ Json to_json(const Row& row) {
           {"packed_bytes", row.packed_bytes}};
 }
 
-/// What joint plans save of another's time, on average where both are.
+/// Mean time that joint plans save relative to another planner, over cases in which both find a
+/// plan.
 class Savings {
  public:
   void add(const std::vector<Row>& rows) {

@@ -15,8 +15,8 @@
 
 namespace dovetail::plan {
 
-/// Forward, backward and a step of SGD with momentum, all parameters updated by one operation.
-/// ReLUs write a tensor of their own, as the operations of MO-SOS do.
+/// Training step: forward, backward and SGD with momentum, with one operation that updates all
+/// parameters. ReLUs write a separate output tensor, like the operations of MO-SOS.
 class VisionStep {
  public:
   VisionStep(const std::string& preset, int64_t batch, int64_t size, int64_t base_width = 64)
@@ -28,7 +28,7 @@ class VisionStep {
         images_(at::zeros({batch, 3, size, size})),
         targets_(preset == "unet" ? at::zeros({batch, size, size}, at::kLong)
                                   : at::zeros({batch}, at::kLong)) {
-    const at::NoGradGuard no_grad;  // zeros do: nothing is trained here
+    const at::NoGradGuard no_grad;  // zeros suffice: the step is only recorded
     for (const auto& item : model_->named_parameters()) {
       names_.push_back(item.key());
       parameters_.push_back(item.value().zero_());
@@ -66,7 +66,8 @@ class VisionStep {
   std::vector<at::Tensor> parameters_, momenta_;
 };
 
-/// A model at a batch that no machine here holds, recorded at two small ones.
+/// Returns the step of a model at a batch that is too large for this machine. It is extrapolated
+/// from two recordings at small batches.
 inline CapturedStep vision_step_at(const std::string& preset, int64_t batch, int64_t size) {
   const CapturedStep one = VisionStep(preset, 1, size).record(),
                      two = VisionStep(preset, 2, size).record();

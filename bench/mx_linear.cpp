@@ -1,13 +1,14 @@
-// The emulated MXFP8 Linear against BF16's, and what whole models keep for backward under each.
+// Compares the emulated MXFP8 Linear with BF16's, and the memory that whole models keep for
+// backward.
 //
 // usage: ./dev bench mx_linear [--threads N] [--rounds N] [--tokens N] [--widths 1024,2048,4096]
-// [--recipe NAME] [--out FILE]
+//                              [--recipe NAME] [--out FILE]
 //
-// Forward and backward of one Linear (width x width) in BF16 and with quantized operands take
-// turns, the best round of each counts. Claim: at most 1.30 times BF16's time. Kept bytes: what is
-// alive after the loss of a GPT-2 (124 M) and a Llama (160 M) beyond what was alive before. Claim:
-// at most 0.85 of BF16's. Exit code 1 when a claim does not hold, as the first must with
-// DOVETAIL_DISABLE=mx_quantize.
+// Time: forward and backward of one Linear (width x width) in BF16 and with quantized operands.
+// Sides take turns; the best round of each counts. Claim: at most 1.30 times BF16's time. Kept
+// bytes: memory alive after the loss of a GPT-2 (124 M) and a Llama (160 M), minus memory alive
+// before. Claim: at most 0.85 of BF16's. Exit code 1 when a claim does not hold. The first claim
+// must fail with DOVETAIL_DISABLE=mx_quantize.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>

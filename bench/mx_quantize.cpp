@@ -1,10 +1,12 @@
-// One side of bench/mx_quantize.py: quantizes and copies on request. It reads commands from its
-// input, one a line, and answers each with one line of JSON:
+// One side of bench/mx_quantize.py: quantizes and copies on request. Reads one command per line
+// from its input. Answers each with one line of JSON:
+//
 //   time CASE DTYPE   CASE memcpy, row, column, both, random or new; DTYPE fp32 or bf16
 //                     -> {"seconds": ..., "bytes": ...}
-// All but new write memory that is there; new is row with its allocation, as the peers do it;
-// random is row with stochastic rounding. Bytes are those read plus those written. The first line
-// it prints says what it is.
+//
+// All cases except `new` write to existing memory. `new` is `row` with its allocation, as in the
+// peers. `random` is `row` with stochastic rounding. Bytes are bytes read plus bytes written. The
+// first output line describes the program.
 //
 // layer: mx
 #include <ATen/ATen.h>

@@ -3,12 +3,17 @@
 usage: ./dev bench mx_quantize [--threads N] [--rounds N] [--size N] [--format e4m3] [--peers eager,compile]
                                [--out FILE]
 
-A 4096 x 4096 tensor in FP32 and in BF16. Sides take turns within a round and the best round of each counts: memcpy;
-Dovetail row-wise, column-wise and both from one read, statistics on, into memory that is there, as memcpy's; row-wise
-with stochastic rounding (`random`); row-wise with its allocation (`new`); torchao's `to_mx` (row-wise, round-up
-scales, no statistics), eager and under torch.compile, which allocate. Rates count the bytes read plus the bytes
-written, of every side. Claims are the shares of memcpy's rate and the ratios to torchao below; `DOVETAIL_SIMD=avx2`
-holds the kernels to the lower one. Exit code 1 when a claim does not hold.
+A 4096 x 4096 tensor in FP32 and in BF16. Sides take turns within a round, and the best round of each counts. Sides:
+
+- memcpy
+- Dovetail row-wise, column-wise and both from one read, with statistics, into existing memory like memcpy
+- Dovetail row-wise with stochastic rounding (`random`)
+- Dovetail row-wise with its allocation (`new`)
+- torchao's `to_mx` (row-wise, round-up scales, no statistics), eager and under torch.compile; both allocate
+
+Rates count the bytes read plus the bytes written, of every side. Claims are the shares of memcpy's rate and the
+ratios to torchao below. `DOVETAIL_SIMD=avx2` holds the kernels to the lower one. Exit code 1 when a claim does not
+hold.
 """
 
 import argparse

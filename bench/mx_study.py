@@ -1,13 +1,16 @@
-"""Which precision recipes keep up with BF16: the same GPT, seeds and data order under each, one page of results.
+"""Precision recipes compared with BF16: the same GPT, seeds and data order under each, one page of results.
 
 usage: ./dev bench mx_study [--out runs/mx_study] [--seeds N] [--arms NAME,...] [--jobs N] [--set KEY=VALUE] [--list]
 
-Trains configs/mx/study.toml (on the quickstart's text, which is prepared first) in every arm: bf16; bf16 from initial
-weights moved by 1e-3 of their deviation, which is the noise that no recipe can be told from; mxfp8, on five seeds
-each; every other arm on one. Runs that are there already are kept, so an interrupted study goes on where it stopped.
-The page, OUT/study.html, shows losses, paired differences (arm - bf16) / bf16 of the final validation loss with
-95 % intervals (Student's t), and the paper's figures beside them. Exit code 1 when mxfp8's interval does not lie inside
-0.5 %, or when no control separates from bf16 by three of its intervals: then the study has no power.
+Trains configs/mx/study.toml in every arm, on the quickstart's text, which is prepared first. Three arms run on five
+seeds each. These are bf16, mxfp8, and bf16 with initial weights moved by 1e-3 of their deviation. The last one is the
+noise that no recipe can be distinguished from. Every other arm runs on one seed. Existing runs are kept, so an
+interrupted study resumes.
+
+The page, OUT/study.html, shows losses and paired differences (arm - bf16) / bf16 of the final validation loss.
+Differences have 95 % intervals (Student's t). The paper's figures are next to them. Exit code 1 when mxfp8's interval
+does not lie inside 0.5 %. Exit code 1, too, when no control separates from bf16 by three of its intervals: then the
+study has no power.
 """
 
 import argparse
@@ -24,7 +27,7 @@ CONFIG = ROOT / "configs/mx/study.toml"
 
 SQUARE = '{ name = "mxfp8_square", weight = { blocks = "32x32" } }'
 
-# Arm: settings beside those of the config, and whether it runs on every seed.
+# Arm: settings in addition to the config, and whether it runs on every seed.
 ARMS = {
     "bf16": (["precision.recipe=bf16"], True),
     "bf16_noise": (["precision.recipe=bf16", "train.init_noise=1e-3"], True),
@@ -47,7 +50,7 @@ ARMS = {
 CONTROLS = ["mxfp8_e5m2_weight", "mxfp4"]
 BOUND = 0.005
 
-# What arXiv 2506.08027 reports, at sizes that are not reached here.
+# Results of arXiv 2506.08027, at sizes that are not reached here.
 PAPER = [
     ("E4M3 for all tensors, scales rounded up", "training matches BF16's (up to 8 B parameters and 15 T tokens)"),
     ("scales rounded down, as OCP v1.0 suggests", "training can diverge"),

@@ -1,4 +1,4 @@
-"""What benchmarks share that hold Dovetail against its peers."""
+"""Common code of benchmarks that compare Dovetail with its peers."""
 
 import os
 import pathlib

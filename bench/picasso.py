@@ -1,23 +1,27 @@
-"""What each technique of PICASSO (arXiv 2204.04903) buys in training a recommender, on one rank and on two.
+"""Benefit of each technique of PICASSO (arXiv 2204.04903) in training a recommender, on one rank and on two.
 
 usage: ./dev bench picasso [--rounds N] [--steps N] [--rows N] [--cap MiB] [--only PART] [--result FILE] [--plot FILE]
 
-DLRM on generated rows: 26 features of one id each, from a Zipf distribution (1.1) over the permuted rows of tables of
-`--rows` rows of 16, and 4 numbers; batches of 4096 over all ranks. Runs of `dovetail train` whose configs differ in the
-techniques alone take turns within a round, and the best round's median step counts:
-  none   every table a pack of its own, one micro-batch, one group
-  P      packing (embedding.packing)
-  P+D    micro-batches of a quarter (train.micro_batch)
-  P+K    four groups of packs (embedding.groups)
-  P+D+K  all
-  auto   P with micro-batches and groups left to the engine's own measurement before the first step
-  tiers  P with rows and state in an eighth of their memory, the others in files: none kept (16 rows of each table),
-         hot, lru, lfu, beside the ideal: the share of the accesses that hot counted in as many most frequent rows
-Operators of a step and the share of it in which rows are moved (memory), messages are under way (communication) and the
-dense part computes come from the engine's trace of one step on rank 0. The largest batch is found by bisection, to 512
-samples, of those that train three steps in a memory control group of `--cap` MiB (needs root): lookups and dense part
-of all samples at once, the dense part in grains of 256, and lookups in micro-batches of 1024 as well. All runs must end
-with the same loss: to 1e-5 on two ranks, the same digits on one.
+Trains DLRM on generated rows: 4 numbers and 26 features of one id each. Ids come from a Zipf distribution (1.1) over
+the permuted rows of tables of `--rows` rows of 16. Batches have 4096 samples over all ranks. Runs of `dovetail train`
+take turns within a round; their configs differ only in the techniques. The best round's median step counts:
+
+- none: every table a pack of its own, one micro-batch, one group
+- P: packing (embedding.packing)
+- P+D: micro-batches of a quarter (train.micro_batch)
+- P+K: four groups of packs (embedding.groups)
+- P+D+K: all
+- auto: P, with micro-batches and groups chosen by the engine's own measurement before the first step
+- tiers: P with rows and state in an eighth of their memory, the others in files. Policies: none kept (16 rows of each
+  table), hot, lru, lfu. Next to them is the ideal: the share of the accesses that hot counted in equally many most
+  frequent rows
+
+The engine's trace of one step on rank 0 gives the operators of a step and three shares of its time. In these, rows
+are moved (memory), messages are in flight (communication) and the dense part computes.
+
+The largest batch is found by bisection, to 512 samples. It must train three steps in a memory control group of
+`--cap` MiB (needs root). Three variants: all samples at once, the dense part in grains of 256, and in addition
+lookups in micro-batches of 1024. All runs must end with the same loss: to 1e-5 on two ranks, the same digits on one.
 """
 
 import argparse
@@ -116,7 +120,7 @@ class Bench:
         self.tables = FEATURES * options.rows * (DIM + 1) * 4
 
     def least_memory(self, ranks: int) -> int:
-        """What tiers need with 16 rows of each table: the engine says it."""
+        """Returns the memory that tiers need with 16 rows of each table, as the engine reports it."""
         settings = ["train.steps=2", "embedding.memory_bytes=1", f"embedding.step_rows={BATCH}"]
         done = train(self.config, self.out / "least", ranks, settings)
         found = re.search(r"of memory_bytes, but need (\d+)", done.stderr)

@@ -1,11 +1,13 @@
-// One training step of a convolutional network, captured, profiled, planned at several budgets,
-// twice as in training (the second time from the times and copies of some steps by the first plan),
-// and run by each second plan:
+// One training step of a convolutional network is captured, profiled and planned at several
+// budgets. As in training, each budget has two plans. The second one uses times and copies measured
+// in some steps by the first plan. Each second plan is run:
+//
 //   ./dev bench plan --model vgg16 --batch 8 --size 64 --ratios 0.8,0.6,0.4 --folder /tmp
-// Convolutions run by the algorithms that each plan chose; what is held against a step with
-// everything kept and by the same algorithms is the loss and all values after some steps, bit for
-// bit; against eager training its time, interleaved. With three batches or more also the line in
-// the batch that the times lie on.
+//
+// Convolutions run by the algorithms that each plan chose. The reference step keeps everything and
+// uses the same algorithms. The loss and all values after some steps must be bitwise equal to it.
+// The time is compared with eager training, interleaved. With three batches or more it also fits
+// the line of time against batch.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -309,8 +311,8 @@ Line line_through(const std::vector<nlohmann::ordered_json>& rows, const char* s
   return out;
 }
 
-/// The lines of each ratio for which there is a plan at three batches or more, and what they say of
-/// one batch more.
+/// Returns a fitted line for each ratio with plans at three batches or more. Each includes its
+/// prediction for one more batch.
 nlohmann::ordered_json lines(const Arguments& a, const std::vector<nlohmann::ordered_json>& rows) {
   nlohmann::ordered_json out = nlohmann::ordered_json::array();
   for (const double ratio : a.ratios) {
@@ -381,7 +383,7 @@ int main(int argc, char** argv) {
   app.add_option("--size", a.size, "height and width of an image");
   app.add_option("--ratios", a.ratios, "budgets, of the peak with everything kept")->delimiter(',');
   app.add_option("--folder", a.folder, "disk tier: a folder (absent: memory)");
-  app.add_option("--rounds", a.rounds, "timed steps, of which the median counts");
+  app.add_option("--rounds", a.rounds, "timed steps; the median counts");
   app.add_option("--cache", a.cache, "folder of measured times; \"\": measure anew");
   app.add_option("--time-limit", a.time_limit_s,
                  "seconds of solving, for each of the two plans of a budget");

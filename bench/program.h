@@ -8,8 +8,8 @@
 
 namespace dovetail {
 
-/// main() of a benchmark: reads its options, then `body` gives the exit code; 2, with the reason,
-/// after a UserError.
+/// Implements main() of a benchmark: parses its options and returns the exit code of `body`. A
+/// UserError prints its reason and returns 2.
 inline int run_program(CLI::App& app, int argc, char** argv, const std::function<int()>& body) {
   CLI11_PARSE(app, argc, argv);
   try {

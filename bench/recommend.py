@@ -3,15 +3,20 @@
 usage: ./dev bench recommend [CONFIG ...] [--models NAME,...] [--seeds N] [--jobs N] [--out runs/recommend]
                              [--set KEY=VALUE] [--result FILE]
 
-Trains every model on every config that it can learn from, from every seed: configs/flights.toml, flights_history.toml
-and flights_tasks.toml, whose data tools/flights.py writes first, and configs/adult.toml where data/adult.tsv is there.
-Beside them, in the same run and on the same rows, scikit-learn's LogisticRegression (dense columns scaled, one column
-for each id that training has) and HistGradientBoostingClassifier (dense columns as they are, ids as categories, those
-beyond the 254 most frequent of a feature together), one for each label. Neither takes a sequence: of each they get the
-last id, its length, and where a sequence has at most 8 different ids in training the share of each; the models get the
-sequence itself (din, dien, can: event by event; the others: the sum of its embeddings). Claims: the best model's mean
-AUC over the seeds is at least 0.650 on the flights, with and without histories, and 0.920 on adult. Exit code 1 when
-one does not hold. Runs that are there already are kept.
+Trains every model on every config that it can learn from, from every seed. Configs: `configs/flights.toml`,
+`flights_history.toml` and `flights_tasks.toml`, whose data `tools/flights.py` writes first. `configs/adult.toml` is
+included if `data/adult.tsv` exists. Two models of scikit-learn run on the same rows, one for each label:
+
+- LogisticRegression: dense columns are scaled, and each id in training has a column
+- HistGradientBoostingClassifier: dense columns are unchanged and ids are categories. Ids beyond a feature's 254 most
+  frequent ones share a category
+
+Neither takes a sequence. They get its last id and its length instead. If it has at most 8 different ids in training,
+they also get the share of each. The recommenders get the sequence itself (din, dien, can: event by event; the others:
+the sum of its embeddings).
+
+Claims: the best model's mean AUC over the seeds is at least 0.650 on the flights, with and without histories. It is
+at least 0.920 on adult. Exit code 1 when one does not hold. Existing runs are kept.
 """
 
 import argparse
@@ -89,7 +94,7 @@ def label_column(frame: pd.DataFrame, text: str) -> tuple[np.ndarray, np.ndarray
 
 
 def reduce_sequences(frame: pd.DataFrame, entries: list[dict], is_train: np.ndarray) -> tuple[np.ndarray, pd.DataFrame]:
-    """What stands for the sequences of a row: numbers (length, shares of ids) and the last ids, "" where empty."""
+    """Replaces the sequences of a row by numbers (length, shares of ids) and the last ids, "" if empty."""
     numbers, last = [], {}
     for entry in entries:
         (name,) = entry["columns"]
@@ -145,7 +150,7 @@ def gradient_boosting(table: Table, label: str, seed: int) -> float:
 
 
 def models_of(config: pathlib.Path, wanted: list[str]) -> list[str]:
-    """Those that can learn from a config's rows."""
+    """Returns the models that can learn from a config's rows."""
     rows = tomllib.loads(config.read_text())["rows"]
     if len(labels_of(rows)) > 1:
         able = ["mmoe"]

@@ -2,14 +2,20 @@
 
 usage: ./dev bench rows [--threads N] [--rounds N] [--rows N] [--folder FOLDER] [--out FILE]
 
-The table is generated (seed 1): a label, 13 integers and 26 texts of 8 hexadecimal digits of Zipf 1.1 over 100,000,
-the widths of Criteo's, as TSV without header and as Parquet (Snappy, row groups of 65,536), which also holds 10 columns
-that nobody asks for. Sides take turns within a round and the best round of each counts, in rows per second: Dovetail's
-decoding to numbers and hashed ids (`decode`), the same with statistics (`scan`), batches of 4096 out of decoded rows
-(`batches`). pyarrow reads TSV by pyarrow.csv.read_csv, which stops at columns of numbers and texts, and Parquet in
-several ways, each until the columns are arrays of NumPy: numbers as float64, texts as codes of their dictionary, or as
-offsets and bytes where `read_dictionary` is not used; it hashes nothing. Both sides use as many threads. Claim: of
-Parquet `decode` is at least as fast as the fastest of those ways. Exit code 1 when it does not hold.
+The table is generated (seed 1): a label, 13 integers and 26 texts of 8 hexadecimal digits of Zipf 1.1 over 100,000.
+These are the widths of Criteo's table. It is written as TSV without header and as Parquet (Snappy, row groups of
+65,536). The Parquet file also has 10 columns that no side reads. Sides take turns within a round, and the best round
+of each counts, in rows per second:
+
+- `decode`: Dovetail's decoding to numbers and hashed ids
+- `scan`: the same with statistics
+- `batches`: batches of 4096 from decoded rows
+- pyarrow on TSV: pyarrow.csv.read_csv, which ends with columns of numbers and texts
+- pyarrow on Parquet: several ways, each until the columns are NumPy arrays. Numbers become float64. Texts become
+  codes of their dictionary, or offsets and bytes without `read_dictionary`. Nothing is hashed
+
+Both sides use equally many threads. Claim: `decode` of Parquet is at least as fast as the fastest way of pyarrow.
+Exit code 1 when it does not hold.
 """
 
 import argparse

@@ -1,17 +1,19 @@
-// The simulator of shared jobs against measured ones: k-means on two executors of unequal speed.
+// Compares the simulator of shared jobs with measurements: k-means on two executors of unequal
+// speed.
 //
 //   ./dev bench simulate_hybrid [--rounds N] [--factor N] [--out FILE]
 //
-// Rows of 100 float32; executor A is one thread, B another that computes every shard `factor` times
-// (3). Alone, each computes iterations of 102,400 and of 409,600 rows: the line through both times
-// is its speed, and what the line leaves at no rows is the driver's. With these figures alone the
-// simulator says how long both together take with 204,800, 409,600 and 819,200 rows, while speeds
-// are learned (the first iteration of a machine) and after: most of it at sizes that were not
-// measured. So it does for two nodes, of A and of B, from these figures and what messages of two
-// sizes take between them. Sides take turns within a round, and the best round of each counts.
+// Rows have 100 float32. Executor A is one thread, B another that computes every shard `factor`
+// times (3). Each alone computes iterations of 102,400 and of 409,600 rows. The line through both
+// times is its speed; the line's value at no rows is the driver's time. From these figures alone
+// the simulator predicts the time of both together with 204,800, 409,600 and 819,200 rows. Most of
+// these sizes were not measured. It predicts both phases: while speeds are learned (the first
+// iteration of a machine) and afterwards. It also predicts two nodes, of A and of B, from these
+// figures and the times of messages of two sizes. Sides take turns within a round, and the best
+// round of each counts.
 //
-// Claims: simulated over measured within 10 % in every case after the first iteration, in one
-// process, and as two nodes. Exit code 1 when one does not hold.
+// Claims: simulated time is within 10 % of measured time in every case after the first iteration.
+// This holds in one process and as two nodes. Exit code 1 when one does not hold.
 //
 // layer: fit
 #include <ATen/ATen.h>
@@ -152,8 +154,8 @@ double simulated_nodes(const Alone& a, const Alone& b, int64_t rows, int64_t k, 
   return last.end_s - last.begin_s;
 }
 
-/// What each node sends to the other, as nodes do: when both have computed for a while, after which
-/// threads that slept come late.
+/// Measures the link under the conditions of nodes: messages follow a phase of computation, after
+/// which sleeping threads respond late.
 Link measured_link() {
   const auto groups = local_groups(2);
   std::barrier<> computed(2);

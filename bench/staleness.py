@@ -1,15 +1,14 @@
-"""AUC on flights against the batch size, and against updates that arrive late, as in asynchronous training with a
-parameter server.
+"""AUC on flights against the batch size, and against late updates, as in asynchronous training with a parameter server.
 
 usage: ./dev bench staleness [--seeds N] [--samples N] [--batches 256,1024,...] [--delays 0,1,4,...] [--result FILE]
 
-The rows, the split and the features of configs/flights.toml; one pass over the training rows unless --samples says
-otherwise, so that every arm learns from the same samples. A Wide & Deep model: dovetail.embedding.EmbeddingCollection
-with row-wise Adagrad, dense layers of PyTorch with Adam. Both learning rates grow as the square root of the batch.
+Uses the rows, the split and the features of configs/flights.toml. The default is one pass over the training rows, so
+that every arm learns from the same samples. A Wide & Deep model: dovetail.embedding.EmbeddingCollection with row-wise
+Adagrad, dense layers of PyTorch with Adam. Both learning rates grow as the square root of the batch.
 
-Batch: synchronous updates. Delay k: the gradient of step s is computed with the weights that step s sees and applied,
-to tables and layers alike, after step s + k, in the order of steps. That is what k + 1 workers do that take turns;
-k = 0 is synchronous.
+Batch: synchronous updates. Delay k: the gradient of step s is computed with the weights that step s sees. It is
+applied after step s + k, to tables and layers alike, in the order of steps. This equals k + 1 workers that take
+turns; k = 0 is synchronous.
 """
 
 import argparse

@@ -194,7 +194,7 @@ class Tables {
   std::optional<TieredTables> tiered_;
 };
 
-/// What was measured of steps [first, last), with the counters before and after them.
+/// Returns the measurements of steps [first, last), with the counters before and after them.
 nlohmann::json phase(const Arguments& a, int64_t first, int64_t last, std::vector<double> seconds,
                      const TierCounters& before, const TierCounters& after) {
   const double sum = std::accumulate(seconds.begin(), seconds.end(), 0.0);

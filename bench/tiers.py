@@ -1,16 +1,21 @@
-"""Tables larger than the memory: 100 million rows trained under a cap, beside the same run held in RAM.
+"""Tables larger than the memory: 100 million rows trained under a memory limit, and the same run held in RAM.
 
-usage: ./dev bench tiers [--phases A,B,C,D] [--cap BYTES] [--policies hot,lru,lfu] [--zipf S] [--folder D] [--out FILE]
+usage: ./dev bench tiers [--phases A,B,C,D] [--cap BYTES] [--policies hot,lru,lfu] [--zipf S] [--folder D] [--out
+FILE]
 
-8 tables of 12.5 million rows of 16 float32 and row-wise Adagrad, batches of 4096 samples with one id a feature from a
-Zipf distribution over permuted rows. Each side is a process of build/release/bin/bench_tiers. The tiered one runs in a
-memory control group (version 1 or 2; needs root) of `--cap` bytes, in which the page cache of its files counts, and
-gives 3/4 of that to its fast tier and all that belongs to it; all rows are in the files before the first step, as they
-are late in a training, so that every miss reads. Of the steps of each phase the median counts, without the time to draw
-ids. In the first phase the fast tier still fills, so that rows are read and none is written; in the last it is full,
-and with each row that comes in another one leaves, which an update has changed: a phase is called steady when at least
-nine rows were written for ten that were read. The last side has PackedTables in RAM, without a cap. Exit code 1 when a
-side ends with other bits than that in its rows and state, or the last phase of one in tiers is not steady.
+Data: 8 tables of 12.5 million rows of 16 float32 and row-wise Adagrad, batches of 4096 samples with one id per
+feature. Ids come from a Zipf distribution over permuted rows. Each side is a process of
+build/release/bin/bench_tiers. The tiered side runs in a memory control group (version 1 or 2; needs root) of `--cap`
+bytes. The page cache of its files counts towards that limit. Its fast tier, including overhead, gets 3/4 of the
+limit. All rows are in the files before the first step, as late in a training. So every miss reads. In each phase the
+median step counts, without the time to draw ids.
+
+In the first phase the fast tier still fills: rows are read and none is written. In the last phase it is full. Each
+row that comes in evicts another one, which an update has changed. A phase is steady when at least nine rows were
+written for ten that were read. The last side has PackedTables in RAM, without a limit.
+
+Exit code 1 when rows and state of a side are not bitwise equal to the last side's. Exit code 1, too, when the last
+phase of a tiered side is not steady.
 """
 
 import argparse

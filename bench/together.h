@@ -10,17 +10,18 @@
 #include <utility>
 #include <vector>
 
-/// Every two capabilities at once on every kind of model: what a run with both is held against, or
-/// why there is none.
+/// Pairs of capabilities on every kind of model. Each pair has an expected difference from runs
+/// without one of them, or is refused for a reason.
 namespace dovetail::together {
 
-/// One of the engine's capabilities as a run switches it on; an empty setting is none of that
-/// model's.
+/// One of the engine's capabilities and the settings that enable it. Empty settings: the model does
+/// not have it.
 struct Capability {
   const char* name;
-  const char* what;  ///< it does to the numbers of a run: how far it may move a loss, relative
-  double most;       ///< 0: no bit
-  bool ranks;        ///< two of them
+  /// Effect on the numbers of a run.
+  const char* what;
+  double most;  ///< maximum relative change of a loss; 0: bitwise equal
+  bool ranks;   ///< true: needs two ranks
   std::vector<const char*> gpt, mixture, dlrm;
 };
 
@@ -70,14 +71,14 @@ inline const std::array kCapabilities = {
                {"balance.mode=auto", "balance.gain=0"},
                {"balance.mode=auto", "balance.gain=0"}}};
 
-/// Places in kCapabilities.
+/// Indices into kCapabilities.
 enum : size_t { kMx, kMoe, kEmbedding, kPlan, kFixed, kAuto };
 
-/// Rounding of another order, seen through roundings to eight bits.
+/// Effect of another summation order, amplified by rounding to eight bits.
 inline constexpr double kRoundingUnderMx = 1e-3;
 
-/// How far `moved` may move a loss of a run that has `kept` as well, relative; 0: no bit. Shares
-/// that follow from times are others in each run.
+/// Returns the maximum relative change of a loss when `moved` is added to a run with `kept`; 0:
+/// bitwise equal. Shares that follow from measured times differ in each run.
 inline double most_change(size_t moved, size_t kept) {
   const double most =
       std::max(kCapabilities[moved].most, kept == kAuto ? kCapabilities[kAuto].most : 0);
@@ -133,17 +134,18 @@ inline const std::array kModels = {Model{"GPT", kGptToml, &Capability::gpt},
                                    Model{"mixture GPT", kMixtureToml.c_str(), &Capability::mixture},
                                    Model{"DLRM", kDlrmToml, &Capability::dlrm}};
 
-/// What a capability changes in a run that has the other one as well.
+/// Change that a capability causes in a run that also has the other one.
 struct Change {
-  double most = 0;  ///< of the losses of any step, relative
+  double most = 0;  ///< maximum relative difference of the losses over all steps
   bool same_bits = false;
-  double bound = 0;  ///< 0: same_bits is asked for
+  double bound = 0;  ///< 0: same_bits is required
   bool holds() const { return bound == 0 ? same_bits : most <= bound; }
 };
 
 struct Cell {
   std::optional<std::string> refusal;
-  std::array<Change, 2> without;  ///< against the run without the first, and without the second
+  std::array<Change, 2>
+      without;  ///< compared with the run without the first, and without the second
 };
 
 inline std::string pair_name(size_t first, size_t second) {
@@ -158,16 +160,16 @@ inline std::string words(const Change& change) {
   return fmt::format("losses within {:.1e} ({:.0e} allowed)", change.most, change.bound);
 }
 
-/// "without plan: the same bits; without mx: losses within 1.2e-02 (5e-02 allowed)", or "refused:
-/// why".
+/// Returns a text like "without plan: the same bits; without mx: losses within 1.2e-02
+/// (5e-02 allowed)", or "refused: why".
 inline std::string words(const Cell& cell, size_t first, size_t second) {
   if (cell.refusal) return "refused: " + *cell.refusal;
   return fmt::format("without {}: {}; without {}: {}", kCapabilities[first].name,
                      words(cell.without[0]), kCapabilities[second].name, words(cell.without[1]));
 }
 
-/// Two ways to divide a job over ranks by balance.mode cannot be in one config: they are one
-/// capability.
+/// Returns the pairs of capabilities. Two values of balance.mode exclude each other in one config,
+/// so they are no pair.
 inline std::vector<std::pair<size_t, size_t>> pairs() {
   std::vector<std::pair<size_t, size_t>> found;
   for (size_t i = 0; i < kCapabilities.size(); ++i)

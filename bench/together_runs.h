@@ -24,7 +24,7 @@
 #include "dovetail/train/resolve/load_config.h"
 #include "dovetail/train/trainer.h"
 
-/// Training what bench/together.h names.
+/// Trains the runs that bench/together.h defines.
 namespace dovetail::together {
 
 inline constexpr int64_t kSteps = 20;
@@ -47,14 +47,14 @@ every_steps = 0
 tensorboard = false
 )";
 
-/// Of one run: its losses and what was trained, or why the engine does not do it.
+/// Result of one run: its losses and final tensors, or the reason why the engine refuses it.
 struct Run {
   std::optional<std::string> refusal;
   std::vector<double> losses;
   Snapshot end;
 };
 
-/// Words and clicks to train on.
+/// Writes texts and clicks to train on.
 inline void write_data(const std::filesystem::path& folder) {
   static const char* const kWords[] = {"two ",   "gears ", "mesh ", "and ",    "neither ",
                                        "waits ", "for ",   "the ",  "other.\n"};
@@ -71,7 +71,7 @@ inline void write_data(const std::filesystem::path& folder) {
   write_file_atomically(folder / "clicks.tsv", rows);
 }
 
-/// Runs of one folder, each made once.
+/// Runs in one folder. Each run is trained once.
 class Runs {
  public:
   explicit Runs(std::filesystem::path folder) : folder_(std::move(folder)) {
@@ -79,9 +79,9 @@ class Runs {
     write_data(folder_);
   }
 
-  using Set = std::set<size_t>;  ///< places in kCapabilities
+  using Set = std::set<size_t>;  ///< indices into kCapabilities
 
-  /// Why a run is refused before it begins; nothing is trained.
+  /// Returns the reason why a run is refused before it begins, or nullopt. Trains nothing.
   std::optional<std::string> refusal(const Model& model, const Set& with) {
     const Job job = make_job(model, with);
     try {
@@ -137,13 +137,13 @@ class Runs {
     return job;
   }
 
-  /// A refusal, or the whole of a run: what goes wrong in one is thrown.
+  /// Returns a refusal or a whole run. Errors during the run are thrown.
   Run make_run(const Model& model, const Set& with) {
     Run run{.refusal = refusal(model, with), .losses = {}, .end = {}};
     if (run.refusal) return run;
     const Job job = make_job(model, with);
     const RunConfig config = load_run_config(job.file, job.settings);
-    // A process records one step at a time, so ranks that plan have one each.
+    // A process records one step at a time. So each rank with a plan needs a process of its own.
     if (job.ranks > 1 && !config.memory.budget.empty()) {
       launch(job);
     } else {

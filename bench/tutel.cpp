@@ -1,31 +1,31 @@
-// What each technique of the mixture-of-experts line buys: a layer of experts over ranks, one
-// technique after another.
+// Measures each technique for mixtures of experts: a layer of experts over ranks, one technique
+// after another.
 //
 // usage: ./dev bench tutel [--ranks N] [--tokens T] [--width C] [--hidden H] [--experts E]
-// [--rounds N] [--cluster FILE] [--out FILE]
-//                          [--plot FILE]
+//                          [--rounds N] [--cluster FILE] [--out FILE] [--plot FILE]
 //
-// Forward and backward, routing included; ranks are threads of this process with one compute thread
-// each, so they share the machine's cores: what overlap can hide here is only what the cores leave.
-// Sides take turns within a round, the best round of each counts, seconds are those of the slowest
-// rank; bytes are the most that a rank's tensors held in a step beyond its parameters. In two
-// loads, even and skewed:
+// Forward and backward, routing included. Ranks are threads of this process with one compute thread
+// each, so they share the machine's cores. So overlap can hide only time in which cores are free.
+// Sides take turns within a round, and the best round of each side counts. Seconds belong to the
+// slowest rank. Bytes are the maximum over ranks of tensor memory in a step beyond parameters. In
+// two loads, even and skewed:
 //
-//   einsum      one-hot (T, E, C) masks for encode and decode (GShard), C as large as the load
-//   needs, uniform
-//               all-to-all, one batched product
-//   sparse      the same, rows moved by index (Tutel's fast encode and decode):
-//   model.moe.pad_to_capacity dropless    rows as they are instead of padded to C: grouped products
-//   where they lie (MegaBlocks) overlap n   chunks whose exchange overlaps with another's experts
-//   (Tutel's pipelining) 2dh         all-to-all in two stages, nodes of half the ranks each (Tutel)
-//   shadow n    the n most loaded experts go to the tokens (FasterMoE)
-//   r = 0, ...  fewer experts than ranks, cut in two: Tutel's r; adaptive is the best of them for
-//   each load
+// - `einsum`: one-hot (T, E, C) masks for encode and decode (GShard), with C for the largest load.
+//   Uniform all-to-all, one batched product.
+// - `sparse`: as `einsum`, but rows move by index (Tutel's fast encode and decode):
+//   model.moe.pad_to_capacity.
+// - `dropless`: rows without padding to C; grouped products read them in place (MegaBlocks).
+// - `overlap n`: n chunks, whose exchange overlaps with another chunk's experts (Tutel's
+//   pipelining).
+// - `2dh`: all-to-all in two stages, on nodes of half the ranks each (Tutel).
+// - `shadow n`: the n most loaded experts are sent to the tokens (FasterMoE).
+// - `r = 0, ...`: fewer experts than ranks, cut in two (Tutel's r). `adaptive` is the best r of
+//   each load.
 //
-// Simulated, from a file of costs: linear against 2DH on 64 to 1024 ranks, and the best r and
-// overlap against r = 1 without overlap. Claim: sparse is faster than einsum and holds less,
-// dropless is no slower than sparse and holds less under the skewed load. Exit code 1 when it does
-// not hold.
+// Simulated from a file of costs: linear against 2DH on 64 to 1024 ranks, and the best r and
+// overlap against r = 1 without overlap. Claims: `sparse` is faster than `einsum` and uses less
+// memory. `dropless` is no slower than `sparse` and uses less memory under the skewed load. Exit
+// code 1 when one does not hold.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
@@ -67,13 +67,13 @@ at::Tensor random(at::IntArrayRef sizes, uint64_t seed) {
   return at::randn(sizes, at::make_generator<at::CPUGeneratorImpl>(seed));
 }
 
-/// What a side has to work with on its rank.
+/// Inputs of a side on its rank.
 struct Job {
   const Options& options;
   std::shared_ptr<Group> group;
   ExpertRanks ranks;
-  ExpertWeights weights;  // of this rank
-  at::Tensor up, down;    // the same as (E / W, H, C) and (E / W, C, H)
+  ExpertWeights weights;  // experts of this rank
+  at::Tensor up, down;    // weights as (E / W, H, C) and (E / W, C, H)
   at::Tensor x, logits;   // leaves
   at::Tensor dy;
 };
@@ -108,7 +108,8 @@ Routing routed(const Job& job, Drop drop, int64_t capacity = 0) {
   return route(job.logits, {.k = job.options.k, .drop = drop, .capacity = capacity});
 }
 
-/// What the largest load of an expert on any rank needs: all ranks agree on it.
+/// Routes with the capacity that the largest load of any expert on any rank needs. All ranks agree
+/// on it.
 Routing routed_with_capacity(const Job& job) {
   at::Tensor most = routed(job, Drop::kNone).count.max().view({1});
   int64_t capacity = 0;
@@ -359,7 +360,7 @@ int run(const Options& options) {
 
 int main(int argc, char** argv) {
   Options options;
-  CLI::App app("What each technique of a mixture of experts over ranks buys");
+  CLI::App app("Benchmark of techniques for a mixture of experts over ranks");
   app.add_option("--ranks", options.ranks, "ranks, threads of this process")
       ->check(CLI::Range(2, 16));
   app.add_option("--tokens", options.tokens, "tokens of a rank")->check(CLI::Range(16, 1 << 16));

@@ -9,11 +9,12 @@
 
 #include "dovetail/jobs/runtime.h"
 
-/// What benchmarks of devices of unequal speed share.
+/// Common code of benchmarks with devices of unequal speed.
 namespace dovetail::fit {
 
-/// Executors of one thread each, on processors from `first` on. Those of `slow` compute every shard
-/// `factor` times, as it is then; it must outlive them.
+/// Returns executors of one thread each, on processors from `first` on. Executors marked in `slow`
+/// compute every shard `factor` times. They read the current value of `factor`, which must outlive
+/// them.
 inline std::shared_ptr<jobs::Runtime> unequal_executors(const std::vector<bool>& slow,
                                                         const std::atomic<int64_t>& factor,
                                                         int64_t first = 0) {
@@ -29,7 +30,7 @@ inline std::shared_ptr<jobs::Runtime> unequal_executors(const std::vector<bool>&
                            }});
 }
 
-/// Rows (N, columns) around `clouds` points, in normal clouds that overlap.
+/// Returns rows (N, columns) around `clouds` centres, in overlapping normal clouds.
 inline at::Tensor rows_in_clouds(int64_t rows, int64_t columns, int64_t clouds, uint64_t seed) {
   const at::Generator generator = at::detail::createCPUGenerator(seed);
   const at::Tensor points = at::randn({clouds, columns}, generator);

@@ -7,7 +7,7 @@ ZIPF = 1.1
 
 
 def draw_batches(batches: int, tables: int, rows: int, samples: int) -> list[Tensor]:
-    """Batches of ids, those of table after table, a sample's one id each."""
+    """Draws batches of ids, table by table. Each sample has one id per table."""
     generator = torch.Generator().manual_seed(1)
     weight = torch.arange(1, rows + 1, dtype=torch.float64) ** -ZIPF
     upto = weight.cumsum(0) / weight.sum()
@@ -21,5 +21,5 @@ def draw_batches(batches: int, tables: int, rows: int, samples: int) -> list[Ten
 
 
 def distinct_rows(batches: list[Tensor], tables: int) -> float:
-    """Of a batch, on average, over all tables."""
+    """Returns the mean number of distinct rows of a batch, summed over all tables."""
     return sum(len(ids.unique()) for batch in batches for ids in batch.view(tables, -1)) / len(batches)

@@ -1,6 +1,6 @@
-# Everything from outside, as imported targets. torch, pyarrow and HiGHS come out of the environment's wheels: the first
-# two's own CMake packages ask for a CUDA compiler, the third's names a folder of its builder, so plain imported
-# libraries are used instead.
+# External dependencies, as imported targets. torch, pyarrow and HiGHS come from the wheels of the
+# environment. The CMake packages of torch and pyarrow require a CUDA compiler. The package of HiGHS
+# names a folder of its builder. So plain imported libraries replace these packages.
 find_package(Python REQUIRED COMPONENTS Interpreter)
 find_package(Threads REQUIRED)
 find_package(OpenMP REQUIRED COMPONENTS CXX)

@@ -16,7 +16,7 @@ foreach(target IN LISTS layer_targets)
 endforeach()
 install(TARGETS dovetail dovetail-milp RUNTIME DESTINATION bin COMPONENT wheel)
 install(TARGETS ${layer_targets} LIBRARY DESTINATION ${library_dir} COMPONENT wheel)
-foreach(module dovetail_parquet dovetail_cuda)  # what is opened when it is needed
+foreach(module dovetail_parquet dovetail_cuda)  # modules that are opened when needed
   if(TARGET ${module})
     set_target_properties(${module} PROPERTIES INSTALL_RPATH "${library_rpath}:$ORIGIN/../../nvidia/cu13/lib")
     install(TARGETS ${module} LIBRARY DESTINATION ${library_dir} COMPONENT wheel)

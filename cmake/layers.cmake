@@ -128,8 +128,8 @@ if(EXISTS ${CMAKE_SOURCE_DIR}/dovetail/data/parquet/parquet_module.cpp)
   target_link_libraries(dovetail_parquet PRIVATE dovetail_data arrow_wheel)
 endif()
 
-# HiGHS in a program of its own, which the planner starts: it can be ended at any time, and it starts in
-# milliseconds, for it needs no libtorch: of dovetail_options only the flags.
+# HiGHS in a program of its own, which the planner starts and can end at any time. The program
+# starts in milliseconds, since it needs no libtorch. It uses only the flags of dovetail_options.
 add_executable(dovetail-milp ${CMAKE_SOURCE_DIR}/dovetail/plan/milp/main.cpp)
 target_include_directories(dovetail-milp PRIVATE ${CMAKE_SOURCE_DIR})
 target_compile_options(dovetail-milp PRIVATE $<TARGET_PROPERTY:dovetail_options,INTERFACE_COMPILE_OPTIONS>)

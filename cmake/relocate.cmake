@@ -1,5 +1,5 @@
-# Make an installed FOLDER (bin/, lib/) independent of this machine: copies the libraries that Debian's packages gave the
-# build, and keeps of each file's run path what is relative to it.
+# Make an installed FOLDER (bin/, lib/) independent of this machine. Copies the libraries from
+# Debian packages that the build used. Keeps only the relative entries of each file's run path.
 # usage: cmake -DFOLDER=build/wheel -DPYTHON=python -P cmake/relocate.cmake
 execute_process(COMMAND ${PYTHON} ${CMAKE_CURRENT_LIST_DIR}/../tools/bundle.py ${FOLDER}/lib COMMAND_ERROR_IS_FATAL ANY)
 file(GLOB files ${FOLDER}/bin/* ${FOLDER}/lib/libdovetail_*)

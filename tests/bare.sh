@@ -23,7 +23,7 @@ debootstrap --variant=minbase --include=ca-certificates bookworm "$bare" "$mirro
 for settings in /etc/apt/apt.conf.d /etc/apt/sources.list /etc/apt/sources.list.d /etc/apt/trusted.gpg.d /etc/apt/keyrings \
                 /etc/apt/preferences.d /etc/pip.conf /etc/resolv.conf /etc/hosts /etc/ssl/certs /usr/local/share/ca-certificates; do
   [ -e "$settings" ] || continue
-  rm -rf "${bare:?}$settings"  # what debootstrap put there would otherwise mix with it
+  rm -rf "${bare:?}$settings"  # files of debootstrap would otherwise mix with it
   mkdir -p "$bare$(dirname "$settings")"
   cp -aL "$settings" "$bare$(dirname "$settings")/"
 done

@@ -26,8 +26,9 @@ inline int64_t fuzz_inputs(int64_t few) {
   return wanted != nullptr ? std::atoll(wanted) : few;
 }
 
-/// Copy of `seed_input` with one to four changes: a flipped bit, a random byte, a number replaced
-/// by an extreme one, a stretch removed, doubled or moved, the end cut off.
+/// Returns a copy of `seed_input` with one to four changes. A change flips a bit, sets a random
+/// byte or replaces a number by an extreme one. Others remove, double or move a stretch, or cut off
+/// the end.
 inline std::string mutated(const std::string& seed_input, std::mt19937_64& random) {
   std::string input = seed_input;
   const auto below = [&](size_t bound) {
@@ -68,7 +69,7 @@ inline std::string mutated(const std::string& seed_input, std::mt19937_64& rando
   return input;
 }
 
-/// The bytes as a C string literal's content.
+/// Returns the bytes escaped as the content of a C string literal.
 inline std::string escaped(const std::string& bytes) {
   std::string text;
   char code[8];
@@ -88,16 +89,17 @@ inline void overwrite(const std::filesystem::path& path, const std::string& cont
   std::ofstream(path, std::ios::binary | std::ios::trunc) << content;
 }
 
-/// High-water mark of the process's resident memory.
+/// Returns the maximum resident memory of this process so far, in MiB.
 inline int64_t peak_resident_mib() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return usage.ru_maxrss / 1024;
 }
 
-/// Calls `read(input, i)` with mutations of seed i, the seeds in turn; a seed itself must be read.
-/// A UserError in plain words is a refusal; any other exception fails the test and shows the input.
-/// Fails, too, if all mutations are accepted, all are refused, or memory grows by a GiB.
+/// Calls `read(input, i)` with mutations of the seeds, which take turns; i is the index of the
+/// seed. Unmutated seeds must be accepted. A UserError counts as a refusal; any other exception
+/// fails the test and shows the input. Also fails if all mutations are accepted, all are refused,
+/// or memory grows by a GiB.
 template <class Read>
 void fuzz_each(const std::vector<std::string>& seeds, int64_t few, uint64_t seed,
                const Read& read) {
@@ -128,7 +130,7 @@ void fuzz_each(const std::vector<std::string>& seeds, int64_t few, uint64_t seed
   EXPECT_GT(refused, 0);
 }
 
-/// The same for a reader of one kind of file.
+/// Same for a reader of one kind of file.
 template <class Read>
 void fuzz(const std::vector<std::string>& seeds, int64_t few, uint64_t seed, const Read& read) {
   fuzz_each(seeds, few, seed, [&](const std::string& input, size_t) { read(input); });

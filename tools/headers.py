@@ -1,6 +1,6 @@
 """Pages of the documentation site from the contracts in the C++ headers: one page a header, one index a folder.
 
-A header is read from top to bottom, as in an editor: its order is kept, and a `///` comment belongs to the
+A header is read from top to bottom, as in an editor, and its order is kept. A `///` comment belongs to the
 declarations that follow it without an empty line. Declarations become objects of Sphinx's C++ domain, which links
 the types in them and puts them into the search. Private members, friends and bodies are left out, and so are the
 files `*_inl.h`, which only kernels include.

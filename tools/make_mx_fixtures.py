@@ -2,8 +2,8 @@
 
 Run from the repository root: ./dev python tools/make_mx_fixtures.py
 
-Nothing here rounds but the two definitions under test: numbers are fractions, a scale is found by trying every power of
-two in turn, an element by looking for the nearest of all numbers of its format. One case a line:
+Only the two definitions under test round; numbers are fractions. A scale is found by trying every power of two. An
+element is the nearest of all numbers of its format. One case per line:
 
     format scale_mode non_finite input,input,... scale code,code,...
 
@@ -109,7 +109,7 @@ def quantize(inputs: list[int], name: str, mode: str, non_finite: str) -> tuple[
 
 
 def near(rng: random.Random, bits: int) -> int:
-    """These bits, or those of a neighbour, with either sign."""
+    """Returns these bits or the bits of a neighbour, with either sign."""
     magnitude = min(max((bits & 0x7FFFFFFF) + rng.choice([-1, 0, 0, 1]), 0), 0x7F7FFFFF)
     return magnitude | rng.choice([0, 1 << 31])
 

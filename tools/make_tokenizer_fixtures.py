@@ -1,10 +1,10 @@
-"""Makes tests/data_files/tokenizers: what the PyPI packages `tokenizers` and `sentencepiece` say, for tests in C++.
+"""Makes tests/data_files/tokenizers: results of the PyPI packages `tokenizers` and `sentencepiece`, for tests in C++.
 
     ./dev python tools/make_tokenizer_fixtures.py
 
-texts.json and, for each of several small tokenizers, its own file and the ids of the texts (<name>.ids.json);
-training.txt with the merges that Hugging Face's trainer learns from it; and the code points of each class of the split
-patterns.
+Writes texts.json. For each of several small tokenizers it writes its own file and the ids of the texts
+(<name>.ids.json). It also writes training.txt with the merges that Hugging Face's trainer learns from it. The last
+file has the code points of each class of the split patterns.
 """
 
 import io
@@ -23,8 +23,9 @@ LLAMA3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-# Characters that make split patterns disagree: quotes, all kinds of space and newline, digits of several scripts,
-# combining marks, joiners, emoji, letters whose case folds oddly, and the first and last of each UTF-8 length.
+# Characters that make split patterns disagree. These are quotes, all kinds of space and newline,
+# digits of several scripts, combining marks, joiners and emoji. Others are letters whose case folds
+# oddly, and the first and last character of each UTF-8 length.
 TRICKY = [
     *"'\u2019sStTmMdDrRvVeElLaZ0189 \t\n\r\u000b\u0085\u00a0\u1680\u2002\u2028\u202f\u3000_-.,!?<>|",
     *"\u0301\u0308\u200b\u200d\ufe0f\u00e9\u00df\u017f\u212a\u0130\u03a3\u4e2d\u6587\u0e01\u0e31\u0939\u093f\u05d0",
@@ -179,7 +180,7 @@ def make_classes():
     every = "".join(chr(c) for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF)
     classes = {}
     for name, pattern in (("letter", r"\p{L}"), ("number", r"\p{N}"), ("space", r"\s")):
-        # What is not matched is removed, so that the runs that stay are the class.
+        # Characters that do not match are removed, so that the remaining runs are the class.
         split = pre_tokenizers.Split(Regex(f"(?!{pattern})[\\s\\S]"), "removed")
         runs = [(ord(run[0]), ord(run[-1])) for run, _ in split.pre_tokenize_str(every)]
         classes[name] = [bound for run in runs for bound in run]

@@ -3,8 +3,8 @@
     dovetail generate ... | python tools/python_lines.py [--at-least 18] [FILE ...]
 
 Takes the first 20 lines that are not blank, each alone and without its indentation, and runs Python's own `tokenize`
-over it. A bracket that the line opens or closes alone is fine, since statements go on over lines; an unterminated
-string or a character that Python does not know is not.
+over it. A line may have unmatched brackets, since statements continue over lines. Unterminated strings and
+characters that Python does not know are errors.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import sys
 import tokenize
 
 SAMPLED = 20
-# What tokenize says, by version, when only the rest of the statement is missing.
+# Errors of tokenize, by version, when only the rest of the statement is missing.
 UNFINISHED = ("EOF in multi-line", "unexpected EOF in multi-line", "unmatched", "unterminated triple-quoted string")
 
 

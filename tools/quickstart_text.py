@@ -2,8 +2,9 @@
 
     ./dev python tools/quickstart_text.py [--out FILE]
 
-One file a line as `root<TAB>relative path`, for data.file_list, ordered by relative path. Pinned packages, so that
-every machine with the same Python trains on the same text; files up to 300 kB, as larger ones are generated tables.
+Writes one file per line as `root<TAB>relative path`, for data.file_list, ordered by relative path. Packages are
+pinned, so that every machine with the same Python trains on the same text. Files above 300 kB are left out: they are
+generated tables.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""What simple compressors make of a prepared folder's held-out text, in nats per byte.
+"""Compresses a prepared folder's held-out text with simple compressors. Prints nats per byte.
 
     ./dev python tools/text_baselines.py FOLDER [--json]
 
-zlib -9 on the held-out text alone, and a 5-gram model of bytes (a byte after the four before it) trained on the
-training text: interpolated modified Kneser-Ney, Chen and Goodman 1999. A language model that was worth its training
-is below the 5-gram model.
+The compressors are zlib -9 on the held-out text alone, and a 5-gram model of bytes trained on the training text. The
+model predicts a byte from the previous four: interpolated modified Kneser-Ney, Chen and Goodman 1999. A language
+model that was worth its training is below the 5-gram model.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 ORDER = 5
-HEADER_BYTES = 64  # of a token shard; see docs/data.md
+HEADER_BYTES = 64  # header size of a token shard; see docs/data.md
 
 
 def token_bytes(folder, tokenizer):

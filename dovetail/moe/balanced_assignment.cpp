@@ -24,10 +24,11 @@ constexpr double kLeastColumn = 1e-300;
 constexpr double kMostScore = 1 << 14, kScoreUnit = 0x1p-32;
 constexpr int64_t kUnreached = std::numeric_limits<int64_t>::max();
 
-/// Tokens are placed one after another, each by the cheapest path token -> expert -> ... -> expert
-/// with a free slot, on which every expert hands one of its tokens on. Each expert has `floor`
-/// slots of its own; beyond them it may take one more, of which there are T mod E for all: node E
-/// of the graph, through which that one passes from expert to expert.
+/// Solver of the balanced assignment. It places tokens one after another, each by the cheapest path
+/// token -> expert -> ... -> expert with a free slot. Each expert on the path passes one of its
+/// tokens to the next. Each expert has `floor` slots of its own and may take one of T mod E extra
+/// slots. Node E of the graph stands for the extra slots: through it, an extra slot passes from one
+/// expert to another.
 class BalancedAssignment {
  public:
   BalancedAssignment(std::vector<int64_t> cost, int64_t tokens, int64_t experts)
@@ -48,7 +49,7 @@ class BalancedAssignment {
   }
 
  private:
-  using Move = std::pair<int64_t, int64_t>;  ///< what moving a token costs, the token
+  using Move = std::pair<int64_t, int64_t>;  ///< cost of moving the token, index of the token
   using Moves = std::priority_queue<Move, std::vector<Move>, std::greater<>>;
 
   int64_t cost(int64_t token, int64_t expert) const {
@@ -56,7 +57,7 @@ class BalancedAssignment {
   }
   int64_t count(int64_t expert) const { return count_[static_cast<size_t>(expert)]; }
 
-  /// The cheapest token to move; {kUnreached, -1} without any.
+  /// Returns the token that is cheapest to move, or {kUnreached, -1} if `from` has no token.
   Move cheapest(int64_t from, int64_t to) {
     Moves& moves = moves_[static_cast<size_t>(from * experts_ + to)];
     while (!moves.empty() && expert_of_[static_cast<size_t>(moves.top().second)] != from)
@@ -77,7 +78,7 @@ class BalancedAssignment {
     return edges_[static_cast<size_t>(from * (experts_ + 1) + to)];
   }
 
-  /// The edges of an expert whose tokens have changed.
+  /// Updates the edges of an expert whose tokens have changed.
   void refresh(int64_t expert) {
     for (int64_t to = 0; to < experts_; ++to) {
       if (to != expert) edge(expert, to) = cheapest(expert, to).first;
@@ -86,7 +87,8 @@ class BalancedAssignment {
     edge(experts_, expert) = count(expert) > floor_ ? 0 : kUnreached;
   }
 
-  /// Bellman and Ford from `token` over the experts and the node of the extra slots.
+  /// Finds shortest paths from `token` over the experts and the node of the extra slots
+  /// (Bellman-Ford).
   void find_paths(int64_t token) {
     const auto nodes = static_cast<size_t>(experts_) + 1;
     distance_.assign(nodes, kUnreached);
@@ -123,7 +125,7 @@ class BalancedAssignment {
     hand_on(token, end);
   }
 
-  /// Moves a token along every edge of the path to `end`.
+  /// Moves one token along each edge of the path to `end`.
   void hand_on(int64_t token, int64_t end) {
     std::vector<std::pair<int64_t, int64_t>> moved;  // token, its new expert
     int64_t node = end;
@@ -149,12 +151,12 @@ class BalancedAssignment {
   int64_t experts_, floor_, extra_left_;
   std::vector<int32_t> expert_of_;
   std::vector<int64_t> count_, distance_, before_;
-  std::vector<Moves> moves_;    ///< (from, to); also of tokens that have left `from`
-  std::vector<int64_t> edges_;  ///< (from, to), of experts and the node of the extra slots
+  std::vector<Moves> moves_;    ///< (from, to); entries of tokens that left `from` are skipped
+  std::vector<int64_t> edges_;  ///< (from, to), over experts and node E
 };
 
-/// One round: the factors of the rows, then of the columns. Returns how much these changed, over
-/// their mean.
+/// Runs one round: computes the factors of the rows, then of the columns. Returns the sum of
+/// changes of the column factors divided by the sum of these factors.
 double scale_both(const double* mass, std::vector<double>& of_token,
                   std::vector<double>& of_expert) {
   const size_t experts = of_expert.size();

@@ -2,24 +2,25 @@
 
 #include <ATen/core/Tensor.h>
 
-/// Choices of experts that are even over the tokens by themselves; all on the CPU and without
+/// Expert choices whose load is even by construction. All functions run on the CPU and have no
 /// gradient.
 namespace dovetail::moe {
 
-/// exp(scores - each row's largest), scaled until rows add to 1 / T and columns to 1 / E (Sinkhorn
-/// 1967; Clark et al. 2022): by turns first the rows, then the columns, until the columns' factors
-/// change by at most 1e-4 of their mean, or 1000 times. scores (T, E), floating; the result in
-/// float64.
+/// Scales exp(scores - row maximum) until rows sum to 1 / T and columns to 1 / E (Sinkhorn 1967;
+/// Clark et al. 2022). Each round scales first the rows, then the columns. Rounds stop when the
+/// column factors change by at most 1e-4 of their mean, or after 1000 rounds. scores: (T, E),
+/// floating. Returns the scaled matrix, (T, E) float64.
 at::Tensor sinkhorn(const at::Tensor& scores);
 
-/// One expert for each token, so that each gets floor(T / E) or ceil(T / E) of them and the sum of
-/// the tokens' scores is the largest there is (BASE layers, Lewis et al. 2021); (T) int32. scores
-/// (T, E), floating: compared to 2^-32 and between -2^14 and 2^14; NaN counts as the least. Exact:
-/// a minimum-cost flow by shortest augmenting paths over the experts, O(T E^2) on ordinary scores.
+/// Assigns one expert to each token and returns (T) int32 (BASE layers, Lewis et al. 2021). Each
+/// expert gets floor(T / E) or ceil(T / E) tokens. The sum of the tokens' scores is maximum.
+/// scores: (T, E), floating; rounded to 2^-32 and clamped to [-2^14, 2^14], NaN to the minimum. The
+/// result is exact: a minimum-cost flow by shortest augmenting paths over the experts. Ordinary
+/// scores take O(T E^2) time.
 at::Tensor assign_balanced(const at::Tensor& scores);
 
-/// Expert (t k + j) mod E as choice j of token t, (T, k) int32: every expert has its share to
-/// within one choice.
+/// Assigns expert (t k + j) mod E to choice j of token t. Returns (T, k) int32. Loads of two
+/// experts differ by at most one choice.
 at::Tensor assign_in_turn(int64_t tokens, int64_t experts, int64_t k);
 
 }  // namespace dovetail::moe

@@ -20,14 +20,14 @@ namespace {
 
 constexpr int64_t kGrainTokens = 256;
 
-/// By what scores are compared.
+/// Sort key of a score: NaN counts as -infinity.
 template <class T>
 T rank(T score) {
   return std::isnan(score) ? -std::numeric_limits<T>::infinity() : score;
 }
 
-/// The indices of the largest values so far, descending; among equals the one that came first.
-/// Complete after `size` offers.
+/// Keeps the `size` largest values offered so far and their indices, in descending order. Among
+/// equal values the earlier offer comes first. The lists are complete after `size` offers.
 template <class T>
 class Largest {
  public:
@@ -59,7 +59,7 @@ class Largest {
   size_t filled_ = 0;
 };
 
-/// One token's choice.
+/// Chooses the experts of one token at a time.
 template <class T>
 class Chooser {
  public:
@@ -84,7 +84,7 @@ class Chooser {
     groups_.clear();
     for (int64_t group = 0; group < spec_.groups; ++group) groups_.offer(score_of(group), group);
     std::vector<int32_t> chosen = groups_.indices();
-    std::sort(chosen.begin(), chosen.end());  // so that ties go to the lowest expert
+    std::sort(chosen.begin(), chosen.end());  // ties then go to the lowest expert
     for (const int32_t group : chosen) offer(group * group_size_, (group + 1) * group_size_);
     return best_.indices();
   }
@@ -107,7 +107,8 @@ class Chooser {
   Largest<T> best_, in_group_, groups_;
 };
 
-/// `out` of the choices beyond the `capacity` largest of their expert is set.
+/// Sets `out` for choices that are not among the `capacity` largest weights of their expert.
+/// Choices that already are in `out` do not compete.
 template <class T>
 void drop_smallest(const at::Tensor& expert, const at::Tensor& weight, int64_t experts,
                    int64_t capacity, std::vector<char>& out) {

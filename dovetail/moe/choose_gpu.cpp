@@ -20,7 +20,7 @@ const T* pointer(const at::Tensor& x) {
 
 const void* bytes(const at::Tensor& x) { return x.defined() ? x.const_data_ptr() : nullptr; }
 
-/// NaN as -infinity.
+/// Replaces NaN by -infinity.
 at::Tensor comparable(const at::Tensor& scores) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   return scores.nan_to_num(-kInfinity, kInfinity, -kInfinity);
@@ -63,7 +63,8 @@ struct Slots {
   at::Tensor slot, count;
 };
 
-/// expert (T, k) in the order of `sequence`; `capacity` below 0: nothing is dropped for it.
+/// Assigns slots to the choices `expert` (T, k) in the order of `sequence`. A negative `capacity`
+/// drops no choice.
 Slots take_slots(const at::Tensor& expert, const SlotSequence& sequence, const at::Tensor& out,
                  const at::Tensor& drawn, int64_t experts, int64_t capacity) {
   Slots found{.slot = at::empty(expert.sizes(), expert.options()),
@@ -82,7 +83,8 @@ Slots take_slots(const at::Tensor& expert, const SlotSequence& sequence, const a
   return found;
 }
 
-/// Choices beyond the `capacity` largest of their expert, and those of `out`: (n) bool.
+/// Marks choices that are in `out` or not among the `capacity` largest weights of their expert.
+/// Returns (n) bool.
 at::Tensor beyond_largest(const at::Tensor& expert, const at::Tensor& weight, const at::Tensor& out,
                           int64_t experts, int64_t capacity) {
   const at::Tensor by_weight = at::argsort(comparable(weight.reshape({-1})), /*stable=*/true,

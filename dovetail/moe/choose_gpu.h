@@ -6,8 +6,8 @@
 
 #include "dovetail/moe/routing.h"
 
-/// choose.h for CUDA tensors, with the same results. Throws UserError in a build without kernels
-/// for the GPU.
+/// CUDA versions of the functions in choose.h, with the same results. They throw UserError in a
+/// build without GPU kernels.
 namespace dovetail::moe::gpu {
 
 at::Tensor choose_experts(const at::Tensor& scores, const at::Tensor& bias,
@@ -18,12 +18,13 @@ at::Tensor assign_slots(const at::Tensor& expert, const at::Tensor& weight, cons
                         const RoutingSpec& spec);
 at::Tensor choose_rows(const at::Tensor& scores, int64_t capacity);
 
-/// Where each choice stands among those of its expert, and how many each expert has.
+/// Rank of each choice among the choices of its expert, and number of choices of each expert.
 struct Ranks {
-  at::Tensor rank;   ///< (n) int32; -1: of `out`
-  at::Tensor count;  ///< (experts) int64
+  at::Tensor rank;   ///< (n) int32; -1: skipped by `out`
+  at::Tensor count;  ///< (experts) int64, without skipped choices
 };
-/// Of choices expert (n) int32 in `order` (n) int64, without those of which `out` (n) bool says so.
+/// Ranks n choices within each expert. expert: (n) int32. order: (n) int64, order in which choices
+/// are counted; undefined: by index. out: (n) bool, choices to skip; undefined: skips no choice.
 Ranks rank_choices(const at::Tensor& expert, const at::Tensor& order, const at::Tensor& out,
                    int64_t experts);
 

@@ -23,7 +23,8 @@ Selection selection(const Config& c) {
                                         : static_cast<Selection>(found - kSelectionNames.begin());
 }
 
-/// Of the others the load is even without a loss.
+/// Returns true if the router needs a loss to balance its load. Other routers balance it by
+/// construction.
 bool learns_balance(const Config& c) { return c.router == "top_k" || c.router == "noisy_top_k"; }
 
 void check_router(Config& c) {
@@ -211,8 +212,9 @@ Config resolve(const Config& config, int64_t width) {
           (c.slot_order == defaults.slot_order && !c.batch_prioritized &&
            c.capacity_rule == defaults.capacity_rule &&
            c.capacity_factor == defaults.capacity_factor && c.eval_capacity_factor == 0),
-      "model.moe.drop = \"none\" has no capacity: slot_order, batch_prioritized, capacity_rule, "
-      "capacity_factor and eval_capacity_factor do nothing; leave them out or say what is dropped");
+      "model.moe.drop = \"none\" has no capacity. These keys then do nothing: slot_order, "
+      "batch_prioritized, capacity_rule, capacity_factor, eval_capacity_factor. Leave them out or "
+      "set drop");
   user_check(c.drop != "none" || !c.pad_to_capacity,
              "model.moe.pad_to_capacity needs a capacity, but model.moe.drop = \"none\" has none; "
              "say what is dropped");
@@ -250,8 +252,8 @@ std::string reads_later_tokens(const Config& config) {
 void check_decodes(const Config& config) {
   if (config.experts == 0 || config.router != "expert_choice") return;
   throw UserError(
-      "model.moe.router = \"expert_choice\" gives experts the best of all tokens, later ones too, "
-      "so no text can be "
+      "model.moe.router = \"expert_choice\" lets experts choose among all tokens, also later ones. "
+      "So no text can be "
       "decoded token by token",
       "train with a router that looks at one token, such as \"top_k\" or \"sinkhorn\"");
 }

@@ -7,21 +7,21 @@
 
 namespace dovetail::moe {
 
-/// The k columns of the largest score + bias of each row, descending, ties to the lowest column;
-/// NaN as -infinity.
+/// For each row: the k columns with the largest score + bias, in descending order. Ties go to the
+/// lowest column. NaN counts as -infinity.
 struct ChooseProblem {
-  bool wide;  ///< scores and bias are float64, else float32
+  bool wide;  ///< true: scores and bias are float64, else float32
   int64_t rows, columns, k;
   const void* scores;  ///< (rows, columns)
   const void* bias;    ///< (columns); null: 0
-  const int32_t*
-      groups;  ///< (rows, top_groups): a row's columns lie in these groups; null: anywhere
+  /// Groups that the columns of a row may come from, (rows, top_groups). Null: all groups.
+  const int32_t* groups;
   int64_t top_groups, group_size;
   int32_t* chosen;  ///< (rows, k)
 };
 
-/// score[r][g] = the sum of the `summed` largest score + bias of the columns of group g; NaN as
-/// -infinity.
+/// Computes score[r][g]: the sum of the `summed` largest score + bias in the columns of group g.
+/// NaN counts as -infinity.
 struct GroupScoreProblem {
   bool wide;
   int64_t rows, groups, group_size;
@@ -31,40 +31,40 @@ struct GroupScoreProblem {
   void* group_scores;  ///< (rows, groups)
 };
 
-/// Slots that the choices of a sequence take, one expert's counted from 0 in the order of the
-/// sequence. Integer prefix sums over tiles of fixed size: the same on every GPU.
+/// Assigns slots to the choices of a sequence. Each expert's slots are counted from 0 in the order
+/// of the sequence. Integer prefix sums over tiles of fixed size give the same result on every GPU.
 struct SlotProblem {
   SlotSequence sequence;
   int64_t experts;
   const int32_t* expert;  ///< (tokens, k)
-  const bool* out;        ///< (tokens, k): takes no slot and gets -1; null: none
-  const bool* drawn;      ///< (tokens): the second choice takes its slot and gets -1; null: none
-  int64_t capacity;       ///< slots from this one on become -1; below 0: none
+  const bool* out;        ///< (tokens, k): choices that take no slot and get -1; null: none of them
+  const bool* drawn;      ///< (tokens): the second choice takes a slot, but gets -1; null: never
+  int64_t capacity;       ///< slots from `capacity` on become -1; negative: no limit
   int32_t* slot;          ///< (tokens, k)
-  int32_t* tile_counts;   ///< (slot_tiles(tokens k), experts), zeros before
-  int64_t* count;         ///< (experts): slots taken, those from `capacity` on too
+  int32_t* tile_counts;   ///< (slot_tiles(tokens k), experts); the caller fills it with zeros
+  int64_t* count;         ///< (experts): number of slots taken, including slots from `capacity` on
 };
 
-/// Rows of kept choices sorted by expert: that of choice c, kept where slot[c] >= 0, is
-/// begin[expert[c]] + rank[c].
+/// Sorts kept choices by expert. Choice c is kept if rank[c] >= 0; its row is then begin[expert[c]]
+/// + rank[c].
 struct RowsProblem {
   int64_t choices, k;
-  const int32_t *expert, *rank;  ///< rank below 0: not kept
-  const int64_t* begin;          ///< (experts)
-  int64_t* choice;               ///< (rows)
-  int32_t* token;                ///< (rows)
-  int32_t* row;                  ///< (choices): -1 where not kept
+  const int32_t *expert, *rank;  ///< (choices); negative rank: not kept
+  const int64_t* begin;          ///< (experts): first row of each expert
+  int64_t* choice;               ///< (rows): choice of each row
+  int32_t* token;                ///< (rows): token of each row
+  int32_t* row;                  ///< (choices): row of each choice; -1 if not kept
 };
 
-/// `gather_rows` of rows_simd.h, to place[i] instead of i where `place` is not null, for `y` and
-/// `other`.
+/// Runs `gather_rows` of rows_simd.h with rows `place[i]` of `y` and `other` instead of rows i.
+/// Null `place`: rows i.
 struct PlacedRowsProblem {
   GatherRowsProblem rows;
   const int64_t* place;
 };
 
-/// y[t] = sum over the j with row[t][j] >= 0, in their order, of weight[row] x[place[row]]; y
-/// (tokens, width) float32; weight null: 1; place null: row itself.
+/// Computes y[t] = sum of weight[r] x[place[r]] over the rows r = row[t][j] >= 0, in the order of
+/// j. y: (tokens, width) float32. Null `weight`: weights are 1. Null `place`: place[r] = r.
 struct SumRowsProblem {
   Storage storage;
   int64_t tokens, width, k;
@@ -75,8 +75,9 @@ struct SumRowsProblem {
   float* y;
 };
 
-/// Our kernels for CUDA tensors: pointers are to the current GPU's memory, work is queued on
-/// torch's current stream. They live in the library of dovetail/ops/cuda_kernels.h.
+/// Table of the kernels for CUDA tensors. Pointers refer to memory of the current GPU. Work is
+/// queued on torch's current stream. The kernels are in the library that
+/// dovetail/ops/cuda_kernels.h describes.
 struct CudaKernels {
   void (*choose)(const ChooseProblem& problem);
   void (*score_groups)(const GroupScoreProblem& problem);
@@ -86,12 +87,14 @@ struct CudaKernels {
   void (*sum_rows)(const SumRowsProblem& problem);
 };
 
-/// Null in a build without nvcc. Opens the library at the first call, which needs a GPU in use.
+/// Returns the kernels, or null in a build without nvcc. The first call opens the library and needs
+/// a GPU in use.
 const CudaKernels* cuda_kernels();
-/// Throws UserError naming `op` where the build has none: there is no other way for CUDA tensors.
+/// Returns the kernels, or throws UserError naming `op` in a build without them. CUDA tensors have
+/// no other implementation.
 const CudaKernels& cuda_kernels_for(const char* op);
 
-/// The library's function, `const CudaKernels* dovetail_moe_cuda_kernels()`.
+/// Name of the library's entry point, `const CudaKernels* dovetail_moe_cuda_kernels()`.
 inline constexpr const char* kCudaEntry = "dovetail_moe_cuda_kernels";
 
 }  // namespace dovetail::moe

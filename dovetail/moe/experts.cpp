@@ -30,7 +30,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// dweight = <y, dy> of each row; then y and dy become themselves times the row's weight.
+/// Computes dweight = <y, dy> of each row. Then multiplies the rows of y and dy by their weights.
 void weigh(const at::Tensor& weight, at::Tensor& y, at::Tensor& dy, const at::Tensor& dweight) {
   weigh_rows({.storage = storage_of(y),
               .rows = y.size(0),
@@ -41,7 +41,7 @@ void weigh(const at::Tensor& weight, at::Tensor& y, at::Tensor& dy, const at::Te
               .dweight = dweight.mutable_data_ptr<float>()});
 }
 
-/// The gradient of h.
+/// Returns the gradient of the activation's input h.
 at::Tensor activation_gradient(const RowOperation& activation, const at::Tensor& h,
                                const at::Tensor& dy) {
   if (activation.has_rows(h)) return activation.gradients(h, {}, dy).x;
@@ -50,7 +50,7 @@ at::Tensor activation_gradient(const RowOperation& activation, const at::Tensor&
   return torch::autograd::grad({activation.apply(x)}, {x}, {dy})[0];
 }
 
-/// Experts [first, end) of one width, next to each other: their rows are one matrix.
+/// Neighbouring experts [first, end) of equal width. Their rows form one matrix.
 struct Run {
   int64_t first, end, width;
 };
@@ -66,14 +66,14 @@ std::vector<Run> runs_of_width(at::TensorList down) {
   return runs;
 }
 
-/// A tensor of each expert's rows.
+/// Views of each expert's rows.
 class ByExpert {
  public:
-  /// Of an operand of all rows.
+  /// Splits a tensor that holds the rows of all experts.
   ByExpert(const DispatchedRows& to, const at::Tensor& all) {
     for (int64_t e = 0; e < to.experts(); ++e) views_.push_back(to.of_expert(all, e));
   }
-  /// Of the matrix of each run.
+  /// Splits matrices that hold the rows of one run each.
   ByExpert(const DispatchedRows& to, const std::vector<Run>& runs, at::TensorList matrices) {
     for (size_t i = 0; i < runs.size(); ++i) {
       for (int64_t e = runs[i].first; e < runs[i].end; ++e)
@@ -86,16 +86,17 @@ class ByExpert {
   variable_list views_;
 };
 
-/// `count` rounded up to one of sixteen sizes between a power of two and the next.
+/// Rounds `count` up to one of sixteen sizes between a power of two and the next.
 int64_t usual_size(int64_t count) {
   const auto step =
       std::max<int64_t>(8, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(count))) / 16);
   return (count + step - 1) / step * step;
 }
 
-/// oneDNN, which multiplies bfloat16, writes code for every shape that it meets, and experts have
-/// another number of rows in every step. So they get rows of weight 0 beside their own, up to the
-/// next usual size: of token 0, and of a choice behind the last. Modules get rows of zeros.
+/// Pads each expert's rows to the next usual size if the products run in oneDNN. That library
+/// compiles code for each shape, and the row counts of experts differ in each step. Padding rows
+/// read token 0. Their weight is 0, since their choice is one past the last choice. `apply_experts`
+/// pads with zeros instead.
 DispatchedRows with_usual_sizes(const DispatchedRows& to, const at::Tensor& x,
                                 const at::Tensor& weight) {
   if (x.scalar_type() != at::kBFloat16 || multiplies_bfloat16_rows()) return to;
@@ -111,8 +112,9 @@ DispatchedRows with_usual_sizes(const DispatchedRows& to, const at::Tensor& x,
   return out;
 }
 
-/// Rows of the current step, inside an operation. A recorded step has a row for every choice,
-/// whichever its expert, so that all its sizes are the same in every replay.
+/// Returns the Dispatch of the running step; called inside an operation. A recorded step has one
+/// row for each choice, whichever its expert, so that all steps have the same sizes. Throws
+/// UserError if choices were dropped.
 DispatchedRows rows_of_this_step(const variable_list& inputs, size_t first,
                                  const DispatchNumbers& numbers) {
   const Dispatch dispatch = dispatch_at(inputs, first, numbers);
@@ -125,7 +127,7 @@ DispatchedRows rows_of_this_step(const variable_list& inputs, size_t first,
   return to;
 }
 
-/// An uninitialised matrix for each run, `wide` times its width.
+/// Allocates an uninitialised matrix for each run, `wide` times as wide as its experts.
 variable_list matrices(const DispatchedRows& to, const std::vector<Run>& runs, int64_t wide,
                        const at::TensorOptions& options) {
   variable_list out;
@@ -134,7 +136,8 @@ variable_list matrices(const DispatchedRows& to, const std::vector<Run>& runs, i
   return out;
 }
 
-/// Tensors of the function in the order of its arguments, each with a gradient at the same place.
+/// Positions of tensors among the function's arguments. Each gradient has the position of its
+/// tensor.
 struct Places {
   int64_t experts;
   bool bias;
@@ -183,12 +186,12 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
               rows_of_this_step(given.reads, given.reads.size() - 1 - kDispatchTensors, numbers),
               at, activation, wants_x);
         });
-    out.resize(at.count() + 3);  // and the other arguments'
+    out.resize(at.count() + 3);  // undefined gradients of `to`, `activation` and `bias`
     return out;
   }
 
  private:
-  /// y, the weight of each row, h of each run.
+  /// Returns y, the weight of each row, and for each run the output h of `up`.
   static variable_list run(at::TensorList tensors, const DispatchedRows& kept,
                            const std::string& activation_name, bool bias) {
     const TraceSpan span("dovetail::experts");
@@ -232,7 +235,7 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     return made;
   }
 
-  /// saved: what `forward` saved, and dy behind it. The gradients of its tensors.
+  /// Returns the gradients of forward's tensors. saved: tensors that `forward` saved, then dy.
   static variable_list differentiate(const variable_list& saved, const DispatchedRows& kept,
                                      const Places& at, const std::string& activation_name,
                                      bool wants_x) {
@@ -263,7 +266,7 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
             row_dweight.narrow(0, first, a[i].size(0)));
     }
 
-    if (at.bias) {  // of which the weights' gradients are products too
+    if (at.bias) {  // adds <dy, down_bias> to the gradient of each row's weight
       const at::Tensor of_bias = at::empty({to.size(), 1}, x.options());
       const ByExpert of_expert(to, of_bias);
       for (int64_t e = 0; e < at.experts; ++e)
@@ -273,7 +276,7 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
       row_dweight.add_(of_bias.squeeze(1));
     }
 
-    // What only down's gradients read goes before up's are made.
+    // down's gradients come first: `a` is freed before up's gradients are allocated.
     variable_list out(at.count());
     const ByExpert weights(to, row_weight.to(x.scalar_type()));
     const auto gradient = [&](size_t place) {
@@ -412,8 +415,8 @@ at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dis
       return linear(activation->apply(h), experts.down[e], bias_of(experts.down_bias));
     });
   }
-  // Products in bfloat16 add up in float32 where they have many terms, that is where an expert has
-  // many rows.
+  // Products in bfloat16 sum in float32 if they have many terms, that is if an expert has many
+  // rows. Their memory then differs from step to step.
   if (x.scalar_type() != at::kFloat) refuse_if_recorded(to, "experts in bfloat16");
   if (!use_kernel(Kernel::kGemm, x)) refuse_if_recorded(to, "experts multiplied by ATen");
   variable_list tensors = {x.contiguous(), weight};

@@ -10,8 +10,9 @@
 
 namespace dovetail::moe {
 
-/// The weights of E feed-forwards, each of its own width f_e: up[e] (up_width(activation, f_e), C),
-/// down[e] (C, f_e), up_bias[e] (up_width), down_bias[e] (C); all of one dtype; no biases: empty.
+/// Weights of E feed-forwards, whose widths f_e may differ. Shapes: up[e]
+/// (up_width(activation, f_e), C), down[e] (C, f_e), up_bias[e] (up_width), down_bias[e] (C). All
+/// have one dtype. Bias lists are empty if there are no biases.
 struct ExpertWeights {
   std::string activation;  ///< "swiglu", "gelu" or "relu2"
   std::vector<at::Tensor> up, down, up_bias, down_bias;
@@ -19,30 +20,33 @@ struct ExpertWeights {
   size_t experts() const { return up.size(); }
 };
 
-/// y[t] = sum over the choices of token t that `to` holds of weight * down(activation(up(x[t]))),
-/// of the choice's expert.
+/// Computes y[t] = sum of weight * down(activation(up(x[t]))) over the choices of token t in `to`,
+/// with the weights of each choice's expert.
 ///
-/// x (T, C) in the dtype of the experts; weight (T, k) and y (T, C) float32, or x's where that is
-/// wider. No expert's rows are padded (MegaBlocks' dropless experts, Gale et al. 2022). Our kernel
-/// runs float32 and bfloat16 on the CPU, all experts at once, and copies no rows: products read
-/// tokens where they lie and add into where they go. Without `multiplies_bfloat16_rows`
-/// (ops/gemm.h) bfloat16 products are oneDNN's, on a copy of one expert's rows at a time. Kept for
-/// backward: x and what `up` made. On a GPU both dtypes are `feed_forward_rows` between rows that
-/// are copied to the experts and back, all experts in one grouped product each way. Everything else
-/// is `apply_experts`. Sums are in float32, a token's experts in their order. Throws UserError
-/// naming the tensor.
+/// x: (T, C) in the dtype of the experts. weight: (T, k); y: (T, C). Both are float32, or x's dtype
+/// if that is wider. No expert's rows are padded (MegaBlocks' dropless experts, Gale et al. 2022).
+///
+/// On the CPU one kernel runs all experts in float32 or bfloat16 without copies of rows. Its
+/// products gather tokens from x and add their results to rows of y. Without
+/// `multiplies_bfloat16_rows` (ops/gemm.h) bfloat16 products use oneDNN on a copy of one expert's
+/// rows at a time. On a GPU both dtypes copy rows to the experts, run `feed_forward_rows` and copy
+/// them back. Each product there is one grouped product of all experts. All other cases use
+/// `apply_experts`.
+///
+/// Keeps for backward: x and the outputs of `up`. Sums are in float32; the experts of a token are
+/// added in their order. Throws UserError naming the tensor.
 at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
                         const ExpertWeights& experts);
 
-/// down(activation(up(row))) of each row: rows (R, C) sorted by expert, count[e] of them of expert
-/// e. (R, C).
+/// Computes down(activation(up(row))) for each row and returns (R, C). rows: (R, C) sorted by
+/// expert. count[e]: number of rows of expert e.
 at::Tensor feed_forward_rows(const at::Tensor& rows, const std::vector<int64_t>& count,
                              const ExpertWeights& experts);
 
-/// `feed_forward` of experts of any kind (FastMoE, He et al. 2021), one after another on copies of
-/// their rows: expert(e, rows of e) has as many rows, among them in bfloat16 some of zeros behind
-/// the last. All run, also those without rows: their gradients are zeros then, and every rank has
-/// the same ones.
+/// Runs `feed_forward` with experts given as functions (FastMoE, He et al. 2021), one after another
+/// on copies of their rows. expert(e, rows of e) returns one result row for each input row. In
+/// bfloat16 the input may end with rows of zeros, which round its size up. Experts without rows
+/// run, too. Their gradients are then zeros, so that all ranks have the same set of gradients.
 at::Tensor apply_experts(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
                          const std::function<at::Tensor(int64_t, const at::Tensor&)>& expert);
 

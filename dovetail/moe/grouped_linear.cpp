@@ -18,7 +18,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Of each group its rows of y = x weight^T, plus its bias where there are any.
+/// Computes each group's rows of y = x weight^T, plus the group's bias if there are biases.
 void multiply(const at::Tensor& y, const at::Tensor& x, at::TensorList weight, at::TensorList bias,
               const std::vector<int64_t>& count) {
   const TraceSpan span("dovetail::grouped_linear");
@@ -33,8 +33,8 @@ void multiply(const at::Tensor& y, const at::Tensor& x, at::TensorList weight, a
   gemm_group(calls);
 }
 
-/// Of each group the gradients, from dy (rows, out). `dx` may be undefined, `dweight` and `dbias`
-/// empty; without dweight there is no dbias.
+/// Computes each group's gradients from dy (rows, out). `dx` may be undefined; `dweight` and
+/// `dbias` may be empty. `dbias` requires `dweight`.
 void multiply_backward(const at::Tensor& dx, at::TensorList dweight, at::TensorList dbias,
                        const at::Tensor& dy, const at::Tensor& x, at::TensorList weight,
                        const std::vector<int64_t>& count) {
@@ -53,7 +53,7 @@ void multiply_backward(const at::Tensor& dx, at::TensorList dweight, at::TensorL
   gemm_group(calls);
 }
 
-/// The groups' parts of a stacked tensor; none of an undefined one.
+/// Returns the groups' parts of a stacked tensor, or an empty list if it is undefined.
 variable_list parts_of(const at::Tensor& stacked) {
   return stacked.defined() ? stacked.unbind() : variable_list();
 }
@@ -85,7 +85,7 @@ class GroupedLinearFunction : public torch::autograd::Function<GroupedLinearFunc
   }
 };
 
-/// The groups' weights stand behind x, their biases behind these.
+/// `tensors` holds x, then the weights of the groups, then their biases if any.
 class GroupedLinearsFunction : public torch::autograd::Function<GroupedLinearsFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, at::TensorList tensors,
@@ -102,7 +102,7 @@ class GroupedLinearsFunction : public torch::autograd::Function<GroupedLinearsFu
     const auto saved = context->get_saved_variables();
     const auto count = context->saved_data["count"].toIntVector();
     const size_t groups = count.size();
-    variable_list out(saved.size() + 1);  // and the counts'
+    variable_list out(saved.size() + 1);  // plus the undefined gradient of `count`
     if (context->needs_input_grad(0)) out[0] = at::empty(saved[0].sizes(), saved[0].options());
     for (size_t i = 1; i < saved.size(); ++i)
       out[i] = at::empty(saved[i].sizes(), saved[i].options());

@@ -13,7 +13,7 @@ namespace dovetail::moe {
 
 namespace {
 
-/// Modules by their number among all experts, of which a rank may have a few.
+/// Container of experts, named by their global index. A rank may have only some of all experts.
 class ExpertList : public torch::nn::Module {
  public:
   void add(int64_t expert, const std::shared_ptr<FeedForward>& module) {

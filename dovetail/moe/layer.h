@@ -17,32 +17,33 @@
 
 namespace dovetail::moe {
 
-/// y = sum over a token's experts of weight * expert(x), and the shared experts of x (Shazeer et
-/// al. 2017). Parameters: the Router's, experts.<e>.up and .down as a FeedForward's, shared.up and
-/// .down. Where experts are spread over ranks a Layer has those of its own rank, under their
-/// numbers among all, in slices if they are cut.
+/// Mixture-of-experts layer: y = sum of weight * expert(x) over a token's experts, plus the shared
+/// experts' output (Shazeer et al. 2017). Parameters: the Router's, then experts.<e>.up and
+/// experts.<e>.down as in a FeedForward, then shared.up and shared.down. If experts are spread over
+/// ranks, a Layer has only the experts of its own rank. They keep their global index e. If experts
+/// are cut, the rank has its slices of them.
 class Layer : public torch::nn::Module {
  public:
   struct Options {
-    int64_t width = 0;  ///< C
+    int64_t width = 0;  ///< C, elements of a token
     std::string activation;
     bool bias = false;
-    std::string name;  ///< "blocks.3.moe"
+    std::string name;  ///< name of the layer, e.g. "blocks.3.moe"
     c10::Device device = c10::kCPU;
-    std::shared_ptr<const ExpertRanks> ranks = nullptr;  ///< null: all experts are here
+    std::shared_ptr<const ExpertRanks> ranks = nullptr;  ///< null: this process has all experts
   };
-  /// `config` is a resolved one.
+  /// `config` must come from `resolve`.
   Layer(const Config& config, const Options& options);
 
   struct Output {
-    at::Tensor y;     ///< as x
-    at::Tensor loss;  ///< scalar: the Router's
+    at::Tensor y;     ///< same shape and dtype as x
+    at::Tensor loss;  ///< scalar: loss of the Router
   };
-  /// x (..., C). Tokens that all experts dropped get 0 (and the shared experts): the residual
-  /// carries them on.
+  /// x: (..., C). A token whose choices were all dropped gets 0, plus the shared experts' output.
+  /// The residual connection then passes it on.
   Output forward(const at::Tensor& x, const Pass& pass = {});
 
-  /// Of the forward passes since `reset_load`.
+  /// Load of the experts, summed over the forward passes since `reset_load`.
   struct Load {
     std::vector<int64_t> count;  ///< choices of each expert, before dropping
     int64_t dropped = 0;
@@ -57,20 +58,23 @@ class Layer : public torch::nn::Module {
   Router& router() { return *router_; }
   const std::shared_ptr<const ExpertRanks>& ranks() const { return ranks_; }
 
-  /// How rows and experts meet from the next forward pass on: the same on all ranks. At first
-  /// experts stay where they are, without overlap.
+  /// Sets the plan for the next forward passes; it must be the same on all ranks. The initial plan
+  /// leaves experts in place and has no overlap.
   void set_plan(Plan plan) { plan_ = std::move(plan); }
   const Plan& plan() const { return plan_; }
-  /// Whether some expert runs as a module of its own, which only its own rank can.
+  /// Returns true if at least one expert is quantized. Its experts then run as modules, and only on
+  /// their own rank.
   bool quantized() const;
 
  private:
   void add_to_load(const Routing& routing);
-  /// The experts of this rank: as one operation, or as modules if they are quantized.
+  /// Returns the experts of this rank: as weights for one operation, or as modules if they are
+  /// quantized.
   LocalExperts local_experts() const;
-  /// Rows that each expert's are padded to, if a capacity asks for it: the largest capacity of any
-  /// rank. It follows from pass.most_tokens by every rule but Tutel's with a factor of 0 or below,
-  /// which counts choices; then and without it the ranks tell each other.
+  /// Number of rows that each expert's input is padded to: the largest capacity of any rank.
+  /// Returns nullopt without pad_to_capacity or without a capacity. The value follows from
+  /// pass.most_tokens, except by Tutel's rule with a factor of 0 or below, which counts choices. In
+  /// that case, and if most_tokens is unknown, the ranks exchange their capacities.
   std::optional<int64_t> padded_capacity(const Routing& routing, const Pass& pass) const;
 
   Config config_;
@@ -79,11 +83,11 @@ class Layer : public torch::nn::Module {
   Plan plan_;
   std::shared_ptr<Router> router_;
   std::vector<std::shared_ptr<FeedForward>> experts_;
-  std::shared_ptr<FeedForward> shared_;  ///< null: none
+  std::shared_ptr<FeedForward> shared_;  ///< null: no shared experts
   Load load_;
 };
 
-/// The Layers within `model` with their names, in the order of the model.
+/// Returns the Layers of `model` with their names, in the order of the model.
 std::vector<std::pair<std::string, std::shared_ptr<Layer>>> layers_of(
     const torch::nn::Module& model);
 

@@ -14,7 +14,7 @@
 #include "dovetail/moe/routing.h"
 #include "dovetail/ops/simd_level.h"
 
-/// torch.ops.dovetail.moe_*.
+/// Registers the operators torch.ops.dovetail.moe_* and grouped_linear.
 namespace dovetail::moe {
 
 namespace {
@@ -70,7 +70,7 @@ std::tuple<at::Tensor, at::Tensor> library_expert_choice(const at::Tensor& logit
   return {choice.token, choice.weight};
 }
 
-/// The dispatch of expert_idx and slot (T, k) from anywhere.
+/// Checks expert_idx and slot (T, k) of any caller and returns their dispatch.
 Dispatch checked_dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts) {
   for (const auto& [name, x] : {std::pair("expert_idx", expert), std::pair("slot", slot)})
     user_check(x.dim() == 2 && x.sizes() == expert.sizes() && x.scalar_type() == at::kInt &&
@@ -121,6 +121,7 @@ at::Tensor library_experts(const at::Tensor& x, const at::Tensor& weight, const 
 
 }  // namespace dovetail::moe
 
+// words: off
 TORCH_LIBRARY_FRAGMENT(dovetail, m) {
   dovetail::define<
       "moe_route(Tensor logits, int k, str score=\"softmax\", str normalize=\"before\", str "
@@ -163,3 +164,4 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
       "Tensor[] up_bias, Tensor[] down_bias, str activation) -> Tensor",
       dovetail::moe::library_experts>(m);
 }
+// words: on

@@ -3,15 +3,15 @@
 #include <array>
 #include <string_view>
 
-/// The names of routing.h's enumerators, in their order.
+/// Config names of the enumerators in routing.h, in the same order.
 namespace dovetail::moe {
 
 inline constexpr std::array<std::string_view, 4> kSelectionNames = {"top_k", "sinkhorn", "base",
                                                                     "balanced"};
-/// model.moe.router.
+/// Values of model.moe.router.
 inline constexpr std::array<std::string_view, 7> kRouterNames = {
     "top_k", "noisy_top_k", "sinkhorn", "base", "balanced", "expert_choice", "hash"};
-/// model.moe.load_scope.
+/// Values of model.moe.load_scope.
 inline constexpr std::array<std::string_view, 4> kLoadScopeNames = {"auto", "micro_batch",
                                                                     "sequence", "global_batch"};
 inline constexpr std::array<std::string_view, 2> kScoreNames = {"softmax", "sigmoid"};

@@ -14,14 +14,14 @@ namespace {
 
 constexpr double kLeastSquare = 1e-20;
 
-/// Variance over squared mean of x (E).
+/// Variance of x (E) divided by its squared mean.
 at::Tensor squared_variation(const at::Tensor& x) {
   const at::Tensor mean = x.mean();
   return (x - mean).square().mean() / mean.square().clamp_min(kLeastSquare);
 }
 
-/// On a GPU by a matrix of tokens and experts: there `index_add` sums in the order in which threads
-/// happen to come.
+/// Sums the weights of each expert. A GPU sums a (tokens, experts) matrix: its `index_add` adds in
+/// a varying order of threads.
 at::Tensor sum_by_expert(const at::Tensor& weight, const at::Tensor& expert, int64_t experts) {
   if (weight.is_cuda())
     return at::zeros({weight.size(0), experts}, weight.options())
@@ -55,7 +55,8 @@ at::Tensor smooth_load_loss(const at::Tensor& logits, const at::Tensor& noise,
     user_check(x.sizes() == logits.sizes(),
                "moe_smooth_load_loss: {} must be shaped as logits, {}, but is {}", name,
                describe(logits), describe(x));
-  if (k == experts) return at::zeros({}, logits.options());  // every expert has every token
+  if (k == experts)
+    return at::zeros({}, logits.options());  // every expert has every token: loads are equal
   const at::Tensor noisy = logits + noise * noise_scale;
   const at::Tensor largest = std::get<0>(noisy.topk(k + 1, 1));
   const at::Tensor next = largest.narrow(1, k, 1), last = largest.narrow(1, k - 1, 1);

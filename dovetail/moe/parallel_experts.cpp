@@ -18,8 +18,8 @@ namespace dovetail::moe {
 
 namespace {
 
-/// A chunk of this rank's tokens and its rows for other ranks, and of the rows that come those of
-/// each expert.
+/// A chunk of tokens. `to` dispatches its rows to all ranks; `local` groups the rows that this rank
+/// receives by expert.
 struct Chunk {
   at::Tensor x, weight;
   Dispatch to;
@@ -27,13 +27,13 @@ struct Chunk {
   Dispatch local;
 };
 
-/// A row of an expert in r shards is r rows with the same weight.
+/// Repeats weights for experts in r shards: each row becomes r rows with the same weight.
 at::Tensor shard_weight(const at::Tensor& weight, const Plan& plan) {
   return plan.shards == 1 ? weight : weight.unsqueeze(2).expand({-1, -1, plan.shards}).flatten(1);
 }
 
-/// Chunks of slots for padded rows. Of an expert that is whole on `copies` groups of ranks each
-/// group has every copies-th slot.
+/// Makes chunks of slots for padded rows. If `copies` groups of ranks hold each expert whole, each
+/// group gets every copies-th slot.
 std::vector<Chunk> make_padded_chunks(const at::Tensor& x, const at::Tensor& weight,
                                       const Choices& parts, int64_t part_count, const Plan& plan,
                                       int copies, int64_t capacity) {
@@ -65,7 +65,7 @@ std::vector<Chunk> make_chunks(const at::Tensor& x, const at::Tensor& weight, co
   return chunks;
 }
 
-/// Tells every rank what it will get, of all chunks at once.
+/// Exchanges the row counts of all chunks at once, so that every rank knows what it will receive.
 void exchange_counts(std::vector<Chunk>& chunks, const ExpertRanks& ranks, const Plan& plan) {
   const Placement& placement = ranks.placement;
   const Parts parts{placement};
@@ -102,7 +102,7 @@ void exchange_counts(std::vector<Chunk>& chunks, const ExpertRanks& ranks, const
   }
 }
 
-/// What every rank will get of padded rows, which it knows.
+/// Computes the row counts that every rank will receive. Rows are padded, so no exchange is needed.
 void plan_padded(std::vector<Chunk>& chunks, const ExpertRanks& ranks, const Plan& plan) {
   const Placement& placement = ranks.placement;
   const int64_t own = placement.count(placement.holder(ranks.group->rank()));
@@ -131,8 +131,8 @@ at::Tensor run_experts(const at::Tensor& x, const Dispatch& to, const LocalExper
                          : feed_forward(x, ones, to, experts.weights);
 }
 
-/// Rows to the experts and back, those of each chunk in their tokens: dispatch 0, dispatch 1,
-/// combine 0, dispatch 2, combine 1, ...
+/// Sends rows to the experts and back. Returns the results of each chunk's tokens. Order: dispatch
+/// 0, dispatch 1, combine 0, dispatch 2, combine 1, ...
 std::vector<at::Tensor> exchange_rows(const std::vector<Chunk>& chunks, const LocalExperts& experts,
                                       const ExpertRanks& ranks) {
   std::vector<PendingRows> there, back;
@@ -146,7 +146,7 @@ std::vector<at::Tensor> exchange_rows(const std::vector<Chunk>& chunks, const Lo
     const at::Tensor rows = there[i].wait();
     const at::Tensor made =
         run_experts(rows, chunks[i].local, experts, chunks[i].weight.scalar_type());
-    // Results are float32 sums, which only this payload carries whole.
+    // Results are float32 sums, which only the float32 payload carries without rounding.
     const bool whole = ranks.combine.forward == Payload::kFloat32;
     back.push_back(start_all_to_all(whole ? made : made.to(rows.scalar_type()),
                                     chunks[i].exchange->reversed(), ranks.combine));
@@ -157,7 +157,7 @@ std::vector<at::Tensor> exchange_rows(const std::vector<Chunk>& chunks, const Lo
   return y;
 }
 
-/// Parameters of one expert, in the order of their lists.
+/// Parameters of one expert: up, down and, if any, up_bias and down_bias.
 using Parameters = std::vector<at::Tensor>;
 
 Parameters parameters_of(const ExpertWeights& weights, size_t e) {
@@ -165,8 +165,8 @@ Parameters parameters_of(const ExpertWeights& weights, size_t e) {
   return {weights.up[e], weights.down[e], weights.up_bias[e], weights.down_bias[e]};
 }
 
-/// Of `cut` slices of each parameter of an expert: those of up lie in the rows of its gate and of
-/// its own.
+/// Joins slices of an expert's parameters. Slices of up are ranges of rows: of the gate's rows, if
+/// any, and of up's own rows.
 Parameters joined(const std::vector<Parameters>& slices, const std::string& activation) {
   if (slices.size() == 1) return slices[0];
   std::vector<at::Tensor> up, down;
@@ -177,8 +177,8 @@ Parameters joined(const std::vector<Parameters>& slices, const std::string& acti
   return {at::cat(up, 1).flatten(0, 1), at::cat(down, 1)};
 }
 
-/// `experts` (ascending) whole, or as far as the slices go that this rank gets of them: every rank
-/// sends its own slices to those that `wants(to, from)`. All ranks together.
+/// Gathers `experts` (ascending) as far as this rank receives their slices. Every rank sends its
+/// own slices to each rank for which `wants(to, from)` is true. All ranks call it together.
 template <class Wants>
 ExpertWeights gather_experts(const ExpertWeights& own, const std::vector<int64_t>& experts,
                              const ExpertRanks& ranks, const Wants& wants) {
@@ -212,7 +212,8 @@ ExpertWeights gather_experts(const ExpertWeights& own, const std::vector<int64_t
   const at::Tensor buffer = copies.empty() ? mine.narrow(0, 0, 0) : at::cat(copies);
   const at::Tensor received = all_to_all_v(buffer, Exchange(ranks.group, splits));
 
-  // One split, whose backward is one concatenation, and not a view for each parameter.
+  // One split needs a single concatenation in backward, instead of one operation for each
+  // parameter's view.
   std::vector<int64_t> sizes;
   for (int64_t left = received.numel(); left > 0; left -= elements)
     for (const at::Tensor& like : shapes) sizes.push_back(like.numel());
@@ -339,7 +340,7 @@ std::optional<ExpertName> parse_expert_name(std::string_view name) {
 
 ExpertSlice expert_slice(std::string_view parameter, at::IntArrayRef own_sizes,
                          const std::string& activation, const Placement& placement, int rank) {
-  if (parameter == "down.bias")  // where experts are not cut alone
+  if (parameter == "down.bias")  // only uncut experts have biases
     return {.whole = own_sizes.vec(),
             .outer = 1,
             .hidden = own_sizes[0],

@@ -17,75 +17,82 @@
 
 namespace dovetail::moe {
 
-/// How rows and experts meet in a step. It may change from step to step: no parameter moves its
-/// home.
+/// Plan of a layer for one step: which rows and which expert weights travel between ranks. It may
+/// change from step to step, since parameters stay on the ranks of their Placement.
 struct Plan {
-  /// Tutel's r (arXiv 2206.03382, section 3.1), from 0 to `cut`, which it divides: each expert is
-  /// put together from cut / r slices, and a row goes to the r ranks that then hold all of it; the
-  /// cut / r groups of such ranks share the expert's rows. cut: experts stay where they are. 0: no
-  /// row moves, every rank gathers all experts.
+  /// Tutel's r (arXiv 2206.03382, section 3.1): number of ranks that process a row together. Range:
+  /// 0 to `cut`; must divide `cut`. Each rank gathers cut / r slices of its experts, so that r
+  /// ranks together hold each expert whole. There are cut / r such groups of r ranks; they share
+  /// the expert's rows. cut: nothing is gathered, experts stay in place. 0: no row is sent, every
+  /// rank gathers all experts.
   int shards = 1;
-  int overlap = 1;  ///< chunks of tokens whose exchange overlaps with the experts of another
+  /// Number of chunks of tokens. The exchange of one chunk overlaps with expert computation on
+  /// another.
+  int overlap = 1;
   bool hierarchical = false;
-  std::vector<int64_t> shadowed =
-      {};  ///< experts, ascending, that every rank gathers; their rows stay (FasterMoE)
+  /// Experts, ascending, whose weights every rank gathers. Their rows are not sent (FasterMoE).
+  std::vector<int64_t> shadowed = {};
 };
 
-/// The ranks that the experts of every layer are spread over.
+/// Ranks that the experts of each layer are spread over.
 struct ExpertRanks {
   Placement placement;
   std::shared_ptr<Group> group;
-  std::optional<NodeGroups> nodes;  ///< for hierarchical plans
-  Payloads dispatch, combine;       ///< how rows travel to the experts and back
+  std::optional<NodeGroups> nodes;  ///< required by hierarchical plans
+  Payloads dispatch, combine;       ///< number formats of rows on the way to the experts and back
 };
 
-/// This rank's experts, slices of which `weights` holds. `modules`, if any, run in their place: as
-/// `apply_experts`.
+/// Experts of this rank. `weights` holds this rank's slices. `modules`, if set, replaces them: a
+/// function as in `apply_experts`.
 struct LocalExperts {
   ExpertWeights weights;
   std::function<at::Tensor(int64_t, const at::Tensor&)> modules;
 };
 
-/// feed_forward with a Dispatch that is padded, on one rank with all experts: its rows are encoded
-/// into (E, capacity, C), go through the experts, zeros among them, and are decoded.
+/// Runs feed_forward with a padded Dispatch, on one rank that has all experts. Encodes rows into
+/// (E, capacity, C), with zeros as padding. All of these rows run through the experts and are
+/// decoded.
 at::Tensor padded_feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
                                const LocalExperts& experts);
 
-/// y (T, C) as feed_forward(x, weight, ...) with all experts, by the experts of all ranks, which
-/// call it together with the same plan; T may differ and be 0. x (T, C); weight (T, k); expert and
-/// slot (T, k) int32 with global ids.
+/// Computes y (T, C) as feed_forward(x, weight, ...) with the experts of all ranks. All ranks call
+/// it together with the same plan; T may differ between ranks and be 0. x: (T, C). weight: (T, k).
+/// expert and slot: (T, k) int32 with global expert ids.
 ///
-/// Rows that arrive are not sorted: the experts' products read them where they lie. One exchange of
-/// sizes and host synchronisation for all chunks (hierarchical: two more of each chunk); with r = 0
-/// none. Sums as of one rank but for the order of an expert's slices: a token's experts in their
-/// order. Same bits for the same ranks and plan.
+/// Received rows are not sorted: the experts' products gather them. All chunks share one exchange
+/// of sizes and one host synchronisation. A hierarchical plan has two more for each chunk; r = 0
+/// has none. A token's experts are summed in their order, as on one rank; only the order of an
+/// expert's slices may differ. The same ranks and plan give bitwise equal results.
 ///
-/// With `capacity`, above every slot and the same on all ranks, rows that move are padded to it:
-/// every rank knows what comes, so no sizes are exchanged. Chunks are ranges of slots then, each
-/// with all tokens (Tutel, section 3.3). Hierarchical plans need as many experts on every rank
-/// (UserError).
+/// With `capacity`, sent rows are padded to it. It must exceed every slot and be the same on all
+/// ranks. All sizes are then known, and ranks exchange no sizes. Chunks are then ranges of slots,
+/// each with all tokens (Tutel, section 3.3). Hierarchical plans then require equally many experts
+/// on each rank (UserError).
 at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight,
                                  const at::Tensor& expert, const at::Tensor& slot,
                                  const LocalExperts& local, const ExpertRanks& ranks,
                                  const Plan& plan, std::optional<int64_t> capacity = std::nullopt);
 
-/// A name under which a model's experts keep something, of a parameter or a Linear, behind any
-/// prefix: "optimizer.m.blocks.3.moe.experts.", 17, "up.weight".
+/// Parsed name of an expert's parameter or Linear, with any prefix. For example
+/// "optimizer.m.blocks.3.moe.experts.17.up.weight" gives the three members
+/// "optimizer.m.blocks.3.moe.experts.", 17 and "up.weight".
 struct ExpertName {
   std::string before;
   int64_t expert = 0;
   std::string rest;
 };
-/// Nothing where the name is not of an expert.
+/// Returns nullopt if the name does not belong to an expert.
 std::optional<ExpertName> parse_expert_name(std::string_view name);
 
-/// What a rank holds of a parameter of an expert, "up.weight" and so on: a slice along the hidden
-/// elements, which are the rows of up (of its gate's, then of its own) and the columns of down.
+/// Slice of an expert's parameter ("up.weight" and so on) that a rank holds. It is a range of
+/// hidden elements. These are the columns of down, or rows of up. If up has a gate, the slice has
+/// rows of the gate, then of up.
 struct ExpertSlice {
-  std::vector<int64_t> whole;  ///< sizes of the whole one
+  std::vector<int64_t> whole;  ///< sizes of the whole parameter
   int64_t outer = 1, hidden = 0, first = 0, count = 0;
 
-  /// A view of the slice in a whole one, with the same elements in the same order as the rank's.
+  /// Returns a view of the slice in the whole parameter, with elements in the same order as on the
+  /// rank.
   at::Tensor of(const at::Tensor& whole_one) const {
     return whole_one.view({outer, hidden, -1}).narrow(1, first, count);
   }

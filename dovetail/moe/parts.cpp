@@ -10,12 +10,13 @@ namespace dovetail::moe {
 
 namespace {
 
-/// expert and slot (T, k shards) of the parts.
+/// Returns expert (as part number) and slot, both (T, k shards).
 std::vector<at::Tensor> of_parts(const Choices& choices, const Placement& placement,
                                  const Plan& plan) {
   const Parts parts{placement};
   const int64_t count = choices.expert.numel();
-  const int copies = placement.cut / plan.shards;  // groups of ranks that have the whole expert
+  const int copies =
+      placement.cut / plan.shards;  // number of groups of ranks that hold the whole expert
   std::vector<int> holder_of(static_cast<size_t>(placement.experts));
   for (int64_t e = 0; e < placement.experts; ++e)
     holder_of[static_cast<size_t>(e)] = placement.holder_of(e);
@@ -38,7 +39,7 @@ std::vector<at::Tensor> of_parts(const Choices& choices, const Placement& placem
   return {out.expert, out.slot};
 }
 
-/// token and choice of `arriving`, whose rows are `first` of their sender on.
+/// Returns token and choice for `arriving`. Rows of sender r for expert e start at first[r][e].
 std::vector<at::Tensor> rows_of_experts(const std::vector<std::vector<int64_t>>& counts,
                                         const std::vector<std::vector<int64_t>>& first,
                                         int64_t rows) {

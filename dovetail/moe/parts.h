@@ -7,12 +7,11 @@
 
 #include "dovetail/moe/parallel_experts.h"
 
-/// What parallel_feed_forward sends where: experts that are spread over ranks, as the parts of
-/// theirs that ranks hold.
+/// Parts of experts that are spread over ranks: parallel_feed_forward sends each row to a part.
 namespace dovetail::moe {
 
-/// The parts that experts fall into, one for each rank of their holder, numbered in the order of
-/// the ranks and within one of its experts: as rows are sent.
+/// Numbering of parts. Each expert has `cut` parts, one on each rank of its holder. Numbers ascend
+/// by rank, and on one rank by expert. Rows are sent in this order.
 struct Parts {
   const Placement& placement;
   int64_t count() const { return placement.experts * placement.cut; }
@@ -27,19 +26,21 @@ struct Parts {
 };
 
 struct Choices {
-  at::Tensor expert, slot;  ///< (T, k) int32, as of a Routing
+  at::Tensor expert, slot;  ///< (T, k) int32, as in a Routing
 };
 
-/// Each choice as one of each of the `shards` parts it goes to; those of shadowed experts and
-/// dropped ones have slot -1.
+/// Expands each choice into `shards` choices, one for each part that processes it. Returns part
+/// numbers instead of experts, (T, k shards). Choices of shadowed experts and dropped choices have
+/// slot -1.
 Choices choices_of_parts(const Choices& choices, const Placement& placement, const Plan& plan);
 
-/// The choices of shadowed experts alone, as indices into `shadowed`.
+/// Keeps only the choices of shadowed experts. Returns indices into `shadowed` instead of experts;
+/// other choices have slot -1.
 Choices choices_of_shadowed(const Choices& choices, const Placement& placement,
                             const std::vector<int64_t>& shadowed);
 
-/// The rows that arrive, sorted by sender and within one by expert, as those of each expert. counts
-/// (senders, experts).
+/// Groups received rows by expert. They arrive sorted by sender, and by expert within one sender.
+/// counts[sender][expert]: number of rows.
 DispatchedRows arriving(const std::vector<std::vector<int64_t>>& counts, int64_t experts);
 
 }  // namespace dovetail::moe

@@ -7,7 +7,8 @@
 
 namespace dovetail::moe {
 
-/// The seed of a step: a number, or where it stands. A recorded step reads it there anew each time.
+/// Step seed, by value or by address. Recorded steps pass an address, so that each replay reads the
+/// current seed.
 class StepSeed {
  public:
   StepSeed(uint64_t value = 0) : value_(value) {}
@@ -23,19 +24,20 @@ class StepSeed {
   const uint64_t* place_ = nullptr;
 };
 
-/// What a forward pass tells its layers of experts beside x. As it stands by default nothing is
-/// drawn: evaluation.
+/// Information about a forward pass that its expert layers need in addition to x. The defaults
+/// describe evaluation, which draws no random numbers.
 struct Pass {
-  bool training = false;   ///< draws are made
-  bool measuring = false;  ///< a loss, in evaluation: model.moe.eval_capacity_factor applies
-  StepSeed seed = {};      ///< draws depend on it, the layer and the token's index alone
-  int64_t first_token =
-      0;  ///< index of x's first token in the batch of the step, over all ranks and micro-batches
-  int64_t first_position = 0;  ///< cached tokens before x, in evaluation
-  int64_t most_tokens = 0;     ///< maximum over the ranks of tokens in this pass; 0: not known
-  bool again = false;          ///< a recomputation in backward: counted already
-  at::Tensor tokens = {};  ///< ids, shaped as x without its last dimension: hash routing reads them
-  /// Adds up a float64 tensor over all ranks, which call it together; empty: there are no others.
+  bool training = false;   ///< random draws are on
+  bool measuring = false;  ///< evaluation of a loss: model.moe.eval_capacity_factor applies
+  StepSeed seed = {};      ///< random draws depend only on seed, layer and token index
+  /// Index of x's first token in the batch of the step, counted over all ranks and micro-batches.
+  int64_t first_token = 0;
+  int64_t first_position = 0;  ///< number of cached tokens before x, in evaluation
+  int64_t most_tokens = 0;     ///< maximum number of tokens of any rank in this pass; 0: unknown
+  bool again = false;  ///< true if backward recomputes the pass: its load is not counted twice
+  /// Token ids, shaped as x without its last dimension. Hash routing reads them.
+  at::Tensor tokens = {};
+  /// Sums a float64 tensor over all ranks, which call it together. Empty if there is only one rank.
   std::function<void(at::Tensor&)> sum_over_ranks = {};
 };
 

@@ -17,8 +17,8 @@ namespace {
 
 constexpr double kLeastNoise = 0.01;
 
-/// Choices for sequences that begin at position `first`. The position alone decides, so a cache
-/// changes nothing.
+/// Chooses experts for sequences that begin at position `first`. The position alone decides, so
+/// decoding with a cache gives the same choices.
 at::Tensor choices_by_position(const at::Tensor& logits, int64_t k, int64_t length, int64_t first) {
   const at::Tensor chosen =
       assign_in_turn(first + length, logits.size(1), k).narrow(0, first, length);
@@ -134,7 +134,7 @@ at::Tensor Router::noise(const Pass& pass, const at::Tensor& logits) const {
 at::Tensor Router::load_loss(const Routing& routing, const Pass& pass) {
   if (!pass.training || config_.load_scope != "global_batch") return routing.load_loss;
   const int64_t counted = spec_.load_count == LoadCount::kFirstChoice ? 1 : spec_.k;
-  // Once, also where it only reads: the next micro-batch changes the sums.
+  // Runs exactly once in a step, even in a recomputation: the next micro-batch changes the sums.
   const at::Tensor load = operation_once(
       "dovetail::moe_load_of_batch", {.reads = {routing.expert.narrow(1, 0, counted)}},
       [this, sum_over_ranks = pass.sum_over_ranks, again = pass.again,

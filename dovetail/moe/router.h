@@ -11,45 +11,49 @@
 
 namespace dovetail::moe {
 
-/// From a token to its experts, as model.moe.router says. Logits are x weight^T, in float32
-/// (float64 under float64) whatever the dtype of x.
+/// Router: maps each token to its experts by the method model.moe.router. Logits are x weight^T, in
+/// float32 for any dtype of x (float64 for float64).
 ///
 ///   top_k          route()
-///   noisy_top_k    in training logits + normal noise * (softplus(x noise_weight^T) + 0.01)
-///   (Shazeer et al. 2017) sinkhorn, base in training; in evaluation the experts of the largest
-///   scores balanced       in turn, whatever the token; in evaluation by its position in the
-///   sequence expert_choice  route_by_experts(), over the tokens of one pass: the only one that
-///   reads later tokens hash           by the token's id and the layer's name alone, each of weight
-///   1 / k
+///   noisy_top_k    route(); in training with noise added to the logits (Shazeer et al. 2017):
+///                  logits + normal noise * (softplus(x noise_weight^T) + 0.01)
+///   sinkhorn, base route() in training; in evaluation the experts of the largest scores
+///   balanced       in turn, whatever the token; in evaluation by its position in the sequence
+///   expert_choice  route_by_experts() over the tokens of one pass; no other method reads later
+///                  tokens
+///   hash           by the token's id and the layer's name alone; each weight is 1 / k
 ///
-/// Parameters: weight (E, C), but for hash; noise_weight (E, C) with noisy_top_k. Buffers: bias (E)
-/// float32, zeros at first, with bias_update_rate > 0.
+/// Parameters: weight (E, C), except for hash; noise_weight (E, C) for noisy_top_k. Buffers: bias
+/// (E) float32, initially zeros, if bias_update_rate > 0.
 class Router : public torch::nn::Module {
  public:
-  /// `config` is a resolved one; `name` that of the layer, "blocks.3.moe".
+  /// `config` must come from `resolve`. `name` is the layer's name, e.g. "blocks.3.moe".
   Router(const Config& config, int64_t width, const std::string& name, c10::Device device);
 
   struct Output {
     Routing routing;
-    at::Tensor loss;  ///< scalar: the losses with their coefficients, a mean over the tokens;
-                      ///< undefined: hash
+    /// Scalar: sum of the losses times their coefficients, as a mean over the tokens. Undefined for
+    /// hash.
+    at::Tensor loss;
   };
-  /// x (..., C): sequences are along the last dimension but one. With load_scope = "global_batch"
-  /// all ranks together.
+  /// Routes x (..., C), whose last dimension but one is the sequence. With load_scope =
+  /// "global_batch" all ranks call it together.
   Output forward(const at::Tensor& x, const Pass& pass);
 
-  /// Routing of a pass: nothing is dropped in evaluation, but for a loss by eval_capacity_factor.
+  /// Returns the routing options of a pass. Evaluation drops no choices, except for a loss with
+  /// eval_capacity_factor.
   RoutingSpec spec_of(const Pass& pass) const;
 
-  /// Before a step's first forward pass: what load_scope = "global_batch" counts begins again.
+  /// Resets the counts of load_scope = "global_batch"; called before a step's first forward pass.
   void begin_step() { step_counts_.reset(); }
 
-  /// bias += rate sign(mean of counts - counts): auxiliary-loss-free balance (Wang et al. 2024,
-  /// DeepSeek-V3). counts (E) float64: choices of each expert in a step, over all ranks.
+  /// Updates bias += rate sign(mean of counts - counts): auxiliary-loss-free balance (Wang et al.
+  /// 2024, DeepSeek-V3). counts: (E) float64, choices of each expert in a step, summed over all
+  /// ranks.
   void update_bias(const at::Tensor& counts);
 
   at::Tensor weight, noise_weight;
-  at::Tensor bias;  ///< undefined without bias_update_rate
+  at::Tensor bias;  ///< undefined if bias_update_rate is 0
 
  private:
   Output by_hash(const at::Tensor& rows, const Pass& pass) const;
@@ -62,7 +66,9 @@ class Router : public torch::nn::Module {
   Config config_;
   RoutingSpec spec_;
   uint64_t name_key_;
-  at::Tensor step_counts_;  ///< (E + 1) float64: counted choices of the step, and their sum
+  at::Tensor
+      /// (E + 1) float64: counted choices of each expert in this step, then their sum.
+      step_counts_;
 };
 
 }  // namespace dovetail::moe

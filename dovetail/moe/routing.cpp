@@ -63,7 +63,8 @@ void check_inputs(const RoutingInputs& inputs, const at::Tensor& logits, const R
              logits.size(0), describe(draw));
 }
 
-/// Contiguous: ATen computes strided elements by other instructions, and equal logits must tie.
+/// Converts logits to the dtype of computation. The result is contiguous: ATen computes strided
+/// elements with other instructions, and equal logits must tie.
 at::Tensor computed(const at::Tensor& logits) {
   return logits.to(logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat).contiguous();
 }
@@ -102,7 +103,7 @@ Routing shapes_alone(const at::Tensor& x, int64_t k) {
           .z_loss = at::empty({}, x.options())};
 }
 
-/// Scores that add to 1 over the experts.
+/// Normalizes scores so that they sum to 1 over the experts.
 at::Tensor shares(const at::Tensor& scores, const RoutingSpec& spec) {
   return spec.score == Score::kSoftmax ? scores : scores / scores.sum(1, true).clamp_min(kLeastSum);
 }
@@ -120,7 +121,8 @@ at::Tensor load_loss(const at::Tensor& shares, const Routing& routing, const Rou
   return sum / (tokens / size);
 }
 
-/// Over the choices of which `kept` (T, k) says so, or all if it is undefined.
+/// Divides weights by their sum over the choices marked in `kept` (T, k), or over all choices if it
+/// is undefined.
 at::Tensor normalized(const at::Tensor& weight, const at::Tensor& kept) {
   const at::Tensor counted = kept.defined() ? weight * kept : weight;
   return weight / counted.sum(1, true).clamp_min(kLeastSum);
@@ -245,7 +247,7 @@ Routing route(const at::Tensor& logits, const RoutingSpec& spec, const RoutingIn
   if (spec.k > 1 && spec.normalize != Normalize::kNone)
     routing.weight = normalized(chosen, spec.normalize == Normalize::kAfter ? kept : at::Tensor());
   routing.weight = at::where(kept, routing.weight * spec.scale, at::zeros({}, x.options()));
-  if (tokens == 0) {  // a mean of nothing; still differentiable
+  if (tokens == 0) {  // a mean over no tokens; still differentiable
     routing.mean_score = x.sum(0);
     routing.load_loss = routing.z_loss = x.sum();
   } else {
@@ -289,7 +291,7 @@ Routing route_by_experts(const at::Tensor& logits, int64_t k, double scale) {
   Routing routing = shapes_alone(x, most);
   routing.expert.zero_();
   routing.slot.fill_(-1);
-  at::Tensor source = at::zeros({tokens, most}, at::kLong);  // in chosen.weight
+  at::Tensor source = at::zeros({tokens, most}, at::kLong);  // indices into chosen.weight
   const auto* token = chosen.token.const_data_ptr<int32_t>();
   std::vector<int64_t> next(static_cast<size_t>(tokens), 0);
   for (int64_t i = 0; i < chosen.token.numel(); ++i) {

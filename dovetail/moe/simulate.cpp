@@ -10,11 +10,11 @@
 namespace dovetail::moe {
 namespace {
 
-using Seconds = std::vector<double>;  // by rank
+using Seconds = std::vector<double>;  // seconds of each rank
 
-/// How the ranks stand in nodes.
+/// Arrangement of the ranks in nodes.
 struct Nodes {
-  int size, count;  // ranks of a node, nodes
+  int size, count;  // ranks per node, number of nodes
   Nodes(const CostModel& model, int ranks)
       : size(std::min(ranks, model.ranks_per_node)),
         count(ranks / std::min(ranks, model.ranks_per_node)) {
@@ -27,8 +27,9 @@ struct Nodes {
   int ranks() const { return size * count; }
 };
 
-/// A stage of an exchange: who must have started before a rank is done, and what sending and
-/// receiving take it.
+/// Stage of an exchange. `among` is the group of ranks that must have started before a rank of the
+/// group can finish. kPlace: ranks with the same index in their nodes. Times are the seconds of
+/// each rank.
 struct Stage {
   enum class Among { kAll, kNode, kPlace } among;
   Seconds copy, send, receive;
@@ -55,7 +56,7 @@ Seconds run_stage(const Stage& stage, const Nodes& nodes, const Seconds& start) 
            : stage.among == Stage::Among::kNode ? rank / nodes.size
                                                 : rank % nodes.size;
   };
-  std::vector<double> last(index(nodes.ranks()), 0);  // by group
+  std::vector<double> last(index(nodes.ranks()), 0);  // latest start of each group
   for (int r = 0; r < nodes.ranks(); ++r)
     last[index(group_of(r))] =
         std::max(last[index(group_of(r))], start[index(r)] + stage.copy[index(r)]);
@@ -68,7 +69,7 @@ Seconds run_stage(const Stage& stage, const Nodes& nodes, const Seconds& start) 
   return end;
 }
 
-/// The stages of an exchange in which every rank sends b[p] bytes to rank p.
+/// Returns the stages of an exchange in which every rank sends b[p] bytes to rank p.
 std::vector<Stage> dispatch_stages(const CostModel& model, const Nodes& nodes,
                                    AllToAllAlgorithm algorithm, const std::vector<double>& b) {
   const int ranks = nodes.ranks(), m = nodes.size, n = nodes.count;
@@ -105,7 +106,7 @@ std::vector<Stage> dispatch_stages(const CostModel& model, const Nodes& nodes,
   return {inside, far};
 }
 
-/// The same rows on their way back: stages in the other order, what was sent is received.
+/// Returns the stages of the way back: in reverse order, with send and receive swapped.
 std::vector<Stage> reversed(std::vector<Stage> stages) {
   std::reverse(stages.begin(), stages.end());
   for (auto& stage : stages) std::swap(stage.send, stage.receive);
@@ -117,12 +118,12 @@ Seconds run(const std::vector<Stage>& stages, const Nodes& nodes, Seconds time) 
   return time;
 }
 
-/// What a plan makes of a load: rows and parameters by rank.
+/// Work of a load under a plan: rows and parameters by rank.
 struct Work {
-  std::vector<double> rows_to;    // by rank: from each rank, of a whole forward
-  std::vector<double> compute_s;  // by rank: of the rows that come, forward
-  double local_s = 0;             // of rows that stay: shadowed experts, or all of them
-  double parameters_s = 0;        // moving experts, once
+  std::vector<double> rows_to;  // rows_to[p]: rows that each rank sends to rank p in a forward pass
+  std::vector<double> compute_s;  // by rank: seconds of forward for received rows
+  double local_s = 0;  // seconds for rows that are not sent: rows of shadowed experts, or all rows
+  double parameters_s = 0;  // seconds to send experts once
 };
 
 class Builder {
@@ -166,7 +167,7 @@ class Builder {
     work.parameters_s = broadcast_s(plan_.shadowed * expert_bytes());
     if (placement_.cut > plan_.shards) {
       const auto experts =
-          static_cast<double>(placement_.count(placement_.holders() - 1));  // the most of any
+          static_cast<double>(placement_.count(placement_.holders() - 1));  // maximum of any holder
       work.parameters_s += gather_s(placement_.cut / plan_.shards,
                                     experts * expert_bytes() / plan_.shards, /*near=*/true);
     }
@@ -181,7 +182,7 @@ class Builder {
            load_.parameter_bytes;
   }
 
-  /// Two products of `rows` rows with 1 / `shards` of an expert, in `pieces` pieces.
+  /// Seconds of two products of `rows` rows with 1 / `shards` of an expert, in `pieces` pieces.
   double expert_s(double rows, int shards, int pieces) const {
     const double flops =
         4.0 * rows * static_cast<double>(load_.width) * static_cast<double>(load_.hidden) / shards;
@@ -193,7 +194,7 @@ class Builder {
               pieces = is_flexible(plan_.algorithm) ? 1 : load_.ranks;
     for (int64_t e = placement_.first(holder); e < placement_.first(holder + 1); ++e) {
       if (shadowed_[static_cast<size_t>(e)]) continue;
-      // Each group of ranks that have the whole expert gets its part of the rows.
+      // Each group of ranks that holds the whole expert gets its share of the rows.
       const double from_each =
           choices() * share_[static_cast<size_t>(e)] * plan_.shards / placement_.cut;
       work.rows_to[index(p)] += from_each;
@@ -202,14 +203,14 @@ class Builder {
     }
   }
 
-  /// A ring of n ranks after which each has `bytes`, of which it had 1/n.
+  /// Seconds of a ring all-gather over n ranks. Each rank contributes 1/n of `bytes`.
   double gather_s(int n, double bytes, bool near) const {
     if (n == 1) return 0;
     const bool inside = nodes_.count == 1 || (near && placement_.cut <= nodes_.size);
     return (inside ? model_.inside : *model_.between).seconds(n - 1, bytes * (n - 1) / n);
   }
 
-  /// A pipelined tree.
+  /// Seconds of a broadcast by a pipelined tree.
   double broadcast_s(double bytes) const {
     if (bytes == 0 || load_.ranks == 1) return 0;
     return (nodes_.count == 1 ? model_.inside : *model_.between)
@@ -225,8 +226,8 @@ class Builder {
   std::vector<bool> shadowed_;
 };
 
-/// One direction of the layer. `work_factor` is 1 forward and 2 backward; experts move before
-/// forward, their gradients after backward.
+/// Simulates forward or backward of the layer. `work_factor` is 1 for forward and 2 for backward.
+/// Experts are sent before forward, their gradients after backward.
 double pass_s(const std::vector<Stage>& there, const std::vector<Stage>& back, const Nodes& nodes,
               const Work& work, int overlap, double work_factor) {
   const bool forward = work_factor == 1;

@@ -8,26 +8,28 @@
 
 namespace dovetail::moe {
 
-/// One layer of experts, as a step sees it. Each expert is two matrices, width x hidden and back.
+/// Load of one expert layer in a step. Each expert has two matrices: width x hidden and hidden x
+/// width.
 struct LayerLoad {
   int ranks = 1;
   int experts = 1;
-  int cut = 0;         ///< as Placement's; 0: the least that gives all ranks an expert
-  int64_t tokens = 1;  ///< of each rank
-  int64_t width = 1;   ///< C
-  int64_t hidden = 1;  ///< of an expert
+  int cut = 0;         ///< as in Placement; 0: the minimum by which all ranks have an expert
+  int64_t tokens = 1;  ///< tokens of each rank
+  int64_t width = 1;   ///< C, elements of a token
+  int64_t hidden = 1;  ///< hidden elements of an expert
   int top_k = 1;
-  double row_bytes =
-      4;  ///< of a row on its way to the experts, in all (`row_bytes` of comm/payload.h)
-  double other_row_bytes = 4;  ///< of a row on its way back, and of gradients
-  double parameter_bytes = 4;  ///< of one parameter when experts move
-  double skew =
-      0;  ///< expert i of 0, 1, ... gets a share of the choices in proportion to (i + 1)^-skew
-  std::vector<double> choices_of = {};  ///< or to this, of each expert; empty: by skew
+  /// Total bytes of a row on the way to the experts (`row_bytes` of comm/payload.h).
+  double row_bytes = 4;
+  double other_row_bytes = 4;  ///< bytes of a row on the way back, and of gradients
+  double parameter_bytes = 4;  ///< bytes of one parameter when experts are sent
+  /// Expert i = 0, 1, ... gets a share of the choices proportional to (i + 1)^-skew.
+  double skew = 0;
+  std::vector<double> choices_of =
+      {};  ///< choices of each expert, in place of `skew`; empty: by `skew`
 };
 
-/// How a layer is spread and overlapped: as Plan (moe/parallel_experts.h), with `shadowed` the
-/// number of experts with the most rows that all ranks gather.
+/// Distribution and overlap of a layer, as in Plan (moe/parallel.h). All ranks gather the
+/// `shadowed` experts with the largest numbers of rows.
 struct LayerPlan {
   AllToAllAlgorithm algorithm = AllToAllAlgorithm::kLinear;
   int overlap = 1;
@@ -35,34 +37,38 @@ struct LayerPlan {
   int shadowed = 0;
 };
 
-/// Seconds, of the slowest rank. `compute_s` is what the busiest rank computes: the rest of the
-/// time is communication that nothing hides, and waiting.
+/// Simulated seconds of the slowest rank. `compute_s` is the computation of the busiest rank. The
+/// rest of the time is waiting and communication that does not overlap with computation.
 struct LayerTime {
   LayerPlan plan;
   double forward_s = 0, backward_s = 0, compute_s = 0;
   double total_s() const { return forward_s + backward_s; }
 };
 
-/// Discrete simulation of a step of the layer: every rank has a stream for communication, whose
-/// order is the same on all (dispatch 0, dispatch 1, combine 0, dispatch 2, combine 1, ...), and
-/// one for computation. A chunk is computed when it has arrived; an exchange ends on a rank when it
-/// has sent all and the last sender has reached it. Links carry both directions at once and are not
-/// shared with other ranks; backward exchanges what forward did the other way round and computes
-/// twice as much. It is a model: its figures are predictions from `model.source`. Throws UserError
-/// for loads and plans that do not fit the ranks.
+/// Simulates a step of the layer by discrete events. Every rank has one stream for communication
+/// and one for computation. The order of communication is the same on all ranks: dispatch 0,
+/// dispatch 1, combine 0, dispatch 2, combine 1, ...
+///
+/// A chunk is computed when it has arrived. An exchange ends on a rank when all its data is sent
+/// and the last sender's data has arrived. Links carry both directions at once and are not shared
+/// with other ranks. Backward exchanges the same rows as forward in the other direction and
+/// computes twice as much. Figures are predictions of a model from `model.source`. Throws UserError
+/// if loads or plans do not fit the ranks.
 LayerTime simulate(const CostModel& model, const LayerLoad& load, const LayerPlan& plan);
 
-/// The `count` experts with the most of `choices`, ascending; of equal ones the first.
+/// Returns the `count` experts with the largest `choices`, in ascending order. Among equal experts
+/// the first ones count.
 std::vector<int64_t> most_loaded(const std::vector<double>& choices, int count);
 
-/// Every plan that fits: four algorithms, overlap 1 to 8, all r, and 0, 1, 2, 4, ... shadowed
-/// experts up to `most_shadowed`, fastest first (then in that order).
+/// Simulates every plan that fits. These are four algorithms, overlap 1 to 8, all r, and 0, 1, 2,
+/// 4, ... shadowed experts up to `most_shadowed`. Returns the fastest plan first; equal plans keep
+/// that order.
 std::vector<LayerTime> simulate_all(const CostModel& model, const LayerLoad& load,
                                     int most_shadowed = 8);
 
-/// The first half of an even load (forward, r = 1) as it really runs on the ranks of `group`:
-/// all-to-alls of rows, overlapped with matrix products of the experts' sizes. Median seconds of
-/// the slowest rank. All ranks together.
+/// Measures forward of an even load with r = 1 on the ranks of `group`. It runs real all-to-alls of
+/// rows, which overlap with matrix products of the experts' sizes. Returns the median seconds of
+/// the slowest rank. All ranks call it together.
 double measure_forward(const std::shared_ptr<Group>& group, const LayerLoad& load, int overlap,
                        int repeats);
 

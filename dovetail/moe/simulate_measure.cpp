@@ -15,7 +15,7 @@ struct Expert {
   at::Tensor operator()(const at::Tensor& x) const { return at::mm(at::mm(x, up), down); }
 };
 
-/// In the order of `simulate`: dispatch 0, dispatch 1, combine 0, ...
+/// Runs forward in the order of `simulate`: dispatch 0, dispatch 1, combine 0, ...
 void run_forward(const at::Tensor& x, const Exchange& exchange, const Expert& expert, int overlap) {
   const auto chunks = x.chunk(overlap);
   std::vector<PendingRows> there, back;
@@ -44,7 +44,7 @@ double measure_forward(const std::shared_ptr<Group>& group, const LayerLoad& loa
   const Expert expert{at::ones({load.width, load.hidden}), at::ones({load.hidden, load.width})};
   const Exchange exchange(group, even_splits(rows / overlap, group->size()));
   const auto forward = [&] { run_forward(x, exchange, expert, overlap); };
-  forward();  // warms up
+  forward();  // warm-up
   return slowest_rank_seconds(*group, repeats, forward);
 }
 

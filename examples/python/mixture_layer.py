@@ -1,7 +1,7 @@
 """A mixture of experts in a plain PyTorch training loop: `dovetail.moe.MoELayer` in the place of a feed-forward.
 
-The task is to predict the next character of Python's own help texts. Each position takes 2 of 16 experts. The dense
-feed-forward it is compared with is as wide as 2 experts: both multiply the same amount, but for the small router.
+The task is to predict the next character of Python's own help texts. Each position takes 2 of 16 experts. It is
+compared with a dense feed-forward that is as wide as 2 experts. Except for the small router both multiply equally much.
 """
 
 import time

@@ -1,7 +1,7 @@
 """Train a PyTorch model in 8 and 4 bits: `dovetail.mx.convert` turns its Linears into microscaling ones.
 
 The task is to predict the next character of Python's own help texts. Three copies of one model start from the same
-weights and see the same batches: FP32 as PyTorch trains it, MXFP8 and MXFP4.
+weights and see the same batches. They train in FP32 (plain PyTorch), MXFP8 and MXFP4.
 """
 
 import copy

@@ -1,6 +1,6 @@
 """Embedding tables of a recommender: one lookup for all of them, the optimizer fused into the backward.
 
-The task is to predict which of the flights that left New York in 2013 arrive more than a quarter of an hour late.
+The task is to predict which flights from New York in 2013 arrive more than 15 minutes late.
 `dovetail.embedding.EmbeddingCollection` holds the tables. The dense part is plain PyTorch: a small DLRM (Naumov et al.
 2019). The same model with `torch.nn.Embedding` and `torch.optim.Adagrad` starts from the same rows and sees the same
 batches.

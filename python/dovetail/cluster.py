@@ -17,17 +17,16 @@ __all__ = ["KMeans"]
 class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator):
     """K-means by Lloyd's algorithm, or by mini-batches.
 
-    Rows are float32, centred first where that keeps digits; sums and centres are float64. Labels are the nearest
-    centres in float64. The result is the same
-    bits for any number of threads (``torch.set_num_threads``). Sources: k-means++, Arthur and Vassilvitskii 2007;
-    k-means-parallel, Bahmani et al. 2012; mini-batches, Sculley 2010.
+    Rows are float32, centred first if that keeps digits; sums and centres are float64. Labels are the nearest
+    centres in float64. Results are bitwise equal for any number of threads (``torch.set_num_threads``). Sources:
+    k-means++, Arthur and Vassilvitskii 2007; k-means-parallel, Bahmani et al. 2012; mini-batches, Sculley 2010.
 
     Args:
         n_clusters: number of centres.
         init: ``"k-means++"``, ``"k-means-parallel"``, ``"random"``, ``"first"``, or an array (n_clusters, n_features).
         n_init: runs from different initial centres; the run with the smallest inertia is kept.
         max_iter: maximum number of iterations.
-        tol: stop when the sum of the centres' squared moves is at most ``tol`` times the mean variance of the columns.
+        tol: stop when the centres' squared moves sum to at most ``tol`` times the mean variance of the columns.
             None: 1e-4, or 0 (never) for mini-batches.
         empty: ``"reseed"`` moves a centre without rows to the row farthest from its own centre; ``"keep"`` leaves it.
             None: ``"reseed"``, or ``"keep"`` for mini-batches, which support nothing else.
@@ -70,8 +69,8 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         """Cluster the rows of X.
 
         Args:
-            X: (n_samples, n_features). A column that float32 cannot hold is centred, and a table of very large or very
-                small numbers scaled by a power of 2, before it is rounded to float32; results are in X's coordinates.
+            X: (n_samples, n_features), rounded to float32. A column that float32 cannot hold is centred before that.
+                A table of very large or very small numbers is scaled by a power of 2. Results are in X's coordinates.
             y: ignored.
 
         Returns:

@@ -140,8 +140,8 @@ class EmbeddingCollection(nn.Module):
             weights: (N) float32: weight of each id; None weighs each 1. Weights get no gradient.
 
         Returns:
-            (samples, sum of the features' dims) float32, features side by side in the order of ``features``; zeros for
-            an empty bag. With pooling ``"none"``: (N, dim), one row per id.
+            (samples, sum of the features' dims) float32: features concatenated in the order of ``features``. An empty
+            bag gives zeros. With pooling ``"none"``: (N, dim), one row per id.
 
         Raises:
             RuntimeError: gradients are enabled in a job of several ranks, and ``ranks`` is ``"refuse"``.

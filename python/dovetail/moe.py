@@ -71,8 +71,8 @@ def dispatch(x: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
         routing: routing of the T tokens.
 
     Returns:
-        Rows (R, C) of the R choices that were not dropped, sorted by expert and slot, and the number of rows of each
-        expert, (E) int64 on the CPU.
+        Rows (R, C) of the R choices that were not dropped, sorted by expert and slot. Also the number of rows of
+        each expert, (E) int64 on the CPU.
     """
     return torch.ops.dovetail.moe_dispatch(x, routing.expert, routing.slot, len(routing.count))
 

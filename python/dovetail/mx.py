@@ -72,8 +72,8 @@ def dequantize(
         dtype: float32 or bfloat16.
 
     Returns:
-        The shape of ``codes``. float32 is exact unless the number exceeds its range (then infinite). bfloat16 rounds
-        only where a code falls below its smallest subnormal number, 2^-133.
+        Numbers in the shape of ``codes``. Results in float32 are exact; numbers beyond its range become infinite.
+        Results in bfloat16 are rounded only below its smallest subnormal number, 2^-133.
     """
     return torch.ops.dovetail.mx_dequantize(codes, scales, format, axis, dtype)
 

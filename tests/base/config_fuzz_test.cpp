@@ -124,8 +124,8 @@ void mutate(std::string& text, Choices& choose) {
   }
 }
 
-// The law: an input is either refused with a UserError that can be printed anywhere, or what was
-// read survives being written and read again.
+// Law: an input is refused with a UserError that can be printed anywhere, or its values survive a
+// write and a second read.
 void expect_read_or_refused(const std::string& text, const std::vector<std::string>& overrides) {
   SampleConfig config, again;
   try {

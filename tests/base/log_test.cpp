@@ -14,7 +14,7 @@
 namespace dovetail::log_test {
 namespace {
 
-// What `write` puts on standard error.
+// Returns the standard error output of `write`.
 template <class Write>
 std::string captured(Write write) {
   ::testing::internal::CaptureStderr();

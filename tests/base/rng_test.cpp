@@ -16,9 +16,9 @@ namespace {
 using Words = std::array<uint32_t, 4>;
 constexpr auto kStream = RandomStream::kTest;
 
-// Sum of (observed - expected)^2 / expected. Its mean is the number of cells less one; six standard
-// deviations above that is no chance for a generator that is right, and the numbers are fixed: no
-// run differs from another.
+// Checks the sum of (observed - expected)^2 / expected, whose mean is the number of cells minus
+// one. A correct generator does not exceed that by six standard deviations. The numbers are fixed,
+// so all runs agree.
 void expect_uniform(const std::vector<int64_t>& counts) {
   int64_t total = 0;
   for (const int64_t count : counts) total += count;
@@ -158,7 +158,7 @@ TEST(PermutedIndex, EveryElementGoesEverywhere) {
 }
 
 TEST(PermutedIndex, NeighboursPart) {
-  // Of a random permutation one pair of neighbours stays adjacent in order, on average.
+  // In a random permutation one pair of neighbours stays adjacent in order, on average.
   constexpr uint64_t kSize = 10'000;
   int adjacent = 0;
   for (uint64_t i = 0; i + 1 < kSize; ++i)

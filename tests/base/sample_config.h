@@ -9,7 +9,7 @@
 
 namespace dovetail::test {
 
-/// A config with every kind of key, for the tests of the schema.
+/// Config with every kind of key, for the tests of the schema.
 struct SampleConfig {
   struct Source {
     std::string path;
@@ -45,7 +45,7 @@ struct SampleConfig {
       s.value("layers", layers, "Transformer blocks").range(1, 10000).unit("blocks");
       s.value("norm", norm, "Normalisation before each sub-block")
           .choices({"rmsnorm", "layernorm"});
-      s.value("tied", tied, "Whether the head is the embedding");
+      s.value("tied", tied, "Use the embedding as the head");
       s.section("moe", moe, "Mixture of experts");
     }
     bool operator==(const Model&) const = default;

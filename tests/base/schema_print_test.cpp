@@ -118,14 +118,15 @@ TEST(ConfigPrinters, KeepWhatIsNoFiniteNumber) {
   }
 }
 
-// What Python's parser, which is not ours, makes of the TOML files of a folder, in the order of
+// Returns the TOML files of a folder as Python's independent parser reads them, in the order of
 // their names.
 nlohmann::json python_reads(const std::filesystem::path& folder) {
   const char* python = ::getenv("DOVETAIL_PYTHON");
-  const std::string script =
+  const std::string script =  // words: off
       "import json, pathlib, sys, tomllib; "
       "print(json.dumps([tomllib.loads(p.read_bytes().decode()) for p in "
       "sorted(pathlib.Path(sys.argv[1]).iterdir())]))";
+  // words: on
   const std::string command = std::string(python != nullptr ? python : "python3") + " -c '" +
                               script + "' " + folder.string();
   const std::unique_ptr<FILE, int (*)(FILE*)> pipe(::popen(command.c_str(), "r"), ::pclose);

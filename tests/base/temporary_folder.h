@@ -7,7 +7,7 @@
 
 namespace dovetail::test {
 
-/// A new folder that is removed with everything in it.
+/// New folder that is removed with its contents when the object is destroyed.
 class TemporaryFolder {
  public:
   TemporaryFolder() {

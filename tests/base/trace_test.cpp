@@ -152,8 +152,8 @@ TEST(Trace, EachThreadHasALaneAndMayRunOnDuringStop) {
   EXPECT_EQ(workers.count(*mains.begin()), 0U);
 }
 
-// The definition, straight: the kind of a moment is that of the innermost span over it, except that
-// whatever an attention span holds is attention.
+// Direct implementation of the definition. The kind of a moment is the kind of its innermost span.
+// Anything within an attention span counts as attention.
 TraceShares shares_by_definition(const std::vector<Span>& spans) {
   const std::set<std::string> gemm = {"aten::mm",      "aten::addmm",  "aten::bmm",
                                       "aten::baddbmm", "aten::linear", "aten::matmul",

@@ -1,4 +1,4 @@
-"""Each option of each command has an entry: it is always read, or there is a situation in which it is refused."""
+"""Each option of each command has an entry. It is always read, or there is a situation in which it is refused."""
 
 import json
 import re

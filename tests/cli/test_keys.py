@@ -1,4 +1,4 @@
-"""Each key of the config is honoured or refused: the table has an entry for each key that the program knows.
+"""Each key of the config is honoured or refused. The table has an entry for each key that the program knows.
 
 An entry holds settings. The first one sets the key. `refused`: they are an error that names the key. `shown`: the
 dry run prints something else with the first setting than without it. `trained`: four steps write other files.

@@ -20,7 +20,7 @@ SETTINGS = {"train__steps": STEPS, "checkpoint__every_steps": 5, "eval__every_st
 
 
 def check_final_names_are_whole(run: Path) -> None:
-    """What has its final name is complete, whenever the process died."""
+    """Checks that files with their final names are complete, whenever the process died."""
     for checkpoint in (run / "checkpoints").glob("step-*"):
         manifest = json.loads((checkpoint / "manifest.json").read_text())
         names = {file["name"] for file in manifest["files"]}

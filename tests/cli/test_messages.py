@@ -1,4 +1,4 @@
-"""What a user reads after a mistake, word for word, and the exit codes."""
+"""Exact texts that a user reads after a mistake, and the exit codes."""
 
 import json
 import subprocess

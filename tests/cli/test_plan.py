@@ -201,7 +201,10 @@ def test_a_graph_without_nodes_is_refused(tmp_path):
 
 
 def gaps_of(graph: dict) -> set[str]:
-    """Storages that some node does not use between two that do, or that are kept from one step to the next."""
+    """Returns storages with a gap: a node between two of their uses that does not use them.
+
+    Storages that are kept from one step to the next count if some node does not use them.
+    """
     found = set()
     for tensor in graph["tensors"]:
         if tensor.get("alias_of") or tensor["bytes"] == 0:
@@ -220,7 +223,7 @@ def gaps_of(graph: dict) -> set[str]:
 
 
 def counted(graph: dict, plan: dict) -> dict:
-    """What a plan does, counted from the two files alone."""
+    """Counts the actions of a plan from the two files alone."""
     nodes = {node["name"]: node for node in graph["nodes"]}
     size = {tensor["id"]: tensor["bytes"] for tensor in graph["tensors"]}
     times = {name: {a["name"]: a["time"] for a in node["algos"]} for name, node in nodes.items()}

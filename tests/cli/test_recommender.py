@@ -12,7 +12,7 @@ from cli import dovetail, dovetail_json
 from dovetail.recommender import features
 
 MODELS = ["wide_deep", "deepfm", "dlrm", "dcnv2", "din", "dien", "can", "mmoe"]
-DYNAMIC_MODELS = ["deepfm", "din", "can", "mmoe"]  # of tables without a fixed vocabulary, some of whose ids have no row
+DYNAMIC_MODELS = ["deepfm", "din", "can", "mmoe"]  # tables without a fixed vocabulary; some ids have no row
 ROWS = 900
 
 
@@ -97,14 +97,14 @@ DYNAMIC = [
 ]
 
 
-# Features whose embeddings are not as the others', where the model takes such.
+# Features whose embeddings differ from the others, for models that allow this.
 OWN = [
     ('{ columns = ["user"], ', '{ columns = ["user"], dim = 2, '),
     ('{ columns = ["tags"], ', '{ columns = ["tags"], dim = 7, pooling = "mean", '),
 ]
 
 
-# A bag whose rows stand side by side, where the model may have more columns.
+# A bag whose rows are concatenated, for models that may have more columns.
 UNPOOLED = ('{ columns = ["tags"], ', '{ columns = ["tags"], pooling = "none", ')
 
 
@@ -178,7 +178,7 @@ def test_pytorch_scores_rows_as_eval_does(trained):
     expected = torch.tensor([s for _, _, s in scores])
     assert expected.std() > 0.01
     assert (found - expected).abs().max() < 1e-5
-    # The figures are those of these scores, as scikit-learn has them.
+    # The metrics match these scores, as computed by scikit-learn.
     measured = dovetail_json("eval", "run", "--split", "all", folder=trained)["validation"]["tasks"]
     for k, task in enumerate(model.tasks):
         labels, of_task = [int(label) for label in columns[task]], expected[:, k].double()
@@ -223,7 +223,7 @@ def one(tmp_path_factory):
 
 
 def test_what_else_is_in_the_file_changes_no_score(one):
-    """Statistics are those of training: neither other rows nor their prices move a score."""
+    """Statistics come from training: neither other rows nor their prices change a score."""
     lines = (one / "rows.tsv").read_text().splitlines(keepends=True)
     write_rows(one / "dear.tsv", rows=50, seed=2, price=900.0)
     (one / "mixed.tsv").write_text("".join(lines[:8]) + "".join((one / "dear.tsv").read_text().splitlines(True)[1:]))

@@ -140,7 +140,7 @@ def test_dry_run_makes_nothing(workspace):
 
 
 CONFIGS = sorted((pathlib.Path(__file__).resolve().parents[2] / "configs").rglob("*.toml"))
-CONFIGS = [path for path in CONFIGS if path.parent.name != "clusters"]  # those are of `dovetail simulate`
+CONFIGS = [path for path in CONFIGS if path.parent.name != "clusters"]  # `dovetail simulate` reads these
 PAPER = {
     "nemotron_843m": "843 M parameters",
     "nemotron_2b": "2.0 B parameters",

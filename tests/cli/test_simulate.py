@@ -65,7 +65,7 @@ def test_the_papers_studies_are_redrawn(tmp_path):
     shared, unshared = result["readings"]
     for reading in (shared, unshared):
         cpu, gpu, both, two_gpus, _ = reading["one_node"]
-        # Alone they take the paper's times, of which the runs vary as its table says.
+        # Each side alone takes the paper's time. The runs vary as in the paper's table.
         assert abs(cpu["seconds"] / 33.87 - 1) < 0.04 and abs(gpu["seconds"] / 29.83 - 1) < 0.02
         assert cpu["paper"] == {"seconds": 33.87, "variance": 1.079} and "paper" not in two_gpus
         assert both["seconds"] >= both["least_s"] * 0.95
@@ -76,7 +76,7 @@ def test_the_papers_studies_are_redrawn(tmp_path):
         assert all(claim["found"] for claim in reading["claims"])
         assert claims["on one node CPU cores and a GPU together are faster than either alone"]
         assert not claims["one GPU with 15 cores is ahead of two GPUs"]  # they are as fast as 0.83 of a GPU
-        # What a reading is fitted to it does not judge.
+        # A reading does not judge the claim that it is fitted to.
         assert claims.get("together they take 23.8 s") == (False if reading is shared else None)
     assert abs(shared["one_node"][2]["least_s"] - 1 / (15 / 16 / 33.87 + 1 / 29.83)) < 1e-9
     assert abs(unshared["one_node"][2]["least_s"] - 23.8) < 1e-6

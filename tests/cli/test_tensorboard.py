@@ -14,7 +14,7 @@ def float32(value: float) -> float:
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
     folder = make_workspace(tmp_path_factory.mktemp("tensorboard"))
-    # Stopped once on the way, so that there are two files, of which the second takes the run up again.
+    # The run stops once, so that there are two files; the second continues the run.
     first = train(folder, "run", log__tensorboard="true", train__time_limit_s="1e-9")
     assert first.returncode == 0, first.stderr
     second = train(folder, "run", log__tensorboard="true")

@@ -23,8 +23,8 @@ using Sizes = std::vector<std::vector<int64_t>>;  // [from][to]
 
 size_t index(int64_t i) { return static_cast<size_t>(i); }
 
-/// Row counts between all pairs: uneven, with zeros, a rank that gets nothing and one that sends
-/// nothing; the last of them all zero.
+/// Row counts between all pairs: uneven, with zeros, with one rank that receives nothing and one
+/// that sends nothing. The last counts are all zero.
 Sizes some_sizes(int ranks, int which) {
   Sizes sizes(index(ranks), std::vector<int64_t>(index(ranks), 0));
   if (which == 3) return sizes;
@@ -42,7 +42,8 @@ int64_t sum(const std::vector<int64_t>& counts) {
   return total;
 }
 
-/// What every rank holds before: numbers that differ by rank and element, exact in every dtype.
+/// Rows of a rank before the exchange. Numbers differ by rank and element and are exact in every
+/// dtype.
 at::Tensor rows_of(int rank, int64_t rows, int64_t width, at::ScalarType dtype) {
   return (torch::arange(rows * width, at::kLong) * 7 + rank * 31)
       .remainder(120)
@@ -50,8 +51,8 @@ at::Tensor rows_of(int rank, int64_t rows, int64_t width, at::ScalarType dtype) 
       .to(dtype);
 }
 
-/// The definition in one process: rank `to` gets, from each rank in order, the rows that stand
-/// after those for the ranks before `to`.
+/// Definition of the exchange in one process. Rank `to` gets rows from each rank in order: those
+/// after the rows for the ranks before `to`.
 at::Tensor expected(const std::vector<at::Tensor>& x, const Sizes& sizes, int to) {
   std::vector<at::Tensor> rows;
   for (size_t from = 0; from < x.size(); ++from) {

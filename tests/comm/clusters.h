@@ -4,7 +4,7 @@
 
 namespace dovetail {
 
-/// Nodes whose own links are ten times as fast as those between them.
+/// Cost model of nodes whose internal links are ten times as fast as links between nodes.
 inline CostModel two_classes(int ranks_per_node) {
   return {.ranks_per_node = ranks_per_node,
           .inside = {.latency_s = 2e-6, .bytes_per_s = 1e11},

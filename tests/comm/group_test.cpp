@@ -175,8 +175,8 @@ TEST_P(Collectives, MisuseIsAnInternalError) {
   });
 }
 
-/// One of four dies (its group is destroyed); the others are in an all-reduce, also those that do
-/// not talk to it.
+/// One of four ranks dies: its group is destroyed. The others are in an all-reduce; some of them do
+/// not exchange data with it.
 TEST(DeadRank, EveryOtherRankNamesItAtOnce) {
   for (int dead = 0; dead < 4; ++dead) {
     std::vector<std::string> errors;
@@ -264,8 +264,8 @@ TEST(DeadRank, EveryCollectiveNoticesAndTheGroupStaysUnusable) {
   }
 }
 
-/// Of four ranks in two pairs one dies; the error of its pair ends the other pair's too, in the
-/// world's numbers.
+/// One of four ranks in two pairs dies. Its pair's error also ends the other pair, and names ranks
+/// by their number in the world.
 TEST(DeadRank, AFailureInASubgroupEndsAllGroups) {
   for (int dead = 0; dead < 4; ++dead) {
     std::vector<std::string> errors;

@@ -13,9 +13,9 @@
 
 namespace dovetail {
 
-/// Runs `body` as every rank of a local group, each on a thread of its own that owns its group: it
-/// is destroyed when the body returns or throws, as in a process that ends. Returns what each rank
-/// threw, "" for nothing.
+/// Runs `body` on every rank of a local group, each on its own thread. The thread owns its group
+/// and destroys it when the body returns or throws, like a process that ends. Returns the error
+/// text of each rank, "" for success.
 inline std::vector<std::string> run_ranks(int size,
                                           const std::function<void(std::shared_ptr<Group>)>& body,
                                           const GroupOptions& options = {}) {

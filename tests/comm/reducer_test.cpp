@@ -297,8 +297,8 @@ TEST(GradientReducer, AGroupOfOneCopiesNothing) {
 }
 
 TEST(GradientReducer, SumsAreReducedWhileBackwardRuns) {
-  // The bucket of the last parameter is on its way before backward reaches the first: a hook there
-  // waits until every rank's has come.
+  // The last parameter's bucket is sent before backward reaches the first parameter. A hook there
+  // waits until each rank's bucket has arrived.
   std::atomic<int> started = 0;
   expect_all_succeed(2, [&](std::shared_ptr<Group> group) {
     struct Counting final : Group {

@@ -23,12 +23,13 @@ extern char** environ;
 
 namespace dovetail {
 
-/// Processes that find one another as torchrun's do: this one is the agent that hosts the store.
+/// World of processes that find each other as in torchrun. This process is the agent that hosts the
+/// store.
 class World {
  public:
   explicit World(int size) : size_(size) {
     c10d::TCPStoreOptions options;
-    options.port = 0;  // the system chooses, and no other process can take it in between
+    options.port = 0;  // the system chooses a free port, which no other process can take
     options.isServer = true;
     options.waitWorkers = false;
     store_ = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
@@ -36,7 +37,8 @@ class World {
 
   int size() const { return size_; }
 
-  /// The wait statuses of all ranks, which run the test `name` below with a few more variables.
+  /// Returns the wait statuses of all ranks. The ranks run the test `name` below with the variables
+  /// `more`.
   std::vector<int> run(const std::string& name, int restart,
                        const std::vector<std::string>& more) const {
     std::vector<pid_t> pids;
@@ -69,7 +71,7 @@ class World {
     for (size_t r = 0; r < pids.size(); ++r) {
       ::waitpid(pids[r], &statuses[r], WUNTRACED);
       if (!WIFSTOPPED(statuses[r])) continue;
-      // It stopped itself in the middle of something: killed once the others are waiting for it.
+      // The rank stopped itself during an operation. It is killed once the other ranks wait for it.
       std::this_thread::sleep_for(std::chrono::milliseconds(300));
       ::kill(pids[r], SIGKILL);
       ::waitpid(pids[r], &statuses[r], 0);
@@ -77,7 +79,8 @@ class World {
     return statuses;
   }
 
-  /// Runs the test `name`, in which a Deaths is used, and holds every other rank to a second.
+  /// Runs the test `name`, which uses a Deaths. Expects that every other rank notices the death
+  /// within a second.
   void expect_death_is_known(const std::string& name, int restart, int dead) const {
     std::string folder = ::testing::TempDir() + "deaths_XXXXXX";
     ASSERT_NE(::mkdtemp(folder.data()), nullptr);
@@ -111,10 +114,11 @@ class World {
   c10::intrusive_ptr<c10d::TCPStore> store_;
 };
 
-/// Whether this process is a rank of a World: only then are tests of the suite Rank meant.
+/// Returns true if this process is a rank of a World. Tests of the suite Rank run only in these.
 inline bool is_rank() { return std::getenv("DOVETAIL_TEST_RANK") != nullptr; }
 
-/// In a rank of `World::expect_death_is_known`: who dies, and when that happened and was known.
+/// Used in a rank of `World::expect_death_is_known`. Records the rank that dies, the time of its
+/// death and the times of notice.
 struct Deaths {
   int dead = std::atoi(std::getenv("DOVETAIL_TEST_DEAD"));
   std::string folder = std::getenv("DOVETAIL_TEST_FOLDER");

@@ -47,9 +47,9 @@ TEST(Rank, LosesOne) {
   }
 }
 
-/// In a mesh of 2 x 2, each rank exchanges rows along its own expert axis while one is killed in
-/// the middle of it: the rank beside it notices in that all-to-all, those of the other row in a sum
-/// over the data axis or in the world. Each writes how long after the death it knew.
+/// In a 2 x 2 mesh each rank exchanges rows along its expert axis. One rank is killed during this.
+/// Its neighbour notices in that all-to-all. Ranks of the other row notice in a sum over the data
+/// axis or in the world. Each writes how long after the death it noticed.
 TEST(Rank, LosesOneInAllToAll) {
   if (!is_rank()) GTEST_SKIP() << "runs only as a rank of World.*";
   const auto world = world_from_environment();

@@ -111,7 +111,7 @@ TEST_F(LoaderTest, GivesThePartThatItIsTold) {
         << step;
   };
   expect_part(0, 5, 10);
-  loader.set_part(9, 10);  // of steps, too, that were made ahead
+  loader.set_part(9, 10);  // also for prefetched steps
   expect_part(1, 9, 10);
   expect_part(2, 9, 10);
   loader.set_part(1, 10);
@@ -128,7 +128,7 @@ TEST_F(LoaderTest, TakesEachWindowOnceAnEpoch) {
         for (int64_t t = 1; t <= 10; ++t) ++targets[epoch[s][i][t].item<int64_t>()];
     int total = 0;
     for (const auto& [token, count] : targets) {
-      EXPECT_LE(count, 12) << token;  // of 11 or 12 in the text
+      EXPECT_LE(count, 12) << token;  // the text has 11 or 12
       total += count;
     }
     EXPECT_EQ(total, 990);

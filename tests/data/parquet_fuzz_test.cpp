@@ -1,5 +1,6 @@
 // ctest-labels: fuzz
-// Mutated Parquet files are read or refused, as a matrix, as rows and as texts.
+//
+// Mutated Parquet files are accepted or refused, as a matrix, as rows and as texts. The script
 // tools/make_parquet_fixtures.py makes the seeds.
 #include <gtest/gtest.h>
 

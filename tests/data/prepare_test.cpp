@@ -138,7 +138,7 @@ TEST_F(Prepare, NoticesEveryChange) {
     const TokenStore store(result.folder, TokenStore::Verify::kChecksums);
     return text_of(store, Split::kTrain) + text_of(store, Split::kValidation);
   };
-  folder_.write("text/0/00.txt", "document 0 says 1\n");  // of the same size
+  folder_.write("text/0/00.txt", "document 0 says 1\n");  // same size as before
   EXPECT_THAT(expect_new("content"), HasSubstr("document 0 says 1\n"));
   std::filesystem::rename(folder_.path() / "text/0/00.txt", folder_.path() / "text/0/renamed.txt");
   expect_new("name");
@@ -223,7 +223,7 @@ TEST_F(Prepare, UsesFinishedShardsAgain) {
   EXPECT_FALSE(second.reused);
   EXPECT_EQ(second.sha256, first.sha256);
   EXPECT_EQ(std::filesystem::last_write_time(shard), time);
-  // Not when it is of other text, nor when it is cut short.
+  // A shard is not reused if its text differs or if it is cut short.
   std::filesystem::resize_file(shard, std::filesystem::file_size(shard) - 2);
   const PrepareResult third = run();
   EXPECT_FALSE(third.reused);

@@ -70,7 +70,7 @@ TEST(Adult, IsReadAsItsLinesSay) {
   parse_config([&](Section& s) { s.section("rows", config, ""); }, kConfig, "adult.toml",
                {"rows.files=\"" + adult().string() + "\"", "rows.shuffle_window=1"});
   RowLoader loader(config, {.batch = 29305});
-  EXPECT_EQ(loader.num_train_rows(), 29305);  // 32,561 rows, of which 3,256 are for validation
+  EXPECT_EQ(loader.num_train_rows(), 29305);  // 32,561 rows without 3,256 for validation
   EXPECT_EQ(loader.num_validation_rows(), 3256);
   EXPECT_THAT(row_warnings(loader.statistics()), ::testing::IsEmpty());
   const RowBatch train = loader.step(0), validation = loader.validation(0, 3256);

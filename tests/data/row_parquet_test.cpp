@@ -1,6 +1,7 @@
 // ctest-labels: fuzz
-// Rows of Parquet files that pyarrow wrote: tools/make_parquet_fixtures.py has the formulas that
-// are repeated here.
+//
+// Rows of Parquet files that pyarrow wrote. tools/make_parquet_fixtures.py has the formulas that
+// this test repeats.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -203,7 +204,7 @@ TEST(RowParquet, ACodeThatNamesNoWordIsDamage) {
   EXPECT_GT(named, 10);
 }
 
-/// What damages one column stops those who read it, and nobody else.
+/// Damage in one column affects only readers of that column.
 TEST(RowParquet, ColumnsThatAreNotNamedAreNotRead) {
   const std::string whole = bytes_of("rows.parquet");
   const TemporaryFolder folder;

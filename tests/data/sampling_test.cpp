@@ -19,7 +19,7 @@ TEST(MixtureOrder, GivesEverySourceItsShareAtEveryLength) {
     std::vector<uint64_t> drawn(weights.size(), 0);
     for (uint64_t sample = 0; sample < 20000; ++sample) {
       for (size_t j = 0; j < weights.size(); ++j) {
-        // What the closed form says is what counting says.
+        // The closed form agrees with counting.
         ASSERT_EQ(order.count(j, sample), drawn[j]) << "sample " << sample << " source " << j;
         // Each level of the nesting rounds once.
         ASSERT_NEAR(static_cast<double>(drawn[j]), static_cast<double>(sample) * weights[j] / total,

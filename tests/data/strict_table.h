@@ -12,13 +12,13 @@
 
 #include "dovetail/data/matrix/matrix.h"
 
-/// A second reader of texts with a delimiter, for what is beyond doubt: it gives nothing for any
-/// other text.
+/// Independent reader of delimited texts. It accepts only unambiguous texts and returns nullopt for
+/// all others.
 namespace dovetail::test {
 
 using Table = std::vector<std::vector<double>>;
 
-/// Up to six digits, maybe with a minus before and up to six digits behind a point.
+/// Reads up to six digits, optionally with a minus sign and up to six decimals.
 inline std::optional<double> strict_number(std::string_view text) {
   const auto skip_digits = [&](size_t at) {
     size_t end = at;
@@ -42,7 +42,7 @@ inline std::vector<std::string_view> cut(std::string_view text, char at) {
   return parts;
 }
 
-/// Rows of numbers below the header "a,b,c", each line ended by a line feed.
+/// Reads rows of numbers below the header "a,b,c". Each line ends with a line feed.
 inline std::optional<Table> strict_table(std::string_view text, char delimiter = ',') {
   const std::string header = {'a', delimiter, 'b', delimiter, 'c', '\n'};
   if (!text.starts_with(header) || !text.ends_with('\n') || text.size() == header.size())
@@ -61,7 +61,7 @@ inline std::optional<Table> strict_table(std::string_view text, char delimiter =
   return table;
 }
 
-/// Expects the shape that a matrix always has.
+/// Expects the invariants of a matrix's shape.
 inline void expect_sound(const Matrix& matrix) {
   const auto columns = static_cast<int64_t>(matrix.columns.size());
   ASSERT_EQ(matrix.x.dim(), 2);

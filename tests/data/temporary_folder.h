@@ -10,7 +10,7 @@
 
 namespace dovetail {
 
-/// An empty folder that goes away with its object.
+/// Empty folder that is removed with its object.
 class TemporaryFolder {
  public:
   TemporaryFolder() {

@@ -31,8 +31,8 @@ constexpr OptimizerKind kKinds[] = {OptimizerKind::kSgd, OptimizerKind::kMomentu
                                     OptimizerKind::kAdagrad, OptimizerKind::kRowWiseAdagrad,
                                     OptimizerKind::kAdam};
 
-/// Widths of every team of lanes, of whole vectors and not; one table with two features, one with
-/// few rows.
+/// Widths for every size of thread group, with and without whole vectors. One table has two
+/// features, one has few rows.
 PackSpec spec_of(OptimizerKind kind, RowDtype dtype) {
   return {.tables = {{"a", 97, 16},
                      {"b", 3, 5, Pooling::kMean},
@@ -55,7 +55,7 @@ PackedTables on_gpu(const PackSpec& spec) {
   return PackedTables(spec, PackedTables::Initial::kDrawn, at::kCUDA);
 }
 
-/// Batches of a step: one, or the same samples in two.
+/// Returns the batches of a step: one, or the same samples in two.
 std::vector<Jagged> cut(const Jagged& batch, bool twice) {
   if (!twice) return {batch};
   return {samples_of(batch, 0, batch.samples / 3),
@@ -97,8 +97,8 @@ TEST_F(CudaTables, PoolAsTheCpuBitForBit) {
   }
 }
 
-/// SGD, momentum, Adagrad and Adam are sums and steps element by element; row-wise Adagrad also
-/// adds squares, in an order of its own.
+/// SGD, momentum, Adagrad and Adam update element by element. Row-wise Adagrad also sums squares,
+/// in its own order.
 TEST_F(CudaTables, UpdateAsTheCpu) {
   for (const OptimizerKind kind : kKinds) {
     for (const bool twice : {false, true}) {
@@ -121,8 +121,8 @@ TEST_F(CudaTables, UpdateAsTheCpu) {
   }
 }
 
-/// Rounded by the same words: all but numbers that lie a rounding error beside a step of the
-/// format.
+/// Rounds with the same random words. Only numbers within a rounding error of a step of the format
+/// may differ.
 TEST_F(CudaTables, RoundRowsAsTheCpu) {
   PackedTables cpu(spec_of(OptimizerKind::kAdagrad, RowDtype::kBFloat16)), gpu = on_gpu(cpu.spec());
   const Jagged batch = random_batch(cpu, 67, 1, false);
@@ -135,8 +135,8 @@ TEST_F(CudaTables, RoundRowsAsTheCpu) {
   }
 }
 
-/// Rows of many occurrences are summed in parts: close to their sum, and whatever else there is
-/// with the same bits.
+/// Rows of many occurrences are summed in parts, so they are close to the reference. All other
+/// values are bitwise equal.
 TEST_F(CudaTables, RowsOfManyOccurrencesAreTheirSum) {
   const auto spec = [](bool alone) {
     PackSpec of_tables{.tables = {{"hot", 5, 16}},

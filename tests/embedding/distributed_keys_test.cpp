@@ -43,8 +43,8 @@ PackSpec spec_of(const Layout& layout) {
           .row_dtype = layout.row_dtype};
 }
 
-/// Bags of 0 to 3 keys of all 64 bits, of which there are 40 a feature and step, some of them in
-/// other steps too.
+/// Returns bags of 0 to 3 keys with all 64 bits. There are 40 keys for each feature and step; some
+/// of them occur in other steps, too.
 Jagged batch_of(int64_t step, bool weighted) {
   std::vector<int64_t> values, offsets = {0};
   for (uint64_t f = 0; f < 3; ++f) {
@@ -72,7 +72,7 @@ struct Trained {
   HashedCounters counters;
 };
 
-/// The whole batch in one HashedTables.
+/// Trains the whole batch in one HashedTables.
 Trained train_at_once(const Layout& layout) {
   HashedTables tables(spec_of(layout), layout.options);
   Trained trained;
@@ -110,8 +110,8 @@ at::Tensor step_on_rank(DistributedTables& tables, const Group& group, const Lay
   return at::cat(pooled);
 }
 
-/// On the ranks of a layout; at step `moved` the tables are saved and loaded into new ones of
-/// `then`.
+/// Trains on the ranks of a layout. At step `moved` the tables are saved and loaded into new ones
+/// with layout `then`.
 Trained train_distributed(const Layout& layout, int64_t moved = kSteps,
                           const Layout* then = nullptr) {
   const PackSpec spec = spec_of(layout);
@@ -129,7 +129,7 @@ Trained train_distributed(const Layout& layout, int64_t moved = kSteps,
         tables.write_keys(t, group->rank() == 0 ? saved[static_cast<size_t>(t)] : KeyedRows());
       tables.set_steps(from, from);
       for (int64_t step = from + 1; step <= to; ++step) {
-        // What is looked up between steps admits no key and counts nothing.
+        // A lookup between steps admits no key and counts nothing.
         tables.lookup(batch_of(100 + step, false));
         pooled[static_cast<size_t>(step - from - 1)][static_cast<size_t>(group->rank())] =
             step_on_rank(tables, *group, now, step);

@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 using testing::random_batch;
 using ::testing::ThrowsMessage;
 
-/// How tables are spread, and how many samples each rank has.
+/// Distribution of tables, and number of samples of each rank.
 struct Layout {
   std::optional<Sharding> sharding;
   std::vector<int64_t> samples;
@@ -59,7 +59,7 @@ PlanOptions options_of(const Layout& layout) {
           .groups = layout.groups};
 }
 
-/// What is compared: pooled rows of all samples, and the tables after some steps.
+/// Results to compare: pooled rows of all samples, and the tables after some steps.
 struct Trained {
   std::vector<at::Tensor> pooled, weights, states;
 };
@@ -91,7 +91,7 @@ Trained train_packed(const Layout& layout) {
   return trained;
 }
 
-/// Two micro-batches are under way at a time, as in training.
+/// Two micro-batches are in flight at a time, as in training.
 at::Tensor step_on_rank(DistributedTables& tables, const Jagged& batch, const at::Tensor& gradient,
                         int64_t parts, int64_t most_samples) {
   const int64_t size = (most_samples + parts - 1) / parts;
@@ -146,8 +146,7 @@ class EveryLayout : public ::testing::TestWithParam<Layout> {};
 TEST_P(EveryLayout, IsOnePackOnOneRank) {
   const Layout& layout = GetParam();
   const Trained expected = train_packed(layout), found = train_distributed(layout);
-  // Bags whose rows lie on several ranks are added in another order; what a rank pools whole is
-  // not.
+  // Bags with rows on several ranks are summed in another order. Bags within one rank are not.
   const bool same_bits =
       layout.ranks() == 1 || (layout.sharding && *layout.sharding != Sharding::kRowWise);
   const auto compare = [&](const at::Tensor& a, const at::Tensor& b, const char* what) {
@@ -340,7 +339,7 @@ TEST(DistributedTables, SendGradientsInTheDtypeThatIsAsked) {
   const PackedTables before(spec);
   const Jagged batch = batch_of(before, layout, 1);
   std::vector<int64_t> bytes;
-  std::vector<at::Tensor> moved;  // what the step changed of the first table
+  std::vector<at::Tensor> moved;  // change of the first table by the step
   for (const Payload payload : {Payload::kUnchanged, Payload::kBFloat16, Payload::kMXFP8}) {
     expect_all_succeed(2, [&](const std::shared_ptr<Group>& group) {
       DistributedTables tables(spec, make_plan(spec, options_of(layout)), group,
@@ -364,8 +363,8 @@ TEST(DistributedTables, SendGradientsInTheDtypeThatIsAsked) {
   EXPECT_GT(error(2), 3e-3);
 }
 
-/// Of a step: one message of all counts, then for each pack one of ids and, of each micro-batch,
-/// one of pooled rows and one of gradients.
+/// Messages of a step: one with all counts, then one of ids for each pack. Each micro-batch adds
+/// one of pooled rows and one of gradients for each pack.
 TEST(DistributedTables, APackIsOneExchangeEachWay) {
   for (const bool packing : {true, false}) {
     for (const int64_t parts : {1, 3}) {

@@ -117,14 +117,14 @@ TEST(HashedTables, AKeyWithoutARowReadsZerosAndItsGradientGoesNowhere) {
   EXPECT_EQ(tables.find(single({7, 5})).values[0].item<int64_t>(), 0);
 }
 
-/// Admission and eviction as their header says them, in loops over maps.
+/// Admission and eviction as the header defines them, in loops over maps.
 class Oracle {
  public:
   Oracle(const HashedOptions& options, int64_t rows) : options_(options), rows_(rows) {}
 
   struct Row {
     int64_t occurrences = 0, last_step = 0;
-    int64_t now = 0;  ///< occurrences, as halved since
+    int64_t now = 0;  ///< occurrences, halved as often as counts were
     bool operator==(const Row& other) const {
       return occurrences == other.occurrences && last_step == other.last_step;
     }
@@ -210,7 +210,7 @@ class Oracle {
   int64_t rows_, step_ = 0;
 };
 
-/// Few keys often, which ones drifts, and many seldom.
+/// Returns keys: few of them often, drifting over time, and many seldom.
 std::vector<int64_t> skewed_keys(int64_t step) {
   std::vector<int64_t> keys;
   for (int64_t i = 0; i < 40; ++i) {
@@ -334,8 +334,8 @@ TEST(HashedTables, MemoryGrowsWithTheRows) {
   EXPECT_LT(tables.memory_bytes(), 20000 * 150);
 }
 
-/// New keys all the time, each in two steps and twice in each, with what else may take memory:
-/// candidates, evictions, and what a delta has to know.
+/// Checks the memory limit with a stream of new keys, each in two steps and twice in each. Other
+/// users of memory are on, too: candidates, evictions and the records for a delta.
 void expect_within(int64_t max_bytes, RowDtype dtype, const HashedOptions& options,
                    Changes changes) {
   PackSpec spec = one_table(1000000);
@@ -363,7 +363,7 @@ void expect_within(int64_t max_bytes, RowDtype dtype, const HashedOptions& optio
   EXPECT_EQ(counters.found + counters.not_admitted + counters.refused_memory +
                 counters.refused_candidates + 2 * counters.admitted,
             60 * 200);
-  // As many rows fit whatever they hold.
+  // The number of rows that fit does not depend on their values.
   HashedTables again(spec, options, changes);
   again.load(0, tables.contents(0));
   again.set_steps(tables.steps());
@@ -385,7 +385,7 @@ TEST(HashedTables, TakeNoMoreThanTheirMaxBytes) {
   }
 }
 
-/// Counted by the process's memory, not by the tables.
+/// Measures the process's memory, not the tables' own count.
 TEST(HashedTables, MaxBytesHoldForTheProcess) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP()
@@ -419,7 +419,7 @@ TEST(HashedTables, TheSmallerOfBothCapsHolds) {
   EXPECT_EQ(tables_of(1000, 0).most_rows(0), 1000);
   EXPECT_EQ(tables_of(1000, 1 << 20).most_rows(0), 1000);
   const int64_t fitting = tables_of(1000000, 100000).most_rows(0);
-  EXPECT_GT(fitting, 700);  // 16 bytes of a row, as many of state, some 70 of its key
+  EXPECT_GT(fitting, 700);  // 16 bytes of a row, 16 of state, some 70 of its key
   EXPECT_LT(fitting, 1100);
   for (const auto& [rows, max_bytes] :
        {std::pair<int64_t, int64_t>{20, 1 << 20}, {1000000, 4000}}) {
@@ -431,7 +431,7 @@ TEST(HashedTables, TheSmallerOfBothCapsHolds) {
     EXPECT_EQ(tables.counters().refused_full, rows == 20 ? 500 - most : 0);
     EXPECT_EQ(tables.counters().refused_memory, rows == 20 ? 0 : 500 - most);
   }
-  // The values that a row begins with follow from the rows that there may be, not from what fits.
+  // Initial values of a row depend on the maximum number of rows, not on the number that fits.
   HashedTables few = tables_of(100, 4000), all = tables_of(100, 0);
   ASSERT_LT(few.most_rows(0), 100);
   expect_same_bits(pool(few.packed(), few.begin(single({42}))),

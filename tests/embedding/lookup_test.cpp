@@ -22,7 +22,8 @@ constexpr OptimizerKind kKinds[] = {OptimizerKind::kSgd, OptimizerKind::kMomentu
                                     OptimizerKind::kAdagrad, OptimizerKind::kRowWiseAdagrad,
                                     OptimizerKind::kAdam};
 
-/// Widths around the vectors', both poolings, a table of two features and one of one row.
+/// Tables with widths near the vectors' width and both poolings. One has two features, one has a
+/// single row.
 PackSpec mixed(OptimizerKind kind, double weight_decay = 0) {
   return {.tables = {{"one", 7, 1},
                      {"three", 5, 3, Pooling::kMean},
@@ -126,10 +127,10 @@ TEST(EmbeddingLookup, MicroBatchesAndThreadsDoNotChangeABit) {
   }
 }
 
-/// Of more ids than are listed at once: as each table alone.
+/// A lookup with more ids than one list holds gives the same as each table alone.
 TEST(EmbeddingLookup, ManyLargeTablesAreAsEachAlone) {
   constexpr int64_t kSamples = 10000;
-  const std::vector<int64_t> sizes = {10, 10, 1, 30, 10};  // of every bag of a table
+  const std::vector<int64_t> sizes = {10, 10, 1, 30, 10};  // size of each bag of a table
   PackSpec spec{.tables = {}, .feature_table = {}, .optimizer = {.kind = OptimizerKind::kAdagrad}};
   std::vector<at::Tensor> values, ends = {at::zeros({1}, at::kLong)};
   std::vector<Jagged> alone;
@@ -159,7 +160,7 @@ TEST(EmbeddingLookup, ManyLargeTablesAreAsEachAlone) {
   }
 }
 
-/// Enough ids in one table for its keys to be distributed to ranges of rows, most of them of few
+/// One table has enough ids that its keys are distributed to ranges of rows. Most ranges have few
 /// rows.
 TEST(EmbeddingLookup, ManyOccurrencesAreSummedInTheSameOrder) {
   const PackSpec spec = {.tables = {{"many", 5000, 17}, {"few", 3, 8, Pooling::kMean}},
@@ -207,8 +208,8 @@ TEST(EmbeddingLookup, OutputsThatAreStreamedAreTheSame) {
   }
 }
 
-/// Bags of one id have a path of their own, which ids with weights do not take; rows of a few
-/// vectors one of updates.
+/// Bags of one id run a path of their own, except with weights. Rows of a few vectors have their
+/// own path for updates.
 TEST(EmbeddingLookup, SingleIdsAreTheSame) {
   at_every_simd_level([] {
     for (const int64_t samples : {33, 12000}) {

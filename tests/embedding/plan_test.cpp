@@ -74,8 +74,8 @@ TEST(Plan, PacksSplitsAndGroups) {
   EXPECT_THAT(tables_of(make_plan(spec, {})),
               ElementsAre(ElementsAre(0), ElementsAre(1, 2), ElementsAre(3, 4, 5)));
   for (TableSpec& table : spec.tables) table.optimizer.reset();
-  // Of two ranks the first table is more than half of nothing else: it is cut, and the packs' mean
-  // is 64.
+  // On two ranks the first table outweighs half of all others: it is cut. The mean size of the
+  // packs is 64.
   const EmbeddingPlan two =
       make_plan(spec, {.ranks = 2, .groups = 2, .ids_per_sample = {1, 1, 1, 1, 1, 30}});
   EXPECT_EQ(two.tables[5].sharding, Sharding::kRowWise);

@@ -16,7 +16,7 @@ namespace {
 using dovetail::testing::user_error;
 using ::testing::HasSubstr;
 
-/// The policies as their header says them, in loops over all slots and rows.
+/// The policies as the header defines them, in loops over all slots and rows.
 class Oracle {
  public:
   explicit Oracle(const RowCacheOptions& options)
@@ -129,7 +129,7 @@ class Oracle {
   int64_t step_ = 0;
 };
 
-/// Few rows often, which ones drifts, and many seldom.
+/// Returns ids: few rows often, drifting over time, and many seldom.
 std::vector<int64_t> skewed_ids(int64_t step, int64_t count, int64_t rows) {
   std::vector<int64_t> ids;
   for (int64_t i = 0; i < count; ++i) {
@@ -157,7 +157,7 @@ TEST(RowCache, EveryPolicyIsItsDefinition) {
         const std::vector<int64_t> ids = skewed_ids(step, 60, options.rows);
         std::vector<int64_t> slots(ids.size());
         std::vector<RowMove> moves, expected, passed;
-        // In two ranges, as of two features.
+        // Uses two ranges, as for two features.
         cache.begin({{ids.data(), slots.data(), 23}, {ids.data() + 23, slots.data() + 23, 37}}, "t",
                     moves);
         ASSERT_EQ(slots, oracle.begin(ids, expected)) << "step " << step;
@@ -195,7 +195,7 @@ TEST(RowCache, CountsGoOnBeyondSixteenBits) {
     cache.begin({{ids.data(), slots.data(), static_cast<int64_t>(ids.size())}}, "t", moves);
     cache.end(RowCache::Rows::kSame, moves);
   }
-  // After two steps, and again when these have been halved and a third has come.
+  // Counts after two steps, and after these were halved and a third step came.
   EXPECT_EQ(cache.counted(), 200000 + 2 + 1 + 200003);
   EXPECT_EQ(cache.counted_hot(), 200000 + 2 + 200002);
 }

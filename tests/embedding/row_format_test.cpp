@@ -35,8 +35,8 @@ std::vector<float> through(RowDtype dtype, const std::vector<float>& values,
   return found;
 }
 
-/// The two neighbours of x in a format with so many bits of fraction and a smallest exponent, in
-/// double.
+/// Returns the two neighbours of x in a format, in double. The format has this number of fraction
+/// bits and this minimum exponent.
 std::pair<double, double> neighbours(double x, int fraction_bits, int smallest_exponent) {
   const int exponent = x == 0 ? smallest_exponent : std::max(std::ilogb(x), smallest_exponent);
   const double place = std::ldexp(1.0, exponent - fraction_bits);
@@ -102,7 +102,7 @@ TEST(RowFormat, WhatTheFormatHasStaysAsItIs) {
 }
 
 TEST(RowFormat, MXFP8IsThatOfQuantize) {
-  // Values that E4M3 has under their scales, so that no rounding is left.
+  // Values that E4M3 represents exactly under their scales, so that no rounding remains.
   const at::Tensor x = mx::dequantize(mx::quantize(normal({5, 70}, 3)).row);
   const mx::MXTensor whole = mx::quantize(x).row;
   for (int64_t r = 0; r < 5; ++r) {
@@ -163,8 +163,8 @@ PackSpec spec_of(RowDtype dtype, OptimizerKind kind) {
           .row_dtype = dtype};
 }
 
-/// Pooled rows are the exact sums of what the rows stand for; an update leaves each row beside the
-/// exact one.
+/// Pooled rows are the exact sums of the decoded rows. An update leaves each row next to the exact
+/// result.
 TEST(RowFormat, LookupsAndUpdatesAreTheReferenceUpToOneRounding) {
   for (const RowDtype dtype : kLow) {
     for (const auto kind : {OptimizerKind::kSgd, OptimizerKind::kMomentum, OptimizerKind::kAdagrad,
@@ -233,7 +233,7 @@ TEST(RowFormat, TheWordsAreAFunctionOfSeedTableStepRowAndColumn) {
   EXPECT_FALSE(at::equal(stored(1, "u", 0, {}), base));
   EXPECT_FALSE(at::equal(stored(1, "t", 1, {}), base));
   EXPECT_FALSE(at::equal(base[0], base[1]));
-  // Rows 1, 3, 5, 7 of the whole; columns 32 to 63 of it.
+  // Reads rows 1, 3, 5, 7 of the whole table, and columns 32 to 63.
   const at::Tensor odd = stored(1, "t", 0, {.first_row = 1, .row_step = 2});
   expect_same_bits(odd[0], base[1]);
   expect_same_bits(odd[1], base[3]);

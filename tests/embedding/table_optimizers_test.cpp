@@ -22,8 +22,8 @@ using testing::random_batch;
 constexpr int64_t kSamples = 12;
 constexpr uint64_t kSteps = 4;
 
-/// Two tables of the general optimizer, one with another rate of it, one of another kind, one
-/// without state.
+/// Tables: two with the general optimizer, one with its own learning rate, one with another kind,
+/// one without state.
 PackSpec mixed() {
   const OptimizerSpec general{.kind = OptimizerKind::kAdagrad, .lr = 0.05, .eps = 1e-3};
   OptimizerSpec fast = general;
@@ -46,7 +46,7 @@ PackSpec mixed() {
       .seed = 3};
 }
 
-/// What `set_lr(lr)` makes of the rates.
+/// Learning rate that a step passes to `set_lr`.
 double rate_of_step(uint64_t step) { return 0.05 / static_cast<double>(step); }
 
 /// The features' columns in the output of the whole collection.
@@ -57,7 +57,7 @@ std::vector<int64_t> columns_of(const PackSpec& spec) {
   return columns;
 }
 
-/// Each table by itself, with the features that look into it.
+/// Each table alone, with the features that read it.
 struct Alone {
   explicit Alone(const PackSpec& spec) : whole(spec) {
     for (int64_t t = 0; t < std::ssize(spec.tables); ++t) {

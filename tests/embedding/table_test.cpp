@@ -70,8 +70,8 @@ TEST(CheckJagged, NamesWhatIsWrong) {
   EXPECT_THAT(error({INT64_MIN, 1, 2}, {0, 1, 2, 2, 3}), HasSubstr("feature 0, sample 0"));
   EXPECT_THAT(error({0, 0, 0}, {0, 2, 1, 2, 3}), HasSubstr("feature 0, sample 1 goes from 2 to 1"));
   EXPECT_THAT(error({0, 0, 0}, {0, 9, 2, 2, 3}), HasSubstr("feature 0, sample 0 goes from 0 to 9"));
-  // Feature 0 would read ids of feature 1 that its own table lacks: the offset is at fault, not the
-  // id.
+  // Feature 0 would read ids of feature 1 that its own table does not have. The error names the
+  // offset, not the id.
   EXPECT_THAT(error({4, 4, 9}, {0, 1, 3, 2, 3}), HasSubstr("feature 1, sample 0 goes from 3 to 2"));
   EXPECT_THAT(error({0, 0, 0}, {0, 1, 2, 2, 2}), HasSubstr("from 0 to the number of ids, 3"));
   EXPECT_THAT(error({0, 0, 0}, {1, 1, 2, 2, 3}), HasSubstr("but go from 1"));

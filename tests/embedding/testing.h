@@ -8,13 +8,14 @@
 #include "dovetail/embedding/pack/lookup.h"
 #include "tests/ops/testing.h"
 
-/// What the tests of embeddings share: random batches, and lookups and updates in float64 from
-/// their definitions.
+/// Common code of the embedding tests: random batches, and float64 lookups and updates by their
+/// definitions.
 namespace dovetail::embedding::testing {
 
 inline at::Tensor ids_from(const std::vector<int64_t>& x) { return at::tensor(x, at::kLong); }
 
-/// Bags of 0 to 4 ids, drawn from few rows so that they repeat within bags and between features.
+/// Returns bags of 0 to 4 ids. They are drawn from few rows, so that ids repeat within bags and
+/// between features.
 inline Jagged random_batch(const PackedTables& tables, int64_t samples, uint64_t seed,
                            bool weighted) {
   auto generator = at::detail::createCPUGenerator(seed);
@@ -39,7 +40,7 @@ inline Jagged random_batch(const PackedTables& tables, int64_t samples, uint64_t
           .samples = samples};
 }
 
-/// Tables, state and steps in float64.
+/// Reference implementation of tables, state and steps in float64.
 class Reference {
  public:
   explicit Reference(const PackedTables& tables) : tables_(tables) {
@@ -77,7 +78,7 @@ class Reference {
     }
   }
 
-  /// u, s or m; v. kRowWiseAdagrad's s is column 0.
+  /// Weights, first state (u, s or m) and second state (v). kRowWiseAdagrad's s is column 0.
   std::vector<at::Tensor> weight, first, second;
 
  private:

@@ -33,14 +33,14 @@ PackSpec spec_of(OptimizerKind kind, RowDtype row_dtype = RowDtype::kFloat32) {
           .row_dtype = row_dtype};
 }
 
-/// What a share of all rows needs, beside the least.
+/// Returns the memory for a share of all rows, in addition to the minimum.
 int64_t memory_for(const PackSpec& spec, TierOptions options, double share) {
   options.memory_bytes = INT64_MAX / 2;
   return static_cast<int64_t>(share *
                               static_cast<double>(TieredTables(spec, options).memory_bytes()));
 }
 
-/// A batch of which a part is drawn anew in each step and a part from few rows.
+/// Returns a batch in which a part of the ids is new in each step and a part comes from few rows.
 Jagged batch_of(const PackedTables& tables, uint64_t step) {
   Jagged batch = random_batch(tables, 24, step, step % 2 == 0);
   const at::Tensor few =
@@ -62,7 +62,8 @@ at::Tensor train(PackedTables& tables, const Jagged& ids, const at::Tensor& grad
   return at::cat(all);
 }
 
-/// 100 steps of tables that are whole in memory, each followed by a lookup without an update.
+/// Runs 100 steps on tables that are completely in memory. A lookup without an update follows each
+/// step.
 struct PlainRun {
   explicit PlainRun(OptimizerKind kind, RowDtype row_dtype = RowDtype::kFloat32)
       : tables(spec_of(kind, row_dtype)) {
@@ -191,8 +192,8 @@ TEST_F(TieredTablesTest, CountsSayWhatMoved) {
     tiers.end();
   };
   for (const int64_t first : {0, 0, 100, 0}) step(first);
-  // One set: the second step finds its rows, the third takes the places of all, the last has to
-  // read what that wrote.
+  // The cache has one set. The second step finds its rows there, the third replaces all rows. The
+  // last step has to read the rows that this wrote back.
   const TierCounters counters = tiers.counters();
   EXPECT_EQ(counters.hits, 16);
   EXPECT_EQ(counters.misses, 48);
@@ -204,8 +205,8 @@ TEST_F(TieredTablesTest, CountsSayWhatMoved) {
   EXPECT_EQ(counters.bytes_written, 32 * 20);
 }
 
-/// Steps of training alone, and the same with evaluations between them: the same places, counts and
-/// moves of rows.
+/// Compares training alone with training and evaluations: places, counts and moves of rows are
+/// equal.
 TEST_F(TieredTablesTest, AnEvaluationLeavesNoTrace) {
   const PlainRun plain(OptimizerKind::kRowWiseAdagrad);
   for (const TierPolicy policy : {TierPolicy::kHot, TierPolicy::kLru, TierPolicy::kLfu}) {
@@ -262,7 +263,7 @@ TEST_F(TieredTablesTest, RowsCanBeSet) {
     tiers.end();
   };
   for (uint64_t number = 1; number <= 5; ++number) step(first, number);
-  step(second, 77);  // what is there already is overwritten
+  step(second, 77);  // rows that are already in memory are overwritten
   for (int64_t t = 0; t < 3; ++t) {
     const auto [weight, state] = first.rows(t, 0, plain.spec().tables[static_cast<size_t>(t)].rows);
     second.set_rows(t, 0, weight, state);

@@ -24,7 +24,7 @@ using testing::random_batch;
 
 constexpr int64_t kSamples = 13;
 
-/// A table of two features, one of one row, one that is looked up by the last feature alone.
+/// Tables: one with two features, one with a single row, one that only the last feature reads.
 PackSpec spec_of(OptimizerKind kind, int64_t dim, Pooling pooling = Pooling::kNone) {
   return {.tables = {{"shared", 7, dim, pooling},
                      {"one", 1, dim, pooling},
@@ -46,7 +46,7 @@ std::vector<int64_t> table_of_ids(const PackSpec& spec, const Jagged& batch) {
   return tables;
 }
 
-/// torch's embedding and optimizers on dense tables of float64.
+/// Compares with torch's embedding and optimizers on dense float64 tables.
 void expect_like_torch(OptimizerKind kind, int64_t dim, bool weighted) {
   PackedTables tables(spec_of(kind, dim));
   std::vector<at::Tensor> dense;
@@ -103,8 +103,8 @@ void expect_same_tables(const PackedTables& a, const PackedTables& b) {
   for (size_t i = 0; i < x.size(); ++i) expect_same_bits(x[i], y[i], std::to_string(i));
 }
 
-/// Each id with the gradient of its bag is what a sum does: the same bits, so rows are added in the
-/// same order.
+/// Unpooled ids that have the gradient of their bag update as a pooled sum. Results are bitwise
+/// equal, so rows are added in the same order.
 TEST(UnpooledLookup, OfTheGradientsOfSumsIsASum) {
   for (const OptimizerKind kind :
        {OptimizerKind::kMomentum, OptimizerKind::kRowWiseAdagrad, OptimizerKind::kAdam}) {
@@ -155,7 +155,7 @@ TEST(UnpooledLookup, MicroBatchesAndThreadsDoNotChangeABit) {
   }
 }
 
-/// More ids than one piece of work has, and more occurrences than are sorted at once.
+/// The batch has more ids than one piece of work, and more occurrences than are sorted at once.
 TEST(UnpooledLookup, LargeBatchesAreTheSame) {
   const PackSpec spec{.tables = {{"t", 30, 8, Pooling::kNone}},
                       .feature_table = {0, 0},
@@ -173,8 +173,8 @@ TEST(UnpooledLookup, LargeBatchesAreTheSame) {
   expect_close(tables.weight(0), before.to(at::kDouble) - 0.5 * sums, 1e-4, "rows");
 }
 
-/// One id in every bag of a table's only feature, behind a feature of no ids or of two: ids and
-/// samples are not numbered alike.
+/// A table's only feature has one id in each bag. The feature before it has none or two, so that
+/// ids and samples have different numbers.
 TEST(UnpooledLookup, SingleIdsAreTheSame) {
   const PackSpec spec{
       .tables = {{"first", 5, 8, Pooling::kNone}, {"single", 30, 8, Pooling::kNone}},

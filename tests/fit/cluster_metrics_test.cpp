@@ -1,4 +1,4 @@
-// Silhouette and principal components against their definitions.
+// Compares silhouette and principal components with their definitions.
 #include "dovetail/fit/kmeans/cluster_metrics.h"
 
 #include <cmath>

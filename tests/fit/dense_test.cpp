@@ -1,4 +1,4 @@
-// The factor of a symmetric matrix against torch's, and columns that depend on others.
+// Compares the factor of a symmetric matrix with torch's. Also tests linearly dependent columns.
 #include "dovetail/fit/rows/dense.h"
 
 #include "tests/ops/testing.h"

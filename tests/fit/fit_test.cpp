@@ -1,6 +1,6 @@
-// Mixtures, regression and mini-batches: the same bits on any number of threads, on executors that
-// fail and on two nodes, and what their algorithms promise. Their values against scikit-learn:
-// tests/cli/test_fit.py, tests/python/test_kmeans.py.
+// Mixtures, regression and mini-batches keep the promises of their algorithms. Results are bitwise
+// equal on any number of threads, on executors that fail and on two nodes. Their values are
+// compared with scikit-learn in tests/cli/test_fit.py and tests/python/test_kmeans.py.
 #include <ATen/Parallel.h>
 
 #include <atomic>
@@ -21,11 +21,10 @@ namespace {
 
 using Shared = std::shared_ptr<jobs::Workers>;
 
-/// Five shards: sums in another order, or along another tree, have other bits.
+/// Five shards: sums in another order, or along another tree, differ in bits.
 constexpr int64_t kRows = 9 * kTableGrain / 2;
 
-/// Three executors, where one piece of work in three is thrown away after it was done, or delivered
-/// twice.
+/// Three executors. A third of the pieces of work is lost after it was done, or delivered twice.
 Shared failing() {
   const auto count = std::make_shared<std::atomic<int>>(0);
   return std::make_shared<jobs::Runtime>(
@@ -43,7 +42,7 @@ Shared failing() {
           }});
 }
 
-/// `fit` gives tensors that must be the same bits however they are computed.
+/// Expects that the tensors of `fit` are bitwise equal in all ways to compute them.
 void expect_same_bits(const std::function<std::vector<at::Tensor>(Shared)>& fit) {
   const int before = at::get_num_threads();
   at::set_num_threads(1);
@@ -223,7 +222,7 @@ TEST(MiniBatch, CentresAreTheMeansOfAllThatCameToThem) {
     const at::Tensor rows = batch_rows(1000, kBatch, i, 4);
     const Reference step = assign_reference(x.index_select(0, rows), centres);
     EXPECT_NEAR(inertias[static_cast<size_t>(i)], step.inertia * 1000 / kBatch, 1e-9 * inertias[0]);
-    // Sculley's update, a row at a time: the rate of a centre is one over the rows that it has had.
+    // Sculley's update, row by row: a centre's rate is one over the number of its rows so far.
     for (int64_t r = 0; r < kBatch; ++r) {
       const int64_t label = step.labels[r].item<int64_t>();
       seen[label] += 1;

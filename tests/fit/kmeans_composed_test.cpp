@@ -1,5 +1,5 @@
-// The tasks that GPUs run are composed of ATen's operations, which any device has: here on the CPU,
-// beside its own tasks.
+// GPU tasks are composed of ATen operations, which run on any device. Here they run on the CPU and
+// are compared with the CPU's own tasks.
 #include <ATen/ATen.h>
 
 #include "dovetail/jobs/task.h"
@@ -8,7 +8,7 @@
 namespace dovetail::fit::testing::kmeans_composed_test {
 namespace {
 
-/// Resident rows with labels and squares of some centres before.
+/// Resident rows with labels and squared distances from a previous set of centres.
 struct Rows {
   explicit Rows(const at::Tensor& x)
       : data({x, at::empty({x.size(0)}, at::kFloat), at::zeros({x.size(0)}, at::kInt),
@@ -56,7 +56,7 @@ TEST(KMeansComposed, TasksAreThoseOfTheCpu) {
 
 TEST(KMeansComposed, CutsRowsWhereThereAreManyCentres) {
   const at::Tensor x = normal({3000, 2}, 3), shift = x.mean(0);
-  // With 3000 rows more than kElements; of float64, so that no two are equally near.
+  // More than kElements with 3000 rows. In float64, so that no two centres are equally near.
   const at::Tensor centres = normal({12000, 2}, 4, at::kDouble);
   const Rows ours(x), theirs(x);
   theirs.run("kmeans.norms", at::kCPU, {shift});

@@ -1,4 +1,4 @@
-// Initial centres: rows, keyed by the seed, spread as their names say.
+// Initial centres are rows, depend on the seed, and are spread as their names promise.
 #include "dovetail/fit/kmeans/init.h"
 
 #include <set>
@@ -11,7 +11,7 @@ namespace {
 constexpr KMeansInit kAll[] = {KMeansInit::kPlusPlus, KMeansInit::kParallel, KMeansInit::kRandom,
                                KMeansInit::kFirst};
 
-/// Tight clouds far apart: `rows` of them each, and of the first a hundred times as many.
+/// Returns tight, distant clouds of `rows` rows each; the first has a hundred times as many.
 at::Tensor uneven_clouds(int64_t clouds, int64_t rows) {
   std::vector<at::Tensor> parts;
   for (int64_t c = 0; c < clouds; ++c)
@@ -20,7 +20,7 @@ at::Tensor uneven_clouds(int64_t clouds, int64_t rows) {
   return at::cat(parts).to(at::kFloat);
 }
 
-/// How many of the centres are equal to a row.
+/// Returns the number of centres that are equal to a row.
 int64_t rows_among(const at::Tensor& centres, const at::Tensor& x) {
   return (at::cdist(centres, x.to(at::kDouble), 2, 2).amin(1) == 0).sum().item<int64_t>();
 }
@@ -76,7 +76,7 @@ TEST(KMeansInit, DrawsAreThoseOfOneSumOverAllRows) {
         at::rand({200}, at::make_generator<at::CPUGeneratorImpl>(7), at::kDouble);
     const at::Tensor upto = squares.cumsum(0), place = uniform * upto[-1],
                      rows = data.draw(uniform);
-    // Where the sums come within rounding of the place, the next row is as right.
+    // If the sum is within rounding of the drawn place, the next row is also correct.
     const double near = 1e-9 * upto[-1].item<double>();
     EXPECT_TRUE((upto.index_select(0, rows) >= place - near).all().item<bool>());
     EXPECT_TRUE((upto.index_select(0, rows) - squares.index_select(0, rows) <= place + near)

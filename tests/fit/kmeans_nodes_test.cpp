@@ -22,8 +22,8 @@ TEST(KMeansOnNodes, DrawCentresWithoutMovingDistances) {
     const auto nodes = std::make_shared<jobs::Nodes>(group, pausing(0.01));
     KMeansData data(x, nodes);
     EXPECT_TRUE(at::equal(initial_centres(data, 12, KMeansInit::kPlusPlus, 3), expected));
-    // Ranges follow the speeds, which a busy machine changes, by a shard now and then. All
-    // distances for each of the 11 further centres would be 770,000 rows.
+    // Ranges follow the measured speeds. A busy machine changes these, so that a shard sometimes
+    // moves. Computing all distances for each of the 11 further centres would read 770,000 rows.
     EXPECT_LE(nodes->report()[0].moved + nodes->report()[1].moved, 770000 / 4);
   });
 }

@@ -1,4 +1,4 @@
-// One assignment of k-means against its definition in float64.
+// Compares one assignment of k-means with its definition in float64.
 #include "dovetail/fit/kmeans/kmeans.h"
 
 #include <cmath>
@@ -49,8 +49,8 @@ TEST(KMeansAssign, SurvivesColumnsOfVeryDifferentScaleAndOffset) {
 }
 
 TEST(KMeansAssign, DecidesInFloat64WhatFloat32CannotTell) {
-  // Rows at the middle of two centres, a step of 2^-20 to one side: far below the rounding of |x|^2
-  // - 2 x c + |c|^2.
+  // Rows are near the middle of two centres, 2^-20 to one side. This is far below the rounding of
+  // |x|^2 - 2 x c + |c|^2.
   at_every_simd_level([] {
     for (const int64_t k : {2, 9}) {
       const int64_t dim = 40;
@@ -106,8 +106,7 @@ TEST(KMeansAssign, IsTheSameBitsForAnyNumberOfThreads) {
 
 TEST(KMeansAssign, IsTheSameBitsOnAvx2AndAvx512) {
   for (const int64_t k : {3, 11}) {
-    // Pairs of centres that differ by less than float32 can tell: which is nearer is decided in
-    // float64.
+    // Pairs of centres differ by less than float32 resolves. The nearer one is decided in float64.
     const at::Tensor x = raw_features(2000, 37, 11, 6), some = some_rows(x, k);
     const at::Tensor centres = at::cat({some, some + normal({k, 37}, 7, at::kDouble) * 1e-9});
     KMeansData data(x);

@@ -1,4 +1,4 @@
-// Lloyd's algorithm against the loop of its definition.
+// Compares Lloyd's algorithm with a direct loop.
 #include <cmath>
 
 #include "tests/fit/testing.h"

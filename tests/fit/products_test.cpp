@@ -1,4 +1,4 @@
-// Products against plain loops of fused multiply-adds: the same bits.
+// Products are bitwise equal to plain loops of fused multiply-adds.
 #include "dovetail/fit/rows/products_simd.h"
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// A run that was stopped after any of its iterations, and goes on from the state that this one
-// reported, ends with the bits of a run that was not.
+// A run is stopped after any of its iterations and resumes from the reported state. Its result is
+// bitwise equal to an uninterrupted run.
 #include <ATen/ATen.h>
 
 #include "dovetail/fit/components/principal_components.h"
@@ -20,8 +20,8 @@ struct Course {
   bool converged = true;
 };
 
-/// `fit` goes on from a state, or starts where it is empty, and takes more than `least` iterations.
-/// Each but one that converged has a state.
+/// Runs `fit`, which resumes from a state or starts if it is empty. It must take more than `least`
+/// iterations. Each iteration has a state, except one that converged.
 template <class Fit>
 void expect_to_go_on(int64_t least, const Fit& fit) {
   const Course whole = fit(State());

@@ -8,8 +8,8 @@
 #include "dovetail/fit/kmeans/kmeans.h"
 #include "tests/ops/testing.h"
 
-/// What the tests of k-means share: its definition in float64, in plain loops.
-namespace dovetail::fit::testing {
+/// Common code of the k-means tests: its definition in float64, in plain loops.
+namespace dovetail::testing {
 
 using namespace dovetail::testing;
 
@@ -55,7 +55,8 @@ inline Reference assign_reference(const at::Tensor& x, const at::Tensor& centres
   return r;
 }
 
-/// Clouds around `clouds` points, of columns whose scales and offsets differ by powers of ten.
+/// Returns clouds of points around `clouds` centres. Scales and offsets of the columns differ by
+/// powers of ten.
 inline at::Tensor raw_features(int64_t rows, int64_t dim, int64_t clouds, uint64_t seed) {
   const at::Tensor middle = normal({clouds, dim}, seed, at::kDouble) * 3;
   const at::Tensor which = at::arange(rows, at::kLong) * 7919 % clouds;
@@ -68,7 +69,7 @@ inline at::Tensor raw_features(int64_t rows, int64_t dim, int64_t clouds, uint64
       .contiguous();
 }
 
-/// `k` of the rows, evenly spread, as centres.
+/// Returns `k` evenly spread rows as centres.
 inline at::Tensor some_rows(const at::Tensor& x, int64_t k) {
   const at::Tensor which = at::arange(k, at::kLong) * x.size(0) / k;
   return x.index_select(0, which.to(at::kLong)).to(at::kDouble);

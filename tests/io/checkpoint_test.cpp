@@ -311,8 +311,8 @@ TEST_F(Checkpoint, CleanRemovesLeftoversOnly) {
   expect_same(read_latest_checkpoint(folder_), snapshot_of(1));
 }
 
-/// The law of a save that fails: its error says why, the earlier ones stay, nothing is left over,
-/// and the next save works.
+/// Law of a failed save: its error names the reason, and previous checkpoints remain. Nothing is
+/// left over, and the next save succeeds.
 void expect_a_failed_save_to_lose_nothing(const fs::path& folder,
                                           const std::function<void()>& restrict,
                                           const std::function<void()>& release) {

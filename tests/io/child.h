@@ -22,11 +22,11 @@ extern char** environ;
 
 namespace dovetail::test {
 
-constexpr int kSavesFd = 100;  // not standard output, where gtest speaks
+constexpr int kSavesFd = 100;  // not standard output, which gtest uses
 constexpr const char* kChildFolder = "DOVETAIL_TEST_SAVE_FOREVER";
 
-/// This program again, with the tests of `filter` alone: kChildFolder is `folder` there, and
-/// kSavesFd writes to `output`.
+/// Starts this program as a child that runs only the tests of `filter`. In the child kChildFolder
+/// is `folder`, and kSavesFd writes to `output`.
 inline pid_t start_child(const std::string& filter, const std::filesystem::path& folder,
                          int output) {
   std::vector<std::string> variables = {std::string(kChildFolder) + "=" + folder.string(),
@@ -48,10 +48,11 @@ inline pid_t start_child(const std::string& filter, const std::filesystem::path&
   return pid;
 }
 
-/// Kills a child with the tests of `filter` a random while of less than `longest` after its first
-/// save into `folder`, so that a slow start (a sanitizer) is never all that is killed; `rounds`
-/// times. After each, `check` gets the steps of the checkpoints that are there, of which there must
-/// be some, and the newest no older than in the round before.
+/// Starts a child with the tests of `filter` and kills it; repeats this `rounds` times. The kill
+/// comes at a random time below `longest` after the child's first save into `folder`. So a slow
+/// start (a sanitizer) does not end all rounds before a save. After each round `check` gets the
+/// steps of the checkpoints in `folder`. At least one must exist, and the newest must not be older
+/// than in the previous round.
 inline void kill_at_random_moments(const std::string& filter, const std::filesystem::path& folder,
                                    int rounds, std::chrono::microseconds longest,
                                    const std::function<void(const std::vector<int64_t>&)>& check) {

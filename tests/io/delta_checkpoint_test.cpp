@@ -33,12 +33,12 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kRows = 50, kWidth = 3;
 
-/// Step s changes these rows, of which some are those of the step before.
+/// Returns the rows that step s changes. Some of them were changed in the previous step.
 std::set<int64_t> rows_of_step(int64_t step) {
   return {step % kRows, (step + 1) % kRows, 7 * step % kRows};
 }
 
-/// What a row is after `step`: the last step that changed it, or -1.
+/// Returns a row's value after `step`: the last step that changed it, or -1.
 float value_after(int64_t row, int64_t step) {
   for (int64_t s = step; s >= 0; --s)
     if (rows_of_step(s).contains(row)) return static_cast<float>(s);
@@ -52,8 +52,8 @@ at::Tensor rows_after(int64_t step, const std::vector<int64_t>& rows) {
   return values;
 }
 
-/// Keys with a row after `step`, each with the step that changed it last: a step changes three
-/// keys, one of them often for the first time, and takes two others away.
+/// Returns keys with a row after `step`, each with the last step that changed it. A step changes
+/// three keys, often one of them for the first time, and removes two others.
 std::map<uint64_t, int64_t> keyed_after(int64_t step) {
   const auto key = [](int64_t i) { return static_cast<uint64_t>(i % 23) * 0xB21642C8590B2165; };
   std::map<uint64_t, int64_t> rows;

@@ -317,8 +317,8 @@ std::string mutated(std::string bytes, std::mt19937_64& random) {
         break;
     }
   }
-  // Half of the inputs get the header length right again, so that mutations reach the JSON and what
-  // is behind it.
+  // Half of the inputs get a correct header length, so that mutations reach the JSON and the data
+  // after it.
   if (bytes.size() > 8 && below(2) == 0) {
     const uint64_t length = std::min<size_t>(
         bytes.size() - 8, bytes.rfind('}') == std::string::npos ? 0 : bytes.rfind('}') - 7);

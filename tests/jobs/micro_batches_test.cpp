@@ -1,4 +1,4 @@
-// Shares of a step that follow the ranks' speeds, and stay where they are for less than that.
+// Shares of a step follow the ranks' speeds. They stay unchanged for gains below the threshold.
 #include "dovetail/jobs/micro_batches.h"
 
 #include <gmock/gmock.h>
@@ -18,7 +18,7 @@ using ::testing::Ge;
 
 using Seconds = std::function<double(size_t rank, int64_t micro_batches)>;
 
-/// A step with the shares as they are.
+/// Runs a step with the current shares.
 std::optional<MicroBatchShares::Move> take_step(MicroBatchShares& shares, const Seconds& seconds) {
   const std::vector<int64_t> counts = shares.shares();
   std::vector<double> times;
@@ -32,8 +32,8 @@ double last_end(const std::vector<int64_t>& shares, const Seconds& seconds) {
   return end;
 }
 
-/// The least time of any way to give `left` micro-batches to ranks from `rank` on, at least one to
-/// each.
+/// Returns the minimum time over all ways to give `left` micro-batches to ranks from `rank` on, at
+/// least one to each.
 double best_end(std::vector<int64_t>& shares, size_t rank, int64_t left, const Seconds& seconds) {
   if (rank + 1 == shares.size()) {
     shares[rank] = left;
@@ -63,8 +63,8 @@ TEST(MicroBatchShares, AreInProportionToSpeed) {
   for (int i = 0; i < 50; ++i) EXPECT_FALSE(take_step(shares, seconds));
 }
 
-// Any number of ranks with any speeds end with shares that no other ones beat by more than the gain
-// asked for.
+// For any number of ranks with any speeds, no other shares are faster by more than the requested
+// gain.
 TEST(MicroBatchShares, ComeWithinTheGainOfTheBestThereAre) {
   std::mt19937 random(5);
   for (int trial = 0; trial < 60; ++trial) {
@@ -112,7 +112,7 @@ TEST(MicroBatchShares, StayForNoiseAndForLessThanTheGain) {
     moved |= take_step(restless, seconds).has_value();
   }
   EXPECT_TRUE(moved) << "the noise is enough to move what has no hysteresis";
-  // 3 % to be won: 33 : 31 ends at 3.3 s, 32 : 32 at 3.4 s.
+  // A possible gain of 3 %: 33 : 31 ends at 3.3 s, 32 : 32 at 3.4 s.
   MicroBatchShares nearly({32, 32}, 0.05);
   for (int i = 0; i < 20; ++i)
     EXPECT_FALSE(take_step(nearly, [](size_t r, int64_t n) {

@@ -1,6 +1,7 @@
-// Nodes as threads of this process, over Gloo: the bits of one, wherever their ranges meet, and
-// errors by name.
 // ctest-labels: threads
+//
+// Nodes run as threads of this process, over Gloo. Results are bitwise equal to one node, wherever
+// ranges meet, and errors name the node.
 #include "dovetail/jobs/nodes.h"
 
 #include <ATen/ATen.h>
@@ -15,7 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// What run_task gives on `rows` rows, job after job, and the rows then.
+/// Expected results of run_task on `rows` rows, job by job, and the final rows.
 struct Expected {
   explicit Expected(int64_t rows) : numbers(rows) {
     for (int64_t i = 0; i < kJobs; ++i)
@@ -58,7 +59,7 @@ TEST(Nodes, ShareByTheirSpeedAndRowsFollow) {
     Nodes ours(group, pausing(node == 0 ? 0.012 : 0.003));
     Numbers numbers(kRows);
     for (int64_t i = 0; i < kJobs; ++i) ours.run("test.advance", {factor(i)}, numbers.shards());
-    // Half of the first job, then about a fifth.
+    // Gets half of the first job, then about a fifth.
     const std::vector<Nodes::Report>& report = ours.report();
     EXPECT_EQ(report[0].rows + report[1].rows, kRows * kJobs);
     EXPECT_LT(report[0].rows, kRows * kJobs * 2 / 5);
@@ -83,7 +84,8 @@ TEST(Nodes, BringRowsOnceWhereverTheyAreRead) {
   run_nodes(2, [&](int node, const std::shared_ptr<Group>& group) {
     Nodes ours(group, pausing(node == 0 ? 0.012 : 0.003));
     Numbers numbers(kRows);
-    ours.run("test.advance", {factor(0)}, numbers.shards());  // of unknown speeds: a half each
+    ours.run("test.advance", {factor(0)},
+             numbers.shards());  // speeds are unknown: each node gets half
     for (int i = 0; i < 5; ++i)
       EXPECT_EQ(ours.run("test.read_state", {}, numbers.shards()).tensors[0].item<double>(),
                 expected);

@@ -11,12 +11,12 @@
 
 #include "dovetail/jobs/nodes.h"
 
-/// Nodes as threads of this process, over Gloo.
-namespace dovetail::jobs::testing {
+/// Runs nodes as threads of this process, connected by Gloo.
+namespace dovetail::testing {
 
 using Node = std::function<void(int node, const std::shared_ptr<Group>& group)>;
 
-/// Runs the nodes, each on a thread; what they threw, empty for none.
+/// Runs each node on its own thread. Returns the error texts of all nodes, "" for success.
 inline std::vector<std::string> errors_of(int nodes, const Node& node) {
   const auto groups = local_groups(nodes, {.timeout_s = 30});
   std::vector<std::string> errors(groups.size());

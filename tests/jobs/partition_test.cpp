@@ -1,4 +1,4 @@
-// Shares of devices of unequal speed, against every possible partition and against an integer
+// Compares shares of devices of unequal speed with every possible partition and with an integer
 // program.
 #include "dovetail/jobs/partition.h"
 
@@ -30,7 +30,7 @@ double end_of(const std::vector<int64_t>& grains, const std::vector<DeviceCost>&
   return end;
 }
 
-/// The paper's nested search: every way to hand out the grains.
+/// The paper's nested search: tries every way to distribute the grains.
 double best_of_all(int64_t grains, const std::vector<DeviceCost>& devices, int64_t grain) {
   double best = std::numeric_limits<double>::infinity();
   std::vector<int64_t> share(devices.size(), 0);
@@ -54,7 +54,7 @@ struct Case {
   int64_t grains = 0, grain = 1;
 };
 
-/// Devices of which some are slow to start, some slow, some small.
+/// Returns random cases of devices. Some are slow to start, some slow, some small.
 std::vector<Case> random_cases(int count) {
   std::mt19937 random(7);
   const auto between = [&](double low, double high) {
@@ -99,7 +99,7 @@ TEST(Partition, IsTheBestOfAllPartitionsInWholeGrains) {
 
 TEST(Partition, IsTheBestAmongThoseInWhichDevicesHaveTheirLeast) {
   std::mt19937 random(3);
-  int bound = 0;  // cases in which it makes a difference
+  int bound = 0;  // cases in which this changes the result
   for (Case& c : random_cases(600)) {
     const double free = partition(c.grains * c.grain, c.devices, c.grain).seconds;
     int64_t left = c.grains;
@@ -119,7 +119,7 @@ TEST(Partition, AgreesWithAnIntegerProgramOfHighs) {
   const char* python = std::getenv("DOVETAIL_PYTHON");
   if (python == nullptr) GTEST_SKIP() << "DOVETAIL_PYTHON is not set";
   std::vector<Case> cases = random_cases(25);
-  // And of the size of a real job: 16 cores and two GPUs.
+  // A job of realistic size: 16 cores and two GPUs.
   Case job{.grains = 500, .grain = 1024};
   for (int i = 0; i < 16; ++i)
     job.devices.push_back({.start_s = 1e-4, .row_s = 5e-6 * (1 + 0.01 * i)});
@@ -160,7 +160,7 @@ TEST(Partition, EndsTogetherWhereGrainsAreSmall) {
 }
 
 TEST(Partition, OfSpeedsAloneIsTheAccelerationRatio) {
-  // alpha = t_CPU / t_GPU = 4: a fifth and four fifths.
+  // alpha = t_CPU / t_GPU = 4: shares are one fifth and four fifths.
   EXPECT_EQ(partition(1000, std::vector<DeviceCost>{{.row_s = 4e-3}, {.row_s = 1e-3}}, 1).rows,
             (std::vector<int64_t>{200, 800}));
 }
@@ -172,7 +172,8 @@ TEST(Partition, LeavesOutADeviceThatWouldBeLast) {
 }
 
 TEST(Partition, HandsOutEveryGrainOnceWhateverTheSpeeds) {
-  // A device whose times told next to no slope: T has no digits left for the shares of the others.
+  // A device whose measured slope is almost 0: T then has no digits left for the shares of the
+  // others.
   const std::vector<DeviceCost> devices = {
       {.start_s = 0.155, .row_s = 0x1p-68}, {.row_s = 1.2e-05}, {.row_s = 1.3e-05}};
   const Partition best = partition(40000, devices, 250);
@@ -201,7 +202,7 @@ TEST(Partition, RefusesMoreThanTheMemoriesHold) {
 }
 
 TEST(MoveShares, OnlyForMoreThanTheHysteresis) {
-  // Of 20 grains the best is 10 : 10; 11 : 9 ends 10 % later.
+  // The best split of 20 grains is 10 : 10; 11 : 9 ends 10 % later.
   const std::vector<DeviceCost> devices = {{.row_s = 1}, {.row_s = 1}};
   const std::vector<int64_t> before = {11, 9}, best = {10, 10};
   EXPECT_EQ(move_shares(before, 200, devices, 10, 0.11), before);
@@ -210,7 +211,8 @@ TEST(MoveShares, OnlyForMoreThanTheHysteresis) {
   EXPECT_EQ(move_shares(before, 195, devices, 10, 0.11), before) << "the last grain is short";
   EXPECT_EQ(move_shares(std::vector<int64_t>{0, 0}, 200, devices, 10, 10), best)
       << "of no rows yet";
-  // What a device has in any case is counted in both: here it is last whatever the others have.
+  // A device's minimum rows count in both shares. Here that device finishes last, whatever the
+  // others have.
   const std::vector<DeviceCost> slow = {{.row_s = 1}, {.row_s = 1}, {.row_s = 50, .min_rows = 1}};
   const std::vector<int64_t> kept = {6, 1, 1};
   EXPECT_EQ(move_shares(kept, 8, slow, 1, 0.05), kept);

@@ -1,6 +1,5 @@
-// Threads that come back when their job is long over: nothing that they read has changed, nothing
-// that they write counts.
-// ctest-labels: threads
+// Threads return after their job has ended. Their inputs have not changed, and their writes do not
+// count. ctest-labels: threads
 #include <atomic>
 #include <future>
 #include <memory>
@@ -42,8 +41,8 @@ TEST(Runtime, DropsWhatAHungExecutorDeliversInALaterJob) {
   EXPECT_TRUE(at::equal(ours.state(), theirs.state()));
 }
 
-/// Executor 1 sleeps before a shard of the job that is begun after `arm`, until `wake`; what it
-/// computes then is kept.
+/// Executor 1 sleeps before a shard of the first job after `arm`, until `wake`. Its late results
+/// are recorded.
 class LateReader {
  public:
   RuntimeOptions options() {

@@ -1,6 +1,7 @@
-// Real executors that throw, hang, lose results, are slow or deliver twice: the result has the bits
-// of the undisturbed run.
 // ctest-labels: threads
+//
+// Real executors throw, hang, lose results, are slow or deliver twice. The result is bitwise equal
+// to an undisturbed run.
 #include "dovetail/jobs/runtime.h"
 
 #include <sched.h>
@@ -34,7 +35,7 @@ TEST(Runtime, HasTheBitsOfRunTask) {
 
 enum class Fault { kNone, kException, kHang, kKill, kSlow, kTwice };
 
-/// Injects a fault into every third shard, of each kind as many.
+/// Injects a fault into every third shard, equally many of each kind.
 class Faults {
  public:
   std::vector<ShardResult> operator()(size_t, int64_t, const std::function<ShardResult()>& work) {

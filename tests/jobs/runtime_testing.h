@@ -12,7 +12,7 @@
 #include "dovetail/jobs/runtime.h"
 #include "tests/ops/testing.h"
 
-/// What the tests of the runtime share: a task that leaves a trace wherever a shard runs twice.
+/// Common code of the runtime's tests: a task whose result shows if a shard runs twice.
 namespace dovetail::jobs::testing {
 
 using namespace dovetail::testing;
@@ -23,9 +23,9 @@ inline void pause(double seconds) {
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
 }
 
-/// Data x (N), state (N). The state becomes state * 3 + x times the parameter, modulo 1; the
-/// partial is a sum whose bits depend on the order, of the state before: a shard that runs twice on
-/// rows that it wrote gives another one.
+/// Task on data x (N) and state (N). The new state is (state * 3 + x * parameter) modulo 1. The
+/// partial is a sum of the previous state whose bits depend on the order. A shard that runs twice
+/// on rows that it wrote gives a different partial.
 inline Partial advance(const Parameters& parameters, const Shard& shard) {
   const auto rows = rows_of(shard);
   const auto* x = rows[0].const_data_ptr<double>();
@@ -65,7 +65,8 @@ inline std::vector<ShardResult> once(const std::function<ShardResult()>& work) {
   return results;
 }
 
-/// Jobs one after another on the same numbers give the bits of run_task: sums and states.
+/// Runs several jobs on the same numbers and expects sums and states bitwise equal to those from
+/// run_task.
 inline void expect_same_as_run_task(Runtime& runtime, int64_t jobs, int64_t rows) {
   Numbers ours(rows), theirs(rows);
   for (int64_t i = 0; i < jobs; ++i) {

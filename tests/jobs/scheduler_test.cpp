@@ -1,5 +1,5 @@
-// Who gets which shard, under a virtual clock: the law is that every shard counts once, whatever
-// happens to leases.
+// Distribution of shards under a virtual clock. Law: every shard counts once, whatever happens to
+// leases.
 #include "dovetail/jobs/scheduler.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ namespace {
 
 enum class Mishap { kNone, kThrow, kSilence, kTwice, kLate };
 
-/// Devices of true speeds, which compute nothing.
+/// Simulated devices with given speeds, which compute nothing.
 struct World {
   struct Event {
     double at_s;
@@ -27,8 +27,8 @@ struct World {
     bool operator>(const Event& other) const { return at_s > other.at_s; }
   };
   struct Outcome {
-    std::vector<std::vector<size_t>> counted;  ///< of each shard the devices whose result counts
-    std::vector<int64_t> computed;             ///< shards that each device delivered
+    std::vector<std::vector<size_t>> counted;  ///< devices whose result counts, by shard
+    std::vector<int64_t> computed;             ///< number of shards that each device delivered
     double seconds = 0;
   };
 

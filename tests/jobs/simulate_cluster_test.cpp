@@ -1,6 +1,6 @@
-// The laws of a simulated job: no schedule is faster than all devices together, without noise its
-// time is that of the partition, shards count once whatever fails, nodes without links scale
-// ideally, a seed has one trace.
+// Laws of a simulated job. No schedule is faster than all devices together. Without noise its time
+// equals the partition's time. Shards count once whatever fails. Nodes without links scale ideally.
+// A seed gives one trace.
 #include "dovetail/jobs/simulate/cluster.h"
 
 #include <gmock/gmock.h>
@@ -25,7 +25,7 @@ SimDevice device(double row_s, int64_t slots = 1, double start_s = 0) {
           .speed = {start_s, row_s}};
 }
 
-/// 16 cores, of which each GPU binds one; the GPU is as fast as 14 of them.
+/// Node of 16 cores. Each GPU binds one core and is as fast as 14 cores.
 SimNode node_of(int64_t gpus, bool cores_compute = true) {
   return make_sim_node({.cores = 16,
                         .gpus = gpus,
@@ -111,7 +111,7 @@ TEST(SimCluster, CountsEachShardOnceWhateverFails) {
     options.scheduling.verify_every = nodes[0].devices.size() > 1 && i % 4 == 0 ? 5 : 0;
     for (size_t n = 0; n < nodes.size(); ++n)
       for (size_t d = 0; d < nodes[n].devices.size(); ++d) {
-        if (n == 0 && d == 0) continue;  // one device is there to the end
+        if (n == 0 && d == 0) continue;  // one device stays until the end
         options.faults.push_back(
             {.node = n,
              .device = d,
@@ -163,7 +163,7 @@ TEST(SimCluster, FaultsTakeTheirTime) {
   EXPECT_DOUBLE_EQ(seconds({.kind = SimFault::Kind::kSlow, .at_s = 0.5, .for_s = 0.6, .factor = 3}),
                    0.5 + 0.6 + 0.3);
   EXPECT_DOUBLE_EQ(seconds({.kind = SimFault::Kind::kHang, .at_s = 0.5, .for_s = 2}), 3);
-  // What it throws away at 1 s it computes again.
+  // Results lost at 1 s are computed a second time.
   EXPECT_DOUBLE_EQ(seconds({.kind = SimFault::Kind::kThrow, .at_s = 0, .for_s = 1.5}), 2);
   EXPECT_THROW(seconds({.kind = SimFault::Kind::kThrow}), UserError);
   EXPECT_THROW(seconds({.kind = SimFault::Kind::kHang}), UserError);
@@ -179,8 +179,8 @@ TEST(SimCluster, ALostNodeIsLeftOutWithTheSchedulersReason) {
   EXPECT_EQ(result.iterations[0].attempts, 2);
   EXPECT_EQ(result.iterations[1].rows, (std::vector<int64_t>{100000, 0}));
   EXPECT_THAT(result.lost[1], ::testing::HasSubstr("hybrid: no executor is left"));
-  // The first node alone takes 1 s an iteration, after the silence was noticed and the job was
-  // started again.
+  // The first node alone takes 1 s per iteration, after the silence was noticed and the job was
+  // restarted.
   EXPECT_GT(result.seconds, 7 + 2 + 2);
   EXPECT_LT(result.seconds, 7 + 2 * 2 + 2.5);
 }

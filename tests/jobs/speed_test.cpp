@@ -1,4 +1,4 @@
-// How fast a device is, from times of which some are wrong.
+// Estimates a device's speed from times. Some of the times are wrong.
 #include "dovetail/jobs/speed.h"
 
 #include <gtest/gtest.h>

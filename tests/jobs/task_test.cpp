@@ -1,4 +1,4 @@
-// The contract: shards, partials summed along one tree, tasks by name.
+// Contract of tasks: shards, partials summed along one tree, tasks found by name.
 #include "dovetail/jobs/task.h"
 
 #include <algorithm>
@@ -17,7 +17,8 @@ double value(int64_t i) { return std::pow(-1.1, static_cast<double>(i)) * 1e3; }
 
 Partial partial_of(int64_t i) { return {{at::tensor({value(i), 1.0}, at::kDouble)}, 2}; }
 
-// The definition: halves of a block of a power of two; blocks one after another.
+// Definition of the summation tree: a block of a power of two is summed by halves; blocks are
+// summed one after another.
 double block_of(int64_t first, int64_t count) {
   return count == 1 ? value(first)
                     : block_of(first, count / 2) + block_of(first + count / 2, count / 2);

@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <memory>
 
-/// Bytes of tensors that this thread (which also runs backward on a CPU) allocates while the meter
-/// lives. Unlike resident memory it counts exactly and the same every time.
+/// Counts the tensor bytes that this thread allocates while the meter lives. On the CPU this thread
+/// also runs backward. Unlike resident memory the count is exact and reproducible.
 namespace dovetail::testing {
 
 class AllocationMeter {

@@ -1,6 +1,6 @@
 """The transformer in plain PyTorch operators and float64, as an independent reference for tests/models/oracle_test.cpp.
 
-gpt_oracle.py FOLDER: for each NAME.json (config) with NAME.safetensors (parameters, "tokens") writes
+usage: gpt_oracle.py FOLDER. Reads each NAME.json (config) with NAME.safetensors (parameters, "tokens"). Writes
 NAME.expected.safetensors: logits, loss (sum), and grad.PARAMETER for every parameter.
 """
 

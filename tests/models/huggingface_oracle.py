@@ -1,9 +1,9 @@
 """Models of `transformers` for tests/models/huggingface_test.cpp.
 
-huggingface_oracle.py make FOLDER   writes small random models NAME/ with NAME/expected.safetensors (tokens, logits),
-                                    and tokenizer.json
-huggingface_oracle.py check FOLDER  loads every exported model NAME/ and holds its logits and tokenizer against what was
-                                    written there
+usage: huggingface_oracle.py make|check FOLDER
+
+- make: writes small random models NAME/ with NAME/expected.safetensors (tokens, logits), and tokenizer.json
+- check: loads every exported model NAME/ and compares its logits and tokenizer with these files
 """
 
 import json

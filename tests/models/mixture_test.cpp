@@ -128,8 +128,8 @@ TEST(Mixture, RecomputingGivesTheSameBits) {
   }
 }
 
-/// Every router whose choice for a token depends on no later token, with every way to drop and to
-/// pad in training.
+/// Returns models for every router whose choice for a token does not depend on later tokens. They
+/// cover every way to drop and pad in training.
 std::vector<std::pair<std::string, ModelConfig>> causal_mixtures() {
   std::vector<std::pair<std::string, ModelConfig>> found;
   for (const char* router : {"top_k", "noisy_top_k", "sinkhorn", "base", "balanced", "hash"}) {

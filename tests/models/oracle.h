@@ -8,14 +8,14 @@
 
 #include "tests/folder.h"
 
-/// Comparing with a reference written in Python beside this file.
+/// Comparison with a reference in Python next to this file.
 namespace dovetail::testing {
 
 inline double largest_difference(const at::Tensor& a, const at::Tensor& b) {
   return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
 }
 
-/// Exit status of a script of tests/models/ under the environment's Python, or -1 where
+/// Runs a script of tests/models/ with the environment's Python. Returns its exit status, or -1 if
 /// DOVETAIL_PYTHON is not set.
 inline int run_oracle(const std::string& script, const std::string& arguments) {
   const char* python = std::getenv("DOVETAIL_PYTHON");

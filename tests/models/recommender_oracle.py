@@ -1,9 +1,11 @@
 """Recommenders from their papers, sample by sample in float64: the reference of recommender_oracle_test.cpp.
 
-recommender_oracle.py FOLDER: for each NAME.json (config, inputs) with NAME.safetensors (parameters as "model.*", dense,
-embedded, mask, negative_mask, cotangent) writes NAME.expected.safetensors: logits; auxiliary; with the loss (logits *
-cotangent).sum() + auxiliary, grad.embedded and grad.PARAMETER; and for each definition in WITHOUT "without.WHAT", the
-output of a model that lacks it.
+usage: recommender_oracle.py FOLDER. Reads each NAME.json (config, inputs) with NAME.safetensors (parameters as
+"model.*", dense, embedded, mask, negative_mask, cotangent). Writes NAME.expected.safetensors:
+
+- logits and auxiliary
+- grad.embedded and grad.PARAMETER for the loss (logits * cotangent).sum() + auxiliary
+- "without.WHAT" for each definition in WITHOUT: the output of a model that lacks it
 """
 
 import itertools
@@ -131,8 +133,8 @@ class Model:
         return torch.sigmoid(self.linear("auxiliary.out", x))[0]
 
     def can(self, dense, embedded, mask, _):
-        """Bian et al. 2022, section 4: weights and biases of MLP_can are the item's parameters, its input the powers of
-        the user's; sums over a sequence, all layers' outputs side by side."""
+        """Bian et al. 2022, section 4. The item's parameters are the weights and biases of MLP_can. Its input is the
+        powers of the user's parameters. Outputs of all layers are concatenated and summed over a sequence."""
         features, sequences, _, items, users = self.cut(embedded)
         widths, found = self.config["micro"], []
         for item, user in zip(items, users, strict=True):

@@ -12,7 +12,7 @@
 #include "tests/base/temporary_folder.h"
 #include "tests/ops/testing.h"
 
-/// Models small enough for tests, in every variant of the config; sizes are odd on purpose.
+/// Small models in every variant of the config. Sizes are odd on purpose.
 namespace dovetail::testing {
 
 struct Variant {
@@ -91,7 +91,8 @@ inline std::vector<Variant> variants() {
           {"mixed", mixed_variant()}};
 }
 
-/// Initialised, with norms and biases moved away from 1 and 0, so that each of them matters.
+/// Returns an initialised model. Norms and biases are shifted away from 1 and 0, so that each of
+/// them matters.
 inline std::shared_ptr<GPT> make_model(const ModelConfig& config, uint64_t seed = 1,
                                        at::ScalarType dtype = at::kFloat) {
   auto model = std::make_shared<GPT>(resolve_model_config(config, 0));
@@ -105,7 +106,7 @@ inline std::shared_ptr<GPT> make_model(const ModelConfig& config, uint64_t seed 
   return model;
 }
 
-/// To every Linear of the blocks.
+/// Sets the recipe of every Linear in the blocks.
 inline void set_recipe(GPT& model, const mx::LinearRecipe& recipe) {
   for (const auto& linear : quantizable_linears(model)) linear->set_recipe(recipe);
 }

@@ -1,10 +1,12 @@
 """The vision models in PyTorch and float64, as an independent reference for tests/models/vision_oracle_test.cpp.
 
-vision_oracle.py FOLDER: for each NAME.json (preset, classes, channels, base_width, training) with NAME.safetensors
-(parameters and buffers as "model.NAME", "images", "targets") writes NAME.expected.safetensors: logits, loss (sum),
-grad.PARAMETER, grad.images, and buffer.NAME after the step.
+usage: vision_oracle.py FOLDER
 
-ResNet-50 is that of transformers; VGG is torch.nn.Sequential in torchvision's layout; U-Net is a recursion over its
+- reads each NAME.json (preset, classes, channels, base_width, training)
+- reads NAME.safetensors (parameters and buffers as "model.NAME", "images", "targets")
+- writes NAME.expected.safetensors: logits, loss (sum), grad.PARAMETER, grad.images, and buffer.NAME after the step
+
+ResNet-50 comes from transformers. VGG is torch.nn.Sequential in torchvision's layout. U-Net is a recursion over its
 levels.
 """
 
@@ -84,7 +86,7 @@ class UNet(nn.Module):
 
 
 class ResNet(nn.Module):
-    """That of transformers, its state under torchvision's names."""
+    """ResNet of transformers with torchvision's names for its state."""
 
     def __init__(self, spec):
         from transformers import ResNetConfig, ResNetForImageClassification

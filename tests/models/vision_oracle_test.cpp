@@ -1,5 +1,5 @@
-// The vision models against transformers' ResNet and against VGG and U-Net in torch.nn
-// (vision_oracle.py), which share no code with ours.
+// Compares the vision models with transformers' ResNet, and with VGG and U-Net in torch.nn
+// (vision_oracle.py). These references share no code with the project.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -190,9 +190,10 @@ TEST_F(Vision, LossIsASum) {
   }
 }
 
-/// What operators of this thread read: the layer for each parameter and buffer, and all names.
+/// Operators that ran on this thread: all names, and the layer that reads each parameter and
+/// buffer.
 struct Seen {
-  std::map<const void*, std::string> owner;  ///< of a storage, the state it holds
+  std::map<const void*, std::string> owner;  ///< name of the state in each storage
   std::map<std::string, std::set<std::string>> layers;
   std::set<std::string> operators;
 };

@@ -30,7 +30,7 @@ class CudaDispatch : public ::testing::Test {
 
 at::Tensor on_gpu(const at::Tensor& x) { return x.to(at::kCUDA); }
 
-/// Choices of tokens, some dropped, some by a draw, which leaves slots empty.
+/// Choices of tokens. Some are dropped, some of them by a random draw, which leaves slots empty.
 struct Case {
   const char* what;
   int64_t experts;
@@ -64,7 +64,7 @@ TEST_F(CudaDispatch, RowsAreThoseOfTheCpu) {
   }
 }
 
-/// There and back, with the gradients of x, the rows and the weights.
+/// Runs dispatch and combine. Returns results and the gradients of x, the rows and the weights.
 std::vector<at::Tensor> there_and_back(const Case& c, int64_t width, at::ScalarType dtype,
                                        at::Device device, int64_t capacity) {
   const auto sums = dtype == at::kDouble ? at::kDouble : at::kFloat;

@@ -37,14 +37,14 @@ struct Precision {
 constexpr Precision kPrecisions[] = {
     {at::kFloat, 2e-5}, {at::kBFloat16, 3e-2}, {at::kDouble, 1e-12}};
 
-/// A leaf of random values, as large as sums of `terms` products of them stay about 1.
+/// Returns a leaf of random values, scaled so that sums of `terms` products of them stay about 1.
 at::Tensor leaf(at::IntArrayRef sizes, uint64_t seed, int64_t terms, at::Device device,
                 at::ScalarType dtype) {
   const at::Tensor values = random(sizes, seed) / std::sqrt(static_cast<double>(terms));
   return values.to(at::kBFloat16).to(device, dtype).requires_grad_();
 }
 
-/// y and the gradients of `leaves`, on the CPU.
+/// Returns y and the gradients of `leaves`, on the CPU.
 std::vector<at::Tensor> results(const at::Tensor& y, const std::vector<at::Tensor>& leaves) {
   y.backward(random(y.sizes(), 50).to(at::kBFloat16).to(y.options()));
   std::vector<at::Tensor> all = {y.detach().cpu()};
@@ -65,7 +65,7 @@ double worst_error(const at::Tensor& x, const at::Tensor& exact) {
              : (x.to(at::kDouble) - exact.to(at::kDouble)).abs().max().item<double>();
 }
 
-/// bfloat16 rounds what lies between the products, so an error of one element says little. The
+/// bfloat16 rounds intermediate results, so that the error of one element is not meaningful. The
 /// GPU's largest error against float64 may be twice the CPU's in bfloat16, plus a rounding of the
 /// largest element.
 void expect_as_exact_as_the_cpu(const std::vector<at::Tensor>& gpu,
@@ -80,7 +80,8 @@ void expect_as_exact_as_the_cpu(const std::vector<at::Tensor>& gpu,
 }
 
 TEST_F(CudaExperts, GroupedLinearIsThatOfTheCpu) {
-  // Widths on 16 bytes in bfloat16 and others; empty groups; one group of all.
+  // Widths that are multiples of 16 bytes in bfloat16, and others. Some groups are empty; one group
+  // has all rows.
   for (const auto& [in, out] : {std::pair<int64_t, int64_t>(64, 48), {33, 7}, {1, 1}}) {
     for (const std::vector<int64_t>& counts :
          {std::vector<int64_t>{0, 0}, {0, 130, 0}, {5, 1, 64, 0, 33}, {17}}) {
@@ -157,7 +158,7 @@ TEST_F(CudaExperts, FeedForwardsAreThoseOfTheCpu) {
             if (dtype == at::kBFloat16) {
               expect_as_exact_as_the_cpu(run(dtype, at::kCUDA), run(dtype, at::kCPU),
                                          run(at::kDouble, at::kCPU));
-            } else {  // squaring doubles the relative error of what it is given
+            } else {  // squaring doubles the relative error of its input
               expect_all_close(run(dtype, at::kCUDA), run(dtype, at::kCPU),
                                std::string(activation) == "relu2" ? 2 * tolerance : tolerance);
             }

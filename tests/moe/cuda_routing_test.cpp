@@ -30,11 +30,11 @@ class CudaRouting : public ::testing::Test {
 
 at::Tensor on_gpu(const at::Tensor& x) { return x.defined() ? x.to(at::kCUDA) : x; }
 
-// Tokens and experts: none, one, fewer than a warp, tiles that are full and others.
+// Numbers of tokens and experts: none, one, fewer than a warp, full and partial tiles.
 const std::vector<std::pair<int64_t, int64_t>> kSizes = {{0, 4},    {1, 4},   {37, 12},
                                                          {128, 40}, {700, 8}, {1031, 260}};
 
-/// Scores as routers meet them, ties alone, one expert for all, and what is no number.
+/// Scores: typical ones, ties only, one expert for all, and values that are not numbers.
 std::vector<at::Tensor> score_cases(int64_t tokens, int64_t experts) {
   at::Tensor one_expert = at::zeros({tokens, experts}, at::kDouble),
              broken = random({tokens, experts}, 5);
@@ -115,7 +115,7 @@ TEST_F(CudaRouting, RowsOfExpertsThatChooseAreThoseOfTheCpu) {
     EXPECT_TRUE(at::equal(choose_rows(on_gpu(scores), 7).cpu(), choose_rows(scores, 7)));
 }
 
-/// Logits an eighth apart, so that a processor's own exp decides nothing.
+/// Logits in steps of 1/8, so that a processor's own exp cannot change the order.
 at::Tensor steps(int64_t tokens, int64_t experts) {
   return (random({tokens, experts}, 10) * 8).round() / 8;
 }

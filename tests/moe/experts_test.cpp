@@ -36,7 +36,7 @@ struct Case {
     return all;
   }
 
-  /// The same numbers in another dtype, as leaves.
+  /// Returns the same numbers in another dtype, as leaves.
   Case in(at::ScalarType dtype, at::ScalarType weight_dtype) const {
     const auto leaf = [](const at::Tensor& t, at::ScalarType to) {
       return t.detach().to(to, false, true).requires_grad_();
@@ -52,7 +52,8 @@ struct Case {
   }
 };
 
-/// Experts of the given widths; a width of none of them is a multiple of a vector.
+/// Returns a case with experts of the given widths. No width is a multiple of an AVX-512 vector
+/// (16 floats).
 Case make(const std::string& activation, const std::vector<int64_t>& widths, bool bias,
           const RoutingSpec& spec, int64_t tokens = 203) {
   Case c{.x = normal({tokens, kWidth}, 1), .experts = {.activation = activation}};
@@ -77,7 +78,7 @@ at::Tensor activate(const std::string& activation, const at::Tensor& h) {
   return at::silu(halves[0]) * halves[1];
 }
 
-/// By the definition: choice by choice, token by token.
+/// Reference by definition: choice by choice, token by token.
 at::Tensor by_loops(const Case& c) {
   std::vector<at::Tensor> rows;
   const auto bias = [](const std::vector<at::Tensor>& inputs, size_t e) {
@@ -131,7 +132,7 @@ TEST(Experts, AreTheirDefinitionTokenByToken) {
         expect_definition(make(activation, {21, 21, 21, 21, 21}, bias, all), at::kFloat, 2e-5);
       }
     }
-    // Widths of their own, in runs; more experts than some get tokens; choices that were dropped.
+    // Experts with different widths, in runs. Some experts get no tokens; some choices are dropped.
     expect_definition(make("swiglu", {8, 8, 50, 3, 3, 70}, true, all), at::kFloat, 2e-5);
     expect_definition(
         make("gelu", std::vector<int64_t>(40, 9), true, {.k = 1, .drop = Drop::kNone}, 11),

@@ -68,7 +68,7 @@ TEST(GroupedLinear, WeightsOfTheirOwnAreThoseOfEachGroup) {
 }
 
 TEST(GroupedLinear, FeedForwardsOfRowsAreThoseOfEachExpert) {
-  const std::vector<int64_t> widths = {4, 4, 9, 2};  // of which two make one product
+  const std::vector<int64_t> widths = {4, 4, 9, 2};  // the two equal widths form one product
   std::vector<std::vector<int64_t>> sizes;
   for (const int64_t width : widths) sizes.push_back({width, kIn});
   for (const int64_t width : widths) sizes.push_back({kIn, width});

@@ -41,7 +41,7 @@ std::shared_ptr<Layer> layer(const Config& config, at::ScalarType dtype = at::kD
   return made;
 }
 
-/// One feed-forward by its parameters' names.
+/// Runs one feed-forward, found by its parameters' names.
 at::Tensor feed_forward(const Layer& layer, const std::string& name, const at::Tensor& x) {
   const auto parameters = layer.named_parameters();
   const auto of = [&](const std::string& key) { return parameters[name + key]; };
@@ -49,7 +49,7 @@ at::Tensor feed_forward(const Layer& layer, const std::string& name, const at::T
   return at::linear(at::silu(hidden[0]) * hidden[1], of(".down.weight"), of(".down.bias"));
 }
 
-/// Token by token, every choice that was not dropped.
+/// Reference: token by token, over every choice that was not dropped.
 at::Tensor by_loops(const Layer& layer, const Routing& routing, const at::Tensor& x, bool shared) {
   std::vector<at::Tensor> rows;
   for (int64_t t = 0; t < x.size(0); ++t) {

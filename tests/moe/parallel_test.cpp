@@ -23,7 +23,7 @@ using ::testing::ThrowsMessage;
 
 constexpr int64_t kWidth = 10, kFfnWidth = 12;
 
-/// How a layer of experts is spread, and how many tokens each rank has.
+/// Distribution of a layer of experts, and number of tokens of each rank.
 struct Layout {
   int64_t experts;
   int cut;
@@ -32,10 +32,11 @@ struct Layout {
   std::string activation = "swiglu";
   bool bias = false;
   int ranks_per_node = 1;
-  /// Choices are dropped by their position beyond this share of an even one; 0: none is.
+  /// Choices beyond this multiple of an even share are dropped by position; 0: none of them.
   double capacity_factor = 0;
   bool pad = false;
-  int64_t most_tokens = 0;  ///< that the forward pass knows of
+  /// Pass::most_tokens of the forward pass.
+  int64_t most_tokens = 0;
 
   int ranks() const { return static_cast<int>(tokens.size()); }
   int64_t all_tokens() const { return std::accumulate(tokens.begin(), tokens.end(), int64_t{0}); }
@@ -126,7 +127,7 @@ Reference reference(const Layout& layout, at::ScalarType dtype) {
   return out;
 }
 
-/// What the rank's parameter of this name holds of the reference's.
+/// Returns the part of the reference's parameter `whole` that the rank holds under this name.
 at::Tensor part_of(const at::Tensor& whole, const std::string& name, const at::Tensor& like,
                    const Layout& layout, const ExpertRanks& ranks) {
   if (!name.starts_with("experts.")) return whole;
@@ -155,7 +156,7 @@ Made run_rank(const Layout& layout, const Reference& whole, const std::shared_pt
              {.training = true, .most_tokens = layout.most_tokens});
 }
 
-/// Every rank against the same tokens of one rank with all experts.
+/// Compares every rank with the same tokens on one rank with all experts.
 void expect_as_one_rank(const Layout& layout, at::ScalarType dtype, double tolerance) {
   const Reference whole = reference(layout, dtype);
   std::map<std::string, at::Tensor> replicated;  // sums over the ranks
@@ -220,8 +221,8 @@ INSTANTIATE_TEST_SUITE_P(Experts, Spread, ::testing::ValuesIn(layouts()));
 TEST_P(Spread, IsAsOneRankInFloat64) { expect_as_one_rank(GetParam(), at::kDouble, 1e-12); }
 TEST_P(Spread, IsAsOneRankInFloat32) { expect_as_one_rank(GetParam(), at::kFloat, 1e-5); }
 
-/// Padded to a capacity against dropless rows of the same choices, on the same ranks; the largest
-/// capacity is known or agreed on.
+/// Compares rows padded to a capacity with dropless rows of the same choices, on the same ranks.
+/// The largest capacity is either known or agreed on by the ranks.
 void expect_padded_as_dropless(Layout layout, at::ScalarType dtype, double tolerance) {
   const Reference whole = reference(layout, dtype);
   Layout padded = layout, agreed = layout;
@@ -256,7 +257,7 @@ TEST_P(Spread, PaddedToACapacityIsAsDropless) {
 TEST(Padded, OfOneRankIsAsDropless) {
   for (const auto& [dtype, tolerance] :
        {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}, {at::kBFloat16, 3e-2}}) {
-    for (const double factor : {0.5, 1.0, -2.0}) {  // Tutel's below 0: as needed
+    for (const double factor : {0.5, 1.0, -2.0}) {  // Tutel's factor below 0: capacity as needed
       Layout layout{5, 1, {}, {40}, "gelu", true};
       layout.capacity_factor = factor;
       const Reference want = reference(layout, dtype);
@@ -277,7 +278,8 @@ TEST(Padded, OfOneRankIsAsDropless) {
   }
 }
 
-/// Dispatch and combine, and their two ways back; sizes only where something has to be told.
+/// Exchanges are dispatch and combine, and both in backward. Sizes are exchanged only without
+/// padding.
 TEST(Padded, ExchangesNoSizes) {
   Layout dropless{8, 1, {}, {7, 7}};
   dropless.capacity_factor = 1;
@@ -356,8 +358,8 @@ TEST(Spread, RoundedPayloadsStayNearAndAreCounted) {
       const int64_t before = group->all_to_all_traffic().bytes_sent;
       layer.forward(x);
       const int64_t sent = group->all_to_all_traffic().bytes_sent - before;
-      // To the other rank: sizes of its four experts, rows there, and results back for the rows
-      // that came.
+      // Data for the other rank: sizes of its four experts, the rows, and results for rows that
+      // came from it.
       int64_t to_other = 0;
       for (int64_t e = 0; e < 4; ++e)
         to_other += layer.load().count[static_cast<size_t>(4 * (1 - group->rank()) + e)];
@@ -381,7 +383,7 @@ TEST(Spread, ResultsInBfloat16AreThoseOfOneRankWhereTheyAreSentInFloat32) {
       route(random({kTokens, 6}, 97).to(at::kFloat), {.k = 2, .drop = Drop::kNone});
   const at::Tensor alone =
       feed_forward(x, routing.weight, dispatch(routing.expert, routing.slot, 6), all);
-  // Without our bfloat16 kernel one rank rounds each expert's result as well.
+  // Without the project's bfloat16 kernel one rank rounds each expert's result as well.
   const double rounding = multiplies_bfloat16_rows() ? 1e-3 : 0;
   for (const auto& [payload, least, most] :
        {std::tuple{Payload::kFloat32, 0.0, 1e-5}, {Payload::kUnchanged, rounding, 0.1}}) {

@@ -6,7 +6,7 @@
 
 namespace dovetail::moe {
 
-/// Standard normal values in float64, the same for the same seed.
+/// Standard normal float64 values, reproducible from `seed`.
 inline at::Tensor random(at::IntArrayRef sizes, uint64_t seed) {
   return testing::normal(sizes, seed, at::kDouble);
 }

@@ -43,7 +43,7 @@ at::Tensor tokens() { return random({kTokens, kWidth}, 50); }
 
 const Pass kTraining = {.training = true, .seed = 7};
 
-/// The same tokens on ranks and in micro-batches of their own.
+/// Routes the same tokens on ranks and in micro-batches of their own.
 at::Tensor in_parts(Router& router, const at::Tensor& x, const Pass& pass,
                     const std::function<at::Tensor(const Routing&)>& what) {
   std::vector<at::Tensor> parts;
@@ -72,7 +72,7 @@ TEST(Router, TheBiasMovesTowardsAnEvenLoadAndChoosesOnly) {
     }
     EXPECT_TRUE(at::equal(made->bias, at::tensor(expected, at::kFloat)));
   }
-  // (6, 6, 6, 6, 6, 6) choices: even, so nothing moves.
+  // (6, 6, 6, 6, 6, 6) choices are even, so the bias does not change.
   const at::Tensor before = made->bias.clone();
   made->update_bias(at::full({6}, 6.0, at::kDouble));
   EXPECT_TRUE(at::equal(made->bias, before));
@@ -153,7 +153,7 @@ TEST(Router, BalancedChoicesAreForTraining) {
   for (const char* name : {"sinkhorn", "base"}) {
     const auto made = router(config([=](Config& c) { c.router = name, c.k = 1; }));
     at::Tensor x = tokens();
-    x.select(1, 0).add_(3);  // so that some experts are loved by most
+    x.select(1, 0).add_(3);  // so that most tokens prefer the same experts
     const RoutingSpec greedy = {.k = 1, .drop = Drop::kNone};
     const at::Tensor best = route(at::linear(x, made->weight), greedy).expert;
     EXPECT_TRUE(at::equal(made->forward(x, {}).routing.expert, best));

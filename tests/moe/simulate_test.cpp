@@ -27,8 +27,8 @@ LayerLoad even_load(int ranks, int experts) {
           .parameter_bytes = 2};
 }
 
-/// Without skew and overlap nothing waits: exchanges and products one after another, by their
-/// formulas.
+/// Without skew and overlap nothing waits: exchanges and products follow each other, each by its
+/// formula.
 TEST(Simulate, AnEvenLoadWithoutOverlapIsTheSumOfItsParts) {
   for (const int ranks : {4, 8, 64})
     for (const auto algorithm :
@@ -54,17 +54,17 @@ TEST(Simulate, DataParallelMovesExpertsAndNoRows) {
   EXPECT_NEAR(time.backward_s, gather + 2 * compute, 1e-9);
 }
 
-/// Twice the shards: twice the rows on the way, no experts gathered when every rank of an expert is
-/// a shard.
+/// Twice the shards send twice the rows. No experts are gathered when every rank of an expert is a
+/// shard.
 TEST(Simulate, ShardsTradeExpertsForRows) {
   auto load = even_load(8, 2);
   const auto seconds = [&](int shards) {
     return simulate(cluster(), load, {.shards = shards}).forward_s;
   };
-  load.hidden = 1 << 16;  // large experts: rather move rows
+  load.hidden = 1 << 16;  // large experts: sending rows is cheaper
   load.tokens = 64;
   EXPECT_LT(seconds(4), seconds(1));
-  load.hidden = 64;  // small ones: rather move experts
+  load.hidden = 64;  // small experts: sending experts is cheaper
   load.tokens = 1 << 14;
   EXPECT_GT(seconds(4), seconds(1));
 }
@@ -80,7 +80,7 @@ TEST(Simulate, OverlapHidesTheShorterOfTheTwoStreams) {
   EXPECT_GE(chunked.forward_s, std::max(compute, exchange));
   EXPECT_NEAR(chunked.forward_s, std::max(compute, exchange) + std::min(compute, exchange) / 8,
               0.15 * serial.forward_s);
-  // With latency there is a best degree, and more is worse.
+  // With latency one degree of overlap is the best, and higher ones are worse.
   model.between->latency_s = 1e-3;
   EXPECT_GT(simulate(model, load, {.overlap = 8}).forward_s,
             simulate(model, load, {.overlap = 1}).forward_s);
@@ -103,8 +103,8 @@ TEST(Simulate, SkewWaitsForTheHottestExpertAndShadowingHelps) {
   EXPECT_NEAR(skewed.compute_s, 3 * (2 * 16 * 1e-6 + rows * 4 * 512 * 64 / 1e13), 1e-9);
 }
 
-/// Where computing costs nothing: the rank of the hottest expert receives from all others, then
-/// sends as much back.
+/// With free computation the hottest expert's rank is the bound. It receives from all others, then
+/// sends equally much back.
 TEST(Simulate, TheHottestRanksLinkBoundsASkewedExchange) {
   auto model = cluster();
   model.call_s = model.inside.latency_s = 0;

@@ -43,7 +43,7 @@ TEST(SlotOrder, SequencesGoTokenByTokenOrChoiceByChoice) {
   }
 }
 
-/// What the kernels of cuda/slots.cu do, tile by tile, against counting.
+/// Runs the algorithm of cuda/slots.cu tile by tile and compares with counting.
 TEST(SlotOrder, TilesAddUpToThePlaceAmongEqualKeys) {
   constexpr int32_t kKeys = 5;
   for (const int64_t size : {1, 31, kSlotTile - 1, kSlotTile, kSlotTile + 1, 3 * kSlotTile + 7}) {

@@ -11,9 +11,9 @@
 namespace dovetail::moe::world_test {
 namespace {
 
-/// Every rank has two experts and every token one of each rank: while a rank's experts run, all
-/// others wait for their results in the layer's second all-to-all. One dies there, in the third
-/// layer, when they have all come to wait.
+/// Every rank has two experts, and every token uses one expert of each rank. While a rank's experts
+/// run, all others wait for their results in the layer's second all-to-all. In the third layer one
+/// rank dies there, once all others wait.
 TEST(Rank, LosesOneAmongItsExperts) {
   if (!is_rank()) GTEST_SKIP() << "runs only as a rank of World.*";
   const Deaths deaths;

@@ -29,7 +29,8 @@ def test_all_at_once_outlives_a_rank_and_learns(tmp_path):
     assert 0.02 <= last["router_loss"] < 0.04
 
     experts = lines(run / "experts.jsonl")
-    # The load is even enough in the end for a capacity of 1.25 times an even share, but not in the first steps.
+    # At the end the load fits a capacity of 1.25 times an even share. It does not in the first
+    # steps.
     dropped = [sum(layer["dropped"] for layer in line["layers"]) for line in experts]
     assert 0 <= dropped[-1] < dropped[0]
     for line in experts:

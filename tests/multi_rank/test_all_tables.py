@@ -15,7 +15,7 @@ USERS, ITEMS = 300, 200
 
 
 def write_rows(path: Path, rows: int) -> None:
-    """A row is clicked more often where a hidden sign of its item is that of most items clicked before."""
+    """Writes rows. A click is likely if the item's hidden sign equals the sign of most items clicked before."""
     draw = random.Random(1)
     signs = [draw.randrange(2) for _ in range(ITEMS)]
     lines = ["user\titem\tclicks\tsize\tclicked"]
@@ -47,7 +47,8 @@ def test_all_tables_at_once_outlive_a_rank_and_learn(tmp_path):
     # Who knows the signs of all items reaches 0.90.
     last = metrics(run)[-1]
     assert last["auc"] > 0.8
-    # One process with all tables in memory measures what the ranks did, but for the rounding of sums and AUC's bins.
+    # One process with all tables in memory measures the same as the ranks. Only rounding of sums
+    # and AUC's bins differ.
     assert 0 < last["auc_error"] < 1e-3
     found = json.loads(dovetail(tmp_path, "eval", "whole", "--json"))["validation"]
     assert found["loss"] == pytest.approx(last["validation_loss"], rel=1e-4)

@@ -1,4 +1,4 @@
-"""memory.budget on several ranks: each by a plan of its own, all with the bits of the same run without one."""
+"""memory.budget on several ranks. Each rank has its own plan; results are bitwise equal to a run without a budget."""
 
 import json
 import random
@@ -30,7 +30,7 @@ MXFP8 = {"precision__recipe": "mxfp8", "parallel__dispatch": "mxfp8", "log__quan
 
 
 def loads(run: Path) -> list[dict]:
-    """What experts.jsonl says of the layers, not of how long ranks waited."""
+    """Returns the layers' records of experts.jsonl, without the ranks' waiting times."""
     return [json.loads(line)["layers"] for line in (run / "experts.jsonl").read_text().splitlines()]
 
 

@@ -88,7 +88,7 @@ def test_processes_of_a_machine_do_not_share_a_gpu(table):
 
 
 def killed_after_a_state(words, folder, run):
-    """Runs on two nodes and kills one when a state is there; the log, or None where the job was over before."""
+    """Runs on two nodes and kills one once a state exists. Returns the log, or None if the job ended before."""
     state = folder / run / "state.safetensors"
     process = subprocess.Popen(
         [BINARY, "launch", "-n", "2", *map(str, words), "--out", run],

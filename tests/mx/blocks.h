@@ -15,7 +15,7 @@
 /// Tensors to quantize and the comparison of what came out, for the tests of dovetail::mx.
 namespace dovetail::mx {
 
-/// This thread's flush-to-zero and denormals-are-zero bits, while it lives.
+/// Sets this thread's flush-to-zero and denormals-are-zero bits while it lives.
 class FlushDenormals {
  public:
   explicit FlushDenormals(bool flush) { at::globalContext().setFlushDenormal(flush); }
@@ -29,7 +29,7 @@ inline at::Tensor float_tensor(const std::vector<uint32_t>& bits, at::IntArrayRe
   return x;
 }
 
-/// Bits of the same numbers as float32, in row-major order.
+/// Returns the bits of the numbers as float32, in row-major order.
 inline std::vector<uint32_t> bits_of_tensor(const at::Tensor& x_in) {
   const at::Tensor x = x_in.contiguous();
   std::vector<uint32_t> bits(static_cast<size_t>(x.numel()));
@@ -41,22 +41,23 @@ inline std::vector<uint32_t> bits_of_tensor(const at::Tensor& x_in) {
   const bool half = x.scalar_type() == at::kHalf;
   for (size_t i = 0; i < bits.size(); ++i) {
     const bool zero =
-        (from[i] & 0x7fff) == 0;  // which torch's function counts the leading zeros of: undefined
+        (from[i] & 0x7fff) ==
+        0;  // torch's function would count the leading zeros of 0: undefined behaviour
     bits[i] = half && !zero ? c10::detail::fp16_ieee_to_fp32_bits(from[i])
                             : static_cast<uint32_t>(from[i]) << 16;
   }
   return bits;
 }
 
-/// Normal values over three orders of magnitude, some of them zero.
+/// Returns normal values over three orders of magnitude, some of them zero.
 inline at::Tensor ordinary_values(at::IntArrayRef sizes, uint64_t seed, at::ScalarType dtype) {
   const at::Tensor x = dovetail::testing::normal(sizes, seed, at::kDouble);
   const at::Tensor spread = dovetail::testing::normal(sizes, seed + 1000, at::kDouble);
   return x.mul(spread.mul(2).exp()).mul(spread.lt(2)).to(dtype);
 }
 
-/// Numbers and midpoints of the format under all sorts of scales, each or one ulp beside; subnormal
-/// numbers; with `non_finite` now and then a NaN or an infinity.
+/// Returns the format's numbers and midpoints under all sorts of scales, exact or one ulp off, and
+/// subnormal numbers. With `non_finite` some elements are NaN or infinity.
 inline at::Tensor adversarial_values(at::IntArrayRef sizes, uint64_t seed, Format format,
                                      bool non_finite, at::ScalarType dtype) {
   const auto& table = reference::numbers(format);
@@ -67,7 +68,7 @@ inline at::Tensor adversarial_values(at::IntArrayRef sizes, uint64_t seed, Forma
   at::Tensor x = at::empty(sizes, dtype);
   const bool wide = dtype == at::kFloat;
   for (int64_t i = 0; i < x.numel(); ++i) {
-    // Exponents change from row to row, so that most blocks hold numbers of one size.
+    // Exponents change by row, so that most blocks hold numbers of one magnitude.
     const int64_t row = i / x.size(-1);
     const int exponents[] = {-130, -115, -80, -20, 0, 40, 110};
     const int exponent =

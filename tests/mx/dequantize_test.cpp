@@ -90,7 +90,7 @@ TEST(Dequantize, MakesAPoisonedBlockNaNAndLeavesItsNeighbours) {
   EXPECT_EQ(y.isnan().sum().item<int64_t>(), 32);
   const at::Tensor kept = dequantize(quantize(x, {.non_finite = NonFinite::kSaturate}).row);
   EXPECT_FALSE(kept.isnan().any().item<bool>());
-  // The block's scale is that of its ones, 2^-8: the infinity becomes 448 of these.
+  // The ones set the block's scale, 2^-8: the infinity becomes 448 of these.
   EXPECT_EQ(kept[1][40].item<float>(), 1.75F);
   EXPECT_EQ(kept[1][41].item<float>(), 1.0F);
 }

@@ -166,7 +166,7 @@ void expect_same_statistics(const Statistics& a, const Statistics& b) {
   EXPECT_EQ(a.error, b.error);
 }
 
-/// Values are those of the codes, whatever is asked for beside them.
+/// Expects that values equal the decoded codes, whatever other outputs are requested.
 void expect_values_like_codes(const at::Tensor& x, QuantizeSpec spec) {
   spec.copies = Copies::kRowAndColumn;
   const Quantized codes = quantize(x, spec);
@@ -265,7 +265,7 @@ TEST_P(QuantizeFormats, RoundAtRandomLikeTheReference) {
   for (const auto& [rows, cols] :
        {std::pair(1, 1), {1, 31}, {31, 1}, {32, 32}, {33, 33}, {3, 127}, {35, 97}, {5, 256}})
     expect_like_reference(ordinary_values({rows, cols}, spec.seed++, dtype), spec);
-  // Wider than one piece of the kernel's, of which a second row begins within a call of Philox.
+  // Wider than one piece of the kernel. The second row begins within a call of Philox.
   expect_like_reference(ordinary_values({2, 2048 + 61}, 3, dtype), spec);
   expect_like_reference(ordinary_values({66, 70}, 4, dtype).t().slice(1, 1, 64, 3), spec);
   for (const bool flush : {false, true}) {
@@ -282,11 +282,11 @@ uint64_t seed_with_word(uint64_t begin, uint64_t end) {
   }
 }
 
-/// Of 32 bits behind the last place every one counts, also of a number that the processor may take
-/// for zero.
+/// Each of 32 bits after the last place counts, also in numbers that the processor may flush to
+/// zero.
 TEST(Quantize, RoundsTheSmallestNumbersUpAsOftenAsTheyAreLarge) {
   constexpr double kLastPlace =
-      0x1p-16;  // of E5M2, under the scale 1 of a block whose largest is 2^15
+      0x1p-16;  // last place of E5M2 under scale 1, in a block whose largest element is 2^15
   for (const int amax_exponent : {15, -58, -62, -79}) {
     const double scale = std::ldexp(1, amax_exponent - 15);
     for (const int depth : {4, 9, 13, 18}) {

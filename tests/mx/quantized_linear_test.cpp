@@ -58,7 +58,7 @@ Gradients run(const std::shared_ptr<QuantizedLinear>& linear, const at::Tensor& 
 
 struct PrologueCase {
   QuantizedLinear::Prologue prologue;
-  int64_t width;  ///< of x, where the product reads 70
+  int64_t width;  ///< width of x; the product reads 70
 };
 
 std::vector<PrologueCase> prologues() {

@@ -12,15 +12,15 @@
 #include "dovetail/mx/format.h"
 #include "dovetail/mx/statistics.h"
 
-/// The formats as their definitions say them, with tables and doubles, which hold every number here
-/// exactly; none of the codec's bit arithmetic. Slow, serial, and not to be shared with what it is
-/// held against.
+/// Reference of the formats by their definitions, with tables and doubles. Doubles hold every
+/// number here exactly. It uses none of the codec's bit arithmetic, is slow and serial, and shares
+/// no code with the tested codec.
 namespace dovetail::mx::reference {
 
 inline bool finite(uint32_t float_bits) { return (float_bits & 0x7f800000) != 0x7f800000; }
 
-/// The number as double, not through float: that would flush subnormal numbers where the processor
-/// is told to.
+/// Converts the number to double directly. A conversion through float would flush subnormal numbers
+/// if the processor is set to do so.
 inline double value(uint32_t float_bits) {
   const int field = static_cast<int>(float_bits >> 23 & 255);
   const double fraction = static_cast<double>(float_bits & 0x7fffff);
@@ -31,7 +31,7 @@ inline double value(uint32_t float_bits) {
 
 struct Definition {
   int exponent_bits, mantissa_bits, bias;
-  size_t numbers;  ///< magnitude codes that are numbers
+  size_t numbers;  ///< count of magnitude codes that are numbers
 };
 inline Definition definition(Format format) {
   switch (format) {
@@ -71,7 +71,7 @@ inline std::vector<double> make_numbers(Format format) {
   return table;
 }
 
-/// The number of each magnitude code.
+/// Returns the number of each magnitude code.
 inline const std::vector<double>& numbers(Format format) {
   static const std::array<std::vector<double>, 6> tables = [] {
     std::array<std::vector<double>, 6> made;
@@ -98,7 +98,8 @@ inline int scale(double amax, Format format, ScaleMode mode) {
   return std::clamp(exponent - std::ilogb(largest) + 127, 0, 254);
 }
 
-/// `random`: of stochastic rounding; negative: to nearest, ties to the even code.
+/// Rounds to a code. `random`: bits for stochastic rounding; negative: to nearest, ties to the even
+/// code.
 inline uint8_t code(uint32_t x, int scale, Format format, int64_t random = -1) {
   const auto& table = numbers(format);
   const double t = finite(x) ? std::ldexp(std::abs(value(x)), 127 - scale) : INFINITY;
@@ -117,7 +118,7 @@ inline uint8_t code(uint32_t x, int scale, Format format, int64_t random = -1) {
   return static_cast<uint8_t>(code | size_t{1} << (d.exponent_bits + d.mantissa_bits));
 }
 
-/// What an integer bit pattern stands for under scale byte 127, for codes that `code` makes.
+/// Decodes a code that `code` returns, under scale byte 127.
 inline double decoded(uint8_t code, Format format) {
   const auto& table = numbers(format);
   if (format == Format::kInt8) return static_cast<double>(static_cast<int8_t>(code)) / 64;
@@ -134,7 +135,7 @@ struct Options {
   uint64_t seed = 0;
 };
 
-/// x (rows, cols) in blocks of block_rows x block_cols.
+/// Result of quantizing x (rows, cols) in blocks of block_rows x block_cols.
 struct Result {
   std::vector<uint8_t> codes, scales;
   Statistics statistics;

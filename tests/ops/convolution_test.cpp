@@ -31,8 +31,8 @@ struct Case {
     return {filters, channels, kernel_height, kernel_width};
   }
 };
-// Sizes around a tile, a vector of tiles and the blocks of the product; both paddings; more rows of
-// tiles than one block of them.
+// Sizes near a tile, a vector of tiles and the blocks of the product. Both paddings occur, and more
+// rows of tiles than one block has.
 const std::vector<Case> kThreeByThree = {
     {1, 1, 1, 3, 3, 3, 3, {1, 1}, {0, 0}},     {2, 3, 5, 7, 9, 3, 3, {1, 1}, {1, 1}},
     {1, 17, 33, 13, 6, 3, 3, {1, 1}, {0, 1}},  {3, 31, 8, 4, 4, 3, 3, {1, 1}, {1, 1}},
@@ -154,7 +154,7 @@ TEST(Convolution, ByWinogradIsWithinItsBound) {
           std::get<0>(Tensors::backward(c, t.dy, t.x, t.weight)),
           winograd_magnitude(t.dy, t.weight.transpose(0, 1), {2 - c.padding[0], 2 - c.padding[1]}),
           c.filters + 32);
-      // The bound is that of the worst signs: of random ones the error is far smaller.
+      // The bound assumes the worst signs; random signs have a much smaller error.
       const at::Tensor y = convolution(t.x, t.weight, {}, options).to(at::kDouble);
       const at::Tensor expected = Tensors::forward(c, t.x, t.weight, at::zeros({c.filters}));
       EXPECT_LT((y - expected).norm().item<double>(), 5e-6 * expected.norm().item<double>());

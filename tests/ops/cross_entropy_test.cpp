@@ -56,7 +56,7 @@ TEST(LinearCrossEntropy, MatchesAtenInFloat64) {
 }
 
 TEST(LinearCrossEntropy, CrossesChunks) {
-  // 512 rows are the least that go together; 8 MiB of 4099 logits are 511 rows.
+  // A chunk has at least 512 rows; 8 MiB of 4099 logits are only 511 rows.
   expect_like_aten(1100, 8, 4099, at::kFloat, 2e-5);
 }
 

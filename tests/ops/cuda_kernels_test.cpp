@@ -66,8 +66,8 @@ constexpr Precision kPrecisions[] = {{at::kFloat, 5e-6}, {at::kBFloat16, 1e-2}};
 // Widths that 16 bytes divide and others, rows of one part and of several.
 const std::vector<std::vector<int64_t>> kShapes = {
     {1, 1}, {3, 33}, {2, 5, 768}, {700, 96}, {5, 8192}};
-// Each shape of a norm's rows in registers (threads x vectors), full and in part, and rows that are
-// too wide for any.
+// Each shape (threads x vectors) of a norm's rows in registers, full and partial. Also rows that
+// are too wide for any shape.
 const std::vector<std::vector<int64_t>> kNormShapes = {
     {1, 1},     {3, 33},   {6, 8},     {2, 5, 768}, {700, 96}, {130, 384},
     {70, 1000}, {9, 1024}, {20, 2048}, {33, 3000},  {5, 8192}, {3, 20000}};

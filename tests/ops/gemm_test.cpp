@@ -24,8 +24,8 @@ at::Tensor reference(const at::Tensor& a, const at::Tensor& b, GemmOptions o) {
   return at::mm(o.transpose_a ? left.t() : left, o.transpose_b ? right.t() : right);
 }
 
-/// Within the error of a float32 sum of k products: some units in the last place of the sum of
-/// their magnitudes, growing like sqrt(k).
+/// Expects the error of a float32 sum of k products: some units in the last place of the sum of
+/// their magnitudes. The error grows like sqrt(k).
 void expect_product(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
                     GemmOptions o = {}) {
   const at::Tensor expected = reference(a, b, o), magnitude = reference(a.abs(), b.abs(), o);
@@ -185,7 +185,7 @@ TEST(Gemm, AddsWeightedRows) {
       const at::Tensor product = at::mm(a, b).to(at::kFloat) * weights.unsqueeze(1);
       expect_same_bits(c, at::zeros({60, 37}).index_add(0, rows, product));
     }
-    // Rows of the product beyond those of c that are named.
+    // The product has more rows than `c_rows` names.
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
       const at::Tensor x = a.to(dtype), y = b.to(dtype);
       at::Tensor most = at::zeros({60, 37}), all = at::zeros({60, 37});

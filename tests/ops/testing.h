@@ -12,8 +12,8 @@
 #include "dovetail/base/error.h"
 #include "dovetail/ops/simd_level.h"
 
-/// What the tests of ops share: running a law on every instruction set of this machine, and
-/// comparing with a float64 reference.
+/// Common code of the tests of ops. It runs a law on every instruction set of this machine and
+/// compares with a float64 reference.
 namespace dovetail::testing {
 
 /// Sets the number of threads while it lives.
@@ -27,8 +27,9 @@ class Threads {
   int before_;
 };
 
-/// Calls `law` once per instruction set; restores the one in use. On one thread, unless the law
-/// itself is about threads: on a busy machine thousands of small parallel regions take minutes.
+/// Calls `law` once for each instruction set, then restores the one in use. Runs on one thread
+/// unless the law is about threads: on a busy machine thousands of small parallel regions take
+/// minutes.
 inline void at_every_simd_level(const std::function<void()>& law) {
   const Threads one(1);
   const SimdLevel before = simd_level();
@@ -40,14 +41,14 @@ inline void at_every_simd_level(const std::function<void()>& law) {
   set_simd_level(before);
 }
 
-/// Standard normal values, the same for the same seed.
+/// Standard normal values, reproducible from `seed`.
 inline at::Tensor normal(at::IntArrayRef sizes, uint64_t seed, at::ScalarType dtype = at::kFloat) {
   return at::randn(sizes, at::detail::createCPUGenerator(seed),
                    at::TensorOptions().dtype(at::kDouble))
       .to(dtype);
 }
 
-/// |actual - expected| <= tolerance * (1 + |expected|) everywhere, and the same shape.
+/// Expects |actual - expected| <= tolerance * (1 + |expected|) for all elements, and equal shapes.
 inline void expect_close(const at::Tensor& actual, const at::Tensor& expected, double tolerance,
                          const std::string& what = "") {
   ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
@@ -65,8 +66,8 @@ inline void expect_same_bits(const at::Tensor& a, const at::Tensor& b,
 
 using Operation = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
 
-/// The output and the gradients of all floating inputs, for an output gradient of fixed random
-/// values of `dtype`. Without a dtype: the output's.
+/// Returns the output and the gradients of all floating inputs. The output gradient has fixed
+/// random values of `dtype`, or of the output's dtype.
 inline std::vector<at::Tensor> output_and_gradients(const Operation& operation,
                                                     const std::vector<at::Tensor>& inputs,
                                                     std::optional<at::ScalarType> dtype = {}) {
@@ -84,8 +85,8 @@ inline std::vector<at::Tensor> output_and_gradients(const Operation& operation,
   return all;
 }
 
-/// `operation` in the inputs' dtype against the same in float64, which runs on ATen alone: output
-/// and gradients. Both take the same rounded output gradient.
+/// Compares output and gradients of `operation` in the inputs' dtype with float64, which runs in
+/// ATen only. Both take the same rounded output gradient.
 inline void expect_like_float64(const Operation& operation, const std::vector<at::Tensor>& inputs,
                                 double tolerance) {
   std::vector<at::Tensor> wide;
@@ -99,7 +100,7 @@ inline void expect_like_float64(const Operation& operation, const std::vector<at
                  i == 0 ? "output" : "gradient " + std::to_string(i - 1));
 }
 
-/// The same bits of output and gradients with one, two and three threads.
+/// Expects bitwise equal output and gradients with one, two and three threads.
 inline void expect_same_for_any_threads(const Operation& operation,
                                         const std::vector<at::Tensor>& inputs) {
   const auto run = [&](int threads) {
@@ -116,7 +117,7 @@ inline void expect_same_for_any_threads(const Operation& operation,
   }
 }
 
-/// Gradients of the sum of squares of a float64 operation against central differences.
+/// Compares gradients of the sum of squares of a float64 operation with central differences.
 inline void expect_gradients_like_differences(const Operation& operation,
                                               std::vector<at::Tensor> inputs) {
   const auto loss = [&](const std::vector<at::Tensor>& x) { return operation(x).square().sum(); };
@@ -142,7 +143,7 @@ inline void expect_gradients_like_differences(const Operation& operation,
   }
 }
 
-/// The text of the UserError that `call` throws.
+/// Returns the text of the UserError that `call` throws.
 inline std::string user_error(const std::function<void()>& call) {
   try {
     call();

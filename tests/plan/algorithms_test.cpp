@@ -21,8 +21,8 @@ namespace dovetail::plan::algorithms_test {
 namespace {
 
 constexpr int kSteps = 20;
-// Every algorithm at least once; the last two layers are of stride 2 and of 1 x 1, which Winograd
-// is not for. Of the first only the gradients of weight and bias are asked for.
+// Uses every algorithm at least once. The last two layers have stride 2 and 1 x 1 kernels, which
+// Winograd does not support. The first layer needs only the gradients of weight and bias.
 const ConvStep::Algorithms kMixed = {{{"im2col", "im2col"},
                                       {"winograd", "winograd, aten"},
                                       {"im2col", "im2col, im2col"},
@@ -83,7 +83,7 @@ class Algorithms : public ::testing::Test {
     EXPECT_TRUE(found != all.end()) << name;
     return static_cast<int>(found - all.begin());
   }
-  /// Of each node.
+  /// Returns the index of the algorithm that each node runs by.
   std::vector<int> chosen(const ConvStep::Algorithms& by) const {
     std::vector<int> out(graph_.nodes.size());
     for (int i = 0; i < ConvStep::kLayers; ++i) {
@@ -159,7 +159,7 @@ TEST_F(Algorithms, AStepByThemIsEagerTrainingByThemBitForBit) {
   for (const auto& by : {kMixed, kOthers}) {
     const Trained executed = execute(keep_all_by(by));
     EXPECT_TRUE(same_bits(executed, train(eager, [&] { return eager(&by)[0]; })));
-    // And it is another step than the captured one, by rounding.
+    // The executed step differs from the captured one by rounding.
     EXPECT_FALSE(same_bits(executed, captured));
     for (int i = 0; i < kSteps; ++i)
       EXPECT_NEAR(executed.losses[i].item<double>(), captured.losses[i].item<double>(), 1e-4)
@@ -175,8 +175,8 @@ TEST_F(Algorithms, WhatRunsAgainOrWasAwayHasTheBitsOfKeepingAllByThem) {
   for (const auto& by : {kMixed, kOthers}) {
     Plan plan = keep_all_by(by);
     const Trained reference = execute(plan);
-    // The output of the first layer is made again for the backward pass of the second; what the
-    // third reads is away until its own.
+    // The output of the first layer is recomputed for backward of the second layer. The input of
+    // the third layer is offloaded until its own backward.
     const int made = graph_.graph.nodes[forward_[0]].outputs[0];
     const auto& inputs = graph_.graph.nodes[forward_[2]].inputs;
     const int moved = *std::find_if(inputs.begin(), inputs.end(), [&](int t) {
@@ -208,7 +208,7 @@ TEST_F(Algorithms, AreChosenByMemoryToo) {
   const SolveOptions options{.compress = false, .least_bytes = kPagedBytes, .time_limit_s = 1};
   const Solution rich = solve(graph_.graph, options);
   EXPECT_EQ(by_winograd(rich.decisions.algorithms), 3);
-  // Below what its workspace takes, with everything else out of the way.
+  // The budget is too small for its workspace, even with everything else offloaded.
   graph_.graph.budget_bytes = floor_of(graph_.graph, options).bytes * 11 / 10;
   const Solution poor = solve(graph_.graph, options);
   EXPECT_LT(by_winograd(poor.decisions.algorithms), 3);

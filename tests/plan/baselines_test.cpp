@@ -12,7 +12,7 @@
 namespace dovetail::plan::baselines_test {
 namespace {
 
-/// Bytes held just before a moment.
+/// Returns the bytes held just before a time.
 int64_t held(const Timeline& timeline, double time_s) {
   int64_t bytes = 0;
   for (const MemoryPoint& point : timeline.memory)
@@ -34,7 +34,8 @@ TEST(Auto, GivesEveryRunTheFastestAlgorithmThatFits) {
       EXPECT_THROW(choose_algorithms(graph, least), InvalidPlan);
       continue;
     }
-    // With nothing moved what is held while a node runs does not depend on the others' algorithms.
+    // Without offloading, the memory during a node does not depend on the algorithms of other
+    // nodes.
     const Timeline before = check(seen, least);
     const Plan made = choose_algorithms(graph, least);
     ASSERT_EQ(made.actions.size(), least.actions.size());
@@ -64,7 +65,7 @@ TEST(Baselines, APlanShowsTheDecisionsThatItCameFrom) {
     const Scheduler scheduler(graph);
     Decisions decisions{.gaps = std::vector<Keep>(scheduler.gaps().size()),
                         .codec = std::vector<int>(scheduler.gaps().size())};
-    // One gap of a tensor at most: a copy that is left from an earlier one may serve a later one,
+    // Decides at most one gap of a tensor: a copy from an earlier gap may serve a later one,
     // whatever was decided.
     std::set<int> has_moved;
     for (size_t g = 0; g < decisions.gaps.size(); ++g) {
@@ -91,7 +92,8 @@ TEST(Baselines, APlanShowsTheDecisionsThatItCameFrom) {
   }
   EXPECT_GE(shown, 200);
   EXPECT_GE(moved, 200);
-  // A node that runs again for one of its results makes the others, too, wherever their copies are.
+  // A node that is recomputed for one of its results also makes the others, wherever their copies
+  // are.
   EXPECT_LE(other, moved / 50) << "of " << moved;
 }
 

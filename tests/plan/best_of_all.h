@@ -9,8 +9,8 @@
 
 namespace dovetail::plan {
 
-/// All decisions that the scheduler can be given, but for those whose computing alone takes no less
-/// than the best so far.
+/// Enumerates all decisions that the scheduler accepts. Skips decisions whose computation alone
+/// takes at least the best time so far.
 class EveryDecision {
  public:
   EveryDecision(const Graph& graph, const SolveOptions& options)
@@ -64,7 +64,8 @@ class EveryDecision {
     decisions_.codec[g] = 0;
   }
 
-  /// One run serves all that a node makes, and may serve several gaps.
+  /// Counts a recomputation of a node. One run yields all outputs of the node and may serve several
+  /// gaps.
   void again(size_t g, double computing_s) {
     const int p = producer_[scheduler_.gaps()[g].tensor];
     if (runs_again_[p]++ == 0)
@@ -84,8 +85,8 @@ class EveryDecision {
   double best_s_ = std::numeric_limits<double>::infinity();
 };
 
-/// The least time over all decisions that the scheduler can be given; without what starts on the
-/// host if `options` do not allow that.
+/// Returns the minimum time over all decisions that the scheduler accepts. Starts on the host are
+/// included only if `options` allow them.
 inline double best_of_all(const Graph& graph, const SolveOptions& options = {}) {
   return EveryDecision(graph, options).best_s();
 }

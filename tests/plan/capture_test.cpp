@@ -33,7 +33,7 @@ TEST(Capture, RecordsForwardBackwardAndUpdateWithTheirLayers) {
   EXPECT_EQ(backward["aten::convolution_backward"], 2);
   EXPECT_EQ(forward["aten::native_batch_norm"], 1);
   EXPECT_EQ(forward["aten::relu_"], 1);
-  EXPECT_EQ(forward["aten::add_"], 10);  // momentum and parameter of five
+  EXPECT_EQ(forward["aten::add_"], 10);  // momentum and parameter of five parameters
   EXPECT_EQ(forward.count("aten::view") + backward.count("aten::view") + forward.count("aten::t"),
             0);
   for (const auto& operation : made.operations) {
@@ -75,7 +75,7 @@ TEST(Capture, WhatIsChangedInPlaceAtOnceIsOneNode) {
     EXPECT_FALSE(graph.graph.nodes[&node - graph.nodes.data()].runs_once());
   }
   EXPECT_EQ(joined, 1);
-  // The updates change what outlives them, and run once.
+  // Updates change tensors that outlive the step, so they run once.
   int once = 0;
   for (const GraphNode& node : graph.graph.nodes) once += node.runs_once() ? 1 : 0;
   EXPECT_GE(once, 10);
@@ -142,7 +142,7 @@ TEST(Capture, RefusesWhatCannotBeRunAgain) {
   EXPECT_THAT(
       refuses([&](const at::Tensor& loss) { (void)(++calls % 2 == 0 ? loss.sin() : loss.cos()); }),
       ThrowsMessage<UserError>(HasSubstr("the second calls aten::")));
-  // And afterwards captures as before.
+  // A later capture works as before.
   EXPECT_GT(captured(step).operations.size(), 20U);
 }
 

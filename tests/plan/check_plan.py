@@ -3,38 +3,47 @@
 
 usage: check_plan.py graph.json plan.json   -> prints a JSON verdict, exit 0 (valid) / 1 (invalid) / 2 (bad input)
 
-graph.json
+graph.json ("opt": optional)
+```
 { "version":1, "budget_bytes":B,
   "bandwidth":{"d2h":bytes/s,"h2d":bytes/s,"duplex":true}, "host_bytes":H (opt),
   "base_bytes":0,                                   # always-resident bytes not listed as tensors
   "codecs":{"mxfp8":{"ratio":0.2578125,"enc_Bps":1e12,"dec_Bps":1e12,"max_err":0.07}},          (opt)
   "tensors":[{"id":"x","bytes":n,"kind":"input|param|state|activation|grad|output",
-              "alias_of":null|"y","lossy_ok":false,"codecs":["mxfp8"] (opt: those that can hold it)}],
+              "alias_of":null|"y","lossy_ok":false,"codecs":["mxfp8"] (opt: codecs that can hold it)}],
   "nodes":[{"name":"conv1","inputs":[..],"outputs":[..],"mutates":[..],"random":false,"recomputable":true,
             "reads_unpacked":false (opt: true: it reads no copy that was in a packed form),
-            "algos":[{"name":"gemm","time":s,"workspace":bytes,"host":[..] (opt: of "mutates", what it reads and
-                      writes in its host copy: there and not on device, and then of the new version)},...]}],
+            "algos":[{"name":"gemm","time":s,"workspace":bytes,"host":[..] (opt: tensors of "mutates" whose host copy
+                      it reads and writes; they are not on the device, and the host copy gets the new version)},...]}],
   "final":["tensor ids that must be resident on device, exact, at the end"] }
-kind input/param/state: resident at t=0, but for those of the plan's "starts_on_host".  "mutates": in-place writes; every write makes a new version of that tensor.
-"pinned_order": nodes with mutates, or random and not recomputable, run exactly once.
+```
+Tensors of kind input, param or state are resident at t=0, except for the plan's "starts_on_host". "mutates" lists
+in-place writes; every write makes a new version of that tensor. "pinned_order": nodes with mutates, or random and
+not recomputable, run exactly once.
 
 plan.json
+```
 { "version":1, "actions":[ {"id":0,"op":"compute","node":"conv1","algo":"gemm","deps":[...]},
    {"id":1,"op":"offload","tensor":"x"}, {"op":"prefetch","tensor":"x"}, {"op":"free","tensor":"x"},
    {"op":"free_host","tensor":"x"}, {"op":"compress","tensor":"x","codec":"mxfp8"}, {"op":"decompress","tensor":"x"},
    {"op":"free_packed","tensor":"x"} ],
   "claims":{"peak_bytes":..,"makespan":..} (opt),
-  "starts_on_host":[ids] (opt) }   # param and state only: at t=0 exact on the host, where they take bytes, and not on the
-                                   # device; at the end the newest version must be exact on the host ("final" does not ask
-                                   # for them on the device), so that the next step can begin in the same way
-Actions are in ISSUE order. Streams: compute (compute, compress, decompress, all frees are host-ordered on it), d2h, h2d
-(one FIFO each; with duplex=false the two copy streams share one engine). Start = max(end of previous on its stream,
-ends of deps, ends of the producers of what it reads). A copy listed between compute k and k+1 starts no earlier than
-the END of k and overlaps k+1... Explicit "deps" add cross-stream waits (e.g. "compute waits for an offload to have freed
-room"). The checker adds data waits itself, so a plan cannot win by racing.
-Memory is charged from START of the producing action (prefetch target, compute outputs + workspace, packed copy) and is
-released: workspace at the action's end; tensor at max(free issue point, end of every reader incl. offload in flight).
-Free of a tensor being offloaded therefore waits: bytes stay charged until the copy ends.
+  "starts_on_host":[ids] (opt) }
+```
+"starts_on_host" may list tensors of kind param and state only. At t=0 they are exact on the host, where they take
+bytes, and not on the device. At the end their newest version must be exact on the host. So the next step can
+begin in the same way. "final" does not require them on the device.
+
+Actions are in ISSUE order. There are three streams, each a FIFO: compute, d2h and h2d. With duplex=false the two
+copy streams share one engine. The compute stream runs compute, compress and decompress; all frees are host-ordered
+on it. Start = max(end of previous on its stream, ends of deps, ends of the producers of its inputs). A copy listed
+between compute k and k+1 starts no earlier than the END of k and overlaps k+1. Explicit "deps" add cross-stream
+waits, e.g. "compute waits for an offload to have freed room". The checker adds data waits itself, so a plan cannot
+win by racing.
+
+Memory is charged from START of the producing action: prefetch target, compute outputs + workspace, packed copy.
+Workspace is released at the action's end. A tensor is released at max(free issue point, end of every reader incl.
+offload in flight). Free of a tensor being offloaded therefore waits: bytes stay charged until the copy ends.
 """
 
 # ruff: noqa: E501, E741, E743, SIM115

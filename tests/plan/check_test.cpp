@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 using Json = nlohmann::json;
 
-// Three layers: a is read again by the backward of the second, b and c by that of the third.
+// Three layers. Backward of the second layer reads a, backward of the third reads b and c.
 const char* const kGraph = R"({"version": 1, "budget_bytes": 110,
   "bandwidth": {"d2h": 10, "h2d": 10, "duplex": true},
   "codecs": {"fp8": {"ratio": 0.25, "enc_Bps": 100, "dec_Bps": 100, "max_err": 0.1}},
@@ -46,7 +46,7 @@ const char* const kGraph = R"({"version": 1, "budget_bytes": 110,
              "algos": [{"name": "slow", "time": 0.1, "workspace": 0}]}],
   "final": ["w"]})";
 
-// Offloads a under f2 and f3, and fetches it under g3.
+// Offloads a while f2 and f3 run, and fetches it while g3 runs.
 const char* const kPlan = R"({"version": 1, "actions": [
   {"op": "compute", "node": "f1"}, {"id": "off", "op": "offload", "tensor": "a"}, {"op": "compute", "node": "f2"},
   {"op": "free", "tensor": "a"}, {"op": "compute", "node": "f3"}, {"op": "compute", "node": "g3", "deps": ["off"]},
@@ -72,8 +72,8 @@ class Check : public ::testing::Test {
 
 TEST_F(Check, CopiesRunBesideComputes) {
   const Timeline timeline = check(graph_, plan_);
-  // f1 to 1 s; the offload from 1 to 4 s under f2 and f3, which end at 3; g3 waits for it: 4 to 8;
-  // the prefetch 8 to 11.
+  // f1 ends at 1 s. The offload takes 1 to 4 s, while f2 and f3 run until 3 s. g3 waits for it and
+  // takes 4 to 8 s, the prefetch 8 to 11 s.
   EXPECT_DOUBLE_EQ(timeline.actions[1].start_s, 1);
   EXPECT_DOUBLE_EQ(timeline.actions[1].end_s, 4);
   EXPECT_DOUBLE_EQ(timeline.actions[5].start_s, 4);
@@ -87,7 +87,8 @@ TEST_F(Check, CopiesRunBesideComputes) {
   EXPECT_EQ(most, timeline.peak_bytes);
 }
 
-/// Fetches w for f1 and again for g1 and the update, and takes it back to the host after each.
+/// Fetches w for f1, and a second time for g1 and the update. Copies it back to the host after
+/// each.
 TEST_F(Check, AParameterMayStartAndEndOnTheHost) {
   const auto insert = [&](size_t position, const Action& action) {
     plan_.actions.insert(at(position), action);
@@ -104,13 +105,13 @@ TEST_F(Check, AParameterMayStartAndEndOnTheHost) {
   plan_.starts_on_host = {w};
   const Plan valid = plan_;
   const Timeline timeline = check(graph_, plan_);
-  // The first fetch ends at 1 s and delays all of CopiesRunBesideComputes by as much; the second
-  // follows g2, which ends at 13 s; g1 awaits it: 14 to 15; the update to 15.1; the copy back ends
-  // the step.
+  // The first fetch ends at 1 s and delays all actions of CopiesRunBesideComputes by 1 s. The
+  // second fetch follows g2, which ends at 13 s. g1 waits for it and runs from 14 to 15 s, the
+  // update until 15.1 s. The copy back ends the step.
   EXPECT_DOUBLE_EQ(timeline.actions[1].start_s, 1);
   EXPECT_DOUBLE_EQ(timeline.actions[14].end_s, 14);
   EXPECT_DOUBLE_EQ(timeline.makespan_s, 16.1);
-  EXPECT_EQ(timeline.peak_bytes, 100);  // 10 less: w is not there meanwhile
+  EXPECT_EQ(timeline.peak_bytes, 100);  // 10 less: w is not on the device in between
   EXPECT_EQ(timeline.host_peak_bytes, 40);
   EXPECT_EQ(timeline.memory.back().bytes, 10);  // x
   EXPECT_EQ(to_json(plan_, graph_)["starts_on_host"], Json::parse(R"(["w"])"));
@@ -149,7 +150,7 @@ TEST_F(Check, AParameterMayStartAndEndOnTheHost) {
   rejects("starts_on_host must name the storage w, not its view v")();
 }
 
-/// The update finds w on the host, where it lies from the begin to the end of the step.
+/// The update reads w on the host, where w stays during the whole step.
 TEST_F(Check, AnAlgorithmMayFindWhatItChangesOnTheHost) {
   const int w = 1;
   graph_.nodes[6].algorithms.push_back({"host", 0.1, 0, {w}});
@@ -264,7 +265,7 @@ TEST_F(Check, MutatedPlansAreRejected) {
 }
 
 TEST_F(Check, WhatLossyCopiesMayBeReadBy) {
-  // a, compressed and decompressed instead of offloaded; then what is made from it again is not
+  // a is compressed and decompressed instead of offloaded. Tensors recomputed from it are then not
   // exact.
   plan_.actions[1] = {.op = Op::kCompress, .tensor = 2, .codec = 0};
   plan_.actions[5].waits.clear();
@@ -357,8 +358,9 @@ TEST(CheckFiles, MistakesAreNamed) {
               says("dep 0 is not issued earlier"));
 }
 
-/// Fetched at the start of the step or before the first use, taken back after the last; now and
-/// then a part is missing, or it is a tensor that may not.
+/// Lets some tensors start on the host. Each is fetched at the start of the step or before the
+/// first use, and copied back after the last. Sometimes a part is missing, or the tensor may not
+/// start there.
 void some_start_on_host(Random& random, const Graph& graph, Plan& plan) {
   for (size_t i = 0; i < graph.tensors.size(); ++i) {
     const int t = static_cast<int>(i);
@@ -413,7 +415,7 @@ void some_start_on_host(Random& random, const Graph& graph, Plan& plan) {
   }
 }
 
-// The oracle, tests/plan/check_plan.py, was written apart from this checker.
+// The oracle, tests/plan/check_plan.py, was written independently of this checker.
 TEST(CheckOracle, AgreesOnRandomPlansValidAndNot) {
   Random random(7), of_codecs(8), of_host(9);
   const test::TemporaryFolder folder;
@@ -467,7 +469,7 @@ TEST(CheckOracle, AgreesOnRandomPlansValidAndNot) {
             plan.actions[last].waits = {draw(random, 0, last - 1)};
       }
     }
-    // Waits name positions, which the insertions after them moved: keep those that still look back.
+    // Waits name positions, which the insertions shifted. Keeps only waits for previous actions.
     for (size_t i = 0; i < plan.actions.size(); ++i)
       std::erase_if(plan.actions[i].waits, [&](int wait) { return wait >= static_cast<int>(i); });
     if (draw(random, 0, 3) == 0) graph.budget_bytes = draw(random, 60, 300);

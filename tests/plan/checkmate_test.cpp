@@ -165,9 +165,9 @@ TEST(Chen, WhatPassesANodeByKeepsItFromBeingAnArticulationPoint) {
               ::testing::ElementsAre(0, 1, 3, 4));
 }
 
-// The largest batch of VGG19 within 16 GB at no more than one more forward pass, as published: 167
-// with everything kept, 197 by sqrt(n), 266 greedily, 289 by the program. docs/design/plan.md says
-// how these came about.
+// Maximum batch of VGG19 within 16 GB at the cost of at most one additional forward pass.
+// Published: 167 with everything kept, 197 by sqrt(n), 266 by the greedy strategy, 289 by the
+// program. docs/design/plan.md explains these numbers.
 class PublishedBatch : public ::testing::Test {
  protected:
   static int64_t batch(int64_t bytes_of_an_image, int times_parameters) {

@@ -21,7 +21,7 @@ const std::byte* bytes_of(const at::Tensor& x) {
   return static_cast<const std::byte*>(x.const_data_ptr());
 }
 
-/// Packed and unpacked, with guards behind both that must stay as they are.
+/// Packs and unpacks `x`. Guard bytes after both buffers must stay unchanged.
 at::Tensor through(const PackedForm& form, const at::Tensor& x) {
   constexpr int64_t kGuard = 64;
   const int64_t bytes = packed_bytes(x.numel()), size = x.numel() * x.element_size();
@@ -89,9 +89,9 @@ TEST(Packing, ABlockWithoutAFiniteNumberComesBackAsNoNumber) {
   EXPECT_TRUE(back.narrow(0, 64, 32).eq(1).all().item<bool>());
 }
 
-// What was quantized once is what it is quantized to: of the same numbers, though a block whose
-// largest element was rounded down to a power of two's lower neighbour may have them as other codes
-// under a smaller scale. The same of what bfloat16 has in place of the smallest numbers.
+// Quantizing values that were quantized before gives the same values. Codes may differ. The scale
+// is smaller if the block's largest element was rounded down to the lower neighbour of a power of
+// two. The same holds for bfloat16's replacements of the smallest numbers.
 TEST(Packing, OfWhatWasPackedGivesTheSameNumbers) {
   for (const mx::Format format : kFormats)
     for (const mx::ScaleMode mode : kScaleModes)
@@ -108,7 +108,7 @@ TEST(Packing, OfWhatWasPackedGivesTheSameNumbers) {
           return mx::dequantize(along_rows ? made.row : made.column, x.scalar_type());
         };
         at::Tensor x = mx::adversarial_values({320, 64}, 11, format, false, dtype);
-        // bfloat16 does not hold the codes of the smallest blocks.
+        // bfloat16 cannot represent the codes of the smallest blocks.
         x.narrow(0, 0, 160).copy_(at::randn({160, 64}) *
                                   at::logspace(-140, -100, 160, 2).unsqueeze(1));
         x = along_rows ? x : x.t().contiguous();

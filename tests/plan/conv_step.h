@@ -13,15 +13,15 @@
 
 namespace dovetail::plan {
 
-/// What a layer's convolution runs by: names as plan/record/algorithms.h gives them.
+/// Algorithms of a layer's convolution, named as in plan/algorithms.h.
 struct LayerAlgorithms {
   std::string forward = "aten", backward = "aten";
 };
 
-/// A convolution by the algorithms that it is told, eagerly, with autograd.
+/// Convolution that runs the given algorithms eagerly, with autograd.
 class ConvolutionBy : public torch::autograd::Function<ConvolutionBy> {
  public:
-  /// Autograd takes no undefined tensor: without a bias `given` is any tensor, and not used.
+  /// Autograd accepts no undefined tensor. Without a bias `given` is any tensor and is ignored.
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                             const at::Tensor& weight, const at::Tensor& given, bool has_bias,
                             int64_t stride, int64_t padding, const std::string& by,
@@ -82,8 +82,8 @@ class ConvolutionBy : public torch::autograd::Function<ConvolutionBy> {
   }
 };
 
-/// A step of a small convolutional network, with momentum, whose convolutions are ATen's or,
-/// eagerly, others.
+/// Training step of a small convolutional network with momentum. Its convolutions run in ATen or,
+/// eagerly, by other algorithms.
 class ConvStep : public MomentumStep {
  public:
   static constexpr int kLayers = 4;
@@ -105,7 +105,7 @@ class ConvStep : public MomentumStep {
     targets_ = at::randint(0, 10, {8});
   }
 
-  /// Without algorithms: as it is captured.
+  /// Runs a step. Without `by` it runs as captured.
   std::vector<at::Tensor> operator()(const Algorithms* by = nullptr) {
     forget_gradients();
     at::Tensor x = images_;

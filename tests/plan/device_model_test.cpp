@@ -21,9 +21,9 @@ Algorithm named(const std::vector<Algorithm>& algorithms, const std::string& nam
   return {};
 }
 
-// What NVIDIA's sample mnistCUDNN prints of cuDNN 7 and 8 on many machines, for its two
-// convolutions of 5 x 5: "Algo 2" (GEMM) 57600 and 128000 bytes, "Algo 5" (FFT_TILING) 178432 and
-// 4656640, "Algo 1" (IMPLICIT_PRECOMP_GEMM) 100.
+// Workspaces that NVIDIA's sample mnistCUDNN prints for its two 5 x 5 convolutions, with cuDNN 7
+// and 8 on many machines. "Algo 2" (GEMM): 57600 and 128000 bytes. "Algo 5" (FFT_TILING): 178432
+// and 4656640. "Algo 1" (IMPLICIT_PRECOMP_GEMM): 100.
 TEST(DeviceModel, WorkspacesAreThoseThatCudnnReports) {
   const ConvolutionShape first{
       .n = 1, .c = 1, .h = 28, .w = 28, .k = 20, .r = 5, .s = 5, .p = 24, .q = 24};
@@ -54,8 +54,8 @@ TEST(DeviceModel, TimesAreArithmeticOrMemory) {
     const auto algorithms = convolution_algorithms(device, shape, pass);
     EXPECT_NEAR(named(algorithms, "implicit_gemm").time_s, flops / (0.45 * 11.76e12), 1e-9);
     EXPECT_NEAR(named(algorithms, "precomputed_gemm").time_s, flops / (0.65 * 11.76e12), 1e-9);
-    // 7 x 7 tiles of 4 x 4: a quarter of the multiplications, after transforms of 36 / 16 of each
-    // image in FP32.
+    // 7 x 7 tiles of 4 x 4. Needs a quarter of the multiplications, after transforms of 36 / 16 of
+    // each image in FP32.
     const double tiles = 144.0 * 49, operands = 144 * (tiles * 512 * 2 + 512.0 * 512);
     const double direct = 4 * (144.0 * 512 * 28 * 28 * 2 + 512.0 * 512 * 9);
     EXPECT_EQ(named(algorithms, "winograd_nonfused").workspace_bytes,
@@ -63,7 +63,8 @@ TEST(DeviceModel, TimesAreArithmeticOrMemory) {
     EXPECT_NEAR(named(algorithms, "winograd_nonfused").time_s,
                 flops / 4 / (0.8 * 11.76e12) + (operands + direct) / 347e9, 1e-9);
   }
-  // One channel of one pixel: nothing but memory, x, y and the weight once.
+  // A 1 x 1 convolution of one channel is bound by memory: it reads or writes x, y and the weight
+  // once.
   const ConvolutionShape thin{.n = 1, .c = 1, .h = 1000, .w = 1000, .k = 1, .p = 1000, .q = 1000};
   EXPECT_NEAR(convolution_algorithms(device, thin, ConvolutionPass::kForward)[0].time_s,
               8000004 / 347e9, 1e-12);
@@ -102,8 +103,8 @@ TEST(DeviceModel, DominatedAlgorithmsGo) {
 }
 
 TEST(DeviceModel, OutputsAreHeldUntilTheirOwnBackward) {
-  // A convolution and a ReLU, whose backward reads its result; nothing reads the convolution's
-  // again.
+  // A convolution and a ReLU. Backward of the ReLU reads its result; no node reads the
+  // convolution's output a second time.
   Graph graph;
   graph.tensors = {{.id = "x", .bytes = 1, .kind = TensorKind::kInput},
                    {.id = "y", .bytes = 10},
@@ -149,7 +150,7 @@ TEST(DeviceModel, AStepHasTimesOfItsOperations) {
       EXPECT_NEAR(node.algorithms[0].time_s, 2 * 8 * 16 * 16 * 16 * 4 / 347e9, 1e-12);
     }
   }
-  // The first convolution, of three channels, is bound by memory whichever way it is done.
+  // The first convolution has three channels and is bound by memory with any algorithm.
   EXPECT_EQ(choices, (std::map<std::string, int>{{"aten::convolution", 1},
                                                  {"aten::convolution_backward", 1}}));
   EXPECT_EQ(check(made.graph, keep_all(made.graph)).peak_bytes, made.graph.budget_bytes);

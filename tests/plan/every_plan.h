@@ -12,27 +12,26 @@
 
 namespace dovetail::plan {
 
-/// Looks for the fastest of all plans of a small step, by going through them. Written apart from
-/// the scheduler, the search and the program, from the rules in plan/model/check.h and from what a
-/// plan is (docs/design/plan.md, "What a plan may decide"):
-///   - parameters and state start on the device or on the host, in any combination;
-///   - nodes run for the first time in the recorded order, each by any algorithm, and again by the
-///   same; by one that
-///     finds tensors on the host only where these start and end the step there;
-///   - a storage goes to the host, if it does, as soon as it has its value;
-///   - right after a use it stays, is freed (if it is on the host or can be made again) or packed
-///   by any codec;
-///   - from the host it comes back before any node up to its next reader, in any order with others;
-///   it is unpacked or made
-///     again when something that runs then reads it, and what is brought for this alone stays or
-///     leaves at once;
-///   - inputs, and what begins the step on the device and ends it there, do not leave after their
-///   last use;
-///   - an action begins as soon as its streams, its data and the memory allow.
+/// Searches exhaustively for the fastest plan of a small step. It shares no code with the
+/// scheduler, the search and the executor. It follows the rules in plan/check.h.
+/// docs/design/plan.md ("What a plan may decide") defines a plan:
+///   - Parameters and state start on the device or on the host, in any combination.
+///   - Nodes run for the first time in the recorded order, each by any algorithm. A recomputation
+///     uses the same algorithm. An algorithm that reads tensors on the host requires that these
+///     start and end the step there.
+///   - A storage that is offloaded is copied as soon as it has its value.
+///   - Right after a use a storage stays, is freed or is packed by any codec. Freeing requires a
+///     host copy or that the storage can be recomputed.
+///   - A fetch may run before any node up to the next reader, in any order with others. Storages
+///     are unpacked or recomputed when a node that runs then reads them. Tensors that only this
+///     needs stay or leave at once.
+///   - Inputs do not leave after their last use. Neither do tensors that begin and end the step on
+///     the device.
+///   - An action begins as soon as its streams, its data and the memory allow.
 class EveryPlan : private PlanActions {
  public:
-  /// Only plans faster than `below_s` count. `most_states` ends the search: complete() says whether
-  /// it did.
+  /// Searches for plans faster than `below_s`. The search ends after `most_states` states;
+  /// complete() returns whether it finished.
   EveryPlan(const Graph& graph, double below_s, int64_t most_states)
       : PlanActions(graph),
         best_s_(below_s),
@@ -53,7 +52,7 @@ class EveryPlan : private PlanActions {
 
   bool complete() const { return left_ > 0; }
   double best_s() const { return best_s_; }
-  /// The fastest one found, if there is one below what was asked for.
+  /// Returns the fastest plan found, or nullopt if there is none below `below_s`.
   const std::optional<Plan>& best() const { return best_; }
 
  private:
@@ -75,8 +74,8 @@ class EveryPlan : private PlanActions {
     return s;
   }
 
-  /// The first node from `from` on that reads this version of a storage or makes the next one; -1:
-  /// none.
+  /// Returns the first node from `from` on that reads this version of a storage or writes the next
+  /// one, or -1.
   int next_reader(int t, int version, int from) const {
     for (int n = from; n < nodes(); ++n)
       if (std::find(reads_[n].begin(), reads_[n].end(), std::pair(t, version)) != reads_[n].end())
@@ -192,7 +191,7 @@ class EveryPlan : private PlanActions {
       s.tasks.push_back({Task::kBring, read->first, p});
     return true;
   }
-  /// Behind the run that it is brought for, so to be done right after it.
+  /// Returns the task position directly after the run that the storage is brought for.
   static int64_t aside_place(const State& s, const Task& task) {
     int64_t at = static_cast<int64_t>(s.tasks.size()) - 1;
     while (s.tasks[at].what != Task::kRun || s.tasks[at].of != task.reader) --at;
@@ -203,7 +202,7 @@ class EveryPlan : private PlanActions {
     const int n = task.of;
     const GraphNode& node = graph_.nodes[n];
     if (n < s.next) {
-      std::vector<int> others;  // that it makes again beside what is wanted
+      std::vector<int> others;  // outputs recomputed in addition to the wanted one
       for (const int t : node.outputs)
         if (!s.storages[t].device.there) others.push_back(t);
       if (!compute(s, n, s.algorithms[n])) return false;
@@ -236,7 +235,8 @@ class EveryPlan : private PlanActions {
     ++s.next;
   }
 
-  /// What was brought for a run again, and is not read by the node to come itself.
+  /// Keeps or frees a storage that was brought for a recomputation and that the next node does not
+  /// read.
   void stay_or_leave_again(State& s, int t) {
     const Storage& storage = s.storages[t];
     if (!storage.device.there || next_reader(t, storage.device.version, s.next) == s.next) return;
@@ -290,8 +290,9 @@ class EveryPlan : private PlanActions {
     return true;
   }
 
-  /// No plan that goes on from here ends earlier: each node that has not run yet once, after what
-  /// can only be had from the host has come; what starts on the host goes back when it has changed.
+  /// Returns a lower bound of the end of all plans that continue from here. Each remaining node
+  /// runs once, after fetches of what only the host has. Storages that started on the host are
+  /// copied back if they have changed.
   double soonest_s(const State& s) const {
     double at_s = s.compute_s, fetched_s = std::max(s.to_device_s, s.compute_s);
     double end_s = std::max(s.to_host_s, s.to_device_s);

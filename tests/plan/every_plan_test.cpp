@@ -19,8 +19,8 @@ constexpr size_t kNodes = 8;
 constexpr int64_t kStates = 300'000;
 constexpr double kEqual = 1e-9;
 
-/// A step of at most eight nodes at a budget between its floor and what keeping all takes; half of
-/// them have state, half codecs, and in half some updates may find theirs on the host.
+/// Step of at most eight nodes at a budget between its floor and the peak of keeping everything.
+/// Half of them have state, half codecs; in half some updates may find tensors on the host.
 Graph tight_small_step(Random& random) {
   while (true) {
     Graph graph = random_step(random, draw(random, 2, 3));
@@ -34,8 +34,8 @@ Graph tight_small_step(Random& random) {
   }
 }
 
-/// The solver's plan of a step and what is found beside it. How far the solver comes in its time
-/// depends on the machine's load: where a faster plan is found it has more.
+/// The solver's plan of a step and the result of the exhaustive search. The solver's progress
+/// depends on the machine's load. If the search finds a faster plan, the solver gets more time.
 struct Compared {
   std::optional<Solution> made;
   std::optional<EveryPlan> every;
@@ -80,7 +80,7 @@ TEST(EveryPlan, TheFastestOfThemIsTheSolvers) {
   RecordProperty("decided", decided);
   RecordProperty("slower_than_free", slower_than_free);
   EXPECT_GE(decided, kDecided);
-  EXPECT_GE(slower_than_free, kDecided / 2);  // the budget is of consequence
+  EXPECT_GE(slower_than_free, kDecided / 2);  // the budget affects the time
   EXPECT_EQ(most_nodes, kNodes);
 }
 

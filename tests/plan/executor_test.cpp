@@ -35,7 +35,7 @@ void set_values(const StepTensors& tensors, const std::vector<at::Tensor>& value
     for (const auto& [name, tensor] : *list) tensor.detach().copy_(values[i++]);
 }
 
-/// 20 steps by `run`, which returns the loss. Halfway all values are read, and changed.
+/// Trains 20 steps by `run`, which returns the loss. Halfway it reads and changes all values.
 template <class Step>
 Trained train_by(Step& step, const std::function<at::Tensor()>& run) {
   Trained out;
@@ -63,7 +63,7 @@ void expect_same_bits(const Trained& a, const Trained& b) {
   }
 }
 
-/// Linear layers whose Adam has far more to remember than the layers compute with.
+/// Linear layers whose Adam state is far larger than the layers' tensors.
 class AdamStep {
  public:
   AdamStep() {
@@ -116,7 +116,7 @@ class AdamStep {
   at::Tensor input_;
 };
 
-/// The numbers of x's codes, by the operators of torch.ops.
+/// Returns the decoded codes of x, by the operators of torch.ops.
 at::Tensor quantized(const at::Tensor& x, int64_t axis) {
   auto& dispatcher = c10::Dispatcher::singleton();
   static const auto quantize = dispatcher.findSchemaOrThrow("dovetail::mx_quantize", "");
@@ -130,7 +130,7 @@ at::Tensor quantized(const at::Tensor& x, int64_t axis) {
   return stack.at(0).toTensor();
 }
 
-/// Its gradient is taken at the tensor as its columns quantize it.
+/// The gradient is taken at the tensor as quantized along columns.
 class QuantizedSine : public torch::autograd::Function<QuantizedSine> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
@@ -143,7 +143,7 @@ class QuantizedSine : public torch::autograd::Function<QuantizedSine> {
   }
 };
 
-/// Layers that save their input for backward, which reads nothing but its codes.
+/// Layers that save their input for backward. Backward reads only its codes.
 class CodesStep {
  public:
   CodesStep() {
@@ -181,8 +181,7 @@ class CodesStep {
   at::Tensor input_;
 };
 
-/// Where in the graph a storage is made, and where it is read last before the backward pass and
-/// first in it.
+/// Nodes that make a storage, read it last before the backward pass and read it first in backward.
 struct Gap {
   int tensor = -1, maker = -1, leaves_after = -1, needed_by = -1;
 };
@@ -250,7 +249,7 @@ class PlanOf : public ::testing::Test {
         return executor.results()[0];
       });
     }
-    const auto values = step_.values();  // in memory of their own again
+    const auto values = step_.values();  // values are back in their own memory
     for (size_t i = 0; i < values.size(); ++i)
       EXPECT_TRUE(values[i].equal(out.values[i])) << "tensor " << i;
     return out;
@@ -295,7 +294,8 @@ TEST_F(ExecutedPlan, OperationsRunAgainDrawTheSameNumbers) {
   for (const Gap& gap : gaps(captured_, graph_)) {
     if (gap.maker < 0) continue;
     const GraphNode& maker = graph_.graph.nodes[gap.maker];
-    // One by one, so that the inputs of what runs again are there: only what the step itself keeps.
+    // Tests gaps one by one, so that inputs of recomputed nodes are available. Only the step's own
+    // saved tensors stay.
     const bool inputs_stay = std::all_of(maker.inputs.begin(), maker.inputs.end(), [&](int t) {
       return graph_.graph.tensors[t].kind != TensorKind::kActivation;
     });
@@ -348,7 +348,7 @@ TEST_F(PlanAcrossSteps, ParametersAndStateThatStartOnTheHostAreThoseOfEagerTrain
   EXPECT_LT(arena_bytes_, AdamStep::kBytes);
   const test::TemporaryFolder folder;
   expect_same_bits(train(folder.path()), reference_);
-  // Once more in steps of its own: what the executor left is whole.
+  // Runs eager steps afterwards: the executor left the values intact.
   set_values(step_.tensors(), AdamStep().values());
   expect_same_bits(train_by(step_, [&] { return step_()[0]; }), reference_);
 }
@@ -374,7 +374,7 @@ TEST_F(PlanAcrossSteps, SolvedPlansTakeLessThanParametersAndState) {
   }
 }
 
-/// A step in which `saved` is made, read, left alone for a while and read again.
+/// Step in which `saved` is made, read, unused for a while and read a second time.
 struct PackedStep {
   explicit PackedStep(at::ScalarType dtype, int64_t elements) : x(at::randn({elements}).to(dtype)) {
     captured = capture([&] { return run([](const at::Tensor& saved) { return saved; }); },
@@ -394,7 +394,7 @@ struct PackedStep {
     insert(2, {.op = Op::kCompress, .tensor = kSaved, .codec = 0});
   }
 
-  /// `between`: what becomes of `saved` before it is read again.
+  /// `between` changes `saved` before its second read.
   std::vector<at::Tensor> run(const std::function<at::Tensor(const at::Tensor&)>& between) const {
     const at::Tensor saved = x * 1.5;
     const at::Tensor other = saved.sin().cos();
@@ -433,8 +433,8 @@ TEST(PackedPlan, TakesThePackedBytesInTheArena) {
   PackedStep step(at::kFloat, 64 * 1024);
   const int64_t bytes = 256 * 1024, packed = bytes * 33 / 128;
   const Plan kept = keep_all(step.graph.graph);
-  // x, saved, and two of: its sine, that one's cosine, the product; packed, saved is away while the
-  // cosine is made.
+  // Holds x, saved and two of these: the sine, the cosine of the sine, the product. If packed,
+  // saved is absent while the cosine is computed.
   EXPECT_EQ(check(step.graph.graph, kept).peak_bytes, 4 * bytes);
   const Timeline timeline = check(step.graph.graph, step.plan);
   EXPECT_EQ(timeline.peak_bytes, 4 * bytes);  // x, saved, cosine and product at the last node

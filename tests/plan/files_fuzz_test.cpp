@@ -1,5 +1,6 @@
 // ctest-labels: fuzz
-// Mutated graph.json and plan.json are read or refused, and what was read is checked or found
+//
+// Mutated graph.json and plan.json are accepted or refused. Accepted plans are checked or found
 // invalid.
 #include <gtest/gtest.h>
 

@@ -18,7 +18,7 @@
 #include "dovetail/plan/run/executor.h"
 #include "dovetail/plan/solve/solve.h"
 
-/// Operators that change what they are given without saying so in their schemas.
+/// Operators that change their arguments without a mark in their schemas.
 namespace dovetail::plan::hidden_writes_test {
 namespace {
 
@@ -37,7 +37,8 @@ at::Tensor doubled(const at::Tensor& x, const at::Tensor& counts) {
   return handle.typed<at::Tensor(const at::Tensor&, const at::Tensor&)>().call(x, counts);
 }
 
-/// Layers with a planted operator each, whose result backward reads again. Counts are of 64 KiB.
+/// Layers with one planted operator each, whose result backward reads. Counts are in units of 64
+/// KiB.
 struct PlantedStep {
   static constexpr int kLayers = 4;
   static constexpr int64_t kWidth = 128;
@@ -102,7 +103,7 @@ void train(PlantedStep& step, const std::function<void()>& run) {
   }
 }
 
-/// An eager step as far as one that was recorded.
+/// Trains eagerly, up to the step that was recorded.
 PlantedStep trained_eagerly() {
   PlantedStep step;
   step.new_batch(0);
@@ -212,7 +213,7 @@ TEST(HiddenWrites, OfUndeclaredTensorsRunOnceAndMoveNothing) {
     if (!found.defined() || !(found.is_alias_of(counts) || found.is_alias_of(total))) continue;
     EXPECT_EQ(graph.tensor_of_storage[s], -1);
   }
-  int repeatable = 0;  // x * factor: nothing writes these
+  int repeatable = 0;  // no operator writes x * factor
   for (const GraphNode& node : graph.graph.nodes) repeatable += !node.runs_once();
   EXPECT_EQ(repeatable, 1);
 }
@@ -235,8 +236,8 @@ TEST(HiddenWrites, BetweenOperationsAreRefused) {
               ThrowsMessage<UserError>(HasSubstr("plan: counted has changed before aten::add")));
 }
 
-/// Operators of ATen that change an argument which their schemas do not mark, and a call of each
-/// that a CPU runs.
+/// Operators of ATen that change an argument without a mark in their schemas. Each has a call that
+/// runs on a CPU.
 struct SilentWriter {
   const char* name;
   const char* overload;

@@ -12,8 +12,8 @@
 namespace dovetail::plan::host_tier_test {
 namespace {
 
-/// Writes and reads of slots and of the mapping in any order, against a plain array of the same
-/// bytes.
+/// Writes and reads slots and the mapping in random order, and compares with a plain array of the
+/// same bytes.
 void compare_with_an_array(const std::filesystem::path& folder) {
   constexpr int kPages = 32, kRounds = 4000;
   Random random(3);

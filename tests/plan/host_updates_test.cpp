@@ -103,7 +103,7 @@ Trained train_eagerly() {
   return out;
 }
 
-/// The step, recorded after one step, with all ways to run its updates and its times.
+/// The recorded step after one training step, with all ways to run its updates and their times.
 struct Recorded {
   UpdatedAtOnce step;
   CapturedStep captured;
@@ -144,7 +144,7 @@ void expect_same_bits(const Trained& a, const Trained& b) {
     EXPECT_TRUE(a.values[i].equal(b.values[i])) << "tensor " << i;
 }
 
-/// How many updates run by an algorithm.
+/// Returns the number of updates that run by an algorithm.
 int runs_by(const Graph& graph, const Plan& plan, const std::string& name) {
   return static_cast<int>(
       std::count_if(plan.actions.begin(), plan.actions.end(), [&](const Action& action) {
@@ -195,7 +195,7 @@ TEST(HostUpdates, FitWhereNoOtherPlanDoesWithTheSameBits) {
 
   const PlanOutcome outcome = outcome_of(graph, made.schedule.plan, made.schedule.timeline);
   EXPECT_GE(outcome.on_host_bytes, 2 * UpdatedAtOnce::kLayers * UpdatedAtOnce::kBytes);
-  EXPECT_EQ(outcome.algorithms_to_choose, 0);  // of those on the device
+  EXPECT_EQ(outcome.algorithms_to_choose, 0);  // only updates on the device have a choice
   EXPECT_NEAR(outcome.expected_s(), made.schedule.expected_s, 1e-9);
   int there = 0;
   for (const OutcomeRow& row : rows_by_fate(outcome, graph))
@@ -212,7 +212,7 @@ TEST(HostUpdates, AreChosenWhereTheyAreFaster) {
   options.algorithms = true;
   for (Graph* of :
        {&graph,
-        &other.graph.graph}) {  // places are by time: the plan is to find the same times in both
+        &other.graph.graph}) {  // places depend on times: the plan must see the same times in both
     of->budget_bytes = 10 * UpdatedAtOnce::kBytes;
     for (GraphNode& node : of->nodes)
       for (Algorithm& algorithm : node.algorithms)
@@ -253,7 +253,7 @@ TEST(HostUpdates, OfWeightsThatAreFetchedForForwardGiveTheSameBits) {
                          [&](const Action& action) { return action.op == op; });
   };
   EXPECT_EQ(count(Op::kOffload),
-            0);  // what is fetched for forward and backward is as it lies there
+            0);  // forward and backward fetch the host copy as it is
   EXPECT_EQ(count(Op::kPrefetch), UpdatedAtOnce::kLayers);
   expect_same_bits(recorded.train_by(made->plan), expected);
 }

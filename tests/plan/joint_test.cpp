@@ -25,15 +25,15 @@ int64_t keep_all_peak(const Graph& graph) {
   return scheduler.schedule(all, graph.budget_bytes)->timeline.peak_bytes;
 }
 
-/// A budget between the floor of a step and what keeping all takes.
+/// Sets a budget between the floor of a step and the peak of keeping everything.
 Graph tight_step(Random& random, Graph graph, const SolveOptions& options = {}) {
   const int64_t floor = floor_of(graph, options).bytes, all = keep_all_peak(graph);
   graph.budget_bytes = floor + (all - floor) * draw(random, 1, 9) / 10;
   return graph;
 }
 
-/// A step of `layers` layers, half of them with state and parameters that are not updated; with
-/// `of_host` updates may find theirs on the host.
+/// Step of `layers` layers. Half of the steps have state and parameters that are not updated. With
+/// `of_host` updates may find tensors on the host.
 Graph tight_step(Random& random, int layers, Random* of_host = nullptr) {
   Graph graph = random_step(random, layers);
   if (draw(random, 0, 1) == 0) add_state(random, graph);
@@ -73,7 +73,7 @@ TEST(JointProgram, EveryScheduleIsAPointOfIt) {
     Decisions decisions = random_decisions(random, graph, scheduler);
     const SolveOptions options;
     const JointProgram any(graph, scheduler, options, 1);
-    for (int n = 0; n < std::ssize(graph.nodes); ++n)  // else the program would not know of them
+    for (int n = 0; n < std::ssize(graph.nodes); ++n)  // otherwise the program would leave them out
       for (const Algorithm& algorithm : graph.nodes[n].algorithms)
         for (const int t : algorithm.on_host)
           for (const int g : scheduler.gaps_on_host(n, t))
@@ -142,7 +142,8 @@ TEST(JointProgram, KnowsOfUpdatesThatFindTheSmallestOnTheHost) {
   EXPECT_TRUE(scheduler.schedule(joint.decisions(point), graph.budget_bytes));
 }
 
-/// Of twelve small steps; with `of_host`, where updates may find theirs on the host.
+/// Expects the best of all decisions for twelve small steps. With `of_host` updates may find
+/// tensors on the host.
 void finds_the_best_of_all_decisions(Random* of_host) {
   Random random(22);
   int cases = 0, optimal = 0, by_greedy = 0, closed = 0;
@@ -185,8 +186,8 @@ TEST(Joint, FindsTheBestWhereUpdatesMayRunOnTheHost) {
   finds_the_best_of_all_decisions(&of_host);
 }
 
-/// Of how many of 45 small steps the program's own solution is the best; half of them have nothing
-/// but running again.
+/// Returns the number of 45 small steps for which the program's own solution is the best. Half of
+/// the steps allow only recomputation.
 int best_by_the_program_alone(const SolveOptions& options) {
   Random random(24);
   int cases = 0, optimal = 0;

@@ -29,8 +29,8 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-/// `items` of random value into `knapsacks` dimensions of half of what all weigh; minimised is
-/// minus the value.
+/// Knapsack problem with `items` of random value and `knapsacks` dimensions. The limit of each
+/// dimension is half of the items' total weight. The objective to minimise is minus the value.
 LinearProgram knapsack(int items, int knapsacks, unsigned seed) {
   std::mt19937 random(seed);
   std::uniform_int_distribution<int> draw(5, 60);
@@ -49,8 +49,8 @@ LinearProgram knapsack(int items, int knapsacks, unsigned seed) {
   return program;
 }
 
-/// Market split (Cornuejols and Dawande, 1999), too hard for branch and bound: choose columns that
-/// make every row's sum a half of what it would be of all; here what is amiss has a cost, so that
+/// Market split (Cornuejols and Dawande, 1999), too hard for branch and bound. It chooses columns
+/// so that each row's sum is half of the sum over all columns. Here a deviation has a cost, so that
 /// every choice is a solution.
 LinearProgram hard_program(int columns, int rows, unsigned seed) {
   std::mt19937 random(seed);
@@ -80,7 +80,7 @@ std::vector<double> nothing_chosen(const LinearProgram& program) {
   return values;
 }
 
-/// Over all points of columns in {0, 1}.
+/// Returns the minimum over all points of columns in {0, 1}.
 double least_by_enumeration(const LinearProgram& program) {
   double least = kInfinity;
   std::vector<double> values(program.cost.size());
@@ -153,7 +153,7 @@ TEST_P(Knapsack, IsTheLeastOfAllPointsAndNotBelowItsRelaxation) {
 TEST_P(Knapsack, CutoffDividesWhatIsFoundFromWhatIsNot) {
   LinearProgram program = knapsack(14, 2, GetParam());
   const double least = least_by_enumeration(program);
-  program.start = std::vector<double>(program.cost.size(), 0);  // of objective 7, above the cutoff
+  program.start = std::vector<double>(program.cost.size(), 0);  // objective 7 is above the cutoff
   MilpOptions options = kExact;
   options.cutoff = least;
   const MilpResult found = solve_milp(program, options);
@@ -191,8 +191,8 @@ TEST(Milp, MixedColumnsAgainstEnumeration) {
 }
 
 TEST(Milp, BoundsEqualitiesAndRepeatedEntries) {
-  // The least x + y + z with x + 2 y = 5 (x named twice), y - z <= -0.5, x >= 2, all integers but
-  // z.
+  // Minimum of x + y + z with x + 2 y = 5 (x named twice), y - z <= -0.5, x >= 2. All are integers
+  // except z.
   LinearProgram program;
   const int x = program.add_column(1, 2, kInfinity, true),
             y = program.add_column(1, -kInfinity, 10, true);
@@ -250,7 +250,7 @@ TEST(Milp, AStartIsTheLeastOfAResult) {
   expect_solution(program, at_once);
   EXPECT_EQ(at_once.status, MilpResult::kFeasible);
   EXPECT_EQ(at_once.values, program.start);
-  // Of a solver that says nothing at all.
+  // The solver prints nothing.
   const TemporaryFolder folder;
   const MilpResult silent =
       solve_milp(program, {.time_limit_s = 0.1, .program = script(folder, "exec sleep 100")});
@@ -274,7 +274,7 @@ TEST(Milp, AStartThatIsNoSolutionIsRefused) {
 }
 
 TEST(Milp, TheTimeLimitIsHardAndTheBestSoFarIsTheResult) {
-  LinearProgram large = hard_program(2000, 400, 2);  // whose presolve alone takes so long
+  LinearProgram large = hard_program(2000, 400, 2);  // presolve alone takes longer than the limit
   large.start = nothing_chosen(large);
   for (const LinearProgram& program : {hard_program(50, 6, 2), large}) {
     const auto begin = std::chrono::steady_clock::now();
@@ -292,7 +292,8 @@ TEST(Milp, TheTimeLimitIsHardAndTheBestSoFarIsTheResult) {
   }
 }
 
-/// Of a solver that is stopped after 2 of 3 seconds, so that it cannot keep its own limit.
+/// Solves with a solver that is stopped after 2 of 3 seconds, so that it cannot keep its own time
+/// limit.
 MilpResult solve_and_stop(const LinearProgram& program) {
   std::future<MilpResult> result = std::async(std::launch::async, [&] {
     return solve_milp(program, {.time_limit_s = 3, .relative_gap = 0});
@@ -407,7 +408,7 @@ TEST(Milp, TheSolverDiesWithItsParent) {
   const pid_t solver = wait_for_solver(parent);
   EXPECT_GT(solver, 0);
   std::this_thread::sleep_for(std::chrono::milliseconds(200));  // it has begun
-  if (solver > 0) kill(solver, SIGSTOP);  // it does not see for itself that nobody listens
+  if (solver > 0) kill(solver, SIGSTOP);  // it cannot notice that its parent has gone
   kill(parent, SIGKILL);
   waitpid(parent, nullptr, 0);
   for (int tries = 0; tries < 400 && solver > 0; ++tries) {

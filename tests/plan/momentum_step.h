@@ -13,8 +13,8 @@
 
 namespace dovetail::plan {
 
-/// What training steps on images have in common: parameters and what their updates remember, as
-/// values that can be read and set, and SGD with momentum.
+/// Common part of training steps on images. It has parameters and optimizer state, as values that
+/// can be read and set, and SGD with momentum.
 class MomentumStep {
  public:
   StepTensors tensors() const {
@@ -23,7 +23,7 @@ class MomentumStep {
             .state = state_};
   }
 
-  /// A batch of its own for each step.
+  /// Sets the batch of a step; each step has a different one.
   void new_batch(uint64_t step) {
     auto generator = at::detail::createCPUGenerator(step);
     images_.copy_(at::randn(images_.sizes(), generator));
@@ -46,7 +46,7 @@ class MomentumStep {
  protected:
   explicit MomentumStep(double rate) : rate_(rate) {}
 
-  /// With its momentum; all of them come before other state.
+  /// Adds a parameter and its momentum. All parameters must be added before other state.
   at::Tensor add_parameter(const std::string& name, const at::Tensor& parameter) {
     parameters_.emplace_back(name, parameter);
     state_.emplace_back(name + ".momentum", at::zeros_like(parameter.detach()));
@@ -59,7 +59,7 @@ class MomentumStep {
   void forget_gradients() {
     for (auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();
   }
-  /// Backward and the update: the step's results.
+  /// Runs backward and the update. Returns the step's results.
   std::vector<at::Tensor> train(const at::Tensor& loss) {
     torch::autograd::backward({loss}, {});
     const at::NoGradGuard no_grad;

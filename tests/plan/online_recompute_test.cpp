@@ -23,7 +23,7 @@
 namespace dovetail::plan::online_recompute_test {
 namespace {
 
-/// Counts what tensors hold.
+/// Counts the bytes that tensors hold.
 class CountingAllocator : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
@@ -60,8 +60,9 @@ class CountingAllocator : public c10::Allocator {
   std::map<void*, int64_t> sizes;
 };
 
-/// Layers with dropout, an in-place activation and a residual path, whose parameters take little
-/// beside activations. With norms, autograd adds to the gradient of the residual path in place.
+/// Layers with dropout, an in-place activation and a residual path. Their parameters are small
+/// compared with activations. With norms, autograd adds to the gradient of the residual path in
+/// place.
 struct DeepStep {
   static constexpr int kLayers = 24;
   static constexpr int64_t kWidth = 64, kRows = 1024;
@@ -104,7 +105,7 @@ void expect_same(const DeepStep& a, const DeepStep& b) {
     EXPECT_TRUE(a.parameters[i].second.equal(b.parameters[i].second)) << i;
 }
 
-/// Peak of three eager steps above what there was before them.
+/// Returns the peak of three eager steps, minus the memory before them.
 int64_t eager_bytes(DeepStep& step) {
   CountingAllocator& counted = CountingAllocator::instance();
   const int64_t before = counted.now;
@@ -137,9 +138,9 @@ TEST_P(OnlineRecomputeShares, HoldTheirLimitAndGiveTheBitsOfAnEagerStep) {
     CapturedStep step =
         record_step([&] { return limited(); }, limited.tensors(), LaterSteps::kCalled,
                     share(budget, previous ? &*previous : nullptr));
-    // The step's tensors before it count towards the limit. An operation whose need is unknown
-    // exceeds it once. Costs are measured: at the lowest budget, a busy machine drops other
-    // tensors, and their recomputation holds one more.
+    // Tensors of the step from before it count towards the limit. An operation whose need is
+    // unknown exceeds the limit once. Costs are measured. At the lowest budget, a busy machine
+    // drops other tensors, and their recomputation holds one more.
     const int beyond = !previous ? 3 : share_of_all < 0.2 ? 2 : 1;
     const double limit =
         share_of_all * static_cast<double>(everything + found) - static_cast<double>(found);
@@ -183,7 +184,7 @@ TEST(OnlineRecompute, WithoutItAStepHoldsEverything) {
   EXPECT_GT(counted.peak - before, 2 * DeepStep::kLayers * DeepStep::kActivation);
 }
 
-/// Kept tensors are made again before something that they come from changes.
+/// Kept tensors are recomputed before one of their sources changes.
 TEST(OnlineRecompute, ATensorIsMadeAgainBeforeItsSourceChanges) {
   at::Tensor source = at::randn({64, 1024});
   const at::Tensor expected = source.sin() + 0;

@@ -21,7 +21,7 @@
 namespace dovetail::plan::outcome_test {
 namespace {
 
-/// One of the ways that are open to a gap.
+/// Draws one of the permitted decisions for a gap.
 Keep draw_keep(Random& random, const Graph& graph, const Scheduler& scheduler, int gap, int codec) {
   const Gap& of = scheduler.gaps()[gap];
   const GraphTensor& tensor = graph.tensors[of.tensor];
@@ -90,7 +90,7 @@ void expect_packed(const Graph& graph, const Plan& plan, const PlanOutcome& outc
   EXPECT_EQ(found->packed_bytes, expected.packed_bytes);
 }
 
-/// For how long copies are beside what is computed, by all pairs of them.
+/// Returns the time during which copies overlap with computation, over all pairs of them.
 double beside_s(const Schedule& made) {
   double out = 0;
   for (size_t a = 0; a < made.plan.actions.size(); ++a)
@@ -183,7 +183,7 @@ TEST(Outcome, WhyComparesTheFiguresOfTheGraph) {
   EXPECT_EQ(why(only), "cannot be recomputed; copies 8 ms, computing waits 1 ms for them");
 }
 
-// Held against the ledger of `check`, which knows no purposes.
+// Compares with the ledger of `check`, which has no purposes.
 TEST(MemoryUse, AddsUpToWhatTheCheckerCharges) {
   const int plans = for_random_plans(3, [&](const Graph& graph, const Schedule& made) {
     const auto use = memory_use(graph, made.plan, made.timeline.actions);
@@ -269,6 +269,7 @@ TEST(Fit, TwoRecordingsTellTheBytesOfAThird) {
   EXPECT_THROW(with_samples(a, other, 96), UserError);
 }
 
+// words: off
 TEST(Fit, BelowTheFloorNamesTheOperationAndItsParts) {
   Graph graph;
   graph.tensors = {{.id = "x", .bytes = 3 << 20, .kind = TensorKind::kInput},
@@ -352,7 +353,9 @@ TEST(Fit, WhatAnUpdateFindsOnTheHostIsNoPartOfTheFloor) {
       "  the largest single operation is adamw (inputs 6.00 MiB, outputs 0 B, workspace 0 B)");
 }
 
-/// A random step whose tensors are as large as addresses are apart.
+// words: on
+
+/// Random step whose tensor sizes are multiples of the address alignment.
 Graph placeable_step(Random& random) {
   Graph graph = random_step(random, 5);
   for (GraphTensor& tensor : graph.tensors) tensor.bytes *= kAlignment;

@@ -36,9 +36,9 @@ StepGraph allowed(const std::function<std::vector<at::Tensor>()>& step,
 TEST(AllowLoss, TakesWhatBackwardDifferentiatesAtAndNothingElse) {
   SmallStep step;
   const StepGraph graph = allowed([&] { return step(); }, step.tensors());
-  // The first convolution's result (normalized), relu's, relu_'s after the second convolution, the
-  // sum that is pooled, and the input of the head's product. Not the statistics, the masks of
-  // dropout, the pool's indices, the softmax.
+  // Packable tensors: the first convolution's result (normalized), relu's, relu_'s after the second
+  // convolution, the pooled sum. Also packable: the input of the head's product. Not packable:
+  // statistics, dropout masks, the pool's indices, the softmax.
   EXPECT_THAT(lossy(graph), ::testing::ElementsAre("aten::add", "aten::convolution",
                                                    "aten::convolution", "aten::mul", "aten::relu"));
   ASSERT_EQ(graph.forms.size(), 1U);
@@ -59,7 +59,7 @@ TEST(AllowLoss, OnlyBackwardReadsWhatWasPacked) {
         << graph.graph.nodes[n].name;
 }
 
-/// The loss of y = f(x w) x for one `f`.
+/// Returns the loss of y = f(x w) x for a function `f`.
 template <class F>
 std::vector<std::string> lossy_of(F&& f, at::ScalarType dtype = at::kFloat) {
   const at::Tensor w = at::randn({8, 8}).to(dtype).requires_grad_(),
@@ -87,10 +87,10 @@ TEST(AllowLoss, LeavesAloneWhatOperatorsOutsideTheTableRead) {
   EXPECT_THAT(
       lossy_of([](const auto& h, const auto&) { return at::gelu(h) + at::logsumexp(h, 0); }),
       IsEmpty());
-  // Of two halves of a storage neither spans it.
+  // Each of the two halves of a storage covers only a part of it.
   EXPECT_THAT(lossy_of([](const auto& h, const auto&) { return at::gelu(h.narrow(0, 0, 4)); }),
               IsEmpty());
-  // Changed after it was made, so it is no activation that stands still.
+  // It is changed after its creation, so it is not a constant activation.
   EXPECT_THAT(lossy_of([](const auto& h, const auto&) {
                 const at::Tensor y = at::gelu(h);
                 h.variable_data().narrow(0, 0, 1).add_(0);
@@ -99,8 +99,8 @@ TEST(AllowLoss, LeavesAloneWhatOperatorsOutsideTheTableRead) {
               IsEmpty());
 }
 
-/// Codecs of tensors that may be packed without loss in a step that squares `rows` rows and
-/// multiplies them by a Linear of this recipe; `also` reads them, too, and adds to the loss.
+/// Returns the codecs of tensors that may be packed without loss. The step squares `rows` rows and
+/// multiplies them by a Linear with this recipe. `also` reads the rows, too, and adds to the loss.
 std::vector<std::string> same_codes_of(
     const char* recipe, at::ScalarType dtype, int64_t rows,
     const std::function<at::Tensor(const at::Tensor&)>& also = nullptr) {
@@ -140,7 +140,7 @@ TEST(AllowSameCodes, TakesTheInputOfALinearThatQuantizesItInBackward) {
                 ElementsAre("e4m3.round_up.columns64.bfloat16.same_codes"));
   } else {
     EXPECT_THAT(same_codes_of("mxfp8", at::kBFloat16, 96),
-                IsEmpty());  // products are of wider numbers
+                IsEmpty());  // products read wider numbers
   }
   EXPECT_THAT(same_codes_of("mxfp8", at::kFloat, 95), IsEmpty());  // the last block is short
   EXPECT_THAT(same_codes_of("fp8_tensor", at::kFloat, 96), IsEmpty());
@@ -149,7 +149,7 @@ TEST(AllowSameCodes, TakesTheInputOfALinearThatQuantizesItInBackward) {
       IsEmpty());
   EXPECT_THAT(
       same_codes_of("mxfp8", at::kFloat, 96, [](const at::Tensor& h) { return h * 2; }),
-      ElementsAre("e4m3.round_up.columns64.float32.same_codes"));  // reads it in forward alone
+      ElementsAre("e4m3.round_up.columns64.float32.same_codes"));  // reads it only in forward
 }
 
 }  // namespace

@@ -61,8 +61,8 @@ TEST(Packing, BlocksHeldAtOneTimeDoNotOverlap) {
     packed += packing.bytes;
     least += most_held(blocks);
   }
-  // First fit alone, in the best of its orders, takes 5 % more than what is held at a time; moves
-  // from one order, 3 %.
+  // First fit alone, in its best order, takes 5 % more than the maximum held at a time. Moves from
+  // a single order take 3 % more.
   EXPECT_LT(static_cast<double>(packed), 1.015 * static_cast<double>(least));
 }
 

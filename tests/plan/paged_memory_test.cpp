@@ -20,7 +20,8 @@ namespace {
 
 constexpr int64_t kElements = 16 << 20, kMiB = 1 << 20;
 
-/// Of this process, in MiB: "RssAnon", memory of its own; "RssFile", of files.
+/// Returns resident memory of this process in MiB. Kinds: "RssAnon", anonymous memory; "RssFile",
+/// file pages.
 int64_t resident_mib(const std::string& kind) {
   return static_cast<int64_t>(kilobytes_of(read_file("/proc/self/status"), kind)) / kMiB;
 }
@@ -75,7 +76,7 @@ TEST(PagedMemory, GivesZerosThatDoNotOverlap) {
   }
 }
 
-// A step whose tensors lie there is recorded as any other.
+// A step whose tensors are in paged memory is recorded like any other.
 TEST(PagedMemory, ARecordedStepIsTheSame) {
   const test::TemporaryFolder folder;
   at::Tensor weight = at::full({256, 256}, 0.5F);

@@ -12,7 +12,7 @@
 namespace dovetail::plan::placed_test {
 namespace {
 
-/// Of bytes that addresses are multiples of.
+/// Random step whose tensor sizes are multiples of the address alignment.
 Graph placed_step(Random& random, int layers) {
   Graph graph = random_step(random, layers);
   if (draw(random, 0, 1) == 0) add_state(random, graph);
@@ -26,8 +26,8 @@ Graph placed_step(Random& random, int layers) {
   return graph;
 }
 
-/// What places take with everything that may go away on the host and nothing fetched before it is
-/// needed.
+/// Returns the bytes of the places if every permitted tensor is offloaded and fetched only when
+/// needed. Returns 0 without a schedule.
 int64_t least_placed_bytes(const Graph& graph, const SolveOptions& options) {
   const Search search(graph, options);
   const auto schedule = search.scheduler().schedule(search.all_away(Keep::kHost, options),
@@ -55,7 +55,7 @@ TEST(Placed, ThereIsAnAnswerWhereEverythingAwayHasPlaces) {
       check(graph, made.solution.schedule.plan);
     });
   }
-  RecordProperty("steps", fmt::format("{}, of which {} take more with their places", asked, tight));
+  RecordProperty("steps", fmt::format("{}; {} of them take more with places", asked, tight));
   EXPECT_GE(asked, 100);
 }
 
@@ -83,8 +83,8 @@ TEST(Placed, EachBudgetFromThePlacedFloorOnHasAPlan) {
   EXPECT_GE(with_gaps, 10);
 }
 
-// A place is had by one tensor at a time of the simulation, so all places together are no less than
-// it says is held.
+// A place belongs to one tensor at a time of the simulation. So all places together are at least as
+// large as the simulated memory.
 TEST(Placed, PlacesAreNoLessThanThePeakOfTheSimulation) {
   Random random(32);
   int made = 0;

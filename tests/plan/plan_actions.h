@@ -12,9 +12,9 @@
 
 namespace dovetail::plan {
 
-/// The actions of a plan one after another, each as soon as its streams, its data and the memory
-/// allow: what EveryPlan goes through. Written from the rules in plan/model/check.h, apart from the
-/// scheduler.
+/// Builds a plan action by action; EveryPlan searches with it. Each action starts as soon as its
+/// streams, its data and the memory allow. It follows the rules in plan/check.h and shares no code
+/// with the scheduler.
 class PlanActions {
  protected:
   static constexpr double kTiny = 1e-9;  // seconds
@@ -28,22 +28,22 @@ class PlanActions {
     Copy device, host, packed;
     double copied_s = 0;  // end of the last copy to the host
   };
-  /// What is to be done next.
+  /// Task to do next.
   struct Task {
     enum What { kFetches, kBring, kRun, kAside, kOffload, kAfterUse, kNext } what;
-    int of = -1;         // a storage, or a node
-    int reader = -1;     // the node that wants it
-    int algorithm = -1;  // of a run that finds something on the host
+    int of = -1;         // index of a storage or a node
+    int reader = -1;     // node that needs it
+    int algorithm = -1;  // algorithm of a run that reads tensors on the host
   };
   struct State {
     std::vector<Storage> storages;
-    std::vector<int> algorithms;  // of each node that has run, else -1
+    std::vector<int> algorithms;  // algorithm of each node that has run, else -1
     std::vector<std::pair<double, int64_t>> memory;
     std::vector<Task> tasks;
     std::vector<Action> actions;
     std::vector<double> ends_s;
     double compute_s = 0, to_host_s = 0, to_device_s = 0;
-    int next = 0;  // the first node that has not run
+    int next = 0;  // first node that has not run
   };
 
   explicit PlanActions(const Graph& graph)
@@ -56,8 +56,8 @@ class PlanActions {
   int64_t bytes(int t) const { return graph_.tensors[t].bytes; }
   double seconds(int t, double rate) const { return static_cast<double>(bytes(t)) / rate; }
 
-  /// When `bytes` fit from, and as many more until the end: no earlier than `start_s`; nothing if
-  /// they never do.
+  /// Returns the earliest time from `start_s` on at which `bytes` fit for `takes_s` seconds and
+  /// `until_end` bytes until the end. Returns nullopt if they never fit.
   std::optional<double> fit(const State& s, double start_s, double takes_s, int64_t bytes,
                             int64_t until_end) const {
     std::vector<double> starts = {start_s};
@@ -86,7 +86,8 @@ class PlanActions {
                             s.ends_s.begin());
   }
 
-  /// Lists an action that starts when its memory is there; returns its end, or nothing.
+  /// Appends an action that starts when its memory is available. Returns its end, or nullopt if it
+  /// never fits.
   std::optional<double> list(State& s, Action action, double earliest_s, double takes_s,
                              int64_t bytes, int64_t until_end = 0) const {
     const auto start_s = fit(s, earliest_s, takes_s, bytes, until_end);
@@ -183,7 +184,7 @@ class PlanActions {
       const bool on_host = how.finds_on_host(t);
       const Copy& copy = on_host ? s.storages[t].host : s.storages[t].device;
       if (on_host && s.storages[t].device.there) return false;
-      if (on_host) start_s = std::max(start_s, copy.last_s);  // of a fetch
+      if (on_host) start_s = std::max(start_s, copy.last_s);  // fetch that brought the copy
       if (!copy.there || copy.version != version || (!copy.exact && !graph_.tensors[t].lossy_ok))
         return false;
       if (copy.coded && node.reads_unpacked) return false;
@@ -220,9 +221,9 @@ class PlanActions {
 
   const Graph& graph_;
   std::vector<std::vector<std::pair<int, int>>>
-      reads_;                                 // of each node: storages and their versions
-  std::vector<double> least_s_;               // of each node
-  std::vector<int> producer_, last_version_;  // of each storage
+      reads_;                                 // storages and their versions that each node reads
+  std::vector<double> least_s_;               // minimum seconds of each node
+  std::vector<int> producer_, last_version_;  // producer and last version of each storage
 
  private:
   void add_node(int n) {

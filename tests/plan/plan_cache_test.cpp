@@ -18,7 +18,7 @@ namespace {
 
 bool any(const Solution&) { return true; }
 
-/// Everything away that can be: a plan for little memory, and a slow one.
+/// Returns a plan that offloads all permitted tensors. It needs little memory and is slow.
 Solution all_away(const Graph& graph, const SolveOptions& options) {
   const Search search(graph, options);
   Solution out{.decisions = search.all_away(Keep::kHost, options),
@@ -61,7 +61,7 @@ TEST_F(PlanCacheTest, NoPlanIsSlowerThanOneMadeBeforeForAsMuchMemoryOrLess) {
     int from_before = 0;
     for (int i = 0; i < 20; ++i) {
       graph_.budget_bytes = floor_ + (all_ - floor_) * draw(random_, 2, 10) / 10;
-      // Now and then a search has more time than in general.
+      // Some searches have more time than the others.
       const bool good = draw(random_, 0, 3) == 0;
       Solution made;
       try {
@@ -136,8 +136,7 @@ TEST_F(PlanCacheTest, AFileThatIsNoneOfOursIsNamed) {
   }
 }
 
-// Tensors of a step that a packing leaves no gaps between, so that plans have places where they
-// fit.
+// A packing leaves no gaps between the tensors of this step, so that plans that fit have places.
 TEST_F(PlanCacheTest, PlacedPlansAreTakenUpAgain) {
   for (GraphTensor& tensor : graph_.tensors) tensor.bytes *= kAlignment;
   for (GraphNode& node : graph_.nodes)

@@ -22,7 +22,7 @@ class Profiled : public ::testing::Test {
     captured_ = capture([&] { return step_(); }, step_.tensors());
   }
 
-  /// A profile of the step as a new process would make it.
+  /// Returns a profile of the step as a new process would measure it.
   Profile profile() {
     graph_ = graph_of(captured_);
     ProfileCache cache(folder_.path());
@@ -69,7 +69,7 @@ TEST_F(Profiled, TheSecondTimeNothingIsMeasured) {
       EXPECT_EQ(is.workspace_bytes, was.workspace_bytes)
           << graph_.graph.nodes[n].name << " " << is.name;
     }
-  // What was remembered of allocations is what they are.
+  // The recorded allocations match the real ones.
   StepGraph unlimited = graph_;
   unlimited.graph.budget_bytes = int64_t{1} << 40;
   for (int algorithm = 0; algorithm < 3; ++algorithm) {
@@ -105,7 +105,8 @@ TEST(Bandwidth, IsAtMostThatOfTheCopiesOfStepsByAPlan) {
                               {.op = Op::kOffload, .tensor = 1},
                               {.op = Op::kFree, .tensor = 0},
                               {.op = Op::kPrefetch, .tensor = 1}}};
-  // Out: 80 bytes in 1 + 1 s, then in 3 + 1, then in 5 + 5; back: 20 bytes in 0.1 s each time.
+  // To the host: 80 bytes in 1 + 1 s, then in 3 + 1 s, then in 5 + 5 s. Back: 20 bytes in 0.1 s
+  // each time.
   std::vector<Executor::Run> runs;
   for (const auto& [first, second] : std::vector<std::pair<double, double>>{{1, 1}, {3, 1}, {5, 5}})
     runs.push_back({.seconds = 10, .actions = {{0, first}, {2, 2 + second}, {0, 9}, {4, 4.1}}});

@@ -14,10 +14,10 @@ inline int draw(Random& random, int low, int high) {
   return std::uniform_int_distribution<int>(low, high)(random);
 }
 
-/// A training step of a chain of `layers`: forward, backward, and an update in place of each
-/// parameter. Some activations are read by two forward operations, some backward operations read
-/// their layer's input, some its output, some both; some operations are random, some have a second,
-/// faster algorithm with a workspace.
+/// Training step of a chain of `layers`: forward, backward, and an in-place update of each
+/// parameter. Some activations are read by two forward operations. Backward operations read their
+/// layer's input, its output or both. Some operations are random; some have a second, faster
+/// algorithm with a workspace.
 inline Graph random_step(Random& random, int layers) {
   Graph graph;
   graph.bandwidth = {.to_host = 10, .to_device = 8, .duplex = draw(random, 0, 3) > 0};
@@ -75,18 +75,17 @@ inline Graph random_step(Random& random, int layers) {
   return graph;
 }
 
-/// Lets some tensors be held by one of the codecs or by none, and some nodes read nothing that was
-/// packed.
+/// Restricts some tensors to one codec or none. Some nodes then refuse packed inputs.
 inline void restrict_codecs(Random& random, Graph& graph) {
   for (GraphTensor& tensor : graph.tensors) {
-    const int what = draw(random, -1, 3);  // of two codecs: the first, the second, none
+    const int what = draw(random, -1, 3);  // the first of two codecs, the second, or none
     if (what >= 0 && what < 3) tensor.codecs = what < 2 ? std::vector{what} : std::vector<int>{};
   }
   for (GraphNode& node : graph.nodes) node.reads_unpacked = draw(random, 0, 2) == 0;
 }
 
-/// Gives some of the updates of a random step a momentum, which they change with their parameter,
-/// and makes others leave their parameter as it is.
+/// Gives some updates of a random step a momentum, which they change together with their parameter.
+/// Other updates leave their parameter unchanged.
 inline void add_state(Random& random, Graph& graph) {
   for (GraphNode& node : graph.nodes) {
     if (node.mutates.empty()) continue;
@@ -104,8 +103,8 @@ inline void add_state(Random& random, Graph& graph) {
   }
 }
 
-/// Lets some of the updates of a random step find their momentum on the host, or their parameter,
-/// or both.
+/// Gives some updates of a random step an algorithm that finds the momentum, the parameter or both
+/// on the host.
 inline void let_updates_run_on_host(Random& random, Graph& graph) {
   for (GraphNode& node : graph.nodes) {
     if (node.mutates.empty() || draw(random, 0, 3) == 0) continue;

@@ -35,8 +35,8 @@ TEST(Schedule, KeepingAllIsEveryNodeOnce) {
   }
 }
 
-/// A chain of nodes that take so many seconds, over tensors of 8 and 16 bytes at 10 bytes a second
-/// out and 8 back.
+/// Chain of nodes with these durations in seconds, over tensors of 8 and 16 bytes. Bandwidth: 10
+/// bytes per second to the host, 8 back.
 Graph chain(std::vector<GraphTensor> tensors, std::vector<GraphNode> nodes,
             const std::vector<double>& seconds) {
   Graph graph{
@@ -75,16 +75,16 @@ TEST(Schedule, AGapThatWrapsIsFetchedInTimeAndWrittenBackBeforeTheStepEnds) {
     EXPECT_FALSE(scheduler.schedule(decisions, peak - 1));
     return made->timeline.makespan_s;
   };
-  // Fetched under f1 (0 to 1 s of its 2), written back under f0 from 5 to 5.8 s.
+  // The fetch runs during f1 (0 to 1 s of its 2 s), the write back during f0 from 5 to 5.8 s.
   EXPECT_DOUBLE_EQ(ends({f1, f2, b2, u2, f0}, {2, 1, 1, 1, 2}, 40), 7);
   // The write back after the last node ends the step.
   EXPECT_DOUBLE_EQ(ends({f0, f1, f2, b2, u2}, {2, 2, 1, 1, 1}, 40), 7.8);
-  // Needed at once, it is awaited.
+  // If the first node needs the tensor, it waits.
   const GraphNode at_once{.name = "f", .inputs = {0, 1}, .outputs = {4}};
   EXPECT_DOUBLE_EQ(ends({at_once, b2, u2, f0}, {1, 1, 1, 2}, 40), 6);
 }
 
-// f makes a and b; b is changed before a is wanted again.
+// f makes a and b. b is changed before a is needed a second time.
 TEST(Schedule, ANodeDoesNotRunAgainOnceAnotherOfItsOutputsHasChanged) {
   Graph graph = chain({{.id = "x", .bytes = 8, .kind = TensorKind::kInput},
                        {.id = "a", .bytes = 8},
@@ -115,7 +115,7 @@ TEST(Schedule, ANodeDoesNotRunAgainOnceAnotherOfItsOutputsHasChanged) {
   EXPECT_EQ(ask(3), std::pair(true, true));
 }
 
-// a1 is made again from a0, which comes back for that and not only for the node after.
+// a1 is recomputed from a0. a0 is fetched for this, not only for the next node.
 TEST(Schedule, AFetchIsInTimeForWhatIsMadeAgainFromIt) {
   Graph graph = chain({{.id = "x", .bytes = 8, .kind = TensorKind::kInput},
                        {.id = "a0", .bytes = 16},
@@ -141,8 +141,8 @@ TEST(Schedule, AFetchIsInTimeForWhatIsMadeAgainFromIt) {
   EXPECT_DOUBLE_EQ(made->timeline.makespan_s, 16);  // every node, and f1 again
 }
 
-// a0 goes to the host once and is packed twice: its copy on the host stays good, but a packed form
-// serves one gap.
+// a0 is offloaded once and packed twice. Its host copy stays valid, but a packed form serves only
+// one gap.
 TEST(Schedule, WhatWasOnTheHostBeforeIsPackedAnewForEachGap) {
   Graph graph = chain({{.id = "x", .bytes = 8, .kind = TensorKind::kInput},
                        {.id = "a0", .bytes = 16},
@@ -178,7 +178,7 @@ TEST(Schedule, WhatWasOnTheHostBeforeIsPackedAnewForEachGap) {
                                             Op::kDecompress, Op::kFreePacked, Op::kFreeHost));
 }
 
-// a0 waits packed, but is made again before it is unpacked, since b0 is, by the same node.
+// a0 waits packed. It is recomputed before it is unpacked, since the same node recomputes b0.
 TEST(Schedule, APackedFormGoesOnceItsTensorIsMadeAgainForGood) {
   Graph graph = chain({{.id = "x", .bytes = 8, .kind = TensorKind::kInput},
                        {.id = "b0", .bytes = 8},
@@ -209,8 +209,8 @@ TEST(Schedule, APackedFormGoesOnceItsTensorIsMadeAgainForGood) {
                                             Op::kDecompress, Op::kFreePacked));
 }
 
-// Whatever is decided: a plan that check accepts, with a smaller peak when memory is given up, or a
-// misfit that says why.
+// Any decisions give a plan that check accepts, with a smaller peak if memory is given up.
+// Otherwise they give a misfit with a reason.
 TEST(Schedule, AnyDecisionsGiveAPlanThatIsValid) {
   Random random(4), of_codecs(5);
   int made_plans = 0, smaller = 0, refused = 0, across = 0;
@@ -260,7 +260,7 @@ TEST(Schedule, AnyDecisionsGiveAPlanThatIsValid) {
       EXPECT_EQ(decisions.gaps[scheduler.wrapped_gap(t)], Keep::kHost);
     across += made->plan.starts_on_host.empty() ? 0 : 1;
     smaller += made->timeline.peak_bytes < kept->timeline.peak_bytes ? 1 : 0;
-    // With less memory it waits for copies that leave, and is still valid.
+    // With less memory the plan waits for copies to the host to end, and is still valid.
     const int64_t least = made->timeline.peak_bytes - 8 * draw(random, 1, 4);
     const auto tight = scheduler.schedule(decisions, least);
     EXPECT_LE(tight ? tight->timeline.peak_bytes : 0, least);
@@ -271,8 +271,8 @@ TEST(Schedule, AnyDecisionsGiveAPlanThatIsValid) {
   EXPECT_GT(across, 500);
 }
 
-// Each reads the two before it: made again from what is made again, the last would run Fibonacci's
-// number of times.
+// Each node reads the two previous results. If recomputations recomputed their inputs, too, the
+// last node would run a Fibonacci number of times.
 TEST(Schedule, WhatIsMadeAgainFromWhatIsMadeAgainEndsSomewhere) {
   constexpr int kNodes = 60;
   Graph graph{.budget_bytes = int64_t{1} << 40};

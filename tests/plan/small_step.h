@@ -9,8 +9,9 @@
 
 namespace dovetail::plan {
 
-/// A small network of ATen's operators with what a capture has to get right: convolutions, an
-/// activation in place, a skip, batch norm with running statistics, dropout, and momentum.
+/// Training step of a small network of ATen operators that are hard to capture. These are
+/// convolutions, an in-place activation, a skip connection, batch norm with running statistics,
+/// dropout and momentum.
 class SmallStep : public MomentumStep {
  public:
   explicit SmallStep(int64_t batch = 8) : MomentumStep(0.05) {

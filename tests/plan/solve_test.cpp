@@ -60,7 +60,7 @@ TEST(Solve, FindsAPlanWheneverAnyDecisionsGiveOne) {
   EXPECT_GE(found, 10);
 }
 
-// However slow the machine, there is an answer whenever there is one for a fast one.
+// On a slow machine the solver finds a plan whenever it does on a fast one.
 TEST(Solve, WhetherThereIsAPlanDoesNotDependOnTheTimeLimit) {
   Random random(16);
   int found = 0, none = 0;
@@ -167,7 +167,7 @@ TEST(Solve, NoPlanIsExpectedToTakeLongerThanOneForLessMemory) {
   EXPECT_GE(falls, 20);
 }
 
-// Adam's two moments of each parameter, all resident, are more than all that a layer computes with.
+// Adam's two moments of each parameter are larger than all tensors with which a layer computes.
 TEST(Solve, ParametersAndStateMayTakeMoreThanTheDeviceHas) {
   Graph graph{.budget_bytes = int64_t{1} << 40};
   graph.bandwidth = {.to_host = 100, .to_device = 100};
@@ -205,8 +205,8 @@ TEST(Solve, ParametersAndStateMayTakeMoreThanTheDeviceHas) {
   SolveOptions within_step = options;
   within_step.across_steps = false;
   constexpr int64_t kState = kLayers * 3 * 50;
-  // At u0, the last node: w, m, v and the gradient, beside the input; and if they must stay, those
-  // of all layers.
+  // The floor is at u0, the last node: w, m, v, the gradient and the input. If state must stay, all
+  // layers' w, m and v count.
   EXPECT_EQ(floor_of(graph, options).bytes, 4 * 50 + 10);
   EXPECT_EQ(floor_of(graph, within_step).bytes, kState + 50 + 10);
   EXPECT_TRUE(solve(graph, options).schedule.plan.starts_on_host.empty());  // all fits
@@ -235,7 +235,7 @@ TEST(Solve, BelowTheFloorIsSaidBeforeSolving) {
       ::testing::ThrowsMessage<UserError>(::testing::AllOf(
           ::testing::HasSubstr(fmt::format("below the floor of this step, {} bytes", floor.bytes)),
           ::testing::HasSubstr(where))));
-  // And no plan at all is below it.
+  // No plan has a peak below the floor.
   for (int round = 0; round < 200; ++round) {
     Graph other = random_step(random, 4);
     add_state(random, other);

@@ -10,10 +10,10 @@
 
 namespace dovetail::plan {
 
-/// The least time of all runs over every plan in Checkmate's stages, by shortest paths through all
-/// sets of tensors that can be there: in stage t nodes up to t run at most once, in order, t itself
-/// always; anything may be freed at any time. Infinity where no plan fits. For a few nodes: it
-/// tries everything, and shares nothing with the program.
+/// Finds the minimum time over all plans in Checkmate's stages. In stage t nodes up to t run at
+/// most once, in order, and t itself always runs. Any tensor may be freed at any time. The search
+/// runs shortest paths through all sets of present tensors. It returns infinity if no plan fits. It
+/// is exhaustive, so it suits only a few nodes, and it shares no code with the program.
 class StageSearch {
  public:
   explicit StageSearch(const Graph& graph) : graph_(graph) {
@@ -32,7 +32,7 @@ class StageSearch {
   }
 
   double least() {
-    using State = std::tuple<int, int, uint64_t>;  // stage, next node, what is there
+    using State = std::tuple<int, int, uint64_t>;  // stage, next node, set of present tensors
     std::map<State, double> best;
     std::priority_queue<std::pair<double, State>, std::vector<std::pair<double, State>>,
                         std::greater<>>
@@ -77,7 +77,7 @@ class StageSearch {
     if ((there & makes_[node]) != 0) return false;
     for (const auto& [tensor, version] : needs_[node]) {
       if ((there & bit(tensor)) == 0) return false;
-      int now = 0;  // writes by stages that are over; none of a node below this one is under way
+      int now = 0;  // number of writes in previous stages; no node below this one is running
       for (int m = 0; m < stage; ++m)
         for (const int t : graph_.nodes[m].mutates) now += t == tensor ? 1 : 0;
       if (now != version) return false;
@@ -90,12 +90,13 @@ class StageSearch {
   }
 
   const Graph& graph_;
-  std::vector<std::map<int, int>> needs_;  // tensors and their versions, of each node
+  std::vector<std::map<int, int>> needs_;  // tensors and their versions that each node reads
   std::vector<uint64_t> makes_;
   uint64_t fixed_ = 0;
 };
 
-/// Every node once, each with its first algorithm, everything kept to its last reader.
+/// Plan that runs each node once with its first algorithm and keeps every tensor until its last
+/// reader.
 inline Plan kept_plan(const Graph& graph) {
   const Scheduler scheduler(graph);
   const Decisions all{.gaps = std::vector<Keep>(scheduler.gaps().size()),

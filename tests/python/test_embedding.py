@@ -47,7 +47,8 @@ def parts(values, offsets):
 @pytest.mark.parametrize("optimizer,weight_decay", [(o, 0.0) for o in PEERS] + [("sgd", 0.1), ("adagrad", 0.1)])
 def test_is_embedding_bag_with_torch_optim(optimizer, weight_decay):
     ours = make(optimizer, weight_decay=weight_decay)
-    # Of momentum and of decay torch changes rows that do not occur, too: batches with every row.
+    # Momentum and decay in torch also change rows that do not occur in a batch. So these batches
+    # have every row.
     every_row = optimizer == "momentum" or weight_decay > 0
     user, item = (
         torch.nn.EmbeddingBag(ROWS, dim, mode=mode, sparse=not every_row, _weight=ours.weight(name).clone())

@@ -110,7 +110,7 @@ def check(ours, expected, dtype, tolerance):
 
 
 def near(values, size):
-    """Marks of the values of each row that another one of the row differs from, but by less than FP32 can tell."""
+    """Marks values that differ from another value of their row by less than FP32 can distinguish."""
     values, order = values.sort(dim=1)
     gap = values.diff(dim=1) / size.gather(1, order)[:, 1:]
     close = (gap > 1e-14) & (gap < 2e-6)
@@ -272,7 +272,10 @@ def test_sinkhorn_spreads_what_softmax_piles_up():
 
 
 def largest_total(scores):
-    """Of assignments that give each expert floor or ceil of an even share: a minimum-cost flow by network simplex."""
+    """Returns the maximum total score over balanced assignments, as a minimum-cost flow by network simplex.
+
+    Each expert gets floor or ceil of an even share of the tokens.
+    """
     tokens, experts = len(scores), len(scores[0])
     graph = networkx.DiGraph()
     for t, row in enumerate(scores):

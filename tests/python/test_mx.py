@@ -102,8 +102,8 @@ def test_elements_are_those_of_ml_dtypes(format):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("format", FLOAT_FORMATS)
 def test_scales_and_codes_are_those_of_torchao(format, mode, dtype):
-    """On blocks whose scales are normal numbers: where they are not, torchao divides by 2^-126 or takes a logarithm of
-    a quotient that was rounded, and the tests in C++ have the exact answer."""
+    """Compares blocks whose scales are normal numbers. For other scales torchao divides by 2^-126 or takes a logarithm
+    of a rounded quotient. The tests in C++ have the exact results for these."""
     pytest.importorskip("torchao")
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
     from torchao.prototype.mx_formats.mx_tensor import to_mx

@@ -53,7 +53,7 @@ Shares last_shares(const RunConfig& config) {
 }
 
 constexpr double kFast = 15,
-                 kSlow = 45;  ///< ms of a micro-batch: what else there is of it is far less
+                 kSlow = 45;  ///< ms of a micro-batch; its other work is far shorter
 
 TEST(Balance, AutoGivesTheSlowRankLessAndGoesOnWithItsShares) {
   const TinyRun run;
@@ -70,7 +70,7 @@ TEST(Balance, AutoGivesTheSlowRankLessAndGoesOnWithItsShares) {
   EXPECT_EQ(first.back()["shares"].get<Shares>(), (Shares{6, 2}));
   EXPECT_GT(first.back()["rank_ms"][1], first.back()["rank_ms"][0]);
 
-  // Resumed, with shares as they were; then the other rank is the slow one.
+  // Resumes with the previous shares; then the other rank is the slow one.
   config.train.steps = 16;
   const Snapshot end = train_on(2, config, [](int rank) {
     slow_this_thread("aten::masked_fill", rank == 0 ? kSlow : kFast);
@@ -96,7 +96,7 @@ TEST(Balance, AutoFollowsARankThatSlowsDown) {
   static thread_local int calls;
   const auto later =
       [](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
-    // From its 25th micro-batch on, in step 7 at 4 a step.
+    // Starts at its 25th micro-batch, in step 7 with 4 micro-batches per step.
     if (std::strcmp(function.name(), "aten::masked_fill") == 0)
       std::this_thread::sleep_for(
           std::chrono::duration<double, std::milli>(++calls > 24 ? kSlow : kFast));

@@ -16,14 +16,15 @@
 namespace dovetail::test::balance_test {
 namespace {
 
-/// All that two ranks can have of eight micro-batches, and some of four.
+/// All ways to share eight micro-batches between two ranks, and some for four ranks.
 const std::vector<Shares> kSplits = {{1, 7},       {2, 6},       {3, 5},      {4, 4},
                                      {5, 3},       {6, 2},       {7, 1},      {2, 2, 2, 2},
                                      {1, 1, 1, 5}, {4, 1, 2, 1}, {1, 4, 2, 1}};
 
 using Make = std::function<RunConfig(const std::string& name, int64_t steps)>;
 
-/// Every split against one rank: the gradient of a first step; and all that is trained after three.
+/// Compares every split with one rank: the gradient of a first step, and all trained values after
+/// three steps.
 void expect_the_gradient_of_one_rank(const Make& make) {
   const auto is_of_tables = [](const std::string& name) {
     return name.starts_with("embedding.") && !name.ends_with(".weight");
@@ -88,13 +89,13 @@ TEST(Balance, SpreadExpertsHaveTheGradientOfOneRank) {
   }
 }
 
-// Samples of very different numbers of targets: ranks' sums are divided by the targets of all, not
-// by shares or samples.
+// Samples have very different numbers of targets. The ranks' sums are divided by the number of all
+// targets, not by shares or samples.
 TEST(Balance, EveryTargetCountsAsMuchOnAnyRank) {
   at::manual_seed(5);
   at::Tensor tokens = at::randint(50, {16, 9}, at::kLong);
   for (int64_t i = 0; i < 16; ++i)
-    tokens[i].slice(0, 2 + i / 2) = -100;  // one target of the first, eight of the last
+    tokens[i].slice(0, 2 + i / 2) = -100;  // the first sample has one target, the last has eight
   const auto moments = [&](const Shares& shares) {
     std::map<std::string, at::Tensor> found;
     RunConfig config;
@@ -124,8 +125,7 @@ TEST(Balance, EveryTargetCountsAsMuchOnAnyRank) {
 
 TEST(Balance, AStepOfTheLastRowsOfADayIsShared) {
   const Clicks data;
-  // In the order of their users, of whom there are 40 with some 150 rows each: a step of 128 and a
-  // short one.
+  // Rows are sorted by their 40 users, each with some 150 rows: a step of 128 rows and a short one.
   std::istringstream in(read_file(data.config("dlrm").rows.files[0]));
   std::string head, text;
   std::getline(in, head);
@@ -148,8 +148,8 @@ TEST(Balance, AStepOfTheLastRowsOfADayIsShared) {
 
 thread_local int t_calls = 0;
 
-// What is computed where: gradients alone are the same with any shares, also with those that were
-// not asked for.
+// Checks which rank computes which samples. Gradients cannot show it: they are the same with any
+// shares, also with wrong ones.
 TEST(Balance, ARankComputesItsShare) {
   const auto calls = [](RunConfig config, int64_t steps, const char* operation) {
     static thread_local const char* counted;

@@ -13,7 +13,7 @@
 #include "tests/train/clicks.h"
 #include "tests/train/tiny_run.h"
 
-/// Runs whose steps are eight micro-batches, for any shares of them.
+/// Training runs with eight micro-batches in each step, for any shares of the ranks.
 namespace dovetail::test {
 
 using Shares = std::vector<int64_t>;
@@ -27,8 +27,8 @@ inline Snapshot train_on(int ranks, const RunConfig& config,
   return last_checkpoint(config);
 }
 
-/// How far the tensors named so are from those of one rank, as a share of their norm: the worst of
-/// them.
+/// Returns the maximum relative distance of the tensors that `of` selects by name. The distance is
+/// divided by the tensor's norm in the run of one rank, `one`.
 inline double distance(const Snapshot& one, const Snapshot& other,
                        const std::function<bool(const std::string&)>& of) {
   double worst = 0;
@@ -54,7 +54,8 @@ inline RunConfig with_shares(RunConfig config, const Shares& shares) {
   return config;
 }
 
-/// Eight micro-batches; without clipping, and with an Adam that does not blow up what is near zero.
+/// Config with eight micro-batches and no clipping. Adam has a large eps, so that values near zero
+/// are not amplified.
 inline RunConfig gpt(const TinyRun& run, const std::string& name, int64_t steps) {
   RunConfig config = run.config(name);
   config.train.steps = steps;
@@ -69,8 +70,7 @@ inline RunConfig gpt(const TinyRun& run, const std::string& name, int64_t steps)
 inline RunConfig mixture(const TinyRun& run, const std::string& name, int64_t steps) {
   RunConfig config = gpt(run, name, steps);
   config.model.moe.experts = 4;
-  config.model.moe.router =
-      "noisy_top_k";  // what it draws follows from a token's place in the batch
+  config.model.moe.router = "noisy_top_k";  // its draws depend only on a token's index in the batch
   config.model.moe.ffn_width = 24;
   config.model.moe.drop = "position";
   config.model.moe.capacity_factor = 1.0;
@@ -85,7 +85,7 @@ inline RunConfig dlrm(const Clicks& data, const std::string& name, int64_t steps
   config.train.batch = 128;
   config.train.micro_batch = 16;
   config.recommender.grain = 16;
-  config.embedding.optimizer = "adam";  // its first moments are gradients, too
+  config.embedding.optimizer = "adam";  // its first moments show the gradients
   config.optimizer.eps = config.embedding.eps = 1e-3;
   config.eval.every_steps = 0;
   return config;

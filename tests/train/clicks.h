@@ -21,8 +21,8 @@ namespace dovetail::test {
 
 constexpr int64_t kUsers = 40, kItems = 30;
 
-/// A row is clicked more often where a hidden number of its user and one of its item have the same
-/// sign: nothing that a user or an item alone says, and nothing that the dense column says.
+/// Generates rows of clicks. A click is likely if a hidden number of the user and one of the item
+/// have the same sign. Neither user, item nor the dense column alone predicts a click.
 inline std::string clicks(int rows) {
   const auto draw = [](uint64_t key, uint64_t i, uint64_t below) {
     return random_below(key, RandomStream::kTest, i, below);
@@ -82,7 +82,7 @@ class Clicks {
   TemporaryFolder folder_;
 };
 
-/// With whole tables.
+/// Reads the last checkpoint and completes its tables by initial rows.
 inline Snapshot last_checkpoint(const RunConfig& config) {
   Snapshot found = read_latest_checkpoint(config.folder() / "checkpoints");
   add_initial_rows(RecommenderLookups(config).pack(), found.tensors);

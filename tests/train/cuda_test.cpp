@@ -44,8 +44,9 @@ std::vector<double> losses_with_graph(const test::TinyRun& run, const std::strin
   config.run.cuda_graph = cuda_graph;
   config.precision.recipe = recipe;
   config.train.micro_batch = 2;
-  config.eval.every_steps = 4;                               // validation between replays
-  if (recipe == "mxfp8") config.log.quantization_every = 5;  // and steps that the graph leaves out
+  config.eval.every_steps = 4;  // validation between replays
+  if (recipe == "mxfp8")
+    config.log.quantization_every = 5;  // also steps that do not run as a graph
   train(config, world_from_environment(), {.quiet = true});
   std::vector<double> losses;
   for (const auto& line : run.metrics(name)) losses.push_back(line["loss"]);

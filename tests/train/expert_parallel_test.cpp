@@ -27,7 +27,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-/// A layout of a run: ranks, and how the experts lie on them.
+/// Layout of a run: number of ranks, and placement of the experts on them.
 struct Layout {
   int ranks;
   ParallelSection parallel;
@@ -96,7 +96,8 @@ std::vector<Layout> layouts() {
 
 TEST(ExpertParallel, EveryLayoutTrainsAsOneRank) {
   const test::TinyRun run;
-  // In one micro-batch the load loss counts the whole batch, in several each sequence.
+  // With one micro-batch the load loss covers the whole batch; with several it covers each
+  // sequence.
   const Trained whole = train_on({1, {}}, mixture(run, "whole")),
                 cut = train_on({1, {}, 1}, mixture(run, "cut"));
   int i = 0;
@@ -153,7 +154,7 @@ TEST(ExpertParallel, PaddedToACapacityTrainsAsDropless) {
   const test::TinyRun run;
   int i = 0;
   for (const Layout& layout : layouts()) {
-    if (layout.parallel.r == 0) continue;  // refused: no row moves that could be padded
+    if (layout.parallel.r == 0) continue;  // refused: no rows are sent that could be padded
     SCOPED_TRACE(++i);
     RunConfig dropless = mixture(run, "dropless" + std::to_string(i));
     dropless.model.moe.drop = "position";
@@ -189,7 +190,7 @@ TEST(ExpertParallel, ARunGoesOnInAnyOtherLayout) {
   expect_near(train_on({4, {.expert = 4}}, cut), straight, 1e-9);
 }
 
-/// Moments that differ in every element.
+/// Fills moments with values that differ in every element.
 void fill(std::map<std::string, at::Tensor> tensors) {
   uint64_t seed = 0;
   for (auto& [name, tensor] : tensors)
@@ -230,7 +231,7 @@ TEST(ExpertParallel, CheckpointsHoldWholeExpertsBitForBit) {
       ASSERT_EQ(gathered.size(), expected.size());
       for (const auto& [name, tensor] : expected)
         EXPECT_TRUE(at::equal(gathered.at(name), tensor)) << name;
-      // Initial values follow from the names of the whole ones.
+      // Initial values depend on the names of the whole parameters.
       for (const auto& item : part.model->named_parameters())
         if (!parallel.is_spread(item.key())) {
           EXPECT_TRUE(at::equal(item.value(), whole.model->named_parameters()[item.key()]))
@@ -276,8 +277,8 @@ TEST(ExpertParallel, RefusesCheckpointsOfOtherExperts) {
   for (const auto& error : error_of(tensors)) EXPECT_THAT(error, HasSubstr("experts.6"));
 }
 
-/// The plan of the first layer in the last record of a run that leaves it to auto, where a byte
-/// takes a second.
+/// Returns the plan of the first layer in the last record of a run that uses auto plans. Sending
+/// one byte takes a second.
 nlohmann::json chosen(const test::TinyRun& run, const std::string& name, int64_t ffn_width,
                       const char* recipe) {
   RunConfig config = mixture(run, name);
@@ -308,7 +309,8 @@ nlohmann::json chosen(const test::TinyRun& run, const std::string& name, int64_t
 
 TEST(ExpertParallel, AutoGoesByTheCostsAndKeepsQuantizedExpertsWhereTheyAre) {
   const test::TinyRun run;
-  // 48 tokens a rank are 96 rows of 32 elements each way; an expert is 3 x 32 x ffn_width.
+  // 48 tokens per rank give 96 rows of 32 elements each way. An expert has 3 x 32 x ffn_width
+  // elements.
   EXPECT_EQ(chosen(run, "wide", 512, "fp32")["r"], 1);
   EXPECT_EQ(chosen(run, "narrow", 2, "fp32")["r"], 0);
   const nlohmann::json quantized = chosen(run, "quantized", 2, "mxfp8");
@@ -316,8 +318,8 @@ TEST(ExpertParallel, AutoGoesByTheCostsAndKeepsQuantizedExpertsWhereTheyAre) {
   EXPECT_TRUE(quantized["shadowed"].empty());
 }
 
-/// The plan that "auto" chooses where experts are cheaper to move than rows, beside what else is
-/// asked.
+/// Returns the plan that "auto" chooses if experts are cheaper to send than rows, with the other
+/// settings given.
 moe::Plan plan_beside(const test::TinyRun& run, ParallelSection asked) {
   RunConfig config = mixture(run, "unused");
   config.model.moe.ffn_width = 2;
@@ -402,7 +404,7 @@ TEST(ExpertParallel, KnowsHowManyTokensAProductHas) {
   EXPECT_EQ(tokens_of_an_expert(config, 4), 4 * 64 * 2 / 16);
   config.parallel = {.expert = 4, .overlap = 2};
   EXPECT_EQ(tokens_of_an_expert(config, 4), 4 * (4 * 64 * 2 / 16) / 2);
-  // 40 FLOPs for each byte: 80 for each BF16 weight, which are 40 tokens.
+  // 40 FLOPs per byte are 80 FLOPs per BF16 weight, which is the work of 40 tokens.
   EXPECT_EQ(tokens_that_hide_weights(4e11, 1e10, 2), 40);
 }
 

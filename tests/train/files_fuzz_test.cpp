@@ -1,6 +1,7 @@
 // ctest-labels: fuzz
-// Mutated files of a run's folder make a report or are refused; mutated tasks of multiple choice
-// are read or refused.
+//
+// Mutated files of a run's folder make a report or are refused. Mutated tasks of multiple choice
+// are accepted or refused.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -31,7 +32,7 @@ const char* const kTasks =
     R"({"context": "a", "choices": ["x", "y"], "answer": 1}
 {"context":"","choices":["é","y","z"],"answer":0,"id":7})";
 
-/// Mutates one file of a run's folder, the others being whole.
+/// Mutates one file of a run's folder and leaves the others intact.
 void fuzz_run_file(const std::string& name, const std::string& content, uint64_t seed) {
   const test::TemporaryFolder folder;
   test::overwrite(folder / "config.toml", "[run]\nname = \"small\"\n[train]\nsteps = 3\n");

@@ -57,7 +57,8 @@ PackSpec spec_of(const Layout& layout) {
           .row_dtype = layout.row_dtype};
 }
 
-/// One key a bag, of all 64 bits; which ones drifts, so that some come again after they have left.
+/// Returns bags with one key of 64 bits each. The set of keys drifts, so that some keys return
+/// after they were evicted.
 Jagged batch_of(int64_t step) {
   std::vector<int64_t> values;
   for (uint64_t i = 0; i < 3 * kSamples; ++i) {
@@ -88,7 +89,7 @@ void train_step(DistributedTables& tables, const Group& group, int64_t number) {
   tables.wait(step, 0);
   const at::Tensor gradient = testing::normal({kSamples, 18}, static_cast<uint64_t>(number));
   tables.add_gradient(step, 0, gradient.narrow(0, first, count));
-  if (number == kLast) return tables.discard(step);  // admits and counts its keys none the less
+  if (number == kLast) return tables.discard(step);  // still admits and counts its keys
   tables.update(step);
 }
 
@@ -136,7 +137,7 @@ std::set<int64_t> keys_lost(const embedding::KeyCounts& before, const embedding:
 
 class HashedCheckpoint : public ::testing::Test {
  protected:
-  /// Saves a full one and deltas, and returns what there is at each.
+  /// Saves a full checkpoint and deltas. Returns the contents at each of them.
   std::map<int64_t, Contents> train_and_save(const Layout& layout) const {
     std::map<int64_t, Contents> contents;
     expect_all_succeed(layout.ranks, [&](const std::shared_ptr<Group>& group) {
@@ -209,8 +210,8 @@ void HashedCheckpoint::expect_deltas(const Layout& layout) {
       unchanged += static_cast<size_t>(is.known.keys.numel()) - keys_since(is.known, since).size();
     }
   }
-  EXPECT_GT(removed, 10) << "the law of tombstones says nothing";
-  EXPECT_GT(unchanged, 10) << "nor that of changed rows";
+  EXPECT_GT(removed, 10) << "too few tombstones to test their law";
+  EXPECT_GT(unchanged, 10) << "too few unchanged rows to test the law of changed rows";
   for (const int ranks : {1, 3}) {
     Layout other = layout;
     other.ranks = ranks;

@@ -10,8 +10,8 @@ namespace dovetail::test {
 
 constexpr int64_t kEvents = 6;
 
-/// What was looked at before and for how long, and an item: it is clicked more often if it was
-/// looked at for long. How long each was looked at says nothing without the item.
+/// Generates rows with viewed items, viewing times and a candidate item. A click is more likely if
+/// the candidate was viewed for long. Without the item, viewing times predict no click.
 inline std::string histories(int rows) {
   const auto draw = [](uint64_t key, uint64_t i, uint64_t below) {
     return random_below(key, RandomStream::kTest, i, below);

@@ -29,8 +29,8 @@ PlannedStep::Options allowing(const std::vector<std::string_view>& names) {
   return out;
 }
 
-/// The options with a budget some of the way from their floor, which plans seldom reach, to
-/// everything kept.
+/// Sets a budget partway from the floor, which plans seldom reach, to the peak with everything
+/// kept.
 PlannedStep::Options with_budget(const Case& of, PlannedStep::Options options, double share) {
   options.budget = "1x";
   Trained looked(of);
@@ -44,7 +44,7 @@ PlannedStep::Options with_budget(const Case& of, PlannedStep::Options options, d
   return options;
 }
 
-/// Of the techniques that show in actions: how often a plan has one.
+/// Counts how often a plan uses each technique that is visible in its actions.
 std::map<std::string_view, int> used(const PlannedStep& step) {
   std::map<std::string_view, int> out = {{"offload", 0}, {"recompute", 0}, {"compress_mxfp8", 0}};
   std::vector<int> runs(step.graph().nodes.size());
@@ -108,7 +108,7 @@ TEST(MemoryAllow, WithLossTrainsWithinABoundOfTheSameTraining) {
   }
 }
 
-// Experts, whose Linears leave it to the plan in which form their rows wait.
+// The Linears of experts let the plan decide in which form their rows wait.
 TEST(MemoryAllow, InCodesThatAllReadersMakeGivesTheSameBits) {
   Case of = mixture(
       "codes", [](moe::Config& moe) { moe.experts = 4, moe.every = 1, moe.ffn_width = 32; },

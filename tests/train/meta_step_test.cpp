@@ -1,5 +1,5 @@
-// A training step on the meta device, with every operation seen: what would wait for a GPU, or
-// compute beside it.
+// Watches all operations of a training step on the meta device. Finds operations that would wait
+// for a GPU or compute on the CPU.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,10 +19,11 @@
 namespace dovetail {
 namespace {
 
-/// Operations of a step that a GPU's step may not have, or may have once.
+/// Operations that a step on a GPU must not have, or may have only once.
 struct Seen {
-  std::vector<std::string> host_reads;  ///< results that go to the host, which waits for them
-  std::vector<std::string> mixed;       ///< operations with tensors of the device and of the CPU
+  std::vector<std::string>
+      host_reads;                  ///< results that are copied to the host, which waits for them
+  std::vector<std::string> mixed;  ///< operations with tensors of the device and of the CPU
 };
 Seen* seen = nullptr;
 
@@ -46,8 +47,8 @@ bool names_the_cpu(const c10::OperatorHandle& op, const std::vector<c10::IValue>
   return false;
 }
 
-/// Stands in front of autograd and of every kernel. A read by the host gets ones: the meta device
-/// has no values.
+/// Intercepts each operation before autograd and the kernels. A read by the host gets ones, since
+/// the meta device has no values.
 void see(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   static const std::set<std::string> kReads = {"aten::item",       "aten::_local_scalar_dense",
                                                "aten::is_nonzero", "aten::equal",
@@ -72,7 +73,7 @@ void see(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::St
     torch::jit::push(*stack, at::ones(from.sizes(), from.options().device(at::kCPU)));
     return;
   }
-  if (device && cpu && name == "aten::copy_") {  // to the device it waits for nothing
+  if (device && cpu && name == "aten::copy_") {  // a copy to the device does not wait
     if (on(arguments[0], c10::kCPU)) {
       seen->host_reads.push_back(name);
       torch::jit::drop(*stack, arguments.size());
@@ -148,7 +149,7 @@ TEST(MetaStep, LlamaAndNemotronReadFromTheDeviceOnce) {
   }
 }
 
-/// The watch itself sees a second read and a tensor that was left on the CPU.
+/// The watch detects a second read and a tensor that was left on the CPU.
 TEST(MetaStep, ReadsAndTensorsLeftOnTheCpuAreSeen) {
   const at::Tensor x = at::empty({3}, at::kMeta), left = at::ones({3});
   Seen found;

@@ -95,8 +95,8 @@ TEST(StepMetrics, WhatIsNotFiniteIsNullAndReadsAsNaN) {
   EXPECT_TRUE(std::isnan(step_metrics_from_json(nlohmann::json::parse(line.dump())).loss));
 }
 
-// Whatever a killed process left, cut anywhere: the log goes on from any earlier step to the same
-// bytes.
+// A log file of a killed process may be cut at any byte. Resuming from any earlier step gives the
+// same bytes.
 TEST(StepLog, EveryCutResumesToTheSameBytes) {
   test::TemporaryFolder folder;
   const std::string whole = write_steps(folder / "whole.jsonl", 7);

@@ -82,7 +82,8 @@ TEST(ContinuationLogLikelihoods, APromptThatDoesNotFitLosesItsBeginning) {
   EXPECT_THROW(continuation_log_likelihoods(*model, ids(3, 4), {ids(17, 2)}), UserError);
 }
 
-/// Scores as the harness does, written out: the text, the shots, the cut between prompt and choice.
+/// Scores like the harness, in explicit steps: the text, the shots, the cut between prompt and
+/// choice.
 MultipleChoiceResult scored_by_hand(GPT& model, const std::vector<MultipleChoiceItem>& items,
                                     size_t shots) {
   const auto tokenizer = bytes_tokenizer();
@@ -100,8 +101,8 @@ MultipleChoiceResult scored_by_hand(GPT& model, const std::vector<MultipleChoice
     double top[3] = {-1e300, -1e300, -1e300};
     for (size_t c = 0; c < items[i].choices.size(); ++c) {
       const std::string& choice = items[i].choices[c];
-      // Bytes: the tokens of a text are its bytes, so white space that moves to the continuation is
-      // a matter of where to cut.
+      // With the byte tokenizer the tokens of a text are its bytes. So moving white space to the
+      // continuation only moves the cut.
       const size_t cut =
           text.find_last_not_of(" \n") == std::string::npos ? 0 : text.find_last_not_of(" \n") + 1;
       std::vector<int32_t> prompt = tokenizer->encode(text.substr(0, cut));

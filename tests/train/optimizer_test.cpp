@@ -89,7 +89,8 @@ TEST(Optimizer, UnderBFloat16MastersKeepWhatRoundingWouldLose) {
   std::map<std::string, at::Tensor> copies;
   for (const auto& [name, tensor] : before) copies[name] = tensor.clone();
   const auto tokens = static_cast<double>(t.backward(1));
-  // Far below half a unit of bfloat16 for most weights: a bfloat16 weight alone would not move.
+  // The update is far below half a unit of bfloat16 for most weights. A weight stored only in
+  // bfloat16 would not change.
   t.optimizer->set_update(Optimizer::Numbers{.lr = 1e-6, .grad_scale = 1.0 / tokens});
   t.optimizer->update(*t.reducer);
   for (const auto& item : t.model->named_parameters()) {

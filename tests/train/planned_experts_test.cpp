@@ -31,7 +31,8 @@ Case dropless_with_biases() {
   return of;
 }
 
-// Of experts that are one operation every size is that of any step; of others not.
+// Experts that run as one operation have the same sizes in every step. Experts that are separate
+// operations do not.
 TEST(PlannedExperts, WithoutPaddingAreRefusedWhereEachIsAnOperation) {
   const auto message = [](const Case& of) {
     test::Trained t(of);
@@ -44,9 +45,9 @@ TEST(PlannedExperts, WithoutPaddingAreRefusedWhereEachIsAnOperation) {
     return std::string();
   };
   EXPECT_EQ(message(mixture("dropless", dropless)), "");
-  EXPECT_THAT(message(mixture("quantized", dropless, "mxfp8")),
-              ::testing::HasSubstr(
-                  "experts of which each is an operation of its own (quantized ones, float64)"));
+  EXPECT_THAT(
+      message(mixture("quantized", dropless, "mxfp8")),
+      ::testing::HasSubstr("experts that are separate operations (quantized ones, float64)"));
   EXPECT_THAT(message(mixture("bfloat16", dropless, "bf16")),
               ::testing::HasSubstr("experts in bfloat16"));
   const auto dropping = [](moe::Config& moe) {
@@ -56,7 +57,7 @@ TEST(PlannedExperts, WithoutPaddingAreRefusedWhereEachIsAnOperation) {
   EXPECT_THAT(message(mixture("dropping", dropping)),
               ::testing::HasSubstr("of 2048 choices were dropped"));
 
-  // Before anything runs, where a run is resolved.
+  // Refused while the run is resolved, before it starts.
   const test::TinyRun run;
   RunConfig config = run.config("refused");
   config.model.moe = {.experts = 4, .ffn_width = 24};

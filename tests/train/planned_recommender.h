@@ -18,7 +18,8 @@ inline bool reads_events(const std::string& model) {
   return model == "din" || model == "dien" || model == "can";
 }
 
-/// Of wide layers and many samples: what the dense part keeps for backward is most of a step.
+/// Config with wide layers and many samples: activations of the dense part dominate a step's
+/// memory.
 inline RunConfig wide(RunConfig config) {
   config.recommender.deep = {128, 128, 128};
   if (config.recommender.model == "dlrm") config.recommender.bottom = {128, 128};
@@ -29,7 +30,7 @@ inline RunConfig wide(RunConfig config) {
   config.train.steps = kRecommenderSteps;
   config.train.clip = 1;
   config.schedule.decay = "constant";
-  config.eval.every_steps = 9;  // on weights that lie where the plan has them
+  config.eval.every_steps = 9;  // on weights where the plan has placed them
   config.memory.solve_s = 0.3;
   return config;
 }
@@ -60,7 +61,7 @@ inline void expect_within_budget(const RunConfig& config) {
             0);
 }
 
-/// Trains both.
+/// Trains both configs and expects bitwise equal results.
 inline void expect_the_same_bits(const RunConfig& plain, const RunConfig& planned) {
   train_alone(plain);
   train_alone(planned);
@@ -70,7 +71,7 @@ inline void expect_the_same_bits(const RunConfig& plain, const RunConfig& planne
 
 enum class SlowTier { kNone, kDisk };
 
-/// Against the same run without a budget; with a disk also in two micro-batches.
+/// Compares with the same run without a budget. With a disk it also runs in two micro-batches.
 inline void gives_the_same_bits_within_its_budget(const std::string& model,
                                                   const std::string& budget, SlowTier tier) {
   const Histories data;

@@ -72,8 +72,7 @@ TEST(PlannedRecommenders, SkipAStepThatIsNotFinite) {
   std::string rows = clicks(6000);
   size_t at = 0;
   for (int line = 0; line < 3000; ++line) at = rows.find('\n', at) + 1;
-  rows.insert(
-      at, "u1\ti1\t1e30\t1\n");  // overflows where features are multiplied: in steps 3 and 9 or so
+  rows.insert(at, "u1\ti1\t1e30\t1\n");  // products of features overflow, in about steps 3 and 9
   write_file_atomically(data.file("", "overflow.tsv"), rows);
   const auto config = [&](const std::string& name) {
     RunConfig config = wide(data.config("dcnv2", name));

@@ -9,7 +9,7 @@ namespace {
 using test::gives_the_same_bits_within_its_budget;
 using test::SlowTier;
 
-// Of these, storages below the least that moves are more of a step.
+// Storages below the minimum size for offloading are a larger part of this model's step.
 TEST(PlannedSequences, OfDinGiveTheSameBitsWithinTheirBudget) {
   gives_the_same_bits_within_its_budget("din", "0.97x", SlowTier::kNone);
 }

@@ -32,7 +32,7 @@ INSTANTIATE_TEST_SUITE_P(
                       quantized("bf16", "bf16"), quantized_less("bf16_less", "bf16")),
     [](const auto& info) { return info.param.name; });
 
-// A plan can then move what each of them needs.
+// A plan can then offload the tensors of each update.
 TEST(PlannedStep, AnUpdateIsOfOneLargeParameterOrOfFewSmallOnes) {
   const Case of{"gpt2", gpt2()};
   Trained t(of);

@@ -35,7 +35,8 @@ struct Case {
   const char* budget = "0.7x";
   const char* recipe = "fp32";
   int64_t batch = 4;
-  void (*experts)(moe::Config&) = nullptr;  ///< what is special about them; null: a dense model
+  /// Changes the config of the experts. Null: a dense model.
+  void (*experts)(moe::Config&) = nullptr;
 };
 
 inline ModelConfig llama() { return {.layers = 3, .width = 128, .heads = 4, .context = 64}; }
@@ -49,13 +50,13 @@ inline ModelConfig gpt2() {
   return config;
 }
 
-/// Of small weights and many tokens: what is kept for backward is most of a step.
+/// Model with small weights, for many tokens: activations dominate a step's memory.
 inline ModelConfig narrow() { return {.layers = 4, .width = 64, .heads = 2, .context = 64}; }
 inline Case quantized(const char* name, const char* recipe) {
   return {name, narrow(), at::kBFloat16, 16, "0.5x", recipe, 16};
 }
-/// Of more tokens: nearer to the floor, which is the gradients of the largest product with their
-/// quantized operands.
+/// Case with more tokens, whose budget is nearer to the floor. The floor is the gradients of the
+/// largest product with their quantized operands.
 inline Case quantized_less(const char* name, const char* recipe) {
   return {name, narrow(), at::kBFloat16, 32, "0.45x", recipe, 32};
 }
@@ -103,7 +104,8 @@ struct Trained {
     step.emplace(model, *optimizer, group, StepOptions{.micro_batch = of.micro_batch, .clip = 0.5});
   }
 
-  /// Other tokens, another number of targets and another rate in each step; step 12 is not finite.
+  /// Runs a step. Each step has different tokens, numbers of targets and learning rates. Step 12 is
+  /// not finite.
   StepOutcome run(int64_t number) {
     torch::manual_seed(number);
     at::Tensor tokens = torch::randint(0, 300, {batch, 65}, torch::kLong);
@@ -124,8 +126,8 @@ struct Trained {
     return outcome;
   }
 
-  /// What a step tells beside its outcome; errors in dB to nine digits behind the point, since a
-  /// recorded step adds them up in another order.
+  /// Returns what a step reports in addition to its outcome. Errors in dB are rounded to nine
+  /// decimals, since a recorded step sums them in another order.
   nlohmann::ordered_json told(int64_t number) {
     nlohmann::ordered_json of_tensors = quantization->statistics(number);
     for (auto& tensor : of_tensors.at("tensors"))
@@ -141,7 +143,7 @@ struct Trained {
   }
 };
 
-/// Against the same training without a plan.
+/// Compares with the same training without a plan.
 inline void gives_the_same_bits_within_its_budget(const Case& of) {
   Trained plain(of);
   std::vector<StepOutcome> expected;
@@ -151,7 +153,8 @@ inline void gives_the_same_bits_within_its_budget(const Case& of) {
     told.push_back(plain.told(i));
   }
   const TemporaryFolder folder;
-  // Where tensors go does not depend on recipes and experts: to memory, too, in the plain models.
+  // Recipes and experts do not affect where tensors are offloaded. So only plain models test
+  // memory, too.
   std::vector<std::filesystem::path> tiers = {folder.path()};
   if (of.recipe == std::string_view("fp32") && of.experts == nullptr) tiers.emplace_back();
   for (const std::filesystem::path& tier : tiers) {
@@ -181,7 +184,7 @@ inline void gives_the_same_bits_within_its_budget(const Case& of) {
                   report->on_host_bytes,
               0);
     EXPECT_EQ(report->on_host_bytes > 0,
-              tier.empty());  // moments lie in memory, but not on a disk, while they change
+              tier.empty());  // updates change moments in memory, but not on a disk
     planned.step->memory_plan()->write(folder.path());
     const plan::Graph graph = plan::read_graph(folder / "graph.json");
     EXPECT_LE(plan::check(graph, plan::read_plan(folder / "plan.json", graph)).peak_bytes,

@@ -14,7 +14,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/train/memory/planned_step.h"
 
-/// Models and optimizers of libtorch, as they are, within a memory budget: each step has its own
+/// Unmodified models and optimizers of libtorch within a memory budget. Each step has its own
 /// numbers.
 namespace dovetail::planned_work_test {
 namespace {
@@ -45,7 +45,7 @@ struct Net : torch::nn::Module {
 using Optimizers =
     std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::Tensor>)>;
 
-/// A training of a net, whose step is `work`; every step of it may be another one.
+/// Training of a net whose step is `work`. Each step may differ.
 struct Training {
   explicit Training(const Optimizers& make) {
     torch::manual_seed(1);

@@ -16,7 +16,8 @@ const ProgressState kMidway = {.step = 640,
                                .utilization = 0.412,
                                .eta_s = 72};
 
-/// Columns that a terminal gives the text: code points, since all of ours are one wide.
+/// Returns the width of a text in terminal columns. This is the number of code points, since each
+/// is one column wide here.
 int columns_of(const std::string& text) {
   return static_cast<int>(
       std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));

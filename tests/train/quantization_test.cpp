@@ -41,7 +41,8 @@ ModelConfig two_blocks() {
   return resolve_model_config(config, 0);
 }
 
-/// "blocks.0.ffn.up" -> "e4m3 e4m3 e4m3", "-" for high precision: weight, activation, gradient.
+/// Returns formats by layer, as "blocks.0.ffn.up" -> "e4m3 e4m3 e4m3". These are weight, activation
+/// and gradient; "-" is high precision.
 std::map<std::string, std::string> formats(const std::string& toml, const std::string& name) {
   GPT model(two_blocks());
   const Quantization quantization(model, section(toml), name);
@@ -101,7 +102,7 @@ recipe = "mxfp6_e3m2"
 }
 
 TEST(Quantization, ARecipeMayLeaveTheEndsOfTheModelInHighPrecision) {
-  EXPECT_THAT([] { formats("", "fp8_tensor"); },  // both of two blocks are ends
+  EXPECT_THAT([] { formats("", "fp8_tensor"); },  // with two blocks, both are end blocks
               ::testing::ThrowsMessage<UserError>(::testing::HasSubstr("the model has 2")));
   const std::string mine = "[[precision.recipes]]\nname = \"mine\"\nhigh_precision_ends = ";
   EXPECT_EQ(formats(mine + "0\n", "mine").size(), 8U);
@@ -243,7 +244,7 @@ TEST(Quantization, TrainsCloseToBFloat16) {
     config.precision.recipe = recipe;
     config.train.steps = 100;
     config.train.batch = 8;
-    config.optimizer.lr = 3e-3;  // at 1e-2 a run of its own noise ends 3 % away
+    config.optimizer.lr = 3e-3;  // at 1e-2 noise alone moves a run's end by 3 %
     return train_alone(config).validation_loss.value();
   };
   const double bf16 = validation_loss("bf16"), mxfp8 = validation_loss("mxfp8");
@@ -260,8 +261,8 @@ TEST(Quantization, SaysWhatHappenedToEachTensor) {
   const auto linear = quantization.layers()[2];
   ASSERT_EQ(linear->options().name, "blocks.0.ffn.up");
   quantization.begin_step(1);
-  // Blocks of 500, which floor saturates at 448, of 1, and of numbers of which half are too small
-  // beside the largest.
+  // One block of 500, which floor saturates at 448, and one of 1. In the third block half of the
+  // numbers are too small relative to the largest one.
   at::Tensor x = at::ones({2, 96});
   x.narrow(1, 0, 32).fill_(500);
   x.narrow(1, 65, 16).fill_(1e-6);
@@ -283,7 +284,7 @@ TEST(Quantization, SaysWhatHappenedToEachTensor) {
   EXPECT_EQ(entry()["scales"], nlohmann::ordered_json({0, 0}));
   EXPECT_NEAR(entry()["sqnr_db"].get<double>(), 20 * std::log10(500.0 / 52), 1e-3);
   const std::vector<std::string> warnings = quantization.warnings(quantization.statistics(7));
-  ASSERT_EQ(warnings.size(), 2U);  // of the initial weights a fifth saturate
+  ASSERT_EQ(warnings.size(), 2U);  // a fifth of the initial weights saturates
   EXPECT_THAT(warnings[0],
               AllOf(HasSubstr("weight of blocks.0.ffn.up"), Not(HasSubstr("more layers"))));
   EXPECT_THAT(warnings[1], AllOf(HasSubstr("step 7"), HasSubstr("activation of blocks.0.ffn.up"),

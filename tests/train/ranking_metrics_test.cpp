@@ -1,4 +1,4 @@
-// Metrics held against their definitions in plain loops, and against scikit-learn
+// Compares metrics with their definitions in plain loops, and with scikit-learn
 // (ranking_oracle.py).
 #include "dovetail/train/metrics/ranking_metrics.h"
 
@@ -32,7 +32,7 @@ struct Rows {
   at::Tensor logits, labels, groups;
 };
 
-/// Logits of `levels` values (0: all different) that know something about the label.
+/// Returns logits with `levels` different values (0: all different) that correlate with the label.
 Rows random_rows(int64_t n, int64_t levels, uint64_t seed = 1) {
   Rows rows{at::empty({n}, at::kFloat), at::empty({n}, at::kFloat), at::empty({n}, at::kLong)};
   for (int64_t i = 0; i < n; ++i) {
@@ -106,7 +106,7 @@ TEST(Ranking, HistogramsKeepTheirBound) {
     EXPECT_LE(std::abs(m.auc - exact), m.auc_error + 1e-12);
     EXPECT_LT(m.auc_error, levels == 0 ? 1e-3 : 1e-1);
   }
-  // Logits that share a bin although they differ: the error is half the pairs, as the bound says.
+  // Different logits share a bin. The error is half of the pairs, which equals the bound.
   const Rows close{at::tensor({0.00001f, 0.00002f}), at::tensor({0.0f, 1.0f}), {}};
   EXPECT_EQ(exact_auc(close.logits, close.labels), 1);
   EXPECT_EQ(metrics_of(close).auc, 0.5);
@@ -149,7 +149,7 @@ TEST(Ranking, LossesAreTheirDefinitions) {
   EXPECT_NEAR(m.normalized_entropy,
               loss / 500 / (-mean * std::log(mean) - (1 - mean) * std::log(1 - mean)), 1e-12);
   EXPECT_NEAR(m.calibration, predicted / positives, 1e-12);
-  // Predicting the mean is an entropy of one and perfectly calibrated.
+  // A prediction of the mean has normalized entropy 1 and perfect calibration.
   const Rows constant{at::full({500}, std::log(mean / (1 - mean)), at::kDouble), rows.labels, {}};
   EXPECT_NEAR(metrics_of(constant).normalized_entropy, 1, 1e-12);
   EXPECT_NEAR(metrics_of(constant).calibration, 1, 1e-12);
@@ -202,7 +202,8 @@ TEST(Ranking, WarnsOfAnAucThatStays) {
   EXPECT_THAT(warnings({chance, chance}), ::testing::IsEmpty());
   EXPECT_THAT(warnings({chance, chance, better}), ::testing::IsEmpty());
   EXPECT_THAT(warnings({better, chance, chance}), ::testing::IsEmpty());
-  // With few rows 0.52 is chance, too: three deviations of 400 rows with 100 positives are 0.1.
+  // With few rows 0.52 may be chance: three standard deviations for 400 rows with 100 positives are
+  // 0.1.
   better.rows = 400;
   better.positives = 100;
   EXPECT_THAT(warnings({better, better, better}), ::testing::SizeIs(1));

@@ -22,20 +22,20 @@ using test::last_checkpoint;
 using test::train_alone;
 using ::testing::HasSubstr;
 
-/// How far apart two runs end: the largest difference within a tensor, as a share of its largest
-/// element.
+/// Returns the distance of two runs' ends: the maximum difference in a tensor divided by its
+/// largest element.
 double furthest(const Snapshot& a, const Snapshot& b) {
   double furthest = 0;
   for (const auto& [name, tensor] : a.tensors) {
-    if (!b.tensors.contains(name)) continue;  // the reference has weights alone
+    if (!b.tensors.contains(name)) continue;  // the reference has only weights
     const double scale = tensor.abs().max().item<double>() + 1e-30;
     furthest = std::max(furthest, (tensor - b.tensors.at(name)).abs().max().item<double>() / scale);
   }
   return furthest;
 }
 
-/// A run of 100 steps of float64, one sample's row after another: the same initial weights, batches
-/// and schedule.
+/// Trains 100 steps in float64, sample by sample, with the same initial weights, batches and
+/// schedule.
 Snapshot train_serially_in_float64(const RunConfig& config) {
   const auto seed = static_cast<uint64_t>(config.run.seed);
   const std::shared_ptr<Recommender> model =
@@ -76,7 +76,7 @@ Snapshot train_serially_in_float64(const RunConfig& config) {
 
 constexpr int64_t kAuto = EmbeddingSection::kAuto;
 
-/// What is compared with one rank: how a run of 100 steps is cut up.
+/// Way to distribute and interrupt a run of 100 steps, which is compared with a run on one rank.
 struct Cut {
   int ranks;
   const char* sharding;
@@ -226,7 +226,8 @@ TEST(RecommenderCuts, DeltaCheckpointsChangeNoBitAndAreResumed) {
   expect_same_tensors(train_cut(resumed, cut), last_checkpoint(full));
   EXPECT_EQ(StoredCheckpoint(path_of(resumed, 50)).links().size(), 2)
       << "the first of a process is full";
-  // Without its link, the run goes on from the newest checkpoint whose chain is whole.
+  // Without this link of the chain, the run resumes from the newest checkpoint with a complete
+  // chain.
   std::filesystem::remove_all(path_of(resumed, 40));
   expect_same_tensors(train_cut(resumed, cut), last_checkpoint(full));
   EXPECT_EQ(data.metrics("resumed").size(), 50);
@@ -264,8 +265,8 @@ TEST(RecommenderCuts, WhatIsLeftToAMeasurementIsChosenFromWhatWasMeasured) {
   const auto plan =
       nlohmann::json::parse(read_file(data.file("run", "embedding_plan.json").string()));
   const nlohmann::json& chosen = plan["auto"];
-  // 64 samples of a rank in grains of 16: 64, 32 and 16, each with one and two groups of the two
-  // tables.
+  // A rank has 64 samples in grains of 16: micro-batches of 64, 32 and 16, each with one and two
+  // groups of the two tables.
   ASSERT_EQ(chosen["measured"].size(), 6);
   EXPECT_EQ(chosen["measured"][0]["micro_batch"], 64);
   double best = 1e9, taken = 0;

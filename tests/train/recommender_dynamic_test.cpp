@@ -33,7 +33,7 @@ RunConfig dynamic_config(const Clicks& data, const std::string& name) {
   return config;
 }
 
-/// Few rows, which change hands all the time.
+/// Config with few rows, which change their keys often.
 RunConfig crowded_config(const Clicks& data, const std::string& name) {
   RunConfig config = dynamic_config(data, name);
   config.train.batch = 16;
@@ -69,7 +69,8 @@ TEST(RecommenderDynamic, LearnsWithoutAVocabulary) {
   EXPECT_EQ(end.tensors.at("embedding.item.wide.weight").size(0), 30);
   const auto lines = tables_of(data, "run");
   ASSERT_EQ(lines.size(), 4);
-  EXPECT_EQ(lines[0]["rows"], 2 * (40 + 30));  // each feature has a table and one of the wide part
+  EXPECT_EQ(lines[0]["rows"],
+            2 * (40 + 30));  // each feature has a table, and one more for the wide part
   int64_t seen = 0;
   for (const auto& line : lines) seen += line["found"].get<int64_t>();
   EXPECT_EQ(lines[0]["admitted"], 2 * (40 + 30));
@@ -88,7 +89,7 @@ TEST(RecommenderDynamic, CountsEveryAccess) {
     const int64_t accesses = line["found"].get<int64_t>() + line["not_admitted"].get<int64_t>() +
                              line["refused_full"].get<int64_t>() +
                              line["refused_candidates"].get<int64_t>();
-    EXPECT_LE(accesses, 50 * 16 * 4);  // but for those that brought their keys in
+    EXPECT_LE(accesses, 50 * 16 * 4);  // except accesses that admitted their keys
     EXPECT_GE(accesses + 16 * line["admitted"].get<int64_t>(), 50 * 16 * 4);
   }
 }

@@ -19,8 +19,8 @@ using ::testing::HasSubstr;
 using Bag = std::vector<int64_t>;
 using Row = std::vector<Bag>;  ///< the ids of each feature
 
-/// A user and an item that share no table, tags that are a bag, and what was clicked before: items,
-/// and how long each was looked at.
+/// Config with a user and an item that share no table, a bag of tags, and two sequences. The
+/// sequences are previously clicked items and their viewing times.
 RunConfig config_of(const std::string& model) {
   RunConfig config;
   config.recommender.model = model;
@@ -156,8 +156,8 @@ TEST(RecommenderLookups, NegativesAreOtherEventsOfTheBatch) {
   std::set<std::pair<int64_t, int64_t>> events;
   for (const Row& row : rows())
     for (size_t l = 0; l < row[0].size(); ++l) events.insert({row[0][l], row[3][l]});
-  // Drawn often: every event but the same one, as often as it occurs; an event that occurs twice
-  // twice as often.
+  // After many draws each event other than the sample's own occurs in proportion to its frequency.
+  // An event that occurs twice is drawn twice as often.
   std::map<std::pair<int64_t, int64_t>, int> drawn;
   constexpr int kDraws = 6000;
   int none = 0;
@@ -255,12 +255,12 @@ TEST(RecommenderLookups, AFeatureHasADimensionAndAPoolingOfItsOwn) {
   }
   config.recommender.model = "din";
   EXPECT_THAT(recommender_inputs(config).dims, ElementsAre(7, 4, 4));
-  config.rows.sparse[3].dim = 5;  // of a sequence
+  config.rows.sparse[3].dim = 5;  // dim of a sequence feature
   EXPECT_THAT(refusal(), HasSubstr("rows.sparse.looked_at: dim = 5"));
   config.rows.sparse[3].dim = 4;
   EXPECT_THAT(recommender_inputs(config).dims, ElementsAre(7, 4, 4));
   config.rows.sparse[2].dim = config.rows.sparse[0].dim =
-      5;  // a sequence and the candidate, whose table it shares
+      5;  // a sequence and the candidate; they share a table
   EXPECT_THAT(refusal(), HasSubstr("rows.sparse.clicked_items: dim = 5"));
 }
 
@@ -283,7 +283,7 @@ TEST(RecommenderLookups, WithoutPoolingEachPlaceOfABagIsALookup) {
   }
   EXPECT_EQ(recommender_inputs(config).sparse, 6);
   EXPECT_THAT(recommender_inputs(config).dims, ElementsAre(4, 4, 4, 4, 4, 4));
-  // A candidate behind it is still found among the embeddings.
+  // A candidate after it is still found among the embeddings.
   config.recommender.model = "din";
   std::swap(config.rows.sparse[1], config.rows.sparse[4]);
   EXPECT_EQ(recommender_inputs(config).sparse, 4);

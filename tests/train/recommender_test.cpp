@@ -37,7 +37,7 @@ TEST_P(EveryModel, LearnsWhichPairsAreClicked) {
   ASSERT_EQ(lines.size(), 200);
   EXPECT_EQ(lines[9]["samples"], 1280);
   EXPECT_FALSE(lines[9].contains("auc"));
-  // Who knows all hidden numbers reaches 0.90, and who knows users and items alone 0.50.
+  // With all hidden numbers known, AUC is 0.90. With users and items alone it is 0.50.
   EXPECT_GT(lines[199]["auc"], 0.8);
   EXPECT_LT(lines[199]["normalized_entropy"], 0.75);
   EXPECT_NEAR(lines[199]["calibration"].get<double>(), 1, 0.1);
@@ -154,7 +154,7 @@ TEST(Recommender, TasksAreLearntTogetherAndMeasuredByName) {
   EXPECT_EQ(last["tasks"]["not clicked"]["samples"], 200);
   for (const char* task : {"clicked", "not clicked"}) {
     EXPECT_GT(last["tasks"][task]["auc"], 0.8) << task;
-    EXPECT_GT(last["tasks"][task]["gauc"], 0.7) << task;  // of users with a few rows each
+    EXPECT_GT(last["tasks"][task]["gauc"], 0.7) << task;  // users have only a few rows each
     EXPECT_NEAR(last["tasks"][task]["calibration"].get<double>(), 1, 0.15) << task;
     EXPECT_THAT(read_file(data.file("whole", "report.html").string()),
                 HasSubstr("AUC, " + std::string(task)));
@@ -163,7 +163,7 @@ TEST(Recommender, TasksAreLearntTogetherAndMeasuredByName) {
               last["tasks"]["clicked"]["log_loss"].get<double>() +
                   0.5 * last["tasks"]["not clicked"]["log_loss"].get<double>(),
               1e-12);
-  // The first losses: at its start a model says about 1/2.
+  // First losses: an untrained model predicts about 1/2.
   EXPECT_NEAR(lines[0]["loss"].get<double>(), 1.5 * std::log(2), 0.3);
   EXPECT_NEAR(lines[0]["loss"].get<double>(), data.metrics("parts")[0]["loss"].get<double>(), 1e-5);
   EXPECT_NEAR(lines[30]["loss"].get<double>(), data.metrics("parts")[30]["loss"].get<double>(),
@@ -196,8 +196,8 @@ TEST(Recommender, MicroBatchesAreTheBatch) {
   expect_same_tensors(last_checkpoint(whole), last_checkpoint(parts));
 }
 
-/// Hit rates and counters of keys, each step's, are of training alone. Each evaluation reads rows
-/// that no step has read.
+/// Hit rates and counters of keys in each step cover only training. Each evaluation reads rows that
+/// no step has read.
 TEST(Recommender, AnEvaluationLeavesNoTraceInTheTables) {
   const Clicks data;
   for (const char* policy : {"hot", "lru", "lfu"}) {

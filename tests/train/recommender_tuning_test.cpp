@@ -13,7 +13,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// 1000 samples of a rank; a sample's activations take 10 bytes, all else 5000.
+/// Returns a run with 1000 samples per rank. A sample's activations take 10 bytes, everything else
+/// 5000.
 ResolvedRun run_with(uint64_t available_bytes) {
   ResolvedRun run;
   run.config.recommender.grain = 64;

@@ -73,7 +73,7 @@ TEST(ScoredRows, SeveralRanksSayHowFarTheirAucMayBeOff) {
   }
 }
 
-/// What a run says on standard error.
+/// Runs a config and returns its standard error output.
 std::string said(const RunConfig& config) {
   ::testing::internal::CaptureStderr();
   train_alone(config);
@@ -92,7 +92,7 @@ TEST(Warnings, NameWhatMakesARunPointless) {
   write_file_atomically(data.file("", "one_class.tsv"), one_class);
   RunConfig config = data.config("deepfm", "chance");
   config.rows.files = {data.file("", "chance.tsv").string()};
-  config.rows.sparse[1].num_rows = 100000;  // nearly every id of validation is in no training row
+  config.rows.sparse[1].num_rows = 100000;  // most validation ids do not occur in training rows
   config.train.steps = 4;
   config.eval.every_steps = 1;
   const std::string text = said(config);

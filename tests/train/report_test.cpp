@@ -209,7 +209,8 @@ TEST_F(Report, ShowsTheLoadOfExpertsOverTime) {
   EXPECT_EQ(curve(d, "sent").dump(), "[[4,400.0,null,1000.0]]");
   EXPECT_EQ(curve(d, "waiting").dump(), "[[4,400.0,null,500.0]]");
   const std::string map = d["experts"]["layers"][0]["map"];
-  // Two records by two experts: even, even; then three bands up and none.
+  // Two records for two experts. The first is even. In the second one expert is three bands above
+  // even, the other has no choices.
   EXPECT_THAT(map, HasSubstr("viewBox=\"0 0 2 2\""));
   EXPECT_THAT(map, HasSubstr("<path fill=\"#e9e9e4\" d=\"M0 0h1v1h-1zM0 1h1v1h-1z\"/>"));
   EXPECT_THAT(map, HasSubstr("<path fill=\"#e58a4e\" d=\"M1 0h1v1h-1z\"/>"));
@@ -217,8 +218,7 @@ TEST_F(Report, ShowsTheLoadOfExpertsOverTime) {
   EXPECT_THAT(page(), HasSubstr("r 1, overlap 2, linear, shadowed [0]"));
 }
 
-/// memory_plan.json of a step of 10 ms within 3 MiB; `name` stands wherever the run names
-/// something.
+/// Returns memory_plan.json of a step of 10 ms within 3 MiB. `name` replaces each name in the run.
 Json memory_record(const std::string& name) {
   constexpr int64_t kMiB = 1 << 20;
   const Json row = {{"decision", "recomputed"},
@@ -280,8 +280,9 @@ Json memory_record(const std::string& name) {
 TEST_F(Report, ShowsTheMemoryPlan) {
   write("metrics.jsonl", kFourSteps);
   write("memory_plan.json", memory_record("blocks.0").dump());
-  EXPECT_THAT(page(),
-              Not(HasSubstr("<h2>Memory plan</h2>")));  // of an earlier run: this one has no budget
+  EXPECT_THAT(
+      page(),
+      Not(HasSubstr("<h2>Memory plan</h2>")));  // from an earlier run; this one has no budget
   write("config.toml", "[run]\nname = \"small\"\n[memory]\nbudget = \"3MiB\"\n");
   const Json panel = data()["memory"];
   EXPECT_EQ(panel["words"],

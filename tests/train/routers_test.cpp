@@ -60,7 +60,7 @@ TEST(RouterBias, MovesByTheChoicesOfAllRanksAndMicroBatches) {
   EXPECT_NEAR(loss_of_two, loss_alone, 1e-10);
   EXPECT_TRUE(at::equal(of_two.at(kFirst), alone.at(kFirst)));
   EXPECT_GT(alone.at(kFirst).abs().max().item<float>(),
-            1.5 * kRate);  // some went one way several times
+            1.5 * kRate);  // some moved in one direction several times
   EXPECT_TRUE(alone.contains("router.bias.blocks.1.moe"));
 }
 
@@ -163,7 +163,8 @@ TEST(LoadScope, ARunOfVersion01GoesOnAndSaysWhatIsOther) {
   config.train.time_limit_s = 1e-9;
   trained_on(1, config);
   nlohmann::json state = read_latest_checkpoint(config.folder() / "checkpoints").state;
-  state["config"]["model"]["moe"].erase("eval_capacity_factor");  // a key that it did not know
+  state["config"]["model"]["moe"].erase(
+      "eval_capacity_factor");  // a key that this version did not have
   const auto now = [&](const char* scope) {
     config.model.moe.load_scope = scope;
     return check_same_run(
@@ -172,7 +173,7 @@ TEST(LoadScope, ARunOfVersion01GoesOnAndSaysWhatIsOther) {
   EXPECT_THAT(now("micro_batch"), ::testing::IsEmpty());
   EXPECT_THAT(now("auto"), ::testing::ElementsAre(HasSubstr(
                                "model.moe.load_scope was \"micro_batch\", is \"global_batch\"")));
-  // A dense model of that version has the old default, too.
+  // A dense model of that version also has the old default.
   config.model.moe = {};
   state["config"]["model"]["moe"] = {{"experts", 0}, {"load_scope", "micro_batch"}};
   EXPECT_THAT(now("auto"), ::testing::IsEmpty());

@@ -28,8 +28,8 @@ using ::testing::HasSubstr;
 
 constexpr const char* kModes[] = {"optimizer", "gradients"};
 
-/// Six samples a step, so that four ranks have two or one; several buckets, and gradients that are
-/// clipped.
+/// Config with six samples per step, so that four ranks have two or one. It has several buckets,
+/// and gradients are clipped.
 RunConfig config_of(const TinyRun& run, const std::string& name, const char* precision = "fp64") {
   RunConfig config = run.config(name);
   config.precision.recipe = precision;
@@ -98,8 +98,7 @@ TEST_P(Sharded, OptimizerStateHasTheBitsOfWholeState) {
   }
 }
 
-// Two summands have one order. Without clipping the norm, whose squares are added in another one,
-// decides nothing.
+// Two summands have only one order. Clipping is off: its norm sums squares in another order.
 TEST(Shard, GradientsOfTwoRanksHaveTheBitsOfWholeOnes) {
   const TinyRun run;
   for (const char* precision : {"fp32", "bf16"}) {
@@ -126,7 +125,7 @@ TEST_P(Sharded, SharesOfMicroBatchesGiveTheGradientOfOneRank) {
   }
 }
 
-/// A model that is an embedding for the most part, with its optimizer on one of the ranks.
+/// A model that consists mostly of an embedding, with its optimizer on one of the ranks.
 struct Bound {
   std::shared_ptr<GPT> model = std::make_shared<GPT>(resolve_model_config(
       {.layers = 2, .width = 32, .heads = 2, .context = 16, .norm = "layernorm", .bias = true},

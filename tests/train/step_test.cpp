@@ -35,8 +35,8 @@ void expect_same_weights(const Trained& a, const Trained& b) {
   for (const auto& [name, tensor] : left) EXPECT_TRUE(torch::equal(tensor, right.at(name))) << name;
 }
 
-// A value that breaks one step and is mended afterwards leaves no mark: not in the weights, the
-// moments or the count of updates.
+// A value that breaks one step and is repaired afterwards leaves no trace. Weights, moments and the
+// count of updates are unaffected.
 TEST(TrainStep, AStepThatIsNotFiniteIsAsIfItHadNotBeen) {
   for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity(),
                            -std::numeric_limits<double>::infinity()}) {

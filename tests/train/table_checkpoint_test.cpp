@@ -25,7 +25,7 @@ using embedding::TableContents;
 using embedding::TierOptions;
 using ::testing::HasSubstr;
 
-/// How tables are spread and stored.
+/// Distribution and storage format of tables.
 struct Layout {
   Sharding sharding = Sharding::kRowWise;
   int ranks = 2;
@@ -39,7 +39,7 @@ void PrintTo(const Layout& l, std::ostream* out) {
        << l.memory_bytes << ", " << embedding::name(l.row_dtype);
 }
 
-/// One of several blocks, one with two features, one with fewer rows than ranks.
+/// Tables: one of several blocks, one with two features, one with fewer rows than ranks.
 PackSpec spec_of(const Layout& layout) {
   return {.tables = {{"large", 150001, 16}, {"shared", 300, 12}, {"few", 2, 16}},
           .feature_table = {1, 0, 2, 1},
@@ -69,9 +69,9 @@ void save(DistributedTables& tables, CheckpointFolder* folder, int64_t step, Che
   folder->wait();
 }
 
-constexpr int64_t kSamples = 8;  // of a rank
+constexpr int64_t kSamples = 8;  // samples of each rank
 
-/// The ids of all ranks in a step: of each feature, of all samples one after another.
+/// Returns the ids of all ranks in a step: feature by feature, and sample by sample within one.
 Jagged batch_of(const embedding::PackedTables& shapes, int ranks, int64_t step) {
   return embedding::testing::random_batch(shapes, kSamples * ranks, static_cast<uint64_t>(step),
                                           false);
@@ -204,7 +204,7 @@ INSTANTIATE_TEST_SUITE_P(
         Layout{.memory_bytes = 2000000, .row_dtype = RowDtype::kBFloat16},
         Layout{.row_dtype = RowDtype::kMXFP8, .optimizer = OptimizerKind::kRowWiseAdagrad}));
 
-/// Two of three tables are large and hardly read; what is saved of them are the rows that were.
+/// Two of three tables are large and mostly unread. The checkpoint has only rows that were read.
 TEST_P(TableCheckpoint, AFullOneHoldsUpdatedRowsAndTheOthersAreInitial) {
   const Layout layout = GetParam();
   const PackSpec spec = spec_of(layout);
@@ -212,7 +212,7 @@ TEST_P(TableCheckpoint, AFullOneHoldsUpdatedRowsAndTheOthersAreInitial) {
   std::vector<std::set<int64_t>> updated;
   std::map<int64_t, Contents> expected;
   for (const int64_t last :
-       {2, 3}) {  // the second run goes on from the first's checkpoint, and saves a full one again
+       {2, 3}) {  // the second run resumes from the first's checkpoint, and also saves a full one
     if (last == 2) add_rows(spec, batch_of(shapes, layout.ranks, 1), updated);
     add_rows(spec, batch_of(shapes, layout.ranks, last), updated);
     expect_all_succeed(layout.ranks, [&](const std::shared_ptr<Group>& group) {
@@ -238,7 +238,7 @@ TEST_P(TableCheckpoint, AFullOneHoldsUpdatedRowsAndTheOthersAreInitial) {
         << "a table with half of its rows updated is whole";
     expect_same(contents_of(spec, stored.snapshot()), expected[last], fmt::format("step {}", last));
   }
-  // All steps by tables that were never saved.
+  // Reference: all steps on tables that are never saved.
   expect_all_succeed(layout.ranks, [&](const std::shared_ptr<Group>& group) {
     const auto tables = tables_of(layout, group, folder_ / "");
     for (int64_t step = 1; step <= 3; ++step)

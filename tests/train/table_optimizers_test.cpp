@@ -79,7 +79,7 @@ TEST(CheckTableOptimizers, RefusesWhatWouldDoNothing) {
               HasSubstr("betas has 1 entries"));
   EXPECT_THAT(refusal({.tables = {"a"}, .weight_decay = -0.5}), HasSubstr("weight_decay is -0.5"));
   EmbeddingSection general;
-  general.momentum = 0.5;  // of the override's
+  general.momentum = 0.5;  // momentum for the override
   general.overrides = {{.tables = {"a"}, .optimizer = "momentum"}};
   EXPECT_NO_THROW(check_table_optimizers(general));
   EXPECT_THAT(refusal({.tables = {"a"}, .optimizer = "momentum", .momentum = 0.25}, general),

@@ -18,7 +18,7 @@
 
 namespace dovetail::test {
 
-/// Text that a small model can learn something of: words of a fixed list in random order.
+/// Text that a small model can learn from: words of a fixed list in random order.
 inline std::string some_text(int words) {
   static const char* const kWords[] = {"two ",     "gears ", "mesh ", "and ",
                                        "neither ", "waits ", "for ",  "the ",
@@ -31,8 +31,8 @@ inline std::string some_text(int words) {
   return text;
 }
 
-/// A run of about 20 k parameters on bytes in a folder that goes away; one thread, so that several
-/// ranks share a machine.
+/// Run of a model with about 20 k parameters on bytes, in a temporary folder. It uses one thread,
+/// so that several ranks can share a machine.
 class TinyRun {
  public:
   TinyRun() { write_file_atomically(folder_ / "text.txt", some_text(4000)); }

@@ -1,5 +1,5 @@
-// bench/results/together.md is what the engine does; where it has changed, `./dev bench together`
-// makes it anew.
+// Checks that bench/results/together.md matches the engine. `./dev bench together` regenerates it
+// after changes.
 #include "bench/together_runs.h"
 
 #include <gmock/gmock.h>
@@ -50,7 +50,7 @@ TEST(Together, NoCellIsBlankAndRefusalsAreWhatTheEngineSays) {
   EXPECT_LT(refused, static_cast<int>(kModels.size() * pairs().size()));
 }
 
-// Those of plans are tests/multi_rank/test_memory.py's, which take their time.
+// Cells with plans take longer and are tested in tests/multi_rank/test_memory.py.
 TEST(Together, CellsHoldWhatTheySay) {
   const test::TemporaryFolder folder;
   Runs runs(folder.path());

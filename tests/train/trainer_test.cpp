@@ -59,7 +59,7 @@ TEST(Train, LearnsAndLeavesItsFiles) {
   // Knowing nothing costs ln 257 = 5.55 nats.
   EXPECT_LT(result.validation_loss.value(), 3.2);
   EXPECT_GT(result.validation_loss.value(), 0.3);
-  // Bytes: one token is one byte, but for the ends of documents.
+  // Bytes: one token is one byte, except for the ends of documents.
   const double loss = result.validation_loss.value();
   EXPECT_NEAR(result.validation_nats_per_byte.value(), loss, 0.01 * loss);
 
@@ -226,7 +226,7 @@ TEST(Train, ACorruptCheckpointGivesWayToTheOneBefore) {
 TEST(Train, StopsAfterStepsThatAreNotFiniteAndSavesNoneOfThem) {
   const test::TinyRun run;
   RunConfig config = run.config();
-  // The first update throws the weights so far that every later step overflows.
+  // The first update makes the weights so large that every later step overflows.
   config.optimizer.lr = 1e30;
   config.train.clip = 0;
   config.checkpoint.every_steps = 1;

@@ -8,7 +8,7 @@ namespace {
 
 using dovetail::cuda::kWarp;
 
-constexpr int kRowsAtOnce = 4;  // warps of a block, each with a row
+constexpr int kRowsAtOnce = 4;  // warps of a block; each warp processes one row
 constexpr int kThreads = 128;
 constexpr int64_t kNone = -1;
 
@@ -21,7 +21,7 @@ __device__ T score_at(const T* scores, const T* bias, int64_t column) {
 template <class T>
 struct Entry {
   T value;
-  int64_t column;  ///< kNone: there is none
+  int64_t column;  ///< kNone: empty entry
 
   __device__ bool before(const Entry& other) const {
     if (column == kNone || other.column == kNone) return column != kNone;
@@ -29,7 +29,7 @@ struct Entry {
   }
 };
 
-/// The entry of a warp that stands before all others, known to every lane.
+/// Returns the first entry in sort order among the lanes of a warp, to every lane.
 template <class T>
 __device__ Entry<T> first_of_warp(Entry<T> entry) {
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {
@@ -47,7 +47,8 @@ __device__ bool in_groups(const ChooseProblem& p, int64_t row, int64_t column) {
   return false;
 }
 
-/// Round by round a warp finds the entry behind the last one that stands before all others.
+/// Each warp chooses the columns of one row. Round j finds the first entry in sort order after the
+/// entry of round j - 1.
 template <class T>
 __global__ void __launch_bounds__(kThreads) choose_kernel(ChooseProblem p) {
   const int64_t row = int64_t{blockIdx.x} * kRowsAtOnce + threadIdx.y;

@@ -4,8 +4,8 @@
 
 #include "dovetail/moe/cuda_kernels.h"
 
-/// Launchers of the kernels, which see neither ATen nor torch's streams. None may be called with
-/// nothing to do.
+/// Launchers of the kernels. They depend neither on ATen nor on torch's streams. A call must have
+/// at least one element to process.
 namespace dovetail::moe::cuda {
 
 void choose(const ChooseProblem& problem, cudaStream_t stream);

@@ -3,7 +3,7 @@
 
 #include "dovetail/moe/cuda/launch.h"
 
-// Our launchers on torch's current stream, their errors as torch's exceptions.
+// Runs the launchers on torch's current stream and turns their errors into torch's exceptions.
 
 namespace dovetail::moe {
 namespace {

@@ -10,7 +10,7 @@ using dovetail::cuda::from_float;
 using dovetail::cuda::to_float;
 using dovetail::cuda::with_storage;
 
-constexpr int kThreads = 128;  // a row is one block's
+constexpr int kThreads = 128;  // one block processes one row
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) gather_kernel(PlacedRowsProblem problem) {

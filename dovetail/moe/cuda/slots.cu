@@ -3,7 +3,7 @@
 namespace dovetail::moe::cuda {
 namespace {
 
-constexpr int32_t kNoKey = -1;  // of what takes no slot
+constexpr int32_t kNoKey = -1;  // choice that takes no slot
 constexpr int32_t kDropped = -1;
 constexpr int kThreads = 256;
 
@@ -11,7 +11,8 @@ __device__ int32_t key_of(const SlotProblem& p, int64_t choice) {
   return p.out != nullptr && p.out[choice] ? kNoKey : p.expert[choice];
 }
 
-/// A choice's slot as if its tile were the first, and how many each tile takes.
+/// Ranks choices within their tile: writes slots as if the tile were the first one. Also writes how
+/// many slots of each expert a tile takes.
 __global__ void __launch_bounds__(kSlotTile) rank_in_tiles(SlotProblem p) {
   __shared__ int32_t keys[kSlotTile];
   const int64_t first = int64_t{blockIdx.x} * kSlotTile, left = p.sequence.size() - first;
@@ -31,7 +32,8 @@ __global__ void __launch_bounds__(kSlotTile) rank_in_tiles(SlotProblem p) {
   if (equals.behind == 0) p.tile_counts[int64_t{blockIdx.x} * p.experts + key] = equals.before + 1;
 }
 
-/// Each expert's counts of tiles become those of the tiles before; one block an expert.
+/// Replaces each tile's count by the sum of the counts of all previous tiles. One block processes
+/// one expert.
 __global__ void __launch_bounds__(kThreads) sum_tiles(SlotProblem p) {
   __shared__ int64_t sums[kThreads];
   const int64_t expert = blockIdx.x, tiles = slot_tiles(p.sequence.size());
@@ -51,7 +53,7 @@ __global__ void __launch_bounds__(kThreads) sum_tiles(SlotProblem p) {
     if (tile < tiles)
       p.tile_counts[tile * p.experts + expert] = static_cast<int32_t>(before + sums[thread] - own);
     before += sums[kThreads - 1];
-    __syncthreads();  // sums are read before the next ones are written
+    __syncthreads();  // all threads read `sums` before the next round overwrites it
   }
   if (thread == 0) p.count[expert] = before;
 }

@@ -18,15 +18,15 @@ class Inputs(NamedTuple):
     wide: Tensor | None = None  # (B, F): a weight of each feature's ids
     events: Tensor | None = None  # (B, L, S, dim): zero where there is no event
     mask: Tensor | None = None  # (B, L) bool
-    micro: list[Tensor] | None = None  # of each co-action (B, parameters)
-    micro_inputs: list[Tensor] | None = None  # of each co-action (B, L, in)
+    micro: list[Tensor] | None = None  # for each co-action (B, parameters)
+    micro_inputs: list[Tensor] | None = None  # for each co-action (B, L, in)
 
 
 class Shape(NamedTuple):
     dense: int
-    dims: list[int]  # of each feature that is no sequence
+    dims: list[int]  # dim of each feature that is no sequence
     tasks: int
-    targets: list[int]  # of each sequence, the feature that it shares a table with; -1: none
+    targets: list[int]  # for each sequence: the feature with which it shares a table; -1: none
     co_actions: int
 
 

@@ -61,7 +61,7 @@ class Recommender(nn.Module):
         self.co_actions = self._co_actions() if self.config["model"] == "can" else []
         self.table_names = self._table_names()
         self.tables = nn.ParameterList(nn.Parameter(torch.empty(0)) for _ in self.table_names)
-        self.keys: dict[str, Tensor] = {}  # of tables without a fixed vocabulary, ascending without a sign
+        self.keys: dict[str, Tensor] = {}  # keys of tables without a fixed vocabulary, in ascending unsigned order
         # Without pooling, each place of a bag is an embedding of its own.
         places = [f for f in self.singles for _ in range(f["max_length"] if _is_unpooled(f) else 1)]
         names = [feature_name(f) for f in places]
