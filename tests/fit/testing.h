@@ -75,4 +75,4 @@ inline at::Tensor some_rows(const at::Tensor& x, int64_t k) {
   return x.index_select(0, which.to(at::kLong)).to(at::kDouble);
 }
 
-}  // namespace dovetail::fit::testing
+}  // namespace dovetail::testing

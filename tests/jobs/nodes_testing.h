@@ -40,4 +40,4 @@ inline void run_nodes(int nodes, const Node& node) {
     EXPECT_EQ(errors[r], "") << "node " << r << " of " << nodes;
 }
 
-}  // namespace dovetail::jobs::testing
+}  // namespace dovetail::testing
