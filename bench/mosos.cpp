@@ -1,4 +1,4 @@
-// Reproduces the table of MO-SOS on a model of its GPU (plan/device_model.h). Models: VGG19 at
+// Reproduces the table of MO-SOS on a model of its GPU (plan/run/device_model.h). Models: VGG19 at
 // batch 144 and UNet at batch 120. Budgets: 0.8 to 0.4 of the peak, with outputs held and with
 // tensors kept to their last readers. Planners: Checkmate and STR with algorithms chosen after
 // planning, the joint plan, and the joint plan with MXFP8.

@@ -28,7 +28,7 @@ struct LayerLoad {
       {};  ///< choices of each expert, in place of `skew`; empty: by `skew`
 };
 
-/// Distribution and overlap of a layer, as in Plan (moe/parallel.h). All ranks gather the
+/// Distribution and overlap of a layer, as in Plan (moe/parallel_experts.h). All ranks gather the
 /// `shadowed` experts with the largest numbers of rows.
 struct LayerPlan {
   AllToAllAlgorithm algorithm = AllToAllAlgorithm::kLinear;

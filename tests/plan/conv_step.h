@@ -13,7 +13,7 @@
 
 namespace dovetail::plan {
 
-/// Algorithms of a layer's convolution, named as in plan/algorithms.h.
+/// Algorithms of a layer's convolution, named as in plan/record/algorithms.h.
 struct LayerAlgorithms {
   std::string forward = "aten", backward = "aten";
 };

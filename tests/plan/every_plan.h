@@ -13,7 +13,7 @@
 namespace dovetail::plan {
 
 /// Searches exhaustively for the fastest plan of a small step. It shares no code with the
-/// scheduler, the search and the executor. It follows the rules in plan/check.h.
+/// scheduler, the search and the executor. It follows the rules in plan/model/check.h.
 /// docs/design/plan.md ("What a plan may decide") defines a plan:
 ///   - Parameters and state start on the device or on the host, in any combination.
 ///   - Nodes run for the first time in the recorded order, each by any algorithm. A recomputation
