@@ -1,5 +1,6 @@
 // Threads return after their job has ended. Their inputs have not changed, and their writes do not
-// count. ctest-labels: threads
+// count.
+// ctest-labels: threads
 #include <atomic>
 #include <future>
 #include <memory>
