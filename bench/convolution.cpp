@@ -63,19 +63,21 @@ std::vector<Way> ways(const Shape& s) {
   std::vector<Way> out = {{"forward", "aten", [=] { at::conv2d(x, weight, bias, 1, 1); }},
                           {"data", "aten", aten({true, false, false})},
                           {"weight", "aten", aten({false, true, true})}};
-  for (const auto algorithm : {ConvolutionAlgorithm::kIm2col, ConvolutionAlgorithm::kWinograd}) {
-    const ConvolutionOptions options{.padding = {1, 1}, .algorithm = algorithm};
-    const auto add = [&](const char* name_of_pass, ConvolutionPass pass,
+  for (const auto algorithm :
+       {ops::ConvolutionAlgorithm::kIm2col, ops::ConvolutionAlgorithm::kWinograd}) {
+    const ops::ConvolutionOptions options{.padding = {1, 1}, .algorithm = algorithm};
+    const auto add = [&](const char* name_of_pass, ops::ConvolutionPass pass,
                          std::function<void()> run) {
-      if (!why_not(pass, weight.sizes(), options))
+      if (!ops::why_not(pass, weight.sizes(), options))
         out.push_back({name_of_pass, std::string(name(algorithm)), std::move(run),
-                       convolution_workspace_bytes(pass, x.sizes(), weight.sizes(), options)});
+                       ops::convolution_workspace_bytes(pass, x.sizes(), weight.sizes(), options)});
     };
-    add("forward", ConvolutionPass::kForward, [=] { convolution(x, weight, bias, options); });
-    add("data", ConvolutionPass::kBackwardData,
-        [=] { convolution_backward_data(dy, weight, x.sizes(), options); });
-    add("weight", ConvolutionPass::kBackwardWeight,
-        [=] { convolution_backward_weight(dy, x, weight.sizes(), options); });
+    add("forward", ops::ConvolutionPass::kForward,
+        [=] { ops::convolution(x, weight, bias, options); });
+    add("data", ops::ConvolutionPass::kBackwardData,
+        [=] { ops::convolution_backward_data(dy, weight, x.sizes(), options); });
+    add("weight", ops::ConvolutionPass::kBackwardWeight,
+        [=] { ops::convolution_backward_weight(dy, x, weight.sizes(), options); });
   }
   std::stable_sort(out.begin(), out.end(),
                    [](const Way& a, const Way& b) { return a.pass < b.pass; });
@@ -86,7 +88,7 @@ nlohmann::ordered_json run(const Shape& s, int rounds) {
   constexpr int64_t kWidth = 768;
   const at::Tensor a = at::randn({kWidth, kWidth}), b = at::randn({kWidth, kWidth});
   std::vector<Way> all = ways(s);
-  all.push_back({"", "gemm", [&] { gemm(a, b); }});
+  all.push_back({"", "gemm", [&] { ops::gemm(a, b); }});
   for (int round = 0; round < rounds + 1; ++round)
     for (Way& way : all) {
       const double start_s = now_seconds();

@@ -31,7 +31,7 @@ namespace {
 using namespace dovetail;
 
 struct Options {
-  ModelConfig model;
+  models::ModelConfig model;
   int64_t batch = 1, threads = 1;
   double lr = 1e-3, solve_s = 30;
   std::string dtype = "fp32", weights, budget, folder;
@@ -66,13 +66,13 @@ Options parse(int argc, char** argv) {
   options.model.positions = "learned";
   options.model.bias = true;
   options.model.tied = true;
-  options.model = resolve_model_config(options.model, options.model.vocab_size);
+  options.model = models::resolve_model_config(options.model, options.model.vocab_size);
   return options;
 }
 
 void reply(const nlohmann::json& answer) { std::cout << answer.dump() << std::endl; }
 
-nlohmann::json shares_of(TrainStep& step, const at::Tensor& tokens, double lr) {
+nlohmann::json shares_of(train::TrainStep& step, const at::Tensor& tokens, double lr) {
   start_trace(/*aten=*/true);
   step.run(tokens, lr, /*want_stop=*/false);
   const auto shares = trace_shares();
@@ -90,21 +90,21 @@ int run(int argc, char** argv) {
 
   std::shared_ptr<plan::PagedAllocations> paged;
   if (!options.folder.empty()) paged = std::make_shared<plan::PagedAllocations>(options.folder);
-  auto model = std::make_shared<GPT>(options.model);
+  auto model = std::make_shared<models::GPT>(options.model);
   initialize(*model, /*seed=*/1);
   std::map<std::string, at::Tensor> weights;
   for (const auto& parameter : model->named_parameters())
     weights[parameter.key()] = parameter.value().detach();
-  write_safetensors(options.weights, weights);
+  io::write_safetensors(options.weights, weights);
   weights.clear();
 
-  Optimizer optimizer(*model,
-                      {.lr = options.lr, .betas = {0.9, 0.95}, .eps = 1e-8, .weight_decay = 0.1});
+  train::Optimizer optimizer(
+      *model, {.lr = options.lr, .betas = {0.9, 0.95}, .eps = 1e-8, .weight_decay = 0.1});
   if (options.dtype == "bf16") model->set_compute_dtype(at::kBFloat16);
   optimizer.bind(*model);
   model->checkpoint_activations = options.checkpoint;
-  TrainStep step(model, optimizer, world_from_environment(),
-                 {.micro_batch = options.batch, .clip = 1.0});
+  train::TrainStep step(model, optimizer, comm::world_from_environment(),
+                        {.micro_batch = options.batch, .clip = 1.0});
 
   if (!options.budget.empty())
     step.plan_memory({.budget = options.budget,
@@ -119,7 +119,7 @@ int run(int argc, char** argv) {
       at::randint(options.model.vocab_size, {options.batch, options.model.context + 1}, generator,
                   at::TensorOptions().dtype(at::kLong));
 
-  const auto size = model_size(options.model);
+  const auto size = models::model_size(options.model);
   reply({{"parameters", size.parameters},
          {"flops_per_token", size.flops_per_token},
          {"machine", machine_json()}});

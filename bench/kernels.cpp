@@ -58,11 +58,11 @@ std::function<void()> step(std::vector<at::Tensor> leaves,
 }
 
 void add_gemm(std::vector<Case>& cases, const std::string& name, int64_t m, int64_t n, int64_t k,
-              GemmOptions options) {
+              ops::GemmOptions options) {
   const at::Tensor a = options.transpose_a ? at::randn({k, m}) : at::randn({m, k});
   const at::Tensor b = options.transpose_b ? at::randn({n, k}) : at::randn({k, n});
   cases.push_back({fmt::format("gemm {} {}x{}x{}", name, m, n, k), 2.0 * m * n * k,
-                   [=, c = at::empty({m, n})]() mutable { gemm_into(c, a, b, options); },
+                   [=, c = at::empty({m, n})]() mutable { ops::gemm_into(c, a, b, options); },
                    [=, c = at::empty({m, n})]() mutable {
                      at::mm_out(c, options.transpose_a ? a.t() : a,
                                 options.transpose_b ? b.t() : b);
@@ -82,20 +82,20 @@ void add_attention(std::vector<Case>& cases, const Sizes& s, at::ScalarType dtyp
                    const std::string& name) {
   const at::Tensor q = leaf({s.batch, s.length, s.heads, s.head_dim}, dtype),
                    k = leaf(q.sizes(), dtype), v = leaf(q.sizes(), dtype);
-  const AttentionOptions options{.rotary_dim = s.head_dim};
+  const ops::AttentionOptions options{.rotary_dim = s.head_dim};
   // Two products forward and five backward, half of them above the diagonal.
   const double product = 2.0 * s.batch * s.heads * s.length * s.length * s.head_dim / 2;
   cases.push_back({name + " attention forward", 2 * product,
                    [=] {
                      const at::NoGradGuard no_grad;
-                     attention(q, k, v, options);
+                     ops::attention(q, k, v, options);
                    },
                    [=] {
                      const at::NoGradGuard no_grad;
                      composed::attention(q, k, v, options);
                    }});
   cases.push_back({name + " attention", 7 * product,
-                   step({q, k, v}, [=] { return attention(q, k, v, options); }),
+                   step({q, k, v}, [=] { return ops::attention(q, k, v, options); }),
                    step({q, k, v}, [=] { return composed::attention(q, k, v, options); })});
 }
 
@@ -110,18 +110,18 @@ void add_rowwise(std::vector<Case>& cases, const Sizes& s, at::ScalarType dtype,
   const int64_t width = s.width();
   cases.push_back(
       {name + " rms_norm", 0,
-       step({x, weight}, [=] { return dovetail::rms_norm(x, weight, 1e-5); }),
+       step({x, weight}, [=] { return dovetail::ops::rms_norm(x, weight, 1e-5); }),
        step({x, same_weight}, [=] { return at::rms_norm(x, {width}, same_weight, 1e-5); })});
   cases.push_back(
       {name + " layer_norm", 0,
-       step({x, weight, bias}, [=] { return dovetail::layer_norm(x, weight, bias, 1e-5); }),
+       step({x, weight, bias}, [=] { return dovetail::ops::layer_norm(x, weight, bias, 1e-5); }),
        step({x, same_weight, same_bias},
             [=] { return at::layer_norm(x, {width}, same_weight, same_bias, 1e-5); })});
-  cases.push_back({name + " swiglu", 0, step({wide}, [=] { return swiglu(wide); }),
+  cases.push_back({name + " swiglu", 0, step({wide}, [=] { return ops::swiglu(wide); }),
                    step({wide}, [=] { return composed::swiglu(wide); })});
-  cases.push_back({name + " gelu", 0, step({up}, [=] { return dovetail::gelu(up); }),
+  cases.push_back({name + " gelu", 0, step({up}, [=] { return dovetail::ops::gelu(up); }),
                    step({up}, [=] { return at::gelu(up, "tanh"); })});
-  cases.push_back({name + " squared_relu", 0, step({up}, [=] { return squared_relu(up); }),
+  cases.push_back({name + " squared_relu", 0, step({up}, [=] { return ops::squared_relu(up); }),
                    step({up}, [=] { return composed::squared_relu(up); })});
 }
 
@@ -132,7 +132,7 @@ void add_ends(std::vector<Case>& cases, const Sizes& s, at::ScalarType dtype,
   const at::Tensor ids = at::randint(0, s.vocab, {s.tokens()}, at::kLong);
   cases.push_back(
       {name + " linear_cross_entropy", 6.0 * s.tokens() * s.width() * s.vocab,
-       step({x, weight}, [=] { return linear_cross_entropy(x, weight, ids); }),
+       step({x, weight}, [=] { return ops::linear_cross_entropy(x, weight, ids); }),
        step({x, weight}, [=] { return composed::linear_cross_entropy(x, weight, ids); })});
   cases.push_back({name + " embedding", 0,
                    step({weight}, [=] { return dovetail::embedding(weight, ids); }),
@@ -146,7 +146,7 @@ void add_adamw(std::vector<Case>& cases) {
   const at::Tensor count = at::ones({});
   cases.push_back({"adamw 10M elements", 0,
                    [=] {
-                     adamw_step(
+                     ops::adamw_step(
                          {{.parameter = p, .gradient = g, .m = m, .v = v, .weight_decay = 0.1}},
                          {.lr = 1e-4});
                    },
@@ -154,7 +154,7 @@ void add_adamw(std::vector<Case>& cases) {
                      at::_fused_adamw_({p}, {g}, {m}, {v}, {}, {count}, 1e-4, 0.9, 0.95, 0.1, 1e-8,
                                        false, false, {}, {});
                    }});
-  cases.push_back({"sum of squares 10M elements", 0, [=] { sum_of_squares({g}); },
+  cases.push_back({"sum of squares 10M elements", 0, [=] { ops::sum_of_squares({g}); },
                    [=] { at::_foreach_norm({g})[0].item<float>(); }});
 }
 
@@ -233,9 +233,9 @@ int run(int argc, char** argv) {
   at::manual_seed(1);
 
   const Machine m = machine();
-  const double peak = measure_fma_rate();
+  const double peak = ops::measure_fma_rate();
   fmt::print("{} | {} | kernels on {} | {} threads | load {:.1f} | FMA peak {:.0f} GFLOP/s\n",
-             m.cpu_name, m.simd, simd_level_name(simd_level()), threads, m.load_average,
+             m.cpu_name, m.simd, ops::simd_level_name(ops::simd_level()), threads, m.load_average,
              peak * 1e-9);
   fmt::print("{:44} {:>9} {:>9} {:>7} {:>7} {:>7} {:>6}\n", "", "ours ms", "ATen ms", "ratio",
              "GFLOP/s", "ATen", "peak");
@@ -250,7 +250,7 @@ int run(int argc, char** argv) {
     std::ofstream(json_path) << nlohmann::json{{"machine", machine_json()},
                                                {"threads", threads},
                                                {"rounds", rounds},
-                                               {"simd", simd_level_name(simd_level())},
+                                               {"simd", ops::simd_level_name(ops::simd_level())},
                                                {"fma_peak_flops", peak},
                                                {"results", results}}
                                     .dump(2)

@@ -20,11 +20,11 @@ namespace dovetail::plan {
 class VisionStep {
  public:
   VisionStep(const std::string& preset, int64_t batch, int64_t size, int64_t base_width = 64)
-      : model_(make_vision_model({.preset = preset,
-                                  .height = size,
-                                  .width = size,
-                                  .base_width = base_width,
-                                  .in_place = false})),
+      : model_(models::make_vision_model({.preset = preset,
+                                          .height = size,
+                                          .width = size,
+                                          .base_width = base_width,
+                                          .in_place = false})),
         images_(at::zeros({batch, 3, size, size})),
         targets_(preset == "unet" ? at::zeros({batch, size, size}, at::kLong)
                                   : at::zeros({batch}, at::kLong)) {
@@ -38,7 +38,7 @@ class VisionStep {
 
   std::vector<at::Tensor> operator()() {
     for (at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
-    const LossSum loss = model_->loss(images_, targets_);
+    const models::LossSum loss = model_->loss(images_, targets_);
     const at::Tensor mean = loss.sum / static_cast<double>(loss.weight);
     torch::autograd::backward({mean}, {});
     const at::NoGradGuard no_grad;
@@ -60,7 +60,7 @@ class VisionStep {
   }
 
  private:
-  std::shared_ptr<VisionModel> model_;
+  std::shared_ptr<models::VisionModel> model_;
   at::Tensor images_, targets_;
   std::vector<std::string> names_;
   std::vector<at::Tensor> parameters_, momenta_;

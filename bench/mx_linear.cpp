@@ -54,8 +54,8 @@ at::Tensor random(at::IntArrayRef sizes, uint64_t seed) {
 class Side {
  public:
   Side(int64_t width, const std::string& recipe)
-      : linear_(make_linear(
-            {.in = width, .out = width, .role = LinearRole::kFeedForwardUp, .name = recipe})) {
+      : linear_(mx::make_linear(
+            {.in = width, .out = width, .role = mx::LinearRole::kFeedForwardUp, .name = recipe})) {
     linear_->weight.set_data(random({width, width}, 1));
     linear_->set_recipe(find(recipe));
   }
@@ -71,7 +71,7 @@ class Side {
   double best() const { return best_; }
 
  private:
-  std::shared_ptr<Linear> linear_;
+  std::shared_ptr<mx::Linear> linear_;
   double best_ = std::numeric_limits<double>::infinity();
 };
 
@@ -95,15 +95,15 @@ nlohmann::json time_linear(const Options& options, int64_t width) {
 /// Bytes alive after the loss beyond the parameters.
 int64_t kept_bytes(const std::string& preset, const std::string& recipe) {
   constexpr int64_t kBatch = 4, kTokens = 512;
-  ModelConfig config = model_preset(preset).config;
+  models::ModelConfig config = models::model_preset(preset).config;
   config.preset = preset;
-  GPT model(resolve_model_config(config, 0));
+  models::GPT model(models::resolve_model_config(config, 0));
   initialize(model, 1);
   model.set_compute_dtype(at::kBFloat16);
-  for (const auto& linear : quantizable_linears(model)) linear->set_recipe(find(recipe));
+  for (const auto& linear : mx::quantizable_linears(model)) linear->set_recipe(find(recipe));
   const at::Tensor tokens = at::randint(config.vocab_size, {kBatch, kTokens + 1}, at::kLong);
   const dovetail::testing::AllocationMeter meter;
-  const LossSum loss = model.loss(tokens);
+  const models::LossSum loss = model.loss(tokens);
   return meter.current();
 }
 

@@ -109,7 +109,8 @@ int run(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(threads);
   Bench bench(size, {.format = mx::parse_format(format), .scale_mode = mx::parse_scale_mode(mode)});
-  std::cout << nlohmann::json{{"machine", machine_json()}, {"simd", simd_level_name(simd_level())}}
+  std::cout << nlohmann::json{{"machine", machine_json()},
+                              {"simd", ops::simd_level_name(ops::simd_level())}}
             << std::endl;
   for (std::string line; std::getline(std::cin, line);) {
     std::istringstream words(line);

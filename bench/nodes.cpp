@@ -91,7 +91,7 @@ int bench(const Options& options) {
   fmt::print("{}, load {:.2f}\n", machine().cpu_name, machine().load_average);
   const at::Tensor x = rows_in_clouds(options.rows, 100, 64, 1);
   const std::atomic<int64_t> factor = options.factor;
-  const auto groups = local_groups(2);
+  const auto groups = comm::local_groups(2);
   const auto node_a = std::make_shared<jobs::Nodes>(groups[0], unequal_executors({false}, factor)),
              node_b =
                  std::make_shared<jobs::Nodes>(groups[1], unequal_executors({true}, factor, 1));

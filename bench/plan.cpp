@@ -52,7 +52,7 @@ class Training : public MomentumStep {
  public:
   explicit Training(const Arguments& a)
       : MomentumStep(1e-3),
-        model_(make_vision_model({.preset = a.model, .height = a.size, .width = a.size})) {
+        model_(models::make_vision_model({.preset = a.model, .height = a.size, .width = a.size})) {
     initialize(*model_, 1);
     const int64_t classes = model_->config().classes;
     images_ = at::randn({a.batch, 3, a.size, a.size});
@@ -64,12 +64,12 @@ class Training : public MomentumStep {
 
   std::vector<at::Tensor> operator()() {
     forget_gradients();
-    const LossSum loss = model_->loss(images_, targets_);
-    return train(loss.sum / static_cast<double>(loss.weight));
+    const models::LossSum loss = model_->loss(images_, targets_);
+    return train::train(loss.sum / static_cast<double>(loss.weight));
   }
 
  private:
-  std::shared_ptr<VisionModel> model_;
+  std::shared_ptr<models::VisionModel> model_;
 };
 
 double ratio_of(int64_t a, int64_t b) { return static_cast<double>(a) / static_cast<double>(b); }

@@ -24,8 +24,8 @@
 namespace dovetail {
 namespace {
 
-int64_t decode(const RowsConfig& config) {
-  const RowReader reader(config);
+int64_t decode(const data::RowsConfig& config) {
+  const data::RowReader reader(config);
   std::atomic<int64_t> next = 0, rows = 0;
   const auto work = [&] {
     for (int64_t b = next++; b < reader.num_blocks(); b = next++) rows += reader.read(b).num_rows;
@@ -37,24 +37,24 @@ int64_t decode(const RowsConfig& config) {
   return rows;
 }
 
-int64_t scan(const RowsConfig& config) {
-  const RowReader reader(config);
-  const RowStatistics statistics = scan_rows(config, reader).statistics;
+int64_t scan(const data::RowsConfig& config) {
+  const data::RowReader reader(config);
+  const data::RowStatistics statistics = data::scan_rows(config, reader).statistics;
   return statistics.train_rows + statistics.validation_rows;
 }
 
 /// Every step makes the next ones ahead: the rows of an epoch are those between two equal places in
 /// that.
-int64_t batches(RowLoader& loader, int64_t batch, int64_t& step) {
+int64_t batches(data::RowLoader& loader, int64_t batch, int64_t& step) {
   const int64_t steps = std::max<int64_t>(1, loader.num_train_rows() / batch);
   for (int64_t i = 0; i < steps; ++i) loader.step(step++);
   return steps * batch;
 }
 
-void serve(const RowsConfig& config) {
+void serve(const data::RowsConfig& config) {
   keep_freed_memory();
   constexpr int64_t kBatch = 4096;
-  RowLoader loader(config, {.seed = 1, .batch = kBatch});
+  data::RowLoader loader(config, {.seed = 1, .batch = kBatch});
   int64_t step = 0;
   for (std::string command; std::getline(std::cin, command);) {
     const double begin = now_seconds();
@@ -77,7 +77,7 @@ int main(int argc, char** argv) {
   app.add_option("config", path, "TOML with a table [rows]")->required();
   CLI11_PARSE(app, argc, argv);
   try {
-    dovetail::RowsConfig config;
+    dovetail::data::RowsConfig config;
     dovetail::load_config([&](dovetail::Section& s) { s.section("rows", config, "Rows"); }, path);
     dovetail::serve(config);
   } catch (const dovetail::UserError& e) {

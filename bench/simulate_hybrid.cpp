@@ -138,7 +138,8 @@ int64_t blocks_of(int64_t first, int64_t end) {
 }
 
 /// An iteration of nodes A and B once they know their speeds.
-double simulated_nodes(const Alone& a, const Alone& b, int64_t rows, int64_t k, const Link& link) {
+double simulated_nodes(const Alone& a, const Alone& b, int64_t rows, int64_t k,
+                       const comm::Link& link) {
   const std::vector<jobs::SimNode> nodes = {
       {.devices = {{.name = "A", .speed = {0, a.row_s}}}, .driver_s = a.driver_s},
       {.devices = {{.name = "B", .speed = {0, b.row_s}}}, .driver_s = b.driver_s}};
@@ -156,11 +157,11 @@ double simulated_nodes(const Alone& a, const Alone& b, int64_t rows, int64_t k, 
 
 /// Measures the link under the conditions of nodes: messages follow a phase of computation, after
 /// which sleeping threads respond late.
-Link measured_link() {
-  const auto groups = local_groups(2);
+comm::Link measured_link() {
+  const auto groups = comm::local_groups(2);
   std::barrier<> computed(2);
-  const auto samples_of = [&](Group& group) {
-    std::vector<LinkSample> samples;
+  const auto samples_of = [&](comm::Group& group) {
+    std::vector<comm::LinkSample> samples;
     for (const int64_t bytes : {int64_t{1} << 10, int64_t{1} << 20}) {
       const std::string message(static_cast<size_t>(bytes), 'x');
       double best = std::numeric_limits<double>::infinity();
@@ -169,7 +170,7 @@ Link measured_link() {
         }
         computed.arrive_and_wait();
         const double begin = now_seconds();
-        all_gather_bytes(group, message, bytes);
+        comm::all_gather_bytes(group, message, bytes);
         best = std::min(best, now_seconds() - begin);
       }
       samples.push_back({.messages = 1, .bytes = static_cast<double>(bytes), .seconds = best});
@@ -177,7 +178,7 @@ Link measured_link() {
     return samples;
   };
   const std::jthread other([&] { samples_of(*groups[1]); });
-  return fit_link(samples_of(*groups[0]));
+  return comm::fit_link(samples_of(*groups[0]));
 }
 
 /// As two nodes: the measured seconds of each number of rows.
@@ -185,7 +186,7 @@ class NodeSides {
  public:
   NodeSides(const at::Tensor& x, const std::atomic<int64_t>& factor) {
     for (const int64_t rows : kTogetherRows) {
-      const auto groups = local_groups(2);
+      const auto groups = comm::local_groups(2);
       sides_.emplace_back(std::make_unique<Drivers>(
           "nodes", x.narrow(0, 0, rows),
           std::vector<std::shared_ptr<jobs::Workers>>{
@@ -204,7 +205,7 @@ class NodeSides {
   std::vector<std::unique_ptr<Drivers>> sides_;
 };
 
-Json compare(const at::Tensor& x, int64_t k, const Link& link, const Options& options,
+Json compare(const at::Tensor& x, int64_t k, const comm::Link& link, const Options& options,
              Holds& holds) {
   const at::Tensor centres = x.slice(0, 0, k).to(at::kDouble);
   const std::vector<int64_t> alone(kAloneRows.begin(), kAloneRows.end()),
@@ -263,7 +264,7 @@ int bench(const Options& options) {
                  {"factor", options.factor},
                  {"rounds", options.rounds},
                  {"cases", Json::array()}};
-  const Link link = measured_link();
+  const comm::Link link = measured_link();
   fmt::print("between nodes: {:.0f} us and {:.2f} GB/s\n", 1e6 * link.latency_s,
              1e-9 * link.bytes_per_s);
   result["network"] = {{"latency_s", link.latency_s}, {"bytes_per_s", link.bytes_per_s}};

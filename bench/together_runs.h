@@ -51,7 +51,7 @@ tensorboard = false
 struct Run {
   std::optional<std::string> refusal;
   std::vector<double> losses;
-  Snapshot end;
+  io::Snapshot end;
 };
 
 /// Writes texts and clicks to train on.
@@ -85,7 +85,7 @@ class Runs {
   std::optional<std::string> refusal(const Model& model, const Set& with) {
     const Job job = make_job(model, with);
     try {
-      train_on(job.ranks, load_run_config(job.file, job.settings),
+      train_on(job.ranks, train::load_run_config(job.file, job.settings),
                {.dry_run = true, .quiet = true});
     } catch (const UserError& error) {
       return error.what();
@@ -142,7 +142,7 @@ class Runs {
     Run run{.refusal = refusal(model, with), .losses = {}, .end = {}};
     if (run.refusal) return run;
     const Job job = make_job(model, with);
-    const RunConfig config = load_run_config(job.file, job.settings);
+    const train::RunConfig config = train::load_run_config(job.file, job.settings);
     // A process records one step at a time. So each rank with a plan needs a process of its own.
     if (job.ranks > 1 && !config.memory.budget.empty()) {
       launch(job);
@@ -152,18 +152,19 @@ class Runs {
     std::istringstream lines(read_file((config.folder() / "metrics.jsonl").string()));
     for (std::string line; std::getline(lines, line);)
       run.losses.push_back(nlohmann::json::parse(line)["loss"].get<double>());
-    run.end = read_latest_checkpoint(config.folder() / "checkpoints");
+    run.end = io::read_latest_checkpoint(config.folder() / "checkpoints");
     return run;
   }
 
-  static void train_on(int ranks, const RunConfig& config, const TrainOptions& options) {
-    auto groups = local_groups(ranks);
+  static void train_on(int ranks, const train::RunConfig& config,
+                       const train::TrainOptions& options) {
+    auto groups = comm::local_groups(ranks);
     std::vector<std::exception_ptr> errors(groups.size());
     std::vector<std::thread> threads;
     for (size_t r = 0; r < groups.size(); ++r)
       threads.emplace_back([&, r, group = std::move(groups[r])]() mutable {
         try {
-          train(config, std::move(group), options);
+          train::train(config, std::move(group), options);
         } catch (...) {
           errors[r] = std::current_exception();
         }
@@ -205,7 +206,7 @@ class Runs {
     return change;
   }
 
-  static bool same_tensors(const Snapshot& a, const Snapshot& b) {
+  static bool same_tensors(const io::Snapshot& a, const io::Snapshot& b) {
     return a.tensors.size() == b.tensors.size() &&
            std::ranges::all_of(a.tensors, [&](const auto& item) {
              const auto found = b.tensors.find(item.first);

@@ -70,7 +70,7 @@ at::Tensor random(at::IntArrayRef sizes, uint64_t seed) {
 /// Inputs of a side on its rank.
 struct Job {
   const Options& options;
-  std::shared_ptr<Group> group;
+  std::shared_ptr<comm::Group> group;
   ExpertRanks ranks;
   ExpertWeights weights;  // experts of this rank
   at::Tensor up, down;    // weights as (E / W, H, C) and (E / W, C, H)
@@ -78,14 +78,14 @@ struct Job {
   at::Tensor dy;
 };
 
-Job make_job(const Options& options, const std::shared_ptr<Group>& group, int64_t experts, int cut,
-             double skew) {
+Job make_job(const Options& options, const std::shared_ptr<comm::Group>& group, int64_t experts,
+             int cut, double skew) {
   Job job{.options = options, .group = group};
   const auto seed = static_cast<uint64_t>(group->rank());
   job.ranks.placement = make_placement(experts, options.ranks, cut, options.hidden, false);
   job.ranks.group = group;
   if (options.ranks % 2 == 0 && options.ranks > 2)
-    job.ranks.nodes = split_by_node(*group, options.ranks / 2);
+    job.ranks.nodes = comm::split_by_node(*group, options.ranks / 2);
   job.weights.activation = "gelu";
   const int64_t count = job.ranks.placement.count(job.ranks.placement.holder(group->rank())),
                 hidden = options.hidden / cut;
@@ -120,10 +120,10 @@ Routing routed_with_capacity(const Job& job) {
 
 /// Experts of (E, C, M), which travel as (E / W, W C, M).
 at::Tensor batched_experts(const Job& job, const at::Tensor& ecm) {
-  const at::Tensor rows = all_to_all_flexible(ecm, job.group, 0, 1);
+  const at::Tensor rows = comm::all_to_all_flexible(ecm, job.group, 0, 1);
   const at::Tensor made =
-      at::bmm(dovetail::gelu(at::bmm(rows, job.up.transpose(1, 2))), job.down.transpose(1, 2));
-  return all_to_all_flexible(made, job.group, 1, 0);
+      at::bmm(dovetail::ops::gelu(at::bmm(rows, job.up.transpose(1, 2))), job.down.transpose(1, 2));
+  return comm::all_to_all_flexible(made, job.group, 1, 0);
 }
 
 at::Tensor by_einsum(const Job& job) {
@@ -165,7 +165,7 @@ void step(const Job& job, const Side& side) {
   side.forward(job).backward(job.dy);
 }
 
-double largest(Group& group, double value) {
+double largest(comm::Group& group, double value) {
   double most = 0;
   for (const at::Tensor& of_rank : group.all_gather(at::full({1}, value, at::kDouble)))
     most = std::max(most, of_rank.item<double>());
@@ -175,7 +175,7 @@ double largest(Group& group, double value) {
 /// Every side on every rank, in turns.
 void measure(const Options& options, std::vector<Side>& sides, int64_t experts, int cut,
              double skew) {
-  auto groups = local_groups(options.ranks);
+  auto groups = comm::local_groups(options.ranks);
   std::vector<std::thread> threads;
   threads.reserve(groups.size());
   std::mutex mutex;
@@ -288,7 +288,7 @@ std::string picture(const nlohmann::ordered_json& parts) {
 }
 
 nlohmann::ordered_json simulated(const Options& options) {
-  const CostModel costs = read_cost_model(options.cluster);
+  const comm::CostModel costs = comm::read_cost_model(options.cluster);
   std::cout << "\nsimulated, from: " << costs.source << "\n";
   auto list = nlohmann::ordered_json::array();
   for (const int ranks : {64, 256, 1024}) {
@@ -301,15 +301,15 @@ nlohmann::ordered_json simulated(const Options& options) {
                          .row_bytes = 4096,
                          .other_row_bytes = 4096,
                          .parameter_bytes = 2};
-    const double linear =
-                     simulate(costs, load, {.algorithm = AllToAllAlgorithm::kFlexible}).total_s(),
-                 two =
-                     simulate(costs, load, {.algorithm = AllToAllAlgorithm::kHierarchicalFlexible})
-                         .total_s();
+    const double
+        linear = simulate(costs, load, {.algorithm = comm::AllToAllAlgorithm::kFlexible}).total_s(),
+        two = simulate(costs, load, {.algorithm = comm::AllToAllAlgorithm::kHierarchicalFlexible})
+                  .total_s();
     LayerLoad few = load;
     few.experts = ranks / 8;
     const double fixed =
-        simulate(costs, few, {.algorithm = AllToAllAlgorithm::kHierarchicalFlexible}).total_s();
+        simulate(costs, few, {.algorithm = comm::AllToAllAlgorithm::kHierarchicalFlexible})
+            .total_s();
     const LayerTime best = simulate_all(costs, few).front();
     std::cout << fmt::format(
         "  {:5} ranks  linear {:7.2f} ms  2dh {:7.2f} ms; {} experts: r = 1 without overlap "

@@ -88,7 +88,7 @@ int run_command_line(int argc, char** argv) {
                      {"place", error.place()},
                      {"exit_code", kWrongInput}},
                     json);
-  } catch (const CommError& error) {
+  } catch (const comm::CommError& error) {
     if (job && job->announced_within(kReportedWithin_s)) return 0;
     report(fmt::format("error: {}\n", error.what()), failure(error.what()), json);
     return kFailed;

@@ -13,7 +13,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/operation.h"
 
-namespace dovetail {
+namespace dovetail::comm {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
@@ -224,4 +224,4 @@ at::Tensor gather_rows(const at::Tensor& x, const std::shared_ptr<Group>& group,
   return all_to_all_v(x, Exchange(group, from_root(*group, rows, root)).reversed());
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::comm

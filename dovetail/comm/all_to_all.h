@@ -20,7 +20,7 @@
 /// This lets every rank take part in backward. For the same reason each rank's loss must depend on
 /// the result, even if the rank received no rows. Backward runs the collectives in the reverse
 /// order of forward. Second derivatives throw UserError.
-namespace dovetail {
+namespace dovetail::comm {
 
 /// Number formats on the wire: of the rows in forward and of their gradients in backward. Gradients
 /// treat a rounded forward payload as exact.
@@ -85,4 +85,4 @@ at::Tensor scatter_rows(const at::Tensor& x, const std::shared_ptr<Group>& group
 at::Tensor gather_rows(const at::Tensor& x, const std::shared_ptr<Group>& group,
                        const std::vector<int64_t>& rows, int root);
 
-}  // namespace dovetail
+}  // namespace dovetail::comm

@@ -4,7 +4,7 @@
 #include <numeric>
 #include <utility>
 
-namespace dovetail {
+namespace dovetail::comm {
 
 at::ScalarType sum_dtype(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
@@ -60,4 +60,4 @@ std::vector<Bucket> make_buckets(const std::vector<at::Tensor>& parameters,
   return full;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::comm

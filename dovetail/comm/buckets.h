@@ -9,7 +9,7 @@
 
 #include "dovetail/comm/group.h"
 
-namespace dovetail {
+namespace dovetail::comm {
 
 /// Dtype in which gradients are summed: float64 for float64 parameters, else float32.
 at::ScalarType sum_dtype(at::ScalarType dtype);
@@ -45,4 +45,4 @@ std::vector<Bucket> make_buckets(const std::vector<at::Tensor>& parameters,
                                  const std::vector<std::shared_ptr<Group>>& groups,
                                  int64_t bucket_bytes);
 
-}  // namespace dovetail
+}  // namespace dovetail::comm

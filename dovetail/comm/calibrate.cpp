@@ -15,7 +15,7 @@
 #include "dovetail/comm/cost_model.h"
 #include "dovetail/comm/exchange.h"
 
-namespace dovetail {
+namespace dovetail::comm {
 namespace {
 
 constexpr int64_t kFitted[] = {64, 4096, 65536, 1 << 20, 4 << 20};
@@ -90,4 +90,4 @@ Calibration calibrate(Group& world, int ranks_per_node) {
   return result;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::comm

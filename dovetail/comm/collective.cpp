@@ -13,7 +13,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
-namespace dovetail {
+namespace dovetail::comm {
 namespace {
 
 std::exception_ptr run_catching(const std::function<void()>& work) {
@@ -100,4 +100,4 @@ void on_rank_zero(Group& group, const std::string& what, const std::function<voi
   }
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::comm

@@ -8,7 +8,7 @@
 
 #include "dovetail/comm/group.h"
 
-namespace dovetail {
+namespace dovetail::comm {
 
 /// Returns element-wise sums over ranks, in float64. All ranks pass vectors of the same length.
 std::vector<double> sum_over_ranks(Group& group, const std::vector<double>& values);
@@ -24,4 +24,4 @@ std::vector<nlohmann::ordered_json> gather_json(Group& group, const nlohmann::or
 /// 0 rethrows, and the others throw CommError with `what` and the message.
 void on_rank_zero(Group& group, const std::string& what, const std::function<void()>& work);
 
-}  // namespace dovetail
+}  // namespace dovetail::comm

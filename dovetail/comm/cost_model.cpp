@@ -12,7 +12,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 
-namespace dovetail {
+namespace dovetail::comm {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -142,4 +142,4 @@ Link fit_link(const std::vector<LinkSample>& samples) {
   return {.latency_s = alpha, .bytes_per_s = 1 / beta};
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::comm

@@ -11,7 +11,7 @@
 
 #include "dovetail/comm/group.h"
 
-namespace dovetail {
+namespace dovetail::comm {
 
 /// Speed of one class of links in the alpha-beta model. A rank that sends m messages with b bytes
 /// in total is busy for m alpha + b beta seconds. alpha = `latency_s`, beta = 1 / `bytes_per_s`.
@@ -87,4 +87,4 @@ double slowest_rank_seconds(Group& group, int repeats, const std::function<void(
 /// Median seconds of an all-to-all of `bytes` per pair of ranks, as `slowest_rank_seconds`.
 double measure_all_to_all(Group& group, int64_t bytes, int repeats);
 
-}  // namespace dovetail
+}  // namespace dovetail::comm

@@ -9,7 +9,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::comm {
 namespace {
 
 int64_t sum(const std::vector<int64_t>& counts) {
@@ -181,4 +181,4 @@ at::Tensor Exchange::Pending::wait() {
   return order_.empty() ? std::move(rows_) : reordered(rows_, sizes_, order_);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::comm

@@ -8,7 +8,7 @@
 
 #include "dovetail/comm/group.h"
 
-namespace dovetail {
+namespace dovetail::comm {
 
 /// Numbers of rows that this rank sends to and receives from each rank of a group.
 struct Splits {
@@ -101,4 +101,4 @@ class Exchange {
   bool reversed_ = false;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::comm

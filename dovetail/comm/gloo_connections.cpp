@@ -11,7 +11,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
-namespace dovetail {
+namespace dovetail::comm {
 namespace {
 
 static_assert(
@@ -177,4 +177,4 @@ c10::intrusive_ptr<c10d::Work> GlooConnections::receive(int peer) {
   return gloo_->recv(nothing, peer, kProbeTag);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::comm

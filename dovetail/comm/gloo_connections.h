@@ -15,7 +15,7 @@
 #include "dovetail/comm/group.h"
 #include "dovetail/comm/rank_board.h"
 
-namespace dovetail {
+namespace dovetail::comm {
 
 class GlooConnections;
 
@@ -105,4 +105,4 @@ class GlooConnections {
 /// Returns Gloo's error text without its source position and its advice.
 std::string gloo_reason(const std::exception& error);
 
-}  // namespace dovetail
+}  // namespace dovetail::comm

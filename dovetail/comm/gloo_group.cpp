@@ -18,7 +18,7 @@
 #include "dovetail/base/trace.h"
 #include "dovetail/comm/gloo_connections.h"
 
-namespace dovetail {
+namespace dovetail::comm {
 namespace {
 
 void check_tensor(const at::Tensor& tensor, const char* call) {
@@ -269,4 +269,4 @@ std::shared_ptr<Group> make_gloo_group(const c10::intrusive_ptr<c10d::Store>& st
   return join(family, "world", ranks);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::comm

@@ -13,7 +13,7 @@ namespace c10d {
 class Store;
 }
 
-namespace dovetail {
+namespace dovetail::comm {
 
 /// Makes this rank's group over Gloo. The ranks find each other through `store`. Returns when all
 /// are connected. `interface` is the name of a network interface. "" means the interface of the
@@ -31,4 +31,4 @@ void check_all_to_all(const at::Tensor& output, const at::Tensor& input,
                       const std::vector<int64_t>& receive, const std::vector<int64_t>& send,
                       int size);
 
-}  // namespace dovetail
+}  // namespace dovetail::comm

@@ -15,7 +15,7 @@
 #include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
 
-namespace dovetail {
+namespace dovetail::comm {
 namespace {
 
 /// Runs after a parameter's gradient has been accumulated, on the thread of its backward.
@@ -311,4 +311,4 @@ const Group& GradientReducer::group(size_t i) const {
 
 double GradientReducer::exposed_s() const { return state_->exposed_s; }
 
-}  // namespace dovetail
+}  // namespace dovetail::comm

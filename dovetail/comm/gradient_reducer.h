@@ -10,7 +10,7 @@
 #include "dovetail/comm/buckets.h"
 #include "dovetail/comm/group.h"
 
-namespace dovetail {
+namespace dovetail::comm {
 
 /// Gradients of one optimizer step, summed over micro-batches and over ranks while backward is
 /// still running.
@@ -97,4 +97,4 @@ class GradientReducer {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::comm

@@ -20,7 +20,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/comm/gloo_group.h"
 
-namespace dovetail {
+namespace dovetail::comm {
 
 void check_all_to_all(const at::Tensor& output, const at::Tensor& input,
                       const std::vector<int64_t>& receive, const std::vector<int64_t>& send,
@@ -256,4 +256,4 @@ void agree(Group& group, const std::string& what, const std::string& error_messa
   if (!errors.empty()) throw CommError(fmt::format("{}: {}", what, fmt::join(errors, "; ")));
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::comm

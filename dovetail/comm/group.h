@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace dovetail {
+namespace dovetail::comm {
 
 /// Communication among the ranks of a job. One process has one world. A job of one rank needs no
 /// network, and its calls return at once.
@@ -139,4 +139,4 @@ std::vector<std::string> all_gather_bytes(Group& group, std::string_view bytes,
 /// message. The error contains all messages.
 void agree(Group& group, const std::string& what, const std::string& error_message);
 
-}  // namespace dovetail
+}  // namespace dovetail::comm

@@ -9,7 +9,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::comm {
 namespace {
 
 void check_axes(const std::vector<Mesh::Axis>& axes, int ranks) {
@@ -73,4 +73,4 @@ int Mesh::coordinate_of(int rank, size_t axis) const {
   return rank % axes_[axis].size;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::comm

@@ -7,7 +7,7 @@
 
 #include "dovetail/comm/group.h"
 
-namespace dovetail {
+namespace dovetail::comm {
 
 /// Ranks of a world as an array with named axes: {{"data", 2}, {"expert", 4}, {"expert_tensor",
 /// 1}}.
@@ -49,4 +49,4 @@ class Mesh {
   std::vector<std::shared_ptr<Group>> groups_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::comm

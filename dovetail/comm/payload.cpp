@@ -8,7 +8,7 @@
 #include "dovetail/base/schema/enum_names.h"
 #include "dovetail/mx/quantize.h"
 
-namespace dovetail {
+namespace dovetail::comm {
 namespace {
 
 constexpr std::array<std::string_view, 4> kPayloadNames = {"unchanged", "fp32", "bf16", "mxfp8"};
@@ -58,4 +58,4 @@ at::Tensor decode(const at::Tensor& message, Payload payload, int64_t width, at:
   return payload == Payload::kMXFP8 ? decode_mxfp8(message, width, dtype) : message.to(dtype);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::comm

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace dovetail {
+namespace dovetail::comm {
 
 /// Number format of rows on the wire. unchanged: the tensor's own dtype. mxfp8: E4M3 codes with one
 /// E8M0 scale per 32 consecutive elements of a row, rounded up (`mx::quantize`). Codes and scales
@@ -30,4 +30,4 @@ at::Tensor encode(const at::Tensor& x, Payload payload);
 /// payloads keep the message's shape.
 at::Tensor decode(const at::Tensor& message, Payload payload, int64_t width, at::ScalarType dtype);
 
-}  // namespace dovetail
+}  // namespace dovetail::comm

@@ -10,7 +10,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 
-namespace dovetail {
+namespace dovetail::comm {
 namespace {
 
 constexpr const char* kCountKey = "notes";
@@ -100,4 +100,4 @@ std::set<int> RankBoard::silent(double grace_s) const {
   }
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::comm

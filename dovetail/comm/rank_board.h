@@ -11,7 +11,7 @@ namespace c10d {
 class Store;
 }
 
-namespace dovetail {
+namespace dovetail::comm {
 
 /// Notice board in the store: each rank of a group posts a note when it leaves or fails. Errors can
 /// then name the missing rank. A connection that closed because its rank is done is no error.
@@ -65,4 +65,4 @@ class RankBoard {
   std::vector<int> ranks_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::comm

@@ -21,7 +21,7 @@
 #include "dovetail/io/checkpoint_manifest.h"
 #include "dovetail/io/safetensors.h"
 
-namespace dovetail {
+namespace dovetail::io {
 namespace {
 
 namespace fs = std::filesystem;
@@ -277,4 +277,4 @@ void CheckpointFolder::wait() {
 std::vector<int64_t> CheckpointFolder::steps() const { return steps_in(state_->folder); }
 fs::path CheckpointFolder::path_of(int64_t step) const { return state_->folder / step_name(step); }
 
-}  // namespace dovetail
+}  // namespace dovetail::io

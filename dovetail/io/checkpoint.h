@@ -14,7 +14,7 @@
 #include "dovetail/io/safetensors.h"
 #include "dovetail/io/streamed_tensors.h"
 
-namespace dovetail {
+namespace dovetail::io {
 
 /// Content of a checkpoint: named tensors (parameters, optimizer moments) and the training state.
 struct Snapshot {
@@ -129,4 +129,4 @@ std::optional<StoredCheckpoint> latest_checkpoint(const std::filesystem::path& f
 /// Reads the latest checkpoint as a whole. Its step is -1 if there are no checkpoints.
 Snapshot read_latest_checkpoint(const std::filesystem::path& folder);
 
-}  // namespace dovetail
+}  // namespace dovetail::io

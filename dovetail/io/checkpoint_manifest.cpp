@@ -10,7 +10,7 @@
 #include "dovetail/base/file.h"
 #include "dovetail/base/json_fault.h"
 
-namespace dovetail {
+namespace dovetail::io {
 namespace {
 
 namespace fs = std::filesystem;
@@ -166,4 +166,4 @@ std::vector<int64_t> steps_in(const fs::path& folder) {
   return steps;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::io

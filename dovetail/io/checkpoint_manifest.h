@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace dovetail {
+namespace dovetail::io {
 
 /// Safetensors file of a checkpoint.
 struct ManifestFile {
@@ -59,4 +59,4 @@ std::optional<int64_t> step_of_name(const std::string& name);
 /// Steps with a final name in `folder`, ascending. Empty if the folder is absent.
 std::vector<int64_t> steps_in(const std::filesystem::path& folder);
 
-}  // namespace dovetail
+}  // namespace dovetail::io

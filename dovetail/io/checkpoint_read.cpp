@@ -15,7 +15,7 @@
 #include "dovetail/io/checkpoint_manifest.h"
 #include "dovetail/io/safetensors.h"
 
-namespace dovetail {
+namespace dovetail::io {
 namespace {
 
 namespace fs = std::filesystem;
@@ -286,4 +286,4 @@ Snapshot read_latest_checkpoint(const fs::path& folder) {
   return latest ? latest->snapshot() : Snapshot{.step = -1};
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::io

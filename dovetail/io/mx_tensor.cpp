@@ -7,7 +7,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/json_fault.h"
 
-namespace dovetail {
+namespace dovetail::io {
 
 namespace {
 
@@ -46,4 +46,4 @@ mx::MXTensor read_mx_tensor(const SafetensorsFile& file, const std::string& name
   }
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::io

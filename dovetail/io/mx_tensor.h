@@ -5,7 +5,7 @@
 #include "dovetail/io/safetensors.h"
 #include "dovetail/mx/tensor.h"
 
-namespace dovetail {
+namespace dovetail::io {
 
 /// Content of a safetensors file.
 struct SafetensorsContent {
@@ -23,4 +23,4 @@ void put_mx_tensor(const std::string& name, const mx::MXTensor& x, SafetensorsCo
 /// not fit.
 mx::MXTensor read_mx_tensor(const SafetensorsFile& file, const std::string& name);
 
-}  // namespace dovetail
+}  // namespace dovetail::io

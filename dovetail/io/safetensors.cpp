@@ -17,7 +17,7 @@
 #include "dovetail/base/json_fault.h"
 #include "dovetail/base/schema/schema.h"
 
-namespace dovetail {
+namespace dovetail::io {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "safetensors data is little-endian");
@@ -384,4 +384,4 @@ at::Tensor SafetensorsFile::read_rows(const std::string& name, int64_t first, in
   return rows;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::io

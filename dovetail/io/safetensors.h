@@ -12,7 +12,7 @@
 
 #include "dovetail/base/file.h"
 
-namespace dovetail {
+namespace dovetail::io {
 
 /// Writes named tensors in the safetensors format: header length (8 bytes, little-endian), JSON
 /// header padded with spaces to 8 bytes, data. Widest dtypes come first, and names are in order
@@ -89,4 +89,4 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::io

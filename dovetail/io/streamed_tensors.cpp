@@ -10,7 +10,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::io {
 namespace {
 
 /// Returns true if no element is NaN or infinity. Both show in the minimum or the maximum, which
@@ -97,4 +97,4 @@ void StreamedTensors::finish(CheckpointManifest& manifest) {
   manifest.rows_of = std::move(rows_of_);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::io

@@ -14,7 +14,7 @@
 #include "dovetail/io/checkpoint_manifest.h"
 #include "dovetail/io/safetensors.h"
 
-namespace dovetail {
+namespace dovetail::io {
 
 struct StreamedTensor {
   std::string name;
@@ -66,4 +66,4 @@ class StreamedTensors {
 /// Throws UserError that names the tensor if it has a NaN or an infinity.
 void check_finite(const std::string& name, const at::Tensor& tensor, int64_t step);
 
-}  // namespace dovetail
+}  // namespace dovetail::io

@@ -139,7 +139,7 @@ Told unpack(std::string_view bytes) {
 
 }  // namespace
 
-Nodes::Nodes(std::shared_ptr<Group> group, std::shared_ptr<Runtime> executors)
+Nodes::Nodes(std::shared_ptr<comm::Group> group, std::shared_ptr<Runtime> executors)
     : group_(std::move(group)),
       executors_(std::move(executors)),
       reports_(static_cast<size_t>(group_->size())) {}
@@ -167,7 +167,7 @@ Nodes::Bounds Nodes::bounds_for(Table& table, int64_t shards) const {
 /// Check that all nodes run the same job. Digests are exchanged while this node computes.
 class Nodes::Comparison {
  public:
-  Comparison(Group& group, std::string task, uint64_t digest)
+  Comparison(comm::Group& group, std::string task, uint64_t digest)
       : task_(std::move(task)), digests_(at::empty({group.size()}, at::kLong)) {
     const std::vector<int64_t> one_each(static_cast<size_t>(group.size()), 1);
     work_ = group.all_to_all_async(
@@ -183,7 +183,7 @@ class Nodes::Comparison {
     work_.reset();
     for (int64_t r = 1; r < digests_.size(0); ++r)
       if (digests_[r].item<int64_t>() != digests_[0].item<int64_t>())
-        throw CommError(
+        throw comm::CommError(
             fmt::format("nodes 0 and {} run different jobs: their data or parameters of {} differ. "
                         "Give all nodes the same table, "
                         "options and version of dovetail",
@@ -193,7 +193,7 @@ class Nodes::Comparison {
  private:
   std::string task_;
   at::Tensor digests_;
-  std::unique_ptr<Group::Work> work_;  ///< null once checked
+  std::unique_ptr<comm::Group::Work> work_;  ///< null once checked
 };
 
 Nodes::Comparison Nodes::compare(const std::string& task, const std::string& key,
@@ -234,7 +234,7 @@ Partial Nodes::merge(const std::string& task, Times& times, const Bounds& bounds
     if (told[r].failure.empty()) continue;
     const std::string what = fmt::format("{} failed on node {}: {}", task, r, told[r].failure);
     if (told[r].by_the_user) throw UserError(what, told[r].help);
-    throw CommError(what);
+    throw comm::CommError(what);
   }
   TreeSum sum;
   for (size_t r = 0; r < told.size(); ++r) {
@@ -265,7 +265,7 @@ Partial Nodes::run(const std::string& task, const Parameters& parameters,
   times.nodes.resize(reports_.size());
   const std::string mine = compute(task, parameters, shards, bounds);
   same.check();
-  const std::vector<std::string> told = all_gather_bytes(*group_, mine, times.longest);
+  const std::vector<std::string> told = comm::all_gather_bytes(*group_, mine, times.longest);
   times.longest = std::ssize(*std::ranges::max_element(told, {}, &std::string::size));
   Partial sum = merge(task, times, bounds, told);
   for (size_t r = 0; r < reports_.size(); ++r) reports_[r].rows += size_of(range_of(rows, r));

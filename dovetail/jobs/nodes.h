@@ -38,7 +38,7 @@ class Nodes : public Workers {
   static constexpr double kHysteresis = 0.02;
 
   /// Uses the threads of this process if `executors` is null.
-  Nodes(std::shared_ptr<Group> group, std::shared_ptr<Runtime> executors);
+  Nodes(std::shared_ptr<comm::Group> group, std::shared_ptr<Runtime> executors);
 
   /// Throws the same error on all nodes if the task throws on one. It is UserError or CommError and
   /// names node and task. Throws CommError that names the nodes if nodes run different jobs or one
@@ -54,7 +54,7 @@ class Nodes : public Workers {
   };
   /// Returns one report per node, by rank.
   const std::vector<Report>& report() const { return reports_; }
-  Group& group() { return *group_; }
+  comm::Group& group() { return *group_; }
   Runtime* executors() { return executors_.get(); }
 
  private:
@@ -85,7 +85,7 @@ class Nodes : public Workers {
                  const std::vector<std::pair<int64_t, int64_t>>& to);
   void bring_rows(const Shard& all, const Bounds& bounds, Comparison& same);
 
-  std::shared_ptr<Group> group_;
+  std::shared_ptr<comm::Group> group_;
   std::shared_ptr<Runtime> executors_;
   std::vector<Report> reports_;
   std::map<std::pair<int64_t, int64_t>, Table> tables_;  ///< by numbers of rows and of shards

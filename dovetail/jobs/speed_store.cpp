@@ -13,7 +13,7 @@ namespace {
 nlohmann::json this_machine() {
   const Machine here = machine();
   return {{"cpu", here.cpu_name},
-          {"simd", simd_level_name(simd_level())},
+          {"simd", ops::simd_level_name(ops::simd_level())},
           {"cores", here.cores},
           {"hardware_threads", here.hardware_threads}};
 }

@@ -11,7 +11,7 @@
 #include "dovetail/base/layer_scope.h"
 #include "dovetail/ops/functions.h"
 
-namespace dovetail {
+namespace dovetail::models {
 namespace {
 
 struct BlockHolder : torch::CustomClassHolder {
@@ -69,13 +69,14 @@ Norm::Norm(const ModelConfig& config, c10::Device device)
     bias = register_parameter("bias", torch::empty({config.width}, options));
 }
 
-std::shared_ptr<const RowOperation> Norm::operation() const {
-  return rms_ ? rms_norm_operation(weight, eps_) : layer_norm_operation(weight, bias, eps_);
+std::shared_ptr<const ops::RowOperation> Norm::operation() const {
+  return rms_ ? ops::rms_norm_operation(weight, eps_)
+              : ops::layer_norm_operation(weight, bias, eps_);
 }
 
-NormedSum Norm::of_sum(const at::Tensor& x, const at::Tensor& branch) const {
-  return rms_ ? rms_norm_of_sum(x, branch, weight, eps_)
-              : layer_norm_of_sum(x, branch, weight, bias, eps_);
+ops::NormedSum Norm::of_sum(const at::Tensor& x, const at::Tensor& branch) const {
+  return rms_ ? ops::rms_norm_of_sum(x, branch, weight, eps_)
+              : ops::layer_norm_of_sum(x, branch, weight, bias, eps_);
 }
 
 Embedding::Embedding(int64_t rows, int64_t width, c10::Device device) {
@@ -89,29 +90,31 @@ Attention::Attention(const ModelConfig& config, const std::string& name, c10::De
       head_dim_(config.head_dim),
       rotary_dim_(rotary_dim(config)),
       theta_(config.rotary_theta) {
-  qkv_ = register_module("qkv", make_linear({.in = config.width,
-                                             .out = (heads_ + 2 * kv_heads_) * head_dim_,
-                                             .bias = config.bias,
-                                             .role = LinearRole::kQkv,
-                                             .name = name + ".qkv",
-                                             .device = device}));
-  out_ = register_module("out", make_linear({.in = heads_ * head_dim_,
-                                             .out = config.width,
-                                             .bias = config.bias,
-                                             .role = LinearRole::kAttentionOut,
-                                             .name = name + ".out",
-                                             .device = device,
-                                             .input_stays = true}));  // attention keeps its result
+  qkv_ = register_module("qkv", mx::make_linear({.in = config.width,
+                                                 .out = (heads_ + 2 * kv_heads_) * head_dim_,
+                                                 .bias = config.bias,
+                                                 .role = mx::LinearRole::kQkv,
+                                                 .name = name + ".qkv",
+                                                 .device = device}));
+  out_ =
+      register_module("out", mx::make_linear({.in = heads_ * head_dim_,
+                                              .out = config.width,
+                                              .bias = config.bias,
+                                              .role = mx::LinearRole::kAttentionOut,
+                                              .name = name + ".out",
+                                              .device = device,
+                                              .input_stays = true}));  // attention keeps its result
 }
 
 at::Tensor Attention::forward(const at::Tensor& x_btc,
-                              const std::shared_ptr<const RowOperation>& norm, CacheSlot* slot) {
+                              const std::shared_ptr<const ops::RowOperation>& norm,
+                              CacheSlot* slot) {
   const auto batch = x_btc.size(0), tokens = x_btc.size(1);
-  const AttentionOptions options{.rotary_dim = rotary_dim_, .theta = theta_};
+  const ops::AttentionOptions options{.rotary_dim = rotary_dim_, .theta = theta_};
   const at::Tensor qkv = qkv_->forward(x_btc, norm);
   at::Tensor mixed;
   if (slot == nullptr) {
-    mixed = dovetail::attention(qkv, heads_, kv_heads_, options);
+    mixed = dovetail::ops::attention(qkv, heads_, kv_heads_, options);
   } else {
     const auto parts = qkv.view({batch, tokens, heads_ + 2 * kv_heads_, head_dim_})
                            .split_with_sizes({heads_, kv_heads_, kv_heads_}, 2);
@@ -123,7 +126,8 @@ at::Tensor Attention::forward(const at::Tensor& x_btc,
     const auto end = slot->length + tokens;
     slot->keys.narrow(1, slot->length, tokens).copy_(k);
     slot->values.narrow(1, slot->length, tokens).copy_(parts[2]);
-    mixed = dovetail::attention(q, slot->keys.narrow(1, 0, end), slot->values.narrow(1, 0, end));
+    mixed =
+        dovetail::ops::attention(q, slot->keys.narrow(1, 0, end), slot->values.narrow(1, 0, end));
   }
   return out_->forward(mixed.reshape({batch, tokens, heads_ * head_dim_}));
 }
@@ -145,13 +149,13 @@ Block::Block(const ModelConfig& config, int64_t index, c10::Device device,
                                                                    .device = device,
                                                                    .ranks = std::move(ranks)}));
   } else {
-    ffn_ = register_module(
-        "ffn", std::make_shared<FeedForward>(FeedForward::Options{.in = config.width,
-                                                                  .width = config.ffn_width,
-                                                                  .activation = config.activation,
-                                                                  .bias = config.bias,
-                                                                  .name = name_ + ".ffn",
-                                                                  .device = device}));
+    ffn_ = register_module("ffn", std::make_shared<mx::FeedForward>(
+                                      mx::FeedForward::Options{.in = config.width,
+                                                               .width = config.ffn_width,
+                                                               .activation = config.activation,
+                                                               .bias = config.bias,
+                                                               .name = name_ + ".ffn",
+                                                               .device = device}));
   }
 }
 
@@ -160,7 +164,7 @@ BlockOutput Block::forward(const at::Tensor& x_btc, const moe::Pass& pass, Cache
   // A GPU has one kernel for a residual sum and its norm. On a CPU, a Linear computes the norm's
   // rows while it quantizes them.
   const bool joins_sums = x_btc.is_cuda();
-  NormedSum residual{.sum = x_btc, .normal = {}};
+  ops::NormedSum residual{.sum = x_btc, .normal = {}};
   at::Tensor branch;
   {
     const LayerScope part("attention");
@@ -192,4 +196,4 @@ BlockOutput checkpointed_forward(const std::shared_ptr<Block>& block, const at::
   return {made[0], made.size() > 1 ? made[1] : at::Tensor()};
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::models

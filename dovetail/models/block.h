@@ -13,7 +13,7 @@
 #include "dovetail/ops/functions.h"
 
 /// Modules of GPT. Legend: B batch, T tokens, C width, H heads, D head_dim.
-namespace dovetail {
+namespace dovetail::models {
 
 /// RMSNorm or LayerNorm over C, as configured. Parameters: weight (C), and bias (C) or undefined.
 /// They are float32 even under bfloat16 compute.
@@ -23,9 +23,9 @@ class Norm : public torch::nn::Module {
   /// Returns the norm of x, (..., C).
   at::Tensor forward(const at::Tensor& x) const { return operation()->apply(x); }
   /// Returns x + branch and its norm, each (..., C). An undefined branch counts as zero.
-  NormedSum of_sum(const at::Tensor& x, const at::Tensor& branch) const;
+  ops::NormedSum of_sum(const at::Tensor& x, const at::Tensor& branch) const;
   /// Returns the norm as an operation that a Linear applies to its input before the product.
-  std::shared_ptr<const RowOperation> operation() const;
+  std::shared_ptr<const ops::RowOperation> operation() const;
 
   at::Tensor weight, bias;
 
@@ -56,13 +56,13 @@ class Attention : public torch::nn::Module {
   /// Returns the attention over norm(x), or over x if `norm` is null: (B, T, C) -> (B, T, C). With
   /// a slot, the T tokens follow the cached tokens. Their keys and values are appended to the
   /// cache.
-  at::Tensor forward(const at::Tensor& x_btc, const std::shared_ptr<const RowOperation>& norm,
+  at::Tensor forward(const at::Tensor& x_btc, const std::shared_ptr<const ops::RowOperation>& norm,
                      CacheSlot* slot);
 
  private:
   int64_t heads_, kv_heads_, head_dim_, rotary_dim_;
   double theta_;
-  std::shared_ptr<Linear> qkv_, out_;
+  std::shared_ptr<mx::Linear> qkv_, out_;
 };
 
 /// Output of a block: x (B, T, C) and the losses of its router, a scalar. The scalar is undefined
@@ -85,7 +85,7 @@ class Block : public torch::nn::Module {
   std::string name_;  ///< "blocks.3"
   std::shared_ptr<Norm> attention_norm_, ffn_norm_;
   std::shared_ptr<Attention> attention_;
-  std::shared_ptr<FeedForward> ffn_;  ///< null if the block has experts
+  std::shared_ptr<mx::FeedForward> ffn_;  ///< null if the block has experts
   std::shared_ptr<moe::Layer> moe_;
 };
 
@@ -95,4 +95,4 @@ class Block : public torch::nn::Module {
 BlockOutput checkpointed_forward(const std::shared_ptr<Block>& block, const at::Tensor& x_btc,
                                  const moe::Pass& pass = {});
 
-}  // namespace dovetail
+}  // namespace dovetail::models

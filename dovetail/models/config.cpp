@@ -8,7 +8,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::models {
 namespace {
 
 // Vocabularies are rounded up to multiples of this, so that the head's GEMM has no ragged edge.
@@ -268,4 +268,4 @@ int64_t rotary_dim(const ModelConfig& config) {
   return static_cast<int64_t>(config.rotary_fraction * static_cast<double>(config.head_dim));
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::models

@@ -7,7 +7,7 @@
 #include "dovetail/base/schema/schema.h"
 #include "dovetail/moe/config.h"
 
-namespace dovetail {
+namespace dovetail::models {
 
 /// Config of a decoder-only transformer. Parsing starts from the config of `preset`. A key that the
 /// user gives therefore takes priority.
@@ -54,4 +54,4 @@ ModelConfig resolve_model_config(const ModelConfig& config, int64_t tokenizer_vo
 /// `config` must be resolved.
 int64_t rotary_dim(const ModelConfig& config);
 
-}  // namespace dovetail
+}  // namespace dovetail::models

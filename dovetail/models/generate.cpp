@@ -9,7 +9,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/rng.h"
 
-namespace dovetail {
+namespace dovetail::models {
 namespace {
 
 void check_options(const GenerateOptions& o) {
@@ -135,4 +135,4 @@ std::vector<int32_t> generate(GPT& model, const std::vector<int32_t>& prompt,
   return generated;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::models

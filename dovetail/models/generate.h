@@ -6,7 +6,7 @@
 
 #include "dovetail/models/gpt.h"
 
-namespace dovetail {
+namespace dovetail::models {
 
 struct GenerateOptions {
   int64_t max_tokens = 200;
@@ -35,4 +35,4 @@ std::vector<int32_t> generate(GPT& model, const std::vector<int32_t>& prompt,
 /// options.seed.
 int32_t sample_token(const at::Tensor& logits, const GenerateOptions& options, uint64_t index);
 
-}  // namespace dovetail
+}  // namespace dovetail::models

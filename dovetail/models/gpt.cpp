@@ -13,7 +13,7 @@
 #include "dovetail/models/block.h"
 #include "dovetail/ops/functions.h"
 
-namespace dovetail {
+namespace dovetail::models {
 namespace {
 
 constexpr int64_t kPaddingToken = -100;
@@ -51,7 +51,7 @@ struct GPT::State {
   std::shared_ptr<Embedding> embed, positions;
   std::vector<std::shared_ptr<Block>> blocks;
   std::shared_ptr<Norm> norm;
-  std::shared_ptr<Linear> head;  // null: tied
+  std::shared_ptr<mx::Linear> head;  // null: tied
 
   const at::Tensor& head_weight() const { return head ? head->weight : embed->weight; }
 
@@ -94,11 +94,11 @@ GPT::GPT(const ModelConfig& config, c10::Device device,
   }
   state_->norm = register_module("norm", std::make_shared<Norm>(c, device));
   if (!c.tied) {
-    state_->head = register_module("head", make_linear({.in = c.width,
-                                                        .out = c.vocab_size,
-                                                        .role = LinearRole::kHead,
-                                                        .name = "head",
-                                                        .device = device}));
+    state_->head = register_module("head", mx::make_linear({.in = c.width,
+                                                            .out = c.vocab_size,
+                                                            .role = mx::LinearRole::kHead,
+                                                            .name = "head",
+                                                            .device = device}));
   }
 }
 
@@ -166,7 +166,7 @@ BlockOutput GPT::run_blocks(const at::Tensor& tokens, KvCache* cache, const moe:
 
 at::Tensor GPT::head_logits(const at::Tensor& features) {
   const auto logits = state_->head ? state_->head->forward(features)
-                                   : dovetail::linear(features, state_->embed->weight);
+                                   : dovetail::ops::linear(features, state_->embed->weight);
   return logits.scalar_type() == at::kDouble ? logits : logits.to(at::kFloat);
 }
 
@@ -182,9 +182,9 @@ LossSum GPT::loss(const at::Tensor& tokens, const moe::Pass& pass) {
   of_loss.measuring = !pass.training;
   const auto [x_btc, router_loss] = run_blocks(inputs, nullptr, of_loss);
   const LayerScope part("head");
-  const auto sum = dovetail::linear_cross_entropy(x_btc.reshape({-1, state_->config.width}),
-                                                  state_->head_weight(),
-                                                  on_device(targets.reshape({-1}), x_btc.device()));
+  const auto sum = dovetail::ops::linear_cross_entropy(
+      x_btc.reshape({-1, state_->config.width}), state_->head_weight(),
+      on_device(targets.reshape({-1}), x_btc.device()));
   // Counting tokens on a GPU would wait for the GPU.
   const int64_t num_targets = tokens.is_cuda() ? 0 : count_targets(tokens);
   if (!router_loss.defined()) return {sum, num_targets, {}};
@@ -225,4 +225,4 @@ void GPT::set_compute_dtype(at::ScalarType dtype) {
   }
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::models

@@ -13,7 +13,7 @@
 #include "dovetail/moe/parallel_experts.h"
 #include "dovetail/moe/pass.h"
 
-namespace dovetail {
+namespace dovetail::models {
 
 struct BlockOutput;
 
@@ -117,4 +117,4 @@ int64_t count_targets(const at::Tensor& tokens);
 /// apart runs end if they begin almost alike.
 void initialize(GPT& model, uint64_t seed, double noise = 0);
 
-}  // namespace dovetail
+}  // namespace dovetail::models

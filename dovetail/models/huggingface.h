@@ -6,7 +6,7 @@
 
 #include "dovetail/models/gpt.h"
 
-namespace dovetail {
+namespace dovetail::models {
 
 /// Writes a folder that `transformers` loads, with equal logits:
 ///
@@ -29,4 +29,4 @@ void export_huggingface(GPT& model, const std::string& tokenizer_kind,
 /// missing or left over.
 std::shared_ptr<GPT> import_huggingface(const std::filesystem::path& folder);
 
-}  // namespace dovetail
+}  // namespace dovetail::models

@@ -12,7 +12,7 @@
 #include "dovetail/io/safetensors.h"
 #include "dovetail/models/huggingface_layout.h"
 
-namespace dovetail {
+namespace dovetail::models {
 namespace {
 
 namespace fs = std::filesystem;
@@ -21,7 +21,7 @@ using Json = nlohmann::json;
 /// Returns the bytes tokenizer in Hugging Face's form: byte-level BPE without merges. The split
 /// does not matter without merges.
 std::string bytes_tokenizer_json(int32_t end_of_document) {
-  BpeFile file;
+  data::BpeFile file;
   for (int byte = 0; byte < 256; ++byte) {
     file.tokens.emplace_back(1, static_cast<char>(byte));
     file.byte_ids[static_cast<size_t>(byte)] = byte;
@@ -29,13 +29,13 @@ std::string bytes_tokenizer_json(int32_t end_of_document) {
   file.tokens.emplace_back();
   file.added.push_back(
       {.content = "<|endoftext|>", .id = end_of_document, .special = true, .normalized = false});
-  return write_tokenizer_json(file);
+  return data::write_tokenizer_json(file);
 }
 
 /// Writes the tokenizer's files. Adds its ids to `config`.
 void export_tokenizer(const std::string& kind, const std::string& content, const fs::path& folder,
                       Json& config) {
-  const auto tokenizer = make_tokenizer(kind, content, "tokenizer");
+  const auto tokenizer = data::make_tokenizer(kind, content, "tokenizer");
   const auto end = tokenizer->end_of_document();
   if (end >= 0) config["bos_token_id"] = config["eos_token_id"] = end;
   if (kind == "sentencepiece") {
@@ -80,9 +80,9 @@ void export_huggingface(GPT& model, const std::string& tokenizer_kind,
   auto config = to_huggingface_config(architecture, model.config());
   export_tokenizer(tokenizer_kind, tokenizer_content, folder, config);
   // transformers rejects a file without the entry `format`.
-  write_safetensors(folder / "model.safetensors", export_tensors(model, architecture),
-                    {{"format", "pt"}});
+  io::write_safetensors(folder / "model.safetensors", export_tensors(model, architecture),
+                        {{"format", "pt"}});
   write_file_atomically(folder / "config.json", config.dump(1) + "\n");
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::models

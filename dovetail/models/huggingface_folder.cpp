@@ -18,7 +18,7 @@
 #include "dovetail/base/json_fault.h"
 #include "dovetail/base/log.h"
 
-namespace dovetail {
+namespace dovetail::models {
 namespace {
 
 constexpr const char* kWholeFile = "model.safetensors";
@@ -169,9 +169,9 @@ void TensorFolder::refuse_without_tensors() const {
                        "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)");
 }
 
-const SafetensorsFile& TensorFolder::open(const std::string& file_name) {
+const io::SafetensorsFile& TensorFolder::open(const std::string& file_name) {
   auto& file = files_[file_name];
-  if (!file) file = std::make_unique<SafetensorsFile>(folder_ / file_name);
+  if (!file) file = std::make_unique<io::SafetensorsFile>(folder_ / file_name);
   return *file;
 }
 
@@ -194,7 +194,7 @@ at::Tensor TensorFolder::read(const std::string& name) {
 
 std::vector<int64_t> TensorFolder::weight_shape(const std::string& name) {
   const Place& place = place_of(name);
-  const SafetensorsFile& file = open(place.file);
+  const io::SafetensorsFile& file = open(place.file);
   const auto dtype = file.dtype(place.name);
   if (dtype != at::kFloat && dtype != at::kDouble && dtype != at::kBFloat16 && dtype != at::kHalf)
     throw UserError(
@@ -229,4 +229,4 @@ void TensorFolder::warn_of_rounding() const {
               rounded_.size(), rounded_[0]);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::models

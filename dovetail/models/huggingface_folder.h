@@ -12,7 +12,7 @@
 
 #include "dovetail/io/safetensors.h"
 
-namespace dovetail {
+namespace dovetail::models {
 
 /// Parses a JSON file. Throws UserError with the position if the file is not JSON; NaN and Infinity
 /// are not JSON.
@@ -54,14 +54,14 @@ class TensorFolder {
   std::set<std::string> shards_by_name() const;
   void remove_wrappers();
   [[noreturn]] void refuse_without_tensors() const;
-  const SafetensorsFile& open(const std::string& file_name);
+  const io::SafetensorsFile& open(const std::string& file_name);
   const Place& place_of(const std::string& name) const;
 
   std::filesystem::path folder_;
-  std::map<std::string, std::unique_ptr<SafetensorsFile>> files_;
+  std::map<std::string, std::unique_ptr<io::SafetensorsFile>> files_;
   std::map<std::string, Place> file_of_;
   std::set<std::string> unread_;
   std::vector<std::string> rounded_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::models

@@ -18,7 +18,7 @@
 #include "dovetail/models/huggingface_folder.h"
 #include "dovetail/models/huggingface_layout.h"
 
-namespace dovetail {
+namespace dovetail::models {
 namespace {
 
 namespace fs = std::filesystem;
@@ -170,4 +170,4 @@ std::shared_ptr<GPT> import_huggingface(const fs::path& folder) {
   return model;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::models

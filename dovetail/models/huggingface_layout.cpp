@@ -13,7 +13,7 @@
 #include "dovetail/base/schema/schema.h"
 #include "dovetail/models/gpt.h"
 
-namespace dovetail {
+namespace dovetail::models {
 namespace {
 
 using Json = nlohmann::json;
@@ -418,4 +418,4 @@ HuggingfaceModel from_huggingface_config(const Json& json, const std::string& na
   }
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::models

@@ -10,7 +10,7 @@
 #include "dovetail/models/config.h"
 
 /// Mapping between models of Dovetail and of `transformers`. Import and export use the same tables.
-namespace dovetail {
+namespace dovetail::models {
 
 enum class HuggingfaceArchitecture { kLlama, kMixtral, kGpt2 };
 
@@ -52,4 +52,4 @@ struct HuggingfaceModel {
 /// the file.
 HuggingfaceModel from_huggingface_config(const nlohmann::json& json, const std::string& name);
 
-}  // namespace dovetail
+}  // namespace dovetail::models

@@ -8,7 +8,7 @@
 #include "dovetail/models/gpt.h"
 #include "dovetail/models/normal_values.h"
 
-namespace dovetail {
+namespace dovetail::models {
 namespace {
 
 // Even, so that each piece begins with the first normal number of a pair.
@@ -56,4 +56,4 @@ void initialize(GPT& model, uint64_t seed, double noise) {
   }
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::models

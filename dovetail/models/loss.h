@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace dovetail {
+namespace dovetail::models {
 
 /// Loss as a sum and the number of its targets, never as a mean. Sums and weights can therefore be
 /// added over micro-batches and ranks.
@@ -17,4 +17,4 @@ struct LossSum {
   at::Tensor trained() const { return router.defined() ? sum + router : sum; }
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::models

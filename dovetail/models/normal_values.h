@@ -4,10 +4,10 @@
 
 #include <cstdint>
 
-namespace dovetail {
+namespace dovetail::models {
 
 /// Returns normal numbers with mean 0 and deviation `std`, float32 on the CPU. Element i depends on
 /// (key, i) alone.
 at::Tensor normal_values(at::IntArrayRef shape, double std, uint64_t key);
 
-}  // namespace dovetail
+}  // namespace dovetail::models

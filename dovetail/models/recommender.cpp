@@ -11,25 +11,25 @@
 #include "dovetail/models/normal_values.h"
 #include "dovetail/models/recommender_models.h"
 
-namespace dovetail {
+namespace dovetail::models {
 
-std::shared_ptr<Linear> tower_linear(int64_t in, int64_t out, const std::string& name,
-                                     c10::Device device, bool bias) {
-  return make_linear({.in = in,
-                      .out = out,
-                      .bias = bias,
-                      .role = LinearRole::kTower,
-                      .name = name,
-                      .device = device});
+std::shared_ptr<mx::Linear> tower_linear(int64_t in, int64_t out, const std::string& name,
+                                         c10::Device device, bool bias) {
+  return mx::make_linear({.in = in,
+                          .out = out,
+                          .bias = bias,
+                          .role = mx::LinearRole::kTower,
+                          .name = name,
+                          .device = device});
 }
 
-std::shared_ptr<Linear> head_linear(int64_t in, const std::string& name, c10::Device device) {
-  return make_linear({.in = in,
-                      .out = 1,
-                      .bias = true,
-                      .role = LinearRole::kHead,
-                      .name = name,
-                      .device = device});
+std::shared_ptr<mx::Linear> head_linear(int64_t in, const std::string& name, c10::Device device) {
+  return mx::make_linear({.in = in,
+                          .out = 1,
+                          .bias = true,
+                          .role = mx::LinearRole::kHead,
+                          .name = name,
+                          .device = device});
 }
 
 at::Tensor candidate_of(const RecommenderConfig& config, const RecommenderInputs& inputs,
@@ -125,4 +125,4 @@ void initialize(Recommender& model, uint64_t seed) {
 
 double flops_per_sample(const Recommender& model) { return 6 * model.products_per_sample(); }
 
-}  // namespace dovetail
+}  // namespace dovetail::models

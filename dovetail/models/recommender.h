@@ -11,7 +11,7 @@
 #include "dovetail/models/recommender_config.h"
 #include "dovetail/mx/linear.h"
 
-namespace dovetail {
+namespace dovetail::models {
 
 /// Stack of Linears, each followed by max(x, 0).
 class Tower : public torch::nn::Module {
@@ -22,7 +22,7 @@ class Tower : public torch::nn::Module {
   int64_t out() const { return out_; }
 
  private:
-  std::vector<std::shared_ptr<Linear>> layers_;
+  std::vector<std::shared_ptr<mx::Linear>> layers_;
   int64_t out_;
 };
 
@@ -99,4 +99,4 @@ void initialize(Recommender& model, uint64_t seed);
 /// Returns the FLOPs of one sample's forward and backward pass, without embeddings.
 double flops_per_sample(const Recommender& model);
 
-}  // namespace dovetail
+}  // namespace dovetail::models

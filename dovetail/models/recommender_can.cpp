@@ -4,7 +4,7 @@
 
 #include "dovetail/models/recommender_models.h"
 
-namespace dovetail {
+namespace dovetail::models {
 namespace {
 
 class Can : public Recommender {
@@ -73,7 +73,7 @@ class Can : public Recommender {
   }
 
   std::shared_ptr<Tower> deep_;
-  std::shared_ptr<Linear> head_;
+  std::shared_ptr<mx::Linear> head_;
 };
 
 }  // namespace
@@ -83,4 +83,4 @@ std::shared_ptr<Recommender> make_can(const RecommenderConfig& config,
   return std::make_shared<Can>(config, inputs, device);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::models

@@ -10,7 +10,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::models {
 namespace {
 
 /// Rejects keys of other models.
@@ -190,4 +190,4 @@ void check(const RecommenderConfig& config, const RecommenderInputs& inputs) {
              "another model");
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::models

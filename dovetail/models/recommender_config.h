@@ -6,7 +6,7 @@
 
 #include "dovetail/base/schema/schema.h"
 
-namespace dovetail {
+namespace dovetail::models {
 
 /// [recommender]: model of the probability of an event, given dense features and embeddings of
 /// sparse features.
@@ -83,4 +83,4 @@ void forget_unread_keys(RecommenderConfig& config, const RecommenderInputs& inpu
 /// Checks a config against the inputs. Throws UserError that names recommender.<key>.
 void check(const RecommenderConfig& config, const RecommenderInputs& inputs);
 
-}  // namespace dovetail
+}  // namespace dovetail::models

@@ -4,7 +4,7 @@
 
 #include "dovetail/models/recommender_models.h"
 
-namespace dovetail {
+namespace dovetail::models {
 namespace {
 
 /// Recurrent layer h' = (1 - a u) h + a u h~. The gates are u = s(W_u x + U_u h) and r = s(W_r x +
@@ -43,7 +43,7 @@ class GatedRecurrence : public torch::nn::Module {
     return state + update * (proposed - state);
   }
 
-  std::shared_ptr<Linear> input_, state_;
+  std::shared_ptr<mx::Linear> input_, state_;
 };
 
 /// Network p(h, e) of the auxiliary loss: sigmoid layers, then a logit.
@@ -66,8 +66,8 @@ class AuxiliaryNet : public torch::nn::Module {
   }
 
  private:
-  std::vector<std::shared_ptr<Linear>> layers_;
-  std::shared_ptr<Linear> out_;
+  std::vector<std::shared_ptr<mx::Linear>> layers_;
+  std::shared_ptr<mx::Linear> out_;
 };
 
 double elements_of_matrices(const torch::nn::Module& module) {
@@ -153,10 +153,10 @@ class Dien : public Recommender {
   }
 
   std::shared_ptr<GatedRecurrence> extractor_, evolution_;
-  std::shared_ptr<Linear> attention_;
+  std::shared_ptr<mx::Linear> attention_;
   std::shared_ptr<AuxiliaryNet> auxiliary_;  ///< null without the auxiliary loss
   std::shared_ptr<Tower> deep_;
-  std::shared_ptr<Linear> head_;
+  std::shared_ptr<mx::Linear> head_;
 };
 
 }  // namespace
@@ -166,4 +166,4 @@ std::shared_ptr<Recommender> make_dien(const RecommenderConfig& config,
   return std::make_shared<Dien>(config, inputs, device);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::models

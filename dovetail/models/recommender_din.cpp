@@ -2,7 +2,7 @@
 
 #include "dovetail/models/recommender_models.h"
 
-namespace dovetail {
+namespace dovetail::models {
 namespace {
 
 /// Layers with PReLU (He et al. 2015), then one output. Zhou et al. prefer Dice. Its statistics
@@ -31,9 +31,9 @@ class ActivationUnit : public torch::nn::Module {
   }
 
  private:
-  std::vector<std::shared_ptr<Linear>> layers_;
+  std::vector<std::shared_ptr<mx::Linear>> layers_;
   std::vector<at::Tensor> slopes_;
-  std::shared_ptr<Linear> out_;
+  std::shared_ptr<mx::Linear> out_;
 };
 
 class Din : public Recommender {
@@ -82,7 +82,7 @@ class Din : public Recommender {
 
   std::shared_ptr<ActivationUnit> attention_;
   std::shared_ptr<Tower> deep_;
-  std::shared_ptr<Linear> head_;
+  std::shared_ptr<mx::Linear> head_;
 };
 
 }  // namespace
@@ -92,4 +92,4 @@ std::shared_ptr<Recommender> make_din(const RecommenderConfig& config,
   return std::make_shared<Din>(config, inputs, device);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::models

@@ -3,7 +3,7 @@
 
 #include "dovetail/models/recommender_models.h"
 
-namespace dovetail {
+namespace dovetail::models {
 namespace {
 
 int64_t pairs(int64_t vectors) { return vectors * (vectors - 1) / 2; }
@@ -24,9 +24,9 @@ class Interaction : public Recommender {
 
   std::shared_ptr<Tower> bottom_, deep_;
   /// V and U of W = U V; only U if the rank is full.
-  std::vector<std::shared_ptr<Linear>> cross_down_, cross_;
-  std::shared_ptr<Linear> wide_;  ///< linear model of the dense features
-  std::shared_ptr<Linear> head_;  ///< output layer on the results of the parts
+  std::vector<std::shared_ptr<mx::Linear>> cross_down_, cross_;
+  std::shared_ptr<mx::Linear> wide_;  ///< linear model of the dense features
+  std::shared_ptr<mx::Linear> head_;  ///< output layer on the results of the parts
 };
 
 Interaction::Interaction(const RecommenderConfig& config, const RecommenderInputs& inputs,
@@ -122,4 +122,4 @@ std::shared_ptr<Recommender> make_interaction(const RecommenderConfig& config,
   return std::make_shared<Interaction>(config, inputs, device);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::models

@@ -3,7 +3,7 @@
 
 #include "dovetail/models/recommender_models.h"
 
-namespace dovetail {
+namespace dovetail::models {
 namespace {
 
 class Mmoe : public Recommender {
@@ -48,7 +48,7 @@ class Mmoe : public Recommender {
 
  private:
   std::vector<std::shared_ptr<Tower>> experts_, tasks_;
-  std::vector<std::shared_ptr<Linear>> gates_, heads_;  ///< one for each task
+  std::vector<std::shared_ptr<mx::Linear>> gates_, heads_;  ///< one for each task
 };
 
 }  // namespace
@@ -58,4 +58,4 @@ std::shared_ptr<Recommender> make_mmoe(const RecommenderConfig& config,
   return std::make_shared<Mmoe>(config, inputs, device);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::models

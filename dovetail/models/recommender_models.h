@@ -3,7 +3,7 @@
 #include "dovetail/models/recommender.h"
 
 /// Models of make_recommender, one source file per model.
-namespace dovetail {
+namespace dovetail::models {
 
 /// Creates a model of feature interactions:
 ///
@@ -56,9 +56,9 @@ std::shared_ptr<Recommender> make_mmoe(const RecommenderConfig& config,
 
 /// Creates a Linear of a model, with a bias. `tower_linear` is quantized if a recipe says so.
 /// `head_linear` has one output and is not quantized.
-std::shared_ptr<Linear> tower_linear(int64_t in, int64_t out, const std::string& name,
-                                     c10::Device device, bool bias = true);
-std::shared_ptr<Linear> head_linear(int64_t in, const std::string& name, c10::Device device);
+std::shared_ptr<mx::Linear> tower_linear(int64_t in, int64_t out, const std::string& name,
+                                         c10::Device device, bool bias = true);
+std::shared_ptr<mx::Linear> head_linear(int64_t in, const std::string& name, c10::Device device);
 
 /// Returns the embeddings of the candidate: features that share a table with a sequence,
 /// concatenated, (B, targets * dim). `features` is the result of Recommender::features.
@@ -66,4 +66,4 @@ at::Tensor candidate_of(const RecommenderConfig& config, const RecommenderInputs
                         const at::Tensor& features);
 int64_t num_targets(const RecommenderInputs& inputs);
 
-}  // namespace dovetail
+}  // namespace dovetail::models

@@ -10,7 +10,7 @@
 #include "dovetail/mx/feed_forward.h"
 #include "dovetail/mx/operand.h"
 
-namespace dovetail {
+namespace dovetail::models {
 namespace {
 
 int64_t qkv_width(const ModelConfig& c) { return (c.heads + 2 * c.kv_heads) * c.head_dim; }
@@ -96,7 +96,7 @@ BlockSize block_size(const ModelConfig& c, const BlockParts& block) {
   }
   size.vector = 2 * norm_size(c) + (c.bias ? qkv_width(c) + c.width : 0);
   for (const FeedForwardPart& ffn : block.ffns) {
-    const int64_t up = up_width(c.activation, ffn.width), matrix = c.width * (up + ffn.width);
+    const int64_t up = mx::up_width(c.activation, ffn.width), matrix = c.width * (up + ffn.width);
     size.matrix += matrix;
     if (ffn.routed) size.routed += matrix + (c.bias ? up + c.width : 0);
     size.matrix_beside += (1 - ffn.share) * static_cast<double>(matrix);
@@ -130,7 +130,7 @@ double block_bytes(const ModelConfig& c, const BlockParts& block, int64_t elemen
       bytes_of(2 * c.width + qkv_width(c) + c.heads * c.head_dim) + input(block.qkv, c.width);
   const bool grouped = is_grouped(block);
   for (const FeedForwardPart& ffn : block.ffns) {
-    double kept = bytes_of(up_width(c.activation, ffn.width));
+    double kept = bytes_of(mx::up_width(c.activation, ffn.width));
     if (ffn.routed && grouped) {
       kept += kFloat + kIndex + sizeof(int32_t);  // weight, place and token of a choice
     } else {
@@ -173,7 +173,7 @@ int64_t kernel_buffers(const ModelConfig& c, int64_t tokens, int64_t rows_of_log
                     kRows = 112 * 768 * kFloat;
   const int64_t ffn = c.moe.experts > 0 ? c.moe.ffn_width : c.ffn_width;
   const int64_t widest = std::max({c.width, ffn, c.heads * c.head_dim});
-  const int64_t operand = std::max(widest * std::max(tokens, up_width(c.activation, ffn)),
+  const int64_t operand = std::max(widest * std::max(tokens, mx::up_width(c.activation, ffn)),
                                    c.width * std::max(c.vocab_size, rows_of_logits));
   return std::min(kPanels, operand * kFloat) +
          threads * (kRows + 5 * c.context * c.head_dim * kFloat);
@@ -263,7 +263,7 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   const int64_t copy = mx::emulates_in_bfloat16() ? element : kFloat;
   int64_t ffn_workspace = 0, routed_workspace = 0;
   for (const FeedForwardPart& ffn : blocks.back().ffns) {
-    const auto up = up_width(c.activation, ffn.width);
+    const auto up = mx::up_width(c.activation, ffn.width);
     const bool by_rows = ffn.down.activation.format && ffn.down.activation.is_microscaling();
     auto row_bytes = std::max(up, ffn.width) * element;
     if (ffn.down.quantizes())
@@ -300,4 +300,4 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   return estimate;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::models

@@ -5,7 +5,7 @@
 #include "dovetail/models/config.h"
 #include "dovetail/mx/recipe.h"
 
-namespace dovetail {
+namespace dovetail::models {
 
 /// Cost of a model, computed from its sizes alone, without creating a tensor. Configs must be
 /// resolved.
@@ -66,4 +66,4 @@ struct MemoryEstimate {
 };
 MemoryEstimate memory_estimate(const ModelConfig& config, const MemoryEstimateOptions& options);
 
-}  // namespace dovetail
+}  // namespace dovetail::models

@@ -16,7 +16,7 @@
 #include "dovetail/models/normal_values.h"
 #include "dovetail/models/vision_models.h"
 
-namespace dovetail {
+namespace dovetail::models {
 namespace {
 
 /// Returns the fan of a convolution without regard to strides: the outputs that read an input
@@ -92,4 +92,4 @@ void initialize(VisionModel& model, uint64_t seed) {
     item.value().fill_(item.key().ends_with("running_var") ? 1 : 0);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::models

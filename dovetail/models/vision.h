@@ -9,7 +9,7 @@
 
 #include "dovetail/models/loss.h"
 
-namespace dovetail {
+namespace dovetail::models {
 
 struct VisionConfig {
   std::string preset = "resnet50";  ///< vgg16, vgg19, resnet50 or unet
@@ -73,4 +73,4 @@ std::shared_ptr<VisionModel> make_vision_model(const VisionConfig& config,
 /// their running statistics are reset. Biases are 0.
 void initialize(VisionModel& model, uint64_t seed);
 
-}  // namespace dovetail
+}  // namespace dovetail::models

@@ -6,7 +6,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::models {
 namespace {
 
 at::Tensor float_parameter(torch::nn::Module& module, const char* name, at::IntArrayRef sizes,
@@ -84,4 +84,4 @@ at::Tensor AdaptiveAveragePool::forward(const at::Tensor& x) const {
   return at::adaptive_avg_pool2d(x, {size_, size_});
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::models

@@ -15,7 +15,7 @@
 
 /// Layers of the vision models. Images are (B, channels, height, width);
 /// parameters are float32 and uninitialised.
-namespace dovetail {
+namespace dovetail::models {
 
 /// Layer, and the name under which its parent registers it. A call runs in the LayerScope of that
 /// name.
@@ -26,7 +26,7 @@ class Child {
       : name_(std::move(name)), layer_(parent.register_module(name_, std::move(layer))) {}
 
   template <class... Inputs>
-  at::Tensor operator()(const Inputs&... inputs) const {
+  at::Tensor operator()(const data::Inputs&... inputs) const {
     const LayerScope scope(name_);
     return layer_->forward(inputs...);
   }
@@ -138,4 +138,4 @@ class AdaptiveAveragePool : public torch::nn::Module {
   int64_t size_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::models

@@ -3,10 +3,10 @@
 #include "dovetail/models/vision.h"
 
 /// Models of make_vision_model, one source file per model. `config` must be resolved.
-namespace dovetail {
+namespace dovetail::models {
 
 std::shared_ptr<VisionModel> make_vgg(const VisionConfig& config, c10::Device device);
 std::shared_ptr<VisionModel> make_resnet50(const VisionConfig& config, c10::Device device);
 std::shared_ptr<VisionModel> make_unet(const VisionConfig& config, c10::Device device);
 
-}  // namespace dovetail
+}  // namespace dovetail::models

@@ -7,7 +7,7 @@
 #include "dovetail/models/vision_layers.h"
 #include "dovetail/models/vision_models.h"
 
-namespace dovetail {
+namespace dovetail::models {
 namespace {
 
 // Ratio of a bottleneck's output channels to the channels of its inner part.
@@ -129,4 +129,4 @@ std::shared_ptr<VisionModel> make_resnet50(const VisionConfig& config, c10::Devi
   return std::make_shared<ResNet50>(config, device);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::models

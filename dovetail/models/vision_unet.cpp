@@ -8,7 +8,7 @@
 #include "dovetail/models/vision_layers.h"
 #include "dovetail/models/vision_models.h"
 
-namespace dovetail {
+namespace dovetail::models {
 namespace {
 
 constexpr int64_t kLevels = 4;
@@ -123,4 +123,4 @@ std::shared_ptr<VisionModel> make_unet(const VisionConfig& config, c10::Device d
   return std::make_shared<UNet>(config, device);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::models

@@ -6,7 +6,7 @@
 #include "dovetail/models/vision_layers.h"
 #include "dovetail/models/vision_models.h"
 
-namespace dovetail {
+namespace dovetail::models {
 namespace {
 
 constexpr int64_t kStages = 5, kPooled = 7;
@@ -76,4 +76,4 @@ std::shared_ptr<VisionModel> make_vgg(const VisionConfig& config, c10::Device de
   return std::make_shared<Vgg>(config, device);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::models

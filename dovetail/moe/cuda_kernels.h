@@ -59,14 +59,14 @@ struct RowsProblem {
 /// Runs `gather_rows` of rows_simd.h with rows `place[i]` of `y` and `other` instead of rows i.
 /// Null `place`: rows i.
 struct PlacedRowsProblem {
-  GatherRowsProblem rows;
+  ops::GatherRowsProblem rows;
   const int64_t* place;
 };
 
 /// Computes y[t] = sum of weight[r] x[place[r]] over the rows r = row[t][j] >= 0, in the order of
 /// j. y: (tokens, width) float32. Null `weight`: weights are 1. Null `place`: place[r] = r.
 struct SumRowsProblem {
-  Storage storage;
+  ops::Storage storage;
   int64_t tokens, width, k;
   const void* x;
   const int32_t* row;  ///< (tokens, k)
@@ -95,6 +95,6 @@ const CudaKernels* cuda_kernels();
 const CudaKernels& cuda_kernels_for(const char* op);
 
 /// Name of the library's entry point, `const CudaKernels* dovetail_moe_cuda_kernels()`.
-inline constexpr const char* kCudaEntry = "dovetail_moe_cuda_kernels";
+inline constexpr const char* ops::kCudaEntry = "dovetail_moe_cuda_kernels";
 
 }  // namespace dovetail::moe

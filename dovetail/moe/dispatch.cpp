@@ -144,14 +144,14 @@ at::Tensor sum_by_token(const at::Tensor& rows, const at::Tensor& weight, const 
     const at::Tensor part = rows.narrow(0, to.first_place(e), to.count(e)),
                      token = to.of_expert(to.token, e),
                      row_weight = weight.defined() ? to.of_expert(weight, e) : weight;
-    add_rows({.storage = storage_of(part),
-              .rows = part.size(0),
-              .width = part.size(1),
-              .x = part.const_data_ptr(),
-              .row = token.const_data_ptr<int32_t>(),
-              .weight = data_or_null(row_weight),
-              .c = y.mutable_data_ptr<float>(),
-              .ldc = y.size(1)});
+    ops::add_rows({.storage = ops::storage_of(part),
+                   .rows = part.size(0),
+                   .width = part.size(1),
+                   .x = part.const_data_ptr(),
+                   .row = token.const_data_ptr<int32_t>(),
+                   .weight = ops::data_or_null(row_weight),
+                   .c = y.mutable_data_ptr<float>(),
+                   .ldc = y.size(1)});
   }
   return y;
 }
@@ -182,12 +182,12 @@ at::Tensor take_tokens(const at::Tensor& x, const DispatchedRows& to,
     };
     const at::Tensor weight = part(options.weight, first), out = part(y, place),
                      other = part(options.other, place), dots = part(options.dots, first);
-    gather_rows({.storage = storage_of(x),
+    gather_rows({.storage = ops::storage_of(x),
                  .rows = rows,
                  .width = x.size(1),
                  .x = x.const_data_ptr(),
                  .row = part(to.token, first).const_data_ptr<int32_t>(),
-                 .weight = data_or_null(weight),
+                 .weight = ops::data_or_null(weight),
                  .y = out.mutable_data_ptr(),
                  .other = other.defined() ? other.const_data_ptr() : nullptr,
                  .dots = dots.defined() ? dots.mutable_data_ptr<float>() : nullptr});
@@ -274,8 +274,8 @@ class CombineFunction : public torch::autograd::Function<CombineFunction> {
 };
 
 bool by_kernel(const at::Tensor& x) {
-  if (!x.is_cuda()) return use_kernel(Kernel::kExperts, x) && x.is_cpu();
-  return kernel_enabled(Kernel::kExperts) &&
+  if (!x.is_cuda()) return ops::use_kernel(ops::Kernel::kExperts, x) && x.is_cpu();
+  return ops::kernel_enabled(ops::Kernel::kExperts) &&
          (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16);
 }
 

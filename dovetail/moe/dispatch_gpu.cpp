@@ -55,12 +55,12 @@ void take_tokens(const at::Tensor& x, const DispatchedRows& to, const at::Tensor
                  at::Tensor& dots) {
   if (to.size() == 0) return;
   cuda_kernels_for("moe_dispatch")
-      .gather_rows({.rows = {.storage = storage_of(x),
+      .gather_rows({.rows = {.storage = ops::storage_of(x),
                              .rows = to.size(),
                              .width = x.size(1),
                              .x = x.const_data_ptr(),
                              .row = to.token.const_data_ptr<int32_t>(),
-                             .weight = data_or_null(weight),
+                             .weight = ops::data_or_null(weight),
                              .y = y.mutable_data_ptr(),
                              .other = other.defined() ? other.const_data_ptr() : nullptr,
                              .dots = dots.defined() ? dots.mutable_data_ptr<float>() : nullptr},
@@ -73,14 +73,14 @@ at::Tensor sum_rows(const at::Tensor& rows, const at::Tensor& weight, const Disp
       at::empty({to.rows_of_token.size(0), rows.size(1)}, rows.options().dtype(at::kFloat));
   if (y.numel() == 0) return y;
   cuda_kernels_for("moe_combine")
-      .sum_rows({.storage = storage_of(rows),
+      .sum_rows({.storage = ops::storage_of(rows),
                  .tokens = y.size(0),
                  .width = y.size(1),
                  .k = to.rows_of_token.size(1),
                  .x = rows.const_data_ptr(),
                  .row = to.rows_of_token.const_data_ptr<int32_t>(),
                  .place = places_or_null(place),
-                 .weight = data_or_null(weight),
+                 .weight = ops::data_or_null(weight),
                  .y = y.mutable_data_ptr<float>()});
   return y;
 }

@@ -32,17 +32,17 @@ using torch::autograd::variable_list;
 
 /// Computes dweight = <y, dy> of each row. Then multiplies the rows of y and dy by their weights.
 void weigh(const at::Tensor& weight, at::Tensor& y, at::Tensor& dy, const at::Tensor& dweight) {
-  weigh_rows({.storage = storage_of(y),
-              .rows = y.size(0),
-              .width = y.size(1),
-              .weight = weight.const_data_ptr<float>(),
-              .y = y.mutable_data_ptr(),
-              .dy = dy.mutable_data_ptr(),
-              .dweight = dweight.mutable_data_ptr<float>()});
+  ops::weigh_rows({.storage = ops::storage_of(y),
+                   .rows = y.size(0),
+                   .width = y.size(1),
+                   .weight = weight.const_data_ptr<float>(),
+                   .y = y.mutable_data_ptr(),
+                   .dy = dy.mutable_data_ptr(),
+                   .dweight = dweight.mutable_data_ptr<float>()});
 }
 
 /// Returns the gradient of the activation's input h.
-at::Tensor activation_gradient(const RowOperation& activation, const at::Tensor& h,
+at::Tensor activation_gradient(const ops::RowOperation& activation, const at::Tensor& h,
                                const at::Tensor& dy) {
   if (activation.has_rows(h)) return activation.gradients(h, {}, dy).x;
   const at::AutoGradMode enabled(true);
@@ -99,7 +99,7 @@ int64_t usual_size(int64_t count) {
 /// pads with zeros instead.
 DispatchedRows with_usual_sizes(const DispatchedRows& to, const at::Tensor& x,
                                 const at::Tensor& weight) {
-  if (x.scalar_type() != at::kBFloat16 || multiplies_bfloat16_rows()) return to;
+  if (x.scalar_type() != at::kBFloat16 || ops::multiplies_bfloat16_rows()) return to;
   DispatchedRows out{.offsets = {0}, .choice = {}, .token = {}};
   for (int64_t e = 0; e < to.experts(); ++e)
     out.offsets.push_back(out.offsets.back() + usual_size(to.count(e)));
@@ -196,16 +196,16 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
                            const std::string& activation_name, bool bias) {
     const TraceSpan span("dovetail::experts");
     const Places at{.experts = kept.experts(), .bias = bias};
-    const auto activation = activation_operation(activation_name);
+    const auto activation = mx::activation_operation(activation_name);
     const at::Tensor &x = tensors[Places::kX], &weight = tensors[Places::kWeight];
     const DispatchedRows to = with_usual_sizes(kept, x, weight);
     const at::Tensor row_weight =
         at::cat({weight.reshape(-1), at::zeros({1}, weight.options())}).index_select(0, to.choice);
     const auto runs = runs_of_width(at.downs(tensors));
-    const variable_list h = matrices(to, runs, up_width(activation_name, 1), x.options());
+    const variable_list h = matrices(to, runs, mx::up_width(activation_name, 1), x.options());
     const ByExpert token(to, to.token), weights(to, row_weight), h_of(to, runs, h);
 
-    std::vector<GemmCall> calls;
+    std::vector<ops::GemmCall> calls;
     for (int64_t e = 0; e < at.experts; ++e)
       calls.push_back({h_of[e],
                        x,
@@ -213,7 +213,7 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
                        {.transpose_b = true,
                         .bias = bias ? tensors[at.up_bias(e)] : at::Tensor(),
                         .a_rows = token[e]}});
-    gemm_group(calls);
+    ops::gemm_group(calls);
     variable_list a;
     for (const at::Tensor& matrix : h) a.push_back(activation->apply(matrix));
     const ByExpert a_of(to, runs, a);
@@ -228,7 +228,7 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
                         .bias = bias ? tensors[at.down_bias(e)] : at::Tensor(),
                         .c_rows = token[e].narrow(0, 0, kept.count(e)),
                         .c_weights = weights[e].narrow(0, 0, kept.count(e))}});
-    gemm_group(calls);
+    ops::gemm_group(calls);
 
     variable_list made = {y, row_weight};
     made.insert(made.end(), h.begin(), h.end());
@@ -240,7 +240,7 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
                                      const Places& at, const std::string& activation_name,
                                      bool wants_x) {
     const TraceSpan span("dovetail::experts_backward");
-    const auto activation = activation_operation(activation_name);
+    const auto activation = mx::activation_operation(activation_name);
     const at::Tensor &x = saved[Places::kX], &weight = saved[Places::kWeight],
                      &row_weight = saved[at.count()];
     const DispatchedRows to = with_usual_sizes(kept, x, weight);
@@ -250,8 +250,8 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     const ByExpert token(to, to.token);
 
     variable_list a, da = matrices(to, runs, 1, x.options()), dh;
-    std::vector<GemmCall> calls;
-    const auto run_calls = [&calls] { gemm_group(std::exchange(calls, {})); };
+    std::vector<ops::GemmCall> calls;
+    const auto run_calls = [&calls] { ops::gemm_group(std::exchange(calls, {})); };
     {
       const ByExpert da_of(to, runs, da);
       for (int64_t e = 0; e < at.experts; ++e)
@@ -332,10 +332,10 @@ void check_expert(const at::Tensor& x, const ExpertWeights& experts, size_t e) {
   user_check(down.dim() == 2 && down.size(0) == x.size(1),
              "experts: down of expert {} must be [{}, width], but is {}", e, x.size(1),
              describe(down));
-  user_check(
-      up.dim() == 2 && up.size(0) == up_width(experts.activation, width) && up.size(1) == x.size(1),
-      "experts: up of expert {} must be [{}, {}], but is {}", e,
-      up_width(experts.activation, width), x.size(1), describe(up));
+  user_check(up.dim() == 2 && up.size(0) == mx::up_width(experts.activation, width) &&
+                 up.size(1) == x.size(1),
+             "experts: up of expert {} must be [{}, {}], but is {}", e,
+             mx::up_width(experts.activation, width), x.size(1), describe(up));
   user_check(
       up.scalar_type() == x.scalar_type() && down.scalar_type() == x.scalar_type(),
       "experts: x and the experts must share one dtype: x is {}, up of expert {} is {}, down {}",
@@ -359,14 +359,14 @@ void refuse_if_recorded(const Dispatch& to, const char* what) {
 
 bool by_rows_on_gpu(const at::Tensor& x) {
   const bool narrow = x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16;
-  return x.is_cuda() && narrow && kernel_enabled(Kernel::kExperts);
+  return x.is_cuda() && narrow && ops::kernel_enabled(ops::Kernel::kExperts);
 }
 
 }  // namespace
 
 at::Tensor feed_forward_rows(const at::Tensor& rows, const std::vector<int64_t>& count,
                              const ExpertWeights& experts) {
-  const auto activation = activation_operation(experts.activation);
+  const auto activation = mx::activation_operation(experts.activation);
   variable_list made;
   int64_t first = 0;
   for (const Run& run : runs_of_width(experts.down)) {
@@ -404,21 +404,21 @@ at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dis
     for (int64_t e = 0; e < to.experts(); ++e) rows.push_back(to.rows().count(e));
     return combine_rows(feed_forward_rows(dispatch_rows(x, to), rows, experts), weight, to);
   }
-  if (!use_kernel(Kernel::kExperts, x) || !x.is_cpu()) {
-    const auto activation = activation_operation(experts.activation);
+  if (!ops::use_kernel(ops::Kernel::kExperts, x) || !x.is_cpu()) {
+    const auto activation = mx::activation_operation(experts.activation);
     return apply_experts(x, weight, to, [&](int64_t expert, const at::Tensor& rows) {
       const auto e = static_cast<size_t>(expert);
       const auto bias_of = [&](const std::vector<at::Tensor>& biases) {
         return bias ? biases[e] : at::Tensor();
       };
-      const at::Tensor h = linear(rows, experts.up[e], bias_of(experts.up_bias));
-      return linear(activation->apply(h), experts.down[e], bias_of(experts.down_bias));
+      const at::Tensor h = ops::linear(rows, experts.up[e], bias_of(experts.up_bias));
+      return ops::linear(activation->apply(h), experts.down[e], bias_of(experts.down_bias));
     });
   }
   // Products in bfloat16 sum in float32 if they have many terms, that is if an expert has many
   // rows. Their memory then differs from step to step.
   if (x.scalar_type() != at::kFloat) refuse_if_recorded(to, "experts in bfloat16");
-  if (!use_kernel(Kernel::kGemm, x)) refuse_if_recorded(to, "experts multiplied by ATen");
+  if (!ops::use_kernel(ops::Kernel::kGemm, x)) refuse_if_recorded(to, "experts multiplied by ATen");
   variable_list tensors = {x.contiguous(), weight};
   for (const auto* list : {&experts.up, &experts.down, &experts.up_bias, &experts.down_bias})
     tensors.insert(tensors.end(), list->begin(), list->end());

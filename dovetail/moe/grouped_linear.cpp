@@ -23,14 +23,14 @@ void multiply(const at::Tensor& y, const at::Tensor& x, at::TensorList weight, a
               const std::vector<int64_t>& count) {
   const TraceSpan span("dovetail::grouped_linear");
   const auto x_of = x.split_with_sizes(count), y_of = y.split_with_sizes(count);
-  std::vector<GemmCall> calls;
+  std::vector<ops::GemmCall> calls;
   for (size_t e = 0; e < count.size(); ++e)
     calls.push_back(
         {y_of[e],
          x_of[e],
          weight[e],
          {.transpose_b = true, .bias = bias.empty() ? at::Tensor() : bias[e].contiguous()}});
-  gemm_group(calls);
+  ops::gemm_group(calls);
 }
 
 /// Computes each group's gradients from dy (rows, out). `dx` may be undefined; `dweight` and
@@ -41,7 +41,7 @@ void multiply_backward(const at::Tensor& dx, at::TensorList dweight, at::TensorL
   const TraceSpan span("dovetail::grouped_linear_backward");
   const auto x_of = x.split_with_sizes(count), dy_of = dy.contiguous().split_with_sizes(count);
   const auto dx_of = dx.defined() ? dx.split_with_sizes(count) : variable_list();
-  std::vector<GemmCall> calls;
+  std::vector<ops::GemmCall> calls;
   for (size_t e = 0; e < count.size(); ++e) {
     if (dx.defined()) calls.push_back({dx_of[e], dy_of[e], weight[e]});
     if (!dweight.empty())
@@ -50,7 +50,7 @@ void multiply_backward(const at::Tensor& dx, at::TensorList dweight, at::TensorL
                        x_of[e],
                        {.transpose_a = true, .row_sums = dbias.empty() ? at::Tensor() : dbias[e]}});
   }
-  gemm_group(calls);
+  ops::gemm_group(calls);
 }
 
 /// Returns the groups' parts of a stacked tensor, or an empty list if it is undefined.

@@ -16,7 +16,7 @@ namespace {
 /// Container of experts, named by their global index. A rank may have only some of all experts.
 class ExpertList : public torch::nn::Module {
  public:
-  void add(int64_t expert, const std::shared_ptr<FeedForward>& module) {
+  void add(int64_t expert, const std::shared_ptr<mx::FeedForward>& module) {
     register_module(std::to_string(expert), module);
   }
 };
@@ -28,12 +28,13 @@ Layer::Layer(const Config& config, const Options& options)
   DOVETAIL_CHECK(config.experts > 0 && config.ffn_width > 0, "{}: {} experts of width {}",
                  options.name, config.experts, config.ffn_width);
   const auto feed_forward = [&](int64_t width, const std::string& name) {
-    return std::make_shared<FeedForward>(FeedForward::Options{.in = options.width,
-                                                              .width = width,
-                                                              .activation = options.activation,
-                                                              .bias = options.bias,
-                                                              .name = options.name + "." + name,
-                                                              .device = options.device});
+    return std::make_shared<mx::FeedForward>(
+        mx::FeedForward::Options{.in = options.width,
+                                 .width = width,
+                                 .activation = options.activation,
+                                 .bias = options.bias,
+                                 .name = options.name + "." + name,
+                                 .device = options.device});
   };
   router_ = register_module(
       "router", std::make_shared<Router>(config, options.width, options.name, options.device));
@@ -104,7 +105,7 @@ std::optional<int64_t> Layer::padded_capacity(const Routing& routing, const Pass
   if (spec.capacity_factor > 0 && pass.most_tokens > 0)
     return capacity(spec, pass.most_tokens, config_.experts, 0);
   const std::vector<int64_t> own(static_cast<size_t>(ranks_->placement.ranks), routing.capacity);
-  return std::ranges::max(exchange_sizes(*ranks_->group, own).receive);
+  return std::ranges::max(comm::exchange_sizes(*ranks_->group, own).receive);
 }
 
 bool Layer::quantized() const {

@@ -82,8 +82,8 @@ class Layer : public torch::nn::Module {
   std::shared_ptr<const ExpertRanks> ranks_;
   Plan plan_;
   std::shared_ptr<Router> router_;
-  std::vector<std::shared_ptr<FeedForward>> experts_;
-  std::shared_ptr<FeedForward> shared_;  ///< null: no shared experts
+  std::vector<std::shared_ptr<mx::FeedForward>> experts_;
+  std::shared_ptr<mx::FeedForward> shared_;  ///< null: no shared experts
   Load load_;
 };
 

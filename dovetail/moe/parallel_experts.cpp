@@ -23,7 +23,7 @@ namespace {
 struct Chunk {
   at::Tensor x, weight;
   Dispatch to;
-  std::optional<Exchange> exchange;
+  std::optional<comm::Exchange> exchange;
   Dispatch local;
 };
 
@@ -75,16 +75,16 @@ void exchange_counts(std::vector<Chunk>& chunks, const ExpertRanks& ranks, const
   auto* counts = table.mutable_data_ptr<int64_t>();
   for (int64_t part = 0; part < parts.count(); ++part)
     for (const Chunk& chunk : chunks) *counts++ = chunk.to.rows().count(part);
-  Splits splits;
+  comm::Splits splits;
   for (int rank = 0; rank < placement.ranks; ++rank) {
     splits.send.push_back(placement.count(placement.holder(rank)));
     splits.receive.push_back(own);
   }
-  const at::Tensor received = Exchange(ranks.group, splits).start(table).wait();
+  const at::Tensor received = comm::Exchange(ranks.group, splits).start(table).wait();
   const auto* coming = received.const_data_ptr<int64_t>();
   for (size_t c = 0; c < chunks.size(); ++c) {
     std::vector<std::vector<int64_t>> by_rank(static_cast<size_t>(placement.ranks));
-    Splits rows;
+    comm::Splits rows;
     for (int rank = 0; rank < placement.ranks; ++rank) {
       rows.send.push_back(
           chunks[c].to.rows().first(parts.first(rank) + splits.send[static_cast<size_t>(rank)]) -
@@ -97,8 +97,9 @@ void exchange_counts(std::vector<Chunk>& chunks, const ExpertRanks& ranks, const
       }
     }
     chunks[c].local = arriving(by_rank, own);
-    chunks[c].exchange.emplace(plan.hierarchical ? Exchange::hierarchical(*ranks.nodes, rows.send)
-                                                 : Exchange(ranks.group, std::move(rows)));
+    chunks[c].exchange.emplace(plan.hierarchical
+                                   ? comm::Exchange::hierarchical(*ranks.nodes, rows.send)
+                                   : comm::Exchange(ranks.group, std::move(rows)));
   }
 }
 
@@ -111,7 +112,7 @@ void plan_padded(std::vector<Chunk>& chunks, const ExpertRanks& ranks, const Pla
              "{} are spread over {}",
              placement.experts, placement.holders());
   for (Chunk& chunk : chunks) {
-    Splits rows;
+    comm::Splits rows;
     for (int rank = 0; rank < placement.ranks; ++rank) {
       rows.send.push_back(placement.count(placement.holder(rank)) * chunk.to.capacity());
       rows.receive.push_back(own * chunk.to.capacity());
@@ -119,8 +120,8 @@ void plan_padded(std::vector<Chunk>& chunks, const ExpertRanks& ranks, const Pla
     const std::vector<int64_t> of_sender(static_cast<size_t>(own), chunk.to.capacity());
     chunk.local = arriving(std::vector(static_cast<size_t>(placement.ranks), of_sender), own);
     chunk.exchange.emplace(plan.hierarchical
-                               ? Exchange::hierarchical_even(*ranks.nodes, chunk.to.places())
-                               : Exchange(ranks.group, std::move(rows)));
+                               ? comm::Exchange::hierarchical_even(*ranks.nodes, chunk.to.places())
+                               : comm::Exchange(ranks.group, std::move(rows)));
   }
 }
 
@@ -135,10 +136,10 @@ at::Tensor run_experts(const at::Tensor& x, const Dispatch& to, const LocalExper
 /// 0, dispatch 1, combine 0, dispatch 2, combine 1, ...
 std::vector<at::Tensor> exchange_rows(const std::vector<Chunk>& chunks, const LocalExperts& experts,
                                       const ExpertRanks& ranks) {
-  std::vector<PendingRows> there, back;
+  std::vector<comm::PendingRows> there, back;
   const auto start = [&](const Chunk& chunk) {
     there.push_back(
-        start_all_to_all(dispatch_rows(chunk.x, chunk.to), *chunk.exchange, ranks.dispatch));
+        comm::start_all_to_all(dispatch_rows(chunk.x, chunk.to), *chunk.exchange, ranks.dispatch));
   };
   start(chunks.front());
   for (size_t i = 0; i < chunks.size(); ++i) {
@@ -147,9 +148,9 @@ std::vector<at::Tensor> exchange_rows(const std::vector<Chunk>& chunks, const Lo
     const at::Tensor made =
         run_experts(rows, chunks[i].local, experts, chunks[i].weight.scalar_type());
     // Results are float32 sums, which only the float32 payload carries without rounding.
-    const bool whole = ranks.combine.forward == Payload::kFloat32;
-    back.push_back(start_all_to_all(whole ? made : made.to(rows.scalar_type()),
-                                    chunks[i].exchange->reversed(), ranks.combine));
+    const bool whole = ranks.combine.forward == comm::Payload::kFloat32;
+    back.push_back(comm::start_all_to_all(whole ? made : made.to(rows.scalar_type()),
+                                          chunks[i].exchange->reversed(), ranks.combine));
   }
   std::vector<at::Tensor> y;
   for (size_t i = 0; i < chunks.size(); ++i)
@@ -171,7 +172,7 @@ Parameters joined(const std::vector<Parameters>& slices, const std::string& acti
   if (slices.size() == 1) return slices[0];
   std::vector<at::Tensor> up, down;
   for (const Parameters& slice : slices) {
-    up.push_back(slice[0].view({up_width(activation, 1), -1, slice[0].size(1)}));
+    up.push_back(slice[0].view({mx::up_width(activation, 1), -1, slice[0].size(1)}));
     down.push_back(slice[1]);
   }
   return {at::cat(up, 1).flatten(0, 1), at::cat(down, 1)};
@@ -200,7 +201,7 @@ ExpertWeights gather_experts(const ExpertWeights& own, const std::vector<int64_t
       flat.push_back(parameter.reshape({-1}));
   const at::Tensor mine =
       flat.empty() ? at::empty({0}, shapes[0].options().requires_grad(false)) : at::cat(flat);
-  Splits splits;
+  comm::Splits splits;
   std::vector<at::Tensor> copies;
   for (int rank = 0; rank < placement.ranks; ++rank) {
     const bool sends = wants(rank, me), receives = wants(me, rank);
@@ -210,7 +211,7 @@ ExpertWeights gather_experts(const ExpertWeights& own, const std::vector<int64_t
     if (sends) copies.push_back(mine);
   }
   const at::Tensor buffer = copies.empty() ? mine.narrow(0, 0, 0) : at::cat(copies);
-  const at::Tensor received = all_to_all_v(buffer, Exchange(ranks.group, splits));
+  const at::Tensor received = comm::all_to_all_v(buffer, comm::Exchange(ranks.group, splits));
 
   // One split needs a single concatenation in backward, instead of one operation for each
   // parameter's view.
@@ -348,7 +349,7 @@ ExpertSlice expert_slice(std::string_view parameter, at::IntArrayRef own_sizes,
             .count = own_sizes[0]};
   const bool down = parameter == "down.weight";
   ExpertSlice slice{.whole = own_sizes.vec(),
-                    .outer = down ? own_sizes[0] : up_width(activation, 1)};
+                    .outer = down ? own_sizes[0] : mx::up_width(activation, 1)};
   slice.count = down ? own_sizes[1] : own_sizes[0] / slice.outer;
   slice.hidden = slice.count * placement.cut;
   slice.first = slice.count * placement.slice(rank);

@@ -37,9 +37,9 @@ struct Plan {
 /// Ranks that the experts of each layer are spread over.
 struct ExpertRanks {
   Placement placement;
-  std::shared_ptr<Group> group;
-  std::optional<NodeGroups> nodes;  ///< required by hierarchical plans
-  Payloads dispatch, combine;       ///< number formats of rows on the way to the experts and back
+  std::shared_ptr<comm::Group> group;
+  std::optional<comm::NodeGroups> nodes;  ///< required by hierarchical plans
+  comm::Payloads dispatch, combine;  ///< number formats of rows on the way to the experts and back
 };
 
 /// Experts of this rank. `weights` holds this rank's slices. `modules`, if set, replaces them: a

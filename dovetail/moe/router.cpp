@@ -83,7 +83,7 @@ at::Tensor Router::hashed(const at::Tensor& tokens) const {
 
 Router::Output Router::by_logits(const at::Tensor& rows, int64_t sequence, const Pass& pass) {
   const at::Tensor x = rows.to(weight.scalar_type());
-  const at::Tensor logits = dovetail::linear(x, weight);
+  const at::Tensor logits = dovetail::ops::linear(x, weight);
   Output out;
   if (config_.router == "expert_choice") {
     out.routing = route_by_experts(logits, spec_.k, spec_.scale);
@@ -96,7 +96,7 @@ Router::Output Router::by_logits(const at::Tensor& rows, int64_t sequence, const
   if (!pass.training && spec_.selection == Selection::kBalanced)
     inputs.chosen = choices_by_position(logits, spec_.k, sequence, pass.first_position);
   if (noise_weight.defined() && pass.training) {
-    const at::Tensor scale = at::softplus(dovetail::linear(x, noise_weight)) + kLeastNoise;
+    const at::Tensor scale = at::softplus(dovetail::ops::linear(x, noise_weight)) + kLeastNoise;
     const at::Tensor noise = this->noise(pass, logits);
     out.routing = route(logits + noise * scale, spec, inputs);
     out.loss = config_.importance_loss *
@@ -144,7 +144,7 @@ at::Tensor Router::load_loss(const Routing& routing, const Pass& pass) {
           const at::Tensor counts =
               count_choices(inputs.reads[0], config_.experts).to(at::kCPU, at::kDouble);
           at::Tensor sums = at::cat({counts, counts.sum().view({1})});
-          if (sum_over_ranks) sum_over_ranks(sums);
+          if (sum_over_ranks) comm::sum_over_ranks(sums);
           step_counts_ = step_counts_.defined() ? step_counts_ + sums : sums;
         }
         return std::vector{relative_load(step_counts_.narrow(0, 0, config_.experts),

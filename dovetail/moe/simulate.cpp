@@ -15,7 +15,7 @@ using Seconds = std::vector<double>;  // seconds of each rank
 /// Arrangement of the ranks in nodes.
 struct Nodes {
   int size, count;  // ranks per node, number of nodes
-  Nodes(const CostModel& model, int ranks)
+  Nodes(const comm::CostModel& model, int ranks)
       : size(std::min(ranks, model.ranks_per_node)),
         count(ranks / std::min(ranks, model.ranks_per_node)) {
     user_check(ranks % size == 0, "simulate: {} ranks do not fill nodes of {}", ranks, size);
@@ -70,10 +70,11 @@ Seconds run_stage(const Stage& stage, const Nodes& nodes, const Seconds& start) 
 }
 
 /// Returns the stages of an exchange in which every rank sends b[p] bytes to rank p.
-std::vector<Stage> dispatch_stages(const CostModel& model, const Nodes& nodes,
-                                   AllToAllAlgorithm algorithm, const std::vector<double>& b) {
+std::vector<Stage> dispatch_stages(const comm::CostModel& model, const Nodes& nodes,
+                                   comm::AllToAllAlgorithm algorithm,
+                                   const std::vector<double>& b) {
   const int ranks = nodes.ranks(), m = nodes.size, n = nodes.count;
-  const Link between = model.between.value_or(Link{.bytes_per_s = 1e30});
+  const comm::Link between = model.between.value_or(comm::Link{.bytes_per_s = 1e30});
   const double all = std::accumulate(b.begin(), b.end(), 0.0);
   std::vector<double> of_node(index(n), 0), of_place(index(m), 0);
   for (int p = 0; p < ranks; ++p) {
@@ -81,7 +82,7 @@ std::vector<Stage> dispatch_stages(const CostModel& model, const Nodes& nodes,
     of_place[index(p % m)] += b[index(p)];
   }
   const Seconds none(index(ranks), 0);
-  if (!is_hierarchical(algorithm)) {
+  if (!comm::is_hierarchical(algorithm)) {
     Stage stage{Stage::Among::kAll, none, none, none};
     for (int p = 0; p < ranks; ++p) {
       const size_t i = index(p);
@@ -128,7 +129,7 @@ struct Work {
 
 class Builder {
  public:
-  Builder(const CostModel& model, const LayerLoad& load, const LayerPlan& plan)
+  Builder(const comm::CostModel& model, const LayerLoad& load, const LayerPlan& plan)
       : model_(model), load_(load), plan_(plan), nodes_(model, load.ranks) {
     const int e = load.experts;
     placement_ = placement_of(load);
@@ -191,7 +192,7 @@ class Builder {
 
   void add_rank(Work& work, int p) const {
     const int holder = placement_.holder(p),
-              pieces = is_flexible(plan_.algorithm) ? 1 : load_.ranks;
+              pieces = comm::is_flexible(plan_.algorithm) ? 1 : load_.ranks;
     for (int64_t e = placement_.first(holder); e < placement_.first(holder + 1); ++e) {
       if (shadowed_[static_cast<size_t>(e)]) continue;
       // Each group of ranks that holds the whole expert gets its share of the rows.
@@ -217,7 +218,7 @@ class Builder {
         .seconds(std::ceil(std::log2(load_.ranks)), bytes);
   }
 
-  const CostModel& model_;
+  const comm::CostModel& model_;
   const LayerLoad& load_;
   const LayerPlan& plan_;
   Nodes nodes_;
@@ -263,7 +264,7 @@ std::vector<double> chunk_bytes(const std::vector<double>& rows, double row_byte
 
 }  // namespace
 
-LayerTime simulate(const CostModel& model, const LayerLoad& load, const LayerPlan& plan) {
+LayerTime simulate(const comm::CostModel& model, const LayerLoad& load, const LayerPlan& plan) {
   const Builder builder(model, load, plan);
   const auto& nodes = builder.nodes();
   const auto work = builder.build();
@@ -296,13 +297,13 @@ std::vector<int64_t> most_loaded(const std::vector<double>& choices, int count) 
   return experts;
 }
 
-std::vector<LayerTime> simulate_all(const CostModel& model, const LayerLoad& load,
+std::vector<LayerTime> simulate_all(const comm::CostModel& model, const LayerLoad& load,
                                     int most_shadowed) {
   std::vector<LayerTime> times = {simulate(model, load, {.shards = 0})};
   const int cut = placement_of(load).cut;
   for (const auto algorithm :
-       {AllToAllAlgorithm::kLinear, AllToAllAlgorithm::kHierarchical, AllToAllAlgorithm::kFlexible,
-        AllToAllAlgorithm::kHierarchicalFlexible})
+       {comm::AllToAllAlgorithm::kLinear, comm::AllToAllAlgorithm::kHierarchical,
+        comm::AllToAllAlgorithm::kFlexible, comm::AllToAllAlgorithm::kHierarchicalFlexible})
     for (int overlap = 1; overlap <= 8; ++overlap)
       for (int shards = 1; shards <= cut; ++shards) {
         if (cut % shards != 0) continue;

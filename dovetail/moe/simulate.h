@@ -31,7 +31,7 @@ struct LayerLoad {
 /// Distribution and overlap of a layer, as in Plan (moe/parallel_experts.h). All ranks gather the
 /// `shadowed` experts with the largest numbers of rows.
 struct LayerPlan {
-  AllToAllAlgorithm algorithm = AllToAllAlgorithm::kLinear;
+  comm::AllToAllAlgorithm algorithm = comm::AllToAllAlgorithm::kLinear;
   int overlap = 1;
   int shards = 1;
   int shadowed = 0;
@@ -54,7 +54,7 @@ struct LayerTime {
 /// with other ranks. Backward exchanges the same rows as forward in the other direction and
 /// computes twice as much. Figures are predictions of a model from `model.source`. Throws UserError
 /// if loads or plans do not fit the ranks.
-LayerTime simulate(const CostModel& model, const LayerLoad& load, const LayerPlan& plan);
+LayerTime simulate(const comm::CostModel& model, const LayerLoad& load, const LayerPlan& plan);
 
 /// Returns the `count` experts with the largest `choices`, in ascending order. Among equal experts
 /// the first ones count.
@@ -63,13 +63,13 @@ std::vector<int64_t> most_loaded(const std::vector<double>& choices, int count);
 /// Simulates every plan that fits. These are four algorithms, overlap 1 to 8, all r, and 0, 1, 2,
 /// 4, ... shadowed experts up to `most_shadowed`. Returns the fastest plan first; equal plans keep
 /// that order.
-std::vector<LayerTime> simulate_all(const CostModel& model, const LayerLoad& load,
+std::vector<LayerTime> simulate_all(const comm::CostModel& model, const LayerLoad& load,
                                     int most_shadowed = 8);
 
 /// Measures forward of an even load with r = 1 on the ranks of `group`. It runs real all-to-alls of
 /// rows, which overlap with matrix products of the experts' sizes. Returns the median seconds of
 /// the slowest rank. All ranks call it together.
-double measure_forward(const std::shared_ptr<Group>& group, const LayerLoad& load, int overlap,
-                       int repeats);
+double measure_forward(const std::shared_ptr<comm::Group>& group, const LayerLoad& load,
+                       int overlap, int repeats);
 
 }  // namespace dovetail::moe

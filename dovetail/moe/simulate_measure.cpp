@@ -16,23 +16,24 @@ struct Expert {
 };
 
 /// Runs forward in the order of `simulate`: dispatch 0, dispatch 1, combine 0, ...
-void run_forward(const at::Tensor& x, const Exchange& exchange, const Expert& expert, int overlap) {
+void run_forward(const at::Tensor& x, const comm::Exchange& exchange, const Expert& expert,
+                 int overlap) {
   const auto chunks = x.chunk(overlap);
-  std::vector<PendingRows> there, back;
-  there.push_back(start_all_to_all(chunks[0], exchange));
+  std::vector<comm::PendingRows> there, back;
+  there.push_back(comm::start_all_to_all(chunks[0], exchange));
   for (int i = 0; i < overlap; ++i) {
     if (i + 1 < overlap)
-      there.push_back(start_all_to_all(chunks[static_cast<size_t>(i) + 1], exchange));
+      there.push_back(comm::start_all_to_all(chunks[static_cast<size_t>(i) + 1], exchange));
     const auto rows = there[static_cast<size_t>(i)].wait();
-    back.push_back(start_all_to_all(expert(rows), exchange.reversed()));
+    back.push_back(comm::start_all_to_all(expert(rows), exchange.reversed()));
   }
   for (auto& rows : back) rows.wait();
 }
 
 }  // namespace
 
-double measure_forward(const std::shared_ptr<Group>& group, const LayerLoad& load, int overlap,
-                       int repeats) {
+double measure_forward(const std::shared_ptr<comm::Group>& group, const LayerLoad& load,
+                       int overlap, int repeats) {
   const int64_t rows = load.tokens * load.top_k;
   user_check(load.ranks == group->size() && load.experts == load.ranks &&
                  rows % (overlap * load.ranks) == 0,
@@ -42,10 +43,10 @@ double measure_forward(const std::shared_ptr<Group>& group, const LayerLoad& loa
   const at::NoGradGuard no_grad;
   const auto x = at::ones({rows, load.width});
   const Expert expert{at::ones({load.width, load.hidden}), at::ones({load.hidden, load.width})};
-  const Exchange exchange(group, even_splits(rows / overlap, group->size()));
+  const comm::Exchange exchange(group, comm::even_splits(rows / overlap, group->size()));
   const auto forward = [&] { run_forward(x, exchange, expert, overlap); };
   forward();  // warm-up
-  return slowest_rank_seconds(*group, repeats, forward);
+  return comm::slowest_rank_seconds(*group, repeats, forward);
 }
 
 }  // namespace dovetail::moe

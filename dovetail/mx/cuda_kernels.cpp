@@ -4,8 +4,8 @@
 
 namespace dovetail::mx {
 
-const CudaKernels* cuda_kernels() {
-  static const auto* const kernels = cuda_kernel_table<CudaKernels>(kCudaEntry);
+const ops::CudaKernels* cuda_kernels() {
+  static const auto* const kernels = ops::cuda_kernel_table<ops::CudaKernels>(ops::kCudaEntry);
   return kernels;
 }
 

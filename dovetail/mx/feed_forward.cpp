@@ -2,13 +2,13 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::mx {
 
-std::shared_ptr<const RowOperation> activation_operation(const std::string& name) {
-  if (name == "swiglu") return swiglu_operation();
-  if (name == "gelu") return gelu_operation();
+std::shared_ptr<const ops::RowOperation> activation_operation(const std::string& name) {
+  if (name == "swiglu") return ops::swiglu_operation();
+  if (name == "gelu") return ops::gelu_operation();
   DOVETAIL_CHECK(name == "relu2", "no activation is called \"{}\"", name);
-  return squared_relu_operation();
+  return ops::squared_relu_operation();
 }
 
 int64_t up_width(const std::string& activation, int64_t width) {
@@ -36,4 +36,4 @@ at::Tensor FeedForward::forward(const at::Tensor& x,
   return down_->forward(up_->forward(x, prologue), activation_);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::mx

@@ -7,10 +7,10 @@
 
 #include "dovetail/mx/linear.h"
 
-namespace dovetail {
+namespace dovetail::mx {
 
 /// Returns the operation for "swiglu", "gelu" or "relu2".
-std::shared_ptr<const RowOperation> activation_operation(const std::string& name);
+std::shared_ptr<const ops::RowOperation> activation_operation(const std::string& name);
 
 /// Returns the number of rows of the up weight: 2 * width for swiglu (gate, then up), otherwise
 /// width.
@@ -40,4 +40,4 @@ class FeedForward : public torch::nn::Module {
   std::shared_ptr<Linear> up_, down_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::mx

@@ -164,7 +164,7 @@ Float8 quantize_float8(const at::Tensor& x_in, const Float8Spec& spec) {
   check_input(x_in, spec);
   const TraceSpan span("dovetail::quantize_float8");
   if (x_in.is_cuda()) return quantize_on_gpu(x_in, spec);
-  simd_level();  // DOVETAIL_SIMD takes effect before the first kernel runs
+  ops::simd_level();  // DOVETAIL_SIMD takes effect before the first kernel runs
   const at::Tensor x = x_in.detach().contiguous();
   const Layout layout = layout_of(x.sizes(), spec.blocks);
   const at::Tensor scales =
@@ -187,7 +187,7 @@ Float8 quantize_float8(const at::Tensor& x_in, const Float8Spec& spec) {
        .spec = element_spec(spec.format),
        .power_of_two = spec.power_of_two,
        .amax = spec.amax,
-       .by_codec = !kernel_enabled(Kernel::kQuantize),
+       .by_codec = !ops::kernel_enabled(ops::Kernel::kQuantize),
        .codes = spec.values ? nullptr : out.tensor.codes.mutable_data_ptr<uint8_t>(),
        .values = spec.values ? out.values.mutable_data_ptr() : nullptr,
        .scales = scales.mutable_data_ptr<float>()});

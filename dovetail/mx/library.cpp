@@ -86,14 +86,14 @@ at::Tensor library_linear(const at::Tensor& x, const at::Tensor& weight,
                           std::optional<int64_t> seed) {
   const Recipe& found = find_recipe(built_in_recipes(), {recipe.data(), recipe.size()});
   const at::Tensor bias_or_none = bias.value_or(at::Tensor());
-  if (!found.linear.quantizes()) return dovetail::linear(x, weight, bias_or_none);
-  for (const Operand operand : kOperands)
+  if (!found.linear.quantizes()) return dovetail::ops::linear(x, weight, bias_or_none);
+  for (const ops::Operand operand : kOperands)
     user_check(found.linear.of(operand).history == 0,
                "mx_linear: {} scales by magnitudes of earlier steps, which a function has not; "
                "`dovetail train` can",
                found.name);
   const auto layer = std::make_shared<QuantizedLinear>(found.linear, "mx_linear");
-  const bool draws = std::ranges::any_of(kOperands, [&](Operand operand) {
+  const bool draws = std::ranges::any_of(kOperands, [&](ops::Operand operand) {
     return found.linear.of(operand).rounding == Rounding::kStochastic;
   });
   const uint64_t seed_or_none = !draws || x.is_meta() ? 0

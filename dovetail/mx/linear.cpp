@@ -7,7 +7,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/ops/functions.h"
 
-namespace dovetail {
+namespace dovetail::mx {
 
 const char* role_name(LinearRole role) {
   switch (role) {
@@ -39,7 +39,7 @@ Linear::Linear(Options options) : options_(std::move(options)) {
 
 at::Tensor Linear::forward(const at::Tensor& x, const mx::QuantizedLinear::Prologue& prologue) {
   if (quantized_) return quantized_->forward(x, weight, bias, prologue);
-  return dovetail::linear(prologue != nullptr ? prologue->apply(x) : x, weight, bias);
+  return dovetail::ops::linear(prologue != nullptr ? prologue->apply(x) : x, weight, bias);
 }
 
 void Linear::set_recipe(const mx::LinearRecipe& recipe, mx::Gemm gemm) {
@@ -61,4 +61,4 @@ std::vector<std::shared_ptr<Linear>> quantizable_linears(const torch::nn::Module
   return found;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::mx

@@ -9,7 +9,7 @@
 
 #include "dovetail/mx/quantized_linear.h"
 
-namespace dovetail {
+namespace dovetail::mx {
 
 /// Purpose of a Linear. Recipes choose its precision by role.
 enum class LinearRole { kQkv, kAttentionOut, kFeedForwardUp, kFeedForwardDown, kTower, kHead };
@@ -55,4 +55,4 @@ std::shared_ptr<Linear> make_linear(Linear::Options options);
 /// head.
 std::vector<std::shared_ptr<Linear>> quantizable_linears(const torch::nn::Module& model);
 
-}  // namespace dovetail
+}  // namespace dovetail::mx

@@ -84,7 +84,7 @@ OperandCopies quantize_operand(const at::Tensor& x, const OperandRecipe& recipe,
                                   : quantize_float8(x, recipe, request);
 }
 
-OperandCopies quantize_operand(const MadeRows& x, const OperandRecipe& recipe,
+OperandCopies quantize_operand(const ops::MadeRows& x, const OperandRecipe& recipe,
                                const OperandRequest& request) {
   DOVETAIL_CHECK(recipe.is_microscaling(), "{} is not read by rows", name(*recipe.format));
   return quantize_microscaling(x, recipe, request);
@@ -99,7 +99,7 @@ at::Tensor dequantize_kept(const at::Tensor& codes, const at::Tensor& scales,
 }
 
 bool emulates_in_bfloat16() {
-  return has_bfloat16_instructions() && simd_level() == SimdLevel::kAvx512;
+  return has_bfloat16_instructions() && ops::simd_level() == ops::SimdLevel::kAvx512;
 }
 
 at::ScalarType emulation_dtype(const at::Tensor& x, const OperandRecipe& a,

@@ -37,7 +37,7 @@ OperandCopies quantize_operand(const at::Tensor& x, const OperandRecipe& recipe,
                                const OperandRequest& request);
 
 /// Quantizes rows that are computed when they are read. Requires a microscaling recipe.
-OperandCopies quantize_operand(const MadeRows& x, const OperandRecipe& recipe,
+OperandCopies quantize_operand(const ops::MadeRows& x, const OperandRecipe& recipe,
                                const OperandRequest& request);
 
 /// Returns the dequantized numbers of a kept copy.

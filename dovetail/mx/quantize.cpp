@@ -79,7 +79,7 @@ QuantizeProblem problem_of(at::IntArrayRef sizes, at::ScalarType dtype, const Qu
           .addend = scale_addend(element, spec.scale_mode),
           .saturate_non_finite = spec.non_finite == NonFinite::kSaturate,
           .stochastic = spec.rounding == Rounding::kStochastic,
-          .by_codec = !kernel_enabled(Kernel::kQuantize),
+          .by_codec = !ops::kernel_enabled(ops::Kernel::kQuantize),
           .seed = spec.seed,
           .stream = count >= kStreamedBytes};
 }
@@ -113,10 +113,10 @@ void check_input(const at::Tensor& x, const QuantizeSpec& spec) {
              "mx::quantize: x must be on the CPU or a GPU, but is {}", describe(x));
 }
 
-const CudaKernels& gpu_kernels() {
-  user_check(kernel_enabled(Kernel::kQuantize),
+const ops::CudaKernels& gpu_kernels() {
+  user_check(ops::kernel_enabled(ops::Kernel::kQuantize),
              "mx: mx_quantize is switched off, and a GPU has no other way");
-  const CudaKernels* kernels = cuda_kernels();
+  const ops::CudaKernels* kernels = cuda_kernels();
   user_check(kernels != nullptr, "mx: this build has no kernels for the GPU: there was no nvcc");
   return *kernels;
 }
@@ -159,7 +159,7 @@ void quantize_into_checked(const at::Tensor& x_in, const QuantizeSpec& spec, Qua
   if (x_in.is_meta() || x_in.numel() == 0) return;
 
   const TraceSpan span("dovetail::mx_quantize");
-  simd_level();  // DOVETAIL_SIMD takes effect before the first kernel runs
+  ops::simd_level();  // DOVETAIL_SIMD takes effect before the first kernel runs
   const at::Tensor x = x_in.detach().contiguous();
   // Only a matrix has both its row blocks and its column blocks in one view.
   const bool together = !(row && column) || x.dim() == 2;
@@ -193,12 +193,12 @@ Quantized quantize(const at::Tensor& x, const QuantizeSpec& spec) {
   return out;
 }
 
-Quantized quantize(const MadeRows& x, const QuantizeSpec& spec) {
+Quantized quantize(const ops::MadeRows& x, const QuantizeSpec& spec) {
   DOVETAIL_CHECK(x.sizes.size() == 2 && (x.dtype == at::kFloat || x.dtype == at::kBFloat16),
                  "{} sizes of {}", x.sizes.size(), c10::toString(x.dtype));
   Quantized out = empty_copies(x.sizes, at::TensorOptions(x.dtype), spec);
   const TraceSpan span("dovetail::mx_quantize");
-  simd_level();
+  ops::simd_level();
   QuantizeProblem problem = problem_of(x.sizes, x.dtype, spec, Orientation::kRow);
   UnreadScales unread;
   if (wants_row(spec)) problem.row = row_target(out, unread);
@@ -245,7 +245,7 @@ void dequantize_into(const MXTensor& x, const at::Tensor& y) {
              "mx::dequantize_into: the numbers of codes that are {} do not go into {}",
              describe(x.codes()), describe(y));
   const TraceSpan span("dovetail::mx_dequantize");
-  simd_level();
+  ops::simd_level();
   if (y.is_meta() || y.numel() == 0) return;
   const bool along_rows = x.orientation() == Orientation::kRow;
   const int64_t rows = along_rows ? y.numel() / y.size(-1) : y.size(0), cols = y.numel() / rows;

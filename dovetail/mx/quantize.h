@@ -57,7 +57,7 @@ Quantized quantize(const at::Tensor& x, const QuantizeSpec& spec = {});
 
 /// Quantizes a matrix whose rows are computed when they are read, on the CPU. The matrix never
 /// exists as a whole.
-Quantized quantize(const MadeRows& x, const QuantizeSpec& spec = {});
+Quantized quantize(const ops::MadeRows& x, const QuantizeSpec& spec = {});
 
 /// Quantizes into the copies of an earlier `quantize` of a tensor with this shape, and overwrites
 /// their memory. Used for a weight's copies after each step. Throws UserError if a copy requested

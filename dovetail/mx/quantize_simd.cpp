@@ -45,7 +45,7 @@ constexpr int64_t kWordsMargin = kLine / 4, kWordsStride = kChunk + kGroup + 2 *
 
 uint32_t* words_memory(int64_t rows) {
   return reinterpret_cast<uint32_t*>(
-      workspace(Workspace::kRandomWords, static_cast<size_t>(rows * kWordsStride)));
+      ops::workspace(ops::Workspace::kRandomWords, static_cast<size_t>(rows * kWordsStride)));
 }
 
 /// Writes the words for `count` elements (at most kChunk) from (row, col) on.
@@ -485,7 +485,7 @@ QuantizeCounts quantize_blocks(const QuantizeProblem& p, const RowMaker& make) {
       }
       QuantizeProblem made = p;
       made.first_row = item * height;
-      void* strip = workspace(Workspace::kMadeRows, strip_floats);
+      void* strip = ops::workspace(ops::Workspace::kMadeRows, strip_floats);
       make(made.first_row, std::min(height, p.rows - made.first_row), strip);
       made.x = strip;
       for (int64_t col = 0; col < p.cols; col += width)

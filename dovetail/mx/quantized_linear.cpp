@@ -54,9 +54,9 @@ std::pair<at::Tensor, at::Tensor> column_codes(const at::Tensor& x, const Operan
 
 /// Returns a @ b as `dtype`, with b transposed if `options` ask for it. Both operands have the same
 /// dtype.
-at::Tensor product(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options,
+at::Tensor product(const at::Tensor& a, const at::Tensor& b, const ops::GemmOptions& options,
                    at::ScalarType dtype) {
-  return gemm(a, b, options).to(dtype);
+  return ops::gemm(a, b, options).to(dtype);
 }
 
 int64_t scaling_of(Blocks blocks) {
@@ -90,7 +90,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
                             const std::optional<at::Tensor>& prologue_bias,
                             const c10::intrusive_ptr<Holder>& holder, bool trains_weight) {
     QuantizedLinear& layer = *holder->layer;
-    const RowOperation* prologue = holder->prologue.get();
+    const ops::RowOperation* prologue = holder->prologue.get();
     const OperandRecipe& recipe = layer.recipe_.activation;
     KeptInput kept;
     kept.by_rows =
@@ -111,7 +111,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     if (kept.by_rows) kept.x = input;
 
     const QuantizedLinear::Call call =
-        recipe.format ? layer.next_call(Operand::kActivation) : QuantizedLinear::Call{};
+        recipe.format ? layer.next_call(ops::Operand::kActivation) : QuantizedLinear::Call{};
     const auto made = operation(
         "dovetail::mx_linear",
         {.reads = {input, weight, bias.value_or(at::Tensor()),
@@ -152,7 +152,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
                       context->saved_data["by_rows"].toBool()};
     const auto holder =
         c10::static_intrusive_pointer_cast<Holder>(context->saved_data["holder"].toCapsule());
-    const RowOperation* prologue = holder->prologue.get();
+    const ops::RowOperation* prologue = holder->prologue.get();
     const at::Tensor dy = as_rows(gradients[0]);
     // Undefined inputs have no edge number.
     size_t edge = 2;
@@ -177,14 +177,15 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
       if (at::GradMode::is_enabled()) x.requires_grad_();
       input = prologue != nullptr ? prologue->apply(x) : x;
     }
-    const auto of_prologue = kept.by_rows ? prologue->parameters() : RowOperation::Parameters{};
+    const auto of_prologue =
+        kept.by_rows ? prologue->parameters() : ops::RowOperation::Parameters{};
     const at::Tensor read = kept.by_rows                       ? kept.x
                             : input.defined() && wanted.weight ? input.detach()
                                                                : at::Tensor();
     const bool quantizes =
         holder->layer->recipe_.gradient.format && (wanted.input || wanted.weight);
     const auto call =
-        quantizes ? holder->layer->next_call(Operand::kGradient) : QuantizedLinear::Call{};
+        quantizes ? holder->layer->next_call(ops::Operand::kGradient) : QuantizedLinear::Call{};
     const std::vector<at::Tensor> inputs = {dy,
                                             weight,
                                             kept.codes,
@@ -197,7 +198,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     const std::vector<at::Tensor> made =
         gradient_operations(holder, inputs, call, wanted, kept.by_rows);
 
-    RowOperation::Gradients before = {.x = made[0], .parameters = {made[3], made[4]}};
+    ops::RowOperation::Gradients before = {.x = made[0], .parameters = {made[3], made[4]}};
     if (before.x.defined() && !kept.by_rows && prologue != nullptr)
       before = gradients_of(*prologue, x, input, before.x.view(input.sizes()));
     if (before.x.defined()) before.x = before.x.view(context->saved_data["sizes"].toIntVector());
@@ -209,9 +210,9 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
   /// Tensors that backward reads for x: the column copy, or x itself before the prologue.
   struct KeptInput {
     at::Tensor codes, scales, x;
-    RowOperation::Statistics statistics;  ///< statistics of the prologue, if by rows
-    bool by_rows = false;                 ///< the prologue's result never exists as a whole
-    bool column_later = false;            ///< keep x and let backward make the column copy
+    ops::RowOperation::Statistics statistics;  ///< statistics of the prologue, if by rows
+    bool by_rows = false;                      ///< the prologue's result never exists as a whole
+    bool column_later = false;                 ///< keep x and let backward make the column copy
   };
   struct Wanted {
     bool input = false, weight = false, bias = false;
@@ -226,11 +227,11 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
                                           const OperandRequest& request, bool by_rows) {
     QuantizedLinear& layer = *holder.layer;
     const at::Tensor &x = inputs[0], &weight = inputs[1], &bias = inputs[2];
-    RowOperation::Statistics statistics;
+    ops::RowOperation::Statistics statistics;
     OperandCopies input;
     if (!by_rows && x.size(-1) == weight.size(1) && layer.multiplies_float8(x, x.size(0), weight)) {
-      const auto of_x = layer.float8_codes(Operand::kActivation, x),
-                 of_w = layer.float8_codes(Operand::kWeight, weight);
+      const auto of_x = layer.float8_codes(ops::Operand::kActivation, x),
+                 of_w = layer.float8_codes(ops::Operand::kWeight, weight);
       const LinearRecipe& r = layer.recipe_;
       const at::Tensor y = float8_product(of_x.row, of_x.row_scales, r.activation.blocks, of_w.row,
                                           of_w.row_scales, r.weight.blocks, optional(bias));
@@ -239,9 +240,10 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     }
     if (by_rows) {
       const auto prologue = holder.prologue->with({inputs[3], inputs[4]});
-      input = layer.quantized(Operand::kActivation, prologue->rows(x, statistics), request, call);
+      input =
+          layer.quantized(ops::Operand::kActivation, prologue->rows(x, statistics), request, call);
     } else if (layer.recipe_.activation.format) {
-      input = layer.quantized(Operand::kActivation, x, request, call);
+      input = layer.quantized(ops::Operand::kActivation, x, request, call);
     } else {
       input.row = x;
     }
@@ -316,21 +318,21 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     if (!by_rows && (wanted.input || wanted.weight) &&
         layer.multiplies_float8(dy, dy.size(0), weight)) {
       const LinearRecipe& r = layer.recipe_;
-      const auto codes = layer.float8_codes(Operand::kGradient, dy);
+      const auto codes = layer.float8_codes(ops::Operand::kGradient, dy);
       if (wanted.weight) {
         QuantizedLinear::Codes of_x{
             .row = {}, .column = inputs[2], .row_scales = {}, .column_scales = inputs[3]};
         if (!of_x.column.defined())
-          of_x = layer.float8_codes(Operand::kActivation, as_rows(inputs[4]));
+          of_x = layer.float8_codes(ops::Operand::kActivation, as_rows(inputs[4]));
         dweight = float8_product(codes.column, codes.column_scales, r.gradient.blocks, of_x.column,
                                  of_x.column_scales, r.activation.blocks);
       }
       if (wanted.input) {
-        const auto of_weight = layer.float8_codes(Operand::kWeight, weight);
+        const auto of_weight = layer.float8_codes(ops::Operand::kWeight, weight);
         dinput = float8_product(codes.row, codes.row_scales, r.gradient.blocks, of_weight.column,
                                 of_weight.column_scales, r.weight.blocks);
       }
-      if (wanted.bias) dbias = gemm(at::ones({1, dy.size(0)}, dy.options()), dy).squeeze(0);
+      if (wanted.bias) dbias = ops::gemm(at::ones({1, dy.size(0)}, dy.options()), dy).squeeze(0);
       return {dinput, dweight, dbias, {}, {}};
     }
     OperandCopies of_dy =
@@ -356,7 +358,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
                    : product(of_dy.row.to(dtype), of_weight.column.to(dtype), {}, made);
     }
     of_dy = {};
-    if (wanted.bias) dbias = column_sums(dy);
+    if (wanted.bias) dbias = ops::column_sums(dy);
     if (!dinput.defined() || !by_rows) return {dinput, dweight, dbias, {}, {}};
     const auto before = prologue->gradients(inputs[4], {inputs[5], inputs[6]}, dinput);
     return {before.x, dweight, dbias, before.parameters.weight, before.parameters.bias};
@@ -367,7 +369,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     OperandCopies copies;
     if (layer.recipe_.gradient.format && (request.row || request.column)) {
       request.seed = mix_seed(layer.seed_, call.number);
-      return layer.quantized(Operand::kGradient, dy, request, call);
+      return layer.quantized(ops::Operand::kGradient, dy, request, call);
     }
     copies.row = copies.column = dy;
     return copies;
@@ -375,7 +377,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
 
   /// Makes the column copy for the weight's gradient. Unless made by rows, kept.x is the prologue's
   /// result.
-  static OperandCopies input_columns(QuantizedLinear& layer, const RowOperation* prologue,
+  static OperandCopies input_columns(QuantizedLinear& layer, const ops::RowOperation* prologue,
                                      const KeptInput& kept, at::ScalarType dtype) {
     const OperandRecipe& recipe = layer.recipe_.activation;
     OperandCopies copies;
@@ -384,7 +386,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     } else if (kept.codes.defined()) {
       copies.column = dequantize_kept(kept.codes, kept.scales, recipe, dtype);
     } else if (kept.by_rows) {
-      RowOperation::Statistics known;
+      ops::RowOperation::Statistics known;
       copies = layer.activation_again(prologue->rows(kept.x, known));
     } else if (recipe.format) {
       copies = layer.activation_again(as_rows(kept.x));
@@ -395,15 +397,16 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
   }
 
   /// Computes the gradients of input = prologue(x) with autograd.
-  static RowOperation::Gradients gradients_of(const RowOperation& prologue, const at::Tensor& x,
-                                              const at::Tensor& input, const at::Tensor& dinput) {
-    const RowOperation::Parameters parameters = prologue.parameters();
+  static ops::RowOperation::Gradients gradients_of(const ops::RowOperation& prologue,
+                                                   const at::Tensor& x, const at::Tensor& input,
+                                                   const at::Tensor& dinput) {
+    const ops::RowOperation::Parameters parameters = prologue.parameters();
     torch::autograd::variable_list leaves = {x};
     for (const at::Tensor* parameter : {&parameters.weight, &parameters.bias}) {
       if (parameter->defined() && parameter->requires_grad()) leaves.push_back(*parameter);
     }
     const auto found = torch::autograd::grad({input}, leaves, {dinput});
-    RowOperation::Gradients result = {.x = found[0], .parameters = {}};
+    ops::RowOperation::Gradients result = {.x = found[0], .parameters = {}};
     size_t next = 1;
     if (parameters.weight.defined() && parameters.weight.requires_grad())
       result.parameters.weight = found[next++];
@@ -416,7 +419,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
 QuantizedLinear::QuantizedLinear(const LinearRecipe& recipe, std::string name, Gemm gemm,
                                  bool input_stays)
     : recipe_(recipe), name_(std::move(name)), gemm_(gemm), input_stays_(input_stays) {
-  for (const Operand operand : kOperands) {
+  for (const ops::Operand operand : kOperands) {
     const OperandRecipe& how = recipe_.of(operand);
     if (how.history > 0) amax_history(operand) = at::zeros({how.history}, at::kFloat);
   }
@@ -433,10 +436,10 @@ void QuantizedLinear::begin_step(uint64_t seed, bool count) {
 
 LinearStatistics QuantizedLinear::statistics() const {
   LinearStatistics sums = statistics_;
-  for (const Operand operand : kOperands)
+  for (const ops::Operand operand : kOperands)
     for (const Statistics& of_call : recorded_[static_cast<size_t>(operand)])
       sums.of(operand).add(of_call);
-  for (const Operand operand : kOperands) {
+  for (const ops::Operand operand : kOperands) {
     const at::Tensor& seen = seen_[static_cast<size_t>(operand)];
     if (!seen.defined()) continue;
     Statistics& of_operand = sums.of(operand);
@@ -452,18 +455,18 @@ bool QuantizedLinear::leaves_column_to_plan(const at::Tensor& x) const {
          x.size(0) % kBlock == 0 && emulation_dtype(x, recipe_.gradient, recipe) == x.scalar_type();
 }
 
-QuantizedLinear::Call QuantizedLinear::next_call(Operand operand) {
+QuantizedLinear::Call QuantizedLinear::next_call(ops::Operand operand) {
   return {.number = calls_[static_cast<size_t>(operand)]++, .recorded = operations_are_recorded()};
 }
 
-void QuantizedLinear::remember_amax(Operand operand, float amax) {
+void QuantizedLinear::remember_amax(ops::Operand operand, float amax) {
   at::Tensor& history = amax_history(operand);
   history = at::roll(history, 1);
   history[0].fill_(amax);
 }
 
 template <class X>
-OperandCopies QuantizedLinear::quantized(Operand operand, const X& x, OperandRequest request,
+OperandCopies QuantizedLinear::quantized(ops::Operand operand, const X& x, OperandRequest request,
                                          const Call& call) {
   const OperandRecipe& how = recipe_.of(operand);
   request.amax = amax_for(operand);
@@ -474,7 +477,7 @@ OperandCopies QuantizedLinear::quantized(Operand operand, const X& x, OperandReq
     if (how.history > 0 && x.is_cuda() && x.numel() > 0)
       see(operand, x.detach().abs().amax().to(at::kFloat).view(at::kInt));
   }
-  if (operand == Operand::kWeight) {
+  if (operand == ops::Operand::kWeight) {
     if (request.row) statistics_.weight = copies.statistics;
   } else if (!call.counts) {
     return copies;
@@ -493,7 +496,7 @@ bool QuantizedLinear::multiplies_float8(const at::Tensor& x, int64_t rows,
   if (!x.is_cuda() || x.scalar_type() != at::kBFloat16 || rows == 0 || weight.numel() == 0)
     return false;
   bool blocks = false, tensors = false;
-  for (const Operand operand : kOperands) {
+  for (const ops::Operand operand : kOperands) {
     const OperandRecipe& how = recipe_.of(operand);
     if (!how.format || how.is_microscaling()) return false;
     (how.blocks == Blocks::kTensor ? tensors : blocks) = true;
@@ -510,7 +513,7 @@ bool QuantizedLinear::multiplies_float8(const at::Tensor& x, int64_t rows,
   return blocks ? capability == 90 : capability >= 89;
 }
 
-QuantizedLinear::Codes QuantizedLinear::float8_codes(Operand operand, const at::Tensor& x_in) {
+QuantizedLinear::Codes QuantizedLinear::float8_codes(ops::Operand operand, const at::Tensor& x_in) {
   const OperandRecipe& how = recipe_.of(operand);
   const auto address = reinterpret_cast<uintptr_t>(x_in.const_data_ptr());
   const at::Tensor x = x_in.is_contiguous() && address % 16 == 0
@@ -557,13 +560,13 @@ QuantizedLinear::Codes QuantizedLinear::float8_codes(Operand operand, const at::
 }
 
 /// Records an amax, as float32 bits. A non-finite tensor is ignored, as on the CPU.
-void QuantizedLinear::see(Operand operand, const at::Tensor& amax) {
+void QuantizedLinear::see(ops::Operand operand, const at::Tensor& amax) {
   at::Tensor& seen = seen_[static_cast<size_t>(operand)];
   const at::Tensor finite = at::where(amax < 0x7f800000, amax, 0);
   seen = seen.defined() ? at::maximum(seen, finite) : finite;
 }
 
-float QuantizedLinear::amax_for(Operand operand) const {
+float QuantizedLinear::amax_for(ops::Operand operand) const {
   const at::Tensor& history = amax_histories_[static_cast<size_t>(operand)];
   if (!history.defined()) return 0;
   const auto* known = history.const_data_ptr<float>();
@@ -577,13 +580,13 @@ OperandCopies QuantizedLinear::activation_again(const X& x) {
   return quantize_operand(x, recipe_.activation,
                           {.column = true,
                            .as_codes = gemm_ == Gemm::kNative,
-                           .amax = amax_for(Operand::kActivation),
+                           .amax = amax_for(ops::Operand::kActivation),
                            .count = false});
 }
 
 OperandCopies QuantizedLinear::weight_copies(const at::Tensor& weight,
                                              const OperandRequest& request) {
-  if (recipe_.weight.format) return quantized(Operand::kWeight, weight, request, {});
+  if (recipe_.weight.format) return quantized(ops::Operand::kWeight, weight, request, {});
   OperandCopies copies;
   copies.row = copies.column = weight;
   return copies;
@@ -612,8 +615,8 @@ at::Tensor QuantizedLinear::forward(const at::Tensor& x, const at::Tensor& weigh
       throw UserError(fmt::format("{}: {}", name_, obstacle), "use emulated products");
   }
   if (x.is_meta()) return at::linear(prologue != nullptr ? prologue->apply(x) : x, weight, bias);
-  const RowOperation::Parameters beside =
-      prologue != nullptr ? prologue->parameters() : RowOperation::Parameters{};
+  const ops::RowOperation::Parameters beside =
+      prologue != nullptr ? prologue->parameters() : ops::RowOperation::Parameters{};
   return QuantizedLinearFunction::apply(x, weight, optional(bias), optional(beside.weight),
                                         optional(beside.bias),
                                         c10::make_intrusive<Holder>(shared_from_this(), prologue),

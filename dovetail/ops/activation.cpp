@@ -14,7 +14,7 @@
 #include "dovetail/ops/row_operation.h"
 #include "dovetail/ops/simd_level.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 
 namespace {
 
@@ -172,4 +172,4 @@ std::shared_ptr<const RowOperation> squared_relu_operation() {
   return std::make_shared<ActivationOperation>(Activation::kSquaredRelu);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

@@ -12,7 +12,7 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace dovetail {
+namespace dovetail::ops {
 namespace HWY_NAMESPACE {
 
 // tanh(u) = 2 sigmoid(2 u) - 1, so GELU's tanh form is x * sigmoid(kGeluScale * (x + kGeluCube
@@ -121,11 +121,11 @@ void RunActivation(const ActivationProblem& p, const void* dy, void* out) {
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace dovetail
+}  // namespace dovetail::ops
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace dovetail {
+namespace dovetail::ops {
 
 HWY_EXPORT(RunActivation);
 
@@ -137,5 +137,5 @@ void activation_backward(const ActivationProblem& problem, const void* dy, void*
   HWY_DYNAMIC_DISPATCH(RunActivation)(problem, dy, dx);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops
 #endif

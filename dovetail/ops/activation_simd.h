@@ -4,7 +4,7 @@
 
 #include "dovetail/ops/storage.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 
 enum class Activation { kSwiGlu, kGelu, kSquaredRelu };
 
@@ -22,4 +22,4 @@ void activation_forward(const ActivationProblem& problem, void* y);
 /// Writes dx, with the shape of x; dy is (rows, width).
 void activation_backward(const ActivationProblem& problem, const void* dy, void* dx);
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

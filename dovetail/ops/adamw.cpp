@@ -14,7 +14,7 @@
 #include "dovetail/ops/cuda_kernels.h"
 #include "dovetail/ops/simd_level.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 
 namespace {
 
@@ -208,4 +208,4 @@ double sum_of_squares(const std::vector<at::Tensor>& tensors) {
   return std::accumulate(sum, sum + sums.numel(), 0.0);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-namespace dovetail {
+namespace dovetail::ops {
 
 /// Parameters of an AdamW step (Loshchilov and Hutter 2019) over many tensors in one pass over
 /// memory.
@@ -36,4 +36,4 @@ at::Tensor squares_of_pieces(const std::vector<at::Tensor>& tensors);
 /// Returns the sum of squares of all elements in float64, added in a fixed order.
 double sum_of_squares(const std::vector<at::Tensor>& tensors);
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

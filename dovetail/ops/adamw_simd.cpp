@@ -10,7 +10,7 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace dovetail {
+namespace dovetail::ops {
 namespace HWY_NAMESPACE {
 
 template <class T>
@@ -73,11 +73,11 @@ double SumOfSquares(const void* x, Storage storage, int64_t count) {
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace dovetail
+}  // namespace dovetail::ops
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace dovetail {
+namespace dovetail::ops {
 
 HWY_EXPORT(AdamW);
 HWY_EXPORT(SumOfSquares);
@@ -90,5 +90,5 @@ double sum_of_squares_span(const void* x, Storage storage, int64_t count) {
   return HWY_DYNAMIC_DISPATCH(SumOfSquares)(x, storage, count);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops
 #endif

@@ -4,7 +4,7 @@
 
 #include "dovetail/ops/storage.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 
 /// Consecutive elements of one parameter; adamw.h has the formula.
 struct AdamWSpan {
@@ -39,4 +39,4 @@ struct SquaresPiece {
 /// Returns the sum of squares of `count` elements in float64. Runs on the calling thread.
 double sum_of_squares_span(const void* x, Storage storage, int64_t count);
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

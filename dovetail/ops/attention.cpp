@@ -20,7 +20,7 @@
 #include "dovetail/ops/meta.h"
 #include "dovetail/ops/simd_level.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 
 namespace {
 
@@ -423,4 +423,4 @@ at::Tensor rotate(const at::Tensor& x, int64_t position, AttentionOptions option
   return composed::rotate(x, position, options);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

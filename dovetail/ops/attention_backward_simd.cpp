@@ -19,7 +19,7 @@
 //   dq = ds k / sqrt(D);  dk = ds^T q / sqrt(D).
 
 HWY_BEFORE_NAMESPACE();
-namespace dovetail {
+namespace dovetail::ops {
 namespace HWY_NAMESPACE {
 
 /// Buffers of one task, which handles one key-value head. Rows are `width` floats long.
@@ -188,11 +188,11 @@ void AttentionBackward(const AttentionShape& s, const HeadsView& q, const HeadsV
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace dovetail
+}  // namespace dovetail::ops
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace dovetail {
+namespace dovetail::ops {
 
 HWY_EXPORT(AttentionBackward);
 
@@ -201,5 +201,5 @@ void attention_backward(const AttentionShape& shape, const HeadsView& q, const H
   HWY_DYNAMIC_DISPATCH(AttentionBackward)(shape, q, k, v, gradients);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops
 #endif

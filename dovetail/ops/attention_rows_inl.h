@@ -18,7 +18,7 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace dovetail {
+namespace dovetail::ops {
 namespace HWY_NAMESPACE {
 
 // Rows of the left operand in the products of attention. They divide the usual head sizes, unlike
@@ -146,7 +146,7 @@ HWY_INLINE auto hidden_lanes(const AttentionShape& s, int64_t query, int64_t key
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace dovetail
+}  // namespace dovetail::ops
 HWY_AFTER_NAMESPACE();
 
 #endif  // include guard per target

@@ -19,7 +19,7 @@
 // probabilities are then the packed right operand of the next product.
 
 HWY_BEFORE_NAMESPACE();
-namespace dovetail {
+namespace dovetail::ops {
 namespace HWY_NAMESPACE {
 
 /// Buffers of one task, taken from the thread's workspace.
@@ -159,11 +159,11 @@ void AttentionForward(const AttentionShape& s, const HeadsView& q, const HeadsVi
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace dovetail
+}  // namespace dovetail::ops
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace dovetail {
+namespace dovetail::ops {
 
 HWY_EXPORT(AttentionForward);
 
@@ -172,5 +172,5 @@ void attention_forward(const AttentionShape& shape, const HeadsView& q, const He
   HWY_DYNAMIC_DISPATCH(AttentionForward)(shape, q, k, v, out, logsumexp);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops
 #endif

@@ -4,7 +4,7 @@
 
 #include "dovetail/ops/storage.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 
 /// Sizes of an attention. Names of dimensions: B batch, T queries (the last T positions), S keys, H
 /// query heads, G key-value heads, D head size.
@@ -43,4 +43,4 @@ struct AttentionGradients {
 void attention_backward(const AttentionShape& shape, const HeadsView& q, const HeadsView& k,
                         const HeadsView& v, const AttentionGradients& gradients);
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

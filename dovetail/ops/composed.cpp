@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-namespace dovetail::composed {
+namespace dovetail::ops::composed {
 
 namespace {
 
@@ -90,4 +90,4 @@ at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight,
                                 /*ignore_index=*/-100);
 }
 
-}  // namespace dovetail::composed
+}  // namespace dovetail::ops::composed

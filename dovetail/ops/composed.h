@@ -5,7 +5,7 @@
 /// Operations of functions.h, composed of ATen's differentiable operators alone. Float64, the meta
 /// device, CUDA and disabled kernels use them, and tests compare our kernels with them. The caller
 /// has checked shapes and dtypes.
-namespace dovetail::composed {
+namespace dovetail::ops::composed {
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
@@ -22,4 +22,4 @@ at::Tensor squared_relu(const at::Tensor& x);
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight,
                                 const at::Tensor& targets);
 
-}  // namespace dovetail::composed
+}  // namespace dovetail::ops::composed

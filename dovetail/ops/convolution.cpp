@@ -14,7 +14,7 @@
 #include "dovetail/ops/simd_level.h"
 #include "dovetail/ops/winograd.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 namespace {
 
 constexpr std::array<std::string_view, 2> kNames = {"im2col", "winograd"};
@@ -270,4 +270,4 @@ ConvolutionGradients convolution_backward_weight(const at::Tensor& dy, const at:
   return out;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

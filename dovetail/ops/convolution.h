@@ -9,7 +9,7 @@
 #include <string_view>
 #include <tuple>
 
-namespace dovetail {
+namespace dovetail::ops {
 
 /// CPU algorithms of a convolution, in addition to ATen's own (at::convolution: oneDNN's direct
 /// kernels).
@@ -68,4 +68,4 @@ int64_t convolution_workspace_bytes(ConvolutionPass pass, at::IntArrayRef x_size
                                     at::IntArrayRef weight_sizes,
                                     const ConvolutionOptions& options);
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

@@ -14,7 +14,7 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace dovetail {
+namespace dovetail::ops {
 namespace HWY_NAMESPACE {
 
 /// Outputs [begin, end) of a line that read inside the image: output o reads element o * stride +
@@ -92,11 +92,11 @@ void ToImage(const ColumnShape& s, const float* columns, float* image) {
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace dovetail
+}  // namespace dovetail::ops
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace dovetail {
+namespace dovetail::ops {
 
 HWY_EXPORT(ToColumns);
 HWY_EXPORT(ToImage);
@@ -109,5 +109,5 @@ void columns_to_image(const ColumnShape& shape, const float* columns, float* ima
   HWY_DYNAMIC_DISPATCH(ToImage)(shape, columns, image);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops
 #endif

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-namespace dovetail {
+namespace dovetail::ops {
 
 /// Sizes of an image (channels, height, width) and of its columns. The columns are (channels *
 /// kernel_height * kernel_width, out_height * out_width). Row (c, r, s) of the columns holds, for
@@ -24,4 +24,4 @@ void image_to_columns(const ColumnShape& shape, const float* image, float* colum
 /// elements of the columns that were read from it. The sum is in the order of the columns.
 void columns_to_image(const ColumnShape& shape, const float* columns, float* image);
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

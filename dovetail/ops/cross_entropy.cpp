@@ -16,7 +16,7 @@
 #include "dovetail/ops/meta.h"
 #include "dovetail/ops/simd_level.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 
 namespace {
 
@@ -204,4 +204,4 @@ at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight,
   return run(x, weight, contiguous, false, false).loss;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

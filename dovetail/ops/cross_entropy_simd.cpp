@@ -14,7 +14,7 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace dovetail {
+namespace dovetail::ops {
 namespace HWY_NAMESPACE {
 
 HWY_INLINE float to_float(float value) { return value; }
@@ -88,11 +88,11 @@ void CrossEntropyRows(const CrossEntropyProblem& p) {
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace dovetail
+}  // namespace dovetail::ops
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace dovetail {
+namespace dovetail::ops {
 
 HWY_EXPORT(CrossEntropyRows);
 
@@ -100,5 +100,5 @@ void cross_entropy_rows(const CrossEntropyProblem& problem) {
   HWY_DYNAMIC_DISPATCH(CrossEntropyRows)(problem);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops
 #endif

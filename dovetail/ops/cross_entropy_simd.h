@@ -4,7 +4,7 @@
 
 #include "dovetail/ops/storage.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 
 /// Cross entropy of each row: losses[i] = log(sum(exp(logits[i]))) - logits[i, targets[i]]. It is 0
 /// if the target is `kIgnoredTarget`; every other target must be in [0, vocab). With `gradient`,
@@ -22,4 +22,4 @@ struct CrossEntropyProblem {
 };
 void cross_entropy_rows(const CrossEntropyProblem& problem);
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

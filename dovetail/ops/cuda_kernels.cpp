@@ -4,7 +4,7 @@
 
 #include "dovetail/base/module.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 
 void* open_cuda_library(const char* entry) {
   const auto library = module_path(kCudaLibrary);
@@ -19,4 +19,4 @@ const CudaKernels* cuda_kernels() {
   return kernels;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

@@ -10,7 +10,7 @@
 #include "dovetail/ops/norm_simd.h"
 #include "dovetail/ops/rotary.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 
 /// Matrix product c (m, n) = [c +] a (m, k) b (k, n); m, n and k are above 0. c is row-major, and
 /// its rows are `c_stride` elements apart.
@@ -82,4 +82,4 @@ const Kernels* cuda_kernel_table(const char* entry) {
 inline constexpr const char* kCudaLibrary = "libdovetail_cuda.so";
 inline constexpr const char* kCudaEntry = "dovetail_cuda_kernels";
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

@@ -13,7 +13,7 @@
 #include "dovetail/ops/meta.h"
 #include "dovetail/ops/simd_level.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 
 namespace {
 
@@ -146,4 +146,4 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids) {
   return EmbeddingFunction::apply(weight, ids);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

@@ -1,6 +1,6 @@
 #pragma once
 
-namespace dovetail {
+namespace dovetail::ops {
 
 /// Measures the FLOP/s of float32 fused multiply-adds that stay in registers. Uses
 /// parallel_workers() threads and the instruction set in use (dispatch.h). This is the upper bound
@@ -8,4 +8,4 @@ namespace dovetail {
 /// best of several rounds.
 double measure_fma_rate(double seconds = 0.1);
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

@@ -14,7 +14,7 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace dovetail {
+namespace dovetail::ops {
 namespace HWY_NAMESPACE {
 
 // Number of independent sums. Two units with a latency of four cycles need eight sums to stay busy;
@@ -37,11 +37,11 @@ int64_t ChainFma(int64_t steps, float* sink) {
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace dovetail
+}  // namespace dovetail::ops
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace dovetail {
+namespace dovetail::ops {
 
 HWY_EXPORT(ChainFma);
 
@@ -61,5 +61,5 @@ double measure_fma_rate(double seconds) {
   return best;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops
 #endif

@@ -8,7 +8,7 @@
 /// our fused kernels, with statistics, softmax and accumulation in FP32. On other devices they are
 /// composed of ATen's operators. Each is also `torch.ops.dovetail.<name>`. All throw UserError that
 /// names wrong shapes or dtypes. On the meta device they return shapes, without gradients.
-namespace dovetail {
+namespace dovetail::ops {
 
 /// Returns y = x @ weight^T + bias, y (..., out). x (..., in), weight (out, in), bias (out) or
 /// undefined; all have one dtype.
@@ -78,4 +78,4 @@ at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight,
 /// accumulated in index order, so its bits are the same for any number of threads.
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids);
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

@@ -10,7 +10,7 @@
 #include "dovetail/ops/gemm_product.h"
 #include "dovetail/ops/rows_simd.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 
 namespace {
 
@@ -99,4 +99,4 @@ at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& opt
   return c;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

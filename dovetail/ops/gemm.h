@@ -4,7 +4,7 @@
 
 #include <span>
 
-namespace dovetail {
+namespace dovetail::ops {
 
 /// c (m, n) = [c +] op(a) @ op(b), where op(a) is (m, k) and op(b) is (k, n); op is the transpose
 /// when asked.
@@ -56,4 +56,4 @@ at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& opt
 /// Their order depends on the shape alone; the order of at::sum depends on the number of threads.
 at::Tensor column_sums(const at::Tensor& x);
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

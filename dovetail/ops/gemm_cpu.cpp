@@ -8,7 +8,7 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/ops/simd_level.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 
 namespace {
 
@@ -159,4 +159,4 @@ void CpuProducts::run() {
     if (one.c.defined()) one.c.copy_(one.c_as_float32);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

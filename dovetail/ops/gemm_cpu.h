@@ -7,7 +7,7 @@
 #include "dovetail/ops/gemm_product.h"
 #include "dovetail/ops/gemm_simd.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 
 /// Products for the CPU kernel. `run` computes them in one pass: threads go from one product to the
 /// next without waiting for each other.
@@ -36,4 +36,4 @@ class CpuProducts {
   std::vector<Prepared> prepared_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

@@ -6,7 +6,7 @@
 
 #include "dovetail/ops/simd_level.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 
 namespace {
 
@@ -70,4 +70,4 @@ void GroupedProducts::run() const {
   if (!products_.empty()) kernels_->grouped_products(storage_of(operands_[0]), products_);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

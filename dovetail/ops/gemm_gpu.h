@@ -9,7 +9,7 @@
 #include "dovetail/ops/cuda_kernels.h"
 #include "dovetail/ops/gemm_product.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 
 /// Describes c (m, n) = [c +] a (m, k) @ b (k, n) to cuBLAS's grouped product; c is row-major.
 /// Returns nullopt if cuBLAS cannot take it: a and b need a stride of 1, and bfloat16 matrices must
@@ -41,4 +41,4 @@ class GroupedProducts {
   std::vector<at::Tensor> operands_;  ///< kept until `run` has queued the products
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

@@ -5,7 +5,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/ops/storage.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 
 namespace {
 
@@ -81,4 +81,4 @@ Product::Product(const GemmCall& call)
   check(*this);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

@@ -5,7 +5,7 @@
 #include "dovetail/ops/gemm.h"
 
 /// A call of gemm.h, split into operands and checked, as its kernels take it.
-namespace dovetail {
+namespace dovetail::ops {
 
 /// One factor of a product: a stored matrix, perhaps a choice of its rows, perhaps transposed.
 struct Operand {
@@ -39,4 +39,4 @@ struct Product {
   }
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

@@ -19,7 +19,7 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace dovetail {
+namespace dovetail::ops {
 namespace HWY_NAMESPACE {
 
 // Blocking after Goto and van de Geijn (2008). A panel of b is packed once by all threads and read
@@ -434,11 +434,11 @@ bool MultipliesPairs() {
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace dovetail
+}  // namespace dovetail::ops
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace dovetail {
+namespace dovetail::ops {
 
 HWY_EXPORT(Gemm);
 
@@ -448,5 +448,5 @@ bool multiplies_pairs() { return HWY_DYNAMIC_DISPATCH(MultipliesPairs)(); }
 
 void gemm_float32(std::span<const GemmProblem> problems) { HWY_DYNAMIC_DISPATCH(Gemm)(problems); }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops
 #endif

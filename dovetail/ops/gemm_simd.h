@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <span>
 
-namespace dovetail {
+namespace dovetail::ops {
 
 /// Float32 matrix; one of its strides is 1.
 struct MatrixView {
@@ -54,4 +54,4 @@ bool multiplies_pairs();
 /// terms. So the bits are the same for any number of threads and any position of the element.
 void gemm_float32(std::span<const GemmProblem> problems);
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

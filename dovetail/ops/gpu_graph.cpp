@@ -3,7 +3,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/ops/cuda_kernels.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 namespace {
 
 const CudaKernels& kernels() {
@@ -18,4 +18,4 @@ GpuGraph::GpuGraph(const std::function<void()>& work) : graph_(kernels().record_
 GpuGraph::~GpuGraph() { kernels().drop_graph(graph_); }
 void GpuGraph::replay() { kernels().replay_graph(graph_); }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

@@ -2,7 +2,7 @@
 
 #include <functional>
 
-namespace dovetail {
+namespace dovetail::ops {
 
 /// GPU work that is recorded once and queued again by one call: a CUDA graph.
 class GpuGraph {
@@ -25,4 +25,4 @@ class GpuGraph {
   void* graph_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

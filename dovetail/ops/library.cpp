@@ -7,7 +7,7 @@
 
 /// Registers torch.ops.dovetail.*, once for all devices: each function chooses its path by the
 /// tensor's device.
-namespace dovetail {
+namespace dovetail::ops {
 
 namespace {
 
@@ -62,25 +62,26 @@ std::tuple<at::Tensor, at::Tensor> library_convolution_backward_weight(
 
 }  // namespace
 
-}  // namespace dovetail
+}  // namespace dovetail::ops
 
 TORCH_LIBRARY(dovetail, m) {
   dovetail::define<
       "gemm(Tensor a, Tensor b, bool transpose_a=False, bool transpose_b=False) -> Tensor",
-      dovetail::library_gemm>(m);
+      dovetail::ops::library_gemm>(m);
   dovetail::define<"linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
-                   dovetail::library_linear>(m);
-  dovetail::define<"rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", dovetail::rms_norm>(m);
+                   dovetail::ops::library_linear>(m);
+  dovetail::define<"rms_norm(Tensor x, Tensor weight, float eps) -> Tensor",
+                   dovetail::ops::rms_norm>(m);
   dovetail::define<"layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> Tensor",
-                   dovetail::library_layer_norm>(m);
+                   dovetail::ops::library_layer_norm>(m);
   dovetail::define<
       "attention(Tensor q, Tensor k, Tensor v, int rotary_dim=0, float theta=10000.0) -> Tensor",
-      dovetail::library_attention>(m);
-  dovetail::define<"swiglu(Tensor x) -> Tensor", dovetail::swiglu>(m);
-  dovetail::define<"gelu(Tensor x) -> Tensor", dovetail::gelu>(m);
-  dovetail::define<"squared_relu(Tensor x) -> Tensor", dovetail::squared_relu>(m);
+      dovetail::ops::library_attention>(m);
+  dovetail::define<"swiglu(Tensor x) -> Tensor", dovetail::ops::swiglu>(m);
+  dovetail::define<"gelu(Tensor x) -> Tensor", dovetail::ops::gelu>(m);
+  dovetail::define<"squared_relu(Tensor x) -> Tensor", dovetail::ops::squared_relu>(m);
   dovetail::define<"linear_cross_entropy(Tensor x, Tensor weight, Tensor targets) -> Tensor",
-                   dovetail::linear_cross_entropy>(m);
+                   dovetail::ops::linear_cross_entropy>(m);
   dovetail::define<"embedding(Tensor weight, Tensor ids) -> Tensor", dovetail::embedding>(m);
   m.def(
       "convolution(Tensor x, Tensor weight, Tensor? bias, int[2] stride, int[2] padding, str "
@@ -98,8 +99,9 @@ TORCH_LIBRARY(dovetail, m) {
 // Registered below autograd, which does not know these functions. So each is one operation of a
 // recorded step.
 TORCH_LIBRARY_IMPL(dovetail, CompositeExplicitAutograd, m) {
-  dovetail::implement<"convolution", dovetail::library_convolution>(m);
-  dovetail::implement<"convolution_backward_data", dovetail::library_convolution_backward_data>(m);
-  dovetail::implement<"convolution_backward_weight", dovetail::library_convolution_backward_weight>(
-      m);
+  dovetail::implement<"convolution", dovetail::ops::library_convolution>(m);
+  dovetail::implement<"convolution_backward_data",
+                      dovetail::ops::library_convolution_backward_data>(m);
+  dovetail::implement<"convolution_backward_weight",
+                      dovetail::ops::library_convolution_backward_weight>(m);
 }

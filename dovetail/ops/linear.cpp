@@ -11,7 +11,7 @@
 #include "dovetail/ops/gemm.h"
 #include "dovetail/ops/simd_level.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 
 namespace {
 
@@ -119,4 +119,4 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   return LinearFunction::apply(x, weight, bias.defined() ? std::optional(same_bias) : std::nullopt);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

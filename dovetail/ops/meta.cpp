@@ -4,7 +4,7 @@
 #include <ATen/ops/empty_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-namespace dovetail {
+namespace dovetail::ops {
 namespace {
 
 class EmptyOnMeta : public torch::autograd::Function<EmptyOnMeta> {
@@ -33,4 +33,4 @@ at::Tensor empty_on_meta(at::TensorList inputs, at::IntArrayRef sizes, at::Scala
   return EmptyOnMeta::apply(inputs, sizes.vec(), dtype);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

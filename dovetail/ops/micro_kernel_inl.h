@@ -18,7 +18,7 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace dovetail {
+namespace dovetail::ops {
 namespace HWY_NAMESPACE {
 
 // A tile of kTileRows x kTileColumns accumulators fills the registers. AVX-512 has 32: 24
@@ -370,7 +370,7 @@ HWY_INLINE void pack_pairs(const BFloat16* from, int64_t stride, const int32_t* 
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace dovetail
+}  // namespace dovetail::ops
 HWY_AFTER_NAMESPACE();
 
 #endif  // include guard per target

@@ -14,7 +14,7 @@
 #include "dovetail/ops/row_operation.h"
 #include "dovetail/ops/simd_level.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 
 namespace {
 
@@ -271,4 +271,4 @@ NormedSum layer_norm_of_sum(const at::Tensor& x, const at::Tensor& branch, const
   return norm_of_sum("layer_norm_of_sum", x, branch, weight, bias, eps, true);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

@@ -14,7 +14,7 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace dovetail {
+namespace dovetail::ops {
 namespace HWY_NAMESPACE {
 
 /// Returns the sum over the row of f(x[i .. i + lanes)). Two accumulators hide the latency of the
@@ -140,11 +140,11 @@ void NormBackward(const NormProblem& p, const void* dy, void* dx, float* dweight
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace dovetail
+}  // namespace dovetail::ops
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace dovetail {
+namespace dovetail::ops {
 
 HWY_EXPORT(NormForward);
 HWY_EXPORT(NormBackward);
@@ -158,5 +158,5 @@ void norm_backward(const NormProblem& problem, const void* dy, void* dx, float* 
   HWY_DYNAMIC_DISPATCH(NormBackward)(problem, dy, dx, dweight, dbias);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops
 #endif

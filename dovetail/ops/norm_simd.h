@@ -4,7 +4,7 @@
 
 #include "dovetail/ops/storage.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 
 /// Layer norm or RMS norm of N rows of width C. Tensors x, y, dy and dx (N, C) are contiguous, in
 /// `storage`. All others are float32; weight and bias are (C).
@@ -26,4 +26,4 @@ void norm_forward(const NormProblem& problem, void* y);
 void norm_backward(const NormProblem& problem, const void* dy, void* dx, float* dweight,
                    float* dbias);
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

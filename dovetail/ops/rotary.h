@@ -5,7 +5,7 @@
 
 #include "dovetail/ops/attention_simd.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 
 /// Heads of queries, keys or values, or their gradients, (batch, length, heads, head_dim). They are
 /// read at `from` and written at `to`, which must not overlap.
@@ -27,4 +27,4 @@ struct RotaryProblem {
 
 inline constexpr int kMaxRotaryParts = 3;
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

@@ -9,7 +9,7 @@
 
 /// Operations on single rows of x (..., C), an activation or a norm, that precede a matrix product.
 /// A consumer that reads a few rows at a time, as a quantizer does, need not hold the whole result.
-namespace dovetail {
+namespace dovetail::ops {
 
 /// Matrix whose rows are computed when they are read.
 struct MadeRows {
@@ -61,4 +61,4 @@ std::shared_ptr<const RowOperation> rms_norm_operation(const at::Tensor& weight,
 std::shared_ptr<const RowOperation> layer_norm_operation(const at::Tensor& weight,
                                                          const at::Tensor& bias, double eps);
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

@@ -12,7 +12,7 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace dovetail {
+namespace dovetail::ops {
 namespace HWY_NAMESPACE {
 
 /// Calls body(row) for all rows, in pieces of some tens of kilobytes.
@@ -84,11 +84,11 @@ void WeighRows(const WeighRowsProblem& p) {
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace dovetail
+}  // namespace dovetail::ops
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace dovetail {
+namespace dovetail::ops {
 
 HWY_EXPORT(AddRows);
 HWY_EXPORT(GatherRows);
@@ -98,5 +98,5 @@ void add_rows(const AddRowsProblem& problem) { HWY_DYNAMIC_DISPATCH(AddRows)(pro
 void gather_rows(const GatherRowsProblem& problem) { HWY_DYNAMIC_DISPATCH(GatherRows)(problem); }
 void weigh_rows(const WeighRowsProblem& problem) { HWY_DYNAMIC_DISPATCH(WeighRows)(problem); }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops
 #endif

@@ -4,7 +4,7 @@
 
 #include "dovetail/ops/storage.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 
 /// Scatter-add of rows: c[row[i]] += weight[i] * x[i] for all rows of x (rows, width), which is
 /// contiguous in `storage`. The result c is float32, and its rows are `ldc` elements apart. The
@@ -47,4 +47,4 @@ struct WeighRowsProblem {
 };
 void weigh_rows(const WeighRowsProblem& problem);
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

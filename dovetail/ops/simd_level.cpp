@@ -13,7 +13,7 @@
 #include "dovetail/ops/cuda_kernels.h"
 #include "dovetail/ops/simd_targets.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 
 namespace {
 
@@ -128,4 +128,4 @@ std::string describe(const at::Tensor& x) {
                      x.device().str());
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

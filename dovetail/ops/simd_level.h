@@ -8,7 +8,7 @@
 
 #include "dovetail/ops/storage.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 
 /// Instruction sets for which our CPU kernels are compiled. `kScalar` is the compiler's baseline
 /// for the architecture (SSE2 on x86).
@@ -60,4 +60,4 @@ const float* data_or_null(const at::Tensor& x);
 /// Returns shape, dtype and device for messages, for example "[3, 4] Float on cpu".
 std::string describe(const at::Tensor& x);
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

@@ -15,7 +15,7 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace dovetail {
+namespace dovetail::ops {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -112,7 +112,7 @@ HWY_INLINE FloatVector sigmoid(FloatVector x) {
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace dovetail
+}  // namespace dovetail::ops
 HWY_AFTER_NAMESPACE();
 
 #endif  // include guard per target

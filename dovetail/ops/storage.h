@@ -1,9 +1,9 @@
 #pragma once
 
-namespace dovetail {
+namespace dovetail::ops {
 
 /// Number format of a kernel's tensors in memory. Arithmetic is float32 for both. This header
 /// serves the *_simd.cpp files, which do not include ATen.
 enum class Storage { kFloat32, kBFloat16 };
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

@@ -2,7 +2,7 @@
 #include "dovetail/ops/simd_targets.h"
 #include "hwy/highway.h"
 
-namespace dovetail::simd {
+namespace dovetail::ops::simd {
 
 int best_target() {
   // Queried once: a later answer would be the restricted target.
@@ -22,4 +22,4 @@ void restrict_targets(int highest) {
   hwy::GetChosenTarget().Update(targets);
 }
 
-}  // namespace dovetail::simd
+}  // namespace dovetail::ops::simd

@@ -6,7 +6,7 @@
 #include "dovetail/ops/gemm_simd.h"
 #include "dovetail/ops/winograd_simd.h"
 
-namespace dovetail {
+namespace dovetail::ops {
 namespace {
 
 // Floats of input and output tiles in memory at once. Caches hold about this much in addition to
@@ -81,4 +81,4 @@ void convolve_winograd(const WinogradProblem& p, float* workspace) {
   }
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

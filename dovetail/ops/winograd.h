@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-namespace dovetail {
+namespace dovetail::ops {
 
 /// Convolution with 3 x 3 filters and stride 1 on contiguous float32. The input x (batch, in,
 /// height, width) is padded with zeros. Filters are weight (out, in, 3, 3); bias (out) may be null.
@@ -31,4 +31,4 @@ int64_t winograd_workspace_floats(const WinogradProblem& problem);
 /// |u| |v|) |A|. Absolute values are elementwise, in the notation of winograd_simd.h.
 void convolve_winograd(const WinogradProblem& problem, float* workspace);
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

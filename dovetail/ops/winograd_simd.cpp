@@ -15,7 +15,7 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace dovetail {
+namespace dovetail::ops {
 namespace HWY_NAMESPACE {
 
 constexpr int64_t kTile = kWinogradTile, kWindow = 6;
@@ -202,11 +202,11 @@ void Output(const WinogradOutput& p) {
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace dovetail
+}  // namespace dovetail::ops
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace dovetail {
+namespace dovetail::ops {
 
 HWY_EXPORT(Weights);
 HWY_EXPORT(Input);
@@ -216,5 +216,5 @@ void winograd_weights(const WinogradWeights& problem) { HWY_DYNAMIC_DISPATCH(Wei
 void winograd_input(const WinogradInput& problem) { HWY_DYNAMIC_DISPATCH(Input)(problem); }
 void winograd_output(const WinogradOutput& problem) { HWY_DYNAMIC_DISPATCH(Output)(problem); }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops
 #endif

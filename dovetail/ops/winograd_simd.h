@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-namespace dovetail {
+namespace dovetail::ops {
 
 /// Transforms of Winograd's F(4 x 4, 3 x 3) (Lavin and Gray 2015, arXiv 1509.09308). An output tile
 /// of 4 x 4 is computed from an input tile of 6 x 6 by 36 products instead of 144. With point q = 6
@@ -52,4 +52,4 @@ struct WinogradOutput {
 };
 void winograd_output(const WinogradOutput& problem);
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

@@ -7,7 +7,7 @@
 #include <memory>
 #include <new>
 
-namespace dovetail {
+namespace dovetail::ops {
 
 namespace {
 
@@ -49,4 +49,4 @@ float* workspace(Workspace use, size_t count) {
   return buffer.data.get();
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-namespace dovetail {
+namespace dovetail::ops {
 
 /// Use of a thread's scratch memory. Each use has its own buffer, so kernels with different uses
 /// may nest.
@@ -13,4 +13,4 @@ enum class Workspace { kGemmRows, kGemmPanel, kAttention, kRows, kMadeRows, kRan
 /// thread: a new allocation of megabytes costs a page fault every 4 KiB.
 float* workspace(Workspace use, size_t count);
 
-}  // namespace dovetail
+}  // namespace dovetail::ops

@@ -2,7 +2,7 @@
 
 #include "dovetail/train/recommender/trained_recommender.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 StoredRun read_stored_run(const std::filesystem::path& path) {
   if (!is_exported_recommender(path)) return read_run_or_checkpoint(path);
@@ -13,4 +13,4 @@ LoadedModel load_model(const std::filesystem::path& run_or_checkpoint) {
   return load_model(read_stored_run(run_or_checkpoint));
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

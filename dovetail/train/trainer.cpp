@@ -29,7 +29,7 @@
 #include "dovetail/train/resolve/unread_keys.h"
 #include "dovetail/train/run/folder.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 /// Returns argv as the kernel has it: the command that the user can repeat.
@@ -109,12 +109,12 @@ constexpr int64_t kUsualCache = 32 << 20;
 
 /// Warns if experts get so few tokens that their products wait for weights from memory.
 void say_how_full_experts_are(const ResolvedRun& run) {
-  const ModelConfig& model = run.config.model;
+  const models::ModelConfig& model = run.config.model;
   const double tokens = tokens_of_an_expert(run.config, run.micro_batch);
   if (tokens == 0 || run.precision.peak_flops == 0 || !run.device.is_cpu()) return;
   const int64_t element = run.precision.compute == at::kBFloat16 ? 2 : 4;
   const int64_t bytes = model.moe.experts / run.config.parallel.expert * model.width *
-                        model.moe.ffn_width * (up_width(model.activation, 1) + 1) * element;
+                        model.moe.ffn_width * (mx::up_width(model.activation, 1) + 1) * element;
   if (bytes <= std::max<int64_t>(kUsualCache, sysconf(_SC_LEVEL3_CACHE_SIZE))) return;
   const double least =
       tokens_that_hide_weights(run.precision.peak_flops, measure_copy_bandwidth(), element);
@@ -160,21 +160,21 @@ void say_what_is_trained(const ResolvedRun& run, int ranks) {
 /// Start of a run. Rank 0 opens the run's folder and reads its newest good checkpoint, if any. All
 /// ranks get its step and state.
 struct StartingPoint {
-  std::unique_ptr<RunFolder> folder;           ///< on rank 0 only
-  std::optional<StoredCheckpoint> checkpoint;  ///< on rank 0 only
+  std::unique_ptr<RunFolder> folder;               ///< on rank 0 only
+  std::optional<io::StoredCheckpoint> checkpoint;  ///< on rank 0 only
   RunState state;
   std::optional<std::string> precision;
 };
 
-StartingPoint open_run(const ResolvedRun& run, Group& group, const TrainOptions& options) {
+StartingPoint open_run(const ResolvedRun& run, comm::Group& group, const TrainOptions& options) {
   StartingPoint start;
   nlohmann::json found = {{"step", -1}, {"state", nullptr}};
-  on_rank_zero(group, "opening the run", [&] {
+  comm::on_rank_zero(group, "opening the run", [&] {
     start.folder = std::make_unique<RunFolder>(run.config.folder());
-    CheckpointFolder checkpoints(start.folder->checkpoints(), {});
+    io::CheckpointFolder checkpoints(start.folder->checkpoints(), {});
     checkpoints.clean();
     if (!options.resume) start.folder->forget_earlier_run();
-    start.checkpoint = latest_checkpoint(start.folder->checkpoints());
+    start.checkpoint = io::latest_checkpoint(start.folder->checkpoints());
     if (!start.checkpoint) return;
     found = {{"step", start.checkpoint->step()}, {"state", start.checkpoint->state()}};
     for (const std::string& warning :
@@ -182,7 +182,7 @@ StartingPoint open_run(const ResolvedRun& run, Group& group, const TrainOptions&
       log_warning("{}", warning);
     }
   });
-  const nlohmann::json shared = broadcast_json(group, found);
+  const nlohmann::json shared = comm::broadcast_json(group, found);
   const auto step = shared["step"].get<int64_t>();
   if (step < 0) return start;
   start.precision = stored_precision(shared["state"]);
@@ -192,7 +192,7 @@ StartingPoint open_run(const ResolvedRun& run, Group& group, const TrainOptions&
 }
 
 std::unique_ptr<TrainingLoop> make_training(const ResolvedRun& run,
-                                            const std::shared_ptr<Group>& group, bool quiet,
+                                            const std::shared_ptr<comm::Group>& group, bool quiet,
                                             const StartingPoint& start) {
   RunFolder* folder = start.folder.get();
   if (run.config.recommends())
@@ -200,7 +200,7 @@ std::unique_ptr<TrainingLoop> make_training(const ResolvedRun& run,
                                                  start.checkpoint ? &*start.checkpoint : nullptr);
   return std::make_unique<Training>(
       run, group, folder, quiet, start.state,
-      start.checkpoint ? start.checkpoint->snapshot().tensors : decltype(Snapshot::tensors){});
+      start.checkpoint ? start.checkpoint->snapshot().tensors : decltype(io::Snapshot::tensors){});
 }
 
 TrainResult result_of(const TrainingLoop& training) {
@@ -217,7 +217,7 @@ TrainResult result_of(const TrainingLoop& training) {
 
 }  // namespace
 
-TrainResult train(const RunConfig& config, std::shared_ptr<Group> group,
+TrainResult train(const RunConfig& config, std::shared_ptr<comm::Group> group,
                   const TrainOptions& options) {
   const bool speaks = group->rank() == 0 && !options.quiet;
   ResolvedRun run = resolve_run(config, *group, options);
@@ -240,13 +240,13 @@ TrainResult train(const RunConfig& config, std::shared_ptr<Group> group,
     folder->write_json("machine.json",
                        machine_record(run, *training, group->size(), peak.bytes(), finished));
   };
-  on_rank_zero(*group, "writing the run's config", [&] {
+  comm::on_rank_zero(*group, "writing the run's config", [&] {
     folder->write_config(run.config);
     write_machine(false);
   });
   if (speaks) log_info("{}", training->data_summary());
   training->run();
-  on_rank_zero(*group, "writing the report", [&] {
+  comm::on_rank_zero(*group, "writing the report", [&] {
     write_machine(training->complete());
     if (training->complete()) training->finish(*folder, options.quiet);
     write_report(folder->path());
@@ -254,4 +254,4 @@ TrainResult train(const RunConfig& config, std::shared_ptr<Group> group,
   return result_of(*training);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -7,7 +7,7 @@
 #include "dovetail/train/config/options.h"
 #include "dovetail/train/config/run_config.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 struct TrainResult {
   int64_t steps = 0;
@@ -27,7 +27,7 @@ struct TrainResult {
 /// that the user can fix, before training begins (except for a full disk). Throws CommError if
 /// another rank is gone. Throws std::runtime_error after train.max_skipped_steps non-finite steps
 /// in a row. Sets the number of threads of the calling thread.
-TrainResult train(const RunConfig& config, std::shared_ptr<Group> group,
+TrainResult train(const RunConfig& config, std::shared_ptr<comm::Group> group,
                   const TrainOptions& options);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

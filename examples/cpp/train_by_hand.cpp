@@ -8,16 +8,16 @@
 #include <vector>
 
 int main() {
-  dovetail::ModelConfig config;
+  dovetail::models::ModelConfig config;
   config.layers = 2;
   config.width = 64;
   config.heads = 4;
   config.context = 32;
-  config = dovetail::resolve_model_config(config, /*tokenizer_vocab=*/17);
-  dovetail::GPT model(config);
+  config = dovetail::models::resolve_model_config(config, /*tokenizer_vocab=*/17);
+  dovetail::models::GPT model(config);
   dovetail::initialize(model, /*seed=*/1);
 
-  std::vector<dovetail::AdamWTensor> states;
+  std::vector<dovetail::ops::AdamWTensor> states;
   for (auto& parameter : model.parameters()) {
     states.push_back({.parameter = parameter.detach(),
                       .m = torch::zeros_like(parameter),
@@ -33,7 +33,7 @@ int main() {
     loss.sum.backward();
     const auto parameters = model.parameters();
     for (size_t i = 0; i < states.size(); ++i) states[i].gradient = parameters[i].grad();
-    dovetail::adamw_step(
+    dovetail::ops::adamw_step(
         states, {.lr = 3e-3, .grad_scale = 1.0 / static_cast<double>(loss.weight), .step = step});
     loss_per_token = loss.sum.item<double>() / static_cast<double>(loss.weight);
     if (step % 20 == 0) std::printf("step %3ld  loss %.4f nats per token\n", step, loss_per_token);

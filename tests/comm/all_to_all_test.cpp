@@ -15,7 +15,7 @@
 #include "dovetail/mx/quantize.h"
 #include "ranks.h"
 
-namespace dovetail::all_to_all_test {
+namespace dovetail::comm::all_to_all_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -356,4 +356,4 @@ TEST(AllToAllMisuse, IsRefused) {
 }
 
 }  // namespace
-}  // namespace dovetail::all_to_all_test
+}  // namespace dovetail::comm::all_to_all_test

@@ -9,7 +9,7 @@
 #include "tests/base/temporary_folder.h"
 #include "tests/fuzz.h"
 
-namespace dovetail::cost_model_fuzz_test {
+namespace dovetail::comm::cost_model_fuzz_test {
 namespace {
 
 TEST(CostModelFuzz, FilesAreReadOrRefused) {
@@ -29,4 +29,4 @@ TEST(CostModelFuzz, FilesAreReadOrRefused) {
 }
 
 }  // namespace
-}  // namespace dovetail::cost_model_fuzz_test
+}  // namespace dovetail::comm::cost_model_fuzz_test

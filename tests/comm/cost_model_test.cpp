@@ -11,7 +11,7 @@
 #include "dovetail/base/error.h"
 #include "ranks.h"
 
-namespace dovetail::cost_model_test {
+namespace dovetail::comm::cost_model_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -121,4 +121,4 @@ TEST(Calibration, IsTheSameOnEveryRankAndNearWhatItMeasured) {
 }
 
 }  // namespace
-}  // namespace dovetail::cost_model_test
+}  // namespace dovetail::comm::cost_model_test

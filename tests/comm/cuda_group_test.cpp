@@ -6,7 +6,7 @@
 #include "dovetail/comm/group.h"
 #include "ranks.h"
 
-namespace dovetail::cuda_group_test {
+namespace dovetail::comm::cuda_group_test {
 namespace {
 
 class CudaGroup : public ::testing::Test {
@@ -49,4 +49,4 @@ TEST_F(CudaGroup, MovesTensorsOfAGpuAsThoseOfACpu) {
 }
 
 }  // namespace
-}  // namespace dovetail::cuda_group_test
+}  // namespace dovetail::comm::cuda_group_test

@@ -13,7 +13,7 @@
 #include "dovetail/comm/group.h"
 
 // The group of a job, as its environment describes it.
-namespace dovetail::environment_test {
+namespace dovetail::comm::environment_test {
 namespace {
 
 using ::testing::AllOf;
@@ -108,4 +108,4 @@ TEST_F(Environment, RefusesWhatItCannotDo) {
 }
 
 }  // namespace
-}  // namespace dovetail::environment_test
+}  // namespace dovetail::comm::environment_test

@@ -17,7 +17,7 @@
 #include "dovetail/base/error.h"
 #include "ranks.h"
 
-namespace dovetail::group_test {
+namespace dovetail::comm::group_test {
 namespace {
 
 using ::testing::AllOf;
@@ -364,4 +364,4 @@ TEST(SilentRank, InAnAllToAllOfASubgroupIsNamedAfterTheTimeout) {
 }
 
 }  // namespace
-}  // namespace dovetail::group_test
+}  // namespace dovetail::comm::group_test

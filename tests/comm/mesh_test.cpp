@@ -11,7 +11,7 @@
 #include "dovetail/base/error.h"
 #include "ranks.h"
 
-namespace dovetail::mesh_test {
+namespace dovetail::comm::mesh_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -105,4 +105,4 @@ TEST(Mesh, SizesThatDoNotFitAreRefused) {
 }
 
 }  // namespace
-}  // namespace dovetail::mesh_test
+}  // namespace dovetail::comm::mesh_test

@@ -9,7 +9,7 @@
 #include "ranks.h"
 
 // Messages of any length, by collectives that have one size for all.
-namespace dovetail::messages_test {
+namespace dovetail::comm::messages_test {
 namespace {
 
 class Messages : public ::testing::TestWithParam<int> {};
@@ -56,4 +56,4 @@ TEST_P(Messages, AgreeSaysEveryErrorOnEveryRank) {
 }
 
 }  // namespace
-}  // namespace dovetail::messages_test
+}  // namespace dovetail::comm::messages_test

@@ -15,7 +15,7 @@
 #include "dovetail/base/error.h"
 #include "ranks.h"
 
-namespace dovetail::reducer_test {
+namespace dovetail::comm::reducer_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -456,4 +456,4 @@ TEST(GradientReducer, MisuseIsAnInternalError) {
 }
 
 }  // namespace
-}  // namespace dovetail::reducer_test
+}  // namespace dovetail::comm::reducer_test

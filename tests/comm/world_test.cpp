@@ -18,7 +18,7 @@
 #include "dovetail/comm/mesh.h"
 #include "world.h"
 
-namespace dovetail::world_test {
+namespace dovetail::comm::world_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -137,4 +137,4 @@ TEST(World, AProcessThatDiesInTheMiddleOfATransferIsNoticedBeforeTheTimeout) {
 }
 
 }  // namespace
-}  // namespace dovetail::world_test
+}  // namespace dovetail::comm::world_test

@@ -10,7 +10,7 @@
 #include "temporary_folder.h"
 #include "tests/fuzz.h"
 
-namespace dovetail::documents_fuzz_test {
+namespace dovetail::data::documents_fuzz_test {
 namespace {
 
 const std::string kRecords =
@@ -70,4 +70,4 @@ TEST(DocumentsFuzz, LinesAreReadOrNamed) {
 }
 
 }  // namespace
-}  // namespace dovetail::documents_fuzz_test
+}  // namespace dovetail::data::documents_fuzz_test

@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace dovetail::hash_test {
+namespace dovetail::data::hash_test {
 namespace {
 
 TEST(Xxh64, GivesThePublishedValues) {
@@ -30,4 +30,4 @@ TEST(Xxh64, GivesTheValuesOfTheReferencesSelfTest) {
 }
 
 }  // namespace
-}  // namespace dovetail::hash_test
+}  // namespace dovetail::data::hash_test

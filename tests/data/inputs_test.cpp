@@ -6,7 +6,7 @@
 #include "dovetail/base/error.h"
 #include "temporary_folder.h"
 
-namespace dovetail::inputs_test {
+namespace dovetail::data::inputs_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -112,4 +112,4 @@ TEST_F(Inputs, AListNamesRootAndRelativePath) {
 }
 
 }  // namespace
-}  // namespace dovetail::inputs_test
+}  // namespace dovetail::data::inputs_test

@@ -13,7 +13,7 @@
 #include "dovetail/data/text/prepare.h"
 #include "temporary_folder.h"
 
-namespace dovetail::loader_test {
+namespace dovetail::data::loader_test {
 namespace {
 
 /// A prepared folder of `size` bytes of text, all `letter` or, without one, counting up.
@@ -202,4 +202,4 @@ TEST_F(LoaderTest, StopsWhileItPrefetches) {
 }
 
 }  // namespace
-}  // namespace dovetail::loader_test
+}  // namespace dovetail::data::loader_test

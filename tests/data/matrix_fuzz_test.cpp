@@ -17,7 +17,7 @@
 #include "temporary_folder.h"
 #include "tests/fuzz.h"
 
-namespace dovetail::matrix_fuzz_test {
+namespace dovetail::data::matrix_fuzz_test {
 namespace {
 
 using namespace std::string_literals;
@@ -173,4 +173,4 @@ TEST(MatrixFuzz, NpzGivesTheArrayOrIsRefused) {
 }
 
 }  // namespace
-}  // namespace dovetail::matrix_fuzz_test
+}  // namespace dovetail::data::matrix_fuzz_test

@@ -6,7 +6,7 @@
 #include "dovetail/base/error.h"
 #include "temporary_folder.h"
 
-namespace dovetail::open_input_test {
+namespace dovetail::data::open_input_test {
 namespace {
 
 using namespace std::string_view_literals;
@@ -131,4 +131,4 @@ TEST_F(OpenInput, TheExtensionIsInLowerCaseAndBeforeThatOfThePacking) {
 }
 
 }  // namespace
-}  // namespace dovetail::open_input_test
+}  // namespace dovetail::data::open_input_test

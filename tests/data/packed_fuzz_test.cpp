@@ -12,7 +12,7 @@
 #include "temporary_folder.h"
 #include "tests/fuzz.h"
 
-namespace dovetail::packed_fuzz_test {
+namespace dovetail::data::packed_fuzz_test {
 namespace {
 
 using namespace std::string_view_literals;
@@ -84,4 +84,4 @@ TEST(PackedFuzz, Utf16GivesTheTableOfAStrictReader) {
 }
 
 }  // namespace
-}  // namespace dovetail::packed_fuzz_test
+}  // namespace dovetail::data::packed_fuzz_test

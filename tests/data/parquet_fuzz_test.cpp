@@ -19,7 +19,7 @@
 #include "temporary_folder.h"
 #include "tests/fuzz.h"
 
-namespace dovetail::parquet_fuzz_test {
+namespace dovetail::data::parquet_fuzz_test {
 namespace {
 
 std::string fixture(const std::string& name) {
@@ -80,4 +80,4 @@ TEST(ParquetFuzz, TextsAreReadOrRefused) {
 }
 
 }  // namespace
-}  // namespace dovetail::parquet_fuzz_test
+}  // namespace dovetail::data::parquet_fuzz_test

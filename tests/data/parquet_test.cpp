@@ -17,7 +17,7 @@
 
 // The files are made by pyarrow: tools/make_parquet_fixtures.py.
 
-namespace dovetail::parquet_test {
+namespace dovetail::data::parquet_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -144,4 +144,4 @@ TEST(ParquetPrepare, TakesEachRowForADocument) {
 }
 
 }  // namespace
-}  // namespace dovetail::parquet_test
+}  // namespace dovetail::data::parquet_test

@@ -15,7 +15,7 @@
 #include "dovetail/data/text/token_store.h"
 #include "temporary_folder.h"
 
-namespace dovetail::prepare_test {
+namespace dovetail::data::prepare_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -398,4 +398,4 @@ TEST_F(Prepare, ReportsProgress) {
 }
 
 }  // namespace
-}  // namespace dovetail::prepare_test
+}  // namespace dovetail::data::prepare_test

@@ -11,7 +11,7 @@
 #include "dovetail/base/hash.h"
 #include "dovetail/data/rows/row_loader.h"
 
-namespace dovetail::row_adult_test {
+namespace dovetail::data::row_adult_test {
 namespace {
 
 constexpr const char* kConfig = R"(
@@ -102,4 +102,4 @@ TEST(Adult, IsReadAsItsLinesSay) {
 }
 
 }  // namespace
-}  // namespace dovetail::row_adult_test
+}  // namespace dovetail::data::row_adult_test

@@ -9,7 +9,7 @@
 #include "dovetail/base/hash.h"
 #include "dovetail/data/rows/row_decoder.h"
 
-namespace dovetail::row_columns_test {
+namespace dovetail::data::row_columns_test {
 namespace {
 
 using Kind = ColumnValues::Kind;
@@ -159,4 +159,4 @@ TEST_P(Columns, AreTheirRows) {
 INSTANTIATE_TEST_SUITE_P(Seeds, Columns, ::testing::Range<uint64_t>(0, 8));
 
 }  // namespace
-}  // namespace dovetail::row_columns_test
+}  // namespace dovetail::data::row_columns_test

@@ -15,7 +15,7 @@
 #include "dovetail/base/hash.h"
 #include "temporary_folder.h"
 
-namespace dovetail::row_loader_test {
+namespace dovetail::data::row_loader_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -350,4 +350,4 @@ TEST_F(RowLoaderTest, NeedsARowToTrainOn) {
 }
 
 }  // namespace
-}  // namespace dovetail::row_loader_test
+}  // namespace dovetail::data::row_loader_test

@@ -12,7 +12,7 @@
 #include "dovetail/data/rows/row_statistics.h"
 #include "temporary_folder.h"
 
-namespace dovetail::row_pairs_test {
+namespace dovetail::data::row_pairs_test {
 namespace {
 
 using ::testing::AllOf;
@@ -255,4 +255,4 @@ TEST_F(RowTexts, WarnsOfALabelThatTheModelSees) {
 }
 
 }  // namespace
-}  // namespace dovetail::row_pairs_test
+}  // namespace dovetail::data::row_pairs_test

@@ -19,7 +19,7 @@
 #include "temporary_folder.h"
 #include "tests/fuzz.h"
 
-namespace dovetail::row_parquet_test {
+namespace dovetail::data::row_parquet_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -301,4 +301,4 @@ TEST(RowParquet, RefusesWhatItCannotGive) {
 }
 
 }  // namespace
-}  // namespace dovetail::row_parquet_test
+}  // namespace dovetail::data::row_parquet_test

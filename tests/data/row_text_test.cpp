@@ -11,7 +11,7 @@
 #include "dovetail/data/rows/row_reader.h"
 #include "temporary_folder.h"
 
-namespace dovetail::row_text_test {
+namespace dovetail::data::row_text_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -314,4 +314,4 @@ TEST_F(RowText, RefusesConfigsThatContradictThemselves) {
 }
 
 }  // namespace
-}  // namespace dovetail::row_text_test
+}  // namespace dovetail::data::row_text_test

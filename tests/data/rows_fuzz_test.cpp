@@ -14,7 +14,7 @@
 #include "temporary_folder.h"
 #include "tests/fuzz.h"
 
-namespace dovetail::rows_fuzz_test {
+namespace dovetail::data::rows_fuzz_test {
 namespace {
 
 struct Row {
@@ -91,4 +91,4 @@ TEST(RowsFuzz, CsvGivesTheRowsOfAStrictReader) { fuzz_rows("x.csv", ',', 167); }
 TEST(RowsFuzz, TsvGivesTheRowsOfAStrictReader) { fuzz_rows("x.tsv", '\t', 173); }
 
 }  // namespace
-}  // namespace dovetail::rows_fuzz_test
+}  // namespace dovetail::data::rows_fuzz_test

@@ -7,7 +7,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail::sampling_test {
+namespace dovetail::data::sampling_test {
 namespace {
 
 TEST(MixtureOrder, GivesEverySourceItsShareAtEveryLength) {
@@ -87,4 +87,4 @@ TEST(WindowOrder, RefusesASourceWithoutAWindow) {
 }
 
 }  // namespace
-}  // namespace dovetail::sampling_test
+}  // namespace dovetail::data::sampling_test

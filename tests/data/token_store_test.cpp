@@ -17,7 +17,7 @@
 #include "temporary_folder.h"
 #include "tests/fuzz.h"
 
-namespace dovetail::token_store_test {
+namespace dovetail::data::token_store_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -202,4 +202,4 @@ TEST_F(Store, FuzzedShardHeadersAreReadOrRefused) {
 }
 
 }  // namespace
-}  // namespace dovetail::token_store_test
+}  // namespace dovetail::data::token_store_test

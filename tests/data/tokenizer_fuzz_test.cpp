@@ -13,7 +13,7 @@
 #include "dovetail/data/text/tokenizer_json.h"
 #include "tests/fuzz.h"
 
-namespace dovetail::tokenizer_fuzz_test {
+namespace dovetail::data::tokenizer_fuzz_test {
 namespace {
 
 /// A tokenizer.json small enough that most mutations hit something other than a token's name.
@@ -75,4 +75,4 @@ TEST(SentencePieceFuzz, APieceThatBeginsWithNulIsRefused) {
 }
 
 }  // namespace
-}  // namespace dovetail::tokenizer_fuzz_test
+}  // namespace dovetail::data::tokenizer_fuzz_test

@@ -16,7 +16,7 @@
 // The files are made by the PyPI packages `tokenizers` and `sentencepiece`:
 // tools/make_tokenizer_fixtures.py.
 
-namespace dovetail::tokenizer_test {
+namespace dovetail::data::tokenizer_test {
 namespace {
 
 using nlohmann::json;
@@ -319,4 +319,4 @@ TEST(SplitPattern, AlwaysTakesSomething) {
 }
 
 }  // namespace
-}  // namespace dovetail::tokenizer_test
+}  // namespace dovetail::data::tokenizer_test

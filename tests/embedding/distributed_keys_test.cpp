@@ -87,7 +87,7 @@ Trained train_at_once(const Layout& layout) {
   return trained;
 }
 
-at::Tensor step_on_rank(DistributedTables& tables, const Group& group, const Layout& layout,
+at::Tensor step_on_rank(DistributedTables& tables, const comm::Group& group, const Layout& layout,
                         int64_t number) {
   const int64_t first = kSamples * group.rank() / layout.ranks,
                 count = kSamples * (group.rank() + 1) / layout.ranks - first,
@@ -121,7 +121,7 @@ Trained train_distributed(const Layout& layout, int64_t moved = kSteps,
   const auto train = [&](const Layout& now, int64_t from, int64_t to) {
     std::vector<std::vector<at::Tensor>> pooled(
         static_cast<size_t>(to - from), std::vector<at::Tensor>(static_cast<size_t>(now.ranks)));
-    expect_all_succeed(now.ranks, [&](const std::shared_ptr<Group>& group) {
+    expect_all_succeed(now.ranks, [&](const std::shared_ptr<comm::Group>& group) {
       DistributedTables tables(spec,
                                make_plan(spec, {.ranks = now.ranks, .sharding = now.sharding}),
                                group, {}, {}, now.options);
@@ -238,7 +238,7 @@ TEST(DistributedKeys, ARankMayHaveItsShareOfTheRows) {
   const Layout layout = {.sharding = Sharding::kRowWise, .ranks = 2};
   PackSpec spec = spec_of(layout);
   spec.tables[0].rows = 7;
-  expect_all_succeed(2, [&](const std::shared_ptr<Group>& group) {
+  expect_all_succeed(2, [&](const std::shared_ptr<comm::Group>& group) {
     DistributedTables tables(spec, make_plan(spec, {.ranks = 2, .sharding = Sharding::kRowWise}),
                              group);
     for (int64_t step = 1; step <= 3; ++step) step_on_rank(tables, *group, layout, step);
@@ -261,7 +261,7 @@ TEST(DistributedKeys, ARankMayHaveItsShareOfTheBytes) {
   std::vector<int64_t> rows;
   for (const int ranks : {1, 2}) {
     int64_t found = 0;
-    expect_all_succeed(ranks, [&](const std::shared_ptr<Group>& group) {
+    expect_all_succeed(ranks, [&](const std::shared_ptr<comm::Group>& group) {
       DistributedTables tables(
           spec, make_plan(spec, {.ranks = ranks, .sharding = Sharding::kRowWise}), group);
       TableStep step = tables.start(keys, 4, 1);

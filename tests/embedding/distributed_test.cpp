@@ -115,7 +115,7 @@ Trained train_distributed(const Layout& layout) {
   std::vector<std::vector<at::Tensor>> pooled(kSteps,
                                               std::vector<at::Tensor>(layout.samples.size()));
   Trained trained;
-  expect_all_succeed(layout.ranks(), [&](const std::shared_ptr<Group>& group) {
+  expect_all_succeed(layout.ranks(), [&](const std::shared_ptr<comm::Group>& group) {
     DistributedTables tables(spec, make_plan(spec, options_of(layout)), group);
     const int64_t count = layout.samples[static_cast<size_t>(group->rank())];
     int64_t first = 0;
@@ -272,7 +272,7 @@ TEST(DistributedTables, AreReadAndWrittenWhole) {
   for (const Sharding sharding : {kRow, kTable, kColumn, kReplicated}) {
     const Layout layout{.sharding = sharding, .samples = {1, 1, 1}};
     const PackSpec spec = spec_of(layout);
-    expect_all_succeed(3, [&](const std::shared_ptr<Group>& group) {
+    expect_all_succeed(3, [&](const std::shared_ptr<comm::Group>& group) {
       DistributedTables tables(spec, make_plan(spec, options_of(layout)), group);
       for (int64_t t = 0; t < 4; ++t) {
         const TableSpec& table = spec.tables[static_cast<size_t>(t)];
@@ -292,7 +292,7 @@ TEST(DistributedTables, WhereNothingChangedThereAreNoRows) {
   for (const Sharding sharding : {kRow, kTable, kColumn, kReplicated}) {
     const Layout layout{.sharding = sharding, .samples = {1, 1, 1}};
     const PackSpec spec = spec_of(layout);
-    expect_all_succeed(3, [&](const std::shared_ptr<Group>& group) {
+    expect_all_succeed(3, [&](const std::shared_ptr<comm::Group>& group) {
       DistributedTables tables(spec, make_plan(spec, options_of(layout)), group, {}, {}, {},
                                Changes::kTracked);
       const TableRows found = tables.read_rows(0, 0, 90, RowSet::kChanged);
@@ -311,18 +311,19 @@ TEST(DistributedTables, SendsRowsInTheDtypeThatIsAsked) {
   const Jagged batch = batch_of(packed, layout, 1);
   const at::Tensor exact = pool(packed, batch);
   std::vector<int64_t> bytes;
-  for (const Payload payload : {Payload::kUnchanged, Payload::kBFloat16, Payload::kMXFP8}) {
-    expect_all_succeed(2, [&](const std::shared_ptr<Group>& group) {
+  for (const comm::Payload payload :
+       {comm::Payload::kUnchanged, comm::Payload::kBFloat16, comm::Payload::kMXFP8}) {
+    expect_all_succeed(2, [&](const std::shared_ptr<comm::Group>& group) {
       DistributedTables tables(spec, make_plan(spec, options_of(layout)), group,
                                {payload, payload});
       const at::Tensor own = exact.narrow(0, 6 * group->rank(), 6);
       const at::Tensor found = tables.lookup(samples_of(batch, 6 * group->rank(), 6));
-      const double tolerance = payload == Payload::kUnchanged  ? 1e-6
-                               : payload == Payload::kBFloat16 ? 5e-3
-                                                               : 7e-2;
+      const double tolerance = payload == comm::Payload::kUnchanged  ? 1e-6
+                               : payload == comm::Payload::kBFloat16 ? 5e-3
+                                                                     : 7e-2;
       const double error = (found - own).norm().item<double>() / own.norm().item<double>();
       EXPECT_LT(error, tolerance);
-      if (payload != Payload::kUnchanged) {
+      if (payload != comm::Payload::kUnchanged) {
         EXPECT_GT(error, tolerance / 20);
       }
       if (group->rank() == 0) bytes.push_back(tables.traffic().bytes_sent);
@@ -340,10 +341,11 @@ TEST(DistributedTables, SendGradientsInTheDtypeThatIsAsked) {
   const Jagged batch = batch_of(before, layout, 1);
   std::vector<int64_t> bytes;
   std::vector<at::Tensor> moved;  // change of the first table by the step
-  for (const Payload payload : {Payload::kUnchanged, Payload::kBFloat16, Payload::kMXFP8}) {
-    expect_all_succeed(2, [&](const std::shared_ptr<Group>& group) {
+  for (const comm::Payload payload :
+       {comm::Payload::kUnchanged, comm::Payload::kBFloat16, comm::Payload::kMXFP8}) {
+    expect_all_succeed(2, [&](const std::shared_ptr<comm::Group>& group) {
       DistributedTables tables(spec, make_plan(spec, options_of(layout)), group,
-                               {Payload::kUnchanged, payload});
+                               {comm::Payload::kUnchanged, payload});
       const int64_t first = 6 * group->rank();
       step_on_rank(tables, samples_of(batch, first, 6),
                    gradient_of(12, tables.columns(), 1).narrow(0, first, 6), 1, 6);
@@ -374,7 +376,7 @@ TEST(DistributedTables, APackIsOneExchangeEachWay) {
       const EmbeddingPlan plan = make_plan(spec, options_of(layout));
       ASSERT_EQ(plan.packs.size(), packing ? 1 : 4);
       const PackedTables shapes(spec);
-      expect_all_succeed(2, [&](const std::shared_ptr<Group>& group) {
+      expect_all_succeed(2, [&](const std::shared_ptr<comm::Group>& group) {
         DistributedTables tables(spec, plan, group);
         const int64_t before = tables.traffic().calls;
         step_on_rank(tables, samples_of(batch_of(shapes, layout, 1), 6 * group->rank(), 6),
@@ -388,7 +390,7 @@ TEST(DistributedTables, APackIsOneExchangeEachWay) {
 TEST(DistributedTables, NameTheIdThatIsOutside) {
   const Layout layout{.sharding = kRow, .samples = {1}};
   const PackSpec spec = spec_of(layout);
-  DistributedTables tables(spec, make_plan(spec, options_of(layout)), local_groups(1)[0]);
+  DistributedTables tables(spec, make_plan(spec, options_of(layout)), comm::local_groups(1)[0]);
   Jagged batch = batch_of(PackedTables(spec), layout, 1);
   batch.values.fill_(1000);
   EXPECT_THAT([&] { tables.lookup(batch); },

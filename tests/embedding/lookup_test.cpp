@@ -78,13 +78,13 @@ TEST(EmbeddingLookup, IsItsDefinitionForEveryOptimizer) {
 
 TEST(EmbeddingLookup, WithKernelsOffIsTheSame) {
   const Threads one(1);
-  set_disabled_kernels("embedding");
+  ops::set_disabled_kernels("embedding");
   for (const OptimizerKind kind : kKinds) {
     SCOPED_TRACE(static_cast<int>(kind));
     expect_like_definition(kind, 0.1, true);
     expect_like_definition(kind, 0, false);
   }
-  set_disabled_kernels("");
+  ops::set_disabled_kernels("");
 }
 
 std::vector<at::Tensor> bits_of(const PackedTables& tables) {

@@ -124,7 +124,7 @@ void expect_as_alone(const Layout& layout) {
   }
   std::optional<TierOptions> tiers;
   if (layout.tiers) tiers = {.policy = TierPolicy::kLru, .memory_bytes = 70000, .step_rows = 60};
-  expect_all_succeed(layout.ranks, [&](const std::shared_ptr<Group>& group) {
+  expect_all_succeed(layout.ranks, [&](const std::shared_ptr<comm::Group>& group) {
     DistributedTables tables(
         spec,
         make_plan(spec,

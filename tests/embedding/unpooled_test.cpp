@@ -83,10 +83,10 @@ TEST(UnpooledLookup, IsTorchsEmbedding) {
     }
   });
   const Threads one(1);
-  set_disabled_kernels("embedding");
+  ops::set_disabled_kernels("embedding");
   expect_like_torch(OptimizerKind::kAdagrad, 16, true);
   expect_like_torch(OptimizerKind::kSgd, 5, false);
-  set_disabled_kernels("");
+  ops::set_disabled_kernels("");
 }
 
 std::vector<at::Tensor> bits_of(const PackedTables& tables) {

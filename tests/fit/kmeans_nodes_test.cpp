@@ -18,7 +18,7 @@ TEST(KMeansOnNodes, DrawCentresWithoutMovingDistances) {
   const at::Tensor x = raw_features(70000, 4, 9, 5);  // five shards
   KMeansData alone(x);
   const at::Tensor expected = initial_centres(alone, 12, KMeansInit::kPlusPlus, 3);
-  run_nodes(2, [&](int, const std::shared_ptr<Group>& group) {
+  run_nodes(2, [&](int, const std::shared_ptr<comm::Group>& group) {
     const auto nodes = std::make_shared<jobs::Nodes>(group, pausing(0.01));
     KMeansData data(x, nodes);
     EXPECT_TRUE(at::equal(initial_centres(data, 12, KMeansInit::kPlusPlus, 3), expected));
@@ -52,7 +52,7 @@ TEST(KMeansOnNodes, ClusterAsOneDoes) {
                      parallel = cluster(nullptr, KMeansInit::kParallel),
                      batches = by_batches(nullptr);
   for (const int count : {2, 3})
-    run_nodes(count, [&](int node, const std::shared_ptr<Group>& group) {
+    run_nodes(count, [&](int node, const std::shared_ptr<comm::Group>& group) {
       const auto nodes = std::make_shared<jobs::Nodes>(group, pausing(node == 0 ? 0.001 : 0));
       expect_same(cluster(nodes, KMeansInit::kPlusPlus), plus);
       expect_same(cluster(nodes, KMeansInit::kParallel), parallel);

@@ -112,7 +112,8 @@ TEST(KMeansAssign, IsTheSameBitsOnAvx2AndAvx512) {
     KMeansData data(x);
     std::vector<at::Tensor> sums;
     at_every_simd_level([&] {
-      if (simd_level() != SimdLevel::kScalar) sums.push_back(data.assign(centres).tensors[0]);
+      if (ops::simd_level() != ops::SimdLevel::kScalar)
+        sums.push_back(data.assign(centres).tensors[0]);
     });
     for (const at::Tensor& other : sums) expect_same_bits(other, sums[0]);
   }

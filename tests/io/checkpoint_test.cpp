@@ -27,7 +27,7 @@
 #include "dovetail/base/file.h"
 #include "tests/io/child.h"
 
-namespace dovetail::checkpoint_test {
+namespace dovetail::io::checkpoint_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -407,4 +407,4 @@ TEST_F(Checkpoint, KilledAtAnyMomentLeavesOnlyWholeCheckpoints) {
 }
 
 }  // namespace
-}  // namespace dovetail::checkpoint_test
+}  // namespace dovetail::io::checkpoint_test

@@ -23,7 +23,7 @@
 #include "dovetail/io/checkpoint.h"
 #include "tests/io/child.h"
 
-namespace dovetail::delta_checkpoint_test {
+namespace dovetail::io::delta_checkpoint_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -398,4 +398,4 @@ TEST_F(DeltaCheckpoint, KilledAtAnyMomentLeavesOnlyWholeChains) {
 }
 
 }  // namespace
-}  // namespace dovetail::delta_checkpoint_test
+}  // namespace dovetail::io::delta_checkpoint_test

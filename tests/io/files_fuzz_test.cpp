@@ -13,7 +13,7 @@
 #include "tests/base/temporary_folder.h"
 #include "tests/fuzz.h"
 
-namespace dovetail::files_fuzz_test {
+namespace dovetail::io::files_fuzz_test {
 namespace {
 
 /// The text with the checksum of its own content, where it is a JSON object: so a mutation reaches
@@ -59,4 +59,4 @@ TEST(MXTensorFuzz, FilesAreReadOrRefused) {
 }
 
 }  // namespace
-}  // namespace dovetail::files_fuzz_test
+}  // namespace dovetail::io::files_fuzz_test

@@ -8,7 +8,7 @@
 #include "dovetail/mx/quantize.h"
 #include "tests/base/temporary_folder.h"
 
-namespace dovetail::mx_tensor_test {
+namespace dovetail::io::mx_tensor_test {
 namespace {
 
 using mx::Copies;
@@ -95,4 +95,4 @@ TEST(MxTensorFile, WhatDoesNotFitIsNamed) {
 }
 
 }  // namespace
-}  // namespace dovetail::mx_tensor_test
+}  // namespace dovetail::io::mx_tensor_test

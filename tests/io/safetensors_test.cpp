@@ -18,7 +18,7 @@
 #include "dovetail/base/error.h"
 #include "tests/fuzz.h"
 
-namespace dovetail::safetensors_test {
+namespace dovetail::io::safetensors_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -353,4 +353,4 @@ TEST_F(Safetensors, FuzzedFilesAreReadOrRefused) {
 }
 
 }  // namespace
-}  // namespace dovetail::safetensors_test
+}  // namespace dovetail::io::safetensors_test

@@ -41,7 +41,7 @@ struct Expected {
 TEST(Nodes, HaveTheBitsOfOneForAnyNumberOfThem) {
   const Expected few(17), many(300);  // 3 shards, and 43
   for (const int count : {1, 2, 3, 4})
-    run_nodes(count, [&](int node, const std::shared_ptr<Group>& group) {
+    run_nodes(count, [&](int node, const std::shared_ptr<comm::Group>& group) {
       SCOPED_TRACE(fmt::format("node {} of {}", node, count));
       for (const auto& executors : {std::shared_ptr<Runtime>(), pausing(0)}) {
         Nodes nodes(group, executors);
@@ -55,7 +55,7 @@ TEST(Nodes, ShareByTheirSpeedAndRowsFollow) {
   constexpr int64_t kRows = 280, kJobs = 6;  // 40 shards
   Numbers alone(kRows);
   for (int64_t i = 0; i < kJobs; ++i) run_task("test.advance", {factor(i)}, alone.shards());
-  run_nodes(2, [&](int node, const std::shared_ptr<Group>& group) {
+  run_nodes(2, [&](int node, const std::shared_ptr<comm::Group>& group) {
     Nodes ours(group, pausing(node == 0 ? 0.012 : 0.003));
     Numbers numbers(kRows);
     for (int64_t i = 0; i < kJobs; ++i) ours.run("test.advance", {factor(i)}, numbers.shards());
@@ -81,7 +81,7 @@ TEST(Nodes, BringRowsOnceWhereverTheyAreRead) {
   Numbers alone(kRows);
   run_task("test.advance", {factor(0)}, alone.shards());
   const double expected = run_task("test.read_state", {}, alone.shards()).tensors[0].item<double>();
-  run_nodes(2, [&](int node, const std::shared_ptr<Group>& group) {
+  run_nodes(2, [&](int node, const std::shared_ptr<comm::Group>& group) {
     Nodes ours(group, pausing(node == 0 ? 0.012 : 0.003));
     Numbers numbers(kRows);
     ours.run("test.advance", {factor(0)},
@@ -102,7 +102,7 @@ Partial fail_in_the_second_half(const Parameters&, const Shard& shard) {
 const TaskRegistration kFail("test.fail_in_the_second_half", at::kCPU, fail_in_the_second_half);
 
 TEST(Nodes, AllThrowWhatOneDidAndNameIt) {
-  run_nodes(3, [](int, const std::shared_ptr<Group>& group) {
+  run_nodes(3, [](int, const std::shared_ptr<comm::Group>& group) {
     Nodes ours(group, nullptr);
     Numbers numbers(280);
     try {
@@ -119,7 +119,7 @@ TEST(Nodes, AllThrowWhatOneDidAndNameIt) {
     try {
       ours.run("test.fail_in_the_second_half", {}, {all.begin() + 40, all.end()});
       ADD_FAILURE() << "added up";
-    } catch (const CommError& error) {
+    } catch (const comm::CommError& error) {
       EXPECT_STREQ(error.what(), "test.fail_in_the_second_half failed on node 0: out of luck");
     }
   });
@@ -127,7 +127,7 @@ TEST(Nodes, AllThrowWhatOneDidAndNameIt) {
 
 TEST(Nodes, RefuseToAddUpDifferentJobs) {
   enum class Other { kParameter, kRowMore, kShardMore, kValue };
-  run_nodes(3, [&](int node, const std::shared_ptr<Group>& group) {
+  run_nodes(3, [&](int node, const std::shared_ptr<comm::Group>& group) {
     for (const Other other :
          {Other::kParameter, Other::kRowMore, Other::kShardMore, Other::kValue}) {
       const bool differs = node == 2;
@@ -141,7 +141,7 @@ TEST(Nodes, RefuseToAddUpDifferentJobs) {
         ours.run("test.advance", {factor(differs && other == Other::kParameter ? 1 : 0)},
                  numbers.shards());
         ADD_FAILURE() << "added up";
-      } catch (const CommError& error) {
+      } catch (const comm::CommError& error) {
         EXPECT_THAT(error.what(), HasSubstr("nodes 0 and 2 run different jobs: their data or "
                                             "parameters of test.advance differ"));
       }

@@ -14,11 +14,11 @@
 /// Runs nodes as threads of this process, connected by Gloo.
 namespace dovetail::testing {
 
-using Node = std::function<void(int node, const std::shared_ptr<Group>& group)>;
+using Node = std::function<void(int node, const std::shared_ptr<comm::Group>& group)>;
 
 /// Runs each node on its own thread. Returns the error texts of all nodes, "" for success.
 inline std::vector<std::string> errors_of(int nodes, const Node& node) {
-  const auto groups = local_groups(nodes, {.timeout_s = 30});
+  const auto groups = comm::local_groups(nodes, {.timeout_s = 30});
   std::vector<std::string> errors(groups.size());
   std::vector<std::thread> threads;
   for (int r = 0; r < nodes; ++r)

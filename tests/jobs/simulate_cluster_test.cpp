@@ -17,7 +17,7 @@
 namespace dovetail::jobs::simulate_cluster_test {
 namespace {
 
-const Link kNoCost{.latency_s = 0, .bytes_per_s = std::numeric_limits<double>::infinity()};
+const comm::Link kNoCost{.latency_s = 0, .bytes_per_s = std::numeric_limits<double>::infinity()};
 
 SimDevice device(double row_s, int64_t slots = 1, double start_s = 0) {
   return {.name = fmt::format("device of {} s a row", row_s),
@@ -58,7 +58,7 @@ TEST(SimCluster, IsNeverFasterThanAllDevicesTogether) {
                      .parameter_bytes = 1e4,
                      .partial_bytes = 1e4};
     SimOptions options{.merge = static_cast<MergeOrder>(below(2)),
-                       .network = i % 2 == 0 ? kNoCost : Link{1e-4, 1e8}};
+                       .network = i % 2 == 0 ? kNoCost : comm::Link{1e-4, 1e8}};
     options.scheduling.policy = static_cast<SharePolicy>(i % 3);
     options.faults = {{.kind = SimFault::Kind::kSlow, .at_s = 0.01, .for_s = 0.02, .factor = 3}};
     const SimResult result = simulate(nodes, job, options);
@@ -208,7 +208,7 @@ TEST(SimCluster, NodesOfUnequalSpeedGetSharesByTheirMeasuredSpeed) {
 }
 
 TEST(SimCluster, LinksTakeLatencyAndBytesInTheOrderThatWasAsked) {
-  const Link link{.latency_s = 1, .bytes_per_s = 10};  // 20 bytes: 3 s
+  const comm::Link link{.latency_s = 1, .bytes_per_s = 10};  // 20 bytes: 3 s
   EXPECT_EQ(published_s(MergeOrder::kRanks, link, 20, 4, 5), (std::vector<double>{5, 8, 11, 14}));
   EXPECT_EQ(published_s(MergeOrder::kTree, link, 20, 4, 5), (std::vector<double>{5, 11, 8, 11}));
   EXPECT_EQ(published_s(MergeOrder::kTree, link, 20, 6, 0),

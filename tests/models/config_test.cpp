@@ -10,7 +10,7 @@
 #include "dovetail/models/size.h"
 #include "small_models.h"
 
-namespace dovetail::config_test {
+namespace dovetail::models::config_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -158,4 +158,4 @@ TEST(ModelConfig, ErrorsNameTheKey) {
 }
 
 }  // namespace
-}  // namespace dovetail::config_test
+}  // namespace dovetail::models::config_test

@@ -9,7 +9,7 @@
 #include "dovetail/base/error.h"
 #include "small_models.h"
 
-namespace dovetail::generate_test {
+namespace dovetail::models::generate_test {
 namespace {
 
 using testing::largest_difference;
@@ -194,4 +194,4 @@ TEST(Generate, RefusesWhatItCannotDo) {
 }
 
 }  // namespace
-}  // namespace dovetail::generate_test
+}  // namespace dovetail::models::generate_test

@@ -10,7 +10,7 @@
 #include "dovetail/models/size.h"
 #include "small_models.h"
 
-namespace dovetail::gpt_test {
+namespace dovetail::models::gpt_test {
 namespace {
 
 using testing::largest_difference;
@@ -232,4 +232,4 @@ TEST(Gpt, RefusesTokensThatDoNotFit) {
 }
 
 }  // namespace
-}  // namespace dovetail::gpt_test
+}  // namespace dovetail::models::gpt_test

@@ -15,7 +15,7 @@
 #include "dovetail/io/safetensors.h"
 #include "small_models.h"
 
-namespace dovetail::huggingface_test {
+namespace dovetail::models::huggingface_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -74,7 +74,7 @@ int Huggingface::status_ = 0;
 TEST_F(Huggingface, ImportedModelsHaveTheLogitsOfTransformers) {
   for (const auto& name : kModels) {
     const auto model = import_huggingface(made(name));
-    const SafetensorsFile expected(made(name) / "expected.safetensors");
+    const io::SafetensorsFile expected(made(name) / "expected.safetensors");
     expect_close(model->logits(expected.read("tokens")), expected.read("logits"), name);
   }
 }
@@ -84,7 +84,7 @@ TEST_F(Huggingface, VariantsOfAFolderHaveTheLogitsOfTransformers) {
     ::testing::internal::CaptureStderr();
     const auto model = import_huggingface(made(name));
     const std::string said = ::testing::internal::GetCapturedStderr();
-    const SafetensorsFile expected(made(name) / "expected.safetensors");
+    const io::SafetensorsFile expected(made(name) / "expected.safetensors");
     expect_close(model->logits(expected.read("tokens")), expected.read("logits"), name);
     if (name.ends_with("own_head")) {
       EXPECT_THAT(said, ::testing::AllOf(HasSubstr("warning"), HasSubstr("lm_head.weight")))
@@ -111,8 +111,8 @@ TEST_F(Huggingface, ExportedModelsHaveTheirLogitsInTransformers) {
                        folder);
     const auto tokens =
         testing::random_tokens(2, model.config().context, model.config().vocab_size);
-    write_safetensors(folder / "expected.safetensors",
-                      {{"tokens", tokens}, {"logits", model.logits(tokens).detach()}});
+    io::write_safetensors(folder / "expected.safetensors",
+                          {{"tokens", tokens}, {"logits", model.logits(tokens).detach()}});
   };
   const auto bpe = read_file(made("tokenizer.json"));
   write_file_atomically(out.path() / "tokenizer.json", bpe);
@@ -159,7 +159,7 @@ TEST_F(Huggingface, ABFloat16ModelIsWrittenExactlyAsFloat32) {
   const test::TemporaryFolder out;
   const auto model = testing::make_model(testing::llama_variant(), 1, at::kBFloat16);
   export_huggingface(*model, "bytes", "", out.path());
-  const SafetensorsFile file(out.path() / "model.safetensors");
+  const io::SafetensorsFile file(out.path() / "model.safetensors");
   EXPECT_EQ(file.dtype("lm_head.weight"), at::kFloat);
   EXPECT_TRUE(at::equal(file.read("lm_head.weight"),
                         model->named_parameters()["head.weight"].to(at::kFloat)));
@@ -250,11 +250,11 @@ fs::path with_tensors(const fs::path& source, const test::TemporaryFolder& scrat
   const auto folder = broken(source, scratch, [](Json&) {});
   std::map<std::string, at::Tensor> tensors;
   {
-    const SafetensorsFile file(folder / "model.safetensors");
+    const io::SafetensorsFile file(folder / "model.safetensors");
     for (const auto& name : file.names()) tensors[name] = file.read(name);
   }
   for (const auto& [name, tensor] : changes) tensors[name] = tensor;
-  write_safetensors(folder / "model.safetensors", tensors, {{"format", "pt"}});
+  io::write_safetensors(folder / "model.safetensors", tensors, {{"format", "pt"}});
   return folder;
 }
 
@@ -314,10 +314,10 @@ TEST_F(Huggingface, ImportRemovesPrefixesOfWrappersFromAllNames) {
   const auto wrapped = [&](const std::string& prefix, const std::string& except) {
     const auto folder = broken(made("llama_tied"), scratch, [](Json&) {});
     std::map<std::string, at::Tensor> tensors;
-    const SafetensorsFile file(made("llama_tied") / "model.safetensors");
+    const io::SafetensorsFile file(made("llama_tied") / "model.safetensors");
     for (const auto& name : file.names())
       tensors[name == except ? name : prefix + name] = file.read(name);
-    write_safetensors(folder / "model.safetensors", tensors, {{"format", "pt"}});
+    io::write_safetensors(folder / "model.safetensors", tensors, {{"format", "pt"}});
     return folder;
   };
   const auto plain = import_huggingface(made("llama_tied"));
@@ -416,4 +416,4 @@ TEST(HuggingfaceExport, NamesTheKeyThatNeitherArchitectureHas) {
 }
 
 }  // namespace
-}  // namespace dovetail::huggingface_test
+}  // namespace dovetail::models::huggingface_test

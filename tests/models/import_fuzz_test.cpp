@@ -19,7 +19,7 @@
 #include "tests/fuzz.h"
 #include "tests/models/small_models.h"
 
-namespace dovetail::import_fuzz_test {
+namespace dovetail::models::import_fuzz_test {
 namespace {
 
 using Tensors = std::map<std::string, at::Tensor>;
@@ -95,14 +95,14 @@ TEST_F(ImportFuzz, IndexesOfShardsGiveTheModelOrAreRefused) {
   for (const auto& folder : folders_) {
     Tensors shards[2];
     nlohmann::json weight_map;
-    const SafetensorsFile whole(folder / "model.safetensors");
+    const io::SafetensorsFile whole(folder / "model.safetensors");
     for (const std::string& name : whole.names()) {
       const size_t shard = weight_map.size() % 2;
       shards[shard][name] = whole.read(name);
       weight_map[name] = shard == 0 ? "a.safetensors" : "b.safetensors";
     }
-    write_safetensors(folder / "a.safetensors", shards[0]);
-    write_safetensors(folder / "b.safetensors", shards[1]);
+    io::write_safetensors(folder / "a.safetensors", shards[0]);
+    io::write_safetensors(folder / "b.safetensors", shards[1]);
     std::filesystem::remove(folder / "model.safetensors");
     indexes.push_back(
         nlohmann::json{{"metadata", {{"total_size", 100}}}, {"weight_map", weight_map}}.dump(1));
@@ -117,11 +117,11 @@ TEST_F(ImportFuzz, TokenizersAreReadOrRefused) {
   const auto path = folders_[0] / "tokenizer.json";
   test::fuzz({read_file(path)}, 500, 101, [&](const std::string& input) {
     test::overwrite(path, input);
-    const auto tokenizer = load_tokenizer(path);
+    const auto tokenizer = data::load_tokenizer(path);
     for (const int32_t id : tokenizer->encode("the cats\xff 12"))
       EXPECT_LT(id, tokenizer->vocab_size());
   });
 }
 
 }  // namespace
-}  // namespace dovetail::import_fuzz_test
+}  // namespace dovetail::models::import_fuzz_test

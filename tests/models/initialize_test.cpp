@@ -5,7 +5,7 @@
 
 #include "small_models.h"
 
-namespace dovetail::initialize_test {
+namespace dovetail::models::initialize_test {
 namespace {
 
 ModelConfig wide_config(int64_t layers = 2) {
@@ -102,4 +102,4 @@ TEST(Initialize, HasTheStatedDistribution) {
 }
 
 }  // namespace
-}  // namespace dovetail::initialize_test
+}  // namespace dovetail::models::initialize_test

@@ -11,7 +11,7 @@
 #include "dovetail/models/size.h"
 #include "small_models.h"
 
-namespace dovetail::mixture_test {
+namespace dovetail::models::mixture_test {
 namespace {
 
 using testing::make_model;
@@ -227,4 +227,4 @@ TEST(Mixture, RunsOnTheMetaDevice) {
 }
 
 }  // namespace
-}  // namespace dovetail::mixture_test
+}  // namespace dovetail::models::mixture_test

@@ -8,7 +8,7 @@
 #include "dovetail/io/safetensors.h"
 #include "small_models.h"
 
-namespace dovetail::oracle_test {
+namespace dovetail::models::oracle_test {
 namespace {
 
 class Oracle : public ::testing::Test {
@@ -23,7 +23,7 @@ class Oracle : public ::testing::Test {
       std::map<std::string, at::Tensor> tensors = {{"tokens", tokens(config)}};
       for (const auto& item : model->named_parameters())
         tensors[item.key()] = item.value().detach();
-      write_safetensors(path(variant, ".safetensors"), tensors);
+      io::write_safetensors(path(variant, ".safetensors"), tensors);
     }
     status_ = testing::run_oracle("gpt_oracle.py", folder_->path().string());
   }
@@ -49,7 +49,7 @@ class Oracle : public ::testing::Test {
   /// there.
   static void expect_close(at::ScalarType dtype, double tolerance) {
     for (const auto& variant : testing::variants()) {
-      const SafetensorsFile expected(path(variant, ".expected.safetensors"));
+      const io::SafetensorsFile expected(path(variant, ".expected.safetensors"));
       const auto model = testing::make_model(variant.config, 1, dtype);
       const auto ids = tokens(model->config());
       const auto compare = [&](const std::string& name, const at::Tensor& ours) {
@@ -80,4 +80,4 @@ TEST_F(Oracle, AgreesInFloat32) { expect_close(at::kFloat, 2e-5); }
 TEST_F(Oracle, AgreesRoughlyInBFloat16) { expect_close(at::kBFloat16, 0.1); }
 
 }  // namespace
-}  // namespace dovetail::oracle_test
+}  // namespace dovetail::models::oracle_test

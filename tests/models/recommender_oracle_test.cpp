@@ -11,7 +11,7 @@
 #include "dovetail/models/recommender.h"
 #include "small_models.h"
 
-namespace dovetail::recommender_oracle_test {
+namespace dovetail::models::recommender_oracle_test {
 namespace {
 
 constexpr int64_t kSamples = 6, kLength = 5;
@@ -113,7 +113,7 @@ class RecommenderOracle : public ::testing::Test {
     const auto model = model_of(c);
     for (const auto& item : model->named_parameters())
       tensors["model." + item.key()] = item.value().detach();
-    write_safetensors(path(c, ".safetensors"), tensors);
+    io::write_safetensors(path(c, ".safetensors"), tensors);
   }
 
   void SetUp() override {
@@ -133,7 +133,7 @@ int RecommenderOracle::status_ = 0;
 
 TEST_F(RecommenderOracle, ForwardAndGradientsAgree) {
   for (const Case& c : cases()) {
-    const SafetensorsFile expected(path(c, ".expected.safetensors"));
+    const io::SafetensorsFile expected(path(c, ".expected.safetensors"));
     const auto compare = [&](const std::string& name, const at::Tensor& ours) {
       const at::Tensor theirs = expected.read(name);
       ASSERT_EQ(ours.sizes(), theirs.sizes()) << c.name << " " << name;
@@ -163,7 +163,7 @@ TEST_F(RecommenderOracle, ForwardAndGradientsAgree) {
 TEST_F(RecommenderOracle, EachDefiningTermMatters) {
   int terms = 0;
   for (const Case& c : cases()) {
-    const SafetensorsFile expected(path(c, ".expected.safetensors"));
+    const io::SafetensorsFile expected(path(c, ".expected.safetensors"));
     const at::Tensor with =
         at::cat({expected.read("logits").flatten(), expected.read("auxiliary").view(1)});
     for (const auto& name : expected.names()) {
@@ -177,4 +177,4 @@ TEST_F(RecommenderOracle, EachDefiningTermMatters) {
 }
 
 }  // namespace
-}  // namespace dovetail::recommender_oracle_test
+}  // namespace dovetail::models::recommender_oracle_test

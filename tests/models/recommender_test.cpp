@@ -9,7 +9,7 @@
 #include "dovetail/base/rng.h"
 #include "tests/ops/testing.h"
 
-namespace dovetail::recommender_test {
+namespace dovetail::models::recommender_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -241,4 +241,4 @@ TEST(Recommender, RefusesWhatItsModelDoesNotRead) {
 }
 
 }  // namespace
-}  // namespace dovetail::recommender_test
+}  // namespace dovetail::models::recommender_test

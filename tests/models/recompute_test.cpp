@@ -8,7 +8,7 @@
 #include "allocation_meter.h"
 #include "small_models.h"
 
-namespace dovetail::recompute_test {
+namespace dovetail::models::recompute_test {
 namespace {
 
 using testing::make_model;
@@ -104,4 +104,4 @@ TEST(Recompute, DoesNotMatterWithoutGradient) {
 }
 
 }  // namespace
-}  // namespace dovetail::recompute_test
+}  // namespace dovetail::models::recompute_test

@@ -10,7 +10,7 @@
 #include "small_models.h"
 #include "tests/comm/ranks.h"
 
-namespace dovetail::size_test {
+namespace dovetail::models::size_test {
 namespace {
 
 /// Large enough that what the formula leaves out (ids, norms' gradients) does not count, small
@@ -32,7 +32,7 @@ ModelConfig scaled(ModelConfig c, int64_t width, int64_t vocab_size) {
 int64_t measured_peak(const ModelConfig& config, const MemoryEstimateOptions& options) {
   const auto model = testing::make_model(config, 1, options.bfloat16 ? at::kBFloat16 : at::kFloat);
   model->checkpoint_activations = options.recompute;
-  const auto linears = quantizable_linears(*model);
+  const auto linears = mx::quantizable_linears(*model);
   for (size_t i = 0; i < options.linears.size(); ++i) linears.at(i)->set_recipe(options.linears[i]);
   const auto tokens =
       testing::random_tokens(options.micro_batch, config.context + 1, config.vocab_size);
@@ -181,4 +181,4 @@ TEST(MemoryEstimate, HoldsTheSizesOfTheLargestPresetWithoutOverflow) {
 }
 
 }  // namespace
-}  // namespace dovetail::size_test
+}  // namespace dovetail::models::size_test

@@ -108,7 +108,7 @@ inline std::shared_ptr<GPT> make_model(const ModelConfig& config, uint64_t seed 
 
 /// Sets the recipe of every Linear in the blocks.
 inline void set_recipe(GPT& model, const mx::LinearRecipe& recipe) {
-  for (const auto& linear : quantizable_linears(model)) linear->set_recipe(recipe);
+  for (const auto& linear : mx::quantizable_linears(model)) linear->set_recipe(recipe);
 }
 
 inline at::Tensor random_tokens(int64_t batch, int64_t tokens, int64_t vocab, uint64_t seed = 7) {

@@ -17,7 +17,7 @@
 #include "tests/base/temporary_folder.h"
 #include "tests/ops/testing.h"
 
-namespace dovetail::vision_oracle_test {
+namespace dovetail::models::vision_oracle_test {
 namespace {
 
 constexpr int64_t kBatch = 3;
@@ -100,7 +100,7 @@ class VisionOracle : public ::testing::Test {
     for (const auto& item : model->named_parameters())
       tensors["model." + item.key()] = item.value().detach();
     for (const auto& item : model->named_buffers()) tensors["model." + item.key()] = item.value();
-    write_safetensors(path(c, ".safetensors"), tensors);
+    io::write_safetensors(path(c, ".safetensors"), tensors);
   }
 
   void SetUp() override {
@@ -118,7 +118,7 @@ class VisionOracle : public ::testing::Test {
     for (const Case& c : cases()) {
       // There a ReLU whose sign turns by rounding moves gradients by a tenth, in the reference too.
       if (c.training && dtype == at::kFloat) continue;
-      const SafetensorsFile expected(path(c, ".expected.safetensors"));
+      const io::SafetensorsFile expected(path(c, ".expected.safetensors"));
       size_t compared = 0;
       const auto compare = [&](const std::string& name, const at::Tensor& ours) {
         const at::Tensor theirs = expected.read(name);
@@ -158,4 +158,4 @@ TEST_F(VisionOracle, AgreesInFloat64) { expect_close(at::kDouble, 1e-9); }
 TEST_F(VisionOracle, AgreesInFloat32) { expect_close(at::kFloat, 1e-4); }
 
 }  // namespace
-}  // namespace dovetail::vision_oracle_test
+}  // namespace dovetail::models::vision_oracle_test

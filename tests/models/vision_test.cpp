@@ -16,7 +16,7 @@
 #include "dovetail/base/layer_scope.h"
 #include "tests/ops/testing.h"
 
-namespace dovetail::vision_test {
+namespace dovetail::models::vision_test {
 namespace {
 
 class Vision : public ::testing::Test {
@@ -334,4 +334,4 @@ TEST_F(Vision, RefusesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace dovetail::vision_test
+}  // namespace dovetail::models::vision_test

@@ -25,7 +25,7 @@ class CudaExperts : public ::testing::Test {
  protected:
   void SetUp() override {
     if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-    if (cuda_kernels() == nullptr)
+    if (ops::cuda_kernels() == nullptr)
       GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
   }
 };
@@ -118,9 +118,10 @@ std::vector<at::Tensor> run_experts(const Routing& routing, const std::vector<in
   ExpertWeights experts = {.activation = activation};
   for (const int64_t width : widths) {
     const uint64_t seed = 10 * leaves.size();
-    experts.up.push_back(leaf({up_width(activation, width), kWidth}, seed, kWidth, device, dtype));
+    experts.up.push_back(
+        leaf({mx::up_width(activation, width), kWidth}, seed, kWidth, device, dtype));
     experts.down.push_back(leaf({kWidth, width}, seed + 1, width, device, dtype));
-    experts.up_bias.push_back(leaf({up_width(activation, width)}, seed + 2, 1, device, dtype));
+    experts.up_bias.push_back(leaf({mx::up_width(activation, width)}, seed + 2, 1, device, dtype));
     experts.down_bias.push_back(leaf({kWidth}, seed + 3, 1, device, dtype));
     for (const auto* list : {&experts.up, &experts.down, &experts.up_bias, &experts.down_bias})
       leaves.push_back(list->back());

@@ -61,7 +61,7 @@ Case make(const std::string& activation, const std::vector<int64_t>& widths, boo
   c.routing = route(normal({tokens, experts}, 2), spec);
   c.weight = c.routing.weight.detach();
   for (uint64_t e = 0; e < widths.size(); ++e) {
-    const int64_t rows = up_width(activation, widths[e]);
+    const int64_t rows = mx::up_width(activation, widths[e]);
     c.experts.up.push_back(0.3 * normal({rows, kWidth}, 10 + e));
     c.experts.down.push_back(0.3 * normal({kWidth, widths[e]}, 30 + e));
     if (!bias) continue;

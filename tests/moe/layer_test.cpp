@@ -236,9 +236,9 @@ TEST(MoeLayer, IsTheSameWithAndWithoutItsKernel) {
       return found;
     };
     const auto grouped = all();
-    set_disabled_kernels("experts");
+    ops::set_disabled_kernels("experts");
     const auto one_by_one = all();
-    set_disabled_kernels("");
+    ops::set_disabled_kernels("");
     const double tolerance = dtype == at::kFloat ? 1e-5 : 3e-2;
     for (size_t i = 0; i < grouped.size(); ++i)
       EXPECT_TRUE(at::allclose(grouped[i], one_by_one[i], tolerance, tolerance)) << i;
@@ -247,7 +247,7 @@ TEST(MoeLayer, IsTheSameWithAndWithoutItsKernel) {
 
 TEST(MoeLayer, QuantizesItsExperts) {
   const auto made = layer(config(4, 2), at::kFloat);
-  const auto linears = quantizable_linears(*made);
+  const auto linears = mx::quantizable_linears(*made);
   ASSERT_EQ(linears.size(), 8u);
   EXPECT_EQ(linears.front()->options().name, "blocks.0.moe.experts.0.up");
   const at::Tensor x = random({64, kWidth}, 55).to(at::kFloat), plain = made->forward(x).y;

@@ -72,12 +72,12 @@ std::shared_ptr<Layer> make_layer(const Layout& layout,
 }
 
 std::shared_ptr<const ExpertRanks> ranks_of(const Layout& layout,
-                                            const std::shared_ptr<Group>& group) {
+                                            const std::shared_ptr<comm::Group>& group) {
   auto ranks = std::make_shared<ExpertRanks>();
   ranks->placement =
       make_placement(layout.experts, layout.ranks(), layout.cut, kFfnWidth, layout.bias);
   ranks->group = group;
-  if (layout.plan.hierarchical) ranks->nodes = split_by_node(*group, layout.ranks_per_node);
+  if (layout.plan.hierarchical) ranks->nodes = comm::split_by_node(*group, layout.ranks_per_node);
   return ranks;
 }
 
@@ -138,7 +138,8 @@ at::Tensor part_of(const at::Tensor& whole, const std::string& name, const at::T
   return slice.of(whole.contiguous()).reshape(like.sizes());
 }
 
-Made run_rank(const Layout& layout, const Reference& whole, const std::shared_ptr<Group>& group) {
+Made run_rank(const Layout& layout, const Reference& whole,
+              const std::shared_ptr<comm::Group>& group) {
   at::set_num_threads(1);
   const auto ranks = ranks_of(layout, group);
   const auto layer = make_layer(layout, ranks);
@@ -161,7 +162,7 @@ void expect_as_one_rank(const Layout& layout, at::ScalarType dtype, double toler
   const Reference whole = reference(layout, dtype);
   std::map<std::string, at::Tensor> replicated;  // sums over the ranks
   std::mutex mutex;
-  const auto errors = run_ranks(layout.ranks(), [&](const std::shared_ptr<Group>& group) {
+  const auto errors = run_ranks(layout.ranks(), [&](const std::shared_ptr<comm::Group>& group) {
     const Made made = run_rank(layout, whole, group), again = run_rank(layout, whole, group);
     const auto ranks = ranks_of(layout, group);
     int64_t first = 0;
@@ -228,7 +229,7 @@ void expect_padded_as_dropless(Layout layout, at::ScalarType dtype, double toler
   Layout padded = layout, agreed = layout;
   padded.pad = agreed.pad = true;
   padded.most_tokens = std::ranges::max(layout.tokens);
-  expect_all_succeed(layout.ranks(), [&](const std::shared_ptr<Group>& group) {
+  expect_all_succeed(layout.ranks(), [&](const std::shared_ptr<comm::Group>& group) {
     const Made want = run_rank(layout, whole, group), made = run_rank(padded, whole, group),
                again = run_rank(padded, whole, group),
                by_agreement = run_rank(agreed, whole, group);
@@ -288,7 +289,7 @@ TEST(Padded, ExchangesNoSizes) {
   known.most_tokens = needed.most_tokens = 7;
   needed.capacity_factor = -1;
   const Reference whole = reference(dropless, at::kFloat);
-  expect_all_succeed(2, [&](const std::shared_ptr<Group>& group) {
+  expect_all_succeed(2, [&](const std::shared_ptr<comm::Group>& group) {
     const auto calls = [&](const Layout& layout) {
       const int64_t before = group->all_to_all_traffic().calls;
       run_rank(layout, whole, group);
@@ -320,7 +321,7 @@ TEST(Spread, AllTokensToOneExpert) {
     for (auto& parameter : whole.layer->parameters()) parameter.mutable_grad().reset();
   }
   const Made alone = run(*whole.layer, whole.x, 0, layout.all_tokens());
-  expect_all_succeed(2, [&](const std::shared_ptr<Group>& group) {
+  expect_all_succeed(2, [&](const std::shared_ptr<comm::Group>& group) {
     const Made made = run_rank(layout, whole, group);
     expect_near(made.y, alone.y.narrow(0, group->rank() == 0 ? 0 : 6, made.y.size(0)), 1e-12, "y");
     for (const auto& [name, gradient] : made.gradients) {
@@ -338,11 +339,11 @@ TEST(Spread, RoundedPayloadsStayNearAndAreCounted) {
   config.experts = 8;
   config.load_loss = 0;
   config = resolve(config, 64);
-  for (const auto& [payload, bytes] : {std::pair{Payload::kUnchanged, 4 * kRow},
-                                       {Payload::kBFloat16, 2 * kRow},
-                                       {Payload::kMXFP8, kRow + kRow / 32}}) {
+  for (const auto& [payload, bytes] : {std::pair{comm::Payload::kUnchanged, 4 * kRow},
+                                       {comm::Payload::kBFloat16, 2 * kRow},
+                                       {comm::Payload::kMXFP8, kRow + kRow / 32}}) {
     expect_all_succeed(2, [&, payload = payload,
-                           bytes = bytes](const std::shared_ptr<Group>& group) {
+                           bytes = bytes](const std::shared_ptr<comm::Group>& group) {
       auto ranks = std::make_shared<ExpertRanks>();
       ranks->placement = make_placement(8, 2, 0, 64, false);
       ranks->group = group;
@@ -384,25 +385,25 @@ TEST(Spread, ResultsInBfloat16AreThoseOfOneRankWhereTheyAreSentInFloat32) {
   const at::Tensor alone =
       feed_forward(x, routing.weight, dispatch(routing.expert, routing.slot, 6), all);
   // Without the project's bfloat16 kernel one rank rounds each expert's result as well.
-  const double rounding = multiplies_bfloat16_rows() ? 1e-3 : 0;
-  for (const auto& [payload, least, most] :
-       {std::tuple{Payload::kFloat32, 0.0, 1e-5}, {Payload::kUnchanged, rounding, 0.1}}) {
-    expect_all_succeed(
-        2, [&, payload = payload, least = least, most = most](const std::shared_ptr<Group>& group) {
-          ExpertRanks ranks{.placement = make_placement(6, 2, 1, kFfnWidth, false), .group = group};
-          ranks.combine.forward = payload;
-          LocalExperts local{.weights = {.activation = "gelu"}, .modules = {}};
-          for (size_t e = 0; e < 3; ++e) {
-            local.weights.up.push_back(all.up[3 * static_cast<size_t>(group->rank()) + e]);
-            local.weights.down.push_back(all.down[3 * static_cast<size_t>(group->rank()) + e]);
-          }
-          const at::Tensor y = parallel_feed_forward(x, routing.weight, routing.expert,
-                                                     routing.slot, local, ranks, {});
-          const double error =
-              (y - alone).abs().max().item<double>() / alone.abs().max().item<double>();
-          EXPECT_GE(error, least);
-          EXPECT_LE(error, most);
-        });
+  const double rounding = ops::multiplies_bfloat16_rows() ? 1e-3 : 0;
+  for (const auto& [payload, least, most] : {std::tuple{comm::Payload::kFloat32, 0.0, 1e-5},
+                                             {comm::Payload::kUnchanged, rounding, 0.1}}) {
+    expect_all_succeed(2, [&, payload = payload, least = least,
+                           most = most](const std::shared_ptr<comm::Group>& group) {
+      ExpertRanks ranks{.placement = make_placement(6, 2, 1, kFfnWidth, false), .group = group};
+      ranks.combine.forward = payload;
+      LocalExperts local{.weights = {.activation = "gelu"}, .modules = {}};
+      for (size_t e = 0; e < 3; ++e) {
+        local.weights.up.push_back(all.up[3 * static_cast<size_t>(group->rank()) + e]);
+        local.weights.down.push_back(all.down[3 * static_cast<size_t>(group->rank()) + e]);
+      }
+      const at::Tensor y =
+          parallel_feed_forward(x, routing.weight, routing.expert, routing.slot, local, ranks, {});
+      const double error =
+          (y - alone).abs().max().item<double>() / alone.abs().max().item<double>();
+      EXPECT_GE(error, least);
+      EXPECT_LE(error, most);
+    });
   }
 }
 

@@ -13,7 +13,7 @@
 namespace dovetail::moe::simulate_test {
 namespace {
 
-CostModel cluster() { return two_classes(4); }
+comm::CostModel cluster() { return two_classes(4); }
 
 LayerLoad even_load(int ranks, int experts) {
   return {.ranks = ranks,
@@ -32,11 +32,12 @@ LayerLoad even_load(int ranks, int experts) {
 TEST(Simulate, AnEvenLoadWithoutOverlapIsTheSumOfItsParts) {
   for (const int ranks : {4, 8, 64})
     for (const auto algorithm :
-         {AllToAllAlgorithm::kLinear, AllToAllAlgorithm::kHierarchical,
-          AllToAllAlgorithm::kFlexible, AllToAllAlgorithm::kHierarchicalFlexible}) {
+         {comm::AllToAllAlgorithm::kLinear, comm::AllToAllAlgorithm::kHierarchical,
+          comm::AllToAllAlgorithm::kFlexible, comm::AllToAllAlgorithm::kHierarchicalFlexible}) {
       const auto load = even_load(ranks, 2 * ranks);
-      const double rows = 1024.0 * 2, pieces = is_flexible(algorithm) ? 1 : ranks;
-      const double exchange = all_to_all_seconds(cluster(), ranks, rows / ranks * 1024, algorithm);
+      const double rows = 1024.0 * 2, pieces = comm::is_flexible(algorithm) ? 1 : ranks;
+      const double exchange =
+          comm::all_to_all_seconds(cluster(), ranks, rows / ranks * 1024, algorithm);
       const double compute = 2 * 2 * pieces * 1e-6 + rows * 4 * 512 * 1024 / 1e13;
       const auto time = simulate(cluster(), load, {.algorithm = algorithm});
       EXPECT_NEAR(time.forward_s, 2 * exchange + compute, 1e-9);
@@ -121,8 +122,8 @@ TEST(Simulate, ChoosesTheFastestOfAllPlansAlsoWith4096Ranks) {
   // Data parallel, and 4 algorithms x 8 degrees x r of 1, 2, 4 x 0, 1, 2 shadowed experts.
   EXPECT_EQ(times.size(), 1U + 4 * 8 * 3 * 3);
   for (size_t i = 1; i < times.size(); ++i) EXPECT_LE(times[i - 1].total_s(), times[i].total_s());
-  const auto large =
-      simulate(cluster(), even_load(4096, 4096), {.algorithm = AllToAllAlgorithm::kHierarchical});
+  const auto large = simulate(cluster(), even_load(4096, 4096),
+                              {.algorithm = comm::AllToAllAlgorithm::kHierarchical});
   EXPECT_TRUE(std::isfinite(large.total_s()));
   EXPECT_LT(large.total_s(), simulate(cluster(), even_load(4096, 4096), {}).total_s());
 }
@@ -139,7 +140,7 @@ TEST(Simulate, WhatDoesNotFitIsRefused) {
 }
 
 TEST(Simulate, TheLayerThatIsMeasuredRuns) {
-  expect_all_succeed(2, [&](std::shared_ptr<Group> group) {
+  expect_all_succeed(2, [&](std::shared_ptr<comm::Group> group) {
     const LayerLoad load{
         .ranks = 2, .experts = 2, .tokens = 64, .width = 16, .hidden = 32, .top_k = 2};
     for (const int overlap : {1, 2, 4}) EXPECT_GT(measure_forward(group, load, overlap, 3), 0);

@@ -18,7 +18,7 @@ TEST(Rank, LosesOneAmongItsExperts) {
   if (!is_rank()) GTEST_SKIP() << "runs only as a rank of World.*";
   const Deaths deaths;
   ExpertRanks ranks;
-  ranks.group = world_from_environment();
+  ranks.group = comm::world_from_environment();
   const int rank = ranks.group->rank(), size = ranks.group->size();
   ranks.placement = make_placement(2 * size, size, 1, 8, false);
   int layers = 0;
@@ -36,7 +36,7 @@ TEST(Rank, LosesOneAmongItsExperts) {
     for (; layers < 100; ++layers)
       parallel_feed_forward(x, weight, expert, slot, local, ranks, {}).sum().backward();
     FAIL() << "nobody died";
-  } catch (const CommError& error) {
+  } catch (const comm::CommError& error) {
     deaths.known(rank, error);
   }
 }

@@ -105,9 +105,9 @@ TEST(Float8, IsTheSameWithoutSubnormalNumbersAndByTheCodec) {
         const FlushDenormals flushing(true);
         expect_same(quantize_float8(x, spec).tensor);
       }
-      set_disabled_kernels("mx_quantize");
+      ops::set_disabled_kernels("mx_quantize");
       expect_same(quantize_float8(x, spec).tensor);
-      set_disabled_kernels("");
+      ops::set_disabled_kernels("");
     }
   }
 }

@@ -5,7 +5,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail::linear_test {
+namespace dovetail::mx::linear_test {
 namespace {
 
 TEST(Linear, KnowsWhatItIsFor) {
@@ -60,4 +60,4 @@ TEST(Linear, RefusesAnEmptyShape) {
 }
 
 }  // namespace
-}  // namespace dovetail::linear_test
+}  // namespace dovetail::mx::linear_test

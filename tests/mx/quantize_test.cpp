@@ -314,7 +314,7 @@ TEST(Quantize, RoundsTheSmallestNumbersUpAsOftenAsTheyAreLarge) {
 
 TEST(Quantize, RoundsRowsThatAreMadeAtRandomLikeATensor) {
   const at::Tensor x = ordinary_values({131, 67}, 1, at::kFloat);
-  const MadeRows rows{
+  const ops::MadeRows rows{
       .sizes = {131, 67}, .dtype = at::kFloat, .make = [&](int64_t row, int64_t count, void* to) {
         std::memcpy(to, x.const_data_ptr<float>() + row * 67, static_cast<size_t>(count * 67) * 4);
       }};
@@ -428,9 +428,9 @@ TEST(Quantize, WritesIntoTheCopiesOfAnEarlierCall) {
 TEST(Quantize, IsTheSameWithItsKernelsSwitchedOff) {
   const at::Tensor x = ordinary_values({67, 131}, 1, at::kBFloat16);
   const Quantized by_vectors = quantize(x, {.copies = Copies::kRowAndColumn});
-  set_disabled_kernels("mx_quantize");
+  ops::set_disabled_kernels("mx_quantize");
   const Quantized by_codec = quantize(x, {.copies = Copies::kRowAndColumn});
-  set_disabled_kernels("");
+  ops::set_disabled_kernels("");
   EXPECT_TRUE(at::equal(by_vectors.row.codes(), by_codec.row.codes()));
   EXPECT_TRUE(at::equal(by_vectors.column.scales(), by_codec.column.scales()));
 }

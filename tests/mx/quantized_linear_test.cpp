@@ -47,7 +47,8 @@ Gradients run(const std::shared_ptr<QuantizedLinear>& linear, const at::Tensor& 
   y.backward(random(y.sizes(), 9, y.scalar_type()));
   Gradients found = {y.detach(), x.grad(), weight.grad(), {}};
   if (inside == nullptr && outside == nullptr) return found;
-  const RowOperation::Parameters parameters = (inside != nullptr ? inside : outside)->parameters();
+  const ops::RowOperation::Parameters parameters =
+      (inside != nullptr ? inside : outside)->parameters();
   for (at::Tensor parameter : {parameters.weight, parameters.bias}) {
     if (!parameter.defined()) continue;
     found.of_prologue.push_back(parameter.grad().clone());
@@ -63,12 +64,12 @@ struct PrologueCase {
 
 std::vector<PrologueCase> prologues() {
   const auto trained = [](uint64_t seed) { return random({70}, seed).requires_grad_(); };
-  return {{swiglu_operation(), 140},
-          {gelu_operation(), 70},
-          {squared_relu_operation(), 70},
-          {rms_norm_operation(trained(6), 1e-5), 70},
-          {layer_norm_operation(trained(7), trained(8), 1e-5), 70},
-          {layer_norm_operation(trained(9), at::Tensor(), 1e-5), 70}};
+  return {{ops::swiglu_operation(), 140},
+          {ops::gelu_operation(), 70},
+          {ops::squared_relu_operation(), 70},
+          {ops::rms_norm_operation(trained(6), 1e-5), 70},
+          {ops::layer_norm_operation(trained(7), trained(8), 1e-5), 70},
+          {ops::layer_norm_operation(trained(9), at::Tensor(), 1e-5), 70}};
 }
 
 void expect_no_bit_changed(const LinearRecipe& of) {
@@ -100,10 +101,10 @@ TEST(QuantizedLinear, APrologueChangesNoBit) {
 TEST(QuantizedLinear, APrologueTrainsWithoutItsLinear) {
   const at::Tensor norm = random({70}, 1).requires_grad_(), weight = random({45, 70}, 2),
                    x = random({33, 70}, 3);
-  layer()->forward(x, weight, {}, rms_norm_operation(norm, 1e-5)).sum().backward();
+  layer()->forward(x, weight, {}, ops::rms_norm_operation(norm, 1e-5)).sum().backward();
   const at::Tensor inside = norm.grad().clone();
   norm.mutable_grad().reset();
-  layer()->forward(rms_norm(x, norm, 1e-5), weight).sum().backward();
+  layer()->forward(ops::rms_norm(x, norm, 1e-5), weight).sum().backward();
   EXPECT_TRUE(at::equal(inside, norm.grad()));
 }
 
@@ -111,7 +112,7 @@ TEST(QuantizedLinear, APrologueOfAnotherWidthIsNamed) {
   const at::Tensor weight = random({45, 70}, 1);
   for (const char* name : {"mxfp8", "fp8_block"}) {
     const auto forward = [&](int64_t width) {
-      layer(recipe(name))->forward(random({33, width}, 2), weight, {}, swiglu_operation());
+      layer(recipe(name))->forward(random({33, width}, 2), weight, {}, ops::swiglu_operation());
     };
     EXPECT_THAT([&] { forward(70); },
                 ::testing::ThrowsMessage<UserError>(
@@ -126,7 +127,7 @@ TEST(QuantizedLinear, KeepsWhatItSaysForBackward) {
   const at::Tensor x = random({256, 256}, 2, at::kBFloat16).requires_grad_();
   const auto linear = layer();
   const testing::AllocationMeter meter;
-  at::Tensor y = linear->forward(x, weight, {}, swiglu_operation());
+  at::Tensor y = linear->forward(x, weight, {}, ops::swiglu_operation());
   EXPECT_EQ(meter.current(), static_cast<int64_t>(y.nbytes()));  // x itself, and nothing new
   y.reset();
   const at::Tensor narrow = x.narrow(1, 0, 128).contiguous();
@@ -176,7 +177,7 @@ TEST(QuantizedLinear, DelayedScalingReadsEarlierStepsAlone) {
     EXPECT_TRUE(at::allclose(weight.grad(), y.detach().sum(0).expand({32, 32}), 1e-5,
                              1e-5));  // the kept copy
     EXPECT_EQ(linear->statistics().activation.amax(), 8 * size);
-    linear->remember_amax(Operand::kActivation, linear->statistics().activation.amax());
+    linear->remember_amax(ops::Operand::kActivation, linear->statistics().activation.amax());
     return y[0][0].item<float>();
   };
   EXPECT_EQ(step(1), 8.0F);      // nothing is known: scale 1
@@ -185,8 +186,8 @@ TEST(QuantizedLinear, DelayedScalingReadsEarlierStepsAlone) {
   EXPECT_EQ(step(100), 800.0F);  // the step of 100 is still remembered
   step(1.0F / 64);
   step(1.0F / 64);
-  EXPECT_EQ(linear->amax_history(Operand::kActivation).size(0), 2);
-  EXPECT_FALSE(linear->amax_history(Operand::kWeight).defined());
+  EXPECT_EQ(linear->amax_history(ops::Operand::kActivation).size(0), 2);
+  EXPECT_FALSE(linear->amax_history(ops::Operand::kWeight).defined());
   linear->begin_step(0);
   linear->forward(x, eye);
   EXPECT_EQ(linear->statistics().activation.saturations,
@@ -222,13 +223,13 @@ TEST(QuantizedLinear, CountsWhatHappenedToEachTensor) {
 }
 
 TEST(QuantizedLinear, WithoutBFloat16InstructionsProductsAreOfFloat32) {
-  const SimdLevel level = simd_level();
+  const ops::SimdLevel level = ops::simd_level();
   const at::Tensor x = random({40, 64}, 1, at::kBFloat16),
                    weight = random({32, 64}, 2, at::kBFloat16);
   const Gradients best = run(layer(), x, weight);
-  set_simd_level(SimdLevel::kScalar);
+  ops::set_simd_level(ops::SimdLevel::kScalar);
   const Gradients wide = run(layer(), x, weight);
-  set_simd_level(level);
+  ops::set_simd_level(level);
   EXPECT_EQ(wide.y.scalar_type(), at::kBFloat16);
   EXPECT_TRUE(at::allclose(wide.y, best.y, 1.0 / 128, 1e-2));
   EXPECT_TRUE(at::allclose(wide.weight, best.weight, 1.0 / 128, 1e-2));

@@ -7,7 +7,7 @@
 
 #include "tests/ops/testing.h"
 
-namespace dovetail::adamw_test {
+namespace dovetail::ops::adamw_test {
 namespace {
 
 using testing::at_every_simd_level;
@@ -131,4 +131,4 @@ TEST(SumOfSquares, MatchesFloat64AndKeepsNotANumber) {
 }
 
 }  // namespace
-}  // namespace dovetail::adamw_test
+}  // namespace dovetail::ops::adamw_test

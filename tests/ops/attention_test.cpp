@@ -6,7 +6,7 @@
 #include "dovetail/ops/functions.h"
 #include "tests/ops/testing.h"
 
-namespace dovetail::attention_test {
+namespace dovetail::ops::attention_test {
 namespace {
 
 using testing::at_every_simd_level;
@@ -193,4 +193,4 @@ TEST(Attention, RefusesNamingTheShapes) {
 }
 
 }  // namespace
-}  // namespace dovetail::attention_test
+}  // namespace dovetail::ops::attention_test

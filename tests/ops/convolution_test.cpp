@@ -9,7 +9,7 @@
 
 #include "tests/ops/testing.h"
 
-namespace dovetail::convolution_test {
+namespace dovetail::ops::convolution_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -298,4 +298,4 @@ TEST(Convolution, SaysWhatItCannotDo) {
 }
 
 }  // namespace
-}  // namespace dovetail::convolution_test
+}  // namespace dovetail::ops::convolution_test

@@ -6,7 +6,7 @@
 #include "dovetail/ops/functions.h"
 #include "tests/ops/testing.h"
 
-namespace dovetail::cross_entropy_test {
+namespace dovetail::ops::cross_entropy_test {
 namespace {
 
 using testing::at_every_simd_level;
@@ -159,4 +159,4 @@ TEST(LinearCrossEntropy, RefusesNamingTheMistake) {
 }
 
 }  // namespace
-}  // namespace dovetail::cross_entropy_test
+}  // namespace dovetail::ops::cross_entropy_test

@@ -12,7 +12,7 @@
 #include "dovetail/ops/functions.h"
 #include "tests/ops/testing.h"
 
-namespace dovetail::cuda_cross_entropy_test {
+namespace dovetail::ops::cuda_cross_entropy_test {
 namespace {
 
 class CudaCrossEntropy : public ::testing::Test {
@@ -122,4 +122,4 @@ TEST_F(CudaCrossEntropy, LinearInSeveralChunksAsInFloat64OnTheCpu) {
 }
 
 }  // namespace
-}  // namespace dovetail::cuda_cross_entropy_test
+}  // namespace dovetail::ops::cuda_cross_entropy_test

@@ -15,7 +15,7 @@
 #include "dovetail/ops/gemm.h"
 #include "tests/ops/testing.h"
 
-namespace dovetail::cuda_kernels_test {
+namespace dovetail::ops::cuda_kernels_test {
 namespace {
 
 using Op = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
@@ -195,4 +195,4 @@ TEST_F(Cuda, WeightGradientsHaveTheSameBitsTwice) {
 }
 
 }  // namespace
-}  // namespace dovetail::cuda_kernels_test
+}  // namespace dovetail::ops::cuda_kernels_test

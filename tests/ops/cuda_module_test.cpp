@@ -8,7 +8,7 @@
 #include "dovetail/base/module.h"
 #include "dovetail/ops/cuda_kernels.h"
 
-namespace dovetail::cuda_module_test {
+namespace dovetail::ops::cuda_module_test {
 namespace {
 
 TEST(CudaModule, OpensInAProcessThatHasLoadedOpsAlone) {
@@ -25,4 +25,4 @@ TEST(CudaModule, OpensInAProcessThatHasLoadedOpsAlone) {
 }
 
 }  // namespace
-}  // namespace dovetail::cuda_module_test
+}  // namespace dovetail::ops::cuda_module_test

@@ -11,7 +11,7 @@
 #include "dovetail/ops/cuda_kernels.h"
 #include "tests/ops/testing.h"
 
-namespace dovetail::cuda_optimizer_test {
+namespace dovetail::ops::cuda_optimizer_test {
 namespace {
 
 class CudaOptimizer : public ::testing::Test {
@@ -135,4 +135,4 @@ TEST_F(CudaOptimizer, SumsSquaresOnTheGpu) {
 }
 
 }  // namespace
-}  // namespace dovetail::cuda_optimizer_test
+}  // namespace dovetail::ops::cuda_optimizer_test

@@ -6,7 +6,7 @@
 #include "tests/ops/testing.h"
 
 // The environment is read once a process, so each test reads it in a child of its own.
-namespace dovetail::dispatch_environment_test {
+namespace dovetail::ops::dispatch_environment_test {
 namespace {
 
 void exit_with(bool right) { std::exit(right ? 0 : 1); }
@@ -39,4 +39,4 @@ TEST(DispatchEnvironment, UnknownKernelIsRefused) {
 }
 
 }  // namespace
-}  // namespace dovetail::dispatch_environment_test
+}  // namespace dovetail::ops::dispatch_environment_test

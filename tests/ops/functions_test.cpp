@@ -8,7 +8,7 @@
 #include "dovetail/ops/composed.h"
 #include "tests/ops/testing.h"
 
-namespace dovetail::functions_test {
+namespace dovetail::ops::functions_test {
 namespace {
 
 using testing::at_every_simd_level;
@@ -265,4 +265,4 @@ TEST(Dispatch, UsesTheLevelThatWasSet) {
 }
 
 }  // namespace
-}  // namespace dovetail::functions_test
+}  // namespace dovetail::ops::functions_test

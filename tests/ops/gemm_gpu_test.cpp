@@ -5,7 +5,7 @@
 
 #include "tests/ops/testing.h"
 
-namespace dovetail::gemm_gpu_test {
+namespace dovetail::ops::gemm_gpu_test {
 namespace {
 
 using testing::normal;
@@ -69,4 +69,4 @@ TEST(GemmGpu, WhatCublasDoesNotTakeIsRefused) {
 }
 
 }  // namespace
-}  // namespace dovetail::gemm_gpu_test
+}  // namespace dovetail::ops::gemm_gpu_test

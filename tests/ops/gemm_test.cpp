@@ -8,7 +8,7 @@
 
 #include "tests/ops/testing.h"
 
-namespace dovetail::gemm_test {
+namespace dovetail::ops::gemm_test {
 namespace {
 
 using ::testing::AllOf;
@@ -312,4 +312,4 @@ TEST(Gemm, RefusesWithBothShapes) {
 }
 
 }  // namespace
-}  // namespace dovetail::gemm_test
+}  // namespace dovetail::ops::gemm_test

@@ -36,7 +36,7 @@ class ConvolutionBy : public torch::autograd::Function<ConvolutionBy> {
     if (by == "aten")
       return at::convolution(x, weight, bias, {stride, stride}, {padding, padding}, {1, 1}, false,
                              {0, 0}, 1);
-    return convolution(x, weight, bias, options(stride, padding, by));
+    return ops::convolution(x, weight, bias, options(stride, padding, by));
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -61,13 +61,13 @@ class ConvolutionBy : public torch::autograd::Function<ConvolutionBy> {
                       weight_by = to_data ? by.substr(comma + 2) : by;
     if (to_data)
       out[0] = data_by == "aten" ? std::get<0>(aten({true, false, false}))
-                                 : convolution_backward_data(dy, weight, x.sizes(),
-                                                             options(stride, padding, data_by));
+                                 : ops::convolution_backward_data(
+                                       dy, weight, x.sizes(), options(stride, padding, data_by));
     if (weight_by == "aten") {
       std::tie(std::ignore, out[1], out[2]) = aten({false, true, bias});
     } else {
-      auto made =
-          convolution_backward_weight(dy, x, weight.sizes(), options(stride, padding, weight_by));
+      auto made = ops::convolution_backward_weight(dy, x, weight.sizes(),
+                                                   options(stride, padding, weight_by));
       out[1] = made.weight;
       if (bias) out[2] = made.bias;
     }
@@ -75,10 +75,10 @@ class ConvolutionBy : public torch::autograd::Function<ConvolutionBy> {
   }
 
  private:
-  static ConvolutionOptions options(int64_t stride, int64_t padding, const std::string& by) {
+  static ops::ConvolutionOptions options(int64_t stride, int64_t padding, const std::string& by) {
     return {.stride = {stride, stride},
             .padding = {padding, padding},
-            .algorithm = convolution_algorithm(by)};
+            .algorithm = ops::convolution_algorithm(by)};
   }
 };
 

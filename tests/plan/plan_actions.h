@@ -13,8 +13,8 @@
 namespace dovetail::plan {
 
 /// Builds a plan action by action; EveryPlan searches with it. Each action starts as soon as its
-/// streams, its data and the memory allow. It follows the rules in plan/model/check.h and shares no code
-/// with the scheduler.
+/// streams, its data and the memory allow. It follows the rules in plan/model/check.h and shares no
+/// code with the scheduler.
 class PlanActions {
  protected:
   static constexpr double kTiny = 1e-9;  // seconds

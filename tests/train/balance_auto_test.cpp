@@ -72,7 +72,7 @@ TEST(Balance, AutoGivesTheSlowRankLessAndGoesOnWithItsShares) {
 
   // Resumes with the previous shares; then the other rank is the slow one.
   config.train.steps = 16;
-  const Snapshot end = train_on(2, config, [](int rank) {
+  const io::Snapshot end = train_on(2, config, [](int rank) {
     slow_this_thread("aten::masked_fill", rank == 0 ? kSlow : kFast);
   });
   const auto all = lines(run.file("auto", "balance.jsonl"));
@@ -119,7 +119,7 @@ TEST(Balance, AutoOfARecommenderGivesTheSlowRankLess) {
   const Clicks data;
   RunConfig config = dlrm(data, "auto", 9);
   config.balance.mode = "auto";
-  const Snapshot got = train_on(2, config, [](int rank) {
+  const io::Snapshot got = train_on(2, config, [](int rank) {
     slow_this_thread("aten::binary_cross_entropy_with_logits", rank == 0 ? kSlow : kFast);
   });
   EXPECT_EQ(last_shares(config), (Shares{2, 6}));

@@ -33,16 +33,16 @@ void expect_the_gradient_of_one_rank(const Make& make) {
     const std::string name = fmt::format("{}of{}", fmt::join(shares, ""), steps);
     return train_on(static_cast<int>(shares.size()), with_shares(make(name, steps), shares));
   };
-  const Snapshot one = train_on(1, make("one", 1));
+  const io::Snapshot one = train_on(1, make("one", 1));
   for (const Shares& shares : kSplits) {
-    const Snapshot got = train_split(shares, 1);
+    const io::Snapshot got = train_split(shares, 1);
     EXPECT_LE(
         distance(one, got, [&](const std::string& n) { return is_gradient(n) || is_of_tables(n); }),
         1e-6)
         << fmt::format("{}", fmt::join(shares, ", "));
     EXPECT_LE(distance(one, got, is_anything), 2e-6) << fmt::format("{}", fmt::join(shares, ", "));
   }
-  const Snapshot after = train_on(1, make("after", 3));
+  const io::Snapshot after = train_on(1, make("after", 3));
   for (const Shares& shares : {Shares{7, 1}, {1, 4, 2, 1}})
     EXPECT_LE(distance(after, train_split(shares, 3), is_anything), 1e-5)
         << fmt::format("{}", fmt::join(shares, ", "));
@@ -70,7 +70,7 @@ TEST(Balance, AnySplitOfADlrmHasTheGradientOfOneRank) {
       config.embedding.sharding = sharding;
       return config;
     };
-    const Snapshot one = train_on(1, make("one"));
+    const io::Snapshot one = train_on(1, make("one"));
     EXPECT_LE(distance(one, train_on(2, with_shares(make("two"), {1, 7})), is_anything), 2e-6)
         << sharding;
   }
@@ -79,7 +79,7 @@ TEST(Balance, AnySplitOfADlrmHasTheGradientOfOneRank) {
 // A rank with fewer micro-batches joins the exchange of tokens with empty ones.
 TEST(Balance, SpreadExpertsHaveTheGradientOfOneRank) {
   const TinyRun run;
-  const Snapshot one = train_on(1, mixture(run, "one", 1));
+  const io::Snapshot one = train_on(1, mixture(run, "one", 1));
   for (const Shares& shares : {Shares{1, 7}, {5, 3}, {1, 1, 1, 5}, {4, 1, 2, 1}}) {
     RunConfig config =
         with_shares(mixture(run, fmt::format("{}", fmt::join(shares, "")), 1), shares);
@@ -102,22 +102,23 @@ TEST(Balance, EveryTargetCountsAsMuchOnAnyRank) {
     config.train.batch = 16;
     config.train.micro_batch = 2;
     const BatchShares parts(with_shares(config, shares), static_cast<int>(shares.size()));
-    expect_all_succeed(static_cast<int>(shares.size()), [&](const std::shared_ptr<Group>& group) {
-      const auto model = std::make_shared<GPT>(
-          resolve_model_config({.layers = 1, .width = 32, .heads = 2, .context = 8}, 50));
-      initialize(*model, 3);
-      Optimizer optimizer(*model, OptimizerSection());
-      optimizer.bind(*model);
-      TrainStep step(model, optimizer, group, {.micro_batch = 2});
-      const BatchShares::Range range = parts.range(group->rank());
-      const StepOutcome outcome = step.run(tokens.slice(0, range.begin, range.end), 1e-3, false,
-                                           {.first_sample = range.begin});
-      EXPECT_EQ(outcome.tokens, 2 * (1 + 2 + 3 + 4 + 5 + 6 + 7 + 8));
-      if (group->rank() == 0) found = optimizer.tensors();
-    });
+    expect_all_succeed(
+        static_cast<int>(shares.size()), [&](const std::shared_ptr<comm::Group>& group) {
+          const auto model = std::make_shared<models::GPT>(models::resolve_model_config(
+              {.layers = 1, .width = 32, .heads = 2, .context = 8}, 50));
+          initialize(*model, 3);
+          Optimizer optimizer(*model, OptimizerSection());
+          optimizer.bind(*model);
+          TrainStep step(model, optimizer, group, {.micro_batch = 2});
+          const BatchShares::Range range = parts.range(group->rank());
+          const StepOutcome outcome = step.run(tokens.slice(0, range.begin, range.end), 1e-3, false,
+                                               {.first_sample = range.begin});
+          EXPECT_EQ(outcome.tokens, 2 * (1 + 2 + 3 + 4 + 5 + 6 + 7 + 8));
+          if (group->rank() == 0) found = optimizer.tensors();
+        });
     return found;
   };
-  const Snapshot one{.tensors = moments({8})};
+  const io::Snapshot one{.tensors = moments({8})};
   for (const Shares& shares : {Shares{1, 7}, {7, 1}, {1, 4, 2, 1}})
     EXPECT_LE(distance(one, {.tensors = moments(shares)}, is_gradient), 1e-6)
         << fmt::format("{}", fmt::join(shares, ""));
@@ -142,7 +143,7 @@ TEST(Balance, AStepOfTheLastRowsOfADayIsShared) {
     config.eval.every_steps = EvalSection().every_steps;
     return config;
   };
-  const Snapshot one = train_on(1, make("one"));
+  const io::Snapshot one = train_on(1, make("one"));
   EXPECT_LE(distance(one, train_on(2, with_shares(make("two"), {1, 7})), is_anything), 1e-4);
 }
 
@@ -156,7 +157,7 @@ TEST(Balance, ARankComputesItsShare) {
     config.run.folder += std::to_string(steps);
     config.train.steps = steps;
     std::vector<int> of_ranks(2);
-    expect_all_succeed(2, [&](const std::shared_ptr<Group>& group) {
+    expect_all_succeed(2, [&](const std::shared_ptr<comm::Group>& group) {
       counted = operation;
       t_calls = 0;
       at::addThreadLocalCallback(

@@ -18,10 +18,10 @@ namespace dovetail::test {
 
 using Shares = std::vector<int64_t>;
 
-inline Snapshot train_on(int ranks, const RunConfig& config,
-                         const std::function<void(int rank)>& prepare = {}) {
-  expect_all_succeed(ranks, [&](const std::shared_ptr<Group>& group) {
-    if (prepare) prepare(group->rank());
+inline io::Snapshot train_on(int ranks, const RunConfig& config,
+                             const std::function<void(int rank)>& prepare = {}) {
+  expect_all_succeed(ranks, [&](const std::shared_ptr<comm::Group>& group) {
+    if (prepare) data::prepare(group->rank());
     train(config, group, {.quiet = true});
   });
   return last_checkpoint(config);
@@ -29,7 +29,7 @@ inline Snapshot train_on(int ranks, const RunConfig& config,
 
 /// Returns the maximum relative distance of the tensors that `of` selects by name. The distance is
 /// divided by the tensor's norm in the run of one rank, `one`.
-inline double distance(const Snapshot& one, const Snapshot& other,
+inline double distance(const io::Snapshot& one, const io::Snapshot& other,
                        const std::function<bool(const std::string&)>& of) {
   double worst = 0;
   int compared = 0;

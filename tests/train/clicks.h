@@ -83,13 +83,13 @@ class Clicks {
 };
 
 /// Reads the last checkpoint and completes its tables by initial rows.
-inline Snapshot last_checkpoint(const RunConfig& config) {
-  Snapshot found = read_latest_checkpoint(config.folder() / "checkpoints");
+inline io::Snapshot last_checkpoint(const RunConfig& config) {
+  io::Snapshot found = io::read_latest_checkpoint(config.folder() / "checkpoints");
   add_initial_rows(RecommenderLookups(config).pack(), found.tensors);
   return found;
 }
 
-inline void expect_same_tensors(const Snapshot& a, const Snapshot& b) {
+inline void expect_same_tensors(const io::Snapshot& a, const io::Snapshot& b) {
   ASSERT_EQ(a.tensors.size(), b.tensors.size());
   for (const auto& [name, tensor] : a.tensors)
     EXPECT_TRUE(at::equal(tensor, b.tensors.at(name))) << name;

@@ -11,7 +11,7 @@
 #include "tests/base/temporary_folder.h"
 #include "tests/folder.h"
 
-namespace dovetail::config_test {
+namespace dovetail::train::config_test {
 namespace {
 
 using ::testing::AllOf;
@@ -37,12 +37,12 @@ class RunConfigFile : public ::testing::Test {
 TEST_F(RunConfigFile, AGivenKeyWinsOverThePresetAndThePresetOverDefaults) {
   const RunConfig config =
       load("[model]\npreset = \"gpt2-124m\"\nlayers = 3\n", {"model.context=64"});
-  const ModelConfig preset = model_preset("gpt2-124m").config;
+  const models::ModelConfig preset = models::model_preset("gpt2-124m").config;
   EXPECT_EQ(config.model.layers, 3);
   EXPECT_EQ(config.model.context, 64);
   EXPECT_EQ(config.model.width, preset.width);
   EXPECT_EQ(config.model.norm, preset.norm);
-  EXPECT_NE(preset.width, ModelConfig().width);
+  EXPECT_NE(preset.width, models::ModelConfig().width);
 }
 
 TEST_F(RunConfigFile, APresetMayComeFromTheCommandLine) {
@@ -205,4 +205,4 @@ TEST(RunConfigs, EveryShippedConfigLoads) {
 }
 
 }  // namespace
-}  // namespace dovetail::config_test
+}  // namespace dovetail::train::config_test

@@ -9,7 +9,7 @@
 #include "tests/comm/ranks.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail::cuda_test {
+namespace dovetail::train::cuda_test {
 namespace {
 
 TEST(Cuda, TrainsToTheLossOfTheCpu) {
@@ -23,7 +23,7 @@ TEST(Cuda, TrainsToTheLossOfTheCpu) {
         config.run.device = device;
         config.model.norm = norm;
         config.model.activation = activation;
-        train(config, world_from_environment(), {.quiet = true});
+        train(config, comm::world_from_environment(), {.quiet = true});
         std::vector<double> losses;
         for (const auto& line : run.metrics(name)) losses.push_back(line["loss"]);
         return losses;
@@ -47,7 +47,7 @@ std::vector<double> losses_with_graph(const test::TinyRun& run, const std::strin
   config.eval.every_steps = 4;  // validation between replays
   if (recipe == "mxfp8")
     config.log.quantization_every = 5;  // also steps that do not run as a graph
-  train(config, world_from_environment(), {.quiet = true});
+  train(config, comm::world_from_environment(), {.quiet = true});
   std::vector<double> losses;
   for (const auto& line : run.metrics(name)) losses.push_back(line["loss"]);
   return losses;
@@ -81,7 +81,7 @@ TEST(Cuda, TwoRanksOnOneCardTrainToTheLossOfOne) {
     RunConfig config = run.config(fmt::format("ranks-{}", ranks));
     config.run.device = "cuda";
     config.train.bucket_bytes = 65536;  // several buckets a step
-    expect_all_succeed(ranks, [&](std::shared_ptr<Group> group) {
+    expect_all_succeed(ranks, [&](std::shared_ptr<comm::Group> group) {
       train(config, std::move(group), {.quiet = true});
     });
     std::vector<double> losses;
@@ -94,4 +94,4 @@ TEST(Cuda, TwoRanksOnOneCardTrainToTheLossOfOne) {
 }
 
 }  // namespace
-}  // namespace dovetail::cuda_test
+}  // namespace dovetail::train::cuda_test

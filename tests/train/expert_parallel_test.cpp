@@ -21,7 +21,7 @@
 #include "tests/comm/ranks.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail::expert_parallel_test {
+namespace dovetail::train::expert_parallel_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -59,12 +59,12 @@ Trained train_on(const Layout& layout, RunConfig config) {
   config.train.micro_batch = layout.micro_batch;
   config.train.checkpoint_activations = layout.recompute;
   Trained trained;
-  expect_all_succeed(layout.ranks, [&](std::shared_ptr<Group> group) {
+  expect_all_succeed(layout.ranks, [&](std::shared_ptr<comm::Group> group) {
     const bool first = group->rank() == 0;
     const TrainResult result = train(config, std::move(group), {.quiet = true});
     if (first) trained.result = result;
   });
-  trained.tensors = read_latest_checkpoint(config.folder() / "checkpoints").tensors;
+  trained.tensors = io::read_latest_checkpoint(config.folder() / "checkpoints").tensors;
   return trained;
 }
 
@@ -201,10 +201,10 @@ void fill(std::map<std::string, at::Tensor> tensors) {
 }
 
 struct Bound {
-  std::shared_ptr<GPT> model;
+  std::shared_ptr<models::GPT> model;
   std::optional<Optimizer> optimizer;
   Bound(const RunConfig& config, const std::shared_ptr<const moe::ExpertRanks>& ranks = nullptr)
-      : model(std::make_shared<GPT>(config.model, c10::kCPU, ranks)) {
+      : model(std::make_shared<models::GPT>(config.model, c10::kCPU, ranks)) {
     initialize(*model, 5);
     optimizer.emplace(*model, config.optimizer);
     optimizer->bind(*model);
@@ -214,13 +214,13 @@ struct Bound {
 TEST(ExpertParallel, CheckpointsHoldWholeExpertsBitForBit) {
   const test::TinyRun run;
   RunConfig config = mixture(run, "unused");
-  config.model = resolve_model_config(config.model, 50);
+  config.model = models::resolve_model_config(config.model, 50);
   const Bound whole(config);
   fill(whole.optimizer->tensors());
   const auto expected = whole.optimizer->tensors();
   for (const Layout& layout : layouts()) {
     config.parallel = layout.parallel;
-    expect_all_succeed(layout.ranks, [&](const std::shared_ptr<Group>& group) {
+    expect_all_succeed(layout.ranks, [&](const std::shared_ptr<comm::Group>& group) {
       const ExpertParallel parallel(config, group);
       Bound part(config, parallel.ranks());
       restore(*part.optimizer, *part.model, parallel,
@@ -238,7 +238,7 @@ TEST(ExpertParallel, CheckpointsHoldWholeExpertsBitForBit) {
               << item.key();
         }
     });
-    expect_all_succeed(layout.ranks, [&](const std::shared_ptr<Group>& group) {
+    expect_all_succeed(layout.ranks, [&](const std::shared_ptr<comm::Group>& group) {
       const ExpertParallel parallel(config, group);
       const Bound fresh(config, parallel.ranks());
       const auto gathered = parallel.gathered(*fresh.model, fresh.optimizer->tensors());
@@ -253,12 +253,12 @@ TEST(ExpertParallel, CheckpointsHoldWholeExpertsBitForBit) {
 TEST(ExpertParallel, RefusesCheckpointsOfOtherExperts) {
   const test::TinyRun run;
   RunConfig config = mixture(run, "unused");
-  config.model = resolve_model_config(config.model, 50);
+  config.model = models::resolve_model_config(config.model, 50);
   config.parallel.expert = 2;
   const auto whole = Bound(config).optimizer->tensors();
   const std::string last = "model.blocks.1.moe.experts.5.down.weight";
   const auto error_of = [&](const std::map<std::string, at::Tensor>& tensors) {
-    return run_ranks(2, [&](const std::shared_ptr<Group>& group) {
+    return run_ranks(2, [&](const std::shared_ptr<comm::Group>& group) {
       const ExpertParallel parallel(config, group);
       Bound part(config, parallel.ranks());
       restore(*part.optimizer, *part.model, parallel,
@@ -323,7 +323,7 @@ TEST(ExpertParallel, AutoGoesByTheCostsAndKeepsQuantizedExpertsWhereTheyAre) {
 moe::Plan plan_beside(const test::TinyRun& run, ParallelSection asked) {
   RunConfig config = mixture(run, "unused");
   config.model.moe.ffn_width = 2;
-  config.model = resolve_model_config(config.model, 50);
+  config.model = models::resolve_model_config(config.model, 50);
   const auto costs = run.file("costs-of-plans", "costs.json");
   std::filesystem::create_directories(costs.parent_path());
   write_file_atomically(costs,
@@ -335,9 +335,9 @@ moe::Plan plan_beside(const test::TinyRun& run, ParallelSection asked) {
   asked.costs = costs.string();
   config.parallel = asked;
   moe::Plan plan;
-  expect_all_succeed(4, [&](const std::shared_ptr<Group>& group) {
+  expect_all_succeed(4, [&](const std::shared_ptr<comm::Group>& group) {
     const ExpertParallel parallel(config, group);
-    const GPT model(config.model, c10::kCPU, parallel.ranks());
+    const models::GPT model(config.model, c10::kCPU, parallel.ranks());
     const ExpertPlans plans(model, config, 64, at::kFloat, parallel, *group);
     if (group->rank() == 0) plan = moe::layers_of(model)[0].second->plan();
   });
@@ -373,7 +373,7 @@ TEST(ExpertParallel, RefusesKeysThatWouldDoNothing) {
     RunConfig config = mixture(run, "unread");
     config.model.moe.drop = drop;
     config.model.moe.pad_to_capacity = drop != std::string("none");
-    config.model = resolve_model_config(config.model, 50);
+    config.model = models::resolve_model_config(config.model, 50);
     config.parallel = parallel;
     EXPECT_THAT([&] { check_parallel(config); }, ThrowsMessage<UserError>(HasSubstr(what)));
   };
@@ -411,7 +411,7 @@ TEST(ExpertParallel, KnowsHowManyTokensAProductHas) {
 TEST(ExpertParallel, RefusesWhatDoesNotFitTheJob) {
   const test::TinyRun run;
   const auto error_of = [&](int ranks, const RunConfig& config) {
-    return run_ranks(ranks, [&](std::shared_ptr<Group> group) {
+    return run_ranks(ranks, [&](std::shared_ptr<comm::Group> group) {
       train(config, std::move(group), {.quiet = true});
     })[0];
   };
@@ -450,4 +450,4 @@ TEST(ExpertParallel, RefusesWhatDoesNotFitTheJob) {
 }
 
 }  // namespace
-}  // namespace dovetail::expert_parallel_test
+}  // namespace dovetail::train::expert_parallel_test

@@ -12,7 +12,7 @@
 #include "tests/base/temporary_folder.h"
 #include "tests/fuzz.h"
 
-namespace dovetail::train_files_fuzz_test {
+namespace dovetail::train::train_files_fuzz_test {
 namespace {
 
 const char* const kMetrics =
@@ -57,4 +57,4 @@ TEST(MultipleChoiceFuzz, TasksAreReadOrRefused) {
 }
 
 }  // namespace
-}  // namespace dovetail::train_files_fuzz_test
+}  // namespace dovetail::train::train_files_fuzz_test

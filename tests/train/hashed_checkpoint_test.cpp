@@ -12,7 +12,7 @@
 #include "tests/embedding/testing.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail::hashed_checkpoint_test {
+namespace dovetail::train::hashed_checkpoint_test {
 namespace {
 
 using embedding::Admission;
@@ -71,15 +71,15 @@ Jagged batch_of(int64_t step) {
 }
 
 std::unique_ptr<DistributedTables> tables_of(const Layout& layout,
-                                             const std::shared_ptr<Group>& group) {
+                                             const std::shared_ptr<comm::Group>& group) {
   const PackSpec spec = spec_of(layout);
   return std::make_unique<DistributedTables>(
       spec, embedding::make_plan(spec, {.ranks = group->size(), .sharding = layout.sharding}),
-      group, Payloads{}, std::optional<embedding::TierOptions>{}, layout.options,
+      group, comm::Payloads{}, std::optional<embedding::TierOptions>{}, layout.options,
       Changes::kTracked);
 }
 
-void train_step(DistributedTables& tables, const Group& group, int64_t number) {
+void train_step(DistributedTables& tables, const comm::Group& group, int64_t number) {
   const int64_t first = kSamples * group.rank() / group.size(),
                 count = kSamples * (group.rank() + 1) / group.size() - first;
   embedding::TableStep step = tables.start(embedding::samples_of(batch_of(number), first, count),
@@ -140,15 +140,16 @@ class HashedCheckpoint : public ::testing::Test {
   /// Saves a full checkpoint and deltas. Returns the contents at each of them.
   std::map<int64_t, Contents> train_and_save(const Layout& layout) const {
     std::map<int64_t, Contents> contents;
-    expect_all_succeed(layout.ranks, [&](const std::shared_ptr<Group>& group) {
+    expect_all_succeed(layout.ranks, [&](const std::shared_ptr<comm::Group>& group) {
       const auto tables = tables_of(layout, group);
-      std::optional<CheckpointFolder> folder;
-      if (group->rank() == 0) folder.emplace(folder_ / "c", CheckpointFolder::Options{.keep = 9});
+      std::optional<io::CheckpointFolder> folder;
+      if (group->rank() == 0)
+        folder.emplace(folder_ / "c", io::CheckpointFolder::Options{.keep = 9});
       for (int64_t step = 1; step <= kLast; ++step) {
         train_step(*tables, *group, step);
         tables->lookup(batch_of(100 + step));  // changes nothing
         if (std::ranges::find(kSaves, step) == kSaves.end()) continue;
-        const auto kind = step == kFull ? CheckpointKind::kFull : CheckpointKind::kDelta;
+        const auto kind = step == kFull ? io::CheckpointKind::kFull : io::CheckpointKind::kDelta;
         save_hashed_tables(*tables, kind, folder ? &folder->begin(step, kind) : nullptr);
         tables->forget_changes();
         if (folder) folder->save_async({.step = step});
@@ -161,13 +162,13 @@ class HashedCheckpoint : public ::testing::Test {
   }
 
   std::filesystem::path path_of(int64_t step) const {
-    return CheckpointFolder(folder_ / "c", {}).path_of(step);
+    return io::CheckpointFolder(folder_ / "c", {}).path_of(step);
   }
 
   void expect_loaded(const Layout& layout, const Contents& expected) const {
-    expect_all_succeed(layout.ranks, [&](const std::shared_ptr<Group>& group) {
+    expect_all_succeed(layout.ranks, [&](const std::shared_ptr<comm::Group>& group) {
       const auto tables = tables_of(layout, group);
-      std::optional<StoredCheckpoint> from;
+      std::optional<io::StoredCheckpoint> from;
       if (group->rank() == 0) from.emplace(path_of(kLast));
       restore_hashed_tables(*tables, from ? &*from : nullptr);
       const Contents found = read_all(*tables);
@@ -192,10 +193,10 @@ void HashedCheckpoint::expect_deltas(const Layout& layout) {
   size_t removed = 0, unchanged = 0;
   for (auto now = expected.begin(); now != expected.end(); ++now) {
     SCOPED_TRACE(fmt::format("step {}", now->first));
-    expect_same(read_checkpoint(path_of(now->first)).tensors, tensors_of(now->second));
+    expect_same(io::read_checkpoint(path_of(now->first)).tensors, tensors_of(now->second));
     if (now == expected.begin()) continue;
     const auto& [since, before] = *std::prev(now);
-    const StoredCheckpoint stored(path_of(now->first));
+    const io::StoredCheckpoint stored(path_of(now->first));
     const auto numbers = [&](size_t t, const char* part) {
       const std::string name = table_tensor(t == 0 ? "users" : "items", part);
       return numbers_in(stored.links().back().files.at(name)->read(name));
@@ -249,4 +250,4 @@ TEST_F(HashedCheckpoint, DeltasOfReplicatedTables) {
 }
 
 }  // namespace
-}  // namespace dovetail::hashed_checkpoint_test
+}  // namespace dovetail::train::hashed_checkpoint_test

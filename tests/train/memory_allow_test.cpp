@@ -11,7 +11,7 @@
 #include "dovetail/plan/solve/memory_floor.h"
 #include "tests/train/planned_training.h"
 
-namespace dovetail::memory_allow_test {
+namespace dovetail::train::memory_allow_test {
 namespace {
 
 using test::Case;
@@ -137,4 +137,4 @@ TEST(MemoryAllow, InCodesThatAllReadersMakeGivesTheSameBits) {
 }
 
 }  // namespace
-}  // namespace dovetail::memory_allow_test
+}  // namespace dovetail::train::memory_allow_test

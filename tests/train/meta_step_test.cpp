@@ -90,9 +90,9 @@ TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&see>());
 }
 
-ModelConfig config_of(const std::string& activation, const std::string& norm,
-                      const std::string& positions) {
-  ModelConfig config;
+models::ModelConfig config_of(const std::string& activation, const std::string& norm,
+                              const std::string& positions) {
+  models::ModelConfig config;
   config.layers = 4;
   config.width = 64;
   config.heads = 2;
@@ -101,12 +101,12 @@ ModelConfig config_of(const std::string& activation, const std::string& norm,
   config.activation = activation;
   config.norm = norm;
   config.positions = positions;
-  return resolve_model_config(config, 0);
+  return models::resolve_model_config(config, 0);
 }
 
-Seen step_on_meta(const ModelConfig& model_config, const std::string& recipe, int64_t micro_batch,
-                  bool checkpointed = false) {
-  auto model = std::make_shared<GPT>(model_config, c10::kMeta);
+Seen step_on_meta(const models::ModelConfig& model_config, const std::string& recipe,
+                  int64_t micro_batch, bool checkpointed = false) {
+  auto model = std::make_shared<models::GPT>(model_config, c10::kMeta);
   model->checkpoint_activations = checkpointed;
   Optimizer optimizer(*model, {});
   model->set_compute_dtype(recipe == "fp32" ? at::kFloat : at::kBFloat16);
@@ -114,7 +114,8 @@ Seen step_on_meta(const ModelConfig& model_config, const std::string& recipe, in
   precision.recipe = recipe;
   Quantization quantization(*model, precision, recipe);
   optimizer.bind(*model);
-  TrainStep step(model, optimizer, local_groups(1)[0], {.micro_batch = micro_batch, .clip = 1.0});
+  TrainStep step(model, optimizer, comm::local_groups(1)[0],
+                 {.micro_batch = micro_batch, .clip = 1.0});
   const at::Tensor tokens = at::ones({4, model_config.context + 1}, at::kLong);
   Seen found;
   seen = &found;

@@ -12,7 +12,7 @@
 #include "dovetail/base/rng.h"
 #include "tests/base/temporary_folder.h"
 
-namespace dovetail::metrics_test {
+namespace dovetail::train::metrics_test {
 namespace {
 
 StepMetrics numbers(int64_t step) {
@@ -144,4 +144,4 @@ TEST(StepTimings, LeaveOutWhatWasNotMeasured) {
 }
 
 }  // namespace
-}  // namespace dovetail::metrics_test
+}  // namespace dovetail::train::metrics_test

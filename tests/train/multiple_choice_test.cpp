@@ -11,26 +11,27 @@
 #include "dovetail/base/error.h"
 #include "dovetail/models/gpt.h"
 
-namespace dovetail::multiple_choice_test {
+namespace dovetail::train::multiple_choice_test {
 namespace {
 
 using ::testing::HasSubstr;
 
-std::shared_ptr<GPT> small_model(int64_t context, const std::string& positions = "rotary") {
-  ModelConfig config;
+std::shared_ptr<models::GPT> small_model(int64_t context, const std::string& positions = "rotary") {
+  models::ModelConfig config;
   config.layers = 2;
   config.width = 32;
   config.heads = 4;
   config.context = context;
   config.positions = positions;
   config.init_std = 0.2;  // far from uniform, so that choices differ
-  auto model = std::make_shared<GPT>(resolve_model_config(config, bytes_tokenizer()->vocab_size()));
+  auto model = std::make_shared<models::GPT>(
+      models::resolve_model_config(config, data::bytes_tokenizer()->vocab_size()));
   initialize(*model, 7);
   return model;
 }
 
 /// The oracle: the whole text in one forward pass without a cache, cut on the left to the context.
-double whole_log_likelihood(GPT& model, std::vector<int32_t> prompt,
+double whole_log_likelihood(models::GPT& model, std::vector<int32_t> prompt,
                             const std::vector<int32_t>& continuation) {
   const c10::NoGradGuard no_grad;
   std::vector<int64_t> tokens(prompt.begin(), prompt.end());
@@ -84,9 +85,9 @@ TEST(ContinuationLogLikelihoods, APromptThatDoesNotFitLosesItsBeginning) {
 
 /// Scores like the harness, in explicit steps: the text, the shots, the cut between prompt and
 /// choice.
-MultipleChoiceResult scored_by_hand(GPT& model, const std::vector<MultipleChoiceItem>& items,
-                                    size_t shots) {
-  const auto tokenizer = bytes_tokenizer();
+MultipleChoiceResult scored_by_hand(models::GPT& model,
+                                    const std::vector<MultipleChoiceItem>& items, size_t shots) {
+  const auto tokenizer = data::bytes_tokenizer();
   double right = 0, per_character = 0, per_byte = 0;
   for (size_t i = 0; i < items.size(); ++i) {
     std::string text;
@@ -140,7 +141,8 @@ TEST(MultipleChoice, ScoresAsTheHarnessDoes) {
     items.push_back(item);
   }
   for (const int64_t shots : {0, 1, 3}) {
-    const auto result = score_multiple_choice(*model, *bytes_tokenizer(), items, {.shots = shots});
+    const auto result =
+        score_multiple_choice(*model, *data::bytes_tokenizer(), items, {.shots = shots});
     const auto expected = scored_by_hand(*model, items, static_cast<size_t>(shots));
     EXPECT_EQ(result.items, 12);
     EXPECT_DOUBLE_EQ(result.accuracy, expected.accuracy) << shots;
@@ -158,23 +160,25 @@ TEST(MultipleChoice, TheTrueAnswersOfAModelScoreOne) {
   for (auto& item : items) {
     std::vector<double> sums;
     for (const auto& choice : item.choices) {
-      sums.push_back(whole_log_likelihood(*model, bytes_tokenizer()->encode(item.context),
-                                          bytes_tokenizer()->encode(" " + choice)));
+      sums.push_back(whole_log_likelihood(*model, data::bytes_tokenizer()->encode(item.context),
+                                          data::bytes_tokenizer()->encode(" " + choice)));
     }
     item.answer = std::max_element(sums.begin(), sums.end()) - sums.begin();
   }
   int64_t calls = 0;
-  const auto result =
-      score_multiple_choice(*model, *bytes_tokenizer(), items, {}, [&](int64_t done, int64_t all) {
-        EXPECT_EQ(done, ++calls);
-        EXPECT_EQ(all, 5);
-      });
+  const auto result = score_multiple_choice(*model, *data::bytes_tokenizer(), items, {},
+                                            [&](int64_t done, int64_t all) {
+                                              EXPECT_EQ(done, ++calls);
+                                              EXPECT_EQ(all, 5);
+                                            });
   EXPECT_EQ(result.accuracy, 1);
   EXPECT_EQ(result.standard_error, 0);
   for (auto& item : items) item.answer = (item.answer + 1) % 4;
-  EXPECT_EQ(score_multiple_choice(*model, *bytes_tokenizer(), items, {}).accuracy, 0);
-  EXPECT_EQ(score_multiple_choice(*model, *bytes_tokenizer(), items, {.max_items = 2}).items, 2);
-  EXPECT_THROW(score_multiple_choice(*model, *bytes_tokenizer(), items, {.shots = 5}), UserError);
+  EXPECT_EQ(score_multiple_choice(*model, *data::bytes_tokenizer(), items, {}).accuracy, 0);
+  EXPECT_EQ(score_multiple_choice(*model, *data::bytes_tokenizer(), items, {.max_items = 2}).items,
+            2);
+  EXPECT_THROW(score_multiple_choice(*model, *data::bytes_tokenizer(), items, {.shots = 5}),
+               UserError);
 }
 
 TEST(ParseMultipleChoice, ReadsItemsAndSkipsEmptyLines) {
@@ -214,4 +218,4 @@ TEST(ParseMultipleChoice, NamesTheLineAndWhatIsWrongWithIt) {
 }
 
 }  // namespace
-}  // namespace dovetail::multiple_choice_test
+}  // namespace dovetail::train::multiple_choice_test

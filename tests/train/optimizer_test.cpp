@@ -8,37 +8,38 @@
 #include "dovetail/base/error.h"
 #include "dovetail/models/gpt.h"
 
-namespace dovetail::optimizer_test {
+namespace dovetail::train::optimizer_test {
 namespace {
 
-ModelConfig small_model() {
-  return resolve_model_config({.layers = 2,
-                               .width = 32,
-                               .heads = 2,
-                               .context = 8,
-                               .norm = "layernorm",
-                               .bias = true,
-                               .tied = false},
-                              60);
+models::ModelConfig small_model() {
+  return models::resolve_model_config({.layers = 2,
+                                       .width = 32,
+                                       .heads = 2,
+                                       .context = 8,
+                                       .norm = "layernorm",
+                                       .bias = true,
+                                       .tied = false},
+                                      60);
 }
 
 struct Trained {
-  std::shared_ptr<GPT> model;
+  std::shared_ptr<models::GPT> model;
   std::optional<Optimizer> optimizer;
-  std::optional<GradientReducer> reducer;
+  std::optional<comm::GradientReducer> reducer;
 
   explicit Trained(at::ScalarType dtype, const OptimizerSection& config = {}) {
-    model = std::make_shared<GPT>(small_model());
+    model = std::make_shared<models::GPT>(small_model());
     initialize(*model, 5);
     optimizer.emplace(*model, config);
     model->set_compute_dtype(dtype);
     optimizer->bind(*model);
-    reducer.emplace(local_groups(1)[0], optimizer->parameters(), GradientReducer::Options{});
+    reducer.emplace(comm::local_groups(1)[0], optimizer->parameters(),
+                    comm::GradientReducer::Options{});
   }
 
   int64_t backward(int64_t step) {
     torch::manual_seed(step);
-    const LossSum loss = model->loss(torch::randint(0, 60, {3, 9}, torch::kLong));
+    const models::LossSum loss = model->loss(torch::randint(0, 60, {3, 9}, torch::kLong));
     reducer->begin();
     reducer->arm();
     loss.sum.backward();
@@ -49,7 +50,7 @@ struct Trained {
 
 TEST(Optimizer, FollowsTorchAdamW) {
   Trained ours(at::kDouble, {.betas = {0.9, 0.97}, .eps = 1e-5, .weight_decay = 0.2});
-  auto theirs = std::make_shared<GPT>(small_model());
+  auto theirs = std::make_shared<models::GPT>(small_model());
   initialize(*theirs, 5);
   theirs->set_compute_dtype(at::kDouble);
   std::vector<at::Tensor> matrices, vectors;
@@ -70,7 +71,7 @@ TEST(Optimizer, FollowsTorchAdamW) {
 
     torch::manual_seed(step);
     peer.zero_grad();
-    const LossSum loss = theirs->loss(torch::randint(0, 60, {3, 9}, torch::kLong));
+    const models::LossSum loss = theirs->loss(torch::randint(0, 60, {3, 9}, torch::kLong));
     (loss.sum / static_cast<double>(loss.weight)).backward();
     for (auto& group : peer.param_groups())
       static_cast<torch::optim::AdamWOptions&>(group.options()).lr(lr);
@@ -147,4 +148,4 @@ TEST(Optimizer, LoadingNamesTheTensorThatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace dovetail::optimizer_test
+}  // namespace dovetail::train::optimizer_test

@@ -7,7 +7,7 @@
 #include "tests/train/planned_training.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail::planned_experts_test {
+namespace dovetail::train::planned_experts_test {
 namespace {
 
 using test::Case;
@@ -62,7 +62,7 @@ TEST(PlannedExperts, WithoutPaddingAreRefusedWhereEachIsAnOperation) {
   RunConfig config = run.config("refused");
   config.model.moe = {.experts = 4, .ffn_width = 24};
   config.memory.budget = "0.8x";
-  const auto group = local_groups(1)[0];
+  const auto group = comm::local_groups(1)[0];
   EXPECT_NO_THROW(resolve_trial(config, *group));
   for (const char* recipe : {"bf16", "mxfp8"}) {
     config.precision.recipe = recipe;
@@ -100,4 +100,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace dovetail::planned_experts_test
+}  // namespace dovetail::train::planned_experts_test

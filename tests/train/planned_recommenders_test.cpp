@@ -10,7 +10,7 @@
 #include "dovetail/train/memory/section.h"
 #include "tests/train/planned_recommender.h"
 
-namespace dovetail::planned_recommenders_test {
+namespace dovetail::train::planned_recommenders_test {
 namespace {
 
 using namespace test;
@@ -120,4 +120,4 @@ TEST(PlannedRecommenders, SayWhatTheyCannotDo) {
 }
 
 }  // namespace
-}  // namespace dovetail::planned_recommenders_test
+}  // namespace dovetail::train::planned_recommenders_test

@@ -3,7 +3,7 @@
 
 #include "tests/train/planned_recommender.h"
 
-namespace dovetail::planned_sequences_test {
+namespace dovetail::train::planned_sequences_test {
 namespace {
 
 using test::gives_the_same_bits_within_its_budget;
@@ -23,4 +23,4 @@ TEST(PlannedSequences, OfCanGiveTheSameBitsWithinTheirBudget) {
 }
 
 }  // namespace
-}  // namespace dovetail::planned_sequences_test
+}  // namespace dovetail::train::planned_sequences_test

@@ -7,7 +7,7 @@
 #include "dovetail/base/error.h"
 #include "tests/train/planned_training.h"
 
-namespace dovetail::planned_step_test {
+namespace dovetail::train::planned_step_test {
 namespace {
 
 using namespace test;
@@ -78,4 +78,4 @@ TEST(PlannedStep, SaysWhatItCannotDo) {
 }
 
 }  // namespace
-}  // namespace dovetail::planned_step_test
+}  // namespace dovetail::train::planned_step_test

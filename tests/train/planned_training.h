@@ -29,7 +29,7 @@ inline constexpr int kSteps = 20;
 
 struct Case {
   const char* name;
-  ModelConfig model;
+  models::ModelConfig model;
   at::ScalarType dtype = at::kFloat;
   int64_t micro_batch = 4;
   const char* budget = "0.7x";
@@ -39,9 +39,11 @@ struct Case {
   void (*experts)(moe::Config&) = nullptr;
 };
 
-inline ModelConfig llama() { return {.layers = 3, .width = 128, .heads = 4, .context = 64}; }
-inline ModelConfig gpt2() {
-  ModelConfig config = llama();
+inline models::ModelConfig llama() {
+  return {.layers = 3, .width = 128, .heads = 4, .context = 64};
+}
+inline models::ModelConfig gpt2() {
+  models::ModelConfig config = llama();
   config.positions = "learned";
   config.norm = "layernorm";
   config.activation = "gelu";
@@ -51,7 +53,9 @@ inline ModelConfig gpt2() {
 }
 
 /// Model with small weights, for many tokens: activations dominate a step's memory.
-inline ModelConfig narrow() { return {.layers = 4, .width = 64, .heads = 2, .context = 64}; }
+inline models::ModelConfig narrow() {
+  return {.layers = 4, .width = 64, .heads = 2, .context = 64};
+}
 inline Case quantized(const char* name, const char* recipe) {
   return {name, narrow(), at::kBFloat16, 16, "0.5x", recipe, 16};
 }
@@ -68,8 +72,8 @@ inline Case mixture(const char* name, void (*experts)(moe::Config&), const char*
           16,   experts};
 }
 
-inline ModelConfig model_of(const Case& of) {
-  ModelConfig config = of.model;
+inline models::ModelConfig model_of(const Case& of) {
+  models::ModelConfig config = of.model;
   if (of.experts != nullptr) {
     config.moe = {.experts = 6,
                   .k = 2,
@@ -79,13 +83,13 @@ inline ModelConfig model_of(const Case& of) {
                   .pad_to_capacity = true};
     of.experts(config.moe);
   }
-  return resolve_model_config(config, 300);
+  return models::resolve_model_config(config, 300);
 }
 
 struct Trained {
   int64_t batch;
-  std::shared_ptr<Group> group = local_groups(1)[0];
-  std::shared_ptr<GPT> model;
+  std::shared_ptr<comm::Group> group = comm::local_groups(1)[0];
+  std::shared_ptr<models::GPT> model;
   std::optional<Optimizer> optimizer;
   std::optional<Quantization> quantization;
   std::optional<ExpertLoad> load;
@@ -93,7 +97,7 @@ struct Trained {
   std::optional<TrainStep> step;
 
   explicit Trained(const Case& of) : batch(of.batch) {
-    model = std::make_shared<GPT>(model_of(of));
+    model = std::make_shared<models::GPT>(model_of(of));
     initialize(*model, 3);
     optimizer.emplace(*model, OptimizerSection{});
     model->set_compute_dtype(of.dtype);

@@ -13,7 +13,7 @@
 
 /// Networks with batch norm, whose operations change running statistics, under plans that only
 /// recompute.
-namespace dovetail::planned_vision_test {
+namespace dovetail::train::planned_vision_test {
 namespace {
 
 constexpr int kSteps = 20;
@@ -84,12 +84,12 @@ class PlannedVision : public ::testing::TestWithParam<Case> {
     torch::manual_seed(1);
     const bool unet = std::string(GetParam().name).starts_with("unet");
     const int64_t batch = GetParam().batch;
-    std::shared_ptr<VisionModel> resnet;
+    std::shared_ptr<models::VisionModel> resnet;
     std::shared_ptr<UNet> pixels;
     if (unet) {
       pixels = std::make_shared<UNet>();
     } else {
-      resnet = make_vision_model(
+      resnet = models::make_vision_model(
           {.preset = "resnet50", .classes = 10, .height = 48, .width = 48, .base_width = 16});
       initialize(*resnet, 1);
     }
@@ -155,4 +155,4 @@ INSTANTIATE_TEST_SUITE_P(Models, PlannedVision,
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace dovetail::planned_vision_test
+}  // namespace dovetail::train::planned_vision_test

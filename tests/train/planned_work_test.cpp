@@ -16,7 +16,7 @@
 
 /// Unmodified models and optimizers of libtorch within a memory budget. Each step has its own
 /// numbers.
-namespace dovetail::planned_work_test {
+namespace dovetail::train::planned_work_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -276,4 +276,4 @@ TEST(PlannedWork, AReplayedStepWithAnotherNumberIsNoticed) {
 }
 
 }  // namespace
-}  // namespace dovetail::planned_work_test
+}  // namespace dovetail::train::planned_work_test

@@ -5,7 +5,7 @@
 
 #include "dovetail/train/run/tensorboard.h"
 
-namespace dovetail::progress_test {
+namespace dovetail::train::progress_test {
 namespace {
 
 const ProgressState kMidway = {.step = 640,
@@ -78,4 +78,4 @@ TEST(Crc32c, FollowsThePublishedVectors) {
 }
 
 }  // namespace
-}  // namespace dovetail::progress_test
+}  // namespace dovetail::train::progress_test

@@ -16,7 +16,7 @@
 #include "tests/comm/ranks.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail::quantization_test {
+namespace dovetail::train::quantization_test {
 namespace {
 
 using test::train_alone;
@@ -31,20 +31,20 @@ PrecisionSection section(const std::string& toml) {
   return config;
 }
 
-ModelConfig two_blocks() {
-  ModelConfig config;
+models::ModelConfig two_blocks() {
+  models::ModelConfig config;
   config.layers = 2;
   config.width = 32;
   config.heads = 2;
   config.tied = false;
   config.vocab_size = 64;
-  return resolve_model_config(config, 0);
+  return models::resolve_model_config(config, 0);
 }
 
 /// Returns formats by layer, as "blocks.0.ffn.up" -> "e4m3 e4m3 e4m3". These are weight, activation
 /// and gradient; "-" is high precision.
 std::map<std::string, std::string> formats(const std::string& toml, const std::string& name) {
-  GPT model(two_blocks());
+  models::GPT model(two_blocks());
   const Quantization quantization(model, section(toml), name);
   std::map<std::string, std::string> result;
   for (const auto& linear : quantization.layers()) {
@@ -111,9 +111,9 @@ TEST(Quantization, ARecipeMayLeaveTheEndsOfTheModelInHighPrecision) {
       "mine");
   EXPECT_EQ(with_override,
             (std::map<std::string, std::string>{{"blocks.1.ffn.up", "e2m1 e2m1 e2m1"}}));
-  ModelConfig config = two_blocks();
+  models::ModelConfig config = two_blocks();
   config.layers = 4;
-  GPT model(config);
+  models::GPT model(config);
   const Quantization quantization(model, {}, "fp8_tensor");
   ASSERT_EQ(quantization.layers().size(), 8U);
   EXPECT_EQ(quantization.layers().front()->options().name, "blocks.1.attention.qkv");
@@ -122,8 +122,8 @@ TEST(Quantization, ARecipeMayLeaveTheEndsOfTheModelInHighPrecision) {
 
 TEST(Quantization, DelayedScalingRemembersTheLargestOfAllRanks) {
   constexpr int kRanks = 3;
-  expect_all_succeed(kRanks, [](std::shared_ptr<Group> group) {
-    GPT model(two_blocks());
+  expect_all_succeed(kRanks, [](std::shared_ptr<comm::Group> group) {
+    models::GPT model(two_blocks());
     initialize(model, 1);
     Quantization quantization(model, section("[precision]\nrecipe = \"fp8_tensor_delayed\"\n"),
                               "fp8_tensor_delayed");
@@ -254,7 +254,7 @@ TEST(Quantization, TrainsCloseToBFloat16) {
 }
 
 TEST(Quantization, SaysWhatHappenedToEachTensor) {
-  GPT model(two_blocks());
+  models::GPT model(two_blocks());
   initialize(model, 1);
   Quantization quantization(model, section("[precision]\nrecipe = \"mxfp8_floor\"\n"),
                             "mxfp8_floor");
@@ -355,4 +355,4 @@ TEST(Quantization, ARunDoesNotResumeUnderOtherRecipes) {
 }
 
 }  // namespace
-}  // namespace dovetail::quantization_test
+}  // namespace dovetail::train::quantization_test

@@ -21,7 +21,7 @@
 #include "tests/base/temporary_folder.h"
 #include "tests/folder.h"
 
-namespace dovetail::ranking_metrics_test {
+namespace dovetail::train::ranking_metrics_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -238,4 +238,4 @@ TEST(Ranking, AgreesWithScikitLearn) {
 }
 
 }  // namespace
-}  // namespace dovetail::ranking_metrics_test
+}  // namespace dovetail::train::ranking_metrics_test

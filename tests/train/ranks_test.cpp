@@ -16,14 +16,14 @@
 #include "tests/comm/ranks.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail::ranks_test {
+namespace dovetail::train::ranks_test {
 namespace {
 
 /// Trains with `ranks` threads as ranks; the loss of the last step, equal on all of them.
 double train_on_ranks(RunConfig config, int ranks) {
   std::mutex mutex;
   std::vector<double> losses;
-  expect_all_succeed(ranks, [&](std::shared_ptr<Group> group) {
+  expect_all_succeed(ranks, [&](std::shared_ptr<comm::Group> group) {
     const TrainResult result = train(config, std::move(group), {.quiet = true});
     const std::scoped_lock lock(mutex);
     losses.push_back(result.loss);
@@ -70,8 +70,8 @@ TEST_P(Ranks, TheSameRunTwiceHasTheSameBits) {
 
 INSTANTIATE_TEST_SUITE_P(Train, Ranks, ::testing::Values(2, 4));
 
-ModelConfig small_model() {
-  return resolve_model_config(
+models::ModelConfig small_model() {
+  return models::resolve_model_config(
       {.layers = 2, .width = 48, .heads = 4, .kv_heads = 2, .context = 24, .tied = false}, 257);
 }
 
@@ -83,10 +83,10 @@ std::vector<at::Tensor> first_gradients(int ranks, double& norm) {
   }();
   std::mutex mutex;
   std::vector<at::Tensor> gradients;
-  expect_all_succeed(ranks, [&](std::shared_ptr<Group> group) {
+  expect_all_succeed(ranks, [&](std::shared_ptr<comm::Group> group) {
     at::set_num_threads(1);
     const int rank = group->rank();
-    auto model = std::make_shared<GPT>(small_model());
+    auto model = std::make_shared<models::GPT>(small_model());
     initialize(*model, 1);
     Optimizer optimizer(*model, {});
     optimizer.bind(*model);
@@ -123,8 +123,8 @@ TEST(FirstStep, GradientsInFP32AreThoseOfOneRank) {
 }
 
 TEST(OnRankZero, EveryRankHearsOfAFailure) {
-  const auto errors = run_ranks(3, [](std::shared_ptr<Group> group) {
-    on_rank_zero(*group, "reading", [] { throw UserError("the file is gone"); });
+  const auto errors = run_ranks(3, [](std::shared_ptr<comm::Group> group) {
+    comm::on_rank_zero(*group, "reading", [] { throw UserError("the file is gone"); });
   });
   EXPECT_EQ(errors[0], "the file is gone");
   for (const auto& error : {errors[1], errors[2]}) {
@@ -136,8 +136,8 @@ TEST(OnRankZero, EveryRankHearsOfAFailure) {
 TEST(OnRankZero, MayTakeLongerThanTheGroupsTimeout) {
   if (std::getenv("DOVETAIL_ALL") == nullptr) GTEST_SKIP() << "takes 15 s; set DOVETAIL_ALL=1";
   const auto errors = run_ranks(2,
-                                [](std::shared_ptr<Group> group) {
-                                  on_rank_zero(*group, "sleeping", [] {
+                                [](std::shared_ptr<comm::Group> group) {
+                                  comm::on_rank_zero(*group, "sleeping", [] {
                                     std::this_thread::sleep_for(std::chrono::seconds(15));
                                   });
                                 },
@@ -146,4 +146,4 @@ TEST(OnRankZero, MayTakeLongerThanTheGroupsTimeout) {
 }
 
 }  // namespace
-}  // namespace dovetail::ranks_test
+}  // namespace dovetail::train::ranks_test

@@ -13,7 +13,7 @@
 #include "tests/train/clicks.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail::recommender_cuts_test {
+namespace dovetail::train::recommender_cuts_test {
 namespace {
 
 using test::Clicks;
@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 
 /// Returns the distance of two runs' ends: the maximum difference in a tensor divided by its
 /// largest element.
-double furthest(const Snapshot& a, const Snapshot& b) {
+double furthest(const io::Snapshot& a, const io::Snapshot& b) {
   double furthest = 0;
   for (const auto& [name, tensor] : a.tensors) {
     if (!b.tensors.contains(name)) continue;  // the reference has only weights
@@ -36,10 +36,10 @@ double furthest(const Snapshot& a, const Snapshot& b) {
 
 /// Trains 100 steps in float64, sample by sample, with the same initial weights, batches and
 /// schedule.
-Snapshot train_serially_in_float64(const RunConfig& config) {
+io::Snapshot train_serially_in_float64(const RunConfig& config) {
   const auto seed = static_cast<uint64_t>(config.run.seed);
-  const std::shared_ptr<Recommender> model =
-      make_recommender(config.recommender, recommender_inputs(config));
+  const std::shared_ptr<models::Recommender> model =
+      models::make_recommender(config.recommender, recommender_inputs(config));
   initialize(*model, seed);
   model->to(at::kDouble);
   const embedding::PackSpec spec = RecommenderLookups(config).pack();
@@ -50,9 +50,9 @@ Snapshot train_serially_in_float64(const RunConfig& config) {
                                     .betas({config.optimizer.betas[0], config.optimizer.betas[1]})
                                     .eps(config.optimizer.eps)
                                     .weight_decay(0));
-  RowLoader loader(config.rows, {.seed = seed, .batch = config.train.batch});
+  data::RowLoader loader(config.rows, {.seed = seed, .batch = config.train.batch});
   for (int64_t step = 0; step < config.train.steps; ++step) {
-    const RowBatch batch = loader.step(step);
+    const data::RowBatch batch = loader.step(step);
     const embedding::Jagged ids{batch.values, batch.offsets, batch.weights,
                                 std::ssize(config.rows.sparse), config.train.batch};
     const at::Tensor pooled = tables.pool(ids).requires_grad_();
@@ -66,7 +66,7 @@ Snapshot train_serially_in_float64(const RunConfig& config) {
     for (auto& group : optimizer.param_groups()) group.options().set_lr(lr);
     optimizer.step();
   }
-  Snapshot end;
+  io::Snapshot end;
   for (const auto& item : model->named_parameters())
     end.tensors["model." + item.key()] = item.value().detach();
   for (size_t t = 0; t < spec.tables.size(); ++t)
@@ -86,7 +86,7 @@ struct Cut {
   const char* policy = "hot";
 };
 
-Snapshot train_cut(RunConfig config, const Cut& cut) {
+io::Snapshot train_cut(RunConfig config, const Cut& cut) {
   config.embedding.sharding = cut.sharding;
   config.embedding.packing = cut.packing;
   config.embedding.groups = cut.groups;
@@ -95,7 +95,7 @@ Snapshot train_cut(RunConfig config, const Cut& cut) {
   config.embedding.policy = cut.policy;
   if (cut.memory_bytes > 0) config.embedding.step_rows = 60;
   if (cut.memory_bytes > 0 && std::string(cut.policy) == "hot") config.embedding.warmup_steps = 10;
-  expect_all_succeed(cut.ranks, [&](const std::shared_ptr<Group>& group) {
+  expect_all_succeed(cut.ranks, [&](const std::shared_ptr<comm::Group>& group) {
     train(config, group, {.quiet = true});
   });
   return last_checkpoint(config);
@@ -108,12 +108,12 @@ TEST(RecommenderCuts, OfAnyCutIsTheSerialReference) {
     config.train.steps = 100;
     config.recommender.grain = 16;
     config.embedding.optimizer = "adagrad";
-    for (SparseConfig& feature : config.rows.sparse)
+    for (data::SparseConfig& feature : config.rows.sparse)
       feature.num_rows = 1000;  // memory_bytes holds some 30
     return config;
   };
-  const Snapshot one = train_cut(config("one"), {.ranks = 1, .sharding = "auto"});
-  const Snapshot reference = train_serially_in_float64(config("reference"));
+  const io::Snapshot one = train_cut(config("one"), {.ranks = 1, .sharding = "auto"});
+  const io::Snapshot reference = train_serially_in_float64(config("reference"));
   EXPECT_LT(furthest(reference, one), 1e-5);
   int number = 0;
   const auto run = [&](const Cut& cut) {
@@ -145,7 +145,7 @@ TEST(RecommenderCuts, OfAnyCutIsTheSerialReference) {
                          Cut{.ranks = 4, .sharding = "table", .micro_batch = 16},
                          Cut{.ranks = 4, .sharding = "replicated", .packing = false},
                          Cut{.ranks = 4, .sharding = "row", .micro_batch = 16}}) {
-    const Snapshot found = run(cut);
+    const io::Snapshot found = run(cut);
     EXPECT_LT(furthest(one, found), 64 * 0x1p-23) << cut.ranks << " ranks, " << cut.sharding;
     EXPECT_LT(furthest(reference, found), 1e-5);
   }
@@ -160,7 +160,7 @@ TEST(RecommenderCuts, RowsOfLowPrecisionLearnAndDoNotDependOnTheCut) {
       config.embedding.row_dtype = dtype;
       return config;
     };
-    const Snapshot one = train_cut(config("one"), {.ranks = 1, .sharding = "auto"});
+    const io::Snapshot one = train_cut(config("one"), {.ranks = 1, .sharding = "auto"});
     EXPECT_GT(data.metrics(std::string(dtype) + "one").back()["auc"], 0.8) << dtype;
     const at::Tensor rows = one.tensors.at("embedding.user.weight");
     EXPECT_EQ(rows.nbytes(), std::string(dtype) == "bf16" ? 50 * 8 * 2 : 50 * (8 + 1));
@@ -173,7 +173,7 @@ TEST(RecommenderCuts, RowsOfLowPrecisionLearnAndDoNotDependOnTheCut) {
     two.train.steps = again.train.steps = 100;
     two.schedule.decay = again.schedule.decay = "constant";
     const Cut cut = {.ranks = 2, .sharding = "row"};
-    const Snapshot whole = train_cut(two, cut);
+    const io::Snapshot whole = train_cut(two, cut);
     RunConfig first = again;
     first.train.steps = 60;
     train_cut(first, cut);
@@ -208,23 +208,23 @@ TEST(RecommenderCuts, DeltaCheckpointsChangeNoBitAndAreResumed) {
   };
   const Cut cut = {.ranks = 2, .sharding = "row", .memory_bytes = 60000};
   const auto path_of = [](const RunConfig& config, int64_t step) {
-    return CheckpointFolder(config.folder() / "checkpoints", {}).path_of(step);
+    return io::CheckpointFolder(config.folder() / "checkpoints", {}).path_of(step);
   };
   const RunConfig full = config("full", 1), deltas = config("deltas", 3);
   train_cut(full, cut);
   train_cut(deltas, cut);
   for (int64_t step = 10; step <= 50; step += 10)
-    expect_same_tensors(read_checkpoint(path_of(full, step)),
-                        read_checkpoint(path_of(deltas, step)));
-  EXPECT_EQ(StoredCheckpoint(path_of(deltas, 30)).links().size(), 3);
-  EXPECT_EQ(StoredCheckpoint(path_of(deltas, 40)).links().size(), 1);
+    expect_same_tensors(io::read_checkpoint(path_of(full, step)),
+                        io::read_checkpoint(path_of(deltas, step)));
+  EXPECT_EQ(io::StoredCheckpoint(path_of(deltas, 30)).links().size(), 3);
+  EXPECT_EQ(io::StoredCheckpoint(path_of(deltas, 40)).links().size(), 1);
 
   RunConfig cut_short = config("resumed", 3);
   cut_short.train.steps = 30;  // ends with a delta
   train_cut(cut_short, cut);
   const RunConfig resumed = config("resumed", 3);
   expect_same_tensors(train_cut(resumed, cut), last_checkpoint(full));
-  EXPECT_EQ(StoredCheckpoint(path_of(resumed, 50)).links().size(), 2)
+  EXPECT_EQ(io::StoredCheckpoint(path_of(resumed, 50)).links().size(), 2)
       << "the first of a process is full";
   // Without this link of the chain, the run resumes from the newest checkpoint with a complete
   // chain.
@@ -284,4 +284,4 @@ TEST(RecommenderCuts, WhatIsLeftToAMeasurementIsChosenFromWhatWasMeasured) {
 }
 
 }  // namespace
-}  // namespace dovetail::recommender_cuts_test
+}  // namespace dovetail::train::recommender_cuts_test

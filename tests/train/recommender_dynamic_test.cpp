@@ -11,7 +11,7 @@
 #include "tests/train/clicks.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail::recommender_dynamic_test {
+namespace dovetail::train::recommender_dynamic_test {
 namespace {
 
 using test::Clicks;
@@ -49,8 +49,9 @@ RunConfig crowded_config(const Clicks& data, const std::string& name) {
 }
 
 void train_on(int ranks, const RunConfig& config) {
-  expect_all_succeed(
-      ranks, [&](const std::shared_ptr<Group>& group) { train(config, group, {.quiet = true}); });
+  expect_all_succeed(ranks, [&](const std::shared_ptr<comm::Group>& group) {
+    train(config, group, {.quiet = true});
+  });
 }
 
 std::vector<nlohmann::json> tables_of(const Clicks& data, const std::string& run) {
@@ -64,7 +65,7 @@ TEST(RecommenderDynamic, LearnsWithoutAVocabulary) {
   const Clicks data;
   train_alone(dynamic_config(data, "run"));
   EXPECT_GT(data.metrics("run").back()["auc"], 0.8);
-  const Snapshot end = last_checkpoint(dynamic_config(data, "run"));
+  const io::Snapshot end = last_checkpoint(dynamic_config(data, "run"));
   EXPECT_EQ(end.tensors.at("embedding.user.keys").numel(), 40);
   EXPECT_EQ(end.tensors.at("embedding.item.wide.weight").size(0), 30);
   const auto lines = tables_of(data, "run");
@@ -98,7 +99,7 @@ TEST(RecommenderDynamic, TheEstimateOfMemoryKnowsMaxBytes) {
   const Clicks data;
   RunConfig config = dynamic_config(data, "run");
   config.train.steps = 2;
-  for (SparseConfig& feature : config.rows.sparse) {
+  for (data::SparseConfig& feature : config.rows.sparse) {
     feature.max_rows = 50000000;
     feature.max_bytes = "1MiB";
   }
@@ -150,7 +151,7 @@ TEST(RecommenderDynamic, ResumesBitForBit) {
     train_alone(whole);
     train_alone(first);
     train_alone(rest);
-    const Snapshot expected = last_checkpoint(whole), found = last_checkpoint(rest);
+    const io::Snapshot expected = last_checkpoint(whole), found = last_checkpoint(rest);
     EXPECT_GT(expected.tensors.at("embedding.user.candidate_keys").numel(), 0) << eviction;
     expect_same_tensors(expected, found);
   }
@@ -158,7 +159,7 @@ TEST(RecommenderDynamic, ResumesBitForBit) {
 
 TEST(RecommenderDynamic, RanksHaveTheRowsOfOne) {
   const Clicks data;
-  const auto compare = [](const Snapshot& a, const Snapshot& b, const std::string& what) {
+  const auto compare = [](const io::Snapshot& a, const io::Snapshot& b, const std::string& what) {
     ASSERT_EQ(a.tensors.size(), b.tensors.size());
     for (const auto& [name, tensor] : a.tensors) {
       const at::Tensor& other = b.tensors.at(name);
@@ -212,4 +213,4 @@ TEST(RecommenderDynamic, RefusesWhatItCannotDo) {
 }
 
 }  // namespace
-}  // namespace dovetail::recommender_dynamic_test
+}  // namespace dovetail::train::recommender_dynamic_test

@@ -10,7 +10,7 @@
 #include "dovetail/base/rng.h"
 #include "tests/ops/testing.h"
 
-namespace dovetail::recommender_lookups_test {
+namespace dovetail::train::recommender_lookups_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -46,8 +46,8 @@ std::vector<Row> rows() {
           {{5, 6}, {}, {14}, {3, 4}, {1, 2, 3}}};
 }
 
-RowBatch batch_of(const std::vector<Row>& rows) {
-  RowBatch batch;
+data::RowBatch batch_of(const std::vector<Row>& rows) {
+  data::RowBatch batch;
   std::vector<int64_t> values, offsets = {0};
   for (size_t f = 0; f < rows[0].size(); ++f) {
     for (const Row& row : rows) {
@@ -107,13 +107,13 @@ TEST(RecommenderLookups, OtherModelsPoolSequencesAndShareTables) {
   EXPECT_THAT(bags_of(ids), ElementsAre(column(0), column(1), column(2), column(3), column(4),
                                         column(0), column(1), column(2), column(3), column(4)));
   EXPECT_FALSE(deepfm.mask(ids).defined());
-  const RecommenderInputs inputs = recommender_inputs(config_of("deepfm"));
+  const models::RecommenderInputs inputs = recommender_inputs(config_of("deepfm"));
   EXPECT_EQ(inputs.sparse, 5);
   EXPECT_TRUE(inputs.sequences.empty());
 }
 
 TEST(RecommenderLookups, FeaturesThatAreLookedUpOnceAreTheBatchAsItIs) {
-  const RowBatch batch = batch_of(rows());
+  const data::RowBatch batch = batch_of(rows());
   const embedding::Jagged ids = RecommenderLookups(config_of("dcnv2")).ids(batch);
   EXPECT_EQ(ids.values.data_ptr(), batch.values.data_ptr());
   EXPECT_EQ(ids.offsets.data_ptr(), batch.offsets.data_ptr());
@@ -121,7 +121,7 @@ TEST(RecommenderLookups, FeaturesThatAreLookedUpOnceAreTheBatchAsItIs) {
 }
 
 TEST(RecommenderLookups, AnEventOfASequenceIsALookup) {
-  const RecommenderInputs inputs = recommender_inputs(config_of("din"));
+  const models::RecommenderInputs inputs = recommender_inputs(config_of("din"));
   EXPECT_EQ(inputs.sparse, 3);
   EXPECT_EQ(inputs.length, 3);
   ASSERT_EQ(inputs.sequences.size(), 2);
@@ -143,7 +143,7 @@ TEST(RecommenderLookups, AnEventOfASequenceIsALookup) {
 }
 
 TEST(RecommenderLookups, WeightsFollowTheirIds) {
-  RowBatch batch = batch_of(rows());
+  data::RowBatch batch = batch_of(rows());
   batch.weights = batch.values.to(at::kFloat) * 0.5;
   const embedding::Jagged ids = RecommenderLookups(config_of("din")).ids(batch);
   EXPECT_TRUE(at::equal(ids.weights, ids.values.to(at::kFloat) * 0.5));
@@ -190,7 +190,7 @@ TEST(RecommenderLookups, NegativesAreOtherEventsOfTheBatch) {
 
 TEST(RecommenderLookups, NegativesAreAFunctionOfKeyAndBatch) {
   const RecommenderLookups dien(config_of("dien"));
-  const RowBatch batch = batch_of(rows());
+  const data::RowBatch batch = batch_of(rows());
   EXPECT_EQ(bags_of(dien.ids(batch, 5)), bags_of(dien.ids(batch, 5)));
   std::set<std::vector<std::vector<Bag>>> found;
   for (uint64_t key = 0; key < 20; ++key) found.insert(bags_of(dien.ids(batch, key)));
@@ -324,10 +324,11 @@ TEST(RecommenderLookups, TheirColumnsAreTheModels) {
     int64_t columns = 0;
     for (const int64_t table : lookups.pack().feature_table)
       columns += lookups.pack().tables[static_cast<size_t>(table)].dim;
-    EXPECT_EQ(columns, EmbeddedColumns(config.recommender, recommender_inputs(config)).all())
+    EXPECT_EQ(columns,
+              models::EmbeddedColumns(config.recommender, recommender_inputs(config)).all())
         << model;
   }
 }
 
 }  // namespace
-}  // namespace dovetail::recommender_lookups_test
+}  // namespace dovetail::train::recommender_lookups_test

@@ -9,7 +9,7 @@
 #include "tests/comm/ranks.h"
 #include "tests/ops/testing.h"
 
-namespace dovetail::recommender_loss_test {
+namespace dovetail::train::recommender_loss_test {
 namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
@@ -44,7 +44,7 @@ double by_definition(const at::Tensor& logits, const at::Tensor& labels,
 }
 
 TEST(RecommenderLoss, IsTheSumOfTheTasksMeansHoweverTheBatchIsCut) {
-  const auto group = local_groups(1).front();
+  const auto group = comm::local_groups(1).front();
   const at::Tensor labels = labels_of(30), logits = testing::normal({30, 3}, 1);
   for (const std::vector<double>& weights : {std::vector<double>{}, {1, 0.5, 3}}) {
     const at::Tensor scales = task_scales(labels, weights, *group);
@@ -64,14 +64,14 @@ TEST(RecommenderLoss, IsTheSumOfTheTasksMeansHoweverTheBatchIsCut) {
 }
 
 TEST(RecommenderLoss, AMaskedLabelHasNoGradient) {
-  const auto group = local_groups(1).front();
+  const auto group = comm::local_groups(1).front();
   const at::Tensor labels = labels_of(16), logits = testing::normal({16, 3}, 1).requires_grad_();
   loss_sum(logits, labels, task_scales(labels, {}, *group)).backward();
   EXPECT_TRUE(at::equal(logits.grad().ne(0), labels.isnan().logical_not()));
 }
 
 TEST(RecommenderLoss, OneTaskIsTheCrossEntropyToTheBit) {
-  const auto group = local_groups(1).front();
+  const auto group = comm::local_groups(1).front();
   const at::Tensor labels = labels_of(30).narrow(1, 0, 1), logits = testing::normal({30, 1}, 1);
   const at::Tensor plain =
       at::binary_cross_entropy_with_logits(logits, labels, {}, {}, at::Reduction::Sum);
@@ -81,7 +81,7 @@ TEST(RecommenderLoss, OneTaskIsTheCrossEntropyToTheBit) {
 TEST(RecommenderLoss, RanksCountTheLabelsOfAll) {
   const at::Tensor labels = labels_of(30), logits = testing::normal({30, 3}, 1);
   const double expected = by_definition(logits, labels, {1, 1, 1});
-  expect_all_succeed(2, [&](const std::shared_ptr<Group>& group) {
+  expect_all_succeed(2, [&](const std::shared_ptr<comm::Group>& group) {
     const int64_t first = group->rank() == 0 ? 0 : 13, count = group->rank() == 0 ? 13 : 17;
     const at::Tensor own = labels.narrow(0, first, count);
     at::Tensor sum =
@@ -92,4 +92,4 @@ TEST(RecommenderLoss, RanksCountTheLabelsOfAll) {
 }
 
 }  // namespace
-}  // namespace dovetail::recommender_loss_test
+}  // namespace dovetail::train::recommender_loss_test

@@ -17,7 +17,7 @@
 #include "tests/train/histories.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail::recommender_test {
+namespace dovetail::train::recommender_test {
 namespace {
 
 using test::Clicks;
@@ -64,7 +64,7 @@ TEST_P(EveryModel, ResumesBitForBit) {
   expect_same_tensors(last_checkpoint(cut), last_checkpoint(uncut));
 }
 
-INSTANTIATE_TEST_SUITE_P(Recommender, EveryModel,
+INSTANTIATE_TEST_SUITE_P(models::Recommender, EveryModel,
                          ::testing::Values("wide_deep", "deepfm", "dlrm", "dcnv2", "mmoe"));
 
 class EverySequenceModel : public ::testing::TestWithParam<const char*> {};
@@ -108,9 +108,10 @@ TEST_P(EverySequenceModel, ResumesBitForBit) {
   expect_same_tensors(last_checkpoint(cut), last_checkpoint(uncut));
 }
 
-INSTANTIATE_TEST_SUITE_P(Recommender, EverySequenceModel, ::testing::Values("din", "dien", "can"));
+INSTANTIATE_TEST_SUITE_P(models::Recommender, EverySequenceModel,
+                         ::testing::Values("din", "dien", "can"));
 
-TEST(Recommender, SequencesArePooledByOtherModels) {
+TEST(models::Recommender, SequencesArePooledByOtherModels) {
   const Histories data;
   RunConfig config = data.config("dcnv2");
   config.train.steps = 20;
@@ -119,7 +120,7 @@ TEST(Recommender, SequencesArePooledByOtherModels) {
 }
 
 /// Two tasks with opposite labels and few rows that have the second one.
-TEST(Recommender, TasksAreLearntTogetherAndMeasuredByName) {
+TEST(models::Recommender, TasksAreLearntTogetherAndMeasuredByName) {
   const Clicks data;
   std::string text = read_file(data.file("", "clicks.tsv").string());
   std::string tasks;
@@ -170,7 +171,7 @@ TEST(Recommender, TasksAreLearntTogetherAndMeasuredByName) {
               1e-3);
 }
 
-TEST(Recommender, EveryOptimizerOfTablesLearns) {
+TEST(models::Recommender, EveryOptimizerOfTablesLearns) {
   const Clicks data;
   for (const char* optimizer : {"sgd", "momentum", "adagrad", "rowwise_adagrad", "adam"}) {
     RunConfig config = data.config("deepfm", optimizer);
@@ -183,7 +184,7 @@ TEST(Recommender, EveryOptimizerOfTablesLearns) {
   }
 }
 
-TEST(Recommender, MicroBatchesAreTheBatch) {
+TEST(models::Recommender, MicroBatchesAreTheBatch) {
   const Clicks data;
   RunConfig whole = data.config("dlrm", "whole"), parts = data.config("dlrm", "parts");
   for (RunConfig* config : {&whole, &parts}) config->train.steps = 20;
@@ -198,7 +199,7 @@ TEST(Recommender, MicroBatchesAreTheBatch) {
 
 /// Hit rates and counters of keys in each step cover only training. Each evaluation reads rows that
 /// no step has read.
-TEST(Recommender, AnEvaluationLeavesNoTraceInTheTables) {
+TEST(models::Recommender, AnEvaluationLeavesNoTraceInTheTables) {
   const Clicks data;
   for (const char* policy : {"hot", "lru", "lfu"}) {
     std::vector<std::vector<double>> hit_rates;
@@ -235,7 +236,7 @@ TEST(Recommender, AnEvaluationLeavesNoTraceInTheTables) {
   }
 }
 
-TEST(Recommender, RefusesWhatItCannotTrain) {
+TEST(models::Recommender, RefusesWhatItCannotTrain) {
   const Clicks data;
   const auto refusal = [&](auto change) {
     RunConfig config = data.config("deepfm");
@@ -272,4 +273,4 @@ TEST(Recommender, RefusesWhatItCannotTrain) {
 }
 
 }  // namespace
-}  // namespace dovetail::recommender_test
+}  // namespace dovetail::train::recommender_test

@@ -7,7 +7,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail::recommender_tuning_test {
+namespace dovetail::train::recommender_tuning_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -101,4 +101,4 @@ TEST(RecommenderTuning, CountsRowsAndStateOfTheFullestRank) {
 }
 
 }  // namespace
-}  // namespace dovetail::recommender_tuning_test
+}  // namespace dovetail::train::recommender_tuning_test

@@ -13,7 +13,7 @@
 #include "tests/train/clicks.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail::recommender_validation_test {
+namespace dovetail::train::recommender_validation_test {
 namespace {
 
 using test::Clicks;
@@ -50,7 +50,7 @@ TEST(ScoredRows, SeveralRanksSayHowFarTheirAucMayBeOff) {
                grouped =
                    grouped_auc(rows.logits.select(1, 0), rows.labels.select(1, 0), rows.groups);
   for (const int ranks : {1, 2, 3}) {
-    expect_all_succeed(ranks, [&](const std::shared_ptr<Group>& group) {
+    expect_all_succeed(ranks, [&](const std::shared_ptr<comm::Group>& group) {
       const int64_t begin = 3000 * group->rank() / ranks, end = 3000 * (group->rank() + 1) / ranks;
       const TaskRanking found = rows.scored(begin, end).measure(config, 3000, group).tasks.front();
       EXPECT_EQ(found.metrics.rows, 3000);
@@ -114,4 +114,4 @@ TEST(Warnings, NameWhatMakesARunPointless) {
 }
 
 }  // namespace
-}  // namespace dovetail::recommender_validation_test
+}  // namespace dovetail::train::recommender_validation_test

@@ -14,7 +14,7 @@
 #include "dovetail/base/file.h"
 #include "dovetail/train/report/run_page.h"
 
-namespace dovetail::report_test {
+namespace dovetail::train::report_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -358,4 +358,4 @@ TEST(ThinOut, KeepsEndsSpikesAndOrderWithinTheLimit) {
 }
 
 }  // namespace
-}  // namespace dovetail::report_test
+}  // namespace dovetail::train::report_test

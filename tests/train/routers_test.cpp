@@ -20,7 +20,7 @@
 #include "tests/comm/ranks.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail::routers_test {
+namespace dovetail::train::routers_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -44,12 +44,12 @@ RunConfig mixture(const test::TinyRun& run, const std::string& name, int64_t ste
 
 std::map<std::string, at::Tensor> trained_on(int ranks, const RunConfig& config,
                                              double* loss = nullptr) {
-  expect_all_succeed(ranks, [&](std::shared_ptr<Group> group) {
+  expect_all_succeed(ranks, [&](std::shared_ptr<comm::Group> group) {
     const bool first = group->rank() == 0;
     const TrainResult result = train(config, std::move(group), {.quiet = true});
     if (first && loss != nullptr) *loss = result.loss;
   });
-  return read_latest_checkpoint(config.folder() / "checkpoints").tensors;
+  return io::read_latest_checkpoint(config.folder() / "checkpoints").tensors;
 }
 
 TEST(RouterBias, MovesByTheChoicesOfAllRanksAndMicroBatches) {
@@ -71,7 +71,7 @@ TEST(RouterBias, GoesOnFromACheckpointBitForBit) {
   cut.train.time_limit_s = 1e-9;  // a process makes one step
   for (int process = 0; process < 3; ++process) trained_on(1, cut);
   const LoadedModel loaded = load_model(cut.folder());
-  const auto stored = read_latest_checkpoint(cut.folder() / "checkpoints").tensors;
+  const auto stored = io::read_latest_checkpoint(cut.folder() / "checkpoints").tensors;
   EXPECT_TRUE(at::equal(moe::layers_of(*loaded.model)[0].second->router().bias, stored.at(kFirst)));
   EXPECT_GT(stored.at(kFirst).abs().max().item<float>(), 0);
   const auto joined = trained_on(1, mixture(run, "cut"));
@@ -81,10 +81,10 @@ TEST(RouterBias, GoesOnFromACheckpointBitForBit) {
 }
 
 TEST(RouterBias, RefusesTensorsThatDoNotFit) {
-  ModelConfig config = {.layers = 1, .width = 32, .heads = 2, .context = 8};
+  models::ModelConfig config = {.layers = 1, .width = 32, .heads = 2, .context = 8};
   config.moe.experts = 4;
   config.moe.bias_update_rate = kRate;
-  GPT model(resolve_model_config(config, 50));
+  models::GPT model(models::resolve_model_config(config, 50));
   RouterBias bias(model);
   EXPECT_THAT([&] { bias.load({}); },
               ThrowsMessage<UserError>(HasSubstr("has no router.bias.blocks.0.moe")));
@@ -144,7 +144,7 @@ TEST(LoadScope, ByDefaultFollowsFromTheMicroBatches) {
     RunConfig config = run.config();
     config.model.moe = {.experts = 6, .load_scope = asked, .load_loss = load_loss};
     config.train.micro_batch = micro_batch;
-    return resolve_run(config, *local_groups(1)[0], {.dry_run = true, .quiet = true})
+    return resolve_run(config, *comm::local_groups(1)[0], {.dry_run = true, .quiet = true})
         .config.model.moe.load_scope;
   };
   EXPECT_EQ(scope(0, "auto", -1), "global_batch");
@@ -162,13 +162,14 @@ TEST(LoadScope, ARunOfVersion01GoesOnAndSaysWhatIsOther) {
   config.model.moe = {.experts = 6, .load_scope = "micro_batch"};
   config.train.time_limit_s = 1e-9;
   trained_on(1, config);
-  nlohmann::json state = read_latest_checkpoint(config.folder() / "checkpoints").state;
+  nlohmann::json state = io::read_latest_checkpoint(config.folder() / "checkpoints").state;
   state["config"]["model"]["moe"].erase(
       "eval_capacity_factor");  // a key that this version did not have
   const auto now = [&](const char* scope) {
     config.model.moe.load_scope = scope;
     return check_same_run(
-        state, resolve_run(config, *local_groups(1)[0], {.dry_run = true, .quiet = true}), 1, 1);
+        state, resolve_run(config, *comm::local_groups(1)[0], {.dry_run = true, .quiet = true}), 1,
+        1);
   };
   EXPECT_THAT(now("micro_batch"), ::testing::IsEmpty());
   EXPECT_THAT(now("auto"), ::testing::ElementsAre(HasSubstr(
@@ -180,4 +181,4 @@ TEST(LoadScope, ARunOfVersion01GoesOnAndSaysWhatIsOther) {
 }
 
 }  // namespace
-}  // namespace dovetail::routers_test
+}  // namespace dovetail::train::routers_test

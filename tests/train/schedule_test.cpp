@@ -5,7 +5,7 @@
 #include <cmath>
 #include <numbers>
 
-namespace dovetail::schedule_test {
+namespace dovetail::train::schedule_test {
 namespace {
 
 class EveryDecay : public ::testing::TestWithParam<const char*> {};
@@ -52,4 +52,4 @@ TEST(Schedule, ARunOfOneStepHasALearningRate) {
 }
 
 }  // namespace
-}  // namespace dovetail::schedule_test
+}  // namespace dovetail::train::schedule_test

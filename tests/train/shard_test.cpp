@@ -19,7 +19,7 @@
 #include "tests/train/balanced_runs.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail::shard_test {
+namespace dovetail::train::shard_test {
 namespace {
 
 using test::TinyRun;
@@ -39,7 +39,7 @@ RunConfig config_of(const TinyRun& run, const std::string& name, const char* pre
   return config;
 }
 
-Snapshot train_on(int ranks, RunConfig config, const char* shard) {
+io::Snapshot train_on(int ranks, RunConfig config, const char* shard) {
   config.parallel.shard = shard;
   return test::train_on(ranks, config);
 }
@@ -115,11 +115,11 @@ TEST(Shard, GradientsOfTwoRanksHaveTheBitsOfWholeOnes) {
 
 TEST_P(Sharded, SharesOfMicroBatchesGiveTheGradientOfOneRank) {
   const TinyRun run;
-  const Snapshot one = train_on(1, test::gpt(run, "one", 1), "none");
+  const io::Snapshot one = train_on(1, test::gpt(run, "one", 1), "none");
   const std::vector<int64_t> shares =
       GetParam() == 2 ? std::vector<int64_t>{1, 7} : std::vector<int64_t>{1, 4, 2, 1};
   for (const char* mode : kModes) {
-    const Snapshot cut =
+    const io::Snapshot cut =
         train_on(GetParam(), test::with_shares(test::gpt(run, mode, 1), shares), mode);
     EXPECT_LE(test::distance(one, cut, test::is_gradient), 1e-6) << mode;
   }
@@ -127,12 +127,12 @@ TEST_P(Sharded, SharesOfMicroBatchesGiveTheGradientOfOneRank) {
 
 /// A model that consists mostly of an embedding, with its optimizer on one of the ranks.
 struct Bound {
-  std::shared_ptr<GPT> model = std::make_shared<GPT>(resolve_model_config(
+  std::shared_ptr<models::GPT> model = std::make_shared<models::GPT>(models::resolve_model_config(
       {.layers = 2, .width = 32, .heads = 2, .context = 16, .norm = "layernorm", .bias = true},
       4001));
   std::optional<Optimizer> optimizer;
 
-  Bound(const std::shared_ptr<Group>& group, at::ScalarType dtype, bool sharded) {
+  Bound(const std::shared_ptr<comm::Group>& group, at::ScalarType dtype, bool sharded) {
     initialize(*model, 5);
     optimizer.emplace(
         *model, OptimizerSection(),
@@ -151,7 +151,7 @@ int64_t bytes(const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
 TEST_P(Sharded, ARankKeepsItsShareOfTheBytes) {
   const int n = GetParam();
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    expect_all_succeed(n, [&](const std::shared_ptr<Group>& group) {
+    expect_all_succeed(n, [&](const std::shared_ptr<comm::Group>& group) {
       at::set_num_threads(1);
       const Bound whole(group, dtype, false);
       Bound cut(group, dtype, true);
@@ -184,7 +184,7 @@ TEST_P(Sharded, ARankKeepsItsShareOfTheBytes) {
 
 TEST(Shard, CheckpointsHoldWholeTensorsBitForBit) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
-    const Bound whole(local_groups(1)[0], dtype, false);
+    const Bound whole(comm::local_groups(1)[0], dtype, false);
     auto expected = whole.optimizer->tensors();
     double first = 0;
     for (auto& [name, tensor] : expected)
@@ -193,7 +193,7 @@ TEST(Shard, CheckpointsHoldWholeTensorsBitForBit) {
                        .add_(first += 1e5)
                        .mul(1e-3));
     for (const int n : {1, 2, 3, 4})
-      expect_all_succeed(n, [&](const std::shared_ptr<Group>& group) {
+      expect_all_succeed(n, [&](const std::shared_ptr<comm::Group>& group) {
         Bound cut(group, dtype, true);
         const ExpertParallel none(RunConfig(), group);
         restore(*cut.optimizer, *cut.model, none,
@@ -214,12 +214,12 @@ TEST(Shard, CheckpointsHoldWholeTensorsBitForBit) {
 
 TEST(Shard, ImportedWeightsHaveNoMomentsAndFaultsEndAllRanks) {
   const auto weights = [] {
-    auto tensors = Bound(local_groups(1)[0], at::kFloat, false).optimizer->tensors();
+    auto tensors = Bound(comm::local_groups(1)[0], at::kFloat, false).optimizer->tensors();
     std::erase_if(tensors, [](const auto& item) { return item.first.starts_with("optimizer."); });
     return tensors;
   }();
   const auto errors_of = [](const std::map<std::string, at::Tensor>& tensors) {
-    return run_ranks(3, [&](const std::shared_ptr<Group>& group) {
+    return run_ranks(3, [&](const std::shared_ptr<comm::Group>& group) {
       Bound cut(group, at::kFloat, true);
       cut.optimizer->scatter(group->rank() == 0 ? tensors : std::map<std::string, at::Tensor>(), 0);
       for (const auto& [name, tensor] : cut.optimizer->state())
@@ -309,4 +309,4 @@ TEST(Shard, IsRefusedByNameWhereItDoesNotWork) {
 }
 
 }  // namespace
-}  // namespace dovetail::shard_test
+}  // namespace dovetail::train::shard_test

@@ -6,21 +6,21 @@
 #include <cmath>
 #include <limits>
 
-namespace dovetail::step_test {
+namespace dovetail::train::step_test {
 namespace {
 
 struct Trained {
-  std::shared_ptr<GPT> model;
+  std::shared_ptr<models::GPT> model;
   std::optional<Optimizer> optimizer;
   std::optional<TrainStep> step;
 
   explicit Trained(StepOptions options) {
-    model = std::make_shared<GPT>(
-        resolve_model_config({.layers = 1, .width = 32, .heads = 2, .context = 8}, 50));
+    model = std::make_shared<models::GPT>(
+        models::resolve_model_config({.layers = 1, .width = 32, .heads = 2, .context = 8}, 50));
     initialize(*model, 3);
     optimizer.emplace(*model, OptimizerSection{.weight_decay = 0.0});
     optimizer->bind(*model);
-    step.emplace(model, *optimizer, local_groups(1)[0], options);
+    step.emplace(model, *optimizer, comm::local_groups(1)[0], options);
   }
 
   StepOutcome run(int64_t seed, bool want_stop = false) {
@@ -87,4 +87,4 @@ TEST(TrainStep, PassesTheWishToStopOn) {
 }
 
 }  // namespace
-}  // namespace dovetail::step_test
+}  // namespace dovetail::train::step_test

@@ -11,7 +11,7 @@
 #include "tests/embedding/testing.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail::table_checkpoint_test {
+namespace dovetail::train::table_checkpoint_test {
 namespace {
 
 using embedding::Changes;
@@ -49,7 +49,7 @@ PackSpec spec_of(const Layout& layout) {
 }
 
 std::unique_ptr<DistributedTables> tables_of(const Layout& layout,
-                                             const std::shared_ptr<Group>& group,
+                                             const std::shared_ptr<comm::Group>& group,
                                              const std::filesystem::path& folder) {
   const PackSpec spec = spec_of(layout);
   std::optional<TierOptions> tiers;
@@ -58,10 +58,11 @@ std::unique_ptr<DistributedTables> tables_of(const Layout& layout,
         .memory_bytes = layout.memory_bytes, .step_rows = 200, .warmup_steps = 2, .folder = folder};
   return std::make_unique<DistributedTables>(
       spec, embedding::make_plan(spec, {.ranks = group->size(), .sharding = layout.sharding}),
-      group, Payloads{}, tiers, embedding::HashedOptions{}, Changes::kTracked);
+      group, comm::Payloads{}, tiers, embedding::HashedOptions{}, Changes::kTracked);
 }
 
-void save(DistributedTables& tables, CheckpointFolder* folder, int64_t step, CheckpointKind kind) {
+void save(DistributedTables& tables, io::CheckpointFolder* folder, int64_t step,
+          io::CheckpointKind kind) {
   save_tables(tables, kind, folder == nullptr ? nullptr : &folder->begin(step, kind));
   tables.forget_changes();
   if (folder == nullptr) return;
@@ -117,7 +118,7 @@ void expect_same(const Contents& found, const Contents& expected, const std::str
   }
 }
 
-Contents contents_of(const PackSpec& spec, Snapshot snapshot) {
+Contents contents_of(const PackSpec& spec, io::Snapshot snapshot) {
   add_initial_rows(spec, snapshot.tensors);
   Contents all;
   for (const char* table : {"large", "shared", "few"})
@@ -135,7 +136,7 @@ std::set<int64_t> numbers_in(const at::Tensor& rows) {
 class TableCheckpoint : public ::testing::TestWithParam<Layout> {
  protected:
   std::filesystem::path path_of(int64_t step) const {
-    return CheckpointFolder(folder_ / "c", {}).path_of(step);
+    return io::CheckpointFolder(folder_ / "c", {}).path_of(step);
   }
   void expect_loaded(const Layout& layout, int64_t step, const Contents& expected) const;
 
@@ -144,9 +145,9 @@ class TableCheckpoint : public ::testing::TestWithParam<Layout> {
 
 void TableCheckpoint::expect_loaded(const Layout& layout, int64_t step,
                                     const Contents& expected) const {
-  expect_all_succeed(layout.ranks, [&](const std::shared_ptr<Group>& group) {
+  expect_all_succeed(layout.ranks, [&](const std::shared_ptr<comm::Group>& group) {
     const auto tables = tables_of(layout, group, folder_ / "");
-    std::optional<StoredCheckpoint> from;
+    std::optional<io::StoredCheckpoint> from;
     if (group->rank() == 0) from.emplace(path_of(step));
     load_tables(*tables, from ? &*from : nullptr, *group);
     const Contents found = read_all(*tables);
@@ -160,10 +161,10 @@ TEST_P(TableCheckpoint, DeltasHoldTheRowsThatChangedAndNoOthers) {
   const embedding::PackedTables shapes(spec);
   std::map<int64_t, Contents> expected;
   std::map<int64_t, std::vector<std::set<int64_t>>> changed;
-  expect_all_succeed(layout.ranks, [&](const std::shared_ptr<Group>& group) {
+  expect_all_succeed(layout.ranks, [&](const std::shared_ptr<comm::Group>& group) {
     const auto tables = tables_of(layout, group, folder_ / "");
-    std::optional<CheckpointFolder> folder;
-    if (group->rank() == 0) folder.emplace(folder_ / "c", CheckpointFolder::Options{.keep = 9});
+    std::optional<io::CheckpointFolder> folder;
+    if (group->rank() == 0) folder.emplace(folder_ / "c", io::CheckpointFolder::Options{.keep = 9});
     for (int64_t step = 1; step <= 7; ++step) {
       const Jagged batch = batch_of(shapes, layout.ranks, step);
       step_on(*tables, batch, group->rank(), step);
@@ -172,16 +173,16 @@ TEST_P(TableCheckpoint, DeltasHoldTheRowsThatChangedAndNoOthers) {
       if (group->rank() == 0) add_rows(spec, batch, changed[(step + 1) / 2 * 2]);
       if (step % 2 == 1 && step < 7) continue;
       save(*tables, folder ? &*folder : nullptr, (step + 1) / 2 * 2,
-           step == 2 ? CheckpointKind::kFull : CheckpointKind::kDelta);
+           step == 2 ? io::CheckpointKind::kFull : io::CheckpointKind::kDelta);
       Contents now = read_all(*tables);
       if (group->rank() == 0) expected[(step + 1) / 2 * 2] = std::move(now);
     }
   });
   for (const auto& [step, contents] : expected) {
-    expect_same(contents_of(spec, read_checkpoint(path_of(step))), contents,
+    expect_same(contents_of(spec, io::read_checkpoint(path_of(step))), contents,
                 fmt::format("step {}", step));
     if (step == 2) continue;
-    const StoredCheckpoint stored(path_of(step));
+    const io::StoredCheckpoint stored(path_of(step));
     for (size_t t = 0; t < 3; ++t) {
       const std::string name = fmt::format("embedding.{}.rows", spec.tables[t].name);
       EXPECT_EQ(numbers_in(stored.links().back().files.at(name)->read(name)), changed[step][t])
@@ -215,11 +216,12 @@ TEST_P(TableCheckpoint, AFullOneHoldsUpdatedRowsAndTheOthersAreInitial) {
        {2, 3}) {  // the second run resumes from the first's checkpoint, and also saves a full one
     if (last == 2) add_rows(spec, batch_of(shapes, layout.ranks, 1), updated);
     add_rows(spec, batch_of(shapes, layout.ranks, last), updated);
-    expect_all_succeed(layout.ranks, [&](const std::shared_ptr<Group>& group) {
+    expect_all_succeed(layout.ranks, [&](const std::shared_ptr<comm::Group>& group) {
       const auto tables = tables_of(layout, group, folder_ / "");
-      std::optional<CheckpointFolder> folder;
-      if (group->rank() == 0) folder.emplace(folder_ / "c", CheckpointFolder::Options{.keep = 9});
-      std::optional<StoredCheckpoint> from;
+      std::optional<io::CheckpointFolder> folder;
+      if (group->rank() == 0)
+        folder.emplace(folder_ / "c", io::CheckpointFolder::Options{.keep = 9});
+      std::optional<io::StoredCheckpoint> from;
       if (last == 3 && group->rank() == 0) from.emplace(path_of(2));
       if (last == 3) {
         load_tables(*tables, from ? &*from : nullptr, *group);
@@ -227,11 +229,11 @@ TEST_P(TableCheckpoint, AFullOneHoldsUpdatedRowsAndTheOthersAreInitial) {
       }
       for (int64_t step = last == 2 ? 1 : 3; step <= last; ++step)
         step_on(*tables, batch_of(shapes, layout.ranks, step), group->rank(), step);
-      save(*tables, folder ? &*folder : nullptr, last, CheckpointKind::kFull);
+      save(*tables, folder ? &*folder : nullptr, last, io::CheckpointKind::kFull);
       Contents now = read_all(*tables);
       if (group->rank() == 0) expected[last] = std::move(now);
     });
-    const StoredCheckpoint stored(path_of(last));
+    const io::StoredCheckpoint stored(path_of(last));
     EXPECT_EQ(numbers_in(stored.read("embedding.large.rows")), updated[0]);
     EXPECT_EQ(stored.read("embedding.large.weight").size(0), std::ssize(updated[0]));
     EXPECT_EQ(stored.read("embedding.few.weight").size(0), 2)
@@ -239,7 +241,7 @@ TEST_P(TableCheckpoint, AFullOneHoldsUpdatedRowsAndTheOthersAreInitial) {
     expect_same(contents_of(spec, stored.snapshot()), expected[last], fmt::format("step {}", last));
   }
   // Reference: all steps on tables that are never saved.
-  expect_all_succeed(layout.ranks, [&](const std::shared_ptr<Group>& group) {
+  expect_all_succeed(layout.ranks, [&](const std::shared_ptr<comm::Group>& group) {
     const auto tables = tables_of(layout, group, folder_ / "");
     for (int64_t step = 1; step <= 3; ++step)
       step_on(*tables, batch_of(shapes, layout.ranks, step), group->rank(), step);
@@ -259,11 +261,11 @@ TEST(TableCheckpointMemory, SavingAndLoadingTakeABlockAndNotTheTable) {
                          .feature_table = {0},
                          .optimizer = {.kind = OptimizerKind::kRowWiseAdagrad}};
   constexpr uint64_t kTableBytes = 132000000;
-  expect_all_succeed(1, [&](const std::shared_ptr<Group>& group) {
+  expect_all_succeed(1, [&](const std::shared_ptr<comm::Group>& group) {
     DistributedTables tables(
         spec, embedding::make_plan(spec, {.ranks = 1}), group, {},
         TierOptions{.memory_bytes = 16 << 20, .step_rows = 100, .folder = folder / ""});
-    CheckpointFolder checkpoints(folder / "c", {});
+    io::CheckpointFolder checkpoints(folder / "c", {});
     for (int64_t first = 0; first < 1000000;
          first += 20000)  // rows that nothing set would not be saved
       tables.write_rows(
@@ -276,9 +278,9 @@ TEST(TableCheckpointMemory, SavingAndLoadingTakeABlockAndNotTheTable) {
       return peak_resident_bytes() - before;
     };
     const uint64_t saving =
-        growth_of([&] { save(tables, &checkpoints, 1, CheckpointKind::kFull); });
+        growth_of([&] { save(tables, &checkpoints, 1, io::CheckpointKind::kFull); });
     const uint64_t loading = growth_of([&] {
-      const StoredCheckpoint from(checkpoints.path_of(1));
+      const io::StoredCheckpoint from(checkpoints.path_of(1));
       load_tables(tables, &from, *group);
     });
     std::printf("a table of %.0f MB: saving took %.0f MB, loading %.0f MB\n",
@@ -291,11 +293,11 @@ TEST(TableCheckpointMemory, SavingAndLoadingTakeABlockAndNotTheTable) {
 TEST(TableCheckpointErrors, ATableThatIsNotThatOfTheModelIsRefused) {
   test::TemporaryFolder folder;
   const Layout layout{.ranks = 1};
-  expect_all_succeed(1, [&](const std::shared_ptr<Group>& group) {
+  expect_all_succeed(1, [&](const std::shared_ptr<comm::Group>& group) {
     const auto tables = tables_of(layout, group, folder / "");
-    CheckpointFolder checkpoints(folder / "c", {});
-    save(*tables, &checkpoints, 1, CheckpointKind::kFull);
-    const StoredCheckpoint from(checkpoints.path_of(1));
+    io::CheckpointFolder checkpoints(folder / "c", {});
+    save(*tables, &checkpoints, 1, io::CheckpointKind::kFull);
+    const io::StoredCheckpoint from(checkpoints.path_of(1));
     EXPECT_EQ(from.read("embedding.large.weight").size(0), 0) << "no row was updated";
     const auto load_into = [&](const Layout& other) {
       load_tables(*tables_of(other, group, folder / ""), &from, *group);
@@ -309,4 +311,4 @@ TEST(TableCheckpointErrors, ATableThatIsNotThatOfTheModelIsRefused) {
 }
 
 }  // namespace
-}  // namespace dovetail::table_checkpoint_test
+}  // namespace dovetail::train::table_checkpoint_test

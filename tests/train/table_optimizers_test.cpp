@@ -13,7 +13,7 @@
 #include "tests/train/clicks.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail::table_optimizers_test {
+namespace dovetail::train::table_optimizers_test {
 namespace {
 
 using embedding::OptimizerKind;
@@ -99,13 +99,14 @@ RunConfig mixed_config(const Clicks& data, const std::string& name) {
 }
 
 void train_on(int ranks, const RunConfig& config) {
-  expect_all_succeed(
-      ranks, [&](const std::shared_ptr<Group>& group) { train(config, group, {.quiet = true}); });
+  expect_all_succeed(ranks, [&](const std::shared_ptr<comm::Group>& group) {
+    train(config, group, {.quiet = true});
+  });
 }
 
 /// A checkpoint of 100 steps of the run, of any number of ranks, is within 64 ulp of each tensor's
 /// largest element.
-void expect_close_tensors(const Snapshot& a, const Snapshot& b, const std::string& what) {
+void expect_close_tensors(const io::Snapshot& a, const io::Snapshot& b, const std::string& what) {
   ASSERT_EQ(a.tensors.size(), b.tensors.size());
   for (const auto& [name, tensor] : a.tensors) {
     if (!at::isFloatingType(tensor.scalar_type())) continue;
@@ -121,7 +122,7 @@ TEST(RecommenderOptimizers, StateAndPlanAreOfEachTable) {
   config.train.steps = 200;
   train_alone(config);
   EXPECT_GT(data.metrics("run").back()["auc"], 0.8);
-  const Snapshot end = last_checkpoint(config);
+  const io::Snapshot end = last_checkpoint(config);
   EXPECT_EQ(end.tensors.at("embedding.user.state").size(1), 16);
   EXPECT_EQ(end.tensors.at("embedding.item.state").size(1), 1);
   EXPECT_FALSE(end.tensors.contains("embedding.user.wide.state"));
@@ -189,4 +190,4 @@ TEST(RecommenderOptimizers, AResumedRunMayChangeNumbersAlone) {
 }
 
 }  // namespace
-}  // namespace dovetail::table_optimizers_test
+}  // namespace dovetail::train::table_optimizers_test

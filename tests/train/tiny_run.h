@@ -80,7 +80,7 @@ class TinyRun {
 
 inline TrainResult train_alone(const RunConfig& config, TrainOptions options = {}) {
   options.quiet = true;
-  return train(config, local_groups(1)[0], options);
+  return train(config, comm::local_groups(1)[0], options);
 }
 
 }  // namespace dovetail::test

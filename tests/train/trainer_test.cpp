@@ -17,18 +17,18 @@
 #include "dovetail/train/run/folder.h"
 #include "tests/train/tiny_run.h"
 
-namespace dovetail::trainer_test {
+namespace dovetail::train::trainer_test {
 namespace {
 
 using test::train_alone;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-Snapshot last_checkpoint(const RunConfig& config) {
-  return read_latest_checkpoint(config.folder() / "checkpoints");
+io::Snapshot last_checkpoint(const RunConfig& config) {
+  return io::read_latest_checkpoint(config.folder() / "checkpoints");
 }
 
-void expect_same_tensors(const Snapshot& a, const Snapshot& b) {
+void expect_same_tensors(const io::Snapshot& a, const io::Snapshot& b) {
   ASSERT_EQ(a.tensors.size(), b.tensors.size());
   for (const auto& [name, tensor] : a.tensors)
     EXPECT_TRUE(at::equal(tensor, b.tensors.at(name))) << name;
@@ -159,7 +159,8 @@ TEST(Train, AFreshStartForgetsTheEarlierRun) {
   config.train.steps = 5;
   EXPECT_EQ(train_alone(config, {.resume = false}).steps, 5);
   EXPECT_EQ(run.metrics("run").size(), 5);
-  EXPECT_EQ(CheckpointFolder(config.folder() / "checkpoints", {}).steps(), std::vector<int64_t>{5});
+  EXPECT_EQ(io::CheckpointFolder(config.folder() / "checkpoints", {}).steps(),
+            std::vector<int64_t>{5});
 }
 
 TEST(Train, ResumingRefusesAnotherRunAndNamesTheKeys) {
@@ -281,7 +282,7 @@ TEST(Train, OneProcessAtATimeInARunsFolder) {
 TEST(Train, ADryRunWritesNothingAndTakesNoMemory) {
   const test::TinyRun run;
   RunConfig config = run.config();
-  config.model = model_preset("nemotron-8b").config;
+  config.model = models::model_preset("nemotron-8b").config;
   config.data.path = run.file("", "absent").string();
   EXPECT_EQ(train_alone(config, {.dry_run = true}).steps, 0);
   EXPECT_FALSE(std::filesystem::exists(config.folder()));
@@ -304,4 +305,4 @@ TEST(Train, SaysWhatIsMissing) {
 }
 
 }  // namespace
-}  // namespace dovetail::trainer_test
+}  // namespace dovetail::train::trainer_test

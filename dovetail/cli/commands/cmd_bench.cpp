@@ -18,7 +18,7 @@ using Json = nlohmann::ordered_json;
 using Rows = std::vector<std::vector<std::string>>;
 
 /// Returns the number of ranks on this machine, which is one node.
-int ranks_per_node(const Group& world) {
+int ranks_per_node(const comm::Group& world) {
   const char* local = std::getenv("LOCAL_WORLD_SIZE");
   return local == nullptr ? world.size() : std::atoi(local);
 }
@@ -68,10 +68,10 @@ class BenchCommand : public Command {
   }
 
   void run() override {
-    const auto world = world_from_environment();
+    const auto world = comm::world_from_environment();
     user_check(world->size() > 1,
                "bench comm measures several ranks, but this job has one; run: {}", example());
-    const auto calibration = calibrate(*world, ranks_per_node(*world));
+    const auto calibration = comm::calibrate(*world, ranks_per_node(*world));
     const auto exchanges = compare_exchanges(calibration);
     const auto layers = compare_layers(world, calibration.model);
     if (world->rank() == 0 && !out_.empty())
@@ -91,20 +91,21 @@ class BenchCommand : public Command {
   }
 
  private:
-  static std::vector<Comparison> compare_exchanges(const Calibration& calibration) {
+  static std::vector<Comparison> compare_exchanges(const comm::Calibration& calibration) {
     std::vector<Comparison> list;
     const int m = calibration.model.ranks_per_node;
     for (const auto& sample : calibration.held_out) {
       const double bytes = sample.bytes / sample.messages;
       list.push_back({fmt::format("{} for each of {} ranks", format_bytes(bytes), m),
                       sample.seconds,
-                      all_to_all_seconds(calibration.model, m, bytes, AllToAllAlgorithm::kLinear)});
+                      comm::all_to_all_seconds(calibration.model, m, bytes,
+                                               comm::AllToAllAlgorithm::kLinear)});
     }
     return list;
   }
 
-  std::vector<Comparison> compare_layers(const std::shared_ptr<Group>& world,
-                                         const CostModel& model) const {
+  std::vector<Comparison> compare_layers(const std::shared_ptr<comm::Group>& world,
+                                         const comm::CostModel& model) const {
     const double row_bytes = 4.0 * static_cast<double>(width_);
     const moe::LayerLoad load{.ranks = world->size(),
                               .experts = world->size(),
@@ -116,16 +117,16 @@ class BenchCommand : public Command {
                               .other_row_bytes = row_bytes};
     std::vector<Comparison> list;
     for (const int overlap : {1, 2, 4})
-      list.push_back({fmt::format("overlap {}", overlap),
-                      moe::measure_forward(world, load, overlap, 9),
-                      moe::simulate(model, load,
-                                    {.algorithm = AllToAllAlgorithm::kFlexible, .overlap = overlap})
-                          .forward_s});
+      list.push_back(
+          {fmt::format("overlap {}", overlap), moe::measure_forward(world, load, overlap, 9),
+           moe::simulate(model, load,
+                         {.algorithm = comm::AllToAllAlgorithm::kFlexible, .overlap = overlap})
+               .forward_s});
     return list;
   }
 
-  static void print_model(const CostModel& model) {
-    const auto link = [](const Link& link) {
+  static void print_model(const comm::CostModel& model) {
+    const auto link = [](const comm::Link& link) {
       return fmt::format("{:.1f} us a message, {:.3f} GB/s a rank", link.latency_s * 1e6,
                          link.bytes_per_s / 1e9);
     };

@@ -32,7 +32,7 @@ class ConfigCommand : public Command {
   }
 
   void run() override {
-    RunConfig config;
+    train::RunConfig config;
     const Describe describe = [&](Section& s) { config.describe(s); };
     const int modes =
         int{reference_} + int{!explain_.empty()} + int{!config_.empty() || !overrides_.empty()};
@@ -45,8 +45,8 @@ class ConfigCommand : public Command {
     } else if (!explain_.empty()) {
       print_explanation(describe);
     } else {
-      config =
-          config_.empty() ? default_run_config(overrides_) : load_run_config(config_, overrides_);
+      config = config_.empty() ? train::default_run_config(overrides_)
+                               : train::load_run_config(config_, overrides_);
       if (json_) {
         print_json(config_to_json(describe));
       } else {

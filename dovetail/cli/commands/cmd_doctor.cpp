@@ -56,7 +56,7 @@ Gpu find_gpu() {
   return {.devices = count_gpu_device_files(),
           .driver = driver_version(),
           .unusable = load_gpu(),
-          .kernels = std::filesystem::exists(module_path(kCudaLibrary)),
+          .kernels = std::filesystem::exists(module_path(ops::kCudaLibrary)),
           .nccl = find_nccl()};
 }
 

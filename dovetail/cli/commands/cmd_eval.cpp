@@ -82,9 +82,9 @@ class EvalCommand : public Command {
   void run() override {
     check();
     // Read task files first, so that their mistakes show before the model is read.
-    std::vector<std::vector<MultipleChoiceItem>> tasks;
-    for (const std::string& path : tasks_) tasks.push_back(read_multiple_choice(path));
-    StoredRun stored = read_stored_run(run_);
+    std::vector<std::vector<train::MultipleChoiceItem>> tasks;
+    for (const std::string& path : tasks_) tasks.push_back(train::read_multiple_choice(path));
+    train::StoredRun stored = train::read_stored_run(run_);
     nlohmann::ordered_json result = {{"checkpoint", stored.checkpoint.string()},
                                      {"step", stored.snapshot.step}};
     std::vector<std::vector<std::string>> rows = {{"checkpoint", stored.checkpoint.string()}};
@@ -93,7 +93,7 @@ class EvalCommand : public Command {
       rows_.files = data_;
       evaluate_recommender(std::move(stored), rows_, result, rows);
     } else {
-      const LoadedModel loaded = load_model(stored);
+      const train::LoadedModel loaded = train::load_model(stored);
       if (tasks_.empty() || !data_.empty()) add_validation(loaded, result, rows);
       for (size_t i = 0; i < tasks.size(); ++i) add_task(loaded, tasks_[i], tasks[i], result, rows);
     }
@@ -108,7 +108,7 @@ class EvalCommand : public Command {
   using Rows = std::vector<std::vector<std::string>>;
 
   /// Throws UserError for an option that the trained model does not read.
-  void check_options(const RunConfig& config) const {
+  void check_options(const train::RunConfig& config) const {
     const auto only = [&](const char* option, bool given, bool read) {
       user_check(!given || read, "{} does nothing here: {} holds a {}; leave it out", option, run_,
                  config.recommends() ? "recommender" : "GPT");
@@ -125,7 +125,7 @@ class EvalCommand : public Command {
                "--data names {} folders, but a GPT is measured on one", data_.size());
   }
 
-  std::string data_folder(const RunConfig& config) const {
+  std::string data_folder(const train::RunConfig& config) const {
     if (!data_.empty()) return data_.front();
     if (!config.data.path.empty()) return config.data.path;
     if (!config.data.mixture.empty()) return config.data.mixture.front().path;
@@ -133,8 +133,9 @@ class EvalCommand : public Command {
                     "name a folder made by `dovetail prepare` with --data");
   }
 
-  void add_validation(const LoadedModel& loaded, nlohmann::ordered_json& result, Rows& rows) const {
-    const TokenStore store(data_folder(loaded.config));
+  void add_validation(const train::LoadedModel& loaded, nlohmann::ordered_json& result,
+                      Rows& rows) const {
+    const data::TokenStore store(data_folder(loaded.config));
     if (store.tokenizer().kind() != loaded.tokenizer->kind() ||
         store.tokenizer().serialized() != loaded.tokenizer->serialized()) {
       throw UserError(
@@ -142,8 +143,8 @@ class EvalCommand : public Command {
                       store.folder().string(), store.tokenizer().kind(), loaded.tokenizer->kind()),
           "prepare the text again with the run's tokenizer: --tokenizer FILE");
     }
-    const auto group = world_from_environment();
-    if (group->rank() == 0) warn_of_later_tokens(loaded.config.model);
+    const auto group = comm::world_from_environment();
+    if (group->rank() == 0) train::warn_of_later_tokens(loaded.config.model);
     const auto validation =
         validate(*loaded.model, store, *group,
                  {.context = loaded.config.model.context, .batch = 8, .max_tokens = max_tokens_});
@@ -163,17 +164,17 @@ class EvalCommand : public Command {
                                       store.folder().string())});
   }
 
-  void add_task(const LoadedModel& loaded, const std::string& path,
-                const std::vector<MultipleChoiceItem>& items, nlohmann::ordered_json& result,
+  void add_task(const train::LoadedModel& loaded, const std::string& path,
+                const std::vector<train::MultipleChoiceItem>& items, nlohmann::ordered_json& result,
                 Rows& rows) const {
-    TerminalLine line;
+    train::TerminalLine line;
     const auto progress = [&](int64_t done, int64_t all) {
       if (line.on_terminal())
         line.show(
             fmt::format(" {}  {} of {} items", path, format_grouped(done), format_grouped(all)));
     };
-    const MultipleChoiceResult r =
-        score_multiple_choice(*loaded.model, *loaded.tokenizer, items, choice_, progress);
+    const train::MultipleChoiceResult r =
+        train::score_multiple_choice(*loaded.model, *loaded.tokenizer, items, choice_, progress);
     line.clear();
     result["tasks"].push_back({{"task", path},
                                {"shots", choice_.shots},
@@ -194,7 +195,7 @@ class EvalCommand : public Command {
   std::string run_;
   std::vector<std::string> data_, tasks_;
   RecommenderEvaluation rows_;
-  MultipleChoiceOptions choice_;
+  train::MultipleChoiceOptions choice_;
   int64_t max_tokens_ = 0;
   bool json_ = false;
 };

@@ -33,15 +33,15 @@ class ExportCommand : public Command {
   }
 
   void run() override {
-    StoredRun stored = read_stored_run(run_);
+    train::StoredRun stored = train::read_stored_run(run_);
     const int64_t step = stored.snapshot.step;
     const std::string name = stored.config.run.name;
     if (stored.config.recommends()) {
-      export_recommender(TrainedRecommender(std::move(stored)), out_);
+      train::export_recommender(train::TrainedRecommender(std::move(stored)), out_);
     } else {
-      const LoadedModel loaded = load_model(stored);
-      export_huggingface(*loaded.model, loaded.tokenizer->kind(), loaded.tokenizer->serialized(),
-                         out_);
+      const train::LoadedModel loaded = train::load_model(stored);
+      models::export_huggingface(*loaded.model, loaded.tokenizer->kind(),
+                                 loaded.tokenizer->serialized(), out_);
     }
     if (json_) {
       print_json({{"folder", out_}, {"step", step}});

@@ -138,7 +138,7 @@ std::string words_of(const std::string& model, FitOptions options) {
 
 }  // namespace
 
-void write_iterations(const RunFolder& folder, const std::vector<std::vector<double>>& lines,
+void write_iterations(const train::RunFolder& folder, const std::vector<std::vector<double>>& lines,
                       const std::vector<const char*>& names) {
   std::string text;
   for (size_t i = 0; i < lines.size(); ++i) {
@@ -190,14 +190,15 @@ class FitCommand : public Command {
     check();
     const FitOptions options = resolved();
     const double start = now_seconds();
-    const std::shared_ptr<Group> group = table_.join();
+    const std::shared_ptr<comm::Group> group = table_.join();
     const std::filesystem::path path = out_.empty() ? "runs/" + model_ + "-" + table_.stem() : out_;
     const bool writes = group->rank() == 0;
-    std::optional<RunFolder> folder;
+    std::optional<train::RunFolder> folder;
     if (writes) folder.emplace(path);
-    const Matrix matrix = table_.read(
-        *group, {.target = options.target,
-                 .target_kind = model_ == "logistic" ? TargetKind::kClass : TargetKind::kNumber});
+    const data::Matrix matrix =
+        table_.read(*group, {.target = options.target,
+                             .target_kind = model_ == "logistic" ? data::TargetKind::kClass
+                                                                 : data::TargetKind::kNumber});
     const auto workers = table_.make_workers(group);
     const std::string words = words_of(model_, options);
     JobState state(*group, path,

@@ -60,7 +60,7 @@ class GenerateCommand : public Command {
 
   void check() override {
     if (options_.temperature > 0) return;
-    const GenerateOptions none;
+    const models::GenerateOptions none;
     const auto unread = [](bool given, const char* option) {
       user_check(
           !given,
@@ -74,8 +74,8 @@ class GenerateCommand : public Command {
 
   void run() override {
     check();
-    const LoadedModel loaded = load_model(run_);
-    const Tokenizer& tokenizer = *loaded.tokenizer;
+    const train::LoadedModel loaded = train::load_model(run_);
+    const data::Tokenizer& tokenizer = *loaded.tokenizer;
     std::vector<int32_t> prompt = tokenizer.encode(prompt_);
     if (prompt.empty()) {
       if (tokenizer.end_of_document() < 0) {
@@ -100,23 +100,24 @@ class GenerateCommand : public Command {
       text = tokenizer.decode(tokens);
       const size_t end = whole_characters(text);
       if (!json_ && end > printed)
-        print(replace_invalid_utf8(std::string_view(text).substr(printed, end - printed)));
+        print(data::replace_invalid_utf8(std::string_view(text).substr(printed, end - printed)));
       printed = std::max(printed, end);
       return true;
     });
     if (!json_) {
-      print(replace_invalid_utf8(text.substr(std::min(printed, text.size()))) + "\n");
+      print(data::replace_invalid_utf8(text.substr(std::min(printed, text.size()))) + "\n");
       return;
     }
-    print_json({{"prompt", prompt_},
-                {"continuation", replace_invalid_utf8(text.substr(std::min(begin, text.size())))},
-                {"tokens", tokens.size() - prompt.size()},
-                {"step", loaded.step}});
+    print_json(
+        {{"prompt", prompt_},
+         {"continuation", data::replace_invalid_utf8(text.substr(std::min(begin, text.size())))},
+         {"tokens", tokens.size() - prompt.size()},
+         {"step", loaded.step}});
   }
 
  private:
   std::string run_, prompt_;
-  GenerateOptions options_;
+  models::GenerateOptions options_;
   int64_t seed_ = 0;
   bool json_ = false;
 };

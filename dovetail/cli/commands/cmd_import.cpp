@@ -48,7 +48,7 @@ class ImportCommand : public Command {
                       "name a new folder with --out");
     }
     const auto [tokenizer, tokenizer_file] = find_tokenizer();
-    const auto model = import_huggingface(folder_);
+    const auto model = models::import_huggingface(folder_);
     if (tokenizer->vocab_size() > model->config().vocab_size)
       throw UserError(
           fmt::format("{} has {} tokens, but the model's embedding has {} rows",
@@ -60,7 +60,7 @@ class ImportCommand : public Command {
       check_set_once(overrides_, key, true, "--out");
     for (const char* key : {"model", "data.tokenizer", "train.init_noise", "recommender"})
       check_set_once(overrides_, key, true, "the imported model, which decides it,");
-    RunConfig config;
+    train::RunConfig config;
     parse_config([&](Section& s) { config.describe(s); }, "", "defaults", overrides_);
     config.run.name = (fs::absolute(out) / "").parent_path().filename().string();
     config.run.folder = out_;
@@ -68,14 +68,14 @@ class ImportCommand : public Command {
     config.data.tokenizer.kind = tokenizer->kind();
     config.data.tokenizer.path = (out / tokenizer_file.filename()).string();
 
-    check_run_config(config);
+    train::check_run_config(config);
 
     fs::create_directories(out / "checkpoints");
     write_file_atomically(config.data.tokenizer.path, read_file(tokenizer_file));
     write_file_atomically(out / "config.toml",
                           config_to_toml([&](Section& s) { config.describe(s); }));
-    CheckpointFolder checkpoints(out / "checkpoints", {});
-    checkpoints.save_async(initial_snapshot(*model, *tokenizer, config));
+    io::CheckpointFolder checkpoints(out / "checkpoints", {});
+    checkpoints.save_async(train::initial_snapshot(*model, *tokenizer, config));
     checkpoints.wait();
     if (json_) {
       print_json({{"run", out_}, {"step", 0}});
@@ -86,7 +86,7 @@ class ImportCommand : public Command {
   }
 
  private:
-  std::pair<std::unique_ptr<Tokenizer>, fs::path> find_tokenizer() const {
+  std::pair<std::unique_ptr<data::Tokenizer>, fs::path> find_tokenizer() const {
     for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
       const fs::path path = fs::path(folder_) / name;
       if (!fs::exists(path)) continue;
@@ -94,7 +94,7 @@ class ImportCommand : public Command {
       if (path.extension() == ".model" && fs::exists(added))
         log_warning("{} is not read: its tokens are not in {}; a tokenizer.json has both",
                     added.string(), name);
-      return {load_tokenizer(path), path};
+      return {data::load_tokenizer(path), path};
     }
     if (!fs::is_directory(folder_))
       throw UserError(fmt::format("{} is not a folder", folder_),

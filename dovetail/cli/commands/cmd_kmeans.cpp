@@ -88,11 +88,11 @@ class KMeansCommand : public Command {
     check();
     settle_options();
     const double start = now_seconds();
-    const std::shared_ptr<Group> group = table_.join();
+    const std::shared_ptr<comm::Group> group = table_.join();
     const bool writes = group->rank() == 0;
-    std::optional<RunFolder> folder;
+    std::optional<train::RunFolder> folder;
     if (writes) folder.emplace(folder_path());
-    const Matrix matrix = table_.read(*group);
+    const data::Matrix matrix = table_.read(*group);
     const std::shared_ptr<jobs::Workers> workers = table_.make_workers(group);
     fit::KMeansData data(matrix.x, workers);
     JobState state(*group, folder_path(),
@@ -139,7 +139,7 @@ class KMeansCommand : public Command {
 
   fit::KMeansResult iterate(fit::KMeansData& data, const at::Tensor& centres, JobState& state,
                             bool shows) {
-    TerminalLine terminal;
+    train::TerminalLine terminal;
     const int64_t rows = batch_.batch > 0 ? batch_.batch : data.rows();
     const auto report = [&](const fit::LloydIteration& line) {
       state.add(
@@ -164,7 +164,7 @@ class KMeansCommand : public Command {
     return std::filesystem::path("runs") / ("kmeans-" + table_.stem());
   }
 
-  Json to_json(const Matrix& matrix, const fit::KMeansResult& result,
+  Json to_json(const data::Matrix& matrix, const fit::KMeansResult& result,
                const RowSample& sample) const {
     const double silhouette = fit::silhouette(sample.x, sample.labels);
     const auto* count = result.counts.const_data_ptr<int64_t>();
@@ -185,9 +185,9 @@ class KMeansCommand : public Command {
             {"counts", std::vector<int64_t>(count, count + result.counts.numel())}};
   }
 
-  void write(const RunFolder& folder, const Matrix& matrix, const fit::KMeansResult& result,
-             const std::vector<std::vector<double>>& lines, const RowSample& sample,
-             const Json& json) const {
+  void write(const train::RunFolder& folder, const data::Matrix& matrix,
+             const fit::KMeansResult& result, const std::vector<std::vector<double>>& lines,
+             const RowSample& sample, const Json& json) const {
     write_table(folder.path() / "centres.csv", matrix.columns, matrix.original(result.centres));
     write_labels(folder.path() / "labels.csv", result.labels, matrix.left_out);
     folder.write_json("kmeans.json", json);

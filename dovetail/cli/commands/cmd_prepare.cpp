@@ -19,12 +19,12 @@ namespace {
 constexpr int kBarCells = 24;
 
 /// Returns "tokenizing  ━━━━━━━━╸━━━━  56.1 of 74.2 MB  3,914 documents".
-std::string progress_line(const PrepareProgress& progress) {
+std::string progress_line(const data::PrepareProgress& progress) {
   const double share = progress.bytes == 0 ? 0
                                            : static_cast<double>(progress.bytes_done) /
                                                  static_cast<double>(progress.bytes);
   return fmt::format(
-      " {}  {}  {} of {}  {} documents", progress.stage, progress_bar(share, kBarCells),
+      " {}  {}  {} of {}  {} documents", progress.stage, train::progress_bar(share, kBarCells),
       format_bytes(static_cast<double>(progress.bytes_done)),
       format_bytes(static_cast<double>(progress.bytes)), format_grouped(progress.documents_done));
 }
@@ -61,13 +61,14 @@ class PrepareCommand : public Command {
   }
 
   void run() override {
-    const RunConfig config = resolved();
+    const train::RunConfig config = resolved();
     std::filesystem::path folder = !out_.empty() ? out_ : config.data.path;
     if (folder.empty()) folder = std::filesystem::path("data") / config.run.name;
-    TerminalLine line;
-    const PrepareResult result = prepare(config.data, folder, [&](const PrepareProgress& progress) {
-      if (line.on_terminal()) line.show(progress_line(progress));
-    });
+    train::TerminalLine line;
+    const data::PrepareResult result =
+        data::prepare(config.data, folder, [&](const data::PrepareProgress& progress) {
+          if (line.on_terminal()) line.show(progress_line(progress));
+        });
     line.clear();
     if (json_) {
       print_json(to_json(result));
@@ -78,7 +79,7 @@ class PrepareCommand : public Command {
 
  private:
   /// Returns the config from --config, or from paths and options, which replace keys of [data].
-  RunConfig resolved() const {
+  train::RunConfig resolved() const {
     if (config_.empty() == paths_.empty()) {
       throw UserError(config_.empty() ? "nothing to prepare: no paths and no --config"
                                       : "both paths and --config are given",
@@ -89,19 +90,19 @@ class PrepareCommand : public Command {
       user_check(tokenizer_.empty() && vocab_size_ == 0,
                  "with --config the tokenizer is data.tokenizer of the config; use --set "
                  "data.tokenizer.kind=...");
-      return load_run_config(config_, overrides_);
+      return train::load_run_config(config_, overrides_);
     }
     if (out_.empty())
       throw UserError("--out is missing", "name the folder to make: --out data/mine");
-    RunConfig config;
+    train::RunConfig config;
     parse_config([&](Section& s) { config.describe(s); }, "", "defaults", overrides_);
     config.data.text = paths_;
-    TokenizerConfig& tokenizer = config.data.tokenizer;
+    data::TokenizerConfig& tokenizer = config.data.tokenizer;
     if (vocab_size_ > 0) tokenizer.vocab_size = vocab_size_;
     if (tokenizer_ == "bytes" || tokenizer_ == "bpe" || tokenizer_ == "sentencepiece") {
       tokenizer.kind = tokenizer_;
     } else if (!tokenizer_.empty()) {
-      tokenizer.kind = load_tokenizer(tokenizer_)->kind();
+      tokenizer.kind = data::load_tokenizer(tokenizer_)->kind();
       tokenizer.path = tokenizer_;
     }
     return config;
@@ -129,9 +130,9 @@ class PrepareCommand : public Command {
       check_set_once(overrides_, key, !tokenizer_.empty(), "--tokenizer");
   }
 
-  static nlohmann::ordered_json to_json(const PrepareResult& result) {
+  static nlohmann::ordered_json to_json(const data::PrepareResult& result) {
     auto passed_over = nlohmann::ordered_json::array();
-    for (const PassedOver& file : result.passed_over)
+    for (const data::PassedOver& file : result.passed_over)
       passed_over.push_back({{"file", file.relative}, {"reason", file.reason}});
     return {{"folder", result.folder.string()},
             {"documents", result.documents},
@@ -149,7 +150,7 @@ class PrepareCommand : public Command {
             {"reused", result.reused}};
   }
 
-  static void print_summary(const PrepareResult& r) {
+  static void print_summary(const data::PrepareResult& r) {
     const auto split = [](int64_t tokens, uint64_t bytes) {
       return fmt::format("{} tokens of {}", format_grouped(tokens),
                          format_bytes(static_cast<double>(bytes)));

@@ -23,7 +23,7 @@ class ReportCommand : public Command {
   }
 
   void run() override {
-    const std::filesystem::path path = write_report(run_);
+    const std::filesystem::path path = train::write_report(run_);
     if (json_) {
       print_json({{"report", path.string()}});
     } else {

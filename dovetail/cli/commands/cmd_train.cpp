@@ -42,19 +42,19 @@ class TrainCommand : public Command {
   void check() override {
     user_check(!dry_run_ || !fresh_,
                "--fresh does nothing with --dry-run, which removes no checkpoint; leave it out");
-    load_run_config(config_, overrides_);
+    train::load_run_config(config_, overrides_);
   }
 
   void run() override {
     check();
     if (quiet_) set_log_level(LogLevel::kQuiet);
     keep_freed_memory();
-    const RunConfig config = load_run_config(config_, overrides_);
-    const auto group = world_from_environment({.timeout_s = config.comm.timeout_s});
+    const train::RunConfig config = train::load_run_config(config_, overrides_);
+    const auto group = comm::world_from_environment({.timeout_s = config.comm.timeout_s});
     // A job that asked for a fresh start and lost a rank resumes from its own checkpoints.
-    const TrainResult result =
-        train(config, group,
-              {.dry_run = dry_run_, .resume = !fresh_ || restarted_by_torchrun(), .quiet = quiet_});
+    const train::TrainResult result = train::train(
+        config, group,
+        {.dry_run = dry_run_, .resume = !fresh_ || comm::restarted_by_torchrun(), .quiet = quiet_});
     if (json_) print_json(to_json(config, result));
   }
 
@@ -63,7 +63,8 @@ class TrainCommand : public Command {
     return number ? nlohmann::ordered_json(*number) : nlohmann::ordered_json();
   }
 
-  nlohmann::ordered_json to_json(const RunConfig& config, const TrainResult& result) const {
+  nlohmann::ordered_json to_json(const train::RunConfig& config,
+                                 const train::TrainResult& result) const {
     if (dry_run_) return {{"run", config.folder().string()}, {"dry_run", true}};
     return {{"run", config.folder().string()},
             {"report", (config.folder() / "report.html").string()},

@@ -32,7 +32,7 @@ class PredictionFile {
     file_.write(header + "\n");
   }
 
-  void add(const at::Tensor& logits, const StreamedRows& rows,
+  void add(const at::Tensor& logits, const data::StreamedRows& rows,
            const std::vector<std::filesystem::path>& files) {
     const at::Tensor scores = logits.sigmoid().contiguous();
     const auto* score = scores.const_data_ptr<float>();
@@ -53,8 +53,9 @@ class PredictionFile {
 
 /// Returns the rows to read: [rows] of the run, with the options of the command in place of its
 /// keys.
-RowsConfig rows_to_read(const RunConfig& config, const RecommenderEvaluation& options) {
-  RowsConfig rows = config.rows;
+data::RowsConfig rows_to_read(const train::RunConfig& config,
+                              const RecommenderEvaluation& options) {
+  data::RowsConfig rows = config.rows;
   if (!options.files.empty()) rows.files = options.files;
   if (rows.by_day() &&
       (options.files.empty() ? options.split != "all" : options.split == "validation"))
@@ -68,27 +69,28 @@ RowsConfig rows_to_read(const RunConfig& config, const RecommenderEvaluation& op
   return rows;
 }
 
-RowSplit split_of(const RecommenderEvaluation& options) {
-  if (!options.split.empty()) return parse_row_split(options.split);
-  return options.files.empty() ? RowSplit::kValidation : RowSplit::kAll;
+data::RowSplit split_of(const RecommenderEvaluation& options) {
+  if (!options.split.empty()) return data::parse_row_split(options.split);
+  return options.files.empty() ? data::RowSplit::kValidation : data::RowSplit::kAll;
 }
 
 struct Evaluated {
-  Validation validation;
+  train::Validation validation;
   int64_t bad = 0, unlabelled = 0;
 };
 
-Evaluated score_all(const TrainedRecommender& recommender, const RecommenderEvaluation& options,
-                    const std::shared_ptr<Group>& group) {
-  const RunConfig& config = recommender.config();
-  RowStream stream(rows_to_read(config, options), split_of(options), recommender.scales());
+Evaluated score_all(const train::TrainedRecommender& recommender,
+                    const RecommenderEvaluation& options,
+                    const std::shared_ptr<comm::Group>& group) {
+  const train::RunConfig& config = recommender.config();
+  data::RowStream stream(rows_to_read(config, options), split_of(options), recommender.scales());
   std::optional<PredictionFile> predictions;
   if (!options.predictions.empty()) predictions.emplace(options.predictions, config.rows.label);
-  ScoredRows scored;
+  train::ScoredRows scored;
   int64_t rows = 0;
   while (options.max_rows == 0 || rows < options.max_rows) {
-    const int64_t at_once = scored_at_once(config);
-    const StreamedRows next =
+    const int64_t at_once = train::scored_at_once(config);
+    const data::StreamedRows next =
         stream.next(options.max_rows == 0 ? at_once : std::min(at_once, options.max_rows - rows),
                     {.rank = group->rank(), .world = group->size()});
     if (next.taken == 0) break;
@@ -110,7 +112,7 @@ Evaluated score_all(const TrainedRecommender& recommender, const RecommenderEval
   return found;
 }
 
-void check_options(const RecommenderEvaluation& options, const Group& group) {
+void check_options(const RecommenderEvaluation& options, const comm::Group& group) {
   if (options.predictions.empty()) return;
   user_check(options.predictions.ends_with(".csv"),
              "--predictions {}: predictions are written as CSV; name a .csv file",
@@ -122,25 +124,25 @@ void check_options(const RecommenderEvaluation& options, const Group& group) {
 
 }  // namespace
 
-void evaluate_recommender(StoredRun stored, const RecommenderEvaluation& options,
+void evaluate_recommender(train::StoredRun stored, const RecommenderEvaluation& options,
                           nlohmann::ordered_json& result,
                           std::vector<std::vector<std::string>>& rows) {
-  const auto group = world_from_environment();
+  const auto group = comm::world_from_environment();
   check_options(options, *group);
-  const TrainedRecommender recommender(std::move(stored));
+  const train::TrainedRecommender recommender(std::move(stored));
   const Evaluated found = score_all(recommender, options, group);
-  const Validation& validation = found.validation;
+  const train::Validation& validation = found.validation;
   const std::vector<std::string>& files =
       options.files.empty() ? recommender.config().rows.files : options.files;
   nlohmann::ordered_json& json = result["validation"];
   json = {{"data", files}, {"loss", validation.loss}, {"samples", validation.tokens}};
   json["left_out"] = {{"bad", found.bad}, {"unlabelled", found.unlabelled}};
-  for (const TaskRanking& task : validation.tasks) {
+  for (const train::TaskRanking& task : validation.tasks) {
     json["tasks"][task.name] = to_json(task);
     rows.push_back(
         {task.name,
          fmt::format("{}, log loss {:.4f}, normalised entropy {:.4f}, calibration {:.3f}{}",
-                     describe_auc(task.metrics), task.metrics.log_loss,
+                     train::describe_auc(task.metrics), task.metrics.log_loss,
                      task.metrics.normalized_entropy, task.metrics.calibration,
                      task.gauc ? fmt::format(", GAUC {:.4f}", *task.gauc) : "")});
   }

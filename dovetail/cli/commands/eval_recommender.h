@@ -19,7 +19,7 @@ struct RecommenderEvaluation {
 /// Scores rows by a stored recommender and measures how well it ranks. Columns, hashing and
 /// statistics are the same as in its training. Adds to `result` and `rows`, the JSON and the table
 /// of `dovetail eval`. All ranks call this together.
-void evaluate_recommender(StoredRun stored, const RecommenderEvaluation& options,
+void evaluate_recommender(train::StoredRun stored, const RecommenderEvaluation& options,
                           nlohmann::ordered_json& result,
                           std::vector<std::vector<std::string>>& rows);
 

@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 /// Adds the tensors of a file to `list`. Returns their total number of elements.
-int64_t add_tensors(const SafetensorsFile& file, Json& list) {
+int64_t add_tensors(const io::SafetensorsFile& file, Json& list) {
   int64_t elements = 0;
   for (const std::string& name : file.names()) {
     const std::vector<int64_t> shape = file.shape(name);
@@ -37,7 +37,7 @@ int64_t add_tensors(const SafetensorsFile& file, Json& list) {
 }
 
 Inspection inspect_safetensors(const fs::path& path) {
-  const SafetensorsFile file(path);
+  const io::SafetensorsFile file(path);
   Json tensors = Json::array();
   const int64_t elements = add_tensors(file, tensors);
   Inspection result{.kind = "safetensors file",
@@ -49,14 +49,14 @@ Inspection inspect_safetensors(const fs::path& path) {
   return result;
 }
 
-Json tokenizer_facts(const Tokenizer& tokenizer) {
+Json tokenizer_facts(const data::Tokenizer& tokenizer) {
   return {{"tokenizer", tokenizer.kind()},
           {"vocab_size", tokenizer.vocab_size()},
           {"end_of_document", tokenizer.end_of_document()}};
 }
 
 Inspection inspect_tokenizer(const fs::path& path) {
-  const auto tokenizer = load_tokenizer(path);
+  const auto tokenizer = data::load_tokenizer(path);
   Inspection result{.kind = "tokenizer", .facts = tokenizer_facts(*tokenizer)};
   result.facts["bytes"] = fs::file_size(path);
   result.facts["sha256"] = sha256_of_file(path);
@@ -64,21 +64,22 @@ Inspection inspect_tokenizer(const fs::path& path) {
 }
 
 /// Returns the checkpoints on which a delta depends, the full one first.
-std::string bases_of(const StoredCheckpoint& checkpoint) {
+std::string bases_of(const io::StoredCheckpoint& checkpoint) {
   std::vector<std::string> names;
-  for (const StoredCheckpoint::Link& link : checkpoint.links())
-    if (link.step != checkpoint.step()) names.push_back(step_name(link.step));
+  for (const io::StoredCheckpoint::Link& link : checkpoint.links())
+    if (link.step != checkpoint.step()) names.push_back(io::step_name(link.step));
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
 Inspection inspect_checkpoint(const fs::path& path) {
-  const CheckpointManifest manifest = read_manifest(path);
-  const StoredCheckpoint checkpoint(path);  // verifies the checkpoint and those on which it depends
+  const io::CheckpointManifest manifest = io::read_manifest(path);
+  const io::StoredCheckpoint checkpoint(
+      path);  // verifies the checkpoint and those on which it depends
   Json tensors = Json::array();
   int64_t elements = 0;
   uint64_t bytes = 0;
-  for (const ManifestFile& file : manifest.files) {
-    elements += add_tensors(SafetensorsFile(path / file.name), tensors);
+  for (const io::ManifestFile& file : manifest.files) {
+    elements += add_tensors(io::SafetensorsFile(path / file.name), tensors);
     bytes += file.bytes;
   }
   Inspection result{.kind = "checkpoint",
@@ -98,12 +99,12 @@ Inspection inspect_checkpoint(const fs::path& path) {
 }
 
 Inspection inspect_data(const fs::path& path) {
-  const TokenStore store(path, TokenStore::Verify::kChecksums);
+  const data::TokenStore store(path, data::TokenStore::Verify::kChecksums);
   Inspection result{.kind = "prepared data",
-                    .facts = {{"train_tokens", store.num_tokens(Split::kTrain)},
-                              {"train_bytes", store.num_bytes(Split::kTrain)},
-                              {"validation_tokens", store.num_tokens(Split::kValidation)},
-                              {"validation_bytes", store.num_bytes(Split::kValidation)}}};
+                    .facts = {{"train_tokens", store.num_tokens(data::Split::kTrain)},
+                              {"train_bytes", store.num_bytes(data::Split::kTrain)},
+                              {"validation_tokens", store.num_tokens(data::Split::kValidation)},
+                              {"validation_bytes", store.num_bytes(data::Split::kValidation)}}};
   result.facts.update(tokenizer_facts(store.tokenizer()));
   result.facts["sha256"] = store.sha256();
   result.facts["checksums"] = "verified";
@@ -129,17 +130,17 @@ Inspection inspect_run(const fs::path& path) {
       result.facts[key] = last.value(key, nlohmann::json());
   }
   Json checkpoints = Json::array();
-  for (const int64_t step : steps_in(path / "checkpoints")) {
-    const fs::path checkpoint = path / "checkpoints" / step_name(step);
+  for (const int64_t step : io::steps_in(path / "checkpoints")) {
+    const fs::path checkpoint = path / "checkpoints" / io::step_name(step);
     std::string state = "verified";
     try {
-      const StoredCheckpoint verified(checkpoint);
+      const io::StoredCheckpoint verified(checkpoint);
       if (verified.links().size() > 1)
         state = fmt::format("verified delta on {}", bases_of(verified));
     } catch (const UserError& error) {
       state = error.what();
     }
-    checkpoints.push_back({{"checkpoint", step_name(step)}, {"step", step}, {"state", state}});
+    checkpoints.push_back({{"checkpoint", io::step_name(step)}, {"step", step}, {"state", state}});
   }
   result.facts["report"] = fs::exists(path / "report.html");
   result.facts["checkpoints"] = checkpoints;
@@ -156,7 +157,7 @@ Inspection inspect_huggingface(const fs::path& path) {
   }
   int64_t elements = 0;
   Json tensors = Json::array();
-  for (const fs::path& file : files) elements += add_tensors(SafetensorsFile(file), tensors);
+  for (const fs::path& file : files) elements += add_tensors(io::SafetensorsFile(file), tensors);
   return {.kind = "Hugging Face model",
           .facts = {{"model_type", config.value("model_type", nlohmann::json(""))},
                     {"files", files.size()},
@@ -168,7 +169,7 @@ Inspection inspect_folder(const fs::path& path) {
   if (fs::exists(path / "manifest.json")) {
     const auto manifest = nlohmann::json::parse(read_file(path / "manifest.json"), nullptr, false);
     const bool checkpoint =
-        step_of_name((fs::absolute(path) / "").parent_path().filename().string()).has_value() ||
+        io::step_of_name((fs::absolute(path) / "").parent_path().filename().string()).has_value() ||
         (manifest.is_object() &&
          manifest.value("format", nlohmann::json()) == "dovetail.checkpoint");
     return checkpoint ? inspect_checkpoint(path) : inspect_data(path);

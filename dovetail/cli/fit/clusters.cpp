@@ -19,13 +19,13 @@ namespace {
 
 bool has_names(const std::vector<std::string>& columns) {
   for (size_t i = 0; i < columns.size(); ++i)
-    if (columns[i] != numbered_column(i)) return true;
+    if (columns[i] != data::numbered_column(i)) return true;
   return false;
 }
 
 /// Returns the positions of the data's columns in a file of centres. They match by name, or by
 /// order if either has no names.
-at::Tensor places_in(const Matrix& start, const std::vector<std::string>& columns,
+at::Tensor places_in(const data::Matrix& start, const std::vector<std::string>& columns,
                      const std::string& init) {
   std::vector<int64_t> places;
   std::vector<std::string> missing;
@@ -48,7 +48,7 @@ at::Tensor places_in(const Matrix& start, const std::vector<std::string>& column
 
 }  // namespace
 
-at::Tensor centres_by(const std::string& init, const Matrix& matrix, fit::KMeansData& data,
+at::Tensor centres_by(const std::string& init, const data::Matrix& matrix, fit::KMeansData& data,
                       int64_t num_centres, int64_t seed) {
   if (fit::is_kmeans_init(init))
     return fit::initial_centres(data, num_centres, fit::parse_kmeans_init(init),
@@ -56,7 +56,7 @@ at::Tensor centres_by(const std::string& init, const Matrix& matrix, fit::KMeans
   if (!std::filesystem::exists(init))
     throw UserError(fmt::format(
         "--init: {} is neither a file nor k-means++, k-means-parallel, random or first", init));
-  const Matrix start = read_matrix(init);
+  const data::Matrix start = data::read_matrix(init);
   user_check(start.x.size(0) == num_centres && start.x.size(1) == data.columns(),
              "--init: {} has {} rows of {} columns, not {} (--k) of {} (the data)", init,
              start.x.size(0), start.x.size(1), num_centres, data.columns());

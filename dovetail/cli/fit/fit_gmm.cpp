@@ -36,7 +36,7 @@ fit::MixtureResult iterate(const FitOptions& options, const FitContext& context,
                            fit::MixtureData& data) {
   const std::vector<at::Tensor>& stopped = context.state.stopped();
   const fit::Mixture start = stopped.empty() ? start_of(options, context, data) : fit::Mixture();
-  TerminalLine terminal;
+  train::TerminalLine terminal;
   return fit::fit_mixture(
       data, start,
       {.iterations = options.iterations,
@@ -53,10 +53,10 @@ fit::MixtureResult iterate(const FitOptions& options, const FitContext& context,
 }
 
 /// Writes the model, with the verdict and the figures of `outcome`.
-void write(const RunFolder& run, const FitOptions& options, const FitContext& context,
+void write(const train::RunFolder& run, const FitOptions& options, const FitContext& context,
            const fit::MixtureResult& result, const at::Tensor& counts, const FitOutcome& outcome) {
   const fit::Mixture& mixture = result.mixture;
-  const Matrix& matrix = context.matrix;
+  const data::Matrix& matrix = context.matrix;
   const std::filesystem::path& folder = run.path();
   const at::Tensor means = matrix.original(mixture.means);
   write_table(folder / "means.csv", matrix.columns, means);
@@ -88,7 +88,7 @@ void write(const RunFolder& run, const FitOptions& options, const FitContext& co
 }  // namespace
 
 void fit_gmm(const FitOptions& options, const FitContext& context, FitOutcome& outcome) {
-  const Matrix& matrix = context.matrix;
+  const data::Matrix& matrix = context.matrix;
   fit::MixtureData data(matrix.x, context.workers);
   const fit::MixtureResult result = iterate(options, context, data);
   const fit::Mixture& mixture = result.mixture;
@@ -115,7 +115,7 @@ void fit_gmm(const FitOptions& options, const FitContext& context, FitOutcome& o
                      {"AIC", fmt::format("{:.6g}", result.aic)},
                      {"parameters", format_grouped(mixture.num_parameters())},
                      {"rows", format_grouped(data.rows())}};
-  outcome.write = [=, &context, &outcome](const RunFolder& run) {
+  outcome.write = [=, &context, &outcome](const train::RunFolder& run) {
     write(run, options, context, result, counts, outcome);
   };
 }

@@ -24,7 +24,7 @@ struct FitOptions {
 
 /// Input of a fit: rows, workers, saved state, and the folder for results.
 struct FitContext {
-  const Matrix& matrix;
+  const data::Matrix& matrix;
   std::shared_ptr<jobs::Workers> workers;
   JobState& state;
   bool shows;  ///< true on node 0, which shows the progress
@@ -38,11 +38,11 @@ struct FitOutcome {
   nlohmann::ordered_json& result;  ///< result of --json, to which the fit adds
   std::string verdict;
   std::vector<std::pair<std::string, std::string>> figures;
-  std::function<void(const RunFolder&)> write;
+  std::function<void(const train::RunFolder&)> write;
 };
 
 /// Writes iterations.jsonl: `lines` of a job, with their values under `names`. Steps count from 1.
-void write_iterations(const RunFolder& folder, const std::vector<std::vector<double>>& lines,
+void write_iterations(const train::RunFolder& folder, const std::vector<std::vector<double>>& lines,
                       const std::vector<const char*>& names);
 
 void fit_gmm(const FitOptions& options, const FitContext& context, FitOutcome& outcome);

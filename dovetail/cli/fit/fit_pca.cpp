@@ -25,9 +25,9 @@ at::Tensor scores(const at::Tensor& x, const at::Tensor& mean, const at::Tensor&
 }  // namespace
 
 void fit_pca(const FitOptions& options, const FitContext& context, FitOutcome& outcome) {
-  const Matrix& matrix = context.matrix;
+  const data::Matrix& matrix = context.matrix;
   const fit::TableData data("pca", matrix.x, context.workers);
-  TerminalLine terminal;
+  train::TerminalLine terminal;
   const fit::PrincipalResult result = fit::fit_principal(
       data,
       {.components = options.components,
@@ -66,7 +66,7 @@ void fit_pca(const FitOptions& options, const FitContext& context, FitOutcome& o
         fmt::format("{:.2f} % of the variance, {:.2f} % up to here", 100 * share, 100 * sum));
   }
   const at::Tensor &mean = data.mean(), &x = data.x();
-  outcome.write = [=, &matrix, &context](const RunFolder& run) {
+  outcome.write = [=, &matrix, &context](const train::RunFolder& run) {
     const std::filesystem::path& folder = run.path();
     write_table(folder / "components.csv", matrix.columns, result.directions.t().contiguous());
     write_table(folder / "mean.csv", matrix.columns,

@@ -19,7 +19,7 @@ using Json = nlohmann::ordered_json;
 
 /// Returns the intercepts for x in the coordinates of the file.
 at::Tensor moved_back(const at::Tensor& intercepts, const at::Tensor& coefficients,
-                      const Matrix& matrix) {
+                      const data::Matrix& matrix) {
   return intercepts - (coefficients * matrix.origin).sum(-1);
 }
 
@@ -28,7 +28,7 @@ std::string number(double value) { return fmt::format("{:.6g}", value); }
 }  // namespace
 
 void fit_linear_model(const FitOptions& options, const FitContext& context, FitOutcome& outcome) {
-  const Matrix& matrix = context.matrix;
+  const data::Matrix& matrix = context.matrix;
   fit::RegressionData data(matrix.x, matrix.target, context.workers);
   const fit::LinearResult result = fit::fit_linear(data, options.l2);
   std::vector<std::string> dependent;
@@ -55,14 +55,14 @@ void fit_linear_model(const FitOptions& options, const FitContext& context, FitO
   std::vector<std::string> columns = {"intercept"};
   columns.insert(columns.end(), matrix.columns.begin(), matrix.columns.end());
   const at::Tensor row = at::cat({intercept.unsqueeze(0), result.coefficients}).unsqueeze(0);
-  outcome.write = [=](const RunFolder& run) {
+  outcome.write = [=](const train::RunFolder& run) {
     write_table(run.path() / "coefficients.csv", columns, row);
   };
 }
 
 void fit_logistic_model(const FitOptions& options, const FitContext& context, FitOutcome& outcome) {
   constexpr int64_t kMostClasses = 1000;
-  const Matrix& matrix = context.matrix;
+  const data::Matrix& matrix = context.matrix;
   const auto num_classes = std::ssize(matrix.classes);
   user_check(num_classes >= 2, "--target: {} is {} in every row", options.target,
              printable(matrix.classes[0]));
@@ -70,7 +70,7 @@ void fit_logistic_model(const FitOptions& options, const FitContext& context, Fi
              "--target: {} has {} different values, more than {} classes", options.target,
              num_classes, kMostClasses);
   fit::RegressionData data(matrix.x, matrix.target, context.workers);
-  TerminalLine terminal;
+  train::TerminalLine terminal;
   const fit::LogisticResult result = fit::fit_logistic(
       data, num_classes,
       {.l2 = options.l2,
@@ -110,7 +110,7 @@ void fit_logistic_model(const FitOptions& options, const FitContext& context, Fi
                                        matrix.classes.end());
   const at::Tensor intercepts = moved_back(result.intercepts, result.coefficients, matrix);
   const at::Tensor rows = at::cat({intercepts.unsqueeze(1), result.coefficients}, 1);
-  outcome.write = [=, &context](const RunFolder& run) {
+  outcome.write = [=, &context](const train::RunFolder& run) {
     write_table(run.path() / "coefficients.csv", columns, rows, names);
     write_iterations(run, context.state.lines(), {"loss", "gradient", "seconds"});
   };

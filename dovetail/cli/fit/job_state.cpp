@@ -23,7 +23,7 @@ const std::string kLayout = "1: ";
 std::string left_by(const std::filesystem::path& path, const std::string& words, bool fresh) {
   if (fresh || !std::filesystem::exists(path)) return "";
   std::string bytes = read_file(path);
-  const auto metadata = SafetensorsFile(bytes, path.string()).metadata();
+  const auto metadata = io::SafetensorsFile(bytes, path.string()).metadata();
   if (const auto found = metadata.find(kWords); found != metadata.end() && found->second == words)
     return bytes;
   throw UserError(fmt::format("{} holds a job that was stopped, of other options or another table",
@@ -33,17 +33,18 @@ std::string left_by(const std::filesystem::path& path, const std::string& words,
 
 }  // namespace
 
-JobState::JobState(Group& group, const std::filesystem::path& folder, const std::string& words,
-                   bool fresh)
+JobState::JobState(comm::Group& group, const std::filesystem::path& folder,
+                   const std::string& words, bool fresh)
     : path_(folder / "state.safetensors"), words_(kLayout + words), saves_(group.rank() == 0) {
-  const bool starts_over = fresh && !restarted_by_torchrun();
+  const bool starts_over = fresh && !comm::restarted_by_torchrun();
   const std::string bytes =
-      all_gather_bytes(group, saves_ ? left_by(path_, words_, starts_over) : std::string()).at(0);
+      comm::all_gather_bytes(group, saves_ ? left_by(path_, words_, starts_over) : std::string())
+          .at(0);
   if (bytes.empty()) {
     done();
     return;
   }
-  const SafetensorsFile file(bytes, path_.string());
+  const io::SafetensorsFile file(bytes, path_.string());
   for (size_t i = 0; file.contains(fmt::format("state.{}", i)); ++i)
     stopped_.push_back(file.read(fmt::format("state.{}", i)));
   const at::Tensor lines = file.read("lines");
@@ -68,7 +69,7 @@ void JobState::add(std::vector<double> line, const std::vector<at::Tensor>& stat
     numbers.insert(numbers.end(), one.begin(), one.end());
   tensors.emplace("lines", at::tensor(numbers, at::kDouble).view({std::ssize(lines_), -1}));
   try {
-    write_safetensors(path_, tensors, {{kWords, words_}});
+    io::write_safetensors(path_, tensors, {{kWords, words_}});
   } catch (const UserError& error) {
     log_warning("{}: where the job stands is not saved: {}", path_.string(), error.what());
   }

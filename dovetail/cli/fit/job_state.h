@@ -22,7 +22,8 @@ class JobState {
   /// `words`: text of all options and inputs on which the result depends. With `fresh` the job
   /// starts over, unless torchrun restarted it. Throws UserError if the folder holds the state of a
   /// job with other words.
-  JobState(Group& group, const std::filesystem::path& folder, const std::string& words, bool fresh);
+  JobState(comm::Group& group, const std::filesystem::path& folder, const std::string& words,
+           bool fresh);
 
   /// Returns the last saved state of the stopped job; empty if there is none.
   const std::vector<at::Tensor>& stopped() const { return stopped_; }

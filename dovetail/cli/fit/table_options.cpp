@@ -19,8 +19,9 @@
 namespace dovetail::cli {
 namespace {
 
-const std::map<std::string, BadValues> kBadValues = {
-    {"zero", BadValues::kZero}, {"skip", BadValues::kSkip}, {"error", BadValues::kError}};
+const std::map<std::string, data::BadValues> kBadValues = {{"zero", data::BadValues::kZero},
+                                                           {"skip", data::BadValues::kSkip},
+                                                           {"error", data::BadValues::kError}};
 
 /// Splits "a,b" into names. A name with a comma is in quotes: a,"b,c".
 std::vector<std::string> parse_names(const char* option, const std::string& text) {
@@ -127,17 +128,17 @@ void TableOptions::check() const {
              executors_);
 }
 
-std::shared_ptr<Group> TableOptions::join() const {
+std::shared_ptr<comm::Group> TableOptions::join() const {
   constexpr double kTimeout = 300;
-  auto group = world_from_environment({.timeout_s = timeout_s_ > 0 ? timeout_s_ : kTimeout});
+  auto group = comm::world_from_environment({.timeout_s = timeout_s_ > 0 ? timeout_s_ : kTimeout});
   user_check(timeout_s_ <= 0 || group->size() > 1,
              "--timeout is about several nodes, but there is one; start more with `dovetail "
              "launch`, or leave it out");
   return group;
 }
 
-Matrix TableOptions::read(const Group& group, MatrixOptions options) const {
-  const int here = neighbours_of(group).size;
+data::Matrix TableOptions::read(const comm::Group& group, data::MatrixOptions options) const {
+  const int here = comm::neighbours_of(group).size;
   if (threads_ > 0) {
     at::set_num_threads(static_cast<int>(threads_));
   } else if (here > 1) {
@@ -149,7 +150,7 @@ Matrix TableOptions::read(const Group& group, MatrixOptions options) const {
   options.delimiter = delimiter_ == "\\t" ? "tab" : delimiter_ == " " ? "blank" : delimiter_;
   options.decimal = decimal_[0];
   options.header = header_;
-  Matrix matrix = read_matrix(data_, options);
+  data::Matrix matrix = data::read_matrix(data_, options);
   if (group.rank() == 0) {
     for (const std::string& note : matrix.notes) log_info("{}: {}", data_, note);
     for (const std::string& warning : matrix.warnings) log_warning("{}: {}", data_, warning);
@@ -168,7 +169,7 @@ Matrix TableOptions::read(const Group& group, MatrixOptions options) const {
 }
 
 std::shared_ptr<jobs::Workers> TableOptions::make_workers(
-    const std::shared_ptr<Group>& group) const {
+    const std::shared_ptr<comm::Group>& group) const {
   std::shared_ptr<jobs::Runtime> executors;
   if (!executors_.empty()) {
     jobs::SchedulerOptions scheduling{.verify_every = verify_};
@@ -177,14 +178,14 @@ std::shared_ptr<jobs::Workers> TableOptions::make_workers(
     int64_t threads = 0;
     for (const jobs::ExecutorSpec& executor : list) {
       threads += executor.threads;
-      if (executor.device.is_cuda() && neighbours_of(*group).size > 1)
+      if (executor.device.is_cuda() && comm::neighbours_of(*group).size > 1)
         throw UserError(fmt::format("executors: all processes of this machine would share {}",
                                     executor.device.str()),
                         "start one process for each machine and list its GPUs");
     }
     executors = std::make_shared<jobs::Runtime>(
         list, jobs::RuntimeOptions{.scheduling = scheduling,
-                                   .first_processor = neighbours_of(*group).rank * threads,
+                                   .first_processor = comm::neighbours_of(*group).rank * threads,
                                    .speeds = cache_folder("speeds")});
   }
   if (group->size() == 1) return executors;
@@ -197,7 +198,7 @@ void TableOptions::finish(jobs::Workers* workers, nlohmann::ordered_json& result
   const auto executors = runtime != nullptr ? executors_json(*runtime) : nlohmann::ordered_json();
   if (nodes != nullptr) {
     auto& list = result["nodes"] = nlohmann::ordered_json::array();
-    const auto all = all_gather_bytes(nodes->group(), executors.dump());
+    const auto all = comm::all_gather_bytes(nodes->group(), executors.dump());
     for (size_t r = 0; r < all.size(); ++r) {
       const jobs::Nodes::Report& report = nodes->report()[r];
       list.push_back(
@@ -207,7 +208,7 @@ void TableOptions::finish(jobs::Workers* workers, nlohmann::ordered_json& result
   } else if (runtime != nullptr) {
     result["executors"] = executors;
   }
-  const bool first_here = nodes == nullptr || neighbours_of(nodes->group()).rank == 0;
+  const bool first_here = nodes == nullptr || comm::neighbours_of(nodes->group()).rank == 0;
   if (runtime != nullptr && first_here) runtime->save_speeds();
 }
 
@@ -245,7 +246,7 @@ std::string TableOptions::data_words() const {
 }
 
 std::string TableOptions::table_words() const {
-  return data_words() + file_words(matrix_file(data_).string());
+  return data_words() + file_words(data::matrix_file(data_).string());
 }
 
 std::string TableOptions::worker_words() const {

@@ -25,13 +25,13 @@ class TableOptions {
 
   /// Returns the nodes of the job, as torchrun started them. All nodes read the table; node 0
   /// writes results.
-  std::shared_ptr<Group> join() const;
+  std::shared_ptr<comm::Group> join() const;
   /// Sets the number of threads and reads the table, with these options and the command's
   /// `options`. Logs notes, warnings and bad values.
-  Matrix read(const Group& group, MatrixOptions options = {}) const;
+  data::Matrix read(const comm::Group& group, data::MatrixOptions options = {}) const;
   /// Returns the workers that share the rows. Null on a single node without executors: threads of
   /// this process then share the rows equally.
-  std::shared_ptr<jobs::Workers> make_workers(const std::shared_ptr<Group>& group) const;
+  std::shared_ptr<jobs::Workers> make_workers(const std::shared_ptr<comm::Group>& group) const;
   /// Adds the row counts of nodes and executors to a result, and saves the executors' speeds. All
   /// nodes call this. Does nothing without workers.
   static void finish(jobs::Workers* workers, nlohmann::ordered_json& result);

@@ -46,15 +46,15 @@ int64_t floor_for(const plan::Graph& graph, const plan::SolveOptions& options,
 /// Bytes that a run's step needs, for any number of samples at once.
 class Needs {
  public:
-  Needs(const RunConfig& config, std::shared_ptr<Group> group)
-      : group_(std::move(group)), run_(resolve_trial(config, *group_)), key_(run_) {
+  Needs(const train::RunConfig& config, std::shared_ptr<comm::Group> group)
+      : group_(std::move(group)), run_(train::resolve_trial(config, *group_)), key_(run_) {
     budget_ = config.memory.budget;
-    options_ = PlannedStep::solve_options(planned_step_options(config.memory));
+    options_ = train::PlannedStep::solve_options(train::planned_step_options(config.memory));
     why_estimated_ = why_it_is_not_recorded();
     if (why_estimated_.empty()) record();
   }
 
-  const ResolvedRun& run() const { return run_; }
+  const train::ResolvedRun& run() const { return run_; }
   const SampleKey& key() const { return key_; }
   int64_t available_bytes() const { return static_cast<int64_t>(run_.available_bytes); }
   /// Returns the reason for an estimate; empty if the step was recorded.
@@ -62,7 +62,7 @@ class Needs {
 
   Need of(int64_t samples) const {
     if (!a_) {
-      const MemoryEstimate estimate = estimate_of(samples);
+      const models::MemoryEstimate estimate = estimate_of(samples);
       return {.kept_bytes = estimate.total() - estimate.checkpoint,
               .beside_bytes = estimate.checkpoint};
     }
@@ -75,12 +75,12 @@ class Needs {
   }
 
  private:
-  MemoryEstimate estimate_of(int64_t samples) const {
-    ResolvedRun run = run_;
+  models::MemoryEstimate estimate_of(int64_t samples) const {
+    train::ResolvedRun run = run_;
     run.micro_batch = samples;
     if (!key_.accumulates()) run.most_samples = samples;
     run.config.train.batch = run.most_samples;
-    resolve_precision_and_size(run, *group_, run_.precision.name);
+    train::resolve_precision_and_size(run, *group_, run_.precision.name);
     return run.memory;
   }
 
@@ -90,10 +90,10 @@ class Needs {
           "a step of recommender.model = \"{}\" is recorded on its own rows, in training alone",
           run_.config.recommender.model);
     try {
-      RunConfig planned = run_.config;
+      train::RunConfig planned = run_.config;
       planned.memory.budget = "1x";
-      check_memory(planned);
-      resolve_trial(planned, *group_);
+      train::check_memory(planned);
+      train::resolve_trial(planned, *group_);
     } catch (const UserError& error) {
       return error.what();
     }
@@ -112,8 +112,8 @@ class Needs {
     b_ = plan::Sampled{samples, record_with(run_, group_, key_, samples)};
   }
 
-  std::shared_ptr<Group> group_;
-  ResolvedRun run_;
+  std::shared_ptr<comm::Group> group_;
+  train::ResolvedRun run_;
   SampleKey key_;
   std::string budget_;
   plan::SolveOptions options_;
@@ -143,14 +143,14 @@ std::string in_words(const Need& need, const Needs& needs, int64_t largest) {
 
 }  // namespace
 
-SampleKey::SampleKey(const ResolvedRun& run)
+SampleKey::SampleKey(const train::ResolvedRun& run)
     : accumulates_(run.micro_batch < run.most_samples), asked_(run.micro_batch) {}
 
-plan::Graph record_with(const ResolvedRun& run, const std::shared_ptr<Group>& group,
+plan::Graph record_with(const train::ResolvedRun& run, const std::shared_ptr<comm::Group>& group,
                         const SampleKey& key, int64_t samples) {
   // Two micro-batches represent any number of them: all others allocate and free like the second.
-  TrialStep trial(run, group, key.accumulates() ? 2 * samples : samples, samples);
-  PlannedStep::Options options = planned_step_options(run.config.memory);
+  train::TrialStep trial(run, group, key.accumulates() ? 2 * samples : samples, samples);
+  train::PlannedStep::Options options = train::planned_step_options(run.config.memory);
   options.budget = "1x";
   trial.plan_memory(options);
   for (int i = 0; i < kRecordedSteps; ++i) trial.run();
@@ -167,9 +167,10 @@ int64_t largest_that(const std::function<bool(int64_t)>& fits) {
   return good;
 }
 
-std::string help_below_floor(const ResolvedRun& run, const std::shared_ptr<Group>& group,
-                             const plan::Graph& graph, const std::string& budget,
-                             const plan::SolveOptions& options, const std::string& config) {
+std::string help_below_floor(const train::ResolvedRun& run,
+                             const std::shared_ptr<comm::Group>& group, const plan::Graph& graph,
+                             const std::string& budget, const plan::SolveOptions& options,
+                             const std::string& config) {
   const SampleKey key(run);
   const std::string search =
       fmt::format("`dovetail plan {} --fits` searches for the largest that fits", config);
@@ -188,8 +189,8 @@ std::string help_below_floor(const ResolvedRun& run, const std::shared_ptr<Group
 }
 
 bool say_whether_it_fits(const PlanRequest& request) {
-  const RunConfig config = config_of(request);
-  const auto group = world_from_environment({.timeout_s = config.comm.timeout_s});
+  const train::RunConfig config = config_of(request);
+  const auto group = comm::world_from_environment({.timeout_s = config.comm.timeout_s});
   const Needs needs(config, group);
   const int64_t available = needs.available_bytes();
   const Need need = needs.of(needs.key().asked());

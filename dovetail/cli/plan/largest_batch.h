@@ -16,7 +16,7 @@ namespace dovetail::cli {
 /// step has several micro-batches, else train.batch.
 class SampleKey {
  public:
-  explicit SampleKey(const ResolvedRun& run);
+  explicit SampleKey(const train::ResolvedRun& run);
   const char* name() const { return accumulates_ ? "train.micro_batch" : "train.batch"; }
   int64_t asked() const { return asked_; }
   bool accumulates() const { return accumulates_; }
@@ -27,7 +27,7 @@ class SampleKey {
 };
 
 /// Records a step of a run with `samples` samples at once, on random tokens. No operation is timed.
-plan::Graph record_with(const ResolvedRun& run, const std::shared_ptr<Group>& group,
+plan::Graph record_with(const train::ResolvedRun& run, const std::shared_ptr<comm::Group>& group,
                         const SampleKey& key, int64_t samples);
 
 /// Returns the largest number of samples for which `fits` is true, or 0. If `fits` is true for a
@@ -37,8 +37,9 @@ int64_t largest_that(const std::function<bool(int64_t)>& fits);
 /// Returns advice for a budget below the floor of `graph`, the step with the requested samples. It
 /// gives the largest number of samples for which the budget is enough. This takes one more
 /// recording.
-std::string help_below_floor(const ResolvedRun& run, const std::shared_ptr<Group>& group,
-                             const plan::Graph& graph, const std::string& budget,
-                             const plan::SolveOptions& options, const std::string& config);
+std::string help_below_floor(const train::ResolvedRun& run,
+                             const std::shared_ptr<comm::Group>& group, const plan::Graph& graph,
+                             const std::string& budget, const plan::SolveOptions& options,
+                             const std::string& config);
 
 }  // namespace dovetail::cli

@@ -27,8 +27,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr int kEagerSteps = 3, kUnplannedSteps = 3, kPlannedSteps = 5;
 
-RunConfig load(const PlanRequest& request) {
-  RunConfig config = config_of(request);
+train::RunConfig load(const PlanRequest& request) {
+  train::RunConfig config = config_of(request);
   if (request.time_limit_s > 0) config.memory.solve_s = request.time_limit_s;
   if (config.recommends())
     throw UserError(fmt::format("dovetail plan takes steps of a GPT on random tokens, but {} "
@@ -54,10 +54,11 @@ class ConfigPlan {
   explicit ConfigPlan(const PlanRequest& request)
       : request_(request),
         config_(load(request)),
-        group_(world_from_environment({.timeout_s = config_.comm.timeout_s})),
-        run_(resolve_trial(config_, *group_)),
-        options_(planned_step_options(config_.memory)) {
-    options_.curve_budgets = request.curve || !request.out.empty() ? PlannedStep::kCurveBudgets : 0;
+        group_(comm::world_from_environment({.timeout_s = config_.comm.timeout_s})),
+        run_(train::resolve_trial(config_, *group_)),
+        options_(train::planned_step_options(config_.memory)) {
+    options_.curve_budgets =
+        request.curve || !request.out.empty() ? train::PlannedStep::kCurveBudgets : 0;
     user_check(group_->size() == 1, "dovetail plan looks at one rank, but this job has {}",
                group_->size());
     keep_freed_memory();  // like `dovetail train`
@@ -99,7 +100,7 @@ class ConfigPlan {
 
   Json json() const {
     const plan::Graph& graph = plan().graph();
-    Json record = memory_record(plan().view());
+    Json record = train::memory_record(plan().view());
     record["step"]["eager_s"] = measured_.eager_s;
     record["process"]["eager_bytes"] = measured_.eager_process_bytes;
     for (const char* drawn : {"memory", "streams"}) record.erase(drawn);
@@ -115,7 +116,7 @@ class ConfigPlan {
   }
 
   std::string text() const {
-    const MemoryPlanReport& made = *plan().report();
+    const train::MemoryPlanReport& made = *plan().report();
     const plan::Graph& graph = plan().graph();
     const plan::PlanOutcome outcome =
         plan::outcome_of(graph, plan().view().plan, plan().view().timeline);
@@ -134,12 +135,12 @@ class ConfigPlan {
   }
 
  private:
-  const PlannedStep& plan() const { return *trial_->memory_plan(); }
+  const train::PlannedStep& plan() const { return *trial_->memory_plan(); }
 
   void check_floor() const {
     plan::Graph graph = plan().graph();
     graph.budget_bytes = plan::parse_budget(config_.memory.budget, plan::keep_all_bytes(graph));
-    const plan::SolveOptions how = PlannedStep::solve_options(options_);
+    const plan::SolveOptions how = train::PlannedStep::solve_options(options_);
     const plan::Floor floor = plan::floor_of(graph, how);
     if (graph.budget_bytes < floor.bytes)
       throw plan::below_floor(
@@ -149,14 +150,14 @@ class ConfigPlan {
   }
 
   std::string times_and_peaks(const plan::PlanOutcome& outcome) const {
-    const PlannedStepView view = plan().view();
-    const double measured_s = median_run(view.runs)->seconds;
+    const train::PlannedStepView view = plan().view();
+    const double measured_s = train::median_run(view.runs)->seconds;
     const auto of_eager = [&](double seconds) {
       return fmt::format("{} ({:.3f}x)", plan::format_seconds(seconds),
                          seconds / measured_.eager_s);
     };
-    const auto held =
-        plan::peak_of(plan::memory_use(view.graph, view.plan, median_run(view.runs)->actions));
+    const auto held = plan::peak_of(
+        plan::memory_use(view.graph, view.plan, train::median_run(view.runs)->actions));
     const auto bytes = [](auto count) { return mib(static_cast<int64_t>(count)) + " MiB"; };
     return format_table({{"", "eager", "predicted", "measured"},
                          {"process", bytes(measured_.eager_process_bytes),
@@ -170,20 +171,20 @@ class ConfigPlan {
   }
 
   const PlanRequest& request_;
-  const RunConfig config_;
-  const std::shared_ptr<Group> group_;
-  const ResolvedRun run_;
-  PlannedStep::Options options_;
-  std::optional<TrialStep> trial_;
+  const train::RunConfig config_;
+  const std::shared_ptr<comm::Group> group_;
+  const train::ResolvedRun run_;
+  train::PlannedStep::Options options_;
+  std::optional<train::TrialStep> trial_;
   Measured measured_;
 };
 
 }  // namespace
 
-RunConfig config_of(const PlanRequest& request) {
+train::RunConfig config_of(const PlanRequest& request) {
   std::vector<std::string> overrides = request.overrides;
   if (!request.budget.empty()) overrides.push_back("memory.budget=" + request.budget);
-  return load_run_config(request.config, overrides);
+  return train::load_run_config(request.config, overrides);
 }
 
 void plan_config(const PlanRequest& request) {

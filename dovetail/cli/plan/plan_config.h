@@ -18,7 +18,7 @@ struct PlanRequest {
 };
 
 /// Loads the config of the request, with its overrides. Throws UserError like `load_run_config`.
-RunConfig config_of(const PlanRequest& request);
+train::RunConfig config_of(const PlanRequest& request);
 
 /// Makes a memory plan for a config and measures it. It runs training steps on random tokens,
 /// without the config's data and run folder. Some steps run as they are, two are recorded, and some

@@ -49,7 +49,7 @@ std::vector<std::string> to_row(const moe::LayerTime& time) {
 Rows table(const std::vector<moe::LayerTime>& times) {
   Rows rows = {{"all-to-all", "overlap", "r", "shadowed", "forward (ms)", "backward (ms)",
                 "both (ms)", "of which computing (ms)"}};
-  std::map<AllToAllAlgorithm, bool> seen;
+  std::map<comm::AllToAllAlgorithm, bool> seen;
   for (size_t i = 0; i < times.size(); ++i) {
     const auto& plan = times[i].plan;
     const bool moves_rows = plan.shards > 0;
@@ -91,7 +91,7 @@ void SimulateMoe::declare(Arguments& arguments) {
 }
 
 void SimulateMoe::run(const std::string& plot, bool json) const {
-  const CostModel model = read_cost_model(cost_);
+  const comm::CostModel model = comm::read_cost_model(cost_);
   const auto load = load_for(static_cast<int>(ranks_));
   const auto times = moe::simulate_all(model, load, static_cast<int>(most_shadowed_));
   if (!plot.empty()) write_file_atomically(plot, report::line_chart_svg(draw(model)));
@@ -111,23 +111,24 @@ void SimulateMoe::run(const std::string& plot, bool json) const {
 }
 
 moe::LayerLoad SimulateMoe::load_for(int ranks) const {
-  const Payload there = parse_payload(payload_);
-  const Payload back = there == Payload::kFloat32 ? Payload::kFloat32 : Payload::kBFloat16;
+  const comm::Payload there = comm::parse_payload(payload_);
+  const comm::Payload back =
+      there == comm::Payload::kFloat32 ? comm::Payload::kFloat32 : comm::Payload::kBFloat16;
   return {.ranks = ranks,
           .experts = static_cast<int>(experts_ > 0 ? experts_ : ranks_),
           .tokens = tokens_,
           .width = width_,
           .hidden = hidden_,
           .top_k = static_cast<int>(top_k_),
-          .row_bytes = static_cast<double>(row_bytes(there, width_, at::kFloat)),
-          .other_row_bytes = static_cast<double>(row_bytes(back, width_, at::kFloat)),
-          .parameter_bytes = there == Payload::kFloat32 ? 4.0 : 2.0,
+          .row_bytes = static_cast<double>(comm::row_bytes(there, width_, at::kFloat)),
+          .other_row_bytes = static_cast<double>(comm::row_bytes(back, width_, at::kFloat)),
+          .parameter_bytes = there == comm::Payload::kFloat32 ? 4.0 : 2.0,
           .skew = skew_};
 }
 
 /// Draws the fastest time by number of ranks. The numbers double up to the requested one; numbers
 /// that experts or nodes do not allow are left out.
-report::LineChart SimulateMoe::draw(const CostModel& model) const {
+report::LineChart SimulateMoe::draw(const comm::CostModel& model) const {
   report::LineChart chart{
       .title = "A layer of experts, forward and backward (simulated)",
       .subtitle = "costs: " + model.source,

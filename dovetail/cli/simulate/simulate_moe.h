@@ -19,7 +19,7 @@ class SimulateMoe {
 
  private:
   moe::LayerLoad load_for(int ranks) const;
-  report::LineChart draw(const CostModel& model) const;
+  report::LineChart draw(const comm::CostModel& model) const;
 
   std::string cost_, payload_ = "bf16";
   int64_t ranks_ = 0, experts_ = 0, tokens_ = 4096, width_ = 1024, hidden_ = 4096, top_k_ = 2,

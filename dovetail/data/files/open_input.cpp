@@ -18,7 +18,7 @@
 #include "dovetail/data/files/parquet.h"
 #include "dovetail/data/files/utf8.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -419,4 +419,4 @@ MappedInput::MappedInput(const fs::path& path, InputHead head) : head_(std::move
   bytes_ = view(file_);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -9,7 +9,7 @@
 #include "dovetail/base/file.h"
 #include "dovetail/data/parquet/parquet_module.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 enum class Packing { kNone, kGzip, kZstd, kBzip2 };
 enum class Encoding { kUtf8, kUtf16Little, kUtf16Big };
@@ -77,4 +77,4 @@ class MappedInput {
   std::string_view bytes_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::data

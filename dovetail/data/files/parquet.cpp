@@ -2,7 +2,7 @@
 
 #include "dovetail/base/module.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 void* entry(const char* name) {
@@ -44,4 +44,4 @@ uint32_t crc32_of(std::string_view bytes) {
   return crc32(bytes.data(), bytes.size());
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

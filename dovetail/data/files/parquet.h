@@ -8,7 +8,7 @@
 
 #include "dovetail/data/parquet/parquet_module.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Opens the text column of a Parquet file. The first call loads the module that links Arrow.
 /// Throws UserError that names pyarrow if the module or Arrow is missing. Throws UserError if the
@@ -28,4 +28,4 @@ std::unique_ptr<ByteStream> open_unpacked(const std::filesystem::path& path,
 /// Returns the CRC-32 checksum that gzip and zip use.
 uint32_t crc32_of(std::string_view bytes);
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -9,7 +9,7 @@
 #include <thread>
 #include <utility>
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Computes the items of a sequence ahead of time. Its thread starts with the first call of `take`.
 template <class Item>
@@ -85,4 +85,4 @@ class Prefetcher {
   std::thread thread_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <array>
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 // Unicode's White_Space property. Unlike category Z, it includes controls and excludes the
@@ -83,4 +83,4 @@ CharacterClass class_of(int32_t code) {
   return code >= 0 && code < 128 ? ascii[static_cast<size_t>(code)] : classify(code);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Character at a position in a text. A byte that begins no valid UTF-8 sequence is a character of
 /// its own (kInvalid). A scan therefore never loses or joins bytes.
@@ -33,4 +33,4 @@ void append_utf8(std::string& text, int32_t code);
 enum class CharacterClass : uint8_t { kLetter, kNumber, kSpace, kOther };
 CharacterClass class_of(int32_t code);
 
-}  // namespace dovetail
+}  // namespace dovetail::data

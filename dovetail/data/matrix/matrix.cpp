@@ -18,7 +18,7 @@
 #include "dovetail/data/rows/cell_values.h"
 #include "dovetail/data/rows/row_decoder.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 constexpr size_t kBadKept = 5;
@@ -291,4 +291,4 @@ Matrix read_matrix(const std::filesystem::path& path, const MatrixOptions& optio
   return join(std::move(found), options, file);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

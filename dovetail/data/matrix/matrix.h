@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Treatment of a value that is not a finite float32: missing, text, NaN, infinite or too large.
 /// Also the treatment of a row with the wrong number of fields.
@@ -90,4 +90,4 @@ std::string numbered_column(size_t column);
 /// Returns the path of the file in "file.npz:name". Returns any other path unchanged.
 std::filesystem::path matrix_file(const std::filesystem::path& path);
 
-}  // namespace dovetail
+}  // namespace dovetail::data

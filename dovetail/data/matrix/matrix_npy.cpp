@@ -15,7 +15,7 @@
 
 // Reads NumPy's .npy, versions 1 to 3:
 // https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 struct Header {
@@ -185,4 +185,4 @@ MatrixParts read_npy_parts(const std::filesystem::path& path, const InputHead& h
   return result;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

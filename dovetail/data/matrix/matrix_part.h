@@ -11,7 +11,7 @@
 #include "dovetail/data/files/open_input.h"
 #include "dovetail/data/matrix/matrix.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Statistics of consecutive numbers with more than 15 digits in a column. `differ` counts pairs of
 /// neighbours that differ; `merged` counts the pairs among them that float64 makes equal.
@@ -131,4 +131,4 @@ MatrixParts read_npy_parts(const std::filesystem::path& path, const InputHead& h
 MappedFile map_zip_member(const std::filesystem::path& path, const std::string& name,
                           std::string_view& bytes);
 
-}  // namespace dovetail
+}  // namespace dovetail::data

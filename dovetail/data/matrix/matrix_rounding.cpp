@@ -12,7 +12,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/threads.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 struct Spread {
@@ -100,4 +100,4 @@ void round_values(std::vector<MatrixPart>& parts, int64_t rows, Matrix& matrix) 
   }
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -4,7 +4,7 @@
 
 #include "dovetail/data/matrix/matrix_part.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Fills x and origin of `matrix` from the values of all parts, and empties these values. `rows` is
 /// the number of rows of all parts.
@@ -15,4 +15,4 @@ namespace dovetail {
 /// rounding makes more than 1 % of its differing neighbouring rows equal.
 void round_values(std::vector<MatrixPart>& parts, int64_t rows, Matrix& matrix);
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -9,7 +9,7 @@
 #include "dovetail/data/matrix/matrix_part.h"
 #include "dovetail/data/rows/cell_values.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 constexpr size_t kBadPlaces = 5;
@@ -196,4 +196,4 @@ void RowTaker::end_bad(const std::string& reason) {
   ++part_.rows;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -12,7 +12,7 @@
 #include "dovetail/data/rows/delimited.h"
 #include "dovetail/data/rows/delimiter.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 constexpr uint64_t kPartBytes = uint64_t{4} << 20;
@@ -281,4 +281,4 @@ MatrixParts read_text_parts(const std::filesystem::path& path, InputHead head,
   return parts;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

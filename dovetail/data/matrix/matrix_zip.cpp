@@ -9,7 +9,7 @@
 #include "dovetail/data/matrix/matrix_part.h"
 
 // Reads the directory of a zip archive: PKWARE's APPNOTE.TXT 6.3, sections 4.3 and 4.5.3.
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 constexpr uint64_t kInExtra = 0xFFFFFFFF;
@@ -166,4 +166,4 @@ MappedFile map_zip_member(const std::filesystem::path& path, const std::string& 
   return archive;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -8,7 +8,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 void collect(const parquet::arrow::SchemaField& field, std::vector<int>& leaves) {
@@ -116,4 +116,4 @@ void ArrowFile::check(const arrow::Status& status) const {
   if (!status.ok()) refuse_damage(status.message());
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

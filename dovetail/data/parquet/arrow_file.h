@@ -15,7 +15,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Open Parquet file. Every failure becomes a UserError that names the file.
 class ArrowFile {
@@ -79,4 +79,4 @@ class ArrowFile {
   std::shared_ptr<arrow::Schema> schema_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::data

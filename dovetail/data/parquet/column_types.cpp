@@ -3,7 +3,7 @@
 #include <arrow/extension_type.h>
 #include <fmt/format.h>
 
-namespace dovetail {
+namespace dovetail::data {
 
 bool is_list(const arrow::DataType& type) {
   return type.id() == arrow::Type::LIST || type.id() == arrow::Type::LARGE_LIST ||
@@ -75,4 +75,4 @@ bool is_boolean(const arrow::DataType& type) {
   return type.id() == arrow::Type::BOOL;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -6,7 +6,7 @@
 
 #include "dovetail/data/parquet/parquet_module.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 bool is_list(const arrow::DataType& type);
 
@@ -20,4 +20,4 @@ bool value_kind(const arrow::DataType& type, ColumnValues::Kind& kind);
 /// Returns advice for a column of a type that is not supported. `field` is the index of the column.
 std::string unread_help(const arrow::DataType& type, int field);
 
-}  // namespace dovetail
+}  // namespace dovetail::data

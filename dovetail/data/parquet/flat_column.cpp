@@ -8,7 +8,7 @@
 
 #include "dovetail/base/hash.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 using Kind = ColumnValues::Kind;
@@ -163,4 +163,4 @@ bool FlatColumns::read(int leaf, const arrow::DataType& type, ColumnValues& out)
   return true;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -8,7 +8,7 @@
 
 #include "dovetail/data/parquet/parquet_module.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Reads columns of a row group directly from their pages, without Arrow's arrays. Numbers are read
 /// as they are. Texts are read as codes and words of the file's own dictionary, so that each word
@@ -29,4 +29,4 @@ class FlatColumns {
   std::vector<std::shared_ptr<parquet::ColumnReader>> readers_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -15,7 +15,7 @@
 #include "dovetail/data/parquet/flat_column.h"
 #include "dovetail/data/parquet/parquet_module.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 using Kind = ColumnValues::Kind;
@@ -362,7 +362,7 @@ class ArrowColumns : public ParquetColumns {
 };
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::data
 
 extern "C" __attribute__((visibility("default"))) void dovetail_open_parquet_columns(
     const char* path, std::unique_ptr<dovetail::ParquetColumns>& reader) {

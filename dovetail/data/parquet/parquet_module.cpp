@@ -10,7 +10,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/data/parquet/arrow_file.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 /// Returns true for types whose values are strings of bytes.
@@ -131,7 +131,7 @@ class ArrowText : public ParquetText {
 };
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::data
 
 extern "C" __attribute__((visibility("default"))) void dovetail_open_parquet_text(
     const char* path, const char* column, std::unique_ptr<dovetail::ParquetText>& reader) {

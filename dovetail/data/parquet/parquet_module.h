@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// String column of a Parquet file, read one row group at a time. This header is the interface
 /// between libdovetail_data and the module that links Arrow. Neither side includes headers of the
@@ -89,4 +89,4 @@ constexpr const char* kParquetColumnsEntry = "dovetail_open_parquet_columns";
 constexpr const char* kUnpackedEntry = "dovetail_open_unpacked";
 constexpr const char* kCrc32Entry = "dovetail_crc32";
 
-}  // namespace dovetail
+}  // namespace dovetail::data

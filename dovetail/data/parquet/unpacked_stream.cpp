@@ -11,7 +11,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/data/parquet/parquet_module.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 /// Stream that decompresses a range of a file. Concatenated members of gzip and bzip2 and frames of
@@ -92,7 +92,7 @@ class UnpackedStream : public ByteStream {
 };
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::data
 
 extern "C" __attribute__((visibility("default"))) void dovetail_open_unpacked(
     const char* path, const char* codec, uint64_t begin, uint64_t bytes,

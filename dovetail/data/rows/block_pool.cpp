@@ -4,7 +4,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 BlockPool::~BlockPool() {
   {
@@ -67,4 +67,4 @@ void BlockPool::read_blocks() {
   }
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -12,7 +12,7 @@
 
 #include "dovetail/data/rows/row_reader.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Pool of decoded blocks. Threads read wanted blocks ahead of their use; other blocks are
 /// released.
@@ -51,4 +51,4 @@ class BlockPool {
   std::vector<std::thread> threads_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::data

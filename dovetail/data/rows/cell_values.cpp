@@ -8,7 +8,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 std::string_view without_blanks(std::string_view text) {
   while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
@@ -159,4 +159,4 @@ void set_row_cell(const ColumnValues& values, int64_t row, Cell& cell) {
   cell.end = values.list_begins[at + 1];
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

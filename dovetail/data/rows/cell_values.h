@@ -10,7 +10,7 @@
 
 #include "dovetail/data/rows/row_decoder.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Bound of the integers that float64 holds without rounding: 2^53.
 constexpr double kExactIntegers = 9007199254740992;
@@ -118,4 +118,4 @@ bool for_each_value(const Cell& cell, char separator, Visit&& visit) {
   return true;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -9,7 +9,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/data/rows/delimiter.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 const char* find(const char* begin, const char* end, char wanted) {
@@ -284,4 +284,4 @@ void DelimitedFile::read(const RecordRange& range, const std::vector<size_t>& se
   }
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

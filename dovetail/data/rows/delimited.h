@@ -12,7 +12,7 @@
 #include "dovetail/data/files/open_input.h"
 #include "dovetail/data/rows/row_decoder.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 struct DelimitedFormat {
   char delimiter = '\t';
@@ -82,4 +82,4 @@ class DelimitedFile {
   const char *data_ = nullptr, *begin_ = nullptr, *end_ = nullptr;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -8,7 +8,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/data/rows/cell_values.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 bool is_blank_text(std::string_view text) {
@@ -108,4 +108,4 @@ void require_table(std::string_view text, const std::filesystem::path& path) {
                     path.string());
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

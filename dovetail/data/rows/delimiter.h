@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Value that stands for blanks between the fields instead of a delimiter.
 constexpr char kBlanks = '\0';
@@ -29,4 +29,4 @@ std::string delimiter_name(char delimiter);
 /// Throws UserError for JSON, HTML and XML, which are text but not tables.
 void require_table(std::string_view text, const std::filesystem::path& path);
 
-}  // namespace dovetail
+}  // namespace dovetail::data

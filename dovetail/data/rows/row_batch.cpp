@@ -7,7 +7,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 void check_scales(const RowsConfig& config, const std::vector<DenseScale>& scales,
                   const std::string& source) {
@@ -99,4 +99,4 @@ void RowAssembler::add_ids(std::span<const RowRef> refs, RowBatch& batch) const 
     }
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -11,7 +11,7 @@
 #include "dovetail/data/rows/row_config.h"
 #include "dovetail/data/rows/row_decoder.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Batch of B rows on the CPU. Legend: D dense columns, F features and L labels, in the order of
 /// the config.
@@ -67,4 +67,4 @@ class RowAssembler {
   std::vector<Transform> transforms_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -11,7 +11,7 @@
 #include "dovetail/data/rows/cell_values.h"
 #include "dovetail/data/rows/row_decoder.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 /// Rows per tile; with 26 ids a row, the ids take half of an L1 cache.
@@ -287,4 +287,4 @@ void RowDecoder::decode_columns(std::span<const ColumnValues> columns, int64_t f
   ColumnTiles(*this, columns).decode(first, rows, row, out);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -11,7 +11,7 @@
 #include "dovetail/base/byte_size.h"
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 std::string_view trimmed(std::string_view text) {
@@ -358,4 +358,4 @@ LabelExpression parse_label(const std::string& text) {
   return label;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

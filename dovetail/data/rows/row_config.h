@@ -7,7 +7,7 @@
 
 #include "dovetail/base/schema/schema.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Columns of numbers with the same treatment. Each is a column of `RowBatch::dense`.
 struct DenseConfig {
@@ -97,4 +97,4 @@ struct LabelExpression {
 /// anything else.
 LabelExpression parse_label(const std::string& text);
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -9,7 +9,7 @@
 #include "dovetail/base/rng.h"
 #include "dovetail/data/rows/row_loader.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 std::optional<int64_t> whole_number(std::string_view text) {
@@ -60,4 +60,4 @@ int64_t DayOrder::row(int64_t step, int64_t i) const {
   return day.first_row + RowOrder(seed_, day.num_rows, window_).row(number, position);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Consecutive rows of one day.
 struct RowDay {
@@ -47,4 +47,4 @@ class DayOrder {
   std::vector<int64_t> first_steps_ = {0};  ///< first step of each day, then the number of steps
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -11,7 +11,7 @@
 #include "dovetail/base/hash.h"
 #include "dovetail/data/rows/cell_values.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
@@ -209,4 +209,4 @@ bool RowDecoder::decode_dense(std::span<const Cell> cells, RowBlock& out, BadRow
   return true;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -10,7 +10,7 @@
 #include "dovetail/data/parquet/parquet_module.h"
 #include "dovetail/data/rows/row_config.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Value of a column in one row of a file.
 struct Cell {
@@ -171,4 +171,4 @@ class RowDecoder {
   char decimal_ = '.';  ///< decimal mark in text files
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::data

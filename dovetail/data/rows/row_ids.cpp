@@ -8,7 +8,7 @@
 #include "dovetail/data/rows/row_decoder.h"
 
 /// Decodes the ids of a row, feature by feature, and their weights.
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 constexpr char kCrossSeparator = '\x1f';
@@ -180,4 +180,4 @@ bool RowDecoder::decode_weights(const Feature& feature, const Cell& cell, RowBlo
   return good;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

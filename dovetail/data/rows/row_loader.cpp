@@ -13,7 +13,7 @@
 #include "dovetail/data/files/prefetch.h"
 #include "dovetail/data/rows/block_pool.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 /// First kept row of each block, in file order.
@@ -261,4 +261,4 @@ std::string RowLoader::summary() const {
                      state_->kept ? "kept" : "read again every epoch");
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

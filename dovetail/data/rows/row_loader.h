@@ -10,7 +10,7 @@
 #include "dovetail/data/rows/row_days.h"
 #include "dovetail/data/rows/row_statistics.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 struct RowLoaderOptions {
   uint64_t seed = 0;
@@ -78,4 +78,4 @@ class RowLoader {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::data

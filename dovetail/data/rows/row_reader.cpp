@@ -14,7 +14,7 @@
 #include "dovetail/data/rows/delimited.h"
 #include "dovetail/data/rows/delimiter.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -303,4 +303,4 @@ std::vector<fs::path> expand_files(const std::vector<std::string>& patterns) {
   return files;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -9,7 +9,7 @@
 #include "dovetail/data/rows/row_config.h"
 #include "dovetail/data/rows/row_decoder.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Reads the rows of the files of a config, in blocks that can be read in any order. A block is a
 /// row group of Parquet or about 2 MiB of text. The constructor finds where blocks begin, without
@@ -42,4 +42,4 @@ class RowReader {
 /// sorted by name. Throws UserError for a pattern that matches no file.
 std::vector<std::filesystem::path> expand_files(const std::vector<std::string>& patterns);
 
-}  // namespace dovetail
+}  // namespace dovetail::data

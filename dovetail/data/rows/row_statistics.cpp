@@ -14,7 +14,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 constexpr uint64_t kSlots = uint64_t{1} << 24;
@@ -415,4 +415,4 @@ std::vector<std::string> row_warnings(const RowStatistics& s) {
   return warnings;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

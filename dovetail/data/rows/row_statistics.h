@@ -10,7 +10,7 @@
 #include "dovetail/data/rows/row_days.h"
 #include "dovetail/data/rows/row_reader.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Statistics of a dense column over the training rows, after log1p.
 struct DenseStatistics {
@@ -97,4 +97,4 @@ RowScan scan_rows(const RowsConfig& config, const RowReader& reader);
 /// - rows: more than a tenth left out as bad
 std::vector<std::string> row_warnings(const RowStatistics& statistics);
 
-}  // namespace dovetail
+}  // namespace dovetail::data

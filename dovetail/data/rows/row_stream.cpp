@@ -9,7 +9,7 @@
 #include "dovetail/data/rows/row_reader.h"
 #include "dovetail/data/rows/row_statistics.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 /// Returns the file row numbers of a block's kept rows.
@@ -129,4 +129,4 @@ std::vector<std::string> RowStream::warnings() const {
   return float_id_warnings(state_->float_ids.found(state_->reader.decoder().columns()));
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

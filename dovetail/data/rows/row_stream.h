@@ -8,7 +8,7 @@
 
 #include "dovetail/data/rows/row_batch.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Rows of the files to read: training rows, validation rows or all. A run with the same config
 /// trains on the training rows and evaluates on the validation rows.
@@ -55,4 +55,4 @@ class RowStream {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::data

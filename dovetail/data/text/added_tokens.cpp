@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace dovetail {
+namespace dovetail::data {
 
 AddedTokens::AddedTokens(const std::vector<BpeFile::Added>& tokens) {
   for (const auto& token : tokens) {
@@ -48,4 +48,4 @@ void AddedTokens::cut(std::string_view text, const std::function<void(std::strin
   passes_[0].cut(text, [&](std::string_view rest) { passes_[1].cut(rest, plain, token); }, token);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

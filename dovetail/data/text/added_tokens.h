@@ -10,7 +10,7 @@
 
 #include "dovetail/data/text/tokenizer_json.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Finds added tokens in a text, from left to right. The longest token that begins at a position
 /// wins. Tokens that are not `normalized` are matched first. The others are matched in the text
@@ -35,4 +35,4 @@ class AddedTokens {
   std::array<Pass, 2> passes_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::data

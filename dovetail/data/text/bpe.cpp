@@ -13,7 +13,7 @@
 #include "dovetail/data/text/tokenizer_json.h"
 #include "dovetail/data/text/word_cache.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 /// Merges the pairs of one word, lowest rank first, in n log n time for words of any length.
@@ -184,4 +184,4 @@ std::unique_ptr<Tokenizer> bpe_tokenizer(const std::string& tokenizer_json,
   return std::make_unique<BpeTokenizer>(tokenizer_json, name);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -5,7 +5,7 @@
 
 #include "dovetail/data/text/tokenizer.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Creates a byte-level BPE tokenizer from the content of a tokenizer.json. parse_tokenizer_json
 /// lists what it rejects. Ids equal the ids of Hugging Face's `encode(text,
@@ -14,4 +14,4 @@ namespace dovetail {
 std::unique_ptr<Tokenizer> bpe_tokenizer(const std::string& tokenizer_json,
                                          const std::string& name);
 
-}  // namespace dovetail
+}  // namespace dovetail::data

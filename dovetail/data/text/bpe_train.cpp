@@ -12,7 +12,7 @@
 #include "dovetail/data/text/tokenizer.h"
 #include "dovetail/data/text/tokenizer_json.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 using WordCounts = std::unordered_map<std::string_view, int64_t>;
@@ -195,4 +195,4 @@ std::string train_bpe(const std::vector<std::string_view>& texts, int64_t vocab_
   return write_tokenizer_json(file);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -5,7 +5,7 @@
 
 #include "dovetail/data/files/utf8.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 constexpr int32_t kFirstSubstitute = 0x100;
@@ -64,4 +64,4 @@ const std::array<uint8_t, 256>& byte_level_alphabet() {
   return alphabet;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Returns GPT-2's spelling of bytes: one printable character for each byte, so that any token is a
 /// JSON string. A byte that is printable in Latin-1 keeps its character. The other 68 bytes are
@@ -21,4 +21,4 @@ std::optional<std::string> byte_level_bytes(std::string_view spelling);
 /// the single bytes in this order.
 const std::array<uint8_t, 256>& byte_level_alphabet();
 
-}  // namespace dovetail
+}  // namespace dovetail::data

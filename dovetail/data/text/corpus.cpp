@@ -13,7 +13,7 @@
 #include "dovetail/base/threads.h"
 #include "dovetail/data/files/utf8.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 uint64_t hex_word(const std::string& sha256, size_t at) {
@@ -250,4 +250,4 @@ void Corpus::read(
   });
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -11,7 +11,7 @@
 #include "dovetail/data/text/prepare.h"
 #include "dovetail/data/text/token_store.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Reports progress from any thread, one call at a time.
 class ProgressReport {
@@ -106,4 +106,4 @@ class Corpus {
   int64_t documents_ = 0, duplicates_ = 0, oversized_ = 0, invalid_ = 0, empty_ = 0, bad_ = 0;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::data

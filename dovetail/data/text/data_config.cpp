@@ -2,7 +2,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 void check_sources(const DataConfig& data) {
@@ -116,4 +116,4 @@ void DataConfig::describe(Section& s) {
   s.list("phase", phase, "Later mixtures. Each begins at a fraction of the run");
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

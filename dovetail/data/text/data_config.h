@@ -6,7 +6,7 @@
 
 #include "dovetail/base/schema/schema.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 struct SourceConfig {
   std::string path;     ///< folder made by `dovetail prepare`
@@ -51,4 +51,4 @@ struct DataConfig {
   void check() const;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::data

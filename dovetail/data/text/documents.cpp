@@ -15,7 +15,7 @@
 #include "dovetail/data/files/parquet.h"
 #include "dovetail/data/files/utf8.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 using nlohmann::json;
@@ -329,4 +329,4 @@ void read_documents(const InputFile& file, const Piece& piece, const std::string
   }
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

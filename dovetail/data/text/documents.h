@@ -9,7 +9,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/data/text/inputs.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Unit of work of `prepare`: a text file, a range of JSON lines, a JSON array, or a row group of a
 /// Parquet file.
@@ -51,4 +51,4 @@ constexpr int kProblemsDescribed = 5;
 void read_documents(const InputFile& file, const Piece& piece, const std::string& text_field,
                     const std::function<void(const Document&)>& visit);
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -11,7 +11,7 @@
 #include "dovetail/base/log.h"
 #include "dovetail/data/files/utf8.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -251,4 +251,4 @@ Inputs list_inputs(const DataConfig& config) {
   return std::move(lister).inputs();
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

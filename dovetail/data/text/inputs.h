@@ -9,7 +9,7 @@
 #include "dovetail/data/files/open_input.h"
 #include "dovetail/data/text/data_config.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 enum class InputFormat { kText, kJsonLines, kJsonArray, kParquet };
 
@@ -58,4 +58,4 @@ std::string describe_passed_over(const std::vector<PassedOver>& files);
 /// Returns the extensions that a search of a folder accepts: lower case, with their dots.
 const std::vector<std::string>& text_extensions();
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -14,7 +14,7 @@
 #include "dovetail/data/files/prefetch.h"
 #include "dovetail/data/text/sampling.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -197,4 +197,4 @@ std::string Loader::summary() const {
   return lines;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -8,7 +8,7 @@
 #include "dovetail/data/text/data_config.h"
 #include "dovetail/data/text/token_store.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 struct LoaderOptions {
   uint64_t seed = 0;
@@ -46,4 +46,4 @@ class Loader {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::data

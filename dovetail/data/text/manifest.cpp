@@ -7,7 +7,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/json_fault.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 using nlohmann::json;
@@ -166,4 +166,4 @@ std::string write_manifest(const TokenManifest& manifest) {
   return root.dump(1) + "\n";
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

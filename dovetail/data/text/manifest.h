@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Content of manifest.json of a prepared folder: what was prepared, how, and which files the
 /// folder must hold. It depends on the files' content and the settings alone, and has no time and
@@ -48,4 +48,4 @@ struct TokenManifest {
 TokenManifest parse_manifest(std::string_view content, const std::string& name);
 std::string write_manifest(const TokenManifest& manifest);
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Hash table from a pair of token ids (both >= 0) to a Value. It uses open addressing and has no
 /// removal. Lookups are the inner loop of BPE; std::unordered_map has one more cache miss per
@@ -70,4 +70,4 @@ class PairTable {
   size_t used_ = 0;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::data

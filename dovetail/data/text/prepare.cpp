@@ -21,7 +21,7 @@
 #include "dovetail/data/text/token_shard.h"
 #include "dovetail/data/text/tokenizer.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -365,4 +365,4 @@ PrepareResult prepare(const DataConfig& config, const fs::path& folder,
   return Preparation(config, folder, progress).run();
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

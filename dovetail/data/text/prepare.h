@@ -9,7 +9,7 @@
 #include "dovetail/data/text/data_config.h"
 #include "dovetail/data/text/inputs.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 struct PrepareProgress {
   int64_t documents_done = 0, documents = 0;
@@ -43,4 +43,4 @@ struct PrepareResult {
 PrepareResult prepare(const DataConfig& config, const std::filesystem::path& folder,
                       const std::function<void(const PrepareProgress&)>& progress = {});
 
-}  // namespace dovetail
+}  // namespace dovetail::data

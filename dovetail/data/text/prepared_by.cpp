@@ -9,7 +9,7 @@
 #include "dovetail/base/file.h"
 #include "dovetail/data/text/manifest.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 UserError prepared_otherwise(const std::string& key, const std::string& asked,
@@ -64,4 +64,4 @@ void check_prepared_by(const DataConfig& config, const std::filesystem::path& fo
                              fmt::format("with {} bad records", manifest.bad_skipped));
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -8,7 +8,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/rng.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 constexpr int kShareBits = 32;
@@ -66,4 +66,4 @@ int64_t WindowOrder::begin(uint64_t index) const {
   return static_cast<int64_t>(offset) + static_cast<int64_t>(window) * context_;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Maps each sample of a mixture to its source and to its index within that source. Both have a
 /// closed form, in O(sources).
@@ -43,4 +43,4 @@ class WindowOrder {
   int64_t context_, windows_, offsets_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -9,7 +9,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 class SentencePieceTokenizer : public Tokenizer {
@@ -130,4 +130,4 @@ std::string train_sentencepiece(const std::vector<std::string_view>& texts, int6
   return model;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -5,11 +5,11 @@
 
 #include "dovetail/data/text/tokenizer.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Creates a tokenizer from the content of a SentencePiece model file. Throws UserError, with
 /// `name`, if it is not a model.
 std::unique_ptr<Tokenizer> sentencepiece_tokenizer(const std::string& model,
                                                    const std::string& name);
 
-}  // namespace dovetail
+}  // namespace dovetail::data

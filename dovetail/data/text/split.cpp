@@ -5,7 +5,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/data/files/utf8.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 constexpr std::string_view kGpt2Regex =
@@ -122,4 +122,4 @@ SplitPattern split_pattern(const std::string& name) {
   throw UserError(fmt::format("unknown split pattern `{}`", name), "use gpt2 or llama3");
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

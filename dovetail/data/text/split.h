@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Patterns by which byte-level BPE splits text into words. A pair is never merged across words.
 enum class SplitPattern { kGpt2, kLlama3 };
@@ -19,4 +19,4 @@ size_t first_word(std::string_view text, SplitPattern pattern);
 /// Parses "gpt2" or "llama3". Throws UserError for any other name.
 SplitPattern split_pattern(const std::string& name);
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -9,7 +9,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 static_assert(std::endian::native == std::endian::little,
@@ -94,4 +94,4 @@ std::string write_shard(const std::filesystem::path& path, const ShardHeader& he
   return hash.hex_digest();
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

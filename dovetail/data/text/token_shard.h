@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Header of a token shard: 64 bytes, little-endian. `count` unsigned tokens of `width` bytes
 /// follow.
@@ -38,4 +38,4 @@ uint32_t token_width(int64_t vocab_size);
 std::string write_shard(const std::filesystem::path& path, const ShardHeader& header,
                         const std::vector<std::span<const int32_t>>& parts);
 
-}  // namespace dovetail
+}  // namespace dovetail::data

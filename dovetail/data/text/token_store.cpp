@@ -9,7 +9,7 @@
 #include "dovetail/data/text/manifest.h"
 #include "dovetail/data/text/token_shard.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 template <class T>
@@ -126,4 +126,4 @@ void TokenStore::read(Split split, int64_t begin, int64_t count, int64_t* out) c
   }
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

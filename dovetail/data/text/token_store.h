@@ -9,7 +9,7 @@
 #include "dovetail/base/file.h"
 #include "dovetail/data/text/tokenizer.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 enum class Split { kTrain, kValidation };
 
@@ -46,4 +46,4 @@ class TokenStore {
   std::filesystem::path folder_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::data

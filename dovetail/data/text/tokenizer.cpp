@@ -7,7 +7,7 @@
 #include "dovetail/data/text/bpe.h"
 #include "dovetail/data/text/sentencepiece.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 class BytesTokenizer : public Tokenizer {
@@ -59,4 +59,4 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::filesystem::path& path) {
   return make_tokenizer(json ? "bpe" : "sentencepiece", content, path.string());
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

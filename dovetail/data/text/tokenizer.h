@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Converts text to token ids and back. Thread-safe after construction. decode(encode(text)) ==
 /// text for any valid UTF-8. For `bytes` and byte-level BPE, this holds for any bytes.
@@ -47,4 +47,4 @@ std::string train_bpe(const std::vector<std::string_view>& texts, int64_t vocab_
                       const std::string& split);
 std::string train_sentencepiece(const std::vector<std::string_view>& texts, int64_t vocab_size);
 
-}  // namespace dovetail
+}  // namespace dovetail::data

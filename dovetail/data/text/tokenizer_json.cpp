@@ -11,7 +11,7 @@
 #include "dovetail/base/json_fault.h"
 #include "dovetail/data/text/byte_level.h"
 
-namespace dovetail {
+namespace dovetail::data {
 namespace {
 
 using nlohmann::json;
@@ -311,4 +311,4 @@ std::string write_tokenizer_json(const BpeFile& file) {
   return root.dump() + "\n";
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -8,7 +8,7 @@
 
 #include "dovetail/data/text/split.h"
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Content of a Hugging Face tokenizer.json with byte-level BPE.
 struct BpeFile {
@@ -39,4 +39,4 @@ BpeFile parse_tokenizer_json(std::string_view content, const std::string& name);
 /// Returns a tokenizer.json that Hugging Face's `tokenizers` loads.
 std::string write_tokenizer_json(const BpeFile& file);
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <functional>
 
-namespace dovetail {
+namespace dovetail::data {
 
 size_t WordCache::place_of(std::string_view word) const {
   size_t place = std::hash<std::string_view>{}(word) & (kSlots - 1);
@@ -36,4 +36,4 @@ void WordCache::remember(std::string_view word, const std::vector<int32_t>& ids)
   ++used_;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace dovetail {
+namespace dovetail::data {
 
 /// Cache of the tokens of words, since most words of a text are repeats. Holds at most kSlots / 2
 /// words, and drops all of them when it is full.
@@ -34,4 +34,4 @@ class WordCache {
   size_t used_ = 0;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::data

@@ -117,7 +117,7 @@ void with_rows(const CudaPack& pack, F f) {
         return f(example, std::integral_constant<int, kCudaDim / 32 / kVector>());
     }
   };
-  if (pack.storage == Storage::kFloat32) {
+  if (pack.storage == ops::Storage::kFloat32) {
     vectors(float());
   } else {
     vectors(__nv_bfloat16());

@@ -15,8 +15,10 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace dovetail {
+namespace dovetail::embedding {
 namespace HWY_NAMESPACE {
+
+using namespace ops::HWY_NAMESPACE;
 
 /// kVectors vectors of a row that start at `column`. The last vector has `last` elements, all
 /// others kLanes.
@@ -61,7 +63,7 @@ HWY_INLINE void prefetch_row(const float* row, int64_t dim) {
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace dovetail
+}  // namespace dovetail::embedding
 HWY_AFTER_NAMESPACE();
 
 #endif  // include guard per target

@@ -26,7 +26,7 @@ struct CudaFeature {
 
 /// Layout of a pack (tables that are looked up together). The pointers are in GPU memory.
 struct CudaPack {
-  Storage storage;  ///< dtype of the rows
+  ops::Storage storage;  ///< dtype of the rows
   const CudaTable* tables;
   const CudaFeature* features;
   int64_t num_tables, num_features;
@@ -120,6 +120,6 @@ const CudaKernels& cuda_kernels();
 bool has_cuda_kernels();
 
 /// Name of the library's entry function, `const CudaKernels* dovetail_embedding_cuda_kernels()`.
-inline constexpr const char* kCudaEntry = "dovetail_embedding_cuda_kernels";
+inline constexpr const char* ops::kCudaEntry = "dovetail_embedding_cuda_kernels";
 
 }  // namespace dovetail::embedding

@@ -32,7 +32,8 @@ constexpr int64_t kVectorBytes = 64, kVector = kVectorBytes / static_cast<int64_
 constexpr int64_t kPoolSamples = 4096;
 
 bool kernels_on(const PackedTables& tables) {
-  return tables.spec().tables.empty() || use_kernel(Kernel::kEmbedding, tables.packed_state(0));
+  return tables.spec().tables.empty() ||
+         ops::use_kernel(ops::Kernel::kEmbedding, tables.packed_state(0));
 }
 
 PoolProblem pool_problem(const PackedTables& tables, const Jagged& batch, const at::Tensor& y) {
@@ -40,7 +41,7 @@ PoolProblem pool_problem(const PackedTables& tables, const Jagged& batch, const 
       .dtype = tables.spec().row_dtype,
       .values = batch.values.const_data_ptr<int64_t>(),
       .offsets = batch.offsets.const_data_ptr<int64_t>(),
-      .weights = data_or_null(batch.weights),
+      .weights = ops::data_or_null(batch.weights),
       .samples = batch.samples,
       .y = y.mutable_data_ptr<float>(),
       .columns = tables.columns(),
@@ -172,7 +173,7 @@ class Update {
     gradients_.push_back(part.gradient.stride(1) == 1 ? part.gradient : part.gradient.contiguous());
     batches_.push_back({.values = part.batch.values.const_data_ptr<int64_t>(),
                         .offsets = part.batch.offsets.const_data_ptr<int64_t>(),
-                        .weights = data_or_null(part.batch.weights),
+                        .weights = ops::data_or_null(part.batch.weights),
                         .samples = part.batch.samples,
                         .gradient = gradients_.back().const_data_ptr<float>(),
                         .gradient_stride = gradients_.back().stride(0)});

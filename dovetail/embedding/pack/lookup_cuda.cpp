@@ -62,8 +62,8 @@ struct PackOnGpu {
     }
     tables = to_gpu(all, from.device());
     features = to_gpu(looked_up, from.device());
-    pack.storage =
-        from.spec().row_dtype == RowDtype::kFloat32 ? Storage::kFloat32 : Storage::kBFloat16;
+    pack.storage = from.spec().row_dtype == RowDtype::kFloat32 ? ops::Storage::kFloat32
+                                                               : ops::Storage::kBFloat16;
     pack.tables = items_in<CudaTable>(tables);
     pack.features = items_in<CudaFeature>(features);
     pack.num_tables = std::ssize(all);
@@ -78,7 +78,7 @@ struct PackOnGpu {
 CudaBatch on_gpu(const Jagged& batch) {
   return {.values = batch.values.const_data_ptr<int64_t>(),
           .offsets = batch.offsets.const_data_ptr<int64_t>(),
-          .weights = data_or_null(batch.weights),
+          .weights = ops::data_or_null(batch.weights),
           .ids = batch.values.numel(),
           .samples = batch.samples};
 }

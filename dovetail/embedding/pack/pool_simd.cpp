@@ -13,7 +13,7 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace dovetail {
+namespace dovetail::embedding {
 namespace HWY_NAMESPACE {
 
 using embedding::PoolFeature;
@@ -119,7 +119,7 @@ void PoolSamples(const PoolProblem& p, int64_t f, int64_t begin, int64_t end) {
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace dovetail
+}  // namespace dovetail::embedding
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

@@ -23,8 +23,10 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace dovetail {
+namespace dovetail::embedding {
 namespace HWY_NAMESPACE {
+
+using namespace ops::HWY_NAMESPACE;
 
 using embedding::RowDtype;
 using embedding::RowWords;
@@ -119,8 +121,8 @@ HWY_INLINE void decode_elements(const void* from, int64_t dim, float* values) {
 inline const uint32_t* random_words(const RowWords& words, int64_t dim) {
   const int64_t calls = (dim + 3) / 4, room = 4 * calls + 4 * kLanes;
   const auto first = static_cast<uint64_t>(words.first_column / 4);
-  auto* to =
-      reinterpret_cast<uint32_t*>(workspace(Workspace::kRandomWords, static_cast<size_t>(room)));
+  auto* to = reinterpret_cast<uint32_t*>(
+      ops::workspace(ops::Workspace::kRandomWords, static_cast<size_t>(room)));
 #if HWY_TARGET == HWY_SCALAR
   for (int64_t call = 0; call < calls; ++call) {
     const PhiloxWords four =
@@ -221,7 +223,7 @@ inline void encode_elements(RowDtype dtype, const float* values, int64_t dim, co
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace dovetail
+}  // namespace dovetail::embedding
 HWY_AFTER_NAMESPACE();
 
 #endif  // include guard per target

@@ -10,7 +10,7 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace dovetail {
+namespace dovetail::embedding {
 namespace HWY_NAMESPACE {
 
 void EncodeRow(RowDtype dtype, const float* values, int64_t dim, const RowWords& words, void* to) {
@@ -25,7 +25,7 @@ void DecodeRow(RowDtype dtype, const void* from, int64_t dim, float* values) {
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace dovetail
+}  // namespace dovetail::embedding
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

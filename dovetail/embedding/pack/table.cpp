@@ -53,7 +53,7 @@ void check_on_gpu(const PackSpec& spec, at::Device device) {
                "of its own",
                table.name);
   }
-  user_check(kernel_enabled(Kernel::kEmbedding),
+  user_check(ops::kernel_enabled(ops::Kernel::kEmbedding),
              "embedding: tables on a GPU need the kernels that DOVETAIL_DISABLE takes away; leave "
              "\"embedding\" out of it");
   cuda_kernels();

@@ -16,7 +16,7 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace dovetail {
+namespace dovetail::embedding {
 namespace HWY_NAMESPACE {
 
 using embedding::index_of;
@@ -154,7 +154,7 @@ template <OptimizerKind kKind, class Row>
 void update(const UpdateProblem& p, const UpdateScalars& c) {
   constexpr bool kInPlace = std::is_same_v<Row, Float32Row>;
   const int64_t padded = whole_vectors(p.dim);
-  float* sum = workspace(Workspace::kRows, static_cast<size_t>(2 * padded));
+  float* sum = ops::workspace(ops::Workspace::kRows, static_cast<size_t>(2 * padded));
   float* const widened = sum + padded;
   for (int64_t i = 0; i < std::min(kAhead, p.count); ++i) prefetch_occurrence<kKind>(p, i);
   if (p.dim == kLanes) return update_in_registers<kKind, Row, 1>(p, c);
@@ -202,7 +202,7 @@ void UpdateRows(const UpdateProblem& p, const UpdateScalars& c) {
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace dovetail
+}  // namespace dovetail::embedding
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

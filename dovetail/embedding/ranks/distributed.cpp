@@ -22,7 +22,7 @@ Jagged part_of(const Jagged& batch, int64_t size, int64_t number) {
 }  // namespace
 
 DistributedTables::DistributedTables(PackSpec spec, EmbeddingPlan plan,
-                                     std::shared_ptr<Group> group, Payloads payloads,
+                                     std::shared_ptr<comm::Group> group, comm::Payloads payloads,
                                      const std::optional<TierOptions>& tiers,
                                      const HashedOptions& hashed, Changes changes)
     : spec_(std::move(spec)),
@@ -87,13 +87,13 @@ TableStep DistributedTables::start(const Jagged& batch, int64_t micro_batch,
   for (size_t i = 0; i < messages.size(); ++i)
     counts.select(1, static_cast<int64_t>(i)).copy_(at::tensor(messages[i].counts, at::kLong));
   const at::Tensor arriving =
-      Exchange(group_, even_splits(ranks, group_->size())).start(counts).wait();
+      comm::Exchange(group_, comm::even_splits(ranks, group_->size())).start(counts).wait();
   for (size_t i = 0; i < messages.size(); ++i) {
     const at::Tensor of_pack = arriving.select(1, static_cast<int64_t>(i)).contiguous();
     const auto* data = of_pack.const_data_ptr<int64_t>();
     step.packs_[i].receive.assign(data, data + ranks);
-    step.packs_[i].ids =
-        Exchange(group_, {messages[i].counts, step.packs_[i].receive}).start(messages[i].elements);
+    step.packs_[i].ids = comm::Exchange(group_, {messages[i].counts, step.packs_[i].receive})
+                             .start(messages[i].elements);
   }
   return step;
 }
@@ -148,7 +148,7 @@ void DistributedTables::gather_group(TableStep& step, int64_t micro_batch, int64
   }
   for (auto& [i, message] : messages)
     step.packs_[i].pooled[m] =
-        Exchange(group_, {message.counts, packs_[i]->pooled_counts(step.pooled_[m].size(0))})
+        comm::Exchange(group_, {message.counts, packs_[i]->pooled_counts(step.pooled_[m].size(0))})
             .start(message.elements);
 }
 
@@ -174,8 +174,9 @@ void DistributedTables::add_gradient(TableStep& step, int64_t micro_batch,
       continue;
     }
     const Message message = packs_[i]->write_gradient(in.own[m], gradient);
-    in.gradients[m] = Exchange(group_, {message.counts, packs_[i]->gradient_counts(in.received[m])})
-                          .start(message.elements);
+    in.gradients[m] =
+        comm::Exchange(group_, {message.counts, packs_[i]->gradient_counts(in.received[m])})
+            .start(message.elements);
   }
 }
 
@@ -203,7 +204,7 @@ void DistributedTables::update(TableStep& step) {
 void DistributedTables::discard(TableStep& step) {
   for (size_t i = 0; i < packs_.size(); ++i)
     if (!packs_[i]->alone())
-      for (Exchange::Pending& gradient : step.packs_[i].gradients) gradient.wait();
+      for (comm::Exchange::Pending& gradient : step.packs_[i].gradients) gradient.wait();
   end(step);
 }
 

@@ -24,11 +24,11 @@ class TableStep {
   struct InPack {
     std::vector<Jagged> own;  ///< this rank's samples, one Jagged for each micro-batch
     std::vector<int64_t> receive;
-    Exchange::Pending ids;
+    comm::Exchange::Pending ids;
     std::vector<Jagged> arrived;  ///< received ids, one Jagged for each rank; emptied by `begin`
     /// received[m][r]: micro-batch m of rank r. Its ids are local rows of this rank's tables.
     std::vector<std::vector<Jagged>> received;
-    std::vector<Exchange::Pending> pooled, gradients;  ///< one for each micro-batch
+    std::vector<comm::Exchange::Pending> pooled, gradients;  ///< one for each micro-batch
     /// of_ranks[r]: gradients from rank r, one for each micro-batch.
     std::vector<std::vector<PooledGradient>> of_ranks;
   };
@@ -76,8 +76,8 @@ class DistributedTables {
   /// (without a fixed vocabulary) get no share: they stay in memory, and `hashed` applies to them.
   /// Two bitmaps, updated rows and changed rows, are charged to `memory_bytes` with one bit a row
   /// each.
-  DistributedTables(PackSpec spec, EmbeddingPlan plan, std::shared_ptr<Group> group,
-                    Payloads payloads = {}, const std::optional<TierOptions>& tiers = {},
+  DistributedTables(PackSpec spec, EmbeddingPlan plan, std::shared_ptr<comm::Group> group,
+                    comm::Payloads payloads = {}, const std::optional<TierOptions>& tiers = {},
                     const HashedOptions& hashed = {}, Changes changes = Changes::kUntracked);
 
   const PackSpec& spec() const { return spec_; }
@@ -136,7 +136,7 @@ class DistributedTables {
   /// Empties RowSet::kChanged. Call it after a checkpoint has saved the changed rows.
   void forget_changes();
 
-  Group::Traffic traffic() const { return group_->all_to_all_traffic(); }
+  comm::Group::Traffic traffic() const { return group_->all_to_all_traffic(); }
   /// Returns this rank's counters, summed over the packs; nullopt without tiers.
   std::optional<TierCounters> tier_counters() const;
   /// Returns the counters of this rank's hashed tables; nullopt if no table counts.
@@ -179,7 +179,7 @@ class DistributedTables {
 
   PackSpec spec_;
   EmbeddingPlan plan_;
-  std::shared_ptr<Group> group_;
+  std::shared_ptr<comm::Group> group_;
   std::vector<int64_t> feature_rows_;
   std::vector<std::unique_ptr<ShardedPack>> packs_;
   std::vector<size_t> pack_of_;  ///< pack index of each table

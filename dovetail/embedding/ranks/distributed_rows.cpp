@@ -38,15 +38,15 @@ std::vector<int64_t> DistributedTables::widths_of(int64_t table, int64_t width) 
 std::vector<int64_t> DistributedTables::counts_of_ranks(int64_t own) const {
   std::vector<int64_t> send(static_cast<size_t>(plan_.ranks), 0);
   send[0] = own;
-  return plan_.ranks == 1 ? send : exchange_sizes(*group_, send).receive;
+  return plan_.ranks == 1 ? send : comm::exchange_sizes(*group_, send).receive;
 }
 
 at::Tensor DistributedTables::to_rank_zero(const at::Tensor& own,
                                            const std::vector<int64_t>& counts) const {
   if (plan_.ranks == 1) return own;
-  Splits splits{std::vector<int64_t>(counts.size(), 0), counts};
+  comm::Splits splits{std::vector<int64_t>(counts.size(), 0), counts};
   splits.send[0] = own.size(0);
-  const at::Tensor all = Exchange(group_, splits).start(own.contiguous()).wait();
+  const at::Tensor all = comm::Exchange(group_, splits).start(own.contiguous()).wait();
   return group_->rank() == 0 ? all : at::Tensor();
 }
 

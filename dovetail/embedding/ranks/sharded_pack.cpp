@@ -30,25 +30,25 @@ PackSpec rank_spec(const PackSpec& spec, const EmbeddingPlan& plan, const Planne
   return local;
 }
 
-int64_t elements_of_row(Payload payload, int64_t columns) {
-  return payload == Payload::kMXFP8 ? row_bytes(payload, columns, at::kFloat) : columns;
+int64_t elements_of_row(comm::Payload payload, int64_t columns) {
+  return payload == comm::Payload::kMXFP8 ? row_bytes(payload, columns, at::kFloat) : columns;
 }
 
 /// Decodes message elements to rows of `columns` float32.
-at::Tensor decode_rows(const at::Tensor& elements, Payload payload, int64_t samples,
+at::Tensor decode_rows(const at::Tensor& elements, comm::Payload payload, int64_t samples,
                        int64_t columns) {
   return decode(elements.view({samples, elements_of_row(payload, columns)}), payload, columns,
                 at::kFloat);
 }
 
-at::Tensor encode_rows(const at::Tensor& rows, Payload payload) {
+at::Tensor encode_rows(const at::Tensor& rows, comm::Payload payload) {
   return encode(rows, payload).view(-1);
 }
 
 }  // namespace
 
 ShardedPack::ShardedPack(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack,
-                         int64_t rank, const Payloads& payloads,
+                         int64_t rank, const comm::Payloads& payloads,
                          const std::optional<TierOptions>& tiers, const HashedOptions& hashed,
                          Changes changes)
     : sharding_(pack.sharding),
@@ -282,7 +282,7 @@ Message ShardedPack::write_ids(const Jagged& batch) const {
     words[headers[r]] = static_cast<int32_t>(batch.samples);
     words[headers[r] + 1] = batch.weights.defined() ? 1 : 0;
   }
-  const float* weights = data_or_null(batch.weights);
+  const float* weights = ops::data_or_null(batch.weights);
   parallel_pieces(batch.features, 1, [&](int64_t begin, int64_t end) {
     for (int64_t f = begin; f < end; ++f) {
       for (int64_t b = 0; b < batch.samples; ++b) {

@@ -36,8 +36,9 @@ class ShardedPack {
   /// `tiers` is for tables that do not fit in memory as a whole. `hashed` is for hashed tables; its
   /// numbers of rows and candidates refer to whole tables.
   ShardedPack(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack,
-              int64_t rank, const Payloads& payloads, const std::optional<TierOptions>& tiers = {},
-              const HashedOptions& hashed = {}, Changes changes = Changes::kUntracked);
+              int64_t rank, const comm::Payloads& payloads,
+              const std::optional<TierOptions>& tiers = {}, const HashedOptions& hashed = {},
+              Changes changes = Changes::kUntracked);
 
   /// Features of the pack, by their numbers in the whole collection.
   const std::vector<int64_t>& features() const { return features_; }
@@ -141,7 +142,7 @@ class ShardedPack {
 
   Sharding sharding_;
   int64_t ranks_, rank_;
-  Payloads payloads_;
+  comm::Payloads payloads_;
   std::vector<int64_t> features_;
   std::vector<int64_t> whole_tables_;  ///< collection-wide numbers of the rank's tables
   std::vector<int64_t> feature_rank_;  ///< for kTableWise: the rank that holds each feature's table

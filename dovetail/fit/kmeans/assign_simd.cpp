@@ -14,7 +14,7 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace dovetail {
+namespace dovetail::fit {
 namespace HWY_NAMESPACE {
 
 // Number of vectors of sums that stay in registers while rows are read.
@@ -166,7 +166,7 @@ double IncludePoints(const float* x, const double* points, int64_t count, int64_
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace dovetail
+}  // namespace dovetail::fit
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

@@ -17,7 +17,7 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace dovetail {
+namespace dovetail::fit {
 namespace HWY_NAMESPACE {
 
 // Many centres: rows across lanes. A tile of kTileColumns rows, transposed, stays in the
@@ -312,7 +312,7 @@ constexpr int64_t kFewCentres = 0;
 #endif
 
 }  // namespace HWY_NAMESPACE
-}  // namespace dovetail
+}  // namespace dovetail::fit
 HWY_AFTER_NAMESPACE();
 
 #endif  // include guard per target

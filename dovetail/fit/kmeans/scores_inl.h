@@ -20,8 +20,10 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace dovetail {
+namespace dovetail::fit {
 namespace HWY_NAMESPACE {
+
+using namespace ops::HWY_NAMESPACE;
 
 using fit::AssignProblem;
 
@@ -192,7 +194,7 @@ HWY_NOINLINE void settle(const AssignProblem& p, const Centres& centres, int64_t
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace dovetail
+}  // namespace dovetail::fit
 HWY_AFTER_NAMESPACE();
 
 #endif  // include guard per target

@@ -10,7 +10,7 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace dovetail {
+namespace dovetail::fit {
 namespace HWY_NAMESPACE {
 namespace {
 
@@ -64,7 +64,7 @@ void AddProduct(const ProductProblem& p) {
 
 }  // namespace
 }  // namespace HWY_NAMESPACE
-}  // namespace dovetail
+}  // namespace dovetail::fit
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

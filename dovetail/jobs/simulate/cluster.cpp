@@ -158,8 +158,8 @@ MergeOrder parse_merge_order(std::string_view name) {
   return parse_enum<MergeOrder>("hybrid", "order of merging", name, kNames);
 }
 
-std::vector<double> published_s(MergeOrder order, const Link& link, double bytes, size_t nodes,
-                                double begin_s) {
+std::vector<double> published_s(MergeOrder order, const comm::Link& link, double bytes,
+                                size_t nodes, double begin_s) {
   std::vector<double> at_s(nodes, begin_s);
   const double message_s = link.seconds(1, bytes);
   if (order == MergeOrder::kRanks) {
@@ -174,7 +174,7 @@ std::vector<double> published_s(MergeOrder order, const Link& link, double bytes
   return at_s;
 }
 
-double merged_s(MergeOrder order, const Link& link, double bytes, double add_s,
+double merged_s(MergeOrder order, const comm::Link& link, double bytes, double add_s,
                 std::vector<double> ready_s) {
   const double message_s = link.seconds(1, bytes) + add_s;
   const size_t nodes = ready_s.size();

@@ -22,9 +22,9 @@ MergeOrder parse_merge_order(std::string_view name);
 /// Times of a transfer between at least one node and the first one. `published_s` returns when each
 /// node has the parameters that the first one has at begin_s. `merged_s` returns when the first
 /// node has the total of the sums that the nodes have at ready_s. One addition takes add_s.
-std::vector<double> published_s(MergeOrder order, const Link& link, double bytes, size_t nodes,
-                                double begin_s);
-double merged_s(MergeOrder order, const Link& link, double bytes, double add_s,
+std::vector<double> published_s(MergeOrder order, const comm::Link& link, double bytes,
+                                size_t nodes, double begin_s);
+double merged_s(MergeOrder order, const comm::Link& link, double bytes, double add_s,
                 std::vector<double> ready_s);
 
 /// Job that computes all rows in each iteration, in shards of `grain` rows.
@@ -38,9 +38,9 @@ struct SimJob {
 struct SimOptions {
   SchedulerOptions scheduling = {};
   MergeOrder merge = MergeOrder::kTree;
-  Link network = {};       ///< link between nodes
-  double merge_add_s = 0;  ///< time to add the sum of one node to another
-  double restart_s = 10;   ///< time from the loss of a node to the next beginning of the iteration
+  comm::Link network = {};  ///< link between nodes
+  double merge_add_s = 0;   ///< time to add the sum of one node to another
+  double restart_s = 10;    ///< time from the loss of a node to the next beginning of the iteration
   std::vector<SimFault> faults = {};
   uint64_t seed = 0;
   SimNodeRun::Observer observer = {};

@@ -6,7 +6,7 @@
 namespace dovetail::moe::cuda {
 namespace {
 
-using dovetail::cuda::kWarp;
+using dovetail::ops::cuda::kWarp;
 
 constexpr int kRowsAtOnce = 4;  // warps of a block; each warp processes one row
 constexpr int kThreads = 128;

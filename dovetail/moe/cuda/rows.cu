@@ -5,16 +5,16 @@
 namespace dovetail::moe::cuda {
 namespace {
 
-using dovetail::cuda::block_sum;
-using dovetail::cuda::from_float;
-using dovetail::cuda::to_float;
-using dovetail::cuda::with_storage;
+using dovetail::ops::cuda::block_sum;
+using dovetail::ops::cuda::from_float;
+using dovetail::ops::cuda::to_float;
+using dovetail::ops::cuda::with_storage;
 
 constexpr int kThreads = 128;  // one block processes one row
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) gather_kernel(PlacedRowsProblem problem) {
-  const GatherRowsProblem& p = problem.rows;
+  const ops::GatherRowsProblem& p = problem.rows;
   const int64_t i = blockIdx.x, place = problem.place == nullptr ? i : problem.place[i];
   const T* x = static_cast<const T*>(p.x) + p.row[i] * p.width;
   const T* other = p.other == nullptr ? nullptr : static_cast<const T*>(p.other) + place * p.width;

@@ -3,7 +3,7 @@
 #include "dovetail/ops/cuda/launch.h"
 #include "dovetail/ops/cuda/values.cuh"
 
-namespace dovetail::cuda {
+namespace dovetail::ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -121,4 +121,4 @@ void activation_backward(const ActivationProblem& problem, const void* dy, void*
   launch_named<false>(problem, dy, dx, stream);
 }
 
-}  // namespace dovetail::cuda
+}  // namespace dovetail::ops::cuda

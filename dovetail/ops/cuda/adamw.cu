@@ -4,7 +4,7 @@
 #include "dovetail/ops/cuda/launch.h"
 #include "dovetail/ops/cuda/values.cuh"
 
-namespace dovetail::cuda {
+namespace dovetail::ops::cuda {
 namespace {
 
 constexpr int kThreads = 256, kStep = 4;  // kStep: elements of a thread at a time
@@ -190,4 +190,4 @@ void squares(std::span<const SquaresPiece> pieces, double* sums, cudaStream_t st
   }
 }
 
-}  // namespace dovetail::cuda
+}  // namespace dovetail::ops::cuda

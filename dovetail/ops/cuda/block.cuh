@@ -1,6 +1,6 @@
 #pragma once
 
-namespace dovetail::cuda {
+namespace dovetail::ops::cuda {
 
 inline constexpr int kWarp = 32;
 
@@ -25,4 +25,4 @@ __device__ float block_sum(float x) {
   return sum;
 }
 
-}  // namespace dovetail::cuda
+}  // namespace dovetail::ops::cuda

@@ -4,7 +4,7 @@
 #include "dovetail/ops/cuda/parts.cuh"
 #include "dovetail/ops/cuda/values.cuh"
 
-namespace dovetail::cuda {
+namespace dovetail::ops::cuda {
 namespace {
 
 constexpr int kWarps = 8, kAtOnce = 4;  // kAtOnce: rows of a warp in flight
@@ -79,4 +79,4 @@ void column_sums(Storage storage, const void* x, int64_t rows, int64_t columns, 
   });
 }
 
-}  // namespace dovetail::cuda
+}  // namespace dovetail::ops::cuda

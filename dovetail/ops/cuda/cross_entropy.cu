@@ -5,7 +5,7 @@
 #include "dovetail/ops/cuda/launch.h"
 #include "dovetail/ops/cuda/values.cuh"
 
-namespace dovetail::cuda {
+namespace dovetail::ops::cuda {
 namespace {
 
 constexpr int kThreads = 512, kAtOnce = 4;  // kAtOnce: loads of a thread in flight
@@ -137,4 +137,4 @@ void cross_entropy(const CrossEntropyProblem& p, cudaStream_t stream) {
   });
 }
 
-}  // namespace dovetail::cuda
+}  // namespace dovetail::ops::cuda

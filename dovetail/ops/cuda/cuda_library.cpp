@@ -10,7 +10,7 @@
 // Library for GPUs: calls our launchers on torch's current stream and turns their errors into
 // torch's exceptions.
 
-namespace dovetail {
+namespace dovetail::ops {
 namespace {
 
 cudaStream_t stream() { return c10::cuda::getCurrentCUDAStream().stream(); }
@@ -68,7 +68,7 @@ void rotate_on_stream(const RotaryProblem& problem, std::span<const RotaryPart> 
 }
 
 }  // namespace
-}  // namespace dovetail
+}  // namespace dovetail::ops
 
 extern "C" const dovetail::CudaKernels* dovetail_cuda_kernels() {
   static const dovetail::CudaKernels kernels = {
@@ -76,14 +76,14 @@ extern "C" const dovetail::CudaKernels* dovetail_cuda_kernels() {
       .norm_backward = dovetail::norm_backward_on_stream,
       .activation_forward = dovetail::activation_forward_on_stream,
       .activation_backward = dovetail::activation_backward_on_stream,
-      .grouped_products = dovetail::cuda::grouped_gemm,
+      .grouped_products = dovetail::ops::cuda::grouped_gemm,
       .column_sums = dovetail::column_sums_on_stream,
       .adamw = dovetail::adamw_on_stream,
       .squares = dovetail::squares_on_stream,
       .cross_entropy = dovetail::cross_entropy_on_stream,
-      .record_graph = dovetail::cuda::record_graph,
-      .replay_graph = dovetail::cuda::replay_graph,
-      .drop_graph = dovetail::cuda::drop_graph,
+      .record_graph = dovetail::ops::cuda::record_graph,
+      .replay_graph = dovetail::ops::cuda::replay_graph,
+      .drop_graph = dovetail::ops::cuda::drop_graph,
       .rotate = dovetail::rotate_on_stream};
   return &kernels;
 }

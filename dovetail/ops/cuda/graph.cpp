@@ -5,7 +5,7 @@
 
 #include <memory>
 
-namespace dovetail::cuda {
+namespace dovetail::ops::cuda {
 
 void* record_graph(const std::function<void()>& work) {
   // The graph has its own memory pool, which cannot use blocks that earlier work left in the common
@@ -30,4 +30,4 @@ void* record_graph(const std::function<void()>& work) {
 void replay_graph(void* graph) { static_cast<at::cuda::CUDAGraph*>(graph)->replay(); }
 void drop_graph(void* graph) { delete static_cast<at::cuda::CUDAGraph*>(graph); }
 
-}  // namespace dovetail::cuda
+}  // namespace dovetail::ops::cuda

@@ -2,11 +2,11 @@
 
 #include <functional>
 
-namespace dovetail::cuda {
+namespace dovetail::ops::cuda {
 
 /// Implementations of the entries of CudaKernels with these names.
 void* record_graph(const std::function<void()>& work);
 void replay_graph(void* graph);
 void drop_graph(void* graph);
 
-}  // namespace dovetail::cuda
+}  // namespace dovetail::ops::cuda

@@ -16,7 +16,7 @@
 // column-major order, so c^T = b^T a^T. Thus A of cuBLAS is b, and B of cuBLAS is a. A matrix is
 // passed as it is if we store it row-major, and transposed if we store its transpose. Sizes are on
 // the host, addresses on the GPU. Source: cuBLAS documentation, cublasGemmGroupedBatchedEx.
-namespace dovetail::cuda {
+namespace dovetail::ops::cuda {
 namespace {
 
 void check(cublasStatus_t status, const char* what, size_t products) {
@@ -88,4 +88,4 @@ void grouped_gemm(Storage storage, std::span<const GroupedProduct> products) {
         "cublasGemmGroupedBatchedEx", count);
 }
 
-}  // namespace dovetail::cuda
+}  // namespace dovetail::ops::cuda

@@ -4,9 +4,9 @@
 
 #include "dovetail/ops/cuda_kernels.h"
 
-namespace dovetail::cuda {
+namespace dovetail::ops::cuda {
 
 /// Implementation of `CudaKernels::grouped_products`.
 void grouped_gemm(Storage storage, std::span<const GroupedProduct> products);
 
-}  // namespace dovetail::cuda
+}  // namespace dovetail::ops::cuda

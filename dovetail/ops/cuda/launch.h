@@ -12,7 +12,7 @@
 
 /// Launchers of the kernels, on a given stream. They use neither ATen nor torch's streams, because
 /// a .cu file with ATen takes 39 s to compile.
-namespace dovetail::cuda {
+namespace dovetail::ops::cuda {
 
 /// Launches the forward norm; `branch` and `sum` as in CudaKernels::norm_forward.
 void norm_forward(const NormProblem& problem, const void* branch, void* sum, void* y,
@@ -43,4 +43,4 @@ void cross_entropy(const CrossEntropyProblem& problem, cudaStream_t stream);
 
 void rotate(const RotaryProblem& problem, std::span<const RotaryPart> parts, cudaStream_t stream);
 
-}  // namespace dovetail::cuda
+}  // namespace dovetail::ops::cuda

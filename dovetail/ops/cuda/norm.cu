@@ -6,7 +6,7 @@
 #include "dovetail/ops/cuda/parts.cuh"
 #include "dovetail/ops/cuda/values.cuh"
 
-namespace dovetail::cuda {
+namespace dovetail::ops::cuda {
 namespace {
 
 // Rows that consist of 16-byte vectors stay in registers. kVectors: vectors per thread;
@@ -366,4 +366,4 @@ void norm_backward(const NormProblem& p, const void* dy_in, const void* dsum_in,
   join_parts(partial, parts, p.width, dweight, dbias, stream);
 }
 
-}  // namespace dovetail::cuda
+}  // namespace dovetail::ops::cuda

@@ -9,7 +9,7 @@
 
 /// Sums over rows in parts. A block sums each part. The sums of the parts are then added in an
 /// order that depends on their number alone.
-namespace dovetail::cuda {
+namespace dovetail::ops::cuda {
 
 inline constexpr int kJoinWarps = 8;
 
@@ -46,4 +46,4 @@ void join_parts(const float* partial, int64_t parts, int64_t columns, T* first, 
       <<<blocks, dim3(kWarp, kJoinWarps), 0, stream>>>(partial, parts, columns, first, second);
 }
 
-}  // namespace dovetail::cuda
+}  // namespace dovetail::ops::cuda

@@ -5,7 +5,7 @@
 #include "dovetail/ops/cuda/launch.h"
 #include "dovetail/ops/cuda/values.cuh"
 
-namespace dovetail::cuda {
+namespace dovetail::ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -135,4 +135,4 @@ void rotate(const RotaryProblem& p, std::span<const RotaryPart> list, cudaStream
   });
 }
 
-}  // namespace dovetail::cuda
+}  // namespace dovetail::ops::cuda

@@ -8,7 +8,7 @@
 
 /// Transfer of values between memory, in FP32 or BF16, and registers, always FP32. Each access
 /// moves 16 bytes: kCount neighbours.
-namespace dovetail::cuda {
+namespace dovetail::ops::cuda {
 
 template <class T>
 struct Values {
@@ -62,4 +62,4 @@ void with_storage(Storage storage, F f) {
   }
 }
 
-}  // namespace dovetail::cuda
+}  // namespace dovetail::ops::cuda

@@ -99,7 +99,7 @@ struct Convolution {
 
   const CapturedOperation& operation;
   bool backward;
-  ConvolutionOptions options;
+  ops::ConvolutionOptions options;
   bool data = false, weight = false, bias = false;  // requested gradients
 
   const TensorUse& weight_use() const { return operation.arguments[backward ? 2 : 1].uses[0]; }
@@ -111,10 +111,10 @@ struct Convolution {
             value(std::string(algorithm))};
   }
 
-  bool applies(ConvolutionPass pass, ConvolutionAlgorithm algorithm) const {
-    ConvolutionOptions by = options;
+  bool applies(ConvolutionPass pass, ops::ConvolutionAlgorithm algorithm) const {
+    ops::ConvolutionOptions by = options;
     by.algorithm = algorithm;
-    return !why_not(pass, weight_use().sizes, by);
+    return !ops::why_not(pass, weight_use().sizes, by);
   }
 };
 
@@ -124,7 +124,8 @@ struct Pass {
   CapturedOperation operation;
 };
 
-constexpr std::array kAlgorithms = {ConvolutionAlgorithm::kIm2col, ConvolutionAlgorithm::kWinograd};
+constexpr std::array kAlgorithms = {ops::ConvolutionAlgorithm::kIm2col,
+                                    ops::ConvolutionAlgorithm::kWinograd};
 
 void append(std::vector<CapturedArgument>& to, std::vector<CapturedArgument> more) {
   to.insert(to.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));

@@ -31,7 +31,7 @@ std::string kernels_digest() {
 nlohmann::json this_machine() {
   static const std::string kernels = kernels_digest();
   return {{"cpu", machine().cpu_name},
-          {"simd", simd_level_name(simd_level())},
+          {"simd", ops::simd_level_name(ops::simd_level())},
           {"threads", at::get_num_threads()},
           {"torch", TORCH_VERSION},
           {"kernels", kernels}};

@@ -1,6 +1,6 @@
 #pragma once
 
-namespace dovetail {
+namespace dovetail::train {
 
 struct TrainOptions {
   bool dry_run = false;  ///< print sizes and stop (uses the meta device)
@@ -10,4 +10,4 @@ struct TrainOptions {
   bool quiet = false;  ///< no progress and no summary; warnings are still logged
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::train

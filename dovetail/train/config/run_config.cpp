@@ -10,7 +10,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/mx/recipe.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 /// Built-in quantizing recipes, as "name: description".
@@ -369,4 +369,4 @@ void RunConfig::describe(Section& s) {
   s.section("balance", balance, "Uneven shares of a step for ranks of unequal speed");
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

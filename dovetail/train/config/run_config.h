@@ -12,7 +12,7 @@
 #include "dovetail/models/recommender_config.h"
 #include "dovetail/mx/recipe.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 struct RunSection {
   std::string name = "run";
@@ -210,11 +210,11 @@ struct EmbeddingSection {
 
 struct RunConfig {
   RunSection run;
-  ModelConfig model;
-  RecommenderConfig recommender;  ///< model of a recommender run, which has no [model]
-  RowsConfig rows;
+  models::ModelConfig model;
+  models::RecommenderConfig recommender;  ///< model of a recommender run, which has no [model]
+  data::RowsConfig rows;
   EmbeddingSection embedding;
-  DataConfig data;
+  data::DataConfig data;
   TrainSection train;
   OptimizerSection optimizer;
   ScheduleSection schedule;
@@ -240,4 +240,4 @@ void check_schedule(const ScheduleSection& schedule, int64_t steps);
 /// Throws UserError if any key that depends on the run's length does not fit into `steps` steps.
 void check_length(const RunConfig& config, int64_t steps);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -16,12 +16,12 @@
 #include "dovetail/train/run/stored_run.h"
 #include "dovetail/train/run/tokenizer_state.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 constexpr std::string_view kModelPrefix = "model.";
 
-void load_parameters(GPT& model, const Snapshot& snapshot,
+void load_parameters(models::GPT& model, const io::Snapshot& snapshot,
                      const std::filesystem::path& checkpoint) {
   const torch::NoGradGuard no_grad;
   for (auto& item : model.named_parameters()) {
@@ -50,16 +50,18 @@ LoadedModel load_model(const StoredRun& stored) {
                      .config = stored.config,
                      .step = stored.snapshot.step,
                      .checkpoint = stored.checkpoint};
-  loaded.config.model = resolve_model_config(loaded.config.model, loaded.tokenizer->vocab_size());
-  loaded.model = std::make_shared<GPT>(loaded.config.model);
+  loaded.config.model =
+      models::resolve_model_config(loaded.config.model, loaded.tokenizer->vocab_size());
+  loaded.model = std::make_shared<models::GPT>(loaded.config.model);
   if (loaded.config.precision.recipe == "fp64") loaded.model->set_compute_dtype(at::kDouble);
   load_parameters(*loaded.model, stored.snapshot, loaded.checkpoint);
   loaded.model->eval();
   return loaded;
 }
 
-Snapshot initial_snapshot(GPT& model, const Tokenizer& tokenizer, const RunConfig& config) {
-  Snapshot snapshot;
+io::Snapshot initial_snapshot(models::GPT& model, const data::Tokenizer& tokenizer,
+                              const RunConfig& config) {
+  io::Snapshot snapshot;
   for (const auto& item : model.named_parameters()) {
     snapshot.tensors[std::string(kModelPrefix) + item.key()] = item.value().detach().to(at::kFloat);
   }
@@ -69,4 +71,4 @@ Snapshot initial_snapshot(GPT& model, const Tokenizer& tokenizer, const RunConfi
   return snapshot;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

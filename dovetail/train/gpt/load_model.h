@@ -12,15 +12,17 @@
 #include "dovetail/train/config/run_config.h"
 #include "dovetail/train/run/stored_run.h"
 
-namespace dovetail {
-
+namespace dovetail::models {
 class GPT;
+}  // namespace dovetail::models
+
+namespace dovetail::train {
 
 /// Model of a checkpoint, ready to evaluate, generate or export. It is float32 on the CPU (float64
 /// if the run's recipe is fp64).
 struct LoadedModel {
-  std::shared_ptr<GPT> model;
-  std::unique_ptr<Tokenizer> tokenizer;
+  std::shared_ptr<models::GPT> model;
+  std::unique_ptr<data::Tokenizer> tokenizer;
   RunConfig config;  ///< config of the run, with sizes resolved
   int64_t step = 0;
   std::filesystem::path checkpoint;  ///< folder of the checkpoint
@@ -32,6 +34,7 @@ LoadedModel load_model(const StoredRun& stored);
 
 /// Makes a checkpoint of step 0 with the weights of `model` and no optimizer moments. A run that
 /// starts from imported weights begins there.
-Snapshot initial_snapshot(GPT& model, const Tokenizer& tokenizer, const RunConfig& config);
+io::Snapshot initial_snapshot(models::GPT& model, const data::Tokenizer& tokenizer,
+                              const RunConfig& config);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

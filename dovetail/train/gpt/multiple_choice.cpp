@@ -14,7 +14,7 @@
 #include "dovetail/base/file.h"
 #include "dovetail/models/gpt.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 constexpr const char* kExampleLine =
@@ -65,7 +65,7 @@ struct TokenizedItem {
   std::vector<std::vector<int32_t>> continuations;
 };
 
-TokenizedItem tokenize(const Tokenizer& tokenizer, std::string prompt,
+TokenizedItem tokenize(const data::Tokenizer& tokenizer, std::string prompt,
                        const std::vector<std::string>& choices) {
   const size_t kept = prompt.find_last_not_of(kWhiteSpace) + 1;  // npos + 1 == 0
   const std::string moved = prompt.substr(kept);
@@ -135,7 +135,7 @@ std::vector<MultipleChoiceItem> read_multiple_choice(const std::filesystem::path
 }
 
 std::vector<double> continuation_log_likelihoods(
-    GPT& model, std::vector<int32_t> prompt,
+    models::GPT& model, std::vector<int32_t> prompt,
     const std::vector<std::vector<int32_t>>& continuations) {
   const c10::NoGradGuard no_grad;
   const auto context = static_cast<size_t>(model.config().context);
@@ -148,7 +148,7 @@ std::vector<double> continuation_log_likelihoods(
   if (prompt.size() > fits)
     prompt.erase(prompt.begin(), prompt.end() - static_cast<std::ptrdiff_t>(fits));
 
-  KvCache cache;
+  models::KvCache cache;
   if (prompt.size() > 1) model.logits_with_cache(row_of(prompt, 0, prompt.size() - 1), cache);
   const int64_t shared = cache.length;
   std::vector<double> sums;
@@ -165,7 +165,7 @@ std::vector<double> continuation_log_likelihoods(
   return sums;
 }
 
-MultipleChoiceResult score_multiple_choice(GPT& model, const Tokenizer& tokenizer,
+MultipleChoiceResult score_multiple_choice(models::GPT& model, const data::Tokenizer& tokenizer,
                                            const std::vector<MultipleChoiceItem>& items,
                                            const MultipleChoiceOptions& options,
                                            const std::function<void(int64_t, int64_t)>& progress) {
@@ -201,4 +201,4 @@ MultipleChoiceResult score_multiple_choice(GPT& model, const Tokenizer& tokenize
   return result;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -9,9 +9,11 @@
 
 #include "dovetail/data/text/tokenizer.h"
 
-namespace dovetail {
-
+namespace dovetail::models {
 class GPT;
+}  // namespace dovetail::models
+
+namespace dovetail::train {
 
 /// Question of a multiple-choice task, as in MMLU, ARC and HellaSwag: which of `choices` continues
 /// `context`?
@@ -57,15 +59,15 @@ struct MultipleChoiceOptions {
 ///
 /// Calls `progress(done, items)` after each item.
 MultipleChoiceResult score_multiple_choice(
-    GPT& model, const Tokenizer& tokenizer, const std::vector<MultipleChoiceItem>& items,
-    const MultipleChoiceOptions& options,
+    models::GPT& model, const data::Tokenizer& tokenizer,
+    const std::vector<MultipleChoiceItem>& items, const MultipleChoiceOptions& options,
     const std::function<void(int64_t, int64_t)>& progress = {});
 
 /// Returns the sum of log p(continuation | prompt) for each of several continuations of one prompt.
 /// The prompt is read once. Arguments are token ids. The prompt has at least one token; each
 /// continuation has 1 to model.context tokens.
 std::vector<double> continuation_log_likelihoods(
-    GPT& model, std::vector<int32_t> prompt,
+    models::GPT& model, std::vector<int32_t> prompt,
     const std::vector<std::vector<int32_t>>& continuations);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -14,10 +14,10 @@
 #include "dovetail/comm/collective.h"
 #include "dovetail/train/optimizer/gradient_clipping.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
-TrainStep::TrainStep(std::shared_ptr<GPT> model, Optimizer& optimizer, std::shared_ptr<Group> group,
-                     StepOptions options)
+TrainStep::TrainStep(std::shared_ptr<models::GPT> model, Optimizer& optimizer,
+                     std::shared_ptr<comm::Group> group, StepOptions options)
     : model_(std::move(model)),
       optimizer_(optimizer),
       group_(std::move(group)),
@@ -44,7 +44,8 @@ void TrainStep::plan_memory(PlannedStep::Options options) {
 StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop,
                            const StepPlace& place) {
   DOVETAIL_CHECK(tokens.size(0) > 0, "a rank without samples");
-  now_ = {.lr = lr, .want_stop = want_stop, .place = place, .weight = count_targets(tokens)};
+  now_ = {
+      .lr = lr, .want_stop = want_stop, .place = place, .weight = models::count_targets(tokens)};
   if (planned_) {
     planned_->run({{"tokens", tokens}}, {{"first sample", place.first_sample},
                                          {"most samples of a rank", place.most_samples}});
@@ -96,7 +97,7 @@ void TrainStep::record_graph(const at::Tensor& tokens) {
   try {
     recorded.tokens = tokens.to(optimizer_.parameters().front().device());
     recorded.graph =
-        std::make_unique<GpuGraph>([&] { recorded.made = make_gradients(recorded.tokens); });
+        std::make_unique<ops::GpuGraph>([&] { recorded.made = make_gradients(recorded.tokens); });
   } catch (const c10::Error& error) {
     graph_failure_ = error.what_without_backtrace();
     return;
@@ -126,7 +127,7 @@ TrainStep::Losses TrainStep::add_gradients(const at::Tensor& tokens) {
   for (int64_t first = 0; first < passes_over; first += options_.micro_batch) {
     const int64_t size = std::clamp(samples - first, int64_t{0}, options_.micro_batch);
     now_.clock.start();
-    LossSum loss;
+    models::LossSum loss;
     {
       const TraceSpan span("forward");
       pass.first_token = (place.first_sample + first) * (tokens.size(1) - 1);
@@ -156,9 +157,9 @@ std::vector<at::Tensor> TrainStep::squares_of_share() const {
   }
   // All holders of a parameter count it alike within their group. The index `i` would not do: a
   // rank with more experts has other indices after them.
-  std::map<const Group*, int> count;
+  std::map<const comm::Group*, int> count;
   for (size_t i = 0; i < reducer_.size(); ++i) {
-    const Group& holders = reducer_.group(i);
+    const comm::Group& holders = reducer_.group(i);
     if (count[&holders]++ % holders.size() == holders.rank()) share.push_back(reducer_.gradient(i));
   }
   return squares_of(share);
@@ -179,4 +180,4 @@ StepOutcome TrainStep::judge(double loss_sum, std::optional<double> router_sum,
   return outcome;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

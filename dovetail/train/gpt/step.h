@@ -14,14 +14,14 @@
 #include "dovetail/train/memory/planned_step.h"
 #include "dovetail/train/optimizer/optimizer.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 struct StepOptions {
   int64_t micro_batch = 1;  ///< samples per micro-batch
   double clip = 0;          ///< maximum norm of the mean gradient; 0: no clipping
   int64_t bucket_bytes = 4 << 20;
   /// Ranks that hold each parameter of the optimizer. Empty: all ranks of the group.
-  std::vector<std::shared_ptr<Group>> gradient_groups = {};
+  std::vector<std::shared_ptr<comm::Group>> gradient_groups = {};
   /// Sets GradientReducer::Options::scatter, for an optimizer whose state is sharded.
   bool scatter_gradients = false;
   /// Run forward and backward on a GPU as one CUDA graph, from the third step on. This is for one
@@ -35,8 +35,8 @@ struct StepOptions {
 class TrainStep {
  public:
   /// `optimizer` must already be bound to `model`, which has its final dtype and device.
-  TrainStep(std::shared_ptr<GPT> model, Optimizer& optimizer, std::shared_ptr<Group> group,
-            StepOptions options);
+  TrainStep(std::shared_ptr<models::GPT> model, Optimizer& optimizer,
+            std::shared_ptr<comm::Group> group, StepOptions options);
   TrainStep(const TrainStep&) = delete;  // recorded steps keep a pointer to this object
   TrainStep& operator=(const TrainStep&) = delete;
 
@@ -61,7 +61,7 @@ class TrainStep {
   const std::string& graph_failure() const { return graph_failure_; }
 
   /// Returns the reduced gradient sums of the last step, not divided by the number of tokens.
-  const GradientReducer& gradients() const { return reducer_; }
+  const comm::GradientReducer& gradients() const { return reducer_; }
 
  private:
   /// State of the current step in addition to its tokens. Recorded operations read and write it in
@@ -96,11 +96,11 @@ class TrainStep {
   /// Returns the outcome from the sums of this rank. Passes the update's numbers to the optimizer.
   StepOutcome judge(double loss_sum, std::optional<double> router_sum, double squares) const;
 
-  std::shared_ptr<GPT> model_;
+  std::shared_ptr<models::GPT> model_;
   Optimizer& optimizer_;
-  std::shared_ptr<Group> group_;
+  std::shared_ptr<comm::Group> group_;
   StepOptions options_;
-  GradientReducer reducer_;
+  comm::GradientReducer reducer_;
   Now now_;
   /// Tensor of shape (1) that represents `now_` in a recorded step, where only changes of tensors
   /// are visible.
@@ -112,7 +112,7 @@ class TrainStep {
     at::Tensor tokens;
     Gradients made;
     std::vector<at::Tensor> gradients;  ///< `reducer_.gradient(i)`
-    std::unique_ptr<GpuGraph> graph;
+    std::unique_ptr<ops::GpuGraph> graph;
   };
   std::optional<Recorded> recorded_;
   /// Steps before recording. In these steps, libraries allocate what a graph cannot: handles,
@@ -121,4 +121,4 @@ class TrainStep {
   std::string graph_failure_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::train

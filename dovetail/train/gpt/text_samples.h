@@ -7,7 +7,7 @@
 #include "dovetail/models/gpt.h"
 #include "dovetail/train/config/run_config.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 struct Sample {
   std::string prompt, continuation;
@@ -16,7 +16,7 @@ struct Sample {
 /// Continues each of log.sample_prompts by log.sample_tokens tokens at temperature 0.8. The seed
 /// comes from run.seed and the prompt's position. So the same model writes the same samples. An
 /// empty prompt begins after an end of document.
-std::vector<Sample> continue_prompts(GPT& model, const Tokenizer& tokenizer,
+std::vector<Sample> continue_prompts(models::GPT& model, const data::Tokenizer& tokenizer,
                                      const RunConfig& config);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -19,15 +19,15 @@
 #include "dovetail/train/metrics/validation.h"
 #include "dovetail/train/run/stored_run.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 namespace {
 
 /// Returns the reason why forward and backward cannot be one CUDA graph; empty if they can.
-std::string cuda_graph_obstacle(const ResolvedRun& run, const Group& group,
+std::string cuda_graph_obstacle(const ResolvedRun& run, const comm::Group& group,
                                 const Quantization& quantization) {
   if (!run.device.is_cuda()) return "the run is on the CPU";
-  if (cuda_kernels() == nullptr) return "this build has no kernels for the GPU";
+  if (ops::cuda_kernels() == nullptr) return "this build has no kernels for the GPU";
   if (group.size() > 1) return "ranks exchange gradients while backward runs";
   if (run.config.model.moe.experts > 0) return "experts read the sizes of their shares on the host";
   for (const auto& layer : quantization.layers()) {
@@ -44,7 +44,7 @@ std::string cuda_graph_obstacle(const ResolvedRun& run, const Group& group,
 
 }  // namespace
 
-Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFolder* folder,
+Training::Training(const ResolvedRun& run, std::shared_ptr<comm::Group> group, RunFolder* folder,
                    bool quiet, RunState state, const std::map<std::string, at::Tensor>& tensors)
     : TrainingLoop(run, std::move(group), std::move(state)), parallel_(run.config, group_) {
   const RunConfig& config = run_.config;
@@ -54,7 +54,7 @@ Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFold
     use_own_stream();
   const uint64_t idle_bytes = resident_bytes();
   std::shared_ptr<plan::PagedAllocations> paged = paged_until_there_is_a_plan(config.memory);
-  model_ = std::make_shared<GPT>(config.model, c10::kCPU, parallel_.ranks());
+  model_ = std::make_shared<models::GPT>(config.model, c10::kCPU, parallel_.ranks());
   model_->checkpoint_activations = config.train.checkpoint_activations;
   if (!resumed())
     initialize(*model_, static_cast<uint64_t>(config.run.seed), config.train.init_noise);
@@ -89,12 +89,12 @@ Training::Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFold
     options.anew = shares_.automatic();
     step_->plan_memory(options);
   }
-  loader_.emplace(config.data, LoaderOptions{.seed = static_cast<uint64_t>(config.run.seed),
-                                             .batch = config.train.batch,
-                                             .context = config.model.context,
-                                             .total_steps = config.train.steps,
-                                             .rank = group_->rank(),
-                                             .world = group_->size()});
+  loader_.emplace(config.data, data::LoaderOptions{.seed = static_cast<uint64_t>(config.run.seed),
+                                                   .batch = config.train.batch,
+                                                   .context = config.model.context,
+                                                   .total_steps = config.train.steps,
+                                                   .rank = group_->rank(),
+                                                   .world = group_->size()});
   if (folder != nullptr) open_output(*folder, quiet);
 }
 
@@ -112,7 +112,7 @@ void Training::restore_from(const std::map<std::string, at::Tensor>& tensors) {
 
 void Training::finish(const RunFolder& folder, bool quiet) {
   // A model with spread experts would need all ranks. Its checkpoint has all experts.
-  std::shared_ptr<GPT> whole = model_;
+  std::shared_ptr<models::GPT> whole = model_;
   if (model_->expert_ranks() && !config().log.sample_prompts.empty())
     whole = load_model(read_run_or_checkpoint(folder.path())).model;
   auto samples = nlohmann::ordered_json::array();
@@ -221,4 +221,4 @@ nlohmann::json Training::checkpoint_state() const {
   return dovetail::checkpoint_state(state_, run_, &store().tokenizer(), group_->size());
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -16,21 +16,21 @@
 #include "dovetail/train/ranks/layout_choice.h"
 #include "dovetail/train/ranks/router_bias.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Training of a GPT: the run's model, optimizer and data in memory.
 class Training : public TrainingLoop {
  public:
   /// Restores rank 0's `tensors`; empty: a new run. Ranks other than 0 pass null for `folder`.
-  Training(const ResolvedRun& run, std::shared_ptr<Group> group, RunFolder* folder, bool quiet,
-           RunState state, const std::map<std::string, at::Tensor>& tensors);
+  Training(const ResolvedRun& run, std::shared_ptr<comm::Group> group, RunFolder* folder,
+           bool quiet, RunState state, const std::map<std::string, at::Tensor>& tensors);
 
   std::string data_summary() const override { return loader_->summary(); }
   /// Continues log.sample_prompts and writes samples.json.
   void finish(const RunFolder& folder, bool quiet) override;
 
  private:
-  const TokenStore& store() const { return loader_->first_store(); }
+  const data::TokenStore& store() const { return loader_->first_store(); }
   StepOutcome train_step(int64_t number, double lr, bool want_stop, StepTimings& timings) override;
   void report_step() override;
   std::optional<Validation> evaluate() override;
@@ -48,16 +48,16 @@ class Training : public TrainingLoop {
   void report_expert_load();
 
   ExpertParallel parallel_;
-  std::shared_ptr<GPT> model_;
+  std::shared_ptr<models::GPT> model_;
   std::optional<Quantization> quantization_;
   std::optional<ExpertLoad> expert_load_;
   std::optional<RouterBias> router_bias_;
   std::optional<ExpertPlans> plans_;
   std::optional<Optimizer> optimizer_;
   std::optional<TrainStep> step_;
-  std::optional<Loader> loader_;
+  std::optional<data::Loader> loader_;
   MemoryPlanLog memory_plan_log_;
   bool told_graph_ = false;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -7,17 +7,17 @@
 
 #include "dovetail/base/trace.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
-ResolvedRun resolve_trial(const RunConfig& config, Group& group) {
+ResolvedRun resolve_trial(const RunConfig& config, comm::Group& group) {
   ResolvedRun run = resolve_run(config, group, {.dry_run = true, .quiet = true});
   resolve_precision_and_size(run, group, std::nullopt);
   return run;
 }
 
-TrialStep::TrialStep(const ResolvedRun& run, std::shared_ptr<Group> group, int64_t samples,
+TrialStep::TrialStep(const ResolvedRun& run, std::shared_ptr<comm::Group> group, int64_t samples,
                      int64_t micro_batch)
-    : run_(run), model_(std::make_shared<GPT>(run.config.model)) {
+    : run_(run), model_(std::make_shared<models::GPT>(run.config.model)) {
   const RunConfig& config = run.config;
   initialize(*model_, static_cast<uint64_t>(config.run.seed), config.train.init_noise);
   optimizer_.emplace(*model_, config.optimizer);
@@ -41,4 +41,4 @@ double TrialStep::run() {
   return now_seconds() - begin_s;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -9,17 +9,17 @@
 #include "dovetail/train/optimizer/optimizer.h"
 #include "dovetail/train/resolve/resolve.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Resolves a config as far as the size of a step requires. Data that is not prepared stays
 /// unprepared, and no file is written. Throws UserError like `train`.
-ResolvedRun resolve_trial(const RunConfig& config, Group& group);
+ResolvedRun resolve_trial(const RunConfig& config, comm::Group& group);
 
 /// Training steps of a GPT's run on random tokens. The run's data and folder are not used.
 class TrialStep {
  public:
   /// `samples`: samples of this rank per step. `micro_batch`: samples per micro-batch.
-  TrialStep(const ResolvedRun& run, std::shared_ptr<Group> group, int64_t samples,
+  TrialStep(const ResolvedRun& run, std::shared_ptr<comm::Group> group, int64_t samples,
             int64_t micro_batch);
 
   /// Runs a step and returns its seconds.
@@ -29,11 +29,11 @@ class TrialStep {
 
  private:
   const ResolvedRun& run_;
-  std::shared_ptr<GPT> model_;
+  std::shared_ptr<models::GPT> model_;
   std::optional<Optimizer> optimizer_;
   std::optional<Quantization> quantization_;
   std::optional<TrainStep> step_;
   at::Tensor tokens_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -14,9 +14,10 @@
 #include "dovetail/train/optimizer/lr_schedule.h"
 #include "dovetail/train/run/stop.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
-TrainingLoop::TrainingLoop(const ResolvedRun& run, std::shared_ptr<Group> group, RunState state)
+TrainingLoop::TrainingLoop(const ResolvedRun& run, std::shared_ptr<comm::Group> group,
+                           RunState state)
     : run_(run),
       group_(std::move(group)),
       state_(std::move(state)),
@@ -27,13 +28,13 @@ TrainingLoop::TrainingLoop(const ResolvedRun& run, std::shared_ptr<Group> group,
 void TrainingLoop::open_output(RunFolder& folder, bool quiet) {
   output_.emplace(folder, config(), state_.step, total_steps_, quiet);
   checkpoints_.emplace(folder.checkpoints(),
-                       CheckpointFolder::Options{.keep = config().checkpoint.keep});
+                       io::CheckpointFolder::Options{.keep = config().checkpoint.keep});
 }
 
 void TrainingLoop::run() {
   const StopSignals signals;
   for (bool stop = false; !stop && !complete();) stop = advance();
-  on_rank_zero(*group_, "saving the checkpoint", [&] { checkpoints_->wait(); });
+  comm::on_rank_zero(*group_, "saving the checkpoint", [&] { checkpoints_->wait(); });
   if (output_) output_->finish();
 }
 
@@ -150,13 +151,13 @@ void TrainingLoop::save_if_due(bool stopping, StepTimings& timings) {
   if (!due) return;
   const double begin_s = now_seconds();
   std::map<std::string, at::Tensor> tensors = checkpoint_tensors();
-  const auto kind = saves_++ % config().checkpoint.full_every == 0 ? CheckpointKind::kFull
-                                                                   : CheckpointKind::kDelta;
-  StreamedTensors* streamed = nullptr;
-  on_rank_zero(*group_, "beginning a checkpoint",
-               [&] { streamed = &checkpoints_->begin(state_.step, kind); });
+  const auto kind = saves_++ % config().checkpoint.full_every == 0 ? io::CheckpointKind::kFull
+                                                                   : io::CheckpointKind::kDelta;
+  io::StreamedTensors* streamed = nullptr;
+  comm::on_rank_zero(*group_, "beginning a checkpoint",
+                     [&] { streamed = &checkpoints_->begin(state_.step, kind); });
   stream_tensors(kind, streamed);
-  on_rank_zero(*group_, "saving a checkpoint", [&] {
+  comm::on_rank_zero(*group_, "saving a checkpoint", [&] {
     // The checkpoint relies on these lines. They must be on the disk before it gets its final name.
     output_->sync();
     checkpoints_->save_async(
@@ -166,4 +167,4 @@ void TrainingLoop::save_if_due(bool stopping, StepTimings& timings) {
   timings.checkpoint_ms = 1e3 * (now_seconds() - begin_s);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

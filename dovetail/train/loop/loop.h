@@ -16,7 +16,7 @@
 #include "dovetail/train/resolve/resolved_run.h"
 #include "dovetail/train/run/folder.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Loop over training steps, independent of the kind of model. It handles signals, the time limit,
 /// logs, non-finite steps, evaluation and checkpoints.
@@ -39,7 +39,7 @@ class TrainingLoop {
   virtual void finish(const RunFolder& folder, bool quiet) = 0;
 
  protected:
-  TrainingLoop(const ResolvedRun& run, std::shared_ptr<Group> group, RunState state);
+  TrainingLoop(const ResolvedRun& run, std::shared_ptr<comm::Group> group, RunState state);
   /// Sets the length of the run, in construction, if it depends on the data (one pass).
   void set_total_steps(int64_t steps) { total_steps_ = steps; }
   /// Opens the logs and checkpoints of `folder`. Call at the end of construction, on rank 0.
@@ -60,7 +60,7 @@ class TrainingLoop {
   virtual std::map<std::string, at::Tensor> checkpoint_tensors() = 0;
   /// Writes the checkpoint's tensors that are too large to copy, before the others. `to` is null
   /// except on rank 0. All ranks call it together.
-  virtual void stream_tensors(CheckpointKind /*kind*/, StreamedTensors* /*to*/) {}
+  virtual void stream_tensors(io::CheckpointKind /*kind*/, io::StreamedTensors* /*to*/) {}
   virtual nlohmann::json checkpoint_state() const = 0;
 
   /// balance.mode = "auto": reports this rank's compute time, forward and backward passes only.
@@ -73,7 +73,7 @@ class TrainingLoop {
   RunOutput* output() { return output_ ? &*output_ : nullptr; }  ///< null except on rank 0
 
   const ResolvedRun& run_;
-  std::shared_ptr<Group> group_;
+  std::shared_ptr<comm::Group> group_;
   RunState state_;
   BatchShares shares_;
 
@@ -90,8 +90,8 @@ class TrainingLoop {
   void save_if_due(bool stopping, StepTimings& timings);
   bool time_is_up() const;
 
-  std::optional<RunOutput> output_;              ///< only on rank 0
-  std::optional<CheckpointFolder> checkpoints_;  ///< only on rank 0
+  std::optional<RunOutput> output_;                  ///< only on rank 0
+  std::optional<io::CheckpointFolder> checkpoints_;  ///< only on rank 0
   /// Move of shares after the last step, and the first step with the new shares.
   std::optional<std::pair<int64_t, BatchShares::Move>> moved_;
   bool said_shares_ = false;
@@ -99,4 +99,4 @@ class TrainingLoop {
   double begin_s_ = 0;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::train

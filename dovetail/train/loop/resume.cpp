@@ -13,7 +13,7 @@
 #include "dovetail/train/resolve/unread_keys.h"
 #include "dovetail/train/run/tokenizer_state.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 nlohmann::json to_plain_json(const std::optional<StepMetrics>& metrics) {
@@ -115,7 +115,7 @@ bool changes_the_rest(std::string_view key) {
 }  // namespace
 
 nlohmann::json checkpoint_state(const RunState& state, const ResolvedRun& run,
-                                const Tokenizer* tokenizer, int ranks) {
+                                const data::Tokenizer* tokenizer, int ranks) {
   RunConfig config = run.config;
   return {{"config", config_to_json([&](Section& s) { config.describe(s); })},
           {"tokenizer", tokenizer == nullptr ? nlohmann::json() : tokenizer_state(*tokenizer)},
@@ -134,16 +134,16 @@ nlohmann::json checkpoint_state(const RunState& state, const ResolvedRun& run,
           {"resumed_from", state.resumed_from}};
 }
 
-nlohmann::json to_json(const std::vector<DenseScale>& scales) {
+nlohmann::json to_json(const std::vector<data::DenseScale>& scales) {
   auto list = nlohmann::json::array();
-  for (const DenseScale& scale : scales)
+  for (const data::DenseScale& scale : scales)
     list.push_back(
         {{"column", scale.column}, {"mean", scale.mean}, {"deviation", scale.deviation}});
   return list;
 }
 
-std::vector<DenseScale> dense_scales(const nlohmann::json& state) {
-  std::vector<DenseScale> scales;
+std::vector<data::DenseScale> dense_scales(const nlohmann::json& state) {
+  std::vector<data::DenseScale> scales;
   for (const nlohmann::json& scale : state.value("dense_scales", nlohmann::json::array()))
     scales.push_back({.column = scale.at("column"),
                       .mean = scale.at("mean"),
@@ -216,21 +216,22 @@ std::vector<std::string> check_same_run(const nlohmann::json& state, const Resol
   return warnings;
 }
 
-void restore(Optimizer& optimizer, const GPT& model, const ExpertParallel& parallel,
-             const std::map<std::string, at::Tensor>& tensors, int64_t updates, Group& group) {
+void restore(Optimizer& optimizer, const models::GPT& model, const ExpertParallel& parallel,
+             const std::map<std::string, at::Tensor>& tensors, int64_t updates,
+             comm::Group& group) {
   if (optimizer.sharded()) return optimizer.scatter(tensors, updates);
   std::map<std::string, at::Tensor> own = optimizer.tensors();
   // Imported weights have no moments, so the moments stay zero.
   const bool no_moments =
-      broadcast_json(group, std::ranges::none_of(tensors,
-                                                 [](const auto& item) {
-                                                   return item.first.starts_with("optimizer.");
-                                                 }))
+      comm::broadcast_json(
+          group,
+          std::ranges::none_of(
+              tensors, [](const auto& item) { return item.first.starts_with("optimizer."); }))
           .get<bool>();
   if (no_moments)
     std::erase_if(own, [](const auto& item) { return item.first.starts_with("optimizer."); });
   const auto parts = parallel.scattered(model, own, tensors);
-  on_rank_zero(group, "restoring the checkpoint", [&] { optimizer.load(parts, updates); });
+  comm::on_rank_zero(group, "restoring the checkpoint", [&] { optimizer.load(parts, updates); });
   if (group.size() == 1) return;
   for (auto& [name, tensor] : own) {
     if (group.rank() == 0 || !parts.contains(name)) continue;
@@ -241,4 +242,4 @@ void restore(Optimizer& optimizer, const GPT& model, const ExpertParallel& paral
   if (group.rank() != 0) optimizer.load(own, updates);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -15,7 +15,7 @@
 #include "dovetail/train/ranks/expert_parallel.h"
 #include "dovetail/train/resolve/resolved_run.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Progress of a run, which a checkpoint stores in addition to weights and moments. The data
 /// position is the step. All randomness is keyed by run.seed and the step, so no generator state is
@@ -24,10 +24,10 @@ struct RunState {
   int64_t step = 0;     ///< steps done
   int64_t updates = 0;  ///< steps that updated the weights
   int64_t skipped_in_a_row = 0;
-  int64_t tokens = 0;                         ///< tokens trained on so far
-  std::optional<StepMetrics> last;            ///< metrics of step `step`
-  std::optional<StepMetrics> last_evaluated;  ///< metrics of the newest step with a validation
-  std::vector<DenseScale> dense_scales;       ///< scales of a recommender's dense columns
+  int64_t tokens = 0;                          ///< tokens trained on so far
+  std::optional<StepMetrics> last;             ///< metrics of step `step`
+  std::optional<StepMetrics> last_evaluated;   ///< metrics of the newest step with a validation
+  std::vector<data::DenseScale> dense_scales;  ///< scales of a recommender's dense columns
   std::vector<int64_t> shares;  ///< micro-batches of each rank, if balance.mode = "auto"
   /// Steps at which a process resumed the run, including this process.
   std::vector<int64_t> resumed_from;
@@ -36,12 +36,12 @@ struct RunState {
 /// Returns the `state` of a checkpoint of `run` (see Snapshot). It includes the resolved config and
 /// the tokenizer (null: no tokenizer). So a checkpoint is self-contained.
 nlohmann::json checkpoint_state(const RunState& state, const ResolvedRun& run,
-                                const Tokenizer* tokenizer, int ranks);
+                                const data::Tokenizer* tokenizer, int ranks);
 
 /// Converts scales to the entry "dense_scales" of a state, and back. Returns no scales for the
 /// state of a GPT.
-nlohmann::json to_json(const std::vector<DenseScale>& scales);
-std::vector<DenseScale> dense_scales(const nlohmann::json& state);
+nlohmann::json to_json(const std::vector<data::DenseScale>& scales);
+std::vector<data::DenseScale> dense_scales(const nlohmann::json& state);
 
 /// Reads the result of checkpoint_state. Keys that imported weights do not have take their
 /// defaults.
@@ -56,7 +56,7 @@ std::vector<std::string> check_same_run(const nlohmann::json& state, const Resol
 
 /// Copies rank 0's `tensors` into the optimizer and `model` of every rank. Experts may be spread
 /// over ranks (`parallel`), or the optimizer's state may be sharded.
-void restore(Optimizer& optimizer, const GPT& model, const ExpertParallel& parallel,
-             const std::map<std::string, at::Tensor>& tensors, int64_t updates, Group& group);
+void restore(Optimizer& optimizer, const models::GPT& model, const ExpertParallel& parallel,
+             const std::map<std::string, at::Tensor>& tensors, int64_t updates, comm::Group& group);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

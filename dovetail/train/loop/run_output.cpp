@@ -13,7 +13,7 @@
 #include "dovetail/base/log.h"
 #include "dovetail/base/trace.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 constexpr const char *kQuantizationFile = "quantization.jsonl", *kExpertsFile = "experts.jsonl",
@@ -181,4 +181,4 @@ void RunOutput::warn(const std::string& line) {
   log_warning("{}", line);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -10,7 +10,7 @@
 #include "dovetail/train/run/progress.h"
 #include "dovetail/train/run/tensorboard.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Files and progress bar that rank 0 writes while training. Files are metrics.jsonl,
 /// timings.jsonl, quantization.jsonl, experts.jsonl, tables.jsonl, balance.jsonl, events and
@@ -58,4 +58,4 @@ class RunOutput {
   std::string auc_;  ///< AUC of the last evaluation, as text
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::train

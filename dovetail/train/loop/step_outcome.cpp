@@ -7,7 +7,7 @@
 #include "dovetail/base/trace.h"
 #include "dovetail/train/optimizer/gradient_clipping.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 void StepClock::start() {
   operation_once("dovetail::start_clock", {}, [this](const Operands&) {
@@ -31,4 +31,4 @@ void prepare_update(StepOutcome& outcome, const UpdateNumbers& numbers, Optimize
       .grad_scale = clip_factor(outcome.grad_norm, numbers.max_norm) / numbers.weight});
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

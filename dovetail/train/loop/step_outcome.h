@@ -5,7 +5,7 @@
 
 #include "dovetail/train/optimizer/optimizer.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Position of a rank's samples in the batch. Randomness in a step depends on these values only.
 struct StepPlace {
@@ -52,4 +52,4 @@ struct UpdateNumbers {
 /// the update.
 void prepare_update(StepOutcome& outcome, const UpdateNumbers& numbers, Optimizer& optimizer);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -5,7 +5,7 @@
 #include "dovetail/base/log.h"
 #include "dovetail/base/machine.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 void MemoryPlanLog::report(const PlannedStep& step, const std::filesystem::path& folder,
                            bool last_step) {
@@ -48,4 +48,4 @@ void MemoryPlanLog::report(const PlannedStep& step, const std::filesystem::path&
   step.write(folder);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

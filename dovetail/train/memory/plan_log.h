@@ -5,7 +5,7 @@
 
 #include "dovetail/train/memory/planned_step.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Log of a run's memory plan. Once there is a plan, logs its result and writes its files. Writes
 /// the files again when steps that ran by the plan were measured.
@@ -19,4 +19,4 @@ class MemoryPlanLog {
   bool said_ = false, measured_ = false;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::train

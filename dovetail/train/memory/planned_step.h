@@ -19,7 +19,7 @@
 #include "dovetail/plan/solve/solve.h"
 #include "dovetail/train/memory/record.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Results of a memory plan, for the log and memory_plan.json.
 struct MemoryPlanReport {
@@ -145,4 +145,4 @@ class PlannedStep {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -10,7 +10,7 @@
 #include "dovetail/plan/show/memory_use.h"
 #include "dovetail/plan/show/outcome.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -134,4 +134,4 @@ Json memory_record(const PlannedStepView& step) {
   return record;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -9,7 +9,7 @@
 #include "dovetail/plan/run/executor.h"
 #include "dovetail/plan/show/trade_off.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Data from which the record of a planned step is made. `runs` are steps that ran by the plan;
 /// there may be none yet.
@@ -35,4 +35,4 @@ const plan::Executor::Run* median_run(std::span<const plan::Executor::Run> runs)
 /// by purpose, the streams, and step time as a function of the budget.
 nlohmann::ordered_json memory_record(const PlannedStepView& step);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -12,7 +12,7 @@
 #include "dovetail/plan/solve/plan_cache.h"
 #include "dovetail/train/config/run_config.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 /// Throws UserError if steps do not all have the same sizes and collectives. The error has the
@@ -112,4 +112,4 @@ PlannedStep::Options planned_step_options(const MemorySection& memory) {
   return out;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -6,7 +6,7 @@
 
 #include "dovetail/train/memory/planned_step.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 struct MemorySection;
 struct RunConfig;
@@ -25,4 +25,4 @@ std::vector<std::string> memory_techniques();
 /// Returns the options of a planned step that [memory] asks for.
 PlannedStep::Options planned_step_options(const MemorySection& memory);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -15,7 +15,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 nlohmann::ordered_json finite_or_null(double value) {
@@ -195,4 +195,4 @@ void StepLog::sync() {
   if (::fdatasync(fd_) != 0) throw_system_error("cannot sync", path_);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -8,7 +8,7 @@
 
 #include "dovetail/train/metrics/validation.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Results of a step: a line of metrics.jsonl. They depend only on the config, the data and the
 /// number of ranks.
@@ -80,4 +80,4 @@ class StepLog {
   int64_t last_kept_ = 0;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -10,7 +10,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 constexpr double kUndefined = std::numeric_limits<double>::quiet_NaN();
@@ -183,4 +183,4 @@ std::vector<std::string> ranking_warnings(std::span<const RankingMetrics> valida
   return warnings;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Ranking quality of the scores of one binary label. A metric that does not exist is NaN. The AUC
 /// and the normalised entropy do not exist if all labels have one class. All metrics are NaN
@@ -61,4 +61,4 @@ double grouped_auc(const at::Tensor& scores, const at::Tensor& labels, const at:
 /// random scores if that is more.
 std::vector<std::string> ranking_warnings(std::span<const RankingMetrics> validations);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

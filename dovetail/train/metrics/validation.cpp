@@ -9,7 +9,7 @@
 #include "dovetail/base/trace.h"
 #include "dovetail/comm/collective.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 /// Returns the w-th of `count` windows, evenly spread over `windows`; all windows if count ==
@@ -23,8 +23,8 @@ struct Sums {
   double tokens = 0;
 
   /// Adds a batch. tokens_bt: on the CPU.
-  void add(GPT& model, const at::Tensor& tokens_bt) {
-    const LossSum loss = model.loss(tokens_bt);
+  void add(models::GPT& model, const at::Tensor& tokens_bt) {
+    const models::LossSum loss = model.loss(tokens_bt);
     const at::Tensor sum = loss.sum.to(at::kDouble);
     nats = nats.defined() ? nats + sum : sum;
     tokens += static_cast<double>(loss.weight);
@@ -33,7 +33,7 @@ struct Sums {
 
 }  // namespace
 
-void warn_of_later_tokens(const ModelConfig& model) {
+void warn_of_later_tokens(const models::ModelConfig& model) {
   const std::string key = moe::reads_later_tokens(model.moe);
   if (key.empty()) return;
   log_warning(
@@ -42,11 +42,11 @@ void warn_of_later_tokens(const ModelConfig& model) {
       key);
 }
 
-std::optional<Validation> validate(GPT& model, const TokenStore& store, Group& group,
-                                   const ValidationOptions& options) {
+std::optional<Validation> validate(models::GPT& model, const data::TokenStore& store,
+                                   comm::Group& group, const ValidationOptions& options) {
   const TraceSpan span("validate");
   const c10::NoGradGuard no_grad;
-  const int64_t predicted = store.num_tokens(Split::kValidation) - 1;
+  const int64_t predicted = store.num_tokens(data::Split::kValidation) - 1;
   if (predicted < 1) return std::nullopt;
   const int64_t length = options.context;
   const int64_t windows = predicted / length;
@@ -60,8 +60,8 @@ std::optional<Validation> validate(GPT& model, const TokenStore& store, Group& g
   const auto add_windows = [&](int64_t first, int64_t size) {
     at::Tensor tokens_bt = at::empty({size, length + 1}, at::kLong);
     for (int64_t i = 0; i < size; ++i) {
-      store.read(Split::kValidation, chosen_window(first + i, count, windows) * length, length + 1,
-                 tokens_bt.data_ptr<int64_t>() + i * (length + 1));
+      store.read(data::Split::kValidation, chosen_window(first + i, count, windows) * length,
+                 length + 1, tokens_bt.data_ptr<int64_t>() + i * (length + 1));
     }
     if (size > 0 || together) sums.add(model, tokens_bt);
   };
@@ -76,7 +76,8 @@ std::optional<Validation> validate(GPT& model, const TokenStore& store, Group& g
     const bool last = group.rank() == group.size() - 1;
     at::Tensor tokens_bt = at::empty({last ? 1 : 0, rest + 1}, at::kLong);
     if (last)
-      store.read(Split::kValidation, windows * length, rest + 1, tokens_bt.data_ptr<int64_t>());
+      store.read(data::Split::kValidation, windows * length, rest + 1,
+                 tokens_bt.data_ptr<int64_t>());
     if (last || together) sums.add(model, tokens_bt);
   }
 
@@ -84,11 +85,11 @@ std::optional<Validation> validate(GPT& model, const TokenStore& store, Group& g
   const std::vector<double> total = sum_over_ranks(group, {nats, sums.tokens});
   const double loss = total[0] / total[1];
   const double tokens_per_byte =
-      static_cast<double>(store.num_tokens(Split::kValidation)) /
-      static_cast<double>(std::max<uint64_t>(1, store.num_bytes(Split::kValidation)));
+      static_cast<double>(store.num_tokens(data::Split::kValidation)) /
+      static_cast<double>(std::max<uint64_t>(1, store.num_bytes(data::Split::kValidation)));
   return Validation{.loss = loss,
                     .nats_per_byte = loss * tokens_per_byte,
                     .tokens = static_cast<int64_t>(total[1])};
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -10,7 +10,7 @@
 #include "dovetail/models/gpt.h"
 #include "dovetail/train/metrics/ranking_metrics.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Ranking metrics of one task of a recommender.
 struct TaskRanking {
@@ -40,12 +40,12 @@ struct ValidationOptions {
 
 /// Warns that the loss is lower than in decoding if a model chooses experts by later tokens. Call
 /// it once per process.
-void warn_of_later_tokens(const ModelConfig& model);
+void warn_of_later_tokens(const models::ModelConfig& model);
 
 /// Measures the loss on the validation split. All ranks call this together. Each takes a contiguous
 /// share of the windows. Sums of nats and tokens are added over ranks. The windows are the same for
 /// any number of ranks. Returns nullopt if the split has fewer than two tokens.
-std::optional<Validation> validate(GPT& model, const TokenStore& store, Group& group,
-                                   const ValidationOptions& options);
+std::optional<Validation> validate(models::GPT& model, const data::TokenStore& store,
+                                   comm::Group& group, const ValidationOptions& options);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

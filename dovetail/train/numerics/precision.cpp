@@ -8,7 +8,7 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/comm/collective.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 at::ScalarType compute_dtype(const std::string& name) {
@@ -47,12 +47,13 @@ Precision decide(const std::string& recipe, const std::optional<std::string>& ke
 }  // namespace
 
 Precision resolve_precision(const std::string& recipe, const std::optional<std::string>& kept,
-                            c10::Device device, Group& group) {
+                            c10::Device device, comm::Group& group) {
   Precision precision;
-  on_rank_zero(group, "choosing the precision", [&] { precision = decide(recipe, kept, device); });
-  const nlohmann::json shared = broadcast_json(group, {{"name", precision.name},
-                                                       {"reason", precision.reason},
-                                                       {"peak_flops", precision.peak_flops}});
+  comm::on_rank_zero(group, "choosing the precision",
+                     [&] { precision = decide(recipe, kept, device); });
+  const nlohmann::json shared = comm::broadcast_json(group, {{"name", precision.name},
+                                                             {"reason", precision.reason},
+                                                             {"peak_flops", precision.peak_flops}});
   precision = {.recipe = recipe,
                .name = shared["name"],
                .reason = shared["reason"],
@@ -61,4 +62,4 @@ Precision resolve_precision(const std::string& recipe, const std::optional<std::
   return precision;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -8,7 +8,7 @@
 
 #include "dovetail/comm/group.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Dtype in which a run computes, and the reason. Recipes that quantize Linears compute everything
 /// else in bfloat16.
@@ -29,6 +29,6 @@ inline constexpr double kMinBFloat16Gain = 1.25;
 /// Chooses the precision on rank 0, for all ranks. `kept` is the precision of a resumed run. "auto"
 /// keeps it; another recipe throws UserError.
 Precision resolve_precision(const std::string& recipe, const std::optional<std::string>& kept,
-                            c10::Device device, Group& group);
+                            c10::Device device, comm::Group& group);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -18,7 +18,7 @@
 #include "dovetail/models/gpt.h"
 #include "dovetail/mx/linear.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 using mx::kOperands;
@@ -71,7 +71,7 @@ int64_t block_of(const std::string& name) {
 }
 
 void check_globs(const PrecisionSection& config,
-                 const std::vector<std::shared_ptr<Linear>>& linears) {
+                 const std::vector<std::shared_ptr<mx::Linear>>& linears) {
   for (const PrecisionOverride& entry : config.overrides) {
     for (const std::string& glob : entry.layers) {
       const PrecisionOverride one = {.layers = {glob}};
@@ -176,9 +176,10 @@ bool quantizes(const PrecisionSection& config) {
          std::ranges::any_of(config.overrides, does, &PrecisionOverride::recipe);
 }
 
-Quantization::Quantization(GPT& model, const PrecisionSection& config, const std::string& name) {
+Quantization::Quantization(models::GPT& model, const PrecisionSection& config,
+                           const std::string& name) {
   const std::vector<mx::Recipe> recipes = all_recipes(config);
-  const std::vector<std::shared_ptr<Linear>> linears = quantizable_linears(model);
+  const std::vector<std::shared_ptr<mx::Linear>> linears = mx::quantizable_linears(model);
   check_globs(config, linears);
   mx::LinearRecipe base;
   int64_t ends = 0;
@@ -198,7 +199,7 @@ Quantization::Quantization(GPT& model, const PrecisionSection& config, const std
       if (overridden(begins, linear->options().name, config, recipes, &config.overrides[i]) !=
           recipe)
         matter[i] = true;
-    const Linear::Options& options = linear->options();
+    const mx::Linear::Options& options = linear->options();
     if (gemm == mx::Gemm::kNative && recipe.quantizes()) {
       const std::string obstacle = mx::native_obstacle(recipe, options.in, options.out);
       if (!obstacle.empty()) throw no_native(fmt::format("{}: {}", options.name, obstacle));
@@ -301,7 +302,7 @@ void Quantization::begin_step(uint64_t seed, bool count) {
     layers_[i]->quantized()->begin_step(mix_seed(seed, i), count);
 }
 
-void Quantization::end_step(Group& group) {
+void Quantization::end_step(comm::Group& group) {
   std::vector<std::pair<mx::QuantizedLinear*, mx::Operand>> delayed;
   std::vector<float> observed;
   for (const auto& layer : layers_) {
@@ -332,9 +333,9 @@ std::map<std::string, at::Tensor> Quantization::tensors() const {
   return found;
 }
 
-void Quantization::load(const std::map<std::string, at::Tensor>& tensors, Group& group) {
+void Quantization::load(const std::map<std::string, at::Tensor>& tensors, comm::Group& group) {
   std::map<std::string, at::Tensor> own = this->tensors();
-  on_rank_zero(group, "restoring the checkpoint", [&] {
+  comm::on_rank_zero(group, "restoring the checkpoint", [&] {
     for (auto& [name, tensor] : own) {
       const auto found = tensors.find(name);
       if (found == tensors.end() || found->second.sizes() != tensor.sizes())
@@ -349,4 +350,4 @@ void Quantization::load(const std::map<std::string, at::Tensor>& tensors, Group&
   for (auto& [name, tensor] : own) group.broadcast(tensor, 0);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -15,11 +15,19 @@
 #include "dovetail/mx/native.h"
 #include "dovetail/train/config/run_config.h"
 
-namespace dovetail {
-
+namespace dovetail::models {
 class GPT;
+}  // namespace dovetail::models
+
+namespace dovetail::comm {
 class Group;
+}  // namespace dovetail::comm
+
+namespace dovetail::mx {
 class Linear;
+}  // namespace dovetail::mx
+
+namespace dovetail::train {
 
 /// Throws UserError for mistakes that can be found without a model. Examples: an unknown recipe, an
 /// override without layers, a recipe name that is taken, high_precision_ends without effect.
@@ -40,7 +48,7 @@ class Quantization {
   /// "bf16"). Throws UserError if an override matches no Linear, and names the Linears. Also throws
   /// if an override changes no recipe or quantizes under fp64. If native products are not possible,
   /// the error names the first layer and tensor.
-  Quantization(GPT& model, const PrecisionSection& config, const std::string& name);
+  Quantization(models::GPT& model, const PrecisionSection& config, const std::string& name);
 
   /// Call before a step's first forward pass. Stochastic rounding is determined by `seed`, the
   /// layer's index and the order of its backward calls. `count`: true if `statistics` of the step
@@ -49,7 +57,7 @@ class Quantization {
 
   /// Call after a step that was not skipped. Stores the step's amax values, maxima over all ranks,
   /// for delayed scaling.
-  void end_step(Group& group);
+  void end_step(comm::Group& group);
 
   /// State of delayed scaling in a checkpoint: "quantization.amax.<layer>.<operand>". Empty without
   /// delayed scaling.
@@ -57,7 +65,7 @@ class Quantization {
   static constexpr std::string_view kTensorPrefix = "quantization.";
   /// Copies rank 0's `tensors` to all ranks. Throws UserError if a tensor is missing, surplus or of
   /// another length.
-  void load(const std::map<std::string, at::Tensor>& tensors, Group& group);
+  void load(const std::map<std::string, at::Tensor>& tensors, comm::Group& group);
 
   /// Returns statistics of quantization since `begin_step`, a line of quantization.jsonl:
   ///
@@ -79,12 +87,12 @@ class Quantization {
   /// Recipe of every Linear that could be quantized, in the order of `quantizable_linears`.
   const std::vector<mx::LinearRecipe>& recipes() const { return recipes_; }
   /// Quantized Linears in the order of the model; empty if nothing is quantized.
-  const std::vector<std::shared_ptr<Linear>>& layers() const { return layers_; }
+  const std::vector<std::shared_ptr<mx::Linear>>& layers() const { return layers_; }
 
  private:
   std::vector<mx::LinearRecipe> recipes_;
-  std::vector<std::shared_ptr<Linear>> layers_;
+  std::vector<std::shared_ptr<mx::Linear>> layers_;
   std::set<std::string> warned_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -7,15 +7,15 @@
 #include "dovetail/base/operation.h"
 #include "dovetail/ops/adamw.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 std::vector<at::Tensor> squares_of(const std::vector<at::Tensor>& gradients) {
-  if (!operations_are_recorded()) return {squares_of_pieces(gradients)};
+  if (!operations_are_recorded()) return {ops::squares_of_pieces(gradients)};
   std::vector<at::Tensor> out;
   out.reserve(gradients.size());
   for (const at::Tensor& gradient : gradients)
     out.push_back(operation("dovetail::squares", {.reads = {gradient}}, [](const Operands& inputs) {
-      return std::vector{squares_of_pieces(inputs.reads)};
+      return std::vector{ops::squares_of_pieces(inputs.reads)};
     })[0]);
   return out;
 }
@@ -49,4 +49,4 @@ double clip_factor(double norm, double max_norm) {
   return max_norm > 0 && norm > max_norm ? max_norm / norm : 1.0;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

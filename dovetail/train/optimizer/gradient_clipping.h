@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Returns float64 sums of squares of the gradients' pieces, in order (ops/adamw.h). The result is
 /// one tensor. In a recorded step it is one tensor per gradient, each from its own operation. A
@@ -24,4 +24,4 @@ double sum_of_pieces(std::span<const at::Tensor> squares);
 /// above it, or if `max_norm` is 0 (no clipping).
 double clip_factor(double norm, double max_norm);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

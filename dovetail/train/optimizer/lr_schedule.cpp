@@ -6,7 +6,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 /// Returns the progress of `step` in [begin, end): 0 before it, 1 after it.
@@ -34,4 +34,4 @@ double learning_rate(const ScheduleSection& schedule, double lr, int64_t step, i
   return lr * (1.0 - (1.0 - low) * fraction_between(step, steps - decay_steps, steps));
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

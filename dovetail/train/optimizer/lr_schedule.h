@@ -4,7 +4,7 @@
 
 #include "dovetail/train/config/run_config.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Returns the learning rate of `step` (counted from 0) in a run of `steps`. It depends on the
 /// arguments only. Let w = warmup_steps, m = min_lr_ratio and x = (step - w) / (steps - w).
@@ -16,4 +16,4 @@ namespace dovetail {
 /// - wsd: lr, then linear over the last decay_fraction * steps (Hu et al. 2024)
 double learning_rate(const ScheduleSection& schedule, double lr, int64_t step, int64_t steps);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -17,11 +17,11 @@
 #include "dovetail/comm/all_to_all.h"
 #include "dovetail/comm/collective.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 namespace {
 
-at::Tensor range(const at::Tensor& tensor, const Bucket::Piece& piece) {
+at::Tensor range(const at::Tensor& tensor, const comm::Bucket::Piece& piece) {
   return tensor.detach().view({-1}).narrow(0, piece.begin, piece.size);
 }
 
@@ -56,7 +56,7 @@ void Optimizer::bind(const torch::nn::Module& model) {
   make_parts();
   for (Part& part : parts_) {
     const at::Tensor& initial = initial_[part.piece.parameter];
-    const auto dtype = sum_dtype(part.weights.scalar_type());
+    const auto dtype = comm::sum_dtype(part.weights.scalar_type());
     if (dtype == part.weights.scalar_type())
       part.master = part.weights;
     else if (sharded())
@@ -78,10 +78,10 @@ void Optimizer::make_parts() {
     return;
   }
   const std::vector groups(parameters_.size(), sharding_.group);
-  buckets_ = make_buckets(parameters_, groups, sharding_.bucket_bytes);
+  buckets_ = comm::make_buckets(parameters_, groups, sharding_.bucket_bytes);
   for (size_t b = 0; b < buckets_.size(); ++b) {
     int64_t offset = 0;
-    for (const Bucket::Piece& piece : buckets_[b].pieces(sharding_.group->rank())) {
+    for (const comm::Bucket::Piece& piece : buckets_[b].pieces(sharding_.group->rank())) {
       parts_.push_back({.piece = piece,
                         .bucket = b,
                         .offset = offset,
@@ -94,15 +94,15 @@ void Optimizer::make_parts() {
 void Optimizer::set_update(std::optional<Numbers> numbers) {
   now_.reset();
   if (!numbers) return;
-  now_ = AdamWOptions{.lr = numbers->lr,
-                      .beta1 = config_.betas[0],
-                      .beta2 = config_.betas[1],
-                      .eps = config_.eps,
-                      .grad_scale = numbers->grad_scale,
-                      .step = ++updates_};
+  now_ = ops::AdamWOptions{.lr = numbers->lr,
+                           .beta1 = config_.betas[0],
+                           .beta2 = config_.betas[1],
+                           .eps = config_.eps,
+                           .grad_scale = numbers->grad_scale,
+                           .step = ++updates_};
 }
 
-void Optimizer::update(const GradientReducer& gradients) {
+void Optimizer::update(const comm::GradientReducer& gradients) {
   for (const std::vector<size_t>& some : updated_together()) update_some(some, gradients);
   if (sharded() && now_) gather_weights();
 }
@@ -135,7 +135,8 @@ std::vector<std::vector<size_t>> Optimizer::updated_together() const {
   return out;
 }
 
-void Optimizer::update_some(const std::vector<size_t>& which, const GradientReducer& gradients) {
+void Optimizer::update_some(const std::vector<size_t>& which,
+                            const comm::GradientReducer& gradients) {
   Operands of;
   std::vector<double> decay;
   for (const size_t i : which) {
@@ -151,7 +152,7 @@ void Optimizer::update_some(const std::vector<size_t>& which, const GradientRedu
     decay.push_back(parameters_[part.piece.parameter].dim() >= 2 ? config_.weight_decay : 0.0);
   }
   operation("dovetail::adamw", std::move(of), [this, decay](const Operands& given) {
-    std::vector<AdamWTensor> tensors(decay.size());
+    std::vector<ops::AdamWTensor> tensors(decay.size());
     for (size_t i = 0; i < tensors.size(); ++i)
       tensors[i] = {.parameter = given.changes[4 * i],
                     .gradient = given.reads[i],
@@ -159,14 +160,14 @@ void Optimizer::update_some(const std::vector<size_t>& which, const GradientRedu
                     .v = given.changes[4 * i + 2],
                     .compute_copy = given.changes[4 * i + 3],
                     .weight_decay = decay[i]};
-    if (now_) adamw_step(tensors, *now_);
+    if (now_) ops::adamw_step(tensors, *now_);
     return std::vector<at::Tensor>();
   });
 }
 
-std::vector<at::Tensor> Optimizer::bytes_of_share(const Bucket& bucket, int rank) const {
+std::vector<at::Tensor> Optimizer::bytes_of_share(const comm::Bucket& bucket, int rank) const {
   std::vector<at::Tensor> out;
-  for (const Bucket::Piece& piece : bucket.pieces(rank))
+  for (const comm::Bucket::Piece& piece : bucket.pieces(rank))
     out.push_back(range(parameters_[piece.parameter], piece).view(at::kByte));
   return out;
 }
@@ -174,8 +175,8 @@ std::vector<at::Tensor> Optimizer::bytes_of_share(const Bucket& bucket, int rank
 void Optimizer::gather_weights() {
   const TraceSpan span("gather weights");
   const c10::NoGradGuard no_grad;
-  Group& group = *sharding_.group;
-  for (const Bucket& bucket : buckets_) {
+  comm::Group& group = *sharding_.group;
+  for (const comm::Bucket& bucket : buckets_) {
     // Copies bytes, because a bucket may mix float32 norms with bfloat16 matrices.
     std::vector<std::vector<at::Tensor>> shares;
     int64_t longest = 0;
@@ -207,12 +208,12 @@ void Optimizer::gather_weights() {
 }
 
 std::vector<int64_t> Optimizer::sizes_on_ranks(size_t parameter) const {
-  const auto bucket = std::ranges::find_if(buckets_, [&](const Bucket& b) {
+  const auto bucket = std::ranges::find_if(buckets_, [&](const comm::Bucket& b) {
     return std::ranges::find(b.parameters, parameter) != b.parameters.end();
   });
   std::vector<int64_t> sizes(static_cast<size_t>(sharding_.group->size()), 0);
   for (size_t rank = 0; rank < sizes.size(); ++rank)
-    for (const Bucket::Piece& piece : bucket->pieces(static_cast<int>(rank)))
+    for (const comm::Bucket::Piece& piece : bucket->pieces(static_cast<int>(rank)))
       if (piece.parameter == parameter) sizes[rank] = piece.size;
   return sizes;
 }
@@ -227,7 +228,7 @@ at::Tensor Optimizer::gathered(size_t parameter, at::Tensor Part::* which) const
   const at::Tensor& like = parameters_[parameter];
   const Part* part = part_of(parameter);
   const at::Tensor mine =
-      part == nullptr ? at::empty({0}, sum_dtype(like.scalar_type())) : (part->*which).cpu();
+      part == nullptr ? at::empty({0}, comm::sum_dtype(like.scalar_type())) : (part->*which).cpu();
   const at::Tensor all = gather_rows(mine, sharding_.group, sizes_on_ranks(parameter), 0);
   return sharding_.group->rank() == 0 ? all.view(like.sizes()) : at::Tensor();
 }
@@ -247,7 +248,8 @@ std::map<std::string, at::Tensor> Optimizer::tensors() const {
   const c10::NoGradGuard no_grad;
   std::map<std::string, at::Tensor> result;
   for (size_t i = 0; i < names_.size(); ++i) {
-    const bool has_master = parameters_[i].scalar_type() != sum_dtype(parameters_[i].scalar_type());
+    const bool has_master =
+        parameters_[i].scalar_type() != comm::sum_dtype(parameters_[i].scalar_type());
     const auto whole = [&](at::Tensor Part::* which) {
       return sharded() ? gathered(i, which) : parts_[i].*which;
     };
@@ -306,12 +308,12 @@ void Optimizer::load(const std::map<std::string, at::Tensor>& tensors, int64_t u
 
 void Optimizer::scatter(const std::map<std::string, at::Tensor>& tensors, int64_t updates) {
   DOVETAIL_CHECK(sharded(), "scatter of state that is whole");
-  Group& group = *sharding_.group;
-  on_rank_zero(group, "restoring the checkpoint", [&] { check(tensors); });
-  const bool moments = broadcast_json(group, has_moments(tensors)).get<bool>();
+  comm::Group& group = *sharding_.group;
+  comm::on_rank_zero(group, "restoring the checkpoint", [&] { check(tensors); });
+  const bool moments = comm::broadcast_json(group, has_moments(tensors)).get<bool>();
   const c10::NoGradGuard no_grad;
   for (size_t i = 0; i < names_.size(); ++i) {
-    const at::ScalarType dtype = sum_dtype(parameters_[i].scalar_type());
+    const at::ScalarType dtype = comm::sum_dtype(parameters_[i].scalar_type());
     const auto of_rank_zero = [&](const std::string& kind, int64_t size_elsewhere) {
       return group.rank() == 0 ? tensors.at(kind + names_[i]).to(at::kCPU, dtype).reshape({-1})
                                : at::empty({size_elsewhere}, dtype);
@@ -325,11 +327,11 @@ void Optimizer::scatter(const std::map<std::string, at::Tensor>& tensors, int64_
     for (const auto& [kind, which] :
          {std::pair("optimizer.m.", &Part::m), std::pair("optimizer.v.", &Part::v)}) {
       const at::Tensor mine =
-          scatter_rows(of_rank_zero(kind, 0), sharding_.group, sizes_on_ranks(i), 0);
+          comm::scatter_rows(of_rank_zero(kind, 0), sharding_.group, sizes_on_ranks(i), 0);
       if (part != nullptr) (part->*which).copy_(mine);
     }
   }
   updates_ = updates;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

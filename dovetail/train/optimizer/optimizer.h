@@ -16,12 +16,12 @@
 #include "dovetail/ops/adamw.h"
 #include "dovetail/train/config/run_config.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Ranks over which an Optimizer's state is sharded, and the bucket size, both as in the
 /// GradientReducer. Without a group, or with a group of one, the state is not sharded.
 struct OptimizerSharding {
-  std::shared_ptr<Group> group;
+  std::shared_ptr<comm::Group> group;
   int64_t bucket_bytes = 0;
 };
 
@@ -57,7 +57,7 @@ class Optimizer {
   void set_update(std::optional<Numbers> numbers);
   /// Updates masters and the module's weights, with gradient(i) * grad_scale for parameter i. A
   /// recorded step takes the numbers of the last `set_update` before it runs.
-  void update(const GradientReducer& gradients);
+  void update(const comm::GradientReducer& gradients);
   /// Number of updates so far, without skipped steps: t of Adam's bias correction.
   int64_t updates() const { return updates_; }
 
@@ -81,7 +81,7 @@ class Optimizer {
  private:
   /// Elements of one parameter that this rank updates: all of them, or with sharding a piece.
   struct Part {
-    Bucket::Piece piece;
+    comm::Bucket::Piece piece;
     size_t bucket = 0;   ///< with sharding: bucket that has the gradient,
     int64_t offset = 0;  ///< and the gradient's offset in this rank's share
     at::Tensor weights;  ///< view of the module's weights
@@ -95,12 +95,12 @@ class Optimizer {
   void check(const std::map<std::string, at::Tensor>& tensors) const;
   /// Indices of parts, grouped into lists that are updated in one operation each.
   std::vector<std::vector<size_t>> updated_together() const;
-  void update_some(const std::vector<size_t>& which, const GradientReducer& gradients);
+  void update_some(const std::vector<size_t>& which, const comm::GradientReducer& gradients);
 
   /// Gathers the weights of all shares on every rank.
   void gather_weights();
   /// Weights of a rank's share, as byte views of the module's weights.
-  std::vector<at::Tensor> bytes_of_share(const Bucket& bucket, int rank) const;
+  std::vector<at::Tensor> bytes_of_share(const comm::Bucket& bucket, int rank) const;
   /// Numbers of elements of a parameter that each rank updates.
   std::vector<int64_t> sizes_on_ranks(size_t parameter) const;
   /// This rank's part of a parameter, or null.
@@ -112,12 +112,12 @@ class Optimizer {
   OptimizerSharding sharding_;
   std::vector<std::string> names_;
   std::vector<at::Tensor> parameters_;
-  std::vector<at::Tensor> initial_;  ///< float32 values of the parameters, only until `bind`
-  std::vector<Bucket> buckets_;      ///< only with sharding
+  std::vector<at::Tensor> initial_;    ///< float32 values of the parameters, only until `bind`
+  std::vector<comm::Bucket> buckets_;  ///< only with sharding
   std::vector<Part> parts_;
 
   int64_t updates_ = 0;
-  std::optional<AdamWOptions> now_;
+  std::optional<ops::AdamWOptions> now_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::train

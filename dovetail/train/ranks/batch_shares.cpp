@@ -10,7 +10,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/comm/collective.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 int64_t sum(const std::vector<int64_t>& shares) {
@@ -72,7 +72,7 @@ void check_balance(const RunConfig& config) {
              "Its counts over all ranks would depend on the shares; leave load_scope out",
              balance.mode);
   user_check(
-      !has_negatives(config.recommender),
+      !models::has_negatives(config.recommender),
       "balance.mode = \"{}\" does not work with recommender.auxiliary_weight = {}. Negatives are "
       "drawn among the samples of a rank, so results would depend on the shares; set it to 0",
       balance.mode, config.recommender.auxiliary_weight);
@@ -131,7 +131,7 @@ int64_t BatchShares::most_possible() const {
   return automatic() ? batch_ - (ranks_ - 1) * micro_batch_ : most_samples();
 }
 
-std::optional<BatchShares::Move> BatchShares::add(Group& group, int64_t micro_batches,
+std::optional<BatchShares::Move> BatchShares::add(comm::Group& group, int64_t micro_batches,
                                                   double seconds) {
   DOVETAIL_CHECK(automatic(), "these shares do not move");
   const auto ranks = static_cast<size_t>(ranks_), own = static_cast<size_t>(group.rank());
@@ -165,4 +165,4 @@ std::string move_line(const BatchShares::Move& move) {
       fmt::join(move.from, ", "), fmt::join(move.to, ", "), move.to_s, move.from_s);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -10,7 +10,7 @@
 #include "dovetail/jobs/micro_batches.h"
 #include "dovetail/train/config/run_config.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Throws UserError for a [balance] section that no job can run.
 void check_balance(const RunConfig& config);
@@ -46,7 +46,7 @@ class BatchShares {
   /// waits for other ranks. Pass 0 micro-batches if the step's time is not representative; it then
   /// does not count. Returns the move if the shares changed. All ranks call it together and get the
   /// same shares.
-  std::optional<Move> add(Group& group, int64_t micro_batches, double seconds);
+  std::optional<Move> add(comm::Group& group, int64_t micro_batches, double seconds);
 
  private:
   int64_t batch_, micro_batch_;
@@ -64,4 +64,4 @@ nlohmann::ordered_json shares_line(int64_t step, const BatchShares::Move& move);
 /// of 0.80 s".
 std::string move_line(const BatchShares::Move& move);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

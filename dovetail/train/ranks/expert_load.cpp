@@ -10,15 +10,15 @@
 #include "dovetail/models/gpt.h"
 #include "dovetail/moe/layer.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
-ExpertLoad::ExpertLoad(const GPT& model) : layers_(moe::layers_of(model)) {}
+ExpertLoad::ExpertLoad(const models::GPT& model) : layers_(moe::layers_of(model)) {}
 
 void ExpertLoad::begin_step() {
   for (auto& [name, layer] : layers_) layer->reset_load();
 }
 
-std::vector<LayerChoices> sum_loads(const MoeLayers& layers, Group& group) {
+std::vector<LayerChoices> sum_loads(const MoeLayers& layers, comm::Group& group) {
   std::vector<double> counts;  // counts of each layer's experts, then its dropped choices
   for (const auto& [name, layer] : layers) {
     counts.insert(counts.end(), layer->load().count.begin(), layer->load().count.end());
@@ -35,7 +35,7 @@ std::vector<LayerChoices> sum_loads(const MoeLayers& layers, Group& group) {
   return loads;
 }
 
-nlohmann::ordered_json ExpertLoad::statistics(int64_t step, Group& group) const {
+nlohmann::ordered_json ExpertLoad::statistics(int64_t step, comm::Group& group) const {
   auto lines = nlohmann::ordered_json::array();
   auto layer = layers_.begin();
   for (const LayerChoices& load : sum_loads(layers_, group)) {
@@ -57,4 +57,4 @@ nlohmann::ordered_json ExpertLoad::statistics(int64_t step, Group& group) const 
   return {{"step", step}, {"layers", std::move(lines)}};
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

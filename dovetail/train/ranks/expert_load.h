@@ -8,10 +8,15 @@
 #include <utility>
 #include <vector>
 
-namespace dovetail {
-
+namespace dovetail::models {
 class GPT;
+}  // namespace dovetail::models
+
+namespace dovetail::comm {
 class Group;
+}  // namespace dovetail::comm
+
+namespace dovetail::train {
 
 namespace moe {
 class Layer;
@@ -25,12 +30,12 @@ struct LayerChoices {
   double dropped = 0;
 };
 /// Returns the counts of each layer. All ranks call it together.
-std::vector<LayerChoices> sum_loads(const MoeLayers& layers, Group& group);
+std::vector<LayerChoices> sum_loads(const MoeLayers& layers, comm::Group& group);
 
 /// Statistics of how a step's tokens spread over a model's experts.
 class ExpertLoad {
  public:
-  explicit ExpertLoad(const GPT& model);
+  explicit ExpertLoad(const models::GPT& model);
 
   bool empty() const { return layers_.empty(); }
   /// Resets the counts. Call it before a step's first forward pass.
@@ -41,10 +46,10 @@ class ExpertLoad {
   /// {"step", "layers": [{"layer", "load", "entropy", "dropped"}]}. "load": each expert's share of
   /// the choices times the number of experts E; 1 is balanced. "entropy": entropy of the shares /
   /// log E. "dropped": share of the choices that were dropped.
-  nlohmann::ordered_json statistics(int64_t step, Group& group) const;
+  nlohmann::ordered_json statistics(int64_t step, comm::Group& group) const;
 
  private:
   MoeLayers layers_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::train

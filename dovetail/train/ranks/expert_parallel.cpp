@@ -17,7 +17,7 @@
 #include "dovetail/comm/mesh.h"
 #include "dovetail/mx/linear.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 /// Tensor that every expert of a layer has, such as "optimizer.m.blocks.3.moe.experts." and
@@ -46,7 +46,8 @@ std::vector<Family> families(const std::map<std::string, at::Tensor>& own) {
 /// expert, with the sizes of `like`.
 class Spread {
  public:
-  Spread(const GPT& model, const Family& family, const std::map<std::string, at::Tensor>& own)
+  Spread(const models::GPT& model, const Family& family,
+         const std::map<std::string, at::Tensor>& own)
       : placement_(model.expert_ranks()->placement),
         group_(model.expert_ranks()->group),
         family_(family),
@@ -103,7 +104,7 @@ class Spread {
 
  private:
   const moe::Placement& placement_;
-  std::shared_ptr<Group> group_;
+  std::shared_ptr<comm::Group> group_;
   Family family_;
   std::string activation_;
   at::Tensor like_;
@@ -212,7 +213,7 @@ void check_parallel(const RunConfig& config, const Quantization& quantization) {
                                 cut));
 }
 
-ExpertParallel::ExpertParallel(const RunConfig& config, std::shared_ptr<Group> world)
+ExpertParallel::ExpertParallel(const RunConfig& config, std::shared_ptr<comm::Group> world)
     : world_(std::move(world)) {
   const ParallelSection& parallel = config.parallel;
   if (parallel.expert == 1) return;
@@ -222,17 +223,17 @@ ExpertParallel::ExpertParallel(const RunConfig& config, std::shared_ptr<Group> w
                                 ranks, world_->size()),
                     fmt::format("launch a multiple of {} ranks (dovetail launch -n {} train ...)",
                                 ranks, ranks));
-  const Mesh mesh(world_, {{"data", world_->size() / ranks}, {"expert", ranks}});
+  const comm::Mesh mesh(world_, {{"data", world_->size() / ranks}, {"expert", ranks}});
   replicas_ = mesh.group("data");
   auto made = std::make_shared<moe::ExpertRanks>();
   made->placement = placement_of(config);
   made->group = mesh.group("expert");
-  made->dispatch.forward = parse_payload(parallel.dispatch);
-  made->combine.forward = parse_payload(parallel.combine);
+  made->dispatch.forward = comm::parse_payload(parallel.dispatch);
+  made->combine.forward = comm::parse_payload(parallel.combine);
   const auto of_node = static_cast<int>(parallel.ranks_per_node);
   if (parallel.all_to_all == "2dh" ||
       (parallel.all_to_all == "auto" && of_node < ranks && ranks % of_node == 0))
-    made->nodes = split_by_node(*made->group, of_node);
+    made->nodes = comm::split_by_node(*made->group, of_node);
   ranks_ = std::move(made);
 }
 
@@ -240,8 +241,9 @@ bool ExpertParallel::is_spread(const std::string& name) const {
   return ranks_ && moe::parse_expert_name(name);
 }
 
-std::vector<std::shared_ptr<Group>> ExpertParallel::gradient_groups(const GPT& model) const {
-  std::vector<std::shared_ptr<Group>> groups;
+std::vector<std::shared_ptr<comm::Group>> ExpertParallel::gradient_groups(
+    const models::GPT& model) const {
+  std::vector<std::shared_ptr<comm::Group>> groups;
   for (const auto& item : model.named_parameters())
     groups.push_back(is_spread(item.key()) ? replicas_ : world_);
   return groups;
@@ -249,7 +251,7 @@ std::vector<std::shared_ptr<Group>> ExpertParallel::gradient_groups(const GPT& m
 
 nlohmann::ordered_json ExpertParallel::joined(nlohmann::ordered_json quantization) const {
   if (!ranks_) return quantization;
-  const auto of_ranks = gather_json(*ranks_->group, quantization);
+  const auto of_ranks = comm::gather_json(*ranks_->group, quantization);
   auto& tensors = quantization["tensors"];
   for (int rank = 0; rank < ranks_->placement.ranks; ++rank) {
     // Slices of one expert have similar statistics, so the first one represents all.
@@ -261,7 +263,7 @@ nlohmann::ordered_json ExpertParallel::joined(nlohmann::ordered_json quantizatio
 }
 
 std::map<std::string, at::Tensor> ExpertParallel::gathered(
-    const GPT& model, const std::map<std::string, at::Tensor>& own) const {
+    const models::GPT& model, const std::map<std::string, at::Tensor>& own) const {
   std::map<std::string, at::Tensor> whole;
   if (world_->rank() == 0)
     std::ranges::copy_if(own, std::inserter(whole, whole.end()),
@@ -277,11 +279,11 @@ std::map<std::string, at::Tensor> ExpertParallel::gathered(
 }
 
 std::map<std::string, at::Tensor> ExpertParallel::scattered(
-    const GPT& model, const std::map<std::string, at::Tensor>& own,
+    const models::GPT& model, const std::map<std::string, at::Tensor>& own,
     std::map<std::string, at::Tensor> whole) const {
   if (!ranks_) return whole;
   const at::NoGradGuard no_grad;
-  on_rank_zero(*world_, "restoring the checkpoint", [&] {
+  comm::on_rank_zero(*world_, "restoring the checkpoint", [&] {
     for (const Family& family : families(own)) {
       const auto sizes = Spread(model, family, own).slice(0).whole;
       for (int64_t e = 0; e < ranks_->placement.experts; ++e) {
@@ -302,7 +304,7 @@ std::map<std::string, at::Tensor> ExpertParallel::scattered(
     if (replicas_->rank() == 0) {
       const at::Tensor all = world_->rank() == 0 ? spread.flat_of_whole(whole)
                                                  : at::empty({0}, spread.like().options());
-      part = scatter_rows(all, ranks_->group, sizes, 0);
+      part = comm::scatter_rows(all, ranks_->group, sizes, 0);
     } else {
       part =
           at::empty({sizes[static_cast<size_t>(ranks_->group->rank())]}, spread.like().options());
@@ -315,4 +317,4 @@ std::map<std::string, at::Tensor> ExpertParallel::scattered(
   return parts;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -14,7 +14,7 @@
 #include "dovetail/train/config/run_config.h"
 #include "dovetail/train/numerics/quantization.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Throws UserError naming parallel.<key> for an invalid [parallel] section. The config's model is
 /// resolved already.
@@ -29,7 +29,7 @@ class ExpertParallel {
  public:
   /// Takes a resolved config. Throws UserError naming parallel.<key> for sizes that do not fit the
   /// job.
-  ExpertParallel(const RunConfig& config, std::shared_ptr<Group> world);
+  ExpertParallel(const RunConfig& config, std::shared_ptr<comm::Group> world);
 
   /// Ranks of the experts, to be passed to GPT. Null if every rank has all experts.
   const std::shared_ptr<const moe::ExpertRanks>& ranks() const { return ranks_; }
@@ -39,7 +39,7 @@ class ExpertParallel {
 
   /// Returns the ranks over which each parameter's gradient is summed: the ranks that hold it. One
   /// group per parameter, in the order of the model.
-  std::vector<std::shared_ptr<Group>> gradient_groups(const GPT& model) const;
+  std::vector<std::shared_ptr<comm::Group>> gradient_groups(const models::GPT& model) const;
 
   /// Adds the experts of the other ranks to this rank's line of quantization.jsonl.
   nlohmann::ordered_json joined(nlohmann::ordered_json quantization) const;
@@ -51,16 +51,16 @@ class ExpertParallel {
   /// `gathered` gives rank 0 the whole tensors and the other ranks nothing. `scattered` copies to
   /// each rank its own part of rank 0's tensors. It covers every expert and tensor that `own`, the
   /// rank's live tensors, names. Throws UserError on all ranks if rank 0's tensors do not match.
-  std::map<std::string, at::Tensor> gathered(const GPT& model,
+  std::map<std::string, at::Tensor> gathered(const models::GPT& model,
                                              const std::map<std::string, at::Tensor>& own) const;
-  std::map<std::string, at::Tensor> scattered(const GPT& model,
+  std::map<std::string, at::Tensor> scattered(const models::GPT& model,
                                               const std::map<std::string, at::Tensor>& own,
                                               std::map<std::string, at::Tensor> whole) const;
 
  private:
-  std::shared_ptr<Group> world_;
-  std::shared_ptr<Group> replicas_;  ///< ranks that hold the same experts
+  std::shared_ptr<comm::Group> world_;
+  std::shared_ptr<comm::Group> replicas_;  ///< ranks that hold the same experts
   std::shared_ptr<const moe::ExpertRanks> ranks_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -11,15 +11,15 @@
 #include "dovetail/mx/feed_forward.h"
 #include "dovetail/train/ranks/expert_load.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 constexpr int kMostShadowed = 8;
 
 /// Hidden width for the cost model, which assumes two matrices per expert. Experts with three
 /// (swiglu) count 1.5 times.
-int64_t hidden_of(const ModelConfig& model) {
-  return model.moe.ffn_width * (up_width(model.activation, 1) + 1) / 2;
+int64_t hidden_of(const models::ModelConfig& model) {
+  return model.moe.ffn_width * (mx::up_width(model.activation, 1) + 1) / 2;
 }
 
 /// Returns true if a key requires that rows move. A plan with r = 0 moves none.
@@ -31,33 +31,32 @@ bool asks_for_moving_rows(const ParallelSection& asked) {
 
 }  // namespace
 
-ExpertPlans::ExpertPlans(const GPT& model, const RunConfig& config, int64_t tokens,
-                         at::ScalarType compute, const ExpertParallel& parallel, Group& world)
+ExpertPlans::ExpertPlans(const models::GPT& model, const RunConfig& config, int64_t tokens,
+                         at::ScalarType compute, const ExpertParallel& parallel, comm::Group& world)
     : config_(config.parallel), ranks_(parallel.ranks()) {
   if (!ranks_) return;
   layers_ = moe::layers_of(model);
   modules_ =
       std::ranges::any_of(layers_, [](const auto& item) { return item.second->quantized(); });
-  load_ = {
-      .ranks = ranks_->placement.ranks,
-      .experts = static_cast<int>(ranks_->placement.experts),
-      .cut = ranks_->placement.cut,
-      .tokens = tokens,
-      .width = model.config().width,
-      .hidden = hidden_of(model.config()),
-      .top_k = static_cast<int>(model.config().moe.k),
-      .row_bytes =
-          static_cast<double>(row_bytes(ranks_->dispatch.forward, model.config().width, compute)),
-      .other_row_bytes =
-          static_cast<double>(row_bytes(ranks_->combine.forward, model.config().width, compute)),
-      .parameter_bytes = static_cast<double>(c10::elementSize(compute))};
+  load_ = {.ranks = ranks_->placement.ranks,
+           .experts = static_cast<int>(ranks_->placement.experts),
+           .cut = ranks_->placement.cut,
+           .tokens = tokens,
+           .width = model.config().width,
+           .hidden = hidden_of(model.config()),
+           .top_k = static_cast<int>(model.config().moe.k),
+           .row_bytes = static_cast<double>(
+               comm::row_bytes(ranks_->dispatch.forward, model.config().width, compute)),
+           .other_row_bytes = static_cast<double>(
+               comm::row_bytes(ranks_->combine.forward, model.config().width, compute)),
+           .parameter_bytes = static_cast<double>(c10::elementSize(compute))};
   if (config_.chooses()) {
     costs_ = config_.costs.empty()
-                 ? calibrate(*ranks_->group, static_cast<int>(config_.ranks_per_node)).model
-                 : read_cost_model(config_.costs);
+                 ? comm::calibrate(*ranks_->group, static_cast<int>(config_.ranks_per_node)).model
+                 : comm::read_cost_model(config_.costs);
     // Other replicas measured their own costs. All ranks use rank 0's.
-    const nlohmann::json of_all = broadcast_json(world, to_json(*costs_));
-    costs_ = parse_cost_model(of_all, "the measured costs");
+    const nlohmann::json of_all = comm::broadcast_json(world, to_json(*costs_));
+    costs_ = comm::parse_cost_model(of_all, "the measured costs");
   }
   const moe::Plan first = choose({});
   for (const auto& [name, layer] : layers_) layer->set_plan(first);
@@ -86,8 +85,8 @@ moe::Plan ExpertPlans::choose(const std::vector<double>& choices_of) const {
     if (modules_ && (plan.shards != load_.cut || plan.shadowed != 0)) return false;
     if (!is(config_.r, plan.shards)) return false;
     if (plan.shards == 0) return !asks_for_moving_rows(config_);
-    const bool hierarchical = is_hierarchical(plan.algorithm);
-    if (!is_flexible(plan.algorithm) || (hierarchical && !ranks_->nodes)) return false;
+    const bool hierarchical = comm::is_hierarchical(plan.algorithm);
+    if (!comm::is_flexible(plan.algorithm) || (hierarchical && !ranks_->nodes)) return false;
     if (config_.all_to_all != "auto" && hierarchical != (config_.all_to_all == "2dh")) return false;
     if (!known) return is(config_.overlap, plan.overlap) && plan.shadowed == 0;
     return is(config_.overlap, plan.overlap) && is(config_.shadow, plan.shadowed);
@@ -101,11 +100,11 @@ moe::Plan ExpertPlans::choose(const std::vector<double>& choices_of) const {
   const moe::LayerPlan& plan = fastest->plan;
   return {.shards = plan.shards,
           .overlap = plan.overlap,
-          .hierarchical = is_hierarchical(plan.algorithm),
+          .hierarchical = comm::is_hierarchical(plan.algorithm),
           .shadowed = known ? moe::most_loaded(choices_of, plan.shadowed) : std::vector<int64_t>()};
 }
 
-void ExpertPlans::end_step(int64_t step, Group& world) {
+void ExpertPlans::end_step(int64_t step, comm::Group& world) {
   const bool looks = costs_ || config_.shadow != 0;
   if (layers_.empty() || !looks || step % config_.choose_every != 0) return;
   auto layer = layers_.begin();
@@ -125,11 +124,11 @@ nlohmann::ordered_json ExpertPlans::plans() const {
   return list;
 }
 
-nlohmann::ordered_json ExpertPlans::traffic(int64_t step, Group& world) {
-  Group::Traffic now = ranks_->group->all_to_all_traffic();
+nlohmann::ordered_json ExpertPlans::traffic(int64_t step, comm::Group& world) {
+  comm::Group::Traffic now = ranks_->group->all_to_all_traffic();
   if (ranks_->nodes) {
     for (const auto& group : {ranks_->nodes->inside, ranks_->nodes->between}) {
-      const Group::Traffic part = group->all_to_all_traffic();
+      const comm::Group::Traffic part = group->all_to_all_traffic();
       now.calls += part.calls;
       now.bytes_sent += part.bytes_sent;
       now.waited_s += part.waited_s;
@@ -148,4 +147,4 @@ nlohmann::ordered_json ExpertPlans::traffic(int64_t step, Group& world) {
           {"waited_s", sums[2] / steps / ranks}};
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

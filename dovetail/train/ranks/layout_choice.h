@@ -15,7 +15,7 @@
 #include "dovetail/train/config/run_config.h"
 #include "dovetail/train/ranks/expert_parallel.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Plans of the expert-parallel layers (moe::Plan), as [parallel] prescribes. Keys that are "auto"
 /// are chosen by a cost model and the load, every few steps. All ranks make the same choice.
@@ -26,12 +26,12 @@ class ExpertPlans {
   /// tokens of a rank in a forward pass, `compute` the dtype of rows. If a key is "auto", it reads
   /// the cost model or measures it. All ranks of the world construct it together. `config` has
   /// passed check_parallel.
-  ExpertPlans(const GPT& model, const RunConfig& config, int64_t tokens, at::ScalarType compute,
-              const ExpertParallel& parallel, Group& world);
+  ExpertPlans(const models::GPT& model, const RunConfig& config, int64_t tokens,
+              at::ScalarType compute, const ExpertParallel& parallel, comm::Group& world);
 
   /// Call after a step, before the load is reset. Every parallel.choose_every steps it chooses
   /// plans for the next steps by this step's load.
-  void end_step(int64_t step, Group& world);
+  void end_step(int64_t step, comm::Group& world);
 
   /// First choice, as a line for the log; empty if no key is "auto".
   const std::string& choice() const { return choice_; }
@@ -40,7 +40,7 @@ class ExpertPlans {
   /// all-to-alls since the previous call, averaged over ranks. It has calls and bytes per step, and
   /// seconds per step that a rank waited. All ranks of the world call `traffic` together.
   nlohmann::ordered_json plans() const;
-  nlohmann::ordered_json traffic(int64_t step, Group& world);
+  nlohmann::ordered_json traffic(int64_t step, comm::Group& world);
   bool empty() const { return layers_.empty(); }
 
  private:
@@ -50,11 +50,11 @@ class ExpertPlans {
   std::shared_ptr<const moe::ExpertRanks> ranks_;
   std::vector<std::pair<std::string, std::shared_ptr<moe::Layer>>> layers_;
   bool modules_ = false;  ///< experts are quantized, so they are never gathered
-  std::optional<CostModel> costs_;
+  std::optional<comm::CostModel> costs_;
   moe::LayerLoad load_;
   std::string choice_;
-  Group::Traffic last_;
+  comm::Group::Traffic last_;
   int64_t last_step_ = 0;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -10,14 +10,14 @@
 #include "dovetail/moe/layer.h"
 #include "dovetail/train/ranks/expert_load.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
-RouterBias::RouterBias(const GPT& model) {
+RouterBias::RouterBias(const models::GPT& model) {
   layers_ = moe::layers_of(model);
   std::erase_if(layers_, [](const auto& item) { return !item.second->router().bias.defined(); });
 }
 
-void RouterBias::end_step(Group& group) {
+void RouterBias::end_step(comm::Group& group) {
   if (layers_.empty()) return;
   auto layer = layers_.begin();
   for (const LayerChoices& load : sum_loads(layers_, group))
@@ -45,9 +45,9 @@ void RouterBias::load(const std::map<std::string, at::Tensor>& tensors) {
                "the checkpoint holds {}, which this model does not read", name);
 }
 
-void RouterBias::load(const std::map<std::string, at::Tensor>& tensors, Group& group) {
-  on_rank_zero(group, "restoring the checkpoint", [&] { load(tensors); });
+void RouterBias::load(const std::map<std::string, at::Tensor>& tensors, comm::Group& group) {
+  comm::on_rank_zero(group, "restoring the checkpoint", [&] { load(tensors); });
   for (auto& [name, tensor] : this->tensors()) group.broadcast(tensor, 0);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -8,10 +8,15 @@
 #include <utility>
 #include <vector>
 
-namespace dovetail {
-
+namespace dovetail::models {
 class GPT;
+}  // namespace dovetail::models
+
+namespace dovetail::comm {
 class Group;
+}  // namespace dovetail::comm
+
+namespace dovetail::train {
 
 namespace moe {
 class Layer;
@@ -21,11 +26,11 @@ class Layer;
 /// (model.moe.bias_update_rate).
 class RouterBias {
  public:
-  explicit RouterBias(const GPT& model);
+  explicit RouterBias(const models::GPT& model);
 
   /// Updates each bias by the choices since the layers' `reset_load`, summed over all ranks. Call
   /// it after a step that was not skipped, on all ranks together.
-  void end_step(Group& group);
+  void end_step(comm::Group& group);
 
   /// Returns the biases by their names in a checkpoint: "router.bias.<layer>", (E) float32. These
   /// are the live tensors. The map is empty without model.moe.bias_update_rate.
@@ -35,10 +40,10 @@ class RouterBias {
   /// is missing, unknown or has another length.
   void load(const std::map<std::string, at::Tensor>& tensors);
   /// Copies rank 0's `tensors` to all ranks.
-  void load(const std::map<std::string, at::Tensor>& tensors, Group& group);
+  void load(const std::map<std::string, at::Tensor>& tensors, comm::Group& group);
 
  private:
   std::vector<std::pair<std::string, std::shared_ptr<moe::Layer>>> layers_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -2,9 +2,10 @@
 
 #include <ATen/ATen.h>
 
-namespace dovetail {
+namespace dovetail::train {
 
-at::Tensor task_scales(const at::Tensor& labels, const std::vector<double>& weights, Group& group) {
+at::Tensor task_scales(const at::Tensor& labels, const std::vector<double>& weights,
+                       comm::Group& group) {
   const int64_t tasks = labels.size(1);
   if (tasks == 1 && weights.empty()) return at::ones({1}, at::kFloat);
   const at::Tensor samples = at::full({1}, labels.size(0), at::kDouble);
@@ -23,4 +24,4 @@ at::Tensor loss_sum(const at::Tensor& logits, const at::Tensor& labels, const at
                                               at::Reduction::Sum);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -6,7 +6,7 @@
 
 #include "dovetail/comm/group.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Returns a factor for each task's cross-entropy, (tasks) float32. The factor of task k is
 /// weight_k * samples / labels_k, or 0 if no row has its label. `samples` counts all rows and
@@ -15,10 +15,11 @@ namespace dovetail {
 /// loss of the rows with label k. All ranks call this together.
 ///
 /// labels: (B, tasks) float32, NaN where a label is missing. weights: recommender.task_weights.
-at::Tensor task_scales(const at::Tensor& labels, const std::vector<double>& weights, Group& group);
+at::Tensor task_scales(const at::Tensor& labels, const std::vector<double>& weights,
+                       comm::Group& group);
 
 /// Returns the sum over samples and tasks: cross-entropy in nats times the task's scale. The shape
 /// of logits and labels is (B, tasks).
 at::Tensor loss_sum(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor& scales);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -14,7 +14,7 @@
 #include "dovetail/train/optimizer/gradient_clipping.h"
 #include "dovetail/train/recommender/loss.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 /// Inputs of a step, in this order. The masks are present only if the model reads them.
@@ -27,9 +27,9 @@ at::Tensor samples_of(const std::vector<at::Tensor>& inputs, Input which, int64_
 
 }  // namespace
 
-RecommenderStep::RecommenderStep(std::shared_ptr<Recommender> model,
+RecommenderStep::RecommenderStep(std::shared_ptr<models::Recommender> model,
                                  const RecommenderLookups& lookups, Optimizer& optimizer,
-                                 std::shared_ptr<Group> group, Options options)
+                                 std::shared_ptr<comm::Group> group, Options options)
     : model_(std::move(model)),
       lookups_(lookups),
       optimizer_(optimizer),
@@ -160,7 +160,7 @@ void RecommenderStep::run_dense(const std::vector<at::Tensor>& inputs, int64_t f
     at::Tensor sum;
     {
       const TraceSpan span("forward");
-      const RecommenderOutput found =
+      const models::RecommenderOutput found =
           model_->forward({.dense = samples_of(inputs, kDense, at, count),
                            .embedded = embedded,
                            .mask = samples_of(inputs, kEvents, at, count),
@@ -204,9 +204,9 @@ StepOutcome RecommenderStep::judge(double loss_sum, double auxiliary_sum, double
                          .grad_norm = std::sqrt(squares) / weight,
                          .tokens = now_.rows->rows,
                          .stop = sums[1] > 0};
-  if (has_negatives(model_->config())) outcome.auxiliary_loss = sums[2] / weight;
+  if (models::has_negatives(model_->config())) outcome.auxiliary_loss = sums[2] / weight;
   prepare_update(outcome, {.weight = weight, .max_norm = options_.clip, .lr = now_.lr}, optimizer_);
   return outcome;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

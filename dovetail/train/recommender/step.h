@@ -15,14 +15,14 @@
 #include "dovetail/train/optimizer/optimizer.h"
 #include "dovetail/train/tables/lookups.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Rows of one step, their ids, and their lookups in progress. `step` counts from 0.
 struct StepRows {
   int64_t step;
   int64_t rows;  ///< rows of all ranks
   int64_t micro_batch;
-  RowBatch batch;
+  data::RowBatch batch;
   embedding::Jagged ids;
   embedding::TableStep tables;
 };
@@ -45,8 +45,8 @@ class RecommenderStep {
     std::vector<double> task_weights = {};  ///< weights for task_scales
   };
   /// `lookups` must outlive this object. `optimizer` must already be bound to `model`.
-  RecommenderStep(std::shared_ptr<Recommender> model, const RecommenderLookups& lookups,
-                  Optimizer& optimizer, std::shared_ptr<Group> group, Options options);
+  RecommenderStep(std::shared_ptr<models::Recommender> model, const RecommenderLookups& lookups,
+                  Optimizer& optimizer, std::shared_ptr<comm::Group> group, Options options);
   RecommenderStep(const RecommenderStep&) = delete;  // recorded steps keep a pointer to this object
   RecommenderStep& operator=(const RecommenderStep&) = delete;
 
@@ -72,7 +72,7 @@ class RecommenderStep {
   double compute_s() const { return now_.clock.seconds; }
 
   /// Returns the reduced gradient sums of the last step, not divided by the number of samples.
-  const GradientReducer& gradients() const { return reducer_; }
+  const comm::GradientReducer& gradients() const { return reducer_; }
 
  private:
   /// State of the current step. Recorded operations read and write it in each replay.
@@ -104,12 +104,12 @@ class RecommenderStep {
   void send_gradient(int64_t micro_batch);
   StepOutcome judge(double loss_sum, double auxiliary_sum, double squares) const;
 
-  std::shared_ptr<Recommender> model_;
+  std::shared_ptr<models::Recommender> model_;
   const RecommenderLookups& lookups_;
   Optimizer& optimizer_;
-  std::shared_ptr<Group> group_;
+  std::shared_ptr<comm::Group> group_;
   Options options_;
-  GradientReducer reducer_;
+  comm::GradientReducer reducer_;
   Now now_;
   /// Tensor of shape (1) that represents `now_` in a recorded step, where only changes of tensors
   /// are visible.
@@ -117,4 +117,4 @@ class RecommenderStep {
   std::optional<PlannedStep> planned_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -21,7 +21,7 @@
 #include "dovetail/train/tables/checkpoint.h"
 #include "dovetail/train/tables/hashed.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 constexpr const char *kTensorFile = "model.safetensors", *kJsonFile = "recommender.json",
@@ -37,7 +37,7 @@ std::string keys_name(const embedding::TableSpec& table) {
 
 /// Tables for lookup only: float32 rows without optimizer state. A table without a fixed vocabulary
 /// has one row per stored key, after a row of zeros.
-embedding::PackSpec for_lookups(embedding::PackSpec spec, const Snapshot& snapshot) {
+embedding::PackSpec for_lookups(embedding::PackSpec spec, const io::Snapshot& snapshot) {
   spec.optimizer = {.kind = embedding::OptimizerKind::kSgd};
   spec.row_dtype = embedding::RowDtype::kFloat32;
   for (embedding::TableSpec& table : spec.tables) {
@@ -95,12 +95,12 @@ TrainedRecommender::TrainedRecommender(StoredRun stored)
     : config_(stored.config),
       step_(stored.snapshot.step),
       scales_(dense_scales(stored.snapshot.state)),
-      model_(make_recommender(config_.recommender, recommender_inputs(config_))),
+      model_(models::make_recommender(config_.recommender, recommender_inputs(config_))),
       lookups_(config_),
       tables_(for_lookups(lookups_.pack(), stored.snapshot),
               embedding::PackedTables::Initial::kUnset),
       keys_(lookups_.pack().tables.size()) {
-  check_scales(config_.rows, scales_, stored.checkpoint.string());
+  data::check_scales(config_.rows, scales_, stored.checkpoint.string());
   const at::NoGradGuard no_grad;
   std::map<std::string, at::Tensor>& tensors = stored.snapshot.tensors;
   add_initial_rows(lookups_.pack(), tensors);
@@ -124,7 +124,7 @@ TrainedRecommender::TrainedRecommender(StoredRun stored)
   model_->eval();
 }
 
-at::Tensor TrainedRecommender::logits(const RowBatch& batch) const {
+at::Tensor TrainedRecommender::logits(const data::RowBatch& batch) const {
   const at::NoGradGuard no_grad;
   const embedding::Jagged ids = lookups_.ids(batch);
   return model_
@@ -170,7 +170,7 @@ void export_recommender(const TrainedRecommender& recommender,
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   user_check(!error, "cannot make {}: {}", folder.string(), error.message());
-  const std::string sha256 = write_safetensors(folder / kTensorFile, recommender.tensors());
+  const std::string sha256 = io::write_safetensors(folder / kTensorFile, recommender.tensors());
   RunConfig config = recommender.config();
   const nlohmann::ordered_json json = {
       {"format", kFormat},
@@ -191,7 +191,7 @@ bool is_exported_recommender(const std::filesystem::path& folder) {
   return std::filesystem::exists(folder / kJsonFile);
 }
 
-Snapshot read_exported_recommender(const std::filesystem::path& folder) try {
+io::Snapshot read_exported_recommender(const std::filesystem::path& folder) try {
   const std::string path = (folder / kJsonFile).string();
   const auto json = nlohmann::json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
   user_check(json.is_object() && json.value("format", "") == kFormat && json.contains("config"),
@@ -203,9 +203,9 @@ Snapshot read_exported_recommender(const std::filesystem::path& folder) try {
   user_check(sha256_of_file(tensors) == json.at("tensors").at("sha256").get<std::string>(),
              "{} is not the file that {} was written with; export the run again", tensors.string(),
              path);
-  Snapshot snapshot{.step = json.value("step", int64_t{0}), .state = json};
+  io::Snapshot snapshot{.step = json.value("step", int64_t{0}), .state = json};
   snapshot.state["tokenizer"] = nullptr;
-  const SafetensorsFile file(tensors);
+  const io::SafetensorsFile file(tensors);
   for (const std::string& name : file.names()) snapshot.tensors.emplace(name, file.read(name));
   return snapshot;
 } catch (const nlohmann::json::exception& error) {
@@ -214,4 +214,4 @@ Snapshot read_exported_recommender(const std::filesystem::path& folder) try {
       "export the run again: dovetail export RUN --out FOLDER");
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

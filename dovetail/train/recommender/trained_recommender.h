@@ -13,7 +13,7 @@
 #include "dovetail/train/run/stored_run.h"
 #include "dovetail/train/tables/lookups.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Recommender of a checkpoint or an export, ready to score rows on the CPU. Its tables are
 /// complete, in memory, without optimizer state.
@@ -26,9 +26,9 @@ class TrainedRecommender {
   const RunConfig& config() const { return config_; }
   int64_t step() const { return step_; }
   /// Scales to apply to the dense columns of rows before they are scored.
-  const std::vector<DenseScale>& scales() const { return scales_; }
+  const std::vector<data::DenseScale>& scales() const { return scales_; }
   /// Returns the log-odds of a batch, (B, tasks) float32. Dense columns are scaled by `scales`.
-  at::Tensor logits(const RowBatch& batch) const;
+  at::Tensor logits(const data::RowBatch& batch) const;
   /// Views of all tensors: "model.<parameter>" and "embedding.<table>.weight" (rows, dim). A table
   /// without a fixed vocabulary also has its keys, "embedding.<table>.keys" (rows).
   std::map<std::string, at::Tensor> tensors() const;
@@ -39,8 +39,8 @@ class TrainedRecommender {
 
   RunConfig config_;
   int64_t step_;
-  std::vector<DenseScale> scales_;
-  std::shared_ptr<Recommender> model_;
+  std::vector<data::DenseScale> scales_;
+  std::shared_ptr<models::Recommender> model_;
   RecommenderLookups lookups_;
   /// Tables without a fixed vocabulary have a row of zeros for unknown keys, then the rows of
   /// `keys_`.
@@ -57,6 +57,6 @@ void export_recommender(const TrainedRecommender& recommender, const std::filesy
 bool is_exported_recommender(const std::filesystem::path& folder);
 /// Returns the content of an export as a checkpoint without optimizer state. Throws UserError if
 /// files were changed or have a newer version.
-Snapshot read_exported_recommender(const std::filesystem::path& folder);
+io::Snapshot read_exported_recommender(const std::filesystem::path& folder);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -23,10 +23,10 @@
 #include "dovetail/train/tables/checkpoint.h"
 #include "dovetail/train/tables/hashed.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
-std::vector<int> ranks_of(const Group& group) {
+std::vector<int> ranks_of(const comm::Group& group) {
   std::vector<int> ranks(static_cast<size_t>(group.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
@@ -64,24 +64,24 @@ std::optional<embedding::TierOptions> tier_options(const RunConfig& config,
 
 }  // namespace
 
-RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr<Group> group,
+RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr<comm::Group> group,
                                          RunFolder* folder, bool quiet, RunState state,
-                                         const StoredCheckpoint* checkpoint)
+                                         const io::StoredCheckpoint* checkpoint)
     : TrainingLoop(run, std::move(group), std::move(state)),
       resident_before_(static_cast<double>(resident_bytes())) {
   const RunConfig& config = run_.config;
   const auto seed = static_cast<uint64_t>(config.run.seed);
   std::shared_ptr<plan::PagedAllocations> paged = paged_until_there_is_a_plan(config.memory);
-  model_ = make_recommender(config.recommender, recommender_inputs(config));
+  model_ = models::make_recommender(config.recommender, recommender_inputs(config));
   initialize(*model_, seed);
   lookups_.emplace(config);
   validations_.resize(config.rows.label.size());
-  if (resumed()) check_scales(config.rows, state_.dense_scales, "the checkpoint");
-  loader_.emplace(config.rows, RowLoaderOptions{.seed = seed,
-                                                .batch = config.train.batch,
-                                                .rank = group_->rank(),
-                                                .world = group_->size(),
-                                                .scales = state_.dense_scales});
+  if (resumed()) data::check_scales(config.rows, state_.dense_scales, "the checkpoint");
+  loader_.emplace(config.rows, data::RowLoaderOptions{.seed = seed,
+                                                      .batch = config.train.batch,
+                                                      .rank = group_->rank(),
+                                                      .world = group_->size(),
+                                                      .scales = state_.dense_scales});
   state_.dense_scales = loader_->scales();
   if (config.rows.by_day()) count_steps();
   count_ids();
@@ -110,7 +110,7 @@ RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr
   if (!quiet && plan.packs.size() > 1) log_info("{}", embedding::print(tables_->spec(), plan));
   if (!quiet && !chosen.is_null()) log_info("{}", sizes_line(chosen));
   open_output(*folder, quiet);
-  for (const std::string& line : row_warnings(loader_->statistics())) output()->warn(line);
+  for (const std::string& line : data::row_warnings(loader_->statistics())) output()->warn(line);
 }
 
 void RecommenderTraining::count_steps() {
@@ -132,7 +132,7 @@ void RecommenderTraining::count_steps() {
 
 void RecommenderTraining::count_ids() {
   const bool over = config().rows.by_day() && state_.step == loader_->days().num_steps();
-  const RowBatch batch = loader_->step(over ? state_.step - 1 : state_.step);
+  const data::RowBatch batch = loader_->step(over ? state_.step - 1 : state_.step);
   const embedding::Jagged ids = lookups_->ids(batch);
   std::vector<double> counts = {static_cast<double>(ids.samples)};
   for (int64_t f = 0; f < ids.features; ++f) {
@@ -158,9 +158,10 @@ void RecommenderTraining::build_tables(const TableSizes& sizes) {
   sizes_ = sizes;
   const embedding::PackSpec& spec = lookups_->pack();
   const embedding::EmbeddingPlan plan = plan_for(sizes.groups);
-  const Payload payload = parse_payload(config().embedding.exchange);
+  const comm::Payload payload = comm::parse_payload(config().embedding.exchange);
   tables_.reset();
-  tables_.emplace(spec, plan, tables_group_, Payloads{.forward = payload, .backward = payload},
+  tables_.emplace(spec, plan, tables_group_,
+                  comm::Payloads{.forward = payload, .backward = payload},
                   tier_options(config(), spec, plan, sizes.memory_bytes),
                   hashed_options(config().embedding.dynamic),
                   config().checkpoint.full_every > 1 ? embedding::Changes::kTracked
@@ -255,7 +256,7 @@ std::optional<Validation> RecommenderTraining::evaluate_before(int64_t number) {
   if (!config().rows.by_day()) return std::nullopt;
   const int64_t day = loader_->days().day_of(number - 1);
   if (day == 0 || loader_->days().first_step(day) != number - 1) return std::nullopt;
-  const RowDay& rows = loader_->days().days()[static_cast<size_t>(day)];
+  const data::RowDay& rows = loader_->days().days()[static_cast<size_t>(day)];
   const int64_t limit = config().eval.max_rows;
   Validation found =
       validate_rows(limit > 0 ? std::min(limit, rows.num_rows) : rows.num_rows,
@@ -271,14 +272,15 @@ std::optional<Validation> RecommenderTraining::evaluate_before(int64_t number) {
 }
 
 Validation RecommenderTraining::validate_rows(
-    int64_t rows, const std::function<RowBatch(int64_t begin, int64_t end)>& read) {
+    int64_t rows, const std::function<data::RowBatch(int64_t begin, int64_t end)>& read) {
   const at::NoGradGuard no_grad;
   const TraceSpan span("validate");
   const int64_t rank = group_->rank(), ranks = group_->size(), at_once = scored_at_once(config());
   ScoredRows scored;
   for (int64_t first = 0; first < rows; first += at_once) {
     const int64_t count = std::min(rows - first, at_once);
-    const RowBatch batch = read(first + count * rank / ranks, first + count * (rank + 1) / ranks);
+    const data::RowBatch batch =
+        read(first + count * rank / ranks, first + count * (rank + 1) / ranks);
     const embedding::Jagged ids = lookups_->ids(batch);
     scored.add(
         model_->forward(lookups_->model_input(batch.dense, ids, tables_->lookup(ids))).logits,
@@ -327,14 +329,14 @@ std::map<std::string, at::Tensor> RecommenderTraining::checkpoint_tensors() {
   return optimizer_->tensors();
 }
 
-void RecommenderTraining::stream_tensors(CheckpointKind kind, StreamedTensors* to) {
+void RecommenderTraining::stream_tensors(io::CheckpointKind kind, io::StreamedTensors* to) {
   save_tables(*tables_, kind, to);
   save_hashed_tables(*tables_, kind, to);
   tables_->forget_changes();
 }
 
-void RecommenderTraining::restore_from(const StoredCheckpoint* checkpoint) {
-  on_rank_zero(*group_, "restoring the checkpoint", [&] {
+void RecommenderTraining::restore_from(const io::StoredCheckpoint* checkpoint) {
+  comm::on_rank_zero(*group_, "restoring the checkpoint", [&] {
     std::map<std::string, at::Tensor> of_model;
     for (const std::string& name : checkpoint->names())
       if (!is_of_table(name)) of_model.emplace(name, checkpoint->read(name));
@@ -356,4 +358,4 @@ nlohmann::json RecommenderTraining::checkpoint_state() const {
   return dovetail::checkpoint_state(state_, run_, nullptr, group_->size());
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

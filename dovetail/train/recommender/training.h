@@ -18,7 +18,7 @@
 #include "dovetail/train/recommender/tuning.h"
 #include "dovetail/train/tables/lookups.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Training of a recommender: the run's model, tables, optimizers and rows in memory.
 ///
@@ -30,8 +30,8 @@ class RecommenderTraining : public TrainingLoop {
  public:
   /// Restores rank 0's `checkpoint`; null: a new run. Ranks other than 0 pass null for `checkpoint`
   /// and `folder`.
-  RecommenderTraining(const ResolvedRun& run, std::shared_ptr<Group> group, RunFolder* folder,
-                      bool quiet, RunState state, const StoredCheckpoint* checkpoint);
+  RecommenderTraining(const ResolvedRun& run, std::shared_ptr<comm::Group> group, RunFolder* folder,
+                      bool quiet, RunState state, const io::StoredCheckpoint* checkpoint);
 
   std::string data_summary() const override { return loader_->summary(); }
   void finish(const RunFolder& folder, bool quiet) override;
@@ -45,7 +45,7 @@ class RecommenderTraining : public TrainingLoop {
   std::optional<Validation> evaluate_before(int64_t number) override;
   int64_t updates() const override { return optimizer_->updates(); }
   std::map<std::string, at::Tensor> checkpoint_tensors() override;
-  void stream_tensors(CheckpointKind kind, StreamedTensors* to) override;
+  void stream_tensors(io::CheckpointKind kind, io::StreamedTensors* to) override;
   nlohmann::json checkpoint_state() const override;
 
   StepRows start_lookups(int64_t step);
@@ -62,25 +62,25 @@ class RecommenderTraining : public TrainingLoop {
   /// Returns the seconds per step, from a few steps with the current tables. It is the mean over
   /// ranks.
   double time_steps(int64_t micro_batch);
-  void restore_from(const StoredCheckpoint* checkpoint);
+  void restore_from(const io::StoredCheckpoint* checkpoint);
   /// Checks the run's length against its days; sets it if train.steps = "pass".
   void count_steps();
   /// Measures how well the model ranks rows [0, rows). `read(begin, end)` returns a range of them.
   Validation validate_rows(int64_t rows,
-                           const std::function<RowBatch(int64_t begin, int64_t end)>& read);
+                           const std::function<data::RowBatch(int64_t begin, int64_t end)>& read);
   void warn_of_rankings(const Validation& found);
 
-  std::shared_ptr<Recommender> model_;
+  std::shared_ptr<models::Recommender> model_;
   std::optional<RecommenderLookups> lookups_;
   std::vector<double> ids_per_sample_;
   double resident_before_;  ///< resident bytes at the beginning of construction
-  std::shared_ptr<Group> tables_group_;
+  std::shared_ptr<comm::Group> tables_group_;
   TableSizes sizes_;
   int64_t timed_step_ = 0;  ///< next step that time_steps will run
   std::optional<embedding::DistributedTables> tables_;
   std::optional<Optimizer> optimizer_;
   std::optional<RecommenderStep> step_;
-  std::optional<RowLoader> loader_;
+  std::optional<data::RowLoader> loader_;
   /// Sums over all ranks, up to the last line of tables.jsonl.
   embedding::HashedCounters keys_before_;
   /// Counters of this rank, up to the last step.
@@ -91,4 +91,4 @@ class RecommenderTraining : public TrainingLoop {
   MemoryPlanLog memory_plan_log_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -6,13 +6,13 @@
 #include "dovetail/comm/collective.h"
 #include "dovetail/train/recommender/training.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 constexpr int64_t kTimedSteps = 4;
 
 /// Returns the minimum over ranks. All ranks call this together.
-double least_over_ranks(Group& group, double value) {
+double least_over_ranks(comm::Group& group, double value) {
   std::vector<double> values(static_cast<size_t>(group.size()), 0);
   values[static_cast<size_t>(group.rank())] = value;
   return std::ranges::min(sum_over_ranks(group, values));
@@ -65,4 +65,4 @@ TableSizes RecommenderTraining::choose_sizes(nlohmann::ordered_json& record) {
   return chosen;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -9,7 +9,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 constexpr int kRounds = 3;
@@ -26,7 +26,7 @@ std::vector<int64_t> groups_to_try(int64_t asked, int64_t tables) {
 }
 
 bool fits(const ResolvedRun& run, int64_t micro_batch) {
-  MemoryEstimate estimate = run.memory;
+  models::MemoryEstimate estimate = run.memory;
   estimate.activations =
       static_cast<int64_t>(static_cast<double>(estimate.activations) /
                            static_cast<double>(run.micro_batch) * static_cast<double>(micro_batch));
@@ -137,4 +137,4 @@ std::string sizes_line(const nlohmann::ordered_json& record) {
       measured.size());
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

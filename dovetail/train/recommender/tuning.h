@@ -9,7 +9,7 @@
 #include "dovetail/embedding/ranks/table_placement.h"
 #include "dovetail/train/resolve/resolved_run.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Sizes that a run may choose by measurement ("auto"). Results do not depend on them.
 struct TableSizes {
@@ -54,4 +54,4 @@ nlohmann::ordered_json sizes_json(const TableSizes& sizes,
 /// Returns the log line of a record made by sizes_json.
 std::string sizes_line(const nlohmann::ordered_json& record);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -6,19 +6,19 @@
 #include "dovetail/comm/exchange.h"
 #include "dovetail/train/metrics/ranking_metrics.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 /// Returns the vectors of all ranks on rank 0, concatenated in the order of ranks; an empty tensor
 /// on others.
-at::Tensor to_rank_zero(const std::shared_ptr<Group>& group, const at::Tensor& x) {
+at::Tensor to_rank_zero(const std::shared_ptr<comm::Group>& group, const at::Tensor& x) {
   std::vector<int64_t> send(static_cast<size_t>(group->size()), 0);
   send[0] = x.numel();
-  return Exchange(group, exchange_sizes(*group, send)).start(x.contiguous()).wait();
+  return comm::Exchange(group, comm::exchange_sizes(*group, send)).start(x.contiguous()).wait();
 }
 
 TaskRanking rank_task(const std::string& name, const at::Tensor& logits, const at::Tensor& labels,
-                      const at::Tensor& groups, const std::shared_ptr<Group>& group) {
+                      const at::Tensor& groups, const std::shared_ptr<comm::Group>& group) {
   RankingSums sums;
   sums.add(logits, labels);
   group->all_reduce(sums.counts);
@@ -43,7 +43,7 @@ std::string describe_auc(const RankingMetrics& metrics) {
   return metrics.auc_error > 0 ? fmt::format("{} +- {:.2g}", text, metrics.auc_error) : text;
 }
 
-void ScoredRows::add(const at::Tensor& logits, const RowBatch& batch) {
+void ScoredRows::add(const at::Tensor& logits, const data::RowBatch& batch) {
   logits_.push_back(logits);
   labels_.push_back(batch.labels);
   if (batch.groups.defined()) groups_.push_back(batch.groups);
@@ -53,7 +53,7 @@ at::Tensor ScoredRows::logits() const { return at::cat(logits_); }
 at::Tensor ScoredRows::labels() const { return at::cat(labels_); }
 
 Validation ScoredRows::measure(const RunConfig& config, int64_t rows,
-                               const std::shared_ptr<Group>& group) const {
+                               const std::shared_ptr<comm::Group>& group) const {
   const at::Tensor logits = this->logits(), labels = this->labels(),
                    groups = groups_.empty() ? at::Tensor() : at::cat(groups_);
   const std::vector<double>& weights = config.recommender.task_weights;
@@ -67,4 +67,4 @@ Validation ScoredRows::measure(const RunConfig& config, int64_t rows,
   return found;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -12,14 +12,14 @@
 #include "dovetail/train/config/run_config.h"
 #include "dovetail/train/metrics/validation.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Rows that a recommender has scored, and how well it ranks them. Both training and `dovetail
 /// eval` measure with this class.
 class ScoredRows {
  public:
   /// Adds this rank's rows of a batch. logits: (B, tasks).
-  void add(const at::Tensor& logits, const RowBatch& batch);
+  void add(const at::Tensor& logits, const data::RowBatch& batch);
   /// logits() and labels() of this rank's rows, (rows, tasks), in the order in which they were
   /// added.
   at::Tensor logits() const;
@@ -29,7 +29,7 @@ class ScoredRows {
   /// `rows` is the total over ranks. The AUC is exact on one rank; on several ranks it comes from
   /// RankingSums. Only rank 0 gets the GAUC (grouped_auc).
   Validation measure(const RunConfig& config, int64_t rows,
-                     const std::shared_ptr<Group>& group) const;
+                     const std::shared_ptr<comm::Group>& group) const;
 
  private:
   std::vector<at::Tensor> logits_, labels_, groups_;
@@ -45,4 +45,4 @@ inline int64_t scored_at_once(const RunConfig& config) {
   return std::min<int64_t>(config.train.batch, 4096);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

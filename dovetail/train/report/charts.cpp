@@ -10,7 +10,7 @@
 #include "dovetail/train/report/run_files.h"
 #include "dovetail/train/report/run_report.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -214,4 +214,4 @@ std::vector<size_t> thin_out(const std::vector<double>& y, size_t max_points) {
   return kept;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -6,7 +6,7 @@
 
 #include "dovetail/train/report/run_files.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -106,4 +106,4 @@ Json make_experts(const RunFiles& run) {
           {"bands", bands}};
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

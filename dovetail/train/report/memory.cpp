@@ -7,7 +7,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/train/report/run_files.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -119,4 +119,4 @@ Json make_memory(const RunFiles& run) {
   }
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

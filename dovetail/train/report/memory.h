@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Drawings of memory_plan.json for the report, as SVG. Colours are variables of the page's style
 /// sheet.
@@ -23,4 +23,4 @@ std::string curve_chart(const nlohmann::ordered_json& record);
 /// Returns the style sheet's colour of a purpose: "var(--m0)".
 std::string purpose_colour(size_t purpose);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -12,7 +12,7 @@
 #include "dovetail/report/page.h"
 #include "dovetail/train/report/memory.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -262,4 +262,4 @@ std::string curve_chart(const Json& record) {
   return drawing.svg();
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -9,7 +9,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 namespace fs = std::filesystem;
@@ -91,4 +91,4 @@ Json value_at(const Json& json, std::initializer_list<const char*> keys) {
   return *at;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

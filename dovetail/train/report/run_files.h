@@ -10,7 +10,7 @@
 
 #include "dovetail/train/config/run_config.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Files of a run from which its report is made (docs/training.md).
 struct RunFiles {
@@ -55,4 +55,4 @@ nlohmann::ordered_json make_experts(const RunFiles& run);
 /// format that `train` writes.
 nlohmann::ordered_json make_memory(const RunFiles& run);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -6,7 +6,7 @@
 
 #include "dovetail/report/page.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -224,4 +224,4 @@ std::string report_page(const Json& data) {
   return html + "</script>\n</body>\n</html>\n";
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -3,10 +3,10 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Returns the page for the result of report_data. All its texts are escaped: a sample that
 /// contains `</script>` remains a sample.
 std::string report_page(const nlohmann::ordered_json& data);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

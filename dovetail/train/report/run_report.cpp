@@ -18,7 +18,7 @@
 #include "dovetail/train/report/run_files.h"
 #include "dovetail/train/report/run_page.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 namespace fs = std::filesystem;
@@ -387,4 +387,4 @@ fs::path write_report(const fs::path& run_folder) {
   return path;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

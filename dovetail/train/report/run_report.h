@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Writes `report.html` into a run's folder, from the files in it (docs/training.md). The page is
 /// self-contained and needs no network. The run may still be training. Only config.toml and
@@ -26,4 +26,4 @@ nlohmann::ordered_json report_data(const std::filesystem::path& run_folder);
 inline constexpr size_t kMaxPlotPoints = 4000;
 std::vector<size_t> thin_out(const std::vector<double>& y, size_t max_points = kMaxPlotPoints);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

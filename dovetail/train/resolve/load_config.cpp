@@ -12,7 +12,7 @@
 #include "dovetail/train/tables/lookups.h"
 #include "dovetail/train/tables/section.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 /// Checks keys that depend on the length of the run, and the keys that depend on rows.day.
@@ -99,7 +99,7 @@ RunConfig read_run_config(const std::string& toml, const std::string& name,
   RunConfig first;
   parse_config([&](Section& s) { first.describe(s); }, toml, name, overrides);
   RunConfig config;
-  config.model = model_preset(first.model.preset).config;
+  config.model = models::model_preset(first.model.preset).config;
   config.model.preset = first.model.preset;
   parse_config([&](Section& s) { config.describe(s); }, toml, name, overrides);
   check_run_config(config);
@@ -117,4 +117,4 @@ RunConfig default_run_config(const std::vector<std::string>& overrides) {
   return read_run_config("", "defaults", overrides);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

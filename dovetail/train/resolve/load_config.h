@@ -6,7 +6,7 @@
 
 #include "dovetail/train/config/run_config.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Throws UserError for keys that contradict one another or have no effect. For example,
 /// train.batch must be divisible and the warm-up shorter than the run.
@@ -18,4 +18,4 @@ RunConfig load_run_config(const std::filesystem::path& path,
 /// Returns the default config with `--set` overrides, after all checks.
 RunConfig default_run_config(const std::vector<std::string>& overrides);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -24,11 +24,11 @@
 #include "dovetail/train/resolve/unread_keys.h"
 #include "dovetail/train/run/progress.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 /// Chooses the device of this rank. All ranks call this together.
-at::Device resolve_device(const RunConfig& config, Group& group) {
+at::Device resolve_device(const RunConfig& config, comm::Group& group) {
   const std::string& device = config.run.device;
   if (device == "cpu") return at::kCPU;
   const bool routes = config.model.moe.experts > 0;
@@ -40,7 +40,7 @@ at::Device resolve_device(const RunConfig& config, Group& group) {
         "use run.device = \"cpu\"");
   }
   const std::string reason = load_gpu();
-  const Neighbours neighbours = neighbours_of(group);
+  const comm::Neighbours neighbours = comm::neighbours_of(group);
   if (device == "auto") {
     // Ranks that share a GPU are slower than one rank on it. So either each rank has its own GPU,
     // or all ranks use the CPU.
@@ -56,17 +56,18 @@ at::Device resolve_device(const RunConfig& config, Group& group) {
 }
 
 /// Prepares the text as shards. A terminal shows the progress; the log gets one line at the end.
-void prepare_text(const DataConfig& data, bool quiet) {
+void prepare_text(const data::DataConfig& data, bool quiet) {
   TerminalLine line;
   const double begin_s = now_seconds();
-  const PrepareResult result = prepare(data, data.path, [&line, quiet](const PrepareProgress& p) {
-    const double fraction =
-        p.bytes > 0 ? static_cast<double>(p.bytes_done) / static_cast<double>(p.bytes) : 0.0;
-    if (quiet) return;
-    line.show(fmt::format(" {}  {}  {} of {}", p.stage, progress_bar(fraction, 24),
-                          format_bytes(static_cast<double>(p.bytes_done)),
-                          format_bytes(static_cast<double>(p.bytes))));
-  });
+  const data::PrepareResult result =
+      data::prepare(data, data.path, [&line, quiet](const data::PrepareProgress& p) {
+        const double fraction =
+            p.bytes > 0 ? static_cast<double>(p.bytes_done) / static_cast<double>(p.bytes) : 0.0;
+        if (quiet) return;
+        line.show(fmt::format(" {}  {}  {} of {}", p.stage, progress_bar(fraction, 24),
+                              format_bytes(static_cast<double>(p.bytes_done)),
+                              format_bytes(static_cast<double>(p.bytes))));
+      });
   line.clear();
   if (quiet) return;
   log_info("text: {} documents, {} ({} for validation) in {}{}", result.documents,
@@ -76,12 +77,12 @@ void prepare_text(const DataConfig& data, bool quiet) {
                          : fmt::format(", prepared in {:.1f} s", now_seconds() - begin_s));
 }
 
-std::vector<std::string> source_folders(const DataConfig& data) {
+std::vector<std::string> source_folders(const data::DataConfig& data) {
   std::vector<std::string> folders;
   if (data.mixture.empty()) folders.push_back(data.path);
-  for (const SourceConfig& source : data.mixture) folders.push_back(source.path);
-  for (const PhaseConfig& phase : data.phase) {
-    for (const SourceConfig& source : phase.mixture) folders.push_back(source.path);
+  for (const data::SourceConfig& source : data.mixture) folders.push_back(source.path);
+  for (const data::PhaseConfig& phase : data.phase) {
+    for (const data::SourceConfig& source : phase.mixture) folders.push_back(source.path);
   }
   return folders;
 }
@@ -91,13 +92,13 @@ std::vector<std::string> source_folders(const DataConfig& data) {
 DataSummary summarize_stores(const RunConfig& config, bool has_text) {
   DataSummary summary;
   for (const std::string& folder : source_folders(config.data)) {
-    const TokenStore store(folder);
-    if (!has_text) check_prepared_by(config.data, folder);
+    const data::TokenStore store(folder);
+    if (!has_text) data::check_prepared_by(config.data, folder);
     if (summary.sha256.empty()) {
       summary.tokenizer_kind = store.tokenizer().kind();
       summary.tokenizer_vocab = store.vocab_size();
-      summary.train_tokens = store.num_tokens(Split::kTrain);
-      summary.validation_tokens = store.num_tokens(Split::kValidation);
+      summary.train_tokens = store.num_tokens(data::Split::kTrain);
+      summary.validation_tokens = store.num_tokens(data::Split::kValidation);
     }
     summary.sha256.push_back(store.sha256());
   }
@@ -108,18 +109,18 @@ DataSummary summarize_stores(const RunConfig& config, bool has_text) {
 
 /// Returns facts that a dry run knows without preparing. A trained tokenizer is assumed to reach
 /// its maximum size.
-DataSummary summarize_config(const DataConfig& data) {
-  const TokenizerConfig& config = data.tokenizer;
+DataSummary summarize_config(const data::DataConfig& data) {
+  const data::TokenizerConfig& config = data.tokenizer;
   if (config.kind == "bytes")
-    return {.tokenizer_kind = "bytes", .tokenizer_vocab = bytes_tokenizer()->vocab_size()};
+    return {.tokenizer_kind = "bytes", .tokenizer_vocab = data::bytes_tokenizer()->vocab_size()};
   if (config.path.empty())
     return {.tokenizer_kind = config.kind, .tokenizer_vocab = config.vocab_size};
-  const auto tokenizer = load_tokenizer(config.path);
+  const auto tokenizer = data::load_tokenizer(config.path);
   return {.tokenizer_kind = tokenizer->kind(), .tokenizer_vocab = tokenizer->vocab_size()};
 }
 
-DataSummary resolve_data(RunConfig& config, Group& group, const TrainOptions& options) {
-  DataConfig& data = config.data;
+DataSummary resolve_data(RunConfig& config, comm::Group& group, const TrainOptions& options) {
+  data::DataConfig& data = config.data;
   const bool has_text = !data.text.empty() || !data.file_list.empty();
   if (data.path.empty() && data.mixture.empty()) data.path = "data/" + config.run.name;
   std::vector<std::string> unprepared;
@@ -143,7 +144,7 @@ DataSummary resolve_data(RunConfig& config, Group& group, const TrainOptions& op
         "(data.path)");
   }
   if (has_text)
-    on_rank_zero(group, "preparing the text", [&] { prepare_text(data, options.quiet); });
+    comm::on_rank_zero(group, "preparing the text", [&] { prepare_text(data, options.quiet); });
   return summarize_stores(config, has_text);
 }
 
@@ -157,12 +158,12 @@ void resolve_load_scope(RunConfig& config, const std::string& asked) {
 }
 
 /// Resolves the run's folder, and this rank's share of the machine and of each step.
-ResolvedRun place_run(const RunConfig& config, Group& group) {
+ResolvedRun place_run(const RunConfig& config, comm::Group& group) {
   ResolvedRun run;
   run.config = config;
   run.config.run.folder = config.folder().string();
   run.device = resolve_device(config, group);
-  run.local_ranks = neighbours_of(group).size;
+  run.local_ranks = comm::neighbours_of(group).size;
   const Machine here = machine();
   run.available_bytes = run.device.is_cuda() ? gpu_memory().free_bytes : here.available_bytes;
   run.threads = config.run.threads > 0 ? static_cast<int>(config.run.threads)
@@ -180,7 +181,7 @@ ResolvedRun place_run(const RunConfig& config, Group& group) {
 
 }  // namespace
 
-ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOptions& options) {
+ResolvedRun resolve_run(const RunConfig& config, comm::Group& group, const TrainOptions& options) {
   ResolvedRun run = place_run(config, group);
   if (config.recommends()) {
     check_recommender(run);
@@ -188,7 +189,7 @@ ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOption
   }
   if (config.precision.gemm == "native") check_native(mx::native_device(run.device));
   run.data = resolve_data(run.config, group, options);
-  run.config.model = resolve_model_config(run.config.model, run.data.tokenizer_vocab);
+  run.config.model = models::resolve_model_config(run.config.model, run.data.tokenizer_vocab);
   resolve_load_scope(run.config, config.model.moe.load_scope);
   if (!config.log.sample_prompts.empty()) moe::check_decodes(run.config.model.moe);
   ParallelSection& parallel = run.config.parallel;
@@ -219,29 +220,29 @@ void check_memory_plan(const ResolvedRun& run) {
         "leave memory.budget out");
 }
 
-void resolve_precision_and_size(ResolvedRun& run, Group& group,
+void resolve_precision_and_size(ResolvedRun& run, comm::Group& group,
                                 const std::optional<std::string>& kept_precision) {
   if (run.config.recommends()) return resolve_recommender_size(run, group);
   run.precision = resolve_precision(run.config.precision.recipe, kept_precision, run.device, group);
   // Built on the meta device. Mistakes in the recipes of layers show before any memory is taken.
-  GPT sizes_only(run.config.model, c10::kMeta);
+  models::GPT sizes_only(run.config.model, c10::kMeta);
   const Quantization quantization(sizes_only, run.config.precision, run.precision.name);
   check_parallel(run.config, quantization);
   check_memory_plan(run);
-  run.size = model_size(run.config.model);
+  run.size = models::model_size(run.config.model);
   const ParallelSection& parallel = run.config.parallel;
-  run.memory = memory_estimate(run.config.model,
-                               {.micro_batch = run.micro_batch,
-                                .accumulate = run.micro_batch < run.most_samples,
-                                .bfloat16 = run.precision.compute == at::kBFloat16,
-                                .linears = quantization.recipes(),
-                                .recompute = run.config.train.checkpoint_activations,
-                                .distributed = group.size() > 1,
-                                .optimizer_ranks = parallel.shards() ? group.size() : 1,
-                                .gradient_ranks = parallel.shard == "gradients" ? group.size() : 1,
-                                .expert_ranks = parallel.expert,
-                                .checkpoints = group.rank() == 0,
-                                .threads = run.threads});
+  run.memory = models::memory_estimate(
+      run.config.model, {.micro_batch = run.micro_batch,
+                         .accumulate = run.micro_batch < run.most_samples,
+                         .bfloat16 = run.precision.compute == at::kBFloat16,
+                         .linears = quantization.recipes(),
+                         .recompute = run.config.train.checkpoint_activations,
+                         .distributed = group.size() > 1,
+                         .optimizer_ranks = parallel.shards() ? group.size() : 1,
+                         .gradient_ranks = parallel.shard == "gradients" ? group.size() : 1,
+                         .expert_ranks = parallel.expert,
+                         .checkpoints = group.rank() == 0,
+                         .threads = run.threads});
   if (run.precision.compute == at::kDouble) {
     // The estimate is for FP32. Every tensor of a step takes twice as many bytes in FP64.
     for (int64_t* part : {&run.memory.weights, &run.memory.gradients, &run.memory.optimizer,
@@ -272,7 +273,7 @@ int64_t most_memory(const ResolvedRun& run) {
 }
 
 std::string summary_line(const ResolvedRun& run) {
-  const ModelConfig& model = run.config.model;
+  const models::ModelConfig& model = run.config.model;
   std::string line =
       run.config.recommends()
           ? recommender_summary(run)
@@ -300,4 +301,4 @@ std::string summary_line(const ResolvedRun& run) {
   return line;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

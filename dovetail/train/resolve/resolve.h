@@ -9,16 +9,16 @@
 #include "dovetail/train/config/run_config.h"
 #include "dovetail/train/resolve/resolved_run.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Decides device, threads (set for the calling thread), data and model sizes. The precision is
 /// decided later, because a resumed run keeps its precision. Prepares the text on rank 0 if the
 /// config names any, except in a dry run. All ranks call this together.
-ResolvedRun resolve_run(const RunConfig& config, Group& group, const TrainOptions& options);
+ResolvedRun resolve_run(const RunConfig& config, comm::Group& group, const TrainOptions& options);
 
 /// Decides precision, compute cost and memory estimate of `run`. `kept_precision` is the precision
 /// of the run that is resumed, if any.
-void resolve_precision_and_size(ResolvedRun& run, Group& group,
+void resolve_precision_and_size(ResolvedRun& run, comm::Group& group,
                                 const std::optional<std::string>& kept_precision);
 
 /// Returns the number of tokens that an expert multiplies at a time if the load is even; 0 without
@@ -40,4 +40,4 @@ int64_t most_memory(const ResolvedRun& run);
 /// 5c1e..."
 std::string summary_line(const ResolvedRun& run);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -12,7 +12,7 @@
 #include "dovetail/train/tables/lookups.h"
 #include "dovetail/train/tables/optimizers.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 constexpr int64_t kFloat = sizeof(float);
@@ -45,7 +45,8 @@ TotalSize size_of(const embedding::PackSpec& pack) {
 
 int64_t dense_parameters(const RunConfig& config) {
   const auto parameters =
-      make_recommender(config.recommender, recommender_inputs(config), c10::kMeta)->parameters();
+      models::make_recommender(config.recommender, recommender_inputs(config), c10::kMeta)
+          ->parameters();
   return std::accumulate(parameters.begin(), parameters.end(), int64_t{0},
                          [](int64_t sum, const at::Tensor& p) { return sum + p.numel(); });
 }
@@ -79,13 +80,13 @@ int64_t bytes_of_rows(const RunConfig& config) {
 }  // namespace
 
 void check_recommender(const ResolvedRun& run) {
-  const RowsConfig& rows = run.config.rows;
+  const data::RowsConfig& rows = run.config.rows;
   const int64_t grain = run.config.recommender.grain;
   user_check(run.micro_batch % grain == 0 || run.micro_batch >= run.most_samples,
              "train.micro_batch = {} must be a multiple of recommender.grain = {}. Otherwise "
              "results depend on it; lower the grain or take another micro-batch",
              run.micro_batch, grain);
-  for (const SparseConfig& feature : rows.sparse)
+  for (const data::SparseConfig& feature : rows.sparse)
     user_check(!feature.hashed() || feature.max_rows > 0,
                "rows.sparse \"{}\" has no num_rows. Give num_rows to hash its ids, or "
                "max_rows for a table "
@@ -94,7 +95,7 @@ void check_recommender(const ResolvedRun& run) {
   check_overrides(run.config.embedding, RecommenderLookups(run.config).pack());
 }
 
-void resolve_recommender_size(ResolvedRun& run, Group& group) {
+void resolve_recommender_size(ResolvedRun& run, comm::Group& group) {
   run.precision = resolve_precision("fp32", std::nullopt, run.device, group);
   run.precision.recipe = run.config.precision.recipe;
   const RunConfig& config = run.config;
@@ -103,8 +104,8 @@ void resolve_recommender_size(ResolvedRun& run, Group& group) {
   run.size = {.parameters = dense + tables.elements,
               .parameters_without_embedding = dense,
               .active_parameters = dense + tables.columns,
-              .flops_per_token = flops_per_sample(
-                  *make_recommender(config.recommender, recommender_inputs(config), c10::kMeta))};
+              .flops_per_token = models::flops_per_sample(*models::make_recommender(
+                  config.recommender, recommender_inputs(config), c10::kMeta))};
   // A micro-batch has the tables' output, a copy of it with the dense features, and the gradients
   // of both. The whole batch has the gradients of the tables' output.
   const int64_t wide = tables.columns + config.rows.num_dense();
@@ -132,4 +133,4 @@ std::string recommender_summary(const ResolvedRun& run) {
                      pack.tables.size(), run.precision.name);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

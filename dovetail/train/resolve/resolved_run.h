@@ -10,7 +10,7 @@
 #include "dovetail/train/config/run_config.h"
 #include "dovetail/train/numerics/precision.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Facts about the text before training. They come from the prepared folders. In a dry run without
 /// prepared folders they come from the config.
@@ -34,10 +34,10 @@ struct ResolvedRun {
   int64_t micro_batch = 1;
   /// Maximum samples per step that a rank may ever have.
   int64_t most_samples = 1;
-  ModelSize size;
-  MemoryEstimate memory;         ///< estimate for this rank
-  uint64_t available_bytes = 0;  ///< available on this machine, for all its ranks
-  int local_ranks = 1;           ///< ranks on this machine
+  models::ModelSize size;
+  models::MemoryEstimate memory;  ///< estimate for this rank
+  uint64_t available_bytes = 0;   ///< available on this machine, for all its ranks
+  int local_ranks = 1;            ///< ranks on this machine
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -13,7 +13,7 @@
 #include "dovetail/train/numerics/quantization.h"
 #include "dovetail/train/tables/lookups.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 /// Keys that only runs of a GPT read, and keys that only runs of a recommender read.
@@ -39,7 +39,7 @@ void check_unread(bool given, std::string_view key, const std::string& beside) {
 void check_logs(const RunConfig& config) {
   const LogSection none, &log = config.log;
   const auto given = [](int64_t every, int64_t usual) { return every != usual && every != 0; };
-  const bool hashed = std::ranges::any_of(config.rows.sparse, &SparseConfig::hashed);
+  const bool hashed = std::ranges::any_of(config.rows.sparse, &data::SparseConfig::hashed);
   check_unread(given(log.experts_every, none.experts_every) && config.model.moe.experts == 0,
                "log.experts_every", "model.moe.experts = 0");
   check_unread(given(log.tables_every, none.tables_every) && !hashed, "log.tables_every",
@@ -68,8 +68,9 @@ void check_evaluations(const RunConfig& config) {
 
 /// Returns true if embedding.pooling applies to the bags of a feature.
 bool pools(const RunConfig& config) {
-  return std::ranges::any_of(config.rows.sparse, [&](const SparseConfig& feature) {
-    return feature.pooling.empty() && !(reads_sequences(config.recommender) && feature.sequence);
+  return std::ranges::any_of(config.rows.sparse, [&](const data::SparseConfig& feature) {
+    return feature.pooling.empty() &&
+           !(models::reads_sequences(config.recommender) && feature.sequence);
   });
 }
 
@@ -143,13 +144,13 @@ std::string keys_of_several_ranks(const RunConfig& config) {
   return fmt::format("{}", fmt::join(keys, ", "));
 }
 
-std::string unread_ffn_width(const ModelConfig& resolved) {
+std::string unread_ffn_width(const models::ModelConfig& resolved) {
   const bool read = resolved.moe.experts == 0 || resolved.moe.every > 1;
-  ModelConfig usual = resolved;
-  usual.ffn_width = model_preset(resolved.preset).config.ffn_width;
+  models::ModelConfig usual = resolved;
+  usual.ffn_width = models::model_preset(resolved.preset).config.ffn_width;
   usual.moe = {};
   if (read || resolved.ffn_width == resolved.moe.ffn_width ||
-      resolved.ffn_width == resolve_model_config(usual, 0).ffn_width)
+      resolved.ffn_width == models::resolve_model_config(usual, 0).ffn_width)
     return {};
   return fmt::format(
       "model.ffn_width = {}: without effect, for each block has experts, of model.moe.ffn_width = "
@@ -157,4 +158,4 @@ std::string unread_ffn_width(const ModelConfig& resolved) {
       resolved.ffn_width, resolved.moe.ffn_width);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

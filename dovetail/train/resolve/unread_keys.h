@@ -4,7 +4,7 @@
 
 #include "dovetail/train/config/run_config.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Throws UserError for a key of a section that the trained model does not read. A GPT does not
 /// read [rows]; a recommender does not read [model].
@@ -21,7 +21,7 @@ void forget_unread_keys(RunConfig& stored);
 
 /// Returns a warning if model.ffn_width is set but the model has no dense feed-forward; otherwise
 /// empty. The key stays valid, because the same config may be trained with and without experts.
-std::string unread_ffn_width(const ModelConfig& resolved);
+std::string unread_ffn_width(const models::ModelConfig& resolved);
 
 /// Throws UserError for keys of evaluations in a run without a validation split. `why` is the
 /// reason, for the error.
@@ -31,4 +31,4 @@ void check_nothing_held_out(const EvalSection& eval, const std::string& why);
 /// embedding.exchange". A run on one rank reads none of them.
 std::string keys_of_several_ranks(const RunConfig& config);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

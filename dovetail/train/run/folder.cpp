@@ -14,7 +14,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 RunFolder::RunFolder(std::filesystem::path path) : path_(std::move(path)) {
   std::error_code error;
@@ -58,4 +58,4 @@ void RunFolder::write_json(const char* name, const nlohmann::ordered_json& conte
   write_file_atomically(path_ / name, content.dump(2) + "\n");
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -6,7 +6,7 @@
 
 #include "dovetail/train/config/run_config.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Folder of a run, locked by this process.
 class RunFolder {
@@ -36,4 +36,4 @@ class RunFolder {
   int lock_ = -1;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -12,7 +12,7 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 constexpr int kLongestBar = 32, kShortestBar = 8;
@@ -109,4 +109,4 @@ void Progress::update(ProgressState state, double step_s) {
   log_info("{}", progress_text(state, 0));
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Line at the bottom of the terminal (standard error) that is overwritten. Does nothing if
 /// standard error is no terminal. Updates at most ten times per second, so an inner loop may show
@@ -67,4 +67,4 @@ class Progress {
   int64_t last_tenth_;
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::train

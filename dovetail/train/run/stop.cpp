@@ -6,7 +6,7 @@
 #include <ctime>
 #include <mutex>
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 std::atomic<bool> stop_flag{false};
@@ -65,4 +65,4 @@ void request_stop() {
   stop_flag.store(true);
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

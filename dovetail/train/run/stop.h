@@ -1,6 +1,6 @@
 #pragma once
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Signal handlers for training. While an object exists, SIGINT and SIGTERM set the flag that
 /// `stop_requested` reads. `request_stop` sets the same flag. A second SIGINT ends the process at
@@ -19,4 +19,4 @@ bool stop_requested();
 /// Asks a running `train` to finish its step, save and return; async-signal-safe.
 void request_stop();
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -8,9 +8,9 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
-StoredRun stored_run(Snapshot snapshot, std::filesystem::path checkpoint) {
+StoredRun stored_run(io::Snapshot snapshot, std::filesystem::path checkpoint) {
   StoredRun stored = {.snapshot = std::move(snapshot), .checkpoint = std::move(checkpoint)};
   const std::string name = stored.checkpoint.string();
   const nlohmann::json& state = stored.snapshot.state;
@@ -30,12 +30,13 @@ StoredRun read_run_or_checkpoint(const std::filesystem::path& path) {
                     "give a run's folder (runs/<name>) or one of its checkpoints");
   }
   if (fs::exists(path / "manifest.json")) {
-    return stored_run(read_checkpoint(path), path);
+    return stored_run(io::read_checkpoint(path), path);
   }
   if (fs::is_directory(path / "checkpoints")) {
-    Snapshot snapshot = read_latest_checkpoint(path / "checkpoints");
+    io::Snapshot snapshot = io::read_latest_checkpoint(path / "checkpoints");
     if (snapshot.step >= 0) {
-      const fs::path checkpoint = CheckpointFolder(path / "checkpoints", {}).path_of(snapshot.step);
+      const fs::path checkpoint =
+          io::CheckpointFolder(path / "checkpoints", {}).path_of(snapshot.step);
       return stored_run(std::move(snapshot), checkpoint);
     }
   }
@@ -45,4 +46,4 @@ StoredRun read_run_or_checkpoint(const std::filesystem::path& path) {
                   "checkpoint.every_steps steps or when it ends");
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

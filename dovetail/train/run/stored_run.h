@@ -5,11 +5,11 @@
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/train/config/run_config.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// A checkpoint and the config of its run.
 struct StoredRun {
-  Snapshot snapshot;
+  io::Snapshot snapshot;
   RunConfig config;
   std::filesystem::path checkpoint;  ///< folder of the checkpoint
 };
@@ -20,6 +20,6 @@ StoredRun read_run_or_checkpoint(const std::filesystem::path& path);
 
 /// A snapshot with the config in its state. Throws UserError if the state holds no config and
 /// tokenizer; `checkpoint` names it.
-StoredRun stored_run(Snapshot snapshot, std::filesystem::path checkpoint);
+StoredRun stored_run(io::Snapshot snapshot, std::filesystem::path checkpoint);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

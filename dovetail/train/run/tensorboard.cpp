@@ -13,7 +13,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 constexpr std::array<uint32_t, 256> crc32c_table() {
@@ -139,4 +139,4 @@ void EventWriter::write_event(int64_t step, std::string_view what) {
              written < 0 ? std::strerror(errno) : "no space left");
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

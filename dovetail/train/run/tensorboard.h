@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Writer of scalars for TensorBoard, to an event file. The file has TFRecord framing around
 /// protobuf `Event` messages. A record has length and data, each with a masked CRC-32C. Messages
@@ -34,4 +34,4 @@ class EventWriter {
 /// Returns the CRC-32C (Castagnoli), as in RFC 3720 B.4.
 uint32_t crc32c(std::string_view data);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -6,7 +6,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 constexpr std::string_view kBase64Digits =
@@ -47,17 +47,17 @@ std::string decode_base64(std::string_view text) {
 
 }  // namespace
 
-nlohmann::json tokenizer_state(const Tokenizer& tokenizer) {
+nlohmann::json tokenizer_state(const data::Tokenizer& tokenizer) {
   return {{"kind", tokenizer.kind()}, {"content", encode_base64(tokenizer.serialized())}};
 }
 
-std::unique_ptr<Tokenizer> tokenizer_from_state(const nlohmann::json& state) {
+std::unique_ptr<data::Tokenizer> tokenizer_from_state(const nlohmann::json& state) {
   user_check(state.is_object() && state.contains("kind") && state.contains("content") &&
                  state["kind"].is_string() && state["content"].is_string(),
              "the checkpoint's tokenizer entry has no kind and content");
-  return make_tokenizer(state["kind"],
-                        decode_base64(state["content"].get_ref<const std::string&>()),
-                        "the checkpoint's tokenizer");
+  return data::make_tokenizer(state["kind"],
+                              decode_base64(state["content"].get_ref<const std::string&>()),
+                              "the checkpoint's tokenizer");
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

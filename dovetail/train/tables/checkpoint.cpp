@@ -14,7 +14,7 @@
 #include "dovetail/comm/collective.h"
 #include "dovetail/train/tables/hashed.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 constexpr std::string_view kTables = "embedding.";
@@ -39,12 +39,12 @@ int64_t rows_at_once(const embedding::PackSpec& spec, int64_t t) {
 }
 
 /// Returns the tensors that store `rows` rows of a table.
-std::vector<StreamedTensor> tensors_of(const embedding::PackSpec& spec, int64_t t,
-                                       embedding::RowSet which, int64_t rows) {
+std::vector<io::StreamedTensor> tensors_of(const embedding::PackSpec& spec, int64_t t,
+                                           embedding::RowSet which, int64_t rows) {
   const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
   const Names names = names_of(table);
   const std::string numbers = which == embedding::RowSet::kAll ? "" : names.rows;
-  std::vector<StreamedTensor> tensors = {
+  std::vector<io::StreamedTensor> tensors = {
       {names.weight,
        embedding::stored_type(spec.row_dtype),
        {rows, embedding::stored_width(spec.row_dtype, table.dim)},
@@ -67,7 +67,7 @@ void check_numbers(const at::Tensor& rows, const embedding::TableSpec& table) {
 }
 
 /// Throws UserError unless the checkpoint has rows and state of exactly these tables.
-void check_tables(const embedding::PackSpec& spec, const StoredCheckpoint& from) {
+void check_tables(const embedding::PackSpec& spec, const io::StoredCheckpoint& from) {
   const auto& files = from.links().front().files;
   std::set<std::string> others;
   for (const std::string& name : from.names())
@@ -80,11 +80,11 @@ void check_tables(const embedding::PackSpec& spec, const StoredCheckpoint& from)
                    name);
       continue;
     }
-    const StoredCheckpoint::Link& full = from.links().front();
+    const io::StoredCheckpoint::Link& full = from.links().front();
     const Names names = names_of(table);
     const bool whole = !full.rows_of.contains(names.weight);
     const int64_t rows = whole ? table.rows : files.at(names.rows)->shape(names.rows).at(0);
-    for (const StreamedTensor& tensor :
+    for (const io::StreamedTensor& tensor :
          tensors_of(spec, t, whole ? embedding::RowSet::kAll : embedding::RowSet::kUpdated, rows)) {
       user_check(others.erase(tensor.name) > 0 && files.contains(tensor.name),
                  "the checkpoint lacks the tensor \"{}\" of this model", tensor.name);
@@ -105,7 +105,7 @@ void check_tables(const embedding::PackSpec& spec, const StoredCheckpoint& from)
 
 /// Reads rows [first, first + count) of the part of a table that a link stores. Throws UserError
 /// for row numbers that the table does not have.
-embedding::TableRows read_block(const StoredCheckpoint::Link& link,
+embedding::TableRows read_block(const io::StoredCheckpoint::Link& link,
                                 const embedding::TableSpec& table, int64_t first, int64_t count) {
   const Names names = names_of(table);
   const auto read = [&](const std::string& name) {
@@ -121,9 +121,9 @@ embedding::TableRows read_block(const StoredCheckpoint::Link& link,
 }
 
 /// Returns the number of stored rows, by link and table.
-nlohmann::json rows_in(const embedding::PackSpec& spec, const StoredCheckpoint& from) {
+nlohmann::json rows_in(const embedding::PackSpec& spec, const io::StoredCheckpoint& from) {
   auto links = nlohmann::json::array();
-  for (const StoredCheckpoint::Link& link : from.links()) {
+  for (const io::StoredCheckpoint::Link& link : from.links()) {
     auto rows = nlohmann::json::array();
     for (const embedding::TableSpec& table : spec.tables) {
       const std::string weight = names_of(table).weight;
@@ -138,14 +138,14 @@ nlohmann::json rows_in(const embedding::PackSpec& spec, const StoredCheckpoint& 
 
 bool is_of_table(const std::string& tensor) { return tensor.starts_with(kTables); }
 
-void save_tables(const embedding::DistributedTables& tables, CheckpointKind kind,
-                 StreamedTensors* to) {
+void save_tables(const embedding::DistributedTables& tables, io::CheckpointKind kind,
+                 io::StreamedTensors* to) {
   const embedding::PackSpec& spec = tables.spec();
   for (int64_t t = 0; t < std::ssize(spec.tables); ++t) {
     const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
     if (table.hashed) continue;
-    auto which =
-        kind == CheckpointKind::kFull ? embedding::RowSet::kUpdated : embedding::RowSet::kChanged;
+    auto which = kind == io::CheckpointKind::kFull ? embedding::RowSet::kUpdated
+                                                   : embedding::RowSet::kChanged;
     int64_t rows = tables.num_rows(t, which);
     if (which == embedding::RowSet::kUpdated && 2 * rows >= table.rows) {
       which = embedding::RowSet::kAll;
@@ -191,14 +191,15 @@ void add_initial_rows(const embedding::PackSpec& spec, std::map<std::string, at:
   }
 }
 
-void load_tables(embedding::DistributedTables& tables, const StoredCheckpoint* from, Group& group) {
+void load_tables(embedding::DistributedTables& tables, const io::StoredCheckpoint* from,
+                 comm::Group& group) {
   const embedding::PackSpec& spec = tables.spec();
   nlohmann::json links;
-  on_rank_zero(group, "restoring the tables", [&] {
+  comm::on_rank_zero(group, "restoring the tables", [&] {
     check_tables(spec, *from);
     links = rows_in(spec, *from);
   });
-  links = broadcast_json(group, links);
+  links = comm::broadcast_json(group, links);
   for (size_t link = 0; link < links.size(); ++link) {
     for (size_t t = 0; t < spec.tables.size(); ++t) {
       const auto rows = links[link][t].get<int64_t>();
@@ -214,4 +215,4 @@ void load_tables(embedding::DistributedTables& tables, const StoredCheckpoint* f
   }
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

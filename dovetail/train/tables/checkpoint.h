@@ -7,7 +7,7 @@
 #include "dovetail/embedding/ranks/distributed.h"
 #include "dovetail/io/checkpoint.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Returns true if a tensor of a checkpoint belongs to a table. A table has these tensors:
 ///
@@ -21,16 +21,17 @@ bool is_of_table(const std::string& tensor);
 
 /// Writes the tables with a fixed vocabulary, block by block. hashed_tables.h writes the others.
 /// `to` belongs to rank 0 and is null elsewhere. All ranks call this together, between steps.
-void save_tables(const embedding::DistributedTables& tables, CheckpointKind kind,
-                 StreamedTensors* to);
+void save_tables(const embedding::DistributedTables& tables, io::CheckpointKind kind,
+                 io::StreamedTensors* to);
 
 /// Reads tables that save_tables wrote with any number of ranks. `from` belongs to rank 0 and is
 /// null elsewhere. All ranks call this together. Throws UserError unless the checkpoint has the
 /// same tables.
-void load_tables(embedding::DistributedTables& tables, const StoredCheckpoint* from, Group& group);
+void load_tables(embedding::DistributedTables& tables, const io::StoredCheckpoint* from,
+                 comm::Group& group);
 
 /// Replaces updated rows and their numbers by whole tables, in the tensors of a checkpoint. All
 /// other rows get their initial values.
 void add_initial_rows(const embedding::PackSpec& spec, std::map<std::string, at::Tensor>& tensors);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -12,7 +12,7 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/comm/collective.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 /// Tensor of a hashed table in a checkpoint. kKnown belongs to the keys with rows, kCandidates to
@@ -45,15 +45,15 @@ std::vector<Part> parts_of(std::span<const Part> group, const embedding::PackSpe
   return parts;
 }
 
-void save(const embedding::PackSpec& spec, int64_t t, CheckpointKind kind, Rows rows,
-          StreamedTensors& to) {
+void save(const embedding::PackSpec& spec, int64_t t, io::CheckpointKind kind, Rows rows,
+          io::StreamedTensors& to) {
   const std::string& table = spec.tables[static_cast<size_t>(t)].name;
   const auto write = [&](std::span<const Part> group, const at::Tensor& removed) {
-    std::vector<StreamedTensor> headers;
+    std::vector<io::StreamedTensor> headers;
     std::vector<at::Tensor> tensors;
     const auto add = [&](std::string name, const at::Tensor& tensor, const std::string& numbers) {
       headers.push_back({std::move(name), tensor.scalar_type(), tensor.sizes().vec(),
-                         kind == CheckpointKind::kFull ? "" : numbers});
+                         kind == io::CheckpointKind::kFull ? "" : numbers});
       tensors.push_back(tensor.contiguous());
     };
     const std::string keys = table_tensor(table, group.front().name),
@@ -62,7 +62,7 @@ void save(const embedding::PackSpec& spec, int64_t t, CheckpointKind kind, Rows 
       const std::string name = table_tensor(table, part.name);
       add(name, part.of(rows), name == keys ? gone : keys);
     }
-    if (kind == CheckpointKind::kDelta) add(gone, removed, "");
+    if (kind == io::CheckpointKind::kDelta) add(gone, removed, "");
     to.begin(headers);
     to.append(tensors);
   };
@@ -70,7 +70,7 @@ void save(const embedding::PackSpec& spec, int64_t t, CheckpointKind kind, Rows 
   write(kCandidates, rows.candidates.removed);
 }
 
-void restore(embedding::DistributedTables& tables, int64_t t, const StoredCheckpoint* from) {
+void restore(embedding::DistributedTables& tables, int64_t t, const io::StoredCheckpoint* from) {
   const embedding::TableSpec& table = tables.spec().tables[static_cast<size_t>(t)];
   Rows rows;
   if (from != nullptr) {
@@ -99,10 +99,10 @@ std::vector<std::string> hashed_tensors(const embedding::PackSpec& spec, int64_t
   return names;
 }
 
-void save_hashed_tables(const embedding::DistributedTables& tables, CheckpointKind kind,
-                        StreamedTensors* to) {
+void save_hashed_tables(const embedding::DistributedTables& tables, io::CheckpointKind kind,
+                        io::StreamedTensors* to) {
   const auto which =
-      kind == CheckpointKind::kFull ? embedding::RowSet::kAll : embedding::RowSet::kChanged;
+      kind == io::CheckpointKind::kFull ? embedding::RowSet::kAll : embedding::RowSet::kChanged;
   for (int64_t t = 0; t < std::ssize(tables.spec().tables); ++t) {
     if (!tables.is_hashed(t)) continue;
     Rows rows = tables.read_keys(t, which);
@@ -110,12 +110,12 @@ void save_hashed_tables(const embedding::DistributedTables& tables, CheckpointKi
   }
 }
 
-void restore_hashed_tables(embedding::DistributedTables& tables, const StoredCheckpoint* from) {
+void restore_hashed_tables(embedding::DistributedTables& tables, const io::StoredCheckpoint* from) {
   for (int64_t t = 0; t < std::ssize(tables.spec().tables); ++t)
     if (tables.is_hashed(t)) restore(tables, t, from);
 }
 
-embedding::HashedCounters sum_over_ranks(Group& group,
+embedding::HashedCounters sum_over_ranks(comm::Group& group,
                                          const std::optional<embedding::HashedCounters>& own) {
   const embedding::HashedCounters from = own.value_or(embedding::HashedCounters());
   std::vector<double> values;
@@ -168,4 +168,4 @@ std::vector<std::string> room_warnings(const embedding::HashedCounters& c) {
   return warnings;
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

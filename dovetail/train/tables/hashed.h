@@ -12,7 +12,7 @@
 #include "dovetail/embedding/ranks/distributed.h"
 #include "dovetail/io/checkpoint.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Returns "embedding.<table>.<part>", the name of a table's tensor in checkpoints and exports.
 std::string table_tensor(const std::string& table, std::string_view part);
@@ -26,14 +26,14 @@ std::vector<std::string> hashed_tensors(const embedding::PackSpec& spec, int64_t
 /// A delta holds only keys that occurred in a step since the previous save. It also has
 /// "removed_keys" and "removed_candidate_keys", the keys that left since then. All ranks call it
 /// together, between steps.
-void save_hashed_tables(const embedding::DistributedTables& tables, CheckpointKind kind,
-                        StreamedTensors* to);
+void save_hashed_tables(const embedding::DistributedTables& tables, io::CheckpointKind kind,
+                        io::StreamedTensors* to);
 /// Restores the tables from a checkpoint that any number of ranks wrote. `from` is rank 0's, null
 /// elsewhere. Throws UserError like DistributedTables::write_keys.
-void restore_hashed_tables(embedding::DistributedTables& tables, const StoredCheckpoint* from);
+void restore_hashed_tables(embedding::DistributedTables& tables, const io::StoredCheckpoint* from);
 
 /// Sums the counters over ranks; nullopt counts as zero. All ranks call it together.
-embedding::HashedCounters sum_over_ranks(Group& group,
+embedding::HashedCounters sum_over_ranks(comm::Group& group,
                                          const std::optional<embedding::HashedCounters>& own);
 /// Returns a line of tables.jsonl. It has the current "rows" and "candidates" and their "bytes".
 /// Other counters (embedding/hashed/hashed.h) are accesses and keys per outcome since `before`.
@@ -45,4 +45,4 @@ std::string counters_line(const embedding::HashedCounters& counters);
 /// count.
 std::vector<std::string> room_warnings(const embedding::HashedCounters& counters);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -13,7 +13,7 @@
 #include "dovetail/base/rng.h"
 #include "dovetail/train/tables/optimizers.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 /// Returns the features of [rows] that a model reads as bags, and the features that it reads as
@@ -21,8 +21,8 @@ namespace {
 std::pair<std::vector<int64_t>, std::vector<int64_t>> split_features(const RunConfig& config) {
   std::vector<int64_t> singles, sequences;
   for (int64_t f = 0; f < std::ssize(config.rows.sparse); ++f) {
-    const SparseConfig& feature = config.rows.sparse[static_cast<size_t>(f)];
-    if (reads_sequences(config.recommender) && feature.sequence) {
+    const data::SparseConfig& feature = config.rows.sparse[static_cast<size_t>(f)];
+    if (models::reads_sequences(config.recommender) && feature.sequence) {
       sequences.push_back(f);
     } else {
       singles.insert(singles.end(), static_cast<size_t>(feature.pools() ? 1 : feature.max_length),
@@ -33,7 +33,7 @@ std::pair<std::vector<int64_t>, std::vector<int64_t>> split_features(const RunCo
 }
 
 /// Returns the feature whose table `feature` shares, or -1.
-int64_t owner_of(const RowsConfig& rows, const SparseConfig& feature) {
+int64_t owner_of(const data::RowsConfig& rows, const data::SparseConfig& feature) {
   return feature.table.empty() ? -1 : rows.feature_index(feature.table);
 }
 
@@ -49,14 +49,15 @@ std::string_view trimmed(std::string_view text) {
              : text.substr(first, text.find_last_not_of(' ') - first + 1);
 }
 
-RecommenderInputs::CoAction parse_co_action(const std::string& text, const RowsConfig& rows,
-                                            const std::vector<int64_t>& singles,
-                                            const std::vector<int64_t>& sequences) {
+models::RecommenderInputs::CoAction parse_co_action(const std::string& text,
+                                                    const data::RowsConfig& rows,
+                                                    const std::vector<int64_t>& singles,
+                                                    const std::vector<int64_t>& sequences) {
   const size_t star = std::min(text.find('*'), text.size());
   const std::string_view item = trimmed(std::string_view(text).substr(0, star)),
                          sequence = trimmed(
                              std::string_view(text).substr(std::min(star + 1, text.size())));
-  const RecommenderInputs::CoAction pair = {
+  const models::RecommenderInputs::CoAction pair = {
       .item = place_of(singles, rows.feature_index(item)),
       .sequence = place_of(sequences, rows.feature_index(sequence))};
   if (pair.item < 0 || pair.sequence < 0)
@@ -65,7 +66,7 @@ RecommenderInputs::CoAction parse_co_action(const std::string& text, const RowsC
             "recommender.co_action: \"{}\" is no feature times a sequence of [[rows.sparse]]",
             text),
         "for example co_action = [\"item * clicked_items\"]");
-  const SparseConfig& of_item =
+  const data::SparseConfig& of_item =
       rows.sparse[static_cast<size_t>(singles[static_cast<size_t>(pair.item)])];
   user_check(
       of_item.pools(),
@@ -83,7 +84,7 @@ int64_t dim_of(const RunConfig& config, int64_t feature) {
 /// Returns the pooling of a feature's table. A feature without pooling looks up bags of one id, for
 /// which each pooling gives the same.
 const std::string& pooling_of(const RunConfig& config, int64_t feature) {
-  const SparseConfig& from = config.rows.sparse[static_cast<size_t>(feature)];
+  const data::SparseConfig& from = config.rows.sparse[static_cast<size_t>(feature)];
   return from.pooling.empty() || !from.pools() ? config.embedding.pooling : from.pooling;
 }
 
@@ -92,7 +93,7 @@ const std::string& pooling_of(const RunConfig& config, int64_t feature) {
 void check_dims(const RunConfig& config, const std::vector<int64_t>& sequences) {
   const bool compares = config.recommender.model == "dlrm" || config.recommender.model == "deepfm";
   for (int64_t f = 0; f < std::ssize(config.rows.sparse); ++f) {
-    const SparseConfig& feature = config.rows.sparse[static_cast<size_t>(f)];
+    const data::SparseConfig& feature = config.rows.sparse[static_cast<size_t>(f)];
     user_check(
         dim_of(config, f) == config.recommender.dim || (!compares && place_of(sequences, f) < 0),
         "rows.sparse.{}: dim = {}, but recommender.model = \"{}\" compares it with what has "
@@ -106,7 +107,7 @@ void check_dims(const RunConfig& config, const std::vector<int64_t>& sequences) 
 /// each.
 void check_unpooled(const RunConfig& config, const std::vector<int64_t>& sequences) {
   for (const int64_t f : sequences) {
-    const SparseConfig& feature = config.rows.sparse[static_cast<size_t>(f)];
+    const data::SparseConfig& feature = config.rows.sparse[static_cast<size_t>(f)];
     user_check(feature.pools(),
                "rows.sparse.{}: pooling = \"none\" does nothing, for recommender.model = \"{}\" "
                "reads each event of a "
@@ -122,22 +123,22 @@ void check_unpooled(const RunConfig& config, const std::vector<int64_t>& sequenc
 }
 
 /// Returns, for each sample of a batch, the beginning of its ids of a feature.
-const int64_t* offsets_of(const RowBatch& batch, int64_t feature) {
+const int64_t* offsets_of(const data::RowBatch& batch, int64_t feature) {
   return batch.offsets.const_data_ptr<int64_t>() + feature * batch.dense.size(0);
 }
 
 }  // namespace
 
-RecommenderInputs recommender_inputs(const RunConfig& config) {
+models::RecommenderInputs recommender_inputs(const RunConfig& config) {
   const auto [singles, sequences] = split_features(config);
   check_dims(config, sequences);
   check_unpooled(config, sequences);
-  RecommenderInputs inputs = {.dense = config.rows.num_dense(),
-                              .sparse = std::ssize(singles),
-                              .tasks = std::ssize(config.rows.label)};
+  models::RecommenderInputs inputs = {.dense = config.rows.num_dense(),
+                                      .sparse = std::ssize(singles),
+                                      .tasks = std::ssize(config.rows.label)};
   for (const int64_t f : singles) inputs.dims.push_back(dim_of(config, f));
   for (const int64_t f : sequences) {
-    const SparseConfig& feature = config.rows.sparse[static_cast<size_t>(f)];
+    const data::SparseConfig& feature = config.rows.sparse[static_cast<size_t>(f)];
     inputs.sequences.push_back({place_of(singles, owner_of(config.rows, feature))});
     inputs.length = feature.max_length;
   }
@@ -159,7 +160,7 @@ RecommenderLookups::RecommenderLookups(const RunConfig& config)
   const auto tables = [&](const char* suffix, bool wide) {
     std::vector<int64_t> table_of(config.rows.sparse.size(), -1);
     for (size_t f = 0; f < table_of.size(); ++f)
-      if (const SparseConfig& feature = config.rows.sparse[f]; feature.table.empty())
+      if (const data::SparseConfig& feature = config.rows.sparse[f]; feature.table.empty())
         table_of[f] = add_table(feature.feature_name() + suffix, static_cast<int64_t>(f),
                                 wide ? 1 : dim_of(config, static_cast<int64_t>(f)));
     for (size_t f = 0; f < table_of.size(); ++f)
@@ -176,7 +177,7 @@ RecommenderLookups::RecommenderLookups(const RunConfig& config)
     return table_of;
   };
   const std::vector<int64_t> table_of = tables("", false);
-  if (has_wide_part(config.recommender)) tables(".wide", true);
+  if (models::has_wide_part(config.recommender)) tables(".wide", true);
   add_sequences(table_of);
   add_co_actions();
   are_features_ = are_features();
@@ -192,7 +193,7 @@ bool RecommenderLookups::are_features() const {
 }
 
 int64_t RecommenderLookups::add_table(const std::string& name, int64_t feature, int64_t dim) {
-  const SparseConfig& from = config_.rows.sparse[static_cast<size_t>(feature)];
+  const data::SparseConfig& from = config_.rows.sparse[static_cast<size_t>(feature)];
   pack_.tables.push_back(
       {.name = name,
        .rows = from.hashed() ? from.max_rows : from.num_rows,
@@ -214,15 +215,15 @@ void RecommenderLookups::add_sequences(const std::vector<int64_t>& table_of) {
     for (int64_t l = 0; l < inputs_.length; ++l)
       add({.feature = f, .what = What::kEvent, .event = l}, table_of[static_cast<size_t>(f)]);
   first_negative_ = size();
-  if (!has_negatives(config_.recommender)) return;
+  if (!models::has_negatives(config_.recommender)) return;
   for (const int64_t f : sequences_)
     for (int64_t l = 1; l < inputs_.length; ++l)
       add({.feature = f, .what = What::kNegative, .event = l}, table_of[static_cast<size_t>(f)]);
 }
 
 void RecommenderLookups::add_co_actions() {
-  const RecommenderConfig& config = config_.recommender;
-  const auto names = [&](const RecommenderInputs::CoAction& pair) {
+  const models::RecommenderConfig& config = config_.recommender;
+  const auto names = [&](const models::RecommenderInputs::CoAction& pair) {
     const int64_t item = singles_[static_cast<size_t>(pair.item)],
                   sequence = sequences_[static_cast<size_t>(pair.sequence)];
     return fmt::format("{}*{}", config_.rows.sparse[static_cast<size_t>(item)].feature_name(),
@@ -230,7 +231,8 @@ void RecommenderLookups::add_co_actions() {
   };
   for (const auto& pair : inputs_.co_actions) {
     const int64_t item = singles_[static_cast<size_t>(pair.item)];
-    add({.feature = item}, add_table(names(pair) + ".micro", item, micro_parameters(config)));
+    add({.feature = item},
+        add_table(names(pair) + ".micro", item, models::micro_parameters(config)));
   }
   for (const auto& pair : inputs_.co_actions) {
     const int64_t sequence = sequences_[static_cast<size_t>(pair.sequence)];
@@ -240,7 +242,8 @@ void RecommenderLookups::add_co_actions() {
   }
 }
 
-bool RecommenderLookups::same_event(const RowBatch& batch, const Event& a, const Event& b) const {
+bool RecommenderLookups::same_event(const data::RowBatch& batch, const Event& a,
+                                    const Event& b) const {
   const auto* const values = batch.values.const_data_ptr<int64_t>();
   return std::ranges::all_of(sequences_, [&](int64_t f) {
     const int64_t* begin = offsets_of(batch, f);
@@ -248,8 +251,8 @@ bool RecommenderLookups::same_event(const RowBatch& batch, const Event& a, const
   });
 }
 
-std::vector<RecommenderLookups::Event> RecommenderLookups::draw_negatives(const RowBatch& batch,
-                                                                          uint64_t key) const {
+std::vector<RecommenderLookups::Event> RecommenderLookups::draw_negatives(
+    const data::RowBatch& batch, uint64_t key) const {
   const int64_t samples = batch.dense.size(0), length = inputs_.length;
   const int64_t* begin = offsets_of(batch, sequences_.front());
   std::vector<Event> events;
@@ -264,7 +267,7 @@ std::vector<RecommenderLookups::Event> RecommenderLookups::draw_negatives(const 
   return drawn;
 }
 
-embedding::Jagged RecommenderLookups::ids(const RowBatch& batch,
+embedding::Jagged RecommenderLookups::ids(const data::RowBatch& batch,
                                           std::optional<uint64_t> negatives_key) const {
   const int64_t samples = batch.dense.size(0);
   if (are_features_)
@@ -274,7 +277,7 @@ embedding::Jagged RecommenderLookups::ids(const RowBatch& batch,
             .features = size(),
             .samples = samples};
   std::vector<Event> negatives;
-  if (negatives_key && has_negatives(config_.recommender))
+  if (negatives_key && models::has_negatives(config_.recommender))
     negatives = draw_negatives(batch, *negatives_key);
   std::vector<int64_t> taken;  // indices into batch.values
   embedding::Jagged ids = {.values = {},
@@ -318,17 +321,18 @@ at::Tensor RecommenderLookups::mask(const embedding::Jagged& ids) const {
 }
 
 at::Tensor RecommenderLookups::negative_mask(const embedding::Jagged& ids) const {
-  return has_negatives(config_.recommender) ? filled(ids, first_negative_, inputs_.length - 1)
-                                            : at::Tensor();
+  return models::has_negatives(config_.recommender)
+             ? filled(ids, first_negative_, inputs_.length - 1)
+             : at::Tensor();
 }
 
-RecommenderBatch RecommenderLookups::model_input(const at::Tensor& dense,
-                                                 const embedding::Jagged& ids,
-                                                 at::Tensor embedded) const {
+models::RecommenderBatch RecommenderLookups::model_input(const at::Tensor& dense,
+                                                         const embedding::Jagged& ids,
+                                                         at::Tensor embedded) const {
   return {.dense = dense,
           .embedded = std::move(embedded),
           .mask = mask(ids),
           .negative_mask = negative_mask(ids)};
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -10,12 +10,12 @@
 #include "dovetail/models/recommender.h"
 #include "dovetail/train/config/run_config.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Returns the model's inputs that follow from [rows] and [recommender]: columns, dimensions,
 /// sequences, tasks. Throws UserError if an entry of recommender.co_action is not a feature times a
 /// sequence, "item * clicked_items".
-RecommenderInputs recommender_inputs(const RunConfig& config);
+models::RecommenderInputs recommender_inputs(const RunConfig& config);
 
 /// Embedding lookups that a model needs for each row. To the tables, each lookup is a feature.
 /// Lookups differ from the features of [rows]:
@@ -43,7 +43,7 @@ class RecommenderLookups {
   /// an event drawn among all events of the batch. An event gets none if the drawn event is the
   /// same in all sequences. The draw depends only on the key and on the rows of this rank. It is
   /// made before the batch is cut into micro-batches.
-  embedding::Jagged ids(const RowBatch& batch,
+  embedding::Jagged ids(const data::RowBatch& batch,
                         std::optional<uint64_t> negatives_key = std::nullopt) const;
 
   /// Masks of events, bool. mask: (samples, length), true where a sample of `ids` has an event.
@@ -54,8 +54,8 @@ class RecommenderLookups {
 
   /// Returns the model's input: dense features of samples, the tables' output `embedded` for their
   /// ids, and the masks.
-  RecommenderBatch model_input(const at::Tensor& dense, const embedding::Jagged& ids,
-                               at::Tensor embedded) const;
+  models::RecommenderBatch model_input(const at::Tensor& dense, const embedding::Jagged& ids,
+                                       at::Tensor embedded) const;
 
  private:
   enum class What { kBag, kEvent, kNegative };
@@ -75,13 +75,13 @@ class RecommenderLookups {
   void add_co_actions();
   /// Returns the event that is drawn for each (sample, place), sample by sample. sample = -1: no
   /// negative.
-  std::vector<Event> draw_negatives(const RowBatch& batch, uint64_t key) const;
-  bool same_event(const RowBatch& batch, const Event& a, const Event& b) const;
+  std::vector<Event> draw_negatives(const data::RowBatch& batch, uint64_t key) const;
+  bool same_event(const data::RowBatch& batch, const Event& a, const Event& b) const;
   bool are_features() const;
   at::Tensor filled(const embedding::Jagged& ids, int64_t first, int64_t count) const;
 
   RunConfig config_;
-  RecommenderInputs inputs_;
+  models::RecommenderInputs inputs_;
   embedding::PackSpec pack_;
   std::vector<Lookup> lookups_;
   /// Indices into rows.sparse. A feature without pooling appears once for each place of its bag.
@@ -90,4 +90,4 @@ class RecommenderLookups {
   bool are_features_ = false;  ///< true if lookup i is the bag of feature i, for all features
 };
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -10,7 +10,7 @@
 
 #include "dovetail/base/error.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 constexpr double kGeneral = EmbeddingOverride::kGeneral;
@@ -181,4 +181,4 @@ void check_overrides(const EmbeddingSection& config, const embedding::PackSpec& 
   }
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -3,7 +3,7 @@
 #include "dovetail/embedding/pack/table.h"
 #include "dovetail/train/config/run_config.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Throws UserError for a key of [embedding] or [[embedding.override]] that no optimizer reads.
 /// Also throws if an override names no table or sets nothing.
@@ -18,4 +18,4 @@ void set_optimizers(const EmbeddingSection& config, embedding::PackSpec& pack);
 /// same tables. Also throws for a key of [embedding] that overrides replace in every table.
 void check_overrides(const EmbeddingSection& config, const embedding::PackSpec& pack);
 
-}  // namespace dovetail
+}  // namespace dovetail::train

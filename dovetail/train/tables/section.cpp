@@ -6,7 +6,7 @@
 #include "dovetail/base/schema/schema.h"
 #include "dovetail/train/tables/optimizers.h"
 
-namespace dovetail {
+namespace dovetail::train {
 namespace {
 
 /// Throws UserError for keys that have no effect with this memory_bytes and policy.
@@ -64,7 +64,7 @@ void check_embedding(const RunConfig& config) {
   check_table_optimizers(config.embedding);
   check_tiers(config.embedding);
   check_dynamic(config.embedding.dynamic);
-  const bool hashed = std::ranges::any_of(config.rows.sparse, &SparseConfig::hashed);
+  const bool hashed = std::ranges::any_of(config.rows.sparse, &data::SparseConfig::hashed);
   user_check(config.embedding.memory_bytes == 0 ||
                  std::ranges::any_of(config.rows.sparse,
                                      [](const auto& feature) { return !feature.hashed(); }),
@@ -189,4 +189,4 @@ void EmbeddingSection::describe(Section& s) {
             "max_rows in place of num_rows");
 }
 
-}  // namespace dovetail
+}  // namespace dovetail::train

@@ -2,7 +2,7 @@
 
 #include "dovetail/train/config/run_config.h"
 
-namespace dovetail {
+namespace dovetail::train {
 
 /// Maximum number of steps that a config key accepts.
 inline constexpr double kManySteps = 1e12;
@@ -10,4 +10,4 @@ inline constexpr double kManySteps = 1e12;
 /// Throws UserError for keys of [embedding] that contradict one another or would have no effect.
 void check_embedding(const RunConfig& config);
 
-}  // namespace dovetail
+}  // namespace dovetail::train
