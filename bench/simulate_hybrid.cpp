@@ -290,7 +290,7 @@ int bench(const Options& options) {
 int main(int argc, char** argv) {
   CLI::App app("The simulator of shared jobs against measured ones");
   dovetail::fit::Options options;
-  app.add_option("--rounds", options.rounds, "Rounds, of which the best counts");
+  app.add_option("--rounds", options.rounds, "Rounds; the best one counts");
   app.add_option("--factor", options.factor, "How often B computes every shard");
   app.add_option("--out", options.out, "Also write the result as JSON");
   return dovetail::run_program(app, argc, argv, [&] {

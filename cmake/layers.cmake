@@ -1,6 +1,6 @@
-# The single list of layers, folders and allowed includes. tools/check_layers.py checks includes
-# against it and copies its comments to docs/design/architecture.md. The linker enforces the edges
-# between layers, because each layer is one shared library.
+# The single list of layers, folders and allowed includes. `tools/check_layers.py` checks includes.
+# It also copies the comments to `docs/design/architecture.md`. The linker enforces the edges between
+# layers, because each layer is one shared library.
 #
 # LAYER_<layer>: layers that a layer may include, in addition to itself. They come before it in LAYERS.
 set(LAYER_base "")  # errors, log, config schema, files, randomness, trace, machine, threads
@@ -52,7 +52,7 @@ set(FOLDERS_jobs
 set(FOLDERS_fit
     rows  # tables of numbers, dense algebra
     components  # principal components
-    kmeans
+    kmeans  # k-means: assignment kernel, initial centres, mini-batches
     mixture  # Gaussian mixtures
     regression  # linear and logistic regression
     .)

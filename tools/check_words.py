@@ -1,13 +1,14 @@
-"""Find sentences that a newcomer has to read twice, in new lines of comments, docs and messages.
+"""Find sentences that a newcomer has to read twice, in comments, docstrings, docs and messages.
 
 usage: check_words.py [--all]
 
 Without arguments: lines changed since the merge base with main, on main itself since the previous commit.
-Uncommitted work counts. With --all: every line of the tree, with counts by folder; this never fails.
+Uncommitted work counts. With --all: every line of the tree, with counts by folder. Findings exit with 1.
 
 docs/style.md explains the rules. Text between the comments `words: off` and `words: on` is left alone.
 """
 
+import ast
 import collections
 import pathlib
 import re
@@ -48,7 +49,6 @@ STRING = r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])+'|(?<=\w)'"""  # the last alterna
 SLASHES = re.compile(rf"(?P<code>(?:[^\"']|{STRING})*?)//[/!]*<?(?P<text>.*)")
 HASH = re.compile(rf"(?P<code>(?:[^\"']|{STRING})*?)(?<!\S)#+(?P<text>.*)")
 LITERAL = re.compile(r'"((?:\\.|[^"\\])*)"')
-DOCSTRING = re.compile(r'^[ \t]*r?"""(.*?)"""', re.DOTALL | re.MULTILINE)
 
 
 class Block(NamedTuple):
@@ -105,6 +105,20 @@ def numbered(source: str, match: re.Match) -> Block:
     return Block("comment", [(first + i, row.strip(" \t*!")) for i, row in enumerate(match[1].split("\n"))])
 
 
+def docstrings(source: str) -> list[Block]:
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except SyntaxError:
+        return []
+    blocks = []
+    for node in nodes:
+        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        if isinstance(node, kinds) and (text := ast.get_docstring(node, clean=False)):
+            first = node.body[0].lineno
+            blocks.append(Block("comment", [(first + i, row.strip()) for i, row in enumerate(text.split("\n"))]))
+    return blocks
+
+
 def markdown(source: str) -> list[Block]:
     blocks: list[Block] = []
     fence, open_block = "", False
@@ -134,7 +148,7 @@ def blocks_of(name: str, source: str) -> list[Block]:
         starred = [numbered(source, match) for match in re.finditer(r"/\*(.*?)\*/", source, re.DOTALL)]
         return comments(source, SLASHES) + starred + strings(source)
     if path.suffix == ".py":
-        return comments(source, HASH) + [numbered(source, match) for match in DOCSTRING.finditer(source)]
+        return comments(source, HASH) + docstrings(source)
     if path.suffix == ".md":
         return markdown(source)
     script = source.startswith("#!") and "sh" in source.partition("\n")[0]
@@ -218,7 +232,7 @@ def report(name: str, line: int, finding: Finding) -> None:
     print(f"{name}:{line}: {finding.rule}: “{text}” -> {finding.advice}")
 
 
-def list_all(root: pathlib.Path) -> None:
+def list_all(root: pathlib.Path) -> int:
     counts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
     for name in changes.tracked(root):
         for finding in findings(name, text_of(root / name)):
@@ -230,13 +244,13 @@ def list_all(root: pathlib.Path) -> None:
     print(f"\n{'':24}" + "".join(f"{rule:>8}" for rule in rules))
     for folder, found in sorted(counts.items(), key=lambda item: (item[0] == "total", item[0])):
         print(f"{folder:24}" + "".join(f"{found[rule]:8}" for rule in rules))
+    return 1 if counts else 0
 
 
 def main() -> int:
     root = pathlib.Path(changes.git(pathlib.Path.cwd(), "rev-parse", "--show-toplevel").strip() or ".")
     if sys.argv[1:] == ["--all"]:
-        list_all(root)
-        return 0
+        return list_all(root)
     if sys.argv[1:]:
         print(__doc__, file=sys.stderr)
         return 2

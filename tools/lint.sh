@@ -18,7 +18,7 @@ formatted() { sources | xargs -r clang-format --dry-run --Werror; }
 layers() { python tools/check_layers.py; }
 python_style() { ruff format -q --check . && ruff check -q .; }
 shell_syntax() { bash -n dev && bash -n .ci/run && bash -n tools/lint.sh && bash -n tests/bare.sh; }
-words() { python tools/check_words.py; }
+words() { python tools/check_words.py --all; }
 kernels() { python tools/check_kernels.py; }
 tidy() { python tools/tidy.py "$@"; }
 

@@ -156,7 +156,7 @@ at::Tensor sum_by_token(const at::Tensor& rows, const at::Tensor& weight, const 
   return y;
 }
 
-/// What `take_tokens` computes besides the rows.
+/// Optional operands and results of `take_tokens`.
 struct TakeOptions {
   at::Tensor weight = {};  ///< (R): factor of each row; undefined: 1
   at::Tensor other = {};   ///< (P, C): factor of `dots`

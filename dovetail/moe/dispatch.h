@@ -8,8 +8,8 @@
 
 /// Tokens to their experts and back.
 ///
-/// Shapes: T tokens, k choices of a token, E experts, C width, R kept choices (rows), P places:
-/// R if rows are dropless, E capacity if each expert's rows are padded to a capacity.
+/// Shapes: T tokens, k choices of a token, E experts, C width, R rows (kept choices), P places.
+/// P is R if rows are dropless. It is E times the capacity if rows are padded to a capacity.
 namespace dovetail::moe {
 
 /// Kept choices, sorted by expert and within an expert by slot: row r of the dispatched matrix is
@@ -92,15 +92,14 @@ Dispatch padded_dispatch(const at::Tensor& expert, const at::Tensor& slot, int64
 /// Rows of x (T, C) for the experts, expert by expert: (P, C), zeros in empty places.
 at::Tensor dispatch_rows(const at::Tensor& x, const Dispatch& dispatch);
 
-/// Sums of the experts' results, back at their tokens: y[t] (T, C) = sum over the kept choices of
-/// token t of weight * row. rows (P, C); weight (T, k), float32 if `rows` are bfloat16 and
-/// otherwise of their dtype, which is also y's.
+/// Sums of the experts' results at their tokens: y[t] is the sum of weight * row over the kept
+/// choices of token t. rows (P, C); weight (T, k); y (T, C). weight is float32 if `rows` are
+/// bfloat16, otherwise of their dtype. y has the dtype of weight.
 ///
-/// `dispatch_rows` and `combine_rows` are differentiable; backward reads `dispatch`, too. float32
-/// and bfloat16 run our kernels, sums in float32: on the CPU, and on a GPU if the dispatch was made
+/// `dispatch_rows` and `combine_rows` are differentiable; backward reads `dispatch`, too. Our
+/// kernels run float32 and bfloat16, with float32 sums. On a GPU they need a dispatch that was made
 /// there. Other dtypes are composed of ATen's operators. Sums are added in the order of the
-/// experts; ATen's float64 on a GPU has no fixed order. Throw UserError on wrong shapes, dtypes and
-/// devices.
+/// experts, except in ATen's float64 on a GPU. Throw UserError on wrong shapes, dtypes and devices.
 at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& weight, const Dispatch& dispatch);
 
 }  // namespace dovetail::moe

@@ -15,8 +15,8 @@ class CpuProducts {
  public:
   /// True if the kernel multiplies `p` in float32.
   static bool take_float32(const Product& p);
-  /// True if the kernel multiplies `p` in bfloat16: it gathers or scatters rows, the CPU is one of
-  /// `multiplies_bfloat16_rows`, and both operands can be read as pairs along k.
+  /// True if the kernel multiplies `p` in bfloat16. Such a product gathers or scatters rows, and
+  /// both operands can be read as pairs along k. The CPU must be one of `multiplies_bfloat16_rows`.
   static bool take_bfloat16(const Product& p);
 
   /// Adds a product for which `take_float32` holds; the kernel takes row_sums, too.

@@ -46,8 +46,9 @@ const element = (tag, attributes = {}, ...children) => {
   return e;
 };
 
-// Mean with weights that fall by `weight` per unit of distance on both sides, so that it does not lag behind a falling loss. The unit is
-// a 500th of the run: the same slider looks alike on curves of any length, whole or thinned, and leaves short runs as they are.
+// Mean with weights that fall by `weight` per unit of distance on both sides. It does not lag behind a falling loss.
+// The unit is a 500th of the run, so that a slider looks alike on curves of any length, whole or thinned.
+// Short runs stay as they are.
 function smooth(points, weight) {
   const n = points.length, unit = (n > 1 ? points[n - 1][0] - points[0][0] : 1) / 500;
   const sum = new Float64Array(n), mass = new Float64Array(n);
@@ -70,7 +71,8 @@ function smooth(points, weight) {
   return points.map((p, i) => (sum[i] + p[3]) / (mass[i] + 1));
 }
 
-// About `count` round values from low to high: 1, 2 or 5 times a power of ten; on a log axis powers of ten, or finer when few fit.
+// About `count` round values from low to high: 1, 2 or 5 times a power of ten.
+// A log axis has powers of ten, or finer marks if few fit.
 function ticks(low, high, count, log) {
   if (log) {
     const decades = Math.log10(high / low), marks = decades > 4 ? [1] : decades > 1.2 ? [1, 2, 5] : null;

@@ -13,7 +13,7 @@ set(LAYER_low "")  # the bottom
 set(LAYER_high "low")  # the top
 set(LAYERS low high)
 set(FOLDERS_high
-    first  # what others use
+    first  # shared files
     second
     .)
 
@@ -82,7 +82,7 @@ def test_layers_that_allow_a_ring_fail(tree):
 
 def test_the_page_lists_layers_and_folders_as_they_are(tree):
     page = (tree.folder / "docs/design/architecture.md").read_text()
-    assert "| **high/** | the top | low |\n| high/first/ | what others use | |\n| high/second/ |  | |\n" in page
+    assert "| **high/** | the top | low |\n| high/first/ | shared files | |\n| high/second/ |  | |\n" in page
     assert page.endswith("<!-- layers: end -->\n\nMore.\n")
     tree.write("cmake/layers.cmake", LAYERS.replace("the top", "the roof"))
     checked = tree.check()

@@ -163,10 +163,12 @@ def test_a_shallow_clone_says_that_it_cannot_see_the_last_commit(repository, tmp
     assert "the clone is shallow" in result.stderr
 
 
-def test_all_counts_by_folder_and_does_not_fail(repository):
+def test_all_counts_by_folder(repository):
     repository.commit("src/part/a.h", "// Of nothing.\n")
     result = repository.check("--all")
-    assert result.returncode == 0
+    assert result.returncode == 1
     assert "old.h:1: start" in result.stdout
     counts = {row.split()[0]: row.split()[1:] for row in result.stdout.partition("\n\n")[2].splitlines()[1:]}
     assert counts == {"old.h": ["1", "0", "0", "0"], "src/part": ["1", "0", "0", "0"], "total": ["2", "0", "0", "0"]}
+    repository.git("rm", "-q", "src/part/a.h", "old.h")
+    assert repository.check("--all").returncode == 0

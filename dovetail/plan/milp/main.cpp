@@ -1,5 +1,5 @@
-// Program dovetail-milp: solves one integer program with HiGHS for solve_milp
-// (dovetail/plan/solve/milp.h), which starts and ends it.
+// Program dovetail-milp: solves one integer program with HiGHS. `solve_milp` starts and ends it
+// (dovetail/plan/solve/milp.h).
 #include <interfaces/highs_c_api.h>
 #include <sys/prctl.h>
 #include <unistd.h>

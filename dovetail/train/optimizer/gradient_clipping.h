@@ -20,8 +20,8 @@ std::vector<at::Tensor> read_together(std::span<const at::Tensor> values);
 /// `squares` is one tensor or one per gradient.
 double sum_of_pieces(std::span<const at::Tensor> squares);
 
-/// Factor that scales a gradient of global norm `norm` down to `max_norm`; 1 if the norm is not
-/// above it, or if `max_norm` is 0 (no clipping).
+/// Returns the factor that scales a gradient of global norm `norm` down to `max_norm`. Returns 1 if
+/// the norm is not above it. `max_norm` 0: no clipping.
 double clip_factor(double norm, double max_norm);
 
 }  // namespace dovetail::train
