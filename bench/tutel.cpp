@@ -144,7 +144,7 @@ at::Tensor by_capacity(const Job& job) {
                                {.weights = job.weights}, job.ranks, {}, routing.capacity);
 }
 
-at::Tensor dropless(const Job& job, const Plan& plan) {
+at::Tensor dropless(const Job& job, const ExpertLayout& plan) {
   const Routing routing = routed(job, Drop::kNone);
   return parallel_feed_forward(job.x, routing.weight, routing.expert, routing.slot,
                                {.weights = job.weights}, job.ranks, plan);
@@ -207,7 +207,7 @@ void measure(const Options& options, std::vector<Side>& sides, int64_t experts, 
   if (!error.empty()) throw std::runtime_error(error);
 }
 
-Side by_plan(const std::string& name, const Plan& plan) {
+Side by_plan(const std::string& name, const ExpertLayout& plan) {
   return {.name = name, .forward = [plan](const Job& job) { return dropless(job, plan); }};
 }
 

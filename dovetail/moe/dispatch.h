@@ -92,9 +92,9 @@ Dispatch padded_dispatch(const at::Tensor& expert, const at::Tensor& slot, int64
 /// Rows of x (T, C) for the experts, expert by expert: (P, C), zeros in empty places.
 at::Tensor dispatch_rows(const at::Tensor& x, const Dispatch& dispatch);
 
-/// Sums of the experts' results at their tokens: y[t] is the sum of weight * row over the kept
-/// choices of token t. rows (P, C); weight (T, k); y (T, C). weight is float32 if `rows` are
-/// bfloat16, otherwise of their dtype. y has the dtype of weight.
+/// Sums the experts' results at their tokens. Row y[t] is the sum of weight * row over the kept
+/// choices of token t. Shapes: rows (P, C), weight (T, k), y (T, C). The weight is float32 if
+/// `rows` are bfloat16, otherwise it has their dtype. Result y has the dtype of the weight.
 ///
 /// `dispatch_rows` and `combine_rows` are differentiable; backward reads `dispatch`, too. Our
 /// kernels run float32 and bfloat16, with float32 sums. On a GPU they need a dispatch that was made

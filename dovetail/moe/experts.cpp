@@ -427,8 +427,7 @@ at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dis
 
 at::Tensor apply_experts(const at::Tensor& x, const at::Tensor& weight, const Dispatch& dispatch,
                          const std::function<at::Tensor(int64_t, const at::Tensor&)>& expert) {
-  refuse_if_recorded(dispatch,
-                     "experts that are separate operations (quantized ones, float64)");
+  refuse_if_recorded(dispatch, "experts that are separate operations (quantized ones, float64)");
   const DispatchedRows& to = dispatch.rows();
   const at::Tensor weights = weight.reshape({-1, 1});
   at::Tensor y = at::zeros(x.sizes(), weights.options().requires_grad(false));

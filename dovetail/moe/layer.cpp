@@ -40,7 +40,7 @@ Layer::Layer(const Config& config, const Options& options)
       "router", std::make_shared<Router>(config, options.width, options.name, options.device));
   const Placement placement = ranks_ ? ranks_->placement : Placement{.experts = config.experts};
   const int holder = ranks_ ? placement.holder(ranks_->group->rank()) : 0;
-  plan_.shards = placement.cut;
+  layout_.shards = placement.cut;
   const auto experts = register_module("experts", std::make_shared<ExpertList>());
   for (int64_t e = placement.first(holder); e < placement.first(holder + 1); ++e) {
     experts_.push_back(
@@ -68,7 +68,7 @@ Layer::Output Layer::forward(const at::Tensor& x, const Pass& pass) {
   at::Tensor y;
   if (ranks_) {
     y = parallel_feed_forward(rows, routing.weight, routing.expert, routing.slot, local, *ranks_,
-                              plan_, capacity);
+                              layout_, capacity);
   } else if (capacity) {
     y = padded_feed_forward(
         rows, routing.weight,

@@ -58,10 +58,10 @@ class Layer : public torch::nn::Module {
   Router& router() { return *router_; }
   const std::shared_ptr<const ExpertRanks>& ranks() const { return ranks_; }
 
-  /// Sets the plan for the next forward passes; it must be the same on all ranks. The initial plan
+  /// Sets the layout for the next forward passes; it must be the same on all ranks. The initial layout
   /// leaves experts in place and has no overlap.
-  void set_plan(Plan plan) { plan_ = std::move(plan); }
-  const Plan& plan() const { return plan_; }
+  void set_layout(ExpertLayout layout) { layout_ = std::move(layout); }
+  const ExpertLayout& layout() const { return layout_; }
   /// Returns true if at least one expert is quantized. Its experts then run as modules, and only on
   /// their own rank.
   bool quantized() const;
@@ -80,7 +80,7 @@ class Layer : public torch::nn::Module {
   Config config_;
   std::string activation_;
   std::shared_ptr<const ExpertRanks> ranks_;
-  Plan plan_;
+  ExpertLayout layout_;
   std::shared_ptr<Router> router_;
   std::vector<std::shared_ptr<mx::FeedForward>> experts_;
   std::shared_ptr<mx::FeedForward> shared_;  ///< null: no shared experts

@@ -28,22 +28,23 @@ struct Chunk {
 };
 
 /// Repeats weights for experts in r shards: each row becomes r rows with the same weight.
-at::Tensor shard_weight(const at::Tensor& weight, const Plan& plan) {
-  return plan.shards == 1 ? weight : weight.unsqueeze(2).expand({-1, -1, plan.shards}).flatten(1);
+at::Tensor shard_weight(const at::Tensor& weight, const ExpertLayout& layout) {
+  return layout.shards == 1 ? weight
+                            : weight.unsqueeze(2).expand({-1, -1, layout.shards}).flatten(1);
 }
 
 /// Makes chunks of slots for padded rows. If `copies` groups of ranks hold each expert whole, each
 /// group gets every copies-th slot.
 std::vector<Chunk> make_padded_chunks(const at::Tensor& x, const at::Tensor& weight,
-                                      const Choices& parts, int64_t part_count, const Plan& plan,
-                                      int copies, int64_t capacity) {
+                                      const Choices& parts, int64_t part_count,
+                                      const ExpertLayout& layout, int copies, int64_t capacity) {
   std::vector<Chunk> chunks;
-  for (int64_t i = 0; i < plan.overlap; ++i) {
-    const int64_t first = capacity * i / plan.overlap, end = capacity * (i + 1) / plan.overlap;
+  for (int64_t i = 0; i < layout.overlap; ++i) {
+    const int64_t first = capacity * i / layout.overlap, end = capacity * (i + 1) / layout.overlap;
     const at::Tensor inside = parts.slot.ge(first).logical_and_(parts.slot.lt(end));
     const at::Tensor slot = at::where(inside, parts.slot - first, -1).to(at::kInt);
     chunks.push_back({.x = x,
-                      .weight = shard_weight(weight, plan),
+                      .weight = shard_weight(weight, layout),
                       .to = padded_dispatch(parts.expert, slot, part_count,
                                             (end - first + copies - 1) / copies)});
   }
@@ -51,13 +52,14 @@ std::vector<Chunk> make_padded_chunks(const at::Tensor& x, const at::Tensor& wei
 }
 
 std::vector<Chunk> make_chunks(const at::Tensor& x, const at::Tensor& weight, const Choices& parts,
-                               int64_t part_count, const Plan& plan) {
-  const at::Tensor part_weight = shard_weight(weight, plan);
-  if (plan.overlap == 1)
+                               int64_t part_count, const ExpertLayout& layout) {
+  const at::Tensor part_weight = shard_weight(weight, layout);
+  if (layout.overlap == 1)
     return {{.x = x, .weight = part_weight, .to = dispatch(parts.expert, parts.slot, part_count)}};
-  const auto xs = x.tensor_split(plan.overlap), weights = part_weight.tensor_split(plan.overlap),
-             experts = parts.expert.tensor_split(plan.overlap),
-             slots = parts.slot.tensor_split(plan.overlap);
+  const auto xs = x.tensor_split(layout.overlap),
+             weights = part_weight.tensor_split(layout.overlap),
+             experts = parts.expert.tensor_split(layout.overlap),
+             slots = parts.slot.tensor_split(layout.overlap);
   std::vector<Chunk> chunks;
   for (size_t i = 0; i < xs.size(); ++i)
     chunks.push_back(
@@ -66,7 +68,8 @@ std::vector<Chunk> make_chunks(const at::Tensor& x, const at::Tensor& weight, co
 }
 
 /// Exchanges the row counts of all chunks at once, so that every rank knows what it will receive.
-void exchange_counts(std::vector<Chunk>& chunks, const ExpertRanks& ranks, const Plan& plan) {
+void exchange_counts(std::vector<Chunk>& chunks, const ExpertRanks& ranks,
+                     const ExpertLayout& layout) {
   const Placement& placement = ranks.placement;
   const Parts parts{placement};
   const int64_t own = placement.count(placement.holder(ranks.group->rank())),
@@ -97,17 +100,17 @@ void exchange_counts(std::vector<Chunk>& chunks, const ExpertRanks& ranks, const
       }
     }
     chunks[c].local = arriving(by_rank, own);
-    chunks[c].exchange.emplace(plan.hierarchical
+    chunks[c].exchange.emplace(layout.hierarchical
                                    ? comm::Exchange::hierarchical(*ranks.nodes, rows.send)
                                    : comm::Exchange(ranks.group, std::move(rows)));
   }
 }
 
 /// Computes the row counts that every rank will receive. Rows are padded, so no exchange is needed.
-void plan_padded(std::vector<Chunk>& chunks, const ExpertRanks& ranks, const Plan& plan) {
+void plan_padded(std::vector<Chunk>& chunks, const ExpertRanks& ranks, const ExpertLayout& layout) {
   const Placement& placement = ranks.placement;
   const int64_t own = placement.count(placement.holder(ranks.group->rank()));
-  user_check(!plan.hierarchical || placement.experts % placement.holders() == 0,
+  user_check(!layout.hierarchical || placement.experts % placement.holders() == 0,
              "2DH of rows that are padded to a capacity needs as many experts on every rank, but "
              "{} are spread over {}",
              placement.experts, placement.holders());
@@ -119,7 +122,7 @@ void plan_padded(std::vector<Chunk>& chunks, const ExpertRanks& ranks, const Pla
     }
     const std::vector<int64_t> of_sender(static_cast<size_t>(own), chunk.to.capacity());
     chunk.local = arriving(std::vector(static_cast<size_t>(placement.ranks), of_sender), own);
-    chunk.exchange.emplace(plan.hierarchical
+    chunk.exchange.emplace(layout.hierarchical
                                ? comm::Exchange::hierarchical_even(*ranks.nodes, chunk.to.places())
                                : comm::Exchange(ranks.group, std::move(rows)));
   }
@@ -245,14 +248,14 @@ std::vector<int64_t> range(int64_t first, int64_t end) {
   return out;
 }
 
-void check_plan(const Plan& plan, const ExpertRanks& ranks, const LocalExperts& local) {
+void check_layout(const ExpertLayout& layout, const ExpertRanks& ranks, const LocalExperts& local) {
   const int cut = ranks.placement.cut;
-  DOVETAIL_CHECK(
-      plan.shards >= 0 && plan.shards <= cut && (plan.shards == 0 || cut % plan.shards == 0),
-      "r = {} with experts in {} slices", plan.shards, cut);
-  DOVETAIL_CHECK(plan.overlap >= 1 && (!plan.hierarchical || ranks.nodes),
-                 "overlap {}, or no nodes", plan.overlap);
-  DOVETAIL_CHECK(!local.modules || (plan.shards == cut && plan.shadowed.empty()),
+  DOVETAIL_CHECK(layout.shards >= 0 && layout.shards <= cut &&
+                     (layout.shards == 0 || cut % layout.shards == 0),
+                 "r = {} with experts in {} slices", layout.shards, cut);
+  DOVETAIL_CHECK(layout.overlap >= 1 && (!layout.hierarchical || ranks.nodes),
+                 "overlap {}, or no nodes", layout.overlap);
+  DOVETAIL_CHECK(!local.modules || (layout.shards == cut && layout.shadowed.empty()),
                  "experts that are modules cannot be gathered");
 }
 
@@ -261,8 +264,8 @@ void check_plan(const Plan& plan, const ExpertRanks& ranks, const LocalExperts& 
 at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight,
                                  const at::Tensor& expert, const at::Tensor& slot,
                                  const LocalExperts& local, const ExpertRanks& ranks,
-                                 const Plan& plan, std::optional<int64_t> capacity) {
-  check_plan(plan, ranks, local);
+                                 const ExpertLayout& layout, std::optional<int64_t> capacity) {
+  check_layout(layout, ranks, local);
   user_check(
       !x.is_cuda(),
       "experts over ranks have no version for CUDA; train on one rank or on the CPU, x is {}",
@@ -274,8 +277,8 @@ at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight,
         "pad them (model.moe.pad_to_capacity = true), or train without memory.budget");
   const Placement& placement = ranks.placement;
   const Choices choices{expert, slot};
-  const bool gathers_all = plan.shards == 0;
-  const std::vector<int64_t> here = gathers_all ? range(0, placement.experts) : plan.shadowed;
+  const bool gathers_all = layout.shards == 0;
+  const std::vector<int64_t> here = gathers_all ? range(0, placement.experts) : layout.shadowed;
   at::Tensor y;
   if (!here.empty()) {
     const ExpertWeights whole =
@@ -286,27 +289,27 @@ at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight,
   if (std::ssize(here) == placement.experts) return y;
 
   LocalExperts mine = local;
-  const int copies = placement.cut / plan.shards;
+  const int copies = placement.cut / layout.shards;
   if (copies > 1) {
     const int holder = placement.holder(ranks.group->rank());
     const auto wants = [&](int to, int from) {
       return placement.holder(to) == placement.holder(from) &&
-             placement.slice(from) / copies == placement.slice(to) % plan.shards;
+             placement.slice(from) / copies == placement.slice(to) % layout.shards;
     };
     mine.weights = gather_experts(
         local.weights, range(placement.first(holder), placement.first(holder + 1)), ranks, wants);
   }
   const Parts parts{placement};
-  const Choices of_parts = choices_of_parts(choices, placement, plan);
+  const Choices of_parts = choices_of_parts(choices, placement, layout);
   at::Tensor exchanged;
   if (capacity) {
-    auto chunks = make_padded_chunks(x, weight, of_parts, parts.count(), plan, copies, *capacity);
-    plan_padded(chunks, ranks, plan);
+    auto chunks = make_padded_chunks(x, weight, of_parts, parts.count(), layout, copies, *capacity);
+    plan_padded(chunks, ranks, layout);
     for (const at::Tensor& part : exchange_rows(chunks, mine, ranks))
       exchanged = exchanged.defined() ? exchanged + part : part;
   } else {
-    auto chunks = make_chunks(x, weight, of_parts, parts.count(), plan);
-    exchange_counts(chunks, ranks, plan);
+    auto chunks = make_chunks(x, weight, of_parts, parts.count(), layout);
+    exchange_counts(chunks, ranks, layout);
     const auto of_chunks = exchange_rows(chunks, mine, ranks);
     exchanged = of_chunks.size() == 1 ? of_chunks[0] : at::cat(of_chunks);
   }

@@ -17,9 +17,9 @@
 
 namespace dovetail::moe {
 
-/// Plan of a layer for one step: which rows and which expert weights travel between ranks. It may
+/// Layout of a layer for one step: which rows and which expert weights travel between ranks. It may
 /// change from step to step, since parameters stay on the ranks of their Placement.
-struct Plan {
+struct ExpertLayout {
   /// Tutel's r (arXiv 2206.03382, section 3.1): number of ranks that process a row together. Range:
   /// 0 to `cut`; must divide `cut`. Each rank gathers cut / r slices of its experts, so that r
   /// ranks together hold each expert whole. There are cut / r such groups of r ranks; they share
@@ -38,7 +38,7 @@ struct Plan {
 struct ExpertRanks {
   Placement placement;
   std::shared_ptr<comm::Group> group;
-  std::optional<comm::NodeGroups> nodes;  ///< required by hierarchical plans
+  std::optional<comm::NodeGroups> nodes;  ///< required by hierarchical layouts
   comm::Payloads dispatch, combine;  ///< number formats of rows on the way to the experts and back
 };
 
@@ -56,22 +56,23 @@ at::Tensor padded_feed_forward(const at::Tensor& x, const at::Tensor& weight, co
                                const LocalExperts& experts);
 
 /// Computes y (T, C) as feed_forward(x, weight, ...) with the experts of all ranks. All ranks call
-/// it together with the same plan; T may differ between ranks and be 0. x: (T, C). weight: (T, k).
+/// it together with the same layout; T may differ between ranks and be 0. x: (T, C). weight: (T, k).
 /// expert and slot: (T, k) int32 with global expert ids.
 ///
 /// Received rows are not sorted: the experts' products gather them. All chunks share one exchange
-/// of sizes and one host synchronisation. A hierarchical plan has two more for each chunk; r = 0
+/// of sizes and one host synchronisation. A hierarchical layout has two more for each chunk; r = 0
 /// has none. A token's experts are summed in their order, as on one rank; only the order of an
-/// expert's slices may differ. The same ranks and plan give bitwise equal results.
+/// expert's slices may differ. The same ranks and layout give bitwise equal results.
 ///
 /// With `capacity`, sent rows are padded to it. It must exceed every slot and be the same on all
 /// ranks. All sizes are then known, and ranks exchange no sizes. Chunks are then ranges of slots,
-/// each with all tokens (Tutel, section 3.3). Hierarchical plans then require equally many experts
+/// each with all tokens (Tutel, section 3.3). Hierarchical layouts then require equally many experts
 /// on each rank (UserError).
 at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight,
                                  const at::Tensor& expert, const at::Tensor& slot,
                                  const LocalExperts& local, const ExpertRanks& ranks,
-                                 const Plan& plan, std::optional<int64_t> capacity = std::nullopt);
+                                 const ExpertLayout& layout,
+                                 std::optional<int64_t> capacity = std::nullopt);
 
 /// Parsed name of an expert's parameter or Linear, with any prefix. For example
 /// "optimizer.m.blocks.3.moe.experts.17.up.weight" gives the three members

@@ -12,27 +12,27 @@ namespace {
 
 /// Returns expert (as part number) and slot, both (T, k shards).
 std::vector<at::Tensor> of_parts(const Choices& choices, const Placement& placement,
-                                 const Plan& plan) {
+                                 const ExpertLayout& layout) {
   const Parts parts{placement};
   const int64_t count = choices.expert.numel();
   const int copies =
-      placement.cut / plan.shards;  // number of groups of ranks that hold the whole expert
+      placement.cut / layout.shards;  // number of groups of ranks that hold the whole expert
   std::vector<int> holder_of(static_cast<size_t>(placement.experts));
   for (int64_t e = 0; e < placement.experts; ++e)
     holder_of[static_cast<size_t>(e)] = placement.holder_of(e);
-  for (const int64_t e : plan.shadowed) holder_of[static_cast<size_t>(e)] = -1;
+  for (const int64_t e : layout.shadowed) holder_of[static_cast<size_t>(e)] = -1;
   const at::Tensor expert = choices.expert.contiguous(), slot = choices.slot.contiguous();
   const auto* of_expert = expert.const_data_ptr<int32_t>();
   const auto* of_slot = slot.const_data_ptr<int32_t>();
-  const int64_t tokens = expert.size(0), width = expert.size(1) * plan.shards;
+  const int64_t tokens = expert.size(0), width = expert.size(1) * layout.shards;
   Choices out{at::empty({tokens, width}, at::kInt), at::empty({tokens, width}, at::kInt)};
   auto* part = out.expert.mutable_data_ptr<int32_t>();
   auto* part_slot = out.slot.mutable_data_ptr<int32_t>();
   for (int64_t i = 0; i < count; ++i) {
     const int holder = of_slot[i] < 0 ? -1 : holder_of[static_cast<size_t>(of_expert[i])];
-    for (int shard = 0; shard < plan.shards; ++shard, ++part, ++part_slot) {
+    for (int shard = 0; shard < layout.shards; ++shard, ++part, ++part_slot) {
       *part_slot = holder < 0 ? -1 : of_slot[i];
-      const int slice = holder < 0 ? 0 : of_slot[i] % copies * plan.shards + shard;
+      const int slice = holder < 0 ? 0 : of_slot[i] % copies * layout.shards + shard;
       *part = static_cast<int32_t>(holder < 0 ? 0 : parts.of(of_expert[i], holder, slice));
     }
   }
@@ -60,11 +60,12 @@ std::vector<at::Tensor> rows_of_experts(const std::vector<std::vector<int64_t>>&
 
 }  // namespace
 
-Choices choices_of_parts(const Choices& choices, const Placement& placement, const Plan& plan) {
+Choices choices_of_parts(const Choices& choices, const Placement& placement,
+                         const ExpertLayout& layout) {
   const auto made =
       operation("dovetail::moe_parts", {.reads = {choices.expert, choices.slot}},
-                [placement, plan](const Operands& inputs) {
-                  return of_parts({inputs.reads[0], inputs.reads[1]}, placement, plan);
+                [placement, layout](const Operands& inputs) {
+                  return of_parts({inputs.reads[0], inputs.reads[1]}, placement, layout);
                 });
   return {made[0], made[1]};
 }

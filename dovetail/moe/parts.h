@@ -32,7 +32,8 @@ struct Choices {
 /// Expands each choice into `shards` choices, one for each part that processes it. Returns part
 /// numbers instead of experts, (T, k shards). Choices of shadowed experts and dropped choices have
 /// slot -1.
-Choices choices_of_parts(const Choices& choices, const Placement& placement, const Plan& plan);
+Choices choices_of_parts(const Choices& choices, const Placement& placement,
+                         const ExpertLayout& layout);
 
 /// Keeps only the choices of shadowed experts. Returns indices into `shadowed` instead of experts;
 /// other choices have slot -1.

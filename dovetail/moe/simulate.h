@@ -28,8 +28,8 @@ struct LayerLoad {
       {};  ///< choices of each expert, in place of `skew`; empty: by `skew`
 };
 
-/// Distribution and overlap of a layer, as in Plan (moe/parallel_experts.h). All ranks gather the
-/// `shadowed` experts with the largest numbers of rows.
+/// Distribution and overlap of a layer, as in ExpertLayout (moe/parallel_experts.h). All ranks
+/// gather the `shadowed` experts with the largest numbers of rows.
 struct LayerPlan {
   comm::AllToAllAlgorithm algorithm = comm::AllToAllAlgorithm::kLinear;
   int overlap = 1;

@@ -9,6 +9,7 @@
 #include "dovetail/ops/gemm_gpu.h"
 #include "dovetail/ops/gemm_product.h"
 #include "dovetail/ops/rows_simd.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::ops {
 

@@ -28,10 +28,11 @@ struct GemmOptions {
 
 /// Writes c (m, n) = [c +] op(a) @ op(b). c must be row-major; a and b may have any strides.
 ///
-/// float32 on a CPU runs our kernel: AVX-512, AVX2 or scalar, chosen at run time, blocked as in
-/// Goto and van de Geijn 2008. bfloat16 runs it as `multiplies_bfloat16_rows` says. Other products
-/// go to ATen. Sums are float32. The order of additions depends on the shape, not on the number of
-/// threads. Throws UserError on mismatched shapes, dtypes or devices, naming both shapes.
+/// On a CPU float32 runs our kernel: AVX-512, AVX2 or scalar, chosen at run time. It is blocked as
+/// in Goto and van de Geijn 2008. On a CPU bfloat16 runs it as `multiplies_bfloat16_rows` says.
+/// Other products go to ATen. Sums are float32. The order of additions depends on the shape, not on
+/// the number of threads. Throws UserError on mismatched shapes, dtypes or devices, naming both
+/// shapes.
 void gemm_into(at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
                const GemmOptions& options = {});
 
@@ -48,8 +49,8 @@ struct GemmCall {
 /// Computes all calls in one pass of the kernel: threads do not wait between products. Results
 /// equal one `gemm_into` after another. Calls may share a c only by `c_rows`.
 ///
-/// float32 and bfloat16 products on a GPU become one grouped product of cuBLAS, except with
-/// `c_rows` or without our CUDA library (cuda_kernels.h).
+/// On a GPU float32 and bfloat16 products become one grouped product of cuBLAS. Exceptions:
+/// `c_rows`, and a build without our CUDA library (cuda_kernels.h).
 void gemm_group(std::span<const GemmCall> calls);
 
 /// Returns op(a) @ op(b) as a new matrix, as `gemm_into` computes it. Excludes `accumulate`.

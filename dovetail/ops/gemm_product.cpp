@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "dovetail/base/error.h"
-#include "dovetail/ops/storage.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::ops {
 

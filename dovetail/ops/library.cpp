@@ -82,7 +82,7 @@ TORCH_LIBRARY(dovetail, m) {
   dovetail::define<"squared_relu(Tensor x) -> Tensor", dovetail::ops::squared_relu>(m);
   dovetail::define<"linear_cross_entropy(Tensor x, Tensor weight, Tensor targets) -> Tensor",
                    dovetail::ops::linear_cross_entropy>(m);
-  dovetail::define<"embedding(Tensor weight, Tensor ids) -> Tensor", dovetail::embedding>(m);
+  dovetail::define<"embedding(Tensor weight, Tensor ids) -> Tensor", dovetail::ops::embedding>(m);
   m.def(
       "convolution(Tensor x, Tensor weight, Tensor? bias, int[2] stride, int[2] padding, str "
       "algorithm) -> Tensor");

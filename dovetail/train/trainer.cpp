@@ -198,7 +198,7 @@ std::unique_ptr<TrainingLoop> make_training(const ResolvedRun& run,
   if (run.config.recommends())
     return std::make_unique<RecommenderTraining>(run, group, folder, quiet, start.state,
                                                  start.checkpoint ? &*start.checkpoint : nullptr);
-  return std::make_unique<Training>(
+  return std::make_unique<GptTraining>(
       run, group, folder, quiet, start.state,
       start.checkpoint ? start.checkpoint->snapshot().tensors : decltype(io::Snapshot::tensors){});
 }

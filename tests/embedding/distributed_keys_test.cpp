@@ -123,7 +123,7 @@ Trained train_distributed(const Layout& layout, int64_t moved = kSteps,
         static_cast<size_t>(to - from), std::vector<at::Tensor>(static_cast<size_t>(now.ranks)));
     expect_all_succeed(now.ranks, [&](const std::shared_ptr<comm::Group>& group) {
       DistributedTables tables(spec,
-                               make_plan(spec, {.ranks = now.ranks, .sharding = now.sharding}),
+                               place_tables(spec, {.ranks = now.ranks, .sharding = now.sharding}),
                                group, {}, {}, now.options);
       for (int64_t t = 0; t < 2 && from > 0; ++t)
         tables.write_keys(t, group->rank() == 0 ? saved[static_cast<size_t>(t)] : KeyedRows());
@@ -239,7 +239,7 @@ TEST(DistributedKeys, ARankMayHaveItsShareOfTheRows) {
   PackSpec spec = spec_of(layout);
   spec.tables[0].rows = 7;
   expect_all_succeed(2, [&](const std::shared_ptr<comm::Group>& group) {
-    DistributedTables tables(spec, make_plan(spec, {.ranks = 2, .sharding = Sharding::kRowWise}),
+    DistributedTables tables(spec, place_tables(spec, {.ranks = 2, .sharding = Sharding::kRowWise}),
                              group);
     for (int64_t step = 1; step <= 3; ++step) step_on_rank(tables, *group, layout, step);
     EXPECT_GT(tables.hashed_counters()->refused_full, 0);
@@ -247,8 +247,9 @@ TEST(DistributedKeys, ARankMayHaveItsShareOfTheRows) {
     if (group->rank() != 0) return;
     EXPECT_EQ(rows.known.keys.numel(), 8);  // 4 each
   });
-  EXPECT_THAT(user_error([&] { make_plan(spec, {.ranks = 2, .sharding = Sharding::kColumnWise}); }),
-              HasSubstr("\"users\", which has no fixed vocabulary"));
+  EXPECT_THAT(
+      user_error([&] { place_tables(spec, {.ranks = 2, .sharding = Sharding::kColumnWise}); }),
+      HasSubstr("\"users\", which has no fixed vocabulary"));
 }
 
 TEST(DistributedKeys, ARankMayHaveItsShareOfTheBytes) {
@@ -263,7 +264,7 @@ TEST(DistributedKeys, ARankMayHaveItsShareOfTheBytes) {
     int64_t found = 0;
     expect_all_succeed(ranks, [&](const std::shared_ptr<comm::Group>& group) {
       DistributedTables tables(
-          spec, make_plan(spec, {.ranks = ranks, .sharding = Sharding::kRowWise}), group);
+          spec, place_tables(spec, {.ranks = ranks, .sharding = Sharding::kRowWise}), group);
       TableStep step = tables.start(keys, 4, 1);
       tables.begin(step);
       tables.gather(step, 0);
@@ -284,7 +285,7 @@ TEST(DistributedKeys, ARankMayHaveItsShareOfTheBytes) {
 TEST(DistributedKeys, ShareNoPackWithRowsOfAVocabulary) {
   PackSpec spec = spec_of({.sharding = Sharding::kTableWise, .ranks = 2});
   spec.tables[1].hashed = false;
-  const EmbeddingPlan plan = make_plan(spec, {.ranks = 2, .sharding = Sharding::kTableWise});
+  const TablePlacement plan = place_tables(spec, {.ranks = 2, .sharding = Sharding::kTableWise});
   ASSERT_EQ(plan.packs.size(), 2);
   EXPECT_TRUE(plan.packs[0].hashed);
   EXPECT_FALSE(plan.packs[1].hashed);

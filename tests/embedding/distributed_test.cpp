@@ -52,7 +52,7 @@ PackSpec spec_of(const Layout& layout) {
           .row_dtype = layout.row_dtype};
 }
 
-PlanOptions options_of(const Layout& layout) {
+PlacementOptions options_of(const Layout& layout) {
   return {.ranks = layout.ranks(),
           .sharding = layout.sharding,
           .packing = layout.packing,
@@ -116,7 +116,7 @@ Trained train_distributed(const Layout& layout) {
                                               std::vector<at::Tensor>(layout.samples.size()));
   Trained trained;
   expect_all_succeed(layout.ranks(), [&](const std::shared_ptr<comm::Group>& group) {
-    DistributedTables tables(spec, make_plan(spec, options_of(layout)), group);
+    DistributedTables tables(spec, place_tables(spec, options_of(layout)), group);
     const int64_t count = layout.samples[static_cast<size_t>(group->rank())];
     int64_t first = 0;
     for (int r = 0; r < group->rank(); ++r) first += layout.samples[static_cast<size_t>(r)];
@@ -273,7 +273,7 @@ TEST(DistributedTables, AreReadAndWrittenWhole) {
     const Layout layout{.sharding = sharding, .samples = {1, 1, 1}};
     const PackSpec spec = spec_of(layout);
     expect_all_succeed(3, [&](const std::shared_ptr<comm::Group>& group) {
-      DistributedTables tables(spec, make_plan(spec, options_of(layout)), group);
+      DistributedTables tables(spec, place_tables(spec, options_of(layout)), group);
       for (int64_t t = 0; t < 4; ++t) {
         const TableSpec& table = spec.tables[static_cast<size_t>(t)];
         const TableContents given{.weight = normal({table.rows, table.dim}, 1),
@@ -293,7 +293,7 @@ TEST(DistributedTables, WhereNothingChangedThereAreNoRows) {
     const Layout layout{.sharding = sharding, .samples = {1, 1, 1}};
     const PackSpec spec = spec_of(layout);
     expect_all_succeed(3, [&](const std::shared_ptr<comm::Group>& group) {
-      DistributedTables tables(spec, make_plan(spec, options_of(layout)), group, {}, {}, {},
+      DistributedTables tables(spec, place_tables(spec, options_of(layout)), group, {}, {}, {},
                                Changes::kTracked);
       const TableRows found = tables.read_rows(0, 0, 90, RowSet::kChanged);
       if (group->rank() != 0) return;
@@ -314,7 +314,7 @@ TEST(DistributedTables, SendsRowsInTheDtypeThatIsAsked) {
   for (const comm::Payload payload :
        {comm::Payload::kUnchanged, comm::Payload::kBFloat16, comm::Payload::kMXFP8}) {
     expect_all_succeed(2, [&](const std::shared_ptr<comm::Group>& group) {
-      DistributedTables tables(spec, make_plan(spec, options_of(layout)), group,
+      DistributedTables tables(spec, place_tables(spec, options_of(layout)), group,
                                {payload, payload});
       const at::Tensor own = exact.narrow(0, 6 * group->rank(), 6);
       const at::Tensor found = tables.lookup(samples_of(batch, 6 * group->rank(), 6));
@@ -344,7 +344,7 @@ TEST(DistributedTables, SendGradientsInTheDtypeThatIsAsked) {
   for (const comm::Payload payload :
        {comm::Payload::kUnchanged, comm::Payload::kBFloat16, comm::Payload::kMXFP8}) {
     expect_all_succeed(2, [&](const std::shared_ptr<comm::Group>& group) {
-      DistributedTables tables(spec, make_plan(spec, options_of(layout)), group,
+      DistributedTables tables(spec, place_tables(spec, options_of(layout)), group,
                                {comm::Payload::kUnchanged, payload});
       const int64_t first = 6 * group->rank();
       step_on_rank(tables, samples_of(batch, first, 6),
@@ -373,7 +373,7 @@ TEST(DistributedTables, APackIsOneExchangeEachWay) {
       const Layout layout{
           .sharding = kRow, .samples = {6, 6}, .packing = packing, .micro_batches = parts};
       const PackSpec spec = spec_of(layout);
-      const EmbeddingPlan plan = make_plan(spec, options_of(layout));
+      const TablePlacement plan = place_tables(spec, options_of(layout));
       ASSERT_EQ(plan.packs.size(), packing ? 1 : 4);
       const PackedTables shapes(spec);
       expect_all_succeed(2, [&](const std::shared_ptr<comm::Group>& group) {
@@ -390,7 +390,7 @@ TEST(DistributedTables, APackIsOneExchangeEachWay) {
 TEST(DistributedTables, NameTheIdThatIsOutside) {
   const Layout layout{.sharding = kRow, .samples = {1}};
   const PackSpec spec = spec_of(layout);
-  DistributedTables tables(spec, make_plan(spec, options_of(layout)), comm::local_groups(1)[0]);
+  DistributedTables tables(spec, place_tables(spec, options_of(layout)), comm::local_groups(1)[0]);
   Jagged batch = batch_of(PackedTables(spec), layout, 1);
   batch.values.fill_(1000);
   EXPECT_THAT([&] { tables.lookup(batch); },

@@ -147,10 +147,10 @@ TEST(RowFormat, BytesShrink) {
   EXPECT_EQ(bytes(RowDtype::kMXFP8), 66000);
   EXPECT_THAT(user_error([] { parse_row_dtype("fp4"); }), HasSubstr("fp4"));
   EXPECT_THAT(user_error([] {
-                make_plan({.tables = {{"t", 8, 64}},
-                           .optimizer = {.kind = OptimizerKind::kSgd},
-                           .row_dtype = RowDtype::kMXFP8},
-                          {.ranks = 2, .sharding = Sharding::kColumnWise});
+                place_tables({.tables = {{"t", 8, 64}},
+                              .optimizer = {.kind = OptimizerKind::kSgd},
+                              .row_dtype = RowDtype::kMXFP8},
+                             {.ranks = 2, .sharding = Sharding::kColumnWise});
               }),
               HasSubstr("mxfp8 has one scale for 32 elements"));
 }

@@ -127,8 +127,8 @@ void expect_as_alone(const Layout& layout) {
   expect_all_succeed(layout.ranks, [&](const std::shared_ptr<comm::Group>& group) {
     DistributedTables tables(
         spec,
-        make_plan(spec,
-                  {.ranks = layout.ranks, .sharding = layout.sharding, .packing = layout.packing}),
+        place_tables(
+            spec, {.ranks = layout.ranks, .sharding = layout.sharding, .packing = layout.packing}),
         group, {}, tiers);
     const int64_t first = kSamples * group->rank() / layout.ranks,
                   count = kSamples * (group->rank() + 1) / layout.ranks - first;
@@ -165,9 +165,9 @@ TEST(TableOptimizers, PacksHaveOne) {
   const PackSpec spec = mixed();
   for (const int64_t ranks : {1, 2}) {
     for (const int64_t groups : {1, 3}) {
-      const EmbeddingPlan plan = make_plan(spec, {.ranks = ranks, .groups = groups});
+      const TablePlacement plan = place_tables(spec, {.ranks = ranks, .groups = groups});
       std::set<int64_t> seen;
-      for (const PlannedPack& pack : plan.packs) {
+      for (const PlacedPack& pack : plan.packs) {
         for (const int64_t t : pack.tables) {
           EXPECT_EQ(optimizer_of(spec, t), optimizer_of(spec, pack.tables.front()));
           EXPECT_TRUE(seen.insert(t).second);
@@ -176,8 +176,8 @@ TEST(TableOptimizers, PacksHaveOne) {
       EXPECT_EQ(seen.size(), 5);
     }
   }
-  const EmbeddingPlan plan =
-      make_plan(spec, {.ids_per_sample = {1, 1, 1, 1, 3, 3}});  // no pack is split
+  const TablePlacement plan =
+      place_tables(spec, {.ids_per_sample = {1, 1, 1, 1, 3, 3}});  // no pack is split
   ASSERT_EQ(plan.packs.size(), 4);
   EXPECT_EQ(plan.packs[0].tables, (std::vector<int64_t>{0, 2}));
   EXPECT_THAT(print(spec, plan), HasSubstr("adagrad 0.05"));
@@ -197,10 +197,10 @@ TEST(TableOptimizers, StateIsOfEachTable) {
 
 TEST(TableOptimizers, OnlyThoseWithAStateOfWholeRowsCannotBeCutByColumns) {
   PackSpec spec = mixed();
-  const PlanOptions columns{.ranks = 2, .sharding = Sharding::kColumnWise};
-  EXPECT_EQ(make_plan(spec, columns).tables[0].sharding, Sharding::kColumnWise);
+  const PlacementOptions columns{.ranks = 2, .sharding = Sharding::kColumnWise};
+  EXPECT_EQ(place_tables(spec, columns).tables[0].sharding, Sharding::kColumnWise);
   spec.tables[2].optimizer = OptimizerSpec{.kind = OptimizerKind::kRowWiseAdagrad};
-  EXPECT_THAT(user_error([&] { make_plan(spec, columns); }),
+  EXPECT_THAT(user_error([&] { place_tables(spec, columns); }),
               HasSubstr("table \"b\": row-wise Adagrad"));
 }
 

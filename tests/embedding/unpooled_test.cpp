@@ -220,7 +220,7 @@ TEST(UnpooledLookup, WhatCannotBeIsRefused) {
   spec.tables[1].dim = 5;
   EXPECT_THAT(refusal(spec), HasSubstr("4 and 5 elements"));
   spec = spec_of(OptimizerKind::kSgd, 4);
-  EXPECT_THAT(user_error([&] { make_plan(spec, {}); }),
+  EXPECT_THAT(user_error([&] { place_tables(spec, {}); }),
               HasSubstr("table \"shared\" has pooling none"));
   PackedTables tables(spec);
   const Jagged batch = random_batch(tables, kSamples, 1, false);

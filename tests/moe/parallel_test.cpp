@@ -27,7 +27,7 @@ constexpr int64_t kWidth = 10, kFfnWidth = 12;
 struct Layout {
   int64_t experts;
   int cut;
-  Plan plan;
+  ExpertLayout plan;
   std::vector<int64_t> tokens;
   std::string activation = "swiglu";
   bool bias = false;
@@ -144,7 +144,7 @@ Made run_rank(const Layout& layout, const Reference& whole,
   const auto ranks = ranks_of(layout, group);
   const auto layer = make_layer(layout, ranks);
   layer->to(whole.x.scalar_type());
-  layer->set_plan(layout.plan);
+  layer->set_layout(layout.plan);
   const auto values = whole.layer->named_parameters();
   {
     const at::NoGradGuard no_grad;

@@ -34,7 +34,7 @@ metric_list: [{{metric: acc}}, {{metric: acc_norm}}, {{metric: acc_bytes}}]
 
 @pytest.fixture(scope="module")
 def harness(tmp_path_factory):
-    """The python of an environment with lm-eval; torch and transformers are those of this environment, by path."""
+    """The python of an environment with lm-eval; it uses torch and transformers of this environment, by path."""
     environment = tmp_path_factory.mktemp("harness")
     venv.create(environment, with_pip=True)
     site = next((environment / "lib").iterdir()) / "site-packages"

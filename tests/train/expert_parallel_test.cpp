@@ -338,8 +338,8 @@ moe::Plan plan_beside(const test::TinyRun& run, ParallelSection asked) {
   expect_all_succeed(4, [&](const std::shared_ptr<comm::Group>& group) {
     const ExpertParallel parallel(config, group);
     const models::GPT model(config.model, c10::kCPU, parallel.ranks());
-    const ExpertPlans plans(model, config, 64, at::kFloat, parallel, *group);
-    if (group->rank() == 0) plan = moe::layers_of(model)[0].second->plan();
+    const LayoutChoice plans(model, config, 64, at::kFloat, parallel, *group);
+    if (group->rank() == 0) plan = moe::layers_of(model)[0].second->layout();
   });
   return plan;
 }

@@ -74,7 +74,7 @@ std::unique_ptr<DistributedTables> tables_of(const Layout& layout,
                                              const std::shared_ptr<comm::Group>& group) {
   const PackSpec spec = spec_of(layout);
   return std::make_unique<DistributedTables>(
-      spec, embedding::make_plan(spec, {.ranks = group->size(), .sharding = layout.sharding}),
+      spec, embedding::place_tables(spec, {.ranks = group->size(), .sharding = layout.sharding}),
       group, comm::Payloads{}, std::optional<embedding::TierOptions>{}, layout.options,
       Changes::kTracked);
 }

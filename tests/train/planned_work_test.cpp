@@ -46,8 +46,8 @@ using Optimizers =
     std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::Tensor>)>;
 
 /// Training of a net whose step is `work`. Each step may differ.
-struct Training {
-  explicit Training(const Optimizers& make) {
+struct GptTraining {
+  explicit GptTraining(const Optimizers& make) {
     torch::manual_seed(1);
     net = std::make_shared<Net>();
     optimizer = make(net->parameters());
@@ -117,7 +117,7 @@ PlannedStep::Options within(const char* budget) {
   return {.budget = budget, .solve_s = 1, .curve_budgets = 0};
 }
 
-void expect_same(const Training& a, const Training& b) {
+void expect_same(const GptTraining& a, const GptTraining& b) {
   EXPECT_EQ(a.losses, b.losses);
   const auto x = a.values(), y = b.values();
   for (size_t i = 0; i < x.size(); ++i) EXPECT_TRUE(x[i].equal(y[i])) << "tensor " << i;
@@ -136,8 +136,8 @@ UserError error_of(Work&& work) {
 
 TEST(PlannedWork, AdamWWithACosineClippingAndAScaleIsEagerTrainingBitForBit) {
   constexpr int kSteps = 200;
-  Training eager(adamw), planned(adamw);
-  for (Training* t : {&eager, &planned}) {
+  GptTraining eager(adamw), planned(adamw);
+  for (GptTraining* t : {&eager, &planned}) {
     double scale = 1024;
     t->work = [t, &scale](const std::vector<torch::Tensor>& inputs) {
       t->optimizer->zero_grad();
@@ -164,8 +164,8 @@ TEST(PlannedWork, AdamsStepsAndARateThatEndsAreThoseOfEagerTraining) {
                                    return std::make_unique<torch::optim::Adam>(
                                        parameters, torch::optim::AdamOptions(1e-3).amsgrad(true));
                                  })}) {
-    Training eager(make), planned(make);
-    for (Training* t : {&eager, &planned})
+    GptTraining eager(make), planned(make);
+    for (GptTraining* t : {&eager, &planned})
       t->train(14, t == &planned ? std::optional(within("0.8x")) : std::nullopt, [&](int step) {
         if (step == 10) t->set_rate(0);
       });
@@ -174,9 +174,9 @@ TEST(PlannedWork, AdamsStepsAndARateThatEndsAreThoseOfEagerTraining) {
 }
 
 TEST(PlannedWork, TensorsThatAreHeldKeepTheirValues) {
-  Training eager(sgd), planned(sgd);
+  GptTraining eager(sgd), planned(sgd);
   std::vector<std::vector<torch::Tensor>> held(2);
-  for (Training* t : {&eager, &planned}) {
+  for (GptTraining* t : {&eager, &planned}) {
     auto& mine = held[t == &eager ? 0 : 1];
     t->work = [t, &mine](const std::vector<torch::Tensor>& inputs) {
       t->optimizer->zero_grad(/*set_to_none=*/false);
@@ -195,7 +195,7 @@ TEST(PlannedWork, TensorsThatAreHeldKeepTheirValues) {
 }
 
 TEST(PlannedWork, ATensorThatIsHeldNowAndThenIsAnError) {
-  Training t(sgd);
+  GptTraining t(sgd);
   torch::Tensor kept;
   int step = 0;
   t.work = [&](const std::vector<torch::Tensor>& inputs) {
@@ -212,7 +212,7 @@ TEST(PlannedWork, ATensorThatIsHeldNowAndThenIsAnError) {
 }
 
 TEST(PlannedWork, ALastBatchOfAnotherSizeIsRefusedUntouchedOrPlannedAnew) {
-  Training eager(sgd), planned(sgd), anew(sgd);
+  GptTraining eager(sgd), planned(sgd), anew(sgd);
   eager.train(12, {});
   planned.train(12, within("0.8x"));
   planned.batch = eager.batch = 10;
@@ -233,7 +233,7 @@ TEST(PlannedWork, ALastBatchOfAnotherSizeIsRefusedUntouchedOrPlannedAnew) {
 }
 
 TEST(PlannedWork, ABranchOnAValueIsRefusedByName) {
-  Training t(sgd);
+  GptTraining t(sgd);
   int step = 0;
   t.work = [&](const std::vector<torch::Tensor>& inputs) {
     t.optimizer->zero_grad();
@@ -248,7 +248,7 @@ TEST(PlannedWork, ABranchOnAValueIsRefusedByName) {
 }
 
 TEST(PlannedWork, AReplayedStepWithAnotherNumberIsNoticed) {
-  Training t(sgd);
+  GptTraining t(sgd);
   torch::Tensor loss_now = torch::zeros({});
   t.work = [&](const std::vector<torch::Tensor>& inputs) {
     t.optimizer->zero_grad();
@@ -269,7 +269,7 @@ TEST(PlannedWork, AReplayedStepWithAnotherNumberIsNoticed) {
   EXPECT_THAT(error.what(), HasSubstr("plan: aten::add_: argument \"alpha\" is -0, and was -0.05"));
   EXPECT_THAT(error.help(), HasSubstr("PlannedStep::Options::replay"));
 
-  Training item(sgd);  // whose step reads a value
+  GptTraining item(sgd);  // whose step reads a value
   options.check_steps = 0;
   EXPECT_THAT(error_of([&] { item.train(4, options); }).what(),
               HasSubstr("aten::_local_scalar_dense"));

@@ -95,8 +95,8 @@ TEST(RecommenderTuning, CountsRowsAndStateOfTheFullestRank) {
       .tables = {{.name = "a", .rows = 10, .dim = 4}, {.name = "b", .rows = 3, .dim = 8}},
       .feature_table = {0, 1},
       .optimizer = {.kind = embedding::OptimizerKind::kRowWiseAdagrad}};
-  const embedding::EmbeddingPlan plan =
-      embedding::make_plan(spec, {.ranks = 2, .sharding = embedding::Sharding::kRowWise});
+  const embedding::TablePlacement plan =
+      embedding::place_tables(spec, {.ranks = 2, .sharding = embedding::Sharding::kRowWise});
   EXPECT_EQ(most_table_bytes(spec, plan), 4 * (5 * (4 + 1) + 2 * (8 + 1)));
 }
 

@@ -57,7 +57,7 @@ std::unique_ptr<DistributedTables> tables_of(const Layout& layout,
     tiers = {
         .memory_bytes = layout.memory_bytes, .step_rows = 200, .warmup_steps = 2, .folder = folder};
   return std::make_unique<DistributedTables>(
-      spec, embedding::make_plan(spec, {.ranks = group->size(), .sharding = layout.sharding}),
+      spec, embedding::place_tables(spec, {.ranks = group->size(), .sharding = layout.sharding}),
       group, comm::Payloads{}, tiers, embedding::HashedOptions{}, Changes::kTracked);
 }
 
@@ -263,7 +263,7 @@ TEST(TableCheckpointMemory, SavingAndLoadingTakeABlockAndNotTheTable) {
   constexpr uint64_t kTableBytes = 132000000;
   expect_all_succeed(1, [&](const std::shared_ptr<comm::Group>& group) {
     DistributedTables tables(
-        spec, embedding::make_plan(spec, {.ranks = 1}), group, {},
+        spec, embedding::place_tables(spec, {.ranks = 1}), group, {},
         TierOptions{.memory_bytes = 16 << 20, .step_rows = 100, .folder = folder / ""});
     io::CheckpointFolder checkpoints(folder / "c", {});
     for (int64_t first = 0; first < 1000000;

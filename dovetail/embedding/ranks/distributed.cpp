@@ -21,7 +21,7 @@ Jagged part_of(const Jagged& batch, int64_t size, int64_t number) {
 
 }  // namespace
 
-DistributedTables::DistributedTables(PackSpec spec, EmbeddingPlan plan,
+DistributedTables::DistributedTables(PackSpec spec, TablePlacement plan,
                                      std::shared_ptr<comm::Group> group, comm::Payloads payloads,
                                      const std::optional<TierOptions>& tiers,
                                      const HashedOptions& hashed, Changes changes)
@@ -37,7 +37,7 @@ DistributedTables::DistributedTables(PackSpec spec, EmbeddingPlan plan,
     columns_ += table.dim;
   }
   std::vector<int64_t> bytes;
-  for (const PlannedPack& pack : plan_.packs)
+  for (const PlacedPack& pack : plan_.packs)
     bytes.push_back(pack.hashed ? 0 : bytes_on(spec_, plan_, pack, group_->rank()));
   const int64_t all_bytes = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
   for (size_t i = 0; i < plan_.packs.size(); ++i) {

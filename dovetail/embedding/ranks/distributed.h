@@ -76,12 +76,12 @@ class DistributedTables {
   /// (without a fixed vocabulary) get no share: they stay in memory, and `hashed` applies to them.
   /// Two bitmaps, updated rows and changed rows, are charged to `memory_bytes` with one bit a row
   /// each.
-  DistributedTables(PackSpec spec, EmbeddingPlan plan, std::shared_ptr<comm::Group> group,
+  DistributedTables(PackSpec spec, TablePlacement plan, std::shared_ptr<comm::Group> group,
                     comm::Payloads payloads = {}, const std::optional<TierOptions>& tiers = {},
                     const HashedOptions& hashed = {}, Changes changes = Changes::kUntracked);
 
   const PackSpec& spec() const { return spec_; }
-  const EmbeddingPlan& plan() const { return plan_; }
+  const TablePlacement& plan() const { return plan_; }
   int64_t columns() const { return columns_; }
 
   /// Starts a step: sends the ids of `batch`, which has all features. Micro-batch m is samples [m *
@@ -178,7 +178,7 @@ class DistributedTables {
   KeyCounts from_rank_zero(const KeyCounts& own) const;
 
   PackSpec spec_;
-  EmbeddingPlan plan_;
+  TablePlacement plan_;
   std::shared_ptr<comm::Group> group_;
   std::vector<int64_t> feature_rows_;
   std::vector<std::unique_ptr<ShardedPack>> packs_;

@@ -12,7 +12,7 @@ namespace dovetail::embedding {
 
 at::Tensor DistributedTables::rows_sent(int64_t table, int64_t first, int64_t count,
                                         RowSet which) const {
-  const PlannedTable& planned = plan_.tables[static_cast<size_t>(table)];
+  const PlacedTable& planned = plan_.tables[static_cast<size_t>(table)];
   const ShardedPack& pack = pack_of(table);
   const int64_t local = pack.local_table(table), rank = group_->rank(), ranks = plan_.ranks;
   if (local < 0 || (planned.sharding == Sharding::kReplicated && rank > 0))

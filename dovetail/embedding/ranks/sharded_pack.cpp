@@ -19,7 +19,7 @@ constexpr int64_t kHeader = 2;
 
 /// Returns the spec of the rank's tables. With one rank, features write directly into the whole
 /// collection's output.
-PackSpec rank_spec(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack,
+PackSpec rank_spec(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack,
                    int64_t rank) {
   std::vector<int64_t> features;
   PackSpec local = local_spec(spec, plan, pack, rank, features);
@@ -47,7 +47,7 @@ at::Tensor encode_rows(const at::Tensor& rows, comm::Payload payload) {
 
 }  // namespace
 
-ShardedPack::ShardedPack(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack,
+ShardedPack::ShardedPack(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack,
                          int64_t rank, const comm::Payloads& payloads,
                          const std::optional<TierOptions>& tiers, const HashedOptions& hashed,
                          Changes changes)
@@ -190,8 +190,8 @@ void ShardedPack::end() {
   if (hashed_ && training_) hashed_->end();
 }
 
-ShardedPack::Part ShardedPack::make_part(const PackSpec& spec, const EmbeddingPlan& plan,
-                                         const PlannedPack& pack, int64_t rank) const {
+ShardedPack::Part ShardedPack::make_part(const PackSpec& spec, const TablePlacement& plan,
+                                         const PlacedPack& pack, int64_t rank) const {
   Part part;
   std::vector<int64_t> numbers;
   const PackSpec local = local_spec(spec, plan, pack, rank, numbers);

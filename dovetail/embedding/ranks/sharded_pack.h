@@ -35,7 +35,7 @@ class ShardedPack {
  public:
   /// `tiers` is for tables that do not fit in memory as a whole. `hashed` is for hashed tables; its
   /// numbers of rows and candidates refer to whole tables.
-  ShardedPack(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack,
+  ShardedPack(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack,
               int64_t rank, const comm::Payloads& payloads,
               const std::optional<TierOptions>& tiers = {}, const HashedOptions& hashed = {},
               Changes changes = Changes::kUntracked);
@@ -125,7 +125,7 @@ class ShardedPack {
     int64_t columns = 0;
   };
 
-  Part make_part(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack,
+  Part make_part(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack,
                  int64_t rank) const;
   bool same_for_all() const {
     return sharding_ == Sharding::kRowWise || sharding_ == Sharding::kReplicated;

@@ -49,8 +49,8 @@ size_t least(const std::vector<double>& loads) {
   return static_cast<size_t>(std::ranges::min_element(loads) - loads.begin());
 }
 
-std::vector<PlannedTable> measure_tables(const PackSpec& spec, const PlanOptions& options) {
-  std::vector<PlannedTable> tables(spec.tables.size(), {.volume = 0});
+std::vector<PlacedTable> measure_tables(const PackSpec& spec, const PlacementOptions& options) {
+  std::vector<PlacedTable> tables(spec.tables.size(), {.volume = 0});
   for (size_t f = 0; f < spec.feature_table.size(); ++f) {
     const int64_t t = spec.feature_table[f];
     const double ids = options.ids_per_sample.empty() ? 1 : options.ids_per_sample[f];
@@ -82,7 +82,7 @@ void check_column_wise(const PackSpec& spec, int64_t ranks) {
   }
 }
 
-void choose_sharding(const PackSpec& spec, int64_t ranks, std::vector<PlannedTable>& tables) {
+void choose_sharding(const PackSpec& spec, int64_t ranks, std::vector<PlacedTable>& tables) {
   double volume = 0, bytes = 0;
   for (size_t t = 0; t < tables.size(); ++t) {
     volume += tables[t].volume;
@@ -100,7 +100,7 @@ void choose_sharding(const PackSpec& spec, int64_t ranks, std::vector<PlannedTab
   }
 }
 
-void place_whole_tables(int64_t ranks, std::vector<PlannedTable>& tables) {
+void place_whole_tables(int64_t ranks, std::vector<PlacedTable>& tables) {
   std::vector<size_t> whole;
   for (size_t t = 0; t < tables.size(); ++t)
     if (tables[t].sharding == Sharding::kTableWise) whole.push_back(t);
@@ -114,58 +114,58 @@ void place_whole_tables(int64_t ranks, std::vector<PlannedTable>& tables) {
   }
 }
 
-void pack_tables(const PackSpec& spec, EmbeddingPlan& plan, bool packing) {
+void pack_tables(const PackSpec& spec, TablePlacement& plan, bool packing) {
   std::map<std::tuple<Sharding, bool, size_t>, size_t> pack_of;
   std::vector<size_t> optimizer(plan.tables.size());
   const std::vector<std::vector<int64_t>> alike = tables_by_optimizer(spec);
   for (size_t i = 0; i < alike.size(); ++i)
     for (const int64_t t : alike[i]) optimizer[static_cast<size_t>(t)] = i;
   for (size_t t = 0; t < plan.tables.size(); ++t) {
-    const PlannedTable& table = plan.tables[t];
+    const PlacedTable& table = plan.tables[t];
     const bool hashed = spec.tables[t].hashed;
     const auto [place, fresh] =
         pack_of.try_emplace({table.sharding, hashed, optimizer[t]}, plan.packs.size());
     if (fresh || !packing)
       plan.packs.push_back({.tables = {}, .sharding = table.sharding, .hashed = hashed});
-    PlannedPack& pack = packing ? plan.packs[place->second] : plan.packs.back();
+    PlacedPack& pack = packing ? plan.packs[place->second] : plan.packs.back();
     pack.tables.push_back(static_cast<int64_t>(t));
     pack.volume += table.volume;
   }
 }
 
 /// Splits a pack into `parts`. Tables are dealt out by volume, like packs to groups.
-std::vector<PlannedPack> split(const EmbeddingPlan& plan, const PlannedPack& pack, int64_t parts) {
-  std::vector<PlannedPack> found(static_cast<size_t>(parts),
-                                 {.tables = {}, .sharding = pack.sharding, .hashed = pack.hashed});
+std::vector<PlacedPack> split(const TablePlacement& plan, const PlacedPack& pack, int64_t parts) {
+  std::vector<PlacedPack> found(static_cast<size_t>(parts),
+                                {.tables = {}, .sharding = pack.sharding, .hashed = pack.hashed});
   std::vector<int64_t> tables = pack.tables;
   const auto volume = [&](int64_t t) { return plan.tables[static_cast<size_t>(t)].volume; };
   std::ranges::stable_sort(tables, [&](int64_t a, int64_t b) { return volume(a) > volume(b); });
   for (const int64_t t : tables) {
-    PlannedPack& to = *std::ranges::min_element(found, {}, &PlannedPack::volume);
+    PlacedPack& to = *std::ranges::min_element(found, {}, &PlacedPack::volume);
     to.tables.push_back(t);
     to.volume += volume(t);
   }
-  std::erase_if(found, [](const PlannedPack& part) { return part.tables.empty(); });
-  for (PlannedPack& part : found) std::ranges::sort(part.tables);
+  std::erase_if(found, [](const PlacedPack& part) { return part.tables.empty(); });
+  for (PlacedPack& part : found) std::ranges::sort(part.tables);
   return found;
 }
 
-void replace(EmbeddingPlan& plan, size_t index, int64_t parts) {
-  const std::vector<PlannedPack> found = split(plan, plan.packs[index], parts);
+void replace(TablePlacement& plan, size_t index, int64_t parts) {
+  const std::vector<PlacedPack> found = split(plan, plan.packs[index], parts);
   plan.packs.erase(plan.packs.begin() + static_cast<int64_t>(index));
   plan.packs.insert(plan.packs.begin() + static_cast<int64_t>(index), found.begin(), found.end());
 }
 
-void split_packs(EmbeddingPlan& plan) {
+void split_packs(TablePlacement& plan) {
   double sum = 0;
-  for (const PlannedPack& pack : plan.packs) sum += pack.volume;
+  for (const PlacedPack& pack : plan.packs) sum += pack.volume;
   const double mean = sum / static_cast<double>(plan.packs.size());
   for (size_t i = plan.packs.size(); i-- > 0;) {
     const auto parts = static_cast<int64_t>(std::ceil(plan.packs[i].volume / mean));
     if (parts > 1) replace(plan, i, parts);
   }
   while (static_cast<int64_t>(plan.packs.size()) < plan.groups) {
-    const auto divisible_volume = [](const PlannedPack& pack) {
+    const auto divisible_volume = [](const PlacedPack& pack) {
       return pack.tables.size() > 1 ? pack.volume : -1;
     };
     const auto largest = std::ranges::max_element(plan.packs, {}, divisible_volume);
@@ -173,7 +173,7 @@ void split_packs(EmbeddingPlan& plan) {
   }
 }
 
-void group_packs(EmbeddingPlan& plan) {
+void group_packs(TablePlacement& plan) {
   std::vector<size_t> order(plan.packs.size());
   std::iota(order.begin(), order.end(), 0);
   std::ranges::stable_sort(
@@ -184,7 +184,7 @@ void group_packs(EmbeddingPlan& plan) {
     plan.packs[i].group = static_cast<int64_t>(group);
     loads[group] += plan.packs[i].volume;
   }
-  std::ranges::stable_sort(plan.packs, {}, &PlannedPack::group);
+  std::ranges::stable_sort(plan.packs, {}, &PlacedPack::group);
 }
 
 /// Lists only the numbers that the optimizer's kind uses.
@@ -206,7 +206,7 @@ Sharding parse_sharding(std::string_view text) {
   return parse_enum<Sharding>("embedding", "sharding", text, kShardings);
 }
 
-EmbeddingPlan make_plan(const PackSpec& spec, const PlanOptions& options) {
+TablePlacement place_tables(const PackSpec& spec, const PlacementOptions& options) {
   const auto tables = static_cast<int64_t>(spec.tables.size());
   user_check(options.groups >= 1 && options.groups <= std::max<int64_t>(tables, 1),
              "embedding: {} tables cannot be in {} groups", tables, options.groups);
@@ -215,12 +215,12 @@ EmbeddingPlan make_plan(const PackSpec& spec, const PlanOptions& options) {
                "embedding: table \"{}\" has pooling none, but tables over ranks send pooled rows. "
                "Look up each position of its bags as a feature of its own, with bags of one id",
                table.name);
-  EmbeddingPlan plan{
+  TablePlacement plan{
       .ranks = options.ranks, .groups = options.groups, .tables = measure_tables(spec, options)};
   if (tables == 0) return plan;
   if (options.sharding) {
     if (*options.sharding == Sharding::kColumnWise) check_column_wise(spec, options.ranks);
-    for (PlannedTable& table : plan.tables) table.sharding = *options.sharding;
+    for (PlacedTable& table : plan.tables) table.sharding = *options.sharding;
   } else {
     choose_sharding(spec, options.ranks, plan.tables);
   }
@@ -253,7 +253,7 @@ std::vector<int64_t> whole_columns(const PackSpec& spec) {
   return columns;
 }
 
-std::vector<int64_t> features_of(const PackSpec& spec, const PlannedPack& pack) {
+std::vector<int64_t> features_of(const PackSpec& spec, const PlacedPack& pack) {
   std::vector<int64_t> features;
   for (size_t f = 0; f < spec.feature_table.size(); ++f)
     if (std::ranges::binary_search(pack.tables, spec.feature_table[f]))
@@ -261,7 +261,7 @@ std::vector<int64_t> features_of(const PackSpec& spec, const PlannedPack& pack) 
   return features;
 }
 
-TableSpec local_table(const PackSpec& spec, const EmbeddingPlan& plan, int64_t t, int64_t rank) {
+TableSpec local_table(const PackSpec& spec, const TablePlacement& plan, int64_t t, int64_t rank) {
   TableSpec table = table_of(spec, t);
   switch (plan.tables[static_cast<size_t>(t)].sharding) {
     case Sharding::kRowWise:
@@ -292,7 +292,7 @@ TableSpec local_table(const PackSpec& spec, const EmbeddingPlan& plan, int64_t t
   DOVETAIL_CHECK(false, "no such sharding");
 }
 
-PackSpec local_spec(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack,
+PackSpec local_spec(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack,
                     int64_t rank, std::vector<int64_t>& features) {
   PackSpec local{.tables = {},
                  .feature_table = {},
@@ -302,7 +302,7 @@ PackSpec local_spec(const PackSpec& spec, const EmbeddingPlan& plan, const Plann
   features.clear();
   std::map<int64_t, int64_t> local_number;
   for (const int64_t t : pack.tables) {
-    const PlannedTable& planned = plan.tables[static_cast<size_t>(t)];
+    const PlacedTable& planned = plan.tables[static_cast<size_t>(t)];
     if (planned.sharding == Sharding::kTableWise && planned.rank != rank) continue;
     TableSpec table = local_table(spec, plan, t, rank);
     if (table.rows == 0) table.rows = 1;  // fewer rows than ranks: keep one row that no id reaches
@@ -319,7 +319,7 @@ PackSpec local_spec(const PackSpec& spec, const EmbeddingPlan& plan, const Plann
   return local;
 }
 
-int64_t bytes_on(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack,
+int64_t bytes_on(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack,
                  int64_t rank) {
   std::vector<int64_t> features;
   const PackSpec local = local_spec(spec, plan, pack, rank, features);
@@ -329,14 +329,14 @@ int64_t bytes_on(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedP
   return bytes;
 }
 
-std::string print(const PackSpec& spec, const EmbeddingPlan& plan) {
+std::string print(const PackSpec& spec, const TablePlacement& plan) {
   double volume = 0;
-  for (const PlannedPack& pack : plan.packs) volume += pack.volume;
+  for (const PlacedPack& pack : plan.packs) volume += pack.volume;
   std::string text =
       fmt::format("{:>4} {:>5}  {:<10} {:>7} {:>9} {:<22} {:>7}  {}\n", "pack", "group", "sharding",
                   "tables", "features", "optimizer", "volume", "MB on each rank");
   for (size_t i = 0; i < plan.packs.size(); ++i) {
-    const PlannedPack& pack = plan.packs[i];
+    const PlacedPack& pack = plan.packs[i];
     std::vector<std::string> megabytes;
     for (int64_t r = 0; r < plan.ranks; ++r)
       megabytes.push_back(
@@ -351,9 +351,9 @@ std::string print(const PackSpec& spec, const EmbeddingPlan& plan) {
   return text;
 }
 
-nlohmann::ordered_json to_json(const PackSpec& spec, const EmbeddingPlan& plan) {
+nlohmann::ordered_json to_json(const PackSpec& spec, const TablePlacement& plan) {
   nlohmann::ordered_json packs = nlohmann::ordered_json::array();
-  for (const PlannedPack& pack : plan.packs) {
+  for (const PlacedPack& pack : plan.packs) {
     nlohmann::ordered_json tables = nlohmann::ordered_json::array();
     for (const int64_t t : pack.tables) {
       nlohmann::ordered_json table = {{"name", table_of(spec, t).name},

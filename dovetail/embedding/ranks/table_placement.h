@@ -26,7 +26,7 @@ std::string_view name(Sharding sharding);
 /// Inverse of name(). Throws UserError for another name, listing the valid names.
 Sharding parse_sharding(std::string_view text);
 
-struct PlannedTable {
+struct PlacedTable {
   Sharding sharding = Sharding::kReplicated;
   int64_t rank = 0;  ///< for kTableWise: the rank that holds the table
   /// Floats of rows that a sample is expected to read: dim times the expected ids of a sample.
@@ -34,7 +34,7 @@ struct PlannedTable {
 };
 
 /// Tables with one lookup operation, one exchange and one optimizer for all of their rows.
-struct PlannedPack {
+struct PlacedPack {
   std::vector<int64_t> tables;  ///< ascending
   Sharding sharding = Sharding::kReplicated;
   bool hashed = false;  ///< hashed tables have packs of their own
@@ -43,13 +43,13 @@ struct PlannedPack {
   int64_t group = 0;
 };
 
-struct EmbeddingPlan {
+struct TablePlacement {
   int64_t ranks = 1, groups = 1;
-  std::vector<PlannedTable> tables;
-  std::vector<PlannedPack> packs;  ///< in the order of their groups
+  std::vector<PlacedTable> tables;
+  std::vector<PlacedPack> packs;  ///< in the order of their groups
 };
 
-struct PlanOptions {
+struct PlacementOptions {
   int64_t ranks = 1;
   /// Sharding of all tables; nullopt: chosen for each table.
   std::optional<Sharding> sharding = {};
@@ -81,22 +81,23 @@ struct PlanOptions {
 /// - hashed tables,
 /// - tables with row-wise Adagrad, which has one state for a whole row,
 /// - MXFP8 rows, which have one scale for 32 elements.
-EmbeddingPlan make_plan(const PackSpec& spec, const PlanOptions& options);
+TablePlacement place_tables(const PackSpec& spec, const PlacementOptions& options);
 
 /// Groups the tables by optimizer, in the order of each optimizer's first table. Each group may be
 /// looked up as one.
 std::vector<std::vector<int64_t>> tables_by_optimizer(const PackSpec& spec);
 
 /// Returns the features that look into a pack's tables, ascending.
-std::vector<int64_t> features_of(const PackSpec& spec, const PlannedPack& pack);
+std::vector<int64_t> features_of(const PackSpec& spec, const PlacedPack& pack);
 
 /// Returns the part of a table that `rank` holds. A row-wise part may have 0 rows. A table-wise
 /// table must be on `rank`.
-TableSpec local_table(const PackSpec& spec, const EmbeddingPlan& plan, int64_t table, int64_t rank);
+TableSpec local_table(const PackSpec& spec, const TablePlacement& plan, int64_t table,
+                      int64_t rank);
 
 /// Returns the tables of a pack that `rank` holds, and the features that look into them. `features`
 /// receives the numbers of these features in `spec`.
-PackSpec local_spec(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack,
+PackSpec local_spec(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack,
                     int64_t rank, std::vector<int64_t>& features);
 
 /// Returns the first column of each feature in the output of a whole collection, features side by
@@ -104,12 +105,12 @@ PackSpec local_spec(const PackSpec& spec, const EmbeddingPlan& plan, const Plann
 std::vector<int64_t> whole_columns(const PackSpec& spec);
 
 /// Returns the maximum bytes of rows and state that `rank` holds of a pack.
-int64_t bytes_on(const PackSpec& spec, const EmbeddingPlan& plan, const PlannedPack& pack,
+int64_t bytes_on(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack,
                  int64_t rank);
 
 /// Formats a plan for the terminal, one line for each pack. A line has tables, sharding, group,
 /// optimizer, rate, share of the volume and bytes on each rank.
-std::string print(const PackSpec& spec, const EmbeddingPlan& plan);
-nlohmann::ordered_json to_json(const PackSpec& spec, const EmbeddingPlan& plan);
+std::string print(const PackSpec& spec, const TablePlacement& plan);
+nlohmann::ordered_json to_json(const PackSpec& spec, const TablePlacement& plan);
 
 }  // namespace dovetail::embedding

@@ -44,8 +44,9 @@ std::string cuda_graph_obstacle(const ResolvedRun& run, const comm::Group& group
 
 }  // namespace
 
-Training::Training(const ResolvedRun& run, std::shared_ptr<comm::Group> group, RunFolder* folder,
-                   bool quiet, RunState state, const std::map<std::string, at::Tensor>& tensors)
+GptTraining::GptTraining(const ResolvedRun& run, std::shared_ptr<comm::Group> group,
+                         RunFolder* folder, bool quiet, RunState state,
+                         const std::map<std::string, at::Tensor>& tensors)
     : TrainingLoop(run, std::move(group), std::move(state)), parallel_(run.config, group_) {
   const RunConfig& config = run_.config;
   // On one rank, all training runs on this stream, because a graph can record it. Several ranks
@@ -98,7 +99,7 @@ Training::Training(const ResolvedRun& run, std::shared_ptr<comm::Group> group, R
   if (folder != nullptr) open_output(*folder, quiet);
 }
 
-void Training::restore_from(const std::map<std::string, at::Tensor>& tensors) {
+void GptTraining::restore_from(const std::map<std::string, at::Tensor>& tensors) {
   std::map<std::string, at::Tensor> of_optimizer, of_quantization, of_routers;
   for (const auto& [name, tensor] : tensors) {
     const bool quantizes = name.starts_with(Quantization::kTensorPrefix),
@@ -110,7 +111,7 @@ void Training::restore_from(const std::map<std::string, at::Tensor>& tensors) {
   router_bias_->load(of_routers, *group_);
 }
 
-void Training::finish(const RunFolder& folder, bool quiet) {
+void GptTraining::finish(const RunFolder& folder, bool quiet) {
   // A model with spread experts would need all ranks. Its checkpoint has all experts.
   std::shared_ptr<models::GPT> whole = model_;
   if (model_->expert_ranks() && !config().log.sample_prompts.empty())
@@ -123,7 +124,8 @@ void Training::finish(const RunFolder& folder, bool quiet) {
   folder.write_json("samples.json", samples);
 }
 
-StepOutcome Training::train_step(int64_t number, double lr, bool want_stop, StepTimings& timings) {
+StepOutcome GptTraining::train_step(int64_t number, double lr, bool want_stop,
+                                    StepTimings& timings) {
   const BatchShares::Range range = shares_.range(group_->rank());
   const double begin_s = now_seconds();
   loader_->set_part(range.begin, range.end);
@@ -150,7 +152,7 @@ StepOutcome Training::train_step(int64_t number, double lr, bool want_stop, Step
   return outcome;
 }
 
-void Training::report_graph() {
+void GptTraining::report_graph() {
   const std::string& failure = step_->graph_failure();
   if (told_graph_ || (!step_->has_graph() && failure.empty())) return;
   told_graph_ = true;
@@ -164,7 +166,7 @@ void Training::report_graph() {
   }
 }
 
-void Training::report_step() {
+void GptTraining::report_step() {
   report_graph();
   report_quantization();
   report_expert_load();
@@ -173,14 +175,14 @@ void Training::report_step() {
   plans_->end_step(state_.step, *group_);
 }
 
-std::optional<Validation> Training::evaluate() {
+std::optional<Validation> GptTraining::evaluate() {
   return validate(*model_, store(), *group_,
                   {.context = config().model.context,
                    .batch = run_.micro_batch,
                    .max_tokens = complete() ? 0 : config().eval.max_tokens});
 }
 
-bool Training::quantization_report_due(int64_t step) const {
+bool GptTraining::quantization_report_due(int64_t step) const {
   const int64_t every = config().log.quantization_every;
   // Each rank counts its own experts.
   const bool here = group_->rank() == 0 || parallel_.ranks();
@@ -188,7 +190,7 @@ bool Training::quantization_report_due(int64_t step) const {
   return step % every == 0 || step >= config().train.steps;
 }
 
-void Training::report_quantization() {
+void GptTraining::report_quantization() {
   if (!quantization_report_due(state_.step)) return;
   const nlohmann::ordered_json statistics =
       parallel_.joined(quantization_->statistics(state_.step));
@@ -197,7 +199,7 @@ void Training::report_quantization() {
   for (const std::string& line : quantization_->warnings(statistics)) output()->warn(line);
 }
 
-void Training::report_expert_load() {
+void GptTraining::report_expert_load() {
   const int64_t every = config().log.experts_every;
   if (every == 0 || expert_load_->empty() || (state_.step % every != 0 && !complete())) return;
   nlohmann::ordered_json statistics = expert_load_->statistics(state_.step, *group_);
@@ -209,7 +211,7 @@ void Training::report_expert_load() {
   if (output() != nullptr) output()->write_experts(statistics);
 }
 
-std::map<std::string, at::Tensor> Training::checkpoint_tensors() {
+std::map<std::string, at::Tensor> GptTraining::checkpoint_tensors() {
   std::map<std::string, at::Tensor> tensors = parallel_.gathered(*model_, optimizer_->tensors());
   if (group_->rank() != 0) return tensors;
   tensors.merge(quantization_->tensors());
@@ -217,7 +219,7 @@ std::map<std::string, at::Tensor> Training::checkpoint_tensors() {
   return tensors;
 }
 
-nlohmann::json Training::checkpoint_state() const {
+nlohmann::json GptTraining::checkpoint_state() const {
   return dovetail::checkpoint_state(state_, run_, &store().tokenizer(), group_->size());
 }
 

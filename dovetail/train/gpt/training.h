@@ -19,11 +19,11 @@
 namespace dovetail::train {
 
 /// Training of a GPT: the run's model, optimizer and data in memory.
-class Training : public TrainingLoop {
+class GptTraining : public TrainingLoop {
  public:
   /// Restores rank 0's `tensors`; empty: a new run. Ranks other than 0 pass null for `folder`.
-  Training(const ResolvedRun& run, std::shared_ptr<comm::Group> group, RunFolder* folder,
-           bool quiet, RunState state, const std::map<std::string, at::Tensor>& tensors);
+  GptTraining(const ResolvedRun& run, std::shared_ptr<comm::Group> group, RunFolder* folder,
+              bool quiet, RunState state, const std::map<std::string, at::Tensor>& tensors);
 
   std::string data_summary() const override { return loader_->summary(); }
   /// Continues log.sample_prompts and writes samples.json.
@@ -52,7 +52,7 @@ class Training : public TrainingLoop {
   std::optional<Quantization> quantization_;
   std::optional<ExpertLoad> expert_load_;
   std::optional<RouterBias> router_bias_;
-  std::optional<ExpertPlans> plans_;
+  std::optional<LayoutChoice> plans_;
   std::optional<Optimizer> optimizer_;
   std::optional<TrainStep> step_;
   std::optional<data::Loader> loader_;

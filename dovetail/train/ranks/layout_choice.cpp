@@ -31,8 +31,9 @@ bool asks_for_moving_rows(const ParallelSection& asked) {
 
 }  // namespace
 
-ExpertPlans::ExpertPlans(const models::GPT& model, const RunConfig& config, int64_t tokens,
-                         at::ScalarType compute, const ExpertParallel& parallel, comm::Group& world)
+LayoutChoice::LayoutChoice(const models::GPT& model, const RunConfig& config, int64_t tokens,
+                           at::ScalarType compute, const ExpertParallel& parallel,
+                           comm::Group& world)
     : config_(config.parallel), ranks_(parallel.ranks()) {
   if (!ranks_) return;
   layers_ = moe::layers_of(model);
@@ -58,8 +59,8 @@ ExpertPlans::ExpertPlans(const models::GPT& model, const RunConfig& config, int6
     const nlohmann::json of_all = comm::broadcast_json(world, to_json(*costs_));
     costs_ = comm::parse_cost_model(of_all, "the measured costs");
   }
-  const moe::Plan first = choose({});
-  for (const auto& [name, layer] : layers_) layer->set_plan(first);
+  const moe::ExpertLayout first = choose({});
+  for (const auto& [name, layer] : layers_) layer->set_layout(first);
   if (costs_)
     choice_ = fmt::format(
         "experts over {} ranks: r {}, overlap {}, all_to_all {}, {} shadowed (costs: {})",
@@ -67,7 +68,7 @@ ExpertPlans::ExpertPlans(const models::GPT& model, const RunConfig& config, int6
         first.shadowed.size(), costs_->source);
 }
 
-moe::Plan ExpertPlans::choose(const std::vector<double>& choices_of) const {
+moe::ExpertLayout LayoutChoice::choose(const std::vector<double>& choices_of) const {
   const bool known = !choices_of.empty();
   if (!costs_) {
     return {.shards = static_cast<int>(config_.r),
@@ -104,18 +105,18 @@ moe::Plan ExpertPlans::choose(const std::vector<double>& choices_of) const {
           .shadowed = known ? moe::most_loaded(choices_of, plan.shadowed) : std::vector<int64_t>()};
 }
 
-void ExpertPlans::end_step(int64_t step, comm::Group& world) {
+void LayoutChoice::end_step(int64_t step, comm::Group& world) {
   const bool looks = costs_ || config_.shadow != 0;
   if (layers_.empty() || !looks || step % config_.choose_every != 0) return;
   auto layer = layers_.begin();
   for (const LayerChoices& load : sum_loads(layers_, world))
-    (layer++)->second->set_plan(choose(load.count));
+    (layer++)->second->set_layout(choose(load.count));
 }
 
-nlohmann::ordered_json ExpertPlans::plans() const {
+nlohmann::ordered_json LayoutChoice::plans() const {
   auto list = nlohmann::ordered_json::array();
   for (const auto& [name, layer] : layers_) {
-    const moe::Plan& plan = layer->plan();
+    const moe::ExpertLayout& plan = layer->layout();
     list.push_back({{"r", plan.shards},
                     {"overlap", plan.overlap},
                     {"all_to_all", plan.hierarchical ? "2dh" : "linear"},
@@ -124,7 +125,7 @@ nlohmann::ordered_json ExpertPlans::plans() const {
   return list;
 }
 
-nlohmann::ordered_json ExpertPlans::traffic(int64_t step, comm::Group& world) {
+nlohmann::ordered_json LayoutChoice::traffic(int64_t step, comm::Group& world) {
   comm::Group::Traffic now = ranks_->group->all_to_all_traffic();
   if (ranks_->nodes) {
     for (const auto& group : {ranks_->nodes->inside, ranks_->nodes->between}) {

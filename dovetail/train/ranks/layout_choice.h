@@ -17,17 +17,17 @@
 
 namespace dovetail::train {
 
-/// Plans of the expert-parallel layers (moe::Plan), as [parallel] prescribes. Keys that are "auto"
-/// are chosen by a cost model and the load, every few steps. All ranks make the same choice.
+/// Plans of the expert-parallel layers (moe::ExpertLayout), as [parallel] prescribes. Keys that are
+/// "auto" are chosen by a cost model and the load, every few steps. All ranks make the same choice.
 /// Without expert parallelism it does nothing.
-class ExpertPlans {
+class LayoutChoice {
  public:
   /// Gives the layers of `model` their first plans, for an even load. `tokens` is the number of
   /// tokens of a rank in a forward pass, `compute` the dtype of rows. If a key is "auto", it reads
   /// the cost model or measures it. All ranks of the world construct it together. `config` has
   /// passed check_parallel.
-  ExpertPlans(const models::GPT& model, const RunConfig& config, int64_t tokens,
-              at::ScalarType compute, const ExpertParallel& parallel, comm::Group& world);
+  LayoutChoice(const models::GPT& model, const RunConfig& config, int64_t tokens,
+               at::ScalarType compute, const ExpertParallel& parallel, comm::Group& world);
 
   /// Call after a step, before the load is reset. Every parallel.choose_every steps it chooses
   /// plans for the next steps by this step's load.
@@ -44,7 +44,7 @@ class ExpertPlans {
   bool empty() const { return layers_.empty(); }
 
  private:
-  moe::Plan choose(const std::vector<double>& choices_of) const;
+  moe::ExpertLayout choose(const std::vector<double>& choices_of) const;
 
   ParallelSection config_;
   std::shared_ptr<const moe::ExpertRanks> ranks_;

@@ -46,7 +46,7 @@ embedding::HashedOptions hashed_options(const DynamicSection& config) {
 /// Returns nullopt if all rows are in memory.
 std::optional<embedding::TierOptions> tier_options(const RunConfig& config,
                                                    const embedding::PackSpec& spec,
-                                                   const embedding::EmbeddingPlan& plan,
+                                                   const embedding::TablePlacement& plan,
                                                    int64_t memory_bytes) {
   const EmbeddingSection& section = config.embedding;
   if (memory_bytes == 0) return std::nullopt;
@@ -103,7 +103,7 @@ RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr
     step_->plan_memory(options);
   }
   if (folder == nullptr) return;
-  const embedding::EmbeddingPlan& plan = tables_->plan();
+  const embedding::TablePlacement& plan = tables_->plan();
   nlohmann::ordered_json record = embedding::to_json(tables_->spec(), plan);
   if (!chosen.is_null()) record["auto"] = chosen;
   folder->write_json("embedding_plan.json", record);
@@ -143,21 +143,21 @@ void RecommenderTraining::count_ids() {
   for (size_t f = 1; f < counts.size(); ++f) ids_per_sample_.push_back(counts[f] / counts[0]);
 }
 
-embedding::EmbeddingPlan RecommenderTraining::plan_for(int64_t groups) const {
+embedding::TablePlacement RecommenderTraining::plan_for(int64_t groups) const {
   const EmbeddingSection& section = config().embedding;
-  embedding::PlanOptions options{.ranks = group_->size(),
-                                 .packing = section.packing,
-                                 .groups = groups,
-                                 .ids_per_sample = ids_per_sample_};
+  embedding::PlacementOptions options{.ranks = group_->size(),
+                                      .packing = section.packing,
+                                      .groups = groups,
+                                      .ids_per_sample = ids_per_sample_};
   if (section.sharding != "auto") options.sharding = embedding::parse_sharding(section.sharding);
-  return embedding::make_plan(lookups_->pack(), options);
+  return embedding::place_tables(lookups_->pack(), options);
 }
 
 void RecommenderTraining::build_tables(const TableSizes& sizes) {
   const UnrecordedAllocations of_the_tables;
   sizes_ = sizes;
   const embedding::PackSpec& spec = lookups_->pack();
-  const embedding::EmbeddingPlan plan = plan_for(sizes.groups);
+  const embedding::TablePlacement plan = plan_for(sizes.groups);
   const comm::Payload payload = comm::parse_payload(config().embedding.exchange);
   tables_.reset();
   tables_.emplace(spec, plan, tables_group_,

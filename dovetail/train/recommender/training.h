@@ -54,7 +54,7 @@ class RecommenderTraining : public TrainingLoop {
   RecommenderStep::StartNext start_after(int64_t step, bool last);
   /// Sets ids_per_sample_: mean number of ids per sample, for each lookup.
   void count_ids();
-  embedding::EmbeddingPlan plan_for(int64_t groups) const;
+  embedding::TablePlacement plan_for(int64_t groups) const;
   void build_tables(const TableSizes& sizes);
   /// Chooses the sizes that the config leaves open, by timing steps on temporary tables. `record`
   /// stays null if nothing had to be measured.

@@ -94,11 +94,11 @@ int64_t memory_for_rows(double available_bytes, double others_bytes, double tabl
   return static_cast<int64_t>(left);
 }
 
-int64_t most_table_bytes(const embedding::PackSpec& spec, const embedding::EmbeddingPlan& plan) {
+int64_t most_table_bytes(const embedding::PackSpec& spec, const embedding::TablePlacement& plan) {
   int64_t most = 0;
   for (int64_t rank = 0; rank < plan.ranks; ++rank) {
     int64_t bytes = 0;
-    for (const embedding::PlannedPack& pack : plan.packs)
+    for (const embedding::PlacedPack& pack : plan.packs)
       bytes += embedding::bytes_on(spec, plan, pack, rank);
     most = std::max(most, bytes);
   }
