@@ -105,7 +105,7 @@ void put_rows(const Shard& shard, size_t index, at::Tensor rows) {
   const at::Tensor& before = entry->tensors.at(index);
   DOVETAIL_CHECK(rows.size(0) == shard.size && rows.sizes().slice(1) == before.sizes().slice(1) &&
                      rows.dtype() == before.dtype() && rows.device() == before.device(),
-                 "{} as {} rows of {}", describe(rows), shard.size, describe(before));
+                 "{} as {} rows of {}", ops::describe(rows), shard.size, ops::describe(before));
   if (shard.size < before.size(0)) {
     const at::Tensor all = before.clone();
     all.narrow(0, shard.begin - entry->first_row, shard.size).copy_(rows);

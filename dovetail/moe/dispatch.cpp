@@ -283,7 +283,7 @@ bool by_kernel(const at::Tensor& x) {
 /// check, and ATen's message would not name our operation.
 void check_choices(const char* op, const at::Tensor& x, int64_t tokens, const Dispatch& to) {
   user_check(x.device() == to.token().device(), "{}: the choices are on {}, but the rows are {}",
-             op, to.token().device().str(), describe(x));
+             op, to.token().device().str(), ops::describe(x));
   if (to.is_recorded() || !to.rows().rows_of_token.defined()) return;
   const int64_t dispatched = to.rows().rows_of_token.size(0);
   user_check(dispatched == tokens, "{}: the choices are of {} tokens, but there are {}", op,
@@ -294,7 +294,7 @@ void check_choices(const char* op, const at::Tensor& x, int64_t tokens, const Di
 const DispatchedRows& rows_for_aten(const char* op, const at::Tensor& x, const Dispatch& to) {
   if (!to.is_recorded()) return to.rows();
   throw UserError(fmt::format("{}: a recorded step needs our kernels, which are off or not for {}",
-                              op, describe(x)),
+                              op, ops::describe(x)),
                   "train without memory.budget, or in float32 or bfloat16 with all kernels on");
 }
 
@@ -302,7 +302,7 @@ const DispatchedRows& rows_for_aten(const char* op, const at::Tensor& x, const D
 
 at::Tensor dispatch_rows(const at::Tensor& x, const Dispatch& dispatch) {
   user_check(x.dim() == 2 && at::isFloatingType(x.scalar_type()),
-             "dispatch: x must be (T, C) and floating, but is {}", describe(x));
+             "dispatch: x must be (T, C) and floating, but is {}", ops::describe(x));
   check_choices("dispatch", x, x.size(0), dispatch);
   if (by_kernel(x)) return DispatchFunction::apply(x.contiguous(), dispatch);
   const DispatchedRows& to = rows_for_aten("dispatch", x, dispatch);
@@ -318,11 +318,11 @@ at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& weight,
   user_check(rows.dim() == 2 && rows.size(0) == dispatch.places() && weight.dim() == 2 &&
                  weight.scalar_type() == dtype,
              "combine: rows must be ({}, C) and weight (T, k) of {}: rows is {}, weight is {}",
-             dispatch.places(), at::toString(dtype), describe(rows), describe(weight));
+             dispatch.places(), at::toString(dtype), ops::describe(rows), ops::describe(weight));
   check_choices("combine", rows, weight.size(0), dispatch);
   user_check(weight.device() == rows.device(),
              "combine: rows and weight must share one device: rows is {}, weight is {}",
-             describe(rows), describe(weight));
+             ops::describe(rows), ops::describe(weight));
   if (by_kernel(rows)) return CombineFunction::apply(rows.contiguous(), weight, dispatch);
   const DispatchedRows& to = rows_for_aten("combine", rows, dispatch);
   const at::Tensor kept = to.capacity == 0 ? rows : rows.index_select(0, places_of(to));

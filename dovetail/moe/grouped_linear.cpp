@@ -120,18 +120,18 @@ at::Tensor grouped_linear(const at::Tensor& x, const at::Tensor& weight, const a
   user_check(
       weight.dim() == 3 && x.dim() == 2 && x.size(1) == weight.size(2),
       "grouped_linear: x must be (rows, in) and weight (experts, out, in): x is {}, weight is {}",
-      describe(x), describe(weight));
+      ops::describe(x), ops::describe(weight));
   user_check(x.scalar_type() == weight.scalar_type() && x.device() == weight.device(),
              "grouped_linear: x and weight must share dtype and device: x is {}, weight is {}",
-             describe(x), describe(weight));
+             ops::describe(x), ops::describe(weight));
   user_check(count.dim() == 1 && count.size(0) == weight.size(0) &&
                  count.scalar_type() == at::kLong && count.is_cpu(),
              "grouped_linear: count must be ({}) int64 on the CPU, but is {}", weight.size(0),
-             describe(count));
+             ops::describe(count));
   user_check(!bias.defined() || (bias.dim() == 2 && bias.sizes() == weight.sizes().slice(0, 2) &&
                                  bias.scalar_type() == weight.scalar_type()),
              "grouped_linear: bias must be [{}, {}] of weight's dtype, but is {}", weight.size(0),
-             weight.size(1), describe(bias));
+             weight.size(1), ops::describe(bias));
   const at::Tensor in_order = count.contiguous();
   const std::vector<int64_t> counts(in_order.const_data_ptr<int64_t>(),
                                     in_order.const_data_ptr<int64_t>() + in_order.numel());

@@ -58,8 +58,8 @@ class Layer : public torch::nn::Module {
   Router& router() { return *router_; }
   const std::shared_ptr<const ExpertRanks>& ranks() const { return ranks_; }
 
-  /// Sets the layout for the next forward passes; it must be the same on all ranks. The initial layout
-  /// leaves experts in place and has no overlap.
+  /// Sets the layout for the next forward passes; it must be the same on all ranks. The initial
+  /// layout leaves experts in place and has no overlap.
   void set_layout(ExpertLayout layout) { layout_ = std::move(layout); }
   const ExpertLayout& layout() const { return layout_; }
   /// Returns true if at least one expert is quantized. Its experts then run as modules, and only on

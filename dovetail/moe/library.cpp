@@ -76,7 +76,7 @@ Dispatch checked_dispatch(const at::Tensor& expert, const at::Tensor& slot, int6
     user_check(x.dim() == 2 && x.sizes() == expert.sizes() && x.scalar_type() == at::kInt &&
                    x.device() == expert.device() && (x.is_cpu() || x.is_cuda()),
                "moe: {} must be (T, k) int32 on the CPU or a CUDA device, but is {}", name,
-               describe(x));
+               ops::describe(x));
   const at::Tensor kept = expert.masked_select(slot >= 0);
   user_check(kept.numel() == 0 ||
                  (kept.min().item<int32_t>() >= 0 && kept.max().item<int32_t>() < experts),
@@ -95,8 +95,8 @@ std::tuple<at::Tensor, at::Tensor> library_dispatch(const at::Tensor& x, const a
 at::Tensor library_combine(const at::Tensor& rows, const at::Tensor& weight,
                            const at::Tensor& expert, const at::Tensor& slot, int64_t experts) {
   user_check(weight.sizes() == expert.sizes(),
-             "moe_combine: weight must be as expert_idx, {}, but is {}", describe(expert),
-             describe(weight));
+             "moe_combine: weight must be as expert_idx, {}, but is {}", ops::describe(expert),
+             ops::describe(weight));
   return combine_rows(rows, weight, checked_dispatch(expert, slot, experts));
 }
 

@@ -36,11 +36,11 @@ at::Tensor sum_by_expert(const at::Tensor& weight, const at::Tensor& expert, int
 at::Tensor importance_loss(const at::Tensor& weight, const at::Tensor& expert, int64_t experts) {
   user_check(weight.dim() == 2 && at::isFloatingType(weight.scalar_type()),
              "moe_importance_loss: weight must be floating, (tokens, k), but is {}",
-             describe(weight));
+             ops::describe(weight));
   user_check(expert.sizes() == weight.sizes() &&
                  at::isIntegralType(expert.scalar_type(), /*includeBool=*/false),
              "moe_importance_loss: expert_idx must hold integers shaped as weight, {}, but is {}",
-             describe(weight), describe(expert));
+             ops::describe(weight), ops::describe(expert));
   user_check(experts >= 1, "moe_importance_loss: num_experts = {} must be positive", experts);
   return squared_variation(sum_by_expert(weight, expert.to(at::kLong), experts));
 }
@@ -54,7 +54,7 @@ at::Tensor smooth_load_loss(const at::Tensor& logits, const at::Tensor& noise,
   for (const auto& [name, x] : {std::pair{"noise", noise}, {"noise_scale", noise_scale}})
     user_check(x.sizes() == logits.sizes(),
                "moe_smooth_load_loss: {} must be shaped as logits, {}, but is {}", name,
-               describe(logits), describe(x));
+               ops::describe(logits), ops::describe(x));
   if (k == experts)
     return at::zeros({}, logits.options());  // every expert has every token: loads are equal
   const at::Tensor noisy = logits + noise * noise_scale;

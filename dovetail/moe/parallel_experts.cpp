@@ -269,7 +269,7 @@ at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight,
   user_check(
       !x.is_cuda(),
       "experts over ranks have no version for CUDA; train on one rank or on the CPU, x is {}",
-      describe(x));
+      ops::describe(x));
   if (!capacity && operations_are_recorded())
     throw UserError(
         "moe: without padding ranks exchange other numbers of rows in each step, which a recorded "

@@ -56,8 +56,8 @@ at::Tensor padded_feed_forward(const at::Tensor& x, const at::Tensor& weight, co
                                const LocalExperts& experts);
 
 /// Computes y (T, C) as feed_forward(x, weight, ...) with the experts of all ranks. All ranks call
-/// it together with the same layout; T may differ between ranks and be 0. x: (T, C). weight: (T, k).
-/// expert and slot: (T, k) int32 with global expert ids.
+/// it together with the same layout; T may differ between ranks and be 0. x: (T, C). weight: (T,
+/// k). expert and slot: (T, k) int32 with global expert ids.
 ///
 /// Received rows are not sorted: the experts' products gather them. All chunks share one exchange
 /// of sizes and one host synchronisation. A hierarchical layout has two more for each chunk; r = 0
@@ -66,8 +66,8 @@ at::Tensor padded_feed_forward(const at::Tensor& x, const at::Tensor& weight, co
 ///
 /// With `capacity`, sent rows are padded to it. It must exceed every slot and be the same on all
 /// ranks. All sizes are then known, and ranks exchange no sizes. Chunks are then ranges of slots,
-/// each with all tokens (Tutel, section 3.3). Hierarchical layouts then require equally many experts
-/// on each rank (UserError).
+/// each with all tokens (Tutel, section 3.3). Hierarchical layouts then require equally many
+/// experts on each rank (UserError).
 at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight,
                                  const at::Tensor& expert, const at::Tensor& slot,
                                  const LocalExperts& local, const ExpertRanks& ranks,

@@ -29,7 +29,7 @@ void check_chosen(const at::Tensor& chosen, const at::Tensor& logits, const Rout
                  (chosen.scalar_type() == at::kInt || chosen.scalar_type() == at::kLong) &&
                  chosen.device() == logits.device(),
              "moe_route: chosen must be int32 or int64 and [{}, {}], k experts a token, but is {}",
-             logits.size(0), spec.k, describe(chosen));
+             logits.size(0), spec.k, ops::describe(chosen));
   if (chosen.is_meta() || chosen.numel() == 0) return;
   operation(
       "dovetail::moe_check_chosen", {.reads = {chosen}},
@@ -51,7 +51,7 @@ void check_inputs(const RoutingInputs& inputs, const at::Tensor& logits, const R
   };
   user_check(!bias.defined() || is_vector(bias, logits.size(1)),
              "moe_route: bias must be floating and [{}], one number an expert, but is {}",
-             logits.size(1), describe(bias));
+             logits.size(1), ops::describe(bias));
   user_check(!bias.defined() || (spec.selection == Selection::kTopK && !chosen.defined()),
              "moe_route: bias is added where router = \"top_k\" chooses, but the experts are "
              "chosen otherwise");
@@ -60,7 +60,7 @@ void check_inputs(const RoutingInputs& inputs, const at::Tensor& logits, const R
   user_check(spec.k == 2, "moe_route: draw is for the second of two choices, but k = {}", spec.k);
   user_check(is_vector(draw, logits.size(0)),
              "moe_route: draw must be floating and [{}], one number a token, but is {}",
-             logits.size(0), describe(draw));
+             logits.size(0), ops::describe(draw));
 }
 
 /// Converts logits to the dtype of computation. The result is contiguous: ATen computes strided
@@ -132,16 +132,18 @@ at::Tensor normalized(const at::Tensor& weight, const at::Tensor& kept) {
 
 void check_logits(const char* op, const at::Tensor& logits) {
   user_check(logits.dim() == 2 && logits.size(1) >= 1 && at::isFloatingType(logits.scalar_type()),
-             "{}: logits must be floating, (tokens, experts), but are {}", op, describe(logits));
+             "{}: logits must be floating, (tokens, experts), but are {}", op,
+             ops::describe(logits));
   user_check(logits.is_cpu() || logits.is_meta() || logits.is_cuda(),
-             "{}: logits must be on the CPU or a CUDA device, but are {}", op, describe(logits));
+             "{}: logits must be on the CPU or a CUDA device, but are {}", op,
+             ops::describe(logits));
 }
 
 void check_logits_on_cpu(const char* op, const at::Tensor& logits) {
   check_logits(op, logits);
   user_check(!logits.is_cuda(),
              "{}: has no version for CUDA; logits must be on the CPU, but are {}", op,
-             describe(logits));
+             ops::describe(logits));
 }
 
 at::Tensor load_balance(const at::Tensor& counts, double choices, const at::Tensor& mean_score) {

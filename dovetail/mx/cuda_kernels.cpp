@@ -4,8 +4,8 @@
 
 namespace dovetail::mx {
 
-const ops::CudaKernels* cuda_kernels() {
-  static const auto* const kernels = ops::cuda_kernel_table<ops::CudaKernels>(ops::kCudaEntry);
+const CudaKernels* cuda_kernels() {
+  static const auto* const kernels = ops::cuda_kernel_table<CudaKernels>(ops::kCudaEntry);
   return kernels;
 }
 

@@ -61,13 +61,13 @@ void check_input(const at::Tensor& x, const Float8Spec& spec) {
              "mx::quantize_float8: the format must be e4m3 or e5m2, but is {}", name(spec.format));
   user_check(x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16,
              "mx::quantize_float8: x must be float32 or bfloat16, but is {}; convert it first",
-             describe(x));
+             ops::describe(x));
   user_check(x.is_cpu() || x.is_cuda(),
-             "mx::quantize_float8: x must be on the CPU or a GPU, but is {}", describe(x));
+             "mx::quantize_float8: x must be on the CPU or a GPU, but is {}", ops::describe(x));
   const int64_t least = spec.blocks == Float8Blocks::kSquare ? 2 : 1;
   user_check(x.dim() >= least && (least == 1 || x.dim() == 2),
              "mx::quantize_float8: x must have {}, but is {}",
-             least == 2 ? "two dimensions" : "a dimension", describe(x));
+             least == 2 ? "two dimensions" : "a dimension", ops::describe(x));
   user_check(spec.amax == 0 || spec.blocks == Float8Blocks::kTensor,
              "mx::quantize_float8: a largest magnitude from outside is for a whole tensor");
 }

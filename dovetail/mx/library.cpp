@@ -30,7 +30,7 @@ struct Axis {
 /// An axis between them is temporarily moved to the front, for column blocks.
 Axis find_axis(const char* name, const at::Tensor& x, int64_t axis) {
   user_check(x.dim() >= 1 && axis >= -x.dim() && axis < x.dim(),
-             "{}: axis {} of a tensor that is {}", name, axis, describe(x));
+             "{}: axis {} of a tensor that is {}", name, axis, ops::describe(x));
   const int64_t index = axis < 0 ? axis + x.dim() : axis;
   return {index, index == x.dim() - 1 ? Orientation::kRow : Orientation::kColumn,
           index > 0 && index < x.dim() - 1};
@@ -68,7 +68,7 @@ at::Tensor library_dequantize(const at::Tensor& codes, const at::Tensor& scales,
 
 at::Tensor library_swizzle_scales(const at::Tensor& scales) {
   user_check(scales.dim() == 2, "mx_swizzle_scales: scales must be (rows, blocks), but are {}",
-             describe(scales));
+             ops::describe(scales));
   const at::Tensor codes = at::empty({scales.size(0), scales.size(1) * kBlock}, scales.options());
   return swizzled_scales({codes, scales, Format::kE4M3, Orientation::kRow});
 }
@@ -87,13 +87,13 @@ at::Tensor library_linear(const at::Tensor& x, const at::Tensor& weight,
   const Recipe& found = find_recipe(built_in_recipes(), {recipe.data(), recipe.size()});
   const at::Tensor bias_or_none = bias.value_or(at::Tensor());
   if (!found.linear.quantizes()) return dovetail::ops::linear(x, weight, bias_or_none);
-  for (const ops::Operand operand : kOperands)
+  for (const Operand operand : kOperands)
     user_check(found.linear.of(operand).history == 0,
                "mx_linear: {} scales by magnitudes of earlier steps, which a function has not; "
                "`dovetail train` can",
                found.name);
   const auto layer = std::make_shared<QuantizedLinear>(found.linear, "mx_linear");
-  const bool draws = std::ranges::any_of(kOperands, [&](ops::Operand operand) {
+  const bool draws = std::ranges::any_of(kOperands, [&](Operand operand) {
     return found.linear.of(operand).rounding == Rounding::kStochastic;
   });
   const uint64_t seed_or_none = !draws || x.is_meta() ? 0

@@ -16,14 +16,14 @@ namespace dovetail::mx {
 namespace {
 
 /// Operands of the three products.
-constexpr std::array<std::pair<ops::Operand, ops::Operand>, 3> kPairs = {
-    {{ops::Operand::kActivation, ops::Operand::kWeight},
-     {ops::Operand::kGradient, ops::Operand::kWeight},
-     {ops::Operand::kGradient, ops::Operand::kActivation}}};
+constexpr std::array<std::pair<Operand, Operand>, 3> kPairs = {
+    {{Operand::kActivation, Operand::kWeight},
+     {Operand::kGradient, Operand::kWeight},
+     {Operand::kGradient, Operand::kActivation}}};
 
 bool is_native(Format format) { return format == Format::kE4M3 || format == Format::kE5M2; }
 
-std::string obstacle_of(ops::Operand operand, const OperandRecipe& recipe) {
+std::string obstacle_of(Operand operand, const OperandRecipe& recipe) {
   if (!recipe.format) return fmt::format("{} is not quantized", name(operand));
   if (!is_native(*recipe.format))
     return fmt::format("{} is {}", name(operand), name(*recipe.format));
@@ -58,7 +58,7 @@ void check_copy(const char* which, const MXTensor& x) {
 
 NativeDevice native_device(c10::Device device) {
   if (!device.is_cuda()) return {.name = device.is_cpu() ? "the CPU" : device.str()};
-  const ops::CudaKernels* kernels = cuda_kernels();
+  const CudaKernels* kernels = cuda_kernels();
   if (kernels == nullptr)
     return {.name = device.str(),
             .missing = "this build has no kernels for the GPU: there was no nvcc"};
@@ -79,7 +79,7 @@ std::string native_obstacle(const NativeDevice& device) {
 
 std::string native_obstacle(const LinearRecipe& recipe, int64_t in, int64_t out) {
   constexpr const char* kNeeds = "; native products are of e4m3 and e5m2 in blocks of 1x32";
-  for (const ops::Operand operand : kOperands) {
+  for (const Operand operand : kOperands) {
     const std::string obstacle = obstacle_of(operand, recipe.of(operand));
     if (!obstacle.empty()) return obstacle + kNeeds;
   }
@@ -122,7 +122,8 @@ at::Tensor native_product(const MXTensor& a, const MXTensor& b, at::ScalarType d
              rows, depth, cols, depth, kNativeMultiple);
   user_check(
       !bias.defined() || (bias.dim() == 1 && bias.size(0) == cols && bias.scalar_type() == dtype),
-      "mx.native_product: bias must be ({}) of the result's dtype; it is {}", cols, describe(bias));
+      "mx.native_product: bias must be ({}) of the result's dtype; it is {}", cols,
+      ops::describe(bias));
 
   const auto options = a.codes().options().dtype(dtype);
   if (rows == 0 || cols == 0 || depth == 0) return at::zeros({rows, cols}, options);

@@ -95,28 +95,28 @@ void check_copy(const MXTensor& copy, const at::Tensor& x, const QuantizeSpec& s
                 Orientation orientation) {
   user_check(copy.defined() && copy.sizes() == x.sizes() && copy.format() == spec.format &&
                  copy.orientation() == orientation && copy.codes().device() == x.device(),
-             "mx::quantize_into: x is {}, but its {} copy is {}, {}", describe(x),
-             name(orientation), describe(copy.codes()), name(copy.format()));
+             "mx::quantize_into: x is {}, but its {} copy is {}, {}", ops::describe(x),
+             name(orientation), ops::describe(copy.codes()), name(copy.format()));
 }
 
 void check_input(const at::Tensor& x, const QuantizeSpec& spec) {
   user_check(x.defined(), "mx::quantize: x is undefined");
   user_check(source_of(x.scalar_type()).has_value(),
              "mx::quantize: x must be float32, bfloat16 or float16, but is {}; convert it first",
-             describe(x));
+             ops::describe(x));
   const bool values = spec.row_values || spec.column_values || spec.square_values;
   user_check(!values || x.scalar_type() != at::kHalf,
-             "mx::quantize: values are float32 or bfloat16, but x is {}", describe(x));
+             "mx::quantize: values are float32 or bfloat16, but x is {}", ops::describe(x));
   user_check(x.dim() >= 1, "mx::quantize: x must have a dimension to lay blocks along, but is {}",
-             describe(x));
+             ops::describe(x));
   user_check(x.is_cpu() || x.is_cuda() || x.is_meta(),
-             "mx::quantize: x must be on the CPU or a GPU, but is {}", describe(x));
+             "mx::quantize: x must be on the CPU or a GPU, but is {}", ops::describe(x));
 }
 
-const ops::CudaKernels& gpu_kernels() {
+const CudaKernels& gpu_kernels() {
   user_check(ops::kernel_enabled(ops::Kernel::kQuantize),
              "mx: mx_quantize is switched off, and a GPU has no other way");
-  const ops::CudaKernels* kernels = cuda_kernels();
+  const CudaKernels* kernels = cuda_kernels();
   user_check(kernels != nullptr, "mx: this build has no kernels for the GPU: there was no nvcc");
   return *kernels;
 }
@@ -239,11 +239,12 @@ void dequantize_into(const MXTensor& x, const at::Tensor& y) {
   const at::ScalarType dtype = y.scalar_type();
   const at::Device device = x.codes().device();
   user_check(device.is_cpu() || device.is_cuda() || device.is_meta(),
-             "mx::dequantize: codes must be on the CPU or a GPU, but are {}", describe(x.codes()));
+             "mx::dequantize: codes must be on the CPU or a GPU, but are {}",
+             ops::describe(x.codes()));
   user_check((dtype == at::kFloat || dtype == at::kBFloat16) && y.sizes() == x.sizes() &&
                  y.is_contiguous() && y.device() == device,
              "mx::dequantize_into: the numbers of codes that are {} do not go into {}",
-             describe(x.codes()), describe(y));
+             ops::describe(x.codes()), ops::describe(y));
   const TraceSpan span("dovetail::mx_dequantize");
   ops::simd_level();
   if (y.is_meta() || y.numel() == 0) return;

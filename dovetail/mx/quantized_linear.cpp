@@ -111,7 +111,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     if (kept.by_rows) kept.x = input;
 
     const QuantizedLinear::Call call =
-        recipe.format ? layer.next_call(ops::Operand::kActivation) : QuantizedLinear::Call{};
+        recipe.format ? layer.next_call(Operand::kActivation) : QuantizedLinear::Call{};
     const auto made = operation(
         "dovetail::mx_linear",
         {.reads = {input, weight, bias.value_or(at::Tensor()),
@@ -185,7 +185,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     const bool quantizes =
         holder->layer->recipe_.gradient.format && (wanted.input || wanted.weight);
     const auto call =
-        quantizes ? holder->layer->next_call(ops::Operand::kGradient) : QuantizedLinear::Call{};
+        quantizes ? holder->layer->next_call(Operand::kGradient) : QuantizedLinear::Call{};
     const std::vector<at::Tensor> inputs = {dy,
                                             weight,
                                             kept.codes,
@@ -230,8 +230,8 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     ops::RowOperation::Statistics statistics;
     OperandCopies input;
     if (!by_rows && x.size(-1) == weight.size(1) && layer.multiplies_float8(x, x.size(0), weight)) {
-      const auto of_x = layer.float8_codes(ops::Operand::kActivation, x),
-                 of_w = layer.float8_codes(ops::Operand::kWeight, weight);
+      const auto of_x = layer.float8_codes(Operand::kActivation, x),
+                 of_w = layer.float8_codes(Operand::kWeight, weight);
       const LinearRecipe& r = layer.recipe_;
       const at::Tensor y = float8_product(of_x.row, of_x.row_scales, r.activation.blocks, of_w.row,
                                           of_w.row_scales, r.weight.blocks, optional(bias));
@@ -240,17 +240,16 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     }
     if (by_rows) {
       const auto prologue = holder.prologue->with({inputs[3], inputs[4]});
-      input =
-          layer.quantized(ops::Operand::kActivation, prologue->rows(x, statistics), request, call);
+      input = layer.quantized(Operand::kActivation, prologue->rows(x, statistics), request, call);
     } else if (layer.recipe_.activation.format) {
-      input = layer.quantized(ops::Operand::kActivation, x, request, call);
+      input = layer.quantized(Operand::kActivation, x, request, call);
     } else {
       input.row = x;
     }
     const int64_t width = input.row.defined() ? input.row.size(-1) : input.row_codes.sizes()[1];
     user_check(width == weight.size(1),
                "{}: weight is {}, but the operation before it gives rows of {}", layer.name_,
-               describe(weight), width);
+               ops::describe(weight), width);
     const OperandCopies of_weight = layer.weight_copies(weight, {.row = true});
     at::Tensor y;
     if (layer.gemm_ == Gemm::kNative) {
@@ -318,17 +317,17 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     if (!by_rows && (wanted.input || wanted.weight) &&
         layer.multiplies_float8(dy, dy.size(0), weight)) {
       const LinearRecipe& r = layer.recipe_;
-      const auto codes = layer.float8_codes(ops::Operand::kGradient, dy);
+      const auto codes = layer.float8_codes(Operand::kGradient, dy);
       if (wanted.weight) {
         QuantizedLinear::Codes of_x{
             .row = {}, .column = inputs[2], .row_scales = {}, .column_scales = inputs[3]};
         if (!of_x.column.defined())
-          of_x = layer.float8_codes(ops::Operand::kActivation, as_rows(inputs[4]));
+          of_x = layer.float8_codes(Operand::kActivation, as_rows(inputs[4]));
         dweight = float8_product(codes.column, codes.column_scales, r.gradient.blocks, of_x.column,
                                  of_x.column_scales, r.activation.blocks);
       }
       if (wanted.input) {
-        const auto of_weight = layer.float8_codes(ops::Operand::kWeight, weight);
+        const auto of_weight = layer.float8_codes(Operand::kWeight, weight);
         dinput = float8_product(codes.row, codes.row_scales, r.gradient.blocks, of_weight.column,
                                 of_weight.column_scales, r.weight.blocks);
       }
@@ -369,7 +368,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     OperandCopies copies;
     if (layer.recipe_.gradient.format && (request.row || request.column)) {
       request.seed = mix_seed(layer.seed_, call.number);
-      return layer.quantized(ops::Operand::kGradient, dy, request, call);
+      return layer.quantized(Operand::kGradient, dy, request, call);
     }
     copies.row = copies.column = dy;
     return copies;
@@ -419,7 +418,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
 QuantizedLinear::QuantizedLinear(const LinearRecipe& recipe, std::string name, Gemm gemm,
                                  bool input_stays)
     : recipe_(recipe), name_(std::move(name)), gemm_(gemm), input_stays_(input_stays) {
-  for (const ops::Operand operand : kOperands) {
+  for (const Operand operand : kOperands) {
     const OperandRecipe& how = recipe_.of(operand);
     if (how.history > 0) amax_history(operand) = at::zeros({how.history}, at::kFloat);
   }
@@ -436,10 +435,10 @@ void QuantizedLinear::begin_step(uint64_t seed, bool count) {
 
 LinearStatistics QuantizedLinear::statistics() const {
   LinearStatistics sums = statistics_;
-  for (const ops::Operand operand : kOperands)
+  for (const Operand operand : kOperands)
     for (const Statistics& of_call : recorded_[static_cast<size_t>(operand)])
       sums.of(operand).add(of_call);
-  for (const ops::Operand operand : kOperands) {
+  for (const Operand operand : kOperands) {
     const at::Tensor& seen = seen_[static_cast<size_t>(operand)];
     if (!seen.defined()) continue;
     Statistics& of_operand = sums.of(operand);
@@ -455,18 +454,18 @@ bool QuantizedLinear::leaves_column_to_plan(const at::Tensor& x) const {
          x.size(0) % kBlock == 0 && emulation_dtype(x, recipe_.gradient, recipe) == x.scalar_type();
 }
 
-QuantizedLinear::Call QuantizedLinear::next_call(ops::Operand operand) {
+QuantizedLinear::Call QuantizedLinear::next_call(Operand operand) {
   return {.number = calls_[static_cast<size_t>(operand)]++, .recorded = operations_are_recorded()};
 }
 
-void QuantizedLinear::remember_amax(ops::Operand operand, float amax) {
+void QuantizedLinear::remember_amax(Operand operand, float amax) {
   at::Tensor& history = amax_history(operand);
   history = at::roll(history, 1);
   history[0].fill_(amax);
 }
 
 template <class X>
-OperandCopies QuantizedLinear::quantized(ops::Operand operand, const X& x, OperandRequest request,
+OperandCopies QuantizedLinear::quantized(Operand operand, const X& x, OperandRequest request,
                                          const Call& call) {
   const OperandRecipe& how = recipe_.of(operand);
   request.amax = amax_for(operand);
@@ -477,7 +476,7 @@ OperandCopies QuantizedLinear::quantized(ops::Operand operand, const X& x, Opera
     if (how.history > 0 && x.is_cuda() && x.numel() > 0)
       see(operand, x.detach().abs().amax().to(at::kFloat).view(at::kInt));
   }
-  if (operand == ops::Operand::kWeight) {
+  if (operand == Operand::kWeight) {
     if (request.row) statistics_.weight = copies.statistics;
   } else if (!call.counts) {
     return copies;
@@ -496,7 +495,7 @@ bool QuantizedLinear::multiplies_float8(const at::Tensor& x, int64_t rows,
   if (!x.is_cuda() || x.scalar_type() != at::kBFloat16 || rows == 0 || weight.numel() == 0)
     return false;
   bool blocks = false, tensors = false;
-  for (const ops::Operand operand : kOperands) {
+  for (const Operand operand : kOperands) {
     const OperandRecipe& how = recipe_.of(operand);
     if (!how.format || how.is_microscaling()) return false;
     (how.blocks == Blocks::kTensor ? tensors : blocks) = true;
@@ -513,7 +512,7 @@ bool QuantizedLinear::multiplies_float8(const at::Tensor& x, int64_t rows,
   return blocks ? capability == 90 : capability >= 89;
 }
 
-QuantizedLinear::Codes QuantizedLinear::float8_codes(ops::Operand operand, const at::Tensor& x_in) {
+QuantizedLinear::Codes QuantizedLinear::float8_codes(Operand operand, const at::Tensor& x_in) {
   const OperandRecipe& how = recipe_.of(operand);
   const auto address = reinterpret_cast<uintptr_t>(x_in.const_data_ptr());
   const at::Tensor x = x_in.is_contiguous() && address % 16 == 0
@@ -560,13 +559,13 @@ QuantizedLinear::Codes QuantizedLinear::float8_codes(ops::Operand operand, const
 }
 
 /// Records an amax, as float32 bits. A non-finite tensor is ignored, as on the CPU.
-void QuantizedLinear::see(ops::Operand operand, const at::Tensor& amax) {
+void QuantizedLinear::see(Operand operand, const at::Tensor& amax) {
   at::Tensor& seen = seen_[static_cast<size_t>(operand)];
   const at::Tensor finite = at::where(amax < 0x7f800000, amax, 0);
   seen = seen.defined() ? at::maximum(seen, finite) : finite;
 }
 
-float QuantizedLinear::amax_for(ops::Operand operand) const {
+float QuantizedLinear::amax_for(Operand operand) const {
   const at::Tensor& history = amax_histories_[static_cast<size_t>(operand)];
   if (!history.defined()) return 0;
   const auto* known = history.const_data_ptr<float>();
@@ -580,13 +579,13 @@ OperandCopies QuantizedLinear::activation_again(const X& x) {
   return quantize_operand(x, recipe_.activation,
                           {.column = true,
                            .as_codes = gemm_ == Gemm::kNative,
-                           .amax = amax_for(ops::Operand::kActivation),
+                           .amax = amax_for(Operand::kActivation),
                            .count = false});
 }
 
 OperandCopies QuantizedLinear::weight_copies(const at::Tensor& weight,
                                              const OperandRequest& request) {
-  if (recipe_.weight.format) return quantized(ops::Operand::kWeight, weight, request, {});
+  if (recipe_.weight.format) return quantized(Operand::kWeight, weight, request, {});
   OperandCopies copies;
   copies.row = copies.column = weight;
   return copies;
@@ -595,7 +594,7 @@ OperandCopies QuantizedLinear::weight_copies(const at::Tensor& weight,
 at::Tensor QuantizedLinear::forward(const at::Tensor& x, const at::Tensor& weight,
                                     const at::Tensor& bias, const Prologue& prologue) {
   const auto check = [&](bool fine, const char* what, const at::Tensor& tensor) {
-    user_check(fine, "{}: {}; it is {}", name_, what, describe(tensor));
+    user_check(fine, "{}: {}; it is {}", name_, what, ops::describe(tensor));
   };
   check(weight.dim() == 2, "weight must be (out, in)", weight);
   check(x.dim() >= 1, "x must be (..., in)", x);

@@ -19,12 +19,12 @@ namespace dovetail::mx {
 struct LinearStatistics {
   Statistics weight, activation, gradient;
 
-  Statistics& of(ops::Operand operand) {
-    return operand == ops::Operand::kWeight       ? weight
-           : operand == ops::Operand::kActivation ? activation
-                                                  : gradient;
+  Statistics& of(Operand operand) {
+    return operand == Operand::kWeight       ? weight
+           : operand == Operand::kActivation ? activation
+                                             : gradient;
   }
-  const Statistics& of(ops::Operand operand) const {
+  const Statistics& of(Operand operand) const {
     return const_cast<LinearStatistics*>(this)->of(operand);
   }
 };
@@ -83,26 +83,26 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   /// CPU, newest first. The caller saves it. Undefined if the operand's own magnitude sets the
   /// scale. Zeros mean unknown; if all are unknown, the scale is 1. Source: delayed scaling of
   /// TransformerEngine.
-  at::Tensor& amax_history(ops::Operand operand) {
+  at::Tensor& amax_history(Operand operand) {
     return amax_histories_[static_cast<size_t>(operand)];
   }
   /// Adds the magnitude of a finished step to the history. It is the largest in the statistics of
   /// all ranks.
-  void remember_amax(ops::Operand operand, float amax);
+  void remember_amax(Operand operand, float amax);
 
  private:
   friend class QuantizedLinearFunction;
-  float amax_for(ops::Operand operand) const;
+  float amax_for(Operand operand) const;
   /// Codes of x (rows, cols) and of its transpose. Scales have the layout of at::_scaled_mm_v2.
   struct Codes {
     at::Tensor row, column, row_scales, column_scales;
   };
   /// Returns true if products of these sizes multiply FP8 codes.
   bool multiplies_float8(const at::Tensor& x, int64_t rows, const at::Tensor& weight) const;
-  Codes float8_codes(ops::Operand operand, const at::Tensor& x);
+  Codes float8_codes(Operand operand, const at::Tensor& x);
   /// Raises the largest magnitude that statistics() reports for a tensor on a GPU. For delayed
   /// scaling.
-  void see(ops::Operand operand, const at::Tensor& amax);
+  void see(Operand operand, const at::Tensor& amax);
 
   /// One quantization of an activation or gradient, numbered within the step. A recorded
   /// quantization may run more than once. It has its own place for counts, so that a second run
@@ -112,7 +112,7 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
     bool recorded = false;
     bool counts = true;  ///< false: the same tensor again, for another copy
   };
-  Call next_call(ops::Operand operand);
+  Call next_call(Operand operand);
   /// Returns true if backward makes the column copy in a recorded step. The plan then decides how
   /// to store x (tokens, in) until then: as it is, packed as these codes, or recomputed. Quantizing
   /// the numbers of these codes again must give the same numbers. This holds in float32, which can
@@ -121,8 +121,7 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
 
   /// Makes copies of x, a tensor or MadeRows, and counts them.
   template <class X>
-  OperandCopies quantized(ops::Operand operand, const X& x, OperandRequest request,
-                          const Call& call);
+  OperandCopies quantized(Operand operand, const X& x, OperandRequest request, const Call& call);
   /// Makes the column copy of an activation that forward has already counted.
   template <class X>
   OperandCopies activation_again(const X& x);

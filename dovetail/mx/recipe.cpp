@@ -117,7 +117,7 @@ constexpr std::string_view kNone = "none", kFloat32 = "float32";
 constexpr std::array<std::string_view, 5> kBlocks = {"1x32", "32x32", "1x128", "128x128", "tensor"};
 
 OperandRecipe make_operand(const RecipeSection& recipe,
-                           const RecipeSection::OperandSection& section, ops::Operand operand) {
+                           const RecipeSection::OperandSection& section, Operand operand) {
   const auto check = [&](bool fine, std::string_view problem, const char* help) {
     if (!fine)
       throw UserError(
@@ -141,7 +141,7 @@ OperandRecipe make_operand(const RecipeSection& recipe,
   result.history = section.history;
   result.rounding = parse_rounding(section.rounding);
   const bool square = result.blocks == Blocks::k32x32 || result.blocks == Blocks::k128x128;
-  check(!square || operand == ops::Operand::kWeight,
+  check(!square || operand == Operand::kWeight,
         fmt::format("cannot have blocks of {}", section.blocks),
         "only weights are small enough in one place for it; use blocks along the reduction");
   if (result.is_microscaling()) {
@@ -160,7 +160,7 @@ OperandRecipe make_operand(const RecipeSection& recipe,
   check(result.history == 0 || result.blocks == Blocks::kTensor,
         "cannot have delayed scaling in blocks", "history goes with blocks = \"tensor\"");
   check(result.rounding == Rounding::kNearestEven ||
-            (operand == ops::Operand::kGradient && result.is_microscaling()),
+            (operand == Operand::kGradient && result.is_microscaling()),
         "cannot be rounded stochastically",
         "forward and backward must see the same numbers; only gradients in microscaling blocks may "
         "be rounded so");
@@ -171,17 +171,17 @@ OperandRecipe make_operand(const RecipeSection& recipe,
 
 std::string_view name(Blocks blocks) { return kBlocks[static_cast<size_t>(blocks)]; }
 
-std::string_view name(ops::Operand operand) {
+std::string_view name(Operand operand) {
   constexpr std::array<std::string_view, 3> kNames = {"weight", "activation", "gradient"};
   return kNames[static_cast<size_t>(operand)];
 }
 
-OperandRecipe& LinearRecipe::of(ops::Operand operand) {
-  return operand == ops::Operand::kWeight       ? weight
-         : operand == ops::Operand::kActivation ? activation
-                                                : gradient;
+OperandRecipe& LinearRecipe::of(Operand operand) {
+  return operand == Operand::kWeight       ? weight
+         : operand == Operand::kActivation ? activation
+                                           : gradient;
 }
-const OperandRecipe& LinearRecipe::of(ops::Operand operand) const {
+const OperandRecipe& LinearRecipe::of(Operand operand) const {
   return const_cast<LinearRecipe*>(this)->of(operand);
 }
 
@@ -222,13 +222,12 @@ void RecipeSection::describe(Section& s) {
 }
 
 Recipe make_recipe(const RecipeSection& section) {
-  return {
-      .name = section.name,
-      .help = section.help,
-      .linear = {.weight = make_operand(section, section.weight, ops::Operand::kWeight),
-                 .activation = make_operand(section, section.activation, ops::Operand::kActivation),
-                 .gradient = make_operand(section, section.gradient, ops::Operand::kGradient)},
-      .high_precision_ends = section.high_precision_ends};
+  return {.name = section.name,
+          .help = section.help,
+          .linear = {.weight = make_operand(section, section.weight, Operand::kWeight),
+                     .activation = make_operand(section, section.activation, Operand::kActivation),
+                     .gradient = make_operand(section, section.gradient, Operand::kGradient)},
+          .high_precision_ends = section.high_precision_ends};
 }
 
 const std::vector<Recipe>& built_in_recipes() {

@@ -339,7 +339,7 @@ void HashedTables::load(int64_t t, const KeyedRows& contents) {
                    x.is_contiguous(),
                "embedding: {} of table \"{}\" must be {} {}, contiguous, on the CPU, but is {}",
                name, spec.name, fmt::format("({})", fmt::join(sizes, ", ")), c10::toString(dtype),
-               describe(x));
+               ops::describe(x));
   };
   const auto check_counts = [&](const KeyCounts& counts, const char* what) {
     user_check(counts.keys.defined(), "embedding: there are no {} for table \"{}\"", what,

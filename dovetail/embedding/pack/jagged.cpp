@@ -19,7 +19,7 @@ void check_tensor(const char* name, const at::Tensor& x, int64_t size, at::Scala
   user_check(x.defined() && x.dim() == 1 && x.size(0) == size && x.scalar_type() == dtype &&
                  x.device() == device && x.is_contiguous(),
              "embedding: {} must be ({}) {}, contiguous, on {}, but is {}", name, size,
-             c10::toString(dtype), device.is_cpu() ? "the CPU" : device.str(), describe(x));
+             c10::toString(dtype), device.is_cpu() ? "the CPU" : device.str(), ops::describe(x));
 }
 
 /// Throws UserError for the first fault of a batch that has one. Checks all offsets before any id,

@@ -73,7 +73,7 @@ void check_output(const PackedTables& tables, const Jagged& batch, const at::Ten
                  y.scalar_type() == at::kFloat && y.device() == tables.device(),
              "embedding: the {} of {} {} must be ({}, {}) Float on {}, but is {}", what, rows,
              tables.unpooled() ? "ids" : "pooled samples", rows, tables.columns(),
-             tables.device().is_cpu() ? "the CPU" : tables.device().str(), describe(y));
+             tables.device().is_cpu() ? "the CPU" : tables.device().str(), ops::describe(y));
 }
 
 void check_gradient(const PackedTables& tables, const PooledGradient& part) {

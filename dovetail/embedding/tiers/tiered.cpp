@@ -302,7 +302,7 @@ void TieredTables::set_rows(int64_t table, int64_t begin, const at::Tensor& stor
     user_check(x.dim() == 2 && x.size(0) == stored.size(0) && x.size(1) == columns &&
                    x.scalar_type() == type && x.is_cpu(),
                "embedding: {} must be (rows, {}) {} on the CPU, but is {}", name, columns,
-               c10::toString(type), describe(x));
+               c10::toString(type), ops::describe(x));
   };
   check("rows", stored, stored_width(spec_.row_dtype, spec_.tables[static_cast<size_t>(table)].dim),
         stored_type(spec_.row_dtype));

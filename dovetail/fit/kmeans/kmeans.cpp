@@ -60,7 +60,7 @@ at::Tensor checked_centres(const at::Tensor& centres, int64_t columns) {
   user_check(centres.dim() == 2 && centres.size(0) > 0 && centres.size(1) == columns &&
                  !centres.is_complex(),
              "kmeans: centres must be a real matrix of {} columns, but are {}", columns,
-             describe(centres));
+             ops::describe(centres));
   user_check(centres.size(0) <= kMaxCentres, "kmeans: {} centres; there may be {}", centres.size(0),
              kMaxCentres);
   at::Tensor c = centres.to(at::kDouble).contiguous();

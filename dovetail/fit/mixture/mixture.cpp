@@ -80,8 +80,8 @@ void check_mixture(const Mixture& mixture, int64_t columns) {
                  mixture.covariances.size(0) == num && mixture.covariances.size(1) == columns &&
                  (!full || mixture.covariances.size(2) == columns),
              "mixture: weights {}, means {} and covariances {} are no mixture over {} columns",
-             describe(mixture.weights), describe(mixture.means), describe(mixture.covariances),
-             columns);
+             ops::describe(mixture.weights), ops::describe(mixture.means),
+             ops::describe(mixture.covariances), columns);
 }
 
 Mixture as_double(const Mixture& mixture) {
@@ -109,7 +109,7 @@ Mixture MixtureData::of_labels(const at::Tensor& labels, const at::Tensor& point
                                Covariance covariance, double regularization) {
   user_check(points.dim() == 2 && points.size(0) > 0 && points.size(1) == columns(),
              "mixture: points must be a matrix of {} columns, but are {}", columns(),
-             describe(points));
+             ops::describe(points));
   user_check(labels.dim() == 1 && labels.size(0) == rows() && labels.scalar_type() == at::kInt &&
                  (labels >= 0).logical_and(labels < points.size(0)).all().item<bool>(),
              "mixture: labels must be {} int32 in [0, {})", rows(), points.size(0));

@@ -26,7 +26,7 @@ at::Tensor checked_target(const at::Tensor& x, const at::Tensor& target) {
   const bool fits = target.dim() == 1 && target.size(0) == x.size(0) && target.device().is_cpu() &&
                     (target.scalar_type() == at::kDouble || target.scalar_type() == at::kLong);
   user_check(fits, "regression: the target must be {} float64 numbers or int64 classes, but is {}",
-             x.size(0), describe(target));
+             x.size(0), ops::describe(target));
   user_check(at::isfinite(target).all().item<bool>(),
              "regression: a value of the target is not finite");
   return target.contiguous();
@@ -54,7 +54,7 @@ at::Tensor scaled(const at::Tensor& numbers, int exponent) {
 void check_dtype(const RegressionData& data, at::ScalarType type, const char* what) {
   const at::Tensor target = data.table().tensor(RegressionData::kTarget);
   user_check(target.scalar_type() == type, "regression: the target must be {}, but is {}", what,
-             describe(target));
+             ops::describe(target));
 }
 
 /// Returns the scale of each column (D), by which coefficients are divided. It makes the second

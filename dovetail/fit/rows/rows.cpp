@@ -12,7 +12,7 @@ namespace dovetail::fit {
 const at::Tensor& check_rows(const char* who, const at::Tensor& x) {
   user_check(
       x.dim() == 2 && x.scalar_type() == at::kFloat && x.device().is_cpu() && x.is_contiguous(),
-      "{}: x must be a contiguous float32 matrix on the CPU, but is {}", who, describe(x));
+      "{}: x must be a contiguous float32 matrix on the CPU, but is {}", who, ops::describe(x));
   user_check(x.size(0) > 0 && x.size(1) > 0,
              "{}: x has {} rows and {} columns; both must be at least 1", who, x.size(0),
              x.size(1));

@@ -104,7 +104,7 @@ struct PlannedStep::State {
                      name);
       if (tensor.sizes() != inputs[i].sizes())
         throw UserError(fmt::format("memory.budget: a step has {} {}, but its plan is for {}", name,
-                                    describe(tensor), describe(inputs[i])),
+                                    ops::describe(tensor), ops::describe(inputs[i])),
                         kOneSize);
       inputs[i].copy_(tensor);
     }

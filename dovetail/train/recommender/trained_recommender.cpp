@@ -52,7 +52,8 @@ embedding::PackSpec for_lookups(embedding::PackSpec spec, const io::Snapshot& sn
 void check_keys(const at::Tensor& keys, const std::string& name,
                 const std::filesystem::path& from) {
   user_check(keys.dim() == 1 && keys.scalar_type() == at::kLong,
-             "{}: tensor {} is {}, but keys are (rows) int64", from.string(), name, describe(keys));
+             "{}: tensor {} is {}, but keys are (rows) int64", from.string(), name,
+             ops::describe(keys));
   const auto* key = reinterpret_cast<const uint64_t*>(keys.const_data_ptr<int64_t>());
   user_check(std::is_sorted(key, key + keys.numel(), std::less_equal<>()) || keys.numel() < 2,
              "{}: the keys of tensor {} do not ascend", from.string(), name);
@@ -85,7 +86,7 @@ void copy(const at::Tensor& tensor, const std::string& name, const std::filesyst
           const at::Tensor& to) {
   user_check(tensor.sizes() == to.sizes() && at::isFloatingType(tensor.scalar_type()),
              "{}: tensor {} is {}, but the stored config asks for {}", from.string(), name,
-             describe(tensor), fmt::join(to.sizes(), "x"));
+             ops::describe(tensor), fmt::join(to.sizes(), "x"));
   to.copy_(tensor);
 }
 
