@@ -63,7 +63,7 @@ set(FOLDERS_train
     numerics  # precision and quantization recipes
     optimizer  # AdamW, learning-rate schedule, gradient clipping
     run  # run folder, stored runs, progress, signals
-    tables  # a recommender's tables: lookups, optimizers, checkpoints
+    embedding_tables  # a recommender's tables: lookups, optimizers, checkpoints
     ranks  # shares of ranks: samples, experts, load
     resolve  # everything decided before training: checks, device, sizes, memory
     loop  # steps, evaluation, checkpoints, resume

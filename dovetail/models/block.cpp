@@ -1,65 +1,14 @@
 #include "dovetail/models/block.h"
 
 #include <fmt/format.h>
-#include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/types.h>
 
 #include <utility>
 
-#include "dovetail/base/error.h"
 #include "dovetail/base/layer_scope.h"
 #include "dovetail/ops/functions.h"
 
 namespace dovetail::models {
-namespace {
-
-struct BlockHolder : torch::CustomClassHolder {
-  BlockHolder(std::shared_ptr<Block> held, moe::Pass of)
-      : block(std::move(held)), pass(std::move(of)) {}
-  std::shared_ptr<Block> block;
-  moe::Pass pass;
-};
-
-class CheckpointedBlock : public torch::autograd::Function<CheckpointedBlock> {
- public:
-  /// Returns {x} or {x, router_loss}.
-  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
-                                                const at::Tensor& x_btc,
-                                                const std::shared_ptr<Block>& block,
-                                                const moe::Pass& pass) {
-    context->save_for_backward({x_btc});
-    context->saved_data["block"] =
-        c10::IValue::make_capsule(c10::make_intrusive<BlockHolder>(block, pass));
-    return outputs(block->forward(x_btc, pass));
-  }
-
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& gradients) {
-    const auto holder =
-        c10::static_intrusive_pointer_cast<BlockHolder>(context->saved_data["block"].toCapsule());
-    const auto x_btc = context->get_saved_variables()[0].detach().requires_grad_();
-    torch::autograd::variable_list again;
-    moe::Pass pass = holder->pass;
-    pass.again = true;
-    {
-      const at::AutoGradMode with_grad(true);
-      again = outputs(holder->block->forward(x_btc, pass));
-    }
-    // Accumulates into the parameters' .grad and thereby runs their hooks, as the outer backward
-    // would.
-    torch::autograd::backward(again, gradients);
-    return {x_btc.grad(), at::Tensor(), at::Tensor()};
-  }
-
- private:
-  static torch::autograd::variable_list outputs(const BlockOutput& block) {
-    if (!block.router_loss.defined()) return {block.x};
-    return {block.x, block.router_loss};
-  }
-};
-
-}  // namespace
 
 Norm::Norm(const ModelConfig& config, c10::Device device)
     : rms_(config.norm == "rmsnorm"), eps_(config.norm_eps) {
@@ -114,20 +63,19 @@ at::Tensor Attention::forward(const at::Tensor& x_btc,
   const at::Tensor qkv = qkv_->forward(x_btc, norm);
   at::Tensor mixed;
   if (slot == nullptr) {
-    mixed = dovetail::ops::attention(qkv, heads_, kv_heads_, options);
+    mixed = ops::attention(qkv, heads_, kv_heads_, options);
   } else {
     const auto parts = qkv.view({batch, tokens, heads_ + 2 * kv_heads_, head_dim_})
                            .split_with_sizes({heads_, kv_heads_, kv_heads_}, 2);
     auto q = parts[0], k = parts[1];
     if (rotary_dim_ > 0) {
-      q = rotate(q, slot->length, options);
-      k = rotate(k, slot->length, options);
+      q = ops::rotate(q, slot->length, options);
+      k = ops::rotate(k, slot->length, options);
     }
     const auto end = slot->length + tokens;
     slot->keys.narrow(1, slot->length, tokens).copy_(k);
     slot->values.narrow(1, slot->length, tokens).copy_(parts[2]);
-    mixed =
-        dovetail::ops::attention(q, slot->keys.narrow(1, 0, end), slot->values.narrow(1, 0, end));
+    mixed = ops::attention(q, slot->keys.narrow(1, 0, end), slot->values.narrow(1, 0, end));
   }
   return out_->forward(mixed.reshape({batch, tokens, heads_ * head_dim_}));
 }
@@ -187,13 +135,6 @@ BlockOutput Block::forward(const at::Tensor& x_btc, const moe::Pass& pass, Cache
   const moe::Layer::Output made =
       moe_->forward(joins_sums ? residual.normal : ffn_norm_->forward(x), pass);
   return {x + made.y, made.loss};
-}
-
-BlockOutput checkpointed_forward(const std::shared_ptr<Block>& block, const at::Tensor& x_btc,
-                                 const moe::Pass& pass) {
-  DOVETAIL_CHECK(x_btc.requires_grad(), "the input of a checkpointed block has no gradient");
-  const torch::autograd::variable_list made = CheckpointedBlock::apply(x_btc, block, pass);
-  return {made[0], made.size() > 1 ? made[1] : at::Tensor()};
 }
 
 }  // namespace dovetail::models

@@ -10,6 +10,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/layer_scope.h"
 #include "dovetail/base/operation.h"
+#include "dovetail/models/activation_recompute.h"
 #include "dovetail/models/block.h"
 #include "dovetail/ops/functions.h"
 

@@ -6,7 +6,7 @@
 namespace dovetail::moe {
 
 const CudaKernels* cuda_kernels() {
-  static const auto* const kernels = ops::cuda_kernel_table<CudaKernels>(ops::kCudaEntry);
+  static const auto* const kernels = ops::cuda_kernel_table<CudaKernels>(kCudaEntry);
   return kernels;
 }
 

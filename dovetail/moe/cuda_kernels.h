@@ -95,6 +95,6 @@ const CudaKernels* cuda_kernels();
 const CudaKernels& cuda_kernels_for(const char* op);
 
 /// Name of the library's entry point, `const CudaKernels* dovetail_moe_cuda_kernels()`.
-inline constexpr const char* ops::kCudaEntry = "dovetail_moe_cuda_kernels";
+inline constexpr const char* kCudaEntry = "dovetail_moe_cuda_kernels";
 
 }  // namespace dovetail::moe

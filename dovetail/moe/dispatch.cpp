@@ -182,15 +182,15 @@ at::Tensor take_tokens(const at::Tensor& x, const DispatchedRows& to,
     };
     const at::Tensor weight = part(options.weight, first), out = part(y, place),
                      other = part(options.other, place), dots = part(options.dots, first);
-    gather_rows({.storage = ops::storage_of(x),
-                 .rows = rows,
-                 .width = x.size(1),
-                 .x = x.const_data_ptr(),
-                 .row = part(to.token, first).const_data_ptr<int32_t>(),
-                 .weight = ops::data_or_null(weight),
-                 .y = out.mutable_data_ptr(),
-                 .other = other.defined() ? other.const_data_ptr() : nullptr,
-                 .dots = dots.defined() ? dots.mutable_data_ptr<float>() : nullptr});
+    ops::gather_rows({.storage = ops::storage_of(x),
+                      .rows = rows,
+                      .width = x.size(1),
+                      .x = x.const_data_ptr(),
+                      .row = part(to.token, first).const_data_ptr<int32_t>(),
+                      .weight = ops::data_or_null(weight),
+                      .y = out.mutable_data_ptr(),
+                      .other = other.defined() ? other.const_data_ptr() : nullptr,
+                      .dots = dots.defined() ? dots.mutable_data_ptr<float>() : nullptr});
     y.narrow(0, place + rows, to.first_place(end) - place - rows).zero_();
   }
   return y;

@@ -144,7 +144,7 @@ at::Tensor Router::load_loss(const Routing& routing, const Pass& pass) {
           const at::Tensor counts =
               count_choices(inputs.reads[0], config_.experts).to(at::kCPU, at::kDouble);
           at::Tensor sums = at::cat({counts, counts.sum().view({1})});
-          if (sum_over_ranks) comm::sum_over_ranks(sums);
+          if (sum_over_ranks) sum_over_ranks(sums);
           step_counts_ = step_counts_.defined() ? step_counts_ + sums : sums;
         }
         return std::vector{relative_load(step_counts_.narrow(0, 0, config_.experts),

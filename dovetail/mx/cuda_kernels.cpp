@@ -5,7 +5,7 @@
 namespace dovetail::mx {
 
 const CudaKernels* cuda_kernels() {
-  static const auto* const kernels = ops::cuda_kernel_table<CudaKernels>(ops::kCudaEntry);
+  static const auto* const kernels = ops::cuda_kernel_table<CudaKernels>(kCudaEntry);
   return kernels;
 }
 

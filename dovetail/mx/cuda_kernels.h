@@ -46,6 +46,6 @@ struct CudaKernels {
 const CudaKernels* cuda_kernels();
 
 /// Name of the library's entry function, `const CudaKernels* dovetail_mx_cuda_kernels()`.
-inline constexpr const char* ops::kCudaEntry = "dovetail_mx_cuda_kernels";
+inline constexpr const char* kCudaEntry = "dovetail_mx_cuda_kernels";
 
 }  // namespace dovetail::mx

@@ -86,7 +86,7 @@ class RowLoaderTest : public ::testing::Test {
   static std::vector<std::string> rows_of(const std::vector<RowBatch>& batches) {
     std::vector<std::string> rows;
     for (const RowBatch& batch : batches)
-      for (int64_t b = 0; b < batch.labels.size(0); ++b) rows.push_back(ops::describe(batch, b));
+      for (int64_t b = 0; b < batch.labels.size(0); ++b) rows.push_back(describe(batch, b));
     return rows;
   }
 

@@ -13,8 +13,8 @@
 #include "dovetail/base/rng.h"
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/train/config/run_config.h"
-#include "dovetail/train/tables/checkpoint.h"
-#include "dovetail/train/tables/lookups.h"
+#include "dovetail/train/embedding_tables/checkpoint.h"
+#include "dovetail/train/embedding_tables/lookups.h"
 #include "tests/base/temporary_folder.h"
 
 namespace dovetail::test {

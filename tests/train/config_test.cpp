@@ -6,7 +6,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
-#include "dovetail/train/memory/section.h"
+#include "dovetail/train/memory/config_section.h"
 #include "dovetail/train/resolve/load_config.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/folder.h"

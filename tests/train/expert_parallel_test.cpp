@@ -16,7 +16,7 @@
 #include "dovetail/train/gpt/load_model.h"
 #include "dovetail/train/loop/resume.h"
 #include "dovetail/train/optimizer/optimizer.h"
-#include "dovetail/train/ranks/layout_choice.h"
+#include "dovetail/train/ranks/expert_layout.h"
 #include "dovetail/train/resolve/resolve.h"
 #include "tests/comm/ranks.h"
 #include "tests/train/tiny_run.h"

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "dovetail/base/rng.h"
-#include "dovetail/train/tables/hashed.h"
+#include "dovetail/train/embedding_tables/hashed.h"
 #include "tests/comm/ranks.h"
 #include "tests/embedding/testing.h"
 #include "tests/train/tiny_run.h"

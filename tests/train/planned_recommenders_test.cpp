@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
-#include "dovetail/train/memory/section.h"
+#include "dovetail/train/memory/config_section.h"
 #include "tests/train/planned_recommender.h"
 
 namespace dovetail::train::planned_recommenders_test {

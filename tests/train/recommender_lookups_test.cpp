@@ -1,4 +1,4 @@
-#include "dovetail/train/tables/lookups.h"
+#include "dovetail/train/embedding_tables/lookups.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

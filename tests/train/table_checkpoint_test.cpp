@@ -1,4 +1,4 @@
-#include "dovetail/train/tables/checkpoint.h"
+#include "dovetail/train/embedding_tables/checkpoint.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "dovetail/train/tables/optimizers.h"
+#include "dovetail/train/embedding_tables/optimizers.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dovetail/base/error.h"
-#include "dovetail/train/tables/lookups.h"
+#include "dovetail/train/embedding_tables/lookups.h"
 #include "dovetail/train/trainer.h"
 #include "tests/comm/ranks.h"
 #include "tests/ops/testing.h"

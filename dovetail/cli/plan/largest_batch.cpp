@@ -13,7 +13,7 @@
 #include "dovetail/plan/model/budget.h"
 #include "dovetail/plan/solve/placed.h"
 #include "dovetail/train/gpt/trial_step.h"
-#include "dovetail/train/memory/section.h"
+#include "dovetail/train/memory/config_section.h"
 
 namespace dovetail::cli {
 namespace {

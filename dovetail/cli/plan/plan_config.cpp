@@ -16,8 +16,8 @@
 #include "dovetail/plan/model/budget.h"
 #include "dovetail/plan/show/memory_use.h"
 #include "dovetail/train/gpt/trial_step.h"
+#include "dovetail/train/memory/config_section.h"
 #include "dovetail/train/memory/record.h"
-#include "dovetail/train/memory/section.h"
 #include "dovetail/train/resolve/load_config.h"
 
 namespace dovetail::cli {

@@ -8,7 +8,7 @@ namespace dovetail::embedding {
 namespace {
 
 const CudaKernels* table() {
-  static const auto* const kernels = ops::cuda_kernel_table<CudaKernels>(ops::kCudaEntry);
+  static const auto* const kernels = ops::cuda_kernel_table<CudaKernels>(kCudaEntry);
   return kernels;
 }
 

@@ -120,6 +120,6 @@ const CudaKernels& cuda_kernels();
 bool has_cuda_kernels();
 
 /// Name of the library's entry function, `const CudaKernels* dovetail_embedding_cuda_kernels()`.
-inline constexpr const char* ops::kCudaEntry = "dovetail_embedding_cuda_kernels";
+inline constexpr const char* kCudaEntry = "dovetail_embedding_cuda_kernels";
 
 }  // namespace dovetail::embedding

@@ -53,7 +53,7 @@ cudaDataType type_of(Format format) {
   return format == Format::kE5M2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3;
 }
 
-Description ops::describe(const NativeProblem& p) {
+Description describe(const NativeProblem& p) {
   cublasLtMatmulDesc_t made = nullptr;
   check(cublasLtMatmulDescCreate(&made, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate",
         p);
@@ -88,7 +88,7 @@ Layout layout(const NativeProblem& p, cudaDataType type, int64_t rows, int64_t c
 }  // namespace
 
 void native_gemm(const NativeProblem& p) {
-  const Description description = ops::describe(p);
+  const Description description = describe(p);
   const Layout a = layout(p, type_of(p.b.format), p.depth, p.cols),
                b = layout(p, type_of(p.a.format), p.depth, p.rows),
                y = layout(p, p.narrow ? CUDA_R_16BF : CUDA_R_32F, p.cols, p.rows);

@@ -15,7 +15,7 @@
 #include "dovetail/ops/cuda_kernels.h"
 #include "dovetail/train/gpt/load_model.h"
 #include "dovetail/train/gpt/text_samples.h"
-#include "dovetail/train/memory/section.h"
+#include "dovetail/train/memory/config_section.h"
 #include "dovetail/train/metrics/validation.h"
 #include "dovetail/train/run/stored_run.h"
 

@@ -11,9 +11,9 @@
 #include "dovetail/train/memory/plan_log.h"
 #include "dovetail/train/numerics/quantization.h"
 #include "dovetail/train/optimizer/optimizer.h"
+#include "dovetail/train/ranks/expert_layout.h"
 #include "dovetail/train/ranks/expert_load.h"
 #include "dovetail/train/ranks/expert_parallel.h"
-#include "dovetail/train/ranks/layout_choice.h"
 #include "dovetail/train/ranks/router_bias.h"
 
 namespace dovetail::train {

@@ -10,10 +10,10 @@
 #include "dovetail/data/rows/row_batch.h"
 #include "dovetail/embedding/ranks/distributed.h"
 #include "dovetail/models/recommender.h"
+#include "dovetail/train/embedding_tables/lookups.h"
 #include "dovetail/train/loop/step_outcome.h"
 #include "dovetail/train/memory/planned_step.h"
 #include "dovetail/train/optimizer/optimizer.h"
-#include "dovetail/train/tables/lookups.h"
 
 namespace dovetail::train {
 

@@ -16,10 +16,10 @@
 #include "dovetail/embedding/pack/row_format.h"
 #include "dovetail/io/safetensors.h"
 #include "dovetail/ops/simd_level.h"
+#include "dovetail/train/embedding_tables/checkpoint.h"
+#include "dovetail/train/embedding_tables/hashed.h"
 #include "dovetail/train/loop/resume.h"
 #include "dovetail/train/run/stored_run.h"
-#include "dovetail/train/tables/checkpoint.h"
-#include "dovetail/train/tables/hashed.h"
 
 namespace dovetail::train {
 namespace {

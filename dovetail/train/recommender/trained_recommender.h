@@ -10,8 +10,8 @@
 #include "dovetail/data/rows/row_batch.h"
 #include "dovetail/embedding/pack/table.h"
 #include "dovetail/models/recommender.h"
+#include "dovetail/train/embedding_tables/lookups.h"
 #include "dovetail/train/run/stored_run.h"
-#include "dovetail/train/tables/lookups.h"
 
 namespace dovetail::train {
 

@@ -17,11 +17,11 @@
 #include "dovetail/base/trace.h"
 #include "dovetail/comm/collective.h"
 #include "dovetail/ops/simd_level.h"
-#include "dovetail/train/memory/section.h"
+#include "dovetail/train/embedding_tables/checkpoint.h"
+#include "dovetail/train/embedding_tables/hashed.h"
+#include "dovetail/train/memory/config_section.h"
 #include "dovetail/train/metrics/ranking_metrics.h"
 #include "dovetail/train/recommender/validation.h"
-#include "dovetail/train/tables/checkpoint.h"
-#include "dovetail/train/tables/hashed.h"
 
 namespace dovetail::train {
 namespace {

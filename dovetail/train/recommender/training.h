@@ -11,12 +11,12 @@
 #include "dovetail/data/rows/row_loader.h"
 #include "dovetail/embedding/ranks/distributed.h"
 #include "dovetail/models/recommender.h"
+#include "dovetail/train/embedding_tables/lookups.h"
 #include "dovetail/train/loop/loop.h"
 #include "dovetail/train/memory/plan_log.h"
 #include "dovetail/train/optimizer/optimizer.h"
 #include "dovetail/train/recommender/step.h"
 #include "dovetail/train/recommender/tuning.h"
-#include "dovetail/train/tables/lookups.h"
 
 namespace dovetail::train {
 

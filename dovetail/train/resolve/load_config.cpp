@@ -5,12 +5,12 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
-#include "dovetail/train/memory/section.h"
+#include "dovetail/train/embedding_tables/config_section.h"
+#include "dovetail/train/embedding_tables/lookups.h"
+#include "dovetail/train/memory/config_section.h"
 #include "dovetail/train/numerics/quantization.h"
 #include "dovetail/train/ranks/batch_shares.h"
 #include "dovetail/train/resolve/unread_keys.h"
-#include "dovetail/train/tables/lookups.h"
-#include "dovetail/train/tables/section.h"
 
 namespace dovetail::train {
 namespace {

@@ -9,8 +9,8 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/models/recommender.h"
-#include "dovetail/train/tables/lookups.h"
-#include "dovetail/train/tables/optimizers.h"
+#include "dovetail/train/embedding_tables/lookups.h"
+#include "dovetail/train/embedding_tables/optimizers.h"
 
 namespace dovetail::train {
 namespace {

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
+#include "dovetail/train/embedding_tables/lookups.h"
 #include "dovetail/train/numerics/quantization.h"
-#include "dovetail/train/tables/lookups.h"
 
 namespace dovetail::train {
 namespace {

@@ -1,4 +1,4 @@
-#include "dovetail/train/memory/section.h"
+#include "dovetail/train/memory/config_section.h"
 
 #include <fmt/format.h>
 

@@ -1,10 +1,10 @@
-#include "dovetail/train/tables/section.h"
+#include "dovetail/train/embedding_tables/config_section.h"
 
 #include <algorithm>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/schema/schema.h"
-#include "dovetail/train/tables/optimizers.h"
+#include "dovetail/train/embedding_tables/optimizers.h"
 
 namespace dovetail::train {
 namespace {

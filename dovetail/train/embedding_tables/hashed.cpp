@@ -1,4 +1,4 @@
-#include "dovetail/train/tables/hashed.h"
+#include "dovetail/train/embedding_tables/hashed.h"
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>

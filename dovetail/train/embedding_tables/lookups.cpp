@@ -1,4 +1,4 @@
-#include "dovetail/train/tables/lookups.h"
+#include "dovetail/train/embedding_tables/lookups.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -11,7 +11,7 @@
 #include "dovetail/base/byte_size.h"
 #include "dovetail/base/error.h"
 #include "dovetail/base/rng.h"
-#include "dovetail/train/tables/optimizers.h"
+#include "dovetail/train/embedding_tables/optimizers.h"
 
 namespace dovetail::train {
 namespace {

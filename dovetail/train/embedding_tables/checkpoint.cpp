@@ -1,4 +1,4 @@
-#include "dovetail/train/tables/checkpoint.h"
+#include "dovetail/train/embedding_tables/checkpoint.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -12,7 +12,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/comm/collective.h"
-#include "dovetail/train/tables/hashed.h"
+#include "dovetail/train/embedding_tables/hashed.h"
 
 namespace dovetail::train {
 namespace {

@@ -1,4 +1,4 @@
-#include "dovetail/train/tables/optimizers.h"
+#include "dovetail/train/embedding_tables/optimizers.h"
 
 #include <fmt/ranges.h>
 #include <fnmatch.h>

@@ -1,4 +1,4 @@
-#include "dovetail/train/ranks/layout_choice.h"
+#include "dovetail/train/ranks/expert_layout.h"
 
 #include <fmt/format.h>
 
