@@ -26,7 +26,7 @@ class Child {
       : name_(std::move(name)), layer_(parent.register_module(name_, std::move(layer))) {}
 
   template <class... Inputs>
-  at::Tensor operator()(const data::Inputs&... inputs) const {
+  at::Tensor operator()(const Inputs&... inputs) const {
     const LayerScope scope(name_);
     return layer_->forward(inputs...);
   }

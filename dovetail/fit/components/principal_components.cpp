@@ -56,7 +56,7 @@ jobs::Partial times_task(const jobs::Parameters& parameters, const jobs::Shard& 
   }
   return {{sum}, static_cast<double>(shard.size)};
 }
-const TaskRegistration kTimes("principal.times", at::kCPU, times_task);
+const jobs::TaskRegistration kTimes("principal.times", at::kCPU, times_task);
 
 /// Returns a (M, K) times b (K, N), summed in a fixed order.
 at::Tensor times(const at::Tensor& a, const at::Tensor& b) {
@@ -103,7 +103,7 @@ PrincipalResult fit_principal(const TableData& data, const PrincipalOptions& opt
   }
   while (!result.converged && result.iterations < options.iterations) {
     const double begin = now_seconds();
-    const Partial sums = data.run("principal.times", {data.mean(), basis});
+    const jobs::Partial sums = data.run("principal.times", {data.mean(), basis});
     const at::Tensor image = sums.tensors[0] / sums.weight;  // C V, with the covariance C
     const at::Tensor within = times(basis.t(), image);
     const Eigen best = eigen((within + within.t()) / 2);

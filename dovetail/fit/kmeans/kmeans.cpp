@@ -75,7 +75,7 @@ KMeansData::KMeansData(const at::Tensor& x, std::shared_ptr<jobs::Workers> worke
                  at::empty({x.size(0)}, at::kDouble)}),
       workers_(std::move(workers)) {
   if (!at::isfinite(shift_).all().item<bool>()) refuse_values("kmeans", x);
-  const Partial norms = run("kmeans.norms", {shift_});
+  const jobs::Partial norms = run("kmeans.norms", {shift_});
   total_square_ = norms.tensors[0].item<double>();
   if (!std::isfinite(total_square_)) refuse_values("kmeans", x);
 }
@@ -100,7 +100,7 @@ jobs::Partial KMeansData::assign_batch(const at::Tensor& rows, const at::Tensor&
 }
 
 KMeansData::Distances KMeansData::distances(const at::Tensor& centres) {
-  const Partial sum = run("kmeans.distances", {checked_centres(centres, columns())});
+  const jobs::Partial sum = run("kmeans.distances", {checked_centres(centres, columns())});
   return {closest(), sum.tensors[0].item<double>()};
 }
 

@@ -122,15 +122,16 @@ jobs::Partial draw_task(const jobs::Parameters& parameters, const jobs::Shard& s
   return {{rows.to(parameters[0].device())}, static_cast<double>(shard.size)};
 }
 
-const TaskRegistration kNorms("kmeans.norms", at::kCPU, norms_task, {KMeansData::kNorms});
-const TaskRegistration kAssign("kmeans.assign", at::kCPU, assign_task, {KMeansData::kLabels});
-const TaskRegistration kBatch("kmeans.batch", at::kCPU, batch_task);
-const TaskRegistration kDistances("kmeans.distances", at::kCPU, distances_task,
-                                  {KMeansData::kSquares});
-const TaskRegistration kPotentials("kmeans.potentials", at::kCPU, potentials_task);
-const TaskRegistration kInclude("kmeans.include", at::kCPU, include_task, {KMeansData::kSquares});
-const TaskRegistration kDraw("kmeans.draw", at::kCPU, draw_task);
-const TaskRegistration kDrawOnGpu("kmeans.draw", at::kCUDA, draw_task);
+const jobs::TaskRegistration kNorms("kmeans.norms", at::kCPU, norms_task, {KMeansData::kNorms});
+const jobs::TaskRegistration kAssign("kmeans.assign", at::kCPU, assign_task, {KMeansData::kLabels});
+const jobs::TaskRegistration kBatch("kmeans.batch", at::kCPU, batch_task);
+const jobs::TaskRegistration kDistances("kmeans.distances", at::kCPU, distances_task,
+                                        {KMeansData::kSquares});
+const jobs::TaskRegistration kPotentials("kmeans.potentials", at::kCPU, potentials_task);
+const jobs::TaskRegistration kInclude("kmeans.include", at::kCPU, include_task,
+                                      {KMeansData::kSquares});
+const jobs::TaskRegistration kDraw("kmeans.draw", at::kCPU, draw_task);
+const jobs::TaskRegistration kDrawOnGpu("kmeans.draw", at::kCUDA, draw_task);
 
 }  // namespace
 }  // namespace dovetail::fit

@@ -96,15 +96,16 @@ jobs::Partial include_task_on_gpu(const jobs::Parameters& parameters, const jobs
   return {{sums}, static_cast<double>(shard.size)};
 }
 
-const TaskRegistration kNorms("kmeans.norms", at::kCUDA, norms_task_on_gpu, {KMeansData::kNorms});
-const TaskRegistration kAssign("kmeans.assign", at::kCUDA, assign_task_on_gpu,
-                               {KMeansData::kLabels});
-const TaskRegistration kBatch("kmeans.batch", at::kCUDA, batch_task_on_gpu);
-const TaskRegistration kDistances("kmeans.distances", at::kCUDA, distances_task_on_gpu,
-                                  {KMeansData::kSquares});
-const TaskRegistration kPotentials("kmeans.potentials", at::kCUDA, potentials_task_on_gpu);
-const TaskRegistration kInclude("kmeans.include", at::kCUDA, include_task_on_gpu,
-                                {KMeansData::kSquares});
+const jobs::TaskRegistration kNorms("kmeans.norms", at::kCUDA, norms_task_on_gpu,
+                                    {KMeansData::kNorms});
+const jobs::TaskRegistration kAssign("kmeans.assign", at::kCUDA, assign_task_on_gpu,
+                                     {KMeansData::kLabels});
+const jobs::TaskRegistration kBatch("kmeans.batch", at::kCUDA, batch_task_on_gpu);
+const jobs::TaskRegistration kDistances("kmeans.distances", at::kCUDA, distances_task_on_gpu,
+                                        {KMeansData::kSquares});
+const jobs::TaskRegistration kPotentials("kmeans.potentials", at::kCUDA, potentials_task_on_gpu);
+const jobs::TaskRegistration kInclude("kmeans.include", at::kCUDA, include_task_on_gpu,
+                                      {KMeansData::kSquares});
 
 }  // namespace
 }  // namespace dovetail::fit

@@ -122,7 +122,7 @@ Mixture MixtureData::of_labels(const at::Tensor& labels, const at::Tensor& point
 
 MixtureData::Step MixtureData::step(const Mixture& before, double regularization) {
   const auto [roots, constants] = precisions(before);
-  const Partial sums = table_.run("mixture.expect", {before.means, roots, constants});
+  const jobs::Partial sums = table_.run("mixture.expect", {before.means, roots, constants});
   return {.after = maximize(sums.tensors, before.means, regularization),
           .log_likelihood = sums.tensors[3].item<double>() / sums.weight};
 }

@@ -163,8 +163,9 @@ jobs::Partial expect_task(const jobs::Parameters& parameters, const jobs::Shard&
   return {std::move(tensors), static_cast<double>(shard.size)};
 }
 
-const TaskRegistration kStart("mixture.start", at::kCPU, start_task);
-const TaskRegistration kExpect("mixture.expect", at::kCPU, expect_task, {MixtureData::kLabels});
+const jobs::TaskRegistration kStart("mixture.start", at::kCPU, start_task);
+const jobs::TaskRegistration kExpect("mixture.expect", at::kCPU, expect_task,
+                                     {MixtureData::kLabels});
 
 }  // namespace
 }  // namespace dovetail::fit

@@ -84,7 +84,7 @@ LinearResult fit_linear(RegressionData& data, double l2) {
   // Sums of z = x - mean and v = y - y_0. The sums of z and v themselves are small but not zero, by
   // rounding and by the choice of y_0.
   const at::Tensor near = table.tensor(RegressionData::kTarget)[0].clone();
-  const Partial sums = table.run("linear.products", {table.mean(), near});
+  const jobs::Partial sums = table.run("linear.products", {table.mean(), near});
   const double rows = sums.weight;
   const at::Tensor z = sums.tensors[2] / rows, v = sums.tensors[3] / rows;
   const double v_mean = v[0].item<double>();

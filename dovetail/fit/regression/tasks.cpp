@@ -150,9 +150,9 @@ jobs::Partial gradient_task(const jobs::Parameters& parameters, const jobs::Shar
           static_cast<double>(shard.size)};
 }
 
-const TaskRegistration kProducts("linear.products", at::kCPU, products_task);
-const TaskRegistration kResiduals("linear.residuals", at::kCPU, residuals_task);
-const TaskRegistration kGradient("logistic.gradient", at::kCPU, gradient_task);
+const jobs::TaskRegistration kProducts("linear.products", at::kCPU, products_task);
+const jobs::TaskRegistration kResiduals("linear.residuals", at::kCPU, residuals_task);
+const jobs::TaskRegistration kGradient("logistic.gradient", at::kCPU, gradient_task);
 
 }  // namespace
 }  // namespace dovetail::fit

@@ -31,7 +31,7 @@ jobs::Partial moments_task(const jobs::Parameters& parameters, const jobs::Shard
     }
   return {{sums}, static_cast<double>(shard.size)};
 }
-const TaskRegistration kMoments("table.moments", at::kCPU, moments_task);
+const jobs::TaskRegistration kMoments("table.moments", at::kCPU, moments_task);
 
 }  // namespace
 

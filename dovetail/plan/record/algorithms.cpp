@@ -111,7 +111,7 @@ struct Convolution {
             value(std::string(algorithm))};
   }
 
-  bool applies(ConvolutionPass pass, ops::ConvolutionAlgorithm algorithm) const {
+  bool applies(ops::ConvolutionPass pass, ops::ConvolutionAlgorithm algorithm) const {
     ops::ConvolutionOptions by = options;
     by.algorithm = algorithm;
     return !ops::why_not(pass, weight_use().sizes, by);
@@ -134,7 +134,7 @@ void append(std::vector<CapturedArgument>& to, std::vector<CapturedArgument> mor
 std::vector<Pass> forward_passes(const Convolution& c) {
   std::vector<Pass> out;
   for (const auto algorithm : kAlgorithms) {
-    if (!c.applies(ConvolutionPass::kForward, algorithm)) continue;
+    if (!c.applies(ops::ConvolutionPass::kForward, algorithm)) continue;
     std::vector<CapturedArgument> arguments(c.operation.arguments.begin(),
                                             c.operation.arguments.begin() + 3);
     append(arguments, c.geometry(name(algorithm)));
@@ -157,7 +157,7 @@ std::vector<Pass> data_passes(const Convolution& c) {
   if (!c.data) return {};
   std::vector<Pass> out = {masked(c, {true, false, false}, {c.operation.makes[0]})};
   for (const auto algorithm : kAlgorithms) {
-    if (!c.applies(ConvolutionPass::kBackwardData, algorithm)) continue;
+    if (!c.applies(ops::ConvolutionPass::kBackwardData, algorithm)) continue;
     std::vector<CapturedArgument> arguments = {c.operation.arguments[0], c.operation.arguments[2],
                                                value(c.x_use().sizes)};
     append(arguments, c.geometry(name(algorithm)));
@@ -174,7 +174,7 @@ std::vector<Pass> weight_passes(const Convolution& c) {
                                c.operation.makes.end());
   std::vector<Pass> out = {masked(c, {false, true, c.bias}, makes)};
   for (const auto algorithm : kAlgorithms) {
-    if (!c.applies(ConvolutionPass::kBackwardWeight, algorithm)) continue;
+    if (!c.applies(ops::ConvolutionPass::kBackwardWeight, algorithm)) continue;
     std::vector<CapturedArgument> arguments = {c.operation.arguments[0], c.operation.arguments[1],
                                                value(c.weight_use().sizes)};
     append(arguments, c.geometry(name(algorithm)));

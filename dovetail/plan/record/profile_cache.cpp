@@ -23,7 +23,7 @@ namespace {
 /// Returns the digest of the library that contains our kernels.
 std::string kernels_digest() {
   Dl_info info{};
-  DOVETAIL_CHECK(::dladdr(reinterpret_cast<const void*>(&why_not), &info) != 0,
+  DOVETAIL_CHECK(::dladdr(reinterpret_cast<const void*>(&ops::why_not), &info) != 0,
                  "the kernels are in no file");
   return sha256_of_file(info.dli_fname).substr(0, 16);
 }
@@ -37,14 +37,14 @@ nlohmann::json this_machine() {
           {"kernels", kernels}};
 }
 
-std::string text_of(const TensorUse& use) {
+std::string constant_text(const TensorUse& use) {
   if (use.storage < 0) return "none";
   return fmt::format("{}[{}]({})+{}", c10::toString(use.dtype), fmt::join(use.sizes, ","),
                      fmt::join(use.strides, ","), use.offset);
 }
 
 /// Returns the value as text; nullopt if it cannot be compared with other values.
-std::optional<std::string> text_of(const c10::IValue& value) {
+std::optional<std::string> constant_text(const c10::IValue& value) {
   if (value.isCapsule() || value.isObject()) return std::nullopt;
   if (value.isGenerator()) return "generator";
   if (value.isTensor()) {  // a wrapped number
@@ -71,11 +71,11 @@ std::optional<std::string> key_of(std::span<const CapturedOperation> operations)
     for (const CapturedArgument& argument : operation.arguments) {
       out += ' ';
       if (argument.kind == CapturedArgument::Kind::kValue) {
-        const auto text = text_of(argument.value);
+        const auto text = constant_text(argument.value);
         if (!text) return std::nullopt;
         out += *text;
       }
-      for (const TensorUse& use : argument.uses) out += text_of(use);
+      for (const TensorUse& use : argument.uses) out += constant_text(use);
     }
   }
   return out;
