@@ -135,7 +135,7 @@ void add_ends(std::vector<Case>& cases, const Sizes& s, at::ScalarType dtype,
        step({x, weight}, [=] { return ops::linear_cross_entropy(x, weight, ids); }),
        step({x, weight}, [=] { return composed::linear_cross_entropy(x, weight, ids); })});
   cases.push_back({name + " embedding", 0,
-                   step({weight}, [=] { return dovetail::embedding(weight, ids); }),
+                   step({weight}, [=] { return ops::embedding(weight, ids); }),
                    step({weight}, [=] { return at::embedding(weight, ids); })});
 }
 

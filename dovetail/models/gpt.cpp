@@ -132,8 +132,8 @@ BlockOutput GPT::run_blocks(const at::Tensor& tokens, KvCache* cache, const moe:
   at::Tensor x_btc;
   {
     const LayerScope part("embed");
-    x_btc = dovetail::embedding(state_->embed->weight,
-                                on_device(tokens, state_->embed->weight.device()));
+    x_btc =
+        ops::embedding(state_->embed->weight, on_device(tokens, state_->embed->weight.device()));
     if (state_->positions) x_btc = x_btc + state_->positions->weight.narrow(0, begin, length);
   }
   moe::Pass of_tokens = pass;

@@ -39,9 +39,7 @@ at::Tensor call_linear(const std::vector<at::Tensor>& x) {
 at::Tensor call_swiglu(const std::vector<at::Tensor>& x) { return swiglu(x[0]); }
 at::Tensor call_gelu(const std::vector<at::Tensor>& x) { return dovetail::gelu(x[0]); }
 at::Tensor call_squared_relu(const std::vector<at::Tensor>& x) { return squared_relu(x[0]); }
-at::Tensor call_embedding(const std::vector<at::Tensor>& x) {
-  return dovetail::embedding(x[0], x[1]);
-}
+at::Tensor call_embedding(const std::vector<at::Tensor>& x) { return ops::embedding(x[0], x[1]); }
 
 TEST(Norm, MatchesFloat64OverOddWidths) {
   at_every_simd_level([] {
@@ -164,17 +162,17 @@ TEST(Embedding, SumsTheGradientsOfRepeatedIds) {
   }
   expect_same_for_any_threads(call_embedding,
                               {normal({3000, 33}, 1), at::randint(0, 3000, {4000}, at::kLong)});
-  EXPECT_EQ(dovetail::embedding(at::zeros({4, 3}), at::zeros({0}, at::kLong)).sizes(),
+  EXPECT_EQ(ops::embedding(at::zeros({4, 3}), at::zeros({0}, at::kLong)).sizes(),
             at::IntArrayRef({0, 3}));
 }
 
 TEST(Embedding, RefusesIdsOutsideOfTheVocabulary) {
   const at::Tensor weight = at::zeros({4, 3});
-  EXPECT_THAT(user_error([&] { dovetail::embedding(weight, at::tensor({1, 4}, at::kLong)); }),
+  EXPECT_THAT(user_error([&] { ops::embedding(weight, at::tensor({1, 4}, at::kLong)); }),
               HasSubstr("id 4 is outside of the vocabulary of 4"));
-  EXPECT_THAT(user_error([&] { dovetail::embedding(weight, at::tensor({-1, 2}, at::kLong)); }),
+  EXPECT_THAT(user_error([&] { ops::embedding(weight, at::tensor({-1, 2}, at::kLong)); }),
               HasSubstr("id -1"));
-  EXPECT_THAT(user_error([&] { dovetail::embedding(weight, at::zeros({2})); }), HasSubstr("int64"));
+  EXPECT_THAT(user_error([&] { ops::embedding(weight, at::zeros({2})); }), HasSubstr("int64"));
 }
 
 TEST(Composed, GradientsMatchDifferences) {
@@ -198,9 +196,9 @@ TEST(Functions, HaveShapesOnTheMetaDevice) {
   EXPECT_EQ(dovetail::gelu(x).sizes(), x.sizes());
   EXPECT_EQ(squared_relu(x).sizes(), x.sizes());
   EXPECT_EQ(dovetail::linear(x, at::empty({5, 8}, meta)).sizes(), at::IntArrayRef({2, 3, 5}));
-  EXPECT_EQ(dovetail::embedding(at::empty({9, 8}, meta), at::empty({2, 3}, meta.dtype(at::kLong)))
-                .sizes(),
-            x.sizes());
+  EXPECT_EQ(
+      ops::embedding(at::empty({9, 8}, meta), at::empty({2, 3}, meta.dtype(at::kLong))).sizes(),
+      x.sizes());
 }
 
 TEST(Functions, RefuseNamingTheShapes) {
@@ -239,7 +237,7 @@ TEST(Functions, AreOperatorsOfTheDispatcher) {
   expect_same_bits(call("gelu", {x}), dovetail::gelu(x));
   expect_same_bits(call("squared_relu", {x}), squared_relu(x));
   expect_same_bits(call("embedding", {matrix, at::tensor({1, 5}, at::kLong)}),
-                   dovetail::embedding(matrix, at::tensor({1, 5}, at::kLong)));
+                   ops::embedding(matrix, at::tensor({1, 5}, at::kLong)));
   const at::Tensor targets = at::tensor({0, 1, 2, 5}, at::kLong);
   expect_same_bits(call("linear_cross_entropy", {x, matrix, targets}),
                    linear_cross_entropy(x, matrix, targets));

@@ -75,9 +75,9 @@ class BenchCommand : public Command {
     const auto exchanges = compare_exchanges(calibration);
     const auto layers = compare_layers(world, calibration.model);
     if (world->rank() == 0 && !out_.empty())
-      write_file_atomically(out_, dovetail::to_json(calibration.model).dump(2) + "\n");
+      write_file_atomically(out_, comm::to_json(calibration.model).dump(2) + "\n");
     if (json_) {
-      print_json({{"model", dovetail::to_json(calibration.model)},
+      print_json({{"model", comm::to_json(calibration.model)},
                   {"all_to_all", to_json(exchanges)},
                   {"layer_forward", to_json(layers)}});
       return;

@@ -145,9 +145,9 @@ class EvalCommand : public Command {
     }
     const auto group = comm::world_from_environment();
     if (group->rank() == 0) train::warn_of_later_tokens(loaded.config.model);
-    const auto validation =
-        validate(*loaded.model, store, *group,
-                 {.context = loaded.config.model.context, .batch = 8, .max_tokens = max_tokens_});
+    const auto validation = train::validate(
+        *loaded.model, store, *group,
+        {.context = loaded.config.model.context, .batch = 8, .max_tokens = max_tokens_});
     if (!validation)
       throw UserError(fmt::format("{} has no validation tokens", store.folder().string()));
     result["validation"] = {{"data", store.folder().string()},

@@ -105,7 +105,7 @@ void SimulateMoe::run(const std::string& plot, bool json) const {
   print(fmt::format("Simulated, not measured; the costs are: {}\n\n", model.source));
   print(format_table(table(times), Heading::kFirstRow));
   print(fmt::format("\nChosen of {} plans: all_to_all {}, overlap {}, r {}, {} shadowed.\n",
-                    times.size(), dovetail::name(times.front().plan.algorithm),
+                    times.size(), comm::name(times.front().plan.algorithm),
                     times.front().plan.overlap, times.front().plan.shards,
                     times.front().plan.shadowed));
 }

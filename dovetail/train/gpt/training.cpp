@@ -220,7 +220,7 @@ std::map<std::string, at::Tensor> GptTraining::checkpoint_tensors() {
 }
 
 nlohmann::json GptTraining::checkpoint_state() const {
-  return dovetail::checkpoint_state(state_, run_, &store().tokenizer(), group_->size());
+  return train::checkpoint_state(state_, run_, &store().tokenizer(), group_->size());
 }
 
 }  // namespace dovetail::train

@@ -12,6 +12,7 @@
 #include "dovetail/train/loop/resume.h"
 #include "dovetail/train/loop/run_output.h"
 #include "dovetail/train/loop/step_outcome.h"
+#include "dovetail/train/memory/planned_step.h"
 #include "dovetail/train/ranks/batch_shares.h"
 #include "dovetail/train/resolve/resolved_run.h"
 #include "dovetail/train/run/folder.h"

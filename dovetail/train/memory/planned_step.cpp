@@ -65,7 +65,7 @@ struct PlannedStep::State {
   std::vector<plan::Executor::Run> runs;  // the first kMeasuredSteps runs by the final plan
   int64_t planned_steps = 0;              // number of steps by either plan
 
-  bool is_for(const data::Inputs& given, const Constants& numbers) const {
+  bool is_for(const Inputs& given, const Constants& numbers) const {
     return numbers == constants &&
            std::ranges::equal(given, inputs, [](const auto& named, const at::Tensor& input) {
              return named.second.sizes() == input.sizes();
@@ -83,7 +83,7 @@ struct PlannedStep::State {
                          {.same_numbers = options.replay, .writes = checked});
   }
 
-  void take(const data::Inputs& given, const Constants& numbers) {
+  void take(const Inputs& given, const Constants& numbers) {
     if (steps == 0) {
       constants = numbers;
       for (const auto& [name, tensor] : given) {
@@ -277,7 +277,7 @@ PlannedStep::PlannedStep(Work work, plan::StepTensors tensors, Options options)
 
 PlannedStep::~PlannedStep() = default;
 
-void PlannedStep::run(const data::Inputs& inputs, const Constants& constants) {
+void PlannedStep::run(const Inputs& inputs, const Constants& constants) {
   if (state_->options.anew && state_->steps > 0 && !state_->is_for(inputs, constants)) begin_anew();
   State& s = *state_;
   s.take(inputs, constants);

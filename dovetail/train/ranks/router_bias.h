@@ -8,6 +8,10 @@
 #include <utility>
 #include <vector>
 
+namespace dovetail::moe {
+class Layer;
+}  // namespace dovetail::moe
+
 namespace dovetail::models {
 class GPT;
 }  // namespace dovetail::models
@@ -17,10 +21,6 @@ class Group;
 }  // namespace dovetail::comm
 
 namespace dovetail::train {
-
-namespace moe {
-class Layer;
-}
 
 /// Biases of all routers of a model, which shift their choice of experts
 /// (model.moe.bias_update_rate).

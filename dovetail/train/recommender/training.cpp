@@ -355,7 +355,7 @@ void RecommenderTraining::restore_from(const io::StoredCheckpoint* checkpoint) {
 }
 
 nlohmann::json RecommenderTraining::checkpoint_state() const {
-  return dovetail::checkpoint_state(state_, run_, nullptr, group_->size());
+  return train::checkpoint_state(state_, run_, nullptr, group_->size());
 }
 
 }  // namespace dovetail::train
