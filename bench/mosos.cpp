@@ -224,8 +224,8 @@ Graph graph_of_step(const Step& step, const Arguments& a, Peaks& peaks) {
       step.model, step.batch, step.size, step.size, graph.nodes.size(), graph.tensors.size(),
       peaks.least_s);
   fmt::print(
-      "peak {:.2f} GiB with outputs held until their own backward. {:.2f} with each tensor "
-      "kept to its last reader. {:.2f} also with the fastest algorithms' workspaces\n",
+      "peak {:.2f} GiB with outputs held until their own backward. {:.2f} with each tensor kept to "
+      "its last reader. {:.2f} also with the fastest algorithms' workspaces\n",
       gib(peaks.held), gib(peaks.kept), gib(peaks.fastest));
   return graph;
 }
@@ -292,8 +292,7 @@ class Savings {
     };
     fmt::print(
         "{}: the joint plan saves {:.2f} % of Checkmate-Auto's time on average (published 13.53 "
-        "%), {:.2f} % of "
-        "STR-Auto's (4.36 %)\n",
+        "%), {:.2f} % of STR-Auto's (4.36 %)\n",
         of, 100 * mean(of_checkmate_), 100 * mean(of_str_));
     result["savings"].push_back({{"of", of},
                                  {"checkmate_auto", mean(of_checkmate_)},

@@ -142,8 +142,7 @@ class Trial {
     fmt::print("{} {} threads\n", machine().cpu_name, at::get_num_threads());
     fmt::print(
         "{} batch {} at {} x {}: {} nodes, {} storages; captured in {:.1f} s, profiled in {:.1f} s "
-        "({} algorithms "
-        "measured, {} known from {})\n",
+        "({} algorithms measured, {} known from {})\n",
         a.model, a.batch, a.size, a.size, graph_.nodes.size(), graph_.graph.tensors.size(),
         profiled_s - captured_s, end_s - profiled_s, profile.measured, profile.known,
         cache.file().string());
@@ -192,8 +191,7 @@ class Trial {
     const int64_t predicted_bytes = placed.layout.bytes, measured_bytes = executor.resident_bytes();
     fmt::print(
         "{:>6.2f} {:>9.1f} {:>9.1f} {:>7.4f} {:>8.1f}ms {:>8.1f}ms {:>7.3f} {:>8.3f} {:>9.1f} "
-        "{:>9.1f} {:>8.1f} "
-        "{:>5}\n",
+        "{:>9.1f} {:>8.1f} {:>5}\n",
         ratio, mib(budget), mib(measured_bytes), ratio_of(measured_bytes, predicted_bytes),
         predicted_s * 1e3, measured_s * 1e3, measured_s / predicted_s, measured_s / eager_s,
         mib(outcome.to_host_bytes), mib(outcome.again_bytes), solved_s, same ? "same" : "DIFFER");
@@ -325,8 +323,7 @@ nlohmann::ordered_json lines(const Arguments& a, const std::vector<nlohmann::ord
     const auto batch = static_cast<double>(a.extended_batch);
     fmt::print(
         "{:>6.2f} over {} batches: predicted {:.1f} + {:.2f} ms an image ({:.1f} % off), measured "
-        "{:.1f} + {:.2f} ms "
-        "({:.1f} % off); at {}: {:.2f} s, {:.2f} s, {:.3f} of it\n",
+        "{:.1f} + {:.2f} ms ({:.1f} % off); at {}: {:.2f} s, {:.2f} s, {:.3f} of it\n",
         ratio, some.size(), 1e3 * predicted.none_s, 1e3 * predicted.image_s,
         100 * predicted.farthest, 1e3 * measured.none_s, 1e3 * measured.image_s,
         100 * measured.farthest, a.extended_batch, predicted.at(batch), measured.at(batch),

@@ -257,8 +257,7 @@ std::string bars(const nlohmann::ordered_json& sides, const char* key, double sc
     const double value = side[key].get<double>();
     svg += fmt::format(
         "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text><rect x=\"{}\" y=\"{}\" "
-        "width=\"{:.1f}\" height=\"12\"/>"
-        "<text x=\"{:.1f}\" y=\"{}\">{:.1f} {}</text>\n",
+        "width=\"{:.1f}\" height=\"12\"/><text x=\"{:.1f}\" y=\"{}\">{:.1f} {}</text>\n",
         x + 64, y + 10, side["name"].get<std::string>(), x + 70, y, 200 * value / most,
         x + 74 + 200 * value / most, y + 10, scale * value, unit);
     y += 17;
@@ -279,11 +278,8 @@ std::string picture(const nlohmann::ordered_json& parts) {
   }
   return fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 720 {0}\"><style>text {{ font: 11px "
-      "system-ui, "
-      "sans-serif; "
-      "fill: #333 }} .title {{ font-weight: 600 }} rect {{ fill: #2f5fd0 }}</style><rect "
-      "width=\"720\" height=\"{0}\" "
-      "style=\"fill:#fff\"/>\n{1}</svg>\n",
+      "system-ui, sans-serif; fill: #333 }} .title {{ font-weight: 600 }} rect {{ fill: #2f5fd0 "
+      "}}</style><rect width=\"720\" height=\"{0}\" style=\"fill:#fff\"/>\n{1}</svg>\n",
       y - 10, body);
 }
 
@@ -313,9 +309,7 @@ nlohmann::ordered_json simulated(const Options& options) {
     const LayerTime best = simulate_all(costs, few).front();
     std::cout << fmt::format(
         "  {:5} ranks  linear {:7.2f} ms  2dh {:7.2f} ms; {} experts: r = 1 without overlap "
-        "{:7.2f} ms, best {:7.2f} "
-        "ms "
-        "(r = {}, overlap {})\n",
+        "{:7.2f} ms, best {:7.2f} ms (r = {}, overlap {})\n",
         ranks, 1e3 * linear, 1e3 * two, few.experts, 1e3 * fixed, 1e3 * best.total_s(),
         best.plan.shards, best.plan.overlap);
     list.push_back({{"ranks", ranks},

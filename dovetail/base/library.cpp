@@ -30,13 +30,11 @@ at::Tensor readable(std::string_view schema, const at::Tensor& tensor) {
                     "give a dense strided tensor, such as x.to_dense() or x.dequantize()");
   if (!has_memory(tensor))
     throw UserError(
-        fmt::format(
-            "{}: a tensor has no readable memory. It is a DTensor or another wrapper, is traced by "
-            "torch.compile or torch.func, or its storage was freed",
-            name),
+        fmt::format("{}: a tensor has no readable memory. It is a DTensor or another wrapper, is "
+                    "traced by torch.compile or torch.func, or its storage was freed",
+                    name),
         "give plain tensors, such as DTensor.to_local(); keep the call out of the compiled "
-        "function with "
-        "torch.compiler.disable");
+        "function with torch.compiler.disable");
   return tensor.is_neg() ? tensor.resolve_neg() : tensor;
 }
 

@@ -185,8 +185,7 @@ class Nodes::Comparison {
       if (digests_[r].item<int64_t>() != digests_[0].item<int64_t>())
         throw comm::CommError(
             fmt::format("nodes 0 and {} run different jobs: their data or parameters of {} differ. "
-                        "Give all nodes the same table, "
-                        "options and version of dovetail",
+                        "Give all nodes the same table, options and version of dovetail",
                         r, task_));
   }
 

@@ -140,9 +140,7 @@ void check_rotary(const ModelConfig& c) {
     };
     user_check(usual(&ModelConfig::rotary_fraction) && usual(&ModelConfig::rotary_theta),
                "model.rotary_fraction = {} and model.rotary_theta = {} do nothing with "
-               "model.positions = \"learned\"; "
-               "leave them "
-               "out or use positions = \"rotary\"",
+               "model.positions = \"learned\"; leave them out or use positions = \"rotary\"",
                c.rotary_fraction, c.rotary_theta);
     return;
   }

@@ -115,8 +115,7 @@ std::string advice_about(std::string_view name) {
   const auto has = [&](std::string_view part) { return name.find(part) != std::string_view::npos; };
   if (has("lora_"))
     return "it belongs to an adapter: merge it with peft's merge_and_unload() and save the result "
-           "with "
-           "save_pretrained(...)";
+           "with save_pretrained(...)";
   for (const auto* part :
        {"scale", "zero_point", "qweight", "qzeros", "g_idx", "absmax", "quant", "SCB"})
     if (has(part))
@@ -129,8 +128,7 @@ std::string advice_about(std::string_view name) {
   if (name.ends_with(".bias"))
     return "config.json's model_type has no bias here, and biases of variants are not supported";
   return "if config.json is right, save the model without this tensor: transformers' "
-         "from_pretrained(...) and "
-         "save_pretrained(...)";
+         "from_pretrained(...) and save_pretrained(...)";
 }
 
 void check_rest(const HuggingfaceModel& described, TensorFolder& source) {

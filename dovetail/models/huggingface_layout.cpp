@@ -336,8 +336,7 @@ HuggingfaceArchitecture huggingface_architecture(const ModelConfig& config) {
   if (mixtral.empty()) return HuggingfaceArchitecture::kMixtral;
   if (gpt2.empty()) return HuggingfaceArchitecture::kGpt2;
   throw UserError(fmt::format("Hugging Face's architectures cannot express this model: llama not "
-                              "{}, mixtral not {}, gpt2 "
-                              "not {}",
+                              "{}, mixtral not {}, gpt2 not {}",
                               llama, mixtral, gpt2),
                   "use the checkpoint itself, or train with the sizes of a llama or gpt2 preset");
 }

@@ -80,8 +80,7 @@ void check_sequences(const RecommenderConfig& config, const RecommenderInputs& i
                                : "no sequence shares a feature's table");
   user_check(config.model != "dien" || inputs.length > 1,
              "recommender.model = \"dien\" learns from the event that follows, but sequences keep "
-             "one; give a larger "
-             "max_length");
+             "one; give a larger max_length");
   user_check(config.micro.size() > 1,
              "recommender.micro = [{}] is no MLP; give the width of its input, of hidden layers "
              "and of its output",
@@ -97,10 +96,9 @@ void check_sequences(const RecommenderConfig& config, const RecommenderInputs& i
 void RecommenderConfig::describe(Section& s) {
   s.value("model", model,
           "Architecture: wide_deep (Cheng et al. 2016), deepfm (Guo et al. 2017), dlrm (Naumov et "
-          "al. 2019) or dcnv2 "
-          "(Wang et al. 2021). For sequences: din (Zhou et al. 2018), dien (Zhou et al. 2019) or "
-          "can (Bian et al. "
-          "2022). For several labels: mmoe (Ma et al. 2018). Empty: train no recommender")
+          "al. 2019) or dcnv2 (Wang et al. 2021). For sequences: din (Zhou et al. 2018), dien "
+          "(Zhou et al. 2019) or can (Bian et al. 2022). For several labels: mmoe (Ma et al. "
+          "2018). Empty: train no recommender")
       .choices({"", "wide_deep", "deepfm", "dlrm", "dcnv2", "din", "dien", "can", "mmoe"});
   s.value("dim", dim, "Elements of an embedding").range(1, 65536);
   s.value("bottom", bottom,
@@ -114,8 +112,7 @@ void RecommenderConfig::describe(Section& s) {
       .range(0, 1e6);
   s.value("grain", grain,
           "Samples that the dense part processes at a time. Its sums have the same bits for each "
-          "train.micro_batch "
-          "that is a multiple of grain")
+          "train.micro_batch that is a multiple of grain")
       .unit("samples")
       .range(1, 1e9);
   s.value("cross", cross,
@@ -137,8 +134,7 @@ void RecommenderConfig::describe(Section& s) {
       .range(1, 8);
   s.value("co_action", co_action,
           "can: pairs \"item * sequence\". The item's id selects the micro-MLP, which reads the "
-          "sequence. Empty: each "
-          "sequence, paired with the feature whose table it shares");
+          "sequence. Empty: each sequence, paired with the feature whose table it shares");
   s.value("experts", experts, "mmoe: number of experts that the tasks share").range(1, 4096);
   s.value("expert", expert, "mmoe: widths of an expert's layers").range(1, 1e6);
   s.value("task_weights", task_weights,

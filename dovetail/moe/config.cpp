@@ -45,8 +45,7 @@ void check_router(Config& c) {
                "model.moe.load_scope and load_count do nothing with load_loss = 0; leave them out");
     user_check(c.smooth_load_loss == 0 || (c.num_groups == 1 && c.bias_update_rate == 0),
                "model.moe.smooth_load_loss knows of a choice by noisy logits alone; leave out "
-               "num_groups and "
-               "bias_update_rate");
+               "num_groups and bias_update_rate");
     return;
   }
   refuse(c.load_loss > 0, "load_loss");
@@ -68,8 +67,7 @@ void check_router(Config& c) {
   } else {
     user_check(c.drop == "none",
                "model.moe.drop = \"{}\": with router = \"expert_choice\" experts take tokens and "
-               "none has too many; "
-               "leave it out",
+               "none has too many; leave it out",
                c.drop);
   }
 }
@@ -81,8 +79,7 @@ void check_second_expert(const Config& c) {
       c.k);
   user_check(!c.draw_frees_slot || (c.second_expert == "random" && c.drop != "none"),
              "model.moe.draw_frees_slot does nothing without second_expert = \"random\" and a "
-             "capacity (drop); leave "
-             "it out");
+             "capacity (drop); leave it out");
 }
 
 }  // namespace
@@ -110,9 +107,8 @@ void Config::describe(Section& s) {
       .choices(strings(kScoreNames));
   s.value("normalize", normalize,
           "Normalization of a token's k weights. before: all choices sum to 1, before dropping. "
-          "after: choices that "
-          "are not dropped sum to 1. none: weights are the scores. With k = 1 weights are always "
-          "the scores")
+          "after: choices that are not dropped sum to 1. none: weights are the scores. With k = 1 "
+          "weights are always the scores")
       .choices(strings(kNormalizeNames));
   s.value("scale", scale, "Factor that multiplies the weights").above(0);
   s.value("num_groups", num_groups, "Number of equal groups of neighbouring experts")
@@ -124,13 +120,11 @@ void Config::describe(Section& s) {
       .choices(strings(kGroupScoreNames));
   s.value("drop", drop,
           "Choices to drop beyond an expert's capacity: the last ones (position), the ones with "
-          "the lowest scores "
-          "(probability), or none")
+          "the lowest scores (probability), or none")
       .choices(strings(kDropNames));
   s.value("slot_order", slot_order,
           "Order in which choices get slots: all first choices, then all second choices (choice), "
-          "or token by token "
-          "(token)")
+          "or token by token (token)")
       .choices(strings(kSlotOrderNames));
   s.value("batch_prioritized", batch_prioritized,
           "Give slots to the tokens with the highest scores first");
@@ -139,21 +133,18 @@ void Config::describe(Section& s) {
       .choices(strings(kCapacityRuleNames));
   s.value("capacity_factor", capacity_factor,
           "Slots of an expert, divided by its even share of the choices. tutel: 0 gives as many "
-          "slots as needed, a "
-          "negative factor limits them to its magnitude");
+          "slots as needed, a negative factor limits them to its magnitude");
   s.value("eval_capacity_factor", eval_capacity_factor,
           "Capacity factor of validation losses, by the same capacity_rule. 0: no capacity. "
-          "Decoding and multiple-choice "
-          "tasks never have a capacity")
+          "Decoding and multiple-choice tasks never have a capacity")
       .range(0, 1e6);
   s.value("pad_to_capacity", pad_to_capacity,
           "Pad each expert's rows with zeros to its capacity. Sizes are then known in advance, and "
-          "ranks exchange only "
-          "rows. false: keep the actual number of rows (dropless). Results are the same");
+          "ranks exchange only rows. false: keep the actual number of rows (dropless). Results are "
+          "the same");
   s.value("second_expert", second_expert,
           "Second expert in training with k = 2. always: used. random: dropped where twice its "
-          "weight is below a "
-          "random number (GShard)")
+          "weight is below a random number (GShard)")
       .choices({"always", "random"});
   s.value("draw_frees_slot", draw_frees_slot,
           "A second expert that second_expert drops leaves its slot to the next token");
@@ -163,18 +154,15 @@ void Config::describe(Section& s) {
       .range(0, 1e6);
   s.value("load_loss", load_loss,
           "Coefficient of the load-balancing loss of top_k and noisy_top_k. The loss is 1 at "
-          "perfect balance. Below 0: "
-          "0.01 for these two routers, none for the others")
+          "perfect balance. Below 0: 0.01 for these two routers, none for the others")
       .range(-1, 1e6);
   s.value("load_count", load_count, "Choices that the load-balancing loss counts")
       .choices(strings(kLoadCountNames));
   s.value("load_scope", load_scope,
           "Tokens over which the loss balances the load. micro_batch: the micro-batch of each "
-          "rank. sequence: each "
-          "sequence (DeepSeek-V3). global_batch: all ranks and the step's micro-batches so far "
-          "(Qiu et al. 2025). auto: "
-          "global_batch, or sequence if train.micro_batch divides a batch, so that ranks do not "
-          "change the loss")
+          "rank. sequence: each sequence (DeepSeek-V3). global_batch: all ranks and the step's "
+          "micro-batches so far (Qiu et al. 2025). auto: global_batch, or sequence if "
+          "train.micro_batch divides a batch, so that ranks do not change the loss")
       .choices(strings(kLoadScopeNames));
   s.value("importance_loss", importance_loss,
           "Coefficient of the squared variation of the experts' summed weights (noisy_top_k)")
@@ -207,22 +195,20 @@ Config resolve(const Config& config, int64_t width) {
   check_router(c);
   check_spec("model.moe", routing_spec(c), c.experts);
   const Config defaults;
-  user_check(
-      c.drop != "none" ||
-          (c.slot_order == defaults.slot_order && !c.batch_prioritized &&
-           c.capacity_rule == defaults.capacity_rule &&
-           c.capacity_factor == defaults.capacity_factor && c.eval_capacity_factor == 0),
-      "model.moe.drop = \"none\" has no capacity. These keys then do nothing: slot_order, "
-      "batch_prioritized, capacity_rule, capacity_factor, eval_capacity_factor. Leave them out or "
-      "set drop");
+  user_check(c.drop != "none" ||
+                 (c.slot_order == defaults.slot_order && !c.batch_prioritized &&
+                  c.capacity_rule == defaults.capacity_rule &&
+                  c.capacity_factor == defaults.capacity_factor && c.eval_capacity_factor == 0),
+             "model.moe.drop = \"none\" has no capacity. These keys then do nothing: slot_order, "
+             "batch_prioritized, capacity_rule, capacity_factor, eval_capacity_factor. Leave them "
+             "out or set drop");
   user_check(c.drop != "none" || !c.pad_to_capacity,
              "model.moe.pad_to_capacity needs a capacity, but model.moe.drop = \"none\" has none; "
              "say what is dropped");
   user_check(
       c.drop != "probability" || (c.slot_order == defaults.slot_order && !c.batch_prioritized),
       "model.moe.drop = \"probability\" drops by scores: slot_order and batch_prioritized do "
-      "nothing; leave them "
-      "out");
+      "nothing; leave them out");
   check_second_expert(c);
   user_check(c.num_groups > 1 || c.group_score == defaults.group_score,
              "model.moe.group_score does nothing with num_groups = 1; leave it out");
@@ -253,8 +239,7 @@ void check_decodes(const Config& config) {
   if (config.experts == 0 || config.router != "expert_choice") return;
   throw UserError(
       "model.moe.router = \"expert_choice\" lets experts choose among all tokens, also later ones. "
-      "So no text can be "
-      "decoded token by token",
+      "So no text can be decoded token by token",
       "train with a router that looks at one token, such as \"top_k\" or \"sinkhorn\"");
 }
 

@@ -125,16 +125,12 @@ at::Tensor library_experts(const at::Tensor& x, const at::Tensor& weight, const 
 TORCH_LIBRARY_FRAGMENT(dovetail, m) {
   dovetail::define<
       "moe_route(Tensor logits, int k, str score=\"softmax\", str normalize=\"before\", str "
-      "slot_order=\"choice\", "
-      "str drop=\"position\", float capacity_factor=1.0, int capacity=0, bool "
-      "batch_prioritized=False, "
-      "Tensor? bias=None, int num_groups=1, int top_groups=1, float scale=1.0, str "
-      "aux=\"first_choice\", "
-      "str group_score=\"top2\", str capacity_rule=\"tutel\", Tensor? draw=None, bool "
-      "draw_frees_slot=False, "
-      "str router=\"top_k\", Tensor? chosen=None, int sequence=0) "
-      "-> (Tensor expert_idx, Tensor slot, Tensor weight, Tensor count, Tensor aux_loss, Tensor "
-      "z_loss)",
+      "slot_order=\"choice\", str drop=\"position\", float capacity_factor=1.0, int capacity=0, "
+      "bool batch_prioritized=False, Tensor? bias=None, int num_groups=1, int top_groups=1, float "
+      "scale=1.0, str aux=\"first_choice\", str group_score=\"top2\", str capacity_rule=\"tutel\", "
+      "Tensor? draw=None, bool draw_frees_slot=False, str router=\"top_k\", Tensor? chosen=None, "
+      "int sequence=0) -> (Tensor expert_idx, Tensor slot, Tensor weight, Tensor count, Tensor "
+      "aux_loss, Tensor z_loss)",
       dovetail::moe::library_route>(m);
   dovetail::define<"moe_sinkhorn(Tensor logits) -> Tensor", dovetail::moe::library_sinkhorn>(m);
   dovetail::define<"moe_base(Tensor logits) -> Tensor expert_idx", dovetail::moe::library_base>(m);
@@ -160,8 +156,7 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
       dovetail::moe::library_grouped_linear>(m);
   dovetail::define<
       "moe_experts(Tensor x, Tensor weight, Tensor expert_idx, Tensor slot, Tensor[] up, Tensor[] "
-      "down, "
-      "Tensor[] up_bias, Tensor[] down_bias, str activation) -> Tensor",
+      "down, Tensor[] up_bias, Tensor[] down_bias, str activation) -> Tensor",
       dovetail::moe::library_experts>(m);
 }
 // words: on

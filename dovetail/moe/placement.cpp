@@ -24,10 +24,9 @@ Placement make_placement(int64_t experts, int ranks, int cut, int64_t ffn_width,
         "parallel.expert_tensor must divide parallel.expert");
   if (out.holders() > experts)
     throw UserError(
-        fmt::format(
-            "parallel.expert = {} with parallel.expert_tensor = {} are {} holders of experts, but "
-            "model.moe.experts = {}",
-            ranks, out.cut, out.holders(), experts),
+        fmt::format("parallel.expert = {} with parallel.expert_tensor = {} are {} holders of "
+                    "experts, but model.moe.experts = {}",
+                    ranks, out.cut, out.holders(), experts),
         fmt::format("parallel.expert_tensor = {} or more cuts each expert over as many ranks",
                     least));
   user_check(ffn_width % out.cut == 0,

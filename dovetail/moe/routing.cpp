@@ -205,11 +205,10 @@ void check_spec(std::string_view owner, const RoutingSpec& spec, int64_t experts
   user_check(spec.capacity >= 0, "{}: capacity = {} must not be negative", owner, spec.capacity);
   if (spec.drop != Drop::kNone && spec.capacity == 0 && spec.capacity_factor <= 0 &&
       spec.capacity_rule != CapacityRule::kTutel) {
-    throw UserError(
-        fmt::format("{}: capacity_factor = {} has no meaning by this capacity_rule; only tutel's "
-                    "knows 0 and below",
-                    owner, spec.capacity_factor),
-        "use drop = \"none\" for routing without a capacity");
+    throw UserError(fmt::format("{}: capacity_factor = {} has no meaning by this capacity_rule; "
+                                "only tutel's knows 0 and below",
+                                owner, spec.capacity_factor),
+                    "use drop = \"none\" for routing without a capacity");
   }
 }
 

@@ -110,8 +110,7 @@ at::Tensor library_linear(const at::Tensor& x, const at::Tensor& weight,
 TORCH_LIBRARY_FRAGMENT(dovetail, m) {
   m.def(
       "mx_quantize(Tensor x, str format=\"e4m3\", str scale_mode=\"round_up\", int axis=-1, str "
-      "non_finite=\"poison\") "
-      "-> (Tensor codes, Tensor scales)");
+      "non_finite=\"poison\") -> (Tensor codes, Tensor scales)");
   m.def(
       "mx_dequantize(Tensor codes, Tensor scales, str format=\"e4m3\", int axis=-1, ScalarType "
       "dtype=float) -> Tensor");

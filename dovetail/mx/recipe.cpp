@@ -191,19 +191,16 @@ void RecipeSection::OperandSection::describe(Section& s) {
       .choices({"none", "e4m3", "e5m2", "e3m2", "e2m3", "e2m1", "mxint8"});
   s.value("blocks", blocks,
           "Elements that share a scale. Microscaling: 1x32 along the reduction, or 32x32 of a "
-          "weight. FP8: 1x128 along "
-          "the reduction, 128x128 of a weight, or the whole tensor")
+          "weight. FP8: 1x128 along the reduction, 128x128 of a weight, or the whole tensor")
       .choices(std::vector<std::string>(kBlocks.begin(), kBlocks.end()));
   s.value("scale_mode", scale_mode,
           "Rule for a scale by the block's largest magnitude. Powers of two: round_up (arXiv "
-          "2506.08027), floor (OCP "
-          "v1.0), ceil and even (as in torchao). float32: a scale that fills the format's range, "
-          "only for FP8")
+          "2506.08027), floor (OCP v1.0), ceil and even (as in torchao). float32: a scale that "
+          "fills the format's range, only for FP8")
       .choices({"round_up", "floor", "ceil", "even", std::string(kFloat32)});
   s.value("history", history,
           "Delayed scaling of whole tensors: number of earlier steps whose largest magnitude sets "
-          "the scale; 0: the "
-          "tensor's own magnitude")
+          "the scale; 0: the tensor's own magnitude")
       .unit("steps")
       .range(0, 65536);
   s.value("rounding", rounding, "Rounding of elements; stochastic is only for gradients")

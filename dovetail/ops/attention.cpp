@@ -399,8 +399,7 @@ at::Tensor attention(const at::Tensor& qkv, int64_t heads, int64_t kv_heads,
                  qkv.size(2) > 0 && qkv.size(2) % (heads + 2 * kv_heads) == 0 &&
                  at::isFloatingType(qkv.scalar_type()),
              "attention: qkv must be floating and (batch, length, (heads + 2 kv_heads) * head "
-             "size). Heads must be a multiple of "
-             "kv_heads. It is {} for {} heads and {} kv_heads",
+             "size). Heads must be a multiple of kv_heads. It is {} for {} heads and {} kv_heads",
              describe(qkv), heads, kv_heads);
   check_rotary(qkv.size(2) / (heads + 2 * kv_heads), options);
   if (use_kernel(Kernel::kAttention, qkv) && qkv.numel() > 0) {

@@ -88,12 +88,10 @@ TORCH_LIBRARY(dovetail, m) {
       "algorithm) -> Tensor");
   m.def(
       "convolution_backward_data(Tensor dy, Tensor weight, int[] x_sizes, int[2] stride, int[2] "
-      "padding, "
-      "str algorithm) -> Tensor");
+      "padding, str algorithm) -> Tensor");
   m.def(
       "convolution_backward_weight(Tensor dy, Tensor x, int[] weight_sizes, int[2] stride, int[2] "
-      "padding, "
-      "str algorithm, bool bias) -> (Tensor, Tensor)");
+      "padding, str algorithm, bool bias) -> (Tensor, Tensor)");
 }
 
 // Registered below autograd, which does not know these functions. So each is one operation of a

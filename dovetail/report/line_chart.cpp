@@ -81,8 +81,8 @@ std::string line_chart_svg(const LineChart& chart) {
       y(10, y_low, y_high, kChartHeight - kChartBottom, kChartTop);
   std::string svg = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" "
-      "height=\"{1}\" "
-      "font-family=\"sans-serif\">\n<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n",
+      "height=\"{1}\" font-family=\"sans-serif\">\n<rect width=\"{0}\" height=\"{1}\" "
+      "fill=\"white\"/>\n",
       kChartWidth, kChartHeight);
   add_text(svg, kChartLeft, 24, "start", chart.title, 16);
   add_text(svg, kChartLeft, 44, "start", chart.subtitle);

@@ -122,8 +122,7 @@ void say_how_full_experts_are(const ResolvedRun& run) {
   log_warning(
       "experts get {:.0f} tokens each at a time if the load is even. Below about {:.0f}, their "
       "products wait for weights from memory on this machine. Raise train.micro_batch, or have "
-      "fewer or narrower "
-      "experts",
+      "fewer or narrower experts",
       tokens, least);
 }
 

@@ -285,15 +285,13 @@ TEST(Fit, BelowTheFloorNamesTheOperationAndItsParts) {
   EXPECT_STREQ(error.what(),
                "memory.budget = 4.00 MiB is below the floor of this step, 5.00 MiB\n"
                "  the largest single operation is convolution backward of `encoder.conv2` (inputs "
-               "3.00 MiB, outputs "
-               "2.00 MiB, workspace 512 B)");
+               "3.00 MiB, outputs 2.00 MiB, workspace 512 B)");
   // Without a choice the fastest algorithm decides.
   const SolveOptions fastest{.algorithms = false};
   EXPECT_STREQ(below_floor(graph, floor_of(graph, fastest), "memory.budget", "less").what(),
                "memory.budget = 4.00 MiB is below the floor of this step, 6.00 MiB\n"
                "  the largest single operation is convolution backward of `encoder.conv2` (inputs "
-               "3.00 MiB, outputs "
-               "2.00 MiB, workspace 1.00 MiB)");
+               "3.00 MiB, outputs 2.00 MiB, workspace 1.00 MiB)");
 }
 
 /// One operation that needs 5 MiB.
@@ -316,8 +314,7 @@ TEST(Fit, BelowAFloorWithPlacesTellsOfTheGaps) {
   EXPECT_STREQ(below_floor(graph, floor, "memory.budget", "less").what(),
                "memory.budget = 4.00 MiB is below the floor of this step, 6.00 MiB\n"
                "  the largest single operation is relu (inputs 3.00 MiB, outputs 2.00 MiB, "
-               "workspace 0 B), and gaps "
-               "between places take 1.00 MiB");
+               "workspace 0 B), and gaps between places take 1.00 MiB");
 }
 
 TEST(Fit, ABudgetRightBelowTheFloorIsSaidInBytes) {

@@ -72,8 +72,7 @@ TEST_F(Report, ShowsEveryTaskOfARecommenderByName) {
   const Json d = data();
   EXPECT_EQ(d["verdict"],
             "Trained all 2 steps: AUC 0.6250 of delay > 15, AUC 0.7500 of cancelled, 1.25 nats per "
-            "sample on held-out "
-            "rows.");
+            "sample on held-out rows.");
   EXPECT_EQ(d["tiles"][1]["label"], "AUC, delay > 15");
   EXPECT_EQ(d["tiles"][2]["value"], "0.7500");
   EXPECT_EQ(curve(d, "delay > 15, all rows")[0][3], 0.625);
@@ -287,8 +286,7 @@ TEST_F(Report, ShowsTheMemoryPlan) {
   const Json panel = data()["memory"];
   EXPECT_EQ(panel["words"],
             "A step within 3.0 MiB of the 5.0 MiB that it takes with everything kept. Its plan was "
-            "expected to take 10 "
-            "ms and took 11 ms; with everything kept 8 ms.");
+            "expected to take 10 ms and took 11 ms; with everything kept 8 ms.");
   EXPECT_EQ(panel["compared"][0].dump(), R"(["step","8 ms","10 ms","11 ms","+10.0 %"])");
   EXPECT_EQ(
       panel["decisions"].dump(),

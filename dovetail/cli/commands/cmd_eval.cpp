@@ -38,8 +38,7 @@ class EvalCommand : public Command {
     arguments
         .option("--data", "PATH", &data_,
                 "Prepared folder whose validation split is read; for a recommender: files of rows, "
-                "repeatable (the "
-                "run's own data)")
+                "repeatable (the run's own data)")
         .completes(Completion::kFile);
     arguments
         .option("--split", "NAME", &rows_.split,

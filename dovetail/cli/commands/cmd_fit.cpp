@@ -165,8 +165,7 @@ class FitCommand : public Command {
     arguments
         .positional("model", &model_,
                     "gmm (mixture of normal distributions), linear or logistic (regression, for "
-                    "any number of "
-                    "classes), pca (principal components)")
+                    "any number of classes), pca (principal components)")
         .is_required()
         .one_of({"gmm", "linear", "logistic", "pca"});
     table_.declare_data(arguments);
@@ -181,8 +180,7 @@ class FitCommand : public Command {
   void check() override {
     user_check(model_ != "linear" || !table_.fresh(),
                "--fresh starts a stopped job over, but fit linear is one pass that leaves nothing "
-               "to continue; leave it "
-               "out");
+               "to continue; leave it out");
     table_.check();
   }
 

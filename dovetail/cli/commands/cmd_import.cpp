@@ -53,8 +53,8 @@ class ImportCommand : public Command {
       throw UserError(
           fmt::format("{} has {} tokens, but the model's embedding has {} rows",
                       tokenizer_file.string(), tokenizer->vocab_size(), model->config().vocab_size),
-          fmt::format("take the model's own tokenizer, or give new tokens rows with "
-                      "transformers: model.resize_token_embeddings({}), model.save_pretrained(...)",
+          fmt::format("take the model's own tokenizer, or give new tokens rows with transformers: "
+                      "model.resize_token_embeddings({}), model.save_pretrained(...)",
                       tokenizer->vocab_size()));
     for (const char* key : {"run.name", "run.folder"})
       check_set_once(overrides_, key, true, "--out");

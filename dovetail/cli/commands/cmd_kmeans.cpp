@@ -44,8 +44,7 @@ class KMeansCommand : public Command {
     arguments
         .option("--tolerance", "T", &tolerance_,
                 "Stop when the squared move of the centres is below T times the mean variance of "
-                "the columns (1e-4; "
-                "with --batch 0)")
+                "the columns (1e-4; with --batch 0)")
         .range(0, 1e30);
     arguments
         .option("--batch", "N", &batch_.batch,

@@ -55,8 +55,7 @@ std::string python_with_torch() {
   throw UserError(chosen != nullptr ? fmt::format("DOVETAIL_PYTHON={} has no torch", python)
                                     : "python3 on the PATH has no torch",
                   "several ranks are started by torchrun: set DOVETAIL_PYTHON to the Python that "
-                  "has torch, or use `./dev run "
-                  "launch ...`");
+                  "has torch, or use `./dev run launch ...`");
 }
 
 /// Python program that runs torchrun. Its first argument is the rendezvous address; torchrun gets

@@ -90,8 +90,7 @@ class PlanCommand : public Command {
     } else {
       user_check(check_.empty() && without_.empty(),
                  "--check and --without belong to a graph.json, but {} is a training config; "
-                 "`--out FOLDER` writes its "
-                 "graph",
+                 "`--out FOLDER` writes its graph",
                  step_);
       user_check(!fits_ || (request_.out.empty() && !request_.curve && !request_.layers),
                  "--fits makes no plan: --out, --curve and --layers belong to planning");
@@ -131,12 +130,10 @@ class PlanCommand : public Command {
       const plan::PlanOutcome outcome = plan::outcome_of(graph, plan, timeline);
       const int64_t places_bytes = plan::lay_out(graph, plan, timeline).bytes + graph.base_bytes;
       if (places_bytes > graph.budget_bytes)
-        throw UserError(
-            fmt::format(
-                "the plan holds {} bytes at its peak, but no places for its tensors were found "
-                "within {} bytes: they take {}",
-                timeline.peak_bytes, graph.budget_bytes, places_bytes),
-            "raise the budget to that", check_);
+        throw UserError(fmt::format("the plan holds {} bytes at its peak, but no places for its "
+                                    "tensors were found within {} bytes: they take {}",
+                                    timeline.peak_bytes, graph.budget_bytes, places_bytes),
+                        "raise the budget to that", check_);
       if (request_.json) {
         Json json = {{"valid", true},
                      {"peak_bytes", timeline.peak_bytes},
@@ -150,8 +147,7 @@ class PlanCommand : public Command {
       }
       print(fmt::format(
           "valid: peak {} MiB in places of {} MiB, of {} MiB, at {:.6g} s, ends at {:.6g} s, host "
-          "{} MiB, "
-          "{} operations again\n\n",
+          "{} MiB, {} operations again\n\n",
           mib(timeline.peak_bytes), mib(places_bytes), mib(graph.budget_bytes), timeline.peak_at_s,
           timeline.makespan_s, mib(timeline.host_peak_bytes), timeline.again));
       say_outcome(outcome, graph);
@@ -228,8 +224,7 @@ class PlanCommand : public Command {
                       plan.starts_on_host.size(), mib(bytes_on_host)));
     print(
         fmt::format("\npeak {} MiB in places of {} MiB; {:.6g} s simulated, {:.3f}x of every "
-                    "operation once at its "
-                    "fastest ({:.6g} s); {} operations again\n",
+                    "operation once at its fastest ({:.6g} s); {} operations again\n",
                     mib(timeline.peak_bytes), mib(placed.bytes), timeline.makespan_s,
                     timeline.makespan_s / made.bound_s, made.bound_s, timeline.again));
     if (request_.curve) print("\n" + curve_table(curve, kept.peak_bytes, outcome.once_s));

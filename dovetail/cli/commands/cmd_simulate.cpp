@@ -10,8 +10,7 @@ class SimulateCommand : public Command {
   std::string name() const override { return "simulate"; }
   std::string summary() const override {
     return "Predict a layer of experts on up to 4096 ranks, or a job shared by CPU cores and GPUs "
-           "on thousands of "
-           "nodes";
+           "on thousands of nodes";
   }
   std::string example() const override {
     return "dovetail simulate moe --cost cost.json --ranks 64 --experts 64 --plot layer.svg\n"

@@ -55,8 +55,7 @@ void TableOptions::declare_data(Arguments& arguments) {
   arguments
       .option("--data", "FILE", &data_,
               "Table: Parquet, .npy, .npz (FILE:NAME) or text with a delimiter or blanks; gzip, "
-              "zstd and bzip2 are "
-              "unpacked")
+              "zstd and bzip2 are unpacked")
       .is_required()
       .completes(Completion::kFile);
   arguments.option("--columns", "LIST", &columns_,
@@ -77,8 +76,7 @@ void TableOptions::declare_data(Arguments& arguments) {
   arguments
       .option("--bad-values", "WHAT", &bad_values_,
               "Treatment of a value that is no number: error, zero (leaves out a row without "
-              "target), or skip its "
-              "row (error)")
+              "target), or skip its row (error)")
       .one_of({"error", "zero", "skip"});
 }
 
@@ -88,13 +86,11 @@ void TableOptions::declare_workers(Arguments& arguments) {
   arguments.option(
       "--executors", "LIST", &executors_,
       "Executors that share the rows by their measured speeds, such as cpu:2,cpu:1,cuda:0. Each is "
-      "a "
-      "number of threads on cores of its own, or a GPU (none: --threads share the rows equally)");
+      "a number of threads on cores of its own, or a GPU (none: --threads share the rows equally)");
   arguments
       .option("--share", "HOW", &share_,
               "Shares of executors: stealing (by speed, and idle ones help), affine (by speed), or "
-              "static (by threads) "
-              "(stealing)")
+              "static (by threads) (stealing)")
       .one_of({"stealing", "affine", "static"});
   arguments
       .option("--verify", "N", &verify_,

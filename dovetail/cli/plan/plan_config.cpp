@@ -32,8 +32,7 @@ train::RunConfig load(const PlanRequest& request) {
   if (request.time_limit_s > 0) config.memory.solve_s = request.time_limit_s;
   if (config.recommends())
     throw UserError(fmt::format("dovetail plan takes steps of a GPT on random tokens, but {} "
-                                "trains recommender.model = "
-                                "\"{}\", whose steps need its own rows",
+                                "trains recommender.model = \"{}\", whose steps need its own rows",
                                 request.config, config.recommender.model),
                     "dovetail train with memory.budget makes the plan and writes it to the run's "
                     "folder, with a report");

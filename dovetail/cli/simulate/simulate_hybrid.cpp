@@ -192,8 +192,7 @@ std::string page(const Studies& studies, const std::string& command) {
   std::string html = report::page_head("Simulated: CPU cores and GPUs sharing one job");
   html += fmt::format(
       "<header><div>\n<div class=\"brand\"><b>Dovetail</b> simulation</div>\n<h1>CPU cores and "
-      "GPUs sharing one "
-      "job</h1>\n<p class=\"verdict\">Simulated, not measured; the figures are: "
+      "GPUs sharing one job</h1>\n<p class=\"verdict\">Simulated, not measured; the figures are: "
       "{}.</p>\n</div></header>\n",
       report::escape_html(studies.source));
   if (!studies.assumptions.empty()) {

@@ -159,10 +159,9 @@ void RowTaker::add_bad(const std::string& reason) {
     throw UserError(
         message(),
         target ? "--bad-values skip leaves such rows out"
-               : fmt::format(
-                     "--bad-values zero puts 0 in such places, --bad-values skip leaves such rows "
-                     "out, --drop-columns {} leaves the column out",
-                     column),
+               : fmt::format("--bad-values zero puts 0 in such places, --bad-values skip leaves "
+                             "such rows out, --drop-columns {} leaves the column out",
+                             column),
         path_.string());
   ++part_.num_bad;
   if (part_.first_bad.size() < kBadPlaces) part_.first_bad.push_back(message());

@@ -16,8 +16,7 @@ void check_scales(const RowsConfig& config, const std::vector<DenseScale>& scale
     for (const std::string& column : entry.columns) {
       user_check(i < scales.size() && scales[i].column == column,
                  "{}: statistics of the dense columns are of others: `{}` has none; it was written "
-                 "by another version "
-                 "or for another [rows]",
+                 "by another version or for another [rows]",
                  source, column);
       ++i;
     }

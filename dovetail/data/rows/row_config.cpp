@@ -44,8 +44,7 @@ void check_feature(const SparseConfig& feature) {
              name, feature.num_rows);
   user_check(feature.max_bytes.empty() || feature.max_rows > 0,
              "rows.sparse.{}: max_bytes caps a table without a fixed vocabulary, which has "
-             "max_rows; give that, or leave "
-             "max_bytes out",
+             "max_rows; give that, or leave max_bytes out",
              name);
   user_check(
       feature.max_bytes.empty() || parse_byte_size(feature.max_bytes),
@@ -57,8 +56,7 @@ void check_feature(const SparseConfig& feature) {
              name);
   user_check(feature.ids == "hash" || feature.missing != "value",
              "rows.sparse.{}: missing = \"value\" hashes an empty text, but ids are integers; use "
-             "\"empty\" or "
-             "\"bad_row\"",
+             "\"empty\" or \"bad_row\"",
              name);
   user_check(feature.keep == "last" || feature.max_length > 0,
              "rows.sparse.{}: keep selects which ids of a list stay, but max_length keeps all. "
@@ -74,8 +72,7 @@ void check_sequence(const SparseConfig& feature, const SparseConfig& first) {
              "rows.sparse.{}: a sequence has a longest length; give max_length", name);
   user_check(feature.missing != "value",
              "rows.sparse.{}: missing = \"value\" would make an event of a sequence that is not "
-             "there; use \"empty\" or "
-             "\"bad_row\"",
+             "there; use \"empty\" or \"bad_row\"",
              name);
   user_check(feature.max_length == first.max_length && feature.keep == first.keep,
              "rows.sparse.{}: the sequences of a row describe the same events, but this one keeps "
@@ -96,8 +93,7 @@ void check_shared_table(const SparseConfig& feature, const RowsConfig& rows) {
              name, feature.table);
   user_check(feature.max_rows == owner.max_rows && feature.max_bytes == owner.max_bytes,
              "rows.sparse.{}: max_rows = {} and max_bytes = \"{}\", but \"{}\", whose table it "
-             "shares, has {} and \"{}\"; "
-             "use the same",
+             "shares, has {} and \"{}\"; use the same",
              name, feature.max_rows, feature.max_bytes, feature.table, owner.max_rows,
              owner.max_bytes);
   user_check(feature.num_rows == owner.num_rows && feature.ids == owner.ids,
@@ -109,8 +105,7 @@ void check_shared_table(const SparseConfig& feature, const RowsConfig& rows) {
                      (!owner.pools() && feature.pooling.empty());
   user_check(feature.dim == owner.dim && alike,
              "rows.sparse.{}: dim = {} and pooling = \"{}\", but \"{}\", whose table it shares, "
-             "has {} and \"{}\"; use "
-             "the same",
+             "has {} and \"{}\"; use the same",
              name, feature.dim, feature.pooling, feature.table, owner.dim, owner.pooling);
 }
 
@@ -124,15 +119,12 @@ void DenseConfig::describe(Section& s) {
   s.value("columns", columns, "Columns of numbers").required();
   s.value("missing", missing,
           "Treatment of a missing number (an empty field, NA, NaN, null, None, <NA>, a null of "
-          "Parquet). zero: use 0. "
-          "mean: "
-          "use the mean "
-          "of the training rows. bad_row: treat its row as bad")
+          "Parquet). zero: use 0. mean: use the mean of the training rows. bad_row: treat its row "
+          "as bad")
       .choices({"zero", "mean", "bad_row"});
   s.value("transform", transform,
           "Function of each number. log1p: ln(1 + max(x, 0)). standard: (x - mean) / deviation, "
-          "both computed over the "
-          "training rows")
+          "both computed over the training rows")
       .choices({"none", "log1p", "standard"});
 }
 
@@ -144,10 +136,8 @@ void SparseConfig::describe(Section& s) {
       .required();
   s.value("ids", ids,
           "Conversion of ids to rows. hash: XXH64 of the id's text, modulo num_rows if num_rows is "
-          "not 0. A float of "
-          "Parquet that is an integer has the text of the integer. integer: the column holds row "
-          "numbers, or keys if "
-          "num_rows is 0. A float such as 7.0 is the integer")
+          "not 0. A float of Parquet that is an integer has the text of the integer. integer: the "
+          "column holds row numbers, or keys if num_rows is 0. A float such as 7.0 is the integer")
       .choices({"hash", "integer"});
   s.value("num_rows", num_rows,
           "Rows of the table; 0: 64-bit keys, for a table without a fixed vocabulary")
@@ -160,9 +150,8 @@ void SparseConfig::describe(Section& s) {
       .range(0, 2147483646);
   s.value("max_bytes", max_bytes,
           "Maximum memory of a table with max_rows on all ranks, such as 64MiB. It covers rows, "
-          "their optimizer state, "
-          "the map of ids and max_candidates. The smaller limit of max_rows and max_bytes applies. "
-          "Empty: no limit");
+          "their optimizer state, the map of ids and max_candidates. The smaller limit of max_rows "
+          "and max_bytes applies. Empty: no limit");
   s.value("separator", separator, "Character between the ids of a text; empty: the text is one id");
   s.value("weights", weights,
           "Column with a weight for each id, in the same form as the ids; empty: each weight is 1");
@@ -172,27 +161,22 @@ void SparseConfig::describe(Section& s) {
   s.value("keep", keep, "End of the list that max_length keeps").choices({"last", "first"});
   s.value("sequence", sequence,
           "The ids are a sequence of events, at most max_length long. Position i of all sequences "
-          "of a row is one "
-          "event. A row whose sequences differ in length is bad. The models din, dien and can read "
-          "each event, other "
-          "models pool events");
+          "of a row is one event. A row whose sequences differ in length is bad. The models din, "
+          "dien and can read each event, other models pool events");
   s.value("table", table,
           "Feature whose table this one shares, with the same ids and num_rows; empty: a table of "
           "its own");
   s.value("missing", missing,
           "Treatment of an empty text or a null. empty: no id. value: the id of an empty text. "
-          "bad_row: treat "
-          "the row as bad")
+          "bad_row: treat the row as bad")
       .choices({"empty", "value", "bad_row"});
   s.value("dim", dim,
           "Elements of an embedding. 0: recommender.dim. dlrm, deepfm, sequences that a model "
-          "reads and features that "
-          "share their tables require recommender.dim")
+          "reads and features that share their tables require recommender.dim")
       .range(0, 65536);
   s.value("pooling", pooling,
           "Pooling of a bag's rows: their sum or mean. none: max_length rows side by side, padded "
-          "with zeros. Empty: "
-          "embedding.pooling")
+          "with zeros. Empty: embedding.pooling")
       .choices({"", "sum", "mean", "none"});
 }
 
@@ -207,33 +191,28 @@ void RowsConfig::describe(Section& s) {
       .choices({"auto", "parquet", "tsv", "csv"});
   s.value("delimiter", delimiter,
           "Character between fields; default: a tab for tsv, a comma for csv. With format = "
-          "\"auto\" another one is "
-          "found where that leaves the first line whole");
+          "\"auto\" another one is found where that leaves the first line whole");
   s.value("decimal", decimal, "Mark before the fraction of a number in text").choices({".", ","});
   s.value("header", header, "The first line of each text file names its columns");
   s.value("columns", columns, "Column names for text files without a header");
-  s.value(
-      "label", label,
-      "Labels, one per task: a column with numbers from 0 to 1, or `column > number`, also with "
-      "<, <=, >=, == or !=");
+  s.value("label", label,
+          "Labels, one per task: a column with numbers from 0 to 1, or `column > number`, also "
+          "with <, <=, >=, == or !=");
   s.value("missing_label", missing_label,
           "Treatment of a row with an empty label. drop: drop and count it. mask: keep it, with "
-          "NaN for the label, if "
-          "it has another label. bad_row: treat it as a bad row")
+          "NaN for the label, if it has another label. bad_row: treat it as a bad row")
       .choices({"drop", "mask", "bad_row"});
   s.value("group", group, "Column that groups rows for GAUC, such as a user; empty: no groups");
   s.list("dense", dense, "Columns of numbers");
   s.list("sparse", sparse, "Features with ids: single, bags, sequences, crosses");
   s.value("day", day,
           "Column with each row's day, in rising order (20130131, 2013-01-31). The run reads the "
-          "rows once, and "
-          "evaluates on each day before it trains on it. Statistics of numbers come from the first "
-          "day. A batch ends "
-          "with its day. Empty: rows in any order, read several times, a share held out");
+          "rows once, and evaluates on each day before it trains on it. Statistics of numbers come "
+          "from the first day. A batch ends with its day. Empty: rows in any order, read several "
+          "times, a share held out");
   s.value("validation_fraction", validation_fraction,
           "Share of the rows held out: the last rows in file order. Bad rows and rows without a "
-          "label count as rows. "
-          "Not used with rows.day")
+          "label count as rows. Not used with rows.day")
       .range(0, 0.9);
   s.value("shuffle_window", shuffle_window,
           "Consecutive rows that are shuffled together; 1: file order")
@@ -270,8 +249,8 @@ void RowsConfig::check() const {
              "rows.label is empty; name the column to predict, for example label = \"clicked\"");
   for (const std::string& text : label) parse_label(text);
   user_check(!dense.empty() || !sparse.empty(),
-             "rows has neither [[rows.dense]] nor [[rows.sparse]]: nothing to learn "
-             "from; give at least one");
+             "rows has neither [[rows.dense]] nor [[rows.sparse]]: nothing to learn from; give at "
+             "least one");
   user_check(header || !columns.empty(),
              "rows.header is false but rows.columns is empty; name the columns in order");
   user_check(!header || columns.empty(),
@@ -349,12 +328,10 @@ LabelExpression parse_label(const std::string& text) {
             std::isfinite(label.threshold);
   }
   if (!valid)
-    throw UserError(
-        fmt::format(
-            "rows.label: \"{}\" is neither a column nor `column > number`; the comparisons are <, "
-            "<=, >, >=, == or !=",
-            printable(text)),
-        "for example label = [\"arr_delay > 15\"]");
+    throw UserError(fmt::format("rows.label: \"{}\" is neither a column nor `column > number`; the "
+                                "comparisons are <, <=, >, >=, == or !=",
+                                printable(text)),
+                    "for example label = [\"arr_delay > 15\"]");
   return label;
 }
 

@@ -269,12 +269,10 @@ class Scan {
       }
     find_float_ids();
     if (s.train_rows == 0)
-      throw UserError(
-          fmt::format(
-              "rows: none of {} rows is left to train on; {} have no label, {} are bad, {} are for "
-              "validation",
-              reader_.num_rows(), s.unlabelled, s.bad, s.validation_rows),
-          "see rows.label and rows.validation_fraction");
+      throw UserError(fmt::format("rows: none of {} rows is left to train on; {} have no label, {} "
+                                  "are bad, {} are for validation",
+                                  reader_.num_rows(), s.unlabelled, s.bad, s.validation_rows),
+                      "see rows.label and rows.validation_fraction");
   }
 
   void find_seen_labels() {
@@ -393,10 +391,10 @@ std::vector<std::string> row_warnings(const RowStatistics& s) {
     constexpr double kRounding = 1.0 / (1 << 24), kNoticed = 1e-3;
     const double loss = kRounding * std::max(std::abs(d.lowest), std::abs(d.highest));
     if (d.count > 0 && !d.standard && d.deviation > 0 && loss > kNoticed * d.deviation)
-      warnings.push_back(fmt::format(
-          "dense column `{}`: float32 rounds numbers of {:.6g} by {:.3g}, but their deviation "
-          "is {:.3g}; set transform = \"standard\"",
-          d.column, d.highest, loss, d.deviation));
+      warnings.push_back(
+          fmt::format("dense column `{}`: float32 rounds numbers of {:.6g} by {:.3g}, but their "
+                      "deviation is {:.3g}; set transform = \"standard\"",
+                      d.column, d.highest, loss, d.deviation));
   }
   for (const SparseStatistics& f : s.sparse) {
     if (f.distinct <= 1 && f.shortest == f.longest)

@@ -139,12 +139,10 @@ class JsonRecords {
       const bool one_line = json::accept(all_.substr(begin, end - begin));
       if (one_line && all_.find_first_not_of(" \t\r\n", end) != std::string_view::npos)
         return std::nullopt;
-      return Shape{
-          "the file holds one JSON array, not one JSON object a line",
-          fmt::format(
-              "name it .json if it is an array of objects, or write its lines: jq -c '.[]' {} > "
-              "lines.jsonl",
-              file)};
+      return Shape{"the file holds one JSON array, not one JSON object a line",
+                   fmt::format("name it .json if it is an array of objects, or write its lines: jq "
+                               "-c '.[]' {} > lines.jsonl",
+                               file)};
     }
     constexpr size_t kLongest = size_t{1} << 20;
     std::istringstream in(std::string(all_.substr(begin, kLongest)));

@@ -67,8 +67,7 @@ class Lister {
                       passed_over_.size() == passed_before + 1 && !last_remedy_.empty()
                           ? last_remedy_
                           : "a folder is searched for text, source code, .jsonl and .parquet; a "
-                            "glob or a file's own name takes "
-                            "any name");
+                            "glob or a file's own name takes any name");
     matched_ = false;
   }
 

@@ -178,8 +178,7 @@ class TokenizerReader {
       if (it == id_of_spelling_.end())
         refuse(
             fmt::format("has no token for byte 0x{:02X}, so text would be lost (a trainer needs "
-                        "the whole alphabet: "
-                        "initial_alphabet = ByteLevel.alphabet())",
+                        "the whole alphabet: initial_alphabet = ByteLevel.alphabet())",
                         byte));
       file.byte_ids[byte] = it->second;
     }

@@ -37,13 +37,13 @@ int64_t HashedTables::rows_within(const PackSpec& spec, const TableSpec& table,
                                   const HashedOptions& options, Changes changes) {
   if (table.max_bytes == 0) return table.rows;
   const auto bytes = [&](int64_t rows) { return bytes_for(spec, table, options, changes, rows); };
-  user_check(
-      bytes(1) <= table.max_bytes,
-      "embedding: table \"{}\" has max_bytes = {}, but needs {} with one row, {} of them for "
-      "max_candidates. Raise max_bytes, or lower max_candidates",
-      table.name, table.max_bytes, bytes(1),
-      options.admission == Admission::kCount ? Keys::bytes_for(options.max_candidates, changes)
-                                             : 0);
+  user_check(bytes(1) <= table.max_bytes,
+             "embedding: table \"{}\" has max_bytes = {}, but needs {} with one row, {} of them "
+             "for max_candidates. Raise max_bytes, or lower max_candidates",
+             table.name, table.max_bytes, bytes(1),
+             options.admission == Admission::kCount
+                 ? Keys::bytes_for(options.max_candidates, changes)
+                 : 0);
   int64_t low = 1, high = table.rows;
   while (low < high) {
     const int64_t middle = low + (high - low + 1) / 2;

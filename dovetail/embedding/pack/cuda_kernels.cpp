@@ -17,10 +17,9 @@ const CudaKernels* table() {
 bool has_cuda_kernels() { return table() != nullptr; }
 
 const CudaKernels& cuda_kernels() {
-  user_check(
-      has_cuda_kernels(),
-      "embedding: this build has no GPU kernels for tables; build where nvcc is found, or keep "
-      "tables on the CPU");
+  user_check(has_cuda_kernels(),
+             "embedding: this build has no GPU kernels for tables; build where nvcc is found, or "
+             "keep tables on the CPU");
   return *table();
 }
 

@@ -31,8 +31,7 @@ void throw_first(const Jagged& batch, at::ArrayRef<int64_t> rows) {
   for (int64_t bag = 0; bag < bags; ++bag)
     user_check(offsets[bag] <= offsets[bag + 1] && offsets[bag] >= 0 && offsets[bag + 1] <= ids,
                "embedding: the bag of feature {}, sample {} goes from {} to {}, but offsets must "
-               "ascend from 0 to the "
-               "number of ids, {}",
+               "ascend from 0 to the number of ids, {}",
                bag / batch.samples, bag % batch.samples, offsets[bag], offsets[bag + 1], ids);
   for (int64_t bag = 0; bag < bags; ++bag) {
     const int64_t feature = bag / batch.samples, limit = rows[static_cast<size_t>(feature)];

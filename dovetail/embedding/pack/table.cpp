@@ -27,11 +27,10 @@ void check_pooling(const PackSpec& spec) {
                "embedding: tables \"{}\" and \"{}\" are in one collection, but only one of them "
                "has pooling none. Make a collection of the tables with pooling none",
                first.name, table.name);
-    user_check(
-        table.pooling != Pooling::kNone || table.dim == first.dim,
-        "embedding: tables \"{}\" and \"{}\" have pooling none and share an output, but their "
-        "rows have {} and {} elements. Make a collection of each",
-        first.name, table.name, first.dim, table.dim);
+    user_check(table.pooling != Pooling::kNone || table.dim == first.dim,
+               "embedding: tables \"{}\" and \"{}\" have pooling none and share an output, but "
+               "their rows have {} and {} elements. Make a collection of each",
+               first.name, table.name, first.dim, table.dim);
   }
   user_check(spec.tables.empty() || spec.tables.front().pooling != Pooling::kNone ||
                  spec.feature_columns.empty(),
@@ -89,8 +88,7 @@ double rate_of(const PackSpec& spec, int64_t table, double lr) {
   if (own == general) return lr;
   user_check(general > 0,
              "embedding: table \"{}\" has a rate of its own beside a general one of 0, to which it "
-             "has no ratio; give a "
-             "positive one",
+             "has no ratio; give a positive one",
              spec.tables[static_cast<size_t>(table)].name);
   return lr * (own / general);
 }

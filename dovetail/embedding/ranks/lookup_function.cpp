@@ -35,8 +35,7 @@ TrainedTables::TrainedTables(const PackSpec& spec, UpdateTime time, at::Device d
   const std::vector<std::vector<int64_t>> alike = tables_by_optimizer(spec_);
   user_check(device.is_cpu() || alike.size() <= 1,
              "embedding: {} optimizers are asked for on {}, where the tables of a collection have "
-             "one; make a collection "
-             "for each",
+             "one; make a collection for each",
              alike.size(), device.str());
   for (const std::vector<int64_t>& tables : alike) add_pack(tables, device);
   for (const int64_t t : spec_.feature_table)
@@ -133,8 +132,7 @@ void TrainedTables::update(const std::vector<PooledGradient>& micro_batches) {
 void TrainedTables::apply() {
   user_check(time_ == UpdateTime::kOnApply,
              "embedding: apply was called, but every backward has been a step already; make the "
-             "tables with "
-             "update = \"apply\"");
+             "tables with update = \"apply\"");
   if (queue_.empty()) return;
   std::sort(queue_.begin(), queue_.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });

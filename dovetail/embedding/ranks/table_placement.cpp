@@ -62,19 +62,17 @@ std::vector<PlacedTable> measure_tables(const PackSpec& spec, const PlacementOpt
 void check_column_wise(const PackSpec& spec, int64_t ranks) {
   user_check(spec.row_dtype != RowDtype::kMXFP8,
              "embedding: mxfp8 has one scale for 32 elements of a row, which column-wise tables "
-             "would cut; use another "
-             "sharding, or bf16");
+             "would cut; use another sharding, or bf16");
   for (int64_t t = 0; t < std::ssize(spec.tables); ++t) {
     const TableSpec& table = table_of(spec, t);
     user_check(!has_row_wise_state(spec, t),
                "embedding: table \"{}\": row-wise Adagrad has one state for a whole row, which "
                "column-wise tables would cut. Use another sharding, or adagrad",
                table.name);
-    user_check(
-        !table.hashed,
-        "embedding: table \"{}\", which has no fixed vocabulary, cannot be column-wise: its keys "
-        "have whole rows. Use another sharding",
-        table.name);
+    user_check(!table.hashed,
+               "embedding: table \"{}\", which has no fixed vocabulary, cannot be column-wise: its "
+               "keys have whole rows. Use another sharding",
+               table.name);
     user_check(table.dim >= kColumnUnit * ranks,
                "embedding: table \"{}\" has {} columns, too few to be cut over {} ranks ({} each); "
                "use another sharding",

@@ -52,8 +52,7 @@ int64_t choose_fast_rows(const PackSpec& spec, const TierOptions& options) {
              "embedding: step_rows of the tiers is {}, but must be 1 or more", options.step_rows);
   user_check(options.warmup_steps >= 1 && options.refresh_steps >= 0,
              "embedding: warmup_steps of the tiers is {} and refresh_steps {}, but they must be 1 "
-             "or more and 0 or "
-             "more",
+             "or more and 0 or more",
              options.warmup_steps, options.refresh_steps);
   int64_t low = RowCache::kWays, high = low;
   for (const TableSpec& table : spec.tables) {
@@ -193,8 +192,7 @@ void TieredTables::pool_into(const Jagged& ids, const at::Tensor& y) const {
   if (too_many >= 0) {
     user_check(ids.samples > 1,
                "embedding: one sample reads more than {} rows of table \"{}\" that are not in the "
-               "fast tier; raise "
-               "step_rows",
+               "fast tier; raise step_rows",
                options_.step_rows, spec_.tables[static_cast<size_t>(too_many)].name);
     const int64_t half = ids.samples / 2;
     pool_into(samples_of(ids, 0, half), y.narrow(0, 0, half));

@@ -21,8 +21,7 @@ bool is_diagonal(const Mixture& mixture) { return mixture.covariances.dim() == 2
 [[noreturn]] void refuse_covariance(int64_t component) {
   throw UserError(fmt::format("mixture: the covariance of component {} is not positive", component),
                   "its rows lie in fewer dimensions than there are columns: raise the "
-                  "regularization, use fewer "
-                  "components, or diagonal covariances");
+                  "regularization, use fewer components, or diagonal covariances");
 }
 
 /// Returns roots and constants of all components. A root is the matrix U (D, D) with U U^T =

@@ -231,13 +231,11 @@ class Recorder : public OperationHandler {
   void check_can_run_again(const std::string& name, const std::string& layer, bool numbers) const {
     if (later_ == LaterSteps::kNone) return;
     if (numbers && later_ == LaterSteps::kReplayed)
-      throw UserError(
-          fmt::format(
-              "plan: {}{} reads a tensor's values to decide how the step goes on, which a replayed "
-              "step cannot",
-              name, in(layer)),
-          "read it after the step, or let each step call its function "
-          "(PlannedStep::Options::replay)");
+      throw UserError(fmt::format("plan: {}{} reads a tensor's values to decide how the step goes "
+                                  "on, which a replayed step cannot",
+                                  name, in(layer)),
+                      "read it after the step, or let each step call its function "
+                      "(PlannedStep::Options::replay)");
     if (is_one_of(name, kSizesByValues))
       throw UserError(fmt::format("plan: {}{} makes a tensor whose size depends on values, and a "
                                   "plan has one place for it",

@@ -222,8 +222,7 @@ class DeviceGraph {
                    dilation[0] == 1 && dilation[1] == 1 &&
                    operation.arguments[stride + 5].value.toInt() == 1,
                "plan: the model of a GPU knows convolutions of images by one stride, without "
-               "dilation and groups; {}{} "
-               "is another",
+               "dilation and groups; {}{} is another",
                operation.name, operation.layer.empty() ? "" : " in " + operation.layer);
     Layer out{.transposed = transposed};
     ConvolutionShape& s = out.shape;

@@ -287,11 +287,10 @@ struct Executor::State : StepMemory {
         advance(a);
         continue;
       }
-      user_check(
-          action.node == n,
-          "plan: {} runs before {}, other than in the recorded step, so that no function can be "
-          "called",
-          graph.graph.nodes[action.node].name, graph.graph.nodes[n].name);
+      user_check(action.node == n,
+                 "plan: {} runs before {}, other than in the recorded step, so that no function "
+                 "can be called",
+                 graph.graph.nodes[action.node].name, graph.graph.nodes[n].name);
       wait_before(a);
       begin_compute(a);
       computing = a;

@@ -16,9 +16,7 @@ namespace {
 
 constexpr const char* kSameOperations =
     "a planned step calls the same operators on the same shapes each time. Choose by numbers "
-    "(torch::where, a factor "
-    "of "
-    "0) in place of branches, or train without a plan";
+    "(torch::where, a factor of 0) in place of branches, or train without a plan";
 
 std::string described(const CapturedOperation& operation) {
   return operation.layer.empty() ? operation.name : operation.name + " in " + operation.layer;
@@ -169,10 +167,9 @@ void Guide::find_held() {
     if (!storage) continue;
     if (step_.storages[index].kind != TensorKind::kOutput)
       throw UserError(
-          fmt::format(
-              "plan: after the step the caller still holds the tensor that {} made. It did not "
-              "when the step was recorded: its memory is no longer there",
-              step_.storages[index].name),
+          fmt::format("plan: after the step the caller still holds the tensor that {} made. It did "
+                      "not when the step was recorded: its memory is no longer there",
+                      step_.storages[index].name),
           "copy it within the step into a tensor that was made before, or hold it in every step");
     if (storage->nbytes() > 0)
       storage->set_data_ptr_noswap(

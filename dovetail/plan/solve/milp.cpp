@@ -52,8 +52,7 @@ class Child {
     throw UserError(fmt::format("cannot start {}, which solves integer programs: {}",
                                 program.string(), std::strerror(error)),
                     "it belongs to dovetail: in a source tree `./dev build dovetail-milp` makes "
-                    "it, else install "
-                    "dovetail again");
+                    "it, else install dovetail again");
   }
   ~Child() {
     close(socket_);

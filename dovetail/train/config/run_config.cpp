@@ -69,8 +69,7 @@ void RunSection::describe(Section& s) {
       .choices({"auto", "cpu", "cuda"});
   s.value("cuda_graph", cuda_graph,
           "Forward and backward on a GPU as one CUDA graph, recorded in the third step. auto: "
-          "where the step allows it. "
-          "on: an error where it does not. off: each operation by itself")
+          "where the step allows it. on: an error where it does not. off: each operation by itself")
       .choices({"auto", "on", "off"});
   s.value("threads", threads, "CPU threads of a rank; 0: the machine's cores divided by its ranks")
       .range(0, 4096);
@@ -86,9 +85,8 @@ void TrainSection::describe(Section& s) {
       .range(1, 1e9);
   s.value("micro_batch", micro_batch,
           "Samples per rank at a time (gradient accumulation). 0: all samples of the rank. auto: "
-          "the fastest of all, "
-          "halves, quarters and eighths, measured in some steps before the first. Only "
-          "recommenders have auto, and their results do not depend on it")
+          "the fastest of all, halves, quarters and eighths, measured in some steps before the "
+          "first. Only recommenders have auto, and their results do not depend on it")
       .unit("samples")
       .range(0, 1e9)
       .word("auto", kAuto);
@@ -108,8 +106,7 @@ void TrainSection::describe(Section& s) {
       .range(1024, 1e10);
   s.value("init_noise", init_noise,
           "Noise added to the initial matrices, as a share of their deviation. Runs that differ "
-          "only in noise show the "
-          "spread to compare a difference between recipes with")
+          "only in noise show the spread to compare a difference between recipes with")
       .range(0, 1);
   s.value("time_limit_s", time_limit_s, "Save and stop after this time; 0: no limit")
       .unit("s")
@@ -119,23 +116,20 @@ void TrainSection::describe(Section& s) {
 void CommSection::describe(Section& s) {
   s.value("timeout_s", timeout_s,
           "Maximum time that a rank may be silent in a collective, or while the ranks find each "
-          "other. Then the job "
-          "ends and names the rank. A dead rank is noticed at once")
+          "other. Then the job ends and names the rank. A dead rank is noticed at once")
       .unit("s")
       .range(1, 1e5);
 }
 
 void ParallelSection::describe(Section& s) {
-  s.value(
-       "shard", shard,
-       "State that ranks share out instead of each keeping all of it. optimizer: moments and "
-       "master weights "
-       "(ZeRO-1). gradients: also the sums of gradients, reduced after every micro-batch (ZeRO-2)")
+  s.value("shard", shard,
+          "State that ranks share out instead of each keeping all of it. optimizer: moments and "
+          "master weights (ZeRO-1). gradients: also the sums of gradients, reduced after every "
+          "micro-batch (ZeRO-2)")
       .choices({"none", "optimizer", "gradients"});
   s.value("expert", expert,
           "Ranks over which the experts of each layer are spread, a divisor of the job's ranks. "
-          "Gradients of experts "
-          "are summed over ranks that hold the same experts")
+          "Gradients of experts are summed over ranks that hold the same experts")
       .unit("ranks")
       .range(1, 65536);
   s.value("expert_tensor", expert_tensor,
@@ -145,10 +139,8 @@ void ParallelSection::describe(Section& s) {
       .range(0, 65536);
   s.value("r", r,
           "Ranks that receive a token's row for one expert (Tutel's r), a divisor of "
-          "expert_tensor. Other slices of "
-          "the expert are gathered. The value of expert_tensor: no slice is gathered. 0: rows stay "
-          "on their rank, and "
-          "every rank gathers all experts")
+          "expert_tensor. Other slices of the expert are gathered. The value of expert_tensor: no "
+          "slice is gathered. 0: rows stay on their rank, and every rank gathers all experts")
       .unit("ranks")
       .range(0, 65536)
       .word("auto", kAuto);
@@ -159,8 +151,7 @@ void ParallelSection::describe(Section& s) {
       .word("auto", kAuto);
   s.value("shadow", shadow,
           "Number of experts, by highest recent load, that every rank gathers. Their tokens stay "
-          "on their rank "
-          "(FasterMoE)")
+          "on their rank (FasterMoE)")
       .range(0, 65536)
       .word("auto", kAuto);
   s.value("all_to_all", all_to_all,
@@ -177,13 +168,11 @@ void ParallelSection::describe(Section& s) {
       .choices({"unchanged", "fp32", "bf16", "mxfp8"});
   s.value("combine", combine,
           "Format in which the experts' results are sent back. unchanged: the compute format. "
-          "fp32: the sums as one rank "
-          "has them, also in BF16 runs")
+          "fp32: the sums as one rank has them, also in BF16 runs")
       .choices({"unchanged", "fp32", "bf16", "mxfp8"});
   s.value("costs", costs,
           "File of costs for auto, as in configs/clusters. Empty: the ranks measure their costs at "
-          "the start (dovetail "
-          "bench comm)");
+          "the start (dovetail bench comm)");
   s.value("choose_every", choose_every, "Steps between two choices of auto and shadow by the load")
       .unit("steps")
       .range(1, kManySteps);
@@ -192,9 +181,8 @@ void ParallelSection::describe(Section& s) {
 void BalanceSection::describe(Section& s) {
   s.value("mode", mode,
           "Division of a step's micro-batches (train.micro_batch) among ranks. off: the same "
-          "number of samples for "
-          "each rank. fixed: by shares. auto: in proportion to each rank's speed, measured in "
-          "every step")
+          "number of samples for each rank. fixed: by shares. auto: in proportion to each rank's "
+          "speed, measured in every step")
       .choices({"off", "fixed", "auto"});
   s.value("shares", shares,
           "fixed: micro-batches of each rank. Their sum is the number of micro-batches in the "
@@ -222,8 +210,7 @@ void ScheduleSection::describe(Section& s) {
       .range(0, kManySteps);
   s.value("decay", decay,
           "Decay after the warm-up. cosine and linear: to the end of the run. wsd: constant, then "
-          "linear over the last "
-          "part. constant: no decay")
+          "linear over the last part. constant: no decay")
       .choices({"cosine", "linear", "wsd", "constant"});
   s.value("min_lr_ratio", min_lr_ratio,
           "Learning rate at the end of the decay, as a share of optimizer.lr")
@@ -235,16 +222,13 @@ void ScheduleSection::describe(Section& s) {
 void PrecisionSection::describe(Section& s) {
   s.value("recipe", recipe,
           fmt::format("auto: bf16 if a 50 ms probe of matrix products measures it as faster, else "
-                      "fp32. fp64: for "
-                      "exactness tests. The other recipes compute in bf16 and quantize the Linears "
-                      "of all blocks: {}; "
-                      "or a recipe of precision.recipes",
+                      "fp32. fp64: for exactness tests. The other recipes compute in bf16 and "
+                      "quantize the Linears of all blocks: {}; or a recipe of precision.recipes",
                       fmt::join(quantizing_recipes(), "; ")));
   s.value("gemm", gemm,
           "Products of quantized Linears. emulated: multiply the decoded numbers, on any device. "
-          "native: multiply the "
-          "codes by cuBLASLt, for MXFP8 on GPUs of compute capability 10 and later (compiles, "
-          "never run)")
+          "native: multiply the codes by cuBLASLt, for MXFP8 on GPUs of compute capability 10 and "
+          "later (compiles, never run)")
       .choices({"emulated", "native"});
   s.list("override", overrides, "Linears with another recipe. The last match applies");
   s.list("recipes", recipes, "Recipes of your own");
@@ -262,28 +246,21 @@ void PrecisionOverride::describe(Section& s) {
 void MemorySection::describe(Section& s) {
   s.value("budget", budget,
           "Maximum memory of a training step: bytes (6GiB), or a share of the step's peak with "
-          "everything kept (0.5x). "
-          "The process grows by that much above its size before the model, and by at most 64 MiB "
-          "more. The first three "
-          "steps are recorded, and the planner then decides what to keep, recompute or offload. "
-          "Empty: no plan");
+          "everything kept (0.5x). The process grows by that much above its size before the model, "
+          "and by at most 64 MiB more. The first three steps are recorded, and the planner then "
+          "decides what to keep, recompute or offload. Empty: no plan");
   s.value("folder", folder,
           "Folder on a disk, or in a slower memory, to offload tensors to. Empty: no tensor is "
-          "offloaded. With a "
-          "folder the memory of the first three steps lies in a file there");
+          "offloaded. With a folder the memory of the first three steps lies in a file there");
   s.value("host_bytes", host_bytes,
           "Maximum bytes of offloaded tensors in memory.folder (20GiB). Empty: no limit");
   s.value("allow", allow,
           "Techniques that a plan may use. auto: all that change no result. offload: copy to "
-          "memory.folder. recompute: "
-          "repeat an operation in backward. "
-          "compress: keep microscaling codes of a tensor if all its later readers quantize it to "
-          "the same codes. "
-          "algorithms: other algorithms that need less memory; only convolutions have some. None "
-          "of these changes a "
-          "result of a model here. Only compress_mxfp8 changes results, from the fourth step on: "
-          "activations may wait for "
-          "backward in MXFP8")
+          "memory.folder. recompute: repeat an operation in backward. compress: keep microscaling "
+          "codes of a tensor if all its later readers quantize it to the same codes. algorithms: "
+          "other algorithms that need less memory; only convolutions have some. None of these "
+          "changes a result of a model here. Only compress_mxfp8 changes results, from the fourth "
+          "step on: activations may wait for backward in MXFP8")
       .choices(memory_techniques());
   s.value("solve_s", solve_s, "Time limit of the search for the fastest plan")
       .unit("s")
@@ -299,9 +276,8 @@ void CheckpointSection::describe(Section& s) {
       .range(1, 1e6);
   s.value("full_every", full_every,
           "Interval of full checkpoints of a recommender. The first checkpoint of a process is "
-          "full. Checkpoints between "
-          "full ones are deltas: they hold only table rows that changed since the previous "
-          "checkpoint. 1: all are full")
+          "full. Checkpoints between full ones are deltas: they hold only table rows that changed "
+          "since the previous checkpoint. 1: all are full")
       .range(1, 1e6);
 }
 
@@ -312,14 +288,13 @@ void EvalSection::describe(Section& s) {
       .range(0, kManySteps);
   s.value("max_tokens", max_tokens,
           "Tokens of the validation split that an evaluation reads while training. The last "
-          "evaluation reads all "
-          "tokens. 0: always all")
+          "evaluation reads all tokens. 0: always all")
       .unit("tokens")
       .range(0, 1e15);
   s.value("max_rows", max_rows,
           "Validation rows of a recommender that an evaluation reads while training, from the "
-          "first. The last "
-          "evaluation reads all rows. With rows.day: the first rows of each day. 0: always all")
+          "first. The last evaluation reads all rows. With rows.day: the first rows of each day. "
+          "0: always all")
       .unit("rows")
       .range(0, 1e15);
 }

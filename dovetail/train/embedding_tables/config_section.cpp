@@ -78,8 +78,7 @@ void check_embedding(const RunConfig& config) {
 void DynamicSection::describe(Section& s) {
   s.value("admission", admission,
           "Ids that get a row. always: each id. count: an id that has occurred min_count times, in "
-          "that same step. "
-          "probability: each occurrence draws at random")
+          "that same step. probability: each occurrence draws at random")
       .choices({"always", "count", "probability"});
   s.value("min_count", min_count,
           "count: occurrences before an id gets a row, including the current step")
@@ -91,8 +90,7 @@ void DynamicSection::describe(Section& s) {
       .range(1e-9, 1);
   s.value("eviction", eviction,
           "Rows that leave a table, with their state. age: rows not seen for max_age steps. "
-          "frequency: the rarest "
-          "rows, down to keep_rows; then all counts are halved")
+          "frequency: the rarest rows, down to keep_rows; then all counts are halved")
       .choices({"none", "age", "frequency"});
   s.value("evict_steps", evict_steps, "Steps between evictions").unit("steps").range(1, kManySteps);
   s.value("max_age", max_age, "Steps without an occurrence after which a row or a candidate leaves")
@@ -106,8 +104,7 @@ void DynamicSection::describe(Section& s) {
 void EmbeddingOverride::describe(Section& s) {
   s.value("tables", tables,
           "Names of tables, as in embedding_plan.json: a feature's name, <feature>.wide, "
-          "<item>*<sequence>.micro or "
-          ".input. * stands for any text, ? for any character")
+          "<item>*<sequence>.micro or .input. * stands for any text, ? for any character")
       .required();
   s.value("optimizer", optimizer, "Optimizer of these tables; empty: embedding.optimizer")
       .choices({"", "sgd", "momentum", "adagrad", "rowwise_adagrad", "adam"});
@@ -126,13 +123,12 @@ void EmbeddingSection::describe(Section& s) {
       .choices({"sum", "mean"});
   s.value("row_dtype", row_dtype,
           "Storage format of rows. bf16 and mxfp8 (E4M3, one scale per 32 elements) are rounded "
-          "stochastically in each "
-          "update. Optimizer state is FP32")
+          "stochastically in each update. Optimizer state is FP32")
       .choices({"fp32", "bf16", "mxfp8"});
   s.value("optimizer", optimizer,
           "Optimizer of the rows that a step touches. adagrad: Duchi et al. 2011. rowwise_adagrad: "
-          "one sum of squares "
-          "per row, as in FBGEMM. adam: moments of touched rows, as in torch.optim.SparseAdam")
+          "one sum of squares per row, as in FBGEMM. adam: moments of touched rows, as in "
+          "torch.optim.SparseAdam")
       .choices({"sgd", "momentum", "adagrad", "rowwise_adagrad", "adam"});
   s.value("lr", lr, "Maximum learning rate of the rows. It follows [schedule]").above(0);
   s.value("momentum", momentum, "momentum: share of the previous update that is kept").range(0, 1);
@@ -147,10 +143,8 @@ void EmbeddingSection::describe(Section& s) {
          "Tables with another optimizer. The last entry that names a table applies");
   s.value("sharding", sharding,
           "Placement of tables on ranks. auto: whole tables, balanced over the ranks; tables that "
-          "are too large are "
-          "cut. row: row i on rank i mod n. table: each table on one rank. column: a range of "
-          "columns on each rank. "
-          "replicated: each table on every rank")
+          "are too large are cut. row: row i on rank i mod n. table: each table on one rank. "
+          "column: a range of columns on each rank. replicated: each table on every rank")
       .choices({"auto", "row", "table", "column", "replicated"});
   s.value("exchange", exchange, "Format in which ranks exchange pooled rows and their gradients")
       .choices({"fp32", "bf16", "mxfp8"});
@@ -158,15 +152,15 @@ void EmbeddingSection::describe(Section& s) {
           "Look up tables with the same layout as one table. Results do not depend on it");
   s.value("groups", groups,
           "Groups of packs. One group is gathered while the previous group is exchanged. auto: the "
-          "fastest of 1, 2 and "
-          "4, measured in some steps before the first. Results do not depend on it")
+          "fastest of 1, 2 and 4, measured in some steps before the first. Results do not depend "
+          "on it")
       .range(1, 1024)
       .word("auto", kAuto);
-  s.value("memory_bytes", memory_bytes,
-          "Memory of each rank for rows and their state. Rows that are used least are stored in "
-          "files of the run's "
-          "folder. 0: all rows stay in memory. auto: all rows if they fit, else the memory that "
-          "remains, measured in some steps before the first. Results do not depend on it")
+  s.value(
+       "memory_bytes", memory_bytes,
+       "Memory of each rank for rows and their state. Rows that are used least are stored in files "
+       "of the run's folder. 0: all rows stay in memory. auto: all rows if they fit, else the "
+       "memory that remains, measured in some steps before the first. Results do not depend on it")
       .unit("bytes")
       .range(0, 1e15)
       .word("auto", kAuto);

@@ -162,8 +162,7 @@ std::vector<std::string> room_warnings(const embedding::HashedCounters& c) {
     if (static_cast<double>(refused) > kHighShare * accesses)
       warnings.push_back(
           fmt::format("tables without a vocabulary: {:.0f} % of the accesses are of ids that {}; "
-                      "raise it, or let rows "
-                      "leave (embedding.dynamic.eviction)",
+                      "raise it, or let rows leave (embedding.dynamic.eviction)",
                       100 * static_cast<double>(refused) / accesses, what));
   return warnings;
 }

@@ -68,11 +68,10 @@ models::RecommenderInputs::CoAction parse_co_action(const std::string& text,
         "for example co_action = [\"item * clicked_items\"]");
   const data::SparseConfig& of_item =
       rows.sparse[static_cast<size_t>(singles[static_cast<size_t>(pair.item)])];
-  user_check(
-      of_item.pools(),
-      "recommender.co_action: \"{}\" has pooling = \"none\", but a micro-MLP belongs to one id; "
-      "give it another pooling",
-      of_item.feature_name());
+  user_check(of_item.pools(),
+             "recommender.co_action: \"{}\" has pooling = \"none\", but a micro-MLP belongs to one "
+             "id; give it another pooling",
+             of_item.feature_name());
   return pair;
 }
 
@@ -97,8 +96,7 @@ void check_dims(const RunConfig& config, const std::vector<int64_t>& sequences) 
     user_check(
         dim_of(config, f) == config.recommender.dim || (!compares && place_of(sequences, f) < 0),
         "rows.sparse.{}: dim = {}, but recommender.model = \"{}\" compares it with what has "
-        "recommender.dim = "
-        "{}; leave it out",
+        "recommender.dim = {}; leave it out",
         feature.feature_name(), feature.dim, config.recommender.model, config.recommender.dim);
   }
 }
@@ -110,14 +108,12 @@ void check_unpooled(const RunConfig& config, const std::vector<int64_t>& sequenc
     const data::SparseConfig& feature = config.rows.sparse[static_cast<size_t>(f)];
     user_check(feature.pools(),
                "rows.sparse.{}: pooling = \"none\" does nothing, for recommender.model = \"{}\" "
-               "reads each event of a "
-               "sequence; leave it out",
+               "reads each event of a sequence; leave it out",
                feature.feature_name(), config.recommender.model);
     const int64_t owner = owner_of(config.rows, feature);
     user_check(owner < 0 || config.rows.sparse[static_cast<size_t>(owner)].pools(),
                "rows.sparse.{}: pooling = \"none\" gives several embeddings, but recommender.model "
-               "= \"{}\" compares the "
-               "events of \"{}\" with one; leave it out",
+               "= \"{}\" compares the events of \"{}\" with one; leave it out",
                feature.table, config.recommender.model, feature.feature_name());
   }
 }

@@ -138,8 +138,7 @@ void TrainingLoop::check_skipped() {
   if (state_.skipped_in_a_row < config().train.max_skipped_steps) return;
   throw std::runtime_error(
       fmt::format("{} for {} steps in a row (train.max_skipped_steps); lower optimizer.lr or "
-                  "lengthen schedule.warmup_steps. "
-                  "Checkpoints hold finite weights only; {}",
+                  "lengthen schedule.warmup_steps. Checkpoints hold finite weights only; {}",
                   what, state_.skipped_in_a_row,
                   saved_step_ < 0 ? "none was saved by this process"
                                   : fmt::format("the last one is step {}", saved_step_)));

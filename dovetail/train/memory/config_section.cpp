@@ -71,8 +71,7 @@ void check_memory(const RunConfig& config) {
   if (memory.folder.empty() && allows(memory, "offload"))
     throw UserError("memory.allow has \"offload\", but memory.folder names no folder to offload to",
                     "memory.folder = \"FOLDER\" offloads to a disk; memory.allow = [\"auto\"] does "
-                    "without. Before, "
-                    "offloaded tensors stayed in the memory of the process");
+                    "without. Before, offloaded tensors stayed in the memory of the process");
   if (!memory.host_bytes.empty()) {
     user_check(!memory.folder.empty(),
                "memory.host_bytes limits memory.folder, which is not given");

@@ -40,9 +40,7 @@ void MemoryPlanLog::report(const PlannedStep& step, const std::filesystem::path&
         fmt::format(", {} compressed to {}", size(made.compressed_bytes), size(made.packed_bytes));
   log_info(
       "memory plan: {} of {} with everything kept (floor {}); in a step {} operations{}; {:.0f} ms "
-      "predicted, {:.0f} "
-      "ms "
-      "with everything kept; solved in {:.1f} s",
+      "predicted, {:.0f} ms with everything kept; solved in {:.1f} s",
       size(made.step_bytes), size(made.keep_all_bytes), size(made.floor_bytes), made.nodes,
       decisions, 1e3 * made.predicted_s, 1e3 * made.keep_all_s, made.solve_s);
   step.write(folder);

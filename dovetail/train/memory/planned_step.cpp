@@ -185,11 +185,10 @@ struct PlannedStep::State {
           plan::parse_budget(options.budget, kept().peak_bytes);
       const plan::Floor floor = plan::floor_of(graph.graph, solve_options(options));
       if (budget < floor.bytes)
-        throw plan::below_floor(
-            graph.graph, floor, "memory.budget",
-            fmt::format("raise the budget or lower the batch{}; `dovetail plan CONFIG --fits` "
-                        "searches for the largest that fits",
-                        what_would_lower(floor)));
+        throw plan::below_floor(graph.graph, floor, "memory.budget",
+                                fmt::format("raise the budget or lower the batch{}; `dovetail plan "
+                                            "CONFIG --fits` searches for the largest that fits",
+                                            what_would_lower(floor)));
       if (options.offload)
         graph.graph.bandwidth = plan::measure_bandwidth(
             options.folder, std::min(kMeasuredCopyBytes, budget / 2), kMeasuredCopies);

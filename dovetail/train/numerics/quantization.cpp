@@ -131,12 +131,10 @@ UserError nothing_quantized(const std::string& recipe, int64_t ends, int64_t blo
                     linears),
         "see precision.override, which takes out layers");
   return UserError(fmt::format("precision.recipe = \"{}\" quantizes nothing here: it leaves {} "
-                               "block{} at each end in high precision, "
-                               "and the model has {}",
+                               "block{} at each end in high precision, and the model has {}",
                                recipe, ends, ends == 1 ? "" : "s", blocks),
                    fmt::format("use model.layers > {}, or a recipe without high_precision_ends "
-                               "(dovetail config --explain "
-                               "precision.recipe)",
+                               "(dovetail config --explain precision.recipe)",
                                2 * ends));
 }
 
@@ -216,8 +214,7 @@ Quantization::Quantization(models::GPT& model, const PrecisionSection& config,
     const PrecisionOverride& entry = config.overrides[i];
     user_check(matter[i],
                "precision.override of {} does nothing: without it the recipe \"{}\" or another "
-               "override gives these "
-               "layers the same; leave it out",
+               "override gives these layers the same; leave it out",
                fmt::join(entry.layers, ", "), name);
   }
   if (base.quantizes() && layers_.empty())

@@ -271,9 +271,8 @@ void Optimizer::check(const std::map<std::string, at::Tensor>& tensors) const {
   const auto check = [](bool fits, const std::string& fault) {
     if (!fits)
       throw UserError(fault,
-                      "resume with the config of the checkpoint (config.toml of "
-                      "its run), or "
-                      "begin a new run with another run.name");
+                      "resume with the config of the checkpoint (config.toml of its run), or begin "
+                      "a new run with another run.name");
   };
   for (const auto& [name, value] : tensors)
     check(own.contains(name),

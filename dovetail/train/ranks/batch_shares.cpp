@@ -22,8 +22,7 @@ void check_shares(const RunConfig& config) {
   const int64_t micro_batches = config.train.batch / config.train.micro_batch;
   user_check(!shares.empty(),
              "balance.mode = \"fixed\" needs balance.shares, the micro-batches of each rank; "
-             "together they are "
-             "train.batch / train.micro_batch = {}",
+             "together they are train.batch / train.micro_batch = {}",
              micro_batches);
   user_check(sum(shares) == micro_batches,
              "balance.shares = [{}] are {} micro-batches, but train.batch / train.micro_batch = {} "
@@ -64,8 +63,7 @@ void check_balance(const RunConfig& config) {
              balance.mode, micro_batch == TrainSection::kAuto ? "\"auto\"" : "0");
   user_check(config.train.batch % micro_batch == 0,
              "balance.mode = \"{}\" shares out micro-batches of equal size, but train.batch = {} "
-             "is not a multiple of "
-             "train.micro_batch = {}",
+             "is not a multiple of train.micro_batch = {}",
              balance.mode, config.train.batch, micro_batch);
   user_check(config.model.moe.load_scope != "global_batch",
              "balance.mode = \"{}\" does not work with model.moe.load_scope = \"global_batch\". "
@@ -98,12 +96,10 @@ BatchShares::BatchShares(const RunConfig& config, int ranks, const std::vector<i
   const int64_t count = batch_ / micro_batch_;
   user_check(ranks > 1,
              "balance.mode = \"auto\" shares a step out over ranks, but the job has one; start "
-             "several with `dovetail "
-             "launch`, or leave it out");
+             "several with `dovetail launch`, or leave it out");
   user_check(count >= ranks,
              "train.batch / train.micro_batch = {} / {} leaves some of the {} ranks without a "
-             "micro-batch; use smaller "
-             "ones or fewer ranks",
+             "micro-batch; use smaller ones or fewer ranks",
              batch_, micro_batch_, ranks);
   std::vector<int64_t> shares = stored;
   if (std::ssize(stored) != ranks || sum(stored) != count) {

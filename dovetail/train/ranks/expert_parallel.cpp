@@ -121,8 +121,7 @@ void check_used(const ParallelSection& parallel) {
   const ParallelSection none{.shard = parallel.shard};
   user_check(parallel.expert > 1 || parallel == none,
              "[parallel] has keys for expert parallelism, but parallel.expert = 1 spreads no "
-             "experts. Set it to a number of "
-             "ranks, or leave out all keys but parallel.shard");
+             "experts. Set it to a number of ranks, or leave out all keys but parallel.shard");
   user_check(parallel.ranks_per_node == 0 || parallel.all_to_all != "linear" || parallel.chooses(),
              "parallel.ranks_per_node = {} does nothing with all_to_all = \"linear\"; leave it out",
              parallel.ranks_per_node);
@@ -173,8 +172,7 @@ void check_parallel(const RunConfig& config) {
   if (parallel.all_to_all == "2dh" && (of_node == 1 || of_node == parallel.expert))
     throw UserError(
         fmt::format("parallel.all_to_all = \"2dh\" goes inside nodes and then between them, but "
-                    "the {} ranks "
-                    "of parallel.expert are {}",
+                    "the {} ranks of parallel.expert are {}",
                     parallel.expert, of_node == 1 ? "on nodes of one rank" : "one node"),
         "use all_to_all = \"linear\", which does the same there, or give ranks_per_node");
   user_check(parallel.shadow < config.model.moe.experts,
@@ -192,8 +190,7 @@ void check_parallel(const RunConfig& config, const Quantization& quantization) {
   for (const auto& [name, history] : quantization.tensors()) {
     if (moe::parse_expert_name(name))
       throw UserError(fmt::format("parallel.expert = {}: delayed scaling keeps a history of each "
-                                  "Linear, {} for one, that "
-                                  "is not shared between ranks",
+                                  "Linear, {} for one, that is not shared between ranks",
                                   parallel.expert, name),
                       "use a recipe without delayed scaling for the experts");
   }
@@ -205,8 +202,7 @@ void check_parallel(const RunConfig& config, const Quantization& quantization) {
       (parallel.r != ParallelSection::kAuto && parallel.r != cut) || parallel.shadow > 0;
   if (modules && gathers)
     throw UserError(fmt::format("parallel.r = {} and parallel.shadow = {} gather experts, which "
-                                "are quantized where they "
-                                "are and cannot move",
+                                "are quantized where they are and cannot move",
                                 parallel.r, parallel.shadow),
                     fmt::format("set parallel.r = {} and parallel.shadow = 0, or give experts the "
                                 "recipe bf16 (precision.override)",

@@ -128,8 +128,7 @@ std::string sizes_line(const nlohmann::ordered_json& record) {
   const auto memory = record["memory_bytes"].get<double>();
   return fmt::format(
       "auto: embedding.groups = {}, train.micro_batch = {}, {} in memory; {:.1f} ms a step, {:.1f} "
-      "with {} "
-      "and {} (of {} tried)",
+      "with {} and {} (of {} tried)",
       record["groups"].get<int64_t>(), record["micro_batch"].get<int64_t>(),
       memory > 0 ? format_bytes(memory) + " of rows" : "all rows",
       (*chosen)["step_ms"].get<double>(), measured[0]["step_ms"].get<double>(),

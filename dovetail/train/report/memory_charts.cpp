@@ -167,8 +167,7 @@ void add_bars(Drawing& to, const Json& streams, double top) {
       odd = !odd;
       to.add(
           "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{}\" fill=\"{}\" "
-          "opacity=\"{}\"><title>{}{}: "
-          "{:.2f} to {:.2f} ms</title></rect>",
+          "opacity=\"{}\"><title>{}{}: {:.2f} to {:.2f} ms</title></rect>",
           to.x(from), top + row * kLaneHeight, std::max(to.x(until) - to.x(from), 0.4), kBar,
           lane.colour, odd ? "1" : "0.72", lane.words,
           report::escape_html(bar[2].get<std::string>()), from / kMs, until / kMs);
@@ -205,8 +204,7 @@ std::string memory_chart(const Json& record) {
                   "stroke=\"var(--ink)\" stroke-width=\"1.6\"");
   drawing.add(
       "<line x1=\"{}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"var(--bad)\" "
-      "stroke-width=\"1.4\" "
-      "stroke-dasharray=\"7 4\"/>",
+      "stroke-width=\"1.4\" stroke-dasharray=\"7 4\"/>",
       Drawing::kLeft, drawing.x(longest(record)),
       drawing.y(record.at("budget_bytes").get<double>()),
       drawing.y(record.at("budget_bytes").get<double>()));

@@ -31,8 +31,7 @@ std::string header(const Json& data) {
   return fmt::format(
       "<header><div>\n<div class=\"brand\"><b>Dovetail</b> training report</div>\n"
       "<h1>{}<span class=\"state{}\">{}</span></h1>\n<p class=\"verdict\">{}</p>\n<p "
-      "class=\"where\">model "
-      "{}{}</p>\n</div>\n"
+      "class=\"where\">model {}{}</p>\n</div>\n"
       "<button id=\"theme\" title=\"light or dark\">◐</button>\n</header>\n",
       escaped(data, "name"), finished ? " finished" : "", finished ? "finished" : "not finished",
       escaped(data, "verdict"), escaped(data, "model"), where);
@@ -78,10 +77,8 @@ std::string quantization(const Json& data) {
   if (panel.is_null()) return "";
   std::string html = fmt::format(
       "<h2>Quantization</h2>\n<p>Step {}, the tensors with the most noise first. <i>Underflow</i>: "
-      "elements that "
-      "became "
-      "zero; <i>saturation</i>: elements beyond the format's largest number.</p>\n<div "
-      "class=\"card\"><table>\n",
+      "elements that became zero; <i>saturation</i>: elements beyond the format's largest "
+      "number.</p>\n<div class=\"card\"><table>\n",
       panel.at("step").dump());
   html += "<tr>";
   for (const char* column :
@@ -104,8 +101,7 @@ std::string experts(const Json& data) {
   if (panel.is_null()) return "";
   std::string html = fmt::format(
       "<h2>Experts</h2>\n<p>Load of each expert from step {} to {}, an expert a row, the first on "
-      "top; 1 is an even "
-      "share.</p>\n<p class=\"legend\">",
+      "top; 1 is an even share.</p>\n<p class=\"legend\">",
       panel.at("first").dump(), panel.at("last").dump());
   for (const Json& band : panel.at("bands"))
     html += fmt::format("<span style=\"--mark:{}\">{}</span> ", escaped(band, "colour"),

@@ -211,13 +211,12 @@ void check_memory_plan(const ResolvedRun& run) {
   if (!run.config.memory.budget.empty() && moe.experts > 0 && !moe.pad_to_capacity &&
       run.precision.compute != at::kFloat)
     throw UserError(
-        fmt::format("memory.budget does not work with dropless experts "
-                    "(model.moe.pad_to_capacity = false) and the "
-                    "recipe {}. Their bfloat16 or quantized tensors change size in each step",
-                    run.precision.name),
+        fmt::format(
+            "memory.budget does not work with dropless experts (model.moe.pad_to_capacity = false) "
+            "and the recipe {}. Their bfloat16 or quantized tensors change size in each step",
+            run.precision.name),
         "give experts a capacity (drop = \"position\") and pad_to_capacity = true, set "
-        "precision.recipe = \"fp32\", or "
-        "leave memory.budget out");
+        "precision.recipe = \"fp32\", or leave memory.budget out");
 }
 
 void resolve_precision_and_size(ResolvedRun& run, comm::Group& group,

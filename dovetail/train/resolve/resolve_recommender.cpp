@@ -88,9 +88,8 @@ void check_recommender(const ResolvedRun& run) {
              run.micro_batch, grain);
   for (const data::SparseConfig& feature : rows.sparse)
     user_check(!feature.hashed() || feature.max_rows > 0,
-               "rows.sparse \"{}\" has no num_rows. Give num_rows to hash its ids, or "
-               "max_rows for a table "
-               "without a fixed vocabulary",
+               "rows.sparse \"{}\" has no num_rows. Give num_rows to hash its ids, or max_rows for "
+               "a table without a fixed vocabulary",
                feature.feature_name());
   check_overrides(run.config.embedding, RecommenderLookups(run.config).pack());
 }

@@ -42,8 +42,7 @@ StoredRun read_run_or_checkpoint(const std::filesystem::path& path) {
   }
   throw UserError(fmt::format("{} holds no checkpoint", path.string()),
                   "give a run's folder (runs/<name>) or one of its checkpoints. A run saves the "
-                  "first one after "
-                  "checkpoint.every_steps steps or when it ends");
+                  "first one after checkpoint.every_steps steps or when it ends");
 }
 
 }  // namespace dovetail::train
