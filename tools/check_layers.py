@@ -61,9 +61,9 @@ def table(root: pathlib.Path) -> str:
     """Layers and folders as the page on the architecture lists them."""
     about = dict(ABOUT.findall((root / "cmake/layers.cmake").read_text()))
     folders = folders_with_comments(root)
+    order = LAYERS.search((root / "cmake/layers.cmake").read_text())[1].split()
     lines = ["| folder | what it has | includes |", "|---|---|---|"]
     for layer, below in allowed_edges(root).items():
-        order = LAYERS.search((root / "cmake/layers.cmake").read_text())[1].split()
         includes = " ".join(name for name in order if name in below - {layer})
         lines.append(f"| **{layer}/** | {about.get(layer, '')} | {includes} |")
         for folder, text in folders.get(layer, {}).items():
