@@ -36,10 +36,10 @@ void allow_loss(const CapturedStep& step, StepGraph& graph);
 /// (dovetail::mx_quantize). A float32 or bfloat16 input of a Linear may be quantized down its
 /// columns (dovetail::mx_column_codes.FORMAT.SCALES).
 ///
-/// Readers see no loss: quantizing quantized numbers a second time gives the same numbers if they
-/// are below 2^127. bfloat16 cannot hold the codes of blocks below 2^-116. The bfloat16 numbers in
-/// their place are also stable under quantization. Readers of bfloat16 activations must therefore
-/// depend only on these bfloat16 numbers, as Linears do.
+/// Readers see no loss. Quantizing quantized numbers again gives the same numbers if they are below
+/// 2^127. bfloat16 cannot hold the codes of blocks below 2^-116. The bfloat16 numbers in their
+/// place are also stable under quantization. Readers of bfloat16 activations must therefore depend
+/// only on these bfloat16 numbers, as Linears do.
 void allow_same_codes(const CapturedStep& step, StepGraph& graph);
 
 /// Measures how fast each codec of the graph packs and unpacks a tensor of `bytes`, and stores the
