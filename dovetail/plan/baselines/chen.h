@@ -6,38 +6,44 @@
 
 #include "dovetail/plan/baselines/stages.h"
 
+/// Strategies of Chen et al. 2016 for recomputation. Forward keeps the results of some nodes
+/// (checkpoints). A segment reaches from one checkpoint to the next. Backward runs the forward
+/// nodes of a segment again when it reaches the segment.
 namespace dovetail::plan {
 
-/// Nodes from which Chen's strategies choose checkpoints, ascending. They are forward nodes: nodes
-/// before the first one that makes a gradient. `kAll` takes each of them, as if the step were a
-/// chain. `kArticulation` takes articulation points: nodes without which the other forward nodes
-/// fall into two parts. Both are Checkmate's extensions of the strategies beyond chains.
+/// Nodes from which the strategies choose checkpoints. They are forward nodes: nodes before the
+/// first one that computes a gradient. `kAll` takes each of them, as if the step were a chain.
+/// `kArticulation` takes articulation points: nodes without which the other forward nodes fall into
+/// two parts. Both are Checkmate's extensions of the strategies beyond chains.
 enum class Candidates { kAll, kArticulation };
+/// Returns the candidates, ascending.
 std::vector<int> chen_candidates(const StageGraph& graph, Candidates which);
 
-/// Every sqrt(n)-th of n candidates (Chen et al. 2016, section 4.2). sqrt(n) is rounded down.
+/// Returns every sqrt(n)-th of n candidates (Chen et al. 2016, section 4.2). sqrt(n) is rounded
+/// down.
 std::vector<int> sqrt_checkpoints(const std::vector<int>& candidates);
 
-/// Adds a checkpoint at a candidate once more than `segment_bytes` have been made since the
-/// previous checkpoint. Forward nodes are visited in order (algorithm 3 of Chen et al. 2016). If
-/// `segment_bytes` sets no lower bound, every candidate is a checkpoint.
+/// Visits forward nodes in order (algorithm 3 of Chen et al. 2016). A candidate becomes a
+/// checkpoint if nodes have computed more than `segment_bytes` since the previous checkpoint. If
+/// `segment_bytes` is below each node's bytes, every candidate is a checkpoint.
 std::vector<int> greedy_checkpoints(const StageGraph& graph, const std::vector<int>& candidates,
                                     int64_t segment_bytes);
 
+/// Details in which implementations of the strategies differ.
 struct ChenOptions {
   /// If true, no value is kept past its last reader. If false, checkpoints stay until the end of
   /// the step, and values of a segment until its backward is over. The code published with
-  /// Checkmate has the latter.
+  /// Checkmate does the latter.
   bool liveness = true;
-  /// Keep gradients of a segment's own nodes until its backward is over, as in an earlier state of
-  /// that code.
+  /// Keep gradients of a segment's own nodes until its backward is over, as in an earlier version
+  /// of that code.
   bool hold_gradients = false;
 };
 
 /// Returns the stages (plan/baselines/stages.h) for a set of checkpoints, with the minimum number
-/// of runs. A segment reaches from one checkpoint to the next. Checkpoints and gradients are kept.
-/// All values of a segment are kept while its forward nodes run, and again while its backward nodes
-/// run. A node runs at most twice. Returns nullopt if a run would be needed that is not permitted.
+/// of runs. Checkpoints and gradients are kept. All values of a segment are kept while its forward
+/// nodes run, and again while its backward nodes run. A node runs at most twice. Returns nullopt if
+/// a node would have to run again that may not.
 std::optional<Stages> stages_for(const StageGraph& graph, const std::vector<int>& checkpoints,
                                  const ChenOptions& options = {});
 

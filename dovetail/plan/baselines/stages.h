@@ -8,44 +8,44 @@
 
 namespace dovetail::plan {
 
-/// Plan with recomputation only, in Checkmate's form (Jain et al. 2020, section 4). Stage t ends
-/// with the first run of node t. Before that, nodes below t may run again, each once and in order.
-/// There is one stage per node of the graph.
+/// Plan with recomputation only, in Checkmate's form (Jain et al. 2020, section 4). There is one
+/// stage per node of the graph. Stage t ends with the first run of node t. Before that, nodes below
+/// t may run again in stage t, each once and in order.
 struct Stages {
-  /// R[stage][node]: true if the node runs in the stage. Each node runs in its own stage.
+  /// R[stage][node]: true if the node runs in the stage. Node t runs in stage t.
   std::vector<std::vector<char>> runs;
   /// S[stage][tensor]: true if the tensor is in memory when the stage begins.
   std::vector<std::vector<char>> keeps;
 };
 
-/// View of a graph for Checkmate. Its values are the storages that nodes compute. If a node
-/// computes several, each is a separate value. Storages that are resident when the step begins stay
-/// resident.
+/// View of a graph for Checkmate. Its values are the storages that nodes compute, given by their
+/// tensor index. If a node computes several, each is a separate value. Storages that are resident
+/// when the step begins stay resident and are no values.
 class StageGraph {
  public:
   explicit StageGraph(const Graph& graph);
 
   const Graph& graph() const { return graph_; }
   int nodes() const { return static_cast<int>(graph_.nodes.size()); }
-  const std::vector<int>& values() const { return values_; }  ///< tensors, ordered by producer
-  int producer(int value) const { return producer_[value]; }  ///< -1: not a value
-  const std::vector<int>& reads(int node) const {
-    return reads_[node];
-  }  ///< values that it reads or changes, each once
+  /// Returns all values, ordered by producer.
+  const std::vector<int>& values() const { return values_; }
+  /// Returns the node that computes a value; -1 if `value` is no value.
+  int producer(int value) const { return producer_[value]; }
+  /// Returns the values that the node reads or changes, each once.
+  const std::vector<int>& reads(int node) const { return reads_[node]; }
+  /// Returns the values that the node computes.
   const std::vector<int>& makes(int node) const { return makes_[node]; }
-  const std::vector<int>& readers(int value) const {
-    return readers_[value];
-  }  ///< nodes, ascending
-  int last_use(int value) const {
-    return last_use_[value];
-  }  ///< a node; nodes() if the value is needed at the end
-  /// Returns true if node i may run in stage t. A node may not run again if it changes a tensor
-  /// that it has not computed, or is marked run-once. It may also not run again after a change of a
-  /// tensor that it reads or computes.
+  /// Returns the nodes that read or change a value, ascending.
+  const std::vector<int>& readers(int value) const { return readers_[value]; }
+  /// Returns the last node that uses a value; nodes() if the value is needed after the step.
+  int last_use(int value) const { return last_use_[value]; }
+  /// Returns true if node i may run in stage t. A node that must run once (GraphNode::runs_once)
+  /// runs only in its own stage. No node may run again after another node has changed a tensor that
+  /// it reads or computes.
   bool may_run(int t, int i) const { return i == t || (i < t && t <= last_run_[i]); }
-  /// Bytes of inputs, parameters, state and other storages that are always resident.
+  /// Returns the bytes of inputs, parameters, state and other storages that are always resident.
   int64_t resident_bytes() const { return resident_bytes_; }
-  /// Returns the smallest workspace of a node, in bytes.
+  /// Returns the smallest workspace of the node's algorithms, in bytes.
   int64_t least_workspace(int node) const;
 
  private:
@@ -58,14 +58,15 @@ class StageGraph {
 /// Returns stages in which each node runs only in its own stage and nothing is kept.
 Stages no_stages(const StageGraph& stages);
 
-/// Returns the minimum of runs that `keeps` requires. A node runs in a stage if one of its values
-/// is kept only from the next stage on. It also runs if another node of the stage reads one of its
-/// values that is not in memory. Returns nullopt if a required run is not allowed.
+/// Returns stages with the minimum of runs that `keeps` (S) requires. A node must run in a stage if
+/// `keeps` has one of its values from the next stage on, but not before. It must also run if
+/// another node of the stage reads one of its values that is not in memory. Returns nullopt if such
+/// a node may not run (may_run).
 std::optional<Stages> runs_for(const StageGraph& graph, std::vector<std::vector<char>> keeps);
 
-/// Returns the actions of the stages. Each stage has its runs in order. Each value is freed after
-/// its last reader in the stage unless it is kept. Runs whose values are already in memory are
-/// skipped. `algorithms` has one entry per node.
+/// Converts stages to a plan. Each stage has its runs in order. Each value is freed after its last
+/// reader in the stage unless it is kept for the next one. A run is left out if it gives no value
+/// that is missing and still needed. `algorithms` has one index per node.
 Plan plan_of(const StageGraph& graph, const Stages& stages, const std::vector<int>& algorithms);
 
 /// Returns the maximum bytes of values held at the same time, as Checkmate counts them. This
@@ -73,8 +74,8 @@ Plan plan_of(const StageGraph& graph, const Stages& stages, const std::vector<in
 /// its last reader has ended, however late the free is.
 int64_t most_held_bytes(const StageGraph& graph, const Stages& stages);
 
-/// Returns the stages of a plan of computes and frees. Returns nullopt if the plan has other
-/// actions, or runs a node twice in a stage.
+/// Converts a plan of computes and frees to stages. Returns nullopt if the plan has other actions,
+/// or runs a node twice in a stage.
 std::optional<Stages> stages_of(const StageGraph& graph, const Plan& plan);
 
 }  // namespace dovetail::plan

@@ -6,18 +6,23 @@
 #include <optional>
 #include <vector>
 
-/// Messages between solve_milp and its child process, over a socket. Each message is a CBOR map,
-/// preceded by its length in 8 bytes. The parent sends one message with the program and its
-/// options. The child sends {"bound", "nodes"} whenever it has news, with "values" for a better
-/// solution. Its last message has a "status": "optimal", "limit", "infeasible", "unbounded" or
-/// "error". A message with status "error" has a "message". Arrays are bytes in native memory order.
-/// The child's only argument is the parent's process id. Header only, since the child does not link
-/// our libraries.
+/// Messages between solve_milp (plan/solve/milp.h) and its child process, which runs the solver.
+/// They go over a socket. Each message is a CBOR map, preceded by its length in 8 bytes.
+///
+/// The parent sends one message with the integer program and its options. The child reports
+/// progress as {"bound", "nodes"}: the proven lower bound and the number of search nodes. It adds
+/// "values" if it has found a better solution. Its last message has a "status": "optimal", "limit",
+/// "infeasible", "unbounded" or "error". A message with status "error" has a "message".
+///
+/// Arrays are byte strings: their elements in native memory order. The child's only argument is the
+/// parent's process id. This file is header only, since the child does not link our libraries.
 namespace dovetail::plan::milp {
 
-constexpr int kChildSocket = 3;  ///< file descriptor of the socket in the child
+/// File descriptor of the socket in the child.
+constexpr int kChildSocket = 3;
 
 template <class T>
+/// Converts an array to a byte string.
 nlohmann::json pack(const std::vector<T>& values) {
   std::vector<uint8_t> bytes(values.size() * sizeof(T));
   if (!bytes.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
@@ -25,6 +30,7 @@ nlohmann::json pack(const std::vector<T>& values) {
 }
 
 template <class T>
+/// Converts a byte string back to an array.
 std::vector<T> unpack(const nlohmann::json& packed) {
   const std::vector<uint8_t>& bytes = packed.get_binary();
   std::vector<T> values(bytes.size() / sizeof(T));
@@ -32,6 +38,7 @@ std::vector<T> unpack(const nlohmann::json& packed) {
   return values;
 }
 
+/// Returns a message as it is sent, with its length in front.
 inline std::vector<uint8_t> to_bytes(const nlohmann::json& message) {
   std::vector<uint8_t> bytes(sizeof(uint64_t));
   nlohmann::json::to_cbor(message, bytes);
@@ -40,8 +47,8 @@ inline std::vector<uint8_t> to_bytes(const nlohmann::json& message) {
   return bytes;
 }
 
-/// Removes the first message from `received` and returns it. Returns nullopt if the message is
-/// incomplete.
+/// Removes the first message from the received bytes and returns it. Returns nullopt if they do not
+/// contain a whole message.
 inline std::optional<nlohmann::json> take_message(std::vector<uint8_t>& received) {
   uint64_t length = 0;
   if (received.size() < sizeof length) return std::nullopt;

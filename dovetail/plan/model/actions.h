@@ -12,46 +12,51 @@
 
 namespace dovetail::plan {
 
-/// Kind of an action. Compute, compress and decompress run on the compute stream. Offloads (device
-/// to host) and prefetches (host to device) each have their own stream, one copy at a time. Frees
-/// take effect in list order.
+/// Kind of an action of a plan. Three streams run actions, each one at a time. Compute, compress
+/// and decompress share the compute stream. Offloads and prefetches have a stream each. A free
+/// takes no time: actions listed after it no longer find the freed copy.
 enum class Op {
-  kCompute,
-  kOffload,
-  kPrefetch,
-  kFree,
-  kFreeHost,
-  kCompress,
-  kDecompress,
-  kFreePacked
+  kCompute,     ///< runs a node
+  kOffload,     ///< copies a tensor from the device to the host
+  kPrefetch,    ///< copies a tensor from the host to the device; also called fetch
+  kFree,        ///< releases a tensor's memory on the device
+  kFreeHost,    ///< releases a tensor's copy on the host
+  kCompress,    ///< packs a tensor by a codec; the unpacked copy stays until a free
+  kDecompress,  ///< unpacks a tensor
+  kFreePacked   ///< releases a tensor's packed form
 };
 std::string_view name(Op op);
 
+/// One action. Node, tensor and codec are indices into the vectors of Graph.
 struct Action {
   Op op = Op::kCompute;
-  int node = -1;      ///< node index; compute only
+  int node = -1;      ///< index of the node; compute only
   int algorithm = 0;  ///< index into the node's algorithms; compute only
   int tensor = -1;    ///< index of a storage; all actions except compute
   int codec = -1;     ///< index into the graph's codecs; compress only
-  /// Positions of earlier actions that must end first. Actions that bring this action's data
-  /// are awaited without an entry here.
+  /// Positions, in Plan::actions, of earlier actions that must end before this one starts. An
+  /// action always waits for the actions that provide its data; they need no entry here.
   std::vector<int> waits;
 };
 
-/// Actions in issue order. `check` (plan/model/check.h) verifies the claims. The file form is
-/// plan.json, version 1; its schema is in docs/design/plan.md.
+/// Actions of a step in issue order. The file form is plan.json, version 1; its schema is in
+/// docs/design/plan.md.
 struct Plan {
   /// Parameters and state that are on the host, and not on the device, when the step begins. They
   /// must be on the host again when it ends.
   std::vector<int> starts_on_host;
   std::vector<Action> actions;
+  /// Peak of device memory that the plan's author claims. `check` (plan/model/check.h) verifies
+  /// both claims.
   std::optional<int64_t> claimed_peak_bytes;
+  /// Claimed time from the start of the step to the end of the last action.
   std::optional<double> claimed_makespan_s;
 };
 
 nlohmann::ordered_json to_json(const Plan& plan, const Graph& graph);
-/// Throws UserError that names the place in the file. Causes: an unknown key, operation, node,
-/// tensor, algorithm or codec, or a wait for an action that is not earlier.
+/// Reads a plan for `graph` from JSON. Throws UserError that names the place in the file; `where`
+/// is the file's name. Causes: an unknown key, operation, node, tensor, algorithm or codec, or a
+/// wait for an action that is not earlier.
 Plan parse_plan(const nlohmann::json& json, const Graph& graph, const std::string& where);
 Plan read_plan(const std::filesystem::path& path, const Graph& graph);
 

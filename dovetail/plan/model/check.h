@@ -10,8 +10,8 @@
 
 namespace dovetail::plan {
 
-/// Error for a plan that must not run. `action` is the position of the action at fault, or -1 if no
-/// single action is at fault.
+/// Error for a plan that must not run. `action` is the position of the wrong action in
+/// Plan::actions, or -1 if no single action is wrong.
 class InvalidPlan : public std::runtime_error {
  public:
   InvalidPlan(int action, const std::string& message);
@@ -21,46 +21,50 @@ class InvalidPlan : public std::runtime_error {
   int action_;
 };
 
-/// Bytes held from `time_s` on.
+/// Device memory in use from `time_s` until the next point.
 struct MemoryPoint {
   double time_s = 0;
   int64_t bytes = 0;
 };
 
-/// Simulation of a plan: start and end of each action, and memory.
+/// Result of simulating a plan. Times are seconds since the start of the step.
 struct Timeline {
+  /// Start and end of one action.
   struct Span {
     double start_s = 0, end_s = 0;
   };
-  std::vector<Span> actions;  ///< in plan order
-  double makespan_s = 0;      ///< end of the last action
-  int64_t peak_bytes = 0;
-  double peak_at_s = 0;
-  int64_t host_peak_bytes = 0;
-  std::vector<MemoryPoint> memory;  ///< device memory, one point per change, ascending in time
-  int again = 0;                    ///< computes beyond the first of each node
+  std::vector<Span> actions;        ///< one per action of the plan, in its order
+  double makespan_s = 0;            ///< end of the last action
+  int64_t peak_bytes = 0;           ///< maximum device memory
+  double peak_at_s = 0;             ///< time at which it is first reached
+  int64_t host_peak_bytes = 0;      ///< maximum host memory
+  std::vector<MemoryPoint> memory;  ///< one point per change, ascending in time
+  int again = 0;                    ///< number of recomputations: runs of nodes after their first
 };
 
-/// Checks a plan and simulates its streams. Throws InvalidPlan if
-/// - an action reads a tensor that is not there (freed, never made), or in another version,
-/// - a node reads a lossy copy, or any copy that went through a codec, and must not,
-/// - a node never runs, or runs again and must not,
-/// - a node writes a tensor during a copy of it,
-/// - a tensor that must remain at the end is missing,
+/// Checks a plan by simulating its streams (plan/model/actions.h). Throws InvalidPlan if
+/// - an action reads a tensor that is not there (freed, or not yet computed), or in another version
+///   than GraphNode requires,
+/// - a node reads a copy that went through a codec, against GraphTensor::lossy_ok or
+///   GraphNode::reads_unpacked,
+/// - a node never runs, or runs again although it must run once (GraphNode::runs_once),
+/// - a node changes a tensor that is being copied, or has another copy with the old values,
+/// - a tensor of Graph::final is not on the device at the end, exact and in its last version,
 /// - memory exceeds the budget of the device or of the host,
 /// - a tensor that starts on the host is no parameter or state, or does not end there,
 /// - a claim of the plan does not hold.
 ///
 /// An action starts when its stream is free, its waits have ended and its data are there. A copy
-/// listed after a compute starts no earlier than that compute's end. It overlaps later computes.
+/// starts no earlier than the end of the last compute listed before it. It overlaps computes listed
+/// after it.
 ///
-/// Bytes are charged from the start of the action that creates them. They are released at the free,
-/// or at the end of the last reader if that is later. A copy in flight is a reader, too. Workspace
-/// is charged while its compute runs.
+/// Memory counts from the start of the action that allocates it. It is released at the free, or at
+/// the end of the last reader if that is later. A copy in flight is a reader, too. Workspace counts
+/// while its compute runs.
 ///
-/// A tensor that starts on the host takes host bytes. It takes no device bytes until the plan
-/// fetches it. Its newest version must be on the host, exact, when the step ends. It need not be on
-/// the device, even if `final` lists it: the next step begins in the same state.
+/// A tensor that starts on the host takes host memory. It takes no device memory until a prefetch.
+/// Its last version must be on the host, exact, when the step ends. It need not be on the device
+/// then, even if Graph::final lists it. The next step begins in the same state.
 ///
 /// An algorithm may find a tensor on the host (Algorithm::on_host). The host must then have the
 /// version that the node reads, and the device must have no copy. The compute turns the host copy

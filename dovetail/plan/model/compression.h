@@ -11,13 +11,13 @@
 
 namespace dovetail::plan {
 
-/// Packed form of a storage that the executor can create. It has microscaling codes, one byte per
-/// element, followed by one E8M0 scale per block of 32 elements (mx/quantize.h). A block with a NaN
-/// or an infinity unpacks to NaN.
+/// Format in which a storage is kept compressed. It has microscaling codes, one byte per element,
+/// followed by one E8M0 scale per block of 32 elements (mx/quantize.h). A block with a NaN or an
+/// infinity unpacks to NaN.
 struct PackedForm {
-  at::ScalarType dtype = at::kFloat;  ///< float32 or bfloat16
-  mx::Format format = mx::Format::kE4M3;
-  mx::ScaleMode scale_mode = mx::ScaleMode::kRoundUp;
+  at::ScalarType dtype = at::kFloat;      ///< type of the unpacked elements: float32 or bfloat16
+  mx::Format format = mx::Format::kE4M3;  ///< number format of the codes
+  mx::ScaleMode scale_mode = mx::ScaleMode::kRoundUp;  ///< rounding of the scales
   /// If 0, a block is 32 consecutive elements of the storage, and the last block may be shorter.
   /// Otherwise the storage is a matrix with this number of columns, and a block is 32 rows of one
   /// column. The number of rows is then a multiple of 32.
@@ -25,32 +25,35 @@ struct PackedForm {
   bool operator==(const PackedForm&) const = default;
 };
 
-/// Name of a form: "e4m3.round_up.float32", "e4m3.round_up.columns64.float32".
+/// Returns the name of a form. Examples: "e4m3.round_up.float32",
+/// "e4m3.round_up.columns64.float32".
 std::string name(const PackedForm& form);
 
-/// Bytes of `elements` in packed form: one per element and one per block.
+/// Returns the packed size of `elements` elements: one byte per element and one per block.
 int64_t packed_bytes(int64_t elements);
 
-/// Packs `elements` at `from` into packed_bytes at `to`, or unpacks them. A round trip equals
-/// dequantize(quantize(x)) bit for bit.
+/// Packs `elements` elements at `from` into packed_bytes(elements) bytes at `to`. Packing and
+/// unpacking give the same bits as dequantize(quantize(x)).
 void pack(const PackedForm& form, const std::byte* from, int64_t elements, std::byte* to);
+/// Unpacks `elements` elements from the packed bytes at `from` to `to`.
 void unpack(const PackedForm& form, const std::byte* from, int64_t elements, std::byte* to);
 
-/// Maximum error of an element after E4M3 with scales rounded up, relative to the largest magnitude
-/// in its block. It is half the distance between neighbouring E4M3 values. That distance is an
-/// eighth of the lower end of their binade. The bound does not hold in a block below 2^-118, where
-/// the scale reaches its minimum.
+/// Maximum error of an element that was packed as E4M3 with scales rounded up. It is relative to
+/// the largest magnitude in the element's block. It is half the distance between neighbouring E4M3
+/// values. That distance is an eighth of the lower end of their binade (interval between powers of
+/// two). The bound does not hold in a block with a maximum below 2^-118, where the scale reaches
+/// its minimum.
 inline constexpr double kLargestError = 0x1p-4;
 
-/// Elements per block.
+/// Elements that share a scale.
 inline constexpr int64_t kBlock = 32;
 
-/// Codec of a form, for planning. `measure` sets its rates later. If `max_error` is 0, its name
-/// gets a suffix: "e4m3.round_up.float32.same_codes".
+/// Returns the codec of a form, for a graph (plan/model/graph.h). Its rates are not set until
+/// `measure`. If `max_error` is 0, its name gets a suffix: "e4m3.round_up.float32.same_codes".
 Codec codec_of(const PackedForm& form, double max_error);
 
-/// Measures packing and unpacking and stores both rates in `codec`, in bytes per second. The rates
-/// are medians of `rounds` over a tensor of `bytes`.
+/// Measures packing and unpacking on a tensor of `bytes`. Stores both rates in `codec`, in bytes of
+/// the unpacked tensor per second. Each rate is the median of `rounds` measurements.
 void measure(const PackedForm& form, int64_t bytes, int rounds, Codec& codec);
 
 }  // namespace dovetail::plan

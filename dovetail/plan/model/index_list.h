@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-/// Short lists of tensor or node indices in any order, searched from front to back.
+/// Functions on short unsorted lists of tensor or node indices, searched from front to back.
 namespace dovetail::plan {
 
 inline bool contains(const std::vector<int>& list, int value) {

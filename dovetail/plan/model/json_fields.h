@@ -14,10 +14,13 @@
 
 namespace dovetail::plan {
 
-/// Reader for the keys of one JSON object in a file. Errors name the place: "graph.json: nodes[3]:
+/// Reader for the keys of one JSON object in a file. Getters throw UserError if the value is
+/// missing or has another type. Errors name the object and the key. Example: "graph.json: nodes[3]:
 /// time is \"fast\", not a number".
 class Fields {
  public:
+  /// `where` names the object in errors. Throws UserError if `json` is not an object, or has a key
+  /// that `known` does not list.
   Fields(const nlohmann::json& json, std::string where,
          std::initializer_list<std::string_view> known)
       : json_(json), where_(std::move(where)) {
@@ -28,6 +31,7 @@ class Fields {
                  fmt::join(known, ", "));
   }
 
+  /// Returns the name of the object in errors.
   const std::string& where() const { return where_; }
   bool has(const char* key) const { return json_.contains(key) && !json_[key].is_null(); }
 
@@ -45,6 +49,7 @@ class Fields {
     user_check(value.is_string(), "{}: {} is {}, not a string", where_, key, value.dump());
     return value.get<std::string>();
   }
+  /// Returns a number of at least 0.
   double number(const char* key) const {
     const nlohmann::json& found = at(key);
     user_check(found.is_number(), "{}: {} is {}, not a number", where_, key, found.dump());
@@ -53,11 +58,13 @@ class Fields {
                key, value);
     return value;
   }
+  /// Returns a positive number.
   double rate(const char* key) const {
     const double value = number(key);
     user_check(value > 0, "{}: {} is 0; it must be positive", where_, key);
     return value;
   }
+  /// Returns a whole number from 0 to `most`.
   int64_t bytes(const char* key, double most = 4e18) const {
     const double value = number(key);
     user_check(value == std::floor(value), "{}: {} is {}, not a whole number", where_, key, value);
@@ -65,12 +72,14 @@ class Fields {
                value, most);
     return static_cast<int64_t>(value);
   }
+  /// Returns `otherwise` if the key is missing.
   bool flag(const char* key, bool otherwise) const {
     if (!has(key)) return otherwise;
     user_check(json_[key].is_boolean(), "{}: {} is {}, neither true nor false", where_, key,
                json_[key].dump());
     return json_[key].get<bool>();
   }
+  /// Throws UserError unless the key "version" is 1.
   void version_1() const {
     const nlohmann::json& version = at("version");
     user_check(version == 1, "{}: version is {}; only version 1 is known", where_, version.dump());
@@ -81,7 +90,8 @@ class Fields {
   std::string where_;
 };
 
-/// Returns the content of a JSON file. Throws UserError with the parser's reason.
+/// Returns the content of a JSON file. Throws UserError with the parser's reason if the file is not
+/// JSON.
 nlohmann::json read_json(const std::filesystem::path& path);
 
 }  // namespace dovetail::plan

@@ -7,24 +7,28 @@
 
 namespace dovetail::plan {
 
-/// Addresses of a plan's tensors and workspaces in the arena. A tensor that is resident at the
-/// start of the step has one address, to which it always returns. Any other tensor has one address
-/// per time that it is computed or fetched. This includes tensors that start on the host.
+/// Addresses of a plan's tensors and workspaces, as byte offsets in one memory region (the arena).
+/// A tensor that is resident at the start of the step has one address, to which it always returns.
+/// Any other tensor gets an address each time that it is computed, fetched or unpacked. This
+/// includes tensors that start on the host.
 struct Layout {
-  int64_t bytes = 0;          ///< size of the arena
-  std::vector<int64_t> home;  ///< per tensor: its offset if it is resident at the start, else -1
-  /// Per action: offset of the tensor that it fetches, packs or unpacks. For a compute, this is the
-  /// offset of its workspace. -1 if the action needs no memory.
+  int64_t bytes = 0;  ///< size of the arena
+  /// Per tensor: its offset if it is resident at the start of the step, else -1.
+  std::vector<int64_t> home;
+  /// Per action: offset of the tensor that a prefetch or decompress brings to the device. For a
+  /// compress, this is the offset of the packed form; for a compute, of its workspace. -1 if the
+  /// action needs no such memory.
   std::vector<int64_t> result;
   /// Per compute action: offset of each output of its node.
   std::vector<std::vector<int64_t>> outputs;
-  /// Per action: offloads that must end before the action overwrites their memory.
+  /// Per action: offloads (positions in the plan) that must end before the action overwrites the
+  /// memory from which they copy.
   std::vector<std::vector<int>> waits;
 };
-/// Places all tensors and workspaces of a plan. The layout fits into the budget of `graph` if the
-/// search finds a placement that does. Addresses are aligned (plan/model/packing.h) if all tensor
-/// sizes come from `planned_bytes`, as in each recorded step. In other graphs, addresses are
-/// unaligned.
+/// Places all tensors and workspaces of a plan. `timeline` is the result of `check`. The search for
+/// addresses ends when they fit into the budget of `graph`. If it finds none that fit, the layout
+/// is larger. Addresses are aligned (plan/model/packing.h) if all tensor sizes come from
+/// `planned_bytes`, as in each recorded step. In other graphs, addresses are unaligned.
 Layout lay_out(const Graph& graph, const Plan& plan, const Timeline& timeline);
 
 }  // namespace dovetail::plan

@@ -8,115 +8,132 @@
 
 #include "dovetail/plan/model/check.h"
 
+/// Decisions about a training step, and their conversion into a plan (plan/model/actions.h). A
+/// decision says where a tensor is between two of its uses, or which algorithm a node runs.
 namespace dovetail::plan {
 
-/// Treatment of a tensor between two of its uses.
+/// Decision about a gap: treatment of a tensor between two of its uses.
 enum class Keep {
-  kResident,    ///< stays on the device
-  kHost,        ///< offloaded, and fetched in time for the next use
-  kAgain,       ///< freed, and recomputed just before the next use
-  kAgainEarly,  ///< freed; recomputed when the next use or another recomputation needs it, and kept
-                ///< from then on
-  kPacked,      ///< compressed, and decompressed before the next use
+  kResident,  ///< stays on the device
+  kHost,      ///< offloaded to the host, and fetched in time for the next use
+  kAgain,     ///< freed, and recomputed just before the next use
+  /// Freed. Recomputed as soon as the next use or the recomputation of another tensor needs it, and
+  /// kept from then on.
+  kAgainEarly,
+  kPacked,  ///< compressed by a codec, and decompressed before the next use
 };
 std::string_view name(Keep keep);
 
-/// Interval without uses of a storage, between node `from` (-1: start of the step) and node `to`. A
-/// gap that `wraps` belongs to a parameter or to state. It lasts from the last use, over the end of
-/// the step, to the first use in the next step. During it, the storage is resident or on the host.
-/// If it is on the host, the storage starts and ends the step there.
+/// Interval in which no node uses a storage, between the uses by node `from` (-1: start of the
+/// step) and node `to`. A gap that `wraps` belongs to a parameter or to state. It lasts from the
+/// last use, over the end of the step, to the first use in the next step. During it, the storage is
+/// resident or on the host. If it is on the host, the storage starts and ends the step there.
 struct Gap {
   int tensor = -1, from = -1, to = -1;
   bool wraps = false;
+  /// Returns true if the node runs within the gap.
   bool covers(int node) const {
     return wraps ? node > from || node < to : node > from && node < to;
   }
 };
-/// Returns all gaps with at least one node in between, in the order of `from`. Wrapping gaps are
-/// included without a node in between if an algorithm can update the tensor in host memory.
+/// Returns all gaps that contain at least one node, in ascending order of `from`. A wrapping gap
+/// without a node is included if an algorithm can update its tensor in host memory
+/// (Algorithm::on_host).
 std::vector<Gap> find_gaps(const Graph& graph);
-/// Returns true if the tensor may be packed by `codec` during `gap`.
+/// Returns true if the tensor of `gap` may be packed by `codec` during the gap.
 bool may_be_packed(const Graph& graph, const Gap& gap, int codec);
 
+/// Decisions about all gaps, in the order of `find_gaps`, and all nodes.
 struct Decisions {
   std::vector<Keep> gaps;  ///< one per gap
-  std::vector<int> codec;  ///< one per gap; read if the gap is packed
-  /// One per node. An algorithm that updates tensors in host memory (Algorithm::on_host) needs
-  /// their gaps offloaded, see Scheduler::gaps_on_host.
+  std::vector<int> codec;  ///< one per gap: index of the codec, read only for Keep::kPacked
+  /// One per node: index of its algorithm. Some algorithms update tensors in host memory
+  /// (Algorithm::on_host). They require Keep::kHost for some gaps of these tensors, see
+  /// Scheduler::gaps_on_host.
   std::vector<int> algorithms;
   bool operator==(const Decisions&) const = default;
 };
 
-/// Actions that result from decisions, and their timeline.
+/// Plan that carries out decisions, and its simulation by `check`.
 struct Schedule {
   Plan plan;
   Timeline timeline;
-  /// timeline.makespan_s plus the slowdown of computing during copies.
+  /// Expected step time: timeline.makespan_s plus the slowdown of computing during copies
+  /// (Bandwidth::slowdown).
   double expected_s = 0;
-  /// Per node: maximum memory held while the node, and recomputations for it, run.
+  /// Per node: maximum device memory while the node runs, and while its missing inputs are fetched,
+  /// unpacked or recomputed.
   std::vector<int64_t> slot_bytes;
-  /// The same if offloads freed their memory at once. Waiting for offloads can reduce memory to
-  /// this.
+  /// Same maximum if each offload freed its memory as soon as it is issued. Waiting for offloads
+  /// can reduce memory to this value.
   std::vector<int64_t> settled_bytes;
 };
 /// Returns true if `op` runs on the compute stream.
 inline bool computes(Op op) {
   return op == Op::kCompute || op == Op::kCompress || op == Op::kDecompress;
 }
-/// Time during which computing overlaps copies to the host (out) or from it (in), summed over all
-/// copies.
+/// Time during which copies overlap computing, summed over all copies. `out_s` counts copies to the
+/// host, `in_s` copies from the host.
 struct BesideComputing {
   double out_s = 0, in_s = 0;
 };
 BesideComputing beside_computing(const Plan& plan, const Timeline& timeline);
-/// Returns the expected step time of a plan; see Bandwidth::slowdown.
+/// Returns the expected step time of a plan: timeline.makespan_s plus the slowdown of computing
+/// during copies (Bandwidth::slowdown).
 double expected_s(const Graph& graph, const Plan& plan, const Timeline& timeline);
 
-/// Reason why there is no schedule. `node` is the node at which memory did not suffice, and `bytes`
-/// is the excess. If `bytes` is 0, something could not be recomputed, since a source has changed or
-/// is random.
+/// Reason why decisions cannot be scheduled. `node` is the node at which memory exceeds the budget,
+/// and `bytes` is the excess. If `bytes` is 0, memory is not the reason. Example: a tensor cannot
+/// be recomputed, since an input has changed or the node must run once.
 struct Misfit {
   int node = -1;
   int64_t bytes = 0;
 };
 
-/// Budget in bytes that is larger than the memory of any plan.
+/// Budget in bytes that no plan exceeds, for scheduling without a limit.
 constexpr int64_t kNoBudget = std::numeric_limits<int64_t>::max() / 4;
 
-/// Turns decisions into a plan. Offloads start as soon as their tensor is computed. Fetches start
-/// as late as still hides them if memory allows, else later. Alternatively, fetches start as soon
-/// as offloads free memory for them, even if nodes wait for this. The faster of these plans is
-/// returned. A node waits for offloads if it does not fit otherwise. A tensor that starts on the
-/// host is on the host again when the step ends. Its last copy counts in the makespan. The result
-/// has passed `check`.
+/// Turns decisions into a plan. An offload starts as soon as its tensor is computed. A fetch (copy
+/// back to the device) starts as late as it can without delaying the reader. If memory does not
+/// allow this, it starts later. In other attempts, fetches start as soon as offloads free memory
+/// for them, even if nodes must wait. The fastest of these plans is returned.
+///
+/// A node waits for offloads to free memory if it does not fit otherwise. A tensor that starts on
+/// the host is on the host again when the step ends. The copy that puts it there counts in the
+/// makespan. The returned plan has passed `check`.
 class Scheduler {
  public:
-  /// With `fetches_wait`, fetches may be listed before there is memory for them, and wait for
-  /// offloads. Such a plan may need more memory for its addresses (plan/model/layout.h). An address
-  /// is reserved from the position at which its action is listed.
+  /// If `fetches_wait`, a fetch may be listed before there is memory for it; it then waits for
+  /// offloads. Such a plan may need more memory once tensors get addresses (plan/model/layout.h).
+  /// The reason is that an address is reserved from the fetch's position in the list, not from its
+  /// start.
   explicit Scheduler(const Graph& graph, bool fetches_wait = true);
+  /// Returns all gaps, as `find_gaps` does. Other functions refer to a gap by its index here.
   const std::vector<Gap>& gaps() const { return gaps_; }
-  /// Returns nullopt if memory exceeds `budget_bytes` or the graph's `host_bytes`. Also returns
-  /// nullopt if nodes would run sixteen times or more on average, which chains of recomputed
-  /// tensors can cause.
+  /// Returns nullopt if memory exceeds `budget_bytes` or the graph's `host_bytes`, or if a
+  /// recomputation is impossible. Also returns nullopt if nodes would run more than sixteen times
+  /// on average. Chains of recomputed tensors can cause this. Sets `misfit` in all these cases
+  /// except excess host memory.
   std::optional<Schedule> schedule(const Decisions& decisions, int64_t budget_bytes,
                                    Misfit* misfit = nullptr) const;
-  /// Returns true if the node that computed the tensor of `gap` may run again.
+  /// Returns true if the tensor of `gap` can be recomputed when the gap ends. The node that
+  /// computed it may run again, and no node changes the tensor.
   bool can_be_made_again(int gap) const;
-  /// Returns true if `gap` begins at the start of the step and its tensor starts on the host. The
-  /// decision for `gap` then has no effect.
+  /// Returns true if `gap` begins at the start of the step and the decisions start its tensor on
+  /// the host. The decision for `gap` then has no effect: the tensor's wrapping gap decides.
   bool is_moot(const Decisions& decisions, int gap) const;
-  /// Returns the wrapping gap of a tensor, or -1.
+  /// Returns the index of the tensor's wrapping gap, or -1 if it has none.
   int wrapped_gap(int tensor) const { return wrapped_gap_[tensor]; }
+  /// Returns the indices of the tensor's gaps.
   const std::vector<int>& gaps_of(int tensor) const { return gaps_of_[tensor]; }
-  /// Returns the nodes that mutate the tensor, ascending.
+  /// Returns the nodes that change the tensor in place, ascending.
   const std::vector<int>& writers_of(int tensor) const { return writers_[tensor]; }
-  /// Returns true if the node at the end of `gap` updates the tensor in host memory, where the gap
-  /// leaves it.
+  /// Returns true if, by its chosen algorithm, node `to` of `gap` updates the tensor in host
+  /// memory. The tensor is then not fetched.
   bool is_read_on_host(const Decisions& decisions, int gap) const;
-  /// Returns the gaps of `tensor` that must be offloaded so that `node` can update it in host
-  /// memory. These are the wrapping gap and the gap before the node, unless the latter begins with
-  /// the step.
+  /// Returns the gaps of `tensor` whose decision must be Keep::kHost so that `node` can update it
+  /// in host memory. These are the wrapping gap and the gap that ends at the node, unless the
+  /// latter begins with the step.
   std::vector<int> gaps_on_host(int node, int tensor) const;
 
  private:
@@ -131,12 +148,12 @@ class Scheduler {
   const bool fetches_wait_;
   const Graph unlimited_;  // copy of the graph without a budget
   std::vector<Gap> gaps_;
-  std::vector<std::vector<int>> gaps_from_;  // gaps by `from` + 1
+  std::vector<std::vector<int>> gaps_from_;  // gap indices by `from` + 1
   std::vector<std::vector<int>> gaps_of_;    // per tensor
   std::vector<int> wrapped_gap_;             // per tensor
-  std::vector<int> producer_;                // per tensor; -1: resident from the start
-  std::vector<int> last_use_;
-  std::vector<bool> stays_;                // resident until the end of the step
+  std::vector<int> producer_;  // per tensor: node that computes it; -1: resident from the start
+  std::vector<int> last_use_;  // per tensor: last node that uses it
+  std::vector<bool> stays_;    // per tensor: true if it is on the device when the step ends
   std::vector<std::vector<int>> reads_;    // per node: storages of inputs and mutates, each once
   std::vector<std::vector<int>> writers_;  // per tensor: nodes that mutate it, ascending
 };

@@ -10,62 +10,70 @@
 
 namespace dovetail::plan {
 
-/// Bytes held over time, as far as they are known.
+/// Device memory over time: the sum of all changes added so far.
 class Level {
  public:
+  /// Changes the level by `bytes` from `time_s` on.
   void add(double time_s, int64_t bytes);
-  /// Returns the maximum from `start_s` on, with `bytes` added from then on and `until_end` added
-  /// before `end_s`.
+  /// Returns the maximum level from `start_s` on if `bytes` were added from `start_s` on, and
+  /// `until_end` more bytes from `start_s` to `end_s`.
   int64_t most(double start_s, double end_s, int64_t bytes, int64_t until_end) const;
-  /// Merges all changes before `time_s` into one.
+  /// Merges all changes before `time_s` into one. `most` may then no longer start earlier.
   void forget_before(double time_s);
 
  private:
-  std::map<int64_t, int64_t> changes_;  // key: picoseconds
+  std::map<int64_t, int64_t> changes_;  // picoseconds -> change in bytes
 };
 
-/// Single pass over the nodes of a step, which issues the actions for a scheduler's decisions. It
-/// keeps the same clocks as `check`. Arguments must outlive the walk.
+/// Conversion of decisions into a plan (plan/model/schedule.h). Visits the nodes of a step once, in
+/// order, and appends the actions that each of them needs. It computes start and end of each action
+/// by the rules of `check`. Constructor arguments must outlive the walk.
 class Walk {
  public:
-  /// `fetch_at` has, per gap, the first node before which its fetch may be issued. An early fetch
-  /// that does not fit waits for offloads if `patient`. Otherwise it is tried again before the next
-  /// node.
+  /// `fetch_at` has, per gap, the first node before which the fetch of its tensor may be issued. If
+  /// such a fetch does not fit into memory before it is needed, it waits for offloads if `patient`.
+  /// Otherwise it is tried again before the next node.
   Walk(const Scheduler& scheduler, const Decisions& decisions, const std::vector<int>& fetch_at,
        int64_t budget_bytes, bool patient = false);
 
-  /// Returns false, with misfit() set, if the decisions give no schedule.
+  /// Appends all actions to schedule().plan. Returns false, with the reason in misfit(), if the
+  /// decisions cannot be carried out.
   bool run();
   Schedule& schedule() { return schedule_; }
   const Misfit& misfit() const { return misfit_; }
-  /// Per gap, the first node for which its tensor had to be fetched. This is the node at the gap's
-  /// end, or an earlier one that needed a recomputation from the tensor.
+  /// Returns, per gap, the first node for which the gap's tensor had to be back on the device. This
+  /// is the node at the gap's end, or an earlier one that needed a recomputation from the tensor.
   const std::vector<int>& needed_at() const { return needed_at_; }
 
  private:
+  /// Copies of a tensor at the current point of the walk: on the device, on the host and packed.
   struct Now {
     bool resident = false, on_host = false, packed = false;
-    bool exact = true, host_exact = true,
-         packed_exact = true;                // true if no bits went through a lossy codec
-    bool coded = false, host_coded = false;  // true if bits went through any codec
+    // True if no lossy codec has changed the values of the copy.
+    bool exact = true, host_exact = true, packed_exact = true;
+    // True if the copy went through any codec.
+    bool coded = false, host_coded = false;
+    // Times at which a copy is complete (ready) and at which its last reader ends (last).
     double ready_s = 0, last_s = 0;
     double host_ready_s = 0, host_last_s = 0, packed_ready_s = 0;
     int codec = -1;
-    int offload = -1;  // action that copies it to the host, if a wait for it may be needed
+    // Action that copies the tensor to the host, while a wait for it may be needed; else -1.
+    int offload = -1;
   };
 
   int64_t bytes_of(int t) const { return graph_.tensors[t].bytes; }
   void charge(double time_s, int64_t bytes);
   bool fail(int64_t bytes);
   int issue(Action action, double end_s);
-  /// Delays the start past offloads until the bytes fit, and adds these offloads to `waits`.
-  /// Returns false if they never fit.
+  /// Moves `start_s` to the end of offloads until the bytes fit into the budget, and adds these
+  /// offloads to `waits`. Returns false if they never fit.
   bool fit(double& start_s, double duration_s, int64_t bytes, int64_t until_end,
            std::vector<int>& waits);
   bool compute(int n);
   double copy_start(double stream_free_s, double ready_s) const;
   void offload(int t);
-  /// Returns false if the tensor does not fit. This is fatal only if `must` is true.
+  /// Returns false if the tensor does not fit. The walk must then stop if `must` is true, and goes
+  /// on otherwise.
   bool fetch(int t, bool must);
   void free(int t);
   bool compress(int t, int codec);
@@ -74,14 +82,16 @@ class Walk {
   bool is_on_host(int node, int t) const;
   bool find_on_host(int t);
   /// Makes `t` resident for node `reader`, in the version that the node read in its first run.
+  /// Returns false if that is impossible.
   bool bring(int t, int reader);
   bool make_again(int t);
-  /// Returns true if a tensor that was brought for a recomputation stays resident.
+  /// Returns true if a tensor that was brought back as the input of a recomputation stays resident
+  /// afterwards.
   bool stays_once_made(int t) const;
   void fetch_early();
   void drop_copies(int t);
-  /// Starts the offload of a tensor that has just been computed. This requires a gap that offloads
-  /// it before it changes.
+  /// Starts the offload of a tensor that node `made_by` has just computed or changed. Does nothing
+  /// unless a gap before the next change offloads it.
   void offload_if_it_leaves(int t, int made_by);
   bool leave(int gap);
   bool leave_after_use();
@@ -90,25 +100,25 @@ class Walk {
   const Graph& graph_;
   const Decisions& decisions_;
   const std::vector<int>& fetch_at_;
-  std::vector<std::pair<int, int>> to_fetch_;  // earliest node, gap
-  size_t fetched_ = 0;                         // entries that are already in waiting_
-  size_t runs_ = 0;
+  std::vector<std::pair<int, int>> to_fetch_;  // (earliest node, gap) per fetch, ascending
+  size_t fetched_ = 0;                         // entries of to_fetch_ that are already in waiting_
+  size_t runs_ = 0;                            // runs of nodes so far
   const int64_t budget_;
   const bool patient_;
   std::vector<Now> now_;
-  std::vector<int> gap_of_;   // per tensor: the gap that it spends off the device
+  std::vector<int> gap_of_;   // per tensor: the gap in which it is off the device now, or -1
   std::vector<int> version_;  // per tensor: 1 + the node that wrote it last; 0: not written
-  // Fetches that may start: end of the gap, tensor.
+  // Fetches that may start now: (node at the end of the gap, tensor).
   std::set<std::pair<int, int>> waiting_;
-  std::vector<int> leaving_;  // offloads whose tensors are freed when they end
+  std::vector<int> leaving_;  // offload actions whose end frees device memory
   std::vector<int> needed_at_;
-  std::vector<double> ends_;
+  std::vector<double> ends_;  // end of each action
   double compute_free_s_ = 0, to_host_free_s_ = 0, to_device_free_s_ = 0;
   Level level_;
-  int64_t held_ = 0;  // bytes held after all offloads have ended
+  int64_t held_ = 0;  // device memory in use after all issued offloads have ended
   Schedule schedule_;
   Misfit misfit_;
-  int at_ = -1;
+  int at_ = -1;  // node that the walk has reached
 };
 
 }  // namespace dovetail::plan

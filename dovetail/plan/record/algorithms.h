@@ -12,12 +12,12 @@ namespace dovetail::plan {
 ///   backward  "<data>, <weight>", as in "winograd, aten". The first computes the gradient of
 ///             the data, the second computes the gradients of weight and bias.
 ///             If only one of the two is requested, the name of that one.
-/// An algorithm that does not apply is left out. Some convolutions have no alternatives: groups,
-/// dilation, transposed, dtypes other than float32, tensors that are not contiguous. Times are 0
-/// until a profile fills them (plan/run/profile.h).
+/// An algorithm that cannot compute a convolution is left out. Some convolutions have no
+/// alternatives: groups, dilation, transposed, dtypes other than float32, tensors that are not
+/// contiguous. Times are 0 until a profile fills them (plan/run/profile.h).
 ///
-/// Allocations of an operation are recorded by running it twice on zeros. `cache` stores them. An
-/// operation that the cache knows does not run.
+/// The memory that an alternative allocates is found by running it twice on zeros. `cache` stores
+/// the allocations; an operation that it knows does not run.
 void add_convolution_algorithms(const CapturedStep& step, StepGraph& graph, ProfileCache& cache);
 
 }  // namespace dovetail::plan

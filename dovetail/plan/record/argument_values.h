@@ -6,13 +6,13 @@
 
 namespace dovetail::plan {
 
-/// Returns true if two arguments that are not tensors are equal. Bodies of operations
-/// (base/operation.h) and generators always count as equal.
+/// Returns true if two arguments of an operation that are not tensors are equal. Bodies of
+/// operations (base/operation.h) and random generators always count as equal.
 bool same_value(const c10::IValue& a, const c10::IValue& b);
-/// Returns true for a number, which may differ in the next step. Returns false for a flag, list or
-/// text.
+/// Returns true if the argument is a number, which may differ in the next step. Returns false for a
+/// flag, list or text.
 bool is_number(const c10::IValue& value);
-/// Text of an argument, for error messages.
+/// Returns an argument as text, for error messages.
 std::string text_of(const c10::IValue& value);
 
 }  // namespace dovetail::plan

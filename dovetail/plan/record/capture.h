@@ -13,48 +13,49 @@
 
 namespace dovetail::plan {
 
-/// Tensors that exist before the step, by purpose. Other existing tensors that the step uses keep
-/// their addresses.
+/// Tensors that exist before the step and that a plan may move, by purpose, with their names. Other
+/// existing tensors that the step uses keep their addresses.
 struct StepTensors {
   std::vector<std::pair<std::string, at::Tensor>> inputs, parameters, state;
 };
 
-/// Execution of the steps after the recorded ones. kReplayed: only the recorded operations run.
-/// kCalled: the function is called again, and an executor runs its operations as planned
-/// (plan/run/guide.h). It may then read values (item) and pass other numbers. kNone: no plan
-/// follows; the step is recorded only to enforce its memory limit.
+/// Way in which later steps run. kReplayed: only the recorded operations run. kCalled: the step's
+/// function is called again, and an executor runs its operations as planned (plan/run/guide.h). It
+/// may then read values (item) and pass other numbers. kNone: no plan follows; the step is recorded
+/// only to enforce its memory limit.
 enum class LaterSteps { kReplayed, kCalled, kNone };
 
-/// Records one training step (forward, backward, update) on the CPU as the operators that it calls
-/// below autograd.
+/// Runs one training step (forward, backward, update) on the CPU and records the operators that it
+/// calls below autograd.
 ///
 /// `step` runs as it would without a recording. It returns tensors to read after the step (the
-/// loss). Throws UserError that names an operator if it
+/// loss). `later` says how later steps will run. Throws UserError that names an operator if it
 /// - reads a value of a tensor (item), unless later steps call the function,
 /// - returns a tensor whose size depends on values (nonzero, unique), or resizes a tensor,
 /// - reads memory that no operator has written: a kernel wrote it by pointer (base/operation.h).
 ///
-/// Writes are found by a fingerprint of each storage before and after each operation, because
-/// schemas do not declare all writes. Throws UserError if a storage changes between two operations.
-/// Gradients of `tensors.parameters` that the step creates are dropped at its end, unless kNone. In
-/// a called step, any other tensor that is still held at the end is a result.
+/// Schemas do not declare all writes. Therefore each storage is hashed before and after each
+/// operation that uses it (plan/record/fingerprint.h). Throws UserError if a storage changes
+/// between two operations. Gradients of `tensors.parameters` that the step creates are released at
+/// its end, unless `later` is kNone. If it is kCalled, any other tensor of the step that the caller
+/// still holds at the end is a result.
 ///
 /// `limit` bounds the memory that the step holds during the recording, by recomputation where
 /// possible (plan/record/online_recompute.h).
 ///
-/// Method: plan/record/intercept.h. Tensors are identified by their storage. A process runs one
-/// recording at a time.
+/// Operators are intercepted as plan/record/intercept.h describes. Tensors are identified by their
+/// storage. A process runs one recording at a time.
 CapturedStep record_step(const std::function<std::vector<at::Tensor>()>& step,
                          const StepTensors& tensors, LaterSteps later = LaterSteps::kReplayed,
                          std::optional<RecordingLimit> limit = {});
 
-/// Throws UserError that names the first operator, shape or number in which two recordings differ.
-/// Only a step that is the same every time can be planned. Numbers of a called step may differ.
-/// Writes and results that only `a` has are added to `b`.
+/// Compares two recordings of the same step. Throws UserError that names the first operator, shape
+/// or number in which they differ. Only a step that is the same every time can be planned. Numbers
+/// may differ if `later` is kCalled. Writes and results that only `a` has are added to `b`.
 void check_steady(const CapturedStep& a, CapturedStep& b, LaterSteps later = LaterSteps::kReplayed);
 
-/// Calls `record_step` twice and returns the second recording. Both must agree, so the step must be
-/// steady: gradients, momentum and other state already exist. Call it once or twice before.
+/// Calls `record_step` twice and returns the second recording. Both must agree (check_steady). So
+/// gradients, momentum and other state must already exist: run the step once or twice before.
 CapturedStep capture(const std::function<std::vector<at::Tensor>()>& step,
                      const StepTensors& tensors, LaterSteps later = LaterSteps::kReplayed);
 

@@ -10,9 +10,11 @@
 
 #include "dovetail/plan/model/graph.h"
 
+/// Recording of one training step below autograd: its operations, their tensor arguments and their
+/// memory. Tensors are identified by their storage.
 namespace dovetail::plan {
 
-/// Tensor as an operation sees it: a view of a storage. `storage` is an index into
+/// View of a storage, as an operation gets a tensor. `storage` is an index into
 /// CapturedStep::storages, or -1 for an undefined tensor.
 struct TensorUse {
   int storage = -1;
@@ -22,68 +24,77 @@ struct TensorUse {
   bool operator==(const TensorUse&) const = default;
 };
 
-/// Argument of an operation: a value, or tensors.
+/// Argument of a recorded operation: a value, or tensors.
 struct CapturedArgument {
   enum class Kind { kValue, kTensor, kTensorList, kOptionalTensorList };
   Kind kind = Kind::kValue;
-  c10::IValue value;            ///< value if kValue
-  std::vector<TensorUse> uses;  ///< tensors for the other kinds; exactly one if kTensor
+  c10::IValue value;            ///< the value if `kind` is kValue
+  std::vector<TensorUse> uses;  ///< the tensors if `kind` is another; exactly one if kTensor
 };
 
-/// Allocation or deallocation inside an operation. Events are in the order in which they happen on
-/// the calling thread.
+/// Allocation or deallocation during an operation, on the thread that calls it.
 struct MemoryEvent {
-  int allocation = 0;  ///< number of the allocation in its operation, from 0
+  /// Number of the allocation within its operation, from 0. A deallocation has the same number.
+  int allocation = 0;
   int64_t bytes = 0;
-  bool ends = false;
+  bool ends = false;  ///< true for a deallocation
   bool operator==(const MemoryEvent&) const = default;
 };
 
+/// Recorded call of an operator, except calls that only create views. Storages are indices into
+/// CapturedStep::storages.
 struct CapturedOperation {
   c10::OperatorHandle handle;
-  std::string name;   ///< operator, as in "aten::mm"
-  std::string layer;  ///< LayerScope of the forward operation, also for its backward
-  bool backward = false;
-  bool random = false;  ///< draws from the default generator
-  double seconds = 0;   ///< duration when it was recorded
-  bool once = false;    ///< must not run again (base/operation.h)
+  std::string name;  ///< operator, as in "aten::mm"
+  /// Layer of the model (LayerScope). For backward, this is the layer of its forward operation.
+  std::string layer;
+  bool backward = false;  ///< called by autograd's backward pass
+  bool random = false;    ///< draws from the default random generator
+  double seconds = 0;     ///< duration during the recording
+  bool once = false;      ///< must not run again (base/operation.h)
   std::vector<CapturedArgument> arguments;
   std::vector<int> reads;  ///< storages that it reads, each once
-  /// Existing storages that it changes, even if its schema does not declare the write.
+  /// Storages that existed before it and that it changes, even if its schema does not declare the
+  /// write.
   std::vector<int> writes;
   std::vector<int> makes;  ///< storages that it creates
-  /// Allocation that holds each of `makes`; -1 for a storage of 0 bytes.
+  /// Per storage in `makes`: the number of the allocation (MemoryEvent) that holds it; -1 if it has
+  /// 0 bytes.
   std::vector<int> makes_allocation;
+  /// Allocations and deallocations, in the order in which they happened.
   std::vector<MemoryEvent> memory;
 };
 
+/// Storage that a recorded step uses.
 struct CapturedStorage {
   std::string name;
   int64_t bytes = 0;
   TensorKind kind = TensorKind::kActivation;
-  /// Tensor that holds a storage which existed before the step. Undefined if the step created it.
+  /// Tensor that has this storage, if it existed before the step. Undefined if the step created it.
   at::Tensor external;
-  bool declared = false;  ///< listed in StepTensors
-  /// Returns true for an undeclared storage that existed before the step. Others may refer to its
-  /// memory, so no plan moves it.
+  bool declared = false;  ///< listed in StepTensors (plan/record/capture.h)
+  /// Returns true if the storage existed before the step and is not declared. Code outside the step
+  /// may refer to its memory, so no plan moves it.
   bool is_fixed() const { return external.defined() && !declared; }
 };
 
-/// Call of an operator below autograd. `operation` is -1 if the call only created views.
+/// Call of an operator below autograd. `operation` is an index into CapturedStep::operations, or -1
+/// if the call only created views.
 struct CapturedCall {
   c10::OperatorHandle handle;
   int operation = -1;
 };
 
-/// One training step as the operators that it calls below autograd. Operators that only create
-/// views are left out of `operations`.
+/// One recorded training step. Calls that only create views have no entry in `operations`.
 struct CapturedStep {
   std::vector<CapturedStorage> storages;
   std::vector<CapturedOperation> operations;
-  std::vector<CapturedCall> calls;     ///< all calls in order, with views
-  std::vector<TensorUse> results;      ///< tensors that the step returns
-  std::vector<at::Tensor> parameters;  ///< all calls in order, with views
-  int64_t held_bytes = 0;              ///< tensors that the step returns
+  std::vector<CapturedCall> calls;  ///< all calls in order, including those that only create views
+  std::vector<TensorUse> results;   ///< tensors that the step's function returns
+  std::vector<at::Tensor> parameters;  ///< the parameters in StepTensors
+  /// Maximum bytes that operations hold outside the plan at the same time (HeldMemory in
+  /// base/operation.h).
+  int64_t held_bytes = 0;
 };
 
 }  // namespace dovetail::plan

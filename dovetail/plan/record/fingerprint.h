@@ -7,15 +7,15 @@
 
 namespace dovetail::plan {
 
-/// Returns a 64-bit hash of memory, computed by all threads. Different bytes give the same value
+/// Returns a 64-bit hash of memory, computed by all threads. Different contents give the same hash
 /// with probability 2^-64.
 uint64_t fingerprint(const void* data, int64_t bytes);
 
-/// Detects storages that changed since they were last seen.
+/// Hashes of storages, to detect that a storage has changed since the previous look at it.
 class Fingerprints {
  public:
-  /// Returns true if the bytes equal the bytes of the previous call with this index. Returns true
-  /// in the first call.
+  /// Returns true if the storage has the same bytes as in the previous call with this index.
+  /// Returns true in the first call.
   bool unchanged(int index, const c10::StorageImpl& storage);
 
  private:

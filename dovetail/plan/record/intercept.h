@@ -12,14 +12,16 @@ namespace dovetail::plan {
 class OperationHandler {
  public:
   virtual ~OperationHandler() = default;
-  /// Replaces the arguments on `stack` by the results. `keys` are the dispatch keys below this one.
-  /// Operators that `handle` calls are not intercepted.
+  /// Does the work of the operator: replaces the arguments on `stack` by its results. `keys` are
+  /// the dispatch keys below the interception, for a redispatch. Operators that `handle` calls are
+  /// not intercepted.
   virtual void handle(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
                       torch::jit::Stack* stack) = 0;
 };
 
 /// Sends operators to a handler, by a boxed fallback at DispatchKey::Fake. The fallback is
-/// registered while at least one Interception exists. It acts only on threads inside `run`.
+/// registered with the dispatcher while at least one Interception exists. It acts only on threads
+/// inside `run`.
 class Interception {
  public:
   Interception();
@@ -27,13 +29,16 @@ class Interception {
   Interception(const Interception&) = delete;
   Interception& operator=(const Interception&) = delete;
 
-  /// Calls `work` and sends its operators to `handler`.
+  /// Calls `work` and sends the operators that it calls to `handler`.
   static void run(OperationHandler& handler, const std::function<void()>& work);
 };
 
-/// Name of an operator, as in "aten::mm". For dovetail::operation (base/operation.h), the name that
-/// the caller passed. `stack` has the operator's arguments.
+/// Returns the name of an operator. Example: "aten::mm". For dovetail::operation
+/// (base/operation.h), this is the name that its caller passed. `stack` has the operator's
+/// arguments.
 std::string operation_name(const c10::OperatorHandle& operation, const torch::jit::Stack& stack);
+/// Returns true if the operator is dovetail::operation, which wraps work that the dispatcher cannot
+/// see.
 bool is_own_operation(const c10::OperatorHandle& operation);
 
 }  // namespace dovetail::plan

@@ -15,64 +15,73 @@
 
 namespace dovetail::plan {
 
-/// Memory limit of a step that is being recorded and has no plan yet.
+/// Memory limit for a step that is being recorded and has no plan yet.
 struct RecordingLimit {
-  /// Returns the bytes that the step may hold. `keep_all_bytes` is the peak so far of the same step
-  /// with everything kept.
+  /// Returns the maximum bytes that the step may hold. `keep_all_bytes` is the peak so far if the
+  /// same step had kept everything.
   std::function<int64_t(int64_t keep_all_bytes)> bytes;
-  /// Earlier recording, which shows how much each operation allocates; null if there is none.
+  /// Earlier recording, which shows how much memory each operation allocates; null if there is
+  /// none.
   const CapturedStep* previous = nullptr;
 };
 
 /// Keeps a step within a memory limit while it is recorded. Frees storages that recorded operations
 /// can recompute, and recomputes them when an operation needs them. Recomputed values have the same
-/// bits as the first ones. Tensors from before the step and results of run-once operations are
-/// never freed.
+/// bits as the first ones. Tensors from before the step, and results of operations that must run
+/// once (CapturedOperation::once), are never freed.
 ///
 /// Method: dynamic tensor rematerialization (Kirisame et al., "Dynamic Tensor Rematerialization",
 /// ICLR 2021). It frees the storage with the minimum of recompute time / (bytes * time since its
 /// last use).
 class OnlineRecompute {
  public:
-  /// Creates an empty state. `step` is the recording; its operations and storages grow meanwhile.
+  /// Follows the recording `step`, whose operations and storages grow meanwhile. The recorder calls
+  /// `before` and `after` around each operation, and `add` for each new storage.
   OnlineRecompute(const CapturedStep& step, RecordingLimit limit)
       : step_(step), limit_(std::move(limit)) {}
 
   /// Adds the next storage of the recording. `made` is true if the operation that has just run
-  /// created it.
+  /// created it, false if it existed before the step.
   void add(const at::Tensor& tensor, bool made);
-  /// Prepares for `operation`, which is about to run. Recomputes the storages that it reads and
+  /// Prepares for `operation`, which is about to run. Recomputes freed storages that it reads or
   /// writes, and frees memory for its allocations.
   void before(const CapturedOperation& operation);
   /// Registers the latest operation of the recording after it has run. `gives_memory` is true if
-  /// its results have no values yet. Throws UserError if the operation changed a source of freed
-  /// storages without declaring this in its schema.
+  /// its results have no values yet (aten::empty). Throws UserError if its schema does not declare
+  /// that it changed an input from which freed storages would be recomputed.
   void after(bool gives_memory);
-  /// Recomputes all freed storages that are still referenced elsewhere.
+  /// Recomputes all freed storages that tensors outside this class still refer to. Call at the end
+  /// of the step.
   void restore();
 
  private:
+  // State of a storage of the recording.
   struct Entry {
     c10::weak_intrusive_ptr<c10::StorageImpl> impl;
     int64_t bytes = 0;
-    bool made = false;            // created by the step
+    bool made = false;            // created by an operation of the step
     bool freed = false;           // freed by this class
     bool without_values = false;  // not yet written
     bool fixed = false;           // cannot be recomputed
-    bool lost = false;            // fixed, since a source of its recomputation has changed
-    std::vector<int> by;          // operations that compute it, in order
-    double seconds = 0;           // duration of these operations
-    double missing_s = 0;  // recompute time of its sources that were missing when it was freed
-    int64_t used = 0;      // number of the last operation that needed it
-    int locks = 0;         // pending operations that need it
-    std::optional<c10::Storage> own;  // recomputed storage that nobody else holds
+    bool lost = false;    // cannot be recomputed, since an input of its recomputation has changed
+    std::vector<int> by;  // operations that create and then change it, in order
+    double seconds = 0;   // duration of these operations
+    // Time to recompute inputs of its recomputation that were missing when it was freed.
+    double missing_s = 0;
+    int64_t used = 0;  // number of the last operation that used it
+    int locks = 0;     // pending operations that need it; it is not freed meanwhile
+    // Its recomputed memory, if no tensor outside this class refers to it.
+    std::optional<c10::Storage> own;
+    // Returns true if a tensor refers to it.
     bool is_held() const { return impl.use_count() > 0; }
+    // Returns true if its values are in memory.
     bool is_there() const { return own.has_value() || (!freed && is_held()); }
   };
+  // Data for running a recorded operation again.
   struct Run {
-    std::vector<int> reads;  // storages that are only read
-    at::Tensor random;       // generator state before a random operation
-    int64_t bytes = 0;       // maximum allocated at the same time
+    std::vector<int> reads;  // storages that it reads and does not change
+    at::Tensor random;       // state of the random generator before it, if it is random
+    int64_t bytes = 0;       // maximum bytes that it allocates at the same time
   };
 
   int64_t held_bytes(bool everything_kept) const;
@@ -90,14 +99,21 @@ class OnlineRecompute {
   std::vector<Entry> entries_;                     // per storage
   std::vector<std::vector<int>> readers_;          // per storage: operations that read it
   std::vector<Run> runs_;                          // per operation
-  std::unordered_map<std::string, int64_t> most_;  // maximum bytes by operation name
-  std::vector<int> current_;                       // storages of the running operation
+  std::unordered_map<std::string, int64_t> most_;  // maximum of Run::bytes by operation name
+  std::vector<int> current_;  // storages that the running operation reads or writes
+  // State of the random generator before the running operation.
   at::Tensor random_;
+  // found_bytes_: bytes of storages from before the step. kept_before_: bytes before the running
+  // operation if everything were kept. keep_all_bytes_: peak so far if everything were kept. now_:
+  // number of operations begun.
   int64_t found_bytes_ = 0, kept_before_ = 0, keep_all_bytes_ = 0, now_ = 0;
-  int64_t freed_bytes_ = 0;  // since memory was returned to the system
+  int64_t freed_bytes_ = 0;  // bytes freed since memory was last returned to the system
   int64_t again_ = 0;        // number of recomputed operations
-  int64_t allowance_ = 0;    // bytes that may be held although they exceed the limit
-  // Results of run-once operations that other storages are recomputed from.
+  // Bytes that may be held although they exceed the limit, because too many operations were
+  // recomputed.
+  int64_t allowance_ = 0;
+  // Storages that cannot be recomputed and from which others are recomputed. Holding them keeps
+  // their memory.
   std::vector<c10::Storage> held_;
 };
 

@@ -9,15 +9,16 @@
 
 namespace dovetail::plan {
 
-/// Calls an operation below autograd and returns its results. `storage_of` maps the storage indices
-/// of its arguments to storages.
+/// Calls a recorded operation below autograd and returns its results. `storage_of` returns the
+/// storage for an index in the operation's arguments (TensorUse::storage).
 torch::jit::Stack call(const CapturedOperation& operation,
                        const std::function<c10::Storage(int)>& storage_of);
 
-/// Returns the view of `storage` that `use` describes.
+/// Returns a tensor with the memory of `storage` and the sizes, strides, offset and dtype of `use`.
 at::Tensor tensor_of(const TensorUse& use, c10::Storage storage);
 
-/// Calls `visit` for each defined tensor among the values of `stack`, in order.
+/// Calls `visit` for each defined tensor among the values of `stack`, in order. This includes
+/// tensors in lists.
 void for_each_tensor(const torch::jit::Stack& stack,
                      const std::function<void(const at::Tensor&)>& visit);
 

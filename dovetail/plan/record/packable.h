@@ -3,11 +3,12 @@
 #include "dovetail/plan/record/captured_step.h"
 #include "dovetail/plan/record/step_graph.h"
 
+/// Selection of tensors that a plan may keep compressed between forward and backward.
 namespace dovetail::plan {
 
-/// Allows lossy packing of tensors between forward and backward. The format is MXFP8 (E4M3 with
-/// scales rounded up, blocks of 32 along the storage). Adds one codec per dtype that occurs. Sets
-/// `lossy_ok` and `codecs` of the tensors and `reads_unpacked` of the nodes.
+/// Marks tensors that may be compressed with loss. The format is MXFP8 (E4M3 with scales rounded
+/// up, blocks of 32 along the storage). Adds one codec per dtype that occurs. Sets `lossy_ok` and
+/// `codecs` of the tensors and `reads_unpacked` of the nodes (plan/model/graph.h).
 ///
 /// A tensor may be stored with loss if
 /// - it is an activation that a forward operation without random numbers created, and nothing
@@ -20,13 +21,14 @@ namespace dovetail::plan {
 ///   differentiated. Everything else stays exact, for example statistics, logarithms of sums and
 ///   targets.
 ///
-/// Only these backward operations may read a copy that was packed. Forward operations, including
-/// recomputed ones, and updates never do. Tensors that can be packed without loss are packed
-/// without loss (allow_same_codes, which must be called first).
+/// Only these backward operations may read a copy that was compressed. Forward operations,
+/// including recomputed ones, and updates never do. Call `allow_same_codes` first: tensors that it
+/// marks are compressed without loss.
 void allow_loss(const CapturedStep& step, StepGraph& graph);
 
-/// Allows lossless packing of tensors if all later readers quantize them to the same codes. Adds a
-/// codec of error 0 for each format that occurs, and sets `codecs` and `reads_unpacked` as above.
+/// Marks tensors that can be compressed without loss: all later readers quantize them to the same
+/// codes anyway. Adds a codec with error 0 for each format that occurs, and sets `codecs` and
+/// `reads_unpacked` as `allow_loss` does.
 ///
 /// This applies to an activation that nothing changes, if each backward operation that reads it
 /// quantizes it equally. Equal means one format, one rule for scales and only whole blocks. A
@@ -34,13 +36,14 @@ void allow_loss(const CapturedStep& step, StepGraph& graph);
 /// (dovetail::mx_quantize). A float32 or bfloat16 input of a Linear may be quantized down its
 /// columns (dovetail::mx_column_codes.FORMAT.SCALES).
 ///
-/// Quantizing quantized numbers again gives the same numbers if they are below 2^127. bfloat16
-/// cannot hold the codes of blocks below 2^-116. The bfloat16 numbers in their place are also
-/// stable under quantization. Readers of bfloat16 activations must therefore depend only on these
-/// bfloat16 numbers, as Linears do.
+/// Readers see no loss. Quantizing quantized numbers again gives the same numbers if they are below
+/// 2^127. bfloat16 cannot hold the codes of blocks below 2^-116. The bfloat16 numbers in their
+/// place are also stable under quantization. Readers of bfloat16 activations must therefore depend
+/// only on these bfloat16 numbers, as Linears do.
 void allow_same_codes(const CapturedStep& step, StepGraph& graph);
 
-/// Measures the speed of all codecs of the graph on a tensor of `bytes`, in `rounds` rounds.
+/// Measures how fast each codec of the graph packs and unpacks a tensor of `bytes`, and stores the
+/// rates in the graph. Rates are medians over `rounds` rounds.
 void measure_codecs(StepGraph& graph, int64_t bytes, int rounds);
 
 }  // namespace dovetail::plan

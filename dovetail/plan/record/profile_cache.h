@@ -10,11 +10,12 @@
 
 namespace dovetail::plan {
 
-/// Measured times of operations. There is one file for each processor, instruction set, number of
-/// threads, torch version and build of our kernels.
+/// Stored measurements of operations, such as their durations, by key (key_of). There is one file
+/// for each processor, instruction set, number of threads, torch version and build of our kernels.
 class ProfileCache : public MachineFile {
  public:
-  /// Reads the file in `folder`, see MachineFile.
+  /// Reads this machine's file in `folder`, see MachineFile. With an empty `folder`, nothing is
+  /// read or stored.
   explicit ProfileCache(const std::filesystem::path& folder);
 
   /// Returns the folder "profiles" in $DOVETAIL_CACHE, $XDG_CACHE_HOME/dovetail or
@@ -22,9 +23,9 @@ class ProfileCache : public MachineFile {
   static std::filesystem::path default_folder();
 };
 
-/// Returns a text that identifies operations. It has their names and, for each argument, sizes,
-/// strides and dtype, or the value. Returns nullopt if a value cannot be compared, such as an
-/// operation body (base/operation.h).
+/// Returns a text that identifies a sequence of operations in the cache. It has their names and,
+/// for each argument, sizes, strides and dtype, or the value. Returns nullopt if a value cannot be
+/// compared, such as an operation body (base/operation.h).
 std::optional<std::string> key_of(std::span<const CapturedOperation> operations);
 
 }  // namespace dovetail::plan

@@ -12,8 +12,8 @@
 
 namespace dovetail::plan {
 
-/// Indices of the storages that a step uses. The references are weak and prevent that a later
-/// storage gets the address of a tracked one.
+/// Map from the storages that a step uses to their indices in CapturedStep. Its weak references
+/// prevent that a later storage gets the address of a tracked one.
 class TrackedStorages {
  public:
   /// Returns the index of the tensor's storage, or -1 if it is not tracked.
@@ -26,6 +26,7 @@ class TrackedStorages {
     indices_[tensor.storage().unsafeGetStorageImpl()] = index;
     held_.emplace_back(index, tensor.storage().getWeakStorageImpl());
   }
+  /// Indices and weak references of all tracked storages.
   using Held = std::vector<std::pair<int, c10::weak_intrusive_ptr<c10::StorageImpl>>>;
   const Held& held() const { return held_; }
 
@@ -34,17 +35,18 @@ class TrackedStorages {
   Held held_;
 };
 
-/// Returns true for a number that ATen has wrapped as a tensor. It is not a tensor of the step.
+/// Returns true if ATen has wrapped a number as this tensor. It is not a tensor of the step.
 bool is_number_as_tensor(const at::Tensor& tensor);
 
+/// Returns the description of `tensor` as a view of the storage with index `storage`.
 TensorUse use_of(const at::Tensor& tensor, int storage);
 
-/// Converts an argument as the dispatcher passes it. `visit` returns the use of each tensor in the
-/// argument. A wrapped number is a value.
+/// Converts an argument from the dispatcher to its recorded form. Calls `visit` for each tensor in
+/// the argument; `visit` returns its TensorUse. A number wrapped as a tensor becomes a value.
 CapturedArgument captured_argument(const c10::IValue& value,
                                    const std::function<TensorUse(const at::Tensor&)>& visit);
 
-/// Resets each gradient of `step.parameters` whose storage the step has created.
+/// Resets the gradient of each parameter in `step.parameters` if the step created its storage.
 void drop_gradients(const CapturedStep& step, const TrackedStorages& storages);
 
 }  // namespace dovetail::plan

@@ -8,19 +8,20 @@
 
 namespace dovetail::plan {
 
-/// GPU in a few numbers, to plan steps for a GPU that is not present. The default is the GPU of
-/// MO-SOS, with the peaks of its data sheet. The fractions say how much of the arithmetic peak a
-/// kernel reaches. They are assumptions of this model, not measurements.
+/// GPU in a few numbers, to plan steps for a GPU that is not present. The default is the GPU used
+/// by MO-SOS, a planner that decides by 0-1 programs. Its peaks are from the data sheet. A fraction
+/// says how much of the FP32 peak a kind of kernel reaches. Fractions are assumptions of this
+/// model, not measurements.
 struct DeviceModel {
-  double flops_per_s = 11.76e12;  ///< FP32 peak
+  double flops_per_s = 11.76e12;  ///< FP32 peak in operations per second
   double bytes_per_s = 347e9;     ///< memory bandwidth
   Bandwidth bandwidth = {.to_host = 12e9, .to_device = 11e9};
 
   double matrix_fraction = 0.80;  ///< matrix products, single and batched
-  double complex_fraction =
-      0.70;  ///< complex products: four multiplications and four additions per term
-  double implicit_fraction =
-      0.45;  ///< implicit GEMM: the convolution gathers one operand on the fly
+  /// Complex products: four multiplications and four additions per term.
+  double complex_fraction = 0.70;
+  /// Convolution by implicit GEMM: a matrix product that gathers one operand on the fly.
+  double implicit_fraction = 0.45;
   double precomputed_fraction = 0.65;  ///< implicit GEMM with a table of offsets
   double fused_fraction = 0.50;        ///< Winograd products and their transforms in one kernel
 };
@@ -30,6 +31,7 @@ struct DeviceModel {
 struct ConvolutionShape {
   int64_t n = 1, c = 1, h = 1, w = 1, k = 1, r = 1, s = 1, p = 1, q = 1, stride = 1;
 };
+/// Result of a pass: y, the gradient of x, or the gradient of the weight.
 enum class ConvolutionPass { kForward, kData, kFilter };
 
 /// Returns the algorithms of cuDNN 7 for one pass of an FP32 convolution, in the order below. Each
@@ -56,22 +58,24 @@ std::vector<Algorithm> convolution_algorithms(const DeviceModel& device,
                                               const ConvolutionShape& shape, ConvolutionPass pass);
 
 /// Removes each algorithm if another one is no slower and needs no more workspace. The rest is
-/// ordered by falling workspace.
+/// ordered by ascending workspace.
 std::vector<Algorithm> without_dominated(std::vector<Algorithm> algorithms);
 
-/// Returns the graph of a captured step on the device: `graph_of`, with the device's bandwidth and
-/// the time of every node. A codec `mxfp8` runs at the speed of the memory. Convolutions have the
-/// algorithms above. A backward convolution has all pairs of a data and a filter algorithm, run one
-/// after the other. Dominated algorithms of a node are removed. A matrix product (mm, addmm, bmm)
-/// takes the longer of its arithmetic and its memory traffic. Every other operation reads each of
-/// its tensors once, and writes once what it makes or changes. Float activations may go through the
-/// codec, which loses bits. `budget_bytes` is the peak with everything kept.
+/// Returns the graph of a captured step (`graph_of`) with the bandwidth of the modelled device and
+/// its time for every node. `budget_bytes` is the peak with everything kept.
+///
+/// Convolutions have the algorithms above. A backward convolution has all pairs of a data and a
+/// filter algorithm, run one after the other. Only algorithms that `without_dominated` returns
+/// remain. A matrix product (mm, addmm, bmm) takes the longer of its arithmetic and its memory
+/// traffic. Every other operation reads each of its tensors once, and writes once what it creates
+/// or changes. A codec `mxfp8` runs at the speed of the memory. It may compress float activations,
+/// with loss.
 StepGraph graph_on(const DeviceModel& device, const CapturedStep& step);
 
-/// Peak memory of the step if each forward output is held until its node's backward has run. It is
-/// held until its last reader if that is later. Frameworks without liveness analysis hold outputs
-/// so long. Nodes are paired by layer: the last forward node of a layer with its first backward
-/// node.
+/// Returns the peak memory of the step in a framework without liveness analysis. There, each
+/// forward output is held until its node's backward has run. It is held until its last reader if
+/// that is later. Nodes are paired by layer: the last forward node of a layer with its first
+/// backward node.
 int64_t peak_with_outputs_held(const Graph& graph);
 
 }  // namespace dovetail::plan

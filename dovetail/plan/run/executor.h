@@ -15,51 +15,60 @@
 
 namespace dovetail::plan {
 
-/// Runs a captured step by a plan on the CPU. All storages and workspaces have planned addresses in
-/// one arena. Two threads copy tensors. Without lossy compression, results equal bit for bit a step
-/// without a plan that runs the same algorithms.
+/// Runs a captured step (plan/record/captured_step.h) by a plan (plan/model/actions.h) on the CPU.
+/// The device of the plan is one memory region, the arena. All storages and workspaces have planned
+/// addresses in it. The host of the plan is the host tier: memory or a mapped file. Two threads
+/// copy tensors between them. Without lossy compression, results equal bit for bit a step without a
+/// plan that runs the same algorithms.
 ///
-/// The constructor moves the tensors declared at capture into the arena. Tensors that the plan
-/// starts on the host move to the host tier, which is memory or a mapped file. Their values may be
-/// read and written between steps, but their sizes must not change. The destructor gives them
-/// separate memory again. It is in a file (plan/run/paged_memory.h) if the host tier is a file.
-/// Tensors are packed within the arena, in the forms of StepGraph::forms.
+/// The constructor moves the tensors declared at capture (StepTensors) into the arena. Tensors that
+/// the plan starts on the host move to the host tier. Their values may be read and written between
+/// steps, but their sizes must not change. The destructor gives them separate memory again. This
+/// memory is in a file (plan/run/paged_memory.h) if the host tier is a file. Compressed tensors are
+/// in the arena, too, in the forms of StepGraph::forms.
 class Executor {
  public:
   struct Options {
-    std::filesystem::path folder;  ///< folder of the file for offloaded tensors; empty: use memory
-    /// Run nothing during a copy, so that the time of each operation is undisturbed.
+    /// Folder for the file of the host tier; if empty, the host tier is in memory.
+    std::filesystem::path folder;
+    /// Run nothing during a copy, so that copies do not disturb measured durations of operations.
     bool copies_alone = false;
-    /// Permit another algorithm when a node runs again. It may give other bits.
+    /// Permit that a node runs again by another algorithm than in its first run, which may give
+    /// other bits.
     bool mixed_algorithms = false;
   };
   /// Checks the plan first. Throws InvalidPlan if `check` rejects it, or if a node runs again by
-  /// another algorithm. Throws UserError if the plan packs a tensor by a codec that is not in the
-  /// tensor's list (plan/record/packable.h). Throws UserError if the plan offloads a tensor below
+  /// another algorithm. Throws UserError if the plan compresses a tensor by a codec without a form
+  /// in StepGraph::forms. Also throws UserError if such a tensor has no list of codecs
+  /// (plan/record/packable.h). The last cause of a UserError is an offload of a tensor below
   /// kPagedBytes.
   Executor(CapturedStep step, StepGraph graph, Plan plan, const Options& options);
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
+  /// Measured times of one step.
   struct Run {
     double seconds = 0;
-    /// Span of each action in seconds from the step's start, without its waits.
+    /// Per action of the plan: start, after its waits, and end. Seconds since the step's start.
     std::vector<Timeline::Span> actions;
   };
   /// Runs one step. Throws UserError if an operation requests memory that was not planned, or if a
   /// copy fails. Once a run has thrown, every later run throws UserError.
   Run run();
-  /// Runs one step by calling the recorded function again (plan/run/guide.h). The function computes
-  /// everything again except its operations, which run as planned. Also throws UserError if `work`
-  /// is not the recorded function, or if the plan's first runs are not in recorded order. Nor may a
-  /// node run again by an algorithm other than the captured one.
+  /// Runs one step by calling the recorded function again (plan/run/guide.h). The code of the
+  /// function runs, and the operations that it calls run as planned. Throws UserError as run()
+  /// does, and if `work` is not the recorded function. Also throws UserError if the plan's first
+  /// runs are not in recorded order. An algorithm other than the captured one must have the same
+  /// operations, and its node must not run again.
   Run run(const std::function<void()>& work, const CallChecks& checks);
 
-  /// Results of the step, valid until the next run.
+  /// Returns the results of the last step, valid until the next run.
   std::vector<at::Tensor> results() const;
   int64_t arena_bytes() const;
-  int64_t resident_bytes() const;  ///< see Arena::resident_bytes
+  /// Returns the bytes of the arena that are in physical memory (Arena::resident_bytes).
+  int64_t resident_bytes() const;
+  /// Returns the simulation of the plan by `check`.
   const Timeline& predicted() const;
 
  private:

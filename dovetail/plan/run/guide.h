@@ -12,47 +12,53 @@
 #include "dovetail/plan/record/tracked_storages.h"
 #include "dovetail/plan/run/planned_allocator.h"
 
+/// Called steps: steps that call the function of a recorded step again. Its operators are
+/// intercepted and run in the memory of a plan.
 namespace dovetail::plan {
 
-/// Planned memory for the operations of a called step.
+/// Memory that a plan gives to the operations of a called step. Operations and storages are indices
+/// into CapturedStep.
 class StepMemory {
  public:
   virtual ~StepMemory() = default;
-  /// Call before the first run of an operation. All actions before it in the plan are done, and its
-  /// tensors are in place, when this returns.
+  /// Runs the plan up to the first run of `operation`; call before this run. When it returns, all
+  /// earlier actions are done and the tensors of the operation are in place.
   virtual void reach(int operation) = 0;
+  /// Ends an operation. Call after it has run.
   virtual void leave(int operation) = 0;
-  /// Address of a storage of the operation, between `reach` and `leave`. Null if the storage has no
-  /// place.
+  /// Returns the address of a storage of the operation, between `reach` and `leave`. Returns null
+  /// if the plan has no place for the storage.
   virtual std::byte* address_of(int storage) = 0;
+  /// Returns the places for the operation's allocations, in the order in which it allocates.
   virtual std::vector<PlannedPlace> places_of(int operation) = 0;
 };
 
-/// Comparison of a called step with the recorded one.
+/// Optional checks of a called step against the recorded one.
 struct CallChecks {
-  /// Throw UserError for a number that differs from the recorded one. If false, an operation gets
-  /// the number of this call.
+  /// Throw UserError if a number passed to an operation differs from the recorded one. If false,
+  /// the operation gets the number of this call.
   bool same_numbers = false;
   /// Throw UserError if an operation changes a tensor that it did not change in the recording.
   bool writes = false;
 };
 
 /// Calls the function of a recorded step again and runs its operations in planned memory.
-/// Operations get the numbers that the function passes in this step. Throws UserError if it calls
-/// another operator than the recorded step did, or uses another shape.
+/// Operations get the numbers that the function passes in this step. Throws UserError if the
+/// function calls another operator than in the recorded step, or uses another shape.
 ///
-/// Tensors that the function holds at the end of a step keep their values. They get separate memory
-/// before the next step.
+/// Tensors that the function or its caller holds at the end of a step keep their values. They are
+/// copied to separate memory before the next step.
 class Guide : public OperationHandler {
  public:
   Guide(CapturedStep& step, StepMemory& memory) : step_(step), memory_(memory) {}
   ~Guide() override { release_held(); }
 
+  /// Runs one step by calling `work`, the recorded function.
   void run(const std::function<void()>& work, const CallChecks& checks);
   /// Call after the plan's last action. Points the tensors that the caller still holds to the
-  /// places where the plan has left them.
+  /// places where the plan has left their values.
   void find_held();
-  /// Moves tensors that are held since the previous step to separate memory.
+  /// Copies tensors that are held since the previous step to separate memory.
   void release_held();
 
   void handle(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
@@ -71,8 +77,10 @@ class Guide : public OperationHandler {
   StepMemory& memory_;
   CallChecks checks_;
   TrackedStorages storages_;
-  size_t next_ = 0;  // index into step_.calls
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> held_;
+  size_t next_ = 0;  // index into step_.calls: the next expected call
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>
+      // storages held since the previous step
+      held_;
 };
 
 }  // namespace dovetail::plan

@@ -12,10 +12,10 @@
 
 namespace dovetail::plan {
 
-/// Slow, large memory below the device tier: an unnamed file in a folder, or plain memory. File
-/// reads and writes bypass the page cache (O_DIRECT) if the file system can. Each offloaded tensor
-/// has one slot. The whole tier is mapped, so its data can be read and written between steps like
-/// any other memory.
+/// Memory for offloaded tensors: an unnamed file in a folder, or plain memory. It is the slow,
+/// large tier; the device tier is the arena of a plan. Reads and writes of the file bypass the page
+/// cache (O_DIRECT) if the file system can. Each offloaded tensor has one slot. The whole tier is
+/// mapped, so its data can be read and written between steps like any other memory.
 class HostTier {
  public:
   /// Creates the file in `folder`, or uses memory if `folder` is empty. Throws UserError with the
@@ -25,14 +25,17 @@ class HostTier {
   HostTier(const HostTier&) = delete;
   HostTier& operator=(const HostTier&) = delete;
 
-  /// Copies `bytes` to or from the tier at `offset`. Addresses, offsets and sizes are multiples of
-  /// kPage.
+  /// Copies `bytes` from `data` to the tier at `offset`. Addresses, offsets and sizes are multiples
+  /// of kPage, also for `read`.
   void write(int64_t offset, const std::byte* data, int64_t bytes);
+  /// Copies `bytes` from the tier at `offset` to `data`.
   void read(int64_t offset, std::byte* data, int64_t bytes);
+  /// Returns true if the tier is a file that bypasses the page cache.
   bool direct() const { return direct_; }
-  /// First byte of the mapping, a multiple of kPage. `read` returns bytes written to the mapping,
-  /// and the mapping shows bytes given to `write`. The system keeps a shared mapping coherent with
-  /// direct reads and writes of its file. They must not happen at the same time.
+  /// Returns the first byte of the mapping, a multiple of kPage. `read` returns bytes written to
+  /// the mapping, and the mapping shows bytes given to `write`. The system keeps a shared mapping
+  /// coherent with direct reads and writes of its file. Accesses by mapping and by `read` or
+  /// `write` must not happen at the same time.
   std::byte* data() const { return data_; }
 
  private:
@@ -54,7 +57,8 @@ class CopyStream {
 
   /// Queues a copy. Returns its number, counted from 1.
   int64_t enqueue(std::function<void()> copy);
-  /// Waits until the copy with this number has ended. Rethrows the error of any copy so far.
+  /// Waits until the copy with this number has ended. Rethrows the error if any copy so far has
+  /// failed.
   void wait(int64_t number);
 
  private:
@@ -63,7 +67,9 @@ class CopyStream {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> queue_;
+  // Number of copies queued so far, and number of copies that have ended.
   int64_t handed_over_ = 0, done_ = 0;
+  // Error of a copy; later copies are skipped.
   std::exception_ptr failure_;
   bool stop_ = false;
   std::thread thread_;

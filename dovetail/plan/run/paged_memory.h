@@ -10,8 +10,8 @@
 namespace dovetail::plan {
 
 /// Memory that is mapped from an unnamed file in a folder. If memory is short, the system writes
-/// pages to the file and reclaims them. Each allocation is a separate mapping. Released memory
-/// takes no space in the file either. May be used from several threads.
+/// pages to the file and reuses their memory. Each allocation is a separate mapping. Released
+/// memory takes no space in the file either. May be used from several threads.
 class PagedMemory {
  public:
   /// Throws UserError with the system's reason if no file can be created in `folder`.
@@ -23,6 +23,7 @@ class PagedMemory {
   /// Returns memory filled with zeros, at a multiple of kPage. Throws UserError if the disk has no
   /// space for it.
   std::byte* allocate(int64_t bytes);
+  /// Releases memory; `address` comes from `allocate`.
   void release(std::byte* address);
 
  private:
@@ -33,11 +34,11 @@ class PagedMemory {
   std::map<std::byte*, int64_t> pieces_;  // bytes of each mapping, by address
 };
 
-/// Scope in which the process allocates CPU tensors of kPagedBytes or more from PagedMemory in
-/// `folder`. A step that needs more memory than the machine has then runs slowly instead of
-/// failing. Allocations outside any plan (UnrecordedAllocations) are excluded. Tensors stay in
-/// PagedMemory until they are freed. Scopes may nest: the last one created applies, and must end
-/// first.
+/// Scope in which CPU tensors of kPagedBytes or more are allocated from PagedMemory in `folder`,
+/// process-wide. A step that needs more memory than the machine has then runs slowly instead of
+/// failing. Allocations within the scope of UnrecordedAllocations (base/operation.h) are excluded.
+/// Tensors stay in PagedMemory until they are freed. Scopes may nest: the last one created applies,
+/// and must end first.
 class PagedAllocations {
  public:
   explicit PagedAllocations(const std::filesystem::path& folder);
@@ -46,7 +47,7 @@ class PagedAllocations {
   PagedAllocations& operator=(const PagedAllocations&) = delete;
 
  private:
-  std::shared_ptr<PagedMemory> before_;
+  std::shared_ptr<PagedMemory> before_;  // source of allocations outside this scope
 };
 
 }  // namespace dovetail::plan

@@ -8,14 +8,15 @@
 
 namespace dovetail::plan {
 
-/// Memory for one allocation of an operation. While the operation runs on the calling thread, its
-/// i-th allocation of more than zero bytes gets the i-th place. An allocation throws UserError if
-/// its size differs from the planned size, or if no place is left. In both cases, shapes have
-/// changed since the capture.
+/// Memory for one allocation of an operation.
 struct PlannedPlace {
   std::byte* address = nullptr;
   int64_t bytes = 0;
 };
+/// Scope in which an operation runs and gets planned memory. Its i-th allocation of more than zero
+/// bytes on the calling thread gets `places[i]`. An allocation throws UserError if its size differs
+/// from the planned size, or if no place is left. In both cases, shapes have changed since the
+/// capture. `operation` is its name, for errors.
 class PlannedAllocations {
  public:
   PlannedAllocations(const std::string& operation, const std::vector<PlannedPlace>& places);
@@ -24,10 +25,10 @@ class PlannedAllocations {
   PlannedAllocations& operator=(const PlannedAllocations&) = delete;
 };
 
-/// Memory region whose addresses PlannedAllocations hands out. Frees of single allocations inside
-/// the region have no effect while the arena exists. The first arena installs an allocator in front
-/// of the process's CPU allocator, and this one remains installed. It forwards all allocations that
-/// are not planned.
+/// Memory region for planned allocations: PlannedPlace::address points into it. Frees of single
+/// allocations inside the region have no effect while the arena exists. The first arena installs an
+/// allocator in front of the process's CPU allocator. It remains installed and forwards all
+/// allocations that are not planned.
 class Arena {
  public:
   explicit Arena(int64_t bytes);
@@ -37,12 +38,12 @@ class Arena {
 
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
-  /// Returns the bytes of the region that are in memory. These are all bytes that were ever used,
-  /// unless the system has paged some out.
+  /// Returns the bytes of the region that are in physical memory. These are all bytes that were
+  /// ever used, unless the system has paged some out.
   int64_t resident_bytes() const;
-  /// Returns whole pages of a range to the system. Their bytes are zero afterwards.
+  /// Returns the whole pages within a range to the system. Their bytes are zero afterwards.
   void drop(int64_t offset, int64_t bytes);
-  /// Returns all pages outside `kept` to the system. `kept` lists offsets and bytes, in ascending
+  /// Returns all pages outside `kept` to the system. `kept` lists (offset, bytes), in ascending
   /// order.
   void drop_all_but(const std::vector<std::pair<int64_t, int64_t>>& kept);
 

@@ -8,11 +8,12 @@
 
 #include "dovetail/plan/model/check.h"
 
+/// Memory of a training step over time, by purpose, for reports.
 namespace dovetail::plan {
 
-/// Purpose of memory in a step. Gradients are tensors that an update reads; gradients of
-/// activations count as activations. Inputs include everything that the step treats as constant.
-/// Packed forms of all tensors count as compressed.
+/// Purpose of memory in a step. kGradients: gradients that an update reads; other gradients count
+/// as activations. kInputs: everything that the step treats as constant. kCompressed: packed forms
+/// of all tensors.
 enum class Purpose {
   kWeights,
   kOptimizer,
@@ -22,30 +23,33 @@ enum class Purpose {
   kInputs,
   kWorkspace
 };
+/// Number of purposes.
 inline constexpr size_t kPurposes = 7;
 std::string_view name(Purpose purpose);
 /// Returns the purpose of each tensor of the graph.
 std::vector<Purpose> purposes_of(const Graph& graph);
 
-/// Bytes held per purpose, from `time_s` on.
+/// Bytes in use per purpose, from `time_s` until the next point.
 struct MemoryUse {
   double time_s = 0;
   std::array<int64_t, kPurposes> bytes = {};
+  /// Returns the sum over all purposes.
   int64_t total() const;
 };
 
-/// Returns the memory that a plan holds over time, if its actions start and end at the given times.
-/// The times belong to a Timeline or to an executed step. There is one point per change, in
-/// ascending order of time, and the first is at 0. Memory is charged by the rules of `check`. On
-/// the timeline of `check`, the peaks are therefore equal.
+/// Returns the device memory that a plan uses over time, given start and end of each of its
+/// actions. These times come from a simulation (Timeline::actions) or from an executed step. There
+/// is one point per change, in ascending order of time, and the first is at 0. Memory counts by the
+/// rules of `check` (plan/model/check.h). For the times that `check` simulates, the peak is
+/// therefore equal to the peak that it returns.
 std::vector<MemoryUse> memory_use(const Graph& graph, const Plan& plan,
                                   std::span<const Timeline::Span> actions);
 
-/// Returns the maximum bytes held at the same time.
+/// Returns the maximum of total() over all points.
 int64_t peak_of(const std::vector<MemoryUse>& use);
 
-/// Returns at most `most` points with the same peak. Time is divided into equal intervals, and each
-/// interval keeps its point with the maximum bytes.
+/// Returns at most `most` of the points, with the same peak. Time is divided into equal intervals,
+/// and each interval keeps its point with the maximum bytes.
 std::vector<MemoryUse> thin_out(const std::vector<MemoryUse>& use, size_t most);
 
 }  // namespace dovetail::plan

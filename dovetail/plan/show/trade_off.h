@@ -8,20 +8,23 @@
 
 namespace dovetail::plan {
 
-/// Expected step time within a budget.
+/// Point of a curve: expected step time within a memory budget.
 struct TradeOff {
   int64_t budget_bytes = 0;
   double expected_s = 0;
-  /// Memory spanned by the addresses of the plan's tensors, plus the graph's base bytes.
+  /// Memory that the plan needs, including gaps between the addresses of tensors
+  /// (PlacedSolution::bytes).
   int64_t placed_bytes = 0;
 };
 
-/// Returns the step time for several budgets. These are `budgets` evenly spaced values above
-/// `floor_bytes` (`placed_floor_of`), up to `keep_all_bytes`. The graph's own budget, whose plan is
-/// `known`, is added. The plan of each point has addresses within the budget (plan/solve/placed.h),
-/// so it can be run. Each search takes `options.time_limit_s` and starts from the plan of the next
-/// smaller budget. The time therefore never rises with the budget. Budgets below the first one with
-/// a plan are left out.
+/// Returns the expected step time for several budgets. They are `budgets` evenly spaced values
+/// above `floor_bytes` (see `placed_floor_of`), up to `keep_all_bytes`. The graph's own budget is
+/// added; its plan is `known`.
+///
+/// The plan of each point has addresses within the budget (plan/solve/placed.h), so it can be run.
+/// Each search takes `options.time_limit_s` and starts from the plan of the next smaller budget.
+/// The time therefore never rises with the budget. Budgets below the first one with a plan are left
+/// out.
 std::vector<TradeOff> trade_off(const Graph& graph, const SolveOptions& options,
                                 int64_t floor_bytes, int64_t keep_all_bytes, int budgets,
                                 const PlacedSolution& known);

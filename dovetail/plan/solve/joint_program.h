@@ -12,102 +12,126 @@
 
 namespace dovetail::plan {
 
-/// 0-1 program of a step: the joint model of MO-SOS. It decides every gap (plan/model/schedule.h)
-/// in the way of the budget, together with every node's algorithm. STR and similar strategies are
-/// the same model with techniques switched off.
+/// Integer program that decides a whole step with 0-1 variables: the joint model of MO-SOS, a
+/// published planner. It decides every gap between two uses of a tensor (plan/model/schedule.h) for
+/// which the budget may require a decision. It also decides every node's algorithm. STR and similar
+/// strategies are the same model with techniques switched off.
 ///
-/// Columns belong to stages, one for each node. Binary columns:
-/// - the use of a gap,
+/// The step has one stage per node. A stage begins when the previous one ends, and ends with the
+/// first run of its node. Columns are variables of the program, and rows are its conditions. Binary
+/// columns:
+/// - the decision for a gap,
 /// - the stage in which its fetch starts, and the stage by which its offload has ended,
 /// - nodes that run again in a stage,
 /// - each node's algorithm.
-/// Clock columns are the begin of a stage, the start of its node, and the end of each offload. A
-/// gap that wraps has two parts. The first covers the stages before its tensor's first use, with
-/// the fetch. The second covers the stages after its last use, with the offload if the step wrote
-/// it. A tensor that starts on the host needs no other copy of its first version.
+///
+/// Clock columns are times: the begin of a stage, the start of its node, and the end of each
+/// offload. A gap that wraps around the end of the step has two parts. The first covers the stages
+/// before its tensor's first use, with the fetch. The second covers the stages after its last use,
+/// with the offload if the step wrote it. A tensor that starts on the host needs no other copy of
+/// its first version.
 ///
 /// Every row is a condition that each schedule meets. Memory fits at the start of each node, at
-/// each repeated run, and around each codec. A repeated run finds its inputs. A stream does one
-/// copy at a time. So the program is a relaxation: point() of a schedule is feasible. No schedule
-/// is expected to take less (expected_s) than the minimum objective. Tests with random schedules
-/// agree with this; it is not proven. The scheduler may need longer for the same decisions.
+/// each repeated run, and around each compression and decompression. A repeated run finds its
+/// inputs. A stream does one copy at a time. So the program is a relaxation: point() of a schedule
+/// is feasible. No schedule is expected to take less time (expected_s) than the minimum objective.
+/// Tests with random schedules agree with this; it is not proven. The scheduler may need longer for
+/// the same decisions.
 ///
 /// In large steps the program is looser. A recomputation gets its inputs for free if they are more
 /// than a few recomputations deep. The smallest storages take no memory between their uses.
 /// Together they are below a thousandth of the budget.
 class JointProgram {
  public:
-  /// Admits only schedules of at most `longest_s`. `scheduler` must belong to `graph` and outlive
-  /// this object.
+  /// Builds the program for schedules of at most `longest_s`. `scheduler` must belong to `graph`
+  /// and outlive this object.
   JointProgram(const Graph& graph, const Scheduler& scheduler, const SolveOptions& options,
                double longest_s);
 
   LinearProgram& program() { return program_; }
   const LinearProgram& program() const { return program_; }
-  /// Seconds of an objective, and back.
+  /// Converts an objective of the program to seconds.
   double seconds(double objective) const { return objective * unit_s_; }
+  /// Converts seconds to an objective of the program.
   double objective(double seconds) const { return seconds / unit_s_; }
 
-  /// Returns true if the program decides the gap. It then covers a stage at which not everything
-  /// fits, or wraps and helps other gaps of its tensor. Any other gap stays resident in the
-  /// program.
+  /// Returns true if the program decides the gap. The gap then covers a stage at which not
+  /// everything fits, or wraps and helps other gaps of its tensor. Any other gap stays resident in
+  /// the program.
   bool moves(int gap) const { return columns_[gap].moves; }
+  /// Returns the decisions that a solution describes. `values` has one value per column.
   Decisions decisions(const std::vector<double>& values) const;
-  /// Column values of a schedule. They are feasible if every gap that the program does not decide
-  /// is resident in the schedule.
+  /// Returns the column values of a schedule. They are feasible if every gap that the program does
+  /// not decide is resident in the schedule.
   std::vector<double> point(const Decisions& decisions, const Schedule& schedule) const;
-  /// Excludes these decisions from the solutions.
+  /// Adds a row that no solution with these decisions meets.
   void exclude(const Decisions& decisions);
 
  private:
   using Entries = std::vector<std::pair<int, double>>;
+  // Column that is 1 if a fetch starts in one of the stages [first, last]. Memory counts from stage
+  // `last`, time from stage `first`.
   struct Slot {
-    int first, last, column;  // stages; memory counts from `last`, time from `first`
+    int first, last, column;
   };
+  // Columns of a gap; -1 or missing if they do not exist.
   struct GapColumns {
-    bool moves = false;
-    int keep = -1, host = -1, again = -1, job = -1;  // job: index of the offload, or -1
-    std::vector<int> packed;                         // column of each codec, or -1
-    std::vector<Slot> fetches;                       // latest first
-    std::map<int, int> ended, again_early, fetch_aside, unpack_aside;  // columns by stage
+    bool moves = false;  // the program decides the gap
+    // Columns of Keep::kResident, kHost and kAgain. `job` is the index of the offload in jobs_, or
+    // -1.
+    int keep = -1, host = -1, again = -1, job = -1;
+    std::vector<int> packed;    // per codec: column of Keep::kPacked, or -1
+    std::vector<Slot> fetches;  // latest stage first
+    // Columns by stage. ended: the offload has ended by the stage. again_early: Keep::kAgainEarly
+    // with a recomputation in the stage. fetch_aside: a fetch in the stage for a repeated run.
+    // unpack_aside: a decompression in the stage for a repeated run.
+    std::map<int, int> ended, again_early, fetch_aside, unpack_aside;
   };
-  struct Job {  // copy of one version of a storage to the host
+  // Copy of one version of a storage to the host. `made_by` is the node that wrote the version.
+  // `column` is 1 if the copy exists; `end` is its clock column.
+  struct Job {
     int tensor, made_by, column, end;
-    bool optional;  // no copy if the tensor starts on the host, or was changed there
+    // True if the copy may be missing, because the tensor starts on the host, or was changed there.
+    bool optional;
+    // Gaps in which the tensor is on the host by this copy.
     std::vector<int> gaps;
   };
-  /// Memory of a stage: constant bytes, and columns with their coefficients.
+  // Memory of a stage: constant bytes plus columns with their coefficients.
   struct Level {
     int64_t bytes = 0;
     Entries entries;
   };
 
-  static constexpr double kUnits = 100;  // solver units of the longest schedule, and of the budget
+  // Number of solver units in the time of the longest schedule, and in the budget.
+  static constexpr double kUnits = 100;
 
   int binary() { return program_.add_column(0, 0, 1, true); }
   int clock(double lower_s, double upper_s) {
     return program_.add_column(0, lower_s / unit_s_, upper_s / unit_s_, false);
   }
-  double time(double seconds) const { return seconds / unit_s_; }
-  double mass(double bytes) const { return bytes / unit_bytes_; }
+  double time(double seconds) const { return seconds / unit_s_; }  // in solver units
+  double mass(double bytes) const { return bytes / unit_bytes_; }  // in solver units
   double bytes(int tensor) const { return static_cast<double>(graph_.tensors[tensor].bytes); }
   double to_host_s(int tensor) const { return bytes(tensor) / graph_.bandwidth.to_host; }
   double to_device_s(int tensor) const { return bytes(tensor) / graph_.bandwidth.to_device; }
   bool covers(int gap, int stage) const { return gaps_[gap].covers(stage); }
-  /// First stage of a gap in which its tensor can be fetched for the use at the gap's end.
+  // First stage of a gap in which its tensor can be fetched for the use at the gap's end.
   int first_fetch(int gap) const { return gaps_[gap].wraps ? 0 : gaps_[gap].from + 1; }
-  /// Column for a tensor that starts on the host, or -1 if it may not. The version that it starts
-  /// with then needs no copy to the host.
+  // Column that is 1 if the tensor starts on the host; -1 if it may not. The version that it starts
+  // with then needs no copy to the host.
   int host_at_start(int tensor) const {
     const int gap = scheduler_.wrapped_gap(tensor);
     return gap < 0 ? -1 : columns_[gap].host;
   }
+  // Gap of the tensor that covers a stage, or -1.
   int gap_at(int tensor, int stage) const;
-  /// Columns of a node's algorithms that find a tensor on the host.
+  // Columns of those algorithms of `node` that read `tensor` in host memory.
   Entries on_host(int node, int tensor) const;
+  // Adds the row: sum of entries >= lower.
   void at_least(Entries entries, double lower) {
     program_.add_row(lower, LinearProgram::kInfinity, std::move(entries));
   }
+  // Adds the row: sum of entries <= upper.
   void at_most(Entries entries, double upper) {
     program_.add_row(-LinearProgram::kInfinity, upper, std::move(entries));
   }
@@ -150,24 +174,38 @@ class JointProgram {
   const SolveOptions& options_;
   const double longest_s_, unit_s_, unit_bytes_;
   LinearProgram program_;
-  int stages_ = 0, end_ = -1;
-  std::vector<int> beside_;  // seconds of copies out and in during computing, if these cost any
-  Entries computing_;       // columns of all computing, with their seconds as negative coefficients
-  double computing_s_ = 0;  // seconds of computing that is certain and has no column
-  std::vector<double> soonest_s_;    // earliest begin of each stage, with the fastest algorithms
-  std::vector<bool> left_out_;       // per gap: its tensor takes no memory in it
-  std::vector<int64_t> kept_bytes_;  // per stage, with everything resident, without workspace
-  int64_t bytes_at_start_ = 0;       // if nothing starts on the host
-  std::vector<bool> tight_;  // per stage: everything resident and the largest workspace do not fit
-  std::vector<int> begin_, start_;  // clock columns of each stage
-  // Per node: a column for each algorithm, or -1. Empty if there is no choice.
+  int stages_ = 0, end_ = -1;  // number of stages; clock column of the step's end
+  // Two columns, if Bandwidth::slowdown is positive: time during which copies to the host, and
+  // copies from it, overlap computing.
+  std::vector<int> beside_;
+  // Columns that add computing time, with their seconds as negative coefficients.
+  Entries computing_;
+  // Seconds of computing that every solution has.
+  double computing_s_ = 0;
+  // Earliest begin of each stage: all earlier nodes run once, by their fastest algorithms.
+  std::vector<double> soonest_s_;
+  // Per gap: true if its tensor counts no memory in it, to keep the program small.
+  std::vector<bool> left_out_;
+  // Per stage: memory if everything is resident, without the node's workspace.
+  std::vector<int64_t> kept_bytes_;
+  // Memory at the start of the step if nothing starts on the host.
+  int64_t bytes_at_start_ = 0;
+  // Per stage: true if everything resident and the largest workspace of the node exceed the budget.
+  std::vector<bool> tight_;
+  // Clock columns per stage: its begin, and the start of its node.
+  std::vector<int> begin_, start_;
+  // Per node: a column for each algorithm, or -1. Empty if the program does not choose its
+  // algorithm.
   std::vector<std::vector<int>> choice_;
-  std::vector<int> only_;  // algorithm of each node without a choice
-  std::vector<GapColumns> columns_;
+  std::vector<int> only_;            // per node: its algorithm if there is no choice
+  std::vector<GapColumns> columns_;  // per gap
   std::vector<Job> jobs_;
-  std::map<std::pair<int, int>, int> runs_;   // (stage, node): the node runs again
-  std::map<std::pair<int, int>, int> run_s_;  // seconds of a repeated run, if its node has a choice
-  std::set<std::pair<int, int>> free_runs_;   // repeated runs without a column, at no cost
+  // (stage, node) -> column that is 1 if the node runs again in the stage.
+  std::map<std::pair<int, int>, int> runs_;
+  // (stage, node) -> column with the duration of that run, if the program chooses the algorithm.
+  std::map<std::pair<int, int>, int> run_s_;
+  // (stage, node) of repeated runs without a column. They cost nothing in the program.
+  std::set<std::pair<int, int>> free_runs_;
 };
 
 }  // namespace dovetail::plan

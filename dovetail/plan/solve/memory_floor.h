@@ -8,7 +8,7 @@
 
 namespace dovetail::plan {
 
-/// Step recorded with `samples` samples.
+/// Graph of a step that was recorded with `samples` samples per batch.
 struct Sampled {
   int64_t samples = 0;
   Graph graph;
@@ -20,16 +20,18 @@ struct Sampled {
 /// if the recordings differ in more than numbers. Times are copied from `b`.
 Graph with_samples(const Sampled& a, const Sampled& b, int64_t samples);
 
-/// Peak memory of a step with everything kept. The graph need not have times.
+/// Returns the peak memory of a step that keeps all tensors on the device until their last use. The
+/// graph need not have times.
 int64_t keep_all_bytes(const Graph& graph);
 
-/// Error for a budget below the floor, the minimum of any plan. It names the operation that needs
-/// the floor, its layer, and the bytes of its inputs, outputs and workspace. `what` names the
-/// source of the budget: "memory.budget".
+/// Returns the error for a budget below the floor (struct Floor), the minimum memory of any plan.
+/// It names the operation that needs the floor, its layer, and the bytes of its inputs, outputs and
+/// workspace. `what` names the source of the budget in the message, for example "memory.budget".
+/// `help` says what to do.
 UserError below_floor(const Graph& graph, const Floor& floor, const std::string& what,
                       const std::string& help);
 
-/// Bytes in a binary unit: "3.1 GiB", "560 B".
+/// Returns bytes as text in a binary unit. Examples: "3.1 GiB", "560 B".
 std::string binary_size(int64_t bytes);
 
 }  // namespace dovetail::plan

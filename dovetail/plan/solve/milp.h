@@ -9,12 +9,12 @@
 
 namespace dovetail::plan {
 
-/// Mixed-integer linear program: minimise `offset + cost * x`, subject to column and row bounds.
-/// Each bound may be infinite.
+/// Mixed-integer linear program: minimise `offset + cost * x`, subject to bounds on columns
+/// (variables) and rows (linear conditions). Each bound may be infinite.
 ///
-/// Bounds, rows and integrality hold to kMilpTolerance, in the program's own units. An absolute gap
-/// below this counts as closed. Choose units in which it is small, for example milliseconds and
-/// megabytes rather than seconds and bytes.
+/// A solution may violate bounds, rows and integrality by kMilpTolerance, in the program's own
+/// units. The solver also stops at an absolute gap below it. Choose units in which it is small, for
+/// example milliseconds and megabytes rather than seconds and bytes.
 struct LinearProgram {
   static constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -28,17 +28,20 @@ struct LinearProgram {
   int rows() const { return static_cast<int>(row_lower.size()); }
   /// Returns the objective for one value per column.
   double objective(const std::vector<double>& values) const;
-  /// Returns the largest violation of a bound, a row or integrality; 0 if the values are feasible.
+  /// Returns the largest violation of a bound, a row or integrality by one value per column; 0 if
+  /// there is none.
   double violation(const std::vector<double>& values) const;
 
   double offset = 0;
-  /// Feasible point to start from, one value per column.
+  /// Feasible point from which the solver starts, one value per column.
   std::optional<std::vector<double>> start = {};
 
-  std::vector<double> cost, lower, upper;  // per column
-  std::vector<int> integer;                // per column: 1 or 0
-  std::vector<double> row_lower, row_upper;
-  std::vector<int> row_start = {0};  // rows() + 1 positions in `index` and `value`
+  std::vector<double> cost, lower, upper;    // per column
+  std::vector<int> integer;                  // per column: 1 or 0
+  std::vector<double> row_lower, row_upper;  // per row
+  // rows() + 1 positions. Row r has the entries row_start[r] to row_start[r + 1] - 1 of `index`
+  // (columns) and `value` (coefficients).
+  std::vector<int> row_start = {0};
   std::vector<int> index;
   std::vector<double> value;
 };
@@ -46,31 +49,36 @@ struct LinearProgram {
 /// Feasibility tolerance of HiGHS for integer programs, and the absolute gap at which it stops.
 constexpr double kMilpTolerance = 1e-6;
 
+/// Options of `solve_milp`.
 struct MilpOptions {
   double time_limit_s = 60;
-  double relative_gap = 0.01;  ///< the search ends at this gap: (objective - bound) / |objective|
-  bool relax = false;          ///< solve the linear relaxation: each column may be fractional
-  int threads = 2;             ///< maximum threads of the solver
-  /// Solutions with a larger objective are excluded, by an additional row of the program.
+  /// The search ends at this gap: (objective - bound) / |objective|.
+  double relative_gap = 0.01;
+  /// Solve the linear relaxation, in which integer columns may be fractional.
+  bool relax = false;
+  int threads = 2;  ///< maximum threads of the solver
+  /// Maximum objective of a solution, added as a row of the program.
   std::optional<double> cutoff = {};
   /// Path of the solver program; empty: bin/dovetail-milp next to the lib/ folder of this library.
   std::filesystem::path program = {};
 };
 
+/// Result of `solve_milp`.
 struct MilpResult {
   enum Status {
-    kOptimal,     ///< the gap is reached
-    kFeasible,    ///< the time is over; `values` is the best solution found
+    kOptimal,     ///< a solution within the gap was found
+    kFeasible,    ///< the time is over; `values` is the best solution found so far
     kInfeasible,  ///< no solution exists, or none within the cutoff
     kNoSolution,  ///< the time is over, and no solution was found
   };
   Status status = kNoSolution;
   std::vector<double> values;                   ///< one per column; empty without a solution
   double objective = LinearProgram::kInfinity;  ///< objective of `values`
-  double bound = -LinearProgram::kInfinity;     ///< proven lower bound of every solution
-  double gap = LinearProgram::kInfinity;        ///< (objective - bound) / |objective|
-  double seconds = 0;                           ///< wall-clock time of the call
-  int64_t nodes = 0;                            ///< nodes of the search tree
+  /// Proven lower bound on the objective of every solution.
+  double bound = -LinearProgram::kInfinity;
+  double gap = LinearProgram::kInfinity;  ///< (objective - bound) / |objective|
+  double seconds = 0;                     ///< wall-clock time of the call
+  int64_t nodes = 0;                      ///< nodes of the search tree
 };
 
 /// Solves `program` with HiGHS (Huangfu and Hall, 2018), by its branch and cut. HiGHS runs in a
@@ -80,8 +88,9 @@ struct MilpResult {
 /// result is then the best solution that it has sent.
 ///
 /// The search begins at `start`. A result is never worse than `start`, however short the time,
-/// unless `start` exceeds the cutoff. A relaxation uses `start` only for this guarantee. The child
-/// dies with the calling thread and prints nothing. May be called from several threads at once.
+/// unless `start` exceeds the cutoff. A linear relaxation uses `start` only for this guarantee. The
+/// child dies with the calling thread and prints nothing. May be called from several threads at
+/// once.
 ///
 /// Throws UserError if the child's program or its libraries are missing. Throws InternalError if
 /// the child dies by itself, `start` is infeasible or the objective is unbounded.

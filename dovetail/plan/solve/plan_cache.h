@@ -11,24 +11,25 @@
 namespace dovetail::plan {
 
 /// Cache of plans that persists between processes. A folder has one JSON file per step and set of
-/// techniques. A step is identified by its graph without times, rates, workspaces and budget, which
-/// differ between measurements. The cache stores decisions, which are scheduled again for each use.
+/// techniques (SolveOptions). A step is identified by its graph without budget, times and rates,
+/// which differ between measurements. The cache stores decisions (plan/model/schedule.h), which are
+/// scheduled again for each use.
 class PlanCache {
  public:
-  /// Decisions of a plan, and the budget for which they were scheduled.
+  /// Decisions of a cached plan, and the budget for which they were scheduled.
   struct Known {
     int64_t budget_bytes = 0;
     Decisions decisions;
   };
 
-  /// With an empty folder, nothing is read or stored.
+  /// Uses the files in `folder`. If it is empty, nothing is read or stored.
   explicit PlanCache(std::filesystem::path folder) : folder_(std::move(folder)) {}
 
-  /// Returns the plans of a step, the newest first. Throws UserError that names the file if the
-  /// file has another format.
+  /// Returns the cached plans of a step, the newest first. Throws UserError that names the file if
+  /// the file has another format.
   std::vector<Known> find(const Graph& graph, const SolveOptions& options) const;
-  /// Stores a plan as the newest of its step. Keeps one plan per budget, and only as many as can be
-  /// tried in little time.
+  /// Stores a plan as the newest of its step. Keeps one plan per budget, and only as many plans as
+  /// can be tried in little time.
   void put(const Graph& graph, const SolveOptions& options, const Known& known) const;
 
   /// Returns the folder "plans" in $DOVETAIL_CACHE, $XDG_CACHE_HOME/dovetail or ~/.cache/dovetail.
@@ -40,9 +41,10 @@ class PlanCache {
   std::filesystem::path folder_;
 };
 
-/// Returns the plan of `one`, or the fastest cached plan that `fits` accepts if that is faster.
-/// `one` starts from the decisions of that cached plan. The result is stored in `cache`. Therefore
-/// no plan is expected to take longer than an earlier plan for the same or less memory.
+/// Returns the plan of `one`, or the fastest cached plan if that is faster. Only cached plans for
+/// which `fits` returns true count. The search `one` starts from the decisions of that cached plan.
+/// The result is stored in `cache`. Therefore no plan is expected to take longer than an earlier
+/// plan for the same or less memory.
 Solution solve_known(const PlanCache& cache, const Graph& graph, const SolveOptions& options,
                      const std::function<bool(const Solution&)>& fits,
                      const std::function<Solution(const Graph&, const SolveOptions&)>& one);

@@ -7,39 +7,50 @@
 
 #include "dovetail/plan/model/schedule.h"
 
+/// Greedy search for a plan of a training step within a memory budget. Techniques are offload,
+/// recompute, compress, and the choice of algorithms.
 namespace dovetail::plan {
 
+/// Techniques that a plan may use, and limits of the search.
 struct SolveOptions {
   bool offload = true, recompute = true, compress = true;
-  /// Parameters and state may be offloaded over the end of the step.
+  /// Permit that parameters and state leave the device over the end of the step. They are then on
+  /// the host from their last use to their first use in the next step.
   bool across_steps = true;
-  bool algorithms = true;    ///< choose algorithms; else each node takes its fastest
-  bool fetches_wait = true;  ///< see Scheduler
-  int64_t least_bytes = 0;   ///< smaller tensors stay where they are
-  /// The best plan at this time is the answer. If there is none, the search continues until the
-  /// first plan.
+  bool algorithms = true;    ///< choose algorithms; if false, each node takes its fastest
+  bool fetches_wait = true;  ///< passed to Scheduler (plan/model/schedule.h)
+  int64_t least_bytes = 0;   ///< smaller tensors always stay on the device
+  /// Time after which the search returns the best plan so far. If there is none, the search
+  /// continues until the first plan.
   double time_limit_s = 10;
-  std::optional<Decisions> start;  ///< tried unchanged, in addition to the plans of the search
+  /// Decisions that are tried unchanged, in addition to the plans of the search.
+  std::optional<Decisions> start;
 };
 
+/// Plan found by a search, with the decisions behind it.
 struct Solution {
   Decisions decisions;
   Schedule schedule;
-  int64_t budget_bytes = 0;  ///< budget for which the decisions were scheduled
-  double bound_s = 0;        ///< lower bound: each node once, by its fastest algorithm
-  double seconds = 0;        ///< duration of solving
-  bool complete = true;      ///< false: the time limit ended the search
+  /// Budget for which the decisions were scheduled.
+  int64_t budget_bytes = 0;
+  /// Lower bound on the step time of any plan: each node once, by its fastest algorithm.
+  double bound_s = 0;
+  double seconds = 0;    ///< duration of the search
+  bool complete = true;  ///< false if the time limit ended the search
 };
 
-/// Memory that every plan with these options needs, and the node that needs it. Memory of a node is
-/// what it reads and writes, its smallest workspace, and everything that cannot leave. If node is
-/// -1, it is the memory of tensors that must be resident when the step begins.
+/// Lower bound (floor) on the memory of every plan with given options, and the node that needs it.
+/// A node needs memory for the tensors that it reads and writes, and for its smallest workspace.
+/// All tensors that cannot leave the device count, too. If `node` is -1, the floor is the memory of
+/// tensors that must be resident when the step begins.
 struct Floor {
   int64_t bytes = 0;
   int node = -1;
-  int64_t workspace_bytes = 0;  ///< workspace that is counted for the node
-  int64_t gaps_bytes = 0;       ///< gaps between addresses (placed_floor_of); 0 in `floor_of`
+  int64_t workspace_bytes = 0;  ///< smallest workspace of the node, which the floor includes
+  /// Gaps between addresses that `bytes` includes (placed_floor_of); 0 from `floor_of`.
+  int64_t gaps_bytes = 0;
 };
+/// Returns the floor of a step.
 Floor floor_of(const Graph& graph, const SolveOptions& options);
 
 /// Finds a plan within `graph.budget_bytes` greedily. While memory exceeds the budget, it makes the
@@ -47,22 +58,23 @@ Floor floor_of(const Graph& graph, const SolveOptions& options);
 /// if this makes the step faster. The search is repeated for several budgets up to the requested
 /// one and with subsets of the techniques. It also runs with and without tensors that start on the
 /// host. The plan with the minimum expected time is returned. A tensor starts on the host only if
-/// this makes a plan faster. Equal gaps of repeated blocks are decided together before any single
-/// one.
+/// this makes a plan faster. In repeated blocks of a model, equal gaps are first decided together,
+/// then one by one.
 ///
-/// Throws UserError below the floor, naming the node. Also throws UserError if no plan is found.
+/// Throws UserError if the budget is below the floor, naming the node. Also throws UserError if no
+/// plan is found.
 Solution solve(const Graph& graph, const SolveOptions& options);
 
-/// Finds a plan by `one` for each of these budgets, which must ascend. No plan is expected to take
-/// longer than a plan for less memory. Each search starts from the decisions of the previous
-/// budget, whose plan is kept if it is faster.
+/// Finds a plan for each of several budgets, which must ascend. `one` finds the plan for one
+/// budget. Each search starts from the decisions of the previous budget. The previous plan is taken
+/// over if it is faster. So no plan is expected to take longer than a plan for less memory.
 std::vector<Solution> solve_each(
     const Graph& graph, const SolveOptions& options, const std::vector<int64_t>& budgets_bytes,
     const std::function<Solution(const Graph&, const SolveOptions&)>& one = solve);
 
 /// Improves decisions by changing single decisions and pairs, as long as this makes the step
-/// faster. Decisions that do not fit are first changed greedily until they do. Returns nullopt if
-/// this finds no plan within the budget.
+/// faster. Decisions that do not fit the budget are first changed greedily until they do. Returns
+/// nullopt if this finds no plan within the budget.
 std::optional<Solution> improve(const Graph& graph, const SolveOptions& options,
                                 const Decisions& decisions);
 
