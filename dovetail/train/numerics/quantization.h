@@ -30,8 +30,8 @@ class Linear;
 namespace dovetail::train {
 
 /// Throws UserError for mistakes in [precision] that can be found without a model. Examples: an
-/// unknown recipe, an override without layers, a recipe name that is taken, high_precision_ends
-/// without effect.
+/// unknown recipe, an override without layers, a recipe name that is taken. Another one:
+/// high_precision_ends (blocks at both ends that are not quantized) without effect.
 void check_precision(const PrecisionSection& config);
 
 /// Returns true if precision.recipe or an override quantizes an operand of a Linear. `config` has
@@ -68,10 +68,10 @@ class Quantization {
   /// Returns the amax values that delayed scaling has stored, for a checkpoint. Names are
   /// "quantization.amax.<layer>.<operand>". Empty without delayed scaling.
   std::map<std::string, at::Tensor> tensors() const;
-  /// Prefix of these names.
+  /// Prefix of the names in `tensors()`.
   static constexpr std::string_view kTensorPrefix = "quantization.";
-  /// Restores them: copies rank 0's `tensors` to all ranks. Throws UserError if a tensor is
-  /// missing, unknown or of another length.
+  /// Restores the amax values of a checkpoint: copies rank 0's `tensors` to all ranks. Throws
+  /// UserError if a tensor is missing, unknown or of another length.
   void load(const std::map<std::string, at::Tensor>& tensors, comm::Group& group);
 
   /// Returns statistics of quantization since `begin_step`, as a line of quantization.jsonl:
@@ -85,10 +85,10 @@ class Quantization {
   /// "saturating_blocks_under_floor" is the same fraction if scale_mode were floor. "sqnr_db" is
   /// the signal-to-noise ratio in dB, or null if there is no error.
   nlohmann::ordered_json statistics(int64_t step) const;
-  /// Returns warnings about `statistics`, a result of this function. A tensor underflows if it
-  /// loses more than kMostUnderflow of its elements to zero. It saturates if more than
-  /// kMostSaturation of its blocks do. Each warning names the worst tensor among the weights,
-  /// activations or gradients. The same tensor is not warned of again.
+  /// Returns warnings about a line that `statistics` has returned. A tensor underflows if it loses
+  /// more than kMostUnderflow of its elements to zero. It saturates if more than kMostSaturation of
+  /// its blocks do. Each warning names the worst weight, activation or gradient. The same tensor is
+  /// not warned of again.
   std::vector<std::string> warnings(const nlohmann::ordered_json& statistics);
   static constexpr double kMostUnderflow = 0.25, kMostSaturation = 0.01;
 
