@@ -34,15 +34,15 @@ struct StepRows {
 /// transit between ranks. The dense part takes `grain` samples at a time. So its sums have the same
 /// bits for any micro-batch size that is a multiple of `grain`.
 ///
-/// A memory plan covers the dense part only. For the plan, pooled rows of a micro-batch are the
-/// result of one operation, and their gradient is the input of another. Memory of the tables does
-/// not count towards the budget. This includes rows in transit, pooled rows and their gradients.
+/// A memory plan covers the dense part only. For it, one operation returns the pooled rows of a
+/// micro-batch, and another one reads their gradient. Memory of the tables does not count towards
+/// the budget. This includes rows in transit, pooled rows and their gradients.
 class RecommenderStep {
  public:
   struct Options {
-    int64_t grain = 1;               ///< samples that the dense part processes at a time
-    double clip = 0;                 ///< maximum norm of the dense part's gradient; 0: no clipping
-    int64_t bucket_bytes = 4 << 20;  ///< gradient bytes in one all-reduce between ranks
+    int64_t grain = 1;  ///< samples that the dense part takes at a time (recommender.grain)
+    double clip = 0;    ///< maximum norm of the dense part's gradient; 0: no clipping
+    int64_t bucket_bytes = 4 << 20;         ///< gradient bytes in one all-reduce between ranks
     std::vector<double> task_weights = {};  ///< weights of the tasks' losses; empty: 1 each
   };
   /// `lookups` must outlive this object. `optimizer` must already be bound to `model`.
