@@ -49,8 +49,8 @@ nlohmann::ordered_json counters_json(int64_t step, const embedding::HashedCounte
                                      const embedding::HashedCounters& before);
 /// Returns a summary of the counters for the log, at the end of a run.
 std::string counters_line(const embedding::HashedCounters& counters);
-/// Returns a warning for each limit (max_rows, max_bytes, max_candidates) that was too low. For
-/// more than a tenth of all accesses, it refused the key a row or a count.
+/// Returns a warning for each limit that refused a row or a count in more than a tenth of all
+/// accesses. Limits are max_rows, max_bytes and max_candidates.
 std::vector<std::string> room_warnings(const embedding::HashedCounters& counters);
 
 }  // namespace dovetail::train

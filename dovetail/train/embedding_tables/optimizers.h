@@ -5,9 +5,9 @@
 
 namespace dovetail::train {
 
-/// Throws UserError for a number of an optimizer, in [embedding] or [[embedding.override]], that
-/// the optimizer does not read. Example: momentum with adam. Also throws if an override names no
-/// table or sets nothing.
+/// Throws UserError for a key of an optimizer (momentum, betas, eps) that the optimizer does not
+/// read. Example: momentum with adam. Checks [embedding] and [[embedding.override]]. Also throws if
+/// an override names no table or sets nothing.
 void check_table_optimizers(const EmbeddingSection& config);
 
 /// Sets the optimizer of each table of `pack`. A table takes the last override that names it.

@@ -22,7 +22,8 @@ namespace dovetail::train {
 class GptTraining : public TrainingLoop {
  public:
   /// Makes the model, and restores `tensors`, the tensors of a checkpoint on rank 0. They are empty
-  /// for a new run. Ranks other than 0 pass null for `folder`. `state` is the checkpoint's, or new.
+  /// for a new run. `state` is the RunState of the checkpoint, or a new one. Ranks other than 0
+  /// pass null for `folder`.
   GptTraining(const ResolvedRun& run, std::shared_ptr<comm::Group> group, RunFolder* folder,
               bool quiet, RunState state, const std::map<std::string, at::Tensor>& tensors);
 

@@ -43,8 +43,8 @@ class TrainingLoop {
   virtual void finish(const RunFolder& folder, bool quiet) = 0;
 
  protected:
-  /// Begins or resumes a run; `state` is the checkpoint's (RunState), or new. `run` must outlive
-  /// this object.
+  /// Begins a run, or resumes it if `state` comes from a checkpoint. `run` must outlive this
+  /// object.
   TrainingLoop(const ResolvedRun& run, std::shared_ptr<comm::Group> group, RunState state);
   /// Sets the length of the run if it depends on the data (TrainSection::kPass). Call in the
   /// constructor of the subclass.

@@ -42,7 +42,8 @@ nlohmann::json checkpoint_state(const RunState& state, const ResolvedRun& run,
 
 /// Converts `scales` to the entry "dense_scales" of a checkpoint's state.
 nlohmann::json to_json(const std::vector<data::DenseScale>& scales);
-/// Inverse of this conversion. Returns no scales if the state has none (GPT).
+/// Returns the scales in the entry "dense_scales" of a checkpoint's state; none if it is absent
+/// (GPT).
 std::vector<data::DenseScale> dense_scales(const nlohmann::json& state);
 
 /// Returns the RunState in a checkpoint's state. `step` is the step of the checkpoint. Keys that
@@ -58,9 +59,9 @@ std::optional<std::string> stored_precision(const nlohmann::json& state);
 std::vector<std::string> check_same_run(const nlohmann::json& state, const ResolvedRun& run,
                                         int64_t step, int ranks);
 
-/// Copies `tensors`, a checkpoint's on rank 0, into the optimizer and `model` of every rank.
-/// Experts may be spread over ranks (`parallel`), or the optimizer's state may be sharded.
-/// `updates` is RunState::updates. All ranks call it together.
+/// Copies the tensors of a checkpoint (`tensors`, on rank 0) into the optimizer and `model` of
+/// every rank. Experts may be spread over ranks (`parallel`), or the optimizer's state may be
+/// sharded. `updates` is RunState::updates. All ranks call it together.
 void restore(Optimizer& optimizer, const models::GPT& model, const ExpertParallel& parallel,
              const std::map<std::string, at::Tensor>& tensors, int64_t updates, comm::Group& group);
 

@@ -42,8 +42,9 @@ class RunOutput {
   /// Flushes the lines of metrics.jsonl to the disk. Call it before a checkpoint of the step gets
   /// its final name.
   void sync() { metrics_.sync(); }
-  /// Logs a line above the progress bar. `warn` logs it as a warning.
+  /// Logs a line above the progress bar.
   void say(const std::string& line);
+  /// Logs a warning above the progress bar.
   void warn(const std::string& line);
   /// Removes the progress bar.
   void finish() { progress_.finish(); }

@@ -64,9 +64,9 @@ class BatchShares {
 
 /// Returns a line of balance.jsonl: {"step", "shares"}. `step` is the first step with these shares.
 nlohmann::ordered_json shares_line(int64_t step, const std::vector<int64_t>& shares);
-/// Returns this line for the new shares of `move`, with the cause. "rank_ms" is the time of one
-/// micro-batch on each rank. "compute_ms" and "before_ms" are a step's predicted compute times with
-/// the new and the old shares.
+/// Returns a line of balance.jsonl for the new shares of `move`, with the cause. "rank_ms" is the
+/// time of one micro-batch on each rank. "compute_ms" and "before_ms" are a step's predicted
+/// compute times with the new and the old shares.
 nlohmann::ordered_json shares_line(int64_t step, const BatchShares::Move& move);
 /// Returns a line for the log about a change of shares. Example: "micro-batches of the ranks: 4, 4
 /// -> 6, 2; a step computes for 0.40 s instead of 0.80 s".

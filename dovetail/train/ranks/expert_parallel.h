@@ -27,8 +27,8 @@ void check_parallel(const RunConfig& config, const Quantization& quantization);
 /// along "data" holds the same experts. All ranks construct and call it together.
 class ExpertParallel {
  public:
-  /// `config` is a ResolvedRun's, `world` has all ranks of the job. Throws UserError naming
-  /// parallel.<key> if sizes do not fit the number of ranks.
+  /// `config` is resolved (ResolvedRun::config), `world` has all ranks of the job. Throws UserError
+  /// naming parallel.<key> if sizes do not fit the number of ranks.
   ExpertParallel(const RunConfig& config, std::shared_ptr<comm::Group> world);
 
   /// Returns the ranks over which experts are spread, to be passed to the constructor of GPT. Null

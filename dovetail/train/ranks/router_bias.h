@@ -23,8 +23,8 @@ class Layer;
 }
 
 /// Biases of all routers of a model, one number per expert. A router adds them to its scores when
-/// it chooses experts. Training lowers the bias of experts that get many tokens
-/// (model.moe.bias_update_rate).
+/// it chooses experts. Each step changes a bias by model.moe.bias_update_rate: down if the expert's
+/// load was above the mean, up if below.
 class RouterBias {
  public:
   explicit RouterBias(const models::GPT& model);

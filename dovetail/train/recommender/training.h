@@ -29,8 +29,9 @@ namespace dovetail::train {
 /// each rank has the whole dense part (RecommenderStep).
 class RecommenderTraining : public TrainingLoop {
  public:
-  /// Makes model and tables, and restores `checkpoint`. It is null for a new run, and on ranks
-  /// other than 0. There `folder` is null, too. `state` is the checkpoint's, or new.
+  /// Makes model and tables, and restores `checkpoint`, which is null for a new run. `state` is the
+  /// RunState of the checkpoint, or a new one. Ranks other than 0 pass null for `checkpoint` and
+  /// `folder`.
   RecommenderTraining(const ResolvedRun& run, std::shared_ptr<comm::Group> group, RunFolder* folder,
                       bool quiet, RunState state, const io::StoredCheckpoint* checkpoint);
 

@@ -20,9 +20,9 @@ class ScoredRows {
  public:
   /// Adds a batch of this rank's rows. logits: (B, tasks).
   void add(const at::Tensor& logits, const data::RowBatch& batch);
-  /// Returns the logits (labels() the labels) of this rank's rows, (rows, tasks), in the order in
-  /// which they were added.
+  /// Returns the logits of this rank's rows, (rows, tasks), in the order in which they were added.
   at::Tensor logits() const;
+  /// Returns the labels of the same rows, (rows, tasks).
   at::Tensor labels() const;
 
   /// Returns loss and ranking metrics over the rows of all ranks. `rows` is the total over ranks.

@@ -27,7 +27,7 @@ struct RunFiles {
 /// with file and line if a file cannot be read.
 RunFiles read_run(const std::filesystem::path& folder);
 
-/// Value of a number in the report that is not known.
+/// Value of numbers in the report that are not known.
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 /// Returns the number under `key` in a line of a .jsonl file; NaN if it is absent or null.

@@ -28,7 +28,7 @@ class RunFolder {
   /// the next run.
   void forget_earlier_run() const;
 
-  /// Writes `config`, a ResolvedRun's, to config.toml.
+  /// Writes a resolved config (ResolvedRun::config) to config.toml.
   void write_config(const RunConfig& config) const;
   /// Writes `content` to the file `name` of the folder, such as machine.json. The JSON is indented
   /// and ends with a newline.

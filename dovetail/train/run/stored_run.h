@@ -19,8 +19,9 @@ struct StoredRun {
 /// if no checkpoint has right checksums.
 StoredRun read_run_or_checkpoint(const std::filesystem::path& path);
 
-/// Adds the config in a snapshot's state to the snapshot. `checkpoint` is its folder, also for
-/// error messages. Throws UserError if the state has no config or no entry for a tokenizer.
+/// Reads the config in the state of `snapshot`, and returns both. `checkpoint` is the folder of the
+/// snapshot, also for error messages. Throws UserError if the state has no config or no entry for a
+/// tokenizer.
 StoredRun stored_run(io::Snapshot snapshot, std::filesystem::path checkpoint);
 
 }  // namespace dovetail::train
