@@ -23,8 +23,8 @@ class Layer;
 }
 
 /// Biases of all routers of a model, one number per expert. A router adds them to its scores when
-/// it chooses experts. Each step changes a bias by model.moe.bias_update_rate: down if the expert's
-/// load was above the mean, up if below.
+/// it chooses experts. Each step lowers the biases of experts with more than the mean load and
+/// raises those with less. The change is model.moe.bias_update_rate.
 class RouterBias {
  public:
   explicit RouterBias(const models::GPT& model);
