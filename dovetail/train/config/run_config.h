@@ -97,11 +97,9 @@ struct PrecisionSection {
 
 /// Section [memory]: training within a memory budget, by a plan (memory/planned_step.h).
 struct MemorySection {
-  /// Maximum memory of a step (plan::parse_budget). Empty: no limit, and no plan.
-  std::string budget;
-  std::string folder;  ///< folder to offload tensors to; empty: no offload
-  /// Maximum bytes of tensors in `folder` (parse_byte_size). Empty: no limit.
-  std::string host_bytes;
+  std::string budget;      ///< maximum memory of a step (plan::parse_budget); empty: no plan
+  std::string folder;      ///< folder to offload tensors to; empty: no offload
+  std::string host_bytes;  ///< maximum bytes in `folder` (parse_byte_size); empty: no limit
   /// Techniques that a plan may use, by the names in PlannedStep::kTechniques. kAuto: all
   /// techniques that do not change results.
   std::vector<std::string> allow = {kAuto};
@@ -123,29 +121,25 @@ struct CheckpointSection {
   void describe(Section& s);
 };
 
-/// Section [eval]: evaluations on the validation split, during training and at its end.
+/// Section [eval]: evaluations on the validation split, during training and at its end (last).
 struct EvalSection {
   int64_t every_steps = 250;  ///< steps between evaluations; 0: only at the end
-  /// Maximum validation tokens that an evaluation of a GPT reads during training; 0: all. The
-  /// evaluation at the end reads all.
+  /// Maximum validation tokens per evaluation of a GPT during training; 0: all. The last evaluation
+  /// reads all.
   int64_t max_tokens = 200000;
-  /// Maximum validation rows that an evaluation of a recommender reads during training; 0: all. The
-  /// evaluation at the end reads all.
+  /// Maximum validation rows per evaluation of a recommender during training; 0: all. The last
+  /// evaluation reads all.
   int64_t max_rows = 0;
   void describe(Section& s);
 };
 
 /// Section [log]: files that a run writes while it trains (docs/training.md).
 struct LogSection {
-  bool tensorboard = true;  ///< write event files for TensorBoard
-  /// Steps between lines of quantization.jsonl (errors of quantized tensors); 0: none.
-  int64_t quantization_every = 100;
-  /// Steps between lines of experts.jsonl (load of the experts); 0: none.
-  int64_t experts_every = 100;
-  /// Steps between lines of tables.jsonl (keys admitted and evicted by hashed tables); 0: none.
-  int64_t tables_every = 100;
-  /// Steps that are recorded as Chrome traces, in trace-<step>.json.
-  std::vector<int64_t> trace_steps;
+  bool tensorboard = true;           ///< write event files for TensorBoard
+  int64_t quantization_every = 100;  ///< steps between lines of quantization.jsonl; 0: none
+  int64_t experts_every = 100;       ///< steps between lines of experts.jsonl; 0: none
+  int64_t tables_every = 100;        ///< steps between lines of tables.jsonl; 0: none
+  std::vector<int64_t> trace_steps;  ///< steps recorded as Chrome traces, trace-<step>.json
   /// Prompts that the trained model continues at the end, for the report.
   std::vector<std::string> sample_prompts;
   int64_t sample_tokens = 120;  ///< length of each continuation, in tokens
@@ -219,14 +213,11 @@ struct BalanceSection {
 /// table has no fixed vocabulary: any 64-bit id may get one of its max_rows rows. See
 /// embedding/hashed/hashed.h.
 struct DynamicSection {
-  /// always | count | probability: rule by which an id without a row gets one.
-  std::string admission = "always";
-  int64_t min_count = 2;  ///< for count: occurrences of an id before it gets a row
-  /// For count: maximum ids per table that are counted without a row.
-  int64_t max_candidates = 1000000;
-  double probability = 0.1;  ///< for probability: chance of each occurrence to get a row
-  /// none | age | frequency: rule by which rows leave a table.
-  std::string eviction = "none";
+  std::string admission = "always";  ///< ids that get a row: always | count | probability
+  int64_t min_count = 2;             ///< for count: occurrences of an id before it gets a row
+  int64_t max_candidates = 1000000;  ///< for count: maximum ids of a table counted without a row
+  double probability = 0.1;          ///< for probability: chance of each occurrence to get a row
+  std::string eviction = "none";     ///< rows that leave: none | age | frequency
   /// `evict_steps`: steps between evictions. `max_age`: maximum steps since the last occurrence, of
   /// a row for age, of a candidate always.
   int64_t evict_steps = 1000, max_age = 100000;
@@ -292,9 +283,8 @@ struct EmbeddingSection {
 /// section of the same name in the config file.
 struct RunConfig {
   RunSection run;
-  models::ModelConfig model;  ///< the transformer of a GPT run
-  /// The model of a recommender run, which does not read [model].
-  models::RecommenderConfig recommender;
+  models::ModelConfig model;              ///< the transformer of a GPT run
+  models::RecommenderConfig recommender;  ///< the model of a recommender run, in place of `model`
   data::RowsConfig rows;  ///< training data of a recommender: rows with features and labels
   EmbeddingSection embedding;
   data::DataConfig data;  ///< training data of a GPT: text
@@ -315,7 +305,7 @@ struct RunConfig {
   /// Returns the unit in which progress and losses are counted: "token" (GPT) or "sample"
   /// (recommender).
   const char* unit() const { return recommends() ? "sample" : "token"; }
-  /// Returns the run's folder: run.folder, or runs/<run.name>.
+  /// Returns run.folder, or runs/<run.name> if it is empty.
   std::filesystem::path folder() const {
     return run.folder.empty() ? "runs/" + run.name : run.folder;
   }
