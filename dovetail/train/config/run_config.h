@@ -95,7 +95,8 @@ struct PrecisionSection {
   void describe(Section& s);
 };
 
-/// Section [memory]: training within a memory budget, by a plan (memory/planned_step.h).
+/// Section [memory]: training within a memory budget, by a plan (memory/planned_step.h). To offload
+/// a tensor is to copy it to a file and read it back later.
 struct MemorySection {
   std::string budget;      ///< maximum memory of a step (plan::parse_budget); empty: no plan
   std::string folder;      ///< folder to offload tensors to; empty: no offload
@@ -109,7 +110,7 @@ struct MemorySection {
   bool operator==(const MemorySection&) const = default;
 };
 
-/// Section [checkpoint].
+/// Section [checkpoint]: checkpoints in the run's folder.
 struct CheckpointSection {
   int64_t every_steps = 500;  ///< steps between checkpoints; 0: only at the end
   /// Number of newest checkpoints that stay in the run's folder. Checkpoints that they build on
@@ -121,14 +122,14 @@ struct CheckpointSection {
   void describe(Section& s);
 };
 
-/// Section [eval]: evaluations on the validation split, during training and at its end (last).
+/// Section [eval]: evaluations on the validation split, during training and at its end.
 struct EvalSection {
   int64_t every_steps = 250;  ///< steps between evaluations; 0: only at the end
-  /// Maximum validation tokens per evaluation of a GPT during training; 0: all. The last evaluation
-  /// reads all.
+  /// Maximum validation tokens per evaluation of a GPT during training; 0: all. The evaluation at
+  /// the end reads all.
   int64_t max_tokens = 200000;
-  /// Maximum validation rows per evaluation of a recommender during training; 0: all. The last
-  /// evaluation reads all.
+  /// Maximum validation rows per evaluation of a recommender during training; 0: all. The
+  /// evaluation at the end reads all.
   int64_t max_rows = 0;
   void describe(Section& s);
 };
