@@ -7,12 +7,13 @@
 
 namespace dovetail::train {
 
-/// Reads the checkpoint at `path`. `path` is a run's folder, a checkpoint's folder or the folder of
-/// an exported recommender. In a run's folder it takes the newest checkpoint that verifies. Throws
-/// UserError if `path` is none of these or no checkpoint verifies.
+/// Reads the checkpoint at `path`: the folder of a run, a checkpoint or an exported recommender.
+/// From a run's folder it takes the newest checkpoint whose checksums are right. Throws UserError
+/// if `path` is none of these folders, or if no checkpoint has right checksums.
 StoredRun read_stored_run(const std::filesystem::path& path);
 
-/// Loads the model of the checkpoint that `read_stored_run` finds.
+/// Loads the GPT of the checkpoint that read_stored_run(run_or_checkpoint) returns. Throws
+/// UserError for a recommender.
 LoadedModel load_model(const std::filesystem::path& run_or_checkpoint);
 
 }  // namespace dovetail::train

@@ -9,24 +9,28 @@
 
 namespace dovetail::train {
 
+/// Result of `train`. After a dry run all members have their defaults.
 struct TrainResult {
-  int64_t steps = 0;
-  /// Loss of the last step, in nats per token or per sample.
+  int64_t steps = 0;  ///< steps of the run so far, in all processes that trained it
+  /// Training loss of the last step, in nats per token (GPT) or per sample (recommender).
   double loss = 0;
-  /// Nats per token or per sample; nullopt if no data is held out.
+  /// Loss of the newest validation, in the same unit. It is nullopt if no validation has run, for
+  /// example because no data is held out.
   std::optional<double> validation_loss;
-  std::optional<double> validation_nats_per_byte;  ///< for text only
-  /// The run was saved and stopped early, by SIGINT, SIGTERM or the time limit.
+  /// Loss of the same validation in nats per byte of text; nullopt for a recommender.
+  std::optional<double> validation_nats_per_byte;
+  /// True if SIGINT, SIGTERM or the time limit stopped the run early. The run was then saved.
   bool interrupted = false;
 };
 
-/// Trains a model from a config and stores it in the run's folder. docs/training.md lists the files
-/// in this folder.
+/// Trains the model of a config and stores it in the run's folder (RunConfig::folder). The files in
+/// this folder are listed in docs/training.md.
 ///
 /// All ranks of `group` call this together, with the same config. Throws UserError for mistakes
-/// that the user can fix, before training begins (except for a full disk). Throws CommError if
-/// another rank is gone. Throws std::runtime_error after train.max_skipped_steps non-finite steps
-/// in a row. Sets the number of threads of the calling thread.
+/// that the user can fix, before training begins. Only a full disk throws UserError later, too.
+/// Throws CommError if another rank is gone. Throws std::runtime_error after
+/// train.max_skipped_steps non-finite steps in a row. In a non-finite step the loss or the gradient
+/// is NaN or infinite. Sets the number of CPU threads of the calling thread.
 TrainResult train(const RunConfig& config, std::shared_ptr<comm::Group> group,
                   const TrainOptions& options);
 

@@ -14,132 +14,182 @@
 
 namespace dovetail::train {
 
+/// Sections of a run's config file, one struct per section. Each member is the key of the same
+/// name. docs/config.md describes all keys. `describe` declares a section's keys, defaults, ranges
+/// and help texts to the config parser (base/schema/schema.h).
+///
+/// Section [run].
 struct RunSection {
   std::string name = "run";
-  std::string folder;  ///< run folder; empty: runs/<name>
-  int64_t seed = 1;
-  std::string device = "auto";      ///< auto | cpu | cuda
-  std::string cuda_graph = "auto";  ///< auto | on | off
-  /// CPU threads of a rank. 0: all cores (divided by the ranks of this machine).
+  std::string folder;           ///< run folder; empty: runs/<name>
+  int64_t seed = 1;             ///< seed of initial weights, data order and samples
+  std::string device = "auto";  ///< auto | cpu | cuda
+  /// auto | on | off: run forward and backward as one CUDA graph. auto: where a step allows it. on:
+  /// throw UserError where it does not.
+  std::string cuda_graph = "auto";
+  /// CPU threads of a rank. 0: the cores of this machine divided by its ranks.
   int64_t threads = 0;
   void describe(Section& s);
 };
 
+/// Section [train]: length and batch of the run.
 struct TrainSection {
+  /// kPass: value of `steps` for "pass" in the config file. kAuto: value of `micro_batch` for
+  /// "auto".
   static constexpr int64_t kPass = 0, kAuto = -1;
-  int64_t steps = 1000;  ///< optimizer steps; kPass: one pass over rows.day
-  int64_t batch = 8;     ///< samples of a step over all ranks and micro-batches
-  /// Samples that a rank processes at a time. 0: all samples of the rank. kAuto: the fastest size,
-  /// by measurement; only for recommenders.
+  /// Optimizer steps of the run. kPass: one pass over the rows; needs rows.day.
+  int64_t steps = 1000;
+  int64_t batch = 8;  ///< samples of a step, summed over ranks and micro-batches
+  /// Samples that a rank processes at a time (gradient accumulation). 0: all samples of the rank.
+  /// kAuto: the fastest size, by measurement; only for recommenders.
   int64_t micro_batch = 0;
-  bool checkpoint_activations = false;
-  double clip = 1.0;              ///< maximum global gradient norm; 0: no clipping
-  int64_t max_skipped_steps = 3;  ///< maximum non-finite steps in a row before the run stops
-  int64_t bucket_bytes = 4194304;
-  double init_noise = 0;    ///< noise of initial matrices, relative to their standard deviation
-  double time_limit_s = 0;  ///< save and exit with 0 after this time; 0: no limit
+  bool checkpoint_activations = false;  ///< recompute each block in backward, keep no activations
+  double clip = 1.0;                    ///< maximum global gradient norm; 0: no clipping
+  int64_t max_skipped_steps = 3;        ///< maximum non-finite steps in a row before the run stops
+  int64_t bucket_bytes = 4194304;       ///< gradient bytes in one all-reduce between ranks
+  /// Standard deviation of the noise that is added to initial matrices, divided by the deviation of
+  /// the matrices.
+  double init_noise = 0;
+  double time_limit_s = 0;  ///< save and exit with code 0 after this time; 0: no limit
   void describe(Section& s);
 };
 
+/// Section [optimizer]: AdamW for all weights except embedding tables (EmbeddingSection).
 struct OptimizerSection {
-  std::string name = "adamw";
-  double lr = 1e-3;
+  std::string name = "adamw";  ///< adamw only
+  double lr = 1e-3;            ///< maximum learning rate, after the warm-up
   std::vector<double> betas = {0.9, 0.95};
   double eps = 1e-8;
   double weight_decay = 0.1;  ///< matrices only; norms and biases do not decay
   void describe(Section& s);
 };
 
+/// Section [schedule]: learning rate over the run (optimizer/lr_schedule.h).
 struct ScheduleSection {
-  int64_t warmup_steps = 0;
+  int64_t warmup_steps = 0;      ///< steps in which the learning rate rises linearly from 0
   std::string decay = "cosine";  ///< cosine | linear | wsd | constant
-  double min_lr_ratio = 0.1;
-  double decay_fraction = 0.2;  ///< wsd: share of the run that decays, at its end
+  double min_lr_ratio = 0.1;     ///< learning rate at the end of the decay / optimizer.lr
+  double decay_fraction = 0.2;   ///< wsd: share of the run that decays, at its end
   void describe(Section& s);
 };
 
-/// Recipe override for some Linears.
+/// Entry of [[precision.override]]: another recipe for some Linears. The last entry that matches a
+/// Linear applies.
 struct PrecisionOverride {
-  std::vector<std::string> layers;  ///< globs over names of Linears
+  std::vector<std::string> layers;  ///< globs over names of Linears: "blocks.0.*"
+  /// Operands of these Linears to which `recipe` applies.
   std::vector<std::string> tensors = {"weight", "activation", "gradient"};
   std::string recipe;
   void describe(Section& s);
 };
 
+/// Section [precision]: number formats of training. A recipe names the formats of weights,
+/// activations and gradients in the products of Linears (mx/recipe.h).
 struct PrecisionSection {
-  std::string recipe = "auto";    ///< auto | fp32 | bf16 | fp64 (for tests) | a quantizing recipe
-  std::string gemm = "emulated";  ///< emulated | native
+  std::string recipe = "auto";  ///< auto | fp32 | bf16 | fp64 (for tests) | a quantizing recipe
+  /// Products of quantized Linears. emulated: multiply the decoded numbers, on any device. native:
+  /// multiply the codes on the GPU by cuBLASLt.
+  std::string gemm = "emulated";
   std::vector<PrecisionOverride> overrides;
-  std::vector<mx::RecipeSection> recipes;
+  std::vector<mx::RecipeSection> recipes;  ///< recipes that the config file defines
   void describe(Section& s);
 };
 
-/// Training within a memory budget (train/memory/planned_step.h).
+/// Section [memory]: training within a memory budget, by a plan (memory/planned_step.h). To offload
+/// a tensor is to copy it to a file and read it back later.
 struct MemorySection {
   std::string budget;      ///< maximum memory of a step (plan::parse_budget); empty: no plan
   std::string folder;      ///< folder to offload tensors to; empty: no offload
   std::string host_bytes;  ///< maximum bytes in `folder` (parse_byte_size); empty: no limit
-  /// Names of PlannedStep::kTechniques. kAuto: all techniques that do not change results.
+  /// Techniques that a plan may use, by the names in PlannedStep::kTechniques. kAuto: all
+  /// techniques that do not change results.
   std::vector<std::string> allow = {kAuto};
   static constexpr const char* kAuto = "auto";
-  double solve_s = 30;
+  double solve_s = 30;  ///< time limit of the search for a plan, in seconds
   void describe(Section& s);
   bool operator==(const MemorySection&) const = default;
 };
 
+/// Section [checkpoint]: checkpoints in the run's folder.
 struct CheckpointSection {
   int64_t every_steps = 500;  ///< steps between checkpoints; 0: only at the end
+  /// Number of newest checkpoints that stay in the run's folder. Checkpoints that they build on
+  /// stay, too.
   int64_t keep = 3;
-  /// Recommenders: one in this many checkpoints is full, the others are deltas.
+  /// Recommenders: one in this many checkpoints is full. The others are deltas: they hold only
+  /// table rows that changed since the previous checkpoint.
   int64_t full_every = 1;
   void describe(Section& s);
 };
 
+/// Section [eval]: evaluations on the validation split, during training and at its end.
 struct EvalSection {
   int64_t every_steps = 250;  ///< steps between evaluations; 0: only at the end
-  /// Maximum validation tokens per evaluation while training; 0: all. The last evaluation reads
-  /// all.
+  /// Maximum validation tokens per evaluation of a GPT during training; 0: all. The evaluation at
+  /// the end reads all.
   int64_t max_tokens = 200000;
-  /// Maximum validation rows per evaluation of a recommender while training; 0: all.
+  /// Maximum validation rows per evaluation of a recommender during training; 0: all. The
+  /// evaluation at the end reads all.
   int64_t max_rows = 0;
   void describe(Section& s);
 };
 
+/// Section [log]: files that a run writes while it trains (docs/training.md).
 struct LogSection {
-  bool tensorboard = true;
+  bool tensorboard = true;           ///< write event files for TensorBoard
   int64_t quantization_every = 100;  ///< steps between lines of quantization.jsonl; 0: none
   int64_t experts_every = 100;       ///< steps between lines of experts.jsonl; 0: none
   int64_t tables_every = 100;        ///< steps between lines of tables.jsonl; 0: none
-  std::vector<int64_t> trace_steps;  ///< steps recorded to trace-<step>.json
+  std::vector<int64_t> trace_steps;  ///< steps recorded as Chrome traces, trace-<step>.json
   /// Prompts that the trained model continues at the end, for the report.
   std::vector<std::string> sample_prompts;
-  int64_t sample_tokens = 120;
+  int64_t sample_tokens = 120;  ///< length of each continuation, in tokens
   void describe(Section& s);
 };
 
+/// Section [comm]: communication between ranks.
 struct CommSection {
-  double timeout_s = 60;
+  double timeout_s = 60;  ///< time after which a rank that stays silent counts as lost
   void describe(Section& s);
 };
 
+/// Section [parallel]: state and experts that are spread over ranks. `r`, `overlap`, `shadow` and
+/// `all_to_all` can be left to a cost model ("auto" in the config file).
 struct ParallelSection {
-  /// State that is sharded over ranks: none | optimizer | gradients.
+  /// State that is divided among ranks. none: each rank has all of it. optimizer: moments and
+  /// master weights (ZeRO-1). gradients: also the sums of gradients (ZeRO-2).
   std::string shard = "none";
-  int64_t expert = 1;  ///< number of ranks over which each layer's experts are spread
-  /// Number of ranks over which one expert is cut. 0: 1, or the minimum that gives every rank an
-  /// expert's slice.
+  int64_t expert = 1;  ///< number of ranks over which the experts of each layer are spread
+  /// Number of ranks over which one expert is cut, along its hidden elements. 0: 1, or the minimum
+  /// that gives every rank a slice of an expert.
   int64_t expert_tensor = 0;
-  int64_t r = 1;                      ///< moe::Plan::shards, or kAuto
-  int64_t overlap = 1;                ///< moe::Plan::overlap, or kAuto
-  std::string all_to_all = "linear";  ///< linear | 2dh | auto
-  /// Number of experts, by highest recent load, that every rank gathers; or kAuto.
+  /// Number of ranks that process a token's row for one expert together
+  /// (moe::ExpertLayout::shards), or kAuto.
+  int64_t r = 1;
+  /// Number of chunks of tokens whose exchange overlaps with computation
+  /// (moe::ExpertLayout::overlap), or kAuto.
+  int64_t overlap = 1;
+  /// linear | 2dh | auto: route of rows between ranks. linear: from each rank to each other. 2dh:
+  /// within nodes first, then between nodes.
+  std::string all_to_all = "linear";
+  /// Number of experts that every rank copies instead of sending their tokens; kAuto: chosen by the
+  /// cost model. These are the experts with the highest recent load.
   int64_t shadow = 0;
-  std::string dispatch = "unchanged", combine = "unchanged";  ///< payload formats (comm/payload.h)
-  int64_t ranks_per_node = 0;  ///< 0: number of ranks on this machine
-  std::string costs;  ///< cost model file (comm/cost_model.h); empty: measured if a key is auto
+  /// `dispatch`: number format in which rows are sent to experts. `combine`: format in which
+  /// results are sent back (comm/payload.h).
+  std::string dispatch = "unchanged", combine = "unchanged";
+  /// Number of neighbouring ranks that form a node, for 2dh and auto. 0: number of ranks on this
+  /// machine.
+  int64_t ranks_per_node = 0;
+  /// File with the cost model (comm/cost_model.h). Empty: the ranks measure their costs at the
+  /// start if a key is "auto".
+  std::string costs;
+  /// Steps between two choices of the keys that are kAuto, and of the experts to shadow.
   int64_t choose_every = 100;
   static constexpr int64_t kAuto = -1;
+  /// Returns true if ranks divide the optimizer's state among them.
   bool shards() const { return shard != "none"; }
+  /// Returns true if a key is left to the cost model.
   bool chooses() const {
     return r == kAuto || overlap == kAuto || shadow == kAuto || all_to_all == "auto";
   }
@@ -147,30 +197,40 @@ struct ParallelSection {
   bool operator==(const ParallelSection&) const = default;
 };
 
-/// Division of a step's samples among ranks (train/ranks/batch_shares.h).
+/// Section [balance]: division of a step's samples among ranks (ranks/batch_shares.h).
 struct BalanceSection {
-  std::string mode = "off";     ///< off | fixed | auto
-  std::vector<int64_t> shares;  ///< fixed: micro-batches of each rank
-  double gain = 0.05;  ///< auto: minimum relative reduction of compute time for a move of shares
+  /// off: as even as possible. fixed: by `shares`. auto: in proportion to the measured speed of
+  /// each rank.
+  std::string mode = "off";
+  std::vector<int64_t> shares;  ///< for fixed: number of micro-batches of each rank
+  /// For auto: minimum reduction of a step's compute time for which shares change, as a fraction of
+  /// this time.
+  double gain = 0.05;
   void describe(Section& s);
   bool operator==(const BalanceSection&) const = default;
 };
 
-/// Admission and eviction of ids in tables without a fixed vocabulary (embedding/hashed/hashed.h).
+/// Section [embedding.dynamic]: ids that get a row, and rows that leave, in hashed tables. A hashed
+/// table has no fixed vocabulary: any 64-bit id may get one of its max_rows rows. See
+/// embedding/hashed/hashed.h.
 struct DynamicSection {
-  std::string admission = "always";  ///< always | count | probability
-  int64_t min_count = 2;
-  int64_t max_candidates = 1000000;  ///< per table
-  double probability = 0.1;
-  std::string eviction = "none";  ///< none | age | frequency
+  std::string admission = "always";  ///< ids that get a row: always | count | probability
+  int64_t min_count = 2;             ///< for count: occurrences of an id before it gets a row
+  int64_t max_candidates = 1000000;  ///< for count: maximum ids of a table counted without a row
+  double probability = 0.1;          ///< for probability: chance of each occurrence to get a row
+  std::string eviction = "none";     ///< rows that leave: none | age | frequency
+  /// `evict_steps`: steps between evictions. `max_age`: maximum steps since the last occurrence, of
+  /// a row for age, of a candidate always.
   int64_t evict_steps = 1000, max_age = 100000;
-  int64_t keep_rows = 0;  ///< per table
+  int64_t keep_rows = 0;  ///< for frequency: rows of each table that stay
   void describe(Section& s);
   bool operator==(const DynamicSection&) const = default;
 };
 
-/// Optimizer override for some tables. Keys that are left out take the values of EmbeddingSection.
+/// Entry of [[embedding.override]]: another optimizer for some tables. The last entry that names a
+/// table applies. A key that is left out takes the value of EmbeddingSection.
 struct EmbeddingOverride {
+  /// Value of `momentum` and `weight_decay` if they are left out.
   static constexpr double kGeneral = -1;
   std::vector<std::string> tables;  ///< globs over table names
   std::string optimizer;            ///< empty: EmbeddingSection::optimizer
@@ -182,39 +242,53 @@ struct EmbeddingOverride {
   void describe(Section& s);
 };
 
-/// Embedding tables of a recommender.
+/// Section [embedding]: the embedding tables of a recommender. A bag is the list of ids that one
+/// feature has in one sample. Its pooled row is the sum or the mean of the table rows of these ids.
 struct EmbeddingSection {
-  static constexpr int64_t kAuto = -1;  ///< chosen by measurement in some steps before the first
-  std::string pooling = "sum";          ///< pooling of a bag's rows: sum | mean
-  std::string row_dtype = "fp32";       ///< fp32 | bf16 | mxfp8
+  /// Value of `groups` and `memory_bytes` for "auto": chosen before the first step, by measuring
+  /// some steps.
+  static constexpr int64_t kAuto = -1;
+  std::string pooling = "sum";     ///< pooling of a bag: sum | mean
+  std::string row_dtype = "fp32";  ///< storage format of rows: fp32 | bf16 | mxfp8
   std::string optimizer = "rowwise_adagrad";
-  double lr = 0.02;  ///< maximum learning rate of rows, which follows [schedule] like optimizer.lr
+  /// Maximum learning rate of rows. It follows [schedule] like optimizer.lr.
+  double lr = 0.02;
   double momentum = 0.9;
   std::vector<double> betas = {0.9, 0.999};
   double eps = 1e-8;
   double weight_decay = 0;
   std::vector<EmbeddingOverride> overrides;
-  std::string sharding = "auto";  ///< auto | row | table | column | replicated
-  /// Format of pooled rows and their gradients between ranks: fp32 | bf16 | mxfp8.
+  /// auto | row | table | column | replicated: placement of tables on ranks
+  /// (embedding/ranks/table_placement.h).
+  std::string sharding = "auto";
+  /// Format in which ranks exchange pooled rows and their gradients: fp32 | bf16 | mxfp8.
   std::string exchange = "fp32";
-  bool packing = true;
+  bool packing = true;  ///< look up tables with the same layout as one table
+  /// Groups of tables. One group is looked up while ranks exchange the rows of the previous group.
+  /// Results do not depend on it.
   int64_t groups = 1;
-  /// Memory of a rank for rows and their state; the other rows are on the disk. 0: all rows in
-  /// memory.
+  /// Memory of a rank for rows and their optimizer state. Rows that do not fit are in files of the
+  /// run's folder. 0: all rows are in memory.
   int64_t memory_bytes = 0;
+  /// hot | lru | lfu: rows that stay in memory_bytes. hot: the most frequent rows, by counting.
   std::string policy = "hot";
+  /// `warmup_steps` (for hot): steps that count rows before the first choice. `refresh_steps` (for
+  /// hot): steps between choices; 0: one choice. `step_rows`: maximum distinct rows of a table that
+  /// one step reads from disk; 0: twice the number in the first batch.
   int64_t warmup_steps = 100, refresh_steps = 1000, step_rows = 0;
   DynamicSection dynamic;
   void describe(Section& s);
 };
 
+/// Config of a run: of a GPT, or of a recommender if recommender.model is set. Each member is the
+/// section of the same name in the config file.
 struct RunConfig {
   RunSection run;
-  models::ModelConfig model;
-  models::RecommenderConfig recommender;  ///< model of a recommender run, which has no [model]
-  data::RowsConfig rows;
+  models::ModelConfig model;              ///< the transformer of a GPT run
+  models::RecommenderConfig recommender;  ///< the model of a recommender run, in place of `model`
+  data::RowsConfig rows;  ///< training data of a recommender: rows with features and labels
   EmbeddingSection embedding;
-  data::DataConfig data;
+  data::DataConfig data;  ///< training data of a GPT: text
   TrainSection train;
   OptimizerSection optimizer;
   ScheduleSection schedule;
@@ -227,17 +301,21 @@ struct RunConfig {
   ParallelSection parallel;
   BalanceSection balance;
   void describe(Section& s);
+  /// Returns true for a recommender run.
   bool recommends() const { return !recommender.model.empty(); }
-  /// Returns the unit that steps and losses count: "token" or "sample".
+  /// Returns the unit in which progress and losses are counted: "token" (GPT) or "sample"
+  /// (recommender).
   const char* unit() const { return recommends() ? "sample" : "token"; }
+  /// Returns run.folder, or runs/<run.name> if it is empty.
   std::filesystem::path folder() const {
     return run.folder.empty() ? "runs/" + run.name : run.folder;
   }
 };
 
-/// Throws UserError if the schedule does not fit into a run of `steps` steps.
+/// Throws UserError if warm-up and decay do not fit into a run of `steps` steps. Also throws if a
+/// key has no effect with schedule.decay.
 void check_schedule(const ScheduleSection& schedule, int64_t steps);
-/// Throws UserError if any key that depends on the run's length does not fit into `steps` steps.
+/// Calls check_schedule, and throws UserError if log.trace_steps names a step after `steps`.
 void check_length(const RunConfig& config, int64_t steps);
 
 }  // namespace dovetail::train

@@ -9,29 +9,33 @@
 
 namespace dovetail::train {
 
-/// Returns true if a tensor of a checkpoint belongs to a table. A table has these tensors:
+/// Returns true if `tensor`, a name in a checkpoint, belongs to an embedding table. A table with a
+/// fixed vocabulary has these tensors:
 ///
-/// - "embedding.<table>.weight": (rows, stored_width)
+/// - "embedding.<table>.weight": (rows, stored_width), the rows in their storage format
 /// - "embedding.<table>.state": (rows, state_per_row) float32, if its optimizer has state
 /// - "embedding.<table>.rows": (n) int64, ascending row numbers, if not all rows are stored
 ///
-/// A delta stores only changed rows. A full checkpoint stores only updated rows if they are fewer
-/// than half. All other rows then have their initial values.
+/// In the last case `weight` and `state` have n rows. A delta (io::CheckpointKind) stores only
+/// changed rows. A full checkpoint stores only updated rows if they are fewer than half. All other
+/// rows then have their initial values.
 bool is_of_table(const std::string& tensor);
 
-/// Writes the tables with a fixed vocabulary, block by block. hashed_tables.h writes the others.
-/// `to` belongs to rank 0 and is null elsewhere. All ranks call this together, between steps.
+/// Writes the tables with a fixed vocabulary to a checkpoint, block by block. Hashed tables have
+/// their own function (hashed.h). `to` is the checkpoint on rank 0, and null on other ranks. All
+/// ranks call this together, between steps.
 void save_tables(const embedding::DistributedTables& tables, io::CheckpointKind kind,
                  io::StreamedTensors* to);
 
-/// Reads tables that save_tables wrote with any number of ranks. `from` belongs to rank 0 and is
-/// null elsewhere. All ranks call this together. Throws UserError unless the checkpoint has the
-/// same tables.
+/// Reads tables that save_tables wrote with any number of ranks. `from` is the checkpoint on rank
+/// 0, and null on other ranks. All ranks call this together. Throws UserError unless the checkpoint
+/// has the same tables.
 void load_tables(embedding::DistributedTables& tables, const io::StoredCheckpoint* from,
                  comm::Group& group);
 
-/// Replaces updated rows and their numbers by whole tables, in the tensors of a checkpoint. All
-/// other rows get their initial values.
+/// Completes the tables in `tensors`, the tensors of a checkpoint. A table with only its updated
+/// rows gets all its rows. Rows that are not stored get their initial values, and
+/// "embedding.<table>.rows" is removed.
 void add_initial_rows(const embedding::PackSpec& spec, std::map<std::string, at::Tensor>& tensors);
 
 }  // namespace dovetail::train

@@ -5,17 +5,19 @@
 
 namespace dovetail::train {
 
-/// Throws UserError for a key of [embedding] or [[embedding.override]] that no optimizer reads.
-/// Also throws if an override names no table or sets nothing.
+/// Throws UserError for a key of an optimizer (momentum, betas, eps) that the optimizer does not
+/// read. Example: momentum with adam. Checks [embedding] and [[embedding.override]]. Also throws if
+/// an override names no table or sets nothing.
 void check_table_optimizers(const EmbeddingSection& config);
 
-/// Sets the optimizer of each table of `pack`. A table takes the last override that names it, or
-/// else the general one. Throws UserError if a name or glob matches no table; the error lists the
-/// tables.
+/// Sets the optimizer of each table of `pack`. A table takes the last override that names it.
+/// Otherwise it takes the optimizer of [embedding]. Throws UserError if a name or glob matches no
+/// table; the error lists the tables.
 void set_optimizers(const EmbeddingSection& config, embedding::PackSpec& pack);
 
-/// Throws UserError for an override without a table of `pack`, because later overrides name the
-/// same tables. Also throws for a key of [embedding] that overrides replace in every table.
+/// Throws UserError for an override that applies to no table of `pack`, because later overrides
+/// name the same tables. Also throws for a key of [embedding] that has no effect, because overrides
+/// replace it in every table.
 void check_overrides(const EmbeddingSection& config, const embedding::PackSpec& pack);
 
 }  // namespace dovetail::train

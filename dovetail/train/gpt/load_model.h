@@ -18,21 +18,21 @@ class GPT;
 
 namespace dovetail::train {
 
-/// Model of a checkpoint, ready to evaluate, generate or export. It is float32 on the CPU (float64
-/// if the run's recipe is fp64).
+/// Model of a GPT's checkpoint, ready to evaluate, generate or export. It is float32 on the CPU
+/// (float64 if the run's recipe is fp64).
 struct LoadedModel {
   std::shared_ptr<models::GPT> model;
   std::unique_ptr<data::Tokenizer> tokenizer;
-  RunConfig config;  ///< config of the run, with sizes resolved
-  int64_t step = 0;
+  RunConfig config;                  ///< config of the run, with sizes resolved
+  int64_t step = 0;                  ///< step of the checkpoint
   std::filesystem::path checkpoint;  ///< folder of the checkpoint
 };
 
-/// Makes the model of a GPT's checkpoint. Throws UserError for a recommender, or if the tensors do
-/// not match the config.
+/// Makes the model from a checkpoint. Throws UserError for a recommender, or if the tensors do not
+/// match the config.
 LoadedModel load_model(const StoredRun& stored);
 
-/// Makes a checkpoint of step 0 with the weights of `model` and no optimizer moments. A run that
+/// Returns a checkpoint of step 0 with the weights of `model` and no optimizer moments. A run that
 /// starts from imported weights begins there.
 io::Snapshot initial_snapshot(models::GPT& model, const data::Tokenizer& tokenizer,
                               const RunConfig& config);

@@ -16,22 +16,25 @@
 
 namespace dovetail::train {
 
+/// Options of a TrainStep.
 struct StepOptions {
-  int64_t micro_batch = 1;  ///< samples per micro-batch
-  double clip = 0;          ///< maximum norm of the mean gradient; 0: no clipping
-  int64_t bucket_bytes = 4 << 20;
-  /// Ranks that hold each parameter of the optimizer. Empty: all ranks of the group.
+  int64_t micro_batch = 1;         ///< samples per micro-batch
+  double clip = 0;                 ///< maximum norm of the mean gradient; 0: no clipping
+  int64_t bucket_bytes = 4 << 20;  ///< gradient bytes in one all-reduce between ranks
+  /// For each parameter of the optimizer, the ranks that hold it, over which its gradient is
+  /// summed. Empty: all ranks of the group.
   std::vector<std::shared_ptr<comm::Group>> gradient_groups = {};
-  /// Sets GradientReducer::Options::scatter, for an optimizer whose state is sharded.
+  /// Keep only this rank's share of the gradient sums (GradientReducer::Options::scatter). For an
+  /// optimizer whose state is sharded.
   bool scatter_gradients = false;
-  /// Run forward and backward on a GPU as one CUDA graph, from the third step on. This is for one
-  /// rank whose steps differ only in their tokens. Its thread has a stream of its own
-  /// (`use_own_stream`).
+  /// Run forward and backward on a GPU as one CUDA graph, from the third step on. Only for a job of
+  /// one rank whose steps differ only in their tokens. The calling thread must have a stream of its
+  /// own (`use_own_stream`).
   bool cuda_graph = false;
 };
 
-/// One optimizer step over all ranks: forward and backward of the micro-batches, reduction, update.
-/// Skips the update if loss or gradient is not finite.
+/// Optimizer step over all ranks: forward and backward of the micro-batches, reduction of
+/// gradients, update. Skips the update if loss or gradient is not finite.
 class TrainStep {
  public:
   /// `optimizer` must already be bound to `model`, which has its final dtype and device.
@@ -46,54 +49,66 @@ class TrainStep {
   /// Returns the memory plan, or null if plan_memory was not called.
   const PlannedStep* memory_plan() const { return planned_ ? &*planned_ : nullptr; }
 
-  /// Runs one step; all ranks call this together. tokens: (samples of this rank, T + 1) on the CPU.
+  /// Runs one step. tokens: (samples of this rank, T + 1) on the CPU, for T predicted tokens per
+  /// sample. `want_stop`: this rank wants to stop training (StepOutcome::stop). All ranks call this
+  /// together.
   StepOutcome run(const at::Tensor& tokens, double lr, bool want_stop, const StepPlace& place = {});
 
-  /// Returns the seconds of forward and backward, over the last step's micro-batches. Waiting for
-  /// other ranks' gradient sums does not count. Waiting in the exchange of experts counts, and so
-  /// does waiting of scattered gradients for memory. Returns 0 on a GPU, where the work ends later.
+  /// Returns the seconds of the last step's forward and backward passes. Waiting for other ranks'
+  /// gradient sums does not count. Waiting in the exchange of experts counts. With
+  /// scatter_gradients, waiting for the memory of an earlier reduction counts, too. Returns 0 on a
+  /// GPU, where the work ends later.
   double compute_s() const { return now_.clock.seconds; }
 
   /// Returns true once forward and backward have been recorded as a CUDA graph.
   bool has_graph() const { return recorded_.has_value(); }
-  /// Returns the reason why the graph could not be recorded; empty if it could, or has not been
-  /// tried.
+  /// Returns the reason why the graph could not be recorded. It is empty if recording succeeded or
+  /// has not been tried.
   const std::string& graph_failure() const { return graph_failure_; }
 
-  /// Returns the reduced gradient sums of the last step, not divided by the number of tokens.
+  /// Returns the gradient sums of the last step, over ranks and micro-batches. They are not divided
+  /// by the number of tokens.
   const comm::GradientReducer& gradients() const { return reducer_; }
 
  private:
-  /// State of the current step in addition to its tokens. Recorded operations read and write it in
-  /// each replay.
+  /// State of the current step in addition to its tokens. Recorded operations read and write it
+  /// when a memory plan replays them.
   struct Now {
     double lr = 0;
     bool want_stop = false;
     StepPlace place;
-    int64_t weight = 0;  ///< number of targets of this rank
+    int64_t weight = 0;  ///< number of target tokens of this rank
     StepOutcome outcome;
     StepClock clock;
   };
 
-  /// Computes loss sums, gradients (in `reducer_`) and outcome (in `now_`). Then updates the
-  /// weights.
+  /// Runs forward and backward, decides about the update (`judge`) and updates the weights.
+  /// Gradients are in `reducer_`, the outcome is in `now_`.
   void work(const at::Tensor& tokens);
+  /// Sums over the tokens of this rank.
   struct Losses {
-    /// Float64 scalars; `router` is undefined without experts.
+    /// Float64 scalars. `sum`: loss in nats. `router`: losses of the routers; undefined without
+    /// experts.
     at::Tensor sum, router;
   };
+  /// Runs forward and backward of all micro-batches, and reduces the gradients.
   Losses add_gradients(const at::Tensor& tokens);
+  /// Returns sums of squares of this rank's share of the gradients (squares_of). Summed over all
+  /// ranks they give the square of the global norm.
   std::vector<at::Tensor> squares_of_share() const;
   /// Results of forward and backward, on the model's device.
   struct Gradients {
     Losses losses;
-    std::vector<at::Tensor> squares;  ///< float64 parts of the gradient's squared norm
+    std::vector<at::Tensor> squares;  ///< result of squares_of_share
   };
+  /// Runs add_gradients and squares_of_share.
   Gradients make_gradients(const at::Tensor& tokens);
-  /// Runs `make_gradients` as a CUDA graph if the step has one.
+  /// Does the same by a CUDA graph if the step can be one.
   Gradients make_gradients_by_graph(const at::Tensor& tokens);
+  /// Records make_gradients as a CUDA graph, or stores the reason of a failure in `graph_failure_`.
   void record_graph(const at::Tensor& tokens);
-  /// Returns the outcome from the sums of this rank. Passes the update's numbers to the optimizer.
+  /// Returns the outcome from this rank's sums, added over ranks. Passes the numbers of the update
+  /// to the optimizer.
   StepOutcome judge(double loss_sum, std::optional<double> router_sum, double squares) const;
 
   std::shared_ptr<models::GPT> model_;
@@ -102,21 +117,21 @@ class TrainStep {
   StepOptions options_;
   comm::GradientReducer reducer_;
   Now now_;
-  /// Tensor of shape (1) that represents `now_` in a recorded step, where only changes of tensors
-  /// are visible.
+  /// Tensor of shape (1) that stands for `now_` in a recorded step. A recording sees only changes
+  /// of tensors, so operations that change `now_` are declared to change this tensor.
   at::Tensor judged_;
   std::optional<PlannedStep> planned_;
 
-  /// A recorded forward and backward, and the tensors that it reads and writes.
+  /// CUDA graph of make_gradients, and the tensors that it reads and writes.
   struct Recorded {
     at::Tensor tokens;
-    Gradients made;
-    std::vector<at::Tensor> gradients;  ///< `reducer_.gradient(i)`
+    Gradients made;                     ///< results of the graph
+    std::vector<at::Tensor> gradients;  ///< gradient sums that the graph writes, one per parameter
     std::unique_ptr<ops::GpuGraph> graph;
   };
   std::optional<Recorded> recorded_;
-  /// Steps before recording. In these steps, libraries allocate what a graph cannot: handles,
-  /// workspaces.
+  /// Number of steps still to run before recording. In these steps, libraries allocate what a graph
+  /// cannot: handles, workspaces.
   int64_t steps_before_graph_ = 2;
   std::string graph_failure_;
 };

@@ -18,10 +18,12 @@
 
 namespace dovetail::train {
 
-/// Training of a GPT: the run's model, optimizer and data in memory.
+/// Training of a GPT, with its model, optimizer and data in memory.
 class GptTraining : public TrainingLoop {
  public:
-  /// Restores rank 0's `tensors`; empty: a new run. Ranks other than 0 pass null for `folder`.
+  /// Makes the model, and restores `tensors`, the tensors of a checkpoint on rank 0. They are empty
+  /// for a new run. `state` is the RunState of the checkpoint, or a new one. Ranks other than 0
+  /// pass null for `folder`.
   GptTraining(const ResolvedRun& run, std::shared_ptr<comm::Group> group, RunFolder* folder,
               bool quiet, RunState state, const std::map<std::string, at::Tensor>& tensors);
 
@@ -30,6 +32,7 @@ class GptTraining : public TrainingLoop {
   void finish(const RunFolder& folder, bool quiet) override;
 
  private:
+  /// Returns the text of the first source, which has the tokenizer and the validation split.
   const data::TokenStore& store() const { return loader_->first_store(); }
   StepOutcome train_step(int64_t number, double lr, bool want_stop, StepTimings& timings) override;
   void report_step() override;
@@ -38,13 +41,15 @@ class GptTraining : public TrainingLoop {
   std::map<std::string, at::Tensor> checkpoint_tensors() override;
   nlohmann::json checkpoint_state() const override;
 
+  /// Restores rank 0's tensors on all ranks.
   void restore_from(const std::map<std::string, at::Tensor>& tensors);
+  /// Returns true if this rank measures quantization statistics in step `step`.
   bool quantization_report_due(int64_t step) const;
-  /// Logs once from which step on a CUDA graph runs, or why none does.
+  /// Logs once the first step that runs as a CUDA graph, or why none does.
   void report_graph();
-  /// Records quantization statistics of the step, and warns if they are bad.
+  /// Writes the step's line of quantization.jsonl if it is due, and warns of bad statistics.
   void report_quantization();
-  /// Records how the step's tokens are distributed over the experts.
+  /// Writes the step's line of experts.jsonl if it is due.
   void report_expert_load();
 
   ExpertParallel parallel_;
@@ -52,7 +57,7 @@ class GptTraining : public TrainingLoop {
   std::optional<Quantization> quantization_;
   std::optional<ExpertLoad> expert_load_;
   std::optional<RouterBias> router_bias_;
-  std::optional<LayoutChoice> plans_;
+  std::optional<LayoutChoice> plans_;  ///< layouts of layers whose experts are spread over ranks
   std::optional<Optimizer> optimizer_;
   std::optional<TrainStep> step_;
   std::optional<data::Loader> loader_;

@@ -11,19 +11,22 @@
 
 namespace dovetail::train {
 
-/// Resolves a config as far as the size of a step requires. Data that is not prepared stays
-/// unprepared, and no file is written. Throws UserError like `train`.
+/// Resolves a config as far as the sizes of a step require. Text is not prepared, and no file is
+/// written. Throws UserError like `train`.
 ResolvedRun resolve_trial(const RunConfig& config, comm::Group& group);
 
-/// Training steps of a GPT's run on random tokens. The run's data and folder are not used.
+/// Training steps of a GPT's run on random tokens, to measure time and memory. The run's data and
+/// folder are not used.
 class TrialStep {
  public:
-  /// `samples`: samples of this rank per step. `micro_batch`: samples per micro-batch.
+  /// `samples`: samples of this rank per step. `micro_batch`: samples per micro-batch. `run` must
+  /// outlive this object.
   TrialStep(const ResolvedRun& run, std::shared_ptr<comm::Group> group, int64_t samples,
             int64_t micro_batch);
 
-  /// Runs a step and returns its seconds.
+  /// Runs a step and returns its duration in seconds.
   double run();
+  /// Runs all further steps by a memory plan (TrainStep::plan_memory).
   void plan_memory(const PlannedStep::Options& options) { step_->plan_memory(options); }
   const PlannedStep* memory_plan() const { return step_->memory_plan(); }
 

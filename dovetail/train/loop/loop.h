@@ -19,8 +19,9 @@
 
 namespace dovetail::train {
 
-/// Loop over training steps, independent of the kind of model. It handles signals, the time limit,
-/// logs, non-finite steps, evaluation and checkpoints.
+/// Loop over the training steps of one run. It handles signals, the time limit, logs, non-finite
+/// steps, evaluation and checkpoints. Subclasses train one kind of model (GptTraining,
+/// RecommenderTraining).
 class TrainingLoop {
  public:
   virtual ~TrainingLoop() = default;
@@ -31,73 +32,95 @@ class TrainingLoop {
   /// together. Throws std::runtime_error after train.max_skipped_steps non-finite steps in a row.
   void run();
 
+  /// Returns true if all steps of the run are done.
   bool complete() const { return state_.step >= total_steps_; }
+  /// Returns the length of the run, in optimizer steps.
   int64_t total_steps() const { return total_steps_; }
   const RunState& state() const { return state_; }
-  /// Returns lines for the log: the data that is read, and how often during the run.
+  /// Returns lines for the log: the training data, and how often the run reads it.
   virtual std::string data_summary() const = 0;
-  /// Call after the last step, on rank 0. Writes the run's results that are not logs.
+  /// Writes results such as samples.json, and logs a summary unless `quiet`. Call on rank 0 after
+  /// the last step of the run.
   virtual void finish(const RunFolder& folder, bool quiet) = 0;
 
  protected:
+  /// Begins a run, or resumes it if `state` comes from a checkpoint. `run` must outlive this
+  /// object.
   TrainingLoop(const ResolvedRun& run, std::shared_ptr<comm::Group> group, RunState state);
-  /// Sets the length of the run, in construction, if it depends on the data (one pass).
+  /// Sets the length of the run if it depends on the data (TrainSection::kPass). Call in the
+  /// constructor of the subclass.
   void set_total_steps(int64_t steps) { total_steps_ = steps; }
-  /// Opens the logs and checkpoints of `folder`. Call at the end of construction, on rank 0.
+  /// Opens the logs and checkpoints of `folder`. Call on rank 0, at the end of the subclass's
+  /// constructor.
   void open_output(RunFolder& folder, bool quiet);
 
-  /// Runs step `number`. Stores in `timings` the time that data and communication took.
+  /// Runs step `number`, counted from 1, with learning rate `lr`. `want_stop`: this rank wants to
+  /// stop. Stores in `timings` the time that data, computation and communication took.
   virtual StepOutcome train_step(int64_t number, double lr, bool want_stop,
                                  StepTimings& timings) = 0;
-  /// Writes the step's records other than its metrics.
+  /// Writes the last step's lines of all log files except metrics.jsonl and timings.jsonl. All
+  /// ranks call it together, after each step.
   virtual void report_step() = 0;
+  /// Measures the loss on the validation split. Returns nullopt if there is none.
   virtual std::optional<Validation> evaluate() = 0;
-  /// Measures the validation loss on rows just before step `number` first trains on them. Returns
-  /// nullopt if the step has no such rows.
+  /// Measures the validation loss on the rows of a day just before step `number`, the first that
+  /// trains on them. Returns nullopt for other steps and if rows have no days.
   virtual std::optional<Validation> evaluate_before(int64_t /*number*/) { return std::nullopt; }
-  /// Number of weight updates so far.
+  /// Returns the number of weight updates so far; skipped steps do not count.
   virtual int64_t updates() const = 0;
-  /// Tensors of a checkpoint, on rank 0.
+  /// Returns the tensors of a checkpoint on rank 0, except those that stream_tensors writes. All
+  /// ranks call it together.
   virtual std::map<std::string, at::Tensor> checkpoint_tensors() = 0;
-  /// Writes the checkpoint's tensors that are too large to copy, before the others. `to` is null
-  /// except on rank 0. All ranks call it together.
+  /// Writes tensors that are too large to copy (embedding tables) to the checkpoint `to`, before
+  /// the other tensors. `to` is null except on rank 0. All ranks call it together.
   virtual void stream_tensors(io::CheckpointKind /*kind*/, io::StreamedTensors* /*to*/) {}
+  /// Returns the state of a checkpoint (resume.h).
   virtual nlohmann::json checkpoint_state() const = 0;
 
-  /// balance.mode = "auto": reports this rank's compute time, forward and backward passes only.
-  /// Shares may move from step `next` on. `planned` is the memory plan, or null; with one, only
-  /// steps that ran by the plan count. All ranks call it together.
+  /// Reports the step's time to BatchShares::add if balance.mode = "auto". On this rank, forward
+  /// and backward passes of `micro_batches` took `compute_s` seconds. New shares apply from step
+  /// `next` on. `planned` is the memory plan, or null; with a plan, only steps that ran by it
+  /// count. All ranks call it together.
   void balance(int64_t micro_batches, double compute_s, const PlannedStep* planned, int64_t next);
 
   const RunConfig& config() const { return run_.config; }
+  /// Returns true if the run began from a checkpoint.
   bool resumed() const { return state_.step > 0 || !state_.resumed_from.empty(); }
-  RunOutput* output() { return output_ ? &*output_ : nullptr; }  ///< null except on rank 0
+  /// Logs and progress bar; null except on rank 0.
+  RunOutput* output() { return output_ ? &*output_ : nullptr; }
 
   const ResolvedRun& run_;
   std::shared_ptr<comm::Group> group_;
   RunState state_;
-  BatchShares shares_;
+  BatchShares shares_;  ///< samples of each rank
 
  private:
-  /// Runs one step and everything due after it. Returns true if a rank wants to stop.
+  /// Runs one step, then evaluates and saves if they are due. Returns true if a rank wants to stop.
   bool advance();
+  /// Runs one step and updates `state_`. Returns true if a rank wants to stop.
   bool take_step(StepTimings& timings);
   void evaluate_if_due(StepTimings& timings);
+  /// Adds a validation to the metrics of the last step.
   void record(std::optional<Validation> found);
-  /// Warns of a skipped step. Throws if too many were skipped in a row.
+  /// Warns if the last step was skipped. Throws std::runtime_error if train.max_skipped_steps steps
+  /// in a row were.
   void check_skipped();
-  /// Logs the shares if they moved after this step or if this is the process's first step.
+  /// Writes the current `shares_` to balance.jsonl after the process's first step, and whenever
+  /// they have changed.
   void report_shares();
   void save_if_due(bool stopping, StepTimings& timings);
   bool time_is_up() const;
 
   std::optional<RunOutput> output_;                  ///< only on rank 0
   std::optional<io::CheckpointFolder> checkpoints_;  ///< only on rank 0
-  /// Move of shares after the last step, and the first step with the new shares.
+  /// Change of `shares_` after the last step, and the first step with the new shares. It is nullopt
+  /// if they did not change.
   std::optional<std::pair<int64_t, BatchShares::Move>> moved_;
   bool said_shares_ = false;
+  /// `total_steps_`: length of the run. `saved_step_`: step of the last save of this process, or
+  /// -1. `saves_`: number of its saves.
   int64_t total_steps_, saved_step_ = -1, saves_ = 0;
-  double begin_s_ = 0;
+  double begin_s_ = 0;  ///< time of construction, for the time limit
 };
 
 }  // namespace dovetail::train

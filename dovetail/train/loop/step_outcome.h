@@ -7,34 +7,39 @@
 
 namespace dovetail::train {
 
-/// Position of a rank's samples in the batch. Randomness in a step depends on these values only.
+/// Seed of a step, and position of a rank's samples in the batch. Randomness in a step depends on
+/// these values only.
 struct StepPlace {
   uint64_t seed = 0;         ///< seed of the step, the same on all ranks
   int64_t first_sample = 0;  ///< index of the rank's first sample in the batch of all ranks
-  /// Maximum samples over ranks. If forward passes exchange data, all ranks make as many passes as
-  /// the rank with the maximum.
+  /// Maximum number of samples of any rank in this step. If forward passes exchange data, all ranks
+  /// make as many passes as the rank with the maximum.
   int64_t most_samples = 0;
-  /// False if the step does extra work, so that it cannot run as a CUDA graph.
+  /// False if the step also measures statistics, so that it cannot run as a CUDA graph.
   bool graphed = true;
 };
 
 /// Result of a step. It has the same bits on all ranks.
 struct StepOutcome {
-  double loss = 0;  ///< nats per token of the global batch
-  /// Routers' losses, which add to `loss` in training; nullopt without experts.
+  /// Training loss in nats per token (or sample), mean over the batch of all ranks.
+  double loss = 0;
+  /// Losses of the routers times their coefficients, per token. Training minimizes `loss` plus
+  /// this. It is nullopt without experts.
   std::optional<double> router_loss;
-  /// Auxiliary loss of a recommender, which adds to `loss` in training.
+  /// Auxiliary loss of a recommender, weighted, per sample. Training minimizes `loss` plus this. It
+  /// is nullopt if the model has none.
   std::optional<double> auxiliary_loss;
-  double grad_norm = 0;  ///< norm of the mean gradient
-  int64_t tokens = 0;    ///< tokens in the global batch
+  double grad_norm = 0;  ///< global norm of the mean gradient, before clipping
+  int64_t tokens = 0;    ///< tokens (or samples) in the batch of all ranks
   bool skipped = false;  ///< loss or norm was not finite, so nothing was updated
-  bool stop = false;     ///< a rank wants to stop
+  bool stop = false;     ///< a rank wants to stop training after this step
 };
 
-/// Total seconds of a step's forward and backward passes. It also works in a recorded step, whose
-/// plan may run more or fewer operations between `start` and `stop`.
+/// Clock that sums up the seconds between `start` and `stop`, for the forward and backward passes
+/// of a step. In a step that runs by a memory plan it counts the time that the planned operations
+/// take. A plan may run more or fewer operations between `start` and `stop` than the program does.
 struct StepClock {
-  double seconds = 0;
+  double seconds = 0;  ///< sum over all pairs of `start` and `stop`
 
   void start();
   void stop();
@@ -43,13 +48,17 @@ struct StepClock {
   double start_s_ = 0;
 };
 
+/// Numbers that an optimizer update needs in addition to the gradients.
 struct UpdateNumbers {
-  double weight;    ///< divisor of the gradient sums: targets or samples of the global batch
+  /// Divisor that turns gradient sums into the mean gradient: target tokens or samples in the batch
+  /// of all ranks.
+  double weight;
   double max_norm;  ///< maximum norm of the mean gradient (train.clip); 0: no clipping
   double lr;
 };
-/// Sets the optimizer's next update, and `outcome.skipped`. A loss or norm that is not finite skips
-/// the update.
+/// Passes learning rate and gradient scale (with clipping) of the next update to `optimizer`. If
+/// the loss or the norm in `outcome` is not finite, sets `outcome.skipped` instead, and the next
+/// update changes nothing.
 void prepare_update(StepOutcome& outcome, const UpdateNumbers& numbers, Optimizer& optimizer);
 
 }  // namespace dovetail::train

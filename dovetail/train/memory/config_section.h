@@ -11,18 +11,20 @@ namespace dovetail::train {
 struct MemorySection;
 struct RunConfig;
 
-/// Throws UserError if [memory] is invalid. Also throws if it has a budget and the run's steps are
-/// not all alike, and names the cause.
+/// Throws UserError if [memory] is invalid. With a budget, also throws if the steps of the run
+/// differ in shapes or exchanges between ranks. The error names the cause.
 void check_memory(const RunConfig& config);
 
-/// Makes the file-backed memory of the steps before there is a plan. Returns null without a budget
-/// or a folder. Call it before allocating anything that a planned step uses.
+/// Returns a scope in which large tensors are allocated in a file of memory.folder
+/// (plan::PagedAllocations). It is for the steps before a plan exists, which may need more memory
+/// than the machine has. Returns null without a budget or a folder. Call it before allocating
+/// anything that a planned step uses.
 std::shared_ptr<plan::PagedAllocations> paged_until_there_is_a_plan(const MemorySection& memory);
 
-/// Returns the valid values of memory.allow.
+/// Returns the values that memory.allow may have.
 std::vector<std::string> memory_techniques();
 
-/// Returns the options of a planned step that [memory] asks for.
+/// Converts [memory] to the options of a PlannedStep.
 PlannedStep::Options planned_step_options(const MemorySection& memory);
 
 }  // namespace dovetail::train

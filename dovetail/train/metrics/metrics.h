@@ -14,64 +14,76 @@ namespace dovetail::train {
 /// number of ranks.
 struct StepMetrics {
   int64_t step = 0;  ///< steps done, counted from 1
-  double loss = 0;   ///< nats per token, or per sample of a recommender, over the global batch
-  /// Part of `loss` that the routers' losses add, with their coefficients.
+  /// Training loss in nats per token, or per sample of a recommender: mean over the batch of all
+  /// ranks.
+  double loss = 0;
+  /// Losses of the routers of experts times their coefficients, per token. Training minimizes
+  /// `loss` plus this.
   std::optional<double> router_loss;
-  /// Part of `loss` that a recommender's auxiliary loss adds, weighted, per sample.
+  /// Auxiliary loss of a recommender times its weight, per sample. Training minimizes `loss` plus
+  /// this.
   std::optional<double> auxiliary_loss;
-  double lr = 0;
+  double lr = 0;         ///< learning rate of the step
   double grad_norm = 0;  ///< norm of the mean gradient, before clipping
-  int64_t tokens = 0;    ///< tokens or samples trained on so far, all ranks
-  bool samples = false;  ///< `tokens` counts samples (recommenders)
-  bool skipped = false;  ///< loss or gradient was not finite: no update
-  std::optional<Validation> validation;
+  int64_t tokens = 0;    ///< tokens or samples that the run has trained on so far, all ranks
+  bool samples = false;  ///< true for a recommender: `tokens` counts samples
+  bool skipped = false;  ///< true if loss or gradient was not finite: weights were not updated
+  std::optional<Validation> validation;  ///< only if a validation ran at this step
 };
 
-/// Time of a step on this machine: a line of timings.jsonl. Milliseconds, measured on rank 0.
+/// Times of a step on this machine: a line of timings.jsonl. All are measured on rank 0.
 struct StepTimings {
   int64_t step = 0;
-  double time_s = 0;            ///< seconds since this process began training
-  double step_ms = 0;           ///< the step without evaluation and saving
-  double data_ms = 0;           ///< time waiting for the data loader
-  double compute_ms = 0;        ///< forward and backward (TrainStep::compute_s); not written if 0
-  double communication_ms = 0;  ///< time waiting for the network
-  double evaluation_ms = 0, checkpoint_ms = 0;  ///< not written if 0
-  double tokens_per_s = 0;                      ///< tokens or samples per second, all ranks
-  bool samples = false;                         ///< `tokens_per_s` counts samples
-  double utilization = 0;  ///< model FLOP/s over the measured peak, 0 to 1; not written if 0
-  /// Fraction of row accesses that hit embedding.memory_bytes, on rank 0.
+  double time_s = 0;   ///< seconds since this process began training
+  double step_ms = 0;  ///< time of the step without evaluation and saving
+  double data_ms = 0;  ///< time in which the step waited for the data loader
+  /// Time of forward and backward passes (TrainStep::compute_s). Not written if 0.
+  double compute_ms = 0;
+  double communication_ms = 0;  ///< time in which the step waited for the network
+  /// Time of validation and of saving; not written if 0.
+  double evaluation_ms = 0, checkpoint_ms = 0;
+  double tokens_per_s = 0;  ///< tokens or samples per second, sum of all ranks
+  bool samples = false;     ///< `tokens_per_s` counts samples
+  /// FLOP/s that the model needs / measured peak FLOP/s of matrix products, 0 to 1. Not written if
+  /// 0.
+  double utilization = 0;
+  /// Fraction of accesses to table rows whose row was in memory (embedding.memory_bytes), on rank
+  /// 0.
   std::optional<double> hit_rate;
-  uint64_t memory_bytes = 0;  ///< resident memory; on a GPU, bytes allocated from its allocator
+  /// Resident memory of the process; on a GPU, bytes that its allocator gave out.
+  uint64_t memory_bytes = 0;
 };
 
-/// Converts to a JSON line; docs/training.md lists the keys. Non-finite numbers become null.
-/// Reading a line back gives the same bits.
+/// Returns a line of metrics.jsonl or timings.jsonl; docs/training.md lists the keys. Non-finite
+/// numbers become null. Reading a line back gives the same bits.
 nlohmann::ordered_json to_json(const StepMetrics& metrics);
 nlohmann::ordered_json to_json(const StepTimings& timings);
-/// Keys: samples, log_loss, auc, auc_error if it is not 0, normalized_entropy, calibration, and
-/// gauc if there are groups.
+/// Returns the metrics of one task of a recommender. Keys: samples, log_loss, auc, auc_error if it
+/// is not 0, normalized_entropy, calibration, and gauc if rows have groups.
 nlohmann::ordered_json to_json(const TaskRanking& task);
+/// Returns the metrics in a line of metrics.jsonl.
 StepMetrics step_metrics_from_json(const nlohmann::json& line);
 
-/// Log file with one JSON object per line, each with a rising integer "step".
+/// Log file with one JSON object per line. Each has an integer "step", and steps rise from line to
+/// line.
 class StepLog {
  public:
   /// Opens `path` for appending. First cuts the file back to its leading complete lines with step
-  /// <= last_step. This drops lines that a killed process wrote after its last checkpoint, and
-  /// incomplete lines. Throws UserError if the file cannot be written.
+  /// <= last_step. This drops incomplete lines, and lines that a killed process wrote after its
+  /// last checkpoint. Throws UserError if the file cannot be written.
   StepLog(std::filesystem::path path, int64_t last_step);
   ~StepLog();
   StepLog(const StepLog&) = delete;
   StepLog& operator=(const StepLog&) = delete;
 
-  /// Step of the last line that was kept on opening; 0 if there is none.
+  /// Returns the step of the last line that was in the file after cutting; 0 if there is none.
   int64_t last_kept() const { return last_kept_; }
 
-  /// Appends the line in a single write. A killed process leaves the line either complete or
-  /// absent.
+  /// Writes `line` at the end of the file in a single write. A killed process leaves it either
+  /// complete or absent.
   void append(const nlohmann::ordered_json& line);
-  /// Flushes to the disk. Call it before a checkpoint that relies on these lines gets its final
-  /// name.
+  /// Flushes the file to the disk. Call it before a checkpoint that relies on these lines gets its
+  /// final name.
   void sync();
 
  private:

@@ -9,27 +9,28 @@
 
 namespace dovetail::train {
 
-/// Ranking quality of the scores of one binary label. A metric that does not exist is NaN. The AUC
-/// and the normalised entropy do not exist if all labels have one class. All metrics are NaN
+/// Quality of scores (logits) for one binary label. Metrics that are not defined are NaN. The AUC
+/// and the normalised entropy are not defined if all labels have one class. No metric is defined
 /// without rows, or if a logit is NaN.
 struct RankingMetrics {
   int64_t rows = 0;       ///< rows that have a label
   int64_t positives = 0;  ///< rows with a label above 1/2
-  double auc = 0;
-  double auc_error = 0;  ///< maximum difference between the exact AUC and `auc`
-  double log_loss = 0;   ///< mean over the rows, in nats
-  /// `log_loss` divided by the entropy of the mean label (He et al., ADKDD 2014, section 3).
+  double auc = 0;         ///< area under the ROC curve
+  double auc_error = 0;   ///< maximum difference between the exact AUC and `auc`
+  double log_loss = 0;    ///< cross-entropy of the predicted probabilities: mean over rows, in nats
+  /// Log loss divided by the entropy of the mean label (He et al., ADKDD 2014, section 3).
   double normalized_entropy = 0;
   double calibration = 0;  ///< sum of predicted probabilities / sum of labels (same source)
 };
 
-/// Sums over predictions from which RankingMetrics follow, in constant memory. To combine several
+/// Sums over scored rows from which RankingMetrics follow, in constant memory. To combine several
 /// ranks or batches, add their `counts` and `sums` element by element.
 ///
-/// The AUC comes from two histograms of the logit: one of negatives, one of positives. Each has
-/// kBins bins of width 2^-10 on [-32, 32). The two outermost bins also count the logits outside. A
-/// pair of a positive and a negative in the same bin counts one half. So the exact AUC differs by
-/// at most half the share of these pairs among all pairs. `auc_error` is this bound.
+/// The AUC comes from two histograms of the logit, one of negative and one of positive rows. Each
+/// has kBins bins of width 2^-10 on [-32, 32). The two outermost bins also count logits outside
+/// this range. A pair of a positive and a negative row in the same bin
+/// counts one half. So the exact AUC differs by at most half the share of these pairs among all
+/// pairs. `auc_error` is this bound.
 class RankingSums {
  public:
   static constexpr int64_t kBins = int64_t{1} << 16;
@@ -39,10 +40,11 @@ class RankingSums {
   /// Adds rows. logits (N) and labels (N) are floating point, on any device; labels are from 0 to
   /// 1. Rows with a NaN label are left out.
   void add(const at::Tensor& logits, const at::Tensor& labels);
+  /// Returns the metrics of all rows added so far.
   RankingMetrics metrics() const;
 
-  at::Tensor counts;  ///< (2, kBins) int64 on CPU: negatives and positives per bin
-  at::Tensor sums;    ///< (3) float64 on CPU: sums of log loss, probability, label
+  at::Tensor counts;  ///< (2, kBins) int64 on CPU: negative and positive rows in each bin
+  at::Tensor sums;    ///< (3) float64 on CPU: sums of log loss, predicted probability and label
 };
 
 /// Returns the exact area under the ROC curve: the share of (positive, negative) pairs that the
@@ -50,15 +52,16 @@ class RankingSums {
 /// (Mann-Whitney U with midranks). scores (N) and labels (N) as in RankingSums::add.
 double exact_auc(const at::Tensor& scores, const at::Tensor& labels);
 
-/// Returns the mean of the groups' AUCs, weighted by rows per group (Zhou et al., KDD 2018, section
-/// 5.3). Groups with only one class are left out. groups: (N) int64. NaN if no group has both
+/// Returns the GAUC: the mean of the groups' AUCs, weighted by rows per group. Source: Zhou et al.,
+/// KDD 2018, section 5.3. A group is, for example, all rows of one user. `groups` (N) int64 has the
+/// group of each row. Groups with only one class are left out. Returns NaN if no group has both
 /// classes.
 double grouped_auc(const at::Tensor& scores, const at::Tensor& labels, const at::Tensor& groups);
 
-/// Returns warnings about the validations of a run so far; the latest one is last. It warns if all
-/// labels of the latest validation have one class. It also warns if the AUCs of the last three
-/// validations are all close to 0.5. Close means within 0.005, or within three standard errors of
-/// random scores if that is more.
+/// Returns warnings about the latest validations of a run. `validations` has all validations so
+/// far; the latest one is last. It warns if all labels of the latest validation have one class. It
+/// also warns if the AUCs of the last three validations are all close to 0.5. Close means within
+/// 0.005, or within three standard errors of random scores if that is more.
 std::vector<std::string> ranking_warnings(std::span<const RankingMetrics> validations);
 
 }  // namespace dovetail::train

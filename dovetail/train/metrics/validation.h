@@ -12,39 +12,43 @@
 
 namespace dovetail::train {
 
-/// Ranking metrics of one task of a recommender.
+/// Quality of a recommender's scores for one task. Each task predicts one label.
 struct TaskRanking {
   std::string name;  ///< the task's entry in rows.label
   RankingMetrics metrics;
-  std::optional<double> gauc;  ///< grouped_auc, if rows have groups
+  std::optional<double> gauc;  ///< result of grouped_auc; only if rows have groups (rows.group)
 };
 
-/// Loss on the validation split.
+/// Result of measuring a model on the validation split.
 struct Validation {
-  double loss = 0;                 ///< nats per token (exp(loss) is the perplexity) or per sample
-  double nats_per_byte = 0;        ///< for text: loss * (tokens / bytes of the whole split)
-  int64_t tokens = 0;              ///< tokens or samples that were measured
-  std::vector<TaskRanking> tasks;  ///< rankings by task; only for a recommender
-  /// Day whose rows were measured, before training on them; empty if not by day.
+  double loss = 0;  ///< nats per token (exp(loss) is the perplexity), or per sample
+  /// For text: loss * tokens / bytes, with both counts of the whole split.
+  double nats_per_byte = 0;
+  int64_t tokens = 0;              ///< number of tokens or samples that were measured
+  std::vector<TaskRanking> tasks;  ///< one for each task of a recommender; empty for a GPT
+  /// Day (rows.day) whose rows were measured before training on them. Empty if rows have no days.
   std::string day;
 };
 
 struct ValidationOptions {
-  /// T: predicted tokens per window. Windows are adjacent, so that no token is predicted twice.
+  /// T: number of tokens that one window predicts. A window is a sequence of tokens of the split.
+  /// Windows are adjacent, so that no token is predicted twice.
   int64_t context = 128;
-  int64_t batch = 1;  ///< windows per forward pass on a rank
-  /// Approximate number of tokens to measure, in evenly spread windows. 0: every token but the
-  /// first.
+  int64_t batch = 1;  ///< number of windows in a forward pass of a rank
+  /// Approximate number of tokens to predict, in windows spread evenly over the split. 0: all
+  /// tokens except the first one.
   int64_t max_tokens = 0;
 };
 
-/// Warns that the loss is lower than in decoding if a model chooses experts by later tokens. Call
-/// it once per process.
+/// Logs a warning if the routers of a model choose experts for a token by later tokens, too.
+/// Validation losses are then lower than in decoding, where later tokens are unknown. Call it once
+/// per process.
 void warn_of_later_tokens(const models::ModelConfig& model);
 
-/// Measures the loss on the validation split. All ranks call this together. Each takes a contiguous
-/// share of the windows. Sums of nats and tokens are added over ranks. The windows are the same for
-/// any number of ranks. Returns nullopt if the split has fewer than two tokens.
+/// Measures the loss on the validation split of `store`. All ranks call this together. Each rank
+/// takes a contiguous part of the windows. Sums of nats and tokens are added over ranks. The
+/// windows are the same for any number of ranks. Returns nullopt if the split has fewer than two
+/// tokens.
 std::optional<Validation> validate(models::GPT& model, const data::TokenStore& store,
                                    comm::Group& group, const ValidationOptions& options);
 

@@ -10,24 +10,28 @@
 
 namespace dovetail::train {
 
-/// Dtype in which a run computes, and the reason. Recipes that quantize Linears compute everything
-/// else in bfloat16.
+/// Number format in which a run computes. A recipe is a value of precision.recipe
+/// (PrecisionSection): a dtype, or formats to which operands of Linears are quantized. Recipes that
+/// quantize compute everything else in bfloat16.
 struct Precision {
-  at::ScalarType compute = at::kFloat;
-  std::string recipe;  ///< recipe of the config: "auto" or a name
-  std::string name;    ///< recipe in use: "fp32", "bf16", "fp64", "mxfp8", ...
-  /// Reason for the log and the report; empty if there was no choice.
+  at::ScalarType compute = at::kFloat;  ///< dtype of everything that is not quantized
+  std::string recipe;                   ///< value of precision.recipe: "auto" or a name
+  /// Recipe in use, never "auto": "fp32", "bf16", "fp64", "mxfp8", ...
+  std::string name;
+  /// Reason for the choice of "auto", for the log and the report. Empty if there was no choice.
   std::string reason;
-  /// Measured FLOP/s of matrix products in `compute` on one rank; 0: not measured (fp64).
+  /// Measured FLOP/s of matrix products in dtype `compute` on one rank. 0: not measured (fp64).
   double peak_flops = 0;
 };
 
-/// Minimum ratio of BF16's to FP32's matrix product speed for which "auto" chooses BF16. Casts and
-/// FP32 masters do not get faster, so a smaller gain does not pay.
+/// Minimum speed of matrix products in BF16, divided by their speed in FP32, for which "auto"
+/// chooses BF16. Casts and FP32 masters do not get faster, so a smaller gain does not pay.
 inline constexpr double kMinBFloat16Gain = 1.25;
 
-/// Chooses the precision on rank 0, for all ranks. `kept` is the precision of a resumed run. "auto"
-/// keeps it; another recipe throws UserError.
+/// Chooses the precision for `recipe`, a value of precision.recipe. `kept` is the precision of the
+/// run that is resumed, if any. "auto" keeps it. Any other recipe than `kept` throws UserError.
+/// Without `kept`, "auto" measures products in BF16 and FP32. Rank 0 chooses for all ranks; all
+/// call this together.
 Precision resolve_precision(const std::string& recipe, const std::optional<std::string>& kept,
                             c10::Device device, comm::Group& group);
 

@@ -6,8 +6,9 @@
 
 namespace dovetail::train {
 
-/// Returns the learning rate of `step` (counted from 0) in a run of `steps`. It depends on the
-/// arguments only. Let w = warmup_steps, m = min_lr_ratio and x = (step - w) / (steps - w).
+/// Returns the learning rate of `step` (counted from 0) in a run of `steps` steps. `lr` is its
+/// maximum. It depends on the arguments only. Let w = warmup_steps, m = min_lr_ratio and x = (step
+/// - w) / (steps - w). By schedule.decay the rate is:
 ///
 /// - warm-up, while step < w: lr * (step + 1) / w
 /// - constant: lr

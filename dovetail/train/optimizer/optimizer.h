@@ -18,14 +18,16 @@
 
 namespace dovetail::train {
 
-/// Ranks over which an Optimizer's state is sharded, and the bucket size, both as in the
-/// GradientReducer. Without a group, or with a group of one, the state is not sharded.
+/// Ranks over which an Optimizer's state is sharded, and the bucket size in bytes of gradients.
+/// Both must be the same as in the GradientReducer. Without a group, or with a group of one rank,
+/// the state is not sharded.
 struct OptimizerSharding {
   std::shared_ptr<comm::Group> group;
   int64_t bucket_bytes = 0;
 };
 
-/// AdamW over the parameters of a module. Keeps master weights if the module computes in 16 bits.
+/// AdamW over the parameters of a module. If the module computes in 16 bits, the optimizer keeps a
+/// float32 copy of each such parameter (master) and updates that copy.
 ///
 ///     Optimizer optimizer(model, config);             // module in float32, initialised
 ///     model.set_compute_dtype(at::kBFloat16);         // masters keep the float32 values
@@ -35,56 +37,63 @@ struct OptimizerSharding {
 /// master.
 ///
 /// With sharding a rank has masters and moments only for its share of each bucket (ZeRO-1,
-/// Rajbhandari et al. 2020). `update` changes the weights of that share, then gathers the others.
-/// All ranks call `update`, `tensors` and `scatter` together.
+/// Rajbhandari et al. 2020). A bucket is a group of parameters that are reduced together
+/// (comm/buckets.h). `update` changes the weights of that share, then gathers the weights of the
+/// other shares. All ranks call `update`, `tensors` and `scatter` together.
 class Optimizer {
  public:
+  /// Takes the initial float32 values of the parameters. Call `bind` before the first update.
   Optimizer(const torch::nn::Module& model, const OptimizerSection& config,
             OptimizerSharding sharding = {});
 
-  /// Call after the module got its compute dtype. Takes over its new parameters and makes the
-  /// moments, all zero.
+  /// Takes over the module's parameters and makes masters and moments; moments are zero. Call it
+  /// once the module has its compute dtype.
   void bind(const torch::nn::Module& model);
 
-  /// Parameters in the order of the module, the same order as gradients.
+  /// Returns the parameters in the order of the module. Gradients have the same order.
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
 
-  /// Sets learning rate and gradient scale of the next update, and counts it. nullopt: `update`
-  /// changes nothing.
+  /// Numbers of one update. Gradients are multiplied by `grad_scale`.
   struct Numbers {
     double lr = 0, grad_scale = 1;
   };
+  /// Sets the numbers of the next update, and counts it. With nullopt, the next `update` changes
+  /// nothing and does not count.
   void set_update(std::optional<Numbers> numbers);
-  /// Updates masters and the module's weights, with gradient(i) * grad_scale for parameter i. A
-  /// recorded step takes the numbers of the last `set_update` before it runs.
+  /// Updates masters and the module's weights, with gradient gradients.gradient(i) * grad_scale for
+  /// parameter i. Uses the numbers of the last `set_update`, also if a memory plan replays this
+  /// call as recorded.
   void update(const comm::GradientReducer& gradients);
-  /// Number of updates so far, without skipped steps: t of Adam's bias correction.
+  /// Returns the number of updates so far, without skipped steps: t of Adam's bias correction.
   int64_t updates() const { return updates_; }
 
   bool sharded() const { return sharding_.group != nullptr; }
 
-  /// Named state that an update reads and writes, without gradients and the module's weights. With
-  /// sharding only this rank's.
+  /// Returns all tensors that an update reads and writes, with names, except gradients and the
+  /// module's weights. With sharding the result has only this rank's part.
   std::vector<std::pair<std::string, at::Tensor>> state() const;
 
-  /// Returns "model.<name>" (masters), "optimizer.m.<name>" and "optimizer.v.<name>": the live
-  /// tensors, no copies. With sharding rank 0 gets whole tensors, gathered one by one on the CPU,
-  /// and the other ranks nothing.
+  /// Returns the tensors that a checkpoint stores: "model.<name>" (masters), "optimizer.m.<name>"
+  /// and "optimizer.v.<name>" (moments). These are the live tensors, no copies. With sharding rank
+  /// 0 gets whole tensors, gathered one by one on the CPU, and the other ranks get none.
   std::map<std::string, at::Tensor> tensors() const;
-  /// Copies values into the state and the module's weights. If `tensors` has no moments (imported
-  /// weights), they stay zero. Throws UserError naming a tensor that is missing, surplus or of
-  /// another shape. Not for sharded state.
+  /// Copies `tensors`, named as in `tensors()`, into the state and the module's weights. `updates`
+  /// becomes the number of updates so far. If there are no moments (imported weights), they stay
+  /// zero. Throws UserError naming a tensor that is missing, unknown or of another shape. Not for
+  /// sharded state.
   void load(const std::map<std::string, at::Tensor>& tensors, int64_t updates);
-  /// Restores sharded state from rank 0's whole tensors. Errors of rank 0 end all ranks.
+  /// Does the same for sharded state, from rank 0's whole tensors. Errors of rank 0 are thrown on
+  /// all ranks.
   void scatter(const std::map<std::string, at::Tensor>& tensors, int64_t updates);
 
  private:
   /// Elements of one parameter that this rank updates: all of them, or with sharding a piece.
   struct Part {
     comm::Bucket::Piece piece;
-    size_t bucket = 0;   ///< with sharding: bucket that has the gradient,
-    int64_t offset = 0;  ///< and the gradient's offset in this rank's share
+    size_t bucket = 0;   ///< with sharding: index of the bucket with the gradient
+    int64_t offset = 0;  ///< with sharding: begin of the gradient in this rank's share of it
     at::Tensor weights;  ///< view of the module's weights
+    /// Master (the same tensor as `weights` if they are float32), first and second moment.
     at::Tensor master = {}, m = {}, v = {};
 
     bool has_master() const { return weights.scalar_type() != master.scalar_type(); }
@@ -99,13 +108,14 @@ class Optimizer {
 
   /// Gathers the weights of all shares on every rank.
   void gather_weights();
-  /// Weights of a rank's share, as byte views of the module's weights.
+  /// Returns the weights of a rank's share of a bucket, as byte views of the module's weights.
   std::vector<at::Tensor> bytes_of_share(const comm::Bucket& bucket, int rank) const;
-  /// Numbers of elements of a parameter that each rank updates.
+  /// Returns the number of elements of a parameter that each rank updates.
   std::vector<int64_t> sizes_on_ranks(size_t parameter) const;
-  /// This rank's part of a parameter, or null.
+  /// Returns this rank's part of a parameter, or null if it has none.
   const Part* part_of(size_t parameter) const;
-  /// Gathers a part's tensor `which`. Returns the whole tensor on rank 0's CPU.
+  /// Gathers the member `which` of all ranks' parts of a parameter. Returns the whole tensor on
+  /// rank 0's CPU.
   at::Tensor gathered(size_t parameter, at::Tensor Part::* which) const;
 
   OptimizerSection config_;
@@ -117,6 +127,7 @@ class Optimizer {
   std::vector<Part> parts_;
 
   int64_t updates_ = 0;
+  /// Numbers of the next update; nullopt: it changes nothing.
   std::optional<ops::AdamWOptions> now_;
 };
 

@@ -22,23 +22,26 @@ class Group;
 
 namespace dovetail::train {
 
+/// Layers with experts, and their names.
 using MoeLayers = std::vector<std::pair<std::string, std::shared_ptr<moe::Layer>>>;
 
-/// Routing counts of a layer since its `reset_load`, summed over all ranks. Exact below 2^53.
+/// Routing of a layer's tokens since its `reset_load`, summed over all ranks. A choice is one
+/// expert that the router chose for one token. Numbers are exact below 2^53.
 struct LayerChoices {
-  std::vector<double> count;  ///< number of choices of each expert, before dropping
-  double dropped = 0;
+  std::vector<double> count;  ///< number of choices of each expert, including dropped ones
+  double dropped = 0;         ///< number of choices that were dropped for lack of capacity
 };
-/// Returns the counts of each layer. All ranks call it together.
+/// Returns the counts of each layer, in order. All ranks call it together.
 std::vector<LayerChoices> sum_loads(const MoeLayers& layers, comm::Group& group);
 
-/// Statistics of how a step's tokens spread over a model's experts.
+/// Statistics of how the tokens of a step spread over a model's experts.
 class ExpertLoad {
  public:
   explicit ExpertLoad(const models::GPT& model);
 
+  /// Returns true if the model has no experts.
   bool empty() const { return layers_.empty(); }
-  /// Resets the counts. Call it before a step's first forward pass.
+  /// Resets the counts of all layers. Call it before a step's first forward pass.
   void begin_step();
   /// Returns a line of experts.jsonl about the routing since `begin_step`. All ranks call it
   /// together.

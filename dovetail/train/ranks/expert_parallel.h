@@ -16,43 +16,45 @@
 
 namespace dovetail::train {
 
-/// Throws UserError naming parallel.<key> for an invalid [parallel] section. The config's model is
-/// resolved already.
+/// Throws UserError naming parallel.<key> for an invalid [parallel] section. `config.model` has
+/// passed models::resolve_model_config.
 void check_parallel(const RunConfig& config);
-/// Throws UserError if the experts' recipes do not work with [parallel].
+/// Throws UserError if recipes of the experts' Linears do not work with [parallel].
 void check_parallel(const RunConfig& config, const Quantization& quantization);
 
-/// Expert parallelism of a job, by [parallel]. The world is a mesh of "data" by "expert". Experts
-/// are spread along "expert". Every rank along "data" holds the same experts. All ranks construct
-/// and call it together.
+/// Expert parallelism of a job, as [parallel] asks for it. The ranks of the job form a mesh of two
+/// dimensions, "data" by "expert". The experts of each layer are spread along "expert". Every rank
+/// along "data" holds the same experts. All ranks construct and call it together.
 class ExpertParallel {
  public:
-  /// Takes a resolved config. Throws UserError naming parallel.<key> for sizes that do not fit the
-  /// job.
+  /// `config` is resolved (ResolvedRun::config), `world` has all ranks of the job. Throws UserError
+  /// naming parallel.<key> if sizes do not fit the number of ranks.
   ExpertParallel(const RunConfig& config, std::shared_ptr<comm::Group> world);
 
-  /// Ranks of the experts, to be passed to GPT. Null if every rank has all experts.
+  /// Returns the ranks over which experts are spread, to be passed to the constructor of GPT. Null
+  /// if every rank has all experts.
   const std::shared_ptr<const moe::ExpertRanks>& ranks() const { return ranks_; }
 
-  /// Returns true if each rank has only its part of the tensors of this name.
+  /// Returns true if `name` is a checkpoint tensor that has only this rank's part: an expert's,
+  /// with spread experts.
   bool is_spread(const std::string& name) const;
 
   /// Returns the ranks over which each parameter's gradient is summed: the ranks that hold it. One
   /// group per parameter, in the order of the model.
   std::vector<std::shared_ptr<comm::Group>> gradient_groups(const models::GPT& model) const;
 
-  /// Adds the experts of the other ranks to this rank's line of quantization.jsonl.
+  /// Adds the experts of the other ranks to `quantization`, this rank's line of quantization.jsonl.
   nlohmann::ordered_json joined(nlohmann::ordered_json quantization) const;
 
-  /// Converts a checkpoint's tensors between each rank's parts of experts and whole experts,
-  /// numbered over all ranks. Names are "model.<parameter>", "optimizer.m.<parameter>" and so on.
-  /// Tensors of other names pass unchanged.
-  ///
-  /// `gathered` gives rank 0 the whole tensors and the other ranks nothing. `scattered` copies to
-  /// each rank its own part of rank 0's tensors. It covers every expert and tensor that `own`, the
-  /// rank's live tensors, names. Throws UserError on all ranks if rank 0's tensors do not match.
+  /// Converts a checkpoint's tensors from each rank's parts of experts to whole experts, numbered
+  /// over all ranks. Names are "model.<parameter>", "optimizer.m.<parameter>" and so on. Tensors of
+  /// other names pass unchanged. `own` has this rank's tensors. Returns the whole tensors on rank 0
+  /// and nothing on other ranks.
   std::map<std::string, at::Tensor> gathered(const models::GPT& model,
                                              const std::map<std::string, at::Tensor>& own) const;
+  /// Inverse of `gathered`: `whole` has whole tensors on rank 0. Returns each rank's own part, a
+  /// tensor for every expert and tensor that `own` names. `own` has the rank's live tensors. Throws
+  /// UserError on all ranks if rank 0's tensors do not match.
   std::map<std::string, at::Tensor> scattered(const models::GPT& model,
                                               const std::map<std::string, at::Tensor>& own,
                                               std::map<std::string, at::Tensor> whole) const;

@@ -22,24 +22,27 @@ class Group;
 
 namespace dovetail::train {
 
-/// Biases of all routers of a model, which shift their choice of experts
-/// (model.moe.bias_update_rate).
+/// Biases of all routers of a model, one number per expert. A router adds them to its scores when
+/// it chooses experts. Each step lowers the biases of experts with more than the mean load and
+/// raises those with less. The change is model.moe.bias_update_rate.
 class RouterBias {
  public:
   explicit RouterBias(const models::GPT& model);
 
-  /// Updates each bias by the choices since the layers' `reset_load`, summed over all ranks. Call
-  /// it after a step that was not skipped, on all ranks together.
+  /// Updates each bias by the load of its expert since the layer's `reset_load`, summed over all
+  /// ranks. Call it after a step that was not skipped, on all ranks together.
   void end_step(comm::Group& group);
 
-  /// Returns the biases by their names in a checkpoint: "router.bias.<layer>", (E) float32. These
-  /// are the live tensors. The map is empty without model.moe.bias_update_rate.
+  /// Returns the biases of each layer by their names in a checkpoint: "router.bias.<layer>", (E)
+  /// float32 for E experts. These are the live tensors. The map is empty without
+  /// model.moe.bias_update_rate.
   std::map<std::string, at::Tensor> tensors() const;
+  /// Prefix of the names in `tensors()`.
   static constexpr std::string_view kTensorPrefix = "router.";
-  /// Copies the entries of `tensors` whose names begin with kTensorPrefix. Throws UserError if one
-  /// is missing, unknown or has another length.
+  /// Restores the biases from the entries of `tensors` whose names begin with kTensorPrefix. Throws
+  /// UserError if one is missing, unknown or has another length.
   void load(const std::map<std::string, at::Tensor>& tensors);
-  /// Copies rank 0's `tensors` to all ranks.
+  /// Restores the biases of all ranks from rank 0's `tensors`.
   void load(const std::map<std::string, at::Tensor>& tensors, comm::Group& group);
 
  private:

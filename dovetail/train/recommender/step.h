@@ -17,32 +17,33 @@
 
 namespace dovetail::train {
 
-/// Rows of one step, their ids, and their lookups in progress. `step` counts from 0.
+/// Rows of one step, and the lookups of their ids. A row is one sample.
 struct StepRows {
-  int64_t step;
-  int64_t rows;  ///< rows of all ranks
-  int64_t micro_batch;
-  data::RowBatch batch;
-  embedding::Jagged ids;
-  embedding::TableStep tables;
+  int64_t step;                 ///< step, counted from 0
+  int64_t rows;                 ///< number of rows of all ranks
+  int64_t micro_batch;          ///< samples of a rank per micro-batch
+  data::RowBatch batch;         ///< rows of this rank
+  embedding::Jagged ids;        ///< ids for all lookups (RecommenderLookups::ids)
+  embedding::TableStep tables;  ///< lookups in progress
 };
 
-/// One step of a recommender over all ranks, except the update of its tables. It runs forward and
-/// backward of the micro-batches and reduces the gradients. Then it updates the dense part, unless
-/// loss or gradient is not finite. While a micro-batch is in the dense part, the rows of the next
-/// one are in transit between ranks. The dense part takes `grain` samples at a time. So its sums
-/// have the same bits for any micro-batch size.
+/// One step of a recommender over all ranks, except the update of its tables. The dense part is the
+/// model without its embedding tables. The step runs forward and backward of the micro-batches and
+/// reduces the gradients of the dense part. Then it updates the dense part, unless loss or gradient
+/// is not finite. While the dense part runs on a micro-batch, the table rows of the next one are in
+/// transit between ranks. The dense part takes `grain` samples at a time. So its sums have the same
+/// bits for any micro-batch size that is a multiple of `grain`.
 ///
-/// A memory plan covers the dense part only. Pooled rows of a micro-batch are the result of one
-/// operation, and their gradient is the input of another. Memory of the tables does not count
-/// towards the budget. This includes rows in transit, pooled rows and their gradients.
+/// A memory plan covers the dense part only. For it, one operation returns the pooled rows of a
+/// micro-batch, and another one reads their gradient. Memory of the tables does not count towards
+/// the budget. This includes rows in transit, pooled rows and their gradients.
 class RecommenderStep {
  public:
   struct Options {
-    int64_t grain = 1;
-    double clip = 0;  ///< maximum norm of the dense part's gradient; 0: no clipping
-    int64_t bucket_bytes = 4 << 20;
-    std::vector<double> task_weights = {};  ///< weights for task_scales
+    int64_t grain = 1;  ///< samples that the dense part takes at a time (recommender.grain)
+    double clip = 0;    ///< maximum norm of the dense part's gradient; 0: no clipping
+    int64_t bucket_bytes = 4 << 20;         ///< gradient bytes in one all-reduce between ranks
+    std::vector<double> task_weights = {};  ///< weights of the tasks' losses; empty: 1 each
   };
   /// `lookups` must outlive this object. `optimizer` must already be bound to `model`.
   RecommenderStep(std::shared_ptr<models::Recommender> model, const RecommenderLookups& lookups,
@@ -56,52 +57,63 @@ class RecommenderStep {
   /// Returns the memory plan, or null if plan_memory was not called.
   const PlannedStep* memory_plan() const { return planned_ ? &*planned_ : nullptr; }
 
-  /// Starts the lookups of the next step while rows of the current step are in transit. Returns
-  /// null if there is no next step.
+  /// Function that starts the lookups of the next step. It is called once per step, while rows of
+  /// the current step are in transit. Returns null if there is no next step.
   using StartNext = std::function<embedding::TableStep*()>;
 
-  /// Runs one step; all ranks call this together. If the step is skipped, nothing was updated.
-  /// Otherwise the caller must still update the tables with `rows.tables`.
+  /// Runs one step; all ranks call this together. If StepOutcome::skipped, nothing was updated.
+  /// Otherwise the caller must still update the tables, with `rows.tables`.
   StepOutcome run(StepRows& rows, embedding::DistributedTables& tables, const StartNext& start_next,
                   double lr, bool want_stop);
-  /// Runs only forward, backward and gradient reduction.
+  /// Runs only forward, backward and gradient reduction, without an update. For time measurements.
   void pass(StepRows& rows, embedding::DistributedTables& tables, const StartNext& start_next);
 
   /// Returns the seconds of forward and backward of the dense part, over the last step's
   /// micro-batches.
   double compute_s() const { return now_.clock.seconds; }
 
-  /// Returns the reduced gradient sums of the last step, not divided by the number of samples.
+  /// Returns the dense part's gradient sums of the last step, over ranks and micro-batches. They
+  /// are not divided by the number of samples.
   const comm::GradientReducer& gradients() const { return reducer_; }
 
  private:
-  /// State of the current step. Recorded operations read and write it in each replay.
+  /// State of the current step. Recorded operations read and write it when a memory plan replays
+  /// them.
   struct Now {
     StepRows* rows = nullptr;
     embedding::DistributedTables* tables = nullptr;
     const StartNext* start_next = nullptr;
-    embedding::TableStep* next = nullptr;
-    /// Gradient of the micro-batch's pooled rows, divided by the rows of the whole batch.
+    embedding::TableStep* next = nullptr;  ///< lookups of the next step; null if there is none
+    /// Gradient of the micro-batch's pooled rows, divided by the number of rows of the whole batch.
     at::Tensor gradient;
     double lr = 0;
     bool want_stop = false;
     StepOutcome outcome;
     StepClock clock;
   };
-  /// Loss sums, float64 scalars. Both are undefined without samples. `auxiliary` is also undefined
-  /// if the model has no auxiliary loss.
+  /// Sums over the samples of this rank, float64 scalars. `sum`: loss in nats. `auxiliary`:
+  /// auxiliary loss, undefined if the model has none. Both are undefined without samples.
   struct Losses {
     at::Tensor sum, auxiliary;
   };
 
+  /// Returns the inputs of the dense part for a step, except pooled rows.
   PlannedStep::Inputs inputs_of(const StepRows& rows);
+  /// Runs add_gradients, decides about the update (`judge`) and updates the dense part.
   void work(const std::vector<at::Tensor>& inputs);
+  /// Runs forward and backward of all micro-batches, and reduces the gradients.
   Losses add_gradients(const std::vector<at::Tensor>& inputs);
+  /// Returns the pooled rows of a micro-batch, (samples, columns), and starts to gather the next
+  /// ones.
   at::Tensor look_up(int64_t micro_batch);
-  /// Runs forward and backward of a micro-batch, whose first sample has index `first`.
+  /// Runs forward and backward of a micro-batch. `first` is the index of its first sample among
+  /// this rank's samples, `pooled` has its pooled rows. `last` is true for the last micro-batch.
   void run_dense(const std::vector<at::Tensor>& inputs, int64_t first, const at::Tensor& pooled,
                  bool last, Losses& losses);
+  /// Sends the gradient of the micro-batch's pooled rows to the ranks that hold the rows.
   void send_gradient(int64_t micro_batch);
+  /// Returns the outcome from this rank's sums of loss and from the gradient's squared norm. Passes
+  /// the numbers of the update to the optimizer.
   StepOutcome judge(double loss_sum, double auxiliary_sum, double squares) const;
 
   std::shared_ptr<models::Recommender> model_;
@@ -111,8 +123,8 @@ class RecommenderStep {
   Options options_;
   comm::GradientReducer reducer_;
   Now now_;
-  /// Tensor of shape (1) that represents `now_` in a recorded step, where only changes of tensors
-  /// are visible.
+  /// Tensor of shape (1) that stands for `now_` in a recorded step. A recording sees only changes
+  /// of tensors, so operations that change `now_` are declared to change this tensor.
   at::Tensor judged_;
   std::optional<PlannedStep> planned_;
 };

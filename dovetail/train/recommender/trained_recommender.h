@@ -15,26 +15,30 @@
 
 namespace dovetail::train {
 
-/// Recommender of a checkpoint or an export, ready to score rows on the CPU. Its tables are
-/// complete, in memory, without optimizer state.
+/// Recommender from a checkpoint or an export, ready to score rows on the CPU. Its tables are
+/// complete, in memory, without optimizer state. A hashed table is a table without a fixed
+/// vocabulary: it has a row for each key that it has seen and kept.
 class TrainedRecommender {
  public:
-  /// Takes over the tensors. Throws UserError if the tensors or the statistics of dense columns do
-  /// not match the config.
+  /// Takes over the tensors of `stored`. Throws UserError if the tensors or the scales of dense
+  /// columns do not match the config.
   explicit TrainedRecommender(StoredRun stored);
 
   const RunConfig& config() const { return config_; }
+  /// Returns the step of the checkpoint.
   int64_t step() const { return step_; }
-  /// Scales to apply to the dense columns of rows before they are scored.
+  /// Returns the scales (mean and deviation) by which the loader of rows must transform dense
+  /// columns before `logits`.
   const std::vector<data::DenseScale>& scales() const { return scales_; }
-  /// Returns the log-odds of a batch, (B, tasks) float32. Dense columns are scaled by `scales`.
+  /// Returns the log-odds of each label for a batch, (B, tasks) float32. Dense columns of the batch
+  /// are already transformed by `scales`.
   at::Tensor logits(const data::RowBatch& batch) const;
-  /// Views of all tensors: "model.<parameter>" and "embedding.<table>.weight" (rows, dim). A table
-  /// without a fixed vocabulary also has its keys, "embedding.<table>.keys" (rows).
+  /// Returns views of all tensors: "model.<parameter>" and "embedding.<table>.weight" (rows, dim).
+  /// A hashed table also has its keys, "embedding.<table>.keys" (rows).
   std::map<std::string, at::Tensor> tensors() const;
 
  private:
-  /// Replaces keys by row numbers of `tables_`.
+  /// Replaces the keys of hashed tables by row numbers of `tables_`.
   embedding::Jagged rows_of(embedding::Jagged ids) const;
 
   RunConfig config_;
@@ -42,21 +46,22 @@ class TrainedRecommender {
   std::vector<data::DenseScale> scales_;
   std::shared_ptr<models::Recommender> model_;
   RecommenderLookups lookups_;
-  /// Tables without a fixed vocabulary have a row of zeros for unknown keys, then the rows of
+  /// Tables with float32 rows. A hashed table has a row of zeros for unknown keys, then the rows of
   /// `keys_`.
   embedding::PackedTables tables_;
-  /// Keys of each table, (rows) int64, ascending as unsigned numbers. Undefined for a fixed
-  /// vocabulary.
+  /// Keys of each hashed table, (rows) int64, ascending as unsigned numbers. Undefined for a table
+  /// with a fixed vocabulary.
   std::vector<at::Tensor> keys_;
 };
 
-/// Writes model.safetensors and recommender.json (docs/recommenders.md) into `folder`. `dovetail
-/// eval` and dovetail.recommender.load of the Python package read them.
+/// Exports a recommender: writes model.safetensors and recommender.json (docs/recommenders.md) into
+/// `folder`. `dovetail eval` and dovetail.recommender.load of the Python package read them.
 void export_recommender(const TrainedRecommender& recommender, const std::filesystem::path& folder);
 
+/// Returns true if `folder` has a recommender.json.
 bool is_exported_recommender(const std::filesystem::path& folder);
 /// Returns the content of an export as a checkpoint without optimizer state. Throws UserError if
-/// files were changed or have a newer version.
+/// files were changed or are of another format version.
 io::Snapshot read_exported_recommender(const std::filesystem::path& folder);
 
 }  // namespace dovetail::train

@@ -20,16 +20,18 @@
 
 namespace dovetail::train {
 
-/// Training of a recommender: the run's model, tables, optimizers and rows in memory.
+/// Training of a recommender, with its model, tables, optimizers and rows in memory. The dense part
+/// is the model without its embedding tables.
 ///
-/// Steps are synchronous: all rows of a batch are looked up before any row is updated. Gradients
-/// belong to the mean loss of the batch (task_scales defines it for several tasks). The limit
-/// train.clip applies to the dense part's gradient only. Tables are spread over the ranks; each
-/// rank has the whole dense part (RecommenderStep).
+/// Steps are synchronous: all rows of a batch are looked up before any table row is updated.
+/// Gradients belong to the mean loss of the batch (task_scales defines it for several tasks). The
+/// limit train.clip applies to the dense part's gradient only. Tables are spread over the ranks;
+/// each rank has the whole dense part (RecommenderStep).
 class RecommenderTraining : public TrainingLoop {
  public:
-  /// Restores rank 0's `checkpoint`; null: a new run. Ranks other than 0 pass null for `checkpoint`
-  /// and `folder`.
+  /// Makes model and tables, and restores `checkpoint`, which is null for a new run. `state` is the
+  /// RunState of the checkpoint, or a new one. Ranks other than 0 pass null for `checkpoint` and
+  /// `folder`.
   RecommenderTraining(const ResolvedRun& run, std::shared_ptr<comm::Group> group, RunFolder* folder,
                       bool quiet, RunState state, const io::StoredCheckpoint* checkpoint);
 
@@ -40,53 +42,63 @@ class RecommenderTraining : public TrainingLoop {
   StepOutcome train_step(int64_t number, double lr, bool want_stop, StepTimings& timings) override;
   void report_step() override;
   std::optional<Validation> evaluate() override;
-  /// Validates on the rows of a day that begins with this step, before training on them. Returns
-  /// nullopt on all other steps, for the first day and without rows.day.
+  /// Measures the model on the rows of a day if `number` is the first step that trains on them.
+  /// Returns nullopt on all other steps, for the first day and without rows.day.
   std::optional<Validation> evaluate_before(int64_t number) override;
   int64_t updates() const override { return optimizer_->updates(); }
   std::map<std::string, at::Tensor> checkpoint_tensors() override;
   void stream_tensors(io::CheckpointKind kind, io::StreamedTensors* to) override;
   nlohmann::json checkpoint_state() const override;
 
+  /// Reads this rank's rows of `step`, counted from 0, and starts the lookups of their ids.
   StepRows start_lookups(int64_t step);
+  /// Returns `ahead_` if it has the rows of `step`, otherwise start_lookups(step).
   StepRows take_step(int64_t step);
-  /// Returns a function that starts the lookups of step + 1, unless `last`.
+  /// Returns a function that starts the lookups of step + 1 in `ahead_`. If `last`, the function
+  /// returns null.
   RecommenderStep::StartNext start_after(int64_t step, bool last);
-  /// Sets ids_per_sample_: mean number of ids per sample, for each lookup.
+  /// Sets `ids_per_sample_` from the rows of the next step.
   void count_ids();
+  /// Returns the placement of tables on ranks, with this number of groups (embedding.groups).
   embedding::TablePlacement plan_for(int64_t groups) const;
+  /// Makes `tables_` anew with these sizes.
   void build_tables(const TableSizes& sizes);
-  /// Chooses the sizes that the config leaves open, by timing steps on temporary tables. `record`
-  /// stays null if nothing had to be measured.
+  /// Returns the sizes in the config. Sizes that are "auto" are chosen by timing steps on temporary
+  /// tables. `record` becomes the result of sizes_json; it stays null if no step was timed.
   TableSizes choose_sizes(nlohmann::ordered_json& record);
-  /// Returns the seconds per step, from a few steps with the current tables. It is the mean over
-  /// ranks.
+  /// Runs a few steps on the current tables with this micro-batch size. Returns the seconds per
+  /// step, as a mean over ranks.
   double time_steps(int64_t micro_batch);
+  /// Restores the dense part and the tables of all ranks from rank 0's checkpoint.
   void restore_from(const io::StoredCheckpoint* checkpoint);
-  /// Checks the run's length against its days; sets it if train.steps = "pass".
+  /// Throws UserError if the run is longer than its days (rows.day). If train.steps = "pass", sets
+  /// the number of steps.
   void count_steps();
-  /// Measures how well the model ranks rows [0, rows). `read(begin, end)` returns a range of them.
+  /// Measures loss and ranking of the model on rows [0, rows) of a validation split or a day.
+  /// `read(begin, end)` returns rows [begin, end).
   Validation validate_rows(int64_t rows,
                            const std::function<data::RowBatch(int64_t begin, int64_t end)>& read);
+  /// Adds `found` to `validations_`, and logs ranking_warnings for each task.
   void warn_of_rankings(const Validation& found);
 
   std::shared_ptr<models::Recommender> model_;
   std::optional<RecommenderLookups> lookups_;
-  std::vector<double> ids_per_sample_;
-  double resident_before_;  ///< resident bytes at the beginning of construction
-  std::shared_ptr<comm::Group> tables_group_;
-  TableSizes sizes_;
-  int64_t timed_step_ = 0;  ///< next step that time_steps will run
+  std::vector<double> ids_per_sample_;  ///< mean number of ids per sample, for each lookup
+  double resident_before_;              ///< resident bytes of the process before the model was made
+  std::shared_ptr<comm::Group> tables_group_;  ///< all ranks; used by `tables_` only
+  TableSizes sizes_;                           ///< sizes of the current tables and micro-batches
+  int64_t timed_step_ = 0;                     ///< next step that time_steps will run
   std::optional<embedding::DistributedTables> tables_;
   std::optional<Optimizer> optimizer_;
   std::optional<RecommenderStep> step_;
   std::optional<data::RowLoader> loader_;
-  /// Sums over all ranks, up to the last line of tables.jsonl.
+  /// Counters of hashed tables (without a fixed vocabulary) at the last line of tables.jsonl,
+  /// summed over ranks.
   embedding::HashedCounters keys_before_;
-  /// Counters of this rank, up to the last step.
+  /// Counters of this rank's accesses to rows in memory and on disk, up to the last step.
   embedding::TierCounters tiers_before_;
-  std::optional<StepRows> ahead_;  ///< lookups of the next step, if started
-  /// Metrics of all validations in this process, by task.
+  std::optional<StepRows> ahead_;  ///< rows of the next step, if their lookups were started
+  /// Metrics of all validations in this process, for each task.
   std::vector<std::vector<RankingMetrics>> validations_;
   MemoryPlanLog memory_plan_log_;
 };

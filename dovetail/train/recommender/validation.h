@@ -14,33 +14,34 @@
 
 namespace dovetail::train {
 
-/// Rows that a recommender has scored, and how well it ranks them. Both training and `dovetail
-/// eval` measure with this class.
+/// Rows with the logits that a recommender gave them, to measure how well it ranks them. Both
+/// training and `dovetail eval` measure with this class.
 class ScoredRows {
  public:
-  /// Adds this rank's rows of a batch. logits: (B, tasks).
+  /// Adds a batch of this rank's rows. logits: (B, tasks).
   void add(const at::Tensor& logits, const data::RowBatch& batch);
-  /// logits() and labels() of this rank's rows, (rows, tasks), in the order in which they were
-  /// added.
+  /// Returns the logits of this rank's rows, (rows, tasks), in the order in which they were added.
   at::Tensor logits() const;
+  /// Returns the labels of the same rows, (rows, tasks).
   at::Tensor labels() const;
 
-  /// Measures the rows of all ranks. All ranks call this together, each with at least one row.
-  /// `rows` is the total over ranks. The AUC is exact on one rank; on several ranks it comes from
-  /// RankingSums. Only rank 0 gets the GAUC (grouped_auc).
+  /// Returns loss and ranking metrics over the rows of all ranks. `rows` is the total over ranks.
+  /// All ranks call this together, each with at least one row. The AUC is exact on one rank; on
+  /// several ranks it comes from RankingSums. Only rank 0 gets the GAUC (grouped_auc).
   Validation measure(const RunConfig& config, int64_t rows,
                      const std::shared_ptr<comm::Group>& group) const;
 
  private:
-  std::vector<at::Tensor> logits_, labels_, groups_;
+  std::vector<at::Tensor> logits_, labels_, groups_;  ///< one tensor per batch
 };
 
-/// Returns "AUC 0.7251", or "AUC 0.7251 +- 0.0003" if the AUC has an error bound.
+/// Returns the AUC as text: "AUC 0.7251", or "AUC 0.7251 +- 0.0003" if it has an error bound.
 std::string describe_auc(const RankingMetrics& metrics);
 
-/// Number of rows that are scored at a time. The rounding of matrix products may depend on it. So
-/// it is the same wherever a checkpoint is measured. The dense part reads all these rows at once.
-/// More than a few thousand would need more memory than a training step in grains.
+/// Returns the number of rows to score in one forward pass. The rounding of matrix products may
+/// depend on it. So it is the same wherever a checkpoint is measured. The dense part reads all
+/// these rows at once, without grains. More than a few thousand rows would need more memory than a
+/// training step.
 inline int64_t scored_at_once(const RunConfig& config) {
   return std::min<int64_t>(config.train.batch, 4096);
 }

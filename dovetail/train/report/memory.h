@@ -6,21 +6,24 @@
 
 namespace dovetail::train {
 
-/// Drawings of memory_plan.json for the report, as SVG. Colours are variables of the page's style
-/// sheet.
+/// Drawings for a run's report, as SVG. `record` is the content of memory_plan.json
+/// (docs/training.md). Colours are variables of the page's style sheet.
 
-/// Draws bytes over one step: simulated bytes stacked by purpose, measured bytes, bytes with all
-/// tensors kept, and the budget.
+/// Draws the memory of one step over time. It shows simulated bytes stacked by purpose, measured
+/// bytes, bytes with all tensors kept, and the budget. A purpose is a kind of tensor, such as
+/// weights or activations.
 std::string memory_chart(const nlohmann::ordered_json& record);
 
-/// Draws when the step computes and copies, simulated and measured. The time axis is the same as in
-/// memory_chart.
+/// Draws the times at which the step computes and copies, simulated and measured. The time axis is
+/// the same as in memory_chart.
 std::string streams_chart(const nlohmann::ordered_json& record);
 
-/// Draws seconds per step against the budget. The requested budget is marked.
+/// Draws the predicted seconds per step against the memory budget. The budget of the run is marked.
+/// Returns an empty string if there are fewer than two budgets.
 std::string curve_chart(const nlohmann::ordered_json& record);
 
-/// Returns the style sheet's colour of a purpose: "var(--m0)".
+/// Returns the colour of the purpose with this index in memory_chart, as a variable of the style
+/// sheet. Example: "var(--m0)".
 std::string purpose_colour(size_t purpose);
 
 }  // namespace dovetail::train

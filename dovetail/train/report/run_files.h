@@ -16,43 +16,48 @@ namespace dovetail::train {
 struct RunFiles {
   std::filesystem::path folder;
   RunConfig config;
-  std::string config_text;
-  /// Lines of the files metrics.jsonl etc., by rising step.
+  std::string config_text;  ///< content of config.toml, from which `config` is parsed
+  /// Lines of the .jsonl files of these names, by rising step; empty if the file is absent.
   std::vector<nlohmann::ordered_json> metrics, timings, quantization, experts, balance;
-  nlohmann::ordered_json machine, samples, memory_plan;  ///< null if the file is absent
+  /// Content of the .json files of these names; null if absent.
+  nlohmann::ordered_json machine, samples, memory_plan;
 };
 
-/// Reads the files of a run. Throws UserError with file and line if one cannot be read.
+/// Reads the files of a run's folder. config.toml and metrics.jsonl must exist. Throws UserError
+/// with file and line if a file cannot be read.
 RunFiles read_run(const std::filesystem::path& folder);
 
-/// Value of a figure that is not known.
+/// Value of numbers in the report that are not known.
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-/// Returns the number under `key` in a line of metrics; NaN if it is absent or null.
+/// Returns the number under `key` in a line of a .jsonl file; NaN if it is absent or null.
 double number_of(const nlohmann::ordered_json& line, const char* key);
 
-/// Returns the value at a path of keys, or null.
+/// Returns the value json[key1][key2]... for `keys`, or null if it does not exist.
 nlohmann::ordered_json value_at(const nlohmann::ordered_json& json,
                                 std::initializer_list<const char*> keys);
 
-/// Returns the charts of the page, as an array of
+/// Returns the line charts of the report, as an array of
 /// {title, format, scale, series: [{name, style, points: [[step, tokens, hours, value], ...]}]}.
 nlohmann::ordered_json make_charts(const RunFiles& run);
 
 /// Returns an object for each line of experts.jsonl, over all layers together. Keys: "step", "most"
-/// (largest load of an expert), "dropped" (largest share), "entropy" (smallest). "bytes_sent" and
-/// "waited_s" are per step and rank; they exist if the line has all-to-all traffic.
+/// (largest load of an expert), "dropped" (largest share of dropped choices in a layer), "entropy"
+/// (smallest of a layer). "bytes_sent" and "waited_s" are means per step and rank; they exist if
+/// the line has all-to-all traffic.
 std::vector<nlohmann::ordered_json> experts_by_step(const RunFiles& run);
 
-/// Returns the report's section about experts; null without experts. Keys: "first" and "last"
-/// (steps), "layers": [{"layer", "map", "plan"}], "bands": [{"colour", "words"}]. "map" is an SVG
-/// of the load of each expert over time.
+/// Returns the data of the report's section about experts; null without experts. Keys: "first" and
+/// "last" (steps), "layers": [{"layer", "map", "plan"}], "bands": [{"colour", "words"}]. "map" is
+/// an SVG of the load of each expert over time. "plan" describes the layer's ExpertLayout, "bands"
+/// the colours of loads in a map.
 nlohmann::ordered_json make_experts(const RunFiles& run);
 
-/// Returns the report's section about the memory plan; null without one. Keys: "words", "legend":
-/// [{"words", "colour"}], "chart", "streams" and "curve" (SVG). Further keys: "compared",
-/// "decisions" and "layers" (rows of tables). Throws UserError if memory_plan.json is not in the
-/// format that `train` writes.
+/// Returns the data of the report's section about the memory plan; null without one. Keys: "words"
+/// (a summary), "legend": [{"words", "colour"}], "chart", "streams" and "curve" (SVG,
+/// report/memory.h). Further keys are rows of tables: "compared" (predicted and measured),
+/// "decisions" and "layers". Throws UserError if memory_plan.json is not in the format that `train`
+/// writes.
 nlohmann::ordered_json make_memory(const RunFiles& run);
 
 }  // namespace dovetail::train

@@ -5,8 +5,8 @@
 
 namespace dovetail::train {
 
-/// Returns the page for the result of report_data. All its texts are escaped: a sample that
-/// contains `</script>` remains a sample.
+/// Returns the HTML page of a run's report. `data` is the result of report_data. All texts in it
+/// are escaped: a sample that contains `</script>` remains a sample.
 std::string report_page(const nlohmann::ordered_json& data);
 
 }  // namespace dovetail::train

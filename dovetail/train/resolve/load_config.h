@@ -8,14 +8,17 @@
 
 namespace dovetail::train {
 
-/// Throws UserError for keys that contradict one another or have no effect. For example,
-/// train.batch must be divisible and the warm-up shorter than the run.
+/// Throws UserError for keys that contradict one another or have no effect. For example, the
+/// warm-up must be shorter than the run. With [balance], train.batch must be a multiple of
+/// train.micro_batch.
 void check_run_config(const RunConfig& config);
 
-/// Returns the config of a file with its `--set` overrides, presets applied, after all checks.
+/// Reads the config file `path` and applies `overrides`, each "section.key=value" as for `--set`.
+/// Other keys have their defaults; model.preset decides the defaults of [model]. The result has
+/// passed check_run_config.
 RunConfig load_run_config(const std::filesystem::path& path,
                           const std::vector<std::string>& overrides);
-/// Returns the default config with `--set` overrides, after all checks.
+/// Returns the same for an empty config file.
 RunConfig default_run_config(const std::vector<std::string>& overrides);
 
 }  // namespace dovetail::train

@@ -7,13 +7,17 @@
 
 namespace dovetail::train {
 
-/// Throws UserError, with the key, if a recommender cannot train on the rows of its config.
+/// Throws UserError naming the key if the config does not fit a recommender. A micro-batch must be
+/// a multiple of recommender.grain, or all samples of a rank. Each sparse feature needs num_rows or
+/// max_rows. Each [[embedding.override]] must apply to a table.
 void check_recommender(const ResolvedRun& run);
 
-/// Decides precision, compute cost and memory estimate of `run`.
+/// Sets `precision`, `size` (parameters, FLOPs) and `memory` (estimated bytes) of `run`. The
+/// precision is always fp32. All ranks call this together.
 void resolve_recommender_size(ResolvedRun& run, comm::Group& group);
 
-/// Returns the summary for the log: "dlrm 12 k parameters, 1.3 M in 8 tables · fp32".
+/// Returns the beginning of summary_line: parameters of the dense part, then parameters in tables.
+/// Example: "dlrm 12 k parameters, 1.3 M in 8 tables · fp32".
 std::string recommender_summary(const ResolvedRun& run);
 
 }  // namespace dovetail::train

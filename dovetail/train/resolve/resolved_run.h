@@ -12,32 +12,36 @@
 
 namespace dovetail::train {
 
-/// Facts about the text before training. They come from the prepared folders. In a dry run without
-/// prepared folders they come from the config.
+/// Facts about the training text, from the folders of tokenized text (sources,
+/// data/text/prepare.h). In a dry run without such folders they come from the config.
 struct DataSummary {
-  /// SHA-256 of each source's manifest, in the order of the config; empty if nothing is prepared
-  /// yet.
+  /// SHA-256 of each source's manifest.json, in the order of the config. Empty if nothing is
+  /// prepared yet.
   std::vector<std::string> sha256;
-  std::string tokenizer_kind;
-  int64_t tokenizer_vocab = 0;
-  int64_t train_tokens = 0, validation_tokens = 0;  ///< tokens of the first source
+  std::string tokenizer_kind;                       ///< bytes | bpe | sentencepiece
+  int64_t tokenizer_vocab = 0;                      ///< number of tokens in its vocabulary
+  int64_t train_tokens = 0, validation_tokens = 0;  ///< tokens in each split of the first source
 };
 
-/// All decisions that are made before the first large allocation.
+/// All decisions that are made before the first large allocation. resolve_run and
+/// resolve_precision_and_size (resolve.h) fill it.
 struct ResolvedRun {
-  RunConfig config;  ///< with sizes, run.folder and data.path filled in
-  DataSummary data;
+  RunConfig config;  ///< config with sizes, run.folder and data.path filled in
+  DataSummary data;  ///< empty for a recommender
   at::Device device = at::kCPU;
   Precision precision;
-  int threads = 1;  ///< threads of this rank
-  /// Samples at once on this rank; the minimum if train.micro_batch = "auto".
+  int threads = 1;  ///< CPU threads of this rank
+  /// Samples that this rank processes at a time. With train.micro_batch = "auto":
+  /// recommender.grain, the smallest size that may be chosen.
   int64_t micro_batch = 1;
-  /// Maximum samples per step that a rank may ever have.
+  /// Maximum samples of one step that any division of the batch gives to a rank
+  /// (BatchShares::most_possible).
   int64_t most_samples = 1;
-  models::ModelSize size;
-  models::MemoryEstimate memory;  ///< estimate for this rank
-  uint64_t available_bytes = 0;   ///< available on this machine, for all its ranks
-  int local_ranks = 1;            ///< ranks on this machine
+  models::ModelSize size;         ///< numbers of parameters and FLOPs
+  models::MemoryEstimate memory;  ///< estimated bytes of this rank's training
+  /// Free memory of this machine (GPU: of the GPU), for all its ranks.
+  uint64_t available_bytes = 0;
+  int local_ranks = 1;  ///< number of ranks on this machine
 };
 
 }  // namespace dovetail::train

@@ -8,10 +8,11 @@
 
 namespace dovetail::train {
 
-/// Folder of a run, locked by this process.
+/// Folder of a run (docs/training.md lists its files). While this object exists, no other process
+/// can open the folder.
 class RunFolder {
  public:
-  /// Creates the folder, takes its lock and removes half-written files of killed processes. Throws
+  /// Creates the folder, locks it and removes half-written files of killed processes. Throws
   /// UserError if another process holds the lock.
   explicit RunFolder(std::filesystem::path path);
   ~RunFolder();
@@ -21,14 +22,16 @@ class RunFolder {
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
 
-  /// Removes the checkpoints, events and memory plan of an earlier run. Each folder is removed at
-  /// once: after a kill it is either whole or gone. The memory plan is removed because the next run
-  /// may have none. The next run overwrites all other files.
+  /// Removes the checkpoints, event files and memory plan of an earlier run. The folders of
+  /// checkpoints and events are removed at once: after a kill each is either whole or gone. The
+  /// memory plan is removed because the next run may have none. All other files are overwritten by
+  /// the next run.
   void forget_earlier_run() const;
 
-  /// Writes the resolved config to config.toml.
+  /// Writes a resolved config (ResolvedRun::config) to config.toml.
   void write_config(const RunConfig& config) const;
-  /// Writes a file such as machine.json or samples.json: indented, with a newline at the end.
+  /// Writes `content` to the file `name` of the folder, such as machine.json. The JSON is indented
+  /// and ends with a newline.
   void write_json(const char* name, const nlohmann::ordered_json& content) const;
 
  private:

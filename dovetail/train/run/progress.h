@@ -6,9 +6,9 @@
 
 namespace dovetail::train {
 
-/// Line at the bottom of the terminal (standard error) that is overwritten. Does nothing if
-/// standard error is no terminal. Updates at most ten times per second, so an inner loop may show
-/// it.
+/// Text in the last line of the terminal (standard error), which each call of `show` replaces. Does
+/// nothing if standard error is no terminal. Updates at most ten times per second, so an inner loop
+/// may call `show`.
 class TerminalLine {
  public:
   TerminalLine();
@@ -25,34 +25,40 @@ class TerminalLine {
   double shown_at_s_ = 0;
 };
 
-/// Returns a bar like "━━━━━╸────". The heavy part is the fraction done, in half cells.
+/// Returns a bar of `cells` characters, like "━━━━━╸────". Its heavy part is `fraction` of the bar,
+/// rounded to half characters.
 std::string progress_bar(double fraction, int cells);
 
+/// Numbers that progress_text shows.
 struct ProgressState {
-  int64_t step = 0, steps = 0;  ///< steps done, and their total
-  double loss = 0;              ///< nats per token or sample
-  std::optional<double> validation_loss;
-  std::string auc;  ///< AUC of each task, as text; empty: none
-  double tokens_per_s = 0;
+  int64_t step = 0, steps = 0;            ///< steps done, and their total
+  double loss = 0;                        ///< training loss, in nats per token or per sample
+  std::optional<double> validation_loss;  ///< loss of the newest validation, in the same unit
+  std::string auc;                        ///< AUC of the newest validation: "0.6561"; empty: none
+  double tokens_per_s = 0;                ///< tokens or samples per second, in `rate_unit`
   const char* rate_unit = "tok/s";
-  double utilization = 0;  ///< share of peak FLOP/s, 0 to 1; 0: unknown
-  double eta_s = 0;
+  double utilization = 0;  ///< model FLOP/s / peak FLOP/s, 0 to 1; 0: unknown
+  double eta_s = 0;        ///< seconds until the last step ends
 };
 
-/// Returns a line like " step  640/1000  ━━━━━━━━╸━━━━━━━  64 %  loss 1.912  val 1.934  18.4k tok/s
-/// 41 % of peak  eta 1:12". The bar fills the rest of `columns`. There is no bar if fewer than 8
-/// columns are left, or if `columns` is 0 (plain lines).
+/// Returns a line of text for a state. Example:
+///
+/// " step  640/1000  ━━━━━━━━╸━━━━━━━  64 %  loss 1.912  val 1.934  18.4k tok/s  41 % of peak"
+///
+/// The line ends with "eta 1:12" before the last step. The bar takes the rest of `columns`
+/// characters, but at most 32. There is no bar if fewer than 8 are left, or if `columns` is 0
+/// (plain lines).
 std::string progress_text(const ProgressState& state, int columns);
 
-/// Progress bar on a terminal. Elsewhere a plain line after every tenth of the run, and if 30 s
-/// passed without one.
+/// Progress of a run on standard error. A terminal shows it as a bar. Elsewhere a plain line is
+/// written after every tenth of the run, and if 30 s passed without a line.
 class Progress {
  public:
   enum class Mode { kAutomatic, kOff };
   Progress(int64_t first_step, int64_t steps, Mode mode);
 
-  /// Call after each step. `step_s` is the step's time, including everything. Rates and eta are
-  /// moving averages.
+  /// Shows `state` after a step. `step_s` is the step's time with evaluation and saving. Rate,
+  /// utilization and eta are shown as moving averages.
   void update(ProgressState state, double step_s);
   void finish() { line_.clear(); }
   /// Clears the bar to make room for a log line. The next update shows it again.
@@ -62,8 +68,8 @@ class Progress {
   Mode mode_;
   int64_t first_step_, steps_;
   TerminalLine line_;
-  double mean_step_s_ = 0, mean_s_per_token_ = 0;
-  double last_line_s_;  ///< time of the last plain line
+  double mean_step_s_ = 0, mean_s_per_token_ = 0;  ///< moving averages
+  double last_line_s_;                             ///< time of the last plain line
   int64_t last_tenth_;
 };
 

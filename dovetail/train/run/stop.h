@@ -2,10 +2,10 @@
 
 namespace dovetail::train {
 
-/// Signal handlers for training. While an object exists, SIGINT and SIGTERM set the flag that
-/// `stop_requested` reads. `request_stop` sets the same flag. A second SIGINT ends the process at
-/// once. The destructor of the last object restores the previous handlers and clears the flag. If
-/// ranks are threads of one process, each of them holds an object.
+/// Signal handlers for training. While an object exists, SIGINT and SIGTERM ask training to stop:
+/// `stop_requested` then returns true. A second SIGINT, three seconds later or more, ends the
+/// process at once. The destructor of the last object restores the previous handlers and clears the
+/// request. If ranks are threads of one process, each of them holds an object.
 class StopSignals {
  public:
   StopSignals();
@@ -14,9 +14,12 @@ class StopSignals {
   StopSignals& operator=(const StopSignals&) = delete;
 };
 
+/// Returns true if a signal or `request_stop` asked training to stop. Training checks it after each
+/// step.
 bool stop_requested();
 
-/// Asks a running `train` to finish its step, save and return; async-signal-safe.
+/// Asks a running `train` to finish its step, save and return. May be called in a signal handler
+/// (async-signal-safe).
 void request_stop();
 
 }  // namespace dovetail::train

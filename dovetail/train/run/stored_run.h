@@ -9,17 +9,19 @@ namespace dovetail::train {
 
 /// A checkpoint and the config of its run.
 struct StoredRun {
-  io::Snapshot snapshot;
+  io::Snapshot snapshot;  ///< tensors and state of the checkpoint
   RunConfig config;
   std::filesystem::path checkpoint;  ///< folder of the checkpoint
 };
 
-/// A run's folder (its newest checkpoint that verifies) or a checkpoint's. Throws UserError if
-/// `path` is neither, or if no checkpoint is good.
+/// Reads the checkpoint at `path`: a checkpoint's folder, or a run's folder. From a run's folder it
+/// takes the newest checkpoint whose checksums are right. Throws UserError if `path` is neither, or
+/// if no checkpoint has right checksums.
 StoredRun read_run_or_checkpoint(const std::filesystem::path& path);
 
-/// A snapshot with the config in its state. Throws UserError if the state holds no config and
-/// tokenizer; `checkpoint` names it.
+/// Reads the config in the state of `snapshot`, and returns both. `checkpoint` is the folder of the
+/// snapshot, also for error messages. Throws UserError if the state has no config or no entry for a
+/// tokenizer.
 StoredRun stored_run(io::Snapshot snapshot, std::filesystem::path checkpoint);
 
 }  // namespace dovetail::train

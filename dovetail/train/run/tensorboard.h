@@ -8,21 +8,23 @@
 
 namespace dovetail::train {
 
-/// Writer of scalars for TensorBoard, to an event file. The file has TFRecord framing around
-/// protobuf `Event` messages. A record has length and data, each with a masked CRC-32C. Messages
-/// follow tensorflow/core/util/event.proto, version "brain.Event:2".
+/// Writer of scalars (named numbers per step) to an event file of TensorBoard. The file has
+/// TFRecord framing around protobuf `Event` messages. A record has length and data, each with a
+/// masked CRC-32C. Messages follow tensorflow/core/util/event.proto, version "brain.Event:2".
 ///
 /// Each process writes its own file. The file begins with a session start at `first_step`.
-/// TensorBoard then drops values of this and later steps that an earlier process of the run wrote.
+/// TensorBoard then drops values of this step and later ones from earlier processes of the run.
 class EventWriter {
  public:
-  /// Creates `folder` if necessary. Throws UserError if the file cannot be written.
+  /// Makes an event file in `folder`, which is created if necessary. Throws UserError if the file
+  /// cannot be written.
   EventWriter(const std::filesystem::path& folder, int64_t first_step);
   ~EventWriter();
   EventWriter(const EventWriter&) = delete;
   EventWriter& operator=(const EventWriter&) = delete;
 
-  /// Writes all values of a step immediately, as one event.
+  /// Writes `values`, pairs of name and number, as one event of `step`. They are written
+  /// immediately.
   void scalars(int64_t step, const std::vector<std::pair<std::string_view, double>>& values);
 
  private:
@@ -31,7 +33,7 @@ class EventWriter {
   int fd_ = -1;
 };
 
-/// Returns the CRC-32C (Castagnoli), as in RFC 3720 B.4.
+/// Returns the checksum CRC-32C (Castagnoli) of `data`, as in RFC 3720 B.4.
 uint32_t crc32c(std::string_view data);
 
 }  // namespace dovetail::train

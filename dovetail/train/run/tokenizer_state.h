@@ -7,8 +7,8 @@
 
 namespace dovetail::train {
 
-/// Converts a tokenizer to and from the entry "tokenizer" of a checkpoint's `state`. It makes the
-/// checkpoint self-contained.
+/// Converts a tokenizer to the entry "tokenizer" of a checkpoint's state, and back. The entry holds
+/// the whole tokenizer, so a checkpoint needs no other file. Throws UserError for an invalid entry.
 nlohmann::json tokenizer_state(const data::Tokenizer& tokenizer);
 std::unique_ptr<data::Tokenizer> tokenizer_from_state(const nlohmann::json& state);
 
