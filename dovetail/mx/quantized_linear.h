@@ -32,8 +32,8 @@ struct LinearStatistics {
   }
 };
 
-/// Linear whose operands are quantized along the reduction of each product. row(x) is x quantized
-/// with blocks along its rows. col(x) has blocks along its columns.
+/// Linear whose operands are quantized along the reduction of each product. Here, row(x) is x
+/// quantized with blocks along its rows. Likewise, col(x) has blocks along its columns.
 ///
 /// ```
 /// y  = row(x)  row(weight)^T    // blocks along `in`
