@@ -24,8 +24,8 @@ struct Float8Spec {
   Format format = Format::kE4M3;  ///< kE4M3 or kE5M2
   Float8Blocks blocks = Float8Blocks::kTensor;
   bool power_of_two = false;  ///< round scales up to powers of two
-  /// Largest magnitude from which the scale is computed, for delayed scaling (kTensor only). Larger
-  /// elements saturate. 0: use the tensor's own largest magnitude.
+  /// Delayed scaling (kTensor only): largest magnitude in earlier steps, from which to compute the
+  /// scale. Larger elements saturate. 0: use the tensor's own largest magnitude.
   float amax = 0;
   bool values = false;  ///< return dequantized numbers instead of codes
 };

@@ -17,8 +17,8 @@ struct Float8GpuProblem {
   bool narrow = false;  ///< true: x is bfloat16; false: float32
   const void* x = nullptr;
   bool e5m2 = false, power_of_two = false;
-  /// kWhole only. Largest magnitude from which the scale is computed, for delayed scaling. 0: use
-  /// `most`.
+  /// kWhole only. Delayed scaling: largest magnitude in earlier steps, from which to compute the
+  /// scale. 0: use `most`.
   float amax = 0;
   /// kWhole only. Largest magnitude of x, as float32 bits. It starts at 0, and `float8_amax` raises
   /// it.

@@ -17,8 +17,8 @@ struct Float8Problem {
   const void* x = nullptr;
   ElementSpec spec = {};
   bool power_of_two = false;
-  /// Largest magnitude from which the scale is computed, for delayed scaling. 0: use each block's
-  /// own.
+  /// Delayed scaling: largest magnitude in earlier steps, from which to compute the scales. 0: use
+  /// each block's own.
   float amax = 0;
   bool by_codec = false;     ///< encode element by element with codec.h, without vectors
   uint8_t* codes = nullptr;  ///< result, (rows, cols); null if `values` is the result

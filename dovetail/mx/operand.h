@@ -22,7 +22,8 @@ struct OperandRequest {
   /// Make `row` and `column` as codes instead of numbers, for native products.
   bool as_codes = false;
   uint64_t seed = 0;  ///< seed of stochastic rounding
-  float amax = 0;     ///< largest magnitude for delayed scaling; 0: the tensor's own
+  /// Delayed scaling: largest magnitude in earlier steps. 0: the tensor's own.
+  float amax = 0;
   bool count = true;  ///< count statistics, see QuantizeSpec
 };
 

@@ -135,8 +135,8 @@ HWY_INLINE BitsVector select_bits(BitsVector mask, BitsVector yes, BitsVector no
 #endif
 }
 
-/// Constants of an Encoder in registers. In a loop, the compiler must assume that each store may
-/// change an Encoder in memory.
+/// Constants of an Encoder as vectors in registers. A loop would load an Encoder from memory again
+/// and again: the compiler must assume that each store may change it.
 struct Constants {
   BitsVector magnitude, exponent, shift, min_normal, code_mask, sign_shift, max_bits, magic;
   BitsVector steps;  ///< table for Path::kTable, indexed by the low bits of the exponent
@@ -159,7 +159,7 @@ struct Energies {
 };
 
 /// Method by which `encode` finds 2^(e + shift), the number to add for rounding.
-///   kPlain   Arithmetic.
+///   kPlain   Arithmetic on the exponent.
 ///   kClamp   Arithmetic, after clamping numbers beyond the format's largest.
 ///   kTable   Lookup in a table of 16 exponents, a single instruction with AVX-512. The entries
 ///            include the exponent's part of the code.

@@ -54,7 +54,7 @@ struct QuantizeProblem {
   /// some rows.
   int64_t first_row = 0;
   ElementSpec spec = {};
-  uint32_t addend = 0;  ///< adds to fraction bits for the scale mode, see `scale_byte` in codec.h
+  uint32_t addend = 0;  ///< constant of the scale mode, for `scale_byte` (codec.h)
   bool saturate_non_finite = false;
   bool stochastic = false;
   bool by_codec = false;  ///< encode all blocks element by element with codec.h

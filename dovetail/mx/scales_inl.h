@@ -39,7 +39,7 @@ struct Scales {
   HWY_ALIGN uint32_t amax[kChunkBlocks];
   HWY_ALIGN uint32_t byte[kChunkBlocks];  ///< scale bytes
   HWY_ALIGN float inverse[kChunkBlocks];  ///< 2^-X
-  /// 4^(X - largest X): factor for the energies of a block in sums over blocks.
+  /// 4^(X - largest X): factor for a block's Energies (quantize_inl.h) in sums over blocks.
   HWY_ALIGN float weight[kChunkBlocks];
   /// X as the exponent of a bfloat16, modulo 2^16, in both halves.
   HWY_ALIGN uint32_t exponents[kChunkBlocks];

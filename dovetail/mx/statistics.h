@@ -14,7 +14,7 @@ struct Statistics {
   /// Elements that were clamped, because they exceed the format's largest number times the scale.
   int64_t saturations = 0;
   int64_t saturating_blocks = 0;  ///< blocks with clamped elements
-  /// Blocks that would have clamped elements under scale mode `floor`.
+  /// Blocks that would have clamped elements under ScaleMode::kFloor (format.h).
   int64_t floor_saturated_blocks = 0;
   uint32_t amax_bits = 0;  ///< largest finite magnitude, as float32 bits
   /// Smallest and largest scale byte of the blocks that are not zero. If all blocks are zero,
