@@ -1,6 +1,6 @@
-// Encodes bfloat16 elements in formats with three mantissa bits, in lanes of 16 bits. This is twice
-// as many elements a vector as in float32.
-// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
+// Encoding of bfloat16 elements in formats with three mantissa bits, in lanes of 16 bits. A vector
+// then holds twice as many elements as in float32. A lane of 16 bits is called a word here.
+// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through Highway's
 // foreach_target.
 #if defined(DOVETAIL_MX_BFLOAT16_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DOVETAIL_MX_BFLOAT16_INL_H_
@@ -34,9 +34,9 @@ HWY_INLINE WordVector load_words(const BFloat16* x) {
   return hn::LoadU(WordTag(), reinterpret_cast<const uint16_t*>(x));
 }
 
-/// Constants for loops over bfloat16. The tables are indexed by the five lowest of the seven
-/// fraction bits. Four of them are rounded away. The fifth is the last bit that stays, which
-/// decides ties.
+/// Constants for loops over bfloat16 elements. The tables are indexed by the five lowest of a
+/// bfloat16's seven fraction bits. Rounding to three mantissa bits drops the four lowest of these.
+/// The fifth is the last bit that stays, which decides ties.
 struct WordConstants {
   explicit WordConstants(const ElementSpec& spec) {
     constexpr int kDropped = 4, kUnit = 1 << kDropped, kBit = 1 << 7;
@@ -46,7 +46,8 @@ struct WordConstants {
       const int dropped = i % kUnit, odd = i / kUnit;
       const bool up = 2 * dropped + odd > kUnit;
       round_table[i] = static_cast<uint16_t>(rebias * kBit + (up ? kUnit - dropped : -dropped));
-      // The lost part is n units of 2^-7. It equals 2^(j - 7) * (n / 2^j) with j = floor(log2(n)).
+      // The dropped part is n units of 2^-7. It equals 2^(j - 7) * (n / 2^j) with j =
+      // floor(log2(n)).
       const auto lost = static_cast<unsigned>(std::min(dropped, kUnit - dropped));
       const int log = static_cast<int>(std::bit_width(lost)) - 1;
       residue_table[i] = lost == 0
@@ -59,26 +60,28 @@ struct WordConstants {
     min_normal =
         word_splat(static_cast<uint16_t>((spec.min_exponent + bits::kExponentBias) * kBit));
   }
-  /// Rounding: added to the bits of a scaled number, it gives 2^4 times the number's code.
+  /// Table for rounding. Adding an entry to the bits of a scaled number gives 2^4 times the
+  /// number's code.
   WordVector round;
-  /// Error: subtracted with saturation from the exponent bits, it gives the rounding error.
+  /// Table of rounding errors. Subtracting an entry, with saturation, from the exponent bits of a
+  /// scaled number gives its rounding error as bfloat16 bits.
   WordVector residue;
   WordVector min_normal;  ///< bits of the format's smallest normal number
 };
 
-/// Returns true if a format has three mantissa bits and so many exponents that smaller numbers are
-/// rare.
+/// Returns true if `encode_words` suits a format: three mantissa bits and at least nine exponents.
+/// Numbers below the smallest normal one, which it cannot encode, are then rare.
 HWY_INLINE bool fits_words(const ElementSpec& spec) {
   return spec.mantissa_bits == 3 && spec.max_exponent - spec.min_exponent >= 8;
 }
 
-/// Looks up each lane by the five low bits of its index, which are all that the instruction reads.
-/// Highway 1.0 lacks this operation for 16 bits.
+/// Returns the entry of `table` at `index` in each lane. The instruction reads only the five low
+/// bits of an index. Highway 1.0 lacks this operation for 16 bits.
 HWY_INLINE WordVector lookup_word(WordVector table, WordVector index) {
   return WordVector{_mm512_permutexvar_epi16(index.raw, table.raw)};
 }
 
-/// Splits bfloat16 bits into two float32 vectors, even lanes and odd lanes.
+/// Splits bfloat16 bits into two float32 vectors, from even lanes and odd lanes.
 struct FloatPair {
   explicit FloatPair(WordVector words)
       : even(as_float(hn::ShiftLeft<16>(hn::BitCast(BitsTag(), words)))),
@@ -86,17 +89,19 @@ struct FloatPair {
   FloatVector even, odd;
 };
 
-/// kBlock encoded elements, in units of their scales.
+/// Result of `encode_words`: kBlock encoded elements.
 struct EncodedWords {
-  WordVector codes;  ///< codes with their signs, in the high bytes
-  /// Magnitudes as bfloat16: the numbers before rounding, and the exact rounding errors.
+  WordVector codes;  ///< codes with their signs, in the high byte of each lane
+  /// Magnitudes as bfloat16, in units of the scale: numbers before rounding, and exact rounding
+  /// errors.
   WordVector scaled, error;
-  /// Mask of nonzero lanes below the smallest normal number. All results are wrong for them.
+  /// Mask of nonzero lanes below the smallest normal number of the format. All results are wrong
+  /// for these lanes.
   uint32_t small;
 };
 
-/// Makes the same codes as `encode`, for elements that do not saturate. `exponents`: scale
-/// exponents as bfloat16 bits, modulo 2^16.
+/// Makes the same codes as `encode` (quantize_inl.h), for elements that do not saturate.
+/// `exponents`: exponents of the elements' scales as bfloat16 bits, modulo 2^16.
 HWY_INLINE EncodedWords encode_words(const WordConstants& c, WordVector x, WordVector exponents) {
   const WordVector magnitude_mask = word_splat(0x7fff), magnitude = hn::And(x, magnitude_mask);
   const __mmask32 nonzero = _mm512_test_epi16_mask(magnitude.raw, magnitude.raw);
@@ -108,14 +113,15 @@ HWY_INLINE EncodedWords encode_words(const WordConstants& c, WordVector x, WordV
           _mm512_mask_cmplt_epi16_mask(nonzero, scaled.raw, c.min_normal.raw)};
 }
 
-/// Joins the codes of two vectors, `first` in the lower half.
+/// Joins the codes of two vectors into one vector of bytes, `first` in the lower half.
 HWY_INLINE ByteVector join_codes(const EncodedWords& first, const EncodedWords& second) {
   return hn::ConcatOdd(ByteTag(), hn::BitCast(ByteTag(), second.codes),
                        hn::BitCast(ByteTag(), first.codes));
 }
 
-/// Adds energies up like `encode` does with the vectors of `load_pack`: even lanes first, then odd
-/// lanes.
+/// Adds the squares of numbers and of rounding errors to energies: even lanes to `even`, odd lanes
+/// to `odd`. The order of additions is the order of `encode` with vectors of `load_pack`
+/// (quantize_inl.h).
 HWY_INLINE void accumulate(const EncodedWords& words, Energies& even, Energies& odd) {
   const FloatPair scaled(words.scaled), error(words.error);
   even.signal = hn::MulAdd(scaled.even, scaled.even, even.signal);
@@ -124,12 +130,13 @@ HWY_INLINE void accumulate(const EncodedWords& words, Energies& even, Energies& 
   odd.error = hn::MulAdd(error.odd, error.odd, odd.error);
 }
 
-/// Encodes two blocks of a row at a time.
+/// Encoder of blocks along a row, two blocks at a time.
 class RowWords {
  public:
   explicit RowWords(const WordConstants& constants) : constants_(constants) {}
-  /// Encodes the elements at x. Their scales begin at `block`. Returns false and does nothing if an
-  /// element is below the smallest normal number.
+  /// Encodes the 2 * kBlock elements at x and stores the codes at `to` through `sink`. Their scales
+  /// are entries `block` and `block + 1` of s. Adds their energies to `total`. Returns false and
+  /// does nothing if an element is below the smallest normal number.
   template <class Sink>
   HWY_INLINE bool encode(const Scales& s, int64_t block, const BFloat16* x, Energies& total,
                          Sink& sink, uint8_t* to) const {
@@ -156,12 +163,15 @@ class RowWords {
   WordConstants constants_;
 };
 
-/// Encodes one row of a tile at a time. The scales of its columns are in s.
+/// Encoder of a tile of blocks along columns, one row of 2 * kBlock elements at a time. Each column
+/// has its own scale in s.
 class TileWords {
  public:
   TileWords(const WordConstants& constants, const Scales& s)
       : constants_(constants),
         exponents_{exponents(s.exponents), exponents(s.exponents + kBlock)} {}
+  /// Encodes the 2 * kBlock elements at x, as RowWords::encode does. Adds their energies to
+  /// `energies`, one entry per vector of a pack.
   template <class Sink>
   HWY_INLINE bool encode(const BFloat16* x, Energies (&energies)[kPack], Sink& sink,
                          uint8_t* to) const {
@@ -183,7 +193,7 @@ class TileWords {
   WordVector exponents_[2];
 };
 
-/// True if loops over T with results of type Out use these classes.
+/// True if loops over elements of type T with results of type Out use RowWords and TileWords.
 template <class T, class Out>
 constexpr bool kHasWords = std::is_same_v<T, BFloat16> && std::is_same_v<Out, uint8_t>;
 

@@ -4,23 +4,29 @@
 
 #include "dovetail/base/host_device.h"
 
-/// Encoding of one element and one scale of a microscaling format, in integer arithmetic alone. It
-/// is exact for subnormal numbers, even if the processor flushes them to zero or treats them as
-/// zero. CPU and GPU give the same results. Tests compare the vector kernels with these functions.
-/// The kernels call them for blocks that floating-point arithmetic cannot encode exactly. Sources:
-/// OCP Microscaling Formats v1.0; scale rounding of arXiv 2506.08027, algorithm 1.
+/// Encoding of one element and one scale of a microscaling (MX) format, in integer arithmetic
+/// alone. In such a format, a block of 32 elements shares one scale, a power of two. Each element
+/// is stored as a code of 4 to 8 bits: a small number, in units of the scale.
+///
+/// The functions are exact for subnormal numbers, even if the processor flushes them to zero or
+/// treats them as zero. CPU and GPU give the same results. Tests compare the vector kernels with
+/// these functions. The kernels call them for blocks that floating-point arithmetic cannot encode
+/// exactly. Sources: OCP Microscaling Formats v1.0; scale rounding of arXiv 2506.08027,
+/// algorithm 1.
 namespace dovetail::mx {
 
-/// Elements in a block, which share one scale 2^(byte - 127).
+/// Number of elements in a block. They share one scale 2^(byte - 127), stored as `byte` (E8M0).
 constexpr int kBlock = 32;
-/// E8M0 scale bytes. 255 is NaN, the scale of a poisoned block.
+/// Scale bytes: exponent bias, largest number, NaN. A poisoned block has scale NaN, because one of
+/// its elements was NaN or infinite. All its elements are then NaN.
 constexpr int kScaleBias = 127, kLargestScale = 254, kScaleNan = 255;
 
-/// Element format. A magnitude code is E << mantissa_bits | m. Its number is
+/// Constants of an element format. A magnitude code is a code without its sign: E << mantissa_bits
+/// | m, with exponent field E and mantissa field m. It stands for the number
 ///   (2^mantissa_bits + m) * 2^(min_exponent + E - 1 - mantissa_bits) if E > 0,
 ///   m * 2^(min_exponent - mantissa_bits) if E = 0.
-/// MXINT8 has one exponent bit that never exceeds 1. Its number is k * 2^-6, stored in two's
-/// complement.
+/// MXINT8 follows this formula with one exponent bit: magnitude code k stands for k * 2^-6. Its
+/// negative numbers are stored in two's complement.
 struct ElementSpec {
   int bits;               ///< bits of a code, including the sign
   int mantissa_bits;      ///< number of mantissa bits; E starts at this bit of a code
@@ -44,13 +50,14 @@ DOVETAIL_HOST_DEVICE constexpr uint32_t largest_bits(const ElementSpec& spec) {
          spec.max_fraction;
 }
 
-/// Finite positive number significand * 2^(exponent - 23), with the significand in [2^23, 2^24).
-/// Zero has significand 0.
+/// Finite magnitude of a float32: significand * 2^(exponent - 23), with the significand in [2^23,
+/// 2^24). Zero has significand 0.
 struct Magnitude {
   uint32_t significand;
   int exponent;
 };
 
+/// Splits the bits of a finite float32, sign bit clear, into significand and exponent.
 DOVETAIL_HOST_DEVICE constexpr Magnitude normalize(uint32_t magnitude_bits) {
   uint32_t significand = magnitude_bits & bits::kFraction;
   int exponent = static_cast<int>(magnitude_bits >> bits::kFractionBits) - bits::kExponentBias;
@@ -65,8 +72,9 @@ DOVETAIL_HOST_DEVICE constexpr Magnitude normalize(uint32_t magnitude_bits) {
 }
 
 /// Returns the scale byte of a block whose largest magnitude is `amax_bits` (float32, sign bit
-/// clear). `addend` (see `scale_addend`) is added to the 23 fraction bits. A carry raises the
-/// exponent by one. NaN and infinity give 255.
+/// clear). `addend` selects the rule for the scale (`scale_addend` in format.h). It is added to the
+/// 23 fraction bits of the magnitude, and a carry raises the exponent by one. NaN and infinity give
+/// 255.
 DOVETAIL_HOST_DEVICE constexpr int scale_byte(uint32_t amax_bits, const ElementSpec& spec,
                                               uint32_t addend) {
   if (amax_bits >= bits::kInfinity) return kScaleNan;
@@ -78,7 +86,8 @@ DOVETAIL_HOST_DEVICE constexpr int scale_byte(uint32_t amax_bits, const ElementS
   return byte < 0 ? 0 : byte > kLargestScale ? kLargestScale : byte;
 }
 
-/// Returns true if the number saturates: it exceeds the format's largest number times the scale.
+/// Returns true if a number (float32 bits, sign bit clear) saturates: it exceeds the format's
+/// largest number times the scale. `scale` is the scale's byte.
 DOVETAIL_HOST_DEVICE constexpr bool saturates(uint32_t magnitude_bits, int scale,
                                               const ElementSpec& spec) {
   const Magnitude x = normalize(magnitude_bits);
@@ -96,22 +105,24 @@ DOVETAIL_HOST_DEVICE constexpr uint32_t shift_to_nearest(uint32_t significand, i
   return kept + (rest > half || (rest == half && (kept & 1)) ? 1 : 0);
 }
 
-/// Shifts right with stochastic rounding. The probability of rounding up is the part that is cut
-/// off, to within 2^-32. `random` is uniform over 32 bits.
+/// Shifts a significand right by `shift` bits with stochastic rounding. The probability of rounding
+/// up is the fraction that the shift cuts off, to within 2^-32. `random` is uniform over 32 bits.
 DOVETAIL_HOST_DEVICE constexpr uint32_t shift_at_random(uint32_t significand, int shift,
                                                         uint32_t random) {
   const uint64_t fixed = shift > 63 ? 0 : (static_cast<uint64_t>(significand) << 32) >> shift;
   return static_cast<uint32_t>((fixed + random) >> 32);
 }
 
-/// Rounding mode of an element. `random` is read only if `stochastic` is set.
+/// Rounding of an element: stochastic, or to nearest even. `random`, uniform over 32 bits, is read
+/// only if `stochastic` is set.
 struct ElementRounding {
   bool stochastic = false;
   uint32_t random = 0;
 };
 
-/// Returns the magnitude code of a number (float32, sign bit clear) divided by 2^(scale - 127),
-/// saturated. NaN and infinity saturate too.
+/// Returns the magnitude code of a number (float32 bits, sign bit clear) in a block with scale byte
+/// `scale`. The number is divided by 2^(scale - 127), rounded and saturated. NaN and infinity
+/// saturate, too.
 DOVETAIL_HOST_DEVICE constexpr uint32_t encode_magnitude(uint32_t magnitude_bits, int scale,
                                                          const ElementSpec& spec,
                                                          ElementRounding rounding = {}) {
@@ -131,7 +142,7 @@ DOVETAIL_HOST_DEVICE constexpr uint32_t encode_magnitude(uint32_t magnitude_bits
   return code < spec.max_code ? code : spec.max_code;
 }
 
-/// Returns a magnitude code with its sign. MXINT8 has no negative zero.
+/// Returns an element's code: its magnitude code with a sign. MXINT8 has no negative zero.
 DOVETAIL_HOST_DEVICE constexpr uint8_t signed_code(uint32_t code, bool negative,
                                                    const ElementSpec& spec) {
   if (!negative) return static_cast<uint8_t>(code);
@@ -139,6 +150,8 @@ DOVETAIL_HOST_DEVICE constexpr uint8_t signed_code(uint32_t code, bool negative,
   return static_cast<uint8_t>(code | 1u << (spec.bits - 1));
 }
 
+/// Returns the code of a float32, given as bits, in a block with scale byte `scale`. NaN and
+/// infinity saturate.
 DOVETAIL_HOST_DEVICE constexpr uint8_t encode(uint32_t float_bits, int scale,
                                               const ElementSpec& spec,
                                               ElementRounding rounding = {}) {
@@ -160,9 +173,9 @@ DOVETAIL_HOST_DEVICE constexpr uint32_t assemble(uint32_t significand, int expon
   return static_cast<uint32_t>(field) << bits::kFractionBits | (significand & bits::kFraction);
 }
 
-/// Returns the float32 bits of a code under a scale byte. E4M3's 0x7f, E5M2's codes from 0x7c and
-/// any code under scale 255 give NaN or infinity. `encode` never makes these codes. Bits above
-/// `spec.bits` are ignored.
+/// Returns the number of a code in a block with scale byte `scale`, as float32 bits. E4M3's 0x7f,
+/// E5M2's codes from 0x7c and any code under scale 255 give NaN or infinity. `encode` returns no
+/// such code. Bits above `spec.bits` are ignored.
 DOVETAIL_HOST_DEVICE constexpr uint32_t decode(uint8_t code, int scale, const ElementSpec& spec) {
   const uint32_t top = 1u << (spec.bits - 1);
   const bool negative = (code & top) != 0;
@@ -179,8 +192,8 @@ DOVETAIL_HOST_DEVICE constexpr uint32_t decode(uint8_t code, int scale, const El
   return sign | assemble(low | 1u << spec.mantissa_bits, unit + static_cast<int>(field) - 1);
 }
 
-/// Rounds float32 bits to bfloat16, nearest even, for `decode`. Handles subnormal numbers. Infinity
-/// and NaN are kept.
+/// Rounds a float32 to bfloat16, nearest even, bits to bits. Serves results of `decode`. Subnormal
+/// numbers are rounded like normal ones. Infinity stays infinite, and NaN stays NaN.
 DOVETAIL_HOST_DEVICE constexpr uint16_t round_to_bfloat16(uint32_t float_bits) {
   if ((float_bits & bits::kMagnitude) > bits::kInfinity)
     return static_cast<uint16_t>(float_bits >> 16 | 0x40);

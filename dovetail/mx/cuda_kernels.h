@@ -8,9 +8,10 @@
 
 namespace dovetail::mx {
 
-/// Computes y (rows, cols) = a (rows, depth) b (cols, depth)^T [+ bias (cols), bfloat16], all
-/// row-major. `narrow`: y is bfloat16; otherwise y is float32 and there is no bias. Pointers are
-/// aligned to 16 bytes. Scales have the layout of `swizzled_scales`.
+/// Problem of a native product: a matrix product that a GPU computes directly from codes and scales
+/// (native.h). Computes y (rows, cols) = a (rows, depth) b (cols, depth)^T [+ bias (cols),
+/// bfloat16], all row-major. If `narrow`, y is bfloat16; otherwise y is float32 and there is no
+/// bias. Pointers are aligned to 16 bytes. Scales have the layout of `swizzled_scales` (tensor.h).
 struct NativeProblem {
   struct Matrix {
     const void* codes = nullptr;
@@ -24,28 +25,32 @@ struct NativeProblem {
   void* y = nullptr;
 };
 
-/// Kernels for CUDA tensors. They take the problems of the CPU kernels, with pointers to the
-/// current GPU's memory. Work is queued on torch's current stream. The kernels are in the library
-/// that dovetail/ops/cuda_kernels.h opens.
+/// Table of kernels for CUDA tensors. All pointers in problems are to memory of the current GPU.
+/// `quantize` and the dequantizing kernels take the problems of the CPU kernels (quantize_simd.h).
+/// Work is queued on torch's current stream. The kernels are in the library that
+/// dovetail/ops/cuda_kernels.h opens.
 struct CudaKernels {
-  /// Quantizes row and column copies from one read of x, or the square copy. With `counts`, waits
-  /// for the GPU and adds to them. With null, neither counts nor waits.
+  /// Makes the row and column copies of x (quantize.h) from one read, or the square copy. If
+  /// `counts` is not null, waits for the GPU and adds the statistics to `counts`. If it is null,
+  /// the kernel neither counts nor waits.
   void (*quantize)(const QuantizeProblem& problem, QuantizeCounts* counts);
   void (*dequantize_to_float32)(const DequantizeProblem& problem, float* y);
   void (*dequantize_to_bfloat16)(const DequantizeProblem& problem, uint16_t* y);
-  /// Multiplies with cuBLASLt.
+  /// Computes a native product with cuBLASLt.
   void (*native_product)(const NativeProblem& problem);
+  /// Raises `problem.most` to the largest magnitude of x.
   void (*float8_amax)(const Float8GpuProblem& problem);
   void (*quantize_float8)(const Float8GpuProblem& problem);
   /// Returns names and compute capabilities of this process's GPUs.
   std::vector<NativeDevice> (*describe_gpus)();
 };
 
-/// Returns null in a build without nvcc. The first call opens the library and requires a GPU in
-/// use.
+/// Returns the table, or null in a build without nvcc. The first call opens the library. This
+/// process must use a GPU by then (`load_gpu` in base/gpu.h).
 const CudaKernels* cuda_kernels();
 
-/// Name of the library's entry function, `const CudaKernels* dovetail_mx_cuda_kernels()`.
+/// Name of the function in the CUDA library that returns the table: `const CudaKernels*
+/// dovetail_mx_cuda_kernels()`.
 inline constexpr const char* kCudaEntry = "dovetail_mx_cuda_kernels";
 
 }  // namespace dovetail::mx

@@ -9,27 +9,30 @@
 
 namespace dovetail::mx {
 
-/// Returns the operation for "swiglu", "gelu" or "relu2".
+/// Returns the activation called `name` ("swiglu", "gelu" or "relu2") as an operation on rows
+/// (ops/row_operation.h).
 std::shared_ptr<const ops::RowOperation> activation_operation(const std::string& name);
 
-/// Returns the number of rows of the up weight: 2 * width for swiglu (gate, then up), otherwise
-/// width.
+/// Returns the number of rows of `up.weight`: 2 * width for swiglu (gate rows, then up rows),
+/// otherwise width.
 int64_t up_width(const std::string& activation, int64_t width);
 
-/// Computes down(activation(up(x))), in a transformer block or in one expert. `up.weight` is
-/// (width, in), for swiglu (2 * width, in) with gate rows first. `down.weight` is (in, width).
+/// Feed-forward network of a transformer block or of one expert: down(activation(up(x))).
+/// `up.weight` is (width, in), for swiglu (2 * width, in) with gate rows first. `down.weight` is
+/// (in, width).
 class FeedForward : public torch::nn::Module {
  public:
   struct Options {
     int64_t in = 0, width = 0;
     std::string activation;
     bool bias = false;
-    std::string name;  ///< prefix of its Linears' names: "blocks.3.ffn"
+    std::string name;  ///< prefix of the names of `up` and `down`; example: "blocks.3.ffn"
     c10::Device device = c10::kCPU;
   };
   explicit FeedForward(const Options& options);
 
-  /// Maps (..., in) to (..., in). `prologue`, if not null, is applied to x first.
+  /// Maps (..., in) to (..., in). `prologue`, an activation or norm, is applied to x first if it is
+  /// not null.
   at::Tensor forward(const at::Tensor& x, const mx::QuantizedLinear::Prologue& prologue = nullptr);
 
   const Linear& up() const { return *up_; }

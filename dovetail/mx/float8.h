@@ -5,58 +5,67 @@
 #include "dovetail/mx/format.h"
 #include "dovetail/mx/statistics.h"
 
-/// FP8 as matrix units read it before microscaling: E4M3 or E5M2. One float32 scale covers the
-/// whole tensor or a block of 128.
+/// FP8 (E4M3 or E5M2) with float32 scales, as tensor cores read it before they supported
+/// microscaling. One scale covers the whole tensor, or a block of 128 or 128 x 128 elements.
 namespace dovetail::mx {
 
-/// Elements that share a scale: the whole tensor; 128 along the last dimension; 128 along the
-/// first; 128 x 128 of a matrix.
+/// Elements that share a scale.
+///   kTensor  the whole tensor
+///   kRow     128 neighbours along the last dimension
+///   kColumn  128 neighbours along the first dimension
+///   kSquare  128 x 128 elements of a matrix
 enum class Float8Blocks { kTensor, kRow, kColumn, kSquare };
 constexpr int64_t kFloat8Block = 128;
 
-/// Returns torch's dtype for codes: e4m3 or e5m2.
+/// Returns torch's dtype for the codes of a format: float8_e5m2 for E5M2, float8_e4m3fn for E4M3.
 at::ScalarType float8_type(Format format);
 
 struct Float8Spec {
   Format format = Format::kE4M3;  ///< kE4M3 or kE5M2
   Float8Blocks blocks = Float8Blocks::kTensor;
   bool power_of_two = false;  ///< round scales up to powers of two
-  /// Delayed scaling, kTensor only. Used instead of the tensor's largest magnitude; larger elements
-  /// saturate. 0: use the tensor's own.
+  /// Delayed scaling (kTensor only): largest magnitude in earlier steps, from which to compute the
+  /// scale. Larger elements saturate. 0: use the tensor's own largest magnitude.
   float amax = 0;
   bool values = false;  ///< return dequantized numbers instead of codes
 };
 
-/// Codes in the tensor's own shape and order, with float32 scales. An element is its code times its
-/// scale. Shape of the scales: one for a whole tensor, (..., ceil(last / 128)), (ceil(first / 128),
-/// ...) or (ceil(rows / 128), ceil(cols / 128)).
+/// Tensor quantized to FP8. An element is the number of its code times its scale. `codes` are uint8
+/// in the tensor's own shape and order. `scales` are float32. Their shape depends on `blocks`:
+///   kTensor  (): one scale
+///   kRow     (..., ceil(last / 128))
+///   kColumn  (ceil(first / 128), ...)
+///   kSquare  (ceil(rows / 128), ceil(cols / 128))
 struct Float8Tensor {
   at::Tensor codes, scales;
   Format format = Format::kE4M3;
   Float8Blocks blocks = Float8Blocks::kTensor;
 };
 
-/// Result of quantize_float8. `values`, if requested, replaces the codes. It is float32, or x's
-/// dtype for power-of-two scales, which make it exact.
+/// Result of quantize_float8: either `tensor`, or `values` if the spec requests dequantized
+/// numbers. `values` is float32, or x's dtype if scales are powers of two. The numbers are then
+/// exact in x's dtype.
 struct Float8 {
   Float8Tensor tensor;
   at::Tensor values;
-  Statistics statistics;  ///< the scales in it are their exponents, rounded down
+  /// Counts of the quantization. `min_scale` and `max_scale` in it are the exponent fields of the
+  /// float32 scales: scales rounded down to powers of two.
+  Statistics statistics;
 };
 
 /// Quantizes `x`: code = x * s, rounded to nearest even and saturated. s is float32(largest number
 /// of the format / largest magnitude of the block). With `power_of_two`, s is rounded down to a
-/// power of two. The stored scale is float32(1 / s). Magnitudes below 2^-80 count as 2^-80 when s
-/// is chosen. A block with a NaN or an infinity gets codes 0 and scale NaN.
+/// power of two. The stored scale is float32(1 / s). Largest magnitudes below 2^-80 count as 2^-80
+/// when s is chosen. A block with a NaN or an infinity gets codes 0 and scale NaN.
 ///
 /// x has at least one dimension (kSquare: two), float32 or bfloat16, any strides, on the CPU or a
-/// GPU. On a GPU nothing is counted. Throws UserError for an unsupported tensor, naming it. The
-/// result does not depend on threads or instruction set. Sources: Micikevicius et al., "FP8 Formats
-/// for Deep Learning" (arXiv 2209.05433); blocks as in DeepSeek-V3 (arXiv 2412.19437, section
-/// 3.3.2).
+/// GPU. On a GPU, the statistics stay empty. Throws UserError for an unsupported tensor, naming it.
+/// The result does not depend on threads or instruction set. Sources: Micikevicius et al., "FP8
+/// Formats for Deep Learning" (arXiv 2209.05433); blocks as in DeepSeek-V3 (arXiv 2412.19437,
+/// section 3.3.2).
 Float8 quantize_float8(const at::Tensor& x, const Float8Spec& spec);
 
-/// Returns float32(code * scale) as float32 or bfloat16.
+/// Returns the numbers of the codes, float32(code * scale), as float32 or bfloat16.
 at::Tensor dequantize(const Float8Tensor& x, at::ScalarType dtype = at::kFloat);
 
 }  // namespace dovetail::mx

@@ -4,25 +4,35 @@
 
 namespace dovetail::mx {
 
-/// Problem of making FP8 codes of x and of its transpose from one read. Sizes are multiples of 16
-/// and not 0. Pointers are aligned to 16 bytes.
+/// Problem of quantizing x (rows, cols) and its transpose to FP8 codes (float8.h) on a GPU, from
+/// one read of x. Rows and cols are multiples of 16 and not 0. Pointers are aligned to 16 bytes.
 struct Float8GpuProblem {
-  /// Scales. kWhole: one. kLines: 1x128 blocks for codes, 128x1 blocks for transposed codes.
-  /// kSquare: 128x128 blocks.
+  /// Elements that share a scale.
+  ///   kWhole   all elements; `codes` and `transposed` have the same scale
+  ///   kLines   1x128 of x for `codes`, 128x1 of x for `transposed`
+  ///   kSquare  128x128 of x for both
   enum class Kind { kWhole, kLines, kSquare };
   Kind kind = Kind::kWhole;
   int64_t rows = 0, cols = 0;
   bool narrow = false;  ///< true: x is bfloat16; false: float32
   const void* x = nullptr;
   bool e5m2 = false, power_of_two = false;
-  float amax = 0;            ///< kWhole: amax of delayed scaling; 0: use `most`
-  uint32_t* most = nullptr;  ///< kWhole: bits of the largest magnitude; `float8_amax` raises it
-  uint8_t* codes = nullptr;
-  uint8_t* transposed = nullptr;  ///< (cols, rows)
-  /// Shapes. kLines: (col blocks, rows) and (row blocks, cols). kSquare: (row blocks, col blocks)
-  /// and its transpose.
+  /// kWhole only. Delayed scaling: largest magnitude in earlier steps, from which to compute the
+  /// scale. 0: use `most`.
+  float amax = 0;
+  /// kWhole only. Largest magnitude of x, as float32 bits. It starts at 0, and `float8_amax` raises
+  /// it.
+  uint32_t* most = nullptr;
+  uint8_t* codes = nullptr;       ///< codes of x, (rows, cols)
+  uint8_t* transposed = nullptr;  ///< codes of the transpose of x, (cols, rows)
+  /// Scales of `codes` and of `transposed`, float32. Here "col blocks" is ceil(cols / 128), and
+  /// "row blocks" is ceil(rows / 128).
+  /// - kWhole: one number in `scales`; `column_scales` is not written.
+  /// - kLines: `scales` (col blocks, rows), `column_scales` (row blocks, cols).
+  /// - kSquare: `scales` (row blocks, col blocks), `column_scales` (col blocks, row blocks).
   float* scales = nullptr;
   float* column_scales = nullptr;
+  /// Distances between rows of `scales` and of `column_scales`, in floats.
   int64_t scale_stride = 0, column_scale_stride = 0;
 };
 

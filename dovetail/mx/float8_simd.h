@@ -4,11 +4,12 @@
 
 #include "dovetail/mx/quantize_simd.h"
 
-/// CPU kernels of float8.h. They know neither ATen nor the precompiled header.
+/// CPU kernels of float8.h. Sources that include this header use neither ATen nor the precompiled
+/// header.
 namespace dovetail::mx {
 
-/// Quantizes x (rows, cols), contiguous, in blocks of row_block x col_block. Each size is 1, 128 or
-/// the whole dimension.
+/// Problem of quantizing x (rows, cols), contiguous, to FP8 in blocks of row_block x col_block.
+/// Each of the two block sizes is 1, 128 or the whole dimension.
 struct Float8Problem {
   int64_t rows = 0, cols = 0;
   int64_t row_block = 1, col_block = 1;
@@ -16,27 +17,36 @@ struct Float8Problem {
   const void* x = nullptr;
   ElementSpec spec = {};
   bool power_of_two = false;
-  float amax = 0;            ///< replaces the blocks' own largest magnitudes if not 0
-  bool by_codec = false;     ///< encode element by element with codec.h
-  uint8_t* codes = nullptr;  ///< output: codes or values, the other is null
-  void* values = nullptr;    ///< float32; bfloat16 if x is bfloat16 and scales are powers of two
-  float* scales = nullptr;   ///< (ceil(rows / row_block), ceil(cols / col_block))
+  /// Delayed scaling: largest magnitude in earlier steps, from which to compute the scales. 0: use
+  /// each block's own.
+  float amax = 0;
+  bool by_codec = false;     ///< encode element by element with codec.h, without vectors
+  uint8_t* codes = nullptr;  ///< result, (rows, cols); null if `values` is the result
+  /// Result as dequantized numbers; null if `codes` is the result. Float32, or bfloat16 if x is
+  /// bfloat16 and scales are powers of two.
+  void* values = nullptr;
+  float* scales = nullptr;  ///< result, (ceil(rows / row_block), ceil(cols / col_block))
 
+  /// Returns true if one block covers the whole matrix.
   bool whole() const { return row_block >= rows && col_block >= cols; }
 };
 
+/// Quantizes on all threads, and returns the counts of the quantization.
 Statistics quantize_float8_blocks(const Float8Problem& problem);
 
-/// Factors for the columns of a piece. `factor` is applied before rounding (0 in a non-finite
-/// block), `scale` after it.
+/// Scales of the columns of a piece, the part of x that a thread encodes at a time. x is multiplied
+/// by `factor` before rounding. Codes are multiplied by `scale` to dequantize them. `factor` is 0
+/// in a block with a NaN or an infinity.
 struct ColumnScales {
   alignas(64) float factor[kPieceColumns];
   alignas(64) float scale[kPieceColumns];
 };
 
-/// Sets most[i] = max(most[i], |column i of the piece|), as float32 bits. For processors without
-/// vector instructions.
+/// Raises most[i] to the largest magnitude of column i of the piece, as float32 bits. Serves
+/// processors without vector instructions, and `by_codec`.
 void raise_column_maxima(const Float8Problem& problem, PieceRange piece, uint32_t* most);
+/// Encodes a piece element by element and adds to `statistics`. Serves the same cases as
+/// `raise_column_maxima`.
 void encode_float8_piece(const Float8Problem& problem, PieceRange piece, const ColumnScales& scales,
                          Statistics& statistics);
 

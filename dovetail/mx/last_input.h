@@ -9,12 +9,15 @@
 
 namespace dovetail::mx {
 
-/// Cache of the last column copy that this thread made. Linears that share an input run one after
-/// another, so the next one can reuse the copy. Holds only weak references.
+/// Cache of the last column copy that this thread made. A column copy holds a Linear's input,
+/// quantized with blocks along its columns; the weight's gradient reads it. Linears that share an
+/// input run one after another, so the next one can reuse the copy. The cache holds weak
+/// references, so it keeps no tensor alive.
 class LastInput {
  public:
-  /// Returns codes and scales of x's column copy. Both are undefined if the copy belongs to another
-  /// tensor or has been freed.
+  /// Returns codes and scales of the column copy of x by recipe `operand`. Both are undefined if
+  /// the cached copy has another source or recipe, or has been freed. They are also undefined if x
+  /// was modified in the meantime.
   std::pair<at::Tensor, at::Tensor> find(const at::Tensor& x, const OperandRecipe& operand) const {
     if (x.is_inference() || operand != operand_ ||
         x.unsafeGetTensorImpl() != x_._unsafe_get_target())
@@ -25,6 +28,7 @@ class LastInput {
     return {at::Tensor(codes), at::Tensor(scales)};
   }
 
+  /// Replaces the cached copy. Does nothing if x is an inference tensor.
   void remember(const at::Tensor& x, const OperandRecipe& operand, const at::Tensor& codes,
                 const at::Tensor& scales) {
     if (x.is_inference()) return;
@@ -44,6 +48,7 @@ class LastInput {
   Weak x_ = nothing(), codes_ = nothing(), scales_ = nothing();
 };
 
+/// Returns this thread's cache.
 inline LastInput& last_input() {
   static thread_local LastInput last;
   return last;

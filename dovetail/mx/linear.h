@@ -11,13 +11,13 @@
 
 namespace dovetail::mx {
 
-/// Purpose of a Linear. Recipes choose its precision by role.
+/// Purpose of a Linear in its model. A Linear with role kHead is never quantized.
 enum class LinearRole { kQkv, kAttentionOut, kFeedForwardUp, kFeedForwardDown, kTower, kHead };
 /// Returns "qkv", "attention_out", "ffn_up", "ffn_down", "tower" or "head".
 const char* role_name(LinearRole role);
 
-/// Linear layer that knows its role and full name ("blocks.3.ffn.up"). `weight` is (out, in).
-/// `bias` is (out) or undefined.
+/// Linear layer that knows its role and full name (example: "blocks.3.ffn.up"). `weight` is (out,
+/// in). `bias` is (out) or undefined.
 class Linear : public torch::nn::Module {
  public:
   struct Options {
@@ -25,19 +25,21 @@ class Linear : public torch::nn::Module {
     bool bias = false;
     LinearRole role = LinearRole::kHead;
     std::string name;
-    c10::Device device = c10::kCPU;  ///< meta: parameters without memory
-    bool input_stays = false;        ///< as in QuantizedLinear
+    c10::Device device = c10::kCPU;  ///< device of the parameters; meta: without memory
+    /// The operation that makes the input keeps it in memory anyway, see QuantizedLinear.
+    bool input_stays = false;
   };
   explicit Linear(Options options);
 
-  /// Maps (..., in) to (..., out). `prologue`, if not null, is applied to x first.
+  /// Maps (..., in) to (..., out). `prologue`, an activation or norm, is applied to x first if it
+  /// is not null.
   at::Tensor forward(const at::Tensor& x, const mx::QuantizedLinear::Prologue& prologue = nullptr);
   const Options& options() const { return options_; }
 
-  /// Switches to products of quantized operands, or back to high precision if the recipe quantizes
-  /// nothing.
+  /// Switches to products of operands that are quantized by `recipe`. Switches back to high
+  /// precision if the recipe quantizes nothing.
   void set_recipe(const mx::LinearRecipe& recipe, mx::Gemm gemm = mx::Gemm::kEmulated);
-  /// Returns null if products are in high precision.
+  /// Returns the object that computes quantized products; null if products are in high precision.
   mx::QuantizedLinear* quantized() const { return quantized_.get(); }
 
   at::Tensor weight, bias;
@@ -47,12 +49,12 @@ class Linear : public torch::nn::Module {
   std::shared_ptr<mx::QuantizedLinear> quantized_;
 };
 
-/// Only way to make a Linear. Parameters are float32 and uninitialised; the model's `initialize`
-/// fills them.
+/// Only way to make a Linear. Parameters are float32 and uninitialised; the
+/// model's `initialize` fills them.
 std::shared_ptr<Linear> make_linear(Linear::Options options);
 
-/// Returns the Linears in `model` that a recipe may quantize, in the model's order: all except the
-/// head.
+/// Returns the Linears in `model` that a recipe may quantize, in the order of the model's modules:
+/// all except the head.
 std::vector<std::shared_ptr<Linear>> quantizable_linears(const torch::nn::Module& model);
 
 }  // namespace dovetail::mx

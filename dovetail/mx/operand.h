@@ -9,48 +9,55 @@
 #include "dovetail/mx/tensor.h"
 #include "dovetail/ops/row_operation.h"
 
-/// Quantization of one tensor of a Linear for its products, in any recipe's format.
+/// Quantization of one tensor of a Linear (weight, activation or gradient) for its products, in any
+/// recipe's format. Native products (native.h) read codes. Emulated products multiply dequantized
+/// numbers.
 namespace dovetail::mx {
 
-/// Results to make from a tensor. row, column: dequantized numbers with blocks along its rows or
-/// its columns. kept: codes with blocks along its columns, to be kept for backward.
+/// Results to make from a tensor x.
+/// - row, column: dequantized numbers of x, quantized with blocks along its rows or its columns.
+/// - kept: codes with blocks along its columns, to be kept for backward.
 struct OperandRequest {
   bool row = false, column = false, kept = false;
-  bool as_codes = false;  ///< row and column as codes instead of numbers, for native products
-  uint64_t seed = 0;      ///< seed of stochastic rounding
-  float amax = 0;         ///< largest magnitude for delayed scaling; 0: the tensor's own
-  bool count = true;      ///< count statistics, see QuantizeSpec
+  /// Make `row` and `column` as codes instead of numbers, for native products.
+  bool as_codes = false;
+  uint64_t seed = 0;  ///< seed of stochastic rounding
+  /// Delayed scaling: largest magnitude in earlier steps. 0: the tensor's own.
+  float amax = 0;
+  bool count = true;  ///< count statistics, see QuantizeSpec
 };
 
+/// Results of `quantize_operand`. Those that were not requested are undefined.
 struct OperandCopies {
-  /// Numbers in `emulation_dtype`, or in a narrower dtype that is exact. Both are the same tensor
-  /// if their numbers agree.
+  /// Dequantized numbers in `emulation_dtype`, or in a narrower dtype that is exact. Both are the
+  /// same tensor if their numbers agree.
   at::Tensor row, column;
-  at::Tensor codes, scales;  ///< the kept copy
-  /// Statistics of the row copy, or of the column copy if there is no row copy.
+  at::Tensor codes, scales;  ///< codes and scales of the result `kept`
+  /// Statistics of the quantization along rows, or along columns if `row` was not requested.
   Statistics statistics;
-  MXTensor row_codes, column_codes;  ///< codes that replace row and column
+  MXTensor row_codes, column_codes;  ///< results with `as_codes`, in place of `row` and `column`
 };
 
-/// Quantizes x (rows, cols), float32 or bfloat16, by a recipe that has a format.
+/// Quantizes x (rows, cols), float32 or bfloat16, by a recipe with a format.
 OperandCopies quantize_operand(const at::Tensor& x, const OperandRecipe& recipe,
                                const OperandRequest& request);
 
-/// Quantizes rows that are computed when they are read. Requires a microscaling recipe.
+/// Quantizes a matrix whose rows are computed when they are read (ops/row_operation.h). Requires a
+/// microscaling recipe.
 OperandCopies quantize_operand(const ops::MadeRows& x, const OperandRecipe& recipe,
                                const OperandRequest& request);
 
-/// Returns the dequantized numbers of a kept copy.
+/// Returns the dequantized numbers of `OperandCopies::codes` with their scales, as `dtype`.
 at::Tensor dequantize_kept(const at::Tensor& codes, const at::Tensor& scales,
                            const OperandRecipe& recipe, at::ScalarType dtype);
 
-/// Returns true if products on the CPU are emulated in bfloat16. This needs AVX-512 and its BF16
-/// instructions.
+/// Returns true if products on the CPU are emulated in bfloat16, not float32. This needs AVX-512
+/// and its BF16 instructions.
 bool emulates_in_bfloat16();
 
-/// Returns the dtype in which to emulate a product of two quantized operands. All but the FP32 sums
-/// is then exact. It is x's dtype, or float32 without bfloat16 instructions or if a scale is not a
-/// power of two.
+/// Returns the dtype in which to emulate a product of two operands, quantized by recipes `a` and
+/// `b`. In it, every step except the FP32 sums is exact. It is x's dtype. Exception: float32 on a
+/// CPU without bfloat16 instructions, or if scales are not powers of two.
 at::ScalarType emulation_dtype(const at::Tensor& x, const OperandRecipe& a, const OperandRecipe& b);
 
 }  // namespace dovetail::mx

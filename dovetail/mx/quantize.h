@@ -9,8 +9,9 @@
 
 namespace dovetail::mx {
 
-/// Copies to make. Row and column copies together take one read of the tensor. Neither is derived
-/// from the other's codes.
+/// Quantized copies of a tensor to make; `quantize` below describes row, column and square. Row and
+/// column copies together take one read of the tensor. Each is quantized from the tensor, not from
+/// the other's codes.
 enum class Copies { kRow, kColumn, kRowAndColumn, kSquare };
 
 struct QuantizeSpec {
@@ -19,18 +20,18 @@ struct QuantizeSpec {
   NonFinite non_finite = NonFinite::kPoison;
   Rounding rounding = Rounding::kNearestEven;
   uint64_t seed = 0;  ///< seed of stochastic rounding
-  /// False: a GPU leaves statistics empty, and nothing waits for it. A CPU always counts, at no
-  /// cost.
+  /// True: count statistics on a GPU, which waits for it. False: the statistics of a GPU stay
+  /// empty, and nothing waits for it. A CPU always counts, at no cost.
   bool count = true;
   Copies copies = Copies::kRow;
-  /// Return dequantized numbers instead of codes, in x's dtype (not for float16). Emulated products
-  /// read them.
+  /// Return dequantized numbers instead of codes, in x's dtype (not for float16). They are for
+  /// emulated products, which multiply dequantized numbers.
   bool row_values = false, column_values = false, square_values = false;
 };
 
 /// Result of `quantize`. A copy that was not requested is undefined, and its statistics are empty.
-/// If values were requested, the copy is undefined, too. The `_values` tensor then has the numbers
-/// that `dequantize` would return for the copy.
+/// If values were requested for a copy, the copy is undefined, too. Its `_values` tensor then has
+/// the numbers that `dequantize` would return for the copy.
 struct Quantized {
   MXTensor row, column, square;
   at::Tensor row_values, column_values, square_values;
@@ -47,30 +48,33 @@ struct Quantized {
 ///
 /// Codes have x's shape. A short last block is quantized as if padded with zeros. Element
 /// arithmetic is exact up to the one rounding into the format. The processor's flush-to-zero and
-/// denormals-are-zero bits do not change it. Stochastic rounding uses `Philox4x32-10(seed, i / 4,
-/// RandomStream::kQuantize)` for the element with row-major index i in x. It takes word i % 4.
-/// Results do not depend on the number of threads. Codes and scales do not depend on the
-/// instruction set and are the same on a GPU. Throws UserError for a tensor that cannot be
-/// quantized, naming it. Source: OCP Microscaling Formats v1.0; scale rounding of arXiv 2506.08027,
-/// algorithm 1.
+/// denormals-are-zero bits do not change it.
+///
+/// Stochastic rounding gives each element a random word. Let i be the element's row-major index in
+/// x. The word is word i % 4 of `Philox4x32-10(seed, i / 4, RandomStream::kQuantize)`. Results do
+/// not depend on the number of threads. Codes and scales do not depend on the instruction set and
+/// are the same on a GPU. Throws UserError for a tensor that cannot be quantized, naming it.
+/// Source: OCP Microscaling Formats v1.0; scale rounding of arXiv 2506.08027, algorithm 1.
 Quantized quantize(const at::Tensor& x, const QuantizeSpec& spec = {});
 
-/// Quantizes a matrix whose rows are computed when they are read, on the CPU. The matrix never
-/// exists as a whole.
+/// Quantizes a matrix whose rows are computed when they are read, on the CPU (ops/row_operation.h).
+/// The matrix never exists as a whole in memory.
 Quantized quantize(const ops::MadeRows& x, const QuantizeSpec& spec = {});
 
-/// Quantizes into the copies of an earlier `quantize` of a tensor with this shape, and overwrites
-/// their memory. Used for a weight's copies after each step. Throws UserError if a copy requested
-/// by `spec` is missing, has another shape or format, or has values instead of codes.
+/// Quantizes x into the memory of `out`: copies that `quantize` made earlier from a tensor of the
+/// same shape. It serves callers that must not allocate memory for copies. Throws UserError if a
+/// copy requested by `spec` is missing, has another shape or format, or has values instead of
+/// codes.
 void quantize_into(const at::Tensor& x, const QuantizeSpec& spec, Quantized& out);
 
-/// Makes the column copy from the codes of a row copy, if the tensor no longer exists. E4M3 with
-/// scales rounded up. An element is E4M3-normal if it is at least 2^-6 times the scales of its row
-/// block and its column block. Normal elements equal those in the tensor's own column copy. Smaller
-/// ones are rounded twice. Throws UserError for another format or orientation.
+/// Makes a column copy (E4M3, scales rounded up) from the codes of a row copy, if the tensor itself
+/// no longer exists. Large elements equal those in the tensor's own column copy. An element is
+/// large if it is at least 2^-6 times the scales of its row block and its column block. Smaller
+/// ones are rounded twice. Throws UserError if `row` is not an E4M3 row copy.
 MXTensor requantize(const MXTensor& row);
 
-/// Returns code * 2^X as float32 or bfloat16. A block with scale 255 gives NaN.
+/// Returns the numbers of the codes, code * 2^X with the scale 2^X of the block, as float32 or
+/// bfloat16. A block with scale byte 255 gives NaN.
 ///
 /// Float32 is exact, except that a product of 2^128 or more is infinite: round_up can turn FLT_MAX
 /// into 2^128. In bfloat16, the significand bits of every format fit. It is exact unless the

@@ -1,5 +1,5 @@
-// Encoding of vectors of elements in a microscaling format, and the reductions that it needs.
-// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
+// Encoding of vectors of elements in a microscaling format, and the maxima and sums that it needs.
+// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through Highway's
 // foreach_target.
 #if defined(DOVETAIL_MX_QUANTIZE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DOVETAIL_MX_QUANTIZE_INL_H_
@@ -18,8 +18,8 @@
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
-// For loops over a few vectors that must stay in registers. With -O2 alone, they would stay loops
-// over memory.
+// Unrolls loops over a few vectors that must stay in registers. With -O2 alone, they would stay
+// loops over memory.
 #undef DOVETAIL_UNROLL
 #define DOVETAIL_UNROLL _Pragma("GCC unroll 8")
 
@@ -37,13 +37,15 @@ using HalfTag = hn::Rebind<uint16_t, FloatTag>;
 using ByteTag = hn::Repartition<uint8_t, BitsTag>;
 using ByteVector = hn::Vec<ByteTag>;
 constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(FloatTag()));
-/// Number of vectors whose codes fill one vector of bytes.
+/// Number of float32 vectors in a pack. The codes of a pack fill one vector of bytes.
 constexpr int kPack = 4;
+/// Number of elements in a pack.
 constexpr int64_t kPacked = kPack * kLanes;
 /// Bytes of a cache line. Codes that are stored past the caches must fill a whole line at once.
 constexpr int64_t kLine = 64;
 
-/// Bits of a 16-bit input element. The types are distinct, since both are stored as uint16_t.
+/// Bits of a 16-bit input element. Distinct types tell the formats apart, since both are stored as
+/// uint16_t.
 struct BFloat16 {
   uint16_t bits;
 };
@@ -55,8 +57,8 @@ HWY_INLINE BitsVector splat(uint32_t value) { return hn::Set(BitsTag(), value); 
 HWY_INLINE FloatVector as_float(BitsVector v) { return hn::BitCast(FloatTag(), v); }
 HWY_INLINE BitsVector as_bits(FloatVector v) { return hn::BitCast(BitsTag(), v); }
 
-/// Converts bits of the input type to float32 bits. 16-bit inputs are in the low half. Magnitudes
-/// keep their order.
+/// Converts bits of the input type T to float32 bits. 16-bit inputs are in the low half of each
+/// lane. Magnitudes keep their order.
 template <class T>
 HWY_INLINE BitsVector widen(BitsVector v) {
   if constexpr (sizeof(T) == 4) return v;
@@ -86,8 +88,9 @@ HWY_INLINE BitsVector load_bits(const T* from) {
       hn::PromoteTo(BitsTag(), hn::LoadU(HalfTag(), reinterpret_cast<const uint16_t*>(from))));
 }
 
-/// Loads kPacked elements. 16-bit elements arrive as the even and the odd ones of 2 kLanes
-/// elements, since this is cheapest. `pack` restores the order.
+/// Loads the kPacked elements at `from` as float32 bits. Of 16-bit elements, `to[v]` gets the even
+/// ones and `to[v + 1]` the odd ones of 2 kLanes neighbours, since this is cheapest. `pack`
+/// restores the order.
 HWY_INLINE void load_pack(const float* from, BitsVector (&to)[kPack]) {
   DOVETAIL_UNROLL
   for (int v = 0; v < kPack; ++v) to[v] = load_bits(from + v * kLanes);
@@ -108,8 +111,8 @@ HWY_INLINE void load_pack(const T* from, BitsVector (&to)[kPack]) {
   }
 }
 
-/// Loads kPacked numbers, one for each element, in the order in which `load_pack` loads elements of
-/// T.
+/// Loads kPacked float32 numbers, one for each element of a pack, in the order in which `load_pack`
+/// loads elements of T.
 template <class T>
 HWY_INLINE void load_for_pack(const float* from, FloatVector (&to)[kPack]) {
   const FloatTag d;
@@ -122,8 +125,8 @@ HWY_INLINE void load_for_pack(const float* from, FloatVector (&to)[kPack]) {
   }
 }
 
-/// Selects the bits of `yes` where the mask has ones. Before AVX-512, IfVecThenElse selects whole
-/// bytes.
+/// Selects bits of `yes` where the mask has ones, and bits of `no` elsewhere. Before AVX-512,
+/// IfVecThenElse selects whole bytes.
 HWY_INLINE BitsVector select_bits(BitsVector mask, BitsVector yes, BitsVector no) {
 #if HWY_TARGET == HWY_AVX3
   return hn::IfVecThenElse(mask, yes, no);
@@ -132,11 +135,11 @@ HWY_INLINE BitsVector select_bits(BitsVector mask, BitsVector yes, BitsVector no
 #endif
 }
 
-/// Encoder constants in registers. In a loop, the compiler must assume that each store may change
-/// an Encoder in memory.
+/// Constants of an Encoder as vectors in registers. A loop would load an Encoder from memory again
+/// and again: the compiler must assume that each store may change it.
 struct Constants {
   BitsVector magnitude, exponent, shift, min_normal, code_mask, sign_shift, max_bits, magic;
-  BitsVector steps;  ///< table of Path::kTable, indexed by the low bits of the exponent
+  BitsVector steps;  ///< table for Path::kTable, indexed by the low bits of the exponent
 };
 HWY_INLINE Constants constants_of(const Encoder& f) {
   HWY_ALIGN uint32_t steps[std::max<int64_t>(kLanes, 16)];
@@ -149,12 +152,14 @@ HWY_INLINE Constants constants_of(const Encoder& f) {
           splat(f.max_bits),       splat(f.magic),         hn::Load(BitsTag(), steps)};
 }
 
+/// Sums for the signal-to-noise ratio, lane by lane: squares of numbers (`signal`) and of their
+/// rounding errors (`error`). The numbers are in units of their scale.
 struct Energies {
-  FloatVector signal, error;  ///< sums of squares in units of the block's scale
+  FloatVector signal, error;
 };
 
-/// Method by which `encode` finds 2^(e + shift).
-///   kPlain   Arithmetic.
+/// Method by which `encode` finds 2^(e + shift), the number to add for rounding.
+///   kPlain   Arithmetic on the exponent.
 ///   kClamp   Arithmetic, after clamping numbers beyond the format's largest.
 ///   kTable   Lookup in a table of 16 exponents, a single instruction with AVX-512. The entries
 ///            include the exponent's part of the code.
@@ -182,8 +187,8 @@ HWY_INLINE void accumulate(FloatVector scaled, FloatVector rounded, Energies& en
   energies.error = hn::MulAdd(difference, difference, energies.error);
 }
 
-/// Returns the bits to store for x in memory of type Out: its magnitude code with a sign, or its
-/// dequantized number.
+/// Returns the bits to store for element x in memory of type Out. If Out is uint8_t, they are its
+/// code: the magnitude code with a sign. Otherwise they are its dequantized number.
 template <class Out, bool kTwosComplement>
 HWY_INLINE BitsVector with_sign(const Constants& c, BitsVector x, BitsVector code,
                                 FloatVector rounded, FloatVector scale) {
@@ -203,14 +208,15 @@ HWY_INLINE BitsVector with_sign(const Constants& c, BitsVector x, BitsVector cod
 }
 
 /// Encodes a vector, one element in each lane, as memory of type Out: codes (uint8_t) or
-/// dequantized float32. Adds up its energies. `inverse` is the power of two that divides by the
-/// scale; `scale` multiplies by it. The product is exact; below 2^-126 the result is zero in any
-/// case.
+/// dequantized float32. Adds its squares to `energies`. `scale` is the scale 2^X of each element,
+/// and `inverse` is 2^-X. The product with `inverse` is exact; below 2^-126 the result is zero in
+/// any case.
 ///
-/// Rounding is an addition (Dekker 1971): t + 2^(e + shift). Here e is the exponent of t, at least
-/// the smallest normal one. The sum's last place is the format's last place, so its low bits count
-/// units of that place. `magic` also contains a constant. These bits plus the constant plus the
-/// exponent are the code. The constant is even, so that ties round to even.
+/// Rounding is an addition (Dekker 1971): t + 2^(e + shift). Here t is the magnitude in units of
+/// the scale, and e is its exponent, at least the smallest normal one. The sum's last place is the
+/// format's last place, so its low bits count units of that place. `magic` also contains a
+/// constant. These bits plus the constant plus the exponent are the code. The constant is even, so
+/// that ties round to even.
 template <class Out, bool kTwosComplement, Path kPath>
 HWY_INLINE BitsVector encode(const Constants& c, BitsVector x, FloatVector inverse,
                              FloatVector scale, Energies& energies) {
@@ -227,13 +233,13 @@ HWY_INLINE BitsVector encode(const Constants& c, BitsVector x, FloatVector inver
   return with_sign<Out, kTwosComplement>(c, x, code, rounded, scale);
 }
 
-/// Returns the scale for this inverse. Both must be normal numbers.
+/// Returns the scale 2^X for its inverse 2^-X. Both must be normal numbers.
 HWY_INLINE FloatVector scale_of(FloatVector inverse) {
   return as_float(hn::Sub(splat(254u << bits::kFractionBits), as_bits(inverse)));
 }
 
-/// Packs the low bytes of four vectors, in the order of the elements of T that `load_pack` has
-/// loaded.
+/// Packs the low byte of each lane of four vectors into one vector of bytes. Bytes are in the order
+/// in memory of the elements that `load_pack` has loaded.
 template <class T>
 HWY_INLINE ByteVector pack(const BitsVector (&codes)[kPack]) {
   const hn::Repartition<uint16_t, BitsTag> d16;
@@ -243,8 +249,8 @@ HWY_INLINE ByteVector pack(const BitsVector (&codes)[kPack]) {
       hn::OddEven(hn::BitCast(d16, hn::ShiftLeft<16>(codes[3])), hn::BitCast(d16, codes[1]));
   const BitsVector quads = select_bits(splat(0x00ff00ff), hn::BitCast(BitsTag(), low),
                                        hn::BitCast(BitsTag(), hn::ShiftLeft<8>(high)));
-  // Bytes of four neighbouring lanes. float32: ordered by vector. 16 bits: pairs of even and odd
-  // elements from two vectors.
+  // Order of the bytes of four neighbouring lanes. float32: by vector. 16 bits: pairs of even and
+  // odd elements from two vectors.
   alignas(16) static constexpr uint8_t kByVector[16] = {0, 4, 8,  12, 1, 5, 9,  13,
                                                         2, 6, 10, 14, 3, 7, 11, 15};
   alignas(16) static constexpr uint8_t kByPair[16] = {0, 1, 4, 5, 8,  9,  12, 13,
@@ -267,7 +273,7 @@ HWY_INLINE ByteVector pack(const BitsVector (&codes)[kPack]) {
                                           hn::SetTableIndices(BitsTag(), kOrder.data())));
 }
 
-/// Stores codes. Bypasses the caches if `stream` is set and the address is aligned.
+/// Stores a vector of codes. Bypasses the caches if `stream` is set and the address is aligned.
 HWY_INLINE void store_codes(ByteVector codes, bool stream, uint8_t* to) {
   if (stream && reinterpret_cast<uintptr_t>(to) % static_cast<uintptr_t>(kPacked) == 0) {
     hn::Stream(codes, ByteTag(), to);
@@ -276,7 +282,8 @@ HWY_INLINE void store_codes(ByteVector codes, bool stream, uint8_t* to) {
   }
 }
 
-/// Stores packs as codes, and records if one of the codes was zero.
+/// Destination of encoded packs. Stores them as codes of type Out, and records if one of the codes
+/// was zero.
 template <class T, class Out, bool kTwosComplement>
 class Sink {
  public:
@@ -287,8 +294,9 @@ class Sink {
     store_codes(bytes, stream_, to);
     least_ = hn::Min(least_, kTwosComplement ? bytes : hn::And(bytes, mask_));
   }
-  /// Stores codes that are zero only for a zero element.
+  /// Stores codes without looking for zeros: only zero elements may have code zero.
   HWY_INLINE void put_bytes(ByteVector codes, uint8_t* to) { store_codes(codes, stream_, to); }
+  /// Returns true if `put` has stored a code of zero magnitude.
   HWY_INLINE bool has_zero() const {
     return !hn::AllTrue(ByteTag(), hn::Ne(least_, hn::Zero(ByteTag())));
   }
@@ -298,7 +306,8 @@ class Sink {
   bool stream_;
 };
 
-/// Stores numbers of the input type, in the order in which `load_pack` has loaded them.
+/// Destination of dequantized numbers, stored in the input type T. Restores the order that
+/// `load_pack` has changed.
 template <class T, bool kTwosComplement>
 class Sink<T, T, kTwosComplement> {
  public:
@@ -324,7 +333,7 @@ class Sink<T, T, kTwosComplement> {
   BitsVector least_ = splat(bits::kMagnitude);
 };
 
-/// Prefetches a pack that is needed later. Memory would otherwise be idle while a cached piece is
+/// Prefetches the elements of a later pack. Memory would otherwise be idle while a cached piece is
 /// encoded.
 template <class T>
 HWY_INLINE void prefetch_pack(const T* x) {
@@ -332,14 +341,15 @@ HWY_INLINE void prefetch_pack(const T* x) {
     hwy::Prefetch(reinterpret_cast<const char*>(x) + byte);
 }
 
-/// Integers of T's width, in which magnitudes are compared.
+/// Vector of unsigned integers of the width of T. Magnitudes are compared as such integers.
 template <class T>
 using MagnitudeTag =
     hn::Repartition<std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>, BitsTag>;
 template <class T>
 using MagnitudeVector = hn::Vec<MagnitudeTag<T>>;
 
-/// Returns each lane's largest magnitude over a block, as bits of the input type.
+/// Returns the largest magnitude in each lane over the vectors of a block, as bits of the input
+/// type.
 template <class T>
 HWY_INLINE MagnitudeVector<T> lane_maxima(const T* x) {
   const MagnitudeTag<T> d;
@@ -353,7 +363,8 @@ HWY_INLINE MagnitudeVector<T> lane_maxima(const T* x) {
   return most;
 }
 
-/// Stores the maximum over v's 128-bit parts as four 32-bit numbers.
+/// Stores the maximum over the 128-bit parts of v as four 32-bit numbers. Two 16-bit lanes give one
+/// number.
 template <class D>
 HWY_INLINE void store_maximum_of_parts(D d, hn::Vec<D> v, uint32_t* to) {
   if constexpr (hn::MaxLanes(D()) * sizeof(hn::TFromD<D>) > 16) {
@@ -367,7 +378,8 @@ HWY_INLINE void store_maximum_of_parts(D d, hn::Vec<D> v, uint32_t* to) {
   }
 }
 
-/// Writes the largest magnitudes of four consecutive blocks to amax[0 .. 4).
+/// Writes the largest magnitudes of four consecutive blocks to amax[0 .. 4), as bits of the input
+/// type.
 template <class T>
 HWY_INLINE void four_block_maxima(const T* x, uint32_t* amax) {
   const MagnitudeTag<T> d;

@@ -6,12 +6,14 @@
 #include "dovetail/mx/codec.h"
 #include "dovetail/mx/statistics.h"
 
-/// CPU kernels of quantize.h. They know neither ATen nor the precompiled header.
+/// CPU kernels of quantize.h. Sources that include this header use neither ATen nor the precompiled
+/// header.
 namespace dovetail::mx {
 
+/// Number format of the tensor to be quantized.
 enum class Source { kFloat32, kBFloat16, kFloat16 };
 
-/// Converts float16 bits to float32 bits. Every float16 is a float32 number.
+/// Converts float16 bits to float32 bits. The conversion is exact.
 DOVETAIL_HOST_DEVICE constexpr uint32_t widen_float16(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, field = half >> 10 & 31,
                  low = half & 0x3ff;
@@ -32,8 +34,9 @@ DOVETAIL_HOST_DEVICE inline uint32_t load_bits(Source source, const void* x, int
   return 0;
 }
 
-/// Outputs of one orientation: scales, and either codes (rows, cols) or dequantized numbers in x's
-/// dtype (not float16). All null: not requested.
+/// Results for one orientation of blocks (row, column or square): scales, and either codes or
+/// values. Values are dequantized numbers in x's dtype (not float16). Codes and values are (rows,
+/// cols). All null: not requested.
 struct QuantizeTarget {
   uint8_t* codes = nullptr;
   uint8_t* scales = nullptr;
@@ -41,47 +44,51 @@ struct QuantizeTarget {
   DOVETAIL_HOST_DEVICE bool wanted() const { return codes || values; }
 };
 
-/// Quantizes x (rows, cols), contiguous. Row and column targets may be requested together, from one
-/// read of x. The square target is requested alone.
+/// Problem of quantizing x (rows, cols), contiguous. Row and column targets may be requested
+/// together, from one read of x. The square target is requested alone.
 struct QuantizeProblem {
   int64_t rows = 0, cols = 0;
   Source source = Source::kFloat32;
   const void* x = nullptr;
-  int64_t first_row = 0;  ///< row at which x begins, on the CPU
+  /// Row of the matrix at which the memory `x` begins, on the CPU. It is above 0 if `x` holds only
+  /// some rows.
+  int64_t first_row = 0;
   ElementSpec spec = {};
-  uint32_t addend = 0;  ///< constant of the scale mode, see `scale_byte`
+  uint32_t addend = 0;  ///< constant of the scale mode, for `scale_byte` (codec.h)
   bool saturate_non_finite = false;
   bool stochastic = false;
-  bool by_codec = false;  ///< use the codec for all blocks
+  bool by_codec = false;  ///< encode all blocks element by element with codec.h
   uint64_t seed = 0;
-  /// Codes bypass the caches, since they would not fit. So no line is read before it is
-  /// overwritten.
+  /// Store codes past the caches, because they would not fit. No line is then read from memory
+  /// before it is overwritten.
   bool stream = false;
   QuantizeTarget row;     ///< blocks 1 x 32; scales (rows, ceil(cols / 32))
   QuantizeTarget column;  ///< blocks 32 x 1; scales (ceil(rows / 32), cols)
   QuantizeTarget square;  ///< blocks 32 x 32; scales (ceil(rows / 32), ceil(cols / 32))
 };
 
+/// Statistics of each target; empty for one that was not requested.
 struct QuantizeCounts {
   Statistics row, column, square;
   void add(const QuantizeCounts& other);
 };
 
-/// Writes rows [row, row + rows) of x to `to`, contiguous.
+/// Function that computes rows [row, row + rows) of x and writes them to `to`, contiguous.
 using RowMaker = std::function<void(int64_t row, int64_t rows, void* to)>;
 
 /// Quantizes on all threads. The result, including the sums in `QuantizeCounts`, does not depend on
-/// the number of threads. With `make` there is no x: each thread makes a few rows at a time, which
-/// stay in its L2 cache.
+/// the number of threads. If `make` is given, `problem.x` is not read. Each thread then computes a
+/// few rows at a time with `make`, and they stay in its L2 cache.
 QuantizeCounts quantize_blocks(const QuantizeProblem& problem, const RowMaker& make = {});
 
-/// Rows [row, row + rows) and columns [col, col + cols) of a matrix.
+/// Piece of a matrix, the unit of work of a thread: rows [row, row + rows) and columns [col, col +
+/// cols).
 struct PieceRange {
   int64_t row, rows, col, cols;
 };
 
-/// Calls visit(row-major index, column within the piece) for each element of a piece. The matrix
-/// has `cols` columns.
+/// Calls visit(index, column) for each element of a piece. `index` is the row-major index in the
+/// matrix, which has `cols` columns. `column` counts from the first column of the piece.
 template <class Visit>
 void for_each_element(int64_t cols, PieceRange piece, Visit visit) {
   for (int64_t row = piece.row; row < piece.row + piece.rows; ++row) {
@@ -89,23 +96,25 @@ void for_each_element(int64_t cols, PieceRange piece, Visit visit) {
   }
 }
 
-/// Maximum columns of a piece, the unit of work. A piece has one row or 32 rows. 32 rows are 256
-/// KiB in float32, which stay in the L2 cache from one orientation to the next.
+/// Maximum columns of a piece for column or square blocks. It has up to 32 rows, which are 256 KiB
+/// in float32. They stay in the L2 cache from one orientation to the next. With row blocks alone, a
+/// piece may be wider, but has no more elements. Pieces of float8_simd.h have at most this number
+/// of columns, too.
 constexpr int64_t kPieceColumns = 2048;
 
-/// Quantizes one block of any shape with the codec alone. For blocks that the vector kernels cannot
-/// do exactly: those with subnormal or non-finite numbers. `scale` points to the block's scale
-/// byte.
+/// Quantizes one block of any shape with codec.h alone. The vector kernels leave it blocks with
+/// subnormal or non-finite numbers, which they cannot quantize exactly. `scale` points to the
+/// block's scale byte, which is written.
 void quantize_exactly(const QuantizeProblem& problem, PieceRange block,
                       const QuantizeTarget& target, uint8_t* scale, Statistics& statistics);
 
-/// Quantizes every block of a piece for every target with the codec. For processors without
-/// vectors, or if the kernels are switched off.
+/// Quantizes every block of a piece for every target with codec.h. Serves processors without vector
+/// instructions, and `by_codec`.
 void quantize_piece_exactly(const QuantizeProblem& problem, PieceRange piece,
                             QuantizeCounts& counts);
 
-/// Codes (rows, cols), contiguous, in blocks of row_block x col_block (32 or 1 each). Scales
-/// (ceil(rows / row_block), ceil(cols / col_block)).
+/// Problem of dequantizing codes (rows, cols), contiguous, in blocks of row_block x col_block (32
+/// or 1 each). Scale bytes are (ceil(rows / row_block), ceil(cols / col_block)).
 struct DequantizeProblem {
   int64_t rows = 0, cols = 0;
   int64_t row_block = 1, col_block = kBlock;
@@ -113,6 +122,7 @@ struct DequantizeProblem {
   const uint8_t* scales = nullptr;
   ElementSpec spec = {};
 };
+/// Writes the dequantized numbers, (rows, cols), to y.
 void dequantize_blocks(const DequantizeProblem& problem, float* y);
 void dequantize_blocks(const DequantizeProblem& problem, uint16_t* y);  ///< y: bfloat16 bits
 

@@ -1,6 +1,6 @@
-// Philox in vectors, and stochastic rounding of vectors with its words.
-// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
-// foreach_target.
+// Random number generator Philox in vectors, and stochastic rounding of vectors with its random
+// words. Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
+// Highway's foreach_target.
 #if defined(DOVETAIL_MX_RANDOM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DOVETAIL_MX_RANDOM_INL_H_
 #undef DOVETAIL_MX_RANDOM_INL_H_
@@ -20,20 +20,21 @@ namespace HWY_NAMESPACE {
 
 using WideTag = hn::Repartition<uint64_t, BitsTag>;
 using WideVector = hn::Vec<WideTag>;
-/// Philox calls in one vector, 64 bits each. They make two vectors of words.
+/// Number of Philox calls at a time, one per 64-bit lane of a vector. Their results fill two
+/// vectors of 32-bit words.
 constexpr int64_t kPhiloxCalls = kLanes / 2;
 constexpr int kPhiloxRounds = 10;
 
 /// Writes the words of Philox4x32-10 for `calls` counters from `counter` on. There are four words a
-/// counter, in order. The last vector of calls is completed, so words of further counters may
+/// counter, in order. Calls are rounded up to whole vectors, so words of further counters may
 /// follow. Source: Salmon et al., SC 2011; `philox_words` of base/philox.h.
 inline void fill_philox(uint64_t key, uint64_t counter, uint64_t counter_high, int64_t calls,
                         uint32_t* to) {
   constexpr uint32_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57, kWeyl0 = 0x9E3779B9,
                      kWeyl1 = 0xBB67AE85;
   const WideTag d;
-  // Words 0 and 2 are in the high halves of the lanes, 1 and 3 in the low halves, as products leave
-  // them.
+  // The halves of a 64-bit lane hold words 0 and 1, or 2 and 3. Words 0 and 2 are in the high
+  // halves, as products leave them.
   WideVector key0[kPhiloxRounds], key1[kPhiloxRounds];
   for (int round = 0; round < kPhiloxRounds; ++round) {
     const auto rounds = static_cast<uint32_t>(round);
@@ -70,12 +71,14 @@ inline void fill_philox(uint64_t key, uint64_t counter, uint64_t counter_high, i
   }
 }
 
-/// `encode` with stochastic rounding, like the codec's `shift_at_random`. The probability of
-/// rounding up is the part that is cut off. `random` has a word for each element. `underflows`
-/// counts, lane by lane, the elements that become zero.
+/// Encodes a vector as `encode` does, but with stochastic rounding, like the codec's
+/// `shift_at_random`. The probability of rounding up is the fraction that is cut off. `random` has
+/// a random word for each element. `underflows` counts, lane by lane, the nonzero elements that
+/// become zero.
 ///
-/// In units of the format's last place, t is a fixed-point number with 32 fraction bits. Lower bits
-/// are cut off. A carry out of fraction + random rounds up.
+/// t is the magnitude in units of the scale. In units of the format's last place, it is a
+/// fixed-point number with 32 fraction bits. Lower bits are cut off. A carry out of fraction +
+/// random rounds up.
 template <class Out, bool kTwosComplement>
 HWY_INLINE BitsVector encode_at_random(const Constants& c, BitsVector x, BitsVector random,
                                        FloatVector inverse, FloatVector scale, Energies& energies,
@@ -87,8 +90,8 @@ HWY_INLINE BitsVector encode_at_random(const Constants& c, BitsVector x, BitsVec
   const BitsVector t = hn::Min(as_bits(scaled), c.max_bits),
                    place = hn::And(hn::Max(t, c.min_normal), c.exponent);
   // `significand` has its leading one at bit 30. The fraction is the significand shifted right by
-  // `right`, or left if `right` is negative. The whole part is shifted right by 32 bits more. Every
-  // shift by 31 gives zero.
+  // `right`, or left if `right` is negative. The whole part is the significand shifted right by 32
+  // bits more. Every shift by 31 gives zero.
   const BitsVector significand = hn::Or(hn::And(hn::ShiftLeft<7>(t), splat(bits::kFraction << 7)),
                                         splat(1u << (bits::kFractionBits + 7)));
   const BitsVector cut =

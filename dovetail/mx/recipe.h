@@ -10,42 +10,50 @@
 #include "dovetail/base/schema/schema.h"
 #include "dovetail/mx/format.h"
 
-/// Recipes: quantization of the three tensors of a Linear in training, as data.
+/// Recipes: the number formats in which the weight, the input and the output gradient of a Linear
+/// are quantized in training.
 namespace dovetail::mx {
 
-/// Elements that share a scale. Microscaling: 1x32 along each product's reduction; 32x32 only for
-/// weights, with one copy for both products. FP8 (float8.h): 1x128 along the reduction; 128x128
-/// only for weights; one scale for the whole tensor.
+/// Elements that share a scale. FP8 is described in float8.h.
+///   k1x32     microscaling: 32 elements along the reduction of each product
+///   k32x32    microscaling of weights: 32 x 32 elements, with one copy for all products
+///   k1x128    FP8: 128 elements along the reduction of each product
+///   k128x128  FP8 of weights: 128 x 128 elements
+///   kTensor   FP8: the whole tensor
 enum class Blocks { k1x32, k32x32, k1x128, k128x128, kTensor };
 /// Returns "1x32", "32x32", "1x128", "128x128" or "tensor".
 std::string_view name(Blocks blocks);
 
-/// Quantization of one operand of a Linear's products. Without `format`, it stays in high
-/// precision.
+/// Quantization of one operand of a Linear's products. If `format` is not set, the operand stays in
+/// high precision.
 struct OperandRecipe {
   std::optional<Format> format = std::nullopt;
   Blocks blocks = Blocks::k1x32;
   ScaleMode scale_mode = ScaleMode::kRoundUp;  ///< rule for power-of-two scales
   bool float32_scales = false;                 ///< FP8 only: scales are not powers of two
-  /// Whole tensors only. If > 0: delayed scaling, by the largest magnitude in this number of
-  /// earlier steps.
+  /// Delayed scaling, for kTensor only: number of earlier steps whose largest magnitude sets the
+  /// scale. 0: the tensor's own magnitude sets it.
   int64_t history = 0;
-  Rounding rounding = Rounding::kNearestEven;  ///< only microscaled gradients may be stochastic
+  /// Stochastic only for gradients in microscaling formats.
+  Rounding rounding = Rounding::kNearestEven;
 
   bool is_microscaling() const { return blocks == Blocks::k1x32 || blocks == Blocks::k32x32; }
   bool operator==(const OperandRecipe&) const = default;
 };
 
+/// Tensors of a Linear that a recipe may quantize: its weight, its input, the gradient of its
+/// output.
 enum class Operand { kWeight, kActivation, kGradient };
 constexpr std::array<Operand, 3> kOperands = {Operand::kWeight, Operand::kActivation,
                                               Operand::kGradient};
 /// Returns "weight", "activation" or "gradient".
 std::string_view name(Operand operand);
 
-/// Quantization of a Linear: its weight, its input and the gradient of its output.
+/// Quantization of a Linear: its weight, its input (activation) and the gradient of its output.
 struct LinearRecipe {
   OperandRecipe weight, activation, gradient;
 
+  /// Returns true if at least one operand is quantized.
   bool quantizes() const { return weight.format || activation.format || gradient.format; }
   OperandRecipe& of(Operand operand);
   const OperandRecipe& of(Operand operand) const;
@@ -55,14 +63,15 @@ struct LinearRecipe {
 struct Recipe {
   std::string name, help;
   LinearRecipe linear;
-  int64_t high_precision_ends = 0;  ///< blocks at each end of the model that are not quantized
+  /// Number of transformer blocks at each end of the model that stay in high precision.
+  int64_t high_precision_ends = 0;
 };
 
-/// Recipe in the form in which users write it, [[precision.recipes]]. The built-in recipes in
+/// Recipe as users write it in a config, in [[precision.recipes]]. The built-in recipes in
 /// recipe.cpp have the same form.
 struct RecipeSection {
   struct OperandSection {
-    std::string format = "e4m3";  ///< format name, or "none"
+    std::string format = "e4m3";  ///< format name, or "none": not quantized
     std::string blocks = "1x32";
     std::string scale_mode = "round_up";
     int64_t history = 0;
@@ -79,10 +88,13 @@ struct RecipeSection {
 /// - stochastic rounding of a tensor that forward and backward both read,
 /// - square blocks of a tensor other than a weight,
 /// - a float32 scale for blocks of 32,
-/// - delayed scaling of blocks.
+/// - FP8 blocks with an element format or scale mode that FP8 lacks,
+/// - delayed scaling of blocks,
+/// - options of an operand with format "none".
 Recipe make_recipe(const RecipeSection& section);
 
-/// Returns bf16 and the quantizing recipes that come with Dovetail.
+/// Returns the recipes that come with Dovetail: "bf16", which quantizes nothing, and recipes that
+/// quantize.
 const std::vector<Recipe>& built_in_recipes();
 
 /// Finds a recipe by name. Throws UserError listing the names if there is none.

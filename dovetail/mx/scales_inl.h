@@ -1,5 +1,5 @@
-// Scales of a group of blocks, and the counts that follow from them.
-// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
+// Choice of the scales of a group of blocks, and the statistics that follow from the scales.
+// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through Highway's
 // foreach_target.
 #if defined(DOVETAIL_MX_SCALES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DOVETAIL_MX_SCALES_INL_H_
@@ -23,33 +23,40 @@ namespace HWY_NAMESPACE {
 
 constexpr int64_t kChunk = kPieceColumns;
 constexpr int64_t kChunkBlocks = kChunk / kBlock;
-constexpr int64_t kGroup = 4 * kBlock;  // whole groups of a row need no copies
-// 2^-80. Below it, half of the last place may be subnormal.
+// Elements of a group of blocks. A shorter group at the end of a row is encoded in a padded copy.
+constexpr int64_t kGroup = 4 * kBlock;
+// 2^-80, the smallest nonzero amax for the vector kernels. Below it, half of the last place may be
+// subnormal.
 constexpr uint32_t kSmallestNormalAmax = 47u << 23;
-// 2^-60. Below it, 2^-32 of the last place may be subnormal.
+// 2^-60, the smallest nonzero amax for stochastic rounding in them. Below it, 2^-32 of the last
+// place may be subnormal.
 constexpr uint32_t kSmallestRandomAmax = 67u << 23;
 
-/// Scales 2^X of a group of blocks. inverse: 2^-X. weight: 4^(X - largest X), the factor of a
-/// block's energies in sums. exponents: X as the exponent of a bfloat16, modulo 2^16, in both
-/// halves.
+/// Scales 2^X of a group of blocks, and numbers that follow from them.
 struct Scales {
-  HWY_ALIGN uint32_t amax[kChunkBlocks];  ///< bits of the input type, later of float32
-  HWY_ALIGN uint32_t byte[kChunkBlocks];
-  HWY_ALIGN float inverse[kChunkBlocks];
+  /// Largest magnitude of each block: bits of the input type. `choose_scales` converts them to
+  /// float32.
+  HWY_ALIGN uint32_t amax[kChunkBlocks];
+  HWY_ALIGN uint32_t byte[kChunkBlocks];  ///< scale bytes
+  HWY_ALIGN float inverse[kChunkBlocks];  ///< 2^-X
+  /// 4^(X - largest X): factor for a block's Energies (quantize_inl.h) in sums over blocks.
   HWY_ALIGN float weight[kChunkBlocks];
+  /// X as the exponent of a bfloat16, modulo 2^16, in both halves.
   HWY_ALIGN uint32_t exponents[kChunkBlocks];
   int largest = 0;         ///< largest scale byte
   bool saturates = false;  ///< true if any block saturates
 };
 static_assert(kPacked <= kChunkBlocks, "a tile of columns is a group too");
 
-/// Counts of one choose_scales call. They are added to the statistics only if no block is left to
-/// `quantize_exactly`.
+/// Counts of one `choose_scales` call. They are added to the statistics only if `quantize_exactly`
+/// need not do any of the blocks.
 struct ScaleCounts {
+  /// Largest magnitudes, smallest and largest scale bytes, mask of blocks for `quantize_exactly`.
   BitsVector most, least_byte, most_byte, special;
   int64_t zero, saturating, floor_saturated;
 };
 
+/// Chooses the scales of kLanes blocks from index i on, and adds to `counts`.
 template <class T>
 HWY_INLINE void choose_scale(const QuantizeProblem& p, const Encoder& f, BitsVector smallest,
                              Scales& s, int64_t i, ScaleCounts& counts) {
@@ -79,9 +86,9 @@ HWY_INLINE void choose_scale(const QuantizeProblem& p, const Encoder& f, BitsVec
             s.inverse + i);
 }
 
-/// Computes all other fields of s from s.amax, for `count` blocks. Beyond them, up to whole
-/// vectors, amax must be zero. Writes the scale bytes to `scales`. Returns false and counts nothing
-/// if a block needs `quantize_exactly`.
+/// Computes all other fields of s from s.amax, for `count` blocks. Up to the next whole vector,
+/// further entries of amax must be zero. Writes the scale bytes to `scales` and adds to
+/// `statistics`. Returns false and counts nothing if a block needs `quantize_exactly`.
 template <class T>
 bool choose_scales(const QuantizeProblem& p, const Encoder& f, Scales& s, int64_t count,
                    uint8_t* scales, Statistics& statistics) {
@@ -122,20 +129,22 @@ bool choose_scales(const QuantizeProblem& p, const Encoder& f, Scales& s, int64_
   return true;
 }
 
-/// Limits for a block with this scale byte. Underflow: the largest magnitude that rounds to zero.
-/// Saturation: the largest magnitude that does not saturate.
+/// Returns the largest magnitude that rounds to zero in a block with this scale byte, as float32
+/// bits.
 HWY_INLINE BitsVector underflow_limit(const ElementSpec& spec, BitsVector byte) {
   const auto last = static_cast<uint32_t>(spec.min_exponent - spec.mantissa_bits - 1);
   return hn::ShiftLeft<bits::kFractionBits>(hn::Add(byte, splat(last)));
 }
+/// Returns the largest magnitude that does not saturate in a block with this scale byte, as float32
+/// bits.
 HWY_INLINE BitsVector saturation_limit(const Encoder& f, BitsVector byte) {
   return hn::Add(hn::ShiftLeft<bits::kFractionBits>(hn::Sub(byte, splat(kScaleBias))),
                  splat(f.max_bits));
 }
 
-/// Counts underflows and saturations in a second pass over the elements. It is needed only if a
-/// code is zero or a block saturates. With kRandom, encode_at_random has already counted the
-/// underflows.
+/// Counts underflows and saturations of kLanes elements in a second pass over them. The pass is
+/// needed only if a code is zero or a block saturates. With kRandom, `encode_at_random` has already
+/// counted the underflows.
 template <Path kPath, class T>
 HWY_INLINE void count_limits(const QuantizeProblem& p, const Encoder& f, const T* x,
                              BitsVector byte, bool saturates, Statistics& statistics) {
@@ -146,6 +155,8 @@ HWY_INLINE void count_limits(const QuantizeProblem& p, const Encoder& f, const T
   if (saturates) statistics.saturations += count_true(hn::Gt(magnitude, saturation_limit(f, byte)));
 }
 
+/// Adds `energies` to the sums of `statistics`. Their unit is the largest scale, with byte
+/// `largest`, squared.
 void add_energies(const Energies& energies, int largest, Statistics& statistics) {
   constexpr int kFractionBits = 52, kBias = 1023;
   const auto unit = std::bit_cast<double>(static_cast<uint64_t>(2 * (largest - kScaleBias) + kBias)

@@ -8,8 +8,8 @@ namespace dovetail::ops {
 
 enum class Activation { kSwiGlu, kGelu, kSquaredRelu };
 
-/// Input of an activation: x (rows, width), or (rows, 2 * width) for SwiGLU, which holds gate, then
-/// up. All tensors are contiguous.
+/// Input of an activation: x (rows, width). For SwiGLU it is (rows, 2 * width), and each row holds
+/// gate, then up. All tensors are contiguous, in `storage`.
 struct ActivationProblem {
   Activation activation;
   Storage storage;
@@ -17,9 +17,9 @@ struct ActivationProblem {
   const void* x;
 };
 
-/// Writes y (rows, width).
+/// Writes the activation y (rows, width) of the input.
 void activation_forward(const ActivationProblem& problem, void* y);
-/// Writes dx, with the shape of x; dy is (rows, width).
+/// Writes dx, with the shape of x, given dy (rows, width).
 void activation_backward(const ActivationProblem& problem, const void* dy, void* dx);
 
 }  // namespace dovetail::ops

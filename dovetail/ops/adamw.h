@@ -6,34 +6,38 @@
 
 namespace dovetail::ops {
 
-/// Parameters of an AdamW step (Loshchilov and Hutter 2019) over many tensors in one pass over
-/// memory.
+/// Numbers that an AdamW step (Loshchilov and Hutter 2019) uses for all its tensors. A step updates
+/// many tensors in one pass over memory.
 ///
 ///   g = grad * grad_scale;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 ///   p = p - lr * weight_decay * p - lr * (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 struct AdamWOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
-  double grad_scale = 1.0;  ///< gradient clipping and division by the token count
+  double grad_scale = 1.0;  ///< factor for gradient clipping and division by the token count
   int64_t step = 1;         ///< 1-based step number t
 };
 
+/// One parameter with its gradient and optimizer state.
 struct AdamWTensor {
   at::Tensor parameter;  ///< float32 or float64 master weight, contiguous
   at::Tensor gradient;   ///< same shape; float32, float64 or bfloat16
   at::Tensor m, v;       ///< same dtype as parameter
-  /// Bfloat16 weight of the forward pass, which receives the rounded result. May be undefined.
+  /// Bfloat16 copy of the parameter for the forward pass. It receives the updated parameter,
+  /// rounded. May be undefined.
   at::Tensor compute_copy;
   double weight_decay = 0.0;
 };
 
+/// Updates `parameter`, `m`, `v` and `compute_copy` of all tensors in place.
 void adamw_step(const std::vector<AdamWTensor>& tensors, const AdamWOptions& options);
 
-/// Returns the sums of squares of the pieces of all tensors in order, float64 (pieces). A piece is
-/// a run of elements of one tensor. Added in their order, the sums give `sum_of_squares`, however
-/// the tensors are distributed over calls. NaN and infinity are propagated. The result is on the
-/// GPU if all tensors are, else on the CPU. The call does not wait for the GPU.
+/// Returns one sum of squares per piece, for the pieces of all tensors in order, as float64
+/// (pieces). A piece is a run of elements of one tensor. Adding the sums in their order gives
+/// `sum_of_squares`, even if the tensors are distributed over several calls. NaN and infinity are
+/// propagated. The result is on the GPU if all tensors are, else on the CPU. The call does not wait
+/// for the GPU.
 at::Tensor squares_of_pieces(const std::vector<at::Tensor>& tensors);
-/// Returns the sum of squares of all elements in float64, added in a fixed order.
+/// Returns the sum of squares of all elements of all tensors in float64, added in a fixed order.
 double sum_of_squares(const std::vector<at::Tensor>& tensors);
 
 }  // namespace dovetail::ops

@@ -1,6 +1,6 @@
-// Conversion of rows of heads between memory and the attention kernels: number format, rotary
-// positions, padding.
-// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
+// Building blocks of the attention kernels. They convert rows of heads between memory and float32:
+// number format, rotary positions, padding. They also multiply blocks of keys and queries. Compiled
+// once per instruction set: included by *_simd.cpp after simd_config.h, through Highway's
 // foreach_target.
 #if defined(DOVETAIL_OPS_ATTENTION_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DOVETAIL_OPS_ATTENTION_ROWS_INL_H_
@@ -21,29 +21,30 @@ HWY_BEFORE_NAMESPACE();
 namespace dovetail::ops {
 namespace HWY_NAMESPACE {
 
-// Rows of the left operand in the products of attention. They divide the usual head sizes, unlike
-// the 12 or 6 rows of GEMM.
+// Rows of a tile of accumulators in the products of attention. They divide the usual head sizes,
+// unlike the 12 or 6 rows of GEMM.
 #if HWY_TARGET == HWY_AVX3
 constexpr int kHeadRows = 8;
 #else
 constexpr int kHeadRows = 4;
 #endif
-// Queries that are processed together: one strip of tile columns. Each lane then holds the softmax
-// statistics of one query, without horizontal sums.
+// Number of queries that are processed together (a strip). They fill the columns of a tile. Each
+// lane then holds the softmax statistics of one query, without horizontal sums.
 constexpr int64_t kQueries = kTileColumns;
-// Keys per block. The scores of a block (kKeys x kQueries) stay in the first-level cache.
+// Number of keys per block. The scores of a block (kKeys x kQueries) stay in the first-level cache.
 constexpr int64_t kKeys = 128;
 
 HWY_INLINE int64_t round_up(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
-/// Returns the head size rounded up to whole strips of tile columns. The elements that this adds
-/// are zero.
+/// Returns the padded head size: a multiple of kTileColumns and of kHeadRows. The elements that
+/// this adds to a row are zero.
 HWY_INLINE int64_t padded_head_dim(const AttentionShape& s) {
   return round_up(s.head_dim, round_up(kTileColumns, kHeadRows));
 }
 
+/// Returns the row of batch entry b, position t and head h.
 template <class T>
 HWY_INLINE const T* row_of(const HeadsView& view, int64_t b, int64_t t, int64_t h) {
   return static_cast<const T*>(view.data) + b * view.batch_stride + t * view.time_stride +
@@ -55,15 +56,15 @@ HWY_INLINE T* row_of(const MutableHeadsView& view, int64_t b, int64_t t, int64_t
          h * view.head_stride;
 }
 
-/// Converts `count` elements to float32 in `to`, multiplied by `scale`.
+/// Converts `count` elements to float32, multiplies them by `scale` and writes them to `to`.
 template <class T>
 HWY_INLINE void load_row(const T* from, int64_t count, float scale, float* to) {
   for (int64_t i = 0; i < count; i += kLanes)
     store(hn::Mul(load(from + i, count - i), splat(scale)), to + i, count - i);
 }
 
-/// Rotates pairs (i, i + half) of `row` by the angles of `position`, backwards if `direction` is
-/// -1.
+/// Rotates pairs (i, i + half) of `row` by the angles of rotary position `position`, backwards if
+/// `direction` is -1.
 HWY_INLINE void rotate_row(const AttentionShape& s, int64_t position, float direction, float* row) {
   const int64_t half = s.rotary_dim / 2;
   const float *cosine = s.cosine + position * half, *sine = s.sine + position * half;
@@ -77,9 +78,9 @@ HWY_INLINE void rotate_row(const AttentionShape& s, int64_t position, float dire
   }
 }
 
-/// Loads rows [t, t + count) of a head to `to` (rows, padded). Elements beyond the head size, and
-/// rows from `count` on, are zero. Rows are rotated if `position`, the position of row t, is not
-/// negative.
+/// Loads rows [t, t + count) of head h of batch entry b to `to` (rows, padded head size), times
+/// `scale`. Elements beyond the head size, and rows from `count` on, are zero. Rows are rotated if
+/// `position`, the position of row t, is not negative.
 template <class T>
 void load_rows(const AttentionShape& s, const HeadsView& view, int64_t b, int64_t t, int64_t h,
                int64_t count, int64_t rows, int64_t position, float scale, float* to) {
@@ -95,7 +96,8 @@ void load_rows(const AttentionShape& s, const HeadsView& view, int64_t b, int64_
   }
 }
 
-/// Loads the keys of a head, rotated. Keys of a cache (before S - T) already are.
+/// Loads all keys of key-value head g, rotated, to `to` (rows, padded head size). The first S - T
+/// keys come from a cache and are already rotated in memory.
 template <class T>
 void load_keys(const AttentionShape& s, const HeadsView& k, int64_t b, int64_t g, int64_t rows,
                float* to) {
@@ -105,14 +107,14 @@ void load_keys(const AttentionShape& s, const HeadsView& k, int64_t b, int64_t g
                to + cached * padded_head_dim(s));
 }
 
-/// Packs rows (rows, padded) as panels of kHeadRows rows: panel p holds [d][row of the panel].
-/// `rows` is a multiple of kHeadRows.
+/// Packs `from` (rows, width) as panels of kHeadRows rows. Panel p holds [d][row of the panel],
+/// with element d of a row. `rows` is a multiple of kHeadRows.
 HWY_INLINE void pack_panels(const float* from, int64_t rows, int64_t width, float* to) {
   pack_transposed<kHeadRows>({from, width}, rows, width, to);
 }
 
-/// Computes scores[key][query] of keys key .. key_end, from panels of keys and from queries
-/// [d][query].
+/// Computes scores[i][query], the dot product of key `key` + i and each query of a strip, for keys
+/// below `key_end`. `panels` has all keys as `pack_panels` packs them. `queries` is [d][query].
 HWY_INLINE void score_block(const float* panels, int64_t key, int64_t key_end, int64_t width,
                             const float* queries, float* scores) {
   for (int64_t i = key; i < key_end; i += kHeadRows) {
@@ -123,7 +125,8 @@ HWY_INLINE void score_block(const float* panels, int64_t key, int64_t key_end, i
   }
 }
 
-/// Computes sums[d][query] += sum over keys of rows[key][d] * weights[key][query].
+/// Computes sums[d][query] += sum over keys of rows[key][d] * weights[key][query]. Width is the
+/// padded head size.
 HWY_INLINE void weigh_block(const float* rows, int64_t keys, int64_t width, const float* weights,
                             float* sums) {
   for (int64_t d = 0; d < width; d += kHeadRows) {
@@ -132,13 +135,14 @@ HWY_INLINE void weigh_block(const float* rows, int64_t keys, int64_t width, cons
   }
 }
 
-/// Returns the end of the keys that the kQueries queries from `query` on may see.
+/// Returns the end of the keys that a strip of queries may see. The strip begins at `query`. Later
+/// keys are hidden from all its queries.
 HWY_INLINE int64_t key_limit(const AttentionShape& s, int64_t query) {
   return std::min(s.keys, query + kQueries + s.keys - s.queries);
 }
 
-/// Returns the lanes (queries) of vector j of a strip that do not see `key`; `query` is the first
-/// query of the strip.
+/// Returns a mask of the lanes (queries) that must not see `key`. The lanes belong to vector j of a
+/// strip that begins at `query`.
 HWY_INLINE auto hidden_lanes(const AttentionShape& s, int64_t query, int64_t key, int64_t j) {
   const FloatVector position =
       hn::Add(hn::Iota(FloatTag(), 0.0f), splat(static_cast<float>(j * kLanes)));

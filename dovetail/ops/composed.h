@@ -2,23 +2,23 @@
 
 #include "dovetail/ops/functions.h"
 
-/// Operations of functions.h, composed of ATen's differentiable operators alone. Float64, the meta
-/// device, CUDA and disabled kernels use them, and tests compare our kernels with them. The caller
-/// has checked shapes and dtypes.
+/// Operations of functions.h, composed of ATen's differentiable operators alone. They serve
+/// float16, float64, a GPU without our kernels, and disabled kernels. Tests compare our kernels
+/// with them. The caller has checked shapes and dtypes.
 namespace dovetail::ops::composed {
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                       double eps);
 at::Tensor rotate(const at::Tensor& x, int64_t position, AttentionOptions options);
-/// Differentiable function by which `attention` rotates queries and keys.
+/// Differentiable function with which `attention` rotates queries and keys.
 using Rotate = at::Tensor (*)(const at::Tensor& x, int64_t position, AttentionOptions options);
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      AttentionOptions options, Rotate rotate_by = rotate);
 at::Tensor swiglu(const at::Tensor& x);
 at::Tensor gelu(const at::Tensor& x);
 at::Tensor squared_relu(const at::Tensor& x);
-/// Computes the loss with all logits (N, vocab) in memory at once.
+/// Computes the loss with the logits of all N tokens, (N, vocab), in memory at once.
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight,
                                 const at::Tensor& targets);
 

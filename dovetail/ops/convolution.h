@@ -15,14 +15,15 @@ namespace dovetail::ops {
 /// kernels).
 ///   im2col    unfolds one image at a time into columns and multiplies them with the filters
 ///   winograd  F(4 x 4, 3 x 3) (Lavin and Gray 2015, arXiv 1509.09308): a quarter of the
-///   multiplications, larger errors
+///             multiplications, larger errors
 enum class ConvolutionAlgorithm { kIm2col, kWinograd };
+/// Returns "im2col" or "winograd".
 std::string_view name(ConvolutionAlgorithm algorithm);
 /// Returns the algorithm of this name. Throws UserError for an unknown name.
 ConvolutionAlgorithm convolution_algorithm(std::string_view name);
 
 struct ConvolutionOptions {
-  /// Each is {height, width}; padding by zeros.
+  /// Each is {height, width}. Padding adds zeros.
   std::array<int64_t, 2> stride = {1, 1}, padding = {0, 0};
   ConvolutionAlgorithm algorithm = ConvolutionAlgorithm::kIm2col;
 };
@@ -31,19 +32,19 @@ struct ConvolutionOptions {
 /// padding - R) / stride + 1, rounded down, and Q likewise. All tensors are float32 on the CPU; x
 /// and weight are made contiguous. One group, no dilation.
 ///
-/// The bits depend on the instruction set (ops/simd_level.h), not on the number of threads. The
-/// error bound of im2col is (C R S + 1) 2^-24 sum |x| |weight|. The bound of winograd is in
-/// winograd.h. Autograd does not differentiate this function: use the gradients below. Throws
+/// The result's bits depend on the instruction set (ops/simd_level.h), not on the number of
+/// threads. The error bound of im2col is (C R S + 1) 2^-24 sum |x| |weight|. The bound of winograd
+/// is in winograd.h. Autograd does not differentiate this function: use the gradients below. Throws
 /// UserError for shapes that do not match, and if `why_not` returns a reason.
 at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                        const ConvolutionOptions& options);
 
-/// Returns the gradient of x, with shape `x_sizes`, given dy (N, K, P, Q).
+/// Returns the gradient of x, with shape `x_sizes`, given the gradient dy (N, K, P, Q) of y.
 at::Tensor convolution_backward_data(const at::Tensor& dy, const at::Tensor& weight,
                                      at::IntArrayRef x_sizes, const ConvolutionOptions& options);
 
-/// Gradients of the weight, with shape `weight_sizes`, and of the bias. Sums run over the images in
-/// their order.
+/// Gradients of the weight, with shape `weight_sizes`, and of the bias, (K). Sums run over the
+/// images of the batch in their order.
 struct ConvolutionGradients {
   at::Tensor weight, bias;
 };
@@ -51,19 +52,21 @@ ConvolutionGradients convolution_backward_weight(const at::Tensor& dy, const at:
                                                  at::IntArrayRef weight_sizes,
                                                  const ConvolutionOptions& options);
 
+/// Pass of a convolution: y, the gradient of x, or the gradients of weight and bias.
 enum class ConvolutionPass { kForward, kBackwardData, kBackwardWeight };
 
-/// Returns the reason why an algorithm cannot compute a pass, or nullopt. Winograd needs 3 x 3
-/// filters and stride 1, in a forward pass or a backward pass to data. The latter needs padding of
+/// Returns the reason why `options.algorithm` cannot compute a pass, or nullopt if it can. Winograd
+/// needs 3 x 3 filters and stride 1. It computes forward passes, and gradients of x with padding of
 /// at most 2.
 std::optional<std::string> why_not(ConvolutionPass pass, at::IntArrayRef weight_sizes,
                                    const ConvolutionOptions& options);
 
-/// Returns the workspace of a pass in bytes, in addition to its arguments and results. The pass
-/// allocates it after these and frees it at its end. For im2col it holds the columns of one image,
-/// or nothing if the image is equal to its columns. Backward to weights also needs a row of sums.
-/// For winograd see winograd.h. The buffers in which each thread packs matrix products
-/// (ops/workspace.h) are not counted, since they are kept between calls.
+/// Returns the size of the workspace of a pass in bytes. A pass needs it in addition to its
+/// arguments and results. It allocates the workspace after its results and frees it at its end. For
+/// im2col it holds the columns of one image. It holds nothing if they are the image itself: 1 x 1
+/// filters, stride 1, no padding. Gradients of weights also need a row of sums. For winograd see
+/// winograd.h. The buffers in which each thread packs matrix products (ops/workspace.h) are not
+/// counted, since they are kept between calls.
 int64_t convolution_workspace_bytes(ConvolutionPass pass, at::IntArrayRef x_sizes,
                                     at::IntArrayRef weight_sizes,
                                     const ConvolutionOptions& options);

@@ -4,10 +4,10 @@
 
 namespace dovetail::ops {
 
-/// Sizes of an image (channels, height, width) and of its columns. The columns are (channels *
-/// kernel_height * kernel_width, out_height * out_width). Row (c, r, s) of the columns holds, for
-/// each output, the element of channel c that filter tap (r, s) reads. Elements outside the image
-/// are zero.
+/// Sizes of an image (channels, height, width) and of its columns. The columns are a matrix
+/// (channels * kernel_height * kernel_width, out_height * out_width). Row (c, r, s) of it holds,
+/// for each output pixel, the element of channel c that filter tap (r, s) reads. Elements outside
+/// the image are zero.
 struct ColumnShape {
   int64_t channels, height, width;
   int64_t kernel_height, kernel_width, stride_height, stride_width, pad_height, pad_width;
@@ -20,8 +20,9 @@ struct ColumnShape {
 /// Computes the columns of an image (im2col).
 void image_to_columns(const ColumnShape& shape, const float* image, float* columns);
 
-/// Computes an image from its columns (col2im). Each element of the image is the sum of all
-/// elements of the columns that were read from it. The sum is in the order of the columns.
+/// Computes an image from columns (col2im), as the gradient of `image_to_columns` needs it. Each
+/// element of the image is the sum of all elements of the columns that `image_to_columns` would
+/// read from it. Additions are in the order of the rows of the columns.
 void columns_to_image(const ColumnShape& shape, const float* columns, float* image);
 
 }  // namespace dovetail::ops

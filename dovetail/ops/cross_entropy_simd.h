@@ -6,12 +6,13 @@
 
 namespace dovetail::ops {
 
-/// Cross entropy of each row: losses[i] = log(sum(exp(logits[i]))) - logits[i, targets[i]]. It is 0
-/// if the target is `kIgnoredTarget`; every other target must be in [0, vocab). With `gradient`,
-/// logits (rows, vocab), contiguous, are overwritten with softmax - one-hot, and with zeros in
-/// ignored rows.
+/// Target of a row without loss.
 constexpr int64_t kIgnoredTarget = -100;
 
+/// Problem of the cross entropy of each row: losses[i] = log(sum(exp(logits[i]))) - logits[i,
+/// targets[i]]. Logits are (rows, vocab), contiguous, in `storage`. The loss is 0 if the target is
+/// `kIgnoredTarget`; every other target must be in [0, vocab). If `gradient`, logits are
+/// overwritten with their gradients: softmax - one-hot, and zeros in ignored rows.
 struct CrossEntropyProblem {
   int64_t rows, vocab;
   Storage storage;

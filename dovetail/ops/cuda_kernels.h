@@ -12,12 +12,13 @@
 
 namespace dovetail::ops {
 
-/// Matrix product c (m, n) = [c +] a (m, k) b (k, n); m, n and k are above 0. c is row-major, and
-/// its rows are `c_stride` elements apart.
+/// Matrix product c (m, n) = [c +] a (m, k) b (k, n), where c is added if `accumulate` is set.
+/// Sizes m, n and k are above 0. The result c is row-major, and its rows are `c_stride` elements
+/// apart.
 struct GroupedProduct {
   struct Operand {
     const void* data;
-    int64_t stride;   ///< row stride in elements of the matrix in memory, which is row-major
+    int64_t stride;   ///< distance of rows in elements; the matrix in memory is row-major
     bool transposed;  ///< the matrix in memory is the transpose of the operand
   };
   int64_t m, n, k;
@@ -27,13 +28,15 @@ struct GroupedProduct {
   bool accumulate;
 };
 
-/// Kernels for CUDA tensors. They take the problems of the CPU kernels, with pointers to memory of
-/// the current GPU. Work is queued on torch's current stream. The kernels are in a separate
-/// library, which is built if nvcc is found.
+/// Table of kernels for CUDA tensors. They take the problem structs of the CPU kernels (included
+/// above), with pointers to memory of the current GPU. Work is queued on torch's current stream.
+/// The kernels are in a separate library, which is built if nvcc is found.
 struct CudaKernels {
-  /// If branch (N, C) is not null, x + branch is rounded, written to sum (N, C) and normalized.
+  /// Writes the norm of x to y. If branch (N, C) is not null, normalizes x + branch instead. This
+  /// sum is rounded to the storage format and also written to sum (N, C).
   void (*norm_forward)(const NormProblem& problem, const void* branch, void* sum, void* y);
-  /// Adds dsum (N, C), the gradient of the sum by another path, to dx; dsum may be null.
+  /// Computes dx, dweight and dbias from dy. If dsum (N, C) is not null, it is added to dx. It is
+  /// the gradient that x + branch receives from its other uses.
   void (*norm_backward)(const NormProblem& problem, const void* dy, const void* dsum, void* dx,
                         float* dweight, float* dbias);
   void (*activation_forward)(const ActivationProblem& problem, void* y);
@@ -45,41 +48,47 @@ struct CudaKernels {
   /// float32 and then rounded to `storage`, the storage of x and `to`.
   void (*column_sums)(Storage storage, const void* x, int64_t rows, int64_t columns, void* to);
 
+  /// Updates the elements of all spans.
   void (*adamw)(std::span<const AdamWSpan> spans, const AdamWScalars& scalars);
   /// Writes the sum of squares of piece i to sums[i].
   void (*squares)(std::span<const SquaresPiece> pieces, double* sums);
-  /// Takes at least one row. A target outside the vocabulary makes the loss of its row NaN.
+  /// Needs at least one row. A target outside the vocabulary makes the loss of its row NaN.
   void (*cross_entropy)(const CrossEntropyProblem& problem);
 
-  /// Implementation of `GpuGraph`: records the work that `work` queues as a graph, replays it,
-  /// destroys it.
+  /// Records the work that `work` queues as a CUDA graph, and returns the graph. `GpuGraph`
+  /// (gpu_graph.h) calls this and the next two functions.
   void* (*record_graph)(const std::function<void()>& work);
+  /// Queues the work of a graph.
   void (*replay_graph)(void* graph);
+  /// Destroys a graph.
   void (*drop_graph)(void* graph);
 
   /// Rotates at most kMaxRotaryParts parts in one launch.
   void (*rotate)(const RotaryProblem& problem, std::span<const RotaryPart> parts);
 };
 
-/// Returns the kernels, or null in a build without nvcc: GPU operations are then composed of
-/// ATen's. `dovetail doctor` shows which case applies. The first call opens the library and needs a
-/// GPU in use.
+/// Returns the table, or null in a build without nvcc: GPU operations are then composed of ATen's.
+/// The command `dovetail doctor` shows which case applies. The first call opens the library. This
+/// process must use a GPU by then (`load_gpu` in base/gpu.h).
 const CudaKernels* cuda_kernels();
 
-/// Returns a function of that library, or null in a build without it.
+/// Returns the address of function `entry` of the CUDA library, or null in a build without this
+/// library.
 void* open_cuda_library(const char* entry);
 
-/// Returns the table that function `entry` returns, or null in a build without the library. Each
-/// layer with kernels has its own table.
+/// Returns the table of kernels that function `entry` of the CUDA library returns, or null in a
+/// build without this library. Each part of Dovetail with CUDA kernels has a table of its own, for
+/// example ops and mx.
 template <class Kernels>
 const Kernels* cuda_kernel_table(const char* entry) {
   void* function = open_cuda_library(entry);
   return function == nullptr ? nullptr : reinterpret_cast<const Kernels* (*)()>(function)();
 }
 
-/// File name of the CUDA library, which is in the folder of our main library. Name of its function
-/// that returns this table: `const CudaKernels* dovetail_cuda_kernels()`.
+/// File name of the CUDA library, which is in the folder of our main library.
 inline constexpr const char* kCudaLibrary = "libdovetail_cuda.so";
+/// Name of the function in it that returns the table of ops: `const CudaKernels*
+/// dovetail_cuda_kernels()`.
 inline constexpr const char* kCudaEntry = "dovetail_cuda_kernels";
 
 }  // namespace dovetail::ops

@@ -4,31 +4,33 @@
 
 #include <vector>
 
-/// Differentiable operations of a decoder-only transformer. On CPU in float32 and bfloat16 they are
-/// our fused kernels, with statistics, softmax and accumulation in FP32. On other devices they are
-/// composed of ATen's operators. Each is also `torch.ops.dovetail.<name>`. All throw UserError that
-/// names wrong shapes or dtypes. On the meta device they return shapes, without gradients.
+/// Differentiable operations of a decoder-only transformer. In float32 and bfloat16 most are our
+/// own kernels, with statistics, softmax and accumulation in FP32. A GPU needs a build with our
+/// CUDA library for them (cuda_kernels.h). In all other cases they are composed of ATen's
+/// operators. All except `rotate`, the norms of sums and `attention` of qkv are also
+/// `torch.ops.dovetail.<name>`. All throw UserError that names wrong shapes or dtypes. On the meta
+/// device, results and gradients are tensors without memory.
 namespace dovetail::ops {
 
-/// Returns y = x @ weight^T + bias, y (..., out). x (..., in), weight (out, in), bias (out) or
-/// undefined; all have one dtype.
+/// Returns y = x @ weight^T + bias, y (..., out). Shapes: x (..., in), weight (out, in), bias (out)
+/// or undefined. All have one dtype.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
 
 /// Returns x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019).
-/// weight (width), any float dtype.
+/// weight is (width), any float dtype.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
-/// Returns the layer normalisation over the last dimension (Ba et al. 2016). weight and bias
+/// Returns the layer normalisation over the last dimension (Ba et al. 2016). weight and bias are
 /// (width); bias may be undefined.
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                       double eps);
 
-/// Residual sum and its norm.
+/// Residual sum (`sum`) and its norm (`normal`).
 struct NormedSum {
   at::Tensor sum, normal;
 };
 /// Returns sum = x + branch and normal = norm(sum). x and branch have one shape and dtype; an
-/// undefined branch counts as zero. On a GPU one kernel computes both, and one kernel joins their
+/// undefined branch counts as zero. On a GPU one kernel computes both, and one kernel adds up their
 /// gradients.
 NormedSum rms_norm_of_sum(const at::Tensor& x, const at::Tensor& branch, const at::Tensor& weight,
                           double eps);
@@ -50,17 +52,17 @@ struct AttentionOptions {
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      AttentionOptions options = {});
 /// Computes attention from the result of one joint projection, qkv (B, T, (heads + 2 kv_heads) *
-/// D): queries, then keys, then values. Its gradient is written as one tensor. Three gradients
-/// would have to be concatenated first.
+/// D): queries, then keys, then values. Its gradient is written as one tensor. The gradients of
+/// three tensors would have to be concatenated first.
 at::Tensor attention(const at::Tensor& qkv, int64_t heads, int64_t kv_heads,
                      AttentionOptions options = {});
 
-/// Returns x (B, T, H, D) with rotary positions; the first one is `position`. Not differentiable;
-/// used in decoding.
+/// Returns x (B, T, H, D), rotated by the rotary positions `position`, `position` + 1 and so on.
+/// Not differentiable; used in decoding.
 at::Tensor rotate(const at::Tensor& x, int64_t position, AttentionOptions options);
 
-/// Returns SwiGLU (Shazeer 2020): silu(gate) * up, (..., width). x (..., 2 * width) holds gate,
-/// then up.
+/// Returns SwiGLU (Shazeer 2020): silu(gate) * up, (..., width). x is (..., 2 * width) and holds
+/// gate, then up.
 at::Tensor swiglu(const at::Tensor& x);
 /// Returns GELU in its tanh form (Hendrycks and Gimpel 2016), as in GPT-2.
 at::Tensor gelu(const at::Tensor& x);
@@ -75,7 +77,7 @@ at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight,
                                 const at::Tensor& targets);
 
 /// Returns the rows of `weight` (vocab, width) for ids (...) int64: (..., width). The gradient is
-/// accumulated in index order, so its bits are the same for any number of threads.
+/// accumulated in the order of `ids`, so its bits are the same for any number of threads.
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids);
 
 }  // namespace dovetail::ops

@@ -4,23 +4,26 @@
 
 #include "dovetail/ops/gemm.h"
 
-/// A call of gemm.h, split into operands and checked, as its kernels take it.
+/// A call of gemm.h, split into operands and checked. The CPU and GPU implementations start from
+/// it.
 namespace dovetail::ops {
 
-/// One factor of a product: a stored matrix, perhaps a choice of its rows, perhaps transposed.
+/// One factor of a product: a stored matrix or some of its rows, perhaps transposed.
 struct Operand {
   at::Tensor stored;
-  at::Tensor rows;  ///< (chosen rows) int32: rows of `stored`; undefined: all rows
+  /// (chosen rows) int32: indices of the rows of `stored` to use. Undefined: all rows.
+  at::Tensor rows;
   bool transpose = false;
 
   int64_t chosen_rows() const { return rows.defined() ? rows.size(0) : stored.size(0); }
   int64_t height() const { return transpose ? stored.size(1) : chosen_rows(); }
   int64_t width() const { return transpose ? chosen_rows() : stored.size(1); }
-  /// op(a) or op(b), (height, width). Copies the chosen rows, if any.
+  /// Returns the factor, op(a) or op(b), as a matrix (height, width). Copies the chosen rows, if
+  /// `rows` is defined.
   at::Tensor matrix() const;
 };
 
-/// c (m, n) = [c +] a (m, k) @ b (k, n), with shapes, dtypes and devices checked.
+/// Product c (m, n) = [c +] a (m, k) @ b (k, n), with shapes, dtypes and devices checked.
 struct Product {
   at::Tensor c;
   Operand a, b;
@@ -32,8 +35,9 @@ struct Product {
   int64_t m() const { return a.height(); }
   int64_t n() const { return b.width(); }
   int64_t k() const { return a.width(); }
+  /// Returns true if a size is 0.
   bool empty() const { return c.numel() == 0 || m() == 0 || k() == 0; }
-  /// True if rows are gathered or scattered.
+  /// Returns true if rows of a or b are gathered, or if rows are scattered to c.
   bool indexes_rows() const {
     return a.rows.defined() || b.rows.defined() || options.c_rows.defined();
   }

@@ -1,5 +1,5 @@
 // Register tile of all our FP32 matrix products, and the packing of their operands.
-// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
+// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through Highway's
 // foreach_target.
 #if defined(DOVETAIL_OPS_MICRO_KERNEL_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DOVETAIL_OPS_MICRO_KERNEL_INL_H_
@@ -21,8 +21,8 @@ HWY_BEFORE_NAMESPACE();
 namespace dovetail::ops {
 namespace HWY_NAMESPACE {
 
-// A tile of kTileRows x kTileColumns accumulators fills the registers. AVX-512 has 32: 24
-// accumulators, 2 of b, 1 of a. AVX2 has 16: 12 accumulators, 2 of b, 1 of a.
+// A tile is a block of kTileRows x kTileColumns accumulators, and fills the registers. AVX-512 has
+// 32: 24 accumulators, 2 of b, 1 of a. AVX2 has 16: 12 accumulators, 2 of b, 1 of a.
 constexpr int kTileVectors = 2;
 constexpr int64_t kTileColumns = kTileVectors * kLanes;
 #if HWY_TARGET == HWY_AVX3
@@ -33,8 +33,10 @@ constexpr int kTileRows = 6;
 constexpr int kTileRows = 4;
 #endif
 
+/// Number of terms by which prefetching is ahead of the multiplication.
 constexpr int64_t kPrefetchSteps = 6;
 
+/// Part of a product that is held in registers: kRows x kTileColumns sums.
 template <int kRows>
 struct Tile {
   FloatVector v[kRows][kTileVectors];
@@ -49,20 +51,19 @@ HWY_INLINE void each_tile_row(const Body& body) {
   }(std::make_integer_sequence<int, kRows>());
 }
 
-// Number of terms of a product during which two lines of memory are prefetched for the next
-// product.
+// Number of terms in which two lines of memory are prefetched for the next product.
 constexpr int64_t kUpcomingSteps = 8;
 constexpr int64_t kLineFloats = 64 / sizeof(float);
 
 HWY_INLINE void prefetch_to_second_level(const float* at) { __builtin_prefetch(at, 0, 2); }
 
-/// Adds one term to each element of a tile.
+/// Adds one term to each sum of a tile: tile[r][j] += a[r * kRowStride] * b[j].
 template <int kRows, int kRowStride>
 HWY_INLINE void multiply_step(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b,
                               int64_t b_step, Tile<kRows>& tile) {
   const FloatTag d;
-  // b streams from the second-level cache: prefetches it some steps ahead. A prefetch beyond its
-  // end is only a hint.
+  // b streams from the second-level cache: prefetches it some steps ahead. A prefetch beyond the
+  // end of b is only a hint.
   hwy::Prefetch(b + kPrefetchSteps * b_step);
   if constexpr (kTileColumns * sizeof(float) > 64)
     hwy::Prefetch(b + kPrefetchSteps * b_step + kTileColumns / 2);
@@ -101,8 +102,9 @@ HWY_INLINE Tile<kRows> multiply(int64_t k, const float* HWY_RESTRICT a, int64_t 
 }
 
 #if HWY_TARGET == HWY_AVX3
-/// Multiplies packed operands whose terms are pairs of bfloat16, with sums in float32. The second
-/// number of a pair is added first.
+/// Multiplies packed operands whose terms are pairs of bfloat16, with sums in float32. The product
+/// of the second numbers of two pairs is added first. Meanwhile prefetches memory from `upcoming`
+/// on.
 inline HWY_NOINLINE __attribute__((target("avx512bf16"))) Tile<kTileRows> multiply_pairs(
     int64_t k, const float* HWY_RESTRICT a, const float* HWY_RESTRICT b,
     const float* HWY_RESTRICT upcoming) {
@@ -134,8 +136,8 @@ inline HWY_NOINLINE __attribute__((target("avx512bf16"))) Tile<kTileRows> multip
 }
 #endif
 
-/// Prefetches the lines of c that `store_tile` will touch, so that they arrive before the product
-/// is done.
+/// Prefetches the lines of c that `store_tile` will touch. They then arrive before the product is
+/// done.
 template <int kRows>
 HWY_INLINE void prefetch_tile(const float* c, int64_t ldc) {
 #pragma GCC unroll 16
@@ -145,9 +147,11 @@ HWY_INLINE void prefetch_tile(const float* c, int64_t ldc) {
   }
 }
 
-/// Initial value to which a tile is added when it is stored.
+/// Number to which a sum of a tile is added when it is stored. It is zero, the element of c, or the
+/// bias of the column.
 enum class TileInit { kZero, kAccumulate, kBias };
 
+/// Stores a whole tile to c.
 template <int kRows, TileInit kInit>
 HWY_INLINE void store_full(const Tile<kRows>& tile, float* HWY_RESTRICT c, int64_t ldc,
                            const float* HWY_RESTRICT bias) {
@@ -166,8 +170,8 @@ HWY_INLINE void store_full(const Tile<kRows>& tile, float* HWY_RESTRICT c, int64
   }
 }
 
-/// Writes the `rows` x `columns` corner of a tile, which is contiguous in memory, to c: c [+]=
-/// corner [+ bias].
+/// Stores the `rows` x `columns` corner of a tile to c: c [+]= corner [+ bias]. The tile has been
+/// written to memory, with kTileColumns sums a row.
 inline HWY_NOINLINE void store_corner(const float* tile, float* c, int64_t ldc, int64_t rows,
                                       int64_t columns, TileInit init, const float* bias) {
   for (int64_t r = 0; r < rows; ++r) {
@@ -181,7 +185,8 @@ inline HWY_NOINLINE void store_corner(const float* tile, float* c, int64_t ldc, 
   }
 }
 
-/// Stores the `rows` x `columns` corner of the tile to c.
+/// Stores the `rows` x `columns` corner of a tile to c. The other sums belong to rows and columns
+/// that c lacks.
 template <int kRows>
 HWY_INLINE void store_tile(const Tile<kRows>& tile, float* c, int64_t ldc, int64_t rows,
                            int64_t columns, TileInit init, const float* bias = nullptr) {
@@ -200,7 +205,8 @@ HWY_INLINE void store_tile(const Tile<kRows>& tile, float* c, int64_t ldc, int64
   }
 }
 
-/// Stores the `rows` x `columns` corner of the tile to c, rounded to bfloat16.
+/// Stores the `rows` x `columns` corner of a tile, plus bias if it is not null, to c, rounded to
+/// bfloat16.
 template <int kRows>
 HWY_INLINE void store_tile(const Tile<kRows>& tile, BFloat16* c, int64_t ldc, int64_t rows,
                            int64_t columns, const float* bias) {
@@ -220,7 +226,7 @@ HWY_INLINE void prefetch_rows(const float* c, int64_t ldc, int64_t rows, const i
 }
 
 /// Computes c[row[r]] += weight[r] * (row r of the corner [+ bias]) for the `rows` x `columns`
-/// corner of the tile.
+/// corner of a tile. If `weight` is null, weights are 1.
 template <int kRows>
 HWY_INLINE void add_tile_to_rows(const Tile<kRows>& tile, float* c, int64_t ldc, int64_t rows,
                                  int64_t columns, const int32_t* row, const float* weight,
@@ -242,8 +248,8 @@ HWY_INLINE void add_tile_to_rows(const Tile<kRows>& tile, float* c, int64_t ldc,
   }
 }
 
-/// Rows of memory that are `stride` floats apart: all in their order, or the rows that `index`
-/// names.
+/// Rows of a matrix in memory, `stride` floats apart: all in their order, or those whose numbers
+/// are in `index`.
 struct Lines {
   const float* first;
   int64_t stride;
@@ -308,9 +314,10 @@ HWY_INLINE void transpose(const Lines& from, int64_t count, int64_t k, float* HW
 }
 
 // Layout of a packed operand: [tile][term][row or column of the tile]. A tile is kWidth rows of a,
-// or kWidth columns of b. Elements that the last tile lacks are zero.
+// or kWidth columns of b. A term is an index p along k. Elements that the last tile lacks are zero.
 
-/// Packs from[i][p] for i < count and p < k.
+/// Packs the matrix from[i][p] for i < count and p < k: a row of `from` is a row of a, or a column
+/// of b.
 template <int64_t kWidth>
 HWY_INLINE void pack_transposed(const Lines& from, int64_t count, int64_t k,
                                 float* HWY_RESTRICT to) {
@@ -322,8 +329,8 @@ HWY_INLINE void pack_transposed(const Lines& from, int64_t count, int64_t k,
   }
 }
 
-/// Packs from[p][i] for i < count and p < k, in the order of memory. The outer loop is over terms,
-/// so that each line and each page is touched once.
+/// Packs the matrix from[p][i] for i < count and p < k: a row of `from` is a term. The outer loop
+/// is over terms, in the order of memory. So each line and each page is touched once.
 template <int64_t kWidth>
 HWY_INLINE void pack_straight(const Lines& from, int64_t count, int64_t k, float* HWY_RESTRICT to) {
   constexpr int64_t kAhead = 6;  // number of lines
@@ -342,7 +349,8 @@ HWY_INLINE void pack_straight(const Lines& from, int64_t count, int64_t k, float
 }
 
 /// Packs pairs (from[2p][i], from[2p + 1][i]) of bfloat16 for i < count and first <= p < first + k.
-/// The second number is zero from term `terms` on.
+/// Row q of `from` starts at q * stride, or at line[q] * stride if `line` is not null. Elements of
+/// rows from `terms` on are zero.
 template <int64_t kWidth>
 HWY_INLINE void pack_pairs(const BFloat16* from, int64_t stride, const int32_t* line, int64_t terms,
                            int64_t count, int64_t first, int64_t k, float* HWY_RESTRICT to) {

@@ -6,8 +6,8 @@
 
 namespace dovetail::ops {
 
-/// Layer norm or RMS norm of N rows of width C. Tensors x, y, dy and dx (N, C) are contiguous, in
-/// `storage`. All others are float32; weight and bias are (C).
+/// Layer norm or RMS norm of the N rows (`rows`) of x, each of width C. Tensors x, y, dy and dx (N,
+/// C) are contiguous, in `storage`. All others are float32; weight and bias are (C).
 struct NormProblem {
   int64_t rows, width;
   Storage storage;
@@ -16,13 +16,16 @@ struct NormProblem {
   const float* weight;
   const float* bias;  ///< may be null
   float eps;
-  float *mean, *rstd;  ///< (N), written by forward and read by backward; mean is null for RMS norm
+  /// Statistics (N) of the rows: mean, and 1 / std or 1 / rms. Forward writes and backward reads
+  /// them. mean is null for RMS norm.
+  float *mean, *rstd;
 };
 
+/// Writes the norm y (N, C) of x.
 void norm_forward(const NormProblem& problem, void* y);
 
-/// Computes dx (N, C), and `dweight` and `dbias` (C) in float32; dbias may be null. Rows are summed
-/// in parts that depend on N alone, and the parts are added in order.
+/// Computes dx (N, C), and `dweight` and `dbias` (C) in float32, from dy (N, C). dbias may be null.
+/// Rows are summed in parts that depend on N alone, and the parts are added in order.
 void norm_backward(const NormProblem& problem, const void* dy, void* dx, float* dweight,
                    float* dbias);
 

@@ -8,48 +8,55 @@
 #include <vector>
 
 /// Operations on single rows of x (..., C), an activation or a norm, that precede a matrix product.
-/// A consumer that reads a few rows at a time, as a quantizer does, need not hold the whole result.
+/// A consumer can have the result computed a few rows at a time, for example to quantize it. The
+/// whole result then never exists in memory.
 namespace dovetail::ops {
 
 /// Matrix whose rows are computed when they are read.
 struct MadeRows {
   std::vector<int64_t> sizes;  ///< rows, columns
   at::ScalarType dtype;        ///< float32 or bfloat16; rows are on the CPU
-  /// Writes rows [row, row + rows) to `to`, contiguous. Any number of threads may call it at a
-  /// time.
+  /// Computes rows [row, row + rows) and writes them to `to`, contiguous. Any number of threads may
+  /// call it at a time.
   std::function<void(int64_t row, int64_t rows, void* to)> make;
 };
 
+/// Activation or norm, with its parameters.
 class RowOperation {
  public:
   virtual ~RowOperation() = default;
 
-  /// Returns the whole result, as dovetail::swiglu, dovetail::rms_norm and so on do.
+  /// Returns the whole result for x, as `swiglu`, `rms_norm` and so on of functions.h do.
   /// Differentiable.
   virtual at::Tensor apply(const at::Tensor& x) const = 0;
-  /// Trainable parameters; undefined where the operation has none.
+  /// Trainable parameters, or their gradients; undefined where the operation has none.
   struct Parameters {
     at::Tensor weight, bias;
   };
   virtual Parameters parameters() const { return {}; }
 
-  /// Returns true if the kernel that `rows` and `gradients` need exists for x and is enabled.
+  /// Returns true if `rows` and `gradients` can be called for x: their kernel supports x and is
+  /// enabled.
   virtual bool has_rows(const at::Tensor& x) const = 0;
-  /// Results of the forward pass that `gradients` reads in addition to x, float32 (N) each.
-  /// `MadeRows::make` fills them. Activations need none; norms need 1 / std, and layer norm the
-  /// mean, too.
+  /// Results of the forward pass that `gradients` reads in addition to x, float32 (N) for N rows.
+  /// `rows` allocates them, and `MadeRows::make` fills them. Activations need none; norms need 1 /
+  /// std, and layer norm the mean, too.
   struct Statistics {
     at::Tensor rstd, mean;
   };
-  /// Returns the rows of the result, with the same bits as `apply`. x must be contiguous.
+  /// Returns the rows of the result for x, to be computed on demand, with the same bits as `apply`.
+  /// x must be contiguous.
   virtual MadeRows rows(const at::Tensor& x, Statistics& statistics) const = 0;
+  /// Gradients of x and of the parameters.
   struct Gradients {
     at::Tensor x;
     Parameters parameters;
   };
+  /// Returns the gradients, given the gradient dy of the result. `statistics` must have been filled
+  /// for all rows.
   virtual Gradients gradients(const at::Tensor& x, const Statistics& statistics,
                               const at::Tensor& dy) const = 0;
-  /// Returns the same operation with other parameter tensors, for example when `parameters` have
+  /// Returns the same operation with other parameter tensors, for example if the parameters have
   /// moved to new tensors.
   virtual std::shared_ptr<const RowOperation> with(const Parameters& other) const = 0;
 };

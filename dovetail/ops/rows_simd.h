@@ -21,8 +21,9 @@ struct AddRowsProblem {
 void add_rows(const AddRowsProblem& problem);
 
 /// Gather of rows: y[i] = weight[i] * x[row[i]]. Both x (n, width) and y (rows, width) are
-/// contiguous in `storage`. If `weight` is null, weights are 1. With `other`, of the shape and
-/// storage of y, dots[i] = <x[row[i]], other[i]> with float32 sums.
+/// contiguous in `storage`. If `weight` is null, weights are 1. If `other` is not null, also
+/// computes dot products with its rows: dots[i] = <x[row[i]], other[i]>, with float32 sums. `other`
+/// has the shape and storage of y.
 struct GatherRowsProblem {
   Storage storage;
   int64_t rows, width;
@@ -35,9 +36,9 @@ struct GatherRowsProblem {
 };
 void gather_rows(const GatherRowsProblem& problem);
 
-/// Backward of the weights of weighted rows: dweight[i] = <y[i], dy[i]>, with float32 sums. Then
-/// y[i] and dy[i] are multiplied by weight[i] in place. y and dy are (rows, width), contiguous in
-/// `storage`.
+/// Gradient of the weights by which rows are multiplied: dweight[i] = <y[i], dy[i]>, with float32
+/// sums. Then y[i] and dy[i] are multiplied by weight[i] in place. y and dy are (rows, width),
+/// contiguous in `storage`.
 struct WeighRowsProblem {
   Storage storage;
   int64_t rows, width;

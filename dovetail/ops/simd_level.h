@@ -13,21 +13,23 @@ namespace dovetail::ops {
 /// Instruction sets for which our CPU kernels are compiled. `kScalar` is the compiler's baseline
 /// for the architecture (SSE2 on x86).
 enum class SimdLevel { kScalar, kAvx2, kAvx512 };
+/// Returns "scalar", "avx2" or "avx512".
 const char* simd_level_name(SimdLevel level);
 
 /// Returns the levels that this processor supports, slowest first.
 std::vector<SimdLevel> available_simd_levels();
 
 /// Returns the level in use. It is the best available one, or the environment variable
-/// DOVETAIL_SIMD (scalar, avx2, avx512). Throws UserError if that names an unknown or unavailable
-/// level.
+/// DOVETAIL_SIMD (scalar, avx2, avx512). Throws UserError if the variable names an unknown or
+/// unavailable level.
 SimdLevel simd_level();
-/// Sets the level, between calls of ops, never during one. Throws UserError if it is unavailable.
+/// Sets the level in use. Call it only while no operation runs. Throws UserError if the level is
+/// unavailable.
 void set_simd_level(SimdLevel level);
 
 /// Kernels that can be disabled one by one, for benchmarks that measure the gain of each. ATen then
-/// does their work, with two exceptions. Quantizing uses the codec element by element. Experts are
-/// computed one after another, on copies of their rows.
+/// does their work, with two exceptions. Without kQuantize, quantizing uses mx/codec.h, element by
+/// element. Without kExperts, experts are computed one after another, on copies of their rows.
 enum class Kernel {
   kGemm,
   kAttention,
@@ -40,21 +42,22 @@ enum class Kernel {
   kExperts
 };
 
-/// Disables the kernels in `names`, separated by commas: gemm, attention, norm, activation,
-/// cross_entropy, embedding, adamw, mx_quantize, experts. An empty text enables all. Replaces the
-/// environment variable DOVETAIL_DISABLE, which is read at first use. Throws UserError that lists
-/// the valid names for an unknown one.
+/// Disables exactly the kernels in `names`, separated by commas: gemm, attention, norm, activation,
+/// cross_entropy, embedding, adamw, mx_quantize, experts. An empty text enables all. Without a
+/// call, the environment variable DOVETAIL_DISABLE decides, which is read at first use. Throws
+/// UserError that lists the valid names for an unknown one.
 void set_disabled_kernels(std::string_view names);
 bool kernel_enabled(Kernel kernel);
 
-/// Returns true if our kernel computes `x`: the kernel is enabled, and x is float32 or bfloat16.
-/// `x` is on a CPU, or on a GPU if `CudaKernels` has this kernel.
+/// Returns true if our kernel, not ATen, should compute an operation on x. The kernel is then
+/// enabled, and x is float32 or bfloat16. The device of x is a CPU, or a GPU if `CudaKernels` has
+/// this kernel.
 bool use_kernel(Kernel kernel, const at::Tensor& x);
 
-/// Returns the storage of x, which must be float32 or bfloat16, as `use_kernel` ensures.
+/// Returns the storage format of x, which must be float32 or bfloat16, as `use_kernel` ensures.
 Storage storage_of(const at::Tensor& x);
 
-/// Returns the data of x, which is float32, or null if x is undefined.
+/// Returns the address of x's data, which must be float32. Returns null if x is undefined.
 const float* data_or_null(const at::Tensor& x);
 
 /// Returns shape, dtype and device for messages, for example "[3, 4] Float on cpu".

@@ -1,7 +1,6 @@
 // Vectors of float32, loaded from float32 or bfloat16 memory, and the functions that kernels need
-// on them.
-// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
-// foreach_target.
+// on them. Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
+// Highway's foreach_target.
 #if defined(DOVETAIL_OPS_SIMD_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DOVETAIL_OPS_SIMD_MATH_INL_H_
 #undef DOVETAIL_OPS_SIMD_MATH_INL_H_
@@ -49,18 +48,19 @@ HWY_INLINE void store(FloatVector value, BFloat16* to) {
              BFloat16Tag(), to);
 }
 
-/// Loads or stores the last `count` < kLanes elements of a row. Elements beyond the end are read as
-/// zero and not written.
+/// Loads the last `count` < kLanes elements of a row. Lanes beyond them are zero.
 template <class T>
 HWY_NOINLINE FloatVector load_tail(const T* from, int64_t count) {
   HWY_ALIGN T values[kLanes] = {};
   std::memcpy(values, from, static_cast<size_t>(count) * sizeof(T));
   return load(values);
 }
+/// Loads kLanes elements, or `count` if that is fewer. Other lanes are then zero.
 template <class T>
 HWY_INLINE FloatVector load(const T* from, int64_t count) {
   return HWY_LIKELY(count >= kLanes) ? load(from) : load_tail(from, count);
 }
+/// Stores kLanes elements, or `count` if that is fewer. Nothing else is written.
 template <class T>
 HWY_INLINE void store(FloatVector value, T* to, int64_t count) {
   if (HWY_LIKELY(count >= kLanes)) return store(value, to);
@@ -72,11 +72,12 @@ HWY_INLINE void store(FloatVector value, T* to, int64_t count) {
 HWY_INLINE float sum_lanes(FloatVector v) { return hn::GetLane(hn::SumOfLanes(FloatTag(), v)); }
 HWY_INLINE float max_lanes(FloatVector v) { return hn::GetLane(hn::MaxOfLanes(FloatTag(), v)); }
 
-/// Returns the maximum of a bound and x, or the minimum. NaN is propagated; the min and max
-/// instructions of the instruction sets disagree on NaN.
+/// Returns the larger of `bound` and x. NaN in x is propagated; the max instructions of the
+/// instruction sets disagree on NaN.
 HWY_INLINE FloatVector at_least(float bound, FloatVector x) {
   return hn::IfThenElse(hn::Lt(x, splat(bound)), splat(bound), x);
 }
+/// Returns the smaller of `bound` and x. NaN in x is propagated.
 HWY_INLINE FloatVector at_most(float bound, FloatVector x) {
   return hn::IfThenElse(hn::Gt(x, splat(bound)), splat(bound), x);
 }
@@ -102,7 +103,7 @@ HWY_INLINE FloatVector exponential(FloatVector x) {
   return hn::Mul(p, hn::BitCast(d, scale));
 }
 
-/// Returns e^x for softmax, x <= 0. The result is zero below -87, -infinity included.
+/// Returns e^x for softmax, with x <= 0. The result is zero for x below -87, -infinity included.
 HWY_INLINE FloatVector exponential_or_zero(FloatVector x) {
   return hn::IfThenZeroElse(hn::Lt(x, splat(-87.0f)), exponential(x));
 }

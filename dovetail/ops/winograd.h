@@ -10,7 +10,8 @@ namespace dovetail::ops {
 ///
 /// `transposed` computes the gradient of the input instead. This is the convolution of x = dy
 /// (batch, out, ...) with the filters turned by 180 degrees and their channels exchanged. The
-/// result is y = dx (batch, in, ...). The value of pad is then 2 minus the pad of the forward pass.
+/// result is y = dx (batch, in, ...). pad_height and pad_width are then 2 minus the padding of the
+/// forward pass.
 struct WinogradProblem {
   int64_t batch, in_channels, out_channels, height, width;  ///< height and width of x
   int64_t pad_height, pad_width;
@@ -19,16 +20,18 @@ struct WinogradProblem {
   float* y;
 };
 
-/// Returns the size in floats of the workspace of `convolve_winograd`; reads no pointer. It holds
-/// the transformed filters, four times their size, and tiles of input and output. Tiles are
-/// processed in blocks of whole rows of tiles. A block is as large as fits into 4 MiB or half of
-/// the filters' memory, whichever is more.
+/// Returns the size in floats of the workspace of `convolve_winograd`; reads no pointer of
+/// `problem`. The workspace holds the transformed filters, which are four times the size of the
+/// filters. It also holds tiles of input and output. Tiles are processed in blocks of whole rows of
+/// tiles. A block is as large as fits into 4 MiB or half of the memory of the transformed filters,
+/// whichever is more.
 int64_t winograd_workspace_floats(const WinogradProblem& problem);
 
-/// Runs F(4 x 4, 3 x 3) with the transforms of winograd_simd.h and our GEMM for the 36 products.
-/// The bits are the same for any number of threads. The error results from a sum over input
-/// channels in the transformed space. Against FP64 it is within (channels + 32) 2^-24 |A^T| (sum
-/// |u| |v|) |A|. Absolute values are elementwise, in the notation of winograd_simd.h.
+/// Computes `problem` by F(4 x 4, 3 x 3), with the transforms of winograd_simd.h and our GEMM for
+/// the 36 products. The bits are the same for any number of threads. The error results from a sum
+/// over input channels in the transformed space. Compared with FP64, it is within (channels + 32)
+/// 2^-24 |A^T| (sum |u| |v|) |A|. Absolute values are elementwise, in the notation of
+/// winograd_simd.h.
 void convolve_winograd(const WinogradProblem& problem, float* workspace);
 
 }  // namespace dovetail::ops

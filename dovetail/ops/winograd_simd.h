@@ -5,24 +5,27 @@
 namespace dovetail::ops {
 
 /// Transforms of Winograd's F(4 x 4, 3 x 3) (Lavin and Gray 2015, arXiv 1509.09308). An output tile
-/// of 4 x 4 is computed from an input tile of 6 x 6 by 36 products instead of 144. With point q = 6
-/// i + j of 36:
+/// y of 4 x 4 is computed from an input tile d of 6 x 6 and 3 x 3 filters g. This takes 36 products
+/// instead of 144. The paper defines the constant matrices A, B and G. A transformed tile or filter
+/// is 6 x 6. Its element (i, j) is called point q = 6 i + j:
 ///   u[q] = (G g G^T)[i][j] of each filter, v[q] = (B^T d B)[i][j] of each tile,
 ///   m[q] = u[q] @ v[q], y = A^T m A.
 constexpr int64_t kWinogradPoints = 36, kWinogradTile = 4;
 
-/// Tiles of a batch of images (batch, channels, height, width). An image has `rows` rows of tiles
-/// with `columns` tiles each, and rows are numbered through all images. This view covers `count`
-/// rows of tiles from row `first` on. Point q of tile p of channel c is at q * plane + c * stride +
-/// p. Up to 15 floats after the last tile of a channel may be written or read.
+/// Layout of transformed tiles of a batch of images (batch, channels, height, width). An image has
+/// `rows` rows of tiles with `columns` tiles each. Rows of tiles are numbered consecutively through
+/// all images. This view covers `count` rows of tiles from row `first` on, and tile p counts from
+/// its first tile. Point q of tile p of channel c is at float q * plane + c * stride + p. Up to 15
+/// floats after the last tile of a channel may be written or read.
 struct WinogradTiles {
   int64_t rows, columns, first, count;
   int64_t plane, stride;
 };
 
-/// Transform of filters weight (out, in, 3, 3). Point q of filter (row, column) is at u[q * plane +
-/// row * columns + column]. Rows are output channels, and columns are input channels. `transposed`
-/// exchanges them and turns the filters by 180 degrees, as the gradient of the input needs it.
+/// Transform of the filters weight (out, in, 3, 3) to u. Point q of filter (row, column) is at u[q
+/// * plane + row * columns + column]. Rows are output channels, and columns are input channels.
+/// `transposed` exchanges them and turns the filters by 180 degrees, as the gradient of the input
+/// needs it.
 struct WinogradWeights {
   const float* weight;
   int64_t out_channels, in_channels;
@@ -32,7 +35,8 @@ struct WinogradWeights {
 };
 void winograd_weights(const WinogradWeights& problem);
 
-/// Transform of x (batch, channels, height, width), padded with zeros.
+/// Transform of x (batch, channels, height, width), padded with zeros, to v. `tiles` selects the
+/// rows of tiles and gives the layout of v.
 struct WinogradInput {
   const float* x;
   int64_t channels, height, width, pad_height, pad_width;
@@ -41,8 +45,8 @@ struct WinogradInput {
 };
 void winograd_input(const WinogradInput& problem);
 
-/// Transform to y (batch, channels, height, width) = the tiles of m, plus bias (channels) if it is
-/// not null. Parts of tiles beyond the edges of y are dropped.
+/// Transform of m, in the layout `tiles`, to y (batch, channels, height, width). bias (channels) is
+/// added if it is not null. Parts of tiles beyond the edges of y are dropped.
 struct WinogradOutput {
   const float* m;
   WinogradTiles tiles;

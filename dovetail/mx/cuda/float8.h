@@ -6,7 +6,9 @@
 
 namespace dovetail::mx::cuda {
 
+/// Raises `problem.most` to the largest magnitude of x.
 void float8_amax(const Float8GpuProblem& problem, cudaStream_t stream);
+/// Quantizes x and its transpose.
 void quantize_float8(const Float8GpuProblem& problem, cudaStream_t stream);
 
 }  // namespace dovetail::mx::cuda

@@ -4,10 +4,12 @@
 
 #include "dovetail/mx/quantize_simd.h"
 
-/// Kernel launchers. They know neither ATen nor torch's streams.
+/// Launchers: functions that queue kernels on a given stream. They use neither ATen nor torch's
+/// streams.
 namespace dovetail::mx::cuda {
 
-/// Counters of a kernel for one orientation: Statistics in the form that a GPU sums up.
+/// Statistics of one orientation of blocks as a kernel counts and sums them. The numbers of
+/// elements and blocks are missing, because they follow from the shape.
 struct Counts {
   unsigned long long zero_blocks, non_finite_blocks, underflows, saturations, saturating_blocks,
       floor_saturated_blocks;
@@ -15,18 +17,22 @@ struct Counts {
   double signal, error;
 };
 
-/// Returns the number of thread blocks for a problem. `partial` has two Counts for each.
+/// Returns the number of thread blocks that `quantize` starts for a problem. Its scratch memory
+/// `partial` holds two Counts for each of them.
 int64_t tiles(const QuantizeProblem& problem);
 
 /// Quantizes. If `partial` is null, nothing is counted. Otherwise `sums` receives two Counts: for
-/// row (or square) blocks and for column blocks. The order of summation depends only on the shape.
+/// row (or square) blocks and for column blocks. `partial` is scratch memory on the GPU, see
+/// `tiles`. The order of summation depends only on the shape.
 void quantize(const QuantizeProblem& problem, Counts* partial, Counts* sums, cudaStream_t stream);
 
-/// Quantizes without counts, at memory bandwidth. Requires fits_vectors: rounding to nearest,
-/// poisoned blocks, rows of whole blocks, aligned memory.
+/// Returns true if `quantize_vectors` can solve the problem. It requires rounding to nearest,
+/// poisoned blocks, rows of whole blocks and aligned memory.
 bool fits_vectors(const QuantizeProblem& problem);
+/// Quantizes without counts, at memory bandwidth. Requires `fits_vectors`.
 void quantize_vectors(const QuantizeProblem& problem, cudaStream_t stream);
 
+/// Writes the dequantized numbers to y: float32, or bfloat16 bits.
 void dequantize(const DequantizeProblem& problem, float* y, cudaStream_t stream);
 void dequantize(const DequantizeProblem& problem, uint16_t* y, cudaStream_t stream);
 

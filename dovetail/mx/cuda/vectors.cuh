@@ -5,24 +5,25 @@
 #include "dovetail/mx/cuda/launch.h"
 #include "dovetail/mx/encoder.h"
 
-/// Work distribution for kernels in which each thread reads and writes 16 bytes at a time. The rows
-/// of a matrix must be whole blocks.
+/// Distribution of work for kernels in which each thread reads and writes vectors: 16 bytes of
+/// neighbouring elements. A vector has kWidth elements. Each row of the matrix must consist of
+/// whole blocks of 32.
 namespace dovetail::mx::cuda {
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
-/// Vectors per thread. The vectors of a tile's warps cover 32 rows.
+/// Number of vectors per thread. In a tile, kWarps warps with kRows rows each cover 32 rows.
 constexpr int kRows = kBlock / kWarps;
 constexpr unsigned kAll = 0xffffffff;
 
-/// Position of a thread's vectors: up to kRows of them, `stride` elements apart. `count` of them
-/// are inside the matrix.
+/// Position of a thread's kRows vectors: the first element and the distance between vectors. Only
+/// the first `count` vectors are inside the matrix.
 struct Place {
   int64_t index, stride;  ///< in elements
   int count;
 };
 
-/// Returns a thread's position in a matrix that is read as one row. The vectors of a warp are
-/// neighbours.
+/// Returns the position of the calling thread's vectors if the matrix is read as one long row. The
+/// vectors of a warp are neighbours.
 template <int kWidth>
 __device__ Place flat_place(int64_t elements) {
   const int64_t warp = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
@@ -33,10 +34,11 @@ __device__ Place flat_place(int64_t elements) {
   return {index, 32 * kWidth, count};
 }
 
-/// Tile of 32 rows by 32 vectors.
+/// Tile of 32 rows by 32 vectors, the work of one thread block.
 struct Tile {
   int64_t top, left;  ///< first row and column of the tile
   int warp, lane;
+  /// Returns the position of this thread's vectors: one in each of kRows consecutive rows.
   template <int kWidth>
   __device__ Place place(int64_t rows, int64_t cols) const {
     const int64_t row = top + kRows * warp, col = left + kWidth * lane;
@@ -47,6 +49,7 @@ struct Tile {
                                              : kRows)};
   }
 };
+/// Returns the tile of the calling thread block.
 template <int kWidth>
 __device__ Tile find_tile(int64_t cols) {
   constexpr int64_t kTileCols = 32 * kWidth;
@@ -55,22 +58,24 @@ __device__ Tile find_tile(int64_t cols) {
           static_cast<int>(threadIdx.x / 32), static_cast<int>(threadIdx.x % 32)};
 }
 
+/// Returns the number of thread blocks for `flat_place`.
 template <int kWidth>
 unsigned flat_blocks(int64_t elements) {
   constexpr int64_t kEach = int64_t{kThreads} * kRows * kWidth;
   return static_cast<unsigned>((elements + kEach - 1) / kEach);
 }
+/// Returns the number of thread blocks for `find_tile`.
 template <int kWidth>
 unsigned tile_blocks(int64_t rows, int64_t cols) {
   constexpr int64_t kTileCols = 32 * kWidth;
   return static_cast<unsigned>((rows + kBlock - 1) / kBlock * ((cols + kTileCols - 1) / kTileCols));
 }
 
-/// Returns 2^(byte - 127), which is subnormal for byte 0.
+/// Returns the scale 2^(byte - 127), which is subnormal for byte 0.
 __device__ inline float scale_of(uint32_t byte) {
   return __uint_as_float(max(byte << bits::kFractionBits, 1u << 22));
 }
-/// Returns 2^(127 - byte), which is subnormal for byte 254.
+/// Returns the inverse scale 2^(127 - byte), which is subnormal for byte 254.
 __device__ inline float inverse_of(uint32_t byte) {
   const int field = kLargestScale - static_cast<int>(byte);
   return __int_as_float(max(field * (1 << bits::kFractionBits), 1 << 22));

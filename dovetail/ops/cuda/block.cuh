@@ -4,14 +4,14 @@ namespace dovetail::ops::cuda {
 
 inline constexpr int kWarp = 32;
 
-/// Returns the sum of `x` over a warp, the same for every thread.
+/// Returns the sum of `x` over the threads of a warp, the same for every thread.
 template <class T>
 __device__ T warp_sum(T x) {
   for (int offset = kWarp / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
   return x;
 }
 
-/// Returns the sum of `x` over a block of kThreads, the same for every thread. The order of
+/// Returns the sum of `x` over a block of kThreads threads, the same for every thread. The order of
 /// additions is fixed.
 template <int kThreads>
 __device__ float block_sum(float x) {

@@ -7,15 +7,15 @@
 #include "dovetail/ops/cuda/block.cuh"
 #include "dovetail/ops/cuda/values.cuh"
 
-/// Sums over rows in parts. A block sums each part. The sums of the parts are then added in an
-/// order that depends on their number alone.
+/// Column sums of a matrix in two steps. Its rows are divided into parts, and a thread block sums
+/// each part. The sums of the parts are then added in an order that depends on their number alone.
 namespace dovetail::ops::cuda {
 
 inline constexpr int kJoinWarps = 8;
 
-/// Computes first[column] = sum of partial[part][column] over the parts. If the grid has a second
-/// row, it sums the next `parts` parts of `partial` into `second`. A block sums 32 columns, and its
-/// warps share the parts.
+/// Second step: computes first[column] = sum of partial[part][column] over the parts. If the grid
+/// has a second row, it sums the next `parts` parts of `partial` into `second`. A block sums 32
+/// columns, and its warps share the parts.
 template <class T>
 __global__ void __launch_bounds__(kWarp* kJoinWarps)
     join_parts_kernel(const float* __restrict__ partial, int64_t parts, int64_t columns,
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kWarp* kJoinWarps)
 }
 
 /// Launches `join_parts_kernel`. `second` may be null. Otherwise `partial` holds
-/// [2][parts][columns].
+/// [2][parts][columns]: first the parts for `first`, then those for `second`.
 template <class T>
 void join_parts(const float* partial, int64_t parts, int64_t columns, T* first, T* second,
                 cudaStream_t stream) {

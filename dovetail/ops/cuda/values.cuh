@@ -10,6 +10,7 @@
 /// moves 16 bytes: kCount neighbours.
 namespace dovetail::ops::cuda {
 
+/// Numbers of 16 bytes of memory of type T, converted to FP32.
 template <class T>
 struct Values {
   static constexpr int kCount = 16 / sizeof(T);
@@ -29,7 +30,7 @@ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
-/// Loads or stores 16 bytes; `from` and `to` must be aligned to 16 bytes.
+/// Loads 16 bytes; `from` must be aligned to 16 bytes.
 template <class T>
 __device__ Values<T> load_values(const T* from) {
   const uint4 bits = *reinterpret_cast<const uint4*>(from);
@@ -39,6 +40,7 @@ __device__ Values<T> load_values(const T* from) {
   for (int i = 0; i < Values<T>::kCount; ++i) values.v[i] = to_float(x[i]);
   return values;
 }
+/// Stores 16 bytes; `to` must be aligned to 16 bytes.
 template <class T>
 __device__ void store_values(const Values<T>& values, T* to) {
   uint4 bits;
@@ -52,7 +54,7 @@ inline bool on_16_bytes(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
 }
 
-/// Calls `f` with a value of the C++ type that `storage` names.
+/// Calls `f` with a value of the C++ type that `storage` names: float or __nv_bfloat16.
 template <class F>
 void with_storage(Storage storage, F f) {
   if (storage == Storage::kFloat32) {
