@@ -8,7 +8,7 @@
 /// Routing: chooses k of E experts for each of T tokens.
 ///
 /// - Choice: one of the k experts of a token. Choice 0 is the first choice.
-/// - Score p: the router's probability (softmax) or sigmoid of a token for an expert.
+/// - Score p: softmax or sigmoid of the logit that the router gives a token for an expert.
 /// - Slot: number of a choice among the choices of its expert, from 0.
 /// - Capacity: maximum number of slots of an expert. Choices beyond it are dropped: the expert does
 ///   not process the token.
@@ -40,8 +40,8 @@ enum class LoadCount { kFirstChoice, kAllChoices };
 
 /// Rule that computes the capacity from T tokens, E experts, k and the capacity factor cf. Each is
 /// named after the system that uses it.
-///   tutel       k int(cf ceil(T / E)). cf = 0: the largest load of an expert. cf < 0: the same,
-///               but at most the value for -cf
+///   tutel       k int(cf ceil(T / E)). If cf = 0, the largest load of an expert. If cf < 0, the
+///               largest load too, but at most the value for -cf
 ///   switch      int(cf T / E)
 ///   megatron    ceil(cf T k / E)
 ///   megablocks  int(cf k T / E)
@@ -77,7 +77,8 @@ struct RoutingSpec {
 
 /// Result of `route`.
 struct Routing {
-  at::Tensor expert;  ///< (T, k) int32: choices of each token, the best first
+  /// (T, k) int32: experts of each token, in descending order of the score that selected them.
+  at::Tensor expert;
   at::Tensor slot;    ///< (T, k) int32: slot of each choice; -1: dropped
   at::Tensor weight;  ///< (T, k): weight of each choice; 0: dropped
   at::Tensor count;   ///< (E) int64: number of choices of each expert, dropped ones included
