@@ -34,8 +34,8 @@ struct NodeGroups {
 };
 
 /// Makes the two groups of this rank. Each `ranks_per_node` consecutive ranks of `group` count as a
-/// node. All ranks call it together.
-/// Throws UserError if `ranks_per_node` does not divide the ranks.
+/// node. All ranks call it together. Throws UserError if `ranks_per_node` does not divide the
+/// ranks.
 NodeGroups split_by_node(Group& group, int ranks_per_node);
 
 /// Plan of an all-to-all of rows: row counts per rank and the algorithm. It holds no rows, so one

@@ -41,7 +41,7 @@ struct ModelConfig {
 /// vocabulary.
 struct ModelPreset {
   const char* name;
-  const char* help;  ///< description for docs
+  const char* help;  ///< description in a few words
   ModelConfig config;
 };
 const std::vector<ModelPreset>& model_presets();

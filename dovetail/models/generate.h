@@ -31,8 +31,8 @@ std::vector<int32_t> generate(GPT& model, const std::vector<int32_t>& prompt,
                               const GenerateOptions& options,
                               const std::function<bool(int32_t)>& on_token = {});
 
-/// Chooses one token by the logits and `options`. logits: (V) float32, contiguous, on the
-/// CPU. The random number depends on options.seed and `index`, the number of the new token from 0.
+/// Chooses one token by the logits and `options`. logits: (V) float32, contiguous, on the CPU. The
+/// random number depends on options.seed and `index`, the number of the new token from 0.
 int32_t sample_token(const at::Tensor& logits, const GenerateOptions& options, uint64_t index);
 
 }  // namespace dovetail::models

@@ -39,9 +39,8 @@ struct KvCache {
 /// - blocks.<i>.ffn_norm
 /// - blocks.<i>.ffn.up (F, C), or (2 F, C): first the gate, then up
 /// - blocks.<i>.ffn.down (C, F)
-/// - blocks.<i>.moe.router.weight (E, C), .experts.<e>.up and .down, .shared.up and .down: instead
-/// of
-///   ffn in blocks with experts
+/// - in blocks with experts, instead of ffn: blocks.<i>.moe.router.weight (E, C), .experts.<e>.up
+///   and .down, .shared.up and .down
 /// - norm
 /// - head.weight (V, C), only if untied; otherwise the head uses embed.weight
 ///
@@ -67,8 +66,8 @@ class GPT : public torch::nn::Module {
   /// counts as token 0. If the tokens are on a GPU, the weight is 0: counting them would wait for
   /// the GPU.
   ///
-  /// A recorded step is recorded once and replayed with other tokens (plan/record/capture.h). The
-  /// weight is then that number for the recorded tokens. Use `count_targets` instead.
+  /// A step may be recorded once and replayed with other tokens (plan/record/capture.h). In replays
+  /// the weight stays the number for the recorded tokens; use `count_targets` instead.
   LossSum loss(const at::Tensor& tokens, const moe::Pass& pass = {});
 
   /// Returns the logits of tokens (B, T) int64: (B, T, V) float32, or float64 if the model computes

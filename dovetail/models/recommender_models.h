@@ -13,8 +13,7 @@ namespace dovetail::models {
 /// - deepfm (Guo et al. 2017): a linear model of the sparse features, the inner products of all
 ///   pairs of embeddings, and the deep part. Dense features go to the deep part only.
 /// - dlrm (Naumov et al. 2019): a tower maps the dense features to one more embedding. The deep
-/// part
-///   reads that embedding and the inner products of all pairs of embeddings.
+///   part reads that embedding and the inner products of all pairs of embeddings.
 /// - dcnv2 (Wang et al. 2021): x_(l+1) = x_0 * (W_l x_l + b_l) + x_l over dense features and
 ///   embeddings. W_l = U V has rank `cross_rank`.
 std::shared_ptr<Recommender> make_interaction(const RecommenderConfig& config,

@@ -13,8 +13,8 @@
 
 #include "dovetail/base/layer_scope.h"
 
-/// Layers of the vision models. Images are (B, channels, height, width);
-/// parameters are float32 and uninitialised.
+/// Layers of the vision models. Images are (B, channels, height, width); parameters are float32 and
+/// uninitialised.
 namespace dovetail::models {
 
 /// Layer that a parent module registers under a name. A call of the Child runs the layer's forward

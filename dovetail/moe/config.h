@@ -35,8 +35,8 @@ struct Config {
   int64_t num_groups = 1, top_groups = 1;
   /// Tokens over which the load-balancing loss counts the load: a value of kLoadScopeNames.
   std::string load_scope = "auto";
-  /// Coefficients of the losses. A negative load_loss means 0.01 for top_k and noisy_top_k, and
-  /// 0 for the other routers. Only these two learn to balance the load.
+  /// Coefficients of the losses. A negative load_loss means 0.01 for top_k and noisy_top_k, and 0
+  /// for the other routers. Only these two learn to balance the load.
   double load_loss = -1, z_loss = 0, importance_loss = 0, smooth_load_loss = 0;
   void describe(Section& s);
   bool operator==(const Config&) const = default;

@@ -8,8 +8,7 @@
 namespace dovetail::moe {
 
 /// Arguments of kernel `choose`: for each row (token) the k columns (experts) with the largest
-/// score
-/// + bias, in descending order. Ties go to the lowest column. NaN counts as -infinity.
+/// score + bias, in descending order. Ties go to the lowest column. NaN counts as -infinity.
 struct ChooseProblem {
   bool wide;  ///< true: scores and bias are float64, else float32
   int64_t rows, columns, k;
@@ -36,8 +35,7 @@ struct GroupScoreProblem {
 
 /// Arguments of kernel `assign_slots`. A choice is one of the k experts of a token. The kernel
 /// numbers the choices of each expert from 0 in the order of `sequence`. The number is the slot of
-/// the choice. Integer prefix sums over tiles of fixed
-/// size give the same result on every GPU.
+/// the choice. Integer prefix sums over tiles of fixed size give the same result on every GPU.
 struct SlotProblem {
   SlotSequence sequence;
   int64_t experts;

@@ -27,8 +27,8 @@ enum class Score { kSoftmax, kSigmoid };
 /// Normalization of a token's weights. kBefore: p divided by the sum of p over all k choices.
 /// kAfter: p divided by the sum over choices that were not dropped. kNone: the weight is p.
 enum class Normalize { kBefore, kAfter, kNone };
-/// Order in which choices take slots. kChoice: all first choices, then all second choices
-/// (GShard, Tutel). kToken: token by token (MegaBlocks).
+/// Order in which choices take slots. kChoice: all first choices, then all second choices (GShard,
+/// Tutel). kToken: token by token (MegaBlocks).
 enum class SlotOrder { kChoice, kToken };
 /// Choices to drop if an expert has more choices than its capacity. kPosition: the last ones in
 /// slot order. kProbability: the ones with the smallest p. kNone: there is no capacity.

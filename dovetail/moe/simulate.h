@@ -72,8 +72,8 @@ std::vector<int64_t> most_loaded(const std::vector<double>& choices, int count);
 std::vector<LayerTime> simulate_all(const comm::CostModel& model, const LayerLoad& load,
                                     int most_shadowed = 8);
 
-/// Measures the forward pass of an even load with shards = 1 on the ranks of `group`. It runs
-/// real all-to-alls of rows, which overlap with matrix products of the experts' sizes. Returns the
+/// Measures the forward pass of an even load with shards = 1 on the ranks of `group`. It runs real
+/// all-to-alls of rows, which overlap with matrix products of the experts' sizes. Returns the
 /// median seconds of the slowest rank. All ranks call it together. Throws UserError unless each
 /// rank has one expert and its rows form equal parts for all chunks and ranks.
 double measure_forward(const std::shared_ptr<comm::Group>& group, const LayerLoad& load,
