@@ -10,35 +10,39 @@
 
 namespace dovetail::comm {
 
-/// Numbers of rows that this rank sends to and receives from each rank of a group.
+/// Numbers of rows that this rank sends to and receives from each rank r of a group: send[r] and
+/// receive[r].
 struct Splits {
   std::vector<int64_t> send, receive;
 };
 
 /// Returns the row counts of both directions, given the counts that this rank sends. All ranks call
-/// it together. It is an all-to-all of one int64 per pair of ranks: 8 (n - 1) bytes per rank. This
-/// is the only point where the host waits in a two-phase exchange. If a capacity fixes all sizes,
-/// use `even_splits` instead.
+/// it together. It is an all-to-all of one int64 per pair of ranks: each rank sends 8 (n - 1)
+/// bytes. The host waits for these counts before the exchange of the rows can start. If every rank
+/// sends equally many rows to every rank, use `even_splits` instead.
 Splits exchange_sizes(Group& group, const std::vector<int64_t>& send);
 
-/// Splits that divide `rows` into equal parts. Throws UserError if `ranks` does not divide `rows`.
+/// Returns splits that send and receive `rows` rows in equal parts. Throws UserError if `ranks`
+/// does not divide `rows`.
 Splits even_splits(int64_t rows, int ranks);
 
 /// Groups for the two stages of a hierarchical all-to-all. `inside` has the ranks of this rank's
-/// node. `between` has one rank per node: those with this rank's index within their node.
+/// node. `between` has one rank of each node: the rank with the same index within its node as this
+/// rank.
 struct NodeGroups {
   std::shared_ptr<Group> inside, between;
 };
 
-/// Treats each `ranks_per_node` consecutive ranks of `group` as a node. All ranks call it together.
-/// Throws UserError if `ranks_per_node` does not divide the ranks.
+/// Makes the two groups of this rank. Each `ranks_per_node` consecutive ranks of `group` count as a
+/// node. All ranks call it together. Throws UserError if `ranks_per_node` does not divide the
+/// ranks.
 NodeGroups split_by_node(Group& group, int ranks_per_node);
 
 /// Plan of an all-to-all of rows: row counts per rank and the algorithm. It holds no rows, so one
-/// Exchange serves all tensors with the same routing. `reversed` is the plan for the opposite
-/// direction.
+/// Exchange serves all tensors whose rows go to the same ranks.
 ///
-/// Cost for n ranks in N nodes of m, with S bytes of rows on each rank, spread evenly:
+/// Cost for n ranks in N nodes of m ranks. Each rank has S bytes of rows, spread evenly over all
+/// ranks:
 ///
 ///   algorithm     steps  messages a rank sends  bytes a rank sends between nodes  inside a node
 ///   linear        1      n - 1                  (n - m)/n S                       (m - 1)/n S
@@ -50,23 +54,27 @@ NodeGroups split_by_node(Group& group, int ranks_per_node);
 /// nodes than with the linear algorithm, each m times larger. Both algorithms give the same bits.
 class Exchange {
  public:
+  /// Makes a linear exchange. `splits` has n entries in rank order (InternalError otherwise).
   Exchange(std::shared_ptr<Group> group, Splits splits);
 
-  /// Makes a hierarchical exchange when only the sent counts are known. First exchanges the counts,
-  /// in the same two stages. `send` has n entries in rank order.
+  /// Makes a hierarchical exchange when only the sent counts are known. The ranks exchange the
+  /// counts in the same two stages, so all ranks call it together. `send` has n entries in rank
+  /// order.
   static Exchange hierarchical(NodeGroups nodes, const std::vector<int64_t>& send);
   /// Makes a hierarchical exchange of `rows` rows in equal parts, without exchanging counts.
   static Exchange hierarchical_even(NodeGroups nodes, int64_t rows);
 
+  /// Returns the plan for the opposite direction: each rank sends back what it received.
   Exchange reversed() const;
 
   int ranks() const { return static_cast<int>(splits_.send.size()); }
-  /// Row counts in rank order, with either algorithm.
+  /// Returns the row counts in rank order, with either algorithm.
   const Splits& splits() const { return splits_; }
   int64_t rows_sent() const;
   int64_t rows_received() const;
 
-  /// Rows in transit. `wait` returns the received rows, ordered by sending rank.
+  /// Rows that `start` has started to send. `wait` returns the received rows, ordered by sending
+  /// rank.
   class Pending {
    public:
     Pending() = default;
@@ -82,8 +90,9 @@ class Exchange {
     std::vector<size_t> order_;
   };
 
-  /// Starts to send x (rows_sent, ...), contiguous, any dtype. Gradients are not recorded. A
-  /// hierarchical exchange returns when its first stage is done.
+  /// Starts to send the rows of x (rows_sent(), ...), contiguous, any dtype, ordered by destination
+  /// rank. Autograd does not see it (`start_all_to_all` is differentiable). A hierarchical exchange
+  /// returns when its first stage is done.
   Pending start(const at::Tensor& x) const;
 
  private:

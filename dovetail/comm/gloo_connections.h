@@ -19,43 +19,48 @@ namespace dovetail::comm {
 
 class GlooConnections;
 
-/// State of this rank that a world and all groups split from it share. A failure in one group ends
-/// all of them.
+/// State of this rank that a family shares: a world and all groups split from it. A failure in one
+/// group ends all groups of the family.
 struct GlooFamily {
-  c10::intrusive_ptr<c10d::Store> store;
-  std::string interface;
+  c10::intrusive_ptr<c10d::Store> store;  ///< key-value store that all ranks of the job share
+  std::string interface;                  ///< network interface, as in make_gloo_group
   GroupOptions options;
-  int rank = 0, size = 1;  ///< rank and size in the world
-  std::vector<std::weak_ptr<GlooConnections>> groups = {};
+  int rank = 0, size = 1;                                   ///< rank and size in the world
+  std::vector<std::weak_ptr<GlooConnections>> groups = {};  ///< this rank's part in each group
 
+  /// Calls GlooConnections::abort of each group.
   void abort() noexcept;
+  /// Calls GlooConnections::keep_failure of each group.
   void keep_failure(const std::string& failure);
 };
 
-/// Identity of one call of a group, for error texts.
+/// One call of a collective, as errors name it.
 struct GlooCall {
-  const char* name;
-  int64_t number;     ///< counted from 1, the same on every rank
-  std::string among;  ///< " among ranks 0, 2"; empty for the world
-  std::string text() const;
+  const char* name;          ///< name of the collective, for example "all_reduce"
+  int64_t number;            ///< number of the call in its group from 1, the same on every rank
+  std::string among;         ///< members of the group: " among ranks 0, 2"; empty for the world
+  std::string text() const;  ///< example: "all_reduce (call 7) among ranks 0, 2"
 };
 
-/// Connections of one rank in one group. The group and the work that it started share them.
+/// Gloo's connections from this rank to the other members of one group. The Group and its running
+/// collectives share them.
 class GlooConnections {
  public:
-  /// Connects to the other members. `name` is unique in the family. `ranks` are the members,
-  /// numbered as in the world.
+  /// Connects to the other members. `name` identifies the group in its family. `ranks` are the
+  /// members, numbered as in the world.
   GlooConnections(std::shared_ptr<GlooFamily> family, std::string name, std::vector<int> ranks);
 
-  int rank() const;
+  int rank() const;  ///< this rank's index in the group
   int size() const { return static_cast<int>(ranks_.size()); }
   const std::vector<int>& ranks() const { return ranks_; }
   const std::string& name() const { return name_; }
   const std::shared_ptr<GlooFamily>& family() const { return family_; }
 
+  /// Counts a call of collective `name` and returns its identity.
   GlooCall next_call(const char* name) { return {name, ++calls_, among_}; }
 
-  /// Starts a call. An error in it ends the whole family.
+  /// Starts a call: start(process group) returns its work. An error ends all groups of the family
+  /// and is thrown as CommError.
   template <class Start>
   c10::intrusive_ptr<c10d::Work> start(const GlooCall& call, Start&& start) {
     check_usable(call);
@@ -68,20 +73,25 @@ class GlooConnections {
     }
   }
 
-  /// Waits until `work` is done. Polls the connections and the board meanwhile. Gloo does not
-  /// always wake a call whose connection closes in the middle of a transfer. About one death in a
-  /// hundred left a call asleep until the timeout. Gloo never wakes it while the rank that left
-  /// still lingers. Every rank has a connection to every other rank of its group.
+  /// Waits until `work` of `call` is done. Throws CommError if it fails or cannot succeed.
+  ///
+  /// Meanwhile polls for closed connections and for failures that other ranks report (RankBoard).
+  /// Gloo alone is not enough: it does not always end a call whose connection closes in the middle
+  /// of a transfer. After about one death in a hundred, a call waited until its timeout. Gloo also
+  /// notices nothing while a rank that left the group keeps its connections open (see `close`).
+  /// Every rank has a connection to every other rank of its group.
   void wait(const GlooCall& call, c10d::Work& work);
+  /// Counts a started call as finished.
   void finished() { --running_; }
 
-  /// Ends this rank's part in the group. Its connections stay open for a short time, until the
-  /// others are done as well. A call that is over here may still run between them. The connections
-  /// close at once if calls of this rank are unfinished.
+  /// Ends this rank's part in the group. Its connections stay open until the other ranks have left
+  /// too, for 1 s at most. A call that is over on this rank may still run on others and need them.
+  /// The connections close at once if calls of this rank are unfinished.
   void close() noexcept;
 
-  /// Closes every connection. This ends the calls of all ranks.
+  /// Closes every connection at once. This ends the running calls on all ranks of the group.
   void abort() noexcept;
+  /// Stores the error text for calls after a failure.
   void keep_failure(const std::string& failure) { failure_ = failure; }
 
  private:
@@ -102,7 +112,7 @@ class GlooConnections {
   int running_ = 0;
 };
 
-/// Returns Gloo's error text without its source position and its advice.
+/// Returns the first line of Gloo's error text, without source position and advice.
 std::string gloo_reason(const std::exception& error);
 
 }  // namespace dovetail::comm

@@ -15,9 +15,10 @@ class Store;
 
 namespace dovetail::comm {
 
-/// Makes this rank's group over Gloo. The ranks find each other through `store`. Returns when all
-/// are connected. `interface` is the name of a network interface. "" means the interface of the
-/// host's name, "lo" means loopback under any name. Throws CommError if connecting fails.
+/// Makes a world of `size` ranks over Gloo, as seen by rank `rank`. The ranks find each other
+/// through `store`. Returns when all are connected. `interface` is the name of a network interface.
+/// "" means the interface to which the host's name resolves. "lo" means the loopback interface,
+/// whatever its name. Throws CommError if connecting fails.
 std::shared_ptr<Group> make_gloo_group(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                        int size, const std::string& interface,
                                        const GroupOptions& options);
@@ -25,8 +26,8 @@ std::shared_ptr<Group> make_gloo_group(const c10::intrusive_ptr<c10d::Store>& st
 /// Makes the group of a job with a single rank.
 std::shared_ptr<Group> make_group_of_one();
 
-/// Throws InternalError unless counts and tensors of an all-to-all match in a group of `size`
-/// ranks.
+/// Checks the arguments of Group::all_to_all_async in a group of `size` ranks. Throws InternalError
+/// if counts and tensors do not match.
 void check_all_to_all(const at::Tensor& output, const at::Tensor& input,
                       const std::vector<int64_t>& receive, const std::vector<int64_t>& send,
                       int size);

@@ -31,11 +31,14 @@ namespace dovetail::comm {
 /// bits.
 ///
 /// Parameters are put into buckets (comm/buckets.h) in reverse order of their list (backward's
-/// order). In the armed backward a bucket is all-reduced as soon as all its gradients have arrived.
-/// Every rank starts buckets in the same order, so a bucket that is ready early waits for its turn.
-/// Hooks belong to the parameters' gradient accumulators. So make the reducer after the module has
-/// its final dtype and device. In the armed backward each parameter's gradient may arrive only once
-/// (InternalError otherwise). A parameter shared by two nested backward calls is not supported.
+/// order). The armed backward is the one after `arm`. In it a bucket is all-reduced as soon as all
+/// its gradients have been computed. Every rank starts buckets in the same order, so a bucket that
+/// is ready early waits for its turn.
+///
+/// The reducer hooks into the parameters' gradient accumulators (autograd nodes). So make it after
+/// the module has its final dtype and device. In the armed backward each parameter may get a
+/// gradient only once (InternalError otherwise). A parameter shared by two nested backward calls is
+/// not supported.
 ///
 /// With `scatter` a rank keeps only the sums of its share of each bucket (ZeRO-2, Rajbhandari et
 /// al. 2020). Then every micro-batch needs its own `arm` and `finish`. All ranks need the same
@@ -51,10 +54,10 @@ namespace dovetail::comm {
 class GradientReducer {
  public:
   struct Options {
-    int64_t bucket_bytes = 4 << 20;
-    /// Ranks that hold each parameter, over which its gradient is summed. Empty: `group` for all.
+    int64_t bucket_bytes = 4 << 20;  ///< maximum bytes of gradient sums in a bucket
+    /// For each parameter the ranks over which its gradient is summed. Empty: `group` for all.
     std::vector<std::shared_ptr<Group>> groups = {};
-    /// Keep only this rank's share of the sums. No effect in a group of one.
+    /// True: keep only this rank's share of the sums. No effect in a group of one.
     bool scatter = false;
   };
   /// All ranks of a group pass the parameters of that group in the same order. Every parameter must
@@ -74,22 +77,24 @@ class GradientReducer {
   /// Call after an armed backward. Reduces the remaining buckets and waits for the sums.
   void finish();
 
-  /// Sum for parameters[i], in its shape, contiguous. Valid from `finish` to the next `begin`. It
-  /// is a view into a bucket (float32 or float64), or `.grad()`. May be scaled in place.
+  /// Returns the summed gradient of parameters[i], in its shape, contiguous. Valid from `finish` to
+  /// the next `begin`. It is a view into a bucket (float32 or float64), or `.grad()`. The caller
+  /// may scale it in place.
   at::Tensor gradient(size_t i) const;
-  /// Makes `gradient(i)` return sums[i] until the next `begin`. A replayed step writes its
-  /// gradients there. Only for parameters whose group is this rank alone.
+  /// Makes `gradient(i)` return sums[i] until the next `begin`. It is for a step that is replayed
+  /// from a recording, which writes its gradients into `sums`. Only for parameters whose group is
+  /// this rank alone (InternalError otherwise).
   void replace(const std::vector<at::Tensor>& sums);
-  /// Sums of this rank's share of bucket b, as a flat tensor: its pieces without gaps, then
-  /// padding, if any. Valid as long as `gradient(i)`.
+  /// Returns the sums of this rank's share of bucket b, as a flat tensor. The pieces of the share
+  /// follow one another without gaps, then padding, if any. Valid as long as `gradient(i)`.
   at::Tensor share(size_t b) const;
   const std::vector<Bucket>& buckets() const;
-  bool scatters() const;
-  size_t size() const;
-  const Group& group(size_t i) const;  ///< group that sums the gradient of parameters[i]
+  bool scatters() const;               ///< true with `scatter` and more than one rank
+  size_t size() const;                 ///< number of parameters
+  const Group& group(size_t i) const;  ///< ranks over which the gradient of parameters[i] is summed
 
-  /// Seconds of the last step in which this rank waited for the network. It is communication that
-  /// backward did not hide.
+  /// Returns the seconds for which this rank waited for the network in the last step. It is the
+  /// time of communication that backward did not hide.
   double exposed_s() const;
 
  private:

@@ -11,8 +11,8 @@
 
 namespace dovetail::comm {
 
-/// Communication among the ranks of a job. One process has one world. A job of one rank needs no
-/// network, and its calls return at once.
+/// Ranks that communicate. A rank is one process of a job. The world is the group of all ranks; a
+/// process has one. A group of one rank needs no network, and its calls return at once.
 ///
 /// All ranks must make the same calls in the same order, with tensors of the same shape and dtype.
 /// Only one thread uses a group. Tensors are contiguous and on the CPU or this rank's GPU
@@ -30,42 +30,43 @@ namespace dovetail::comm {
 class Group {
  public:
   virtual ~Group() = default;
-  virtual int rank() const = 0;
-  virtual int size() const = 0;
+  virtual int rank() const = 0;  ///< this rank's index in the group, from 0
+  virtual int size() const = 0;  ///< number of ranks n
 
   /// Sums over ranks, in place and in the tensor's dtype: float64, float32, bfloat16, float16,
   /// int64, int32, int8 or uint8.
   virtual void all_reduce(at::Tensor& tensor) = 0;
 
-  /// A running collective. After `wait` the output is complete. An all-reduce sends 2 (n-1)/n of
-  /// the tensor's bytes per rank.
+  /// A running collective. After `wait` the output is complete.
   class Work {
    public:
     virtual ~Work() = default;
     virtual void wait() = 0;
   };
+  /// Starts `all_reduce` of `tensor`. Each rank sends 2 (n-1)/n of the tensor's bytes.
   virtual std::unique_ptr<Work> all_reduce_async(at::Tensor tensor) = 0;
 
-  /// Sums over ranks and gives each rank one part of the result, in place. tensor (n c), dtypes as
-  /// in all_reduce. After `wait`, elements [rank() c, (rank() + 1) c) hold the sum; the others are
-  /// undefined. Throws InternalError if the ranks do not divide the elements. Each rank sends at
-  /// most the tensor's bytes. Gloo runs one reduce per rank, because c10d's reduce-scatter for Gloo
-  /// all-reduces a copy.
+  /// Sums over ranks and gives each rank one part of the result, in place. `tensor` has n c
+  /// elements, in a dtype that all_reduce supports. After `wait`, elements [rank() c, (rank() + 1)
+  /// c) hold the sum; the others are undefined. Throws InternalError if n does not divide the
+  /// number of elements. Each rank sends at most the tensor's bytes. It runs one reduce per rank,
+  /// because c10d's reduce-scatter for Gloo all-reduces a copy.
   virtual std::unique_ptr<Work> reduce_scatter_async(at::Tensor tensor) = 0;
 
   /// Copies the tensor of rank `root` to all ranks, in place, any dtype.
   virtual void broadcast(at::Tensor& tensor, int root) = 0;
   /// Returns a copy of every rank's tensor, any dtype. result[r] is from rank r.
   virtual std::vector<at::Tensor> all_gather(const at::Tensor& tensor) = 0;
+  /// Returns when all ranks have called it.
   virtual void barrier() = 0;
 
-  /// Exchanges rows with every rank. Rank r gets rows [send[0] + ... + send[r-1], ... + send[r]) of
-  /// this rank's `input`. Rows in `output` are ordered by sending rank.
+  /// Starts to exchange rows with every rank. Rank r gets send[r] rows of this rank's `input`,
+  /// which are ordered by r. Rows in `output` are ordered by sending rank.
   ///
   /// input has shape (sum of send, ...), any dtype. output has shape (sum of receive, ...), with
-  /// the same dtype and row shape. Any count may be 0. receive[r] is rank r's send[rank()];
-  /// `exchange_sizes` (comm/exchange.h) finds it. Counts that disagree are not detected here: Gloo
-  /// ends the process.
+  /// the same dtype and row shape. Any count may be 0. receive[r] must equal send[rank()] on rank
+  /// r; `exchange_sizes` (comm/exchange.h) finds it. Counts that disagree are not detected here:
+  /// Gloo ends the process.
   ///
   /// Every rank of the group calls it, even without rows. It takes 1 step, all pairs at once. A
   /// rank sends the bytes of the rows for other ranks, in n - 1 messages.
@@ -73,16 +74,17 @@ class Group {
                                                  const std::vector<int64_t>& receive,
                                                  const std::vector<int64_t>& send) = 0;
 
-  /// Cost of this rank's all-to-alls since the group was made. Rows that stay on this rank do not
-  /// count.
+  /// Totals of this rank's all-to-alls since the group was made. Bytes of rows that stay on this
+  /// rank do not count.
   struct Traffic {
     int64_t calls = 0, bytes_sent = 0, bytes_received = 0;
-    double waited_s = 0;  ///< time spent in `wait`: communication that was not hidden
+    /// Seconds spent in `wait`: time of communication that did not overlap with other work.
+    double waited_s = 0;
   };
   virtual Traffic all_to_all_traffic() const = 0;
 
-  /// Makes a group for each of `parts`. Returns the one with this rank. Its ranks have the order of
-  /// that part.
+  /// Makes a group for each of `parts`, which are lists of ranks of this group. Returns the group
+  /// that has this rank. Its ranks have the order of their part.
   ///
   /// All ranks of the group pass the same parts, and each rank is in exactly one part
   /// (InternalError otherwise). All ranks make the same splits in the same order. The new group has
@@ -94,49 +96,51 @@ class Group {
   virtual std::shared_ptr<Group> split(const std::vector<std::vector<int>>& parts) = 0;
 };
 
-/// Failure of the network or of another rank. The command exits with 1, and torchrun may restart
-/// the job.
+/// Failure of the network or of another rank. The program then exits with code 1, and torchrun may
+/// restart the job.
 class CommError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
 struct GroupOptions {
-  /// Limit for connecting, and for each call. A call's time starts when its predecessors on this
-  /// rank are done.
+  /// Maximum seconds for connecting, and for each call. A call's time starts when the previous
+  /// calls of this rank are done.
   double timeout_s = 60;
 };
 
-/// Makes the world from torchrun's environment: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
-/// TORCHELASTIC_RESTART_COUNT. Without RANK it is a group of one. GLOO_SOCKET_IFNAME chooses the
-/// network interface. By default a job on one machine (LOCAL_WORLD_SIZE = WORLD_SIZE) uses
-/// loopback. A larger job uses the interface of the host's name. Throws UserError naming a missing
-/// or wrong variable. Throws CommError if the ranks do not find one another in time.
+/// Makes the world from torchrun's environment variables: RANK, WORLD_SIZE, MASTER_ADDR,
+/// MASTER_PORT and TORCHELASTIC_RESTART_COUNT. Without RANK it is a group of one.
+/// GLOO_SOCKET_IFNAME chooses the network interface. By default a job on one machine
+/// (LOCAL_WORLD_SIZE = WORLD_SIZE) uses loopback. A larger job uses the interface to which the
+/// host's name resolves. Throws UserError naming a missing or wrong variable. Throws CommError if
+/// the ranks do not find one another in time.
 std::shared_ptr<Group> world_from_environment(const GroupOptions& options = {});
 
-/// Number of ranks on this machine, and this rank's index among them: torchrun's LOCAL_WORLD_SIZE
-/// and LOCAL_RANK. Without these variables all ranks are threads of one process, so they all count.
-/// Throws UserError if a variable is not a valid number.
+/// Ranks on this machine: their number `size`, and this rank's index `rank` among them.
 struct Neighbours {
   int rank = 0, size = 1;
 };
+/// Reads torchrun's LOCAL_WORLD_SIZE and LOCAL_RANK. Without these variables all ranks of `group`
+/// are threads of this process, so all are on this machine. Throws UserError if a variable is not a
+/// valid number.
 Neighbours neighbours_of(const Group& group);
 
 /// Returns true if torchrun restarted this job after a rank died.
 bool restarted_by_torchrun();
 
-/// Makes a group of `size` ranks that are threads of this process, for tests. They use Gloo over
-/// loopback and a hash store. The group of rank r is result[r].
+/// Makes a world of `size` ranks that are threads of this process, for tests. They use Gloo over
+/// loopback and a hash store. result[r] is for the thread of rank r.
 std::vector<std::shared_ptr<Group>> local_groups(int size, const GroupOptions& options = {});
 
-/// Gathers byte strings of any lengths. The result has one per rank, on every rank. Uses one
-/// all_gather if no string exceeds `expected` bytes, otherwise a second one for the rest.
-/// `expected` is the same on all ranks.
+/// Gathers byte strings of any lengths. Returns the strings of all ranks in rank order, on every
+/// rank. Takes one all_gather if no string exceeds `expected` bytes, otherwise a second one for the
+/// rest. `expected` is the same on all ranks.
 std::vector<std::string> all_gather_bytes(Group& group, std::string_view bytes,
                                           int64_t expected = 0);
 
-/// Throws CommError("<what>: rank r: <message>") on all ranks if any rank passes a non-empty
-/// message. The error contains all messages.
+/// Throws CommError on all ranks if any rank passes a non-empty `error_message`. All ranks call it
+/// together. The error contains all messages: "<what>: rank 1: <message>; rank 3: <message>".
 void agree(Group& group, const std::string& what, const std::string& error_message);
 
 }  // namespace dovetail::comm

@@ -13,38 +13,41 @@ class Store;
 
 namespace dovetail::comm {
 
-/// Notice board in the store: each rank of a group posts a note when it leaves or fails. Errors can
-/// then name the missing rank. A connection that closed because its rank is done is no error.
+/// Notice board of a group: each rank posts a note when it leaves the group or fails. Errors can
+/// then name the missing rank. A connection that closed because its rank has left is no error.
 ///
-/// A world and all groups split from it share one store. A rank leaves each group separately, but
-/// fails in all of them at once. Ranks are numbered as in the world, here and in every error.
+/// Notes are entries in the job's c10d key-value store. A world and all groups split from it share
+/// one store. A rank leaves each group separately, but fails in all of them at once. Ranks are
+/// numbered as in the world, here and in every error.
 ///
 /// The store outlives a dead rank, because torchrun's agent hosts it. A note is posted before
 /// connections are closed. So a rank with a closed connection and no note is dead. If the store
-/// itself is gone, nobody is blamed and only Gloo's own errors count.
+/// itself is gone, no rank is blamed and only Gloo's own errors count.
 class RankBoard {
  public:
-  /// `group` is unique in the store. `ranks` are the members, numbered as in the world.
+  /// `group` is a name that is unique in the store. `rank` is this rank, and `ranks` are the
+  /// members.
   RankBoard(c10::intrusive_ptr<c10d::Store> store, std::string group, int rank,
             std::vector<int> ranks);
   ~RankBoard();
 
-  /// Reports that this rank is done with this group, after `calls` calls.
+  /// Posts that this rank has left this group, after `calls` calls of collectives.
   void post_left(int64_t calls);
-  /// Reports that this rank failed, for every group of the store. `blamed` are the culprits it
-  /// knows.
+  /// Posts that this rank failed, for every group of the store. `blamed` are the ranks that caused
+  /// the failure, as far as this rank knows.
   void post_failed(const std::set<int>& blamed);
 
   struct Verdict {
-    bool broken = false;   ///< the call cannot succeed
-    std::set<int> blamed;  ///< culprits; may be empty even if `broken`
+    bool broken = false;   ///< true if the call cannot succeed
+    std::set<int> blamed;  ///< ranks that are the cause; may be empty even if `broken`
   };
-  /// Judges call number `call`, given the ranks whose connections to this rank are closed. Blames
-  /// dead ranks, ranks that left before this call, and all ranks that a failed rank blames.
+  /// Judges from the notes whether this group's call number `call` can succeed. `closed` are the
+  /// ranks whose connections to this rank are closed. Blames dead ranks, ranks that left before
+  /// this call, and all ranks that a failed rank blames.
   Verdict judge(int64_t call, const std::set<int>& closed) const;
 
-  /// Waits up to `grace_s` seconds until all other ranks have posted a note. Returns the ranks that
-  /// have not.
+  /// Waits up to `grace_s` seconds until all other ranks of the group have posted a note. Returns
+  /// the ranks that have not.
   std::set<int> silent(double grace_s) const;
 
  private:

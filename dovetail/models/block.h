@@ -12,11 +12,12 @@
 #include "dovetail/mx/linear.h"
 #include "dovetail/ops/functions.h"
 
-/// Modules of GPT. Legend: B batch, T tokens, C width, H heads, D head_dim.
+/// Modules of GPT. Shapes: B sequences of a batch, T tokens, C width, H heads, Hkv heads of keys
+/// and values, D elements of a head, S maximum tokens of a sequence.
 namespace dovetail::models {
 
 /// RMSNorm or LayerNorm over C, as configured. Parameters: weight (C), and bias (C) or undefined.
-/// They are float32 even under bfloat16 compute.
+/// They are float32 even if the model computes in bfloat16.
 class Norm : public torch::nn::Module {
  public:
   Norm(const ModelConfig& config, c10::Device device);
@@ -24,7 +25,7 @@ class Norm : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) const { return operation()->apply(x); }
   /// Returns x + branch and its norm, each (..., C). An undefined branch counts as zero.
   ops::NormedSum of_sum(const at::Tensor& x, const at::Tensor& branch) const;
-  /// Returns the norm as an operation that a Linear applies to its input before the product.
+  /// Returns the norm as an operation on rows. A Linear applies it to its input before the product.
   std::shared_ptr<const ops::RowOperation> operation() const;
 
   at::Tensor weight, bias;
@@ -34,8 +35,7 @@ class Norm : public torch::nn::Module {
   double eps_;
 };
 
-/// Rows looked up by id, for the token embedding and for learned positions. Parameter: weight
-/// (rows, C).
+/// Table of the token embedding or of learned positions. Parameter: weight (rows, C).
 class Embedding : public torch::nn::Module {
  public:
   Embedding(int64_t rows, int64_t width, c10::Device device);
@@ -43,19 +43,21 @@ class Embedding : public torch::nn::Module {
   at::Tensor weight;
 };
 
-/// One block's part of a KvCache during decoding. Keys and values are (B, S, Hkv, D) each.
-/// The first `length` positions are filled.
+/// One block's part of a KvCache (models/gpt.h) during decoding. Keys and values are (B, S, Hkv, D)
+/// each.
 struct CacheSlot {
   at::Tensor keys, values;
-  int64_t length = 0;
+  int64_t length = 0;  ///< number of tokens in the cache: positions [0, length) are filled
 };
 
+/// Causal self-attention.
 class Attention : public torch::nn::Module {
  public:
+  /// `name` is the module's name, e.g. "blocks.3.attention".
   Attention(const ModelConfig& config, const std::string& name, c10::Device device);
   /// Returns the attention over norm(x), or over x if `norm` is null: (B, T, C) -> (B, T, C). With
-  /// a slot, the T tokens follow the cached tokens. Their keys and values are appended to the
-  /// cache.
+  /// a slot, the T tokens follow the cached tokens. Their keys and values are written to positions
+  /// [length, length + T) of the cache; the caller updates the length.
   at::Tensor forward(const at::Tensor& x_btc, const std::shared_ptr<const ops::RowOperation>& norm,
                      CacheSlot* slot);
 
@@ -65,24 +67,26 @@ class Attention : public torch::nn::Module {
   std::shared_ptr<mx::Linear> qkv_, out_;
 };
 
-/// Output of a block: x (B, T, C) and the losses of its router, a scalar. The scalar is undefined
-/// if the block has no router losses.
+/// Output of a block.
 struct BlockOutput {
+  /// x: (B, T, C). router_loss: scalar, loss of the block's router (moe::Layer::Output). It is
+  /// undefined if the block has none.
   at::Tensor x, router_loss;
 };
 
 /// Pre-norm block: x += attention(norm(x)); x += ffn(norm(x)). The ffn is a feed-forward or a
-/// mixture of experts.
+/// mixture-of-experts layer.
 class Block : public torch::nn::Module {
  public:
-  /// `ranks` is passed to moe::Layer: the ranks that share the experts.
+  /// `index` is the number of the block in the model, from 0. `ranks` are the ranks that share the
+  /// experts; null: this process has all experts.
   Block(const ModelConfig& config, int64_t index, c10::Device device,
         std::shared_ptr<const moe::ExpertRanks> ranks = nullptr);
   BlockOutput forward(const at::Tensor& x_btc, const moe::Pass& pass = {},
                       CacheSlot* slot = nullptr);
 
  private:
-  std::string name_;  ///< "blocks.3"
+  std::string name_;  ///< example: "blocks.3"
   std::shared_ptr<Norm> attention_norm_, ffn_norm_;
   std::shared_ptr<Attention> attention_;
   std::shared_ptr<mx::FeedForward> ffn_;  ///< null if the block has experts

@@ -8,25 +8,28 @@
 
 namespace dovetail::models {
 
-/// Writes a folder that `transformers` loads, with equal logits:
+/// Writes a folder from which Hugging Face `transformers` loads the model, with equal logits:
 ///
 /// - `config.json` and `model.safetensors` (float32)
-/// - for "bytes" and "bpe": `tokenizer.json` and `tokenizer_config.json`
-/// - for "sentencepiece": `tokenizer.model`
+/// - for tokenizer_kind "bytes" and "bpe": `tokenizer.json` and `tokenizer_config.json`
+/// - for tokenizer_kind "sentencepiece": `tokenizer.model`
 ///
-/// The model's config determines the architecture:
+/// The model's config determines the architecture in `config.json`:
 ///
 /// - "llama": rmsnorm, swiglu, full rotary, no bias
 /// - "gpt2": layernorm, gelu, learned positions, bias, kv_heads = heads
 ///
-/// Throws UserError that names the config key which no architecture can express.
+/// Throws UserError that names a config key which no architecture can express.
 void export_huggingface(GPT& model, const std::string& tokenizer_kind,
                         const std::string& tokenizer_content, const std::filesystem::path& folder);
 
-/// Imports a float32 model from a folder of `transformers`, also from sharded safetensors with an
-/// index. Uses every tensor of the files. If the config is tied but the head has its own matrix,
-/// the model becomes untied, with a warning. Throws UserError that names what is not supported,
-/// missing or left over.
+/// Imports a model as float32 from a folder of `transformers`, also from sharded safetensors with
+/// an index. If config.json ties the head to the embedding, but the files have another head matrix,
+/// the model becomes untied. This logs a warning.
+///
+/// Throws UserError that names a part which is not supported, a missing tensor, or a tensor that
+/// does not belong to the model. Constants that older versions of transformers stored (masks,
+/// rotary frequencies) may be there.
 std::shared_ptr<GPT> import_huggingface(const std::filesystem::path& folder);
 
 }  // namespace dovetail::models

@@ -14,35 +14,38 @@
 
 namespace dovetail::models {
 
-/// Parses a JSON file. Throws UserError with the position if the file is not JSON; NaN and Infinity
-/// are not JSON.
+/// Parses a JSON file. Throws UserError with the position of the error if the file is not JSON. NaN
+/// and Infinity, which Python writes, are not JSON.
 nlohmann::json read_json_file(const std::filesystem::path& path);
 
-/// Tensors of a Hugging Face folder.
+/// Tensors in the files of a Hugging Face folder.
 ///
 /// - They are in `model.safetensors`, or in the shards that `model.safetensors.index.json` names.
-/// - If both exist, the whole file is read with a warning, as transformers does.
-/// - Without an index, shards named `model-00001-of-00002.safetensors` are read if all exist.
-/// - If all names have the prefix of a PyTorch wrapper, it is removed with a warning.
-///
-/// Throws UserError that names missing files, or files of other formats that exist instead.
+/// - If both exist, `model.safetensors` is read with a warning, as transformers does.
+/// - Without either, shards named like `model-00001-of-00002.safetensors` are read if all exist.
+/// - If all tensor names have the prefix of a PyTorch wrapper ("module." or "_orig_mod."), it is
+///   removed with a warning.
 class TensorFolder {
  public:
+  /// Reads the names of all tensors. Throws UserError that names missing files, or files of other
+  /// formats that exist instead.
   explicit TensorFolder(const std::filesystem::path& folder);
 
   const std::filesystem::path& path() const { return folder_; }
   bool contains(const std::string& name) const { return file_of_.contains(name); }
+  /// Reads a tensor in the dtype of its file. All functions throw UserError if there is no tensor
+  /// `name`.
   at::Tensor read(const std::string& name);
-  /// Returns the shape of a weight tensor. Throws UserError for integers and 8-bit floats, which
-  /// are codes of quantized weights.
+  /// Returns the shape of a weight tensor. Throws UserError unless its dtype is float32, float64,
+  /// bfloat16 or float16: integers and 8-bit floats are codes of quantized weights.
   std::vector<int64_t> weight_shape(const std::string& name);
-  /// Returns the weights as float32. Throws as `weight_shape` does, and for NaN and infinity.
+  /// Reads a weight tensor as float32. Throws as `weight_shape` does, and for NaN and infinity.
   at::Tensor read_weight(const std::string& name);
-  /// Renames tensor `from` to `to`.
+  /// Gives tensor `from` the name `to`, in place of any tensor `to`. The tensor counts as unread.
   void rename(const std::string& from, const std::string& to);
-  /// Returns the names of tensors that no call has read.
+  /// Returns the names of tensors that `read` and `read_weight` have not read.
   const std::set<std::string>& unread() const { return unread_; }
-  /// Warns if float64 weights were rounded to float32.
+  /// Logs a warning if `read_weight` has rounded float64 weights to float32.
   void warn_of_rounding() const;
 
  private:

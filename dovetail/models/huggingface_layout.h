@@ -9,30 +9,32 @@
 
 #include "dovetail/models/config.h"
 
-/// Mapping between models of Dovetail and of `transformers`. Import and export use the same tables.
+/// Mapping between GPT models of this project (Dovetail) and models of Hugging Face `transformers`.
+/// Import and export use the same functions.
 namespace dovetail::models {
 
 enum class HuggingfaceArchitecture { kLlama, kMixtral, kGpt2 };
 
-/// Layout of one Dovetail parameter in Hugging Face files. Its rows are split among the tensors of
-/// `parts`, in order. `transposed` is true if the file stores (in, out). A vector has 0 columns.
+/// Layout of one parameter of GPT in Hugging Face files. The files may split its rows among several
+/// tensors. Example: attention.qkv is split into q_proj, k_proj and v_proj.
 struct TensorLayout {
+  /// Tensor in the files that holds some rows of the parameter.
   struct Part {
-    std::string name;
-    int64_t rows = 0;
+    std::string name;  ///< name of the tensor in the files
+    int64_t rows = 0;  ///< number of rows of the parameter that it holds
   };
-  std::string ours;
-  std::vector<Part> parts;
-  int64_t columns = 0;
-  bool transposed = false;
+  std::string ours;         ///< name of the parameter in GPT
+  std::vector<Part> parts;  ///< in the order of the parameter's rows
+  int64_t columns = 0;      ///< columns of the parameter; 0: it is a vector
+  bool transposed = false;  ///< true if the file stores (in, out) instead of (out, in)
 
-  /// Returns the shape of a part in the file.
+  /// Returns the shape that `part` has in the file.
   std::vector<int64_t> shape_of(const Part& part) const;
 };
 
-/// Calls `visit` with every parameter of a model of this (resolved) config. Does not build a list
-/// of them, since a config.json can ask for more than memory holds. `visit` may stop the walk by
-/// throwing an exception.
+/// Calls `visit` with the layout of every parameter of a model with this (resolved) config. It does
+/// not build a list of them, since a config.json can ask for more than memory holds. `visit` may
+/// stop the walk by throwing an exception.
 void visit_huggingface_tensors(HuggingfaceArchitecture architecture, const ModelConfig& config,
                                const std::function<void(const TensorLayout&)>& visit);
 
@@ -40,7 +42,7 @@ void visit_huggingface_tensors(HuggingfaceArchitecture architecture, const Model
 /// which no architecture can express.
 HuggingfaceArchitecture huggingface_architecture(const ModelConfig& config);
 
-/// Returns config.json without the tokenizer's entries.
+/// Returns the content of config.json for `config`, without the tokenizer's entries.
 nlohmann::json to_huggingface_config(HuggingfaceArchitecture architecture,
                                      const ModelConfig& config);
 
@@ -48,8 +50,8 @@ struct HuggingfaceModel {
   HuggingfaceArchitecture architecture;
   ModelConfig config;  ///< resolved
 };
-/// Parses a config.json. Throws UserError that names what is not supported. Errors give `name` as
-/// the file.
+/// Parses the content of a config.json. Throws UserError that names the entry which is not
+/// supported. `name` is the file name that errors give.
 HuggingfaceModel from_huggingface_config(const nlohmann::json& json, const std::string& name);
 
 }  // namespace dovetail::models

@@ -6,14 +6,16 @@
 
 namespace dovetail::models {
 
-/// Loss as a sum and the number of its targets, never as a mean. Sums and weights can therefore be
-/// added over micro-batches and ranks.
+/// Loss as a sum over targets and the number of targets, never as a mean. Sums and numbers can
+/// therefore be added over micro-batches and ranks.
 struct LossSum {
-  at::Tensor sum;      ///< scalar, float32 or float64, with gradient
+  at::Tensor sum;      ///< scalar, float32 or float64, with gradient: sum of the targets' losses
   int64_t weight = 0;  ///< number of targets: tokens, images or pixels
-  at::Tensor router;   ///< losses of the routers times the weight; undefined without experts
+  /// Scalar: loss of the model's mixture-of-experts routers, times the number of targets. Undefined
+  /// if there is no such loss.
+  at::Tensor router;
 
-  /// Returns the loss from which backward starts.
+  /// Returns the sum from which backward starts: `sum` plus `router`.
   at::Tensor trained() const { return router.defined() ? sum + router : sum; }
 };
 

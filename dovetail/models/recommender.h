@@ -16,50 +16,59 @@ namespace dovetail::models {
 /// Stack of Linears, each followed by max(x, 0).
 class Tower : public torch::nn::Module {
  public:
+  /// `in` is the number of inputs; widths[i] is the number of outputs of Linear i. Linear i has the
+  /// name "<name>.<i>".
   Tower(int64_t in, const std::vector<int64_t>& widths, const std::string& name,
         c10::Device device);
   at::Tensor forward(at::Tensor x);
-  int64_t out() const { return out_; }
+  int64_t out() const { return out_; }  ///< number of outputs
 
  private:
   std::vector<std::shared_ptr<mx::Linear>> layers_;
   int64_t out_;
 };
 
-/// Batch of B samples.
+/// Inputs of a Recommender for B samples. The RecommenderInputs (recommender_config.h) that
+/// describe them have the numbers dense, sparse, length and tasks.
 struct RecommenderBatch {
-  at::Tensor dense;     ///< (B, dense)
-  at::Tensor embedded;  ///< (B, columns), in the layout of EmbeddedColumns
-  /// (B, length) bool: true for each event that a sample has. Undefined without sequences.
+  at::Tensor dense;     ///< (B, dense): dense features
+  at::Tensor embedded;  ///< (B, EmbeddedColumns::all()): rows looked up in embedding tables
+  /// (B, length) bool: true for each event that the sample's sequences have. Undefined without
+  /// sequences.
   at::Tensor mask;
-  /// (B, length - 1) bool: true for each event, from the second on, that has a negative. Undefined
-  /// without negatives.
+  /// (B, length - 1) bool: true for each event, from the second on, that has a negative. A negative
+  /// is an event of another sample to compare with. Undefined without negatives.
   at::Tensor negative_mask;
 };
 
 struct RecommenderOutput {
   at::Tensor logits;  ///< (B, tasks)
-  /// Scalar to add to the loss: weighted auxiliary loss, summed over the samples. Undefined:
-  /// nothing to add.
+  /// Scalar to add to the loss: auxiliary loss times its weight, summed over the samples.
+  /// Undefined: nothing to add.
   at::Tensor auxiliary;
 };
 
-/// Widths of the groups of columns in a sample's `embedded`, in this order.
+/// Layout of RecommenderBatch::embedded. Its columns are these groups, in this order; each member
+/// is the number of columns of a group. Names such as `sparse` are members of the config and
+/// inputs.
 struct EmbeddedColumns {
-  int64_t features = 0;  ///< embedded_width of all sparse features
-  int64_t wide = 0;      ///< `sparse`: one weight per feature if the model has a wide part, else 0
-  int64_t events = 0;    ///< sequences * length * dim
-  /// Width sequences * (length - 1) * dim: for each event from the second on, an event of another
-  /// sample.
+  /// Embeddings of all sparse features: embedded_width(config, inputs, sparse).
+  int64_t features = 0;
+  /// One weight for each sparse feature if the model has a wide part: `sparse`, else 0.
+  int64_t wide = 0;
+  int64_t events = 0;  ///< embeddings of the events: sequences * length * dim
+  /// Embeddings of negatives: for each event from the second on, an event of another sample.
+  /// sequences * (length - 1) * dim.
   int64_t negatives = 0;
-  int64_t micro = 0;   ///< co_actions * micro_parameters: micro-MLPs of the items
-  int64_t inputs = 0;  ///< co_actions * length * micro[0]: inputs of the micro-MLPs
+  int64_t micro = 0;   ///< parameters of the items' micro-MLPs: co_actions * micro_parameters
+  int64_t inputs = 0;  ///< inputs of the micro-MLPs: co_actions * length * micro[0]
 
   EmbeddedColumns(const RecommenderConfig& config, const RecommenderInputs& inputs);
   int64_t all() const { return features + wide + events + negatives + micro + inputs; }
 };
 
-/// Dense part of a recommender: everything except its embeddings.
+/// Dense part of a recommender: all layers after the embedding tables. Lookups happen outside;
+/// their results are RecommenderBatch::embedded.
 class Recommender : public torch::nn::Module {
  public:
   virtual RecommenderOutput forward(const RecommenderBatch& batch) = 0;
@@ -74,8 +83,8 @@ class Recommender : public torch::nn::Module {
 
   /// Returns the embeddings of the features, (B, `EmbeddedColumns::features`).
   at::Tensor features(const RecommenderBatch& batch) const;
-  /// Returns (B, length, sequences * dim): the embeddings of each event, concatenated. They are
-  /// zero where there is no event.
+  /// Returns (B, length, sequences * dim): for each event its embeddings in all sequences,
+  /// concatenated. They are zero where there is no event.
   at::Tensor events(const RecommenderBatch& batch) const;
   const EmbeddedColumns& columns() const { return columns_; }
 
@@ -96,7 +105,8 @@ std::shared_ptr<Recommender> make_recommender(const RecommenderConfig& config,
 /// PReLU are 1/4 (He et al. 2015).
 void initialize(Recommender& model, uint64_t seed);
 
-/// Returns the FLOPs of one sample's forward and backward pass, without embeddings.
+/// Returns the FLOPs of one sample's forward and backward pass, without embedding lookups: 6 per
+/// multiplication in forward.
 double flops_per_sample(const Recommender& model);
 
 }  // namespace dovetail::models

@@ -2,7 +2,8 @@
 
 #include "dovetail/models/recommender.h"
 
-/// Models of make_recommender, one source file per model.
+/// Models of make_recommender, one source file per model. `embeddings` stands for the embeddings of
+/// a sample's sparse features. The deep part is a Tower with the widths RecommenderConfig::deep.
 namespace dovetail::models {
 
 /// Creates a model of feature interactions:
@@ -11,8 +12,8 @@ namespace dovetail::models {
 ///   dense features and embeddings.
 /// - deepfm (Guo et al. 2017): a linear model of the sparse features, the inner products of all
 ///   pairs of embeddings, and the deep part. Dense features go to the deep part only.
-/// - dlrm (Naumov et al. 2019): a tower maps the dense features to one more embedding. A second
-///   tower reads that embedding and the inner products of all pairs.
+/// - dlrm (Naumov et al. 2019): a tower maps the dense features to one more embedding. The deep
+///   part reads that embedding and the inner products of all pairs of embeddings.
 /// - dcnv2 (Wang et al. 2021): x_(l+1) = x_0 * (W_l x_l + b_l) + x_l over dense features and
 ///   embeddings. W_l = U V has rank `cross_rank`.
 std::shared_ptr<Recommender> make_interaction(const RecommenderConfig& config,
@@ -21,7 +22,8 @@ std::shared_ptr<Recommender> make_interaction(const RecommenderConfig& config,
 /// Creates din: Zhou et al. 2018 (arXiv 1706.06978). Symbols:
 ///
 /// - e_t: embeddings of event t, concatenated over the sequences
-/// - v: embeddings of the candidate, in the tables that sequences share
+/// - v: embeddings of the candidate (RecommenderInputs::Sequence), from the tables that features
+///   share with sequences
 /// - e'_t: the columns of e_t from these tables
 /// - f: local activation unit, layers with PReLU and one output
 ///
@@ -30,40 +32,48 @@ std::shared_ptr<Recommender> make_interaction(const RecommenderConfig& config,
 std::shared_ptr<Recommender> make_din(const RecommenderConfig& config,
                                       const RecommenderInputs& inputs, c10::Device device);
 
-/// Creates dien: Zhou et al. 2019 (arXiv 1809.03672). A GRU over the events gives h_t. The
-/// attention is a_t = softmax_t(h_t W v), with v the embeddings of the candidate. An AUGRU over h_t
-/// is a GRU whose update gate is a_t u_t. Its last state is the interest. The deep part reads the
-/// interest, dense features, embeddings and the sum of the events.
+/// Creates dien: Zhou et al. 2019 (arXiv 1809.03672). e_t and v are as in din. A GRU over the e_t
+/// gives states h_t. The attention is a_t = softmax_t(h_t W v). An AUGRU reads the h_t: a GRU whose
+/// update gate u_t is multiplied by a_t. Its last state is the interest. The deep part reads the
+/// interest, dense features, embeddings and sum_t e_t.
 ///
-/// The auxiliary loss of a sample is 1 / (length - 1) times the sum over its events from the second
-/// on. Its terms are -log p(h_(t-1), e_t) - log(1 - p(h_(t-1), n_t)), with n_t an event of another
-/// sample.
+/// The auxiliary loss of a sample is 1 / (length - 1) times a sum over its events t from the second
+/// on. Its terms are -log p(h_(t-1), e_t) - log(1 - p(h_(t-1), n_t)). Symbol n_t is an event of
+/// another sample. The function p is a network with hidden widths RecommenderConfig::auxiliary.
 std::shared_ptr<Recommender> make_dien(const RecommenderConfig& config,
                                        const RecommenderInputs& inputs, c10::Device device);
 
-/// Creates can: Bian et al. 2022 (arXiv 2011.05625). A row of the item's own table holds weights
-/// and biases of an MLP with tanh between its layers. Its inputs are the powers 1 to `orders` of a
-/// row of the event's own table. A co-action is the concatenated outputs of all its layers, summed
-/// over the events. The deep part reads all co-actions, dense features, embeddings and the sums of
-/// the sequences.
+/// Creates can: Bian et al. 2022 (arXiv 2011.05625). A co-action is a pair of an item (a sparse
+/// feature) and a sequence. It has two tables of its own. For the item's id, the first table holds
+/// weights and biases of a micro-MLP, with tanh between its layers. For each event, the second
+/// table holds an input of the micro-MLP. The micro-MLP reads the elementwise powers 1 to `orders`
+/// of this input, one at a time.
+///
+/// The result of a co-action is the outputs of all layers for all powers, concatenated and summed
+/// over the events. The deep part reads the results of all co-actions, dense features, embeddings
+/// and the sums of the sequences' embeddings.
 std::shared_ptr<Recommender> make_can(const RecommenderConfig& config,
                                       const RecommenderInputs& inputs, c10::Device device);
 
 /// Creates mmoe: Ma et al. 2018. Task k has a tower over sum_i softmax(G_k x)_i f_i(x). x is dense
-/// features and embeddings; f_i are the experts, which all tasks share.
+/// features and embeddings; f_i are the experts (towers), which all tasks share. G_k is the matrix
+/// of the task's gate.
 std::shared_ptr<Recommender> make_mmoe(const RecommenderConfig& config,
                                        const RecommenderInputs& inputs, c10::Device device);
 
-/// Creates a Linear of a model, with a bias. `tower_linear` is quantized if a recipe says so.
-/// `head_linear` has one output and is not quantized.
+/// Creates a Linear of a model, uninitialised. It is quantized if the training recipe quantizes
+/// Linears of towers.
 std::shared_ptr<mx::Linear> tower_linear(int64_t in, int64_t out, const std::string& name,
                                          c10::Device device, bool bias = true);
+/// Creates the last Linear of a model, with a bias and one output. It is not quantized.
 std::shared_ptr<mx::Linear> head_linear(int64_t in, const std::string& name, c10::Device device);
 
-/// Returns the embeddings of the candidate: features that share a table with a sequence,
-/// concatenated, (B, targets * dim). `features` is the result of Recommender::features.
+/// Returns the embeddings of the candidate, (B, num_targets * dim): the embeddings of all features
+/// that share a table with a sequence, concatenated. `features` is the result of
+/// Recommender::features.
 at::Tensor candidate_of(const RecommenderConfig& config, const RecommenderInputs& inputs,
                         const at::Tensor& features);
+/// Returns the number of sequences that share a table with a feature.
 int64_t num_targets(const RecommenderInputs& inputs);
 
 }  // namespace dovetail::models

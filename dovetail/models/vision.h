@@ -11,11 +11,12 @@
 
 namespace dovetail::models {
 
+/// Config of a convolutional network for images.
 struct VisionConfig {
   std::string preset = "resnet50";  ///< vgg16, vgg19, resnet50 or unet
-  int64_t classes = 0;              ///< 0: as published, 1000 or (unet) 2
+  int64_t classes = 0;              ///< 0: as in the paper: 2 for unet, else 1000
   int64_t channels = 3;             ///< channels of an image
-  /// Size of each image; vgg: at least 32; unet: multiples of 16.
+  /// Pixels of each image. vgg needs at least 32, unet multiples of 16.
   int64_t height = 224, width = 224;
   int64_t base_width = 64;  ///< channels of the first convolution; all other widths scale with it
   bool in_place = true;     ///< ReLUs and residual sums overwrite their input, as in torchvision
@@ -23,27 +24,30 @@ struct VisionConfig {
 
 /// Convolutional network for images (B, channels, height, width), created in training mode.
 ///
-/// It uses ATen's operators only: no fused kernels, and no operator that waits for a device. A step
-/// can therefore be captured below autograd. Each layer runs in the LayerScope of its parameters'
-/// name: layer1.0.conv1.weight belongs to "layer1.0.conv1". Dropout draws from ATen's default
-/// generator. Images and targets must be on the device of the parameters. Images must have the
-/// dtype of the parameters, which is float32 at first; `to` changes both.
+/// It uses ATen's operators only: no fused kernels, and no operator that waits for a device. A
+/// training step can therefore be recorded as the operators that it calls below autograd
+/// (plan/record/capture.h). Each layer runs in a LayerScope (base/layer_scope.h) with the prefix of
+/// its parameters' names. Example: the layer with parameter layer1.0.conv1.weight runs in
+/// "layer1.0.conv1". Dropout uses ATen's default random generator. Images and targets must be on
+/// the device of the parameters. Images must have the dtype of the parameters, which is float32 at
+/// first; Module::to changes both.
 class VisionModel : public torch::nn::Module {
  public:
   /// Returns logits (B, classes), or (B, classes, height, width) for unet. Throws UserError for
-  /// images that do not match the description above. Also throws if a batch norm in training would
-  /// get one value per channel.
+  /// images whose shape, dtype or device is not as described above. Also throws if a batch norm in
+  /// training would get one value per channel.
   virtual at::Tensor forward(const at::Tensor& images) = 0;
 
-  /// Returns the sum of cross entropies over images or, for unet, pixels. It is float32 (float64
-  /// under float64). targets are (B) or (B, height, width) int64, all in [0, classes). No target
-  /// stands for padding, and ATen throws for others.
+  /// Returns the sum of cross entropies over images or, for unet, pixels. It is float32, or float64
+  /// if the logits are. targets: (B), for unet (B, height, width), int64 in [0, classes). ATen
+  /// throws for other targets; no value stands for padding.
   LossSum loss(const at::Tensor& images, const at::Tensor& targets);
 
   const VisionConfig& config() const { return config_; }  ///< config with resolved `classes`
 
  protected:
   explicit VisionModel(VisionConfig config);
+  /// Throws UserError as `forward` does for wrong images.
   void check_images(const at::Tensor& images) const;
 
  private:
@@ -51,8 +55,8 @@ class VisionModel : public torch::nn::Module {
 };
 
 /// Creates the model that `config.preset` names. Parameters are float32 and uninitialised; running
-/// statistics are 0 and 1. On the meta device, parameters take no memory and there is no forward.
-/// Throws UserError for an invalid config.
+/// means are 0 and running variances 1. On the meta device, parameters take no memory and there is
+/// no forward. Throws UserError for an invalid config.
 ///
 /// - vgg16, vgg19: Simonyan and Zisserman 2014 (arXiv 1409.1556), configurations D and E, with
 ///   biases. The last pooling is adaptive, to 7 x 7, so that any size from 32 fits. The
@@ -67,10 +71,10 @@ class VisionModel : public torch::nn::Module {
 std::shared_ptr<VisionModel> make_vision_model(const VisionConfig& config,
                                                c10::Device device = c10::kCPU);
 
-/// Initializes the parameters as a function of seed and name. Convolutions are normal with variance
-/// 2 / fan (He et al. 2015, arXiv 1502.01852). The fan counts outputs as in torchvision, for unet
-/// inputs as in its paper. Linears are normal with deviation 0.01. Batch norms are 1 and 0, and
-/// their running statistics are reset. Biases are 0.
+/// Initializes the parameters as a function of seed and name. Convolution weights are normal with
+/// variance 2 / fan (He et al. 2015, arXiv 1502.01852). The fan counts outputs as in torchvision,
+/// for unet inputs as in its paper. Linear weights are normal with standard deviation 0.01. Weights
+/// of batch norms are 1, and their running statistics are reset. Biases are 0.
 void initialize(VisionModel& model, uint64_t seed);
 
 }  // namespace dovetail::models

@@ -13,12 +13,12 @@
 
 #include "dovetail/base/layer_scope.h"
 
-/// Layers of the vision models. Images are (B, channels, height, width);
-/// parameters are float32 and uninitialised.
+/// Layers of the vision models. Images are (B, channels, height, width); parameters are float32 and
+/// uninitialised.
 namespace dovetail::models {
 
-/// Layer, and the name under which its parent registers it. A call runs in the LayerScope of that
-/// name.
+/// Layer that a parent module registers under a name. A call of the Child runs the layer's forward
+/// in a LayerScope (base/layer_scope.h) of that name.
 template <class Layer>
 class Child {
  public:
@@ -92,8 +92,8 @@ class BatchNorm : public torch::nn::Module {
   at::Tensor weight_, bias_, mean_, variance_, batches_;
 };
 
-/// Fully connected layer of ATen, since dovetail::linear is not visible below autograd. Parameters:
-/// weight (out, in), bias (out).
+/// Fully connected layer that calls ATen's operator. A step that is recorded below autograd does
+/// not see this project's own linear operation. Parameters: weight (out, in), bias (out).
 class Dense : public torch::nn::Module {
  public:
   Dense(int64_t in, int64_t out, c10::Device device);
@@ -103,6 +103,7 @@ class Dense : public torch::nn::Module {
   at::Tensor weight_, bias_;
 };
 
+/// ReLU; with `in_place` it overwrites its input.
 class Relu : public torch::nn::Module {
  public:
   explicit Relu(bool in_place) : in_place_(in_place) {}
@@ -118,7 +119,8 @@ class Dropout : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) const;
 };
 
-/// Maximum over square windows. An odd window is padded as in Convolution, an even one is not.
+/// Maximum over windows of kernel x kernel elements. An odd kernel is padded with kernel / 2
+/// elements on each side, an even one is not.
 class MaxPool : public torch::nn::Module {
  public:
   MaxPool(int64_t kernel, int64_t stride) : kernel_(kernel), stride_(stride) {}
@@ -128,7 +130,7 @@ class MaxPool : public torch::nn::Module {
   int64_t kernel_, stride_;
 };
 
-/// Averages over size x size parts of an image, whatever the size of the image.
+/// Divides an image of any size into size x size parts and returns the average of each part.
 class AdaptiveAveragePool : public torch::nn::Module {
  public:
   explicit AdaptiveAveragePool(int64_t size) : size_(size) {}

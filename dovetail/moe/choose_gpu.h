@@ -18,13 +18,14 @@ at::Tensor assign_slots(const at::Tensor& expert, const at::Tensor& weight, cons
                         const RoutingSpec& spec);
 at::Tensor choose_rows(const at::Tensor& scores, int64_t capacity);
 
-/// Rank of each choice among the choices of its expert, and number of choices of each expert.
+/// Result of `rank_choices`.
 struct Ranks {
-  at::Tensor rank;   ///< (n) int32; -1: skipped by `out`
-  at::Tensor count;  ///< (experts) int64, without skipped choices
+  at::Tensor rank;   ///< (n) int32: number of earlier choices of the same expert; -1: skipped
+  at::Tensor count;  ///< (experts) int64: number of choices of each expert, without skipped ones
 };
-/// Ranks n choices within each expert. expert: (n) int32. order: (n) int64, order in which choices
-/// are counted; undefined: by index. out: (n) bool, choices to skip; undefined: skips no choice.
+/// Numbers the choices of each expert from 0. expert: (n) int32, expert of each choice. order: (n)
+/// int64, choice indices in the order of counting; undefined: by index. out: (n) bool, choices to
+/// skip; undefined: skips no choice.
 Ranks rank_choices(const at::Tensor& expert, const at::Tensor& order, const at::Tensor& out,
                    int64_t experts);
 

@@ -7,76 +7,83 @@
 
 namespace dovetail::moe {
 
-/// For each row: the k columns with the largest score + bias, in descending order. Ties go to the
-/// lowest column. NaN counts as -infinity.
+/// Arguments of kernel `choose`: for each row (token) the k columns (experts) with the largest
+/// score + bias, in descending order. Ties go to the lowest column. NaN counts as -infinity.
 struct ChooseProblem {
   bool wide;  ///< true: scores and bias are float64, else float32
   int64_t rows, columns, k;
   const void* scores;  ///< (rows, columns)
   const void* bias;    ///< (columns); null: 0
-  /// Groups that the columns of a row may come from, (rows, top_groups). Null: all groups.
+  /// Column groups that each row may choose from, (rows, top_groups). Null: all groups. A group is
+  /// `group_size` neighbouring columns.
   const int32_t* groups;
   int64_t top_groups, group_size;
-  int32_t* chosen;  ///< (rows, k)
+  int32_t* chosen;  ///< result (rows, k): columns
 };
 
-/// Computes score[r][g]: the sum of the `summed` largest score + bias in the columns of group g.
-/// NaN counts as -infinity.
+/// Arguments of kernel `score_groups`. A group is `group_size` neighbouring columns.
+/// group_scores[r][g] becomes the sum of the `summed` largest values of score + bias in group g of
+/// row r. NaN counts as -infinity.
 struct GroupScoreProblem {
-  bool wide;
+  bool wide;  ///< true: scores, bias and group_scores are float64, else float32
   int64_t rows, groups, group_size;
-  int summed;  ///< 1 or 2, at most group_size
-  const void* scores;
-  const void* bias;
-  void* group_scores;  ///< (rows, groups)
+  int summed;          ///< 1 or 2, at most group_size
+  const void* scores;  ///< (rows, groups * group_size)
+  const void* bias;    ///< (groups * group_size); null: 0
+  void* group_scores;  ///< result (rows, groups)
 };
 
-/// Assigns slots to the choices of a sequence. Each expert's slots are counted from 0 in the order
-/// of the sequence. Integer prefix sums over tiles of fixed size give the same result on every GPU.
+/// Arguments of kernel `assign_slots`. A choice is one of the k experts of a token. The kernel
+/// numbers the choices of each expert from 0 in the order of `sequence`. The number is the slot of
+/// the choice. Integer prefix sums over tiles of fixed size give the same result on every GPU.
 struct SlotProblem {
   SlotSequence sequence;
   int64_t experts;
-  const int32_t* expert;  ///< (tokens, k)
+  const int32_t* expert;  ///< (tokens, k): expert of each choice
   const bool* out;        ///< (tokens, k): choices that take no slot and get -1; null: none of them
-  const bool* drawn;      ///< (tokens): the second choice takes a slot, but gets -1; null: never
-  int64_t capacity;       ///< slots from `capacity` on become -1; negative: no limit
-  int32_t* slot;          ///< (tokens, k)
-  int32_t* tile_counts;   ///< (slot_tiles(tokens k), experts); the caller fills it with zeros
-  int64_t* count;         ///< (experts): number of slots taken, including slots from `capacity` on
+  /// (tokens): true if a random draw drops the second choice. It takes a slot, but gets -1. Null:
+  /// never.
+  const bool* drawn;
+  int64_t capacity;      ///< slots from `capacity` on become -1; negative: no limit
+  int32_t* slot;         ///< result (tokens, k): slot of each choice
+  int32_t* tile_counts;  ///< workspace (slot_tiles(tokens k), experts); the caller zeroes it
+  int64_t* count;        ///< result (experts): slots taken, including slots from `capacity` on
 };
 
-/// Sorts kept choices by expert. Choice c is kept if rank[c] >= 0; its row is then begin[expert[c]]
-/// + rank[c].
+/// Arguments of kernel `sort_rows`, which sorts choices by expert. Choice c has a row if rank[c] >=
+/// 0: row begin[expert[c]] + rank[c]. Choice c belongs to token c / k.
 struct RowsProblem {
   int64_t choices, k;
-  const int32_t *expert, *rank;  ///< (choices); negative rank: not kept
-  const int64_t* begin;          ///< (experts): first row of each expert
-  int64_t* choice;               ///< (rows): choice of each row
-  int32_t* token;                ///< (rows): token of each row
-  int32_t* row;                  ///< (choices): row of each choice; -1 if not kept
+  /// (choices): expert of each choice, and its place among the rows of the expert. A negative
+  /// place: no row.
+  const int32_t *expert, *rank;
+  const int64_t* begin;  ///< (experts): first row of each expert
+  int64_t* choice;       ///< result (rows): choice of each row
+  int32_t* token;        ///< result (rows): token of each row
+  int32_t* row;          ///< result (choices): row of each choice; -1: no row
 };
 
-/// Runs `gather_rows` of rows_simd.h with rows `place[i]` of `y` and `other` instead of rows i.
-/// Null `place`: rows i.
+/// Arguments of kernel `gather_rows`. It computes ops::gather_rows (ops/rows_simd.h), but reads and
+/// writes rows place[i] of `other` and `y` instead of rows i. Null `place`: rows i.
 struct PlacedRowsProblem {
   ops::GatherRowsProblem rows;
   const int64_t* place;
 };
 
-/// Computes y[t] = sum of weight[r] x[place[r]] over the rows r = row[t][j] >= 0, in the order of
-/// j. y: (tokens, width) float32. Null `weight`: weights are 1. Null `place`: place[r] = r.
+/// Arguments of kernel `sum_rows`: y[t] = sum of weight[r] x[place[r]] over the rows r of token t.
+/// The rows are the entries row[t][j] >= 0, in the order of j.
 struct SumRowsProblem {
-  ops::Storage storage;
+  ops::Storage storage;  ///< number format of x
   int64_t tokens, width, k;
-  const void* x;
-  const int32_t* row;  ///< (tokens, k)
-  const int64_t* place;
-  const float* weight;
-  float* y;
+  const void* x;         ///< (places, width)
+  const int32_t* row;    ///< (tokens, k)
+  const int64_t* place;  ///< (rows); null: place[r] = r
+  const float* weight;   ///< (rows); null: weights are 1
+  float* y;              ///< result (tokens, width) float32
 };
 
 /// Table of the kernels for CUDA tensors. Pointers refer to memory of the current GPU. Work is
-/// queued on torch's current stream. The kernels are in the library that
+/// queued on torch's current stream. The kernels are in a separate library, which
 /// dovetail/ops/cuda_kernels.h describes.
 struct CudaKernels {
   void (*choose)(const ChooseProblem& problem);
@@ -87,11 +94,11 @@ struct CudaKernels {
   void (*sum_rows)(const SumRowsProblem& problem);
 };
 
-/// Returns the kernels, or null in a build without nvcc. The first call opens the library and needs
-/// a GPU in use.
+/// Returns the kernels, or null in a build without nvcc. The first call opens the library; a GPU
+/// must then be in use.
 const CudaKernels* cuda_kernels();
-/// Returns the kernels, or throws UserError naming `op` in a build without them. CUDA tensors have
-/// no other implementation.
+/// Returns the kernels for operation `op`. Throws UserError naming `op` in a build without kernels,
+/// since CUDA tensors have no other implementation.
 const CudaKernels& cuda_kernels_for(const char* op);
 
 /// Name of the library's entry point, `const CudaKernels* dovetail_moe_cuda_kernels()`.

@@ -6,51 +6,57 @@
 #include <variant>
 #include <vector>
 
-/// Tokens to their experts and back.
+/// Copies of tokens to their experts, and of the experts' results back to the tokens.
 ///
-/// Shapes: T tokens, k choices of a token, E experts, C width, R rows (kept choices), P places.
-/// P is R if rows are dropless. It is E times the capacity if rows are padded to a capacity.
+/// A choice is one of the k experts of a token (moe/routing.h). Each choice that was not dropped
+/// has a row in the dispatched matrix, which is the experts' input. A place is a row of memory in
+/// that matrix; some places are empty if rows are padded to a capacity.
+///
+/// Shapes: T tokens, k choices of a token, E experts, C width, R rows, P places. P is R if rows are
+/// not padded (dropless). Otherwise it is E times the capacity.
 namespace dovetail::moe {
 
-/// Kept choices, sorted by expert and within an expert by slot: row r of the dispatched matrix is
-/// token[r]. Dropless rows are contiguous. Padded rows of expert e begin at place e capacity and
-/// end with zeros, as (E, capacity, C) of GShard and Tutel.
+/// Rows of the dispatched matrix, sorted by expert and within an expert by slot. Row r is a copy of
+/// token[r]. Dropless rows are contiguous. If padded, rows of expert e begin at place e * capacity
+/// and zeros follow them. This is the layout (E, capacity, C) of GShard and Tutel.
 struct DispatchedRows {
   std::vector<int64_t> offsets;  ///< (E + 1): expert e has rows [offsets[e], offsets[e + 1])
-  at::Tensor choice;             ///< (R) int64: t k + j for choice j of token t
-  at::Tensor token;              ///< (R) int32
+  at::Tensor choice;             ///< (R) int64: t k + j if row r is for choice j of token t
+  at::Tensor token;              ///< (R) int32: token of each row
   int64_t capacity = 0;          ///< places of each expert; 0: dropless
   /// (T, k) int32: rows of each token, ascending, then -1 for dropped choices. GPU only; undefined
   /// on the CPU.
   at::Tensor rows_of_token = {};
 
   int64_t experts() const { return static_cast<int64_t>(offsets.size()) - 1; }
-  int64_t size() const { return offsets.back(); }
+  int64_t size() const { return offsets.back(); }  ///< number of rows R
   int64_t first(int64_t expert) const { return offsets[static_cast<size_t>(expert)]; }
   int64_t count(int64_t expert) const { return first(expert + 1) - first(expert); }
   int64_t places() const { return capacity > 0 ? experts() * capacity : size(); }
   int64_t first_place(int64_t expert) const {
     return capacity > 0 ? expert * capacity : first(expert);
   }
-  /// Part of `per_row` (R, ...) that belongs to one expert; a view.
+  /// Returns a view of the rows of `per_row` (R, ...) that belong to one expert.
   at::Tensor of_expert(const at::Tensor& per_row, int64_t expert) const {
     return per_row.narrow(0, first(expert), count(expert));
   }
 };
 
-/// Rows of a step that is being recorded (plan/record/capture.h). Their number differs from replay
-/// to replay, so sizes are read from a tensor inside each operation.
+/// Rows in a recorded step: a training step whose operations are recorded once and then replayed
+/// with other inputs (plan/record/capture.h). The number of rows differs from replay to replay, so
+/// each operation (base/operation.h) reads the sizes from a tensor. Members are as in
+/// DispatchedRows.
 struct RecordedRows {
   at::Tensor choice;   ///< (T k) int64, zeros after the last row
   at::Tensor token;    ///< (T k) int32, zeros after the last row
   at::Tensor offsets;  ///< (E + 1) int64 on the CPU
   int64_t capacity = 0;
 
-  /// Rows of the current replay. Inside an operation only.
+  /// Returns the rows of the current replay. Call it inside an operation only.
   DispatchedRows resolve() const;
 };
 
-/// Rows as a model passes them on: with known sizes, or recorded.
+/// Rows of a dispatched matrix: with known sizes (DispatchedRows), or recorded (RecordedRows).
 class Dispatch {
  public:
   Dispatch() = default;
@@ -58,11 +64,11 @@ class Dispatch {
   Dispatch(RecordedRows rows) : rows_(std::move(rows)) {}    // NOLINT(google-explicit-constructor)
 
   bool is_recorded() const { return std::holds_alternative<RecordedRows>(rows_); }
-  /// Throws InternalError if recorded.
+  /// Returns rows with known sizes. Throws InternalError if the dispatch is recorded.
   const DispatchedRows& rows() const;
-  /// Throws InternalError unless recorded.
+  /// Throws InternalError unless the dispatch is recorded.
   const RecordedRows& recorded() const;
-  /// Rows of the current step. If recorded, inside an operation only.
+  /// Returns the rows of the current step. If recorded, call it inside an operation only.
   DispatchedRows resolve() const { return is_recorded() ? recorded().resolve() : rows(); }
 
   const at::Tensor& choice() const { return is_recorded() ? recorded().choice : rows().choice; }
@@ -71,7 +77,7 @@ class Dispatch {
   int64_t experts() const {
     return is_recorded() ? recorded().offsets.size(0) - 1 : rows().experts();
   }
-  /// Number of places. A recorded dispatch must be padded.
+  /// Returns the number of places P. A recorded dispatch must be padded (InternalError otherwise).
   int64_t places() const {
     return is_recorded() && capacity() > 0 ? experts() * capacity() : rows().places();
   }
@@ -80,26 +86,28 @@ class Dispatch {
   std::variant<DispatchedRows, RecordedRows> rows_;
 };
 
-/// Dropless dispatch of expert and slot (T, k) int32, as a Routing has them. Slot -1: dropped. On a
-/// GPU the counts of the experts are copied to the host, which waits for them. A recorded step can
-/// have it if the experts are one operation (`feed_forward`) and no choice is dropped.
+/// Makes the dropless dispatch of `expert` and `slot`, (T, k) int32, as a Routing has them. Slot
+/// -1: dropped. On a GPU the counts of the experts are copied to the host, which waits for them. A
+/// recorded step may use it only if `feed_forward` runs the experts and no choice is dropped.
 Dispatch dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts);
-/// Dispatch padded to `capacity` places for each expert. No expert may have more rows. A recorded
-/// step can have it.
+/// Makes the dispatch padded to `capacity` places for each expert. No expert may have more rows. A
+/// recorded step may use it.
 Dispatch padded_dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts,
                          int64_t capacity);
 
-/// Rows of x (T, C) for the experts, expert by expert: (P, C), zeros in empty places.
+/// Returns the dispatched matrix (P, C): the rows of x (T, C), expert by expert, with zeros in
+/// empty places.
 at::Tensor dispatch_rows(const at::Tensor& x, const Dispatch& dispatch);
 
-/// Sums the experts' results at their tokens. Row y[t] is the sum of weight * row over the kept
-/// choices of token t. Shapes: rows (P, C), weight (T, k), y (T, C). The weight is float32 if
-/// `rows` are bfloat16, otherwise it has their dtype. Result y has the dtype of the weight.
+/// Sums the experts' results for each token. Result y[t] is the sum of weight * row over the rows
+/// of token t. Shapes: rows (P, C), weight (T, k), y (T, C). The weight is float32 if `rows` are
+/// bfloat16, otherwise it has their dtype. Result y has the dtype of the weight.
 ///
-/// `dispatch_rows` and `combine_rows` are differentiable; backward reads `dispatch`, too. Our
-/// kernels run float32 and bfloat16, with float32 sums. On a GPU they need a dispatch that was made
-/// there. Other dtypes are composed of ATen's operators. Sums are added in the order of the
-/// experts, except in ATen's float64 on a GPU. Throw UserError on wrong shapes, dtypes and devices.
+/// `dispatch_rows` and `combine_rows` are differentiable; backward reads `dispatch`, too. Kernels
+/// of this project run float32 and bfloat16, with float32 sums. On a GPU they need a dispatch that
+/// was made there. Other dtypes are composed of ATen's operators. Sums are added in the order of
+/// the experts, except in ATen's float64 on a GPU. Both throw UserError on wrong shapes, dtypes and
+/// devices.
 at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& weight, const Dispatch& dispatch);
 
 }  // namespace dovetail::moe

@@ -4,22 +4,24 @@
 
 #include "dovetail/moe/dispatch.h"
 
-/// dispatch.h for CUDA tensors. Tensors are contiguous; weights and sums are float32. `place` (R)
-/// int64 is the place of each row, undefined if dropless. Throws UserError in a build without
-/// kernels for the GPU.
+/// CUDA part of dispatch.h, which explains rows and places. Tensors are contiguous; weights and
+/// sums are float32. `to` holds the rows. `place` (R) int64 is the place of each row, undefined if
+/// rows are dropless. All functions throw UserError in a build without GPU kernels.
 namespace dovetail::moe::gpu {
 
-/// Copies the counts of the experts to the host, which waits for them.
+/// Makes the rows of moe::dispatch. Copies the counts of the experts to the host, which waits for
+/// them.
 DispatchedRows dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts);
 
-/// y[place[r]] = weight[r] x[token[r]] (weight undefined: 1); other rows of y stay as they are.
-/// With `other`, of y's shape, dots[r] = <x[token[r]], other[place[r]]>.
+/// Copies tokens to rows: y[place[r]] = weight[r] x[token[r]]. An undefined weight counts as 1.
+/// Other rows of y stay as they are. If `other` (of y's shape) and `dots` (R) are defined, dots[r]
+/// becomes the scalar product of x[token[r]] and other[place[r]].
 void take_tokens(const at::Tensor& x, const DispatchedRows& to, const at::Tensor& place,
                  const at::Tensor& weight, const at::Tensor& other, at::Tensor& y,
                  at::Tensor& dots);
 
-/// (T, C) float32: y[t] = sum over the rows r of token t, ascending, of weight[r] rows[place[r]]
-/// (weight undefined: 1).
+/// Returns y (T, C) float32: y[t] is the sum of weight[r] rows[place[r]] over the rows r of token
+/// t, added in ascending order of r. An undefined weight counts as 1.
 at::Tensor sum_rows(const at::Tensor& rows, const at::Tensor& weight, const DispatchedRows& to,
                     const at::Tensor& place);
 

@@ -7,12 +7,14 @@
 
 #include "dovetail/moe/dispatch.h"
 
-/// A Dispatch as operands of an operation: tensors that it reads and numbers that it captures.
+/// Conversion of a Dispatch (moe/dispatch.h) to operands of an `operation` (base/operation.h) and
+/// back. An operation reads tensors and captures numbers.
 namespace dovetail::moe {
 
 inline constexpr size_t kDispatchTensors = 4;
 
-/// Appends the dispatch's kDispatchTensors tensors.
+/// Returns `tensors` with the kDispatchTensors tensors of the dispatch appended. Some of them may
+/// be undefined.
 inline torch::autograd::variable_list with_dispatch(torch::autograd::variable_list tensors,
                                                     const Dispatch& dispatch) {
   const bool recorded = dispatch.is_recorded();
@@ -32,7 +34,8 @@ inline DispatchNumbers numbers_of(const Dispatch& dispatch) {
           dispatch.capacity()};
 }
 
-/// Dispatch whose tensors `with_dispatch` put at `inputs[first]` and after it.
+/// Returns the Dispatch from the kDispatchTensors tensors that begin at inputs[first], where
+/// `with_dispatch` put them.
 inline Dispatch dispatch_at(const torch::autograd::variable_list& inputs, size_t first,
                             const DispatchNumbers& numbers) {
   const at::Tensor &choice = inputs[first], &token = inputs[first + 1],
@@ -41,7 +44,8 @@ inline Dispatch dispatch_at(const torch::autograd::variable_list& inputs, size_t
   return DispatchedRows{numbers.offsets, choice, token, numbers.capacity, rows_of_token};
 }
 
-/// Saves `tensors`, followed by the dispatch, for backward, which then sorts nothing.
+/// Saves `tensors`, followed by the dispatch, for backward, which then need not sort the choices
+/// again.
 inline void save_with_dispatch(torch::autograd::AutogradContext* context,
                                torch::autograd::variable_list tensors, const Dispatch& dispatch) {
   context->save_for_backward(with_dispatch(std::move(tensors), dispatch));
@@ -50,6 +54,7 @@ inline void save_with_dispatch(torch::autograd::AutogradContext* context,
   context->saved_data["capacity"] = numbers.capacity;
 }
 
+/// Returns the dispatch that `save_with_dispatch` saved. `saved` are all saved tensors.
 inline Dispatch saved_dispatch(torch::autograd::AutogradContext* context,
                                const torch::autograd::variable_list& saved) {
   return dispatch_at(

@@ -10,9 +10,11 @@
 
 namespace dovetail::moe {
 
-/// Weights of E feed-forwards, whose widths f_e may differ. Shapes: up[e]
-/// (up_width(activation, f_e), C), down[e] (C, f_e), up_bias[e] (up_width), down_bias[e] (C). All
-/// have one dtype. Bias lists are empty if there are no biases.
+/// Weights of E experts. Expert e is a feed-forward of hidden width f_e; widths may differ.
+///
+/// Shapes: up[e] (u_e, C), down[e] (C, f_e), up_bias[e] (u_e), down_bias[e] (C). u_e =
+/// mx::up_width(activation, f_e), which is larger than f_e if the activation has a gate. All have
+/// one dtype. Bias lists are empty if there are no biases.
 struct ExpertWeights {
   std::string activation;  ///< "swiglu", "gelu" or "relu2"
   std::vector<at::Tensor> up, down, up_bias, down_bias;
@@ -20,33 +22,35 @@ struct ExpertWeights {
   size_t experts() const { return up.size(); }
 };
 
-/// Computes y[t] = sum of weight * down(activation(up(x[t]))) over the choices of token t in `to`,
-/// with the weights of each choice's expert.
+/// Runs each token through its experts: y[t] = sum of weight * down(activation(up(x[t]))) over the
+/// choices of token t that `to` contains. `up` and `down` belong to the choice's expert.
 ///
 /// x: (T, C) in the dtype of the experts. weight: (T, k); y: (T, C). Both are float32, or x's dtype
-/// if that is wider. No expert's rows are padded (MegaBlocks' dropless experts, Gale et al. 2022).
+/// if that is wider. No expert's rows are padded to a capacity (MegaBlocks' dropless experts, Gale
+/// et al. 2022).
 ///
 /// On the CPU one kernel runs all experts in float32 or bfloat16 without copies of rows. Its
 /// products gather tokens from x and add their results to rows of y. Without
 /// `multiplies_bfloat16_rows` (ops/gemm.h) bfloat16 products use oneDNN on a copy of one expert's
-/// rows at a time. On a GPU both dtypes copy rows to the experts, run `feed_forward_rows` and copy
-/// them back. Each product there is one grouped product of all experts. All other cases use
-/// `apply_experts`.
+/// rows at a time. On a GPU, float32 and bfloat16 copy rows to the experts, run `feed_forward_rows`
+/// and copy them back. Each product there is one grouped product of all experts. All other cases
+/// use `apply_experts`.
 ///
-/// Keeps for backward: x and the outputs of `up`. Sums are in float32; the experts of a token are
-/// added in their order. Throws UserError naming the tensor.
+/// Backward needs x and the outputs of `up`, which are kept. Sums are in float32; the experts of a
+/// token are added in their order. Throws UserError naming the tensor.
 at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
                         const ExpertWeights& experts);
 
-/// Computes down(activation(up(row))) for each row and returns (R, C). rows: (R, C) sorted by
-/// expert. count[e]: number of rows of expert e.
+/// Computes down(activation(up(row))) for each row with the weights of its expert. Returns (R, C).
+/// rows: (R, C) sorted by expert. count[e]: number of rows of expert e.
 at::Tensor feed_forward_rows(const at::Tensor& rows, const std::vector<int64_t>& count,
                              const ExpertWeights& experts);
 
-/// Runs `feed_forward` with experts given as functions (FastMoE, He et al. 2021), one after another
-/// on copies of their rows. expert(e, rows of e) returns one result row for each input row. In
-/// bfloat16 the input may end with rows of zeros, which round its size up. Experts without rows
-/// run, too. Their gradients are then zeros, so that all ranks have the same set of gradients.
+/// Computes the same sums as `feed_forward` with any experts, given as a function (FastMoE, He et
+/// al. 2021). It runs one expert after another on copies of their rows. A call expert(e, rows of e)
+/// returns one result row for each input row. In bfloat16 its input may end with rows of zeros,
+/// which round the number of rows up. Experts without rows run, too. Their gradients are then
+/// zeros, so that all ranks have the same set of gradients.
 at::Tensor apply_experts(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
                          const std::function<at::Tensor(int64_t, const at::Tensor&)>& expert);
 

@@ -17,11 +17,14 @@
 
 namespace dovetail::moe {
 
-/// Mixture-of-experts layer: y = sum of weight * expert(x) over a token's experts, plus the shared
-/// experts' output (Shazeer et al. 2017). Parameters: the Router's, then experts.<e>.up and
-/// experts.<e>.down as in a FeedForward, then shared.up and shared.down. If experts are spread over
-/// ranks, a Layer has only the experts of its own rank. They keep their global index e. If experts
-/// are cut, the rank has its slices of them.
+/// Mixture-of-experts layer (Shazeer et al. 2017): y = sum of weight * expert(x) over a token's
+/// experts, plus the output of the shared experts. Shared experts process every token and form one
+/// feed-forward.
+///
+/// Parameters: the Router's, then experts.<e>.up and experts.<e>.down as in a FeedForward, then
+/// shared.up and shared.down. If experts are spread over ranks, a Layer has only the experts of its
+/// own rank. They keep their global index e. If experts are cut (Placement::cut), the rank has its
+/// slices of them.
 class Layer : public torch::nn::Module {
  public:
   struct Options {
@@ -32,24 +35,25 @@ class Layer : public torch::nn::Module {
     c10::Device device = c10::kCPU;
     std::shared_ptr<const ExpertRanks> ranks = nullptr;  ///< null: this process has all experts
   };
-  /// `config` must come from `resolve`.
+  /// `config` must be a result of `resolve` (moe/config.h).
   Layer(const Config& config, const Options& options);
 
   struct Output {
     at::Tensor y;     ///< same shape and dtype as x
-    at::Tensor loss;  ///< scalar: loss of the Router
+    at::Tensor loss;  ///< scalar: Router::Output::loss; undefined for hash
   };
-  /// x: (..., C). A token whose choices were all dropped gets 0, plus the shared experts' output.
-  /// The residual connection then passes it on.
+  /// Runs the layer on x (..., C). A choice is one of the k experts of a token. A token whose
+  /// choices were all dropped gets 0, plus the shared experts' output.
   Output forward(const at::Tensor& x, const Pass& pass = {});
 
   /// Load of the experts, summed over the forward passes since `reset_load`.
   struct Load {
-    std::vector<int64_t> count;  ///< choices of each expert, before dropping
-    int64_t dropped = 0;
+    std::vector<int64_t> count;  ///< number of choices of each expert, dropped ones included
+    int64_t dropped = 0;         ///< number of dropped choices of all experts
     int64_t choices() const { return std::accumulate(count.begin(), count.end(), int64_t{0}); }
   };
   const Load& load() const { return load_; }
+  /// Sets the load to zero. Call it at the beginning of a step.
   void reset_load() {
     load_ = {.count = std::vector<int64_t>(static_cast<size_t>(config_.experts), 0)};
     router_->begin_step();
@@ -58,12 +62,12 @@ class Layer : public torch::nn::Module {
   Router& router() { return *router_; }
   const std::shared_ptr<const ExpertRanks>& ranks() const { return ranks_; }
 
-  /// Sets the layout for the next forward passes; it must be the same on all ranks. The initial
-  /// layout leaves experts in place and has no overlap.
+  /// Sets the layout for the next forward passes; it must be the same on all ranks. In the initial
+  /// layout experts stay on their ranks, and nothing overlaps.
   void set_layout(ExpertLayout layout) { layout_ = std::move(layout); }
   const ExpertLayout& layout() const { return layout_; }
-  /// Returns true if at least one expert is quantized. Its experts then run as modules, and only on
-  /// their own rank.
+  /// Returns true if at least one expert of this rank is quantized. All its experts then run as
+  /// modules (LocalExperts::modules), and only on their own rank.
   bool quantized() const;
 
  private:
@@ -71,10 +75,10 @@ class Layer : public torch::nn::Module {
   /// Returns the experts of this rank: as weights for one operation, or as modules if they are
   /// quantized.
   LocalExperts local_experts() const;
-  /// Number of rows that each expert's input is padded to: the largest capacity of any rank.
-  /// Returns nullopt without pad_to_capacity or without a capacity. The value follows from
-  /// pass.most_tokens, except by Tutel's rule with a factor of 0 or below, which counts choices. In
-  /// that case, and if most_tokens is unknown, the ranks exchange their capacities.
+  /// Returns the number of rows to which each expert's input is padded: the largest capacity of any
+  /// rank. Returns nullopt without pad_to_capacity or without a capacity. The value follows from
+  /// pass.most_tokens, with one exception: Tutel's rule with a factor of 0 or below counts choices.
+  /// In that case, and if most_tokens is unknown, the ranks exchange their capacities.
   std::optional<int64_t> padded_capacity(const Routing& routing, const Pass& pass) const;
 
   Config config_;
@@ -87,7 +91,7 @@ class Layer : public torch::nn::Module {
   Load load_;
 };
 
-/// Returns the Layers of `model` with their names, in the order of the model.
+/// Returns the Layers of `model` with their module names, in the order of the model.
 std::vector<std::pair<std::string, std::shared_ptr<Layer>>> layers_of(
     const torch::nn::Module& model);
 

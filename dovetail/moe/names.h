@@ -3,7 +3,7 @@
 #include <array>
 #include <string_view>
 
-/// Config names of the enumerators in routing.h, in the same order.
+/// Names in config files of the enumerators in routing.h, in the same order.
 namespace dovetail::moe {
 
 inline constexpr std::array<std::string_view, 4> kSelectionNames = {"top_k", "sinkhorn", "base",

@@ -5,25 +5,30 @@
 namespace dovetail::moe {
 
 /// Placement of expert parameters on ranks. Each group of `cut` neighbouring ranks is a holder,
-/// which holds a range of experts. Each rank of a holder has one slice of the hidden elements of
-/// these experts. Parameters stay there whatever plan a step uses.
+/// which holds a range of experts. Each rank of a holder has one slice of each of these experts: a
+/// range of their hidden elements. Parameters stay there, whatever ExpertLayout a step uses.
 struct Placement {
-  int64_t experts = 1;
+  int64_t experts = 1;  ///< number of experts of a layer
+  /// cut: number of ranks over which each expert is cut; 1: experts stay whole.
   int ranks = 1, cut = 1;
 
   int holders() const { return ranks / cut; }
+  /// Returns the holder to which `rank` belongs.
   int holder(int rank) const { return rank / cut; }
+  /// Returns the index of the slice that `rank` has of each of its holder's experts.
   int slice(int rank) const { return rank % cut; }
-  /// Holder h has experts [first(h), first(h + 1)). Counts of two holders differ by at most 1.
+  /// Returns the first expert of `holder`, which has experts [first(holder), first(holder + 1)).
+  /// Counts of two holders differ by at most 1.
   int64_t first(int holder) const { return experts * holder / holders(); }
   int64_t count(int holder) const { return first(holder + 1) - first(holder); }
-  int holder_of(int64_t expert) const;
+  int holder_of(int64_t expert) const;  ///< holder that has this expert
 };
 
-/// Returns the placement with the given `cut`. 0 selects the minimum: 1 if there are at least as
-/// many experts as ranks. Throws UserError naming parallel.expert and parallel.expert_tensor if
-/// `cut` does not fit. There must be ranks / cut holders with at least one expert each. `cut` must
-/// divide ffn_width, and experts that are cut have no biases.
+/// Returns the placement with the given `cut`. 0 selects the minimum that gives every holder an
+/// expert: ranks / experts, rounded up. Throws UserError naming parallel.expert (`ranks`) or
+/// parallel.expert_tensor (`cut`) if `cut` does not fit. `cut` must divide `ranks` and the experts'
+/// hidden width `ffn_width`. Each holder must have at least one expert. Experts that are cut have
+/// no biases.
 Placement make_placement(int64_t experts, int ranks, int cut, int64_t ffn_width, bool bias);
 
 }  // namespace dovetail::moe

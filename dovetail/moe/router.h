@@ -11,49 +11,56 @@
 
 namespace dovetail::moe {
 
-/// Router: maps each token to its experts by the method model.moe.router. Logits are x weight^T, in
-/// float32 for any dtype of x (float64 for float64).
+/// Router: maps each token to its experts. routing.h explains the terms and `route`. Logits are x
+/// weight^T, in float32 for any dtype of x (float64 for float64). The config key model.moe.router
+/// names the method:
 ///
 ///   top_k          route()
 ///   noisy_top_k    route(); in training with noise added to the logits (Shazeer et al. 2017):
 ///                  logits + normal noise * (softplus(x noise_weight^T) + 0.01)
 ///   sinkhorn, base route() in training; in evaluation the experts of the largest scores
-///   balanced       in turn, whatever the token; in evaluation by its position in the sequence
-///   expert_choice  route_by_experts() over the tokens of one pass; no other method reads later
-///                  tokens
-///   hash           by the token's id and the layer's name alone; each weight is 1 / k
+///   balanced       experts in turn, whatever the token; in evaluation the token's position in its
+///                  sequence decides
+///   expert_choice  route_by_experts() over the tokens of one pass. Only this method reads tokens
+///                  that follow in the sequence
+///   hash           the token's id and the layer's name alone decide; each weight is 1 / k
 ///
-/// Parameters: weight (E, C), except for hash; noise_weight (E, C) for noisy_top_k. Buffers: bias
-/// (E) float32, initially zeros, if bias_update_rate > 0.
+/// E is the number of experts and C the elements of a token. Parameters: weight (E, C), except for
+/// hash; noise_weight (E, C) for noisy_top_k. Buffers: bias (E) float32, initially zeros, if
+/// bias_update_rate > 0.
 class Router : public torch::nn::Module {
  public:
-  /// `config` must come from `resolve`. `name` is the layer's name, e.g. "blocks.3.moe".
+  /// `config` must be a result of `resolve` (moe/config.h). `width` is C. `name` is the layer's
+  /// name, e.g. "blocks.3.moe".
   Router(const Config& config, int64_t width, const std::string& name, c10::Device device);
 
   struct Output {
     Routing routing;
-    /// Scalar: sum of the losses times their coefficients, as a mean over the tokens. Undefined for
-    /// hash.
+    /// Scalar: the sum of the router's losses times their coefficients in the config (load_loss,
+    /// z_loss and so on). It is a mean over the tokens. Undefined for hash.
     at::Tensor loss;
   };
-  /// Routes x (..., C), whose last dimension but one is the sequence. With load_scope =
-  /// "global_batch" all ranks call it together.
+  /// Routes x (..., tokens of a sequence, C). In training with load_scope = "global_batch" all
+  /// ranks call it together.
   Output forward(const at::Tensor& x, const Pass& pass);
 
-  /// Returns the routing options of a pass. Evaluation drops no choices, except for a loss with
-  /// eval_capacity_factor.
+  /// Returns the routing options of a pass. Evaluation drops no choices, with one exception: a
+  /// validation loss (Pass::measuring) with a positive eval_capacity_factor.
   RoutingSpec spec_of(const Pass& pass) const;
 
-  /// Resets the counts of load_scope = "global_batch"; called before a step's first forward pass.
+  /// Resets the counts of choices that load_scope = "global_batch" sums over the micro-batches of a
+  /// step. Call it before the step's first forward pass.
   void begin_step() { step_counts_.reset(); }
 
-  /// Updates bias += rate sign(mean of counts - counts): auxiliary-loss-free balance (Wang et al.
-  /// 2024, DeepSeek-V3). counts: (E) float64, choices of each expert in a step, summed over all
-  /// ranks.
+  /// Updates bias += bias_update_rate * sign(mean of counts - counts). This balances the load
+  /// without a loss (Wang et al. 2024, DeepSeek-V3). counts: (E) float64, choices of each expert in
+  /// a step, summed over all ranks.
   void update_bias(const at::Tensor& counts);
 
   at::Tensor weight, noise_weight;
-  at::Tensor bias;  ///< undefined if bias_update_rate is 0
+  /// Added to scores only for the choice of experts (RoutingInputs::bias). Undefined if
+  /// bias_update_rate is 0.
+  at::Tensor bias;
 
  private:
   Output by_hash(const at::Tensor& rows, const Pass& pass) const;
@@ -67,7 +74,7 @@ class Router : public torch::nn::Module {
   RoutingSpec spec_;
   uint64_t name_key_;
   at::Tensor
-      /// (E + 1) float64: counted choices of each expert in this step, then their sum.
+      /// (E + 1) float64: counted choices of each expert in this step so far, then their sum.
       step_counts_;
 };
 

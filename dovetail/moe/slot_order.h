@@ -4,21 +4,23 @@
 
 #include "dovetail/base/host_device.h"
 
-/// Orders that the CPU and the GPU kernels share.
+/// Sort orders of routing (moe/routing.h) that the CPU code and the GPU kernels share.
 namespace dovetail::moe {
 
-/// Returns true if an entry precedes another one: values descend, ties go to the lowest index.
+/// Returns true if entry (value, index) precedes entry (other_value, other_index). Values descend;
+/// ties go to the lowest index.
 template <class T>
 DOVETAIL_HOST_DEVICE bool stands_before(T value, int64_t index, T other_value,
                                         int64_t other_index) {
   return value > other_value || (value == other_value && index < other_index);
 }
 
-/// Sequence in which choices take slots. by_token: token by token. Otherwise all first choices,
-/// then all second choices and so on. Tokens come in `order`; null: by index.
+/// Sequence in which choices take slots. A choice is one of the k experts of a token.
 struct SlotSequence {
-  const int64_t* order;
+  const int64_t* order;  ///< (tokens): token indices in their order; null: ascending
   int64_t tokens, k;
+  /// True: all choices of the first token, then of the second and so on. False: the first choices
+  /// of all tokens, then the second choices and so on.
   bool by_token;
 
   DOVETAIL_HOST_DEVICE int64_t size() const { return tokens * k; }
@@ -29,16 +31,18 @@ struct SlotSequence {
   }
 };
 
-/// Number of entries of a sequence that one thread block ranks.
+/// Size of a tile: the number of choices of a sequence that one thread block numbers.
 inline constexpr int kSlotTile = 256;
+/// Returns the number of tiles of a sequence with `size` choices.
 DOVETAIL_HOST_DEVICE inline int64_t slot_tiles(int64_t size) {
   return (size + kSlotTile - 1) / kSlotTile;
 }
 
-/// Number of keys before and after keys[i] that are equal to it.
+/// Number of keys equal to a given one: `before` it and `behind` it.
 struct Equals {
   int32_t before, behind;
 };
+/// Counts the keys equal to keys[i] among keys[0, i) and keys[i + 1, size).
 DOVETAIL_HOST_DEVICE inline Equals equal_keys(const int32_t* keys, int size, int i) {
   Equals found{0, 0};
   for (int j = 0; j < i; ++j) found.before += keys[j] == keys[i] ? 1 : 0;

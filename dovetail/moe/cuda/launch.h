@@ -4,8 +4,8 @@
 
 #include "dovetail/moe/cuda_kernels.h"
 
-/// Launchers of the kernels. They depend neither on ATen nor on torch's streams. A call must have
-/// at least one element to process.
+/// Functions that launch the kernels of moe/cuda_kernels.h on `stream`. They depend neither on ATen
+/// nor on torch's streams. A call must have at least one element to process.
 namespace dovetail::moe::cuda {
 
 void choose(const ChooseProblem& problem, cudaStream_t stream);

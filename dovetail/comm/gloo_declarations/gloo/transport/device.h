@@ -4,7 +4,8 @@ namespace gloo::transport {
 
 class Device;
 
-/// Base class through which c10d's work objects delete their buffers.
+/// Declaration of Gloo's base class of buffers. c10d's work objects delete their buffers through
+/// it.
 class UnboundBuffer {
  public:
   virtual ~UnboundBuffer();
