@@ -42,15 +42,6 @@ struct Tile {
   FloatVector v[kRows][kTileVectors];
 };
 
-/// Calls body(r) for r < kRows, with r as a constant. A loop, even an unrolled one, does not always
-/// keep a tile in registers.
-template <int kRows, class Body>
-HWY_INLINE void each_tile_row(const Body& body) {
-  [&]<int... r>(std::integer_sequence<int, r...>) HWY_ATTR {
-    (body(std::integral_constant<int, r>()), ...);
-  }(std::make_integer_sequence<int, kRows>());
-}
-
 // Number of terms in which two lines of memory are prefetched for the next product.
 constexpr int64_t kUpcomingSteps = 8;
 constexpr int64_t kLineFloats = 64 / sizeof(float);

@@ -70,20 +70,20 @@ void rotate_on_stream(const RotaryProblem& problem, std::span<const RotaryPart> 
 }  // namespace
 }  // namespace dovetail::ops
 
-extern "C" const dovetail::CudaKernels* dovetail_cuda_kernels() {
-  static const dovetail::CudaKernels kernels = {
-      .norm_forward = dovetail::norm_forward_on_stream,
-      .norm_backward = dovetail::norm_backward_on_stream,
-      .activation_forward = dovetail::activation_forward_on_stream,
-      .activation_backward = dovetail::activation_backward_on_stream,
+extern "C" const dovetail::ops::CudaKernels* dovetail_cuda_kernels() {
+  static const dovetail::ops::CudaKernels kernels = {
+      .norm_forward = dovetail::ops::norm_forward_on_stream,
+      .norm_backward = dovetail::ops::norm_backward_on_stream,
+      .activation_forward = dovetail::ops::activation_forward_on_stream,
+      .activation_backward = dovetail::ops::activation_backward_on_stream,
       .grouped_products = dovetail::ops::cuda::grouped_gemm,
-      .column_sums = dovetail::column_sums_on_stream,
-      .adamw = dovetail::adamw_on_stream,
-      .squares = dovetail::squares_on_stream,
-      .cross_entropy = dovetail::cross_entropy_on_stream,
+      .column_sums = dovetail::ops::column_sums_on_stream,
+      .adamw = dovetail::ops::adamw_on_stream,
+      .squares = dovetail::ops::squares_on_stream,
+      .cross_entropy = dovetail::ops::cross_entropy_on_stream,
       .record_graph = dovetail::ops::cuda::record_graph,
       .replay_graph = dovetail::ops::cuda::replay_graph,
       .drop_graph = dovetail::ops::cuda::drop_graph,
-      .rotate = dovetail::rotate_on_stream};
+      .rotate = dovetail::ops::rotate_on_stream};
   return &kernels;
 }
