@@ -11,7 +11,7 @@ extern const std::string_view kReportStyle;
 extern const std::string_view kReportScript;
 
 /// Returns the beginning of an HTML page, up to the open `<main>` element. It includes the style
-/// sheet. The caller appends the content and then `</main>`.
+/// sheet. The caller appends the content, then closes `main`, `body` and `html`.
 std::string page_head(const std::string& title);
 
 /// Returns `text` with special characters escaped, for use in an HTML element or attribute.

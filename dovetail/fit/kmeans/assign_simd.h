@@ -5,8 +5,8 @@
 namespace dovetail::fit {
 
 /// Arguments of assign_rows. `rows` rows have D = `dim` columns each; there are K = `num_centres`
-/// centres. All arrays are contiguous, except for sums_stride. The label of a row is the index of
-/// its nearest centre.
+/// centres. All arrays are contiguous; only the rows of `sums` are padded. The label of a row is
+/// the index of its nearest centre.
 struct AssignProblem {
   const float* x;         ///< (rows, D), finite
   const float* norm;      ///< (rows): |x - shift|, rounded up by at most a few ulp

@@ -34,8 +34,8 @@ struct SimJob {
   int64_t rows = 0, grain = 1, iterations = 1;
   double parameter_bytes = 0;  ///< bytes of the parameters, sent to each node per iteration
   double partial_bytes = 0;    ///< bytes of the sum that a node computes in an iteration
-  double update_s =
-      0;  ///< seconds from the total of all sums to the parameters of the next iteration
+  /// Seconds from the total of all sums to the parameters of the next iteration.
+  double update_s = 0;
 };
 
 struct SimOptions {
@@ -61,9 +61,8 @@ struct SimResult {
   double seconds = 0;  ///< virtual duration of the job
   std::vector<SimIteration> iterations;
   std::vector<std::vector<SimDeviceUse>> devices;  ///< work of each device of each node
-  std::vector<std::string>
-      lost;            ///< for each node, the reason why it was lost; empty if it was not
-  int64_t events = 0;  ///< number of simulated events
+  std::vector<std::string> lost;  ///< reason why each node was lost; empty if it was not
+  int64_t events = 0;             ///< number of simulated events
 };
 
 /// Simulates a job on a cluster in virtual time: devices compute nothing and only take their time.
