@@ -2,8 +2,9 @@
 
 namespace dovetail::cli {
 
-/// Runs the `dovetail` command: parses the arguments, runs and reports errors. Returns the exit
-/// code: 0 done, 1 failed, 2 wrong input.
+/// Runs the program `dovetail`: parses the arguments, runs the command and prints errors. Returns
+/// the exit code: 0 done, 1 failed, 2 wrong input. A rank of a job whose failure was already
+/// announced (JobEnd) returns 0.
 int run_command_line(int argc, char** argv);
 
 }  // namespace dovetail::cli

@@ -10,20 +10,22 @@
 
 namespace dovetail::jobs {
 
-/// Cache that copies tensors of this process to one device. A copy is made at the first request and
-/// kept while its original lives. So each shard that an executor computes is transferred to its
-/// device only once. Nobody may write into an original.
+/// Cache of tensors copied to one device, usually a GPU. A copy is made at the first request and
+/// kept while the storage of its original lives. So a shard (range of rows) is transferred to the
+/// device only once, even if jobs compute it often. The elements of an original must never change:
+/// its copy would not change with them.
 class DeviceCopies {
  public:
   explicit DeviceCopies(c10::Device device) : device_(device) {}
 
   c10::Device device() const { return device_; }
-  /// Returns the copy of `original` on the device, or `original` itself if it is already there.
+  /// Returns the copy of `original` on `device()`, or `original` itself if it is already there.
   /// Thread-safe.
   at::Tensor of(const at::Tensor& original);
 
  private:
-  using Key = std::tuple<const void*, int64_t, int64_t>;  ///< storage, offset, number of elements
+  /// Identity of an original: address of its storage, offset in it, number of elements.
+  using Key = std::tuple<const void*, int64_t, int64_t>;
   struct Copy {
     c10::weak_intrusive_ptr<c10::StorageImpl> original;
     at::Tensor copy;

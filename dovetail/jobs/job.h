@@ -9,35 +9,42 @@
 
 namespace dovetail::jobs {
 
-/// Result of a task on one shard: its partial, and the shard's rows of each tensor that the task
-/// writes.
+/// Result of a task on one shard. A shard is a range of rows of a ResidentData (jobs/shard.h).
 struct ShardResult {
-  Partial partial;
+  Partial partial;  ///< sums that the task returned for this shard
+  /// New values of the shard's rows, one tensor for each tensor that the task writes
+  /// (TaskVariant::writes).
   std::vector<at::Tensor> rows;
 };
 
-/// Execution of one task over shards. A shard may be computed any number of times, also by threads
-/// that finish after the job is over. So the job holds its parameters and data as they were at its
-/// start. It holds them until the last of these threads has finished. Each computation writes into
-/// its own copies of the rows that the task writes. When all shards are accepted, the data gets new
-/// tensors with the accepted rows.
+/// Execution of one task, named in register_task (jobs/task.h), over consecutive shards.
+///
+/// A shard may be computed several times, for example after a thread hung. A late thread may even
+/// finish after the job is over. So the job keeps its parameters and data as they were at its
+/// start. It keeps them until the last thread releases the job. Each computation writes into its
+/// own copies of the rows that the task writes. The caller decides which result of a shard counts
+/// and passes it to `accept`. After all shards were accepted, `take` puts the accepted rows into
+/// the ResidentData.
 class Job {
  public:
-  /// Takes consecutive shards of one ResidentData. Their numbers in the sum over all shards are
-  /// `place`, place + 1, and so on. Copies the parameters.
+  /// `shards` must be consecutive and belong to one ResidentData. If the job is a part of a larger
+  /// job, `place` is the number of shards[0] in the larger one. Members below number the shards of
+  /// this job from 0. Copies the parameters.
   Job(const std::string& task, Parameters parameters, std::vector<Shard> shards, int64_t place = 0);
 
-  /// Computes a shard on the device of `copies`, with the variant of the task for that device. The
-  /// result is on the device of the data. Thread-safe, like the other members.
+  /// Computes shard number `shard` on the device of `copies`, with the task's variant for that type
+  /// of device. Returns the result on the device of the data. Thread-safe, like the other members.
   ShardResult compute(int64_t shard, DeviceCopies& copies) const;
-  /// Returns a 64-bit hash of all bits of a result.
+  /// Returns a 64-bit hash of all bits of a result. Equal results have equal hashes.
   static uint64_t digest(const ShardResult& result);
-  /// Takes over the result that counts for a shard. Must be called exactly once per shard.
+  /// Adds the partial of a shard to the job's sum and stores its rows. Must be called exactly once
+  /// per shard, with the one result that counts.
   void accept(int64_t shard, ShardResult result);
 
-  /// Returns the sums over all shards; each must have been accepted. Puts the rows that the task
-  /// wrote into the data. A job that never gets here leaves the data unchanged.
+  /// Returns the sum over all shards, as blocks of a TreeSum. Each shard must have been accepted.
+  /// Puts the accepted rows into the ResidentData. Without this call, the data stays unchanged.
   std::vector<BlockSum> take();
+  /// Returns the number of rows of each shard.
   std::vector<int64_t> shard_rows() const;
 
  private:
@@ -45,23 +52,24 @@ class Job {
   at::Tensor narrow(const at::Tensor& all, int64_t shard) const;
 
   std::string task_;
-  std::vector<size_t> writes_;  ///< indices of the data's tensors
+  std::vector<size_t> writes_;  ///< indices of the data's tensors that the task writes
   Parameters parameters_;
   std::vector<Shard> shards_;
   int64_t place_;
-  std::vector<at::Tensor> data_;     ///< rows of all shards at the start of the job; never written
-  std::vector<at::Tensor> whole_;    ///< tensors that every shard may read as a whole
-  std::vector<at::Tensor> written_;  ///< new rows of the tensors in `writes_`
+  /// Rows of all shards at the start of the job, one view per tensor of the data. Never written.
+  std::vector<at::Tensor> data_;
+  std::vector<at::Tensor> whole_;    ///< tensors of the data that every shard may read completely
+  std::vector<at::Tensor> written_;  ///< accepted rows, one tensor per index in `writes_`
   TreeSum sum_;
 };
 
-/// Returns a key of everything that the time per row depends on. These are the task, the dtypes and
-/// sizes of the parameters and of a row, and floor(log2(number of rows)). The shards must be
-/// consecutive and belong to one ResidentData.
+/// Returns a text that is equal for jobs with similar time per row, to look up measured speeds. It
+/// holds the task, the dtypes and sizes of the parameters and of a row, and floor(log2(number of
+/// rows)). The shards must be consecutive and belong to one ResidentData.
 std::string job_key(const std::string& task, const Parameters& parameters,
                     const std::vector<Shard>& shards);
 
-/// Returns a 64-bit hash of all bits of the tensors.
+/// Returns a 64-bit hash of all elements of the tensors, bit by bit, in order.
 uint64_t digest_of(const std::vector<at::Tensor>& tensors);
 
 }  // namespace dovetail::jobs

@@ -9,40 +9,42 @@
 
 namespace dovetail::jobs {
 
-/// Numbers of equal micro-batches that ranks of unequal speed compute in a step. All ranks shall
-/// finish at the same time. Each rank has at least one micro-batch: without any, its speed would no
-/// longer be measured.
+/// Divides the micro-batches of a training step among ranks (processes) of unequal speed. All
+/// micro-batches have the same size. A rank's share is the number of micro-batches that it computes
+/// per step. Shares are chosen so that all ranks finish at about the same time. Each rank has at
+/// least one micro-batch: without any, its speed would no longer be measured.
 ///
-/// The shares depend only on the arguments of the members. So ranks that pass the same times hold
-/// the same shares.
+/// Every rank holds such an object and passes the times of all ranks to it. Results depend only on
+/// the arguments. So ranks that pass the same times hold the same shares, without communication.
 class MicroBatchShares {
  public:
-  /// Times per rank that are needed before shares move for the first time. SpeedHistory needs the
-  /// same number to detect that a machine has changed.
+  /// Number of recorded steps before shares change for the first time. SpeedHistory needs the same
+  /// number of times to detect that a machine has changed.
   static constexpr size_t kLeastTimes = SpeedHistory::kChanged;
 
-  /// `shares`: micro-batches of each rank, 1 or more. Shares move if the predicted step time falls
-  /// below 1 - `gain` times the time with the current shares. Predictions use the times recorded so
-  /// far.
+  /// `shares` is the initial number of micro-batches of each rank, 1 or more. `gain` is a fraction,
+  /// the minimum saving. Shares change only if the predicted step time falls below (1 - gain) times
+  /// the current one. The current one is also predicted, from the times recorded so far.
   MicroBatchShares(std::vector<int64_t> shares, double gain);
 
+  /// Returns the current number of micro-batches of each rank.
   const std::vector<int64_t>& shares() const { return shares_; }
 
+  /// Change of the shares.
   struct Move {
-    std::vector<int64_t> from, to;
-    /// Predicted seconds per micro-batch of each rank: the median of recent times.
-    std::vector<double> rank_s;
-    /// Predicted time until the last rank is done, with `from` and with `to`.
+    std::vector<int64_t> from, to;  ///< shares of the ranks before and after the change
+    std::vector<double> rank_s;  ///< seconds per micro-batch of each rank: median of recent times
+    /// Predicted seconds of a step with the shares `from`, and with the shares `to`.
     double from_s = 0, to_s = 0;
   };
-  /// Records a step in which rank r computed `micro_batches[r]` micro-batches in `seconds[r]`, both
-  /// above 0. Returns the change of the shares, if any.
+  /// Records a step in which rank r computed `micro_batches[r]` micro-batches in `seconds[r]`. Both
+  /// must be above 0. Changes shares() if that pays, and then returns the change.
   std::optional<Move> add(std::span<const int64_t> micro_batches, std::span<const double> seconds);
 
  private:
   std::vector<int64_t> shares_;
   double gain_;
-  /// Seconds per micro-batch of each rank. Micro-batches are equal and run one after another.
+  /// Times per micro-batch, one history per rank. A rank computes its micro-batches one by one.
   std::vector<SpeedHistory> history_;
 };
 

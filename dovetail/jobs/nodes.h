@@ -17,60 +17,72 @@
 
 namespace dovetail::jobs {
 
-/// Several nodes, each a process, that share every job. A node computes a range of its shards on
-/// its own executors. It sends the sums, a few blocks of a TreeSum, to all other nodes. The total
-/// has the same bits as the result of run_task. This holds for any number of nodes and any
-/// boundaries between their ranges.
+/// Several nodes that compute each job together. A node is a process, usually one per machine. A
+/// job is one call of `run`: a task, its parameters and a list of shards (ranges of rows). Each
+/// node computes a range of the shards on its own executors (jobs/runtime.h). It sends the sums, a
+/// few blocks of a TreeSum, to all other nodes. The total has the same bits as the result of
+/// run_task. This holds for any number of nodes and any boundaries between their ranges.
 ///
-/// All nodes have all rows and make the same calls in the same order. Each node derives the next
-/// parameters from the same sums by itself, so nothing else is published. A digest of the
-/// parameters is compared in each job. The first job on a data set also compares a digest of its
-/// first tensor. Nodes with different rows, options or arithmetic end with CommError.
+/// All nodes hold all rows and make the same calls in the same order. Each node computes the next
+/// parameters from the same sums, so parameters are not sent. Instead, each job compares a digest
+/// of the parameters among nodes. The first job on a data set also compares a digest of its first
+/// tensor. `run` throws CommError if the digests differ: nodes then have different rows, options or
+/// arithmetic.
 ///
-/// Ranges follow the times that the nodes recently took for their shards, which travel with the
-/// sums. Ranges are equal in the first job on a table. They move when all nodes would then finish
-/// earlier by more than kHysteresis. All tasks on a table share the same ranges, which are the
-/// fastest ones for the recent mix of tasks. The reason is that rows written by a task are stored
-/// on the node that wrote them. They are sent to another node when ranges have moved, or when
-/// `rows` asks for all.
+/// In the first job on a table, the ranges of all nodes have equal length. Later ranges follow the
+/// recent times of the nodes, which are sent with the sums. Ranges change if that shortens the
+/// predicted time of a job by more than kHysteresis. All tasks on a table use the same ranges,
+/// chosen to be fastest for the recent mix of tasks. The reason: rows that a task writes are
+/// updated only on the node that computed them. They are sent to another node only when ranges have
+/// changed, or when `rows` is called.
 class Nodes : public Workers {
  public:
+  /// Minimum gain for a change of ranges, as a fraction of the predicted time with new ranges.
   static constexpr double kHysteresis = 0.02;
 
-  /// Uses the threads of this process if `executors` is null.
+  /// Each rank of `group` is a node. If `executors` is null, this node computes with run_task on
+  /// the threads of its process.
   Nodes(std::shared_ptr<comm::Group> group, std::shared_ptr<Runtime> executors);
 
-  /// Throws the same error on all nodes if the task throws on one. It is UserError or CommError and
-  /// names node and task. Throws CommError that names the nodes if nodes run different jobs or one
-  /// of them dies. After an error, the rows that the task writes are undefined.
+  /// Returns the sum of the task's partials over all shards, on every node. All nodes call it
+  /// together. If the task throws on one node, all nodes throw an error that names node and task.
+  /// It is a UserError if the task threw one, else a CommError. If nodes run different jobs or a
+  /// node dies, throws CommError that names the nodes. After an error, the rows that the task
+  /// writes are undefined.
   Partial run(const std::string& task, const Parameters& parameters,
               const std::vector<Shard>& shards) override;
+  /// Returns tensor `index` of the data with all rows up to date. Nodes send each other the rows
+  /// that they have written. All nodes call it together.
   at::Tensor rows(const ResidentData& data, size_t index) override;
 
+  /// Work of one node so far.
   struct Report {
-    int64_t rows = 0;    ///< rows that the node has computed so far
-    double seconds = 0;  ///< time spent on these rows, without waiting for others
+    int64_t rows = 0;    ///< rows that the node computed, summed over all jobs
+    double seconds = 0;  ///< time spent on these rows, without waiting for other nodes
     int64_t moved = 0;   ///< rows received from other nodes, summed over all tensors
   };
   /// Returns one report per node, by rank.
   const std::vector<Report>& report() const { return reports_; }
   comm::Group& group() { return *group_; }
+  /// Returns the executors of this node; null if it uses the threads of its process.
   Runtime* executors() { return executors_.get(); }
 
  private:
-  /// Boundaries between nodes, in shards or rows: node r has [bounds[r], bounds[r + 1]).
+  /// Ranges of all nodes, in shards or in rows. The range of node r is [bounds[r], bounds[r + 1]).
   using Bounds = std::vector<int64_t>;
 
   /// Measured times of one task on one table.
   struct Times {
-    /// Weight of the task: 1 per job of it, reduced by a tenth with each later job on the table.
+    /// Weight of the task for choosing ranges. Each job on the table multiplies the weights of all
+    /// tasks by 0.9. It then adds 1 to the weight of its own task.
     double recent = 0;
-    std::vector<SpeedHistory> nodes;  ///< by node: seconds per shard
-    int64_t longest = 0;              ///< bytes of the longest message in the previous job
+    std::vector<SpeedHistory> nodes;  ///< measured seconds per shard, one history per node
+    int64_t longest = 0;  ///< bytes of the longest message between nodes in the previous job
   };
+  /// State for all data with the same numbers of rows and shards.
   struct Table {
     std::vector<int64_t> shares;         ///< number of shards of each node
-    std::map<std::string, Times> times;  ///< by job_key
+    std::map<std::string, Times> times;  ///< measured times; the key is job_key
   };
 
   class Comparison;
@@ -88,10 +100,11 @@ class Nodes : public Workers {
   std::shared_ptr<comm::Group> group_;
   std::shared_ptr<Runtime> executors_;
   std::vector<Report> reports_;
-  std::map<std::pair<int64_t, int64_t>, Table> tables_;  ///< by numbers of rows and of shards
-  /// By data id and tensor index: ranges of rows whose current values only their node has.
+  std::map<std::pair<int64_t, int64_t>, Table> tables_;  ///< key: numbers of rows and of shards
+  /// Tensors that tasks have written. The key is ResidentData::id and the tensor's index. The value
+  /// is ranges of rows: only node r has the current values of its range.
   std::map<std::pair<int64_t, size_t>, Bounds> written_;
-  std::set<int64_t> known_;  ///< ids of the data that has been compared
+  std::set<int64_t> known_;  ///< ResidentData::id of data whose digests were already compared
 };
 
 }  // namespace dovetail::jobs

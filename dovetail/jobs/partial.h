@@ -9,45 +9,46 @@
 
 namespace dovetail::jobs {
 
-/// Additive result of a task on a shard: sums, and the number of rows, samples or tokens that they
-/// cover. It never holds a mean: the caller divides the sum over all shards once.
+/// Additive result of a task (jobs/task.h) on a shard, a range of rows. It holds sums, never means:
+/// the caller adds the partials of all shards and then divides once by their weight.
 struct Partial {
-  std::vector<at::Tensor> tensors;
-  double weight = 0;
+  std::vector<at::Tensor> tensors;  ///< sums; their meaning depends on the task
+  double weight = 0;                ///< number of rows, samples or tokens in the sums
 
-  /// Adds `other` in place, tensor by tensor.
+  /// Adds the tensors and weight of `other` to this partial, in place.
   void add(const Partial& other);
 };
 
-/// Sum over shards [first, first + count). `count` is a power of two, and `first` is a multiple of
-/// it.
+/// Sum of the partials of shards first to first + count - 1. `count` is a power of two, and `first`
+/// is a multiple of `count`.
 struct BlockSum {
   int64_t first = 0, count = 1;
   Partial partial;
 };
 
 /// Sum of partials along one fixed binary tree: shards 0 and 1, 2 and 3, then these sums in pairs,
-/// and so on. The numbers of the shards alone determine which sums are added. So the bits do not
-/// depend on who computed a shard, when, or on which node. Keeps one block, with its tensors, for
-/// each gap that late shards leave.
+/// and so on. Two sums are added only if they are children of one tree node. So the bits of the
+/// result depend neither on the order of the `add` calls nor on who computed a shard. Memory:
+/// partials are added as soon as possible. Only sums whose sibling is still missing are stored.
 class TreeSum {
  public:
-  /// Adds a shard or a block of shards. Each shard must be added exactly once, in any order. Takes
-  /// over the tensors of the partial. Thread-safe.
+  /// Adds the partial of one shard (count = 1) or of a block of shards. Each shard must be added
+  /// exactly once, in any order. Takes ownership of the tensors and may write into them.
+  /// Thread-safe.
   void add(BlockSum block);
 
-  /// Returns the sums over the shards [first, first + count), as the largest possible blocks in
-  /// their order. Exactly these shards must have been added.
+  /// Returns the sum over shards first to first + count - 1, as few blocks as possible, ascending.
+  /// Exactly these shards must have been added. The object is empty afterwards.
   std::vector<BlockSum> take(int64_t first, int64_t count);
 
  private:
   std::mutex mutex_;
-  /// By first shard; two blocks that form a larger block are joined at once.
+  /// Blocks whose sibling has not been added yet. The key is their first shard.
   std::map<int64_t, BlockSum> blocks_;
 };
 
-/// Adds consecutive blocks that begin with shard 0, from left to right. They must be the largest
-/// possible blocks, as TreeSum::take returns them.
+/// Returns the sum of all blocks, added from left to right. The blocks must be consecutive, begin
+/// with shard 0 and be as large as possible, as TreeSum::take returns them.
 Partial sum_of(std::vector<BlockSum> blocks);
 
 }  // namespace dovetail::jobs

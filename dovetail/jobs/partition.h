@@ -7,46 +7,51 @@
 
 namespace dovetail::jobs {
 
-/// Cost model of a device: s rows take start_s + row_s * s seconds, and no rows take 0 seconds. The
-/// transfer of its partial to the sum belongs to start_s. The transfer of rows to the device
-/// belongs to row_s.
+/// Cost model of a device (CPU threads, a GPU, or a whole node): s > 0 rows take start_s + row_s *
+/// s seconds. No rows take 0 seconds.
 struct DeviceCost {
-  double start_s = 0;
-  double row_s = 0;                                        ///< above 0
-  int64_t max_rows = std::numeric_limits<int64_t>::max();  ///< capacity of its memory
-  int64_t min_rows = 0;  ///< minimum rows that it gets, in whole grains
+  double start_s = 0;  ///< fixed seconds, including the transfer of the result (partial)
+  double row_s = 0;    ///< seconds per row, including its transfer to the device; above 0
+  int64_t max_rows = std::numeric_limits<int64_t>::max();  ///< rows that fit into its memory
+  int64_t min_rows = 0;  ///< rows that it gets in any case; a multiple of the grain
 };
 
+/// Division of rows among devices. Rows are handed out in grains (blocks) of a fixed number of
+/// rows.
 struct Partition {
-  /// Rows of each device; 0 if it is not used. Multiples of the grain, except for the device with
-  /// the last rows.
+  /// Number of rows of each device (its share); 0 if it is not used. A multiple of the grain,
+  /// except that the last grain may be shorter.
   std::vector<int64_t> rows;
-  double seconds = 0;  ///< time until the last device is done
+  double seconds = 0;  ///< predicted time until the last device is done
 };
 
-/// Returns the shares of `rows` rows with which the last device is done earliest. If rows could be
-/// cut anywhere, all devices would end at T = (N + sum a/b) / sum 1/b. Here N = `rows`, a = start_s
-/// and b = row_s. The sums cover the devices whose share (T - a) / b is positive. Shares above
-/// max_rows are cut to max_rows, and the remainder is shared again. Shares are then rounded down to
-/// whole grains. The remaining grains go one by one to the device that is then done first. This is
-/// optimal in whole grains. For two devices with a = 0 the shares are in the ratio of speeds, the
-/// acceleration ratio of CPU and GPU.
+/// Divides `rows` rows among `devices` so that the last device is done as early as possible. Each
+/// grain has `grain` rows.
 ///
-/// If min_rows are given, devices start with these rows, and the others are shared in the same way.
+/// If rows could be cut anywhere, all devices would end at T = (N + sum a/b) / sum 1/b. Here N =
+/// `rows`, a = start_s and b = row_s. The sums cover the devices whose share (T - a) / b is
+/// positive. Shares above max_rows are cut to max_rows, and the remainder is shared again. Shares
+/// are then rounded down to whole grains. Each remaining grain goes to the device that would be
+/// done with it first. This is optimal in whole grains. For two devices with a = 0, the shares are
+/// in the ratio of their speeds (for CPU and GPU: acceleration ratio).
 ///
-/// Throws UserError if the memories together hold fewer rows. Throws InternalError for any of
-/// these:
+/// Each device first gets its min_rows. The remaining rows are divided as above.
+///
+/// Throws UserError if the devices' max_rows sum to less than `rows`. Throws InternalError for any
+/// of these:
 ///   - costs that are not finite, a row_s that is not positive, a negative start_s,
 ///   - a grain below 1,
 ///   - min_rows that are not whole grains, above max_rows, or together above `rows`.
 Partition partition(int64_t rows, std::span<const DeviceCost> devices, int64_t grain);
 
-/// Returns the time until the last device is done with its share. Shares are in grains.
+/// Returns the predicted seconds until the last device is done. `shares` holds the number of grains
+/// of each device. A grain has `grain` rows.
 double seconds_of(std::span<const int64_t> shares, std::span<const DeviceCost> devices,
                   int64_t grain);
 
-/// Returns the shares of `partition`, in grains, or `before`, also in grains. Keeps `before` if it
-/// covers all rows and `partition` saves at most `hysteresis` times its own time.
+/// Returns the number of grains of each device, computed by `partition`. But it returns `before`,
+/// the current shares in grains, if a change gains too little. This is so if `before` covers all
+/// rows and takes at most (1 + hysteresis) times as long as the new shares.
 std::vector<int64_t> move_shares(std::span<const int64_t> before, int64_t rows,
                                  std::span<const DeviceCost> devices, int64_t grain,
                                  double hysteresis);

@@ -17,53 +17,59 @@
 
 namespace dovetail::jobs {
 
-/// Group of CPU threads; each thread computes one shard at a time. Or a GPU: a host thread with its
-/// own processor brings shards to it.
+/// Description of an executor, a part of this machine that computes shards (ranges of rows). It is
+/// either a group of CPU threads or one GPU. Each thread of a CPU group computes one shard at a
+/// time. For a GPU, one host thread feeds it.
 struct ExecutorSpec {
   c10::Device device = c10::kCPU;
-  int64_t threads = 1;
-  double ratio = 1;  ///< weight of its share under SharePolicy::kStatic, relative to the others
+  int64_t threads = 1;  ///< number of host threads; 1 for a GPU
+  /// Relative number of shards that the executor gets under SharePolicy::kStatic.
+  double ratio = 1;
 };
 /// Parses a list of executors. Example: "cpu:2,cpu:1,cuda:0" is an executor with two threads, one
 /// with one thread, and the first GPU. `ratio` becomes the number of threads. Throws UserError for
 /// any other text.
 std::vector<ExecutorSpec> parse_executors(std::string_view text);
 
-/// Hook that replaces the computation of a shard by an executor. It may call work() and return its
-/// results any number of times, after any delay, or throw. Tests inject faults and benchmarks
-/// inject unequal speeds with it.
+/// Hook called in place of an executor's computation of a shard. work() computes the shard. The
+/// hook may call it any number of times, return its results after any delay, or throw. Tests inject
+/// faults and benchmarks inject unequal speeds with it.
 using AroundShard = std::function<std::vector<ShardResult>(
     size_t executor, int64_t shard, const std::function<ShardResult()>& work)>;
 
 struct RuntimeOptions {
   SchedulerOptions scheduling = {};
-  /// Binds each thread to its own processor, one of each core first. Throws UserError if there are
-  /// too few processors.
+  /// kProcessors binds each thread to its own logical processor. The first processor of each core
+  /// is used before any second one. The constructor throws UserError if there are too few
+  /// processors. kNone leaves threads to the operating system.
   enum class Binding { kProcessors, kNone } binding = Binding::kProcessors;
-  /// Number of usable processors to skip. They are left to other processes on the machine.
+  /// Number of usable processors to skip, so that other processes of the machine can have them.
   int64_t first_processor = 0;
-  /// Folder that keeps measured speeds from one process to the next (SpeedStore). Empty: speeds are
-  /// not kept.
+  /// Folder in which save_speeds() stores measured speeds for later processes (SpeedStore). Empty:
+  /// speeds are not stored.
   std::filesystem::path speeds = {};
-  AroundShard around = {};
+  AroundShard around = {};  ///< hook for tests and benchmarks; empty: none
 };
 
-/// Executors of unequal speed that share every job. The driver is the thread that calls `run`, and
-/// it publishes the parameters. A Scheduler hands out shards, executors compute them, and partials
-/// are added along one tree. The result has the same bits as the result of run_task. This holds for
-/// any executors and any faults, while at least one executor is left. Shards of a failed, hung or
-/// slow executor are computed elsewhere; SchedulerOptions holds the limits. Exactly one result of
-/// each shard counts, including the rows that it wrote.
+/// Executors of unequal speed on one machine that compute each job together. A job is one call of
+/// `run` or `run_blocks`: a task (jobs/task.h) on a list of shards. A Scheduler assigns shards to
+/// executors. The results (partials) are added by a TreeSum.
 ///
-/// Each thread computes alone: inside a task, OpenMP and BLAS have one thread.
+/// The sum has the same bits as the result of run_task. This holds for any executors and any
+/// faults, while at least one executor works. Shards of a failed, hung or slow executor are
+/// computed by others; SchedulerOptions holds the limits. Exactly one result of each shard counts,
+/// including the rows that the task wrote.
 ///
-/// Speeds are learned per executor, number of threads, task, sizes of its parameters and of a row,
-/// and floor(log2(rows)).
+/// Inside a task, OpenMP and BLAS use only the calling thread.
+///
+/// The runtime measures the speed of each executor and uses it to divide later jobs. Speeds are
+/// separate for each task, total number of threads, sizes of parameters and of a row, and
+/// floor(log2(rows)).
 class Runtime : public Workers {
  public:
-  /// Throws UserError for a GPU that cannot be used.
+  /// Starts the threads of all executors. Throws UserError for a GPU that cannot be used.
   explicit Runtime(const std::vector<ExecutorSpec>& executors, RuntimeOptions options = {});
-  /// Waits until the executors have finished their current shards.
+  /// Waits until all threads have finished their current shards.
   ~Runtime() override;
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
@@ -71,26 +77,30 @@ class Runtime : public Workers {
   /// Returns the sum of the task's partials over consecutive shards of one ResidentData. One call
   /// at a time.
   ///
-  /// Throws the exception of the task if it threw max_attempts times on one shard. The runtime can
-  /// then be used again. Throws DevicesLost with the reason of every executor if no executor is
-  /// left.
+  /// If the task throws SchedulerOptions::max_attempts times on one shard, rethrows its last
+  /// exception. The runtime can then be used again. Throws DevicesLost if no executor is left. Its
+  /// message tells for each executor why it was left out.
   Partial run(const std::string& task, const Parameters& parameters,
               const std::vector<Shard>& shards) override;
-  /// Computes a part of a larger job, whose shards `place`, place + 1, ... these are. Returns their
-  /// contribution to the sum over all shards, as blocks of a TreeSum.
+  /// Like `run`, for a part of a larger job: `place` is the number of shards[0] among the larger
+  /// job's shards. Returns the sum over `shards`, as blocks of the larger job's TreeSum.
   std::vector<BlockSum> run_blocks(const std::string& task, const Parameters& parameters,
                                    const std::vector<Shard>& shards, int64_t place);
   at::Tensor rows(const ResidentData& data, size_t index) override { return data.tensor(index); }
 
+  /// Work of one executor since the construction of the runtime.
   struct Report {
-    /// "cpu:2", "cuda:0", or "cpu:2 (1)" if an earlier executor is named "cpu:2".
+    /// Examples: "cpu:2", "cuda:0", or "cpu:2 (1)" if an earlier executor is named "cpu:2".
     std::string name;
-    int64_t rows = 0;  ///< rows of its results that have counted so far
+    int64_t rows = 0;  ///< rows of the shards for which this executor's result counted
+    /// Reason why the executor gets no more shards, for example repeated failures; nullopt if it
+    /// works.
     std::optional<std::string> left_out = {};
   };
+  /// Returns one report per executor, in the order given to the constructor.
   std::vector<Report> report() const;
 
-  /// Writes the measured speeds to the folder RuntimeOptions::speeds.
+  /// Writes the speeds measured so far to the folder RuntimeOptions::speeds.
   void save_speeds();
 
  private:

@@ -14,45 +14,58 @@
 
 namespace dovetail::jobs {
 
+// Terms of this header:
+//   - shard: a range of rows, the unit of work;
+//   - iteration: one pass over all shards;
+//   - device: something that computes shards: a group of CPU threads, a GPU or a simulated device;
+//   - slot: one of the places of a device that work at the same time, such as a thread;
+//   - lease: consecutive shards that a slot shall compute until a deadline;
+//   - share: the range of shards intended for one device at the beginning of an iteration.
+
 /// Method that divides the shards of an iteration among devices.
 enum class SharePolicy {
-  kStatic,  ///< in proportion to SchedulerDevice::ratio
-  /// Shares with which all devices finish together by their measured speeds (jobs/partition.h). A
+  kStatic,  ///< Shares are in proportion to SchedulerDevice::ratio.
+  /// Shares follow the measured speeds, so that all devices finish together (jobs/partition.h). A
   /// share may be 0.
   kAffine,
-  /// Shares as for kAffine. A device that is done also takes single shards of the device that would
-  /// finish last.
+  /// Shares are those for kAffine. In addition, a device without work takes ("steals") single
+  /// shards from the device that would finish last.
   kStealing,
 };
 /// Parses "static", "affine" or "stealing". Throws UserError for another name.
 SharePolicy parse_share_policy(std::string_view name);
 
+/// Description of a device.
 struct SchedulerDevice {
   std::string name;   ///< name in messages
-  int64_t slots = 1;  ///< leases that it computes at a time: its threads or streams
+  int64_t slots = 1;  ///< number of leases that it computes at the same time
   double ratio = 1;   ///< kStatic: weight of its share, relative to the other devices
-  int64_t max_rows = std::numeric_limits<int64_t>::max();  ///< capacity of its memory
-  SpeedHistory history = {};  ///< rows and seconds of the leases of one slot
+  int64_t max_rows = std::numeric_limits<int64_t>::max();  ///< rows that fit into its memory
+  SpeedHistory history = {};  ///< times of earlier leases, each measured on one slot
 };
 
+/// Options. A device that is "left out" gets no more shards. A "miss" is a lease that failed,
+/// expired or was given up.
 struct SchedulerOptions {
   SharePolicy policy = SharePolicy::kStealing;
-  /// A lease expires after lease_factor times its expected time, but not before min_lease_s. It
-  /// expires after first_lease_s while the speed of the device is unknown. A device is left out if
-  /// each of its slots has been silent for first_lease_s after its lease expired.
+  /// A lease expires after lease_factor times its expected seconds, but not before min_lease_s.
+  /// While the speed of its device is unknown, it expires after first_lease_s. All devices are left
+  /// out if every slot's lease has expired and no slot comes back within first_lease_s.
   double lease_factor = 4, min_lease_s = 0.25, first_lease_s = 30;
-  /// Leaves a device out after this many consecutive failed or expired leases without a delivery
-  /// between them.
+  /// Leaves a device out after this many misses without a delivery between them.
   int64_t max_misses = 3;
-  /// Gives an iteration up after this many exceptions on one shard.
+  /// Number of exceptions on one shard after which `fail` tells the caller to end the job.
   int64_t max_attempts = 3;
-  /// Computes one shard in this many on two devices and compares the results. 0: none.
+  /// One shard in `verify_every` is verified: two devices compute it, and their results must agree.
+  /// 0: none.
   int64_t verify_every = 0;
-  /// Keeps the shares while moving them would gain less than this fraction of the time.
+  /// Keeps the shares of the previous iteration if new ones save at most this fraction of the
+  /// iteration's predicted time.
   double hysteresis = 0.02;
 };
 
-/// Shards [begin, begin + count) of an iteration, assigned to one slot of a device.
+/// Shards [begin, begin + count) of an iteration, assigned to one slot of a device until
+/// deadline_s. All times of a scheduler are seconds on the caller's clock.
 struct Lease {
   int64_t id = 0, iteration = 0;
   size_t device = 0;
@@ -60,78 +73,93 @@ struct Lease {
   double deadline_s = 0;
 };
 
-/// Thrown if no device is left to compute with, or if two disagree and no third one can decide. The
-/// message names each with its reason.
+/// Thrown if no device is left to compute with. The message tells for each device why it was left
+/// out. Also thrown if devices have different results for a shard and no other device can decide.
+/// The message then names these devices.
 class DevicesLost : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// Decides which device computes which shard next, in the runtime and in the simulator. It has no
-/// threads, no clock and no data. The caller passes the time in seconds, which never goes back, and
-/// makes one call at a time.
+/// Scheduler that decides which device computes which shard next. The runtime (jobs/runtime.h) and
+/// the simulator (jobs/simulate/) use it. It has no threads, no clock and no data. The caller
+/// passes the time in seconds, which never goes back, and makes one call at a time.
 ///
-/// `begin` starts an iteration with its shards. Each free slot calls `next`. It then delivers its
-/// lease shard by shard, or fails the lease. A shard is open, leased or done. Exactly one delivery
-/// of it counts, and `take_counted` returns which one. Later deliveries are dropped. The caller
-/// must call `expire` at the time that the previous call returned. Slots without a lease ask again
-/// after each delivery, failure and `expire`.
+/// Protocol: `begin` starts an iteration. The caller calls `next` for each free slot. For each
+/// computed shard of the lease it calls `deliver`. If a shard throws, it calls `fail`, which ends
+/// the lease. The caller must call `expire` at the time that the previous `expire` returned. If
+/// `next` has returned a lease with an earlier deadline since, it must call `expire` then. After
+/// each `deliver`, `fail` and `expire`, it calls `next` again for slots without a lease.
 ///
-/// Each device has its own share, a range of shards in the order of the devices. From one iteration
-/// to the next, only boundaries move. Shards of a failed, abandoned or expired lease are open to
-/// all devices and are handed out first. They return to a device that failed them only if no other
-/// device is left. While a speed is unknown, shares are equal. Devices that are done then take
-/// shards from the others, under kAffine too.
+/// A shard may be delivered several times, but exactly one delivery counts. `take_counted` returns
+/// which one. The scheduler ignores later deliveries of the shard.
 ///
-/// A lease is as small as its start time permits: start_s is at most kStartPart of its time. Under
-/// kStealing, a lease never exceeds kBigPart (nine tenths) of the remaining share per slot. So the
-/// last tenth goes out in small pieces.
+/// Shares are consecutive ranges of shards, in the order of the devices. From one iteration to the
+/// next, only the boundaries between them move. If a lease fails, expires or is given up, its
+/// missing shards are opened to all devices. Open shards are handed out first. A device gets a
+/// shard on which it failed only if no other device can take it. While the speed of a device is
+/// unknown, all slots get equal shares. Devices without work then take shards from others, even
+/// under kAffine.
+///
+/// A lease has as few shards as possible while start_s (SpeedHistory) is at most the fraction
+/// kStartPart of its time. Under kStealing, a lease has at most the fraction kBigPart of its
+/// device's remaining share, divided by the number of slots. So leases become small towards the end
+/// of the share.
 ///
 /// Any call may throw DevicesLost.
 class Scheduler {
  public:
-  /// Takes at least one device. Throws UserError if verify_every is set and there is no second
+  /// Needs at least one device. Throws UserError if verify_every is above 0 and there is no second
   /// device.
   explicit Scheduler(std::vector<SchedulerDevice> devices, const SchedulerOptions& options = {});
   ~Scheduler();
   Scheduler(Scheduler&&) noexcept;
 
-  /// Begins an iteration over shards with these numbers of rows. All have one size, except that the
-  /// last may be smaller. Later deliveries for the previous iteration are dropped.
+  /// Begins an iteration. `shard_rows` holds the number of rows of each shard. All are equal,
+  /// except that the last may be smaller. From now on, deliveries for earlier iterations are
+  /// ignored.
   void begin(const std::vector<int64_t>& shard_rows, double now_s);
 
-  /// Returns the next lease for the slot, or nullopt if there is none. Gives up a lease that the
-  /// slot still holds.
+  /// Returns the next lease for a free slot of `device`, or nullopt if there is no work for it now.
+  /// If the slot still holds a lease, that lease is given up.
   std::optional<Lease> next(size_t device, int64_t slot, double now_s);
 
-  /// Records that a shard of the lease has been computed. `digest` is a hash of all bits of the
-  /// result, which is compared if the shard is verified.
+  /// Records that `shard` of the lease has been computed. `digest` is a hash of all bits of the
+  /// result. It is compared between devices if the shard is verified (verify_every).
   void deliver(const Lease& lease, int64_t shard, double now_s, uint64_t digest = 0);
 
-  /// Records that computing `shard` threw, and ends the lease. Returns false once the shard was
-  /// tried max_attempts times. The caller should then end the job with the exception.
+  /// Records that computing `shard` threw, and ends the lease. `reason` is the text of the
+  /// exception. Returns false if the shard has now thrown max_attempts times. The caller should
+  /// then end the job with the exception.
   bool fail(const Lease& lease, int64_t shard, const std::string& reason);
 
-  /// Opens the shards of expired leases to all devices. Returns the time at which to call it next.
+  /// Ends leases whose deadline has passed and opens their missing shards to all devices. Opens the
+  /// share of a device that does not ask for leases in time. Returns the time at which to call it
+  /// next, infinity if never.
   double expire(double now_s);
 
-  /// Result that counts for a shard, and the device that computed it. `take_counted` returns the
-  /// results since its previous call, one per shard.
+  /// Device whose result counts for a shard.
   struct Counted {
     int64_t shard;
     size_t device;
   };
+  /// Returns the shards for which a result has begun to count since the previous call. Each shard
+  /// is returned once per iteration.
   std::vector<Counted> take_counted();
+  /// Returns true if two devices must compute the shard in this iteration (verify_every).
   bool is_verified(int64_t shard) const;
+  /// Returns true if a result counts for every shard of the iteration.
   bool done() const;
 
-  /// Leaves a device out from this call on. The first reason is kept.
+  /// Gives the device no more shards from now on. If it is already left out, the first reason
+  /// stays.
   void leave_out(size_t device, const std::string& reason);
+  /// Returns the reason why the device is left out; nullopt if it is not.
   const std::optional<std::string>& left_out(size_t device) const;
 
-  /// Returns the number of shards of each device at the beginning of the iteration.
+  /// Returns the number of shards in each device's share at the beginning of the iteration.
   std::vector<int64_t> shares() const;
-  /// Returns the measured times of the device, of all previous iterations.
+  /// Returns the measured times of the device's leases before the current iteration.
   const SpeedHistory& history(size_t device) const;
 
   static constexpr double kStartPart = 0.02, kBigPart = 0.9;

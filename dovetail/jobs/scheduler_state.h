@@ -10,48 +10,56 @@
 #include "dovetail/jobs/scheduler.h"
 #include "dovetail/jobs/shard_book.h"
 
-/// State of a Scheduler. Leases and their end are in scheduler.cpp. Shares, and the choice of the
-/// next shard, are in scheduler_shares.cpp.
+/// Private state of a Scheduler; jobs/scheduler.h explains slot, lease, share and miss. Members of
+/// Scheduler::State that begin and end leases are in scheduler.cpp. Members that compute shares and
+/// choose the next shard are in scheduler_shares.cpp.
 namespace dovetail::jobs {
 
 inline constexpr double kNever = std::numeric_limits<double>::infinity();
 
+/// Shards [begin, end).
 struct ShardRange {
   int64_t begin = 0, end = 0;
   int64_t size() const { return end - begin; }
 };
 
 struct SlotState {
-  int64_t lease = 0;    ///< id of the current lease; 0: none
-  bool silent = false;  ///< its lease has expired
+  int64_t lease = 0;    ///< Lease::id of the current lease; 0: none
+  bool silent = false;  ///< true after its lease expired, until the slot returns
 };
 
+/// Rows of a finished lease, and the seconds from its beginning to its last delivery.
 struct LeaseTime {
   int64_t rows;
   double seconds;
 };
 
 struct DeviceState {
-  SchedulerDevice given;
-  std::vector<SlotState> slots;
-  ShardRange own;
+  SchedulerDevice given;         ///< description passed to the constructor; its history grows
+  std::vector<SlotState> slots;  ///< one per slot
+  ShardRange own;                ///< part of the share that is not leased yet
+  /// `share` is the number of shards in the whole share, `rows` the rows of this iteration's
+  /// leases. `misses` counts since the last delivery, `probes` counts leases given at unknown
+  /// speed.
   int64_t share = 0, rows = 0, misses = 0, probes = 0;
-  std::vector<LeaseTime> times = {};  ///< finished leases of this iteration
-  std::optional<std::string> left_out = {};
+  std::vector<LeaseTime> times = {};         ///< finished leases of this iteration
+  std::optional<std::string> left_out = {};  ///< reason why it is left out; nullopt: it is not
 
   /// Returns the number of slots that are not silent; 0 if the device is left out.
   int64_t usable_slots() const;
-  /// Returns the expected seconds of one slot for these rows. Uses the history, or the last lease
-  /// of this iteration if the history is empty. Returns nullopt if there is neither.
+  /// Returns the expected seconds that one slot needs for `num_rows` rows. Uses the history, or the
+  /// last finished lease of this iteration if the history is empty. Returns nullopt without either.
   std::optional<double> expected_s(int64_t num_rows) const;
 };
 
+/// Lease that its slot still holds.
 struct OpenLease {
   Lease lease;
-  int64_t rows = 0;
+  int64_t rows = 0;  ///< rows of all its shards
+  /// Time at which the lease began, and its expected duration in seconds (0: unknown).
   double since_s = 0, expected_s = 0;
-  bool over = false;
-  std::vector<bool> came = {};
+  bool over = false;            ///< true once its missing shards were opened to other devices
+  std::vector<bool> came = {};  ///< true for each shard that was delivered
 };
 
 struct Scheduler::State {
@@ -81,8 +89,8 @@ struct Scheduler::State {
   std::vector<DeviceState> devices;
   ShardBook book;
   std::map<int64_t, OpenLease> leases;
-  std::deque<int64_t> returned;  ///< shards that are open to all devices
-  std::deque<int64_t> checks;    ///< shards that another device must compute a second time
+  std::deque<int64_t> returned;  ///< shards without any result that all devices may take
+  std::deque<int64_t> checks;    ///< verified shards that need the result of another device
   std::vector<Counted> counted;
   int64_t iteration = 0, next_lease = 1;
   double begun_s = 0, last_over_s = 0;

@@ -9,42 +9,43 @@
 
 namespace dovetail::jobs {
 
-/// Rows [begin, begin + size) of resident data, the input of one run of a task. This is only a
-/// descriptor: the rows are not copied.
+/// Descriptor of rows [begin, begin + size) of a ResidentData (below). It holds no tensors. A task
+/// (jobs/task.h) computes one shard at a time.
 struct Shard {
-  int64_t data = 0;  ///< ResidentData::id of its data
+  int64_t data = 0;  ///< ResidentData::id of the tensors
   int64_t begin = 0, size = 0;
-  c10::Device location = c10::kCPU;
+  c10::Device location = c10::kCPU;  ///< device of the tensors
 };
 
-/// Returns one shard with all rows of these shards. They must be consecutive and have the same
-/// data; throws InternalError otherwise.
+/// Returns one shard with the rows of all `shards`. Throws InternalError unless they are
+/// consecutive and belong to one ResidentData.
 Shard all_of(const std::vector<Shard>& shards);
 
-/// Returns the shard's rows of each tensor of its data, or of tensor `index`. They are views.
-/// Thread-safe.
+/// Returns a view of the shard's rows in each tensor of its ResidentData. Thread-safe.
 std::vector<at::Tensor> rows_of(const Shard& shard);
+/// Returns a view of the shard's rows in tensor `index` of its ResidentData. Thread-safe.
 at::Tensor rows_of(const Shard& shard, size_t index);
-/// Returns the tensors of its data that every shard may read as a whole (`whole` of ResidentData).
+/// Returns the tensors passed as `whole` to the constructor of the shard's ResidentData.
 std::vector<at::Tensor> whole_of(const Shard& shard);
 
-/// Replaces tensor `index` of the data by a new one, with `rows` in place of the shard's rows.
-/// Other rows keep their values. Does nothing if the data no longer exists. One caller at a time
-/// per data.
+/// Replaces tensor `index` of the shard's ResidentData by a new tensor. The new one has `rows` in
+/// place of the shard's rows, and the old values elsewhere. Does nothing if the ResidentData no
+/// longer exists. Two threads must not call it at the same time for the same ResidentData.
 void put_rows(const Shard& shard, size_t index, at::Tensor rows);
 
-/// Tensors of this process, registered under an id while this object lives. Their meaning is agreed
-/// between a task and the code that creates them. So is the list of tensors in which a task writes
-/// the rows of its shard.
+/// Set of tensors with equal numbers of rows, on which tasks run. It is registered in this process
+/// under an id while this object lives. A task and the code that creates the object must agree on
+/// the meaning of each tensor. They must also agree on the tensors into which the task writes.
 ///
-/// If executors of a runtime share the data, nobody may write into a tensor. A thread that is late
-/// may still read it. A changed tensor replaces the old one, which lives as long as somebody holds
-/// it.
+/// If a Runtime computes on the data, nobody may write into these tensors, since a late thread may
+/// still read them. `put` and `put_rows` therefore replace a tensor by a new one. The old one lives
+/// as long as somebody holds it.
 class ResidentData {
  public:
-  /// The first dimension of all tensors is the rows, and all are on one device. Row numbers begin
-  /// with `first_row`, which serves copies of some rows of other data. Every shard may read all of
-  /// `whole`. An example is the table to which a list of row numbers refers.
+  /// The first dimension of each of `tensors` is the rows. All must be on one device. The first row
+  /// has the number `first_row`; it is above 0 if the tensors are a copy of some rows of other
+  /// data. `whole` holds further tensors that a task may read completely for any shard. Example: if
+  /// the rows are row numbers, `whole` holds the table to which they refer.
   explicit ResidentData(std::vector<at::Tensor> tensors, int64_t first_row = 0,
                         std::vector<at::Tensor> whole = {});
   ~ResidentData();
@@ -52,13 +53,13 @@ class ResidentData {
   ResidentData& operator=(const ResidentData&) = delete;
 
   int64_t id() const { return id_; }
-  /// Returns tensor `index` with all rows, in its current version.
+  /// Returns the current tensor `index`, with all rows.
   at::Tensor tensor(size_t index) const { return rows_of(all(), index); }
-  /// Replaces tensor `index` by another one of the same shape, dtype and device.
+  /// Replaces tensor `index` by `tensor`, which must have the same shape, dtype and device.
   void put(size_t index, at::Tensor tensor) { put_rows(all(), index, std::move(tensor)); }
 
-  /// Returns all rows in shards of `grain` rows; the last one may be shorter. The task determines
-  /// the grain, never the number of threads or devices. So the partials and the bits of their sum
+  /// Divides all rows into shards of `grain` rows; the last one may be shorter. Choose the grain by
+  /// the task, never by the number of threads or devices. Then the bits of a sum over all shards
   /// depend on the data alone.
   std::vector<Shard> shards(int64_t grain) const;
 

@@ -7,44 +7,53 @@
 
 namespace dovetail::jobs {
 
-/// State of each shard of an iteration: whose result counts, which devices failed, and the votes on
-/// a verified shard.
+/// Record of results and failures per shard, in one iteration of a Scheduler (jobs/scheduler.h). A
+/// shard is done when one result counts for it. For a verified shard, a result counts only if two
+/// devices delivered it with equal digests. Until then, its delivered results are votes, which all
+/// differ.
 class ShardBook {
  public:
-  /// Begins an iteration over shards with these numbers of rows. One shard in `verify_every` is
-  /// verified (0: none), another one in each iteration.
+  /// Begins an iteration. rows[i] is the number of rows of shard i. One shard in `verify_every` is
+  /// verified (0: none), not the same ones in the next iteration.
   void begin(const std::vector<int64_t>& rows, int64_t iteration, int64_t verify_every);
 
   int64_t size() const { return static_cast<int64_t>(shards_.size()); }
   bool all_done() const { return num_done_ == size(); }
   bool done(int64_t shard) const { return at(shard).done; }
+  /// Returns the total number of rows of `count` shards from shard `begin` on.
   int64_t rows(int64_t begin, int64_t count) const;
   bool is_verified(int64_t shard) const { return at(shard).verified; }
 
-  /// Records that a device failed the shard. Returns how often the shard has failed so far.
+  /// Records that computing `shard` threw on `device`. Returns how often it has thrown so far, on
+  /// any device.
   int64_t failed(int64_t shard, size_t device);
+  /// Returns true if `failed` was called for this shard and device in this iteration.
   bool has_failed(int64_t shard, size_t device) const;
+  /// Returns true if a result of `device` is a vote on the verified shard.
   bool has_voted(int64_t shard, size_t device) const;
 
+  /// Effect of a delivered result.
   enum class Outcome {
-    /// Ignored: the shard is done, or the device has already delivered this verified shard.
+    /// The result is ignored: the shard is done, or this device has delivered it before.
     kDropped,
-    kCounts,  ///< the result of `device` counts
-    /// Another device must compute it: this is the first result of a verified shard, or no two
-    /// results agree.
+    kCounts,  ///< The shard is now done: the result of Result::device counts.
+    /// Another device must compute the verified shard: no two results agree yet.
     kOpen,
   };
   struct Result {
     Outcome outcome;
-    size_t device = 0;               ///< device whose result counts
-    std::vector<size_t> wrong = {};  ///< devices whose results differ from the one that counts
+    size_t device = 0;  ///< kCounts: device whose result counts
+    /// kCounts: devices whose earlier results of the shard differ from the one that counts.
+    std::vector<size_t> wrong = {};
   };
+  /// Records that `device` has computed `shard`. `digest` is a hash of all bits of its result.
   Result deliver(int64_t shard, size_t device, uint64_t digest);
 
-  /// Accepts the only result of a verified shard that no other device can compute. Returns false if
-  /// there are several results, which then differ: none of them counts.
+  /// Call if no further device can compute the verified shard. If exactly one device has delivered
+  /// it, that result counts: sets `device` to it and returns true. Otherwise the results differ:
+  /// none counts, and it returns false.
   bool accept_unverified(int64_t shard, size_t& device);
-  /// Returns the devices that computed a verified shard.
+  /// Returns the devices whose results are votes on the verified shard.
   std::vector<size_t> voters(int64_t shard) const;
 
  private:

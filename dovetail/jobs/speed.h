@@ -6,34 +6,36 @@
 
 namespace dovetail::jobs {
 
-/// Linear cost model: s rows take start_s + row_s * s seconds.
+/// Linear cost model of a device: s rows take start_s + row_s * s seconds.
 struct Speed {
   double start_s = 0, row_s = 0;
 };
 
-/// Speed of a device in a task, fitted to measured times. The slope row_s is the median of the
-/// slopes between any two times (Theil 1950, Sen 1968). The start start_s is the median of the
-/// residuals. Up to 29 % of the times may be arbitrary without moving the fit far. If all shards
-/// have one size, start_s is 0, so only ratios of speeds are then known.
+/// Measured times of a device in one task, and the Speed fitted to them. The slope row_s is the
+/// median of the slopes between any two measurements (Theil 1950, Sen 1968). The start start_s is
+/// the median of the residuals, seconds - row_s * rows. Up to 29 % of the times may be arbitrary
+/// without moving the fit far. If all measurements have the same number of rows, start_s is 0 and
+/// row_s is the median time per row.
 ///
-/// Keeps the latest kKept times. A deviation by more than kFarOff of the latest kChanged times, all
-/// in one direction, shows that the machine has changed. All earlier times are then forgotten.
+/// Stores the latest kKept measurements. If the latest kChanged ones are all slower than the fit by
+/// a factor above 1 + kFarOff, the machine has changed. The same holds if all are faster by such a
+/// factor. All earlier measurements are then removed.
 class SpeedHistory {
  public:
   static constexpr size_t kKept = 48, kChanged = 4;
   static constexpr double kFarOff = 0.25;
 
-  /// Adds a measured time; `rows` and `seconds` must be above 0.
+  /// Adds a measurement: the device took `seconds` for `rows` rows. Both must be above 0.
   void add(int64_t rows, double seconds);
-  /// Returns the fitted speed, or nullopt before the first time.
+  /// Returns the fitted speed, or nullopt without any measurement.
   std::optional<Speed> speed() const { return speed_; }
   size_t size() const { return times_.size(); }
 
   struct Time {
     double rows, seconds;
   };
-  /// Returns the kept times, the latest last. Passing them all to `add` of a new object restores
-  /// this history.
+  /// Returns the stored measurements, the latest last. To restore this history, pass them to `add`
+  /// of a new object in this order.
   const std::deque<Time>& times() const { return times_; }
 
  private:
@@ -42,7 +44,8 @@ class SpeedHistory {
 
   std::deque<Time> times_;
   std::optional<Speed> speed_;
-  /// Number of latest consecutive times that were far slower (positive) or far faster (negative).
+  /// Number of latest consecutive times that deviate from the fit by more than kFarOff. Positive if
+  /// they were slower, negative if they were faster.
   int off_ = 0;
 };
 

@@ -13,22 +13,27 @@
 
 namespace dovetail::jobs {
 
-/// Inputs that all shards of an iteration share. Read only.
+/// Inputs of a task that are the same for all shards, such as the weights of a model. Read only.
 using Parameters = std::vector<at::Tensor>;
 
-/// Function from parameters and a shard to an additive partial. It runs on the calling thread and
-/// gives the same bits for the same rows. It may write the shard's own rows of the tensors that it
-/// is registered for, and nothing else. A runtime that may run a shard twice passes copies of these
-/// rows. Variants for other devices have the same inputs and outputs.
+/// Function that computes an additive result (Partial) from parameters and a shard, a range of rows
+/// of a ResidentData. Example: the sums of the gradient over the shard's rows. A task runs on the
+/// calling thread and must return the same bits for the same rows. It may write into the shard's
+/// rows of the tensors listed in TaskVariant::writes, and nowhere else. A Runtime passes copies of
+/// these rows, since it may compute a shard twice.
 using Task = std::function<Partial(const Parameters&, const Shard&)>;
 
+/// Implementation of a task for one type of device. All variants of a task have the same inputs and
+/// outputs.
 struct TaskVariant {
   Task run;
-  std::vector<size_t> writes;  ///< indices of the data's tensors that the task writes
+  /// Indices of the tensors of the ResidentData into which the task writes.
+  std::vector<size_t> writes;
 };
 
-/// Registers a task by name and type of device, while libraries are loaded. Throws InternalError if
-/// the name is already registered for this type.
+/// Registers the variant of task `name` for a type of device. Libraries call it while they are
+/// loaded, through a static TaskRegistration. Throws InternalError if the task already has a
+/// variant for this type.
 void register_task(const std::string& name, c10::DeviceType device, Task task,
                    std::vector<size_t> writes = {});
 struct TaskRegistration {
@@ -38,18 +43,18 @@ struct TaskRegistration {
   }
 };
 
-/// Returns the variant of a task for a type of device. If there is none, throws UserError that
-/// names the existing variants.
+/// Returns the variant of task `name` for a type of device. If the task has none for this type,
+/// throws UserError that names the types it has. Throws InternalError if no task has this name.
 const TaskVariant& find_task(const std::string& name, c10::DeviceType device);
 
-/// Returns the sum of a task's partials over shards of one device (TreeSum). The bits are the same
-/// for any number of threads. Hands out shards one at a time to parallel_workers() threads. The
-/// task writes its rows in place, so no runtime may have used the data before. For executors of
-/// unequal speed see jobs/runtime.h.
+/// Runs task `name` on each shard and returns the sum of the partials (TreeSum). All shards must be
+/// on one device. parallel_workers() threads take one shard at a time. The bits of the sum are the
+/// same for any number of threads. The task writes into the ResidentData in place, so no Runtime
+/// may have used it before. For devices of unequal speed see jobs/runtime.h.
 Partial run_task(const std::string& name, const Parameters& parameters,
                  const std::vector<Shard>& shards);
-/// Computes a part of a larger job, in which these shards have the numbers `place`, place + 1, ...
-/// Returns their contribution to the sum over all shards, as blocks of a TreeSum.
+/// Like run_task, for a part of a larger job: `place` is the number of shards[0] among the larger
+/// job's shards. Returns the sum over `shards`, as blocks of the larger job's TreeSum.
 std::vector<BlockSum> run_task_blocks(const std::string& name, const Parameters& parameters,
                                       const std::vector<Shard>& shards, int64_t place);
 

@@ -12,28 +12,29 @@
 
 namespace dovetail::jobs {
 
-/// Computes the shards of a job, on executors of this machine (jobs/runtime.h) or on nodes
-/// (jobs/nodes.h).
+/// Interface of objects that run a task (jobs/task.h) on all shards of a data set. Runtime does so
+/// on CPU threads and GPUs of this machine, Nodes on several machines.
 class Workers {
  public:
   virtual ~Workers() = default;
 
-  /// Returns the sum of the task's partials over all shards of one ResidentData (TreeSum), with the
-  /// bits of run_task.
+  /// Runs the task on each shard and returns the sum of the partials. The shards must belong to one
+  /// ResidentData. The sum has the same bits as the result of run_task.
   virtual Partial run(const std::string& task, const Parameters& parameters,
                       const std::vector<Shard>& shards) = 0;
 
-  /// Returns a tensor of the data with all rows that tasks have written, on any executor or node.
+  /// Returns tensor `index` of the data. It includes the rows that tasks have written, also on
+  /// other executors or nodes.
   virtual at::Tensor rows(const ResidentData& data, size_t index) = 0;
 };
 
-/// Runs a task, or returns rows, on `workers`. If `workers` is null, uses run_task on the threads
-/// of this process.
+/// Runs a task on `workers`, or with run_task on the threads of this process if `workers` is null.
 inline Partial run_on(Workers* workers, const std::string& task, const Parameters& parameters,
                       const std::vector<Shard>& shards) {
   return workers != nullptr ? workers->run(task, parameters, shards)
                             : run_task(task, parameters, shards);
 }
+/// Returns `workers->rows(data, index)`, or the current tensor of `data` if `workers` is null.
 inline at::Tensor rows_on(Workers* workers, const ResidentData& data, size_t index) {
   return workers != nullptr ? workers->rows(data, index) : data.tensor(index);
 }

@@ -5,15 +5,16 @@
 
 namespace dovetail::report {
 
-/// Style sheet and script of report.html, embedded in every page.
+/// Style sheet and script of report.html, the page about a training run. Pages embed them, so that
+/// they need no other file.
 extern const std::string_view kReportStyle;
 extern const std::string_view kReportScript;
 
-/// Returns the beginning of a page: its head with the style sheet. The page's content follows; the
-/// caller closes it by `</main>`.
+/// Returns the beginning of an HTML page, up to the open `<main>` element. It includes the style
+/// sheet. The caller appends the content, then closes `main`, `body` and `html`.
 std::string page_head(const std::string& title);
 
-/// Escapes text for use in an element or an attribute.
+/// Returns `text` with special characters escaped, for use in an HTML element or attribute.
 std::string escape_html(const std::string& text);
 
 }  // namespace dovetail::report

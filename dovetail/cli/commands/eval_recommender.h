@@ -8,17 +8,20 @@
 
 namespace dovetail::cli {
 
+/// Options of `dovetail eval` for a recommender model.
 struct RecommenderEvaluation {
-  std::vector<std::string> files;  ///< files and globs to read; empty: the run's own files
-  /// "train", "validation" or "all". Empty: "validation" for the run's own files, "all" for others.
+  std::vector<std::string> files;  ///< files and globs to read; empty: the run's training files
+  /// Part of the rows: "train", "validation" or "all". Empty: "validation" for the run's training
+  /// files, "all" for others.
   std::string split;
-  std::string predictions;  ///< CSV file to write; empty: none is written
-  int64_t max_rows = 0;     ///< maximum rows, from the first row on; 0: all rows
+  std::string predictions;  ///< CSV file for the score of each row; empty: none is written
+  int64_t max_rows = 0;     ///< maximum number of rows to score, from the first one on; 0: all
 };
 
-/// Scores rows by a stored recommender and measures how well it ranks. Columns, hashing and
-/// statistics are the same as in its training. Adds to `result` and `rows`, the JSON and the table
-/// of `dovetail eval`. All ranks call this together.
+/// Scores rows with the recommender of a checkpoint, and measures how well it ranks them. Columns,
+/// hashing and statistics are the same as in the training. Adds the measures to the output of
+/// `dovetail eval`: to `result` as JSON, and to `rows` as lines of a table. All ranks call this
+/// together.
 void evaluate_recommender(train::StoredRun stored, const RecommenderEvaluation& options,
                           nlohmann::ordered_json& result,
                           std::vector<std::vector<std::string>>& rows);

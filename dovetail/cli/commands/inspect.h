@@ -6,16 +6,17 @@
 
 namespace dovetail::cli {
 
-/// Description of a file or folder. `facts` are in the order to show. A fact that is an array of
-/// objects is a table (tensors, checkpoints).
+/// Description of a file or folder that Dovetail reads or writes.
 struct Inspection {
-  std::string kind;
+  std::string kind;  ///< kind of file or folder, in words
+  /// Facts by name, in the order to show. A fact that is an array of objects is shown as a table,
+  /// for example of tensors or checkpoints.
   nlohmann::ordered_json facts;
 };
 
-/// Recognises a run, a checkpoint, prepared data, a Hugging Face folder, a safetensors file or a
-/// tokenizer. Verifies its checksums and structure. Throws UserError if it is none of these, or
-/// damaged.
+/// Describes the file or folder `path`. It may be a training run, a checkpoint, prepared data, a
+/// Hugging Face folder, a safetensors file or a tokenizer. Verifies checksums and structure. Throws
+/// UserError if it is none of these, or damaged.
 Inspection inspect(const std::filesystem::path& path);
 
 }  // namespace dovetail::cli

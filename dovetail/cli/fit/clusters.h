@@ -10,15 +10,17 @@
 
 namespace dovetail::cli {
 
-/// Returns the initial centres (K, D) in the space of matrix.x. `init` is the value of --init: a
-/// name of fit::KMeansInit, or a table of K rows.
+/// Returns the initial centres (K, D), with K = `num_centres`. They are in the coordinates of
+/// matrix.x, which are the file's values minus matrix.origin. `init` is the value of --init: a name
+/// of fit::KMeansInit, or a file with a table of K rows.
 at::Tensor centres_by(const std::string& init, const data::Matrix& matrix, fit::KMeansData& data,
                       int64_t num_centres, int64_t seed);
 
-/// Rows for a picture and a silhouette: all rows, or a sample of 2000 that the seed draws.
+/// Some rows (S, D) of a table, with their labels (S), for a picture and a silhouette.
 struct RowSample {
   at::Tensor x, labels;
 };
+/// Returns all rows, or 2000 rows drawn at random by `seed` if there are more.
 RowSample sample_rows(const at::Tensor& x, const at::Tensor& labels, int64_t seed);
 
 }  // namespace dovetail::cli

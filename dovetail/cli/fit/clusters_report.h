@@ -8,22 +8,26 @@
 
 namespace dovetail::cli {
 
-/// Content of the page about a clustering: k-means, or a mixture with its components as clusters.
+/// Content of the HTML page about a clustering. It is k-means, or a mixture whose components are
+/// shown as clusters.
 struct ClustersPage {
+  /// `verdict` is a summary in one sentence. `where` names the table's file and the CPU.
   std::string title, verdict, where;
   std::string algorithm;                                     ///< shown in the heading
   std::vector<std::pair<std::string, std::string>> figures;  ///< label and value
-  std::string measure;        ///< name of the measure, such as "inertia"
-  std::vector<double> curve;  ///< value of the measure in every iteration
-  at::Tensor sample;          ///< (S, D): a sample of the rows
-  at::Tensor labels;          ///< (S) int32: clusters of the sample
+  std::string measure;        ///< name of the measure of convergence, such as "inertia"
+  std::vector<double> curve;  ///< value of the measure in each iteration
+  at::Tensor sample;          ///< (S, D): sample of the rows, to draw
+  at::Tensor labels;          ///< (S) int32: cluster of each row of the sample
+  /// Centres of the clusters (K, D), and number of rows of each in the whole table, (K) int64.
   at::Tensor centres, counts;
-  fit::PrincipalPlane plane;  ///< plane of the sample
-  std::string command;
+  fit::PrincipalPlane plane;  ///< plane on which the sample is drawn
+  std::string command;        ///< command line that repeats the clustering
 };
 
-/// Returns one self-contained page: figures, the measure by iteration and the sizes of the
-/// clusters. It also draws the sample and the centres along two principal components.
+/// Returns an HTML page that needs no other file. It shows the figures, the measure by iteration
+/// and the sizes of the clusters. It also draws the sample and the centres along the two directions
+/// of `plane`.
 std::string clusters_page(const ClustersPage& page);
 
 }  // namespace dovetail::cli

@@ -15,36 +15,42 @@
 
 namespace dovetail::cli {
 
-/// Options of `dovetail fit`. Options that a model does not use are never given.
+/// Options of `dovetail fit`, named as on the command line. The parser refuses an option that the
+/// chosen model does not have.
 struct FitOptions {
   std::string init = "k-means++", covariance = "full", target;
   int64_t k = 0, components = 0, iterations = 0, seed = 0;
   double tolerance = 0, l2 = 0, regularization = 0;
 };
 
-/// Input of a fit: rows, workers, saved state, and the folder for results.
+/// Input of a fit. The job may run on several nodes (processes, started by torchrun).
 struct FitContext {
-  const data::Matrix& matrix;
-  std::shared_ptr<jobs::Workers> workers;
-  JobState& state;
-  bool shows;  ///< true on node 0, which shows the progress
-  std::filesystem::path folder;
+  const data::Matrix& matrix;              ///< table to fit
+  std::shared_ptr<jobs::Workers> workers;  ///< run the tasks; null: threads of this process
+  JobState& state;                         ///< progress, to resume a stopped job
+  bool shows;                              ///< true on node 0, which shows the progress
+  std::filesystem::path folder;            ///< folder for results
+  /// Texts for the report: `where` names the table's file and the CPU. `command` is a command line
+  /// that repeats the fit.
   std::string where, command;
 };
 
-/// Results of a fit. All nodes compute them. Only node 0 calls `write`, which writes the model into
-/// its folder.
+/// Results of a fit, to be filled by the functions below. All nodes compute them.
 struct FitOutcome {
-  nlohmann::ordered_json& result;  ///< result of --json, to which the fit adds
-  std::string verdict;
-  std::vector<std::pair<std::string, std::string>> figures;
+  nlohmann::ordered_json& result;  ///< output of --json; the fit adds its values
+  std::string verdict;             ///< summary in one sentence
+  std::vector<std::pair<std::string, std::string>> figures;  ///< label and value, to print
+  /// Writes the model into the run's folder. Only node 0 calls it.
   std::function<void(const train::RunFolder&)> write;
 };
 
-/// Writes iterations.jsonl: `lines` of a job, with their values under `names`. Steps count from 1.
+/// Writes iterations.jsonl, with one JSON object per iteration. `lines` holds the values of each
+/// iteration (JobState::lines), and `names` their keys. Key "step" counts iterations from 1.
 void write_iterations(const train::RunFolder& folder, const std::vector<std::vector<double>>& lines,
                       const std::vector<const char*>& names);
 
+/// Fit one model: a mixture of normal distributions, linear regression, principal components or
+/// logistic regression. Each fills `outcome`.
 void fit_gmm(const FitOptions& options, const FitContext& context, FitOutcome& outcome);
 void fit_linear_model(const FitOptions& options, const FitContext& context, FitOutcome& outcome);
 void fit_pca(const FitOptions& options, const FitContext& context, FitOutcome& outcome);

@@ -11,30 +11,33 @@
 
 namespace dovetail::cli {
 
-/// Saved progress of an iterative job: `state.safetensors` in its folder, until the job is done. A
-/// job whose options match the saved ones resumes from this file. The saved job was stopped, or
-/// torchrun restarted it after a node died.
+/// Saved progress of an iterative job such as k-means. It is the file `state.safetensors` in the
+/// job's folder, and exists until the job is done. After a job was stopped, a job with the same
+/// options resumes from this file. So does a job that torchrun restarts because a node died.
 ///
-/// Node 0 reads and writes the file and sends its contents to all others. All nodes call the same
-/// members in the same order.
+/// Node 0 reads and writes the file and sends its contents to the other nodes (processes of the
+/// job). All nodes call the same members in the same order.
 class JobState {
  public:
-  /// `words`: text of all options and inputs on which the result depends. With `fresh` the job
-  /// starts over, unless torchrun restarted it. Throws UserError if the folder holds the state of a
-  /// job with other words.
+  /// Reads the state in `folder`, if any. `words` is a text of all options and inputs on which the
+  /// result depends. Throws UserError if the folder holds a state that was saved with other
+  /// `words`. If `fresh`, ignores and removes the state, unless torchrun restarted the job.
   JobState(comm::Group& group, const std::filesystem::path& folder, const std::string& words,
            bool fresh);
 
-  /// Returns the last saved state of the stopped job; empty if there is none.
+  /// Returns the tensors with which the job resumes: the last ones that `add` saved before it was
+  /// stopped. Empty if the job starts from the beginning.
   const std::vector<at::Tensor>& stopped() const { return stopped_; }
-  /// Returns the figures of each iteration so far, (iterations, figures) float64.
+  /// Returns the figures of each iteration so far, including the ones before the job was stopped.
+  /// Element [i][j] is figure j of iteration i.
   const std::vector<std::vector<double>>& lines() const { return lines_; }
 
-  /// Adds the figures of an iteration, and saves the state to resume from. An empty state means the
-  /// last iteration; it is not saved. Saving takes at most 5 % of the time. So if iterations are
-  /// short, only some of them are saved. A failed write only logs a warning.
+  /// Adds the figures of an iteration to lines(). Saves them in the file with `state`, the tensors
+  /// with which the job can resume. An empty `state` means the last iteration; nothing is saved
+  /// then. Saving takes at most 5 % of the time: if iterations are short, only some are saved. A
+  /// failed write only logs a warning.
   void add(std::vector<double> line, const std::vector<at::Tensor>& state);
-  /// Removes the file. The results have been written.
+  /// Removes the file. Call it after the job has written its results.
   void done();
 
  private:

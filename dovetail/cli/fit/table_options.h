@@ -15,37 +15,45 @@
 
 namespace dovetail::cli {
 
-/// Options of commands that work on the rows of a table: which rows to read, and who computes.
+/// Options that `dovetail kmeans` and `dovetail fit` share. Some select the table to read, others
+/// the threads and GPUs that compute. A job may run on several nodes (processes, started by
+/// torchrun). An executor is a group of CPU threads or a GPU (jobs/runtime.h).
 class TableOptions {
  public:
+  /// Declares the options of the table: --data, --columns and so on.
   void declare_data(Arguments& arguments);
+  /// Declares the options of the computation: --threads, --executors, --fresh and so on.
   void declare_workers(Arguments& arguments);
   /// Throws UserError for options that exclude each other.
   void check() const;
 
-  /// Returns the nodes of the job, as torchrun started them. All nodes read the table; node 0
-  /// writes results.
+  /// Returns the group of all nodes that torchrun started for this job. All nodes read the table;
+  /// node 0 writes results.
   std::shared_ptr<comm::Group> join() const;
-  /// Sets the number of threads and reads the table, with these options and the command's
-  /// `options`. Logs notes, warnings and bad values.
+  /// Sets the number of threads of this process and reads the table. Overwrites the members of
+  /// `options` that are options of this class. Logs notes, warnings and bad values.
   data::Matrix read(const comm::Group& group, data::MatrixOptions options = {}) const;
-  /// Returns the workers that share the rows. Null on a single node without executors: threads of
-  /// this process then share the rows equally.
+  /// Returns the object that runs tasks on the executors of --executors, or on several nodes. Null
+  /// on a single node without --executors: tasks then run on the threads of this process.
   std::shared_ptr<jobs::Workers> make_workers(const std::shared_ptr<comm::Group>& group) const;
-  /// Adds the row counts of nodes and executors to a result, and saves the executors' speeds. All
-  /// nodes call this. Does nothing without workers.
+  /// Adds to `result` the number of rows that each node and executor computed. Saves the measured
+  /// speeds of executors for later processes. All nodes call it. Does nothing if `workers` is null.
   static void finish(jobs::Workers* workers, nlohmann::ordered_json& result);
-  /// Returns the figures about nodes and executors in a result, as label and value.
+  /// Returns the figures that `finish` added to `result`, as label and value, to print.
   static std::vector<std::pair<std::string, std::string>> worker_figures(
       const nlohmann::ordered_json& result);
 
+  /// Returns the value of --data.
   const std::string& data() const { return data_; }
-  /// Returns the name of the table without folder and extension.
+  /// Returns the name of the table's file without folder and extension.
   std::string stem() const { return std::filesystem::path(data_).stem().string(); }
-  /// Returns these options as they were given on the command line.
+  /// Returns the options of declare_data, and of declare_workers, in the form of a command line.
+  /// Omits options with their default value, except --bad-values.
   std::string data_words() const, worker_words() const;
-  /// Returns data_words, with size and time of the table's file.
+  /// Returns a text that identifies the table: data_words(), plus the file's size and modification
+  /// time.
   std::string table_words() const;
+  /// Returns true if --fresh was given: a stopped job starts over.
   bool fresh() const { return fresh_; }
 
  private:
@@ -56,17 +64,18 @@ class TableOptions {
   bool fresh_ = false;
 };
 
-/// Returns " (N bytes of T)" for a file. The text changes if the file changes. Empty if `name` is
-/// no file.
+/// Returns " (N bytes of T)" for file `name`: its size and modification time. So the text changes
+/// if the file changes. Returns "" if `name` is no file.
 std::string file_words(const std::string& name);
 
-/// Writes rows as text: the columns' names, then "a,b" for each row. If `names` of the rows are
-/// given, they are the first column.
+/// Writes a CSV file. The first line has the names of the columns. Each further line has a row of
+/// `rows` (N, D) float64. If `names` is not empty, its N names are an additional first column.
 void write_table(const std::filesystem::path& path, const std::vector<std::string>& columns,
                  const at::Tensor& rows, const std::vector<std::string>& names = {});
 
-/// Writes a text of "row,label". Rows count from 0 in the file. Rows that were left out have no
-/// line.
+/// Writes a CSV file with columns row and label. `labels` are int32. Row numbers count the rows of
+/// the table's file from 0. `left_out` are the numbers, ascending, of rows without a label; they
+/// have no line.
 void write_labels(const std::filesystem::path& path, const at::Tensor& labels,
                   const std::vector<int64_t>& left_out);
 

@@ -14,24 +14,30 @@ namespace dovetail::cli {
 /// Kind of completion that a shell offers for the value of an argument.
 enum class Completion { kNone, kFile, kFolder };
 
-/// One option, flag or positional argument. The command line is declared as data. The parser,
-/// `--help` and the shell completions are all made from this data.
+/// Declaration of one option, flag or positional argument of a command. The parser, `--help` and
+/// the shell completions all use these declarations.
 struct Argument {
+  /// kRemainder takes all words from the first one that is no option of the command, unparsed.
   enum class Kind { kPositional, kOption, kFlag, kRemainder };
+  /// Variable into which the parser writes the value.
   using Target = std::variant<bool*, int64_t*, double*, std::string*, std::vector<std::string>*>;
 
   Kind kind = Kind::kOption;
-  std::string name;        ///< "--tokens", "-n,--ranks", or a positional's "config"
-  std::string value_name;  ///< "N", "FILE"; empty for flags and positionals
+  std::string name;        ///< examples: "--tokens", "-n,--ranks", or a positional's "config"
+  std::string value_name;  ///< value in `--help`, such as "N" or "FILE"; empty without a value
   std::string help;
-  Target target;  ///< a flag sets a bool; a vector collects every occurrence
+  Target target;  ///< a flag sets a bool; a vector collects the values of all occurrences
   bool required = false;
+  /// Minimum and maximum of a number, choices of a text (empty: any), and completion of the value.
   double low = -std::numeric_limits<double>::infinity();
   double high = std::numeric_limits<double>::infinity();
   std::vector<std::string> choices;
   Completion completion = Completion::kNone;
   /// Values of the command's first positional with which this option is allowed. Empty: all values.
+  /// Example: --target only for "linear" and "logistic" in `dovetail fit MODEL`.
   std::vector<std::string> only_for = {};
+
+  // The members below set one field each and return the argument, to be chained in a declaration.
 
   Argument& is_required() { return required = true, *this; }
   Argument& range(double lowest, double highest) { return low = lowest, high = highest, *this; }
@@ -40,21 +46,24 @@ struct Argument {
   Argument& goes_with(std::vector<std::string> firsts) {
     return only_for = std::move(firsts), *this;
   }
+  /// Returns true if `first` is in `only_for`.
   bool goes_with_only(const std::string& first) const {
     return std::ranges::find(only_for, first) != only_for.end();
   }
 };
 
-/// Arguments of one command, in the order in which `--help` shows them.
+/// Arguments of one command, in the order in which `--help` shows them. Each member below adds an
+/// argument. The returned reference is valid until the next one is added.
 class Arguments {
  public:
   Argument& positional(std::string name, Argument::Target target, std::string help);
   Argument& option(std::string name, std::string value_name, Argument::Target target,
                    std::string help);
   Argument& flag(std::string name, bool& target, std::string help);
-  /// Adds the arguments of `others`. They are allowed only if the first positional is `first`.
+  /// Adds all arguments of `others`. They are allowed only if the value of the command's first
+  /// positional is `first`.
   void add_only_for(const std::string& first, const Arguments& others);
-  /// Takes everything from the first word that is no option of this command, unparsed.
+  /// Adds an argument that takes all words from the first one that is no option of this command.
   Argument& remainder(std::string name, std::vector<std::string>& target, std::string help);
 
   const std::vector<Argument>& list() const { return list_; }
@@ -63,7 +72,8 @@ class Arguments {
   std::vector<Argument> list_;
 };
 
-/// A subcommand. It is declared, parsed into its members, then run once.
+/// Subcommand of `dovetail`, such as `dovetail train`. The program calls `declare`, parses the
+/// command line into the declared variables, then calls `run` once.
 class Command {
  public:
   virtual ~Command() = default;
@@ -71,8 +81,8 @@ class Command {
   virtual std::string summary() const = 0;
   virtual std::string example() const = 0;
   virtual void declare(Arguments& arguments) = 0;
-  /// Reports mistakes that can be found before `run`. `launch` calls it once, instead of letting
-  /// every rank fail.
+  /// Throws UserError for mistakes in the options that can be found before `run`. `dovetail launch`
+  /// calls it once, so that not every rank has to fail.
   virtual void check() {}
   /// Runs the command. A UserError means exit code 2, any other exception exit code 1.
   virtual void run() = 0;

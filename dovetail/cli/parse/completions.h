@@ -8,8 +8,9 @@
 
 namespace dovetail::cli {
 
-/// Returns a completion script for "bash", "zsh" or "fish". It is made from the declarations of
-/// `commands`, so it offers exactly the words that the parser takes.
+/// Returns a script with which a shell completes `dovetail` command lines. `shell` is "bash", "zsh"
+/// or "fish". The script follows the declarations of `commands`, so it offers exactly the words
+/// that the parser accepts.
 std::string completion_script(const std::string& shell,
                               const std::vector<std::unique_ptr<Command>>& commands);
 

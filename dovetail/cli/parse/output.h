@@ -8,14 +8,15 @@
 
 namespace dovetail::cli {
 
-/// Writes a result to standard output immediately. If the reader has closed the pipe (`| head`),
-/// the process exits with 0, because the reader has what it wanted. In a torchrun job, only the
-/// first rank prints.
+/// Writes `text` to standard output immediately, without a buffer. If the reader has closed the
+/// pipe (`| head`), the process exits with 0, because the reader has what it wanted. In a torchrun
+/// job, only rank 0 prints.
 void print(std::string_view text);
+/// Like `print`, for a JSON value with indentation and a line break.
 void print_json(const nlohmann::ordered_json& json);
 
-/// Formats rows with aligned columns, two spaces between them. With `heading`, the first row is
-/// underlined.
+/// Returns a text table: one line per row, aligned columns with two spaces between them. With
+/// Heading::kFirstRow, the first row is underlined.
 enum class Heading { kNone, kFirstRow };
 std::string format_table(const std::vector<std::vector<std::string>>& rows,
                          Heading heading = Heading::kNone);

@@ -10,17 +10,18 @@ namespace dovetail::cli {
 
 /// Result of parsing a command line: a command to run, or a text (`--help`, `--version`) to print.
 struct Parsed {
-  Command* command = nullptr;
+  Command* command = nullptr;  ///< null if there is only a text to print
   std::string text;
 };
 
-/// Parses `words` (without the program's name) into the members of one of `commands`. Throws
-/// UserError that names the nearest option or command. Only parser.cpp includes CLI11, which costs
-/// ten seconds of compilation.
+/// Parses `words`, the command line without the program's name. The first word selects one of
+/// `commands`; its options are written into the variables that it declared (Argument::target). For
+/// an unknown option or command, throws UserError that names the nearest valid one. Only parser.cpp
+/// includes CLI11, which costs ten seconds of compilation.
 Parsed parse_command_line(const std::vector<std::unique_ptr<Command>>& commands,
                           const std::vector<std::string>& words);
 
-/// Returns "dovetail 0.1.0 (torch 2.11.0)".
+/// Returns the version with a line break. Example: "dovetail 0.1.0 (torch 2.11.0)\n".
 std::string version_line();
 
 }  // namespace dovetail::cli

@@ -6,13 +6,14 @@
 
 namespace dovetail::cli {
 
-/// Throws UserError for a `--set KEY=VALUE` unless its key is, or is below, one of `read`.
-/// `command` reads no other keys.
+/// Checks the values of option --set, each a "KEY=VALUE" that overrides a key of the config. `read`
+/// are all keys and sections that `command` reads. Throws UserError if a KEY is neither one of them
+/// nor below one ("train.batch" is below "train").
 void check_set_keys(const std::vector<std::string>& overrides,
                     const std::vector<std::string_view>& read, std::string_view command);
 
-/// Throws UserError for a `--set` of `key`, or of a key below it, if `given`. Then `other` gives
-/// its value already.
+/// If `given`, option `other` has already set `key`: throws UserError if a --set also sets `key` or
+/// a key below it.
 void check_set_once(const std::vector<std::string>& overrides, std::string_view key, bool given,
                     std::string_view other);
 

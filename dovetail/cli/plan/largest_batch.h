@@ -12,13 +12,15 @@
 
 namespace dovetail::cli {
 
-/// Config key for the number of samples that decides a step's memory. It is train.micro_batch if a
-/// step has several micro-batches, else train.batch.
+/// Config key for the number of samples that a step computes at once, which determines its memory.
+/// The key is train.micro_batch if a step has several micro-batches, else train.batch.
 class SampleKey {
  public:
   explicit SampleKey(const train::ResolvedRun& run);
   const char* name() const { return accumulates_ ? "train.micro_batch" : "train.batch"; }
+  /// Returns the number of samples at once that the config asks for.
   int64_t asked() const { return asked_; }
+  /// Returns true if a step has several micro-batches, whose gradients are accumulated.
   bool accumulates() const { return accumulates_; }
 
  private:
@@ -26,17 +28,19 @@ class SampleKey {
   int64_t asked_;
 };
 
-/// Records a step of a run with `samples` samples at once, on random tokens. No operation is timed.
+/// Runs a few training steps with `samples` samples at once, on random tokens. Returns the recorded
+/// graph: the operations and tensors of a step. No operation is timed.
 plan::Graph record_with(const train::ResolvedRun& run, const std::shared_ptr<comm::Group>& group,
                         const SampleKey& key, int64_t samples);
 
-/// Returns the largest number of samples for which `fits` is true, or 0. If `fits` is true for a
-/// number, it must be true for all smaller numbers.
+/// Returns the largest number n >= 1 of samples for which fits(n) is true, or 0 if there is none.
+/// If `fits` is true for a number, it must be true for all smaller numbers.
 int64_t largest_that(const std::function<bool(int64_t)>& fits);
 
-/// Returns advice for a budget below the floor of `graph`, the step with the requested samples. It
-/// gives the largest number of samples for which the budget is enough. This takes one more
-/// recording.
+/// Returns help for an error: memory budget `budget` is below the floor of `graph`. The floor is
+/// the minimum bytes that any plan needs. `graph` is the recorded step with SampleKey::asked
+/// samples. The help gives the largest number of samples for which the budget is enough. To find
+/// it, records one more step. `config` is the config's file, for the text.
 std::string help_below_floor(const train::ResolvedRun& run,
                              const std::shared_ptr<comm::Group>& group, const plan::Graph& graph,
                              const std::string& budget, const plan::SolveOptions& options,

@@ -9,19 +9,24 @@
 
 namespace dovetail::cli {
 
-/// Formats bytes as MiB with one decimal.
+/// Texts that `dovetail plan` prints about a memory plan. A plan decides for each storage of a
+/// training step: keep it, recompute it, offload it to host memory, or compress it.
+
+/// Returns a number of bytes in MiB with one decimal, without a unit. Example: "2.5".
 std::string mib(int64_t bytes);
 
-/// Returns a table of storages by decision (keep, recompute, offload, compress), with the cost in
-/// time of each. A line for each codec gives its bytes before and after packing, its error and its
-/// speed.
+/// Returns a table with a row for each decision: number of storages, their MiB, and the time that
+/// the decision costs. Below the table is a line for each codec that compresses storages. It gives
+/// the MiB before and after compression, the error and the speeds.
 std::string decision_table(const plan::PlanOutcome& outcome, const plan::Graph& graph);
 
-/// Returns a table of storages by layer and decision, with reasons.
+/// Returns a table with a row for each layer and decision: number of storages, their MiB, and the
+/// reason for the decision.
 std::string layer_table(const plan::PlanOutcome& outcome, const plan::Graph& graph);
 
-/// Returns a table of step time by budget. It also gives ratios: budgets to `keep_all_bytes`, times
-/// to `once_s` (each operation runs once).
+/// Returns a table of the predicted step time for each memory budget in `curve`. It also gives each
+/// budget as a multiple of `keep_all_bytes`, the bytes of a step that keeps everything. Times are
+/// given as multiples of `once_s`, the time of a step that runs each operation once.
 std::string curve_table(const std::vector<plan::TradeOff>& curve, int64_t keep_all_bytes,
                         double once_s);
 

@@ -10,7 +10,9 @@
 
 namespace dovetail::cli {
 
-/// Cluster and job for `dovetail simulate hybrid`, in the format of its TOML file.
+/// Cluster and job for `dovetail simulate hybrid`, as its TOML file describes them. Each struct is
+/// a section of the file, and `describe` declares its keys with their meanings and limits. Most
+/// keys are explained at the members of the same name in jobs/simulate/ and in SchedulerOptions.
 struct HybridCluster {
   struct Device {
     double start_s = 0, row_s = 0, noise = 0, run_noise = 0;
@@ -45,7 +47,7 @@ struct HybridCluster {
     void describe(Section& s);
   };
 
-  std::string source;  ///< source of the figures, shown with results
+  std::string source;  ///< where the figures come from, shown with results
   std::vector<Node> node;
   Job job;
   Network network;
@@ -53,25 +55,30 @@ struct HybridCluster {
   std::vector<Fault> fault;
   void describe(Section& s);
 
-  /// Variant of the cluster for a study. It has the first `nodes` nodes of the cluster. If there
-  /// are fewer, the list of nodes repeats. `gpus` replaces the number of GPUs per node. If
-  /// `cores_compute` is false, cores only feed GPUs.
+  /// Variant of the cluster for a study. It has the first `nodes` nodes of the cluster; if the
+  /// cluster has fewer, its list of nodes repeats. `gpus` replaces the number of GPUs per node, if
+  /// it is set. If `cores_compute` is false, CPU cores only feed GPUs.
   struct Case {
     size_t nodes = 1;
     std::optional<int64_t> gpus = std::nullopt;
     bool cores_compute = true;
   };
+  /// Returns the simulated nodes of a variant. Throws UserError if a device that computes has no
+  /// row_s.
   std::vector<jobs::SimNode> nodes(const Case& which) const;
   /// Returns the number of nodes in the cluster.
   size_t size() const;
+  /// Returns section `job` as input of jobs::simulate.
   jobs::SimJob sim_job() const;
-  /// Returns the options of a simulation without faults.
+  /// Returns sections `network` and `sharing` as options of jobs::simulate, without faults.
   jobs::SimOptions options(uint64_t seed) const;
-  /// Returns the faults. Throws UserError if a fault names a node or device that does not exist.
+  /// Returns the faults of the file. Throws UserError if a fault names a node or device that does
+  /// not exist, or has a `factor` but is not of kind "slow".
   std::vector<jobs::SimFault> faults() const;
 };
 
-/// Reads a cluster from a file, then applies `overrides`.
+/// Reads a cluster from a TOML file, then applies `overrides`, each a key=value. Throws UserError
+/// for wrong values.
 HybridCluster read_hybrid_cluster(const std::string& file,
                                   const std::vector<std::string>& overrides);
 

@@ -12,94 +12,112 @@
 
 namespace dovetail::cli {
 
-/// Row of the paper's table: seconds and variance of a run on one node of 16 cores. The paper is
-/// about CPU-GPU cluster scheduling with uneven shards, for k-means.
+/// Studies of `dovetail simulate hybrid`. They simulate jobs that CPU cores and GPUs compute
+/// together ("hybrid"). Results are compared with a paper on CPU-GPU cluster scheduling with uneven
+/// shards, for k-means.
+
+/// Row of the paper's table: mean and variance of the seconds of a run, on one node of 16 cores.
 struct PaperRow {
-  const char* devices;
+  const char* devices;  ///< devices that computed
   double seconds, variance;
 };
 inline constexpr PaperRow kPaperCpu{"16 CPU cores", 33.87, 1.079}, kPaperGpu{"1 GPU", 29.83, 0.224},
     kPaperHybrid{"CPU cores and 1 GPU", 23.8, 3.443};
 
-/// Reading of the paper where it leaves details open: a sentence, and the cluster that follows. The
-/// verdicts of a study rest on one reading.
+/// Interpretation of the paper, which leaves some details open.
 struct Reading {
-  std::string name;
-  HybridCluster cluster;
-  /// The cluster is fitted to the time of the paper's hybrid run, so a study does not judge this
-  /// time.
+  std::string name;       ///< the interpretation, as a sentence
+  HybridCluster cluster;  ///< cluster and job that follow from it
+  /// True if the cluster's speeds were fitted to the time of the paper's hybrid run. A study then
+  /// does not compare its own time with this one.
   bool fitted = false;
 };
 
-/// Returns the paper's cluster in two readings. In the first, devices share all of a run's time. In
-/// the second, some seconds of each run are not shared among devices. Their number is such that the
-/// best partition at these speeds takes the time of the paper's hybrid run. `overrides` change job,
-/// network and sharing. For any job, speeds are such that CPU alone and GPU alone take the paper's
-/// times.
+/// Returns two readings of the paper. In the first, all work of a run is divided among devices. In
+/// the second, each run has some seconds that more devices do not shorten. Their number is chosen
+/// so that the best division takes exactly the time of the paper's hybrid run. `overrides` are
+/// key=value settings of sections job, network and sharing. For any job, speeds are chosen so that
+/// CPU cores alone and a GPU alone take the paper's times.
 std::vector<Reading> paper_readings(const std::vector<std::string>& overrides);
 /// Returns the assumptions about details that the paper leaves open, as sentences.
 std::vector<std::string> paper_assumptions(const HybridCluster& cluster);
 
 struct StudyOptions {
+  /// `nodes` is the maximum number of nodes in `study`, `most_nodes` in study_scale. `runs` is the
+  /// number of runs per NodeCase, with seeds from `seed` on.
   int64_t nodes = 6, most_nodes = 1024, runs = 200, seed = 0;
-  /// The cluster is the paper's, so results are shown next to the paper's figures.
+  /// True if the cluster is the paper's. Results are then compared with the paper's figures.
   bool paper = true;
 };
 
-/// Runs on one node with some of its devices, over several seeds.
+/// Simulated runs on one node with some of its devices. The runs differ by their seed.
 struct NodeCase {
-  std::string devices;
-  /// Mean and variance over runs, and a lower bound: no schedule without noise is faster than
+  std::string devices;  ///< example: "15 CPU cores and 1 GPU"
+  /// Mean and variance of the seconds of a run. Without noise, no schedule takes less than
   /// `best_s`.
   double seconds = 0, variance = 0, best_s = 0;
-  std::optional<PaperRow> paper = std::nullopt;
+  std::optional<PaperRow> paper = std::nullopt;  ///< figures of the paper for these devices
 };
 
-/// One job on `nodes` nodes, with CPU cores alone, GPUs alone, and both (hybrid).
+/// Simulated runs of one job on `nodes` nodes with `gpus` GPUs each, without noise.
 struct NodesCase {
   int64_t nodes = 1, gpus = 1;
-  double cpu_s = 0, gpu_s = 0, hybrid_s = 0;
+  double cpu_s = 0, gpu_s = 0, hybrid_s = 0;  ///< seconds with cores alone, GPUs alone, and both
+  /// Returns the speed-up of the hybrid run over the faster kind of device.
   double speed_up() const { return std::min(cpu_s, gpu_s) / hybrid_s; }
-  // Seconds per iteration of the hybrid run: computing of a core, computing of a GPU, whole
-  // iteration. The iteration also includes the part that was spent on neither.
+  /// Mean seconds per iteration of the hybrid run: computing of one core, computing of one GPU, and
+  /// the whole iteration. The last one includes time in which neither computes.
   double core_task_s = 0, gpu_task_s = 0, iteration_s = 0;
+  /// Mean seconds that a core, and a GPU, takes for a shard in the hybrid run.
   double core_shard_s = 0, gpu_shard_s = 0;
 };
 
+/// Claim of the paper, tested by simulation.
 struct Claim {
-  std::string text, found;
+  std::string text, found;  ///< the claim, and the figures that the simulation found for it
   bool confirmed = false;
 };
 
+/// Results of `study` for one reading.
 struct ReadingResult {
-  std::string name;
-  std::vector<NodeCase> one_node = {};
-  std::vector<NodesCase> nodes = {};  ///< results for one GPU per node, then for two GPUs per node
+  std::string name;                     ///< Reading::name
+  std::vector<NodeCase> one_node = {};  ///< results on one node
+  /// Results on 1, 2, ... nodes with one GPU each, then with two GPUs each.
+  std::vector<NodesCase> nodes = {};
   std::vector<Claim> claims = {};
 };
-/// Studies nodes of the cluster's first kind.
+/// Simulates a reading on one node and on several, and tests the claims. Uses only nodes like the
+/// first one of the cluster.
 ReadingResult study(const Reading& reading, const StudyOptions& options);
 
-/// Simulation in which the number of rows grows with the number of nodes.
+/// Simulation of an iteration over `rows` rows, on `nodes` nodes with `devices` devices in total.
+/// `events` counts the simulated events.
 struct ScaleCase {
   int64_t nodes = 0, devices = 0, rows = 0, events = 0;
-  /// Seconds of an iteration: sums merged along a tree, merged one node after another, lower bound.
+  /// Seconds of an iteration. In `tree_s`, the sums of nodes are added along a tree, in `ranks_s`
+  /// one after another. `least_s` is a lower bound for both.
   double tree_s = 0, ranks_s = 0, least_s = 0;
-  double wall_s = 0;  ///< seconds to simulate both orders of merging
+  double wall_s = 0;  ///< real seconds that the simulations took
 };
+/// Simulates 1, 2, 4, ... up to most_nodes nodes. The number of rows grows with the number of
+/// nodes.
 std::vector<ScaleCase> study_scale(const HybridCluster& cluster, const StudyOptions& options);
 
-/// Simulation of the cluster as it is, without its faults and with them.
+/// Effect of the cluster's faults on its job.
 struct FaultsCase {
-  double without_s = 0, with_s = 0;
-  int64_t restarts = 0;
+  double without_s = 0, with_s = 0;        ///< seconds of the job without faults, and with them
+  int64_t restarts = 0;                    ///< iterations that began again because a node was lost
   std::vector<std::string> left_out = {};  ///< devices and nodes that were left out, with reasons
 };
+/// Simulates all nodes of the cluster without its faults, then with them.
 FaultsCase study_faults(const HybridCluster& cluster, uint64_t seed);
 
-/// Draws seconds by number of nodes.
+/// Returns a chart of the job's seconds by number of nodes: CPU cores, GPUs, and both.
 report::LineChart chart_of_nodes(const ReadingResult& result);
+/// Returns a chart of NodesCase::speed_up by number of nodes, with a line for each reading. Each
+/// node has one GPU.
 report::LineChart chart_of_speed_up(const std::vector<ReadingResult>& results);
+/// Returns a chart of the seconds in ScaleCase (tree_s, ranks_s, least_s) by number of nodes.
 report::LineChart chart_of_scale(const std::vector<ScaleCase>& cases);
 
 }  // namespace dovetail::cli

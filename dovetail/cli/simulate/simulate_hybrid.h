@@ -8,11 +8,14 @@
 
 namespace dovetail::cli {
 
-/// Subcommand `dovetail simulate hybrid`.
+/// Subcommand `dovetail simulate hybrid`: jobs that CPU cores and GPUs compute together, in virtual
+/// time.
 class SimulateHybrid {
  public:
+  /// Declares the options of the subcommand.
   void declare(Arguments& arguments);
-  /// Runs the command. `plot` is a file to draw to, or empty.
+  /// Runs the subcommand with the parsed options. `plot` is an SVG file to write; empty: none. If
+  /// `json`, prints JSON instead of text.
   void run(const std::string& plot, bool json) const;
 
  private:

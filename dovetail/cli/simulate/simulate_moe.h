@@ -10,11 +10,13 @@
 
 namespace dovetail::cli {
 
-/// Subcommand `dovetail simulate moe`.
+/// Subcommand `dovetail simulate moe`: predicted times of a mixture-of-experts layer.
 class SimulateMoe {
  public:
+  /// Declares the options of the subcommand.
   void declare(Arguments& arguments);
-  /// Runs the command. `plot` is a file to draw to, or empty.
+  /// Runs the subcommand with the parsed options. `plot` is an SVG file to write; empty: none. If
+  /// `json`, prints JSON instead of text.
   void run(const std::string& plot, bool json) const;
 
  private:

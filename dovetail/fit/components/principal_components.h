@@ -10,42 +10,45 @@
 
 namespace dovetail::fit {
 
+/// Options of fit_principal. A principal component is a direction v, a unit vector, with the
+/// variance s of the rows along it. C is the covariance matrix of the columns.
 struct PrincipalOptions {
-  int64_t components = 2;
+  int64_t components = 2;    ///< number of directions to find
   int64_t iterations = 300;  ///< maximum number of iterations
-  /// Stops when |C v - s v| is at most `tolerance` times the largest s, for every direction v with
-  /// variance s. C is the covariance.
+  /// Stops when |C v - s v| is at most `tolerance` times the largest s, for each direction v.
   double tolerance = 1e-8;
   uint64_t seed = 0;  ///< seed of the initial directions
-  /// PrincipalIteration::state of the last iteration of a stopped run, to resume it. Empty: start
-  /// from random directions.
+  /// To resume a stopped run: PrincipalIteration::state of its last iteration. Empty: start from
+  /// random directions.
   std::vector<at::Tensor> state = {};
 };
 
+/// Progress of fit_principal after one iteration.
 struct PrincipalIteration {
-  int64_t iteration = 0;  ///< from 1
-  double residual = 0;    ///< maximum of |C v - s v| over the largest s
-  double explained = 0;   ///< fraction of the total variance along the directions
-  double seconds = 0;
-  /// For PrincipalOptions::state; empty after the last iteration.
+  int64_t iteration = 0;  ///< number of the iteration, from 1
+  double residual = 0;    ///< maximum of |C v - s v| over all directions, divided by the largest s
+  double explained = 0;   ///< fraction of the total variance along all directions together
+  double seconds = 0;     ///< duration of the iteration
+  /// Tensors for PrincipalOptions::state; empty after the last iteration.
   std::vector<at::Tensor> state = {};
 };
 
+/// Result of fit_principal, for D columns.
 struct PrincipalResult {
-  /// (D, components) float64, orthonormal. The element of largest magnitude of each direction is
-  /// positive.
+  /// Directions as orthonormal columns, (D, components) float64. The element of largest magnitude
+  /// of each direction is positive.
   at::Tensor directions;
-  at::Tensor variances;  ///< (components), descending; variances of these rows
-  at::Tensor shares;     ///< (components): fraction of the total variance
-  int64_t iterations = 0;
-  bool converged = false;
+  at::Tensor variances;    ///< (components): variance of the rows along each, descending
+  at::Tensor shares;       ///< (components): `variances`, divided by the total variance
+  int64_t iterations = 0;  ///< number of iterations
+  bool converged = false;  ///< true if it stopped at the tolerance
 };
 
 /// Finds the directions of the largest variances of a table by block power iteration (Rutishauser
-/// 1970). The block has a few more directions than asked for. Each iteration takes the best
-/// directions within the span of the block. An iteration is one pass over the rows, and the
-/// covariance matrix is never formed. Runs task `principal.times`. The result has the same bits for
-/// any number of threads.
+/// 1970). It iterates on a block of a few more directions than asked for. Each iteration takes the
+/// best directions within the span of the block. An iteration is one pass over the rows, by task
+/// `principal.times` (jobs/task.h). The covariance matrix is never formed. Calls `report` after
+/// each iteration. The result has the same bits for any number of threads.
 PrincipalResult fit_principal(const TableData& data, const PrincipalOptions& options,
                               const std::function<void(const PrincipalIteration&)>& report = {});
 

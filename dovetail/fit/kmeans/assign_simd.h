@@ -4,8 +4,9 @@
 
 namespace dovetail::fit {
 
-/// Rows to assign to their nearest centres. A row has D = `dim` float32, and rows are contiguous. K
-/// = `num_centres`.
+/// Arguments of assign_rows. `rows` rows have D = `dim` columns each; there are K = `num_centres`
+/// centres. All arrays are contiguous; only the rows of `sums` are padded. The label of a row is
+/// the index of its nearest centre.
 struct AssignProblem {
   const float* x;         ///< (rows, D), finite
   const float* norm;      ///< (rows): |x - shift|, rounded up by at most a few ulp
@@ -13,43 +14,47 @@ struct AssignProblem {
   const double* centres;  ///< (K, D)
   int64_t rows, dim, num_centres;
   int32_t* label;       ///< (rows): previous labels, replaced by the new ones
-  double* sums;         ///< (K, sums_stride), added to; columns from D on become undefined
+  double* sums;         ///< (K, sums_stride): the rows with label k are added to row k
   int64_t sums_stride;  ///< row stride of `sums`: a multiple of kSumsPadding, at least D
-  int64_t* counts;      ///< (K), rows per centre, added to
+  int64_t* counts;      ///< (K): the number of rows with label k is added to counts[k]
 };
+/// AssignProblem::sums_stride must be a multiple of this number. Columns of `sums` from D on become
+/// undefined.
 constexpr int64_t kSumsPadding = 8;
 
-/// Maximum K: centre numbers are held in float32, which is exact up to 2^24.
+/// Maximum number of centres: their numbers are held in float32, which is exact up to 2^24.
 constexpr int64_t kMaxCentres = int64_t{1} << 24;
 
-/// Assigns each row to its nearest centre and adds up the rows of each centre, in one pass. Runs on
-/// the calling thread. Returns the number of changed labels.
+/// Sets the label of each row to its nearest centre, and adds up the rows with each label. Takes
+/// one pass over the rows, on the calling thread. Returns the number of changed labels.
 ///
-/// The label is the centre with the smallest |x - c|^2 in float64; the first of equal ones is
-/// taken. Candidates are compared in float32 by |c - shift|^2 - 2 (x - shift)(c - shift), with a
-/// bound on the rounding error. Rows for which the bound leaves a doubt are compared again in
-/// float64. Sums add rows in their order. So labels, sums and counts have the same bits on AVX2 and
-/// AVX-512. The same holds however the rows are cut into problems, if partials are added in the
-/// order of the rows.
+/// The label is the centre c with the smallest |x - c|^2 in float64. If several are equal, it is
+/// the first one. Centres are first compared in float32 by |c - shift|^2 - 2 (x - shift)(c -
+/// shift), with a bound on the rounding error. If the bound does not prove which centre is nearest,
+/// the row is compared in float64. Rows are added to `sums` in their order. So labels, sums and
+/// counts have the same bits on AVX2 and AVX-512. The same holds for several calls on consecutive
+/// parts of the rows. Their sums must then be added in order.
 int64_t assign_rows(const AssignProblem& problem);
 
-/// Computes norm[i] = |x_i - point|, rounded up, for `rows` rows; `norm` may be null. Returns the
-/// sum of |x_i - point|^2, in float64 in the order of the rows. The sum is infinite or NaN exactly
-/// if a row is not finite.
+// In the functions below, x_i is row i of x (rows, dim) float32.
+
+/// Sets norm[i] to |x_i - point|, rounded up, for each row; `norm` may be null. Returns the sum of
+/// |x_i - point|^2, in float64 in the order of the rows. The sum is infinite or NaN exactly if a
+/// row is not finite.
 double norms_from(const float* x, const float* point, int64_t rows, int64_t dim, float* norm);
 
-/// Computes squares[i] = |x_i - centres[label_i]|^2 in float64. Returns their sum in the order of
-/// the rows.
+/// Sets squares[i] to |x_i - centres[label[i]]|^2 in float64 for each row. `centres` is (K, dim).
+/// Returns the sum of all squares, in the order of the rows.
 double squared_distances(const float* x, const double* centres, const int32_t* label, int64_t rows,
                          int64_t dim, double* squares);
 
-/// Adds to potentials[j] the sum over the rows of min(closest_i, |x_i - point_j|^2), in the order
-/// of the rows. There are `count` points (count, D).
+/// Adds min(closest[i], |x_i - point_j|^2) to potentials[j], for each row i in order. Here point_j
+/// is row j of `points` (count, dim). k-means++ compares candidates by these sums.
 void add_potentials(const float* x, const double* points, int64_t count, int64_t rows, int64_t dim,
                     const double* closest, double* potentials);
 
-/// Replaces closest_i by the minimum of itself and |x_i - point_j|^2 over all points. Returns the
-/// sum of closest_i.
+/// Replaces closest[i] by min(closest[i], |x_i - point_j|^2 for all j), for each row. Here point_j
+/// is row j of `points` (count, dim). Returns the new sum of `closest`.
 double include_points(const float* x, const double* points, int64_t count, int64_t rows,
                       int64_t dim, double* closest);
 

@@ -18,79 +18,89 @@ class Workers;
 
 namespace dovetail::fit {
 
-/// Rows per shard of k-means. The number is fixed, so that sums have the same bits for any number
-/// of threads. It is small enough that torch sums this many numbers on one thread.
+/// Rows per shard (unit of work, jobs/shard.h). The number is fixed, so that sums have the same
+/// bits for any number of threads. It is small enough that torch sums this many numbers on one
+/// thread.
 constexpr int64_t kKMeansGrain = 16384;
-/// Rows per shard of a mini-batch.
+/// Rows of a mini-batch per shard.
 constexpr int64_t kKMeansBatchGrain = 1024;
 
-/// Rows to cluster, with the data that each iteration needs per row. This is the distance to a
-/// fixed point near all rows, and the label. N rows, D columns, K centres.
+/// Rows to cluster by k-means, with the tensors that each iteration needs per row. N rows, D
+/// columns, K centres. The label of a row is the index of its nearest centre. The inertia is the
+/// sum over the rows of the squared distance to the centre of their label.
 ///
-/// Tasks `kmeans.norms`, `kmeans.assign`, `kmeans.distances`, `kmeans.potentials`, `kmeans.include`
-/// and `kmeans.draw` run on shards of the rows. Task `kmeans.batch` runs on shards of a list of row
-/// numbers. The given workers (jobs/workers.h) compute the tasks; without workers, the threads of
-/// this process do (run_task). If the workers are several nodes, every node must call every member.
+/// Most members run a task (jobs/task.h) on shards of the rows. The tasks are `kmeans.norms`,
+/// `kmeans.assign`, `kmeans.distances`, `kmeans.potentials`, `kmeans.include` and `kmeans.draw`.
+/// Task `kmeans.batch` runs on shards of a list of row numbers. Tasks run on the `workers`
+/// (jobs/workers.h) passed to the constructor. Without workers, they run on the threads of this
+/// process. If the workers are several nodes (processes), every node must call every member.
 class KMeansData {
  public:
-  /// Indices of its tensors: x (N, D) float32, norms (N) float32, labels (N) int32, squared
-  /// distances (N) float64.
+  /// Indices of the tensors of the rows:
+  ///   - x (N, D) float32,
+  ///   - norms (N) float32: distance of each row to a fixed point near all rows,
+  ///   - labels (N) int32,
+  ///   - squares (N) float64: squared distances.
   enum Tensor : size_t { kX, kNorms, kLabels, kSquares };
 
-  /// Keeps x without a copy. x must be (N, D) float32, contiguous, on the CPU, with at least one
-  /// row and one column. Throws UserError for any other tensor. Throws UserError that names row and
-  /// column of a value that is not finite.
+  /// Holds x without a copy. x must be (N, D) float32, contiguous, on the CPU, with at least one
+  /// row and one column. Throws UserError for any other tensor. If a value is not finite, throws
+  /// UserError that names its row and column.
   explicit KMeansData(const at::Tensor& x, std::shared_ptr<jobs::Workers> workers = nullptr);
 
-  /// Labels each row with the nearest of the centres (K, D) float64, in one pass over the rows. The
-  /// first of equally near centres is taken. Returns a partial of weight N with three tensors:
-  ///   - sums of the rows of each centre, (K, D) float64,
-  ///   - number of rows of each centre, (K) int64,
+  /// Sets the label of each row to the nearest of the centres (K, D) float64, in one pass over the
+  /// rows. If several are equally near, takes the first one. Returns sums with weight N:
+  ///   - sum of the rows with each label, (K, D) float64,
+  ///   - number of rows with each label, (K) int64,
   ///   - number of changed labels, () int64.
   jobs::Partial assign(const at::Tensor& centres);
 
-  /// Assigns the rows with numbers `rows` (B) int64 in the same way, but leaves their labels
-  /// unchanged. Returns a partial of weight B: sums and numbers of rows as for `assign`, then the
-  /// inertia () float64.
+  /// Like `assign`, but only for the rows with the numbers `rows` (B) int64, and without changing
+  /// labels. Returns sums with weight B: the first two tensors as for `assign`, then the inertia of
+  /// these rows, () float64.
   jobs::Partial assign_batch(const at::Tensor& rows, const at::Tensor& centres) const;
 
-  /// Computes the squared distances |x_i - centres[label_i]|^2 (N) float64 and their sum, the
-  /// inertia. This takes another pass over the rows.
+  /// Squared distance of each row to the centre of its label, (N) float64, and their sum.
   struct Distances {
     at::Tensor squares;
     double inertia = 0;
   };
+  /// Computes these distances for the current labels, in another pass over the rows.
   Distances distances(const at::Tensor& centres);
 
-  /// Squared distances (N) float64 of the rows to the closest point included so far, for k-means++.
-  /// `forget_closest` sets them to infinity, and `closest` returns them. They share a tensor with
-  /// the squares of `distances`.
+  // k-means++ chooses points among the rows one after another. The members below hold, for each
+  // row, the squared distance to the closest point chosen so far, (N) float64. `distances`
+  // overwrites this tensor.
+
+  /// Sets all these distances to infinity: no point is chosen.
   void forget_closest();
+  /// Returns the distances.
   at::Tensor closest() const;
-  /// Includes points (M, D) float64. Returns the new sum of `closest`.
+  /// Adds points (M, D) float64 to the chosen ones. Returns the new sum of closest().
   double include(const at::Tensor& points);
-  /// Draws rows (T) int64 with probabilities proportional to `closest`. `uniform` (T) float64 holds
-  /// a uniform number in [0, 1) for each draw. The last `include` must have returned more than 0.
-  /// Each partial of `include` has one number per shard of all rows. That is small compared with
-  /// the rows of a shard, up to some hundred million rows. On several nodes no distances are sent.
-  /// The shard is drawn by the sums of all shards, and the row on the node that holds its
-  /// distances.
+  /// Draws T rows with probabilities proportional to closest(). Returns their numbers, (T) int64.
+  /// `uniform` (T) float64 holds a uniform random number in [0, 1) for each draw. The last
+  /// `include` must have returned more than 0.
+  ///
+  /// On several nodes, no distances of rows are sent. A draw first selects a shard by the sums of
+  /// all shards, which `include` exchanged. The node that holds the distances of this shard then
+  /// selects the row. The sums are small compared with the rows, up to some hundred million rows.
   at::Tensor draw(const at::Tensor& uniform) const;
-  /// Returns the sum of `closest` (M) that would result from including each of the points (M, D)
-  /// alone.
+  /// Returns, for each of the points (M, D), the sum of closest() if only this point were included.
+  /// The result has shape (M).
   at::Tensor potentials(const at::Tensor& points) const;
 
-  /// Returns the inertia of the assignment that returned `partial`, from its sums alone. `centres`
-  /// are the centres of that assignment. The error is about 1e-15 times the inertia of a single
-  /// centre. `distances` is exact.
+  /// Returns the inertia after a call of `assign`, without another pass over the rows. `partial` is
+  /// the result of the call, and `centres` its argument. The error is about 1e-15 times the inertia
+  /// with K = 1. `distances` is exact.
   double inertia_of(const jobs::Partial& partial, const at::Tensor& centres) const;
 
-  /// Returns the mean of the columns' variances, from a partial of `assign`. A partial of
-  /// `assign_batch` gives an estimate.
+  /// Returns the mean over the columns of their variances. `partial` is a result of `assign`. With
+  /// a result of `assign_batch`, returns an estimate.
   double mean_variance(const jobs::Partial& partial) const;
 
   const at::Tensor& x() const { return x_; }
-  at::Tensor labels() const;  ///< (N) int32; -1 before the first assignment
+  at::Tensor labels() const;  ///< labels (N) int32; -1 before the first assignment
   void forget_labels();       ///< sets all labels to -1
   int64_t rows() const { return x_.size(0); }
   int64_t columns() const { return x_.size(1); }
@@ -99,72 +109,77 @@ class KMeansData {
   jobs::Partial run(const char* task, const std::vector<at::Tensor>& parameters) const;
   jobs::Partial run(const char* task, const std::vector<at::Tensor>& parameters,
                     const std::vector<jobs::Shard>& shards) const;
-  /// Returns the sum of (x - shift) over the rows of each centre, (K, D) float64.
+  /// Returns the sum of (x - shift) over the rows with each label, (K, D) float64.
   at::Tensor shifted_sums(const jobs::Partial& partial) const;
 
-  at::Tensor x_, shift_;
+  at::Tensor x_, shift_;  ///< rows (N, D), and the fixed point near them (D)
   jobs::ResidentData resident_;
   std::shared_ptr<jobs::Workers> workers_;
   double total_square_ = 0;  ///< sum of |x - shift|^2 over all rows
-  at::Tensor masses_;        ///< sum of `closest` over each shard
+  at::Tensor masses_;        ///< sum of closest() over the rows of each shard
 };
 
-/// Draws indices (T) int64 with probabilities proportional to `mass` (N) float64, which must not be
-/// all zero. Element t of the result is the first index whose cumulative mass exceeds uniform[t] *
-/// sum(mass). `uniform` (T) holds numbers in [0, 1).
+/// Draws T indices with probabilities proportional to `mass` (N) float64, which must not be all
+/// zero. Returns them as (T) int64. `uniform` (T) holds a random number in [0, 1) for each draw.
+/// Element t of the result is the first index whose cumulative mass exceeds uniform[t] *
+/// sum(mass).
 at::Tensor draw_by_mass(const at::Tensor& mass, const at::Tensor& uniform);
 
-/// Treatment of a centre that is not the nearest centre of any row.
+/// Treatment of an empty centre, to which no row is assigned.
 enum class EmptyCluster {
-  kKeep,  ///< the centre stays where it is
-  /// The centre moves to the row farthest from its own centre. The row leaves that centre.
+  kKeep,  ///< The empty centre stays where it is.
+  /// The empty centre moves to a row: the one with the largest distance to its assigned centre. The
+  /// row is removed from the sum of that centre.
   kReseed,
 };
 /// Parses "keep" or "reseed". Throws UserError for another name.
 EmptyCluster parse_empty_cluster(std::string_view name);
 
+/// Options of lloyd.
 struct LloydOptions {
   int64_t iterations = 300;  ///< maximum number of iterations
-  /// Stops when sum |shift of a centre|^2 is at most `tolerance` times the mean of the columns'
-  /// variances.
+  /// Stops when the squared shifts of the centres in an iteration sum to at most `tolerance` * V. V
+  /// is the mean of the columns' variances.
   double tolerance = 1e-4;
   EmptyCluster empty = EmptyCluster::kReseed;
-  /// LloydIteration::state of the last iteration of a stopped run, to resume it. Empty: start from
-  /// the given centres.
+  /// To resume a stopped run: LloydIteration::state of its last iteration. Empty: start from the
+  /// given centres.
   std::vector<at::Tensor> state = {};
 };
 
+/// Progress of lloyd or mini_batch (kmeans/batch.h) after one iteration.
 struct LloydIteration {
-  int64_t iteration = 0;  ///< from 1
-  /// Inertia of the centres before this iteration, by `inertia_of`. Mini-batches: inertia of the
-  /// batch times N / batch rows.
+  int64_t iteration = 0;  ///< number of the iteration, from 1
+  /// Inertia with the centres before this iteration (inertia_of). Mini-batches: inertia of the
+  /// batch, times N / number of rows of the batch.
   double inertia = 0;
   double shift = 0;  ///< square root of the sum of the squared shifts of the centres
-  std::optional<int64_t> changed = {};  ///< number of changed labels; mini-batches have none
-  double seconds = 0;
-  /// State to resume from, for LloydOptions::state or MiniBatchOptions::state. Empty if the run has
-  /// converged.
+  std::optional<int64_t> changed = {};  ///< number of changed labels; nullopt for mini-batches
+  double seconds = 0;                   ///< duration of the iteration
+  /// Tensors for LloydOptions::state or MiniBatchOptions::state. Empty if the run has converged.
   std::vector<at::Tensor> state = {};
 };
 
-/// Returns the centres (K, D) as contiguous float64. Throws UserError unless they are a real,
-/// finite matrix with `columns` columns and 1 to kMaxCentres rows.
+/// Returns `centres` (K, D) as contiguous float64. Throws UserError unless it is a real, finite
+/// matrix with `columns` columns and 1 to kMaxCentres (kmeans/assign_simd.h) rows.
 at::Tensor checked_centres(const at::Tensor& centres, int64_t columns);
 
+/// Result of lloyd or mini_batch.
 struct KMeansResult {
   at::Tensor centres;  ///< (K, D) float64
-  /// Index of the nearest of `centres` for each row, (N) int32. A tensor of the data, valid until
-  /// its next assignment.
+  /// Index of the nearest of `centres` for each row, (N) int32. The tensor belongs to KMeansData
+  /// and is valid until the next `assign`.
   at::Tensor labels;
-  at::Tensor counts;  ///< (K) int64: number of rows of each centre
-  double inertia = 0;
-  int64_t iterations = 0;
-  bool converged = false;  ///< no label changed, or the tolerance was met
+  at::Tensor counts;       ///< (K) int64: number of rows with each label
+  double inertia = 0;      ///< inertia of `centres` and `labels`
+  int64_t iterations = 0;  ///< number of iterations
+  bool converged = false;  ///< true if it met a stop criterion other than `iterations`
 };
 
-/// Runs Lloyd's algorithm (S. Lloyd, Least squares quantization in PCM, 1982) from centres (K, D).
-/// Stops when no label changed, at the tolerance or after the maximum number of iterations. Calls
-/// `report` after each iteration. The result has the same bits for any number of threads.
+/// Runs Lloyd's algorithm for k-means (S. Lloyd, Least squares quantization in PCM, 1982) from
+/// initial centres (K, D). Stops when no label changed, at the tolerance, or after the maximum
+/// number of iterations. Calls `report` after each iteration. The result has the same bits for any
+/// number of threads.
 KMeansResult lloyd(KMeansData& data, const at::Tensor& centres, const LloydOptions& options = {},
                    const std::function<void(const LloydIteration&)>& report = {});
 

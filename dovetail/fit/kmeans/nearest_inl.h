@@ -20,10 +20,14 @@ HWY_BEFORE_NAMESPACE();
 namespace dovetail::fit {
 namespace HWY_NAMESPACE {
 
-// Many centres: rows across lanes. A tile of kTileColumns rows, transposed, stays in the
-// first-level cache while strips of centres are read.
+// Assigns rows to their nearest centres: finds the label (index of the nearest centre) of each row.
+// There are two kernels. scores_inl.h explains scores, strips and the proof of the best centre.
 
-/// Writes to[p * kTileColumns + i] = x[i][p] - shift[p]. The last row fills the rest of the tile.
+// Kernel for many centres. A vector holds one column of several rows. A tile of kTileColumns rows,
+// transposed, stays in the first-level cache while strips of centres are read.
+
+/// Transposes a tile: to[p * kTileColumns + i] = x[i][p] - shift[p]. There are `rows` rows, at most
+/// kTileColumns. Copies of the last one fill the rest of the tile.
 HWY_INLINE void transpose_shifted(const float* x, int64_t rows, int64_t dim, const float* shift,
                                   float* to) {
   const auto line = [&](int64_t i) { return x + std::min(i, rows - 1) * dim; };
@@ -52,8 +56,9 @@ HWY_INLINE void transpose_shifted(const float* x, int64_t rows, int64_t dim, con
     for (int64_t p = 0; p < dim; ++p) to[p * kTileColumns + i] = line(i)[p] - shift[p];
 }
 
-/// Compares the rows of a tile with the centres of one strip. `first` is the number of its first
-/// centre.
+/// Updates `nearest` for the rows of a tile by the kCentres centres of one strip. `first` is the
+/// number of the strip's first centre. `terms` is D + 2. `upcoming` is memory to prefetch (null:
+/// none).
 template <int kCentres>
 HWY_NOINLINE void take_strip(int64_t terms, const float* strip, const float* rows, float first,
                              const float* upcoming, NearestRows& nearest) {
@@ -79,6 +84,8 @@ TakeStrip strip_of(int64_t centres, std::integer_sequence<int, kCentres...>) {
   return kStrips[centres - 1];
 }
 
+/// Sets `nearest` for a tile: `count` rows from row `begin` on. `rows` is a buffer for (D + 2) *
+/// kTileColumns floats.
 HWY_INLINE void nearest_of_many(const AssignProblem& p, const Centres& centres, int64_t begin,
                                 int64_t count, float* rows, NearestRows& nearest) {
   transpose_shifted(p.x + begin * p.dim, count, p.dim, centres.shift.get(), rows);
@@ -88,7 +95,7 @@ HWY_INLINE void nearest_of_many(const AssignProblem& p, const Centres& centres, 
     store(splat(1.0f), rows + (p.dim + 1) * kTileColumns + j);
     nearest.set({splat(kFar), splat(kFar), splat(0.0f)}, j);
   }
-  // Prefetches the rows of the next tile meanwhile, a piece with each strip.
+  // Meanwhile prefetches the rows of the next tile, a piece with each strip.
   const int64_t terms = p.dim + 2, piece = terms / kUpcomingSteps * 2 * kLineFloats;
   const float *next = p.x + (begin + kTileColumns) * p.dim, *next_end = next + kTileColumns * p.dim;
   const float* strip = centres.packed.get();
@@ -100,7 +107,8 @@ HWY_INLINE void nearest_of_many(const AssignProblem& p, const Centres& centres, 
   }
 }
 
-/// Labels a tile of rows. Returns the number of changed labels.
+/// Sets the labels of a tile, and counts the rows of each label in p.counts. Arguments are the same
+/// as for nearest_of_many. Returns the number of changed labels.
 HWY_INLINE int64_t label_of_many(const AssignProblem& p, const Centres& centres, int64_t begin,
                                  int64_t count, float* rows, NearestRows& nearest) {
   nearest_of_many(p, centres, begin, count, rows, nearest);
@@ -123,46 +131,50 @@ HWY_INLINE int64_t label_of_many(const AssignProblem& p, const Centres& centres,
 }
 
 #if HWY_TARGET != HWY_SCALAR
-// Few centres: columns across lanes, so that rows are read in their own layout. The kernel takes
-// kBlocks rows at a time, one for each block of four lanes. Their products with all centres are in
-// registers.
+// Kernel for few centres. A vector holds several columns of one row, so that rows are read in their
+// own layout. The products of kBlocks rows with all centres stay in registers. The number kBlocks
+// is the number of 128-bit blocks (four lanes) in a vector. The sums of kBlocks rows are then
+// folded into one vector.
 constexpr int kBlocks = static_cast<int>(kLanes / 4);
-constexpr int64_t kFewCentres = 6;
+constexpr int64_t kFewCentres = 6;  // maximum number of centres of this kernel
 
-/// Rows of a block, grouped by label. Rows of one label keep their order.
+/// Maximum number of rows that are labelled before they are added to the sums (a block of rows).
 constexpr int64_t kMostBlockRows = 256;
+/// Rows of a block, grouped by label. Rows of one label keep their order.
 struct RowsByLabel {
-  /// Row numbers, counted from the first row of the block.
+  /// Row numbers of each label, counted from the first row of the block.
   int32_t row[kFewCentres][kMostBlockRows + kLanes];
-  int64_t count[kFewCentres];
+  int64_t count[kFewCentres];  ///< number of rows of each label
 };
 
-/// Prefetches memory that will be read next, line by line. Most of it is requested while rows are
-/// labelled, and the rest while they are added. Requesting all lines at once would fill the queue
-/// of memory requests and stop the arithmetic. A line that was not requested costs twice its time,
-/// since nothing overlaps with its transfer.
+/// Prefetches the memory [at, end) of the next block of rows, by cache lines. Most lines are
+/// requested while rows are labelled, and the rest while rows are added to the sums. Requesting all
+/// lines at once would fill the queue of memory requests and stop the arithmetic. A line that was
+/// not requested takes twice the time, since nothing overlaps with its transfer.
 struct ReadAhead {
   const float *at, *end;
+  /// Requests the next `lines` lines.
   HWY_INLINE void ask(int lines) {
 #pragma GCC unroll 4
     for (int i = 0; i < lines; ++i, at += kLineFloats) prefetch_to_second_level(at);
   }
-  /// Returns the number of lines to request with each of `rows` rows, so that all lines are
-  /// requested.
+  /// Returns how many lines to request per row, so that `rows` rows request all remaining lines.
   int lines_for_each(int64_t rows) const {
     const int64_t left = (end - at + kLineFloats - 1) / kLineFloats;
     return static_cast<int>(std::max<int64_t>(0, (left + rows - 1) / rows));
   }
 };
+// Lines to request per step while rows are labelled.
 constexpr int kLabelLines = kLanes >= 16 ? 3 : 1;
 
-/// Adds the two halves of v, then the two halves of w.
+/// Returns a vector whose lower half is the sum of the two halves of v. Its upper half is the sum
+/// of the two halves of w.
 HWY_INLINE FloatVector fold_halves(FloatVector v, FloatVector w) {
   const FloatTag d;
   return hn::Add(hn::ConcatLowerLower(d, w, v), hn::ConcatUpperUpper(d, w, v));
 }
 
-/// Returns a vector whose block b is the sum of the blocks of v[b].
+/// Returns a vector whose block b (four lanes) is the sum of all blocks of v[b].
 HWY_INLINE FloatVector fold_blocks(const FloatVector (&v)[kBlocks]) {
   if constexpr (kBlocks == 4) {
     const FloatVector even = fold_halves(v[0], v[2]), odd = fold_halves(v[1], v[3]);
@@ -187,12 +199,15 @@ HWY_INLINE FloatVector fold_lanes(const FloatVector (&v)[4]) {
                  hn::BitCast(d, hn::InterleaveUpper(dw, low, high)));
 }
 
+/// Partial sums of the products of kBlocks rows with kCentres centres. The lanes of v[c][b] are not
+/// added yet; together they are the product of row b with centre c.
 template <int kCentres>
 struct FewSums {
   FloatVector v[kCentres][kBlocks];
 };
 
-/// Multiplies one vector of columns of kBlocks rows with all centres.
+/// Adds to `sums` the products of kLanes columns of kBlocks rows with all centres. load_row(b)
+/// returns these columns of row b. `shift` and `centres` begin at the same column.
 template <int kCentres, class Load>
 HWY_INLINE void multiply_columns(const Load& load_row, FloatVector shift, const float* centres,
                                  int64_t row_floats, FewSums<kCentres>& sums) {
@@ -207,6 +222,8 @@ HWY_INLINE void multiply_columns(const Load& load_row, FloatVector shift, const 
   }
 }
 
+/// Returns the products -2 y d of kBlocks rows with all centres, before lanes are added. `row`
+/// holds the rows' addresses. Prefetches memory by `ahead` meanwhile.
 template <int kCentres>
 HWY_INLINE FewSums<kCentres> few_products(const float* const (&row)[kBlocks], int64_t dim,
                                           const Centres& centres, ReadAhead& ahead) {
@@ -232,7 +249,8 @@ HWY_INLINE FewSums<kCentres> few_products(const float* const (&row)[kBlocks], in
   return sums;
 }
 
-/// Returns the nearest centres of kLanes rows from `begin` on; only the first `count` rows exist.
+/// Returns the nearest centres of kLanes rows from row `begin` on; `norm` holds their |y|. Only
+/// the first `count` rows exist.
 template <int kCentres>
 HWY_INLINE Nearest nearest_of_few(const AssignProblem& p, const Centres& centres, int64_t begin,
                                   int64_t count, FloatVector norm, ReadAhead& ahead) {
@@ -262,6 +280,7 @@ HWY_INLINE Nearest nearest_of_few(const AssignProblem& p, const Centres& centres
   return n;
 }
 
+/// Returns n.index, corrected for rows whose best centre is not proven (`settle` in scores_inl.h).
 HWY_NOINLINE FloatVector settle(const AssignProblem& p, const Centres& centres, int64_t begin,
                                 int64_t count, const Nearest& n) {
   HWY_ALIGN float best[kLanes], second[kLanes], index[kLanes];
@@ -272,8 +291,9 @@ HWY_NOINLINE FloatVector settle(const AssignProblem& p, const Centres& centres, 
   return load(index);
 }
 
-/// Labels up to kLanes rows; the first one has number `first` in its block. Appends each row to the
-/// list of its label. Returns the number of changed labels.
+/// Sets the labels of `count` rows from row `begin` on, at most kLanes. Appends each row to the
+/// list of its label in `by_label`; row `begin` has the number `first` in its block. Returns the
+/// number of changed labels.
 template <int kCentres>
 HWY_NOINLINE int64_t label_of_few(const AssignProblem& p, const Centres& centres, int64_t begin,
                                   int64_t count, int64_t first, RowsByLabel& by_label,

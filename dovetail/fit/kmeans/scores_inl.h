@@ -27,19 +27,25 @@ using namespace ops::HWY_NAMESPACE;
 
 using fit::AssignProblem;
 
+// Terms: x is a row of float32, c a centre. y = x - shift and d = c - shift, where `shift` is the
+// fixed point of AssignProblem. A label is the index of a row's nearest centre.
+
 using DoubleTag = hn::ScalableTag<double>;
 using DoubleVector = hn::Vec<DoubleTag>;
 using HalfTag = hn::Rebind<float, DoubleTag>;
 constexpr int64_t kDoubles = static_cast<int64_t>(hn::MaxLanes(DoubleTag()));
 
+/// Loads a vector of float64 from consecutive float32 or float64.
 HWY_INLINE DoubleVector widen(const float* from) {
   return hn::PromoteTo(DoubleTag(), hn::LoadU(HalfTag(), from));
 }
 HWY_INLINE DoubleVector widen(const double* from) { return hn::LoadU(DoubleTag(), from); }
 
-// Float64 sums use eight lanes on every instruction set and are then added in one fixed order.
+// Number of vectors with eight float64 in total. Float64 sums use eight lanes on every instruction
+// set, which are then added in one fixed order.
 constexpr int kWays = static_cast<int>(8 / kDoubles);
 
+/// Adds (x - point)^2 of eight columns to the eight lanes of `sums`.
 template <class T>
 HWY_INLINE void add_squares(const float* x, const T* point, DoubleVector (&sums)[kWays]) {
   for (int v = 0; v < kWays; ++v) {
@@ -48,7 +54,7 @@ HWY_INLINE void add_squares(const float* x, const T* point, DoubleVector (&sums)
   }
 }
 
-/// Returns |x - point|^2 over `dim` columns.
+/// Returns |x - point|^2 in float64; x and `point` have `dim` elements.
 template <class T>
 HWY_INLINE double squared_distance(const float* x, const T* point, int64_t dim) {
   DoubleVector sums[kWays];
@@ -67,19 +73,24 @@ HWY_INLINE double squared_distance(const float* x, const T* point, int64_t dim) 
   return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
 }
 
-// Scores. With y = x - shift and d = c - shift, centres are ranked by
+// Scores. For each row, centres are compared in float32 by their scores; the lowest one is nearest:
 //
 //   score = |d|^2 - 2 y d - e,   e = g |d| (2 |y| + |d|)
 //
-// The bound e covers the rounding of the float32 arithmetic: g = n u / (1 - n u) for n = D + 8
-// roundings of unit u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 3.1). One
-// rounding each is for y, d, |d|^2 and the terms of e. The others belong to the sum, in any order.
-// So a score never exceeds the true value, and it is smaller by at most 2 e. The best centre is
-// proven if its score + 2 e is below all other scores.
+// Without e, this is |x - c|^2 - |y|^2. The bound e covers the rounding of the float32 arithmetic:
+// g = n u / (1 - n u) for n = D + 8 roundings of unit u = 2^-24 (Higham, Accuracy and Stability of
+// Numerical Algorithms, 3.1). One rounding each is for y, d, |d|^2 and the terms of e. The others
+// belong to the sum, in any order. So a computed score never exceeds the exact |x - c|^2 - |y|^2,
+// and it is smaller by at most 2 e. The best centre is proven if its score + 2 e is below all other
+// scores.
 
-/// Centres in the layout that the loops below read. Many centres are strips of kTileRows centres,
-/// the last one narrower: [strip][D + 2][kTileRows]. The D + 2 terms are -2 d, then the factors of
-/// |y| and of 1. Few centres are rows instead: [K][row_floats].
+/// Centres in the layout that the loops below and in nearest_inl.h read. A score is linear in y,
+/// |y| and 1; its factors are stored.
+///
+/// If `as_rows` is false (many centres), `packed` holds strips of kTileRows centres:
+/// [strip][D + 2][kTileRows], the last strip with fewer centres. The D + 2 terms are the factors -2
+/// d of y, then the factors of |y| and of 1. If `as_rows` is true (few centres), `packed` holds -2
+/// d as rows: [K][row_floats].
 class Centres {
  public:
   Centres(const AssignProblem& p, bool as_rows)
@@ -117,40 +128,43 @@ class Centres {
     }
   }
 
+  /// Returns -2 d of centre c, if as_rows.
   const float* row(int64_t c) const { return packed.get() + c * row_floats; }
   float* row(int64_t c) { return packed.get() + c * row_floats; }
 
-  /// Returns 2 e of the best score of a row; the vector version returns the maximum over all
-  /// centres.
+  /// Returns the maximum of 2 e over all centres, for rows with |y| = `norm`.
   FloatVector doubt(FloatVector norm) const {
     const FloatVector longest = splat(longest_);
     return hn::MulAdd(hn::Mul(longest, splat(twice_g_)), hn::MulAdd(splat(2.0f), norm, longest),
                       splat(kUnderflow));
   }
+  /// Returns 2 e for a row with |y| = `norm` and this centre.
   float doubt(float norm, int32_t centre) const {
     const float length = length_[static_cast<size_t>(centre)];
     return twice_g_ * length * (2 * norm + length) + kUnderflow;
   }
 
-  int64_t row_floats, strip_floats = 0;
+  int64_t row_floats, strip_floats = 0;  ///< number of floats in a row, and in a strip
   hwy::AlignedFreeUniquePtr<float[]> packed, shift;
-  std::vector<float> slope, base;  ///< factors of |y| and of 1, by centre
+  std::vector<float> slope, base;  ///< factors of |y| and of 1 in the score of each centre
 
  private:
   static int64_t ceil_to_lanes(int64_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
-  /// Bound above the loss from products that underflow.
+  /// Upper bound of the error from products that underflow.
   static constexpr float kUnderflow = 1e-34f;
 
-  std::vector<float> length_;  ///< |d|
+  std::vector<float> length_;  ///< |d| of each centre, rounded up
   float longest_ = 0, twice_g_ = 0;
 };
 
-/// Best and second best score of a vector of rows, and the number of the best centre as a float.
+/// Lowest and second lowest score of each row. Each lane is a row. `index` is the number of the
+/// centre with the lowest score, as a float.
 struct Nearest {
   FloatVector best, second, index;
 };
 constexpr float kFar = std::numeric_limits<float>::infinity();
 
+/// Updates `n` by the scores of one more centre; `centre` holds its number.
 HWY_INLINE void take(FloatVector score, FloatVector centre, Nearest& n) {
   const auto closer = hn::Lt(score, n.best);
   n.second = hn::Min(n.second, hn::Max(score, n.best));
@@ -158,7 +172,7 @@ HWY_INLINE void take(FloatVector score, FloatVector centre, Nearest& n) {
   n.index = hn::IfThenElse(closer, centre, n.index);
 }
 
-/// Nearest centres of kTileColumns rows.
+/// Like Nearest, for kTileColumns rows in memory.
 struct NearestRows {
   HWY_ALIGN float best[kTileColumns], second[kTileColumns], index[kTileColumns];
 
@@ -170,6 +184,8 @@ struct NearestRows {
   }
 };
 
+/// Returns the number of the centre with the smallest |x - c|^2 in float64, the first one of
+/// equals.
 HWY_NOINLINE int32_t exact_nearest(const AssignProblem& p, const float* x) {
   double best = std::numeric_limits<double>::infinity();
   int32_t nearest = 0;
@@ -183,8 +199,9 @@ HWY_NOINLINE int32_t exact_nearest(const AssignProblem& p, const float* x) {
   return nearest;
 }
 
-/// Replaces the index of each row whose best score is not proven, by comparison in float64. Checks
-/// `count` rows from `begin` on.
+/// Corrects the nearest centres of `count` rows from row `begin` on. For each row whose best centre
+/// is not proven, sets index[i] to the nearest centre in float64. `best`, `second` and `index` hold
+/// the members of Nearest for these rows.
 HWY_NOINLINE void settle(const AssignProblem& p, const Centres& centres, int64_t begin,
                          int64_t count, const float* best, const float* second, float* index) {
   for (int64_t i = 0; i < count; ++i) {

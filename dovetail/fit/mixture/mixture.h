@@ -12,7 +12,7 @@
 
 namespace dovetail::fit {
 
-/// Structure of the covariance matrix of a component.
+/// Structure of the covariance matrix of a component, one of the normal distributions of a mixture.
 enum class Covariance {
   kFull,      ///< any covariance
   kDiagonal,  ///< diagonal: columns are independent within a component
@@ -20,60 +20,69 @@ enum class Covariance {
 /// Parses "full" or "diag". Throws UserError for another name.
 Covariance parse_covariance(std::string_view name);
 
-/// A mixture of K normal distributions over D columns, float64.
+/// Mixture of K normal distributions (components) over D columns. All tensors are float64.
 struct Mixture {
   at::Tensor weights;      ///< (K), sum 1
   at::Tensor means;        ///< (K, D)
   at::Tensor covariances;  ///< (K, D, D), or (K, D) if they are diagonal
-  /// Returns the number of free parameters, as counted by `bic` and `aic`.
+  /// Returns the number of free parameters, for MixtureResult::bic and MixtureResult::aic.
   int64_t num_parameters() const;
 };
 
+/// Options of fit_mixture.
 struct MixtureOptions {
   int64_t iterations = 100;      ///< maximum number of iterations
   double tolerance = 1e-3;       ///< stops when the mean log-likelihood per row changes by less
-  double regularization = 1e-6;  ///< added to every variance
-  /// MixtureIteration::state of the last iteration of a stopped run, to resume it. Empty: start
-  /// from the given mixture.
+  double regularization = 1e-6;  ///< number added to each variance (diagonal of the covariances)
+  /// To resume a stopped run: MixtureIteration::state of its last iteration. Empty: start from the
+  /// given mixture.
   std::vector<at::Tensor> state = {};
 };
 
+/// Progress of fit_mixture after one iteration.
 struct MixtureIteration {
-  int64_t iteration = 0;      ///< from 1
-  double log_likelihood = 0;  ///< mean per row, under the parameters before this iteration
-  double seconds = 0;
-  /// For MixtureOptions::state; empty if the run has converged.
+  int64_t iteration = 0;      ///< number of the iteration, from 1
+  double log_likelihood = 0;  ///< mean per row, under the mixture before this iteration
+  double seconds = 0;         ///< duration of the iteration
+  /// Tensors for MixtureOptions::state; empty if the run has converged.
   std::vector<at::Tensor> state = {};
 };
 
+/// Result of fit_mixture.
 struct MixtureResult {
   Mixture mixture;
   at::Tensor labels;          ///< (N) int32: most probable component of each row
-  double log_likelihood = 0;  ///< mean per row
-  double bic = 0, aic = 0;    ///< Schwarz 1978 and Akaike 1974, of all rows; less is better
-  int64_t iterations = 0;
-  bool converged = false;
+  double log_likelihood = 0;  ///< mean per row, under `mixture`
+  /// Bayesian (Schwarz 1978) and Akaike (1974) information criterion, over all rows. Lower is
+  /// better.
+  double bic = 0, aic = 0;
+  int64_t iterations = 0;  ///< number of iterations
+  bool converged = false;  ///< true if it stopped at the tolerance
 };
 
-/// Rows that a mixture models. Tasks `mixture.start` and `mixture.expect` run on its shards.
+/// Rows x (N, D) that a mixture models, with a label for each row: the index of a component. Tasks
+/// `mixture.start` and `mixture.expect` (jobs/task.h) run on shards of the rows.
 class MixtureData {
  public:
+  /// Indices of the tensors of the table (TableData).
   enum Tensor : size_t { kX, kLabels };
 
+  /// TableData explains x and `workers`.
   explicit MixtureData(const at::Tensor& x, std::shared_ptr<jobs::Workers> workers = nullptr);
 
-  /// Returns the mixture in which component k describes the rows with label k; labels (N) int32 in
-  /// [0, K). Sums are taken about points (K, D) near those rows, for example the centres of
-  /// k-means. So no digits are lost, however far the components are from each other.
+  /// Returns the mixture whose component k has the mean and covariance of the rows with label k.
+  /// `labels` (N) int32 are in [0, K). points[k] of `points` (K, D) is near the rows with label k,
+  /// for example a centre of k-means. It is subtracted from the rows before they are summed. So no
+  /// digits are lost, however far the components are from each other.
   Mixture of_labels(const at::Tensor& labels, const at::Tensor& points, Covariance covariance,
                     double regularization);
 
-  /// Runs one step of expectation and maximization. Sets each label to the most probable component
-  /// under `before`.
   struct Step {
-    Mixture after;
-    double log_likelihood = 0;  ///< mean per row, under `before`
+    Mixture after;              ///< mixture after the step
+    double log_likelihood = 0;  ///< mean per row, under the mixture before the step
   };
+  /// Runs one step of expectation and maximization from mixture `before`. Sets the label of each
+  /// row to its most probable component under `before`.
   Step step(const Mixture& before, double regularization);
 
   at::Tensor labels() const { return table_.tensor(kLabels); }
@@ -85,9 +94,10 @@ class MixtureData {
 };
 
 /// Fits a mixture by expectation and maximization (Dempster, Laird, Rubin 1977), beginning with
-/// `start`. Stops at the tolerance or after the maximum number of iterations. Ignores `start` if it
-/// resumes from a state. Throws UserError if a covariance is not positive definite. The result has
-/// the same bits for any number of threads.
+/// `start`. If options.state is not empty, resumes from it and ignores `start`. Stops at the
+/// tolerance or after the maximum number of iterations. Calls `report` after each iteration. Throws
+/// UserError if a covariance is not positive definite. The result has the same bits for any number
+/// of threads.
 MixtureResult fit_mixture(MixtureData& data, const Mixture& start,
                           const MixtureOptions& options = {},
                           const std::function<void(const MixtureIteration&)>& report = {});

@@ -16,36 +16,37 @@ double sum_of_products(const at::Tensor& a, const at::Tensor& b);
 /// Returns matrix (M, D) times vector (D), a vector (M).
 at::Tensor product(const at::Tensor& matrix, const at::Tensor& vector);
 
-/// Result of `softmax`, which replaces n scores in place by their softmax.
+/// Result of `softmax`.
 struct Softmax {
   int64_t largest;  ///< index of the largest score; the first one of equal scores
   double log_sum;   ///< log of the sum of exp(score)
 };
+/// Replaces n scores in place by their softmax.
 Softmax softmax(double* scores, int64_t n);
 
-/// Lower triangular factor L (D, D) with L L^T = a, for a symmetric matrix a (D, D).
-///
-/// Column j counts as dependent on the previous columns if elimination leaves at most `tolerance` *
-/// a(j, j) of the pivot. `dependent` lists these columns. Row j and column j of L are then equal to
-/// the identity.
+/// Result of `cholesky`.
 struct Cholesky {
-  at::Tensor lower;
-  std::vector<int64_t> dependent = {};
+  at::Tensor lower;                     ///< lower triangular factor L (D, D)
+  std::vector<int64_t> dependent = {};  ///< columns that depend linearly on previous ones
 };
+/// Computes L with L L^T = a, for a symmetric matrix a (D, D). Column j counts as dependent on the
+/// previous columns if its pivot is at most `tolerance` * a(j, j). Row j and column j of L are then
+/// equal to the identity.
 Cholesky cholesky(const at::Tensor& a, double tolerance);
 
-/// Eigenvalues (D) of a symmetric matrix a (D, D) in descending order. The columns of `vectors` (D,
-/// D) are the eigenvectors. Computed by Jacobi rotations.
+/// Eigenvalues (D) of a matrix in descending order, and the eigenvectors as columns of (D, D).
 struct Eigen {
   at::Tensor values, vectors;
 };
+/// Returns the eigenvalues and eigenvectors of a symmetric matrix a (D, D), by Jacobi rotations.
 Eigen eigen(const at::Tensor& a);
 
-/// Orthonormalizes columns (D, R), R <= D, in place, from the first to the last. Replaces a column
-/// that depends linearly on the previous columns by another direction.
+/// Replaces the R columns of a matrix (D, R), R <= D, by orthonormal ones, from the first to the
+/// last (Gram-Schmidt). If a column depends linearly on the previous ones, takes another direction
+/// for it.
 void orthonormalize(at::Tensor& columns);
 
-/// Returns the inverse (D, D) of a lower triangular matrix. The inverse is lower triangular, too.
+/// Returns the inverse of a lower triangular matrix (D, D). It is lower triangular, too.
 at::Tensor inverse_of_lower(const at::Tensor& lower);
 
 }  // namespace dovetail::fit

@@ -4,8 +4,9 @@
 
 namespace dovetail::fit {
 
-/// Operands of `add_product` in float64. Element (i, p) of a is a[i * a_row + p * a_column]. Rows
-/// of b and c are contiguous; consecutive rows are b_row and c_row elements apart.
+/// Operands of `add_product`: matrices a (m, k), b (k, n) and c (m, n). Element (i, p) of a is a[i
+/// * a_row + p * a_column]. The elements of each row of b and c are contiguous. Consecutive rows
+/// are b_row and c_row elements apart.
 struct ProductProblem {
   const double* a;
   int64_t a_row, a_column;
@@ -16,9 +17,9 @@ struct ProductProblem {
   int64_t m, n, k;
 };
 
-/// Computes c (m, n) += a (m, k) b (k, n) on the calling thread. Each element adds its products in
-/// the order of k, with one rounding per product. So bits are the same on AVX2 and AVX-512, and for
-/// any cut of k into calls.
+/// Adds the matrix product of a and b to c, on the calling thread. Each element of c adds its k
+/// products in order, with one rounding per product. So bits are the same on AVX2 and AVX-512. They
+/// are also the same if k is split into several calls.
 void add_product(const ProductProblem& problem);
 
 }  // namespace dovetail::fit

@@ -11,45 +11,48 @@
 
 namespace dovetail::jobs {
 
-/// Simulated device. A lease of s rows takes a slot start_s + row_s * s seconds, times a noise
-/// factor. Faults add to this time.
+/// Simulated device, such as a GPU. jobs/scheduler.h explains slot and lease (shards assigned to a
+/// slot). A lease of s rows takes start_s + row_s * s seconds, times a random factor (noise).
+/// Faults lengthen this time.
 struct SimDevice {
   std::string name;
   int64_t slots = 1;
   Speed speed = {};  ///< speed of one slot; row_s above 0
-  double noise = 0;  ///< standard deviation of a lease's time over its mean; log-normal
-  /// Standard deviation of a common factor of all its times, drawn per run (seed).
+  /// Standard deviation of the random factor of each lease. The factor is log-normal with mean 1.
+  double noise = 0;
+  /// Standard deviation of a second such factor, drawn once per run for all leases of the device.
   double run_noise = 0;
   /// SharePolicy::kStatic: weight of its share, relative to the other devices.
   double ratio = 1;
-  int64_t max_rows = std::numeric_limits<int64_t>::max();  ///< capacity of its memory
+  int64_t max_rows = std::numeric_limits<int64_t>::max();  ///< rows that fit into its memory
 };
 
+/// Simulated machine.
 struct SimNode {
   std::vector<SimDevice> devices;
-  double driver_s = 0;  ///< time of an iteration before its first lease
-  /// Time to add the partial of one shard to the sum of the node. Partials are added one after
-  /// another, while the devices compute.
+  double driver_s = 0;  ///< seconds from the beginning of an iteration to its first lease
+  /// Seconds to add the result (partial) of one shard to the sum of the node. Results are added one
+  /// after another, while the devices compute.
   double add_s = 0;
 };
 
-/// Builds a node with `cores` cores like `core` and `gpus` GPUs like `gpu`. Each GPU binds a core,
-/// which feeds it and computes nothing else. The other cores form one device with a slot each,
-/// unless `cores_compute` is false. Throws UserError if there are fewer cores than GPUs, or nothing
-/// that computes.
+/// Parts of a machine, from which make_sim_node builds a SimNode.
 struct NodeParts {
-  int64_t cores = 1, gpus = 0;
-  bool cores_compute = true;
-  SimDevice core = {}, gpu = {};
+  int64_t cores = 1, gpus = 0;    ///< numbers of CPU cores and of GPUs
+  bool cores_compute = true;      ///< false: only GPUs compute
+  SimDevice core = {}, gpu = {};  ///< model of one core, and of one GPU
 };
+/// Builds a node. Each GPU takes one core, which feeds it and computes nothing itself. The other
+/// cores together form one device with a slot per core, if cores_compute. Throws UserError if there
+/// are fewer cores than GPUs, or if nothing computes.
 SimNode make_sim_node(const NodeParts& parts);
 
-/// Fault of a device that begins at at_s and lasts for_s seconds.
+/// Fault of one device that begins at time at_s and lasts for_s seconds.
 struct SimFault {
   enum class Kind {
-    kThrow,  ///< every shard that it finishes throws
-    kHang,   ///< the device makes no progress
-    kSlow,   ///< everything takes `factor` times as long
+    kThrow,  ///< Every shard that the device finishes throws.
+    kHang,   ///< The device makes no progress.
+    kSlow,   ///< Everything takes `factor` times as long.
   };
   size_t node = 0, device = 0;
   Kind kind = Kind::kThrow;
@@ -58,41 +61,54 @@ struct SimFault {
 /// Parses "throw", "hang" or "slow". Throws UserError for another name.
 SimFault::Kind parse_fault_kind(std::string_view name);
 
+/// Event of a simulation, at virtual time at_s.
 struct SimEvent {
+  /// Kinds: a slot gets a lease, a slot has computed a shard, a shard threw, or a result begins to
+  /// count.
   enum class What { kLease, kDelivery, kThrow, kCount };
   What what;
   double at_s;
   size_t node, device;
-  /// Shard within the node's iteration: the first one of a kLease. The slot is 0 for kCount.
+  /// `slot` is 0 for kCount. `shard` is numbered from 0 in the node's part of the iteration. For
+  /// kLease it is the first shard of the lease.
   int64_t slot, shard;
 };
 
-/// Work of a device in a run.
+/// Work of one device in a simulated run.
 struct SimDeviceUse {
-  int64_t rows = 0, leases = 0;  ///< rows whose results counted
-  double busy_s = 0;             ///< seconds of all slots, finished leases only
-  std::string left_out = {};     ///< reason if it was left out
+  /// `rows` are the rows of shards for which the device's result counted. `leases` is the number of
+  /// leases that it finished.
+  int64_t rows = 0, leases = 0;
+  double busy_s = 0;          ///< seconds spent on finished leases, summed over slots
+  std::string left_out = {};  ///< reason why the Scheduler left the device out; empty: it did not
 };
 
-/// Runs the Scheduler of a node and its devices in virtual time. A slot computes its lease shard by
-/// shard and delivers each, as a thread of the runtime does. Slots without work ask again after
-/// each event.
+/// Simulation of one node: runs its Scheduler and devices in virtual time. A slot computes its
+/// lease shard by shard and delivers each, as a thread of the Runtime does. Slots without work ask
+/// for a lease again after each event.
 class SimNodeRun {
  public:
   using Observer = std::function<void(const SimEvent&)>;
 
-  /// Ignores `faults` of other nodes.
+  /// `index` is the number of this node. Uses only the faults of this node. `observer` is called
+  /// with each event, unless it is empty.
   SimNodeRun(size_t index, const SimNode& node, const std::vector<SimFault>& faults,
              const SchedulerOptions& scheduling, uint64_t seed, Observer observer = {});
 
-  /// Runs one iteration over shards with these numbers of rows. It begins at begin_s, which must
-  /// not precede the end of the previous iteration. Returns the time when the node has its sum.
-  /// Throws DevicesLost, with the time in now_s(). Throws InternalError if a shard does not count
-  /// exactly once. Throws UserError if a shard threw max_attempts times, which ends the job.
+  /// Simulates one iteration. `shard_rows` holds the number of rows of each shard. The iteration
+  /// begins at begin_s, which must not precede the end of the previous one. Returns the time at
+  /// which all results are added.
+  ///
+  /// Throws DevicesLost if the Scheduler has no device left; now_s() is then the time of the loss.
+  /// Throws UserError if a shard threw max_attempts times, which ends the job. Throws InternalError
+  /// if a shard does not count exactly once.
   double iterate(const std::vector<int64_t>& shard_rows, double begin_s);
 
+  /// Returns the current virtual time.
   double now_s() const { return now_s_; }
+  /// Returns the number of events simulated so far.
   int64_t events() const { return events_; }
+  /// Returns the work of each device so far.
   const std::vector<SimDeviceUse>& uses() const { return uses_; }
 
  private:
@@ -124,12 +140,12 @@ class SimNodeRun {
 
   size_t index_;
   const SimNode& node_;
-  std::vector<std::vector<SimFault>> faults_;  ///< by device
+  std::vector<std::vector<SimFault>> faults_;  ///< faults of each device
   uint64_t seed_;
   Observer observer_;
   Scheduler scheduler_;
   std::vector<Slot> slots_;
-  std::vector<double> run_factor_;  ///< by device
+  std::vector<double> run_factor_;  ///< factor of each device that SimDevice::run_noise describes
   std::vector<SimDeviceUse> uses_;
   std::priority_queue<Arrival, std::vector<Arrival>, std::greater<>> arrivals_;
   std::vector<int64_t> shard_rows_;
