@@ -27,8 +27,8 @@ struct StreamedTensor {
 };
 
 /// Writer for the tensors of a checkpoint that are too large to copy. Writes each tensor block by
-/// block into a file of its own, so only one block is in memory. Call `begin`, then `append` for
-/// each block, once per group of tensors; at the end call `finish`.
+/// block into a file of its own, so only one block is in memory. For each group of tensors, call
+/// `begin` once, then `append` for each block. After the last group, call `finish`.
 ///
 /// If a write fails, `begin` and `append` do not throw, and later calls write nothing. `finish`
 /// throws the error. So a caller that gathers blocks from other ranks can finish that exchange.
