@@ -14,7 +14,7 @@ namespace dovetail::data {
 /// Arrow's arrays. A flat column has one value or null per row (no lists, no structures).
 ///
 /// Numbers are read as they are. A string column is read as the words of the file's own dictionary
-/// and one code per row, which refers to a word. So each word is hashed once.
+/// and one code per row. A code is the index of a word. So each word is hashed once.
 class FlatColumns {
  public:
   explicit FlatColumns(std::shared_ptr<parquet::RowGroupReader> group) : group_(std::move(group)) {}
