@@ -80,7 +80,7 @@ inline bool is_missing(const Cell& cell) {
 /// Returns the text of a boolean, as pandas writes it.
 inline std::string_view boolean_text(bool value) { return value ? "True" : "False"; }
 
-/// Sets `text` to the text of an id, which is hashed, and returns true. A text is used as it is, a
+/// Sets `text` to the text of an id, which is hashed, and returns true. A text is used as it is; a
 /// boolean has the text True or False. An integer, and a float that is a whole number, is written
 /// as decimal digits into `buffer`, where `text` then points. Returns false for other floats and
 /// lists.

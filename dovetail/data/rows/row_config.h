@@ -23,7 +23,7 @@ struct DenseConfig {
 };
 
 /// `[[rows.sparse]]`: a categorical feature. Each row has a list of ids for it, which select rows
-/// of an embedding table. The list is a bag (any order) or a sequence of events in time order. All
+/// of an embedding table. The list is a bag (any order) or a sequence of events (order kept). All
 /// sequences of a row describe the same events: position i of each sequence is event i.
 struct SparseConfig {
   std::string name;                  ///< default: the column, or the columns joined by "_x_"

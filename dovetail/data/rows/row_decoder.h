@@ -174,9 +174,10 @@ class RowDecoder {
   bool decode_ids(const Feature& feature, const Cell& cell, RowBlock& out, BadRow& bad) const;
   /// Handles a missing id as SparseConfig::missing says.
   bool add_missing(const Feature& feature, size_t column, RowBlock& out, BadRow& bad) const;
-  /// Appends an id: the hash of a value, or its integer (`add_integer`).
+  /// Appends the id of a value for ids = "hash".
   static bool add_hashed(const Feature& feature, const Cell& value, RowBlock& out,
                          std::string& reason);
+  /// Appends the id of a value for ids = "integer".
   bool add_integer(const Feature& feature, const Cell& value, RowBlock& out,
                    std::string& reason) const;
   /// Records in `out.id_forms` whether a text that is hashed reads like a whole float, such as

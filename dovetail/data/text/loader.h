@@ -46,8 +46,8 @@ class Loader {
   /// Returns the tokens of the first source. A run takes its tokenizer and validation data from
   /// there.
   const TokenStore& first_store() const;
-  /// Returns one line per source for the log. It has the path, the number of tokens, the share of
-  /// the run's samples, and the epochs of the source in the run.
+  /// Returns one line per source for the log: path, number of tokens, share of the run's samples,
+  /// number of epochs.
   std::string summary() const;
 
  private:
