@@ -18,60 +18,76 @@ namespace dovetail::io {
 
 /// Content of a checkpoint: named tensors (parameters, optimizer moments) and the training state.
 struct Snapshot {
-  int64_t step = 0;
+  int64_t step = 0;                           ///< training step of the checkpoint
   std::map<std::string, at::Tensor> tensors;  ///< "model.<name>", "optimizer.m.<name>", ...
-  /// Config, topology, data position, metrics offset, RNG seed. Finite numbers only.
+  /// Training state other than tensors: config, topology, data position, metrics offset, RNG seed.
+  /// All numbers must be finite.
   nlohmann::json state;
 };
 
-/// Kind of a checkpoint. A full one can be read alone. It may hold only some rows of a large
-/// tensor, with their row numbers, if the reader knows the other rows. A delta holds the rows that
-/// changed since the previous checkpoint, which it needs.
+/// Kind of a checkpoint.
+///
+/// - kFull: can be read without another checkpoint. It may store only some rows of a large tensor,
+///   with their row numbers. Its reader must then know the values of all other rows. Example: rows
+///   of an embedding table that still have their initial values.
+/// - kDelta: stores only those rows of large tensors that changed since the previous checkpoint.
+///   It stores all other tensors as a whole. It can be read only with that checkpoint, its base.
 enum class CheckpointKind { kFull, kDelta };
 
 /// Checkpoints of one run: `<folder>/step-00001200/{manifest.json,
 /// tensors-00001-of-00002.safetensors, ...}`.
 ///
-/// A save is written into `.step-00001200.partial`. Every file and the folder are synced. Then the
-/// folder is renamed and `<folder>` synced. So a folder with a final name is always complete, even
-/// if the process is killed or the power fails. A step that exists already is exchanged for the new
-/// one. After a save of step s, the newest `keep` steps up to s remain, with the checkpoints that
-/// they build on. Later steps, from a run that went back, are not touched. Only one process writes
+/// A save writes into the temporary folder `.step-00001200.partial`, and syncs every file and that
+/// folder. It then renames the folder to its final name, `step-00001200`, and syncs `<folder>`. So
+/// a folder with a final name is always complete, even if the process is killed or the power fails.
+/// If the step already has a folder, the new folder replaces it.
+///
+/// A save of step s then removes old checkpoints. It keeps the newest `keep` checkpoints with steps
+/// up to s, and all checkpoints that these build on as deltas. It never removes checkpoints of
+/// later steps, which exist if a run was resumed from an earlier step. Only one process writes
 /// (rank 0).
 class CheckpointFolder {
  public:
   struct Options {
-    int64_t keep = 3;  ///< at least 1
-    /// Maximum data bytes of a file. A larger tensor gets a file of its own.
+    int64_t keep = 3;  ///< number of newest checkpoints that a save keeps; at least 1
+    /// Maximum bytes of tensor data in one file. A tensor of more bytes gets a file of its own.
     int64_t shard_bytes = int64_t{2} << 30;
   };
-  /// Creates `folder` only when a save needs it.
+  /// The constructor does not create `folder`; the first save does.
   CheckpointFolder(std::filesystem::path folder, Options options);
-  /// Waits for a save in progress. Logs its failure as a warning.
+  /// Waits for a save in progress. Logs a warning if that save failed.
   ~CheckpointFolder();
   CheckpointFolder(const CheckpointFolder&) = delete;
   CheckpointFolder& operator=(const CheckpointFolder&) = delete;
 
-  /// Removes leftovers of killed saves. Call once before the first save of a process.
+  /// Removes the temporary folders that saves of killed processes left. Call it once, before the
+  /// first save of a process.
   void clean();
 
-  /// Begins a save whose largest tensors are written first, while the caller waits. If a save is in
-  /// progress, waits for it and throws its failure. A delta builds on the previous save of this
-  /// process. The caller fills the returned object, then calls save_async for the same step. That
-  /// call throws what cannot be saved. `wait` throws errors of the disk.
+  /// Begins a save with tensors that are too large to copy. The caller first writes these tensors
+  /// block by block to the returned object. It then calls `save_async` for the same step, with all
+  /// other tensors. Without large tensors, call only `save_async`.
+  ///
+  /// Waits if another save is in progress, and throws the error of that save if it failed. A delta
+  /// builds on the previous save of this process. `save_async` throws if a tensor of the returned
+  /// object has a NaN or an infinity. `wait` throws if the disk failed.
   StreamedTensors& begin(int64_t step, CheckpointKind kind);
 
-  /// Writes a checkpoint on a thread, which frees the tensors file by file. Tensors that somebody
-  /// else holds are copied first, so training can continue. If a save is in progress, waits for it.
-  /// If that save failed, throws its failure and starts no new one. Throws UserError that names a
-  /// tensor with a NaN or an infinity; nothing is written then.
+  /// Writes a checkpoint on a thread of its own, which frees the tensors of each file after that
+  /// file is written. First copies each tensor that code outside `snapshot` can still change, so
+  /// training continues during the save.
+  ///
+  /// Waits if another save is in progress. If that save failed, throws its error and starts no new
+  /// save. Throws UserError, naming the tensor, if a tensor has a NaN or an infinity; no checkpoint
+  /// is written then.
   void save_async(Snapshot snapshot);
-  /// Waits for the save in progress and throws its UserError: a full disk, no permission. Earlier
-  /// checkpoints are untouched.
+  /// Waits for the save in progress. Throws UserError if that save failed, for example on a full
+  /// disk or without permission. A failed save leaves earlier checkpoints untouched.
   void wait();
 
-  /// Steps with a final name, ascending.
+  /// Returns the steps of the complete checkpoints in the folder (with a final name), ascending.
   std::vector<int64_t> steps() const;
+  /// Returns the path of the checkpoint of `step`, whether it exists or not.
   std::filesystem::path path_of(int64_t step) const;
 
  private:
@@ -79,34 +95,36 @@ class CheckpointFolder {
   std::unique_ptr<State> state_;
 };
 
-/// Checkpoint that verifies, with all checkpoints that it builds on. Checks format, version and
-/// checksum of each manifest, and size, sha256 and tensor names of each file. Tensors are read on
-/// request.
+/// Checkpoint on disk, opened for reading. A delta is opened with its whole chain: the full
+/// checkpoint and all deltas after it, up to this one. The constructor checks format, version and
+/// checksum of each manifest in the chain. It also checks size, sha256 and tensor names of each
+/// file. Tensors are read on request.
 class StoredCheckpoint {
  public:
-  /// Throws UserError with the reason. It names the checkpoint of the chain that is at fault.
+  /// Throws UserError, with the reason, if a checkpoint of the chain fails a check. The error names
+  /// that checkpoint.
   explicit StoredCheckpoint(const std::filesystem::path& path);
 
-  /// Checkpoint of the chain. The full one comes first, then deltas in the order in which they
-  /// apply.
+  /// One checkpoint of the chain.
   struct Link {
     int64_t step = 0;
-    /// File that holds each tensor.
+    /// Map from the name of each tensor to the file that holds it.
     std::map<std::string, std::shared_ptr<const SafetensorsFile>> files;
-    /// CheckpointManifest::rows_of. In the first link, tensors that lack some rows.
+    /// Tensors that this checkpoint stores only in part, as in CheckpointManifest::rows_of.
     std::map<std::string, std::string> rows_of;
   };
+  /// Returns the chain: the full checkpoint, then the deltas in the order in which they apply.
   const std::vector<Link>& links() const { return links_; }
   int64_t step() const { return links_.back().step; }
   const nlohmann::json& state() const { return state_; }
 
-  /// Names of the tensors, ascending. If a tensor has only some rows, the tensor of their numbers
-  /// is listed, too.
+  /// Returns the names of the tensors, ascending. If the full checkpoint stores only some rows of a
+  /// tensor, the names include the tensor with their row numbers.
   std::vector<std::string> names() const;
-  /// Returns a tensor with the rows of all deltas. Rows that were never saved are absent. Throws
-  /// UserError for an unknown name.
+  /// Returns the tensor as of this checkpoint, with the changed rows of all deltas. Rows that no
+  /// checkpoint of the chain stores are absent from it. Throws UserError for an unknown name.
   at::Tensor read(const std::string& name) const;
-  /// Reads all tensors and the state.
+  /// Returns the step, all tensors and the state.
   Snapshot snapshot() const;
 
  private:
@@ -116,17 +134,18 @@ class StoredCheckpoint {
   nlohmann::json state_;
 };
 
-/// Reads a whole checkpoint. Throws UserError as StoredCheckpoint does. `help()` of the error
-/// offers the newest earlier step in the same folder that verifies.
+/// Reads a whole checkpoint into memory. Throws UserError as StoredCheckpoint does. `help()` of the
+/// error then names the newest earlier checkpoint in the same folder that passes all checks.
 Snapshot read_checkpoint(const std::filesystem::path& path);
 
-/// Returns the newest checkpoint in `folder` that verifies, with all checkpoints that it builds on.
-/// Logs a warning about each rejected one. Returns nullopt if there are no checkpoints. Throws
-/// UserError if there are some and none verifies: a fresh start would discard a run without being
-/// asked.
+/// Returns the newest checkpoint in `folder` that passes the checks of StoredCheckpoint. Logs a
+/// warning about each newer checkpoint that fails them. Returns nullopt if the folder has no
+/// checkpoints. Throws UserError if it has some and all fail, because a fresh start would discard a
+/// run without being asked.
 std::optional<StoredCheckpoint> latest_checkpoint(const std::filesystem::path& folder);
 
-/// Reads the latest checkpoint as a whole. Its step is -1 if there are no checkpoints.
+/// Reads the checkpoint that `latest_checkpoint` returns into memory. If the folder has no
+/// checkpoints, returns a Snapshot whose step is -1.
 Snapshot read_latest_checkpoint(const std::filesystem::path& folder);
 
 }  // namespace dovetail::io

@@ -7,20 +7,25 @@
 
 namespace dovetail::io {
 
-/// Content of a safetensors file.
+/// Content of a safetensors file, in the form that write_safetensors takes.
 struct SafetensorsContent {
   std::map<std::string, at::Tensor> tensors;
   std::map<std::string, std::string> metadata;
 };
 
-/// Adds a tensor in a microscaling format to a safetensors file, as two U8 tensors and metadata.
-/// "<name>.codes" has one byte per code, or packed codes (mx::pack_codes). Packed FP6 takes 3/4
-/// byte per code, FP4 half a byte. "<name>.scales" has the scales. The metadata of "<name>" is
-/// {"format": "e2m1", "orientation": "row", "shape": [3, 64]}.
+/// Adds the microscaling tensor `x` to `content`. A microscaling (MX) tensor has one small code per
+/// element and one scale byte per block of elements. It becomes two U8 tensors and one metadata
+/// entry:
+///
+/// - tensor "<name>.codes": the codes as mx::pack_codes packs them. An 8-bit code takes one byte,
+///   FP6 takes 3/4 byte and FP4 half a byte.
+/// - tensor "<name>.scales": the scale bytes
+/// - metadata "<name>": JSON text with the number format of the codes, the orientation of the
+///   blocks and the shape. Example: {"format": "e2m1", "orientation": "row", "shape": [3, 64]}.
 void put_mx_tensor(const std::string& name, const mx::MXTensor& x, SafetensorsContent& content);
 
-/// Reads the tensor back. Throws UserError with file and reason if it is absent, or if its parts do
-/// not fit.
+/// Reads a tensor that put_mx_tensor added under `name`. Throws UserError, with file and reason, if
+/// the file has no such tensor. Also throws if its codes, scales and metadata do not fit together.
 mx::MXTensor read_mx_tensor(const SafetensorsFile& file, const std::string& name);
 
 }  // namespace dovetail::io

@@ -16,35 +16,44 @@
 
 namespace dovetail::io {
 
+/// Description of a tensor that is written block by block. A block is a number of consecutive rows.
 struct StreamedTensor {
   std::string name;
   at::ScalarType dtype;
-  std::vector<int64_t> shape;
-  /// Name of the tensor that numbers these rows (see CheckpointManifest::rows_of); empty: all rows.
+  std::vector<int64_t> shape;  ///< shape of all rows that will be written
+  /// Name of the tensor with the row numbers, if only some rows are written (see
+  /// CheckpointManifest::rows_of). Empty: all rows are written.
   std::string rows = {};
 };
 
-/// Tensors of a checkpoint that are written to disk block by block during the save, each into a
-/// file of its own. Only one block is in memory. After a failure nothing more is written, and
-/// `finish` throws the failure. So a caller that exchanges blocks with other ranks can continue to
-/// the end.
+/// Writer for the tensors of a checkpoint that are too large to copy. Writes each tensor block by
+/// block into a file of its own, so only one block is in memory. For each group of tensors, call
+/// `begin` once, then `append` for each block. After the last group, call `finish`.
+///
+/// If a write fails, `begin` and `append` do not throw, and later calls write nothing. `finish`
+/// throws the error. So a caller that gathers blocks from other ranks can finish that exchange.
 class StreamedTensors {
  public:
-  /// Writes files of the checkpoint of `step` into `folder`.
+  /// Writes files into `folder`, the temporary folder of the checkpoint of `step`.
   StreamedTensors(std::filesystem::path folder, int64_t step);
 
-  /// Begins tensors whose rows are appended in parallel. Tensors begun before are complete.
+  /// Begins a group of tensors. Each later call of `append` adds rows to all of them. All rows of
+  /// the previous group must have been appended.
   void begin(const std::vector<StreamedTensor>& tensors);
-  /// Appends the next rows of each, on the CPU. A NaN or an infinity is a failure that names the
+  /// Appends the next rows of each tensor of the group. `rows` has one block per tensor, on the
+  /// CPU, in the order of `begin`. A NaN or an infinity counts as a failure; its error names the
   /// tensor.
   void append(const std::vector<at::Tensor>& rows);
 
-  /// Waits until all files are on disk, and adds them to `manifest`.
+  /// Waits until all files are on disk. Adds them to `manifest.files` and sets `manifest.rows_of`.
+  /// Throws the error of an earlier failure.
   void finish(CheckpointManifest& manifest);
-  /// Throws what cannot be saved: a NaN or an infinity. `finish` throws errors of the disk.
+  /// Throws UserError if an appended block had a NaN or an infinity. Errors of the disk are left to
+  /// `finish`.
   void check() const;
 
  private:
+  /// Tensor of the current group, and its file.
   struct Open {
     std::string name, file;
     std::unique_ptr<SafetensorsStream> stream;
@@ -55,7 +64,7 @@ class StreamedTensors {
   std::filesystem::path folder_;
   int64_t step_;
   std::vector<Open> open_;
-  /// Previous files, synced while the next ones are written.
+  /// Files of the previous group. A thread syncs them while the current group is written.
   std::future<std::vector<ManifestFile>> closing_;
   std::vector<ManifestFile> files_;
   std::map<std::string, std::string> rows_of_;
@@ -63,7 +72,7 @@ class StreamedTensors {
   std::exception_ptr failure_;
 };
 
-/// Throws UserError that names the tensor if it has a NaN or an infinity.
+/// Throws UserError, naming step and tensor, if `tensor` has a NaN or an infinity.
 void check_finite(const std::string& name, const at::Tensor& tensor, int64_t step);
 
 }  // namespace dovetail::io

@@ -11,64 +11,72 @@
 
 namespace dovetail::data {
 
+/// Compression of a whole file.
 enum class Packing { kNone, kGzip, kZstd, kBzip2 };
 enum class Encoding { kUtf8, kUtf16Little, kUtf16Big };
+/// Format of a file's content after decompression. kOther: no reader accepts it.
 enum class InputKind { kText, kParquet, kNpy, kZip, kOther };
 
-/// Kind of an input file, found by its first bytes and never by its name.
+/// Properties of an input file that decide how to read it. All but `extension` are found from the
+/// first bytes of the file, never from its name.
 struct InputHead {
   Packing packing = Packing::kNone;
-  InputKind kind = InputKind::kText;    ///< kind of the unpacked bytes
-  Encoding encoding = Encoding::kUtf8;  ///< encoding of a text
-  /// Description for messages: "gzip-compressed text in UTF-16", "a PNG image".
+  InputKind kind = InputKind::kText;    ///< format of the decompressed content
+  Encoding encoding = Encoding::kUtf8;  ///< character encoding, if the content is text
+  /// Description of the file for messages. Examples: "text in UTF-16 (compressed by gzip)", "a PNG
+  /// image".
   std::string name = "text";
-  /// Extension in lower case, with its dot. If the name ends in .gz, .zst or .bz2: the extension
-  /// before that.
+  /// Extension of the file name in lower case, with its dot. An extension of a compressed file
+  /// (.gz, .gzip, .zst, .zstd, .bz2) is dropped first: "a.JSONL.gz" has the extension ".jsonl".
   std::string extension;
-  std::string remedy = {};  ///< advice if a reader does not support this kind
+  /// Advice to the user for an error that this kind is not supported. Example: "unpack it first".
+  std::string remedy = {};
 
-  /// Returns true if the bytes of the file need no conversion: not compressed, and UTF-8 if it is
-  /// text.
+  /// Returns true if a reader can use the bytes of the file as they are. They are then not
+  /// compressed, and UTF-8 if they are text.
   bool is_plain() const { return packing == Packing::kNone && encoding == Encoding::kUtf8; }
 };
 
-/// Returns the extension of a path as InputHead has it. Does not open the file.
+/// Returns InputHead::extension of a file with this path. Does not open the file.
 std::string input_extension(const std::filesystem::path& path);
 
-/// Inspects the first 64 KiB of a file, decompressed. An empty file is text. UTF-16 needs a byte
-/// order mark.
+/// Finds the properties of a file from the first 64 KiB of its decompressed content. An empty file
+/// is text. UTF-16 is recognized only by its byte order mark.
 ///
 /// Magic bytes identify gzip, zstd and bzip2, Parquet, .npy and zip (.npz). Other binary formats
-/// are `kOther`. Text in UTF-32, or in UTF-16 without a mark, is also `kOther`; `name` states
-/// which. Throws UserError for a file that cannot be read or whose compression is damaged. Also
-/// throws for a pipe or a device, which cannot be read twice.
+/// get the kind `kOther`. Text in UTF-32, or in UTF-16 without a byte order mark, is also `kOther`.
+/// `InputHead::name` then says which format it is. Throws UserError if the file cannot be read or
+/// its compression is damaged. Also throws for a pipe or a device, which cannot be read twice.
 InputHead look_at_input(const std::filesystem::path& path);
 
-/// Throws UserError "this is <name>, not <wanted>" unless `head.kind` is text.
+/// Throws UserError "this is <head.name>, not <wanted>" unless `head.kind` is text.
 void require_text(const InputHead& head, const std::filesystem::path& path,
                   std::string_view wanted);
 
-/// Opens an input as a stream of bytes: decompressed, UTF-16 converted to UTF-8, without a byte
-/// order mark. Memory: a few pieces of 256 KiB. `read` throws UserError for damage, a truncated
-/// stream and half a surrogate pair of UTF-16.
+/// Opens an input file as a stream of its decompressed bytes. Text comes as UTF-8 without a byte
+/// order mark. The stream takes a few times 256 KiB of memory. Its `read` throws UserError for
+/// damage, a truncated file and half a surrogate pair of UTF-16.
 std::unique_ptr<ByteStream> open_input_stream(const std::filesystem::path& path,
                                               const InputHead& head);
 
-/// Writes the rest of a stream to an unnamed file in $TMPDIR (default /var/tmp), and maps the file.
+/// Writes the rest of a stream to an unnamed temporary file and returns the file, memory-mapped.
+/// The file is in $TMPDIR (default /var/tmp) and disappears when it is unmapped.
 MappedFile map_stream(ByteStream& stream);
 
-/// Memory-mapped bytes of an input, the same as in `open_input_stream`. A plain file is mapped
-/// directly. Any other file is first written to an unnamed file in $TMPDIR (default /var/tmp). Its
-/// bytes then take space on that disk instead of memory.
+/// Content of an input file, memory-mapped: the bytes that `open_input_stream` would return. A file
+/// whose bytes need no conversion is mapped directly. The converted bytes of any other file are
+/// first written to an unnamed temporary file in $TMPDIR (default /var/tmp). They then take space
+/// on that disk instead of memory.
 class MappedInput {
  public:
   explicit MappedInput(const std::filesystem::path& path);
   MappedInput(const std::filesystem::path& path, InputHead head);
 
   const InputHead& head() const { return head_; }
-  /// Content without a byte order mark. If a text has no line feed, its carriage returns become
-  /// line feeds.
+  /// Returns the content without a byte order mark. If lines of a text end only in carriage
+  /// returns, these become line feeds. A compressed or UTF-16 text is judged by its first 64 KiB.
   std::string_view bytes() const { return bytes_; }
+  /// Returns the mapped file that `bytes()` points into.
   const MappedFile& mapped() const { return file_; }
 
  private:

@@ -10,22 +10,24 @@
 
 namespace dovetail::data {
 
-/// Opens the text column of a Parquet file. The first call loads the module that links Arrow.
-/// Throws UserError that names pyarrow if the module or Arrow is missing. Throws UserError if the
-/// file cannot be read or has no such column.
+/// Opens `column`, a column of strings, in a Parquet file. The first call loads
+/// libdovetail_parquet.so, the part of the program that links Arrow. Throws UserError if that
+/// library or Arrow is missing; the error says how to install pyarrow. Also throws if the file
+/// cannot be read or has no such column.
 std::unique_ptr<ParquetText> open_parquet(const std::filesystem::path& path,
                                           const std::string& column);
 
-/// Opens the columns of a Parquet file. Throws as open_parquet does.
+/// Opens a Parquet file, to read any of its columns. Throws UserError if Arrow is missing or the
+/// file cannot be read.
 std::unique_ptr<ParquetColumns> open_parquet_columns(const std::filesystem::path& path);
 
-/// Opens bytes [begin, begin + bytes) of a file for decompression by "gzip", "zstd", "bz2" or
-/// "deflate" (without header). Reading throws UserError for damage and for a stream that ends
-/// early.
+/// Opens bytes [begin, begin + bytes) of a file, which are compressed, as a stream of the
+/// decompressed bytes. `codec` is "gzip", "zstd", "bz2" or "deflate" (raw, without a header).
+/// Reading from the stream throws UserError if the data is damaged or ends early.
 std::unique_ptr<ByteStream> open_unpacked(const std::filesystem::path& path,
                                           const std::string& codec, uint64_t begin, uint64_t bytes);
 
-/// Returns the CRC-32 checksum that gzip and zip use.
+/// Returns the CRC-32 checksum of `bytes`, with the polynomial that gzip and zip use.
 uint32_t crc32_of(std::string_view bytes);
 
 }  // namespace dovetail::data

@@ -11,11 +11,12 @@
 
 namespace dovetail::data {
 
-/// Computes the items of a sequence ahead of time. Its thread starts with the first call of `take`.
+/// Computes the items of a sequence ahead of time, at most kAhead of them, on a thread of its own.
+/// The thread starts with the first call of `take`.
 template <class Item>
 class Prefetcher {
  public:
-  /// `make(i)` computes item i. Only that thread calls it, for one item at a time.
+  /// `make(i)` computes item i. Only the thread of this object calls it, for one item at a time.
   explicit Prefetcher(std::function<Item(int64_t)> make) : make_(std::move(make)) {}
 
   ~Prefetcher() {
@@ -29,7 +30,9 @@ class Prefetcher {
   Prefetcher(const Prefetcher&) = delete;
   Prefetcher& operator=(const Prefetcher&) = delete;
 
-  /// Returns item `index`, and starts to compute the items after it. Rethrows exceptions of `make`.
+  /// Waits for item `index` and returns it. The thread then computes the items after it. Fast if
+  /// indices rise by 1 from call to call; otherwise, items computed ahead are dropped. Rethrows
+  /// exceptions of `make`.
   Item take(int64_t index) {
     std::unique_lock lock(mutex_);
     if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
@@ -74,13 +77,13 @@ class Prefetcher {
     }
   }
 
-  static constexpr size_t kAhead = 4;
+  static constexpr size_t kAhead = 4;  ///< maximum number of items in `ready_`
   std::function<Item(int64_t)> make_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<std::pair<int64_t, Item>> ready_;  ///< consecutive items; `next_` follows the last
-  int64_t next_ = 0;
-  std::exception_ptr failure_;
+  std::deque<std::pair<int64_t, Item>> ready_;  ///< computed items, consecutive: (index, item)
+  int64_t next_ = 0;                            ///< index of the next item to compute
+  std::exception_ptr failure_;                  ///< exception of make(next_), or null
   bool stopping_ = false;
   std::thread thread_;
 };

@@ -7,12 +7,12 @@
 
 namespace dovetail::data {
 
-/// Character at a position in a text. A byte that begins no valid UTF-8 sequence is a character of
-/// its own (kInvalid). A scan therefore never loses or joins bytes.
+/// Character at a position in a text. A byte that begins no valid UTF-8 sequence is an invalid
+/// character of length 1. So a scan over a text visits every byte, also in damaged text.
 struct Character {
   static constexpr int32_t kInvalid = -1;
-  int32_t code = kInvalid;
-  uint32_t length = 1;  ///< length in bytes
+  int32_t code = kInvalid;  ///< Unicode code point, or kInvalid
+  uint32_t length = 1;      ///< length in bytes
 };
 
 /// Returns the character that begins at byte `at`, with `at` < text.size(). Surrogates, overlong
@@ -21,16 +21,17 @@ Character character_at(std::string_view text, size_t at);
 
 bool is_valid_utf8(std::string_view text);
 
-/// Returns `text` with U+FFFD in place of each byte that begins no valid sequence. Makes the output
-/// of a model of bytes fit for JSON.
+/// Returns `text` with U+FFFD in place of each byte that begins no valid UTF-8 sequence. The result
+/// can be written as JSON. Needed for the output of language models whose tokens are bytes.
 std::string replace_invalid_utf8(std::string_view text);
 
-/// Appends a valid code point as UTF-8.
+/// Appends the UTF-8 form of `code`, a valid code point, to `text`.
 void append_utf8(std::string& text, int32_t code);
 
-/// Classes of characters in split patterns: \p{L}, \p{N}, \s (White_Space), and all others,
-/// including invalid bytes.
+/// Character classes of the regular expressions by which tokenizers split text into words. They are
+/// \p{L}, \p{N}, \s (Unicode's White_Space) and all others, including invalid bytes.
 enum class CharacterClass : uint8_t { kLetter, kNumber, kSpace, kOther };
+/// Returns the class of a code point or of Character::kInvalid.
 CharacterClass class_of(int32_t code);
 
 }  // namespace dovetail::data

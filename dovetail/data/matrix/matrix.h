@@ -9,85 +9,106 @@
 
 namespace dovetail::data {
 
-/// Treatment of a value that is not a finite float32: missing, text, NaN, infinite or too large.
-/// Also the treatment of a row with the wrong number of fields.
+/// Treatment of bad values and bad rows. A bad value is missing, text, NaN, infinite or beyond the
+/// range of float32. A bad row has the wrong number of fields.
 enum class BadValues {
   kError,  ///< throw UserError that names line and column
-  /// Use 0. A row without its target is left out; a row of the wrong width is an error.
+  /// Use 0 for a bad value. Leave the row out if the bad value is its target (the column to
+  /// predict, MatrixOptions::target). Throw UserError for a bad row.
   kZero,
-  kSkip,  ///< leave the row out
+  kSkip,  ///< leave out each row that is bad or has a bad value
 };
 
-/// Type of the column to predict.
+/// Type of the target, the column to predict.
 enum class TargetKind {
-  kNumber,  ///< float64
-  kClass,   ///< classes: numbers and texts as they are
+  kNumber,  ///< numbers, read as float64
+  kClass,   ///< classes: each different number or text is one class
 };
 
+/// Options of read_matrix. A column is given by its name, or by its index from 0 if no column has
+/// that name.
 struct MatrixOptions {
   BadValues bad_values = BadValues::kError;
-  std::vector<std::string> drop_columns;  ///< columns to leave out, by name or index
-  /// Columns to read, by name or index. Empty: all columns except an index that pandas wrote.
+  std::vector<std::string> drop_columns;  ///< columns to leave out
+  /// Columns to read. Empty: all columns except the row labels (index) of a data frame that pandas
+  /// or R wrote.
   std::vector<std::string> columns;
-  std::string target;  ///< column to predict, by name or index; empty: none
+  std::string target;  ///< column to predict; empty: none
   TargetKind target_kind = TargetKind::kNumber;
-  std::string delimiter;  ///< delimiter of text: one character, "tab" or "blank"; empty: detect it
-  char decimal = '.';     ///< decimal mark of text
-  /// First line of text. "yes": names of columns, "no": a row, empty: detect it.
+  /// Delimiter between the fields of a text file: one character, "tab" or "blank". Empty: detect
+  /// it.
+  std::string delimiter;
+  char decimal = '.';  ///< mark before the fraction of a number in a text file
+  /// Meaning of the first line of a text file. "yes": names of columns; "no": a row; empty: detect
+  /// it.
   std::string header;
 };
 
-/// Table of numbers. Each value is origin + x.
+/// Table of numbers, and the target if one was asked for. N rows and D columns, without the target.
+/// The value of the file in row n and column d is x[n, d] + origin[d], up to rounding.
 struct Matrix {
-  at::Tensor x;       ///< (N, D) float32, contiguous
-  at::Tensor origin;  ///< (D) float64; 0 if float32 holds the column as well without it
+  at::Tensor x;  ///< (N, D) float32, contiguous
+  /// (D) float64. Subtracted from each column before rounding to float32, so that digits are not
+  /// lost. 0 for a column that loses little or nothing without it.
+  at::Tensor origin;
   /// D names. If the file has no names: c0, c1 and so on.
   std::vector<std::string> columns;
-  std::vector<int64_t> left_out;  ///< rows of the file that are not among the N, from 0, ascending
-  int64_t num_bad = 0;            ///< bad values and bad rows, without dropped columns
-  std::vector<std::string> first_bad;  ///< the first few, such as "line 3, column 1 (`age`): ..."
-  std::string target_name;
-  at::Tensor target;                 ///< (N) float64, or int64 indices of `classes`
-  std::vector<std::string> classes;  ///< ascending: numbers by value, otherwise by text
-  bool numeric_classes = false;
-  std::vector<std::string>
-      notes;  ///< automatic choices: delimiter, decompression, columns left out
-  std::vector<std::string> warnings;  ///< columns whose values float32 cannot distinguish
+  /// Rows of the file that are left out of `x` because they are bad or have a bad value. Counted
+  /// from 0, ascending.
+  std::vector<int64_t> left_out;
+  int64_t num_bad = 0;  ///< number of bad values and bad rows in the columns that were read
+  /// Messages about the first few of these. Example: "line 3, column 1 (`age`): no value".
+  std::vector<std::string> first_bad;
+  std::string target_name;  ///< name of the target column; empty: no target
+  /// (N): float64 numbers, or int64 indices into `classes` if TargetKind::kClass was asked for.
+  at::Tensor target;
+  /// Names of the classes, ascending: by value if all are numbers, otherwise as texts.
+  std::vector<std::string> classes;
+  bool numeric_classes = false;  ///< true if all classes are numbers
+  /// Choices that the reader made, for the log: delimiter, decompression, columns left out.
+  std::vector<std::string> notes;
+  /// Warnings about columns in which rounding makes different values equal.
+  std::vector<std::string> warnings;
 
-  /// Converts points (M, D) float64 from the coordinates of x to the coordinates of the file
-  /// (`original`) and back (`shifted`).
+  /// Returns `points` + origin, (M, D) float64: converts points in units of `x` to values as in the
+  /// file.
   at::Tensor original(const at::Tensor& points) const;
+  /// Returns `points` - origin: the inverse of `original`.
   at::Tensor shifted(const at::Tensor& points) const;
 };
 
-/// Reads a table of numbers. The first bytes identify Parquet and NumPy's .npy and .npz; anything
-/// else is text. An .npz must have one array, or `path` is "file.npz:name".
+/// Reads a table of numbers from Parquet, NumPy's .npy and .npz, or text. The first bytes of the
+/// file tell which it is. An .npz must have one array; otherwise, `path` must name it:
+/// "file.npz:name".
 ///
-/// - Text has a delimiter or blanks between its fields. With blanks, lines that begin with # are
-///   skipped.
-/// - Text may be compressed and have any encoding of data/files/open_input.h. Empty lines are
-/// skipped.
-/// - The first line is a header unless all its fields are numbers or missing.
-/// - The names 0, 1, 2 and so on, which pandas writes, are a header, too.
+/// - The fields of a text file have a delimiter or blanks (spaces and tabs) between them. With
+///   blanks, lines that begin with # are skipped.
+/// - A text file may be compressed and have any encoding of data/files/open_input.h. Its empty
+///   lines are skipped.
+/// - The first line of a text file is a header unless all its fields are numbers, True, False or
+///   missing.
+/// - The names 0, 1, 2 and so on, which pandas gives to unnamed columns, are a header, too.
 /// - Booleans count as 0 and 1.
 /// - In messages, lines and rows count from 1. Columns always count from 0.
 ///
-/// Values are read in float64. A column that float32 would round by more than its spread allows is
-/// centred before it is rounded (`origin`).
+/// Values are read as float64 and rounded to float32. If that would round a column coarsely
+/// compared with its range, `origin` is subtracted first (see data/matrix/matrix_rounding.h).
 ///
 /// Throws UserError for
 ///
 /// - a file that cannot be read
 /// - a column that does not exist or whose name is not unique
 /// - a table without columns or rows
-/// - a bad value or row, if `bad_values` says so
+/// - a bad value or a bad row, if `bad_values` makes it an error
 Matrix read_matrix(const std::filesystem::path& path, const MatrixOptions& options = {});
 
-/// Returns the name of a column without a name: "c0" for column 0. It is not a number, so that a
-/// line of these names is a header.
+/// Returns the name to give to a column that has none in the file: "c0" for column 0. The name is
+/// no number. So if a file is written with these names, its first line will be recognized as a
+/// header.
 std::string numbered_column(size_t column);
 
-/// Returns the path of the file in "file.npz:name". Returns any other path unchanged.
+/// Returns the part before the colon of "file.npz:name", where `name` is an array in the file.
+/// Returns any other path unchanged.
 std::filesystem::path matrix_file(const std::filesystem::path& path);
 
 }  // namespace dovetail::data

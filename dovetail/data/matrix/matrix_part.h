@@ -13,56 +13,68 @@
 
 namespace dovetail::data {
 
-/// Statistics of consecutive numbers with more than 15 digits in a column. `differ` counts pairs of
-/// neighbours that differ; `merged` counts the pairs among them that float64 makes equal.
+/// Statistics of the wide numbers of a column. A wide number has more than 15 digits, so float64
+/// may round it. Each is compared with the previous wide number of the column, to warn if float64
+/// makes different numbers equal.
 struct WideNumbers {
+  /// `differ` is the number of pairs of successive wide numbers that differ. `merged` is the number
+  /// of these pairs that are equal in float64.
   int64_t differ = 0, merged = 0;
-  std::string last;  ///< previous number, as plain_number returns it; empty: none yet
-  double last_value = 0;
+  std::string last;       ///< previous wide number, as plain_number returns it; empty: none yet
+  double last_value = 0;  ///< `last` in float64
 };
 
-/// Numbers of rows that are adjacent in a file.
+/// Result of reading one part of a file. A part is a range of adjacent rows; threads read the parts
+/// in parallel. Matrix and MatrixOptions explain bad values, target and classes.
 struct MatrixPart {
-  std::vector<double> values;  ///< kept rows, one after another, without the target
-  std::vector<double> target;  ///< numbers, or indices of `classes`
-  std::vector<std::string> classes;
-  /// Type of `classes`. Fields of text become numbers if all of them are numbers.
+  /// Values row by row, without the target and without rows that are left out.
+  std::vector<double> values;
+  /// Target of each row of `values`: a number, or an index in `classes`.
+  std::vector<double> target;
+  std::vector<std::string> classes;  ///< names of the part's classes, in the order of appearance
+  /// Source of `classes`: numbers, fields of a text file, or strings of a string column. If all
+  /// classes that are fields read as numbers, they become numbers later: "1" and "1.0" are one
+  /// class.
   enum class ClassKind { kNumbers, kFields, kStrings } class_kind = ClassKind::kNumbers;
-  std::vector<int64_t> left_out;  ///< rows of the part that are left out, from 0
-  int64_t rows = 0;               ///< rows read, including the ones left out
-  int64_t num_bad = 0;
-  std::vector<std::string> first_bad;
-  /// One entry per column that is read; empty: no column has such numbers.
+  std::vector<int64_t> left_out;       ///< rows of the part that are left out, from 0
+  int64_t rows = 0;                    ///< rows read, including the ones left out
+  int64_t num_bad = 0;                 ///< as Matrix::num_bad, in this part
+  std::vector<std::string> first_bad;  ///< as Matrix::first_bad, in this part
+  /// One entry per column that is read. Empty: no column of the part has wide numbers.
   std::vector<WideNumbers> wide;
 };
 
-/// Columns of a file, and the columns to read.
+/// Names of the columns of a file, and a selection of the columns to read.
 struct MatrixColumns {
-  std::vector<std::string> names;  ///< all columns
-  std::vector<size_t> read;        ///< indices in `names`, ascending, including the target
-  size_t target = kNone;           ///< index in `read`; kNone: no target
+  std::vector<std::string> names;  ///< names of all columns of the file
+  /// Columns to read, including the target: indices in `names`, ascending.
+  std::vector<size_t> read;
+  size_t target = kNone;  ///< index in `read` of the target; kNone: no target
   static constexpr size_t kNone = static_cast<size_t>(-1);
 
-  /// `index` lists columns to skip unless they are requested. Throws UserError, naming `path`, for
-  /// a missing column and for a name that two columns have. Also throws if no column is left.
+  /// Selects from columns `all` as `options` says. `index` lists columns of row labels, which are
+  /// read only if `options` names them. Throws UserError, naming `path`, if a requested column does
+  /// not exist or two columns have the requested name. Also throws if no column is left besides the
+  /// target, or if a selected name is not UTF-8.
   MatrixColumns(std::vector<std::string> all, const MatrixOptions& options,
                 const std::filesystem::path& path, const std::vector<size_t>& index = {});
-  /// Returns the names of the columns of x.
+  /// Returns the names of the columns to read without the target: the columns of Matrix::x.
   std::vector<std::string> features() const;
 };
 
-/// Adds a note for each column of `index` that is left out. `what` describes the column in the
-/// note.
+/// Adds a note to `notes` for each column of `index` (row labels) that is not read. `what`
+/// describes the column in the note. Example: "an index of pandas".
 void note_index(const MatrixColumns& columns, const std::vector<size_t>& index, const char* what,
                 std::vector<std::string>& notes);
 
-/// Result of reading a file of one format.
+/// Result of reading a whole file. A function for each format returns it; read_matrix then joins
+/// the parts into a Matrix.
 struct MatrixParts {
-  std::vector<std::string> columns;
-  std::string target;
-  std::vector<std::string> read;  ///< names of the columns that are read, including the target
-  std::vector<MatrixPart> parts;
-  std::vector<std::string> notes = {};
+  std::vector<std::string> columns;  ///< Matrix::columns
+  std::string target;                ///< Matrix::target_name
+  std::vector<std::string> read;     ///< names of the columns that are read, including the target
+  std::vector<MatrixPart> parts;     ///< in the order of the file
+  std::vector<std::string> notes = {};  ///< Matrix::notes
 
   explicit MatrixParts(const MatrixColumns& from)
       : columns(from.features()),
@@ -71,33 +83,44 @@ struct MatrixParts {
   }
 };
 
-/// Collects the rows of a part, in their order. Not thread-safe: each thread has its own.
+/// Collects the rows of a part in a MatrixPart. For each row, call `begin`, then one `add` function
+/// for each column of MatrixColumns::read, then `end`. The `add` functions apply
+/// MatrixOptions::bad_values to bad values. Not thread-safe: each thread has its own.
 class RowTaker {
  public:
+  /// Collects into `part`. All arguments must outlive this object.
   RowTaker(const std::filesystem::path& path, const MatrixColumns& columns,
            const MatrixOptions& options, MatrixPart& part)
       : path_(path), columns_(columns), options_(options), part_(part) {}
 
-  /// Returns the line of a row, for messages. Set only if rows are not lines.
+  /// Maps the `number` of `begin` to the number that messages show. Set by a reader that counts
+  /// rows, if messages should show lines. Empty: messages show `number`.
   std::function<int64_t(int64_t row)> line_of;
 
-  /// Begins a row. `place` is "line" or "row"; `number` counts from 1.
+  /// Begins a row. Messages name it by `place`, which is "line" or "row", and `number`, from 1.
   void begin(const char* place, int64_t number);
-  /// Adds the value of the next column that is read.
+  /// Adds a number as the value of the next column.
   void add(double value);
+  /// Adds an integer as the value of the next column. It counts as a wide number from 2^53 on.
   void add_integer(int64_t value);
-  /// Adds 1 or 0. If the column holds classes, adds the text True or False, as pandas writes it.
+  /// Adds 1 or 0. If the column is a target of classes, adds the class True or False instead, as
+  /// pandas writes it.
   void add_boolean(bool value);
-  /// Adds a field of a text file.
+  /// Adds a field of a text file: parses it as a number. If the column is a target of classes, the
+  /// field is a class. A field that means a missing number, such as "NA", is a bad value.
   void add_text(std::string_view text);
-  /// Adds a value of a string column. If the column holds classes, the text is kept, even "NA" or
-  /// "01".
+  /// Adds a value of a string column of Parquet, as `add_text` does. But if the column is a target
+  /// of classes, every text is a class, even "NA", and "01" is not the class "1".
   void add_string(std::string_view text);
-  /// Adds a number, in digits, that neither int64 nor float64 holds.
+  /// Adds a number that neither int64 nor float64 may hold exactly, as decimal digits.
   void add_digits(std::string_view digits);
+  /// Adds a bad value. `reason` is the end of the message. Throws UserError if
+  /// MatrixOptions::bad_values is kError.
   void add_bad(const std::string& reason);
+  /// Ends the row, with as many values as there are columns to read.
   void end();
-  /// Ends a row that is bad as a whole and discards its values. Replaces the call of `end`.
+  /// Ends a bad row instead of `end`: leaves the row out. Throws UserError, with `reason`, unless
+  /// MatrixOptions::bad_values is kSkip.
   void end_bad(const std::string& reason);
 
  private:
@@ -117,17 +140,21 @@ class RowTaker {
   bool keep_ = true, has_target_ = true;
 };
 
-/// Returns one text for each number, whatever its form: "1" for "1", "01" and "1.0".
+/// Returns the class name of a number that is written as `text`. All ways to write a number give
+/// one name: "1" for "1", "01" and "1.0". Returns other text unchanged, without blanks at its ends.
 std::string class_of_digits(std::string_view text, char decimal);
 
+/// Reads a text file.
 MatrixParts read_text_parts(const std::filesystem::path& path, InputHead head,
                             const MatrixOptions& options);
-/// Reads a .npy file, or array `member` of an archive. Empty `member`: the only array.
+/// Reads a .npy file, or array `member` of an .npz archive. If `member` is empty, the archive must
+/// have one array.
 MatrixParts read_npy_parts(const std::filesystem::path& path, const InputHead& head,
                            const std::string& member, const MatrixOptions& options);
 
-/// Maps array `name` of a zip archive, decompressed. `name` is without ".npy"; empty: the only
-/// array. Sets `bytes` to its content.
+/// Returns a mapped file that holds the decompressed array `name` of a zip archive (.npz), and sets
+/// `bytes` to the array's bytes in it. `name` is without ".npy". If it is empty, the archive must
+/// have one array.
 MappedFile map_zip_member(const std::filesystem::path& path, const std::string& name,
                           std::string_view& bytes);
 

@@ -6,13 +6,16 @@
 
 namespace dovetail::data {
 
-/// Fills x and origin of `matrix` from the values of all parts, and empties these values. `rows` is
-/// the number of rows of all parts.
+/// Fills `matrix.x` and `matrix.origin` from `MatrixPart::values` of all parts, and empties these
+/// values. A value of the file is x + origin: x is float32, and the origin of each column is
+/// float64. `rows` is the number of rows of all parts together.
 ///
-/// A column keeps origin 0 if float32 holds all its values exactly. A column also keeps origin 0 if
-/// its largest magnitude is at most 4 times its range. Centring would then save fewer than 3 bits.
-/// The origin of other columns is the middle of their range. Adds a warning for a column if
-/// rounding makes more than 1 % of its differing neighbouring rows equal.
+/// The origin of a column is 0 if float32 holds all its values exactly. It is also 0 if the largest
+/// magnitude is at most 4 times the range (maximum - minimum). Subtracting an origin would then
+/// save fewer than 3 bits. The origin of any other column is the middle of its range.
+///
+/// Rounding to float32 can make different values equal. Counts pairs of adjacent rows whose values
+/// differ in a column. Adds a warning for the column if rounding makes more than 1 % of them equal.
 void round_values(std::vector<MatrixPart>& parts, int64_t rows, Matrix& matrix);
 
 }  // namespace dovetail::data

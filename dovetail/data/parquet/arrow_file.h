@@ -17,33 +17,46 @@
 
 namespace dovetail::data {
 
-/// Open Parquet file. Every failure becomes a UserError that names the file.
+/// Open Parquet file, read through Arrow. Every failure of Arrow becomes a UserError that names the
+/// file.
+///
+/// A Parquet file stores its rows in row groups. `group` is the index of a row group, from 0. A
+/// top-level column (field of the schema) consists of one leaf column, or of several if it is
+/// nested. `leaf` is the index of a leaf column.
 class ArrowFile {
  public:
+  /// Form in which `read` returns string columns. kPlain: strings. kDictionary: a dictionary of
+  /// strings and a code per value, as most files store them.
   enum class Texts { kPlain, kDictionary };
-  /// `texts` is the form in which columns of texts are read: strings, or codes of a dictionary.
-  /// Most files store a dictionary.
   ArrowFile(std::string path, Texts texts);
 
   const std::string& path() const { return path_; }
   const arrow::Schema& schema() const { return *schema_; }
   const parquet::FileMetaData& metadata() const { return *reader_->parquet_reader()->metadata(); }
-  /// Returns the leaf columns below a field of the schema. Parquet numbers leaves, and a nested
-  /// column has several.
+  /// Returns the indices of the leaf columns of top-level column `field`. A nested column has
+  /// several.
   std::vector<int> leaves(int field) const;
+  /// Reads the leaf columns `leaves` of a row group. Checks them by check_values, and all codes
+  /// against the size of their dictionary.
   std::shared_ptr<arrow::Table> read(int64_t group, const std::vector<int>& leaves) const;
-  /// Throws UserError if the value counts of `leaves` contradict the rows of the group. Memory is
-  /// allocated by these counts.
+  /// Checks the number of values that the file states for each of the leaf columns. Throws
+  /// UserError if it contradicts the rows of the row group. Readers allocate memory by these
+  /// numbers.
   void check_values(int64_t group, const std::vector<int>& leaves) const;
-  /// Opens a row group for reading below Arrow's arrays. Call it within `guarded`.
+  /// Returns a reader of the pages of a row group, for reading without Arrow's arrays. Call it
+  /// within `guarded`.
   std::shared_ptr<parquet::RowGroupReader> group(int64_t group) const;
 
+  /// Throws UserError: the file cannot be read, for `reason`.
   [[noreturn]] void refuse(const std::string& reason) const;
-  /// Throws UserError for a damaged file. Quotes Arrow's message without the names of C++ classes.
+  /// Throws UserError: the file is damaged. `words` is Arrow's message; the error quotes it without
+  /// the names of C++ classes.
   [[noreturn]] void refuse_damage(std::string words) const;
+  /// Throws UserError if `status` is a failure.
   void check(const arrow::Status& status) const;
-  /// Returns the result of `work`. Converts exceptions, by which Arrow reports damage, to
-  /// UserError. A failed allocation also counts as damage, since a damaged size can cause it.
+  /// Calls `work` and returns its result. If Arrow throws an exception, as it does for a damaged
+  /// file, throws UserError instead. This includes a failed allocation, since a damaged size can
+  /// cause it.
   template <class Work>
   auto guarded(const Work& work) const {
     try {
@@ -56,7 +69,7 @@ class ArrowFile {
       refuse_damage({});
     }
   }
-  /// Same as `guarded` for a row group, which the error names.
+  /// Same as `guarded`, for work on one row group. The error also names the row group.
   template <class Work>
   auto guarded_group(int64_t group, const Work& work) const {
     try {
@@ -65,6 +78,7 @@ class ArrowFile {
       throw UserError(e.what(), e.help(), fmt::format("{}: row group {}", path_, group));
     }
   }
+  /// Returns the value of `result`. Throws UserError if it is a failure.
   template <class T>
   T check(arrow::Result<T> result) const {
     check(result.status());

@@ -10,18 +10,21 @@
 
 namespace dovetail::data {
 
-/// Reads columns of a row group directly from their pages, without Arrow's arrays. Numbers are read
-/// as they are. Texts are read as codes and words of the file's own dictionary, so that each word
-/// is hashed once.
+/// Reader of flat columns of one row group. It decodes the pages of the file directly, without
+/// Arrow's arrays. A flat column has one value or null per row (no lists, no structures).
+///
+/// Numbers are read as they are. A string column is read as the words of the file's own dictionary
+/// and one code per row. A code is the index of a word. So each word is hashed once.
 class FlatColumns {
  public:
   explicit FlatColumns(std::shared_ptr<parquet::RowGroupReader> group) : group_(std::move(group)) {}
 
-  /// Reads `leaf`, a column of `type` with values of `out.kind`, into `out`. Returns false and
-  /// reads nothing if the column is not flat. A flat column has one value or null per row (no
-  /// lists, no structures). Its texts must all be in the dictionary. Does not set `out.owner`:
-  /// words live as long as this object. Throws UserError without a place, or
-  /// parquet::ParquetException, for a damaged file.
+  /// Reads a column into `out` and returns true. `leaf` is the index of the leaf column, `type` its
+  /// type, and `out.kind` must be set already (value_kind). Returns false and reads nothing if the
+  /// column is not flat, or if it has strings outside the dictionary.
+  ///
+  /// Does not set `out.owner`: the words are valid only as long as this object lives. If the file
+  /// is damaged, throws parquet::ParquetException or a UserError without a place.
   bool read(int leaf, const arrow::DataType& type, ColumnValues& out);
 
  private:

@@ -11,41 +11,46 @@
 
 namespace dovetail::data {
 
-/// String column of a Parquet file, read one row group at a time. This header is the interface
-/// between libdovetail_data and the module that links Arrow. Neither side includes headers of the
-/// other.
+/// This header is the interface between libdovetail_data and libdovetail_parquet.so. The latter is
+/// the module that links Arrow, and is loaded at run time. Neither side includes headers of the
+/// other. data/files/parquet.h has the functions to call.
+///
+/// A Parquet file stores its rows in row groups. `group` is the index of a row group, from 0.
+
+/// String column of a Parquet file, read one row group at a time.
 class ParquetText {
  public:
   virtual ~ParquetText() = default;
   virtual int64_t num_row_groups() const = 0;
-  /// Returns the bytes of the column in the row group, decompressed.
+  /// Returns the decompressed size of the column in the row group, in bytes.
   virtual uint64_t group_bytes(int64_t group) const = 0;
-  /// Calls `visit` with each text of the row group and its row in the file; nullopt for null. Texts
-  /// are bytes that may not be UTF-8.
+  /// Calls `visit(row, text)` for each row of the row group, in order. `row` counts from 0 over the
+  /// whole file; `text` is nullopt for a null. The bytes of `text` may not be UTF-8.
   virtual void read(
       int64_t group,
       const std::function<void(int64_t row, std::optional<std::string_view> text)>& visit) = 0;
 };
 
-/// Values of a column in a row group: one value per row, or one list of values per row.
+/// Values of a column in a row group: one value per row, or one list of values per row. `kind`
+/// tells where the values are: in `integers`, in `reals`, or in `codes` and `words`.
 struct ColumnValues {
   enum class Kind { kInteger, kReal, kText };
   Kind kind = Kind::kInteger;
-  std::vector<int64_t> integers;  ///< integers, or booleans as 0 and 1
-  bool booleans = false;          ///< `integers` are booleans
-  std::vector<double> reals;      ///< half, float and double
-  /// Index of each value in `words`: strings, bytes, decimals, and uint64 of a column that reaches
-  /// 2^63.
+  std::vector<int64_t> integers;  ///< kInteger: integers, or booleans as 0 and 1
+  bool booleans = false;          ///< true if `integers` are booleans
+  std::vector<double> reals;      ///< kReal: half, float and double
+  /// kText: index of each value in `words`. This kind holds strings, bytes and decimals. It also
+  /// holds uint64, as digits, if the column has a value of 2^63 or more in the row group.
   std::vector<int32_t> codes;
-  std::vector<std::string_view> words;  ///< valid as long as `owner` lives
-  bool words_are_numbers = false;       ///< `words` are decimals or uint64
-  std::vector<uint64_t> keys;           ///< xxh64 of each of `words`
+  std::vector<std::string_view> words;  ///< texts that `codes` refers to; valid while `owner` lives
+  bool words_are_numbers = false;       ///< true if `words` are decimals or uint64
+  std::vector<uint64_t> keys;           ///< xxh64 of each word of `words`
   std::vector<uint8_t> value_present;   ///< for each value; 0: null
-  bool is_list = false;
-  /// (rows + 1). Values of row r are [list_begins[r], list_begins[r + 1]).
+  bool is_list = false;                 ///< true if each row has a list of values
+  /// (rows + 1), only if is_list. Row r has the values [list_begins[r], list_begins[r + 1]).
   std::vector<int64_t> list_begins;
-  std::vector<uint8_t> list_present;  ///< for each row; 0: null
-  std::shared_ptr<const void> owner;
+  std::vector<uint8_t> list_present;  ///< for each row, only if is_list; 0: the list is null
+  std::shared_ptr<const void> owner;  ///< memory that `words` points into
 };
 
 /// Selected columns of a Parquet file, read one row group at a time. Other columns are not read.
@@ -53,15 +58,17 @@ struct ColumnValues {
 class ParquetColumns {
  public:
   virtual ~ParquetColumns() = default;
+  /// Returns the names of all top-level columns. A column's index is its position in this list.
   virtual std::vector<std::string> column_names() const = 0;
   virtual int64_t num_row_groups() const = 0;
+  /// Returns the number of rows of a row group.
   virtual int64_t group_rows(int64_t group) const = 0;
-  /// Returns the columns that pandas' metadata names as the index of a data frame.
+  /// Returns the indices of the columns that hold row labels (the index of a pandas data frame).
+  /// The file names them in pandas' metadata.
   virtual std::vector<size_t> index_columns() const = 0;
-  /// Selects columns by their index at the top level of the schema. Returns for each of them true
-  /// if it holds lists. Throws UserError for a type that `read` does not support. Supported types
-  /// are booleans, integers, floats, decimals, strings, bytes, nulls, dictionaries, and lists of
-  /// these.
+  /// Selects the columns that `read` returns, by their indices. Returns for each of them true if it
+  /// holds lists. Throws UserError for a type that `read` does not support. Supported types are
+  /// booleans, integers, floats, decimals, strings, bytes, nulls, dictionaries, and lists of these.
   virtual std::vector<bool> select(const std::vector<size_t>& columns) = 0;
   /// Returns the selected columns of the row group, in the order of `select`.
   virtual std::vector<ColumnValues> read(int64_t group) = 0;
@@ -76,7 +83,7 @@ class ByteStream {
   virtual size_t read(char* to, size_t bytes) = 0;
 };
 
-/// Symbols of the module, `extern "C"`. They throw UserError.
+/// Types and names of the functions that the module exports as `extern "C"`. They throw UserError.
 using OpenParquetText = void (*)(const char* path, const char* column,
                                  std::unique_ptr<ParquetText>& reader);
 using OpenParquetColumns = void (*)(const char* path, std::unique_ptr<ParquetColumns>& reader);

@@ -14,30 +14,34 @@
 
 namespace dovetail::data {
 
-/// Pool of decoded blocks. Threads read wanted blocks ahead of their use; other blocks are
-/// released.
+/// Pool of decoded blocks of rows (see RowReader). Its threads read requested blocks before they
+/// are used. Memory holds only the blocks of the last call of `want` and the permanent blocks
+/// (`keep`).
 class BlockPool {
  public:
+  /// Reads blocks of `reader`, which must outlive this object, on `threads` threads.
   BlockPool(const RowReader& reader, int64_t threads) : reader_(reader), num_threads_(threads) {}
   ~BlockPool();
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
-  /// Keeps a block that was decoded before, as long as the pool lives.
+  /// Adds block number `block`, which the caller has already decoded, as a permanent block. It
+  /// stays in memory as long as the pool lives.
   void keep(int64_t block, std::shared_ptr<const RowBlock> rows);
 
-  /// Starts to read `blocks`, in this order. Releases all other blocks that are not kept.
+  /// Requests `blocks`: starts to read them on the threads, in this order, unless they are in
+  /// memory. Releases all other blocks except permanent ones.
   void want(const std::vector<int64_t>& blocks);
 
-  /// Returns a wanted or kept block; waits until it is read. Rethrows the exception of a failed
-  /// read.
+  /// Waits until a requested block is read and returns it. Returns a permanent block at once.
+  /// Rethrows the exception if the read failed.
   std::shared_ptr<const RowBlock> get(int64_t block);
 
  private:
   struct Entry {
-    std::shared_ptr<const RowBlock> rows;
+    std::shared_ptr<const RowBlock> rows;  ///< null until the block is read
     std::exception_ptr failure;
-    bool kept = false;
+    bool kept = false;  ///< true for a permanent block
   };
   void read_blocks();
 
@@ -46,7 +50,7 @@ class BlockPool {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::map<int64_t, Entry> entries_;
-  std::deque<int64_t> queue_;  ///< wanted blocks that no thread has started to read
+  std::deque<int64_t> queue_;  ///< requested blocks that no thread has started to read
   bool stopping_ = false;
   std::vector<std::thread> threads_;
 };

@@ -12,15 +12,21 @@
 
 namespace dovetail::data {
 
+/// A cell is the value of one column in one row (Cell, row_decoder.h). This header has the rules by
+/// which cells and texts become numbers, integers and the texts of ids. `decimal` is the mark
+/// before the fraction of a number, '.' or ','. `reason` is set to the end of an error message if
+/// the result is false or kBad.
+
 /// Bound of the integers that float64 holds without rounding: 2^53.
 constexpr double kExactIntegers = 9007199254740992;
 
-/// Result of reading a cell as a number or a text. kBad comes with a reason.
+/// Result of reading a cell as a number: it has a number, has no value, or is not a number.
 enum class Parsed { kThere, kMissing, kBad };
 
-/// Returns a text in quotes for a message. Long texts are cut.
+/// Returns a text in quotes for a message. Texts of more than 40 bytes are cut.
 std::string shown(std::string_view text);
 
+/// Returns the text without spaces and tabs at its ends.
 std::string_view without_blanks(std::string_view text);
 
 /// Returns true if the text means a missing number: an empty text, or a word that pandas.read_csv
@@ -34,32 +40,37 @@ bool parse_number(std::string_view text, Number& number) {
   return result.ec == std::errc() && result.ptr == text.data() + text.size();
 }
 
-/// Parses a number, including "inf", with `decimal` as its decimal mark. Blanks around the number
-/// are allowed. Returns false for anything else.
+/// Parses a number, including "inf" and "nan", into `value` and returns true. Spaces and tabs
+/// around the number are allowed. Returns false for any other text.
 bool is_number(std::string_view text, char decimal, double& value);
 
-/// Parses True or False, also in lower or upper case, as pandas.read_csv does.
+/// Parses True or False, also in lower or upper case, as pandas.read_csv does. Sets `value` to 1 or
+/// 0 and returns true. Returns false for any other text.
 bool is_truth(std::string_view text, double& value);
 
-/// Returns the digits of a plain decimal number if it has more than 15 digits, which float64 may
-/// round. Omits a plus sign and zeros at either end, and writes '.' before the fraction. Returns an
-/// empty string for any other text.
+/// Returns a decimal number of more than 15 digits, which float64 may round, in one fixed form. The
+/// form has no plus sign, no zeros at either end, and '.' before the fraction. So two texts of the
+/// same number give the same result. Returns an empty string for numbers of fewer digits, numbers
+/// with an exponent and any other text.
 std::string plain_number(std::string_view text, char decimal);
 
-/// Reads a finite number or a boolean. A NaN and a text of is_missing_word are missing numbers.
+/// Reads a finite number from a cell into `number`; a boolean counts as 1 or 0. A NaN and a text
+/// for which is_missing_word is true are missing.
 Parsed number_of(const Cell& cell, char decimal, double& number, std::string& reason);
 
-/// Returns true if the number is in the range of float32 or is NaN. Otherwise writes the reason.
+/// Returns true if the number is in the range of float32 or is NaN.
 bool fits_float32(double number, std::string& reason);
 
-/// Converts a float that is an integer of magnitude below 2^53. No other integer rounds to this
-/// float. Returns false for any other float.
+/// Converts a float that is a whole number of magnitude below 2^53 to `integer` and returns true.
+/// No other integer rounds to this float. Returns false for any other float.
 bool is_whole(double number, int64_t& integer);
 
-/// Parses such a float from a text: an integer, `decimal` and zeros.
+/// Parses the text of a whole float: an integer, `decimal`, then one or more zeros. Example: "7.0".
+/// Its magnitude must be below 2^53. Returns false for any other text, also for "7".
 bool is_whole(std::string_view text, char decimal, int64_t& integer);
 
-/// Returns true for null, an empty text and NaN. pandas writes NaN as an empty field of CSV.
+/// Returns true for a cell without a value: null, an empty text or NaN. An empty field in CSV may
+/// be a NaN that pandas wrote.
 inline bool is_missing(const Cell& cell) {
   return cell.kind == Cell::Kind::kMissing ||
          (cell.kind == Cell::Kind::kText && cell.text->empty()) ||
@@ -69,12 +80,15 @@ inline bool is_missing(const Cell& cell) {
 /// Returns the text of a boolean, as pandas writes it.
 inline std::string_view boolean_text(bool value) { return value ? "True" : "False"; }
 
-/// Sets `text` to the text that is hashed. Writes integers, and whole floats as integers, into
-/// `buffer`. Returns false and writes the reason if there is no text.
+/// Sets `text` to the text of an id, which is hashed, and returns true. A text is used as it is; a
+/// boolean has the text True or False. An integer, and a float that is a whole number, is written
+/// as decimal digits into `buffer`, where `text` then points. Returns false for other floats and
+/// lists.
 bool text_of(const Cell& cell, std::array<char, 24>& buffer, std::string_view& text,
              std::string& reason);
 
-/// Sets `cell` to value `i` of a Parquet column.
+/// Sets `cell` to value `i` of a Parquet column, an index in `values` and not a row. Members that
+/// the kind of `cell` does not use keep their old values.
 inline void set_value(const ColumnValues& values, int64_t i, Cell& cell) {
   const auto at = static_cast<size_t>(i);
   if (values.value_present[at] == 0) {
@@ -93,8 +107,9 @@ inline void set_value(const ColumnValues& values, int64_t i, Cell& cell) {
   }
 }
 
-/// Calls `visit(cell)` for each value of a cell until it returns false. A list and a text with
-/// separators have several values; any other cell has one.
+/// Calls `visit` with a cell for each value of `cell`. A list has several values. So does a text if
+/// `separator` is not 0: the parts between separators. Any other cell has one value, itself.
+/// Returns false if `visit` returned false, which ends the loop.
 template <class Visit>
 bool for_each_value(const Cell& cell, char separator, Visit&& visit) {
   if (cell.kind == Cell::Kind::kList) {

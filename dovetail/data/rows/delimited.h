@@ -14,71 +14,80 @@
 
 namespace dovetail::data {
 
+/// Format of a text file with delimiters, such as CSV or TSV.
 struct DelimitedFormat {
   char delimiter = '\t';
   bool quotes = false;  ///< RFC 4180: a field may be enclosed in quotes; a quote in it is doubled
-  std::vector<std::string> columns;  ///< empty: the first record names the columns
+  /// Names of the columns. Empty: the first record of the file is a header with the names.
+  std::vector<std::string> columns;
 };
 
-/// Consecutive whole records of a file.
+/// Range of consecutive whole records of a file. A record is a row of the table as text.
 struct RecordRange {
-  uint64_t begin = 0, end = 0;  ///< offsets in bytes
-  int64_t first_row = 0;        ///< index of the first record, from 0, without the header
-  int64_t rows = 0;
+  uint64_t begin = 0, end = 0;  ///< byte range in MappedInput::bytes
+  int64_t first_row = 0;        ///< index of the first record, from 0; the header does not count
+  int64_t rows = 0;             ///< number of records
 };
 
-/// Text with one record per line and a delimiter between fields, read by way of MappedInput.
+/// Text file with a record (row) per line and a delimiter between the fields of a record. It may be
+/// compressed or UTF-16, since it is read as a MappedInput.
 ///
 /// - Lines end in \n or \r\n. Lines that hold only blanks are skipped and are not rows.
-/// - A field is quoted if it begins with a quote. A quoted field may contain line ends.
+/// - With `quotes`, a field that begins with a quote is quoted. It may contain line ends.
 /// - Two columns may have the same name.
-/// - If rows have one field more than the header, the first column has no name.
+/// - If the first row has one field more than the header, the name of the first column is empty.
 /// - Lines before the header that begin with # and contain no delimiter are skipped.
 class DelimitedFile {
  public:
   /// Throws UserError if the file cannot be read or is not text.
   DelimitedFile(std::filesystem::path path, DelimitedFormat format);
+  /// Same, for a file that is already open as `input`. `path` stands in errors.
   DelimitedFile(std::filesystem::path path, DelimitedFormat format,
                 std::shared_ptr<const MappedInput> input);
 
+  /// Returns the names of the columns, from the header or from DelimitedFormat::columns.
   const std::vector<std::string>& columns() const { return format_.columns; }
 
-  /// Splits the records into ranges of about `bytes` bytes. Throws UserError for a quote that is
-  /// never closed, since the beginnings of later records cannot be known.
+  /// Splits all records of the file into ranges of about `bytes` bytes. Throws UserError for a
+  /// quote that is never closed, because the beginnings of later records cannot be known.
   std::vector<RecordRange> ranges(uint64_t bytes) const;
-  /// Returns the line of the file, from 1, where row `row` (from 1) begins. Reads all rows before
-  /// it; meant for messages.
+  /// Returns the line number, from 1, at which row `row` (from 1) begins. Scans all rows before it,
+  /// so use it only for messages.
   int64_t line_of(int64_t row) const;
-  /// Splits the range in two. The first part has `rows` records.
+  /// Splits `range` in two. The first part has `rows` records.
   std::pair<RecordRange, RecordRange> cut(const RecordRange& range, int64_t rows) const;
 
-  /// Calls `visit(row, cells, bad)` for each record. `cells` holds the `selected` columns (indices
-  /// into `columns()`); `bad` is null. For a bad record, `cells` is empty and `bad` gives the
-  /// reason. Rows count from 1. Thread-safe.
+  /// Calls `visit(row, cells, bad)` for each record of `range`. `row` counts from 1 in the file.
+  /// `cells` has one cell per column of `selected`, in that order; `selected` has indices into
+  /// `columns()`. `bad` is null. A record with the wrong number of fields or wrong quotes is
+  /// bad: `cells` is then empty and `bad` has the reason. Thread-safe.
   using Visit = std::function<void(int64_t row, std::span<const Cell> cells, const BadRow* bad)>;
   void read(const RecordRange& range, const std::vector<size_t>& selected,
             const Visit& visit) const;
 
  private:
   class Splitter;
+  /// Returns the end of the record at `p`, after its line end. Null if a quote is never closed.
   const char* record_end(const char* p) const;
   const char* quoted_record_end(const char* p) const;
+  /// Returns true if the field at `p` is quoted. `end` is the end of the record's text.
   bool is_quoted(const char* p, const char* end) const;
   /// Returns the end of the field at `p`, in a record whose text ends at `end`. A quoted field ends
   /// after its closing quote; any other field ends at a delimiter or at `end`.
   const char* field_end(const char* p, const char* end) const;
-  /// Skips a line sep=; of Excel. Skips lines that begin with # before the first line with a
-  /// delimiter.
+  /// Returns the beginning of the header. Skips a line such as "sep=;", by which Excel names the
+  /// delimiter. Then skips lines that begin with # and have no delimiter.
   const char* behind_preface(const char* p) const;
-  /// Returns true if the first row has one field more than the header, as R writes row names.
+  /// Returns true if the first row has one field more than the header. R writes tables with row
+  /// names in this form.
   bool has_row_names() const;
-  /// Returns the first line from `p` on that holds more than blanks.
+  /// Returns the beginning of the first line from `p` on that holds more than blanks.
   const char* behind_blank(const char* p) const;
 
   std::filesystem::path path_;
   DelimitedFormat format_;
   std::shared_ptr<const MappedInput> input_;
-  /// `begin_` is the first record after the byte order mark and the header.
+  /// `data_` and `end_` bound the text; `begin_` is the first record after the header.
   const char *data_ = nullptr, *begin_ = nullptr, *end_ = nullptr;
 };
 

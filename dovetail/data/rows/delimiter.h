@@ -6,27 +6,32 @@
 
 namespace dovetail::data {
 
-/// Value that stands for blanks between the fields instead of a delimiter.
+/// Value of a delimiter that means: fields have blanks (spaces and tabs) between them.
 constexpr char kBlanks = '\0';
 
-/// Returns the delimiter of a text, found in its first lines. It must split each line into the same
-/// number of fields, at least two. If several delimiters do so, the one with the largest
-/// share of numeric fields wins; `expected` wins a tie. Returns `expected` if no delimiter does so.
-/// A first line sep=; of Excel names the delimiter.
+/// Returns the delimiter between the fields of `text`, found from its first lines (at most 32 lines
+/// and 64 KiB). The candidates are `expected`, comma, semicolon, tab and |, but not `decimal`, the
+/// mark before the fraction of a number. A candidate must split each line into the same number of
+/// fields, at least two.
+///
+/// Among several such candidates, the one that yields the largest share of numeric fields wins;
+/// `expected` wins a tie. If there is none, returns `expected`. If the first line names the
+/// delimiter (named_delimiter), returns that one.
 char find_delimiter(std::string_view text, char expected, char decimal);
 
-/// Returns true if the first line has quotes on both sides of a tab. Python and R quote the names
-/// of columns if they quote fields between tabs. Other programs write no quotes there.
+/// Returns true if the first line has quotes on both sides of a tab. The fields of the text are
+/// then quoted. Python and R quote the names of columns if they quote fields between tabs. Other
+/// programs write no quotes there.
 bool has_quotes_between_tabs(std::string_view text);
 
-/// Returns the delimiter that a line sep=; names, with or without quotes, as Excel writes it.
-/// Returns 0 for another line.
+/// Returns the delimiter that a line names in the form of Excel: ';' for "sep=;", also if the line
+/// is in quotes. Returns 0 for any other line.
 char named_delimiter(std::string_view line);
 
 /// Returns the name of a delimiter for messages: "a tab", "blanks" or "`;`".
 std::string delimiter_name(char delimiter);
 
-/// Throws UserError for JSON, HTML and XML, which are text but not tables.
+/// Throws UserError, naming `path`, if `text` begins like JSON, HTML or XML: these are no tables.
 void require_table(std::string_view text, const std::filesystem::path& path);
 
 }  // namespace dovetail::data

@@ -13,23 +13,26 @@
 namespace dovetail::data {
 
 struct RowLoaderOptions {
-  uint64_t seed = 0;
+  uint64_t seed = 0;  ///< seed of the shuffle
   int64_t batch = 1;  ///< rows of a step, summed over all ranks
-  /// Rank r gets rows [r * batch / world, (r + 1) * batch / world) of a step.
+  /// Index of this rank, and number of ranks. Rank r gets these rows of a step:
+  /// [r * batch / world, (r + 1) * batch / world).
   int rank = 0, world = 1;
   /// Scales from the run's checkpoint. Empty: measure them on the training rows.
   std::vector<DenseScale> scales = {};
 };
 
-/// Order of the training rows in an epoch. Each row comes once, shuffled within windows of `window`
-/// consecutive rows of the files. The order depends on the arguments alone.
+/// Order of the training rows in an epoch. Each row comes once. Windows of `window` consecutive
+/// rows follow each other in the order of the files. The rows of a window are shuffled among
+/// themselves. The order depends only on the constructor's arguments and the epoch.
 class RowOrder {
  public:
-  /// `window` 0: all rows are one window.
+  /// `window` = 0: all rows are one window.
   RowOrder(uint64_t seed, int64_t num_rows, int64_t window);
+  /// Returns the number of rows in a window; the last window may have fewer.
   int64_t window() const { return window_; }
   int64_t num_windows() const { return (num_rows_ + window_ - 1) / window_; }
-  /// Returns the row, in file order, at `position` of `epoch`.
+  /// Returns the row that comes at `position` (from 0) of `epoch`, as an index in file order.
   int64_t row(int64_t epoch, int64_t position) const;
 
  private:
@@ -37,40 +40,49 @@ class RowOrder {
   int64_t num_rows_, window_;
 };
 
-/// Loads batches of rows. Row i of step s is at position s * batch + i of RowOrder, counted on
-/// through the epochs. It depends on (seed, epoch, position) alone. A run therefore resumes exactly
-/// at any step and with another world size, without saved state. With config.day, steps follow
-/// DayOrder, once. One thread prefetches the next steps; `config.threads` other threads decode.
+/// Loads the batches of a training run, and its validation rows. Rows that are bad or have no label
+/// are left out. All rows and indices below count only the remaining rows.
 ///
-/// Memory: four batches, and all decoded rows if they fit `config.cache_bytes`. Otherwise the
-/// loader holds the blocks of a step's windows, of one window ahead, and `threads` more blocks.
+/// Row i of step s is at position s * batch + i of RowOrder; positions continue from epoch to
+/// epoch. It depends on (seed, epoch, position) alone. A run therefore resumes exactly at any step
+/// and with another world size, without saved state. If config.day is set, the steps go through
+/// DayOrder once instead. One thread prefetches the next steps; `config.threads` other threads
+/// decode blocks.
+///
+/// Memory: four batches, and all decoded rows if they fit `config.cache_bytes`. If not, it holds
+/// only some blocks (see RowReader). These are the blocks with the windows from which a step draws,
+/// the blocks of the next window, and `config.threads` more.
 class RowLoader {
  public:
-  /// Reads all rows once. Throws as scan_rows does.
+  /// Reads all rows once to compute statistics (scan_rows). Throws as scan_rows does.
   RowLoader(const RowsConfig& config, const RowLoaderOptions& options);
   ~RowLoader();
 
   /// Returns this rank's rows of `step`. Fast if steps are requested in order.
   RowBatch step(int64_t step);
 
-  /// Gives this rank rows [begin, end) of each step, from the next call of `step` on. A step with
-  /// fewer rows gives as many as it has. Discards prefetched steps and prefetches them again.
+  /// Changes the part of each step that `step` returns to rows [begin, end), from the next call on.
+  /// In a step with fewer than `end` rows, the part ends with the step. Discards prefetched steps
+  /// and prefetches them again.
   void set_part(int64_t begin, int64_t end);
 
-  /// Returns rows [begin, end) of validation, in file order. Fast if calls go forward.
+  /// Returns rows [begin, end) of the validation rows, in file order. Fast if successive calls go
+  /// forward.
   RowBatch validation(int64_t begin, int64_t end);
 
-  /// Returns the order of rows and steps. Only with config.day.
+  /// Returns the order of rows and steps if config.day is set. Otherwise it has no days.
   const DayOrder& days() const;
-  /// Returns rows [begin, end) of a day, in file order. Fast if calls go forward.
+  /// Returns rows [begin, end) of a day, in file order. `day` is an index in `days().days()`. Fast
+  /// if successive calls go forward.
   RowBatch day(int64_t day, int64_t begin, int64_t end);
 
-  /// Returns the scales that were applied to the batches' dense columns.
+  /// Returns the mean and deviation by which the dense columns of batches are computed.
   const std::vector<DenseScale>& scales() const;
   int64_t num_train_rows() const { return statistics().train_rows; }
   int64_t num_validation_rows() const { return statistics().validation_rows; }
   const RowStatistics& statistics() const;
-  /// Returns a line for the log: rows, rows left out, and whether decoded rows are kept in memory.
+  /// Returns a line for the log: number of rows, number of rows left out, and whether decoded rows
+  /// stay in memory.
   std::string summary() const;
 
  private:

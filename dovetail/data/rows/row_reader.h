@@ -12,8 +12,12 @@
 namespace dovetail::data {
 
 /// Reads the rows of the files of a config, in blocks that can be read in any order. A block is a
-/// row group of Parquet or about 2 MiB of text. The constructor finds where blocks begin, without
-/// decoding them. It reads all bytes of a text file once, but only the footer of a Parquet file.
+/// range of adjacent rows of a file: a row group of Parquet or about 2 MiB of text. Blocks are
+/// numbered from 0 in file order, first the training rows, then the validation rows. A block with
+/// rows of both kinds is split in two.
+///
+/// The constructor finds where blocks begin, without decoding them. It reads all bytes of a text
+/// file once, but only the footer of a Parquet file.
 class RowReader {
  public:
   /// Throws UserError for an invalid config, for files that cannot be read and for missing columns.
@@ -21,16 +25,21 @@ class RowReader {
   ~RowReader();
 
   const RowDecoder& decoder() const;
-  int64_t num_rows() const;             ///< rows in the files, including bad rows
-  int64_t num_validation_rows() const;  ///< the last rows: floor(num_rows * validation_fraction)
+  /// Returns the number of rows in all files, including bad rows and rows without a label.
+  int64_t num_rows() const;
+  /// Returns the number of validation rows, which are the last rows: floor(num_rows *
+  /// validation_fraction). It is 0 if config.day is set.
+  int64_t num_validation_rows() const;
   int64_t num_blocks() const;
-  /// Later blocks are validation; no block holds both kinds of rows.
+  /// Returns the number of blocks of training rows. All later blocks hold validation rows.
   int64_t num_train_blocks() const;
+  /// Returns the path of the file to which a block belongs.
   const std::filesystem::path& file_of(int64_t block) const;
   int64_t first_row(int64_t block) const;  ///< index of the block's first row in its file, from 0
 
-  /// Returns the valid rows of a block and counts the others. Decodes only the columns of the
-  /// config; reads only these columns of a Parquet file. Thread-safe.
+  /// Reads and decodes a block. The result has the valid rows, and counts the bad rows and the rows
+  /// without a label. Decodes only the columns that the config uses; of a Parquet file, reads only
+  /// these. Thread-safe.
   RowBlock read(int64_t block) const;
 
  private:
@@ -38,8 +47,8 @@ class RowReader {
   std::unique_ptr<State> state_;
 };
 
-/// Returns the files that names and globs stand for, in the given order. Files of one glob are
-/// sorted by name. Throws UserError for a pattern that matches no file.
+/// Returns the files that the file names and globs in `patterns` stand for, in their order. Files
+/// of one glob are sorted by name. Throws UserError for a pattern that matches no file.
 std::vector<std::filesystem::path> expand_files(const std::vector<std::string>& patterns);
 
 }  // namespace dovetail::data

@@ -12,27 +12,29 @@
 
 namespace dovetail::data {
 
-/// Finds added tokens in a text, from left to right. The longest token that begins at a position
-/// wins. Tokens that are not `normalized` are matched first. The others are matched in the text
-/// between them.
+/// Finds the added tokens of a tokenizer in a text. An added token, such as <|endoftext|>, is
+/// matched as a whole before the text is tokenized (BpeFile::Added). The search goes from left to
+/// right; of the tokens that begin at a position, the longest wins. First finds tokens that are not
+/// `normalized`. Then finds the others in the text between the first ones.
 class AddedTokens {
  public:
   explicit AddedTokens(const std::vector<BpeFile::Added>& tokens);
 
-  /// Passes the text on in order: ordinary text (never empty) to `plain`, ids of added tokens to
-  /// `token`.
+  /// Cuts `text` at its added tokens and passes on the pieces in order. Calls `token` with the id
+  /// of each added token, and `plain` with the text between them (never empty).
   void cut(std::string_view text, const std::function<void(std::string_view)>& plain,
            const std::function<void(int32_t)>& token) const;
 
  private:
+  /// Search for one of the two kinds of tokens.
   struct Pass {
-    std::unordered_map<std::string, int32_t> ids;
-    std::vector<size_t> lengths;     ///< lengths of the tokens, longest first
-    std::array<bool, 256> begins{};  ///< true for each byte that begins a token
+    std::unordered_map<std::string, int32_t> ids;  ///< id of each token, by its text
+    std::vector<size_t> lengths;     ///< different lengths of the tokens in bytes, longest first
+    std::array<bool, 256> begins{};  ///< true for each byte with which a token begins
     void cut(std::string_view text, const std::function<void(std::string_view)>& plain,
              const std::function<void(int32_t)>& token) const;
   };
-  std::array<Pass, 2> passes_;
+  std::array<Pass, 2> passes_;  ///< tokens that are not `normalized`, then the others
 };
 
 }  // namespace dovetail::data

@@ -8,17 +8,18 @@
 
 namespace dovetail::data {
 
-/// Returns GPT-2's spelling of bytes: one printable character for each byte, so that any token is a
-/// JSON string. A byte that is printable in Latin-1 keeps its character. The other 68 bytes are
-/// U+0100 and following.
+/// Returns `bytes` in GPT-2's spelling, which has one printable character for each byte. A
+/// tokenizer.json spells its tokens so, since JSON strings cannot hold arbitrary bytes. A byte that
+/// is printable in Latin-1 is spelled as its character. The other 68 bytes, in ascending order, are
+/// spelled as U+0100, U+0101 and so on.
 std::string byte_level_spelling(std::string_view bytes);
 
-/// Returns the bytes that a token's spelling stands for. Returns nullopt if one of its characters
-/// stands for no byte.
+/// Returns the bytes that a spelling stands for: the inverse of byte_level_spelling. Returns
+/// nullopt if a character stands for no byte.
 std::optional<std::string> byte_level_bytes(std::string_view spelling);
 
-/// Returns the 256 bytes in the order of their spellings' code points. GPT-2's vocabulary numbers
-/// the single bytes in this order.
+/// Returns all 256 bytes, sorted by the code points of their spellings. GPT-2's vocabulary
+/// numbers the tokens of single bytes in this order.
 const std::array<uint8_t, 256>& byte_level_alphabet();
 
 }  // namespace dovetail::data

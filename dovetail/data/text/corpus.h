@@ -13,12 +13,16 @@
 
 namespace dovetail::data {
 
-/// Reports progress from any thread, one call at a time.
+/// Counts the progress of `prepare` and reports it to a callback. Thread-safe; the callback runs in
+/// one thread at a time.
 class ProgressReport {
  public:
+  /// `callback` may be empty; it must outlive this object.
   explicit ProgressReport(const std::function<void(const PrepareProgress&)>& callback)
       : callback_(callback) {}
+  /// Begins a stage (PrepareProgress::stage) with its total work, and sets what is done to 0.
   void begin(const char* stage, int64_t documents, uint64_t bytes);
+  /// Adds to the work that is done in this stage.
   void add(int64_t documents, uint64_t bytes);
 
  private:
@@ -27,51 +31,61 @@ class ProgressReport {
   PrepareProgress now_;
 };
 
-/// Returns a number in [0, 1) that depends on `key` alone: the first 53 bits of its SHA-256.
+/// Returns a number in [0, 1) that depends on `key` alone: the first 53 bits of its SHA-256, as a
+/// fraction. Serves to draw a share of documents at random, but reproducibly.
 double hashed_share(std::string_view key);
 
-/// Text that goes into a token store: all documents of the inputs that are not skipped. Assigns
-/// each part of a document to a split. The result depends on the files' content and the config, not
-/// on the number of threads.
+/// Documents that `prepare` converts to tokens: all documents of the input files that are not
+/// skipped. A document is a text file, or a record of a JSON or Parquet file. Each goes into the
+/// training or the validation split, or is cut into a part for each (DataConfig::validation_split).
+/// The result depends on the files' content and the config, not on the number of threads.
 class Corpus {
  public:
-  /// Lists and hashes the inputs. `lossless`: the tokenizer accepts text that is not UTF-8.
+  /// Lists the input files and computes their SHA-256. `lossless`: the tokenizer accepts text that
+  /// is not UTF-8, so such text files are not skipped.
   Corpus(const DataConfig& config, bool lossless, ProgressReport& progress);
 
+  /// Input file whose documents are read.
   struct Source {
     InputFile input;
-    std::string sha256;       ///< SHA-256 of the file
-    std::string text_sha256;  ///< SHA-256 of the document, for a text file
-    bool valid = true;        ///< the text is UTF-8; checked for text files only
-    /// Returns how the file is read, if its name does not tell: kind, packing, bytes of the text.
-    /// Otherwise returns an empty string.
+    std::string sha256;       ///< SHA-256 of the file as stored
+    std::string text_sha256;  ///< text files only: SHA-256 of the decompressed text
+    bool valid = true;        ///< true if the text is UTF-8; checked for text files only
+    /// Returns how the file is read (format, kind, bytes of the text) if its name and size do not
+    /// tell. Otherwise returns an empty string. The result is a part of fingerprints.
     std::string reading() const;
   };
   const std::vector<Source>& sources() const { return sources_; }
+  /// Returns the files that were found but are not read.
   const std::vector<PassedOver>& passed_over() const { return passed_over_; }
 
-  /// Decides which documents are skipped. Call it once, before the members below. Throws UserError
-  /// for a bad record if bad_row = "error", or for more than `max_bad_rows` of them if bad_row =
-  /// "skip". Warns about skipped records and about texts that are not UTF-8.
+  /// Goes through all documents and decides which of them are skipped. Call it once, before the
+  /// members below. Throws UserError for a bad record if bad_row = "error", or for more than
+  /// `max_bad_rows` of them if bad_row = "skip". Logs warnings about skipped records and texts that
+  /// are not UTF-8.
   void scan();
+  /// Returns the pieces of all files, in order. Threads can process different pieces in parallel.
   const std::vector<Piece>& pieces() const { return pieces_; }
-  /// Returns a SHA-256 that identifies the content that `read` passes on and its split, for given
+  /// Returns a SHA-256 that identifies what `read` passes on for this piece, given the same
   /// settings.
   std::string fingerprint(size_t piece) const;
-  /// Calls `visit` with each part of the kept documents, in order. A document that is cut between
-  /// the splits has two parts. Parts are not empty.
+  /// Calls `visit` with the documents of a piece that are not skipped, in order. If a document is
+  /// cut between the splits, calls it for each part; no part is empty. `identity` is
+  /// Document::identity.
   void read(size_t piece,
             const std::function<void(Split, std::string_view text, const std::string& identity)>&
                 visit) const;
 
-  int64_t documents() const { return documents_; }
+  // Numbers of documents after `scan`. PrepareResult explains them.
+  int64_t documents() const { return documents_; }  ///< documents that are not skipped
   int64_t duplicates_skipped() const { return duplicates_; }
   int64_t oversized_skipped() const { return oversized_; }
   int64_t invalid_skipped() const { return invalid_; }
-  int64_t empty_skipped() const { return empty_; }  ///< empty texts and null
+  int64_t empty_skipped() const { return empty_; }  ///< without text: "" or null
   int64_t bad_skipped() const { return bad_; }
 
  private:
+  /// First 128 bits of a SHA-256.
   struct Digest {
     uint64_t high = 0, low = 0;
     bool operator==(const Digest&) const = default;
@@ -79,21 +93,30 @@ class Corpus {
   struct DigestHash {
     size_t operator()(const Digest& digest) const { return static_cast<size_t>(digest.low); }
   };
+  /// Decision about a document: kept, or the reason to skip it.
   enum class Fate : uint8_t { kKept, kDuplicate, kOversized, kInvalid, kEmpty, kBad };
+  /// Document that `scan` has read.
   struct Seen {
-    Digest digest;  ///< only set if duplicates are dropped
+    Digest digest;  ///< digest of its text, to find duplicates
     Fate fate = Fate::kKept;
   };
   static Digest digest_of(const std::string& sha256);
 
   void hash_sources(std::vector<InputFile> inputs);
+  /// Decides about a document by its size and by whether it is UTF-8.
   Fate fate_of(uint64_t bytes, bool valid) const;
+  /// Result of reading a piece in `scan`.
   struct Looked {
     std::vector<Seen> documents;
-    std::vector<std::string> bad, not_utf8;  ///< the first problems, with their places
+    /// Messages about the first bad records, and about the first texts that are not UTF-8.
+    std::vector<std::string> bad, not_utf8;
   };
   Looked look_through(const Piece& piece) const;
+  /// Logs warnings about bad records and texts that are not UTF-8. Throws UserError for too many
+  /// bad records.
   void warn_of(const std::vector<Looked>& looked) const;
+  /// Returns the byte at which the validation part of a document begins (validation_split =
+  /// "tail").
   size_t tail_begin(std::string_view text) const;
 
   const DataConfig& config_;

@@ -11,43 +11,49 @@
 
 namespace dovetail::data {
 
-/// Unit of work of `prepare`: a text file, a range of JSON lines, a JSON array, or a row group of a
-/// Parquet file.
+/// Part of an input file that one thread of `prepare` processes at a time. It is a text file, about
+/// 4 MiB of JSON lines, a JSON array, or a row group of a Parquet file.
 struct Piece {
-  size_t file = 0;  ///< index of the file in the inputs
-  /// Bytes of text and JSON, or row groups of Parquet. A JSON line belongs to the piece in which it
-  /// begins.
+  size_t file = 0;  ///< index of the file in the list of input files
+  /// Range [begin, end) in the file: of bytes for text and JSON, of row groups for Parquet. A JSON
+  /// line belongs to the piece in which it begins.
   uint64_t begin = 0, end = 0;
-  uint64_t bytes = 0;  ///< approximate size of the text
+  uint64_t bytes = 0;  ///< approximate size of the piece's text, decompressed
 };
 
-/// Returns all pieces in order. Their boundaries depend on the files alone.
+/// Returns the pieces of all files, in order. Their boundaries depend on the files alone.
+/// `text_field` is the column with the text in a Parquet file.
 std::vector<Piece> cut_into_pieces(const std::vector<InputFile>& files,
                                    const std::string& text_field);
 
 /// Returns the content of a text file as UTF-8: decompressed, without a byte order mark.
 std::string read_text(const InputFile& file);
 
+/// Document of an input file: a whole text file, or the text of one record of a JSON or Parquet
+/// file.
 struct Document {
   enum class State {
-    kText,
-    kEmpty,    ///< "" or null
-    kNotUtf8,  ///< `text` holds the bytes
+    kText,     ///< has a text in UTF-8
+    kEmpty,    ///< has no text: "" or null
+    kNotUtf8,  ///< is not UTF-8; `text` holds the bytes
     kBad       ///< broken JSON, a missing field or a field of another type
   };
-  std::string_view text;  ///< valid during the call of `visit`
-  /// Relative path. For a record, '#' and its position follow: byte of JSON, row of Parquet.
+  std::string_view text;  ///< valid only during the call of `visit`
+  /// Name of the document: InputFile::relative. For a record, '#' and its position in the file
+  /// follow. The position is the byte at which it begins (JSON) or its row (Parquet), from 0.
   std::string identity;
   State state = State::kText;
-  /// Problem with its place, for the first documents of a piece that are not UTF-8 or bad.
+  /// Error that describes a document that is not UTF-8 or bad, with its place in the file. Only set
+  /// for the first such documents of a piece (kProblemsDescribed).
   const UserError* problem = nullptr;
 };
 
-/// Maximum number of documents of a piece that get a `problem` with its place. Counting lines for
+/// Maximum number of documents per piece for which `problem` is set. To find the line number of
 /// each bad document would take too long.
 constexpr int kProblemsDescribed = 5;
 
-/// Calls `visit` with every document of the piece, in order.
+/// Calls `visit` with every document of the piece, in order. `text_field` is the field of JSON or
+/// the column of Parquet that holds the text.
 void read_documents(const InputFile& file, const Piece& piece, const std::string& text_field,
                     const std::function<void(const Document&)>& visit);
 

@@ -11,51 +11,62 @@
 
 namespace dovetail::data {
 
+/// Way in which a file holds documents. kText: the file is one document. kJsonLines: each line is a
+/// JSON object with a text. kJsonArray: the file is an array of such objects. kParquet: each row
+/// has a text.
 enum class InputFormat { kText, kJsonLines, kJsonArray, kParquet };
 
+/// File whose text will be prepared.
 struct InputFile {
-  std::filesystem::path path;  ///< current location; never stored
-  /// Identity of the file: path relative to the folder, to the glob's fixed part or to the list's
-  /// root. Separators are '/'.
+  std::filesystem::path path;  ///< current location; never stored in the prepared folder
+  /// Name of the file in the prepared data, the same wherever the files are stored. For a file of a
+  /// folder or a list, it is the path relative to the folder or to the list's root. For a file of a
+  /// glob, it is relative to the glob's fixed part. For a file that is named itself, it is the file
+  /// name. Separators are '/'.
   std::string relative;
   uint64_t bytes = 0;  ///< size of the file
-  /// Size of the text, decompressed and as UTF-8. Equal to `bytes` until the file is opened.
+  /// Size of the text, decompressed and as UTF-8. Equal to `bytes` until Corpus has read the file.
   uint64_t text_bytes = 0;
   InputFormat format = InputFormat::kText;
-  InputHead head;
-  std::shared_ptr<const MappedInput> content;  ///< JSON that is compressed or UTF-16, once opened
+  InputHead head;  ///< compression and encoding
+  /// Converted content of JSON that is compressed or UTF-16; null until Corpus has read the file.
+  std::shared_ptr<const MappedInput> content;
 };
 
-/// File that a search found but that is not read.
+/// File that the search of a folder or a glob found, but that is not read.
 struct PassedOver {
+  /// `relative` is its name as in InputFile. `reason` says why it is not read. Examples: "no
+  /// extension of a text", "a PNG image".
   std::string relative, reason;
 };
 
+/// Result of list_inputs.
 struct Inputs {
   std::vector<InputFile> files;  ///< sorted by relative path, each file once
   std::vector<PassedOver> passed_over;
 };
 
-/// Lists the files that `config.text` or `config.file_list` names.
+/// Lists the files that `config.text` or `config.file_list` stands for. An entry of `config.text`
+/// is the path of a file, the path of a folder or a glob.
 ///
-/// - A file that is named, matched by a glob or listed is read whatever its name.
-/// - A folder is searched at any depth for the extensions of text and source code, .jsonl, .ndjson
-///   and .parquet. These may be compressed (.jsonl.gz).
-/// - Names that begin with a dot are left out.
-/// - Globs: `*`, `?`, `[...]` within a name, `**` for any number of folders.
-/// - First bytes identify Parquet, compressed and binary files. Extensions distinguish JSON from
-///   other text.
-/// - Folders and globs skip files that are not text.
+/// - A folder is searched at any depth for files with the extensions of text and source code. Also
+///   for .jsonl, .ndjson and .parquet. The files may be compressed (.jsonl.gz).
+/// - In a glob, `*`, `?` and `[...]` match within a name; `**` matches any number of folders.
+/// - A file that an entry or the list names, or that a glob matches, may have any extension.
+/// - Folders and globs leave out names that begin with a dot.
+/// - The first bytes of a file tell whether it is Parquet, compressed or binary. The extension
+///   tells whether a text is JSON.
+/// - A file that is neither text nor Parquet is passed over if a folder or glob found it. If it is
+///   named or listed, throws UserError.
 ///
-/// Throws UserError for an entry that does not exist, cannot be read or matches nothing. Throws
-/// UserError for a named or listed file that is not text.
+/// Also throws UserError for an entry that does not exist, cannot be read or matches nothing.
 Inputs list_inputs(const DataConfig& config);
 
-/// Returns "passed over 3 files: a.png (no extension of a text), ...", or an empty string if there
-/// are no files.
+/// Returns a message about files that are not read, or an empty string if there are none. Example:
+/// "passed over 3 files: a.png (no extension of a text), ...".
 std::string describe_passed_over(const std::vector<PassedOver>& files);
 
-/// Returns the extensions that a search of a folder accepts: lower case, with their dots.
+/// Returns the extensions that the search of a folder accepts, in lower case and with their dots.
 const std::vector<std::string>& text_extensions();
 
 }  // namespace dovetail::data

@@ -11,20 +11,27 @@
 namespace dovetail::data {
 
 struct LoaderOptions {
-  uint64_t seed = 0;
+  uint64_t seed = 0;        ///< seed of the order of samples
   int64_t batch = 1;        ///< samples of a step, summed over all ranks
-  int64_t context = 128;    ///< T; a sample has T + 1 tokens
+  int64_t context = 128;    ///< T, the context length of the model; a sample has T + 1 tokens
   int64_t total_steps = 1;  ///< steps of the run; a phase begins at a fraction of them
-  int rank = 0, world = 1;  ///< rank r gets samples [r * batch / world, (r + 1) * batch / world)
+  /// Index of this rank, and number of ranks. Rank r gets these samples of a step:
+  /// [r * batch / world, (r + 1) * batch / world).
+  int rank = 0, world = 1;
 };
 
-/// Loads training samples. Sample i of step s depends on (seed, s, i) alone. The weights of the
-/// phase of step s determine its source. A permutation of that source's windows determines its
-/// window. Each epoch visits each window once, in a new order and with a new offset. A run can
-/// therefore resume exactly at any step and with another world size. A separate thread prefetches
-/// the next steps.
+/// Loads the training samples of a language model from one or more sources (prepared folders). A
+/// sample is a window: T + 1 consecutive tokens of a source.
+///
+/// Sample i of step s depends on (seed, s, i) alone. The mixture of the phase to which step s
+/// belongs determines the source (MixtureOrder). A permutation of the source's windows determines
+/// the window (WindowOrder). Each epoch of a source visits each of its windows once, in a new order
+/// and with a new offset. A run can therefore resume exactly at any step and with another world
+/// size. A separate thread prefetches the next steps.
 class Loader {
  public:
+  /// Opens the sources of all mixtures of `config`. Throws UserError if two have different
+  /// tokenizers or one has fewer than T + 1 training tokens.
   Loader(const DataConfig& config, const LoaderOptions& options);
   ~Loader();
 
@@ -32,13 +39,15 @@ class Loader {
   /// steps are requested in order.
   at::Tensor step(int64_t step);
 
-  /// Gives this rank samples [begin, end) of each step, from the next call of `step` on. Discards
-  /// prefetched steps and prefetches them again.
+  /// Changes the part of each step that `step` returns to samples [begin, end), from the next call
+  /// on. Discards prefetched steps and prefetches them again.
   void set_part(int64_t begin, int64_t end);
 
-  /// Store of the first source: tokenizer and validation data.
+  /// Returns the tokens of the first source. A run takes its tokenizer and validation data from
+  /// there.
   const TokenStore& first_store() const;
-  /// Returns one line per source for the log: path, tokens, weight, epochs over the run.
+  /// Returns one line per source for the log: path, number of tokens, share of the run's samples,
+  /// number of epochs.
   std::string summary() const;
 
  private:

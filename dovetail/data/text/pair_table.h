@@ -5,21 +5,22 @@
 
 namespace dovetail::data {
 
-/// Hash table from a pair of token ids (both >= 0) to a Value. It uses open addressing and has no
-/// removal. Lookups are the inner loop of BPE; std::unordered_map has one more cache miss per
-/// lookup.
+/// Hash table that maps a pair of token ids (both >= 0) to a Value. It uses open addressing; pairs
+/// cannot be removed. Its lookups are the inner loop of BPE. A std::unordered_map would have one
+/// more cache miss per lookup.
 template <class Value>
 class PairTable {
  public:
   PairTable() : slots_(16) {}
 
+  /// Returns the value of a pair, or null if the table does not have the pair.
   const Value* find(int32_t left, int32_t right) const {
     const Slot& slot = slots_[place_of(key_of(left, right))];
     return slot.key == kEmpty ? nullptr : &slot.value;
   }
 
-  /// Returns the pair's value, which is inserted if new. Invalidates what `find` and `at` returned
-  /// before.
+  /// Returns the value of a pair. If the table does not have the pair, first inserts it with a
+  /// default value. Invalidates pointers and references that `find` and `at` returned before.
   Value& at(int32_t left, int32_t right) {
     if (2 * (used_ + 1) > slots_.size()) grow();
     const uint64_t key = key_of(left, right);
@@ -49,7 +50,7 @@ class PairTable {
     return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
   }
 
-  /// Returns the slot that holds the key, or the empty slot where it belongs.
+  /// Returns the index of the slot that holds the key, or of the empty slot where it belongs.
   size_t place_of(uint64_t key) const {
     const size_t mask = slots_.size() - 1;
     uint64_t hash = key * 0x9E3779B97F4A7C15u;

@@ -7,8 +7,8 @@
 
 namespace dovetail::data {
 
-/// Creates a tokenizer from the content of a SentencePiece model file. Throws UserError, with
-/// `name`, if it is not a model.
+/// Creates a tokenizer from `model`, the content of a SentencePiece model file. Throws UserError,
+/// with `name` for the file, if the content is not a model.
 std::unique_ptr<Tokenizer> sentencepiece_tokenizer(const std::string& model,
                                                    const std::string& name);
 

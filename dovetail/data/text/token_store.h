@@ -11,21 +11,27 @@
 
 namespace dovetail::data {
 
+/// Part of a data set: to train on, or held out for validation.
 enum class Split { kTrain, kValidation };
 
-/// Folder that `prepare` has written, opened and memory-mapped. The constructor checks it against
-/// its manifest: sizes always, checksums on request. Throws UserError with file and reason if the
-/// folder is missing, truncated, of another version or not a prepared folder.
+/// Prepared folder (written by `prepare`), opened for reading. Its token shards are memory-mapped.
+/// The constructor checks the folder against its manifest.json. It throws UserError, with file and
+/// reason, if the folder is missing, truncated or damaged. Also if it is not a prepared folder, or
+/// one of another version.
 class TokenStore {
  public:
+  /// Checks of the shards. kSizes: their sizes and headers. kChecksums: also their SHA-256, and
+  /// that each token is in the vocabulary, which reads all bytes.
   enum class Verify { kSizes, kChecksums };
   explicit TokenStore(const std::filesystem::path& folder, Verify verify = Verify::kSizes);
 
   int64_t num_tokens(Split split) const;
-  /// Returns the bytes of text that the split's tokens encode (for nats per byte).
+  /// Returns the bytes of text that the split's tokens encode. Needed for the loss in nats per
+  /// byte.
   uint64_t num_bytes(Split split) const;
   int64_t vocab_size() const { return tokenizer_->vocab_size(); }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
+  /// Returns the SHA-256 of manifest.json, which identifies the data set.
   const std::string& sha256() const { return sha256_; }
   const std::filesystem::path& folder() const { return folder_; }
 
@@ -36,8 +42,8 @@ class TokenStore {
  private:
   struct Shard {
     MappedFile file;
-    int64_t begin = 0, count = 0;
-    int width = 2;  ///< bytes per token
+    int64_t begin = 0, count = 0;  ///< position of its first token in the split; number of tokens
+    int width = 2;                 ///< bytes per token
   };
   std::vector<Shard> shards_[2];
   uint64_t bytes_[2] = {0, 0};

@@ -10,7 +10,7 @@
 namespace dovetail::data {
 
 /// Converts text to token ids and back. Thread-safe after construction. decode(encode(text)) ==
-/// text for any valid UTF-8. For `bytes` and byte-level BPE, this holds for any bytes.
+/// text for any valid UTF-8. For the kinds "bytes" and "bpe", this holds for any bytes.
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
@@ -21,12 +21,13 @@ class Tokenizer {
   virtual int32_t end_of_document() const = 0;
   /// Returns "bytes", "bpe" or "sentencepiece".
   virtual std::string kind() const = 0;
-  /// Returns the file content that load_tokenizer reads: tokenizer.json or a SentencePiece model.
-  /// Empty for bytes.
+  /// Returns the content of the tokenizer's file, which make_tokenizer reads: a tokenizer.json or a
+  /// SentencePiece model. Returns an empty string for the kind "bytes", which needs no file.
   virtual std::string serialized() const = 0;
 };
 
-/// Returns the tokenizer of bytes. Ids 0 to 255 are bytes; 256 ends a document. vocab_size is 257.
+/// Returns the tokenizer of kind "bytes". Each byte is a token with the id 0 to 255; id 256 ends a
+/// document. vocab_size is 257.
 std::unique_ptr<Tokenizer> bytes_tokenizer();
 
 /// Creates a tokenizer from the content of its file. `kind` is one of
@@ -35,16 +36,20 @@ std::unique_ptr<Tokenizer> bytes_tokenizer();
 /// - "bpe": a Hugging Face tokenizer.json with byte-level BPE (GPT-2 and Llama-3 split patterns)
 /// - "sentencepiece": a SentencePiece model
 ///
-/// Throws UserError that names the unsupported part. `name` stands for the file in errors.
+/// Throws UserError, naming the unsupported part, if the content is not supported. `name` stands
+/// for the file in errors.
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& kind, const std::string& content,
                                           const std::string& name);
-/// Loads a tokenizer. The file's name and content determine its kind.
+/// Loads a tokenizer from a file. The kind is "bpe" if the file's name ends in .json or its content
+/// begins with {, otherwise "sentencepiece".
 std::unique_ptr<Tokenizer> load_tokenizer(const std::filesystem::path& path);
 
-/// Trains byte-level BPE on `texts` and returns it as tokenizer.json. Each merge takes the most
-/// frequent pair; among equals, the pair with the lower ids. Deterministic.
+/// Trains a byte-level BPE tokenizer on `texts` and returns the content of its tokenizer.json.
+/// `split` is "gpt2" or "llama3" (SplitPattern). Each merge joins the most frequent pair of
+/// adjacent tokens; among equally frequent ones, the pair with the lower ids. Deterministic.
 std::string train_bpe(const std::vector<std::string_view>& texts, int64_t vocab_size,
                       const std::string& split);
+/// Trains a SentencePiece tokenizer on `texts` and returns the content of its model file.
 std::string train_sentencepiece(const std::vector<std::string_view>& texts, int64_t vocab_size);
 
 }  // namespace dovetail::data
