@@ -20,9 +20,9 @@ struct SystemMemory {
   uint64_t total_bytes = 0, available_bytes = 0;
 };
 
-/// Returns the memory of the machine. The process's control group (cgroup version 1 or 2), or one
-/// of the group's ancestors, may have a lower limit; that limit applies then. `root` is the folder
-/// that contains `proc` and `sys`.
+/// Returns the memory of the machine. If this process's control group (cgroup version 1 or 2) or
+/// its ancestors have a lower limit, that limit applies. `root` is the folder that contains `proc`
+/// and `sys`.
 SystemMemory system_memory(const std::filesystem::path& root = "/");
 
 }  // namespace dovetail

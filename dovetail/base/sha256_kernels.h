@@ -8,7 +8,7 @@ namespace dovetail::sha256_kernels {
 /// SHA-256 compression function. Updates `state` with the `blocks` blocks of 64 bytes at `data`.
 using Compress = void (*)(uint32_t state[8], const uint8_t* data, size_t blocks);
 
-/// Runs on any processor.
+/// Version for any processor.
 void compress_portable(uint32_t state[8], const uint8_t* data, size_t blocks);
 
 /// Uses the SHA extensions of x86-64. Requires `has_sha_extensions()`.

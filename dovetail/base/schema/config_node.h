@@ -13,11 +13,11 @@ namespace dovetail {
 
 /// Source position of a key or a value. It is in the config text or in a `--set` override.
 struct ConfigPlace {
-  /// Position in the config text: line and column from 1, and number of characters. Line 0:
-  /// unknown.
+  /// Position in the config text: line and column from 1, and length in characters. Line 0 means
+  /// that it is unknown.
   int64_t line = 0, column = 0, length = 1;
-  std::string
-      override_text;  ///< the override, "--set section.key=value"; empty: in the config text
+  /// Override "--set section.key=value"; empty if the place is in the config text.
+  std::string override_text;
 };
 
 /// One node of a parsed config, before its keys are checked against the declared config. The source

@@ -16,9 +16,9 @@ namespace dovetail {
 /// Declared key of a config struct, and the constraints on its value.
 ///
 /// Each config struct has `void describe(Section& s)`, which binds each member to a key with help,
-/// unit and range. The functions below derive everything else from this single declaration: the
-/// TOML parser, `--set` overrides of the command line, errors with line and column, the resolved
-/// config and the reference page. Example:
+/// unit and range. The functions below use this single declaration. They read TOML and `--set`
+/// overrides of the command line, report errors with line and column, and write the resolved config
+/// and the reference page. Example:
 ///
 ///     struct ModelConfig {
 ///       int64_t layers = 4;
@@ -35,7 +35,7 @@ class Field {
  public:
   /// Requires low <= value <= high, for a number or for each number in a list.
   Field& range(double low, double high);
-  /// Requires low < value, likewise.
+  /// Requires low < value, for a number or for each number in a list.
   Field& above(double low);
   /// Requires a string to be one of `values`; for strings only.
   Field& choices(std::vector<std::string> values);
@@ -111,9 +111,8 @@ using Describe = std::function<void(Section&)>;
 
 /// Fills the described members from TOML text, then from `overrides` ("section.key=value", with the
 /// value in TOML syntax). An override value that is not TOML is a string, unless it begins with
-/// `[`,
-/// `{` or a quote. In an override, a key that takes a string accepts `7` or `true` as typed. `name`
-/// is the file name in errors.
+/// `[`, `{` or a quote. In an override, a key that takes a string accepts `7` or `true` as typed.
+/// `name` is the file name in errors.
 ///
 /// Throws UserError with place, source line and help. Causes: syntax error, unknown key, wrong
 /// type, value out of range, missing required key. For an unknown key, the help names the nearest
