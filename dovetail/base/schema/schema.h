@@ -17,8 +17,8 @@ namespace dovetail {
 ///
 /// Each config struct has `void describe(Section& s)`, which binds each member to a key with help,
 /// unit and range. The functions below use this single declaration. They read TOML and `--set`
-/// overrides of the command line, report errors with line and column, and write the resolved config
-/// and the reference page. Example:
+/// overrides of the command line. They report errors with line and column, and write the resolved
+/// config and the reference page. Example:
 ///
 ///     struct ModelConfig {
 ///       int64_t layers = 4;
