@@ -12,8 +12,8 @@ namespace dovetail::embedding {
 /// Rule that decides which rows of a table stay in the fast tier, which is in memory (tiered.h).
 /// Each id in a step's batch is one access of its row. A slot is a place in memory for one row.
 ///   kHot  The most frequent rows stay. For `warmup_steps` steps, new rows take free slots. Then,
-///   and every `refresh_steps` steps, the `fast_rows` rows with the most accesses so
-///         far are chosen. Ties prefer the lower row. After each choice, the counts of accesses are
+///         and every `refresh_steps` steps, the `fast_rows` rows with the most accesses so far are
+///         chosen. Ties prefer the lower row. After each choice, the counts of accesses are
 ///         halved. A chosen row that is not in a slot comes in at its next access. It replaces the
 ///         row in the highest slot that holds no chosen row. Other rows pass through the staging
 ///         area unless a slot is empty.

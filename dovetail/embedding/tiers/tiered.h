@@ -25,7 +25,7 @@ struct TierOptions {
   /// Maximum number of distinct rows of one table that a step may read outside the fast tier.
   int64_t step_rows = 0;
   /// For TierPolicy::kHot: steps before the first choice of rows, and steps between later choices.
-  /// refresh_steps = 0: rows are chosen only once.
+  /// If refresh_steps is 0, rows are chosen only once.
   int64_t warmup_steps = 100, refresh_steps = 1000;
   /// Folder of the slow tier's files; empty: the slow tier is in RAM.
   std::filesystem::path folder;
