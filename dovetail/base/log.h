@@ -9,6 +9,7 @@ namespace dovetail {
 
 /// Amount of log output, ascending. kInfo is the default. kQuiet still prints warnings.
 enum class LogLevel { kQuiet, kInfo, kVerbose };
+/// Sets the level of this process.
 void set_log_level(LogLevel level);
 
 /// Writes one line to standard error, unless `level` is above the level that is set. Lines of

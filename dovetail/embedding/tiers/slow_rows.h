@@ -26,7 +26,7 @@ class SlowRows {
     std::filesystem::path folder;  ///< folder of the file; empty: the records are in RAM
   };
 
-  /// Throws UserError if no file can be created in the folder.
+  /// Throws UserError if no file can be created in the folder, or no address space reserved in RAM.
   SlowRows(const Options& options, const InitialRows& initial);
   ~SlowRows();
   SlowRows(const SlowRows&) = delete;
@@ -38,9 +38,10 @@ class SlowRows {
   /// Asks the system to load a record's pages from the disk, for a later `read` or `write`. Does
   /// not wait. A write needs the pages too, since it changes only a part of a page.
   void advise(int64_t row) const;
-  /// Reads the record of a row. Throws UserError if the system reports an error.
+  /// Reads the record of a row into `stored` (bytes of a stored row) and `state` (state_width).
+  /// Throws UserError if the system reports an error.
   void read(int64_t row, void* stored, float* state);
-  /// Writes the record of a row. Throws UserError if the system reports an error.
+  /// Writes the record of a row, in the same form. Throws UserError if the system reports an error.
   void write(int64_t row, const void* stored, const float* state);
   /// Reads rows [begin, begin + count) into (count, row_bytes) and (count, state_width), with as
   /// few system calls as possible.
@@ -54,6 +55,7 @@ class SlowRows {
   int64_t rows_initialized() const { return initialized_; }
   /// Returns the number of records that `write` and `write_range` have written.
   int64_t rows_written() const { return rows_written_; }
+  /// Returns the bytes of one record.
   int64_t record_bytes() const { return record_bytes_; }
 
  private:
