@@ -54,9 +54,9 @@ struct RowRounding {
 };
 
 /// Writes `values` (dim) as a stored row with stochastic rounding. Each element becomes one of its
-/// two neighbours in the format. The upper neighbour has the probability for which the expected
-/// value equals the element. bfloat16 uses the upper 16 bits of a word, MXFP8 all 32. A non-finite
-/// element stays as it is in bfloat16 and makes its MXFP8 block NaN. float32 is copied.
+/// two neighbours in the format. The upper neighbour's probability is such that the expected value
+/// equals the element. For BF16, the upper 16 bits of a random word decide; for MXFP8, all 32. A
+/// non-finite element stays as it is in bfloat16 and makes its MXFP8 block NaN. float32 is copied.
 void encode_row(RowDtype dtype, const float* values, int64_t dim, const RowWords& words, void* to);
 
 /// Reads the elements of a stored row. The result is exact.

@@ -102,7 +102,7 @@ class TieredTables {
   /// Pools a batch into y like embedding::pool_into, for an evaluation between steps. Leaves no
   /// trace: counts no access and changes no row of the fast tier. Requires tables with pooling (not
   /// Pooling::kNone). Throws UserError like check_jagged. Also throws it if one sample has more
-  /// rows outside the fast tier than there are empty slots, in the staging area or elsewhere.
+  /// rows outside the fast tier than there are empty slots.
   void pool_into(const Jagged& ids, const at::Tensor& y) const;
   /// Returns the slots as tables: the rows of the fast tier, then the staging area.
   PackedTables& fast() { return fast_; }
