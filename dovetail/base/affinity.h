@@ -4,9 +4,10 @@
 
 namespace dovetail {
 
-/// Returns the processors that this process may use, by OS number, from hwloc. The affinity mask is
-/// respected. The list starts with the first hardware thread of each core. The second hardware
-/// threads follow, so that up to as many threads as cores never share a core.
+/// Returns the OS numbers of the processors (hardware threads) that this process may use, according
+/// to hwloc. Processors outside the process's affinity mask are left out. The list starts with the
+/// first hardware thread of each core; the second hardware threads follow. So its first n
+/// processors belong to n different cores, if there are n cores.
 std::vector<int> usable_processors();
 
 /// Binds the calling thread to `processor`, an OS number from `usable_processors`. Throws

@@ -5,9 +5,10 @@
 
 namespace dovetail {
 
-/// Returns the path `name` under the cache folder, where measurements of this machine are stored.
-/// The cache folder is $DOVETAIL_CACHE, else $XDG_CACHE_HOME/dovetail, else ~/.cache/dovetail.
-/// Throws UserError if neither of these variables nor HOME is set.
+/// Returns the path of subfolder `name` of the cache folder. Dovetail stores measurements and plans
+/// there, for later runs on this machine. The cache folder is $DOVETAIL_CACHE, else
+/// $XDG_CACHE_HOME/dovetail, else $HOME/.cache/dovetail. Throws UserError if none of the three
+/// variables is set.
 std::filesystem::path cache_folder(const std::string& name);
 
 }  // namespace dovetail

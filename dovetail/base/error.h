@@ -11,18 +11,19 @@
 
 namespace dovetail {
 
-/// Line of the user's file that an error refers to. `column` counts characters from 1, and `length`
-/// characters are underlined.
+/// Line of a file from the user, such as a config, in which a mistake was found.
 struct SourceLine {
-  int64_t line = 0;
-  std::string text;
+  int64_t line = 0;  ///< number of the line, from 1
+  std::string text;  ///< the whole line
+  /// First character of the mistake, counted from 1, and number of characters to underline.
   int64_t column = 1, length = 1;
 };
 
-/// Mistake in the user's input: config, file, option or shape. The command exits with code 2.
+/// Mistake in the user's input: config, file, option or shape. The `dovetail` command exits with
+/// code 2.
 ///
 /// `what()` reports what was asked and what was found. `help()` suggests a remedy. `place()` is the
-/// position, for example "run.toml:4:2"; it may be empty.
+/// position of the mistake, for example "run.toml:4:2". Help and place may be empty.
 class UserError : public std::runtime_error {
  public:
   explicit UserError(const std::string& message, std::string help = {}, std::string place = {})
@@ -31,8 +32,9 @@ class UserError : public std::runtime_error {
   const std::string& help() const { return help_; }
   const std::string& place() const { return place_; }
 
-  /// Source line to show below `place()`, if any.
+  /// Line of the user's file that is printed below `place()`; nullopt if there is none.
   const std::optional<SourceLine>& source() const { return source_; }
+  /// Sets source().
   UserError& show(SourceLine source) {
     source_ = std::move(source);
     return *this;
@@ -43,7 +45,7 @@ class UserError : public std::runtime_error {
   std::optional<SourceLine> source_;
 };
 
-/// Returns the error as the command prints it, without a newline at the end:
+/// Formats the error as the `dovetail` command prints it, without a newline at the end:
 ///
 ///     error: unknown key `precison` in [root]
 ///       --> run.toml:4:2
@@ -51,20 +53,21 @@ class UserError : public std::runtime_error {
 ///      4 | [precison]
 ///        |  ^^^^^^^^ did you mean `precision`?
 ///
-/// The help is a separate line ("help: ...") if there is no source line, or if it is too long to
-/// follow the caret.
+/// Here, the help "did you mean ..." follows the carets. It is a separate line ("help: ...") if
+/// there is no source line, or if the help has several lines or more than 72 bytes.
 std::string describe_error(const UserError& error);
 
-/// Makes text safe to print. Bytes that are not UTF-8 and control characters other than tab become
-/// U+FFFD.
+/// Returns `text` in a form that is safe to print on a terminal. Bytes that are not UTF-8, and
+/// control characters other than tab, become U+FFFD.
 std::string printable(std::string_view text);
 
-/// Broken invariant of the program, with file and line. The command exits with code 1.
+/// Broken invariant of the program, with file and line. The `dovetail` command exits with code 1.
 class InternalError : public std::logic_error {
  public:
   using std::logic_error::logic_error;
 };
 
+/// Throws InternalError. DOVETAIL_CHECK calls it.
 [[noreturn]] void check_failed(const char* file, int line, const char* condition,
                                const std::string& message);
 

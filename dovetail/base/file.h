@@ -38,18 +38,19 @@ class AtomicFile {
   uint64_t bytes_ = 0;
 };
 
+/// Writes `content` to the file `path` as an AtomicFile does.
 void write_file_atomically(const std::filesystem::path& path, std::string_view content);
 
-/// Removes files and folders named `.*.partial` directly in `folder`, left by killed processes.
-/// Returns their number; 0 if `folder` does not exist. Call it only while no process writes to the
-/// folder.
+/// Removes files and folders named `.*.partial` that killed processes left directly in `folder`.
+/// Returns the number removed; 0 if `folder` does not exist. Call it only while no process writes
+/// to the folder.
 int remove_leftovers(const std::filesystem::path& folder);
 
 /// Calls fsync on a folder, so that a rename inside it survives a power cut.
 void sync_folder(const std::filesystem::path& folder);
 
-/// Read-only memory-mapped file. Throws UserError if the file cannot be opened. An empty file maps
-/// to an empty span.
+/// Read-only memory-mapped file. Throws UserError if the path cannot be opened and mapped, or is
+/// not a regular file. For an empty file, `bytes()` is empty.
 class MappedFile {
  public:
   MappedFile() = default;
@@ -59,8 +60,8 @@ class MappedFile {
   MappedFile& operator=(MappedFile&& other) noexcept;
 
   std::span<const std::byte> bytes() const { return {data_, size_}; }
-  /// Drops the resident pages inside bytes [begin, end) of the file. A later access reads them from
-  /// the file again.
+  /// Removes the pages that lie inside bytes [begin, end) of the file from this process's memory. A
+  /// later access reads them from the file again.
   void release(size_t begin, size_t end) const;
 
  private:
@@ -74,7 +75,8 @@ class Sha256 {
   Sha256();
   void update(const void* data, size_t bytes);
   void update(std::string_view text) { update(text.data(), text.size()); }
-  std::string hex_digest();  ///< digest of all data so far; the next `update` starts a new digest
+  /// Returns the digest of all data since the start. The next `update` starts a new digest.
+  std::string hex_digest();
 
  private:
   uint32_t state_[8];
@@ -82,7 +84,10 @@ class Sha256 {
   uint64_t length_ = 0;
 };
 
+/// Returns the SHA-256 of `text` in lower-case hex.
 std::string sha256_of(std::string_view text);
+/// Returns the SHA-256 of a file's content in lower-case hex. Throws UserError if it cannot be
+/// read.
 std::string sha256_of_file(const std::filesystem::path& path);
 
 }  // namespace dovetail

@@ -5,8 +5,9 @@
 
 namespace dovetail {
 
-/// Names the layer that the calling thread executes, for reports by layer. The forward function of
-/// a module opens a scope with its own name. Nested scopes form a path such as "encoder.conv1".
+/// Scope that names the layer which the calling thread executes. Reports list results by layer. The
+/// forward function of a module opens a scope with the module's name. Nested scopes form a path
+/// such as "encoder.conv1".
 class LayerScope {
  public:
   explicit LayerScope(std::string_view name);

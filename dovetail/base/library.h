@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-/// Registers operators in torch.ops.dovetail. Their tensor arguments are checked first, so that no
-/// kernel reads a tensor without memory.
+/// Registration of operators in torch.ops.dovetail. `define` and `implement` wrap each operator:
+/// the wrapper checks tensor arguments first, so that no kernel reads a tensor without memory.
 namespace dovetail {
 
 /// String literal as a template argument.
@@ -25,11 +25,11 @@ struct Literal {
   constexpr std::string_view view() const { return {text, N - 1}; }
 };
 
-/// Returns `tensor` in a form that a kernel can read: a negative view is resolved. `schema` begins
-/// with the operator's name, which errors report. Throws UserError if the tensor is not strided, or
-/// if its elements have no memory. Examples are a DTensor, a tensor traced by torch.compile or
-/// torch.func, and freed storage. Tensors on the meta device are accepted, since kernels infer
-/// shapes from them.
+/// Returns an argument of an operator in a form that a kernel can read. A view with torch's lazy
+/// negation is copied; any other tensor is returned as it is. `schema` begins with the operator's
+/// name, which errors report. Throws UserError if the tensor is not strided, or if its elements
+/// have no memory. Examples are a DTensor, a tensor traced by torch.compile or torch.func, and
+/// freed storage. Tensors on the meta device are accepted, since kernels infer shapes from them.
 at::Tensor readable(std::string_view schema, const at::Tensor& tensor);
 
 /// Returns arguments that are not tensors unchanged.
@@ -48,6 +48,7 @@ inline std::vector<at::Tensor> readable(std::string_view schema, at::TensorList 
   return all;
 }
 
+/// Wrapper: `call` passes each argument through `readable`, then calls kFunction.
 template <Literal kSchema, auto kFunction, class Pointer>
 struct CheckedOperator;
 template <Literal kSchema, auto kFunction, class Result, class... Arguments>

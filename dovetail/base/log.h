@@ -7,11 +7,13 @@
 
 namespace dovetail {
 
+/// Amount of log output, ascending. kInfo is the default. kQuiet still prints warnings.
 enum class LogLevel { kQuiet, kInfo, kVerbose };
+/// Sets the level of this process.
 void set_log_level(LogLevel level);
 
-/// Writes one line to standard error. Lines of concurrent threads and processes do not mix.
-/// Standard output is reserved for results.
+/// Writes one line to standard error, unless `level` is above the level that is set. Lines of
+/// concurrent threads and processes do not mix. Standard output is reserved for results.
 void log_line(LogLevel level, const std::string& line);
 
 template <class... Args>

@@ -10,14 +10,18 @@
 #include <utility>
 #include <vector>
 
+/// Operations: work that the dispatcher cannot see, such as a kernel on raw pointers, and that a
+/// recorded step shall contain. A recorded step is the list of operators that one training step
+/// calls (plan/record/capture.h). The plan decides for each of their tensors: keep, recompute,
+/// offload or compress. Later steps execute the recorded operators as planned.
 namespace dovetail {
 
-/// Tensors of an operation: `reads` are only read, `changes` are modified in place. Both lists may
-/// contain undefined tensors.
+/// Tensors that an operation accesses: `reads` are only read, `changes` are modified in place. Both
+/// lists may contain undefined tensors.
 struct Operands {
   std::vector<at::Tensor> reads = {}, changes = {};
 
-  /// The first N of `reads`, for structured bindings: const auto [x, weight] = inputs.read<2>();
+  /// Returns the first N tensors of `reads`. Example: const auto [x, weight] = inputs.read<2>();
   template <size_t N>
   auto read() const {
     return [this]<size_t... I>(std::index_sequence<I...>) {
@@ -26,9 +30,9 @@ struct Operands {
   }
 };
 
-/// Executes an operation and returns the tensors that it creates. Operands may have other addresses
-/// at each execution. Therefore the body must not keep tensors, and must access only the tensors in
-/// `inputs`.
+/// Function that executes an operation on `inputs` and returns the tensors that it creates. Inputs
+/// may have other addresses at each execution. Therefore the body must not keep tensors, and must
+/// access only the tensors in `inputs`.
 using OperationBody = std::function<std::vector<at::Tensor>(const Operands& inputs)>;
 
 /// Returns true if this thread is recording a step (plan/record/capture.h) and is not inside an
@@ -38,8 +42,9 @@ inline bool operations_are_recorded() {
   return keys.included_.has(c10::DispatchKey::Fake) && !keys.excluded_.has(c10::DispatchKey::Fake);
 }
 
-/// Scope in which allocations of this thread do not belong to the operation that is recorded or
-/// run. Example: a collective allocates memory and frees it at some later time on its own thread.
+/// Scope in which allocations of this thread are outside the plan. They do not count as memory of
+/// the operation that is being recorded or executed. Example: a collective allocates memory and
+/// frees it at some later time on its own thread.
 class UnrecordedAllocations {
  public:
   UnrecordedAllocations();
@@ -50,11 +55,13 @@ class UnrecordedAllocations {
  private:
   bool before_;
 };
+/// Returns false inside an UnrecordedAllocations scope of this thread.
 bool allocations_are_recorded();
 
-/// Declares memory that an operation allocates outside the plan (see UnrecordedAllocations) and
-/// that is read after its end. Example: rows on their way to other ranks. The maximum held at the
-/// same time counts towards the memory budget.
+/// Declares `bytes` that an operation allocated outside the plan (see UnrecordedAllocations) and
+/// that are read after its end. It counts until this object is destroyed. Example: rows on their
+/// way to other ranks. The maximum that all HeldMemory objects declare at the same time counts
+/// towards the memory budget.
 class HeldMemory {
  public:
   explicit HeldMemory(int64_t bytes);
@@ -65,24 +72,24 @@ class HeldMemory {
  private:
   int64_t bytes_;
 };
-/// Returns the maximum bytes held at the same time in this process since the last call. The next
-/// period starts with the bytes currently held.
+/// Returns the maximum bytes that the HeldMemory objects of this process declared at the same time
+/// since the last call. The next maximum starts with the bytes now declared.
 int64_t take_most_held_bytes();
 
 /// Runs `body` through the dispatcher as torch.ops.dovetail.operation. The operator's first
-/// argument is `name`.
+/// argument is `name`. Callers use `operation` (once = false) or `operation_once` (true) instead.
 std::vector<at::Tensor> dispatch_operation(const std::string& name, Operands of, OperationBody body,
                                            bool once);
 
-/// Runs work that the dispatcher cannot see, for example a kernel on raw pointers. A recorded step
-/// contains it as one operator called `name`, for example "dovetail::attention". If nothing is
-/// recorded, `body` is called directly.
+/// Runs `body` on the tensors `of` and returns the tensors that it creates. A recorded step
+/// contains it as one operator called `name`, for example "dovetail::attention". If no step is
+/// being recorded, `body` is called directly.
 ///
-/// A recorded step may run `body` several times, in later steps and within one step. Numbers
-/// captured by `body` must be valid for every step. Values that differ between steps, such as the
-/// step's seed, must be read through a pointer. They must be constant within a step. Writes through
-/// a pointer must have the same effect when repeated. For example, a call writes its count to its
-/// own slot.
+/// A recorded step may run `body` several times: in later steps, and within one step (recompute).
+/// Numbers captured by `body` must be valid for every step. Values that differ between steps, such
+/// as the step's seed, must be read through a pointer. They must be constant within a step. Writes
+/// through a pointer must have the same effect when repeated. For example, each call writes its
+/// count to a slot of its own.
 template <class Body>
 std::vector<at::Tensor> operation(const char* name, Operands of, Body&& body) {
   if (!operations_are_recorded()) return body(of);
@@ -90,9 +97,9 @@ std::vector<at::Tensor> operation(const char* name, Operands of, Body&& body) {
                             /*once=*/false);
 }
 
-/// Runs `body` as `operation` does, but exactly once per step. All operations of this kind run in
-/// the order in which they were recorded. It is for bodies that add to state outside the plan,
-/// or that other ranks call too.
+/// Runs `body` as `operation` does, but exactly once per step. All `operation_once` bodies of a
+/// step run in the order in which they were recorded. Use it for bodies that add to state outside
+/// the plan, and for collectives, which other ranks call too.
 template <class Body>
 std::vector<at::Tensor> operation_once(const char* name, Operands of, Body&& body) {
   if (!operations_are_recorded()) return body(of);

@@ -6,12 +6,13 @@
 
 namespace dovetail {
 
+/// Four random words from one call of the generator.
 struct PhiloxWords {
   uint32_t word[4];
 };
 
-/// Random number generator Philox4x32-10 (Salmon et al., SC 2011), for CPU and GPU. `philox` in
-/// rng.h returns the same words.
+/// Random number generator Philox4x32-10 (Salmon et al., SC 2011), for CPU and GPU. The words are a
+/// pure function of the key and of the 128-bit counter. `philox` in rng.h returns the same words.
 DOVETAIL_HOST_DEVICE constexpr PhiloxWords philox_words(uint64_t key, uint64_t counter_low,
                                                         uint64_t counter_high) {
   constexpr uint64_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;

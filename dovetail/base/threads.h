@@ -9,10 +9,11 @@ namespace dovetail {
 /// parallel region.
 int parallel_workers();
 
-/// Runs `work(begin, end)` over [0, size) in pieces of `grain`. Threads fetch pieces dynamically,
-/// so that a slow or interrupted core processes fewer. Pieces depend on `grain` alone. Results that
-/// depend on the pieces are therefore the same for every number of threads. The first exception is
-/// rethrown after all pieces have stopped.
+/// Calls `work(begin, end)` for consecutive pieces of [0, size), each with `grain` indices except
+/// the last. Threads fetch pieces dynamically, so that a slow or interrupted core processes fewer.
+/// Pieces depend on `size` and `grain` alone. Results that depend on the pieces are therefore the
+/// same for every number of threads. After an exception no further piece starts; the first
+/// exception is rethrown after all running pieces have stopped.
 void parallel_pieces(int64_t size, int64_t grain,
                      const std::function<void(int64_t begin, int64_t end)>& work);
 

@@ -11,9 +11,9 @@ namespace dovetail {
 /// Returns the time of a monotonic clock in seconds.
 double now_seconds();
 
-/// Named span of the calling thread in the trace, from construction to destruction. It costs one
-/// relaxed load if no trace is being recorded. `name` must be a string literal, since its pointer
-/// is stored.
+/// Named time span of the calling thread in the trace, from construction to destruction. If no
+/// trace is being recorded, it costs one relaxed atomic load. `name` must be a string literal,
+/// since its pointer is stored.
 class TraceSpan {
  public:
   explicit TraceSpan(const char* name);
@@ -25,22 +25,25 @@ class TraceSpan {
   int64_t begin_ns_ = -1;
 };
 
-/// Starts recording; one recording per process at a time. Records TraceSpans and, if `aten` is
-/// true, every ATen operator (through RecordFunction).
+/// Starts recording a trace; one recording per process at a time. Records TraceSpans and, if `aten`
+/// is true, also a span for every ATen operator (through torch's RecordFunction).
 void start_trace(bool aten);
 /// Stops recording and writes Chrome/Perfetto JSON to `path`, atomically. The trace has one lane
 /// per thread and times in microseconds.
 void stop_trace(const std::filesystem::path& path);
+/// Returns true while a trace is being recorded.
 bool tracing();
 
-/// Self time by kind of work since `start_trace`, in seconds summed over the recording threads.
-/// `gemm_s` covers aten::mm, addmm, bmm, baddbmm, linear, matmul and their variants, and
+/// Self time of spans by kind of work, in seconds summed over threads. The self time of a span
+/// excludes spans nested in it. Time outside all spans does not count.
+///
+/// `gemm_s` covers spans of aten::mm, addmm, bmm, baddbmm, linear, matmul and their variants, and
 /// dovetail::gemm. `attention_s` covers spans with "attention" or "flash" in their names, and all
-/// spans nested in them. `other_s` covers the remaining spans. Time outside all spans does not
-/// count. Valid until the next `start_trace`.
+/// spans nested in them. `other_s` covers the remaining spans. `total_s` is the sum of the three.
 struct TraceShares {
   double gemm_s = 0, attention_s = 0, other_s = 0, total_s = 0;
 };
+/// Returns the shares of the spans since the last `start_trace`.
 TraceShares trace_shares();
 
 }  // namespace dovetail

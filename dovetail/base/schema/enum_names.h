@@ -14,8 +14,9 @@
 namespace dovetail {
 
 /// Returns the enumerator whose name is `text`, ignoring case. `names` must be lower case and in
-/// the order of the enumerators. Throws UserError that lists the valid names. `library` and `what`
-/// start its message, for example "mx: no format is named ...".
+/// the order of the enumerators, which count from 0. For any other text, throws UserError that
+/// lists the valid names. Its message begins "{library}: no {what} is named". Example: "mx: no
+/// format is named ...".
 template <class Enum, size_t N>
 Enum parse_enum(std::string_view library, std::string_view what, std::string_view text,
                 const std::array<std::string_view, N>& names) {

@@ -16,8 +16,9 @@ namespace dovetail {
 /// Declared key of a config struct, and the constraints on its value.
 ///
 /// Each config struct has `void describe(Section& s)`, which binds each member to a key with help,
-/// unit and range. This single declaration provides TOML parsing, `--set`, and errors with line and
-/// column. It also provides the stored resolved config and the reference page:
+/// unit and range. The functions below use this single declaration. They read TOML and `--set`
+/// overrides of the command line. They report errors with line and column, and write the resolved
+/// config and the reference page. Example:
 ///
 ///     struct ModelConfig {
 ///       int64_t layers = 4;
@@ -32,14 +33,19 @@ namespace dovetail {
 /// The member's value at the time of `describe` is the default.
 class Field {
  public:
-  Field& range(double low, double high);  ///< low <= value <= high, for numbers and list elements
-  Field& above(double low);               ///< low < value
-  Field& choices(std::vector<std::string> values);  ///< allowed strings; for strings only
-  Field& unit(std::string_view unit);  ///< "tokens", "bytes", "s": shown in docs and errors
-  Field& word(std::string_view word,
-              int64_t value);  ///< also accepts `word`, such as "auto", as a name of `value`;
-                               ///< integers only. `value` may be out of range.
-  Field& required();           ///< error if neither the file nor --set has the key
+  /// Requires low <= value <= high, for a number or for each number in a list.
+  Field& range(double low, double high);
+  /// Requires low < value, for a number or for each number in a list.
+  Field& above(double low);
+  /// Requires a string to be one of `values`; for strings only.
+  Field& choices(std::vector<std::string> values);
+  /// Sets the unit that docs and errors show, for example "tokens", "bytes" or "s".
+  Field& unit(std::string_view unit);
+  /// Also accepts `word`, such as "auto", in place of the integer `value`. For integers only;
+  /// `value` may be out of range.
+  Field& word(std::string_view word, int64_t value);
+  /// Makes it an error if neither the config file nor `--set` has the key.
+  Field& required();
 
  private:
   friend class Section;
@@ -49,6 +55,8 @@ class Field {
   State* state_;
 };
 
+/// Table of a config, to which a struct's `describe` adds keys. `value` binds a key to a member of
+/// the struct: parsing a config writes the value there.
 class Section {
  public:
   Field value(std::string_view key, bool& member, std::string_view help);
@@ -61,14 +69,15 @@ class Section {
   Field value(std::string_view key, std::vector<std::string>& member,
               std::string_view help);  ///< also accepts "a" for ["a"]
 
-  /// Declares a nested table `[parent.key]`. It always exists, with its defaults.
+  /// Declares a nested table `[parent.key]`, bound to the config struct `member`. A config that
+  /// lacks the table gives it its defaults.
   template <class T>
   void section(std::string_view key, T& member, std::string_view help) {
     member.describe(subsection(key, help));
   }
 
-  /// Declares an array of tables `[[parent.key]]` or of inline tables. `member` is resized to the
-  /// number of entries in the config.
+  /// Declares an array of tables `[[parent.key]]` or of inline tables, bound to a vector of config
+  /// structs. Parsing resizes `member` to the number of entries in the config.
   template <class T>
   void list(std::string_view key, std::vector<T>& member, std::string_view help) {
     list_impl(
@@ -101,13 +110,14 @@ class Section {
 using Describe = std::function<void(Section&)>;
 
 /// Fills the described members from TOML text, then from `overrides` ("section.key=value", with the
-/// value in TOML syntax). An override value that is not TOML but begins like a word is a string. A
-/// key that takes a string accepts `7` or `true` as typed. `name` is the file name in errors.
+/// value in TOML syntax). An override value that is not TOML is a string, unless it begins with
+/// `[`, `{` or a quote. In an override, a key that takes a string accepts `7` or `true` as typed.
+/// `name` is the file name in errors.
 ///
 /// Throws UserError with place, source line and help. Causes: syntax error, unknown key, wrong
 /// type, value out of range, missing required key. For an unknown key, the help names the nearest
-/// key. The place of an override is `--set section.key=value`. Members of the config are
-/// unspecified after a throw.
+/// key. For a mistake in an override, the place is `--set section.key=value`. Members of the config
+/// are unspecified after a throw.
 void parse_config(const Describe& describe, std::string_view toml, std::string_view name,
                   const std::vector<std::string>& overrides = {});
 
@@ -115,22 +125,25 @@ void parse_config(const Describe& describe, std::string_view toml, std::string_v
 void load_config(const Describe& describe, const std::filesystem::path& path,
                  const std::vector<std::string>& overrides = {});
 
-/// Resolved config, each key with its value, as TOML or as JSON. The TOML parses back to the same
-/// values.
+/// Returns the resolved config as TOML: each key with its current value. The TOML parses back to
+/// the same values.
 std::string config_to_toml(const Describe& describe);
+/// Returns the resolved config as a JSON object. NaN and infinity become "nan", "inf" and "-inf".
 nlohmann::json config_to_json(const Describe& describe);
+/// Fills the described members from the result of `config_to_json`. `name` is the file name in
+/// errors. Throws UserError like parse_config.
 void config_from_json(const Describe& describe, const nlohmann::json& json, std::string_view name);
 
 /// Returns the reference page in Markdown. Each section has a table with key, type, default, unit,
 /// range and help.
 std::string config_reference(const Describe& describe);
 
-/// Explains one key in words, for `dovetail config --explain section.key`. Throws UserError that
-/// names the nearest key if `key` is unknown.
+/// Explains one key or section in words, for `dovetail config --explain section.key`. If `key` is
+/// unknown, throws UserError that names the nearest key.
 std::string explain_key(const Describe& describe, std::string_view key);
 
-/// Returns the entry of `known` that is nearest to `word` by edit distance. Returns "" if no entry
-/// is near enough to be meant.
+/// Returns the entry of `known` that is nearest to `word` by edit distance. Returns "" if none is
+/// near enough that `word` may be a typing mistake for it.
 std::string nearest_word(std::string_view word, const std::vector<std::string>& known);
 
 }  // namespace dovetail

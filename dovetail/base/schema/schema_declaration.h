@@ -21,29 +21,32 @@ struct Field::State {
   using Target = std::variant<bool*, int64_t*, double*, std::string*, std::vector<int64_t>*,
                               std::vector<double>*, std::vector<std::string>*>;
   std::string key, help, unit;
-  Target target;
-  std::optional<double> low, high, above;
-  std::vector<std::string> choices;
-  std::string word;  ///< text that is accepted for `word_value`; empty if there is no such text
+  Target target;                           ///< member that stores the value
+  std::optional<double> low, high, above;  ///< arguments of Field::range and Field::above
+  std::vector<std::string> choices;        ///< allowed strings; empty: all
+  /// Text that is accepted in place of the integer `word_value`; empty: none.
+  std::string word;
   int64_t word_value = 0;
   bool required = false;
 
-  /// Returns true if the member is an integer and equals `word_value`.
+  /// Returns true if the current value of the member is the one that `word` stands for.
   bool is_word() const {
     const auto* const* member = std::get_if<int64_t*>(&target);
     return !word.empty() && member != nullptr && **member == word_value;
   }
 };
 
-/// Table of the config while its struct describes itself. Nodes never move, since fields and
-/// sections refer to them.
+/// One table of a config, as its struct's `describe` has declared it. The containers `fields` and
+/// `sections` never move their elements, since Field and Section objects point to them.
 struct Section::State {
+  /// Array of tables. The functions access the vector of structs that Section::list has bound.
   struct List {
     std::string key, help;
     std::function<void(int64_t)> resize;
     std::function<void(int64_t, Section&)> describe_element;
-    std::function<std::shared_ptr<void>(Section&)>
-        describe_example;  ///< returns an element that the caller keeps alive
+    /// Describes an element with default values, which is not in the vector. Returns the element;
+    /// the caller keeps it alive as long as it uses the section.
+    std::function<std::shared_ptr<void>(Section&)> describe_example;
     std::function<int64_t()> size;
   };
 
@@ -59,19 +62,21 @@ struct Section::State {
   std::list<List> lists;
 };
 
-/// Functions shared by readers and writers of configs. This is a struct so that `Field` and
-/// `Section` can name it as their friend.
+/// Functions on declared keys, for the code that reads and writes configs. This is a struct so that
+/// `Field` and `Section` can name it as their friend.
 struct SchemaAccess {
   using Field = dovetail::Field::State;
   using Section = dovetail::Section::State;
 
+  /// Adds a key to `section`. Throws InternalError if the section has the key already.
   static Field& declare(Section& section, std::string_view key, std::string_view help,
                         const Field::Target& target);
+  /// Returns the names of the section's keys, nested tables and arrays of tables.
   static std::vector<std::string> keys(const Section& section);
-  /// Returns the type in words: "integer", "list of strings", ...
+  /// Returns the type of a key in words: "integer", "list of numbers", ...
   static std::string type_name(const Field& field);
-  /// Returns the accepted values: "1 to 10000", "above 0", "\"a\", \"b\""; empty if all values are
-  /// accepted.
+  /// Returns the accepted values of a key in words; empty if all values are accepted. Examples: "1
+  /// to 10000", "above 0", "\"a\", \"b\"".
   static std::string range_text(const Field& field);
   /// Returns the current value of the member as TOML.
   static std::string value_text(const Field& field);

@@ -7,21 +7,24 @@
 #include "dovetail/base/philox.h"
 #include "dovetail/embedding/pack/cuda_kernels.h"
 
-/// Loads and stores of rows of any width, in the registers of a team of `lanes` lanes. Lane l holds
-/// four neighbouring columns in vector v, from column 4 * (l + v * lanes) on.
+/// Loads and stores of rows of any width. A team of `lanes` lanes (threads of one warp) holds a row
+/// in its registers, as vectors of four elements. Vector v of lane l has four neighbouring columns,
+/// from column 4 * (l + v * lanes) on.
 namespace dovetail::embedding::cuda {
 
-inline constexpr int kVector = 4;
-inline constexpr int kThreads = 256;
+inline constexpr int kVector = 4;     ///< elements of a vector
+inline constexpr int kThreads = 256;  ///< threads of a block
 
-/// Loads elements [0, left) of four and fills the rest with zeros. `whole`: all four elements
-/// exist, and `from` is aligned to their total size.
+/// Loads one vector. `left` is the number of elements from `from` to the end of the row. Elements
+/// beyond the end are zeros. If `whole`, all four elements exist (for left > 0), and `from` is
+/// aligned to their total size.
 __device__ inline float4 load_four(const float* from, int64_t left, bool whole) {
   if (left <= 0) return {0, 0, 0, 0};
   if (whole) return __ldg(reinterpret_cast<const float4*>(from));
   return {from[0], left > 1 ? from[1] : 0, left > 2 ? from[2] : 0, left > 3 ? from[3] : 0};
 }
 
+/// Converts four bfloat16 numbers to float32.
 __device__ inline float4 widened(uint2 bits) {
   return {__uint_as_float(bits.x << 16), __uint_as_float(bits.x & 0xffff0000u),
           __uint_as_float(bits.y << 16), __uint_as_float(bits.y & 0xffff0000u)};
@@ -34,7 +37,8 @@ __device__ inline float4 load_four(const __nv_bfloat16* from, int64_t left, bool
   return {at(0), at(1), at(2), at(3)};
 }
 
-/// load_four for data that the same kernel writes. It must avoid the read-only cache (`__ldg`).
+/// Does the same as load_four, for data that the same kernel writes. It must avoid the read-only
+/// cache (`__ldg`).
 __device__ inline float4 load_own(const float* from, int64_t left, bool whole) {
   if (left > 0 && whole) return *reinterpret_cast<const float4*>(from);
   return load_four(from, left, false);
@@ -45,6 +49,7 @@ __device__ inline float4 load_own(const __nv_bfloat16* from, int64_t left, bool 
   return load_four(from, left, false);
 }
 
+/// Stores the elements of a vector that are in the row, with `left` and `whole` as in load_four.
 __device__ inline void store_four(float4 x, float* to, int64_t left, bool whole) {
   if (left <= 0) return;
   if (whole) {
@@ -57,14 +62,17 @@ __device__ inline void store_four(float4 x, float* to, int64_t left, bool whole)
   if (left > 3) to[3] = x.w;
 }
 
-/// Rounds stochastically to bfloat16 (see row_format.h). Adds the upper 16 bits of `word` to the
-/// bits of a finite x and returns the upper half.
+/// Rounds x stochastically to bfloat16 (see row_format.h) and returns its 16 bits. If x is finite,
+/// adds the upper 16 bits of the random `word` to the bits of x. The upper half of the sum is the
+/// result.
 __device__ inline uint32_t rounded(float x, uint32_t word) {
   const uint32_t bits = __float_as_uint(x);
   const bool finite = (bits & 0x7fffffffu) < 0x7f800000u;
   return (finite ? bits + (word >> 16) : bits) >> 16;
 }
 
+/// Stores a vector like the function above, rounded to bfloat16 with one random word for each
+/// element.
 __device__ inline void store_four(float4 x, PhiloxWords words, __nv_bfloat16* to, int64_t left,
                                   bool whole) {
   if (left <= 0) return;
@@ -81,6 +89,7 @@ __device__ inline void store_four(float4 x, PhiloxWords words, __nv_bfloat16* to
   if (left > 3) bits[3] = static_cast<uint16_t>(d);
 }
 
+/// Adds scale * x to `sum`.
 __device__ inline void add_scaled(float scale, float4 x, float4& sum) {
   sum.x = fmaf(scale, x.x, sum.x);
   sum.y = fmaf(scale, x.y, sum.y);
@@ -88,12 +97,13 @@ __device__ inline void add_scaled(float scale, float4 x, float4& sum) {
   sum.w = fmaf(scale, x.w, sum.w);
 }
 
-/// Lanes that share a row (a power of two, at most a warp) and the number of vectors that each lane
-/// holds.
+/// Number of lanes that share a row (a power of two, at most a warp), and number of vectors that
+/// each lane holds.
 struct Team {
   int lanes, vectors;
 };
 
+/// Returns the smallest team that can hold a row of `widest` elements.
 inline Team team_of(int64_t widest) {
   Team team{1, 1};
   while (team.lanes < 32 && team.lanes * kVector < widest) team.lanes *= 2;
@@ -101,8 +111,9 @@ inline Team team_of(int64_t widest) {
   return team;
 }
 
-/// Calls `f` with an example of the row's element type and the number of vectors as an
-/// integral_constant.
+/// Calls f(example, vectors), which selects a kernel for the pack. The type of `example` is the
+/// element type of its rows, float or bfloat16. `vectors` is an integral_constant: the vectors of a
+/// lane in a team for the widest row.
 template <class F>
 void with_rows(const CudaPack& pack, F f) {
   const auto vectors = [&](auto example) {
@@ -124,6 +135,7 @@ void with_rows(const CudaPack& pack, F f) {
   }
 }
 
+/// Returns the number of blocks that have `threads` threads together, at most `most`.
 inline unsigned blocks_for(int64_t threads, int64_t most) {
   const int64_t blocks = (threads + kThreads - 1) / kThreads;
   return static_cast<unsigned>(blocks < most ? blocks : most);

@@ -17,17 +17,19 @@
 
 namespace dovetail::embedding {
 
-/// Rule that decides which keys get a row.
-///   kAlways       Each key, in the first step in which it occurs.
-///   kCount        A key gets a row in the step in which its occurrences reach `min_count`.
-///                 Occurrences in this step count.
-///   kProbability  A key with c occurrences in a step gets a row with probability 1 - (1 -
+/// Rule that decides which keys are admitted to a hashed table (see HashedTables). An admitted key
+/// gets a row. A key occurs once for each id in a batch that equals it.
+///   kAlways       A key is admitted in the first step in which it occurs.
+///   kCount        A key is admitted in the step in which its occurrences reach `min_count`.
+///                 Occurrences in this step count. Until then, the key is a candidate: it is
+///                 counted but has no row.
+///   kProbability  A key with c occurrences in a step is admitted with probability 1 - (1 -
 ///                 probability)^c. This equals one draw for each occurrence. The draw is a function
 ///                 of (seed, name of the table, key, step).
 enum class Admission { kAlways, kCount, kProbability };
 
-/// Rule that decides which rows are evicted, with their optimizer state. It applies at the end of
-/// each `evict_steps`th step.
+/// Rule that decides which keys are evicted, with their rows and optimizer state. It applies at the
+/// end of each `evict_steps`th step.
 ///   kNone       No row is evicted.
 ///   kAge        Rows that last occurred more than `max_age` steps ago are evicted.
 ///   kFrequency  The rows with the fewest occurrences are evicted until `keep_rows` are left. Ties:
@@ -40,37 +42,40 @@ enum class Eviction { kNone, kAge, kFrequency };
 Admission parse_admission(std::string_view name);
 Eviction parse_eviction(std::string_view name);
 
+/// Rules and limits of hashed tables.
 struct HashedOptions {
   Admission admission = Admission::kAlways;
-  int64_t min_count = 2;  ///< for Admission::kCount
-  /// For Admission::kCount: maximum number of keys of a table that are counted without having a
-  /// row.
+  int64_t min_count = 2;  ///< for Admission::kCount: occurrences that admit a key
+  /// For Admission::kCount: maximum number of candidates of a table.
   int64_t max_candidates = 0;
-  double probability = 0.1;  ///< for Admission::kProbability
+  double probability = 0.1;  ///< for Admission::kProbability: probability for each occurrence
   Eviction eviction = Eviction::kNone;
-  int64_t evict_steps = 1000;
-  int64_t max_age = 100000;  ///< for Eviction::kAge, and always for candidates
-  int64_t keep_rows = 0;     ///< for Eviction::kFrequency, for each table
+  int64_t evict_steps = 1000;  ///< steps between evictions of rows and candidates
+  /// For Eviction::kAge: maximum number of steps since a row's key last occurred. Candidates are
+  /// always evicted beyond this age.
+  int64_t max_age = 100000;
+  int64_t keep_rows = 0;  ///< for Eviction::kFrequency: rows of each table that an eviction leaves
 };
 
-/// Counters, summed over the tables. `rows`, `candidates` and their `bytes` are current values.
-/// `admitted`, `evicted` and `candidates_evicted` count keys since construction. All others count
-/// occurrences of keys since construction.
+/// Counters, summed over the tables. `rows`, `candidates` and `bytes` (in use for both) are current
+/// values. `admitted`, `evicted` and `candidates_evicted` count keys since construction. All others
+/// count occurrences of keys since construction.
 struct HashedCounters {
   int64_t rows = 0, candidates = 0, bytes = 0;
   int64_t found = 0;         ///< occurrences of keys that had a row when their step began
   int64_t admitted = 0;      ///< keys that got a row
-  int64_t not_admitted = 0;  ///< occurrences of keys that Admission did not admit
-  /// Occurrences of keys that were to be admitted, but the table has its maximum of `rows` rows.
+  int64_t not_admitted = 0;  ///< occurrences of keys that the admission rule did not admit
+  /// Occurrences of keys that the rule admits but that get no row: all `rows` rows of the table are
+  /// taken.
   int64_t refused_full = 0;
-  /// Occurrences of keys that were to be admitted, but no more rows fit into max_bytes.
+  /// Occurrences of keys that the rule admits but that get no row: no more rows fit into max_bytes.
   int64_t refused_memory = 0;
-  /// Occurrences of keys that were not even counted, since there are max_candidates already.
+  /// Occurrences of keys that did not become candidates: there are max_candidates already.
   int64_t refused_candidates = 0;
   int64_t evicted = 0, candidates_evicted = 0;
 };
 
-/// All counters by name. The first kPresentCounters entries are current values.
+/// All counters with their names. The first kPresentCounters entries are current values.
 inline constexpr size_t kPresentCounters = 3;
 inline constexpr std::array<std::pair<std::string_view, int64_t HashedCounters::*>, 11>
     kHashedCounters = {{
@@ -87,133 +92,149 @@ inline constexpr std::array<std::pair<std::string_view, int64_t HashedCounters::
         {"candidates_evicted", &HashedCounters::candidates_evicted},
     }};
 
+/// Adds each counter.
 HashedCounters operator+(HashedCounters a, const HashedCounters& b);
 
-/// Keys in ascending order of their unsigned 64 bits, with occurrence counts and last steps. Each
-/// tensor is (n) int64.
+/// List of n keys, in ascending order of their unsigned 64 bits, with occurrence counts and last
+/// steps. Each tensor is (n) int64, except `removed`.
 struct KeyCounts {
   at::Tensor keys;  ///< the 64 bits of each key
-  /// Counts for Eviction::kFrequency and Admission::kCount, as they were at last_step.
+  /// Occurrence counts for Eviction::kFrequency and Admission::kCount, as they were at last_step.
   at::Tensor occurrences;
   at::Tensor last_step;  ///< step in which the key last occurred
-  /// Removed keys, (m) int64, ascending like `keys`. With RowSet::kChanged: keys that existed when
-  /// changes were last forgotten, but do not exist any more.
+  /// Removed keys, (m) int64, ascending like `keys`. They were present at the last forget_changes,
+  /// but are not present any more. Delta checkpoints need them.
   at::Tensor removed = {};
 };
 
 /// Contents of a hashed table: all of it, or the part that has changed.
 struct KeyedRows {
-  KeyCounts known;
-  /// Stored row of each known key, (n, stored_width) of stored_type.
+  KeyCounts known;  ///< keys that have a row
+  /// Stored row of each known key, (n, stored_width) of stored_type (row_format.h).
   at::Tensor weight;
-  at::Tensor state;      ///< (n, state_per_row) float32
-  KeyCounts candidates;  ///< keys that are counted without having a row
+  at::Tensor state;      ///< optimizer state of each known key, (n, state_per_row) float32
+  KeyCounts candidates;  ///< keys that are counted but have no row
 };
 
-/// Tables without a fixed vocabulary. Ids are 64-bit keys, and a key gets a row when it occurs. The
-/// `rows` of a TableSpec are the maximum. Address space is reserved for all of them. The system
-/// provides memory as rows fill. `max_bytes`, if set, also limits the rows. It covers rows,
-/// optimizer state, counts, the key map (full size from the start), `max_candidates` candidates and
-/// the records for a delta. Usage:
+/// Hashed tables: tables without a fixed vocabulary. Ids are 64-bit keys, and a key gets a row when
+/// it is admitted (see Admission). The `rows` of a TableSpec are the maximum number of rows.
+/// Address space is reserved for all of them. The system provides memory as rows fill. `max_bytes`
+/// of a TableSpec, if set, also limits the rows. It covers rows, optimizer state, counts and the
+/// key map (full size from the start). It also covers `max_candidates` candidates and the records
+/// for delta checkpoints. Usage:
 ///
 /// ```
-/// const Jagged slots = tables.begin(keys);  // admits keys
+/// const Jagged slots = tables.begin(keys);  // admits keys, turns keys into row numbers
 /// pool(tables.packed(), slots);
 /// update(tables.packed(), {{slots, gradient}});  // or micro-batches samples_of(slots, ...)
 /// tables.end();  // evicts rows
 /// ```
 ///
-/// A new row has the values of InitialRows for its key, within initial_bound(rows) of the whole
-/// table. They do not depend on when or where the key first occurs. A key that was evicted and
-/// returns starts in the same way. A key without a row reads zeros, and its gradient is discarded,
-/// as in DeepRec's EmbeddingVariable. It does count in the size of a mean's bag. Results do not
-/// depend on the number of threads.
+/// A new row has the values of InitialRows (table.h) for its key. Their bound is initial_bound(rows
+/// of the whole table). They do not depend on when or where the key first occurs. A key that was
+/// evicted and returns starts with the same values. A key without a row reads zeros, and its
+/// gradient is discarded, as in DeepRec's EmbeddingVariable. It does count in the size of a mean's
+/// bag. Results do not depend on the number of threads.
 class HashedTables {
  public:
-  /// Throws UserError like PackedTables, for options out of range, and if not even one row fits
-  /// into max_bytes.
+  /// Throws UserError like PackedTables. Also throws it for options out of range, and if not even
+  /// one row fits into max_bytes.
   HashedTables(const PackSpec& spec, const HashedOptions& options,
                Changes changes = Changes::kUntracked);
 
-  /// Spec as given. Each table of packed() has one more row: row 0, which is all zeros.
+  /// Returns the spec that the constructor got. Each table of packed() has one row more than its
+  /// keys can have: row 0, which is all zeros. Keys without a row get it.
   const PackSpec& spec() const { return spec_; }
   const HashedOptions& options() const { return options_; }
 
-  /// Begins a step. Returns the batch with row numbers of packed() instead of keys. Steps must not
-  /// overlap. Throws UserError like check_jagged.
+  /// Begins a step and admits keys. Returns the batch with row numbers of packed() instead of keys.
+  /// Steps must not overlap. Throws UserError like check_jagged.
   Jagged begin(const Jagged& keys);
   PackedTables& packed() { return packed_; }
   const PackedTables& packed() const { return packed_; }
+  /// Ends the step. Evicts rows and candidates in each `evict_steps`th step.
   void end();
 
-  /// Like `begin`, for a lookup without an update, as in evaluation. Admits and counts no key.
-  /// Throws UserError like check_jagged.
+  /// Returns the batch with row numbers of packed() instead of keys, for a lookup without an
+  /// update, as in evaluation. Admits and counts no key. Throws UserError like check_jagged.
   Jagged find(const Jagged& keys) const;
 
-  /// Reads the contents of a table; load is the inverse. Call both between steps. With
-  /// RowSet::kChanged, returns the keys that occurred or were evicted since forget_changes. Loading
-  /// throws UserError for wrong shapes, duplicate keys and too many keys for the table.
+  /// Returns a copy of a table's contents. With RowSet::kChanged, it has the keys that occurred
+  /// since the last forget_changes, and the evicted keys in `removed`. Call it between steps.
   KeyedRows contents(int64_t table, RowSet which = RowSet::kAll) const;
+  /// Replaces a table's contents. Call it between steps. Throws UserError for wrong shapes,
+  /// duplicate keys and too many keys for the table.
   void load(int64_t table, const KeyedRows& contents);
-  /// Forgets changes after a checkpoint has saved them. Does nothing if changes are not tracked.
+  /// Begins a new set of changed and removed keys. Call it after a checkpoint has saved them. Does
+  /// nothing if changes are not tracked.
   void forget_changes();
 
-  /// Number of ended steps. `last_step` of a key refers to this count.
+  /// Returns the number of ended steps. Steps count from 1: a key that occurs in the first step has
+  /// last_step 1.
   int64_t steps() const { return step_; }
   void set_steps(int64_t steps) { step_ = steps; }
 
   HashedCounters counters() const;
-  /// Bytes in use: rows and state of present keys, maps, candidates. Temporary memory of a step for
-  /// its new keys is not included.
+  /// Returns the bytes in use: rows and state of present keys, maps, candidates. Temporary memory
+  /// of a step for its new keys is not included.
   int64_t memory_bytes() const;
-  /// Maximum rows of a table, limited by its rows and its max_bytes.
+  /// Returns the maximum number of rows of a table: its configured `rows`, or fewer if max_bytes
+  /// holds fewer.
   int64_t most_rows(int64_t table) const { return tables_.at(static_cast<size_t>(table))->rows; }
 
  private:
   static constexpr uint32_t kNone = SlotMap<uint64_t>::kNone;
 
-  /// Set of keys. Each key has an entry whose number does not change while the key is present.
+  /// Set of keys. Each present key has an entry in an array. The entry's number (index) does not
+  /// change while the key is present.
   class Keys {
    public:
     struct Entry {
       uint64_t key = 0;
       int64_t occurrences = 0, last_step = 0;  // as in KeyCounts
-      bool taken = false;
+      bool taken = false;                      // false: the entry is free and has no key
       // changed: the entry changed since the last forget_changes. saved: it was present at that
       // time.
       bool changed = false, saved = false;
     };
 
     Keys() : map_(kFewKeys) {}
-    /// Reserves room for `most` keys at once, so that later inserts allocate nothing.
+    /// Reserves room for `most` keys, so that later inserts allocate nothing.
     Keys(int64_t most, Changes changes);
-    /// Bytes that Keys(most, changes) take when they are full.
+    /// Returns the bytes that Keys(most, changes) takes when it is full.
     static int64_t bytes_for(int64_t most, Changes changes);
+    /// Returns the number of the key's entry, or kNone if the key is not present.
     uint32_t find(uint64_t key) const { return map_.find(key); }
     void prefetch(uint64_t key) const { map_.prefetch(key); }
+    /// Inserts a key that is not present. Returns the number of its entry.
     uint32_t insert(uint64_t key);
+    /// Removes the key with this entry number.
     void erase(uint32_t number);
+    /// Returns the number of present keys.
     int64_t size() const { return map_.size(); }
     /// Entries by number, including free ones.
     std::vector<Entry>& entries() { return entries_; }
     const std::vector<Entry>& entries() const { return entries_; }
     int64_t bytes() const;
     void clear();
-    /// Numbers of the present keys in `which`, in ascending order of their keys.
+    /// Returns the entry numbers of the present keys in `which`, in ascending order of the keys.
     std::vector<int64_t> ascending(RowSet which) const;
+    /// Returns the keys with these entry numbers, and all removed keys.
     KeyCounts counts(const std::vector<int64_t>& numbers) const;
+    /// Replaces all keys. Throws UserError, naming `table`, if a key occurs twice.
     void load(const KeyCounts& counts, const std::string& table);
     void forget_changes();
 
    private:
     static constexpr int64_t kFewKeys = 16;
 
-    int64_t most_ = 0;  // number of keys that have reserved room; 0: grows on demand
+    int64_t most_ = 0;  // number of keys for which room is reserved; 0: grows on demand
     Changes changes_ = Changes::kUntracked;
     SlotMap<uint64_t> map_;
     std::vector<Entry> entries_;
-    std::vector<uint32_t> free_;  // free numbers; the last one is reused first
-    // Keys erased since the last forget_changes; some may be present again
+    std::vector<uint32_t> free_;  // numbers of free entries; the last one is reused first
+    // removed_: keys erased since the last forget_changes, if they were present at that time. Some
+    // may be present again.
     std::vector<uint64_t> removed_;
   };
 
@@ -222,24 +243,25 @@ class HashedTables {
 
     InitialRows initial;
     uint64_t admission_seed;
+    // rows: maximum number of keys with a row. state_width: floats of state for each row.
     int64_t rows = 0, row_bytes = 0, state_width = 0;
-    bool capped = false;     // max_bytes limits the rows, not TableSpec::rows
+    bool capped = false;     // true: max_bytes limits `rows`, not TableSpec::rows
     char* stored = nullptr;  // row data in packed_
     float* state = nullptr;  // row state in packed_
     at::Tensor rows_held;    // (rows + 1) int32: hash of each row's key, which seeds its rounding
-    Keys keys, candidates;   // row of entry i is i + 1
+    Keys keys, candidates;   // the key in entry i of `keys` has row i + 1
     HashedCounters counters;
   };
-  /// Key of a step that has no row when the step begins, with its number of occurrences.
+  /// Key that has no row when the step begins, and the number of its occurrences in the step.
   struct NewKey {
     uint64_t key;
     int64_t count;
   };
 
-  /// bytes_for: bytes of a table with `rows` rows. rows_within: rows that fit into the table's
-  /// max_bytes, at most table.rows.
+  /// Returns the bytes of a table that has `rows` rows, as max_bytes counts them.
   static int64_t bytes_for(const PackSpec& spec, const TableSpec& table,
                            const HashedOptions& options, Changes changes, int64_t rows);
+  /// Returns the number of rows that fit into the table's max_bytes, at most table.rows.
   static int64_t rows_within(const PackSpec& spec, const TableSpec& table,
                              const HashedOptions& options, Changes changes);
   static PackSpec packed_spec(PackSpec spec, const HashedOptions& options, Changes changes);
@@ -247,7 +269,8 @@ class HashedTables {
   uint32_t admit(Table& table, const NewKey& key);
   bool is_admitted(Table& table, const NewKey& key) const;
   void evict(Table& table) const;
-  /// Occurrence count of an entry with a row after `steps` ended steps.
+  /// Returns the occurrence count of an entry of `keys` after `steps` ended steps. It applies the
+  /// halvings of Eviction::kFrequency since the entry's last step.
   int64_t occurrences_after(const Keys::Entry& entry, int64_t steps) const;
   void evict_candidates(Table& table) const;
   void clear_null_row(Table& table) const;

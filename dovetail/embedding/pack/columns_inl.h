@@ -1,6 +1,6 @@
-// Row loops in blocks of vectors that stay in registers, for any row width.
-// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
-// foreach_target.
+// Loops over the elements of a row of any width, in blocks of SIMD vectors that stay in registers.
+// A vector has kLanes float32 elements (simd_math_inl.h). Compiled once per instruction set:
+// included by *_simd.cpp after simd_config.h, through foreach_target.
 #if defined(DOVETAIL_EMBEDDING_COLUMNS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DOVETAIL_EMBEDDING_COLUMNS_INL_H_
 #undef DOVETAIL_EMBEDDING_COLUMNS_INL_H_
@@ -20,13 +20,14 @@ namespace HWY_NAMESPACE {
 
 using namespace ops::HWY_NAMESPACE;
 
-/// kVectors vectors of a row that start at `column`. The last vector has `last` elements, all
-/// others kLanes.
+/// Part of a row: kVectors vectors from element `column` on. The last vector has `last` elements,
+/// all others kLanes.
 template <int kVectors>
 struct Block {
   static constexpr int kCount = kVectors;
   int64_t column, last = kLanes;
 
+  /// Returns the number of elements in vector v.
   int64_t left(int v) const { return v == kVectors - 1 ? last : kLanes; }
 };
 
@@ -48,7 +49,7 @@ HWY_INLINE void each_block(int64_t dim, const Body& body) {
     body(Block<1>{column, dim - column < kLanes ? dim - column : kLanes});
 }
 
-/// Adds to a block's sum: sum[v] = sum[v] + scale * from.
+/// Adds the block's elements of the row `from` to `sum`: sum[v] = sum[v] + scale * vector v.
 template <class B>
 HWY_INLINE void add_scaled(const B& block, float scale, const float* from,
                            FloatVector (&sum)[B::kCount]) {

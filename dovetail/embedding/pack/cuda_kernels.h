@@ -8,23 +8,26 @@
 
 namespace dovetail::embedding {
 
-/// Table on a GPU. The rows of all tables in a pack are numbered consecutively, one table after
-/// another.
+/// Table on a GPU. The rows of all tables in a pack (PackSpec in table.h) are numbered
+/// consecutively, one table after another. `first_row` is the number of this table's first row.
+/// `dim` is the number of elements of a row.
 struct CudaTable {
   char* rows;    ///< rows in their stored format, row_bytes each
   float* state;  ///< optimizer state, state_width floats for each row
   int64_t first_row, dim, row_bytes, state_width;
-  /// Fields of RowRounding. Only bfloat16 rows use them.
+  /// Fields of RowRounding (row_format.h) for stochastic rounding. Only bfloat16 rows use them.
   uint64_t rounding_key;
   int64_t rounding_first_row, rounding_row_step, rounding_first_column;
 };
 
+/// Index of a feature's table, first column of its pooled rows in the output, and true for
+/// Pooling::kMean (otherwise kSum).
 struct CudaFeature {
   int64_t table, column;
   bool mean;
 };
 
-/// Layout of a pack (tables that are looked up together). The pointers are in GPU memory.
+/// Layout of a pack (tables that are looked up together). The pointers are to GPU memory.
 struct CudaPack {
   ops::Storage storage;  ///< dtype of the rows
   const CudaTable* tables;
@@ -36,22 +39,24 @@ struct CudaPack {
 /// Maximum elements of a row: the lanes of one warp hold it in their registers.
 inline constexpr int64_t kCudaDim = 1024;
 
-/// Jagged batch on the GPU. Its features are the pack's features.
+/// Batch (Jagged in jagged.h) on the GPU, with `ids` ids in `samples` samples. Its features are the
+/// pack's features.
 struct CudaBatch {
   const int64_t *values, *offsets;
   const float* weights;  ///< null if the batch has no weights
   int64_t ids, samples;
 };
 
-/// Sets *bad to 1 if the batch violates the rules of check_jagged.
+/// Arguments of CudaKernels::check, which checks a batch by the rules of check_jagged.
 struct CudaCheckProblem {
   CudaBatch batch;
   int64_t features;
   const int64_t* rows;  ///< rows of each feature's table, (features); kAnyKey where any id is valid
-  int32_t* bad;         ///< the caller sets it to 0
+  int32_t* bad;         ///< set to 1 if the batch breaks a rule; the caller sets it to 0 before
 };
 
-/// Arguments of `pool` (lookup.h). The result has the same bits as on the CPU.
+/// Arguments of CudaKernels::pool, which computes `pool` of lookup.h. The result has the same bits
+/// as on the CPU.
 struct CudaPoolProblem {
   CudaPack pack;
   CudaBatch batch;
@@ -59,49 +64,63 @@ struct CudaPoolProblem {
   int64_t columns;
 };
 
-/// Micro-batch with the gradient of its pooled rows. Gradient rows are `gradient_stride` floats
-/// apart.
+/// Micro-batch with the gradient of its pooled rows, (samples, columns). Rows of the gradient are
+/// `gradient_stride` floats apart.
 struct CudaGradient {
   CudaBatch batch;
   const float* gradient;
   int64_t gradient_stride;
-  /// Number of its first bag among the bags of all micro-batches. Bags are numbered by (sample,
-  /// feature), with the feature varying fastest.
+  /// Number of its first bag among the bags of all micro-batches in the update. Bags are numbered
+  /// by (sample, feature), with the feature varying fastest.
   int64_t first_bag;
 };
 
-/// Occurrence of one id in a batch: its bag, and the factor for the bag's gradient.
+/// Occurrence of one id in an update. It adds `scale` times its bag's gradient to the gradient of
+/// the id's row.
 struct CudaOccurrence {
-  uint32_t bag;
-  float scale;
+  uint32_t bag;  ///< number of the bag, counted as for CudaGradient::first_bag
+  float scale;   ///< weight of the id (1 without weights), divided by the bag's size for a mean
 };
 
-/// Arguments of `update` (lookup.h). A row with at most kCudaSerial occurrences is summed in their
-/// order. The occurrences of any other row are cut into kCudaParts consecutive parts. Part lengths
-/// differ by at most one. Each part is summed in order, then the part sums are added in order. So
-/// no bit depends on the GPU, on the cut into micro-batches or on other tables in the pack.
+/// Arguments of CudaKernels::update, which computes `update` of lookup.h. A row's gradient is a sum
+/// over its occurrences. For at most kCudaSerial occurrences, it is summed in their order. More
+/// occurrences are cut into kCudaParts consecutive parts. Part lengths differ by at most one. Each
+/// part is summed in order, then the part sums are added in order. So no bit depends on the GPU, on
+/// the cut into micro-batches or on other tables in the pack.
 struct CudaUpdateProblem {
   CudaPack pack;
   UpdateScalars scalars;
+  /// Number of micro-batches.
   int64_t num_parts;
   /// The micro-batches, (num_parts): the same elements in host memory and in GPU memory.
   const CudaGradient *parts, *parts_on_gpu;
   /// Total bags and ids of all parts, each below 2^31. There is at least one id.
   int64_t bags, count;
-  /// Row numbers of all tables are below 2^row_bits, at most 2^32.
+  /// Number of bits of a row number: all row numbers are below 2^row_bits, at most 2^32.
   int row_bits;
-  uint32_t* bag_begins;          ///< (bags + 1). Scratch memory, like all arrays below
-  uint32_t *keys, *sorted_keys;  ///< (count)
-  CudaOccurrence *occurrences, *sorted_occurrences;  ///< (count)
-  uint32_t* row_begins;  ///< (count): first occurrence of each distinct row
-  uint32_t* long_rows;   ///< (count)
-  uint32_t* counts;      ///< (2), 0 before the call: distinct rows; rows with more than kCudaSerial
-                         ///< occurrences
-  void* scratch;         ///< update_scratch(...) bytes
+
+  // All arrays below are scratch memory on the GPU.
+
+  /// Index of each bag's first occurrence, in the order of bags, (bags + 1).
+  uint32_t* bag_begins;
+  /// Row number of each occurrence, (count): in the order of bags, and sorted by row.
+  uint32_t *keys, *sorted_keys;
+  /// Occurrences in the same two orders, (count).
+  CudaOccurrence *occurrences, *sorted_occurrences;
+  /// Index of the first sorted occurrence of each distinct row, (count).
+  uint32_t* row_begins;
+  /// Indices in row_begins of the rows with more than kCudaSerial occurrences, (count).
+  uint32_t* long_rows;
+  /// Numbers of entries in row_begins and in long_rows, (2). The caller sets both to 0.
+  uint32_t* counts;
+  /// Memory for sorting, CudaKernels::update_scratch(bags, count, row_bits) bytes.
+  void* scratch;
   size_t scratch_bytes;
 };
 
+/// Maximum occurrences of a row that are summed one by one.
 inline constexpr uint32_t kCudaSerial = 256;
+/// Number of parts into which the occurrences of a row are cut if there are more.
 inline constexpr int kCudaParts = 16;
 
 /// Kernels for tables on a GPU. They queue work on torch's current stream. Their code is in the
@@ -109,12 +128,13 @@ inline constexpr int kCudaParts = 16;
 struct CudaKernels {
   void (*check)(const CudaCheckProblem& problem);
   void (*pool)(const CudaPoolProblem& problem);
+  /// Returns the bytes for CudaUpdateProblem::scratch.
   size_t (*update_scratch)(int64_t bags, int64_t count, int row_bits);
   void (*update)(const CudaUpdateProblem& problem);
 };
 
-/// Returns the kernels. The first call opens the library and requires a GPU in use. Throws
-/// UserError in a build without nvcc, since tables on a GPU have no fallback.
+/// Returns the kernels. The first call opens the library and requires that load_gpu (base/gpu.h)
+/// has succeeded. Throws UserError in a build without nvcc, since tables on a GPU have no fallback.
 const CudaKernels& cuda_kernels();
 /// Returns true if this build has the kernels.
 bool has_cuda_kernels();

@@ -17,23 +17,24 @@ struct Jagged {
   int64_t features = 0, samples = 0;
 };
 
-/// Number of rows to pass to check_jagged for a hashed table. Its ids are keys, and any 64 bits are
-/// valid.
+/// Number of rows to pass to check_jagged for a hashed table (hashed.h). Its ids are keys, and any
+/// 64 bits are a valid key.
 constexpr int64_t kAnyKey = 0;
 
-/// Checks a batch. The tensors must be contiguous on `device` with the shapes and dtypes above.
-/// Offsets must ascend from 0 to N. Ids of feature f must be in [0, rows[f]), unless rows[f] is
-/// kAnyKey. Throws UserError otherwise, naming feature, sample and id where possible. Waits for a
-/// GPU.
+/// Checks a batch. The tensors must be contiguous on `device`, with the shapes and dtypes that
+/// Jagged lists. Offsets must ascend from 0 to N. `rows[f]` is the number of rows of feature f's
+/// table. Ids of feature f must be in [0, rows[f]), unless rows[f] is kAnyKey. Throws UserError
+/// otherwise, naming feature, sample and id where possible. If `device` is a GPU, waits for it.
 void check_jagged(const Jagged& batch, at::ArrayRef<int64_t> rows, at::Device device = at::kCPU);
 
 /// Returns samples [first, first + count) of a batch as a batch of its own.
 Jagged samples_of(const Jagged& batch, int64_t first, int64_t count);
 
-/// Concatenates the samples of batches that have the same features.
+/// Concatenates batches with the same features. The result has the samples of the first batch, then
+/// the samples of the second, and so on.
 Jagged side_by_side(const std::vector<Jagged>& batches);
 
-/// Selects features of a batch by their numbers, which ascend.
+/// Returns the batch with only these features. `features` are feature numbers in ascending order.
 Jagged features_of(const Jagged& batch, const std::vector<int64_t>& features);
 
 }  // namespace dovetail::embedding

@@ -9,17 +9,19 @@
 
 namespace dovetail::embedding {
 
-/// Pools the rows of every bag: (samples, columns) float32, features side by side in their order. A
+/// Looks up the ids of a batch. Returns one pooled row for each bag: (samples, columns) float32,
+/// with the features side by side in their order. A bag has the ids of one feature in one sample. A
 /// sum adds w * row over the bag in its order, where w is the id's weight (1 without weights). A
 /// mean multiplies the sum by 1 / (ids in the bag). An empty bag gives zeros. Pooling::kNone
 /// returns w * row of every id, (ids, dim), in the order of the batch's values. Throws UserError
 /// like check_jagged.
 at::Tensor pool(const PackedTables& tables, const Jagged& batch);
-/// Writes the result of `pool` into the features' columns of y. y is contiguous float32 of that
-/// shape. Other columns do not change.
+/// Writes the result of `pool` into y, contiguous float32 with the shape of that result. If y has
+/// columns of other packs (PackSpec::columns), they do not change.
 void pool_into(const PackedTables& tables, const Jagged& batch, const at::Tensor& y);
 
-/// Gradient of pool(tables, batch), float32, same shape as its result.
+/// Batch, and the loss's gradient with respect to the result of pool(tables, batch). The gradient
+/// is float32 and has the shape of that result.
 struct PooledGradient {
   Jagged batch;
   at::Tensor gradient;

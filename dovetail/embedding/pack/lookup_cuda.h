@@ -8,14 +8,16 @@
 
 namespace dovetail::embedding {
 
-/// Checks offsets and ids of a batch on a GPU. The caller has checked the shapes. Throws UserError
-/// like check_jagged. Waits for the GPU.
+/// Checks offsets and ids of a batch on a GPU, as check_jagged does with the same `rows`. The
+/// caller has checked the shapes. Throws UserError like check_jagged. Waits for the GPU.
 void check_contents_on_gpu(const Jagged& batch, at::ArrayRef<int64_t> rows);
 
-/// pool_into and update (lookup.h) for tables on a GPU. Callers have checked the arguments. A row
-/// with up to 256 occurrences in an update has the same sum as on the CPU. With more occurrences,
-/// it is summed in parts. The parts depend on the number of occurrences alone.
+/// Computes pool_into (lookup.h) for tables on a GPU. The caller has checked the arguments.
 void pool_on_gpu(const PackedTables& tables, const Jagged& batch, const at::Tensor& y);
+/// Computes update (lookup.h) for tables on a GPU, without incrementing tables.steps(). The caller
+/// has checked the arguments. A row's gradient is summed over its occurrences in the batch. Up to
+/// 256 occurrences have the same sum as on the CPU. More occurrences are summed in parts. The parts
+/// depend on the number of occurrences alone.
 void update_on_gpu(const PackedTables& tables, const std::vector<PooledGradient>& micro_batches);
 
 }  // namespace dovetail::embedding

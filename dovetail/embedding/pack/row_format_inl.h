@@ -35,8 +35,8 @@ using BitsVector = hn::Vec<BitsTag>;
 
 HWY_INLINE BitsVector splat_bits(uint32_t value) { return hn::Set(BitsTag(), value); }
 
-/// Row readers. get() returns elements [column, column + left) with left <= kLanes, and zeros after
-/// them.
+/// Reader of a stored row. Each RowDtype has one. get() returns elements [column, column + left) of
+/// the row, with left <= kLanes, and zeros after them.
 struct Float32Row {
   Float32Row(const void* row, int64_t) : row(static_cast<const float*>(row)) {}
   HWY_INLINE FloatVector get(int64_t column, int64_t left) const {
@@ -72,8 +72,8 @@ struct MXFP8Row {
     std::memcpy(values, from, static_cast<size_t>(left));
     return hn::Load(CodeTag(), values);
   }
-  /// Decodes E4M3. A subnormal code first gets the smallest normal exponent. A subtraction then
-  /// removes the implicit one.
+  /// Decodes E4M3 codes. A subnormal code first gets the smallest normal exponent. A subtraction
+  /// then removes the implicit leading one.
   static HWY_INLINE FloatVector element(BitsVector code) {
     constexpr uint32_t kSmallestNormal = 121u << 23;
     const BitsVector magnitude = hn::ShiftLeft<20>(hn::And(code, splat_bits(0x7f)));
@@ -90,7 +90,8 @@ struct MXFP8Row {
   const uint8_t *codes, *scales;
 };
 
-/// Calls body(null pointer to the row type) for a dtype.
+/// Calls `body` with a null pointer to the reader type for `dtype`. A generic lambda gets the
+/// reader type from it.
 template <class Body>
 HWY_INLINE void with_rows(RowDtype dtype, const Body& body) {
   switch (dtype) {
@@ -108,16 +109,19 @@ HWY_INLINE void prefetch_bytes(const void* from, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += kLineBytes) hwy::Prefetch(static_cast<const char*>(from) + i);
 }
 
+/// Returns `dim` rounded up to a multiple of kLanes.
 HWY_INLINE int64_t whole_vectors(int64_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
 
-/// Decodes a row. `values` has room for whole vectors; elements after dim are zeros.
+/// Decodes a row of `dim` elements. `values` has room for whole_vectors(dim) elements; those after
+/// `dim` become zeros.
 template <class Row>
 HWY_INLINE void decode_elements(const void* from, int64_t dim, float* values) {
   const Row row(from, dim);
   for (int64_t i = 0; i < dim; i += kLanes) store(row.get(i, dim - i), values + i);
 }
 
-/// Returns at least one random word for each element. Valid until this thread's next call.
+/// Returns an array with the random word of each of the row's `dim` elements; more words may
+/// follow. It is valid until this thread's next call.
 inline const uint32_t* random_words(const RowWords& words, int64_t dim) {
   const int64_t calls = (dim + 3) / 4, room = 4 * calls + 4 * kLanes;
   const auto first = static_cast<uint64_t>(words.first_column / 4);
@@ -148,6 +152,8 @@ inline void encode_bfloat16(const float* values, int64_t dim, const uint32_t* wo
   }
 }
 
+/// Constants with which encode_vectors encodes E4M3. The scalar target has no vectors and needs
+/// none.
 #if HWY_TARGET == HWY_SCALAR
 struct CodeConstants {
   explicit CodeConstants(const mx::ElementSpec&) {}
@@ -161,8 +167,8 @@ struct CodeConstants : mx::HWY_NAMESPACE::Constants {
   explicit CodeConstants(const mx::ElementSpec& spec)
       : Constants(mx::HWY_NAMESPACE::constants_of(mx::Encoder(spec))) {}
 };
-/// Encodes `count` elements under a scale that is neither small nor NaN. Returns true if it did;
-/// the scalar target cannot.
+/// Encodes the `count` elements of an MXFP8 block with SIMD vectors and returns true. `scale` is
+/// the block's E8M0 byte; it must be neither small nor NaN. The scalar target only returns false.
 inline bool encode_vectors(const CodeConstants& constants, const float* values, int64_t count,
                            int scale, const uint32_t* words, uint8_t* codes) {
   const auto exponent = static_cast<uint32_t>(2 * mx::kScaleBias - scale);
@@ -181,12 +187,13 @@ inline bool encode_vectors(const CodeConstants& constants, const float* values, 
 }
 #endif
 
-/// Writes the codes of one block and returns its scale. Zero, small and non-finite blocks use
-/// integer arithmetic, as in `mx::quantize`.
+/// Writes the codes of one MXFP8 block and returns its scale, an E8M0 byte. Zero, small and
+/// non-finite blocks use integer arithmetic, as in `mx::quantize`.
 inline uint8_t encode_block(const CodeConstants& constants, const mx::ElementSpec& spec,
                             const float* values, int64_t count, const uint32_t* words,
                             uint8_t* codes) {
-  // 2^-60. Below it, 2^-32 of the last place may be subnormal.
+  // 2^-60. A block is small if its largest magnitude is below: 2^-32 of the last place may then be
+  // subnormal.
   constexpr uint32_t kSmallest = 67u << 23;
   uint32_t amax = 0;
   for (int64_t i = 0; i < count; ++i)

@@ -7,8 +7,8 @@ namespace dovetail::embedding {
 
 /// Optimizers for sparse gradients. A step changes only the rows that occur in its batch, and their
 /// state. Each of these rows changes once, no matter how often it occurs. G is the sum of the row's
-/// gradients over its occurrences, plus weight_decay * w. This L2 decay is the same as in
-/// torch.optim's SGD, Adagrad and Adam, but for touched rows only.
+/// gradients over its occurrences, plus weight_decay * w, where w is the row. This L2 decay is the
+/// same as in torch.optim's SGD, Adagrad and Adam, but for touched rows only.
 ///   kSgd             w -= lr * G
 ///   kMomentum        u = momentum * u + G;  w -= lr * u  (torch.optim.SGD with dampening 0)
 ///   kAdagrad         s += G^2;  w -= lr * G / (sqrt(s) + eps)
@@ -23,6 +23,7 @@ std::string_view name(OptimizerKind kind);
 /// Inverse of name(). Throws UserError for another name.
 OptimizerKind parse_optimizer(std::string_view name);
 
+/// Optimizer and its numbers.
 struct OptimizerSpec {
   OptimizerKind kind = OptimizerKind::kRowWiseAdagrad;
   double lr = 0.01;
@@ -33,20 +34,21 @@ struct OptimizerSpec {
   bool operator==(const OptimizerSpec&) const = default;
 };
 
-/// OptimizerSpec in the form that the kernels use. rest1 is 1 - beta1, rest2 is 1 - beta2.
+/// OptimizerSpec as float32 numbers that the kernels use in one update. rest1 is 1 - beta1, rest2
+/// is 1 - beta2.
 struct UpdateScalars {
   OptimizerKind kind;
   float lr;  ///< for kAdam: lr * sqrt(1 - beta2^t) / (1 - beta1^t)
   float momentum, rest1, rest2, eps, weight_decay;
 };
 
-/// Scalars for update number `step`, counted from 1 (Adam bias correction).
+/// Returns the scalars for update number `step`, counted from 1 (Adam bias correction).
 UpdateScalars update_scalars(const OptimizerSpec& spec, int64_t step);
 
-/// Throws UserError for a number out of its range, naming the number.
+/// Throws UserError if a number in `spec` is out of its range, and names the number.
 void check_optimizer(const OptimizerSpec& spec);
 
-/// Number of float32 state values of a row with `dim` elements.
+/// Returns the number of float32 state values for a row with `dim` elements.
 int64_t state_per_row(OptimizerKind kind, int64_t dim);
 
 }  // namespace dovetail::embedding

@@ -8,8 +8,9 @@
 
 namespace dovetail::embedding {
 
-/// Map from keys to slots: open addressing with linear probing. At most two thirds of the places
-/// are taken. Erasing leaves no tombstone: later keys of the probe sequence move up.
+/// Hash map from integer keys to slots, which are 32-bit numbers that the caller chooses. It uses
+/// open addressing with linear probing. At most two thirds of its places are taken. Erasing leaves
+/// no tombstone: later keys of the probe sequence move up.
 template <class Key>
 class SlotMap {
  public:
@@ -18,12 +19,14 @@ class SlotMap {
   /// Reserves room for `keys` keys.
   explicit SlotMap(int64_t keys) : places_(static_cast<size_t>(places_for(keys))) {}
 
+  /// Returns the bytes of a map with room for `keys` keys.
   static int64_t bytes_for(int64_t keys) {
     return places_for(keys) * static_cast<int64_t>(sizeof(Place));
   }
 
   int64_t bytes() const { return static_cast<int64_t>(places_.size() * sizeof(Place)); }
   int64_t size() const { return size_; }
+  /// Returns the maximum number of keys.
   int64_t room() const { return static_cast<int64_t>(places_.size()) * 2 / 3; }
 
   /// Returns the key's slot, or kNone.
@@ -52,7 +55,7 @@ class SlotMap {
     }
   }
 
-  /// Changes the room to `keys` keys, at least as many as are present.
+  /// Makes room for `keys` keys; there must be no more keys than that.
   void resize(int64_t keys) {
     SlotMap larger(keys);
     for (const Place& place : places_)
@@ -60,6 +63,7 @@ class SlotMap {
     *this = std::move(larger);
   }
 
+  /// Prefetches the place where a search for the key starts.
   void prefetch(Key key) const { __builtin_prefetch(&places_[home_of(key)]); }
 
  private:
@@ -70,6 +74,7 @@ class SlotMap {
 
   static int64_t places_for(int64_t keys) { return keys + keys / 2 + 3; }
 
+  /// Returns the place where a search for the key starts.
   size_t home_of(Key key) const {
     // Two rounds of a multiplicative mix spread sequential keys and keys with equal low bits. Then
     // Lemire's range reduction (ACM TOMACS 2019) maps them to places.

@@ -14,20 +14,22 @@
 
 namespace dovetail::embedding {
 
-/// Result of a lookup for a bag: the sum or the mean of its rows. With kNone, every id gets its own
-/// row.
+/// Result of a lookup for a bag: the sum or the mean of its rows. A bag has the ids of one feature
+/// in one sample. With kNone, the result has the row of every id by itself.
 enum class Pooling { kSum, kMean, kNone };
 
 /// Parses "sum", "mean" or "none". Throws UserError for another name.
 Pooling parse_pooling(std::string_view name);
 
-/// Part of a larger table. Row i is row first_row + i * row_step of the whole table. Column c is
-/// its column first_column + c.
+/// Place of a table in a larger table that has been cut into parts. Row i of the part is row
+/// first_row + i * row_step of the whole table. Column c of the part is column first_column + c of
+/// the whole.
 struct TableSlice {
   int64_t first_row = 0, row_step = 1, first_column = 0;
-  int64_t whole_rows = 0;  ///< rows of the whole table; 0: as many as this table has
+  int64_t whole_rows = 0;  ///< rows of the whole table; 0: as many as this part has
 };
 
+/// Embedding table of `rows` rows with `dim` elements each.
 struct TableSpec {
   std::string name;
   int64_t rows = 0, dim = 0;
@@ -38,19 +40,21 @@ struct TableSpec {
   bool hashed = false;
   /// Hashed tables: maximum bytes of rows, state, key map, counts and candidates; 0: unlimited.
   int64_t max_bytes = 0;
-  std::optional<OptimizerSpec> optimizer = {};  ///< replaces PackSpec::optimizer
+  std::optional<OptimizerSpec> optimizer = {};  ///< used instead of PackSpec::optimizer
 };
 
-/// Tables and the features that look into them. Describes a whole collection or one pack. A pack
-/// has one lookup operation and one optimizer for all rows.
+/// Tables and the features that look into them. It describes a collection, which is all tables of a
+/// model, or a pack. A pack is the part of a collection that is looked up by one operation and
+/// updated by one optimizer.
 struct PackSpec {
   std::vector<TableSpec> tables;
   /// Table index of each feature. Several features may share a table.
   std::vector<int64_t> feature_table;
   OptimizerSpec optimizer;  ///< for tables without an optimizer of their own
-  uint64_t seed = 0;
+  uint64_t seed = 0;        ///< determines initial values and rounding
   /// First column of each feature's pooled rows in an output with `columns` columns. Other packs
-  /// may share this output. Empty: features are side by side in an output of their own.
+  /// may write other columns of this output. Empty: the output has only this pack's features, side
+  /// by side.
   std::vector<int64_t> feature_columns = {};
   int64_t columns = 0;
   RowDtype row_dtype = RowDtype::kFloat32;
@@ -64,16 +68,17 @@ struct PackSpec {
 ///   either pooled rows, (samples, columns), or rows, (ids, dim).
 void check_spec(const PackSpec& spec);
 
-/// Returns the optimizer of a table.
+/// Returns the optimizer of a table: its own, or else the spec's.
 const OptimizerSpec& optimizer_of(const PackSpec& spec, int64_t table);
-/// Returns a table's learning rate if the general rate is `lr`. The ratio of the two rates in the
-/// spec is kept.
+/// Returns a table's learning rate when the general rate (PackSpec::optimizer's) becomes `lr`. The
+/// table's rate keeps the ratio that it has to the general rate in `spec`. Throws UserError if the
+/// general rate in `spec` is 0 and the table's rate is not.
 double rate_of(const PackSpec& spec, int64_t table, double lr);
 /// Returns the number of float32 state values for each row of a table.
 int64_t state_per_row(const PackSpec& spec, int64_t table);
 
-/// Allocates (elements) float32, uninitialised. CPU memory uses huge pages if the system provides
-/// them. Rows are read in random order, and with 4 KiB pages each read would miss the TLB.
+/// Returns a new tensor (elements) float32, uninitialised. CPU memory uses huge pages if the system
+/// provides them. Rows are read in random order, and with 4 KiB pages each read would miss the TLB.
 at::Tensor allocate(int64_t elements, at::Device device = at::kCPU);
 
 /// Initial values of a table's rows, each with `dim` elements uniform in [-bound, bound). A value
@@ -83,9 +88,10 @@ class InitialRows {
  public:
   InitialRows(uint64_t seed, std::string_view table, float bound, int64_t dim,
               const TableSlice& slice = {});
-  /// Writes the `dim` elements of a row. For a hashed table, `row` is the key.
+  /// Writes the `dim` initial values of a row. For a hashed table, `row` is the key.
   void fill(uint64_t row, float* values) const;
-  /// Writes a row in its stored format, rounded as in step 0 of `row_rounding`.
+  /// Writes the initial values of a row in its stored format, rounded with `row_rounding` of step
+  /// 0.
   void store(RowDtype dtype, uint64_t row, void* to) const;
 
  private:
@@ -95,78 +101,82 @@ class InitialRows {
   TableSlice slice_;
 };
 
-/// Returns 1 / sqrt(rows): bound of the initial values, as in DLRM's reference code (arXiv
-/// 1906.00091).
+/// Returns the bound of the initial values of a table with `rows` rows. It is 1 / sqrt(rows), as in
+/// DLRM's reference code (arXiv 1906.00091).
 float initial_bound(int64_t rows);
 
-/// Returns the initial values of a table. The bound is the initial_bound of the whole table.
+/// Returns the initial values of a table. Their bound is initial_bound(rows of the whole table).
 InitialRows initial_rows(uint64_t seed, const TableSpec& table);
 
-/// Returns the random words that round a table's rows in a step. Words are a function of (seed,
-/// name of the table, step, row, column). For a slice, row and column are positions in the whole
-/// table.
+/// Returns the source of the random words that round a table's rows in a step. Words are a function
+/// of (seed, name of the table, step, row, column). For a slice, row and column are positions in
+/// the whole table.
 RowRounding row_rounding(uint64_t seed, std::string_view table, const TableSlice& slice,
                          int64_t step);
 
 /// Table of a feature, and the place of its pooled rows in the output.
 struct FeatureLayout {
-  int64_t table;
+  int64_t table;   ///< index of the table
   int64_t column;  ///< first column in the pooled output
 };
 
-/// Rows and optimizer state of all tables in a pack. Rows are in one storage in the spec's
-/// row_dtype, float32 state is in another. The rows of a table are consecutive. Each table begins
-/// at a cache line.
+/// Rows and optimizer state of all tables in a pack. One memory block has the rows of all tables,
+/// in the spec's row_dtype. Another has their float32 state. The rows of a table are consecutive.
+/// Each table begins at a cache line.
 ///
-/// Rows start with the values of initial_rows, state starts with zeros. With kUnset, both are
-/// undefined: the caller moves rows in. On a GPU, rows have at most 1024 elements in FP32 or BF16.
-/// They are always pooled there, and batches and gradients must be on the same GPU.
+/// With Initial::kDrawn, rows start with the values of initial_rows, and state starts with zeros.
+/// With kUnset, both are undefined, and the caller writes rows before their first use. On a GPU,
+/// rows have at most 1024 elements in FP32 or BF16. They are always pooled there, and batches and
+/// gradients must be on the same GPU.
 class PackedTables {
  public:
   enum class Initial { kDrawn, kUnset };
 
-  /// Throws UserError like check_spec, for tables with different optimizers and for specs that the
-  /// device does not support.
+  /// Throws UserError like check_spec. Also throws it for tables with different optimizers and for
+  /// specs that the device does not support.
   explicit PackedTables(PackSpec spec, Initial initial = Initial::kDrawn,
                         at::Device device = at::kCPU);
 
   const PackSpec& spec() const { return spec_; }
   at::Device device() const { return weights_.device(); }
   const std::vector<FeatureLayout>& features() const { return features_; }
-  /// Number of rows of each feature's table, in the form that check_jagged takes.
+  /// Number of rows of each feature's table, for check_jagged.
   const std::vector<int64_t>& feature_rows() const { return feature_rows_; }
   /// Returns the features that look into a table, ascending.
   const std::vector<int64_t>& features_of(int64_t table) const {
     return table_features_[static_cast<size_t>(table)];
   }
-  /// Number of output columns. With pooling, the sum of the features' dims, or the spec's `columns`
-  /// if set. Without pooling, the dim.
+  /// Number of columns of a lookup's result. With pooling, it is the sum of the features' dims, or
+  /// the spec's `columns` if feature_columns is set. Without pooling, it is the dim.
   int64_t columns() const { return columns_; }
   /// Returns true if the tables have Pooling::kNone.
   bool unpooled() const {
     return !spec_.tables.empty() && spec_.tables.front().pooling == Pooling::kNone;
   }
 
-  /// Values of a table, (rows, dim) float32. A view if rows are stored as float32, otherwise a
-  /// decoded copy.
+  /// Returns the values of a table, (rows, dim) float32: a view if rows are stored as float32,
+  /// otherwise a decoded copy.
   at::Tensor weight(int64_t table) const;
-  /// View of a table's stored rows, (rows, stored_width) of stored_type.
+  /// Returns a view of a table's stored rows, (rows, stored_width) of stored_type (row_format.h).
   at::Tensor stored(int64_t table) const;
   /// Returns the address of a table's first row. Rows are row_bytes apart.
   char* row_data(int64_t table) const;
-  /// Returns the random words with which `update` rounds the rows of its next step.
+  /// Returns the source of the random words with which the next `update` rounds a table's rows.
   RowRounding rounding(int64_t table) const;
-  /// Sets the table row that each slot holds, if rows are moved in from elsewhere. Rounding depends
-  /// on it. `row_of` must keep its address and stay valid.
+  /// Needed if the table's rows here are slots, into which the caller moves changing rows of a
+  /// larger table. `row_of[i]` is the number of the row that slot i holds, on which its rounding
+  /// depends. The array is read at each update, so it must stay valid at this address.
   void set_rows_held(int64_t table, const uint32_t* row_of) {
     rows_held_[static_cast<size_t>(table)] = row_of;
   }
-  /// Views of a table's state, by the names in optimizer.h. (rows) for kRowWiseAdagrad, otherwise
-  /// (rows, dim).
+  /// Returns views of a table's state, with the names in row_optimizer.h such as "m". A view is
+  /// (rows) for kRowWiseAdagrad, otherwise (rows, dim).
   std::vector<std::pair<std::string, at::Tensor>> state(int64_t table) const;
-  /// All state of a table, (rows, state_per_row). For kAdam, a row has m first, then v.
+  /// Returns a view of all state of a table, (rows, state_per_row). For kAdam, a row has m first,
+  /// then v.
   at::Tensor packed_state(int64_t table) const;
 
+  /// Sets the learning rate of all tables.
   void set_lr(double lr);
   /// Number of updates so far: t of kAdam. Checkpoints save it with rows and state.
   int64_t steps() const { return steps_; }

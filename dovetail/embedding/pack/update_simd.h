@@ -8,11 +8,12 @@
 
 namespace dovetail::embedding {
 
+/// Rows of one table to update, and the occurrences (occurrences.h) that give their gradients.
 struct UpdateProblem {
-  const uint64_t* keys;  ///< sorted
-  int64_t count;
-  const Occurrence* occurrences;
-  int64_t dim;
+  const uint64_t* keys;           ///< sort keys of the occurrences, ascending, (count)
+  int64_t count;                  ///< number of occurrences
+  const Occurrence* occurrences;  ///< indexed by index_of(key)
+  int64_t dim;                    ///< elements of a row
   RowDtype dtype;
   char* rows;  ///< stored rows of the table, row_bytes each
   int64_t row_bytes;
@@ -21,8 +22,8 @@ struct UpdateProblem {
   int64_t state_width;  ///< floats of state for each row
 };
 
-/// Updates each row that occurs once, on the calling thread. The gradient G is summed in float32 in
-/// the order of the keys.
+/// Updates each row that occurs, once and on the calling thread. The row's gradient is summed over
+/// its occurrences, in float32 and in the order of the keys.
 void update_rows(const UpdateProblem& problem, const UpdateScalars& scalars);
 
 }  // namespace dovetail::embedding

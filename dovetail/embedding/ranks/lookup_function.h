@@ -14,32 +14,37 @@
 
 namespace dovetail::embedding {
 
-/// Time at which gradients of lookups update the tables.
-///   kInBackward  Each gradient as soon as backward computes it.
-///   kOnApply     All gradients together when `apply` is called.
+/// Time at which the gradients of lookups update the tables.
+///   kInBackward  Each gradient makes an update as soon as backward has computed it.
+///   kOnApply     All gradients make one update when `apply` is called.
 enum class UpdateTime { kInBackward, kOnApply };
 
-/// Tables that learn from the backward pass of their lookups. Gradients of whole rows are never
-/// stored. Tables with the same optimizer are looked up and updated as one pack.
+/// Tables that learn from the backward pass of their lookups. Autograd gives gradients to the
+/// pooled rows only. Gradients of table rows are never stored: an update computes them from the
+/// former. Tables with the same optimizer are looked up and updated as one pack (PackSpec).
 class TrainedTables : public torch::CustomClassHolder {
  public:
   /// Throws UserError like PackedTables. On a GPU, all tables must have the same optimizer.
   TrainedTables(const PackSpec& spec, UpdateTime time, at::Device device = at::kCPU);
 
   const PackSpec& spec() const { return spec_; }
-  /// Same result as embedding::pool on PackedTables with all features.
+  /// Looks up a batch without autograd. The result is the same as from embedding::pool (lookup.h)
+  /// on PackedTables with all features.
   at::Tensor pool(const Jagged& batch) const;
-  /// Makes one update from all gradients since the previous apply. Gradients count in the order of
-  /// the lookups, not of their backward passes. So looking up micro-batches in order gives the bits
-  /// of the whole batch. Does nothing without gradients. Throws UserError under kInBackward.
+  /// Makes one update from all gradients since the previous apply. Gradients are added in the order
+  /// of their lookups, not of the backward passes. So looking up micro-batches in order gives the
+  /// bits of the whole batch. Does nothing if there are no gradients. Throws UserError under
+  /// kInBackward.
   void apply();
-  /// Number of gradients that wait for `apply`.
+  /// Returns the number of gradients that wait for `apply`.
   int64_t waiting() const { return static_cast<int64_t>(queue_.size()); }
 
+  /// Returns the same as PackedTables, for a table of the spec.
   at::Tensor stored(int64_t table) const;
   std::vector<std::pair<std::string, at::Tensor>> state(int64_t table) const;
   /// Sets the general learning rate. A table with its own rate keeps the ratio to the general rate.
   void set_lr(double lr);
+  /// Returns the number of updates so far.
   int64_t steps() const { return packs_.empty() ? 0 : packs_.front().tables.steps(); }
   void set_steps(int64_t steps);
 
@@ -48,7 +53,8 @@ class TrainedTables : public torch::CustomClassHolder {
   friend at::Tensor lookup(const c10::intrusive_ptr<TrainedTables>& tables, const Jagged& batch);
 
   struct Pack {
-    std::vector<int64_t> whole_tables, features;  ///< numbers in the spec
+    /// Numbers that the pack's tables and features have in the spec.
+    std::vector<int64_t> whole_tables, features;
     PackedTables tables;
   };
   void add_pack(const std::vector<int64_t>& tables, at::Device device);
@@ -61,16 +67,18 @@ class TrainedTables : public torch::CustomClassHolder {
   std::vector<Pack> packs_;
   std::vector<int64_t> feature_rows_;
   const UpdateTime time_;
-  // Requires a gradient, so that autograd calls backward. The rows themselves have no gradient.
+  // Input of every lookup that requires a gradient, so that autograd calls backward. The rows
+  // themselves have no gradient.
   at::Tensor anchor_;
   int64_t lookups_ = 0;
+  // Gradients that wait for `apply`, each with the number of its lookup.
   std::vector<std::pair<int64_t, PooledGradient>> queue_;
 };
 
-/// `pool` with a backward pass that hands the output's gradient to the tables. Under kInBackward,
-/// each backward is an optimizer step. Then all lookups of a graph must come before its backward.
-/// The gradient must not be modified until `apply`. Throws UserError if the weights require a
-/// gradient, since they do not get one.
+/// Looks up a batch as `pool` does, with a backward pass. Backward hands the result's gradient to
+/// the tables. Under kInBackward, each backward is an optimizer step. Then all lookups of an
+/// autograd graph must come before its backward. Under kOnApply, the gradient must not be modified
+/// until `apply`. Throws UserError if batch.weights require a gradient, since they do not get one.
 at::Tensor lookup(const c10::intrusive_ptr<TrainedTables>& tables, const Jagged& batch);
 
 }  // namespace dovetail::embedding

@@ -11,12 +11,13 @@
 
 namespace dovetail::embedding {
 
-/// Distribution of a table over n ranks.
-///   kRowWise     Row i is on rank i mod n, as local row i div n. A key of a hashed table is on
-///                rank key mod n. Each rank may have 1/n of the table's maximum rows. Each rank
-///                pools its rows of a bag, and the partial sums are added in rank order.
+/// Distribution of an embedding table over n ranks.
+///   kRowWise     Row i is on rank i mod n, as the rank's row i div n. A key of a hashed table
+///                (hashed.h) is on rank key mod n, and each rank may have 1/n of the table's
+///                maximum rows. Each rank pools its rows of a bag, and the partial sums are added
+///                in rank order.
 ///   kTableWise   The whole table is on one rank.
-///   kColumnWise  Every rank has all rows, each with a range of columns.
+///   kColumnWise  Every rank has all rows, but only a range of their columns.
 ///   kReplicated  The whole table is on every rank. Lookups are local, and every rank makes every
 ///                update.
 enum class Sharding { kRowWise, kTableWise, kColumnWise, kReplicated };
@@ -26,54 +27,61 @@ std::string_view name(Sharding sharding);
 /// Inverse of name(). Throws UserError for another name, listing the valid names.
 Sharding parse_sharding(std::string_view text);
 
+/// Place of one table.
 struct PlacedTable {
   Sharding sharding = Sharding::kReplicated;
   int64_t rank = 0;  ///< for kTableWise: the rank that holds the table
-  /// Floats of rows that a sample is expected to read: dim times the expected ids of a sample.
+  /// Floats of the table that one sample is expected to read: dim times the sample's expected ids.
   double volume = 1;
 };
 
-/// Tables with one lookup operation, one exchange and one optimizer for all of their rows.
+/// Pack: tables with one lookup operation, one exchange between ranks and one optimizer for all of
+/// their rows.
 struct PlacedPack {
-  std::vector<int64_t> tables;  ///< ascending
+  std::vector<int64_t> tables;  ///< table numbers in the collection, ascending
   Sharding sharding = Sharding::kReplicated;
-  bool hashed = false;  ///< hashed tables have packs of their own
-  double volume = 0;
-  /// A group's packs are gathered while the packs of the previous group are exchanged.
+  bool hashed = false;  ///< true: all its tables are hashed; false: none is
+  double volume = 0;    ///< sum of its tables' volumes
+  /// Number of the pack's group. Packs of a group are looked up while the pooled rows of the
+  /// previous group travel between ranks.
   int64_t group = 0;
 };
 
+/// Plan: distribution of a collection's tables over ranks.
 struct TablePlacement {
   int64_t ranks = 1, groups = 1;
   std::vector<PlacedTable> tables;
   std::vector<PlacedPack> packs;  ///< in the order of their groups
 };
 
+/// Arguments of place_tables.
 struct PlacementOptions {
   int64_t ranks = 1;
   /// Sharding of all tables; nullopt: chosen for each table.
   std::optional<Sharding> sharding = {};
   bool packing = true;                      ///< false: every table is its own pack
-  int64_t groups = 1;                       ///< at most the number of tables
+  int64_t groups = 1;                       ///< number of groups, at most the number of tables
   std::vector<double> ids_per_sample = {};  ///< expected ids of each feature; empty: 1 each
 };
 
-/// Makes a plan in four passes. Each pass is a function of the plan before it.
-/// 1. Sharding. `options.sharding`, if set, applies to all tables. Otherwise a table is cut if it
-///    exceeds one rank's share of volume or bytes: nothing else balances it. It is cut by columns
-///    if the optimizer and the dimension allow it. The bytes on the wire then equal those for a
-///    whole table. Otherwise it is cut by rows. That costs n times the bytes, since every rank
-///    sends its part of every bag. A hashed table stays whole: cut in parts, it would refuse and
-///    evict different keys. Whole tables are placed by LPT (longest processing time): the largest
-///    volume first, to the rank with the smallest load. Replication is never chosen. Its exchange
-///    is n / 2 times a whole table's, and every rank makes every update.
+/// Makes a plan for n ranks in four passes. Each pass is a function of the plan before it.
+/// 1. Sharding. `options.sharding`, if set, applies to all tables. Otherwise a table is cut if its
+///    volume or its bytes exceed 1/n of all tables': nothing else balances the ranks. It is cut by
+///    columns if the optimizer, the row format and the dimension allow it. The bytes sent between
+///    ranks then equal the bytes for a whole table. Otherwise it is cut by rows. That costs n times
+///    the bytes, since every rank sends its part of every bag. A hashed table stays whole: cut into
+///    parts, it would refuse and evict different keys. Whole tables are placed by LPT (longest
+///    processing time). The largest volume comes first, to the rank with the least volume so far.
+///    Replication is never chosen. Its exchange is n / 2 times a whole table's, and every rank
+///    makes every update.
 /// 2. Packing. Tables form one pack if they share the sharding and the optimizer with its numbers.
 ///    Hashed tables are packed apart from others. All tables have one dtype. Sums, means and
-///    dimensions mix within a pack.
-/// 3. Splitting. A pack whose volume exceeds the mean is split into parts of about the mean. While
-///    there are fewer packs than groups, the largest divisible pack is halved.
-/// 4. Grouping. The packs go to groups: the largest volume first, to the group with the smallest
-///    load.
+///    dimensions mix within a pack. Without `options.packing`, every table is its own
+///    pack, and pass 3 is left out.
+/// 3. Splitting. A pack whose volume exceeds the mean over packs is split into parts of about the
+///    mean. While there are fewer packs than groups, the largest divisible pack is halved.
+/// 4. Grouping. The packs go to groups: the largest volume first, to the group with the least
+///    volume so far.
 ///
 /// Throws UserError for Pooling::kNone, which only a single PackedTables supports. Throws UserError
 /// for column-wise sharding of
@@ -83,34 +91,38 @@ struct PlacementOptions {
 /// - MXFP8 rows, which have one scale for 32 elements.
 TablePlacement place_tables(const PackSpec& spec, const PlacementOptions& options);
 
-/// Groups the tables by optimizer, in the order of each optimizer's first table. Each group may be
-/// looked up as one.
+/// Returns lists of tables that have the same optimizer with the same numbers. The lists are in the
+/// order of their first tables. The tables of a list may form one pack.
 std::vector<std::vector<int64_t>> tables_by_optimizer(const PackSpec& spec);
 
 /// Returns the features that look into a pack's tables, ascending.
 std::vector<int64_t> features_of(const PackSpec& spec, const PlacedPack& pack);
 
-/// Returns the part of a table that `rank` holds. A row-wise part may have 0 rows. A table-wise
-/// table must be on `rank`.
+/// Returns the part of a table that `rank` holds, as a table with a slice. A row-wise part may have
+/// 0 rows. A table-wise table must be on `rank`.
 TableSpec local_table(const PackSpec& spec, const TablePlacement& plan, int64_t table,
                       int64_t rank);
 
-/// Returns the tables of a pack that `rank` holds, and the features that look into them. `features`
-/// receives the numbers of these features in `spec`.
+/// Returns a pack as `rank` holds it: the parts of its tables that are on `rank`, and the features
+/// that look into them. A part without rows gets one row, which no id reaches. `features` receives
+/// the numbers of these features in `spec`.
 PackSpec local_spec(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack,
                     int64_t rank, std::vector<int64_t>& features);
 
-/// Returns the first column of each feature in the output of a whole collection, features side by
-/// side. The last element is the number of columns.
+/// Returns the first column of each feature in the output of a whole collection. The output has the
+/// features side by side. A last element follows: the number of columns.
 std::vector<int64_t> whole_columns(const PackSpec& spec);
 
-/// Returns the maximum bytes of rows and state that `rank` holds of a pack.
+/// Returns the bytes that a pack's rows and optimizer state take on `rank`. For hashed tables, this
+/// is the maximum.
 int64_t bytes_on(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack,
                  int64_t rank);
 
-/// Formats a plan for the terminal, one line for each pack. A line has tables, sharding, group,
-/// optimizer, rate, share of the volume and bytes on each rank.
+/// Formats a plan for the terminal, one line for each pack. A line has group, sharding, numbers of
+/// tables and features, optimizer and learning rate. The percentage of the total volume and the
+/// megabytes on each rank follow.
 std::string print(const PackSpec& spec, const TablePlacement& plan);
+/// Returns the plan as JSON, with its packs and their tables.
 nlohmann::ordered_json to_json(const PackSpec& spec, const TablePlacement& plan);
 
 }  // namespace dovetail::embedding

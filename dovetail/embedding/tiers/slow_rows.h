@@ -10,34 +10,38 @@
 
 namespace dovetail::embedding {
 
-/// Slow tier of a table: records of a stored row and its optimizer state, in a file or in RAM. A
-/// record that was never written takes no space. It reads as the row's initial value with zero
-/// state. The file has no name, so it disappears when the process ends, even after a crash.
+/// Slow tier of a table (tiered.h), in a file or in RAM. It has one record for each row: the stored
+/// row and its optimizer state. A record that was never written takes no space. It reads as the
+/// row's initial value with zero state. The file has no name, so it disappears when the process
+/// ends, even after a crash.
 ///
 /// Different threads may access different rows at the same time.
 class SlowRows {
  public:
   struct Options {
     std::string table;  ///< name of the table, for error messages
+    /// Rows of the table, elements of a row, and floats of optimizer state for each row.
     int64_t rows = 0, dim = 0, state_width = 0;
     RowDtype dtype = RowDtype::kFloat32;
-    std::filesystem::path folder;  ///< folder of the file; empty: RAM
+    std::filesystem::path folder;  ///< folder of the file; empty: the records are in RAM
   };
 
-  /// Throws UserError if no file can be created in the folder.
+  /// Throws UserError if no file can be created in the folder, or no address space reserved in RAM.
   SlowRows(const Options& options, const InitialRows& initial);
   ~SlowRows();
   SlowRows(const SlowRows&) = delete;
   SlowRows& operator=(const SlowRows&) = delete;
 
-  /// Returns the bytes of memory that it takes in addition to the records.
+  /// Returns the bytes of RAM that SlowRows takes for a table of `rows` rows, without the records.
   static int64_t bytes_for(int64_t rows) { return (rows + 63) / 64 * 8; }
 
-  /// Asks the system to read what a record's read or write will need from the disk. Does not wait.
-  /// A write needs it too, since it changes only a part of a page.
+  /// Asks the system to load a record's pages from the disk, for a later `read` or `write`. Does
+  /// not wait. A write needs the pages too, since it changes only a part of a page.
   void advise(int64_t row) const;
-  /// Read or write one record. Throw UserError if the system reports an error.
+  /// Reads the record of a row into `stored` (bytes of a stored row) and `state` (state_width).
+  /// Throws UserError if the system reports an error.
   void read(int64_t row, void* stored, float* state);
+  /// Writes the record of a row, in the same form. Throws UserError if the system reports an error.
   void write(int64_t row, const void* stored, const float* state);
   /// Reads rows [begin, begin + count) into (count, row_bytes) and (count, state_width), with as
   /// few system calls as possible.
@@ -45,10 +49,13 @@ class SlowRows {
   /// Inverse of read_range, with as few system calls as possible.
   void write_range(int64_t begin, int64_t count, const char* stored, const float* state);
 
-  int64_t rows_read() const { return rows_read_; }  ///< in records
-  /// Number of reads of records that were never written.
+  /// Returns the number of written records that `read` has read.
+  int64_t rows_read() const { return rows_read_; }
+  /// Returns the number of calls of `read` for a record that was never written.
   int64_t rows_initialized() const { return initialized_; }
+  /// Returns the number of records that `write` and `write_range` have written.
   int64_t rows_written() const { return rows_written_; }
+  /// Returns the bytes of one record.
   int64_t record_bytes() const { return record_bytes_; }
 
  private:
@@ -63,7 +70,7 @@ class SlowRows {
   int64_t row_bytes_, record_bytes_;
   int fd_ = -1;
   char* memory_ = nullptr;
-  std::vector<uint64_t> written_;
+  std::vector<uint64_t> written_;  // bitmap of the rows whose record was written
   std::atomic<int64_t> rows_read_ = 0, initialized_ = 0, rows_written_ = 0;
 };
 

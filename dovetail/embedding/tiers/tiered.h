@@ -15,15 +15,17 @@
 
 namespace dovetail::embedding {
 
+/// Limits and policy of TieredTables. The class explains the tiers and the staging area.
 struct TierOptions {
   TierPolicy policy = TierPolicy::kHot;
-  /// Maximum bytes of RAM. It covers rows and state of the fast tier and the staging area, the slot
-  /// map, counts and bitmaps. It does not cover a slow tier in RAM or the system's cache of the
-  /// slow tier's files.
+  /// Maximum bytes of RAM for all tables. It covers rows and state of the fast tier and the staging
+  /// area, the slot map, counts and bitmaps. It does not cover a slow tier in RAM or the system's
+  /// cache of the slow tier's files.
   int64_t memory_bytes = 0;
   /// Maximum number of distinct rows of one table that a step may read outside the fast tier.
   int64_t step_rows = 0;
-  /// For TierPolicy::kHot. refresh_steps = 0: rows are chosen only once.
+  /// For TierPolicy::kHot: steps before the first choice of rows, and steps between later choices.
+  /// If refresh_steps is 0, rows are chosen only once.
   int64_t warmup_steps = 100, refresh_steps = 1000;
   /// Folder of the slow tier's files; empty: the slow tier is in RAM.
   std::filesystem::path folder;
@@ -31,14 +33,18 @@ struct TierOptions {
 
 /// Counters since construction, summed over the tables.
 struct TierCounters {
-  /// Hits: accesses of rows that were in the fast tier when their step began. Misses: all others.
+  /// Hits: accesses (ids of steps) of rows that were in the fast tier when their step began.
+  /// Misses: all other accesses.
   int64_t hits = 0, misses = 0;
-  /// Records of the slow tier.
+  /// Records read from and written to the slow tier, and their bytes. A record is a row with its
+  /// state.
   int64_t rows_read = 0, rows_written = 0, bytes_read = 0, bytes_written = 0;
-  int64_t rows_initialized = 0;  ///< rows brought in for the first time, without reading a record
-  /// Counts at the last choice of TierPolicy::kHot. `counted` has all accesses, `counted_hot` only
-  /// accesses of the most frequent rows that fill the fast tier. Their ratio is the ideal hit rate
-  /// of the measured distribution. Both are 0 before the first choice and for other policies.
+  /// Rows that were brought in but had no record yet: their initial values were computed.
+  int64_t rows_initialized = 0;
+  /// Counts at the last choice of TierPolicy::kHot. `counted` counts all accesses, `counted_hot`
+  /// only accesses of the most frequent rows that fill the fast tier. Their ratio is the ideal hit
+  /// rate for the measured frequencies of rows. Both are 0 before the first choice and for other
+  /// policies.
   int64_t counted = 0, counted_hot = 0;
 
   TierCounters& operator+=(const TierCounters& other);
@@ -50,13 +56,14 @@ struct TierCounters {
   }
 };
 
-/// Tables that keep only their most used rows in memory, the fast tier. Rows that only one step
-/// needs pass through a staging area in memory. Other rows and their optimizer state are in a slow
-/// tier: files, or other RAM. The files are sparse and have no names. Every process creates new
-/// ones. Usage:
+/// Tables that keep only some of their rows in memory: the fast tier, for the rows used most. Rows
+/// that only one step needs pass through a staging area in memory. All other rows and their
+/// optimizer state are in a slow tier: files, or other RAM. The files are sparse and have no names.
+/// Every process creates new ones. The fast tier and the staging area of a table consist of slots,
+/// which hold one row each. Usage:
 ///
 /// ```
-/// const Jagged slots = tiers.begin(ids);  // brings the step's rows in
+/// const Jagged slots = tiers.begin(ids);  // brings the step's rows into slots
 /// pool(tiers.fast(), slots);
 /// update(tiers.fast(), {{slots, gradient}});  // or micro-batches samples_of(slots, ...)
 /// tiers.end();  // writes the rows of the staging area back
@@ -66,52 +73,57 @@ struct TierCounters {
 /// bit. This holds for all options and any number of threads. A row that was never updated is
 /// stored nowhere: its initial value is recomputed.
 ///
-/// A table that fits into an equal share of the memory is in the fast tier as a whole. All other
-/// tables get the same number of fast rows each. After a disk error, only the destructor may be
-/// called.
+/// All tables get the same number of fast rows, the maximum that the memory allows. A table with no
+/// more rows than that is in the fast tier as a whole. After a disk error, only the destructor may
+/// be called.
 class TieredTables {
  public:
-  /// Throws UserError like PackedTables. Throws UserError if memory_bytes is too small, naming the
+  /// Throws UserError like PackedTables. Also throws it if memory_bytes is too small, and names the
   /// bytes needed.
   TieredTables(const PackSpec& spec, const TierOptions& options);
 
-  /// Spec as given. In fast().spec(), `rows` is the number of slots.
+  /// Returns the spec that the constructor got. In fast().spec(), `rows` is the number of slots.
   const PackSpec& spec() const { return spec_; }
   const TierOptions& options() const { return options_; }
-  /// Slots of a table that keep their rows between steps.
+  /// Returns the number of a table's slots in the fast tier, which keep their rows between steps.
   int64_t fast_rows(int64_t table) const {
     return tables_.at(static_cast<size_t>(table))->cache_options.fast_rows;
   }
-  /// Bytes in use that count towards TierOptions::memory_bytes.
+  /// Returns the bytes that these tables take of TierOptions::memory_bytes.
   int64_t memory_bytes() const { return memory_bytes_; }
 
-  /// Begins a step: brings all rows of `ids` in, and returns the batch with slots of fast() instead
-  /// of ids. Steps must not overlap. Throws UserError like check_jagged, and for more than
-  /// step_rows rows outside the fast tier.
+  /// Begins a step: brings all rows of `ids` into slots. Returns the batch with slots, which are
+  /// rows of fast(), instead of ids. Steps must not overlap. Throws UserError like check_jagged,
+  /// and for more than step_rows rows outside the fast tier.
   Jagged begin(const Jagged& ids);
   /// Starts to read the rows of a later step from the disk, without waiting. Call it within the
   /// previous step. Results do not depend on it.
   void prefetch(const Jagged& ids) const;
   /// Pools a batch into y like embedding::pool_into, for an evaluation between steps. Leaves no
-  /// trace: counts no access and changes no row of the fast tier. Requires pooled tables. Throws
-  /// UserError like check_jagged, and if one sample has more rows than the staging area has places.
+  /// trace: counts no access and changes no row of the fast tier. Requires tables with pooling (not
+  /// Pooling::kNone). Throws UserError like check_jagged. Also throws it if one sample has more
+  /// rows outside the fast tier than there are empty slots.
   void pool_into(const Jagged& ids, const at::Tensor& y) const;
+  /// Returns the slots as tables: the rows of the fast tier, then the staging area.
   PackedTables& fast() { return fast_; }
   const PackedTables& fast() const { return fast_; }
-  /// Ends the step. Rows count as changed if fast().steps() has changed.
+  /// Ends the step. If fast().steps() has changed in the step, its rows count as changed. Then the
+  /// rows of the staging area are written to the slow tier.
   void end();
 
   /// Reads rows [begin, begin + count) of a table and their state, from either tier. Returns
   /// (count, stored_width) of stored_type and (count, state_per_row) float32. Call it between
   /// steps.
   std::pair<at::Tensor, at::Tensor> rows(int64_t table, int64_t begin, int64_t count) const;
-  /// Reads `rows` (count) int64, ascending, in the same form.
+  /// Reads the rows with the numbers `rows` (count) int64, ascending. Returns the same form.
   std::pair<at::Tensor, at::Tensor> rows(int64_t table, const at::Tensor& rows) const;
-  /// Returns the table row in a slot of fast(). In a step, this includes slots of the staging area.
+  /// Returns the number of the table's row in a slot of fast(). In a step, this includes slots of
+  /// the staging area.
   int64_t row_in(int64_t table, int64_t slot) const {
     return tables_[static_cast<size_t>(table)]->cache.rows_in()[slot];
   }
-  /// Sets rows from `begin` on, in the form that rows() returns. Call it between steps.
+  /// Sets rows and state from row `begin` on, in the form that rows() returns. Call it between
+  /// steps.
   void set_rows(int64_t table, int64_t begin, const at::Tensor& stored, const at::Tensor& state);
   /// Writes all changed rows of the fast tier to the slow tier. They also stay in the fast tier.
   /// Call it between steps.
@@ -141,7 +153,8 @@ class TieredTables {
   TieredTables(const PackSpec& spec, const TierOptions& options, int64_t fast_rows);
   template <class Body>
   void each_move(const Body& body) const;
-  /// Calls body(table, parts of `ids` with their places in `slots`) for all tables, on all threads.
+  /// Calls body(table, parts) for all tables, on all threads. `parts` are the ids of the table's
+  /// features in `ids`, and where to write their slots in `slots`.
   template <class Body>
   void each_table(const Jagged& ids, const at::Tensor& slots, const Body& body) const;
   Table& checked(int64_t table, int64_t begin, int64_t count) const;
