@@ -20,7 +20,7 @@ BEGIN, END = "<!-- layers: begin -->\n", "<!-- layers: end -->\n"
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
 NAMESPACE = re.compile(r"^namespace (?:(\S+) )?\{")
 TYPE = re.compile(r"^(?:struct|class|enum class) (\w+)\b(?!::)[^;]*\{")
-CONSTANT = re.compile(r"\b(k[A-Z]\w*)(?=(?:\[\w*\])? = )")
+CONSTANT = re.compile(r"\b(k[A-Z]\w*)(?=(?:\[\w*\])? = |[({])")
 FUNCTION = re.compile(r"^\w[\w:<>,&* ]*?[ &*](\w+\((?:[^()]|\([^()]*\))*\))[^;(]*\{$", re.MULTILINE)
 
 

@@ -96,16 +96,17 @@ jobs::Partial include_task_on_gpu(const jobs::Parameters& parameters, const jobs
   return {{sums}, static_cast<double>(shard.size)};
 }
 
-const jobs::TaskRegistration kNorms("kmeans.norms", at::kCUDA, norms_task_on_gpu,
-                                    {KMeansData::kNorms});
-const jobs::TaskRegistration kAssign("kmeans.assign", at::kCUDA, assign_task_on_gpu,
-                                     {KMeansData::kLabels});
-const jobs::TaskRegistration kBatch("kmeans.batch", at::kCUDA, batch_task_on_gpu);
-const jobs::TaskRegistration kDistances("kmeans.distances", at::kCUDA, distances_task_on_gpu,
-                                        {KMeansData::kSquares});
-const jobs::TaskRegistration kPotentials("kmeans.potentials", at::kCUDA, potentials_task_on_gpu);
-const jobs::TaskRegistration kInclude("kmeans.include", at::kCUDA, include_task_on_gpu,
-                                      {KMeansData::kSquares});
+const jobs::TaskRegistration kNormsOnGpu("kmeans.norms", at::kCUDA, norms_task_on_gpu,
+                                         {KMeansData::kNorms});
+const jobs::TaskRegistration kAssignOnGpu("kmeans.assign", at::kCUDA, assign_task_on_gpu,
+                                          {KMeansData::kLabels});
+const jobs::TaskRegistration kBatchOnGpu("kmeans.batch", at::kCUDA, batch_task_on_gpu);
+const jobs::TaskRegistration kDistancesOnGpu("kmeans.distances", at::kCUDA, distances_task_on_gpu,
+                                             {KMeansData::kSquares});
+const jobs::TaskRegistration kPotentialsOnGpu("kmeans.potentials", at::kCUDA,
+                                              potentials_task_on_gpu);
+const jobs::TaskRegistration kIncludeOnGpu("kmeans.include", at::kCUDA, include_task_on_gpu,
+                                           {KMeansData::kSquares});
 
 }  // namespace
 }  // namespace dovetail::fit
