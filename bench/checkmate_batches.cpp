@@ -128,7 +128,7 @@ Row row_of(const CheckmateVgg19& vgg, const StageGraph& graph, const std::string
   const Timeline timeline =
       check(vgg.graph, plan_of(graph, stages, std::vector<int>(graph.nodes())));
   const double once_s = vgg.ceiling() * 3 / 4;
-  return {name, published, batch_of(most_held_bytes(graph, as_published), 4),
+  return {name, published, batch_of(peak_held_bytes(graph, as_published), 4),
           batch_of(timeline.peak_bytes, 2), timeline.makespan_s / once_s - 1};
 }
 
@@ -148,14 +148,14 @@ Stages leanest_greedy(const CheckmateVgg19& vgg, const StageGraph& graph,
   constexpr int kSegments = 200;
   const auto candidates = chen_candidates(graph, Candidates::kAll);
   const std::vector<int> only(graph.nodes());
-  const int64_t most = most_held_bytes(graph, all_kept(graph));
+  const int64_t most = peak_held_bytes(graph, all_kept(graph));
   Stages best;
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int step = 0; step < kSegments; ++step) {
     auto made =
         stages_for(graph, greedy_checkpoints(graph, candidates, most * step / kSegments), options);
     if (!made) continue;
-    const int64_t held = most_held_bytes(graph, *made);
+    const int64_t held = peak_held_bytes(graph, *made);
     if (held >= least || check(vgg.graph, plan_of(graph, *made, only)).makespan_s > vgg.ceiling())
       continue;
     least = held;

@@ -198,7 +198,7 @@ class Planning {
 
 struct Peaks {
   int64_t held = 0, kept = 0, fastest = 0;
-  double least_s = 0;
+  double minimum_s = 0;
 };
 
 /// Its budget is the peak with outputs held.
@@ -216,13 +216,13 @@ Graph graph_of_step(const Step& step, const Arguments& a, Peaks& peaks) {
       action.algorithm = static_cast<int>(graph.nodes[action.node].algorithms.size()) - 1;
   const Timeline timeline = check(unlimited, fastest);
   peaks.fastest = timeline.peak_bytes;
-  peaks.least_s = timeline.makespan_s;
+  peaks.minimum_s = timeline.makespan_s;
   graph.budget_bytes = peaks.held;
   fmt::print(
       "{} batch {} at {} x {}: {} nodes, {} storages; {:.3f} s with everything kept and the "
       "fastest algorithms\n",
       step.model, step.batch, step.size, step.size, graph.nodes.size(), graph.tensors.size(),
-      peaks.least_s);
+      peaks.minimum_s);
   fmt::print(
       "peak {:.2f} GiB with outputs held until their own backward. {:.2f} with each tensor kept to "
       "its last reader. {:.2f} also with the fastest algorithms' workspaces\n",
@@ -329,7 +329,7 @@ Json tables(const Arguments& a) {
                   {"kept_bytes", peaks.kept},
                   {"held_bytes", peaks.held},
                   {"fastest_bytes", peaks.fastest},
-                  {"fastest_s", peaks.least_s}};
+                  {"fastest_s", peaks.minimum_s}};
     for (const std::string& of : a.of)
       for (const double ratio : a.ratios) {
         graph.budget_bytes = static_cast<int64_t>(

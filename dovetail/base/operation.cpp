@@ -50,7 +50,7 @@ HeldMemory::~HeldMemory() {
   const std::lock_guard lock(held().mutex);
   held().bytes -= bytes_;
 }
-int64_t take_most_held_bytes() {
+int64_t take_peak_held_bytes() {
   const std::lock_guard lock(held().mutex);
   return std::exchange(held().most, held().bytes);
 }

@@ -74,7 +74,7 @@ class HeldMemory {
 };
 /// Returns the maximum bytes that the HeldMemory objects of this process declared at the same time
 /// since the last call. The next maximum starts with the bytes now declared.
-int64_t take_most_held_bytes();
+int64_t take_peak_held_bytes();
 
 /// Runs `body` through the dispatcher as torch.ops.dovetail.operation. The operator's first
 /// argument is `name`. Callers use `operation` (once = false) or `operation_once` (true) instead.

@@ -95,7 +95,7 @@ void GlooConnections::wait(const GlooCall& call, c10d::Work& work) {
     const auto closed = closed_peers();
     // If this rank itself has just timed out, Gloo closed its connections.
     if (!closed.empty() && finished_within(call, work, kSettle)) return;
-    if (board_.judge(call.number, closed).broken)
+    if (board_.agree_on_outcome(call.number, closed).broken)
       fail(call, std::runtime_error("a connection is closed"));
   }
 }
@@ -130,7 +130,8 @@ void GlooConnections::fail(const GlooCall& call, const std::exception& error) {
   const bool timeout = is_timeout(reason);
   // After a timeout Gloo has closed every connection of this rank itself. So closed connections
   // carry no information.
-  auto blamed = board_.judge(call.number, timeout ? std::set<int>{} : closed_peers()).blamed;
+  auto blamed =
+      board_.agree_on_outcome(call.number, timeout ? std::set<int>{} : closed_peers()).blamed;
   board_.post_failed(blamed);
   family_->abort();
   if (blamed.empty()) blamed = board_.silent(kGraceSeconds);

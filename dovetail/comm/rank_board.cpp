@@ -63,7 +63,7 @@ RankBoard::Note RankBoard::note_of(int rank) const {
   return note;
 }
 
-RankBoard::Verdict RankBoard::judge(int64_t call, const std::set<int>& closed) const {
+RankBoard::Verdict RankBoard::agree_on_outcome(int64_t call, const std::set<int>& closed) const {
   Verdict verdict;
   try {
     if (closed.empty() && !store_->check({kCountKey}))

@@ -44,7 +44,7 @@ class RankBoard {
   /// Judges from the notes whether this group's call number `call` can succeed. `closed` are the
   /// ranks whose connections to this rank are closed. Blames dead ranks, ranks that left before
   /// this call, and all ranks that a failed rank blames.
-  Verdict judge(int64_t call, const std::set<int>& closed) const;
+  Verdict agree_on_outcome(int64_t call, const std::set<int>& closed) const;
 
   /// Waits up to `grace_s` seconds until all other ranks of the group have posted a note. Returns
   /// the ranks that have not.

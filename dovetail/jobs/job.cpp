@@ -50,7 +50,7 @@ Job::Job(const std::string& task, Parameters parameters, std::vector<Shard> shar
   writes_ = find_task(task, shards_[0].location.type()).writes;
   for (at::Tensor& parameter : parameters_) parameter = parameter.clone();
   data_ = rows_of(all_of(shards_));
-  whole_ = whole_of(shards_[0]);
+  whole_ = whole_tensors(shards_[0]);
   for (const size_t index : writes_) written_.push_back(at::empty_like(data_[index]));
 }
 
@@ -110,7 +110,7 @@ std::string job_key(const std::string& task, const Parameters& parameters,
   for (const at::Tensor& parameter : parameters) key += " " + text_of(parameter, 0);
   key += " on";
   for (const at::Tensor& tensor : rows_of(shards.at(0))) key += " " + text_of(tensor, 1);
-  for (const at::Tensor& tensor : whole_of(shards[0])) key += " of " + text_of(tensor, 1);
+  for (const at::Tensor& tensor : whole_tensors(shards[0])) key += " of " + text_of(tensor, 1);
   return key +
          fmt::format(", 2^{} rows", std::bit_width(static_cast<uint64_t>(all_of(shards).size)) - 1);
 }

@@ -97,7 +97,7 @@ at::Tensor rows_of(const Shard& shard, size_t index) {
   return entry.tensors.at(index).narrow(0, shard.begin - entry.first_row, shard.size);
 }
 
-std::vector<at::Tensor> whole_of(const Shard& shard) { return store().find(shard.data).whole; }
+std::vector<at::Tensor> whole_tensors(const Shard& shard) { return store().find(shard.data).whole; }
 
 void put_rows(const Shard& shard, size_t index, at::Tensor rows) {
   const auto entry = store().look(shard.data);

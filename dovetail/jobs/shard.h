@@ -26,7 +26,7 @@ std::vector<at::Tensor> rows_of(const Shard& shard);
 /// Returns a view of the shard's rows in tensor `index` of its ResidentData. Thread-safe.
 at::Tensor rows_of(const Shard& shard, size_t index);
 /// Returns the tensors passed as `whole` to the constructor of the shard's ResidentData.
-std::vector<at::Tensor> whole_of(const Shard& shard);
+std::vector<at::Tensor> whole_tensors(const Shard& shard);
 
 /// Replaces tensor `index` of the shard's ResidentData by a new tensor. The new one has `rows` in
 /// place of the shard's rows, and the old values elsewhere. Does nothing if the ResidentData no

@@ -102,8 +102,8 @@ std::optional<int64_t> Layer::padded_capacity(const Routing& routing, const Pass
   const RoutingSpec spec = router_->spec_of(pass);
   if (!config_.pad_to_capacity || spec.drop == Drop::kNone) return std::nullopt;
   if (!ranks_) return routing.capacity;
-  if (spec.capacity_factor > 0 && pass.most_tokens > 0)
-    return capacity(spec, pass.most_tokens, config_.experts, 0);
+  if (spec.capacity_factor > 0 && pass.maximum_tokens > 0)
+    return capacity(spec, pass.maximum_tokens, config_.experts, 0);
   const std::vector<int64_t> own(static_cast<size_t>(ranks_->placement.ranks), routing.capacity);
   return std::ranges::max(comm::exchange_sizes(*ranks_->group, own).receive);
 }

@@ -77,8 +77,8 @@ class Layer : public torch::nn::Module {
   LocalExperts local_experts() const;
   /// Returns the number of rows to which each expert's input is padded: the largest capacity of any
   /// rank. Returns nullopt without pad_to_capacity or without a capacity. The value follows from
-  /// pass.most_tokens, with one exception: Tutel's rule with a factor of 0 or below counts choices.
-  /// In that case, and if most_tokens is unknown, the ranks exchange their capacities.
+  /// pass.maximum_tokens, with one exception: Tutel's rule with a factor of 0 or below counts
+  /// choices. In that case, and if maximum_tokens is unknown, the ranks exchange their capacities.
   std::optional<int64_t> padded_capacity(const Routing& routing, const Pass& pass) const;
 
   Config config_;

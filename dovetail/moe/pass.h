@@ -37,8 +37,8 @@ struct Pass {
   /// Position of x's first token in its sequence, in evaluation: the number of tokens in the
   /// key-value cache.
   int64_t first_position = 0;
-  int64_t most_tokens = 0;  ///< maximum number of tokens of any rank in this pass; 0: unknown
-  bool again = false;       ///< true if backward recomputes the pass: its load is not counted twice
+  int64_t maximum_tokens = 0;  ///< maximum number of tokens of any rank in this pass; 0: unknown
+  bool again = false;  ///< true if backward recomputes the pass: its load is not counted twice
   /// Token ids, shaped as x without its last dimension. Hash routing reads them.
   at::Tensor tokens = {};
   /// Sums a float64 tensor over all ranks, which call it together. Empty if there is only one rank.

@@ -148,7 +148,7 @@ class Builder {
     const double sum = std::accumulate(share_.begin(), share_.end(), 0.0);
     for (double& share : share_) share = sum > 0 ? share / sum : 1.0 / e;
     shadowed_.assign(index(e), false);
-    for (const int64_t i : most_loaded(share_, plan.shadowed))
+    for (const int64_t i : experts_by_load(share_, plan.shadowed))
       shadowed_[static_cast<size_t>(i)] = true;
   }
 
@@ -286,7 +286,7 @@ LayerTime simulate(const comm::CostModel& model, const LayerLoad& load, const La
   return time;
 }
 
-std::vector<int64_t> most_loaded(const std::vector<double>& choices, int count) {
+std::vector<int64_t> experts_by_load(const std::vector<double>& choices, int count) {
   std::vector<int64_t> experts(choices.size());
   std::iota(experts.begin(), experts.end(), int64_t{0});
   std::stable_sort(experts.begin(), experts.end(), [&](int64_t a, int64_t b) {

@@ -64,7 +64,7 @@ LayerTime simulate(const comm::CostModel& model, const LayerLoad& load, const La
 
 /// Returns the `count` experts with the largest choices[e], in ascending order of e. Ties go to the
 /// lowest index.
-std::vector<int64_t> most_loaded(const std::vector<double>& choices, int count);
+std::vector<int64_t> experts_by_load(const std::vector<double>& choices, int count);
 
 /// Simulates all plans for a load: four algorithms, overlap 1 to 8, every `shards`, and 0, 1, 2, 4,
 /// ... shadowed experts up to `most_shadowed`. `shards` = 0 sends no rows, so it is simulated once.

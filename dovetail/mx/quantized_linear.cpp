@@ -386,9 +386,9 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
       copies.column = dequantize_kept(kept.codes, kept.scales, recipe, dtype);
     } else if (kept.by_rows) {
       ops::RowOperation::Statistics known;
-      copies = layer.activation_again(prologue->rows(kept.x, known));
+      copies = layer.requantized_activation(prologue->rows(kept.x, known));
     } else if (recipe.format) {
-      copies = layer.activation_again(as_rows(kept.x));
+      copies = layer.requantized_activation(as_rows(kept.x));
     } else {
       copies.column = as_rows(kept.x);
     }
@@ -575,7 +575,7 @@ float QuantizedLinear::amax_for(Operand operand) const {
 }
 
 template <class X>
-OperandCopies QuantizedLinear::activation_again(const X& x) {
+OperandCopies QuantizedLinear::requantized_activation(const X& x) {
   return quantize_operand(x, recipe_.activation,
                           {.column = true,
                            .as_codes = gemm_ == Gemm::kNative,

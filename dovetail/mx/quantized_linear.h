@@ -136,7 +136,7 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   OperandCopies quantized(Operand operand, const X& x, OperandRequest request, const Call& call);
   /// Makes the column copy of an activation without counting it: forward has already counted it.
   template <class X>
-  OperandCopies activation_again(const X& x);
+  OperandCopies requantized_activation(const X& x);
   /// Makes the weight's row or column copy for a product. Returns the weight itself if the recipe
   /// does not quantize it.
   OperandCopies weight_copies(const at::Tensor& weight, const OperandRequest& request);

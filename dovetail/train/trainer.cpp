@@ -89,7 +89,7 @@ nlohmann::ordered_json machine_record(const ResolvedRun& run, const TrainingLoop
           {"peak_flops", run.precision.peak_flops * ranks},
           {"memory",
            {{"estimate_bytes", run.memory.total()},
-            {"most_bytes", most_memory(run)},
+            {"most_bytes", maximum_memory(run)},
             {"available_bytes", run.available_bytes},
             {"peak_bytes", peak_bytes}}},
           {"data",
@@ -108,7 +108,7 @@ nlohmann::ordered_json machine_record(const ResolvedRun& run, const TrainingLoop
 constexpr int64_t kUsualCache = 32 << 20;
 
 /// Warns if experts get so few tokens that their products wait for weights from memory.
-void say_how_full_experts_are(const ResolvedRun& run) {
+void log_expert_load_bound(const ResolvedRun& run) {
   const models::ModelConfig& model = run.config.model;
   const double tokens = tokens_of_an_expert(run.config, run.micro_batch);
   if (tokens == 0 || run.precision.peak_flops == 0 || !run.device.is_cpu()) return;
@@ -127,7 +127,7 @@ void say_how_full_experts_are(const ResolvedRun& run) {
 }
 
 /// Logs why run.device = "auto" does not use a GPU that exists.
-void say_why_not_the_gpu(const ResolvedRun& run, int ranks) {
+void log_why_no_gpu(const ResolvedRun& run, int ranks) {
   if (run.config.run.device != "auto" || run.device.is_cuda() || count_gpu_device_files() == 0)
     return;
   const char* reason = run.config.model.moe.experts > 0 ? "experts run on the CPU only (model.moe)"
@@ -137,17 +137,17 @@ void say_why_not_the_gpu(const ResolvedRun& run, int ranks) {
   log_info("device: cpu, although this machine has a GPU: {}", reason);
 }
 
-void say_what_is_trained(const ResolvedRun& run, int ranks) {
+void log_what_is_trained(const ResolvedRun& run, int ranks) {
   log_info("{}", summary_line(run));
-  say_how_full_experts_are(run);
+  log_expert_load_bound(run);
   warn_of_later_tokens(run.config.model);
-  say_why_not_the_gpu(run, ranks);
+  log_why_no_gpu(run, ranks);
   if (const std::string unread = unread_ffn_width(run.config.model);
       !run.config.recommends() && !unread.empty())
     log_warning("{}", unread);
   if (const std::string keys = keys_of_several_ranks(run.config); ranks == 1 && !keys.empty())
     log_warning("{}: about what ranks exchange, so without effect on one rank", keys);
-  const double needed = static_cast<double>(most_memory(run)) * run.local_ranks;
+  const double needed = static_cast<double>(maximum_memory(run)) * run.local_ranks;
   if (needed > static_cast<double>(run.available_bytes)) {
     log_warning(
         "a step is estimated to need {}, but {} is available; lower train.micro_batch or set "
@@ -222,12 +222,12 @@ TrainResult train(const RunConfig& config, std::shared_ptr<comm::Group> group,
   ResolvedRun run = resolve_run(config, *group, options);
   if (options.dry_run) {
     resolve_precision_and_size(run, *group, std::nullopt);
-    if (speaks) say_what_is_trained(run, group->size());
+    if (speaks) log_what_is_trained(run, group->size());
     return {};
   }
   StartingPoint start = open_run(run, *group, options);
   resolve_precision_and_size(run, *group, start.precision);
-  if (speaks) say_what_is_trained(run, group->size());
+  if (speaks) log_what_is_trained(run, group->size());
   if (speaks && !start.state.resumed_from.empty())
     log_info("resuming {} at step {}", run.config.run.folder, start.state.step);
 

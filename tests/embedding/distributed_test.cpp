@@ -93,8 +93,8 @@ Trained train_packed(const Layout& layout) {
 
 /// Two micro-batches are in flight at a time, as in training.
 at::Tensor step_on_rank(DistributedTables& tables, const Jagged& batch, const at::Tensor& gradient,
-                        int64_t parts, int64_t most_samples) {
-  const int64_t size = (most_samples + parts - 1) / parts;
+                        int64_t parts, int64_t maximum_samples) {
+  const int64_t size = (maximum_samples + parts - 1) / parts;
   std::vector<at::Tensor> pooled;
   TableStep step = tables.start(batch, size, parts);
   tables.begin(step);

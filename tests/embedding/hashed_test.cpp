@@ -351,7 +351,7 @@ void expect_within(int64_t max_bytes, RowDtype dtype, const HashedOptions& optio
     most = std::max(most, tables.counters().rows);
     if (step % 7 == 0) tables.forget_changes();
   }
-  EXPECT_EQ(most, tables.most_rows(0));
+  EXPECT_EQ(most, tables.maximum_rows(0));
   EXPECT_LE(tables.memory_bytes(), max_bytes);
   const int64_t of_candidates =
       options.admission == Admission::kCount ? 40 * options.max_candidates : 0;
@@ -406,7 +406,7 @@ TEST(HashedTables, MaxBytesHoldForTheProcess) {
   EXPECT_LT(taken, kMaxBytes + (int64_t{4} << 20))
       << "what the last step needed for its keys comes on top";
   EXPECT_GT(taken, kMaxBytes * 4 / 5);
-  EXPECT_EQ(tables.counters().rows, tables.most_rows(0));
+  EXPECT_EQ(tables.counters().rows, tables.maximum_rows(0));
   EXPECT_GT(tables.counters().refused_memory, kSteps * kKeys / 2);
 }
 
@@ -416,15 +416,15 @@ TEST(HashedTables, TheSmallerOfBothCapsHolds) {
     spec.tables[0].max_bytes = max_bytes;
     return HashedTables(spec, {});
   };
-  EXPECT_EQ(tables_of(1000, 0).most_rows(0), 1000);
-  EXPECT_EQ(tables_of(1000, 1 << 20).most_rows(0), 1000);
-  const int64_t fitting = tables_of(1000000, 100000).most_rows(0);
+  EXPECT_EQ(tables_of(1000, 0).maximum_rows(0), 1000);
+  EXPECT_EQ(tables_of(1000, 1 << 20).maximum_rows(0), 1000);
+  const int64_t fitting = tables_of(1000000, 100000).maximum_rows(0);
   EXPECT_GT(fitting, 700);  // 16 bytes of a row, 16 of state, some 70 of its key
   EXPECT_LT(fitting, 1100);
   for (const auto& [rows, max_bytes] :
        {std::pair<int64_t, int64_t>{20, 1 << 20}, {1000000, 4000}}) {
     HashedTables tables = tables_of(rows, max_bytes);
-    const int64_t most = tables.most_rows(0);
+    const int64_t most = tables.maximum_rows(0);
     tables.begin({at::arange(500), at::arange(501), {}, 1, 500});
     tables.end();
     EXPECT_EQ(tables.counters().rows, most);
@@ -433,7 +433,7 @@ TEST(HashedTables, TheSmallerOfBothCapsHolds) {
   }
   // Initial values of a row depend on the maximum number of rows, not on the number that fits.
   HashedTables few = tables_of(100, 4000), all = tables_of(100, 0);
-  ASSERT_LT(few.most_rows(0), 100);
+  ASSERT_LT(few.maximum_rows(0), 100);
   expect_same_bits(pool(few.packed(), few.begin(single({42}))),
                    pool(all.packed(), all.begin(single({42}))));
   PackSpec spec = one_table(1000);

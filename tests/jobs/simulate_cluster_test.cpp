@@ -62,7 +62,7 @@ TEST(SimCluster, IsNeverFasterThanAllDevicesTogether) {
     options.scheduling.policy = static_cast<SharePolicy>(i % 3);
     options.faults = {{.kind = SimFault::Kind::kSlow, .at_s = 0.01, .for_s = 0.02, .factor = 3}};
     const SimResult result = simulate(nodes, job, options);
-    EXPECT_GE(result.seconds, least_seconds(nodes, job) * (1 - 1e-12)) << i;
+    EXPECT_GE(result.seconds, minimum_seconds(nodes, job) * (1 - 1e-12)) << i;
     EXPECT_EQ(rows_of(result), job.rows * job.iterations) << i;
   }
 }
@@ -97,7 +97,7 @@ TEST(SimCluster, StartsAndTheDriverAreInTheTime) {
   const SimJob job{.rows = 1000, .grain = 1000, .iterations = 1, .update_s = 0.5};
   // One lease of one shard: driver, start, rows, one addition, update.
   EXPECT_DOUBLE_EQ(simulate({node}, job, options).seconds, 0.25 + 5e-3 + 1e-2 + 1e-2 + 0.5);
-  EXPECT_DOUBLE_EQ(least_seconds({node}, job), 1e-2);
+  EXPECT_DOUBLE_EQ(minimum_seconds({node}, job), 1e-2);
 }
 
 TEST(SimCluster, CountsEachShardOnceWhateverFails) {

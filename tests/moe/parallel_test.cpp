@@ -35,8 +35,8 @@ struct Layout {
   /// Choices beyond this multiple of an even share are dropped by position; 0: none of them.
   double capacity_factor = 0;
   bool pad = false;
-  /// Pass::most_tokens of the forward pass.
-  int64_t most_tokens = 0;
+  /// Pass::maximum_tokens of the forward pass.
+  int64_t maximum_tokens = 0;
 
   int ranks() const { return static_cast<int>(tokens.size()); }
   int64_t all_tokens() const { return std::accumulate(tokens.begin(), tokens.end(), int64_t{0}); }
@@ -154,7 +154,7 @@ Made run_rank(const Layout& layout, const Reference& whole,
   const auto before = layout.tokens.begin();
   return run(*layer, whole.x, std::accumulate(before, before + group->rank(), int64_t{0}),
              layout.tokens[static_cast<size_t>(group->rank())],
-             {.training = true, .most_tokens = layout.most_tokens});
+             {.training = true, .maximum_tokens = layout.maximum_tokens});
 }
 
 /// Compares every rank with the same tokens on one rank with all experts.
@@ -228,7 +228,7 @@ void expect_padded_as_dropless(Layout layout, at::ScalarType dtype, double toler
   const Reference whole = reference(layout, dtype);
   Layout padded = layout, agreed = layout;
   padded.pad = agreed.pad = true;
-  padded.most_tokens = std::ranges::max(layout.tokens);
+  padded.maximum_tokens = std::ranges::max(layout.tokens);
   expect_all_succeed(layout.ranks(), [&](const std::shared_ptr<comm::Group>& group) {
     const Made want = run_rank(layout, whole, group), made = run_rank(padded, whole, group),
                again = run_rank(padded, whole, group),
@@ -286,7 +286,7 @@ TEST(Padded, ExchangesNoSizes) {
   dropless.capacity_factor = 1;
   Layout known = dropless, unknown = dropless, needed = dropless;
   known.pad = unknown.pad = needed.pad = true;
-  known.most_tokens = needed.most_tokens = 7;
+  known.maximum_tokens = needed.maximum_tokens = 7;
   needed.capacity_factor = -1;
   const Reference whole = reference(dropless, at::kFloat);
   expect_all_succeed(2, [&](const std::shared_ptr<comm::Group>& group) {

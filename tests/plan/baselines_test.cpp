@@ -75,7 +75,7 @@ TEST(Baselines, APlanShowsTheDecisionsThatItCameFrom) {
         continue;
       const Keep some[] = {Keep::kResident, Keep::kHost, Keep::kAgain, Keep::kPacked};
       decisions.gaps[g] = some[draw(random, 0, 3)];
-      if (decisions.gaps[g] == Keep::kAgain && !scheduler.can_be_made_again(static_cast<int>(g)))
+      if (decisions.gaps[g] == Keep::kAgain && !scheduler.can_be_recomputed(static_cast<int>(g)))
         decisions.gaps[g] = Keep::kHost;
       if (decisions.gaps[g] != Keep::kResident) has_moved.insert(scheduler.gaps()[g].tensor);
     }

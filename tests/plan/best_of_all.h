@@ -52,7 +52,7 @@ class EveryDecision {
     way_of(g + 1, computing_s);
     decisions_.gaps[g] = Keep::kHost;
     if (!gap.wraps || options_.across_steps) way_of(g + 1, computing_s);
-    if (scheduler_.can_be_made_again(static_cast<int>(g))) again(g, computing_s);
+    if (scheduler_.can_be_recomputed(static_cast<int>(g))) again(g, computing_s);
     decisions_.gaps[g] = Keep::kPacked;
     for (int codec = 0; codec < static_cast<int>(graph_.codecs.size()); ++codec) {
       decisions_.codec[g] = codec;

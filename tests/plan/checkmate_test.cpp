@@ -41,12 +41,12 @@ TEST(Checkmate, ProgramFindsWhatTryingEverythingFinds) {
     EXPECT_NEAR(made->bound_s, best, 1e-4 * best);
     const StageGraph stages(graph);
     const Timeline timeline =
-        check(graph, plan_of(stages, made->stages, least_workspace_algorithms(graph)));
+        check(graph, plan_of(stages, made->stages, smallest_workspace_algorithms(graph)));
     EXPECT_LE(timeline.makespan_s, best * (1 + 1e-6));
     again += timeline.again > 0 ? 1 : 0;
     if (const auto rounded = round_checkmate(graph, kExact)) {
       EXPECT_GE(rounded->time_s, best * (1 - 1e-6));
-      check(graph, plan_of(stages, rounded->stages, least_workspace_algorithms(graph)));
+      check(graph, plan_of(stages, rounded->stages, smallest_workspace_algorithms(graph)));
     }
   }
   EXPECT_GE(fits, 40);
@@ -65,7 +65,7 @@ TEST(Checkmate, StagesOfAPlanAreAPointOfTheProgramIfTheyFit) {
       if (!chen) continue;
       Graph unlimited = graph;
       unlimited.budget_bytes = int64_t{1} << 40;
-      const Plan plan = plan_of(stages, *chen, least_workspace_algorithms(graph));
+      const Plan plan = plan_of(stages, *chen, smallest_workspace_algorithms(graph));
       const Timeline timeline = check(unlimited, plan);
       const auto again = stages_of(stages, plan);
       ASSERT_TRUE(again.has_value());
@@ -74,7 +74,7 @@ TEST(Checkmate, StagesOfAPlanAreAPointOfTheProgramIfTheyFit) {
       EXPECT_LE(program.program().violation(point), kMilpTolerance);
       Graph bare = unlimited;
       for (GraphNode& node : bare.nodes) node.algorithms[0].workspace_bytes = 0;
-      EXPECT_EQ(stages.resident_bytes() + most_held_bytes(stages, *again),
+      EXPECT_EQ(stages.resident_bytes() + peak_held_bytes(stages, *again),
                 check(bare, plan).peak_bytes);
       EXPECT_NEAR(program.seconds(program.program().objective(point)), timeline.makespan_s, 1e-9);
       CheckmateProgram less(stages, static_cast<double>(timeline.peak_bytes - 1));
@@ -177,10 +177,10 @@ class PublishedBatch : public ::testing::Test {
   int64_t peak(const std::vector<int>& checkpoints, const ChenOptions& options) const {
     const auto stages = stages_for(graph_, checkpoints, options);
     const Timeline timeline =
-        check(vgg_.graph, plan_of(graph_, *stages, least_workspace_algorithms(vgg_.graph)));
+        check(vgg_.graph, plan_of(graph_, *stages, smallest_workspace_algorithms(vgg_.graph)));
     EXPECT_LE(timeline.makespan_s, vgg_.ceiling());
-    EXPECT_LE(timeline.peak_bytes, most_held_bytes(graph_, *stages));
-    return most_held_bytes(graph_, *stages);
+    EXPECT_LE(timeline.peak_bytes, peak_held_bytes(graph_, *stages));
+    return peak_held_bytes(graph_, *stages);
   }
   const CheckmateVgg19 vgg_ = checkmate_vgg19();
   const StageGraph graph_{vgg_.graph};

@@ -48,7 +48,7 @@ Decisions random_decisions(Random& random, const Graph& graph, const Scheduler& 
     const GraphTensor& tensor = graph.tensors[scheduler.gaps()[g].tensor];
     auto keep = static_cast<Keep>(draw(random, 0, 4));
     const bool again = keep == Keep::kAgain || keep == Keep::kAgainEarly;
-    if ((again && !scheduler.can_be_made_again(static_cast<int>(g))) ||
+    if ((again && !scheduler.can_be_recomputed(static_cast<int>(g))) ||
         (keep == Keep::kPacked && resident_at_start(tensor.kind)))
       keep = Keep::kHost;
     out.gaps[g] = keep;
@@ -125,7 +125,7 @@ TEST(JointProgram, KnowsOfUpdatesThatFindTheSmallestOnTheHost) {
   const Scheduler scheduler(graph);
   const SolveOptions options;
   const JointProgram any(graph, scheduler, options, 1);
-  Decisions decisions = Search(graph, options).all_away(Keep::kHost, options);
+  Decisions decisions = Search(graph, options).all_offloaded(Keep::kHost, options);
   for (size_t g = 0; g < decisions.gaps.size(); ++g) {
     const bool found =
         std::find(moments.begin(), moments.end(), scheduler.gaps()[g].tensor) != moments.end();

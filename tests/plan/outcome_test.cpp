@@ -26,7 +26,7 @@ Keep draw_keep(Random& random, const Graph& graph, const Scheduler& scheduler, i
   const Gap& of = scheduler.gaps()[gap];
   const GraphTensor& tensor = graph.tensors[of.tensor];
   std::vector<Keep> ways = {Keep::kResident, Keep::kHost};
-  if (!of.wraps && scheduler.can_be_made_again(gap))
+  if (!of.wraps && scheduler.can_be_recomputed(gap))
     ways.insert(ways.end(), {Keep::kAgain, Keep::kAgainEarly});
   if (!of.wraps && !resident_at_start(tensor.kind) &&
       (tensor.lossy_ok || graph.codecs[codec].max_error == 0))

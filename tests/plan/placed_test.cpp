@@ -30,7 +30,7 @@ Graph placed_step(Random& random, int layers) {
 /// needed. Returns 0 without a schedule.
 int64_t least_placed_bytes(const Graph& graph, const SolveOptions& options) {
   const Search search(graph, options);
-  const auto schedule = search.scheduler().schedule(search.all_away(Keep::kHost, options),
+  const auto schedule = search.scheduler().schedule(search.all_offloaded(Keep::kHost, options),
                                                     floor_of(graph, options).bytes);
   return schedule ? lay_out(graph, schedule->plan, schedule->timeline).bytes + graph.base_bytes : 0;
 }

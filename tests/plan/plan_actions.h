@@ -236,10 +236,10 @@ class PlanActions {
           reads_[n].emplace_back(t, last_version_[t]);
     for (const int t : node.mutates) ++last_version_[t];
     for (const int t : node.outputs) producer_[t] = n;
-    double least_s = node.algorithms[0].time_s;
+    double minimum_s = node.algorithms[0].time_s;
     for (const Algorithm& algorithm : node.algorithms)
-      least_s = std::min(least_s, algorithm.time_s);
-    least_s_.push_back(least_s);
+      minimum_s = std::min(minimum_s, algorithm.time_s);
+    least_s_.push_back(minimum_s);
   }
 };
 

@@ -19,9 +19,9 @@ namespace {
 bool any(const Solution&) { return true; }
 
 /// Returns a plan that offloads all permitted tensors. It needs little memory and is slow.
-Solution all_away(const Graph& graph, const SolveOptions& options) {
+Solution all_offloaded(const Graph& graph, const SolveOptions& options) {
   const Search search(graph, options);
-  Solution out{.decisions = search.all_away(Keep::kHost, options),
+  Solution out{.decisions = search.all_offloaded(Keep::kHost, options),
                .budget_bytes = graph.budget_bytes};
   auto schedule = search.scheduler().schedule(out.decisions, graph.budget_bytes);
   if (!schedule) throw UserError("no plan", "");
@@ -41,7 +41,7 @@ class PlanCacheTest : public ::testing::Test {
 
   double expected_s(int64_t budget, const SolveOptions& options = {}) {
     graph_.budget_bytes = budget;
-    return solve_known(cache_, graph_, options, any, all_away).schedule.expected_s;
+    return solve_known(cache_, graph_, options, any, all_offloaded).schedule.expected_s;
   }
 
   const std::filesystem::path folder_ =
@@ -65,7 +65,8 @@ TEST_F(PlanCacheTest, NoPlanIsSlowerThanOneMadeBeforeForAsMuchMemoryOrLess) {
       const bool good = draw(random_, 0, 3) == 0;
       Solution made;
       try {
-        made = solve_known(cache_, graph_, {.time_limit_s = 0.1}, any, good ? solve : all_away);
+        made =
+            solve_known(cache_, graph_, {.time_limit_s = 0.1}, any, good ? solve : all_offloaded);
       } catch (const UserError&) {
         continue;
       }
@@ -76,7 +77,7 @@ TEST_F(PlanCacheTest, NoPlanIsSlowerThanOneMadeBeforeForAsMuchMemoryOrLess) {
           EXPECT_LE(made.schedule.expected_s, seconds);
         }
       from_before +=
-          !good && made.schedule.expected_s < all_away(graph_, {}).schedule.expected_s ? 1 : 0;
+          !good && made.schedule.expected_s < all_offloaded(graph_, {}).schedule.expected_s ? 1 : 0;
       before.emplace_back(graph_.budget_bytes, made.schedule.expected_s);
     }
     EXPECT_GE(from_before, 1) << "round " << round;
@@ -86,16 +87,16 @@ TEST_F(PlanCacheTest, NoPlanIsSlowerThanOneMadeBeforeForAsMuchMemoryOrLess) {
 TEST_F(PlanCacheTest, TimesAndRatesMayChangeButNotTheStepNorItsTechniques) {
   graph_.budget_bytes = all_;
   const Solution known = solve_known(cache_, graph_, {}, any, solve);
-  const double away_s = all_away(graph_, {}).schedule.expected_s;
+  const double away_s = all_offloaded(graph_, {}).schedule.expected_s;
   ASSERT_LT(known.schedule.expected_s, away_s);
   EXPECT_DOUBLE_EQ(expected_s(all_), known.schedule.expected_s);
   const SolveOptions exact{.compress = false};
-  EXPECT_DOUBLE_EQ(expected_s(all_, exact), all_away(graph_, exact).schedule.expected_s);
+  EXPECT_DOUBLE_EQ(expected_s(all_, exact), all_offloaded(graph_, exact).schedule.expected_s);
   Graph other = graph_;
   for (GraphNode& node : graph_.nodes)
     for (Algorithm& algorithm : node.algorithms) algorithm.time_s *= 2;
   graph_.bandwidth.to_host *= 0.5;
-  EXPECT_LT(expected_s(all_), all_away(graph_, {}).schedule.expected_s);
+  EXPECT_LT(expected_s(all_), all_offloaded(graph_, {}).schedule.expected_s);
   other.tensors.back().bytes += 8;
   EXPECT_TRUE(cache_.find(other, {}).empty());
   EXPECT_EQ(cache_.find(graph_, {}).size(), 1);
@@ -105,7 +106,7 @@ TEST_F(PlanCacheTest, TimesAndRatesMayChangeButNotTheStepNorItsTechniques) {
 TEST_F(PlanCacheTest, WhatIsFoundAgainIsWhatWasPut) {
   graph_.budget_bytes = (floor_ + all_) / 2;
   for (int i = 0; i < 40; ++i) {
-    Decisions decisions = all_away(graph_, {}).decisions;
+    Decisions decisions = all_offloaded(graph_, {}).decisions;
     for (Keep& keep : decisions.gaps) keep = static_cast<Keep>(draw(random_, 0, 4));
     for (int& codec : decisions.codec) codec = draw(random_, 0, 1);
     cache_.put(graph_, {}, {.budget_bytes = 1000 + i / 2, .decisions = decisions});
@@ -118,7 +119,7 @@ TEST_F(PlanCacheTest, WhatIsFoundAgainIsWhatWasPut) {
       EXPECT_LT(found[k].budget_bytes, found[k - 1].budget_bytes);
   }
   EXPECT_EQ(cache_.find(graph_, {}).size(), 20);
-  for (int i = 0; i < 10; ++i) cache_.put(graph_, {}, {i, all_away(graph_, {}).decisions});
+  for (int i = 0; i < 10; ++i) cache_.put(graph_, {}, {i, all_offloaded(graph_, {}).decisions});
   EXPECT_EQ(cache_.find(graph_, {}).size(), 24);
 }
 

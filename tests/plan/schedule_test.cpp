@@ -102,7 +102,7 @@ TEST(Schedule, ANodeDoesNotRunAgainOnceAnotherOfItsOutputsHasChanged) {
       if (scheduler.gaps()[g].tensor != 1) continue;
       EXPECT_EQ(scheduler.gaps()[g].to, gap_to);
       decisions.gaps[g] = Keep::kAgain;
-      return std::pair(scheduler.can_be_made_again(static_cast<int>(g)),
+      return std::pair(scheduler.can_be_recomputed(static_cast<int>(g)),
                        scheduler.schedule(decisions, graph.budget_bytes).has_value());
     }
     return std::pair(false, false);
@@ -236,10 +236,10 @@ TEST(Schedule, AnyDecisionsGiveAPlanThatIsValid) {
           decisions.gaps[g] = Keep::kHost;
           break;
         case 1:
-          if (scheduler.can_be_made_again(static_cast<int>(g))) decisions.gaps[g] = Keep::kAgain;
+          if (scheduler.can_be_recomputed(static_cast<int>(g))) decisions.gaps[g] = Keep::kAgain;
           break;
         case 2:
-          if (scheduler.can_be_made_again(static_cast<int>(g)))
+          if (scheduler.can_be_recomputed(static_cast<int>(g)))
             decisions.gaps[g] = Keep::kAgainEarly;
           break;
         default:

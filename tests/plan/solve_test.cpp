@@ -245,7 +245,7 @@ TEST(Solve, BelowTheFloorIsSaidBeforeSolving) {
                         .algorithms = std::vector<int>(other.nodes.size())};
     for (size_t g = 0; g < decisions.gaps.size(); ++g) {
       decisions.gaps[g] =
-          scheduler.can_be_made_again(static_cast<int>(g)) && draw(random, 0, 1) == 0 ? Keep::kAgain
+          scheduler.can_be_recomputed(static_cast<int>(g)) && draw(random, 0, 1) == 0 ? Keep::kAgain
                                                                                       : Keep::kHost;
       if (scheduler.gaps()[g].wraps && draw(random, 0, 2) == 0) decisions.gaps[g] = Keep::kResident;
     }

@@ -191,7 +191,7 @@ TEST(Balance, SharesOfACheckpointAreKeptWhereTheyFit) {
   EXPECT_EQ(shares.range(0).end, 14);
   EXPECT_EQ(shares.range(1).begin, 14);
   EXPECT_EQ(shares.range(1).end, 16);
-  EXPECT_EQ(shares.most_samples(), 14);
+  EXPECT_EQ(shares.maximum_samples(), 14);
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ ResolvedRun run_with(uint64_t available_bytes) {
   run.config.recommender.grain = 64;
   run.config.train.micro_batch = TrainSection::kAuto;
   run.micro_batch = 64;
-  run.most_samples = 1000;
+  run.maximum_samples = 1000;
   run.memory.weights = 5000;
   run.memory.activations = 640;
   run.available_bytes = available_bytes;
@@ -97,7 +97,7 @@ TEST(RecommenderTuning, CountsRowsAndStateOfTheFullestRank) {
       .optimizer = {.kind = embedding::OptimizerKind::kRowWiseAdagrad}};
   const embedding::TablePlacement plan =
       embedding::place_tables(spec, {.ranks = 2, .sharding = embedding::Sharding::kRowWise});
-  EXPECT_EQ(most_table_bytes(spec, plan), 4 * (5 * (4 + 1) + 2 * (8 + 1)));
+  EXPECT_EQ(maximum_table_bytes(spec, plan), 4 * (5 * (4 + 1) + 2 * (8 + 1)));
 }
 
 }  // namespace

@@ -102,7 +102,7 @@ class PlanCommand : public Command {
     if (of_graph()) return of_recorded();
     request_.config = step_;
     if (!fits_) return plan_config(request_);
-    if (!say_whether_it_fits(request_)) throw AnswerIsNo();
+    if (!log_whether_it_fits(request_)) throw AnswerIsNo();
   }
 
  private:
@@ -120,10 +120,10 @@ class PlanCommand : public Command {
     if (check_.empty())
       make(graph, kept);
     else
-      judge(graph);
+      agree_on_outcome(graph);
   }
 
-  void judge(const plan::Graph& graph) const {
+  void agree_on_outcome(const plan::Graph& graph) const {
     const plan::Plan plan = plan::read_plan(check_, graph);
     try {
       const plan::Timeline timeline = plan::check(graph, plan);
@@ -150,7 +150,7 @@ class PlanCommand : public Command {
           "{} MiB, {} operations again\n\n",
           mib(timeline.peak_bytes), mib(places_bytes), mib(graph.budget_bytes), timeline.peak_at_s,
           timeline.makespan_s, mib(timeline.host_peak_bytes), timeline.again));
-      say_outcome(outcome, graph);
+      print_outcome(outcome, graph);
     } catch (const plan::InvalidPlan& error) {
       throw UserError(fmt::format("{}: {}", check_, error.what()), "", check_);
     }
@@ -216,7 +216,7 @@ class PlanCommand : public Command {
     print(fmt::format(
         "solved in {:.1f} s: within {:.1f} % of the fastest plan that there can be{}\n\n",
         made.seconds, 100 * gap, made.complete ? "" : " (--time-limit gives the search more)"));
-    say_outcome(outcome, graph);
+    print_outcome(outcome, graph);
     if (!plan.starts_on_host.empty())
       print(
           fmt::format("\n{} storages of parameters and state, {} MiB, are on the host when the "
@@ -230,7 +230,7 @@ class PlanCommand : public Command {
     if (request_.curve) print("\n" + curve_table(curve, kept.peak_bytes, outcome.once_s));
   }
 
-  void say_outcome(const plan::PlanOutcome& outcome, const plan::Graph& graph) const {
+  void print_outcome(const plan::PlanOutcome& outcome, const plan::Graph& graph) const {
     if (request_.layers) print(layer_table(outcome, graph) + "\n");
     print(decision_table(outcome, graph));
   }

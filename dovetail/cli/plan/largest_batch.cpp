@@ -78,8 +78,8 @@ class Needs {
   models::MemoryEstimate estimate_of(int64_t samples) const {
     train::ResolvedRun run = run_;
     run.micro_batch = samples;
-    if (!key_.accumulates()) run.most_samples = samples;
-    run.config.train.batch = run.most_samples;
+    if (!key_.accumulates()) run.maximum_samples = samples;
+    run.config.train.batch = run.maximum_samples;
     train::resolve_precision_and_size(run, *group_, run_.precision.name);
     return run.memory;
   }
@@ -144,7 +144,7 @@ std::string in_words(const Need& need, const Needs& needs, int64_t largest) {
 }  // namespace
 
 SampleKey::SampleKey(const train::ResolvedRun& run)
-    : accumulates_(run.micro_batch < run.most_samples), asked_(run.micro_batch) {}
+    : accumulates_(run.micro_batch < run.maximum_samples), asked_(run.micro_batch) {}
 
 plan::Graph record_with(const train::ResolvedRun& run, const std::shared_ptr<comm::Group>& group,
                         const SampleKey& key, int64_t samples) {
@@ -188,7 +188,7 @@ std::string help_below_floor(const train::ResolvedRun& run,
                      largest, search);
 }
 
-bool say_whether_it_fits(const PlanRequest& request) {
+bool log_whether_it_fits(const PlanRequest& request) {
   const train::RunConfig config = config_of(request);
   const auto group = comm::world_from_environment({.timeout_s = config.comm.timeout_s});
   const Needs needs(config, group);

@@ -69,7 +69,7 @@ class ConfigPlan {
       const uint64_t peak = peak_resident_bytes();
       return peak > before_bytes ? peak - before_bytes : 0;
     };
-    trial_.emplace(run_, group_, run_.most_samples, run_.micro_batch);
+    trial_.emplace(run_, group_, run_.maximum_samples, run_.micro_batch);
     trial_->run();
     reset_peak_resident();
     std::vector<double> seconds(kEagerSteps);

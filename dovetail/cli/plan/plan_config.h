@@ -39,6 +39,6 @@ void plan_config(const PlanRequest& request);
 /// does not fit. To find out, records steps, with fewer samples if the config's number is not
 /// estimated to fit easily. Relies on an estimate if steps cannot be recorded. Nothing of the
 /// config's size is allocated unless it is estimated to fit.
-bool say_whether_it_fits(const PlanRequest& request);
+bool log_whether_it_fits(const PlanRequest& request);
 
 }  // namespace dovetail::cli

@@ -85,7 +85,7 @@ NodeCase study_node(const HybridCluster& cluster, const StudyOptions& options, i
   for (const double s : seconds) result.seconds += s / runs;
   for (const double s : seconds)
     result.variance += (s - result.seconds) * (s - result.seconds) / (runs - 1);
-  result.best_s = jobs::least_seconds(cluster.nodes(which), cluster.sim_job()) +
+  result.best_s = jobs::minimum_seconds(cluster.nodes(which), cluster.sim_job()) +
                   cluster.job.update_s * static_cast<double>(cluster.job.iterations);
   return result;
 }
@@ -264,7 +264,7 @@ std::vector<ScaleCase> study_scale(const HybridCluster& cluster, const StudyOpti
     one.wall_s = now_seconds() - begin;
     jobs::SimJob iteration = growing.sim_job();
     iteration.iterations = 1;
-    one.least_s = jobs::least_seconds(list, iteration) + iteration.update_s;
+    one.minimum_s = jobs::minimum_seconds(list, iteration) + iteration.update_s;
     cases.push_back(one);
   }
   return cases;
@@ -330,7 +330,7 @@ report::LineChart chart_of_scale(const std::vector<ScaleCase>& cases) {
     const auto nodes = static_cast<double>(one.nodes);
     chart.lines[0].points.emplace_back(nodes, one.tree_s);
     chart.lines[1].points.emplace_back(nodes, one.ranks_s);
-    chart.lines[2].points.emplace_back(nodes, one.least_s);
+    chart.lines[2].points.emplace_back(nodes, one.minimum_s);
   }
   return chart;
 }

@@ -95,8 +95,8 @@ ReadingResult study(const Reading& reading, const StudyOptions& options);
 struct ScaleCase {
   int64_t nodes = 0, devices = 0, rows = 0, events = 0;
   /// Seconds of an iteration. In `tree_s`, the sums of nodes are added along a tree, in `ranks_s`
-  /// one after another. `least_s` is a lower bound for both.
-  double tree_s = 0, ranks_s = 0, least_s = 0;
+  /// one after another. `minimum_s` is a lower bound for both.
+  double tree_s = 0, ranks_s = 0, minimum_s = 0;
   double wall_s = 0;  ///< real seconds that the simulations took
 };
 /// Simulates 1, 2, 4, ... up to most_nodes nodes. The number of rows grows with the number of
@@ -117,7 +117,7 @@ report::LineChart chart_of_nodes(const ReadingResult& result);
 /// Returns a chart of NodesCase::speed_up by number of nodes, with a line for each reading. Each
 /// node has one GPU.
 report::LineChart chart_of_speed_up(const std::vector<ReadingResult>& results);
-/// Returns a chart of the seconds in ScaleCase (tree_s, ranks_s, least_s) by number of nodes.
+/// Returns a chart of the seconds in ScaleCase (tree_s, ranks_s, minimum_s) by number of nodes.
 report::LineChart chart_of_scale(const std::vector<ScaleCase>& cases);
 
 }  // namespace dovetail::cli

@@ -78,8 +78,8 @@ Table table_of_scale(const std::vector<ScaleCase>& cases) {
   for (const ScaleCase& one : cases)
     table.rows.push_back({format_grouped(one.nodes), format_grouped(one.devices),
                           format_grouped(one.rows), fmt::format("{:.4f}", one.tree_s),
-                          fmt::format("{:.4f}", one.ranks_s), fmt::format("{:.4f}", one.least_s),
-                          fmt::format("{:.3f}", one.least_s / one.tree_s),
+                          fmt::format("{:.4f}", one.ranks_s), fmt::format("{:.4f}", one.minimum_s),
+                          fmt::format("{:.3f}", one.minimum_s / one.tree_s),
                           format_grouped(one.events), seconds(one.wall_s),
                           format_count(static_cast<double>(one.events) / one.wall_s)});
   return table;
@@ -141,7 +141,7 @@ Json to_json(const Studies& studies) {
                              {"rows", one.rows},
                              {"tree_s", one.tree_s},
                              {"ranks_s", one.ranks_s},
-                             {"least_s", one.least_s},
+                             {"least_s", one.minimum_s},
                              {"events", one.events},
                              {"wall_s", one.wall_s}});
   if (studies.faults)

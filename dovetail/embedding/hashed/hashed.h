@@ -180,7 +180,7 @@ class HashedTables {
   int64_t memory_bytes() const;
   /// Returns the maximum number of rows of a table: its configured `rows`, or fewer if max_bytes
   /// holds fewer.
-  int64_t most_rows(int64_t table) const { return tables_.at(static_cast<size_t>(table))->rows; }
+  int64_t maximum_rows(int64_t table) const { return tables_.at(static_cast<size_t>(table))->rows; }
 
  private:
   static constexpr uint32_t kNone = SlotMap<uint64_t>::kNone;

@@ -99,7 +99,8 @@ int64_t assign_to_many(const AssignProblem& p) {
 int64_t assign_to_few(const AssignProblem& p) {
   const Centres centres(p, /*as_rows=*/true);
   const int64_t block = block_rows(p.dim);
-  const auto label_rows = few_of(p.num_centres, std::make_integer_sequence<int, kFewCentres>());
+  const auto label_rows =
+      label_kernel_of(p.num_centres, std::make_integer_sequence<int, kFewCentres>());
   RowsByLabel by_label;
   int64_t changed = 0;
   for (int64_t begin = 0; begin < p.rows; begin += block) {

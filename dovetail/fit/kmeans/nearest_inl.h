@@ -323,7 +323,7 @@ HWY_NOINLINE int64_t label_of_few(const AssignProblem& p, const Centres& centres
 using LabelOfFew = int64_t (*)(const AssignProblem&, const Centres&, int64_t, int64_t, int64_t,
                                RowsByLabel&, ReadAhead&);
 template <int... kCentres>
-LabelOfFew few_of(int64_t centres, std::integer_sequence<int, kCentres...>) {
+LabelOfFew label_kernel_of(int64_t centres, std::integer_sequence<int, kCentres...>) {
   static constexpr LabelOfFew kFew[] = {label_of_few<kCentres + 1>...};
   return kFew[centres - 1];
 }

@@ -73,7 +73,7 @@ jobs::Partial distances_task(const jobs::Parameters& parameters, const jobs::Sha
 /// as KMeansData::assign_batch.
 jobs::Partial batch_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
   const at::Tensor &centres = parameters[0], &shift = parameters[1];
-  const at::Tensor x = jobs::whole_of(shard)[0].index_select(0, jobs::rows_of(shard)[0]);
+  const at::Tensor x = jobs::whole_tensors(shard)[0].index_select(0, jobs::rows_of(shard)[0]);
   const jobs::ResidentData batch({x, at::empty({shard.size}, at::kFloat),
                                   at::zeros({shard.size}, at::kInt),
                                   at::empty({shard.size}, at::kDouble)});

@@ -66,7 +66,7 @@ jobs::Partial distances_task_on_gpu(const jobs::Parameters& parameters, const jo
 }
 
 jobs::Partial batch_task_on_gpu(const jobs::Parameters& parameters, const jobs::Shard& shard) {
-  const at::Tensor x = jobs::whole_of(shard)[0].index_select(0, jobs::rows_of(shard)[0]);
+  const at::Tensor x = jobs::whole_tensors(shard)[0].index_select(0, jobs::rows_of(shard)[0]);
   const auto options = x.options();
   const jobs::ResidentData batch({x, at::empty({shard.size}, options),
                                   at::zeros({shard.size}, options.dtype(at::kInt)),

@@ -198,7 +198,7 @@ SimResult simulate(const std::vector<SimNode>& nodes, const SimJob& job,
   return ClusterRun(nodes, job, options).run();
 }
 
-double least_seconds(const std::vector<SimNode>& nodes, const SimJob& job) {
+double minimum_seconds(const std::vector<SimNode>& nodes, const SimJob& job) {
   double rows_per_s = 0;
   for (const SimNode& node : nodes)
     for (const SimDevice& device : node.devices)

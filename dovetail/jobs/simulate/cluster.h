@@ -85,6 +85,6 @@ SimResult simulate(const std::vector<SimNode>& nodes, const SimJob& job,
 
 /// Returns a lower bound of the job's seconds under any schedule. It is rows * iterations, divided
 /// by the sum of all slots' speeds in rows per second. Start times, messages and noise are ignored.
-double least_seconds(const std::vector<SimNode>& nodes, const SimJob& job);
+double minimum_seconds(const std::vector<SimNode>& nodes, const SimJob& job);
 
 }  // namespace dovetail::jobs

@@ -36,7 +36,7 @@ struct Fastest {
 
   void offer(const std::optional<Stages>& some) {
     if (!some) return;
-    Plan plan = plan_of(graph, *some, least_workspace_algorithms(graph.graph()));
+    Plan plan = plan_of(graph, *some, smallest_workspace_algorithms(graph.graph()));
     const auto timeline = timeline_of(graph.graph(), plan);
     if (!timeline || (found.plan && timeline->makespan_s >= found.time_s)) return;
     found.plan = std::move(plan);
@@ -53,7 +53,7 @@ void offer_greedy(Fastest& fastest, Candidates which, const ChenOptions& options
   if (!sqrt) return;
   const Graph unlimited = without_budget(graph.graph());
   const int64_t peak =
-      check(unlimited, plan_of(graph, *sqrt, least_workspace_algorithms(unlimited))).peak_bytes;
+      check(unlimited, plan_of(graph, *sqrt, smallest_workspace_algorithms(unlimited))).peak_bytes;
   for (int step = 0; step < kSteps; ++step)
     fastest.offer(stages_for(
         graph, greedy_checkpoints(graph, candidates, (peak - graph.resident_bytes()) * step / 20),
@@ -62,29 +62,29 @@ void offer_greedy(Fastest& fastest, Candidates which, const ChenOptions& options
 
 }  // namespace
 
-const Algorithm& least_workspace_algorithm(const GraphNode& node) {
+const Algorithm& smallest_workspace_algorithm(const GraphNode& node) {
   return *std::min_element(
       node.algorithms.begin(), node.algorithms.end(), [](const Algorithm& a, const Algorithm& b) {
         return std::pair(a.workspace_bytes, a.time_s) < std::pair(b.workspace_bytes, b.time_s);
       });
 }
 
-std::vector<int> least_workspace_algorithms(const Graph& graph) {
+std::vector<int> smallest_workspace_algorithms(const Graph& graph) {
   std::vector<int> out;
   for (const GraphNode& node : graph.nodes)
-    out.push_back(static_cast<int>(&least_workspace_algorithm(node) - node.algorithms.data()));
+    out.push_back(static_cast<int>(&smallest_workspace_algorithm(node) - node.algorithms.data()));
   return out;
 }
 
 Graph with_least_workspace(const Graph& graph) {
   Graph out = graph;
-  for (GraphNode& node : out.nodes) node.algorithms = {least_workspace_algorithm(node)};
+  for (GraphNode& node : out.nodes) node.algorithms = {smallest_workspace_algorithm(node)};
   return out;
 }
 
 Plan choose_algorithms(const Graph& graph, const Plan& plan) {
   Plan out = plan;
-  const std::vector<int> least = least_workspace_algorithms(graph);
+  const std::vector<int> least = smallest_workspace_algorithms(graph);
   for (Action& action : out.actions)
     if (action.op == Op::kCompute) action.algorithm = least[action.node];
   double makespan_s = check(graph, out).makespan_s;
@@ -112,7 +112,7 @@ Decisions decisions_of(const Graph& graph, const Plan& plan) {
   const std::vector<Gap> gaps = find_gaps(graph);
   Decisions out{.gaps = std::vector<Keep>(gaps.size(), Keep::kResident),
                 .codec = std::vector<int>(gaps.size()),
-                .algorithms = least_workspace_algorithms(graph)};
+                .algorithms = smallest_workspace_algorithms(graph)};
   int latest = -1;  // latest node that has run for the first time
   std::vector<char> ran(graph.nodes.size());
   std::vector<int> away(graph.tensors.size(), -1),
@@ -188,7 +188,7 @@ Baseline checkmate(const Graph& graph, const MilpOptions& options) {
   if (!made) return out;
   out.time_s = made->time_s;
   out.bound_s = made->bound_s;
-  Plan plan = plan_of(stages, made->stages, least_workspace_algorithms(graph));
+  Plan plan = plan_of(stages, made->stages, smallest_workspace_algorithms(graph));
   if (timeline_of(graph, plan)) out.plan = std::move(plan);
   return out;
 }
@@ -202,7 +202,7 @@ Baseline checkmate_rounded(const Graph& graph, const MilpOptions& options) {
   out.seconds = now_seconds() - started_s;
   if (!made) return out;
   out.time_s = made->time_s;
-  out.plan = plan_of(stages, made->stages, least_workspace_algorithms(graph));
+  out.plan = plan_of(stages, made->stages, smallest_workspace_algorithms(graph));
   return out;
 }
 

@@ -14,9 +14,9 @@
 namespace dovetail::plan {
 
 /// Returns the node's algorithm with the smallest workspace, the fastest one if there are several.
-const Algorithm& least_workspace_algorithm(const GraphNode& node);
+const Algorithm& smallest_workspace_algorithm(const GraphNode& node);
 /// Returns the index of that algorithm for each node.
-std::vector<int> least_workspace_algorithms(const Graph& graph);
+std::vector<int> smallest_workspace_algorithms(const Graph& graph);
 
 /// Returns the graph with only the minimum-workspace algorithm of each node. It is the input of
 /// strategies that do not choose algorithms.

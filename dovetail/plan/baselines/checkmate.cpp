@@ -15,13 +15,13 @@ double time_of(const StageGraph& graph, const Stages& stages) {
   double out = 0;
   for (int t = 0; t < graph.nodes(); ++t)
     for (int i = 0; i <= t; ++i)
-      if (stages.runs[t][i]) out += least_workspace_algorithm(graph.graph().nodes[i]).time_s;
+      if (stages.runs[t][i]) out += smallest_workspace_algorithm(graph.graph().nodes[i]).time_s;
   return out;
 }
 
 bool fits(const StageGraph& graph, const Stages& stages) {
   try {
-    check(graph.graph(), plan_of(graph, stages, least_workspace_algorithms(graph.graph())));
+    check(graph.graph(), plan_of(graph, stages, smallest_workspace_algorithms(graph.graph())));
     return true;
   } catch (const InvalidPlan&) {
     return false;
@@ -34,7 +34,7 @@ CheckmateProgram::CheckmateProgram(const StageGraph& graph, double budget_bytes)
     : graph_(graph), budget_bytes_(budget_bytes - static_cast<double>(graph.resident_bytes())) {
   double once_s = 0;
   for (const GraphNode& node : graph.graph().nodes)
-    once_s += least_workspace_algorithm(node).time_s;
+    once_s += smallest_workspace_algorithm(node).time_s;
   if (once_s > 0) unit_s_ = once_s / kUnits;
   unit_bytes_ = std::max(budget_bytes_, 1.0) / kUnits;
   add_columns();
@@ -60,7 +60,7 @@ void CheckmateProgram::add_columns() {
   freed_.resize(nodes);
   for (int t = 0; t < graph_.nodes(); ++t)
     for (int i = 0; i <= t; ++i) {
-      const double time = least_workspace_algorithm(graph_.graph().nodes[i]).time_s / unit_s_;
+      const double time = smallest_workspace_algorithm(graph_.graph().nodes[i]).time_s / unit_s_;
       if (graph_.may_run(t, i)) runs_[t][i] = program_.add_column(time, i == t ? 1 : 0, 1, true);
       const double most = mass(budget_bytes_);
       used_[t][i] = program_.add_column(0, 0, std::max(most, 0.0), false);
@@ -130,7 +130,7 @@ void CheckmateProgram::add_memory(int t) {
           mass(static_cast<double>(graph_.graph().tensors[freed_[t][next].value].bytes)));
     if (runs(t, i) >= 0) row.emplace_back(runs(t, i), -mass(made(i)));
     program_.add_row(0, 0, std::move(row));
-    const double workspace = mass(static_cast<double>(graph_.least_workspace(i)));
+    const double workspace = mass(static_cast<double>(graph_.smallest_workspace(i)));
     if (workspace > 0 && runs(t, i) >= 0)
       program_.add_row(-LinearProgram::kInfinity, mass(budget_bytes_),
                        {{used_[t][i], 1}, {runs(t, i), workspace}});

@@ -26,7 +26,7 @@ class Writer {
     }
     return std::move(plan_);
   }
-  int64_t most_held_bytes() const { return most_held_bytes_; }
+  int64_t peak_held_bytes() const { return most_held_bytes_; }
 
  private:
   bool needed_after(int t, int value, int node) const {
@@ -111,7 +111,7 @@ StageGraph::StageGraph(const Graph& graph)
     if (producer_[graph.root(t)] >= 0) last_use_[graph.root(t)] = nodes();
 }
 
-int64_t StageGraph::least_workspace(int node) const {
+int64_t StageGraph::smallest_workspace(int node) const {
   const auto& algorithms = graph_.nodes[node].algorithms;
   return std::min_element(algorithms.begin(), algorithms.end(),
                           [](const Algorithm& a, const Algorithm& b) {
@@ -152,11 +152,11 @@ Plan plan_of(const StageGraph& graph, const Stages& stages, const std::vector<in
   return Writer(graph, stages, algorithms).write();
 }
 
-int64_t most_held_bytes(const StageGraph& graph, const Stages& stages) {
+int64_t peak_held_bytes(const StageGraph& graph, const Stages& stages) {
   const std::vector<int> only(graph.graph().nodes.size());
   Writer writer(graph, stages, only);
   writer.write();
-  return writer.most_held_bytes();
+  return writer.peak_held_bytes();
 }
 
 std::optional<Stages> stages_of(const StageGraph& graph, const Plan& plan) {

@@ -46,7 +46,7 @@ class StageGraph {
   /// Returns the bytes of inputs, parameters, state and other storages that are always resident.
   int64_t resident_bytes() const { return resident_bytes_; }
   /// Returns the smallest workspace of the node's algorithms, in bytes.
-  int64_t least_workspace(int node) const;
+  int64_t smallest_workspace(int node) const;
 
  private:
   const Graph& graph_;
@@ -72,7 +72,7 @@ Plan plan_of(const StageGraph& graph, const Stages& stages, const std::vector<in
 /// Returns the maximum bytes of values held at the same time, as Checkmate counts them. This
 /// includes values that are kept without a reader. `check` counts less: it releases a tensor when
 /// its last reader has ended, however late the free is.
-int64_t most_held_bytes(const StageGraph& graph, const Stages& stages);
+int64_t peak_held_bytes(const StageGraph& graph, const Stages& stages);
 
 /// Converts a plan of computes and frees to stages. Returns nullopt if the plan has other actions,
 /// or runs a node twice in a stage.

@@ -80,7 +80,7 @@ class Packer {
 
 /// Returns, per block, the maximum bytes held at any time at which the block is held, including
 /// itself. No packing is smaller than the largest of these.
-std::vector<int64_t> most_held_beside(const std::vector<Block>& blocks) {
+std::vector<int64_t> peak_bytes_with(const std::vector<Block>& blocks) {
   std::map<int, int64_t> held;  // changes, then bytes from each time on
   for (const Block& block : blocks)
     for (const auto& [first, last] : block.spans) {
@@ -171,7 +171,7 @@ int64_t planned_bytes(int64_t bytes) { return round_up(bytes, alignment_of(bytes
 
 Packing pack(const std::vector<Block>& blocks, int64_t enough) {
   if (blocks.empty()) return {};
-  const std::vector<int64_t> beside = most_held_beside(blocks);
+  const std::vector<int64_t> beside = peak_bytes_with(blocks);
   const int64_t least = std::max(*std::max_element(beside.begin(), beside.end()), enough);
   const auto length = [&](int b) {
     return blocks[b].spans.back().second - blocks[b].spans.front().first;

@@ -96,7 +96,7 @@ Scheduler::Scheduler(const Graph& graph, bool fetches_wait)
   for (const int t : graph.final) stays_[graph.root(t)] = true;
 }
 
-bool Scheduler::can_be_made_again(int gap) const {
+bool Scheduler::can_be_recomputed(int gap) const {
   const int p = producer_[gaps_[gap].tensor];
   if (p < 0 || graph_.nodes[p].runs_once() || !writers_[gaps_[gap].tensor].empty()) return false;
   // A rerun must not undo later writes to other outputs of the node.

@@ -118,7 +118,7 @@ class Scheduler {
                                    Misfit* misfit = nullptr) const;
   /// Returns true if the tensor of `gap` can be recomputed when the gap ends. The node that
   /// computed it may run again, and no node changes the tensor.
-  bool can_be_made_again(int gap) const;
+  bool can_be_recomputed(int gap) const;
   /// Returns true if `gap` begins at the start of the step and the decisions start its tensor on
   /// the host. The decision for `gap` then has no effect: the tensor's wrapping gap decides.
   bool is_moot(const Decisions& decisions, int gap) const;

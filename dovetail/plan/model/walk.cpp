@@ -279,7 +279,9 @@ bool Walk::bring(int t, int reader) {
   gap_of_[t] = reader == at_ ? -1 : gap_of_[t];
   if (gap_of_[t] >= 0 && !now.resident && now.on_host)
     needed_at_[gap_of_[t]] = std::min(needed_at_[gap_of_[t]], at_);
-  if (!now.resident && !(now.packed ? decompress(t) : now.on_host ? fetch(t, true) : make_again(t)))
+  if (!now.resident && !(now.packed    ? decompress(t)
+                         : now.on_host ? fetch(t, true)
+                                       : recompute_tensor(t)))
     return false;
   if (now.packed && reader == at_) free_packed(t);  // was recomputed for another tensor meanwhile
   const bool will_do = (now.exact || graph_.tensors[t].lossy_ok) &&
@@ -287,7 +289,7 @@ bool Walk::bring(int t, int reader) {
   return will_do || fail(0);
 }
 
-bool Walk::make_again(int t) {
+bool Walk::recompute_tensor(int t) {
   const int p = s_.producer_[t];
   if (p < 0 || graph_.nodes[p].runs_once()) return fail(0);
   for (const int o : graph_.nodes[p].outputs)

@@ -84,7 +84,7 @@ class Walk {
   /// Makes `t` resident for node `reader`, in the version that the node read in its first run.
   /// Returns false if that is impossible.
   bool bring(int t, int reader);
-  bool make_again(int t);
+  bool recompute_tensor(int t);
   /// Returns true if a tensor that was brought back as the input of a recomputation stays resident
   /// afterwards.
   bool stays_once_made(int t) const;

@@ -135,7 +135,7 @@ class Recorder : public OperationHandler {
     const auto& schema = op.schema();
     const std::string name = operation_name(op, *stack), layer = layer_now();
     const bool ours = is_own_operation(op), numbers = gives_numbers(op, name);
-    check_can_run_again(name, layer, numbers);
+    check_can_rerun(name, layer, numbers);
     const size_t count = schema.arguments().size(), first = stack->size() - count;
     CapturedOperation made{.handle = op, .name = name, .layer = layer};
     made.backward = torch::autograd::get_current_node() != nullptr;
@@ -218,7 +218,7 @@ class Recorder : public OperationHandler {
     for (const TensorUse& use : step_.results)
       if (!step_.storages[use.storage].external.defined())
         step_.storages[use.storage].kind = TensorKind::kOutput;
-    step_.held_bytes = take_most_held_bytes();
+    step_.held_bytes = take_peak_held_bytes();
     check_untouched(declared_, "the end of the step");
     mark_gradients();
     if (later_ == LaterSteps::kCalled) keep_what_is_held();
@@ -228,7 +228,7 @@ class Recorder : public OperationHandler {
  private:
   static std::string in(const std::string& layer) { return layer.empty() ? "" : " in " + layer; }
 
-  void check_can_run_again(const std::string& name, const std::string& layer, bool numbers) const {
+  void check_can_rerun(const std::string& name, const std::string& layer, bool numbers) const {
     if (later_ == LaterSteps::kNone) return;
     if (numbers && later_ == LaterSteps::kReplayed)
       throw UserError(fmt::format("plan: {}{} reads a tensor's values to decide how the step goes "
@@ -382,7 +382,7 @@ CapturedStep record_step(const std::function<std::vector<at::Tensor>()>& step,
   Recorder recorder(tensors, later, std::move(limit));
   const c10::DebugInfoGuard report(c10::DebugInfoKind::PROFILER_STATE, recorder.log());
   std::vector<at::Tensor> results;
-  take_most_held_bytes();
+  take_peak_held_bytes();
   Interception::run(recorder, [&] { results = step(); });
   return recorder.finish(results);
 }

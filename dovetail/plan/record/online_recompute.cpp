@@ -186,7 +186,7 @@ void OnlineRecompute::fetch(const std::vector<int>& wanted) {
   for (const int s : order) {
     ++entries_[s].locks;
     if (!entries_[s].is_there())
-      for (const int operation : entries_[s].by) run_again(operation, s);
+      for (const int operation : entries_[s].by) rerun_operation(operation, s);
     DOVETAIL_CHECK(entries_[s].is_there(), "{} was not made again", step_.storages[s].name);
     --entries_[s].locks;
     entries_[s].used = now_;
@@ -197,7 +197,7 @@ void OnlineRecompute::fetch(const std::vector<int>& wanted) {
   for (const int s : wanted) --entries_[s].locks;
 }
 
-void OnlineRecompute::run_again(int index, int wanted) {
+void OnlineRecompute::rerun_operation(int index, int wanted) {
   const CapturedOperation& operation = step_.operations[index];
   make_room(runs_[index].bytes);
   ++again_;

@@ -88,7 +88,7 @@ class OnlineRecompute {
   c10::Storage storage_of(int s) const;
   void fetch(const std::vector<int>& wanted);
   std::vector<int> missing(const std::vector<int>& wanted) const;
-  void run_again(int operation, int wanted);
+  void rerun_operation(int operation, int wanted);
   void make_room(int64_t bytes);
   void keep_sources(const CapturedOperation& operation, const std::vector<int>& reads);
   double cost(const Entry& entry) const;

@@ -69,7 +69,7 @@ struct Executor::State : StepMemory {
   // Generator state before the first run of each random node that runs again in the step.
   std::vector<at::Tensor> random_state;
   std::vector<int> runs;  // runs of each node in this step
-  std::vector<bool> runs_again;
+  std::vector<bool> reruns;
   // Number of each action's copy, and number of the fetch that each tensor's readers await.
   std::vector<int64_t> copy_number;
   std::vector<int64_t> fetch_of;
@@ -219,7 +219,7 @@ struct Executor::State : StepMemory {
       address[described.outputs[i]] = arena->data() + layout.outputs[a][i];
     workspace = layout.result[a] < 0 ? nullptr : arena->data() + layout.result[a];
     at::Generator generator = at::detail::getDefaultCPUGenerator();
-    if (described.random && runs_again[action.node]) {
+    if (described.random && reruns[action.node]) {
       if (runs[action.node] == 0) {
         random_state[action.node] = generator.get_state();
       } else {
@@ -315,7 +315,7 @@ struct Executor::State : StepMemory {
       const NodeRun captured = run_of(step, graph.nodes[action.node], 0),
                     other = run_of(step, graph.nodes[action.node], action.algorithm);
       user_check(
-          !runs_again[action.node] &&
+          !reruns[action.node] &&
               std::ranges::equal(captured.operations, other.operations, {},
                                  &CapturedOperation::name, &CapturedOperation::name),
           "plan: {} runs by \"{}\", other than it was captured, so that no function can be called",
@@ -447,7 +447,7 @@ Executor::Executor(CapturedStep step, StepGraph graph, Plan plan, const Options&
   std::vector<int> computes(s.graph.nodes.size());
   for (const Action& action : s.plan.actions)
     if (action.op == Op::kCompute) ++computes[action.node];
-  for (const int count : computes) s.runs_again.push_back(count > 1);
+  for (const int count : computes) s.reruns.push_back(count > 1);
   for (size_t n = 0; n < s.graph.nodes.size(); ++n)
     s.node_of_operation.resize(s.graph.nodes[n].last, static_cast<int>(n));
   s.adopt();

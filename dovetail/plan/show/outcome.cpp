@@ -66,7 +66,7 @@ class Count {
     const Scheduler scheduler(graph_);
     for (size_t g = 0; g < scheduler.gaps().size(); ++g) {
       StorageOutcome& storage = of(scheduler.gaps()[g].tensor);
-      if (!scheduler.can_be_made_again(static_cast<int>(g))) storage.make_again_s.reset();
+      if (!scheduler.can_be_recomputed(static_cast<int>(g))) storage.make_again_s.reset();
     }
     for (const int t : plan_.starts_on_host) add(t, Fate::kOffloaded);
   }

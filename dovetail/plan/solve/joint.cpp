@@ -67,13 +67,13 @@ class JointSearch {
       if (graph_.budget_bytes < floor_of(graph_, options_).bytes) throw;
       none = std::current_exception();  // the program may find a plan
     }
-    report_.bound_s = least_s(graph_);
+    report_.bound_s = minimum_s(graph_);
     if (!is_closed()) search();
     if (!search_.best()) std::rethrow_exception(none);
     search_.keep_what_need_not_wrap();
     Solution best = std::move(*search_.best());
     best.budget_bytes = graph_.budget_bytes;
-    best.bound_s = least_s(graph_);
+    best.bound_s = minimum_s(graph_);
     best.seconds = now_seconds() - started_s;
     best.complete = is_closed(best.schedule.expected_s);
     report_.bound_s = std::min(report_.bound_s, best.schedule.expected_s);
@@ -95,7 +95,7 @@ class JointSearch {
   void search() {
     const double started_s = now_seconds();
     if (is_too_large(graph_, scheduler_)) {
-      search_.wander([&] { return now_seconds() > started_s + milp_.time_limit_s; });
+      search_.anneal([&] { return now_seconds() > started_s + milp_.time_limit_s; });
       return;
     }
     JointProgram joint(graph_, scheduler_, options_,
@@ -134,7 +134,7 @@ class JointSearch {
   /// Solves the program in a process of its own. The search continues meanwhile.
   MilpResult solve_beside(const LinearProgram& program, const MilpOptions& milp) {
     auto result = std::async(std::launch::async, [&] { return solve_milp(program, milp); });
-    search_.wander(
+    search_.anneal(
         [&] { return result.wait_for(std::chrono::seconds(0)) == std::future_status::ready; });
     return result.get();
   }

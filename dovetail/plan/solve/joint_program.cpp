@@ -318,7 +318,7 @@ bool JointProgram::add_run(int node, int stage, int depth) {
 void JointProgram::add_runs() {
   if (!options_.recompute) return;
   for (size_t g = 0; g < gaps_.size(); ++g)
-    if (columns_[g].moves && scheduler_.can_be_made_again(static_cast<int>(g)) &&
+    if (columns_[g].moves && scheduler_.can_be_recomputed(static_cast<int>(g)) &&
         add_run(scheduler_.producer_[gaps_[g].tensor], gaps_[g].to, 0))
       columns_[g].again = binary();
   for (size_t g = 0; g < gaps_.size(); ++g) {

@@ -154,7 +154,7 @@ class JointProgram {
   void add_times();
   void add_fetch_stream();
   void add_offload_stream();
-  void add_falling_behind();
+  void add_slowdown();
   int ended_by(const Job& job, int stage) const;
   void add_offload_load();
   Level level_at(int stage, int leaving) const;

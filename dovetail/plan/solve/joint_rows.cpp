@@ -22,7 +22,7 @@ void JointProgram::add_times() {
     Entries work = {{start_[n], 1}, {begin_[n], -1}},
             compute = {{begin_[n + 1], 1}, {start_[n], -1}};
     add_algorithm_time(compute, n, -1);
-    double least_s = choice_[n].empty() ? graph_.nodes[n].algorithms[only_[n]].time_s : 0;
+    double minimum_s = choice_[n].empty() ? graph_.nodes[n].algorithms[only_[n]].time_s : 0;
     for (auto run = runs_.lower_bound({n, -1}); run != runs_.end() && run->first.first == n;
          ++run) {
       const int p = run->first.second;
@@ -65,9 +65,9 @@ void JointProgram::add_times() {
     for (const Entries* stage : {&work, &compute})
       computing_.insert(computing_.end(), stage->begin() + 2,
                         stage->end());  // after the two clocks
-    computing_s_ += least_s;
+    computing_s_ += minimum_s;
     at_least(std::move(work), 0);
-    at_least(std::move(compute), time(least_s));
+    at_least(std::move(compute), time(minimum_s));
   }
 }
 
@@ -154,7 +154,7 @@ void JointProgram::add_offload_stream() {
     for (const auto& [stage, column] : columns_[g].fetch_aside)
       both.emplace_back(column, -time(fetch_s));
   }
-  add_falling_behind();
+  add_slowdown();
   if (!jobs_.empty()) at_least({{end_, 1}, {jobs_.back().end, -1}}, 0);
   if (!graph_.bandwidth.duplex) at_least(std::move(both), 0);
 }
@@ -162,7 +162,7 @@ void JointProgram::add_offload_stream() {
 /// Adds the delay of computing during copies, which is expected in addition to the step's end. Each
 /// direction does one copy at a time. So copies overlap computing for at least their time minus the
 /// time in which computing is idle.
-void JointProgram::add_falling_behind() {
+void JointProgram::add_slowdown() {
   if (graph_.bandwidth.slowdown <= 0) return;
   Entries out = {{end_, 1}}, in = {{end_, 1}};
   for (const Job& job : jobs_) out.emplace_back(job.column, -time(to_host_s(job.tensor)));

@@ -39,13 +39,13 @@ class FoundAtOnce {
     within_step.across_steps = false;
     for (const SolveOptions& allowed : {at_once_, within_step})
       for (const Keep keep : {Keep::kHost, Keep::kAgain, Keep::kAgainEarly, Keep::kPacked}) {
-        Decisions decisions = search.all_away(keep, allowed);
+        Decisions decisions = search.all_offloaded(keep, allowed);
         auto schedule = search.scheduler().schedule(decisions, budget_bytes);
         if (!schedule || !is_new(decisions)) continue;
         take(with_places(graph_, {.decisions = std::move(decisions),
                                   .schedule = std::move(*schedule),
                                   .budget_bytes = budget_bytes,
-                                  .bound_s = least_s(graph_)}));
+                                  .bound_s = minimum_s(graph_)}));
       }
     return true;
   }
@@ -64,7 +64,7 @@ class FoundAtOnce {
 
 /// Returns the plan of `placed_floor_of`. It is found at the floor itself, or else at descending
 /// budgets down to the first without a plan. A search at a budget without a plan is slow.
-PlacedSolution least_placed(const Graph& graph, const SolveOptions& options) {
+PlacedSolution smallest_placed(const Graph& graph, const SolveOptions& options) {
   constexpr int kBudgets = 8;
   const int64_t floor = floor_of(graph, options).bytes;
   const int64_t all = std::max(keep_all_bytes(graph), floor);
@@ -153,7 +153,7 @@ class PlacedSearch {
       });
     }
     if (best_) return;
-    PlacedSolution least = least_placed(graph_, options_);
+    PlacedSolution least = smallest_placed(graph_, options_);
     if (least.bytes > graph_.budget_bytes)
       throw below_floor(graph_, with_gaps(floor_of(graph_, options_), least.bytes), "the budget",
                         "raise the budget");
@@ -164,7 +164,7 @@ class PlacedSearch {
   const SolveOptions& options_;
   const int64_t floor_bytes_;
   const double started_s_;
-  double bound_s_ = least_s(graph_);
+  double bound_s_ = minimum_s(graph_);
   std::optional<PlacedSolution> best_;
 };
 
@@ -180,7 +180,7 @@ PlacedSolution with_places(const Graph& graph, Solution solution) {
 Floor placed_floor_of(const Graph& graph, const SolveOptions& options) {
   SolveOptions how = options;
   how.fetches_wait = false;
-  return with_gaps(floor_of(graph, how), least_placed(graph, how).bytes);
+  return with_gaps(floor_of(graph, how), smallest_placed(graph, how).bytes);
 }
 
 int64_t placed_floor_bytes(const Graph& graph, const SolveOptions& options,
@@ -192,7 +192,7 @@ PlacedSolution solve_placed(const Graph& graph, const SolveOptions& options,
                             const PlanCache& cache) {
   SolveOptions how = options;
   how.fetches_wait = false;
-  double bound_s = least_s(graph);
+  double bound_s = minimum_s(graph);
   const auto fits = [&](const Solution& solution) {
     return with_places(graph, solution).bytes <= graph.budget_bytes;
   };

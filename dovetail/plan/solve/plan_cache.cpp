@@ -119,7 +119,7 @@ Solution solve_known(const PlanCache& cache, const Graph& graph, const SolveOpti
     Solution found{.decisions = known.decisions,
                    .schedule = std::move(*schedule),
                    .budget_bytes = budget_bytes,
-                   .bound_s = least_s(graph)};
+                   .bound_s = minimum_s(graph)};
     if (fits(found)) best = std::move(found);
   }
   SolveOptions from = options;

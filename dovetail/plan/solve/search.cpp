@@ -72,7 +72,7 @@ int fastest_algorithm(const GraphNode& node) {
                           node.algorithms.begin());
 }
 
-double least_s(const Graph& graph) {
+double minimum_s(const Graph& graph) {
   double out = 0;
   for (const GraphNode& node : graph.nodes) {
     const auto faster = [](const Algorithm& a, const Algorithm& b) { return a.time_s < b.time_s; };
@@ -123,11 +123,11 @@ Decisions Search::all_resident() const {
   return out;
 }
 
-Decisions Search::all_away(Keep keep, const SolveOptions& allowed) const {
-  return most_away(keep, allowed, 0);
+Decisions Search::all_offloaded(Keep keep, const SolveOptions& allowed) const {
+  return mostly_offloaded(keep, allowed, 0);
 }
 
-Decisions Search::most_away(Keep keep, const SolveOptions& allowed, int period) const {
+Decisions Search::mostly_offloaded(Keep keep, const SolveOptions& allowed, int period) const {
   Decisions out = all_resident();
   int count = 0;
   for (size_t g = 0; g < out.gaps.size(); ++g) {
@@ -175,8 +175,9 @@ void Search::descend(Decisions decisions, int64_t budget_bytes, const SolveOptio
     Decisions chosen;
     std::array<double, 3> least = {2, 0, 0};
     for (const auto& change :
-         together ? changes_of_alike(decisions, in_the_way(*now, budget_bytes), allowed, false)
-                  : changes(decisions, *now, budget_bytes, allowed)) {
+         together
+             ? changes_of_alike(decisions, gaps_above_budget(*now, budget_bytes), allowed, false)
+             : changes(decisions, *now, budget_bytes, allowed)) {
       Decisions changed = decisions;
       change(changed);
       const auto made = scheduler_.schedule(changed, kNoBudget);
@@ -283,7 +284,7 @@ void Search::keep_what_need_not_wrap() {
   take_back(from, wrapping, 1, [&] { return in_time(kLatest); });
 }
 
-void Search::wander(const std::function<bool()>& stop) {
+void Search::anneal(const std::function<bool()>& stop) {
   constexpr int kSteps = 1000;       // steps of one walk from the best plan
   constexpr double kSlower = 0.004;  // initial tolerance, as a fraction of the expected time
   while (best_ && !stop()) {

@@ -16,7 +16,7 @@ namespace dovetail::plan {
 /// host memory. Ties go to the algorithm with the smallest workspace.
 int fastest_algorithm(const GraphNode& node);
 /// Returns the sum over all nodes of the time of their fastest algorithm. No step takes less.
-double least_s(const Graph& graph);
+double minimum_s(const Graph& graph);
 /// Returns true if `allowed` permits that a node runs by an algorithm. Tensors that the algorithm
 /// updates in host memory must be allowed there, and no later node may use them.
 bool may_be_chosen(const Graph& graph, const Scheduler& scheduler, int node, int algorithm,
@@ -45,9 +45,10 @@ class Search {
   /// Returns decisions that leave no tensor resident in a gap if `allowed` permits another
   /// treatment. The treatment is `keep` where possible. Each node runs its algorithm with the
   /// smallest workspace.
-  Decisions all_away(Keep keep, const SolveOptions& allowed) const;
-  /// Returns the same decisions as `all_away`, but every `period`-th of these gaps stays resident.
-  Decisions most_away(Keep keep, const SolveOptions& allowed, int period) const;
+  Decisions all_offloaded(Keep keep, const SolveOptions& allowed) const;
+  /// Returns the same decisions as `all_offloaded`, but every `period`-th of these gaps stays
+  /// resident.
+  Decisions mostly_offloaded(Keep keep, const SolveOptions& allowed, int period) const;
 
   /// Schedules decisions. If they give a plan within the budget, adds them to the candidates. Also
   /// keeps the plan if it is the fastest. Returns false if there is no such plan.
@@ -70,7 +71,7 @@ class Search {
   void improve_all();
   /// Changes a few decisions of the fastest plan at random, until `stop` returns true. For a while,
   /// it also accepts changes that make the plan a little slower.
-  void wander(const std::function<bool()>& stop);
+  void anneal(const std::function<bool()>& stop);
   /// Changes the fastest plan: tensors no longer start on the host if the plan does not become
   /// slower. They stay on the device instead. May take up to 1.1 times the time limit.
   void keep_what_need_not_wrap();
@@ -97,7 +98,7 @@ class Search {
   void run_by(Decisions& decisions, int node, int algorithm) const;
   /// Returns (node, algorithm) for each algorithm that updates the tensor of `gap` in host memory.
   std::vector<std::pair<int, int>> on_host(int gap, const SolveOptions& allowed) const;
-  std::vector<std::vector<int>> in_the_way(const Schedule& now, int64_t budget_bytes) const;
+  std::vector<std::vector<int>> gaps_above_budget(const Schedule& now, int64_t budget_bytes) const;
   std::vector<Change> changes_of_alike(const Decisions& decisions,
                                        const std::vector<std::vector<int>>& alike,
                                        const SolveOptions& allowed, bool moved) const;

@@ -70,7 +70,8 @@ void Search::change_at_random(Decisions& decisions) {
 
 /// Returns the groups of similar gaps with the most bytes at nodes that lack memory. There are at
 /// most 40 groups, since a change takes milliseconds to evaluate in large steps.
-std::vector<std::vector<int>> Search::in_the_way(const Schedule& now, int64_t budget_bytes) const {
+std::vector<std::vector<int>> Search::gaps_above_budget(const Schedule& now,
+                                                        int64_t budget_bytes) const {
   constexpr size_t kMost = 40;
   std::vector<int> over = {0};  // prefix sums: number of earlier nodes that lack memory
   for (const int64_t bytes : now.settled_bytes)
@@ -101,7 +102,7 @@ std::vector<std::pair<Keep, int>> Search::ways(int gap, const SolveOptions& allo
   if (resident) out.emplace_back(Keep::kResident, 0);
   if (tensor.bytes < allowed.least_bytes) return out;
   if (may_be_offloaded(graph_, scheduler_.gaps()[gap], allowed)) out.emplace_back(Keep::kHost, 0);
-  if (allowed.recompute && scheduler_.can_be_made_again(gap)) {
+  if (allowed.recompute && scheduler_.can_be_recomputed(gap)) {
     out.emplace_back(Keep::kAgain, 0);
     out.emplace_back(Keep::kAgainEarly, 0);
   }

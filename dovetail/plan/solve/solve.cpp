@@ -38,8 +38,8 @@ void begin(const Graph& graph, const SolveOptions& options, int64_t floor_bytes,
   SolveOptions within_step = options;
   within_step.across_steps = false;
   for (const Keep keep : kAway) {
-    search.offer(search.all_away(keep, within_step));
-    if (options.offload && options.across_steps) search.offer(search.all_away(keep, options));
+    search.offer(search.all_offloaded(keep, within_step));
+    if (options.offload && options.across_steps) search.offer(search.all_offloaded(keep, options));
   }
   std::vector<SolveOptions> techniques = {options};
   if (options.offload && options.recompute) {
@@ -59,14 +59,14 @@ void begin(const Graph& graph, const SolveOptions& options, int64_t floor_bytes,
   const auto none = [&] { return !search.best(); };
   descend(kBudgets, [&] { return search.in_time(kPartOfTime); }, Search::Until::kDeadline);
   for (int period = kLongestPeriod; period > 1 && none(); period /= 2)
-    for (const Keep keep : kAway) search.offer(search.most_away(keep, options, period));
+    for (const Keep keep : kAway) search.offer(search.mostly_offloaded(keep, options, period));
   descend(kToTheEnd, none, Search::Until::kPlan);
 }
 
 Solution finish(const Graph& graph, Search& search, double started_s) {
   Solution out = std::move(*search.best());
   out.budget_bytes = graph.budget_bytes;
-  out.bound_s = least_s(graph);
+  out.bound_s = minimum_s(graph);
   out.complete = search.in_time();
   out.seconds = now_seconds() - started_s;
   return out;
@@ -101,7 +101,7 @@ Floor floor_of(const Graph& graph, const SolveOptions& options) {
     for (int c = 0; c < static_cast<int>(graph.codecs.size()) && options.compress; ++c)
       if (may_be_packed(graph, gap, c)) stays = std::min(stays, graph.codecs[c].ratio);
     if (may_be_offloaded(graph, gap, options) ||
-        (options.recompute && scheduler.can_be_made_again(static_cast<int>(g))))
+        (options.recompute && scheduler.can_be_recomputed(static_cast<int>(g))))
       stays = 0;
     for (size_t n = 0; n < nodes; ++n)
       if (gap.covers(static_cast<int>(n)))

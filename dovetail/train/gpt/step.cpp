@@ -26,7 +26,7 @@ TrainStep::TrainStep(std::shared_ptr<models::GPT> model, Optimizer& optimizer,
                {.bucket_bytes = options_.bucket_bytes,
                 .groups = options_.gradient_groups,
                 .scatter = options_.scatter_gradients}),
-      judged_(at::zeros({1})) {
+      outcome_marker_(at::zeros({1})) {
   DOVETAIL_CHECK(options_.micro_batch > 0, "micro_batch {}", options_.micro_batch);
 }
 
@@ -36,7 +36,7 @@ void TrainStep::plan_memory(PlannedStep::Options options) {
   for (const auto& item : model_->named_parameters())
     tensors.parameters.emplace_back(item.key(), item.value());
   tensors.state = optimizer_.state();
-  tensors.state.emplace_back("judged", judged_);
+  tensors.state.emplace_back("judged", outcome_marker_);
   planned_.emplace([this](const std::vector<at::Tensor>& inputs) { work(inputs.front()); },
                    std::move(tensors), std::move(options));
 }
@@ -48,7 +48,7 @@ StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop,
       .lr = lr, .want_stop = want_stop, .place = place, .weight = models::count_targets(tokens)};
   if (planned_) {
     planned_->run({{"tokens", tokens}}, {{"first sample", place.first_sample},
-                                         {"most samples of a rank", place.most_samples}});
+                                         {"most samples of a rank", place.maximum_samples}});
   } else {
     work(tokens);
   }
@@ -58,7 +58,7 @@ StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop,
 void TrainStep::work(const at::Tensor& tokens) {
   const auto [losses, squares] = make_gradients_by_graph(tokens);
   const TraceSpan span("update");
-  Operands of{.reads = squares, .changes = {judged_}};
+  Operands of{.reads = squares, .changes = {outcome_marker_}};
   of.reads.push_back(losses.sum);
   of.reads.push_back(losses.router);
   operation("dovetail::judge", std::move(of), [this](const Operands& given) {
@@ -66,9 +66,9 @@ void TrainStep::work(const at::Tensor& tokens) {
     const std::vector<at::Tensor> reads = read_together(given.reads);
     const double squares = sum_of_pieces(std::span(reads).first(reads.size() - 2));
     const at::Tensor &loss = reads[reads.size() - 2], &router = reads.back();
-    now_.outcome =
-        judge(loss.item<double>(),
-              router.defined() ? std::optional(router.item<double>()) : std::nullopt, squares);
+    now_.outcome = agree_on_outcome(
+        loss.item<double>(), router.defined() ? std::optional(router.item<double>()) : std::nullopt,
+        squares);
     return std::vector<at::Tensor>();
   });
   optimizer_.update(reducer_);
@@ -122,7 +122,7 @@ TrainStep::Losses TrainStep::add_gradients(const at::Tensor& tokens) {
   const moe::Config& moe = model_->config().moe;
   const bool meet = model_->expert_ranks() || reducer_.scatters() ||
                     (group_->size() > 1 && moe.experts > 0 && moe.load_scope == "global_batch");
-  const int64_t passes_over = meet ? std::max(samples, place.most_samples) : samples;
+  const int64_t passes_over = meet ? std::max(samples, place.maximum_samples) : samples;
   reducer_.begin();
   for (int64_t first = 0; first < passes_over; first += options_.micro_batch) {
     const int64_t size = std::clamp(samples - first, int64_t{0}, options_.micro_batch);
@@ -131,8 +131,8 @@ TrainStep::Losses TrainStep::add_gradients(const at::Tensor& tokens) {
     {
       const TraceSpan span("forward");
       pass.first_token = (place.first_sample + first) * (tokens.size(1) - 1);
-      pass.most_tokens =
-          std::min(place.most_samples - first, options_.micro_batch) * (tokens.size(1) - 1);
+      pass.maximum_tokens =
+          std::min(place.maximum_samples - first, options_.micro_batch) * (tokens.size(1) - 1);
       loss = model_->loss(tokens.narrow(0, std::min(first, samples), size), pass);
     }
     const bool reduced = reducer_.scatters() || first + options_.micro_batch >= passes_over;
@@ -165,8 +165,8 @@ std::vector<at::Tensor> TrainStep::squares_of_share() const {
   return squares_of(share);
 }
 
-StepOutcome TrainStep::judge(double loss_sum, std::optional<double> router_sum,
-                             double squares) const {
+StepOutcome TrainStep::agree_on_outcome(double loss_sum, std::optional<double> router_sum,
+                                        double squares) const {
   const std::vector<double> sums =
       sum_over_ranks(*group_, {loss_sum, static_cast<double>(now_.weight), squares,
                                now_.want_stop ? 1.0 : 0.0, router_sum.value_or(0.0)});

@@ -82,8 +82,8 @@ class TrainStep {
     StepClock clock;
   };
 
-  /// Runs forward and backward, decides about the update (`judge`) and updates the weights.
-  /// Gradients are in `reducer_`, the outcome is in `now_`.
+  /// Runs forward and backward, decides about the update (`agree_on_outcome`) and updates the
+  /// weights. Gradients are in `reducer_`, the outcome is in `now_`.
   void work(const at::Tensor& tokens);
   /// Sums over the tokens of this rank.
   struct Losses {
@@ -109,7 +109,8 @@ class TrainStep {
   void record_graph(const at::Tensor& tokens);
   /// Returns the outcome from this rank's sums, added over ranks. Passes the numbers of the update
   /// to the optimizer.
-  StepOutcome judge(double loss_sum, std::optional<double> router_sum, double squares) const;
+  StepOutcome agree_on_outcome(double loss_sum, std::optional<double> router_sum,
+                               double squares) const;
 
   std::shared_ptr<models::GPT> model_;
   Optimizer& optimizer_;
@@ -119,7 +120,7 @@ class TrainStep {
   Now now_;
   /// Tensor of shape (1) that stands for `now_` in a recorded step. A recording sees only changes
   /// of tensors, so operations that change `now_` are declared to change this tensor.
-  at::Tensor judged_;
+  at::Tensor outcome_marker_;
   std::optional<PlannedStep> planned_;
 
   /// CUDA graph of make_gradients, and the tensors that it reads and writes.

@@ -139,7 +139,7 @@ StepOutcome GptTraining::train_step(int64_t number, double lr, bool want_stop,
   const StepOutcome outcome = step_->run(tokens, lr, want_stop,
                                          {.seed = seed,
                                           .first_sample = range.begin,
-                                          .most_samples = shares_.most_samples(),
+                                          .maximum_samples = shares_.maximum_samples(),
                                           .graphed = !quantization_report_due(number)});
   if (!outcome.skipped) {
     quantization_->end_step(*group_);

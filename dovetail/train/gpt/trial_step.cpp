@@ -37,7 +37,7 @@ double TrialStep::run() {
   const double begin_s = now_seconds();
   quantization_->begin_step(static_cast<uint64_t>(run_.config.run.seed), /*count=*/false);
   step_->run(tokens_, run_.config.optimizer.lr, /*want_stop=*/false,
-             {.most_samples = tokens_.size(0)});
+             {.maximum_samples = tokens_.size(0)});
   return now_seconds() - begin_s;
 }
 

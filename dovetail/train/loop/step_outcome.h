@@ -14,7 +14,7 @@ struct StepPlace {
   int64_t first_sample = 0;  ///< index of the rank's first sample in the batch of all ranks
   /// Maximum number of samples of any rank in this step. If forward passes exchange data, all ranks
   /// make as many passes as the rank with the maximum.
-  int64_t most_samples = 0;
+  int64_t maximum_samples = 0;
   /// False if the step also measures statistics, so that it cannot run as a CUDA graph.
   bool graphed = true;
 };

@@ -277,7 +277,8 @@ PlannedStep::PlannedStep(Work work, plan::StepTensors tensors, Options options)
 PlannedStep::~PlannedStep() = default;
 
 void PlannedStep::run(const Inputs& inputs, const Constants& constants) {
-  if (state_->options.anew && state_->steps > 0 && !state_->is_for(inputs, constants)) begin_anew();
+  if (state_->options.anew && state_->steps > 0 && !state_->is_for(inputs, constants))
+    restart_search();
   State& s = *state_;
   s.take(inputs, constants);
   ++s.steps;
@@ -292,7 +293,7 @@ void PlannedStep::run(const Inputs& inputs, const Constants& constants) {
   s.make_plan();
 }
 
-void PlannedStep::begin_anew() {
+void PlannedStep::restart_search() {
   auto next = std::make_unique<State>();
   next->work = std::move(state_->work);
   next->tensors = std::move(state_->tensors);

@@ -159,7 +159,7 @@ class PlannedStep {
   void write(const std::filesystem::path& folder) const;
 
  private:
-  void begin_anew();
+  void restart_search();
 
   struct State;
   std::unique_ptr<State> state_;

@@ -117,14 +117,14 @@ BatchShares::Range BatchShares::range(int rank) const {
   return {begin * micro_batch_, (begin + shares[static_cast<size_t>(rank)]) * micro_batch_};
 }
 
-int64_t BatchShares::most_samples() const {
+int64_t BatchShares::maximum_samples() const {
   const std::vector<int64_t>& shares = micro_batches();
   return shares.empty() ? (batch_ + ranks_ - 1) / ranks_
                         : *std::ranges::max_element(shares) * micro_batch_;
 }
 
-int64_t BatchShares::most_possible() const {
-  return automatic() ? batch_ - (ranks_ - 1) * micro_batch_ : most_samples();
+int64_t BatchShares::maximum_possible_samples() const {
+  return automatic() ? batch_ - (ranks_ - 1) * micro_batch_ : maximum_samples();
 }
 
 std::optional<BatchShares::Move> BatchShares::add(comm::Group& group, int64_t micro_batches,

@@ -37,8 +37,8 @@ class BatchShares {
   };
   /// Returns the samples of a rank.
   Range range(int rank) const;
-  int64_t most_samples() const;   ///< maximum samples of a rank with the current shares
-  int64_t most_possible() const;  ///< maximum samples of a rank with any later shares
+  int64_t maximum_samples() const;           ///< maximum samples of a rank with the current shares
+  int64_t maximum_possible_samples() const;  ///< maximum samples of a rank with any later shares
 
   /// Returns true if shares change while training (mode = "auto").
   bool automatic() const { return moving_.has_value(); }

@@ -74,7 +74,7 @@ moe::ExpertLayout LayoutChoice::choose(const std::vector<double>& choices_of) co
     return {.shards = static_cast<int>(config_.r),
             .overlap = static_cast<int>(config_.overlap),
             .hierarchical = config_.all_to_all == "2dh",
-            .shadowed = known ? moe::most_loaded(choices_of, static_cast<int>(config_.shadow))
+            .shadowed = known ? moe::experts_by_load(choices_of, static_cast<int>(config_.shadow))
                               : std::vector<int64_t>()};
   }
   moe::LayerLoad load = load_;
@@ -99,10 +99,11 @@ moe::ExpertLayout LayoutChoice::choose(const std::vector<double>& choices_of) co
   DOVETAIL_CHECK(fastest != times.end(), "no plan fits r {}, overlap {}, {} shadowed", config_.r,
                  config_.overlap, config_.shadow);
   const moe::LayerPlan& plan = fastest->plan;
-  return {.shards = plan.shards,
-          .overlap = plan.overlap,
-          .hierarchical = comm::is_hierarchical(plan.algorithm),
-          .shadowed = known ? moe::most_loaded(choices_of, plan.shadowed) : std::vector<int64_t>()};
+  return {
+      .shards = plan.shards,
+      .overlap = plan.overlap,
+      .hierarchical = comm::is_hierarchical(plan.algorithm),
+      .shadowed = known ? moe::experts_by_load(choices_of, plan.shadowed) : std::vector<int64_t>()};
 }
 
 void LayoutChoice::end_step(int64_t step, comm::Group& world) {

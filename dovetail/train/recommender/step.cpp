@@ -36,7 +36,7 @@ RecommenderStep::RecommenderStep(std::shared_ptr<models::Recommender> model,
       group_(std::move(group)),
       options_(std::move(options)),
       reducer_(group_, optimizer_.parameters(), {.bucket_bytes = options_.bucket_bytes}),
-      judged_(at::zeros({1})) {}
+      outcome_marker_(at::zeros({1})) {}
 
 void RecommenderStep::plan_memory(PlannedStep::Options options) {
   options.replay = true;  // operations read `now_` in each replay
@@ -44,7 +44,7 @@ void RecommenderStep::plan_memory(PlannedStep::Options options) {
   for (const auto& item : model_->named_parameters())
     tensors.parameters.emplace_back(item.key(), item.value());
   tensors.state = optimizer_.state();
-  tensors.state.emplace_back("judged", judged_);
+  tensors.state.emplace_back("judged", outcome_marker_);
   planned_.emplace([this](const std::vector<at::Tensor>& inputs) { work(inputs); },
                    std::move(tensors), std::move(options));
 }
@@ -92,7 +92,7 @@ void RecommenderStep::work(const std::vector<at::Tensor>& inputs) {
   const TraceSpan span("update");
   std::vector<at::Tensor> gradients;
   for (size_t i = 0; i < reducer_.size(); ++i) gradients.push_back(reducer_.gradient(i));
-  Operands of{.reads = squares_of(gradients), .changes = {judged_}};
+  Operands of{.reads = squares_of(gradients), .changes = {outcome_marker_}};
   of.reads.push_back(losses.sum);
   of.reads.push_back(losses.auxiliary);
   operation("dovetail::judge", std::move(of), [this](const Operands& given) {
@@ -102,7 +102,8 @@ void RecommenderStep::work(const std::vector<at::Tensor>& inputs) {
     };
     const std::vector<at::Tensor> reads = read_together(given.reads);
     const std::span squares = std::span(reads).first(reads.size() - 2);
-    now_.outcome = judge(value(reads[squares.size()]), value(reads.back()), sum_of_pieces(squares));
+    now_.outcome =
+        agree_on_outcome(value(reads[squares.size()]), value(reads.back()), sum_of_pieces(squares));
     return std::vector<at::Tensor>();
   });
   optimizer_.update(reducer_);
@@ -196,7 +197,8 @@ void RecommenderStep::send_gradient(int64_t micro_batch) {
   });
 }
 
-StepOutcome RecommenderStep::judge(double loss_sum, double auxiliary_sum, double squares) const {
+StepOutcome RecommenderStep::agree_on_outcome(double loss_sum, double auxiliary_sum,
+                                              double squares) const {
   const auto weight = static_cast<double>(now_.rows->rows);
   const std::vector<double> sums =
       sum_over_ranks(*group_, {loss_sum, now_.want_stop ? 1.0 : 0.0, auxiliary_sum});

@@ -99,7 +99,7 @@ class RecommenderStep {
 
   /// Returns the inputs of the dense part for a step, except pooled rows.
   PlannedStep::Inputs inputs_of(const StepRows& rows);
-  /// Runs add_gradients, decides about the update (`judge`) and updates the dense part.
+  /// Runs add_gradients, decides about the update (`agree_on_outcome`) and updates the dense part.
   void work(const std::vector<at::Tensor>& inputs);
   /// Runs forward and backward of all micro-batches, and reduces the gradients.
   Losses add_gradients(const std::vector<at::Tensor>& inputs);
@@ -114,7 +114,7 @@ class RecommenderStep {
   void send_gradient(int64_t micro_batch);
   /// Returns the outcome from this rank's sums of loss and from the gradient's squared norm. Passes
   /// the numbers of the update to the optimizer.
-  StepOutcome judge(double loss_sum, double auxiliary_sum, double squares) const;
+  StepOutcome agree_on_outcome(double loss_sum, double auxiliary_sum, double squares) const;
 
   std::shared_ptr<models::Recommender> model_;
   const RecommenderLookups& lookups_;
@@ -125,7 +125,7 @@ class RecommenderStep {
   Now now_;
   /// Tensor of shape (1) that stands for `now_` in a recorded step. A recording sees only changes
   /// of tensors, so operations that change `now_` are declared to change this tensor.
-  at::Tensor judged_;
+  at::Tensor outcome_marker_;
   std::optional<PlannedStep> planned_;
 };
 

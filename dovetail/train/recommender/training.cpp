@@ -180,7 +180,7 @@ StepRows RecommenderTraining::start_lookups(int64_t step) {
       .batch = loader_->step(step)};
   const auto seed = static_cast<uint64_t>(config().run.seed);
   found.ids = lookups_->ids(found.batch, mix_seed(seed, static_cast<uint64_t>(step + 1)));
-  const int64_t parts = (shares_.most_samples() + sizes_.micro_batch - 1) / sizes_.micro_batch;
+  const int64_t parts = (shares_.maximum_samples() + sizes_.micro_batch - 1) / sizes_.micro_batch;
   found.tables = tables_->start(found.ids, sizes_.micro_batch, parts);
   return found;
 }

@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kTimedSteps = 4;
 
 /// Returns the minimum over ranks. All ranks call this together.
-double least_over_ranks(comm::Group& group, double value) {
+double minimum_over_ranks(comm::Group& group, double value) {
   std::vector<double> values(static_cast<size_t>(group.size()), 0);
   values[static_cast<size_t>(group.rank())] = value;
   return std::ranges::min(sum_over_ranks(group, values));
@@ -41,10 +41,10 @@ TableSizes RecommenderTraining::choose_sizes(nlohmann::ordered_json& record) {
   const embedding::PackSpec& spec = lookups_->pack();
   std::vector<TableSizes> candidates = candidate_sizes(run_, std::ssize(spec.tables));
   if (!memory && !cuts) return candidates.front();  // the config leaves nothing open
-  const double available = least_over_ranks(
+  const double available = minimum_over_ranks(
       *group_, static_cast<double>(run_.available_bytes) / static_cast<double>(run_.local_ranks));
   const auto rows =
-      static_cast<double>(most_table_bytes(spec, plan_for(candidates.front().groups)));
+      static_cast<double>(maximum_table_bytes(spec, plan_for(candidates.front().groups)));
   if (memory && rows > available / 2)
     for (TableSizes& sizes : candidates) sizes.memory_bytes = static_cast<int64_t>(available / 4);
   if (complete() || (candidates.size() == 1 && !memory)) return candidates.front();
@@ -59,7 +59,7 @@ TableSizes RecommenderTraining::choose_sizes(nlohmann::ordered_json& record) {
         chosen.memory_bytes > 0 ? static_cast<double>(chosen.memory_bytes) : rows;
     const double took = static_cast<double>(peak_resident_bytes()) - resident_before_ - tables_then;
     chosen.memory_bytes =
-        memory_for_rows(available, -least_over_ranks(*group_, -std::max(0.0, took)), rows);
+        memory_for_rows(available, -minimum_over_ranks(*group_, -std::max(0.0, took)), rows);
   }
   record = sizes_json(chosen, candidates, step_s);
   return chosen;

@@ -40,9 +40,9 @@ std::vector<int64_t> micro_batches_to_try(const ResolvedRun& run) {
   std::vector<int64_t> found;
   for (int64_t parts = 1, size = 0; size != least && (parts <= kParts || found.empty());
        parts *= 2) {
-    const int64_t part = (run.most_samples + parts - 1) / parts,
+    const int64_t part = (run.maximum_samples + parts - 1) / parts,
                   whole_grains = (part + grain - 1) / grain * grain;
-    size = std::min(whole_grains, run.most_samples);
+    size = std::min(whole_grains, run.maximum_samples);
     if (size == least || fits(run, size)) found.push_back(size);
   }
   return found;
@@ -94,7 +94,8 @@ int64_t memory_for_rows(double available_bytes, double others_bytes, double tabl
   return static_cast<int64_t>(left);
 }
 
-int64_t most_table_bytes(const embedding::PackSpec& spec, const embedding::TablePlacement& plan) {
+int64_t maximum_table_bytes(const embedding::PackSpec& spec,
+                            const embedding::TablePlacement& plan) {
   int64_t most = 0;
   for (int64_t rank = 0; rank < plan.ranks; ++rank) {
     int64_t bytes = 0;

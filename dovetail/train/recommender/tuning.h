@@ -48,7 +48,7 @@ size_t simplest_of_fastest(const std::vector<double>& step_s);
 int64_t memory_for_rows(double available_bytes, double others_bytes, double table_bytes);
 
 /// Returns the bytes of rows and optimizer state on the rank that has most of them.
-int64_t most_table_bytes(const embedding::PackSpec& spec, const embedding::TablePlacement& plan);
+int64_t maximum_table_bytes(const embedding::PackSpec& spec, const embedding::TablePlacement& plan);
 
 /// Returns the entry "auto" of embedding_plan.json: the chosen `sizes`, and milliseconds per step
 /// of each candidate. `step_s` is the result of measure_steps.

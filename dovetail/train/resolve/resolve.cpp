@@ -172,10 +172,10 @@ ResolvedRun place_run(const RunConfig& config, comm::Group& group) {
   user_check(config.train.batch >= group.size(),
              "train.batch = {} leaves some of the {} ranks without a sample", config.train.batch,
              group.size());
-  run.most_samples = BatchShares(config, group.size()).most_possible();
+  run.maximum_samples = BatchShares(config, group.size()).maximum_possible_samples();
   const int64_t asked = config.train.micro_batch == TrainSection::kAuto ? config.recommender.grain
                                                                         : config.train.micro_batch;
-  run.micro_batch = asked > 0 ? std::min(asked, run.most_samples) : run.most_samples;
+  run.micro_batch = asked > 0 ? std::min(asked, run.maximum_samples) : run.maximum_samples;
   return run;
 }
 
@@ -232,7 +232,7 @@ void resolve_precision_and_size(ResolvedRun& run, comm::Group& group,
   const ParallelSection& parallel = run.config.parallel;
   run.memory = models::memory_estimate(
       run.config.model, {.micro_batch = run.micro_batch,
-                         .accumulate = run.micro_batch < run.most_samples,
+                         .accumulate = run.micro_batch < run.maximum_samples,
                          .bfloat16 = run.precision.compute == at::kBFloat16,
                          .linears = quantization.recipes(),
                          .recompute = run.config.train.checkpoint_activations,
@@ -264,7 +264,7 @@ double tokens_that_hide_weights(double flops, double bytes_per_s, int64_t elemen
   return flops / bytes_per_s * static_cast<double>(element) / 2;
 }
 
-int64_t most_memory(const ResolvedRun& run) {
+int64_t maximum_memory(const ResolvedRun& run) {
   const int64_t every = run.config.checkpoint.every_steps;
   const bool saves_between_steps = every > 0 && every < run.config.train.steps;
   return saves_between_steps ? std::max(run.memory.total(), run.memory.while_saving())
@@ -293,8 +293,9 @@ std::string summary_line(const ResolvedRun& run) {
                       format_count(run.size.flops_per_token), run.config.unit(),
                       of_machine(run.memory.total()),
                       format_bytes(static_cast<double>(run.available_bytes)));
-  if (most_memory(run) > run.memory.total())
-    line += fmt::format(" (up to {} while a checkpoint is written)", of_machine(most_memory(run)));
+  if (maximum_memory(run) > run.memory.total())
+    line +=
+        fmt::format(" (up to {} while a checkpoint is written)", of_machine(maximum_memory(run)));
   for (const std::string& sha256 : run.data.sha256)
     line += fmt::format(" · data sha256 {}", sha256);
   return line;

@@ -37,7 +37,7 @@ double tokens_that_hide_weights(double flops, double bytes_per_s, int64_t elemen
 
 /// Returns the estimate of the maximum bytes that training takes on this rank. If the run saves
 /// between steps, the copy for the checkpoint adds to a step's peak.
-int64_t most_memory(const ResolvedRun& run);
+int64_t maximum_memory(const ResolvedRun& run);
 
 /// Returns a line for the log that describes the run. Bytes in it are sums over all ranks of this
 /// machine. Example:

@@ -82,7 +82,7 @@ int64_t bytes_of_rows(const RunConfig& config) {
 void check_recommender(const ResolvedRun& run) {
   const data::RowsConfig& rows = run.config.rows;
   const int64_t grain = run.config.recommender.grain;
-  user_check(run.micro_batch % grain == 0 || run.micro_batch >= run.most_samples,
+  user_check(run.micro_batch % grain == 0 || run.micro_batch >= run.maximum_samples,
              "train.micro_batch = {} must be a multiple of recommender.grain = {}. Otherwise "
              "results depend on it; lower the grain or take another micro-batch",
              run.micro_batch, grain);

@@ -35,8 +35,8 @@ struct ResolvedRun {
   /// recommender.grain, the smallest size that may be chosen.
   int64_t micro_batch = 1;
   /// Maximum samples of one step that any division of the batch gives to a rank
-  /// (BatchShares::most_possible).
-  int64_t most_samples = 1;
+  /// (BatchShares::maximum_possible_samples).
+  int64_t maximum_samples = 1;
   models::ModelSize size;         ///< numbers of parameters and FLOPs
   models::MemoryEstimate memory;  ///< estimated bytes of this rank's training
   /// Free memory of this machine (GPU: of the GPU), for all its ranks.
