@@ -15,7 +15,7 @@ int main() {
   config.context = 32;
   config = dovetail::models::resolve_model_config(config, /*tokenizer_vocab=*/17);
   dovetail::models::GPT model(config);
-  dovetail::initialize(model, /*seed=*/1);
+  dovetail::models::initialize(model, /*seed=*/1);
 
   std::vector<dovetail::ops::AdamWTensor> states;
   for (auto& parameter : model.parameters()) {
