@@ -10,8 +10,8 @@ namespace dovetail::data {
 /// comes from source s = source_of(n), and is sample count(s, n) of that source. Both functions
 /// have a closed form, in O(sources). Samples and sources count from 0.
 ///
-/// Shares are exact at every length. Among the first n samples, a source with share q has n q, to
-/// within one sample for each other source. Let p be the first source's share, as a multiple of
+/// The first n samples contain n q samples of a source with share q, for every n. The count is
+/// exact to within one sample per other source. Let p be the first source's share, as a multiple of
 /// 2^-32. Sample n goes to the first source iff floor((n + 1) p) > floor(n p). Otherwise, it is
 /// sample n - floor(n p) of the mixture of the other sources, which is ordered in the same way.
 class MixtureOrder {
