@@ -22,8 +22,8 @@ void use_gpu(int index);
 
 /// Makes a stream from torch's pool the current stream of this thread, on the current GPU. Does
 /// nothing if the current stream is not the default stream. CUDA graphs cannot record the default
-/// stream. Afterwards, this thread's work has no order with other threads' work on the default
-/// stream.
+/// stream. Afterwards, this thread's work is not ordered with respect to other threads' work on the
+/// default stream.
 void use_own_stream();
 
 /// Memory of one GPU. The driver reports `free_bytes` and `total_bytes`. `allocated_bytes` counts

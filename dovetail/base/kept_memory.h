@@ -4,11 +4,12 @@
 
 namespace dovetail {
 
-/// Returns the maximum bytes that a process holds after `keep_freed_memory`, if its tensors use at
-/// most `bytes` at the same time. The difference is freed memory that waits for reuse.
+/// Returns the maximum bytes that a process holds for tensors after `keep_freed_memory`. Its
+/// tensors use at most `bytes` at the same time. The difference, `bytes` / 16, is freed memory that
+/// waits for reuse.
 constexpr int64_t with_kept(int64_t bytes) { return bytes + bytes / 16; }
-/// Returns the maximum bytes for the tensors of such a process if it shall hold at most `bytes`.
-/// `with_kept` of the result is at most `bytes`.
+/// Inverse of `with_kept`: returns the bytes that tensors may use at the same time if the process
+/// shall hold at most `bytes`. `with_kept` of the result is at most `bytes`.
 constexpr int64_t within_kept(int64_t bytes) { return bytes - bytes / 17 - 1; }
 
 /// Installs a CPU allocator that retains freed tensor memory and reuses it for tensors of similar

@@ -12,8 +12,9 @@
 
 /// Operations: work that the dispatcher cannot see, such as a kernel on raw pointers, and that a
 /// recorded step shall contain. A recorded step is the list of operators that one training step
-/// calls (plan/record/capture.h). The plan decides for each of their tensors: keep, recompute,
-/// offload or compress. Later steps execute the recorded operators as planned.
+/// calls (plan/record/capture.h). The memory plan, computed from this list, decides for each of
+/// their tensors: keep, recompute, offload or compress. Later steps execute the recorded operators
+/// as planned.
 namespace dovetail {
 
 /// Tensors that an operation accesses: `reads` are only read, `changes` are modified in place. Both
@@ -42,9 +43,9 @@ inline bool operations_are_recorded() {
   return keys.included_.has(c10::DispatchKey::Fake) && !keys.excluded_.has(c10::DispatchKey::Fake);
 }
 
-/// Scope in which allocations of this thread are outside the plan. They do not count as memory of
-/// the operation that is being recorded or executed. Example: a collective allocates memory and
-/// frees it at some later time on its own thread.
+/// Scope in which allocations of this thread are outside the plan. Such allocations do not count as
+/// memory of the operation that is being recorded or executed. Example: a collective allocates
+/// memory and frees it at some later time on its own thread.
 class UnrecordedAllocations {
  public:
   UnrecordedAllocations();
@@ -58,10 +59,10 @@ class UnrecordedAllocations {
 /// Returns false inside an UnrecordedAllocations scope of this thread.
 bool allocations_are_recorded();
 
-/// Declares `bytes` that an operation allocated outside the plan (see UnrecordedAllocations) and
-/// that are read after its end. It counts until this object is destroyed. Example: rows on their
-/// way to other ranks. The maximum that all HeldMemory objects declare at the same time counts
-/// towards the memory budget.
+/// Declares memory of `bytes` that an operation allocated outside the plan (see
+/// UnrecordedAllocations) and that is read after its end. The memory counts until this object is
+/// destroyed. Example: rows on their way to other ranks. The maximum that all HeldMemory objects
+/// declare at the same time counts towards the memory budget.
 class HeldMemory {
  public:
   explicit HeldMemory(int64_t bytes);
@@ -87,9 +88,9 @@ std::vector<at::Tensor> dispatch_operation(const std::string& name, Operands of,
 ///
 /// A recorded step may run `body` several times: in later steps, and within one step (recompute).
 /// Numbers captured by `body` must be valid for every step. Values that differ between steps, such
-/// as the step's seed, must be read through a pointer. They must be constant within a step. Writes
-/// through a pointer must have the same effect when repeated. For example, each call writes its
-/// count to a slot of its own.
+/// as the step's seed, must be read through a pointer. Such values must be constant within a step.
+/// Writes through a pointer must have the same effect when repeated. For example, each call writes
+/// its count to a slot of its own.
 template <class Body>
 std::vector<at::Tensor> operation(const char* name, Operands of, Body&& body) {
   if (!operations_are_recorded()) return body(of);

@@ -8,10 +8,10 @@ namespace dovetail::sha256_kernels {
 /// SHA-256 compression function. Updates `state` with the `blocks` blocks of 64 bytes at `data`.
 using Compress = void (*)(uint32_t state[8], const uint8_t* data, size_t blocks);
 
-/// Version for any processor.
+/// Compression function for any processor.
 void compress_portable(uint32_t state[8], const uint8_t* data, size_t blocks);
 
-/// Uses the SHA extensions of x86-64. Requires `has_sha_extensions()`.
+/// Compression function that uses the SHA extensions of x86-64. Requires `has_sha_extensions()`.
 void compress_sha_extensions(uint32_t state[8], const uint8_t* data, size_t blocks);
 /// Returns true if this processor has the SHA extensions.
 bool has_sha_extensions();

@@ -30,8 +30,9 @@ struct Snapshot {
 /// - kFull: can be read without another checkpoint. It may store only some rows of a large tensor,
 ///   with their row numbers. Its reader must then know the values of all other rows. Example: rows
 ///   of an embedding table that still have their initial values.
-/// - kDelta: stores only those rows of large tensors that changed since the previous checkpoint.
-///   It stores all other tensors as a whole. It can be read only with that checkpoint, its base.
+/// - kDelta: stores only those rows of large tensors that changed since the previous checkpoint. It
+///   stores all other tensors as a whole. It can be read only together with that previous
+///   checkpoint, its base.
 enum class CheckpointKind { kFull, kDelta };
 
 /// Checkpoints of one run: `<folder>/step-00001200/{manifest.json,
@@ -43,9 +44,9 @@ enum class CheckpointKind { kFull, kDelta };
 /// If the step already has a folder, the new folder replaces it.
 ///
 /// A save of step s then removes old checkpoints. It keeps the newest `keep` checkpoints with steps
-/// up to s, and all checkpoints that these build on as deltas. It never removes checkpoints of
-/// later steps, which exist if a run was resumed from an earlier step. Only one process writes
-/// (rank 0).
+/// up to s. It also keeps every checkpoint that one of them needs because it is a delta. It never
+/// removes checkpoints of later steps, which exist if a run was resumed from an earlier step. Only
+/// one process writes (rank 0).
 class CheckpointFolder {
  public:
   struct Options {
@@ -119,7 +120,7 @@ class StoredCheckpoint {
   const nlohmann::json& state() const { return state_; }
 
   /// Returns the names of the tensors, ascending. If the full checkpoint stores only some rows of a
-  /// tensor, the names include the tensor with their row numbers.
+  /// tensor, a further tensor holds their row numbers. The names include it.
   std::vector<std::string> names() const;
   /// Returns the tensor as of this checkpoint, with the changed rows of all deltas. Rows that no
   /// checkpoint of the chain stores are absent from it. Throws UserError for an unknown name.

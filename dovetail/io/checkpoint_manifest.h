@@ -38,8 +38,8 @@ struct CheckpointManifest {
   /// its reader knows the values of all other rows. A delta stores the rows that changed.
   ///
   /// Rows of a hashed table have 64-bit keys instead of numbers, ascending as unsigned integers. In
-  /// a delta, this map then also has the tensor of keys itself. It maps to the tensor of removed
-  /// keys, whose rows the table no longer has.
+  /// a delta, this map then has one more entry per such table. It maps the name of the tensor of
+  /// keys to the name of the tensor of removed keys. The table no longer has rows with these keys.
   std::map<std::string, std::string> rows_of = {};
   std::string checksum = {};  ///< sha256 of the other members as JSON
 };

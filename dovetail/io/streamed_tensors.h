@@ -20,7 +20,7 @@ namespace dovetail::io {
 struct StreamedTensor {
   std::string name;
   at::ScalarType dtype;
-  std::vector<int64_t> shape;  ///< shape of all rows that will be written
+  std::vector<int64_t> shape;  ///< (rows that will be written in all, ...)
   /// Name of the tensor with the row numbers, if only some rows are written (see
   /// CheckpointManifest::rows_of). Empty: all rows are written.
   std::string rows = {};
@@ -31,7 +31,8 @@ struct StreamedTensor {
 /// `begin` once, then `append` for each block. After the last group, call `finish`.
 ///
 /// If a write fails, `begin` and `append` do not throw, and later calls write nothing. `finish`
-/// throws the error. So a caller that gathers blocks from other ranks can finish that exchange.
+/// throws the error. So a caller that gathers blocks from other ranks completes the exchange with
+/// them even after a failed write.
 class StreamedTensors {
  public:
   /// Writes files into `folder`, the temporary folder of the checkpoint of `step`.
@@ -48,8 +49,8 @@ class StreamedTensors {
   /// Waits until all files are on disk. Adds them to `manifest.files` and sets `manifest.rows_of`.
   /// Throws the error of an earlier failure.
   void finish(CheckpointManifest& manifest);
-  /// Throws UserError if an appended block had a NaN or an infinity. Errors of the disk are left to
-  /// `finish`.
+  /// Throws UserError if an appended block had a NaN or an infinity. Does not throw for a failed
+  /// write to the disk; `finish` does.
   void check() const;
 
  private:

@@ -30,8 +30,9 @@ struct ConfigNode {
   double number = 0;     ///< value if kFloat
   /// Value if kString. In an override, also any other value as the user typed it.
   std::string text;
-  bool spells_number = false;     ///< JSON string "nan", "inf" or "-inf"; `number` holds its value
-  std::vector<std::string> keys;  ///< keys of a table, in source order
+  /// True for the JSON strings "nan", "inf" and "-inf"; `number` then holds the value.
+  bool spells_number = false;
+  std::vector<std::string> keys;     ///< keys of a table, in source order
   std::vector<ConfigNode> children;  ///< values of a table's keys, or elements of a list
   ConfigPlace key_place, place;      ///< positions of the node's key and of its value
 

@@ -42,7 +42,7 @@ class Field {
   /// Sets the unit that docs and errors show, for example "tokens", "bytes" or "s".
   Field& unit(std::string_view unit);
   /// Also accepts `word`, such as "auto", in place of the integer `value`. For integers only;
-  /// `value` may be out of range.
+  /// `value` may be outside the range set by `range` or `above`.
   Field& word(std::string_view word, int64_t value);
   /// Makes it an error if neither the config file nor `--set` has the key.
   Field& required();
@@ -61,7 +61,7 @@ class Section {
  public:
   Field value(std::string_view key, bool& member, std::string_view help);
   Field value(std::string_view key, int64_t& member,
-              std::string_view help);  ///< also accepts 2e6 if it is whole
+              std::string_view help);  ///< also accepts a whole number in float form, such as 2e6
   Field value(std::string_view key, double& member, std::string_view help);
   Field value(std::string_view key, std::string& member, std::string_view help);
   Field value(std::string_view key, std::vector<int64_t>& member, std::string_view help);
@@ -69,8 +69,8 @@ class Section {
   Field value(std::string_view key, std::vector<std::string>& member,
               std::string_view help);  ///< also accepts "a" for ["a"]
 
-  /// Declares a nested table `[parent.key]`, bound to the config struct `member`. A config that
-  /// lacks the table gives it its defaults.
+  /// Declares a nested table `[parent.key]`, bound to the config struct `member`. If a config lacks
+  /// the table, the members of `member` keep their defaults.
   template <class T>
   void section(std::string_view key, T& member, std::string_view help) {
     member.describe(subsection(key, help));

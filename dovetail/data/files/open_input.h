@@ -32,12 +32,12 @@ struct InputHead {
   /// Advice to the user for an error that this kind is not supported. Example: "unpack it first".
   std::string remedy = {};
 
-  /// Returns true if a reader can use the bytes of the file as they are. They are then not
-  /// compressed, and UTF-8 if they are text.
+  /// Returns true if the file is neither compressed nor UTF-16. A reader can then use its bytes as
+  /// they are.
   bool is_plain() const { return packing == Packing::kNone && encoding == Encoding::kUtf8; }
 };
 
-/// Returns InputHead::extension of a file with this path. Does not open the file.
+/// Returns the value of InputHead::extension for a file with this path. Does not open the file.
 std::string input_extension(const std::filesystem::path& path);
 
 /// Finds the properties of a file from the first 64 KiB of its decompressed content. An empty file
@@ -65,16 +65,17 @@ MappedFile map_stream(ByteStream& stream);
 
 /// Content of an input file, memory-mapped: the bytes that `open_input_stream` would return. A file
 /// whose bytes need no conversion is mapped directly. The converted bytes of any other file are
-/// first written to an unnamed temporary file in $TMPDIR (default /var/tmp). They then take space
-/// on that disk instead of memory.
+/// first written to an unnamed temporary file in $TMPDIR (default /var/tmp). The converted bytes
+/// then take space on that disk instead of memory.
 class MappedInput {
  public:
   explicit MappedInput(const std::filesystem::path& path);
   MappedInput(const std::filesystem::path& path, InputHead head);
 
   const InputHead& head() const { return head_; }
-  /// Returns the content without a byte order mark. If lines of a text end only in carriage
-  /// returns, these become line feeds. A compressed or UTF-16 text is judged by its first 64 KiB.
+  /// Returns the content without a byte order mark. In a text that has carriage returns but no line
+  /// feeds, each carriage return becomes a line feed. If the text is compressed or UTF-16, only its
+  /// first 64 KiB are searched for them.
   std::string_view bytes() const { return bytes_; }
   /// Returns the mapped file that `bytes()` points into.
   const MappedFile& mapped() const { return file_; }

@@ -8,7 +8,8 @@
 namespace dovetail::data {
 
 /// Character at a position in a text. A byte that begins no valid UTF-8 sequence is an invalid
-/// character of length 1. So a scan over a text visits every byte, also in damaged text.
+/// character of length 1. So a scan from character to character visits every byte, also in damaged
+/// text.
 struct Character {
   static constexpr int32_t kInvalid = -1;
   int32_t code = kInvalid;  ///< Unicode code point, or kInvalid
@@ -28,8 +29,9 @@ std::string replace_invalid_utf8(std::string_view text);
 /// Appends the UTF-8 form of `code`, a valid code point, to `text`.
 void append_utf8(std::string& text, int32_t code);
 
-/// Character classes of the regular expressions by which tokenizers split text into words. They are
-/// \p{L}, \p{N}, \s (Unicode's White_Space) and all others, including invalid bytes.
+/// Character classes of the regular expressions by which tokenizers split text into words. kLetter:
+/// \p{L}. kNumber: \p{N}. kSpace: \s (Unicode's White_Space). kOther: every other character, and
+/// Character::kInvalid.
 enum class CharacterClass : uint8_t { kLetter, kNumber, kSpace, kOther };
 /// Returns the class of a code point or of Character::kInvalid.
 CharacterClass class_of(int32_t code);

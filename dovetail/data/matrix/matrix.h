@@ -48,8 +48,9 @@ struct MatrixOptions {
 /// The value of the file in row n and column d is x[n, d] + origin[d], up to rounding.
 struct Matrix {
   at::Tensor x;  ///< (N, D) float32, contiguous
-  /// (D) float64. Subtracted from each column before rounding to float32, so that digits are not
-  /// lost. 0 for a column that loses little or nothing without it.
+  /// (D) float64. One number per column, subtracted from the column's values before rounding to
+  /// float32, so that digits are not lost. It is 0 for a column that float32 holds well enough
+  /// without it.
   at::Tensor origin;
   /// D names. If the file has no names: c0, c1 and so on.
   std::vector<std::string> columns;
@@ -57,7 +58,8 @@ struct Matrix {
   /// from 0, ascending.
   std::vector<int64_t> left_out;
   int64_t num_bad = 0;  ///< number of bad values and bad rows in the columns that were read
-  /// Messages about the first few of these. Example: "line 3, column 1 (`age`): no value".
+  /// Messages about the first few bad values and bad rows. Example: "line 3, column 1 (`age`): no
+  /// value".
   std::vector<std::string> first_bad;
   std::string target_name;  ///< name of the target column; empty: no target
   /// (N): float64 numbers, or int64 indices into `classes` if TargetKind::kClass was asked for.
@@ -87,7 +89,8 @@ struct Matrix {
 ///   lines are skipped.
 /// - The first line of a text file is a header unless all its fields are numbers, True, False or
 ///   missing.
-/// - The names 0, 1, 2 and so on, which pandas gives to unnamed columns, are a header, too.
+/// - A first line with the numbers 0, 1, 2 and so on is a header, too: pandas gives these names to
+///   unnamed columns.
 /// - Booleans count as 0 and 1.
 /// - In messages, lines and rows count from 1. Columns always count from 0.
 ///
@@ -102,8 +105,8 @@ struct Matrix {
 /// - a bad value or a bad row, if `bad_values` makes it an error
 Matrix read_matrix(const std::filesystem::path& path, const MatrixOptions& options = {});
 
-/// Returns the name to give to a column that has none in the file: "c0" for column 0. The name is
-/// no number. So if a file is written with these names, its first line will be recognized as a
+/// Returns the name to give to a column that has none in the file: "c0" for column 0. Such a name
+/// is not a number. So if a file is written with these names, its first line is recognized as a
 /// header.
 std::string numbered_column(size_t column);
 

@@ -33,8 +33,8 @@ struct MatrixPart {
   std::vector<double> target;
   std::vector<std::string> classes;  ///< names of the part's classes, in the order of appearance
   /// Source of `classes`: numbers, fields of a text file, or strings of a string column. If all
-  /// classes that are fields read as numbers, they become numbers later: "1" and "1.0" are one
-  /// class.
+  /// classes of the file are numbers or read as numbers, read_matrix later compares fields by
+  /// value. The fields "1" and "1.0" are then one class.
   enum class ClassKind { kNumbers, kFields, kStrings } class_kind = ClassKind::kNumbers;
   std::vector<int64_t> left_out;       ///< rows of the part that are left out, from 0
   int64_t rows = 0;                    ///< rows read, including the ones left out
@@ -52,10 +52,11 @@ struct MatrixColumns {
   size_t target = kNone;  ///< index in `read` of the target; kNone: no target
   static constexpr size_t kNone = static_cast<size_t>(-1);
 
-  /// Selects from columns `all` as `options` says. `index` lists columns of row labels, which are
-  /// read only if `options` names them. Throws UserError, naming `path`, if a requested column does
-  /// not exist or two columns have the requested name. Also throws if no column is left besides the
-  /// target, or if a selected name is not UTF-8.
+  /// `all` has the names of all columns of the file. Selects from them as `options` says. `index`
+  /// has the indices of the columns of row labels, which are read only if `options` names them.
+  /// Throws UserError, naming `path`, if a requested column does not exist or two columns have the
+  /// requested name. Also throws if no column is left besides the target, or if a selected name is
+  /// not UTF-8.
   MatrixColumns(std::vector<std::string> all, const MatrixOptions& options,
                 const std::filesystem::path& path, const std::vector<size_t>& index = {});
   /// Returns the names of the columns to read without the target: the columns of Matrix::x.
@@ -93,15 +94,16 @@ class RowTaker {
            const MatrixOptions& options, MatrixPart& part)
       : path_(path), columns_(columns), options_(options), part_(part) {}
 
-  /// Maps the `number` of `begin` to the number that messages show. Set by a reader that counts
-  /// rows, if messages should show lines. Empty: messages show `number`.
+  /// Maps the `number` passed to `begin` to the number that messages show. A reader that counts
+  /// rows sets it if messages should show line numbers. Empty: messages show `number`.
   std::function<int64_t(int64_t row)> line_of;
 
   /// Begins a row. Messages name it by `place`, which is "line" or "row", and `number`, from 1.
   void begin(const char* place, int64_t number);
   /// Adds a number as the value of the next column.
   void add(double value);
-  /// Adds an integer as the value of the next column. It counts as a wide number from 2^53 on.
+  /// Adds an integer as the value of the next column. An integer of magnitude 2^53 or more counts
+  /// as a wide number (WideNumbers).
   void add_integer(int64_t value);
   /// Adds 1 or 0. If the column is a target of classes, adds the class True or False instead, as
   /// pandas writes it.
@@ -110,14 +112,15 @@ class RowTaker {
   /// field is a class. A field that means a missing number, such as "NA", is a bad value.
   void add_text(std::string_view text);
   /// Adds a value of a string column of Parquet, as `add_text` does. But if the column is a target
-  /// of classes, every text is a class, even "NA", and "01" is not the class "1".
+  /// of classes, each different text is a class of its own. So "NA" is a class, and "01" and "1"
+  /// are two classes.
   void add_string(std::string_view text);
   /// Adds a number that neither int64 nor float64 may hold exactly, as decimal digits.
   void add_digits(std::string_view digits);
-  /// Adds a bad value. `reason` is the end of the message. Throws UserError if
-  /// MatrixOptions::bad_values is kError.
+  /// Adds a bad value for the next column. `reason` is the end of the message about it. Throws
+  /// UserError if MatrixOptions::bad_values is kError.
   void add_bad(const std::string& reason);
-  /// Ends the row, with as many values as there are columns to read.
+  /// Ends the row. One value must have been added for each column to read.
   void end();
   /// Ends a bad row instead of `end`: leaves the row out. Throws UserError, with `reason`, unless
   /// MatrixOptions::bad_values is kSkip.
@@ -152,9 +155,9 @@ MatrixParts read_text_parts(const std::filesystem::path& path, InputHead head,
 MatrixParts read_npy_parts(const std::filesystem::path& path, const InputHead& head,
                            const std::string& member, const MatrixOptions& options);
 
-/// Returns a mapped file that holds the decompressed array `name` of a zip archive (.npz), and sets
-/// `bytes` to the array's bytes in it. `name` is without ".npy". If it is empty, the archive must
-/// have one array.
+/// Returns a mapped file that holds the decompressed array `name` of a zip archive (.npz). Sets
+/// `bytes` to the bytes of the array in that file. `name` is without ".npy". If it is empty, the
+/// archive must have one array.
 MappedFile map_zip_member(const std::filesystem::path& path, const std::string& name,
                           std::string_view& bytes);
 

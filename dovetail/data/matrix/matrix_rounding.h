@@ -6,9 +6,9 @@
 
 namespace dovetail::data {
 
-/// Fills `matrix.x` and `matrix.origin` from `MatrixPart::values` of all parts, and empties these
-/// values. A value of the file is x + origin: x is float32, and the origin of each column is
-/// float64. `rows` is the number of rows of all parts together.
+/// Fills `matrix.x` and `matrix.origin` from `MatrixPart::values` of all parts, then frees
+/// `MatrixPart::values`. A value of the file is x + origin: x is float32, and the origin of each
+/// column is float64. `rows` is the number of rows of all parts together.
 ///
 /// The origin of a column is 0 if float32 holds all its values exactly. It is also 0 if the largest
 /// magnitude is at most 4 times the range (maximum - minimum). Subtracting an origin would then

@@ -40,17 +40,17 @@ class ArrowFile {
   /// against the size of their dictionary.
   std::shared_ptr<arrow::Table> read(int64_t group, const std::vector<int>& leaves) const;
   /// Checks the number of values that the file states for each of the leaf columns. Throws
-  /// UserError if it contradicts the rows of the row group. Readers allocate memory by these
-  /// numbers.
+  /// UserError if it contradicts the rows of the row group. Call it before reading in another way
+  /// than by `read`: readers allocate memory for as many values as the file states.
   void check_values(int64_t group, const std::vector<int>& leaves) const;
   /// Returns a reader of the pages of a row group, for reading without Arrow's arrays. Call it
   /// within `guarded`.
   std::shared_ptr<parquet::RowGroupReader> group(int64_t group) const;
 
-  /// Throws UserError: the file cannot be read, for `reason`.
+  /// Throws UserError that says: the file cannot be read, because of `reason`.
   [[noreturn]] void refuse(const std::string& reason) const;
-  /// Throws UserError: the file is damaged. `words` is Arrow's message; the error quotes it without
-  /// the names of C++ classes.
+  /// Throws UserError that says: the file is damaged. `words` is Arrow's message; the error quotes
+  /// it without the names of C++ classes.
   [[noreturn]] void refuse_damage(std::string words) const;
   /// Throws UserError if `status` is a failure.
   void check(const arrow::Status& status) const;

@@ -24,7 +24,7 @@ class FlatColumns {
   /// column is not flat, or if it has strings outside the dictionary.
   ///
   /// Does not set `out.owner`: the words are valid only as long as this object lives. If the file
-  /// is damaged, throws parquet::ParquetException or a UserError without a place.
+  /// is damaged, throws parquet::ParquetException, or a UserError with an empty place().
   bool read(int leaf, const arrow::DataType& type, ColumnValues& out);
 
  private:

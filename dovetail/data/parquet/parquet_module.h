@@ -38,15 +38,16 @@ struct ColumnValues {
   Kind kind = Kind::kInteger;
   std::vector<int64_t> integers;  ///< kInteger: integers, or booleans as 0 and 1
   bool booleans = false;          ///< true if `integers` are booleans
-  std::vector<double> reals;      ///< kReal: half, float and double
+  std::vector<double> reals;      ///< kReal: values of half, float or double
   /// kText: index of each value in `words`. This kind holds strings, bytes and decimals. It also
   /// holds uint64, as digits, if the column has a value of 2^63 or more in the row group.
   std::vector<int32_t> codes;
-  std::vector<std::string_view> words;  ///< texts that `codes` refers to; valid while `owner` lives
-  bool words_are_numbers = false;       ///< true if `words` are decimals or uint64
-  std::vector<uint64_t> keys;           ///< xxh64 of each word of `words`
-  std::vector<uint8_t> value_present;   ///< for each value; 0: null
-  bool is_list = false;                 ///< true if each row has a list of values
+  std::vector<std::string_view>
+      words;                       ///< kText: texts, indexed by `codes`; valid while `owner` lives
+  bool words_are_numbers = false;  ///< true if `words` are decimals or uint64
+  std::vector<uint64_t> keys;      ///< xxh64 of each word of `words`
+  std::vector<uint8_t> value_present;  ///< for each value; 0: null
+  bool is_list = false;                ///< true if each row has a list of values
   /// (rows + 1), only if is_list. Row r has the values [list_begins[r], list_begins[r + 1]).
   std::vector<int64_t> list_begins;
   std::vector<uint8_t> list_present;  ///< for each row, only if is_list; 0: the list is null
@@ -66,9 +67,10 @@ class ParquetColumns {
   /// Returns the indices of the columns that hold row labels (the index of a pandas data frame).
   /// The file names them in pandas' metadata.
   virtual std::vector<size_t> index_columns() const = 0;
-  /// Selects the columns that `read` returns, by their indices. Returns for each of them true if it
-  /// holds lists. Throws UserError for a type that `read` does not support. Supported types are
-  /// booleans, integers, floats, decimals, strings, bytes, nulls, dictionaries, and lists of these.
+  /// Selects the columns that `read` returns, by their indices. Returns one entry for each of them:
+  /// true if the column holds lists. Throws UserError for a type that `read` does not support.
+  /// Supported types are booleans, integers, floats, decimals, strings, bytes, nulls, dictionaries,
+  /// and lists of these.
   virtual std::vector<bool> select(const std::vector<size_t>& columns) = 0;
   /// Returns the selected columns of the row group, in the order of `select`.
   virtual std::vector<ColumnValues> read(int64_t group) = 0;

@@ -29,8 +29,8 @@ class BlockPool {
   /// stays in memory as long as the pool lives.
   void keep(int64_t block, std::shared_ptr<const RowBlock> rows);
 
-  /// Requests `blocks`: starts to read them on the threads, in this order, unless they are in
-  /// memory. Releases all other blocks except permanent ones.
+  /// Requests `blocks`: the threads start to read them, in this order, except blocks already in
+  /// memory. Releases all blocks that are neither in `blocks` nor permanent.
   void want(const std::vector<int64_t>& blocks);
 
   /// Waits until a requested block is read and returns it. Returns a permanent block at once.

@@ -54,8 +54,9 @@ bool is_truth(std::string_view text, double& value);
 /// with an exponent and any other text.
 std::string plain_number(std::string_view text, char decimal);
 
-/// Reads a finite number from a cell into `number`; a boolean counts as 1 or 0. A NaN and a text
-/// for which is_missing_word is true are missing.
+/// Reads a finite number from a cell into `number` and returns kThere; a boolean counts as 1 or 0.
+/// Returns kMissing for a cell without a value, for NaN and for a text for which is_missing_word is
+/// true. Returns kBad for all else.
 Parsed number_of(const Cell& cell, char decimal, double& number, std::string& reason);
 
 /// Returns true if the number is in the range of float32 or is NaN.
@@ -80,15 +81,16 @@ inline bool is_missing(const Cell& cell) {
 /// Returns the text of a boolean, as pandas writes it.
 inline std::string_view boolean_text(bool value) { return value ? "True" : "False"; }
 
-/// Sets `text` to the text of an id, which is hashed, and returns true. A text is used as it is; a
-/// boolean has the text True or False. An integer, and a float that is a whole number, is written
-/// as decimal digits into `buffer`, where `text` then points. Returns false for other floats and
-/// lists.
+/// Sets `text` to the text that is hashed for the id in `cell`, and returns true. The cell must
+/// have a value. A text is used as it is; a boolean has the text True or False. An integer, and a
+/// float that is a whole number, is written as decimal digits into `buffer`, where `text` then
+/// points. Returns false for other floats and lists.
 bool text_of(const Cell& cell, std::array<char, 24>& buffer, std::string_view& text,
              std::string& reason);
 
-/// Sets `cell` to value `i` of a Parquet column, an index in `values` and not a row. Members that
-/// the kind of `cell` does not use keep their old values.
+/// Sets `cell` to one value of a Parquet column. `i` is the index of the value in `values`. (It is
+/// not the row: a row may have a list of values.) Members that the kind of `cell` does not use keep
+/// their old values.
 inline void set_value(const ColumnValues& values, int64_t i, Cell& cell) {
   const auto at = static_cast<size_t>(i);
   if (values.value_present[at] == 0) {
@@ -107,9 +109,9 @@ inline void set_value(const ColumnValues& values, int64_t i, Cell& cell) {
   }
 }
 
-/// Calls `visit` with a cell for each value of `cell`. A list has several values. So does a text if
-/// `separator` is not 0: the parts between separators. Any other cell has one value, itself.
-/// Returns false if `visit` returned false, which ends the loop.
+/// Calls `visit` with a cell for each value of `cell`. The values of a list are its elements. If
+/// `separator` is not 0, the values of a text are the parts between separators. Any other cell has
+/// one value, itself. Returns false if `visit` returned false, which ends the loop.
 template <class Visit>
 bool for_each_value(const Cell& cell, char separator, Visit&& visit) {
   if (cell.kind == Cell::Kind::kList) {

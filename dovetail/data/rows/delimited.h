@@ -41,7 +41,7 @@ class DelimitedFile {
  public:
   /// Throws UserError if the file cannot be read or is not text.
   DelimitedFile(std::filesystem::path path, DelimitedFormat format);
-  /// Same, for a file that is already open as `input`. `path` stands in errors.
+  /// Same, for a file that is already open as `input`. `path` stands for the file in errors.
   DelimitedFile(std::filesystem::path path, DelimitedFormat format,
                 std::shared_ptr<const MappedInput> input);
 
@@ -54,7 +54,7 @@ class DelimitedFile {
   /// Returns the line number, from 1, at which row `row` (from 1) begins. Scans all rows before it,
   /// so use it only for messages.
   int64_t line_of(int64_t row) const;
-  /// Splits `range` in two. The first part has `rows` records.
+  /// Splits `range` in two. The first of the two has `rows` records, and the second has the rest.
   std::pair<RecordRange, RecordRange> cut(const RecordRange& range, int64_t rows) const;
 
   /// Calls `visit(row, cells, bad)` for each record of `range`. `row` counts from 1 in the file.

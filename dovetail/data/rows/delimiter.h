@@ -6,7 +6,7 @@
 
 namespace dovetail::data {
 
-/// Value of a delimiter that means: fields have blanks (spaces and tabs) between them.
+/// Special value of a delimiter: the fields have blanks (spaces and tabs) between them.
 constexpr char kBlanks = '\0';
 
 /// Returns the delimiter between the fields of `text`, found from its first lines (at most 32 lines
@@ -14,9 +14,9 @@ constexpr char kBlanks = '\0';
 /// mark before the fraction of a number. A candidate must split each line into the same number of
 /// fields, at least two.
 ///
-/// Among several such candidates, the one that yields the largest share of numeric fields wins;
-/// `expected` wins a tie. If there is none, returns `expected`. If the first line names the
-/// delimiter (named_delimiter), returns that one.
+/// Among several candidates that do so, returns the one that yields the largest share of numeric
+/// fields; in a tie, `expected`. If no candidate does so, returns `expected`. But if the first line
+/// names the delimiter (named_delimiter), returns the named one.
 char find_delimiter(std::string_view text, char expected, char decimal);
 
 /// Returns true if the first line has quotes on both sides of a tab. The fields of the text are
@@ -31,7 +31,7 @@ char named_delimiter(std::string_view line);
 /// Returns the name of a delimiter for messages: "a tab", "blanks" or "`;`".
 std::string delimiter_name(char delimiter);
 
-/// Throws UserError, naming `path`, if `text` begins like JSON, HTML or XML: these are no tables.
+/// Throws UserError, naming `path`, if `text` begins like JSON, HTML or XML, which are not tables.
 void require_table(std::string_view text, const std::filesystem::path& path);
 
 }  // namespace dovetail::data

@@ -28,8 +28,9 @@ struct DenseConfig {
 struct SparseConfig {
   std::string name;                  ///< default: the column, or the columns joined by "_x_"
   std::vector<std::string> columns;  ///< if several, their combined values are one id (a cross)
-  /// Meaning of the values. hash: texts, hashed to table rows or keys. integer: the numbers of
-  /// table rows, or keys.
+  /// Conversion of the values to rows of the table. hash: the hash of the value's text gives the
+  /// row. integer: the value is the row number. If `num_rows` is 0, they give 64-bit keys instead
+  /// of rows.
   std::string ids = "hash";
   /// Rows of the embedding table. 0: the table has no fixed vocabulary. Ids are then 64-bit keys,
   /// and rows are assigned to keys during training.
@@ -43,7 +44,7 @@ struct SparseConfig {
   /// Column with a weight for each id, in the same form as the ids. Empty: each weight is 1.
   std::string weights;
   int64_t max_length = 0;     ///< maximum number of ids to keep from a row's list; 0: all
-  std::string keep = "last";  ///< last | first: end of a longer list to keep
+  std::string keep = "last";  ///< last | first: part of a longer list to keep
   bool sequence = false;      ///< true: the list is a sequence of at most max_length events
   std::string table;          ///< feature whose table this one shares; empty: a table of its own
   /// Treatment of an empty text or a null. empty: no id. value: the id of an empty text. bad_row:
@@ -91,7 +92,7 @@ struct RowsConfig {
   std::string bad_row = "error";    ///< error: a bad row stops the run. skip: it is left out
   int64_t max_bad_rows = 1000;      ///< with bad_row = "skip": more bad rows stop the run
   int64_t threads = 2;              ///< decoding threads of each rank
-  /// Memory for decoded rows. If not all rows fit, each epoch decodes them anew.
+  /// Maximum memory for decoded rows, in bytes. If not all rows fit, each epoch decodes them anew.
   int64_t cache_bytes = int64_t{1} << 30;
 
   /// Returns true if a run reads the rows once, day by day. The run evaluates on each day before it

@@ -44,14 +44,14 @@ class RowOrder {
 /// are left out. All rows and indices below count only the remaining rows.
 ///
 /// Row i of step s is at position s * batch + i of RowOrder; positions continue from epoch to
-/// epoch. It depends on (seed, epoch, position) alone. A run therefore resumes exactly at any step
-/// and with another world size, without saved state. If config.day is set, the steps go through
-/// DayOrder once instead. One thread prefetches the next steps; `config.threads` other threads
-/// decode blocks.
+/// epoch. The row at a position depends on (seed, epoch, position) alone. A run therefore resumes
+/// exactly at any step and with another world size, without saved state. If config.day is set, the
+/// steps go through DayOrder once instead. One thread prefetches the next steps; `config.threads`
+/// other threads decode blocks.
 ///
-/// Memory: four batches, and all decoded rows if they fit `config.cache_bytes`. If not, it holds
-/// only some blocks (see RowReader). These are the blocks with the windows from which a step draws,
-/// the blocks of the next window, and `config.threads` more.
+/// Memory: four batches, and all decoded rows if they fit `config.cache_bytes`. If they do not fit,
+/// memory holds only some blocks of rows (see RowReader). These are the blocks with the windows
+/// from which a step draws, the blocks of the next window, and `config.threads` more.
 class RowLoader {
  public:
   /// Reads all rows once to compute statistics (scan_rows). Throws as scan_rows does.

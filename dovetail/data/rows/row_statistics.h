@@ -47,7 +47,8 @@ struct RowStatistics {
   std::vector<double> label_mean;        ///< mean of each label over the training rows that have it
   std::vector<DenseStatistics> dense;    ///< for each dense column, in the order of the config
   std::vector<SparseStatistics> sparse;  ///< for each feature, in the order of the config
-  /// Result of FloatIds for all files.
+  /// Hashed columns in which all ids of some file read like "7.0". Maps the name of each column to
+  /// the first such file. Result of FloatIds::found.
   std::map<std::string, std::string> float_ids;
   /// Means and deviations of the dense columns over the training rows. With rows.day, over the rows
   /// of the first day only.
@@ -69,12 +70,12 @@ class FloatIds {
   /// Adds RowBlock::id_forms of a block of `file`. Blocks of one file must be added one after the
   /// other.
   void add(const std::filesystem::path& file, const std::vector<uint8_t>& id_forms);
-  /// Returns a map from the name of each such column to the first file in which all its ids read
-  /// like "7.0". `columns` is RowDecoder::columns.
+  /// Returns the columns that were found. Maps the name of each to the first file in which all its
+  /// ids read like "7.0". `columns` is RowDecoder::columns.
   std::map<std::string, std::string> found(const std::vector<std::string>& columns) const;
 
  private:
-  /// Name of each file, and for each column the IdForm bits of its blocks.
+  /// Name of each file, and for each column the IdForm bits that occurred in the file's blocks.
   std::vector<std::pair<std::string, std::vector<uint8_t>>> files_;
 };
 

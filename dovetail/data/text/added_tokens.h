@@ -14,8 +14,9 @@ namespace dovetail::data {
 
 /// Finds the added tokens of a tokenizer in a text. An added token, such as <|endoftext|>, is
 /// matched as a whole before the text is tokenized (BpeFile::Added). The search goes from left to
-/// right; of the tokens that begin at a position, the longest wins. First finds tokens that are not
-/// `normalized`. Then finds the others in the text between the first ones.
+/// right; of the tokens that begin at a position, the longest wins. A first search finds the tokens
+/// that are not `normalized`. A second search finds the `normalized` tokens, in the text between
+/// the tokens of the first search.
 class AddedTokens {
  public:
   explicit AddedTokens(const std::vector<BpeFile::Added>& tokens);
@@ -29,12 +30,12 @@ class AddedTokens {
   /// Search for one of the two kinds of tokens.
   struct Pass {
     std::unordered_map<std::string, int32_t> ids;  ///< id of each token, by its text
-    std::vector<size_t> lengths;     ///< different lengths of the tokens in bytes, longest first
+    std::vector<size_t> lengths;     ///< lengths of the tokens in bytes, each once, descending
     std::array<bool, 256> begins{};  ///< true for each byte with which a token begins
     void cut(std::string_view text, const std::function<void(std::string_view)>& plain,
              const std::function<void(int32_t)>& token) const;
   };
-  std::array<Pass, 2> passes_;  ///< tokens that are not `normalized`, then the others
+  std::array<Pass, 2> passes_;  ///< for tokens that are not `normalized`, and for `normalized` ones
 };
 
 }  // namespace dovetail::data

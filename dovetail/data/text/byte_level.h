@@ -9,9 +9,9 @@
 namespace dovetail::data {
 
 /// Returns `bytes` in GPT-2's spelling, which has one printable character for each byte. A
-/// tokenizer.json spells its tokens so, since JSON strings cannot hold arbitrary bytes. A byte that
-/// is printable in Latin-1 is spelled as its character. The other 68 bytes, in ascending order, are
-/// spelled as U+0100, U+0101 and so on.
+/// tokenizer.json spells its tokens in this way, since JSON strings cannot hold arbitrary bytes. A
+/// byte that is printable in Latin-1 is spelled as its character. The other 68 bytes, in ascending
+/// order, are spelled as U+0100, U+0101 and so on.
 std::string byte_level_spelling(std::string_view bytes);
 
 /// Returns the bytes that a spelling stands for: the inverse of byte_level_spelling. Returns

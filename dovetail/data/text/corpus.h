@@ -20,7 +20,8 @@ class ProgressReport {
   /// `callback` may be empty; it must outlive this object.
   explicit ProgressReport(const std::function<void(const PrepareProgress&)>& callback)
       : callback_(callback) {}
-  /// Begins a stage (PrepareProgress::stage) with its total work, and sets what is done to 0.
+  /// Begins a stage (PrepareProgress::stage). `documents` and `bytes` are its total work. Sets the
+  /// work that is done to 0.
   void begin(const char* stage, int64_t documents, uint64_t bytes);
   /// Adds to the work that is done in this stage.
   void add(int64_t documents, uint64_t bytes);
@@ -66,11 +67,11 @@ class Corpus {
   void scan();
   /// Returns the pieces of all files, in order. Threads can process different pieces in parallel.
   const std::vector<Piece>& pieces() const { return pieces_; }
-  /// Returns a SHA-256 that identifies what `read` passes on for this piece, given the same
-  /// settings.
+  /// Returns a SHA-256 that identifies what `read` passes to `visit` for this piece. The settings
+  /// are not part of it: compare fingerprints only between runs with the same settings.
   std::string fingerprint(size_t piece) const;
   /// Calls `visit` with the documents of a piece that are not skipped, in order. If a document is
-  /// cut between the splits, calls it for each part; no part is empty. `identity` is
+  /// cut between the splits, calls `visit` for each of its parts that is not empty. `identity` is
   /// Document::identity.
   void read(size_t piece,
             const std::function<void(Split, std::string_view text, const std::string& identity)>&
@@ -103,7 +104,7 @@ class Corpus {
   static Digest digest_of(const std::string& sha256);
 
   void hash_sources(std::vector<InputFile> inputs);
-  /// Decides about a document by its size and by whether it is UTF-8.
+  /// Decides about a document of `bytes` bytes. `valid`: it is UTF-8.
   Fate fate_of(uint64_t bytes, bool valid) const;
   /// Result of reading a piece in `scan`.
   struct Looked {

@@ -21,8 +21,8 @@ struct InputFile {
   std::filesystem::path path;  ///< current location; never stored in the prepared folder
   /// Name of the file in the prepared data, the same wherever the files are stored. For a file of a
   /// folder or a list, it is the path relative to the folder or to the list's root. For a file of a
-  /// glob, it is relative to the glob's fixed part. For a file that is named itself, it is the file
-  /// name. Separators are '/'.
+  /// glob, it is relative to the glob's fixed part. For a file that `config.text` names by its own
+  /// path, it is the file name. Separators are '/'.
   std::string relative;
   uint64_t bytes = 0;  ///< size of the file
   /// Size of the text, decompressed and as UTF-8. Equal to `bytes` until Corpus has read the file.
@@ -49,15 +49,15 @@ struct Inputs {
 /// Lists the files that `config.text` or `config.file_list` stands for. An entry of `config.text`
 /// is the path of a file, the path of a folder or a glob.
 ///
-/// - A folder is searched at any depth for files with the extensions of text and source code. Also
-///   for .jsonl, .ndjson and .parquet. The files may be compressed (.jsonl.gz).
+/// - A folder is searched at any depth for text, source code, .jsonl, .ndjson and .parquet, by
+///   extension (text_extensions). The files may be compressed (.jsonl.gz).
 /// - In a glob, `*`, `?` and `[...]` match within a name; `**` matches any number of folders.
 /// - A file that an entry or the list names, or that a glob matches, may have any extension.
 /// - Folders and globs leave out names that begin with a dot.
 /// - The first bytes of a file tell whether it is Parquet, compressed or binary. The extension
 ///   tells whether a text is JSON.
-/// - A file that is neither text nor Parquet is passed over if a folder or glob found it. If it is
-///   named or listed, throws UserError.
+/// - A file that is neither text nor Parquet is passed over if a folder or glob found it. If an
+///   entry or the list names it, throws UserError.
 ///
 /// Also throws UserError for an entry that does not exist, cannot be read or matches nothing.
 Inputs list_inputs(const DataConfig& config);

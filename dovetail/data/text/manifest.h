@@ -9,7 +9,7 @@ namespace dovetail::data {
 
 /// Content of manifest.json of a prepared folder (see prepare): what was prepared, how, and which
 /// files the folder must hold. It depends on the content of the input files and the settings alone.
-/// It has no time and no absolute path. Its SHA-256 therefore identifies a data set.
+/// It contains no time and no absolute path. Its SHA-256 therefore identifies a data set.
 struct TokenManifest {
   static constexpr const char* kFile = "manifest.json";
 
@@ -23,7 +23,7 @@ struct TokenManifest {
   /// Training or validation data.
   struct SplitPart {
     uint64_t tokens = 0, text_bytes = 0;  ///< sums over the shards
-    std::vector<Shard> shards;            ///< in the order of their tokens
+    std::vector<Shard> shards;            ///< in order: each continues the tokens of the one before
   };
   struct TokenizerPart {
     /// Kind as in Tokenizer::kind, and name and SHA-256 of the tokenizer's file in the folder. The
@@ -47,13 +47,13 @@ struct TokenManifest {
   TokenizerPart tokenizer;
   /// Numbers of documents, as in PrepareResult.
   uint64_t documents = 0, duplicates_skipped = 0, oversized_skipped = 0, invalid_skipped = 0;
-  uint64_t empty_skipped = 0, bad_skipped = 0;  ///< same; manifest.json omits them if they are 0
+  uint64_t empty_skipped = 0, bad_skipped = 0;  ///< also; manifest.json omits a count of 0
   SplitPart splits[2];                          ///< indexed by Split
   std::vector<Source> sources;
 };
 
-/// Parses the content of a manifest.json. Throws UserError, with `name` for the file, if it is not
-/// a manifest, has another version or contradicts itself.
+/// Parses the content of a manifest.json. Throws UserError if it is not a manifest, has another
+/// version or contradicts itself. `name` stands for the file in errors.
 TokenManifest parse_manifest(std::string_view content, const std::string& name);
 /// Returns the content of manifest.json.
 std::string write_manifest(const TokenManifest& manifest);

@@ -13,10 +13,10 @@ namespace dovetail::data {
 
 /// Progress of the current stage of `prepare`.
 struct PrepareProgress {
-  /// Units of work that are done, and all of the stage: files in "reading", otherwise pieces of
-  /// files.
+  /// Number of units of work that are done, and number in the whole stage. A unit is a file in the
+  /// stage "reading", and a piece of a file in the other stages.
   int64_t documents_done = 0, documents = 0;
-  uint64_t bytes_done = 0, bytes = 0;  ///< the same in bytes of input
+  uint64_t bytes_done = 0, bytes = 0;  ///< the same work in bytes of input
   const char* stage = "";              ///< "reading", "training the tokenizer" or "tokenizing"
 };
 

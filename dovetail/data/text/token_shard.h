@@ -34,8 +34,9 @@ ShardHeader read_shard_header(std::span<const std::byte> file, const std::string
 /// Returns the bytes per token in a shard for a vocabulary of this size: 2 or 4.
 uint32_t token_width(int64_t vocab_size);
 
-/// Writes a shard that appears at `path` only when it is complete. Its tokens are all `parts`, one
-/// after the other, with header.count tokens together. Returns the SHA-256 of the file.
+/// Writes a shard that appears at `path` only when it is complete. It contains the tokens of all
+/// `parts`, one part after the other. Together, the parts must have header.count tokens. Returns
+/// the SHA-256 of the file.
 std::string write_shard(const std::filesystem::path& path, const ShardHeader& header,
                         const std::vector<std::span<const int32_t>>& parts);
 

@@ -16,8 +16,8 @@ enum class Split { kTrain, kValidation };
 
 /// Prepared folder (written by `prepare`), opened for reading. Its token shards are memory-mapped.
 /// The constructor checks the folder against its manifest.json. It throws UserError, with file and
-/// reason, if the folder is missing, truncated or damaged. Also if it is not a prepared folder, or
-/// one of another version.
+/// reason, if the folder is missing, truncated or damaged. It also throws if the folder is not a
+/// prepared folder or has another version.
 class TokenStore {
  public:
   /// Checks of the shards. kSizes: their sizes and headers. kChecksums: also their SHA-256, and

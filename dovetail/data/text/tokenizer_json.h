@@ -30,13 +30,14 @@ struct BpeFile {
   /// Bytes of each token, indexed by id. Empty for an id that the file leaves out.
   std::vector<std::string> tokens;
   std::array<int32_t, 256> byte_ids{};  ///< id of the token for each single byte
-  std::vector<Merge> merges;            ///< in the order of merging: the first rule goes first
+  std::vector<Merge> merges;  ///< by priority: an earlier rule is applied before a later one
   std::vector<Added> added;
 };
 
 /// Parses a tokenizer.json; `name` stands for the file in errors. Throws UserError for invalid
-/// content and for parts that Dovetail does not support. Examples: a normalizer, another model,
-/// another pre-tokenizer, an option of an added token. The error names the part as the file does.
+/// content and for parts that Dovetail does not support. Examples: a normalizer, a model other than
+/// BPE, another pre-tokenizer, an option of an added token. The error names the part as the file
+/// does.
 ///
 /// The file's post-processor is ignored. In Hugging Face's library, it adds tokens around a text
 /// for `encode(..., add_special_tokens=True)`.
