@@ -9,10 +9,10 @@
 
 namespace dovetail::models {
 
-/// Runs block->forward(x_btc, pass) and keeps only x_btc (B, T, C) for backward. Backward
-/// recomputes the block (Chen et al. 2016). The gradients have the same bits as without
-/// recomputation. `x_btc` must require grad (InternalError otherwise): autograd would else not run
-/// the block's backward.
+/// Runs block->forward(x_btc, pass) and keeps only x_btc (B, T, C) for backward. Backward computes
+/// the block's other activations again (Chen et al. 2016). The gradients have the same bits as
+/// without recomputation. Throws InternalError unless `x_btc` requires grad: otherwise autograd
+/// would not run the block's backward.
 BlockOutput checkpointed_forward(const std::shared_ptr<Block>& block, const at::Tensor& x_btc,
                                  const moe::Pass& pass = {});
 

@@ -12,8 +12,9 @@
 #include "dovetail/mx/linear.h"
 #include "dovetail/ops/functions.h"
 
-/// Modules of GPT. Shapes: B sequences of a batch, T tokens, C width, H heads, Hkv heads of keys
-/// and values, D elements of a head, S maximum tokens of a sequence.
+/// Modules of GPT. In shapes, a batch has B sequences of T tokens, and C is the width. There are H
+/// heads, and Hkv heads of keys and values. D is the number of elements of a head, S the maximum
+/// number of tokens of a sequence.
 namespace dovetail::models {
 
 /// RMSNorm or LayerNorm over C, as configured. Parameters: weight (C), and bias (C) or undefined.
@@ -23,7 +24,8 @@ class Norm : public torch::nn::Module {
   Norm(const ModelConfig& config, c10::Device device);
   /// Returns the norm of x, (..., C).
   at::Tensor forward(const at::Tensor& x) const { return operation()->apply(x); }
-  /// Returns x + branch and its norm, each (..., C). An undefined branch counts as zero.
+  /// Returns the sum x + branch and the norm of this sum, each (..., C). An undefined branch counts
+  /// as zero.
   ops::NormedSum of_sum(const at::Tensor& x, const at::Tensor& branch) const;
   /// Returns the norm as an operation on rows. A Linear applies it to its input before the product.
   std::shared_ptr<const ops::RowOperation> operation() const;
@@ -35,7 +37,8 @@ class Norm : public torch::nn::Module {
   double eps_;
 };
 
-/// Table of the token embedding or of learned positions. Parameter: weight (rows, C).
+/// Table of the token embeddings, or of the embeddings of learned positions. Parameter: weight
+/// (rows, C).
 class Embedding : public torch::nn::Module {
  public:
   Embedding(int64_t rows, int64_t width, c10::Device device);
@@ -43,8 +46,8 @@ class Embedding : public torch::nn::Module {
   at::Tensor weight;
 };
 
-/// One block's part of a KvCache (models/gpt.h) during decoding. Keys and values are (B, S, Hkv, D)
-/// each.
+/// One block's part of a KvCache (models/gpt.h) during decoding. `keys` and `values` are (B, S,
+/// Hkv, D) each.
 struct CacheSlot {
   at::Tensor keys, values;
   int64_t length = 0;  ///< number of tokens in the cache: positions [0, length) are filled
@@ -55,9 +58,10 @@ class Attention : public torch::nn::Module {
  public:
   /// `name` is the module's name, e.g. "blocks.3.attention".
   Attention(const ModelConfig& config, const std::string& name, c10::Device device);
-  /// Returns the attention over norm(x), or over x if `norm` is null: (B, T, C) -> (B, T, C). With
-  /// a slot, the T tokens follow the cached tokens. Their keys and values are written to positions
-  /// [length, length + T) of the cache; the caller updates the length.
+  /// Returns the attention over norm(x), or over x if `norm` is null: (B, T, C) -> (B, T, C).
+  /// `slot` is null without a cache. Otherwise the T tokens follow the cached tokens. Their keys
+  /// and values are written to positions [length, length + T) of the cache. The caller then updates
+  /// the slot's length.
   at::Tensor forward(const at::Tensor& x_btc, const std::shared_ptr<const ops::RowOperation>& norm,
                      CacheSlot* slot);
 
@@ -70,11 +74,11 @@ class Attention : public torch::nn::Module {
 /// Output of a block.
 struct BlockOutput {
   /// x: (B, T, C). router_loss: scalar, loss of the block's router (moe::Layer::Output). It is
-  /// undefined if the block has none.
+  /// undefined if the block has no router.
   at::Tensor x, router_loss;
 };
 
-/// Pre-norm block: x += attention(norm(x)); x += ffn(norm(x)). The ffn is a feed-forward or a
+/// Pre-norm block: x += attention(norm(x)), then x += ffn(norm(x)). Here ffn is a feed-forward or a
 /// mixture-of-experts layer.
 class Block : public torch::nn::Module {
  public:
@@ -90,7 +94,7 @@ class Block : public torch::nn::Module {
   std::shared_ptr<Norm> attention_norm_, ffn_norm_;
   std::shared_ptr<Attention> attention_;
   std::shared_ptr<mx::FeedForward> ffn_;  ///< null if the block has experts
-  std::shared_ptr<moe::Layer> moe_;
+  std::shared_ptr<moe::Layer> moe_;       ///< null if the block has a feed-forward
 };
 
 }  // namespace dovetail::models

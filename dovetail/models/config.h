@@ -18,11 +18,12 @@ struct ModelConfig {
   int64_t heads = 4;
   int64_t kv_heads = 0;  ///< heads of keys and values; 0: as many as heads
   int64_t head_dim = 0;  ///< elements of a head; 0: width / heads
-  /// Hidden elements of a feed-forward. 0: 4 * width, or for swiglu 8/3 * width, rounded up to a
-  /// multiple of 64.
+  /// Hidden elements of a feed-forward. 0: 4 * width. With swiglu, 0 means 8/3 * width, rounded up
+  /// to a multiple of 64.
   int64_t ffn_width = 0;
-  int64_t context = 128;         ///< maximum number of tokens of a sequence
-  int64_t vocab_size = 0;        ///< 0: the tokenizer's size, rounded up to a multiple of 64
+  int64_t context = 128;  ///< maximum number of tokens of a sequence
+  /// Rows of the token embedding. 0: the tokenizer's size, rounded up to a multiple of 64.
+  int64_t vocab_size = 0;
   std::string norm = "rmsnorm";  ///< rmsnorm | layernorm
   double norm_eps = 1e-5;
   std::string activation = "swiglu";  ///< swiglu | gelu | relu2
@@ -37,11 +38,11 @@ struct ModelConfig {
 };
 
 /// Named config. The presets are tiny, gpt2-124m, llama-160m, llama-1b, nemotron-843m, nemotron-2b
-/// and nemotron-8b. All except tiny fix vocab_size, since their parameter counts include the
+/// and nemotron-8b. All except tiny set vocab_size, since their parameter counts include the
 /// vocabulary.
 struct ModelPreset {
   const char* name;
-  const char* help;  ///< description in a few words
+  const char* help;  ///< description of the model in a few words
   ModelConfig config;
 };
 const std::vector<ModelPreset>& model_presets();
@@ -51,8 +52,8 @@ const ModelPreset& model_preset(const std::string& name);
 
 /// Returns the resolved config: zeros are replaced by the defaults that the members describe.
 /// Checks all values (heads divide width, ...). Throws UserError that names model.<key>. Resolving
-/// a second time changes nothing. `tokenizer_vocab` is the number of tokens of the tokenizer; it
-/// may be 0 if vocab_size is given.
+/// a config a second time changes nothing. `tokenizer_vocab` is the number of tokens of the
+/// tokenizer. It may be 0 if config.vocab_size is not 0.
 ModelConfig resolve_model_config(const ModelConfig& config, int64_t tokenizer_vocab);
 
 /// Returns the number of leading elements of each head that rotary positions rotate; 0 with learned

@@ -17,22 +17,23 @@ struct GenerateOptions {
   double top_p = 1.0;
   uint64_t seed = 0;
   int32_t stop_token = -1;  ///< generation ends with this token; -1: none
-  /// Ids from this one on are never chosen: their rows only pad the embedding. 0: the model's
-  /// vocab_size, that is all ids may be chosen.
+  /// Ids from this one on are never chosen, since they only pad the embedding and stand for no
+  /// token. 0: the model's vocab_size, so all ids may be chosen.
   int64_t vocab_size = 0;
 };
 
 /// Continues `prompt` (token ids, at least one) token by token with a key-value cache. When the
 /// model's context is full, drops the older half of the tokens. The model then reads the newer half
-/// again. If the prompt is longer than the context, uses only its end. Returns the new tokens,
-/// including the stop token. Calls `on_token` for each new token, and stops if it returns false.
-/// The same seed gives the same tokens.
+/// again to fill the cache. If the prompt is longer than the context, uses only its end. Returns
+/// the new tokens, including the stop token. Calls `on_token` for each new token, and stops if it
+/// returns false. The same seed gives the same tokens.
 std::vector<int32_t> generate(GPT& model, const std::vector<int32_t>& prompt,
                               const GenerateOptions& options,
                               const std::function<bool(int32_t)>& on_token = {});
 
-/// Chooses one token by the logits and `options`. logits: (V) float32, contiguous, on the CPU. The
-/// random number depends on options.seed and `index`, the number of the new token from 0.
+/// Chooses one token by the logits and `options`. `logits`: one for each token id, (vocabulary)
+/// float32, contiguous, on the CPU. The random number depends on options.seed and `index`, the
+/// number of the new token from 0.
 int32_t sample_token(const at::Tensor& logits, const GenerateOptions& options, uint64_t index);
 
 }  // namespace dovetail::models

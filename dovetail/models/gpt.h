@@ -17,8 +17,8 @@ namespace dovetail::models {
 
 struct BlockOutput;
 
-/// Keys (rotated) and values of earlier positions, for decoding. Starts empty; `GPT::features`
-/// allocates it.
+/// Keys (rotated) and values of the tokens that the model has read, for decoding. A new cache is
+/// empty; `GPT::features` allocates its tensors at the first call.
 struct KvCache {
   /// One tensor per block: (B, S, Hkv, D), with S = the model's context.
   std::vector<at::Tensor> keys, values;
@@ -37,7 +37,7 @@ struct KvCache {
 /// - blocks.<i>.attention.qkv ((H + 2 Hkv) D, C)
 /// - blocks.<i>.attention.out (C, H D)
 /// - blocks.<i>.ffn_norm
-/// - blocks.<i>.ffn.up (F, C), or (2 F, C): first the gate, then up
+/// - blocks.<i>.ffn.up (F, C). With swiglu it is (2 F, C): F rows for the gate, then F rows for up.
 /// - blocks.<i>.ffn.down (C, F)
 /// - in blocks with experts, instead of ffn: blocks.<i>.moe.router.weight (E, C), .experts.<e>.up
 ///   and .down, .shared.up and .down
@@ -46,12 +46,13 @@ struct KvCache {
 ///
 /// A name without .weight stands for <name>.weight and, if the config has biases, <name>.bias.
 ///
-/// A cache does not change results: the experts of a token never depend on later tokens. A config
-/// whose router breaks this throws UserError if a cache is given (moe::check_decodes).
+/// Results with a KvCache equal the results without one. This requires that the experts of a token
+/// do not depend on later tokens. If the config's router needs later tokens, a call with a cache
+/// throws UserError (moe::check_decodes).
 ///
 /// Token ids may be on the CPU whatever the model's device; they are copied to it. Functions throw
-/// UserError for wrong shapes, sequences longer than the context and unknown ids. Ids are only
-/// checked if the tokens are on the CPU.
+/// UserError for wrong shapes and for sequences longer than the context. They also throw it for
+/// unknown ids, but only if the tokens are on the CPU.
 class GPT : public torch::nn::Module {
  public:
   /// `config` must be resolved (resolve_model_config). Parameters are float32 and uninitialised. On
@@ -62,24 +63,25 @@ class GPT : public torch::nn::Module {
   ~GPT() override;
 
   /// Returns the loss of predicting tokens[:, 1:] from tokens[:, :-1]; tokens (B, T + 1) int64. The
-  /// token -100 is padding. As a target it is left out of LossSum::sum and weight; as an input it
-  /// counts as token 0. If the tokens are on a GPU, the weight is 0: counting them would wait for
-  /// the GPU.
+  /// token -100 is padding. A target that is padding adds nothing to LossSum::sum and
+  /// LossSum::weight. An input that is padding is read as token 0. If the tokens are on a GPU, the
+  /// weight is 0: counting the targets would wait for the GPU.
   ///
-  /// A step may be recorded once and replayed with other tokens (plan/record/capture.h). In replays
-  /// the weight stays the number for the recorded tokens; use `count_targets` instead.
+  /// A step may be recorded once and replayed with other tokens (plan/record/capture.h). In
+  /// replays, LossSum::weight remains the number of targets in the recorded tokens. Call
+  /// `count_targets` for the number in the replayed tokens.
   LossSum loss(const at::Tensor& tokens, const moe::Pass& pass = {});
 
   /// Returns the logits of tokens (B, T) int64: (B, T, V) float32, or float64 if the model computes
   /// in float64.
   at::Tensor logits(const at::Tensor& tokens);
-  /// Returns the same for tokens that follow the tokens in `cache`, to which they are added. Not
-  /// differentiable.
+  /// Returns the logits of `tokens` (B, T), which follow the tokens in `cache`. Adds `tokens` to
+  /// the cache. Not differentiable.
   at::Tensor logits_with_cache(const at::Tensor& tokens, KvCache& cache);
 
-  /// Returns the input of the head, (B, T, C), for callers that need few logits of many tokens. If
-  /// `cache` is given, `tokens` follow its tokens and are added to it. The result is then not
-  /// differentiable.
+  /// Returns the input of the head, (B, T, C), for callers that need few logits of many tokens.
+  /// With a `cache`, `tokens` follow the tokens in the cache and are added to it. The result is
+  /// then not differentiable.
   at::Tensor features(const at::Tensor& tokens, KvCache* cache = nullptr);
   /// Applies the head to results of `features`: maps (..., C) to logits (..., V), float32 or
   /// float64 as in `logits`.
@@ -119,8 +121,9 @@ int64_t count_targets(const at::Tensor& tokens);
 /// with standard deviation config.init_std. Projections into the residual stream are scaled by 1 /
 /// sqrt(2 layers) (Radford et al. 2019). Norms are 1, biases 0.
 ///
-/// A positive `noise` adds other normal numbers to each matrix, with `noise` times the matrix's
-/// standard deviation. Use it to measure how far apart two runs end that begin almost alike.
+/// A positive `noise` adds normal random numbers to each matrix. Their standard deviation is
+/// `noise` times the matrix's. Use it to measure how far two runs drift apart that begin almost
+/// alike.
 void initialize(GPT& model, uint64_t seed, double noise = 0);
 
 }  // namespace dovetail::models

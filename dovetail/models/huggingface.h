@@ -8,7 +8,8 @@
 
 namespace dovetail::models {
 
-/// Writes a folder from which Hugging Face `transformers` loads the model, with equal logits:
+/// Writes a folder from which Hugging Face `transformers` loads the model. The loaded model
+/// computes the same logits. Files:
 ///
 /// - `config.json` and `model.safetensors` (float32)
 /// - for tokenizer_kind "bytes" and "bpe": `tokenizer.json` and `tokenizer_config.json`
@@ -17,19 +18,21 @@ namespace dovetail::models {
 /// The model's config determines the architecture in `config.json`:
 ///
 /// - "llama": rmsnorm, swiglu, full rotary, no bias
+/// - "mixtral": like llama, but with experts in all blocks (top_k router, softmax scores)
 /// - "gpt2": layernorm, gelu, learned positions, bias, kv_heads = heads
 ///
-/// Throws UserError that names a config key which no architecture can express.
+/// Throws UserError if none of them can express the config. For each, it names a key that prevents
+/// it.
 void export_huggingface(GPT& model, const std::string& tokenizer_kind,
                         const std::string& tokenizer_content, const std::filesystem::path& folder);
 
 /// Imports a model as float32 from a folder of `transformers`, also from sharded safetensors with
-/// an index. If config.json ties the head to the embedding, but the files have another head matrix,
-/// the model becomes untied. This logs a warning.
+/// an index. If config.json ties the head to the embedding, the files may still have a head matrix
+/// that differs. Then the model becomes untied, and a warning is logged.
 ///
 /// Throws UserError that names a part which is not supported, a missing tensor, or a tensor that
 /// does not belong to the model. Constants that older versions of transformers stored (masks,
-/// rotary frequencies) may be there.
+/// rotary frequencies) are ignored.
 std::shared_ptr<GPT> import_huggingface(const std::filesystem::path& folder);
 
 }  // namespace dovetail::models

@@ -27,21 +27,22 @@ nlohmann::json read_json_file(const std::filesystem::path& path);
 ///   removed with a warning.
 class TensorFolder {
  public:
-  /// Reads the names of all tensors. Throws UserError that names missing files, or files of other
-  /// formats that exist instead.
+  /// Reads the names of all tensors. Throws UserError if files are missing. It names them, or files
+  /// of other formats that are in the folder instead.
   explicit TensorFolder(const std::filesystem::path& folder);
 
   const std::filesystem::path& path() const { return folder_; }
   bool contains(const std::string& name) const { return file_of_.contains(name); }
-  /// Reads a tensor in the dtype of its file. All functions throw UserError if there is no tensor
-  /// `name`.
+  /// Reads a tensor in the dtype of its file. This and the functions below throw UserError if the
+  /// folder has no tensor `name`.
   at::Tensor read(const std::string& name);
   /// Returns the shape of a weight tensor. Throws UserError unless its dtype is float32, float64,
   /// bfloat16 or float16: integers and 8-bit floats are codes of quantized weights.
   std::vector<int64_t> weight_shape(const std::string& name);
   /// Reads a weight tensor as float32. Throws as `weight_shape` does, and for NaN and infinity.
   at::Tensor read_weight(const std::string& name);
-  /// Gives tensor `from` the name `to`, in place of any tensor `to`. The tensor counts as unread.
+  /// Renames tensor `from` to `to`. A tensor that had the name `to` is dropped. The renamed tensor
+  /// counts as unread.
   void rename(const std::string& from, const std::string& to);
   /// Returns the names of tensors that `read` and `read_weight` have not read.
   const std::set<std::string>& unread() const { return unread_; }
@@ -49,6 +50,7 @@ class TensorFolder {
   void warn_of_rounding() const;
 
  private:
+  /// File of a tensor, and its name there.
   struct Place {
     std::string file, name;
   };

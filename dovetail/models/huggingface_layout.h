@@ -21,12 +21,12 @@ struct TensorLayout {
   /// Tensor in the files that holds some rows of the parameter.
   struct Part {
     std::string name;  ///< name of the tensor in the files
-    int64_t rows = 0;  ///< number of rows of the parameter that it holds
+    int64_t rows = 0;  ///< number of rows of the parameter that the tensor holds
   };
   std::string ours;         ///< name of the parameter in GPT
-  std::vector<Part> parts;  ///< in the order of the parameter's rows
-  int64_t columns = 0;      ///< columns of the parameter; 0: it is a vector
-  bool transposed = false;  ///< true if the file stores (in, out) instead of (out, in)
+  std::vector<Part> parts;  ///< tensors that hold the parameter, in the order of its rows
+  int64_t columns = 0;      ///< columns of the parameter; 0: the parameter is a vector
+  bool transposed = false;  ///< true if the files store (in, out) instead of (out, in)
 
   /// Returns the shape that `part` has in the file.
   std::vector<int64_t> shape_of(const Part& part) const;
@@ -38,11 +38,11 @@ struct TensorLayout {
 void visit_huggingface_tensors(HuggingfaceArchitecture architecture, const ModelConfig& config,
                                const std::function<void(const TensorLayout&)>& visit);
 
-/// Returns the architecture that can express `config`. Throws UserError that names the first key
-/// which no architecture can express.
+/// Returns the architecture that can express `config`. If there is none, throws UserError that
+/// names, for each architecture, the first key that it cannot express.
 HuggingfaceArchitecture huggingface_architecture(const ModelConfig& config);
 
-/// Returns the content of config.json for `config`, without the tokenizer's entries.
+/// Returns the content of config.json for `config`, without the entries for the tokenizer.
 nlohmann::json to_huggingface_config(HuggingfaceArchitecture architecture,
                                      const ModelConfig& config);
 
@@ -51,7 +51,7 @@ struct HuggingfaceModel {
   ModelConfig config;  ///< resolved
 };
 /// Parses the content of a config.json. Throws UserError that names the entry which is not
-/// supported. `name` is the file name that errors give.
+/// supported. `name` is the file's name in error messages.
 HuggingfaceModel from_huggingface_config(const nlohmann::json& json, const std::string& name);
 
 }  // namespace dovetail::models

@@ -28,40 +28,42 @@ class Tower : public torch::nn::Module {
   int64_t out_;
 };
 
-/// Inputs of a Recommender for B samples. The RecommenderInputs (recommender_config.h) that
-/// describe them have the numbers dense, sparse, length and tasks.
+/// Inputs of a Recommender for B samples. In the shapes, `dense` and `length` are members of the
+/// model's RecommenderInputs (recommender_config.h).
 struct RecommenderBatch {
   at::Tensor dense;     ///< (B, dense): dense features
   at::Tensor embedded;  ///< (B, EmbeddedColumns::all()): rows looked up in embedding tables
-  /// (B, length) bool: true for each event that the sample's sequences have. Undefined without
-  /// sequences.
+  /// (B, length) bool: true for each event that the sample has. A sample may have fewer than
+  /// `length` events. Undefined without sequences.
   at::Tensor mask;
-  /// (B, length - 1) bool: true for each event, from the second on, that has a negative. A negative
+  /// (B, length - 1) bool: for each event from the second on, true if it has a negative. A negative
   /// is an event of another sample to compare with. Undefined without negatives.
   at::Tensor negative_mask;
 };
 
 struct RecommenderOutput {
-  at::Tensor logits;  ///< (B, tasks)
-  /// Scalar to add to the loss: auxiliary loss times its weight, summed over the samples.
-  /// Undefined: nothing to add.
+  at::Tensor logits;  ///< (B, tasks), with RecommenderInputs::tasks
+  /// Scalar to add to the loss: auxiliary loss times its weight, summed over the samples. Undefined
+  /// if forward computes no auxiliary loss.
   at::Tensor auxiliary;
 };
 
-/// Layout of RecommenderBatch::embedded. Its columns are these groups, in this order; each member
-/// is the number of columns of a group. Names such as `sparse` are members of the config and
-/// inputs.
+/// Layout of RecommenderBatch::embedded. Its columns form six groups in the order of the members.
+/// Each member is the number of columns of its group. In the comments, `sparse`, `sequences`,
+/// `length` and `co_actions` are from RecommenderInputs, `dim` and `micro` from RecommenderConfig.
+/// A group that the model does not read has 0 columns.
 struct EmbeddedColumns {
   /// Embeddings of all sparse features: embedded_width(config, inputs, sparse).
   int64_t features = 0;
   /// One weight for each sparse feature if the model has a wide part: `sparse`, else 0.
   int64_t wide = 0;
   int64_t events = 0;  ///< embeddings of the events: sequences * length * dim
-  /// Embeddings of negatives: for each event from the second on, an event of another sample.
-  /// sequences * (length - 1) * dim.
+  /// Embeddings of negatives: for each event from the second on, an event of another sample. Number
+  /// of columns: sequences * (length - 1) * dim.
   int64_t negatives = 0;
-  int64_t micro = 0;   ///< parameters of the items' micro-MLPs: co_actions * micro_parameters
-  int64_t inputs = 0;  ///< inputs of the micro-MLPs: co_actions * length * micro[0]
+  /// Model can: parameters of the items' micro-MLPs, co_actions * micro_parameters(config).
+  int64_t micro = 0;
+  int64_t inputs = 0;  ///< model can: inputs of the micro-MLPs, co_actions * length * micro[0]
 
   EmbeddedColumns(const RecommenderConfig& config, const RecommenderInputs& inputs);
   int64_t all() const { return features + wide + events + negatives + micro + inputs; }
@@ -84,7 +86,7 @@ class Recommender : public torch::nn::Module {
   /// Returns the embeddings of the features, (B, `EmbeddedColumns::features`).
   at::Tensor features(const RecommenderBatch& batch) const;
   /// Returns (B, length, sequences * dim): for each event its embeddings in all sequences,
-  /// concatenated. They are zero where there is no event.
+  /// concatenated. They are zero for events that the sample does not have.
   at::Tensor events(const RecommenderBatch& batch) const;
   const EmbeddedColumns& columns() const { return columns_; }
 

@@ -85,8 +85,8 @@ int64_t embedded_width(const RecommenderConfig& config, const RecommenderInputs&
 /// Returns the number of weights and biases of one micro-MLP, which are one row of a table.
 int64_t micro_parameters(const RecommenderConfig& config);
 
-/// Sets `auxiliary` and `dim` to their defaults if other keys make the model ignore them. `check`
-/// rejects ignored keys with other values.
+/// Sets `auxiliary` and `dim` to their defaults if the model ignores them because of other keys.
+/// Otherwise `check` would reject them: it throws for an ignored key that differs from its default.
 void forget_unread_keys(RecommenderConfig& config, const RecommenderInputs& inputs);
 
 /// Checks a config against the inputs. Throws UserError that names recommender.<key>.

@@ -11,43 +11,48 @@ namespace dovetail::models {
 /// - wide_deep (Cheng et al. 2016): a linear model of all features, plus the deep part, which reads
 ///   dense features and embeddings.
 /// - deepfm (Guo et al. 2017): a linear model of the sparse features, the inner products of all
-///   pairs of embeddings, and the deep part. Dense features go to the deep part only.
+///   pairs of embeddings, and the deep part. Only the deep part reads the dense features.
 /// - dlrm (Naumov et al. 2019): a tower maps the dense features to one more embedding. The deep
 ///   part reads that embedding and the inner products of all pairs of embeddings.
-/// - dcnv2 (Wang et al. 2021): x_(l+1) = x_0 * (W_l x_l + b_l) + x_l over dense features and
-///   embeddings. W_l = U V has rank `cross_rank`.
+/// - dcnv2 (Wang et al. 2021): the vector x_0 has the dense features and the embeddings. Cross
+///   layer l computes x_(l+1) = x_0 * (W_l x_l + b_l) + x_l. With `cross_rank`, W_l = U V has this
+///   rank.
 std::shared_ptr<Recommender> make_interaction(const RecommenderConfig& config,
                                               const RecommenderInputs& inputs, c10::Device device);
 
 /// Creates din: Zhou et al. 2018 (arXiv 1706.06978). Symbols:
 ///
+/// - t: index of an event in the sample's sequences
 /// - e_t: embeddings of event t, concatenated over the sequences
-/// - v: embeddings of the candidate (RecommenderInputs::Sequence), from the tables that features
-///   share with sequences
-/// - e'_t: the columns of e_t from these tables
-/// - f: local activation unit, layers with PReLU and one output
+/// - v: embeddings of the candidate, concatenated. The candidate (RecommenderInputs::Sequence) is
+///   the value of the sparse features that share a table with a sequence.
+/// - e'_t: the embeddings in e_t that come from the same tables as v, in the same order
+/// - f: local activation unit, a network of layers with PReLU and one output
+/// - a_t = f([v, e_t, v - e'_t, v * e'_t]): weight of event t, a scalar
 ///
-/// a_t = f([v, e_t, v - e'_t, v * e'_t]), and the interest is sum_t a_t e_t. No softmax makes the
-/// weights a_t sum to 1. The deep part reads the interest, dense features and embeddings.
+/// The interest is the vector sum_t a_t e_t. The weights a_t are not normalized by a softmax, so
+/// they need not sum to 1. The deep part reads the interest, dense features and embeddings.
 std::shared_ptr<Recommender> make_din(const RecommenderConfig& config,
                                       const RecommenderInputs& inputs, c10::Device device);
 
-/// Creates dien: Zhou et al. 2019 (arXiv 1809.03672). e_t and v are as in din. A GRU over the e_t
-/// gives states h_t. The attention is a_t = softmax_t(h_t W v). An AUGRU reads the h_t: a GRU whose
-/// update gate u_t is multiplied by a_t. Its last state is the interest. The deep part reads the
-/// interest, dense features, embeddings and sum_t e_t.
+/// Creates dien: Zhou et al. 2019 (arXiv 1809.03672). The event embeddings e_t and the candidate v
+/// are as in din. A GRU over the e_t gives states h_t. The attention of event t is a_t =
+/// softmax_t(h_t W v) with a learned matrix W. Then an AUGRU reads the h_t: a GRU in which the
+/// update gate of event t is multiplied by a_t. Its final state is the interest. The deep part
+/// reads the interest, dense features, embeddings and sum_t e_t.
 ///
 /// The auxiliary loss of a sample is 1 / (length - 1) times a sum over its events t from the second
-/// on. Its terms are -log p(h_(t-1), e_t) - log(1 - p(h_(t-1), n_t)). Symbol n_t is an event of
-/// another sample. The function p is a network with hidden widths RecommenderConfig::auxiliary.
+/// on. The term of event t is -log p(h_(t-1), e_t) - log(1 - p(h_(t-1), n_t)). Here n_t is the
+/// embedding of an event of another sample. The function p is a network with hidden widths
+/// RecommenderConfig::auxiliary.
 std::shared_ptr<Recommender> make_dien(const RecommenderConfig& config,
                                        const RecommenderInputs& inputs, c10::Device device);
 
 /// Creates can: Bian et al. 2022 (arXiv 2011.05625). A co-action is a pair of an item (a sparse
-/// feature) and a sequence. It has two tables of its own. For the item's id, the first table holds
-/// weights and biases of a micro-MLP, with tanh between its layers. For each event, the second
-/// table holds an input of the micro-MLP. The micro-MLP reads the elementwise powers 1 to `orders`
-/// of this input, one at a time.
+/// feature) and a sequence. It has two tables of its own. The first table holds, for each item id,
+/// the weights and biases of a micro-MLP, with tanh between its layers. The second table holds, for
+/// each event id, an input of the micro-MLP. The micro-MLP reads the elementwise powers 1 to
+/// `orders` of this input, one after the other.
 ///
 /// The result of a co-action is the outputs of all layers for all powers, concatenated and summed
 /// over the events. The deep part reads the results of all co-actions, dense features, embeddings
@@ -55,14 +60,14 @@ std::shared_ptr<Recommender> make_dien(const RecommenderConfig& config,
 std::shared_ptr<Recommender> make_can(const RecommenderConfig& config,
                                       const RecommenderInputs& inputs, c10::Device device);
 
-/// Creates mmoe: Ma et al. 2018. Task k has a tower over sum_i softmax(G_k x)_i f_i(x). x is dense
-/// features and embeddings; f_i are the experts (towers), which all tasks share. G_k is the matrix
-/// of the task's gate.
+/// Creates mmoe: Ma et al. 2018. x is the concatenation of dense features and embeddings. The
+/// experts f_i are towers that all tasks share. Task k has a gate, the matrix G_k, and a tower that
+/// reads sum_i softmax(G_k x)_i f_i(x).
 std::shared_ptr<Recommender> make_mmoe(const RecommenderConfig& config,
                                        const RecommenderInputs& inputs, c10::Device device);
 
-/// Creates a Linear of a model, uninitialised. It is quantized if the training recipe quantizes
-/// Linears of towers.
+/// Creates a Linear of a model, uninitialised. It is quantized if the training recipe (mx/recipe.h)
+/// quantizes Linears of towers.
 std::shared_ptr<mx::Linear> tower_linear(int64_t in, int64_t out, const std::string& name,
                                          c10::Device device, bool bias = true);
 /// Creates the last Linear of a model, with a bias and one output. It is not quantized.

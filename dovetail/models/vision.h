@@ -14,8 +14,8 @@ namespace dovetail::models {
 /// Config of a convolutional network for images.
 struct VisionConfig {
   std::string preset = "resnet50";  ///< vgg16, vgg19, resnet50 or unet
-  int64_t classes = 0;              ///< 0: as in the paper: 2 for unet, else 1000
-  int64_t channels = 3;             ///< channels of an image
+  int64_t classes = 0;   ///< 0: number of the model's paper, 2 for unet and 1000 for the others
+  int64_t channels = 3;  ///< channels of an image
   /// Pixels of each image. vgg needs at least 32, unet multiples of 16.
   int64_t height = 224, width = 224;
   int64_t base_width = 64;  ///< channels of the first convolution; all other widths scale with it
@@ -25,12 +25,12 @@ struct VisionConfig {
 /// Convolutional network for images (B, channels, height, width), created in training mode.
 ///
 /// It uses ATen's operators only: no fused kernels, and no operator that waits for a device. A
-/// training step can therefore be recorded as the operators that it calls below autograd
+/// training step can therefore be recorded as a list of the operators that it calls below autograd
 /// (plan/record/capture.h). Each layer runs in a LayerScope (base/layer_scope.h) with the prefix of
 /// its parameters' names. Example: the layer with parameter layer1.0.conv1.weight runs in
 /// "layer1.0.conv1". Dropout uses ATen's default random generator. Images and targets must be on
-/// the device of the parameters. Images must have the dtype of the parameters, which is float32 at
-/// first; Module::to changes both.
+/// the device of the parameters. Images must have the dtype of the parameters. This is float32 in a
+/// new model. Module::to changes device and dtype of the parameters.
 class VisionModel : public torch::nn::Module {
  public:
   /// Returns logits (B, classes), or (B, classes, height, width) for unet. Throws UserError for
@@ -61,20 +61,21 @@ class VisionModel : public torch::nn::Module {
 /// - vgg16, vgg19: Simonyan and Zisserman 2014 (arXiv 1409.1556), configurations D and E, with
 ///   biases. The last pooling is adaptive, to 7 x 7, so that any size from 32 fits. The
 ///   classifier's hidden layers have 64 base_width units. 138,357,544 and 143,667,240 parameters.
-/// - resnet50: He et al. 2015 (arXiv 1512.03385), v1.5. A bottleneck has its stride in its 3 x 3
-///   convolution. 25,557,032 parameters.
-/// - unet: Ronneberger et al. 2015 (arXiv 1505.04597) with padded convolutions. Logits have the
-///   images' size, and skips are concatenated uncropped. Four levels, biases, no batch norm, no
-///   dropout.
+/// - resnet50: He et al. 2015 (arXiv 1512.03385), v1.5. The stride of a bottleneck block is in its
+///   3 x 3 convolution. 25,557,032 parameters.
+/// - unet: Ronneberger et al. 2015 (arXiv 1505.04597), but with padded convolutions. Logits thus
+///   have the images' size, and skips are concatenated uncropped. It has four levels, biases, no
+///   batch norm and no dropout.
 ///
 /// In vgg and resnet50, parameters and buffers have the names and shapes of torchvision.
 std::shared_ptr<VisionModel> make_vision_model(const VisionConfig& config,
                                                c10::Device device = c10::kCPU);
 
 /// Initializes the parameters as a function of seed and name. Convolution weights are normal with
-/// variance 2 / fan (He et al. 2015, arXiv 1502.01852). The fan counts outputs as in torchvision,
-/// for unet inputs as in its paper. Linear weights are normal with standard deviation 0.01. Weights
-/// of batch norms are 1, and their running statistics are reset. Biases are 0.
+/// variance 2 / fan (He et al. 2015, arXiv 1502.01852). In vgg and resnet50, the fan counts the
+/// outputs that read an input value, as in torchvision. In unet, it counts the inputs that an
+/// output value reads, as in its paper. Linear weights are normal with standard deviation 0.01.
+/// Weights of batch norms are 1, and their running statistics are reset. Biases are 0.
 void initialize(VisionModel& model, uint64_t seed);
 
 }  // namespace dovetail::models

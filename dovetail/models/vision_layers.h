@@ -92,8 +92,9 @@ class BatchNorm : public torch::nn::Module {
   at::Tensor weight_, bias_, mean_, variance_, batches_;
 };
 
-/// Fully connected layer that calls ATen's operator. A step that is recorded below autograd does
-/// not see this project's own linear operation. Parameters: weight (out, in), bias (out).
+/// Fully connected layer. It calls ATen's operator, not this project's own linear operation:
+/// recordings of a step (see VisionModel) then contain ATen's operators only. Parameters: weight
+/// (out, in), bias (out).
 class Dense : public torch::nn::Module {
  public:
   Dense(int64_t in, int64_t out, c10::Device device);
@@ -113,14 +114,15 @@ class Relu : public torch::nn::Module {
   bool in_place_;
 };
 
-/// Sets half of the values to zero, in training mode only.
+/// Sets each value to zero with probability 1/2 and doubles the other values. Does so in training
+/// mode only.
 class Dropout : public torch::nn::Module {
  public:
   at::Tensor forward(const at::Tensor& x) const;
 };
 
-/// Maximum over windows of kernel x kernel elements. An odd kernel is padded with kernel / 2
-/// elements on each side, an even one is not.
+/// Maximum over windows of kernel x kernel elements. With an odd kernel, the image is padded with
+/// kernel / 2 elements on each side. With an even kernel, it is not padded.
 class MaxPool : public torch::nn::Module {
  public:
   MaxPool(int64_t kernel, int64_t stride) : kernel_(kernel), stride_(stride) {}

@@ -2,8 +2,8 @@
 
 #include "dovetail/models/vision.h"
 
-/// Models of make_vision_model (models/vision.h), one source file per model. config.classes must
-/// not be 0.
+/// Parts of make_vision_model (models/vision.h), one source file per model. config.classes must be
+/// resolved, that is not 0.
 namespace dovetail::models {
 
 std::shared_ptr<VisionModel> make_vgg(const VisionConfig& config, c10::Device device);

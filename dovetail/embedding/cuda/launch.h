@@ -14,7 +14,8 @@ void check(const CudaCheckProblem& problem, cudaStream_t stream);
 /// Launches CudaKernels::pool.
 void pool(const CudaPoolProblem& problem, cudaStream_t stream);
 
-/// Returns the bytes of scratch memory that `sort_occurrences` needs.
+/// Returns the bytes of scratch memory that `sort_occurrences` needs. `bags`, `count` and
+/// `row_bits` are as in CudaUpdateProblem.
 size_t sort_scratch(int64_t bags, int64_t count, int row_bits);
 /// First half of an update: lists all occurrences and sorts them by row. Fills the problem's arrays
 /// from `bag_begins` to `row_begins`, and counts[0]. Returns the error of cub (CUDA's library of

@@ -16,8 +16,8 @@ inline constexpr int kVector = 4;     ///< elements of a vector
 inline constexpr int kThreads = 256;  ///< threads of a block
 
 /// Loads one vector. `left` is the number of elements from `from` to the end of the row. Elements
-/// beyond the end are zeros. If `whole`, all four elements exist (for left > 0), and `from` is
-/// aligned to their total size.
+/// beyond the end are zeros. `whole` may be true only if left <= 0 or left >= 4. Then `from` must
+/// be aligned to the size of four elements.
 __device__ inline float4 load_four(const float* from, int64_t left, bool whole) {
   if (left <= 0) return {0, 0, 0, 0};
   if (whole) return __ldg(reinterpret_cast<const float4*>(from));
@@ -71,8 +71,8 @@ __device__ inline uint32_t rounded(float x, uint32_t word) {
   return (finite ? bits + (word >> 16) : bits) >> 16;
 }
 
-/// Stores a vector like the function above, rounded to bfloat16 with one random word for each
-/// element.
+/// Rounds a float32 vector to bfloat16 with one random word for each element (`rounded`) and stores
+/// it. `left` and `whole` are as in load_four.
 __device__ inline void store_four(float4 x, PhiloxWords words, __nv_bfloat16* to, int64_t left,
                                   bool whole) {
   if (left <= 0) return;
@@ -111,9 +111,9 @@ inline Team team_of(int64_t widest) {
   return team;
 }
 
-/// Calls f(example, vectors), which selects a kernel for the pack. The type of `example` is the
-/// element type of its rows, float or bfloat16. `vectors` is an integral_constant: the vectors of a
-/// lane in a team for the widest row.
+/// Calls f(example, vectors), so that f can select a kernel for the pack. The type of `example` is
+/// the element type of its rows, float or bfloat16. `vectors` is an integral_constant: the vectors
+/// that a lane holds in a team for the widest row.
 template <class F>
 void with_rows(const CudaPack& pack, F f) {
   const auto vectors = [&](auto example) {
@@ -135,7 +135,7 @@ void with_rows(const CudaPack& pack, F f) {
   }
 }
 
-/// Returns the number of blocks that have `threads` threads together, at most `most`.
+/// Returns the number of blocks that have `threads` threads together, or `most` if it is smaller.
 inline unsigned blocks_for(int64_t threads, int64_t most) {
   const int64_t blocks = (threads + kThreads - 1) / kThreads;
   return static_cast<unsigned>(blocks < most ? blocks : most);

@@ -24,8 +24,8 @@ namespace dovetail::embedding {
 ///                 Occurrences in this step count. Until then, the key is a candidate: it is
 ///                 counted but has no row.
 ///   kProbability  A key with c occurrences in a step is admitted with probability 1 - (1 -
-///                 probability)^c. This equals one draw for each occurrence. The draw is a function
-///                 of (seed, name of the table, key, step).
+///                 probability)^c, as if each occurrence were drawn separately. The random number
+///                 is a function of (seed, name of the table, key, step).
 enum class Admission { kAlways, kCount, kProbability };
 
 /// Rule that decides which keys are evicted, with their rows and optimizer state. It applies at the
@@ -51,28 +51,29 @@ struct HashedOptions {
   double probability = 0.1;  ///< for Admission::kProbability: probability for each occurrence
   Eviction eviction = Eviction::kNone;
   int64_t evict_steps = 1000;  ///< steps between evictions of rows and candidates
-  /// For Eviction::kAge: maximum number of steps since a row's key last occurred. Candidates are
-  /// always evicted beyond this age.
+  /// For Eviction::kAge: maximum number of steps since a row's key last occurred. With every
+  /// eviction rule, candidates that last occurred more steps ago are evicted too.
   int64_t max_age = 100000;
   int64_t keep_rows = 0;  ///< for Eviction::kFrequency: rows of each table that an eviction leaves
 };
 
-/// Counters, summed over the tables. `rows`, `candidates` and `bytes` (in use for both) are current
-/// values. `admitted`, `evicted` and `candidates_evicted` count keys since construction. All others
-/// count occurrences of keys since construction.
+/// Counters, summed over the tables. `rows` and `candidates` are the present numbers of rows and of
+/// candidates. `bytes` is the memory that both use now. All other counters count since
+/// construction: `admitted`, `evicted` and `candidates_evicted` count keys, the rest occurrences of
+/// keys.
 struct HashedCounters {
   int64_t rows = 0, candidates = 0, bytes = 0;
   int64_t found = 0;         ///< occurrences of keys that had a row when their step began
   int64_t admitted = 0;      ///< keys that got a row
   int64_t not_admitted = 0;  ///< occurrences of keys that the admission rule did not admit
-  /// Occurrences of keys that the rule admits but that get no row: all `rows` rows of the table are
-  /// taken.
+  /// Occurrences of keys that the rule admits but that get no row: the table already has
+  /// TableSpec::rows keys.
   int64_t refused_full = 0;
   /// Occurrences of keys that the rule admits but that get no row: no more rows fit into max_bytes.
   int64_t refused_memory = 0;
   /// Occurrences of keys that did not become candidates: there are max_candidates already.
   int64_t refused_candidates = 0;
-  int64_t evicted = 0, candidates_evicted = 0;
+  int64_t evicted = 0, candidates_evicted = 0;  ///< rows and candidates that were evicted
 };
 
 /// All counters with their names. The first kPresentCounters entries are current values.
@@ -92,11 +93,11 @@ inline constexpr std::array<std::pair<std::string_view, int64_t HashedCounters::
         {"candidates_evicted", &HashedCounters::candidates_evicted},
     }};
 
-/// Adds each counter.
+/// Returns the sum of each counter.
 HashedCounters operator+(HashedCounters a, const HashedCounters& b);
 
-/// List of n keys, in ascending order of their unsigned 64 bits, with occurrence counts and last
-/// steps. Each tensor is (n) int64, except `removed`.
+/// List of n keys in ascending order of their 64 bits as unsigned numbers, with their occurrence
+/// counts and steps. Each tensor is (n) int64, except `removed`.
 struct KeyCounts {
   at::Tensor keys;  ///< the 64 bits of each key
   /// Occurrence counts for Eviction::kFrequency and Admission::kCount, as they were at last_step.
@@ -107,7 +108,7 @@ struct KeyCounts {
   at::Tensor removed = {};
 };
 
-/// Contents of a hashed table: all of it, or the part that has changed.
+/// Contents of a hashed table: all of its keys, or those that changed (RowSet).
 struct KeyedRows {
   KeyCounts known;  ///< keys that have a row
   /// Stored row of each known key, (n, stored_width) of stored_type (row_format.h).
@@ -118,10 +119,10 @@ struct KeyedRows {
 
 /// Hashed tables: tables without a fixed vocabulary. Ids are 64-bit keys, and a key gets a row when
 /// it is admitted (see Admission). The `rows` of a TableSpec are the maximum number of rows.
-/// Address space is reserved for all of them. The system provides memory as rows fill. `max_bytes`
-/// of a TableSpec, if set, also limits the rows. It covers rows, optimizer state, counts and the
-/// key map (full size from the start). It also covers `max_candidates` candidates and the records
-/// for delta checkpoints. Usage:
+/// Address space for all of them is reserved at once. The system provides memory when rows are
+/// first used. `max_bytes` of a TableSpec, if set, also limits the number of rows. It covers rows,
+/// optimizer state, counts and the key map, which has its full size from the start. It also covers
+/// `max_candidates` candidates and the records for delta checkpoints. Usage:
 ///
 /// ```
 /// const Jagged slots = tables.begin(keys);  // admits keys, turns keys into row numbers
@@ -131,10 +132,10 @@ struct KeyedRows {
 /// ```
 ///
 /// A new row has the values of InitialRows (table.h) for its key. Their bound is initial_bound(rows
-/// of the whole table). They do not depend on when or where the key first occurs. A key that was
-/// evicted and returns starts with the same values. A key without a row reads zeros, and its
-/// gradient is discarded, as in DeepRec's EmbeddingVariable. It does count in the size of a mean's
-/// bag. Results do not depend on the number of threads.
+/// of the whole table). They do not depend on when or where the key first occurs. If an evicted key
+/// returns, its row starts with the same values again. A key without a row reads zeros, and its
+/// gradient is discarded, as in DeepRec's EmbeddingVariable. Yet it counts in the number of ids by
+/// which a mean is divided. Results do not depend on the number of threads.
 class HashedTables {
  public:
   /// Throws UserError like PackedTables. Also throws it for options out of range, and if not even
@@ -142,8 +143,8 @@ class HashedTables {
   HashedTables(const PackSpec& spec, const HashedOptions& options,
                Changes changes = Changes::kUntracked);
 
-  /// Returns the spec that the constructor got. Each table of packed() has one row more than its
-  /// keys can have: row 0, which is all zeros. Keys without a row get it.
+  /// Returns the spec that the constructor got. Each table of packed() has one row more, row 0. It
+  /// is all zeros and stands for every key without a row.
   const PackSpec& spec() const { return spec_; }
   const HashedOptions& options() const { return options_; }
 
@@ -165,8 +166,8 @@ class HashedTables {
   /// Replaces a table's contents. Call it between steps. Throws UserError for wrong shapes,
   /// duplicate keys and too many keys for the table.
   void load(int64_t table, const KeyedRows& contents);
-  /// Begins a new set of changed and removed keys. Call it after a checkpoint has saved them. Does
-  /// nothing if changes are not tracked.
+  /// Starts to track changes anew: no key counts as changed or removed after the call. Call it
+  /// after a checkpoint has saved the changes. Does nothing if changes are not tracked.
   void forget_changes();
 
   /// Returns the number of ended steps. Steps count from 1: a key that occurs in the first step has
@@ -175,8 +176,8 @@ class HashedTables {
   void set_steps(int64_t steps) { step_ = steps; }
 
   HashedCounters counters() const;
-  /// Returns the bytes in use: rows and state of present keys, maps, candidates. Temporary memory
-  /// of a step for its new keys is not included.
+  /// Returns the bytes in use: rows and state of present keys, maps, candidates. The temporary
+  /// memory in which a step lists its new keys is not included.
   int64_t memory_bytes() const;
   /// Returns the maximum number of rows of a table: its configured `rows`, or fewer if max_bytes
   /// holds fewer.
@@ -245,7 +246,7 @@ class HashedTables {
     uint64_t admission_seed;
     // rows: maximum number of keys with a row. state_width: floats of state for each row.
     int64_t rows = 0, row_bytes = 0, state_width = 0;
-    bool capped = false;     // true: max_bytes limits `rows`, not TableSpec::rows
+    bool capped = false;     // true: max_bytes allows fewer rows than TableSpec::rows
     char* stored = nullptr;  // row data in packed_
     float* state = nullptr;  // row state in packed_
     at::Tensor rows_held;    // (rows + 1) int32: hash of each row's key, which seeds its rounding

@@ -20,8 +20,8 @@ struct CudaTable {
   int64_t rounding_first_row, rounding_row_step, rounding_first_column;
 };
 
-/// Index of a feature's table, first column of its pooled rows in the output, and true for
-/// Pooling::kMean (otherwise kSum).
+/// Feature of a pack. `table` is the index of its table. `column` is the first column of its pooled
+/// rows in the output. `mean` is true for Pooling::kMean and false for kSum.
 struct CudaFeature {
   int64_t table, column;
   bool mean;
@@ -51,8 +51,9 @@ struct CudaBatch {
 struct CudaCheckProblem {
   CudaBatch batch;
   int64_t features;
-  const int64_t* rows;  ///< rows of each feature's table, (features); kAnyKey where any id is valid
-  int32_t* bad;         ///< set to 1 if the batch breaks a rule; the caller sets it to 0 before
+  /// Number of rows of each feature's table, (features); kAnyKey for tables where any id is valid.
+  const int64_t* rows;
+  int32_t* bad;  ///< set to 1 if the batch breaks a rule; the caller sets it to 0 before
 };
 
 /// Arguments of CudaKernels::pool, which computes `pool` of lookup.h. The result has the same bits
@@ -70,8 +71,8 @@ struct CudaGradient {
   CudaBatch batch;
   const float* gradient;
   int64_t gradient_stride;
-  /// Number of its first bag among the bags of all micro-batches in the update. Bags are numbered
-  /// by (sample, feature), with the feature varying fastest.
+  /// Number of the micro-batch's first bag among the bags of all micro-batches in the update. Bags
+  /// are numbered by (sample, feature), with the feature varying fastest.
   int64_t first_bag;
 };
 
@@ -83,10 +84,10 @@ struct CudaOccurrence {
 };
 
 /// Arguments of CudaKernels::update, which computes `update` of lookup.h. A row's gradient is a sum
-/// over its occurrences. For at most kCudaSerial occurrences, it is summed in their order. More
-/// occurrences are cut into kCudaParts consecutive parts. Part lengths differ by at most one. Each
-/// part is summed in order, then the part sums are added in order. So no bit depends on the GPU, on
-/// the cut into micro-batches or on other tables in the pack.
+/// over its occurrences. At most kCudaSerial occurrences are added one after the other. More
+/// occurrences are cut into kCudaParts consecutive parts, whose lengths differ by at most one. The
+/// occurrences of each part are added in order, then the part sums are added in order. So no bit
+/// depends on the GPU, on the cut into micro-batches or on other tables in the pack.
 struct CudaUpdateProblem {
   CudaPack pack;
   UpdateScalars scalars;
@@ -96,31 +97,34 @@ struct CudaUpdateProblem {
   const CudaGradient *parts, *parts_on_gpu;
   /// Total bags and ids of all parts, each below 2^31. There is at least one id.
   int64_t bags, count;
-  /// Number of bits of a row number: all row numbers are below 2^row_bits, at most 2^32.
+  /// Number of bits of a row number, at most 32: all row numbers are below 2^row_bits.
   int row_bits;
 
   // All arrays below are scratch memory on the GPU.
 
-  /// Index of each bag's first occurrence, in the order of bags, (bags + 1).
+  /// bag_begins[b] is the index of bag b's first occurrence in `keys`, (bags + 1). The element
+  /// after the last bag is `count`.
   uint32_t* bag_begins;
-  /// Row number of each occurrence, (count): in the order of bags, and sorted by row.
+  /// Row number of each occurrence, (count): `keys` in the order of bags, `sorted_keys` sorted by
+  /// row.
   uint32_t *keys, *sorted_keys;
-  /// Occurrences in the same two orders, (count).
+  /// The occurrences in these two orders, (count) each.
   CudaOccurrence *occurrences, *sorted_occurrences;
-  /// Index of the first sorted occurrence of each distinct row, (count).
+  /// For each distinct row, the index of its first occurrence in `sorted_keys`. Room for (count).
   uint32_t* row_begins;
-  /// Indices in row_begins of the rows with more than kCudaSerial occurrences, (count).
+  /// Indices in row_begins of the rows with more than kCudaSerial occurrences. Room for (count).
   uint32_t* long_rows;
-  /// Numbers of entries in row_begins and in long_rows, (2). The caller sets both to 0.
+  /// Number of entries in row_begins, and number of entries in long_rows. The caller sets both to
+  /// 0.
   uint32_t* counts;
   /// Memory for sorting, CudaKernels::update_scratch(bags, count, row_bits) bytes.
   void* scratch;
   size_t scratch_bytes;
 };
 
-/// Maximum occurrences of a row that are summed one by one.
+/// Maximum number of occurrences of a row whose gradients are added one after the other.
 inline constexpr uint32_t kCudaSerial = 256;
-/// Number of parts into which the occurrences of a row are cut if there are more.
+/// Number of parts into which a row's occurrences are cut if they are more than kCudaSerial.
 inline constexpr int kCudaParts = 16;
 
 /// Kernels for tables on a GPU. They queue work on torch's current stream. Their code is in the

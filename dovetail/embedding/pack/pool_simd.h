@@ -7,8 +7,8 @@
 
 namespace dovetail::embedding {
 
-/// Table of a feature. A row has `dim` elements. `column` is the feature's first column in the
-/// pooled output.
+/// One feature of a lookup: its table, whose rows have `dim` elements, and its first column
+/// `column` in the pooled output.
 struct PoolFeature {
   const char* rows;  ///< rows of the table in stored format, row_bytes each
   int64_t row_bytes, dim, column;
@@ -25,8 +25,8 @@ struct PoolProblem {
   int64_t samples;
   float* y;
   int64_t columns;  ///< floats between the rows of y
-  /// True: y is written past the caches, with streaming stores. Then every row of y, and every
-  /// feature's first column, must begin at a vector boundary.
+  /// True: y is written with streaming stores, which bypass the caches. This requires that every
+  /// row of y, and every feature's first column, begins at a vector boundary.
   bool stream;
 };
 

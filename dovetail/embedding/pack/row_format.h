@@ -41,8 +41,8 @@ struct RowWords {
 struct RowRounding {
   uint64_t key;
   int64_t first_row, row_step, first_column;  ///< as in TableSlice (table.h)
-  /// For a table whose slots (places in memory) hold changing rows: number of the row in each slot.
-  /// Null: slot i holds row i.
+  /// Needed if the slots (places in memory) of a table hold different rows over time. Element i is
+  /// the number of the row in slot i. Null: slot i holds row i.
   const uint32_t* row_of;
 
   /// Returns the words for the row in slot `row`.

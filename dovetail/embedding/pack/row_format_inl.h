@@ -90,8 +90,8 @@ struct MXFP8Row {
   const uint8_t *codes, *scales;
 };
 
-/// Calls `body` with a null pointer to the reader type for `dtype`. A generic lambda gets the
-/// reader type from it.
+/// Calls `body` with a null pointer to the reader type for `dtype`. The pointer only passes the
+/// type on: `body` is a generic lambda.
 template <class Body>
 HWY_INLINE void with_rows(RowDtype dtype, const Body& body) {
   switch (dtype) {
@@ -112,16 +112,16 @@ HWY_INLINE void prefetch_bytes(const void* from, int64_t bytes) {
 /// Returns `dim` rounded up to a multiple of kLanes.
 HWY_INLINE int64_t whole_vectors(int64_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
 
-/// Decodes a row of `dim` elements. `values` has room for whole_vectors(dim) elements; those after
-/// `dim` become zeros.
+/// Decodes a row of `dim` elements. `values` has room for whole_vectors(dim) elements. Its elements
+/// from index `dim` on become zeros.
 template <class Row>
 HWY_INLINE void decode_elements(const void* from, int64_t dim, float* values) {
   const Row row(from, dim);
   for (int64_t i = 0; i < dim; i += kLanes) store(row.get(i, dim - i), values + i);
 }
 
-/// Returns an array with the random word of each of the row's `dim` elements; more words may
-/// follow. It is valid until this thread's next call.
+/// Returns an array whose element i is the random word for element i of the row (`dim` elements).
+/// The array may be longer. It is valid until this thread's next call.
 inline const uint32_t* random_words(const RowWords& words, int64_t dim) {
   const int64_t calls = (dim + 3) / 4, room = 4 * calls + 4 * kLanes;
   const auto first = static_cast<uint64_t>(words.first_column / 4);
@@ -168,7 +168,8 @@ struct CodeConstants : mx::HWY_NAMESPACE::Constants {
       : Constants(mx::HWY_NAMESPACE::constants_of(mx::Encoder(spec))) {}
 };
 /// Encodes the `count` elements of an MXFP8 block with SIMD vectors and returns true. `scale` is
-/// the block's E8M0 byte; it must be neither small nor NaN. The scalar target only returns false.
+/// the block's E8M0 byte. The block must be finite and not small (see encode_block). The scalar
+/// target encodes nothing and returns false.
 inline bool encode_vectors(const CodeConstants& constants, const float* values, int64_t count,
                            int scale, const uint32_t* words, uint8_t* codes) {
   const auto exponent = static_cast<uint32_t>(2 * mx::kScaleBias - scale);
@@ -192,8 +193,8 @@ inline bool encode_vectors(const CodeConstants& constants, const float* values, 
 inline uint8_t encode_block(const CodeConstants& constants, const mx::ElementSpec& spec,
                             const float* values, int64_t count, const uint32_t* words,
                             uint8_t* codes) {
-  // 2^-60. A block is small if its largest magnitude is below: 2^-32 of the last place may then be
-  // subnormal.
+  // Bits of 2^-60. A block is small if its largest magnitude is less. Stochastic rounding uses
+  // units of 2^-32 of an element's last place, which may then be subnormal.
   constexpr uint32_t kSmallest = 67u << 23;
   uint32_t amax = 0;
   for (int64_t i = 0; i < count; ++i)

@@ -23,7 +23,7 @@ std::string_view name(OptimizerKind kind);
 /// Inverse of name(). Throws UserError for another name.
 OptimizerKind parse_optimizer(std::string_view name);
 
-/// Optimizer and its numbers.
+/// Optimizer and its hyperparameters.
 struct OptimizerSpec {
   OptimizerKind kind = OptimizerKind::kRowWiseAdagrad;
   double lr = 0.01;

@@ -125,9 +125,9 @@ struct FeatureLayout {
 /// Each table begins at a cache line.
 ///
 /// With Initial::kDrawn, rows start with the values of initial_rows, and state starts with zeros.
-/// With kUnset, both are undefined, and the caller writes rows before their first use. On a GPU,
-/// rows have at most 1024 elements in FP32 or BF16. They are always pooled there, and batches and
-/// gradients must be on the same GPU.
+/// With kUnset, both are undefined, and the caller writes rows before their first use. Tables on a
+/// GPU must have FP32 or BF16 rows of at most 1024 elements, and no Pooling::kNone. Their batches
+/// and gradients must be on the same GPU.
 class PackedTables {
  public:
   enum class Initial { kDrawn, kUnset };
@@ -147,7 +147,8 @@ class PackedTables {
     return table_features_[static_cast<size_t>(table)];
   }
   /// Number of columns of a lookup's result. With pooling, it is the sum of the features' dims, or
-  /// the spec's `columns` if feature_columns is set. Without pooling, it is the dim.
+  /// the spec's `columns` if feature_columns is set. Without pooling (kNone), it is the dim of a
+  /// row.
   int64_t columns() const { return columns_; }
   /// Returns true if the tables have Pooling::kNone.
   bool unpooled() const {
@@ -163,9 +164,9 @@ class PackedTables {
   char* row_data(int64_t table) const;
   /// Returns the source of the random words with which the next `update` rounds a table's rows.
   RowRounding rounding(int64_t table) const;
-  /// Needed if the table's rows here are slots, into which the caller moves changing rows of a
-  /// larger table. `row_of[i]` is the number of the row that slot i holds, on which its rounding
-  /// depends. The array is read at each update, so it must stay valid at this address.
+  /// Tells that a table's rows here are slots, which hold changing rows of a larger table.
+  /// `row_of[i]` is the number of the row that slot i holds. The row's stochastic rounding depends
+  /// on this number. Each update reads the array, so it must stay valid at this address.
   void set_rows_held(int64_t table, const uint32_t* row_of) {
     rows_held_[static_cast<size_t>(table)] = row_of;
   }
@@ -189,7 +190,8 @@ class PackedTables {
   std::vector<FeatureLayout> features_;
   std::vector<int64_t> feature_rows_;
   std::vector<std::vector<int64_t>> table_features_;
-  // First byte of each table's rows, and first element of each table's state.
+  // weight_begin_: first byte of each table's rows in weights_. state_begin_: first element of each
+  // table's state in state_.
   std::vector<int64_t> weight_begin_, state_begin_;
   std::vector<const uint32_t*> rows_held_;
   at::Tensor weights_, state_;

@@ -18,7 +18,7 @@ struct UpdateProblem {
   char* rows;  ///< stored rows of the table, row_bytes each
   int64_t row_bytes;
   RowRounding rounding;
-  float* state;
+  float* state;         ///< optimizer state of the table's rows
   int64_t state_width;  ///< floats of state for each row
 };
 

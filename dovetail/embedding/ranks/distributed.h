@@ -14,8 +14,8 @@
 
 namespace dovetail::embedding {
 
-/// State of one training step of DistributedTables: its ids, and the messages and gradients that
-/// belong to them.
+/// State of one training step of DistributedTables: the step's ids, and the messages and gradients
+/// for them.
 class TableStep {
  public:
   /// Returns the number of micro-batches.
@@ -26,12 +26,12 @@ class TableStep {
   /// State of one pack.
   struct InPack {
     std::vector<Jagged> own;       ///< this rank's samples, one Jagged for each micro-batch
-    std::vector<int64_t> receive;  ///< number of words of ids from each rank
-    comm::Exchange::Pending ids;   ///< ids in transit
+    std::vector<int64_t> receive;  ///< number of words (of ids) that each rank sends to this rank
+    comm::Exchange::Pending ids;   ///< exchange of ids, until they have arrived
     std::vector<Jagged> arrived;   ///< received ids, one Jagged for each rank; emptied by `begin`
     /// received[m][r]: micro-batch m of rank r. Its ids are row numbers on this rank.
     std::vector<std::vector<Jagged>> received;
-    /// Pooled rows and gradients in transit, one of each for each micro-batch.
+    /// Exchanges of pooled rows and of gradients, one of each for each micro-batch.
     std::vector<comm::Exchange::Pending> pooled, gradients;
     /// of_ranks[r]: gradients from rank r, one for each micro-batch.
     std::vector<std::vector<PooledGradient>> of_ranks;
@@ -39,7 +39,7 @@ class TableStep {
   // samples_: this rank's samples in the step. micro_batch_: samples of one micro-batch.
   int64_t samples_ = 0, micro_batch_ = 1, micro_batches_ = 1;
   std::vector<InPack> packs_;
-  std::vector<at::Tensor> pooled_;  ///< output of each micro-batch
+  std::vector<at::Tensor> pooled_;  ///< pooled rows of this rank's samples, by micro-batch
 };
 
 /// Some rows of a table.
@@ -53,8 +53,8 @@ struct TableRows {
 /// all ranks.
 ///
 /// A step has stages, so that communication overlaps with computation. The pooled rows of a
-/// micro-batch travel while the dense part of the model computes the previous micro-batch. The ids
-/// of a step travel during the previous step.
+/// micro-batch are sent while the dense part of the model computes the previous micro-batch. The
+/// ids of a step are sent during the previous step.
 ///
 /// ```
 /// TableStep step = tables.start(batch, micro_batch, micro_batches);  // send ids to their ranks
@@ -70,11 +70,11 @@ struct TableRows {
 /// ```
 ///
 /// All ranks make the same calls in the same order, even ranks without samples. An update merges
-/// the gradients of all micro-batches of all ranks in the order (rank, micro-batch). This is the
-/// sample order of the whole batch if rank r has its r-th part. So the gradient sum of a row has
-/// the same bits as on one rank. Compared with one rank, rounding differs in only two places.
-/// Partial bags of row-wise tables are added over ranks. Sums in the dense part are grouped by
-/// rank. With one rank, no messages are sent.
+/// the gradients of all micro-batches of all ranks in the order (rank, micro-batch). If rank r has
+/// the r-th part of the whole batch, this is the batch's sample order. So the gradient sum of a row
+/// has the same bits as on one rank. Compared with one rank, rounding differs in only two places.
+/// In row-wise tables, the ranks' partial sums of a bag are added over ranks. In the dense part of
+/// the model, sums are grouped by rank. With one rank, no messages are sent.
 class DistributedTables {
  public:
   /// All ranks call it together, with the same spec and plan. `plan.ranks` must be the size of
@@ -82,10 +82,10 @@ class DistributedTables {
   /// rows and gradients are sent.
   ///
   /// If set, `tiers` applies to tables with a fixed vocabulary. Its `memory_bytes` and `step_rows`
-  /// apply to this rank. The memory is divided among the packs in proportion to their bytes on this
-  /// rank. Bitmaps of the updated and of the changed rows count towards `memory_bytes`, with one
-  /// bit a row each. Hashed tables (without a fixed vocabulary) get no memory of `tiers`: they stay
-  /// in memory, and `hashed` applies to them.
+  /// are limits for this rank. The memory is divided among the packs in proportion to their bytes
+  /// on this rank. It includes two bitmaps with one bit for each row: updated rows, and changed
+  /// rows if changes are tracked. Hashed tables (without a fixed vocabulary) do not use `tiers`:
+  /// they stay in memory as a whole, and `hashed` applies to them.
   DistributedTables(PackSpec spec, TablePlacement plan, std::shared_ptr<comm::Group> group,
                     comm::Payloads payloads = {}, const std::optional<TierOptions>& tiers = {},
                     const HashedOptions& hashed = {}, Changes changes = Changes::kUntracked);
@@ -105,17 +105,19 @@ class DistributedTables {
   /// `begin`, while the previous step is running.
   void prefetch(TableStep& step);
   /// Waits for the step's ids, and brings their rows on this rank into the fast tier. Call it after
-  /// the previous step has ended. With `training` false, the step must end without an update, and
-  /// it leaves no trace. It admits no key, counts no access and does not change the fast tier.
+  /// the previous step has ended. With `training` false, the step must end without an update
+  /// (`discard`). It then leaves no trace: no key is admitted, no access is counted, and the fast
+  /// tier does not change.
   void begin(TableStep& step, bool training = true);
-  /// Pools this rank's rows for a micro-batch of all ranks, one group of packs after the other.
-  /// Starts to send the pooled rows to the ranks of the samples.
+  /// Pools this rank's rows for micro-batch `micro_batch` of every rank. Then starts to send the
+  /// pooled rows to the ranks that have the samples. Does both for one group of packs (PlacedPack)
+  /// after the other.
   void gather(TableStep& step, int64_t micro_batch);
   /// Returns the pooled rows of this rank's samples, (samples, columns) float32. Features are side
   /// by side in their order.
   at::Tensor wait(TableStep& step, int64_t micro_batch);
   /// Takes the loss's gradient with respect to the result of `wait`, float32, and sends it to the
-  /// ranks with the rows. It must not be modified until the step ends.
+  /// ranks with the rows. `gradient` must not be modified until the step ends.
   void add_gradient(TableStep& step, int64_t micro_batch, const at::Tensor& gradient);
   /// Ends the step with one optimizer update from the gradients of all ranks.
   void update(TableStep& step);
@@ -133,9 +135,9 @@ class DistributedTables {
   void set_steps(int64_t updates, int64_t steps);
 
   bool is_hashed(int64_t table) const { return spec_.tables[static_cast<size_t>(table)].hashed; }
-  /// Collects rows of a table from all ranks on rank 0. Returns there the rows of [first, first +
-  /// count) that are in `which`, as copies or views. Returns undefined tensors on other ranks. The
-  /// table must have a fixed vocabulary. All ranks call it together, between steps.
+  /// Collects rows of a table from all ranks on rank 0: the rows of [first, first + count) that are
+  /// in `which`. Returns them on rank 0, as copies or views, and undefined tensors on other ranks.
+  /// The table must have a fixed vocabulary. All ranks call it together, between steps.
   TableRows read_rows(int64_t table, int64_t first, int64_t count, RowSet which) const;
   /// Inverse of read_rows: distributes rank 0's rows to every rank that holds some of them. All
   /// ranks call it together, between steps.
@@ -154,15 +156,15 @@ class DistributedTables {
   /// Returns the number of the whole table's rows that are in `which`, the same on every rank. All
   /// ranks call it together.
   int64_t num_rows(int64_t table, RowSet which) const;
-  /// Empties RowSet::kChanged. Call it after a checkpoint has saved the changed rows.
+  /// Empties RowSet::kChanged of all tables. Call it after a checkpoint has saved the changed rows.
   void forget_changes();
 
   /// Returns the cost of this rank's all-to-alls: calls, bytes and seconds waited.
   comm::Group::Traffic traffic() const { return group_->all_to_all_traffic(); }
   /// Returns this rank's counters of the tiers, summed over the packs; nullopt without tiers.
   std::optional<TierCounters> tier_counters() const;
-  /// Returns the counters of this rank's hashed tables; nullopt if no table counts. Replicated
-  /// tables count on rank 0 only.
+  /// Returns the counters of this rank's hashed tables. Replicated tables are counted on rank 0
+  /// only. Returns nullopt if no hashed table is counted on this rank.
   std::optional<HashedCounters> hashed_counters() const;
 
  private:
@@ -191,11 +193,13 @@ class DistributedTables {
   /// Returns how many of a row's `width` numbers (elements or state) each rank holds.
   std::vector<int64_t> widths_of(int64_t table, int64_t width) const;
   /// Returns, on rank 0, whole rows that are assembled from the ranks' parts `own`; an undefined
-  /// tensor on other ranks. Rank r contributes `counts[r]` rows of `widths[r]` numbers. If ranks
-  /// hold different rows, `order` (n) int64 sorts the rows.
+  /// tensor on other ranks. Rank r contributes `counts[r]` rows of `widths[r]` numbers. If `order`
+  /// (n) int64 is defined, row i of the result is row order[i] of the ranks' rows in rank order.
+  /// Row-wise tables need it, since each of their ranks has other rows.
   at::Tensor put_together(int64_t table, const at::Tensor& own, const std::vector<int64_t>& counts,
                           const std::vector<int64_t>& widths, const at::Tensor& order) const;
-  /// Returns this rank's columns of whole rows, which are stored rows or their state.
+  /// Returns this rank's columns of `rows`, which are whole stored rows or their whole state. These
+  /// are all columns unless the table is column-wise.
   at::Tensor own_columns(int64_t table, const at::Tensor& rows) const;
   KeyCounts to_rank_zero(const KeyCounts& own) const;
   KeyCounts from_rank_zero(const KeyCounts& own) const;

@@ -19,9 +19,10 @@ namespace dovetail::embedding {
 ///   kOnApply     All gradients make one update when `apply` is called.
 enum class UpdateTime { kInBackward, kOnApply };
 
-/// Tables that learn from the backward pass of their lookups. Autograd gives gradients to the
-/// pooled rows only. Gradients of table rows are never stored: an update computes them from the
-/// former. Tables with the same optimizer are looked up and updated as one pack (PackSpec).
+/// Tables that learn from the backward pass of their lookups. Autograd computes gradients only for
+/// pooled rows, the results of lookups. From these, an update computes the gradients of table rows,
+/// which are never stored. Tables with the same optimizer are looked up and updated as one pack
+/// (PackSpec).
 class TrainedTables : public torch::CustomClassHolder {
  public:
   /// Throws UserError like PackedTables. On a GPU, all tables must have the same optimizer.
@@ -32,14 +33,14 @@ class TrainedTables : public torch::CustomClassHolder {
   /// on PackedTables with all features.
   at::Tensor pool(const Jagged& batch) const;
   /// Makes one update from all gradients since the previous apply. Gradients are added in the order
-  /// of their lookups, not of the backward passes. So looking up micro-batches in order gives the
-  /// bits of the whole batch. Does nothing if there are no gradients. Throws UserError under
-  /// kInBackward.
+  /// of their lookups, even if the backward passes had another order. So looking up micro-batches
+  /// in order gives the bits of the whole batch. Does nothing if there are no gradients. Throws
+  /// UserError under kInBackward.
   void apply();
   /// Returns the number of gradients that wait for `apply`.
   int64_t waiting() const { return static_cast<int64_t>(queue_.size()); }
 
-  /// Returns the same as PackedTables, for a table of the spec.
+  /// These two return the same as in PackedTables. `table` is the table's number in the spec.
   at::Tensor stored(int64_t table) const;
   std::vector<std::pair<std::string, at::Tensor>> state(int64_t table) const;
   /// Sets the general learning rate. A table with its own rate keeps the ratio to the general rate.
@@ -53,7 +54,7 @@ class TrainedTables : public torch::CustomClassHolder {
   friend at::Tensor lookup(const c10::intrusive_ptr<TrainedTables>& tables, const Jagged& batch);
 
   struct Pack {
-    /// Numbers that the pack's tables and features have in the spec.
+    /// Numbers in the spec of the pack's tables, and of its features.
     std::vector<int64_t> whole_tables, features;
     PackedTables tables;
   };
@@ -75,10 +76,11 @@ class TrainedTables : public torch::CustomClassHolder {
   std::vector<std::pair<int64_t, PooledGradient>> queue_;
 };
 
-/// Looks up a batch as `pool` does, with a backward pass. Backward hands the result's gradient to
-/// the tables. Under kInBackward, each backward is an optimizer step. Then all lookups of an
-/// autograd graph must come before its backward. Under kOnApply, the gradient must not be modified
-/// until `apply`. Throws UserError if batch.weights require a gradient, since they do not get one.
+/// Looks up a batch as TrainedTables::pool does, with a backward pass. Backward hands the result's
+/// gradient to the tables. Under kInBackward, each backward is an optimizer step, so all lookups of
+/// an autograd graph must come before its backward. Under kOnApply, the gradient must not be
+/// modified until `apply`. Throws UserError if batch.weights require a gradient, since they do not
+/// get one.
 at::Tensor lookup(const c10::intrusive_ptr<TrainedTables>& tables, const Jagged& batch);
 
 }  // namespace dovetail::embedding

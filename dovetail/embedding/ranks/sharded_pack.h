@@ -15,15 +15,16 @@
 
 namespace dovetail::embedding {
 
-/// Messages to all ranks, in one tensor `elements` (N). Rank r gets counts[r] of its elements,
-/// which follow the elements for lower ranks.
+/// Messages from this rank to all ranks, in one tensor `elements` (N). The first counts[0] elements
+/// are for rank 0, the next counts[1] for rank 1, and so on.
 struct Message {
   at::Tensor elements;
   std::vector<int64_t> counts;
 };
 
-/// Rows of a table or of a rank's part of it. `weight`: stored rows, (rows, stored_width) of
-/// stored_type (row_format.h). `state`: their optimizer state, (rows, state_per_row) float32.
+/// Rows of a table, or of a rank's part of a table. `weight`: stored rows, (rows, stored_width) of
+/// stored_type (row_format.h). `state`: optimizer state of these rows, (rows, state_per_row)
+/// float32.
 struct TableContents {
   at::Tensor weight, state;
 };
@@ -32,21 +33,25 @@ struct TableContents {
 /// It also writes and reads the messages of lookups and gradients between ranks; DistributedTables
 /// sends them.
 ///
-/// A rank looks up its own samples. It sends their ids to the ranks that hold the rows, which send
-/// pooled rows back. Later it sends the gradient of the pooled rows to the same ranks. Arguments:
-/// - `batch`: a batch of this rank's own samples. It has the pack's features only.
-/// - `received`: element r is the batch from rank r. Its ids are rows of this rank's tables.
-/// - `y` and `gradient`: (samples, columns of the whole collection) float32.
+/// A rank looks up its own samples. It sends their ids to the ranks that hold the rows, and these
+/// ranks send pooled rows back. Later it sends the gradient of the pooled rows to the same ranks.
+/// The arguments of several functions have the same meaning:
+/// - `batch`: a batch of this rank's own samples, with the pack's features only.
+/// - `received`: element r is the batch of ids that rank r has sent. After `begin`, its ids are
+///   rows of tables().
+/// - `y` and `gradient`: (samples, columns of the whole collection) float32. The collection is all
+///   tables of the model.
 class ShardedPack {
  public:
   /// `tiers`, if set, is for tables that do not fit in memory as a whole. `hashed` is for hashed
-  /// tables; its numbers of rows and candidates refer to whole tables.
+  /// tables. Its numbers of rows and candidates are limits for whole tables. With row-wise
+  /// sharding, each of n ranks gets 1/n of these limits.
   ShardedPack(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack,
               int64_t rank, const comm::Payloads& payloads,
               const std::optional<TierOptions>& tiers = {}, const HashedOptions& hashed = {},
               Changes changes = Changes::kUntracked);
 
-  /// Returns the features of the pack, by their numbers in the whole collection.
+  /// Returns the features of the pack, as feature numbers in the whole collection.
   const std::vector<int64_t>& features() const { return features_; }
   /// Returns the tables in memory that are looked up and updated. With tiers, this is their fast
   /// tier.
@@ -66,16 +71,17 @@ class ShardedPack {
   int64_t local_table(int64_t table) const;
 
   /// Reads rows of the table with local number `local`. `rows` (n) int64, ascending, are row
-  /// numbers in this rank's part. Returns views if the rows are consecutive and there are no tiers.
-  /// Call it between steps. Hashed tables are not supported.
+  /// numbers in this rank's part of the table. The result has views if the rows are consecutive and
+  /// there are no tiers. Call it between steps. Hashed tables are not supported.
   TableContents read(int64_t local, const at::Tensor& rows) const;
-  /// Inverse of read. Marks the rows for RowSet::kUpdated.
+  /// Inverse of `read`: sets the rows, and marks them as updated (RowSet::kUpdated).
   void write(int64_t local, const at::Tensor& rows, const TableContents& contents);
 
-  /// Marks the rows that an update with these gradients has changed. Call it within the step.
+  /// Marks the rows that an update with these gradients has changed. They are in RowSet::kUpdated
+  /// then and, if changes are tracked, in kChanged. Call it within the step.
   void mark_changed(const std::vector<PooledGradient>& gradients);
-  /// Returns the marked rows in RowSet::kUpdated or, if changes are tracked, in kChanged. Hashed
-  /// tables are not supported.
+  /// Returns the marked rows of a table. `which` is RowSet::kUpdated or, if changes are tracked,
+  /// kChanged. Hashed tables are not supported.
   const ChangedRows& marked(int64_t local, RowSet which) const {
     return (which == RowSet::kUpdated ? updated_ : changed_).at(static_cast<size_t>(local));
   }
@@ -83,20 +89,25 @@ class ShardedPack {
   void forget_changes();
 
   /// Begins a step, and replaces the ids in `received` by rows of tables().
-  /// - With tiers and `training`, the ids' rows come into the fast tier. The ids become slots.
-  /// - With tiers but without `training`, ids and tiers do not change.
-  /// - Keys of hashed tables become row numbers. New keys are admitted only with `training`.
+  /// - With tiers and `training`, the rows are brought into the fast tier. Each id becomes the slot
+  ///   of its row.
+  /// - With tiers but without `training`, neither the ids nor the fast tier change.
+  /// - With hashed tables, each key becomes a row number. New keys are admitted only with
+  ///   `training`.
+  /// - With other tables, the ids are row numbers already.
   void begin(std::vector<Jagged>& received, bool training);
-  /// Pools one batch that `begin` has prepared. y has the columns of tables(): without messages
-  /// (see alone), all columns of the collection.
+  /// Pools one batch that `begin` has prepared. y has the columns of tables(). If alone(), these
+  /// are all columns of the collection.
   void pool_batch(const Jagged& batch, const at::Tensor& y) const;
-  /// With tiers, starts to read the rows of a later step from the slow tier.
+  /// With tiers, starts to read the rows of a later step from the slow tier. `received` has the ids
+  /// of that step, before `begin`.
   void prefetch(const std::vector<Jagged>& received) const;
   /// Ends the step.
   void end();
 
-  /// Returns true if there is one rank. Then no messages are needed: pool_batch writes directly
-  /// into y of the whole collection, and the update reads its gradient.
+  /// Returns true if there is only one rank. Then no messages are needed. pool_batch writes
+  /// directly into the `y` of the whole collection. The update reads the gradient of the whole
+  /// collection.
   bool alone() const { return ranks_ == 1; }
   /// Returns true if this rank gets pooled rows from other ranks.
   bool exchanges_pooled() const { return !alone() && sharding_ != Sharding::kReplicated; }
@@ -109,45 +120,51 @@ class ShardedPack {
   /// - the ids as row numbers on that rank, or two words for a hashed key (lower half first),
   /// - the bits of the weights.
   Message write_ids(const Jagged& batch) const;
-  /// Returns `received`: the batch of each rank, from the words that this rank got. `counts` are
-  /// the numbers of words from each rank.
+  /// Returns `received`: the batch from each rank, decoded from the message words that this rank
+  /// has received. `counts[r]` is the number of words from rank r.
   std::vector<Jagged> read_ids(const at::Tensor& words, const std::vector<int64_t>& counts) const;
 
-  /// Pools the bags that each rank sent, from this rank's rows. Returns the messages with the
-  /// pooled rows.
+  /// Pools the bags in `received` with this rank's rows. Returns the messages that send the pooled
+  /// rows back to each rank.
   Message pool_received(const std::vector<Jagged>& received) const;
-  /// Returns how many elements each rank sends back to a rank with `samples` samples.
+  /// Returns how many elements of pooled rows each rank sends to a rank that looks up `samples`
+  /// samples.
   std::vector<int64_t> pooled_counts(int64_t samples) const;
-  /// Writes the pooled rows of `batch` into y. `elements` are the messages of pool_received from
-  /// all ranks. Parts of different ranks have different columns; row-wise parts are added in rank
-  /// order.
+  /// Writes the pooled rows of `batch` into y. `elements` are the messages that all ranks made with
+  /// pool_received. With Sharding::kTableWise and kColumnWise, each rank's pooled rows fill columns
+  /// of their own in y. With kRowWise, the ranks' partial sums for the same columns are added in
+  /// rank order.
   void add_pooled(const at::Tensor& elements, const Jagged& batch, const at::Tensor& y) const;
-  /// Pools a batch of this rank's own samples into y. The pack must be replicated.
+  /// Pools a batch of this rank's own samples into y, without messages. The pack must be replicated
+  /// (Sharding::kReplicated).
   void pool_replica(const Jagged& batch, const at::Tensor& y) const;
 
-  /// Writes the gradient of a batch's pooled rows for every rank that holds rows of it.
+  /// Returns messages with the gradient of the pooled rows of `batch`. Each rank gets the columns
+  /// that it pools.
   Message write_gradient(const Jagged& batch, const at::Tensor& gradient) const;
-  /// Returns how many elements of write_gradient this rank gets from each rank.
+  /// Returns how many gradient elements this rank gets from each rank, if the ranks have sent the
+  /// batches `received`.
   std::vector<int64_t> gradient_counts(const std::vector<Jagged>& received) const;
-  /// Returns the gradient from each rank, with the batch that it belongs to. `elements` are the
-  /// messages of write_gradient from all ranks.
+  /// Returns the gradient from each rank, together with the rank's batch in `received`. `elements`
+  /// are the messages that all ranks made with write_gradient.
   std::vector<PooledGradient> read_gradients(const at::Tensor& elements,
                                              const std::vector<Jagged>& received) const;
 
  private:
-  /// Range of `width` columns that is contiguous in two places. In a rank's pooled rows, it starts
-  /// at column `own`. In the output of the whole collection, it starts at column `whole`.
+  /// Range of `width` columns that are consecutive both in a rank's pooled rows and in the output
+  /// of the whole collection. It starts at column `own` of the former and at column `whole` of the
+  /// latter.
   struct Run {
     int64_t whole, own, width;
   };
   /// Features and columns that one rank pools.
   struct Part {
     std::vector<int64_t> features;  ///< numbers within the pack, ascending
-    std::vector<Run> runs;          ///< places of its columns in the whole output
-    int64_t columns = 0;            ///< number of its columns
+    std::vector<Run> runs;          ///< places of the rank's columns in the whole output
+    int64_t columns = 0;            ///< number of the rank's columns
   };
 
-  /// Returns what `rank` pools of the pack.
+  /// Returns the features and columns of the pack that `rank` pools.
   Part make_part(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack,
                  int64_t rank) const;
   /// Returns true if every rank gets the same gradient message.
@@ -160,8 +177,8 @@ class ShardedPack {
   /// Calls emit(rank, id on that rank) for each rank that holds a part of the id's row.
   template <class Emit>
   void each_destination(int64_t feature, int64_t id, const Emit& emit) const;
-  /// Divides a feature's columns by the sizes of its bags. `columns` are sums, or the gradient of
-  /// means. Does nothing unless mean_by_samples_[feature].
+  /// Divides a feature's columns by the sizes of its bags. `columns` are (samples, dim): the sums
+  /// of the bags, or the gradient of their means. Does nothing unless mean_by_samples_[feature].
   void scale_mean(const Jagged& batch, size_t feature, const at::Tensor& columns) const;
   at::Tensor own_columns(const Jagged& batch, const at::Tensor& gradient, const Part& part) const;
 
@@ -173,16 +190,17 @@ class ShardedPack {
   std::vector<int64_t> feature_rank_;  ///< for kTableWise: the rank that holds each feature's table
   /// First column of each feature in the whole output, and number of its columns.
   std::vector<int64_t> feature_column_, feature_dim_;
-  /// True for features whose mean is taken after ranks' sums have been added (kRowWise).
+  /// For each feature, true if its mean is taken on the samples' rank, after the ranks' sums have
+  /// been added. This is so for means with kRowWise.
   std::vector<bool> mean_by_samples_;
   std::optional<PackedTables> packed_;  ///< exactly one of packed_, tiers_ and hashed_ is set
   std::optional<TieredTables> tiers_;
   std::optional<HashedTables> hashed_;
   int64_t id_words_ = 1;              ///< int32 words of an id in a message
-  bool training_ = false;             ///< mode of the current step
+  bool training_ = false;             ///< `training` of the current step's `begin`
   std::vector<Part> parts_;           ///< part of each rank; empty with one rank
   std::vector<ChangedRows> updated_;  ///< one for each table of the rank; empty for hashed tables
-  std::vector<ChangedRows> changed_;  ///< the same; empty also if changes are not tracked
+  std::vector<ChangedRows> changed_;  ///< likewise; also empty if changes are not tracked
 };
 
 }  // namespace dovetail::embedding

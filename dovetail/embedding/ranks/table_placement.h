@@ -14,8 +14,8 @@ namespace dovetail::embedding {
 /// Distribution of an embedding table over n ranks.
 ///   kRowWise     Row i is on rank i mod n, as the rank's row i div n. A key of a hashed table
 ///                (hashed.h) is on rank key mod n, and each rank may have 1/n of the table's
-///                maximum rows. Each rank pools its rows of a bag, and the partial sums are added
-///                in rank order.
+///                maximum rows. Each rank sums its rows of a bag. These partial sums are then
+///                added in rank order.
 ///   kTableWise   The whole table is on one rank.
 ///   kColumnWise  Every rank has all rows, but only a range of their columns.
 ///   kReplicated  The whole table is on every rank. Lookups are local, and every rank makes every
@@ -31,7 +31,8 @@ Sharding parse_sharding(std::string_view text);
 struct PlacedTable {
   Sharding sharding = Sharding::kReplicated;
   int64_t rank = 0;  ///< for kTableWise: the rank that holds the table
-  /// Floats of the table that one sample is expected to read: dim times the sample's expected ids.
+  /// Floats of the table that one sample is expected to read: dim times the expected number of its
+  /// ids.
   double volume = 1;
 };
 
@@ -42,8 +43,8 @@ struct PlacedPack {
   Sharding sharding = Sharding::kReplicated;
   bool hashed = false;  ///< true: all its tables are hashed; false: none is
   double volume = 0;    ///< sum of its tables' volumes
-  /// Number of the pack's group. Packs of a group are looked up while the pooled rows of the
-  /// previous group travel between ranks.
+  /// Number of the pack's group. While the packs of one group are looked up, the pooled rows of the
+  /// previous group are sent between ranks.
   int64_t group = 0;
 };
 
@@ -57,31 +58,33 @@ struct TablePlacement {
 /// Arguments of place_tables.
 struct PlacementOptions {
   int64_t ranks = 1;
-  /// Sharding of all tables; nullopt: chosen for each table.
+  /// Sharding of all tables; nullopt: place_tables chooses one for each table.
   std::optional<Sharding> sharding = {};
-  bool packing = true;                      ///< false: every table is its own pack
+  bool packing = true;                      ///< false: every pack has only one table
   int64_t groups = 1;                       ///< number of groups, at most the number of tables
   std::vector<double> ids_per_sample = {};  ///< expected ids of each feature; empty: 1 each
 };
 
 /// Makes a plan for n ranks in four passes. Each pass is a function of the plan before it.
-/// 1. Sharding. `options.sharding`, if set, applies to all tables. Otherwise a table is cut if its
-///    volume or its bytes exceed 1/n of all tables': nothing else balances the ranks. It is cut by
-///    columns if the optimizer, the row format and the dimension allow it. The bytes sent between
-///    ranks then equal the bytes for a whole table. Otherwise it is cut by rows. That costs n times
-///    the bytes, since every rank sends its part of every bag. A hashed table stays whole: cut into
-///    parts, it would refuse and evict different keys. Whole tables are placed by LPT (longest
-///    processing time). The largest volume comes first, to the rank with the least volume so far.
-///    Replication is never chosen. Its exchange is n / 2 times a whole table's, and every rank
-///    makes every update.
+/// 1. Sharding. If `options.sharding` is set, all tables get it. Otherwise a table is cut if its
+///    volume or its bytes exceed 1/n of the total over all tables. Left whole, it would keep the
+///    ranks unbalanced. It is cut by columns if the optimizer, the row format and the dimension
+///    allow it. The bytes sent between ranks then equal the bytes for a whole table. Otherwise it
+///    is cut by rows. That sends n times the bytes, since every rank sends its part of every bag. A
+///    hashed table stays whole: cut into parts, it would refuse and evict different keys. Whole
+///    tables are placed by LPT (longest processing time). They are taken in order of falling
+///    volume. Each is placed on the rank with the least volume so far. Replication is never chosen.
+///    It would send n / 2 times the bytes for a whole table, and every rank would make every
+///    update.
 /// 2. Packing. Tables form one pack if they share the sharding and the optimizer with its numbers.
-///    Hashed tables are packed apart from others. All tables have one dtype. Sums, means and
-///    dimensions mix within a pack. Without `options.packing`, every table is its own
-///    pack, and pass 3 is left out.
+///    Hashed tables are packed apart from others. All tables have one row format. A pack may mix
+///    sums, means and dimensions. Without `options.packing`, every table is its own pack, and pass
+///    3 is skipped.
 /// 3. Splitting. A pack whose volume exceeds the mean over packs is split into parts of about the
-///    mean. While there are fewer packs than groups, the largest divisible pack is halved.
-/// 4. Grouping. The packs go to groups: the largest volume first, to the group with the least
-///    volume so far.
+///    mean. While there are fewer packs than groups, the pack with the largest volume is halved. A
+///    pack with one table cannot be split.
+/// 4. Grouping. Each pack is put into a group: the largest volume first, each into the group with
+///    the least volume so far.
 ///
 /// Throws UserError for Pooling::kNone, which only a single PackedTables supports. Throws UserError
 /// for column-wise sharding of
@@ -109,18 +112,18 @@ TableSpec local_table(const PackSpec& spec, const TablePlacement& plan, int64_t 
 PackSpec local_spec(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack,
                     int64_t rank, std::vector<int64_t>& features);
 
-/// Returns the first column of each feature in the output of a whole collection. The output has the
-/// features side by side. A last element follows: the number of columns.
+/// Returns the first column of each feature in the output of a whole collection, which has the
+/// features side by side. One more element follows: the number of columns.
 std::vector<int64_t> whole_columns(const PackSpec& spec);
 
-/// Returns the bytes that a pack's rows and optimizer state take on `rank`. For hashed tables, this
-/// is the maximum.
+/// Returns the bytes that a pack's rows and optimizer state take on `rank`. For hashed tables,
+/// this is the maximum that they may take.
 int64_t bytes_on(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack,
                  int64_t rank);
 
 /// Formats a plan for the terminal, one line for each pack. A line has group, sharding, numbers of
-/// tables and features, optimizer and learning rate. The percentage of the total volume and the
-/// megabytes on each rank follow.
+/// tables and features, optimizer and learning rate. It ends with the pack's percentage of the
+/// total volume and its megabytes on each rank.
 std::string print(const PackSpec& spec, const TablePlacement& plan);
 /// Returns the plan as JSON, with its packs and their tables.
 nlohmann::ordered_json to_json(const PackSpec& spec, const TablePlacement& plan);

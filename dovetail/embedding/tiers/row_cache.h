@@ -9,48 +9,53 @@
 
 namespace dovetail::embedding {
 
-/// Rule that decides which rows of a table stay in the fast tier, which is in memory (tiered.h).
-/// Each id in a step's batch is one access of its row. A slot is a place in memory for one row.
-///   kHot  The most frequent rows stay. For `warmup_steps` steps, new rows take free slots. Then,
-///         and every `refresh_steps` steps, the `fast_rows` rows with the most accesses so far are
-///         chosen. Ties prefer the lower row. After each choice, the counts of accesses are
-///         halved. A chosen row that is not in a slot comes in at its next access. It replaces the
-///         row in the highest slot that holds no chosen row. Other rows pass through the staging
-///         area unless a slot is empty.
-///   kLru  Set-associative: the slots are divided into sets of kWays, and a row's hash selects its
-///         set. A full set evicts the row whose last access was in the earliest step.
-///   kLfu  Set-associative. A full set evicts the row with the fewest accesses since it came in.
+/// Rule that decides which rows of a table stay in the fast tier, which is in memory (tiered.h). A
+/// slot is a place in memory for one row. Each id in a step's batch is one access of its row. A row
+/// that gets no slot in the fast tier takes a slot of the staging area until the step ends.
+///   kHot  The most frequent rows stay. After `warmup_steps` steps, and then every `refresh_steps`
+///         steps, the table chooses rows: those with the most accesses so far, `fast_rows` in
+///         number. Ties choose the lower row. After each choice, the counts of accesses are
+///         halved. Any row may take a slot that is still empty. When no slot is empty, only a
+///         chosen row gets a slot, at its next access. It replaces the row in the highest slot
+///         that holds a row which is not chosen.
+///   kLru  Set-associative: the slots are divided into sets of kWays slots, and the hash of a row
+///         selects its set. If the set is full, a new row replaces the row whose last access was
+///         in the earliest step.
+///   kLfu  Set-associative, too. If the set is full, a new row replaces the row with the fewest
+///         accesses since it got its slot.
 ///
-/// Ties in a set evict the lower slot. Rows of the current step are never evicted. A row that finds
-/// no place for this reason passes through the staging area.
+/// Ties in a set replace the row in the lower slot. Rows that the current step accesses are never
+/// replaced.
 enum class TierPolicy { kHot, kLru, kLfu };
 
 /// Parses "hot", "lru" or "lfu". Throws UserError for another name.
 TierPolicy parse_tier_policy(std::string_view name);
 
-/// Sizes of a RowCache and its rule.
+/// Sizes and rule of a RowCache.
 struct RowCacheOptions {
   TierPolicy policy = TierPolicy::kHot;
   int64_t rows = 0;  ///< rows of the table
-  /// Number of slots whose rows stay between steps. For kLru and kLfu a multiple of kWays, unless
-  /// it equals `rows`.
+  /// Number of slots in the fast tier, whose rows stay between steps. For kLru and kLfu, it must be
+  /// a multiple of kWays, unless it equals `rows`.
   int64_t fast_rows = 0;
-  int64_t staging_rows = 0;  ///< number of slots for rows that only one step needs
-  /// For kHot: steps before the first choice, and steps between later choices (0: no later choice).
+  int64_t staging_rows = 0;  ///< number of slots in the staging area, for rows of one step only
+  /// For kHot: steps before rows are first chosen, and steps from one choice to the next. If
+  /// refresh_steps is 0, rows are chosen only once.
   int64_t warmup_steps = 0, refresh_steps = 0;
 };
 
-/// Row that the owner of a RowCache must copy into a slot.
+/// Copy that the owner of a RowCache must make: the data of row `row` into slot `slot`.
 struct RowMove {
   int64_t slot, row;
-  /// Row that was in the slot and has changed there: the owner must write it back first. -1: none.
+  /// Row whose data is still in the slot and has changed there. The owner must write it to the slow
+  /// tier first. -1: there is no such row.
   int64_t evicted;
 };
 
-/// Map from a table's rows to slots. It handles integers only; its owner copies the rows. Slots [0,
-/// fast_rows) are the fast tier: they keep their rows between steps. Slots [fast_rows, fast_rows +
-/// staging_rows) are the staging area: they hold rows of the current step. A row's slot is a
-/// function of the ids of all steps so far.
+/// Map from a table's rows to slots. It handles only the numbers of rows and slots; its owner
+/// copies the data. Slots [0, fast_rows) are the fast tier: they keep their rows between steps.
+/// Slots [fast_rows, fast_rows + staging_rows) are the staging area: they hold rows of the current
+/// step. The slot of a row depends only on the ids of all steps so far.
 class RowCache {
  public:
   static constexpr int64_t kWays = 16;
@@ -67,45 +72,47 @@ class RowCache {
     int64_t count;
   };
 
-  /// Begins a step. Writes the slot of each id. Appends to `moves` the rows that are not in their
-  /// slots yet. The owner must copy them in before it uses the slots. No move evicts a row that
-  /// another move brings. Throws UserError, naming `table`, if the staging area is full.
+  /// Begins a step: gives a slot to the row of each id, and writes the slots to Ids::slots. Appends
+  /// to `moves` the rows whose data is not in their slots yet. The owner must copy this data before
+  /// it uses the slots. A row that one move brings in is not evicted by another move. Throws
+  /// UserError, naming `table`, if the staging area is full.
   void begin(const std::vector<Ids>& ids, std::string_view table, std::vector<RowMove>& moves);
 
-  /// Finds the slots of ids between steps, for a lookup that leaves no trace. It counts no access
-  /// and evicts no row. Rows without a slot get slots that are empty between steps. `moves`
-  /// receives these rows; the owner must copy them in before the lookup. Returns false if there are
-  /// too few empty slots.
+  /// Finds the slots of ids between steps, for a lookup that leaves no trace. No access is counted,
+  /// and no row is evicted. Rows without a slot are assigned to empty slots, for this lookup only.
+  /// Appends these rows to `moves`; the owner must copy them in before the lookup. Returns false if
+  /// there are too few empty slots.
   bool look_up(const std::vector<Ids>& ids, std::vector<RowMove>& moves) const;
 
-  /// Ends the step. `changed` tells if the step has changed its rows in their slots. If it is
-  /// kChanged, appends the rows of the staging area to `passed`. The owner must write them from
-  /// their slots to the slow tier before the next begin.
+  /// Ends the step. `changed` tells whether the step has changed the data of its rows. If so
+  /// (kChanged), appends the step's rows in the staging area to `passed`. The owner must write them
+  /// from their slots to the slow tier before the next `begin`, which reuses the slots.
   enum class Rows { kSame, kChanged };
   void end(Rows changed, std::vector<RowMove>& passed);
 
-  /// Returns the slot of a row, or -1.
+  /// Returns the slot of a row, or -1 if the row has none.
   int64_t find(int64_t row) const;
-  /// Returns true if the row in a slot has changed since it came in or since set_unchanged.
+  /// Returns true if the row in a slot has changed since it got the slot or since set_unchanged.
   bool changed(int64_t slot) const { return (flags_[static_cast<size_t>(slot)] & kDirty) != 0; }
   void set_unchanged(int64_t slot) {
     flags_[static_cast<size_t>(slot)] &= static_cast<uint8_t>(~kDirty);
   }
-  /// Returns the row in a slot, or -1.
+  /// Returns the row in a slot, or -1 if the slot is empty.
   int64_t row_in(int64_t slot) const;
 
-  /// Returns an array with the row in each slot; UINT32_MAX if the slot is empty. Its address does
-  /// not change.
+  /// Returns an array that gives the row in each slot, or UINT32_MAX if the slot is empty. The
+  /// array's address never changes.
   const uint32_t* rows_in() const { return row_of_.data(); }
 
   /// Returns the number of accesses of rows that had a slot when their step began.
   int64_t hits() const { return hits_; }
-  /// Returns the number of all other accesses.
+  /// Returns the number of accesses of rows that had no slot when their step began.
   int64_t misses() const { return misses_; }
-  /// Returns the sum of all rows' counts of accesses at the last choice of kHot.
+  /// Returns the sum over all rows of their access counts when kHot last chose rows. Each earlier
+  /// choice had halved the counts.
   int64_t counted() const { return counted_; }
-  /// Returns the same sum over the chosen rows only. Its ratio to counted() is the best hit rate
-  /// that `fast_rows` fixed rows can have on the counted accesses.
+  /// Returns the same sum over the chosen rows only. Divided by counted(), it is the best hit rate
+  /// that `fast_rows` fixed rows can have on these accesses.
   int64_t counted_hot() const { return counted_hot_; }
 
  private:
@@ -131,12 +138,13 @@ class RowCache {
   SlotMap<uint32_t> map_;
   std::vector<uint32_t> row_of_;  // this and the next two have one element for each slot
   std::vector<uint8_t> flags_;    // kUsed: this step uses the slot; kDirty: its row has changed
-  std::vector<uint32_t> rank_;    // kLru: step of the row's last access; kLfu: its accesses
-  std::vector<int64_t> used_;     // slots that this step uses
+  // kLru: step of the last access of the slot's row. kLfu: number of its accesses.
+  std::vector<uint32_t> rank_;
+  std::vector<int64_t> used_;  // slots that this step uses
   int64_t step_ = 0, filled_ = 0, staged_ = 0;
-  // kHot only. counts_: low 16 bits of each row's count of accesses. high_counts_: the rest of the
-  // count, by row (few rows have any). hot_: bitmap of the chosen rows. replaceable_: slots of rows
-  // that are not chosen.
+  // For kHot only. counts_: low 16 bits of each row's count of accesses. high_counts_: the rest of
+  // the count (its higher bits), by row; most rows have none. hot_: bitmap of the chosen rows.
+  // replaceable_: slots of rows that are not chosen.
   std::vector<uint16_t> counts_;
   std::map<int64_t, int64_t> high_counts_;
   std::vector<uint64_t> hot_;

@@ -11,9 +11,9 @@
 namespace dovetail::embedding {
 
 /// Slow tier of a table (tiered.h), in a file or in RAM. It has one record for each row: the stored
-/// row and its optimizer state. A record that was never written takes no space. It reads as the
-/// row's initial value with zero state. The file has no name, so it disappears when the process
-/// ends, even after a crash.
+/// row and its optimizer state. A record that was never written takes no space, and reads as the
+/// row's initial value with zero state. The file has no name in its folder, so it disappears when
+/// the process ends, even after a crash.
 ///
 /// Different threads may access different rows at the same time.
 class SlowRows {
@@ -26,7 +26,8 @@ class SlowRows {
     std::filesystem::path folder;  ///< folder of the file; empty: the records are in RAM
   };
 
-  /// Throws UserError if no file can be created in the folder, or no address space reserved in RAM.
+  /// Throws UserError if no file can be created in the folder. For records in RAM, throws it if no
+  /// address space can be reserved.
   SlowRows(const Options& options, const InitialRows& initial);
   ~SlowRows();
   SlowRows(const SlowRows&) = delete;
@@ -41,15 +42,16 @@ class SlowRows {
   /// Reads the record of a row into `stored` (bytes of a stored row) and `state` (state_width).
   /// Throws UserError if the system reports an error.
   void read(int64_t row, void* stored, float* state);
-  /// Writes the record of a row, in the same form. Throws UserError if the system reports an error.
+  /// Writes the record of a row from `stored` and `state`. Throws UserError if the system reports
+  /// an error.
   void write(int64_t row, const void* stored, const float* state);
-  /// Reads rows [begin, begin + count) into (count, row_bytes) and (count, state_width), with as
-  /// few system calls as possible.
+  /// Reads rows [begin, begin + count). Their stored rows go to `stored` (count, row_bytes), their
+  /// state to `state` (count, state_width). Uses as few system calls as possible.
   void read_range(int64_t begin, int64_t count, char* stored, float* state) const;
   /// Inverse of read_range, with as few system calls as possible.
   void write_range(int64_t begin, int64_t count, const char* stored, const float* state);
 
-  /// Returns the number of written records that `read` has read.
+  /// Returns the number of calls of `read` for a record that had been written.
   int64_t rows_read() const { return rows_read_; }
   /// Returns the number of calls of `read` for a record that was never written.
   int64_t rows_initialized() const { return initialized_; }

@@ -39,12 +39,13 @@ struct TierCounters {
   /// Records read from and written to the slow tier, and their bytes. A record is a row with its
   /// state.
   int64_t rows_read = 0, rows_written = 0, bytes_read = 0, bytes_written = 0;
-  /// Rows that were brought in but had no record yet: their initial values were computed.
+  /// Rows that were brought in without a record, since they were never written to the slow tier.
+  /// Their initial values were computed.
   int64_t rows_initialized = 0;
-  /// Counts at the last choice of TierPolicy::kHot. `counted` counts all accesses, `counted_hot`
-  /// only accesses of the most frequent rows that fill the fast tier. Their ratio is the ideal hit
-  /// rate for the measured frequencies of rows. Both are 0 before the first choice and for other
-  /// policies.
+  /// Access counts when TierPolicy::kHot last chose rows. `counted` counts all accesses,
+  /// `counted_hot` only accesses of the most frequent rows that fill the fast tier. Their ratio is
+  /// the ideal hit rate for the measured frequencies of rows. Both are 0 before the first choice
+  /// and for other policies.
   int64_t counted = 0, counted_hot = 0;
 
   TierCounters& operator+=(const TierCounters& other);
@@ -57,10 +58,10 @@ struct TierCounters {
 };
 
 /// Tables that keep only some of their rows in memory: the fast tier, for the rows used most. Rows
-/// that only one step needs pass through a staging area in memory. All other rows and their
-/// optimizer state are in a slow tier: files, or other RAM. The files are sparse and have no names.
-/// Every process creates new ones. The fast tier and the staging area of a table consist of slots,
-/// which hold one row each. Usage:
+/// that only one step needs are in a staging area in memory during that step. All other rows and
+/// their optimizer state are in a slow tier: files, or other RAM. The files are sparse and have no
+/// names. Every process creates new ones. The fast tier and the staging area of a table consist of
+/// slots, which hold one row each. Usage:
 ///
 /// ```
 /// const Jagged slots = tiers.begin(ids);  // brings the step's rows into slots
@@ -69,13 +70,13 @@ struct TierCounters {
 /// tiers.end();  // writes the rows of the staging area back
 /// ```
 ///
-/// Moving a row never changes it. Results equal those for PackedTables with the same spec, bit for
-/// bit. This holds for all options and any number of threads. A row that was never updated is
+/// Moving a row between tiers never changes it. Results equal those for PackedTables with the same
+/// spec, bit for bit, for all options and any number of threads. A row that was never updated is
 /// stored nowhere: its initial value is recomputed.
 ///
 /// All tables get the same number of fast rows, the maximum that the memory allows. A table with no
-/// more rows than that is in the fast tier as a whole. After a disk error, only the destructor may
-/// be called.
+/// more rows than this number is in the fast tier as a whole. After a disk error, only the
+/// destructor may be called.
 class TieredTables {
  public:
   /// Throws UserError like PackedTables. Also throws it if memory_bytes is too small, and names the
@@ -89,7 +90,7 @@ class TieredTables {
   int64_t fast_rows(int64_t table) const {
     return tables_.at(static_cast<size_t>(table))->cache_options.fast_rows;
   }
-  /// Returns the bytes that these tables take of TierOptions::memory_bytes.
+  /// Returns the bytes of memory that these tables take, as TierOptions::memory_bytes counts them.
   int64_t memory_bytes() const { return memory_bytes_; }
 
   /// Begins a step: brings all rows of `ids` into slots. Returns the batch with slots, which are
@@ -101,21 +102,23 @@ class TieredTables {
   void prefetch(const Jagged& ids) const;
   /// Pools a batch into y like embedding::pool_into, for an evaluation between steps. Leaves no
   /// trace: counts no access and changes no row of the fast tier. Requires tables with pooling (not
-  /// Pooling::kNone). Throws UserError like check_jagged. Also throws it if one sample has more
-  /// rows outside the fast tier than there are empty slots.
+  /// Pooling::kNone). Throws UserError like check_jagged. The rows that are not in the fast tier
+  /// need empty slots. Throws UserError if one sample has more such rows than there are empty
+  /// slots.
   void pool_into(const Jagged& ids, const at::Tensor& y) const;
   /// Returns the slots as tables: the rows of the fast tier, then the staging area.
   PackedTables& fast() { return fast_; }
   const PackedTables& fast() const { return fast_; }
-  /// Ends the step. If fast().steps() has changed in the step, its rows count as changed. Then the
-  /// rows of the staging area are written to the slow tier.
+  /// Ends the step. The step's rows count as changed if fast().steps() has changed since `begin`.
+  /// Then the rows of the staging area are written to the slow tier.
   void end();
 
   /// Reads rows [begin, begin + count) of a table and their state, from either tier. Returns
   /// (count, stored_width) of stored_type and (count, state_per_row) float32. Call it between
   /// steps.
   std::pair<at::Tensor, at::Tensor> rows(int64_t table, int64_t begin, int64_t count) const;
-  /// Reads the rows with the numbers `rows` (count) int64, ascending. Returns the same form.
+  /// Reads the rows with the numbers `rows`, (count) int64 ascending, and their state. Returns them
+  /// in the same form.
   std::pair<at::Tensor, at::Tensor> rows(int64_t table, const at::Tensor& rows) const;
   /// Returns the number of the table's row in a slot of fast(). In a step, this includes slots of
   /// the staging area.
@@ -153,8 +156,8 @@ class TieredTables {
   TieredTables(const PackSpec& spec, const TierOptions& options, int64_t fast_rows);
   template <class Body>
   void each_move(const Body& body) const;
-  /// Calls body(table, parts) for all tables, on all threads. `parts` are the ids of the table's
-  /// features in `ids`, and where to write their slots in `slots`.
+  /// Calls body(table, parts) for all tables, on all threads. `parts` has one RowCache::Ids for
+  /// each feature of the table: its ids in `ids`, and the place in `slots` for their slots.
   template <class Body>
   void each_table(const Jagged& ids, const at::Tensor& slots, const Body& body) const;
   Table& checked(int64_t table, int64_t begin, int64_t count) const;
