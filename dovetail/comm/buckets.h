@@ -19,8 +19,8 @@ at::ScalarType sum_dtype(at::ScalarType dtype);
 /// in the order of `parameters`.
 ///
 /// The vector is cut into one contiguous share per rank, all of equal size. Rank r has elements [r
-/// * share(), (r + 1) * share()). A cut may fall inside a parameter. The last share ends with fewer
-/// padding elements than there are ranks.
+/// * share(), (r + 1) * share()). A cut may fall inside a parameter. The last share may end with
+/// padding: fewer elements than there are ranks.
 struct Bucket {
   /// Elements [begin, begin + size) of one parameter, in row-major order.
   struct Piece {
@@ -39,10 +39,10 @@ struct Bucket {
 };
 
 /// Puts `parameters` into buckets with at most `bucket_bytes` of gradient sums. A parameter larger
-/// than that gets a bucket of its own. The last parameter comes first, because backward finishes it
-/// first. The parameters of a bucket have the same group, device and `sum_dtype`. `groups` has one
-/// entry per parameter: the ranks over which its gradient is summed. A parameter whose group has
-/// one rank gets no bucket.
+/// than that gets a bucket of its own. Parameters are taken from the last to the first, because
+/// backward finishes the last one first. The parameters of a bucket have the same group, device and
+/// `sum_dtype`. `groups` has one entry per parameter: the ranks over which its gradient is summed.
+/// A parameter whose group has one rank gets no bucket.
 std::vector<Bucket> make_buckets(const std::vector<at::Tensor>& parameters,
                                  const std::vector<std::shared_ptr<Group>>& groups,
                                  int64_t bucket_bytes);

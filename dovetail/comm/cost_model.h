@@ -47,8 +47,8 @@ CostModel read_cost_model(const std::filesystem::path& path);
 /// on W ranks, and each rank sends C rows of M elements to each expert.
 ///
 /// Flexible algorithms return Tutel's layout (E/W, W C, M), in which the rows of each expert are
-/// one matrix. The others return one matrix per expert and sending rank. Hierarchical ones take the
-/// two stages that `Exchange` (comm/exchange.h) describes.
+/// one matrix. The other algorithms return one matrix per expert and sending rank. Hierarchical
+/// algorithms have the two stages that `Exchange` (comm/exchange.h) describes.
 enum class AllToAllAlgorithm { kLinear, kHierarchical, kFlexible, kHierarchicalFlexible };
 /// Returns "linear", "2dh" (hierarchical), "flexible" or "2dh_flexible".
 std::string_view name(AllToAllAlgorithm algorithm);
@@ -58,10 +58,11 @@ bool is_flexible(AllToAllAlgorithm algorithm);
 /// Returns the predicted seconds of an all-to-all in which each rank sends `bytes_per_pair` to each
 /// rank. All ranks start together. n = `ranks`, m = ranks per node, N = nodes.
 ///
-/// Linear: each rank sends n - m messages between nodes and m - 1 inside. Hierarchical: each rank
-/// sends m - 1 messages of N `bytes_per_pair` inside, and N - 1 of m `bytes_per_pair` between
-/// nodes. It also makes two strided copies of its rows. Throws UserError if there are several nodes
-/// but no `between`, or if m does not divide n.
+/// Linear: each rank sends n - m messages between nodes and m - 1 messages inside its node, each of
+/// `bytes_per_pair` bytes. Hierarchical: each rank sends m - 1 messages of N * `bytes_per_pair`
+/// bytes inside its node. It also sends N - 1 messages of m * `bytes_per_pair` bytes between nodes.
+/// In addition, it makes two strided copies of its rows. Throws UserError if there are several
+/// nodes but no `between`, or if m does not divide n.
 double all_to_all_seconds(const CostModel& model, int ranks, double bytes_per_pair,
                           AllToAllAlgorithm algorithm);
 
@@ -78,8 +79,9 @@ Link fit_link(const std::vector<LinkSample>& samples);
 /// Result of `calibrate`.
 struct Calibration {
   CostModel model;
-  std::vector<LinkSample> fitted;    ///< samples that `model.inside` was fitted to
-  std::vector<LinkSample> held_out;  ///< samples inside a node of other sizes, to check the fit
+  std::vector<LinkSample> fitted;  ///< samples to which `model.inside` was fitted
+  /// Samples with other numbers of bytes, also inside a node, to check the fit.
+  std::vector<LinkSample> held_out;
 };
 /// Measures the cost model on the ranks of `world`. All ranks call it together and get the same
 /// result. It times all-to-alls of growing size inside a node and, if there are several nodes,

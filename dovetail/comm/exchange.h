@@ -16,10 +16,10 @@ struct Splits {
   std::vector<int64_t> send, receive;
 };
 
-/// Returns the row counts of both directions, given the counts that this rank sends. All ranks call
-/// it together. It is an all-to-all of one int64 per pair of ranks: each rank sends 8 (n - 1)
-/// bytes. The host waits for these counts before the exchange of the rows can start. If every rank
-/// sends equally many rows to every rank, use `even_splits` instead.
+/// Returns the numbers of rows that this rank sends (`send`) and receives. All ranks call it
+/// together. It is an all-to-all of one int64 per pair of ranks: each rank sends 8 (n - 1) bytes.
+/// The host waits for these counts before the exchange of the rows can start. If every rank sends
+/// equally many rows to every rank, use `even_splits` instead.
 Splits exchange_sizes(Group& group, const std::vector<int64_t>& send);
 
 /// Returns splits that send and receive `rows` rows in equal parts. Throws UserError if `ranks`
@@ -68,7 +68,8 @@ class Exchange {
   Exchange reversed() const;
 
   int ranks() const { return static_cast<int>(splits_.send.size()); }
-  /// Returns the row counts in rank order, with either algorithm.
+  /// Returns the numbers of rows sent to and received from each rank, in rank order. They are the
+  /// same for both algorithms.
   const Splits& splits() const { return splits_; }
   int64_t rows_sent() const;
   int64_t rows_received() const;
@@ -85,8 +86,9 @@ class Exchange {
    private:
     std::unique_ptr<Group::Work> work_;
     at::Tensor rows_;
-    std::vector<int64_t> sizes_;  // rows in each piece of `rows_`
-    // Index of the piece of `rows_` at each place of the result. Empty: the order of arrival.
+    std::vector<int64_t> sizes_;  // number of rows in each piece of `rows_`
+    // Element i is the index in `rows_` of the i-th piece of the result. Empty: pieces stay in the
+    // order of arrival.
     std::vector<size_t> order_;
   };
 
@@ -103,9 +105,9 @@ class Exchange {
   std::shared_ptr<Group> group_;  // null for a hierarchical exchange
   NodeGroups nodes_;
   Splits splits_;
-  // Hierarchical: row counts between the two stages. Rows from the node's rank i for node b are at
-  // index i N + b. The counts also hold for the opposite direction, which runs the stages in
-  // reverse order.
+  // Hierarchical: numbers of rows between the two stages. Element i N + b counts the rows that come
+  // from rank i of this node and go to node b. The counts also hold for the opposite direction,
+  // which runs the stages in reverse order.
   std::vector<int64_t> middle_;
   bool reversed_ = false;
 };

@@ -19,14 +19,15 @@ namespace dovetail::comm {
 
 class GlooConnections;
 
-/// State of this rank that a family shares: a world and all groups split from it. A failure in one
-/// group ends all groups of the family.
+/// State of this rank that all groups of a family share. A family is a world and all groups split
+/// from it. A failure in one group ends all groups of the family.
 struct GlooFamily {
   c10::intrusive_ptr<c10d::Store> store;  ///< key-value store that all ranks of the job share
   std::string interface;                  ///< network interface, as in make_gloo_group
   GroupOptions options;
-  int rank = 0, size = 1;                                   ///< rank and size in the world
-  std::vector<std::weak_ptr<GlooConnections>> groups = {};  ///< this rank's part in each group
+  int rank = 0, size = 1;  ///< rank and size in the world
+  /// This rank's connections in each group.
+  std::vector<std::weak_ptr<GlooConnections>> groups = {};
 
   /// Calls GlooConnections::abort of each group.
   void abort() noexcept;
@@ -34,7 +35,7 @@ struct GlooFamily {
   void keep_failure(const std::string& failure);
 };
 
-/// One call of a collective, as errors name it.
+/// Identity of one call of a collective, for error messages.
 struct GlooCall {
   const char* name;          ///< name of the collective, for example "all_reduce"
   int64_t number;            ///< number of the call in its group from 1, the same on every rank
@@ -59,8 +60,8 @@ class GlooConnections {
   /// Counts a call of collective `name` and returns its identity.
   GlooCall next_call(const char* name) { return {name, ++calls_, among_}; }
 
-  /// Starts a call: start(process group) returns its work. An error ends all groups of the family
-  /// and is thrown as CommError.
+  /// Starts a call: passes c10d's process group to `start`, which returns the running work. An
+  /// error in `start` ends all groups of the family and is thrown as CommError.
   template <class Start>
   c10::intrusive_ptr<c10d::Work> start(const GlooCall& call, Start&& start) {
     check_usable(call);
@@ -77,21 +78,22 @@ class GlooConnections {
   ///
   /// Meanwhile polls for closed connections and for failures that other ranks report (RankBoard).
   /// Gloo alone is not enough: it does not always end a call whose connection closes in the middle
-  /// of a transfer. After about one death in a hundred, a call waited until its timeout. Gloo also
-  /// notices nothing while a rank that left the group keeps its connections open (see `close`).
-  /// Every rank has a connection to every other rank of its group.
+  /// of a transfer. After about one death of a rank in a hundred, a call waited until its timeout.
+  /// Gloo also notices nothing while a rank that left the group keeps its connections open (see
+  /// `close`). Every rank has a connection to every other rank of its group.
   void wait(const GlooCall& call, c10d::Work& work);
   /// Counts a started call as finished.
   void finished() { --running_; }
 
-  /// Ends this rank's part in the group. Its connections stay open until the other ranks have left
-  /// too, for 1 s at most. A call that is over on this rank may still run on others and need them.
-  /// The connections close at once if calls of this rank are unfinished.
+  /// Ends this rank's part in the group. If calls of this rank are unfinished, its connections
+  /// close at once. Otherwise they stay open until the other ranks have left too, for 1 s at most.
+  /// The reason: a call that is over on this rank may still run on other ranks and need the
+  /// connections.
   void close() noexcept;
 
   /// Closes every connection at once. This ends the running calls on all ranks of the group.
   void abort() noexcept;
-  /// Stores the error text for calls after a failure.
+  /// Stores the reason that the errors of later calls give.
   void keep_failure(const std::string& failure) { failure_ = failure; }
 
  private:

@@ -23,7 +23,7 @@ namespace dovetail::comm {
 ///     reducer.finish();
 ///     ... reducer.gradient(i) ...
 ///
-/// It owns the gradients from `begin` to the next `begin`: read `gradient(i)`, never
+/// The reducer owns the gradients from `begin` to the next `begin`: read `gradient(i)`, never
 /// `parameter.grad()`. Results are sums, never means: the caller divides once by the global token
 /// count (AdamWOptions::grad_scale). A parameter without a gradient counts as zero. Sums are
 /// float64 for float64 parameters, and float32 for float32, bfloat16 and float16 ones. So
@@ -31,19 +31,20 @@ namespace dovetail::comm {
 /// bits.
 ///
 /// Parameters are put into buckets (comm/buckets.h) in reverse order of their list (backward's
-/// order). The armed backward is the one after `arm`. In it a bucket is all-reduced as soon as all
-/// its gradients have been computed. Every rank starts buckets in the same order, so a bucket that
-/// is ready early waits for its turn.
+/// order). The backward after `arm` is called the armed backward. During it, a bucket is
+/// all-reduced as soon as all its gradients have been computed. Every rank starts buckets in the
+/// same order, so a bucket that is ready early waits for its turn.
 ///
 /// The reducer hooks into the parameters' gradient accumulators (autograd nodes). So make it after
 /// the module has its final dtype and device. In the armed backward each parameter may get a
 /// gradient only once (InternalError otherwise). A parameter shared by two nested backward calls is
 /// not supported.
 ///
-/// With `scatter` a rank keeps only the sums of its share of each bucket (ZeRO-2, Rajbhandari et
-/// al. 2020). Then every micro-batch needs its own `arm` and `finish`. All ranks need the same
-/// number of micro-batches. A bucket's memory lives from its first gradient until its
-/// reduce-scatter. At most two reduce-scatters run at a time. Read `share(b)`, never `gradient(i)`.
+/// With Options::scatter, a rank keeps only the sums of its share of each bucket (ZeRO-2,
+/// Rajbhandari et al. 2020). With `scatter`, every micro-batch needs its own `arm` and `finish`.
+/// All ranks must have the same number of micro-batches. A bucket's memory lives from its first
+/// gradient until its reduce-scatter. At most two reduce-scatters run at a time. Read `share(b)`,
+/// never `gradient(i)`.
 ///
 /// Nothing is copied if a parameter's group is this rank alone: `gradient(i)` is `.grad()` itself,
 /// in the parameter's own dtype. The exception is 16-bit parameters with several micro-batches,
@@ -55,7 +56,8 @@ class GradientReducer {
  public:
   struct Options {
     int64_t bucket_bytes = 4 << 20;  ///< maximum bytes of gradient sums in a bucket
-    /// For each parameter the ranks over which its gradient is summed. Empty: `group` for all.
+    /// For each parameter: the ranks over which its gradient is summed. Empty: the constructor's
+    /// `group` for all.
     std::vector<std::shared_ptr<Group>> groups = {};
     /// True: keep only this rank's share of the sums. No effect in a group of one.
     bool scatter = false;
@@ -81,12 +83,13 @@ class GradientReducer {
   /// the next `begin`. It is a view into a bucket (float32 or float64), or `.grad()`. The caller
   /// may scale it in place.
   at::Tensor gradient(size_t i) const;
-  /// Makes `gradient(i)` return sums[i] until the next `begin`. It is for a step that is replayed
-  /// from a recording, which writes its gradients into `sums`. Only for parameters whose group is
-  /// this rank alone (InternalError otherwise).
+  /// Makes `gradient(i)` return sums[i] until the next `begin`. Use it for a step that is replayed
+  /// from a recording: the replay writes its gradients into `sums`. Only for parameters whose group
+  /// is this rank alone (InternalError otherwise).
   void replace(const std::vector<at::Tensor>& sums);
   /// Returns the sums of this rank's share of bucket b, as a flat tensor. The pieces of the share
-  /// follow one another without gaps, then padding, if any. Valid as long as `gradient(i)`.
+  /// follow one another without gaps. Padding, if any, follows them. Valid as long as
+  /// `gradient(i)`.
   at::Tensor share(size_t b) const;
   const std::vector<Bucket>& buckets() const;
   bool scatters() const;               ///< true with `scatter` and more than one rank

@@ -11,8 +11,9 @@
 
 namespace dovetail::comm {
 
-/// Ranks that communicate. A rank is one process of a job. The world is the group of all ranks; a
-/// process has one. A group of one rank needs no network, and its calls return at once.
+/// Ranks that communicate. A rank is one process of a job. The world is the group of all ranks of a
+/// job; a process has one world. A group of one rank needs no network, and its calls return at
+/// once.
 ///
 /// All ranks must make the same calls in the same order, with tensors of the same shape and dtype.
 /// Only one thread uses a group. Tensors are contiguous and on the CPU or this rank's GPU
@@ -46,11 +47,11 @@ class Group {
   /// Starts `all_reduce` of `tensor`. Each rank sends 2 (n-1)/n of the tensor's bytes.
   virtual std::unique_ptr<Work> all_reduce_async(at::Tensor tensor) = 0;
 
-  /// Sums over ranks and gives each rank one part of the result, in place. `tensor` has n c
+  /// Starts to sum over ranks, in place. Each rank gets one part of the result. `tensor` has n c
   /// elements, in a dtype that all_reduce supports. After `wait`, elements [rank() c, (rank() + 1)
   /// c) hold the sum; the others are undefined. Throws InternalError if n does not divide the
-  /// number of elements. Each rank sends at most the tensor's bytes. It runs one reduce per rank,
-  /// because c10d's reduce-scatter for Gloo all-reduces a copy.
+  /// number of elements. Each rank sends at most the tensor's bytes. It is implemented as one
+  /// reduce per rank, because c10d's reduce-scatter for Gloo all-reduces a copy.
   virtual std::unique_ptr<Work> reduce_scatter_async(at::Tensor tensor) = 0;
 
   /// Copies the tensor of rank `root` to all ranks, in place, any dtype.
@@ -68,8 +69,9 @@ class Group {
   /// r; `exchange_sizes` (comm/exchange.h) finds it. Counts that disagree are not detected here:
   /// Gloo ends the process.
   ///
-  /// Every rank of the group calls it, even without rows. It takes 1 step, all pairs at once. A
-  /// rank sends the bytes of the rows for other ranks, in n - 1 messages.
+  /// Every rank of the group calls it, even without rows. It takes 1 communication step, in which
+  /// all pairs of ranks exchange rows. A rank sends the bytes of the rows for other ranks, in n - 1
+  /// messages.
   virtual std::unique_ptr<Work> all_to_all_async(at::Tensor output, const at::Tensor& input,
                                                  const std::vector<int64_t>& receive,
                                                  const std::vector<int64_t>& send) = 0;
@@ -83,8 +85,8 @@ class Group {
   };
   virtual Traffic all_to_all_traffic() const = 0;
 
-  /// Makes a group for each of `parts`, which are lists of ranks of this group. Returns the group
-  /// that has this rank. Its ranks have the order of their part.
+  /// Makes a group for each of `parts`, which are lists of ranks of this group. Returns the new
+  /// group that contains this rank. Its ranks are numbered in the order of their list in `parts`.
   ///
   /// All ranks of the group pass the same parts, and each rank is in exactly one part
   /// (InternalError otherwise). All ranks make the same splits in the same order. The new group has

@@ -32,8 +32,8 @@ class Mesh {
   Mesh(std::shared_ptr<Group> world, std::vector<Axis> axes);
 
   const std::shared_ptr<Group>& world() const { return world_; }
-  /// Returns the group of an axis. These functions throw InternalError if there is no axis of this
-  /// name.
+  /// Returns the group of an axis. `group`, `size` and `coordinate` throw InternalError if there is
+  /// no axis of this name.
   const std::shared_ptr<Group>& group(std::string_view axis) const;
   int size(std::string_view axis) const;
   /// Returns this rank's coordinate along the axis, which is also its rank in the axis's group.

@@ -17,23 +17,24 @@ struct ShardResult {
   std::vector<at::Tensor> rows;
 };
 
-/// Execution of one task, named in register_task (jobs/task.h), over consecutive shards.
+/// Execution of one task over consecutive shards. A task is a function registered under a name
+/// (register_task in jobs/task.h).
 ///
 /// A shard may be computed several times, for example after a thread hung. A late thread may even
-/// finish after the job is over. So the job keeps its parameters and data as they were at its
-/// start. It keeps them until the last thread releases the job. Each computation writes into its
-/// own copies of the rows that the task writes. The caller decides which result of a shard counts
-/// and passes it to `accept`. After all shards were accepted, `take` puts the accepted rows into
-/// the ResidentData.
+/// finish after the job is over. So the job holds the parameters and data that it was started with,
+/// until the last thread releases the job. Each computation writes into its own copies of the rows
+/// that the task writes. The caller decides which result of a shard counts and passes it to
+/// `accept`. After all shards were accepted, `take` puts the accepted rows into the ResidentData.
 class Job {
  public:
   /// `shards` must be consecutive and belong to one ResidentData. If the job is a part of a larger
-  /// job, `place` is the number of shards[0] in the larger one. Members below number the shards of
-  /// this job from 0. Copies the parameters.
+  /// job, `place` is the index of shards[0] among the larger job's shards. The functions below
+  /// number the shards of this job from 0. Copies the parameters.
   Job(const std::string& task, Parameters parameters, std::vector<Shard> shards, int64_t place = 0);
 
   /// Computes shard number `shard` on the device of `copies`, with the task's variant for that type
-  /// of device. Returns the result on the device of the data. Thread-safe, like the other members.
+  /// of device. Copies the result to the device of the job's data and returns it. All member
+  /// functions are thread-safe.
   ShardResult compute(int64_t shard, DeviceCopies& copies) const;
   /// Returns a 64-bit hash of all bits of a result. Equal results have equal hashes.
   static uint64_t digest(const ShardResult& result);
@@ -41,8 +42,9 @@ class Job {
   /// per shard, with the one result that counts.
   void accept(int64_t shard, ShardResult result);
 
-  /// Returns the sum over all shards, as blocks of a TreeSum. Each shard must have been accepted.
-  /// Puts the accepted rows into the ResidentData. Without this call, the data stays unchanged.
+  /// Returns the sum of the partials of all shards, as blocks of a TreeSum (jobs/partial.h). Each
+  /// shard must have been accepted. Puts the accepted rows into the ResidentData. Without this
+  /// call, the data stays unchanged.
   std::vector<BlockSum> take();
   /// Returns the number of rows of each shard.
   std::vector<int64_t> shard_rows() const;
@@ -58,14 +60,17 @@ class Job {
   int64_t place_;
   /// Rows of all shards at the start of the job, one view per tensor of the data. Never written.
   std::vector<at::Tensor> data_;
-  std::vector<at::Tensor> whole_;    ///< tensors of the data that every shard may read completely
-  std::vector<at::Tensor> written_;  ///< accepted rows, one tensor per index in `writes_`
+  /// Tensors that a task may read completely for every shard (ResidentData: `whole`).
+  std::vector<at::Tensor> whole_;
+  /// Accepted rows of all shards, one tensor per index in `writes_`.
+  std::vector<at::Tensor> written_;
   TreeSum sum_;
 };
 
-/// Returns a text that is equal for jobs with similar time per row, to look up measured speeds. It
-/// holds the task, the dtypes and sizes of the parameters and of a row, and floor(log2(number of
-/// rows)). The shards must be consecutive and belong to one ResidentData.
+/// Returns a key under which measured speeds are stored. Jobs with similar time per row have equal
+/// keys. The key contains the task and floor(log2(number of rows)). It also contains the dtypes and
+/// sizes of the parameters and of a row. The shards must be consecutive and belong to one
+/// ResidentData.
 std::string job_key(const std::string& task, const Parameters& parameters,
                     const std::vector<Shard>& shards);
 

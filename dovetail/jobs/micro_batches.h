@@ -18,13 +18,13 @@ namespace dovetail::jobs {
 /// the arguments. So ranks that pass the same times hold the same shares, without communication.
 class MicroBatchShares {
  public:
-  /// Number of recorded steps before shares change for the first time. SpeedHistory needs the same
-  /// number of times to detect that a machine has changed.
+  /// Minimum number of recorded steps before shares change for the first time. It equals the number
+  /// of times that SpeedHistory needs to detect a changed machine.
   static constexpr size_t kLeastTimes = SpeedHistory::kChanged;
 
   /// `shares` is the initial number of micro-batches of each rank, 1 or more. `gain` is a fraction,
-  /// the minimum saving. Shares change only if the predicted step time falls below (1 - gain) times
-  /// the current one. The current one is also predicted, from the times recorded so far.
+  /// the minimum saving. Shares change only if this lowers the step time to less than (1 - gain)
+  /// times its current value. Both step times are predicted from the times recorded so far.
   MicroBatchShares(std::vector<int64_t> shares, double gain);
 
   /// Returns the current number of micro-batches of each rank.
@@ -37,8 +37,9 @@ class MicroBatchShares {
     /// Predicted seconds of a step with the shares `from`, and with the shares `to`.
     double from_s = 0, to_s = 0;
   };
-  /// Records a step in which rank r computed `micro_batches[r]` micro-batches in `seconds[r]`. Both
-  /// must be above 0. Changes shares() if that pays, and then returns the change.
+  /// Records a step in which rank r computed `micro_batches[r]` micro-batches in `seconds[r]`. All
+  /// counts and times must be above 0. If a change saves enough (`gain`), changes shares() and
+  /// returns the change. Otherwise returns nullopt.
   std::optional<Move> add(std::span<const int64_t> micro_batches, std::span<const double> seconds);
 
  private:

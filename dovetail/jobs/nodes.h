@@ -21,23 +21,25 @@ namespace dovetail::jobs {
 /// job is one call of `run`: a task, its parameters and a list of shards (ranges of rows). Each
 /// node computes a range of the shards on its own executors (jobs/runtime.h). It sends the sums, a
 /// few blocks of a TreeSum, to all other nodes. The total has the same bits as the result of
-/// run_task. This holds for any number of nodes and any boundaries between their ranges.
+/// run_task. It depends neither on the number of nodes nor on the boundaries between their ranges.
 ///
 /// All nodes hold all rows and make the same calls in the same order. Each node computes the next
-/// parameters from the same sums, so parameters are not sent. Instead, each job compares a digest
-/// of the parameters among nodes. The first job on a data set also compares a digest of its first
-/// tensor. `run` throws CommError if the digests differ: nodes then have different rows, options or
-/// arithmetic.
+/// parameters from the same sums, so parameters are not sent. Instead, the nodes compare a digest
+/// of the parameters in each job. In the first job on a ResidentData, they also compare a digest of
+/// its first tensor. `run` throws CommError if the digests differ. In that case the nodes have
+/// different rows, options or arithmetic.
 ///
-/// In the first job on a table, the ranges of all nodes have equal length. Later ranges follow the
-/// recent times of the nodes, which are sent with the sums. Ranges change if that shortens the
-/// predicted time of a job by more than kHysteresis. All tasks on a table use the same ranges,
-/// chosen to be fastest for the recent mix of tasks. The reason: rows that a task writes are
-/// updated only on the node that computed them. They are sent to another node only when ranges have
-/// changed, or when `rows` is called.
+/// A table is all data with the same numbers of rows and shards. In the first job on a table, the
+/// ranges of all nodes have equal length. Later ranges follow the recent times of the nodes, which
+/// are sent with the sums. Ranges change if that shortens the predicted time of a job by more than
+/// kHysteresis. All tasks on a table use the same ranges: the predicted fastest ones for the recent
+/// mix of tasks. Common ranges avoid transfers of rows. A row that a task writes is updated only on
+/// the node that computed it. It is sent to another node only after the ranges changed, or when
+/// `rows` is called.
 class Nodes : public Workers {
  public:
-  /// Minimum gain for a change of ranges, as a fraction of the predicted time with new ranges.
+  /// Minimum saving for a change of ranges, as a fraction of the predicted time with the new
+  /// ranges.
   static constexpr double kHysteresis = 0.02;
 
   /// Each rank of `group` is a node. If `executors` is null, this node computes with run_task on
@@ -46,9 +48,9 @@ class Nodes : public Workers {
 
   /// Returns the sum of the task's partials over all shards, on every node. All nodes call it
   /// together. If the task throws on one node, all nodes throw an error that names node and task.
-  /// It is a UserError if the task threw one, else a CommError. If nodes run different jobs or a
-  /// node dies, throws CommError that names the nodes. After an error, the rows that the task
-  /// writes are undefined.
+  /// That error is a UserError if the task threw a UserError, otherwise a CommError. If nodes run
+  /// different jobs or a node dies, throws a CommError that names these nodes. After an error, the
+  /// rows that the task writes are undefined.
   Partial run(const std::string& task, const Parameters& parameters,
               const std::vector<Shard>& shards) override;
   /// Returns tensor `index` of the data with all rows up to date. Nodes send each other the rows
@@ -58,7 +60,7 @@ class Nodes : public Workers {
   /// Work of one node so far.
   struct Report {
     int64_t rows = 0;    ///< rows that the node computed, summed over all jobs
-    double seconds = 0;  ///< time spent on these rows, without waiting for other nodes
+    double seconds = 0;  ///< seconds spent on these rows, without waiting for other nodes
     int64_t moved = 0;   ///< rows received from other nodes, summed over all tensors
   };
   /// Returns one report per node, by rank.
@@ -79,7 +81,7 @@ class Nodes : public Workers {
     std::vector<SpeedHistory> nodes;  ///< measured seconds per shard, one history per node
     int64_t longest = 0;  ///< bytes of the longest message between nodes in the previous job
   };
-  /// State for all data with the same numbers of rows and shards.
+  /// State of one table: all data with the same numbers of rows and shards.
   struct Table {
     std::vector<int64_t> shares;         ///< number of shards of each node
     std::map<std::string, Times> times;  ///< measured times; the key is job_key
@@ -102,7 +104,7 @@ class Nodes : public Workers {
   std::vector<Report> reports_;
   std::map<std::pair<int64_t, int64_t>, Table> tables_;  ///< key: numbers of rows and of shards
   /// Tensors that tasks have written. The key is ResidentData::id and the tensor's index. The value
-  /// is ranges of rows: only node r has the current values of its range.
+  /// holds one range of rows per node: only node r has the current values of range r.
   std::map<std::pair<int64_t, size_t>, Bounds> written_;
   std::set<int64_t> known_;  ///< ResidentData::id of data whose digests were already compared
 };

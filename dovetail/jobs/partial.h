@@ -37,8 +37,9 @@ class TreeSum {
   /// Thread-safe.
   void add(BlockSum block);
 
-  /// Returns the sum over shards first to first + count - 1, as few blocks as possible, ascending.
-  /// Exactly these shards must have been added. The object is empty afterwards.
+  /// Returns the sum over shards first to first + count - 1. It is split into as few blocks as
+  /// possible, ascending by shard. Exactly these shards must have been added. The object is empty
+  /// afterwards.
   std::vector<BlockSum> take(int64_t first, int64_t count);
 
  private:

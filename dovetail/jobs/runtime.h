@@ -19,29 +19,30 @@ namespace dovetail::jobs {
 
 /// Description of an executor, a part of this machine that computes shards (ranges of rows). It is
 /// either a group of CPU threads or one GPU. Each thread of a CPU group computes one shard at a
-/// time. For a GPU, one host thread feeds it.
+/// time. A GPU is fed by one host thread.
 struct ExecutorSpec {
   c10::Device device = c10::kCPU;
   int64_t threads = 1;  ///< number of host threads; 1 for a GPU
-  /// Relative number of shards that the executor gets under SharePolicy::kStatic.
+  /// SharePolicy::kStatic: weight of the executor's share of the shards, relative to other
+  /// executors.
   double ratio = 1;
 };
 /// Parses a list of executors. Example: "cpu:2,cpu:1,cuda:0" is an executor with two threads, one
-/// with one thread, and the first GPU. `ratio` becomes the number of threads. Throws UserError for
-/// any other text.
+/// with one thread, and the first GPU. Each executor's `ratio` is set to its number of threads.
+/// Throws UserError for any other text.
 std::vector<ExecutorSpec> parse_executors(std::string_view text);
 
-/// Hook called in place of an executor's computation of a shard. work() computes the shard. The
-/// hook may call it any number of times, return its results after any delay, or throw. Tests inject
-/// faults and benchmarks inject unequal speeds with it.
+/// Hook called in place of the computation of shard number `shard` by executor number `executor`.
+/// work() computes the shard. The hook may call work() any number of times, return its results
+/// after any delay, or throw. Tests inject faults and benchmarks inject unequal speeds with it.
 using AroundShard = std::function<std::vector<ShardResult>(
     size_t executor, int64_t shard, const std::function<ShardResult()>& work)>;
 
 struct RuntimeOptions {
   SchedulerOptions scheduling = {};
-  /// kProcessors binds each thread to its own logical processor. The first processor of each core
-  /// is used before any second one. The constructor throws UserError if there are too few
-  /// processors. kNone leaves threads to the operating system.
+  /// kProcessors binds each thread to its own logical processor. It uses one logical processor of
+  /// every core before the second one of any core. The constructor throws UserError if there are
+  /// fewer processors than threads. kNone leaves threads to the operating system.
   enum class Binding { kProcessors, kNone } binding = Binding::kProcessors;
   /// Number of usable processors to skip, so that other processes of the machine can have them.
   int64_t first_processor = 0;
@@ -56,15 +57,15 @@ struct RuntimeOptions {
 /// executors. The results (partials) are added by a TreeSum.
 ///
 /// The sum has the same bits as the result of run_task. This holds for any executors and any
-/// faults, while at least one executor works. Shards of a failed, hung or slow executor are
-/// computed by others; SchedulerOptions holds the limits. Exactly one result of each shard counts,
-/// including the rows that the task wrote.
+/// faults, as long as at least one executor works. Shards of a failed, hung or slow executor are
+/// computed by other executors; SchedulerOptions holds the limits. Exactly one result of each shard
+/// counts, including the rows that the task wrote.
 ///
 /// Inside a task, OpenMP and BLAS use only the calling thread.
 ///
-/// The runtime measures the speed of each executor and uses it to divide later jobs. Speeds are
-/// separate for each task, total number of threads, sizes of parameters and of a row, and
-/// floor(log2(rows)).
+/// The runtime measures the speed of each executor and uses it to divide later jobs. Jobs have
+/// separate speeds if they differ in task, total number of threads or floor(log2(number of rows)).
+/// The same holds for different sizes of the parameters or of a row.
 class Runtime : public Workers {
  public:
   /// Starts the threads of all executors. Throws UserError for a GPU that cannot be used.
@@ -78,8 +79,8 @@ class Runtime : public Workers {
   /// at a time.
   ///
   /// If the task throws SchedulerOptions::max_attempts times on one shard, rethrows its last
-  /// exception. The runtime can then be used again. Throws DevicesLost if no executor is left. Its
-  /// message tells for each executor why it was left out.
+  /// exception. The runtime can then be used again. Throws DevicesLost if no executor works any
+  /// more. Its message tells for each executor why it failed.
   Partial run(const std::string& task, const Parameters& parameters,
               const std::vector<Shard>& shards) override;
   /// Like `run`, for a part of a larger job: `place` is the number of shards[0] among the larger

@@ -28,7 +28,7 @@ enum class SharePolicy {
   /// Shares follow the measured speeds, so that all devices finish together (jobs/partition.h). A
   /// share may be 0.
   kAffine,
-  /// Shares are those for kAffine. In addition, a device without work takes ("steals") single
+  /// Shares are computed as for kAffine. In addition, a device without work takes ("steals") single
   /// shards from the device that would finish last.
   kStealing,
 };
@@ -40,19 +40,20 @@ struct SchedulerDevice {
   std::string name;   ///< name in messages
   int64_t slots = 1;  ///< number of leases that it computes at the same time
   double ratio = 1;   ///< kStatic: weight of its share, relative to the other devices
-  int64_t max_rows = std::numeric_limits<int64_t>::max();  ///< rows that fit into its memory
+  /// Maximum number of rows that fit into its memory.
+  int64_t max_rows = std::numeric_limits<int64_t>::max();
   SpeedHistory history = {};  ///< times of earlier leases, each measured on one slot
 };
 
 /// Options. A device that is "left out" gets no more shards. A "miss" is a lease that failed,
-/// expired or was given up.
+/// expired or was given up (see `next`).
 struct SchedulerOptions {
   SharePolicy policy = SharePolicy::kStealing;
   /// A lease expires after lease_factor times its expected seconds, but not before min_lease_s.
-  /// While the speed of its device is unknown, it expires after first_lease_s. All devices are left
-  /// out if every slot's lease has expired and no slot comes back within first_lease_s.
+  /// While the speed of its device is unknown, it expires after first_lease_s. If the leases of all
+  /// slots have expired and no slot reports within first_lease_s, all devices are left out.
   double lease_factor = 4, min_lease_s = 0.25, first_lease_s = 30;
-  /// Leaves a device out after this many misses without a delivery between them.
+  /// Leaves a device out after this many misses in a row, with no delivered shard between them.
   int64_t max_misses = 3;
   /// Number of exceptions on one shard after which `fail` tells the caller to end the job.
   int64_t max_attempts = 3;
@@ -83,28 +84,29 @@ class DevicesLost : public std::runtime_error {
 
 /// Scheduler that decides which device computes which shard next. The runtime (jobs/runtime.h) and
 /// the simulator (jobs/simulate/) use it. It has no threads, no clock and no data. The caller
-/// passes the time in seconds, which never goes back, and makes one call at a time.
+/// passes the time in seconds, which must not decrease. It makes one call at a time.
 ///
 /// Protocol: `begin` starts an iteration. The caller calls `next` for each free slot. For each
 /// computed shard of the lease it calls `deliver`. If a shard throws, it calls `fail`, which ends
 /// the lease. The caller must call `expire` at the time that the previous `expire` returned. If
-/// `next` has returned a lease with an earlier deadline since, it must call `expire` then. After
-/// each `deliver`, `fail` and `expire`, it calls `next` again for slots without a lease.
+/// `next` has since returned a lease with an earlier deadline, the caller must call `expire` at
+/// that deadline. After each `deliver`, `fail` and `expire`, it calls `next` again for slots
+/// without a lease.
 ///
-/// A shard may be delivered several times, but exactly one delivery counts. `take_counted` returns
-/// which one. The scheduler ignores later deliveries of the shard.
+/// A shard may be delivered several times, but exactly one delivery counts. `take_counted` tells
+/// from which device. The scheduler ignores later deliveries of the shard.
 ///
 /// Shares are consecutive ranges of shards, in the order of the devices. From one iteration to the
 /// next, only the boundaries between them move. If a lease fails, expires or is given up, its
-/// missing shards are opened to all devices. Open shards are handed out first. A device gets a
-/// shard on which it failed only if no other device can take it. While the speed of a device is
-/// unknown, all slots get equal shares. Devices without work then take shards from others, even
-/// under kAffine.
+/// shards without a result are opened: any device may take them. Open shards are handed out before
+/// all other shards. A device gets a shard on which it failed only if no other device can take that
+/// shard. While the speed of any device is unknown, all slots get equal shares. Devices without
+/// work then take shards from other devices, even under kAffine.
 ///
-/// A lease has as few shards as possible while start_s (SpeedHistory) is at most the fraction
-/// kStartPart of its time. Under kStealing, a lease has at most the fraction kBigPart of its
-/// device's remaining share, divided by the number of slots. So leases become small towards the end
-/// of the share.
+/// A lease has enough shards that start_s (SpeedHistory) is at most the fraction kStartPart of the
+/// time for its rows. It has no more shards than that. Under kStealing, a lease has at most the
+/// fraction kBigPart of its device's remaining share, divided by the number of slots. So leases
+/// become small towards the end of the share.
 ///
 /// Any call may throw DevicesLost.
 class Scheduler {
@@ -115,9 +117,9 @@ class Scheduler {
   ~Scheduler();
   Scheduler(Scheduler&&) noexcept;
 
-  /// Begins an iteration. `shard_rows` holds the number of rows of each shard. All are equal,
-  /// except that the last may be smaller. From now on, deliveries for earlier iterations are
-  /// ignored.
+  /// Begins an iteration. `shard_rows` holds the number of rows of each shard. All numbers are
+  /// equal, except that the last shard may have fewer rows. From now on, deliveries for earlier
+  /// iterations are ignored.
   void begin(const std::vector<int64_t>& shard_rows, double now_s);
 
   /// Returns the next lease for a free slot of `device`, or nullopt if there is no work for it now.
@@ -133,9 +135,9 @@ class Scheduler {
   /// then end the job with the exception.
   bool fail(const Lease& lease, int64_t shard, const std::string& reason);
 
-  /// Ends leases whose deadline has passed and opens their missing shards to all devices. Opens the
-  /// share of a device that does not ask for leases in time. Returns the time at which to call it
-  /// next, infinity if never.
+  /// Ends leases whose deadline has passed and opens their shards without a result to all devices.
+  /// Also opens the share of a device that does not ask for leases in time. Returns the time at
+  /// which to call it next, infinity if never.
   double expire(double now_s);
 
   /// Device whose result counts for a shard.
@@ -143,8 +145,8 @@ class Scheduler {
     int64_t shard;
     size_t device;
   };
-  /// Returns the shards for which a result has begun to count since the previous call. Each shard
-  /// is returned once per iteration.
+  /// Returns the shards for which the counting result was decided since the previous call. Each
+  /// shard is returned once per iteration.
   std::vector<Counted> take_counted();
   /// Returns true if two devices must compute the shard in this iteration (verify_every).
   bool is_verified(int64_t shard) const;
@@ -159,7 +161,7 @@ class Scheduler {
 
   /// Returns the number of shards in each device's share at the beginning of the iteration.
   std::vector<int64_t> shares() const;
-  /// Returns the measured times of the device's leases before the current iteration.
+  /// Returns the measured times of the device's leases in iterations before the current one.
   const SpeedHistory& history(size_t device) const;
 
   static constexpr double kStartPart = 0.02, kBigPart = 0.9;

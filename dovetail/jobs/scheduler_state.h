@@ -10,9 +10,9 @@
 #include "dovetail/jobs/scheduler.h"
 #include "dovetail/jobs/shard_book.h"
 
-/// Private state of a Scheduler; jobs/scheduler.h explains slot, lease, share and miss. Members of
-/// Scheduler::State that begin and end leases are in scheduler.cpp. Members that compute shares and
-/// choose the next shard are in scheduler_shares.cpp.
+/// Private state of a Scheduler. jobs/scheduler.h explains slot, lease, share, miss and "left out".
+/// Members of Scheduler::State that begin and end leases are in scheduler.cpp. Members that compute
+/// shares and choose the next shard are in scheduler_shares.cpp.
 namespace dovetail::jobs {
 
 inline constexpr double kNever = std::numeric_limits<double>::infinity();
@@ -24,8 +24,9 @@ struct ShardRange {
 };
 
 struct SlotState {
-  int64_t lease = 0;    ///< Lease::id of the current lease; 0: none
-  bool silent = false;  ///< true after its lease expired, until the slot returns
+  int64_t lease = 0;  ///< Lease::id of the current lease; 0: none
+  /// True after its lease expired, until that lease ends by a delivery, failure or `next`.
+  bool silent = false;
 };
 
 /// Rows of a finished lease, and the seconds from its beginning to its last delivery.
@@ -37,29 +38,31 @@ struct LeaseTime {
 struct DeviceState {
   SchedulerDevice given;         ///< description passed to the constructor; its history grows
   std::vector<SlotState> slots;  ///< one per slot
-  ShardRange own;                ///< part of the share that is not leased yet
-  /// `share` is the number of shards in the whole share, `rows` the rows of this iteration's
-  /// leases. `misses` counts since the last delivery, `probes` counts leases given at unknown
-  /// speed.
+  ShardRange own;                ///< shards of the device's share that are not leased yet
+  /// `share` is the number of shards in the whole share. `rows` is the number of rows in the
+  /// device's leases of this iteration. `misses` is the number of misses since the last delivery.
+  /// `probes` is the number of leases given while the device's speed was unknown.
   int64_t share = 0, rows = 0, misses = 0, probes = 0;
-  std::vector<LeaseTime> times = {};         ///< finished leases of this iteration
-  std::optional<std::string> left_out = {};  ///< reason why it is left out; nullopt: it is not
+  std::vector<LeaseTime> times = {};  ///< times of the leases finished in this iteration
+  /// Reason why the device is left out; nullopt: it is not.
+  std::optional<std::string> left_out = {};
 
   /// Returns the number of slots that are not silent; 0 if the device is left out.
   int64_t usable_slots() const;
-  /// Returns the expected seconds that one slot needs for `num_rows` rows. Uses the history, or the
-  /// last finished lease of this iteration if the history is empty. Returns nullopt without either.
+  /// Returns the expected seconds that one slot needs for `num_rows` rows. Uses the history. If the
+  /// history is empty, uses the last finished lease of this iteration. Returns nullopt if there is
+  /// none either.
   std::optional<double> expected_s(int64_t num_rows) const;
 };
 
 /// Lease that its slot still holds.
 struct OpenLease {
   Lease lease;
-  int64_t rows = 0;  ///< rows of all its shards
+  int64_t rows = 0;  ///< number of rows in all shards of the lease
   /// Time at which the lease began, and its expected duration in seconds (0: unknown).
   double since_s = 0, expected_s = 0;
-  bool over = false;            ///< true once its missing shards were opened to other devices
-  std::vector<bool> came = {};  ///< true for each shard that was delivered
+  bool over = false;  ///< true once its shards without a result were opened to all devices
+  std::vector<bool> came = {};  ///< one entry per shard of the lease: true if it was delivered
 };
 
 struct Scheduler::State {
@@ -89,8 +92,9 @@ struct Scheduler::State {
   std::vector<DeviceState> devices;
   ShardBook book;
   std::map<int64_t, OpenLease> leases;
-  std::deque<int64_t> returned;  ///< shards without any result that all devices may take
-  std::deque<int64_t> checks;    ///< verified shards that need the result of another device
+  std::deque<int64_t> returned;  ///< open shards (any device may take them) without any result
+  /// Shards selected for verification that need a result from another device.
+  std::deque<int64_t> checks;
   std::vector<Counted> counted;
   int64_t iteration = 0, next_lease = 1;
   double begun_s = 0, last_over_s = 0;

@@ -28,24 +28,25 @@ at::Tensor rows_of(const Shard& shard, size_t index);
 /// Returns the tensors passed as `whole` to the constructor of the shard's ResidentData.
 std::vector<at::Tensor> whole_tensors(const Shard& shard);
 
-/// Replaces tensor `index` of the shard's ResidentData by a new tensor. The new one has `rows` in
-/// place of the shard's rows, and the old values elsewhere. Does nothing if the ResidentData no
-/// longer exists. Two threads must not call it at the same time for the same ResidentData.
+/// Replaces tensor `index` of the shard's ResidentData by a new tensor. The new tensor has `rows`
+/// in place of the shard's rows, and the old values in all other rows. Does nothing if the
+/// ResidentData no longer exists. Two threads must not call it at the same time for the same
+/// ResidentData.
 void put_rows(const Shard& shard, size_t index, at::Tensor rows);
 
 /// Set of tensors with equal numbers of rows, on which tasks run. It is registered in this process
 /// under an id while this object lives. A task and the code that creates the object must agree on
-/// the meaning of each tensor. They must also agree on the tensors into which the task writes.
+/// the meaning of each tensor. Both must also know into which tensors the task writes.
 ///
 /// If a Runtime computes on the data, nobody may write into these tensors, since a late thread may
 /// still read them. `put` and `put_rows` therefore replace a tensor by a new one. The old one lives
 /// as long as somebody holds it.
 class ResidentData {
  public:
-  /// The first dimension of each of `tensors` is the rows. All must be on one device. The first row
-  /// has the number `first_row`; it is above 0 if the tensors are a copy of some rows of other
-  /// data. `whole` holds further tensors that a task may read completely for any shard. Example: if
-  /// the rows are row numbers, `whole` holds the table to which they refer.
+  /// The first dimension of each of `tensors` is the rows. All tensors must be on one device. The
+  /// first row has the number `first_row`. `first_row` is above 0 if the tensors are a copy of some
+  /// rows of other data. `whole` holds further tensors that a task may read completely for any
+  /// shard. Example: if the rows are row numbers, `whole` holds the table to which they refer.
   explicit ResidentData(std::vector<at::Tensor> tensors, int64_t first_row = 0,
                         std::vector<at::Tensor> whole = {});
   ~ResidentData();

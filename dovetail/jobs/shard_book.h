@@ -8,13 +8,14 @@
 namespace dovetail::jobs {
 
 /// Record of results and failures per shard, in one iteration of a Scheduler (jobs/scheduler.h). A
-/// shard is done when one result counts for it. For a verified shard, a result counts only if two
-/// devices delivered it with equal digests. Until then, its delivered results are votes, which all
+/// shard is done when one result counts for it. The book selects some shards for verification:
+/// `is_verified` returns true for them. A result of such a shard counts only when two devices have
+/// delivered it with equal digests. Results delivered before that are called votes; all of them
 /// differ.
 class ShardBook {
  public:
-  /// Begins an iteration. rows[i] is the number of rows of shard i. One shard in `verify_every` is
-  /// verified (0: none), not the same ones in the next iteration.
+  /// Begins an iteration. rows[i] is the number of rows of shard i. Selects one shard in
+  /// `verify_every` for verification (0: none), other shards in each iteration.
   void begin(const std::vector<int64_t>& rows, int64_t iteration, int64_t verify_every);
 
   int64_t size() const { return static_cast<int64_t>(shards_.size()); }
@@ -24,12 +25,12 @@ class ShardBook {
   int64_t rows(int64_t begin, int64_t count) const;
   bool is_verified(int64_t shard) const { return at(shard).verified; }
 
-  /// Records that computing `shard` threw on `device`. Returns how often it has thrown so far, on
-  /// any device.
+  /// Records that computing `shard` threw on `device`. Returns how often the shard has thrown in
+  /// this iteration, on all devices together.
   int64_t failed(int64_t shard, size_t device);
   /// Returns true if `failed` was called for this shard and device in this iteration.
   bool has_failed(int64_t shard, size_t device) const;
-  /// Returns true if a result of `device` is a vote on the verified shard.
+  /// Returns true if a result of `device` is a vote on the shard.
   bool has_voted(int64_t shard, size_t device) const;
 
   /// Effect of a delivered result.
@@ -37,7 +38,8 @@ class ShardBook {
     /// The result is ignored: the shard is done, or this device has delivered it before.
     kDropped,
     kCounts,  ///< The shard is now done: the result of Result::device counts.
-    /// Another device must compute the verified shard: no two results agree yet.
+    /// The shard is selected for verification and no two of its results agree yet. Another device
+    /// must compute it.
     kOpen,
   };
   struct Result {
@@ -49,11 +51,11 @@ class ShardBook {
   /// Records that `device` has computed `shard`. `digest` is a hash of all bits of its result.
   Result deliver(int64_t shard, size_t device, uint64_t digest);
 
-  /// Call if no further device can compute the verified shard. If exactly one device has delivered
-  /// it, that result counts: sets `device` to it and returns true. Otherwise the results differ:
-  /// none counts, and it returns false.
+  /// Ends the verification of a shard that no further device can compute. If exactly one device has
+  /// delivered the shard, its result counts: sets `device` to that device and returns true. If
+  /// several devices have delivered it, their results differ and none counts: returns false.
   bool accept_unverified(int64_t shard, size_t& device);
-  /// Returns the devices whose results are votes on the verified shard.
+  /// Returns the devices whose results are votes on the shard.
   std::vector<size_t> voters(int64_t shard) const;
 
  private:

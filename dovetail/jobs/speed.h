@@ -17,9 +17,10 @@ struct Speed {
 /// without moving the fit far. If all measurements have the same number of rows, start_s is 0 and
 /// row_s is the median time per row.
 ///
-/// Stores the latest kKept measurements. If the latest kChanged ones are all slower than the fit by
-/// a factor above 1 + kFarOff, the machine has changed. The same holds if all are faster by such a
-/// factor. All earlier measurements are then removed.
+/// Stores the latest kKept measurements. If the latest kChanged measurements are all slower than
+/// the fit by a factor above 1 + kFarOff, the machine counts as changed. If all are faster by a
+/// factor above 1 + kFarOff, it counts as changed, too. After a change, all earlier measurements
+/// are removed.
 class SpeedHistory {
  public:
   static constexpr size_t kKept = 48, kChanged = 4;
@@ -34,8 +35,8 @@ class SpeedHistory {
   struct Time {
     double rows, seconds;
   };
-  /// Returns the stored measurements, the latest last. To restore this history, pass them to `add`
-  /// of a new object in this order.
+  /// Returns the stored measurements, from oldest to newest. To restore this history, pass them to
+  /// `add` of a new object in this order.
   const std::deque<Time>& times() const { return times_; }
 
  private:
@@ -44,8 +45,8 @@ class SpeedHistory {
 
   std::deque<Time> times_;
   std::optional<Speed> speed_;
-  /// Number of latest consecutive times that deviate from the fit by more than kFarOff. Positive if
-  /// they were slower, negative if they were faster.
+  /// Number of latest consecutive times that deviate from the fit in the same direction by more
+  /// than kFarOff. Positive if they are slower than the fit, negative if they are faster.
   int off_ = 0;
 };
 

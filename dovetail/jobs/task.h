@@ -48,9 +48,10 @@ struct TaskRegistration {
 const TaskVariant& find_task(const std::string& name, c10::DeviceType device);
 
 /// Runs task `name` on each shard and returns the sum of the partials (TreeSum). All shards must be
-/// on one device. parallel_workers() threads take one shard at a time. The bits of the sum are the
-/// same for any number of threads. The task writes into the ResidentData in place, so no Runtime
-/// may have used it before. For devices of unequal speed see jobs/runtime.h.
+/// on one device. It uses parallel_workers() threads; each of them takes one shard at a time. The
+/// bits of the sum are the same for any number of threads. The task writes into the ResidentData in
+/// place, so no Runtime may have computed on that ResidentData before. For devices of unequal speed
+/// see jobs/runtime.h.
 Partial run_task(const std::string& name, const Parameters& parameters,
                  const std::vector<Shard>& shards);
 /// Like run_task, for a part of a larger job: `place` is the number of shards[0] among the larger

@@ -23,8 +23,8 @@ class Workers {
   virtual Partial run(const std::string& task, const Parameters& parameters,
                       const std::vector<Shard>& shards) = 0;
 
-  /// Returns tensor `index` of the data. It includes the rows that tasks have written, also on
-  /// other executors or nodes.
+  /// Returns tensor `index` of the data with all rows up to date. This includes rows that tasks
+  /// have written on other executors or nodes.
   virtual at::Tensor rows(const ResidentData& data, size_t index) = 0;
 };
 

@@ -6,16 +6,17 @@
 /// choose among E experts. All functions run on the CPU and have no gradient.
 namespace dovetail::moe {
 
-/// Scales rows and columns of exp(scores - row maximum) until rows sum to 1 / T and columns to 1 /
-/// E (Sinkhorn 1967; Clark et al. 2022). Each round scales first the rows, then the columns. Rounds
+/// Scales the matrix exp(scores - row maximum) until each row sums to 1/T and each column to 1/E
+/// (Sinkhorn 1967; Clark et al. 2022). Each round scales first the rows, then the columns. Rounds
 /// stop when the column factors change by at most 1e-4 of their mean, or after 1000 rounds. scores:
 /// (T, E), floating. Returns the scaled matrix, (T, E) float64.
 at::Tensor sinkhorn(const at::Tensor& scores);
 
 /// Assigns one expert to each token and returns (T) int32 (BASE layers, Lewis et al. 2021). Each
 /// expert gets floor(T / E) or ceil(T / E) tokens. Among such assignments, the result has the
-/// maximum sum of the tokens' scores for their experts. It is exact: a minimum-cost flow by
-/// shortest augmenting paths over the experts. Ordinary scores take O(T E^2) time.
+/// maximum sum of the tokens' scores for their experts. The maximum is exact: it is found as a
+/// minimum-cost flow, by shortest augmenting paths over the experts. Ordinary scores take O(T E^2)
+/// time.
 ///
 /// scores: (T, E), floating. They are first rounded to multiples of 2^-32 and clamped to [-2^14,
 /// 2^14]; NaN counts as -2^14.

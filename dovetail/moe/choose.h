@@ -13,7 +13,7 @@ constexpr int32_t kDropped = -1;  ///< slot of a choice that was dropped
 
 /// Chooses for each token the k experts with the largest score + bias, in descending order. Returns
 /// (T, k) int32. scores: (T, E) contiguous, float32 or float64. bias: (E) of the same dtype, or
-/// undefined. Reads k and the groups of `spec`.
+/// undefined. Reads only k, groups, top_groups and group_score of `spec`.
 at::Tensor choose_experts(const at::Tensor& scores, const at::Tensor& bias,
                           const RoutingSpec& spec);
 

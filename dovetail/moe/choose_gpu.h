@@ -24,8 +24,8 @@ struct Ranks {
   at::Tensor count;  ///< (experts) int64: number of choices of each expert, without skipped ones
 };
 /// Numbers the choices of each expert from 0. expert: (n) int32, expert of each choice. order: (n)
-/// int64, choice indices in the order of counting; undefined: by index. out: (n) bool, choices to
-/// skip; undefined: skips no choice.
+/// int64, choice indices in the order in which they are numbered; undefined: ascending. out: (n)
+/// bool, choices to skip; undefined: skips no choice.
 Ranks rank_choices(const at::Tensor& expert, const at::Tensor& order, const at::Tensor& out,
                    int64_t experts);
 

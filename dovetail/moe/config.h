@@ -16,10 +16,9 @@ struct Config {
   int64_t k = 2;
   int64_t ffn_width = 0;       ///< hidden elements of an expert; 0: model.ffn_width
   int64_t shared_experts = 0;  ///< additional experts that process every token
-  /// Interval of blocks with experts. The last block of each interval has experts, others are
-  /// dense.
+  /// The last of each `every` consecutive blocks has experts. The other blocks are dense.
   int64_t every = 1;
-  // Names of the options of RoutingSpec (moe/routing.h).
+  // Options that set the members of the same name in RoutingSpec (moe/routing.h).
   std::string score = "softmax", normalize = "before", slot_order = "choice", drop = "none",
               group_score = "top2";
   std::string capacity_rule = "tutel", load_count = "all_choices";
@@ -27,8 +26,8 @@ struct Config {
   double eval_capacity_factor = 0;  ///< capacity factor for validation losses; 0: no capacity
   /// pad_to_capacity: pad each expert's rows with zeros to its capacity.
   bool batch_prioritized = false, pad_to_capacity = false;
-  /// Second of two experts in training. always: used. random: dropped where a random draw exceeds
-  /// twice its weight (RoutingInputs::draw).
+  /// Use of the second of a token's two experts in training. "always": it is used. "random": it is
+  /// dropped if a random draw exceeds twice its weight (RoutingInputs::draw).
   std::string second_expert = "always";
   bool draw_frees_slot = false;
   double bias_update_rate = 0;  ///< change of each expert's selection bias after a step
@@ -36,7 +35,7 @@ struct Config {
   /// Tokens over which the load-balancing loss counts the load: a value of kLoadScopeNames.
   std::string load_scope = "auto";
   /// Coefficients of the losses. A negative load_loss means 0.01 for top_k and noisy_top_k, and 0
-  /// for the other routers. Only these two learn to balance the load.
+  /// for the other routers. Only top_k and noisy_top_k learn to balance the load.
   double load_loss = -1, z_loss = 0, importance_loss = 0, smooth_load_loss = 0;
   void describe(Section& s);
   bool operator==(const Config&) const = default;
@@ -56,11 +55,13 @@ int64_t router_matrices(const Config& config);
 Config resolve(const Config& config, int64_t width);
 
 /// Migrates a stored config of version 0.1, which always wrote its default load_scope =
-/// "micro_batch". The value becomes "auto" if the config has no load loss, which alone reads it.
+/// "micro_batch". The value becomes "auto" if the config has no load loss. Only the load loss reads
+/// the value.
 void forget_unread_scope(Config& config);
 
-/// Returns the setting by which a token's experts depend on later tokens when a validation loss is
-/// computed. Example: "router = \"expert_choice\"". Returns "" if they depend on no later token.
+/// Returns the setting that makes a token's experts depend on later tokens when a validation loss
+/// is computed. Example: "router = \"expert_choice\"". Returns "" if the experts depend on no later
+/// token.
 std::string reads_later_tokens(const Config& config);
 /// Throws UserError if the router needs later tokens, so that text cannot be decoded token by
 /// token.

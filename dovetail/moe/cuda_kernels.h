@@ -7,8 +7,9 @@
 
 namespace dovetail::moe {
 
-/// Arguments of kernel `choose`: for each row (token) the k columns (experts) with the largest
-/// score + bias, in descending order. Ties go to the lowest column. NaN counts as -infinity.
+/// Arguments of kernel `choose`. For each row (token), it finds the k columns (experts) with the
+/// largest score + bias, in descending order. Ties go to the lowest column. NaN counts as
+/// -infinity.
 struct ChooseProblem {
   bool wide;  ///< true: scores and bias are float64, else float32
   int64_t rows, columns, k;
@@ -40,14 +41,16 @@ struct SlotProblem {
   SlotSequence sequence;
   int64_t experts;
   const int32_t* expert;  ///< (tokens, k): expert of each choice
-  const bool* out;        ///< (tokens, k): choices that take no slot and get -1; null: none of them
-  /// (tokens): true if a random draw drops the second choice. It takes a slot, but gets -1. Null:
-  /// never.
+  /// (tokens, k): true: the choice takes no slot, and its entry of `slot` becomes -1; null: false
+  /// for all.
+  const bool* out;
+  /// (tokens): true if a random draw drops the token's second choice. The dropped choice uses up a
+  /// slot, but its entry of `slot` becomes -1. Null: no choice is dropped by a draw.
   const bool* drawn;
-  int64_t capacity;      ///< slots from `capacity` on become -1; negative: no limit
+  int64_t capacity;      ///< slots numbered `capacity` or above become -1; negative: no limit
   int32_t* slot;         ///< result (tokens, k): slot of each choice
   int32_t* tile_counts;  ///< workspace (slot_tiles(tokens k), experts); the caller zeroes it
-  int64_t* count;        ///< result (experts): slots taken, including slots from `capacity` on
+  int64_t* count;  ///< result (experts): slots taken, including slots numbered `capacity` or above
 };
 
 /// Arguments of kernel `sort_rows`, which sorts choices by expert. Choice c has a row if rank[c] >=

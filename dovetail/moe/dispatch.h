@@ -6,7 +6,7 @@
 #include <variant>
 #include <vector>
 
-/// Copies of tokens to their experts, and of the experts' results back to the tokens.
+/// Functions that copy tokens to their experts, and the experts' results back to the tokens.
 ///
 /// A choice is one of the k experts of a token (moe/routing.h). Each choice that was not dropped
 /// has a row in the dispatched matrix, which is the experts' input. A place is a row of memory in
@@ -56,7 +56,8 @@ struct RecordedRows {
   DispatchedRows resolve() const;
 };
 
-/// Rows of a dispatched matrix: with known sizes (DispatchedRows), or recorded (RecordedRows).
+/// Rows of a dispatched matrix: DispatchedRows with known sizes, or RecordedRows of a recorded
+/// step.
 class Dispatch {
  public:
   Dispatch() = default;
@@ -86,9 +87,10 @@ class Dispatch {
   std::variant<DispatchedRows, RecordedRows> rows_;
 };
 
-/// Makes the dropless dispatch of `expert` and `slot`, (T, k) int32, as a Routing has them. Slot
-/// -1: dropped. On a GPU the counts of the experts are copied to the host, which waits for them. A
-/// recorded step may use it only if `feed_forward` runs the experts and no choice is dropped.
+/// Makes the dropless dispatch from `expert` and `slot`, (T, k) int32, which are members of a
+/// Routing. Slot -1: dropped. On a GPU, the numbers of rows of the experts are copied to the host,
+/// which waits for them. A recorded step may use it only if `feed_forward` runs the experts and no
+/// choice is dropped.
 Dispatch dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts);
 /// Makes the dispatch padded to `capacity` places for each expert. No expert may have more rows. A
 /// recorded step may use it.
@@ -104,9 +106,9 @@ at::Tensor dispatch_rows(const at::Tensor& x, const Dispatch& dispatch);
 /// bfloat16, otherwise it has their dtype. Result y has the dtype of the weight.
 ///
 /// `dispatch_rows` and `combine_rows` are differentiable; backward reads `dispatch`, too. Kernels
-/// of this project run float32 and bfloat16, with float32 sums. On a GPU they need a dispatch that
-/// was made there. Other dtypes are composed of ATen's operators. Sums are added in the order of
-/// the experts, except in ATen's float64 on a GPU. Both throw UserError on wrong shapes, dtypes and
+/// of this project run float32 and bfloat16, with float32 sums. On a GPU they need a dispatch made
+/// on that GPU. Other dtypes are composed of ATen's operators. Sums are added in the order of the
+/// experts, except in ATen's float64 on a GPU. Both throw UserError on wrong shapes, dtypes and
 /// devices.
 at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& weight, const Dispatch& dispatch);
 

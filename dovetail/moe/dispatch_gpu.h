@@ -9,8 +9,8 @@
 /// rows are dropless. All functions throw UserError in a build without GPU kernels.
 namespace dovetail::moe::gpu {
 
-/// Makes the rows of moe::dispatch. Copies the counts of the experts to the host, which waits for
-/// them.
+/// Computes the rows for moe::dispatch on the GPU. Copies the numbers of rows of the experts to the
+/// host, which waits for them.
 DispatchedRows dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts);
 
 /// Copies tokens to rows: y[place[r]] = weight[r] x[token[r]]. An undefined weight counts as 1.

@@ -30,11 +30,11 @@ struct ExpertWeights {
 /// et al. 2022).
 ///
 /// On the CPU one kernel runs all experts in float32 or bfloat16 without copies of rows. Its
-/// products gather tokens from x and add their results to rows of y. Without
-/// `multiplies_bfloat16_rows` (ops/gemm.h) bfloat16 products use oneDNN on a copy of one expert's
-/// rows at a time. On a GPU, float32 and bfloat16 copy rows to the experts, run `feed_forward_rows`
-/// and copy them back. Each product there is one grouped product of all experts. All other cases
-/// use `apply_experts`.
+/// products gather tokens from x and add their results to rows of y. If `multiplies_bfloat16_rows`
+/// (ops/gemm.h) is false, bfloat16 products use oneDNN on a copy of one expert's rows at a time. On
+/// a GPU, rows in float32 or bfloat16 are copied to the experts, run through `feed_forward_rows`
+/// and copied back. Each product there is one grouped product of all experts. All other cases use
+/// `apply_experts`.
 ///
 /// Backward needs x and the outputs of `up`, which are kept. Sums are in float32; the experts of a
 /// token are added in their order. Throws UserError naming the tensor.
@@ -49,8 +49,8 @@ at::Tensor feed_forward_rows(const at::Tensor& rows, const std::vector<int64_t>&
 /// Computes the same sums as `feed_forward` with any experts, given as a function (FastMoE, He et
 /// al. 2021). It runs one expert after another on copies of their rows. A call expert(e, rows of e)
 /// returns one result row for each input row. In bfloat16 its input may end with rows of zeros,
-/// which round the number of rows up. Experts without rows run, too. Their gradients are then
-/// zeros, so that all ranks have the same set of gradients.
+/// which round the number of rows up. Experts without rows run, too, so that they get gradients of
+/// zeros. All ranks then have the same set of gradients.
 at::Tensor apply_experts(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
                          const std::function<at::Tensor(int64_t, const at::Tensor&)>& expert);
 

@@ -23,8 +23,8 @@ namespace dovetail::moe {
 ///
 /// Parameters: the Router's, then experts.<e>.up and experts.<e>.down as in a FeedForward, then
 /// shared.up and shared.down. If experts are spread over ranks, a Layer has only the experts of its
-/// own rank. They keep their global index e. If experts are cut (Placement::cut), the rank has its
-/// slices of them.
+/// own rank. They keep their global index e. If experts are cut (Placement::cut), the Layer has
+/// only its rank's slices of them.
 class Layer : public torch::nn::Module {
  public:
   struct Options {
@@ -66,8 +66,8 @@ class Layer : public torch::nn::Module {
   /// layout experts stay on their ranks, and nothing overlaps.
   void set_layout(ExpertLayout layout) { layout_ = std::move(layout); }
   const ExpertLayout& layout() const { return layout_; }
-  /// Returns true if at least one expert of this rank is quantized. All its experts then run as
-  /// modules (LocalExperts::modules), and only on their own rank.
+  /// Returns true if at least one expert of this rank is quantized. If so, all experts of the rank
+  /// run as modules (LocalExperts::modules), and only on their own rank.
   bool quantized() const;
 
  private:

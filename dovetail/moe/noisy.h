@@ -14,10 +14,10 @@ at::Tensor importance_loss(const at::Tensor& weight, const at::Tensor& expert, i
 /// Computes the squared coefficient of variation of the experts' expected loads. logits, noise,
 /// noise_scale: (T, E). The router chose experts by the noisy logits: logits + noise * noise_scale.
 ///
-/// The expected load of an expert is the sum of a probability over the tokens. Only the expert's
-/// own noise is drawn again for this, and the expert must be among the token's k experts. The
-/// probability is Phi((logit - m) / noise_scale). Phi is the standard normal distribution function;
-/// m is the k-th largest noisy logit of the other experts.
+/// The expected load of an expert is the sum of a probability over the tokens. For this
+/// probability, only the noise of this expert is drawn again. It is the probability that the expert
+/// is then among the token's k experts. It equals Phi((logit - m) / noise_scale). Phi is the
+/// standard normal distribution function; m is the k-th largest noisy logit of the other experts.
 at::Tensor smooth_load_loss(const at::Tensor& logits, const at::Tensor& noise,
                             const at::Tensor& noise_scale, int64_t k);
 

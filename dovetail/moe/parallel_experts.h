@@ -70,10 +70,11 @@ at::Tensor padded_feed_forward(const at::Tensor& x, const at::Tensor& weight, co
 /// rank. Only the order of an expert's slices may differ. The same ranks and layout give bitwise
 /// equal results.
 ///
-/// With `capacity`, the rows that are sent to an expert are padded to it. It must exceed every slot
-/// and be the same on all ranks. All sizes are then known, and ranks exchange no sizes. Chunks are
-/// then ranges of slots, each with all tokens (Tutel, section 3.3). Hierarchical layouts then
-/// require equally many experts on each rank (UserError).
+/// If `capacity` is set, the rows that are sent to an expert are padded with zeros to this number.
+/// It must exceed every slot and be the same on all ranks. All sizes are then known, and ranks
+/// exchange no sizes. With `capacity`, a chunk is a range of slots, and every chunk has all tokens
+/// (Tutel, section 3.3). Hierarchical layouts then require equally many experts on each rank
+/// (UserError).
 at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight,
                                  const at::Tensor& expert, const at::Tensor& slot,
                                  const LocalExperts& local, const ExpertRanks& ranks,
@@ -83,16 +84,17 @@ at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight,
 /// Parsed name of an expert's parameter or Linear, with any prefix. The examples are for
 /// "optimizer.m.blocks.3.moe.experts.17.up.weight".
 struct ExpertName {
-  std::string before;  ///< example: "optimizer.m.blocks.3.moe.experts."
-  int64_t expert = 0;  ///< example: 17
-  std::string rest;    ///< example: "up.weight"
+  /// Text before the expert's index; example: "optimizer.m.blocks.3.moe.experts.".
+  std::string before;
+  int64_t expert = 0;  ///< global index of the expert; example: 17
+  std::string rest;    ///< name of the parameter within the expert; example: "up.weight"
 };
 /// Parses a name. Returns nullopt if it does not belong to an expert.
 std::optional<ExpertName> parse_expert_name(std::string_view name);
 
 /// Slice of an expert's parameter ("up.weight" and so on) that a rank holds. It is a range of
-/// hidden elements of the expert. These are columns of down, or rows of up. If up has a gate, the
-/// slice has rows of the gate, then of up.
+/// hidden elements of the expert. Hidden elements are the columns of down and the rows of up. If up
+/// has a gate, the slice has its rows of the gate, followed by its rows of up.
 struct ExpertSlice {
   std::vector<int64_t> whole;  ///< sizes of the whole parameter
   /// View of the whole parameter: (outer, hidden, rest). The slice is the range [first, first +

@@ -29,9 +29,10 @@ class StepSeed {
 /// Information about a forward pass that expert layers need in addition to their input x. The
 /// defaults describe evaluation, which draws no random numbers.
 struct Pass {
-  bool training = false;   ///< true in training: routers draw random numbers
-  bool measuring = false;  ///< true if a validation loss is computed: eval_capacity_factor applies
-  StepSeed seed = {};      ///< random draws depend only on seed, layer and token index
+  bool training = false;  ///< true in training: routers draw random numbers
+  /// True while a validation loss is computed; Config::eval_capacity_factor then applies.
+  bool measuring = false;
+  StepSeed seed = {};  ///< random draws depend only on seed, layer and token index
   /// Index of x's first token in the batch of the step, counted over all ranks and micro-batches.
   int64_t first_token = 0;
   /// Position of x's first token in its sequence, in evaluation: the number of tokens in the

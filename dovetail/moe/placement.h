@@ -24,11 +24,11 @@ struct Placement {
   int holder_of(int64_t expert) const;  ///< holder that has this expert
 };
 
-/// Returns the placement with the given `cut`. 0 selects the minimum that gives every holder an
-/// expert: ranks / experts, rounded up. Throws UserError naming parallel.expert (`ranks`) or
-/// parallel.expert_tensor (`cut`) if `cut` does not fit. `cut` must divide `ranks` and the experts'
-/// hidden width `ffn_width`. Each holder must have at least one expert. Experts that are cut have
-/// no biases.
+/// Returns the placement with `cut` ranks per holder. A `cut` of 0 selects the minimum that gives
+/// every holder an expert: ranks / experts, rounded up. `cut` must divide `ranks` and the experts'
+/// hidden width `ffn_width`. Each holder must have at least one expert. `bias` must be false if
+/// experts are cut. Otherwise throws UserError naming parallel.expert (`ranks`) or
+/// parallel.expert_tensor (`cut`).
 Placement make_placement(int64_t experts, int ranks, int cut, int64_t ffn_width, bool bias);
 
 }  // namespace dovetail::moe

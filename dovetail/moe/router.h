@@ -19,8 +19,8 @@ namespace dovetail::moe {
 ///   noisy_top_k    route(); in training with noise added to the logits (Shazeer et al. 2017):
 ///                  logits + normal noise * (softplus(x noise_weight^T) + 0.01)
 ///   sinkhorn, base route() in training; in evaluation the experts of the largest scores
-///   balanced       experts in turn, whatever the token; in evaluation the token's position in its
-///                  sequence decides
+///   balanced       experts in turn, for any tokens; in evaluation, in turn by the token's position
+///                  in its sequence
 ///   expert_choice  route_by_experts() over the tokens of one pass. Only this method reads tokens
 ///                  that follow in the sequence
 ///   hash           the token's id and the layer's name alone decide; each weight is 1 / k
@@ -37,7 +37,7 @@ class Router : public torch::nn::Module {
   struct Output {
     Routing routing;
     /// Scalar: the sum of the router's losses times their coefficients in the config (load_loss,
-    /// z_loss and so on). It is a mean over the tokens. Undefined for hash.
+    /// z_loss and so on). Each loss is a mean over the tokens. Undefined for hash.
     at::Tensor loss;
   };
   /// Routes x (..., tokens of a sequence, C). In training with load_scope = "global_batch" all

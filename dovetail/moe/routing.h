@@ -107,8 +107,8 @@ struct RoutingInputs {
 ///
 /// Ties go to the lowest index of experts, groups and tokens. NaN counts as -infinity in the choice
 /// of experts. Sums of p below 1e-20 are replaced by 1e-20. With sigmoid scores, P_e is the mean of
-/// p_e divided by the token's sum of p. Results depend neither on the number of threads nor on the
-/// run. All tensors are on one device; Sinkhorn scaling and BASE run on the CPU only. Throws
+/// p_e divided by the token's sum of p. Results are the same in every run and with any number of
+/// threads. All tensors are on one device; Sinkhorn scaling and BASE run on the CPU only. Throws
 /// UserError naming the argument that does not fit.
 Routing route(const at::Tensor& logits, const RoutingSpec& spec, const RoutingInputs& inputs = {});
 

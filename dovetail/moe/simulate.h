@@ -23,17 +23,17 @@ struct LayerLoad {
   /// Bytes of a whole row on the way to the experts (`row_bytes` of comm/payload.h). A row is a
   /// token that is sent to one expert.
   double row_bytes = 4;
-  double other_row_bytes = 4;  ///< same for rows on the way back, and for gradients of rows
+  double other_row_bytes = 4;  ///< bytes of a row on the way back, and of a row's gradient
   double parameter_bytes = 4;  ///< bytes of one parameter when experts are sent
   /// Expert i = 0, 1, ... gets a share of the choices proportional to (i + 1)^-skew.
   double skew = 0;
   std::vector<double> choices_of =
-      {};  ///< relative number of choices of each expert; empty: by `skew`
+      {};  ///< relative numbers of choices of the experts; empty: computed from `skew`
 };
 
 /// Distribution and overlap of a layer. Members are as in ExpertLayout (moe/parallel_experts.h),
-/// with one exception: `shadowed` is a number. All ranks gather the `shadowed` experts with the
-/// most choices.
+/// with one exception: `shadowed` is the number of shadowed experts. These are the experts with the
+/// most choices; all ranks gather them.
 struct LayerPlan {
   comm::AllToAllAlgorithm algorithm = comm::AllToAllAlgorithm::kLinear;
   int overlap = 1;
@@ -44,8 +44,9 @@ struct LayerPlan {
 /// Simulated seconds of a step of a layer, for the slowest rank.
 struct LayerTime {
   LayerPlan plan;
-  /// compute_s: computation of the busiest rank, forward and backward. The rest of the time is
-  /// waiting, and communication that does not overlap with computation.
+  /// forward_s and backward_s: seconds of the slowest rank. compute_s: seconds in which the busiest
+  /// rank computes, forward and backward. In the rest of the time, the rank waits or communicates
+  /// without computing.
   double forward_s = 0, backward_s = 0, compute_s = 0;
   double total_s() const { return forward_s + backward_s; }
 };

@@ -38,7 +38,7 @@ DOVETAIL_HOST_DEVICE inline int64_t slot_tiles(int64_t size) {
   return (size + kSlotTile - 1) / kSlotTile;
 }
 
-/// Number of keys equal to a given one: `before` it and `behind` it.
+/// Numbers of keys that equal a chosen key: `before` it and `behind` it in the list.
 struct Equals {
   int32_t before, behind;
 };

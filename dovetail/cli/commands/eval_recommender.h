@@ -11,11 +11,11 @@ namespace dovetail::cli {
 /// Options of `dovetail eval` for a recommender model.
 struct RecommenderEvaluation {
   std::vector<std::string> files;  ///< files and globs to read; empty: the run's training files
-  /// Part of the rows: "train", "validation" or "all". Empty: "validation" for the run's training
-  /// files, "all" for others.
+  /// Part of the rows: "train", "validation" or "all". Empty: "validation" if `files` is empty,
+  /// else "all".
   std::string split;
   std::string predictions;  ///< CSV file for the score of each row; empty: none is written
-  int64_t max_rows = 0;     ///< maximum number of rows to score, from the first one on; 0: all
+  int64_t max_rows = 0;  ///< maximum number of rows to score, beginning with the first row; 0: all
 };
 
 /// Scores rows with the recommender of a checkpoint, and measures how well it ranks them. Columns,

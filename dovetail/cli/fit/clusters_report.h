@@ -8,13 +8,14 @@
 
 namespace dovetail::cli {
 
-/// Content of the HTML page about a clustering. It is k-means, or a mixture whose components are
-/// shown as clusters.
+/// Content of the HTML page about a clustering. The clustering comes from k-means, or from a
+/// mixture whose components are shown as clusters.
 struct ClustersPage {
   /// `verdict` is a summary in one sentence. `where` names the table's file and the CPU.
   std::string title, verdict, where;
-  std::string algorithm;                                     ///< shown in the heading
-  std::vector<std::pair<std::string, std::string>> figures;  ///< label and value
+  std::string algorithm;  ///< shown in the heading
+  /// Figures to show, as label and value.
+  std::vector<std::pair<std::string, std::string>> figures;
   std::string measure;        ///< name of the measure of convergence, such as "inertia"
   std::vector<double> curve;  ///< value of the measure in each iteration
   at::Tensor sample;          ///< (S, D): sample of the rows, to draw

@@ -25,11 +25,12 @@ struct FitOptions {
 
 /// Input of a fit. The job may run on several nodes (processes, started by torchrun).
 struct FitContext {
-  const data::Matrix& matrix;              ///< table to fit
-  std::shared_ptr<jobs::Workers> workers;  ///< run the tasks; null: threads of this process
-  JobState& state;                         ///< progress, to resume a stopped job
-  bool shows;                              ///< true on node 0, which shows the progress
-  std::filesystem::path folder;            ///< folder for results
+  const data::Matrix& matrix;  ///< table to fit
+  /// Objects that run the tasks; null: threads of this process.
+  std::shared_ptr<jobs::Workers> workers;
+  JobState& state;               ///< saved progress, from which a stopped job resumes
+  bool shows;                    ///< true on node 0, which shows the progress
+  std::filesystem::path folder;  ///< folder for results
   /// Texts for the report: `where` names the table's file and the CPU. `command` is a command line
   /// that repeats the fit.
   std::string where, command;
@@ -39,7 +40,8 @@ struct FitContext {
 struct FitOutcome {
   nlohmann::ordered_json& result;  ///< output of --json; the fit adds its values
   std::string verdict;             ///< summary in one sentence
-  std::vector<std::pair<std::string, std::string>> figures;  ///< label and value, to print
+  /// Figures to print, as label and value.
+  std::vector<std::pair<std::string, std::string>> figures;
   /// Writes the model into the run's folder. Only node 0 calls it.
   std::function<void(const train::RunFolder&)> write;
 };

@@ -33,9 +33,9 @@ class JobState {
   const std::vector<std::vector<double>>& lines() const { return lines_; }
 
   /// Adds the figures of an iteration to lines(). Saves them in the file with `state`, the tensors
-  /// with which the job can resume. An empty `state` means the last iteration; nothing is saved
-  /// then. Saving takes at most 5 % of the time: if iterations are short, only some are saved. A
-  /// failed write only logs a warning.
+  /// with which the job can resume. An empty `state` marks the last iteration: nothing is saved in
+  /// that case. Saving takes at most 5 % of the time: if iterations are short, only some of them
+  /// are saved. A failed write only logs a warning.
   void add(std::vector<double> line, const std::vector<at::Tensor>& state);
   /// Removes the file. Call it after the job has written its results.
   void done();

@@ -30,8 +30,9 @@ class TableOptions {
   /// Returns the group of all nodes that torchrun started for this job. All nodes read the table;
   /// node 0 writes results.
   std::shared_ptr<comm::Group> join() const;
-  /// Sets the number of threads of this process and reads the table. Overwrites the members of
-  /// `options` that are options of this class. Logs notes, warnings and bad values.
+  /// Sets the number of threads of this process and reads the table. Members of `options` for which
+  /// the command line has an option are overwritten. Node 0 logs notes, warnings and bad values of
+  /// the table.
   data::Matrix read(const comm::Group& group, data::MatrixOptions options = {}) const;
   /// Returns the object that runs tasks on the executors of --executors, or on several nodes. Null
   /// on a single node without --executors: tasks then run on the threads of this process.
@@ -64,8 +65,8 @@ class TableOptions {
   bool fresh_ = false;
 };
 
-/// Returns " (N bytes of T)" for file `name`: its size and modification time. So the text changes
-/// if the file changes. Returns "" if `name` is no file.
+/// Returns the text " (N bytes of T)" for file `name`: N is its size, T its modification time. So
+/// the text changes if the file changes. Returns "" if `name` is no file.
 std::string file_words(const std::string& name);
 
 /// Writes a CSV file. The first line has the names of the columns. Each further line has a row of
@@ -74,8 +75,8 @@ void write_table(const std::filesystem::path& path, const std::vector<std::strin
                  const at::Tensor& rows, const std::vector<std::string>& names = {});
 
 /// Writes a CSV file with columns row and label. `labels` are int32. Row numbers count the rows of
-/// the table's file from 0. `left_out` are the numbers, ascending, of rows without a label; they
-/// have no line.
+/// the table's file from 0. `left_out` holds the numbers of the rows without a label, ascending.
+/// The file has no line for them.
 void write_labels(const std::filesystem::path& path, const at::Tensor& labels,
                   const std::vector<int64_t>& left_out);
 

@@ -23,16 +23,17 @@ struct Argument {
   using Target = std::variant<bool*, int64_t*, double*, std::string*, std::vector<std::string>*>;
 
   Kind kind = Kind::kOption;
-  std::string name;        ///< examples: "--tokens", "-n,--ranks", or a positional's "config"
-  std::string value_name;  ///< value in `--help`, such as "N" or "FILE"; empty without a value
+  std::string name;  ///< examples: "--tokens", "-n,--ranks", or a positional's "config"
+  /// Placeholder of the value in `--help`, such as "N" or "FILE"; empty if there is no value.
+  std::string value_name;
   std::string help;
   Target target;  ///< a flag sets a bool; a vector collects the values of all occurrences
   bool required = false;
-  /// Minimum and maximum of a number, choices of a text (empty: any), and completion of the value.
+  /// Minimum and maximum of a value that is a number.
   double low = -std::numeric_limits<double>::infinity();
   double high = std::numeric_limits<double>::infinity();
-  std::vector<std::string> choices;
-  Completion completion = Completion::kNone;
+  std::vector<std::string> choices;           ///< allowed texts; empty: any text
+  Completion completion = Completion::kNone;  ///< completion of the value in a shell
   /// Values of the command's first positional with which this option is allowed. Empty: all values.
   /// Example: --target only for "linear" and "logistic" in `dovetail fit MODEL`.
   std::vector<std::string> only_for = {};
@@ -53,7 +54,7 @@ struct Argument {
 };
 
 /// Arguments of one command, in the order in which `--help` shows them. Each member below adds an
-/// argument. The returned reference is valid until the next one is added.
+/// argument. The returned reference is valid until the next argument is added.
 class Arguments {
  public:
   Argument& positional(std::string name, Argument::Target target, std::string help);

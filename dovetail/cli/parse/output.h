@@ -15,9 +15,10 @@ void print(std::string_view text);
 /// Like `print`, for a JSON value with indentation and a line break.
 void print_json(const nlohmann::ordered_json& json);
 
+/// Choice of the row that is the heading of a table, if any.
+enum class Heading { kNone, kFirstRow };
 /// Returns a text table: one line per row, aligned columns with two spaces between them. With
 /// Heading::kFirstRow, the first row is underlined.
-enum class Heading { kNone, kFirstRow };
 std::string format_table(const std::vector<std::vector<std::string>>& rows,
                          Heading heading = Heading::kNone);
 

@@ -7,8 +7,8 @@
 namespace dovetail::cli {
 
 /// Checks the values of option --set, each a "KEY=VALUE" that overrides a key of the config. `read`
-/// are all keys and sections that `command` reads. Throws UserError if a KEY is neither one of them
-/// nor below one ("train.batch" is below "train").
+/// are all keys and sections that `command` reads. Throws UserError if a KEY is neither in `read`
+/// nor below a section in `read` ("train.batch" is below "train").
 void check_set_keys(const std::vector<std::string>& overrides,
                     const std::vector<std::string_view>& read, std::string_view command);
 

@@ -18,7 +18,7 @@ class SampleKey {
  public:
   explicit SampleKey(const train::ResolvedRun& run);
   const char* name() const { return accumulates_ ? "train.micro_batch" : "train.batch"; }
-  /// Returns the number of samples at once that the config asks for.
+  /// Returns the config's value of this key: the number of samples at once.
   int64_t asked() const { return asked_; }
   /// Returns true if a step has several micro-batches, whose gradients are accumulated.
   bool accumulates() const { return accumulates_; }
@@ -37,10 +37,11 @@ plan::Graph record_with(const train::ResolvedRun& run, const std::shared_ptr<com
 /// If `fits` is true for a number, it must be true for all smaller numbers.
 int64_t largest_that(const std::function<bool(int64_t)>& fits);
 
-/// Returns help for an error: memory budget `budget` is below the floor of `graph`. The floor is
-/// the minimum bytes that any plan needs. `graph` is the recorded step with SampleKey::asked
-/// samples. The help gives the largest number of samples for which the budget is enough. To find
-/// it, records one more step. `config` is the config's file, for the text.
+/// Returns a help text for the error that memory budget `budget` is below the floor of `graph`. The
+/// floor is the minimum bytes that any plan needs. `graph` is the recorded step with
+/// SampleKey::asked samples. The text gives the largest number of samples for which the budget is
+/// enough. To find this number, the function records one more step. `config` is the name of the
+/// config's file.
 std::string help_below_floor(const train::ResolvedRun& run,
                              const std::shared_ptr<comm::Group>& group, const plan::Graph& graph,
                              const std::string& budget, const plan::SolveOptions& options,

@@ -11,11 +11,11 @@ namespace dovetail::cli {
 struct PlanRequest {
   std::string config;                  ///< TOML file of the training run
   std::vector<std::string> overrides;  ///< key=value
-  std::string budget;                  ///< replaces memory.budget, if given
-  std::string out;                     ///< folder or .json file to write the plan to; empty: none
-  double time_limit_s = 0;             ///< replaces memory.solve_s; 0: use memory.solve_s
-  /// Extra output: a table by layer, a table of step time by budget. `json` prints JSON instead of
-  /// text.
+  std::string budget;       ///< value that replaces memory.budget; empty: use memory.budget
+  std::string out;          ///< folder or .json file to write the plan to; empty: none
+  double time_limit_s = 0;  ///< maximum seconds to make the plan; 0: use memory.solve_s
+  /// `layers`: also print a table by layer. `curve`: also print a table of step time by memory
+  /// budget. `json`: print JSON instead of text.
   bool layers = false, curve = false, json = false;
 };
 
@@ -25,20 +25,22 @@ train::RunConfig config_of(const PlanRequest& request);
 
 /// Makes a memory plan for the training steps of a config, and measures it. A plan decides for each
 /// tensor of a step: keep, recompute, offload or compress. Runs training steps on random tokens,
-/// without the config's data and run folder. The first steps run without a plan. Then two steps are
-/// recorded, and some steps time the operations. The last steps run by the plan made from these.
-/// Prints the decisions, and time and peak memory as predicted and as measured.
+/// without the config's data and run folder. The first steps run without a plan. Two further steps
+/// are recorded, and in some more steps each operation is timed. The plan is made from these steps,
+/// and the last steps follow it. Prints the decisions, and time and peak memory as predicted and as
+/// measured.
 ///
-/// Throws UserError if the budget is below the floor, the minimum bytes that any plan needs. It
-/// does so before anything is timed or solved. The error gives the largest batch for which the
-/// budget is enough.
+/// Throws UserError if the budget is below the floor, the minimum bytes that any plan needs. The
+/// error is thrown before anything is timed or solved. The error gives the largest batch for which
+/// the budget is enough.
 void plan_config(const PlanRequest& request);
 
 /// Prints whether a training step of the config fits into this machine's memory, or into
 /// memory.budget if it is set. Also prints the largest batch that fits. Returns false if the step
-/// does not fit. To find out, records steps, with fewer samples if the config's number is not
-/// estimated to fit easily. Relies on an estimate if steps cannot be recorded. Nothing of the
-/// config's size is allocated unless it is estimated to fit.
+/// does not fit. To find out, the function records steps. It uses fewer samples than the config
+/// asks for, unless a step with that number is estimated to fit easily. If steps cannot be
+/// recorded, it relies on the estimate. Nothing of the config's size is allocated unless it is
+/// estimated to fit.
 bool log_whether_it_fits(const PlanRequest& request);
 
 }  // namespace dovetail::cli

@@ -9,15 +9,16 @@
 
 namespace dovetail::cli {
 
-/// Texts that `dovetail plan` prints about a memory plan. A plan decides for each storage of a
-/// training step: keep it, recompute it, offload it to host memory, or compress it.
+/// Functions that make the texts that `dovetail plan` prints about a memory plan. A plan decides
+/// for each storage of a training step: keep it, recompute it, offload it to host memory, or
+/// compress it.
 
 /// Returns a number of bytes in MiB with one decimal, without a unit. Example: "2.5".
 std::string mib(int64_t bytes);
 
 /// Returns a table with a row for each decision: number of storages, their MiB, and the time that
-/// the decision costs. Below the table is a line for each codec that compresses storages. It gives
-/// the MiB before and after compression, the error and the speeds.
+/// the decision costs. Below the table is a line for each codec that compresses storages. This line
+/// gives the MiB before and after compression, the error and the speeds.
 std::string decision_table(const plan::PlanOutcome& outcome, const plan::Graph& graph);
 
 /// Returns a table with a row for each layer and decision: number of storages, their MiB, and the

@@ -47,7 +47,7 @@ struct HybridCluster {
     void describe(Section& s);
   };
 
-  std::string source;  ///< where the figures come from, shown with results
+  std::string source;  ///< origin of the figures, shown with results
   std::vector<Node> node;
   Job job;
   Network network;
@@ -55,9 +55,9 @@ struct HybridCluster {
   std::vector<Fault> fault;
   void describe(Section& s);
 
-  /// Variant of the cluster for a study. It has the first `nodes` nodes of the cluster; if the
-  /// cluster has fewer, its list of nodes repeats. `gpus` replaces the number of GPUs per node, if
-  /// it is set. If `cores_compute` is false, CPU cores only feed GPUs.
+  /// Variant of the cluster for a study. It has the first `nodes` nodes of the cluster. If the
+  /// cluster has fewer nodes, its list of nodes is repeated. `gpus` replaces the number of GPUs per
+  /// node, if it is set. If `cores_compute` is false, CPU cores only feed GPUs.
   struct Case {
     size_t nodes = 1;
     std::optional<int64_t> gpus = std::nullopt;

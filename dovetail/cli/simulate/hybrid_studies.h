@@ -26,18 +26,18 @@ inline constexpr PaperRow kPaperCpu{"16 CPU cores", 33.87, 1.079}, kPaperGpu{"1 
 
 /// Interpretation of the paper, which leaves some details open.
 struct Reading {
-  std::string name;       ///< the interpretation, as a sentence
+  std::string name;       ///< description of the interpretation, as a sentence
   HybridCluster cluster;  ///< cluster and job that follow from it
-  /// True if the cluster's speeds were fitted to the time of the paper's hybrid run. A study then
-  /// does not compare its own time with this one.
+  /// True if the cluster's speeds were fitted to the time of the paper's hybrid run. In that case a
+  /// study does not compare the time of its hybrid run with the paper's.
   bool fitted = false;
 };
 
 /// Returns two readings of the paper. In the first, all work of a run is divided among devices. In
-/// the second, each run has some seconds that more devices do not shorten. Their number is chosen
-/// so that the best division takes exactly the time of the paper's hybrid run. `overrides` are
+/// the second, each run has some seconds that more devices do not shorten. With the chosen number
+/// of seconds, the best division takes exactly the time of the paper's hybrid run. `overrides` are
 /// key=value settings of sections job, network and sharing. For any job, speeds are chosen so that
-/// CPU cores alone and a GPU alone take the paper's times.
+/// CPU cores alone take the paper's time for them. A GPU alone takes the paper's time, too.
 std::vector<Reading> paper_readings(const std::vector<std::string>& overrides);
 /// Returns the assumptions about details that the paper leaves open, as sentences.
 std::vector<std::string> paper_assumptions(const HybridCluster& cluster);
@@ -53,8 +53,8 @@ struct StudyOptions {
 /// Simulated runs on one node with some of its devices. The runs differ by their seed.
 struct NodeCase {
   std::string devices;  ///< example: "15 CPU cores and 1 GPU"
-  /// Mean and variance of the seconds of a run. Without noise, no schedule takes less than
-  /// `best_s`.
+  /// `seconds` and `variance` are the mean and variance of the duration of a run. `best_s` is a
+  /// lower bound of this duration in seconds, for any schedule without noise.
   double seconds = 0, variance = 0, best_s = 0;
   std::optional<PaperRow> paper = std::nullopt;  ///< figures of the paper for these devices
 };
@@ -62,19 +62,22 @@ struct NodeCase {
 /// Simulated runs of one job on `nodes` nodes with `gpus` GPUs each, without noise.
 struct NodesCase {
   int64_t nodes = 1, gpus = 1;
-  double cpu_s = 0, gpu_s = 0, hybrid_s = 0;  ///< seconds with cores alone, GPUs alone, and both
+  /// Seconds of the job with cores alone, GPUs alone, and both.
+  double cpu_s = 0, gpu_s = 0, hybrid_s = 0;
   /// Returns the speed-up of the hybrid run over the faster kind of device.
   double speed_up() const { return std::min(cpu_s, gpu_s) / hybrid_s; }
-  /// Mean seconds per iteration of the hybrid run: computing of one core, computing of one GPU, and
-  /// the whole iteration. The last one includes time in which neither computes.
+  /// Means over the iterations of the hybrid run. `core_task_s` and `gpu_task_s` are the seconds
+  /// that one core and one GPU compute in an iteration. `iteration_s` is the duration of a whole
+  /// iteration. It includes time in which neither computes.
   double core_task_s = 0, gpu_task_s = 0, iteration_s = 0;
-  /// Mean seconds that a core, and a GPU, takes for a shard in the hybrid run.
+  /// Mean seconds that one core, or one GPU, takes for a shard in the hybrid run.
   double core_shard_s = 0, gpu_shard_s = 0;
 };
 
 /// Claim of the paper, tested by simulation.
 struct Claim {
-  std::string text, found;  ///< the claim, and the figures that the simulation found for it
+  /// `text`: the claim; `found`: the figures that the simulation found for it.
+  std::string text, found;
   bool confirmed = false;
 };
 
@@ -86,16 +89,16 @@ struct ReadingResult {
   std::vector<NodesCase> nodes = {};
   std::vector<Claim> claims = {};
 };
-/// Simulates a reading on one node and on several, and tests the claims. Uses only nodes like the
-/// first one of the cluster.
+/// Simulates a reading on one node and on several nodes, and tests the paper's claims. All
+/// simulated nodes are like the first node of the reading's cluster.
 ReadingResult study(const Reading& reading, const StudyOptions& options);
 
 /// Simulation of an iteration over `rows` rows, on `nodes` nodes with `devices` devices in total.
 /// `events` counts the simulated events.
 struct ScaleCase {
   int64_t nodes = 0, devices = 0, rows = 0, events = 0;
-  /// Seconds of an iteration. In `tree_s`, the sums of nodes are added along a tree, in `ranks_s`
-  /// one after another. `minimum_s` is a lower bound for both.
+  /// Seconds of an iteration. `tree_s`: the sums of the nodes are added along a tree. `ranks_s`:
+  /// the sums are added one after another. `minimum_s`: lower bound for both.
   double tree_s = 0, ranks_s = 0, minimum_s = 0;
   double wall_s = 0;  ///< real seconds that the simulations took
 };
@@ -105,9 +108,10 @@ std::vector<ScaleCase> study_scale(const HybridCluster& cluster, const StudyOpti
 
 /// Effect of the cluster's faults on its job.
 struct FaultsCase {
-  double without_s = 0, with_s = 0;        ///< seconds of the job without faults, and with them
-  int64_t restarts = 0;                    ///< iterations that began again because a node was lost
-  std::vector<std::string> left_out = {};  ///< devices and nodes that were left out, with reasons
+  double without_s = 0, with_s = 0;  ///< seconds of the job without faults, and with them
+  int64_t restarts = 0;  ///< number of times that an iteration began again because a node was lost
+  /// Devices and nodes that got no more shards after faults, each with the reason.
+  std::vector<std::string> left_out = {};
 };
 /// Simulates all nodes of the cluster without its faults, then with them.
 FaultsCase study_faults(const HybridCluster& cluster, uint64_t seed);

@@ -27,8 +27,9 @@ struct PrincipalOptions {
 struct PrincipalIteration {
   int64_t iteration = 0;  ///< number of the iteration, from 1
   double residual = 0;    ///< maximum of |C v - s v| over all directions, divided by the largest s
-  double explained = 0;   ///< fraction of the total variance along all directions together
-  double seconds = 0;     ///< duration of the iteration
+  /// Fraction of the total variance that lies along the found directions together.
+  double explained = 0;
+  double seconds = 0;  ///< duration of the iteration
   /// Tensors for PrincipalOptions::state; empty after the last iteration.
   std::vector<at::Tensor> state = {};
 };
@@ -38,7 +39,7 @@ struct PrincipalResult {
   /// Directions as orthonormal columns, (D, components) float64. The element of largest magnitude
   /// of each direction is positive.
   at::Tensor directions;
-  at::Tensor variances;    ///< (components): variance of the rows along each, descending
+  at::Tensor variances;    ///< (components): variance of the rows along each direction, descending
   at::Tensor shares;       ///< (components): `variances`, divided by the total variance
   int64_t iterations = 0;  ///< number of iterations
   bool converged = false;  ///< true if it stopped at the tolerance

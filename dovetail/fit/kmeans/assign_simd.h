@@ -22,25 +22,28 @@ struct AssignProblem {
 /// undefined.
 constexpr int64_t kSumsPadding = 8;
 
-/// Maximum number of centres: their numbers are held in float32, which is exact up to 2^24.
+/// Maximum number of centres: their indices are held in float32, which is exact up to 2^24.
 constexpr int64_t kMaxCentres = int64_t{1} << 24;
 
 /// Sets the label of each row to its nearest centre, and adds up the rows with each label. Takes
 /// one pass over the rows, on the calling thread. Returns the number of changed labels.
 ///
-/// The label is the centre c with the smallest |x - c|^2 in float64. If several are equal, it is
-/// the first one. Centres are first compared in float32 by |c - shift|^2 - 2 (x - shift)(c -
-/// shift), with a bound on the rounding error. If the bound does not prove which centre is nearest,
-/// the row is compared in float64. Rows are added to `sums` in their order. So labels, sums and
-/// counts have the same bits on AVX2 and AVX-512. The same holds for several calls on consecutive
-/// parts of the rows. Their sums must then be added in order.
+/// The label is the centre c with the smallest |x - c|^2 in float64. If several distances are
+/// equal, it is the first of these centres. Centres are first compared in float32 by
+///
+///     |c - shift|^2 - 2 (x - shift)(c - shift),
+///
+/// with a bound on the rounding error. If the bound does not prove which centre is nearest, the row
+/// is compared in float64. Rows are added to `sums` in their order. So labels, sums and counts have
+/// the same bits on AVX2 and AVX-512. The same holds if several calls process consecutive parts of
+/// the rows and their sums are added in order.
 int64_t assign_rows(const AssignProblem& problem);
 
 // In the functions below, x_i is row i of x (rows, dim) float32.
 
 /// Sets norm[i] to |x_i - point|, rounded up, for each row; `norm` may be null. Returns the sum of
-/// |x_i - point|^2, in float64 in the order of the rows. The sum is infinite or NaN exactly if a
-/// row is not finite.
+/// |x_i - point|^2, in float64 in the order of the rows. The sum is infinite or NaN if and only if
+/// a row is not finite.
 double norms_from(const float* x, const float* point, int64_t rows, int64_t dim, float* norm);
 
 /// Sets squares[i] to |x_i - centres[label[i]]|^2 in float64 for each row. `centres` is (K, dim).

@@ -12,9 +12,9 @@ namespace dovetail::fit {
 struct MiniBatchOptions {
   int64_t batch = 0;         ///< rows per iteration, at least 1
   int64_t iterations = 300;  ///< maximum number of iterations
-  /// Stops when the centres move by less in an iteration, measured as for LloydOptions::tolerance.
-  /// 0: never. Moves become smaller with each batch anyway, so a small move is a weak sign of
-  /// convergence.
+  /// Stops when the centres move by at most this much in an iteration, measured as for
+  /// LloydOptions::tolerance. 0: never. Moves become smaller with each batch anyway, so a small
+  /// move is a weak sign of convergence.
   double tolerance = 0;
   /// Stops after this many consecutive iterations without a new minimum of the smoothed inertia. 0:
   /// never.
@@ -31,11 +31,11 @@ struct MiniBatchOptions {
 at::Tensor batch_rows(int64_t rows, int64_t batch, int64_t iteration, uint64_t seed);
 
 /// Runs mini-batch k-means (Sculley, Web-scale k-means clustering, 2010) from initial centres (K,
-/// D). Each centre is the mean of all batch rows, so far, for which it was the nearest centre. A
-/// centre without any such row stays where it started. The labels, counts and inertia of the result
-/// cover all rows, assigned to the final centres. For `patience`, the inertia of the batches is
-/// smoothed exponentially over about half of all rows, as scikit-learn does. Calls `report` after
-/// each iteration. The result has the same bits for any number of threads.
+/// D). Each centre is the mean of those rows in the batches so far for which it was the nearest
+/// centre. A centre that was never the nearest stays where it started. The labels, counts and
+/// inertia of the result cover all rows, assigned to the final centres. For `patience`, the inertia
+/// of the batches is smoothed exponentially over about half of all rows, as scikit-learn does.
+/// Calls `report` after each iteration. The result has the same bits for any number of threads.
 KMeansResult mini_batch(KMeansData& data, const at::Tensor& centres,
                         const MiniBatchOptions& options,
                         const std::function<void(const LloydIteration&)>& report = {});

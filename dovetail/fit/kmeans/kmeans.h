@@ -49,15 +49,16 @@ class KMeansData {
   explicit KMeansData(const at::Tensor& x, std::shared_ptr<jobs::Workers> workers = nullptr);
 
   /// Sets the label of each row to the nearest of the centres (K, D) float64, in one pass over the
-  /// rows. If several are equally near, takes the first one. Returns sums with weight N:
+  /// rows. If several are equally near, takes the first one. Returns a Partial (jobs/partial.h)
+  /// with weight N, the number of rows, and these tensors:
   ///   - sum of the rows with each label, (K, D) float64,
   ///   - number of rows with each label, (K) int64,
   ///   - number of changed labels, () int64.
   jobs::Partial assign(const at::Tensor& centres);
 
   /// Like `assign`, but only for the rows with the numbers `rows` (B) int64, and without changing
-  /// labels. Returns sums with weight B: the first two tensors as for `assign`, then the inertia of
-  /// these rows, () float64.
+  /// labels. Returns a Partial with weight B, the number of these rows, and three tensors. The
+  /// first two are as for `assign`, the third is the inertia of these rows, () float64.
   jobs::Partial assign_batch(const at::Tensor& rows, const at::Tensor& centres) const;
 
   /// Squared distance of each row to the centre of its label, (N) float64, and their sum.
@@ -65,22 +66,22 @@ class KMeansData {
     at::Tensor squares;
     double inertia = 0;
   };
-  /// Computes these distances for the current labels, in another pass over the rows.
+  /// Computes the Distances for the current labels, in another pass over the rows.
   Distances distances(const at::Tensor& centres);
 
   // k-means++ chooses points among the rows one after another. The members below hold, for each
   // row, the squared distance to the closest point chosen so far, (N) float64. `distances`
   // overwrites this tensor.
 
-  /// Sets all these distances to infinity: no point is chosen.
+  /// Sets the distances of all rows to infinity: no point is chosen.
   void forget_closest();
-  /// Returns the distances.
+  /// Returns the squared distance of each row to the closest chosen point, (N) float64.
   at::Tensor closest() const;
   /// Adds points (M, D) float64 to the chosen ones. Returns the new sum of closest().
   double include(const at::Tensor& points);
   /// Draws T rows with probabilities proportional to closest(). Returns their numbers, (T) int64.
-  /// `uniform` (T) float64 holds a uniform random number in [0, 1) for each draw. The last
-  /// `include` must have returned more than 0.
+  /// `uniform` (T) float64 holds a uniform random number in [0, 1) for each draw. The latest call
+  /// of `include` must have returned a sum above 0.
   ///
   /// On several nodes, no distances of rows are sent. A draw first selects a shard by the sums of
   /// all shards, which `include` exchanged. The node that holds the distances of this shard then
@@ -95,8 +96,8 @@ class KMeansData {
   /// with K = 1. `distances` is exact.
   double inertia_of(const jobs::Partial& partial, const at::Tensor& centres) const;
 
-  /// Returns the mean over the columns of their variances. `partial` is a result of `assign`. With
-  /// a result of `assign_batch`, returns an estimate.
+  /// Returns the mean of the columns' variances. `partial` is a result of `assign`. If it is a
+  /// result of `assign_batch`, returns an estimate.
   double mean_variance(const jobs::Partial& partial) const;
 
   const at::Tensor& x() const { return x_; }
@@ -138,8 +139,8 @@ EmptyCluster parse_empty_cluster(std::string_view name);
 /// Options of lloyd.
 struct LloydOptions {
   int64_t iterations = 300;  ///< maximum number of iterations
-  /// Stops when the squared shifts of the centres in an iteration sum to at most `tolerance` * V. V
-  /// is the mean of the columns' variances.
+  /// The shift of a centre is the distance by which it moves in an iteration. Stops when the sum of
+  /// the squared shifts is at most `tolerance` * V. V is the mean of the columns' variances.
   double tolerance = 1e-4;
   EmptyCluster empty = EmptyCluster::kReseed;
   /// To resume a stopped run: LloydIteration::state of its last iteration. Empty: start from the

@@ -1,7 +1,6 @@
-// Search of the best two centres of each row. Two variants cut the sum of a score in different
-// ways.
-// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
-// foreach_target.
+// Search for the two centres with the lowest scores of each row, in two variants. A score measures
+// how far a centre is from a row (scores_inl.h). Compiled once per instruction set: included by
+// *_simd.cpp after simd_config.h, through foreach_target.
 #if defined(DOVETAIL_HYBRID_KMEANS_NEAREST_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DOVETAIL_HYBRID_KMEANS_NEAREST_INL_H_
 #undef DOVETAIL_HYBRID_KMEANS_NEAREST_INL_H_
@@ -21,7 +20,8 @@ namespace dovetail::fit {
 namespace HWY_NAMESPACE {
 
 // Assigns rows to their nearest centres: finds the label (index of the nearest centre) of each row.
-// There are two kernels. scores_inl.h explains scores, strips and the proof of the best centre.
+// There are two kernels. scores_inl.h explains scores and strips. It also explains when a score
+// proves that its centre is the nearest.
 
 // Kernel for many centres. A vector holds one column of several rows. A tile of kTileColumns rows,
 // transposed, stays in the first-level cache while strips of centres are read.
@@ -131,10 +131,11 @@ HWY_INLINE int64_t label_of_many(const AssignProblem& p, const Centres& centres,
 }
 
 #if HWY_TARGET != HWY_SCALAR
-// Kernel for few centres. A vector holds several columns of one row, so that rows are read in their
-// own layout. The products of kBlocks rows with all centres stay in registers. The number kBlocks
-// is the number of 128-bit blocks (four lanes) in a vector. The sums of kBlocks rows are then
-// folded into one vector.
+// Kernel for few centres. A vector holds several columns of one row, so that rows are read as they
+// lie in memory. Constant kBlocks is the number of 128-bit blocks (four lanes) in a vector. The
+// kernel multiplies kBlocks rows at a time with all centres and keeps the products in registers.
+// For each centre, the products of the kBlocks rows are then added into one vector with a block per
+// row.
 constexpr int kBlocks = static_cast<int>(kLanes / 4);
 constexpr int64_t kFewCentres = 6;  // maximum number of centres of this kernel
 
@@ -249,8 +250,8 @@ HWY_INLINE FewSums<kCentres> few_products(const float* const (&row)[kBlocks], in
   return sums;
 }
 
-/// Returns the nearest centres of kLanes rows from row `begin` on; `norm` holds their |y|. Only
-/// the first `count` rows exist.
+/// Returns the nearest centres of kLanes rows from row `begin` on; `norm` holds their |y|. If
+/// `count` is below kLanes, only the first `count` results are valid.
 template <int kCentres>
 HWY_INLINE Nearest nearest_of_few(const AssignProblem& p, const Centres& centres, int64_t begin,
                                   int64_t count, FloatVector norm, ReadAhead& ahead) {
@@ -280,7 +281,8 @@ HWY_INLINE Nearest nearest_of_few(const AssignProblem& p, const Centres& centres
   return n;
 }
 
-/// Returns n.index, corrected for rows whose best centre is not proven (`settle` in scores_inl.h).
+/// Returns n.index, corrected for rows whose scores do not prove which centre is the nearest
+/// (`settle` in scores_inl.h).
 HWY_NOINLINE FloatVector settle(const AssignProblem& p, const Centres& centres, int64_t begin,
                                 int64_t count, const Nearest& n) {
   HWY_ALIGN float best[kLanes], second[kLanes], index[kLanes];

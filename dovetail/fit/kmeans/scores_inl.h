@@ -73,15 +73,17 @@ HWY_INLINE double squared_distance(const float* x, const T* point, int64_t dim) 
   return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
 }
 
-// Scores. For each row, centres are compared in float32 by their scores; the lowest one is nearest:
+// Scores. For each row, centres are compared in float32 by their scores. The lower the score, the
+// nearer the centre:
 //
 //   score = |d|^2 - 2 y d - e,   e = g |d| (2 |y| + |d|)
 //
 // Without e, this is |x - c|^2 - |y|^2. The bound e covers the rounding of the float32 arithmetic:
 // g = n u / (1 - n u) for n = D + 8 roundings of unit u = 2^-24 (Higham, Accuracy and Stability of
-// Numerical Algorithms, 3.1). One rounding each is for y, d, |d|^2 and the terms of e. The others
-// belong to the sum, in any order. So a computed score never exceeds the exact |x - c|^2 - |y|^2,
-// and it is smaller by at most 2 e. The best centre is proven if its score + 2 e is below all other
+// Numerical Algorithms, 3.1). One rounding each is for y, d, |d|^2 and the terms of e. The other
+// roundings occur in the sum, in any order of its terms. So a computed score never exceeds the
+// exact |x - c|^2 - |y|^2, and it is smaller by at most 2 e. The centre with the lowest score is
+// called the best centre. It is proven to be the nearest if its score + 2 e is below all other
 // scores.
 
 /// Centres in the layout that the loops below and in nearest_inl.h read. A score is linear in y,
@@ -184,8 +186,8 @@ struct NearestRows {
   }
 };
 
-/// Returns the number of the centre with the smallest |x - c|^2 in float64, the first one of
-/// equals.
+/// Returns the index of the centre with the smallest |x - c|^2 in float64. Among equally near
+/// centres, returns the first one.
 HWY_NOINLINE int32_t exact_nearest(const AssignProblem& p, const float* x) {
   double best = std::numeric_limits<double>::infinity();
   int32_t nearest = 0;
@@ -199,9 +201,9 @@ HWY_NOINLINE int32_t exact_nearest(const AssignProblem& p, const float* x) {
   return nearest;
 }
 
-/// Corrects the nearest centres of `count` rows from row `begin` on. For each row whose best centre
-/// is not proven, sets index[i] to the nearest centre in float64. `best`, `second` and `index` hold
-/// the members of Nearest for these rows.
+/// Corrects the nearest centres of `count` rows from row `begin` on. `best`, `second` and `index`
+/// hold the members of Nearest for these rows. If the scores do not prove that index[i] is the
+/// nearest centre, sets index[i] to the nearest centre in float64.
 HWY_NOINLINE void settle(const AssignProblem& p, const Centres& centres, int64_t begin,
                          int64_t count, const float* best, const float* second, float* index) {
   for (int64_t i = 0; i < count; ++i) {

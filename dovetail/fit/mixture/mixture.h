@@ -41,9 +41,10 @@ struct MixtureOptions {
 
 /// Progress of fit_mixture after one iteration.
 struct MixtureIteration {
-  int64_t iteration = 0;      ///< number of the iteration, from 1
-  double log_likelihood = 0;  ///< mean per row, under the mixture before this iteration
-  double seconds = 0;         ///< duration of the iteration
+  int64_t iteration = 0;  ///< number of the iteration, from 1
+  /// Mean log-likelihood per row, under the mixture before this iteration.
+  double log_likelihood = 0;
+  double seconds = 0;  ///< duration of the iteration
   /// Tensors for MixtureOptions::state; empty if the run has converged.
   std::vector<at::Tensor> state = {};
 };
@@ -52,9 +53,9 @@ struct MixtureIteration {
 struct MixtureResult {
   Mixture mixture;
   at::Tensor labels;          ///< (N) int32: most probable component of each row
-  double log_likelihood = 0;  ///< mean per row, under `mixture`
-  /// Bayesian (Schwarz 1978) and Akaike (1974) information criterion, over all rows. Lower is
-  /// better.
+  double log_likelihood = 0;  ///< mean log-likelihood per row, under `mixture`
+  /// bic: Bayesian information criterion (Schwarz 1978). aic: Akaike information criterion (1974).
+  /// Both are over all rows; lower is better.
   double bic = 0, aic = 0;
   int64_t iterations = 0;  ///< number of iterations
   bool converged = false;  ///< true if it stopped at the tolerance
@@ -79,7 +80,7 @@ class MixtureData {
 
   struct Step {
     Mixture after;              ///< mixture after the step
-    double log_likelihood = 0;  ///< mean per row, under the mixture before the step
+    double log_likelihood = 0;  ///< mean log-likelihood per row, under the mixture before the step
   };
   /// Runs one step of expectation and maximization from mixture `before`. Sets the label of each
   /// row to its most probable component under `before`.

@@ -16,9 +16,9 @@ struct Slope {
 };
 
 /// Search for the minimum of a smooth convex function by L-BFGS (Liu, Nocedal 1989). It remembers
-/// the changes of point and gradient in up to ten iterations. The line search halves the step until
-/// the decrease is sufficient. All arithmetic is float64 in a fixed order, so no bits depend on the
-/// number of threads.
+/// how point and gradient changed in each of the last ten iterations. The line search halves the
+/// step until the decrease is sufficient. All arithmetic is float64 in a fixed order, so no bits
+/// depend on the number of threads.
 class Lbfgs {
  public:
   /// Starts at the point `start`. `function` returns value and gradient at a point.

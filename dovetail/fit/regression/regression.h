@@ -75,7 +75,7 @@ struct LogisticIteration {
   std::vector<at::Tensor> state = {};
 };
 
-/// Result of fit_logistic. M = C, or M = 1 for two classes.
+/// Result of fit_logistic. M is the number of classes C, but M = 1 if there are two classes.
 struct LogisticResult {
   /// Coefficients of each class, (M, D) float64. For two classes: the coefficients of class 1.
   at::Tensor coefficients;

@@ -31,7 +31,7 @@ struct Cholesky {
 };
 /// Computes L with L L^T = a, for a symmetric matrix a (D, D). Column j counts as dependent on the
 /// previous columns if its pivot is at most `tolerance` * a(j, j). Row j and column j of L are then
-/// equal to the identity.
+/// replaced by row j and column j of the identity matrix.
 Cholesky cholesky(const at::Tensor& a, double tolerance);
 
 /// Eigenvalues (D) of a matrix in descending order, and the eigenvectors as columns of (D, D).

@@ -23,8 +23,8 @@ constexpr int64_t kTableGrain = 4096;
 
 /// Table of N rows and D columns, with further tensors per row, such as labels. It holds the data
 /// of mixtures, regression and principal components. Their tasks (jobs/task.h) run on shards of the
-/// rows. `workers` (jobs/workers.h) run them, or the threads of this process if that is null. If
-/// the workers are several nodes (processes), every node must call every member.
+/// rows. `workers` (jobs/workers.h) runs the tasks. If it is null, the threads of this process run
+/// them. If the workers are several nodes (processes), every node must call every member.
 class TableData {
  public:
   /// Holds x without a copy. x must be (N, D) float32, contiguous, on the CPU, with at least one

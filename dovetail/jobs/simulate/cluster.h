@@ -12,10 +12,11 @@ namespace dovetail::jobs {
 /// Route of messages in an iteration of n nodes. The first node sends parameters to the others and
 /// at the end gets the total of their sums.
 enum class MergeOrder {
-  /// Binomial tree with ceil(log2 n) rounds. A node adds the sums of the nodes at distance 1, 2, 4,
-  /// ... in this order. Parameters take the opposite way.
+  /// Binomial tree with ceil(log2 n) rounds. A node adds the sums of the nodes whose ranks are
+  /// larger by 1, 2, 4, ... in this order. Parameters take the opposite way.
   kTree,
-  kRanks,  ///< The first node serves the others one after another, in the order of their ranks.
+  /// The first node sends to and receives from the others one by one, in the order of their ranks.
+  kRanks,
 };
 /// Parses "tree" or "ranks". Throws UserError for another name.
 MergeOrder parse_merge_order(std::string_view name);
@@ -34,12 +35,13 @@ struct SimJob {
   int64_t rows = 0, grain = 1, iterations = 1;
   double parameter_bytes = 0;  ///< bytes of the parameters, sent to each node per iteration
   double partial_bytes = 0;    ///< bytes of the sum that a node computes in an iteration
-  /// Seconds from the total of all sums to the parameters of the next iteration.
+  /// Seconds that the first node takes to compute the next parameters from the total of all sums.
   double update_s = 0;
 };
 
 struct SimOptions {
-  SchedulerOptions scheduling = {};  ///< division of shards among nodes, and among their devices
+  /// Options of each node's Scheduler; `policy` and `hysteresis` also hold among nodes.
+  SchedulerOptions scheduling = {};
   MergeOrder merge = MergeOrder::kTree;  ///< route of parameters and sums
   comm::Link network = {};               ///< speed of the links between nodes
   double merge_add_s = 0;                ///< seconds to add the sum of one node to another
@@ -50,10 +52,11 @@ struct SimOptions {
 };
 
 struct SimIteration {
-  /// Times of the last attempt. It begins at begin_s. The last node has its sum at computed_s. The
+  /// Times of the last attempt. It begins at begin_s. At computed_s, all nodes have their sums. The
   /// parameters are updated at end_s.
   double begin_s = 0, computed_s = 0, end_s = 0;
-  int64_t attempts = 1;       ///< attempts, including the ones that failed because nodes were lost
+  /// Number of attempts, including those that failed because a node was lost.
+  int64_t attempts = 1;
   std::vector<int64_t> rows;  ///< rows that each node computed in the last attempt
 };
 
@@ -61,22 +64,23 @@ struct SimResult {
   double seconds = 0;  ///< virtual duration of the job
   std::vector<SimIteration> iterations;
   std::vector<std::vector<SimDeviceUse>> devices;  ///< work of each device of each node
-  std::vector<std::string> lost;  ///< reason why each node was lost; empty if it was not
-  int64_t events = 0;             ///< number of simulated events
+  /// One text per node: the reason why it was lost; empty if it was not.
+  std::vector<std::string> lost;
+  int64_t events = 0;  ///< number of simulated events
 };
 
 /// Simulates a job on a cluster in virtual time: devices compute nothing and only take their time.
 /// Shards are divided among nodes by `partition` (jobs/partition.h), from the times of earlier
 /// iterations. Nodes get equal shares while the speed of any node is unknown. Shares change only if
-/// the gain exceeds SchedulerOptions::hysteresis. Within a node, the Scheduler that also drives
-/// real executors drives the simulated devices.
+/// the gain exceeds SchedulerOptions::hysteresis. Within a node, a Scheduler (jobs/scheduler.h)
+/// drives the simulated devices, as it drives real executors.
 ///
 /// In an iteration, the first node sends the parameters to the others. Each node computes its range
 /// of shards and adds their partials. The sums of the nodes are added up, and the first node
-/// updates the parameters. A node is lost if all its devices are left out. The others then finish
-/// their current ranges, and the attempt has failed. The next attempt begins restart_s seconds
-/// later, without the lost node. Each shard counts exactly once in the last attempt of an
-/// iteration.
+/// updates the parameters. A node is lost if its Scheduler gives no more shards to any of its
+/// devices. The other nodes then finish their current ranges, and the attempt has failed. The next
+/// attempt begins restart_s seconds later, without the lost node. In the last attempt of an
+/// iteration, each shard counts exactly once.
 ///
 /// The same seed gives the same result and the same events. Throws UserError if no node is left, or
 /// if the devices' memories hold fewer rows than the job has.

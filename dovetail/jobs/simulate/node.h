@@ -20,11 +20,13 @@ struct SimDevice {
   Speed speed = {};  ///< speed of one slot; row_s above 0
   /// Standard deviation of the random factor of each lease. The factor is log-normal with mean 1.
   double noise = 0;
-  /// Standard deviation of a second such factor, drawn once per run for all leases of the device.
+  /// Standard deviation of a second random factor of the same distribution. It is drawn once per
+  /// run and multiplies the times of all leases of the device.
   double run_noise = 0;
   /// SharePolicy::kStatic: weight of its share, relative to the other devices.
   double ratio = 1;
-  int64_t max_rows = std::numeric_limits<int64_t>::max();  ///< rows that fit into its memory
+  /// Maximum number of rows that fit into its memory.
+  int64_t max_rows = std::numeric_limits<int64_t>::max();
 };
 
 /// Simulated machine.
@@ -40,11 +42,11 @@ struct SimNode {
 struct NodeParts {
   int64_t cores = 1, gpus = 0;    ///< numbers of CPU cores and of GPUs
   bool cores_compute = true;      ///< false: only GPUs compute
-  SimDevice core = {}, gpu = {};  ///< model of one core, and of one GPU
+  SimDevice core = {}, gpu = {};  ///< simulated devices: one core, and one GPU
 };
 /// Builds a node. Each GPU takes one core, which feeds it and computes nothing itself. The other
 /// cores together form one device with a slot per core, if cores_compute. Throws UserError if there
-/// are fewer cores than GPUs, or if nothing computes.
+/// are fewer cores than GPUs, or if no core and no GPU computes.
 SimNode make_sim_node(const NodeParts& parts);
 
 /// Fault of one device that begins at time at_s and lasts for_s seconds.
@@ -52,7 +54,7 @@ struct SimFault {
   enum class Kind {
     kThrow,  ///< Every shard that the device finishes throws.
     kHang,   ///< The device makes no progress.
-    kSlow,   ///< Everything takes `factor` times as long.
+    kSlow,   ///< The device's work takes `factor` times as long.
   };
   size_t node = 0, device = 0;
   Kind kind = Kind::kThrow;
@@ -63,8 +65,8 @@ SimFault::Kind parse_fault_kind(std::string_view name);
 
 /// Event of a simulation, at virtual time at_s.
 struct SimEvent {
-  /// Kinds: a slot gets a lease, a slot has computed a shard, a shard threw, or a result begins to
-  /// count.
+  /// Kinds: a slot gets a lease, a slot has computed a shard, a shard threw, or it is decided which
+  /// result of a shard counts.
   enum class What { kLease, kDelivery, kThrow, kCount };
   What what;
   double at_s;
@@ -76,11 +78,12 @@ struct SimEvent {
 
 /// Work of one device in a simulated run.
 struct SimDeviceUse {
-  /// `rows` are the rows of shards for which the device's result counted. `leases` is the number of
-  /// leases that it finished.
+  /// `rows` is the number of rows of the shards for which the device's result counted. `leases` is
+  /// the number of leases that it finished.
   int64_t rows = 0, leases = 0;
-  double busy_s = 0;          ///< seconds spent on finished leases, summed over slots
-  std::string left_out = {};  ///< reason why the Scheduler left the device out; empty: it did not
+  double busy_s = 0;  ///< seconds spent on finished leases, summed over slots
+  /// Reason why the Scheduler gives the device no more shards; empty: it does.
+  std::string left_out = {};
 };
 
 /// Simulation of one node: runs its Scheduler and devices in virtual time. A slot computes its
@@ -96,8 +99,8 @@ class SimNodeRun {
              const SchedulerOptions& scheduling, uint64_t seed, Observer observer = {});
 
   /// Simulates one iteration. `shard_rows` holds the number of rows of each shard. The iteration
-  /// begins at begin_s, which must not precede the end of the previous one. Returns the time at
-  /// which all results are added.
+  /// begins at begin_s, which must not precede the end of the previous one. Returns the virtual
+  /// time at which all results are added up.
   ///
   /// Throws DevicesLost if the Scheduler has no device left; now_s() is then the time of the loss.
   /// Throws UserError if a shard threw max_attempts times, which ends the job. Throws InternalError
