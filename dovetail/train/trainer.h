@@ -27,10 +27,10 @@ struct TrainResult {
 /// this folder are listed in docs/training.md.
 ///
 /// All ranks of `group` call this together, with the same config. Throws UserError for mistakes
-/// that the user can fix, before training begins. Only a full disk throws UserError later, too.
-/// Throws CommError if another rank is gone. Throws std::runtime_error after
-/// train.max_skipped_steps non-finite steps in a row. In a non-finite step the loss or the gradient
-/// is NaN or infinite. Sets the number of CPU threads of the calling thread.
+/// that the user can fix. All of them are found before training begins, except a full disk. Throws
+/// CommError if another rank is gone. Throws std::runtime_error after train.max_skipped_steps
+/// non-finite steps in a row. In a non-finite step the loss or the gradient is NaN or infinite.
+/// Sets the number of CPU threads of the calling thread.
 TrainResult train(const RunConfig& config, std::shared_ptr<comm::Group> group,
                   const TrainOptions& options);
 

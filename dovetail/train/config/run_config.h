@@ -34,7 +34,7 @@ struct RunSection {
 
 /// Section [train]: length and batch of the run.
 struct TrainSection {
-  /// kPass: value of `steps` for "pass" in the config file. kAuto: value of `micro_batch` for
+  /// kPass: stands for `steps` = "pass" in the config file. kAuto: stands for `micro_batch` =
   /// "auto".
   static constexpr int64_t kPass = 0, kAuto = -1;
   /// Optimizer steps of the run. kPass: one pass over the rows; needs rows.day.
@@ -47,8 +47,8 @@ struct TrainSection {
   double clip = 1.0;                    ///< maximum global gradient norm; 0: no clipping
   int64_t max_skipped_steps = 3;        ///< maximum non-finite steps in a row before the run stops
   int64_t bucket_bytes = 4194304;       ///< gradient bytes in one all-reduce between ranks
-  /// Standard deviation of the noise that is added to initial matrices, divided by the deviation of
-  /// the matrices.
+  /// Standard deviation of the noise added to each initial matrix, divided by the standard
+  /// deviation of the matrix. 0: no noise.
   double init_noise = 0;
   double time_limit_s = 0;  ///< save and exit with code 0 after this time; 0: no limit
   void describe(Section& s);
@@ -87,8 +87,8 @@ struct PrecisionOverride {
 /// activations and gradients in the products of Linears (mx/recipe.h).
 struct PrecisionSection {
   std::string recipe = "auto";  ///< auto | fp32 | bf16 | fp64 (for tests) | a quantizing recipe
-  /// Products of quantized Linears. emulated: multiply the decoded numbers, on any device. native:
-  /// multiply the codes on the GPU by cuBLASLt.
+  /// emulated | native: matrix products of quantized Linears. emulated: multiply the decoded
+  /// numbers, on any device. native: multiply the codes on the GPU by cuBLASLt.
   std::string gemm = "emulated";
   std::vector<PrecisionOverride> overrides;
   std::vector<mx::RecipeSection> recipes;  ///< recipes that the config file defines
@@ -153,43 +153,45 @@ struct CommSection {
   void describe(Section& s);
 };
 
-/// Section [parallel]: state and experts that are spread over ranks. `r`, `overlap`, `shadow` and
-/// `all_to_all` can be left to a cost model ("auto" in the config file).
+/// Section [parallel]: optimizer state and experts that are spread over ranks. `r`, `overlap`,
+/// `shadow` and `all_to_all` may be "auto" in the config file: a cost model then chooses them.
 struct ParallelSection {
-  /// State that is divided among ranks. none: each rank has all of it. optimizer: moments and
-  /// master weights (ZeRO-1). gradients: also the sums of gradients (ZeRO-2).
+  /// none | optimizer | gradients: state that is divided among ranks. none: each rank has all
+  /// state. optimizer: moments and master weights (ZeRO-1). gradients: also the sums of gradients
+  /// (ZeRO-2).
   std::string shard = "none";
   int64_t expert = 1;  ///< number of ranks over which the experts of each layer are spread
   /// Number of ranks over which one expert is cut, along its hidden elements. 0: 1, or the minimum
   /// that gives every rank a slice of an expert.
   int64_t expert_tensor = 0;
   /// Number of ranks that process a token's row for one expert together
-  /// (moe::ExpertLayout::shards), or kAuto.
+  /// (moe::ExpertLayout::shards), or kAuto. 0: rows stay on their rank, which gathers all experts.
   int64_t r = 1;
   /// Number of chunks of tokens whose exchange overlaps with computation
   /// (moe::ExpertLayout::overlap), or kAuto.
   int64_t overlap = 1;
-  /// linear | 2dh | auto: route of rows between ranks. linear: from each rank to each other. 2dh:
-  /// within nodes first, then between nodes.
+  /// linear | 2dh | auto: route of token rows between ranks. linear: from each rank to each other.
+  /// 2dh: within nodes first, then between nodes.
   std::string all_to_all = "linear";
-  /// Number of experts that every rank copies instead of sending their tokens; kAuto: chosen by the
-  /// cost model. These are the experts with the highest recent load.
+  /// Number of experts that every rank copies instead of sending tokens to them. The experts with
+  /// the highest recent load are copied. kAuto: the cost model chooses the number.
   int64_t shadow = 0;
-  /// `dispatch`: number format in which rows are sent to experts. `combine`: format in which
-  /// results are sent back (comm/payload.h).
+  /// `dispatch`: number format in which token rows are sent to experts. `combine`: number format in
+  /// which the experts' results are sent back (comm/payload.h).
   std::string dispatch = "unchanged", combine = "unchanged";
   /// Number of neighbouring ranks that form a node, for 2dh and auto. 0: number of ranks on this
   /// machine.
   int64_t ranks_per_node = 0;
-  /// File with the cost model (comm/cost_model.h). Empty: the ranks measure their costs at the
-  /// start if a key is "auto".
+  /// File with the cost model (comm/cost_model.h). Empty: if a key is "auto", the ranks measure
+  /// their communication costs at the start.
   std::string costs;
-  /// Steps between two choices of the keys that are kAuto, and of the experts to shadow.
+  /// Number of steps after which the keys that are kAuto, and the experts to copy (`shadow`), are
+  /// chosen anew.
   int64_t choose_every = 100;
   static constexpr int64_t kAuto = -1;
   /// Returns true if ranks divide the optimizer's state among them.
   bool shards() const { return shard != "none"; }
-  /// Returns true if a key is left to the cost model.
+  /// Returns true if the cost model chooses at least one key.
   bool chooses() const {
     return r == kAuto || overlap == kAuto || shadow == kAuto || all_to_all == "auto";
   }
@@ -203,34 +205,35 @@ struct BalanceSection {
   /// each rank.
   std::string mode = "off";
   std::vector<int64_t> shares;  ///< for fixed: number of micro-batches of each rank
-  /// For auto: minimum reduction of a step's compute time for which shares change, as a fraction of
-  /// this time.
+  /// For auto: shares change only if they reduce a step's predicted compute time by at least this
+  /// fraction of it.
   double gain = 0.05;
   void describe(Section& s);
   bool operator==(const BalanceSection&) const = default;
 };
 
-/// Section [embedding.dynamic]: ids that get a row, and rows that leave, in hashed tables. A hashed
-/// table has no fixed vocabulary: any 64-bit id may get one of its max_rows rows. See
+/// Section [embedding.dynamic]: rules that give ids a row of a hashed table, and evict rows again.
+/// A hashed table has no fixed vocabulary: any 64-bit id may get one of its max_rows rows. With
+/// `admission` = "count", a candidate is an id that is counted but has no row yet. See
 /// embedding/hashed/hashed.h.
 struct DynamicSection {
-  std::string admission = "always";  ///< ids that get a row: always | count | probability
+  std::string admission = "always";  ///< rule that gives ids a row: always | count | probability
   int64_t min_count = 2;             ///< for count: occurrences of an id before it gets a row
-  int64_t max_candidates = 1000000;  ///< for count: maximum ids of a table counted without a row
+  int64_t max_candidates = 1000000;  ///< for count: maximum number of candidates of a table
   double probability = 0.1;          ///< for probability: chance of each occurrence to get a row
-  std::string eviction = "none";     ///< rows that leave: none | age | frequency
-  /// `evict_steps`: steps between evictions. `max_age`: maximum steps since the last occurrence, of
-  /// a row for age, of a candidate always.
+  std::string eviction = "none";     ///< rule that evicts rows: none | age | frequency
+  /// `evict_steps`: steps between evictions. `max_age`: maximum number of steps since an id last
+  /// occurred. Beyond it a candidate is always evicted, and a row if `eviction` = "age".
   int64_t evict_steps = 1000, max_age = 100000;
-  int64_t keep_rows = 0;  ///< for frequency: rows of each table that stay
+  int64_t keep_rows = 0;  ///< for frequency: number of rows of each table that an eviction leaves
   void describe(Section& s);
   bool operator==(const DynamicSection&) const = default;
 };
 
 /// Entry of [[embedding.override]]: another optimizer for some tables. The last entry that names a
-/// table applies. A key that is left out takes the value of EmbeddingSection.
+/// table applies. A key that the entry does not set has its value from EmbeddingSection.
 struct EmbeddingOverride {
-  /// Value of `momentum` and `weight_decay` if they are left out.
+  /// Marks `momentum` or `weight_decay` as not set: the value in EmbeddingSection applies.
   static constexpr double kGeneral = -1;
   std::vector<std::string> tables;  ///< globs over table names
   std::string optimizer;            ///< empty: EmbeddingSection::optimizer
@@ -245,8 +248,8 @@ struct EmbeddingOverride {
 /// Section [embedding]: the embedding tables of a recommender. A bag is the list of ids that one
 /// feature has in one sample. Its pooled row is the sum or the mean of the table rows of these ids.
 struct EmbeddingSection {
-  /// Value of `groups` and `memory_bytes` for "auto": chosen before the first step, by measuring
-  /// some steps.
+  /// Stands for "auto" in `groups` and `memory_bytes`: chosen before the first step, by timing some
+  /// steps.
   static constexpr int64_t kAuto = -1;
   std::string pooling = "sum";     ///< pooling of a bag: sum | mean
   std::string row_dtype = "fp32";  ///< storage format of rows: fp32 | bf16 | mxfp8
@@ -264,13 +267,14 @@ struct EmbeddingSection {
   /// Format in which ranks exchange pooled rows and their gradients: fp32 | bf16 | mxfp8.
   std::string exchange = "fp32";
   bool packing = true;  ///< look up tables with the same layout as one table
-  /// Groups of tables. One group is looked up while ranks exchange the rows of the previous group.
-  /// Results do not depend on it.
+  /// Number of groups into which the tables are divided. One group is looked up while ranks
+  /// exchange the rows of the previous group. Results do not depend on this number.
   int64_t groups = 1;
-  /// Memory of a rank for rows and their optimizer state. Rows that do not fit are in files of the
-  /// run's folder. 0: all rows are in memory.
+  /// Bytes of memory of a rank for rows and their optimizer state. Rows that do not fit are in
+  /// files of the run's folder. 0: all rows are in memory.
   int64_t memory_bytes = 0;
-  /// hot | lru | lfu: rows that stay in memory_bytes. hot: the most frequent rows, by counting.
+  /// hot | lru | lfu: rule that chooses the rows in memory if not all fit. hot: the rows that were
+  /// counted most often.
   std::string policy = "hot";
   /// `warmup_steps` (for hot): steps that count rows before the first choice. `refresh_steps` (for
   /// hot): steps between choices; 0: one choice. `step_rows`: maximum distinct rows of a table that
@@ -313,7 +317,7 @@ struct RunConfig {
 };
 
 /// Throws UserError if warm-up and decay do not fit into a run of `steps` steps. Also throws if a
-/// key has no effect with schedule.decay.
+/// key was set that the chosen schedule.decay does not read.
 void check_schedule(const ScheduleSection& schedule, int64_t steps);
 /// Calls check_schedule, and throws UserError if log.trace_steps names a step after `steps`.
 void check_length(const RunConfig& config, int64_t steps);

@@ -16,14 +16,15 @@ namespace dovetail::train {
 /// - "embedding.<table>.state": (rows, state_per_row) float32, if its optimizer has state
 /// - "embedding.<table>.rows": (n) int64, ascending row numbers, if not all rows are stored
 ///
-/// In the last case `weight` and `state` have n rows. A delta (io::CheckpointKind) stores only
-/// changed rows. A full checkpoint stores only updated rows if they are fewer than half. All other
+/// If "embedding.<table>.rows" exists, `weight` and `state` have n rows. A delta
+/// (io::CheckpointKind) stores only rows that changed since the previous checkpoint. A full
+/// checkpoint stores only the rows that were ever updated, if they are fewer than half. All other
 /// rows then have their initial values.
 bool is_of_table(const std::string& tensor);
 
 /// Writes the tables with a fixed vocabulary to a checkpoint, block by block. Hashed tables have
-/// their own function (hashed.h). `to` is the checkpoint on rank 0, and null on other ranks. All
-/// ranks call this together, between steps.
+/// their own function (hashed.h). `kind`: full checkpoint or delta. `to` is the checkpoint on rank
+/// 0, and null on other ranks. All ranks call this together, between steps.
 void save_tables(const embedding::DistributedTables& tables, io::CheckpointKind kind,
                  io::StreamedTensors* to);
 

@@ -29,8 +29,8 @@ std::vector<std::string> hashed_tensors(const embedding::PackSpec& spec, int64_t
 
 /// Writes the hashed tables to a checkpoint. `to` is the checkpoint on rank 0, and null on other
 /// ranks. A delta holds only keys that occurred in a step since the previous save. It also has
-/// "removed_keys" and "removed_candidate_keys": keys that lost their row or their count since then.
-/// All ranks call it together, between steps.
+/// "removed_keys", whose rows were evicted since then. "removed_candidate_keys" are keys that are
+/// no longer candidates. All ranks call it together, between steps.
 void save_hashed_tables(const embedding::DistributedTables& tables, io::CheckpointKind kind,
                         io::StreamedTensors* to);
 /// Restores the tables from a checkpoint that any number of ranks wrote. `from` is the checkpoint
@@ -38,8 +38,8 @@ void save_hashed_tables(const embedding::DistributedTables& tables, io::Checkpoi
 /// ranks call it together.
 void restore_hashed_tables(embedding::DistributedTables& tables, const io::StoredCheckpoint* from);
 
-/// Returns the sum of the ranks' counters `own`; nullopt counts as zero. All ranks call it
-/// together.
+/// Returns the counters summed over all ranks. `own` has this rank's counters; nullopt counts as
+/// zero. All ranks call it together.
 embedding::HashedCounters sum_over_ranks(comm::Group& group,
                                          const std::optional<embedding::HashedCounters>& own);
 /// Returns a line of tables.jsonl. "rows", "candidates" and "bytes" are the current values in

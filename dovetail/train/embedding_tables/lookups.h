@@ -17,62 +17,67 @@ namespace dovetail::train {
 /// feature and a sequence. Example: "item * clicked_items".
 models::RecommenderInputs recommender_inputs(const RunConfig& config);
 
-/// Embedding lookups that a model needs for each sample. A lookup reads the rows of one bag of ids
-/// from one table and pools them. In the simplest case each sparse feature of [rows] is one lookup.
-/// Other cases:
+/// Embedding lookups that a model needs for each sample. A lookup reads the table rows of a list of
+/// ids (bag) and pools them to one row. A sequence is a feature that lists a user's events, such as
+/// clicks: one id per event. The ids at position i of all sequences describe the same event.
 ///
-/// - A model with a wide part looks up each feature once more, in a table of dimension 1.
-/// - Each event of a sequence is a lookup of its own, with one id. An event, such as a click, is
-///   position i of all sequences of a sample.
-/// - Each place in the bag of a feature with pooling = "none" is a lookup of its own, with one id.
-/// - If a sample has no event at a place, the lookup has no id, and its pooled row is zero.
+/// In the simplest case each sparse feature of [rows] has one lookup, for its bag. Other cases:
 ///
-/// Lookups are in the order of models::EmbeddedColumns. The tables call each lookup a feature
-/// (PackSpec, Jagged).
+/// - A feature with pooling = "none" has one lookup for each position of its bag, with one id.
+/// - If the model has a wide part, all lookups named so far are repeated in tables of dimension 1.
+/// - A sequence that the model reads event by event has one lookup for each position, with one id.
+/// - If the model has negatives (see `ids`), each event from the second on has one more lookup.
+/// - A co-action (item times sequence) adds one lookup of the item and one for each event.
+///
+/// A sample with fewer ids than positions has no id in the remaining lookups: their rows are zero.
+/// Lookups are in the order of models::EmbeddedColumns. In embedding::PackSpec and
+/// embedding::Jagged, each lookup is called a feature.
 class RecommenderLookups {
  public:
   explicit RecommenderLookups(const RunConfig& config);
 
-  /// Returns the tables, and the table of each lookup. A feature has a table of its dim unless it
-  /// shares another feature's table. Further tables are "<feature>.wide", "<item>*<sequence>.micro"
-  /// and "<item>*<sequence>.input" (model can). A ".micro" row holds the weights of a small MLP, an
-  /// ".input" row an input of this MLP.
+  /// Returns the tables, and for each lookup the index of its table. A feature has a table of its
+  /// own, unless it shares the table of another feature. Further tables are "<feature>.wide" (wide
+  /// part) and, for co-actions, "<item>*<sequence>.micro" and "<item>*<sequence>.input". A ".micro"
+  /// row holds the weights of a small MLP, an ".input" row an input of this MLP.
   const embedding::PackSpec& pack() const { return pack_; }
   /// Returns the number of lookups per sample.
   int64_t size() const { return static_cast<int64_t>(lookups_.size()); }
 
-  /// Returns the ids of a batch for all lookups. If each feature is one lookup of its bag, the
-  /// result shares the batch's own tensors.
+  /// Returns the ids of a batch for all lookups. If the only lookups are one per feature, for its
+  /// bag, the result shares the tensors of `batch`.
   ///
-  /// With `negatives_key`, each event from the second on gets a negative: another event that
-  /// training learns to distinguish from it. It is drawn among all events of the batch. An event
-  /// gets none if the drawn event has the same ids in all sequences. The draw depends only on the
-  /// key and on the rows of this rank. It is made before the batch is cut into micro-batches.
+  /// If the model has negatives and `negatives_key` is given, each event from the second on gets a
+  /// negative. This is another event, which training learns to distinguish from it. The negative is
+  /// drawn from all events of `batch`. If the drawn event has the same ids in all sequences, the
+  /// event gets no negative. The draw depends only on the key and on the rows of this rank. `batch`
+  /// has all of these rows: it is not yet cut into micro-batches.
   embedding::Jagged ids(const data::RowBatch& batch,
                         std::optional<uint64_t> negatives_key = std::nullopt) const;
 
-  /// Returns (samples, length) bool: true where a sample of `ids` has an event. Undefined tensor if
-  /// the model has no sequences.
+  /// Returns (samples, length) bool: true at [b, i] if sample b of `ids` has an event at position
+  /// i. Undefined tensor if the model has no sequences.
   at::Tensor mask(const embedding::Jagged& ids) const;
-  /// Returns (samples, length - 1) bool: true where an event, from the second on, has a negative.
-  /// Undefined tensor if the model has no negatives.
+  /// Returns (samples, length - 1) bool: true at [b, i] if the event of sample b at position i + 1
+  /// has a negative. Undefined tensor if the model has no negatives.
   at::Tensor negative_mask(const embedding::Jagged& ids) const;
 
-  /// Combines the input of the model: dense features of samples, the pooled rows `embedded` of
-  /// their ids, and the masks.
+  /// Returns the input of the model for samples: their dense features, the pooled rows `embedded`
+  /// of their `ids`, and the masks.
   models::RecommenderBatch model_input(const at::Tensor& dense, const embedding::Jagged& ids,
                                        at::Tensor embedded) const;
 
  private:
-  /// Ids of a lookup: all of a bag, one event (or place of a bag), or a negative of an event.
+  /// Ids that a lookup reads. kBag: all ids of a bag. kEvent: the id at one position of a sequence,
+  /// or of a bag that is not pooled. kNegative: the id of an event's negative.
   enum class What { kBag, kEvent, kNegative };
   struct Lookup {
     int64_t feature = 0;  ///< index into rows.sparse
     What what = What::kBag;
-    /// Position in the sequence, or in the bag of a feature with pooling = "none".
+    /// For kEvent and kNegative: position of the event in the sequence, or of the id in the bag.
     int64_t event = 0;
   };
-  /// Event of a batch. `place` is its position in the sequences of the sample.
+  /// Event of a batch: index of its sample, and its position `place` in the sample's sequences.
   struct Event {
     int64_t sample = 0, place = 0;
   };
@@ -81,12 +86,12 @@ class RecommenderLookups {
   void add(const Lookup& lookup, int64_t table);
   void add_sequences(const std::vector<int64_t>& table_of);
   void add_co_actions();
-  /// Returns the negative of the event at each (sample, place), sample by sample. Its `sample` is
-  /// -1 if the event has no negative.
+  /// Returns the negatives of a batch. Element sample * length + place belongs to the event at
+  /// `place` of `sample`. If this event has no negative, the element's `sample` is -1.
   std::vector<Event> draw_negatives(const data::RowBatch& batch, uint64_t key) const;
   /// Returns true if two events have the same ids in all sequences.
   bool same_event(const data::RowBatch& batch, const Event& a, const Event& b) const;
-  /// Returns true if lookup i is the bag of feature i, for all features.
+  /// Returns true if there is exactly one lookup per feature, in order, which reads its whole bag.
   bool are_features() const;
   /// Returns (samples, count) bool: true where lookups [first, first + count) of a sample have an
   /// id.
@@ -96,10 +101,12 @@ class RecommenderLookups {
   models::RecommenderInputs inputs_;
   embedding::PackSpec pack_;
   std::vector<Lookup> lookups_;
-  /// Indices into rows.sparse: features that are pooled, and features that the model reads as
-  /// sequences. A feature with pooling = "none" is in `singles_` once for each place of its bag.
+  /// Indices into rows.sparse. `sequences_`: features that the model reads as sequences.
+  /// `singles_`: all other features. A feature with pooling = "none" is in `singles_` once for each
+  /// position of its bag.
   std::vector<int64_t> singles_, sequences_;
-  /// Indices into `lookups_` of the first event and of the first negative.
+  /// Indices into `lookups_`: first lookup of an event in a sequence, and first lookup of a
+  /// negative.
   int64_t first_event_ = 0, first_negative_ = 0;
   bool are_features_ = false;  ///< result of are_features()
 };

@@ -32,8 +32,8 @@ struct LoadedModel {
 /// match the config.
 LoadedModel load_model(const StoredRun& stored);
 
-/// Returns a checkpoint of step 0 with the weights of `model` and no optimizer moments. A run that
-/// starts from imported weights begins there.
+/// Returns a checkpoint of step 0 with the weights of `model` and no optimizer moments. It is used
+/// for imported weights: a run can start from this checkpoint.
 io::Snapshot initial_snapshot(models::GPT& model, const data::Tokenizer& tokenizer,
                               const RunConfig& config);
 

@@ -26,12 +26,13 @@ struct MultipleChoiceItem {
 /// Reads items from a JSONL file, one object {"context", "choices", "answer"} per line. Skips empty
 /// lines. Throws UserError with file, line and reason.
 std::vector<MultipleChoiceItem> read_multiple_choice(const std::filesystem::path& path);
-/// Reads items from `jsonl`, the text of such a file. Errors call the file `name`.
+/// Reads items from `jsonl`, the content of a JSONL file. Error messages use `name` as the name of
+/// the file.
 std::vector<MultipleChoiceItem> parse_multiple_choice(std::string_view jsonl,
                                                       const std::string& name);
 
-/// Result of score_multiple_choice. The model answers an item with the choice of highest score. An
-/// accuracy is the fraction of items whose answer is correct.
+/// Result of score_multiple_choice. The model answers an item with the choice that has the highest
+/// score. An accuracy is the fraction of items that the model answers correctly.
 struct MultipleChoiceResult {
   int64_t items = 0;    ///< number of scored items
   double accuracy = 0;  ///< accuracy if the score is the log-likelihood ("acc" of lm-eval)
@@ -45,8 +46,8 @@ struct MultipleChoiceResult {
 };
 
 struct MultipleChoiceOptions {
-  /// Number of solved items in the prompt before each question: the first items of the file, except
-  /// the question itself.
+  /// Number of examples with their answers that precede each question in the prompt. They are the
+  /// first items of the file, without the question itself.
   int64_t shots = 0;
   int64_t max_items = 0;  ///< maximum number of items to score; 0: all
 };

@@ -21,11 +21,11 @@ struct StepOptions {
   int64_t micro_batch = 1;         ///< samples per micro-batch
   double clip = 0;                 ///< maximum norm of the mean gradient; 0: no clipping
   int64_t bucket_bytes = 4 << 20;  ///< gradient bytes in one all-reduce between ranks
-  /// For each parameter of the optimizer, the ranks that hold it, over which its gradient is
-  /// summed. Empty: all ranks of the group.
+  /// One group for each parameter of the optimizer: the ranks that hold the parameter. Its gradient
+  /// is summed over these ranks. Empty: every parameter is held by all ranks.
   std::vector<std::shared_ptr<comm::Group>> gradient_groups = {};
-  /// Keep only this rank's share of the gradient sums (GradientReducer::Options::scatter). For an
-  /// optimizer whose state is sharded.
+  /// Keep only this rank's share of the gradient sums (GradientReducer::Options::scatter). Only for
+  /// an optimizer whose state is sharded.
   bool scatter_gradients = false;
   /// Run forward and backward on a GPU as one CUDA graph, from the third step on. Only for a job of
   /// one rank whose steps differ only in their tokens. The calling thread must have a stream of its
@@ -54,13 +54,13 @@ class TrainStep {
   /// together.
   StepOutcome run(const at::Tensor& tokens, double lr, bool want_stop, const StepPlace& place = {});
 
-  /// Returns the seconds of the last step's forward and backward passes. Waiting for other ranks'
-  /// gradient sums does not count. Waiting in the exchange of experts counts. With
-  /// scatter_gradients, waiting for the memory of an earlier reduction counts, too. Returns 0 on a
-  /// GPU, where the work ends later.
+  /// Returns the seconds of the last step's forward and backward passes. They do not include
+  /// waiting for other ranks' gradient sums. They include waiting for the tokens that ranks
+  /// exchange for their experts. With scatter_gradients, they also include waiting for the memory
+  /// of an earlier reduction. Returns 0 on a GPU, which computes after the calls have returned.
   double compute_s() const { return now_.clock.seconds; }
 
-  /// Returns true once forward and backward have been recorded as a CUDA graph.
+  /// Returns true if forward and backward have been recorded as a CUDA graph.
   bool has_graph() const { return recorded_.has_value(); }
   /// Returns the reason why the graph could not be recorded. It is empty if recording succeeded or
   /// has not been tried.
@@ -82,8 +82,8 @@ class TrainStep {
     StepClock clock;
   };
 
-  /// Runs forward and backward, decides about the update (`agree_on_outcome`) and updates the
-  /// weights. Gradients are in `reducer_`, the outcome is in `now_`.
+  /// Runs forward and backward, then `agree_on_outcome`, then the optimizer's update. Leaves the
+  /// gradients in `reducer_` and the outcome in `now_`.
   void work(const at::Tensor& tokens);
   /// Sums over the tokens of this rank.
   struct Losses {
@@ -93,8 +93,9 @@ class TrainStep {
   };
   /// Runs forward and backward of all micro-batches, and reduces the gradients.
   Losses add_gradients(const at::Tensor& tokens);
-  /// Returns sums of squares of this rank's share of the gradients (squares_of). Summed over all
-  /// ranks they give the square of the global norm.
+  /// Returns sums of squares (squares_of) of the gradients in this rank's share. Each gradient is
+  /// in the share of one rank. So these sums, added over all ranks, give the square of the global
+  /// norm.
   std::vector<at::Tensor> squares_of_share() const;
   /// Results of forward and backward, on the model's device.
   struct Gradients {
@@ -103,12 +104,14 @@ class TrainStep {
   };
   /// Runs add_gradients and squares_of_share.
   Gradients make_gradients(const at::Tensor& tokens);
-  /// Does the same by a CUDA graph if the step can be one.
+  /// Returns the results of make_gradients, computed by the CUDA graph if it is recorded and fits
+  /// this step. The third step records the graph if StepOptions::cuda_graph is true.
   Gradients make_gradients_by_graph(const at::Tensor& tokens);
   /// Records make_gradients as a CUDA graph, or stores the reason of a failure in `graph_failure_`.
   void record_graph(const at::Tensor& tokens);
-  /// Returns the outcome from this rank's sums, added over ranks. Passes the numbers of the update
-  /// to the optimizer.
+  /// Adds up the arguments, which are sums of this rank, over all ranks. Returns the outcome of the
+  /// step, which is the same on all ranks. Calls prepare_update: it sets learning rate and gradient
+  /// scale of the optimizer's update, or skips the update.
   StepOutcome agree_on_outcome(double loss_sum, std::optional<double> router_sum,
                                double squares) const;
 
@@ -131,8 +134,8 @@ class TrainStep {
     std::unique_ptr<ops::GpuGraph> graph;
   };
   std::optional<Recorded> recorded_;
-  /// Number of steps still to run before recording. In these steps, libraries allocate what a graph
-  /// cannot: handles, workspaces.
+  /// Number of steps still to run before the graph is recorded. In these steps, libraries allocate
+  /// handles and workspaces, which is impossible while a graph is recorded.
   int64_t steps_before_graph_ = 2;
   std::string graph_failure_;
 };

@@ -15,8 +15,8 @@ struct Sample {
 };
 
 /// Continues each of log.sample_prompts by log.sample_tokens tokens at temperature 0.8. The seed
-/// comes from run.seed and the prompt's index. So the same model writes the same samples. An empty
-/// prompt begins after an end-of-document token.
+/// depends only on run.seed and the prompt's index. So the same model writes the same samples
+/// again. An empty prompt begins after an end-of-document token.
 std::vector<Sample> continue_prompts(models::GPT& model, const data::Tokenizer& tokenizer,
                                      const RunConfig& config);
 

@@ -32,7 +32,8 @@ class GptTraining : public TrainingLoop {
   void finish(const RunFolder& folder, bool quiet) override;
 
  private:
-  /// Returns the text of the first source, which has the tokenizer and the validation split.
+  /// Returns the tokenized text of the first source in [data]. It has the tokenizer and the
+  /// validation split of the run.
   const data::TokenStore& store() const { return loader_->first_store(); }
   StepOutcome train_step(int64_t number, double lr, bool want_stop, StepTimings& timings) override;
   void report_step() override;
@@ -45,7 +46,8 @@ class GptTraining : public TrainingLoop {
   void restore_from(const std::map<std::string, at::Tensor>& tensors);
   /// Returns true if this rank measures quantization statistics in step `step`.
   bool quantization_report_due(int64_t step) const;
-  /// Logs once the first step that runs as a CUDA graph, or why none does.
+  /// Logs once, after recording of the CUDA graph was tried: the step from which it runs, or why it
+  /// cannot. Throws UserError in the second case if run.cuda_graph = "on".
   void report_graph();
   /// Writes the step's line of quantization.jsonl if it is due, and warns of bad statistics.
   void report_quantization();

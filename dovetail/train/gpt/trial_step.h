@@ -11,8 +11,8 @@
 
 namespace dovetail::train {
 
-/// Resolves a config as far as the sizes of a step require. Text is not prepared, and no file is
-/// written. Throws UserError like `train`.
+/// Makes only those decisions of a ResolvedRun that determine the sizes of a step. Does not
+/// tokenize text and writes no file. Throws UserError like `train`.
 ResolvedRun resolve_trial(const RunConfig& config, comm::Group& group);
 
 /// Training steps of a GPT's run on random tokens, to measure time and memory. The run's data and

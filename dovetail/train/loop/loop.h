@@ -37,7 +37,7 @@ class TrainingLoop {
   /// Returns the length of the run, in optimizer steps.
   int64_t total_steps() const { return total_steps_; }
   const RunState& state() const { return state_; }
-  /// Returns lines for the log: the training data, and how often the run reads it.
+  /// Returns lines for the log that describe the training data and how often the run reads it.
   virtual std::string data_summary() const = 0;
   /// Writes results such as samples.json, and logs a summary unless `quiet`. Call on rank 0 after
   /// the last step of the run.
@@ -63,13 +63,13 @@ class TrainingLoop {
   virtual void report_step() = 0;
   /// Measures the loss on the validation split. Returns nullopt if there is none.
   virtual std::optional<Validation> evaluate() = 0;
-  /// Measures the validation loss on the rows of a day just before step `number`, the first that
-  /// trains on them. Returns nullopt for other steps and if rows have no days.
+  /// Called before each step. If step `number` is the first that trains on a new day, measures the
+  /// loss on the rows of this day. Otherwise, and if rows have no days, returns nullopt.
   virtual std::optional<Validation> evaluate_before(int64_t /*number*/) { return std::nullopt; }
   /// Returns the number of weight updates so far; skipped steps do not count.
   virtual int64_t updates() const = 0;
-  /// Returns the tensors of a checkpoint on rank 0, except those that stream_tensors writes. All
-  /// ranks call it together.
+  /// Returns on rank 0 the tensors of a checkpoint, except the tensors that stream_tensors writes.
+  /// All ranks call it together.
   virtual std::map<std::string, at::Tensor> checkpoint_tensors() = 0;
   /// Writes tensors that are too large to copy (embedding tables) to the checkpoint `to`, before
   /// the other tensors. `to` is null except on rank 0. All ranks call it together.
@@ -77,16 +77,17 @@ class TrainingLoop {
   /// Returns the state of a checkpoint (resume.h).
   virtual nlohmann::json checkpoint_state() const = 0;
 
-  /// Reports the step's time to BatchShares::add if balance.mode = "auto". On this rank, forward
-  /// and backward passes of `micro_batches` took `compute_s` seconds. New shares apply from step
-  /// `next` on. `planned` is the memory plan, or null; with a plan, only steps that ran by it
-  /// count. All ranks call it together.
+  /// If balance.mode = "auto", passes the time of a step to BatchShares::add, which may change the
+  /// shares. Changed shares apply from step `next` on. `compute_s`: seconds that forward and
+  /// backward passes of `micro_batches` micro-batches took on this rank. `planned`: the memory
+  /// plan, or null. With a plan, steps before the final plan do not count. All ranks call it
+  /// together.
   void balance(int64_t micro_batches, double compute_s, const PlannedStep* planned, int64_t next);
 
   const RunConfig& config() const { return run_.config; }
   /// Returns true if the run began from a checkpoint.
   bool resumed() const { return state_.step > 0 || !state_.resumed_from.empty(); }
-  /// Logs and progress bar; null except on rank 0.
+  /// Returns the logs and the progress bar on rank 0, and null on other ranks.
   RunOutput* output() { return output_ ? &*output_ : nullptr; }
 
   const ResolvedRun& run_;
@@ -100,25 +101,25 @@ class TrainingLoop {
   /// Runs one step and updates `state_`. Returns true if a rank wants to stop.
   bool take_step(StepTimings& timings);
   void evaluate_if_due(StepTimings& timings);
-  /// Adds a validation to the metrics of the last step.
+  /// Adds a validation, if there is one, to the metrics of the last step.
   void record(std::optional<Validation> found);
-  /// Warns if the last step was skipped. Throws std::runtime_error if train.max_skipped_steps steps
-  /// in a row were.
+  /// Warns if the last step was skipped. Throws std::runtime_error after train.max_skipped_steps
+  /// skipped steps in a row.
   void check_skipped();
-  /// Writes the current `shares_` to balance.jsonl after the process's first step, and whenever
-  /// they have changed.
+  /// Writes the current `shares_` to balance.jsonl after the first step of this process, and after
+  /// each step that changed them.
   void report_shares();
   void save_if_due(bool stopping, StepTimings& timings);
   bool time_is_up() const;
 
   std::optional<RunOutput> output_;                  ///< only on rank 0
   std::optional<io::CheckpointFolder> checkpoints_;  ///< only on rank 0
-  /// Change of `shares_` after the last step, and the first step with the new shares. It is nullopt
-  /// if they did not change.
+  /// If the last step changed `shares_`: the first step with the new shares, and the change.
+  /// Otherwise nullopt.
   std::optional<std::pair<int64_t, BatchShares::Move>> moved_;
   bool said_shares_ = false;
-  /// `total_steps_`: length of the run. `saved_step_`: step of the last save of this process, or
-  /// -1. `saves_`: number of its saves.
+  /// `total_steps_`: length of the run. `saved_step_`: step at which this process last saved a
+  /// checkpoint, or -1. `saves_`: number of checkpoints that this process has saved.
   int64_t total_steps_, saved_step_ = -1, saves_ = 0;
   double begin_s_ = 0;  ///< time of construction, for the time limit
 };

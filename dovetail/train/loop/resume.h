@@ -21,13 +21,13 @@ namespace dovetail::train {
 /// position in the data. All randomness is a function of run.seed and the step, so no generator
 /// state is stored.
 struct RunState {
-  int64_t step = 0;                 ///< steps done
-  int64_t updates = 0;              ///< steps that updated the weights: all but the skipped ones
-  int64_t skipped_in_a_row = 0;     ///< number of skipped steps directly before and at `step`
-  int64_t tokens = 0;               ///< tokens trained on so far; for a recommender samples
-  std::optional<StepMetrics> last;  ///< metrics of step `step`
+  int64_t step = 0;              ///< steps done
+  int64_t updates = 0;           ///< steps that updated the weights: all but the skipped ones
+  int64_t skipped_in_a_row = 0;  ///< number of consecutive skipped steps that end at `step`
+  int64_t tokens = 0;  ///< tokens (recommender: samples) that the run has trained on so far
+  std::optional<StepMetrics> last;            ///< metrics of step `step`
   std::optional<StepMetrics> last_evaluated;  ///< metrics of the newest step with a validation
-  /// Mean and deviation of a recommender's dense columns.
+  /// Mean and standard deviation of each dense column; empty for a GPT.
   std::vector<data::DenseScale> dense_scales;
   std::vector<int64_t> shares;  ///< micro-batches of each rank per step, if balance.mode = "auto"
   /// Steps at which a process resumed the run, this one included.
@@ -60,8 +60,8 @@ std::vector<std::string> check_same_run(const nlohmann::json& state, const Resol
                                         int64_t step, int ranks);
 
 /// Copies the tensors of a checkpoint (`tensors`, on rank 0) into the optimizer and `model` of
-/// every rank. Experts may be spread over ranks (`parallel`), or the optimizer's state may be
-/// sharded. `updates` is RunState::updates. All ranks call it together.
+/// every rank. Each rank gets only its part of experts that are spread over ranks (`parallel`) and
+/// of sharded optimizer state. `updates` is RunState::updates. All ranks call it together.
 void restore(Optimizer& optimizer, const models::GPT& model, const ExpertParallel& parallel,
              const std::map<std::string, at::Tensor>& tensors, int64_t updates, comm::Group& group);
 

@@ -23,8 +23,8 @@ class RunOutput {
   RunOutput(const RunFolder& folder, const RunConfig& config, int64_t first_step,
             int64_t total_steps, bool quiet);
 
-  void begin_step(int64_t step);  ///< starts to record a trace if log.trace_steps has the step
-  void end_step(int64_t step);    ///< writes the trace, if any, to trace-<step>.json
+  void begin_step(int64_t step);  ///< starts to record a trace if log.trace_steps lists `step`
+  void end_step(int64_t step);    ///< writes the recorded trace, if any, to trace-<step>.json
   /// Writes the step's line of metrics.jsonl. Call it before the step's checkpoint is saved.
   void write(const StepMetrics& metrics);
   /// Writes the step's line of timings.jsonl and its TensorBoard events, and updates the progress
@@ -57,8 +57,8 @@ class RunOutput {
   std::string unit_;
   int64_t first_step_;
   StepLog metrics_, timings_;
-  /// Logs of the other files, opened at the first line. A file that exists already is opened at
-  /// once.
+  /// Logs of the other .jsonl files. The constructor opens files that exist. Any other file is
+  /// created when its first line is written.
   std::optional<StepLog> quantization_, experts_, tables_, balance_;
   std::optional<EventWriter> events_;
   Progress progress_;

@@ -15,7 +15,7 @@ struct StepPlace {
   /// Maximum number of samples of any rank in this step. If forward passes exchange data, all ranks
   /// make as many passes as the rank with the maximum.
   int64_t maximum_samples = 0;
-  /// False if the step also measures statistics, so that it cannot run as a CUDA graph.
+  /// True if the step may run as a CUDA graph. False if it also measures statistics.
   bool graphed = true;
 };
 
@@ -35,9 +35,9 @@ struct StepOutcome {
   bool stop = false;     ///< a rank wants to stop training after this step
 };
 
-/// Clock that sums up the seconds between `start` and `stop`, for the forward and backward passes
-/// of a step. In a step that runs by a memory plan it counts the time that the planned operations
-/// take. A plan may run more or fewer operations between `start` and `stop` than the program does.
+/// Clock that adds up the seconds between `start` and `stop`, for the forward and backward passes
+/// of a step. A memory plan may run other operations between `start` and `stop` than the program
+/// does. Their time counts.
 struct StepClock {
   double seconds = 0;  ///< sum over all pairs of `start` and `stop`
 
@@ -56,9 +56,9 @@ struct UpdateNumbers {
   double max_norm;  ///< maximum norm of the mean gradient (train.clip); 0: no clipping
   double lr;
 };
-/// Passes learning rate and gradient scale (with clipping) of the next update to `optimizer`. If
-/// the loss or the norm in `outcome` is not finite, sets `outcome.skipped` instead, and the next
-/// update changes nothing.
+/// Prepares the next update of `optimizer`. If the loss and the norm in `outcome` are finite, sets
+/// its learning rate and gradient scale (with clipping). Otherwise sets `outcome.skipped`, and the
+/// next update changes nothing.
 void prepare_update(StepOutcome& outcome, const UpdateNumbers& numbers, Optimizer& optimizer);
 
 }  // namespace dovetail::train

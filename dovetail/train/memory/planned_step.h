@@ -21,8 +21,9 @@
 
 namespace dovetail::train {
 
-/// Results of a memory plan, for the log and memory_plan.json. Bytes of a technique are per step.
-/// The slow tier is the folder to which a plan copies tensors (memory.folder).
+/// Results of a memory plan, for the log and memory_plan.json. Bytes that a technique (offload,
+/// recompute, compress) affects are sums over one step. The slow tier is the place to which a plan
+/// copies tensors: memory.folder, or else memory outside the budget.
 struct MemoryPlanReport {
   int64_t budget_bytes = 0;     ///< maximum memory of a step, as requested
   int64_t keep_all_bytes = 0;   ///< peak memory of a step that keeps all tensors
@@ -30,9 +31,10 @@ struct MemoryPlanReport {
   int64_t step_bytes = 0;       ///< memory that a step by the plan takes; at most budget_bytes
   int64_t offloaded_bytes = 0;  ///< bytes copied to the slow tier, to be read back later
   int64_t again_bytes = 0;      ///< bytes of tensors that are recomputed
-  int64_t on_host_bytes = 0;    ///< bytes of tensors that an update changes in the slow tier itself
-  int64_t compressed_bytes = 0;  ///< bytes of tensors that are compressed, before compression
-  int64_t packed_bytes = 0;      ///< bytes of the same tensors after compression
+  /// Bytes of weights and optimizer state that an update changes in the slow tier, without copies.
+  int64_t on_host_bytes = 0;
+  int64_t compressed_bytes = 0;  ///< bytes of compressed tensors before their compression
+  int64_t packed_bytes = 0;      ///< bytes of the same tensors after their compression
   int nodes = 0;                 ///< number of operations of a step
   /// Predicted seconds of a step. `predicted_s`: by the plan. `keep_all_s`: with all tensors kept.
   double predicted_s = 0, keep_all_s = 0;
@@ -50,20 +52,20 @@ nlohmann::ordered_json to_json(const MemoryPlanReport& report);
 /// recompute, offload or compress it. The plan is made during the first steps. All steps belong to
 /// one training.
 ///
-/// 1. Three steps are recorded: their operations and tensors become a graph. The first one makes
-///    gradients and moments. They stay within the budget by recomputing
-///    (plan/record/online_recompute.h), which is slower than a plan.
+/// 1. Three steps are recorded: their operations and tensors become a graph. The first one also
+///    allocates gradients and moments. Recorded steps stay within the budget by recomputing tensors
+///    (plan/record/online_recompute.h). This is slower than a plan.
 /// 2. Four steps run by a first plan in which nothing overlaps with copies. They measure the time
 ///    of each operation.
 /// 3. All further steps run by the final plan, which is made from these times.
 ///
-/// With Options::folder, memory of the first steps is in a file there. If shares of samples move
-/// between ranks (Options::anew), steps 1 to 3 start over.
+/// Options::paged can place large tensors in a file until there is a plan. Options::anew starts
+/// over at 1 when shapes change, for example because a rank gets more samples.
 class PlannedStep {
  public:
   /// Default of Options::curve_budgets.
   static constexpr int kCurveBudgets = 8;
-  /// Number of steps by the final plan whose times are recorded: its first ones.
+  /// Number of steps whose times are recorded: the first ones that run by the final plan.
   static constexpr int kMeasuredSteps = 5;
   struct Options {
     std::string budget;  ///< maximum memory of a step (plan::parse_budget)
@@ -78,32 +80,39 @@ class PlannedStep {
     /// (plan/record/packable.h).
     bool offload = true, recompute = true, compress = true, compress_mxfp8 = false,
          algorithms = true;
-    /// Folder with plans of earlier processes, to reuse them (plan/solve/plan_cache.h). Empty:
-    /// none.
+    /// Folder with plans of earlier processes, to reuse them (plan/solve/plan_cache.h). Empty: no
+    /// reuse.
     std::filesystem::path plans = {};
     double solve_s = 30;  ///< time limit of the search for each of the two plans
     /// Number of other budgets for which the step time is predicted. The search for each takes at
     /// most 1/30 of solve_s.
     int curve_budgets = kCurveBudgets;
-    /// Scope that puts large tensors into file-backed memory. It is ended (reset) once there is a
-    /// plan.
+    /// Scope in which large tensors are allocated in a file; null: none. The final plan ends it
+    /// (reset).
     std::shared_ptr<plan::PagedAllocations> paged = {};
     /// Reaction to a step whose shapes or constants differ from the plan. true: start over with
     /// recording. false: throw UserError.
     bool anew = false;
-    /// Run planned steps from the recorded operations with the recorded numbers, without calling
-    /// `work`. Then `work` must read everything that changes through pointers, in operations of its
-    /// own (base/operation.h).
+    /// Way in which steps with a plan run. false: each step calls `work`, and its operations run as
+    /// planned. true: only the recorded operations run, with the numbers that were recorded, and
+    /// `work` is not called. So values that change between steps, such as the learning rate, must
+    /// be read through pointers. `work` must read them inside operations that it declares
+    /// (base/operation.h).
     bool replay = false;
-    /// Interval of planned steps that are checked; the first one is checked, too. 0: no checks. A
-    /// check throws UserError for a tensor that an operation changes without declaring it. With
-    /// `replay` it also throws for a number that differs from the recorded one.
+    /// One in this many planned steps is checked, beginning with the first. 0: no checks. A check
+    /// calls `work`. It throws UserError if an operation changes a tensor that it did not change
+    /// when it was recorded. With `replay` it also throws if a number differs from the recorded
+    /// one.
     int check_steps = 100;
   };
-  /// Techniques of a plan other than keeping tensors, by their names in memory.allow. "offload":
-  /// copy to the slow tier. "recompute": free and compute again. "compress": keep microscaling
-  /// codes that later readers would make anyway. "compress_mxfp8": keep activations as MXFP8 codes
-  /// for backward. "algorithms": algorithms that need less memory.
+  /// Techniques that a plan may use to save memory, by their names in memory.allow:
+  ///
+  /// - "offload": copy a tensor to the slow tier.
+  /// - "recompute": free a tensor, and compute it again.
+  /// - "compress": keep only microscaling codes of a tensor, if later operations would compute
+  ///   exactly these codes from it.
+  /// - "compress_mxfp8": keep activations as MXFP8 codes for backward.
+  /// - "algorithms": run an operation by an algorithm that needs less memory.
   static constexpr std::array<std::pair<std::string_view, bool Options::*>, 5> kTechniques = {
       {{"offload", &Options::offload},
        {"recompute", &Options::recompute},
@@ -114,38 +123,41 @@ class PlannedStep {
   static plan::SolveOptions solve_options(const Options& options);
   /// Inputs of a step: tensors with names.
   using Inputs = std::vector<std::pair<std::string, at::Tensor>>;
-  /// Numbers with names on which the operations of a step depend, other than input shapes. A plan
-  /// is for one set of constants (Options::anew).
+  /// Named numbers, other than input shapes, on which the operations of a step depend. A plan is
+  /// valid only for the same constants (Options::anew).
   using Constants = std::vector<std::pair<std::string, int64_t>>;
-  /// Function that runs one step on the tensors of Inputs, without names.
+  /// Function that runs one step. Its argument has the tensors of Inputs in the same order.
   using Work = std::function<void(const std::vector<at::Tensor>& inputs)>;
-  /// Makes steps that call `work` and run its operations as planned (plan/run/guide.h). `tensors`
-  /// are the parameters and optimizer state that steps read and change. `work` must call the same
-  /// operators on the same shapes each time. Numbers may change, values may be read, and it may
-  /// hold tensors from one step to the next. It may read tensors other than its argument and
-  /// `tensors` only if they were made before the first step. Gradients that it makes are dropped at
-  /// the end of the step.
+  /// `tensors` are the parameters and optimizer state that steps read and change. The first steps
+  /// call `work`; Options::replay tells how later steps run. Rules for `work`:
+  ///
+  /// - Each call must call the same operators on the same shapes.
+  /// - Without Options::replay, it may pass other numbers to operators, and may read values of
+  ///   tensors.
+  /// - It may hold tensors from one step to the next.
+  /// - It may read its argument, `tensors`, and other tensors that were made before the first step.
+  /// - Gradients that it makes are dropped at the end of the step.
   PlannedStep(Work work, plan::StepTensors tensors, Options options);
   ~PlannedStep();
 
-  /// Runs a step. Inputs and constants have the same names in each step. The floor is the minimum
-  /// budget for which there is a plan. Throws UserError if the step cannot be recorded or the
-  /// budget is below the floor. Without Options::anew it also throws if a shape or constant differs
-  /// from earlier steps.
+  /// Runs a step. Inputs and constants must have the same names in each step. Throws UserError if
+  /// the step cannot be recorded. Throws UserError if the budget is below the floor, the minimum
+  /// budget for which there is a plan. Without Options::anew it also throws if a shape or constant
+  /// differs from earlier steps.
   void run(const Inputs& inputs, const Constants& constants);
 
-  /// Returns the report of the final plan. It is nullopt until that plan is made, and after a step
-  /// that starts over.
+  /// Returns the report of the final plan. It is nullopt while there is no final plan, also after
+  /// Options::anew has started over.
   const std::optional<MemoryPlanReport>& report() const;
   /// Returns the part of MemoryPlanReport::step_bytes that is in resident memory (pages that steps
   /// by the plan have touched). Needs a report.
   int64_t measured_bytes() const;
-  /// Names the techniques that are not allowed but would lower the floor of the recorded step. The
-  /// text is the end of an error message. Example: `; memory.allow = ["recompute"] would lower the
-  /// floor`. Empty if there are none.
+  /// Returns a text that names the techniques that are not allowed but would lower the floor. The
+  /// text is meant to end an error message. Example: `; memory.allow = ["recompute"] would lower
+  /// the floor`. It is empty if no technique would.
   std::string what_would_lower_the_floor() const;
-  /// Returns the graph of the recorded step, from the third step on. It has times, bandwidth and
-  /// budget once there is a plan.
+  /// Returns the graph of the recorded step. Call it after the third step or later. Once there is a
+  /// plan, the graph also has times, bandwidth and budget.
   const plan::Graph& graph() const;
   /// Returns true if the last step ran by the final plan.
   bool runs_by_plan() const;
@@ -154,7 +166,7 @@ class PlannedStep {
   /// Returns the data for memory_record. Needs a report. Valid until the next step.
   PlannedStepView view() const;
   /// Writes graph.json and plan.json (docs/design/plan.md) and memory_plan.json (docs/training.md)
-  /// to `folder`. Measurements in them cover the steps so far. Writes nothing before there is a
+  /// to `folder`. Their measurements cover the steps so far. Writes nothing if there is no final
   /// plan.
   void write(const std::filesystem::path& folder) const;
 

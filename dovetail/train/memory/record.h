@@ -11,8 +11,7 @@
 
 namespace dovetail::train {
 
-/// Data from which memory_record is made. `runs` are the recorded times of steps that ran by the
-/// plan; there may be none yet.
+/// Data from which memory_record is made.
 struct PlannedStepView {
   const plan::Graph& graph;
   const plan::Plan& plan;
@@ -22,9 +21,10 @@ struct PlannedStepView {
   int64_t places_bytes;
   /// Part of `places_bytes` in resident memory (pages that steps by the plan have touched).
   int64_t used_bytes;
-  /// Maximum growth of the process above its size before the model. `process_predicted_bytes`:
-  /// predicted. `process_bytes`: measured. 0: unknown.
+  /// Maximum growth of the process's resident memory above its size before the model was made.
+  /// `process_predicted_bytes`: predicted. `process_bytes`: measured. 0: unknown.
   int64_t process_predicted_bytes, process_bytes;
+  /// Measured times of the first steps that ran by the plan; may be empty.
   std::span<const plan::Executor::Run> runs;
   std::span<const plan::TradeOff> curve;  ///< predicted step time for other budgets
 };
@@ -32,10 +32,13 @@ struct PlannedStepView {
 /// Returns the run with the median duration, or null if `runs` is empty.
 const plan::Executor::Run* median_run(std::span<const plan::Executor::Run> runs);
 
-/// Returns the content of memory_plan.json (docs/training.md). It has the plan's decisions, counted
-/// by technique and by layer. It has the step's time and peak memory, predicted and measured. It
-/// has memory over time by purpose, and the times of computation and copies. It also has step time
-/// as a function of the budget.
+/// Returns the content of memory_plan.json (docs/training.md):
+///
+/// - the plan's decisions, counted by technique and by layer
+/// - the step's time and peak memory, predicted and measured
+/// - memory over time by purpose (weights, activations, ...)
+/// - the times of computation and of copies
+/// - step time as a function of the budget
 nlohmann::ordered_json memory_record(const PlannedStepView& step);
 
 }  // namespace dovetail::train

@@ -43,12 +43,12 @@ struct StepTimings {
   /// Time of validation and of saving; not written if 0.
   double evaluation_ms = 0, checkpoint_ms = 0;
   double tokens_per_s = 0;  ///< tokens or samples per second, sum of all ranks
-  bool samples = false;     ///< `tokens_per_s` counts samples
+  bool samples = false;     ///< true for a recommender: `tokens_per_s` counts samples
   /// FLOP/s that the model needs / measured peak FLOP/s of matrix products, 0 to 1. Not written if
   /// 0.
   double utilization = 0;
-  /// Fraction of accesses to table rows whose row was in memory (embedding.memory_bytes), on rank
-  /// 0.
+  /// Fraction of accesses to table rows that found the row in memory, not on disk
+  /// (embedding.memory_bytes), on rank 0.
   std::optional<double> hit_rate;
   /// Resident memory of the process; on a GPU, bytes that its allocator gave out.
   uint64_t memory_bytes = 0;
@@ -64,8 +64,8 @@ nlohmann::ordered_json to_json(const TaskRanking& task);
 /// Returns the metrics in a line of metrics.jsonl.
 StepMetrics step_metrics_from_json(const nlohmann::json& line);
 
-/// Log file with one JSON object per line. Each has an integer "step", and steps rise from line to
-/// line.
+/// Log file with one JSON object per line. Each object has an integer "step", which rises from line
+/// to line.
 class StepLog {
  public:
   /// Opens `path` for appending. First cuts the file back to its leading complete lines with step
@@ -79,8 +79,8 @@ class StepLog {
   /// Returns the step of the last line that was in the file after cutting; 0 if there is none.
   int64_t last_kept() const { return last_kept_; }
 
-  /// Writes `line` at the end of the file in a single write. A killed process leaves it either
-  /// complete or absent.
+  /// Writes `line` at the end of the file in a single write. If the process is killed, the line is
+  /// either complete or absent.
   void append(const nlohmann::ordered_json& line);
   /// Flushes the file to the disk. Call it before a checkpoint that relies on these lines gets its
   /// final name.

@@ -9,9 +9,9 @@
 
 namespace dovetail::train {
 
-/// Quality of scores (logits) for one binary label. Metrics that are not defined are NaN. The AUC
-/// and the normalised entropy are not defined if all labels have one class. No metric is defined
-/// without rows, or if a logit is NaN.
+/// Quality of scores (logits) for one binary label. A metric that is undefined is NaN. The AUC and
+/// the normalized entropy are undefined if all labels have the same class. All metrics are
+/// undefined without rows, or if a logit is NaN.
 struct RankingMetrics {
   int64_t rows = 0;       ///< rows that have a label
   int64_t positives = 0;  ///< rows with a label above 1/2
@@ -27,10 +27,10 @@ struct RankingMetrics {
 /// ranks or batches, add their `counts` and `sums` element by element.
 ///
 /// The AUC comes from two histograms of the logit, one of negative and one of positive rows. Each
-/// has kBins bins of width 2^-10 on [-32, 32). The two outermost bins also count logits outside
-/// this range. A pair of a positive and a negative row in the same bin
-/// counts one half. So the exact AUC differs by at most half the share of these pairs among all
-/// pairs. `auc_error` is this bound.
+/// has kBins bins of width 2^-10 on [-32, 32). The first and the last bin also count logits below
+/// and above this range. A pair of a positive and a negative row in the same bin counts one half.
+/// So the exact AUC differs by at most half the share of these pairs among all pairs. `auc_error`
+/// is this bound.
 class RankingSums {
  public:
   static constexpr int64_t kBins = int64_t{1} << 16;
@@ -38,7 +38,7 @@ class RankingSums {
   RankingSums();
 
   /// Adds rows. logits (N) and labels (N) are floating point, on any device; labels are from 0 to
-  /// 1. Rows with a NaN label are left out.
+  /// 1. Rows with a NaN label are ignored.
   void add(const at::Tensor& logits, const at::Tensor& labels);
   /// Returns the metrics of all rows added so far.
   RankingMetrics metrics() const;
@@ -52,10 +52,10 @@ class RankingSums {
 /// (Mann-Whitney U with midranks). scores (N) and labels (N) as in RankingSums::add.
 double exact_auc(const at::Tensor& scores, const at::Tensor& labels);
 
-/// Returns the GAUC: the mean of the groups' AUCs, weighted by rows per group. Source: Zhou et al.,
-/// KDD 2018, section 5.3. A group is, for example, all rows of one user. `groups` (N) int64 has the
-/// group of each row. Groups with only one class are left out. Returns NaN if no group has both
-/// classes.
+/// Returns the GAUC: the mean over groups of rows of the group's AUC, weighted by its number of
+/// rows. Source: Zhou et al., KDD 2018, section 5.3. A group is, for example, all rows of one user.
+/// `groups` (N) int64 has the group of each row. Groups in which all labels have the same class do
+/// not count. Returns NaN if no group counts.
 double grouped_auc(const at::Tensor& scores, const at::Tensor& labels, const at::Tensor& groups);
 
 /// Returns warnings about the latest validations of a run. `validations` has all validations so

@@ -22,11 +22,12 @@ struct TaskRanking {
 /// Result of measuring a model on the validation split.
 struct Validation {
   double loss = 0;  ///< nats per token (exp(loss) is the perplexity), or per sample
-  /// For text: loss * tokens / bytes, with both counts of the whole split.
+  /// For text: loss * (tokens of the split) / (bytes of the split).
   double nats_per_byte = 0;
   int64_t tokens = 0;              ///< number of tokens or samples that were measured
   std::vector<TaskRanking> tasks;  ///< one for each task of a recommender; empty for a GPT
-  /// Day (rows.day) whose rows were measured before training on them. Empty if rows have no days.
+  /// Day (rows.day) whose rows were measured, just before training on them. Empty if rows have no
+  /// days.
   std::string day;
 };
 
@@ -40,15 +41,14 @@ struct ValidationOptions {
   int64_t max_tokens = 0;
 };
 
-/// Logs a warning if the routers of a model choose experts for a token by later tokens, too.
+/// Logs a warning if a router's choice of experts for a token also depends on later tokens.
 /// Validation losses are then lower than in decoding, where later tokens are unknown. Call it once
 /// per process.
 void warn_of_later_tokens(const models::ModelConfig& model);
 
-/// Measures the loss on the validation split of `store`. All ranks call this together. Each rank
-/// takes a contiguous part of the windows. Sums of nats and tokens are added over ranks. The
-/// windows are the same for any number of ranks. Returns nullopt if the split has fewer than two
-/// tokens.
+/// Measures the loss on the validation split of `store`, over all ranks. All ranks call this
+/// together. The windows are the same for any number of ranks; each rank takes a contiguous part of
+/// them. Returns nullopt if the split has fewer than two tokens.
 std::optional<Validation> validate(models::GPT& model, const data::TokenStore& store,
                                    comm::Group& group, const ValidationOptions& options);
 

@@ -28,10 +28,12 @@ struct Precision {
 /// chooses BF16. Casts and FP32 masters do not get faster, so a smaller gain does not pay.
 inline constexpr double kMinBFloat16Gain = 1.25;
 
-/// Chooses the precision for `recipe`, a value of precision.recipe. `kept` is the precision of the
-/// run that is resumed, if any. "auto" keeps it. Any other recipe than `kept` throws UserError.
-/// Without `kept`, "auto" measures products in BF16 and FP32. Rank 0 chooses for all ranks; all
-/// call this together.
+/// Chooses the precision for `recipe`, a value of precision.recipe. Rank 0 chooses for all ranks;
+/// all call this together.
+///
+/// - New run (`kept` is nullopt): "auto" chooses BF16 or FP32 by the measured speed of products.
+/// - Resumed run: `kept` is the name of its precision. "auto" chooses `kept`. Any other recipe than
+///   `kept` throws UserError.
 Precision resolve_precision(const std::string& recipe, const std::optional<std::string>& kept,
                             c10::Device device, comm::Group& group);
 

@@ -30,8 +30,9 @@ class Linear;
 namespace dovetail::train {
 
 /// Throws UserError for mistakes in [precision] that can be found without a model. Examples: an
-/// unknown recipe, an override without layers, a recipe name that is taken. Another one:
-/// high_precision_ends (blocks at both ends that are not quantized) without effect.
+/// unknown recipe, an override without layers, a recipe name that is taken. It also throws if
+/// high_precision_ends has no effect. This key of a recipe is the number of blocks at each end of
+/// the model that are not quantized.
 void check_precision(const PrecisionSection& config);
 
 /// Returns true if precision.recipe or an override quantizes an operand of a Linear. `config` has
@@ -56,13 +57,13 @@ class Quantization {
   /// error names the first layer and operand.
   Quantization(models::GPT& model, const PrecisionSection& config, const std::string& name);
 
-  /// Call before a step's first forward pass. `seed`, the layer's index and the order of its
-  /// backward calls determine stochastic rounding. `count`: true if `statistics` of this step will
-  /// be read.
+  /// Call before a step's first forward pass. Stochastic rounding depends on `seed`, the index of
+  /// the layer and the order of its backward calls. `count`: true if `statistics` will be called
+  /// for this step.
   void begin_step(uint64_t seed, bool count = true);
 
-  /// Call after a step that was not skipped, on all ranks together. Stores the step's amax values
-  /// for delayed scaling, as maxima over all ranks.
+  /// Call after each step that was not skipped, on all ranks together. For delayed scaling, stores
+  /// the step's amax values: the maxima over all ranks.
   void end_step(comm::Group& group);
 
   /// Returns the amax values that delayed scaling has stored, for a checkpoint. Names are
@@ -85,14 +86,15 @@ class Quantization {
   /// "saturating_blocks_under_floor" is the same fraction if scale_mode were floor. "sqnr_db" is
   /// the signal-to-noise ratio in dB, or null if there is no error.
   nlohmann::ordered_json statistics(int64_t step) const;
-  /// Returns warnings about a line that `statistics` has returned. A tensor underflows if it loses
-  /// more than kMostUnderflow of its elements to zero. It saturates if more than kMostSaturation of
-  /// its blocks do. Each warning names the worst weight, activation or gradient. The same tensor is
-  /// not warned of again.
+  /// Returns warnings about a line that `statistics` has returned. A tensor underflows if rounding
+  /// makes more than the fraction kMostUnderflow of its elements zero. It saturates if more than
+  /// the fraction kMostSaturation of its blocks have elements beyond the format's range. Each
+  /// warning names the worst weight, activation or gradient. A tensor causes at most one warning of
+  /// each kind.
   std::vector<std::string> warnings(const nlohmann::ordered_json& statistics);
   static constexpr double kMostUnderflow = 0.25, kMostSaturation = 0.01;
 
-  /// Returns the recipe of every Linear that could be quantized, in the order of
+  /// Returns the recipe of every Linear that a recipe may quantize, in the order of
   /// mx::quantizable_linears.
   const std::vector<mx::LinearRecipe>& recipes() const { return recipes_; }
   /// Returns the Linears that are quantized, in the order of the model. Empty if none is.

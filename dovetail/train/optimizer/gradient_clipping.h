@@ -7,18 +7,21 @@
 
 namespace dovetail::train {
 
-/// Returns sums of squares of the gradients, float64, from which the global norm follows. Gradients
-/// are cut into pieces (ops/adamw.h); each value is the sum of one piece, in order. The result is
-/// one tensor. While a step is recorded for a memory plan, it is one tensor per gradient, each from
-/// its own operation. A plan can then offload or recompute each gradient separately.
+/// Returns sums of squares of the gradients, from which the global norm follows (sum_of_pieces).
+/// Gradients are cut into pieces (ops/adamw.h). The result has one float64 value per piece, in
+/// order.
+///
+/// - Outside a recording, the result is one tensor.
+/// - While a step is recorded for a memory plan, the result is one tensor per gradient. A separate
+///   operation computes each, so a plan can offload or recompute each gradient separately.
 std::vector<at::Tensor> squares_of(const std::vector<at::Tensor>& gradients);
 
-/// Copies float64 scalars or vectors to the CPU, with a single copy for all that are on a GPU.
-/// Undefined tensors stay undefined.
+/// Returns `values`, float64 scalars or vectors, on the CPU. All values on a GPU are copied at
+/// once. Undefined tensors stay undefined.
 std::vector<at::Tensor> read_together(std::span<const at::Tensor> values);
 
 /// Returns the sum of all values of `squares`, a result of squares_of on the CPU, added in order.
-/// The sum has the same bits whether `squares` is one tensor or one per gradient.
+/// The sum has the same bits for one tensor as for one tensor per gradient.
 double sum_of_pieces(std::span<const at::Tensor> squares);
 
 /// Returns the factor that scales a gradient of global norm `norm` down to norm `max_norm`. Returns

@@ -6,9 +6,10 @@
 
 namespace dovetail::train {
 
-/// Returns the learning rate of `step` (counted from 0) in a run of `steps` steps. `lr` is its
-/// maximum. It depends on the arguments only. Let w = warmup_steps, m = min_lr_ratio and x = (step
-/// - w) / (steps - w). By schedule.decay the rate is:
+/// Returns the learning rate of `step` (counted from 0) in a run of `steps` steps. `lr` is the
+/// maximum learning rate. The result depends on the arguments only. Let w = warmup_steps and m =
+/// min_lr_ratio. The part of the decay that is done is x = (step - w) / (steps - w). By
+/// schedule.decay the rate is:
 ///
 /// - warm-up, while step < w: lr * (step + 1) / w
 /// - constant: lr

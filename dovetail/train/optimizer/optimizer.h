@@ -57,8 +57,8 @@ class Optimizer {
   struct Numbers {
     double lr = 0, grad_scale = 1;
   };
-  /// Sets the numbers of the next update, and counts it. With nullopt, the next `update` changes
-  /// nothing and does not count.
+  /// Sets the numbers of the next `update`, and adds 1 to `updates()`. With nullopt, the next
+  /// `update` changes nothing, and `updates()` stays the same.
   void set_update(std::optional<Numbers> numbers);
   /// Updates masters and the module's weights, with gradient gradients.gradient(i) * grad_scale for
   /// parameter i. Uses the numbers of the last `set_update`, also if a memory plan replays this
@@ -82,16 +82,17 @@ class Optimizer {
   /// zero. Throws UserError naming a tensor that is missing, unknown or of another shape. Not for
   /// sharded state.
   void load(const std::map<std::string, at::Tensor>& tensors, int64_t updates);
-  /// Does the same for sharded state, from rank 0's whole tensors. Errors of rank 0 are thrown on
-  /// all ranks.
+  /// Does the same as `load`, but for sharded state. Rank 0 passes whole tensors. Errors of rank 0
+  /// are thrown on all ranks.
   void scatter(const std::map<std::string, at::Tensor>& tensors, int64_t updates);
 
  private:
   /// Elements of one parameter that this rank updates: all of them, or with sharding a piece.
   struct Part {
     comm::Bucket::Piece piece;
-    size_t bucket = 0;   ///< with sharding: index of the bucket with the gradient
-    int64_t offset = 0;  ///< with sharding: begin of the gradient in this rank's share of it
+    size_t bucket = 0;  ///< with sharding: index of the bucket with the gradient
+    /// With sharding: begin of the gradient in this rank's share of the bucket, in elements.
+    int64_t offset = 0;
     at::Tensor weights;  ///< view of the module's weights
     /// Master (the same tensor as `weights` if they are float32), first and second moment.
     at::Tensor master = {}, m = {}, v = {};
@@ -102,20 +103,21 @@ class Optimizer {
   void make_parts();
   /// Throws UserError as `load` does.
   void check(const std::map<std::string, at::Tensor>& tensors) const;
-  /// Indices of parts, grouped into lists that are updated in one operation each.
+  /// Returns the indices of all parts in several lists. One operation updates the parts of a list.
   std::vector<std::vector<size_t>> updated_together() const;
   void update_some(const std::vector<size_t>& which, const comm::GradientReducer& gradients);
 
   /// Gathers the weights of all shares on every rank.
   void gather_weights();
-  /// Returns the weights of a rank's share of a bucket, as byte views of the module's weights.
+  /// Returns the weights in the share of a bucket that `rank` updates, as byte views of the
+  /// module's weights.
   std::vector<at::Tensor> bytes_of_share(const comm::Bucket& bucket, int rank) const;
   /// Returns the number of elements of a parameter that each rank updates.
   std::vector<int64_t> sizes_on_ranks(size_t parameter) const;
   /// Returns this rank's part of a parameter, or null if it has none.
   const Part* part_of(size_t parameter) const;
-  /// Gathers the member `which` of all ranks' parts of a parameter. Returns the whole tensor on
-  /// rank 0's CPU.
+  /// Gathers the tensor `which` (weights, master, m or v) of a parameter from the parts of all
+  /// ranks. Returns the whole tensor on rank 0, on the CPU.
   at::Tensor gathered(size_t parameter, at::Tensor Part::* which) const;
 
   OptimizerSection config_;

@@ -25,9 +25,9 @@ void check_balance(const RunConfig& config);
 /// - "auto": shares are in proportion to the recently measured speed of each rank
 class BatchShares {
  public:
-  /// `stored`: shares from a checkpoint, or empty. "auto" begins with them if ranks and
-  /// micro-batches are as many as in this job. Otherwise it begins with even shares. Throws
-  /// UserError if balance.shares is for another number of ranks.
+  /// `stored`: shares from a checkpoint, or empty. Mode "auto" begins with `stored` if these shares
+  /// are for the job's number of ranks and of micro-batches per step. Otherwise it begins with even
+  /// shares. Throws UserError if balance.shares is for another number of ranks.
   BatchShares(const RunConfig& config, int ranks, const std::vector<int64_t>& stored = {});
 
   /// Samples [begin, end) of the batch.
@@ -38,7 +38,7 @@ class BatchShares {
   /// Returns the samples of a rank.
   Range range(int rank) const;
   int64_t maximum_samples() const;           ///< maximum samples of a rank with the current shares
-  int64_t maximum_possible_samples() const;  ///< maximum samples of a rank with any later shares
+  int64_t maximum_possible_samples() const;  ///< maximum samples of a rank, now or after any change
 
   /// Returns true if shares change while training (mode = "auto").
   bool automatic() const { return moving_.has_value(); }
@@ -49,10 +49,11 @@ class BatchShares {
 
   /// Change of shares, with its reason.
   using Move = jobs::MicroBatchShares::Move;
-  /// Reports the time of a step, only with mode = "auto". This rank computed `micro_batches` in
-  /// `seconds`, without its waits for other ranks. Pass 0 micro-batches if the time is not
-  /// representative: the step then does not count. Returns the change of the shares, if any. All
-  /// ranks call it together and get the same shares.
+  /// Takes the measured time of a step into account, and changes the shares if that pays. Only with
+  /// mode = "auto". `seconds`: time in which this rank computed `micro_batches` micro-batches,
+  /// without waiting for other ranks. Pass `micro_batches` = 0 if the time is not representative:
+  /// the step then does not count. Returns the change of the shares, if any. All ranks call it
+  /// together and get the same shares.
   std::optional<Move> add(comm::Group& group, int64_t micro_batches, double seconds);
 
  private:

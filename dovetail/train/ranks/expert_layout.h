@@ -18,9 +18,10 @@
 namespace dovetail::train {
 
 /// Layouts of a model's layers whose experts are spread over ranks. A layout (moe::ExpertLayout)
-/// tells which token rows and expert weights travel between ranks. [parallel] gives its numbers. A
-/// cost model and the load of the experts decide numbers that are "auto", every few steps. All
-/// ranks make the same choice. Without expert parallelism the class does nothing.
+/// tells which token rows and expert weights travel between ranks. Its numbers are keys of
+/// [parallel]. Every few steps, numbers that are "auto" are chosen anew, by a cost model and the
+/// load of the experts. All ranks make the same choice. Without expert parallelism the class does
+/// nothing.
 class LayoutChoice {
  public:
   /// Gives the layers of `model` their first layouts, for an even load of the experts. `tokens` is
@@ -30,8 +31,8 @@ class LayoutChoice {
   LayoutChoice(const models::GPT& model, const RunConfig& config, int64_t tokens,
                at::ScalarType compute, const ExpertParallel& parallel, comm::Group& world);
 
-  /// Call after a step, on all ranks, before the load is reset. Every parallel.choose_every steps
-  /// it chooses layouts for the next steps by this step's load.
+  /// Call after each step, on all ranks, before moe::Layer::reset_load. Every parallel.choose_every
+  /// steps it chooses the layouts of the next steps by this step's load.
   void end_step(int64_t step, comm::Group& world);
 
   /// Returns a line for the log about the first choice; empty if no key is "auto".
@@ -39,23 +40,24 @@ class LayoutChoice {
 
   /// Returns the layout of each layer, in order, for a line of experts.jsonl.
   nlohmann::ordered_json plans() const;
-  /// Returns the all-to-alls since the previous call, for a line of experts.jsonl. It has calls,
-  /// bytes sent and seconds waited, per step and as means over ranks. `step` is the current step.
-  /// All ranks of `world` call it together.
+  /// Returns statistics of the all-to-alls since the previous call, for a line of experts.jsonl.
+  /// They are calls, bytes sent and seconds waited, each per step and as mean over ranks. `step` is
+  /// the current step. All ranks of `world` call it together.
   nlohmann::ordered_json traffic(int64_t step, comm::Group& world);
   /// Returns true without expert parallelism.
   bool empty() const { return layers_.empty(); }
 
  private:
-  /// Returns the layout for this load: `choices_of` has the number of tokens that chose each
-  /// expert. Empty: an even load.
+  /// Returns the layout to use for a load. `choices_of`: number of tokens routed to each expert;
+  /// empty: an even load.
   moe::ExpertLayout choose(const std::vector<double>& choices_of) const;
 
   ParallelSection config_;
   std::shared_ptr<const moe::ExpertRanks> ranks_;
   /// Layers with experts, and their names; empty without expert parallelism.
   std::vector<std::pair<std::string, std::shared_ptr<moe::Layer>>> layers_;
-  bool modules_ = false;                  ///< an expert is quantized, so weights are never gathered
+  /// True if an expert is quantized. Then weights of experts are not gathered on other ranks.
+  bool modules_ = false;
   std::optional<comm::CostModel> costs_;  ///< only if a key is "auto"
   moe::LayerLoad load_;                   ///< sizes of a layer, for the cost model
   std::string choice_;

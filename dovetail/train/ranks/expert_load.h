@@ -31,7 +31,7 @@ struct LayerChoices {
   std::vector<double> count;  ///< number of choices of each expert, including dropped ones
   double dropped = 0;         ///< number of choices that were dropped for lack of capacity
 };
-/// Returns the counts of each layer, in order. All ranks call it together.
+/// Returns the choices of each layer, in the order of `layers`. All ranks call it together.
 std::vector<LayerChoices> sum_loads(const MoeLayers& layers, comm::Group& group);
 
 /// Statistics of how the tokens of a step spread over a model's experts.

@@ -19,10 +19,11 @@ namespace dovetail::train {
 /// Throws UserError naming parallel.<key> for an invalid [parallel] section. `config.model` has
 /// passed models::resolve_model_config.
 void check_parallel(const RunConfig& config);
-/// Throws UserError if recipes of the experts' Linears do not work with [parallel].
+/// Throws UserError if the recipe of an expert's Linear cannot be used with the settings in
+/// [parallel].
 void check_parallel(const RunConfig& config, const Quantization& quantization);
 
-/// Expert parallelism of a job, as [parallel] asks for it. The ranks of the job form a mesh of two
+/// Expert parallelism of a job, as set in [parallel]. The ranks of the job form a mesh of two
 /// dimensions, "data" by "expert". The experts of each layer are spread along "expert". Every rank
 /// along "data" holds the same experts. All ranks construct and call it together.
 class ExpertParallel {
@@ -35,15 +36,16 @@ class ExpertParallel {
   /// if every rank has all experts.
   const std::shared_ptr<const moe::ExpertRanks>& ranks() const { return ranks_; }
 
-  /// Returns true if `name` is a checkpoint tensor that has only this rank's part: an expert's,
-  /// with spread experts.
+  /// Returns true if each rank has only a part of the tensors of this name in a checkpoint. This is
+  /// so if the name belongs to an expert and experts are spread over ranks.
   bool is_spread(const std::string& name) const;
 
-  /// Returns the ranks over which each parameter's gradient is summed: the ranks that hold it. One
-  /// group per parameter, in the order of the model.
+  /// Returns one group for each parameter, in the order of the model: the ranks that hold the
+  /// parameter. Its gradient is summed over these ranks.
   std::vector<std::shared_ptr<comm::Group>> gradient_groups(const models::GPT& model) const;
 
-  /// Adds the experts of the other ranks to `quantization`, this rank's line of quantization.jsonl.
+  /// Returns `quantization`, this rank's line of quantization.jsonl, with the entries of the
+  /// experts on other ranks added.
   nlohmann::ordered_json joined(nlohmann::ordered_json quantization) const;
 
   /// Converts a checkpoint's tensors from each rank's parts of experts to whole experts, numbered
@@ -52,9 +54,10 @@ class ExpertParallel {
   /// and nothing on other ranks.
   std::map<std::string, at::Tensor> gathered(const models::GPT& model,
                                              const std::map<std::string, at::Tensor>& own) const;
-  /// Inverse of `gathered`: `whole` has whole tensors on rank 0. Returns each rank's own part, a
-  /// tensor for every expert and tensor that `own` names. `own` has the rank's live tensors. Throws
-  /// UserError on all ranks if rank 0's tensors do not match.
+  /// Inverse of `gathered`. `whole` has the whole tensors on rank 0. `own` has this rank's live
+  /// tensors; it tells which tensors of experts this rank needs. Returns on each rank its parts of
+  /// these tensors. On rank 0 the result also has all other tensors of `whole`. Throws UserError on
+  /// all ranks if rank 0's tensors do not match.
   std::map<std::string, at::Tensor> scattered(const models::GPT& model,
                                               const std::map<std::string, at::Tensor>& own,
                                               std::map<std::string, at::Tensor> whole) const;

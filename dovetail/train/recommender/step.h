@@ -24,7 +24,7 @@ struct StepRows {
   int64_t micro_batch;          ///< samples of a rank per micro-batch
   data::RowBatch batch;         ///< rows of this rank
   embedding::Jagged ids;        ///< ids for all lookups (RecommenderLookups::ids)
-  embedding::TableStep tables;  ///< lookups in progress
+  embedding::TableStep tables;  ///< state of the lookups, which are in progress
 };
 
 /// One step of a recommender over all ranks, except the update of its tables. The dense part is the
@@ -34,9 +34,9 @@ struct StepRows {
 /// transit between ranks. The dense part takes `grain` samples at a time. So its sums have the same
 /// bits for any micro-batch size that is a multiple of `grain`.
 ///
-/// A memory plan covers the dense part only. For it, one operation returns the pooled rows of a
-/// micro-batch, and another one reads their gradient. Memory of the tables does not count towards
-/// the budget. This includes rows in transit, pooled rows and their gradients.
+/// A memory plan covers the dense part only. In the planned step, one operation returns the pooled
+/// rows of a micro-batch, and another operation reads their gradient. Memory of the tables does not
+/// count towards the budget. This includes rows in transit, pooled rows and their gradients.
 class RecommenderStep {
  public:
   struct Options {
@@ -99,12 +99,12 @@ class RecommenderStep {
 
   /// Returns the inputs of the dense part for a step, except pooled rows.
   PlannedStep::Inputs inputs_of(const StepRows& rows);
-  /// Runs add_gradients, decides about the update (`agree_on_outcome`) and updates the dense part.
+  /// Runs add_gradients, then `agree_on_outcome`, then the optimizer's update of the dense part.
   void work(const std::vector<at::Tensor>& inputs);
   /// Runs forward and backward of all micro-batches, and reduces the gradients.
   Losses add_gradients(const std::vector<at::Tensor>& inputs);
-  /// Returns the pooled rows of a micro-batch, (samples, columns), and starts to gather the next
-  /// ones.
+  /// Returns the pooled rows of a micro-batch, (samples, columns). Also starts to gather the rows
+  /// of the next micro-batch.
   at::Tensor look_up(int64_t micro_batch);
   /// Runs forward and backward of a micro-batch. `first` is the index of its first sample among
   /// this rank's samples, `pooled` has its pooled rows. `last` is true for the last micro-batch.
@@ -112,8 +112,10 @@ class RecommenderStep {
                  bool last, Losses& losses);
   /// Sends the gradient of the micro-batch's pooled rows to the ranks that hold the rows.
   void send_gradient(int64_t micro_batch);
-  /// Returns the outcome from this rank's sums of loss and from the gradient's squared norm. Passes
-  /// the numbers of the update to the optimizer.
+  /// Adds up `loss_sum` and `auxiliary_sum` over ranks. `squares` is the squared norm of the
+  /// gradient, which already is the sum over ranks. Returns the outcome of the step, the same on
+  /// all ranks. Calls prepare_update: it sets learning rate and gradient scale of the optimizer's
+  /// update, or skips the update.
   StepOutcome agree_on_outcome(double loss_sum, double auxiliary_sum, double squares) const;
 
   std::shared_ptr<models::Recommender> model_;

@@ -54,14 +54,15 @@ class RecommenderTraining : public TrainingLoop {
   StepRows start_lookups(int64_t step);
   /// Returns `ahead_` if it has the rows of `step`, otherwise start_lookups(step).
   StepRows take_step(int64_t step);
-  /// Returns a function that starts the lookups of step + 1 in `ahead_`. If `last`, the function
-  /// returns null.
+  /// Returns a function that starts the lookups of step + 1, stores them in `ahead_` and returns a
+  /// pointer to them. If `last`, the function only returns null.
   RecommenderStep::StartNext start_after(int64_t step, bool last);
   /// Sets `ids_per_sample_` from the rows of the next step.
   void count_ids();
-  /// Returns the placement of tables on ranks, with this number of groups (embedding.groups).
+  /// Returns the placement of tables on ranks if they are divided into `groups` groups
+  /// (embedding.groups).
   embedding::TablePlacement plan_for(int64_t groups) const;
-  /// Makes `tables_` anew with these sizes.
+  /// Replaces `tables_` by new tables with these sizes.
   void build_tables(const TableSizes& sizes);
   /// Returns the sizes in the config. Sizes that are "auto" are chosen by timing steps on temporary
   /// tables. `record` becomes the result of sizes_json; it stays null if no step was timed.
@@ -71,8 +72,8 @@ class RecommenderTraining : public TrainingLoop {
   double time_steps(int64_t micro_batch);
   /// Restores the dense part and the tables of all ranks from rank 0's checkpoint.
   void restore_from(const io::StoredCheckpoint* checkpoint);
-  /// Throws UserError if the run is longer than its days (rows.day). If train.steps = "pass", sets
-  /// the number of steps.
+  /// If train.steps = "pass", sets the number of steps. Throws UserError if rows have days
+  /// (rows.day) and the run has more steps than these days.
   void count_steps();
   /// Measures loss and ranking of the model on rows [0, rows) of a validation split or a day.
   /// `read(begin, end)` returns rows [begin, end).

@@ -11,9 +11,9 @@
 
 namespace dovetail::train {
 
-/// Sizes that a run chooses by measurement if the config says "auto". Results do not depend on
-/// them. Groups are parts of the tables: one is looked up while ranks exchange the rows of the
-/// previous one.
+/// Sizes that a run chooses by measurement if the config says "auto". Results of training do not
+/// depend on them. The tables are divided into groups. One group is looked up while ranks exchange
+/// the rows of the previous group.
 struct TableSizes {
   int64_t groups = 1;       ///< number of groups (embedding.groups)
   int64_t micro_batch = 1;  ///< samples of a rank per micro-batch (train.micro_batch)
@@ -24,17 +24,18 @@ struct TableSizes {
 
 /// Returns the candidates for the choice of sizes, simplest first. Candidates for `groups` are 1, 2
 /// and 4, up to the number of tables. Candidates for `micro_batch` are all samples of a rank, a
-/// half, a quarter and an eighth, rounded up to a multiple of recommender.grain. A micro-batch is
-/// included if `run` is estimated to fit into available memory with it. If none of them fits,
-/// halving continues to the first that fits or to one grain. Sizes that the config sets are the
-/// same in all candidates. `tables` is the number of tables.
+/// half, a quarter and an eighth, rounded up to a multiple of recommender.grain. A micro-batch is a
+/// candidate only if the run with it fits into available memory, by estimate. If none of the four
+/// fits, halving continues to the first that fits or to one grain. Sizes that the config sets are
+/// the same in all candidates. `tables` is the number of tables.
 std::vector<TableSizes> candidate_sizes(const ResolvedRun& run, int64_t tables);
 
 /// Returns the seconds per step of each candidate: the minimum over several rounds.
 /// `run_steps(candidate)` runs some steps and returns the seconds per step, the same on all ranks.
-/// Tables must be made anew for another number of groups. So candidates with equal `groups` are
-/// measured in turns, before those with the next number. After the first round, candidates that
-/// took over 1.2 times the best so far are left out.
+/// Another number of groups requires new tables. So all rounds of the candidates with equal
+/// `groups` are measured before any candidate with other `groups`. In each round these candidates
+/// run in turn. After the first round, a candidate is skipped if its time is over 1.2 times the
+/// best time so far.
 std::vector<double> measure_steps(const std::vector<TableSizes>& candidates,
                                   const std::function<double(const TableSizes&)>& run_steps);
 
@@ -42,12 +43,13 @@ std::vector<double> measure_steps(const std::vector<TableSizes>& candidates,
 /// Differences within 3 % are noise, so the simpler candidate wins.
 size_t simplest_of_fastest(const std::vector<double>& step_s);
 
-/// Returns the bytes of memory for rows and optimizer state on this rank, or 0 if all `table_bytes`
-/// of them fit. The rank may use 0.9 * `available_bytes`; everything else takes `others_bytes`.
-/// Throws UserError if nothing is left for rows.
+/// Returns the bytes of memory that this rank can give to table rows and their optimizer state.
+/// Returns 0 if all `table_bytes` of rows and state fit. The rank may use 0.9 * `available_bytes`.
+/// Everything except rows and state takes `others_bytes` out of them. Throws UserError if nothing
+/// is left for rows.
 int64_t memory_for_rows(double available_bytes, double others_bytes, double table_bytes);
 
-/// Returns the bytes of rows and optimizer state on the rank that has most of them.
+/// Returns the maximum over ranks of the bytes of rows and optimizer state on one rank.
 int64_t maximum_table_bytes(const embedding::PackSpec& spec, const embedding::TablePlacement& plan);
 
 /// Returns the entry "auto" of embedding_plan.json: the chosen `sizes`, and milliseconds per step

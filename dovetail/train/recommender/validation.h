@@ -38,10 +38,10 @@ class ScoredRows {
 /// Returns the AUC as text: "AUC 0.7251", or "AUC 0.7251 +- 0.0003" if it has an error bound.
 std::string describe_auc(const RankingMetrics& metrics);
 
-/// Returns the number of rows to score in one forward pass. The rounding of matrix products may
-/// depend on it. So it is the same wherever a checkpoint is measured. The dense part reads all
-/// these rows at once, without grains. More than a few thousand rows would need more memory than a
-/// training step.
+/// Returns the number of rows to score in one forward pass. Rounding of matrix products may depend
+/// on this number. So training and `dovetail eval` use the same. The model reads all these rows at
+/// once, not in parts of recommender.grain rows. More than a few thousand rows would need more
+/// memory than a training step.
 inline int64_t scored_at_once(const RunConfig& config) {
   return std::min<int64_t>(config.train.batch, 4096);
 }

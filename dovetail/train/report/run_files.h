@@ -17,9 +17,9 @@ struct RunFiles {
   std::filesystem::path folder;
   RunConfig config;
   std::string config_text;  ///< content of config.toml, from which `config` is parsed
-  /// Lines of the .jsonl files of these names, by rising step; empty if the file is absent.
+  /// Lines of metrics.jsonl, timings.jsonl and so on, by rising step; empty if the file is absent.
   std::vector<nlohmann::ordered_json> metrics, timings, quantization, experts, balance;
-  /// Content of the .json files of these names; null if absent.
+  /// Content of machine.json, samples.json and memory_plan.json; null if the file is absent.
   nlohmann::ordered_json machine, samples, memory_plan;
 };
 
@@ -27,7 +27,7 @@ struct RunFiles {
 /// with file and line if a file cannot be read.
 RunFiles read_run(const std::filesystem::path& folder);
 
-/// Value of numbers in the report that are not known.
+/// Stands for an unknown number in the report.
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 /// Returns the number under `key` in a line of a .jsonl file; NaN if it is absent or null.
@@ -41,10 +41,14 @@ nlohmann::ordered_json value_at(const nlohmann::ordered_json& json,
 /// {title, format, scale, series: [{name, style, points: [[step, tokens, hours, value], ...]}]}.
 nlohmann::ordered_json make_charts(const RunFiles& run);
 
-/// Returns an object for each line of experts.jsonl, over all layers together. Keys: "step", "most"
-/// (largest load of an expert), "dropped" (largest share of dropped choices in a layer), "entropy"
-/// (smallest of a layer). "bytes_sent" and "waited_s" are means per step and rank; they exist if
-/// the line has all-to-all traffic.
+/// Returns an object for each line of experts.jsonl. Values are over all layers
+/// (ExpertLoad::statistics):
+///
+/// - "step"
+/// - "most": largest load of an expert in any layer
+/// - "dropped": largest share of dropped choices in any layer
+/// - "entropy": smallest entropy of any layer
+/// - "bytes_sent" and "waited_s": means per step and rank, only if the line has all-to-all traffic
 std::vector<nlohmann::ordered_json> experts_by_step(const RunFiles& run);
 
 /// Returns the data of the report's section about experts; null without experts. Keys: "first" and
@@ -55,8 +59,8 @@ nlohmann::ordered_json make_experts(const RunFiles& run);
 
 /// Returns the data of the report's section about the memory plan; null without one. Keys: "words"
 /// (a summary), "legend": [{"words", "colour"}], "chart", "streams" and "curve" (SVG,
-/// report/memory.h). Further keys are rows of tables: "compared" (predicted and measured),
-/// "decisions" and "layers". Throws UserError if memory_plan.json is not in the format that `train`
+/// report/memory.h). The keys "compared" (predicted and measured values), "decisions" and "layers"
+/// have the rows of tables. Throws UserError if memory_plan.json is not in the format that `train`
 /// writes.
 nlohmann::ordered_json make_memory(const RunFiles& run);
 

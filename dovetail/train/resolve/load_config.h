@@ -18,7 +18,7 @@ void check_run_config(const RunConfig& config);
 /// passed check_run_config.
 RunConfig load_run_config(const std::filesystem::path& path,
                           const std::vector<std::string>& overrides);
-/// Returns the same for an empty config file.
+/// Returns the result of load_run_config for an empty config file.
 RunConfig default_run_config(const std::vector<std::string>& overrides);
 
 }  // namespace dovetail::train

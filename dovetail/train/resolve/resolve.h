@@ -25,9 +25,9 @@ ResolvedRun resolve_run(const RunConfig& config, comm::Group& group, const Train
 void resolve_precision_and_size(ResolvedRun& run, comm::Group& group,
                                 const std::optional<std::string>& kept_precision);
 
-/// Returns the number of tokens that an expert multiplies at a time if all experts get equally
-/// many. They come from one micro-batch of each rank that shares the experts, divided by
-/// parallel.overlap. Returns 0 without experts.
+/// Returns the number of tokens in one matrix product of an expert if all experts get equally many
+/// tokens. It is micro_batch * model.context * k * parallel.expert / (E * parallel.overlap) with E
+/// experts, k of them per token. Overlap "auto" counts as 1. Returns 0 without experts.
 double tokens_of_an_expert(const RunConfig& config, int64_t micro_batch);
 /// Returns the number n of tokens for which an expert takes as long to multiply its weights as to
 /// read them. With fewer tokens the product is bound by memory. A weight of `element` bytes takes 2
@@ -35,8 +35,8 @@ double tokens_of_an_expert(const RunConfig& config, int64_t micro_batch);
 /// FLOP/s, and `bytes_per_s` the speed of reading memory.
 double tokens_that_hide_weights(double flops, double bytes_per_s, int64_t element);
 
-/// Returns the estimate of the maximum bytes that training takes on this rank. If the run saves
-/// between steps, the copy for the checkpoint adds to a step's peak.
+/// Returns the estimated maximum bytes that training takes on this rank. If the run saves
+/// checkpoints between steps, this includes the copy that is written to a checkpoint during a step.
 int64_t maximum_memory(const ResolvedRun& run);
 
 /// Returns a line for the log that describes the run. Bytes in it are sums over all ranks of this

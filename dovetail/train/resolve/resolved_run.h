@@ -12,8 +12,9 @@
 
 namespace dovetail::train {
 
-/// Facts about the training text, from the folders of tokenized text (sources,
-/// data/text/prepare.h). In a dry run without such folders they come from the config.
+/// Facts about the training text. They are read from the folders of tokenized text
+/// (data/text/prepare.h), one per source of [data]. In a dry run without these folders they come
+/// from the config.
 struct DataSummary {
   /// SHA-256 of each source's manifest.json, in the order of the config. Empty if nothing is
   /// prepared yet.
@@ -31,10 +32,10 @@ struct ResolvedRun {
   at::Device device = at::kCPU;
   Precision precision;
   int threads = 1;  ///< CPU threads of this rank
-  /// Samples that this rank processes at a time. With train.micro_batch = "auto":
-  /// recommender.grain, the smallest size that may be chosen.
+  /// Samples that this rank processes at a time. If train.micro_batch = "auto", this is the
+  /// smallest size that may be chosen: recommender.grain.
   int64_t micro_batch = 1;
-  /// Maximum samples of one step that any division of the batch gives to a rank
+  /// Maximum samples of a rank in one step, for any shares that balance may choose
   /// (BatchShares::maximum_possible_samples).
   int64_t maximum_samples = 1;
   models::ModelSize size;         ///< numbers of parameters and FLOPs

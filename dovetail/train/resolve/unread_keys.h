@@ -10,9 +10,9 @@ namespace dovetail::train {
 /// read it. A GPT does not read [rows]; a recommender does not read [model].
 void check_sections(const RunConfig& config);
 
-/// Throws UserError for a key that has no effect because of a key in another section. Keys with
-/// their defaults pass, since nobody asked for them. A value passes, too, if it states what happens
-/// anyway. Example: log.experts_every = 0 (never) without experts.
+/// Throws UserError for a key that has no effect because of a key in another section. A key with
+/// its default value is accepted, since nobody asked for it. A value that states what happens
+/// anyway is accepted, too. Example: log.experts_every = 0 (never) without experts.
 void check_effects(const RunConfig& config);
 
 /// Resets keys of a checkpoint's config that nothing reads to their defaults. Earlier versions of
@@ -25,7 +25,7 @@ void forget_unread_keys(RunConfig& stored);
 std::string unread_ffn_width(const models::ModelConfig& resolved);
 
 /// Throws UserError if a key of [eval] is set in a run without a validation split, where it has no
-/// effect. `why` tells in the error why there is no split.
+/// effect. The error gives `why` as the reason for the missing split.
 void check_nothing_held_out(const EvalSection& eval, const std::string& why);
 
 /// Returns the keys that are set although they only matter if ranks exchange data. Example:

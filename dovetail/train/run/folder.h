@@ -23,9 +23,9 @@ class RunFolder {
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
 
   /// Removes the checkpoints, event files and memory plan of an earlier run. The folders of
-  /// checkpoints and events are removed at once: after a kill each is either whole or gone. The
-  /// memory plan is removed because the next run may have none. All other files are overwritten by
-  /// the next run.
+  /// checkpoints and of event files are removed atomically: after a kill each is either whole or
+  /// gone. The memory plan is removed because the next run may have none. All other files are
+  /// overwritten by the next run.
   void forget_earlier_run() const;
 
   /// Writes a resolved config (ResolvedRun::config) to config.toml.

@@ -6,9 +6,9 @@
 
 namespace dovetail::train {
 
-/// Text in the last line of the terminal (standard error), which each call of `show` replaces. Does
-/// nothing if standard error is no terminal. Updates at most ten times per second, so an inner loop
-/// may call `show`.
+/// Text in the last line of the terminal (standard error). Each call of `show` replaces the text,
+/// but at most ten times per second, so an inner loop may call it. Does nothing if standard error
+/// is no terminal.
 class TerminalLine {
  public:
   TerminalLine();
@@ -41,7 +41,7 @@ struct ProgressState {
   double eta_s = 0;        ///< seconds until the last step ends
 };
 
-/// Returns a line of text for a state. Example:
+/// Returns the line of text that shows `state`. Example:
 ///
 /// " step  640/1000  ━━━━━━━━╸━━━━━━━  64 %  loss 1.912  val 1.934  18.4k tok/s  41 % of peak"
 ///
