@@ -15,7 +15,7 @@ namespace dovetail::plan {
 
 /// Returns the node's algorithm with the smallest workspace, the fastest one if there are several.
 const Algorithm& smallest_workspace_algorithm(const GraphNode& node);
-/// Returns the index of that algorithm for each node.
+/// Returns, for each node, the index of the algorithm that smallest_workspace_algorithm() returns.
 std::vector<int> smallest_workspace_algorithms(const Graph& graph);
 
 /// Returns the graph with only the minimum-workspace algorithm of each node. It is the input of
@@ -41,19 +41,23 @@ struct Baseline {
   double seconds = 0;        ///< duration of the search
   /// Step time that the strategy expects: the sum of the durations of all runs of nodes.
   double time_s = 0;
-  /// Proven lower bound on the step time of any plan of this kind, or 0 if nothing is proven.
+  /// Proven lower bound on the step time of every plan that the strategy can make; 0 if nothing is
+  /// proven.
   double bound_s = 0;
 };
 
-/// Strategies of Chen et al. (plan/baselines/chen.h), in which each node runs once or twice. The
-/// sqrt(n) strategy has one plan, which may not fit the budget.
+/// Strategy sqrt(n) of Chen et al. (plan/baselines/chen.h): every sqrt(n)-th candidate is a
+/// checkpoint. Each node runs once or twice. The strategy makes a single plan. Baseline::plan is
+/// empty if this plan exceeds the budget.
 Baseline chen_sqrt(const Graph& graph, Candidates candidates, const ChenOptions& options = {});
-/// Greedy strategy of Chen et al. Tries segment sizes from 0 to 3 times the memory of the sqrt(n)
-/// plan, in steps of 1/20. Returns the fastest plan that fits the budget.
+/// Greedy strategy of Chen et al. Each node runs once or twice. Tries 60 segment sizes, from 0 in
+/// steps of 1/20 of the memory of the sqrt(n) plan. This memory is the plan's peak minus
+/// StageGraph::resident_bytes. Returns the fastest plan that fits the budget.
 Baseline chen_greedy(const Graph& graph, Candidates candidates, const ChenOptions& options = {});
 
 /// Strategy Checkmate: solves an integer program (plan/baselines/checkmate.h). The solver starts
-/// from the fastest plan of Chen's greedy strategy and of our search, restricted to recomputation.
+/// from the fastest plan that two methods find. These are Chen's greedy strategy, and our search
+/// (`solve`) with recomputation as its only technique.
 Baseline checkmate(const Graph& graph, const MilpOptions& options);
 /// Returns the plan from Checkmate's linear relaxation, rounded (round_checkmate).
 Baseline checkmate_rounded(const Graph& graph, const MilpOptions& options);

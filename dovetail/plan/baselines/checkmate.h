@@ -17,19 +17,21 @@ namespace dovetail::plan {
 /// - FREE: a value is freed after a node of a stage.
 /// - U: memory in use, by recursion over the nodes of a stage.
 ///
-/// Two things differ from the paper. If a node computes several values, each is kept separately.
-/// The other is FREE, which is a product of factors. Here each factor bounds it in a row of its
-/// own, where the paper adds the factors up. The integer points are the same, and the linear
-/// relaxation is tighter.
+/// Two things differ from the paper. First, if a node computes several values, each is kept or
+/// freed separately. Second, the rows for FREE, which is a product of 0-1 factors, are different.
+/// The paper adds the factors up. Here, each factor bounds FREE in a row of its own. The integer
+/// points are the same, and the linear relaxation is tighter.
 class CheckmateProgram {
  public:
   /// Limits device memory to `budget_bytes`. The graph must outlive this object.
   CheckmateProgram(const StageGraph& graph, double budget_bytes);
 
   LinearProgram& program() { return program_; }
-  /// Converts an objective of the program to the seconds of all runs.
+  /// Converts an objective value of the program to the sum of the durations of all runs, in
+  /// seconds.
   double seconds(double objective) const { return objective * unit_s_; }
-  /// Returns the stages that a solution describes. `values` has one value per column, also below.
+  /// Returns the stages that a solution describes. `values` has one value per column of the
+  /// program, here and in keeps().
   Stages stages(const std::vector<double>& values) const;
   /// Returns S as [stage][tensor], each between 0 and 1.
   std::vector<std::vector<double>> keeps(const std::vector<double>& values) const;
@@ -63,7 +65,8 @@ class CheckmateProgram {
 struct CheckmateSolution {
   Stages stages;
   double time_s = 0;  ///< sum of the durations of all runs
-  /// Proven lower bound on time_s, at least the time of every node once; 0 after rounding.
+  /// Proven lower bound on the time_s of every solution. It is at least the time to run each node
+  /// once. It is 0 in the result of `round_checkmate`.
   double bound_s = 0;
   double seconds = 0;  ///< duration of solving
 };
@@ -73,8 +76,8 @@ struct CheckmateSolution {
 std::optional<CheckmateSolution> solve_checkmate(const Graph& graph, const MilpOptions& options,
                                                  const std::optional<Stages>& start = {});
 
-/// Two-phase rounding (section 5 of the paper). Solves the linear relaxation within (1 - epsilon)
-/// of the budget, rounds S at 0.5 and adds the minimum number of runs. Returns nullopt if the
+/// Two-phase rounding (section 5 of the paper). Solves the linear relaxation for (1 - epsilon)
+/// times the budget, rounds S at 0.5 and adds the minimum number of runs. Returns nullopt if the
 /// result does not fit the budget. The paper does not exclude that case either.
 std::optional<CheckmateSolution> round_checkmate(const Graph& graph, const MilpOptions& options,
                                                  double epsilon = 0.1);

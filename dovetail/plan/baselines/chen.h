@@ -13,8 +13,9 @@ namespace dovetail::plan {
 
 /// Nodes from which the strategies choose checkpoints. They are forward nodes: nodes before the
 /// first one that computes a gradient. `kAll` takes each of them, as if the step were a chain.
-/// `kArticulation` takes articulation points: nodes without which the other forward nodes fall into
-/// two parts. Both are Checkmate's extensions of the strategies beyond chains.
+/// `kArticulation` takes articulation points. Without such a node, the forward nodes before it have
+/// no connection to the forward nodes after it. Both are Checkmate's extensions of the strategies
+/// beyond chains.
 enum class Candidates { kAll, kArticulation };
 /// Returns the candidates, ascending.
 std::vector<int> chen_candidates(const StageGraph& graph, Candidates which);
@@ -23,9 +24,10 @@ std::vector<int> chen_candidates(const StageGraph& graph, Candidates which);
 /// down.
 std::vector<int> sqrt_checkpoints(const std::vector<int>& candidates);
 
-/// Visits forward nodes in order (algorithm 3 of Chen et al. 2016). A candidate becomes a
-/// checkpoint if nodes have computed more than `segment_bytes` since the previous checkpoint. If
-/// `segment_bytes` is below each node's bytes, every candidate is a checkpoint.
+/// Visits forward nodes in order (algorithm 3 of Chen et al. 2016). Sums the bytes that the nodes
+/// since the previous checkpoint compute. A candidate becomes a checkpoint if this sum, including
+/// its own bytes, exceeds `segment_bytes`. If `segment_bytes` is below each node's bytes, every
+/// candidate is a checkpoint.
 std::vector<int> greedy_checkpoints(const StageGraph& graph, const std::vector<int>& candidates,
                                     int64_t segment_bytes);
 
@@ -35,15 +37,15 @@ struct ChenOptions {
   /// the step, and values of a segment until its backward is over. The code published with
   /// Checkmate does the latter.
   bool liveness = true;
-  /// Keep gradients of a segment's own nodes until its backward is over, as in an earlier version
-  /// of that code.
+  /// If true, gradients of a segment's own nodes are kept until the segment's backward is over. An
+  /// earlier version of the code published with Checkmate does this.
   bool hold_gradients = false;
 };
 
 /// Returns the stages (plan/baselines/stages.h) for a set of checkpoints, with the minimum number
 /// of runs. Checkpoints and gradients are kept. All values of a segment are kept while its forward
 /// nodes run, and again while its backward nodes run. A node runs at most twice. Returns nullopt if
-/// a node would have to run again that may not.
+/// this requires a second run of a node that must not run again.
 std::optional<Stages> stages_for(const StageGraph& graph, const std::vector<int>& checkpoints,
                                  const ChenOptions& options = {});
 

@@ -29,7 +29,7 @@ class StageGraph {
   int nodes() const { return static_cast<int>(graph_.nodes.size()); }
   /// Returns all values, ordered by producer.
   const std::vector<int>& values() const { return values_; }
-  /// Returns the node that computes a value; -1 if `value` is no value.
+  /// Returns the node that computes the tensor `value`; -1 if the tensor is none of values().
   int producer(int value) const { return producer_[value]; }
   /// Returns the values that the node reads or changes, each once.
   const std::vector<int>& reads(int node) const { return reads_[node]; }
@@ -40,8 +40,8 @@ class StageGraph {
   /// Returns the last node that uses a value; nodes() if the value is needed after the step.
   int last_use(int value) const { return last_use_[value]; }
   /// Returns true if node i may run in stage t. A node that must run once (GraphNode::runs_once)
-  /// runs only in its own stage. No node may run again after another node has changed a tensor that
-  /// it reads or computes.
+  /// runs only in its own stage. If another node changes a tensor that node i reads or computes,
+  /// node i must not run again after this change.
   bool may_run(int t, int i) const { return i == t || (i < t && t <= last_run_[i]); }
   /// Returns the bytes of inputs, parameters, state and other storages that are always resident.
   int64_t resident_bytes() const { return resident_bytes_; }
@@ -58,15 +58,18 @@ class StageGraph {
 /// Returns stages in which each node runs only in its own stage and nothing is kept.
 Stages no_stages(const StageGraph& stages);
 
-/// Returns stages with the minimum of runs that `keeps` (S) requires. A node must run in a stage if
-/// `keeps` has one of its values from the next stage on, but not before. It must also run if
-/// another node of the stage reads one of its values that is not in memory. Returns nullopt if such
-/// a node may not run (may_run).
+/// Returns stages with the given `keeps` (S) and the minimum of runs that it requires. A node must
+/// run in a stage in two cases:
+/// - One of its values is in memory when the next stage begins, but not when this stage begins.
+/// - Another node that runs in the stage reads one of its values that `keeps` does not have in
+///   memory.
+///
+/// Returns nullopt if a node must run in a stage in which it may not run (may_run).
 std::optional<Stages> runs_for(const StageGraph& graph, std::vector<std::vector<char>> keeps);
 
 /// Converts stages to a plan. Each stage has its runs in order. Each value is freed after its last
-/// reader in the stage unless it is kept for the next one. A run is left out if it gives no value
-/// that is missing and still needed. `algorithms` has one index per node.
+/// reader in the stage unless it is kept for the next stage. The plan omits a repeated run if each
+/// of its values is already in memory or no longer needed. `algorithms` has one index per node.
 Plan plan_of(const StageGraph& graph, const Stages& stages, const std::vector<int>& algorithms);
 
 /// Returns the maximum bytes of values held at the same time, as Checkmate counts them. This

@@ -12,7 +12,8 @@
 /// The parent sends one message with the integer program and its options. The child reports
 /// progress as {"bound", "nodes"}: the proven lower bound and the number of search nodes. It adds
 /// "values" if it has found a better solution. Its last message has a "status": "optimal", "limit",
-/// "infeasible", "unbounded" or "error". A message with status "error" has a "message".
+/// "infeasible", "unbounded" or "error". A message with status "error" also has a "message": the
+/// text of the error.
 ///
 /// Arrays are byte strings: their elements in native memory order. The child's only argument is the
 /// parent's process id. This file is header only, since the child does not link our libraries.

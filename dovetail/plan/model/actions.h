@@ -12,9 +12,9 @@
 
 namespace dovetail::plan {
 
-/// Kind of an action of a plan. Three streams run actions, each one at a time. Compute, compress
-/// and decompress share the compute stream. Offloads and prefetches have a stream each. A free
-/// takes no time: actions listed after it no longer find the freed copy.
+/// Kind of an action of a plan. Three streams run at the same time; each runs one action at a time.
+/// Compute, compress and decompress share the compute stream. Offloads and prefetches have a stream
+/// each. A free takes no time. Actions listed after a free can no longer use the freed copy.
 enum class Op {
   kCompute,     ///< runs a node
   kOffload,     ///< copies a tensor from the device to the host
@@ -46,17 +46,18 @@ struct Plan {
   /// must be on the host again when it ends.
   std::vector<int> starts_on_host;
   std::vector<Action> actions;
-  /// Peak of device memory that the plan's author claims. `check` (plan/model/check.h) verifies
-  /// both claims.
+  /// Peak device memory in bytes, as claimed by the author of the plan. `check`
+  /// (plan/model/check.h) rejects a plan that needs more.
   std::optional<int64_t> claimed_peak_bytes;
-  /// Claimed time from the start of the step to the end of the last action.
+  /// Time of the step in seconds, as claimed by the author of the plan. It lasts until the end of
+  /// the last action. `check` rejects a plan whose simulated time differs by more than 2 %.
   std::optional<double> claimed_makespan_s;
 };
 
 nlohmann::ordered_json to_json(const Plan& plan, const Graph& graph);
-/// Reads a plan for `graph` from JSON. Throws UserError that names the place in the file; `where`
-/// is the file's name. Causes: an unknown key, operation, node, tensor, algorithm or codec, or a
-/// wait for an action that is not earlier.
+/// Reads a plan for `graph` from JSON. Throws UserError for an unknown key, operation, node,
+/// tensor, algorithm or codec. Also throws UserError if an action waits for an action that is not
+/// earlier. Errors name the place in the file; `where` is the file's name.
 Plan parse_plan(const nlohmann::json& json, const Graph& graph, const std::string& where);
 Plan read_plan(const std::filesystem::path& path, const Graph& graph);
 

@@ -36,35 +36,36 @@ struct Timeline {
   std::vector<Span> actions;        ///< one per action of the plan, in its order
   double makespan_s = 0;            ///< end of the last action
   int64_t peak_bytes = 0;           ///< maximum device memory
-  double peak_at_s = 0;             ///< time at which it is first reached
+  double peak_at_s = 0;             ///< time at which device memory first reaches peak_bytes
   int64_t host_peak_bytes = 0;      ///< maximum host memory
   std::vector<MemoryPoint> memory;  ///< one point per change, ascending in time
   int again = 0;                    ///< number of recomputations: runs of nodes after their first
 };
 
 /// Checks a plan by simulating its streams (plan/model/actions.h). Throws InvalidPlan if
-/// - an action reads a tensor that is not there (freed, or not yet computed), or in another version
-///   than GraphNode requires,
-/// - a node reads a copy that went through a codec, against GraphTensor::lossy_ok or
-///   GraphNode::reads_unpacked,
+/// - an action reads a tensor that is not there (freed, or not yet computed),
+/// - a node finds another version of a tensor than it needs (GraphNode),
+/// - a node reads a copy with loss, but the tensor does not have GraphTensor::lossy_ok,
+/// - a node with GraphNode::reads_unpacked reads a copy that was packed by a codec and unpacked,
 /// - a node never runs, or runs again although it must run once (GraphNode::runs_once),
-/// - a node changes a tensor that is being copied, or has another copy with the old values,
+/// - a node changes a tensor while it is being copied,
+/// - a node changes a tensor while another copy of the tensor keeps the old values,
 /// - a tensor of Graph::final is not on the device at the end, exact and in its last version,
 /// - memory exceeds the budget of the device or of the host,
 /// - a tensor that starts on the host is no parameter or state, or does not end there,
-/// - a claim of the plan does not hold.
+/// - Plan::claimed_peak_bytes or Plan::claimed_makespan_s does not hold.
 ///
-/// An action starts when its stream is free, its waits have ended and its data are there. A copy
-/// starts no earlier than the end of the last compute listed before it. It overlaps computes listed
-/// after it.
+/// An action starts when its stream is free, the actions in its `waits` have ended and its data are
+/// there. A copy starts no earlier than the end of the last compute listed before it. It overlaps
+/// computes listed after it.
 ///
 /// Memory counts from the start of the action that allocates it. It is released at the free, or at
 /// the end of the last reader if that is later. A copy in flight is a reader, too. Workspace counts
 /// while its compute runs.
 ///
 /// A tensor that starts on the host takes host memory. It takes no device memory until a prefetch.
-/// Its last version must be on the host, exact, when the step ends. It need not be on the device
-/// then, even if Graph::final lists it. The next step begins in the same state.
+/// When the step ends, the host must have its last version, exact (Graph::final). The device need
+/// not have it then, even if Graph::final lists it. The next step begins in the same state.
 ///
 /// An algorithm may find a tensor on the host (Algorithm::on_host). The host must then have the
 /// version that the node reads, and the device must have no copy. The compute turns the host copy

@@ -45,15 +45,17 @@ void unpack(const PackedForm& form, const std::byte* from, int64_t elements, std
 /// its minimum.
 inline constexpr double kLargestError = 0x1p-4;
 
-/// Elements that share a scale.
+/// Number of elements in a block. They share a scale.
 inline constexpr int64_t kBlock = 32;
 
-/// Returns the codec of a form, for a graph (plan/model/graph.h). Its rates are not set until
-/// `measure`. If `max_error` is 0, its name gets a suffix: "e4m3.round_up.float32.same_codes".
+/// Returns the codec of a form, for a graph (plan/model/graph.h). Its rates are set later, by
+/// `measure`. If `max_error` is 0, the codec's name gets a suffix:
+/// "e4m3.round_up.float32.same_codes".
 Codec codec_of(const PackedForm& form, double max_error);
 
-/// Measures packing and unpacking on a tensor of `bytes`. Stores both rates in `codec`, in bytes of
-/// the unpacked tensor per second. Each rate is the median of `rounds` measurements.
+/// Measures the rates of packing and unpacking on a tensor of `bytes` bytes. Stores them in
+/// `codec`, in bytes of the unpacked tensor per second. Each rate is the median of `rounds`
+/// measurements.
 void measure(const PackedForm& form, int64_t bytes, int rounds, Codec& codec);
 
 }  // namespace dovetail::plan

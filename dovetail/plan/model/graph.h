@@ -31,35 +31,39 @@ struct Algorithm {
   std::string name;
   double time_s = 0;
   int64_t workspace_bytes = 0;
-  /// Parameters and state that the node changes and that this algorithm reads and changes in host
-  /// memory. They must not be on the device then.
+  /// Tensors that this algorithm reads and changes in host memory instead of device memory. They
+  /// are parameters or state that the node changes. They must not be on the device when the
+  /// algorithm runs.
   std::vector<int> on_host = {};
   /// Returns true if `on_host` lists the tensor.
   bool finds_on_host(int tensor) const;
 };
 
-/// Storage (a piece of memory), or a view of one. A view uses the memory of the storage at the end
-/// of its `alias_of` chain. Elsewhere, a tensor is given by its index into Graph::tensors.
+/// Tensor of a step: a storage, or a view of another tensor. A storage has its own piece of memory.
+/// A view has none: it uses the memory of the storage at the end of its `alias_of` chain. Other
+/// structs refer to a tensor by its index in Graph::tensors.
 struct GraphTensor {
   std::string id;
   int64_t bytes = 0;
   TensorKind kind = TensorKind::kActivation;
-  int alias_of = -1;      ///< tensor that this one is a view of; -1: a storage
+  int alias_of = -1;      ///< tensor that this view refers to; -1: this is a storage
   bool lossy_ok = false;  ///< readers may get a copy that was packed by a lossy codec and unpacked
   /// Codecs that can pack the tensor, as indices into Graph::codecs; nullopt: any.
   std::optional<std::vector<int>> codecs;
 };
 
 /// Operation of the step. `inputs`, `outputs` and `mutates` are the tensors that it reads, creates
-/// and changes in place. Each change makes a new version of the storage. A node needs the versions
-/// that its inputs have at its place in Graph::nodes, also when it runs again.
+/// and changes in place. Each change in place makes a new version of the storage. If all nodes run
+/// once, in the order of Graph::nodes, each node finds certain versions of its inputs. It must get
+/// the same versions in every plan, also when it runs again.
 struct GraphNode {
   std::string name;
   std::string layer;  ///< layer of the model, for reports; may be empty
   std::vector<int> inputs, outputs, mutates;
   bool random = false;       ///< draws random numbers
   bool recomputable = true;  ///< false: must run exactly once
-  /// Must not read a copy that was packed by a codec and unpacked, even if the codec has no loss.
+  /// True: must not read a copy that was packed by a codec and unpacked, even by a codec without
+  /// loss.
   bool reads_unpacked = false;
   std::vector<Algorithm> algorithms;  ///< at least one
   /// Returns true if a plan must not run the node a second time.
@@ -69,8 +73,8 @@ struct GraphNode {
 /// Way to keep a tensor in packed (compressed) form on the device. The packed form has `ratio`
 /// times the bytes of the tensor. Packing (encode) and unpacking (decode) run on the compute
 /// stream. Their rates count bytes of the unpacked tensor. `max_error` is the maximum error of an
-/// unpacked element, relative to the largest magnitude in its block of elements. It is 0 if the
-/// loss affects no operation that may read the unpacked tensor.
+/// unpacked element, relative to the largest magnitude in its block of elements. `max_error` is 0
+/// if the loss affects no operation that may read the unpacked tensor.
 struct Codec {
   std::string name;
   double ratio = 1, encode_bytes_per_s = 1, decode_bytes_per_s = 1, max_error = 0;
@@ -81,9 +85,9 @@ struct Codec {
 struct Bandwidth {
   double to_host = 1, to_device = 1;
   bool duplex = true;  ///< both directions can run at once
-  /// Delay of computing, in seconds per second of copying that overlaps it. On a CPU, both compete
-  /// for cores and memory. `check` (plan/model/check.h) ignores the delay in its simulation. The
-  /// expected time of a step (expected_s in plan/model/schedule.h) includes it.
+  /// Delay of computing, in seconds per second of copying that overlaps it. On a CPU, computing and
+  /// copying compete for cores and memory. `check` (plan/model/check.h) ignores the delay in its
+  /// simulation. The expected time of a step (expected_s in plan/model/schedule.h) includes it.
   double slowdown = 0;
 };
 
@@ -105,18 +109,20 @@ struct Graph {
   /// Returns the storage of a tensor: the end of its `alias_of` chain.
   int root(int tensor) const;
   /// Returns the device bytes that an algorithm needs in addition to inputs and outputs of its
-  /// node. This is the workspace minus the tensors of `on_host`, which need no device memory.
+  /// node. This is the workspace minus the bytes of the tensors in `on_host`, which need no device
+  /// memory.
   int64_t extra_bytes(const Algorithm& algorithm) const;
-  /// Returns true if the codec can pack the tensor and any loss is tolerated.
+  /// Returns true if the codec can pack the tensor, and is without loss or the tensor has
+  /// `lossy_ok`.
   bool may_be_packed(int tensor, int codec) const;
-  /// Returns the size of the tensor's packed form.
+  /// Returns the bytes of the tensor's packed form.
   int64_t packed_bytes(int tensor, int codec) const;
 };
 
 nlohmann::ordered_json to_json(const Graph& graph);
-/// Reads a graph from JSON. Throws UserError that names the place in the file; `where` is the
-/// file's name. Causes: an unknown or missing key, a value of wrong type or sign, or an unknown
-/// tensor. Another cause is a node that reads a tensor before any node makes it.
+/// Reads a graph from JSON. Throws UserError for an unknown or missing key, a value of wrong type
+/// or sign, or an unknown tensor. Also throws UserError if a node reads a tensor before any node
+/// makes it. Errors name the place in the file; `where` is the file's name.
 Graph parse_graph(const nlohmann::json& json, const std::string& where);
 Graph read_graph(const std::filesystem::path& path);
 

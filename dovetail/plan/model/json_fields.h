@@ -31,7 +31,7 @@ class Fields {
                  fmt::join(known, ", "));
   }
 
-  /// Returns the name of the object in errors.
+  /// Returns the name that errors use for the object.
   const std::string& where() const { return where_; }
   bool has(const char* key) const { return json_.contains(key) && !json_[key].is_null(); }
 
@@ -72,7 +72,7 @@ class Fields {
                value, most);
     return static_cast<int64_t>(value);
   }
-  /// Returns `otherwise` if the key is missing.
+  /// Returns true or false, as in the file. Returns `otherwise` if the key is missing.
   bool flag(const char* key, bool otherwise) const {
     if (!has(key)) return otherwise;
     user_check(json_[key].is_boolean(), "{}: {} is {}, neither true nor false", where_, key,

@@ -15,9 +15,9 @@ struct Layout {
   int64_t bytes = 0;  ///< size of the arena
   /// Per tensor: its offset if it is resident at the start of the step, else -1.
   std::vector<int64_t> home;
-  /// Per action: offset of the tensor that a prefetch or decompress brings to the device. For a
-  /// compress, this is the offset of the packed form; for a compute, of its workspace. -1 if the
-  /// action needs no such memory.
+  /// Per action: offset of the memory that it fills. For a prefetch or decompress, this is the
+  /// tensor. For a compress, it is the packed form. For a compute, it is the workspace. -1 if the
+  /// action has none of these.
   std::vector<int64_t> result;
   /// Per compute action: offset of each output of its node.
   std::vector<std::vector<int64_t>> outputs;
@@ -27,7 +27,7 @@ struct Layout {
 };
 /// Places all tensors and workspaces of a plan. `timeline` is the result of `check`. The search for
 /// addresses ends when they fit into the budget of `graph`. If it finds none that fit, the layout
-/// is larger. Addresses are aligned (plan/model/packing.h) if all tensor sizes come from
+/// exceeds the budget. Addresses are aligned (plan/model/packing.h) if all tensor sizes come from
 /// `planned_bytes`, as in each recorded step. In other graphs, addresses are unaligned.
 Layout lay_out(const Graph& graph, const Plan& plan, const Timeline& timeline);
 

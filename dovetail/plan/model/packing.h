@@ -21,18 +21,20 @@ struct Block {
   int64_t bytes = 0;
   /// Spans [first, second) of discrete times, such as positions of actions; ascending and disjoint.
   std::vector<std::pair<int, int>> spans;
-  bool anywhere = false;  ///< any address will do; alignment does not apply
+  bool anywhere = false;  ///< true: its address need not be aligned
 };
 
-/// Offsets at which no two blocks overlap that are held at the same time.
+/// Addresses of blocks, as byte offsets in one memory region. Blocks that are held at the same time
+/// do not overlap.
 struct Packing {
-  std::vector<int64_t> offsets;  ///< per block
-  int64_t bytes = 0;             ///< end of the last block
+  std::vector<int64_t> offsets;  ///< one per block
+  int64_t bytes = 0;             ///< size of the region: maximum of offset + size over all blocks
 };
-/// Finds a small packing. Places the blocks one by one at the lowest free offset (first fit), in
-/// several orders. Then improves each order: moves blocks forward in it as long as the packing does
-/// not grow. Ends when the packing has at most `enough` bytes, or after a fixed amount of work. The
-/// problem is NP-hard (see Sekiyama et al. 2018). Equal arguments give equal offsets.
+/// Finds a packing with few bytes. Places the blocks one by one, each at the lowest free offset
+/// (first fit). Tries several orders of the blocks. Then improves each order: moves blocks to
+/// earlier positions as long as the packing does not grow. Ends when the packing has at most
+/// `enough` bytes, or after a fixed amount of work. The problem is NP-hard (see Sekiyama et al.
+/// 2018). Equal arguments give equal offsets.
 Packing pack(const std::vector<Block>& blocks, int64_t enough = 0);
 
 }  // namespace dovetail::plan

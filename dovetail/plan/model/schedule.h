@@ -17,8 +17,8 @@ enum class Keep {
   kResident,  ///< stays on the device
   kHost,      ///< offloaded to the host, and fetched in time for the next use
   kAgain,     ///< freed, and recomputed just before the next use
-  /// Freed. Recomputed as soon as the next use or the recomputation of another tensor needs it, and
-  /// kept from then on.
+  /// Freed, and recomputed when it is first needed: for the next use, or to recompute another
+  /// tensor before that. Kept from then on until the next use.
   kAgainEarly,
   kPacked,  ///< compressed by a codec, and decompressed before the next use
 };
@@ -64,8 +64,8 @@ struct Schedule {
   /// Per node: maximum device memory while the node runs, and while its missing inputs are fetched,
   /// unpacked or recomputed.
   std::vector<int64_t> slot_bytes;
-  /// Same maximum if each offload freed its memory as soon as it is issued. Waiting for offloads
-  /// can reduce memory to this value.
+  /// Per node: the same maximum, if each offload is assumed to free its memory as soon as it is
+  /// issued. Waiting for offloads can reduce memory to this value.
   std::vector<int64_t> settled_bytes;
 };
 /// Returns true if `op` runs on the compute stream.
@@ -93,10 +93,11 @@ struct Misfit {
 /// Budget in bytes that no plan exceeds, for scheduling without a limit.
 constexpr int64_t kNoBudget = std::numeric_limits<int64_t>::max() / 4;
 
-/// Turns decisions into a plan. An offload starts as soon as its tensor is computed. A fetch (copy
-/// back to the device) starts as late as it can without delaying the reader. If memory does not
-/// allow this, it starts later. In other attempts, fetches start as soon as offloads free memory
-/// for them, even if nodes must wait. The fastest of these plans is returned.
+/// Turns decisions into a plan. Makes several plans and returns the fastest. In all of them, an
+/// offload starts as soon as its tensor is computed. In some plans, a fetch (copy back to the
+/// device) starts as late as it can without delaying the reader. It starts later, and delays the
+/// reader, if there is no memory for it in time. In other plans, a fetch starts as soon as offloads
+/// free memory for it, even if nodes must wait.
 ///
 /// A node waits for offloads to free memory if it does not fit otherwise. A tensor that starts on
 /// the host is on the host again when the step ends. The copy that puts it there counts in the
@@ -117,7 +118,9 @@ class Scheduler {
   std::optional<Schedule> schedule(const Decisions& decisions, int64_t budget_bytes,
                                    Misfit* misfit = nullptr) const;
   /// Returns true if the tensor of `gap` can be recomputed when the gap ends. The node that
-  /// computed it may run again, and no node changes the tensor.
+  /// computes the tensor must be allowed to run again (GraphNode::runs_once). No node may change
+  /// the tensor in place. Before the end of the gap, no node may change another output of the node
+  /// that computes the tensor.
   bool can_be_recomputed(int gap) const;
   /// Returns true if `gap` begins at the start of the step and the decisions start its tensor on
   /// the host. The decision for `gap` then has no effect: the tensor's wrapping gap decides.
@@ -128,8 +131,8 @@ class Scheduler {
   const std::vector<int>& gaps_of(int tensor) const { return gaps_of_[tensor]; }
   /// Returns the nodes that change the tensor in place, ascending.
   const std::vector<int>& writers_of(int tensor) const { return writers_[tensor]; }
-  /// Returns true if, by its chosen algorithm, node `to` of `gap` updates the tensor in host
-  /// memory. The tensor is then not fetched.
+  /// Returns true if the node at the end of `gap` updates the gap's tensor in host memory, by the
+  /// algorithm in `decisions`. The tensor is then not fetched.
   bool is_read_on_host(const Decisions& decisions, int gap) const;
   /// Returns the gaps of `tensor` whose decision must be Keep::kHost so that `node` can update it
   /// in host memory. These are the wrapping gap and the gap that ends at the node, unless the

@@ -18,7 +18,8 @@ class Level {
   /// Returns the maximum level from `start_s` on if `bytes` were added from `start_s` on, and
   /// `until_end` more bytes from `start_s` to `end_s`.
   int64_t most(double start_s, double end_s, int64_t bytes, int64_t until_end) const;
-  /// Merges all changes before `time_s` into one. `most` may then no longer start earlier.
+  /// Merges all changes before `time_s` into one. After this, `most` must not be called with an
+  /// earlier start_s.
   void forget_before(double time_s);
 
  private:
@@ -30,9 +31,10 @@ class Level {
 /// by the rules of `check`. Constructor arguments must outlive the walk.
 class Walk {
  public:
-  /// `fetch_at` has, per gap, the first node before which the fetch of its tensor may be issued. If
-  /// such a fetch does not fit into memory before it is needed, it waits for offloads if `patient`.
-  /// Otherwise it is tried again before the next node.
+  /// `fetch_at` has one node per gap: the fetch of the gap's tensor may be issued just before this
+  /// node or later. There may be no memory for the fetch yet. If `patient`, it is then issued
+  /// nevertheless, and waits for offloads that free memory. Otherwise, it is tried again before the
+  /// next node.
   Walk(const Scheduler& scheduler, const Decisions& decisions, const std::vector<int>& fetch_at,
        int64_t budget_bytes, bool patient = false);
 
@@ -72,8 +74,8 @@ class Walk {
   bool compute(int n);
   double copy_start(double stream_free_s, double ready_s) const;
   void offload(int t);
-  /// Returns false if the tensor does not fit. The walk must then stop if `must` is true, and goes
-  /// on otherwise.
+  /// Returns false if there is no memory for the tensor. If `must` is true, the walk then fails. If
+  /// it is false, the tensor can still be fetched later.
   bool fetch(int t, bool must);
   void free(int t);
   bool compress(int t, int codec);

@@ -11,13 +11,14 @@ namespace dovetail::plan {
 ///   forward   "im2col", "winograd"
 ///   backward  "<data>, <weight>", as in "winograd, aten". The first computes the gradient of
 ///             the data, the second computes the gradients of weight and bias.
-///             If only one of the two is requested, the name of that one.
-/// An algorithm that cannot compute a convolution is left out. Some convolutions have no
-/// alternatives: groups, dilation, transposed, dtypes other than float32, tensors that are not
-/// contiguous. Times are 0 until a profile fills them (plan/run/profile.h).
+///             If only one of the two is needed, the name has only this part.
+/// A node gets only those algorithms that can compute its convolution. Convolutions have no
+/// alternatives if they have groups or dilation, or are transposed. The same is true for dtypes
+/// other than float32 and for tensors that are not contiguous. Times are 0 until a profile fills
+/// them (plan/run/profile.h).
 ///
 /// The memory that an alternative allocates is found by running it twice on zeros. `cache` stores
-/// the allocations; an operation that it knows does not run.
+/// the allocations. If it has them already, the alternative does not run.
 void add_convolution_algorithms(const CapturedStep& step, StepGraph& graph, ProfileCache& cache);
 
 }  // namespace dovetail::plan

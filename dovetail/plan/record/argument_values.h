@@ -6,8 +6,8 @@
 
 namespace dovetail::plan {
 
-/// Returns true if two arguments of an operation that are not tensors are equal. Bodies of
-/// operations (base/operation.h) and random generators always count as equal.
+/// Compares two values of an argument that is not a tensor. Returns true if they are equal. Bodies
+/// of operations (base/operation.h) and random generators always count as equal.
 bool same_value(const c10::IValue& a, const c10::IValue& b);
 /// Returns true if the argument is a number, which may differ in the next step. Returns false for a
 /// flag, list or text.

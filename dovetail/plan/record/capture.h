@@ -20,9 +20,9 @@ struct StepTensors {
 };
 
 /// Way in which later steps run. kReplayed: only the recorded operations run. kCalled: the step's
-/// function is called again, and an executor runs its operations as planned (plan/run/guide.h). It
-/// may then read values (item) and pass other numbers. kNone: no plan follows; the step is recorded
-/// only to enforce its memory limit.
+/// function is called again, and an executor runs its operations as planned (plan/run/guide.h). The
+/// function may then read values of tensors (item), and may pass other numbers to operators than in
+/// the recording. kNone: no plan follows; the step is recorded only to enforce its memory limit.
 enum class LaterSteps { kReplayed, kCalled, kNone };
 
 /// Runs one training step (forward, backward, update) on the CPU and records the operators that it
@@ -30,15 +30,16 @@ enum class LaterSteps { kReplayed, kCalled, kNone };
 ///
 /// `step` runs as it would without a recording. It returns tensors to read after the step (the
 /// loss). `later` says how later steps will run. Throws UserError that names an operator if it
-/// - reads a value of a tensor (item), unless later steps call the function,
-/// - returns a tensor whose size depends on values (nonzero, unique), or resizes a tensor,
+/// - reads a value of a tensor (item), and `later` is kReplayed,
+/// - returns a tensor whose size depends on values (nonzero, unique), or resizes a tensor, and
+///   `later` is not kNone,
 /// - reads memory that no operator has written: a kernel wrote it by pointer (base/operation.h).
 ///
 /// Schemas do not declare all writes. Therefore each storage is hashed before and after each
 /// operation that uses it (plan/record/fingerprint.h). Throws UserError if a storage changes
 /// between two operations. Gradients of `tensors.parameters` that the step creates are released at
-/// its end, unless `later` is kNone. If it is kCalled, any other tensor of the step that the caller
-/// still holds at the end is a result.
+/// its end, unless `later` is kNone. If `later` is kCalled, other tensors that the caller still
+/// holds at the end count as outputs (TensorKind::kOutput).
 ///
 /// `limit` bounds the memory that the step holds during the recording, by recomputation where
 /// possible (plan/record/online_recompute.h).
@@ -50,8 +51,9 @@ CapturedStep record_step(const std::function<std::vector<at::Tensor>()>& step,
                          std::optional<RecordingLimit> limit = {});
 
 /// Compares two recordings of the same step. Throws UserError that names the first operator, shape
-/// or number in which they differ. Only a step that is the same every time can be planned. Numbers
-/// may differ if `later` is kCalled. Writes and results that only `a` has are added to `b`.
+/// or number in which they differ. Only a step that is the same every time can be planned. If
+/// `later` is kCalled, numbers may differ. Adds to `b` the writes (CapturedOperation::writes) and
+/// outputs (TensorKind::kOutput) that only `a` has.
 void check_steady(const CapturedStep& a, CapturedStep& b, LaterSteps later = LaterSteps::kReplayed);
 
 /// Calls `record_step` twice and returns the second recording. Both must agree (check_steady). So

@@ -29,12 +29,13 @@ struct CapturedArgument {
   enum class Kind { kValue, kTensor, kTensorList, kOptionalTensorList };
   Kind kind = Kind::kValue;
   c10::IValue value;            ///< the value if `kind` is kValue
-  std::vector<TensorUse> uses;  ///< the tensors if `kind` is another; exactly one if kTensor
+  std::vector<TensorUse> uses;  ///< the tensors if `kind` is not kValue; one if kTensor
 };
 
 /// Allocation or deallocation during an operation, on the thread that calls it.
 struct MemoryEvent {
-  /// Number of the allocation within its operation, from 0. A deallocation has the same number.
+  /// Number of the allocation within its operation, from 0. A deallocation has the number of the
+  /// allocation that it ends.
   int allocation = 0;
   int64_t bytes = 0;
   bool ends = false;  ///< true for a deallocation
@@ -46,7 +47,8 @@ struct MemoryEvent {
 struct CapturedOperation {
   c10::OperatorHandle handle;
   std::string name;  ///< operator, as in "aten::mm"
-  /// Layer of the model (LayerScope). For backward, this is the layer of its forward operation.
+  /// Layer of the model (LayerScope in base/layer_scope.h). For backward, this is the layer of its
+  /// forward operation.
   std::string layer;
   bool backward = false;  ///< called by autograd's backward pass
   bool random = false;    ///< draws from the default random generator

@@ -17,8 +17,8 @@ namespace dovetail::plan {
 
 /// Memory limit for a step that is being recorded and has no plan yet.
 struct RecordingLimit {
-  /// Returns the maximum bytes that the step may hold. `keep_all_bytes` is the peak so far if the
-  /// same step had kept everything.
+  /// Returns the maximum bytes that the step may hold. `keep_all_bytes` is the peak that the step
+  /// would have reached so far if it had freed nothing for the limit.
   std::function<int64_t(int64_t keep_all_bytes)> bytes;
   /// Earlier recording, which shows how much memory each operation allocates; null if there is
   /// none.
@@ -47,8 +47,9 @@ class OnlineRecompute {
   /// writes, and frees memory for its allocations.
   void before(const CapturedOperation& operation);
   /// Registers the latest operation of the recording after it has run. `gives_memory` is true if
-  /// its results have no values yet (aten::empty). Throws UserError if its schema does not declare
-  /// that it changed an input from which freed storages would be recomputed.
+  /// its results have no values yet (aten::empty). An operation may change an input without
+  /// declaring it in its schema. Throws UserError if freed storages must be recomputed from such an
+  /// input.
   void after(bool gives_memory);
   /// Recomputes all freed storages that tensors outside this class still refer to. Call at the end
   /// of the step.

@@ -12,8 +12,8 @@ namespace dovetail::plan {
 ///
 /// A tensor may be stored with loss if
 /// - it is an activation that a forward operation without random numbers created, and nothing
-///   changes it afterwards. Parameters, state, inputs, results, gradients of either pass and
-///   dropout masks are excluded.
+///   changes it afterwards. This excludes parameters, state, inputs, results, gradients and dropout
+///   masks.
 /// - it is float32 or bfloat16 in all its uses, and one use spans its storage.
 /// - each backward operation that reads it is known to tolerate the loss. A table in the source
 ///   lists these operators and arguments. They read it as an operand of a product, or only for its
@@ -30,16 +30,17 @@ void allow_loss(const CapturedStep& step, StepGraph& graph);
 /// codes anyway. Adds a codec with error 0 for each format that occurs, and sets `codecs` and
 /// `reads_unpacked` as `allow_loss` does.
 ///
-/// This applies to an activation that nothing changes, if each backward operation that reads it
-/// quantizes it equally. Equal means one format, one rule for scales and only whole blocks. A
-/// float32 activation may be quantized along its last dimension or down its columns
-/// (dovetail::mx_quantize). A float32 or bfloat16 input of a Linear may be quantized down its
-/// columns (dovetail::mx_column_codes.FORMAT.SCALES).
+/// This applies to an activation that no operation changes in place, if each backward operation
+/// that reads it quantizes it. They must all use the same format and the same rule for scales, and
+/// all blocks must be whole. A float32 activation may be quantized along its last dimension or down
+/// its columns (dovetail::mx_quantize). A float32 or bfloat16 input of a Linear may be quantized
+/// down its columns (dovetail::mx_column_codes.FORMAT.SCALES).
 ///
-/// Readers see no loss. Quantizing quantized numbers again gives the same numbers if they are below
-/// 2^127. bfloat16 cannot hold the codes of blocks below 2^-116. The bfloat16 numbers in their
-/// place are also stable under quantization. Readers of bfloat16 activations must therefore depend
-/// only on these bfloat16 numbers, as Linears do.
+/// Readers see no loss, because quantizing a quantized tensor again gives the same numbers. This
+/// holds for numbers below 2^127. In blocks below 2^-116, bfloat16 cannot represent all quantized
+/// numbers exactly. The bfloat16 numbers that replace them also stay the same when they are
+/// quantized again. Readers of bfloat16 activations must therefore depend only on these bfloat16
+/// numbers, as Linears do.
 void allow_same_codes(const CapturedStep& step, StepGraph& graph);
 
 /// Measures how fast each codec of the graph packs and unpacks a tensor of `bytes`, and stores the

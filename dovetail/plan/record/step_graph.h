@@ -44,10 +44,10 @@ struct StepNode {
   std::vector<NodeVariant> variants;
 };
 
-/// Captured step as a graph for planning. An operation that only changes results of the previous
-/// operation in place shares its node. Otherwise that node could not be recomputed. A storage that
-/// only one node uses is part of the node's workspace. Durations come from the recording until a
-/// profile provides better ones.
+/// Captured step as a graph for planning. Usually each operation has its own node. An operation
+/// joins the previous node if it changes, in place, only storages that this node created. Otherwise
+/// the previous node could not be recomputed. A storage that only one node uses is part of the
+/// node's workspace. Durations come from the recording until a profile provides better ones.
 struct StepGraph {
   Graph graph;                  ///< the caller sets budget and bandwidth
   std::vector<StepNode> nodes;  ///< one per node of `graph`

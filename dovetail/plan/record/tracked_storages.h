@@ -12,8 +12,8 @@
 
 namespace dovetail::plan {
 
-/// Map from the storages that a step uses to their indices in CapturedStep. Its weak references
-/// prevent that a later storage gets the address of a tracked one.
+/// Map from the storages that a step uses to their indices in CapturedStep. It holds weak
+/// references, so that no later storage can get the address of a tracked storage.
 class TrackedStorages {
  public:
   /// Returns the index of the tensor's storage, or -1 if it is not tracked.
@@ -35,7 +35,8 @@ class TrackedStorages {
   Held held_;
 };
 
-/// Returns true if ATen has wrapped a number as this tensor. It is not a tensor of the step.
+/// Returns true if `tensor` is a number that ATen has wrapped as a tensor. Such a tensor counts as
+/// a number, not as a tensor of the step.
 bool is_number_as_tensor(const at::Tensor& tensor);
 
 /// Returns the description of `tensor` as a view of the storage with index `storage`.

@@ -31,7 +31,8 @@ struct DeviceModel {
 struct ConvolutionShape {
   int64_t n = 1, c = 1, h = 1, w = 1, k = 1, r = 1, s = 1, p = 1, q = 1, stride = 1;
 };
-/// Result of a pass: y, the gradient of x, or the gradient of the weight.
+/// Pass of a convolution. kForward computes y, kData the gradient of x, kFilter the gradient of the
+/// weight.
 enum class ConvolutionPass { kForward, kData, kFilter };
 
 /// Returns the algorithms of cuDNN 7 for one pass of an FP32 convolution, in the order below. Each
@@ -57,19 +58,19 @@ enum class ConvolutionPass { kForward, kData, kFilter };
 std::vector<Algorithm> convolution_algorithms(const DeviceModel& device,
                                               const ConvolutionShape& shape, ConvolutionPass pass);
 
-/// Removes each algorithm if another one is no slower and needs no more workspace. The rest is
-/// ordered by ascending workspace.
+/// Removes each algorithm for which another one is no slower and needs no more workspace. Returns
+/// the remaining ones in order of ascending workspace.
 std::vector<Algorithm> without_dominated(std::vector<Algorithm> algorithms);
 
-/// Returns the graph of a captured step (`graph_of`) with the bandwidth of the modelled device and
-/// its time for every node. `budget_bytes` is the peak with everything kept.
+/// Returns the graph of a captured step (`graph_of`), with the modelled bandwidth and the modelled
+/// time of each node on `device`. Graph::budget_bytes is the peak memory if everything is kept.
 ///
-/// Convolutions have the algorithms above. A backward convolution has all pairs of a data and a
-/// filter algorithm, run one after the other. Only algorithms that `without_dominated` returns
-/// remain. A matrix product (mm, addmm, bmm) takes the longer of its arithmetic and its memory
-/// traffic. Every other operation reads each of its tensors once, and writes once what it creates
-/// or changes. A codec `mxfp8` runs at the speed of the memory. It may compress float activations,
-/// with loss.
+/// A convolution has the algorithms that `convolution_algorithms` returns. A backward convolution
+/// has all pairs of a data and a filter algorithm, run one after the other. Only algorithms that
+/// `without_dominated` returns remain. A matrix product (mm, addmm, bmm) takes the longer of its
+/// arithmetic and its memory traffic. Every other operation reads each of its tensors once, and
+/// writes once what it creates or changes. A codec `mxfp8` runs at the speed of the memory. It may
+/// compress float activations, with loss.
 StepGraph graph_on(const DeviceModel& device, const CapturedStep& step);
 
 /// Returns the peak memory of the step in a framework without liveness analysis. There, each

@@ -18,14 +18,14 @@ namespace dovetail::plan {
 /// Runs a captured step (plan/record/captured_step.h) by a plan (plan/model/actions.h) on the CPU.
 /// The device of the plan is one memory region, the arena. All storages and workspaces have planned
 /// addresses in it. The host of the plan is the host tier: memory or a mapped file. Two threads
-/// copy tensors between them. Without lossy compression, results equal bit for bit a step without a
-/// plan that runs the same algorithms.
+/// copy tensors between them. Without lossy compression, results have the same bits as those from a
+/// step that runs the same algorithms without a plan.
 ///
 /// The constructor moves the tensors declared at capture (StepTensors) into the arena. Tensors that
 /// the plan starts on the host move to the host tier. Their values may be read and written between
-/// steps, but their sizes must not change. The destructor gives them separate memory again. This
-/// memory is in a file (plan/run/paged_memory.h) if the host tier is a file. Compressed tensors are
-/// in the arena, too, in the forms of StepGraph::forms.
+/// steps, but their sizes must not change. The destructor moves all these tensors to separate
+/// memory. This memory is in a file (plan/run/paged_memory.h) if the host tier is a file.
+/// Compressed tensors are in the arena, too, in the forms of StepGraph::forms.
 class Executor {
  public:
   struct Options {
@@ -38,10 +38,11 @@ class Executor {
     bool mixed_algorithms = false;
   };
   /// Checks the plan first. Throws InvalidPlan if `check` rejects it, or if a node runs again by
-  /// another algorithm. Throws UserError if the plan compresses a tensor by a codec without a form
-  /// in StepGraph::forms. Also throws UserError if such a tensor has no list of codecs
-  /// (plan/record/packable.h). The last cause of a UserError is an offload of a tensor below
-  /// kPagedBytes.
+  /// another algorithm. Throws UserError if the plan
+  /// - compresses a tensor by a codec without a form in StepGraph::forms,
+  /// - compresses a tensor without a list of codecs (GraphTensor::codecs, set by
+  ///   plan/record/packable.h),
+  /// - offloads a tensor below kPagedBytes (plan/model/packing.h), or starts it on the host.
   Executor(CapturedStep step, StepGraph graph, Plan plan, const Options& options);
   ~Executor();
   Executor(const Executor&) = delete;
@@ -58,12 +59,15 @@ class Executor {
   Run run();
   /// Runs one step by calling the recorded function again (plan/run/guide.h). The code of the
   /// function runs, and the operations that it calls run as planned. Throws UserError as run()
-  /// does, and if `work` is not the recorded function. Also throws UserError if the plan's first
-  /// runs are not in recorded order. An algorithm other than the captured one must have the same
-  /// operations, and its node must not run again.
+  /// does. Also throws UserError if
+  /// - `work` calls other operators, or uses other shapes, than the recorded function,
+  /// - the first runs of nodes in the plan are not in recorded order,
+  /// - a node uses an algorithm other than the recorded one, and this algorithm has other
+  ///   operations,
+  /// - a node uses an algorithm other than the recorded one, and runs more than once.
   Run run(const std::function<void()>& work, const CallChecks& checks);
 
-  /// Returns the results of the last step, valid until the next run.
+  /// Returns the results of the most recent run (CapturedStep::results), valid until the next run.
   std::vector<at::Tensor> results() const;
   int64_t arena_bytes() const;
   /// Returns the bytes of the arena that are in physical memory (Arena::resident_bytes).

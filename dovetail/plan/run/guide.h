@@ -58,7 +58,8 @@ class Guide : public OperationHandler {
   /// Call after the plan's last action. Points the tensors that the caller still holds to the
   /// places where the plan has left their values.
   void find_held();
-  /// Copies tensors that are held since the previous step to separate memory.
+  /// Copies the tensors of the previous step that the function or its caller still holds to
+  /// separate memory.
   void release_held();
 
   void handle(const c10::OperatorHandle& op, c10::DispatchKeySet keys,

@@ -25,8 +25,8 @@ class HostTier {
   HostTier(const HostTier&) = delete;
   HostTier& operator=(const HostTier&) = delete;
 
-  /// Copies `bytes` from `data` to the tier at `offset`. Addresses, offsets and sizes are multiples
-  /// of kPage, also for `read`.
+  /// Copies `bytes` from `data` to the tier at `offset`. Addresses, offsets and sizes must be
+  /// multiples of kPage (plan/model/packing.h), also in `read`.
   void write(int64_t offset, const std::byte* data, int64_t bytes);
   /// Copies `bytes` from the tier at `offset` to `data`.
   void read(int64_t offset, std::byte* data, int64_t bytes);

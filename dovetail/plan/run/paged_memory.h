@@ -10,8 +10,8 @@
 namespace dovetail::plan {
 
 /// Memory that is mapped from an unnamed file in a folder. If memory is short, the system writes
-/// pages to the file and reuses their memory. Each allocation is a separate mapping. Released
-/// memory takes no space in the file either. May be used from several threads.
+/// pages to the file and reuses their memory. Each allocation is a separate mapping. When memory is
+/// released, its space in the file is released, too. May be used from several threads.
 class PagedMemory {
  public:
   /// Throws UserError with the system's reason if no file can be created in `folder`.
@@ -20,8 +20,8 @@ class PagedMemory {
   PagedMemory(const PagedMemory&) = delete;
   PagedMemory& operator=(const PagedMemory&) = delete;
 
-  /// Returns memory filled with zeros, at a multiple of kPage. Throws UserError if the disk has no
-  /// space for it.
+  /// Returns memory filled with zeros. Its address is a multiple of kPage (plan/model/packing.h).
+  /// Throws UserError if the disk has no space for it.
   std::byte* allocate(int64_t bytes);
   /// Releases memory; `address` comes from `allocate`.
   void release(std::byte* address);

@@ -41,10 +41,11 @@ class Arena {
   /// Returns the bytes of the region that are in physical memory. These are all bytes that were
   /// ever used, unless the system has paged some out.
   int64_t resident_bytes() const;
-  /// Returns the whole pages within a range to the system. Their bytes are zero afterwards.
+  /// Releases the whole pages within a range to the operating system. Their bytes are zero
+  /// afterwards.
   void drop(int64_t offset, int64_t bytes);
-  /// Returns all pages outside `kept` to the system. `kept` lists (offset, bytes), in ascending
-  /// order.
+  /// Releases all pages outside the ranges `kept` to the operating system. Each range is (offset,
+  /// bytes); ranges are in ascending order.
   void drop_all_but(const std::vector<std::pair<int64_t, int64_t>>& kept);
 
  private:

@@ -53,7 +53,8 @@ struct PackedOutcome {
 /// `once_s`, `again_s`, `packed_s`, `algorithms_s`, `waited_s` and `behind_s`.
 struct PlanOutcome {
   std::vector<StorageOutcome> storages;  ///< ascending by tensor
-  double once_s = 0;  ///< each node once, by the fastest algorithm that updates nothing on the host
+  /// Time of running each node once, by its fastest algorithm that updates nothing on the host.
+  double once_s = 0;
   double again_s = 0;   ///< all recomputations: runs of nodes after their first
   double packed_s = 0;  ///< all compressions and decompressions
   /// Extra time of first runs because their algorithm is not the fastest.
@@ -64,7 +65,8 @@ struct PlanOutcome {
   /// Number of nodes whose algorithm is not the fastest, and number of nodes with several
   /// algorithms. Algorithms that update tensors in host memory do not count.
   int algorithms_changed = 0, algorithms_to_choose = 0;
-  /// Sum over these slower algorithms: workspace of the node's fastest algorithm minus their own.
+  /// Workspace that the `algorithms_changed` nodes save. It is summed over these nodes: workspace
+  /// of the node's fastest algorithm minus workspace of its chosen algorithm.
   int64_t workspace_saved_bytes = 0;
   /// Bytes per step that are copied to the host, copied to the device, recomputed, and updated in
   /// host memory.

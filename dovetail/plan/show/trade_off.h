@@ -18,13 +18,13 @@ struct TradeOff {
 };
 
 /// Returns the expected step time for several budgets. They are `budgets` evenly spaced values
-/// above `floor_bytes` (see `placed_floor_of`), up to `keep_all_bytes`. The graph's own budget is
-/// added; its plan is `known`.
+/// above `floor_bytes` (see `placed_floor_of`), up to `keep_all_bytes`. `graph.budget_bytes` is
+/// added as one more budget; `known` is the plan for it.
 ///
 /// The plan of each point has addresses within the budget (plan/solve/placed.h), so it can be run.
 /// Each search takes `options.time_limit_s` and starts from the plan of the next smaller budget.
-/// The time therefore never rises with the budget. Budgets below the first one with a plan are left
-/// out.
+/// The time therefore never rises with the budget. The curve begins with the smallest of the
+/// budgets for which a plan was found.
 std::vector<TradeOff> trade_off(const Graph& graph, const SolveOptions& options,
                                 int64_t floor_bytes, int64_t keep_all_bytes, int budgets,
                                 const PlacedSolution& known);

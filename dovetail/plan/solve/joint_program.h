@@ -14,8 +14,9 @@ namespace dovetail::plan {
 
 /// Integer program that decides a whole step with 0-1 variables: the joint model of MO-SOS, a
 /// published planner. It decides every gap between two uses of a tensor (plan/model/schedule.h) for
-/// which the budget may require a decision. It also decides every node's algorithm. STR and similar
-/// strategies are the same model with techniques switched off.
+/// which the budget may require a decision. It also decides every node's algorithm. Other published
+/// strategies are the same model with techniques switched off. Example: STR has no compression and
+/// one algorithm per node.
 ///
 /// The step has one stage per node. A stage begins when the previous one ends, and ends with the
 /// first run of its node. Columns are variables of the program, and rows are its conditions. Binary
@@ -26,25 +27,25 @@ namespace dovetail::plan {
 /// - each node's algorithm.
 ///
 /// Clock columns are times: the begin of a stage, the start of its node, and the end of each
-/// offload. A gap that wraps around the end of the step has two parts. The first covers the stages
-/// before its tensor's first use, with the fetch. The second covers the stages after its last use,
-/// with the offload if the step wrote it. A tensor that starts on the host needs no other copy of
-/// its first version.
+/// offload. A gap that wraps around the end of the step has two parts. The first part has the
+/// stages before the tensor's first use; its fetch is in this part. The second part has the stages
+/// after the tensor's last use. If the step changed the tensor, its offload is in the second part.
+/// A tensor that starts on the host needs no offload until the step changes it.
 ///
-/// Every row is a condition that each schedule meets. Memory fits at the start of each node, at
-/// each repeated run, and around each compression and decompression. A repeated run finds its
-/// inputs. A stream does one copy at a time. So the program is a relaxation: point() of a schedule
-/// is feasible. No schedule is expected to take less time (expected_s) than the minimum objective.
-/// Tests with random schedules agree with this; it is not proven. The scheduler may need longer for
-/// the same decisions.
+/// Every row is a condition that each schedule meets. For example, memory fits at the start of each
+/// node and at each repeated run. It also fits around each compression and decompression. A
+/// repeated run finds its inputs. A stream does one copy at a time. So the program is a relaxation:
+/// point() of a schedule is feasible. No schedule is expected to take less time (expected_s) than
+/// the minimum objective. Tests with random schedules agree with this; it is not proven. The
+/// scheduler may need longer for the same decisions.
 ///
-/// In large steps the program is looser. A recomputation gets its inputs for free if they are more
-/// than a few recomputations deep. The smallest storages take no memory between their uses.
-/// Together they are below a thousandth of the budget.
+/// In large steps the program is looser. A recomputation may need further recomputations for its
+/// inputs, and so on; those beyond a few levels cost nothing. The smallest storages take no memory
+/// between their uses. Together, these storages have less than a thousandth of the budget.
 class JointProgram {
  public:
-  /// Builds the program for schedules of at most `longest_s`. `scheduler` must belong to `graph`
-  /// and outlive this object.
+  /// Builds the program for schedules that take at most `longest_s` seconds. `scheduler` must
+  /// belong to `graph` and outlive this object.
   JointProgram(const Graph& graph, const Scheduler& scheduler, const SolveOptions& options,
                double longest_s);
 
@@ -55,9 +56,12 @@ class JointProgram {
   /// Converts seconds to an objective of the program.
   double objective(double seconds) const { return seconds / unit_s_; }
 
-  /// Returns true if the program decides the gap. The gap then covers a stage at which not
-  /// everything fits, or wraps and helps other gaps of its tensor. Any other gap stays resident in
-  /// the program.
+  /// Returns true if the program decides the gap. If not, the gap stays resident in the program.
+  /// The program decides a gap only if
+  /// - the gap covers a stage at which not everything fits into memory,
+  /// - the gap wraps and another gap of its tensor covers such a stage,
+  /// - the gap wraps and not everything fits when the step begins,
+  /// - or an algorithm can update the gap's tensor in host memory.
   bool moves(int gap) const { return columns_[gap].moves; }
   /// Returns the decisions that a solution describes. `values` has one value per column.
   Decisions decisions(const std::vector<double>& values) const;
@@ -91,7 +95,8 @@ class JointProgram {
   // `column` is 1 if the copy exists; `end` is its clock column.
   struct Job {
     int tensor, made_by, column, end;
-    // True if the copy may be missing, because the tensor starts on the host, or was changed there.
+    // True if a solution can do without the copy. The tensor may start on the host with this
+    // version, or node `made_by` may write it in host memory.
     bool optional;
     // Gaps in which the tensor is on the host by this copy.
     std::vector<int> gaps;

@@ -14,10 +14,11 @@ struct Sampled {
   Graph graph;
 };
 
-/// Returns the graph of the step with another number of samples on this machine. The bytes of every
-/// tensor and workspace, and the always resident bytes, lie on the line through two recordings. In
-/// contrast, at_batch (plan/record/batch.h) leaves out this machine's workspaces. Throws UserError
-/// if the recordings differ in more than numbers. Times are copied from `b`.
+/// Returns the graph of the step with another number of samples on this machine. Each number of
+/// bytes lies on the line through its values in `a` and `b`. This applies to tensors, workspaces
+/// and Graph::base_bytes. In contrast, the result of at_batch (plan/record/batch.h) has no
+/// workspaces. Throws UserError if the nodes of `a` and `b` differ, or if their tensors differ in
+/// more than bytes. Times are copied from `b`.
 Graph with_samples(const Sampled& a, const Sampled& b, int64_t samples);
 
 /// Returns the peak memory of a step that keeps all tensors on the device until their last use. The
@@ -25,9 +26,9 @@ Graph with_samples(const Sampled& a, const Sampled& b, int64_t samples);
 int64_t keep_all_bytes(const Graph& graph);
 
 /// Returns the error for a budget below the floor (struct Floor), the minimum memory of any plan.
-/// It names the operation that needs the floor, its layer, and the bytes of its inputs, outputs and
-/// workspace. `what` names the source of the budget in the message, for example "memory.budget".
-/// `help` says what to do.
+/// It names the operation that needs this memory, its layer, and the bytes of its inputs, outputs
+/// and workspace. `what` names the source of the budget in the message, for example
+/// "memory.budget". `help` says what to do.
 UserError below_floor(const Graph& graph, const Floor& floor, const std::string& what,
                       const std::string& help);
 

@@ -13,8 +13,9 @@ namespace dovetail::plan {
 /// (variables) and rows (linear conditions). Each bound may be infinite.
 ///
 /// A solution may violate bounds, rows and integrality by kMilpTolerance, in the program's own
-/// units. The solver also stops at an absolute gap below it. Choose units in which it is small, for
-/// example milliseconds and megabytes rather than seconds and bytes.
+/// units. The solver also stops if the absolute gap between objective and bound is below
+/// kMilpTolerance. Choose units in which this tolerance is negligible, for example milliseconds and
+/// megabytes rather than seconds and bytes.
 struct LinearProgram {
   static constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -37,7 +38,7 @@ struct LinearProgram {
   std::optional<std::vector<double>> start = {};
 
   std::vector<double> cost, lower, upper;    // per column
-  std::vector<int> integer;                  // per column: 1 or 0
+  std::vector<int> integer;                  // per column: 1 if it must be an integer, else 0
   std::vector<double> row_lower, row_upper;  // per row
   // rows() + 1 positions. Row r has the entries row_start[r] to row_start[r + 1] - 1 of `index`
   // (columns) and `value` (coefficients).
@@ -66,7 +67,7 @@ struct MilpOptions {
 /// Result of `solve_milp`.
 struct MilpResult {
   enum Status {
-    kOptimal,     ///< a solution within the gap was found
+    kOptimal,     ///< a solution within `relative_gap` was found
     kFeasible,    ///< the time is over; `values` is the best solution found so far
     kInfeasible,  ///< no solution exists, or none within the cutoff
     kNoSolution,  ///< the time is over, and no solution was found
@@ -82,10 +83,10 @@ struct MilpResult {
 };
 
 /// Solves `program` with HiGHS (Huangfu and Hall, 2018), by its branch and cut. HiGHS runs in a
-/// child process, `dovetail-milp`. This makes the time limit hard and turns a crash of the solver
-/// into an error here. The child sends each better solution and its bound when it finds them. It
-/// stops by itself at `time_limit_s`. It is killed if it still runs after another 10 % and 2 s. The
-/// result is then the best solution that it has sent.
+/// child process, `dovetail-milp`. So the time limit can be enforced, and a crash of the solver
+/// becomes an error here. The child sends each better solution, and its proven bound, as soon as it
+/// has them. It stops by itself at `time_limit_s`. It is killed if it still runs after another 10 %
+/// and 2 s. The result is then the best solution that it has sent.
 ///
 /// The search begins at `start`. A result is never worse than `start`, however short the time,
 /// unless `start` exceeds the cutoff. A linear relaxation uses `start` only for this guarantee. The

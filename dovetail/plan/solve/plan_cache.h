@@ -16,7 +16,7 @@ namespace dovetail::plan {
 /// scheduled again for each use.
 class PlanCache {
  public:
-  /// Decisions of a cached plan, and the budget for which they were scheduled.
+  /// Decisions of a cached plan, and the memory budget in bytes that their schedule had to meet.
   struct Known {
     int64_t budget_bytes = 0;
     Decisions decisions;
@@ -28,8 +28,8 @@ class PlanCache {
   /// Returns the cached plans of a step, the newest first. Throws UserError that names the file if
   /// the file has another format.
   std::vector<Known> find(const Graph& graph, const SolveOptions& options) const;
-  /// Stores a plan as the newest of its step. Keeps one plan per budget, and only as many plans as
-  /// can be tried in little time.
+  /// Stores a plan as the newest of its step. Keeps one plan per budget, and at most the 24 newest
+  /// plans, which can be tried in little time.
   void put(const Graph& graph, const SolveOptions& options, const Known& known) const;
 
   /// Returns the folder "plans" in $DOVETAIL_CACHE, $XDG_CACHE_HOME/dovetail or ~/.cache/dovetail.
@@ -41,10 +41,11 @@ class PlanCache {
   std::filesystem::path folder_;
 };
 
-/// Returns the plan of `one`, or the fastest cached plan if that is faster. Only cached plans for
-/// which `fits` returns true count. The search `one` starts from the decisions of that cached plan.
-/// The result is stored in `cache`. Therefore no plan is expected to take longer than an earlier
-/// plan for the same or less memory.
+/// Runs the search `one` and returns its plan, or the fastest cached plan if that is faster.
+/// Considers only cached plans for which `fits` returns true. The search starts from the decisions
+/// of the fastest cached plan, unless `options.start` is set. Stores the result in `cache`.
+/// Therefore the result is not expected to be slower than any earlier plan for the same or less
+/// memory.
 Solution solve_known(const PlanCache& cache, const Graph& graph, const SolveOptions& options,
                      const std::function<bool(const Solution&)>& fits,
                      const std::function<Solution(const Graph&, const SolveOptions&)>& one);

@@ -15,10 +15,11 @@ namespace dovetail::plan {
 /// Returns the index of a node's fastest algorithm, not counting algorithms that update tensors in
 /// host memory. Ties go to the algorithm with the smallest workspace.
 int fastest_algorithm(const GraphNode& node);
-/// Returns the sum over all nodes of the time of their fastest algorithm. No step takes less.
+/// Returns the sum over all nodes of the time of their fastest algorithm. No plan takes less time.
 double minimum_s(const Graph& graph);
-/// Returns true if `allowed` permits that a node runs by an algorithm. Tensors that the algorithm
-/// updates in host memory must be allowed there, and no later node may use them.
+/// Returns true if `allowed` permits that `node` runs by `algorithm`. There are two more conditions
+/// if the algorithm updates tensors in host memory. `allowed` must permit that these tensors are
+/// offloaded before and after the node. No later node may use them.
 bool may_be_chosen(const Graph& graph, const Scheduler& scheduler, int node, int algorithm,
                    const SolveOptions& allowed);
 /// Returns true if `allowed` permits that the tensor is offloaded during `gap`.
@@ -26,9 +27,9 @@ bool may_be_offloaded(const Graph& graph, const Gap& gap, const SolveOptions& al
 
 /// Search for decisions (plan/model/schedule.h), shared by `solve` and `solve_jointly`. A decision
 /// is the treatment of a gap between two uses of a tensor, or the algorithm of a node. The search
-/// has the fastest plan so far that fits the budget, by expected time. It also has candidates: sets
-/// of decisions to improve. It ends `options.time_limit_s` after construction. Graph and options
-/// must outlive it.
+/// keeps the plan with the minimum expected time so far among plans within the budget. It also
+/// keeps candidates: sets of decisions to improve. It ends `options.time_limit_s` after
+/// construction. Graph and options must outlive it.
 class Search {
  public:
   Search(const Graph& graph, const SolveOptions& options);
@@ -42,23 +43,26 @@ class Search {
   /// Returns decisions that keep every tensor on the device and run each node by its fastest
   /// algorithm.
   Decisions all_resident() const;
-  /// Returns decisions that leave no tensor resident in a gap if `allowed` permits another
-  /// treatment. The treatment is `keep` where possible. Each node runs its algorithm with the
-  /// smallest workspace.
+  /// Returns decisions in which a gap is resident only if `allowed` permits no other treatment, or
+  /// if Scheduler::is_moot. Other gaps get the treatment `keep` if `allowed` permits it, else
+  /// another permitted one. Each node runs the permitted algorithm with the minimum
+  /// Graph::extra_bytes.
   Decisions all_offloaded(Keep keep, const SolveOptions& allowed) const;
-  /// Returns the same decisions as `all_offloaded`, but every `period`-th of these gaps stays
-  /// resident.
+  /// Returns the same decisions as `all_offloaded`, with one difference: every `period`-th of the
+  /// gaps that need not be resident is resident.
   Decisions mostly_offloaded(Keep keep, const SolveOptions& allowed, int period) const;
 
-  /// Schedules decisions. If they give a plan within the budget, adds them to the candidates. Also
-  /// keeps the plan if it is the fastest. Returns false if there is no such plan.
+  /// Schedules decisions. Returns false if this gives no plan within the budget. Otherwise adds the
+  /// decisions to the candidates, and keeps the plan if it is the fastest so far.
   bool offer(const Decisions& decisions);
-  /// Takes a plan from elsewhere that is within the budget. Keeps it if it is the fastest.
+  /// Takes a plan from another search, which must be within the budget. Keeps it if it is the
+  /// fastest so far.
   void offer(const Solution& solution);
   /// Time at which `descend` gives up.
   enum class Until {
+    /// When the time limit has passed.
     kDeadline,
-    /// At the deadline, or later with the first plan.
+    /// When the time limit has passed and a plan has been found.
     kPlan,
   };
   /// Changes decisions greedily until memory is within `budget_bytes`, which is at most the
@@ -72,8 +76,8 @@ class Search {
   /// Changes a few decisions of the fastest plan at random, until `stop` returns true. For a while,
   /// it also accepts changes that make the plan a little slower.
   void anneal(const std::function<bool()>& stop);
-  /// Changes the fastest plan: tensors no longer start on the host if the plan does not become
-  /// slower. They stay on the device instead. May take up to 1.1 times the time limit.
+  /// Changes the fastest plan. Tensors that start on the host stay on the device instead, if this
+  /// does not make the plan slower. Ends 1.1 times the time limit after construction at the latest.
   void keep_what_need_not_wrap();
 
   /// Returns the fastest plan so far; nullopt if none has been found.

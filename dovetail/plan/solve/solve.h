@@ -19,11 +19,12 @@ struct SolveOptions {
   bool across_steps = true;
   bool algorithms = true;    ///< choose algorithms; if false, each node takes its fastest
   bool fetches_wait = true;  ///< passed to Scheduler (plan/model/schedule.h)
-  int64_t least_bytes = 0;   ///< smaller tensors always stay on the device
+  int64_t least_bytes = 0;   ///< tensors with fewer bytes always stay on the device
   /// Time after which the search returns the best plan so far. If there is none, the search
   /// continues until the first plan.
   double time_limit_s = 10;
-  /// Decisions that are tried unchanged, in addition to the plans of the search.
+  /// Decisions that the search schedules unchanged and also tries to improve, in addition to its
+  /// own decisions.
   std::optional<Decisions> start;
 };
 
@@ -31,7 +32,7 @@ struct SolveOptions {
 struct Solution {
   Decisions decisions;
   Schedule schedule;
-  /// Budget for which the decisions were scheduled.
+  /// Memory budget in bytes that the schedule had to meet. It may be below the requested budget.
   int64_t budget_bytes = 0;
   /// Lower bound on the step time of any plan: each node once, by its fastest algorithm.
   double bound_s = 0;
@@ -54,12 +55,12 @@ struct Floor {
 Floor floor_of(const Graph& graph, const SolveOptions& options);
 
 /// Finds a plan within `graph.budget_bytes` greedily. While memory exceeds the budget, it makes the
-/// change with the least time per byte of excess removed. It then reverts or exchanges each change
-/// if this makes the step faster. The search is repeated for several budgets up to the requested
-/// one and with subsets of the techniques. It also runs with and without tensors that start on the
-/// host. The plan with the minimum expected time is returned. A tensor starts on the host only if
-/// this makes a plan faster. In repeated blocks of a model, equal gaps are first decided together,
-/// then one by one.
+/// change that adds the least time per removed byte of excess. It then reverts or exchanges each
+/// change if this makes the step faster. The search is repeated for several budgets up to the
+/// requested one and with subsets of the techniques. It also runs with and without tensors that
+/// start on the host. The plan with the minimum expected time is returned. A tensor starts on the
+/// host only if this makes a plan faster. In repeated blocks of a model, equal gaps are first
+/// decided together, then one by one.
 ///
 /// Throws UserError if the budget is below the floor, naming the node. Also throws UserError if no
 /// plan is found.
