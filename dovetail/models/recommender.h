@@ -37,7 +37,7 @@ struct RecommenderBatch {
   /// `length` events. Undefined without sequences.
   at::Tensor mask;
   /// (B, length - 1) bool: for each event from the second on, true if it has a negative. A negative
-  /// is an event of another sample to compare with. Undefined without negatives.
+  /// is another event of the batch to compare with. Undefined without negatives.
   at::Tensor negative_mask;
 };
 
@@ -58,7 +58,7 @@ struct EmbeddedColumns {
   /// One weight for each sparse feature if the model has a wide part: `sparse`, else 0.
   int64_t wide = 0;
   int64_t events = 0;  ///< embeddings of the events: sequences * length * dim
-  /// Embeddings of negatives: for each event from the second on, an event of another sample. Number
+  /// Embeddings of negatives: for each event from the second on, another event of the batch. Number
   /// of columns: sequences * (length - 1) * dim.
   int64_t negatives = 0;
   /// Model can: parameters of the items' micro-MLPs, co_actions * micro_parameters(config).
