@@ -38,8 +38,9 @@ struct GemmProblem {
   /// `accumulate`.
   const int32_t* c_row;
   const float* c_weight;
-  /// Operands are bfloat16. Two neighbours along k form a pair and take the place of one float32. k
-  /// and the views count pairs, not elements. Needs `multiplies_pairs`.
+  /// Operands are bfloat16. Two neighbours along k form a pair and take the place of one float32.
+  /// The size k counts pairs, and so do the strides of a view that reads `data`. Needs
+  /// `multiplies_pairs`.
   bool pairs = false;
   /// Null, or the address of a bfloat16 result, with rows `ldc` elements apart. It is then written
   /// instead of c. Excludes `accumulate`, and k above kBFloat16Pairs.
