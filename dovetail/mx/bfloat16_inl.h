@@ -1,6 +1,6 @@
-// Encoding of bfloat16 elements in formats with three mantissa bits, in lanes of 16 bits. A vector
-// then holds twice as many elements as in float32. A lane of 16 bits is called a word here.
-// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through Highway's
+// Vector code that encodes bfloat16 elements in formats with three mantissa bits. It works in lanes
+// of 16 bits, called words here. A vector then holds twice as many elements as in float32. Compiled
+// once per instruction set: included by *_simd.cpp after simd_config.h, through Highway's
 // foreach_target.
 #if defined(DOVETAIL_MX_BFLOAT16_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DOVETAIL_MX_BFLOAT16_INL_H_
@@ -34,9 +34,10 @@ HWY_INLINE WordVector load_words(const BFloat16* x) {
   return hn::LoadU(WordTag(), reinterpret_cast<const uint16_t*>(x));
 }
 
-/// Constants for loops over bfloat16 elements. The tables are indexed by the five lowest of a
-/// bfloat16's seven fraction bits. Rounding to three mantissa bits drops the four lowest of these.
-/// The fifth is the last bit that stays, which decides ties.
+/// Constants for loops over bfloat16 elements. Both tables are indexed by the five lowest of a
+/// bfloat16's seven fraction bits. Rounding to three mantissa bits drops the four lowest. The fifth
+/// is the lowest bit that remains, and it decides ties. A scaled number is an element's magnitude
+/// divided by its block's scale.
 struct WordConstants {
   explicit WordConstants(const ElementSpec& spec) {
     constexpr int kDropped = 4, kUnit = 1 << kDropped, kBit = 1 << 7;
@@ -60,17 +61,18 @@ struct WordConstants {
     min_normal =
         word_splat(static_cast<uint16_t>((spec.min_exponent + bits::kExponentBias) * kBit));
   }
-  /// Table for rounding. Adding an entry to the bits of a scaled number gives 2^4 times the
-  /// number's code.
+  /// Table for rounding. The bits of a scaled number, plus an entry, give 2^4 times the number's
+  /// code.
   WordVector round;
-  /// Table of rounding errors. Subtracting an entry, with saturation, from the exponent bits of a
-  /// scaled number gives its rounding error as bfloat16 bits.
+  /// Table of rounding errors. The exponent bits of a scaled number, minus an entry, give the
+  /// number's rounding error as bfloat16 bits. The subtraction saturates at 0.
   WordVector residue;
   WordVector min_normal;  ///< bits of the format's smallest normal number
 };
 
 /// Returns true if `encode_words` suits a format: three mantissa bits and at least nine exponents.
-/// Numbers below the smallest normal one, which it cannot encode, are then rare.
+/// `encode_words` cannot encode nonzero numbers below the smallest normal one. With nine exponents,
+/// these are rare.
 HWY_INLINE bool fits_words(const ElementSpec& spec) {
   return spec.mantissa_bits == 3 && spec.max_exponent - spec.min_exponent >= 8;
 }
@@ -81,7 +83,8 @@ HWY_INLINE WordVector lookup_word(WordVector table, WordVector index) {
   return WordVector{_mm512_permutexvar_epi16(index.raw, table.raw)};
 }
 
-/// Splits bfloat16 bits into two float32 vectors, from even lanes and odd lanes.
+/// Float32 numbers of a vector of bfloat16 bits: those in its even lanes and those in its odd
+/// lanes.
 struct FloatPair {
   explicit FloatPair(WordVector words)
       : even(as_float(hn::ShiftLeft<16>(hn::BitCast(BitsTag(), words)))),
@@ -92,16 +95,17 @@ struct FloatPair {
 /// Result of `encode_words`: kBlock encoded elements.
 struct EncodedWords {
   WordVector codes;  ///< codes with their signs, in the high byte of each lane
-  /// Magnitudes as bfloat16, in units of the scale: numbers before rounding, and exact rounding
-  /// errors.
+  /// Scaled numbers before rounding (`scaled`), and their exact rounding errors (`error`). Both are
+  /// magnitudes as bfloat16, in units of the scale.
   WordVector scaled, error;
-  /// Mask of nonzero lanes below the smallest normal number of the format. All results are wrong
-  /// for these lanes.
+  /// Mask of the lanes with a nonzero number below the smallest normal number of the format. All
+  /// results of these lanes are wrong.
   uint32_t small;
 };
 
 /// Makes the same codes as `encode` (quantize_inl.h), for elements that do not saturate.
-/// `exponents`: exponents of the elements' scales as bfloat16 bits, modulo 2^16.
+/// `exponents`: for an element with scale 2^X, its lane holds X * 2^7, modulo 2^16. X then has the
+/// position of a bfloat16's exponent.
 HWY_INLINE EncodedWords encode_words(const WordConstants& c, WordVector x, WordVector exponents) {
   const WordVector magnitude_mask = word_splat(0x7fff), magnitude = hn::And(x, magnitude_mask);
   const __mmask32 nonzero = _mm512_test_epi16_mask(magnitude.raw, magnitude.raw);
@@ -119,8 +123,8 @@ HWY_INLINE ByteVector join_codes(const EncodedWords& first, const EncodedWords& 
                        hn::BitCast(ByteTag(), first.codes));
 }
 
-/// Adds the squares of numbers and of rounding errors to energies: even lanes to `even`, odd lanes
-/// to `odd`. The order of additions is the order of `encode` with vectors of `load_pack`
+/// Adds the squares of numbers and of their rounding errors to sums: even lanes to `even`, odd
+/// lanes to `odd`. Numbers are added in the same order as by `encode` on vectors from `load_pack`
 /// (quantize_inl.h).
 HWY_INLINE void accumulate(const EncodedWords& words, Energies& even, Energies& odd) {
   const FloatPair scaled(words.scaled), error(words.error);
@@ -134,9 +138,10 @@ HWY_INLINE void accumulate(const EncodedWords& words, Energies& even, Energies& 
 class RowWords {
  public:
   explicit RowWords(const WordConstants& constants) : constants_(constants) {}
-  /// Encodes the 2 * kBlock elements at x and stores the codes at `to` through `sink`. Their scales
-  /// are entries `block` and `block + 1` of s. Adds their energies to `total`. Returns false and
-  /// does nothing if an element is below the smallest normal number.
+  /// Encodes two blocks, the 2 * kBlock elements at x, and stores the codes at `to` through `sink`.
+  /// The scales of the blocks are entries `block` and `block + 1` of s. Adds their energies to
+  /// `total`, times the weights in s. Returns false and does nothing if an element is one that
+  /// `encode_words` cannot encode (EncodedWords::small).
   template <class Sink>
   HWY_INLINE bool encode(const Scales& s, int64_t block, const BFloat16* x, Energies& total,
                          Sink& sink, uint8_t* to) const {
@@ -170,8 +175,8 @@ class TileWords {
   TileWords(const WordConstants& constants, const Scales& s)
       : constants_(constants),
         exponents_{exponents(s.exponents), exponents(s.exponents + kBlock)} {}
-  /// Encodes the 2 * kBlock elements at x, as RowWords::encode does. Adds their energies to
-  /// `energies`, one entry per vector of a pack.
+  /// Encodes the 2 * kBlock elements at x, and fails in the same cases as RowWords::encode. Adds
+  /// their energies to `energies`, one entry per vector of a pack.
   template <class Sink>
   HWY_INLINE bool encode(const BFloat16* x, Energies (&energies)[kPack], Sink& sink,
                          uint8_t* to) const {
@@ -193,7 +198,7 @@ class TileWords {
   WordVector exponents_[2];
 };
 
-/// True if loops over elements of type T with results of type Out use RowWords and TileWords.
+/// True if elements of type T are encoded to results of type Out by RowWords and TileWords.
 template <class T, class Out>
 constexpr bool kHasWords = std::is_same_v<T, BFloat16> && std::is_same_v<Out, uint8_t>;
 

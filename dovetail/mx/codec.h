@@ -17,8 +17,9 @@ namespace dovetail::mx {
 
 /// Number of elements in a block. They share one scale 2^(byte - 127), stored as `byte` (E8M0).
 constexpr int kBlock = 32;
-/// Scale bytes: exponent bias, largest number, NaN. A poisoned block has scale NaN, because one of
-/// its elements was NaN or infinite. All its elements are then NaN.
+/// Constants of scale bytes: exponent bias, byte of the largest scale, and byte that means NaN. A
+/// poisoned block has scale NaN, because one of its elements was NaN or infinite. All its elements
+/// are then NaN.
 constexpr int kScaleBias = 127, kLargestScale = 254, kScaleNan = 255;
 
 /// Constants of an element format. A magnitude code is a code without its sign: E << mantissa_bits
@@ -33,7 +34,7 @@ struct ElementSpec {
   int min_exponent;       ///< exponent of the smallest normal number: 1 - bias
   int max_exponent;       ///< exponent of the largest number
   uint32_t max_code;      ///< magnitude code of the largest number
-  uint32_t max_fraction;  ///< fraction of the largest number, as the 23 bits of a float32
+  uint32_t max_fraction;  ///< the 23 fraction bits of the largest number as a float32
   bool twos_complement;   ///< true for MXINT8; all other formats are sign and magnitude
 };
 
@@ -159,8 +160,9 @@ DOVETAIL_HOST_DEVICE constexpr uint8_t encode(uint32_t float_bits, int scale,
   return signed_code(code, (float_bits & bits::kSign) != 0, spec);
 }
 
-/// Returns significand * 2^exponent as float32 bits, for a significand < 2^24. Exact down to
-/// 2^-149, which covers every format with every scale. Infinity from 2^128 on.
+/// Returns significand * 2^exponent as float32 bits, for a significand < 2^24. Numbers down to
+/// 2^-149 are exact, which covers every format with every scale. Numbers from 2^128 on become
+/// infinity.
 DOVETAIL_HOST_DEVICE constexpr uint32_t assemble(uint32_t significand, int exponent) {
   if (significand == 0) return 0;
   while (significand >> bits::kFractionBits == 0 && exponent > -149) {
@@ -173,9 +175,9 @@ DOVETAIL_HOST_DEVICE constexpr uint32_t assemble(uint32_t significand, int expon
   return static_cast<uint32_t>(field) << bits::kFractionBits | (significand & bits::kFraction);
 }
 
-/// Returns the number of a code in a block with scale byte `scale`, as float32 bits. E4M3's 0x7f,
-/// E5M2's codes from 0x7c and any code under scale 255 give NaN or infinity. `encode` returns no
-/// such code. Bits above `spec.bits` are ignored.
+/// Returns the number that a code stands for in a block with scale byte `scale`, as float32 bits.
+/// Bits above `spec.bits` are ignored. Code 0x7f of E4M3 and codes from 0x7c of E5M2 stand for NaN
+/// or infinity; `encode` never returns them. Under scale 255, every code stands for NaN.
 DOVETAIL_HOST_DEVICE constexpr uint32_t decode(uint8_t code, int scale, const ElementSpec& spec) {
   const uint32_t top = 1u << (spec.bits - 1);
   const bool negative = (code & top) != 0;
@@ -192,8 +194,9 @@ DOVETAIL_HOST_DEVICE constexpr uint32_t decode(uint8_t code, int scale, const El
   return sign | assemble(low | 1u << spec.mantissa_bits, unit + static_cast<int>(field) - 1);
 }
 
-/// Rounds a float32 to bfloat16, nearest even, bits to bits. Serves results of `decode`. Subnormal
-/// numbers are rounded like normal ones. Infinity stays infinite, and NaN stays NaN.
+/// Rounds a float32, given as bits, to the nearest bfloat16, ties to even. Meant for results of
+/// `decode`. Subnormal numbers are rounded like normal ones. Infinity stays infinite, and NaN stays
+/// NaN.
 DOVETAIL_HOST_DEVICE constexpr uint16_t round_to_bfloat16(uint32_t float_bits) {
   if ((float_bits & bits::kMagnitude) > bits::kInfinity)
     return static_cast<uint16_t>(float_bits >> 16 | 0x40);

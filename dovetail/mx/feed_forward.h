@@ -18,8 +18,8 @@ std::shared_ptr<const ops::RowOperation> activation_operation(const std::string&
 int64_t up_width(const std::string& activation, int64_t width);
 
 /// Feed-forward network of a transformer block or of one expert: down(activation(up(x))).
-/// `up.weight` is (width, in), for swiglu (2 * width, in) with gate rows first. `down.weight` is
-/// (in, width).
+/// `up.weight` is (width, in). For swiglu it is (2 * width, in), with the gate rows first.
+/// `down.weight` is (in, width).
 class FeedForward : public torch::nn::Module {
  public:
   struct Options {

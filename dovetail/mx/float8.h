@@ -9,7 +9,7 @@
 /// microscaling. One scale covers the whole tensor, or a block of 128 or 128 x 128 elements.
 namespace dovetail::mx {
 
-/// Elements that share a scale.
+/// Elements that share one scale.
 ///   kTensor  the whole tensor
 ///   kRow     128 neighbours along the last dimension
 ///   kColumn  128 neighbours along the first dimension
@@ -24,8 +24,9 @@ struct Float8Spec {
   Format format = Format::kE4M3;  ///< kE4M3 or kE5M2
   Float8Blocks blocks = Float8Blocks::kTensor;
   bool power_of_two = false;  ///< round scales up to powers of two
-  /// Delayed scaling (kTensor only): largest magnitude in earlier steps, from which to compute the
-  /// scale. Larger elements saturate. 0: use the tensor's own largest magnitude.
+  /// Delayed scaling (kTensor only): largest magnitude in earlier steps. The scale is computed from
+  /// it, and larger elements saturate. 0: the scale is computed from the tensor's own largest
+  /// magnitude.
   float amax = 0;
   bool values = false;  ///< return dequantized numbers instead of codes
 };
@@ -43,13 +44,13 @@ struct Float8Tensor {
 };
 
 /// Result of quantize_float8: either `tensor`, or `values` if the spec requests dequantized
-/// numbers. `values` is float32, or x's dtype if scales are powers of two. The numbers are then
-/// exact in x's dtype.
+/// numbers. If scales are powers of two, `values` has x's dtype, in which the numbers are exact.
+/// Otherwise it is float32.
 struct Float8 {
   Float8Tensor tensor;
   at::Tensor values;
-  /// Counts of the quantization. `min_scale` and `max_scale` in it are the exponent fields of the
-  /// float32 scales: scales rounded down to powers of two.
+  /// Counts of the quantization. `min_scale` and `max_scale` in it are exponent fields of the
+  /// float32 scales. They describe the scales rounded down to powers of two.
   Statistics statistics;
 };
 
@@ -65,7 +66,7 @@ struct Float8 {
 /// section 3.3.2).
 Float8 quantize_float8(const at::Tensor& x, const Float8Spec& spec);
 
-/// Returns the numbers of the codes, float32(code * scale), as float32 or bfloat16.
+/// Returns the numbers that the codes stand for, float32(code * scale), as float32 or bfloat16.
 at::Tensor dequantize(const Float8Tensor& x, at::ScalarType dtype = at::kFloat);
 
 }  // namespace dovetail::mx

@@ -7,21 +7,21 @@ namespace dovetail::mx {
 /// Problem of quantizing x (rows, cols) and its transpose to FP8 codes (float8.h) on a GPU, from
 /// one read of x. Rows and cols are multiples of 16 and not 0. Pointers are aligned to 16 bytes.
 struct Float8GpuProblem {
-  /// Elements that share a scale.
+  /// Elements of x that share a scale.
   ///   kWhole   all elements; `codes` and `transposed` have the same scale
-  ///   kLines   1x128 of x for `codes`, 128x1 of x for `transposed`
-  ///   kSquare  128x128 of x for both
+  ///   kLines   1 x 128 elements for `codes`, 128 x 1 elements for `transposed`
+  ///   kSquare  128 x 128 elements for both
   enum class Kind { kWhole, kLines, kSquare };
   Kind kind = Kind::kWhole;
   int64_t rows = 0, cols = 0;
   bool narrow = false;  ///< true: x is bfloat16; false: float32
   const void* x = nullptr;
   bool e5m2 = false, power_of_two = false;
-  /// kWhole only. Delayed scaling: largest magnitude in earlier steps, from which to compute the
-  /// scale. 0: use `most`.
+  /// kWhole only. Delayed scaling: largest magnitude in earlier steps, from which the scale is
+  /// computed. 0: the scale is computed from `most`.
   float amax = 0;
-  /// kWhole only. Largest magnitude of x, as float32 bits. It starts at 0, and `float8_amax` raises
-  /// it.
+  /// kWhole only. Address of the largest magnitude of x, as float32 bits. It starts at 0, and
+  /// `float8_amax` raises it.
   uint32_t* most = nullptr;
   uint8_t* codes = nullptr;       ///< codes of x, (rows, cols)
   uint8_t* transposed = nullptr;  ///< codes of the transpose of x, (cols, rows)

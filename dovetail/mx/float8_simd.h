@@ -17,8 +17,8 @@ struct Float8Problem {
   const void* x = nullptr;
   ElementSpec spec = {};
   bool power_of_two = false;
-  /// Delayed scaling: largest magnitude in earlier steps, from which to compute the scales. 0: use
-  /// each block's own.
+  /// Delayed scaling: largest magnitude in earlier steps, from which the scales are computed. 0:
+  /// the scale of each block is computed from the block's own largest magnitude.
   float amax = 0;
   bool by_codec = false;     ///< encode element by element with codec.h, without vectors
   uint8_t* codes = nullptr;  ///< result, (rows, cols); null if `values` is the result
@@ -34,19 +34,19 @@ struct Float8Problem {
 /// Quantizes on all threads, and returns the counts of the quantization.
 Statistics quantize_float8_blocks(const Float8Problem& problem);
 
-/// Scales of the columns of a piece, the part of x that a thread encodes at a time. x is multiplied
-/// by `factor` before rounding. Codes are multiplied by `scale` to dequantize them. `factor` is 0
-/// in a block with a NaN or an infinity.
+/// Scales of the columns of a piece. A piece is the part of x that a thread encodes at a time.
+/// Elements are multiplied by `factor` before rounding. Codes are multiplied by `scale` to
+/// dequantize them. `factor` is 0 in a block with a NaN or an infinity.
 struct ColumnScales {
   alignas(64) float factor[kPieceColumns];
   alignas(64) float scale[kPieceColumns];
 };
 
-/// Raises most[i] to the largest magnitude of column i of the piece, as float32 bits. Serves
-/// processors without vector instructions, and `by_codec`.
+/// Raises most[i] to the largest magnitude of column i of the piece, as float32 bits. Used on
+/// processors without vector instructions, and if `problem.by_codec` is set.
 void raise_column_maxima(const Float8Problem& problem, PieceRange piece, uint32_t* most);
-/// Encodes a piece element by element and adds to `statistics`. Serves the same cases as
-/// `raise_column_maxima`.
+/// Encodes a piece element by element, without vector instructions, and adds to `statistics`. Used
+/// in the same cases as `raise_column_maxima`.
 void encode_float8_piece(const Float8Problem& problem, PieceRange piece, const ColumnScales& scales,
                          Statistics& statistics);
 

@@ -38,8 +38,8 @@ float largest_number(Format format);
 uint32_t scale_addend(const ElementSpec& spec, ScaleMode mode);
 
 /// Returns the smallest exponent X of a scale 2^X under which every code of `format` is exact in
-/// bfloat16. Subnormal bfloat16 numbers end at 2^-133, so dequantizing to bfloat16 rounds under
-/// smaller scales. Float32 is exact under every scale.
+/// bfloat16. Under smaller scales, dequantizing to bfloat16 rounds, because bfloat16 has no numbers
+/// below 2^-133. Float32 is exact under every scale.
 int smallest_exact_bfloat16_exponent(Format format);
 
 /// Returns the name in configs and messages. Formats: "e4m3", "e5m2", "e3m2", "e2m3", "e2m1",

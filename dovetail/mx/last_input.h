@@ -9,15 +9,15 @@
 
 namespace dovetail::mx {
 
-/// Cache of the last column copy that this thread made. A column copy holds a Linear's input,
-/// quantized with blocks along its columns; the weight's gradient reads it. Linears that share an
-/// input run one after another, so the next one can reuse the copy. The cache holds weak
+/// Cache of the column copy that this thread made most recently. A column copy holds a Linear's
+/// input, quantized with blocks along its columns; the weight's gradient reads it. Linears that
+/// share an input run one after another, so the next one can reuse the copy. The cache holds weak
 /// references, so it keeps no tensor alive.
 class LastInput {
  public:
-  /// Returns codes and scales of the column copy of x by recipe `operand`. Both are undefined if
-  /// the cached copy has another source or recipe, or has been freed. They are also undefined if x
-  /// was modified in the meantime.
+  /// Returns codes and scales of the column copy of x, quantized by recipe `operand`. Both are
+  /// undefined if the cached copy was made from another tensor or by another recipe, or has been
+  /// freed. They are also undefined if x was modified after the copy was made.
   std::pair<at::Tensor, at::Tensor> find(const at::Tensor& x, const OperandRecipe& operand) const {
     if (x.is_inference() || operand != operand_ ||
         x.unsafeGetTensorImpl() != x_._unsafe_get_target())

@@ -26,7 +26,7 @@ class Linear : public torch::nn::Module {
     LinearRole role = LinearRole::kHead;
     std::string name;
     c10::Device device = c10::kCPU;  ///< device of the parameters; meta: without memory
-    /// The operation that makes the input keeps it in memory anyway, see QuantizedLinear.
+    /// True if the operation that makes the input keeps it in memory anyway (QuantizedLinear).
     bool input_stays = false;
   };
   explicit Linear(Options options);
@@ -36,8 +36,7 @@ class Linear : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x, const mx::QuantizedLinear::Prologue& prologue = nullptr);
   const Options& options() const { return options_; }
 
-  /// Switches to products of operands that are quantized by `recipe`. Switches back to high
-  /// precision if the recipe quantizes nothing.
+  /// Sets the recipe of the products. If it quantizes no operand, products are in high precision.
   void set_recipe(const mx::LinearRecipe& recipe, mx::Gemm gemm = mx::Gemm::kEmulated);
   /// Returns the object that computes quantized products; null if products are in high precision.
   mx::QuantizedLinear* quantized() const { return quantized_.get(); }
@@ -49,12 +48,12 @@ class Linear : public torch::nn::Module {
   std::shared_ptr<mx::QuantizedLinear> quantized_;
 };
 
-/// Only way to make a Linear. Parameters are float32 and uninitialised; the
-/// model's `initialize` fills them.
+/// Makes a Linear; do not call its constructor directly. Parameters are float32 and uninitialised;
+/// the model's `initialize` fills them.
 std::shared_ptr<Linear> make_linear(Linear::Options options);
 
-/// Returns the Linears in `model` that a recipe may quantize, in the order of the model's modules:
-/// all except the head.
+/// Returns the Linears in `model` that a recipe may quantize: all except the head. They are in the
+/// order of the model's modules.
 std::vector<std::shared_ptr<Linear>> quantizable_linears(const torch::nn::Module& model);
 
 }  // namespace dovetail::mx

@@ -17,9 +17,9 @@ namespace dovetail::mx {
 /// kNative multiplies codes and scales.
 enum class Gemm { kEmulated, kNative };
 
-/// Device for which `native_obstacle` tells if native products can run on it.
+/// Properties of a device that decide if native products can run on it (`native_obstacle`).
 struct NativeDevice {
-  std::string name;          ///< "the CPU", "NVIDIA H200"
+  std::string name;          ///< examples: "the CPU", "NVIDIA H200"
   int major = 0, minor = 0;  ///< compute capability
   /// Reason why this build has no native products for the device. Empty if it has them.
   std::string missing;
@@ -36,13 +36,14 @@ inline constexpr int kNativeCapability = 10;
 /// needs dimensions aligned to 16 bytes.
 inline constexpr int64_t kNativeMultiple = 16;
 
-/// Returns the reason why native products cannot run on a device, as text. Empty if they can.
+/// Returns the reason why native products cannot run on a device, as text. The text is empty if
+/// they can.
 std::string native_obstacle(const NativeDevice& device);
 
 /// Returns the reason why a Linear with this recipe and these sizes cannot use native products,
-/// naming the tensor. Empty if it can. Weight, activation and gradient must be E4M3 or E5M2 in
-/// blocks of 1x32. At least one operand of each product must be E4M3. `in` and `out` must be
-/// multiples of kNativeMultiple.
+/// naming the tensor. The text is empty if it can. Weight, activation and gradient must be E4M3 or
+/// E5M2 in blocks of 1x32. At least one operand of each product must be E4M3. `in` and `out` must
+/// be multiples of kNativeMultiple.
 std::string native_obstacle(const LinearRecipe& recipe, int64_t in, int64_t out);
 
 /// Multiplies two quantized matrices, with blocks along the reduction. A is the matrix of `a` if

@@ -16,21 +16,22 @@ namespace dovetail::mx {
 
 /// Results to make from a tensor x.
 /// - row, column: dequantized numbers of x, quantized with blocks along its rows or its columns.
-/// - kept: codes with blocks along its columns, to be kept for backward.
+/// - kept: codes of x, quantized with blocks along its columns, to be kept for backward.
 struct OperandRequest {
   bool row = false, column = false, kept = false;
   /// Make `row` and `column` as codes instead of numbers, for native products.
   bool as_codes = false;
   uint64_t seed = 0;  ///< seed of stochastic rounding
-  /// Delayed scaling: largest magnitude in earlier steps. 0: the tensor's own.
+  /// Delayed scaling: largest magnitude in earlier steps. 0: scale by the tensor's own magnitudes.
   float amax = 0;
-  bool count = true;  ///< count statistics, see QuantizeSpec
+  bool count = true;  ///< count statistics of a GPU, see QuantizeSpec::count (quantize.h)
 };
 
-/// Results of `quantize_operand`. Those that were not requested are undefined.
+/// Results of `quantize_operand`. A result that was not requested is undefined.
 struct OperandCopies {
-  /// Dequantized numbers in `emulation_dtype`, or in a narrower dtype that is exact. Both are the
-  /// same tensor if their numbers agree.
+  /// Dequantized numbers in `emulation_dtype`, or in a narrower dtype that is exact. `row` and
+  /// `column` are the same tensor if rows and columns share their scales: square blocks, or one
+  /// scale for x.
   at::Tensor row, column;
   at::Tensor codes, scales;  ///< codes and scales of the result `kept`
   /// Statistics of the quantization along rows, or along columns if `row` was not requested.
@@ -42,22 +43,23 @@ struct OperandCopies {
 OperandCopies quantize_operand(const at::Tensor& x, const OperandRecipe& recipe,
                                const OperandRequest& request);
 
-/// Quantizes a matrix whose rows are computed when they are read (ops/row_operation.h). Requires a
-/// microscaling recipe.
+/// Quantizes a matrix whose rows are computed at the time they are read (ops/row_operation.h).
+/// Requires a microscaling recipe.
 OperandCopies quantize_operand(const ops::MadeRows& x, const OperandRecipe& recipe,
                                const OperandRequest& request);
 
-/// Returns the dequantized numbers of `OperandCopies::codes` with their scales, as `dtype`.
+/// Returns the numbers that OperandCopies' `codes` and `scales` stand for, as `dtype`.
 at::Tensor dequantize_kept(const at::Tensor& codes, const at::Tensor& scales,
                            const OperandRecipe& recipe, at::ScalarType dtype);
 
-/// Returns true if products on the CPU are emulated in bfloat16, not float32. This needs AVX-512
-/// and its BF16 instructions.
+/// Returns true if products of bfloat16 tensors on this CPU are emulated in bfloat16, not float32.
+/// This needs AVX-512 and its BF16 instructions.
 bool emulates_in_bfloat16();
 
 /// Returns the dtype in which to emulate a product of two operands, quantized by recipes `a` and
-/// `b`. In it, every step except the FP32 sums is exact. It is x's dtype. Exception: float32 on a
-/// CPU without bfloat16 instructions, or if scales are not powers of two.
+/// `b`. Every step except the FP32 sums is exact in this dtype. The dtype is x's dtype, with two
+/// exceptions. It is float32 on a CPU without bfloat16 instructions, and if scales are not powers
+/// of two.
 at::ScalarType emulation_dtype(const at::Tensor& x, const OperandRecipe& a, const OperandRecipe& b);
 
 }  // namespace dovetail::mx

@@ -9,9 +9,9 @@
 
 namespace dovetail::mx {
 
-/// Quantized copies of a tensor to make; `quantize` below describes row, column and square. Row and
-/// column copies together take one read of the tensor. Each is quantized from the tensor, not from
-/// the other's codes.
+/// Quantized copies of a tensor to make; `quantize` below describes row, column and square. If row
+/// and column copies are requested together, the tensor is read once. Each copy is quantized from
+/// the tensor, not from the other copy's codes.
 enum class Copies { kRow, kColumn, kRowAndColumn, kSquare };
 
 struct QuantizeSpec {
@@ -20,18 +20,18 @@ struct QuantizeSpec {
   NonFinite non_finite = NonFinite::kPoison;
   Rounding rounding = Rounding::kNearestEven;
   uint64_t seed = 0;  ///< seed of stochastic rounding
-  /// True: count statistics on a GPU, which waits for it. False: the statistics of a GPU stay
-  /// empty, and nothing waits for it. A CPU always counts, at no cost.
+  /// Only for tensors on a GPU. True: count statistics, and wait for the GPU. False: leave the
+  /// statistics empty, and do not wait. A CPU always counts, at no cost.
   bool count = true;
   Copies copies = Copies::kRow;
-  /// Return dequantized numbers instead of codes, in x's dtype (not for float16). They are for
+  /// Return dequantized numbers instead of codes, in x's dtype; x must not be float16. They are for
   /// emulated products, which multiply dequantized numbers.
   bool row_values = false, column_values = false, square_values = false;
 };
 
 /// Result of `quantize`. A copy that was not requested is undefined, and its statistics are empty.
-/// If values were requested for a copy, the copy is undefined, too. Its `_values` tensor then has
-/// the numbers that `dequantize` would return for the copy.
+/// If values were requested for a copy, the MXTensor is undefined, too. The `_values` tensor then
+/// has the numbers that `dequantize` would return for the copy.
 struct Quantized {
   MXTensor row, column, square;
   at::Tensor row_values, column_values, square_values;
@@ -61,25 +61,26 @@ Quantized quantize(const at::Tensor& x, const QuantizeSpec& spec = {});
 /// The matrix never exists as a whole in memory.
 Quantized quantize(const ops::MadeRows& x, const QuantizeSpec& spec = {});
 
-/// Quantizes x into the memory of `out`: copies that `quantize` made earlier from a tensor of the
-/// same shape. It serves callers that must not allocate memory for copies. Throws UserError if a
-/// copy requested by `spec` is missing, has another shape or format, or has values instead of
-/// codes.
+/// Quantizes x into the memory of `out`, which holds copies that `quantize` made earlier from a
+/// tensor of the same shape. It serves callers that must not allocate memory for copies. Throws
+/// UserError if a copy requested by `spec` is missing, has another shape or format, or has values
+/// instead of codes.
 void quantize_into(const at::Tensor& x, const QuantizeSpec& spec, Quantized& out);
 
 /// Makes a column copy (E4M3, scales rounded up) from the codes of a row copy, if the tensor itself
-/// no longer exists. Large elements equal those in the tensor's own column copy. An element is
-/// large if it is at least 2^-6 times the scales of its row block and its column block. Smaller
-/// ones are rounded twice. Throws UserError if `row` is not an E4M3 row copy.
+/// no longer exists. Large elements equal those in a column copy made from the tensor. An element
+/// is large if it is at least 2^-6 times the scales of both its row and column block.
+/// Smaller elements are rounded twice. Throws UserError if `row` is not an E4M3 row copy.
 MXTensor requantize(const MXTensor& row);
 
-/// Returns the numbers of the codes, code * 2^X with the scale 2^X of the block, as float32 or
-/// bfloat16. A block with scale byte 255 gives NaN.
+/// Returns the numbers that the codes stand for, as float32 or bfloat16: code * 2^X, with the scale
+/// 2^X of the block. A block with scale byte 255 gives NaN.
 ///
-/// Float32 is exact, except that a product of 2^128 or more is infinite: round_up can turn FLT_MAX
-/// into 2^128. In bfloat16, the significand bits of every format fit. It is exact unless the
-/// scale's exponent X is below `smallest_exact_bfloat16_exponent` (-124 for E4M3). Only then do
-/// codes fall below bfloat16's smallest subnormal number, 2^-133, and round to nearest even.
+/// A float32 result is exact, except that a product of 2^128 or more is infinite: round_up can turn
+/// FLT_MAX into 2^128. A bfloat16 result is exact, too, since the significand bits of every format
+/// fit. Exception: the scale's exponent X is below `smallest_exact_bfloat16_exponent` (-124 for
+/// E4M3). Codes can then fall below bfloat16's smallest subnormal number, 2^-133, and are rounded
+/// to nearest even.
 at::Tensor dequantize(const MXTensor& x, at::ScalarType dtype = at::kFloat);
 
 }  // namespace dovetail::mx

@@ -1,6 +1,6 @@
-// Encoding of vectors of elements in a microscaling format, and the maxima and sums that it needs.
-// Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through Highway's
-// foreach_target.
+// Encoding of vectors of elements in a microscaling format. Also the block maxima and lane sums
+// that encoding needs. Compiled once per instruction set: included by *_simd.cpp after
+// simd_config.h, through Highway's foreach_target.
 #if defined(DOVETAIL_MX_QUANTIZE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DOVETAIL_MX_QUANTIZE_INL_H_
 #undef DOVETAIL_MX_QUANTIZE_INL_H_
@@ -88,9 +88,9 @@ HWY_INLINE BitsVector load_bits(const T* from) {
       hn::PromoteTo(BitsTag(), hn::LoadU(HalfTag(), reinterpret_cast<const uint16_t*>(from))));
 }
 
-/// Loads the kPacked elements at `from` as float32 bits. Of 16-bit elements, `to[v]` gets the even
-/// ones and `to[v + 1]` the odd ones of 2 kLanes neighbours, since this is cheapest. `pack`
-/// restores the order.
+/// Loads the kPacked elements at `from` as float32 bits. 16-bit elements change their order, since
+/// this is cheapest. From 2 kLanes neighbours, `to[v]` gets the even ones and `to[v + 1]` the odd
+/// ones. `pack` restores the order.
 HWY_INLINE void load_pack(const float* from, BitsVector (&to)[kPack]) {
   DOVETAIL_UNROLL
   for (int v = 0; v < kPack; ++v) to[v] = load_bits(from + v * kLanes);
@@ -111,8 +111,8 @@ HWY_INLINE void load_pack(const T* from, BitsVector (&to)[kPack]) {
   }
 }
 
-/// Loads kPacked float32 numbers, one for each element of a pack, in the order in which `load_pack`
-/// loads elements of T.
+/// Loads kPacked float32 numbers, one for each element of a pack. Their order in `to` is the order
+/// in which `load_pack` loads elements of T.
 template <class T>
 HWY_INLINE void load_for_pack(const float* from, FloatVector (&to)[kPack]) {
   const FloatTag d;
@@ -135,8 +135,8 @@ HWY_INLINE BitsVector select_bits(BitsVector mask, BitsVector yes, BitsVector no
 #endif
 }
 
-/// Constants of an Encoder as vectors in registers. A loop would load an Encoder from memory again
-/// and again: the compiler must assume that each store may change it.
+/// Members of an Encoder (encoder.h) as vectors in registers. A loop would load an Encoder from
+/// memory again and again: the compiler must assume that each store may change it.
 struct Constants {
   BitsVector magnitude, exponent, shift, min_normal, code_mask, sign_shift, max_bits, magic;
   BitsVector steps;  ///< table for Path::kTable, indexed by the low bits of the exponent
@@ -152,19 +152,20 @@ HWY_INLINE Constants constants_of(const Encoder& f) {
           splat(f.max_bits),       splat(f.magic),         hn::Load(BitsTag(), steps)};
 }
 
-/// Sums for the signal-to-noise ratio, lane by lane: squares of numbers (`signal`) and of their
-/// rounding errors (`error`). The numbers are in units of their scale.
+/// Sums for the signal-to-noise ratio, one per lane: squares of numbers (`signal`) and of their
+/// rounding errors (`error`). Numbers and errors are in units of their block's scale.
 struct Energies {
   FloatVector signal, error;
 };
 
-/// Method by which `encode` finds 2^(e + shift), the number to add for rounding.
+/// Method by which `encode` finds 2^(e + shift), the number that it adds to round an element.
 ///   kPlain   Arithmetic on the exponent.
 ///   kClamp   Arithmetic, after clamping numbers beyond the format's largest.
 ///   kTable   Lookup in a table of 16 exponents, a single instruction with AVX-512. The entries
 ///            include the exponent's part of the code.
-///   kWords   kTable, but packs of bfloat16 use `encode_words` if it can encode them.
-///   kRandom  `encode_at_random` instead of `encode`. It clamps, too.
+///   kWords   Like kTable, but packs of bfloat16 use `encode_words` (bfloat16_inl.h) if it can
+///            encode them.
+///   kRandom  `encode_at_random` (random_inl.h) instead of `encode`. It clamps numbers, too.
 enum class Path { kPlain, kClamp, kTable, kWords, kRandom };
 
 HWY_INLINE bool fits_table(const ElementSpec& spec) {
@@ -207,16 +208,17 @@ HWY_INLINE BitsVector with_sign(const Constants& c, BitsVector x, BitsVector cod
   return select_bits(c.code_mask, code, hn::Shr(x, c.sign_shift));
 }
 
-/// Encodes a vector, one element in each lane, as memory of type Out: codes (uint8_t) or
-/// dequantized float32. Adds its squares to `energies`. `scale` is the scale 2^X of each element,
-/// and `inverse` is 2^-X. The product with `inverse` is exact; below 2^-126 the result is zero in
-/// any case.
+/// Encodes a vector x, one element in each lane. Returns what memory of type Out stores: codes
+/// (uint8_t) or dequantized float32. Adds the squares of numbers and of rounding errors to
+/// `energies`. `scale` is the scale 2^X of each element, and `inverse` is 2^-X. The product of
+/// element and `inverse` is exact if it is at least 2^-126. Smaller products become zero in every
+/// format.
 ///
 /// Rounding is an addition (Dekker 1971): t + 2^(e + shift). Here t is the magnitude in units of
-/// the scale, and e is its exponent, at least the smallest normal one. The sum's last place is the
-/// format's last place, so its low bits count units of that place. `magic` also contains a
-/// constant. These bits plus the constant plus the exponent are the code. The constant is even, so
-/// that ties round to even.
+/// the scale. Its exponent is e, or the exponent of the smallest normal number if that is larger.
+/// The sum's last place is the format's last place, so its low bits count units of that place.
+/// `magic` also contains a constant. These bits plus the constant plus the exponent are the code.
+/// The constant is even, so that ties round to even.
 template <class Out, bool kTwosComplement, Path kPath>
 HWY_INLINE BitsVector encode(const Constants& c, BitsVector x, FloatVector inverse,
                              FloatVector scale, Energies& energies) {
@@ -238,8 +240,8 @@ HWY_INLINE FloatVector scale_of(FloatVector inverse) {
   return as_float(hn::Sub(splat(254u << bits::kFractionBits), as_bits(inverse)));
 }
 
-/// Packs the low byte of each lane of four vectors into one vector of bytes. Bytes are in the order
-/// in memory of the elements that `load_pack` has loaded.
+/// Packs the low byte of each lane of four vectors into one vector of bytes. The bytes are in the
+/// order that the elements had in memory before `load_pack`.
 template <class T>
 HWY_INLINE ByteVector pack(const BitsVector (&codes)[kPack]) {
   const hn::Repartition<uint16_t, BitsTag> d16;
@@ -282,8 +284,8 @@ HWY_INLINE void store_codes(ByteVector codes, bool stream, uint8_t* to) {
   }
 }
 
-/// Destination of encoded packs. Stores them as codes of type Out, and records if one of the codes
-/// was zero.
+/// Destination of encoded packs in memory of type Out. Stores codes, and records if a code stored
+/// by `put` has magnitude zero.
 template <class T, class Out, bool kTwosComplement>
 class Sink {
  public:
@@ -294,7 +296,8 @@ class Sink {
     store_codes(bytes, stream_, to);
     least_ = hn::Min(least_, kTwosComplement ? bytes : hn::And(bytes, mask_));
   }
-  /// Stores codes without looking for zeros: only zero elements may have code zero.
+  /// Stores codes without recording zeros. Requires that only elements equal to zero have code
+  /// zero.
   HWY_INLINE void put_bytes(ByteVector codes, uint8_t* to) { store_codes(codes, stream_, to); }
   /// Returns true if `put` has stored a code of zero magnitude.
   HWY_INLINE bool has_zero() const {
@@ -306,8 +309,8 @@ class Sink {
   bool stream_;
 };
 
-/// Destination of dequantized numbers, stored in the input type T. Restores the order that
-/// `load_pack` has changed.
+/// Destination of encoded packs as dequantized numbers, stored in the input type T. Restores the
+/// order that `load_pack` has changed.
 template <class T, bool kTwosComplement>
 class Sink<T, T, kTwosComplement> {
  public:
@@ -333,23 +336,23 @@ class Sink<T, T, kTwosComplement> {
   BitsVector least_ = splat(bits::kMagnitude);
 };
 
-/// Prefetches the elements of a later pack. Memory would otherwise be idle while a cached piece is
-/// encoded.
+/// Prefetches the elements of a pack that will be encoded later. Memory would otherwise be idle
+/// while cached elements are encoded.
 template <class T>
 HWY_INLINE void prefetch_pack(const T* x) {
   for (int64_t byte = 0; byte < kPacked * static_cast<int64_t>(sizeof(T)); byte += kLine)
     hwy::Prefetch(reinterpret_cast<const char*>(x) + byte);
 }
 
-/// Vector of unsigned integers of the width of T. Magnitudes are compared as such integers.
+/// Vector of unsigned integers as wide as T. The bits of magnitudes are compared as these integers.
 template <class T>
 using MagnitudeTag =
     hn::Repartition<std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>, BitsTag>;
 template <class T>
 using MagnitudeVector = hn::Vec<MagnitudeTag<T>>;
 
-/// Returns the largest magnitude in each lane over the vectors of a block, as bits of the input
-/// type.
+/// Returns a vector with the largest magnitudes of a block, as bits of the input type. Lane i has
+/// the maximum over lane i of the block's vectors.
 template <class T>
 HWY_INLINE MagnitudeVector<T> lane_maxima(const T* x) {
   const MagnitudeTag<T> d;
@@ -363,8 +366,8 @@ HWY_INLINE MagnitudeVector<T> lane_maxima(const T* x) {
   return most;
 }
 
-/// Stores the maximum over the 128-bit parts of v as four 32-bit numbers. Two 16-bit lanes give one
-/// number.
+/// Takes the maximum over the 128-bit parts of v, lane by lane, and stores it as four 32-bit
+/// numbers. If lanes have 16 bits, each number is the maximum of two neighbouring lanes.
 template <class D>
 HWY_INLINE void store_maximum_of_parts(D d, hn::Vec<D> v, uint32_t* to) {
   if constexpr (hn::MaxLanes(D()) * sizeof(hn::TFromD<D>) > 16) {

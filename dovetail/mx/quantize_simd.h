@@ -36,7 +36,7 @@ DOVETAIL_HOST_DEVICE inline uint32_t load_bits(Source source, const void* x, int
 
 /// Results for one orientation of blocks (row, column or square): scales, and either codes or
 /// values. Values are dequantized numbers in x's dtype (not float16). Codes and values are (rows,
-/// cols). All null: not requested.
+/// cols). If all pointers are null, the orientation is not requested.
 struct QuantizeTarget {
   uint8_t* codes = nullptr;
   uint8_t* scales = nullptr;
@@ -45,12 +45,12 @@ struct QuantizeTarget {
 };
 
 /// Problem of quantizing x (rows, cols), contiguous. Row and column targets may be requested
-/// together, from one read of x. The square target is requested alone.
+/// together; x is then read once. The square target must be requested alone.
 struct QuantizeProblem {
   int64_t rows = 0, cols = 0;
   Source source = Source::kFloat32;
   const void* x = nullptr;
-  /// Row of the matrix at which the memory `x` begins, on the CPU. It is above 0 if `x` holds only
+  /// CPU only: row of the matrix that is first in the memory `x`. It is above 0 if `x` holds only
   /// some rows.
   int64_t first_row = 0;
   ElementSpec spec = {};
@@ -59,15 +59,15 @@ struct QuantizeProblem {
   bool stochastic = false;
   bool by_codec = false;  ///< encode all blocks element by element with codec.h
   uint64_t seed = 0;
-  /// Store codes past the caches, because they would not fit. No line is then read from memory
-  /// before it is overwritten.
+  /// Store codes past the caches, because they would not fit. Memory lines are then not read before
+  /// they are overwritten.
   bool stream = false;
   QuantizeTarget row;     ///< blocks 1 x 32; scales (rows, ceil(cols / 32))
   QuantizeTarget column;  ///< blocks 32 x 1; scales (ceil(rows / 32), cols)
   QuantizeTarget square;  ///< blocks 32 x 32; scales (ceil(rows / 32), ceil(cols / 32))
 };
 
-/// Statistics of each target; empty for one that was not requested.
+/// Statistics of each target. They are empty for a target that was not requested.
 struct QuantizeCounts {
   Statistics row, column, square;
   void add(const QuantizeCounts& other);
@@ -96,20 +96,20 @@ void for_each_element(int64_t cols, PieceRange piece, Visit visit) {
   }
 }
 
-/// Maximum columns of a piece for column or square blocks. It has up to 32 rows, which are 256 KiB
-/// in float32. They stay in the L2 cache from one orientation to the next. With row blocks alone, a
-/// piece may be wider, but has no more elements. Pieces of float8_simd.h have at most this number
-/// of columns, too.
+/// Maximum number of columns of a piece for column or square blocks. With up to 32 rows, a piece
+/// then has at most 256 KiB in float32. It stays in the L2 cache from one orientation to the next.
+/// For row blocks alone, a piece may have more columns, but not more elements. Pieces of
+/// float8_simd.h have at most this number of columns, too.
 constexpr int64_t kPieceColumns = 2048;
 
-/// Quantizes one block of any shape with codec.h alone. The vector kernels leave it blocks with
+/// Quantizes one block of any shape with codec.h alone. The vector kernels call it for blocks with
 /// subnormal or non-finite numbers, which they cannot quantize exactly. `scale` points to the
 /// block's scale byte, which is written.
 void quantize_exactly(const QuantizeProblem& problem, PieceRange block,
                       const QuantizeTarget& target, uint8_t* scale, Statistics& statistics);
 
-/// Quantizes every block of a piece for every target with codec.h. Serves processors without vector
-/// instructions, and `by_codec`.
+/// Quantizes every block of a piece for every target with codec.h. Used on processors without
+/// vector instructions, and if `problem.by_codec` is set.
 void quantize_piece_exactly(const QuantizeProblem& problem, PieceRange piece,
                             QuantizeCounts& counts);
 

@@ -15,9 +15,9 @@
 namespace dovetail::mx {
 
 /// Statistics of a Linear's quantizations since `begin_step`.
-/// - weight: most recent quantization of the weight for forward.
-/// - activation: sum over quantizations of x for forward.
-/// - gradient: sum over quantizations of dy for the product that gives dx.
+/// - weight: only the most recent quantization of the weight for forward.
+/// - activation: sum over all quantizations of x for forward.
+/// - gradient: sum over all quantizations of dy for the product that gives dx.
 struct LinearStatistics {
   Statistics weight, activation, gradient;
 
@@ -41,21 +41,22 @@ struct LinearStatistics {
 /// dw = col(dy)^T col(x)         // blocks along the tokens
 /// ```
 ///
-/// Row and column copies come from one read of a tensor. Only the column copy of x is kept for
-/// backward. Consecutive Linears that read the same x share it. An activation or norm that precedes
-/// the product can be passed as its prologue. In two cases, another tensor is kept, and backward
-/// makes the column copy:
+/// Row and column copies come from one read of a tensor. An activation or norm that precedes the
+/// product can be passed as its prologue. For backward, only the column copy of x is kept.
+/// Consecutive Linears that read the same x share it. In two cases, another tensor is kept instead,
+/// and backward makes the column copy from it:
 /// - x itself, if it stays in memory anyway (`input_stays`),
 /// - the prologue's input, which the prologue's own backward needs anyway.
 ///
-/// A recorded step is a training step captured as a list of operations (base/operation.h). In it,
-/// making the column copy is a separate operation of backward. On the CPU, the prologue's result
-/// never exists as a whole. The quantizer reads it a few rows at a time.
+/// A recorded step is a training step captured as a list of operations (base/operation.h). In a
+/// recorded step, a separate operation of backward makes the column copy. On the CPU, the
+/// prologue's result never exists as a whole: the quantizer reads it a few rows at a time.
 ///
-/// Products are emulated: operands are dequantized to bfloat16, in which every format is exact (see
-/// `dequantize` in quantize.h). Sums are in FP32. Operands are float32 on a CPU without bfloat16
-/// instructions, for float32 x, or if a scale is not a power of two. The weight's copies are not
-/// kept between products. Quantizing it again takes less time than dequantizing a copy.
+/// Products are emulated, except in the cases below. Operands are dequantized to bfloat16, in which
+/// every format is exact (see `dequantize` in quantize.h). Sums are in FP32. Operands are
+/// dequantized to float32 instead if x is float32 or a scale is not a power of two. On a CPU
+/// without bfloat16 instructions, they are always float32. The weight's copies are not kept between
+/// products. Quantizing the weight again takes less time than dequantizing a copy.
 ///
 /// On a GPU, FP8 recipes multiply codes directly with at::_scaled_mm_v2. One scale for the whole
 /// tensor needs compute capability 8.9 or later; blocks of 128 need 9.0. This requires x in
@@ -81,52 +82,53 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
 
   const LinearRecipe& recipe() const { return recipe_; }
 
-  /// Begins a step and clears the statistics. Stochastic rounding then depends only on `seed` and
-  /// the order of backward calls. If `count` is false, a GPU counts no statistics, and nothing
-  /// waits for it.
+  /// Begins a step and clears the statistics. In the step, stochastic rounding depends only on
+  /// `seed` and the order of backward calls. If `count` is false, a GPU counts no statistics, and
+  /// nothing waits for it.
   void begin_step(uint64_t seed, bool count = true);
   LinearStatistics statistics() const;
 
   /// Returns the largest magnitudes of an operand in earlier steps, (history) float32 on CPU,
-  /// newest first. Delayed scaling computes the operand's scale from their maximum. The caller
-  /// saves and restores them. Undefined if the operand's own magnitude sets the scale. Zeros mean
-  /// unknown; if all are unknown, the scale is 1. Source: delayed scaling of TransformerEngine.
+  /// newest first. Delayed scaling computes the operand's scale from their maximum. An entry 0
+  /// means that the magnitude is unknown; if all are unknown, the scale is 1. Undefined if the
+  /// operand has no delayed scaling. The caller saves and restores the tensor. Source: delayed
+  /// scaling of TransformerEngine.
   at::Tensor& amax_history(Operand operand) {
     return amax_histories_[static_cast<size_t>(operand)];
   }
-  /// Puts `amax` in front of the history, which loses its oldest entry. `amax` is the largest
-  /// magnitude of the operand in a finished step, over all ranks.
+  /// Inserts `amax` as the newest entry of the history and drops the oldest one. `amax` is the
+  /// largest magnitude of the operand in a finished step, over all ranks.
   void remember_amax(Operand operand, float amax);
 
  private:
   friend class QuantizedLinearFunction;
   float amax_for(Operand operand) const;
-  /// FP8 codes of x (rows, cols) in `row` and of its transpose in `column`. Scales have the layout
-  /// of at::_scaled_mm_v2.
+  /// FP8 codes of x (rows, cols) in `row`, and of the transpose of x in `column`. Scales have the
+  /// layout that at::_scaled_mm_v2 reads.
   struct Codes {
     at::Tensor row, column, row_scales, column_scales;
   };
-  /// Returns true if products of x, as `rows` rows, and `weight` multiply FP8 codes directly.
+  /// Returns true if the products of x (with `rows` rows) and `weight` multiply FP8 codes directly.
   bool multiplies_float8(const at::Tensor& x, int64_t rows, const at::Tensor& weight) const;
   /// Quantizes an operand to FP8 codes for at::_scaled_mm_v2, on a GPU.
   Codes float8_codes(Operand operand, const at::Tensor& x);
-  /// Raises the largest magnitude that statistics() reports for an operand on a GPU to `amax`.
-  /// Delayed scaling reads it there.
+  /// Raises the operand's entry of `seen_` to `amax` (on the GPU, float32 bits), unless `amax` is
+  /// not finite. `statistics()` reports this largest magnitude, and delayed scaling reads it there.
   void see(Operand operand, const at::Tensor& amax);
 
-  /// One quantization of an activation or gradient. `number` counts these in the step, for each
-  /// operand. A recorded quantization may run more than once. Each run replaces its own entry in
-  /// `recorded_`, so that a second run does not count twice.
+  /// Identifies one quantization of an activation or gradient.
   struct Call {
-    uint64_t number = 0;
+    uint64_t number = 0;  ///< index among the operand's quantizations in this step, from 0
+    /// Part of a recorded step. Its operation may run more than once. Each run replaces entry
+    /// `number` of `recorded_`, so that a second run does not count twice.
     bool recorded = false;
     bool counts = true;  ///< false: another copy of a tensor that is already counted
   };
   Call next_call(Operand operand);
   /// Returns true if backward makes the column copy of x in a recorded step. The step's memory plan
-  /// then decides how to store x (tokens, in) until backward. It keeps x, packs it as the codes of
-  /// that copy, or recomputes it. Packing requires that quantizing the dequantized numbers gives
-  /// the same numbers again. This holds in float32, which can represent all of them, and in
+  /// then decides how to store x (tokens, in) until backward. It keeps x, recomputes x, or packs x
+  /// as the codes of its column copy. Packing requires that quantizing the dequantized numbers
+  /// gives the same numbers again. This holds in float32, which can represent all of them, and in
   /// bfloat16 for bfloat16 x (tests/plan/codec_test.cpp).
   bool leaves_column_to_plan(const at::Tensor& x) const;
 
@@ -134,7 +136,8 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   /// MadeRows.
   template <class X>
   OperandCopies quantized(Operand operand, const X& x, OperandRequest request, const Call& call);
-  /// Makes the column copy of an activation without counting it: forward has already counted it.
+  /// Makes the column copy of an activation without counting statistics, since forward counted
+  /// them.
   template <class X>
   OperandCopies requantized_activation(const X& x);
   /// Makes the weight's row or column copy for a product. Returns the weight itself if the recipe
@@ -145,13 +148,14 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   std::string name_;
   Gemm gemm_;
   bool input_stays_;
-  // The arrays below are indexed by Operand. `statistics_` covers the calls that are not recorded,
-  // and all weights.
+  // The arrays below are indexed by Operand. `statistics_` covers all quantizations of weights. It
+  // covers quantizations of activations and gradients outside recorded steps.
   LinearStatistics statistics_;
-  std::array<std::vector<Statistics>, 3> recorded_;  ///< statistics by number of recorded call
-  std::array<uint64_t, 3> calls_{};                  ///< number of calls in this step
+  std::array<std::vector<Statistics>, 3> recorded_;  ///< statistics by Call::number
+  /// Number of quantizations of the operand in this step: the next Call::number.
+  std::array<uint64_t, 3> calls_{};
   std::array<at::Tensor, 3> amax_histories_;
-  /// Largest magnitudes of the step as float32 bits, on a GPU. Only for delayed scaling.
+  /// Largest magnitudes in this step as float32 bits, on a GPU. Only for delayed scaling.
   std::array<at::Tensor, 3> seen_;
   uint64_t seed_ = 0;
   bool count_ = true;

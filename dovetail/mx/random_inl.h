@@ -20,14 +20,15 @@ namespace HWY_NAMESPACE {
 
 using WideTag = hn::Repartition<uint64_t, BitsTag>;
 using WideVector = hn::Vec<WideTag>;
-/// Number of Philox calls at a time, one per 64-bit lane of a vector. Their results fill two
-/// vectors of 32-bit words.
+/// Number of Philox calls that are computed together, one per 64-bit lane of a vector. Their
+/// results fill two vectors of 32-bit words.
 constexpr int64_t kPhiloxCalls = kLanes / 2;
 constexpr int kPhiloxRounds = 10;
 
-/// Writes the words of Philox4x32-10 for `calls` counters from `counter` on. There are four words a
-/// counter, in order. Calls are rounded up to whole vectors, so words of further counters may
-/// follow. Source: Salmon et al., SC 2011; `philox_words` of base/philox.h.
+/// Writes the words of Philox4x32-10 for `calls` counters, from `counter` on, to `to`. Each counter
+/// gives four words, in order. `counter_high` has the high 64 bits of all counters. `calls` is
+/// rounded up to a multiple of kPhiloxCalls, so words of further counters may follow. Source:
+/// Salmon et al., SC 2011; `philox_words` of base/philox.h.
 inline void fill_philox(uint64_t key, uint64_t counter, uint64_t counter_high, int64_t calls,
                         uint32_t* to) {
   constexpr uint32_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57, kWeyl0 = 0x9E3779B9,
@@ -76,9 +77,9 @@ inline void fill_philox(uint64_t key, uint64_t counter, uint64_t counter_high, i
 /// a random word for each element. `underflows` counts, lane by lane, the nonzero elements that
 /// become zero.
 ///
-/// t is the magnitude in units of the scale. In units of the format's last place, it is a
-/// fixed-point number with 32 fraction bits. Lower bits are cut off. A carry out of fraction +
-/// random rounds up.
+/// t is the magnitude in units of the scale. In units of the format's last place, t is a
+/// fixed-point number with 32 fraction bits; lower bits are cut off. If fraction + random carries,
+/// t is rounded up.
 template <class Out, bool kTwosComplement>
 HWY_INLINE BitsVector encode_at_random(const Constants& c, BitsVector x, BitsVector random,
                                        FloatVector inverse, FloatVector scale, Energies& energies,

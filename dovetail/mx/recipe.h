@@ -14,7 +14,7 @@
 /// are quantized in training.
 namespace dovetail::mx {
 
-/// Elements that share a scale. FP8 is described in float8.h.
+/// Elements that share one scale. FP8 is described in float8.h.
 ///   k1x32     microscaling: 32 elements along the reduction of each product
 ///   k32x32    microscaling of weights: 32 x 32 elements, with one copy for all products
 ///   k1x128    FP8: 128 elements along the reduction of each product
@@ -30,11 +30,11 @@ struct OperandRecipe {
   std::optional<Format> format = std::nullopt;
   Blocks blocks = Blocks::k1x32;
   ScaleMode scale_mode = ScaleMode::kRoundUp;  ///< rule for power-of-two scales
-  bool float32_scales = false;                 ///< FP8 only: scales are not powers of two
-  /// Delayed scaling, for kTensor only: number of earlier steps whose largest magnitude sets the
-  /// scale. 0: the tensor's own magnitude sets it.
+  bool float32_scales = false;                 ///< FP8 only: scales are any float32 numbers
+  /// Delayed scaling, for kTensor only: number of earlier steps. Their largest magnitude sets the
+  /// scale. 0: the tensor's own largest magnitude sets it.
   int64_t history = 0;
-  /// Stochastic only for gradients in microscaling formats.
+  /// kStochastic is allowed only for gradients in microscaling formats.
   Rounding rounding = Rounding::kNearestEven;
 
   bool is_microscaling() const { return blocks == Blocks::k1x32 || blocks == Blocks::k32x32; }

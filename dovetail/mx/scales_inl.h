@@ -1,4 +1,4 @@
-// Choice of the scales of a group of blocks, and the statistics that follow from the scales.
+// Choice of the scales of several blocks at a time, and the statistics that follow from the scales.
 // Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through Highway's
 // foreach_target.
 #if defined(DOVETAIL_MX_SCALES_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -21,42 +21,46 @@ namespace dovetail::mx {
 namespace HWY_NAMESPACE {
 #if HWY_TARGET != HWY_SCALAR
 
+// Maximum number of elements of a row whose scales are chosen together, and of blocks in them.
 constexpr int64_t kChunk = kPieceColumns;
 constexpr int64_t kChunkBlocks = kChunk / kBlock;
-// Elements of a group of blocks. A shorter group at the end of a row is encoded in a padded copy.
+// Elements of a group: four blocks along a row. A shorter rest of a row is encoded in a padded
+// copy.
 constexpr int64_t kGroup = 4 * kBlock;
-// 2^-80, the smallest nonzero amax for the vector kernels. Below it, half of the last place may be
-// subnormal.
+// 2^-80, the smallest nonzero amax for the vector kernels. Below it, half a unit in the format's
+// last place may be subnormal.
 constexpr uint32_t kSmallestNormalAmax = 47u << 23;
-// 2^-60, the smallest nonzero amax for stochastic rounding in them. Below it, 2^-32 of the last
-// place may be subnormal.
+// 2^-60, the smallest nonzero amax for stochastic rounding in the vector kernels. Below it, 2^-32
+// of a unit in the format's last place may be subnormal.
 constexpr uint32_t kSmallestRandomAmax = 67u << 23;
 
-/// Scales 2^X of a group of blocks, and numbers that follow from them.
+/// Scales 2^X of up to kChunkBlocks blocks, and numbers that follow from them.
 struct Scales {
-  /// Largest magnitude of each block: bits of the input type. `choose_scales` converts them to
-  /// float32.
+  /// Largest magnitude of each block. The caller of `choose_scales` writes bits of the input type,
+  /// and `choose_scales` converts them to float32 bits.
   HWY_ALIGN uint32_t amax[kChunkBlocks];
   HWY_ALIGN uint32_t byte[kChunkBlocks];  ///< scale bytes
   HWY_ALIGN float inverse[kChunkBlocks];  ///< 2^-X
   /// 4^(X - largest X): factor for a block's Energies (quantize_inl.h) in sums over blocks.
   HWY_ALIGN float weight[kChunkBlocks];
-  /// X as the exponent of a bfloat16, modulo 2^16, in both halves.
+  /// X as the exponent bits of a bfloat16, modulo 2^16, in both halves.
   HWY_ALIGN uint32_t exponents[kChunkBlocks];
   int largest = 0;         ///< largest scale byte
   bool saturates = false;  ///< true if any block saturates
 };
 static_assert(kPacked <= kChunkBlocks, "a tile of columns is a group too");
 
-/// Counts of one `choose_scales` call. They are added to the statistics only if `quantize_exactly`
-/// need not do any of the blocks.
+/// Counts of one `choose_scales` call. They are added to the statistics only if no block needs
+/// `quantize_exactly`.
 struct ScaleCounts {
-  /// Largest magnitudes, smallest and largest scale bytes, mask of blocks for `quantize_exactly`.
+  /// Largest magnitude, smallest scale byte, largest scale byte, and a mask that is set if a block
+  /// needs `quantize_exactly`. Lane i covers blocks i, i + kLanes and so on.
   BitsVector most, least_byte, most_byte, special;
-  int64_t zero, saturating, floor_saturated;
+  int64_t zero, saturating, floor_saturated;  ///< numbers of blocks, as in Statistics
 };
 
-/// Chooses the scales of kLanes blocks from index i on, and adds to `counts`.
+/// Chooses the scales of the kLanes blocks from index i on, and adds to `counts`. A block with a
+/// nonzero amax not above `smallest` (float32 bits) needs `quantize_exactly`.
 template <class T>
 HWY_INLINE void choose_scale(const QuantizeProblem& p, const Encoder& f, BitsVector smallest,
                              Scales& s, int64_t i, ScaleCounts& counts) {
@@ -86,9 +90,10 @@ HWY_INLINE void choose_scale(const QuantizeProblem& p, const Encoder& f, BitsVec
             s.inverse + i);
 }
 
-/// Computes all other fields of s from s.amax, for `count` blocks. Up to the next whole vector,
-/// further entries of amax must be zero. Writes the scale bytes to `scales` and adds to
-/// `statistics`. Returns false and counts nothing if a block needs `quantize_exactly`.
+/// Computes all other fields of s from s.amax, for `count` blocks. If `count` is not a multiple of
+/// kLanes, the entries of s.amax up to the next multiple must be zero. Writes the scale bytes to
+/// `scales` and adds to `statistics`. Returns false and counts nothing if a block needs
+/// `quantize_exactly`.
 template <class T>
 bool choose_scales(const QuantizeProblem& p, const Encoder& f, Scales& s, int64_t count,
                    uint8_t* scales, Statistics& statistics) {
@@ -142,9 +147,9 @@ HWY_INLINE BitsVector saturation_limit(const Encoder& f, BitsVector byte) {
                  splat(f.max_bits));
 }
 
-/// Counts underflows and saturations of kLanes elements in a second pass over them. The pass is
-/// needed only if a code is zero or a block saturates. With kRandom, `encode_at_random` has already
-/// counted the underflows.
+/// Counts underflows and saturations of kLanes elements, reading them a second time. This is needed
+/// only if a code is zero or a block saturates. With kRandom, underflows are not counted:
+/// `encode_at_random` has already done so.
 template <Path kPath, class T>
 HWY_INLINE void count_limits(const QuantizeProblem& p, const Encoder& f, const T* x,
                              BitsVector byte, bool saturates, Statistics& statistics) {
@@ -155,8 +160,8 @@ HWY_INLINE void count_limits(const QuantizeProblem& p, const Encoder& f, const T
   if (saturates) statistics.saturations += count_true(hn::Gt(magnitude, saturation_limit(f, byte)));
 }
 
-/// Adds `energies` to the sums of `statistics`. Their unit is the largest scale, with byte
-/// `largest`, squared.
+/// Adds `energies` to the sums of `statistics`. `energies` are in units of the squared largest
+/// scale, 2^(2 (largest - 127)).
 void add_energies(const Energies& energies, int largest, Statistics& statistics) {
   constexpr int kFractionBits = 52, kBias = 1023;
   const auto unit = std::bit_cast<double>(static_cast<uint64_t>(2 * (largest - kScaleBias) + kBias)

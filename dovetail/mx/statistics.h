@@ -4,11 +4,12 @@
 
 namespace dovetail::mx {
 
-/// Statistics of a quantization, counted while it runs. Blocks with a NaN or an infinity count as
-/// `non_finite_blocks`. If such blocks are poisoned (NonFinite in format.h), they otherwise add
-/// only to `elements` and `blocks`.
+/// Statistics of a quantization, counted while it runs. A block with a NaN or an infinity counts in
+/// `non_finite_blocks`. If it is poisoned (NonFinite in format.h), it also counts in `elements` and
+/// `blocks`, but in no other member.
 struct Statistics {
   int64_t elements = 0, blocks = 0;
+  /// Blocks whose largest finite magnitude is 0, and blocks with a NaN or an infinity.
   int64_t zero_blocks = 0, non_finite_blocks = 0;
   int64_t underflows = 0;  ///< nonzero elements that became zero
   /// Elements that were clamped, because they exceed the format's largest number times the scale.
@@ -20,7 +21,7 @@ struct Statistics {
   /// Smallest and largest scale byte of the blocks that are not zero. If all blocks are zero,
   /// min_scale exceeds max_scale.
   int min_scale = 255, max_scale = 0;
-  /// Sums of x^2 and of (x - dequantized x)^2, over finite elements.
+  /// Sums over finite elements x: of x^2, and of (x - dequantized x)^2.
   double signal = 0, error = 0;
 
   /// Adds counts and sums of `other`; combines maxima and minima.
@@ -30,7 +31,7 @@ struct Statistics {
   double underflow_fraction() const;   ///< underflows / elements
   double saturation_fraction() const;  ///< saturations / elements
   /// Returns the signal-to-quantization-noise ratio in dB, 10 log10(signal / error). It is infinite
-  /// without error, and NaN without signal.
+  /// if `error` is 0, and NaN if `signal` is 0.
   double sqnr_db() const;
 };
 

@@ -9,7 +9,7 @@
 
 namespace dovetail::mx {
 
-/// Position of a block of 32 in a tensor.
+/// Elements that form a block.
 ///   kRow     32 neighbours along the last dimension
 ///   kColumn  32 neighbours along the first dimension
 ///   kSquare  32 x 32 elements of a matrix
@@ -39,8 +39,8 @@ class MXTensor {
   /// Returns the sizes of the tensor that was quantized.
   at::IntArrayRef sizes() const { return codes_.sizes(); }
 
-  /// Returns the bytes that the tensor takes in storage: its scales, and its codes packed by
-  /// `pack_codes`.
+  /// Returns the bytes that the tensor takes in storage: the bytes of its scales, and of its codes
+  /// packed by `pack_codes`.
   int64_t packed_bytes() const;
 
  private:

@@ -8,8 +8,8 @@ namespace dovetail::ops {
 
 enum class Activation { kSwiGlu, kGelu, kSquaredRelu };
 
-/// Input of an activation: x (rows, width). For SwiGLU it is (rows, 2 * width), and each row holds
-/// gate, then up. All tensors are contiguous, in `storage`.
+/// Input of an activation: x (rows, width). For SwiGLU, x is (rows, 2 * width), and each row holds
+/// gate, then up. All tensors are contiguous, in the number format `storage`.
 struct ActivationProblem {
   Activation activation;
   Storage storage;
@@ -17,9 +17,9 @@ struct ActivationProblem {
   const void* x;
 };
 
-/// Writes the activation y (rows, width) of the input.
+/// Computes y (rows, width), the activation of the input.
 void activation_forward(const ActivationProblem& problem, void* y);
-/// Writes dx, with the shape of x, given dy (rows, width).
+/// Computes dx, the gradient of x with the shape of x, given dy (rows, width).
 void activation_backward(const ActivationProblem& problem, const void* dy, void* dx);
 
 }  // namespace dovetail::ops

@@ -13,7 +13,7 @@ namespace dovetail::ops {
 ///   p = p - lr * weight_decay * p - lr * (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 struct AdamWOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
-  double grad_scale = 1.0;  ///< factor for gradient clipping and division by the token count
+  double grad_scale = 1.0;  ///< factor of all gradients: clipping, division by the token count
   int64_t step = 1;         ///< 1-based step number t
 };
 
@@ -22,8 +22,8 @@ struct AdamWTensor {
   at::Tensor parameter;  ///< float32 or float64 master weight, contiguous
   at::Tensor gradient;   ///< same shape; float32, float64 or bfloat16
   at::Tensor m, v;       ///< same dtype as parameter
-  /// Bfloat16 copy of the parameter for the forward pass. It receives the updated parameter,
-  /// rounded. May be undefined.
+  /// Bfloat16 copy of the parameter for the forward pass, or undefined. It receives the updated
+  /// parameter, rounded.
   at::Tensor compute_copy;
   double weight_decay = 0.0;
 };
@@ -31,11 +31,10 @@ struct AdamWTensor {
 /// Updates `parameter`, `m`, `v` and `compute_copy` of all tensors in place.
 void adamw_step(const std::vector<AdamWTensor>& tensors, const AdamWOptions& options);
 
-/// Returns one sum of squares per piece, for the pieces of all tensors in order, as float64
-/// (pieces). A piece is a run of elements of one tensor. Adding the sums in their order gives
-/// `sum_of_squares`, even if the tensors are distributed over several calls. NaN and infinity are
-/// propagated. The result is on the GPU if all tensors are, else on the CPU. The call does not wait
-/// for the GPU.
+/// Cuts each tensor into pieces and returns the sum of squares of each piece: (pieces) float64. The
+/// tensors follow each other in order. Adding these sums in order gives `sum_of_squares`, even if
+/// several calls each get a part of the tensors. NaN and infinity are propagated. The result is on
+/// the GPU if all tensors are, else on the CPU. The call does not wait for the GPU.
 at::Tensor squares_of_pieces(const std::vector<at::Tensor>& tensors);
 /// Returns the sum of squares of all elements of all tensors in float64, added in a fixed order.
 double sum_of_squares(const std::vector<at::Tensor>& tensors);

@@ -37,7 +37,8 @@ struct SquaresPiece {
   int64_t count;
 };
 
-/// Returns the sum of the squares of `count` elements in float64. Runs on the calling thread.
+/// Returns the sum of the squares of `count` elements, added in float64. Runs on the calling
+/// thread.
 double sum_of_squares_span(const void* x, Storage storage, int64_t count);
 
 }  // namespace dovetail::ops

@@ -1,7 +1,6 @@
-// Building blocks of the attention kernels. They convert rows of heads between memory and float32:
-// number format, rotary positions, padding. They also multiply blocks of keys and queries. Compiled
-// once per instruction set: included by *_simd.cpp after simd_config.h, through Highway's
-// foreach_target.
+// Building blocks of the attention kernels. They load rows of heads as float32, rotated and padded,
+// and multiply blocks of keys and queries. Compiled once per instruction set: included by
+// *_simd.cpp after simd_config.h, through Highway's foreach_target.
 #if defined(DOVETAIL_OPS_ATTENTION_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DOVETAIL_OPS_ATTENTION_ROWS_INL_H_
 #undef DOVETAIL_OPS_ATTENTION_ROWS_INL_H_
@@ -21,15 +20,15 @@ HWY_BEFORE_NAMESPACE();
 namespace dovetail::ops {
 namespace HWY_NAMESPACE {
 
-// Rows of a tile of accumulators in the products of attention. They divide the usual head sizes,
-// unlike the 12 or 6 rows of GEMM.
+// Rows of a tile of accumulators in the products of attention. Usual head sizes are multiples of
+// this number, but not of the 12 or 6 rows in GEMM.
 #if HWY_TARGET == HWY_AVX3
 constexpr int kHeadRows = 8;
 #else
 constexpr int kHeadRows = 4;
 #endif
-// Number of queries that are processed together (a strip). They fill the columns of a tile. Each
-// lane then holds the softmax statistics of one query, without horizontal sums.
+// Number of queries that are processed together (a strip). A strip fills the columns of a tile. So
+// each lane holds the softmax statistics of one query, and no horizontal sums are needed.
 constexpr int64_t kQueries = kTileColumns;
 // Number of keys per block. The scores of a block (kKeys x kQueries) stay in the first-level cache.
 constexpr int64_t kKeys = 128;
@@ -38,8 +37,8 @@ HWY_INLINE int64_t round_up(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
-/// Returns the padded head size: a multiple of kTileColumns and of kHeadRows. The elements that
-/// this adds to a row are zero.
+/// Returns the padded head size: a multiple of kTileColumns and of kHeadRows. Elements of a row
+/// beyond the head size are zero.
 HWY_INLINE int64_t padded_head_dim(const AttentionShape& s) {
   return round_up(s.head_dim, round_up(kTileColumns, kHeadRows));
 }
@@ -63,8 +62,8 @@ HWY_INLINE void load_row(const T* from, int64_t count, float scale, float* to) {
     store(hn::Mul(load(from + i, count - i), splat(scale)), to + i, count - i);
 }
 
-/// Rotates pairs (i, i + half) of `row` by the angles of rotary position `position`, backwards if
-/// `direction` is -1.
+/// Rotates pairs (i, i + half) of `row` by the angles of rotary position `position`. Rotates
+/// backwards if `direction` is -1, and forwards if it is 1.
 HWY_INLINE void rotate_row(const AttentionShape& s, int64_t position, float direction, float* row) {
   const int64_t half = s.rotary_dim / 2;
   const float *cosine = s.cosine + position * half, *sine = s.sine + position * half;
@@ -79,8 +78,8 @@ HWY_INLINE void rotate_row(const AttentionShape& s, int64_t position, float dire
 }
 
 /// Loads rows [t, t + count) of head h of batch entry b to `to` (rows, padded head size), times
-/// `scale`. Elements beyond the head size, and rows from `count` on, are zero. Rows are rotated if
-/// `position`, the position of row t, is not negative.
+/// `scale`. Elements beyond the head size, and rows from `count` on, are set to zero. `position` is
+/// the rotary position of row t; if it is negative, rows are not rotated.
 template <class T>
 void load_rows(const AttentionShape& s, const HeadsView& view, int64_t b, int64_t t, int64_t h,
                int64_t count, int64_t rows, int64_t position, float scale, float* to) {
@@ -96,8 +95,8 @@ void load_rows(const AttentionShape& s, const HeadsView& view, int64_t b, int64_
   }
 }
 
-/// Loads all keys of key-value head g, rotated, to `to` (rows, padded head size). The first S - T
-/// keys come from a cache and are already rotated in memory.
+/// Loads all S keys of key-value head g of batch entry b, rotated, to `to` (rows, padded head
+/// size). The first S - T keys come from a cache and are already rotated in memory.
 template <class T>
 void load_keys(const AttentionShape& s, const HeadsView& k, int64_t b, int64_t g, int64_t rows,
                float* to) {
@@ -107,14 +106,15 @@ void load_keys(const AttentionShape& s, const HeadsView& k, int64_t b, int64_t g
                to + cached * padded_head_dim(s));
 }
 
-/// Packs `from` (rows, width) as panels of kHeadRows rows. Panel p holds [d][row of the panel],
-/// with element d of a row. `rows` is a multiple of kHeadRows.
+/// Packs `from` (rows, width) as panels of kHeadRows rows. A panel is stored as [d][row of the
+/// panel], where d is the index of an element in its row. `rows` is a multiple of kHeadRows.
 HWY_INLINE void pack_panels(const float* from, int64_t rows, int64_t width, float* to) {
   pack_transposed<kHeadRows>({from, width}, rows, width, to);
 }
 
-/// Computes scores[i][query], the dot product of key `key` + i and each query of a strip, for keys
-/// below `key_end`. `panels` has all keys as `pack_panels` packs them. `queries` is [d][query].
+/// Computes scores[i][query] for the keys from `key` to `key_end` (excluded) and a strip of
+/// queries. The score is the dot product of key `key` + i and the query. `panels` has all keys as
+/// `pack_panels` packs them. `queries` is [d][query], where d is the index in the head.
 HWY_INLINE void score_block(const float* panels, int64_t key, int64_t key_end, int64_t width,
                             const float* queries, float* scores) {
   for (int64_t i = key; i < key_end; i += kHeadRows) {
@@ -125,7 +125,7 @@ HWY_INLINE void score_block(const float* panels, int64_t key, int64_t key_end, i
   }
 }
 
-/// Computes sums[d][query] += sum over keys of rows[key][d] * weights[key][query]. Width is the
+/// Computes sums[d][query] += sum over keys of rows[key][d] * weights[key][query]. `width` is the
 /// padded head size.
 HWY_INLINE void weigh_block(const float* rows, int64_t keys, int64_t width, const float* weights,
                             float* sums) {
@@ -135,13 +135,13 @@ HWY_INLINE void weigh_block(const float* rows, int64_t keys, int64_t width, cons
   }
 }
 
-/// Returns the end of the keys that a strip of queries may see. The strip begins at `query`. Later
-/// keys are hidden from all its queries.
+/// Returns the number of keys that a strip of queries may see. The strip begins at `query`. Keys
+/// from this index on are hidden from all its queries.
 HWY_INLINE int64_t key_limit(const AttentionShape& s, int64_t query) {
   return std::min(s.keys, query + kQueries + s.keys - s.queries);
 }
 
-/// Returns a mask of the lanes (queries) that must not see `key`. The lanes belong to vector j of a
+/// Returns a mask of the lanes whose queries must not see `key`. The lanes are in vector j of a
 /// strip that begins at `query`.
 HWY_INLINE auto hidden_lanes(const AttentionShape& s, int64_t query, int64_t key, int64_t j) {
   const FloatVector position =

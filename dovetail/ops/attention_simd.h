@@ -13,8 +13,8 @@ struct AttentionShape {
   Storage storage;
   int64_t rotary_dim;
   /// Rotary table (S, rotary_dim / 2) by position, float32; null without rotary positions. The
-  /// kernels rotate all queries, and keys from position S - T on. Keys before it, from a cache,
-  /// must already be rotated.
+  /// kernels rotate all queries, and the keys from position S - T on. Keys at earlier positions
+  /// come from a cache and must already be rotated.
   const float *cosine, *sine;
 };
 
@@ -42,8 +42,8 @@ struct AttentionGradients {
   MutableHeadsView dq, dk, dv;
 };
 
-/// Computes all elements of dq, dk and dv. One task computes one key-value head, so sums have the
-/// same order for any number of threads.
+/// Computes all elements of dq, dk and dv. One task computes one key-value head of one batch entry.
+/// So sums have the same order for any number of threads.
 void attention_backward(const AttentionShape& shape, const HeadsView& q, const HeadsView& k,
                         const HeadsView& v, const AttentionGradients& gradients);
 

@@ -2,9 +2,9 @@
 
 #include "dovetail/ops/functions.h"
 
-/// Operations of functions.h, composed of ATen's differentiable operators alone. They serve
-/// float16, float64, a GPU without our kernels, and disabled kernels. Tests compare our kernels
-/// with them. The caller has checked shapes and dtypes.
+/// Operations of functions.h, composed of ATen's differentiable operators alone. They are used for
+/// float16 and float64, on a GPU without our kernels, and if kernels are disabled. Tests compare
+/// our kernels with them. The caller has checked shapes and dtypes.
 namespace dovetail::ops::composed {
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);

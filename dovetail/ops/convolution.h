@@ -43,8 +43,8 @@ at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const at::
 at::Tensor convolution_backward_data(const at::Tensor& dy, const at::Tensor& weight,
                                      at::IntArrayRef x_sizes, const ConvolutionOptions& options);
 
-/// Gradients of the weight, with shape `weight_sizes`, and of the bias, (K). Sums run over the
-/// images of the batch in their order.
+/// Gradients of the weight, with shape `weight_sizes`, and of the bias, (K). Images of the batch
+/// are summed in their order.
 struct ConvolutionGradients {
   at::Tensor weight, bias;
 };
@@ -61,12 +61,15 @@ enum class ConvolutionPass { kForward, kBackwardData, kBackwardWeight };
 std::optional<std::string> why_not(ConvolutionPass pass, at::IntArrayRef weight_sizes,
                                    const ConvolutionOptions& options);
 
-/// Returns the size of the workspace of a pass in bytes. A pass needs it in addition to its
-/// arguments and results. It allocates the workspace after its results and frees it at its end. For
-/// im2col it holds the columns of one image. It holds nothing if they are the image itself: 1 x 1
-/// filters, stride 1, no padding. Gradients of weights also need a row of sums. For winograd see
-/// winograd.h. The buffers in which each thread packs matrix products (ops/workspace.h) are not
-/// counted, since they are kept between calls.
+/// Returns the size in bytes of the workspace of a pass, in addition to its arguments and results.
+/// The pass allocates its workspace after its results and frees it at its end.
+/// - im2col: the workspace holds the columns of one image. If the columns are the image itself (1 x
+///   1 filters, stride 1, no padding), they take no memory. Gradients of weights also need a row of
+///   sums.
+/// - winograd: see winograd.h.
+///
+/// The buffers in which each thread packs matrix products (ops/workspace.h) are not counted, since
+/// threads keep them between calls.
 int64_t convolution_workspace_bytes(ConvolutionPass pass, at::IntArrayRef x_sizes,
                                     at::IntArrayRef weight_sizes,
                                     const ConvolutionOptions& options);

@@ -20,9 +20,9 @@ struct ColumnShape {
 /// Computes the columns of an image (im2col).
 void image_to_columns(const ColumnShape& shape, const float* image, float* columns);
 
-/// Computes an image from columns (col2im), as the gradient of `image_to_columns` needs it. Each
-/// element of the image is the sum of all elements of the columns that `image_to_columns` would
-/// read from it. Additions are in the order of the rows of the columns.
+/// Computes an image from columns (col2im), as the gradient of `image_to_columns` needs it.
+/// `image_to_columns` copies an element of the image to several elements of the columns. Here, the
+/// element of the image is the sum of these. Additions are in the order of the rows of the columns.
 void columns_to_image(const ColumnShape& shape, const float* columns, float* image);
 
 }  // namespace dovetail::ops

@@ -4,12 +4,13 @@
 
 #include <vector>
 
-/// Differentiable operations of a decoder-only transformer. In float32 and bfloat16 most are our
-/// own kernels, with statistics, softmax and accumulation in FP32. A GPU needs a build with our
-/// CUDA library for them (cuda_kernels.h). In all other cases they are composed of ATen's
-/// operators. All except `rotate`, the norms of sums and `attention` of qkv are also
-/// `torch.ops.dovetail.<name>`. All throw UserError that names wrong shapes or dtypes. On the meta
-/// device, results and gradients are tensors without memory.
+/// Differentiable operations of a decoder-only transformer. For float32 and bfloat16, most are our
+/// own kernels, with statistics, softmax and accumulation in FP32. On a GPU, this needs a build
+/// with our CUDA library (cuda_kernels.h). In all other cases, the operations are composed of
+/// ATen's operators. They are also registered as `torch.ops.dovetail.<name>`. Exceptions are
+/// `rotate`, `rms_norm_of_sum`, `layer_norm_of_sum` and `attention` of qkv. All operations throw a
+/// UserError that names wrong shapes or dtypes. On the meta device, results and gradients are
+/// tensors without memory.
 namespace dovetail::ops {
 
 /// Returns y = x @ weight^T + bias, y (..., out). Shapes: x (..., in), weight (out, in), bias (out)
@@ -30,8 +31,8 @@ struct NormedSum {
   at::Tensor sum, normal;
 };
 /// Returns sum = x + branch and normal = norm(sum). x and branch have one shape and dtype; an
-/// undefined branch counts as zero. On a GPU one kernel computes both, and one kernel adds up their
-/// gradients.
+/// undefined branch counts as zero. On a GPU, one kernel computes both results, and one kernel adds
+/// up the gradients of x from both.
 NormedSum rms_norm_of_sum(const at::Tensor& x, const at::Tensor& branch, const at::Tensor& weight,
                           double eps);
 NormedSum layer_norm_of_sum(const at::Tensor& x, const at::Tensor& branch, const at::Tensor& weight,
@@ -52,8 +53,8 @@ struct AttentionOptions {
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      AttentionOptions options = {});
 /// Computes attention from the result of one joint projection, qkv (B, T, (heads + 2 kv_heads) *
-/// D): queries, then keys, then values. Its gradient is written as one tensor. The gradients of
-/// three tensors would have to be concatenated first.
+/// D): queries, then keys, then values. The gradient of qkv is written as one tensor. Gradients of
+/// separate q, k and v would have to be concatenated first.
 at::Tensor attention(const at::Tensor& qkv, int64_t heads, int64_t kv_heads,
                      AttentionOptions options = {});
 
@@ -69,15 +70,16 @@ at::Tensor gelu(const at::Tensor& x);
 /// Returns max(x, 0)^2 (So et al. 2021), as in Nemotron.
 at::Tensor squared_relu(const at::Tensor& x);
 
-/// Returns the sum over tokens of -log softmax(x @ weight^T)[target], without holding all logits.
-/// Rows are processed in chunks, with forward and gradient in one pass. Shapes: x (N, width),
-/// weight (vocab, width), targets (N) int64; targets of -100 are ignored. The result is a scalar in
-/// float32, or in float64 for float64 input.
+/// Returns the sum over tokens of -log softmax(x @ weight^T)[target]. Tokens are processed in
+/// chunks, so the logits of all tokens never exist at once. The gradient of a chunk is computed
+/// together with its loss. Shapes: x (N, width), weight (vocab, width), targets (N) int64; targets
+/// of -100 are ignored. The result is a scalar in float32, or in float64 for float64 input.
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight,
                                 const at::Tensor& targets);
 
-/// Returns the rows of `weight` (vocab, width) for ids (...) int64: (..., width). The gradient is
-/// accumulated in the order of `ids`, so its bits are the same for any number of threads.
+/// Returns the rows of `weight` (vocab, width) that `ids` (...) int64 names: (..., width). The
+/// gradient is accumulated in the order of `ids`, so its bits are the same for any number of
+/// threads.
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids);
 
 }  // namespace dovetail::ops

@@ -15,27 +15,28 @@ class CpuProducts {
  public:
   /// Returns true if the kernel can compute `p` in float32.
   static bool take_float32(const Product& p);
-  /// Returns true if the kernel can compute `p` in bfloat16. Such a product gathers or scatters
-  /// rows, and both operands can be read as pairs of neighbours along k. `multiplies_bfloat16_rows`
-  /// must hold for the CPU.
+  /// Returns true if the kernel can compute `p` in bfloat16. This requires that `p` gathers or
+  /// scatters rows, and that both operands can be read as pairs of neighbours along k. The CPU must
+  /// fulfil `multiplies_bfloat16_rows`.
   static bool take_bfloat16(const Product& p);
 
-  /// Adds a product for which `take_float32` holds. The kernel writes its row_sums, too.
+  /// Adds a product for which `take_float32` is true. The kernel also writes its row_sums.
   void add_float32(const Product& p);
-  /// Adds a product for which `take_bfloat16` holds. The caller must compute its row_sums.
+  /// Adds a product for which `take_bfloat16` is true. The caller must compute its row_sums.
   void add_bfloat16(const Product& p);
   /// Computes all products that were added.
   void run();
 
  private:
-  /// Product as a problem for the kernel, with the tensors that it reads until `run` has returned.
+  /// Product as a problem for the kernel, with the tensors that the kernel reads until `run`
+  /// returns.
   struct Prepared {
     GemmProblem problem;
     std::vector<at::Tensor> copies;
-    /// Bfloat16 result, if the sum is too long for the kernel to write it. Undefined: the kernel
-    /// writes the result itself.
+    /// Bfloat16 result of a product with more than kBFloat16Pairs pairs along k. The kernel cannot
+    /// write it, so `run` rounds `c_as_float32` to it. Undefined for all other products.
     at::Tensor c;
-    at::Tensor c_as_float32;  ///< sum by the kernel, to be rounded to `c` after it
+    at::Tensor c_as_float32;  ///< result as the kernel writes it, if `c` is defined
   };
   std::vector<Prepared> prepared_;
 };

@@ -12,25 +12,28 @@
 namespace dovetail::ops {
 
 /// Returns the description of c (m, n) = [c +] a (m, k) @ b (k, n) for
-/// `CudaKernels::grouped_products`; c is row-major. Returns nullopt if cuBLAS cannot compute it. a
-/// and b need a stride of 1, and bfloat16 matrices must start at a multiple of 16 bytes.
+/// `CudaKernels::grouped_products`; c is row-major. Returns nullopt if cuBLAS cannot compute the
+/// product. It needs a and b with a stride of 1. Bfloat16 matrices must start at a multiple of 16
+/// bytes.
 std::optional<GroupedProduct> describe_product(const at::Tensor& c, const at::Tensor& a,
                                                const at::Tensor& b, bool accumulate);
 
 /// List of products of CUDA tensors of one dtype, to be computed by one call of cuBLAS.
 class GroupedProducts {
  public:
-  /// `calls`: all calls of the group. If there are fewer than two, `describe` rejects every
-  /// product. It also does so without our CUDA kernels, which need cuBLAS 12.5, and with
-  /// DOVETAIL_DISABLE=gemm.
+  /// `calls`: all calls of the group. `describe` rejects every product in these cases:
+  /// - there are fewer than two calls,
+  /// - the build lacks our CUDA kernels, which need cuBLAS 12.5,
+  /// - the kernel `gemm` is disabled (DOVETAIL_DISABLE=gemm).
   explicit GroupedProducts(std::span<const GemmCall> calls);
 
-  /// Returns `p` as cuBLAS takes it; `a` and `b` are op(a) and op(b). Returns nullopt for an empty
-  /// product, `c_rows`, another dtype, or if `describe_product` does.
+  /// Returns the description of `p` for cuBLAS; `a` and `b` are op(a) and op(b). Returns nullopt if
+  /// `p` is empty, has `c_rows` or another dtype than the group, or if `describe_product` returns
+  /// nullopt.
   std::optional<GroupedProduct> describe(const Product& p, const at::Tensor& a,
                                          const at::Tensor& b) const;
-  /// Adds a product that `describe` returned, and copies its bias to c. The caller must compute its
-  /// row_sums.
+  /// Adds a product that `describe` accepted. Copies its bias to c, so that cuBLAS adds the product
+  /// to it. The caller must compute its row_sums.
   void add(const Product& p, const GroupedProduct& grouped, const at::Tensor& a,
            const at::Tensor& b);
   /// Queues the call of cuBLAS for all products that were added.
@@ -40,7 +43,7 @@ class GroupedProducts {
   const CudaKernels* kernels_ = nullptr;
   at::ScalarType dtype_ = at::kFloat;
   std::vector<GroupedProduct> products_;
-  std::vector<at::Tensor> operands_;  ///< operands, kept until `run` has queued the products
+  std::vector<at::Tensor> operands_;  ///< operands, held until `run` has queued the products
 };
 
 }  // namespace dovetail::ops

@@ -4,8 +4,8 @@
 
 #include "dovetail/ops/gemm.h"
 
-/// A call of gemm.h, split into operands and checked. The CPU and GPU implementations start from
-/// it.
+/// One call of `gemm_into` or `gemm_group`, split into operands and checked. CPU and GPU code start
+/// from it.
 namespace dovetail::ops {
 
 /// One factor of a product: a stored matrix or some of its rows, perhaps transposed.
@@ -35,9 +35,9 @@ struct Product {
   int64_t m() const { return a.height(); }
   int64_t n() const { return b.width(); }
   int64_t k() const { return a.width(); }
-  /// Returns true if a size is 0.
+  /// Returns true if m, n or k is 0.
   bool empty() const { return c.numel() == 0 || m() == 0 || k() == 0; }
-  /// Returns true if rows of a or b are gathered, or if rows are scattered to c.
+  /// Returns true if the product uses `a_rows`, `b_rows` or `c_rows` of GemmOptions.
   bool indexes_rows() const {
     return a.rows.defined() || b.rows.defined() || options.c_rows.defined();
   }

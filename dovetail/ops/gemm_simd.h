@@ -9,20 +9,22 @@ namespace dovetail::ops {
 struct MatrixView {
   const float* data;
   int64_t row_stride, column_stride;
-  /// Indices of the rows to gather (of columns, if row_stride is 1). The i-th of them starts at
-  /// row_index[i] times the stride of rows (columns), which is above 1. Null: it starts at i times
-  /// this stride.
+  /// Indices of the lines to use, or null to use all lines in order. Lines are rows if
+  /// column_stride is 1, and columns if row_stride is 1. Line i of the operand starts at
+  /// row_index[i] times the distance between lines. This distance is the other stride and must be
+  /// above 1.
   const int32_t* row_index = nullptr;
-  /// Bfloat16 elements to read in place of `data`, with a stride along k above 1. The kernel reads
-  /// them in pairs (`GemmProblem::pairs`): elements 2p and 2p + 1 along k. There are
-  /// `bfloat16_terms` elements along k. Null: read `data`.
+  /// Bfloat16 elements that are read in place of `data`, in a product with `GemmProblem::pairs`.
+  /// Null: read `data`. Elements along k are not adjacent: their stride is above 1. The kernel
+  /// joins elements 2p and 2p + 1 along k to a pair.
   const uint16_t* bfloat16 = nullptr;
-  int64_t bfloat16_terms = 0;
+  int64_t bfloat16_terms = 0;  ///< number of elements of `bfloat16` along k
 };
 
-/// Matrix product c (m, n) = [c +] [bias per column +] a (m, k) @ b (k, n). Rows of c are `ldc`
-/// elements apart. `accumulate` adds c. `bias` may be null. With `accumulate` it is ignored, unless
-/// `c_row` is set. `row_sums` (m) receives the sums of a's rows; it may be null.
+/// Matrix product c (m, n) = [c +] [bias +] a (m, k) @ b (k, n). Rows of c are `ldc` elements
+/// apart. c is added if `accumulate` is set. `bias` (n) is added to each row unless it is null;
+/// with `accumulate`, it is ignored unless `c_row` is set. `row_sums` (m) receives the sum of each
+/// row of a; it may be null.
 struct GemmProblem {
   int64_t m, n, k;
   MatrixView a, b;
@@ -31,29 +33,30 @@ struct GemmProblem {
   const float* bias;
   bool accumulate;
   float* row_sums;
-  /// Null, or m different row numbers: row i of the product is added to row c_row[i] of c. The row
-  /// includes the bias and is multiplied by c_weight[i], or by 1 if c_weight is null. Needs
+  /// Null, or m different row numbers. Row i of the product, bias included, is then multiplied by
+  /// c_weight[i] and added to row c_row[i] of c. If c_weight is null, weights are 1. Needs
   /// `accumulate`.
   const int32_t* c_row;
   const float* c_weight;
-  /// Operands are bfloat16. Two neighbours along k, a pair, take the place of one float32: k and
-  /// the views count pairs. Needs `multiplies_pairs`.
+  /// Operands are bfloat16. Two neighbours along k form a pair and take the place of one float32.
+  /// The size k counts pairs, and so do the strides of a view that reads `data`. Needs
+  /// `multiplies_pairs`.
   bool pairs = false;
-  /// Null, or a bfloat16 result that replaces c, with rows `ldc` elements apart. Excludes
-  /// `accumulate`, and k above kBFloat16Pairs.
+  /// Null, or the address of a bfloat16 result, with rows `ldc` elements apart. It is then written
+  /// instead of c. Excludes `accumulate`, and k above kBFloat16Pairs.
   uint16_t* c_bfloat16 = nullptr;
 };
-/// Maximum k (in pairs) of a product whose result the kernel writes in bfloat16.
+/// Maximum k, in pairs, of a product with a result in `c_bfloat16`.
 constexpr int64_t kBFloat16Pairs = 768;
 
 /// Returns true if the kernel in use multiplies pairs of bfloat16: AVX-512 on a processor with its
 /// BF16 instructions.
 bool multiplies_pairs();
 
-/// Computes all problems on parallel_workers() threads. These go from one problem to the next
-/// without waiting for each other. Problems may write to the same c only by `c_row`, and then do so
-/// in their order. Each element of a product is a sum in the order of k. It is cut into slices,
-/// which depend on k and the instruction set alone. So the bits are the same for any number of
+/// Computes all problems on parallel_workers() threads. A thread goes from one problem to the next
+/// without waiting for other threads. Problems may write to the same c only by `c_row`; they then
+/// add to it in their order. Each element of a product is a sum in the order of k, cut into slices.
+/// The slices depend only on k and the instruction set. So the bits are the same for any number of
 /// threads and any position of the element.
 void gemm_float32(std::span<const GemmProblem> problems);
 

@@ -33,7 +33,7 @@ constexpr int kTileRows = 6;
 constexpr int kTileRows = 4;
 #endif
 
-/// Number of terms by which prefetching is ahead of the multiplication.
+/// Number of terms (indices along k) by which prefetching is ahead of the multiplication.
 constexpr int64_t kPrefetchSteps = 6;
 
 /// Part of a product that is held in registers: kRows x kTileColumns sums.
@@ -42,7 +42,7 @@ struct Tile {
   FloatVector v[kRows][kTileVectors];
 };
 
-// Number of terms in which two lines of memory are prefetched for the next product.
+// Number of terms in which `multiply` prefetches two cache lines of `upcoming`.
 constexpr int64_t kUpcomingSteps = 8;
 constexpr int64_t kLineFloats = 64 / sizeof(float);
 
@@ -68,7 +68,7 @@ HWY_INLINE void multiply_step(const float* HWY_RESTRICT a, const float* HWY_REST
 }
 
 /// Returns tile[r][j] = sum over p < k of a[r * kRowStride + p * a_step] * b[p * b_step + j], added
-/// in the order of p. Meanwhile prefetches memory from `upcoming` on (null: none).
+/// in the order of p. If `upcoming` is not null, also prefetches the memory from there on.
 template <int kRows, int kRowStride>
 HWY_INLINE Tile<kRows> multiply(int64_t k, const float* HWY_RESTRICT a, int64_t a_step,
                                 const float* HWY_RESTRICT b, int64_t b_step,
@@ -93,9 +93,9 @@ HWY_INLINE Tile<kRows> multiply(int64_t k, const float* HWY_RESTRICT a, int64_t 
 }
 
 #if HWY_TARGET == HWY_AVX3
-/// Multiplies packed operands whose terms are pairs of bfloat16, with sums in float32. The product
-/// of the second numbers of two pairs is added first. Meanwhile prefetches memory from `upcoming`
-/// on.
+/// Multiplies packed operands whose terms are pairs of bfloat16, with sums in float32. In each
+/// term, the product of the second numbers is added before the product of the first. Also
+/// prefetches the memory from `upcoming` on.
 inline HWY_NOINLINE __attribute__((target("avx512bf16"))) Tile<kTileRows> multiply_pairs(
     int64_t k, const float* HWY_RESTRICT a, const float* HWY_RESTRICT b,
     const float* HWY_RESTRICT upcoming) {
@@ -127,8 +127,8 @@ inline HWY_NOINLINE __attribute__((target("avx512bf16"))) Tile<kTileRows> multip
 }
 #endif
 
-/// Prefetches the lines of c that `store_tile` will touch. They then arrive before the product is
-/// done.
+/// Prefetches the cache lines of c that `store_tile` will read or write, so that they arrive before
+/// the product is done.
 template <int kRows>
 HWY_INLINE void prefetch_tile(const float* c, int64_t ldc) {
 #pragma GCC unroll 16
@@ -138,11 +138,11 @@ HWY_INLINE void prefetch_tile(const float* c, int64_t ldc) {
   }
 }
 
-/// Number to which a sum of a tile is added when it is stored. It is zero, the element of c, or the
-/// bias of the column.
+/// Number that is added to a sum of a tile when the tile is stored. It is zero, the old element of
+/// c, or the bias of the column.
 enum class TileInit { kZero, kAccumulate, kBias };
 
-/// Stores a whole tile to c.
+/// Stores all rows and columns of a tile to c, as kInit says.
 template <int kRows, TileInit kInit>
 HWY_INLINE void store_full(const Tile<kRows>& tile, float* HWY_RESTRICT c, int64_t ldc,
                            const float* HWY_RESTRICT bias) {
@@ -161,8 +161,8 @@ HWY_INLINE void store_full(const Tile<kRows>& tile, float* HWY_RESTRICT c, int64
   }
 }
 
-/// Stores the `rows` x `columns` corner of a tile to c: c [+]= corner [+ bias]. The tile has been
-/// written to memory, with kTileColumns sums a row.
+/// Stores the first `rows` rows and `columns` columns of a tile to c, as `init` says. The tile has
+/// been written to memory, with kTileColumns sums a row.
 inline HWY_NOINLINE void store_corner(const float* tile, float* c, int64_t ldc, int64_t rows,
                                       int64_t columns, TileInit init, const float* bias) {
   for (int64_t r = 0; r < rows; ++r) {
@@ -176,8 +176,8 @@ inline HWY_NOINLINE void store_corner(const float* tile, float* c, int64_t ldc, 
   }
 }
 
-/// Stores the `rows` x `columns` corner of a tile to c. The other sums belong to rows and columns
-/// that c lacks.
+/// Stores the first `rows` rows and `columns` columns of a tile to c, as `init` says. The remaining
+/// sums of the tile belong to rows and columns that c lacks.
 template <int kRows>
 HWY_INLINE void store_tile(const Tile<kRows>& tile, float* c, int64_t ldc, int64_t rows,
                            int64_t columns, TileInit init, const float* bias = nullptr) {
@@ -196,8 +196,8 @@ HWY_INLINE void store_tile(const Tile<kRows>& tile, float* c, int64_t ldc, int64
   }
 }
 
-/// Stores the `rows` x `columns` corner of a tile, plus bias if it is not null, to c, rounded to
-/// bfloat16.
+/// Adds `bias` (unless null) to the first `rows` rows and `columns` columns of a tile, and stores
+/// them to c as bfloat16.
 template <int kRows>
 HWY_INLINE void store_tile(const Tile<kRows>& tile, BFloat16* c, int64_t ldc, int64_t rows,
                            int64_t columns, const float* bias) {
@@ -211,13 +211,13 @@ HWY_INLINE void store_tile(const Tile<kRows>& tile, BFloat16* c, int64_t ldc, in
   }
 }
 
-/// Prefetches the lines of rows row[0] .. row[rows - 1] of c, as `prefetch_tile` does.
+/// Prefetches the cache lines of rows row[0] .. row[rows - 1] of c, as `prefetch_tile` does.
 HWY_INLINE void prefetch_rows(const float* c, int64_t ldc, int64_t rows, const int32_t* row) {
   for (int64_t r = 0; r < rows; ++r) prefetch_tile<1>(c + row[r] * ldc, ldc);
 }
 
-/// Computes c[row[r]] += weight[r] * (row r of the corner [+ bias]) for the `rows` x `columns`
-/// corner of a tile. If `weight` is null, weights are 1.
+/// Adds the first `rows` rows and `columns` columns of a tile to rows of c: c[row[r]] += weight[r]
+/// * (row r of the tile [+ bias]). If `weight` is null, weights are 1.
 template <int kRows>
 HWY_INLINE void add_tile_to_rows(const Tile<kRows>& tile, float* c, int64_t ldc, int64_t rows,
                                  int64_t columns, const int32_t* row, const float* weight,
@@ -239,8 +239,8 @@ HWY_INLINE void add_tile_to_rows(const Tile<kRows>& tile, float* c, int64_t ldc,
   }
 }
 
-/// Rows of a matrix in memory, `stride` floats apart: all in their order, or those whose numbers
-/// are in `index`.
+/// Rows of a matrix in memory, `stride` floats apart. If `index` is null, these are all rows in
+/// order; otherwise row i is the row with number index[i].
 struct Lines {
   const float* first;
   int64_t stride;
@@ -269,8 +269,9 @@ HWY_INLINE void store_transposed(V v0, V v1, V v2, V v3, float* HWY_RESTRICT to,
 }
 #endif
 
-/// Writes to[p * to_stride + i] = from[i][p] for i < count and p < k. While four rows are read, the
-/// next four are prefetched, up to row `upcoming`. Pass 0 if all rows are in the first-level cache.
+/// Writes to[p * to_stride + i] = from[i][p] for i < count and p < k. While it reads four rows, it
+/// prefetches the next four, if they are below row `upcoming`. Pass 0 to prefetch none, if all rows
+/// are in the first-level cache.
 HWY_INLINE void transpose(const Lines& from, int64_t count, int64_t k, float* HWY_RESTRICT to,
                           int64_t to_stride, int64_t upcoming = 0) {
   int64_t in_fours = 0;
@@ -305,9 +306,10 @@ HWY_INLINE void transpose(const Lines& from, int64_t count, int64_t k, float* HW
 }
 
 // Layout of a packed operand: [tile][term][row or column of the tile]. A tile is kWidth rows of a,
-// or kWidth columns of b. A term is an index p along k. Elements that the last tile lacks are zero.
+// or kWidth columns of b. A term is an index p along k. If the matrix does not fill the final tile,
+// the rest of this tile is zero.
 
-/// Packs the matrix from[i][p] for i < count and p < k: a row of `from` is a row of a, or a column
+/// Packs the matrix from[i][p] for i < count and p < k. A row of `from` is a row of a, or a column
 /// of b.
 template <int64_t kWidth>
 HWY_INLINE void pack_transposed(const Lines& from, int64_t count, int64_t k,
@@ -320,8 +322,9 @@ HWY_INLINE void pack_transposed(const Lines& from, int64_t count, int64_t k,
   }
 }
 
-/// Packs the matrix from[p][i] for i < count and p < k: a row of `from` is a term. The outer loop
-/// is over terms, in the order of memory. So each line and each page is touched once.
+/// Packs the matrix from[p][i] for i < count and p < k. A row of `from` has all elements of one
+/// term. The outer loop is over terms, in the order of memory, so each line and each page is
+/// touched once.
 template <int64_t kWidth>
 HWY_INLINE void pack_straight(const Lines& from, int64_t count, int64_t k, float* HWY_RESTRICT to) {
   constexpr int64_t kAhead = 6;  // number of lines
@@ -340,8 +343,8 @@ HWY_INLINE void pack_straight(const Lines& from, int64_t count, int64_t k, float
 }
 
 /// Packs pairs (from[2p][i], from[2p + 1][i]) of bfloat16 for i < count and first <= p < first + k.
-/// Row q of `from` starts at q * stride, or at line[q] * stride if `line` is not null. Elements of
-/// rows from `terms` on are zero.
+/// Row q of `from` starts at q * stride, or at line[q] * stride if `line` is not null. Rows from
+/// `terms` on count as zero.
 template <int64_t kWidth>
 HWY_INLINE void pack_pairs(const BFloat16* from, int64_t stride, const int32_t* line, int64_t terms,
                            int64_t count, int64_t first, int64_t k, float* HWY_RESTRICT to) {

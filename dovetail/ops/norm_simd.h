@@ -7,7 +7,8 @@
 namespace dovetail::ops {
 
 /// Layer norm or RMS norm of the N rows (`rows`) of x, each of width C. Tensors x, y, dy and dx (N,
-/// C) are contiguous, in `storage`. All others are float32; weight and bias are (C).
+/// C) are contiguous, in the number format `storage`. All other tensors are float32; weight and
+/// bias are (C).
 struct NormProblem {
   int64_t rows, width;
   Storage storage;
@@ -25,7 +26,8 @@ struct NormProblem {
 void norm_forward(const NormProblem& problem, void* y);
 
 /// Computes dx (N, C), and `dweight` and `dbias` (C) in float32, from dy (N, C). dbias may be null.
-/// Rows are summed in parts that depend on N alone, and the parts are added in order.
+/// For sums over rows, the rows are divided into parts that depend on N alone. The sums of the
+/// parts are added in order.
 void norm_backward(const NormProblem& problem, const void* dy, void* dx, float* dweight,
                    float* dbias);
 

@@ -7,8 +7,8 @@
 
 namespace dovetail::ops {
 
-/// Heads of queries, keys or values, or their gradients, (batch, length, heads, head_dim). They are
-/// read at `from` and written at `to`, which must not overlap.
+/// One tensor to rotate (batch, length, heads, head_dim): queries, keys or values, or their
+/// gradients. It is read at `from` and written at `to`. These must not overlap.
 struct RotaryPart {
   int64_t heads;
   bool rotated;  ///< false: the heads are copied without rotation, as for values
@@ -21,8 +21,9 @@ struct RotaryPart {
 struct RotaryProblem {
   Storage storage;
   int64_t batch, length, head_dim, rotary_dim;
-  const float *cosine, *sine;  ///< functions of the angles, (length, rotary_dim / 2) float32
-  bool inverse;                ///< rotate by the negated angles, as the gradient does
+  /// Cosines and sines of the angles, (length, rotary_dim / 2) float32.
+  const float *cosine, *sine;
+  bool inverse;  ///< rotate by the negated angles, as the gradient does
 };
 
 /// Maximum number of parts in one launch: queries, keys and values.

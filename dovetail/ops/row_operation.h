@@ -12,7 +12,7 @@
 /// whole result then never exists in memory.
 namespace dovetail::ops {
 
-/// Matrix whose rows are computed when they are read.
+/// Matrix whose rows are computed at the time they are read.
 struct MadeRows {
   std::vector<int64_t> sizes;  ///< rows, columns
   at::ScalarType dtype;        ///< float32 or bfloat16; rows are on the CPU
@@ -26,8 +26,8 @@ class RowOperation {
  public:
   virtual ~RowOperation() = default;
 
-  /// Returns the whole result for x, as `swiglu`, `rms_norm` and so on of functions.h do.
-  /// Differentiable.
+  /// Returns the whole result for x, like the functions `swiglu`, `rms_norm` and so on of
+  /// functions.h. Differentiable.
   virtual at::Tensor apply(const at::Tensor& x) const = 0;
   /// Trainable parameters, or their gradients; undefined where the operation has none.
   struct Parameters {
@@ -38,9 +38,9 @@ class RowOperation {
   /// Returns true if `rows` and `gradients` can be called for x: their kernel supports x and is
   /// enabled.
   virtual bool has_rows(const at::Tensor& x) const = 0;
-  /// Results of the forward pass that `gradients` reads in addition to x, float32 (N) for N rows.
-  /// `rows` allocates them, and `MadeRows::make` fills them. Activations need none; norms need 1 /
-  /// std, and layer norm the mean, too.
+  /// Results of the forward pass that `gradients` reads in addition to x: float32 (N) for N rows.
+  /// `rows` allocates them, and `MadeRows::make` fills them. Norms need 1 / std (`rstd`), and layer
+  /// norm the mean, too. Activations need neither.
   struct Statistics {
     at::Tensor rstd, mean;
   };

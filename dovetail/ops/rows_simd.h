@@ -6,9 +6,9 @@
 
 namespace dovetail::ops {
 
-/// Scatter-add of rows: c[row[i]] += weight[i] * x[i] for all rows of x (rows, width), which is
-/// contiguous in `storage`. The result c is float32, and its rows are `ldc` elements apart. The
-/// numbers in `row` are all different. If `weight` is null, weights are 1.
+/// Scatter-add of rows: c[row[i]] += weight[i] * x[i] for all rows of x. The matrix x is (rows,
+/// width), contiguous, in the number format `storage`. c is float32, and its rows are `ldc`
+/// elements apart. The numbers in `row` are all different. If `weight` is null, weights are 1.
 struct AddRowsProblem {
   Storage storage;
   int64_t rows, width;

@@ -19,17 +19,18 @@ const char* simd_level_name(SimdLevel level);
 /// Returns the levels that this processor supports, slowest first.
 std::vector<SimdLevel> available_simd_levels();
 
-/// Returns the level in use. It is the best available one, or the environment variable
-/// DOVETAIL_SIMD (scalar, avx2, avx512). Throws UserError if the variable names an unknown or
-/// unavailable level.
+/// Returns the level in use. By default, it is the fastest available one. The environment variable
+/// DOVETAIL_SIMD (scalar, avx2, avx512) or `set_simd_level` can choose another. Throws UserError if
+/// the variable names an unknown or unavailable level.
 SimdLevel simd_level();
 /// Sets the level in use. Call it only while no operation runs. Throws UserError if the level is
 /// unavailable.
 void set_simd_level(SimdLevel level);
 
 /// Kernels that can be disabled one by one, for benchmarks that measure the gain of each. ATen then
-/// does their work, with two exceptions. Without kQuantize, quantizing uses mx/codec.h, element by
-/// element. Without kExperts, experts are computed one after another, on copies of their rows.
+/// does the work of the disabled kernel, with two exceptions. Without kQuantize, quantizing uses
+/// mx/codec.h, element by element. Without kExperts, experts are computed one after another, on
+/// copies of their rows.
 enum class Kernel {
   kGemm,
   kAttention,
@@ -43,15 +44,15 @@ enum class Kernel {
 };
 
 /// Disables exactly the kernels in `names`, separated by commas: gemm, attention, norm, activation,
-/// cross_entropy, embedding, adamw, mx_quantize, experts. An empty text enables all. Without a
-/// call, the environment variable DOVETAIL_DISABLE decides, which is read at first use. Throws
-/// UserError that lists the valid names for an unknown one.
+/// cross_entropy, embedding, adamw, mx_quantize, experts. An empty text enables all. If this is
+/// never called, the environment variable DOVETAIL_DISABLE names the disabled kernels; it is read
+/// at first use. Throws UserError that lists the valid names for an unknown one.
 void set_disabled_kernels(std::string_view names);
 bool kernel_enabled(Kernel kernel);
 
-/// Returns true if our kernel, not ATen, should compute an operation on x. The kernel is then
-/// enabled, and x is float32 or bfloat16. The device of x is a CPU, or a GPU if `CudaKernels` has
-/// this kernel.
+/// Returns true if our kernel, not ATen, should compute an operation on x. This requires that the
+/// kernel is enabled and that x is float32 or bfloat16. The device of x must be a CPU, or a GPU if
+/// `CudaKernels` has this kernel.
 bool use_kernel(Kernel kernel, const at::Tensor& x);
 
 /// Returns the storage format of x, which must be float32 or bfloat16, as `use_kernel` ensures.

@@ -48,14 +48,14 @@ HWY_INLINE void store(FloatVector value, BFloat16* to) {
              BFloat16Tag(), to);
 }
 
-/// Loads the last `count` < kLanes elements of a row. Lanes beyond them are zero.
+/// Loads the final `count` < kLanes elements of a row. The lanes beyond `count` are zero.
 template <class T>
 HWY_NOINLINE FloatVector load_tail(const T* from, int64_t count) {
   HWY_ALIGN T values[kLanes] = {};
   std::memcpy(values, from, static_cast<size_t>(count) * sizeof(T));
   return load(values);
 }
-/// Loads kLanes elements, or `count` if that is fewer. Other lanes are then zero.
+/// Loads kLanes elements, or `count` if that is fewer. The lanes beyond `count` are then zero.
 template <class T>
 HWY_INLINE FloatVector load(const T* from, int64_t count) {
   return HWY_LIKELY(count >= kLanes) ? load(from) : load_tail(from, count);
@@ -72,8 +72,8 @@ HWY_INLINE void store(FloatVector value, T* to, int64_t count) {
 HWY_INLINE float sum_lanes(FloatVector v) { return hn::GetLane(hn::SumOfLanes(FloatTag(), v)); }
 HWY_INLINE float max_lanes(FloatVector v) { return hn::GetLane(hn::MaxOfLanes(FloatTag(), v)); }
 
-/// Returns the larger of `bound` and x. NaN in x is propagated; the max instructions of the
-/// instruction sets disagree on NaN.
+/// Returns the larger of `bound` and x. NaN in x is propagated. The max instructions are not used,
+/// since they treat NaN differently on different instruction sets.
 HWY_INLINE FloatVector at_least(float bound, FloatVector x) {
   return hn::IfThenElse(hn::Lt(x, splat(bound)), splat(bound), x);
 }

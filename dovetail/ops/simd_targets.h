@@ -1,8 +1,8 @@
 #pragma once
 
-/// Choice of the compiled instruction set to which Highway dispatches: 0 baseline, 1 AVX2, 2
-/// AVX-512 (SimdLevel in simd_level.h). This is a header of its own, since *_simd.cpp files include
-/// neither ATen nor the precompiled header.
+/// Choice of the compiled instruction set to which Highway dispatches. Numbers of instruction sets:
+/// 0 baseline, 1 AVX2, 2 AVX-512 (SimdLevel in simd_level.h). This is a header of its own, since
+/// *_simd.cpp files include neither ATen nor the precompiled header.
 namespace dovetail::ops::simd {
 
 /// Returns the number of the best instruction set that this processor supports.

@@ -22,9 +22,9 @@ struct WinogradProblem {
 
 /// Returns the size in floats of the workspace of `convolve_winograd`; reads no pointer of
 /// `problem`. The workspace holds the transformed filters, which are four times the size of the
-/// filters. It also holds tiles of input and output. Tiles are processed in blocks of whole rows of
-/// tiles. A block is as large as fits into 4 MiB or half of the memory of the transformed filters,
-/// whichever is more.
+/// filters. It also holds the transformed tiles of input and output of one block. A block is a
+/// number of whole rows of tiles. Its size is limited to 4 MiB, or to half the size of the
+/// transformed filters if that is more.
 int64_t winograd_workspace_floats(const WinogradProblem& problem);
 
 /// Computes `problem` by F(4 x 4, 3 x 3), with the transforms of winograd_simd.h and our GEMM for

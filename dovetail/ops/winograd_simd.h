@@ -14,18 +14,18 @@ constexpr int64_t kWinogradPoints = 36, kWinogradTile = 4;
 
 /// Layout of transformed tiles of a batch of images (batch, channels, height, width). An image has
 /// `rows` rows of tiles with `columns` tiles each. Rows of tiles are numbered consecutively through
-/// all images. This view covers `count` rows of tiles from row `first` on, and tile p counts from
-/// its first tile. Point q of tile p of channel c is at float q * plane + c * stride + p. Up to 15
-/// floats after the last tile of a channel may be written or read.
+/// all images. This view covers the `count` rows of tiles from row `first` on; its tiles are
+/// numbered from 0 (p). Point q of tile p of channel c is at float q * plane + c * stride + p. Up
+/// to 15 floats after the final tile of a channel may be written or read.
 struct WinogradTiles {
   int64_t rows, columns, first, count;
   int64_t plane, stride;
 };
 
 /// Transform of the filters weight (out, in, 3, 3) to u. Point q of filter (row, column) is at u[q
-/// * plane + row * columns + column]. Rows are output channels, and columns are input channels.
-/// `transposed` exchanges them and turns the filters by 180 degrees, as the gradient of the input
-/// needs it.
+/// * plane + row * columns + column]. Rows are output channels, and columns are input channels. If
+/// `transposed` is set, rows and columns are exchanged and the filters are turned by 180 degrees.
+/// The gradient of the input needs this.
 struct WinogradWeights {
   const float* weight;
   int64_t out_channels, in_channels;

@@ -4,8 +4,8 @@
 
 namespace dovetail::ops {
 
-/// Purpose of a thread's scratch memory. Each purpose has its own buffer, so kernels with different
-/// purposes may nest.
+/// Purpose of a thread's scratch memory. Each purpose has its own buffer, so a kernel that uses one
+/// buffer may call a kernel with another purpose.
 enum class Workspace { kGemmRows, kGemmPanel, kAttention, kRows, kMadeRows, kRandomWords, kCount };
 
 /// Returns scratch memory of this thread: at least `count` floats, aligned to a cache line,

@@ -8,8 +8,9 @@
 /// streams.
 namespace dovetail::mx::cuda {
 
-/// Statistics of one orientation of blocks as a kernel counts and sums them. The numbers of
-/// elements and blocks are missing, because they follow from the shape.
+/// Statistics of blocks of one orientation, as a kernel counts and sums them. Members are named as
+/// in Statistics (statistics.h). The numbers of elements and blocks are missing, because they
+/// follow from the shape.
 struct Counts {
   unsigned long long zero_blocks, non_finite_blocks, underflows, saturations, saturating_blocks,
       floor_saturated_blocks;
@@ -17,19 +18,19 @@ struct Counts {
   double signal, error;
 };
 
-/// Returns the number of thread blocks that `quantize` starts for a problem. Its scratch memory
-/// `partial` holds two Counts for each of them.
+/// Returns the number of thread blocks that `quantize` starts for a problem. Scratch memory
+/// `partial` of `quantize` holds two Counts for each thread block.
 int64_t tiles(const QuantizeProblem& problem);
 
-/// Quantizes. If `partial` is null, nothing is counted. Otherwise `sums` receives two Counts: for
-/// row (or square) blocks and for column blocks. `partial` is scratch memory on the GPU, see
+/// Quantizes. If `partial` is null, nothing is counted. Otherwise `sums` receives two Counts: first
+/// of row (or square) blocks, then of column blocks. `partial` is scratch memory on the GPU, see
 /// `tiles`. The order of summation depends only on the shape.
 void quantize(const QuantizeProblem& problem, Counts* partial, Counts* sums, cudaStream_t stream);
 
 /// Returns true if `quantize_vectors` can solve the problem. It requires rounding to nearest,
-/// poisoned blocks, rows of whole blocks and aligned memory.
+/// NonFinite::kPoison, rows of whole blocks, and aligned memory.
 bool fits_vectors(const QuantizeProblem& problem);
-/// Quantizes without counts, at memory bandwidth. Requires `fits_vectors`.
+/// Quantizes without counting statistics, at memory bandwidth. Requires `fits_vectors`.
 void quantize_vectors(const QuantizeProblem& problem, cudaStream_t stream);
 
 /// Writes the dequantized numbers to y: float32, or bfloat16 bits.

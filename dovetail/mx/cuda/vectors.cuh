@@ -5,25 +5,23 @@
 #include "dovetail/mx/cuda/launch.h"
 #include "dovetail/mx/encoder.h"
 
-/// Distribution of work for kernels in which each thread reads and writes vectors: 16 bytes of
-/// neighbouring elements. A vector has kWidth elements. Each row of the matrix must consist of
-/// whole blocks of 32.
+/// Distribution of work for kernels in which each thread reads and writes vectors. A vector is 16
+/// bytes: kWidth neighbouring elements. Each row of the matrix must consist of whole blocks of 32.
 namespace dovetail::mx::cuda {
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
-/// Number of vectors per thread. In a tile, kWarps warps with kRows rows each cover 32 rows.
+/// Number of vectors per thread. The kWarps warps of a tile have kRows rows each, so a tile has 32.
 constexpr int kRows = kBlock / kWarps;
 constexpr unsigned kAll = 0xffffffff;
 
-/// Position of a thread's kRows vectors: the first element and the distance between vectors. Only
-/// the first `count` vectors are inside the matrix.
+/// Position of a thread's kRows vectors in the matrix.
 struct Place {
-  int64_t index, stride;  ///< in elements
-  int count;
+  int64_t index, stride;  ///< first element, and distance from vector to vector, in elements
+  int count;  ///< number of vectors inside the matrix; the vectors after them are outside
 };
 
-/// Returns the position of the calling thread's vectors if the matrix is read as one long row. The
-/// vectors of a warp are neighbours.
+/// Returns the position of the calling thread's vectors if the matrix is read as one long row.
+/// Vectors of neighbouring lanes of a warp are neighbours in memory.
 template <int kWidth>
 __device__ Place flat_place(int64_t elements) {
   const int64_t warp = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
@@ -37,7 +35,7 @@ __device__ Place flat_place(int64_t elements) {
 /// Tile of 32 rows by 32 vectors, the work of one thread block.
 struct Tile {
   int64_t top, left;  ///< first row and column of the tile
-  int warp, lane;
+  int warp, lane;     ///< the calling thread's warp in the block, and its lane in the warp
   /// Returns the position of this thread's vectors: one in each of kRows consecutive rows.
   template <int kWidth>
   __device__ Place place(int64_t rows, int64_t cols) const {
@@ -58,13 +56,13 @@ __device__ Tile find_tile(int64_t cols) {
           static_cast<int>(threadIdx.x / 32), static_cast<int>(threadIdx.x % 32)};
 }
 
-/// Returns the number of thread blocks for `flat_place`.
+/// Returns the number of thread blocks for a kernel that uses `flat_place`.
 template <int kWidth>
 unsigned flat_blocks(int64_t elements) {
   constexpr int64_t kEach = int64_t{kThreads} * kRows * kWidth;
   return static_cast<unsigned>((elements + kEach - 1) / kEach);
 }
-/// Returns the number of thread blocks for `find_tile`.
+/// Returns the number of thread blocks for a kernel that uses `find_tile`.
 template <int kWidth>
 unsigned tile_blocks(int64_t rows, int64_t cols) {
   constexpr int64_t kTileCols = 32 * kWidth;

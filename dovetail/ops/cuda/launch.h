@@ -14,15 +14,15 @@
 /// streams, because a .cu file with ATen takes 39 s to compile.
 namespace dovetail::ops::cuda {
 
-/// Launches the forward norm; `branch` and `sum` as in CudaKernels::norm_forward.
+/// Launches the forward norm. `branch` and `sum` are described at CudaKernels::norm_forward.
 void norm_forward(const NormProblem& problem, const void* branch, void* sum, void* y,
                   cudaStream_t stream);
 
-/// Returns the number of parts into which the backward norm divides the rows to sum them. It
-/// depends on `rows` alone, so that sums do not depend on the GPU.
+/// Returns the number of parts into which the backward norm divides the rows; each part is summed
+/// on its own. It depends on `rows` alone, so that sums do not depend on the GPU.
 int64_t norm_parts(int64_t rows);
-/// Launches the backward norm; `dsum` as in CudaKernels::norm_backward. `partial` is scratch memory
-/// of 2 * norm_parts(rows) * width floats.
+/// Launches the backward norm. `dsum` is described at CudaKernels::norm_backward. `partial` is
+/// scratch memory of 2 * norm_parts(rows) * width floats.
 void norm_backward(const NormProblem& problem, const void* dy, const void* dsum, void* dx,
                    float* partial, float* dweight, float* dbias, cudaStream_t stream);
 
@@ -30,8 +30,8 @@ void activation_forward(const ActivationProblem& problem, void* y, cudaStream_t 
 void activation_backward(const ActivationProblem& problem, const void* dy, void* dx,
                          cudaStream_t stream);
 
-/// Returns the number of parts into which `column_sums` divides the rows to sum them. It depends on
-/// `rows` alone.
+/// Returns the number of parts into which `column_sums` divides the rows; each part is summed on
+/// its own. It depends on `rows` alone.
 int64_t column_sum_parts(int64_t rows);
 /// Launches the column sums of x (rows, columns), both sizes above 0. `partial` is scratch memory
 /// of column_sum_parts(rows) * columns floats. `to` (columns) has the storage of x.

@@ -7,15 +7,16 @@
 #include "dovetail/ops/cuda/block.cuh"
 #include "dovetail/ops/cuda/values.cuh"
 
-/// Column sums of a matrix in two steps. Its rows are divided into parts, and a thread block sums
-/// each part. The sums of the parts are then added in an order that depends on their number alone.
+/// Column sums of a matrix in two steps. First, its rows are divided into parts, and a thread block
+/// sums each part. Second, the sums of the parts are added, in an order that depends only on the
+/// number of parts.
 namespace dovetail::ops::cuda {
 
 inline constexpr int kJoinWarps = 8;
 
-/// Second step: computes first[column] = sum of partial[part][column] over the parts. If the grid
-/// has a second row, it sums the next `parts` parts of `partial` into `second`. A block sums 32
-/// columns, and its warps share the parts.
+/// Second step: computes first[column] = sum over the parts of partial[part][column]. If the grid
+/// has a second row, that row sums the next `parts` parts of `partial` into `second`. A block sums
+/// 32 columns, and its warps share the parts.
 template <class T>
 __global__ void __launch_bounds__(kWarp* kJoinWarps)
     join_parts_kernel(const float* __restrict__ partial, int64_t parts, int64_t columns,

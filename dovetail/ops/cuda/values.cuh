@@ -10,7 +10,7 @@
 /// moves 16 bytes: kCount neighbours.
 namespace dovetail::ops::cuda {
 
-/// Numbers of 16 bytes of memory of type T, converted to FP32.
+/// The kCount numbers in 16 bytes of memory of type T, converted to FP32.
 template <class T>
 struct Values {
   static constexpr int kCount = 16 / sizeof(T);
@@ -30,7 +30,7 @@ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
-/// Loads 16 bytes; `from` must be aligned to 16 bytes.
+/// Loads kCount numbers; `from` must be aligned to 16 bytes.
 template <class T>
 __device__ Values<T> load_values(const T* from) {
   const uint4 bits = *reinterpret_cast<const uint4*>(from);
@@ -40,7 +40,7 @@ __device__ Values<T> load_values(const T* from) {
   for (int i = 0; i < Values<T>::kCount; ++i) values.v[i] = to_float(x[i]);
   return values;
 }
-/// Stores 16 bytes; `to` must be aligned to 16 bytes.
+/// Stores kCount numbers; `to` must be aligned to 16 bytes.
 template <class T>
 __device__ void store_values(const Values<T>& values, T* to) {
   uint4 bits;
