@@ -22,11 +22,11 @@ struct GenerateOptions {
   int64_t vocab_size = 0;
 };
 
-/// Continues `prompt` (token ids, at least one) token by token with a key-value cache. When the
-/// model's context is full, drops the older half of the tokens. The model then reads the newer half
-/// again to fill the cache. If the prompt is longer than the context, uses only its end. Returns
-/// the new tokens, including the stop token. Calls `on_token` for each new token, and stops if it
-/// returns false. The same seed gives the same tokens.
+/// Continues `prompt` (token ids, at least one) token by token with a key-value cache. If the
+/// prompt is longer than the model's context, uses only its end. When the context is full, drops
+/// the older half of the tokens. The model then reads the newer half again to fill the cache. Calls
+/// `on_token` for each new token, and stops if `on_token` returns false. Returns the new tokens,
+/// including the stop token. The same seed gives the same tokens.
 std::vector<int32_t> generate(GPT& model, const std::vector<int32_t>& prompt,
                               const GenerateOptions& options,
                               const std::function<bool(int32_t)>& on_token = {});

@@ -21,14 +21,14 @@ namespace dovetail::models {
 /// - "mixtral": like llama, but with experts in all blocks (top_k router, softmax scores)
 /// - "gpt2": layernorm, gelu, learned positions, bias, kv_heads = heads
 ///
-/// Throws UserError if none of them can express the config. For each, it names a key that prevents
-/// it.
+/// Throws UserError if no architecture can express the config. The error names, for each
+/// architecture, a key that prevents it.
 void export_huggingface(GPT& model, const std::string& tokenizer_kind,
                         const std::string& tokenizer_content, const std::filesystem::path& folder);
 
 /// Imports a model as float32 from a folder of `transformers`, also from sharded safetensors with
 /// an index. If config.json ties the head to the embedding, the files may still have a head matrix
-/// that differs. Then the model becomes untied, and a warning is logged.
+/// that differs from it. The model then becomes untied, and a warning is logged.
 ///
 /// Throws UserError that names a part which is not supported, a missing tensor, or a tensor that
 /// does not belong to the model. Constants that older versions of transformers stored (masks,

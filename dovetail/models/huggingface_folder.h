@@ -23,12 +23,13 @@ nlohmann::json read_json_file(const std::filesystem::path& path);
 /// - They are in `model.safetensors`, or in the shards that `model.safetensors.index.json` names.
 /// - If both exist, `model.safetensors` is read with a warning, as transformers does.
 /// - Without either, shards named like `model-00001-of-00002.safetensors` are read if all exist.
-/// - If all tensor names have the prefix of a PyTorch wrapper ("module." or "_orig_mod."), it is
-///   removed with a warning.
+/// - If all tensor names have the prefix of a PyTorch wrapper ("module." or "_orig_mod."), the
+///   prefix is removed with a warning.
 class TensorFolder {
  public:
-  /// Reads the names of all tensors. Throws UserError if files are missing. It names them, or files
-  /// of other formats that are in the folder instead.
+  /// Reads the names of all tensors. Throws UserError if shards are missing; the error lists them.
+  /// Also throws if the folder has none of the files above. That error lists the model files of
+  /// other formats in the folder.
   explicit TensorFolder(const std::filesystem::path& folder);
 
   const std::filesystem::path& path() const { return folder_; }

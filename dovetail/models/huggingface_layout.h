@@ -32,9 +32,9 @@ struct TensorLayout {
   std::vector<int64_t> shape_of(const Part& part) const;
 };
 
-/// Calls `visit` with the layout of every parameter of a model with this (resolved) config. It does
-/// not build a list of them, since a config.json can ask for more than memory holds. `visit` may
-/// stop the walk by throwing an exception.
+/// Calls `visit` with the layout of every parameter of a model with this (resolved) config. The
+/// layouts are not collected in a list: a config.json can ask for more of them than memory holds.
+/// `visit` may stop the walk by throwing an exception.
 void visit_huggingface_tensors(HuggingfaceArchitecture architecture, const ModelConfig& config,
                                const std::function<void(const TensorLayout&)>& visit);
 

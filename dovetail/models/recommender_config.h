@@ -75,8 +75,8 @@ bool has_wide_part(const RecommenderConfig& config);
 /// Returns true if the model reads each event of a sequence. Other models read a sequence as one
 /// sparse feature: a bag of ids whose embeddings are pooled.
 bool reads_sequences(const RecommenderConfig& config);
-/// Returns true if the model learns to distinguish a sequence's next event from a negative: an
-/// event of another sample.
+/// Returns true if the model learns to distinguish a sequence's next event from a negative:
+/// another event of the batch.
 bool has_negatives(const RecommenderConfig& config);
 /// Returns the number of elements in the concatenated embeddings of the first `features` sparse
 /// features.
@@ -85,8 +85,8 @@ int64_t embedded_width(const RecommenderConfig& config, const RecommenderInputs&
 /// Returns the number of weights and biases of one micro-MLP, which are one row of a table.
 int64_t micro_parameters(const RecommenderConfig& config);
 
-/// Sets `auxiliary` and `dim` to their defaults if the model ignores them because of other keys.
-/// Otherwise `check` would reject them: it throws for an ignored key that differs from its default.
+/// Sets each of `auxiliary` and `dim` to its default if the model does not read it. Other keys
+/// decide this. `check` throws for an unread key that differs from its default.
 void forget_unread_keys(RecommenderConfig& config, const RecommenderInputs& inputs);
 
 /// Checks a config against the inputs. Throws UserError that names recommender.<key>.

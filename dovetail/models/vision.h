@@ -28,9 +28,11 @@ struct VisionConfig {
 /// training step can therefore be recorded as a list of the operators that it calls below autograd
 /// (plan/record/capture.h). Each layer runs in a LayerScope (base/layer_scope.h) with the prefix of
 /// its parameters' names. Example: the layer with parameter layer1.0.conv1.weight runs in
-/// "layer1.0.conv1". Dropout uses ATen's default random generator. Images and targets must be on
-/// the device of the parameters. Images must have the dtype of the parameters. This is float32 in a
-/// new model. Module::to changes device and dtype of the parameters.
+/// "layer1.0.conv1". Dropout uses ATen's default random generator.
+///
+/// Images and targets must be on the device of the parameters. Images must have the dtype of the
+/// parameters. In a new model the parameters are float32. Module::to changes their device and
+/// dtype.
 class VisionModel : public torch::nn::Module {
  public:
   /// Returns logits (B, classes), or (B, classes, height, width) for unet. Throws UserError for
@@ -71,11 +73,18 @@ class VisionModel : public torch::nn::Module {
 std::shared_ptr<VisionModel> make_vision_model(const VisionConfig& config,
                                                c10::Device device = c10::kCPU);
 
-/// Initializes the parameters as a function of seed and name. Convolution weights are normal with
-/// variance 2 / fan (He et al. 2015, arXiv 1502.01852). In vgg and resnet50, the fan counts the
-/// outputs that read an input value, as in torchvision. In unet, it counts the inputs that an
-/// output value reads, as in its paper. Linear weights are normal with standard deviation 0.01.
-/// Weights of batch norms are 1, and their running statistics are reset. Biases are 0.
+/// Initializes the parameters as a function of seed and name:
+///
+/// - Convolution weights are normal (He et al. 2015, arXiv 1502.01852). In vgg and resnet50 the
+///   variance is 2 / fan_out, as in torchvision. In unet it is 2 / fan_in, as in its paper.
+/// - Linear weights are normal with standard deviation 0.01.
+/// - Weights of batch norms are 1. Running means are reset to 0, running variances to 1.
+/// - Biases are 0.
+///
+/// The number of outputs that read one input value is fan_out: output channels * kernel^2. Strides
+/// do not change it. The number of inputs that one output value reads is fan_in: input channels *
+/// kernel^2. In unet's up-sampling, where kernels do not overlap, it is the number of input
+/// channels.
 void initialize(VisionModel& model, uint64_t seed);
 
 }  // namespace dovetail::models

@@ -79,7 +79,7 @@ struct PrecisionOverride {
   std::vector<std::string> layers;  ///< globs over names of Linears: "blocks.0.*"
   /// Operands of these Linears to which `recipe` applies.
   std::vector<std::string> tensors = {"weight", "activation", "gradient"};
-  std::string recipe;
+  std::string recipe;  ///< recipe of these operands (mx/recipe.h)
   void describe(Section& s);
 };
 
@@ -222,8 +222,11 @@ struct DynamicSection {
   int64_t max_candidates = 1000000;  ///< for count: maximum number of candidates of a table
   double probability = 0.1;          ///< for probability: chance of each occurrence to get a row
   std::string eviction = "none";     ///< rule that evicts rows: none | age | frequency
-  /// `evict_steps`: steps between evictions. `max_age`: maximum number of steps since an id last
-  /// occurred. Beyond it a candidate is always evicted, and a row if `eviction` = "age".
+  /// Numbers of steps:
+  ///
+  /// - `evict_steps`: steps between evictions.
+  /// - `max_age`: maximum number of steps since an id last occurred. An eviction removes all older
+  ///   candidates. It removes older rows only if `eviction` = "age".
   int64_t evict_steps = 1000, max_age = 100000;
   int64_t keep_rows = 0;  ///< for frequency: number of rows of each table that an eviction leaves
   void describe(Section& s);
@@ -276,9 +279,12 @@ struct EmbeddingSection {
   /// hot | lru | lfu: rule that chooses the rows in memory if not all fit. hot: the rows that were
   /// counted most often.
   std::string policy = "hot";
-  /// `warmup_steps` (for hot): steps that count rows before the first choice. `refresh_steps` (for
-  /// hot): steps between choices; 0: one choice. `step_rows`: maximum distinct rows of a table that
-  /// one step reads from disk; 0: twice the number in the first batch.
+  /// Numbers of steps and of rows:
+  ///
+  /// - `warmup_steps` (for hot): steps in which rows are counted before the first choice.
+  /// - `refresh_steps` (for hot): steps between choices; 0: only one choice.
+  /// - `step_rows`: maximum number of distinct rows of a table that one step reads from disk. 0:
+  ///   twice the number in the first batch.
   int64_t warmup_steps = 100, refresh_steps = 1000, step_rows = 0;
   DynamicSection dynamic;
   void describe(Section& s);

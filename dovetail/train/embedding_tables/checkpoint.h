@@ -16,10 +16,11 @@ namespace dovetail::train {
 /// - "embedding.<table>.state": (rows, state_per_row) float32, if its optimizer has state
 /// - "embedding.<table>.rows": (n) int64, ascending row numbers, if not all rows are stored
 ///
-/// If "embedding.<table>.rows" exists, `weight` and `state` have n rows. A delta
-/// (io::CheckpointKind) stores only rows that changed since the previous checkpoint. A full
-/// checkpoint stores only the rows that were ever updated, if they are fewer than half. All other
-/// rows then have their initial values.
+/// If "embedding.<table>.rows" exists, `weight` and `state` have n rows. Rows that are not stored:
+///
+/// - In a delta (io::CheckpointKind): rows that did not change since the previous checkpoint.
+/// - In a full checkpoint: rows that were never updated. They still have their initial values. If
+///   at least half of all rows were updated, all rows are stored.
 bool is_of_table(const std::string& tensor);
 
 /// Writes the tables with a fixed vocabulary to a checkpoint, block by block. Hashed tables have

@@ -28,9 +28,11 @@ std::string table_tensor(const std::string& table, std::string_view part);
 std::vector<std::string> hashed_tensors(const embedding::PackSpec& spec, int64_t table);
 
 /// Writes the hashed tables to a checkpoint. `to` is the checkpoint on rank 0, and null on other
-/// ranks. A delta holds only keys that occurred in a step since the previous save. It also has
-/// "removed_keys", whose rows were evicted since then. "removed_candidate_keys" are keys that are
-/// no longer candidates. All ranks call it together, between steps.
+/// ranks. All ranks call it together, between steps. A delta has, in place of all keys:
+///
+/// - the keys that occurred in a step since the previous save, with their tensors
+/// - "removed_keys": keys whose rows were evicted since the previous save
+/// - "removed_candidate_keys": keys that are no longer candidates
 void save_hashed_tables(const embedding::DistributedTables& tables, io::CheckpointKind kind,
                         io::StreamedTensors* to);
 /// Restores the tables from a checkpoint that any number of ranks wrote. `from` is the checkpoint
@@ -49,8 +51,9 @@ nlohmann::ordered_json counters_json(int64_t step, const embedding::HashedCounte
                                      const embedding::HashedCounters& before);
 /// Returns a summary of the counters for the log, at the end of a run.
 std::string counters_line(const embedding::HashedCounters& counters);
-/// Returns a warning for each limit that refused a row or a count in more than a tenth of all
-/// accesses. Limits are max_rows, max_bytes and max_candidates.
+/// Returns a warning for each limit that is hit in more than a tenth of all accesses. The limits
+/// are max_rows, max_bytes and max_candidates. A limit is hit if an id gets no row, or is not
+/// counted as a candidate, for lack of room.
 std::vector<std::string> room_warnings(const embedding::HashedCounters& counters);
 
 }  // namespace dovetail::train

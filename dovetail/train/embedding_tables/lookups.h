@@ -26,7 +26,8 @@ models::RecommenderInputs recommender_inputs(const RunConfig& config);
 /// - A feature with pooling = "none" has one lookup for each position of its bag, with one id.
 /// - If the model has a wide part, all lookups named so far are repeated in tables of dimension 1.
 /// - A sequence that the model reads event by event has one lookup for each position, with one id.
-/// - If the model has negatives (see `ids`), each event from the second on has one more lookup.
+/// - If the model has negatives (see `ids`), each event from the second on has one more lookup, of
+///   its negative.
 /// - A co-action (item times sequence) adds one lookup of the item and one for each event.
 ///
 /// A sample with fewer ids than positions has no id in the remaining lookups: their rows are zero.
@@ -44,14 +45,16 @@ class RecommenderLookups {
   /// Returns the number of lookups per sample.
   int64_t size() const { return static_cast<int64_t>(lookups_.size()); }
 
-  /// Returns the ids of a batch for all lookups. If the only lookups are one per feature, for its
-  /// bag, the result shares the tensors of `batch`.
+  /// Returns the ids of a batch for all lookups. If there is exactly one lookup per feature, for
+  /// its whole bag, the result shares the tensors of `batch`.
   ///
   /// If the model has negatives and `negatives_key` is given, each event from the second on gets a
-  /// negative. This is another event, which training learns to distinguish from it. The negative is
-  /// drawn from all events of `batch`. If the drawn event has the same ids in all sequences, the
-  /// event gets no negative. The draw depends only on the key and on the rows of this rank. `batch`
-  /// has all of these rows: it is not yet cut into micro-batches.
+  /// negative. The negative is another event; training learns to distinguish the two. Rules:
+  ///
+  /// - The negative is drawn from all events of `batch`.
+  /// - If the drawn event has the same ids in all sequences, the event gets no negative.
+  /// - The draw depends only on the key and on the rows of this rank. So `batch` must have all of
+  ///   these rows: it is not yet cut into micro-batches.
   embedding::Jagged ids(const data::RowBatch& batch,
                         std::optional<uint64_t> negatives_key = std::nullopt) const;
 

@@ -15,9 +15,9 @@ void check_table_optimizers(const EmbeddingSection& config);
 /// matches no table; the error lists the tables.
 void set_optimizers(const EmbeddingSection& config, embedding::PackSpec& pack);
 
-/// Throws UserError for an override that applies to no table of `pack`, because later overrides
-/// name the same tables. Also throws for a key of [embedding] that has no effect, because overrides
-/// replace it in every table.
+/// Throws UserError for an override without effect: later overrides replace it in every table of
+/// `pack` that it names. Also throws for a key of [embedding] without effect: overrides replace it
+/// in every table.
 void check_overrides(const EmbeddingSection& config, const embedding::PackSpec& pack);
 
 }  // namespace dovetail::train

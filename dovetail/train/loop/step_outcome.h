@@ -36,8 +36,8 @@ struct StepOutcome {
 };
 
 /// Clock that adds up the seconds between `start` and `stop`, for the forward and backward passes
-/// of a step. A memory plan may run other operations between `start` and `stop` than the program
-/// does. Their time counts.
+/// of a step. With a memory plan, other operations may run between `start` and `stop` than without
+/// one. Their time counts.
 struct StepClock {
   double seconds = 0;  ///< sum over all pairs of `start` and `stop`
 
@@ -54,11 +54,11 @@ struct UpdateNumbers {
   /// of all ranks.
   double weight;
   double max_norm;  ///< maximum norm of the mean gradient (train.clip); 0: no clipping
-  double lr;
+  double lr;        ///< learning rate
 };
 /// Prepares the next update of `optimizer`. If the loss and the norm in `outcome` are finite, sets
-/// its learning rate and gradient scale (with clipping). Otherwise sets `outcome.skipped`, and the
-/// next update changes nothing.
+/// the optimizer's learning rate and gradient scale (with clipping). Otherwise sets
+/// `outcome.skipped`, and the next update changes nothing.
 void prepare_update(StepOutcome& outcome, const UpdateNumbers& numbers, Optimizer& optimizer);
 
 }  // namespace dovetail::train

@@ -11,8 +11,8 @@ namespace dovetail::train {
 struct MemorySection;
 struct RunConfig;
 
-/// Throws UserError if [memory] is invalid. With a budget, all steps of the run must have the same
-/// shapes and exchanges between ranks. Otherwise it also throws. The error names the cause.
+/// Throws UserError if [memory] is invalid. With a budget, also throws if steps of the run may
+/// differ in shapes or in exchanges between ranks. The error names the cause.
 void check_memory(const RunConfig& config);
 
 /// Returns a scope in which large tensors are allocated in a file of memory.folder

@@ -93,11 +93,12 @@ class PlannedStep {
     /// Reaction to a step whose shapes or constants differ from the plan. true: start over with
     /// recording. false: throw UserError.
     bool anew = false;
-    /// Way in which steps with a plan run. false: each step calls `work`, and its operations run as
-    /// planned. true: only the recorded operations run, with the numbers that were recorded, and
-    /// `work` is not called. So values that change between steps, such as the learning rate, must
-    /// be read through pointers. `work` must read them inside operations that it declares
-    /// (base/operation.h).
+    /// Way in which steps with a plan run:
+    ///
+    /// - false: each step calls `work`, and its operations run as planned.
+    /// - true: `work` is not called. Only the recorded operations run, with the numbers that were
+    ///   recorded. So `work` must read values that change between steps, such as the learning rate,
+    ///   through pointers. It must do so inside operations that it declares (base/operation.h).
     bool replay = false;
     /// One in this many planned steps is checked, beginning with the first. 0: no checks. A check
     /// calls `work`. It throws UserError if an operation changes a tensor that it did not change

@@ -17,11 +17,11 @@ struct StepMetrics {
   /// Training loss in nats per token, or per sample of a recommender: mean over the batch of all
   /// ranks.
   double loss = 0;
-  /// Losses of the routers of experts times their coefficients, per token. Training minimizes
-  /// `loss` plus this.
+  /// Sum of the losses of all routers of experts (moe/router.h), each times its coefficient: mean
+  /// per token. Training minimizes `loss` plus this. It is nullopt without experts.
   std::optional<double> router_loss;
-  /// Auxiliary loss of a recommender times its weight, per sample. Training minimizes `loss` plus
-  /// this.
+  /// Auxiliary loss of a recommender times recommender.auxiliary_weight: mean per sample. Training
+  /// minimizes `loss` plus this. It is nullopt if the model has none.
   std::optional<double> auxiliary_loss;
   double lr = 0;         ///< learning rate of the step
   double grad_norm = 0;  ///< norm of the mean gradient, before clipping
@@ -40,17 +40,18 @@ struct StepTimings {
   /// Time of forward and backward passes (TrainStep::compute_s). Not written if 0.
   double compute_ms = 0;
   double communication_ms = 0;  ///< time in which the step waited for the network
-  /// Time of validation and of saving; not written if 0.
+  /// `evaluation_ms`: time of validation. `checkpoint_ms`: time of saving a checkpoint. Each is
+  /// written only if it is not 0.
   double evaluation_ms = 0, checkpoint_ms = 0;
   double tokens_per_s = 0;  ///< tokens or samples per second, sum of all ranks
   bool samples = false;     ///< true for a recommender: `tokens_per_s` counts samples
-  /// FLOP/s that the model needs / measured peak FLOP/s of matrix products, 0 to 1. Not written if
-  /// 0.
+  /// Fraction of the measured peak FLOP/s of matrix products that the step reaches, 0 to 1. It
+  /// counts the FLOPs that the model needs. Not written if 0.
   double utilization = 0;
   /// Fraction of accesses to table rows that found the row in memory, not on disk
   /// (embedding.memory_bytes), on rank 0.
   std::optional<double> hit_rate;
-  /// Resident memory of the process; on a GPU, bytes that its allocator gave out.
+  /// On a CPU: resident bytes of the process. On a GPU: bytes that the GPU's allocator gave out.
   uint64_t memory_bytes = 0;
 };
 

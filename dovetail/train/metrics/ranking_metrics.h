@@ -29,8 +29,8 @@ struct RankingMetrics {
 /// The AUC comes from two histograms of the logit, one of negative and one of positive rows. Each
 /// has kBins bins of width 2^-10 on [-32, 32). The first and the last bin also count logits below
 /// and above this range. A pair of a positive and a negative row in the same bin counts one half.
-/// So the exact AUC differs by at most half the share of these pairs among all pairs. `auc_error`
-/// is this bound.
+/// So `auc` differs from the exact AUC by at most half the share of these pairs among all pairs.
+/// `auc_error` is this bound.
 class RankingSums {
  public:
   static constexpr int64_t kBins = int64_t{1} << 16;
@@ -58,10 +58,12 @@ double exact_auc(const at::Tensor& scores, const at::Tensor& labels);
 /// not count. Returns NaN if no group counts.
 double grouped_auc(const at::Tensor& scores, const at::Tensor& labels, const at::Tensor& groups);
 
-/// Returns warnings about the latest validations of a run. `validations` has all validations so
-/// far; the latest one is last. It warns if all labels of the latest validation have one class. It
-/// also warns if the AUCs of the last three validations are all close to 0.5. Close means within
-/// 0.005, or within three standard errors of random scores if that is more.
+/// Returns warnings about the latest validation of a run. `validations` has all validations so far;
+/// the latest one is last. There are two warnings:
+///
+/// - All labels of the latest validation have one class.
+/// - The AUCs of the last three validations are all close to 0.5. Close means within 0.005, or
+///   within three standard errors of random scores if that is more.
 std::vector<std::string> ranking_warnings(std::span<const RankingMetrics> validations);
 
 }  // namespace dovetail::train

@@ -52,9 +52,11 @@ void check_native(const mx::NativeDevice& device);
 class Quantization {
  public:
   /// Sets the recipe of each Linear of `model`. `name` is Precision::name ("mxfp8", "bf16"). Throws
-  /// UserError if an override matches no Linear; the error names the Linears. Also throws if an
-  /// override changes no recipe or quantizes under fp64. If native products are not possible, the
-  /// error names the first layer and operand.
+  /// UserError in these cases:
+  ///
+  /// - An override matches no Linear. The error names the Linears.
+  /// - An override changes no recipe, or quantizes under fp64.
+  /// - Native products are required, but not possible. The error names the first layer and operand.
   Quantization(models::GPT& model, const PrecisionSection& config, const std::string& name);
 
   /// Call before a step's first forward pass. Stochastic rounding depends on `seed`, the index of
@@ -86,11 +88,15 @@ class Quantization {
   /// "saturating_blocks_under_floor" is the same fraction if scale_mode were floor. "sqnr_db" is
   /// the signal-to-noise ratio in dB, or null if there is no error.
   nlohmann::ordered_json statistics(int64_t step) const;
-  /// Returns warnings about a line that `statistics` has returned. A tensor underflows if rounding
-  /// makes more than the fraction kMostUnderflow of its elements zero. It saturates if more than
-  /// the fraction kMostSaturation of its blocks have elements beyond the format's range. Each
-  /// warning names the worst weight, activation or gradient. A tensor causes at most one warning of
-  /// each kind.
+  /// Returns warnings about a line that `statistics` has returned. There are two kinds:
+  ///
+  /// - Underflow: rounding makes more than the fraction kMostUnderflow of a tensor's elements zero.
+  /// - Saturation: more than the fraction kMostSaturation of a tensor's blocks have elements beyond
+  ///   the format's range.
+  ///
+  /// Each kind gives at most one warning for weights, one for activations and one for gradients. It
+  /// names the layer with the highest fraction. Later calls do not warn of the same tensor and kind
+  /// again.
   std::vector<std::string> warnings(const nlohmann::ordered_json& statistics);
   static constexpr double kMostUnderflow = 0.25, kMostSaturation = 0.01;
 
@@ -103,7 +109,7 @@ class Quantization {
  private:
   std::vector<mx::LinearRecipe> recipes_;
   std::vector<std::shared_ptr<mx::Linear>> layers_;
-  std::set<std::string> warned_;
+  std::set<std::string> warned_;  ///< kinds and tensors that `warnings` has counted
 };
 
 }  // namespace dovetail::train

@@ -36,10 +36,11 @@ struct OptimizerSharding {
 /// Masters and moments are float32 (float64 for float64 parameters). A float32 parameter is its own
 /// master.
 ///
-/// With sharding a rank has masters and moments only for its share of each bucket (ZeRO-1,
-/// Rajbhandari et al. 2020). A bucket is a group of parameters that are reduced together
-/// (comm/buckets.h). `update` changes the weights of that share, then gathers the weights of the
-/// other shares. All ranks call `update`, `tensors` and `scatter` together.
+/// With sharding (ZeRO-1, Rajbhandari et al. 2020), parameters form buckets (comm/buckets.h). The
+/// gradients of a bucket are reduced together. Each bucket is cut into one share per rank. A rank
+/// has masters and moments only for its share of each bucket. `update` changes the weights of that
+/// share, then gathers the weights of the other shares. All ranks call `update`, `tensors` and
+/// `scatter` together.
 class Optimizer {
  public:
   /// Takes the initial float32 values of the parameters. Call `bind` before the first update.
@@ -87,7 +88,8 @@ class Optimizer {
   void scatter(const std::map<std::string, at::Tensor>& tensors, int64_t updates);
 
  private:
-  /// Elements of one parameter that this rank updates: all of them, or with sharding a piece.
+  /// Elements of one parameter that this rank updates: all of them, or with sharding a contiguous
+  /// piece.
   struct Part {
     comm::Bucket::Piece piece;
     size_t bucket = 0;  ///< with sharding: index of the bucket with the gradient
@@ -103,7 +105,8 @@ class Optimizer {
   void make_parts();
   /// Throws UserError as `load` does.
   void check(const std::map<std::string, at::Tensor>& tensors) const;
-  /// Returns the indices of all parts in several lists. One operation updates the parts of a list.
+  /// Returns the indices of all parts, divided into lists. One operation updates all parts of one
+  /// list.
   std::vector<std::vector<size_t>> updated_together() const;
   void update_some(const std::vector<size_t>& which, const comm::GradientReducer& gradients);
 
@@ -129,7 +132,7 @@ class Optimizer {
   std::vector<Part> parts_;
 
   int64_t updates_ = 0;
-  /// Numbers of the next update; nullopt: it changes nothing.
+  /// Numbers of the next update; nullopt if that update is to change nothing.
   std::optional<ops::AdamWOptions> now_;
 };
 

@@ -26,8 +26,9 @@ class LayoutChoice {
  public:
   /// Gives the layers of `model` their first layouts, for an even load of the experts. `tokens` is
   /// the number of tokens of a rank in a forward pass, `compute` the dtype of token rows. If a key
-  /// is "auto", it reads the cost model (parallel.costs) or measures it. All ranks of `world`, the
-  /// whole job, construct it together. `config` has passed check_parallel.
+  /// is "auto", the constructor reads the cost model from parallel.costs. If that key is empty,
+  /// it measures the cost model. All ranks of `world`, the whole job, construct it together.
+  /// `config` has passed check_parallel.
   LayoutChoice(const models::GPT& model, const RunConfig& config, int64_t tokens,
                at::ScalarType compute, const ExpertParallel& parallel, comm::Group& world);
 

@@ -106,8 +106,8 @@ class RecommenderStep {
   /// Returns the pooled rows of a micro-batch, (samples, columns). Also starts to gather the rows
   /// of the next micro-batch.
   at::Tensor look_up(int64_t micro_batch);
-  /// Runs forward and backward of a micro-batch. `first` is the index of its first sample among
-  /// this rank's samples, `pooled` has its pooled rows. `last` is true for the last micro-batch.
+  /// Runs forward and backward of a micro-batch. `first`: index of its first sample among this
+  /// rank's samples. `pooled`: its pooled rows. `last`: true for the last micro-batch of the step.
   void run_dense(const std::vector<at::Tensor>& inputs, int64_t first, const at::Tensor& pooled,
                  bool last, Losses& losses);
   /// Sends the gradient of the micro-batch's pooled rows to the ranks that hold the rows.

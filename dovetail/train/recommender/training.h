@@ -75,8 +75,8 @@ class RecommenderTraining : public TrainingLoop {
   /// If train.steps = "pass", sets the number of steps. Throws UserError if rows have days
   /// (rows.day) and the run has more steps than these days.
   void count_steps();
-  /// Measures loss and ranking of the model on rows [0, rows) of a validation split or a day.
-  /// `read(begin, end)` returns rows [begin, end).
+  /// Measures loss and ranking of the model on the `rows` rows of a validation split or of a day.
+  /// `read(begin, end)` returns rows [begin, end) of them.
   Validation validate_rows(int64_t rows,
                            const std::function<data::RowBatch(int64_t begin, int64_t end)>& read);
   /// Adds `found` to `validations_`, and logs ranking_warnings for each task.

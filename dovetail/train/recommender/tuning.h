@@ -22,20 +22,26 @@ struct TableSizes {
   bool operator==(const TableSizes&) const = default;
 };
 
-/// Returns the candidates for the choice of sizes, simplest first. Candidates for `groups` are 1, 2
-/// and 4, up to the number of tables. Candidates for `micro_batch` are all samples of a rank, a
-/// half, a quarter and an eighth, rounded up to a multiple of recommender.grain. A micro-batch is a
-/// candidate only if the run with it fits into available memory, by estimate. If none of the four
-/// fits, halving continues to the first that fits or to one grain. Sizes that the config sets are
-/// the same in all candidates. `tables` is the number of tables.
+/// Returns the candidates for the choice of sizes, simplest first. `tables` is the number of
+/// tables. A size that the config sets is the same in all candidates. The values of a size that is
+/// "auto":
+///
+/// - `groups`: 1, 2 and 4, up to the number of tables.
+/// - `micro_batch`: all samples of a rank, a half, a quarter and an eighth. Each is rounded up to a
+///   multiple of recommender.grain. It is a candidate only if the run is estimated to fit into
+///   available memory. If none of the four fits, halving continues to the first that fits, or to
+///   one grain.
 std::vector<TableSizes> candidate_sizes(const ResolvedRun& run, int64_t tables);
 
 /// Returns the seconds per step of each candidate: the minimum over several rounds.
 /// `run_steps(candidate)` runs some steps and returns the seconds per step, the same on all ranks.
-/// Another number of groups requires new tables. So all rounds of the candidates with equal
-/// `groups` are measured before any candidate with other `groups`. In each round these candidates
-/// run in turn. After the first round, a candidate is skipped if its time is over 1.2 times the
-/// best time so far.
+/// Order of the measurements:
+///
+/// 1. Candidates with equal `groups` are measured in all rounds before the next ones: another
+///    number of groups requires new tables.
+/// 2. In each round, these candidates run in turn.
+/// 3. After the first round, a candidate is skipped if its time is over 1.2 times the best time so
+///    far.
 std::vector<double> measure_steps(const std::vector<TableSizes>& candidates,
                                   const std::function<double(const TableSizes&)>& run_steps);
 
@@ -43,10 +49,10 @@ std::vector<double> measure_steps(const std::vector<TableSizes>& candidates,
 /// Differences within 3 % are noise, so the simpler candidate wins.
 size_t simplest_of_fastest(const std::vector<double>& step_s);
 
-/// Returns the bytes of memory that this rank can give to table rows and their optimizer state.
-/// Returns 0 if all `table_bytes` of rows and state fit. The rank may use 0.9 * `available_bytes`.
-/// Everything except rows and state takes `others_bytes` out of them. Throws UserError if nothing
-/// is left for rows.
+/// Returns the bytes of memory that this rank can give to table rows and their optimizer state: 0.9
+/// * `available_bytes` - `others_bytes`. Returns 0 if `table_bytes`, all rows and state, fit into
+/// that. `others_bytes` are the bytes that everything else takes. Throws UserError if nothing is
+/// left for rows.
 int64_t memory_for_rows(double available_bytes, double others_bytes, double table_bytes);
 
 /// Returns the maximum over ranks of the bytes of rows and optimizer state on one rank.

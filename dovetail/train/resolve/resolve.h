@@ -12,16 +12,16 @@
 namespace dovetail::train {
 
 /// Makes the decisions of a ResolvedRun about device, threads, data and model sizes. Sets the
-/// number of CPU threads of the calling thread. Precision, size and memory follow in
-/// resolve_precision_and_size, because a resumed run keeps its precision.
+/// number of CPU threads of the calling thread. Call resolve_precision_and_size next. It is a
+/// separate function since a resumed run keeps its precision.
 ///
 /// If the config names text, rank 0 tokenizes it into the prepared folder (data/text/prepare.h),
 /// except in a dry run. All ranks call this together.
 ResolvedRun resolve_run(const RunConfig& config, comm::Group& group, const TrainOptions& options);
 
 /// Sets `precision`, `size` (parameters, FLOPs) and `memory` (estimated bytes) of `run`.
-/// `kept_precision` is the precision of the run that is resumed, if any. All ranks call this
-/// together.
+/// `kept_precision`: precision of the run that is resumed; nullopt for a new run. All ranks call
+/// this together.
 void resolve_precision_and_size(ResolvedRun& run, comm::Group& group,
                                 const std::optional<std::string>& kept_precision);
 

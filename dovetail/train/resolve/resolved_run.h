@@ -40,7 +40,8 @@ struct ResolvedRun {
   int64_t maximum_samples = 1;
   models::ModelSize size;         ///< numbers of parameters and FLOPs
   models::MemoryEstimate memory;  ///< estimated bytes of this rank's training
-  /// Free memory of this machine (GPU: of the GPU), for all its ranks.
+  /// Free bytes of memory, in total for all ranks of this machine. It is the GPU's memory if the
+  /// run uses the GPU.
   uint64_t available_bytes = 0;
   int local_ranks = 1;  ///< number of ranks on this machine
 };

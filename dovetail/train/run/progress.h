@@ -6,9 +6,9 @@
 
 namespace dovetail::train {
 
-/// Text in the last line of the terminal (standard error). Each call of `show` replaces the text,
-/// but at most ten times per second, so an inner loop may call it. Does nothing if standard error
-/// is no terminal.
+/// Text in the last line of the terminal (standard error). `show` replaces the text. It does
+/// nothing within 0.1 s of the last change, so an inner loop may call it. There is no text if
+/// standard error is no terminal.
 class TerminalLine {
  public:
   TerminalLine();
@@ -45,13 +45,13 @@ struct ProgressState {
 ///
 /// " step  640/1000  ━━━━━━━━╸━━━━━━━  64 %  loss 1.912  val 1.934  18.4k tok/s  41 % of peak"
 ///
-/// The line ends with "eta 1:12" before the last step. The bar takes the rest of `columns`
-/// characters, but at most 32. There is no bar if fewer than 8 are left, or if `columns` is 0
-/// (plain lines).
+/// Before the last step, the line ends with the remaining time: "eta 1:12". The bar takes the rest
+/// of `columns` characters, but at most 32. There is no bar if fewer than 8 are left, or if
+/// `columns` is 0 (plain lines).
 std::string progress_text(const ProgressState& state, int columns);
 
-/// Progress of a run on standard error. A terminal shows it as a bar. Elsewhere a plain line is
-/// written after every tenth of the run, and if 30 s passed without a line.
+/// Progress of a run on standard error. A terminal shows it as a bar. Elsewhere a plain line
+/// is written after every tenth of the run. One is also written if the last line is 30 s old.
 class Progress {
  public:
   enum class Mode { kAutomatic, kOff };
@@ -70,7 +70,7 @@ class Progress {
   TerminalLine line_;
   double mean_step_s_ = 0, mean_s_per_token_ = 0;  ///< moving averages
   double last_line_s_;                             ///< time of the last plain line
-  int64_t last_tenth_;
+  int64_t last_tenth_;  ///< number of tenths of the run that were done at the last plain line
 };
 
 }  // namespace dovetail::train

@@ -2,10 +2,10 @@
 
 namespace dovetail::train {
 
-/// Signal handlers for training. While an object exists, SIGINT and SIGTERM ask training to stop:
-/// `stop_requested` then returns true. A second SIGINT, three seconds later or more, ends the
-/// process at once. The destructor of the last object restores the previous handlers and clears the
-/// request. If ranks are threads of one process, each of them holds an object.
+/// Signal handlers for training. While an object of this class exists, SIGINT and SIGTERM ask
+/// training to stop: `stop_requested` then returns true. A second SIGINT, three seconds later or
+/// more, ends the process at once. The destructor of the last object restores the previous handlers
+/// and clears the request. If ranks are threads of one process, each rank holds an object.
 class StopSignals {
  public:
   StopSignals();
