@@ -18,8 +18,8 @@ namespace dovetail::jobs {
 /// the arguments. So ranks that pass the same times hold the same shares, without communication.
 class MicroBatchShares {
  public:
-  /// Minimum number of recorded steps before shares change for the first time. It equals the number
-  /// of times that SpeedHistory needs to detect a changed machine.
+  /// Minimum number of recorded steps before shares change for the first time. SpeedHistory needs
+  /// as many measurements to detect a changed machine.
   static constexpr size_t kLeastTimes = SpeedHistory::kChanged;
 
   /// `shares` is the initial number of micro-batches of each rank, 1 or more. `gain` is a fraction,

@@ -29,13 +29,13 @@ namespace dovetail::jobs {
 /// its first tensor. `run` throws CommError if the digests differ. In that case the nodes have
 /// different rows, options or arithmetic.
 ///
-/// A table is all data with the same numbers of rows and shards. In the first job on a table, the
-/// ranges of all nodes have equal length. Later ranges follow the recent times of the nodes, which
-/// are sent with the sums. Ranges change if that shortens the predicted time of a job by more than
-/// kHysteresis. All tasks on a table use the same ranges: the predicted fastest ones for the recent
-/// mix of tasks. Common ranges avoid transfers of rows. A row that a task writes is updated only on
-/// the node that computed it. It is sent to another node only after the ranges changed, or when
-/// `rows` is called.
+/// In this header, a table means all ResidentData with the same numbers of rows and shards. In the
+/// first job on a table, the ranges of all nodes have equal length. Later ranges follow the recent
+/// times of the nodes, which are sent with the sums. Ranges change if that shortens the predicted
+/// time of a job by more than kHysteresis. All tasks on a table use the same ranges: the predicted
+/// fastest ones for the recent mix of tasks. Common ranges avoid transfers of rows. A row that a
+/// task writes is updated only on the node that computed it. It is sent to another node only after
+/// the ranges changed, or when `rows` is called.
 class Nodes : public Workers {
  public:
   /// Minimum saving for a change of ranges, as a fraction of the predicted time with the new

@@ -27,16 +27,18 @@ struct Partition {
 };
 
 /// Divides `rows` rows among `devices` so that all devices are done as early as possible. Each
-/// grain has `grain` rows.
+/// grain has `grain` rows. Steps:
+/// 1. Each device gets its min_rows. The remaining N rows are divided in the next steps.
+/// 2. If rows could be cut anywhere, all devices would finish at time T = (N + sum a/b) / sum 1/b.
+///    Here b is a device's row_s. a is the time at which it could start on the N rows: start_s +
+///    row_s * min_rows. The device's share is (T - a) / b. The sums cover only the devices with a
+///    positive share.
+/// 3. Shares that would exceed max_rows are cut to max_rows. Step 2 is repeated for the remainder.
+/// 4. Shares are rounded down to whole grains.
+/// 5. Each remaining grain goes to the device that would finish it earliest.
 ///
-/// If rows could be cut anywhere, all devices would finish at time T = (N + sum a/b) / sum 1/b.
-/// Here N = `rows`, a = start_s and b = row_s. The sums cover the devices whose share (T - a) / b
-/// is positive. Shares above max_rows are cut to max_rows, and the remainder is shared again.
-/// Shares are then rounded down to whole grains. Each remaining grain goes to the device that would
-/// finish it earliest. No other division into whole grains is faster. For two devices with a = 0,
-/// the shares are in the ratio of their speeds (for CPU and GPU: acceleration ratio).
-///
-/// Each device first gets its min_rows. The remaining rows are divided as above.
+/// No other division into whole grains is faster. For two devices with start_s = 0 and no limits,
+/// the shares are in the ratio of their speeds. For CPU and GPU, this is the acceleration ratio.
 ///
 /// Throws UserError if the devices' max_rows sum to less than `rows`. Throws InternalError for any
 /// of these:
@@ -50,9 +52,12 @@ Partition partition(int64_t rows, std::span<const DeviceCost> devices, int64_t g
 double seconds_of(std::span<const int64_t> shares, std::span<const DeviceCost> devices,
                   int64_t grain);
 
-/// Returns the number of grains of each device. `before` holds the current numbers. Keeps and
-/// returns `before` if it covers all rows and takes at most (1 + hysteresis) times as long as the
-/// result of `partition`. Otherwise returns the result of `partition`, in grains.
+/// Returns the number of grains of each device. `before` holds the current numbers. Returns
+/// `before` if both conditions hold:
+/// - it covers all rows,
+/// - it takes at most (1 + hysteresis) times as long as the result of `partition`.
+///
+/// Otherwise returns the result of `partition`, in grains.
 std::vector<int64_t> move_shares(std::span<const int64_t> before, int64_t rows,
                                  std::span<const DeviceCost> devices, int64_t grain,
                                  double hysteresis);

@@ -49,9 +49,10 @@ struct SchedulerDevice {
 /// expired or was given up (see `next`).
 struct SchedulerOptions {
   SharePolicy policy = SharePolicy::kStealing;
-  /// A lease expires after lease_factor times its expected seconds, but not before min_lease_s.
-  /// While the speed of its device is unknown, it expires after first_lease_s. If the leases of all
-  /// slots have expired and no slot reports within first_lease_s, all devices are left out.
+  /// A lease expires lease_factor times its expected seconds after its beginning, but not before
+  /// min_lease_s. While the speed of its device is unknown, a lease expires after first_lease_s. If
+  /// the leases of all slots have expired and no slot reports within first_lease_s, all devices are
+  /// left out.
   double lease_factor = 4, min_lease_s = 0.25, first_lease_s = 30;
   /// Leaves a device out after this many misses in a row, with no delivered shard between them.
   int64_t max_misses = 3;
@@ -86,12 +87,14 @@ class DevicesLost : public std::runtime_error {
 /// the simulator (jobs/simulate/) use it. It has no threads, no clock and no data. The caller
 /// passes the time in seconds, which must not decrease. It makes one call at a time.
 ///
-/// Protocol: `begin` starts an iteration. The caller calls `next` for each free slot. For each
-/// computed shard of the lease it calls `deliver`. If a shard throws, it calls `fail`, which ends
-/// the lease. The caller must call `expire` at the time that the previous `expire` returned. If
-/// `next` has since returned a lease with an earlier deadline, the caller must call `expire` at
-/// that deadline. After each `deliver`, `fail` and `expire`, it calls `next` again for slots
-/// without a lease.
+/// Protocol for the caller:
+/// 1. Call `begin` to start an iteration.
+/// 2. Call `next` for each free slot.
+/// 3. Call `deliver` for each computed shard of a lease. If a shard throws, call `fail`, which ends
+///    the lease.
+/// 4. Call `expire` at the time that the previous `expire` returned. If `next` has since returned a
+///    lease with an earlier deadline, call `expire` at that deadline.
+/// 5. After each `deliver`, `fail` and `expire`, call `next` again for slots without a lease.
 ///
 /// A shard may be delivered several times, but exactly one delivery counts. `take_counted` tells
 /// from which device. The scheduler ignores later deliveries of the shard.
@@ -103,10 +106,11 @@ class DevicesLost : public std::runtime_error {
 /// shard. While the speed of any device is unknown, all slots get equal shares. Devices without
 /// work then take shards from other devices, even under kAffine.
 ///
-/// A lease has enough shards that start_s (SpeedHistory) is at most the fraction kStartPart of the
-/// time for its rows. It has no more shards than that. Under kStealing, a lease has at most the
-/// fraction kBigPart of its device's remaining share, divided by the number of slots. So leases
-/// become small towards the end of the share.
+/// Number of shards in a lease:
+/// - It is the smallest number for which start_s <= kStartPart * row_s * (rows of the lease). Here
+///   start_s and row_s are the device's Speed (jobs/speed.h).
+/// - It is limited to P times the device's remaining share, divided by the number of slots. P is
+///   kBigPart under kStealing, otherwise 1. So leases become small towards the end of the share.
 ///
 /// Any call may throw DevicesLost.
 class Scheduler {
@@ -145,8 +149,8 @@ class Scheduler {
     int64_t shard;
     size_t device;
   };
-  /// Returns the shards for which the counting result was decided since the previous call. Each
-  /// shard is returned once per iteration.
+  /// Returns the shards that got their counting result since the previous call. Each shard is
+  /// returned once per iteration.
   std::vector<Counted> take_counted();
   /// Returns true if two devices must compute the shard in this iteration (verify_every).
   bool is_verified(int64_t shard) const;

@@ -95,8 +95,10 @@ struct Scheduler::State {
   std::deque<int64_t> returned;  ///< open shards (any device may take them) without any result
   /// Shards selected for verification that need a result from another device.
   std::deque<int64_t> checks;
-  std::vector<Counted> counted;
+  std::vector<Counted> counted;  ///< result of the next take_counted
+  /// Number of the current iteration, and Lease::id of the next lease.
   int64_t iteration = 0, next_lease = 1;
+  /// Time at which the iteration began, and time at which a lease last expired.
   double begun_s = 0, last_over_s = 0;
 };
 

@@ -14,8 +14,9 @@ namespace dovetail::jobs {
 /// differ.
 class ShardBook {
  public:
-  /// Begins an iteration. rows[i] is the number of rows of shard i. Selects one shard in
-  /// `verify_every` for verification (0: none), other shards in each iteration.
+  /// Begins an iteration. rows[i] is the number of rows of shard i. Shard i is selected for
+  /// verification if i + iteration is a multiple of `verify_every`. If `verify_every` is 0, none is
+  /// selected.
   void begin(const std::vector<int64_t>& rows, int64_t iteration, int64_t verify_every);
 
   int64_t size() const { return static_cast<int64_t>(shards_.size()); }

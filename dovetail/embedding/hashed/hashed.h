@@ -59,8 +59,8 @@ struct HashedOptions {
 
 /// Counters, summed over the tables. `rows` and `candidates` are the present numbers of rows and of
 /// candidates. `bytes` is the memory that both use now. All other counters count since
-/// construction: `admitted`, `evicted` and `candidates_evicted` count keys, the rest occurrences of
-/// keys.
+/// construction. `admitted`, `evicted` and `candidates_evicted` count keys. The remaining ones
+/// count occurrences of keys.
 struct HashedCounters {
   int64_t rows = 0, candidates = 0, bytes = 0;
   int64_t found = 0;         ///< occurrences of keys that had a row when their step began
@@ -120,9 +120,15 @@ struct KeyedRows {
 /// Hashed tables: tables without a fixed vocabulary. Ids are 64-bit keys, and a key gets a row when
 /// it is admitted (see Admission). The `rows` of a TableSpec are the maximum number of rows.
 /// Address space for all of them is reserved at once. The system provides memory when rows are
-/// first used. `max_bytes` of a TableSpec, if set, also limits the number of rows. It covers rows,
-/// optimizer state, counts and the key map, which has its full size from the start. It also covers
-/// `max_candidates` candidates and the records for delta checkpoints. Usage:
+/// first used. `max_bytes` of a TableSpec, if set, also limits the number of rows. These bytes must
+/// hold:
+/// - the rows and their optimizer state,
+/// - the occurrence counts,
+/// - the key map, which has its full size from the start,
+/// - `max_candidates` candidates,
+/// - the records for delta checkpoints.
+///
+/// Usage:
 ///
 /// ```
 /// const Jagged slots = tables.begin(keys);  // admits keys, turns keys into row numbers
@@ -131,11 +137,12 @@ struct KeyedRows {
 /// tables.end();  // evicts rows
 /// ```
 ///
-/// A new row has the values of InitialRows (table.h) for its key. Their bound is initial_bound(rows
-/// of the whole table). They do not depend on when or where the key first occurs. If an evicted key
-/// returns, its row starts with the same values again. A key without a row reads zeros, and its
-/// gradient is discarded, as in DeepRec's EmbeddingVariable. Yet it counts in the number of ids by
-/// which a mean is divided. Results do not depend on the number of threads.
+/// A new row has the values of InitialRows (table.h) for its key. The bound of the values is
+/// initial_bound(rows of the whole table). The values do not depend on when or where the key first
+/// occurs. If an evicted key returns, its row starts with the same values again. A key without a
+/// row reads zeros, and its gradient is discarded, as in DeepRec's EmbeddingVariable. Yet the key
+/// counts in the number of ids by which a mean is divided. Results do not depend on the number of
+/// threads.
 class HashedTables {
  public:
   /// Throws UserError like PackedTables. Also throws it for options out of range, and if not even

@@ -71,8 +71,9 @@ struct CudaGradient {
   CudaBatch batch;
   const float* gradient;
   int64_t gradient_stride;
-  /// Number of the micro-batch's first bag among the bags of all micro-batches in the update. Bags
-  /// are numbered by (sample, feature), with the feature varying fastest.
+  /// Number of the micro-batch's first bag among the bags of all micro-batches in the update. A bag
+  /// has the ids of one feature in one sample. Bags are numbered by (sample, feature), with the
+  /// feature varying fastest.
   int64_t first_bag;
 };
 
@@ -83,11 +84,14 @@ struct CudaOccurrence {
   float scale;   ///< weight of the id (1 without weights), divided by the bag's size for a mean
 };
 
-/// Arguments of CudaKernels::update, which computes `update` of lookup.h. A row's gradient is a sum
-/// over its occurrences. At most kCudaSerial occurrences are added one after the other. More
-/// occurrences are cut into kCudaParts consecutive parts, whose lengths differ by at most one. The
-/// occurrences of each part are added in order, then the part sums are added in order. So no bit
-/// depends on the GPU, on the cut into micro-batches or on other tables in the pack.
+/// Arguments of CudaKernels::update, which computes `update` of lookup.h. A row's gradient is the
+/// sum over its n occurrences:
+/// - n <= kCudaSerial: all occurrences are added one after the other.
+/// - n > kCudaSerial: the occurrences are cut into kCudaParts consecutive ranges, whose lengths
+///   differ by at most one. The occurrences of each range are added in order. Then the sums of the
+///   ranges are added in order.
+///
+/// So no bit depends on the GPU, on the cut into micro-batches or on other tables in the pack.
 struct CudaUpdateProblem {
   CudaPack pack;
   UpdateScalars scalars;
@@ -95,7 +99,8 @@ struct CudaUpdateProblem {
   int64_t num_parts;
   /// The micro-batches, (num_parts): the same elements in host memory and in GPU memory.
   const CudaGradient *parts, *parts_on_gpu;
-  /// Total bags and ids of all parts, each below 2^31. There is at least one id.
+  /// Number of bags and number of ids in all micro-batches, each below 2^31. There is at least one
+  /// id.
   int64_t bags, count;
   /// Number of bits of a row number, at most 32: all row numbers are below 2^row_bits.
   int row_bits;
@@ -124,7 +129,7 @@ struct CudaUpdateProblem {
 
 /// Maximum number of occurrences of a row whose gradients are added one after the other.
 inline constexpr uint32_t kCudaSerial = 256;
-/// Number of parts into which a row's occurrences are cut if they are more than kCudaSerial.
+/// Number of ranges into which a row's occurrences are cut if they are more than kCudaSerial.
 inline constexpr int kCudaParts = 16;
 
 /// Kernels for tables on a GPU. They queue work on torch's current stream. Their code is in the

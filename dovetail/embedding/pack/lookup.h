@@ -29,9 +29,9 @@ struct PooledGradient {
 
 /// Runs one optimizer step on the rows that occur in a batch. The batch may be cut into
 /// micro-batches, listed in the order of their samples. A row's gradient is the float32 sum over
-/// its occurrences. The order is (sample of the whole batch, feature, position in the bag). So the
-/// bits do not depend on the cut into micro-batches, on threads or on other tables. Throws
-/// UserError for wrong shapes before anything has changed.
+/// its occurrences. They are added in the order (sample of the whole batch, feature, position in
+/// the bag). So the bits do not depend on the cut into micro-batches, on threads or on other
+/// tables. Throws UserError for wrong shapes before anything has changed.
 void update(PackedTables& tables, const std::vector<PooledGradient>& micro_batches);
 
 }  // namespace dovetail::embedding

@@ -16,8 +16,9 @@ void check_contents_on_gpu(const Jagged& batch, at::ArrayRef<int64_t> rows);
 void pool_on_gpu(const PackedTables& tables, const Jagged& batch, const at::Tensor& y);
 /// Computes update (lookup.h) for tables on a GPU, without incrementing tables.steps(). The caller
 /// has checked the arguments. A row's gradient is summed over its occurrences in the batch. Up to
-/// 256 occurrences have the same sum as on the CPU. More occurrences are summed in parts. The parts
-/// depend on the number of occurrences alone.
+/// 256 occurrences have the same sum as on the CPU. More occurrences are cut into ranges, and the
+/// sums of the ranges are added (CudaUpdateProblem in cuda_kernels.h). The ranges depend on the
+/// number of occurrences alone.
 void update_on_gpu(const PackedTables& tables, const std::vector<PooledGradient>& micro_batches);
 
 }  // namespace dovetail::embedding

@@ -15,7 +15,8 @@ struct MicroBatch {
   int64_t gradient_stride;
 };
 
-/// Occurrence of one id in an update. It adds `scale` * `gradient` to the gradient of the id's row.
+/// Occurrence of one id in an update. Its bag has the ids of the same feature in the same sample.
+/// The occurrence adds `scale` * `gradient` to the gradient of the id's row.
 struct Occurrence {
   /// Gradient of the bag's pooled row; under Pooling::kNone, gradient of the id's own output row.
   const float* gradient;

@@ -30,9 +30,10 @@ struct PoolProblem {
   bool stream;
 };
 
-/// Pools samples [begin, end) of one feature on the calling thread. For each sample, the feature's
-/// columns of y become the sum of weight * row over the bag, in its order. A mean is multiplied by
-/// 1 / (size of the bag). An empty bag gives zeros.
+/// Pools samples [begin, end) of one feature on the calling thread. A sample's ids of this feature
+/// are its bag. For each sample, the sum of weight * row over the bag is written to the feature's
+/// columns of y. The sum is in the order of the ids. If `mean`, the sum is multiplied by 1 / (size
+/// of the bag). An empty bag gives zeros.
 void pool_samples(const PoolProblem& problem, int64_t feature, int64_t begin, int64_t end);
 
 }  // namespace dovetail::embedding

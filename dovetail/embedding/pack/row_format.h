@@ -39,10 +39,11 @@ struct RowWords {
 
 /// Source of the random words for all rows of a table in one step.
 struct RowRounding {
+  /// Key of the Philox calls (RowWords).
   uint64_t key;
   int64_t first_row, row_step, first_column;  ///< as in TableSlice (table.h)
-  /// Needed if the slots (places in memory) of a table hold different rows over time. Element i is
-  /// the number of the row in slot i. Null: slot i holds row i.
+  /// Row number of each slot, a place in memory for one row. Needed for tables whose slots hold
+  /// different rows over time. Null: slot i holds row i.
   const uint32_t* row_of;
 
   /// Returns the words for the row in slot `row`.

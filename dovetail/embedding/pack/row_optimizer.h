@@ -6,9 +6,10 @@
 namespace dovetail::embedding {
 
 /// Optimizers for sparse gradients. A step changes only the rows that occur in its batch, and their
-/// state. Each of these rows changes once, no matter how often it occurs. G is the sum of the row's
-/// gradients over its occurrences, plus weight_decay * w, where w is the row. This L2 decay is the
-/// same as in torch.optim's SGD, Adagrad and Adam, but for touched rows only.
+/// state. Each of these rows changes once, no matter how often it occurs. In the formulas below, w
+/// is the row, and u, s, m and v are its state. All operations are element by element, unless
+/// stated. G is the sum of the row's gradients over its occurrences, plus weight_decay * w. This L2
+/// decay is the same as in torch.optim's SGD, Adagrad and Adam, but for touched rows only.
 ///   kSgd             w -= lr * G
 ///   kMomentum        u = momentum * u + G;  w -= lr * u  (torch.optim.SGD with dampening 0)
 ///   kAdagrad         s += G^2;  w -= lr * G / (sqrt(s) + eps)

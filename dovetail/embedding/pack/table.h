@@ -34,7 +34,7 @@ struct TableSpec {
   std::string name;
   int64_t rows = 0, dim = 0;
   Pooling pooling = Pooling::kSum;
-  TableSlice slice = {};
+  TableSlice slice = {};  ///< place of this table in a larger one
   /// True for a table without a fixed vocabulary (hashed.h). Its ids are keys, and `rows` is the
   /// maximum number of rows.
   bool hashed = false;
@@ -43,9 +43,9 @@ struct TableSpec {
   std::optional<OptimizerSpec> optimizer = {};  ///< used instead of PackSpec::optimizer
 };
 
-/// Tables and the features that look into them. It describes a collection, which is all tables of a
-/// model, or a pack. A pack is the part of a collection that is looked up by one operation and
-/// updated by one optimizer.
+/// Tables and the features (inputs with ids) that look into them. The tables are either a
+/// collection or a pack. A collection is all tables of a model. A pack is the part of a collection
+/// that is looked up by one operation and updated by one optimizer.
 struct PackSpec {
   std::vector<TableSpec> tables;
   /// Table index of each feature. Several features may share a table.
@@ -57,7 +57,7 @@ struct PackSpec {
   /// by side.
   std::vector<int64_t> feature_columns = {};
   int64_t columns = 0;
-  RowDtype row_dtype = RowDtype::kFloat32;
+  RowDtype row_dtype = RowDtype::kFloat32;  ///< format of the stored rows
 };
 
 /// Checks a spec. Throws UserError for
@@ -164,9 +164,10 @@ class PackedTables {
   char* row_data(int64_t table) const;
   /// Returns the source of the random words with which the next `update` rounds a table's rows.
   RowRounding rounding(int64_t table) const;
-  /// Tells that a table's rows here are slots, which hold changing rows of a larger table.
-  /// `row_of[i]` is the number of the row that slot i holds. The row's stochastic rounding depends
-  /// on this number. Each update reads the array, so it must stay valid at this address.
+  /// Declares that the rows of this table are slots: places that hold rows of a larger table,
+  /// different ones over time. `row_of[i]` is the number of the row that slot i holds. The row's
+  /// stochastic rounding depends on this number. Each update reads the array, so it must stay valid
+  /// at this address.
   void set_rows_held(int64_t table, const uint32_t* row_of) {
     rows_held_[static_cast<size_t>(table)] = row_of;
   }

@@ -14,12 +14,12 @@ struct UpdateProblem {
   int64_t count;                  ///< number of occurrences
   const Occurrence* occurrences;  ///< indexed by index_of(key)
   int64_t dim;                    ///< elements of a row
-  RowDtype dtype;
-  char* rows;  ///< stored rows of the table, row_bytes each
+  RowDtype dtype;                 ///< format of the stored rows
+  char* rows;                     ///< stored rows of the table, row_bytes each
   int64_t row_bytes;
-  RowRounding rounding;
-  float* state;         ///< optimizer state of the table's rows
-  int64_t state_width;  ///< floats of state for each row
+  RowRounding rounding;  ///< random words for the stochastic rounding of the new rows
+  float* state;          ///< optimizer state of the table's rows
+  int64_t state_width;   ///< floats of state for each row
 };
 
 /// Updates each row that occurs, once and on the calling thread. The row's gradient is summed over

@@ -23,7 +23,7 @@ class TableStep {
 
  private:
   friend class DistributedTables;
-  /// State of one pack.
+  /// State of one pack (PlacedPack in table_placement.h).
   struct InPack {
     std::vector<Jagged> own;       ///< this rank's samples, one Jagged for each micro-batch
     std::vector<int64_t> receive;  ///< number of words (of ids) that each rank sends to this rank
@@ -48,9 +48,11 @@ struct TableRows {
   TableContents contents;  ///< the n rows and their state
 };
 
-/// Embedding tables that are sharded over the ranks of a group according to a plan
-/// (TablePlacement). Each rank looks up its own samples. Every table is trained on the samples of
-/// all ranks.
+/// Embedding tables of a model, distributed over the ranks (processes) of a group. The plan
+/// (TablePlacement) tells which rows each rank holds. Each rank looks up its own samples of the
+/// batch. A bag is the ids of one feature in one sample. A lookup gives a pooled row for each bag:
+/// the sum or mean of the bag's rows. The dense part of the model, which has no tables, computes
+/// with the pooled rows. Every table is trained on the samples of all ranks.
 ///
 /// A step has stages, so that communication overlaps with computation. The pooled rows of a
 /// micro-batch are sent while the dense part of the model computes the previous micro-batch. The
@@ -72,9 +74,11 @@ struct TableRows {
 /// All ranks make the same calls in the same order, even ranks without samples. An update merges
 /// the gradients of all micro-batches of all ranks in the order (rank, micro-batch). If rank r has
 /// the r-th part of the whole batch, this is the batch's sample order. So the gradient sum of a row
-/// has the same bits as on one rank. Compared with one rank, rounding differs in only two places.
-/// In row-wise tables, the ranks' partial sums of a bag are added over ranks. In the dense part of
-/// the model, sums are grouped by rank. With one rank, no messages are sent.
+/// has the same bits as on one rank. Compared with one rank, rounding differs in only two places:
+/// - in row-wise tables, where a pooled row is the sum of one partial sum per rank,
+/// - in the dense part of the model, where sums over samples are grouped by rank.
+///
+/// With one rank, no messages are sent.
 class DistributedTables {
  public:
   /// All ranks call it together, with the same spec and plan. `plan.ranks` must be the size of
@@ -82,10 +86,12 @@ class DistributedTables {
   /// rows and gradients are sent.
   ///
   /// If set, `tiers` applies to tables with a fixed vocabulary. Its `memory_bytes` and `step_rows`
-  /// are limits for this rank. The memory is divided among the packs in proportion to their bytes
-  /// on this rank. It includes two bitmaps with one bit for each row: updated rows, and changed
-  /// rows if changes are tracked. Hashed tables (without a fixed vocabulary) do not use `tiers`:
-  /// they stay in memory as a whole, and `hashed` applies to them.
+  /// are limits for this rank. `memory_bytes` is divided among the packs in proportion to their
+  /// bytes on this rank. It includes a bitmap of the updated rows, with one bit for each row. If
+  /// changes are tracked, it includes such a bitmap of the changed rows, too.
+  ///
+  /// Hashed tables (without a fixed vocabulary) do not use `tiers` and stay in memory as a whole.
+  /// `hashed` applies to them.
   DistributedTables(PackSpec spec, TablePlacement plan, std::shared_ptr<comm::Group> group,
                     comm::Payloads payloads = {}, const std::optional<TierOptions>& tiers = {},
                     const HashedOptions& hashed = {}, Changes changes = Changes::kUntracked);
@@ -106,12 +112,12 @@ class DistributedTables {
   void prefetch(TableStep& step);
   /// Waits for the step's ids, and brings their rows on this rank into the fast tier. Call it after
   /// the previous step has ended. With `training` false, the step must end without an update
-  /// (`discard`). It then leaves no trace: no key is admitted, no access is counted, and the fast
-  /// tier does not change.
+  /// (`discard`). Such a step leaves no trace: no key is admitted, no access is counted, and the
+  /// fast tier does not change.
   void begin(TableStep& step, bool training = true);
   /// Pools this rank's rows for micro-batch `micro_batch` of every rank. Then starts to send the
-  /// pooled rows to the ranks that have the samples. Does both for one group of packs (PlacedPack)
-  /// after the other.
+  /// pooled rows to the ranks that have the samples. The groups of packs (PlacedPack) are pooled
+  /// and sent one after the other.
   void gather(TableStep& step, int64_t micro_batch);
   /// Returns the pooled rows of this rank's samples, (samples, columns) float32. Features are side
   /// by side in their order.
@@ -124,8 +130,8 @@ class DistributedTables {
   /// Ends the step without an update.
   void discard(TableStep& step);
 
-  /// Looks up a batch of this rank's own samples and returns their pooled rows. It leaves no trace,
-  /// like a step without `training`. All ranks call it together, between steps.
+  /// Looks up a batch of this rank's own samples and returns their pooled rows. The lookup leaves
+  /// no trace, like a step without `training`. All ranks call it together, between steps.
   at::Tensor lookup(const Jagged& batch);
 
   /// Sets the general learning rate. A table with its own rate keeps the ratio to the general rate.
@@ -187,7 +193,8 @@ class DistributedTables {
   /// Returns, on every rank, the number of rows of rank 0's tensor `own`; 0 if it is undefined.
   /// Ignores the tensors of other ranks.
   int64_t rows_of_rank_zero(const at::Tensor& own) const;
-  /// Returns a copy of rank 0's tensor on every rank. It must have this shape and dtype.
+  /// Sends rank 0's tensor `own` to all ranks and returns it on every rank. On rank 0, `own` must
+  /// have this shape and dtype. Ignores the tensors of other ranks.
   at::Tensor from_rank_zero(const at::Tensor& own, at::IntArrayRef shape,
                             at::ScalarType dtype) const;
   /// Returns how many of a row's `width` numbers (elements or state) each rank holds.
@@ -195,11 +202,11 @@ class DistributedTables {
   /// Returns, on rank 0, whole rows that are assembled from the ranks' parts `own`; an undefined
   /// tensor on other ranks. Rank r contributes `counts[r]` rows of `widths[r]` numbers. If `order`
   /// (n) int64 is defined, row i of the result is row order[i] of the ranks' rows in rank order.
-  /// Row-wise tables need it, since each of their ranks has other rows.
+  /// Row-wise tables need `order`, since each rank has other rows of them.
   at::Tensor put_together(int64_t table, const at::Tensor& own, const std::vector<int64_t>& counts,
                           const std::vector<int64_t>& widths, const at::Tensor& order) const;
-  /// Returns this rank's columns of `rows`, which are whole stored rows or their whole state. These
-  /// are all columns unless the table is column-wise.
+  /// Returns the columns of `rows` that this rank holds: all of them, unless the table is
+  /// column-wise. Each row of `rows` is a whole stored row, or the whole state of a row.
   at::Tensor own_columns(int64_t table, const at::Tensor& rows) const;
   KeyCounts to_rank_zero(const KeyCounts& own) const;
   KeyCounts from_rank_zero(const KeyCounts& own) const;

@@ -40,7 +40,8 @@ class TrainedTables : public torch::CustomClassHolder {
   /// Returns the number of gradients that wait for `apply`.
   int64_t waiting() const { return static_cast<int64_t>(queue_.size()); }
 
-  /// These two return the same as in PackedTables. `table` is the table's number in the spec.
+  /// Return the same as PackedTables::stored and PackedTables::state. `table` is the table's number
+  /// in the spec.
   at::Tensor stored(int64_t table) const;
   std::vector<std::pair<std::string, at::Tensor>> state(int64_t table) const;
   /// Sets the general learning rate. A table with its own rate keeps the ratio to the general rate.

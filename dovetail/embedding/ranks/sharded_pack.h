@@ -30,8 +30,8 @@ struct TableContents {
 };
 
 /// One pack of a plan (TablePlacement) on one rank. It holds the rank's part of the pack's tables.
-/// It also writes and reads the messages of lookups and gradients between ranks; DistributedTables
-/// sends them.
+/// It also writes and reads the messages between ranks, for lookups and gradients.
+/// DistributedTables sends these messages.
 ///
 /// A rank looks up its own samples. It sends their ids to the ranks that hold the rows, and these
 /// ranks send pooled rows back. Later it sends the gradient of the pooled rows to the same ranks.
@@ -44,8 +44,8 @@ struct TableContents {
 class ShardedPack {
  public:
   /// `tiers`, if set, is for tables that do not fit in memory as a whole. `hashed` is for hashed
-  /// tables. Its numbers of rows and candidates are limits for whole tables. With row-wise
-  /// sharding, each of n ranks gets 1/n of these limits.
+  /// tables. The numbers of rows and candidates in `hashed` are limits for whole tables. With
+  /// row-wise sharding, each of n ranks gets 1/n of these limits.
   ShardedPack(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack,
               int64_t rank, const comm::Payloads& payloads,
               const std::optional<TierOptions>& tiers = {}, const HashedOptions& hashed = {},
@@ -105,9 +105,8 @@ class ShardedPack {
   /// Ends the step.
   void end();
 
-  /// Returns true if there is only one rank. Then no messages are needed. pool_batch writes
-  /// directly into the `y` of the whole collection. The update reads the gradient of the whole
-  /// collection.
+  /// Returns true if there is only one rank. No messages are needed then: pool_batch writes
+  /// directly into the `y` of the whole collection, and the update reads its `gradient`.
   bool alone() const { return ranks_ == 1; }
   /// Returns true if this rank gets pooled rows from other ranks.
   bool exchanges_pooled() const { return !alone() && sharding_ != Sharding::kReplicated; }
@@ -151,9 +150,9 @@ class ShardedPack {
                                              const std::vector<Jagged>& received) const;
 
  private:
-  /// Range of `width` columns that are consecutive both in a rank's pooled rows and in the output
-  /// of the whole collection. It starts at column `own` of the former and at column `whole` of the
-  /// latter.
+  /// Range of columns that are consecutive both in a rank's pooled rows and in the output of the
+  /// whole collection. `own` is its first column in the rank's pooled rows, `whole` its first
+  /// column in the output. `width` is the number of columns.
   struct Run {
     int64_t whole, own, width;
   };
@@ -196,11 +195,14 @@ class ShardedPack {
   std::optional<PackedTables> packed_;  ///< exactly one of packed_, tiers_ and hashed_ is set
   std::optional<TieredTables> tiers_;
   std::optional<HashedTables> hashed_;
-  int64_t id_words_ = 1;              ///< int32 words of an id in a message
-  bool training_ = false;             ///< `training` of the current step's `begin`
-  std::vector<Part> parts_;           ///< part of each rank; empty with one rank
-  std::vector<ChangedRows> updated_;  ///< one for each table of the rank; empty for hashed tables
-  std::vector<ChangedRows> changed_;  ///< likewise; also empty if changes are not tracked
+  int64_t id_words_ = 1;     ///< int32 words of an id in a message
+  bool training_ = false;    ///< `training` of the current step's `begin`
+  std::vector<Part> parts_;  ///< part of each rank; empty with one rank
+  /// Rows in RowSet::kUpdated, for each of the rank's tables. Empty for hashed tables.
+  std::vector<ChangedRows> updated_;
+  /// Rows in RowSet::kChanged, for each of the rank's tables. Empty for hashed tables, and if
+  /// changes are not tracked.
+  std::vector<ChangedRows> changed_;
 };
 
 }  // namespace dovetail::embedding

@@ -31,8 +31,8 @@ Sharding parse_sharding(std::string_view text);
 struct PlacedTable {
   Sharding sharding = Sharding::kReplicated;
   int64_t rank = 0;  ///< for kTableWise: the rank that holds the table
-  /// Floats of the table that one sample is expected to read: dim times the expected number of its
-  /// ids.
+  /// Expected number of floats that one sample reads from the table: dim times the expected number
+  /// of the sample's ids.
   double volume = 1;
 };
 
@@ -50,14 +50,14 @@ struct PlacedPack {
 
 /// Plan: distribution of a collection's tables over ranks.
 struct TablePlacement {
-  int64_t ranks = 1, groups = 1;
+  int64_t ranks = 1, groups = 1;  ///< number of ranks, number of groups (PlacedPack::group)
   std::vector<PlacedTable> tables;
   std::vector<PlacedPack> packs;  ///< in the order of their groups
 };
 
 /// Arguments of place_tables.
 struct PlacementOptions {
-  int64_t ranks = 1;
+  int64_t ranks = 1;  ///< number of ranks
   /// Sharding of all tables; nullopt: place_tables chooses one for each table.
   std::optional<Sharding> sharding = {};
   bool packing = true;                      ///< false: every pack has only one table
@@ -66,25 +66,32 @@ struct PlacementOptions {
 };
 
 /// Makes a plan for n ranks in four passes. Each pass is a function of the plan before it.
-/// 1. Sharding. If `options.sharding` is set, all tables get it. Otherwise a table is cut if its
-///    volume or its bytes exceed 1/n of the total over all tables. Left whole, it would keep the
-///    ranks unbalanced. It is cut by columns if the optimizer, the row format and the dimension
-///    allow it. The bytes sent between ranks then equal the bytes for a whole table. Otherwise it
-///    is cut by rows. That sends n times the bytes, since every rank sends its part of every bag. A
-///    hashed table stays whole: cut into parts, it would refuse and evict different keys. Whole
-///    tables are placed by LPT (longest processing time). They are taken in order of falling
-///    volume. Each is placed on the rank with the least volume so far. Replication is never chosen.
-///    It would send n / 2 times the bytes for a whole table, and every rank would make every
-///    update.
-/// 2. Packing. Tables form one pack if they share the sharding and the optimizer with its numbers.
-///    Hashed tables are packed apart from others. All tables have one row format. A pack may mix
-///    sums, means and dimensions. Without `options.packing`, every table is its own pack, and pass
-///    3 is skipped.
-/// 3. Splitting. A pack whose volume exceeds the mean over packs is split into parts of about the
-///    mean. While there are fewer packs than groups, the pack with the largest volume is halved. A
-///    pack with one table cannot be split.
-/// 4. Grouping. Each pack is put into a group: the largest volume first, each into the group with
-///    the least volume so far.
+///
+/// Pass 1, sharding. If `options.sharding` is set, all tables get it. Otherwise the first case that
+/// holds decides. Large tables are cut, since they would keep the ranks unbalanced. A table is
+/// large if its volume or its bytes exceed 1/n of the total over all tables.
+/// - A hashed table stays whole: cut into parts, it would refuse and evict different keys.
+/// - A table that is not large stays whole.
+/// - A large table is cut by columns if its optimizer, row format and dimension allow it. The ranks
+///   then exchange as many bytes as for a whole table.
+/// - Any other large table is cut by rows. The ranks exchange n times the bytes, since every rank
+///   sends its part of every bag.
+///
+/// Replication is never chosen: it would send n / 2 times the bytes for a whole table, and every
+/// rank would make every update. Whole tables are placed by LPT (longest processing time), in order
+/// of falling volume. Each one goes to the rank with the least volume so far.
+///
+/// Pass 2, packing. Tables form one pack if they share the sharding, and the optimizer with its
+/// numbers. A pack has only hashed tables, or none. All tables have one row format. A pack may mix
+/// sums, means and dimensions. Without `options.packing`, every table is its own pack, and pass 3
+/// is skipped.
+///
+/// Pass 3, splitting. A pack with one table cannot be split.
+/// - First, a pack whose volume exceeds the mean over packs is split into parts of about the mean.
+/// - Then, while there are fewer packs than groups, the pack with the largest volume is halved.
+///
+/// Pass 4, grouping. The packs are put into groups in order of falling volume. Each one goes to the
+/// group with the least volume so far.
 ///
 /// Throws UserError for Pooling::kNone, which only a single PackedTables supports. Throws UserError
 /// for column-wise sharding of

@@ -9,23 +9,27 @@
 
 namespace dovetail::embedding {
 
-/// Rule that decides which rows of a table stay in the fast tier, which is in memory (tiered.h). A
-/// slot is a place in memory for one row. Each id in a step's batch is one access of its row. A row
-/// that gets no slot in the fast tier takes a slot of the staging area until the step ends.
-///   kHot  The most frequent rows stay. After `warmup_steps` steps, and then every `refresh_steps`
-///         steps, the table chooses rows: those with the most accesses so far, `fast_rows` in
-///         number. Ties choose the lower row. After each choice, the counts of accesses are
-///         halved. Any row may take a slot that is still empty. When no slot is empty, only a
-///         chosen row gets a slot, at its next access. It replaces the row in the highest slot
-///         that holds a row which is not chosen.
-///   kLru  Set-associative: the slots are divided into sets of kWays slots, and the hash of a row
-///         selects its set. If the set is full, a new row replaces the row whose last access was
-///         in the earliest step.
-///   kLfu  Set-associative, too. If the set is full, a new row replaces the row with the fewest
-///         accesses since it got its slot.
+/// Rule that decides which rows of a table stay in the fast tier (tiered.h). The fast tier has
+/// `fast_rows` slots, which are places in memory for one row each. Each id in a step's batch is one
+/// access of its row. A row keeps its slot until another row replaces it. Rows that the current
+/// step accesses are never replaced. The rule applies when a step accesses a row without a slot. A
+/// row that still gets no slot waits in the staging area (RowCache) until the step ends.
 ///
-/// Ties in a set replace the row in the lower slot. Rows that the current step accesses are never
-/// replaced.
+///   kHot  The most frequent rows stay:
+///         1. If a slot is empty, the row takes it.
+///         2. If no slot is empty, only a chosen row gets a slot. It replaces a row that is not
+///            chosen: the one in the highest slot.
+///
+///         The table chooses rows after `warmup_steps` steps, and then every `refresh_steps` steps.
+///         It chooses the `fast_rows` rows with the most accesses so far. Ties choose the lower
+///         row. Then the counts of accesses of all rows are halved.
+///   kLru  The slots are divided into sets of kWays slots:
+///         1. The hash of the row selects a set.
+///         2. If a slot of the set is empty, the row takes it.
+///         3. Otherwise it replaces the row of the set whose last access was in the earliest step.
+///            Ties replace the row in the lower slot.
+///   kLfu  Like kLru, but step 3 replaces the row with the fewest accesses since that row got its
+///         slot.
 enum class TierPolicy { kHot, kLru, kLfu };
 
 /// Parses "hot", "lru" or "lfu". Throws UserError for another name.
@@ -52,10 +56,11 @@ struct RowMove {
   int64_t evicted;
 };
 
-/// Map from a table's rows to slots. It handles only the numbers of rows and slots; its owner
-/// copies the data. Slots [0, fast_rows) are the fast tier: they keep their rows between steps.
-/// Slots [fast_rows, fast_rows + staging_rows) are the staging area: they hold rows of the current
-/// step. The slot of a row depends only on the ids of all steps so far.
+/// Map from a table's rows to slots. A slot is a place in memory for one row. The map handles only
+/// the numbers of rows and slots; its owner copies the data. Slots [0, fast_rows) are the fast
+/// tier: they keep their rows between steps. Slots [fast_rows, fast_rows + staging_rows) are the
+/// staging area: they hold rows of the current step. The slot of a row depends only on the ids of
+/// all steps so far.
 class RowCache {
  public:
   static constexpr int64_t kWays = 16;
@@ -111,8 +116,8 @@ class RowCache {
   /// Returns the sum over all rows of their access counts when kHot last chose rows. Each earlier
   /// choice had halved the counts.
   int64_t counted() const { return counted_; }
-  /// Returns the same sum over the chosen rows only. Divided by counted(), it is the best hit rate
-  /// that `fast_rows` fixed rows can have on these accesses.
+  /// Returns the part of counted() that belongs to the chosen rows. Divided by counted(), it is the
+  /// best hit rate that `fast_rows` fixed rows can have on these accesses.
   int64_t counted_hot() const { return counted_hot_; }
 
  private:

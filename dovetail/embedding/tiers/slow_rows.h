@@ -10,17 +10,17 @@
 
 namespace dovetail::embedding {
 
-/// Slow tier of a table (tiered.h), in a file or in RAM. It has one record for each row: the stored
-/// row and its optimizer state. A record that was never written takes no space, and reads as the
-/// row's initial value with zero state. The file has no name in its folder, so it disappears when
-/// the process ends, even after a crash.
+/// Slow tier of a table (tiered.h), in a file or in RAM. Each row has one record: the stored row
+/// and its optimizer state. A record that was never written takes no space, and reads as the row's
+/// initial value with zero state. The file has no name in its folder, so it disappears when the
+/// process ends, even after a crash.
 ///
 /// Different threads may access different rows at the same time.
 class SlowRows {
  public:
   struct Options {
     std::string table;  ///< name of the table, for error messages
-    /// Rows of the table, elements of a row, and floats of optimizer state for each row.
+    /// Number of rows of the table, of elements per row, and of optimizer state floats per row.
     int64_t rows = 0, dim = 0, state_width = 0;
     RowDtype dtype = RowDtype::kFloat32;
     std::filesystem::path folder;  ///< folder of the file; empty: the records are in RAM

@@ -18,9 +18,10 @@ namespace dovetail::embedding {
 /// Limits and policy of TieredTables. The class explains the tiers and the staging area.
 struct TierOptions {
   TierPolicy policy = TierPolicy::kHot;
-  /// Maximum bytes of RAM for all tables. It covers rows and state of the fast tier and the staging
-  /// area, the slot map, counts and bitmaps. It does not cover a slow tier in RAM or the system's
-  /// cache of the slow tier's files.
+  /// Maximum bytes of RAM for all tables. It covers the rows and state in the fast tier and in the
+  /// staging area. It also covers the map from rows to slots, access counts and bitmaps. A slow
+  /// tier in RAM is not included. The system's cache of the slow tier's files is not included
+  /// either.
   int64_t memory_bytes = 0;
   /// Maximum number of distinct rows of one table that a step may read outside the fast tier.
   int64_t step_rows = 0;
@@ -59,9 +60,9 @@ struct TierCounters {
 
 /// Tables that keep only some of their rows in memory: the fast tier, for the rows used most. Rows
 /// that only one step needs are in a staging area in memory during that step. All other rows and
-/// their optimizer state are in a slow tier: files, or other RAM. The files are sparse and have no
-/// names. Every process creates new ones. The fast tier and the staging area of a table consist of
-/// slots, which hold one row each. Usage:
+/// their optimizer state are in a slow tier, in files or in other RAM. The files are sparse and
+/// have no names. Every process creates new files. The fast tier and the staging area of a table
+/// consist of slots, which hold one row each. Usage:
 ///
 /// ```
 /// const Jagged slots = tiers.begin(ids);  // brings the step's rows into slots
@@ -117,8 +118,8 @@ class TieredTables {
   /// (count, stored_width) of stored_type and (count, state_per_row) float32. Call it between
   /// steps.
   std::pair<at::Tensor, at::Tensor> rows(int64_t table, int64_t begin, int64_t count) const;
-  /// Reads the rows with the numbers `rows`, (count) int64 ascending, and their state. Returns them
-  /// in the same form.
+  /// Reads the rows with the numbers `rows`, (count) int64 ascending, and their state. The result
+  /// has the same form as above.
   std::pair<at::Tensor, at::Tensor> rows(int64_t table, const at::Tensor& rows) const;
   /// Returns the number of the table's row in a slot of fast(). In a step, this includes slots of
   /// the staging area.

@@ -28,15 +28,16 @@ constexpr int64_t kMaxCentres = int64_t{1} << 24;
 /// Sets the label of each row to its nearest centre, and adds up the rows with each label. Takes
 /// one pass over the rows, on the calling thread. Returns the number of changed labels.
 ///
-/// The label is the centre c with the smallest |x - c|^2 in float64. If several distances are
-/// equal, it is the first of these centres. Centres are first compared in float32 by
+/// The label of a row x (D) is the centre c (D) with the smallest |x - c|^2 in float64. If several
+/// distances are equal, it is the first of these centres. Centres are first compared in float32 by
+/// the score below. Its last term is a scalar product.
 ///
 ///     |c - shift|^2 - 2 (x - shift)(c - shift),
 ///
-/// with a bound on the rounding error. If the bound does not prove which centre is nearest, the row
-/// is compared in float64. Rows are added to `sums` in their order. So labels, sums and counts have
-/// the same bits on AVX2 and AVX-512. The same holds if several calls process consecutive parts of
-/// the rows and their sums are added in order.
+/// The comparison uses a bound on the rounding error of the score. If the bound does not prove
+/// which centre is nearest, the row is compared in float64. Rows are added to `sums` in their
+/// order. So labels, sums and counts have the same bits on AVX2 and AVX-512. The same holds if
+/// several calls process consecutive parts of the rows and their sums are added in order.
 int64_t assign_rows(const AssignProblem& problem);
 
 // In the functions below, x_i is row i of x (rows, dim) float32.

@@ -27,8 +27,9 @@ using namespace ops::HWY_NAMESPACE;
 
 using fit::AssignProblem;
 
-// Terms: x is a row of float32, c a centre. y = x - shift and d = c - shift, where `shift` is the
-// fixed point of AssignProblem. A label is the index of a row's nearest centre.
+// Terms: x (D) is a row of float32, c (D) a centre. `shift` (D) is the fixed point of
+// AssignProblem. y = x - shift and d = c - shift. y d is the scalar product of y and d. A label is
+// the index of a row's nearest centre.
 
 using DoubleTag = hn::ScalableTag<double>;
 using DoubleVector = hn::Vec<DoubleTag>;

@@ -38,7 +38,8 @@ class RegressionData {
   TableData table_;
 };
 
-/// Result of fit_linear. The prediction for a row x is x coefficients + intercept.
+/// Result of fit_linear. The prediction for a row x (D) is the scalar product of x and
+/// `coefficients`, plus `intercept`.
 struct LinearResult {
   at::Tensor coefficients;  ///< (D) float64
   double intercept = 0;
@@ -48,9 +49,10 @@ struct LinearResult {
   double rmse = 0;  ///< root mean squared error on these rows
 };
 
-/// Fits least squares: finds coefficients w and intercept b that minimize sum (y - x w - b)^2 + l2
-/// |w|^2. Solves the normal equations in float64, with columns centred at their means. Takes two
-/// passes over the rows. The result has the same bits for any number of threads.
+/// Fits least squares: finds coefficients w (D) and intercept b that minimize sum (y - x w - b)^2 +
+/// l2 |w|^2. The sum is over the rows x (D) with their targets y. Solves the normal equations in
+/// float64, with columns centred at their means. Takes two passes over the rows. The result has the
+/// same bits for any number of threads.
 LinearResult fit_linear(RegressionData& data, double l2 = 0);
 
 /// Options of fit_logistic.
@@ -87,9 +89,10 @@ struct LogisticResult {
 };
 
 /// Fits softmax regression with C = `classes` classes, at least two, by L-BFGS (Liu, Nocedal 1989).
-/// Minimizes sum -log p(class of the row) + l2 |w|^2 / 2; intercepts are not penalized. The search
-/// scales each column of x: it divides it by the root of (variance of the column + 4 l2 / N). Calls
-/// `report` after each iteration. The result has the same bits for any number of threads.
+/// Minimizes sum -log p(class of the row) + l2 |w|^2 / 2, with the sum over the rows. w are all
+/// coefficients; intercepts are not penalized. The search scales each column of x: it divides it by
+/// the root of (variance of the column + 4 l2 / N). Calls `report` after each iteration. The result
+/// has the same bits for any number of threads.
 LogisticResult fit_logistic(RegressionData& data, int64_t classes,
                             const LogisticOptions& options = {},
                             const std::function<void(const LogisticIteration&)>& report = {});

@@ -18,7 +18,8 @@ const at::Tensor& check_rows(const char* who, const at::Tensor& x);
 /// lose digits.
 at::Tensor near_point(const at::Tensor& x);
 
-/// Rows for which a task calls subtract_point at a time, so that the result stays in a cache.
+/// Maximum number of rows in a task's call of subtract_point. It is small, so that the result stays
+/// in a cache.
 constexpr int64_t kBlockRows = 256;
 
 /// Sets each row of y (rows, dim) float64 to the row of x minus `point` (dim). x (rows, dim)

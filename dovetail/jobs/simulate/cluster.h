@@ -12,8 +12,9 @@ namespace dovetail::jobs {
 /// Route of messages in an iteration of n nodes. The first node sends parameters to the others and
 /// at the end gets the total of their sums.
 enum class MergeOrder {
-  /// Binomial tree with ceil(log2 n) rounds. A node adds the sums of the nodes whose ranks are
-  /// larger by 1, 2, 4, ... in this order. Parameters take the opposite way.
+  /// Binomial tree with ceil(log2 n) rounds. In round k = 0, 1, ..., the nodes whose ranks r are
+  /// multiples of 2^(k+1) add sums. Node r adds the sum of node r + 2^k to its own. Parameters take
+  /// the opposite way.
   kTree,
   /// The first node sends to and receives from the others one by one, in the order of their ranks.
   kRanks,
@@ -32,6 +33,7 @@ double merged_s(MergeOrder order, const comm::Link& link, double bytes, double a
 
 /// Simulated job. Each iteration computes all rows, in shards of `grain` rows.
 struct SimJob {
+  /// Number of rows, of rows per shard, and of iterations.
   int64_t rows = 0, grain = 1, iterations = 1;
   double parameter_bytes = 0;  ///< bytes of the parameters, sent to each node per iteration
   double partial_bytes = 0;    ///< bytes of the sum that a node computes in an iteration
@@ -52,8 +54,9 @@ struct SimOptions {
 };
 
 struct SimIteration {
-  /// Times of the last attempt. It begins at begin_s. At computed_s, all nodes have their sums. The
-  /// parameters are updated at end_s.
+  /// Times of the last attempt, the execution of the iteration in which no node was lost. The
+  /// attempt begins at begin_s. At computed_s, all nodes have their sums. At end_s, the parameters
+  /// have been updated.
   double begin_s = 0, computed_s = 0, end_s = 0;
   /// Number of attempts, including those that failed because a node was lost.
   int64_t attempts = 1;
@@ -70,17 +73,22 @@ struct SimResult {
 };
 
 /// Simulates a job on a cluster in virtual time: devices compute nothing and only take their time.
-/// Shards are divided among nodes by `partition` (jobs/partition.h), from the times of earlier
-/// iterations. Nodes get equal shares while the speed of any node is unknown. Shares change only if
-/// the gain exceeds SchedulerOptions::hysteresis. Within a node, a Scheduler (jobs/scheduler.h)
-/// drives the simulated devices, as it drives real executors.
+/// An attempt at an iteration has these steps:
+/// 1. Each node gets a range of the shards (its share).
+/// 2. The first node sends the parameters to the others.
+/// 3. Each node computes its range and adds the results (partials) of its shards. Within the node,
+///    a Scheduler (jobs/scheduler.h) drives the simulated devices, as it drives real executors.
+/// 4. The sums of the nodes are added up, and the first node updates the parameters.
 ///
-/// In an iteration, the first node sends the parameters to the others. Each node computes its range
-/// of shards and adds their partials. The sums of the nodes are added up, and the first node
-/// updates the parameters. A node is lost if its Scheduler gives no more shards to any of its
-/// devices. The other nodes then finish their current ranges, and the attempt has failed. The next
-/// attempt begins restart_s seconds later, without the lost node. In the last attempt of an
-/// iteration, each shard counts exactly once.
+/// Shares follow the times of the nodes in earlier iterations, by `partition` (jobs/partition.h).
+/// They change only if the gain exceeds SchedulerOptions::hysteresis. Nodes get equal shares while
+/// the speed of any node is unknown. Under SharePolicy::kStatic, the sums of the devices' ratios
+/// replace the times.
+///
+/// A node is lost if its Scheduler gives no more shards to any of its devices. The attempt then
+/// fails after the other nodes have finished their ranges. The next attempt at the same iteration
+/// begins restart_s seconds later, without the lost node. In the last attempt, each shard counts
+/// exactly once.
 ///
 /// The same seed gives the same result and the same events. Throws UserError if no node is left, or
 /// if the devices' memories hold fewer rows than the job has.

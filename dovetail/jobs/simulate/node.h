@@ -56,8 +56,9 @@ struct SimFault {
     kHang,   ///< The device makes no progress.
     kSlow,   ///< The device's work takes `factor` times as long.
   };
-  size_t node = 0, device = 0;
+  size_t node = 0, device = 0;  ///< number of the node, and number of the device in the node
   Kind kind = Kind::kThrow;
+  /// Beginning and duration in virtual seconds; for kSlow, the factor of the device's times.
   double at_s = 0, for_s = std::numeric_limits<double>::infinity(), factor = 1;
 };
 /// Parses "throw", "hang" or "slow". Throws UserError for another name.
@@ -65,12 +66,14 @@ SimFault::Kind parse_fault_kind(std::string_view name);
 
 /// Event of a simulation, at virtual time at_s.
 struct SimEvent {
-  /// Kinds: a slot gets a lease, a slot has computed a shard, a shard threw, or it is decided which
-  /// result of a shard counts.
+  /// kLease     A slot gets a lease.
+  /// kDelivery  A slot has computed a shard.
+  /// kThrow     A shard threw.
+  /// kCount     A shard gets the result that counts; `device` has computed it.
   enum class What { kLease, kDelivery, kThrow, kCount };
   What what;
   double at_s;
-  size_t node, device;
+  size_t node, device;  ///< number of the node, and number of the device in the node
   /// `slot` is 0 for kCount. `shard` is numbered from 0 in the node's part of the iteration. For
   /// kLease it is the first shard of the lease.
   int64_t slot, shard;
@@ -82,7 +85,7 @@ struct SimDeviceUse {
   /// the number of leases that it finished.
   int64_t rows = 0, leases = 0;
   double busy_s = 0;  ///< seconds spent on finished leases, summed over slots
-  /// Reason why the Scheduler gives the device no more shards; empty: it does.
+  /// Reason why the Scheduler stopped giving shards to the device; empty if it did not stop.
   std::string left_out = {};
 };
 
@@ -115,18 +118,20 @@ class SimNodeRun {
   const std::vector<SimDeviceUse>& uses() const { return uses_; }
 
  private:
+  /// Slot of a device, with the lease that it works on.
   struct Slot {
     size_t device;
     int64_t slot;
     bool busy = false;
     Lease lease = {};
     int64_t next_shard = 0;
-    double since_s = 0, factor = 1;
+    double since_s = 0, factor = 1;  ///< beginning of the lease, and random factor of its time
   };
+  /// End of a slot's work on a shard.
   struct Arrival {
     double at_s;
-    int64_t order;
-    size_t slot;  ///< index into slots_
+    int64_t order;  ///< number of the arrival; orders arrivals at the same time
+    size_t slot;    ///< index into slots_
     bool operator>(const Arrival& other) const {
       return at_s != other.at_s ? at_s > other.at_s : order > other.order;
     }
@@ -148,12 +153,14 @@ class SimNodeRun {
   Observer observer_;
   Scheduler scheduler_;
   std::vector<Slot> slots_;
-  std::vector<double> run_factor_;  ///< factor of each device that SimDevice::run_noise describes
+  std::vector<double> run_factor_;  ///< random factor of each device (SimDevice::run_noise)
   std::vector<SimDeviceUse> uses_;
   std::priority_queue<Arrival, std::vector<Arrival>, std::greater<>> arrivals_;
   std::vector<int64_t> shard_rows_;
   std::vector<char> counted_;
   int64_t iteration_ = 0, order_ = 0, events_ = 0;
+  /// now_s_: current time. wake_s_: time of the next Scheduler::expire. added_s_: time at which all
+  /// results so far are added up.
   double now_s_ = 0, wake_s_ = 0, added_s_ = 0;
 };
 
