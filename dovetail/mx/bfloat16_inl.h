@@ -139,9 +139,9 @@ class RowWords {
  public:
   explicit RowWords(const WordConstants& constants) : constants_(constants) {}
   /// Encodes two blocks, the 2 * kBlock elements at x, and stores the codes at `to` through `sink`.
-  /// The scales of the blocks are entries `block` and `block + 1` of s. Adds their energies to
-  /// `total`, times the weights in s. Returns false and does nothing if an element is one that
-  /// `encode_words` cannot encode (EncodedWords::small).
+  /// The scales of the blocks are entries `block` and `block + 1` of s. Each block's energies are
+  /// multiplied by its weight in s and added to `total`. Returns false and stores nothing if
+  /// `encode_words` cannot encode an element (EncodedWords::small).
   template <class Sink>
   HWY_INLINE bool encode(const Scales& s, int64_t block, const BFloat16* x, Energies& total,
                          Sink& sink, uint8_t* to) const {
@@ -168,15 +168,16 @@ class RowWords {
   WordConstants constants_;
 };
 
-/// Encoder of a tile of blocks along columns, one row of 2 * kBlock elements at a time. Each column
-/// has its own scale in s.
+/// Encoder of a tile: 2 * kBlock neighbouring blocks along columns. It encodes one row of the tile
+/// (2 * kBlock elements) at a time. Each column has its own scale in s.
 class TileWords {
  public:
   TileWords(const WordConstants& constants, const Scales& s)
       : constants_(constants),
         exponents_{exponents(s.exponents), exponents(s.exponents + kBlock)} {}
-  /// Encodes the 2 * kBlock elements at x, and fails in the same cases as RowWords::encode. Adds
-  /// their energies to `energies`, one entry per vector of a pack.
+  /// Encodes the 2 * kBlock elements at x and stores the codes at `to` through `sink`. Adds the
+  /// energies of the elements to `energies`, one entry per vector of a pack. Returns false in the
+  /// same cases as RowWords::encode.
   template <class Sink>
   HWY_INLINE bool encode(const BFloat16* x, Energies (&energies)[kPack], Sink& sink,
                          uint8_t* to) const {
@@ -204,6 +205,7 @@ constexpr bool kHasWords = std::is_same_v<T, BFloat16> && std::is_same_v<Out, ui
 
 #elif HWY_TARGET != HWY_SCALAR
 
+// Stand-ins for instruction sets without `encode_words`. They encode nothing.
 template <class T, class Out>
 constexpr bool kHasWords = false;
 HWY_INLINE bool fits_words(const ElementSpec&) { return false; }

@@ -10,16 +10,16 @@
 ///
 /// The functions are exact for subnormal numbers, even if the processor flushes them to zero or
 /// treats them as zero. CPU and GPU give the same results. Tests compare the vector kernels with
-/// these functions. The kernels call them for blocks that floating-point arithmetic cannot encode
-/// exactly. Sources: OCP Microscaling Formats v1.0; scale rounding of arXiv 2506.08027,
-/// algorithm 1.
+/// these functions. The vector kernels call these functions for blocks that floating-point
+/// arithmetic cannot encode exactly. Sources: OCP Microscaling Formats v1.0; scale rounding of
+/// arXiv 2506.08027, algorithm 1.
 namespace dovetail::mx {
 
 /// Number of elements in a block. They share one scale 2^(byte - 127), stored as `byte` (E8M0).
 constexpr int kBlock = 32;
 /// Constants of scale bytes: exponent bias, byte of the largest scale, and byte that means NaN. A
-/// poisoned block has scale NaN, because one of its elements was NaN or infinite. All its elements
-/// are then NaN.
+/// block with a NaN or infinite element can be poisoned (NonFinite in format.h). A poisoned block
+/// has scale NaN, so all its elements are NaN.
 constexpr int kScaleBias = 127, kLargestScale = 254, kScaleNan = 255;
 
 /// Constants of an element format. A magnitude code is a code without its sign: E << mantissa_bits

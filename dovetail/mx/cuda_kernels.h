@@ -30,9 +30,9 @@ struct NativeProblem {
 /// Work is queued on torch's current stream. The kernels are in the library that
 /// dovetail/ops/cuda_kernels.h opens.
 struct CudaKernels {
-  /// Makes the requested copies of x (quantize.h): row copy, column copy or both from one read of
-  /// x, or the square copy. If `counts` is not null, waits for the GPU and adds the statistics to
-  /// `counts`. If it is null, the kernel neither counts nor waits.
+  /// Makes the copies of x that `problem` requests. Row and column copies come from one read of x.
+  /// If `counts` is not null, waits for the GPU and adds the statistics to `counts`. If `counts` is
+  /// null, the function neither counts nor waits.
   void (*quantize)(const QuantizeProblem& problem, QuantizeCounts* counts);
   void (*dequantize_to_float32)(const DequantizeProblem& problem, float* y);
   void (*dequantize_to_bfloat16)(const DequantizeProblem& problem, uint16_t* y);
@@ -40,7 +40,8 @@ struct CudaKernels {
   void (*native_product)(const NativeProblem& problem);
   /// Raises `*problem.most` to the largest magnitude of x if that is larger.
   void (*float8_amax)(const Float8GpuProblem& problem);
-  /// Quantizes x and its transpose to FP8. With kWhole, `float8_amax` must run before.
+  /// Quantizes x and its transpose to FP8. If `problem.kind` is kWhole, `float8_amax` must run
+  /// before.
   void (*quantize_float8)(const Float8GpuProblem& problem);
   /// Returns names and compute capabilities of the GPUs that this process sees.
   std::vector<NativeDevice> (*describe_gpus)();

@@ -11,7 +11,7 @@ namespace dovetail::mx {
 /// - min_normal, max_bits: smallest normal and largest number of the format, as float32 bits.
 /// - code_mask: mask of the magnitude code within a code.
 /// - sign_shift: right shift from the sign bit of a float32 to the sign bit of a code.
-/// - magic: added to the exponent bits of an element, it gives the bits of a float32 number. Adding
+/// - magic: the exponent bits of an element plus `magic` are the bits of a float32 number. Adding
 ///   this number to the element rounds the element.
 struct Encoder {
   explicit Encoder(const ElementSpec& spec)

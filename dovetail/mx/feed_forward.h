@@ -23,8 +23,9 @@ int64_t up_width(const std::string& activation, int64_t width);
 class FeedForward : public torch::nn::Module {
  public:
   struct Options {
+    /// `in`: size of the last dimension of input and output. `width`: size of the hidden dimension.
     int64_t in = 0, width = 0;
-    std::string activation;
+    std::string activation;  ///< name, as for `activation_operation`
     bool bias = false;
     std::string name;  ///< prefix of the names of `up` and `down`; example: "blocks.3.ffn"
     c10::Device device = c10::kCPU;

@@ -49,15 +49,21 @@ struct Float8Tensor {
 struct Float8 {
   Float8Tensor tensor;
   at::Tensor values;
-  /// Counts of the quantization. `min_scale` and `max_scale` in it are exponent fields of the
-  /// float32 scales. They describe the scales rounded down to powers of two.
+  /// Counts of the quantization. Its `min_scale` and `max_scale` are the exponent fields of the
+  /// smallest and largest float32 scale. So they stand for these scales rounded down to powers of
+  /// two.
   Statistics statistics;
 };
 
-/// Quantizes `x`: code = x * s, rounded to nearest even and saturated. s is float32(largest number
-/// of the format / largest magnitude of the block). With `power_of_two`, s is rounded down to a
-/// power of two. The stored scale is float32(1 / s). Largest magnitudes below 2^-80 count as 2^-80
-/// when s is chosen. A block with a NaN or an infinity gets codes 0 and scale NaN.
+/// Quantizes `x`, block by block, in these steps:
+/// 1. amax is the block's largest magnitude, or `spec.amax` if that is not 0. If amax is below
+///    2^-80, it is set to 2^-80.
+/// 2. s is float32(largest number of the format / amax). With `power_of_two`, s is rounded down
+///    to a power of two.
+/// 3. Each code is x * s, rounded to nearest even and saturated.
+/// 4. The stored scale is float32(1 / s).
+///
+/// A block with a NaN or an infinity gets codes 0 and scale NaN.
 ///
 /// x has at least one dimension (kSquare: two), float32 or bfloat16, any strides, on the CPU or a
 /// GPU. On a GPU, the statistics stay empty. Throws UserError for an unsupported tensor, naming it.

@@ -16,6 +16,8 @@ struct Float8GpuProblem {
   int64_t rows = 0, cols = 0;
   bool narrow = false;  ///< true: x is bfloat16; false: float32
   const void* x = nullptr;
+  /// `e5m2`: codes are E5M2 instead of E4M3. `power_of_two`: scales are rounded up to powers of
+  /// two.
   bool e5m2 = false, power_of_two = false;
   /// kWhole only. Delayed scaling: largest magnitude in earlier steps, from which the scale is
   /// computed. 0: the scale is computed from `most`.

@@ -15,8 +15,8 @@ struct Float8Problem {
   int64_t row_block = 1, col_block = 1;
   Source source = Source::kFloat32;  ///< kFloat32 or kBFloat16
   const void* x = nullptr;
-  ElementSpec spec = {};
-  bool power_of_two = false;
+  ElementSpec spec = {};      ///< constants of the format, E4M3 or E5M2
+  bool power_of_two = false;  ///< round scales up to powers of two
   /// Delayed scaling: largest magnitude in earlier steps, from which the scales are computed. 0:
   /// the scale of each block is computed from the block's own largest magnitude.
   float amax = 0;
@@ -45,8 +45,8 @@ struct ColumnScales {
 /// Raises most[i] to the largest magnitude of column i of the piece, as float32 bits. Used on
 /// processors without vector instructions, and if `problem.by_codec` is set.
 void raise_column_maxima(const Float8Problem& problem, PieceRange piece, uint32_t* most);
-/// Encodes a piece element by element, without vector instructions, and adds to `statistics`. Used
-/// in the same cases as `raise_column_maxima`.
+/// Encodes a piece element by element, without vector instructions, and adds its counts to
+/// `statistics`. Used in the same cases as `raise_column_maxima`.
 void encode_float8_piece(const Float8Problem& problem, PieceRange piece, const ColumnScales& scales,
                          Statistics& statistics);
 

@@ -16,8 +16,12 @@ namespace dovetail::mx {
 class LastInput {
  public:
   /// Returns codes and scales of the column copy of x, quantized by recipe `operand`. Both are
-  /// undefined if the cached copy was made from another tensor or by another recipe, or has been
-  /// freed. They are also undefined if x was modified after the copy was made.
+  /// undefined in these cases:
+  /// - x is an inference tensor,
+  /// - the cached copy was made from another tensor,
+  /// - the cached copy was made by another recipe,
+  /// - x was modified after the copy was made,
+  /// - the copy has been freed.
   std::pair<at::Tensor, at::Tensor> find(const at::Tensor& x, const OperandRecipe& operand) const {
     if (x.is_inference() || operand != operand_ ||
         x.unsafeGetTensorImpl() != x_._unsafe_get_target())
@@ -28,7 +32,8 @@ class LastInput {
     return {at::Tensor(codes), at::Tensor(scales)};
   }
 
-  /// Replaces the cached copy. Does nothing if x is an inference tensor.
+  /// Replaces the cached copy. `codes` and `scales` are those that recipe `operand` makes from x.
+  /// Does nothing if x is an inference tensor.
   void remember(const at::Tensor& x, const OperandRecipe& operand, const at::Tensor& codes,
                 const at::Tensor& scales) {
     if (x.is_inference()) return;

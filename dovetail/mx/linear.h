@@ -11,7 +11,8 @@
 
 namespace dovetail::mx {
 
-/// Purpose of a Linear in its model. A Linear with role kHead is never quantized.
+/// Purpose of a Linear in its model. kTower is a layer of a recommender's tower. A Linear with role
+/// kHead is never quantized.
 enum class LinearRole { kQkv, kAttentionOut, kFeedForwardUp, kFeedForwardDown, kTower, kHead };
 /// Returns "qkv", "attention_out", "ffn_up", "ffn_down", "tower" or "head".
 const char* role_name(LinearRole role);
@@ -21,7 +22,7 @@ const char* role_name(LinearRole role);
 class Linear : public torch::nn::Module {
  public:
   struct Options {
-    int64_t in = 0, out = 0;
+    int64_t in = 0, out = 0;  ///< sizes of the last dimension of input and output
     bool bias = false;
     LinearRole role = LinearRole::kHead;
     std::string name;

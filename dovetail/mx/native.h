@@ -36,14 +36,15 @@ inline constexpr int kNativeCapability = 10;
 /// needs dimensions aligned to 16 bytes.
 inline constexpr int64_t kNativeMultiple = 16;
 
-/// Returns the reason why native products cannot run on a device, as text. The text is empty if
-/// they can.
+/// Returns the reason why a device cannot run native products, as text. The text is empty if the
+/// device can run them.
 std::string native_obstacle(const NativeDevice& device);
 
 /// Returns the reason why a Linear with this recipe and these sizes cannot use native products,
-/// naming the tensor. The text is empty if it can. Weight, activation and gradient must be E4M3 or
-/// E5M2 in blocks of 1x32. At least one operand of each product must be E4M3. `in` and `out` must
-/// be multiples of kNativeMultiple.
+/// naming the tensor. The text is empty if the Linear can use them. Requirements:
+/// - Weight, activation and gradient are E4M3 or E5M2 in blocks of 1x32.
+/// - Each product has at least one E4M3 operand.
+/// - `in` and `out` are multiples of kNativeMultiple.
 std::string native_obstacle(const LinearRecipe& recipe, int64_t in, int64_t out);
 
 /// Multiplies two quantized matrices, with blocks along the reduction. A is the matrix of `a` if
@@ -53,8 +54,9 @@ std::string native_obstacle(const LinearRecipe& recipe, int64_t in, int64_t out)
 /// first copied in transposed order.
 ///
 /// `dtype` applies to the result and to bias: float32 or bfloat16. Runs on the current GPU and
-/// torch's current stream. `cols` must be a multiple of kNativeMultiple, and so must `depth` for
-/// two row copies. Throws UserError for unsupported arguments, naming them.
+/// torch's current stream. `cols` must be a multiple of kNativeMultiple. If both operands are row
+/// copies, `depth` must be such a multiple, too. Throws UserError for unsupported arguments, naming
+/// them.
 at::Tensor native_product(const MXTensor& a, const MXTensor& b, at::ScalarType dtype,
                           const at::Tensor& bias = {});
 

@@ -39,7 +39,7 @@ struct OperandCopies {
   MXTensor row_codes, column_codes;  ///< results with `as_codes`, in place of `row` and `column`
 };
 
-/// Quantizes x (rows, cols), float32 or bfloat16, by a recipe with a format.
+/// Quantizes x (rows, cols), float32 or bfloat16. `recipe.format` must be set.
 OperandCopies quantize_operand(const at::Tensor& x, const OperandRecipe& recipe,
                                const OperandRequest& request);
 
@@ -57,9 +57,12 @@ at::Tensor dequantize_kept(const at::Tensor& codes, const at::Tensor& scales,
 bool emulates_in_bfloat16();
 
 /// Returns the dtype in which to emulate a product of two operands, quantized by recipes `a` and
-/// `b`. Every step except the FP32 sums is exact in this dtype. The dtype is x's dtype, with two
-/// exceptions. It is float32 on a CPU without bfloat16 instructions, and if scales are not powers
-/// of two.
+/// `b`. Every step except the FP32 sums is exact in this dtype. The dtype is bfloat16 if
+/// - x is bfloat16,
+/// - all scales are powers of two,
+/// - x is on a GPU, or `emulates_in_bfloat16()` is true.
+///
+/// Otherwise it is float32.
 at::ScalarType emulation_dtype(const at::Tensor& x, const OperandRecipe& a, const OperandRecipe& b);
 
 }  // namespace dovetail::mx

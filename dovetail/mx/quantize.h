@@ -24,8 +24,8 @@ struct QuantizeSpec {
   /// statistics empty, and do not wait. A CPU always counts, at no cost.
   bool count = true;
   Copies copies = Copies::kRow;
-  /// Return dequantized numbers instead of codes, in x's dtype; x must not be float16. They are for
-  /// emulated products, which multiply dequantized numbers.
+  /// For the copy of this name: return dequantized numbers in x's dtype instead of codes. x must
+  /// not be float16. Emulated products (native.h) multiply dequantized numbers.
   bool row_values = false, column_values = false, square_values = false;
 };
 
@@ -67,20 +67,23 @@ Quantized quantize(const ops::MadeRows& x, const QuantizeSpec& spec = {});
 /// instead of codes.
 void quantize_into(const at::Tensor& x, const QuantizeSpec& spec, Quantized& out);
 
-/// Makes a column copy (E4M3, scales rounded up) from the codes of a row copy, if the tensor itself
-/// no longer exists. Large elements equal those in a column copy made from the tensor. An element
-/// is large if it is at least 2^-6 times the scales of both its row and column block.
-/// Smaller elements are rounded twice. Throws UserError if `row` is not an E4M3 row copy.
+/// Makes a column copy from a row copy, for callers that no longer have the original tensor. Both
+/// copies are E4M3. Scales of the result follow ScaleMode::kRoundUp. Throws UserError if `row` is
+/// not an E4M3 row copy.
+///
+/// The result can differ from a column copy made from the original tensor, but only in small
+/// elements. Small elements are rounded twice. Let s be the larger of the scales of an element's
+/// row block and column block. The element is small if its magnitude is below 2^-6 s.
 MXTensor requantize(const MXTensor& row);
 
 /// Returns the numbers that the codes stand for, as float32 or bfloat16: code * 2^X, with the scale
 /// 2^X of the block. A block with scale byte 255 gives NaN.
 ///
-/// A float32 result is exact, except that a product of 2^128 or more is infinite: round_up can turn
-/// FLT_MAX into 2^128. A bfloat16 result is exact, too, since the significand bits of every format
-/// fit. Exception: the scale's exponent X is below `smallest_exact_bfloat16_exponent` (-124 for
-/// E4M3). Codes can then fall below bfloat16's smallest subnormal number, 2^-133, and are rounded
-/// to nearest even.
+/// The result is exact, with two exceptions.
+/// - Numbers of 2^128 or more become infinite. ScaleMode::kRoundUp can turn FLT_MAX into 2^128.
+/// - In bfloat16, numbers are rounded to nearest even in a block with a very small scale. Its X is
+///   below `smallest_exact_bfloat16_exponent` (-124 for E4M3). Numbers can then be below 2^-133,
+///   the smallest subnormal bfloat16.
 at::Tensor dequantize(const MXTensor& x, at::ScalarType dtype = at::kFloat);
 
 }  // namespace dovetail::mx

@@ -189,7 +189,8 @@ HWY_INLINE void accumulate(FloatVector scaled, FloatVector rounded, Energies& en
 }
 
 /// Returns the bits to store for element x in memory of type Out. If Out is uint8_t, they are its
-/// code: the magnitude code with a sign. Otherwise they are its dequantized number.
+/// code: the magnitude code with a sign. Otherwise they are its dequantized number. `code` is the
+/// magnitude code, and `rounded` the rounded magnitude in units of `scale`.
 template <class Out, bool kTwosComplement>
 HWY_INLINE BitsVector with_sign(const Constants& c, BitsVector x, BitsVector code,
                                 FloatVector rounded, FloatVector scale) {
@@ -214,11 +215,13 @@ HWY_INLINE BitsVector with_sign(const Constants& c, BitsVector x, BitsVector cod
 /// element and `inverse` is exact if it is at least 2^-126. Smaller products become zero in every
 /// format.
 ///
-/// Rounding is an addition (Dekker 1971): t + 2^(e + shift). Here t is the magnitude in units of
-/// the scale. Its exponent is e, or the exponent of the smallest normal number if that is larger.
-/// The sum's last place is the format's last place, so its low bits count units of that place.
-/// `magic` also contains a constant. These bits plus the constant plus the exponent are the code.
-/// The constant is even, so that ties round to even.
+/// Rounding is an addition (Dekker 1971), in these steps:
+/// 1. t is the magnitude in units of the scale.
+/// 2. e is the exponent of t, or the exponent of the smallest normal number if that is larger.
+/// 3. The sum t + 2^(e + shift) has the same last place as a number of the format with exponent e.
+///    So the addition rounds t, and the sum's low bits count units of this place.
+/// 4. The code is the sum of these low bits, a constant (part of `magic`) and the exponent. The
+///    constant is even, so that ties round to even.
 template <class Out, bool kTwosComplement, Path kPath>
 HWY_INLINE BitsVector encode(const Constants& c, BitsVector x, FloatVector inverse,
                              FloatVector scale, Energies& energies) {

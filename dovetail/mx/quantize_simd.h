@@ -53,14 +53,14 @@ struct QuantizeProblem {
   /// CPU only: row of the matrix that is first in the memory `x`. It is above 0 if `x` holds only
   /// some rows.
   int64_t first_row = 0;
-  ElementSpec spec = {};
-  uint32_t addend = 0;  ///< constant of the scale mode, for `scale_byte` (codec.h)
-  bool saturate_non_finite = false;
-  bool stochastic = false;
-  bool by_codec = false;  ///< encode all blocks element by element with codec.h
-  uint64_t seed = 0;
-  /// Store codes past the caches, because they would not fit. Memory lines are then not read before
-  /// they are overwritten.
+  ElementSpec spec = {};             ///< constants of the element format
+  uint32_t addend = 0;               ///< constant of the scale mode, for `scale_byte` (codec.h)
+  bool saturate_non_finite = false;  ///< true: NonFinite::kSaturate; false: NonFinite::kPoison
+  bool stochastic = false;           ///< true: stochastic rounding; false: to nearest even
+  bool by_codec = false;             ///< encode all blocks element by element with codec.h
+  uint64_t seed = 0;                 ///< seed of stochastic rounding
+  /// Store codes past the caches. Meant for codes that do not fit in the caches. Memory lines are
+  /// then not read before they are overwritten.
   bool stream = false;
   QuantizeTarget row;     ///< blocks 1 x 32; scales (rows, ceil(cols / 32))
   QuantizeTarget column;  ///< blocks 32 x 1; scales (ceil(rows / 32), cols)

@@ -43,8 +43,8 @@ struct LinearStatistics {
 ///
 /// Row and column copies come from one read of a tensor. An activation or norm that precedes the
 /// product can be passed as its prologue. For backward, only the column copy of x is kept.
-/// Consecutive Linears that read the same x share it. In two cases, another tensor is kept instead,
-/// and backward makes the column copy from it:
+/// Consecutive Linears that read the same x share this copy. In two cases, another tensor is kept
+/// instead, and backward makes the column copy from that tensor:
 /// - x itself, if it stays in memory anyway (`input_stays`),
 /// - the prologue's input, which the prologue's own backward needs anyway.
 ///
@@ -52,17 +52,17 @@ struct LinearStatistics {
 /// recorded step, a separate operation of backward makes the column copy. On the CPU, the
 /// prologue's result never exists as a whole: the quantizer reads it a few rows at a time.
 ///
-/// Products are emulated, except in the cases below. Operands are dequantized to bfloat16, in which
-/// every format is exact (see `dequantize` in quantize.h). Sums are in FP32. Operands are
-/// dequantized to float32 instead if x is float32 or a scale is not a power of two. On a CPU
-/// without bfloat16 instructions, they are always float32. The weight's copies are not kept between
-/// products. Quantizing the weight again takes less time than dequantizing a copy.
+/// Products are computed in one of three ways:
+/// - Native products (native.h) read codes. They are used for all products with Gemm::kNative. All
+///   three operands must then be quantized.
+/// - FP8 products on a GPU multiply codes directly with at::_scaled_mm_v2. This requires x in
+///   bfloat16, three FP8 operands, and sizes divisible by 16 (by 128 with blocks). One scale for
+///   the whole tensor needs compute capability 8.9 or later; blocks of 128 need 9.0.
+/// - All other products are emulated: operands are dequantized to `emulation_dtype` (operand.h), in
+///   which they are exact. Sums are in FP32.
 ///
-/// On a GPU, FP8 recipes multiply codes directly with at::_scaled_mm_v2. One scale for the whole
-/// tensor needs compute capability 8.9 or later; blocks of 128 need 9.0. This requires x in
-/// bfloat16, three FP8 operands, and sizes divisible by 16 (by 128 with blocks). Other FP8 products
-/// are emulated there, too. With Gemm::kNative, all products are native products (native.h), which
-/// read codes. All three operands must then be quantized.
+/// The weight's copies are not kept between products. Quantizing the weight again takes less time
+/// than dequantizing a copy.
 class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
  public:
   /// `name` is the layer's name, for error messages. `input_stays`: the operation that makes x
@@ -74,9 +74,9 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   using Prologue = std::shared_ptr<const ops::RowOperation>;
 
   /// Returns y (..., out) for x (..., in). `prologue`, if not null, is applied to x first. `weight`
-  /// is (out, in); `bias` is (out) or undefined. All are float32 or all bfloat16, on the CPU or a
-  /// GPU. On the meta device, only shapes are computed. Throws UserError, naming the layer, for
-  /// other tensors.
+  /// is (out, in); `bias` is (out) or undefined. All tensors have one dtype, float32 or bfloat16,
+  /// and are on the CPU or a GPU. On the meta device, only shapes are computed. Throws UserError,
+  /// naming the layer, for other tensors.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {},
                      const Prologue& prologue = nullptr);
 
@@ -90,9 +90,9 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
 
   /// Returns the largest magnitudes of an operand in earlier steps, (history) float32 on CPU,
   /// newest first. Delayed scaling computes the operand's scale from their maximum. An entry 0
-  /// means that the magnitude is unknown; if all are unknown, the scale is 1. Undefined if the
-  /// operand has no delayed scaling. The caller saves and restores the tensor. Source: delayed
-  /// scaling of TransformerEngine.
+  /// means that the magnitude is unknown. If all entries are 0, the scale is 1. The tensor is
+  /// undefined if the operand has no delayed scaling. The caller saves and restores the tensor.
+  /// Source: delayed scaling of TransformerEngine.
   at::Tensor& amax_history(Operand operand) {
     return amax_histories_[static_cast<size_t>(operand)];
   }
@@ -126,10 +126,10 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   };
   Call next_call(Operand operand);
   /// Returns true if backward makes the column copy of x in a recorded step. The step's memory plan
-  /// then decides how to store x (tokens, in) until backward. It keeps x, recomputes x, or packs x
-  /// as the codes of its column copy. Packing requires that quantizing the dequantized numbers
-  /// gives the same numbers again. This holds in float32, which can represent all of them, and in
-  /// bfloat16 for bfloat16 x (tests/plan/codec_test.cpp).
+  /// then decides how backward gets x (tokens, in). The plan keeps x, recomputes x, or packs x as
+  /// the codes of its column copy. Packing requires that quantizing the dequantized numbers gives
+  /// the same numbers again. This holds in float32, which can represent all of them. It also holds
+  /// in bfloat16 if x is bfloat16 (tests/plan/codec_test.cpp).
   bool leaves_column_to_plan(const at::Tensor& x) const;
 
   /// Makes the copies of x that `request` names and adds to the statistics. x is a tensor or
@@ -148,8 +148,8 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   std::string name_;
   Gemm gemm_;
   bool input_stays_;
-  // The arrays below are indexed by Operand. `statistics_` covers all quantizations of weights. It
-  // covers quantizations of activations and gradients outside recorded steps.
+  // The arrays below are indexed by Operand. `statistics_` covers all quantizations of weights. Of
+  // activations and gradients, it covers only quantizations outside recorded steps.
   LinearStatistics statistics_;
   std::array<std::vector<Statistics>, 3> recorded_;  ///< statistics by Call::number
   /// Number of quantizations of the operand in this step: the next Call::number.

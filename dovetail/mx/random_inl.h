@@ -72,14 +72,14 @@ inline void fill_philox(uint64_t key, uint64_t counter, uint64_t counter_high, i
   }
 }
 
-/// Encodes a vector as `encode` does, but with stochastic rounding, like the codec's
-/// `shift_at_random`. The probability of rounding up is the fraction that is cut off. `random` has
-/// a random word for each element. `underflows` counts, lane by lane, the nonzero elements that
-/// become zero.
-///
-/// t is the magnitude in units of the scale. In units of the format's last place, t is a
-/// fixed-point number with 32 fraction bits; lower bits are cut off. If fraction + random carries,
-/// t is rounded up.
+/// Encodes a vector as `encode` does, but with stochastic rounding, like `shift_at_random`
+/// (codec.h). `random` has a random word for each element. `underflows` counts, lane by lane, the
+/// nonzero elements that become zero. Steps of rounding:
+/// 1. t is the magnitude in units of the scale.
+/// 2. t is written in units of the format's last place, as a whole number and a 32-bit
+///    fraction. Lower bits are cut off.
+/// 3. If the sum of fraction and random word exceeds 32 bits, the whole number is raised by 1. So
+///    the fraction is the probability of rounding up.
 template <class Out, bool kTwosComplement>
 HWY_INLINE BitsVector encode_at_random(const Constants& c, BitsVector x, BitsVector random,
                                        FloatVector inverse, FloatVector scale, Energies& energies,

@@ -31,8 +31,8 @@ struct OperandRecipe {
   Blocks blocks = Blocks::k1x32;
   ScaleMode scale_mode = ScaleMode::kRoundUp;  ///< rule for power-of-two scales
   bool float32_scales = false;                 ///< FP8 only: scales are any float32 numbers
-  /// Delayed scaling, for kTensor only: number of earlier steps. Their largest magnitude sets the
-  /// scale. 0: the tensor's own largest magnitude sets it.
+  /// Delayed scaling, for kTensor only: number of earlier steps whose largest magnitude sets the
+  /// scale. 0: the tensor's own largest magnitude sets the scale.
   int64_t history = 0;
   /// kStochastic is allowed only for gradients in microscaling formats.
   Rounding rounding = Rounding::kNearestEven;

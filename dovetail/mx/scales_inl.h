@@ -21,11 +21,12 @@ namespace dovetail::mx {
 namespace HWY_NAMESPACE {
 #if HWY_TARGET != HWY_SCALAR
 
-// Maximum number of elements of a row whose scales are chosen together, and of blocks in them.
+// Maximum size of a chunk: consecutive elements of a row whose scales are chosen together. kChunk
+// counts elements, and kChunkBlocks counts blocks.
 constexpr int64_t kChunk = kPieceColumns;
 constexpr int64_t kChunkBlocks = kChunk / kBlock;
-// Elements of a group: four blocks along a row. A shorter rest of a row is encoded in a padded
-// copy.
+// Number of elements of a group: four blocks along a row. If the end of a row does not fill a
+// group, it is encoded in a padded copy.
 constexpr int64_t kGroup = 4 * kBlock;
 // 2^-80, the smallest nonzero amax for the vector kernels. Below it, half a unit in the format's
 // last place may be subnormal.
@@ -43,7 +44,8 @@ struct Scales {
   HWY_ALIGN float inverse[kChunkBlocks];  ///< 2^-X
   /// 4^(X - largest X): factor for a block's Energies (quantize_inl.h) in sums over blocks.
   HWY_ALIGN float weight[kChunkBlocks];
-  /// X as the exponent bits of a bfloat16, modulo 2^16, in both halves.
+  /// X * 2^7 modulo 2^16, in both halves of each entry. X then has the position of a bfloat16's
+  /// exponent.
   HWY_ALIGN uint32_t exponents[kChunkBlocks];
   int largest = 0;         ///< largest scale byte
   bool saturates = false;  ///< true if any block saturates
@@ -53,8 +55,10 @@ static_assert(kPacked <= kChunkBlocks, "a tile of columns is a group too");
 /// Counts of one `choose_scales` call. They are added to the statistics only if no block needs
 /// `quantize_exactly`.
 struct ScaleCounts {
-  /// Largest magnitude, smallest scale byte, largest scale byte, and a mask that is set if a block
-  /// needs `quantize_exactly`. Lane i covers blocks i, i + kLanes and so on.
+  /// Lane i covers blocks i, i + kLanes and so on.
+  /// - most: largest magnitude, as float32 bits.
+  /// - least_byte, most_byte: smallest and largest scale byte.
+  /// - special: mask, set if a block needs `quantize_exactly`.
   BitsVector most, least_byte, most_byte, special;
   int64_t zero, saturating, floor_saturated;  ///< numbers of blocks, as in Statistics
 };
@@ -148,8 +152,8 @@ HWY_INLINE BitsVector saturation_limit(const Encoder& f, BitsVector byte) {
 }
 
 /// Counts underflows and saturations of kLanes elements, reading them a second time. This is needed
-/// only if a code is zero or a block saturates. With kRandom, underflows are not counted:
-/// `encode_at_random` has already done so.
+/// only if a code is zero or a block saturates. With kRandom, only saturations are counted, since
+/// `encode_at_random` counts underflows.
 template <Path kPath, class T>
 HWY_INLINE void count_limits(const QuantizeProblem& p, const Encoder& f, const T* x,
                              BitsVector byte, bool saturates, Statistics& statistics) {

@@ -55,8 +55,9 @@ std::vector<int64_t> scale_sizes(at::IntArrayRef sizes, Orientation orientation)
 
 /// Returns the scales of a matrix's row or column copy in the layout that native products read
 /// (native.h; cuBLASLt's VEC32_UE8M0). The layout is a uint8 vector of tiles. A tile covers 128
-/// rows (or columns, for a column copy) by 4 blocks. Tiles of the same rows are adjacent. Scale (r,
-/// b) of a tile is at byte 16 (r mod 32) + 4 (r / 32) + b. Scales outside the matrix are 0.
+/// rows (or columns, for a column copy) by 4 blocks. Tiles of the same rows are adjacent. The scale
+/// of block b in row r of a tile is at byte 16 (r mod 32) + 4 (r / 32) + b, with b < 4 and r < 128.
+/// Scales outside the matrix are 0.
 at::Tensor swizzled_scales(const MXTensor& x);
 
 /// Packs n codes (uint8, any shape) for storage, without unused bits.

@@ -7,7 +7,8 @@
 namespace dovetail::ops {
 
 /// Numbers that an AdamW step (Loshchilov and Hutter 2019) uses for all its tensors. A step updates
-/// many tensors in one pass over memory.
+/// many tensors in one pass over memory. In the formula, p is the parameter, b1 and b2 are `beta1`
+/// and `beta2`, and t is `step`:
 ///
 ///   g = grad * grad_scale;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 ///   p = p - lr * weight_decay * p - lr * (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
@@ -31,10 +32,11 @@ struct AdamWTensor {
 /// Updates `parameter`, `m`, `v` and `compute_copy` of all tensors in place.
 void adamw_step(const std::vector<AdamWTensor>& tensors, const AdamWOptions& options);
 
-/// Cuts each tensor into pieces and returns the sum of squares of each piece: (pieces) float64. The
-/// tensors follow each other in order. Adding these sums in order gives `sum_of_squares`, even if
-/// several calls each get a part of the tensors. NaN and infinity are propagated. The result is on
-/// the GPU if all tensors are, else on the CPU. The call does not wait for the GPU.
+/// Cuts each tensor into pieces of consecutive elements. Returns the sum of squares of each piece,
+/// float64, in the order of the tensors: (number of pieces). Adding these sums in order gives
+/// `sum_of_squares`, even if several calls each get a part of the tensors. NaN and infinity are
+/// propagated. The result is on the GPU if all tensors are on it, else on the CPU. The call does
+/// not wait for the GPU.
 at::Tensor squares_of_pieces(const std::vector<at::Tensor>& tensors);
 /// Returns the sum of squares of all elements of all tensors in float64, added in a fixed order.
 double sum_of_squares(const std::vector<at::Tensor>& tensors);

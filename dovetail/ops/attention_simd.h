@@ -38,7 +38,7 @@ void attention_forward(const AttentionShape& shape, const HeadsView& q, const He
 /// and dv.
 struct AttentionGradients {
   HeadsView out, dout;
-  const float* logsumexp;
+  const float* logsumexp;  ///< (B, H, T), from forward
   MutableHeadsView dq, dk, dv;
 };
 

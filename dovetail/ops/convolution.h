@@ -28,9 +28,10 @@ struct ConvolutionOptions {
   ConvolutionAlgorithm algorithm = ConvolutionAlgorithm::kIm2col;
 };
 
-/// Returns y (N, K, P, Q) = x (N, C, H, W) * weight (K, C, R, S) [+ bias (K)]. Here P = (H + 2
-/// padding - R) / stride + 1, rounded down, and Q likewise. All tensors are float32 on the CPU; x
-/// and weight are made contiguous. One group, no dilation.
+/// Returns y (N, K, P, Q), the convolution of x (N, C, H, W) with weight (K, C, R, S) [+ bias (K)].
+/// N is the batch size, C and K are channels, and filters are R x S. P = (H + 2 padding - R) /
+/// stride + 1, rounded down, and Q likewise from W and S. All tensors are float32 on the CPU; x and
+/// weight are made contiguous. One group, no dilation.
 ///
 /// The result's bits depend on the instruction set (ops/simd_level.h), not on the number of
 /// threads. The error bound of im2col is (C R S + 1) 2^-24 sum |x| |weight|. The bound of winograd
@@ -55,17 +56,18 @@ ConvolutionGradients convolution_backward_weight(const at::Tensor& dy, const at:
 /// Pass of a convolution: y, the gradient of x, or the gradients of weight and bias.
 enum class ConvolutionPass { kForward, kBackwardData, kBackwardWeight };
 
-/// Returns the reason why `options.algorithm` cannot compute a pass, or nullopt if it can. Winograd
-/// needs 3 x 3 filters and stride 1. It computes forward passes, and gradients of x with padding of
-/// at most 2.
+/// Returns the reason why `options.algorithm` cannot compute a pass, or nullopt if it can. Im2col
+/// computes every pass. Limits of winograd:
+/// - Filters are 3 x 3, and the stride is 1.
+/// - It computes no gradients of weights.
+/// - For gradients of x, the padding is at most 2.
 std::optional<std::string> why_not(ConvolutionPass pass, at::IntArrayRef weight_sizes,
                                    const ConvolutionOptions& options);
 
 /// Returns the size in bytes of the workspace of a pass, in addition to its arguments and results.
 /// The pass allocates its workspace after its results and frees it at its end.
 /// - im2col: the workspace holds the columns of one image. If the columns are the image itself (1 x
-///   1 filters, stride 1, no padding), they take no memory. Gradients of weights also need a row of
-///   sums.
+///   1 filters, stride 1, no padding), they take no memory. Gradients of weights also need K sums.
 /// - winograd: see winograd.h.
 ///
 /// The buffers in which each thread packs matrix products (ops/workspace.h) are not counted, since

@@ -20,9 +20,10 @@ struct ColumnShape {
 /// Computes the columns of an image (im2col).
 void image_to_columns(const ColumnShape& shape, const float* image, float* columns);
 
-/// Computes an image from columns (col2im), as the gradient of `image_to_columns` needs it.
-/// `image_to_columns` copies an element of the image to several elements of the columns. Here, the
-/// element of the image is the sum of these. Additions are in the order of the rows of the columns.
+/// Computes an image from columns (col2im): the gradient of `image_to_columns`. In its forward
+/// pass, `image_to_columns` copies each element of the image to several elements of the columns.
+/// Here, each element of the image is the sum of these elements. Additions are in the order of the
+/// rows of the columns.
 void columns_to_image(const ColumnShape& shape, const float* columns, float* image);
 
 }  // namespace dovetail::ops

@@ -32,11 +32,11 @@ struct GroupedProduct {
 /// above), with pointers to memory of the current GPU. Work is queued on torch's current stream.
 /// The kernels are in a separate library, which is built if nvcc is found.
 struct CudaKernels {
-  /// Writes the norm of x to y. If branch (N, C) is not null, adds it to x, and writes the norm of
-  /// the sum instead. The sum is rounded to the storage format and also written to sum (N, C).
+  /// Writes the norm of x (N, C) to y. If branch (N, C) is not null, y is the norm of x + branch
+  /// instead. This sum is rounded to the storage format and also written to sum (N, C).
   void (*norm_forward)(const NormProblem& problem, const void* branch, void* sum, void* y);
-  /// Computes dx, dweight and dbias from dy. If dsum (N, C) is not null, it is added to dx. It is
-  /// the gradient that x + branch receives from other operations than the norm.
+  /// Computes dx, dweight and dbias from dy. If dsum (N, C) is not null, it is added to dx. It
+  /// holds the gradient that x + branch receives from other operations than the norm.
   void (*norm_backward)(const NormProblem& problem, const void* dy, const void* dsum, void* dx,
                         float* dweight, float* dbias);
   void (*activation_forward)(const ActivationProblem& problem, void* y);
@@ -52,7 +52,8 @@ struct CudaKernels {
   void (*adamw)(std::span<const AdamWSpan> spans, const AdamWScalars& scalars);
   /// Writes the sum of squares of piece i to sums[i].
   void (*squares)(std::span<const SquaresPiece> pieces, double* sums);
-  /// Needs at least one row. A target outside the vocabulary makes the loss of its row NaN.
+  /// Computes the losses of all rows, and their gradients if requested. Needs at least one row. A
+  /// target outside the vocabulary makes the loss of its row NaN.
   void (*cross_entropy)(const CrossEntropyProblem& problem);
 
   /// Records the GPU work that `work` queues as a CUDA graph, and returns the graph. `GpuGraph`

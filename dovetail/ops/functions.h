@@ -41,11 +41,12 @@ NormedSum layer_norm_of_sum(const at::Tensor& x, const at::Tensor& branch, const
 /// Causal scaled-dot-product attention with rotary positions (Su et al. 2021) on queries and keys,
 /// in one operation.
 ///
-/// Shapes: q (B, T, H, D), k and v (B, S, Hkv, D), H a multiple of Hkv; returns (B, T, H, D). If S
-/// > T, the queries are the last T positions (decoding with a cache). The first S - T keys must
-/// then already be rotated (see `rotate`). Rotary positions apply to the first `rotary_dim`
-/// elements of each head (even, <= D; 0: none). They rotate pairs (i, i + rotary_dim / 2), as Llama
-/// and GPT-NeoX do, with base `theta`.
+/// Dimensions: B batch, T queries, S keys, H query heads, Hkv key-value heads, D head size. Shapes:
+/// q (B, T, H, D), k and v (B, S, Hkv, D), H a multiple of Hkv; returns (B, T, H, D). If S > T, the
+/// queries are the last T positions (decoding with a cache). The first S - T keys must then already
+/// be rotated (see `rotate`). Rotary positions apply to the first `rotary_dim` elements of each
+/// head (even, <= D; 0: none). They rotate pairs (i, i + rotary_dim / 2), as Llama and GPT-NeoX do,
+/// with base `theta`.
 struct AttentionOptions {
   int64_t rotary_dim = 0;
   double theta = 10000.0;

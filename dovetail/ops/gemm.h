@@ -34,11 +34,15 @@ struct GemmOptions {
 
 /// Computes c (m, n) = [c +] op(a) @ op(b). c must be row-major; a and b may have any strides.
 ///
-/// On a CPU, our kernel computes float32 products: AVX-512, AVX2 or scalar, chosen at run time. It
-/// is blocked as in Goto and van de Geijn 2008. If `multiplies_bfloat16_rows()` is true, our kernel
-/// also computes bfloat16 products with `a_rows`, `b_rows` or `c_rows`. Other products go to ATen.
-/// Sums are float32. The order of additions depends on the shape, not on the number of threads.
-/// Throws UserError on mismatched shapes, dtypes or devices, naming both shapes.
+/// On a CPU, our kernel computes these products:
+/// - float32 products,
+/// - bfloat16 products with `a_rows`, `b_rows` or `c_rows`, if
+///   `multiplies_bfloat16_rows()` is true.
+///
+/// ATen computes all others. Our kernel uses AVX-512, AVX2 or scalar code, chosen at run time. It
+/// is blocked as in Goto and van de Geijn 2008. Sums are float32. The order of additions depends on
+/// the shape, not on the number of threads. Throws UserError on mismatched shapes, dtypes or
+/// devices, naming both shapes.
 void gemm_into(at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
                const GemmOptions& options = {});
 

@@ -27,9 +27,12 @@ class GroupedProducts {
   /// - the kernel `gemm` is disabled (DOVETAIL_DISABLE=gemm).
   explicit GroupedProducts(std::span<const GemmCall> calls);
 
-  /// Returns the description of `p` for cuBLAS; `a` and `b` are op(a) and op(b). Returns nullopt if
-  /// `p` is empty, has `c_rows` or another dtype than the group, or if `describe_product` returns
-  /// nullopt.
+  /// Returns the description of `p` for cuBLAS; `a` and `b` are op(a) and op(b). Returns nullopt in
+  /// the cases of the constructor, and in these cases:
+  /// - `p` is empty,
+  /// - `p` has `c_rows`,
+  /// - `p` has another dtype than the group,
+  /// - `describe_product` returns nullopt.
   std::optional<GroupedProduct> describe(const Product& p, const at::Tensor& a,
                                          const at::Tensor& b) const;
   /// Adds a product that `describe` accepted. Copies its bias to c, so that cuBLAS adds the product

@@ -21,10 +21,12 @@ struct MatrixView {
   int64_t bfloat16_terms = 0;  ///< number of elements of `bfloat16` along k
 };
 
-/// Matrix product c (m, n) = [c +] [bias +] a (m, k) @ b (k, n). Rows of c are `ldc` elements
-/// apart. c is added if `accumulate` is set. `bias` (n) is added to each row unless it is null;
-/// with `accumulate`, it is ignored unless `c_row` is set. `row_sums` (m) receives the sum of each
-/// row of a; it may be null.
+/// Matrix product c (m, n) = [c +] [bias +] a (m, k) @ b (k, n).
+/// - ldc: distance of rows of c, in elements.
+/// - bias (n): added to each row; may be null. With `accumulate`, it is read only if `c_row`
+///   is set.
+/// - accumulate: the old c is added.
+/// - row_sums (m): receives the sum of each row of a; may be null.
 struct GemmProblem {
   int64_t m, n, k;
   MatrixView a, b;
@@ -43,7 +45,7 @@ struct GemmProblem {
   /// `multiplies_pairs`.
   bool pairs = false;
   /// Null, or the address of a bfloat16 result, with rows `ldc` elements apart. It is then written
-  /// instead of c. Excludes `accumulate`, and k above kBFloat16Pairs.
+  /// instead of c. Requires that `accumulate` is false and that k is at most kBFloat16Pairs.
   uint16_t* c_bfloat16 = nullptr;
 };
 /// Maximum k, in pairs, of a product with a result in `c_bfloat16`.
@@ -55,9 +57,10 @@ bool multiplies_pairs();
 
 /// Computes all problems on parallel_workers() threads. A thread goes from one problem to the next
 /// without waiting for other threads. Problems may write to the same c only by `c_row`; they then
-/// add to it in their order. Each element of a product is a sum in the order of k, cut into slices.
-/// The slices depend only on k and the instruction set. So the bits are the same for any number of
-/// threads and any position of the element.
+/// add to it in their order. Each element of a product is a sum over k, which is cut into slices.
+/// Slices, and terms in a slice, are added in the order of k. The slices depend only on k and the
+/// instruction set. So the bits are the same for any number of threads and any position of the
+/// element.
 void gemm_float32(std::span<const GemmProblem> problems);
 
 }  // namespace dovetail::ops

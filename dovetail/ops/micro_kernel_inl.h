@@ -93,9 +93,9 @@ HWY_INLINE Tile<kRows> multiply(int64_t k, const float* HWY_RESTRICT a, int64_t 
 }
 
 #if HWY_TARGET == HWY_AVX3
-/// Multiplies packed operands whose terms are pairs of bfloat16, with sums in float32. In each
-/// term, the product of the second numbers is added before the product of the first. Also
-/// prefetches the memory from `upcoming` on.
+/// Multiplies the packed operands a (k, kTileRows) and b (k, kTileColumns), with sums in float32.
+/// Each element is a pair of bfloat16. In each term, the product of the second numbers is
+/// added before the product of the first. Also prefetches the memory from `upcoming` on.
 inline HWY_NOINLINE __attribute__((target("avx512bf16"))) Tile<kTileRows> multiply_pairs(
     int64_t k, const float* HWY_RESTRICT a, const float* HWY_RESTRICT b,
     const float* HWY_RESTRICT upcoming) {
@@ -269,9 +269,9 @@ HWY_INLINE void store_transposed(V v0, V v1, V v2, V v3, float* HWY_RESTRICT to,
 }
 #endif
 
-/// Writes to[p * to_stride + i] = from[i][p] for i < count and p < k. While it reads four rows, it
-/// prefetches the next four, if they are below row `upcoming`. Pass 0 to prefetch none, if all rows
-/// are in the first-level cache.
+/// Writes to[p * to_stride + i] = from[i][p] for i < count and p < k. Rows are read four at a time.
+/// Meanwhile, the next four rows are prefetched, if they are below row `upcoming`. If all rows
+/// are in the first-level cache, pass `upcoming` = 0: no row is prefetched.
 HWY_INLINE void transpose(const Lines& from, int64_t count, int64_t k, float* HWY_RESTRICT to,
                           int64_t to_stride, int64_t upcoming = 0) {
   int64_t in_fours = 0;

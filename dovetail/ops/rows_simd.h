@@ -21,9 +21,9 @@ struct AddRowsProblem {
 void add_rows(const AddRowsProblem& problem);
 
 /// Gather of rows: y[i] = weight[i] * x[row[i]]. Both x (n, width) and y (rows, width) are
-/// contiguous in `storage`. If `weight` is null, weights are 1. If `other` is not null, also
-/// computes dot products with its rows: dots[i] = <x[row[i]], other[i]>, with float32 sums. `other`
-/// has the shape and storage of y.
+/// contiguous in `storage`. If `weight` is null, weights are 1. If `other` is not null, dot
+/// products are computed, too: dots[i] = <x[row[i]], other[i]>, with float32 sums. `other` has the
+/// shape and storage of y.
 struct GatherRowsProblem {
   Storage storage;
   int64_t rows, width;

@@ -8,10 +8,10 @@ namespace dovetail::ops {
 /// height, width) is padded with zeros. Filters are weight (out, in, 3, 3); bias (out) may be null.
 /// The result is y (batch, out, height + 2 pad - 2, width + 2 pad - 2).
 ///
-/// `transposed` computes the gradient of the input instead. This is the convolution of x = dy
-/// (batch, out, ...) with the filters turned by 180 degrees and their channels exchanged. The
-/// result is y = dx (batch, in, ...). pad_height and pad_width are then 2 minus the padding of the
-/// forward pass.
+/// If `transposed` is set, y is the gradient of the input instead. It is computed as a convolution:
+/// the filters are turned by 180 degrees, and their channels are exchanged. Then x
+/// is dy (batch, out, height, width). y is dx (batch, in, ...). pad_height and pad_width
+/// are 2 minus the padding of the forward pass.
 struct WinogradProblem {
   int64_t batch, in_channels, out_channels, height, width;  ///< height and width of x
   int64_t pad_height, pad_width;
@@ -21,17 +21,18 @@ struct WinogradProblem {
 };
 
 /// Returns the size in floats of the workspace of `convolve_winograd`; reads no pointer of
-/// `problem`. The workspace holds the transformed filters, which are four times the size of the
-/// filters. It also holds the transformed tiles of input and output of one block. A block is a
-/// number of whole rows of tiles. Its size is limited to 4 MiB, or to half the size of the
-/// transformed filters if that is more.
+/// `problem`. Images are processed block by block; a block is a number of whole rows of tiles
+/// (winograd_simd.h). The workspace holds
+/// - the transformed filters, four times the size of the filters,
+/// - the transformed tiles of input and output of one block. They take at most 4 MiB, or half the
+///   size of the transformed filters if that is more.
 int64_t winograd_workspace_floats(const WinogradProblem& problem);
 
 /// Computes `problem` by F(4 x 4, 3 x 3), with the transforms of winograd_simd.h and our GEMM for
-/// the 36 products. The bits are the same for any number of threads. The error results from a sum
-/// over input channels in the transformed space. Compared with FP64, it is within (channels + 32)
-/// 2^-24 |A^T| (sum |u| |v|) |A|. Absolute values are elementwise, in the notation of
-/// winograd_simd.h.
+/// the 36 products. The bits are the same for any number of threads. The error of a tile of y,
+/// compared with FP64, is at most (channels + 32) 2^-24 |A^T| M |A|, for each element. `channels`
+/// is the number of channels of x. M (6, 6) is the sum of |u| |v| over the channels of x, for each
+/// point. winograd_simd.h defines A, u and v.
 void convolve_winograd(const WinogradProblem& problem, float* workspace);
 
 }  // namespace dovetail::ops

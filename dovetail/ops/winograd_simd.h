@@ -4,19 +4,25 @@
 
 namespace dovetail::ops {
 
-/// Transforms of Winograd's F(4 x 4, 3 x 3) (Lavin and Gray 2015, arXiv 1509.09308). An output tile
-/// y of 4 x 4 is computed from an input tile d of 6 x 6 and 3 x 3 filters g. This takes 36 products
-/// instead of 144. The paper defines the constant matrices A, B and G. A transformed tile or filter
-/// is 6 x 6. Its element (i, j) is called point q = 6 i + j:
-///   u[q] = (G g G^T)[i][j] of each filter, v[q] = (B^T d B)[i][j] of each tile,
-///   m[q] = u[q] @ v[q], y = A^T m A.
+/// Transforms of Winograd's F(4 x 4, 3 x 3) (Lavin and Gray 2015, arXiv 1509.09308). The method
+/// computes an output tile y (4, 4) from input tiles d (6, 6) and filters g (3, 3). This takes 36
+/// products per filter and tile instead of 144. The paper defines the constant matrices A (6, 4), B
+/// (6, 6) and G (6, 3). Steps:
+/// 1. Each filter, one per output and input channel, becomes G g G^T (6, 6).
+/// 2. Each input tile of each input channel becomes B^T d B (6, 6).
+/// 3. For each of the 36 elements (i, j), called points q = 6 i + j, m[q] = u[q] @ v[q] is a matrix
+///    product. It sums over input channels. Point q of all filters is the matrix u[q] (output
+///    channels, input channels). Point q of all tiles is the matrix v[q] (input channels, tiles).
+///    So m[q] is (output channels, tiles).
+/// 4. For each output channel and tile, the 36 points of m form a matrix (6, 6). The output tile is
+///    y = A^T (this matrix) A.
 constexpr int64_t kWinogradPoints = 36, kWinogradTile = 4;
 
-/// Layout of transformed tiles of a batch of images (batch, channels, height, width). An image has
-/// `rows` rows of tiles with `columns` tiles each. Rows of tiles are numbered consecutively through
-/// all images. This view covers the `count` rows of tiles from row `first` on; its tiles are
-/// numbered from 0 (p). Point q of tile p of channel c is at float q * plane + c * stride + p. Up
-/// to 15 floats after the final tile of a channel may be written or read.
+/// Layout of v or m for a batch of images (batch, channels, height, width). An image has `rows`
+/// rows of tiles with `columns` tiles each. Rows of tiles are numbered consecutively through all
+/// images. The layout covers the `count` rows of tiles from row `first` on. Its tiles are numbered
+/// from 0: p. Point q of tile p of channel c is at float q * plane + c * stride + p. Up to 15
+/// floats after the final tile of a channel may be written or read.
 struct WinogradTiles {
   int64_t rows, columns, first, count;
   int64_t plane, stride;

@@ -8,7 +8,7 @@ namespace dovetail::mx::cuda {
 
 /// Raises `*problem.most` to the largest magnitude of x if that is larger.
 void float8_amax(const Float8GpuProblem& problem, cudaStream_t stream);
-/// Quantizes x and its transpose. With kWhole, `float8_amax` must run before.
+/// Quantizes x and its transpose. If `problem.kind` is kWhole, `float8_amax` must run before.
 void quantize_float8(const Float8GpuProblem& problem, cudaStream_t stream);
 
 }  // namespace dovetail::mx::cuda

@@ -22,9 +22,10 @@ struct Counts {
 /// `partial` of `quantize` holds two Counts for each thread block.
 int64_t tiles(const QuantizeProblem& problem);
 
-/// Quantizes. If `partial` is null, nothing is counted. Otherwise `sums` receives two Counts: first
-/// of row (or square) blocks, then of column blocks. `partial` is scratch memory on the GPU, see
-/// `tiles`. The order of summation depends only on the shape.
+/// Makes the copies that `problem` requests. `partial` is scratch memory on the GPU, see `tiles`.
+/// If `partial` is null, nothing is counted. Otherwise `sums` receives two Counts. The first is for
+/// row blocks (or for square blocks, if requested), the second for column blocks. The order of
+/// summation depends only on the shape.
 void quantize(const QuantizeProblem& problem, Counts* partial, Counts* sums, cudaStream_t stream);
 
 /// Returns true if `quantize_vectors` can solve the problem. It requires rounding to nearest,

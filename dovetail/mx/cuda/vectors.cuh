@@ -10,7 +10,7 @@
 namespace dovetail::mx::cuda {
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
-/// Number of vectors per thread. The kWarps warps of a tile have kRows rows each, so a tile has 32.
+/// Number of vectors per thread. A tile has kWarps warps with kRows rows each, so it has 32 rows.
 constexpr int kRows = kBlock / kWarps;
 constexpr unsigned kAll = 0xffffffff;
 
