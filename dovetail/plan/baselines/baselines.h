@@ -22,16 +22,15 @@ std::vector<int> smallest_workspace_algorithms(const Graph& graph);
 /// strategies that do not choose algorithms.
 Graph with_least_workspace(const Graph& graph);
 
-/// Takes a plan of `with_least_workspace(graph)` and chooses the algorithm of each of its computes.
-/// This is the strategy `Auto` of MO-SOS, a planner that decides by 0-1 programs. Computes are
-/// visited one by one in plan order. Each gets the fastest algorithm with which the plan still fits
-/// the budget and does not become slower. A choice is never undone, even if it takes memory that a
-/// later copy needs.
+/// Chooses the algorithm of each compute in a plan of `with_least_workspace(graph)`. This is the
+/// strategy `Auto` of MO-SOS, a planner that decides by 0-1 programs. Visits computes one by one in
+/// plan order. Each gets the fastest algorithm with which the plan still fits the budget and does
+/// not become slower. A choice is never undone, even if it takes memory that a later copy needs.
 Plan choose_algorithms(const Graph& graph, const Plan& plan);
 
 /// Derives decisions (plan/model/schedule.h) from a plan: the algorithm of each node's first run,
-/// and the treatment of each gap. Scheduling them may give another plan, because decisions cannot
-/// express every plan. A search may start from them.
+/// and the treatment of each gap. A search may start from them. Decisions cannot express every
+/// plan. Scheduling them may therefore give a plan other than `plan`.
 Decisions decisions_of(const Graph& graph, const Plan& plan);
 
 /// Result of a published strategy: its plan, and the time to find it.
@@ -50,9 +49,9 @@ struct Baseline {
 /// checkpoint. Each node runs once or twice. The strategy makes a single plan. Baseline::plan is
 /// empty if this plan exceeds the budget.
 Baseline chen_sqrt(const Graph& graph, Candidates candidates, const ChenOptions& options = {});
-/// Greedy strategy of Chen et al. Each node runs once or twice. Tries 60 segment sizes, from 0 in
-/// steps of 1/20 of the memory of the sqrt(n) plan. This memory is the plan's peak minus
-/// StageGraph::resident_bytes. Returns the fastest plan that fits the budget.
+/// Greedy strategy of Chen et al. (greedy_checkpoints). Each node runs once or twice. M is the
+/// memory of the sqrt(n) plan: its peak minus StageGraph::resident_bytes. The strategy tries 60
+/// segment sizes: 0, M/20, 2M/20, ..., 59M/20. Returns the fastest plan that fits the budget.
 Baseline chen_greedy(const Graph& graph, Candidates candidates, const ChenOptions& options = {});
 
 /// Strategy Checkmate: solves an integer program (plan/baselines/checkmate.h). The solver starts

@@ -11,16 +11,18 @@ namespace dovetail::plan {
 /// Checkmate's integer program of a step (Jain et al. 2020, section 4). It minimises the time of
 /// all runs of nodes. Each node uses its minimum-workspace algorithm; the workspace counts while
 /// the node runs. Stages and values are defined in plan/baselines/stages.h. Variables, with the
-/// paper's names:
-/// - R: a node runs in a stage.
-/// - S: a value is in memory when a stage begins.
-/// - FREE: a value is freed after a node of a stage.
+/// paper's names (t: stage, i: node, v: value):
+/// - R[t][i] is 1 if node i runs in stage t.
+/// - S[t][v] is 1 if value v is in memory when stage t begins.
+/// - FREE[t][i, v] is 1 if value v is freed after node i of stage t.
+/// - U[t][i] is the memory in use at node i of stage t, by recursion over i.
 /// - U: memory in use, by recursion over the nodes of a stage.
 ///
-/// Two things differ from the paper. First, if a node computes several values, each is kept or
-/// freed separately. Second, the rows for FREE, which is a product of 0-1 factors, are different.
-/// The paper adds the factors up. Here, each factor bounds FREE in a row of its own. The integer
-/// points are the same, and the linear relaxation is tighter.
+/// Two things differ from the paper:
+/// - If a node computes several values, each is kept or freed separately.
+/// - FREE is a product of 0-1 factors. In the paper, one row has the sum of the factors. Here, each
+///   factor bounds FREE in a row of its own. The integer points are the same, and the linear
+///   relaxation is tighter.
 class CheckmateProgram {
  public:
   /// Limits device memory to `budget_bytes`. The graph must outlive this object.
@@ -33,7 +35,7 @@ class CheckmateProgram {
   /// Returns the stages that a solution describes. `values` has one value per column of the
   /// program, here and in keeps().
   Stages stages(const std::vector<double>& values) const;
-  /// Returns S as [stage][tensor], each between 0 and 1.
+  /// Returns S as [stage][tensor] (Stages::keeps), with values from 0 to 1.
   std::vector<std::vector<double>> keeps(const std::vector<double>& values) const;
   /// Returns the column values that describe the stages.
   std::vector<double> point(const Stages& stages) const;
@@ -71,8 +73,8 @@ struct CheckmateSolution {
   double seconds = 0;  ///< duration of solving
 };
 
-/// Returns the best solution found. Returns nullopt if there is none, or if the time limit passes
-/// before one is found. `start` has initial stages for the solver, used if they fit the budget.
+/// Returns the best solution found. Returns nullopt if none exists, or if none is found within the
+/// time limit. `start` has initial stages for the solver, used if they fit the budget.
 std::optional<CheckmateSolution> solve_checkmate(const Graph& graph, const MilpOptions& options,
                                                  const std::optional<Stages>& start = {});
 

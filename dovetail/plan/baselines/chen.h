@@ -12,10 +12,11 @@
 namespace dovetail::plan {
 
 /// Nodes from which the strategies choose checkpoints. They are forward nodes: nodes before the
-/// first one that computes a gradient. `kAll` takes each of them, as if the step were a chain.
-/// `kArticulation` takes articulation points. Without such a node, the forward nodes before it have
-/// no connection to the forward nodes after it. Both are Checkmate's extensions of the strategies
+/// first one that computes a gradient. Both choices are Checkmate's extensions of the strategies
 /// beyond chains.
+/// - kAll: all forward nodes, as if the step were a chain.
+/// - kArticulation: forward nodes that are articulation points. No forward node after such a node
+///   reads a value computed before it.
 enum class Candidates { kAll, kArticulation };
 /// Returns the candidates, ascending.
 std::vector<int> chen_candidates(const StageGraph& graph, Candidates which);
@@ -34,8 +35,8 @@ std::vector<int> greedy_checkpoints(const StageGraph& graph, const std::vector<i
 /// Details in which implementations of the strategies differ.
 struct ChenOptions {
   /// If true, no value is kept past its last reader. If false, checkpoints stay until the end of
-  /// the step, and values of a segment until its backward is over. The code published with
-  /// Checkmate does the latter.
+  /// the step, and values of a segment stay until its backward is over. The code published with
+  /// Checkmate corresponds to false.
   bool liveness = true;
   /// If true, gradients of a segment's own nodes are kept until the segment's backward is over. An
   /// earlier version of the code published with Checkmate does this.

@@ -40,8 +40,8 @@ class StageGraph {
   /// Returns the last node that uses a value; nodes() if the value is needed after the step.
   int last_use(int value) const { return last_use_[value]; }
   /// Returns true if node i may run in stage t. A node that must run once (GraphNode::runs_once)
-  /// runs only in its own stage. If another node changes a tensor that node i reads or computes,
-  /// node i must not run again after this change.
+  /// runs only in its own stage. Node i also must not run again once another node has changed a
+  /// tensor that node i reads or computes.
   bool may_run(int t, int i) const { return i == t || (i < t && t <= last_run_[i]); }
   /// Returns the bytes of inputs, parameters, state and other storages that are always resident.
   int64_t resident_bytes() const { return resident_bytes_; }

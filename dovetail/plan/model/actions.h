@@ -42,15 +42,15 @@ struct Action {
 /// Actions of a step in issue order. The file form is plan.json, version 1; its schema is in
 /// docs/design/plan.md.
 struct Plan {
-  /// Parameters and state that are on the host, and not on the device, when the step begins. They
-  /// must be on the host again when it ends.
+  /// Parameters and state that are only on the host when the step begins. They must be on the host
+  /// again when the step ends.
   std::vector<int> starts_on_host;
   std::vector<Action> actions;
   /// Peak device memory in bytes, as claimed by the author of the plan. `check`
   /// (plan/model/check.h) rejects a plan that needs more.
   std::optional<int64_t> claimed_peak_bytes;
-  /// Time of the step in seconds, as claimed by the author of the plan. It lasts until the end of
-  /// the last action. `check` rejects a plan whose simulated time differs by more than 2 %.
+  /// Time from the start of the step to the end of its last action, as claimed by the plan's
+  /// author. `check` rejects a plan whose simulated time differs by more than 2 %.
   std::optional<double> claimed_makespan_s;
 };
 

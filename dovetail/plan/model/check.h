@@ -50,26 +50,29 @@ struct Timeline {
 /// - a node never runs, or runs again although it must run once (GraphNode::runs_once),
 /// - a node changes a tensor while it is being copied,
 /// - a node changes a tensor while another copy of the tensor keeps the old values,
-/// - a tensor of Graph::final is not on the device at the end, exact and in its last version,
+/// - at the end, a tensor of Graph::final is not on the device, not exact or not in its last
+///   version,
 /// - memory exceeds the budget of the device or of the host,
-/// - a tensor that starts on the host is no parameter or state, or does not end there,
+/// - a tensor that starts on the host is neither a parameter nor state,
+/// - a tensor that starts on the host is not on the host at the end,
 /// - Plan::claimed_peak_bytes or Plan::claimed_makespan_s does not hold.
 ///
 /// An action starts when its stream is free, the actions in its `waits` have ended and its data are
-/// there. A copy starts no earlier than the end of the last compute listed before it. It overlaps
-/// computes listed after it.
+/// there. A copy also waits for the last compute listed before it. A copy overlaps computes listed
+/// after it.
 ///
-/// Memory counts from the start of the action that allocates it. It is released at the free, or at
-/// the end of the last reader if that is later. A copy in flight is a reader, too. Workspace counts
-/// while its compute runs.
+/// Memory counts from the start of the action that allocates it. It is released at the later of two
+/// times: the free, and the end of the last reader. A copy in flight is a reader, too. Workspace
+/// counts while its compute runs.
 ///
-/// A tensor that starts on the host takes host memory. It takes no device memory until a prefetch.
-/// When the step ends, the host must have its last version, exact (Graph::final). The device need
-/// not have it then, even if Graph::final lists it. The next step begins in the same state.
+/// A tensor that starts on the host (Plan::starts_on_host) takes host memory. It takes no device
+/// memory until a prefetch. When the step ends, the host must have the last version of the tensor,
+/// exact (Graph::final). The device need not have the tensor then, even if Graph::final lists it.
+/// The next step begins in the same state.
 ///
-/// An algorithm may find a tensor on the host (Algorithm::on_host). The host must then have the
-/// version that the node reads, and the device must have no copy. The compute turns the host copy
-/// into the new version.
+/// An algorithm may read and change a tensor in host memory (Algorithm::on_host). The host must
+/// then have the version that the node reads, and the device must have no copy. The compute turns
+/// the host copy into the new version.
 Timeline check(const Graph& graph, const Plan& plan);
 
 }  // namespace dovetail::plan

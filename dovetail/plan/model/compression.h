@@ -11,9 +11,9 @@
 
 namespace dovetail::plan {
 
-/// Format in which a storage is kept compressed. It has microscaling codes, one byte per element,
-/// followed by one E8M0 scale per block of 32 elements (mx/quantize.h). A block with a NaN or an
-/// infinity unpacks to NaN.
+/// Format in which a storage is kept compressed. The compressed bytes are microscaling codes (one
+/// byte per element), then E8M0 scales (one byte per block of 32 elements). See mx/quantize.h. A
+/// block with a NaN or an infinity unpacks to NaN.
 struct PackedForm {
   at::ScalarType dtype = at::kFloat;      ///< type of the unpacked elements: float32 or bfloat16
   mx::Format format = mx::Format::kE4M3;  ///< number format of the codes
@@ -38,19 +38,21 @@ void pack(const PackedForm& form, const std::byte* from, int64_t elements, std::
 /// Unpacks `elements` elements from the packed bytes at `from` to `to`.
 void unpack(const PackedForm& form, const std::byte* from, int64_t elements, std::byte* to);
 
-/// Maximum error of an element that was packed as E4M3 with scales rounded up. It is relative to
-/// the largest magnitude in the element's block. It is half the distance between neighbouring E4M3
-/// values. That distance is an eighth of the lower end of their binade (interval between powers of
-/// two). The bound does not hold in a block with a maximum below 2^-118, where the scale reaches
-/// its minimum.
+/// Maximum error of an element, as a fraction of the largest magnitude in the element's block. It
+/// holds for packing as E4M3 with scales rounded up. Reasons for 2^-4:
+/// - Neighbouring E4M3 values differ by an eighth of the power of two at or below them.
+/// - Rounding is off by at most half of this difference.
+///
+/// The bound does not hold in a block with a maximum below 2^-118, where the scale reaches its
+/// minimum.
 inline constexpr double kLargestError = 0x1p-4;
 
 /// Number of elements in a block. They share a scale.
 inline constexpr int64_t kBlock = 32;
 
-/// Returns the codec of a form, for a graph (plan/model/graph.h). Its rates are set later, by
-/// `measure`. If `max_error` is 0, the codec's name gets a suffix:
-/// "e4m3.round_up.float32.same_codes".
+/// Returns the codec of a form, for a graph (plan/model/graph.h). `max_error` becomes
+/// Codec::max_error. If it is 0, the name of the codec ends in ".same_codes". Example:
+/// "e4m3.round_up.float32.same_codes". The rates are set later, by `measure`.
 Codec codec_of(const PackedForm& form, double max_error);
 
 /// Measures the rates of packing and unpacking on a tensor of `bytes` bytes. Stores them in

@@ -25,8 +25,8 @@ bool resident_at_start(TensorKind kind);
 /// end of the step.
 bool may_start_on_host(TensorKind kind);
 
-/// One way to run the operation of a node: its duration and its scratch memory (workspace), besides
-/// inputs and outputs. Example: a convolution by im2col or by Winograd.
+/// One way to run the operation of a node, with its duration. Its workspace is scratch memory in
+/// addition to inputs and outputs. Example: a convolution by im2col or by Winograd.
 struct Algorithm {
   std::string name;
   double time_s = 0;
@@ -39,9 +39,9 @@ struct Algorithm {
   bool finds_on_host(int tensor) const;
 };
 
-/// Tensor of a step: a storage, or a view of another tensor. A storage has its own piece of memory.
-/// A view has none: it uses the memory of the storage at the end of its `alias_of` chain. Other
-/// structs refer to a tensor by its index in Graph::tensors.
+/// Tensor of a step: a storage, or a view of another tensor. A storage has memory of its own. A
+/// view uses the memory of the storage at the end of its `alias_of` chain. Other structs refer to a
+/// tensor by its index in Graph::tensors.
 struct GraphTensor {
   std::string id;
   int64_t bytes = 0;
@@ -53,17 +53,17 @@ struct GraphTensor {
 };
 
 /// Operation of the step. `inputs`, `outputs` and `mutates` are the tensors that it reads, creates
-/// and changes in place. Each change in place makes a new version of the storage. If all nodes run
-/// once, in the order of Graph::nodes, each node finds certain versions of its inputs. It must get
-/// the same versions in every plan, also when it runs again.
+/// and changes in place. Each change in place makes a new version of the storage. The versions that
+/// a node reads are defined by the order of Graph::nodes, each node run once. In every plan the
+/// node must read the same versions, also when it runs again.
 struct GraphNode {
   std::string name;
   std::string layer;  ///< layer of the model, for reports; may be empty
   std::vector<int> inputs, outputs, mutates;
   bool random = false;       ///< draws random numbers
   bool recomputable = true;  ///< false: must run exactly once
-  /// True: must not read a copy that was packed by a codec and unpacked, even by a codec without
-  /// loss.
+  /// True: the node must not read a copy that was packed by a codec and unpacked. This holds for
+  /// codecs without loss, too.
   bool reads_unpacked = false;
   std::vector<Algorithm> algorithms;  ///< at least one
   /// Returns true if a plan must not run the node a second time.
@@ -112,8 +112,8 @@ struct Graph {
   /// node. This is the workspace minus the bytes of the tensors in `on_host`, which need no device
   /// memory.
   int64_t extra_bytes(const Algorithm& algorithm) const;
-  /// Returns true if the codec can pack the tensor, and is without loss or the tensor has
-  /// `lossy_ok`.
+  /// Returns true if the codec can pack the tensor and its loss is allowed. Loss is allowed if the
+  /// codec has none, or if the tensor has `lossy_ok`.
   bool may_be_packed(int tensor, int codec) const;
   /// Returns the bytes of the tensor's packed form.
   int64_t packed_bytes(int tensor, int codec) const;

@@ -15,9 +15,10 @@ struct Layout {
   int64_t bytes = 0;  ///< size of the arena
   /// Per tensor: its offset if it is resident at the start of the step, else -1.
   std::vector<int64_t> home;
-  /// Per action: offset of the memory that it fills. For a prefetch or decompress, this is the
-  /// tensor. For a compress, it is the packed form. For a compute, it is the workspace. -1 if the
-  /// action has none of these.
+  /// Per action: offset of the memory that it fills; -1 if it fills none.
+  /// - prefetch, decompress: the tensor
+  /// - compress: the packed form
+  /// - compute: the workspace
   std::vector<int64_t> result;
   /// Per compute action: offset of each output of its node.
   std::vector<std::vector<int64_t>> outputs;
@@ -26,9 +27,11 @@ struct Layout {
   std::vector<std::vector<int>> waits;
 };
 /// Places all tensors and workspaces of a plan. `timeline` is the result of `check`. The search for
-/// addresses ends when they fit into the budget of `graph`. If it finds none that fit, the layout
-/// exceeds the budget. Addresses are aligned (plan/model/packing.h) if all tensor sizes come from
-/// `planned_bytes`, as in each recorded step. In other graphs, addresses are unaligned.
+/// addresses ends when they fit into the budget of `graph`. The layout exceeds the budget if no
+/// addresses are found that fit.
+///
+/// Addresses are aligned (plan/model/packing.h) if all tensor sizes come from `planned_bytes`, as
+/// in the graph of a recorded step. In other graphs, addresses are unaligned.
 Layout lay_out(const Graph& graph, const Plan& plan, const Timeline& timeline);
 
 }  // namespace dovetail::plan

@@ -5,9 +5,9 @@
 
 namespace dovetail::plan {
 
-/// Alignment of addresses, in bytes. All addresses are multiples of kAlignment. Addresses of
-/// storages of kPagedBytes or more are multiples of kPage; so are the sizes that a plan counts for
-/// them. Such storages can be copied to a file and back without an intermediate copy.
+/// Alignment of addresses, in bytes. All addresses are multiples of kAlignment. A storage of
+/// kPagedBytes or more has a multiple of kPage as its address, and as the size that a plan counts.
+/// Such storages can be copied to a file and back without an intermediate copy.
 inline constexpr int64_t kAlignment = 64, kPage = 4096, kPagedBytes = 32 * 1024;
 
 /// Returns the bytes that a plan counts for a storage of `bytes`: its size rounded up to a multiple
@@ -30,11 +30,13 @@ struct Packing {
   std::vector<int64_t> offsets;  ///< one per block
   int64_t bytes = 0;             ///< size of the region: maximum of offset + size over all blocks
 };
-/// Finds a packing with few bytes. Places the blocks one by one, each at the lowest free offset
-/// (first fit). Tries several orders of the blocks. Then improves each order: moves blocks to
-/// earlier positions as long as the packing does not grow. Ends when the packing has at most
-/// `enough` bytes, or after a fixed amount of work. The problem is NP-hard (see Sekiyama et al.
-/// 2018). Equal arguments give equal offsets.
+/// Finds a packing with few bytes. The problem is NP-hard (see Sekiyama et al. 2018). Steps:
+/// 1. Sort the blocks in several orders, for example by size or by duration.
+/// 2. For each order, place the blocks one by one, each at the lowest free offset (first fit).
+/// 3. Improve each order: move a block to an earlier position if the packing does not grow.
+///
+/// The search ends when the packing has at most `enough` bytes, or after a fixed amount of work.
+/// Equal arguments give equal offsets.
 Packing pack(const std::vector<Block>& blocks, int64_t enough = 0);
 
 }  // namespace dovetail::plan

@@ -17,17 +17,19 @@ enum class Keep {
   kResident,  ///< stays on the device
   kHost,      ///< offloaded to the host, and fetched in time for the next use
   kAgain,     ///< freed, and recomputed just before the next use
-  /// Freed, and recomputed when it is first needed: for the next use, or to recompute another
-  /// tensor before that. Kept from then on until the next use.
+  /// Freed, and recomputed when it is first needed. This is its next use, or an earlier
+  /// recomputation of another tensor that reads it. It then stays on the device until its next use.
   kAgainEarly,
   kPacked,  ///< compressed by a codec, and decompressed before the next use
 };
 std::string_view name(Keep keep);
 
-/// Interval in which no node uses a storage, between the uses by node `from` (-1: start of the
-/// step) and node `to`. A gap that `wraps` belongs to a parameter or to state. It lasts from the
-/// last use, over the end of the step, to the first use in the next step. During it, the storage is
-/// resident or on the host. If it is on the host, the storage starts and ends the step there.
+/// Interval between two uses of a storage, in which no node uses it. It lies between node `from`
+/// (-1: start of the step) and node `to`.
+///
+/// A gap that `wraps` belongs to a parameter or to state. It lasts from the last use, over the end
+/// of the step, to the first use in the next step. Its storage is resident or on the host. A
+/// storage that is on the host in this gap starts and ends the step there.
 struct Gap {
   int tensor = -1, from = -1, to = -1;
   bool wraps = false;
@@ -61,8 +63,8 @@ struct Schedule {
   /// Expected step time: timeline.makespan_s plus the slowdown of computing during copies
   /// (Bandwidth::slowdown).
   double expected_s = 0;
-  /// Per node: maximum device memory while the node runs, and while its missing inputs are fetched,
-  /// unpacked or recomputed.
+  /// Per node: maximum device memory from when its missing inputs are fetched, unpacked or
+  /// recomputed until the node has run.
   std::vector<int64_t> slot_bytes;
   /// Per node: the same maximum, if each offload is assumed to free its memory as soon as it is
   /// issued. Waiting for offloads can reduce memory to this value.
@@ -82,9 +84,9 @@ BesideComputing beside_computing(const Plan& plan, const Timeline& timeline);
 /// during copies (Bandwidth::slowdown).
 double expected_s(const Graph& graph, const Plan& plan, const Timeline& timeline);
 
-/// Reason why decisions cannot be scheduled. `node` is the node at which memory exceeds the budget,
-/// and `bytes` is the excess. If `bytes` is 0, memory is not the reason. Example: a tensor cannot
-/// be recomputed, since an input has changed or the node must run once.
+/// Reason why decisions cannot be scheduled. If `bytes` is positive, memory exceeds the budget by
+/// `bytes` at node `node`. If `bytes` is 0, memory is not the reason. Example: a tensor cannot be
+/// recomputed, since an input has changed or the node must run once.
 struct Misfit {
   int node = -1;
   int64_t bytes = 0;
@@ -93,34 +95,40 @@ struct Misfit {
 /// Budget in bytes that no plan exceeds, for scheduling without a limit.
 constexpr int64_t kNoBudget = std::numeric_limits<int64_t>::max() / 4;
 
-/// Turns decisions into a plan. Makes several plans and returns the fastest. In all of them, an
-/// offload starts as soon as its tensor is computed. In some plans, a fetch (copy back to the
-/// device) starts as late as it can without delaying the reader. It starts later, and delays the
-/// reader, if there is no memory for it in time. In other plans, a fetch starts as soon as offloads
-/// free memory for it, even if nodes must wait.
-///
-/// A node waits for offloads to free memory if it does not fit otherwise. A tensor that starts on
-/// the host is on the host again when the step ends. The copy that puts it there counts in the
-/// makespan. The returned plan has passed `check`.
+/// Turns decisions into a plan. Makes several plans and returns the fastest; it has passed `check`.
+/// Rules of these plans:
+/// - An offload starts as soon as its tensor is computed.
+/// - A node waits for offloads to free memory if it does not fit otherwise.
+/// - In some plans, a fetch (copy back to the device) starts as late as it can without delaying the
+///   reader. If there is no memory for the fetch at that time, it starts later and delays the
+///   reader.
+/// - In other plans, a fetch starts as soon as offloads free memory for it, even if nodes must
+///   wait.
+/// - A tensor that starts on the host is on the host again when the step ends. The copy that puts
+///   it there counts in the makespan.
 class Scheduler {
  public:
-  /// If `fetches_wait`, a fetch may be listed before there is memory for it; it then waits for
-  /// offloads. Such a plan may need more memory once tensors get addresses (plan/model/layout.h).
-  /// The reason is that an address is reserved from the fetch's position in the list, not from its
-  /// start.
+  /// If `fetches_wait`, a plan may list a fetch before there is memory for it. The fetch then waits
+  /// for offloads. An address is reserved from the fetch's position in the list, not from its
+  /// start. Such a plan may therefore need more memory once tensors get addresses
+  /// (plan/model/layout.h).
   explicit Scheduler(const Graph& graph, bool fetches_wait = true);
   /// Returns all gaps, as `find_gaps` does. Other functions refer to a gap by its index here.
   const std::vector<Gap>& gaps() const { return gaps_; }
-  /// Returns nullopt if memory exceeds `budget_bytes` or the graph's `host_bytes`, or if a
-  /// recomputation is impossible. Also returns nullopt if nodes would run more than sixteen times
-  /// on average. Chains of recomputed tensors can cause this. Sets `misfit` in all these cases
-  /// except excess host memory.
+  /// Makes a plan from decisions. Returns nullopt if
+  /// - memory exceeds `budget_bytes`,
+  /// - host memory exceeds the graph's `host_bytes`,
+  /// - a recomputation is impossible,
+  /// - nodes would run more than sixteen times on average, due to chains of recomputed tensors.
+  ///
+  /// Sets `misfit` in all these cases except excess host memory.
   std::optional<Schedule> schedule(const Decisions& decisions, int64_t budget_bytes,
                                    Misfit* misfit = nullptr) const;
-  /// Returns true if the tensor of `gap` can be recomputed when the gap ends. The node that
-  /// computes the tensor must be allowed to run again (GraphNode::runs_once). No node may change
-  /// the tensor in place. Before the end of the gap, no node may change another output of the node
-  /// that computes the tensor.
+  /// Returns true if the tensor of `gap` can be recomputed when the gap ends:
+  /// - The node that computes the tensor may run again (GraphNode::runs_once).
+  /// - No node changes the tensor in place.
+  /// - Before the end of the gap, no node changes another output of the node that computes the
+  ///   tensor.
   bool can_be_recomputed(int gap) const;
   /// Returns true if `gap` begins at the start of the step and the decisions start its tensor on
   /// the host. The decision for `gap` then has no effect: the tensor's wrapping gap decides.
@@ -135,8 +143,8 @@ class Scheduler {
   /// algorithm in `decisions`. The tensor is then not fetched.
   bool is_read_on_host(const Decisions& decisions, int gap) const;
   /// Returns the gaps of `tensor` whose decision must be Keep::kHost so that `node` can update it
-  /// in host memory. These are the wrapping gap and the gap that ends at the node, unless the
-  /// latter begins with the step.
+  /// in host memory. These are the wrapping gap, and the gap that ends at the node. The latter is
+  /// omitted if it begins at the start of the step.
   std::vector<int> gaps_on_host(int node, int tensor) const;
 
  private:

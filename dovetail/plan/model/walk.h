@@ -15,8 +15,8 @@ class Level {
  public:
   /// Changes the level by `bytes` from `time_s` on.
   void add(double time_s, int64_t bytes);
-  /// Returns the maximum level from `start_s` on if `bytes` were added from `start_s` on, and
-  /// `until_end` more bytes from `start_s` to `end_s`.
+  /// Returns the maximum level from `start_s` on after two additions: `bytes` from `start_s` on,
+  /// and `until_end` bytes from `start_s` to `end_s`. Changes nothing.
   int64_t most(double start_s, double end_s, int64_t bytes, int64_t until_end) const;
   /// Merges all changes before `time_s` into one. After this, `most` must not be called with an
   /// earlier start_s.
@@ -32,9 +32,9 @@ class Level {
 class Walk {
  public:
   /// `fetch_at` has one node per gap: the fetch of the gap's tensor may be issued just before this
-  /// node or later. There may be no memory for the fetch yet. If `patient`, it is then issued
-  /// nevertheless, and waits for offloads that free memory. Otherwise, it is tried again before the
-  /// next node.
+  /// node or later. `patient` says what happens if there is no memory for the fetch yet. If true,
+  /// the fetch is issued and waits for offloads that free memory. If false, the fetch is tried
+  /// again before the next node.
   Walk(const Scheduler& scheduler, const Decisions& decisions, const std::vector<int>& fetch_at,
        int64_t budget_bytes, bool patient = false);
 
@@ -87,8 +87,7 @@ class Walk {
   /// Returns false if that is impossible.
   bool bring(int t, int reader);
   bool recompute_tensor(int t);
-  /// Returns true if a tensor that was brought back as the input of a recomputation stays resident
-  /// afterwards.
+  /// Returns true if a tensor that a recomputation has needed or made stays resident after it.
   bool stays_once_made(int t) const;
   void fetch_early();
   void drop_copies(int t);

@@ -8,17 +8,22 @@ namespace dovetail::plan {
 
 /// Adds alternative algorithms (ops/convolution.h) to each convolution node of the graph. The
 /// recorded algorithm stays first and gets the name "aten". Names of the alternatives:
-///   forward   "im2col", "winograd"
-///   backward  "<data>, <weight>", as in "winograd, aten". The first computes the gradient of
-///             the data, the second computes the gradients of weight and bias.
-///             If only one of the two is needed, the name has only this part.
-/// A node gets only those algorithms that can compute its convolution. Convolutions have no
-/// alternatives if they have groups or dilation, or are transposed. The same is true for dtypes
-/// other than float32 and for tensors that are not contiguous. Times are 0 until a profile fills
-/// them (plan/run/profile.h).
+/// - forward: "im2col", "winograd"
+/// - backward: "<data>, <weight>", as in "winograd, aten"
 ///
-/// The memory that an alternative allocates is found by running it twice on zeros. `cache` stores
-/// the allocations. If it has them already, the alternative does not run.
+/// <data> computes the gradient of the data. <weight> computes the gradients of weight and bias. If
+/// only one of the two is needed, the name has only this part.
+///
+/// A node gets only those algorithms that can compute its convolution. A convolution has no
+/// alternatives if
+/// - it has groups or dilation,
+/// - it is transposed,
+/// - its dtype is not float32,
+/// - one of its tensors is not contiguous.
+///
+/// Times are 0 until a profile fills them (plan/run/profile.h). The memory that an alternative
+/// allocates is found by running it twice on zeros. `cache` stores the allocations. If it has them
+/// already, the alternative does not run.
 void add_convolution_algorithms(const CapturedStep& step, StepGraph& graph, ProfileCache& cache);
 
 }  // namespace dovetail::plan

@@ -19,10 +19,12 @@ struct StepTensors {
   std::vector<std::pair<std::string, at::Tensor>> inputs, parameters, state;
 };
 
-/// Way in which later steps run. kReplayed: only the recorded operations run. kCalled: the step's
-/// function is called again, and an executor runs its operations as planned (plan/run/guide.h). The
-/// function may then read values of tensors (item), and may pass other numbers to operators than in
-/// the recording. kNone: no plan follows; the step is recorded only to enforce its memory limit.
+/// Way in which later steps run.
+/// - kReplayed: only the recorded operations run.
+/// - kCalled: the step's function is called again, and an executor runs its operations as planned
+///   (plan/run/guide.h). The function may read values of tensors (item). It may pass other numbers
+///   to operators than in the recording.
+/// - kNone: no plan follows. The step is recorded only to enforce its memory limit.
 enum class LaterSteps { kReplayed, kCalled, kNone };
 
 /// Runs one training step (forward, backward, update) on the CPU and records the operators that it
@@ -30,16 +32,18 @@ enum class LaterSteps { kReplayed, kCalled, kNone };
 ///
 /// `step` runs as it would without a recording. It returns tensors to read after the step (the
 /// loss). `later` says how later steps will run. Throws UserError that names an operator if it
-/// - reads a value of a tensor (item), and `later` is kReplayed,
-/// - returns a tensor whose size depends on values (nonzero, unique), or resizes a tensor, and
-///   `later` is not kNone,
+/// - reads a value of a tensor (item); only if `later` is kReplayed,
+/// - returns a tensor whose size depends on values (nonzero, unique); not if `later` is kNone,
+/// - resizes a tensor; not if `later` is kNone,
 /// - reads memory that no operator has written: a kernel wrote it by pointer (base/operation.h).
 ///
 /// Schemas do not declare all writes. Therefore each storage is hashed before and after each
 /// operation that uses it (plan/record/fingerprint.h). Throws UserError if a storage changes
-/// between two operations. Gradients of `tensors.parameters` that the step creates are released at
-/// its end, unless `later` is kNone. If `later` is kCalled, other tensors that the caller still
-/// holds at the end count as outputs (TensorKind::kOutput).
+/// between two operations.
+///
+/// At the end of the step, gradients of `tensors.parameters` that it created are released, unless
+/// `later` is kNone. If `later` is kCalled, other tensors that the caller still holds at the end
+/// count as outputs (TensorKind::kOutput).
 ///
 /// `limit` bounds the memory that the step holds during the recording, by recomputation where
 /// possible (plan/record/online_recompute.h).

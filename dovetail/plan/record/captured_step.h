@@ -56,8 +56,8 @@ struct CapturedOperation {
   bool once = false;      ///< must not run again (base/operation.h)
   std::vector<CapturedArgument> arguments;
   std::vector<int> reads;  ///< storages that it reads, each once
-  /// Storages that existed before it and that it changes, even if its schema does not declare the
-  /// write.
+  /// Storages from before the operation that it changes. This includes writes that its schema does
+  /// not declare.
   std::vector<int> writes;
   std::vector<int> makes;  ///< storages that it creates
   /// Per storage in `makes`: the number of the allocation (MemoryEvent) that holds it; -1 if it has
@@ -75,8 +75,8 @@ struct CapturedStorage {
   /// Tensor that has this storage, if it existed before the step. Undefined if the step created it.
   at::Tensor external;
   bool declared = false;  ///< listed in StepTensors (plan/record/capture.h)
-  /// Returns true if the storage existed before the step and is not declared. Code outside the step
-  /// may refer to its memory, so no plan moves it.
+  /// Returns true if the storage existed before the step and is not declared. No plan moves such a
+  /// storage, since code outside the step may refer to its memory.
   bool is_fixed() const { return external.defined() && !declared; }
 };
 

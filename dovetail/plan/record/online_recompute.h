@@ -47,9 +47,10 @@ class OnlineRecompute {
   /// writes, and frees memory for its allocations.
   void before(const CapturedOperation& operation);
   /// Registers the latest operation of the recording after it has run. `gives_memory` is true if
-  /// its results have no values yet (aten::empty). An operation may change an input without
-  /// declaring it in its schema. Throws UserError if freed storages must be recomputed from such an
-  /// input.
+  /// its results have no values yet (aten::empty).
+  ///
+  /// An operation may change an input without declaring it in its schema. Throws UserError if freed
+  /// storages must be recomputed from such an input.
   void after(bool gives_memory);
   /// Recomputes all freed storages that tensors outside this class still refer to. Call at the end
   /// of the step.
@@ -104,17 +105,19 @@ class OnlineRecompute {
   std::vector<int> current_;  // storages that the running operation reads or writes
   // State of the random generator before the running operation.
   at::Tensor random_;
-  // found_bytes_: bytes of storages from before the step. kept_before_: bytes before the running
-  // operation if everything were kept. keep_all_bytes_: peak so far if everything were kept. now_:
-  // number of operations begun.
+  // - found_bytes_: bytes of storages from before the step
+  // - kept_before_: bytes before the running operation if nothing had been freed for the limit
+  // - keep_all_bytes_: peak so far if nothing had been freed for the limit
+  // - now_: number of operations begun
   int64_t found_bytes_ = 0, kept_before_ = 0, keep_all_bytes_ = 0, now_ = 0;
   int64_t freed_bytes_ = 0;  // bytes freed since memory was last returned to the system
   int64_t again_ = 0;        // number of recomputed operations
-  // Bytes that may be held although they exceed the limit, because too many operations were
-  // recomputed.
+  // Number of bytes that the step may hold even if the limit is lower; 0 at first. It rises to the
+  // bytes in use when the step has recomputed too many operations. This bounds the time for
+  // recomputation.
   int64_t allowance_ = 0;
-  // Storages that cannot be recomputed and from which others are recomputed. Holding them keeps
-  // their memory.
+  // References that keep storages alive. These storages cannot be recomputed, and others are
+  // recomputed from them.
   std::vector<c10::Storage> held_;
 };
 

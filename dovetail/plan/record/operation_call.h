@@ -9,8 +9,9 @@
 
 namespace dovetail::plan {
 
-/// Calls a recorded operation below autograd and returns its results. `storage_of` returns the
-/// storage for an index in the operation's arguments (TensorUse::storage).
+/// Calls a recorded operation with its recorded arguments, below autograd. Returns the stack of its
+/// results. `storage_of(i)` must return the storage with index i in CapturedStep::storages. Tensor
+/// arguments are views of these storages (TensorUse).
 torch::jit::Stack call(const CapturedOperation& operation,
                        const std::function<c10::Storage(int)>& storage_of);
 

@@ -8,39 +8,49 @@ namespace dovetail::plan {
 
 /// Marks tensors that may be compressed with loss. The format is MXFP8 (E4M3 with scales rounded
 /// up, blocks of 32 along the storage). Adds one codec per dtype that occurs. Sets `lossy_ok` and
-/// `codecs` of the tensors and `reads_unpacked` of the nodes (plan/model/graph.h).
+/// `codecs` of tensors, and `reads_unpacked` of nodes (plan/model/graph.h).
 ///
 /// A tensor may be stored with loss if
-/// - it is an activation that a forward operation without random numbers created, and nothing
-///   changes it afterwards. This excludes parameters, state, inputs, results, gradients and dropout
-///   masks.
-/// - it is float32 or bfloat16 in all its uses, and one use spans its storage.
-/// - each backward operation that reads it is known to tolerate the loss. A table in the source
-///   lists these operators and arguments. They read it as an operand of a product, or only for its
-///   sizes. They may also read it as the point at which a pointwise function or a normalization is
-///   differentiated. Everything else stays exact, for example statistics, logarithms of sums and
-///   targets.
+/// - it is an activation (no parameter, state, input, result, gradient or dropout mask),
+/// - a forward operation without random numbers created it, and nothing changes it afterwards,
+/// - it is float32 or bfloat16 in all its uses, and one use spans its storage,
+/// - each backward operation that reads it tolerates the loss. A table in the source lists these
+///   operators and arguments.
+///
+/// The table lists three kinds of arguments:
+/// - an operand of a product,
+/// - a tensor that is read only for its sizes,
+/// - the point at which a pointwise function or a normalization is differentiated.
+///
+/// Everything else stays exact, for example statistics, logarithms of sums and targets.
 ///
 /// Only these backward operations may read a copy that was compressed. Forward operations,
-/// including recomputed ones, and updates never do. Call `allow_same_codes` first: tensors that it
-/// marks are compressed without loss.
+/// including recomputed ones, and updates never do.
+///
+/// Call `allow_same_codes` first: tensors that it marks are compressed without loss.
 void allow_loss(const CapturedStep& step, StepGraph& graph);
 
 /// Marks tensors that can be compressed without loss: all later readers quantize them to the same
-/// codes anyway. Adds a codec with error 0 for each format that occurs, and sets `codecs` and
+/// codes anyway. Adds a codec with error 0 for each format that occurs. Sets `codecs` and
 /// `reads_unpacked` as `allow_loss` does.
 ///
-/// This applies to an activation that no operation changes in place, if each backward operation
-/// that reads it quantizes it. They must all use the same format and the same rule for scales, and
-/// all blocks must be whole. A float32 activation may be quantized along its last dimension or down
-/// its columns (dovetail::mx_quantize). A float32 or bfloat16 input of a Linear may be quantized
-/// down its columns (dovetail::mx_column_codes.FORMAT.SCALES).
+/// Marks an activation if
+/// - no operation changes it in place,
+/// - each backward operation that reads it quantizes it,
+/// - all these operations use the same format and the same rule for scales,
+/// - all blocks are whole.
 ///
-/// Readers see no loss, because quantizing a quantized tensor again gives the same numbers. This
-/// holds for numbers below 2^127. In blocks below 2^-116, bfloat16 cannot represent all quantized
-/// numbers exactly. The bfloat16 numbers that replace them also stay the same when they are
-/// quantized again. Readers of bfloat16 activations must therefore depend only on these bfloat16
-/// numbers, as Linears do.
+/// Two kinds of readers quantize:
+/// - dovetail::mx_quantize: a float32 activation, along its last dimension or down its columns
+/// - dovetail::mx_column_codes.FORMAT.SCALES: a float32 or bfloat16 input of a Linear, down its
+///   columns
+///
+/// Quantizing a quantized tensor again gives the same numbers, so readers see no loss. This holds
+/// for numbers below 2^127.
+///
+/// In blocks below 2^-116, bfloat16 cannot represent all quantized numbers exactly. The bfloat16
+/// numbers that replace them also stay the same when they are quantized again. Readers of bfloat16
+/// activations must therefore depend only on these bfloat16 numbers, as Linears do.
 void allow_same_codes(const CapturedStep& step, StepGraph& graph);
 
 /// Measures how fast each codec of the graph packs and unpacks a tensor of `bytes`, and stores the

@@ -23,9 +23,10 @@ class ProfileCache : public MachineFile {
   static std::filesystem::path default_folder();
 };
 
-/// Returns a text that identifies a sequence of operations in the cache. It has their names and,
-/// for each argument, sizes, strides and dtype, or the value. Returns nullopt if a value cannot be
-/// compared, such as an operation body (base/operation.h).
+/// Returns a text that identifies a sequence of operations in the cache. It has the names of the
+/// operations and their arguments. A tensor argument is described by sizes, strides and dtype, any
+/// other argument by its value. Returns nullopt if a value cannot be compared, such as an operation
+/// body (base/operation.h).
 std::optional<std::string> key_of(std::span<const CapturedOperation> operations);
 
 }  // namespace dovetail::plan

@@ -45,9 +45,10 @@ struct StepNode {
 };
 
 /// Captured step as a graph for planning. Usually each operation has its own node. An operation
-/// joins the previous node if it changes, in place, only storages that this node created. Otherwise
-/// the previous node could not be recomputed. A storage that only one node uses is part of the
-/// node's workspace. Durations come from the recording until a profile provides better ones.
+/// joins the previous node if it changes, in place, only storages that this node created. As a node
+/// of its own, it would prevent recomputation of the previous node. A storage that only one node
+/// uses is part of the node's workspace. Durations come from the recording until a profile provides
+/// better ones.
 struct StepGraph {
   Graph graph;                  ///< the caller sets budget and bandwidth
   std::vector<StepNode> nodes;  ///< one per node of `graph`

@@ -26,8 +26,11 @@ struct DeviceModel {
   double fused_fraction = 0.50;        ///< Winograd products and their transforms in one kernel
 };
 
-/// Convolution of x (n, c, h, w) by weight (k, c, r, s) to y (n, k, p, q). The padding follows from
-/// h and p, or from w and q.
+/// Convolution of x (n, c, h, w) by weight (k, c, r, s) to y (n, k, p, q):
+/// - n: batch size; c, k: number of input and output channels
+/// - h, w: height and width of x; r, s: of the filter; p, q: of y
+///
+/// The padding follows from h and p, or from w and q.
 struct ConvolutionShape {
   int64_t n = 1, c = 1, h = 1, w = 1, k = 1, r = 1, s = 1, p = 1, q = 1, stride = 1;
 };
@@ -74,9 +77,8 @@ std::vector<Algorithm> without_dominated(std::vector<Algorithm> algorithms);
 StepGraph graph_on(const DeviceModel& device, const CapturedStep& step);
 
 /// Returns the peak memory of the step in a framework without liveness analysis. There, each
-/// forward output is held until its node's backward has run. It is held until its last reader if
-/// that is later. Nodes are paired by layer: the last forward node of a layer with its first
-/// backward node.
+/// forward output is held until its node's backward and its last reader have ended. Nodes are
+/// paired by layer: the last forward node of a layer with its first backward node.
 int64_t peak_with_outputs_held(const Graph& graph);
 
 }  // namespace dovetail::plan

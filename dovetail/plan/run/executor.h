@@ -22,9 +22,11 @@ namespace dovetail::plan {
 /// step that runs the same algorithms without a plan.
 ///
 /// The constructor moves the tensors declared at capture (StepTensors) into the arena. Tensors that
-/// the plan starts on the host move to the host tier. Their values may be read and written between
-/// steps, but their sizes must not change. The destructor moves all these tensors to separate
-/// memory. This memory is in a file (plan/run/paged_memory.h) if the host tier is a file.
+/// the plan starts on the host move to the host tier instead. Between steps, code may read and
+/// write the values of all these tensors, but must not change their sizes. The destructor moves all
+/// these tensors to separate memory. This memory is in a file (plan/run/paged_memory.h) if the host
+/// tier is a file.
+///
 /// Compressed tensors are in the arena, too, in the forms of StepGraph::forms.
 class Executor {
  public:
@@ -51,7 +53,8 @@ class Executor {
   /// Measured times of one step.
   struct Run {
     double seconds = 0;
-    /// Per action of the plan: start, after its waits, and end. Seconds since the step's start.
+    /// Per action of the plan: its start (after its waits) and its end, in seconds since the step's
+    /// start.
     std::vector<Timeline::Span> actions;
   };
   /// Runs one step. Throws UserError if an operation requests memory that was not planned, or if a

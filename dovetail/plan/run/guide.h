@@ -33,7 +33,7 @@ class StepMemory {
   virtual std::vector<PlannedPlace> places_of(int operation) = 0;
 };
 
-/// Optional checks of a called step against the recorded one.
+/// Checks of a called step against the recorded one. Each is off by default.
 struct CallChecks {
   /// Throw UserError if a number passed to an operation differs from the recorded one. If false,
   /// the operation gets the number of this call.
@@ -55,11 +55,13 @@ class Guide : public OperationHandler {
 
   /// Runs one step by calling `work`, the recorded function.
   void run(const std::function<void()>& work, const CallChecks& checks);
-  /// Call after the plan's last action. Points the tensors that the caller still holds to the
-  /// places where the plan has left their values.
+  /// Call after the plan's last action. The caller may still hold outputs of the step
+  /// (TensorKind::kOutput). Points these tensors to the planned memory that has their values
+  /// (StepMemory::address_of). Throws UserError if the caller holds another tensor that the step
+  /// created. Skips both if CallChecks::same_numbers is set.
   void find_held();
-  /// Copies the tensors of the previous step that the function or its caller still holds to
-  /// separate memory.
+  /// Copies tensors of the previous step to separate memory if the function or its caller still
+  /// holds them.
   void release_held();
 
   void handle(const c10::OperatorHandle& op, c10::DispatchKeySet keys,

@@ -12,10 +12,10 @@
 
 namespace dovetail::plan {
 
-/// Memory for offloaded tensors: an unnamed file in a folder, or plain memory. It is the slow,
-/// large tier; the device tier is the arena of a plan. Reads and writes of the file bypass the page
-/// cache (O_DIRECT) if the file system can. Each offloaded tensor has one slot. The whole tier is
-/// mapped, so its data can be read and written between steps like any other memory.
+/// Host tier of a plan: memory for offloaded tensors, as an unnamed file in a folder or as plain
+/// memory. It is slower and larger than the device tier, the arena of the plan. Reads and writes of
+/// the file bypass the page cache (O_DIRECT) if the file system can. The whole tier is mapped, so
+/// its data can be read and written between steps like any other memory.
 class HostTier {
  public:
   /// Creates the file in `folder`, or uses memory if `folder` is empty. Throws UserError with the

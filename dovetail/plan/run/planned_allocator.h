@@ -27,8 +27,8 @@ class PlannedAllocations {
 
 /// Memory region for planned allocations: PlannedPlace::address points into it. Frees of single
 /// allocations inside the region have no effect while the arena exists. The first arena installs an
-/// allocator in front of the process's CPU allocator. It remains installed and forwards all
-/// allocations that are not planned.
+/// allocator in front of the process's CPU allocator. The installed allocator remains, and forwards
+/// all allocations that are not planned.
 class Arena {
  public:
   explicit Arena(int64_t bytes);

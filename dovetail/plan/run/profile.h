@@ -21,14 +21,17 @@ Plan keep_all(const Graph& graph);
 void set_times(Graph& graph, const Plan& plan, std::span<const Executor::Run> runs);
 
 /// Lowers the bandwidth in `graph` to the rate that copies reached in `runs`, which are steps
-/// executed by `plan`. Each direction is treated separately. The rate of a step is the sum of
-/// copied bytes divided by the sum of copy times. The new bandwidth is the median of these rates,
-/// unless the old bandwidth is lower. It also stays unchanged if there are no copies in the
-/// direction. Reasons for a lower rate: a disk sustains its rate for some copies only, and small
-/// copies have start-up costs.
+/// executed by `plan`. For each direction:
+/// 1. The rate of a step is the sum of copied bytes divided by the sum of copy times.
+/// 2. The new bandwidth is the median of these rates.
+/// 3. The old bandwidth stays if it is lower, or if there are no copies.
+///
+/// Reasons for a lower rate: a disk sustains its rate for some copies only, and small copies have
+/// start-up costs.
 void limit_bandwidth(Graph& graph, const Plan& plan, std::span<const Executor::Run> runs);
 
-/// Number of algorithms of nodes that were measured, and number that were found in the cache.
+/// Result of `profile_nodes`. `measured`: number of algorithms that were measured. `known`: number
+/// of algorithms whose times the cache had.
 struct Profile {
   int measured = 0, known = 0;
 };

@@ -37,11 +37,11 @@ struct MemoryUse {
   int64_t total() const;
 };
 
-/// Returns the device memory that a plan uses over time, given start and end of each of its
-/// actions. These times come from a simulation (Timeline::actions) or from an executed step. There
-/// is one point per change, in ascending order of time, and the first is at 0. Memory counts by the
-/// rules of `check` (plan/model/check.h). For the times that `check` simulates, the peak is
-/// therefore equal to the peak that it returns.
+/// Returns the device memory that a plan uses over time. `actions` has start and end of each
+/// action, from a simulation (Timeline::actions) or from an executed step. There is one point per
+/// change, in ascending order of time, and the first is at 0. Memory counts by the rules of `check`
+/// (plan/model/check.h). For the times that `check` simulates, the peak therefore equals
+/// Timeline::peak_bytes.
 std::vector<MemoryUse> memory_use(const Graph& graph, const Plan& plan,
                                   std::span<const Timeline::Span> actions);
 

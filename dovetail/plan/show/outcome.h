@@ -27,7 +27,7 @@ std::string_view name(Fate fate);
 /// plan copies, compresses or recomputes.
 struct StorageOutcome {
   int tensor = -1;          ///< index of the storage
-  std::string layer;        ///< layer of the node that computes it, or else of its first user
+  std::string layer;        ///< layer of the first node that computes or uses it
   std::vector<Fate> fates;  ///< kKept alone, or all other fates that occur in its gaps
   double copied_s = 0;      ///< sum of the durations of its copies
   double waited_s = 0;      ///< time in which the compute stream only waits for its copies
@@ -62,14 +62,15 @@ struct PlanOutcome {
   /// Time in which the compute stream waits, including the wait for the last copy of the step.
   double waited_s = 0;
   double behind_s = 0;  ///< slowdown of computing during copies (Bandwidth::slowdown)
-  /// Number of nodes whose algorithm is not the fastest, and number of nodes with several
-  /// algorithms. Algorithms that update tensors in host memory do not count.
+  /// `algorithms_changed`: number of nodes whose algorithm is not the fastest.
+  /// `algorithms_to_choose`: number of nodes with several algorithms. Algorithms that update
+  /// tensors in host memory do not count.
   int algorithms_changed = 0, algorithms_to_choose = 0;
   /// Workspace that the `algorithms_changed` nodes save. It is summed over these nodes: workspace
   /// of the node's fastest algorithm minus workspace of its chosen algorithm.
   int64_t workspace_saved_bytes = 0;
-  /// Bytes per step that are copied to the host, copied to the device, recomputed, and updated in
-  /// host memory.
+  /// Bytes per step that are copied to the host, copied to the device, recomputed (`again_bytes`),
+  /// and updated in host memory (`on_host_bytes`).
   int64_t to_host_bytes = 0, to_device_bytes = 0, again_bytes = 0, on_host_bytes = 0;
   std::vector<PackedOutcome> packed;  ///< one entry per codec in use
 
@@ -85,7 +86,7 @@ PlanOutcome outcome_of(const Graph& graph, const Plan& plan, const Timeline& tim
 struct OutcomeRow {
   std::string layer;  ///< empty: all layers
   Fate fate = Fate::kKept;
-  /// Number of storages, and number of storages among them that cannot be recomputed.
+  /// `storages`: number of storages. `made_once`: number of those that cannot be recomputed.
   int storages = 0, made_once = 0;
   int64_t bytes = 0;
   double copied_s = 0, waited_s = 0, again_s = 0, packed_s = 0, round_trip_s = 0, make_again_s = 0;
@@ -107,9 +108,13 @@ std::string error_in_words(const Codec& codec);
 /// Returns a duration as text. Examples: "85 µs", "2.14 ms", "1.3 s".
 std::string format_seconds(double seconds);
 
-/// Returns the outcome as JSON: {"decisions": [row], "layers": [row], "packed": [{"codec", "error",
-/// ...}], "algorithms": {...}, "step": {"once_s", ..., "predicted_s"}, "moved": {...}}. "moved" has
-/// the bytes that are copied, updated on the host or recomputed.
+/// Returns the outcome as JSON. Keys:
+/// - "decisions": rows of rows_by_fate
+/// - "layers": rows of rows_by_layer
+/// - "packed": [{"codec", "error", ...}]
+/// - "algorithms": {...}
+/// - "step": {"once_s", ..., "predicted_s"}
+/// - "moved": bytes that are copied, updated on the host and recomputed
 nlohmann::ordered_json to_json(const PlanOutcome& outcome, const Graph& graph);
 
 }  // namespace dovetail::plan

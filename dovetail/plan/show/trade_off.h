@@ -12,14 +12,14 @@ namespace dovetail::plan {
 struct TradeOff {
   int64_t budget_bytes = 0;
   double expected_s = 0;
-  /// Memory that the plan needs, including gaps between the addresses of tensors
+  /// Memory that the plan needs, including unused bytes between the addresses of tensors
   /// (PlacedSolution::bytes).
   int64_t placed_bytes = 0;
 };
 
-/// Returns the expected step time for several budgets. They are `budgets` evenly spaced values
-/// above `floor_bytes` (see `placed_floor_of`), up to `keep_all_bytes`. `graph.budget_bytes` is
-/// added as one more budget; `known` is the plan for it.
+/// Returns the expected step time for several budgets. These are `budgets` evenly spaced values
+/// above `floor_bytes` (see `placed_floor_of`), up to `keep_all_bytes`. `graph.budget_bytes` is one
+/// more budget; `known` is the plan for it.
 ///
 /// The plan of each point has addresses within the budget (plan/solve/placed.h), so it can be run.
 /// Each search takes `options.time_limit_s` and starts from the plan of the next smaller budget.

@@ -7,8 +7,8 @@ namespace dovetail::plan {
 
 /// Report on solving the integer program (plan/solve/joint_program.h) of a step.
 struct JointReport {
-  /// Columns and rows of the first program. 0 if no program was needed, or if the step is too large
-  /// for a program.
+  /// Number of columns and rows of the first program. 0 if no program was needed, or if the step is
+  /// too large for a program.
   int columns = 0, rows = 0;
   /// Number of programs solved. Each program after the first excludes the decisions of the previous
   /// solutions.
@@ -16,40 +16,48 @@ struct JointReport {
   bool started = false;  ///< the solver started from the plan of the greedy search (`solve`)
   /// Lower bound on the expected time of the plans that `Scheduler` makes from the program's
   /// decisions. In these plans, a storage stays resident if it need not leave the device to fit the
-  /// budget. Solution::bound_s, in contrast, bounds every plan that `check` accepts. This bound is
-  /// the one that the solver proves for the first program. If a later program has no solution, the
-  /// bound is the time of the fastest plan found. Without a program, it is the time to run each
-  /// node once.
+  /// budget. In contrast, Solution::bound_s bounds every plan that `check` accepts. Value:
+  /// - without a program: the time to run each node once,
+  /// - if a program has no solution: the time of the fastest plan found,
+  /// - otherwise: the bound that the solver proves for the first program.
   double bound_s = 0;
-  /// (expected_s - bound_s) / expected_s, where expected_s is the expected time of the plan.
+  /// Relative gap: (expected_s - bound_s) / expected_s, where expected_s is the expected time of
+  /// the plan.
   double gap = 1;
   double seconds = 0;  ///< time to build and solve programs
 };
 
 /// Plan of `solve_jointly`, and how it was found.
 struct JointSolution {
-  Solution solution;  ///< `complete` is true if the gap is at most `milp.relative_gap`
+  Solution solution;  ///< `complete`: JointReport::gap is at most `milp.relative_gap`
   JointReport report;
 };
 
-/// Returns the plan with the minimum expected time among candidates within `graph.budget_bytes`.
-/// All techniques of `options` are decided at once. Candidates are
-/// - the plan of the greedy search (`solve`),
-/// - plans found by random changes of decisions while programs are being solved,
-/// - plans that `Scheduler` makes from solutions of the integer program, with single decisions
-///   improved.
+/// Returns the fastest plan found within `graph.budget_bytes`, by expected time. Decides all
+/// techniques of `options` together. The plan is never slower than the plan of `solve`, nor than
+/// `options.start`. Throws UserError as `solve` does.
 ///
-/// The time of a scheduled solution may exceed its time in the program. The solution is then
-/// excluded and the program solved again. This ends if no solution is faster than the best plan, or
-/// if the gap is at most `milp.relative_gap`. It also ends after `milp.time_limit_s` for all
-/// programs together. The greedy search takes up to `options.time_limit_s`. After each program,
-/// improvement takes up to a quarter of `options.time_limit_s`. For steps of many hundred nodes, no
-/// program is solved. Decisions are then changed at random for `milp.time_limit_s`. The plan is
-/// never slower than the plan of `solve`, nor than `options.start`. Throws UserError as `solve`
-/// does.
+/// Steps:
+/// 1. The greedy search (`solve`) finds a first plan.
+/// 2. The solver solves the integer program. Meanwhile, random changes are tried on the best plan.
+/// 3. `Scheduler` makes a plan from the solution. Its decisions are then improved (`improve`).
+/// 4. The program excludes the decisions of the solution, and the search goes on at step 2.
+///
+/// For steps of many hundred nodes, no program is solved. Step 2 is then only random changes. Steps
+/// 3 and 4 are left out.
+///
+/// The search ends if
+/// - the relative gap (JointReport::gap) is at most `milp.relative_gap`,
+/// - the program has no solution that is faster than the best plan,
+/// - or the time is over.
+///
+/// Time limits:
+/// - step 1: `options.time_limit_s`
+/// - step 2: `milp.time_limit_s` for all programs together
+/// - step 3: a quarter of `options.time_limit_s` each time
 JointSolution solve_jointly(const Graph& graph, const SolveOptions& options,
                             const MilpOptions& milp);
-/// Same, with `options.time_limit_s` for the greedy search, programs and improvement together.
+/// Same, with `options.time_limit_s` for all steps together.
 JointSolution solve_jointly(const Graph& graph, const SolveOptions& options);
 
 }  // namespace dovetail::plan

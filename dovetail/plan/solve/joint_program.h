@@ -13,10 +13,13 @@
 namespace dovetail::plan {
 
 /// Integer program that decides a whole step with 0-1 variables: the joint model of MO-SOS, a
-/// published planner. It decides every gap between two uses of a tensor (plan/model/schedule.h) for
-/// which the budget may require a decision. It also decides every node's algorithm. Other published
-/// strategies are the same model with techniques switched off. Example: STR has no compression and
-/// one algorithm per node.
+/// published planner. It decides
+/// - gaps between two uses of a tensor (plan/model/schedule.h), if the budget may require a
+///   decision,
+/// - every node's algorithm.
+///
+/// Other published strategies are the same model with techniques switched off. Example: STR has no
+/// compression and one algorithm per node.
 ///
 /// The step has one stage per node. A stage begins when the previous one ends, and ends with the
 /// first run of its node. Columns are variables of the program, and rows are its conditions. Binary
@@ -32,16 +35,24 @@ namespace dovetail::plan {
 /// after the tensor's last use. If the step changed the tensor, its offload is in the second part.
 /// A tensor that starts on the host needs no offload until the step changes it.
 ///
-/// Every row is a condition that each schedule meets. For example, memory fits at the start of each
-/// node and at each repeated run. It also fits around each compression and decompression. A
-/// repeated run finds its inputs. A stream does one copy at a time. So the program is a relaxation:
-/// point() of a schedule is feasible. No schedule is expected to take less time (expected_s) than
-/// the minimum objective. Tests with random schedules agree with this; it is not proven. The
-/// scheduler may need longer for the same decisions.
+/// Every row is a condition that each schedule meets. Examples:
+/// - Memory fits at the start of each node and at each repeated run.
+/// - Memory fits around each compression and decompression.
+/// - A repeated run finds its inputs.
+/// - A stream does one copy at a time.
 ///
-/// In large steps the program is looser. A recomputation may need further recomputations for its
-/// inputs, and so on; those beyond a few levels cost nothing. The smallest storages take no memory
-/// between their uses. Together, these storages have less than a thousandth of the budget.
+/// So the program is a relaxation: point() of a schedule is feasible. The expected time
+/// (expected_s) of a schedule is never below the minimum objective. Tests with random schedules
+/// agree with this; it is not proven. The scheduler may need longer for the same decisions.
+///
+/// In large steps the program is looser in two ways:
+/// - A recomputation may need further recomputations for its inputs, and so on. Recomputations
+///   beyond a few levels cost nothing.
+/// - The smallest storages take no memory between their uses. Together, these storages have less
+///   than a thousandth of the budget.
+///
+/// The program's numbers are in solver units, one for times and one for bytes. 100 units (kUnits)
+/// are the seconds `longest_s` of the constructor, and the bytes of the budget.
 class JointProgram {
  public:
   /// Builds the program for schedules that take at most `longest_s` seconds. `scheduler` must
@@ -51,7 +62,7 @@ class JointProgram {
 
   LinearProgram& program() { return program_; }
   const LinearProgram& program() const { return program_; }
-  /// Converts an objective of the program to seconds.
+  /// Converts an objective of the program, in solver units, to seconds.
   double seconds(double objective) const { return objective * unit_s_; }
   /// Converts seconds to an objective of the program.
   double objective(double seconds) const { return seconds / unit_s_; }
@@ -73,8 +84,8 @@ class JointProgram {
 
  private:
   using Entries = std::vector<std::pair<int, double>>;
-  // Column that is 1 if a fetch starts in one of the stages [first, last]. Memory counts from stage
-  // `last`, time from stage `first`.
+  // Possible start of a fetch: `column` is 1 if the fetch starts in one of the stages [first,
+  // last]. Memory counts from stage `last`, time from stage `first`.
   struct Slot {
     int first, last, column;
   };
@@ -96,7 +107,7 @@ class JointProgram {
   struct Job {
     int tensor, made_by, column, end;
     // True if a solution can do without the copy. The tensor may start on the host with this
-    // version, or node `made_by` may write it in host memory.
+    // version. Or node `made_by` may write this version in host memory.
     bool optional;
     // Gaps in which the tensor is on the host by this copy.
     std::vector<int> gaps;
@@ -107,7 +118,8 @@ class JointProgram {
     Entries entries;
   };
 
-  // Number of solver units in the time of the longest schedule, and in the budget.
+  // Solver units: the program scales times so that `longest_s` is kUnits, and bytes so that the
+  // budget is kUnits.
   static constexpr double kUnits = 100;
 
   int binary() { return program_.add_column(0, 0, 1, true); }

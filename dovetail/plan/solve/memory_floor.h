@@ -26,8 +26,8 @@ Graph with_samples(const Sampled& a, const Sampled& b, int64_t samples);
 int64_t keep_all_bytes(const Graph& graph);
 
 /// Returns the error for a budget below the floor (struct Floor), the minimum memory of any plan.
-/// It names the operation that needs this memory, its layer, and the bytes of its inputs, outputs
-/// and workspace. `what` names the source of the budget in the message, for example
+/// The error names the operation that needs this memory, its layer, and the bytes of its inputs,
+/// outputs and workspace. `what` names the source of the budget in the message, for example
 /// "memory.budget". `help` says what to do.
 UserError below_floor(const Graph& graph, const Floor& floor, const std::string& what,
                       const std::string& help);

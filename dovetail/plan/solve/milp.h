@@ -83,13 +83,15 @@ struct MilpResult {
 };
 
 /// Solves `program` with HiGHS (Huangfu and Hall, 2018), by its branch and cut. HiGHS runs in a
-/// child process, `dovetail-milp`. So the time limit can be enforced, and a crash of the solver
-/// becomes an error here. The child sends each better solution, and its proven bound, as soon as it
-/// has them. It stops by itself at `time_limit_s`. It is killed if it still runs after another 10 %
-/// and 2 s. The result is then the best solution that it has sent.
+/// child process, `dovetail-milp`. This enforces the time limit, and turns a crash of the solver
+/// into an error here.
 ///
-/// The search begins at `start`. A result is never worse than `start`, however short the time,
-/// unless `start` exceeds the cutoff. A linear relaxation uses `start` only for this guarantee. The
+/// The child sends each better solution, and its proven bound, as soon as it has them. The child
+/// stops by itself at `time_limit_s`. It is killed if it still runs after another 10 % and 2 s. The
+/// result is then the best solution that it has sent.
+///
+/// The search begins at `start`. Unless `start` exceeds the cutoff, the result is never worse than
+/// `start`, however short the time. A linear relaxation uses `start` only for this guarantee. The
 /// child dies with the calling thread and prints nothing. May be called from several threads at
 /// once.
 ///

@@ -4,8 +4,9 @@
 #include "dovetail/plan/solve/joint.h"
 #include "dovetail/plan/solve/plan_cache.h"
 
-/// Plans with addresses. A plan that fits the budget may need more memory once its tensors have
-/// addresses, because of gaps between them. The plans here fit the budget with addresses.
+/// Plans with addresses. Addresses of tensors can have unused bytes between them. A plan that fits
+/// the budget may therefore need more memory once its tensors have addresses. The plans here fit
+/// the budget with addresses.
 namespace dovetail::plan {
 
 /// Plan and the addresses of everything that it holds on the device.
@@ -23,22 +24,26 @@ struct PlacedSolution {
 PlacedSolution with_places(const Graph& graph, Solution solution);
 
 /// Returns the minimum budget for which `solve_placed` finds a plan. In contrast to `floor_of`, it
-/// includes gaps between addresses. It is the minimum memory of plans found with a time limit of 0,
-/// at budgets from `floor_of` upwards. `node` is the same as in `floor_of`. `gaps_bytes` has the
-/// bytes beyond `floor_of`.
+/// includes unused bytes between addresses; Floor::gaps_bytes has their number. Floor::node is the
+/// same as from `floor_of`. The result is the minimum memory among plans found with a time limit of
+/// 0, at several budgets from `floor_of` upwards.
 Floor placed_floor_of(const Graph& graph, const SolveOptions& options);
 
-/// Returns the minimum bytes for which a plan with addresses is known. This is `placed_floor_of`,
-/// or the bytes of the plan `known` if they are less.
+/// Returns the minimum bytes for which a plan with addresses is known. This is the minimum of
+/// `placed_floor_of` and the bytes of the plan `known`.
 int64_t placed_floor_bytes(const Graph& graph, const SolveOptions& options,
                            const PlacedSolution& known);
 
-/// Returns a plan whose addresses and base bytes fit within `graph.budget_bytes`. Plans come from
-/// `solve_jointly`. If a plan with addresses exceeds the budget, `solve_jointly` runs again with a
-/// smaller budget. It runs again up to five times, with budgets down to `floor_of`. The time limit
-/// applies to all runs together. If none of their plans fits, further plans are tried that take
-/// little time to find. They are found with a time limit of 0, or offload, recompute or compress
-/// everything. Success therefore does not depend on the time limit.
+/// Returns a plan whose addresses and base bytes fit within `graph.budget_bytes`. Steps:
+/// 1. `solve_jointly` finds a plan, and the plan gets addresses.
+/// 2. If the plan with addresses exceeds the budget, step 1 is repeated with a smaller budget. It
+///    is repeated up to five times, with budgets down to `floor_of`.
+/// 3. If none of these plans fits, plans that take little time to find are tried. Some are plans of
+///    `solve` with a time limit of 0. In the others, every tensor is offloaded, recomputed or
+///    compressed if possible.
+///
+/// The time limit applies to all runs of `solve_jointly` together. Step 3 ignores it, so success
+/// does not depend on it.
 ///
 /// The result is never slower than a plan for this step in `cache` whose addresses fit. Fetches do
 /// not wait (SolveOptions::fetches_wait), whatever the options say. Throws UserError if the budget

@@ -29,7 +29,7 @@ class PlanCache {
   /// the file has another format.
   std::vector<Known> find(const Graph& graph, const SolveOptions& options) const;
   /// Stores a plan as the newest of its step. Keeps one plan per budget, and at most the 24 newest
-  /// plans, which can be tried in little time.
+  /// plans. So few plans can all be tried in little time.
   void put(const Graph& graph, const SolveOptions& options, const Known& known) const;
 
   /// Returns the folder "plans" in $DOVETAIL_CACHE, $XDG_CACHE_HOME/dovetail or ~/.cache/dovetail.
@@ -41,11 +41,10 @@ class PlanCache {
   std::filesystem::path folder_;
 };
 
-/// Runs the search `one` and returns its plan, or the fastest cached plan if that is faster.
-/// Considers only cached plans for which `fits` returns true. The search starts from the decisions
-/// of the fastest cached plan, unless `options.start` is set. Stores the result in `cache`.
-/// Therefore the result is not expected to be slower than any earlier plan for the same or less
-/// memory.
+/// Runs the search `one`, and finds the fastest cached plan for which `fits` returns true. Returns
+/// the faster of these two plans, and stores it in `cache`. The search starts from the decisions of
+/// this cached plan, unless `options.start` is set. Therefore the result is not expected to be
+/// slower than any earlier plan for the same or less memory.
 Solution solve_known(const PlanCache& cache, const Graph& graph, const SolveOptions& options,
                      const std::function<bool(const Solution&)>& fits,
                      const std::function<Solution(const Graph&, const SolveOptions&)>& one);

@@ -17,9 +17,10 @@ namespace dovetail::plan {
 int fastest_algorithm(const GraphNode& node);
 /// Returns the sum over all nodes of the time of their fastest algorithm. No plan takes less time.
 double minimum_s(const Graph& graph);
-/// Returns true if `allowed` permits that `node` runs by `algorithm`. There are two more conditions
-/// if the algorithm updates tensors in host memory. `allowed` must permit that these tensors are
-/// offloaded before and after the node. No later node may use them.
+/// Returns true if `allowed` permits that `node` runs by `algorithm`. If the algorithm updates
+/// tensors in host memory, two more conditions apply:
+/// - `allowed` permits that these tensors are offloaded before and after the node.
+/// - No later node uses them.
 bool may_be_chosen(const Graph& graph, const Scheduler& scheduler, int node, int algorithm,
                    const SolveOptions& allowed);
 /// Returns true if `allowed` permits that the tensor is offloaded during `gap`.
@@ -43,10 +44,10 @@ class Search {
   /// Returns decisions that keep every tensor on the device and run each node by its fastest
   /// algorithm.
   Decisions all_resident() const;
-  /// Returns decisions in which a gap is resident only if `allowed` permits no other treatment, or
-  /// if Scheduler::is_moot. Other gaps get the treatment `keep` if `allowed` permits it, else
-  /// another permitted one. Each node runs the permitted algorithm with the minimum
-  /// Graph::extra_bytes.
+  /// Returns decisions in which tensors stay on the device only where they must:
+  /// - A gap is resident if `allowed` permits no other treatment, or if Scheduler::is_moot.
+  /// - Other gaps get the treatment `keep` if `allowed` permits it, else another permitted one.
+  /// - Each node runs the permitted algorithm with the minimum Graph::extra_bytes.
   Decisions all_offloaded(Keep keep, const SolveOptions& allowed) const;
   /// Returns the same decisions as `all_offloaded`, with one difference: every `period`-th of the
   /// gaps that need not be resident is resident.

@@ -41,34 +41,41 @@ struct Solution {
 };
 
 /// Lower bound (floor) on the memory of every plan with given options, and the node that needs it.
-/// A node needs memory for the tensors that it reads and writes, and for its smallest workspace.
-/// All tensors that cannot leave the device count, too. If `node` is -1, the floor is the memory of
-/// tensors that must be resident when the step begins.
+/// It counts
+/// - the tensors that the node reads and writes,
+/// - the node's smallest workspace,
+/// - all tensors that cannot leave the device.
+///
+/// If `node` is -1, the floor is the memory of tensors that must be resident when the step begins.
 struct Floor {
   int64_t bytes = 0;
   int node = -1;
   int64_t workspace_bytes = 0;  ///< smallest workspace of the node, which the floor includes
-  /// Gaps between addresses that `bytes` includes (placed_floor_of); 0 from `floor_of`.
+  /// Unused bytes between addresses that `bytes` includes (placed_floor_of); 0 from `floor_of`.
   int64_t gaps_bytes = 0;
 };
 /// Returns the floor of a step.
 Floor floor_of(const Graph& graph, const SolveOptions& options);
 
-/// Finds a plan within `graph.budget_bytes` greedily. While memory exceeds the budget, it makes the
-/// change that adds the least time per removed byte of excess. It then reverts or exchanges each
-/// change if this makes the step faster. The search is repeated for several budgets up to the
-/// requested one and with subsets of the techniques. It also runs with and without tensors that
-/// start on the host. The plan with the minimum expected time is returned. A tensor starts on the
-/// host only if this makes a plan faster. In repeated blocks of a model, equal gaps are first
-/// decided together, then one by one.
+/// Finds a plan within `graph.budget_bytes` greedily. Steps:
+/// 1. While memory exceeds the budget, make the change that adds the least time per removed byte of
+///    excess.
+/// 2. Repeat step 1 for several budgets up to the requested one, and with subsets of the
+///    techniques. Also repeat it with and without tensors that start on the host.
+/// 3. In the plans found, revert or exchange each change if this makes the step faster.
+/// 4. Return the plan with the minimum expected time.
+///
+/// A tensor starts on the host only if this makes a plan faster. In repeated blocks of a model,
+/// equal gaps are first decided together, then one by one.
 ///
 /// Throws UserError if the budget is below the floor, naming the node. Also throws UserError if no
 /// plan is found.
 Solution solve(const Graph& graph, const SolveOptions& options);
 
 /// Finds a plan for each of several budgets, which must ascend. `one` finds the plan for one
-/// budget. Each search starts from the decisions of the previous budget. The previous plan is taken
-/// over if it is faster. So no plan is expected to take longer than a plan for less memory.
+/// budget. Each search starts from the decisions of the previous budget. If the previous plan is
+/// faster, it is returned for this budget, too. So no plan is expected to take longer than a plan
+/// for less memory.
 std::vector<Solution> solve_each(
     const Graph& graph, const SolveOptions& options, const std::vector<int64_t>& budgets_bytes,
     const std::function<Solution(const Graph&, const SolveOptions&)>& one = solve);
