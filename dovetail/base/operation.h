@@ -59,10 +59,10 @@ class UnrecordedAllocations {
 /// Returns false inside an UnrecordedAllocations scope of this thread.
 bool allocations_are_recorded();
 
-/// Declares memory of `bytes` that an operation allocated outside the plan (see
-/// UnrecordedAllocations) and that is read after its end. The memory counts until this object is
-/// destroyed. Example: rows on their way to other ranks. The maximum that all HeldMemory objects
-/// declare at the same time counts towards the memory budget.
+/// Declares `bytes` of memory that an operation allocated outside the plan (see
+/// UnrecordedAllocations). Use it for memory that is still read after the operation ends. Example:
+/// rows on their way to other ranks. The memory counts until this object is destroyed. The maximum
+/// that all HeldMemory objects declare at the same time counts towards the memory budget.
 class HeldMemory {
  public:
   explicit HeldMemory(int64_t bytes);
@@ -73,8 +73,9 @@ class HeldMemory {
  private:
   int64_t bytes_;
 };
-/// Returns the maximum bytes that the HeldMemory objects of this process declared at the same time
-/// since the last call. The next maximum starts with the bytes now declared.
+/// Returns the peak of the total bytes that all HeldMemory objects of this process declare
+/// together. The peak covers the time since the last call, and the next peak starts with the bytes
+/// now declared.
 int64_t take_peak_held_bytes();
 
 /// Runs `body` through the dispatcher as torch.ops.dovetail.operation. The operator's first
@@ -83,8 +84,8 @@ std::vector<at::Tensor> dispatch_operation(const std::string& name, Operands of,
                                            bool once);
 
 /// Runs `body` on the tensors `of` and returns the tensors that it creates. A recorded step
-/// contains it as one operator called `name`, for example "dovetail::attention". If no step is
-/// being recorded, `body` is called directly.
+/// contains the whole operation as one operator called `name`, for example "dovetail::attention".
+/// If no step is being recorded, `body` is called directly.
 ///
 /// A recorded step may run `body` several times: in later steps, and within one step (recompute).
 /// Numbers captured by `body` must be valid for every step. Values that differ between steps, such

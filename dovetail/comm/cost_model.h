@@ -56,13 +56,15 @@ bool is_hierarchical(AllToAllAlgorithm algorithm);
 bool is_flexible(AllToAllAlgorithm algorithm);
 
 /// Returns the predicted seconds of an all-to-all in which each rank sends `bytes_per_pair` to each
-/// rank. All ranks start together. n = `ranks`, m = ranks per node, N = nodes.
+/// rank. All ranks start together. n = `ranks`, m = ranks per node, N = nodes. Each rank sends
 ///
-/// Linear: each rank sends n - m messages between nodes and m - 1 messages inside its node, each of
-/// `bytes_per_pair` bytes. Hierarchical: each rank sends m - 1 messages of N * `bytes_per_pair`
-/// bytes inside its node. It also sends N - 1 messages of m * `bytes_per_pair` bytes between nodes.
-/// In addition, it makes two strided copies of its rows. Throws UserError if there are several
-/// nodes but no `between`, or if m does not divide n.
+/// - linear: m - 1 messages inside its node and n - m messages between nodes, each of
+///   `bytes_per_pair` bytes
+/// - hierarchical: m - 1 messages of N * `bytes_per_pair` bytes inside its node, and N - 1 messages
+///   of m * `bytes_per_pair` bytes between nodes. In addition, it makes two strided copies of its
+///   rows.
+///
+/// Throws UserError if there are several nodes but no `between`, or if m does not divide n.
 double all_to_all_seconds(const CostModel& model, int ranks, double bytes_per_pair,
                           AllToAllAlgorithm algorithm);
 

@@ -12,8 +12,8 @@
 
 namespace dovetail::comm {
 
-/// Gradients of one optimizer step, summed over micro-batches and over ranks while backward is
-/// still running.
+/// Sums the gradients of one optimizer step over micro-batches and over ranks. The sums over ranks
+/// begin while backward is still running. Usage:
 ///
 ///     reducer.begin();
 ///     for (size_t k = 0; k < micro_batches.size(); ++k) {
@@ -40,11 +40,15 @@ namespace dovetail::comm {
 /// gradient only once (InternalError otherwise). A parameter shared by two nested backward calls is
 /// not supported.
 ///
-/// With Options::scatter, a rank keeps only the sums of its share of each bucket (ZeRO-2,
-/// Rajbhandari et al. 2020). With `scatter`, every micro-batch needs its own `arm` and `finish`.
-/// All ranks must have the same number of micro-batches. A bucket's memory lives from its first
-/// gradient until its reduce-scatter. At most two reduce-scatters run at a time. Read `share(b)`,
-/// never `gradient(i)`.
+/// A share is the contiguous part of a bucket that belongs to one rank (comm/buckets.h). With
+/// Options::scatter, a rank keeps only the sums of its share of each bucket (ZeRO-2, Rajbhandari et
+/// al. 2020):
+///
+/// - Read `share(b)`, never `gradient(i)`.
+/// - Every micro-batch needs its own `arm` and `finish`, and all ranks must have the same number of
+///   micro-batches.
+/// - A bucket's memory lives from its first gradient until its reduce-scatter.
+/// - At most two reduce-scatters run at a time.
 ///
 /// Nothing is copied if a parameter's group is this rank alone: `gradient(i)` is `.grad()` itself,
 /// in the parameter's own dtype. The exception is 16-bit parameters with several micro-batches,
@@ -80,16 +84,16 @@ class GradientReducer {
   void finish();
 
   /// Returns the summed gradient of parameters[i], in its shape, contiguous. Valid from `finish` to
-  /// the next `begin`. It is a view into a bucket (float32 or float64), or `.grad()`. The caller
-  /// may scale it in place.
+  /// the next `begin`. The result is `.grad()` or a view into a bucket (float32 or float64). The
+  /// caller may scale it in place.
   at::Tensor gradient(size_t i) const;
   /// Makes `gradient(i)` return sums[i] until the next `begin`. Use it for a step that is replayed
   /// from a recording: the replay writes its gradients into `sums`. Only for parameters whose group
   /// is this rank alone (InternalError otherwise).
   void replace(const std::vector<at::Tensor>& sums);
-  /// Returns the sums of this rank's share of bucket b, as a flat tensor. The pieces of the share
-  /// follow one another without gaps. Padding, if any, follows them. Valid as long as
-  /// `gradient(i)`.
+  /// Returns the summed gradients in this rank's share of bucket b, as a flat tensor. It holds the
+  /// elements of Bucket::pieces(rank), piece after piece without gaps, then padding if there is
+  /// any. The tensor is valid from `finish` to the next `begin`.
   at::Tensor share(size_t b) const;
   const std::vector<Bucket>& buckets() const;
   bool scatters() const;               ///< true with `scatter` and more than one rank

@@ -21,9 +21,9 @@ namespace dovetail::comm {
 /// current stream. `wait` makes that stream wait.
 ///
 /// If a rank dies or stays silent for `timeout_s`, every other rank throws CommError. The error
-/// names the call and the missing rank. All ranks throw within milliseconds of each other, because
-/// the first one to notice closes its connections. The group is then unusable, and every later call
-/// throws again.
+/// names the call and the missing rank. The first rank to notice closes its connections. All ranks
+/// therefore throw within milliseconds of each other. The group is then unusable, and every later
+/// call throws again.
 ///
 /// Making a group of several ranks sets SIGPIPE to ignored if it has its default action. Otherwise
 /// a dead peer would end this rank. The same world size and calls give the same bits. Sums over
@@ -48,10 +48,10 @@ class Group {
   virtual std::unique_ptr<Work> all_reduce_async(at::Tensor tensor) = 0;
 
   /// Starts to sum over ranks, in place. Each rank gets one part of the result. `tensor` has n c
-  /// elements, in a dtype that all_reduce supports. After `wait`, elements [rank() c, (rank() + 1)
-  /// c) hold the sum; the others are undefined. Throws InternalError if n does not divide the
-  /// number of elements. Each rank sends at most the tensor's bytes. It is implemented as one
-  /// reduce per rank, because c10d's reduce-scatter for Gloo all-reduces a copy.
+  /// elements, c for each rank, in a dtype that all_reduce supports. After `wait`, elements [rank()
+  /// c, (rank() + 1) c) hold the sum; the others are undefined. Throws InternalError if n does not
+  /// divide the number of elements. Each rank sends at most the tensor's bytes. The implementation
+  /// is one reduce per rank. (c10d's reduce-scatter for Gloo all-reduces a copy.)
   virtual std::unique_ptr<Work> reduce_scatter_async(at::Tensor tensor) = 0;
 
   /// Copies the tensor of rank `root` to all ranks, in place, any dtype.

@@ -42,8 +42,12 @@ class RankBoard {
     std::set<int> blamed;  ///< ranks that are the cause; may be empty even if `broken`
   };
   /// Judges from the notes whether this group's call number `call` can succeed. `closed` are the
-  /// ranks whose connections to this rank are closed. Blames dead ranks, ranks that left before
-  /// this call, and all ranks that a failed rank blames.
+  /// ranks whose connections to this rank are closed. The call is broken if a rank failed or if any
+  /// rank is blamed. Blamed ranks are
+  ///
+  /// - dead ranks
+  /// - ranks that left before this call
+  /// - all ranks that a failed rank blames
   Verdict agree_on_outcome(int64_t call, const std::set<int>& closed) const;
 
   /// Waits up to `grace_s` seconds until all other ranks of the group have posted a note. Returns

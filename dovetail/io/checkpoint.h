@@ -38,15 +38,23 @@ enum class CheckpointKind { kFull, kDelta };
 /// Checkpoints of one run: `<folder>/step-00001200/{manifest.json,
 /// tensors-00001-of-00002.safetensors, ...}`.
 ///
-/// A save writes into the temporary folder `.step-00001200.partial`, and syncs every file and that
-/// folder. It then renames the folder to its final name, `step-00001200`, and syncs `<folder>`. So
-/// a folder with a final name is always complete, even if the process is killed or the power fails.
-/// If the step already has a folder, the new folder replaces it.
+/// A save has these steps:
 ///
-/// A save of step s then removes old checkpoints. It keeps the newest `keep` checkpoints with steps
-/// up to s. It also keeps every checkpoint that one of them needs because it is a delta. It never
-/// removes checkpoints of later steps, which exist if a run was resumed from an earlier step. Only
-/// one process writes (rank 0).
+/// 1. Write all files into the temporary folder `.step-00001200.partial`.
+/// 2. Sync every file and the temporary folder.
+/// 3. Rename the folder to its final name, `step-00001200`. If the step already has a folder, the
+///    new folder replaces it.
+/// 4. Sync `<folder>`.
+/// 5. Remove old checkpoints.
+///
+/// So a folder with a final name is always complete, even if the process is killed or the power
+/// fails. Only one process writes (rank 0).
+///
+/// A save of step s keeps these checkpoints and removes the others:
+///
+/// - the newest `keep` checkpoints with steps up to s
+/// - every checkpoint on which a kept delta depends
+/// - all checkpoints of later steps, which exist if a run was resumed from an earlier step
 class CheckpointFolder {
  public:
   struct Options {
@@ -120,7 +128,8 @@ class StoredCheckpoint {
   const nlohmann::json& state() const { return state_; }
 
   /// Returns the names of the tensors, ascending. If the full checkpoint stores only some rows of a
-  /// tensor, a further tensor holds their row numbers. The names include it.
+  /// tensor, a further tensor holds their row numbers. The result includes the name of this further
+  /// tensor.
   std::vector<std::string> names() const;
   /// Returns the tensor as of this checkpoint, with the changed rows of all deltas. Rows that no
   /// checkpoint of the chain stores are absent from it. Throws UserError for an unknown name.
@@ -141,8 +150,8 @@ Snapshot read_checkpoint(const std::filesystem::path& path);
 
 /// Returns the newest checkpoint in `folder` that passes the checks of StoredCheckpoint. Logs a
 /// warning about each newer checkpoint that fails them. Returns nullopt if the folder has no
-/// checkpoints. Throws UserError if it has some and all fail, because a fresh start would discard a
-/// run without being asked.
+/// checkpoints. Throws UserError if the folder has checkpoints and all of them fail. (A fresh start
+/// would discard a run without being asked.)
 std::optional<StoredCheckpoint> latest_checkpoint(const std::filesystem::path& folder);
 
 /// Reads the checkpoint that `latest_checkpoint` returns into memory. If the folder has no

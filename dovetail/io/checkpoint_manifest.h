@@ -34,12 +34,16 @@ struct CheckpointManifest {
   std::optional<ManifestBase> base = {};  ///< set only for a delta
   /// Tensors that this checkpoint stores only in part. Maps the name of such a tensor to the name
   /// of the tensor with its row numbers: (n) int64, ascending. Row i of the stored tensor is row
-  /// numbers[i] of the whole tensor. A full checkpoint stores the rows that training has updated;
-  /// its reader knows the values of all other rows. A delta stores the rows that changed.
+  /// numbers[i] of the whole tensor.
+  ///
+  /// - A full checkpoint stores the rows that training has updated. Its reader knows the values of
+  ///   all other rows.
+  /// - A delta stores the rows that changed.
   ///
   /// Rows of a hashed table have 64-bit keys instead of numbers, ascending as unsigned integers. In
-  /// a delta, this map then has one more entry per such table. It maps the name of the tensor of
-  /// keys to the name of the tensor of removed keys. The table no longer has rows with these keys.
+  /// a delta, this map then has one more entry per such table. The entry maps the name of the
+  /// tensor of keys to the name of the tensor of removed keys. The table no longer has rows with
+  /// the removed keys.
   std::map<std::string, std::string> rows_of = {};
   std::string checksum = {};  ///< sha256 of the other members as JSON
 };

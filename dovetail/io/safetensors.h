@@ -37,9 +37,10 @@ class SafetensorsStream {
                     at::ScalarType dtype, const std::vector<int64_t>& shape);
   /// Appends the next n rows of the tensor: (n, ...) on the CPU, any n.
   void append(const at::Tensor& rows);
-  /// Gives the complete file its name and returns its sha256. All rows must have been appended.
+  /// Gives the complete file its final name, `path`, and returns its sha256. All rows must have
+  /// been appended before.
   std::string commit();
-  /// Returns the bytes of the file so far, including its header.
+  /// Returns the number of bytes that were written to the file so far, including its header.
   uint64_t bytes_written() const { return file_.bytes_written(); }
 
  private:

@@ -27,8 +27,9 @@ struct StreamedTensor {
 };
 
 /// Writer for the tensors of a checkpoint that are too large to copy. Writes each tensor block by
-/// block into a file of its own, so only one block is in memory. For each group of tensors, call
-/// `begin` once, then `append` for each block. After the last group, call `finish`.
+/// block into a file of its own, so only one block is in memory. A group is one or more tensors
+/// whose blocks are appended together. For each group, call `begin` once, then `append` for each
+/// block. After the last group, call `finish`.
 ///
 /// If a write fails, `begin` and `append` do not throw, and later calls write nothing. `finish`
 /// throws the error. So a caller that gathers blocks from other ranks completes the exchange with

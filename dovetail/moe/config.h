@@ -13,7 +13,7 @@ struct Config {
   int64_t experts = 0;  ///< experts of a block; 0: dense model without experts
   /// Method that chooses experts, a name in kRouterNames (moe/names.h). router.h describes each.
   std::string router = "top_k";
-  int64_t k = 2;
+  int64_t k = 2;               ///< experts that process each token
   int64_t ffn_width = 0;       ///< hidden elements of an expert; 0: model.ffn_width
   int64_t shared_experts = 0;  ///< additional experts that process every token
   /// The last of each `every` consecutive blocks has experts. The other blocks are dense.
@@ -24,13 +24,15 @@ struct Config {
   std::string capacity_rule = "tutel", load_count = "all_choices";
   double capacity_factor = 1, scale = 1;
   double eval_capacity_factor = 0;  ///< capacity factor for validation losses; 0: no capacity
-  /// pad_to_capacity: pad each expert's rows with zeros to its capacity.
+  /// `batch_prioritized` is RoutingSpec::batch_prioritized. `pad_to_capacity`: pad each expert's
+  /// rows with zeros to its capacity.
   bool batch_prioritized = false, pad_to_capacity = false;
   /// Use of the second of a token's two experts in training. "always": it is used. "random": it is
   /// dropped if a random draw exceeds twice its weight (RoutingInputs::draw).
   std::string second_expert = "always";
-  bool draw_frees_slot = false;
-  double bias_update_rate = 0;  ///< change of each expert's selection bias after a step
+  bool draw_frees_slot = false;  ///< RoutingSpec::draw_frees_slot
+  double bias_update_rate = 0;   ///< change of each expert's selection bias after a step
+  /// Members `groups` and `top_groups` of RoutingSpec.
   int64_t num_groups = 1, top_groups = 1;
   /// Tokens over which the load-balancing loss counts the load: a value of kLoadScopeNames.
   std::string load_scope = "auto";

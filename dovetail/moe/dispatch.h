@@ -89,11 +89,11 @@ class Dispatch {
 
 /// Makes the dropless dispatch from `expert` and `slot`, (T, k) int32, which are members of a
 /// Routing. Slot -1: dropped. On a GPU, the numbers of rows of the experts are copied to the host,
-/// which waits for them. A recorded step may use it only if `feed_forward` runs the experts and no
-/// choice is dropped.
+/// which waits for them. A recorded step may use this function only under two conditions:
+/// `feed_forward` runs the experts, and no choice is dropped.
 Dispatch dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts);
 /// Makes the dispatch padded to `capacity` places for each expert. No expert may have more rows. A
-/// recorded step may use it.
+/// recorded step may use this function.
 Dispatch padded_dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts,
                          int64_t capacity);
 
@@ -101,9 +101,10 @@ Dispatch padded_dispatch(const at::Tensor& expert, const at::Tensor& slot, int64
 /// empty places.
 at::Tensor dispatch_rows(const at::Tensor& x, const Dispatch& dispatch);
 
-/// Sums the experts' results for each token. Result y[t] is the sum of weight * row over the rows
-/// of token t. Shapes: rows (P, C), weight (T, k), y (T, C). The weight is float32 if `rows` are
-/// bfloat16, otherwise it has their dtype. Result y has the dtype of the weight.
+/// Sums the experts' results for each token. Result y[t] is the sum of weight[t][j] * rows[p] over
+/// the choices j of token t that have a row. Here, p is the place of the choice's row. Shapes: rows
+/// (P, C), weight (T, k), y (T, C). The weight is float32 if `rows` are bfloat16, otherwise it has
+/// their dtype. Result y has the dtype of the weight.
 ///
 /// `dispatch_rows` and `combine_rows` are differentiable; backward reads `dispatch`, too. Kernels
 /// of this project run float32 and bfloat16, with float32 sums. On a GPU they need a dispatch made

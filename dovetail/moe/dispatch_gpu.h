@@ -5,8 +5,9 @@
 #include "dovetail/moe/dispatch.h"
 
 /// CUDA part of dispatch.h, which explains rows and places. Tensors are contiguous; weights and
-/// sums are float32. `to` holds the rows. `place` (R) int64 is the place of each row, undefined if
-/// rows are dropless. All functions throw UserError in a build without GPU kernels.
+/// sums are float32. Shapes: tokens x (T, C), rows y and `other` (P, C), `weight` (R). `to` holds
+/// the rows. `place` (R) int64 is the place of each row, undefined if rows are dropless. All
+/// functions throw UserError in a build without GPU kernels.
 namespace dovetail::moe::gpu {
 
 /// Computes the rows for moe::dispatch on the GPU. Copies the numbers of rows of the experts to the

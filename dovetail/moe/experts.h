@@ -22,19 +22,20 @@ struct ExpertWeights {
   size_t experts() const { return up.size(); }
 };
 
-/// Runs each token through its experts: y[t] = sum of weight * down(activation(up(x[t]))) over the
-/// choices of token t that `to` contains. `up` and `down` belong to the choice's expert.
+/// Runs each token through its experts: y[t] = sum of weight[t][j] * down(activation(up(x[t])))
+/// over the choices j of token t that `to` contains. `up` and `down` belong to the choice's expert.
 ///
 /// x: (T, C) in the dtype of the experts. weight: (T, k); y: (T, C). Both are float32, or x's dtype
 /// if that is wider. No expert's rows are padded to a capacity (MegaBlocks' dropless experts, Gale
 /// et al. 2022).
 ///
-/// On the CPU one kernel runs all experts in float32 or bfloat16 without copies of rows. Its
-/// products gather tokens from x and add their results to rows of y. If `multiplies_bfloat16_rows`
-/// (ops/gemm.h) is false, bfloat16 products use oneDNN on a copy of one expert's rows at a time. On
-/// a GPU, rows in float32 or bfloat16 are copied to the experts, run through `feed_forward_rows`
-/// and copied back. Each product there is one grouped product of all experts. All other cases use
-/// `apply_experts`.
+/// - float32 or bfloat16 on the CPU: one kernel runs all experts without copies of rows. Its
+///   products gather tokens from x and add their results to rows of y.
+/// - bfloat16 on the CPU if `multiplies_bfloat16_rows` (ops/gemm.h) is false: oneDNN multiplies a
+///   copy of one expert's rows at a time.
+/// - float32 or bfloat16 on a GPU: rows are copied to the experts, run through `feed_forward_rows`
+///   and copied back. Each product is one grouped product of all experts.
+/// - all other cases: `apply_experts`
 ///
 /// Backward needs x and the outputs of `up`, which are kept. Sums are in float32; the experts of a
 /// token are added in their order. Throws UserError naming the tensor.

@@ -76,9 +76,13 @@ class Layer : public torch::nn::Module {
   /// quantized.
   LocalExperts local_experts() const;
   /// Returns the number of rows to which each expert's input is padded: the largest capacity of any
-  /// rank. Returns nullopt without pad_to_capacity or without a capacity. The value follows from
-  /// pass.maximum_tokens, with one exception: Tutel's rule with a factor of 0 or below counts
-  /// choices. In that case, and if maximum_tokens is unknown, the ranks exchange their capacities.
+  /// rank. Returns nullopt without pad_to_capacity or without a capacity.
+  ///
+  /// The value follows from pass.maximum_tokens, except in two cases. The ranks then exchange their
+  /// capacities.
+  ///
+  /// - maximum_tokens is unknown.
+  /// - Tutel's rule has a factor of 0 or below, and so counts choices.
   std::optional<int64_t> padded_capacity(const Routing& routing, const Pass& pass) const;
 
   Config config_;

@@ -12,12 +12,13 @@ namespace dovetail::moe {
 at::Tensor importance_loss(const at::Tensor& weight, const at::Tensor& expert, int64_t experts);
 
 /// Computes the squared coefficient of variation of the experts' expected loads. logits, noise,
-/// noise_scale: (T, E). The router chose experts by the noisy logits: logits + noise * noise_scale.
+/// noise_scale: (T, E). The router chose experts by the noisy logits: logits + noise * noise_scale,
+/// element by element.
 ///
-/// The expected load of an expert is the sum of a probability over the tokens. For this
-/// probability, only the noise of this expert is drawn again. It is the probability that the expert
-/// is then among the token's k experts. It equals Phi((logit - m) / noise_scale). Phi is the
-/// standard normal distribution function; m is the k-th largest noisy logit of the other experts.
+/// For a token and an expert, let m be the k-th largest noisy logit of the other experts. If this
+/// expert's own noise is drawn again, its noisy logit exceeds m with probability P = Phi((logit -
+/// m) / noise_scale). The expert is then among the token's k experts. Phi is the standard normal
+/// distribution function. The expected load of an expert is the sum of P over the tokens.
 at::Tensor smooth_load_loss(const at::Tensor& logits, const at::Tensor& noise,
                             const at::Tensor& noise_scale, int64_t k);
 

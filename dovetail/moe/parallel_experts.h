@@ -66,9 +66,9 @@ at::Tensor padded_feed_forward(const at::Tensor& x, const at::Tensor& weight, co
 ///
 /// Received rows are not sorted: the experts' products gather them. All chunks share one exchange
 /// of sizes, at which the host waits once. A hierarchical layout has two more such exchanges for
-/// each chunk; r = 0 has none. A token's results are added in the order of its experts, as on one
-/// rank. Only the order of an expert's slices may differ. The same ranks and layout give bitwise
-/// equal results.
+/// each chunk. A layout with shards = 0 has no exchange of sizes. A token's results are added in
+/// the order of its experts, as on one rank. Only the order of an expert's slices may differ. The
+/// same ranks and layout give bitwise equal results.
 ///
 /// If `capacity` is set, the rows that are sent to an expert are padded with zeros to this number.
 /// It must exceed every slot and be the same on all ranks. All sizes are then known, and ranks

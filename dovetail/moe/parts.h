@@ -11,8 +11,9 @@
 /// parallel_feed_forward sends rows to parts.
 namespace dovetail::moe {
 
-/// Numbering of parts. Each expert has `cut` parts, one on each rank of its holder. Numbers ascend
-/// by rank, and on one rank by expert. Rows are sent in this order.
+/// Numbering of parts. Each expert has `cut` parts, one on each rank of its holder (a group of
+/// `cut` ranks, moe/placement.h). Numbers ascend by rank, and on one rank by expert. Rows are sent
+/// in this order.
 struct Parts {
   const Placement& placement;
   /// Returns the number of parts.

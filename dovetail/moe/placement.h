@@ -9,7 +9,8 @@ namespace dovetail::moe {
 /// range of their hidden elements. Parameters stay there, whatever ExpertLayout a step uses.
 struct Placement {
   int64_t experts = 1;  ///< number of experts of a layer
-  /// cut: number of ranks over which each expert is cut; 1: experts stay whole.
+  /// ranks: number of ranks that hold the experts. cut: number of ranks over which each expert is
+  /// cut; 1: experts stay whole.
   int ranks = 1, cut = 1;
 
   int holders() const { return ranks / cut; }

@@ -11,9 +11,9 @@
 
 namespace dovetail::moe {
 
-/// Router: maps each token to its experts. routing.h explains the terms and `route`. Logits are x
-/// weight^T, in float32 for any dtype of x (float64 for float64). The config key model.moe.router
-/// names the method:
+/// Router: maps each token to its experts. routing.h explains the terms and `route`. There are T
+/// tokens x (T, C) and E experts. Logits (T, E) are x weight^T, in float32 for any dtype of x
+/// (float64 for float64). The config key model.moe.router names the method:
 ///
 ///   top_k          route()
 ///   noisy_top_k    route(); in training with noise added to the logits (Shazeer et al. 2017):
@@ -25,9 +25,8 @@ namespace dovetail::moe {
 ///                  that follow in the sequence
 ///   hash           the token's id and the layer's name alone decide; each weight is 1 / k
 ///
-/// E is the number of experts and C the elements of a token. Parameters: weight (E, C), except for
-/// hash; noise_weight (E, C) for noisy_top_k. Buffers: bias (E) float32, initially zeros, if
-/// bias_update_rate > 0.
+/// Parameters: weight (E, C), except for hash; noise_weight (E, C) for noisy_top_k. Buffers: bias
+/// (E) float32, initially zeros, if bias_update_rate > 0.
 class Router : public torch::nn::Module {
  public:
   /// `config` must be a result of `resolve` (moe/config.h). `width` is C. `name` is the layer's
@@ -44,8 +43,12 @@ class Router : public torch::nn::Module {
   /// ranks call it together.
   Output forward(const at::Tensor& x, const Pass& pass);
 
-  /// Returns the routing options of a pass. Evaluation drops no choices, with one exception: a
-  /// validation loss (Pass::measuring) with a positive eval_capacity_factor.
+  /// Returns the routing options of a pass. Training has the options of the config. Evaluation
+  /// always chooses the experts of the largest scores. Its capacity depends on the pass:
+  ///
+  /// - A validation loss (Pass::measuring) with a positive eval_capacity_factor has a capacity by
+  ///   this factor.
+  /// - Any other evaluation has no capacity, so it drops no choices.
   RoutingSpec spec_of(const Pass& pass) const;
 
   /// Resets the counts of choices that load_scope = "global_batch" sums over the micro-batches of a

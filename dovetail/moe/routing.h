@@ -48,8 +48,9 @@ enum class LoadCount { kFirstChoice, kAllChoices };
 ///   mesh_tf     max(4, int(cf T / E))
 enum class CapacityRule { kTutel, kSwitch, kMegatron, kMegablocks, kMeshTf };
 
+/// Options of routing.
 struct RoutingSpec {
-  int64_t k = 2;
+  int64_t k = 2;  ///< number of experts of each token
   Selection selection = Selection::kTopK;
   Score score = Score::kSoftmax;
   Normalize normalize = Normalize::kBefore;  ///< ignored if k = 1: the weight is then p

@@ -17,6 +17,16 @@ namespace dovetail::cli {
 
 /// Options of `dovetail fit`, named as on the command line. The parser refuses an option that the
 /// chosen model does not have.
+///
+/// - init: initial centres of k-means, whose clusters start a mixture; as for `dovetail kmeans`
+/// - covariance: "full" or "diag" covariances of a mixture
+/// - target: column to predict
+/// - k: number of components of a mixture
+/// - components: number of principal components
+/// - iterations: maximum number of iterations
+/// - tolerance: measure of convergence below which iterations stop
+/// - l2: coefficient of the squared norm of a regression's weights
+/// - regularization: value added to each variance of a mixture
 struct FitOptions {
   std::string init = "k-means++", covariance = "full", target;
   int64_t k = 0, components = 0, iterations = 0, seed = 0;

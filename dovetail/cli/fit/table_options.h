@@ -48,8 +48,9 @@ class TableOptions {
   const std::string& data() const { return data_; }
   /// Returns the name of the table's file without folder and extension.
   std::string stem() const { return std::filesystem::path(data_).stem().string(); }
-  /// Returns the options of declare_data, and of declare_workers, in the form of a command line.
-  /// Omits options with their default value, except --bad-values.
+  /// Return options in the form of a command line: `data_words` the options of declare_data,
+  /// `worker_words` the options of declare_workers. Omit options with their default value, except
+  /// --bad-values.
   std::string data_words() const, worker_words() const;
   /// Returns a text that identifies the table: data_words(), plus the file's size and modification
   /// time.

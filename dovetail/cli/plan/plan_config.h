@@ -25,21 +25,27 @@ train::RunConfig config_of(const PlanRequest& request);
 
 /// Makes a memory plan for the training steps of a config, and measures it. A plan decides for each
 /// tensor of a step: keep, recompute, offload or compress. Runs training steps on random tokens,
-/// without the config's data and run folder. The first steps run without a plan. Two further steps
-/// are recorded, and in some more steps each operation is timed. The plan is made from these steps,
-/// and the last steps follow it. Prints the decisions, and time and peak memory as predicted and as
-/// measured.
+/// without the config's data and run folder:
+///
+/// 1. The first steps run without a plan.
+/// 2. Two further steps are recorded.
+/// 3. In some more steps, each operation is timed. The plan is made from all these steps.
+/// 4. The last steps follow the plan.
+///
+/// Prints the decisions, and time and peak memory as predicted and as measured.
 ///
 /// Throws UserError if the budget is below the floor, the minimum bytes that any plan needs. The
 /// error is thrown before anything is timed or solved. The error gives the largest batch for which
 /// the budget is enough.
 void plan_config(const PlanRequest& request);
 
-/// Prints whether a training step of the config fits into this machine's memory, or into
-/// memory.budget if it is set. Also prints the largest batch that fits. Returns false if the step
-/// does not fit. To find out, the function records steps. It uses fewer samples than the config
-/// asks for, unless a step with that number is estimated to fit easily. If steps cannot be
-/// recorded, it relies on the estimate. Nothing of the config's size is allocated unless it is
+/// Prints whether a training step of the config fits. The limit is memory.budget if it is set,
+/// otherwise this machine's memory. Also prints the largest batch that fits. Returns false if the
+/// step does not fit.
+///
+/// To find out, the function records steps with fewer samples than the config asks for. It records
+/// a step with that number only if the step is estimated to fit easily. If steps cannot be
+/// recorded, the answer is an estimate. Nothing of the config's size is allocated unless it is
 /// estimated to fit.
 bool log_whether_it_fits(const PlanRequest& request);
 

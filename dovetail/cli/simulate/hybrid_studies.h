@@ -33,11 +33,15 @@ struct Reading {
   bool fitted = false;
 };
 
-/// Returns two readings of the paper. In the first, all work of a run is divided among devices. In
-/// the second, each run has some seconds that more devices do not shorten. With the chosen number
-/// of seconds, the best division takes exactly the time of the paper's hybrid run. `overrides` are
-/// key=value settings of sections job, network and sharing. For any job, speeds are chosen so that
-/// CPU cores alone take the paper's time for them. A GPU alone takes the paper's time, too.
+/// Returns two readings of the paper:
+///
+/// 1. All work of a run is divided among devices.
+/// 2. A part of each run takes some seconds that more devices do not shorten. With the chosen
+///    number of seconds, the best division takes exactly the time of the paper's hybrid run.
+///
+/// `overrides` are key=value settings of sections job, network and sharing. For any job, speeds are
+/// chosen so that CPU cores alone take the paper's time. A GPU alone takes the paper's time for it,
+/// too.
 std::vector<Reading> paper_readings(const std::vector<std::string>& overrides);
 /// Returns the assumptions about details that the paper leaves open, as sentences.
 std::vector<std::string> paper_assumptions(const HybridCluster& cluster);

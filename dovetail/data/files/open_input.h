@@ -75,7 +75,7 @@ class MappedInput {
   const InputHead& head() const { return head_; }
   /// Returns the content without a byte order mark. In a text that has carriage returns but no line
   /// feeds, each carriage return becomes a line feed. If the text is compressed or UTF-16, only its
-  /// first 64 KiB are searched for them.
+  /// first 64 KiB decide this.
   std::string_view bytes() const { return bytes_; }
   /// Returns the mapped file that `bytes()` points into.
   const MappedFile& mapped() const { return file_; }

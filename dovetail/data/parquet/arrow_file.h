@@ -40,8 +40,8 @@ class ArrowFile {
   /// against the size of their dictionary.
   std::shared_ptr<arrow::Table> read(int64_t group, const std::vector<int>& leaves) const;
   /// Checks the number of values that the file states for each of the leaf columns. Throws
-  /// UserError if it contradicts the rows of the row group. Call it before reading in another way
-  /// than by `read`: readers allocate memory for as many values as the file states.
+  /// UserError if it contradicts the number of rows in the row group. Call it before reading in
+  /// another way than by `read`: readers allocate memory for as many values as the file states.
   void check_values(int64_t group, const std::vector<int>& leaves) const;
   /// Returns a reader of the pages of a row group, for reading without Arrow's arrays. Call it
   /// within `guarded`.

@@ -14,8 +14,8 @@ namespace dovetail::data {
 
 /// A cell is the value of one column in one row (Cell, row_decoder.h). This header has the rules by
 /// which cells and texts become numbers, integers and the texts of ids. `decimal` is the mark
-/// before the fraction of a number, '.' or ','. `reason` is set to the end of an error message if
-/// the result is false or kBad.
+/// before the fraction of a number, '.' or ','. A function that returns false or kBad sets `reason`
+/// to the end of an error message.
 
 /// Bound of the integers that float64 holds without rounding: 2^53.
 constexpr double kExactIntegers = 9007199254740992;
@@ -82,9 +82,13 @@ inline bool is_missing(const Cell& cell) {
 inline std::string_view boolean_text(bool value) { return value ? "True" : "False"; }
 
 /// Sets `text` to the text that is hashed for the id in `cell`, and returns true. The cell must
-/// have a value. A text is used as it is; a boolean has the text True or False. An integer, and a
-/// float that is a whole number, is written as decimal digits into `buffer`, where `text` then
-/// points. Returns false for other floats and lists.
+/// have a value. The text depends on the kind of the value:
+///
+/// - text: the text itself
+/// - boolean: True or False
+/// - integer, or float that is a whole number: its decimal digits, which are written into `buffer`
+///
+/// Returns false for any other float and for a list.
 bool text_of(const Cell& cell, std::array<char, 24>& buffer, std::string_view& text,
              std::string& reason);
 

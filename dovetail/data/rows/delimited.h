@@ -48,8 +48,8 @@ class DelimitedFile {
   /// Returns the names of the columns, from the header or from DelimitedFormat::columns.
   const std::vector<std::string>& columns() const { return format_.columns; }
 
-  /// Splits all records of the file into ranges of about `bytes` bytes. Throws UserError for a
-  /// quote that is never closed, because the beginnings of later records cannot be known.
+  /// Splits all records of the file into ranges of about `bytes` bytes. Throws UserError if a quote
+  /// is never closed: it is then unknown where the later records begin.
   std::vector<RecordRange> ranges(uint64_t bytes) const;
   /// Returns the line number, from 1, at which row `row` (from 1) begins. Scans all rows before it,
   /// so use it only for messages.
@@ -59,8 +59,8 @@ class DelimitedFile {
 
   /// Calls `visit(row, cells, bad)` for each record of `range`. `row` counts from 1 in the file.
   /// `cells` has one cell per column of `selected`, in that order; `selected` has indices into
-  /// `columns()`. `bad` is null. A record with the wrong number of fields or wrong quotes is
-  /// bad: `cells` is then empty and `bad` has the reason. Thread-safe.
+  /// `columns()`. For a good record, `bad` is null. A record is bad if its number of fields or its
+  /// quotes are wrong. For a bad record, `cells` is empty and `bad` has the reason. Thread-safe.
   using Visit = std::function<void(int64_t row, std::span<const Cell> cells, const BadRow* bad)>;
   void read(const RecordRange& range, const std::vector<size_t>& selected,
             const Visit& visit) const;

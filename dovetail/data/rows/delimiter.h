@@ -10,13 +10,15 @@ namespace dovetail::data {
 constexpr char kBlanks = '\0';
 
 /// Returns the delimiter between the fields of `text`, found from its first lines (at most 32 lines
-/// and 64 KiB). The candidates are `expected`, comma, semicolon, tab and |, but not `decimal`, the
-/// mark before the fraction of a number. A candidate must split each line into the same number of
-/// fields, at least two.
+/// and 64 KiB):
 ///
-/// Among several candidates that do so, returns the one that yields the largest share of numeric
-/// fields; in a tie, `expected`. If no candidate does so, returns `expected`. But if the first line
-/// names the delimiter (named_delimiter), returns the named one.
+/// 1. If the first line names a delimiter (named_delimiter), returns it.
+/// 2. The candidates are `expected`, comma, semicolon, tab and |, in this order. `decimal`, the
+///    mark before the fraction of a number, is not a candidate.
+/// 3. A candidate must split all lines into the same number of fields, at least two.
+/// 4. If several candidates do so, returns the one that yields the largest share of numeric fields.
+///    In a tie, the earlier candidate wins.
+/// 5. If no candidate does so, returns `expected`.
 char find_delimiter(std::string_view text, char expected, char decimal);
 
 /// Returns true if the first line has quotes on both sides of a tab. The fields of the text are

@@ -70,8 +70,9 @@ struct SparseConfig {
 struct RowsConfig {
   std::vector<std::string> files;  ///< files and globs, read in this order
   std::string format = "auto";     ///< auto | parquet | tsv | csv
-  /// Character between the fields of a text file. Empty: tab for tsv, comma for csv, and another
-  /// one if format is "auto" and the first line needs it.
+  /// Character between the fields of a text file. Empty: tab for tsv, comma for csv. With format
+  /// "auto", a first line without that character changes this: the delimiter is then found from the
+  /// first lines.
   std::string delimiter;
   std::string decimal = ".";         ///< mark before the fraction of a number in a text file
   bool header = true;                ///< true: the first line of a text file names its columns

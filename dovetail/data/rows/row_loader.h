@@ -61,16 +61,17 @@ class RowLoader {
   /// Returns this rank's rows of `step`. Fast if steps are requested in order.
   RowBatch step(int64_t step);
 
-  /// Changes the part of each step that `step` returns to rows [begin, end), from the next call on.
-  /// In a step with fewer than `end` rows, the part ends with the step. Discards prefetched steps
-  /// and prefetches them again.
+  /// Sets the part of each step that later calls of `step` return: rows [begin, end). In a step
+  /// with fewer than `end` rows, the part ends with the step. Discards prefetched steps and
+  /// prefetches them again.
   void set_part(int64_t begin, int64_t end);
 
   /// Returns rows [begin, end) of the validation rows, in file order. Fast if successive calls go
   /// forward.
   RowBatch validation(int64_t begin, int64_t end);
 
-  /// Returns the order of rows and steps if config.day is set. Otherwise it has no days.
+  /// Returns the order of rows and steps in a run with config.day. Without config.day, the result
+  /// has no days.
   const DayOrder& days() const;
   /// Returns rows [begin, end) of a day, in file order. `day` is an index in `days().days()`. Fast
   /// if successive calls go forward.

@@ -11,10 +11,13 @@
 
 namespace dovetail::data {
 
-/// Reads the rows of the files of a config, in blocks that can be read in any order. A block is a
-/// range of adjacent rows of a file: a row group of Parquet or about 2 MiB of text. Blocks are
-/// numbered from 0 in file order, first the training rows, then the validation rows. A block with
-/// rows of both kinds is split in two.
+/// Reads the rows of the files that a config names. In file order, the last rows are the validation
+/// rows (num_validation_rows). All rows before them are the training rows.
+///
+/// Rows are read in blocks. A block is a range of adjacent rows of one file: a row group of
+/// Parquet, or about 2 MiB of text. A range with training rows and validation rows is split into
+/// two blocks, one for each kind. Blocks are numbered from 0 in file order and can be read in any
+/// order.
 ///
 /// The constructor finds where blocks begin, without decoding them. It reads all bytes of a text
 /// file once, but only the footer of a Parquet file.
@@ -37,9 +40,9 @@ class RowReader {
   const std::filesystem::path& file_of(int64_t block) const;
   int64_t first_row(int64_t block) const;  ///< index of the block's first row in its file, from 0
 
-  /// Reads and decodes a block. The result has the valid rows, and counts the bad rows and the rows
-  /// without a label. Decodes only the columns that the config uses; of a Parquet file, reads only
-  /// these. Thread-safe.
+  /// Reads and decodes a block. The result has the valid rows, and the numbers of bad rows and of
+  /// rows without a label. Decodes only the columns that the config uses. In a Parquet file, reads
+  /// only these columns. Thread-safe.
   RowBlock read(int64_t block) const;
 
  private:

@@ -88,9 +88,10 @@ struct RowScan {
   std::vector<ScannedBlock> blocks;  ///< all blocks of the RowReader, in order
 };
 
-/// Reads every row once, on `config.threads` threads, to compute statistics. Returns all decoded
-/// blocks too if together they fit `config.cache_bytes`; otherwise, it returns none. The result
-/// does not depend on the number of threads. Throws UserError for
+/// Reads every row once, on `config.threads` threads, to compute statistics. The result also holds
+/// the decoded rows if all of them together fit `config.cache_bytes`. Otherwise, ScannedBlock::rows
+/// is null for every block. The result does not depend on the number of threads. Throws UserError
+/// for
 ///
 /// - the first bad row in file order, if bad_row = "error"
 /// - more than `max_bad_rows` bad rows, if bad_row = "skip"

@@ -41,8 +41,8 @@ class RowStream {
   ~RowStream();
 
   /// Takes the next `rows` rows that are valid and have a label. Near the end of the files it takes
-  /// fewer, and finally none. If n rows are taken, the result has these of them:
-  /// [n * rank / world, n * (rank + 1) / world).
+  /// fewer, and finally none. If n rows are taken, this rank gets rows [n * rank / world, n * (rank
+  /// + 1) / world) of them.
   ///
   /// With bad_row = "error", throws UserError for the first bad row. With "skip", throws UserError
   /// for more than config.max_bad_rows bad rows.

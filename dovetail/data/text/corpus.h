@@ -37,9 +37,11 @@ class ProgressReport {
 double hashed_share(std::string_view key);
 
 /// Documents that `prepare` converts to tokens: all documents of the input files that are not
-/// skipped. A document is a text file, or a record of a JSON or Parquet file. Each goes into the
-/// training or the validation split, or is cut into a part for each (DataConfig::validation_split).
-/// The result depends on the files' content and the config, not on the number of threads.
+/// skipped. A document is a text file, or a record of a JSON or Parquet file. Each document belongs
+/// to one split, training or validation. With DataConfig::validation_split = "tail", each is cut
+/// instead: a part for training, the end for validation. Threads work on pieces of files (Piece,
+/// documents.h). The result depends on the files' content and the config, not on the number of
+/// threads.
 class Corpus {
  public:
   /// Lists the input files and computes their SHA-256. `lossless`: the tokenizer accepts text that
@@ -61,9 +63,9 @@ class Corpus {
   const std::vector<PassedOver>& passed_over() const { return passed_over_; }
 
   /// Goes through all documents and decides which of them are skipped. Call it once, before the
-  /// members below. Throws UserError for a bad record if bad_row = "error", or for more than
-  /// `max_bad_rows` of them if bad_row = "skip". Logs warnings about skipped records and texts that
-  /// are not UTF-8.
+  /// members below. With bad_row = "error", throws UserError for a bad record
+  /// (DataConfig::bad_row). With bad_row = "skip", throws UserError for more than `max_bad_rows`
+  /// bad records. Logs warnings about skipped records and texts that are not UTF-8.
   void scan();
   /// Returns the pieces of all files, in order. Threads can process different pieces in parallel.
   const std::vector<Piece>& pieces() const { return pieces_; }

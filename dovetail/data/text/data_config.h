@@ -48,8 +48,8 @@ struct DataConfig {
   std::string validation_split = "document";
   bool deduplicate = false;        ///< skip documents whose content was seen before
   int64_t max_document_bytes = 0;  ///< skip larger documents; 0: no limit
-  /// Treatment of a bad JSON record: it is broken, lacks `text_field` or has another type there.
-  /// error: stop with an error. skip: leave the record out.
+  /// Treatment of bad JSON records. A record is bad if it is broken, if it lacks `text_field`, or
+  /// if `text_field` has the wrong type. error: stop with an error. skip: leave the record out.
   std::string bad_row = "error";
   int64_t max_bad_rows = 1000;  ///< with bad_row = "skip": more bad records are an error
   TokenizerConfig tokenizer;

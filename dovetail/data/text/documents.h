@@ -43,8 +43,8 @@ struct Document {
   /// follow. The position is the byte at which it begins (JSON) or its row (Parquet), from 0.
   std::string identity;
   State state = State::kText;
-  /// Error that describes a document that is not UTF-8 or bad, with its place in the file. Only set
-  /// for the first such documents of a piece (kProblemsDescribed).
+  /// Error that describes why the document is kNotUtf8 or kBad, with its place in the file. Null
+  /// for other documents. Also null after the first such documents of a piece (kProblemsDescribed).
   const UserError* problem = nullptr;
 };
 

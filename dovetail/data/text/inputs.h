@@ -19,10 +19,13 @@ enum class InputFormat { kText, kJsonLines, kJsonArray, kParquet };
 /// File whose text will be prepared.
 struct InputFile {
   std::filesystem::path path;  ///< current location; never stored in the prepared folder
-  /// Name of the file in the prepared data, the same wherever the files are stored. For a file of a
-  /// folder or a list, it is the path relative to the folder or to the list's root. For a file of a
-  /// glob, it is relative to the glob's fixed part. For a file that `config.text` names by its own
-  /// path, it is the file name. Separators are '/'.
+  /// Name of the file in the prepared data, the same wherever the files are stored. Separators are
+  /// '/'. The name is
+  ///
+  /// - the file name, if `config.text` names the file by its own path
+  /// - the path relative to the folder, if the file was found in a folder
+  /// - the path relative to the glob's fixed part, if a glob matched the file
+  /// - the path relative to the list's root, if `config.file_list` names the file
   std::string relative;
   uint64_t bytes = 0;  ///< size of the file
   /// Size of the text, decompressed and as UTF-8. Equal to `bytes` until Corpus has read the file.

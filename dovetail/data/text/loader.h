@@ -23,10 +23,13 @@ struct LoaderOptions {
 /// Loads the training samples of a language model from one or more sources (prepared folders). A
 /// sample is a window: T + 1 consecutive tokens of a source.
 ///
-/// Sample i of step s depends on (seed, s, i) alone. The mixture of the phase to which step s
-/// belongs determines the source (MixtureOrder). A permutation of the source's windows determines
-/// the window (WindowOrder). Each epoch of a source visits each of its windows once, in a new order
-/// and with a new offset. A run can therefore resume exactly at any step and with another world
+/// Sample i of step s depends on (seed, s, i) alone:
+///
+/// 1. MixtureOrder chooses its source, by the mixture of the phase to which step s belongs.
+/// 2. WindowOrder chooses its window, by a permutation of the source's windows.
+///
+/// In each epoch of a source, each of its windows is one sample. Each epoch has a new order and a
+/// new offset of the windows. A run can therefore resume exactly at any step and with another world
 /// size. A separate thread prefetches the next steps.
 class Loader {
  public:
@@ -39,8 +42,8 @@ class Loader {
   /// steps are requested in order.
   at::Tensor step(int64_t step);
 
-  /// Changes the part of each step that `step` returns to samples [begin, end), from the next call
-  /// on. Discards prefetched steps and prefetches them again.
+  /// Sets the part of each step that later calls of `step` return: samples [begin, end). Discards
+  /// prefetched steps and prefetches them again.
   void set_part(int64_t begin, int64_t end);
 
   /// Returns the tokens of the first source. A run takes its tokenizer and validation data from

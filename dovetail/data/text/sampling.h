@@ -10,10 +10,15 @@ namespace dovetail::data {
 /// comes from source s = source_of(n), and is sample count(s, n) of that source. Both functions
 /// have a closed form, in O(sources). Samples and sources count from 0.
 ///
-/// The first n samples contain n q samples of a source with share q, for every n. The count is
-/// exact to within one sample per other source. Let p be the first source's share, as a multiple of
-/// 2^-32. Sample n goes to the first source iff floor((n + 1) p) > floor(n p). Otherwise, it is
-/// sample n - floor(n p) of the mixture of the other sources, which is ordered in the same way.
+/// The rule for sample n: let p be the first source's share of the samples, rounded to a multiple
+/// of 2^-32.
+///
+/// 1. If floor((n + 1) p) > floor(n p), sample n comes from the first source.
+/// 2. Otherwise, it is sample n - floor(n p) of the mixture of the other sources. The same rule
+///    orders that mixture.
+///
+/// For every n, a source with share q has n q of the first n samples. This count is exact to within
+/// one sample per other source.
 class MixtureOrder {
  public:
   /// `weights` has the weight of each source; only their ratios matter.
@@ -42,8 +47,8 @@ class WindowOrder {
   WindowOrder(uint64_t seed, int64_t num_tokens, int64_t context, const std::string& name);
 
   int64_t windows() const { return windows_; }  ///< windows per epoch
-  /// Returns the position in the source of the first token of sample `index`, which continues from
-  /// epoch to epoch. The sample has the T + 1 tokens at positions begin to begin + T.
+  /// Returns the position in the source at which sample `index` begins. Indices continue from epoch
+  /// to epoch. The sample has the T + 1 tokens at positions begin to begin + T.
   int64_t begin(uint64_t index) const;
 
  private:
