@@ -167,8 +167,9 @@ TEST_F(RunConfigFile, RefusesAMemoryBudgetForStepsThatDiffer) {
 
 TEST_F(RunConfigFile, TellsWhatMemoryMayAllow) {
   const std::string budget = "[memory]\nbudget = \"0.5x\"\n";
-  for (const std::string& name : memory_techniques())
-    EXPECT_EQ(refusal(budget + "folder = \"/tmp\"\nallow = [\"" + name + "\"]\n"), "accepted");
+  for (const std::string_view name : train::MemorySection::kTechniques)
+    EXPECT_EQ(refusal(budget + "folder = \"/tmp\"\nallow = [\"" + std::string(name) + "\"]\n"),
+              "accepted");
   EXPECT_THAT(refusal(budget + "allow = [\"offload\", \"recompute\"]\n"),
               HasSubstr("memory.allow has \"offload\", but memory.folder names no folder"));
   EXPECT_THAT(refusal(budget + "host_bytes = \"1GiB\"\n"),

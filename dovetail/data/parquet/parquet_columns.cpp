@@ -365,6 +365,6 @@ class ArrowColumns : public ParquetColumns {
 }  // namespace dovetail::data
 
 extern "C" __attribute__((visibility("default"))) void dovetail_open_parquet_columns(
-    const char* path, std::unique_ptr<dovetail::ParquetColumns>& reader) {
-  reader = std::make_unique<dovetail::ArrowColumns>(path);
+    const char* path, std::unique_ptr<dovetail::data::ParquetColumns>& reader) {
+  reader = std::make_unique<dovetail::data::ArrowColumns>(path);
 }

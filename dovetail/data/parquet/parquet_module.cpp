@@ -134,6 +134,6 @@ class ArrowText : public ParquetText {
 }  // namespace dovetail::data
 
 extern "C" __attribute__((visibility("default"))) void dovetail_open_parquet_text(
-    const char* path, const char* column, std::unique_ptr<dovetail::ParquetText>& reader) {
-  reader = std::make_unique<dovetail::ArrowText>(path, column);
+    const char* path, const char* column, std::unique_ptr<dovetail::data::ParquetText>& reader) {
+  reader = std::make_unique<dovetail::data::ArrowText>(path, column);
 }

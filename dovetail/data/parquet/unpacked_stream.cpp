@@ -96,8 +96,8 @@ class UnpackedStream : public ByteStream {
 
 extern "C" __attribute__((visibility("default"))) void dovetail_open_unpacked(
     const char* path, const char* codec, uint64_t begin, uint64_t bytes,
-    std::unique_ptr<dovetail::ByteStream>& stream) {
-  stream = std::make_unique<dovetail::UnpackedStream>(path, codec, begin, bytes);
+    std::unique_ptr<dovetail::data::ByteStream>& stream) {
+  stream = std::make_unique<dovetail::data::UnpackedStream>(path, codec, begin, bytes);
 }
 
 extern "C" __attribute__((visibility("default"))) uint32_t dovetail_crc32(const void* bytes,

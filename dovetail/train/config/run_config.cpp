@@ -261,7 +261,7 @@ void MemorySection::describe(Section& s) {
           "other algorithms that need less memory; only convolutions have some. None of these "
           "changes a result of a model here. Only compress_mxfp8 changes results, from the fourth "
           "step on: activations may wait for backward in MXFP8")
-      .choices(memory_techniques());
+      .choices({kTechniques.begin(), kTechniques.end()});
   s.value("solve_s", solve_s, "Time limit of the search for the fastest plan")
       .unit("s")
       .range(0.1, 3600);

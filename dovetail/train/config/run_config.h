@@ -1,8 +1,10 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dovetail/base/schema/schema.h"
@@ -13,6 +15,9 @@
 #include "dovetail/mx/recipe.h"
 
 namespace dovetail::train {
+
+/// Maximum number of steps that a config key accepts.
+inline constexpr double kManySteps = 1e12;
 
 /// Sections of a run's config file, one struct per section. Each member is the key of the same
 /// name. docs/config.md describes all keys. `describe` declares a section's keys, defaults, ranges
@@ -101,10 +106,12 @@ struct MemorySection {
   std::string budget;      ///< maximum memory of a step (plan::parse_budget); empty: no plan
   std::string folder;      ///< folder to offload tensors to; empty: no offload
   std::string host_bytes;  ///< maximum bytes in `folder` (parse_byte_size); empty: no limit
-  /// Techniques that a plan may use, by the names in PlannedStep::kTechniques. kAuto: all
-  /// techniques that do not change results.
+  /// Techniques that a plan may use, out of kTechniques. kAuto: all techniques that do not change
+  /// results. PlannedStep::kTechniques describes the others.
   std::vector<std::string> allow = {kAuto};
   static constexpr const char* kAuto = "auto";
+  static constexpr std::array<std::string_view, 6> kTechniques = {
+      kAuto, "offload", "recompute", "compress", "compress_mxfp8", "algorithms"};
   double solve_s = 30;  ///< time limit of the search for a plan, in seconds
   void describe(Section& s);
   bool operator==(const MemorySection&) const = default;

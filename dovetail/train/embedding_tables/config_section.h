@@ -4,9 +4,6 @@
 
 namespace dovetail::train {
 
-/// Maximum number of steps that a config key accepts.
-inline constexpr double kManySteps = 1e12;
-
 /// Throws UserError for keys of [embedding] that contradict one another or would have no effect.
 void check_embedding(const RunConfig& config);
 

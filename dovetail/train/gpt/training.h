@@ -7,6 +7,7 @@
 
 #include "dovetail/data/text/loader.h"
 #include "dovetail/models/gpt.h"
+#include "dovetail/train/gpt/step.h"
 #include "dovetail/train/loop/loop.h"
 #include "dovetail/train/memory/plan_log.h"
 #include "dovetail/train/numerics/quantization.h"

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <ranges>
 #include <string>
 #include <string_view>
 
@@ -53,6 +54,11 @@ void check_planned(const RunConfig& config) {
          "say r, overlap and all_to_all, or leave memory.budget out");
 }
 
+static_assert(std::ranges::equal(PlannedStep::kTechniques,
+                                 MemorySection::kTechniques | std::views::drop(1), {},
+                                 [](const auto& technique) { return technique.first; }),
+              "memory.allow has the techniques of a planned step");
+
 bool allows(const MemorySection& memory, std::string_view technique) {
   return std::ranges::find(memory.allow, technique) != memory.allow.end();
 }
@@ -84,12 +90,6 @@ void check_memory(const RunConfig& config) {
   if (config.train.checkpoint_activations)
     throw UserError("both memory.budget and train.checkpoint_activations are given",
                     "leave train.checkpoint_activations out: the plan decides what to recompute");
-}
-
-std::vector<std::string> memory_techniques() {
-  std::vector<std::string> names = {MemorySection::kAuto};
-  for (const auto& [name, allowed] : PlannedStep::kTechniques) names.emplace_back(name);
-  return names;
 }
 
 std::shared_ptr<plan::PagedAllocations> paged_until_there_is_a_plan(const MemorySection& memory) {

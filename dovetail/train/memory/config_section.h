@@ -21,9 +21,6 @@ void check_memory(const RunConfig& config);
 /// anything that a planned step uses.
 std::shared_ptr<plan::PagedAllocations> paged_until_there_is_a_plan(const MemorySection& memory);
 
-/// Returns the values that memory.allow may have.
-std::vector<std::string> memory_techniques();
-
 /// Converts [memory] to the options of a PlannedStep.
 PlannedStep::Options planned_step_options(const MemorySection& memory);
 
