@@ -48,7 +48,7 @@ nlohmann::json to_huggingface_config(HuggingfaceArchitecture architecture,
 
 struct HuggingfaceModel {
   HuggingfaceArchitecture architecture;
-  ModelConfig config;  ///< resolved
+  ModelConfig config;  ///< zeros replaced by their defaults (resolve_model_config)
 };
 /// Parses the content of a config.json. Throws UserError that names the entry which is not
 /// supported. `name` is the file's name in error messages.

@@ -69,7 +69,8 @@ class Dispatch {
   const DispatchedRows& rows() const;
   /// Throws InternalError unless the dispatch is recorded.
   const RecordedRows& recorded() const;
-  /// Returns the rows of the current step. If recorded, call it inside an operation only.
+  /// Returns the rows of the current step. If the dispatch is recorded, call this only inside an
+  /// operation.
   DispatchedRows resolve() const { return is_recorded() ? recorded().resolve() : rows(); }
 
   const at::Tensor& choice() const { return is_recorded() ? recorded().choice : rows().choice; }

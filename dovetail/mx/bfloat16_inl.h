@@ -47,8 +47,10 @@ struct WordConstants {
       const int dropped = i % kUnit, odd = i / kUnit;
       const bool up = 2 * dropped + odd > kUnit;
       round_table[i] = static_cast<uint16_t>(rebias * kBit + (up ? kUnit - dropped : -dropped));
-      // The dropped part is n units of 2^-7. It equals 2^(j - 7) * (n / 2^j) with j =
-      // floor(log2(n)).
+      // A number with exponent e is rounded off by lost * 2^(e - 7). As a bfloat16, this residue
+      // has exponent e - (7 - log) and significand lost / 2^log. The entry is subtracted from the
+      // number's exponent bits to get these bits. Without a residue it is 0xffff: the saturating
+      // subtraction gives 0.
       const auto lost = static_cast<unsigned>(std::min(dropped, kUnit - dropped));
       const int log = static_cast<int>(std::bit_width(lost)) - 1;
       residue_table[i] = lost == 0

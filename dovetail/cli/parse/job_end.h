@@ -34,7 +34,7 @@ class JobEnd {
 
   /// Returns the exit code that was announced; nullopt before an announcement.
   std::optional<int> exit_code() const;
-  /// Waits until an announcement and returns true; returns false after `seconds` without one. Use
+  /// Waits up to `seconds` for an announcement. Returns true if there was one. Use
   /// it if the connection to another rank is lost: that rank may not have announced its failure
   /// yet.
   bool announced_within(double seconds) const;

@@ -1,11 +1,11 @@
 // Search for the two centres with the lowest scores of each row, in two variants. A score measures
 // how far a centre is from a row (scores_inl.h). Compiled once per instruction set: included by
 // *_simd.cpp after simd_config.h, through foreach_target.
-#if defined(DOVETAIL_HYBRID_KMEANS_NEAREST_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef DOVETAIL_HYBRID_KMEANS_NEAREST_INL_H_
-#undef DOVETAIL_HYBRID_KMEANS_NEAREST_INL_H_
+#if defined(DOVETAIL_FIT_KMEANS_NEAREST_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DOVETAIL_FIT_KMEANS_NEAREST_INL_H_
+#undef DOVETAIL_FIT_KMEANS_NEAREST_INL_H_
 #else
-#define DOVETAIL_HYBRID_KMEANS_NEAREST_INL_H_
+#define DOVETAIL_FIT_KMEANS_NEAREST_INL_H_
 #endif
 
 #include <algorithm>

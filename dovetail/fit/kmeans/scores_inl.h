@@ -1,11 +1,12 @@
-// Scores that rank centres, with a bound of their rounding error; squared distances in float64.
+// Functions that search the nearest centre of each row. Scores order the centres by their distance
+// to a row, with a bound of the scores' rounding error. Squared distances are in float64.
 // Compiled once per instruction set: included by *_simd.cpp after simd_config.h, through
 // foreach_target.
-#if defined(DOVETAIL_HYBRID_KMEANS_SCORES_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef DOVETAIL_HYBRID_KMEANS_SCORES_INL_H_
-#undef DOVETAIL_HYBRID_KMEANS_SCORES_INL_H_
+#if defined(DOVETAIL_FIT_KMEANS_SCORES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DOVETAIL_FIT_KMEANS_SCORES_INL_H_
+#undef DOVETAIL_FIT_KMEANS_SCORES_INL_H_
 #else
-#define DOVETAIL_HYBRID_KMEANS_SCORES_INL_H_
+#define DOVETAIL_FIT_KMEANS_SCORES_INL_H_
 #endif
 
 #include <algorithm>

@@ -16,7 +16,6 @@ namespace dovetail::plan {
 /// - S[t][v] is 1 if value v is in memory when stage t begins.
 /// - FREE[t][i, v] is 1 if value v is freed after node i of stage t.
 /// - U[t][i] is the memory in use at node i of stage t, by recursion over i.
-/// - U: memory in use, by recursion over the nodes of a stage.
 ///
 /// Two things differ from the paper:
 /// - If a node computes several values, each is kept or freed separately.

@@ -109,8 +109,8 @@ struct Graph {
   /// Returns the storage of a tensor: the end of its `alias_of` chain.
   int root(int tensor) const;
   /// Returns the device bytes that an algorithm needs in addition to inputs and outputs of its
-  /// node. This is the workspace minus the bytes of the tensors in `on_host`, which need no device
-  /// memory.
+  /// node. This is the workspace, minus the inputs and outputs that `on_host` lists: these take no
+  /// device memory. It can be negative.
   int64_t extra_bytes(const Algorithm& algorithm) const;
   /// Returns true if the codec can pack the tensor and its loss is allowed. Loss is allowed if the
   /// codec has none, or if the tensor has `lossy_ok`.

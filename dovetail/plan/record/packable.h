@@ -48,9 +48,10 @@ void allow_loss(const CapturedStep& step, StepGraph& graph);
 /// Quantizing a quantized tensor again gives the same numbers, so readers see no loss. This holds
 /// for numbers below 2^127.
 ///
-/// In blocks below 2^-116, bfloat16 cannot represent all quantized numbers exactly. The bfloat16
-/// numbers that replace them also stay the same when they are quantized again. Readers of bfloat16
-/// activations must therefore depend only on these bfloat16 numbers, as Linears do.
+/// A bfloat16 activation unpacks to its quantized numbers, rounded to bfloat16. In a block whose
+/// maximum is below 2^-116 this rounding can change them. Quantizing and rounding the result again
+/// changes nothing more. So a reader of a bfloat16 activation sees no loss if it, too, rounds the
+/// quantized numbers to bfloat16 before it uses them. Linears do.
 void allow_same_codes(const CapturedStep& step, StepGraph& graph);
 
 /// Measures how fast each codec of the graph packs and unpacks a tensor of `bytes`, and stores the

@@ -29,7 +29,7 @@ class GptTraining : public TrainingLoop {
               bool quiet, RunState state, const std::map<std::string, at::Tensor>& tensors);
 
   std::string data_summary() const override { return loader_->summary(); }
-  /// Continues log.sample_prompts and writes samples.json.
+  /// Generates a continuation of each prompt in log.sample_prompts. Writes them to samples.json.
   void finish(const RunFolder& folder, bool quiet) override;
 
  private:
