@@ -21,7 +21,7 @@ using Shares = std::vector<int64_t>;
 inline io::Snapshot train_on(int ranks, const train::RunConfig& config,
                              const std::function<void(int rank)>& prepare = {}) {
   expect_all_succeed(ranks, [&](const std::shared_ptr<comm::Group>& group) {
-    if (prepare) data::prepare(group->rank());
+    if (prepare) prepare(group->rank());
     train::train(config, group, {.quiet = true});
   });
   return last_checkpoint(config);

@@ -64,7 +64,7 @@ TEST_P(EveryModel, ResumesBitForBit) {
   expect_same_tensors(last_checkpoint(cut), last_checkpoint(uncut));
 }
 
-INSTANTIATE_TEST_SUITE_P(models::Recommender, EveryModel,
+INSTANTIATE_TEST_SUITE_P(Recommender, EveryModel,
                          ::testing::Values("wide_deep", "deepfm", "dlrm", "dcnv2", "mmoe"));
 
 class EverySequenceModel : public ::testing::TestWithParam<const char*> {};
@@ -108,7 +108,7 @@ TEST_P(EverySequenceModel, ResumesBitForBit) {
   expect_same_tensors(last_checkpoint(cut), last_checkpoint(uncut));
 }
 
-INSTANTIATE_TEST_SUITE_P(models::Recommender, EverySequenceModel,
+INSTANTIATE_TEST_SUITE_P(Recommender, EverySequenceModel,
                          ::testing::Values("din", "dien", "can"));
 
 TEST(Recommender, SequencesArePooledByOtherModels) {
