@@ -92,11 +92,11 @@ void add_attention(std::vector<Case>& cases, const Sizes& s, at::ScalarType dtyp
                    },
                    [=] {
                      const at::NoGradGuard no_grad;
-                     composed::attention(q, k, v, options);
+                     ops::composed::attention(q, k, v, options);
                    }});
   cases.push_back({name + " attention", 7 * product,
                    step({q, k, v}, [=] { return ops::attention(q, k, v, options); }),
-                   step({q, k, v}, [=] { return composed::attention(q, k, v, options); })});
+                   step({q, k, v}, [=] { return ops::composed::attention(q, k, v, options); })});
 }
 
 void add_rowwise(std::vector<Case>& cases, const Sizes& s, at::ScalarType dtype,
@@ -118,11 +118,11 @@ void add_rowwise(std::vector<Case>& cases, const Sizes& s, at::ScalarType dtype,
        step({x, same_weight, same_bias},
             [=] { return at::layer_norm(x, {width}, same_weight, same_bias, 1e-5); })});
   cases.push_back({name + " swiglu", 0, step({wide}, [=] { return ops::swiglu(wide); }),
-                   step({wide}, [=] { return composed::swiglu(wide); })});
+                   step({wide}, [=] { return ops::composed::swiglu(wide); })});
   cases.push_back({name + " gelu", 0, step({up}, [=] { return dovetail::ops::gelu(up); }),
                    step({up}, [=] { return at::gelu(up, "tanh"); })});
   cases.push_back({name + " squared_relu", 0, step({up}, [=] { return ops::squared_relu(up); }),
-                   step({up}, [=] { return composed::squared_relu(up); })});
+                   step({up}, [=] { return ops::composed::squared_relu(up); })});
 }
 
 void add_ends(std::vector<Case>& cases, const Sizes& s, at::ScalarType dtype,
@@ -133,7 +133,7 @@ void add_ends(std::vector<Case>& cases, const Sizes& s, at::ScalarType dtype,
   cases.push_back(
       {name + " linear_cross_entropy", 6.0 * s.tokens() * s.width() * s.vocab,
        step({x, weight}, [=] { return ops::linear_cross_entropy(x, weight, ids); }),
-       step({x, weight}, [=] { return composed::linear_cross_entropy(x, weight, ids); })});
+       step({x, weight}, [=] { return ops::composed::linear_cross_entropy(x, weight, ids); })});
   cases.push_back({name + " embedding", 0,
                    step({weight}, [=] { return ops::embedding(weight, ids); }),
                    step({weight}, [=] { return at::embedding(weight, ids); })});

@@ -65,7 +65,7 @@ class Training : public MomentumStep {
   std::vector<at::Tensor> operator()() {
     forget_gradients();
     const models::LossSum loss = model_->loss(images_, targets_);
-    return train::train(loss.sum / static_cast<double>(loss.weight));
+    return train(loss.sum / static_cast<double>(loss.weight));
   }
 
  private:

@@ -148,7 +148,7 @@ class Tables {
   uint64_t checksum() const {
     uint64_t sum = 0;
     const RowDtype dtype = parse_row_dtype(arguments_.row_dtype);
-    const int64_t bytes = comm::row_bytes(dtype, arguments_.dim);
+    const int64_t bytes = row_bytes(dtype, arguments_.dim);
     std::vector<float> w(static_cast<size_t>(arguments_.dim));
     each_chunk([&](int64_t t, int64_t begin, const at::Tensor& rows, const at::Tensor& state) {
       const auto* from = static_cast<const char*>(rows.const_data_ptr());
@@ -251,7 +251,7 @@ void run(const Arguments& a) {
   }
   nlohmann::json line = {{"side", a.side},
                          {"row_dtype", a.row_dtype},
-                         {"row_bytes", comm::row_bytes(parse_row_dtype(a.row_dtype), a.dim)},
+                         {"row_bytes", row_bytes(parse_row_dtype(a.row_dtype), a.dim)},
                          {"make_s", made - start},
                          {"phases", phases}};
   if (a.side == "tiered") {

@@ -5,10 +5,10 @@
 namespace dovetail {
 
 /// Cost model of nodes whose internal links are ten times as fast as links between nodes.
-inline CostModel two_classes(int ranks_per_node) {
+inline comm::CostModel two_classes(int ranks_per_node) {
   return {.ranks_per_node = ranks_per_node,
           .inside = {.latency_s = 2e-6, .bytes_per_s = 1e11},
-          .between = Link{.latency_s = 1e-5, .bytes_per_s = 1e10},
+          .between = comm::Link{.latency_s = 1e-5, .bytes_per_s = 1e10},
           .copy_bytes_per_s = 1e12,
           .call_s = 1e-6,
           .flops = 1e13,

@@ -16,10 +16,10 @@ namespace dovetail {
 /// Runs `body` on every rank of a local group, each on its own thread. The thread owns its group
 /// and destroys it when the body returns or throws, like a process that ends. Returns the error
 /// text of each rank, "" for success.
-inline std::vector<std::string> run_ranks(int size,
-                                          const std::function<void(std::shared_ptr<Group>)>& body,
-                                          const GroupOptions& options = {}) {
-  auto groups = local_groups(size, options);
+inline std::vector<std::string> run_ranks(
+    int size, const std::function<void(std::shared_ptr<comm::Group>)>& body,
+    const comm::GroupOptions& options = {}) {
+  auto groups = comm::local_groups(size, options);
   std::vector<std::string> errors(groups.size());
   std::vector<std::thread> threads;
   for (size_t r = 0; r < groups.size(); ++r)
@@ -35,7 +35,8 @@ inline std::vector<std::string> run_ranks(int size,
   return errors;
 }
 
-inline void expect_all_succeed(int size, const std::function<void(std::shared_ptr<Group>)>& body) {
+inline void expect_all_succeed(int size,
+                               const std::function<void(std::shared_ptr<comm::Group>)>& body) {
   for (const auto& error : run_ranks(size, body)) EXPECT_EQ(error, "");
 }
 

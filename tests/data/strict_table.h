@@ -62,7 +62,7 @@ inline std::optional<Table> strict_table(std::string_view text, char delimiter =
 }
 
 /// Expects the invariants of a matrix's shape.
-inline void expect_sound(const Matrix& matrix) {
+inline void expect_sound(const data::Matrix& matrix) {
   const auto columns = static_cast<int64_t>(matrix.columns.size());
   ASSERT_EQ(matrix.x.dim(), 2);
   ASSERT_GT(matrix.x.size(0), 0);
@@ -74,7 +74,7 @@ inline void expect_sound(const Matrix& matrix) {
 }
 
 /// Expects the values of a table, each rounded to float32 after its column's origin was subtracted.
-inline void expect_values(const Matrix& matrix, const Table& table) {
+inline void expect_values(const data::Matrix& matrix, const Table& table) {
   expect_sound(matrix);
   ASSERT_EQ(matrix.x.size(0), static_cast<int64_t>(table.size()));
   ASSERT_EQ(matrix.x.size(1), static_cast<int64_t>(table[0].size()));

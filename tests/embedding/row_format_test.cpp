@@ -28,7 +28,7 @@ constexpr RowDtype kLow[] = {RowDtype::kBFloat16, RowDtype::kMXFP8};
 std::vector<float> through(RowDtype dtype, const std::vector<float>& values,
                            const RowWords& words) {
   const auto dim = static_cast<int64_t>(values.size());
-  std::vector<char> stored(static_cast<size_t>(comm::row_bytes(dtype, dim)));
+  std::vector<char> stored(static_cast<size_t>(row_bytes(dtype, dim)));
   encode_row(dtype, values.data(), dim, words, stored.data());
   std::vector<float> found(values.size());
   decode_row(dtype, stored.data(), dim, found.data());

@@ -53,7 +53,7 @@ void expect_same_bits(const std::function<std::vector<at::Tensor>(Shared)>& fit)
   set_log_level(LogLevel::kQuiet);
   const auto executors = fit(failing());
   set_log_level(LogLevel::kInfo);
-  run_nodes(2, [&](int, const std::shared_ptr<comm::Group>& group) {
+  jobs::testing::run_nodes(2, [&](int, const std::shared_ptr<comm::Group>& group) {
     const auto nodes = fit(std::make_shared<jobs::Nodes>(group, nullptr));
     for (size_t i = 0; i < expected.size(); ++i)
       EXPECT_TRUE(at::equal(nodes[i], expected[i])) << "tensor " << i << " on two nodes";

@@ -11,7 +11,7 @@ namespace {
 
 using namespace dovetail::testing;
 
-TEST(ops::Product, AddsInOrderWithOneRoundingEach) {
+TEST(Product, AddsInOrderWithOneRoundingEach) {
   for (const auto& [m, n, k] :
        {std::array<int64_t, 3>{1, 1, 1}, {7, 5, 3}, {6, 16, 40}, {13, 33, 0}, {20, 9, 257}})
     for (const bool transposed : {false, true}) {

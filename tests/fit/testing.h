@@ -9,7 +9,7 @@
 #include "tests/ops/testing.h"
 
 /// Common code of the k-means tests: its definition in float64, in plain loops.
-namespace dovetail::testing {
+namespace dovetail::fit::testing {
 
 using namespace dovetail::testing;
 
@@ -75,4 +75,4 @@ inline at::Tensor some_rows(const at::Tensor& x, int64_t k) {
   return x.index_select(0, which.to(at::kLong)).to(at::kDouble);
 }
 
-}  // namespace dovetail::testing
+}  // namespace dovetail::fit::testing

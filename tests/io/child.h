@@ -71,7 +71,7 @@ inline void kill_at_random_moments(const std::string& filter, const std::filesys
     ::waitpid(child, &status, 0);
     ::close(ends[0]);
     ASSERT_TRUE(WIFSIGNALED(status)) << "the child failed by itself";
-    const std::vector<int64_t> found = CheckpointFolder(folder, {}).steps();
+    const std::vector<int64_t> found = io::CheckpointFolder(folder, {}).steps();
     ASSERT_FALSE(found.empty());
     check(found);
     EXPECT_GE(found.back(), newest) << "a checkpoint was lost";

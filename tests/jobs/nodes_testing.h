@@ -12,7 +12,7 @@
 #include "dovetail/jobs/nodes.h"
 
 /// Runs nodes as threads of this process, connected by Gloo.
-namespace dovetail::testing {
+namespace dovetail::jobs::testing {
 
 using Node = std::function<void(int node, const std::shared_ptr<comm::Group>& group)>;
 
@@ -40,4 +40,4 @@ inline void run_nodes(int nodes, const Node& node) {
     EXPECT_EQ(errors[r], "") << "node " << r << " of " << nodes;
 }
 
-}  // namespace dovetail::testing
+}  // namespace dovetail::jobs::testing

@@ -42,34 +42,6 @@ TEST(Runtime, DropsWhatAHungExecutorDeliversInALaterJob) {
   EXPECT_TRUE(at::equal(ours.state(), theirs.state()));
 }
 
-/// Executor 1 sleeps before a shard of the first job after `arm`, until `wake`. Its late results
-/// are recorded.
-class LateReader {
- public:
-  RuntimeOptions options() {
-    return {
-        .scheduling = {.min_lease_s = 0.001, .first_lease_s = 0.3},
-        .binding = kUnbound,
-        .around = [this](size_t executor, int64_t shard, const std::function<ShardResult()>& work) {
-          const bool late = executor == 1 && armed_.exchange(false);
-          while (late && !awake_) pause(0.001);
-          auto results = once(work);
-          if (late) came_.set_value({shard, results[0]});
-          return results;
-        }};
-  }
-  void arm() { armed_ = true; }
-  bool slept() const { return !armed_; }
-  std::pair<int64_t, ShardResult> wake() {
-    awake_ = true;
-    return came_.get_future().get();
-  }
-
- private:
-  std::atomic<bool> armed_ = false, awake_ = false;
-  std::promise<std::pair<int64_t, ShardResult>> came_;
-};
-
 Partial read(const Parameters& parameters, const Shard& shard) {
   const auto rows = rows_of(shard);
   return {{rows[1].sum() * parameters[0]}, static_cast<double>(shard.size)};
@@ -100,24 +72,6 @@ TEST(Runtime, LetsALateThreadReadWhatItsJobBeganWith) {
         find_task(task, at::kCPU).run({factor(1)}, old.shards(7)[static_cast<size_t>(shard)]);
     EXPECT_EQ(result.partial.tensors[0].item<double>(), expected.tensors[0].item<double>()) << task;
   }
-}
-
-TEST(KMeans, LetsALateThreadReadTheLabelsOfItsJob) {
-  const at::Tensor x = raw_features(4 * kKMeansGrain, 3, 8, 1), centres = some_rows(x, 8);
-  LateReader late;
-  KMeansData data(x, std::make_shared<Runtime>(executors({1, 1}), late.options()));
-  data.assign(centres);
-  for (int i = 0; i < 3; ++i) data.distances(centres);
-  const at::Tensor squares = data.distances(centres).squares.clone();
-  late.arm();
-  for (int i = 0; !late.slept(); ++i) {
-    ASSERT_LT(i, 1000);
-    data.distances(centres);
-  }
-  data.assign(centres.flip(0) + 1);
-  data.forget_closest();
-  const auto [shard, result] = late.wake();
-  EXPECT_TRUE(at::equal(result.rows[0], squares.narrow(0, shard * kKMeansGrain, kKMeansGrain)));
 }
 
 }  // namespace

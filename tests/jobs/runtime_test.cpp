@@ -8,9 +8,6 @@
 
 #include <array>
 #include <atomic>
-#include <map>
-#include <mutex>
-#include <random>
 #include <thread>
 
 #include "dovetail/base/affinity.h"
@@ -32,53 +29,6 @@ TEST(Runtime, HasTheBitsOfRunTask) {
       EXPECT_EQ(rows, 5 * 200);
     }
 }
-
-enum class Fault { kNone, kException, kHang, kKill, kSlow, kTwice };
-
-/// Injects a fault into every third shard, equally many of each kind.
-class Faults {
- public:
-  std::vector<ShardResult> operator()(size_t, int64_t, const std::function<ShardResult()>& work) {
-    const Fault fault = draw();
-    std::vector<ShardResult> results;
-    switch (fault) {
-      case Fault::kException:
-        throw std::runtime_error("injected");
-      case Fault::kKill:
-        return results;
-      case Fault::kHang:
-        results = once(work);
-        pause(0.006);
-        return results;
-      case Fault::kSlow:
-        pause(0.0005);
-        return once(work);
-      case Fault::kTwice:
-        results = once(work);
-        results.push_back(work());
-        return results;
-      case Fault::kNone:
-        break;
-    }
-    return once(work);
-  }
-  std::map<Fault, int> counts() {
-    const std::lock_guard lock(mutex_);
-    return counts_;
-  }
-
- private:
-  Fault draw() {
-    const std::lock_guard lock(mutex_);
-    const Fault fault = random_() % 3 == 0 ? static_cast<Fault>(1 + random_() % 5) : Fault::kNone;
-    ++counts_[fault];
-    return fault;
-  }
-
-  std::mutex mutex_;
-  std::mt19937 random_{11};
-  std::map<Fault, int> counts_;
-};
 
 TEST(Runtime, HasTheSameBitsAfterAThousandFaults) {
   set_log_level(LogLevel::kQuiet);
@@ -252,34 +202,6 @@ TEST(Runtime, RefusesToVerifyAGpuByACpuAndAGpuThatIsNotThere) {
         "hybrid: results of CPUs and GPUs differ by rounding, so they cannot verify each other");
   }
   EXPECT_THROW(Runtime(far, {}), UserError);
-}
-
-TEST(KMeans, HasTheSameBitsOnExecutorsThatFail) {
-  set_log_level(LogLevel::kQuiet);
-  const at::Tensor x = raw_features(5 * kKMeansGrain / 2, 5, 8, 1);
-  const at::Tensor centres = some_rows(x, 8);
-  KMeansData alone(x);
-  std::vector<int64_t> changed, expected_changed;
-  const KMeansResult expected =
-      lloyd(alone, centres, {.iterations = 6},
-            [&](const LloydIteration& line) { expected_changed.push_back(line.changed.value()); });
-  Faults faults;
-  KMeansData shared(
-      x, std::make_shared<Runtime>(executors({1, 1, 1}),
-                                   RuntimeOptions{.scheduling = {.min_lease_s = 0.003,
-                                                                 .max_misses = 1 << 20,
-                                                                 .max_attempts = 1 << 20},
-                                                  .binding = kUnbound,
-                                                  .around = std::ref(faults)}));
-  const KMeansResult result =
-      lloyd(shared, centres, {.iterations = 6},
-            [&](const LloydIteration& line) { changed.push_back(line.changed.value()); });
-  EXPECT_EQ(changed, expected_changed);
-  EXPECT_TRUE(at::equal(result.centres, expected.centres));
-  EXPECT_TRUE(at::equal(result.labels, expected.labels));
-  EXPECT_EQ(result.inertia, expected.inertia);
-  EXPECT_EQ(result.iterations, expected.iterations);
-  set_log_level(LogLevel::kInfo);
 }
 
 }  // namespace

@@ -4,9 +4,15 @@
 #include <chrono>
 #include <cmath>
 #include <functional>
+#include <future>
 #include <initializer_list>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <random>
+#include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "dovetail/jobs/runtime.h"
@@ -87,5 +93,80 @@ inline std::shared_ptr<Runtime> pausing(double seconds) {
                        return once(work);
                      }});
 }
+
+enum class Fault { kNone, kException, kHang, kKill, kSlow, kTwice };
+
+/// Injects a fault into every third shard, equally many of each kind.
+class Faults {
+ public:
+  std::vector<ShardResult> operator()(size_t, int64_t, const std::function<ShardResult()>& work) {
+    const Fault fault = draw();
+    std::vector<ShardResult> results;
+    switch (fault) {
+      case Fault::kException:
+        throw std::runtime_error("injected");
+      case Fault::kKill:
+        return results;
+      case Fault::kHang:
+        results = once(work);
+        pause(0.006);
+        return results;
+      case Fault::kSlow:
+        pause(0.0005);
+        return once(work);
+      case Fault::kTwice:
+        results = once(work);
+        results.push_back(work());
+        return results;
+      case Fault::kNone:
+        break;
+    }
+    return once(work);
+  }
+  std::map<Fault, int> counts() {
+    const std::lock_guard lock(mutex_);
+    return counts_;
+  }
+
+ private:
+  Fault draw() {
+    const std::lock_guard lock(mutex_);
+    const Fault fault = random_() % 3 == 0 ? static_cast<Fault>(1 + random_() % 5) : Fault::kNone;
+    ++counts_[fault];
+    return fault;
+  }
+
+  std::mutex mutex_;
+  std::mt19937 random_{11};
+  std::map<Fault, int> counts_;
+};
+
+/// Executor 1 sleeps before a shard of the first job after `arm`, until `wake`. Its late results
+/// are recorded.
+class LateReader {
+ public:
+  RuntimeOptions options() {
+    return {
+        .scheduling = {.min_lease_s = 0.001, .first_lease_s = 0.3},
+        .binding = kUnbound,
+        .around = [this](size_t executor, int64_t shard, const std::function<ShardResult()>& work) {
+          const bool late = executor == 1 && armed_.exchange(false);
+          while (late && !awake_) pause(0.001);
+          auto results = once(work);
+          if (late) came_.set_value({shard, results[0]});
+          return results;
+        }};
+  }
+  void arm() { armed_ = true; }
+  bool slept() const { return !armed_; }
+  std::pair<int64_t, ShardResult> wake() {
+    awake_ = true;
+    return came_.get_future().get();
+  }
+
+ private:
+  std::atomic<bool> armed_ = false, awake_ = false;
+  std::promise<std::pair<int64_t, ShardResult>> came_;
+};
 
 }  // namespace dovetail::jobs::testing

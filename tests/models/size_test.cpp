@@ -143,7 +143,7 @@ TEST(MemoryEstimate, KnowsWhatSpreadExpertsKeepAndWhatIsElsewhere) {
   const int64_t elsewhere = config.layers * 4 * 3 * 96 * 96;
   EXPECT_EQ(estimate.weights, whole.weights - 4 * elsewhere);
   EXPECT_EQ(estimate.optimizer, whole.optimizer - 8 * elsewhere);
-  expect_all_succeed(2, [&](const std::shared_ptr<Group>& group) {
+  expect_all_succeed(2, [&](const std::shared_ptr<comm::Group>& group) {
     auto ranks = std::make_shared<moe::ExpertRanks>();
     ranks->placement = moe::make_placement(8, 2, 1, 96, false);
     ranks->group = group;

@@ -17,11 +17,11 @@ namespace dovetail::testing {
 
 struct Variant {
   std::string name;
-  ModelConfig config;
+  models::ModelConfig config;
 };
 
-inline ModelConfig llama_variant() {
-  ModelConfig c;
+inline models::ModelConfig llama_variant() {
+  models::ModelConfig c;
   c.layers = 2;
   c.width = 48;
   c.heads = 6;
@@ -34,8 +34,8 @@ inline ModelConfig llama_variant() {
   return c;
 }
 
-inline ModelConfig gpt2_variant() {
-  ModelConfig c;
+inline models::ModelConfig gpt2_variant() {
+  models::ModelConfig c;
   c.layers = 2;
   c.width = 40;
   c.heads = 4;
@@ -49,8 +49,8 @@ inline ModelConfig gpt2_variant() {
   return c;
 }
 
-inline ModelConfig nemotron_variant() {
-  ModelConfig c;
+inline models::ModelConfig nemotron_variant() {
+  models::ModelConfig c;
   c.layers = 3;
   c.width = 36;
   c.heads = 4;
@@ -66,8 +66,8 @@ inline ModelConfig nemotron_variant() {
   return c;
 }
 
-inline ModelConfig mixed_variant() {
-  ModelConfig c;
+inline models::ModelConfig mixed_variant() {
+  models::ModelConfig c;
   c.layers = 1;
   c.width = 33;
   c.heads = 3;
@@ -93,9 +93,9 @@ inline std::vector<Variant> variants() {
 
 /// Returns an initialised model. Norms and biases are shifted away from 1 and 0, so that each of
 /// them matters.
-inline std::shared_ptr<GPT> make_model(const ModelConfig& config, uint64_t seed = 1,
-                                       at::ScalarType dtype = at::kFloat) {
-  auto model = std::make_shared<GPT>(resolve_model_config(config, 0));
+inline std::shared_ptr<models::GPT> make_model(const models::ModelConfig& config, uint64_t seed = 1,
+                                               at::ScalarType dtype = at::kFloat) {
+  auto model = std::make_shared<models::GPT>(models::resolve_model_config(config, 0));
   initialize(*model, seed);
   const torch::NoGradGuard no_grad;
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
@@ -107,7 +107,7 @@ inline std::shared_ptr<GPT> make_model(const ModelConfig& config, uint64_t seed 
 }
 
 /// Sets the recipe of every Linear in the blocks.
-inline void set_recipe(GPT& model, const mx::LinearRecipe& recipe) {
+inline void set_recipe(models::GPT& model, const mx::LinearRecipe& recipe) {
   for (const auto& linear : mx::quantizable_linears(model)) linear->set_recipe(recipe);
 }
 

@@ -25,7 +25,7 @@ class CudaExperts : public ::testing::Test {
  protected:
   void SetUp() override {
     if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-    if (ops::cuda_kernels() == nullptr)
+    if (cuda_kernels() == nullptr)
       GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
   }
 };

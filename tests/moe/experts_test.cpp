@@ -82,7 +82,7 @@ at::Tensor activate(const std::string& activation, const at::Tensor& h) {
 at::Tensor by_loops(const Case& c) {
   std::vector<at::Tensor> rows;
   const auto bias = [](const std::vector<at::Tensor>& inputs, size_t e) {
-    return inputs.empty() ? at::Tensor() : of[e];
+    return inputs.empty() ? at::Tensor() : inputs[e];
   };
   for (int64_t t = 0; t < c.x.size(0); ++t) {
     at::Tensor y = at::zeros({kWidth}, c.x.options());

@@ -18,7 +18,7 @@ class CudaFloat8 : public ::testing::Test {
  protected:
   void SetUp() override {
     if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-    if (ops::cuda_kernels() == nullptr)
+    if (mx::cuda_kernels() == nullptr)
       GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
   }
 };
@@ -110,8 +110,8 @@ TEST_F(CudaFloat8, KernelMakesTheCodesOfTheCpuAndOfTheTranspose) {
                   .column_scales = column_scales.mutable_data_ptr<float>(),
                   .scale_stride = lines ? rows : across,
                   .column_scale_stride = lines ? cols : down};
-              if (whole) ops::cuda_kernels()->float8_amax(p);
-              ops::cuda_kernels()->quantize_float8(p);
+              if (whole) mx::cuda_kernels()->float8_amax(p);
+              mx::cuda_kernels()->quantize_float8(p);
               const auto on_cpu = [&](Float8Blocks blocks) {
                 return quantize_float8(
                            x, {.format = format, .blocks = blocks, .power_of_two = power_of_two})
@@ -156,7 +156,7 @@ TEST_F(CudaFloat8, ALinearIsThatOfTheCpu) {
                            bias = leaf({out}, 3);
           const at::Tensor y = linear->forward(x, weight, bias);
           y.backward(leaf({rows, out}, 4).detach());
-          if (linear->amax_history(ops::Operand::kActivation).defined()) {
+          if (linear->amax_history(mx::Operand::kActivation).defined()) {
             EXPECT_EQ(linear->statistics().activation.amax(), x.abs().max().item<float>());
           }
           return std::vector<at::Tensor>{y.detach().cpu(), x.grad().cpu(), weight.grad().cpu(),

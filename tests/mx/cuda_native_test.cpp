@@ -19,7 +19,7 @@ class CudaNative : public ::testing::Test {
  protected:
   void SetUp() override {
     if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-    if (ops::cuda_kernels() == nullptr)
+    if (mx::cuda_kernels() == nullptr)
       GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
     obstacle_ = native_obstacle(native_device({at::kCUDA, 0}));
   }

@@ -18,7 +18,7 @@ class CudaQuantize : public ::testing::Test {
  protected:
   void SetUp() override {
     if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-    if (ops::cuda_kernels() == nullptr)
+    if (mx::cuda_kernels() == nullptr)
       GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
   }
 };

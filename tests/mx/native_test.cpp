@@ -63,16 +63,16 @@ TEST(Native, TakesE4M3AndE5M2InBlocksOf32) {
 }
 
 TEST(Native, TakesNoTwoE5M2OperandsAndNoUnalignedSizes) {
-  const auto obstacle_of = [](ops::Operand a, ops::Operand b) {
+  const auto obstacle_of = [](mx::Operand a, mx::Operand b) {
     LinearRecipe recipe = built_in("mxfp8");
     recipe.of(a).format = recipe.of(b).format = Format::kE5M2;
     return native_obstacle(recipe, 64, 64);
   };
-  EXPECT_THAT(obstacle_of(ops::Operand::kActivation, ops::Operand::kWeight),
+  EXPECT_THAT(obstacle_of(mx::Operand::kActivation, mx::Operand::kWeight),
               HasSubstr("activation and weight are both e5m2"));
-  EXPECT_THAT(obstacle_of(ops::Operand::kGradient, ops::Operand::kWeight),
+  EXPECT_THAT(obstacle_of(mx::Operand::kGradient, mx::Operand::kWeight),
               HasSubstr("gradient and weight are both e5m2"));
-  EXPECT_THAT(obstacle_of(ops::Operand::kGradient, ops::Operand::kActivation),
+  EXPECT_THAT(obstacle_of(mx::Operand::kGradient, mx::Operand::kActivation),
               HasSubstr("gradient and activation are both e5m2"));
   EXPECT_THAT(native_obstacle(built_in("mxfp8"), 40, 64),
               HasSubstr("40 inputs; cuBLASLt needs multiples of 16"));

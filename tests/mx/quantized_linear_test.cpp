@@ -177,7 +177,7 @@ TEST(QuantizedLinear, DelayedScalingReadsEarlierStepsAlone) {
     EXPECT_TRUE(at::allclose(weight.grad(), y.detach().sum(0).expand({32, 32}), 1e-5,
                              1e-5));  // the kept copy
     EXPECT_EQ(linear->statistics().activation.amax(), 8 * size);
-    linear->remember_amax(ops::Operand::kActivation, linear->statistics().activation.amax());
+    linear->remember_amax(mx::Operand::kActivation, linear->statistics().activation.amax());
     return y[0][0].item<float>();
   };
   EXPECT_EQ(step(1), 8.0F);      // nothing is known: scale 1
@@ -186,8 +186,8 @@ TEST(QuantizedLinear, DelayedScalingReadsEarlierStepsAlone) {
   EXPECT_EQ(step(100), 800.0F);  // the step of 100 is still remembered
   step(1.0F / 64);
   step(1.0F / 64);
-  EXPECT_EQ(linear->amax_history(ops::Operand::kActivation).size(0), 2);
-  EXPECT_FALSE(linear->amax_history(ops::Operand::kWeight).defined());
+  EXPECT_EQ(linear->amax_history(mx::Operand::kActivation).size(0), 2);
+  EXPECT_FALSE(linear->amax_history(mx::Operand::kWeight).defined());
   linear->begin_step(0);
   linear->forward(x, eye);
   EXPECT_EQ(linear->statistics().activation.saturations,

@@ -25,8 +25,8 @@ TEST(Recipe, TheOthersDifferFromItInWhatTheirNamesSay) {
   LinearRecipe expected = built_in("mxfp8");
   expected.gradient.format = Format::kE5M2;
   EXPECT_EQ(built_in("mxfp8_e5m2_grad"), expected);
-  for (const ops::Operand operand :
-       {ops::Operand::kWeight, ops::Operand::kActivation, ops::Operand::kGradient})
+  for (const mx::Operand operand :
+       {mx::Operand::kWeight, mx::Operand::kActivation, mx::Operand::kGradient})
     expected.of(operand).scale_mode = ScaleMode::kFloor;
   EXPECT_EQ(built_in("mxfp8_e5m2_grad_floor"), expected);
   expected.gradient.format = Format::kE4M3;

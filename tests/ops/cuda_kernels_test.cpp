@@ -81,10 +81,10 @@ TEST_F(Cuda, NormsAreThoseOfTheReference) {
       // In a row of one nothing varies: its gradient is the difference of two equal terms, and so
       // their rounding.
       if (shape.back() == 1) continue;
-      expect_close([](const auto& t) { return dovetail::rms_norm(t[0], t[1], 1e-5); },
+      expect_close([](const auto& t) { return dovetail::ops::rms_norm(t[0], t[1], 1e-5); },
                    [](const auto& t) { return composed::rms_norm(t[0], t[1], 1e-5); }, {x, weight},
                    dtype, tolerance);
-      expect_close([](const auto& t) { return dovetail::layer_norm(t[0], t[1], t[2], 1e-5); },
+      expect_close([](const auto& t) { return dovetail::ops::layer_norm(t[0], t[1], t[2], 1e-5); },
                    [](const auto& t) { return composed::layer_norm(t[0], t[1], t[2], 1e-5); },
                    {x, weight, bias}, dtype, tolerance);
     }
@@ -135,13 +135,13 @@ TEST_F(Cuda, ActivationsAreThoseOfTheReference) {
       // One element may lie where GELU is nearly zero: the difference of two terms near 1, whose
       // rounding remains.
       const at::Tensor x = shape.back() == 1 ? at::ones(shape) : 3 * testing::normal(shape, 4);
-      expect_close([](const auto& t) { return dovetail::gelu(t[0]); },
+      expect_close([](const auto& t) { return dovetail::ops::gelu(t[0]); },
                    [](const auto& t) { return composed::gelu(t[0]); }, {x}, dtype, tolerance);
-      expect_close([](const auto& t) { return dovetail::squared_relu(t[0]); },
+      expect_close([](const auto& t) { return dovetail::ops::squared_relu(t[0]); },
                    [](const auto& t) { return composed::squared_relu(t[0]); }, {x}, dtype,
                    tolerance);
       shape.back() *= 2;
-      expect_close([](const auto& t) { return dovetail::swiglu(t[0]); },
+      expect_close([](const auto& t) { return dovetail::ops::swiglu(t[0]); },
                    [](const auto& t) { return composed::swiglu(t[0]); },
                    {3 * testing::normal(shape, 5)}, dtype, tolerance);
     }
@@ -154,7 +154,7 @@ TEST_F(Cuda, LinearsAreThoseOfTheReference) {
     for (const auto& [rows, in, out] :
          std::vector<std::array<int64_t, 3>>{{1, 3, 1}, {37, 8, 33}, {1000, 16, 520}}) {
       SCOPED_TRACE(c10::toString(dtype) + std::string(" rows ") + std::to_string(rows));
-      const auto linear_of = [](const auto& t) { return dovetail::linear(t[0], t[1], t[2]); };
+      const auto linear_of = [](const auto& t) { return dovetail::ops::linear(t[0], t[1], t[2]); };
       expect_close(
           linear_of, [](const auto& t) { return at::linear(t[0], t[1], t[2]); },
           {testing::normal({rows, in}, 1), testing::normal({out, in}, 2),
@@ -188,7 +188,7 @@ TEST_F(Cuda, WeightGradientsHaveTheSameBitsTwice) {
   const at::Tensor x = testing::normal({3000, 200}, 6).to(at::kFloat).to(at::kCUDA);
   const auto gradient = [&] {
     const at::Tensor weight = at::ones({200}, x.options()).requires_grad_();
-    dovetail::rms_norm(x, weight, 1e-5).square().sum().backward();
+    dovetail::ops::rms_norm(x, weight, 1e-5).square().sum().backward();
     return weight.grad();
   };
   EXPECT_TRUE(gradient().equal(gradient()));

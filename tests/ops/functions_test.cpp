@@ -25,19 +25,19 @@ using testing::user_error;
 constexpr double kBFloat16Tolerance = 3e-2;
 
 at::Tensor call_rms_norm(const std::vector<at::Tensor>& x) {
-  return dovetail::rms_norm(x[0], x[1], 1e-5);
+  return dovetail::ops::rms_norm(x[0], x[1], 1e-5);
 }
 at::Tensor call_layer_norm(const std::vector<at::Tensor>& x) {
-  return dovetail::layer_norm(x[0], x[1], x[2], 1e-5);
+  return dovetail::ops::layer_norm(x[0], x[1], x[2], 1e-5);
 }
 at::Tensor call_layer_norm_without_bias(const std::vector<at::Tensor>& x) {
-  return dovetail::layer_norm(x[0], x[1], {}, 1e-5);
+  return dovetail::ops::layer_norm(x[0], x[1], {}, 1e-5);
 }
 at::Tensor call_linear(const std::vector<at::Tensor>& x) {
-  return dovetail::linear(x[0], x[1], x.size() > 2 ? x[2] : at::Tensor());
+  return dovetail::ops::linear(x[0], x[1], x.size() > 2 ? x[2] : at::Tensor());
 }
 at::Tensor call_swiglu(const std::vector<at::Tensor>& x) { return swiglu(x[0]); }
-at::Tensor call_gelu(const std::vector<at::Tensor>& x) { return dovetail::gelu(x[0]); }
+at::Tensor call_gelu(const std::vector<at::Tensor>& x) { return dovetail::ops::gelu(x[0]); }
 at::Tensor call_squared_relu(const std::vector<at::Tensor>& x) { return squared_relu(x[0]); }
 at::Tensor call_embedding(const std::vector<at::Tensor>& x) { return ops::embedding(x[0], x[1]); }
 
@@ -60,14 +60,14 @@ TEST(Norm, TakesBFloat16RowsWithFloat32Weights) {
   at_every_simd_level([] {
     const at::Tensor x = normal({19, 65}, 1, at::kBFloat16), weight = normal({65}, 2),
                      bias = normal({65}, 3);
-    EXPECT_EQ(dovetail::rms_norm(x, weight, 1e-5).scalar_type(), at::kBFloat16);
+    EXPECT_EQ(dovetail::ops::rms_norm(x, weight, 1e-5).scalar_type(), at::kBFloat16);
     expect_like_float64(call_rms_norm, {x, weight}, kBFloat16Tolerance);
     expect_like_float64(call_layer_norm, {x, weight, bias}, kBFloat16Tolerance);
   });
 }
 
 TEST(Norm, HasNoRowsOrManyRows) {
-  EXPECT_EQ(dovetail::rms_norm(at::zeros({0, 8}), at::ones({8}), 1e-5).sizes(),
+  EXPECT_EQ(dovetail::ops::rms_norm(at::zeros({0, 8}), at::ones({8}), 1e-5).sizes(),
             at::IntArrayRef({0, 8}));
   expect_like_float64(call_rms_norm, {normal({2100, 17}, 1), normal({17}, 2)}, 1e-4);
 }
@@ -85,7 +85,7 @@ TEST(Norm, IsNotANumberWhenTheRowHasOne) {
   at_every_simd_level([] {
     at::Tensor x = normal({2, 40}, 1);
     x[0][39].fill_(NAN);
-    const at::Tensor y = dovetail::rms_norm(x, at::ones({40}), 1e-5);
+    const at::Tensor y = dovetail::ops::rms_norm(x, at::ones({40}), 1e-5);
     EXPECT_TRUE(y[0].isnan().all().item<bool>());
     EXPECT_FALSE(y[1].isnan().any().item<bool>());
   });
@@ -101,7 +101,7 @@ TEST(Linear, MatchesFloat64WithAndWithoutBias) {
     expect_like_float64(call_linear, {normal({31, 8}, 4).t(), weight}, 1e-5);
     expect_same_for_any_threads(call_linear, {normal({500, 31}, 1), weight, bias});
   });
-  EXPECT_EQ(dovetail::linear(at::zeros({0, 31}), at::zeros({5, 31})).sizes(),
+  EXPECT_EQ(dovetail::ops::linear(at::zeros({0, 31}), at::zeros({5, 31})).sizes(),
             at::IntArrayRef({0, 5}));
 }
 
@@ -114,7 +114,7 @@ TEST(Linear, TakesBFloat16WithAFloat32Bias) {
 
 TEST(Linear, SkipsGradientsNobodyAskedFor) {
   const at::Tensor x = normal({4, 8}, 1), weight = normal({5, 8}, 2).requires_grad_();
-  dovetail::linear(x, weight).sum().backward();
+  dovetail::ops::linear(x, weight).sum().backward();
   EXPECT_FALSE(x.grad().defined());
   expect_close(weight.grad(), x.sum(0).expand({5, 8}), 1e-6);
 }
@@ -138,9 +138,9 @@ TEST(Activation, MatchesAtenAtTheExtremes) {
     const float huge = 1e18f;
     const at::Tensor x =
         at::tensor({0.0f, -0.0f, 20.0f, -20.0f, 90.0f, -90.0f, huge, -huge, 1e-30f, -1e-30f});
-    expect_close(dovetail::gelu(x), at::gelu(x.to(at::kDouble), "tanh"), 1e-6);
+    expect_close(dovetail::ops::gelu(x), at::gelu(x.to(at::kDouble), "tanh"), 1e-6);
     expect_close(swiglu(at::cat({x, at::ones_like(x)})), at::silu(x.to(at::kDouble)), 1e-6);
-    EXPECT_TRUE(dovetail::gelu(at::full({40}, NAN)).isnan().all().item<bool>());
+    EXPECT_TRUE(dovetail::ops::gelu(at::full({40}, NAN)).isnan().all().item<bool>());
     EXPECT_TRUE(swiglu(at::full({40}, NAN)).isnan().all().item<bool>());
     EXPECT_TRUE(squared_relu(at::full({40}, NAN)).isnan().all().item<bool>());
   });
@@ -150,7 +150,7 @@ TEST(Activation, TakesViewsAndEmptyTensors) {
   expect_like_float64(call_swiglu, {normal({12, 9}, 1).t()}, 3e-6);
   expect_like_float64(call_gelu, {normal({12, 9}, 1).slice(1, 0, 9, 2)}, 3e-6);
   EXPECT_EQ(swiglu(at::zeros({0, 6})).sizes(), at::IntArrayRef({0, 3}));
-  EXPECT_EQ(dovetail::gelu(at::zeros({3, 0})).sizes(), at::IntArrayRef({3, 0}));
+  EXPECT_EQ(dovetail::ops::gelu(at::zeros({3, 0})).sizes(), at::IntArrayRef({3, 0}));
 }
 
 TEST(Embedding, SumsTheGradientsOfRepeatedIds) {
@@ -190,34 +190,36 @@ TEST(Composed, GradientsMatchDifferences) {
 TEST(Functions, HaveShapesOnTheMetaDevice) {
   const auto meta = at::TensorOptions().device(at::kMeta);
   const at::Tensor x = at::empty({2, 3, 8}, meta), weight = at::empty({8}, meta);
-  EXPECT_EQ(dovetail::rms_norm(x, weight, 1e-5).sizes(), x.sizes());
-  EXPECT_EQ(dovetail::layer_norm(x, weight, {}, 1e-5).sizes(), x.sizes());
+  EXPECT_EQ(dovetail::ops::rms_norm(x, weight, 1e-5).sizes(), x.sizes());
+  EXPECT_EQ(dovetail::ops::layer_norm(x, weight, {}, 1e-5).sizes(), x.sizes());
   EXPECT_EQ(swiglu(x).sizes(), at::IntArrayRef({2, 3, 4}));
-  EXPECT_EQ(dovetail::gelu(x).sizes(), x.sizes());
+  EXPECT_EQ(dovetail::ops::gelu(x).sizes(), x.sizes());
   EXPECT_EQ(squared_relu(x).sizes(), x.sizes());
-  EXPECT_EQ(dovetail::linear(x, at::empty({5, 8}, meta)).sizes(), at::IntArrayRef({2, 3, 5}));
+  EXPECT_EQ(dovetail::ops::linear(x, at::empty({5, 8}, meta)).sizes(), at::IntArrayRef({2, 3, 5}));
   EXPECT_EQ(
       ops::embedding(at::empty({9, 8}, meta), at::empty({2, 3}, meta.dtype(at::kLong))).sizes(),
       x.sizes());
 }
 
 TEST(Functions, RefuseNamingTheShapes) {
-  EXPECT_THAT(user_error([] { dovetail::linear(at::zeros({2, 3}), at::zeros({5, 4})); }),
+  EXPECT_THAT(user_error([] { dovetail::ops::linear(at::zeros({2, 3}), at::zeros({5, 4})); }),
               HasSubstr("[2, 3]"));
+  EXPECT_THAT(user_error([] {
+                dovetail::ops::linear(at::zeros({2, 3}), at::zeros({5, 3}), at::zeros({4}));
+              }),
+              HasSubstr("bias must be [5]"));
   EXPECT_THAT(
-      user_error([] { dovetail::linear(at::zeros({2, 3}), at::zeros({5, 3}), at::zeros({4})); }),
-      HasSubstr("bias must be [5]"));
-  EXPECT_THAT(
-      user_error([] { dovetail::linear(at::zeros({2, 3}), at::zeros({5, 3}, at::kDouble)); }),
+      user_error([] { dovetail::ops::linear(at::zeros({2, 3}), at::zeros({5, 3}, at::kDouble)); }),
       HasSubstr("dtype"));
-  EXPECT_THAT(user_error([] { dovetail::rms_norm(at::zeros({2, 3}), at::zeros({4}), 1e-5); }),
+  EXPECT_THAT(user_error([] { dovetail::ops::rms_norm(at::zeros({2, 3}), at::zeros({4}), 1e-5); }),
               HasSubstr("[4]"));
   EXPECT_THAT(user_error([] {
-                dovetail::layer_norm(at::zeros({2, 3}), at::zeros({3}), at::zeros({4}), 1e-5);
+                dovetail::ops::layer_norm(at::zeros({2, 3}), at::zeros({3}), at::zeros({4}), 1e-5);
               }),
               HasSubstr("bias"));
   EXPECT_THAT(user_error([] { swiglu(at::zeros({2, 3})); }), HasSubstr("even"));
-  EXPECT_THAT(user_error([] { dovetail::gelu(at::zeros({2}, at::kLong)); }), HasSubstr("floating"));
+  EXPECT_THAT(user_error([] { dovetail::ops::gelu(at::zeros({2}, at::kLong)); }),
+              HasSubstr("floating"));
 }
 
 TEST(Functions, AreOperatorsOfTheDispatcher) {
@@ -228,13 +230,13 @@ TEST(Functions, AreOperatorsOfTheDispatcher) {
     return stack.at(0).toTensor();
   };
   const at::Tensor x = normal({4, 8}, 1), weight = normal({8}, 2), matrix = normal({6, 8}, 3);
-  expect_same_bits(call("rms_norm", {x, weight, 1e-5}), dovetail::rms_norm(x, weight, 1e-5));
+  expect_same_bits(call("rms_norm", {x, weight, 1e-5}), dovetail::ops::rms_norm(x, weight, 1e-5));
   expect_same_bits(call("layer_norm", {x, weight, c10::IValue(), 1e-5}),
-                   dovetail::layer_norm(x, weight, {}, 1e-5));
-  expect_same_bits(call("linear", {x, matrix, c10::IValue()}), dovetail::linear(x, matrix));
-  expect_same_bits(call("gemm", {x, matrix, false, true}), dovetail::linear(x, matrix));
+                   dovetail::ops::layer_norm(x, weight, {}, 1e-5));
+  expect_same_bits(call("linear", {x, matrix, c10::IValue()}), dovetail::ops::linear(x, matrix));
+  expect_same_bits(call("gemm", {x, matrix, false, true}), dovetail::ops::linear(x, matrix));
   expect_same_bits(call("swiglu", {x}), swiglu(x));
-  expect_same_bits(call("gelu", {x}), dovetail::gelu(x));
+  expect_same_bits(call("gelu", {x}), dovetail::ops::gelu(x));
   expect_same_bits(call("squared_relu", {x}), squared_relu(x));
   expect_same_bits(call("embedding", {matrix, at::tensor({1, 5}, at::kLong)}),
                    ops::embedding(matrix, at::tensor({1, 5}, at::kLong)));
@@ -250,7 +252,7 @@ TEST(Dispatch, SwitchesKernelsOffByName) {
   EXPECT_FALSE(kernel_enabled(Kernel::kGemm));
   EXPECT_TRUE(kernel_enabled(Kernel::kAttention));
   const at::Tensor x = normal({4, 8}, 1), weight = normal({8}, 2);
-  expect_same_bits(dovetail::rms_norm(x, weight, 1e-5), composed::rms_norm(x, weight, 1e-5));
+  expect_same_bits(dovetail::ops::rms_norm(x, weight, 1e-5), composed::rms_norm(x, weight, 1e-5));
   set_disabled_kernels("");
   EXPECT_TRUE(kernel_enabled(Kernel::kGemm));
   EXPECT_THAT(user_error([] { set_disabled_kernels("gemm,gem"); }), HasSubstr("\"gem\""));
@@ -259,7 +261,7 @@ TEST(Dispatch, SwitchesKernelsOffByName) {
 TEST(Dispatch, UsesTheLevelThatWasSet) {
   EXPECT_EQ(available_simd_levels().front(), SimdLevel::kScalar);
   at_every_simd_level(
-      [] { EXPECT_TRUE(dovetail::gelu(at::ones({3})).isfinite().all().item<bool>()); });
+      [] { EXPECT_TRUE(dovetail::ops::gelu(at::ones({3})).isfinite().all().item<bool>()); });
 }
 
 }  // namespace

@@ -32,13 +32,13 @@ class Threads {
 /// minutes.
 inline void at_every_simd_level(const std::function<void()>& law) {
   const Threads one(1);
-  const SimdLevel before = simd_level();
-  for (const SimdLevel level : available_simd_levels()) {
-    SCOPED_TRACE(simd_level_name(level));
-    set_simd_level(level);
+  const ops::SimdLevel before = ops::simd_level();
+  for (const ops::SimdLevel level : ops::available_simd_levels()) {
+    SCOPED_TRACE(ops::simd_level_name(level));
+    ops::set_simd_level(level);
     law();
   }
-  set_simd_level(before);
+  ops::set_simd_level(before);
 }
 
 /// Standard normal values, reproducible from `seed`.

@@ -143,7 +143,7 @@ TEST_F(Algorithms, AreThoseThatApply) {
 TEST_F(Algorithms, TakeTheWorkspaceThatTheKernelsSay) {
   const auto expected = [](const char* algorithm) {
     return planned_bytes(ops::convolution_workspace_bytes(
-        ConvolutionPass::kForward, {8, 16, 24, 24}, {24, 16, 3, 3},
+        ops::ConvolutionPass::kForward, {8, 16, 24, 24}, {24, 16, 3, 3},
         {.stride = {1, 1}, .padding = {1, 1}, .algorithm = ops::convolution_algorithm(algorithm)}));
   };
   for (const char* algorithm : {"im2col", "winograd"})

@@ -48,7 +48,7 @@ std::vector<nlohmann::json> lines(const std::filesystem::path& file) {
   return found;
 }
 
-Shares last_shares(const RunConfig& config) {
+Shares last_shares(const train::RunConfig& config) {
   return lines(config.folder() / "balance.jsonl").back()["shares"];
 }
 
@@ -60,7 +60,7 @@ TEST(Balance, AutoGivesTheSlowRankLessAndGoesOnWithItsShares) {
   const auto slow_second = [](int rank) {
     slow_this_thread("aten::masked_fill", rank == 1 ? kSlow : kFast);
   };
-  RunConfig config = gpt(run, "auto", 7);
+  train::RunConfig config = gpt(run, "auto", 7);
   config.balance.mode = "auto";
   config.schedule.decay = "constant";
   train_on(2, config, slow_second);
@@ -82,7 +82,7 @@ TEST(Balance, AutoGivesTheSlowRankLessAndGoesOnWithItsShares) {
   EXPECT_EQ(all.back()["shares"].get<Shares>(), (Shares{2, 6}));
   EXPECT_THAT(run.read("auto", "report.html"), HasSubstr("Shares of the ranks"));
 
-  RunConfig alone = gpt(run, "alone", 16);
+  train::RunConfig alone = gpt(run, "alone", 16);
   alone.schedule.decay = "constant";
   EXPECT_LE(distance(train_on(1, alone), end, is_anything), 1e-4);
   EXPECT_NEAR(run.metrics("auto").back()["loss"].get<double>(),
@@ -91,7 +91,7 @@ TEST(Balance, AutoGivesTheSlowRankLessAndGoesOnWithItsShares) {
 
 TEST(Balance, AutoFollowsARankThatSlowsDown) {
   const TinyRun run;
-  RunConfig config = gpt(run, "auto", 14);
+  train::RunConfig config = gpt(run, "auto", 14);
   config.balance.mode = "auto";
   static thread_local int calls;
   const auto later =
@@ -117,7 +117,7 @@ TEST(Balance, AutoFollowsARankThatSlowsDown) {
 
 TEST(Balance, AutoOfARecommenderGivesTheSlowRankLess) {
   const Clicks data;
-  RunConfig config = dlrm(data, "auto", 9);
+  train::RunConfig config = dlrm(data, "auto", 9);
   config.balance.mode = "auto";
   const io::Snapshot got = train_on(2, config, [](int rank) {
     slow_this_thread("aten::binary_cross_entropy_with_logits", rank == 0 ? kSlow : kFast);
@@ -128,40 +128,42 @@ TEST(Balance, AutoOfARecommenderGivesTheSlowRankLess) {
 
 TEST(Balance, SaysWhatItCannotShare) {
   const TinyRun run;
-  const auto refused = [&](const std::function<void(RunConfig&)>& change, const std::string& why) {
-    RunConfig config = gpt(run, "refused", 4);
+  const auto refused = [&](const std::function<void(train::RunConfig&)>& change,
+                           const std::string& why) {
+    train::RunConfig config = gpt(run, "refused", 4);
     config.balance.mode = "auto";
     change(config);
-    EXPECT_THAT([&] { check_balance(config); }, ThrowsMessage<UserError>(HasSubstr(why)));
+    EXPECT_THAT([&] { train::check_balance(config); }, ThrowsMessage<UserError>(HasSubstr(why)));
   };
-  refused([](RunConfig& c) { c.balance = {.mode = "off", .shares = {4, 4}}; },
+  refused([](train::RunConfig& c) { c.balance = {.mode = "off", .shares = {4, 4}}; },
           "do nothing with balance.mode = \"off\"");
-  refused([](RunConfig& c) { c.balance = {.mode = "off", .gain = 0.5}; },
+  refused([](train::RunConfig& c) { c.balance = {.mode = "off", .gain = 0.5}; },
           "do nothing with balance.mode = \"off\"");
-  refused([](RunConfig& c) { c.train.micro_batch = 0; },
+  refused([](train::RunConfig& c) { c.train.micro_batch = 0; },
           "train.micro_batch = 0 leaves the size open");
-  refused([](RunConfig& c) { c.train.micro_batch = TrainSection::kAuto; },
+  refused([](train::RunConfig& c) { c.train.micro_batch = train::TrainSection::kAuto; },
           "train.micro_batch = \"auto\" leaves the size open");
-  refused([](RunConfig& c) { c.train.micro_batch = 3; }, "not a multiple of train.micro_batch = 3");
-  refused([](RunConfig& c) { c.balance.shares = {4, 4}; }, "which measures them");
-  refused([](RunConfig& c) { c.parallel.expert = 2; }, "all wait for the slowest in each");
-  refused([](RunConfig& c) { c.model.moe.load_scope = "global_batch"; },
+  refused([](train::RunConfig& c) { c.train.micro_batch = 3; },
+          "not a multiple of train.micro_batch = 3");
+  refused([](train::RunConfig& c) { c.balance.shares = {4, 4}; }, "which measures them");
+  refused([](train::RunConfig& c) { c.parallel.expert = 2; }, "all wait for the slowest in each");
+  refused([](train::RunConfig& c) { c.model.moe.load_scope = "global_batch"; },
           "would depend on the shares");
-  refused([](RunConfig& c) { c.recommender.model = "dien"; },
+  refused([](train::RunConfig& c) { c.recommender.model = "dien"; },
           "Negatives are drawn among the samples of a rank");
-  refused([](RunConfig& c) { c.balance = {.mode = "fixed"}; }, "needs balance.shares");
-  refused([](RunConfig& c) { c.balance = {.mode = "fixed", .shares = {4, 5}}; },
+  refused([](train::RunConfig& c) { c.balance = {.mode = "fixed"}; }, "needs balance.shares");
+  refused([](train::RunConfig& c) { c.balance = {.mode = "fixed", .shares = {4, 5}}; },
           "are 9 micro-batches");
-  refused([](RunConfig& c) { c.balance = {.mode = "fixed", .shares = {4, 4}, .gain = 0.1}; },
+  refused([](train::RunConfig& c) { c.balance = {.mode = "fixed", .shares = {4, 4}, .gain = 0.1}; },
           "whose shares do not move");
 
-  RunConfig config = with_shares(gpt(run, "ranks", 4), {4, 4});
-  EXPECT_THAT([&] { BatchShares(config, 3); },
+  train::RunConfig config = with_shares(gpt(run, "ranks", 4), {4, 4});
+  EXPECT_THAT([&] { train::BatchShares(config, 3); },
               ThrowsMessage<UserError>(HasSubstr("are of 2 ranks, but the job has 3")));
   config.balance = {.mode = "auto"};
-  EXPECT_THAT([&] { BatchShares(config, 1); },
+  EXPECT_THAT([&] { train::BatchShares(config, 1); },
               ThrowsMessage<UserError>(HasSubstr("the job has one")));
-  EXPECT_THAT([&] { BatchShares(config, 9); },
+  EXPECT_THAT([&] { train::BatchShares(config, 9); },
               ThrowsMessage<UserError>(HasSubstr("without a micro-batch")));
 }
 
@@ -171,7 +173,7 @@ TEST(Balance, ARankWithoutAMicroBatchIsRefusedWhereItIsWritten) {
   write_file_atomically(
       file, "[train]\nbatch = 16\nmicro_batch = 2\n[balance]\nmode = \"fixed\"\nshares = [8, 0]\n");
   try {
-    load_run_config(file, {});
+    train::load_run_config(file, {});
     FAIL() << "taken";
   } catch (const UserError& error) {
     EXPECT_THAT(describe_error(error),
@@ -181,12 +183,12 @@ TEST(Balance, ARankWithoutAMicroBatchIsRefusedWhereItIsWritten) {
 
 TEST(Balance, SharesOfACheckpointAreKeptWhereTheyFit) {
   const TinyRun run;
-  RunConfig config = gpt(run, "kept", 4);
+  train::RunConfig config = gpt(run, "kept", 4);
   config.balance.mode = "auto";
-  EXPECT_THAT(BatchShares(config, 2, {7, 1}).micro_batches(), ElementsAre(7, 1));
-  EXPECT_THAT(BatchShares(config, 2, {7, 2}).micro_batches(), ElementsAre(4, 4));
-  EXPECT_THAT(BatchShares(config, 3, {7, 1}).micro_batches(), ElementsAre(2, 3, 3));
-  const BatchShares shares(config, 2, {7, 1});
+  EXPECT_THAT(train::BatchShares(config, 2, {7, 1}).micro_batches(), ElementsAre(7, 1));
+  EXPECT_THAT(train::BatchShares(config, 2, {7, 2}).micro_batches(), ElementsAre(4, 4));
+  EXPECT_THAT(train::BatchShares(config, 3, {7, 1}).micro_batches(), ElementsAre(2, 3, 3));
+  const train::BatchShares shares(config, 2, {7, 1});
   EXPECT_EQ(shares.range(0).begin, 0);
   EXPECT_EQ(shares.range(0).end, 14);
   EXPECT_EQ(shares.range(1).begin, 14);

@@ -21,7 +21,7 @@ const std::vector<Shares> kSplits = {{1, 7},       {2, 6},       {3, 5},      {4
                                      {5, 3},       {6, 2},       {7, 1},      {2, 2, 2, 2},
                                      {1, 1, 1, 5}, {4, 1, 2, 1}, {1, 4, 2, 1}};
 
-using Make = std::function<RunConfig(const std::string& name, int64_t steps)>;
+using Make = std::function<train::RunConfig(const std::string& name, int64_t steps)>;
 
 /// Compares every split with one rank: the gradient of a first step, and all trained values after
 /// three steps.
@@ -66,7 +66,7 @@ TEST(Balance, AnySplitOfADlrmHasTheGradientOfOneRank) {
       [&](const std::string& name, int64_t steps) { return dlrm(data, name, steps); });
   for (const char* sharding : {"row", "replicated"}) {
     const auto make = [&](const std::string& name) {
-      RunConfig config = dlrm(data, sharding + name, 1);
+      train::RunConfig config = dlrm(data, sharding + name, 1);
       config.embedding.sharding = sharding;
       return config;
     };
@@ -81,7 +81,7 @@ TEST(Balance, SpreadExpertsHaveTheGradientOfOneRank) {
   const TinyRun run;
   const io::Snapshot one = train_on(1, mixture(run, "one", 1));
   for (const Shares& shares : {Shares{1, 7}, {5, 3}, {1, 1, 1, 5}, {4, 1, 2, 1}}) {
-    RunConfig config =
+    train::RunConfig config =
         with_shares(mixture(run, fmt::format("{}", fmt::join(shares, "")), 1), shares);
     config.parallel.expert = 2;
     EXPECT_LE(distance(one, train_on(static_cast<int>(shares.size()), config), is_gradient), 1e-6)
@@ -98,21 +98,21 @@ TEST(Balance, EveryTargetCountsAsMuchOnAnyRank) {
     tokens[i].slice(0, 2 + i / 2) = -100;  // the first sample has one target, the last has eight
   const auto moments = [&](const Shares& shares) {
     std::map<std::string, at::Tensor> found;
-    RunConfig config;
+    train::RunConfig config;
     config.train.batch = 16;
     config.train.micro_batch = 2;
-    const BatchShares parts(with_shares(config, shares), static_cast<int>(shares.size()));
+    const train::BatchShares parts(with_shares(config, shares), static_cast<int>(shares.size()));
     expect_all_succeed(
         static_cast<int>(shares.size()), [&](const std::shared_ptr<comm::Group>& group) {
           const auto model = std::make_shared<models::GPT>(models::resolve_model_config(
               {.layers = 1, .width = 32, .heads = 2, .context = 8}, 50));
           initialize(*model, 3);
-          Optimizer optimizer(*model, OptimizerSection());
+          train::Optimizer optimizer(*model, train::OptimizerSection());
           optimizer.bind(*model);
-          TrainStep step(model, optimizer, group, {.micro_batch = 2});
-          const BatchShares::Range range = parts.range(group->rank());
-          const StepOutcome outcome = step.run(tokens.slice(0, range.begin, range.end), 1e-3, false,
-                                               {.first_sample = range.begin});
+          train::TrainStep step(model, optimizer, group, {.micro_batch = 2});
+          const train::BatchShares::Range range = parts.range(group->rank());
+          const train::StepOutcome outcome = step.run(tokens.slice(0, range.begin, range.end), 1e-3,
+                                                      false, {.first_sample = range.begin});
           EXPECT_EQ(outcome.tokens, 2 * (1 + 2 + 3 + 4 + 5 + 6 + 7 + 8));
           if (group->rank() == 0) found = optimizer.tensors();
         });
@@ -135,12 +135,12 @@ TEST(Balance, AStepOfTheLastRowsOfADayIsShared) {
   std::ranges::sort(rows, {}, [](const std::string& row) { return row.substr(0, row.find('\t')); });
   for (const std::string& row : rows) text += row;
   const auto make = [&](const std::string& name) {
-    RunConfig config = dlrm(data, name, TrainSection::kPass);
+    train::RunConfig config = dlrm(data, name, train::TrainSection::kPass);
     config.rows.files = {data.file("sorted", "").parent_path().string() + ".tsv"};
     write_file_atomically(config.rows.files[0], head + "\n" + text);
     config.rows.day = "user";
     config.rows.sparse = {{.columns = {"item"}, .num_rows = 60}};
-    config.eval.every_steps = EvalSection().every_steps;
+    config.eval.every_steps = train::EvalSection().every_steps;
     return config;
   };
   const io::Snapshot one = train_on(1, make("one"));
@@ -152,7 +152,7 @@ thread_local int t_calls = 0;
 // Checks which rank computes which samples. Gradients cannot show it: they are the same with any
 // shares, also with wrong ones.
 TEST(Balance, ARankComputesItsShare) {
-  const auto calls = [](RunConfig config, int64_t steps, const char* operation) {
+  const auto calls = [](train::RunConfig config, int64_t steps, const char* operation) {
     static thread_local const char* counted;
     config.run.folder += std::to_string(steps);
     config.train.steps = steps;
@@ -166,12 +166,12 @@ TEST(Balance, ARankComputesItsShare) {
             if (counted != nullptr) t_calls += std::strcmp(function.name(), counted) == 0;
             return nullptr;
           }).scopes({at::RecordScope::FUNCTION}));
-      train(with_shares(config, {1, 7}), group, {.quiet = true});
+      train::train(with_shares(config, {1, 7}), group, {.quiet = true});
       of_ranks[static_cast<size_t>(group->rank())] = t_calls;
     });
     return of_ranks;
   };
-  const auto expect_shares = [&](const RunConfig& config, const char* operation) {
+  const auto expect_shares = [&](const train::RunConfig& config, const char* operation) {
     const auto three = calls(config, 3, operation),
                one = calls(config, 1, operation);  // both validate once
     EXPECT_EQ(three[0] - one[0], 2 * 1);

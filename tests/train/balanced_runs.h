@@ -18,11 +18,11 @@ namespace dovetail::test {
 
 using Shares = std::vector<int64_t>;
 
-inline io::Snapshot train_on(int ranks, const RunConfig& config,
+inline io::Snapshot train_on(int ranks, const train::RunConfig& config,
                              const std::function<void(int rank)>& prepare = {}) {
   expect_all_succeed(ranks, [&](const std::shared_ptr<comm::Group>& group) {
-    if (prepare) data::prepare(group->rank());
-    train(config, group, {.quiet = true});
+    if (prepare) prepare(group->rank());
+    train::train(config, group, {.quiet = true});
   });
   return last_checkpoint(config);
 }
@@ -48,7 +48,7 @@ inline bool is_gradient(const std::string& name) {
 }  // (1 - beta1) times it
 inline bool is_anything(const std::string&) { return true; }
 
-inline RunConfig with_shares(RunConfig config, const Shares& shares) {
+inline train::RunConfig with_shares(train::RunConfig config, const Shares& shares) {
   config.balance.mode = "fixed";
   config.balance.shares = shares;
   return config;
@@ -56,8 +56,8 @@ inline RunConfig with_shares(RunConfig config, const Shares& shares) {
 
 /// Config with eight micro-batches and no clipping. Adam has a large eps, so that values near zero
 /// are not amplified.
-inline RunConfig gpt(const TinyRun& run, const std::string& name, int64_t steps) {
-  RunConfig config = run.config(name);
+inline train::RunConfig gpt(const TinyRun& run, const std::string& name, int64_t steps) {
+  train::RunConfig config = run.config(name);
   config.train.steps = steps;
   config.train.batch = 16;
   config.train.micro_batch = 2;
@@ -67,8 +67,8 @@ inline RunConfig gpt(const TinyRun& run, const std::string& name, int64_t steps)
   return config;
 }
 
-inline RunConfig mixture(const TinyRun& run, const std::string& name, int64_t steps) {
-  RunConfig config = gpt(run, name, steps);
+inline train::RunConfig mixture(const TinyRun& run, const std::string& name, int64_t steps) {
+  train::RunConfig config = gpt(run, name, steps);
   config.model.moe.experts = 4;
   config.model.moe.router = "noisy_top_k";  // its draws depend only on a token's index in the batch
   config.model.moe.ffn_width = 24;
@@ -79,8 +79,8 @@ inline RunConfig mixture(const TinyRun& run, const std::string& name, int64_t st
   return config;
 }
 
-inline RunConfig dlrm(const Clicks& data, const std::string& name, int64_t steps) {
-  RunConfig config = data.config("dlrm", name);
+inline train::RunConfig dlrm(const Clicks& data, const std::string& name, int64_t steps) {
+  train::RunConfig config = data.config("dlrm", name);
   config.train.steps = steps;
   config.train.batch = 128;
   config.train.micro_batch = 16;

@@ -42,8 +42,8 @@ class Clicks {
  public:
   Clicks() { write_file_atomically(folder_ / "clicks.tsv", clicks(6000)); }
 
-  RunConfig config(const std::string& model, const std::string& name = "run") const {
-    RunConfig config;
+  train::RunConfig config(const std::string& model, const std::string& name = "run") const {
+    train::RunConfig config;
     config.run.name = name;
     config.run.folder = (folder_ / name).string();
     config.run.device = "cpu";
@@ -83,9 +83,9 @@ class Clicks {
 };
 
 /// Reads the last checkpoint and completes its tables by initial rows.
-inline io::Snapshot last_checkpoint(const RunConfig& config) {
+inline io::Snapshot last_checkpoint(const train::RunConfig& config) {
   io::Snapshot found = io::read_latest_checkpoint(config.folder() / "checkpoints");
-  add_initial_rows(RecommenderLookups(config).pack(), found.tensors);
+  train::add_initial_rows(train::RecommenderLookups(config).pack(), found.tensors);
   return found;
 }
 

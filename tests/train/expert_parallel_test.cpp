@@ -320,7 +320,7 @@ TEST(ExpertParallel, AutoGoesByTheCostsAndKeepsQuantizedExpertsWhereTheyAre) {
 
 /// Returns the plan that "auto" chooses if experts are cheaper to send than rows, with the other
 /// settings given.
-moe::Plan plan_beside(const test::TinyRun& run, ParallelSection asked) {
+moe::ExpertLayout plan_beside(const test::TinyRun& run, ParallelSection asked) {
   RunConfig config = mixture(run, "unused");
   config.model.moe.ffn_width = 2;
   config.model = models::resolve_model_config(config.model, 50);
@@ -334,7 +334,7 @@ moe::Plan plan_beside(const test::TinyRun& run, ParallelSection asked) {
   asked.ranks_per_node = 2;
   asked.costs = costs.string();
   config.parallel = asked;
-  moe::Plan plan;
+  moe::ExpertLayout plan;
   expect_all_succeed(4, [&](const std::shared_ptr<comm::Group>& group) {
     const ExpertParallel parallel(config, group);
     const models::GPT model(config.model, c10::kCPU, parallel.ranks());
@@ -352,11 +352,11 @@ TEST(ExpertParallel, AutoObeysTheKeysBesideIt) {
                 .shards,
             0);
   for (const int overlap : {2, 3, 8}) {
-    const moe::Plan plan = plan_beside(run, {.r = kAuto, .overlap = overlap});
+    const moe::ExpertLayout plan = plan_beside(run, {.r = kAuto, .overlap = overlap});
     EXPECT_EQ(plan.overlap, overlap);
     EXPECT_EQ(plan.shards, 1);
   }
-  const moe::Plan in_nodes = plan_beside(run, {.r = kAuto, .all_to_all = "2dh"});
+  const moe::ExpertLayout in_nodes = plan_beside(run, {.r = kAuto, .all_to_all = "2dh"});
   EXPECT_TRUE(in_nodes.hierarchical);
   EXPECT_EQ(in_nodes.shards, 1);
   EXPECT_FALSE(plan_beside(run, {.r = 1, .overlap = kAuto}).hierarchical);

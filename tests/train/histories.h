@@ -38,8 +38,8 @@ class Histories : public Clicks {
  public:
   Histories() { write_file_atomically(file("", "histories.tsv"), histories(8000)); }
 
-  RunConfig config(const std::string& model, const std::string& name = "run") const {
-    RunConfig config = Clicks::config(model, name);
+  train::RunConfig config(const std::string& model, const std::string& name = "run") const {
+    train::RunConfig config = Clicks::config(model, name);
     config.rows.files = {file("", "histories.tsv").string()};
     config.rows.dense = {};
     config.rows.sparse = {{.columns = {"item"}, .num_rows = 20},

@@ -108,14 +108,14 @@ Seen step_on_meta(const models::ModelConfig& model_config, const std::string& re
                   int64_t micro_batch, bool checkpointed = false) {
   auto model = std::make_shared<models::GPT>(model_config, c10::kMeta);
   model->checkpoint_activations = checkpointed;
-  Optimizer optimizer(*model, {});
+  train::Optimizer optimizer(*model, {});
   model->set_compute_dtype(recipe == "fp32" ? at::kFloat : at::kBFloat16);
-  PrecisionSection precision;
+  train::PrecisionSection precision;
   precision.recipe = recipe;
-  Quantization quantization(*model, precision, recipe);
+  train::Quantization quantization(*model, precision, recipe);
   optimizer.bind(*model);
-  TrainStep step(model, optimizer, comm::local_groups(1)[0],
-                 {.micro_batch = micro_batch, .clip = 1.0});
+  train::TrainStep step(model, optimizer, comm::local_groups(1)[0],
+                        {.micro_batch = micro_batch, .clip = 1.0});
   const at::Tensor tokens = at::ones({4, model_config.context + 1}, at::kLong);
   Seen found;
   seen = &found;

@@ -20,7 +20,7 @@ inline bool reads_events(const std::string& model) {
 
 /// Config with wide layers and many samples: activations of the dense part dominate a step's
 /// memory.
-inline RunConfig wide(RunConfig config) {
+inline train::RunConfig wide(train::RunConfig config) {
   config.recommender.deep = {128, 128, 128};
   if (config.recommender.model == "dlrm") config.recommender.bottom = {128, 128};
   if (config.recommender.model == "mmoe") config.recommender.expert = {128, 128};
@@ -35,20 +35,20 @@ inline RunConfig wide(RunConfig config) {
   return config;
 }
 
-inline RunConfig config_of(const std::string& model, const Histories& data,
-                           const std::string& name) {
+inline train::RunConfig config_of(const std::string& model, const Histories& data,
+                                  const std::string& name) {
   return wide(reads_events(model) ? data.config(model, name) : data.Clicks::config(model, name));
 }
 
-inline nlohmann::json plan_of(const RunConfig& config) {
+inline nlohmann::json plan_of(const train::RunConfig& config) {
   return nlohmann::json::parse(read_file((config.folder() / "memory_plan.json").string()));
 }
 
-inline std::string metrics_of(const RunConfig& config) {
+inline std::string metrics_of(const train::RunConfig& config) {
   return read_file((config.folder() / "metrics.jsonl").string());
 }
 
-inline void expect_within_budget(const RunConfig& config) {
+inline void expect_within_budget(const train::RunConfig& config) {
   const nlohmann::json plan = plan_of(config);
   const auto budget = plan["budget_bytes"].get<int64_t>();
   EXPECT_LT(budget, plan["keep_all_bytes"].get<int64_t>());
@@ -62,7 +62,7 @@ inline void expect_within_budget(const RunConfig& config) {
 }
 
 /// Trains both configs and expects bitwise equal results.
-inline void expect_the_same_bits(const RunConfig& plain, const RunConfig& planned) {
+inline void expect_the_same_bits(const train::RunConfig& plain, const train::RunConfig& planned) {
   train_alone(plain);
   train_alone(planned);
   EXPECT_EQ(metrics_of(planned), metrics_of(plain));
@@ -75,8 +75,8 @@ enum class SlowTier { kNone, kDisk };
 inline void gives_the_same_bits_within_its_budget(const std::string& model,
                                                   const std::string& budget, SlowTier tier) {
   const Histories data;
-  const RunConfig plain = config_of(model, data, "plain");
-  RunConfig planned = config_of(model, data, "planned");
+  const train::RunConfig plain = config_of(model, data, "plain");
+  train::RunConfig planned = config_of(model, data, "planned");
   planned.memory.budget = budget;
   if (tier == SlowTier::kDisk) {
     planned.memory.folder = data.file("", "").string();

@@ -90,27 +90,28 @@ struct Trained {
   int64_t batch;
   std::shared_ptr<comm::Group> group = comm::local_groups(1)[0];
   std::shared_ptr<models::GPT> model;
-  std::optional<Optimizer> optimizer;
-  std::optional<Quantization> quantization;
-  std::optional<ExpertLoad> load;
-  std::optional<RouterBias> bias;
-  std::optional<TrainStep> step;
+  std::optional<train::Optimizer> optimizer;
+  std::optional<train::Quantization> quantization;
+  std::optional<train::ExpertLoad> load;
+  std::optional<train::RouterBias> bias;
+  std::optional<train::TrainStep> step;
 
   explicit Trained(const Case& of) : batch(of.batch) {
     model = std::make_shared<models::GPT>(model_of(of));
     initialize(*model, 3);
-    optimizer.emplace(*model, OptimizerSection{});
+    optimizer.emplace(*model, train::OptimizerSection{});
     model->set_compute_dtype(of.dtype);
-    quantization.emplace(*model, PrecisionSection{.recipe = of.recipe}, of.recipe);
+    quantization.emplace(*model, train::PrecisionSection{.recipe = of.recipe}, of.recipe);
     optimizer->bind(*model);
     load.emplace(*model);
     bias.emplace(*model);
-    step.emplace(model, *optimizer, group, StepOptions{.micro_batch = of.micro_batch, .clip = 0.5});
+    step.emplace(model, *optimizer, group,
+                 train::StepOptions{.micro_batch = of.micro_batch, .clip = 0.5});
   }
 
   /// Runs a step. Each step has different tokens, numbers of targets and learning rates. Step 12 is
   /// not finite.
-  StepOutcome run(int64_t number) {
+  train::StepOutcome run(int64_t number) {
     torch::manual_seed(number);
     at::Tensor tokens = torch::randint(0, 300, {batch, 65}, torch::kLong);
     tokens.narrow(1, 60 - number, 3).fill_(-100);
@@ -120,7 +121,7 @@ struct Trained {
     const auto seed = static_cast<uint64_t>(number);
     quantization->begin_step(seed);
     load->begin_step();
-    const StepOutcome outcome =
+    const train::StepOutcome outcome =
         step->run(tokens, 1e-3 / static_cast<double>(number), number == 15, {.seed = seed});
     if (number == 12) norm.copy_(good);
     if (!outcome.skipped) {
@@ -150,7 +151,7 @@ struct Trained {
 /// Compares with the same training without a plan.
 inline void gives_the_same_bits_within_its_budget(const Case& of) {
   Trained plain(of);
-  std::vector<StepOutcome> expected;
+  std::vector<train::StepOutcome> expected;
   std::vector<nlohmann::ordered_json> told;
   for (int i = 1; i <= kSteps; ++i) {
     expected.push_back(plain.run(i));
@@ -166,7 +167,7 @@ inline void gives_the_same_bits_within_its_budget(const Case& of) {
     Trained planned(of);
     planned.step->plan_memory({.budget = of.budget, .folder = tier, .solve_s = 0.5});
     for (int i = 1; i <= kSteps; ++i) {
-      const StepOutcome outcome = planned.run(i);
+      const train::StepOutcome outcome = planned.run(i);
       if (i != 12) {
         EXPECT_EQ(outcome.loss, expected[i - 1].loss) << "step " << i;
         EXPECT_EQ(outcome.grad_norm, expected[i - 1].grad_norm) << "step " << i;

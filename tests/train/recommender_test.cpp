@@ -64,7 +64,7 @@ TEST_P(EveryModel, ResumesBitForBit) {
   expect_same_tensors(last_checkpoint(cut), last_checkpoint(uncut));
 }
 
-INSTANTIATE_TEST_SUITE_P(models::Recommender, EveryModel,
+INSTANTIATE_TEST_SUITE_P(Recommender, EveryModel,
                          ::testing::Values("wide_deep", "deepfm", "dlrm", "dcnv2", "mmoe"));
 
 class EverySequenceModel : public ::testing::TestWithParam<const char*> {};
@@ -108,10 +108,10 @@ TEST_P(EverySequenceModel, ResumesBitForBit) {
   expect_same_tensors(last_checkpoint(cut), last_checkpoint(uncut));
 }
 
-INSTANTIATE_TEST_SUITE_P(models::Recommender, EverySequenceModel,
+INSTANTIATE_TEST_SUITE_P(Recommender, EverySequenceModel,
                          ::testing::Values("din", "dien", "can"));
 
-TEST(models::Recommender, SequencesArePooledByOtherModels) {
+TEST(Recommender, SequencesArePooledByOtherModels) {
   const Histories data;
   RunConfig config = data.config("dcnv2");
   config.train.steps = 20;
@@ -120,7 +120,7 @@ TEST(models::Recommender, SequencesArePooledByOtherModels) {
 }
 
 /// Two tasks with opposite labels and few rows that have the second one.
-TEST(models::Recommender, TasksAreLearntTogetherAndMeasuredByName) {
+TEST(Recommender, TasksAreLearntTogetherAndMeasuredByName) {
   const Clicks data;
   std::string text = read_file(data.file("", "clicks.tsv").string());
   std::string tasks;
@@ -171,7 +171,7 @@ TEST(models::Recommender, TasksAreLearntTogetherAndMeasuredByName) {
               1e-3);
 }
 
-TEST(models::Recommender, EveryOptimizerOfTablesLearns) {
+TEST(Recommender, EveryOptimizerOfTablesLearns) {
   const Clicks data;
   for (const char* optimizer : {"sgd", "momentum", "adagrad", "rowwise_adagrad", "adam"}) {
     RunConfig config = data.config("deepfm", optimizer);
@@ -184,7 +184,7 @@ TEST(models::Recommender, EveryOptimizerOfTablesLearns) {
   }
 }
 
-TEST(models::Recommender, MicroBatchesAreTheBatch) {
+TEST(Recommender, MicroBatchesAreTheBatch) {
   const Clicks data;
   RunConfig whole = data.config("dlrm", "whole"), parts = data.config("dlrm", "parts");
   for (RunConfig* config : {&whole, &parts}) config->train.steps = 20;
@@ -199,7 +199,7 @@ TEST(models::Recommender, MicroBatchesAreTheBatch) {
 
 /// Hit rates and counters of keys in each step cover only training. Each evaluation reads rows that
 /// no step has read.
-TEST(models::Recommender, AnEvaluationLeavesNoTraceInTheTables) {
+TEST(Recommender, AnEvaluationLeavesNoTraceInTheTables) {
   const Clicks data;
   for (const char* policy : {"hot", "lru", "lfu"}) {
     std::vector<std::vector<double>> hit_rates;
@@ -236,7 +236,7 @@ TEST(models::Recommender, AnEvaluationLeavesNoTraceInTheTables) {
   }
 }
 
-TEST(models::Recommender, RefusesWhatItCannotTrain) {
+TEST(Recommender, RefusesWhatItCannotTrain) {
   const Clicks data;
   const auto refusal = [&](auto change) {
     RunConfig config = data.config("deepfm");

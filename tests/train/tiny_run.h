@@ -37,8 +37,8 @@ class TinyRun {
  public:
   TinyRun() { write_file_atomically(folder_ / "text.txt", some_text(4000)); }
 
-  RunConfig config(const std::string& name = "run") const {
-    RunConfig config;
+  train::RunConfig config(const std::string& name = "run") const {
+    train::RunConfig config;
     config.run.name = name;
     config.run.folder = (folder_ / name).string();
     config.run.device = "cpu";
@@ -78,9 +78,10 @@ class TinyRun {
   TemporaryFolder folder_;
 };
 
-inline TrainResult train_alone(const RunConfig& config, TrainOptions options = {}) {
+inline train::TrainResult train_alone(const train::RunConfig& config,
+                                      train::TrainOptions options = {}) {
   options.quiet = true;
-  return train(config, comm::local_groups(1)[0], options);
+  return train::train(config, comm::local_groups(1)[0], options);
 }
 
 }  // namespace dovetail::test

@@ -55,7 +55,7 @@ TEST(Together, CellsHoldWhatTheySay) {
   const test::TemporaryFolder folder;
   Runs runs(folder.path());
   const auto expect = [&](const Model& model, size_t first, size_t second) {
-    const data::Cell cell = runs.cell(model, first, second);
+    const Cell cell = runs.cell(model, first, second);
     EXPECT_FALSE(cell.refusal) << *cell.refusal;
     EXPECT_TRUE(cell.without[0].holds() && cell.without[1].holds()) << words(cell, first, second);
   };

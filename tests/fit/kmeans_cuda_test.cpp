@@ -4,10 +4,13 @@
 
 #include "dovetail/base/gpu.h"
 #include "dovetail/jobs/runtime.h"
-#include "tests/ops/testing.h"
+#include "tests/fit/testing.h"
 
-namespace dovetail::jobs::testing::runtime_cuda_test {
+namespace dovetail::fit::testing::kmeans_cuda_test {
 namespace {
+
+using jobs::parse_executors;
+using jobs::Runtime;
 
 TEST(RuntimeCuda, SharesKMeansWithTheCpu) {
   if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
@@ -41,4 +44,4 @@ TEST(RuntimeCuda, OneGpuAloneHasTheSameBitsTwice) {
 }
 
 }  // namespace
-}  // namespace dovetail::jobs::testing::runtime_cuda_test
+}  // namespace dovetail::fit::testing::kmeans_cuda_test
