@@ -92,7 +92,9 @@ def test_the_page_lists_layers_and_folders_as_they_are(tree):
 
 def test_names_of_one_library_are_defined_once(tree):
     for folder in ("first", "second"):
-        tree.write(f"dovetail/high/{folder}/x.cpp", "namespace {\nint twice(int x) {\n  return 2 * x;\n}\n}  // namespace\n")
+        tree.write(
+            f"dovetail/high/{folder}/x.cpp", "namespace {\nint twice(int x) {\n  return 2 * x;\n}\n}  // namespace\n"
+        )
     checked = tree.check()
     assert checked.returncode == 1
     assert "twice" in checked.stderr

@@ -108,8 +108,7 @@ TEST_P(EverySequenceModel, ResumesBitForBit) {
   expect_same_tensors(last_checkpoint(cut), last_checkpoint(uncut));
 }
 
-INSTANTIATE_TEST_SUITE_P(Recommender, EverySequenceModel,
-                         ::testing::Values("din", "dien", "can"));
+INSTANTIATE_TEST_SUITE_P(Recommender, EverySequenceModel, ::testing::Values("din", "dien", "can"));
 
 TEST(Recommender, SequencesArePooledByOtherModels) {
   const Histories data;

@@ -50,8 +50,8 @@ void allow_loss(const CapturedStep& step, StepGraph& graph);
 ///
 /// A bfloat16 activation unpacks to its quantized numbers, rounded to bfloat16. In a block whose
 /// maximum is below 2^-116 this rounding can change them. Quantizing and rounding the result again
-/// changes nothing more. So a reader of a bfloat16 activation sees no loss if it, too, rounds the
-/// quantized numbers to bfloat16 before it uses them. Linears do.
+/// changes nothing more. So a reader of a bfloat16 activation sees no loss if it also rounds these
+/// numbers to bfloat16 before use. Linears do.
 void allow_same_codes(const CapturedStep& step, StepGraph& graph);
 
 /// Measures how fast each codec of the graph packs and unpacks a tensor of `bytes`, and stores the
