@@ -129,7 +129,7 @@ TEST_F(RunConfigFile, RefusesWhatTheTaskDoesNotRead) {
       {{"max_rows = 9", "max_bytes = \"64 mib\""}, "max_bytes = \"64 mib\" is no size"},
       {{"num_rows = 9", "pooling = \"none\""},
        "rows.sparse.item: pooling = \"none\" gives the model the rows of max_length"},
-      {{"num_rows = 9", "table = \"user\"", "pooling = \"none\""}, "give max_length"},
+      {{"num_rows = 9", "table = \"user\"", "pooling = \"none\""}, "Give max_length"},
       {{"num_rows = 9", "table = \"user\"", "pooling = \"mean\""},
        "pooling = \"mean\", but \"user\", whose table"}};
   for (const auto& [keys, text] : features) {
