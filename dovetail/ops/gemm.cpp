@@ -62,12 +62,12 @@ void gemm_group(std::span<const GemmCall> calls) {
   GroupedProducts on_gpu(calls);
   for (const GemmCall& call : calls) {
     const Product p(call);
-    if (CpuProducts::take_float32(p)) {
+    if (CpuProducts::takes_float32(p)) {
       on_cpu.add_float32(p);
       continue;
     }
-    if (CpuProducts::take_bfloat16(p)) {
-      on_cpu.add_bfloat16(p);
+    if (const auto pairs = CpuProducts::pairs_of(p)) {
+      on_cpu.add_bfloat16(p, *pairs);
       if (p.options.row_sums.defined()) sum_rows(p, p.a.matrix());
       continue;
     }

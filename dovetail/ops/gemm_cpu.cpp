@@ -91,14 +91,16 @@ bool multiplies_bfloat16_rows() {
          multiplies_pairs();
 }
 
-bool CpuProducts::take_float32(const Product& p) {
+bool CpuProducts::takes_float32(const Product& p) {
   return runs_kernel(p) && p.a.stored.scalar_type() == at::kFloat;
 }
 
-bool CpuProducts::take_bfloat16(const Product& p) {
-  return runs_kernel(p) && p.a.stored.scalar_type() == at::kBFloat16 && p.indexes_rows() &&
-         multiplies_bfloat16_rows() && (!p.options.accumulate || adds_to_float32(p)) &&
-         pair_view(p.a, Side::kLeft) && pair_view(p.b, Side::kRight);
+std::optional<CpuProducts::Pairs> CpuProducts::pairs_of(const Product& p) {
+  if (!runs_kernel(p) || p.a.stored.scalar_type() != at::kBFloat16 || !p.indexes_rows() ||
+      !multiplies_bfloat16_rows() || (p.options.accumulate && !adds_to_float32(p)))
+    return std::nullopt;
+  const auto a = pair_view(p.a, Side::kLeft), b = pair_view(p.b, Side::kRight);
+  return a && b ? std::optional(Pairs{*a, *b}) : std::nullopt;
 }
 
 void CpuProducts::add_float32(const Product& p) {
@@ -120,7 +122,7 @@ void CpuProducts::add_float32(const Product& p) {
   prepared_.push_back(std::move(out));
 }
 
-void CpuProducts::add_bfloat16(const Product& p) {
+void CpuProducts::add_bfloat16(const Product& p, const Pairs& operands) {
   const GemmOptions& options = p.options;
   const int64_t pairs = (p.k() + 1) / 2;
   Prepared out;
@@ -135,8 +137,8 @@ void CpuProducts::add_bfloat16(const Product& p) {
   out.problem = {.m = rows_of_result(p),
                  .n = p.n(),
                  .k = pairs,
-                 .a = *pair_view(p.a, Side::kLeft),
-                 .b = *pair_view(p.b, Side::kRight),
+                 .a = operands.a,
+                 .b = operands.b,
                  .c = rounds ? nullptr : c.mutable_data_ptr<float>(),
                  .ldc = c.stride(0),
                  .bias = data_or_null(bias),

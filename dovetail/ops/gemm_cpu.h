@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <vector>
 
 #include "dovetail/ops/gemm_product.h"
@@ -14,16 +15,20 @@ namespace dovetail::ops {
 class CpuProducts {
  public:
   /// Returns true if the kernel can compute `p` in float32.
-  static bool take_float32(const Product& p);
-  /// Returns true if the kernel can compute `p` in bfloat16. This requires that `p` gathers or
-  /// scatters rows, and that both operands can be read as pairs of neighbours along k. The CPU must
-  /// fulfil `multiplies_bfloat16_rows`.
-  static bool take_bfloat16(const Product& p);
-
-  /// Adds a product for which `take_float32` is true. The kernel also writes its row_sums.
+  static bool takes_float32(const Product& p);
+  /// Adds a product for which `takes_float32` is true. The kernel also writes its row_sums.
   void add_float32(const Product& p);
-  /// Adds a product for which `take_bfloat16` is true. The caller must compute its row_sums.
-  void add_bfloat16(const Product& p);
+
+  /// Operands as pairs of bfloat16 neighbours along k.
+  struct Pairs {
+    MatrixView a, b;
+  };
+  /// Returns the operands of `p` if the kernel can compute `p` in bfloat16, else nullopt. This
+  /// requires that `p` gathers or scatters rows, and that both operands can be read as pairs. The
+  /// CPU must fulfil `multiplies_bfloat16_rows`.
+  static std::optional<Pairs> pairs_of(const Product& p);
+  /// Adds a product for which `pairs_of` returned `operands`. The caller must compute its row_sums.
+  void add_bfloat16(const Product& p, const Pairs& operands);
   /// Computes all products that were added.
   void run();
 

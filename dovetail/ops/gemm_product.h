@@ -23,11 +23,12 @@ struct Operand {
   at::Tensor matrix() const;
 };
 
-/// Product c (m, n) = [c +] a (m, k) @ b (k, n), with shapes, dtypes and devices checked.
+/// Product c (m, n) = [c +] a (m, k) @ b (k, n), with shapes, dtypes and devices checked. The call
+/// must outlive it.
 struct Product {
   at::Tensor c;
   Operand a, b;
-  GemmOptions options;
+  const GemmOptions& options;
 
   /// Throws UserError that names both shapes if the call's shapes, dtypes or devices do not match.
   explicit Product(const GemmCall& call);
