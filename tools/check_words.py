@@ -97,7 +97,7 @@ def strings(source: str) -> list[Block]:
                 blocks.append(Block("string", [(number, text)]))
         if code.endswith('"'):
             open_line = number
-    return [b for b in blocks if len(WORD.findall(" ".join(text for _, text in b.lines))) >= MIN_STRING_WORDS]
+    return blocks
 
 
 def numbered(source: str, match: re.Match) -> Block:
@@ -179,15 +179,20 @@ def plain(text: str) -> str:
     return text
 
 
+def is_name(block: Block) -> bool:
+    """Tells a name or a format among string literals from a sentence."""
+    return block.kind == "string" and len(WORD.findall(" ".join(t for _, t in block.lines))) < MIN_STRING_WORDS
+
+
 def start_finding(block: Block) -> Finding | None:
     number, text = next(((n, t.strip()) for n, t in block.lines if t.strip()), (0, ""))
     first = text if block.kind == "string" else text[:1].upper() + text[1:]  # a string may be the end of a sentence
-    if block.kind != "prose" and (match := START.match(first)):
+    if block.kind != "prose" and not is_name(block) and (match := START.match(first)):
         return Finding([number], "start", text, f"start with a noun or a verb, not with `{match[1]}`")
     return None
 
 
-def unit_findings(unit: list[tuple[int, str]]):
+def unit_findings(unit: list[tuple[int, str]], kind: str):
     text = "".join(row + " " for _, row in unit)
     line_of = [number for number, row in unit for _ in range(len(row) + 1)]  # line number of each character
     readable = plain(text)
@@ -200,6 +205,8 @@ def unit_findings(unit: list[tuple[int, str]]):
         for match in pattern.finditer(readable):
             yield at(match, rule, advice)
     for sentence in SENTENCE.finditer(readable):
+        if kind == "comment" and sentence.start() > 0 and (match := START.match(sentence[0].strip())):
+            yield at(sentence, "start", f"start with a noun or a verb, not with `{match[1]}`")
         if (count := len(WORD.findall(sentence[0]))) > MAX_WORDS:
             yield at(sentence, "length", f"{count} words: split it, one fact a sentence")
 
@@ -216,7 +223,7 @@ def findings(name: str, source: str) -> list[Finding]:
         if start := start_finding(block):
             found.append(start)
         for unit in units(block):
-            found += unit_findings(unit)
+            found += unit_findings(unit, block.kind)
     return sorted((f for f in found if not quoted.intersection(f.lines)), key=lambda f: f.lines[0])
 
 

@@ -154,8 +154,8 @@ void sync_folder(const fs::path& folder) {
   int failed = 0;
   do failed = ::fsync(directory.get());
   while (failed != 0 && errno == EINTR);
-  // EINVAL: the file system does not support fsync on folders. Whether renames are durable there is
-  // up to the file system.
+  // EINVAL: the file system does not support fsync on folders. It decides itself when renames are
+  // durable.
   if (failed != 0 && errno != EINVAL) throw_errno("write", folder, errno);
 }
 

@@ -48,7 +48,7 @@ class Nodes : public Workers {
 
   /// Returns the sum of the task's partials over all shards, on every node. All nodes call it
   /// together. If the task throws on one node, all nodes throw an error that names node and task.
-  /// That error is a UserError if the task threw a UserError, otherwise a CommError. If nodes run
+  /// The nodes throw UserError if the task threw UserError, otherwise CommError. If nodes run
   /// different jobs or a node dies, throws a CommError that names these nodes. After an error, the
   /// rows that the task writes are undefined.
   Partial run(const std::string& task, const Parameters& parameters,

@@ -28,7 +28,7 @@ nlohmann::json read_json_file(const std::filesystem::path& path);
 class TensorFolder {
  public:
   /// Reads the names of all tensors. Throws UserError if shards are missing; the error lists them.
-  /// Also throws if the folder has none of the files above. That error lists the model files of
+  /// Also throws if the folder has none of the files above. The error then lists the model files of
   /// other formats in the folder.
   explicit TensorFolder(const std::filesystem::path& folder);
 

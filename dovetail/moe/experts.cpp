@@ -93,7 +93,7 @@ int64_t usual_size(int64_t count) {
   return (count + step - 1) / step * step;
 }
 
-/// Pads each expert's rows to the next usual size if the products run in oneDNN. That library
+/// Pads each expert's rows to the next usual size if the products run in oneDNN. The library
 /// compiles code for each shape, and the row counts of experts differ in each step. Padding rows
 /// read token 0. Their weight is 0, since their choice is one past the last choice. `apply_experts`
 /// pads with zeros instead.

@@ -148,8 +148,8 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   std::string name_;
   Gemm gemm_;
   bool input_stays_;
-  // The arrays below are indexed by Operand. `statistics_` covers all quantizations of weights. Of
-  // activations and gradients, it covers only quantizations outside recorded steps.
+  // The arrays below are indexed by Operand. `statistics_` covers all quantizations of weights. It
+  // covers quantizations of activations and gradients only outside recorded steps.
   LinearStatistics statistics_;
   std::array<std::vector<Statistics>, 3> recorded_;  ///< statistics by Call::number
   /// Number of quantizations of the operand in this step: the next Call::number.

@@ -7,11 +7,11 @@ namespace dovetail::ops {
 /// GPU work that is recorded once and queued again by one call: a CUDA graph.
 class GpuGraph {
  public:
-  /// Records the GPU work that `work` queues on the current stream, without running it. That stream
-  /// must not be the default one (`use_own_stream` in base/gpu.h). `work` must not wait for the
-  /// GPU, or copy from memory that is not pinned. Tensors that `work` creates keep their addresses
-  /// as long as the graph lives. Throws c10::Error, or the exception of `work`; no graph is left in
-  /// either case.
+  /// Records the GPU work that `work` queues on the current stream, without running it. The current
+  /// stream must not be the default one (`use_own_stream` in base/gpu.h). `work` must not wait for
+  /// the GPU, or copy from memory that is not pinned. Tensors that `work` creates keep their
+  /// addresses as long as the graph lives. Throws c10::Error, or the exception of `work`; no graph
+  /// is left in either case.
   explicit GpuGraph(const std::function<void()>& work);
   ~GpuGraph();
   GpuGraph(const GpuGraph&) = delete;

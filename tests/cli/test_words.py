@@ -48,6 +48,8 @@ RIDDLES = [
     ("a.h", "int a;  // of the last cache\n", 1, "start"),
     ("a.h", "/// Whether it fits.\nbool fits();\n", 1, "start"),
     ("a.h", "/** Those that are\n * left. */\n", 1, "start"),
+    ("a.h", "/// Sends rows. That is a copy.\nvoid send();\n", 1, "start"),
+    ("a.cpp", 'header("of which computing (ms)");\n', 1, "phrase"),
     ("a.cpp", 'option("--seed", "Of the initial centres and of the sample");\n', 1, "start"),
     ("a.cpp", 'throw UserError("two ranks hold rows, "\n                "of which one is dead");\n', 2, "phrase"),
     ("a.cpp", "int rows = 1'000;  // of the rank's table\n", 1, "start"),

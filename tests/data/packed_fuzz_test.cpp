@@ -33,8 +33,8 @@ std::string text() {
   return text;
 }
 
-/// Mutates a compressed table. What begins with the `checked` bytes of a format with a checksum
-/// gives no other table.
+/// Mutates a compressed table. A mutant that begins with the `checked` bytes of a format with a
+/// checksum gives no other table.
 void fuzz_packed(std::string_view packed, uint64_t seed, std::optional<size_t> checked = {}) {
   const TemporaryFolder folder;
   const auto table = test::strict_table(text());

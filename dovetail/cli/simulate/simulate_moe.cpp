@@ -48,7 +48,7 @@ std::vector<std::string> to_row(const moe::LayerTime& time) {
 /// Returns a table of the fastest plans; for each algorithm also its fastest and its plain plan.
 Rows table(const std::vector<moe::LayerTime>& times) {
   Rows rows = {{"all-to-all", "overlap", "r", "shadowed", "forward (ms)", "backward (ms)",
-                "both (ms)", "of which computing (ms)"}};
+                "both (ms)", "computing (ms)"}};
   std::map<comm::AllToAllAlgorithm, bool> seen;
   for (size_t i = 0; i < times.size(); ++i) {
     const auto& plan = times[i].plan;

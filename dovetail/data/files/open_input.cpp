@@ -100,8 +100,8 @@ const char* packing_name(Packing packing) {
   return "";
 }
 
-/// Returns true for UTF-16 without a mark. Of the first bytes, most even or most odd ones are then
-/// zero, and no others.
+/// Returns true for UTF-16 without a mark. Most first bytes with an even number are then zero and
+/// no others, or most with an odd number.
 bool is_unmarked_utf16(std::string_view head) {
   const size_t pairs = std::min<size_t>(head.size() / 2, 64);
   size_t zeros[2] = {0, 0};

@@ -107,7 +107,7 @@ class Walk {
   const int64_t budget_;
   const bool patient_;
   std::vector<Now> now_;
-  std::vector<int> gap_of_;   // per tensor: the gap in which it is off the device now, or -1
+  std::vector<int> gap_of_;   // gap of each tensor that is not on the device now, else -1
   std::vector<int> version_;  // per tensor: 1 + the node that wrote it last; 0: not written
   // Fetches that may start now: (node at the end of the gap, tensor).
   std::set<std::pair<int, int>> waiting_;

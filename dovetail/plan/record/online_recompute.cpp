@@ -163,7 +163,7 @@ std::vector<int> OnlineRecompute::missing(const std::vector<int>& wanted) const 
     const int s = open.back();
     open.pop_back();
     if (entries_[s].is_there()) continue;
-    DOVETAIL_CHECK(!entries_[s].fixed && !entries_[s].by.empty(), "{} cannot be made again",
+    DOVETAIL_CHECK(!entries_[s].fixed && !entries_[s].by.empty(), "{} cannot be recomputed",
                    step_.storages[s].name);
     out.push_back(s);
     for (const int operation : entries_[s].by)
@@ -187,7 +187,7 @@ void OnlineRecompute::fetch(const std::vector<int>& wanted) {
     ++entries_[s].locks;
     if (!entries_[s].is_there())
       for (const int operation : entries_[s].by) rerun_operation(operation, s);
-    DOVETAIL_CHECK(entries_[s].is_there(), "{} was not made again", step_.storages[s].name);
+    DOVETAIL_CHECK(entries_[s].is_there(), "{} was not recomputed", step_.storages[s].name);
     --entries_[s].locks;
     entries_[s].used = now_;
     for_each_source(s, [](Entry& source) {

@@ -352,8 +352,8 @@ void JointProgram::add_choices() {
 }
 
 /// Adds rows that give each repeated run its inputs. An input is present, or an earlier action
-/// brings it. That is a fetch or a codec aside from the one at the gap's end, or another repeated
-/// run.
+/// brings it. Such an action is another repeated run. It can also be a fetch or a codec in addition
+/// to the one at the gap's end.
 void JointProgram::add_inputs_of_runs() {
   for (const auto& [key, run] : runs_) {
     const auto [stage, node] = key;

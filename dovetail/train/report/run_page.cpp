@@ -141,7 +141,7 @@ std::string memory(const Json& data) {
   const Json& panel = data.at("memory");
   if (panel.is_null()) return "";
   const Json lanes = {{{"words", "computing"}, {"colour", "var(--c0)"}},
-                      {{"words", "made again"}, {"colour", "var(--c1)"}},
+                      {{"words", "recomputed"}, {"colour", "var(--c1)"}},
                       {{"words", "to the slow tier"}, {"colour", "var(--c2)"}},
                       {{"words", "and back"}, {"colour", "var(--c3)"}}};
   std::string html = fmt::format("<h2>Memory plan</h2>\n<p>{}</p>\n<div class=\"charts\">\n",
