@@ -31,6 +31,9 @@ set(FOLDERS_data
     rows  # tables of events for recommenders
     text  # corpora, tokenizers, token shards, sampling
     matrix)  # numeric tables for dovetail fit and kmeans
+set(FOLDERS_comm
+    gloo_declarations  # headers of Gloo that the torch wheel leaves out
+    .)
 set(FOLDERS_plan
     milp  # program that solves integer programs by HiGHS
     model  # a step as a graph, actions of a plan, bytes over time
@@ -41,7 +44,7 @@ set(FOLDERS_plan
     show)  # tables and curves of a plan
 set(FOLDERS_embedding
     pack  # tables of equal width in one storage: lookup, update, row formats
-    cuda
+    cuda  # device code
     hashed  # tables without a fixed vocabulary
     tiers  # rows in memory and on disk
     ranks  # placement of tables on ranks, exchange

@@ -29,17 +29,14 @@ def allowed_edges(root: pathlib.Path) -> dict[str, set[str]]:
     return {name: {name, *filter(None, below.split(";"))} for name, below in LAYER.findall(text)}
 
 
-def folder_order(root: pathlib.Path) -> dict[str, list[str]]:
-    """Folders of each layer from the bottom to the top; `.` means its own files."""
-    return {layer: list(folders) for layer, folders in folders_with_comments(root).items()}
+def folder_order(root: pathlib.Path) -> dict[str, dict[str, str]]:
+    """Folders of each layer from the bottom to the top, with their comments; `.` means its own files."""
+    text = (root / "cmake/layers.cmake").read_text()
+    return {layer: dict(re.findall(r"([\w.]+)\)?(?:[ ]+# (.*))?\n", lines)) for layer, lines in FOLDERS.findall(text)}
 
 
-def folders_with_comments(root: pathlib.Path) -> dict[str, dict[str, str]]:
-    listed: dict[str, dict[str, str]] = {}
-    for layer, lines in FOLDERS.findall((root / "cmake/layers.cmake").read_text()):
-        found = re.findall(r"([\w.]+)\)?(?:[ ]+# (.*))?\n", lines)
-        listed[layer] = dict(found)
-    return listed
+def layer_order(root: pathlib.Path) -> list[str]:
+    return LAYERS.search((root / "cmake/layers.cmake").read_text())[1].split()
 
 
 def place(path: str) -> tuple[str, str]:
@@ -50,7 +47,7 @@ def place(path: str) -> tuple[str, str]:
 
 def rings(root: pathlib.Path):
     """Layers that LAYER_* lets include a layer that does not come before them in LAYERS."""
-    order = LAYERS.search((root / "cmake/layers.cmake").read_text())[1].split()
+    order = layer_order(root)
     for layer, below in allowed_edges(root).items():
         for other in sorted(below - {layer}):
             if order.index(other) > order.index(layer):
@@ -60,22 +57,21 @@ def rings(root: pathlib.Path):
 def table(root: pathlib.Path) -> str:
     """Layers and folders as the page on the architecture lists them."""
     about = dict(ABOUT.findall((root / "cmake/layers.cmake").read_text()))
-    folders = folders_with_comments(root)
-    order = LAYERS.search((root / "cmake/layers.cmake").read_text())[1].split()
+    folders, order = folder_order(root), layer_order(root)
     lines = ["| folder | what it has | includes |", "|---|---|---|"]
     for layer, below in allowed_edges(root).items():
         includes = " ".join(name for name in order if name in below - {layer})
         lines.append(f"| **{layer}/** | {about.get(layer, '')} | {includes} |")
         for folder, text in folders.get(layer, {}).items():
             if folder != ".":
-                lines.append(f"| {layer}/{folder}/ | {text or 'device code' if folder == 'cuda' else text} | |")
+                lines.append(f"| {layer}/{folder}/ | {text} | |")
     return "\n".join(lines) + "\n"
 
 
 def old_page(root: pathlib.Path):
     text = (root / PAGE).read_text()
     if BEGIN + table(root) + END not in text:
-        yield f"{PAGE}: its table of layers is not that of cmake/layers.cmake; run tools/check_layers.py --page"
+        yield f"{PAGE}: its table of layers differs from cmake/layers.cmake; run tools/check_layers.py --page"
 
 
 def write_page(root: pathlib.Path) -> None:
@@ -90,7 +86,7 @@ def violations(root: pathlib.Path):
         if path.suffix not in {".h", ".cpp", ".cu", ".cuh"}:
             continue
         layer, folder = place(str(path.relative_to(root / "dovetail")))
-        folders = order.get(layer, [".", "cuda", "gloo_declarations"])
+        folders = list(order.get(layer, [".", "cuda"]))
         where = path.relative_to(root)
         if layer not in edges:
             yield f"{where}: folder {layer} is not in cmake/layers.cmake"

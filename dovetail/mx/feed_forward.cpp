@@ -31,8 +31,7 @@ FeedForward::FeedForward(const Options& options)
                                                .device = options.device}));
 }
 
-at::Tensor FeedForward::forward(const at::Tensor& x,
-                                const mx::QuantizedLinear::Prologue& prologue) {
+at::Tensor FeedForward::forward(const at::Tensor& x, const QuantizedLinear::Prologue& prologue) {
   return down_->forward(up_->forward(x, prologue), activation_);
 }
 

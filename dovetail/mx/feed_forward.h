@@ -34,13 +34,13 @@ class FeedForward : public torch::nn::Module {
 
   /// Maps (..., in) to (..., in). `prologue`, an activation or norm, is applied to x first if it is
   /// not null.
-  at::Tensor forward(const at::Tensor& x, const mx::QuantizedLinear::Prologue& prologue = nullptr);
+  at::Tensor forward(const at::Tensor& x, const QuantizedLinear::Prologue& prologue = nullptr);
 
   const Linear& up() const { return *up_; }
   const Linear& down() const { return *down_; }
 
  private:
-  mx::QuantizedLinear::Prologue activation_;
+  QuantizedLinear::Prologue activation_;
   std::shared_ptr<Linear> up_, down_;
 };
 

@@ -37,14 +37,14 @@ Linear::Linear(Options options) : options_(std::move(options)) {
     bias = register_parameter("bias", torch::empty({options_.out}, tensor_options));
 }
 
-at::Tensor Linear::forward(const at::Tensor& x, const mx::QuantizedLinear::Prologue& prologue) {
+at::Tensor Linear::forward(const at::Tensor& x, const QuantizedLinear::Prologue& prologue) {
   if (quantized_) return quantized_->forward(x, weight, bias, prologue);
   return dovetail::ops::linear(prologue != nullptr ? prologue->apply(x) : x, weight, bias);
 }
 
-void Linear::set_recipe(const mx::LinearRecipe& recipe, mx::Gemm gemm) {
-  quantized_ = recipe.quantizes() ? std::make_shared<mx::QuantizedLinear>(
-                                        recipe, options_.name, gemm, options_.input_stays)
+void Linear::set_recipe(const LinearRecipe& recipe, Gemm gemm) {
+  quantized_ = recipe.quantizes() ? std::make_shared<QuantizedLinear>(recipe, options_.name, gemm,
+                                                                      options_.input_stays)
                                   : nullptr;
 }
 

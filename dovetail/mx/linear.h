@@ -34,19 +34,19 @@ class Linear : public torch::nn::Module {
 
   /// Maps (..., in) to (..., out). `prologue`, an activation or norm, is applied to x first if it
   /// is not null.
-  at::Tensor forward(const at::Tensor& x, const mx::QuantizedLinear::Prologue& prologue = nullptr);
+  at::Tensor forward(const at::Tensor& x, const QuantizedLinear::Prologue& prologue = nullptr);
   const Options& options() const { return options_; }
 
   /// Sets the recipe of the products. If it quantizes no operand, products are in high precision.
-  void set_recipe(const mx::LinearRecipe& recipe, mx::Gemm gemm = mx::Gemm::kEmulated);
+  void set_recipe(const LinearRecipe& recipe, Gemm gemm = Gemm::kEmulated);
   /// Returns the object that computes quantized products; null if products are in high precision.
-  mx::QuantizedLinear* quantized() const { return quantized_.get(); }
+  QuantizedLinear* quantized() const { return quantized_.get(); }
 
   at::Tensor weight, bias;
 
  private:
   Options options_;
-  std::shared_ptr<mx::QuantizedLinear> quantized_;
+  std::shared_ptr<QuantizedLinear> quantized_;
 };
 
 /// Makes a Linear; do not call its constructor directly. Parameters are float32 and uninitialised;

@@ -16,9 +16,6 @@ HWY_BEFORE_NAMESPACE();
 namespace dovetail::embedding {
 namespace HWY_NAMESPACE {
 
-using embedding::PoolFeature;
-using embedding::PoolProblem;
-
 /// Prefetch distances: bags ahead of the bag that is summed, rows ahead of the row that is copied.
 constexpr int64_t kAhead = 12, kCopyAhead = 24;
 /// Rows of a bag that are prefetched ahead. Later rows are prefetched while these are summed.

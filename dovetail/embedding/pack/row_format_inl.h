@@ -28,8 +28,6 @@ namespace HWY_NAMESPACE {
 
 using namespace ops::HWY_NAMESPACE;
 
-using embedding::RowDtype;
-using embedding::RowWords;
 using CodeTag = hn::Rebind<uint8_t, FloatTag>;
 using BitsVector = hn::Vec<BitsTag>;
 

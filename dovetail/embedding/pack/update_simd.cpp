@@ -19,13 +19,6 @@ HWY_BEFORE_NAMESPACE();
 namespace dovetail::embedding {
 namespace HWY_NAMESPACE {
 
-using embedding::index_of;
-using embedding::Occurrence;
-using embedding::OptimizerKind;
-using embedding::row_of;
-using embedding::UpdateProblem;
-using embedding::UpdateScalars;
-
 /// Occurrences whose gradient, row and state are prefetched ahead.
 constexpr int64_t kAhead = 12;
 

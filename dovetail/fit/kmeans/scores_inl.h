@@ -26,8 +26,6 @@ namespace HWY_NAMESPACE {
 
 using namespace ops::HWY_NAMESPACE;
 
-using fit::AssignProblem;
-
 // Terms: x (D) is a row of float32, c (D) a centre. `shift` (D) is the fixed point of
 // AssignProblem. y = x - shift and d = c - shift. y d is the scalar product of y and d. A label is
 // the index of a row's nearest centre.

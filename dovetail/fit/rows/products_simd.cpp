@@ -15,7 +15,6 @@ namespace HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
-using fit::ProductProblem;
 using ProductTag = hn::ScalableTag<double>;
 
 constexpr int64_t kWide = HWY_LANES(double);
