@@ -1,3 +1,15 @@
+#include <unistd.h>
+
+#include <cstdio>
+#include <iostream>
+
 #include "dovetail/cli/command_line.h"
 
-int main(int argc, char** argv) { return dovetail::cli::run_command_line(argc, argv); }
+// Ends without static destructors. Torch's take 0.2 s to unregister operators one by one, a third
+// of the time of a short command.
+int main(int argc, char** argv) {
+  const int exit_code = dovetail::cli::run_command_line(argc, argv);
+  std::cout.flush();
+  std::fflush(nullptr);
+  ::_exit(exit_code);
+}

@@ -32,7 +32,7 @@ class Arranger {
     }
   }
 
-  Layout arrange() {
+  Layout arrange(int64_t too_many) {
     std::vector<int> home(graph_.tensors.size(), -1);
     std::vector<bool> away(graph_.tensors.size());
     for (const int t : plan_.starts_on_host) away[t] = true;
@@ -47,7 +47,7 @@ class Arranger {
     std::vector<Block> blocks;
     const bool anywhere = !sizes_are_planned();
     for (const Held& held : held_) blocks.push_back({held.block.bytes, held.block.spans, anywhere});
-    const Packing packing = pack(blocks, graph_.budget_bytes - graph_.base_bytes);
+    const Packing packing = pack(blocks, graph_.budget_bytes - graph_.base_bytes, too_many);
     const auto offset = [&](int block) { return block < 0 ? -1 : packing.offsets[block]; };
     Layout out{.bytes = packing.bytes,
                .outputs = std::vector<std::vector<int64_t>>(plan_.actions.size())};
@@ -175,8 +175,8 @@ class Arranger {
 
 }  // namespace
 
-Layout lay_out(const Graph& graph, const Plan& plan, const Timeline& timeline) {
-  return Arranger(graph, plan, timeline).arrange();
+Layout lay_out(const Graph& graph, const Plan& plan, const Timeline& timeline, int64_t too_many) {
+  return Arranger(graph, plan, timeline).arrange(too_many);
 }
 
 }  // namespace dovetail::plan

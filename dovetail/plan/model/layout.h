@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "dovetail/plan/model/check.h"
@@ -28,10 +29,11 @@ struct Layout {
 };
 /// Places all tensors and workspaces of a plan. `timeline` is the result of `check`. The search for
 /// addresses ends when they fit into the budget of `graph`. The layout exceeds the budget if no
-/// addresses are found that fit.
+/// addresses are found that fit. It also ends if the layout cannot have fewer than `too_many` bytes.
 ///
 /// Addresses are aligned (plan/model/packing.h) if all tensor sizes come from `planned_bytes`, as
 /// in the graph of a recorded step. In other graphs, addresses are unaligned.
-Layout lay_out(const Graph& graph, const Plan& plan, const Timeline& timeline);
+Layout lay_out(const Graph& graph, const Plan& plan, const Timeline& timeline,
+               int64_t too_many = std::numeric_limits<int64_t>::max());
 
 }  // namespace dovetail::plan

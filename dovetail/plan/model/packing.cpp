@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <utility>
 
@@ -24,6 +25,13 @@ bool are_held_at_one_time(const Block& a, const Block& b) {
   return false;
 }
 
+/// Order of placement with its packing.
+struct Ordered {
+  std::vector<int> order;  ///< blocks, first placed first
+  std::vector<int> rank;   ///< per block: its position in `order`
+  Packing packing;
+};
+
 /// Packs the same blocks by first fit in many different orders.
 class Packer {
  public:
@@ -36,31 +44,57 @@ class Packer {
         }
   }
 
-  Packing first_fit(const std::vector<int>& order) {
-    Packing out{.offsets = std::vector<int64_t>(blocks_.size(), -1)};
-    for (const int b : order) {
-      in_the_way_.clear();
-      compared_ += static_cast<int64_t>(meets_[b].size());
-      for (const int other : meets_[b])
-        if (out.offsets[other] >= 0)
-          in_the_way_.emplace_back(out.offsets[other], blocks_[other].bytes);
-      std::sort(in_the_way_.begin(), in_the_way_.end());
-      int64_t at = 0;
-      for (const auto& [offset, bytes] : in_the_way_) {
-        if (offset >= at + blocks_[b].bytes) break;
-        if (offset + bytes > at)
-          at = blocks_[b].anywhere ? offset + bytes
-                                   : round_up(offset + bytes, alignment_of(blocks_[b].bytes));
-      }
-      out.offsets[b] = at;
-      out.bytes = std::max(out.bytes, at + blocks_[b].bytes);
+  Ordered first_fit(std::vector<int> order) {
+    Ordered out{.order = std::move(order),
+                .rank = std::vector<int>(blocks_.size()),
+                .packing = {.offsets = std::vector<int64_t>(blocks_.size(), -1)}};
+    for (size_t i = 0; i < out.order.size(); ++i) {
+      const int b = out.order[i];
+      out.rank[b] = static_cast<int>(i);
+      place(b, out.packing);
     }
     return out;
   }
 
+  /// Moves the block at position `from` forward to position `to`. Returns false if the packing
+  /// would grow; `now` then keeps its order. The time is proportional to the blocks that get
+  /// another offset, since a block's offset depends only on earlier blocks held at the same time.
+  bool move_forward(Ordered& now, int from, int to) {
+    const int moved = now.order[from];
+    Packing& made = made_;
+    made.bytes = 0;
+    made.offsets.assign(blocks_.size(), -1);
+    for (int i = 0; i < to; ++i) keep_offset(now.order[i], now.packing, made);
+    changed_.assign(blocks_.size(), 0);
+    changed_[moved] = 1;
+    for (int i = to; i < static_cast<int>(now.order.size()); ++i) {
+      // The order after the move: the moved block, then the blocks that it overtakes.
+      const int b = i == to ? moved : i <= from ? now.order[i - 1] : now.order[i];
+      if (!changed_[b]) {
+        keep_offset(b, now.packing, made);
+        continue;
+      }
+      place(b, made);
+      if (made.bytes > now.packing.bytes) return false;
+      if (b == moved || made.offsets[b] != now.packing.offsets[b])
+        for (const int other : meets_[b]) changed_[other] = 1;
+    }
+    const auto begin = now.order.begin();
+    std::rotate(begin + to, begin + from, begin + from + 1);
+    for (int i = to; i <= from; ++i) now.rank[now.order[i]] = i;
+    std::swap(now.packing, made);
+    return true;
+  }
+
   int64_t compared() const { return compared_; }  ///< pairs of blocks compared so far
 
-  bool meet(int a, int b) const { return std::ranges::binary_search(meets_[a], b); }
+  /// Returns the blocks held at the same time as `b` that are placed before it.
+  std::vector<int> earlier_beside(const Ordered& now, int b) const {
+    std::vector<int> out;
+    for (const int other : meets_[b])
+      if (now.rank[other] < now.rank[b]) out.push_back(other);
+    return out;
+  }
 
   /// Returns the blocks whose end is the end of the packing.
   std::vector<int> highest(const Packing& packing) const {
@@ -72,10 +106,40 @@ class Packer {
   }
 
  private:
+  /// Places block `b` at the lowest free offset. Blocks with an offset of -1 are not placed yet.
+  void place(int b, Packing& packing) {
+    in_the_way_.clear();
+    compared_ += static_cast<int64_t>(meets_[b].size());
+    for (const int other : meets_[b])
+      if (packing.offsets[other] >= 0)
+        in_the_way_.emplace_back(packing.offsets[other], blocks_[other].bytes);
+    std::sort(in_the_way_.begin(), in_the_way_.end());
+    int64_t at = 0;
+    for (const auto& [offset, bytes] : in_the_way_) {
+      if (offset >= at + blocks_[b].bytes) break;
+      if (offset + bytes > at)
+        at = blocks_[b].anywhere ? offset + bytes
+                                 : round_up(offset + bytes, alignment_of(blocks_[b].bytes));
+    }
+    set_offset(b, at, packing);
+  }
+
+  void keep_offset(int b, const Packing& from, Packing& to) {
+    set_offset(b, from.offsets[b], to);
+  }
+
+  void set_offset(int b, int64_t offset, Packing& packing) {
+    packing.offsets[b] = offset;
+    packing.bytes = std::max(packing.bytes, offset + blocks_[b].bytes);
+  }
+
   const std::vector<Block>& blocks_;
   std::vector<std::vector<int>> meets_;  // per block: blocks held at the same time
-  std::vector<std::pair<int64_t, int64_t>> in_the_way_;
   int64_t compared_ = 0;
+  // Scratch of a placement and of a move.
+  std::vector<std::pair<int64_t, int64_t>> in_the_way_;
+  std::vector<char> changed_;
+  Packing made_;
 };
 
 /// Returns, per block, the maximum bytes held at any time at which the block is held, including
@@ -99,8 +163,8 @@ std::vector<int64_t> peak_bytes_with(const std::vector<Block>& blocks) {
   return out;
 }
 
-/// Maximum number of compared pairs of blocks: about a third of a second.
-constexpr int64_t kWork = 24'000'000;
+/// Maximum number of compared pairs of blocks: about a fifth of a second.
+constexpr int64_t kWork = 8'000'000;
 
 /// Way in which `improve` changes an order.
 enum class Move {
@@ -109,40 +173,24 @@ enum class Move {
              ///< held at that time
 };
 
-struct Ordered {
-  std::vector<int> order;
-  Packing packing;
-};
-
-/// Moves one block of `order` forward. Returns false if there is no block to move.
-bool move_forward(const Packer& packer, const Packing& now, Move move, std::minstd_rand& random,
-                  std::vector<int>& order) {
-  const std::vector<int> highest = packer.highest(now);
+/// Chooses a block of `now` and an earlier position for it. Returns both positions, or nothing if
+/// no block can move.
+std::optional<std::pair<int, int>> choose_move(const Packer& packer, const Ordered& now, Move move,
+                                               std::minstd_rand& random) {
+  const std::vector<int> highest = packer.highest(now.packing);
   int block = highest[random() % highest.size()];
-  const auto position = [&](int b) { return std::find(order.begin(), order.end(), b); };
-  const auto earlier_beside = [&](int b) {
-    std::vector<int> out;
-    for (auto at = order.begin(); *at != b; ++at)
-      if (packer.meet(*at, b)) out.push_back(*at);
-    return out;
-  };
-  auto to = order.begin();
   if (move == Move::kHighest) {
-    const auto from = static_cast<size_t>(position(block) - order.begin());
-    if (from == 0) return false;
-    to += static_cast<int64_t>(random() % from);
-  } else {
-    std::vector<int> beside = earlier_beside(block);
-    if (!beside.empty() && random() % 2 == 0) {
-      block = beside[random() % beside.size()];
-      beside = earlier_beside(block);
-    }
-    if (beside.empty()) return false;
-    to = position(beside[random() % beside.size()]);
+    const int from = now.rank[block];
+    if (from == 0) return std::nullopt;
+    return std::pair(from, static_cast<int>(random() % static_cast<unsigned>(from)));
   }
-  const auto from = position(block);
-  std::rotate(to, from, from + 1);
-  return true;
+  std::vector<int> beside = packer.earlier_beside(now, block);
+  if (!beside.empty() && random() % 2 == 0) {
+    block = beside[random() % beside.size()];
+    beside = packer.earlier_beside(now, block);
+  }
+  if (beside.empty()) return std::nullopt;
+  return std::pair(now.rank[block], now.rank[beside[random() % beside.size()]]);
 }
 
 /// Moves blocks forward while the packing does not grow, until many tries in a row do not shrink
@@ -153,12 +201,12 @@ Packing improve(Packer& packer, Ordered now, Move move, int64_t least, int64_t w
   const int64_t patience = 500 + 20 * static_cast<int64_t>(now.order.size());
   for (int64_t tries = 0;
        now.packing.bytes > least && packer.compared() < until && tries < patience; ++tries) {
-    std::vector<int> order = now.order;
-    if (!move_forward(packer, now.packing, move, random, order)) continue;
-    Packing made = packer.first_fit(order);
-    if (made.bytes > now.packing.bytes) continue;
-    if (made.bytes < now.packing.bytes) tries = 0;
-    now = {.order = std::move(order), .packing = std::move(made)};
+    const auto positions = choose_move(packer, now, move, random);
+    if (!positions) continue;
+    const int64_t before = now.packing.bytes;
+    if (packer.move_forward(now, positions->first, positions->second) &&
+        now.packing.bytes < before)
+      tries = 0;
   }
   return std::move(now.packing);
 }
@@ -169,10 +217,11 @@ int64_t alignment_of(int64_t bytes) { return bytes >= kPagedBytes ? kPage : kAli
 
 int64_t planned_bytes(int64_t bytes) { return round_up(bytes, alignment_of(bytes)); }
 
-Packing pack(const std::vector<Block>& blocks, int64_t enough) {
+Packing pack(const std::vector<Block>& blocks, int64_t enough, int64_t too_many) {
   if (blocks.empty()) return {};
   const std::vector<int64_t> beside = peak_bytes_with(blocks);
-  const int64_t least = std::max(*std::max_element(beside.begin(), beside.end()), enough);
+  const int64_t bound = *std::max_element(beside.begin(), beside.end());
+  const int64_t least = std::max(bound, enough);
   const auto length = [&](int b) {
     return blocks[b].spans.back().second - blocks[b].spans.front().first;
   };
@@ -203,11 +252,11 @@ Packing pack(const std::vector<Block>& blocks, int64_t enough) {
     std::vector<int> order(blocks.size());
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), before);
-    Packing made = packer.first_fit(order);
-    starts.push_back({.order = std::move(order), .packing = std::move(made)});
+    starts.push_back(packer.first_fit(std::move(order)));
   }
   std::ranges::stable_sort(starts, {}, [](const Ordered& start) { return start.packing.bytes; });
   Packing best = starts.front().packing;
+  if (bound >= too_many) return best;
   for (const Move move : {Move::kHighest, Move::kBeside})
     for (const Ordered& start : starts) {
       if (best.bytes <= least) return best;

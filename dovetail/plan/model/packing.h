@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
+#include <utility>
 #include <vector>
 
 namespace dovetail::plan {
@@ -35,8 +37,10 @@ struct Packing {
 /// 2. For each order, place the blocks one by one, each at the lowest free offset (first fit).
 /// 3. Improve each order: move a block to an earlier position if the packing does not grow.
 ///
-/// The search ends when the packing has at most `enough` bytes, or after a fixed amount of work.
-/// Equal arguments give equal offsets.
-Packing pack(const std::vector<Block>& blocks, int64_t enough = 0);
+/// The search ends when the packing has at most `enough` bytes, or after a fixed amount of work. It
+/// ends after step 2 if every packing has at least `too_many` bytes. Equal arguments give equal
+/// offsets.
+Packing pack(const std::vector<Block>& blocks, int64_t enough = 0,
+             int64_t too_many = std::numeric_limits<int64_t>::max());
 
 }  // namespace dovetail::plan

@@ -3,9 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
+#include <limits>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
@@ -25,14 +26,15 @@ class FoundAtOnce {
     at_once_.time_limit_s = 0;
   }
 
-  /// Calls `take` for each plan. Returns false if the search finds no plan.
-  bool visit(int64_t budget_bytes, const std::function<void(PlacedSolution)>& take) {
+  /// Returns the plans that were not visited before, or nothing if the search finds no plan.
+  std::optional<std::vector<Solution>> visit(int64_t budget_bytes) {
     graph_.budget_bytes = budget_bytes;
+    std::vector<Solution> out;
     try {
       Solution found = solve(graph_, at_once_);
-      if (is_new(found.decisions)) take(with_places(graph_, std::move(found)));
+      if (is_new(found.decisions)) out.push_back(std::move(found));
     } catch (const UserError&) {  // no plan for this budget
-      return false;
+      return std::nullopt;
     }
     const Search search(graph_, at_once_);
     SolveOptions within_step = at_once_;
@@ -42,12 +44,17 @@ class FoundAtOnce {
         Decisions decisions = search.all_offloaded(keep, allowed);
         auto schedule = search.scheduler().schedule(decisions, budget_bytes);
         if (!schedule || !is_new(decisions)) continue;
-        take(with_places(graph_, {.decisions = std::move(decisions),
-                                  .schedule = std::move(*schedule),
-                                  .budget_bytes = budget_bytes,
-                                  .bound_s = minimum_s(graph_)}));
+        out.push_back({.decisions = std::move(decisions),
+                       .schedule = std::move(*schedule),
+                       .budget_bytes = budget_bytes,
+                       .bound_s = minimum_s(graph_)});
       }
-    return true;
+    return out;
+  }
+
+  /// Computes addresses for a plan of the last visit.
+  PlacedSolution with_places(Solution plan, int64_t too_many) const {
+    return plan::with_places(graph_, std::move(plan), too_many);
   }
 
  private:
@@ -70,10 +77,18 @@ PlacedSolution smallest_placed(const Graph& graph, const SolveOptions& options) 
   const int64_t all = std::max(keep_all_bytes(graph), floor);
   FoundAtOnce found(graph, options);
   std::optional<PlacedSolution> least;
+  // Plans that need little memory come first: addresses for the others are then rarely searched.
   const auto visit = [&](int64_t budget_bytes) {
-    return found.visit(budget_bytes, [&](PlacedSolution made) {
-      if (!least || made.bytes < least->bytes) least = std::move(made);
-    });
+    auto plans = found.visit(budget_bytes);
+    if (!plans) return false;
+    std::ranges::stable_sort(
+        *plans, {}, [](const Solution& plan) { return plan.schedule.timeline.peak_bytes; });
+    for (Solution& plan : *plans) {
+      const int64_t least_bytes = least ? least->bytes : std::numeric_limits<int64_t>::max();
+      PlacedSolution made = found.with_places(std::move(plan), least_bytes);
+      if (made.bytes < least_bytes) least = std::move(made);
+    }
+    return true;
   };
   visit(floor);
   for (int i = 0; i < kBudgets && !(least && least->bytes <= floor); ++i)
@@ -148,9 +163,12 @@ class PlacedSearch {
     for (int i = 0; i < kTimes && !best_ && has_plan; ++i) {
       const int64_t budget_bytes =
           graph_.budget_bytes - (graph_.budget_bytes - floor_bytes_) * i / (kTimes - 1);
-      has_plan = FoundAtOnce(graph_, options_).visit(budget_bytes, [&](PlacedSolution made) {
-        take(std::move(made));
-      });
+      FoundAtOnce found(graph_, options_);
+      auto plans = found.visit(budget_bytes);
+      has_plan = plans.has_value();
+      if (!has_plan) break;
+      for (Solution& plan : *plans)
+        take(found.with_places(std::move(plan), graph_.budget_bytes + 1));
     }
     if (best_) return;
     PlacedSolution least = smallest_placed(graph_, options_);
@@ -170,9 +188,10 @@ class PlacedSearch {
 
 }  // namespace
 
-PlacedSolution with_places(const Graph& graph, Solution solution) {
+PlacedSolution with_places(const Graph& graph, Solution solution, int64_t too_many) {
   PlacedSolution out{.solution = std::move(solution)};
-  out.layout = lay_out(graph, out.solution.schedule.plan, out.solution.schedule.timeline);
+  out.layout = lay_out(graph, out.solution.schedule.plan, out.solution.schedule.timeline,
+                       too_many - std::min(graph.base_bytes, too_many));
   out.bytes = out.layout.bytes + graph.base_bytes;
   return out;
 }

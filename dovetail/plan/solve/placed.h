@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstdint>
+#include <limits>
+
 #include "dovetail/plan/model/layout.h"
 #include "dovetail/plan/solve/joint.h"
 #include "dovetail/plan/solve/plan_cache.h"
@@ -20,8 +23,9 @@ struct PlacedSolution {
 };
 
 /// Computes addresses (plan/model/layout.h) for a plan. The result may exceed the budget of
-/// `graph`.
-PlacedSolution with_places(const Graph& graph, Solution solution);
+/// `graph`. The search for addresses ends if the result cannot have fewer than `too_many` bytes.
+PlacedSolution with_places(const Graph& graph, Solution solution,
+                           int64_t too_many = std::numeric_limits<int64_t>::max());
 
 /// Returns the minimum budget for which `solve_placed` finds a plan. In contrast to `floor_of`, it
 /// includes unused bytes between addresses; Floor::gaps_bytes has their number. Floor::node is the
