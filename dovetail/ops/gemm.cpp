@@ -44,9 +44,8 @@ void multiply_in_float32(const Product& p, const at::Tensor& a, const at::Tensor
   const bool scatters = options.c_rows.defined();
   GemmOptions in_float32{.accumulate = options.accumulate && !scatters};
   if (options.bias.defined()) in_float32.bias = options.bias.to(at::kFloat);
-  at::Tensor c = in_float32.accumulate
-                     ? p.c.to(at::kFloat)
-                     : at::empty({p.m(), p.n()}, p.c.options().dtype(at::kFloat));
+  at::Tensor c = in_float32.accumulate ? p.c.to(at::kFloat)
+                                       : at::empty({p.m(), p.n()}, p.c.options().dtype(at::kFloat));
   gemm_into(c, a.to(at::kFloat), b.to(at::kFloat), in_float32);
   if (scatters) {
     scatter_add(p, c.narrow(0, 0, options.c_rows.size(0)).to(p.c.scalar_type()));

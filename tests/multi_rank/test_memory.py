@@ -1,6 +1,7 @@
 """memory.budget on several ranks. Each rank has its own plan; results are bitwise equal to a run without a budget."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 from ranks import launch
 from tiny_run import BINARY, command, make_workspace, metrics
+
+ALL = "DOVETAIL_ALL" in os.environ  # `./dev test --all`
 
 # Large enough that something can be moved: storages from 32 KiB on.
 MODEL = {"model__width": "128", "model__context": "64", "train__batch": "8", "train__steps": "30"}
@@ -64,7 +67,7 @@ def test_two_ranks_by_plan_have_the_bits_of_two_ranks_without(tmp_path):
         expect_a_plan_within_the_budget(workspace / name)
 
 
-@pytest.mark.parametrize("precision", [{}, MXFP8], ids=["fp32", "mxfp8"])
+@pytest.mark.parametrize("precision", [MXFP8, *([{}] if ALL else [])], ids=lambda p: "mxfp8" if p else "fp32")
 def test_experts_over_two_ranks_by_plan_have_the_bits_of_those_without(tmp_path, precision):
     workspace = make_workspace(tmp_path)
     settings = EXPERTS | precision
@@ -154,8 +157,11 @@ def launch_with_a_slow_rank(folder: Path, run: str, **settings) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("tier", ["", "tier"], ids=["recomputing", "disk"])
-@pytest.mark.parametrize("model", ["gpt", "recommender"])
+@pytest.mark.parametrize(
+    ("model", "tier"),
+    [("gpt", "tier"), ("recommender", ""), *([("gpt", ""), ("recommender", "tier")] if ALL else [])],
+    ids=lambda value: value or "recomputing",
+)
 def test_where_shares_move_ranks_plan_anew(tmp_path, model, tier):
     settings = {"train__steps": "26", "balance__mode": "auto", "memory__solve_s": "0.5"}
     if model == "gpt":

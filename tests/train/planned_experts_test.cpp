@@ -75,14 +75,7 @@ TEST(PlannedExperts, WithoutPaddingAreRefusedWhereEachIsAnOperation) {
 INSTANTIATE_TEST_SUITE_P(
     Mixtures, PlannedExperts,
     ::testing::Values(
-        mixture("experts", [](auto& moe) { moe.z_loss = 0.01; }), mixture("dropless", dropless),
-        dropless_with_biases(),
-        mixture("drawn",
-                [](auto& moe) {
-                  moe.second_expert = "random";
-                  moe.bias_update_rate = 0.01;
-                  moe.score = "sigmoid";
-                }),
+        mixture("experts", [](auto& moe) { moe.z_loss = 0.01; }), dropless_with_biases(),
         mixture("noisy",
                 [](auto& moe) {
                   moe.router = "noisy_top_k";
@@ -91,13 +84,24 @@ INSTANTIATE_TEST_SUITE_P(
         mixture(
             "whole_batch", [](auto& moe) { moe.load_scope = "global_batch"; }, "fp32", 4),
         mixture("sinkhorn", [](auto& moe) { moe.router = "sinkhorn"; }),
-        mixture("base", [](auto& moe) { moe.router = "base", moe.k = 1; }),
-        mixture("hash", [](auto& moe) { moe.router = "hash"; }),
         mixture(
             "mxfp8_experts", [](auto& moe) { moe.shared_experts = 1; }, "mxfp8"),
         mixture(
             "bfloat16_experts", [](auto& moe) { moe.drop = "probability"; }, "bf16", 8)),
     [](const auto& info) { return info.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(MoreMixtures, PlannedExperts,
+                         ::testing::ValuesIn(test::with_all(
+                             {mixture("dropless", dropless),
+                              mixture("drawn",
+                                      [](auto& moe) {
+                                        moe.second_expert = "random";
+                                        moe.bias_update_rate = 0.01;
+                                        moe.score = "sigmoid";
+                                      }),
+                              mixture("base", [](auto& moe) { moe.router = "base", moe.k = 1; }),
+                              mixture("hash", [](auto& moe) { moe.router = "hash"; })})),
+                         [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace dovetail::train::planned_experts_test

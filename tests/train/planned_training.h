@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -12,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "dovetail/plan/model/check.h"
@@ -84,6 +86,11 @@ inline models::ModelConfig model_of(const Case& of) {
     of.experts(config.moe);
   }
   return models::resolve_model_config(config, 300);
+}
+
+/// Returns the cases under `./dev test --all`, otherwise none.
+inline std::vector<Case> with_all(std::vector<Case> cases) {
+  return std::getenv("DOVETAIL_ALL") == nullptr ? std::vector<Case>() : std::move(cases);
 }
 
 struct Trained {

@@ -29,7 +29,8 @@ struct Layout {
 };
 /// Places all tensors and workspaces of a plan. `timeline` is the result of `check`. The search for
 /// addresses ends when they fit into the budget of `graph`. The layout exceeds the budget if no
-/// addresses are found that fit. It also ends if the layout cannot have fewer than `too_many` bytes.
+/// addresses are found that fit. It also ends if the layout cannot have fewer than `too_many`
+/// bytes.
 ///
 /// Addresses are aligned (plan/model/packing.h) if all tensor sizes come from `planned_bytes`, as
 /// in the graph of a recorded step. In other graphs, addresses are unaligned.

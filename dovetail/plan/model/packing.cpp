@@ -57,8 +57,8 @@ class Packer {
   }
 
   /// Moves the block at position `from` forward to position `to`. Returns false if the packing
-  /// would grow; `now` then keeps its order. The time is proportional to the blocks that get
-  /// another offset, since a block's offset depends only on earlier blocks held at the same time.
+  /// would grow; `now` then keeps its order. A block's offset depends only on earlier blocks held
+  /// at the same time. So only blocks beside a changed offset are placed again.
   bool move_forward(Ordered& now, int from, int to) {
     const int moved = now.order[from];
     Packing& made = made_;
@@ -124,9 +124,7 @@ class Packer {
     set_offset(b, at, packing);
   }
 
-  void keep_offset(int b, const Packing& from, Packing& to) {
-    set_offset(b, from.offsets[b], to);
-  }
+  void keep_offset(int b, const Packing& from, Packing& to) { set_offset(b, from.offsets[b], to); }
 
   void set_offset(int b, int64_t offset, Packing& packing) {
     packing.offsets[b] = offset;
@@ -204,8 +202,7 @@ Packing improve(Packer& packer, Ordered now, Move move, int64_t least, int64_t w
     const auto positions = choose_move(packer, now, move, random);
     if (!positions) continue;
     const int64_t before = now.packing.bytes;
-    if (packer.move_forward(now, positions->first, positions->second) &&
-        now.packing.bytes < before)
+    if (packer.move_forward(now, positions->first, positions->second) && now.packing.bytes < before)
       tries = 0;
   }
   return std::move(now.packing);
