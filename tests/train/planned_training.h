@@ -195,8 +195,11 @@ inline void gives_the_same_bits_within_its_budget(const Case& of) {
     EXPECT_GT(report->offloaded_bytes + report->again_bytes + report->compressed_bytes +
                   report->on_host_bytes,
               0);
-    EXPECT_EQ(report->on_host_bytes > 0,
-              tier.empty());  // updates change moments in memory, but not on a disk
+    // Updates may change moments in host memory, but not on a disk. A plan does so by measured
+    // times.
+    if (!tier.empty()) {
+      EXPECT_EQ(report->on_host_bytes, 0);
+    }
     planned.step->memory_plan()->write(folder.path());
     const plan::Graph graph = plan::read_graph(folder / "graph.json");
     EXPECT_LE(plan::check(graph, plan::read_plan(folder / "plan.json", graph)).peak_bytes,
