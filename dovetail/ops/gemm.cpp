@@ -38,23 +38,6 @@ void sum_rows(const Product& p, const at::Tensor& a) {
   at::sum_out(row_sums, a, 1);
 }
 
-/// Computes a bfloat16 product with the float32 kernel. The result is rounded once.
-void multiply_in_float32(const Product& p, const at::Tensor& a, const at::Tensor& b) {
-  const GemmOptions& options = p.options;
-  const bool scatters = options.c_rows.defined();
-  GemmOptions in_float32{.accumulate = options.accumulate && !scatters};
-  if (options.bias.defined()) in_float32.bias = options.bias.to(at::kFloat);
-  at::Tensor c = in_float32.accumulate ? p.c.to(at::kFloat)
-                                       : at::empty({p.m(), p.n()}, p.c.options().dtype(at::kFloat));
-  gemm_into(c, a.to(at::kFloat), b.to(at::kFloat), in_float32);
-  if (scatters) {
-    scatter_add(p, c.narrow(0, 0, options.c_rows.size(0)).to(p.c.scalar_type()));
-  } else {
-    at::Tensor rounded = p.c;
-    rounded.copy_(c);
-  }
-}
-
 void multiply_by_aten(const Product& p, const at::Tensor& a, const at::Tensor& b) {
   at::Tensor c = p.c;
   const at::Tensor& bias = p.options.bias;
@@ -89,9 +72,7 @@ void gemm_group(std::span<const GemmCall> calls) {
       continue;
     }
     const at::Tensor a = p.a.matrix(), b = p.b.matrix();
-    if (CpuProducts::converts_bfloat16(p)) {
-      multiply_in_float32(p, a, b);
-    } else if (const auto grouped = on_gpu.describe(p, a, b)) {
+    if (const auto grouped = on_gpu.describe(p, a, b)) {
       on_gpu.add(p, *grouped, a, b);
     } else {
       multiply_by_aten(p, a, b);

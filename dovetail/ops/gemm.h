@@ -37,8 +37,7 @@ struct GemmOptions {
 /// On a CPU, our kernel computes these products:
 /// - float32 products,
 /// - bfloat16 products with `a_rows`, `b_rows` or `c_rows`, if
-///   `multiplies_bfloat16_rows()` is true,
-/// - all bfloat16 products on a CPU without AVX-512: operands are converted to float32 first.
+///   `multiplies_bfloat16_rows()` is true.
 ///
 /// ATen computes all others. Our kernel uses AVX-512, AVX2 or scalar code, chosen at run time. It
 /// is blocked as in Goto and van de Geijn 2008. Sums are float32. The order of additions depends on

@@ -95,11 +95,6 @@ bool CpuProducts::takes_float32(const Product& p) {
   return runs_kernel(p) && p.a.stored.scalar_type() == at::kFloat;
 }
 
-bool CpuProducts::converts_bfloat16(const Product& p) {
-  return runs_kernel(p) && p.a.stored.scalar_type() == at::kBFloat16 &&
-         simd_level() != SimdLevel::kAvx512;
-}
-
 std::optional<CpuProducts::Pairs> CpuProducts::pairs_of(const Product& p) {
   if (!runs_kernel(p) || p.a.stored.scalar_type() != at::kBFloat16 || !p.indexes_rows() ||
       !multiplies_bfloat16_rows() || (p.options.accumulate && !adds_to_float32(p)))

@@ -19,10 +19,6 @@ class CpuProducts {
   /// Adds a product for which `takes_float32` is true. The kernel also writes its row_sums.
   void add_float32(const Product& p);
 
-  /// Returns true if `p` is a bfloat16 product on a CPU without AVX-512. ATen computes these in
-  /// loops without vectors. Converted to float32, they are 10 to 20 times faster.
-  static bool converts_bfloat16(const Product& p);
-
   /// Operands as pairs of bfloat16 neighbours along k.
   struct Pairs {
     MatrixView a, b;

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "dovetail/base/error.h"
@@ -42,10 +41,6 @@ Precision decide(const std::string& recipe, const std::optional<std::string>& ke
   if (compute == at::kFloat) precision.peak_flops = measure_gemm_rate(GemmType::kFloat32, device);
   if (compute == at::kBFloat16)
     precision.peak_flops = measure_gemm_rate(GemmType::kBFloat16, device);
-  // A CPU without fast bfloat16 products computes them in float32 (ops/gemm.h).
-  if (compute == at::kBFloat16 && device.is_cpu())
-    precision.peak_flops =
-        std::max(precision.peak_flops, measure_gemm_rate(GemmType::kFloat32, device));
   return precision;
 }
 
