@@ -1,7 +1,6 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <iostream>
 
 #include "dovetail/cli/command_line.h"
 
@@ -9,7 +8,6 @@
 // of the time of a short command.
 int main(int argc, char** argv) {
   const int exit_code = dovetail::cli::run_command_line(argc, argv);
-  std::cout.flush();
   std::fflush(nullptr);
   ::_exit(exit_code);
 }

@@ -165,8 +165,7 @@ class PlacedSearch {
           graph_.budget_bytes - (graph_.budget_bytes - floor_bytes_) * i / (kTimes - 1);
       FoundAtOnce found(graph_, options_);
       auto plans = found.visit(budget_bytes);
-      has_plan = plans.has_value();
-      if (!has_plan) break;
+      if (!plans) break;
       for (Solution& plan : *plans)
         take(found.with_places(std::move(plan), graph_.budget_bytes + 1));
     }
