@@ -21,9 +21,11 @@ add_library(dovetail_cuda MODULE ${cuda_sources})
 set_target_properties(dovetail_cuda PROPERTIES CUDA_STANDARD 20 CUDA_VISIBILITY_PRESET hidden DISABLE_PRECOMPILE_HEADERS ON
                       UNITY_BUILD OFF)
 target_include_directories(dovetail_cuda PRIVATE ${CMAKE_SOURCE_DIR})
-target_include_directories(dovetail_cuda SYSTEM PRIVATE ${cuda_root}/include)
+target_include_directories(dovetail_cuda SYSTEM PRIVATE ${cuda_root}/include ${SITE_PACKAGES}/nvidia/nccl/include)
+target_compile_definitions(dovetail_cuda PRIVATE USE_DISTRIBUTED USE_C10D_NCCL)  # as torch's wheel was built
 target_compile_options(dovetail_cuda PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unused-parameter>)
-target_include_directories(dovetail_cuda SYSTEM PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${TORCH_DIR}/include>)
+target_include_directories(dovetail_cuda SYSTEM PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${TORCH_DIR}/include>
+                           $<$<COMPILE_LANGUAGE:CXX>:${TORCH_DIR}/include/torch/csrc/api/include>)
 target_link_directories(dovetail_cuda PRIVATE ${TORCH_DIR}/lib)
 # A module may have undefined symbols, which only a machine with a GPU would report: here each must be found.
 target_link_options(dovetail_cuda PRIVATE -Wl,--no-undefined)

@@ -8,7 +8,7 @@ set(LAYER_report "base")  # pages and charts: style, script, escaping
 set(LAYER_data "base")  # text and tokenizers, rows of events, numeric tables, Parquet
 set(LAYER_ops "base")  # kernels: GEMM, attention, norms, activations, loss, convolution, AdamW
 set(LAYER_mx "base;ops")  # number formats: quantize, quantized Linears, recipes
-set(LAYER_comm "base;mx")  # ranks, collectives, gradient all-reduce, cost model of a network
+set(LAYER_comm "base;ops;mx")  # ranks, collectives, gradient all-reduce, cost model of a network
 set(LAYER_plan "base;ops;mx")  # memory plan of a training step: offload, recompute, compress
 set(LAYER_io "base;mx")  # safetensors, checkpoints
 set(LAYER_moe "base;ops;mx;comm")  # mixtures of experts: routers, dispatch, experts over ranks
@@ -33,7 +33,8 @@ set(FOLDERS_data
     matrix)  # numeric tables for dovetail fit and kmeans
 set(FOLDERS_comm
     gloo_declarations  # headers of Gloo that the torch wheel leaves out
-    .)
+    .
+    cuda)  # NCCL
 set(FOLDERS_plan
     milp  # program that solves integer programs by HiGHS
     model  # a step as a graph, actions of a plan, bytes over time

@@ -46,16 +46,24 @@ double measure_copy_bandwidth(double seconds) {
 
 double measure_gemm_rate(GemmType type, c10::Device device, double seconds) {
   const c10::NoGradGuard no_grad;
+  const bool float8 = type == GemmType::kFloat8;
   const auto options =
       at::TensorOptions(type == GemmType::kFloat32 ? at::kFloat : at::kBFloat16).device(device);
+  const at::Tensor scale = float8 ? at::ones({}, options.dtype(at::kFloat)) : at::Tensor();
   const auto rate_at = [&](int64_t n, double budget) {
     // All elements are ones, since drawing random numbers would take time. On a CPU, the GEMM rate
     // does not depend on the values. A GPU draws less power for ones, so its rate is an upper bound
     // for training.
-    const at::Tensor a = at::ones({n, n}, options), b = at::ones({n, n}, options);
+    const auto of_operands = float8 ? options.dtype(at::kFloat8_e4m3fn) : options;
+    const at::Tensor a = at::ones({n, n}, options).to(of_operands),
+                     b = float8 ? a.t() : at::ones({n, n}, options);
     at::Tensor out = at::empty({n, n}, options);
     const auto product = [&] {
-      at::matmul_out(out, a, b);
+      if (float8) {
+        out = at::_scaled_mm(a, b, scale, scale, {}, {}, at::kBFloat16);
+      } else {
+        at::matmul_out(out, a, b);
+      }
       if (!device.is_cpu()) synchronize_gpu();
     };
     product();  // warm-up: packs, allocates and selects the kernel

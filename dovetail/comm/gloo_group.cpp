@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <numeric>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
@@ -48,11 +49,6 @@ void ignore_broken_pipes() {
   struct sigaction current{};
   if (::sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL)
     std::signal(SIGPIPE, SIG_IGN);
-}
-
-/// Views a tensor as bytes, for calls that only copy data.
-at::Tensor bytes_of(const at::Tensor& tensor) {
-  return tensor.detach().reshape({-1}).view(at::kByte);
 }
 
 class GlooWork final : public Group::Work {
@@ -149,16 +145,15 @@ class GlooGroup final : public Group {
                                          const std::vector<int64_t>& send) override {
     check_tensor(input, "all_to_all");
     check_tensor(output, "all_to_all");
-    check_all_to_all(output, input, receive, send, size_);
-    const auto row_bytes = c10::multiply_integers(input.sizes().slice(1)) * input.element_size();
-    auto receive_bytes = scaled(receive, row_bytes), send_bytes = scaled(send, row_bytes);
-    count_traffic(receive_bytes, send_bytes);
+    DOVETAIL_CHECK(std::ssize(send) == size_, "all_to_all: {} counts for {} ranks", send.size(),
+                   size_);
+    AllToAllBytes bytes = count_all_to_all(output, input, receive, send, rank_, size_, *traffic_);
     // Not skipped if this rank has no rows: others may have some.
     return std::make_unique<TimedWork>(start("all_to_all", 1,
                                              [&](c10d::ProcessGroupGloo& gloo) {
                                                auto to = bytes_of(output), from = bytes_of(input);
-                                               return gloo.alltoall_base(to, from, receive_bytes,
-                                                                         send_bytes);
+                                               return gloo.alltoall_base(to, from, bytes.receive,
+                                                                         bytes.send);
                                              }),
                                        traffic_);
   }
@@ -166,6 +161,13 @@ class GlooGroup final : public Group {
   Traffic all_to_all_traffic() const override { return *traffic_; }
 
   std::shared_ptr<Group> split(const std::vector<std::vector<int>>& parts) override;
+
+  std::string gpu_library() const override { return "Gloo"; }
+  Connections connections() const override {
+    const GlooFamily& family = *connections_->family();
+    return {.store = c10::make_intrusive<c10d::PrefixStore>(connections_->name(), family.store),
+            .timeout_s = family.options.timeout_s};
+  }
 
  private:
   class NoWork final : public Work {
@@ -193,21 +195,6 @@ class GlooGroup final : public Group {
     std::unique_ptr<Work> work_;
     std::shared_ptr<Traffic> traffic_;
   };
-
-  static std::vector<int64_t> scaled(std::vector<int64_t> counts, int64_t factor) {
-    for (auto& count : counts) count *= factor;
-    return counts;
-  }
-
-  void count_traffic(const std::vector<int64_t>& receive_bytes,
-                     const std::vector<int64_t>& send_bytes) {
-    ++traffic_->calls;
-    for (int r = 0; r < size_; ++r) {
-      if (r == rank_) continue;
-      traffic_->bytes_sent += send_bytes[static_cast<size_t>(r)];
-      traffic_->bytes_received += receive_bytes[static_cast<size_t>(r)];
-    }
-  }
 
   template <class Start>
   std::unique_ptr<Work> start(const char* name, int64_t elements, Start&& start) {

@@ -32,4 +32,18 @@ void check_all_to_all(const at::Tensor& output, const at::Tensor& input,
                       const std::vector<int64_t>& receive, const std::vector<int64_t>& send,
                       int size);
 
+/// Bytes that each rank receives and sends in an all-to-all.
+struct AllToAllBytes {
+  std::vector<int64_t> receive, send;
+};
+/// Checks the arguments of Group::all_to_all_async and converts its counts of rows to bytes. Adds
+/// the call to `traffic` of rank `rank` in a group of `size` ranks.
+AllToAllBytes count_all_to_all(const at::Tensor& output, const at::Tensor& input,
+                               const std::vector<int64_t>& receive,
+                               const std::vector<int64_t>& send, int rank, int size,
+                               Group::Traffic& traffic);
+
+/// Views a contiguous tensor as bytes, for calls that only copy data.
+at::Tensor bytes_of(const at::Tensor& tensor);
+
 }  // namespace dovetail::comm

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
 #include <memory>
@@ -8,6 +9,10 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+namespace c10d {
+class Store;
+}
 
 namespace dovetail::comm {
 
@@ -96,7 +101,25 @@ class Group {
   /// A failure in one group ends all groups that come from one world, on every rank. Errors name
   /// ranks of the world.
   virtual std::shared_ptr<Group> split(const std::vector<std::vector<int>>& parts) = 0;
+
+  /// Returns "none", "Gloo" or "NCCL": the library that moves tensors of a GPU.
+  virtual std::string gpu_library() const = 0;
+
+  /// Means by which the ranks of a group find each other.
+  struct Connections {
+    c10::intrusive_ptr<c10d::Store> store;  ///< key-value store of the group; null if it has 1 rank
+    double timeout_s = 0;
+  };
+  virtual Connections connections() const = 0;
 };
+
+/// Returns the group that ranks with GPUs use. If each rank has a GPU of its own, tensors of a GPU
+/// go through NCCL, from GPU to GPU. Otherwise the result is `group`, in which Gloo copies them
+/// through host memory. All ranks call it together, after `use_gpu` (base/gpu.h).
+///
+/// With NCCL, `wait` makes torch's current stream wait, not the host. An error or a timeout aborts
+/// NCCL's connections, and the next call of the group throws CommError.
+std::shared_ptr<Group> on_gpus(std::shared_ptr<Group> group);
 
 /// Failure of the network or of another rank. The program then exits with code 1, and torchrun may
 /// restart the job.

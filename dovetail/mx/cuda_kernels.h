@@ -38,10 +38,10 @@ struct CudaKernels {
   void (*dequantize_to_bfloat16)(const DequantizeProblem& problem, uint16_t* y);
   /// Computes a native product with cuBLASLt.
   void (*native_product)(const NativeProblem& problem);
-  /// Raises `*problem.most` to the largest magnitude of x if that is larger.
+  /// Raises `*problem.most` to the largest magnitude of the matrix if that is larger.
   void (*float8_amax)(const Float8GpuProblem& problem);
-  /// Quantizes x and its transpose to FP8. If `problem.kind` is kWhole, `float8_amax` must run
-  /// before.
+  /// Quantizes a matrix and its transpose to FP8. If `problem.kind` is kWhole and there is no
+  /// `problem.amax`, `float8_amax` must run before.
   void (*quantize_float8)(const Float8GpuProblem& problem);
   /// Returns names and compute capabilities of the GPUs that this process sees.
   std::vector<NativeDevice> (*describe_gpus)();

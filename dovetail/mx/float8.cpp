@@ -68,8 +68,13 @@ void check_input(const at::Tensor& x, const Float8Spec& spec) {
   user_check(x.dim() >= least && (least == 1 || x.dim() == 2),
              "mx::quantize_float8: x must have {}, but is {}",
              least == 2 ? "two dimensions" : "a dimension", ops::describe(x));
-  user_check(spec.amax == 0 || spec.blocks == Float8Blocks::kTensor,
+  if (!spec.amax.defined()) return;
+  user_check(spec.blocks == Float8Blocks::kTensor,
              "mx::quantize_float8: a largest magnitude from outside is for a whole tensor");
+  user_check(spec.amax.dim() == 0 && spec.amax.scalar_type() == at::kFloat &&
+                 spec.amax.device() == x.device(),
+             "mx::quantize_float8: amax must be a float32 scalar on the device of x {}, but is {}",
+             ops::describe(x), ops::describe(spec.amax));
 }
 
 /// Returns the largest magnitude of each block of x (rows, cols), float32.
@@ -104,7 +109,7 @@ Float8 quantize_on_gpu(const at::Tensor& x_in, const Float8Spec& spec) {
     const at::Tensor x = x_in.detach().contiguous().view({l.rows, l.cols}).to(at::kFloat);
     const at::Tensor most = block_amax(x, l), finite = at::isfinite(most);
     const double largest = largest_number(spec.format);
-    const at::Tensor amax = spec.amax > 0 ? at::full_like(most, spec.amax) : most;
+    const at::Tensor amax = spec.amax.defined() ? spec.amax.expand_as(most) : most;
     at::Tensor factor = at::full_like(most, largest).div(amax.clamp_min(kSmallestAmax));
     if (spec.power_of_two) factor = factor.view(at::kInt).bitwise_and(0x7f800000).view(at::kFloat);
     factor = at::where(finite, factor, 0.0);
@@ -186,7 +191,7 @@ Float8 quantize_float8(const at::Tensor& x_in, const Float8Spec& spec) {
        .x = x.const_data_ptr(),
        .spec = element_spec(spec.format),
        .power_of_two = spec.power_of_two,
-       .amax = spec.amax,
+       .amax = spec.amax.defined() ? *spec.amax.const_data_ptr<float>() : 0,
        .by_codec = !ops::kernel_enabled(ops::Kernel::kQuantize),
        .codes = spec.values ? nullptr : out.tensor.codes.mutable_data_ptr<uint8_t>(),
        .values = spec.values ? out.values.mutable_data_ptr() : nullptr,

@@ -24,10 +24,10 @@ struct Float8Spec {
   Format format = Format::kE4M3;  ///< kE4M3 or kE5M2
   Float8Blocks blocks = Float8Blocks::kTensor;
   bool power_of_two = false;  ///< round scales up to powers of two
-  /// Delayed scaling (kTensor only): largest magnitude in earlier steps. The scale is computed from
-  /// it, and larger elements saturate. 0: the scale is computed from the tensor's own largest
-  /// magnitude.
-  float amax = 0;
+  /// Delayed scaling (kTensor only): largest magnitude in earlier steps, a float32 scalar on x's
+  /// device, above 0. The scale is computed from it, and larger elements saturate. Undefined: the
+  /// scale is computed from the tensor's own largest magnitude.
+  at::Tensor amax = {};
   bool values = false;  ///< return dequantized numbers instead of codes
 };
 
@@ -56,7 +56,7 @@ struct Float8 {
 };
 
 /// Quantizes `x`, block by block, in these steps:
-/// 1. amax is the block's largest magnitude, or `spec.amax` if that is not 0. If amax is below
+/// 1. amax is the block's largest magnitude, or `spec.amax` if that is defined. If amax is below
 ///    2^-80, it is set to 2^-80.
 /// 2. s is float32(largest number of the format / amax). With `power_of_two`, s is rounded down
 ///    to a power of two.

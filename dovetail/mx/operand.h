@@ -22,8 +22,9 @@ struct OperandRequest {
   /// Make `row` and `column` as codes instead of numbers, for native products.
   bool as_codes = false;
   uint64_t seed = 0;  ///< seed of stochastic rounding
-  /// Delayed scaling: largest magnitude in earlier steps. 0: scale by the tensor's own magnitudes.
-  float amax = 0;
+  /// Delayed scaling: largest magnitude in earlier steps (Float8Spec::amax). Undefined: scale by
+  /// the tensor's own magnitudes.
+  at::Tensor amax = {};
   bool count = true;  ///< count statistics of a GPU, see QuantizeSpec::count (quantize.h)
 };
 

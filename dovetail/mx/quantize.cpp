@@ -193,10 +193,21 @@ Quantized quantize(const at::Tensor& x, const QuantizeSpec& spec) {
   return out;
 }
 
+bool fuses_activation(const QuantizeProblem& p) {
+  const auto aligned = [](const void* memory) {
+    return reinterpret_cast<uintptr_t>(memory) % 16 == 0;
+  };
+  const bool one = (p.row.values != nullptr) != (p.column.values != nullptr) &&
+                   p.row.codes == nullptr && p.column.codes == nullptr && !p.square.wanted();
+  return one && p.source == Source::kBFloat16 && !p.stochastic && !p.saturate_non_finite &&
+         !p.spec.twos_complement && p.cols % kBlock == 0 && aligned(p.x) && aligned(p.row.values) &&
+         aligned(p.column.values);
+}
+
 Quantized quantize(const ops::MadeRows& x, const QuantizeSpec& spec) {
   DOVETAIL_CHECK(x.sizes.size() == 2 && (x.dtype == at::kFloat || x.dtype == at::kBFloat16),
                  "{} sizes of {}", x.sizes.size(), c10::toString(x.dtype));
-  Quantized out = empty_copies(x.sizes, at::TensorOptions(x.dtype), spec);
+  Quantized out = empty_copies(x.sizes, at::TensorOptions(x.dtype).device(x.device()), spec);
   const TraceSpan span("dovetail::mx_quantize");
   ops::simd_level();
   QuantizeProblem problem = problem_of(x.sizes, x.dtype, spec, Orientation::kRow);
@@ -204,7 +215,19 @@ Quantized quantize(const ops::MadeRows& x, const QuantizeSpec& spec) {
   if (wants_row(spec)) problem.row = row_target(out, unread);
   if (wants_column(spec)) problem.column = column_target(out, unread);
   if (spec.copies == Copies::kSquare) problem.square = square_target(out, unread);
-  set_statistics(quantize_blocks(problem, x.make), out);
+  if (!x.on_gpu) {
+    set_statistics(quantize_blocks(problem, x.make), out);
+    return out;
+  }
+  problem.x = x.on_gpu->x.const_data_ptr();
+  at::Tensor whole;
+  if (!spec.count && fuses_activation(problem)) {
+    problem.activation = x.on_gpu->activation;
+  } else {
+    whole = x.on_gpu->whole();
+    problem.x = whole.const_data_ptr();
+  }
+  set_statistics(run(problem, x.on_gpu->x, spec.count), out);
   return out;
 }
 

@@ -57,8 +57,9 @@ struct Quantized {
 /// Source: OCP Microscaling Formats v1.0; scale rounding of arXiv 2506.08027, algorithm 1.
 Quantized quantize(const at::Tensor& x, const QuantizeSpec& spec = {});
 
-/// Quantizes a matrix whose rows are computed when they are read, on the CPU (ops/row_operation.h).
-/// The matrix never exists as a whole in memory.
+/// Quantizes a matrix whose rows are computed when they are read (ops/row_operation.h). On the CPU
+/// the matrix never exists as a whole in memory. On a GPU this holds for values of one orientation
+/// in bfloat16 (`fuses_activation` in quantize_simd.h), if nothing is counted.
 Quantized quantize(const ops::MadeRows& x, const QuantizeSpec& spec = {});
 
 /// Quantizes x into the memory of `out`, which holds copies that `quantize` made earlier from a

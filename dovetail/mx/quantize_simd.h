@@ -2,9 +2,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 
 #include "dovetail/mx/codec.h"
 #include "dovetail/mx/statistics.h"
+#include "dovetail/ops/activation_simd.h"
 
 /// CPU kernels of quantize.h. Sources that include this header use neither ATen nor the precompiled
 /// header.
@@ -62,10 +64,17 @@ struct QuantizeProblem {
   /// Store codes past the caches. Meant for codes that do not fit in the caches. Memory lines are
   /// then not read before they are overwritten.
   bool stream = false;
+  /// GPU only: the matrix to be quantized is this activation of x, not x. Requires
+  /// `fuses_activation`. x is (rows, cols), for SwiGLU (rows, 2 * cols) with gate, then up.
+  std::optional<ops::Activation> activation = {};
   QuantizeTarget row;     ///< blocks 1 x 32; scales (rows, ceil(cols / 32))
   QuantizeTarget column;  ///< blocks 32 x 1; scales (ceil(rows / 32), cols)
   QuantizeTarget square;  ///< blocks 32 x 32; scales (ceil(rows / 32), ceil(cols / 32))
 };
+
+/// Returns true if a GPU can quantize an activation of x without storing it, given a problem
+/// without `activation`. It then makes values in bfloat16, rounded to nearest, of one orientation.
+bool fuses_activation(const QuantizeProblem& problem);
 
 /// Statistics of each target. They are empty for a target that was not requested.
 struct QuantizeCounts {

@@ -1,7 +1,6 @@
 #include "dovetail/mx/quantized_linear.h"
 
 #include <ATen/ATen.h>
-#include <ATen/BlasBackend.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -14,8 +13,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/base/rng.h"
-#include "dovetail/mx/cuda_kernels.h"
-#include "dovetail/mx/float8.h"
+#include "dovetail/mx/float8_product.h"
 #include "dovetail/mx/last_input.h"
 #include "dovetail/mx/operand.h"
 #include "dovetail/ops/gemm.h"
@@ -59,23 +57,21 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b, const ops::GemmOpti
   return ops::gemm(a, b, options).to(dtype);
 }
 
-int64_t scaling_of(Blocks blocks) {
-  using Scaling = at::blas::ScalingType;
-  return static_cast<int64_t>(blocks == Blocks::kTensor  ? Scaling::TensorWise
-                              : blocks == Blocks::k1x128 ? Scaling::BlockWise1x128
-                                                         : Scaling::BlockWise128x128);
-}
-
-/// Multiplies codes: a (rows, depth) times b (cols, depth) transposed. Both are contiguous.
-at::Tensor float8_product(const at::Tensor& a, const at::Tensor& a_scales, Blocks a_blocks,
-                          const at::Tensor& b, const at::Tensor& b_scales, Blocks b_blocks,
-                          const std::optional<at::Tensor>& bias = {}) {
-  constexpr int64_t kPlain = static_cast<int64_t>(at::blas::SwizzleType::NO_SWIZZLE);
-  const bool fused = bias && a_blocks == Blocks::kTensor;
-  at::Tensor y = at::_scaled_mm_v2(a, b.t(), {a_scales}, {scaling_of(a_blocks)}, {kPlain},
-                                   {b_scales}, {scaling_of(b_blocks)}, {kPlain},
-                                   fused ? bias : std::nullopt, at::kBFloat16);
-  return bias && !fused ? y.add_(*bias) : y;
+/// Raises delayed.seen to the largest magnitude of x. `counted_bits` is that magnitude on a CPU.
+template <class X>
+void see(const DelayedScaling& delayed, const X& x, uint32_t counted_bits) {
+  if (delayed.seen.is_cpu()) {
+    int32_t& seen = *delayed.seen.mutable_data_ptr<int32_t>();
+    seen = std::max(seen, static_cast<int32_t>(counted_bits));
+    return;
+  }
+  if constexpr (std::is_same_v<X, at::Tensor>) {
+    if (x.numel() == 0) return;
+    at::Tensor seen = delayed.seen;
+    at::maximum_out(seen, seen, x.detach().abs().amax().to(at::kFloat).view(at::kInt));
+  } else {
+    DOVETAIL_CHECK(false, "delayed scaling has no rows that are made");
+  }
 }
 
 }  // namespace
@@ -93,8 +89,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     const ops::RowOperation* prologue = holder->prologue.get();
     const OperandRecipe& recipe = layer.recipe_.activation;
     KeptInput kept;
-    kept.by_rows =
-        prologue != nullptr && recipe.format && recipe.is_microscaling() && prologue->has_rows(x);
+    kept.by_rows = prologue != nullptr && layer.reads_rows(*prologue, x, weight);
     const at::Tensor input =
         kept.by_rows ? x.contiguous() : as_rows(prologue != nullptr ? prologue->apply(x) : x);
     const bool needs_column =
@@ -126,10 +121,11 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
       last_input().remember(x, recipe, kept.codes, kept.scales);
     }
     kept.statistics = {made[3], made[4]};
+    kept.most = made[5];
     if (!kept.by_rows && !kept.codes.defined() && (trains_weight || prologue != nullptr))
       kept.x = x;
-    context->save_for_backward(
-        {weight, kept.codes, kept.scales, kept.x, kept.statistics.rstd, kept.statistics.mean});
+    context->save_for_backward({weight, kept.codes, kept.scales, kept.x, kept.statistics.rstd,
+                                kept.statistics.mean, kept.most});
     context->saved_data["holder"] = c10::IValue::make_capsule(holder);
     context->saved_data["by_rows"] = kept.by_rows;
     context->saved_data["column_later"] = kept.column_later;
@@ -145,11 +141,9 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
                                                  torch::autograd::variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const at::Tensor& weight = saved[0];
-    KeptInput kept = {saved[1],
-                      saved[2],
-                      saved[3],
-                      {saved[4], saved[5]},
-                      context->saved_data["by_rows"].toBool()};
+    KeptInput kept = {saved[1], saved[2],
+                      saved[3], {saved[4], saved[5]},
+                      saved[6], context->saved_data["by_rows"].toBool()};
     const auto holder =
         c10::static_intrusive_pointer_cast<Holder>(context->saved_data["holder"].toCapsule());
     const ops::RowOperation* prologue = holder->prologue.get();
@@ -194,7 +188,8 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
                                             kept.statistics.rstd,
                                             kept.statistics.mean,
                                             of_prologue.weight,
-                                            of_prologue.bias};
+                                            of_prologue.bias,
+                                            kept.most};
     const std::vector<at::Tensor> made =
         gradient_operations(holder, inputs, call, wanted, kept.by_rows);
 
@@ -211,6 +206,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
   struct KeptInput {
     at::Tensor codes, scales, x;
     ops::RowOperation::Statistics statistics;  ///< statistics of the prologue, if by rows
+    at::Tensor most;                           ///< QuantizedLinear::Codes::most
     bool by_rows = false;                      ///< the prologue's result never exists as a whole
     bool column_later = false;                 ///< keep x and let backward make the column copy
   };
@@ -219,8 +215,8 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
   };
 
   /// Computes forward. `inputs`: x (by rows: before the prologue), weight, bias, the prologue's
-  /// weight and bias. Returns y, the kept codes and scales if `request` asks for them, and by rows
-  /// the prologue's statistics.
+  /// weight and bias. Returns y, the kept codes and scales if `request` asks for them, by rows the
+  /// prologue's statistics, and QuantizedLinear::Codes::most.
   static std::vector<at::Tensor> multiply(const Holder& holder,
                                           const std::vector<at::Tensor>& inputs,
                                           const QuantizedLinear::Call& call,
@@ -229,18 +225,22 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     const at::Tensor &x = inputs[0], &weight = inputs[1], &bias = inputs[2];
     ops::RowOperation::Statistics statistics;
     OperandCopies input;
-    if (!by_rows && x.size(-1) == weight.size(1) && layer.multiplies_float8(x, x.size(0), weight)) {
-      const auto of_x = layer.float8_codes(Operand::kActivation, x),
-                 of_w = layer.float8_codes(Operand::kWeight, weight);
+    std::optional<ops::MadeRows> rows;
+    if (by_rows) rows = holder.prologue->with({inputs[3], inputs[4]})->rows(x, statistics);
+    if ((rows ? rows->sizes[1] : x.size(-1)) == weight.size(1) &&
+        layer.multiplies_float8(x, rows ? rows->sizes[0] : x.size(0), weight)) {
+      const QuantizedLinear::CodesRequest wanted{.row = true, .column = request.kept};
+      const auto of_x = rows ? layer.float8_codes(Operand::kActivation, *rows, wanted)
+                             : layer.float8_codes(Operand::kActivation, x, wanted);
+      const auto of_w = layer.float8_codes(Operand::kWeight, weight, {.row = true});
       const LinearRecipe& r = layer.recipe_;
       const at::Tensor y = float8_product(of_x.row, of_x.row_scales, r.activation.blocks, of_w.row,
                                           of_w.row_scales, r.weight.blocks, optional(bias));
-      if (!request.kept) return {y, {}, {}, {}, {}};
-      return {y, of_x.column, of_x.column_scales, {}, {}};
+      if (!request.kept) return {y, {}, {}, {}, {}, of_x.most};
+      return {y, of_x.column, of_x.column_scales, {}, {}, {}};
     }
-    if (by_rows) {
-      const auto prologue = holder.prologue->with({inputs[3], inputs[4]});
-      input = layer.quantized(Operand::kActivation, prologue->rows(x, statistics), request, call);
+    if (rows) {
+      input = layer.quantized(Operand::kActivation, *rows, request, call);
     } else if (layer.recipe_.activation.format) {
       input = layer.quantized(Operand::kActivation, x, request, call);
     } else {
@@ -263,7 +263,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
           {.transpose_b = true, .bias = bias.defined() ? bias.to(dtype).contiguous() : bias},
           x.scalar_type());
     }
-    return {y, input.codes, input.scales, statistics.rstd, statistics.mean};
+    return {y, input.codes, input.scales, statistics.rstd, statistics.mean, {}};
   }
 
   /// Computes all gradients of `differentiate` in one operation. A recorded step has one operation
@@ -282,7 +282,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
       const bool asks = inputs[0].is_cuda() && of_weight.format && !of_weight.is_microscaling();
       if (!some.input && !asks) reads[1] = at::Tensor();
       if (!some.input) reads[5] = reads[6] = at::Tensor();
-      if (!some.weight) reads[2] = reads[3] = at::Tensor();
+      if (!some.weight) reads[2] = reads[3] = reads[9] = at::Tensor();
       if (!some.weight && !(some.input && by_rows)) reads[4] = at::Tensor();
       return operation(name, std::move(operands),
                        [holder, of_call, some, by_rows](const Operands& given) {
@@ -301,9 +301,10 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
   }
 
   /// Computes gradients. `inputs`: dy, weight, the kept codes and scales or x, the prologue's
-  /// statistics, weight and bias. By rows, x is the prologue's input, otherwise its result. Returns
-  /// the gradients of x, weight, bias and, by rows, of the prologue's parameters. Without rows, the
-  /// gradient of x is the gradient of the prologue's result.
+  /// statistics, weight and bias, and QuantizedLinear::Codes::most of x. By rows, x is the
+  /// prologue's input, otherwise its result. Returns the gradients of x, weight, bias and, by rows,
+  /// of the prologue's parameters. Without rows, the gradient of x is the gradient of the
+  /// prologue's result.
   static std::vector<at::Tensor> differentiate(const Holder& holder,
                                                const std::vector<at::Tensor>& inputs,
                                                const QuantizedLinear::Call& call,
@@ -314,25 +315,39 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     const auto prologue = by_rows ? holder.prologue->with({inputs[7], inputs[8]}) : nullptr;
     // Each operand is freed after its product, since operands are as large as activations.
     at::Tensor dinput, dweight, dbias;
-    if (!by_rows && (wanted.input || wanted.weight) &&
-        layer.multiplies_float8(dy, dy.size(0), weight)) {
+    const auto rows_of_x = [&] {
+      ops::RowOperation::Statistics known;
+      return prologue->rows(inputs[4], known);
+    };
+    const auto with_prologue = [&]() -> std::vector<at::Tensor> {
+      if (!dinput.defined() || !by_rows) return {dinput, dweight, dbias, {}, {}};
+      const auto before = prologue->gradients(inputs[4], {inputs[5], inputs[6]}, dinput);
+      return {before.x, dweight, dbias, before.parameters.weight, before.parameters.bias};
+    };
+    if ((wanted.input || wanted.weight) && layer.multiplies_float8(dy, dy.size(0), weight)) {
       const LinearRecipe& r = layer.recipe_;
-      const auto codes = layer.float8_codes(Operand::kGradient, dy);
+      const auto codes = layer.float8_codes(Operand::kGradient, dy,
+                                            {.row = wanted.input, .column = wanted.weight});
       if (wanted.weight) {
-        QuantizedLinear::Codes of_x{
-            .row = {}, .column = inputs[2], .row_scales = {}, .column_scales = inputs[3]};
+        QuantizedLinear::Codes of_x{.row = {},
+                                    .column = inputs[2],
+                                    .row_scales = {},
+                                    .column_scales = inputs[3],
+                                    .most = {}};
+        const QuantizedLinear::CodesRequest column{.column = true, .most = inputs[9]};
         if (!of_x.column.defined())
-          of_x = layer.float8_codes(Operand::kActivation, as_rows(inputs[4]));
+          of_x = by_rows ? layer.float8_codes(Operand::kActivation, rows_of_x(), column)
+                         : layer.float8_codes(Operand::kActivation, as_rows(inputs[4]), column);
         dweight = float8_product(codes.column, codes.column_scales, r.gradient.blocks, of_x.column,
                                  of_x.column_scales, r.activation.blocks);
       }
       if (wanted.input) {
-        const auto of_weight = layer.float8_codes(Operand::kWeight, weight);
+        const auto of_weight = layer.float8_codes(Operand::kWeight, weight, {.column = true});
         dinput = float8_product(codes.row, codes.row_scales, r.gradient.blocks, of_weight.column,
                                 of_weight.column_scales, r.weight.blocks);
       }
-      if (wanted.bias) dbias = ops::gemm(at::ones({1, dy.size(0)}, dy.options()), dy).squeeze(0);
-      return {dinput, dweight, dbias, {}, {}};
+      if (wanted.bias) dbias = ops::column_sums(dy);
+      return with_prologue();
     }
     OperandCopies of_dy =
         gradient_copies(layer, dy, {.row = wanted.input, .column = wanted.weight}, call);
@@ -340,7 +355,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
       const at::ScalarType dtype =
           emulation_dtype(dy, layer.recipe_.gradient, layer.recipe_.activation);
       const OperandCopies of_x = input_columns(
-          layer, prologue.get(), {inputs[2], inputs[3], inputs[4], {}, by_rows}, dtype);
+          layer, prologue.get(), {inputs[2], inputs[3], inputs[4], {}, {}, by_rows}, dtype);
       dweight =
           layer.gemm_ == Gemm::kNative
               ? native_product(of_dy.column_codes, of_x.column_codes, made)
@@ -358,9 +373,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     }
     of_dy = {};
     if (wanted.bias) dbias = ops::column_sums(dy);
-    if (!dinput.defined() || !by_rows) return {dinput, dweight, dbias, {}, {}};
-    const auto before = prologue->gradients(inputs[4], {inputs[5], inputs[6]}, dinput);
-    return {before.x, dweight, dbias, before.parameters.weight, before.parameters.bias};
+    return with_prologue();
   }
 
   static OperandCopies gradient_copies(QuantizedLinear& layer, const at::Tensor& dy,
@@ -417,12 +430,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
 
 QuantizedLinear::QuantizedLinear(const LinearRecipe& recipe, std::string name, Gemm gemm,
                                  bool input_stays)
-    : recipe_(recipe), name_(std::move(name)), gemm_(gemm), input_stays_(input_stays) {
-  for (const Operand operand : kOperands) {
-    const OperandRecipe& how = recipe_.of(operand);
-    if (how.history > 0) amax_history(operand) = at::zeros({how.history}, at::kFloat);
-  }
-}
+    : recipe_(recipe), name_(std::move(name)), gemm_(gemm), input_stays_(input_stays) {}
 
 void QuantizedLinear::begin_step(uint64_t seed, bool count) {
   seed_ = seed;
@@ -430,7 +438,6 @@ void QuantizedLinear::begin_step(uint64_t seed, bool count) {
   calls_ = {};
   statistics_ = {};
   for (auto& of_operand : recorded_) of_operand.clear();
-  seen_ = {};
 }
 
 LinearStatistics QuantizedLinear::statistics() const {
@@ -438,13 +445,6 @@ LinearStatistics QuantizedLinear::statistics() const {
   for (const Operand operand : kOperands)
     for (const Statistics& of_call : recorded_[static_cast<size_t>(operand)])
       sums.of(operand).add(of_call);
-  for (const Operand operand : kOperands) {
-    const at::Tensor& seen = seen_[static_cast<size_t>(operand)];
-    if (!seen.defined()) continue;
-    Statistics& of_operand = sums.of(operand);
-    of_operand.amax_bits =
-        std::max(of_operand.amax_bits, static_cast<uint32_t>(seen.item<int32_t>()));
-  }
   return sums;
 }
 
@@ -458,24 +458,25 @@ QuantizedLinear::Call QuantizedLinear::next_call(Operand operand) {
   return {.number = calls_[static_cast<size_t>(operand)]++, .recorded = operations_are_recorded()};
 }
 
-void QuantizedLinear::remember_amax(Operand operand, float amax) {
-  at::Tensor& history = amax_history(operand);
-  history = at::roll(history, 1);
-  history[0].fill_(amax);
+const DelayedScaling& QuantizedLinear::delayed(Operand operand, at::Device device) {
+  DelayedScaling& found = delayed_[static_cast<size_t>(operand)];
+  const OperandRecipe& how = recipe_.of(operand);
+  if (how.history == 0) return found;
+  if (!found.seen.defined()) found = AmaxHistories({*how.format}, how.history, device).of(0);
+  DOVETAIL_CHECK(found.seen.device() == device, "{}: magnitudes of {} are on {}, x is on {}", name_,
+                 mx::name(operand), found.seen.device().str(), device.str());
+  return found;
 }
 
 template <class X>
 OperandCopies QuantizedLinear::quantized(Operand operand, const X& x, OperandRequest request,
                                          const Call& call) {
   const OperandRecipe& how = recipe_.of(operand);
-  request.amax = amax_for(operand);
   request.count = count_ && call.counts;
   request.as_codes = gemm_ == Gemm::kNative;
+  if (how.history > 0) request.amax = delayed(operand, x.device()).amax;
   OperandCopies copies = quantize_operand(x, how, request);
-  if constexpr (std::is_same_v<X, at::Tensor>) {
-    if (how.history > 0 && x.is_cuda() && x.numel() > 0)
-      see(operand, x.detach().abs().amax().to(at::kFloat).view(at::kInt));
-  }
+  if (how.history > 0) see(delayed(operand, x.device()), x, copies.statistics.amax_bits);
   if (operand == Operand::kWeight) {
     if (request.row) statistics_.weight = copies.statistics;
   } else if (!call.counts) {
@@ -490,96 +491,12 @@ OperandCopies QuantizedLinear::quantized(Operand operand, const X& x, OperandReq
   return copies;
 }
 
-bool QuantizedLinear::multiplies_float8(const at::Tensor& x, int64_t rows,
-                                        const at::Tensor& weight) const {
-  if (!x.is_cuda() || x.scalar_type() != at::kBFloat16 || rows == 0 || weight.numel() == 0)
-    return false;
-  bool blocks = false, tensors = false;
-  for (const Operand operand : kOperands) {
-    const OperandRecipe& how = recipe_.of(operand);
-    if (!how.format || how.is_microscaling()) return false;
-    (how.blocks == Blocks::kTensor ? tensors : blocks) = true;
-  }
-  if (blocks == tensors || recipe_.activation.format == Format::kE5M2 ||
-      (recipe_.weight.format == Format::kE5M2 && recipe_.gradient.format == Format::kE5M2) ||
-      cuda_kernels() == nullptr)
-    return false;
-  const int64_t multiple = blocks ? kFloat8Block : 16;
-  if (rows % multiple != 0 || weight.size(0) % multiple != 0 || weight.size(1) % multiple != 0)
-    return false;
-  const NativeDevice device = native_device(x.device());
-  const int capability = 10 * device.major + device.minor;
-  return blocks ? capability == 90 : capability >= 89;
-}
-
-QuantizedLinear::Codes QuantizedLinear::float8_codes(Operand operand, const at::Tensor& x_in) {
-  const OperandRecipe& how = recipe_.of(operand);
-  const auto address = reinterpret_cast<uintptr_t>(x_in.const_data_ptr());
-  const at::Tensor x = x_in.is_contiguous() && address % 16 == 0
-                           ? x_in.detach()
-                           : x_in.detach().clone(at::MemoryFormat::Contiguous);
-  const int64_t rows = x.size(0), cols = x.size(1);
-  const auto codes = x.options().dtype(float8_type(*how.format)),
-             numbers = x.options().dtype(at::kFloat);
-  Codes made = {.row = at::empty({rows, cols}, codes),
-                .column = at::empty({cols, rows}, codes),
-                .row_scales = {},
-                .column_scales = {}};
-  Float8GpuProblem p = {.rows = rows,
-                        .cols = cols,
-                        .narrow = x.scalar_type() == at::kBFloat16,
-                        .x = x.const_data_ptr(),
-                        .e5m2 = *how.format == Format::kE5M2,
-                        .power_of_two = !how.float32_scales,
-                        .amax = amax_for(operand),
-                        .codes = static_cast<uint8_t*>(made.row.mutable_data_ptr()),
-                        .transposed = static_cast<uint8_t*>(made.column.mutable_data_ptr())};
-  at::Tensor most;
-  if (how.blocks == Blocks::kTensor) {
-    most = at::zeros({}, x.options().dtype(at::kInt));
-    made.row_scales = made.column_scales = at::empty({1}, numbers);
-    p.most = reinterpret_cast<uint32_t*>(most.mutable_data_ptr<int32_t>());
-    cuda_kernels()->float8_amax(p);
-    if (how.history > 0) see(operand, most);
-  } else {
-    const int64_t down = rows / kFloat8Block, across = cols / kFloat8Block;
-    const auto by_fours = [](int64_t count) { return (count + 3) / 4 * 4; };
-    const bool square = how.blocks == Blocks::k128x128;
-    p.kind = square ? Float8GpuProblem::Kind::kSquare : Float8GpuProblem::Kind::kLines;
-    p.scale_stride = square ? by_fours(across) : rows;
-    p.column_scale_stride = square ? by_fours(down) : cols;
-    // at::_scaled_mm_v2 expects the contiguous dimension first.
-    made.row_scales = at::zeros({square ? down : across, p.scale_stride}, numbers).t();
-    made.column_scales = at::zeros({square ? across : down, p.column_scale_stride}, numbers).t();
-  }
-  p.scales = made.row_scales.mutable_data_ptr<float>();
-  p.column_scales = made.column_scales.mutable_data_ptr<float>();
-  cuda_kernels()->quantize_float8(p);
-  return made;
-}
-
-/// Records an amax, as float32 bits. A non-finite tensor is ignored, as on the CPU.
-void QuantizedLinear::see(Operand operand, const at::Tensor& amax) {
-  at::Tensor& seen = seen_[static_cast<size_t>(operand)];
-  const at::Tensor finite = at::where(amax < 0x7f800000, amax, 0);
-  seen = seen.defined() ? at::maximum(seen, finite) : finite;
-}
-
-float QuantizedLinear::amax_for(Operand operand) const {
-  const at::Tensor& history = amax_histories_[static_cast<size_t>(operand)];
-  if (!history.defined()) return 0;
-  const auto* known = history.const_data_ptr<float>();
-  const float most = *std::max_element(known, known + history.numel());
-  // Nothing is known if all are 0. Then the scale is 1.
-  return most > 0 ? most : largest_number(*recipe_.of(operand).format);
-}
-
 template <class X>
 OperandCopies QuantizedLinear::requantized_activation(const X& x) {
   return quantize_operand(x, recipe_.activation,
                           {.column = true,
                            .as_codes = gemm_ == Gemm::kNative,
-                           .amax = amax_for(Operand::kActivation),
+                           .amax = delayed(Operand::kActivation, x.device()).amax,
                            .count = false});
 }
 

@@ -5,9 +5,11 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "dovetail/mx/amax_history.h"
 #include "dovetail/mx/native.h"
 #include "dovetail/mx/operand.h"
 #include "dovetail/mx/recipe.h"
@@ -50,7 +52,8 @@ struct LinearStatistics {
 ///
 /// A recorded step is a training step captured as a list of operations (base/operation.h). In a
 /// recorded step, a separate operation of backward makes the column copy. On the CPU, the
-/// prologue's result never exists as a whole: the quantizer reads it a few rows at a time.
+/// prologue's result never exists as a whole: the quantizer reads it a few rows at a time. On a GPU
+/// this holds for activations: the quantizer computes them (`MadeRows::on_gpu`).
 ///
 /// Products are computed in one of three ways:
 /// - Native products (native.h) read codes. They are used for all products with Gemm::kNative. All
@@ -88,33 +91,41 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   void begin_step(uint64_t seed, bool count = true);
   LinearStatistics statistics() const;
 
-  /// Returns the largest magnitudes of an operand in earlier steps, (history) float32 on CPU,
-  /// newest first. Delayed scaling computes the operand's scale from their maximum. An entry 0
-  /// means that the magnitude is unknown. If all entries are 0, the scale is 1. The tensor is
-  /// undefined if the operand has no delayed scaling. The caller saves and restores the tensor.
-  /// Source: delayed scaling of TransformerEngine.
-  at::Tensor& amax_history(Operand operand) {
-    return amax_histories_[static_cast<size_t>(operand)];
+  /// Sets the magnitudes from which the scale of an operand follows, and where those of this step
+  /// are collected. The recipe must give the operand a history. Without this call, the scale of
+  /// delayed scaling is 1. The owner of the tensors, an AmaxHistories, begins and ends steps.
+  void set_delayed(Operand operand, const DelayedScaling& delayed) {
+    delayed_[static_cast<size_t>(operand)] = delayed;
   }
-  /// Inserts `amax` as the newest entry of the history and drops the oldest one. `amax` is the
-  /// largest magnitude of the operand in a finished step, over all ranks.
-  void remember_amax(Operand operand, float amax);
 
  private:
   friend class QuantizedLinearFunction;
-  float amax_for(Operand operand) const;
+  /// Returns the operand's delayed scaling on the device of x. Its tensors are undefined without
+  /// delayed scaling.
+  const DelayedScaling& delayed(Operand operand, at::Device device);
   /// FP8 codes of x (rows, cols) in `row`, and of the transpose of x in `column`. Scales have the
   /// layout that at::_scaled_mm_v2 reads.
   struct Codes {
     at::Tensor row, column, row_scales, column_scales;
+    at::Tensor most;  ///< largest magnitude of x as float32 bits, if the scales follow from it
   };
   /// Returns true if the products of x (with `rows` rows) and `weight` multiply FP8 codes directly.
   bool multiplies_float8(const at::Tensor& x, int64_t rows, const at::Tensor& weight) const;
-  /// Quantizes an operand to FP8 codes for at::_scaled_mm_v2, on a GPU.
-  Codes float8_codes(Operand operand, const at::Tensor& x);
-  /// Raises the operand's entry of `seen_` to `amax` (on the GPU, float32 bits), unless `amax` is
-  /// not finite. `statistics()` reports this largest magnitude, and delayed scaling reads it there.
-  void see(Operand operand, const at::Tensor& amax);
+  /// Returns true if the quantizer of activations computes the rows of `prologue` applied to x.
+  bool reads_rows(const ops::RowOperation& prologue, const at::Tensor& x,
+                  const at::Tensor& weight) const;
+  /// Quantizes an operand to FP8 codes for at::_scaled_mm_v2, on a GPU. `row`, `column`: copies to
+  /// make. `most`: Codes::most of an earlier call for the same tensor, or undefined.
+  struct CodesRequest {
+    bool row = false, column = false;
+    at::Tensor most = {};
+  };
+  Codes float8_codes(Operand operand, const at::Tensor& x, const CodesRequest& request);
+  Codes float8_codes(Operand operand, const ops::MadeRows& x, const CodesRequest& request);
+  /// Does the same for a matrix (rows, cols): x, or `activation` of x. x is contiguous and aligned
+  /// to 16 bytes.
+  Codes float8_codes(Operand operand, const at::Tensor& x, int64_t rows, int64_t cols,
+                     std::optional<ops::Activation> activation, const CodesRequest& request);
 
   /// Identifies one quantization of an activation or gradient.
   struct Call {
@@ -154,9 +165,7 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   std::array<std::vector<Statistics>, 3> recorded_;  ///< statistics by Call::number
   /// Number of quantizations of the operand in this step: the next Call::number.
   std::array<uint64_t, 3> calls_{};
-  std::array<at::Tensor, 3> amax_histories_;
-  /// Largest magnitudes in this step as float32 bits, on a GPU. Only for delayed scaling.
-  std::array<at::Tensor, 3> seen_;
+  std::array<DelayedScaling, 3> delayed_;
   uint64_t seed_ = 0;
   bool count_ = true;
 };

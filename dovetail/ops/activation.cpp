@@ -128,24 +128,30 @@ class ActivationOperation : public RowOperation {
   std::shared_ptr<const RowOperation> with(const Parameters&) const override {
     return std::make_shared<ActivationOperation>(activation_);
   }
-  bool has_rows(const at::Tensor& x) const override {
-    return x.is_cpu() && by_activation_kernel(x);
-  }
+  bool has_rows(const at::Tensor& x) const override { return by_activation_kernel(x); }
 
   MadeRows rows(const at::Tensor& x, Statistics&) const override {
     check_input(activation_, x);
     const int64_t width = x.size(-1), out = output_sizes(activation_, x).back();
+    const std::vector<int64_t> sizes = {x.numel() / width, out};
+    if (x.is_cuda())
+      return {.sizes = sizes,
+              .dtype = x.scalar_type(),
+              .make = {},
+              .on_gpu = MadeRows::Activated{activation_, x}};
     const ActivationProblem all = {
         .activation = activation_, .storage = storage_of(x), .width = out};
-    return {.sizes = {x.numel() / width, out},
+    return {.sizes = sizes,
             .dtype = x.scalar_type(),
-            .make = [all, x, width](int64_t row, int64_t rows, void* to) {
-              ActivationProblem part = all;
-              part.rows = rows;
-              part.x =
-                  static_cast<const char*>(x.const_data_ptr()) + row * width * x.element_size();
-              activation_forward(part, to);
-            }};
+            .make =
+                [all, x, width](int64_t row, int64_t rows, void* to) {
+                  ActivationProblem part = all;
+                  part.rows = rows;
+                  part.x =
+                      static_cast<const char*>(x.const_data_ptr()) + row * width * x.element_size();
+                  activation_forward(part, to);
+                },
+            .on_gpu = {}};
   }
 
   Gradients gradients(const at::Tensor& x, const Statistics&, const at::Tensor& dy) const override {
@@ -157,6 +163,11 @@ class ActivationOperation : public RowOperation {
 };
 
 }  // namespace
+
+at::Tensor MadeRows::Activated::whole() const {
+  const at::Tensor y = output(activation, x);
+  return y.view({-1, y.size(-1)});
+}
 
 at::Tensor swiglu(const at::Tensor& x) { return activate(Activation::kSwiGlu, x); }
 at::Tensor gelu(const at::Tensor& x) { return activate(Activation::kGelu, x); }

@@ -192,16 +192,19 @@ class NormOperation : public RowOperation {
     if (centered_) statistics.mean = at::empty({count}, at::kFloat);
     return {.sizes = {count, width},
             .dtype = x.scalar_type(),
-            .make = [x, weight = float_contiguous(weight_.detach()),
-                     bias = bias_.defined() ? float_contiguous(bias_.detach()) : bias_, statistics,
-                     eps = eps_, width](int64_t row, int64_t rows, void* to) {
-              NormProblem part = problem(x, weight, bias, statistics.mean, statistics.rstd, eps);
-              part.rows = rows;
-              part.x = static_cast<const char*>(part.x) + row * width * x.element_size();
-              part.rstd += row;
-              if (part.mean != nullptr) part.mean += row;
-              norm_forward(part, to);
-            }};
+            .make =
+                [x, weight = float_contiguous(weight_.detach()),
+                 bias = bias_.defined() ? float_contiguous(bias_.detach()) : bias_, statistics,
+                 eps = eps_, width](int64_t row, int64_t rows, void* to) {
+                  NormProblem part =
+                      problem(x, weight, bias, statistics.mean, statistics.rstd, eps);
+                  part.rows = rows;
+                  part.x = static_cast<const char*>(part.x) + row * width * x.element_size();
+                  part.rstd += row;
+                  if (part.mean != nullptr) part.mean += row;
+                  norm_forward(part, to);
+                },
+            .on_gpu = {}};
   }
 
   Gradients gradients(const at::Tensor& x, const Statistics& statistics,

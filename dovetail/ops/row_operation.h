@@ -5,7 +5,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
+
+#include "dovetail/ops/activation_simd.h"
 
 /// Operations on single rows of x (..., C), an activation or a norm, that precede a matrix product.
 /// A consumer can have the result computed a few rows at a time, for example to quantize it. The
@@ -15,10 +18,22 @@ namespace dovetail::ops {
 /// Matrix whose rows are computed at the time they are read.
 struct MadeRows {
   std::vector<int64_t> sizes;  ///< rows, columns
-  at::ScalarType dtype;        ///< float32 or bfloat16; rows are on the CPU
-  /// Computes rows [row, row + rows) and writes them to `to`, contiguous. Any number of threads may
-  /// call it at a time.
+  at::ScalarType dtype;        ///< float32 or bfloat16
+  /// CPU only. Computes rows [row, row + rows) and writes them to `to`, contiguous. Any number of
+  /// threads may call it at a time.
   std::function<void(int64_t row, int64_t rows, void* to)> make;
+
+  /// Activation of x, a contiguous CUDA tensor.
+  struct Activated {
+    Activation activation;
+    at::Tensor x;
+    /// Returns the whole matrix.
+    at::Tensor whole() const;
+  };
+  /// GPU only. The kernel that reads the rows computes them itself.
+  std::optional<Activated> on_gpu;
+
+  at::Device device() const { return on_gpu ? on_gpu->x.device() : at::Device(at::kCPU); }
 };
 
 /// Activation or norm, with its parameters.
@@ -36,7 +51,8 @@ class RowOperation {
   virtual Parameters parameters() const { return {}; }
 
   /// Returns true if `rows` and `gradients` can be called for x: their kernel supports x and is
-  /// enabled.
+  /// enabled. On a GPU, only activations have rows. A norm has one kernel with the residual sum
+  /// before it.
   virtual bool has_rows(const at::Tensor& x) const = 0;
   /// Results of the forward pass that `gradients` reads in addition to x: float32 (N) for N rows.
   /// `rows` allocates them, and `MadeRows::make` fills them. Norms need 1 / std (`rstd`), and layer

@@ -1,5 +1,6 @@
 #include "dovetail/train/trainer.h"
 
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -23,8 +24,10 @@
 #include "dovetail/train/gpt/training.h"
 #include "dovetail/train/loop/resume.h"
 #include "dovetail/train/metrics/validation.h"
+#include "dovetail/train/numerics/attention.h"
 #include "dovetail/train/recommender/training.h"
 #include "dovetail/train/report/run_report.h"
+#include "dovetail/train/resolve/out_of_memory.h"
 #include "dovetail/train/resolve/resolve.h"
 #include "dovetail/train/resolve/unread_keys.h"
 #include "dovetail/train/run/folder.h"
@@ -83,6 +86,7 @@ nlohmann::ordered_json machine_record(const ResolvedRun& run, const TrainingLoop
            {{"recipe", run.precision.recipe},
             {"compute", run.precision.name},
             {"reason", run.precision.reason}}},
+          {"attention", run.attention.name},
           {"parameters", run.size.parameters},
           {"flops_per_token", run.size.flops_per_token},
           {"tokens_of_an_expert", tokens_of_an_expert(run.config, run.micro_batch)},
@@ -142,6 +146,8 @@ void log_what_is_trained(const ResolvedRun& run, int ranks) {
   log_expert_load_bound(run);
   warn_of_later_tokens(run.config.model);
   log_why_no_gpu(run, ranks);
+  if (const auto& [kernel, reason] = run.attention; !kernel.empty())
+    log_info("attention: {}{}", kernel, reason.empty() ? "" : fmt::format(" ({})", reason));
   if (const std::string unread = unread_ffn_width(run.config.model);
       !run.config.recommends() && !unread.empty())
     log_warning("{}", unread);
@@ -162,7 +168,7 @@ struct StartingPoint {
   std::unique_ptr<RunFolder> folder;               ///< on rank 0 only
   std::optional<io::StoredCheckpoint> checkpoint;  ///< on rank 0 only
   RunState state;
-  std::optional<std::string> precision;
+  std::optional<std::string> precision, attention;  ///< choices of the run that is resumed
 };
 
 StartingPoint open_run(const ResolvedRun& run, comm::Group& group, const TrainOptions& options) {
@@ -184,7 +190,8 @@ StartingPoint open_run(const ResolvedRun& run, comm::Group& group, const TrainOp
   const nlohmann::json shared = comm::broadcast_json(group, found);
   const auto step = shared["step"].get<int64_t>();
   if (step < 0) return start;
-  start.precision = stored_precision(shared["state"]);
+  start.precision = stored_choice(shared["state"], "precision");
+  start.attention = stored_choice(shared["state"], "attention");
   start.state = run_state(shared["state"], step);
   start.state.resumed_from.push_back(step);
   return start;
@@ -220,14 +227,19 @@ TrainResult train(const RunConfig& config, std::shared_ptr<comm::Group> group,
                   const TrainOptions& options) {
   const bool speaks = group->rank() == 0 && !options.quiet;
   ResolvedRun run = resolve_run(config, *group, options);
+  if (run.device.is_cuda()) group = comm::on_gpus(std::move(group));
   if (options.dry_run) {
     resolve_precision_and_size(run, *group, std::nullopt);
+    if (!config.recommends()) run.attention = resolve_attention(run, std::nullopt, *group);
     if (speaks) log_what_is_trained(run, group->size());
     return {};
   }
   StartingPoint start = open_run(run, *group, options);
   resolve_precision_and_size(run, *group, start.precision);
+  if (!config.recommends()) run.attention = resolve_attention(run, start.attention, *group);
   if (speaks) log_what_is_trained(run, group->size());
+  if (speaks && run.device.is_cuda() && group->size() > 1)
+    log_info("{} ranks exchange tensors of GPUs through {}", group->size(), group->gpu_library());
   if (speaks && !start.state.resumed_from.empty())
     log_info("resuming {} at step {}", run.config.run.folder, start.state.step);
 
@@ -244,7 +256,11 @@ TrainResult train(const RunConfig& config, std::shared_ptr<comm::Group> group,
     write_machine(false);
   });
   if (speaks) log_info("{}", training->data_summary());
-  training->run();
+  try {
+    training->run();
+  } catch (const c10::OutOfMemoryError&) {
+    throw out_of_memory(run, gpu_memory());
+  }
   comm::on_rank_zero(*group, "writing the report", [&] {
     write_machine(training->complete());
     if (training->complete()) training->finish(*folder, options.quiet);

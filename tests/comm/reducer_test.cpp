@@ -328,6 +328,8 @@ TEST(GradientReducer, SumsAreReducedWhileBackwardRuns) {
       std::shared_ptr<Group> split(const std::vector<std::vector<int>>& parts) override {
         return inner->split(parts);
       }
+      std::string gpu_library() const override { return inner->gpu_library(); }
+      Connections connections() const override { return inner->connections(); }
     };
     auto counting = std::make_shared<Counting>();
     counting->inner = group;

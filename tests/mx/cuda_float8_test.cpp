@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 
 #include "dovetail/base/gpu.h"
 #include "dovetail/mx/cuda_kernels.h"
 #include "dovetail/mx/float8.h"
 #include "dovetail/mx/quantized_linear.h"
+#include "dovetail/ops/row_operation.h"
 #include "tests/mx/blocks.h"
 
 namespace dovetail::mx::cuda_float8_test {
@@ -137,6 +139,71 @@ TEST_F(CudaFloat8, KernelMakesTheCodesOfTheCpuAndOfTheTranspose) {
   }
 }
 
+/// With a magnitude of earlier steps, one pass quantizes and finds the magnitude of this step.
+TEST_F(CudaFloat8, DelayedScalingSaturatesAndSeesTheMagnitude) {
+  const int64_t rows = 144, cols = 272;
+  for (const bool finite : {true, false}) {
+    const at::Tensor x = values(rows, cols, at::kBFloat16, finite), on_gpu = x.to(at::kCUDA);
+    const at::Tensor amax = x[0][1].to(at::kFloat).add(0.5F);
+    const auto bytes = on_gpu.options().dtype(at::kByte);
+    const at::Tensor codes = at::empty({rows, cols}, bytes),
+                     transposed = at::empty({cols, rows}, bytes),
+                     most = at::zeros({}, bytes.dtype(at::kInt)),
+                     scale = at::empty({1}, bytes.dtype(at::kFloat)), known = amax.to(at::kCUDA);
+    mx::cuda_kernels()->quantize_float8(
+        {.rows = rows,
+         .cols = cols,
+         .narrow = true,
+         .x = on_gpu.const_data_ptr(),
+         .most = reinterpret_cast<uint32_t*>(most.mutable_data_ptr<int32_t>()),
+         .amax = known.const_data_ptr<float>(),
+         .codes = codes.mutable_data_ptr<uint8_t>(),
+         .transposed = transposed.mutable_data_ptr<uint8_t>(),
+         .scales = scale.mutable_data_ptr<float>()});
+    const at::Tensor no_gap = at::where(at::isfinite(x), x, 0);
+    const Float8Tensor expected = quantize_float8(no_gap, {.amax = amax}).tensor;
+    expect_bits(codes, at::where(at::isfinite(x), expected.codes, 0x7f));
+    expect_bits(transposed, codes.cpu().t());
+    expect_bits(scale[0], expected.scales);
+    const float magnitude = most.view(at::kFloat).item<float>();
+    if (finite) {
+      EXPECT_EQ(magnitude, x.abs().max().item<float>());
+    } else {
+      EXPECT_FALSE(std::isfinite(magnitude));
+    }
+  }
+}
+
+/// A Linear whose quantizer computes the activation has the bits of a Linear after it.
+TEST_F(CudaFloat8, AnActivationInTheQuantizerHasTheBitsOfItsResult) {
+  for (const char* recipe :
+       {"fp8_tensor", "fp8_tensor_delayed", "fp8_block", "fp8_block_float32", "mxfp8", "mxfp4"}) {
+    for (const auto& operation :
+         {ops::swiglu_operation(), ops::gelu_operation(), ops::squared_relu_operation()}) {
+      for (const auto& [rows, in, out] :
+           {std::tuple<int64_t, int64_t, int64_t>{256, 384, 128}, {48, 96, 32}, {23, 96, 40}}) {
+        SCOPED_TRACE(fmt::format("{} {} {} {}", recipe, rows, in, out));
+        const bool gated = operation->apply(at::zeros({1, 2})).size(-1) == 1;
+        const auto run = [&](bool inside) {
+          const auto linear = std::make_shared<QuantizedLinear>(
+              find_recipe(built_in_recipes(), recipe).linear, "x");
+          linear->begin_step(1, /*count=*/false);
+          const auto leaf = [&](std::vector<int64_t> sizes, uint64_t seed) {
+            return ordinary_values(sizes, seed, at::kBFloat16).to(at::kCUDA).requires_grad_();
+          };
+          const at::Tensor x = leaf({2, rows, gated ? 2 * in : in}, 1), weight = leaf({out, in}, 2);
+          const at::Tensor y = inside ? linear->forward(x, weight, {}, operation)
+                                      : linear->forward(operation->apply(x), weight);
+          y.backward(leaf({2, rows, out}, 4).detach());
+          return std::vector<at::Tensor>{y.detach(), x.grad(), weight.grad()};
+        };
+        const auto inside = run(true), after = run(false);
+        for (size_t i = 0; i < inside.size(); ++i) EXPECT_TRUE(inside[i].equal(after[i])) << i;
+      }
+    }
+  }
+}
+
 /// Sizes with FP8 products, and without.
 TEST_F(CudaFloat8, ALinearIsThatOfTheCpu) {
   for (const char* recipe :
@@ -149,6 +216,9 @@ TEST_F(CudaFloat8, ALinearIsThatOfTheCpu) {
           const auto linear = std::make_shared<QuantizedLinear>(
               find_recipe(built_in_recipes(), recipe).linear, "x");
           linear->begin_step(1);
+          AmaxHistories histories({Format::kE4M3}, 2, device);
+          const bool delayed = linear->recipe().activation.history > 0;
+          if (delayed) linear->set_delayed(mx::Operand::kActivation, histories.of(0));
           const auto leaf = [&](std::vector<int64_t> sizes, uint64_t seed) {
             return ordinary_values(sizes, seed, dtype).to(device).requires_grad_();
           };
@@ -156,8 +226,9 @@ TEST_F(CudaFloat8, ALinearIsThatOfTheCpu) {
                            bias = leaf({out}, 3);
           const at::Tensor y = linear->forward(x, weight, bias);
           y.backward(leaf({rows, out}, 4).detach());
-          if (linear->amax_history(mx::Operand::kActivation).defined()) {
-            EXPECT_EQ(linear->statistics().activation.amax(), x.abs().max().item<float>());
+          if (delayed) {
+            histories.end_step([](const at::Tensor& seen) { return seen; });
+            EXPECT_EQ(histories.of(0).amax.item<float>(), x.abs().max().item<float>());
           }
           return std::vector<at::Tensor>{y.detach().cpu(), x.grad().cpu(), weight.grad().cpu(),
                                          bias.grad().cpu()};

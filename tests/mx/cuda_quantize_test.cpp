@@ -173,6 +173,45 @@ TEST_F(CudaQuantize, DequantizesEveryCodeUnderEveryScale) {
   }
 }
 
+/// Computing the activation in the quantizer gives the bits of two kernels.
+TEST_F(CudaQuantize, AnActivationIsQuantizedLikeItsResult) {
+  uint64_t seed = 1;
+  for (const auto& operation :
+       {ops::swiglu_operation(), ops::gelu_operation(), ops::squared_relu_operation()}) {
+    const int64_t inputs = operation->apply(at::zeros({1, 2})).size(-1) == 1 ? 2 : 1;
+    for (const auto& [rows, cols] : {std::pair(33, 64), {7, 544}, {40, 48}}) {
+      for (const Format format : kFormats) {
+        for (const Copies copies : {Copies::kRow, Copies::kColumn, Copies::kRowAndColumn}) {
+          for (const bool values : {true, false}) {
+            SCOPED_TRACE(::testing::Message() << rows << " x " << cols << " " << name(format));
+            const at::Tensor x =
+                ordinary_values({rows, inputs * cols}, seed++, at::kBFloat16).to(at::kCUDA);
+            QuantizeSpec spec = {.format = format, .count = false, .copies = copies};
+            spec.row_values = spec.column_values = values;
+            ops::RowOperation::Statistics none;
+            const Quantized made = quantize(operation->rows(x, none), spec),
+                            expected = quantize(operation->apply(x), spec);
+            EXPECT_TRUE(same_bits(made.row_values, expected.row_values.defined()
+                                                       ? expected.row_values.cpu()
+                                                       : at::Tensor()));
+            EXPECT_TRUE(same_bits(made.column_values, expected.column_values.defined()
+                                                          ? expected.column_values.cpu()
+                                                          : at::Tensor()));
+            if (values) continue;
+            for (const auto& [a, b] :
+                 {std::pair(&made.row, &expected.row), std::pair(&made.column, &expected.column)}) {
+              ASSERT_EQ(a->defined(), b->defined());
+              if (!b->defined()) continue;
+              EXPECT_TRUE(at::equal(a->codes(), b->codes()));
+              EXPECT_TRUE(at::equal(a->scales(), b->scales()));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_F(CudaQuantize, ALinearOnAGpuIsThatOfTheCpu) {
   const LinearRecipe recipe = find_recipe(built_in_recipes(), "mxfp8").linear;
   const auto run = [&](at::Device device) {

@@ -128,7 +128,7 @@ TEST(Float8, TakesViewsAndMoreDimensions) {
 
 TEST(Float8, AMagnitudeFromOutsideSetsTheScaleAndSaturates) {
   const at::Tensor x = at::tensor({1.0F, 0.5F, -4.0F, 3.0F, 1e-9F});
-  const Float8 made = quantize_float8(x, {.amax = 2, .values = true});
+  const Float8 made = quantize_float8(x, {.amax = at::scalar_tensor(2.0F), .values = true});
   EXPECT_TRUE(at::equal(made.values, at::tensor({1.0F, 0.5F, -2.0F, 2.0F, 0.0F})));
   EXPECT_EQ(made.statistics.saturations, 2);
   EXPECT_EQ(made.statistics.saturating_blocks, 1);
@@ -164,8 +164,11 @@ TEST(Float8, WhatCannotBeIsNamed) {
   EXPECT_THAT(
       user_error([&] { quantize_float8(at::ones({2, 3, 4}), {.blocks = Float8Blocks::kSquare}); }),
       HasSubstr("[2, 3, 4]"));
-  EXPECT_THAT(user_error([&] { quantize_float8(x, {.blocks = Float8Blocks::kRow, .amax = 1}); }),
+  const at::Tensor amax = at::ones({}, at::kFloat);
+  EXPECT_THAT(user_error([&] { quantize_float8(x, {.blocks = Float8Blocks::kRow, .amax = amax}); }),
               HasSubstr("whole tensor"));
+  EXPECT_THAT(user_error([&] { quantize_float8(x, {.amax = amax.to(at::kDouble)}); }),
+              HasSubstr("float32 scalar"));
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
+#include <limits>
+
 #include "dovetail/base/error.h"
 #include "dovetail/mx/linear.h"
 #include "dovetail/mx/quantize.h"
@@ -168,16 +170,19 @@ TEST(QuantizedLinear, DelayedScalingReadsEarlierStepsAlone) {
   delayed.weight = delayed.gradient = {};
   delayed.activation.history = 2;
   const auto linear = layer(delayed);
+  AmaxHistories histories({Format::kE4M3}, 2, at::kCPU);
+  linear->set_delayed(mx::Operand::kActivation, histories.of(0));
   const at::Tensor eye = at::eye(32), x = at::full({2, 32}, 8.0F), gradient = at::ones({2, 32});
   const auto step = [&](float size) {  // y is x as it was quantized
     linear->begin_step(0);
+    histories.begin_step();
     const at::Tensor weight = eye.detach().clone().requires_grad_();
     const at::Tensor y = linear->forward(x * size, weight);
     y.backward(gradient);
     EXPECT_TRUE(at::allclose(weight.grad(), y.detach().sum(0).expand({32, 32}), 1e-5,
                              1e-5));  // the kept copy
     EXPECT_EQ(linear->statistics().activation.amax(), 8 * size);
-    linear->remember_amax(mx::Operand::kActivation, linear->statistics().activation.amax());
+    histories.end_step([](const at::Tensor& seen) { return seen; });
     return y[0][0].item<float>();
   };
   EXPECT_EQ(step(1), 8.0F);      // nothing is known: scale 1
@@ -186,12 +191,32 @@ TEST(QuantizedLinear, DelayedScalingReadsEarlierStepsAlone) {
   EXPECT_EQ(step(100), 800.0F);  // the step of 100 is still remembered
   step(1.0F / 64);
   step(1.0F / 64);
-  EXPECT_EQ(linear->amax_history(mx::Operand::kActivation).size(0), 2);
-  EXPECT_FALSE(linear->amax_history(mx::Operand::kWeight).defined());
+  EXPECT_TRUE(at::equal(histories.of(0).history, at::full({2}, 0.125F)));
   linear->begin_step(0);
   linear->forward(x, eye);
   EXPECT_EQ(linear->statistics().activation.saturations,
             x.numel());  // only small ones are remembered now
+}
+
+TEST(QuantizedLinear, AStepThatIsNotFiniteLeavesAnUnknownMagnitude) {
+  AmaxHistories histories({Format::kE4M3, Format::kE5M2}, 3, at::kCPU);
+  const auto step = [&](float first, float second) {
+    histories.begin_step();
+    const float seen[] = {first, second};
+    for (const int64_t i : {0, 1})
+      histories.of(i).seen.copy_(at::tensor({seen[i]}).view(at::kInt)[0]);
+    histories.end_step([](const at::Tensor& most) { return most; });
+  };
+  const auto amax = [&](int64_t i) { return histories.of(i).amax.item<float>(); };
+  EXPECT_EQ(amax(0), 448.0F);  // nothing is known: scale 1
+  EXPECT_EQ(amax(1), 57344.0F);
+  step(3.0F, std::numeric_limits<float>::infinity());
+  EXPECT_EQ(amax(0), 3.0F);
+  EXPECT_EQ(amax(1), 57344.0F);
+  step(std::numeric_limits<float>::quiet_NaN(), 2.0F);
+  EXPECT_TRUE(at::equal(histories.of(0).history, at::tensor({0.0F, 3.0F, 0.0F})));
+  EXPECT_TRUE(at::equal(histories.of(1).history, at::tensor({2.0F, 0.0F, 0.0F})));
+  EXPECT_EQ(amax(0), 3.0F);
 }
 
 TEST(QuantizedLinear, StochasticRoundingFollowsFromTheSeedAlone) {

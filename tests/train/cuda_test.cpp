@@ -36,6 +36,23 @@ TEST(Cuda, TrainsToTheLossOfTheCpu) {
   EXPECT_GT(gpu_memory().peak_bytes, 0u);
 }
 
+TEST(Cuda, AFullGpuEndsWithABatchThatFits) {
+  if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+  const test::TinyRun run;
+  RunConfig config = run.config("full");
+  config.run.device = "cuda";
+  config.model.width = 1024;
+  config.model.layers = 16;
+  config.train.batch = 1 << 18;
+  try {
+    train(config, comm::world_from_environment(), {.quiet = true});
+    ADD_FAILURE() << "the step fits";
+  } catch (const UserError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("memory of cuda:0 is full"));
+    EXPECT_THAT(error.help(), ::testing::HasSubstr("train.micro_batch = "));
+  }
+}
+
 /// Losses of a run on the GPU. run.cuda_graph = "on" fails where the step cannot be recorded.
 std::vector<double> losses_with_graph(const test::TinyRun& run, const std::string& name,
                                       const std::string& cuda_graph, const std::string& recipe) {
@@ -56,7 +73,7 @@ std::vector<double> losses_with_graph(const test::TinyRun& run, const std::strin
 TEST(Cuda, AGraphTrainsToTheLossesOfItsOperations) {
   if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
   const test::TinyRun run;
-  for (const std::string recipe : {"fp32", "bf16", "mxfp8"}) {
+  for (const std::string recipe : {"fp32", "bf16", "mxfp8", "fp8_tensor_delayed"}) {
     const std::vector<double> expected = losses_with_graph(run, "eager-" + recipe, "off", recipe);
     EXPECT_EQ(expected.size(), 12u);
     EXPECT_THAT(

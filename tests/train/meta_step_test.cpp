@@ -5,16 +5,22 @@
 #include <gtest/gtest.h>
 #include <torch/library.h>
 
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "dovetail/comm/gradient_reducer.h"
 #include "dovetail/comm/group.h"
 #include "dovetail/models/config.h"
 #include "dovetail/models/gpt.h"
+#include "dovetail/models/recommender.h"
+#include "dovetail/moe/names.h"
 #include "dovetail/train/gpt/step.h"
 #include "dovetail/train/numerics/quantization.h"
+#include "dovetail/train/optimizer/gradient_clipping.h"
 #include "dovetail/train/optimizer/optimizer.h"
+#include "dovetail/train/recommender/loss.h"
 
 namespace dovetail {
 namespace {
@@ -114,14 +120,16 @@ Seen step_on_meta(const models::ModelConfig& model_config, const std::string& re
   precision.recipe = recipe;
   train::Quantization quantization(*model, precision, recipe);
   optimizer.bind(*model);
-  train::TrainStep step(model, optimizer, comm::local_groups(1)[0],
-                        {.micro_batch = micro_batch, .clip = 1.0});
+  const auto group = comm::local_groups(1)[0];
+  train::TrainStep step(model, optimizer, group, {.micro_batch = micro_batch, .clip = 1.0});
   const at::Tensor tokens = at::ones({4, model_config.context + 1}, at::kLong);
   Seen found;
   seen = &found;
   {
     const c10::impl::IncludeDispatchKeyGuard mode(kMode);
+    quantization.begin_step(1, /*count=*/false);
     step.run(tokens, 1e-3, false);
+    quantization.end_step(*group);
   }
   seen = nullptr;
   EXPECT_EQ(optimizer.updates(), 1) << "the step was skipped";
@@ -129,7 +137,7 @@ Seen step_on_meta(const models::ModelConfig& model_config, const std::string& re
 }
 
 TEST(MetaStep, AGptReadsFromTheDeviceOnce) {
-  for (const std::string recipe : {"fp32", "bf16", "mxfp8", "fp8_tensor"}) {
+  for (const std::string recipe : {"fp32", "bf16", "mxfp8", "fp8_tensor", "fp8_tensor_delayed"}) {
     for (const int64_t micro_batch : {4, 2}) {
       for (const bool checkpointed : {false, true}) {
         SCOPED_TRACE(recipe + " micro-batch " + std::to_string(micro_batch));
@@ -147,6 +155,90 @@ TEST(MetaStep, LlamaAndNemotronReadFromTheDeviceOnce) {
     const Seen found = step_on_meta(config_of(activation, "rmsnorm", "rotary"), "bf16", 4);
     EXPECT_THAT(found.host_reads, ::testing::SizeIs(1)) << activation;
     EXPECT_THAT(found.mixed, ::testing::IsEmpty()) << activation;
+  }
+}
+
+models::ModelConfig mixture_of(const std::string& router) {
+  models::ModelConfig config = config_of("gelu", "rmsnorm", "rotary");
+  config.moe.experts = 4;
+  config.moe.router = router;
+  config.moe.k = router == "base" || router == "hash" ? 1 : 2;
+  return models::resolve_model_config(config, 0);
+}
+
+TEST(MetaStep, AMixtureReadsNoMoreThanToday) {
+  for (const std::string_view router : moe::kRouterNames) {
+    SCOPED_TRACE(router);
+    const Seen found = step_on_meta(mixture_of(std::string(router)), "bf16", 4);
+    std::map<std::string, int> reads, mixed;
+    for (const auto& name : found.host_reads) ++reads[name];
+    for (const auto& name : found.mixed) ++mixed[name];
+    std::cerr << router << " " << ::testing::PrintToString(reads) << ::testing::PrintToString(mixed)
+              << "\n";
+  }
+}
+
+/// The dense part of a recommender's step: forward, backward, norm, update.
+Seen recommender_step_on_meta(const std::string& name) {
+  models::RecommenderConfig config;
+  config.model = name;
+  config.dim = 8;
+  models::RecommenderInputs inputs = {.dense = 3, .sparse = 4};
+  if (name == "mmoe") inputs.tasks = 2;
+  if (models::reads_sequences(config)) {
+    inputs.sequences = {{.target = 0}};
+    inputs.length = 5;
+  }
+  if (name == "can") inputs.co_actions = {{.item = 1, .sequence = 0}};
+  models::forget_unread_keys(config, inputs);
+  const auto model = models::make_recommender(config, inputs, c10::kMeta);
+  train::Optimizer optimizer(*model, {});
+  optimizer.bind(*model);
+  const auto group = comm::local_groups(1)[0];
+  comm::GradientReducer reducer(group, optimizer.parameters(), {.bucket_bytes = 1 << 20});
+  const auto tensor = [](at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat) {
+    return at::ones(sizes, at::TensorOptions(dtype).device(at::kMeta));
+  };
+  constexpr int64_t kSamples = 6;
+  const models::RecommenderBatch batch = {
+      .dense = tensor({kSamples, inputs.dense}),
+      .embedded = tensor({kSamples, models::EmbeddedColumns(config, inputs).all()}).requires_grad_(),
+      .mask = inputs.length > 0 ? tensor({kSamples, inputs.length}, at::kBool) : at::Tensor(),
+      .negative_mask = models::has_negatives(config)
+                           ? tensor({kSamples, inputs.length - 1}, at::kBool)
+                           : at::Tensor()};
+  const at::Tensor labels = tensor({kSamples, inputs.tasks}), scales = tensor({inputs.tasks});
+  Seen found;
+  seen = &found;
+  {
+    const c10::impl::IncludeDispatchKeyGuard mode(kMode);
+    reducer.begin();
+    reducer.arm();
+    const models::RecommenderOutput made = model->forward(batch);
+    const at::Tensor loss = train::loss_sum(made.logits, labels, scales);
+    (made.auxiliary.defined() ? loss + made.auxiliary : loss).backward();
+    reducer.finish();
+    std::vector<at::Tensor> gradients;
+    for (size_t i = 0; i < reducer.size(); ++i) gradients.push_back(reducer.gradient(i));
+    std::vector<at::Tensor> numbers = train::squares_of(gradients);
+    numbers.push_back(loss.detach().to(at::kDouble));
+    train::read_together(numbers);
+    optimizer.set_update(train::Optimizer::Numbers{.lr = 0.1});
+    optimizer.update(reducer);
+  }
+  seen = nullptr;
+  return found;
+}
+
+TEST(MetaStep, TheDensePartOfARecommenderReadsNoMoreThanToday) {
+  for (const std::string name : {"wide_deep", "deepfm", "dlrm", "dcnv2", "din", "dien", "can", "mmoe"}) {
+    SCOPED_TRACE(name);
+    const Seen found = recommender_step_on_meta(name);
+    std::map<std::string, int> reads, mixed;
+    for (const auto& name : found.host_reads) ++reads[name];
+    for (const auto& name : found.mixed) ++mixed[name];
+    std::cerr << name << " " << ::testing::PrintToString(reads) << ::testing::PrintToString(mixed)
+              << "\n";
   }
 }
 

@@ -3,8 +3,15 @@
 #include <cstdint>
 
 #include "dovetail/mx/cuda/float8.h"
+#include "dovetail/ops/cuda/activation.cuh"
+#include "dovetail/ops/cuda/values.cuh"
 
 // Rounds like float8_simd.cpp: multiply, saturate, round to nearest even, all in float32.
+//
+// Memory traffic bounds each kernel. Bytes an element of bfloat16 with one scale a tensor: 2 to
+// find the amax, 2 to read, 1 for each copy of codes. Delayed scaling needs no pass for the amax.
+// An activation is computed while its input is read: it saves its own 4 bytes (SwiGLU: 6 of 8), and
+// its result is never stored.
 namespace dovetail::mx::cuda {
 namespace {
 
@@ -13,6 +20,8 @@ constexpr int kTile = 128, kThreads = 512, kSide = 16;
 /// 16 (t % 8) + 15.
 constexpr int kRows = 2;
 constexpr uint32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
+/// Code of NaN, in E4M3 and in E5M2.
+constexpr uint32_t kNanCode = 0x7f;
 
 /// Loads 16 neighbours as float32 bits, from memory aligned to 16 bytes.
 template <bool kNarrow>
@@ -39,16 +48,54 @@ __device__ void load(const void* x, int64_t index, uint32_t (&to)[kSide]) {
   }
 }
 
+/// Source of the matrix: x itself, in float32 or bfloat16, or an activation of x in bfloat16.
+enum class Read { kFloat32, kBFloat16, kSwiGlu, kGelu, kSquaredRelu };
+
+/// Loads 16 neighbours of an activation, rounded to bfloat16. `index` is the first one's index in
+/// the result (rows, cols).
+template <ops::Activation kActivation>
+__device__ void load_activated(const Float8GpuProblem& p, int64_t index, uint32_t (&to)[kSide]) {
+  using ops::cuda::load_values;
+  constexpr bool kGated = kActivation == ops::Activation::kSwiGlu;
+  const auto* from =
+      static_cast<const __nv_bfloat16*>(p.x) + ops::cuda::input_index<kActivation>(index, p.cols);
+#pragma unroll
+  for (int i = 0; i < kSide; i += 8) {
+    const auto x = load_values(from + i);
+    ops::cuda::Values<__nv_bfloat16> up;
+    if constexpr (kGated) up = load_values(from + p.cols + i);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float y = ops::cuda::activated<kActivation>(x.v[j], kGated ? up.v[j] : 0.0f);
+      to[i + j] = __float_as_uint(__bfloat162float(__float2bfloat16_rn(y)));
+    }
+  }
+}
+
+/// Loads 16 neighbours of the matrix as float32 bits, from memory aligned to 16 bytes.
+template <Read kRead>
+__device__ void load_from(const Float8GpuProblem& p, int64_t index, uint32_t (&to)[kSide]) {
+  if constexpr (kRead == Read::kSwiGlu)
+    load_activated<ops::Activation::kSwiGlu>(p, index, to);
+  else if constexpr (kRead == Read::kGelu)
+    load_activated<ops::Activation::kGelu>(p, index, to);
+  else if constexpr (kRead == Read::kSquaredRelu)
+    load_activated<ops::Activation::kSquaredRelu>(p, index, to);
+  else
+    load<kRead == Read::kBFloat16>(p.x, index, to);
+}
+
 /// Finds the largest magnitude in one read of rows x cols. The maximum does not depend on the
 /// order.
-template <bool kNarrow>
-__global__ void __launch_bounds__(kThreads) amax_kernel(Float8GpuProblem p) {
+template <Read kRead>
+__global__ void __launch_bounds__(kThreads)
+    amax_kernel(const __grid_constant__ Float8GpuProblem p) {
   const int64_t groups = p.rows * p.cols / kSide, step = static_cast<int64_t>(gridDim.x) * kThreads;
   uint32_t most = 0;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < groups;
        i += step) {
     uint32_t x[kSide];
-    load<kNarrow>(p.x, i * kSide, x);
+    load_from<kRead>(p, i * kSide, x);
 #pragma unroll
     for (int j = 0; j < kSide; ++j) most = max(most, x[j] & kMagnitude);
   }
@@ -62,23 +109,26 @@ struct Scale {
 
 __device__ Scale choose_scale(const Float8GpuProblem& p, uint32_t most) {
   if (most >= kInfinity) return {0, __uint_as_float(0x7fc00000)};
-  const float amax = p.amax > 0 ? p.amax : __uint_as_float(most);
+  const float amax = __uint_as_float(most);
   float factor = __fdiv_rn(p.e5m2 ? 57344.0F : 448.0F, fmaxf(amax, 0x1p-80F));
   if (p.power_of_two) factor = __uint_as_float(__float_as_uint(factor) & kInfinity);
   return {factor, __fdiv_rn(1.0F, factor)};
 }
 
-/// Returns the code of an element; 0 if the block's factor is 0.
+/// Returns the code of an element; 0 if the block's factor is 0, because the block is not finite.
+/// Only with delayed scaling may x be infinite or NaN otherwise.
 __device__ uint32_t encode(uint32_t x, float factor, __nv_fp8_interpretation_t format) {
   if (factor == 0) return 0;
+  if ((x & kMagnitude) >= kInfinity) return kNanCode;
   return __nv_cvt_float_to_fp8(__fmul_rn(__uint_as_float(x), factor), __NV_SATFINITE, format);
 }
 
 /// Quantizes one tile of 128 x 128. Bytes an element: 2 or 4 read, 2 written, each in accesses of
 /// 16 bytes. Codes are transposed in shared memory. Chunks of 16 rows are permuted by column there,
 /// to avoid bank conflicts.
-template <bool kNarrow, Float8GpuProblem::Kind kKind>
-__global__ void __launch_bounds__(kThreads, 2) quantize_kernel(Float8GpuProblem p) {
+template <Read kRead, Float8GpuProblem::Kind kKind>
+__global__ void __launch_bounds__(kThreads, 2)
+    quantize_kernel(const __grid_constant__ Float8GpuProblem p) {
   __shared__ __align__(16) uint8_t transposed[kTile * kTile];
   __shared__ uint32_t most_of[kTile];
   __shared__ float factor_of[kTile];
@@ -91,12 +141,22 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_kernel(Float8GpuProblem 
   uint32_t x[kRows][kSide] = {};
   if (inside) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) load<kNarrow>(p.x, (row + r) * p.cols + col, x[r]);
+    for (int r = 0; r < kRows; ++r) load_from<kRead>(p, (row + r) * p.cols + col, x[r]);
   }
 
   float by_row[kRows];
   if constexpr (kKind == Float8GpuProblem::Kind::kWhole) {
-    const Scale scale = choose_scale(p, *p.most);
+    if (p.amax != nullptr) {
+      uint32_t most = 0;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int j = 0; j < kSide; ++j) most = max(most, x[r][j] & kMagnitude);
+      }
+      most = __reduce_max_sync(0xffffffff, most);
+      if (t % 32 == 0) atomicMax(p.most, most);
+    }
+    const Scale scale = choose_scale(p, p.amax != nullptr ? __float_as_uint(*p.amax) : *p.most);
     by_row[0] = by_row[1] = scale.factor;
     if (blockIdx.x == 0 && t == 0) *p.scales = scale.scale;
   } else {
@@ -161,12 +221,13 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_kernel(Float8GpuProblem 
     *reinterpret_cast<uint16_t*>(transposed + (group * kSide + j) * kTile + chunk * 16 +
                                  local_row % 16) = static_cast<uint16_t>(codes[0] | codes[1] << 8);
   }
-  if (inside) {
+  if (inside && p.codes != nullptr) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
       *reinterpret_cast<uint4*>(p.codes + (row + r) * p.cols + col) =
           make_uint4(words[r][0], words[r][1], words[r][2], words[r][3]);
   }
+  if (p.transposed == nullptr) return;
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -178,21 +239,37 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_kernel(Float8GpuProblem 
   }
 }
 
-template <bool kNarrow>
+template <Read kRead>
 void quantize_of(const Float8GpuProblem& p, cudaStream_t stream) {
   const auto blocks =
       static_cast<unsigned>((p.rows + kTile - 1) / kTile * ((p.cols + kTile - 1) / kTile));
   using Kind = Float8GpuProblem::Kind;
   switch (p.kind) {
     case Kind::kWhole:
-      quantize_kernel<kNarrow, Kind::kWhole><<<blocks, kThreads, 0, stream>>>(p);
+      quantize_kernel<kRead, Kind::kWhole><<<blocks, kThreads, 0, stream>>>(p);
       break;
     case Kind::kLines:
-      quantize_kernel<kNarrow, Kind::kLines><<<blocks, kThreads, 0, stream>>>(p);
+      quantize_kernel<kRead, Kind::kLines><<<blocks, kThreads, 0, stream>>>(p);
       break;
     case Kind::kSquare:
-      quantize_kernel<kNarrow, Kind::kSquare><<<blocks, kThreads, 0, stream>>>(p);
+      quantize_kernel<kRead, Kind::kSquare><<<blocks, kThreads, 0, stream>>>(p);
       break;
+  }
+}
+
+/// Calls f with the source of the problem's matrix as a constant, f.operator()<kRead>().
+template <class F>
+void with_read(const Float8GpuProblem& p, F f) {
+  if (!p.activation)
+    return p.narrow ? f.template operator()<Read::kBFloat16>()
+                    : f.template operator()<Read::kFloat32>();
+  switch (*p.activation) {
+    case ops::Activation::kSwiGlu:
+      return f.template operator()<Read::kSwiGlu>();
+    case ops::Activation::kGelu:
+      return f.template operator()<Read::kGelu>();
+    case ops::Activation::kSquaredRelu:
+      return f.template operator()<Read::kSquaredRelu>();
   }
 }
 
@@ -202,15 +279,11 @@ void float8_amax(const Float8GpuProblem& p, cudaStream_t stream) {
   constexpr int64_t kMostBlocks = 132 * 4;
   const int64_t blocks = (p.rows * p.cols / kSide + kThreads - 1) / kThreads;
   const auto grid = static_cast<unsigned>(blocks < kMostBlocks ? blocks : kMostBlocks);
-  if (p.narrow) {
-    amax_kernel<true><<<grid, kThreads, 0, stream>>>(p);
-  } else {
-    amax_kernel<false><<<grid, kThreads, 0, stream>>>(p);
-  }
+  with_read(p, [&]<Read kRead>() { amax_kernel<kRead><<<grid, kThreads, 0, stream>>>(p); });
 }
 
 void quantize_float8(const Float8GpuProblem& p, cudaStream_t stream) {
-  p.narrow ? quantize_of<true>(p, stream) : quantize_of<false>(p, stream);
+  with_read(p, [&]<Read kRead>() { quantize_of<kRead>(p, stream); });
 }
 
 }  // namespace dovetail::mx::cuda

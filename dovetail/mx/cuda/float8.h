@@ -6,9 +6,10 @@
 
 namespace dovetail::mx::cuda {
 
-/// Raises `*problem.most` to the largest magnitude of x if that is larger.
+/// Raises `*problem.most` to the largest magnitude of the matrix if that is larger.
 void float8_amax(const Float8GpuProblem& problem, cudaStream_t stream);
-/// Quantizes x and its transpose. If `problem.kind` is kWhole, `float8_amax` must run before.
+/// Quantizes a matrix and its transpose. If `problem.kind` is kWhole and there is no
+/// `problem.amax`, `float8_amax` must run before.
 void quantize_float8(const Float8GpuProblem& problem, cudaStream_t stream);
 
 }  // namespace dovetail::mx::cuda

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "dovetail/ops/cuda/activation.cuh"
 #include "dovetail/ops/cuda/launch.h"
 #include "dovetail/ops/cuda/values.cuh"
 
@@ -8,18 +9,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int64_t kMaxBlocks = 1 << 16;
-
-__device__ float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
-
-/// Returns y of one element; only SwiGLU uses `up`.
-template <Activation kActivation>
-__device__ float value(float x, float up) {
-  if constexpr (kActivation == Activation::kSwiGlu) return x * sigmoid(x) * up;
-  if constexpr (kActivation == Activation::kSquaredRelu) return x > 0 ? x * x : 0.0f;
-  // The tanh form of GELU: k = sqrt(2 / pi).
-  constexpr float k = 0.7978845608028654f, c = 0.044715f;
-  return 0.5f * x * (1.0f + tanhf(k * (x + c * x * x * x)));
-}
 
 /// Returns dx of one element; SwiGLU also writes the gradient of `up`.
 template <Activation kActivation>
@@ -31,15 +20,8 @@ __device__ float gradient(float x, float up, float dy, float& dup) {
   }
   if constexpr (kActivation == Activation::kSquaredRelu) return x > 0 ? 2.0f * x * dy : 0.0f;
   constexpr float k = 0.7978845608028654f, c = 0.044715f;
-  const float t = tanhf(k * (x + c * x * x * x));
-  return dy * (0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * k * (1.0f + 3.0f * c * x * x));
-}
-
-/// Returns the index of the x of element i of y (rows, width). For SwiGLU it is the index of the
-/// gate; the up value is `width` elements after it.
-template <Activation kActivation>
-__device__ int64_t input_index(int64_t i, int64_t width) {
-  return kActivation == Activation::kSwiGlu ? i / width * 2 * width + i % width : i;
+  const float s = sigmoid(gelu_argument(x));
+  return dy * (s + x * (s * (1.0f - s)) * 2.0f * k * (1.0f + 3.0f * c * x * x));
 }
 
 /// Computes an activation or its gradient. kWide: accesses 16 bytes at a time, which must divide
@@ -67,7 +49,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int j = 0; j < kStep; ++j) {
       const float u = kGated ? up.v[j] : 0.0f;
-      a.v[j] = kForward ? value<kActivation>(a.v[j], u)
+      a.v[j] = kForward ? activated<kActivation>(a.v[j], u)
                         : gradient<kActivation>(a.v[j], u, d.v[j], dup.v[j]);
     }
     const int64_t to = kForward ? i : at;

@@ -71,6 +71,10 @@ void RunSection::describe(Section& s) {
           "Forward and backward on a GPU as one CUDA graph, recorded in the third step. auto: "
           "where the step allows it. on: an error where it does not. off: each operation by itself")
       .choices({"auto", "on", "off"});
+  s.value("attention", attention,
+          "Attention kernel on a GPU in bfloat16. auto: cuDNN's if a measurement shows that it "
+          "takes at most 0.95 of flash attention's time. A resumed run keeps its kernel")
+      .choices({"auto", "flash", "cudnn"});
   s.value("threads", threads, "CPU threads of a rank; 0: the machine's cores divided by its ranks")
       .range(0, 4096);
 }

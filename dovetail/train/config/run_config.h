@@ -32,6 +32,7 @@ struct RunSection {
   /// auto | on | off: run forward and backward as one CUDA graph. auto: where a step allows it. on:
   /// throw UserError where it does not.
   std::string cuda_graph = "auto";
+  std::string attention = "auto";  ///< auto | flash | cudnn: attention kernel on a GPU
   /// CPU threads of a rank. 0: the cores of this machine divided by its ranks.
   int64_t threads = 0;
   void describe(Section& s);

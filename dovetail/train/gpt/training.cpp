@@ -33,8 +33,6 @@ std::string cuda_graph_obstacle(const ResolvedRun& run, const comm::Group& group
   for (const auto& layer : quantization.layers()) {
     const mx::LinearRecipe& recipe = layer->quantized()->recipe();
     for (const mx::Operand operand : mx::kOperands) {
-      if (recipe.of(operand).history > 0)
-        return "delayed scaling changes the scales from step to step";
       if (recipe.of(operand).rounding == mx::Rounding::kStochastic)
         return "stochastic rounding changes its seed from step to step";
     }

@@ -121,6 +121,7 @@ nlohmann::json checkpoint_state(const RunState& state, const ResolvedRun& run,
           {"tokenizer", tokenizer == nullptr ? nlohmann::json() : tokenizer_state(*tokenizer)},
           {"data_sha256", run.data.sha256},
           {"precision", run.precision.name},
+          {"attention", run.attention.name},
           {"ranks", ranks},
           {"seed", run.config.run.seed},
           {"data_position", {{"step", state.step}}},
@@ -163,9 +164,9 @@ RunState run_state(const nlohmann::json& state, int64_t step) {
           .resumed_from = state.value("resumed_from", std::vector<int64_t>())};
 }
 
-std::optional<std::string> stored_precision(const nlohmann::json& state) {
-  if (!state.contains("precision")) return std::nullopt;
-  return state["precision"].get<std::string>();
+std::optional<std::string> stored_choice(const nlohmann::json& state, const char* key) {
+  const std::string choice = state.value(key, "");
+  return choice.empty() ? std::nullopt : std::optional(choice);
 }
 
 std::vector<std::string> check_same_run(const nlohmann::json& state, const ResolvedRun& run,

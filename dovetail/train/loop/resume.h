@@ -49,8 +49,9 @@ std::vector<data::DenseScale> dense_scales(const nlohmann::json& state);
 /// Returns the RunState in a checkpoint's state. `step` is the step of the checkpoint. Keys that
 /// are absent, as in imported weights, take their defaults.
 RunState run_state(const nlohmann::json& state, int64_t step);
-/// Returns the precision of the run that wrote the state ("bf16"), or nullopt (imported weights).
-std::optional<std::string> stored_precision(const nlohmann::json& state);
+/// Returns a choice of the run that wrote the state: "precision" ("bf16") or "attention" ("flash").
+/// Nullopt if the run made no such choice, or if the weights are imported.
+std::optional<std::string> stored_choice(const nlohmann::json& state, const char* key);
 
 /// Checks that `run`, with `ranks` ranks, can resume from a checkpoint of step `step`. Throws
 /// UserError with the differing keys if model, data, seed or batch differ. Returns warnings about

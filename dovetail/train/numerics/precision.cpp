@@ -2,11 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/comm/collective.h"
+#include "dovetail/mx/float8_product.h"
 
 namespace dovetail::train {
 namespace {
@@ -60,6 +62,19 @@ Precision resolve_precision(const std::string& recipe, const std::optional<std::
                .peak_flops = shared["peak_flops"]};
   precision.compute = compute_dtype(precision.name);
   return precision;
+}
+
+void measure_float8_peak(Precision& precision, const std::vector<mx::LinearRecipe>& recipes,
+                         c10::Device device, comm::Group& group) {
+  double peak = precision.peak_flops;
+  comm::on_rank_zero(group, "measuring FP8 products", [&] {
+    const auto multiplies = [&](const auto& recipe) {
+      return mx::has_float8_products(recipe, device);
+    };
+    if (std::ranges::any_of(recipes, multiplies))
+      peak = measure_gemm_rate(GemmType::kFloat8, device);
+  });
+  precision.peak_flops = comm::broadcast_json(group, {{"peak", peak}})["peak"];
 }
 
 }  // namespace dovetail::train

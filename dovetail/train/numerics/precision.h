@@ -5,8 +5,10 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "dovetail/comm/group.h"
+#include "dovetail/mx/recipe.h"
 
 namespace dovetail::train {
 
@@ -20,7 +22,8 @@ struct Precision {
   std::string name;
   /// Reason for the choice of "auto", for the log and the report. Empty if there was no choice.
   std::string reason;
-  /// Measured FLOP/s of matrix products in dtype `compute` on one rank. 0: not measured (fp64).
+  /// Measured FLOP/s of matrix products on one rank: in dtype `compute`, or of FP8 codes if Linears
+  /// multiply them. 0: not measured (fp64).
   double peak_flops = 0;
 };
 
@@ -36,5 +39,10 @@ inline constexpr double kMinBFloat16Gain = 1.25;
 ///   `kept` throws UserError.
 Precision resolve_precision(const std::string& recipe, const std::optional<std::string>& kept,
                             c10::Device device, comm::Group& group);
+
+/// Sets precision.peak_flops to the measured FLOP/s of FP8 products if Linears of `recipes`
+/// multiply FP8 codes on `device`. Rank 0 measures for all ranks; all call this together.
+void measure_float8_peak(Precision& precision, const std::vector<mx::LinearRecipe>& recipes,
+                         c10::Device device, comm::Group& group);
 
 }  // namespace dovetail::train

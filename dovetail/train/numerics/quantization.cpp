@@ -223,6 +223,37 @@ Quantization::Quantization(models::GPT& model, const PrecisionSection& config,
     throw UserError(
         fmt::format("precision.gemm = \"native\", but nothing is quantized under {}", name),
         "name a quantizing recipe (precision.recipe = \"mxfp8\"), or leave precision.gemm out");
+  make_histories();
+}
+
+void Quantization::make_histories() {
+  struct Named {
+    mx::QuantizedLinear* layer;
+    mx::Operand operand;
+    std::string name;
+  };
+  std::map<int64_t, std::vector<Named>> by_length;
+  for (const auto& layer : layers_) {
+    for (const mx::Operand operand : kOperands) {
+      const int64_t length = layer->quantized()->recipe().of(operand).history;
+      if (length > 0)
+        by_length[length].push_back(
+            {layer->quantized(), operand,
+             fmt::format("{}.{}", layer->options().name, mx::name(operand))});
+    }
+  }
+  for (const auto& [length, operands] : by_length) {
+    std::vector<mx::Format> formats;
+    std::vector<std::string> names;
+    for (const Named& one : operands) {
+      formats.push_back(*one.layer->recipe().of(one.operand).format);
+      names.push_back(one.name);
+    }
+    const mx::AmaxHistories histories(formats, length, layers_.front()->weight.device());
+    for (size_t i = 0; i < operands.size(); ++i)
+      operands[i].layer->set_delayed(operands[i].operand, histories.of(static_cast<int64_t>(i)));
+    delayed_.push_back({std::move(names), histories});
+  }
 }
 
 nlohmann::ordered_json Quantization::statistics(int64_t step) const {
@@ -297,35 +328,26 @@ std::vector<std::string> Quantization::warnings(const nlohmann::ordered_json& st
 void Quantization::begin_step(uint64_t seed, bool count) {
   for (size_t i = 0; i < layers_.size(); ++i)
     layers_[i]->quantized()->begin_step(mix_seed(seed, i), count);
+  for (Delayed& delayed : delayed_) delayed.histories.begin_step();
 }
 
 void Quantization::end_step(comm::Group& group) {
-  std::vector<std::pair<mx::QuantizedLinear*, mx::Operand>> delayed;
-  std::vector<float> observed;
-  for (const auto& layer : layers_) {
-    mx::QuantizedLinear& linear = *layer->quantized();
-    for (const mx::Operand operand : kOperands) {
-      if (!linear.amax_history(operand).defined()) continue;
-      delayed.emplace_back(&linear, operand);
-      observed.push_back(linear.statistics().of(operand).amax());
-    }
+  for (Delayed& delayed : delayed_) {
+    delayed.histories.end_step([&](const at::Tensor& seen) {
+      at::Tensor most = seen;
+      if (group.size() > 1)
+        for (const at::Tensor& other : group.all_gather(seen)) most = at::maximum(most, other);
+      return most;
+    });
   }
-  if (delayed.empty()) return;
-  at::Tensor most = at::tensor(observed);
-  for (const at::Tensor& other : group.all_gather(most)) most = at::maximum(most, other);
-  for (size_t i = 0; i < delayed.size(); ++i)
-    delayed[i].first->remember_amax(delayed[i].second, most.const_data_ptr<float>()[i]);
 }
 
 std::map<std::string, at::Tensor> Quantization::tensors() const {
   std::map<std::string, at::Tensor> found;
-  for (const auto& layer : layers_) {
-    for (const mx::Operand operand : kOperands) {
-      const at::Tensor& history = layer->quantized()->amax_history(operand);
-      if (history.defined())
-        found[fmt::format("{}amax.{}.{}", kTensorPrefix, layer->options().name,
-                          mx::name(operand))] = history;
-    }
+  for (const Delayed& delayed : delayed_) {
+    for (size_t i = 0; i < delayed.names.size(); ++i)
+      found[fmt::format("{}amax.{}", kTensorPrefix, delayed.names[i])] =
+          delayed.histories.of(static_cast<int64_t>(i)).history;
   }
   return found;
 }
@@ -345,6 +367,7 @@ void Quantization::load(const std::map<std::string, at::Tensor>& tensors, comm::
                  "the checkpoint holds {}, which this run's recipe does not read", name);
   });
   for (auto& [name, tensor] : own) group.broadcast(tensor, 0);
+  for (Delayed& delayed : delayed_) delayed.histories.restored();
 }
 
 }  // namespace dovetail::train

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "dovetail/mx/amax_history.h"
 #include "dovetail/mx/native.h"
 #include "dovetail/train/config/run_config.h"
 
@@ -65,7 +66,7 @@ class Quantization {
   void begin_step(uint64_t seed, bool count = true);
 
   /// Call after each step that was not skipped, on all ranks together. For delayed scaling, stores
-  /// the step's amax values: the maxima over all ranks.
+  /// the step's amax values: the maxima over all ranks. Does not wait for a GPU.
   void end_step(comm::Group& group);
 
   /// Returns the amax values that delayed scaling has stored, for a checkpoint. Names are
@@ -109,6 +110,15 @@ class Quantization {
  private:
   std::vector<mx::LinearRecipe> recipes_;
   std::vector<std::shared_ptr<mx::Linear>> layers_;
+  /// Histories of all operands with delayed scaling and the same length. `names` are in the order
+  /// of the histories: "<layer>.<operand>".
+  struct Delayed {
+    std::vector<std::string> names;
+    mx::AmaxHistories histories;
+  };
+  void make_histories();
+
+  std::vector<Delayed> delayed_;
   std::set<std::string> warned_;  ///< kinds and tensors that `warnings` has counted
 };
 

@@ -228,28 +228,35 @@ void resolve_precision_and_size(ResolvedRun& run, comm::Group& group,
   const Quantization quantization(sizes_only, run.config.precision, run.precision.name);
   check_parallel(run.config, quantization);
   check_memory_plan(run);
+  measure_float8_peak(run.precision, quantization.recipes(), run.device, group);
   run.size = models::model_size(run.config.model);
   const ParallelSection& parallel = run.config.parallel;
-  run.memory = models::memory_estimate(
-      run.config.model, {.micro_batch = run.micro_batch,
-                         .accumulate = run.micro_batch < run.maximum_samples,
-                         .bfloat16 = run.precision.compute == at::kBFloat16,
-                         .linears = quantization.recipes(),
-                         .recompute = run.config.train.checkpoint_activations,
-                         .distributed = group.size() > 1,
-                         .optimizer_ranks = parallel.shards() ? group.size() : 1,
-                         .gradient_ranks = parallel.shard == "gradients" ? group.size() : 1,
-                         .expert_ranks = parallel.expert,
-                         .checkpoints = group.rank() == 0,
-                         .threads = run.threads});
+  run.memory_options = {.bfloat16 = run.precision.compute == at::kBFloat16,
+                        .linears = quantization.recipes(),
+                        .recompute = run.config.train.checkpoint_activations,
+                        .distributed = group.size() > 1,
+                        .optimizer_ranks = parallel.shards() ? group.size() : 1,
+                        .gradient_ranks = parallel.shard == "gradients" ? group.size() : 1,
+                        .expert_ranks = parallel.expert,
+                        .checkpoints = group.rank() == 0,
+                        .threads = run.threads};
+  run.memory = memory_with(run, run.micro_batch);
+}
+
+models::MemoryEstimate memory_with(const ResolvedRun& run, int64_t micro_batch) {
+  models::MemoryEstimateOptions options = run.memory_options;
+  options.micro_batch = micro_batch;
+  options.accumulate = micro_batch < run.maximum_samples;
+  models::MemoryEstimate memory = models::memory_estimate(run.config.model, options);
   if (run.precision.compute == at::kDouble) {
     // The estimate is for FP32. Every tensor of a step takes twice as many bytes in FP64.
-    for (int64_t* part : {&run.memory.weights, &run.memory.gradients, &run.memory.optimizer,
-                          &run.memory.activations, &run.memory.workspace, &run.memory.checkpoint,
-                          &run.memory.all_gradients}) {
+    for (int64_t* part :
+         {&memory.weights, &memory.gradients, &memory.optimizer, &memory.activations,
+          &memory.workspace, &memory.checkpoint, &memory.all_gradients}) {
       *part *= 2;
     }
   }
+  return memory;
 }
 
 double tokens_of_an_expert(const RunConfig& config, int64_t micro_batch) {

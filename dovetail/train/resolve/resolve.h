@@ -39,6 +39,10 @@ double tokens_that_hide_weights(double flops, double bytes_per_s, int64_t elemen
 /// checkpoints between steps, this includes the copy that is written to a checkpoint during a step.
 int64_t maximum_memory(const ResolvedRun& run);
 
+/// Returns the estimated bytes that training takes on this rank with micro-batches of `micro_batch`
+/// samples. Requires resolve_precision_and_size. The run trains a GPT.
+models::MemoryEstimate memory_with(const ResolvedRun& run, int64_t micro_batch);
+
 /// Returns a line for the log that describes the run. Bytes in it are sums over all ranks of this
 /// machine. Example:
 ///

@@ -8,6 +8,7 @@
 
 #include "dovetail/models/size.h"
 #include "dovetail/train/config/run_config.h"
+#include "dovetail/train/numerics/attention.h"
 #include "dovetail/train/numerics/precision.h"
 
 namespace dovetail::train {
@@ -31,6 +32,7 @@ struct ResolvedRun {
   DataSummary data;  ///< empty for a recommender
   at::Device device = at::kCPU;
   Precision precision;
+  AttentionKernel attention;  ///< set by resolve_attention; empty on the CPU
   int threads = 1;  ///< CPU threads of this rank
   /// Samples that this rank processes at a time. If train.micro_batch = "auto", this is the
   /// smallest size that may be chosen: recommender.grain.
@@ -38,8 +40,9 @@ struct ResolvedRun {
   /// Maximum samples of a rank in one step, for any shares that balance may choose
   /// (BatchShares::maximum_possible_samples).
   int64_t maximum_samples = 1;
-  models::ModelSize size;         ///< numbers of parameters and FLOPs
-  models::MemoryEstimate memory;  ///< estimated bytes of this rank's training
+  models::ModelSize size;                        ///< numbers of parameters and FLOPs
+  models::MemoryEstimate memory;                 ///< estimated bytes of this rank's training
+  models::MemoryEstimateOptions memory_options;  ///< options of `memory`; unused by recommenders
   /// Free bytes of memory, in total for all ranks of this machine. It is the GPU's memory if the
   /// run uses the GPU.
   uint64_t available_bytes = 0;
