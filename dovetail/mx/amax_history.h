@@ -11,7 +11,7 @@
 namespace dovetail::mx {
 
 /// Delayed scaling of one operand: its scale follows from magnitudes in earlier steps. Tensors are
-/// on the device of the operand. They are views into an `AmaxHistories`, so a kernel of a CUDA
+/// on the device of the operand. They are views into an `AmaxHistories`. So a kernel in a CUDA
 /// graph can read them in each step. Source: delayed scaling of TransformerEngine.
 struct DelayedScaling {
   /// Largest magnitudes in earlier steps, (history) float32, newest first. An entry 0 means that
@@ -21,7 +21,7 @@ struct DelayedScaling {
   /// entries are 0, it is the largest number of the format, so that the scale is 1.
   at::Tensor amax;
   /// Largest magnitude in this step, int32 scalar with the bits of a float32. Quantizers raise it.
-  /// The bits are those of infinity or NaN if an element was not finite.
+  /// They are the bits of infinity or NaN if an element was not finite.
   at::Tensor seen;
 };
 

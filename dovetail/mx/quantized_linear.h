@@ -91,9 +91,10 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   void begin_step(uint64_t seed, bool count = true);
   LinearStatistics statistics() const;
 
-  /// Sets the magnitudes from which the scale of an operand follows, and where those of this step
-  /// are collected. The recipe must give the operand a history. Without this call, the scale of
-  /// delayed scaling is 1. The owner of the tensors, an AmaxHistories, begins and ends steps.
+  /// Sets the magnitudes from which the scale of an operand follows, and where this step's
+  /// magnitudes are collected. The recipe must give the operand a history. Without this call, the
+  /// scale of delayed scaling is 1. The owner of the tensors, an AmaxHistories, begins and ends
+  /// steps.
   void set_delayed(Operand operand, const DelayedScaling& delayed) {
     delayed_[static_cast<size_t>(operand)] = delayed;
   }

@@ -24,11 +24,11 @@
 #include "dovetail/train/gpt/training.h"
 #include "dovetail/train/loop/resume.h"
 #include "dovetail/train/metrics/validation.h"
-#include "dovetail/train/numerics/attention.h"
 #include "dovetail/train/recommender/training.h"
 #include "dovetail/train/report/run_report.h"
 #include "dovetail/train/resolve/out_of_memory.h"
 #include "dovetail/train/resolve/resolve.h"
+#include "dovetail/train/resolve/resolve_attention.h"
 #include "dovetail/train/resolve/unread_keys.h"
 #include "dovetail/train/run/folder.h"
 

@@ -20,7 +20,8 @@ class CudaAttention : public ::testing::Test {
   }
 };
 
-/// Both kernels compute attention as the CPU does in float64, for equal and for fewer heads of keys.
+/// Both kernels compute attention as the CPU does in float64, for equal and for fewer heads of
+/// keys.
 TEST_F(CudaAttention, EachKernelIsTheReference) {
   for (const auto kernel : {GpuAttention::kFlash, GpuAttention::kCudnn}) {
     use_gpu_attention(kernel, at::kCUDA);

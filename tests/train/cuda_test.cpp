@@ -90,13 +90,38 @@ TEST(Cuda, TwoRunsOfOneSeedHaveTheSameBits) {
             losses_with_graph(run, "two", "auto", "bf16"));
 }
 
+/// Steps of a resumed process run without a graph at first.
+TEST(Cuda, AResumedRunHasTheBitsOfAWholeOne) {
+  if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+  const test::TinyRun run;
+  for (const std::string recipe : {"fp32", "bf16", "mxfp8", "fp8_tensor_delayed"}) {
+    const auto prepared = [&](const std::string& name) {
+      RunConfig config = run.config(recipe + name);
+      config.run.device = "cuda";
+      config.precision.recipe = recipe;
+      config.train.micro_batch = 2;
+      return config;
+    };
+    test::train_alone(prepared("whole"));
+    RunConfig config = prepared("parts");
+    config.train.time_limit_s = 1e-9;  // each process makes one step
+    for (int64_t step = 1; step <= 3; ++step) test::train_alone(config);
+    config.train.time_limit_s = 0;
+    test::train_alone(config);
+    EXPECT_EQ(run.read(recipe + "parts", "metrics.jsonl"),
+              run.read(recipe + "whole", "metrics.jsonl"))
+        << recipe;
+  }
+}
+
 /// Ranks that share a GPU exchange their gradients through Gloo.
 TEST(Cuda, TwoRanksOnOneCardTrainToTheLossOfOne) {
   if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
   const test::TinyRun run;
-  const auto losses_of = [&](int ranks) {
-    RunConfig config = run.config(fmt::format("ranks-{}", ranks));
+  const auto losses_of = [&](int ranks, const std::string& shard) {
+    RunConfig config = run.config(fmt::format("ranks-{}-{}", ranks, shard));
     config.run.device = "cuda";
+    config.parallel.shard = shard;
     config.train.bucket_bytes = 65536;  // several buckets a step
     expect_all_succeed(ranks, [&](std::shared_ptr<comm::Group> group) {
       train(config, std::move(group), {.quiet = true});
@@ -105,9 +130,11 @@ TEST(Cuda, TwoRanksOnOneCardTrainToTheLossOfOne) {
     for (const auto& line : run.metrics(config.run.name)) losses.push_back(line["loss"]);
     return losses;
   };
-  const std::vector<double> expected = losses_of(1);
+  const std::vector<double> expected = losses_of(1, "none");
   EXPECT_EQ(expected.size(), 12u);
-  EXPECT_THAT(losses_of(2), ::testing::Pointwise(::testing::DoubleNear(1e-5), expected));
+  for (const std::string shard : {"none", "optimizer", "gradients"})
+    EXPECT_THAT(losses_of(2, shard), ::testing::Pointwise(::testing::DoubleNear(1e-5), expected))
+        << shard;
 }
 
 }  // namespace

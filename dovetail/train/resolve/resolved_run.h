@@ -8,7 +8,6 @@
 
 #include "dovetail/models/size.h"
 #include "dovetail/train/config/run_config.h"
-#include "dovetail/train/numerics/attention.h"
 #include "dovetail/train/numerics/precision.h"
 
 namespace dovetail::train {
@@ -25,6 +24,12 @@ struct DataSummary {
   int64_t train_tokens = 0, validation_tokens = 0;  ///< tokens in each split of the first source
 };
 
+/// Attention kernel of a run on a GPU.
+struct AttentionKernel {
+  std::string name;    ///< "flash" or "cudnn"; empty: there is no choice
+  std::string reason;  ///< measured times, for the log; empty without a measurement
+};
+
 /// All decisions that are made before the first large allocation. resolve_run and
 /// resolve_precision_and_size (resolve.h) fill it.
 struct ResolvedRun {
@@ -33,7 +38,7 @@ struct ResolvedRun {
   at::Device device = at::kCPU;
   Precision precision;
   AttentionKernel attention;  ///< set by resolve_attention; empty on the CPU
-  int threads = 1;  ///< CPU threads of this rank
+  int threads = 1;            ///< CPU threads of this rank
   /// Samples that this rank processes at a time. If train.micro_batch = "auto", this is the
   /// smallest size that may be chosen: recommender.grain.
   int64_t micro_batch = 1;

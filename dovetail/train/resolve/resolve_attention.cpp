@@ -1,4 +1,4 @@
-#include "dovetail/train/numerics/attention.h"
+#include "dovetail/train/resolve/resolve_attention.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,6 @@
 #include "dovetail/base/error.h"
 #include "dovetail/comm/collective.h"
 #include "dovetail/ops/gpu_attention.h"
-#include "dovetail/train/resolve/resolved_run.h"
 
 namespace dovetail::train {
 namespace {
