@@ -1,6 +1,7 @@
 #include "dovetail/mx/amax_history.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "dovetail/mx/codec.h"
 
@@ -9,6 +10,7 @@ namespace dovetail::mx {
 AmaxHistories::AmaxHistories(const std::vector<Format>& formats, int64_t length,
                              at::Device device) {
   std::vector<float> largest;
+  largest.reserve(formats.size());
   for (const Format format : formats) largest.push_back(largest_number(format));
   largest_ = at::tensor(largest).to(device);
   histories_ = at::zeros({largest_.size(0), length}, largest_.options());

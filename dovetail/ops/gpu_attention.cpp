@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <limits>
@@ -51,6 +52,7 @@ void use_gpu_attention(GpuAttention kernel, at::Device device) {
   if (kernel == GpuAttention::kCudnn)
     std::rotate(order.begin(), order.begin() + 2, order.begin() + 3);
   std::vector<int64_t> numbers;
+  numbers.reserve(order.size());
   for (const SDPBackend backend : order) numbers.push_back(static_cast<int64_t>(backend));
   at::globalContext().setSDPPriorityOrder(numbers);
 }
