@@ -38,8 +38,9 @@ double measure_copy_bandwidth(double seconds = 0.1);
 /// kFloat8: E4M3 operands with one scale each and a bfloat16 result (at::_scaled_mm), on a GPU of
 /// compute capability 8.9 or later.
 enum class GemmType { kFloat32, kBFloat16, kFloat8 };
-/// Measures the FLOP/s of matrix products. Takes about `seconds` and returns the best of several rounds.
-/// The matrices are 2048 x 2048 on a CPU and 8192 x 8192 on a GPU, or smaller on slow machines.
+/// Measures the FLOP/s of matrix products. Takes about `seconds` and returns the best of several
+/// rounds. The matrices are 2048 x 2048 on a CPU and 8192 x 8192 on a GPU, or smaller on slow
+/// machines.
 double measure_gemm_rate(GemmType type, c10::Device device = c10::kCPU, double seconds = 0.05);
 
 /// Returns the resident memory of this process (Linux).

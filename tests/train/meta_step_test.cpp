@@ -207,9 +207,9 @@ models::ModelConfig mixture_of(const std::string& router) {
   return models::resolve_model_config(config, 0);
 }
 
-/// Experts compute shapes alone on the meta device. So this sees the reads of routers and losses. It
-/// does not see the sizes of the experts' shares, which each layer reads. Sinkhorn and BASE compute
-/// their assignment on the CPU, which is not seen either.
+/// Experts compute shapes alone on the meta device. So this sees the reads of routers and losses.
+/// It does not see the sizes of the experts' shares, which each layer reads. Sinkhorn and BASE
+/// compute their assignment on the CPU, which is not seen either.
 TEST(MetaStep, AMixtureReadsNoMoreThanToday) {
   for (const std::string_view router : moe::kRouterNames) {
     SCOPED_TRACE(router);
