@@ -193,15 +193,20 @@ Quantized quantize(const at::Tensor& x, const QuantizeSpec& spec) {
   return out;
 }
 
-bool fuses_activation(const QuantizeProblem& p) {
-  const auto aligned = [](const void* memory) {
-    return reinterpret_cast<uintptr_t>(memory) % 16 == 0;
+bool fits_vectors(const QuantizeProblem& p) {
+  const auto aligned = [](const void* memory, uintptr_t bytes) {
+    return reinterpret_cast<uintptr_t>(memory) % bytes == 0;
   };
+  bool fits = !p.stochastic && !p.saturate_non_finite && p.cols % kBlock == 0 && aligned(p.x, 16);
+  for (const QuantizeTarget* target : {&p.row, &p.column, &p.square})
+    fits = fits && aligned(target->codes, 8) && aligned(target->values, 16);
+  return fits && !(p.row.codes && p.column.values);
+}
+
+bool fuses_activation(const QuantizeProblem& p) {
   const bool one = (p.row.values != nullptr) != (p.column.values != nullptr) &&
                    p.row.codes == nullptr && p.column.codes == nullptr && !p.square.wanted();
-  return one && p.source == Source::kBFloat16 && !p.stochastic && !p.saturate_non_finite &&
-         !p.spec.twos_complement && p.cols % kBlock == 0 && aligned(p.x) && aligned(p.row.values) &&
-         aligned(p.column.values);
+  return fits_vectors(p) && one && p.source == Source::kBFloat16 && !p.spec.twos_complement;
 }
 
 Quantized quantize(const ops::MadeRows& x, const QuantizeSpec& spec) {

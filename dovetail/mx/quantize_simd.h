@@ -72,8 +72,11 @@ struct QuantizeProblem {
   QuantizeTarget square;  ///< blocks 32 x 32; scales (ceil(rows / 32), ceil(cols / 32))
 };
 
+/// Returns true if a GPU quantizes at memory bandwidth, by `quantize_vectors` (mx/cuda/launch.h).
+/// It requires rounding to nearest, NonFinite::kPoison, rows of whole blocks, and aligned memory.
+bool fits_vectors(const QuantizeProblem& problem);
 /// Returns true if a GPU can quantize an activation of x without storing it, given a problem
-/// without `activation`. It then makes values in bfloat16, rounded to nearest, of one orientation.
+/// without `activation`. It requires `fits_vectors` and values in bfloat16 of one orientation.
 bool fuses_activation(const QuantizeProblem& problem);
 
 /// Statistics of each target. They are empty for a target that was not requested.

@@ -17,20 +17,29 @@ namespace {
 /// Allows only one kernel while it lives.
 class OnlyKernel {
  public:
-  explicit OnlyKernel(GpuAttention kernel) {
-    set(kernel == GpuAttention::kFlash, kernel == GpuAttention::kCudnn, false);
+  explicit OnlyKernel(GpuAttention kernel)
+      : before_{.flash = at::globalContext().userEnabledFlashSDP(),
+                .cudnn = at::globalContext().userEnabledCuDNNSDP(),
+                .efficient = at::globalContext().userEnabledMemEfficientSDP(),
+                .math = at::globalContext().userEnabledMathSDP()} {
+    set({.flash = kernel == GpuAttention::kFlash, .cudnn = kernel == GpuAttention::kCudnn});
   }
-  ~OnlyKernel() { set(true, true, true); }
+  ~OnlyKernel() { set(before_); }
   OnlyKernel(const OnlyKernel&) = delete;
 
  private:
-  static void set(bool flash, bool cudnn, bool others) {
+  struct Allowed {
+    bool flash = false, cudnn = false, efficient = false, math = false;
+  };
+  static void set(const Allowed& allowed) {
     at::Context& context = at::globalContext();
-    context.setSDPUseFlash(flash);
-    context.setSDPUseCuDNN(cudnn);
-    context.setSDPUseMemEfficient(others);
-    context.setSDPUseMath(others);
+    context.setSDPUseFlash(allowed.flash);
+    context.setSDPUseCuDNN(allowed.cudnn);
+    context.setSDPUseMemEfficient(allowed.efficient);
+    context.setSDPUseMath(allowed.math);
   }
+
+  Allowed before_;
 };
 
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {

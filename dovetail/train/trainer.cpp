@@ -209,6 +209,16 @@ std::unique_ptr<TrainingLoop> make_training(const ResolvedRun& run,
       start.checkpoint ? start.checkpoint->snapshot().tensors : decltype(io::Snapshot::tensors){});
 }
 
+/// Returns f(). If f finds no memory on the GPU, throws the error that says what needs it.
+template <class F>
+auto on_full_gpu(const ResolvedRun& run, F f) {
+  try {
+    return f();
+  } catch (const c10::OutOfMemoryError&) {
+    throw out_of_memory(run, gpu_memory());
+  }
+}
+
 TrainResult result_of(const TrainingLoop& training) {
   const RunState& state = training.state();
   TrainResult result = {.steps = state.step, .interrupted = !training.complete()};
@@ -236,7 +246,9 @@ TrainResult train(const RunConfig& config, std::shared_ptr<comm::Group> group,
   }
   StartingPoint start = open_run(run, *group, options);
   resolve_precision_and_size(run, *group, start.precision);
-  if (!config.recommends()) run.attention = resolve_attention(run, start.attention, *group);
+  if (!config.recommends())
+    run.attention =
+        on_full_gpu(run, [&] { return resolve_attention(run, start.attention, *group); });
   if (speaks) log_what_is_trained(run, group->size());
   if (speaks && run.device.is_cuda() && group->size() > 1)
     log_info("{} ranks exchange tensors of GPUs through {}", group->size(), group->gpu_library());
@@ -245,7 +257,8 @@ TrainResult train(const RunConfig& config, std::shared_ptr<comm::Group> group,
 
   const PeakMemory peak(run.device);
   RunFolder* folder = start.folder.get();
-  const std::unique_ptr<TrainingLoop> training = make_training(run, group, options.quiet, start);
+  const std::unique_ptr<TrainingLoop> training =
+      on_full_gpu(run, [&] { return make_training(run, group, options.quiet, start); });
   start.checkpoint.reset();
   const auto write_machine = [&](bool finished) {
     folder->write_json("machine.json",
@@ -256,11 +269,7 @@ TrainResult train(const RunConfig& config, std::shared_ptr<comm::Group> group,
     write_machine(false);
   });
   if (speaks) log_info("{}", training->data_summary());
-  try {
-    training->run();
-  } catch (const c10::OutOfMemoryError&) {
-    throw out_of_memory(run, gpu_memory());
-  }
+  on_full_gpu(run, [&] { training->run(); });
   comm::on_rank_zero(*group, "writing the report", [&] {
     write_machine(training->complete());
     if (training->complete()) training->finish(*folder, options.quiet);

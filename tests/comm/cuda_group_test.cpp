@@ -2,19 +2,14 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
-#include "dovetail/base/gpu.h"
 #include "dovetail/comm/group.h"
 #include "ranks.h"
+#include "tests/ops/gpu_test.h"
 
 namespace dovetail::comm::cuda_group_test {
 namespace {
 
-class CudaGroup : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-  }
-};
+class CudaGroup : public dovetail::testing::NeedsGpu {};
 
 /// A tensor that differs by rank, of small whole numbers.
 at::Tensor of_rank(int rank, at::ScalarType dtype) {

@@ -3,9 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "dovetail/base/gpu.h"
 #include "dovetail/embedding/pack/cuda_kernels.h"
 #include "tests/embedding/testing.h"
+#include "tests/ops/gpu_test.h"
 
 namespace dovetail::embedding::cuda_test {
 namespace {
@@ -18,14 +18,7 @@ using ::testing::HasSubstr;
 using testing::ids_from;
 using testing::random_batch;
 
-class CudaTables : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-    if (!has_cuda_kernels())
-      GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
-  }
-};
+class CudaTables : public dovetail::testing::NeedsGpuKernels {};
 
 constexpr OptimizerKind kKinds[] = {OptimizerKind::kSgd, OptimizerKind::kMomentum,
                                     OptimizerKind::kAdagrad, OptimizerKind::kRowWiseAdagrad,

@@ -2,9 +2,9 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
-#include "dovetail/base/gpu.h"
 #include "dovetail/models/generate.h"
 #include "small_models.h"
+#include "tests/ops/gpu_test.h"
 
 namespace dovetail::models::cuda_model_test {
 namespace {
@@ -13,12 +13,7 @@ using testing::make_model;
 using testing::random_tokens;
 using testing::variants;
 
-class CudaModel : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-  }
-};
+class CudaModel : public dovetail::testing::NeedsGpu {};
 
 /// Float64 on both devices, so that no token is chosen by rounding.
 TEST_F(CudaModel, GeneratesTheTokensOfTheCpu) {

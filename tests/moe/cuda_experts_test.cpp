@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "dovetail/base/gpu.h"
 #include "dovetail/moe/cuda_kernels.h"
 #include "dovetail/moe/experts.h"
 #include "dovetail/moe/grouped_linear.h"
@@ -15,20 +14,14 @@
 #include "dovetail/moe/routing.h"
 #include "dovetail/mx/feed_forward.h"
 #include "tests/moe/random.h"
+#include "tests/ops/gpu_test.h"
 
 namespace dovetail::moe::cuda_experts_test {
 namespace {
 
 using testing::expect_close;
 
-class CudaExperts : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-    if (cuda_kernels() == nullptr)
-      GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
-  }
-};
+class CudaExperts : public dovetail::testing::NeedsGpuKernels {};
 
 struct Precision {
   at::ScalarType dtype;

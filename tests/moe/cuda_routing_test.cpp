@@ -7,11 +7,11 @@
 #include <tuple>
 #include <vector>
 
-#include "dovetail/base/gpu.h"
 #include "dovetail/moe/choose.h"
 #include "dovetail/moe/cuda_kernels.h"
 #include "dovetail/moe/routing.h"
 #include "tests/moe/random.h"
+#include "tests/ops/gpu_test.h"
 
 namespace dovetail::moe::cuda_routing_test {
 namespace {
@@ -19,14 +19,7 @@ namespace {
 using testing::expect_close;
 using testing::user_error;
 
-class CudaRouting : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-    if (cuda_kernels() == nullptr)
-      GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
-  }
-};
+class CudaRouting : public dovetail::testing::NeedsGpuKernels {};
 
 at::Tensor on_gpu(const at::Tensor& x) { return x.defined() ? x.to(at::kCUDA) : x; }
 

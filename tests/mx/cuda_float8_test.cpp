@@ -6,24 +6,17 @@
 #include <cmath>
 #include <limits>
 
-#include "dovetail/base/gpu.h"
 #include "dovetail/mx/cuda_kernels.h"
 #include "dovetail/mx/float8.h"
 #include "dovetail/mx/quantized_linear.h"
 #include "dovetail/ops/row_operation.h"
 #include "tests/mx/blocks.h"
+#include "tests/ops/gpu_test.h"
 
 namespace dovetail::mx::cuda_float8_test {
 namespace {
 
-class CudaFloat8 : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-    if (mx::cuda_kernels() == nullptr)
-      GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
-  }
-};
+class CudaFloat8 : public dovetail::testing::NeedsGpuKernels {};
 
 /// Ordinary values with zeros, tiny values, and in blocks of their own a NaN and an infinity.
 at::Tensor values(int64_t rows, int64_t cols, at::ScalarType dtype, bool finite) {

@@ -5,23 +5,21 @@
 #include <gtest/gtest.h>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/gpu.h"
 #include "dovetail/mx/cuda_kernels.h"
 #include "dovetail/mx/native.h"
 #include "dovetail/mx/quantize.h"
 #include "dovetail/mx/quantized_linear.h"
 #include "tests/mx/blocks.h"
+#include "tests/ops/gpu_test.h"
 
 namespace dovetail::mx::cuda_native_test {
 namespace {
 
-class CudaNative : public ::testing::Test {
+class CudaNative : public dovetail::testing::NeedsGpuKernels {
  protected:
   void SetUp() override {
-    if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-    if (mx::cuda_kernels() == nullptr)
-      GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
-    obstacle_ = native_obstacle(native_device({at::kCUDA, 0}));
+    NeedsGpuKernels::SetUp();
+    if (!IsSkipped()) obstacle_ = native_obstacle(native_device({at::kCUDA, 0}));
   }
   std::string obstacle_;
 };

@@ -2,11 +2,11 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "dovetail/base/gpu.h"
 #include "dovetail/mx/cuda_kernels.h"
 #include "dovetail/mx/quantize.h"
 #include "dovetail/mx/quantized_linear.h"
 #include "tests/mx/blocks.h"
+#include "tests/ops/gpu_test.h"
 
 namespace dovetail::mx::cuda_quantize_test {
 namespace {
@@ -14,14 +14,7 @@ namespace {
 constexpr Format kFormats[] = {Format::kE4M3, Format::kE5M2, Format::kE3M2,
                                Format::kE2M3, Format::kE2M1, Format::kInt8};
 
-class CudaQuantize : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-    if (mx::cuda_kernels() == nullptr)
-      GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
-  }
-};
+class CudaQuantize : public dovetail::testing::NeedsGpuKernels {};
 
 bool same_bits(const at::Tensor& gpu, const at::Tensor& cpu) {
   if (!cpu.defined()) return !gpu.defined();

@@ -4,21 +4,16 @@
 
 #include <cmath>
 
-#include "dovetail/base/gpu.h"
 #include "dovetail/ops/composed.h"
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/gpu_attention.h"
+#include "tests/ops/gpu_test.h"
 #include "tests/ops/testing.h"
 
 namespace dovetail::ops::cuda_attention_test {
 namespace {
 
-class CudaAttention : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-  }
-};
+class CudaAttention : public dovetail::testing::NeedsGpu {};
 
 /// Both kernels compute attention as the CPU does in float64, for equal and for fewer heads of
 /// keys.

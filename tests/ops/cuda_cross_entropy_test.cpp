@@ -6,23 +6,16 @@
 #include <string>
 #include <vector>
 
-#include "dovetail/base/gpu.h"
 #include "dovetail/ops/cross_entropy_simd.h"
 #include "dovetail/ops/cuda_kernels.h"
 #include "dovetail/ops/functions.h"
+#include "tests/ops/gpu_test.h"
 #include "tests/ops/testing.h"
 
 namespace dovetail::ops::cuda_cross_entropy_test {
 namespace {
 
-class CudaCrossEntropy : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-    if (cuda_kernels() == nullptr)
-      GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
-  }
-};
+class CudaCrossEntropy : public dovetail::testing::NeedsGpuKernels {};
 
 struct Rows {
   at::Tensor losses, gradient;

@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "dovetail/base/gpu.h"
 #include "dovetail/ops/composed.h"
 #include "dovetail/ops/cuda_kernels.h"
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/gemm.h"
+#include "tests/ops/gpu_test.h"
 #include "tests/ops/testing.h"
 
 namespace dovetail::ops::cuda_kernels_test {
@@ -20,14 +20,8 @@ namespace {
 
 using Op = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
 
-class Cuda : public ::testing::Test {
+class Cuda : public dovetail::testing::NeedsGpuKernels {
  protected:
-  void SetUp() override {
-    if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-    if (cuda_kernels() == nullptr)
-      GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
-  }
-
   /// Value and gradients of `op` on the GPU against `reference` in float64 on the CPU, relative to
   /// the largest element.
   static void expect_close(const Op& op, const Op& reference, const std::vector<at::Tensor>& inputs,

@@ -6,22 +6,15 @@
 #include <string>
 #include <vector>
 
-#include "dovetail/base/gpu.h"
 #include "dovetail/ops/adamw.h"
 #include "dovetail/ops/cuda_kernels.h"
+#include "tests/ops/gpu_test.h"
 #include "tests/ops/testing.h"
 
 namespace dovetail::ops::cuda_optimizer_test {
 namespace {
 
-class CudaOptimizer : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
-    if (cuda_kernels() == nullptr)
-      GTEST_SKIP() << "this build has no kernels for the GPU: there was no nvcc";
-  }
-};
+class CudaOptimizer : public dovetail::testing::NeedsGpuKernels {};
 
 /// `offset` elements into a larger tensor, so that its first element may lie on any address.
 at::Tensor placed(const at::Tensor& values, int64_t offset) {

@@ -1,10 +1,10 @@
 #include <cuda_fp8.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "dovetail/mx/cuda/float8.h"
 #include "dovetail/ops/cuda/activation.cuh"
-#include "dovetail/ops/cuda/values.cuh"
 
 // Rounds like float8_simd.cpp: multiply, saturate, round to nearest even, all in float32.
 //
@@ -23,71 +23,44 @@ constexpr uint32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
 /// Code of NaN, in E4M3 and in E5M2.
 constexpr uint32_t kNanCode = 0x7f;
 
-/// Loads 16 neighbours as float32 bits, from memory aligned to 16 bytes.
-template <bool kNarrow>
-__device__ void load(const void* x, int64_t index, uint32_t (&to)[kSide]) {
-  if constexpr (kNarrow) {
-    const auto* from = reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(x) + index);
+/// Converts 8 bfloat16 numbers to float32 bits.
+__device__ void widen(const uint4& v, uint32_t* to) {
+  const uint32_t words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint4 v = from[i];
-      const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        to[8 * i + 2 * j] = words[j] << 16;
-        to[8 * i + 2 * j + 1] = words[j] & 0xffff0000;
-      }
-    }
-  } else {
-    const auto* from = reinterpret_cast<const uint4*>(static_cast<const uint32_t*>(x) + index);
+  for (int j = 0; j < 4; ++j) {
+    to[2 * j] = words[j] << 16;
+    to[2 * j + 1] = words[j] & 0xffff0000;
+  }
+}
+
+/// Reader of x itself, in bfloat16.
+struct Plain {
+  static __device__ uint4 load(const void* x, int64_t index, int64_t) {
+    return *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(x) + index);
+  }
+};
+/// Reader of x itself, in float32.
+struct PlainFloat32 {};
+
+/// Loads 16 neighbours of the matrix as float32 bits, from memory aligned to 16 bytes.
+template <class Reader>
+__device__ void load(const Float8GpuProblem& p, int64_t index, uint32_t (&to)[kSide]) {
+  if constexpr (std::is_same_v<Reader, PlainFloat32>) {
+    const auto* from = reinterpret_cast<const uint4*>(static_cast<const uint32_t*>(p.x) + index);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint4 v = from[i];
       to[4 * i] = v.x, to[4 * i + 1] = v.y, to[4 * i + 2] = v.z, to[4 * i + 3] = v.w;
     }
-  }
-}
-
-/// Source of the matrix: x itself, in float32 or bfloat16, or an activation of x in bfloat16.
-enum class Read { kFloat32, kBFloat16, kSwiGlu, kGelu, kSquaredRelu };
-
-/// Loads 16 neighbours of an activation, rounded to bfloat16. `index` is the first one's index in
-/// the result (rows, cols).
-template <ops::Activation kActivation>
-__device__ void load_activated(const Float8GpuProblem& p, int64_t index, uint32_t (&to)[kSide]) {
-  using ops::cuda::load_values;
-  constexpr bool kGated = kActivation == ops::Activation::kSwiGlu;
-  const auto* from =
-      static_cast<const __nv_bfloat16*>(p.x) + ops::cuda::input_index<kActivation>(index, p.cols);
+  } else {
 #pragma unroll
-  for (int i = 0; i < kSide; i += 8) {
-    const auto x = load_values(from + i);
-    ops::cuda::Values<__nv_bfloat16> up;
-    if constexpr (kGated) up = load_values(from + p.cols + i);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float y = ops::cuda::activated<kActivation>(x.v[j], kGated ? up.v[j] : 0.0f);
-      to[i + j] = __float_as_uint(__bfloat162float(__float2bfloat16_rn(y)));
-    }
+    for (int i = 0; i < kSide; i += 8) widen(Reader::load(p.x, index + i, p.cols), to + i);
   }
-}
-
-/// Loads 16 neighbours of the matrix as float32 bits, from memory aligned to 16 bytes.
-template <Read kRead>
-__device__ void load_from(const Float8GpuProblem& p, int64_t index, uint32_t (&to)[kSide]) {
-  if constexpr (kRead == Read::kSwiGlu)
-    load_activated<ops::Activation::kSwiGlu>(p, index, to);
-  else if constexpr (kRead == Read::kGelu)
-    load_activated<ops::Activation::kGelu>(p, index, to);
-  else if constexpr (kRead == Read::kSquaredRelu)
-    load_activated<ops::Activation::kSquaredRelu>(p, index, to);
-  else
-    load<kRead == Read::kBFloat16>(p.x, index, to);
 }
 
 /// Finds the largest magnitude in one read of rows x cols. The maximum does not depend on the
 /// order.
-template <Read kRead>
+template <class Reader>
 __global__ void __launch_bounds__(kThreads)
     amax_kernel(const __grid_constant__ Float8GpuProblem p) {
   const int64_t groups = p.rows * p.cols / kSide, step = static_cast<int64_t>(gridDim.x) * kThreads;
@@ -95,7 +68,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < groups;
        i += step) {
     uint32_t x[kSide];
-    load_from<kRead>(p, i * kSide, x);
+    load<Reader>(p, i * kSide, x);
 #pragma unroll
     for (int j = 0; j < kSide; ++j) most = max(most, x[j] & kMagnitude);
   }
@@ -126,7 +99,7 @@ __device__ uint32_t encode(uint32_t x, float factor, __nv_fp8_interpretation_t f
 /// Quantizes one tile of 128 x 128. Bytes an element: 2 or 4 read, 2 written, each in accesses of
 /// 16 bytes. Codes are transposed in shared memory. Chunks of 16 rows are permuted by column there,
 /// to avoid bank conflicts.
-template <Read kRead, Float8GpuProblem::Kind kKind>
+template <class Reader, Float8GpuProblem::Kind kKind>
 __global__ void __launch_bounds__(kThreads, 2)
     quantize_kernel(const __grid_constant__ Float8GpuProblem p) {
   __shared__ __align__(16) uint8_t transposed[kTile * kTile];
@@ -141,7 +114,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   uint32_t x[kRows][kSide] = {};
   if (inside) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) load_from<kRead>(p, (row + r) * p.cols + col, x[r]);
+    for (int r = 0; r < kRows; ++r) load<Reader>(p, (row + r) * p.cols + col, x[r]);
   }
 
   float by_row[kRows];
@@ -239,37 +212,35 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
 }
 
-template <Read kRead>
+template <class Reader>
 void quantize_of(const Float8GpuProblem& p, cudaStream_t stream) {
   const auto blocks =
       static_cast<unsigned>((p.rows + kTile - 1) / kTile * ((p.cols + kTile - 1) / kTile));
   using Kind = Float8GpuProblem::Kind;
   switch (p.kind) {
     case Kind::kWhole:
-      quantize_kernel<kRead, Kind::kWhole><<<blocks, kThreads, 0, stream>>>(p);
+      quantize_kernel<Reader, Kind::kWhole><<<blocks, kThreads, 0, stream>>>(p);
       break;
     case Kind::kLines:
-      quantize_kernel<kRead, Kind::kLines><<<blocks, kThreads, 0, stream>>>(p);
+      quantize_kernel<Reader, Kind::kLines><<<blocks, kThreads, 0, stream>>>(p);
       break;
     case Kind::kSquare:
-      quantize_kernel<kRead, Kind::kSquare><<<blocks, kThreads, 0, stream>>>(p);
+      quantize_kernel<Reader, Kind::kSquare><<<blocks, kThreads, 0, stream>>>(p);
       break;
   }
 }
 
-/// Calls f with the source of the problem's matrix as a constant, f.operator()<kRead>().
+/// Calls f with a value of the type of the problem's reader.
 template <class F>
-void with_read(const Float8GpuProblem& p, F f) {
-  if (!p.activation)
-    return p.narrow ? f.template operator()<Read::kBFloat16>()
-                    : f.template operator()<Read::kFloat32>();
-  switch (*p.activation) {
-    case ops::Activation::kSwiGlu:
-      return f.template operator()<Read::kSwiGlu>();
-    case ops::Activation::kGelu:
-      return f.template operator()<Read::kGelu>();
-    case ops::Activation::kSquaredRelu:
-      return f.template operator()<Read::kSquaredRelu>();
+void with_reader(const Float8GpuProblem& p, F f) {
+  if (p.activation) {
+    ops::cuda::with_activation(*p.activation, [&]<ops::Activation kActivation>() {
+      f(ops::cuda::ActivationOf<kActivation>());
+    });
+  } else if (p.narrow) {
+    f(Plain());
+  } else {
+    f(PlainFloat32());
   }
 }
 
@@ -279,11 +250,12 @@ void float8_amax(const Float8GpuProblem& p, cudaStream_t stream) {
   constexpr int64_t kMostBlocks = 132 * 4;
   const int64_t blocks = (p.rows * p.cols / kSide + kThreads - 1) / kThreads;
   const auto grid = static_cast<unsigned>(blocks < kMostBlocks ? blocks : kMostBlocks);
-  with_read(p, [&]<Read kRead>() { amax_kernel<kRead><<<grid, kThreads, 0, stream>>>(p); });
+  with_reader(p,
+              [&]<class Reader>(Reader) { amax_kernel<Reader><<<grid, kThreads, 0, stream>>>(p); });
 }
 
 void quantize_float8(const Float8GpuProblem& p, cudaStream_t stream) {
-  with_read(p, [&]<Read kRead>() { quantize_of<kRead>(p, stream); });
+  with_reader(p, [&]<class Reader>(Reader) { quantize_of<Reader>(p, stream); });
 }
 
 }  // namespace dovetail::mx::cuda

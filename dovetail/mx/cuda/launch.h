@@ -28,9 +28,6 @@ int64_t tiles(const QuantizeProblem& problem);
 /// summation depends only on the shape.
 void quantize(const QuantizeProblem& problem, Counts* partial, Counts* sums, cudaStream_t stream);
 
-/// Returns true if `quantize_vectors` can solve the problem. It requires rounding to nearest,
-/// NonFinite::kPoison, rows of whole blocks, and aligned memory.
-bool fits_vectors(const QuantizeProblem& problem);
 /// Quantizes without counting statistics, at memory bandwidth. Requires `fits_vectors`.
 void quantize_vectors(const QuantizeProblem& problem, cudaStream_t stream);
 

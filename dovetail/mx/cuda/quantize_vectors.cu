@@ -1,8 +1,9 @@
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "dovetail/mx/cuda/vectors.cuh"
 #include "dovetail/ops/cuda/activation.cuh"
-#include "dovetail/ops/cuda/values.cuh"
 
 // Quantizes at memory bandwidth: nearest even, poisoned blocks, no counts. Bytes an element: 2 or 4
 // read, 1 written for each copy of codes, 1/32 for its scales. At 0.8 of its bandwidth, an H100 has
@@ -16,8 +17,6 @@ namespace {
 /// quantize_inl.h.
 enum class Codec { kE4M3, kE5M2, kMagnitude, kInt8 };
 enum class Kind { kNone, kCodes, kValues };
-/// Matrix to be quantized: x itself, or an activation of x.
-enum class Read { kPlain, kSwiGlu, kGelu, kSquaredRelu };
 
 struct Problem {
   QuantizeProblem p;
@@ -30,40 +29,21 @@ struct Problem {
 template <Source kSource>
 constexpr int kWidthOf = kSource == Source::kFloat32 ? 4 : 8;
 
-/// Returns the activation of the elements of a vector, rounded to bfloat16. `index` is the first
-/// element's index in the result (rows, cols).
-template <ops::Activation kActivation>
-__device__ uint4 activated_vector(const void* x, int64_t index, int64_t cols) {
-  using ops::cuda::load_values;
-  constexpr bool kGated = kActivation == ops::Activation::kSwiGlu;
-  const auto* from =
-      static_cast<const __nv_bfloat16*>(x) + ops::cuda::input_index<kActivation>(index, cols);
-  auto values = load_values(from);
-  ops::cuda::Values<__nv_bfloat16> up;
-  if constexpr (kGated) up = load_values(from + cols);
-#pragma unroll
-  for (int j = 0; j < 8; ++j)
-    values.v[j] = ops::cuda::activated<kActivation>(values.v[j], kGated ? up.v[j] : 0.0f);
-  return pack(values.v);
-}
+/// Reader of x itself. The other reader is ops::cuda::ActivationOf, for bfloat16.
+template <Source kSource>
+struct Plain {
+  static __device__ uint4 load(const void* x, int64_t index, int64_t) {
+    constexpr int64_t kBytes = 16 / kWidthOf<kSource>;
+    return *reinterpret_cast<const uint4*>(static_cast<const char*>(x) + index * kBytes);
+  }
+};
 
-template <Source kSource, Read kRead>
+template <class Reader>
 __device__ void load(const Problem& k, const Place& at, uint4 (&raw)[kRows]) {
-  constexpr int64_t kBytes = 16 / kWidthOf<kSource>;
-  const auto* from = static_cast<const char*>(k.p.x) + at.index * kBytes;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     raw[r] = make_uint4(0, 0, 0, 0);
-    if (r >= at.count) continue;
-    const int64_t index = at.index + r * at.stride;
-    if constexpr (kRead == Read::kPlain)
-      raw[r] = *reinterpret_cast<const uint4*>(from + r * at.stride * kBytes);
-    else if constexpr (kRead == Read::kSwiGlu)
-      raw[r] = activated_vector<ops::Activation::kSwiGlu>(k.p.x, index, k.p.cols);
-    else if constexpr (kRead == Read::kGelu)
-      raw[r] = activated_vector<ops::Activation::kGelu>(k.p.x, index, k.p.cols);
-    else
-      raw[r] = activated_vector<ops::Activation::kSquaredRelu>(k.p.x, index, k.p.cols);
+    if (r < at.count) raw[r] = Reader::load(k.p.x, at.index + r * at.stride, k.p.cols);
   }
 }
 
@@ -274,18 +254,18 @@ __device__ void put_rows(const Problem& k, const Place& at, const uint4 (&raw)[k
     k.p.row.scales[(at.index + mine * at.stride) / kBlock] = static_cast<uint8_t>(byte_of_mine);
 }
 
-template <Source kSource, Codec kCodec, Kind kKind, Read kRead = Read::kPlain>
-__global__ void __launch_bounds__(kThreads, kRead == Read::kPlain ? 4 : 3)
+template <Source kSource, Codec kCodec, Kind kKind, class Reader = Plain<kSource>>
+__global__ void __launch_bounds__(kThreads, std::is_same_v<Reader, Plain<kSource>> ? 4 : 3)
     row_kernel(const __grid_constant__ Problem k) {
   const Place at = flat_place<kWidthOf<kSource>>(k.p.rows * k.p.cols);
   uint4 raw[kRows];
-  load<kSource, kRead>(k, at, raw);
+  load<Reader>(k, at, raw);
   put_rows<kSource, kCodec, kKind>(k, at, raw);
 }
 
 /// Quantizes a tile of 32 rows, read once, in column blocks. Makes row blocks, too, unless kRow is
 /// kNone.
-template <Source kSource, Codec kCodec, Kind kRow, Kind kColumn, Read kRead = Read::kPlain>
+template <Source kSource, Codec kCodec, Kind kRow, Kind kColumn, class Reader = Plain<kSource>>
 __global__ void __launch_bounds__(kThreads,
                                   kRow == Kind::kValues || kColumn == Kind::kValues ? 3 : 4)
     column_kernel(const __grid_constant__ Problem k) {
@@ -295,7 +275,7 @@ __global__ void __launch_bounds__(kThreads,
   const Tile tile = find_tile<kWidth>(k.p.cols);
   const Place at = tile.place<kWidth>(k.p.rows, k.p.cols);
   uint4 raw[kRows];
-  load<kSource, kRead>(k, at, raw);
+  load<Reader>(k, at, raw);
 
   float most[kWidth] = {};
 #pragma unroll
@@ -342,7 +322,7 @@ __global__ void __launch_bounds__(kThreads, 4) square_kernel(const __grid_consta
   const Tile tile = find_tile<kWidth>(k.p.cols);
   const Place at = tile.place<kWidth>(k.p.rows, k.p.cols);
   uint4 raw[kRows];
-  load<kSource, Read::kPlain>(k, at, raw);
+  load<Plain<kSource>>(k, at, raw);
 
   float most = 0;
 #pragma unroll
@@ -404,15 +384,15 @@ void launch(const Problem& k, cudaStream_t stream) {
 }
 
 /// Makes values of one orientation of an activation of bfloat16.
-template <Read kRead>
+template <class Reader>
 void launch_activated(const Problem& k, cudaStream_t stream) {
   constexpr Source kSource = Source::kBFloat16;
   constexpr int kWidth = kWidthOf<kSource>;
   if (kind(k.p.row) == Kind::kValues) {
-    row_kernel<kSource, Codec::kMagnitude, Kind::kValues, kRead>
+    row_kernel<kSource, Codec::kMagnitude, Kind::kValues, Reader>
         <<<flat_blocks<kWidth>(k.p.rows * k.p.cols), kThreads, 0, stream>>>(k);
   } else {
-    column_kernel<kSource, Codec::kMagnitude, Kind::kNone, Kind::kValues, kRead>
+    column_kernel<kSource, Codec::kMagnitude, Kind::kNone, Kind::kValues, Reader>
         <<<tile_blocks<kWidth>(k.p.rows, k.p.cols), kThreads, 0, stream>>>(k);
   }
 }
@@ -428,27 +408,13 @@ void launch_by_format(const Problem& k, cudaStream_t stream) {
 
 }  // namespace
 
-bool fits_vectors(const QuantizeProblem& p) {
-  bool fits =
-      !p.stochastic && !p.saturate_non_finite && p.cols % kBlock == 0 && is_aligned(p.x, 16);
-  for (const QuantizeTarget* target : {&p.row, &p.column, &p.square})
-    fits = fits && is_aligned(target->codes, 8) && is_aligned(target->values, 16);
-  return fits && !(kind(p.row) == Kind::kCodes && kind(p.column) == Kind::kValues);
-}
-
 void quantize_vectors(const QuantizeProblem& p, cudaStream_t stream) {
   const uint32_t mask = Encoder(p.spec).code_mask;
   const Problem k = {p, Encoder(p.spec), mask * 0x01010101, 8 - p.spec.bits};
-  if (p.activation) {
-    switch (*p.activation) {
-      case ops::Activation::kSwiGlu:
-        return launch_activated<Read::kSwiGlu>(k, stream);
-      case ops::Activation::kGelu:
-        return launch_activated<Read::kGelu>(k, stream);
-      case ops::Activation::kSquaredRelu:
-        return launch_activated<Read::kSquaredRelu>(k, stream);
-    }
-  }
+  if (p.activation)
+    return ops::cuda::with_activation(*p.activation, [&]<ops::Activation kActivation>() {
+      launch_activated<ops::cuda::ActivationOf<kActivation>>(k, stream);
+    });
   if (p.source == Source::kFloat32) return launch_by_format<Source::kFloat32>(k, stream);
   if (p.source == Source::kBFloat16) return launch_by_format<Source::kBFloat16>(k, stream);
   launch_by_format<Source::kFloat16>(k, stream);

@@ -80,27 +80,19 @@ void launch(const ActivationProblem& p, const void* dy, void* out, cudaStream_t 
   });
 }
 
-template <bool kForward>
-void launch_named(const ActivationProblem& p, const void* dy, void* out, cudaStream_t stream) {
-  switch (p.activation) {
-    case Activation::kSwiGlu:
-      return launch<Activation::kSwiGlu, kForward>(p, dy, out, stream);
-    case Activation::kGelu:
-      return launch<Activation::kGelu, kForward>(p, dy, out, stream);
-    case Activation::kSquaredRelu:
-      return launch<Activation::kSquaredRelu, kForward>(p, dy, out, stream);
-  }
-}
-
 }  // namespace
 
 void activation_forward(const ActivationProblem& problem, void* y, cudaStream_t stream) {
-  launch_named<true>(problem, nullptr, y, stream);
+  with_activation(problem.activation, [&]<Activation kActivation>() {
+    launch<kActivation, true>(problem, nullptr, y, stream);
+  });
 }
 
 void activation_backward(const ActivationProblem& problem, const void* dy, void* dx,
                          cudaStream_t stream) {
-  launch_named<false>(problem, dy, dx, stream);
+  with_activation(problem.activation, [&]<Activation kActivation>() {
+    launch<kActivation, false>(problem, dy, dx, stream);
+  });
 }
 
 }  // namespace dovetail::ops::cuda

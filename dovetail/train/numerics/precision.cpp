@@ -66,6 +66,7 @@ Precision resolve_precision(const std::string& recipe, const std::optional<std::
 
 void measure_float8_peak(Precision& precision, const std::vector<mx::LinearRecipe>& recipes,
                          c10::Device device, comm::Group& group) {
+  if (!device.is_cuda()) return;
   double peak = precision.peak_flops;
   comm::on_rank_zero(group, "measuring FP8 products", [&] {
     const auto multiplies = [&](const auto& recipe) {
