@@ -269,6 +269,25 @@ TEST(Fit, TwoRecordingsTellTheBytesOfAThird) {
   EXPECT_THROW(with_samples(a, other, 96), UserError);
 }
 
+TEST(Fit, MeasuredTimesDoNotChangeTheAnswer) {
+  const auto recorded = [](int64_t batch, double time_s) {
+    SmallStep step(batch);
+    step();
+    Graph graph = graph_of(capture([&] { return step(); }, step.tensors())).graph;
+    graph.bandwidth.to_host = 1e6 / time_s;
+    for (GraphNode& node : graph.nodes) {
+      node.algorithms[0].time_s = time_s;
+      time_s *= 1.1;
+    }
+    return Sampled{batch, graph};
+  };
+  const Graph one = with_samples(recorded(8, 1e-3), recorded(16, 2e-3), 12);
+  const Graph other = with_samples(recorded(8, 3e-3), recorded(16, 1e-4), 12);
+  EXPECT_EQ(to_json(one), to_json(other));
+  const SolveOptions options{.time_limit_s = 0};
+  EXPECT_EQ(placed_floor_of(one, options).bytes, placed_floor_of(other, options).bytes);
+}
+
 // words: off
 TEST(Fit, BelowTheFloorNamesTheOperationAndItsParts) {
   Graph graph;

@@ -18,7 +18,8 @@ struct Sampled {
 /// bytes lies on the line through its values in `a` and `b`. This applies to tensors, workspaces
 /// and Graph::base_bytes. In contrast, the result of at_batch (plan/record/batch.h) has no
 /// workspaces. Throws UserError if the nodes of `a` and `b` differ, or if their tensors differ in
-/// more than bytes. Times are copied from `b`.
+/// more than bytes. The result has no times, so that two
+/// recordings of one step give the same floor.
 Graph with_samples(const Sampled& a, const Sampled& b, int64_t samples);
 
 /// Returns the peak memory of a step that keeps all tensors on the device until their last use. The
